@@ -17,7 +17,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help run test test-full mutate bench validate notebooks lint clean
+.PHONY: help run test test-full mutate bench validate notebooks guide lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | while IFS='	' read -r name what; do \
@@ -30,7 +30,7 @@ test: $(VENV)/.test-stamp  ## lint, types, contracts, doctests, the quick tests 
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-full: $(VENV)/.test-stamp  ## also the slow tests, with more and random examples, and the notebooks
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow or not slow" --hypothesis-profile=thorough --nbmake $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow or not slow" --hypothesis-profile=thorough $(ARGS)
 
 mutate: $(VENV)/.test-stamp  ## plant faults drawn by seed in all packages and see which the tests catch; ARGS="--seed 1 --faults 20"
 	$(BIN)/python -m tests.mutation.mutation_sample $(ARGS)
@@ -42,8 +42,11 @@ validate: $(VENV)/.run-stamp  ## write calibrate/VALIDATION.md anew from DATA; A
 	$(BIN)/calibrate report $(DATA) $(ARGS)
 	$(BIN)/sim compare $(RUNS) --page calibrate/VALIDATION.md $(ARGS)
 
-notebooks: $(VENV)/.test-stamp  ## execute the notebooks, each in a kernel of its own
-	$(BIN)/python -m pytest --nbmake notebooks $(ARGS)
+notebooks: $(VENV)/.test-stamp  ## execute the notebooks of the guide and store their outputs; ARGS names some
+	$(BIN)/python notebooks/store_outputs.py $(ARGS)
+
+guide: $(VENV)/.test-stamp  ## build the guide: open notebooks/_build/html/index.html
+	$(BIN)/python -m sphinx -b html -W --keep-going -q notebooks notebooks/_build/html
 
 lint: $(VENV)/.test-stamp  ## ruff, mypy and the import contracts alone
 	$(BIN)/python -m ruff check

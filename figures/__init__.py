@@ -1,6 +1,6 @@
-"""Draws stored rows: one file a figure, each with one function `draw`; `save` writes what it returns.
+"""Figures of stored rows: one module per figure, each with one function `draw`; `save` writes what it returns.
 
-Nothing here simulates or keeps state: a figure is a function of the rows that it is given, and the same rows give the same bytes.
+Nothing here simulates or keeps state: a figure is a function of its rows, and the same rows give the same bytes.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ FORMATS = ("png", "svg")
 
 
 def save(figure: Figure, path: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write a figure to `path`.png and `path`.svg (or to those of `formats`), and say where.
+    """Write a figure to `path`.png and `path`.svg (or only the given `formats`), and return the paths.
 
-    The page is the figure's, and larger where a text reaches beyond it: nothing is cut off. Neither file holds a date, a version or
-    a random name, and each appears whole or not at all.
+    The page grows where a label reaches beyond it, so nothing is cut off. The files hold no date, version or random name, and each
+    is written whole or not at all.
     """
-    from figures.common.style import house, page
+    from figures.common.style import page, styled
 
     for name in formats:
         checks.one_of("figure format", name, FORMATS)
     paths = []
-    with house():
+    with styled():
         whole = page(figure)
     for name in formats:
         target = Path(f"{path}.{name}")
         metadata = {"Software": None} if name == "png" else {"Date": None, "Creator": None}
         buffer = io.BytesIO()
-        with house():
+        with styled():
             figure.savefig(buffer, format=name, dpi=150, metadata=metadata, bbox_inches=whole)
         try:
             paths.append(whole_files.write_bytes(target, buffer.getvalue()))
@@ -49,17 +49,17 @@ def save(figure: Figure, path: str | Path, formats: Sequence[str] = FORMATS) -> 
 
 
 MOST_POINTS = 2000
-"""Beyond so many points the figures with a mark for each are left out."""
+"""Number of points above which the figures with one mark per point are not drawn."""
 
 Drawn = Iterator[tuple[str, "Figure"]]
-"""Figures by the names of their files."""
+"""Pairs of file name and figure."""
 
 
 def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
-    """Draw the figures of a run into its folder `figures`, from its stored tables (or from these rows of the table of results).
+    """Draw the figures of a run into its subfolder `figures`, from its stored tables (or from the rows of `table`).
 
-    The trade-off, speed-ups and the comparison are left out beyond 2,000 points, and for methods that have none. Above each stands
-    the run's scenario, with the models, devices, batch and context that its costs name.
+    The trade-off, the speed-ups and the comparison are not drawn for more than 2,000 points, nor for methods without them. A line
+    above each figure names the scenario, with the models, devices, batch and context of its costs.
     """
     import polars as pl
 
@@ -78,7 +78,7 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
             if isinstance(error, checks.ParameterError):
                 raise
             why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-            raise checks.ParameterError(f"{stored} is not as a run has left it ({why}); run the scenario again") from None
+            raise checks.ParameterError(f"{stored} is not a table that a run has written ({why}); run the scenario again") from None
     target, about = folder / "figures", subject.of_run(folder)
     target.mkdir(exist_ok=True)
     return [path for name, figure in _of_run(folder, table) for path in save(headed(figure, about), target / name)]
@@ -89,18 +89,18 @@ def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:
 
     from figures.of_runs import latency_distribution, method_comparison, speedup_by_device, tradeoff
 
-    if "no_value_because" in rows.columns:  # what a view has no value of is drawn nowhere
+    if "no_value_because" in rows.columns:  # rows without a value are not drawn
         rows = rows.filter(pl.col("no_value_because").is_null() | (pl.col("view") == "events"))
     few = rows["point"].n_unique() <= MOST_POINTS
     drafting = rows.filter(pl.col("draft_length").is_not_null()) if "draft_length" in rows.columns else rows.clear()
-    # Methods that draft have no place among the curves of one that predicts early: they are compared in a figure of their own.
-    # Some of them choose the length on the way, and have no draft_length of their own; an acceptance rate they all have.
+    # Methods that draft do not belong among the trade-off curves of early prediction: they have a separate figure. Those that
+    # choose the length at run time have no draft_length, but they all have an acceptance rate.
     drafts = [pl.col(name).is_not_null() for name in ("draft_length", "acceptance_rate") if name in rows.columns]
     others = rows.filter(~pl.any_horizontal(drafts).any().over("point")) if drafts else rows
-    # Nor have those that write another text than the target, though some of them leave at an exit_layer too.
+    # The same holds for lossy methods, though some of them also have an exit_layer.
     lossy = rows.filter(~pl.col("exact")) if "exact" in rows.columns else rows.clear()
     others = others.join(lossy, "point", how="anti", maintain_order="left")
-    # Nor have units of several devices, which share the work of each layer.
+    # And for units of several devices, which share the work of each layer.
     others = others.filter(pl.col("tensor_parallel").fill_null(1) == 1) if "tensor_parallel" in others.columns else others
     if "exit_layer" in rows.columns and few and others["exit_layer"].count():
         for x in tradeoff.AXES:
@@ -116,13 +116,13 @@ def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:
         yield from _of_lossy(rows)
     if (spread := folder / "distribution.parquet").exists():
         latencies = _stored(spread, {"point": int, "view": str, "latency_layers": float})
-        # The first point whose latency has a distribution at all: none has where every decoding takes as long.
+        # The first point whose latency varies: where all decodings take equally long there is no distribution to draw.
         time = pl.col("latency_layers")
         time = pl.coalesce(time, "latency_s") if "latency_s" in latencies.columns else time
         points = latencies.filter(time.n_unique().over("point") > 1)
         first = points.filter(pl.col("point").eq_missing(points["point"].min()))
         if "paths" in first["view"]:
-            first = first.filter(pl.col("view") != "events")  # the same decodings, and few of them
+            first = first.filter(pl.col("view") != "events")  # the same decodings, but fewer
         if first.height:
             yield f"distribution_point_{first['point'][0]}", latency_distribution.draw(latency_distribution.described(first, rows))
     if (lengths := folder / "accepted.parquet").exists():
@@ -130,11 +130,11 @@ def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:
 
 
 MOST_ROWS = 1_000_000
-"""Rows of a stored table that are looked at."""
+"""Number of rows of a stored table that are read."""
 
 
 def _stored(path: Path, kinds: dict[str, Any]) -> pl.DataFrame:
-    """The first rows of a table that a run has left, which has these columns and no lists."""
+    """Return the first rows of a run's stored table; refuse a table without these columns or with lists."""
     import polars as pl
 
     try:
@@ -154,7 +154,7 @@ def _stored(path: Path, kinds: dict[str, Any]) -> pl.DataFrame:
 
 
 def _of_drafting(drafting: pl.DataFrame, *, on_devices: bool) -> Drawn:
-    """Speed-ups over every axis that was swept, and what some rows ask for; a ratio of costs that devices gave is no axis."""
+    """Speed-ups over every swept axis, and figures that only some rows have; a cost ratio derived from devices is not an axis."""
     from figures.of_runs import speedup, speedup_by_batch
 
     if speedup_by_batch.fits(drafting):
@@ -168,7 +168,7 @@ def _of_drafting(drafting: pl.DataFrame, *, on_devices: bool) -> Drawn:
 
 
 def _of_lossy(rows: pl.DataFrame) -> Drawn:
-    """What each choice gains and works, where there are few; Big Little Decoder's rates and thresholds; SkipDecode's layers."""
+    """Figures of lossy methods: cost of each choice, Big Little Decoder's rates and thresholds, SkipDecode's layers."""
     from figures.of_runs import bild_rates, bild_thresholds, operations_and_bytes
     from figures.of_theory import skipdecode_layers, skipdecode_schedule
 
@@ -185,7 +185,7 @@ def _of_lossy(rows: pl.DataFrame) -> Drawn:
 
 
 def _of_hierarchies(drafting: pl.DataFrame) -> Drawn:
-    """Where three models pay at the costs of these rows, each a point; `recursive` has no map, nor have costs that were swept."""
+    """Regions where three models pay at the costs of these rows; none for `recursive`, nor for swept costs."""
     import polars as pl
 
     from figures.of_theory import hierarchical_regions
@@ -201,7 +201,7 @@ def _of_hierarchies(drafting: pl.DataFrame) -> Drawn:
 
 
 def _of_the_deck(drafting: pl.DataFrame) -> Drawn:
-    """What the deck printed, where its speed-ups are beside what was simulated."""
+    """Figure of the slides' printed speed-ups, where the run compares with them."""
     import polars as pl
 
     from figures.of_papers import deck_speedups
@@ -215,7 +215,7 @@ def _of_the_deck(drafting: pl.DataFrame) -> Drawn:
 
 
 def _of_table_3(rows: pl.DataFrame) -> Drawn:
-    """Measured times of pipelined decoding, where points of the run replay them."""
+    """Published times of pipelined decoding, where points of the run replay them."""
     from figures.of_papers import ppd_table_3_times
 
     if ppd_table_3_times.fits(rows):
@@ -223,7 +223,7 @@ def _of_table_3(rows: pl.DataFrame) -> Drawn:
 
 
 def _of_devices(rows: pl.DataFrame) -> Drawn:
-    """Speed-ups by device where several were swept; by how many are held, where layers are split over as many as replicas take."""
+    """Speed-ups by device, if several were swept; by reserved devices, if tensor parallelism and replicas are compared."""
     from figures.of_runs import devices_held, speedup_by_device
 
     if speedup_by_device.fits(rows):
@@ -233,9 +233,9 @@ def _of_devices(rows: pl.DataFrame) -> Drawn:
 
 
 def of_profiles(names: Sequence[str], folder: str | Path) -> list[Path]:
-    """Draw what profiles say of their devices into a folder: the roofline, the cost of wide passes, and a layer's time.
+    """Draw measured profiles of devices into a folder: the roofline, the cost of multi-token passes, and the time of a layer.
 
-    `names` are those of bundled profiles, or paths of their .json, each of a model; at most three.
+    `names` are bundled profiles or paths of profile .json files; at most three.
     """
     from figures.of_hardware import layer_time, reached_peaks, wide_pass_cost
     from model.hardware import profile_files
@@ -257,7 +257,7 @@ def of_profiles(names: Sequence[str], folder: str | Path) -> list[Path]:
 
 
 def of_log(log: PositionLog, folder: str | Path, candidates: Sequence[int], draft_lengths: Sequence[int]) -> list[Path]:
-    """Draw what a decision log says into a folder: match rates by layer and position, and of a greedy draft its acceptance."""
+    """Draw a decision log into a folder: match rates by layer and position and, for a greedy draft, its acceptance."""
     from figures.of_logs import match_rates
 
     target = _folder(folder)
@@ -265,15 +265,15 @@ def of_log(log: PositionLog, folder: str | Path, candidates: Sequence[int], draf
     paths += save(match_rates.draw_by_position(log, candidates), target / "match_rate_by_position")
     if not log.drafted or log.said.get("sampling") is not None:
         return paths
-    about = f"{log.said['draft']['name']} for {log.said['target']['name']}, {len(log.starts) - 1} texts (measured)"
+    about = f"{log.said['draft']['name']} for {log.said['target']['name']}, {len(log.starts) - 1} sequences (measured)"
     return paths + of_lengths([each + 1 for each in log.column("accepted")], target, draft_lengths, about)
 
 
 def of_lengths(lengths: Sequence[ArrayLike], folder: str | Path, draft_lengths: Sequence[int], about: str) -> list[Path]:
-    """Draw the acceptance of drafts into a folder: by position, and how many tokens a round accepts.
+    """Draw the acceptance of drafts into a folder: rate by position, and distribution of accepted tokens per round.
 
-    `lengths` are those of `model.methods.speculative.rates_from_logs`, `about` says of what they are and whether they were
-    measured. Of many draft lengths the last three are drawn, by position the longest; drafts of one token fit any rate.
+    `lengths` are those of `model.methods.speculative.rates_from_logs`; `about` names the data and says whether they were measured.
+    Of several draft lengths the last three are drawn, and by position only the longest; a draft length of 1 fits any rate.
     """
     from figures.of_logs import acceptance_by_position, accepted_lengths
 
@@ -284,7 +284,7 @@ def of_lengths(lengths: Sequence[ArrayLike], folder: str | Path, draft_lengths: 
 
 
 def of_quality(rows: pl.DataFrame, folder: str | Path) -> list[Path]:
-    """Draw what `calibrate quality` has measured into a folder: agreement and log-likelihood, over thresholds and cost."""
+    """Draw the results of `calibrate quality` into a folder: agreement and log-likelihood over thresholds and cost."""
     from figures.of_logs import agreement_over_cost
 
     target = _folder(folder)
@@ -305,7 +305,7 @@ def _folder(folder: str | Path) -> Path:
 
 
 def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, rows: pl.DataFrame) -> Drawn:
-    """The first points' accepted lengths; the law is that of independent acceptances of fixed drafts, of one sequence each."""
+    """Accepted lengths of the first points; the theoretical law covers i.i.d. acceptances, fixed draft length and one sequence."""
     import numpy as np
     import polars as pl
 
@@ -316,7 +316,7 @@ def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, rows: pl.DataFra
     wanted = ["tokens", "acceptance_rate", "draft_length"]
     if all(name in drafting.columns for name in (*wanted, "tokens_per_round")):
         plain = drafting.filter(method="speculative", view="formula").drop_nulls([*wanted, "tokens_per_round"])
-        # Of rows of another law the formula says another number of tokens per round.
+        # Rows with another law have another expected number of tokens per round.
         runs = speculative.target_runs(*(plain[name].to_numpy() for name in wanted))
         plain = plain.filter(np.isclose(plain["tokens_per_round"].to_numpy(), plain["tokens"].to_numpy() / runs, rtol=1e-6))
         lengths = lengths.join(plain.select("point", *wanted), on="point", how="left", maintain_order="left")
@@ -333,10 +333,10 @@ def of_comparison(
     table: pl.DataFrame, folder: str | Path, limits: pl.DataFrame | None = None,
     pair: tuple[pl.DataFrame, pl.DataFrame] | None = None,
 ) -> list[Path]:
-    """Draw what `sim compare` found into a folder: predicted against measured, errors by method, and where the time goes.
+    """Draw the results of `sim compare` into a folder: predicted against measured times, errors by method, parts of the time.
 
-    `limits` are rows of `sim.comparison.formula_validity`, a figure for each claim; of more series than there is room for some are
-    drawn. `pair` is one run as measured and as simulated, who held which unit when.
+    `limits` are rows of `sim.comparison.formula_validity`, one figure per claim; of too many series some are drawn. `pair` is one
+    run as measured and as simulated: the intervals in which each unit was busy.
     """
     from figures.of_comparisons import error_by_method, formula_limits, gantt_pair, predicted_measured, time_parts
 

@@ -1,20 +1,65 @@
-"""Simulated decoding: scenarios, sweeps, and the three views that must agree.
+"""Simulation of decoding methods: scenarios, sweeps, and three views (formula, paths, events) that must agree.
 
 >>> import sim
->>> table = sim.run(set={"scenario.tokens": 8}, views=["formula"])  # the embedded default scenario
+>>> table = sim.run(set={"scenario.tokens": 8}, views=["formula"])  # the bundled default scenario
 >>> table["speedup"].max() > table["speedup"].min() > 1
+True
+>>> sim.trace.record("pearl", tokens=4).latency > 0
 True
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import polars
+
+__version__ = "0.1.0"
+
+_MODULES = {
+    "trace": "sim.runs.trace", "theorems": "sim.theorems", "grid": "sim.scenarios.grid", "schema": "sim.scenarios.json_schema",
+    "comparison": "sim.comparison.run_comparison", "listing": "sim.commands.listing", "environment": "sim.runs.environment",
+}  # fmt: skip
+"""Modules by the names under which `import sim` offers them; each is imported when it is first used."""
+
+__all__ = ["comparison", "environment", "grid", "listing", "run", "schema", "theorems", "trace"]
+
+
+def _refuse_hidden_packages() -> None:
+    """Refuse to go on where a file or folder of the user has the name of a package of ours: Python would import that."""
+    folder = Path(__file__).resolve().parents[1]
+    for name in ("model", "figures"):
+        spec = importlib.util.find_spec(name)
+        found = Path(spec.origin).resolve() if spec is not None and spec.origin else None
+        if found != folder / name / "__init__.py":
+            what = found or next(iter(spec.submodule_search_locations or ()), "nothing") if spec is not None else "nothing"
+            message = (
+                f"decodesim needs its own package '{name}', but Python finds {what} instead; rename that, work in another folder,"
+                " or start Python with -P (PYTHONSAFEPATH=1), which does not look into the working folder"
+            )
+            if sys.argv[:1] == ["-m"]:  # python -m sim
+                print(f"error: {message}", file=sys.stderr)
+                raise SystemExit(2)
+            raise ImportError(message)
+
+
+_refuse_hidden_packages()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'sim' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return importlib.import_module(_MODULES[name])
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
 
 
 def run(
@@ -31,31 +76,31 @@ def run(
     resume: bool = False,
     yes: bool = False,
 ) -> polars.DataFrame:
-    """Run a scenario and return its table of results: one row per point of the grid and view (columns: `sim.views.metrics`).
+    """Run a scenario and return its results table: one row per grid point and view (columns: `sim.views.metrics`).
 
     Parameters
     ----------
     scenario
-        A path, the name of an embedded scenario, the tables themselves, or None for the default.
+        A path, the name of a bundled scenario, a mapping with the scenario's tables, or None for the default.
     set, sweep
-        Dotted paths to values, and to lists of values: `{"method.candidates": [1, 3, 5]}`.
+        Values by dotted path (`set`), and lists of values by dotted path (`sweep`): `{"method.candidates": [1, 3, 5]}`.
     views, replications, seed
-        Override what [scenario] says.
+        Override the keys of [scenario].
     methods
-        Dotted paths of modules from outside the project that the scenario may name as methods. They are imported, and so run.
+        Dotted paths of modules outside the project that the scenario may name as methods. They are imported, so their code runs.
     out, jobs, resume, yes
-        As of the command: the directory to keep, worker processes, going on with a run, and consent to a very large grid. Without
-        `out` nothing is kept.
+        As in the command `sim run`: output directory, number of worker processes, resume an interrupted run, accept a very large
+        grid. Without `out` no files are kept.
 
     Warns
     -----
     UserWarning
-        Where views differ that must agree, a fault of the program (`sim.views.agreement`); the command ends with exit code 1 then.
+        If views that must agree differ, which is a bug in the program (`sim.views.agreement`); the command exits with code 1.
 
     Raises
     ------
     model.base.checks.ParameterError
-        If anything in the scenario is wrong; nothing has been run or written then.
+        If the scenario is invalid; nothing has been run or written.
     """
     import tempfile
 
@@ -78,12 +123,12 @@ def run(
 
 
 def _warn_of(disagreements: list[dict[str, Any]]) -> None:
-    """Where the command would end with an error, warn: the table is there all the same."""
+    """Warn about disagreements, for which the command exits with code 1; the table is returned all the same."""
     if disagreements:
         import warnings
 
         from sim.views import agreement
 
         more = f"; and {len(disagreements) - 1} more" if len(disagreements) > 1 else ""
-        told = f"views disagree, which is a fault of the program: {agreement.in_words(disagreements[0])}{more}"
-        warnings.warn(told, stacklevel=3)
+        message = f"views disagree, which is a bug in the program: {agreement.in_words(disagreements[0])}{more}"
+        warnings.warn(message, stacklevel=3)

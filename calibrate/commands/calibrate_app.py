@@ -1,4 +1,4 @@
-"""The `calibrate` command: each group of commands in a module of its own. What one needs is imported when it runs."""
+"""The `calibrate` command. Each command has a separate module, which imports its dependencies when the command runs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from calibrate.commands import (
     run_command,
 )
 from calibrate.commands.common_options import RenamedOptions
+from model.base.command_help import SETTINGS, version_option
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Profiles of hardware, imported or measured, and small real models to try methods on.",
+    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=SETTINGS, callback=version_option,
+    help="Import or measure hardware profiles, and run decoding methods on real models.",
     epilog="Start with: calibrate layers --model llama-68m --quick -o profiles",
 )  # fmt: skip
 app.add_typer(import_command.importing, name="import")

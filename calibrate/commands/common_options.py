@@ -1,4 +1,4 @@
-"""What all commands of `calibrate` share: errors in one line, lists of numbers, progress on a terminal."""
+"""Shared parts of the commands of `calibrate`: options, one-line errors, lists of numbers, progress bars."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+
+from model.base.command_help import DocumentedCommand
 
 Template = Annotated[
-    str | None, typer.Option(help="How a data set is asked: squad, cnn-dm, wmt or none; or chat: by the model's own template.")
+    str | None, typer.Option(help="Prompt template: squad, cnn-dm, wmt, none, or chat (the model's chat template).")
 ]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the method.")]
-Sweep = Annotated[list[str] | None, typer.Option("--sweep", metavar="KEY=VALUES", help="One that takes several values.")]
-HeldOut = Annotated[str | None, typer.Option(help="A file or a data set. Default: the family's held-out code.")]
-PromptTokens = Annotated[int, typer.Option(help="Length of held-out prompts; others are cut to it, but chats.")]
-Text = Annotated[Path | None, typer.Option(help="A text file, or a folder. Default, for the family: what it read.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a parameter of the method.")]
+Sweep = Annotated[list[str] | None, typer.Option("--sweep", metavar="KEY=VALUES", help="Run a parameter at several values.")]
+HeldOut = Annotated[str | None, typer.Option(help="Prompts: a file or a data set. Default: the family's held-out code.")]
+PromptTokens = Annotated[int, typer.Option(help="Prompt length [tokens]; longer prompts keep their last tokens, chats all.")]
+Text = Annotated[Path | None, typer.Option(help="Text to train on: a file or folder. Default, for the family: its training text.")]
 Dtype = Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")]
-Device = Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")]
-Threads = Annotated[int | None, typer.Option(help="Of torch, on cpu.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with what was broken off.")]
-ResumeFolder = Annotated[bool, typer.Option("--resume", help="Go on with what the directory holds.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")]
+Device = Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU if there is one.")]
+Threads = Annotated[int | None, typer.Option(help="PyTorch threads, on cpu.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted run.")]
+ResumeFolder = Annotated[bool, typer.Option("--resume", help="Resume an interrupted run from the files in its directory.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress bar.")]
 
 
-class RenamedOptions(TyperCommand):
-    """A command that refuses an option of an earlier version by the name that it has now."""
+class RenamedOptions(DocumentedCommand):
+    """A command that refuses an option name of an earlier version and gives the current name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line, once no option of it is an old one."""
+        """Parse the command line, after a check for renamed options."""
         from model.base import renamed_keys, user_errors
 
         known = {name for parameter in self.params for name in parameter.opts}
@@ -45,9 +46,9 @@ class RenamedOptions(TyperCommand):
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn a user's mistake into one line and exit code 2.
+    """Decorate a command to report user errors in one line with exit code 2.
 
-    Methods from outside hold while the command runs where the command line names them: as its METHOD, or by `--methods`.
+    Outside methods that the command line names, as METHOD or by `--methods`, are allowed while the command runs.
     """
 
     @functools.wraps(command)
@@ -55,8 +56,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         from model.base import user_errors, user_warnings
         from model.methods.registry import allowing
 
-        own = kwargs.get("method")
-        named = [*(kwargs.get("methods") or ()), *([own] if isinstance(own, str) and "." in own else [])]
+        method = kwargs.get("method")
+        named = [*(kwargs.get("methods") or ()), *([method] if isinstance(method, str) and "." in method else [])]
         try:
             with user_errors.in_one_line(), user_warnings.in_words(), allowing(named):
                 command(*args, **kwargs)
@@ -64,16 +65,16 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             library = (error.name or "").partition(".")[0]
             if library not in LIBRARIES:
                 raise
-            user_errors.refuse(_lacking(library, error))
+            user_errors.refuse(_missing_library(library, error))
 
     return inner
 
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "accelerate")
-"""What the extra `torch` brings; only commands on real models and real hardware import it, when they run."""
+"""Libraries of the extra `torch`. Only commands on real models or real hardware import them, when they run."""
 
 
-def _lacking(library: str, error: ImportError) -> str:
+def _missing_library(library: str, error: ImportError) -> str:
     remedy = "pip install 'decodesim[torch]'"
     if isinstance(error, ModuleNotFoundError):
         return f"this command works with real models and needs {library}, which is not installed: {remedy}"
@@ -82,7 +83,7 @@ def _lacking(library: str, error: ImportError) -> str:
 
 
 def numbers(name: str, text: str) -> tuple[int, ...]:
-    """Whole numbers from a comma list.
+    """Parse a comma-separated list of whole numbers.
 
     >>> numbers("widths", "1,2, 8")
     (1, 2, 8)
@@ -90,32 +91,35 @@ def numbers(name: str, text: str) -> tuple[int, ...]:
     from model.base.checks import ParameterError, shown
 
     try:
-        return tuple(int(each) for each in text.split(","))
+        return tuple(int(number) for number in text.split(","))
     except ValueError:
-        raise ParameterError(f"{name} must be whole numbers with commas between, such as 1,4,9, got {shown(text)}") from None
+        raise ParameterError(f"{name} must be comma-separated whole numbers, such as 1,4,9, got {shown(text)}") from None
 
 
 def assignments(option: str, texts: Sequence[str] | None) -> Iterator[tuple[str, list[Any]]]:
-    """Parameters from KEY=VALUE, or to be swept from KEY=VALUES with commas between."""
+    """Parse parameters: KEY=VALUE for option `set`, KEY=VALUES with comma-separated values for the others."""
     from model.base.checks import ParameterError, shown
     from model.base.table_records import parse_value
 
-    one, seen = option == "set", set[str]()
+    single, seen = option == "set", set[str]()
     examples = {"sweep": "KEY=VALUES, such as fallback_threshold=0.1,0.3", "forced": "RATE=VALUES, such as match_rate=0.3,0.7"}
     for text in texts or ():
         key, _, values = (part.strip() for part in text.partition("="))
         if not key or not values:
-            form = "KEY=VALUE, such as max_draft_length=8" if one else examples[option]
+            form = "KEY=VALUE, such as max_draft_length=8" if single else examples[option]
             raise ParameterError(f"--{option} must be {form}, got {shown(text)}")
         if key in seen:
             raise ParameterError(f"--{option} {key} is given twice; give it once")
         seen.add(key)
-        yield key, [parse_value(each.strip()) for each in ([values] if one else values.split(","))]
+        yield key, [parse_value(value.strip()) for value in ([values] if single else values.split(","))]
 
 
 @contextlib.contextmanager
 def progress(quiet: bool, what: str, kept: str = "") -> Iterator[Callable[[int, int, str], None] | None]:
-    """A bar on stderr, where that is a terminal; where it is interrupted, exit with 130 and say what is `kept`, if anything."""
+    """Show a progress bar on stderr, if that is a terminal.
+
+    With `kept`, a note on the files that an interrupted run leaves, an interrupt prints it and exits with 130.
+    """
     try:
         with _bar(quiet, what) as bar:
             yield bar
@@ -141,7 +145,7 @@ def _bar(quiet: bool, what: str) -> Iterator[Callable[[int, int, str], None] | N
 
 
 def placed(device: str | None, threads: int | None) -> str:
-    """The device to work on, with so many threads of torch."""
+    """Set the number of PyTorch threads, and return the device to use."""
     from calibrate.devices import machine
     from model.base import checks
 

@@ -1,4 +1,4 @@
-"""`calibrate decode`: decode real models by any method, and say who wrote what, what was accepted, run and waited for."""
+"""`calibrate decode`: decode with real models by any method; report tokens by source, acceptance, passes and seconds."""
 
 from __future__ import annotations
 
@@ -25,48 +25,50 @@ if TYPE_CHECKING:
     from calibrate.workers.model_processes import ModelProcesses
     from model.methods.method_parameters import MethodParameters
 
-_FROM = "A directory, OWNER/NAME of the hub, or of the family: family:target."
+_FROM = "A directory, OWNER/NAME of the hub, or a bundled model such as family:target."
 
 
 @options.guarded
 def decode(
     method: Annotated[str, typer.Argument(help="speculative, ppd, bild, ... (`sim ls methods`), or a dotted module.")],
-    model: Annotated[str, typer.Option(help=f"{_FROM} `family` alone: all models that the method has.")],
-    draft: Annotated[str | None, typer.Option(help="The draft model, of methods that have one.")] = None,
-    medium: Annotated[str | None, typer.Option(help="The medium model of a hierarchy.")] = None,
+    model: Annotated[str, typer.Option(help=f"Target model. {_FROM} `family`: the bundled models for all roles.")],
+    draft: Annotated[str | None, typer.Option(help="The draft model, for methods that have one.")] = None,
+    medium: Annotated[str | None, typer.Option(help="The medium model of hierarchical drafting.")] = None,
     heads: Annotated[Path | None, typer.Option(help="Trained exit heads of the target: see calibrate heads.")] = None,
-    set: Annotated[list[str] | None, typer.Option("--set", help="A parameter: --set draft_length=4. Depths are known.")] = None,
-    prompt: Annotated[str | None, typer.Option(help="A text; of encoder-decoders what the encoder reads.")] = None,
-    prompts: Annotated[str | None, typer.Option(help="A file of texts (.txt, .jsonl, ...), or a data set by name.")] = None,
+    set: Annotated[
+        list[str] | None, typer.Option("--set", help="Set a parameter: --set draft_length=4. `layers` is read from the model.")
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="One prompt, as text. An encoder-decoder reads it with its encoder.")] = None,
+    prompts: Annotated[str | None, typer.Option(help="A file of prompts (.txt, .jsonl, ...), or a data set by name.")] = None,
     template: options.Template = None,
-    limit: Annotated[int | None, typer.Option(help="At most so many of them.")] = None,
-    tokens: Annotated[int, typer.Option(help="How many to write; fewer where the text ends. Beam search ends no text.")] = 64,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw tokens, of methods that can; else the likeliest.")] = False,
-    temperature: Annotated[float | None, typer.Option(help="With --sample. Default: 1.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="With --sample: of so many likeliest. Default: of all.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="With --sample: of the fewest with this chance. Default: 1.")] = None,
-    seed: Annotated[int | None, typer.Option(help="With --sample. Default: 0.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Maximum number of prompts.")] = None,
+    tokens: Annotated[int, typer.Option(help="Maximum number of tokens to generate. Beam search ignores end tokens.")] = 64,
+    sample: Annotated[bool, typer.Option("--sample", help="Sample tokens, for methods that can. Default: greedy.")] = False,
+    temperature: Annotated[float | None, typer.Option(help="Temperature, with --sample. Default: 1.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens, with --sample. Default: all.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling probability, with --sample. Default: 1.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed, with --sample. Default: 0.")] = None,
     dtype: options.Dtype = "float32",
     device: options.Device = None,
     threads: options.Threads = None,
-    processes: Annotated[bool, typer.Option("--processes", help="Each model in a process of its own, with one core.")] = False,
-    log: Annotated[Path | None, typer.Option(help="FILE.parquet for every read and its answer; FILE.json beside it.")] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Decode plainly too, and compare texts and times.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of text.")] = False,
+    processes: Annotated[bool, typer.Option("--processes", help="Run each model in a separate process, on one core.")] = False,
+    log: Annotated[Path | None, typer.Option(help="FILE.parquet to log every read and its answer, with FILE.json.")] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Also run plain decoding, and compare outputs and times.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Decode real models by a method: the text by who wrote it, accepted lengths, rates, passes and seconds.
+    """Decode with real models: tokens by source, accepted lengths, acceptance rates, passes and seconds.
 
     calibrate decode speculative --model family --set draft_length=4 --prompt "def main(" --plain
 
     calibrate decode ppd --model family:target --heads heads.safetensors --set exit_layer=8 --set candidates=3 --prompt "import "
 
-    calibrate decode bild --model BIG --draft SMALL --set fallback_threshold=0.5 --set rollback_threshold=3 --prompts texts.txt
+    calibrate decode bild --model BIG --draft SMALL --set fallback_threshold=0.5 --set rollback_threshold=3 --prompts prompts.txt
 
     calibrate decode pearl --model family --set draft_length=4 --processes --prompt "def main("
 
-    Parameters are those of scenarios: `sim ls methods NAME`. SkipDecode's prompt and sequence are those of each prompt where they
-    are left out. Prompts are decoded one after another.
+    Parameters are those of scenarios: `sim ls methods NAME`. The prompt and sequence length of SkipDecode default to those of each
+    prompt. Prompts are decoded one after another.
     """
     from calibrate.decode import real_decoding
     from calibrate.loading import load_models
@@ -98,7 +100,7 @@ def decode(
 
 @contextlib.contextmanager
 def _apart(replicas: Mapping[str, Replica]) -> Iterator[ModelProcesses | None]:
-    """Processes with these models, if any."""
+    """Start one process per model, if there are any."""
     if not replicas:
         yield None
         return
@@ -109,7 +111,7 @@ def _apart(replicas: Mapping[str, Replica]) -> Iterator[ModelProcesses | None]:
 
 
 def _settings(method: str, pairs: Sequence[str], sample: bool) -> dict[str, Any]:
-    """The parameters that were given, under their names here; whether the method has them is known before anything is loaded."""
+    """Return the parameters under their present names. Refuse unknown ones before any model is loaded."""
     from model.base import table_records
     from model.base.checks import ParameterError
     from model.methods import registry
@@ -119,9 +121,9 @@ def _settings(method: str, pairs: Sequence[str], sample: bool) -> dict[str, Any]
     table_records.refuse_unknown(kind, table, "method")
     if sample:
         if "sampled" not in kind.names():
-            raise ParameterError(f"--sample is not used by method {method}, which takes the likeliest tokens; leave it out")
+            raise ParameterError(f"--sample is not used by method {method}, which is greedy; leave it out")
         if table.get("sampled") is False:
-            raise ParameterError("--sample and --set sampled=false say opposite things; leave one out")
+            raise ParameterError("--sample and --set sampled=false contradict each other; leave one out")
         table["sampled"] = True
     return table
 
@@ -129,7 +131,7 @@ def _settings(method: str, pairs: Sequence[str], sample: bool) -> dict[str, Any]
 def _sampling(
     sampled: bool, temperature: float | None, top_k: int | None, top_p: float | None, seed: int | None
 ) -> Sampling | None:
-    """The law that tokens are drawn from, where they are drawn."""
+    """Return the sampling parameters, or None for greedy decoding."""
     from calibrate.interpreters.in_one_process import Sampling
     from model.base import checks
     from model.base.checks import ParameterError
@@ -138,14 +140,14 @@ def _sampling(
     law: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if not sampled:
         for name in law:
-            raise ParameterError(f"--{name.replace('_', '-')} is used with --sample alone; add that, or leave it out")
+            raise ParameterError(f"--{name.replace('_', '-')} is used only with --sample; add that, or leave it out")
         return None
     checks.whole("seed", law.pop("seed", 0), 0)
     return Sampling(**law)
 
 
 def _prompts(prompt: str | None, prompts: str | None, template: str | None, limit: int | None) -> list[Prompt | str]:
-    """The texts to continue: that of the command line, or those of a file."""
+    """Return the prompts: the text of the command line, or those of a file."""
     from calibrate.loading import prompts as files
     from model.base import checks
     from model.base.checks import ParameterError
@@ -156,20 +158,20 @@ def _prompts(prompt: str | None, prompts: str | None, template: str | None, limi
     if prompts is not None:
         return [*files.load(prompts, template=template, limit=limit)]
     if limit is not None:
-        raise ParameterError("--limit is used with --prompts alone; leave it out")
+        raise ParameterError("--limit is used only with --prompts; leave it out")
     if template not in (None, files.CHAT):
         checks.one_of("template", template, files.CHOICES)
-        raise ParameterError(f"--template {template} is used with --prompts alone; take chat, or leave it out")
+        raise ParameterError(f"--template {template} is used only with --prompts; take chat, or leave it out")
     assert prompt is not None
     try:
         prompt.encode()
     except UnicodeEncodeError:
-        raise ParameterError("--prompt must be text in UTF-8, got bytes that are none") from None
+        raise ParameterError("--prompt must be text in UTF-8, got other bytes") from None
     return [prompt]
 
 
 def _refuse_existing(log: Path | None) -> None:
-    """Nothing that is there is written over, and a log that cannot be written is known before anything is decoded."""
+    """Refuse to overwrite a log, before anything is decoded."""
     from calibrate.family import model_directory
     from model.logs import read_log
 
@@ -184,7 +186,7 @@ _SIZES = ("layers", "vocabulary")
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """All that is the same for every prompt."""
+    """Settings and models that all prompts share."""
 
     method: str
     settings: Mapping[str, Any]
@@ -198,17 +200,17 @@ class _Run:
 
     @property
     def decoders(self) -> dict[str, Decoder]:
-        """The decoders by role."""
+        """Decoders by role."""
         return {role: each.decoder for role, each in self.models.items()}
 
     @property
     def target(self) -> LoadedModel:
-        """The model whose text it is."""
+        """The target model."""
         return self.models["target"]
 
     @property
     def about(self) -> dict[str, dict[str, Any]]:
-        """What is known of each model."""
+        """Name, checksum and sizes of each model, by role."""
         return {
             role: {"name": each.name, "checksum": each.checksum} | {name: getattr(each.decoder, name) for name in _SIZES}
             for role, each in self.models.items()
@@ -216,7 +218,7 @@ class _Run:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Of what decodes."""
+        """Versions of Python and of the libraries."""
         import platform
 
         from calibrate.devices import machine
@@ -225,18 +227,18 @@ class _Run:
 
     @property
     def exact(self) -> bool:
-        """Whether the method writes what the target alone would."""
+        """True if the output is that of the target alone."""
         return self.parameters((0,)).exact
 
     def parameters(self, prompt: Sequence[int]) -> MethodParameters:
-        """The method's parameters behind this prompt."""
+        """Parameters of the method for this prompt."""
         from calibrate.decode import real_decoding
 
         settings = real_decoding.scheduled(self.method, self.settings, len(prompt), self.tokens)
         return real_decoding.parameters_of(self.method, self.decoders, settings)
 
     def begun(self, asked: Sequence[Prompt | str], *, chat: bool) -> list[Begun]:
-        """What each decoding begins with; one that cannot be decoded is refused before any is."""
+        """Tokenize all prompts, and refuse those that cannot be decoded before any is."""
         from calibrate.decode import real_decoding
         from calibrate.loading import load_models
         from model.base.checks import ParameterError
@@ -254,7 +256,7 @@ class _Run:
         return found
 
     def use_heads(self, heads: Path | None, begun: Begun) -> list[int]:
-        """Have trained heads read where they can; behind which layers."""
+        """Attach trained heads to the target, and return their layers."""
         from calibrate.decode import real_decoding
         from calibrate.loading import load_models
         from model.base.checks import ParameterError
@@ -262,17 +264,17 @@ class _Run:
         if heads is None:
             return []
         if not real_decoding.exits_early(self.parameters(begun.prompt)):
-            raise ParameterError(f"--heads is not used by method {self.method} here, which reads no early layer; leave it out")
+            raise ParameterError(f"--heads is not used by method {self.method} here, which exits at no early layer; leave it out")
         return [*load_models.use_heads(self.target, heads)]
 
     def warm(self) -> None:
-        """Have every model make a pass, so that what is timed is not its first."""
+        """Run one pass of every model, so that the first timed pass is warm."""
         from calibrate.decode import real_decoding
 
         real_decoding.warm(self.decoders)
 
     def one(self, number: int, prompt: Prompt | str, begun: Begun) -> Result:
-        """Decode a prompt, and plainly too where that is wanted."""
+        """Decode a prompt, and also by plain decoding if wanted."""
         from calibrate.decode import real_decoding
         from calibrate.decode.decode_report import Result
         from calibrate.interpreters.in_one_process import Luck
@@ -302,7 +304,7 @@ def _follow(
     run: _Run, asked: Sequence[Prompt | str], begun: Sequence[Begun], head: Mapping[str, Any], log: Path | None, as_json: bool,
     quiet: bool,
 ) -> None:
-    """Decode prompt by prompt, show each as it is done, and in the end the totals, whatever there is of them."""
+    """Decode prompt by prompt and show each result, then the totals; an interrupt keeps the results so far."""
     from calibrate.decode.decode_report import Printer, document
 
     results: list[Result] = []
@@ -310,7 +312,7 @@ def _follow(
     printer = Printer(layers, sampled=run.sampling is not None, exact=run.exact)
     stopped = False
     try:
-        # Where results are shown on the terminal as they come, they are the progress.
+        # Results that are printed as they finish need no progress bar.
         with options.progress(quiet or len(asked) == 1 or (printer.styled and not as_json), "prompts") as bar:
             run.warm()
             for number, (prompt, one) in enumerate(zip(asked, begun, strict=True)):
@@ -344,4 +346,4 @@ def _save(run: _Run, results: Sequence[Result], log: Path) -> None:
         ),
         log,
     )  # fmt: skip
-    print(f"log: {path.with_suffix('.parquet')}, with {path.name} beside it", file=sys.stderr)
+    print(f"log: {path.with_suffix('.parquet')} and {path.name}", file=sys.stderr)

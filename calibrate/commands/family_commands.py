@@ -1,4 +1,4 @@
-"""`calibrate train`, `heads` and `align`: small models of the family; exit heads and aligned drafts of any models."""
+"""`calibrate train`, `heads` and `align`: train the small models of the family, exit heads and aligned drafts."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
     from calibrate.family.training import Recipe, Size
 
 _QUICK_TEXT = 40_000
-_KEPT = "what was done up to two minutes ago is kept: the same command with --resume goes on"
+_KEPT = "progress until two minutes ago is kept; resume with the same command and --resume"
 
 
 @options.guarded
 def train(
-    out: Annotated[Path, typer.Option("-o", "--out", help="Directory of the tokenizer; each model gets one below it.")],
-    role: Annotated[str, typer.Option(help="Which models, with commas between.")] = "target,medium,draft",
-    layers: Annotated[int | None, typer.Option(help="A size of your own, with --hidden, --ffn and one --role.")] = None,
-    hidden: Annotated[int | None, typer.Option(help="How wide it is: a multiple of 32.")] = None,
-    ffn: Annotated[int | None, typer.Option(help="How wide the middle of its feed-forward parts is.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="How often the text is read. Default: 3.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Windows of an update. Default: 8.")] = None,
-    length: Annotated[int | None, typer.Option(help="Tokens of a window, and positions of the model. Default: 512.")] = None,
-    rate: Annotated[float | None, typer.Option(help="The highest rate. Default: 0.006.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of weights and order. Default: 0.")] = None,
-    vocabulary: Annotated[int | None, typer.Option(help="Tokens that are learnt, once for the directory. Default: 1024.")] = None,
-    text: Annotated[Path | None, typer.Option(help="A text file, or a folder of them. Default: the standard library.")] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Directory of the tokenizer, with a subdirectory per model.")],
+    role: Annotated[str, typer.Option(help="Models to train, comma-separated.")] = "target,medium,draft",
+    layers: Annotated[int | None, typer.Option(help="Layers of a custom model, with --hidden, --ffn and one --role.")] = None,
+    hidden: Annotated[int | None, typer.Option(help="Hidden size, a multiple of 32.")] = None,
+    ffn: Annotated[int | None, typer.Option(help="Feed-forward (intermediate) size.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Training epochs. Default: 3.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Batch size [windows]. Default: 8.")] = None,
+    length: Annotated[int | None, typer.Option(help="Window length [tokens] and number of positions. Default: 512.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Peak learning rate. Default: 0.006.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights and data order. Default: 0.")] = None,
+    vocabulary: Annotated[int | None, typer.Option(help="Vocabulary size of the directory's tokenizer. Default: 1024.")] = None,
+    text: Annotated[Path | None, typer.Option(help="A text file or a folder of them. Default: the standard library.")] = None,
     device: options.Device = None,
-    threads: Annotated[int | None, typer.Option(help="Of torch, on cpu: weights are the same again with as many.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A little of the text, once: to see whether it works.")] = False,
+    threads: Annotated[int | None, typer.Option(help="PyTorch threads, on cpu. The same number gives the same weights.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Short trial: one epoch over a small part of the text.")] = False,
     resume: options.ResumeFolder = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of lines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of lines.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train small decoder-only models with one tokenizer on the source of the Python standard library; half precision is written.
+    """Train small decoder-only models that share a tokenizer, on the source of the Python standard library; weights are float16.
 
     calibrate train -o family --threads 1
 
@@ -81,25 +81,25 @@ def train(
 
 @options.guarded
 def heads(
-    model: Annotated[str, typer.Option(help="A directory, one of the family (target), or OWNER/NAME of the hub.")],
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="File. Default: heads.safetensors beside the weights.")] = None,
-    settings: Annotated[str, typer.Option(help="own, or paper: Table 4 of the paper on pipelined decoding.")] = "own",
-    layers: Annotated[str | None, typer.Option(help="With commas between. Default: all but the last.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="How often the text is read. Default: 1; of the paper: 3.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Windows of an update. Default: 16; of the paper: 128.")] = None,
-    length: Annotated[int | None, typer.Option(help="Tokens of a window, at most. Default: 512; of the paper: 2048.")] = None,
-    rate: Annotated[float | None, typer.Option(help="The highest rate. Default: 0.001; of the paper: 2e-05.")] = None,
-    labels: Annotated[str | None, typer.Option(help="text, or model: what the model would write. Default: text.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the order of windows. Default: 0.")] = None,
+    model: Annotated[str, typer.Option(help="A directory, a model of the family (target), or OWNER/NAME of the hub.")],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="File. Default: heads.safetensors in the model's folder.")] = None,
+    settings: Annotated[str, typer.Option(help="Training settings: own, or paper (Table 4 of the PPD paper).")] = "own",
+    layers: Annotated[str | None, typer.Option(help="Layers, comma-separated. Default: all but the last.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Training epochs. Default: 1; paper: 3.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Batch size [windows]. Default: 16; paper: 128.")] = None,
+    length: Annotated[int | None, typer.Option(help="Longest window [tokens]. Default: 512; paper: 2048.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Peak learning rate. Default: 0.001; paper: 2e-05.")] = None,
+    labels: Annotated[str | None, typer.Option(help="Labels: text, or model (its own predictions). Default: text.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the data order. Default: 0.")] = None,
     text: options.Text = None,
     device: options.Device = None,
     threads: options.Threads = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A little of the text, once: to see whether it works.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Short trial: one epoch over a small part of the text.")] = False,
     resume: options.Resume = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train an exit head for every layer of a frozen model, side by side, and say how often they foretell what the model writes.
+    """Train an exit head for every layer of a frozen model, all in one run, and report how often they predict the model's token.
 
     calibrate heads --model target -o heads.safetensors
 
@@ -128,32 +128,32 @@ def heads(
     if as_json:
         print(strict_json.dumps(about | {"file": str(path)}, indent=2))
         return
-    print("\n".join(_foretold(about)))
+    print("\n".join(_match_table(about)))
     print(path)
 
 
 @options.guarded
 def align(
-    target: Annotated[str, typer.Option(help="Whose texts are learnt: a directory, one of the family, or OWNER/NAME.")],
-    draft: Annotated[str, typer.Option(help="The model that learns them, with the same tokenizer.")],
+    target: Annotated[str, typer.Option(help="Target model: a directory, a model of the family, or OWNER/NAME.")],
+    draft: Annotated[str, typer.Option(help="Draft model to train on the target's output, with the same tokenizer.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory of the aligned draft.")],
-    prompts: Annotated[int | None, typer.Option(help="Texts that the target writes. Default: 4096.")] = None,
-    prompt: Annotated[int | None, typer.Option(help="Tokens of the training text before each. Default: 64.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Tokens that it writes, greedily. Default: 128.")] = None,
+    prompts: Annotated[int | None, typer.Option(help="Prompts that the target continues. Default: 4096.")] = None,
+    prompt: Annotated[int | None, typer.Option(help="Prompt length [tokens]. Default: 64.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens the target generates per prompt, greedily. Default: 128.")] = None,
     held_out: Annotated[int | None, typer.Option(help="Held-out prompts to measure agreement on. Default: 256.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="How often the texts are read. Default: 2.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Texts of an update. Default: 16.")] = None,
-    rate: Annotated[float | None, typer.Option(help="The highest rate. Default: 0.002.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of prompts and their order. Default: 0.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Training epochs. Default: 2.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Batch size [sequences]. Default: 16.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Peak learning rate. Default: 0.002.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of prompts and data order. Default: 0.")] = None,
     text: options.Text = None,
     device: options.Device = None,
     threads: options.Threads = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A few texts: to see whether it works.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Short trial on a few sequences.")] = False,
     resume: options.Resume = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of lines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of lines.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train a draft further on what the target writes behind prompts of the training text, as Big Little Decoder aligns its models.
+    """Fine-tune a draft model on the target's output for prompts of the training text (model alignment of Big Little Decoder).
 
     calibrate align --target target --draft draft -o aligned
 
@@ -180,19 +180,19 @@ def align(
         print(strict_json.dumps(log | {"folder": str(out)}, indent=2))
         return
     found = log["agreement"]
-    where = f"measured on {found['positions']} tokens behind {found['prompts']} held-out prompts"
+    where = f"measured on {found['positions']} tokens after {found['prompts']} held-out prompts"
     print(
-        f"agreement with the greedy texts of {log['target']['name']}: {found['before']:.4f} before, {found['after']:.4f} after,"
+        f"agreement with the greedy output of {log['target']['name']}: {found['before']:.4f} before, {found['after']:.4f} after,"
         f" gained {found['gain']:.4f} +- {found['gain_error']:.4f} ({where})"
     )
     before, after = log["held_out_loss_before"], log["held_out_loss"]
     print(f"loss on held-out text: {before:.4f} before, {after:.4f} nats per token after (measured); {out}")
 
 
-def _foretold(about: dict[str, Any]) -> Iterator[str]:
-    """A table of what heads are worth, the common one and the trained one of each layer."""
+def _match_table(about: dict[str, Any]) -> Iterator[str]:
+    """Lines of a table: loss and top-k match of the shared and the trained head, by layer."""
     kind = f"measured on {about['corpus']['held_out_tokens']} held-out tokens"
-    yield f"{about['name']}: loss [nats per token] and how often the model's own token is among the first 1, 3, 5; {kind}"
+    yield f"{about['name']}: loss [nats per token], and share of the model's tokens in the top 1, 3 and 5; {kind}"
     yield f"{'layer':>5}{'common head':>34}{'trained head':>34}"
     rows = {(row["head"], row["layer"]): row for row in about["results"]}
     for layer in sorted({layer for _, layer in rows}):
@@ -200,11 +200,11 @@ def _foretold(about: dict[str, Any]) -> Iterator[str]:
         yield f"{layer:>5}" + "".join(
             f"{row['loss']:>10.3f}{row['top_1']:>8.3f}{row['top_3']:>8.3f}{row['top_5']:>8.3f}" for row in cells
         )
-    yield f"the model's own loss: {about['held_out_loss']:.3f}"
+    yield f"loss of the whole model: {about['held_out_loss']:.3f}"
 
 
 def _text(loaded: Loaded, text: Path | None, quick: bool) -> Corpus:
-    """The text given, or that which a model of the family was trained on; a little of it where it is to be quick."""
+    """Return the text of the option, or the training text of a model of the family; with `quick`, a small part of it."""
     from calibrate.family import corpus, model_directory
     from model.base.checks import ParameterError
 
@@ -212,13 +212,13 @@ def _text(loaded: Loaded, text: Path | None, quick: bool) -> Corpus:
         return corpus.own(text).cut(_QUICK_TEXT) if quick else corpus.own(text)
     read = model_directory.log_of(loaded.folder)["corpus"] if (loaded.folder / model_directory.LOG).exists() else {"name": ""}
     if not read["name"].startswith(corpus.STANDARD):
-        raise ParameterError(f"text must be given for model {loaded.name}, which did not read the standard library: --text FILE")
+        raise ParameterError(f"text must be given for model {loaded.name}, not trained on the standard library: --text FILE")
     found = corpus.standard_library()
     little = found.cut(_QUICK_TEXT)
     if read["checksum"] not in (found.checksum, little.checksum):
-        print(f"note: model {loaded.name} was trained on other text than the library of Python {found.python}", file=sys.stderr)
+        print(f"note: model {loaded.name} was not trained on the library of Python {found.python}", file=sys.stderr)
     elif read["checksum"] == little.checksum and not quick:
-        print(f"note: model {loaded.name} was trained on a little of the text alone, with --quick", file=sys.stderr)
+        print(f"note: model {loaded.name} was trained with --quick, on a small part of the text", file=sys.stderr)
     return little if quick else found
 
 
@@ -233,14 +233,14 @@ def _sizes(role: str, layers: int | None, hidden: int | None, ffn: int | None) -
             checks.one_of("role", each, FAMILY)
         return {each: FAMILY[each] for each in roles}
     if layers is None or hidden is None or ffn is None:
-        raise ParameterError("layers, hidden and ffn must be given all three, or none of them for the sizes of the family")
+        raise ParameterError("layers, hidden and ffn must be given together, or left out for the sizes of the family")
     if len(roles) != 1 or not roles[0].replace("-", "").replace("_", "").isalnum():
-        raise ParameterError(f"role must be one name of letters, digits, - and _ for a model of your own, got {checks.shown(role)}")
+        raise ParameterError(f"role must be one name of letters, digits, - and _ for a custom model, got {checks.shown(role)}")
     return {roles[0]: Size(layers, hidden, ffn)}
 
 
 def _command(role: str, size: Size | None, recipe: Recipe, said: dict[str, Any]) -> str:
-    """The command that gives these weights again, with all that they follow from and without anybody's paths."""
+    """Return the command that reproduces these weights, with all settings and without local paths."""
     parts = [f"calibrate train -o family --role {role}"]
     parts += [f"--layers {size.layers} --hidden {size.hidden} --ffn {size.ffn}"] if size is not None else []
     parts += [f"--{name} {getattr(recipe, name):g}" for name in ("epochs", "batch", "length", "rate", "seed")]
@@ -249,7 +249,7 @@ def _command(role: str, size: Size | None, recipe: Recipe, said: dict[str, Any])
 
 
 def _note(read: Corpus) -> str:
-    """Whether the text is the one that the bundled models were trained on: another version of Python has another."""
+    """Return a note on the text: whether it is that of the bundled models, which depends on the version of Python."""
     from calibrate.family import model_directory
 
     if "target" not in model_directory.names():
@@ -258,8 +258,8 @@ def _note(read: Corpus) -> str:
     if pinned["checksum"] == read.checksum:
         return "note: the text is that of the bundled family"
     return (
-        f"note: this is the library of Python {read.python}, {read.characters} characters, and the bundled family read that of"
-        f" Python {pinned['python']}, {pinned['characters']} characters: weights and losses will be others"
+        f"note: the text is the library of Python {read.python}, {read.characters} characters; the bundled family was trained on"
+        f" that of Python {pinned['python']}, {pinned['characters']} characters: weights and losses will differ"
     )
 
 

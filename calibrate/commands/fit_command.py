@@ -1,4 +1,4 @@
-"""`calibrate fit`: what a model leaves open, fitted to measured times, and how well it foretells what it was not fitted to."""
+"""`calibrate fit`: fit the free parameters of a time model to measured times, with its errors on unseen data."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Annotated
 import typer
 
 from calibrate.commands.common_options import guarded
+from model.base.command_help import SETTINGS, DocumentedCommand
 
 fitting = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
-    help="Fit what a model leaves open to measured times.",
+    no_args_is_help=True, rich_markup_mode=None, context_settings=SETTINGS,
+    help="Fit the free parameters of a time model to measured times.",
 )  # fmt: skip
 
 
 @fitting.callback()
 def _group() -> None:
-    """Keeps the name of the one command there is."""
+    """Make typer keep the command's name, although there is only one."""
 
 
-@fitting.command("roofline")
+@fitting.command("roofline", cls=DocumentedCommand)
 @guarded
 def roofline(
     folder: Annotated[
@@ -29,18 +30,19 @@ def roofline(
     ] = None,
     layer: Annotated[
         list[str] | None,
-        typer.Option(metavar="GPU,MODEL,TOKENS,SECONDS", help="A measured layer but for its attention; may be given again."),
+        typer.Option(metavar="GPU,MODEL,TOKENS,SECONDS", help="A measured layer without its attention; repeatable."),
     ] = None,
     product: Annotated[
         list[str] | None,
-        typer.Option(metavar="GPU,M,N,K,SECONDS", help="A measured product of M by K and K by N; may be given again."),
+        typer.Option(metavar="GPU,M,N,K,SECONDS", help="A measured GEMM, M x K by K x N; repeatable."),
     ] = None,
 ) -> None:
-    """The efficiencies of a roofline, fitted to measured layers and attention, beside those that come along; and their errors.
+    """Fit roofline efficiencies to measured layers and attention, and compare them with the bundled ones and with unseen data.
 
-    Of a new GPU, with --layer or --product: what a few measured times make of those that come along, as keys of [cost].
+    For a new GPU, give --layer or --product: a few measured times adapt the bundled efficiencies, printed as keys of [cost].
 
     calibrate fit roofline data
+
     calibrate fit roofline --layer h100,llama-2-7b,1,177e-6
     """
     if layer or product:
@@ -54,7 +56,7 @@ def roofline(
 
 
 def _adapted(layers: list[str], products: list[str]) -> None:
-    """Print the keys of [cost] that these measured times give."""
+    """Print the keys of [cost] fitted to these measured times."""
     from calibrate.fits import roofline_fit as fits
     from model.base.checks import ParameterError
     from model.hardware.roofline import Efficiency
@@ -65,19 +67,19 @@ def _adapted(layers: list[str], products: list[str]) -> None:
         raise ParameterError(f"all times must be of one GPU, got {', '.join(gpus)}; fit them one at a time")
     usual = Efficiency()
     found = fits.adapted([cell for _, cell in cells])
-    print(f"# {len(cells)} measured on {gpus.popitem()[0]}; in brackets what comes along, of other GPUs")
+    print(f"# {len(cells)} measured on {gpus.popitem()[0]}; in brackets the bundled values, fitted to other GPUs")
     for key, name in fits.KEYS.items():
         print(f"{key} = {getattr(found, name):.4g}  # [{getattr(usual, name):.4g}]")
     for _, cell in cells:
         was, now = (cell.predicted(each) / cell.seconds - 1 for each in (usual, found))
-        print(f"# over {cell.tokens:g} tokens: {was:+.1%} with what comes along, {now:+.1%} now")
+        print(f"# error at {cell.tokens:g} tokens: {was:+.1%} with the bundled values, {now:+.1%} now")
     for name, limit in (("error", "reading the weights"), ("compute_error", "arithmetic")):
         if getattr(found, name) == getattr(usual, name):
-            print(f"# nothing given says how fast {limit} is: measure a layer of {'1 token' if name == 'error' else '512 tokens'}")
+            print(f"# no time given is limited by {limit}: measure a layer at {'1 token' if name == 'error' else '512 tokens'}")
 
 
 def _fitted(folder: Path) -> None:
-    """Print the fit to all measured layers, and how well it holds for what it has not seen."""
+    """Print the fit to all measured layers, and its errors on data that it was not fitted to."""
     import numpy as np
 
     from calibrate.fits import roofline_fit as fits
@@ -90,7 +92,7 @@ def _fitted(folder: Path) -> None:
     for name in (*fits.OF_LAYERS, *fits.OF_ATTENTION, "error", "compute_error"):
         unit, scale = (" us", 1e6) if name.endswith("launch") else ("", 1)
         fitted, default = (scale * getattr(each, name) for each in (found, usual))
-        print(f"  {name:16} {fitted:7.3f}{unit:3}  comes along: {default:.3f}{unit}")
+        print(f"  {name:16} {fitted:7.3f}{unit:3}  bundled: {default:.3f}{unit}")
     left_out = (
         ("model on the same GPU", fits.unseen_models(layers)), ("GPU", fits.unseen_gpus(layers)),
         ("GPU with one measured layer of 1 token", fits.one_measured(layers, [1])),

@@ -1,4 +1,4 @@
-"""`calibrate import` and `calibrate bundle`: profiles out of other projects' measurements."""
+"""`calibrate import` and `calibrate bundle`: profiles from other projects' measurements."""
 
 from __future__ import annotations
 
@@ -11,39 +11,40 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from calibrate.commands.common_options import RenamedOptions, guarded, numbers
+from model.base.command_help import SETTINGS
 
 if TYPE_CHECKING:
     from model.hardware.profile import Profile
 
 importing = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
-    help="Make a profile of another project's measurements.",
+    no_args_is_help=True, rich_markup_mode=None, context_settings=SETTINGS,
+    help="Make a profile from another project's measurements.",
 )  # fmt: skip
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the tables.")]
-Model = Annotated[str, typer.Option("--model", help="The model that was measured: a name of `sim ls shapes`, or its config.json.")]
-Gpu = Annotated[str, typer.Option("--gpu", help="The device that it was measured on: a name of `sim ls devices`, or its .toml.")]
+Model = Annotated[str, typer.Option("--model", help="The measured model: a name of `sim ls shapes`, or its config.json.")]
+Gpu = Annotated[str, typer.Option("--gpu", help="The measured device: a name of `sim ls devices`, or its .toml.")]
 Out = Annotated[Path, typer.Option("-o", "--out", help="Folder to write NAME.json and NAME.parquet to.")]
-Name = Annotated[str, typer.Option("--name", help="What the profile is called. Default: GPU-MODEL.")]
+Name = Annotated[str, typer.Option("--name", help="Name of the profile. Default: GPU-MODEL.")]
 Unit = Annotated[str, typer.Option("--unit", help="Unit of the times in the files: s, ms or us.")]
-Commit = Annotated[str, typer.Option("--commit", help="Commit of the repository that the files are from.")]
+Commit = Annotated[str, typer.Option("--commit", help="Commit of the source repository.")]
 
 
-@importing.command("vidur")
+@importing.command("vidur", cls=RenamedOptions)
 @guarded
 def vidur(
     folder: Folder,
     model: Model,
     gpu: Gpu,
     out: Out,
-    attention: Annotated[Path | None, typer.Option("--attention", help="An attention.csv that lies elsewhere.")] = None,
-    overheads: Annotated[Path | None, typer.Option("--overheads", help="A cpu_overheads.csv that lies elsewhere.")] = None,
+    attention: Annotated[Path | None, typer.Option("--attention", help="An attention.csv in another folder.")] = None,
+    overheads: Annotated[Path | None, typer.Option("--overheads", help="A cpu_overheads.csv in another folder.")] = None,
     network: Annotated[Path | None, typer.Option("--network", help="The folder of all_reduce.csv and send_recv.csv.")] = None,
     name: Name = "",
     unit: Unit = "ms",
     commit: Commit = "",
 ) -> None:
-    """A model's profile from a folder of Vidur's with mlp.csv, or of Frontier's.
+    """Import a model's profile from a folder of Vidur or Frontier with mlp.csv.
 
     calibrate import vidur compute/a100/meta-llama/Llama-2-7b-hf --model llama-2-7b --gpu a100 --network network/a100_dgx -o
     profiles
@@ -63,21 +64,21 @@ def aiconfigurator(
     folder: Folder,
     gpu: Gpu,
     out: Out,
-    engine: Annotated[str, typer.Option("--engine", help="ENGINE/VERSION of the products, where there are several.")] = "",
+    engine: Annotated[str, typer.Option("--engine", help="ENGINE/VERSION of the GEMM tables, if there are several.")] = "",
     attention: Annotated[
-        str, typer.Option("--attention", help="ENGINE/VERSION of the attention, where it is another; none leaves it out.")
+        str, typer.Option("--attention", help="ENGINE/VERSION of the attention tables, if different; none leaves them out.")
     ] = "",
     model: Annotated[
-        str, typer.Option("--model", help="Compose this model's layers: a name or a config.json. Default: operations as they are.")
+        str, typer.Option("--model", help="Compose this model's layers: a name or a config.json. Default: keep single operations.")
     ] = "",
     tensor_parallel: Annotated[
-        str, typer.Option("--tensor-parallel", help="With --model: over how many devices layers are split, as 1,2,4.")
+        str, typer.Option("--tensor-parallel", help="Tensor parallel sizes, with --model, such as 1,2,4.")
     ] = "1",
-    name: Annotated[str, typer.Option("--name", help="What the profile is called. Default: GPU-operations, or GPU-MODEL.")] = "",
+    name: Annotated[str, typer.Option("--name", help="Name of the profile. Default: GPU-operations, or GPU-MODEL.")] = "",
     unit: Unit = "ms",
     commit: Commit = "",
 ) -> None:
-    """A profile of operations, or of a model composed of them, from AIConfigurator's folder of one GPU.
+    """Import a profile of operations, or of a model composed of them, from AIConfigurator's folder of a GPU.
 
     calibrate import aiconfigurator data/h100_sxm --gpu h100 --engine trtllm/1.3.0rc20 -o profiles
 
@@ -95,10 +96,10 @@ def aiconfigurator(
     _save(made if shape is None else composed_layers.layer(made, shape, splits, model=transformer.label(model), name=name), out)
 
 
-@importing.command("llmservingsim")
+@importing.command("llmservingsim", cls=RenamedOptions)
 @guarded
 def llmservingsim(folder: Folder, model: Model, gpu: Gpu, out: Out, name: Name = "", commit: Commit = "") -> None:
-    """A model's profile from a folder of LLMServingSim's with dense.csv, attention.csv and per_sequence.csv.
+    """Import a model's profile from a folder of LLMServingSim with dense.csv, attention.csv and per_sequence.csv.
 
     calibrate import llmservingsim perf/RTX4090/meta-llama/Llama-3.1-8B/bf16/tp1 --model llama-3.1-8b --gpu rtx-4090 -o profiles
     """
@@ -110,9 +111,9 @@ def llmservingsim(folder: Folder, model: Model, gpu: Gpu, out: Out, name: Name =
 @guarded
 def bundle(
     folder: Annotated[Path, typer.Argument(metavar="DATA_DIR", help="The folder that holds gpu and SOURCES.md.")],
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Where to. Default: where the package has its profiles.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Output folder. Default: the package's profiles.")] = None,
 ) -> None:
-    """Derive the profiles that come with the package anew, from the files that they rest on.
+    """Regenerate the bundled profiles from their source files.
 
     calibrate bundle data -o /tmp/profiles
     """
@@ -126,7 +127,7 @@ def bundle(
 
 
 def _save(made: Profile, out: Path) -> None:
-    """Write a profile, and say what it covers, how far off it is and what is to be known of it."""
+    """Write a profile, and print its coverage, errors and notes."""
     from model.base.checks import ParameterError, shown
     from model.hardware import profile_files
 

@@ -1,4 +1,4 @@
-"""`calibrate layers`: time the layers of a real model, and write what was found as a hardware profile."""
+"""`calibrate layers`: time the layers of a real model, and write a hardware profile."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def layers(
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory of the profile and of the raw rows.")],
     device: options.Device = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32. Default: bfloat16, on cpu float32.")] = None,
-    mode: Annotated[str, typer.Option(help="eager, cuda-graph, interpreter (as decoding does); with commas several.")] = "eager",
-    widths: Annotated[str | None, typer.Option(help=f"New tokens of a pass. Default: {_WIDTHS}")] = None,
+    mode: Annotated[str, typer.Option(help="eager, cuda-graph, interpreter (passes as in decoding), comma-separated.")] = "eager",
+    widths: Annotated[str | None, typer.Option(help=f"New tokens per sequence. Default: {_WIDTHS}")] = None,
     contexts: Annotated[str | None, typer.Option(help=f"Cached positions before them. Default: {_CONTEXTS}")] = None,
-    batches: Annotated[str, typer.Option(help="Texts at once.")] = "1",
-    busy: Annotated[str, typer.Option(help="Other processes at the same work, on cpu: --busy 0,1")] = "0",
-    rounds: Annotated[int, typer.Option(help="How often to go over the grid: for machines that others use too.")] = 1,
-    source: Annotated[int, typer.Option(help="Encoder positions, of encoder-decoders.")] = 512,
-    minutes: Annotated[float | None, typer.Option(help="For all points together. Default: 8.")] = None,
-    target: Annotated[float, typer.Option(help="Relative error of a point's median at which it is done.")] = 0.005,
-    threads: Annotated[int | None, typer.Option(help="Of torch, in each process, on cpu.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A small grid and few repeats: to see whether it works.")] = False,
+    batches: Annotated[str, typer.Option(help="Batch sizes [sequences].")] = "1",
+    busy: Annotated[str, typer.Option(help="Other processes that run the same passes, on cpu: --busy 0,1")] = "0",
+    rounds: Annotated[int, typer.Option(help="Repeats of the whole grid, for shared machines.")] = 1,
+    source: Annotated[int, typer.Option(help="Encoder positions of an encoder-decoder.")] = 512,
+    minutes: Annotated[float | None, typer.Option(help="Time limit for all points. Default: 8.")] = None,
+    target: Annotated[float, typer.Option(help="Stop a point at this relative error of its median.")] = 0.005,
+    threads: Annotated[int | None, typer.Option(help="PyTorch threads of each process, on cpu.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Short trial: a small grid, few repeats.")] = False,
     resume: options.ResumeFolder = False,
-    name: Annotated[str | None, typer.Option(help="Of the profile. Default: DEVICE-MODEL.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the profile. Default: DEVICE-MODEL.")] = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -54,7 +54,7 @@ def layers(
 
     grid, effort = _wanted(quick, widths, contexts, batches, busy, mode, rounds, target)
     limit = minutes if minutes is not None else _QUICK_MINUTES if quick else 8.0
-    with options.progress(quiet, "points", f"what was timed is in {out}: the same command with --resume goes on") as bar:
+    with options.progress(quiet, "points", f"timed points are kept in {out}; resume with the same command and --resume") as bar:
         result = timed.time_layers(
             model, grid, out, device=device, dtype=dtype, threads=threads, source=source, effort=effort, minutes=limit,
             quick=quick, resume=resume, name=name, progress=bar,
@@ -90,7 +90,7 @@ def _wanted(
 
 
 def _lines(result: TimedProfiles) -> Iterator[str]:
-    """The result as text: the machine, what each layer reaches beside the peaks, the other parts, and where it all lies."""
+    """Lines of the result: machine, measured ceilings, rates of each layer relative to the peaks, other parts, and files."""
     from model.hardware import physical_limits
     from model.hardware.profile_files import load
 
@@ -133,7 +133,7 @@ def _others(profile: Profile) -> Iterator[str]:
 
 
 def _warnings(result: TimedProfiles) -> dict[str, list[str]]:
-    """What of each mode's profile beats the ceilings that were measured."""
+    """Return the warnings of each profile: rates above the measured ceilings."""
     from model.hardware.profile_files import load
 
     return {mode: load(path).facts.get("warnings", []) for mode, path in result.profiles.items()}

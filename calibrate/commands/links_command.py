@@ -1,4 +1,4 @@
-"""`calibrate links`: time how long bytes take between processes, host and GPUs."""
+"""`calibrate links`: time transfers between processes, host and GPUs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def links(
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory of the profiles and of the raw rows.")] = Path("profiles"),
     link: Annotated[
         str | None,
-        typer.Option(help="shared-memory, gloo, host-to-device, device-to-host, device-to-device, nccl. Default: all there are."),
+        typer.Option(help="shared-memory, gloo, host-to-device, device-to-host, device-to-device, nccl. Default: all available."),
     ] = None,
-    sizes: Annotated[str | None, typer.Option(help="Bytes of a message. Default: 1 KiB to 64 MiB, by fours.")] = None,
-    repeats: Annotated[int, typer.Option(help="Of each size.")] = 50,
-    quick: Annotated[bool, typer.Option("--quick", help="Three sizes, few repeats: to see whether it works.")] = False,
-    name: Annotated[str, typer.Option(help="Profiles are called NAME-LINK.")] = "links",
+    sizes: Annotated[str | None, typer.Option(help="Message sizes [bytes]. Default: 1 KiB to 64 MiB, in factors of 4.")] = None,
+    repeats: Annotated[int, typer.Option(help="Repeats of each size.")] = 50,
+    quick: Annotated[bool, typer.Option("--quick", help="Short trial: three sizes, few repeats.")] = False,
+    name: Annotated[str, typer.Option(help="Profiles are named NAME-LINK.")] = "links",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -39,7 +39,7 @@ def links(
 
     chosen = tuple(each.strip() for each in link.split(",")) if link is not None else None
     asked = numbers("sizes", sizes) if sizes is not None else _QUICK if quick else timed.SIZES
-    with progress(quiet, "links", "the links that were finished are written, run the others with --link") as bar:
+    with progress(quiet, "links", "finished links are written; run the others with --link") as bar:
         result = timed.time_links(
             out, links=chosen, sizes=asked, repeats=min(repeats, 5) if quick else repeats, name=name, progress=bar
         )

@@ -1,4 +1,4 @@
-"""`calibrate log` and `calibrate rates`: what models say along the target's own text, and the rates that follow from it."""
+"""`calibrate log` and `calibrate rates`: log model predictions along the target's output, and acceptance rates of such logs."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _CANDIDATES = "1,3,5"
 
 @options.guarded
 def log(
-    target: Annotated[str, typer.Option(help="A directory, OWNER/NAME of the hub, family:target, or family.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="File of the log, ending in .json; its table comes to lie beside it.")],
-    draft: Annotated[str | None, typer.Option(help="A smaller model of the same tokenizer.")] = None,
-    heads: Annotated[Path | None, typer.Option(help="Trained exit heads. Default: those beside the target, if any.")] = None,
+    target: Annotated[str, typer.Option(help="Target model: a directory, OWNER/NAME, family:target, or family.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="NAME.json of the log; its table goes to NAME.parquet.")],
+    draft: Annotated[str | None, typer.Option(help="A draft model with the same tokenizer.")] = None,
+    heads: Annotated[Path | None, typer.Option(help="Trained exit heads. Default: those in the target's folder.")] = None,
     prompts: options.HeldOut = None,
     template: options.Template = None,
-    limit: Annotated[int, typer.Option(help="Prompts, at most.")] = 200,
+    limit: Annotated[int, typer.Option(help="Maximum number of prompts.")] = 200,
     prompt_tokens: options.PromptTokens = 64,
-    tokens: Annotated[int, typer.Option(help="Of each text.")] = 64,
-    sample: Annotated[bool, typer.Option("--sample", help="Draw the texts; otherwise they are greedy.")] = False,
-    temperature: Annotated[float | None, typer.Option(help="Of drawn texts. Default: 1.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Of drawn texts: tokens to draw from. Default: all.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Of drawn texts: chances to draw from. Default: 1.")] = None,
-    seed: Annotated[int, typer.Option(help="Of prompts and drawn texts.")] = 0,
+    tokens: Annotated[int, typer.Option(help="Tokens to generate per prompt.")] = 64,
+    sample: Annotated[bool, typer.Option("--sample", help="Sample tokens. Default: greedy.")] = False,
+    temperature: Annotated[float | None, typer.Option(help="Temperature, with --sample. Default: 1.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens, with --sample. Default: all.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling probability, with --sample. Default: 1.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of prompts and sampling.")] = 0,
     dtype: options.Dtype = "float32",
     device: options.Device = None,
     threads: options.Threads = None,
@@ -43,7 +43,7 @@ def log(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Log what models say along the target's own texts: every layer's match for every k, and how far drafts would survive.
+    """Log predictions at every position of the target's output: each layer's rank of the token, and accepted draft lengths.
 
     calibrate log --target family -o family.json
 
@@ -57,7 +57,7 @@ def log(
     if asked and not sample:
         from model.base.checks import ParameterError
 
-        raise ParameterError(f"{next(iter(asked))} is of drawn texts; give --sample too, or leave it out")
+        raise ParameterError(f"{next(iter(asked))} is used only with --sample; add that, or leave it out")
     sampling = Sampling(**asked) if sample else None  # type: ignore[arg-type]
     opened, said = _opened(target, draft, heads, dtype, device, threads)
     found = prompted(prompts, template, limit, prompt_tokens, seed, opened["target"])
@@ -66,7 +66,7 @@ def log(
         "sampling": None if sampling is None else vars(sampling),
     }  # fmt: skip
     decoders = {role: each.decoder for role, each in opened.items()}
-    kept = f"what was logged is kept beside {out.name}: the same command with --resume goes on"
+    kept = f"logged sequences are kept next to {out.name}; resume with the same command and --resume"
     with options.progress(quiet, "sequences", kept) as bar:
         log, spent = work.make(
             out, said, decoders["target"], [ids for _, ids in found], tokens, draft=decoders.get("draft"), sampling=sampling,
@@ -79,12 +79,12 @@ def log(
             )
         )
         return
-    print(f"{out}: {log.table.height} positions of {len(found)} texts")
+    print(f"{out}: {log.table.height} positions of {len(found)} sequences")
     print("\n".join(_shares(spent)))
 
 
 def _shares(spent: Spent) -> Iterator[str]:
-    """Where the time went, measured."""
+    """Lines with the measured seconds of each part, and its share of the total."""
     for name, seconds in vars(spent).items():
         share = f"{seconds / spent.total:7.0%}" if spent.total else ""
         yield f"  {name.replace('_', ' '):14}{seconds:9.2f} s{share}   measured"
@@ -93,7 +93,7 @@ def _shares(spent: Spent) -> Iterator[str]:
 def _opened(
     target: str, draft: str | None, heads: Path | None, dtype: str, device: str | None, threads: int | None
 ) -> tuple[dict[str, LoadedModel], dict[str, Any]]:
-    """The models, and what a log says of them."""
+    """Load the models, and return them with their entries in the log's header."""
     from calibrate.devices import machine
     from calibrate.loading import load_models
     from model.base.checks import ParameterError
@@ -103,7 +103,7 @@ def _opened(
     models = load_models.models(named, options.placed(device, threads), dtype)
     first = models["target"]
     if first.has_encoder:
-        raise ParameterError(f"target must be a decoder alone, and {first.name} has an encoder; calibrate decode --log takes it")
+        raise ParameterError(f"target must be decoder-only, and {first.name} has an encoder; use calibrate decode --log instead")
     said: dict[str, Any] = {"dtype": dtype, "versions": machine.versions(), "heads": None, "draft": None}
     said["date"] = datetime.now(tz=UTC).date().isoformat()
     for role, each in models.items():
@@ -120,7 +120,7 @@ def _opened(
 def prompted(
     where: str | None, template: str | None, limit: int, length: int, seed: int, target: LoadedModel
 ) -> list[tuple[str, list[int]]]:
-    """Prompts by name, as tokens: the last so many of each."""
+    """Return names and tokens of the prompts: the last `length` tokens of each, all tokens of a chat."""
     from calibrate.loading import load_models, prompts
     from model.base import checks
     from model.base.checks import ParameterError
@@ -129,7 +129,7 @@ def prompted(
     checks.whole("prompt_tokens", length, 1)
     if where is None:
         if template is not None:
-            raise ParameterError("--template is used with --prompts alone; add that, or leave it out")
+            raise ParameterError("--template is used only with --prompts; add that, or leave it out")
         found = prompts.held_out(length, limit, seed, tokenizer=target.tokenizer.backend_tokenizer)
     else:
         found = prompts.load(where, template=template, limit=limit, seed=seed)
@@ -140,15 +140,15 @@ def prompted(
 
 @options.guarded
 def rates(
-    where: Annotated[str, typer.Argument(metavar="LOG", help="A .json, a bundled one (family), or a public .jsonl.")],
-    candidates: Annotated[str, typer.Option(help="Early candidates k.")] = _CANDIDATES,
+    where: Annotated[str, typer.Argument(metavar="LOG", help="A .json log, a bundled log (family), or a public .jsonl.")],
+    candidates: Annotated[str, typer.Option(help="Numbers of early candidates k.")] = _CANDIDATES,
     lengths: Annotated[str, typer.Option(help="Draft lengths gamma.")] = _GAMMAS,
-    cost_ratio: Annotated[float, typer.Option(help="Of a draft pass, where speed-ups are foretold.")] = 0.1,
-    drafter: Annotated[str | None, typer.Option(help="Of a public log: eagle, ngram, ...")] = None,
-    figures: Annotated[Path | None, typer.Option(help="A folder to draw them into.")] = None,
+    cost_ratio: Annotated[float, typer.Option(help="Draft pass / target pass, to predict speed-ups.")] = 0.1,
+    drafter: Annotated[str | None, typer.Option(help="Drafter, required for a public log: eagle, ngram, ...")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Folder to draw figures into.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Match and acceptance rates of a log, with intervals, by layer and position, and whether coins are independent.
+    """Match and acceptance rates of a log, with intervals, by layer and position, and tests of their independence.
 
     calibrate rates family
 
@@ -170,7 +170,7 @@ def rates(
 def _drawn(
     where: str, candidates: tuple[int, ...], lengths: tuple[int, ...], drafter: str | None, folder: Path
 ) -> list[Path]:
-    """The pictures of a log of ours, or of a public one."""
+    """Draw the figures of a position log, or of a public log."""
     import figures
     from calibrate.decode import rate_tables
     from model.logs import position_log

@@ -1,4 +1,4 @@
-"""`calibrate quality`: what a lossy method does to the text of real models, by threshold or budget."""
+"""`calibrate quality`: output quality and cost of lossy methods on real models, by threshold or budget."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN = (
     "agreement", "common_prefix", "log_likelihood", "plain_log_likelihood", "weight_bytes_over_plain", "seconds_over_plain",
     "fallback_rate", "rollback_rate", "mean_layers",
 )  # fmt: skip
-"""Columns of the printed table, behind what was swept; those that a method has not are left out."""
+"""Columns of the printed table, after the swept parameters; columns that a method lacks are left out."""
 
 
 @options.guarded
@@ -28,27 +28,28 @@ def quality(
     method: Annotated[str, typer.Argument(help="bild, skipdecode or early_exit.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="File of the rows, ending in .csv or .parquet.")],
     model: Annotated[
-        str, typer.Option(help="A directory, OWNER/NAME of the hub, or family:target. `family`: all models that the method has.")
+        str,
+        typer.Option(help="Target model: a directory, OWNER/NAME, or family:target. `family`: the bundled models for all roles."),
     ] = "family",
-    draft: Annotated[str | None, typer.Option(help="The small model of bild, of the same tokenizer.")] = None,
-    heads: Annotated[str | None, typer.Option(help="Trained exit heads, or none. Default: those beside the target.")] = None,
+    draft: Annotated[str | None, typer.Option(help="The small model of bild, with the same tokenizer.")] = None,
+    heads: Annotated[str | None, typer.Option(help="Trained exit heads, or none. Default: those in the target's folder.")] = None,
     set_: options.Set = None,
     sweep: options.Sweep = None,
     prompts: options.HeldOut = None,
     template: options.Template = None,
-    limit: Annotated[int, typer.Option(help="Prompts, at most.")] = 20,
+    limit: Annotated[int, typer.Option(help="Maximum number of prompts.")] = 20,
     prompt_tokens: options.PromptTokens = 64,
-    tokens: Annotated[int, typer.Option(help="Of each text.")] = 48,
-    seed: Annotated[int, typer.Option(help="Which prompts.")] = 0,
+    tokens: Annotated[int, typer.Option(help="Tokens to generate per prompt.")] = 48,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of prompts.")] = 0,
     dtype: options.Dtype = "float32",
     device: options.Device = None,
     threads: options.Threads = None,
-    figures: Annotated[Path | None, typer.Option(help="A folder to draw agreement into.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was broken off; finished settings are kept.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of a table.")] = False,
+    figures: Annotated[Path | None, typer.Option(help="Folder to draw figures of agreement into.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted run; finished settings are kept.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Decode with a lossy method, and measure what of the text is the target's, how likely the target finds it, and what it cost.
+    """Decode with a lossy method, and measure agreement with the target's output, log-likelihood under the target, and cost.
 
     calibrate quality bild --sweep fallback_threshold=0.1,0.3,0.5 --sweep rollback_threshold=1,2,4 -o bild.csv --figures bild
 
@@ -79,7 +80,7 @@ def quality(
         "heads": read_by, "dtype": dtype, "prompts": "held-out standard library" if prompts is None else Path(prompts).name,
         "seed": seed, "source": "measured",
     }  # fmt: skip
-    kept = f"finished settings are kept beside {out.name}: the same command with --resume goes on"
+    kept = f"finished settings are kept next to {out.name}; resume with the same command and --resume"
     with options.progress(quiet, "settings", kept) as bar:
         ids = [each for _, each in found]
         table = work.measure(out, said, method, decoders, ids, tokens, settings, resume=resume, report=bar)
@@ -89,7 +90,7 @@ def quality(
 
         drawn = drawing.of_quality(table, figures)
         if not drawn:
-            print("note: these rows make more lines than a figure has room for; none was drawn", file=sys.stderr)
+            print("note: these rows give more lines than fit in a figure; none was drawn", file=sys.stderr)
     if as_json:
         print(strict_json.dumps({"rows": table.to_dicts(), "file": str(out), "figures": [str(path) for path in drawn]}, indent=2))
         return
@@ -101,7 +102,8 @@ def _lines(table: pl.DataFrame, swept: Sequence[str]) -> Iterator[str]:
     from calibrate.decode.rate_tables import RateTable
 
     first = table.row(0, named=True)
-    title = f"{first['method']} on {first['target_name']}: {first['sequences']} texts (measured; log-likelihoods in nats per token)"
+    models = f"{first['method']} on {first['target_name']}"
+    title = f"{models}: {first['sequences']} sequences (measured; log-likelihoods in nats per token)"
     known = [name for name in (*swept, *_SHOWN) if name in table.columns and table[name].count()]
     words = {None: "-", float("inf"): "inf"}
     rows = tuple(tuple(words.get(value, value) for value in row) for row in table.select(known).iter_rows())

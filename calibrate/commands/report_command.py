@@ -1,4 +1,4 @@
-"""`calibrate report`: how far off every prediction was that can be held against a measured time, as a page of Markdown."""
+"""`calibrate report`: errors of all predictions that can be compared with measured times, as a page of Markdown."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def report(
     folder: Annotated[
         Path, typer.Argument(metavar="DATA_DIR", envvar="DECODESIM_DATA", help="The folder that holds gpu and SOURCES.md.")
     ],
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit code 1 where the page is out of date.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit with 1 if the page is out of date.")] = False,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="The page. Default: VALIDATION.md in the package.")] = None,
 ) -> None:
-    """Compute all errors anew and write them down, the worst first.
+    """Recompute all prediction errors, and write them to the validation page, worst first.
 
     calibrate report data
 
@@ -33,12 +33,12 @@ def report(
     if check:
         wrong = page.stale(claims, path)
         if wrong:
-            print(f"stale: {wrong}; write it again: calibrate report DATA_DIR", file=sys.stderr)
+            print(f"out of date: {wrong}; update it: calibrate report DATA_DIR", file=sys.stderr)
             raise typer.Exit(1)
-        print(f"{path.name} is what the data says")
+        print(f"{path.name} is up to date")
         return
     print(page.write(claims, path))
     for claim in claims:
         for case in claim.cases:
             if not case.kept:
-                print(f"asked, and missed: {claim.title}: {case.name}, median {validated_claims.percent(case.median)}")
+                print(f"bound missed: {claim.title}: {case.name}, median {validated_claims.percent(case.median)}")

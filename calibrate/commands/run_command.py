@@ -1,4 +1,4 @@
-"""`calibrate run`: decode for real and write down how long it took, repeat by repeat, for `sim compare`."""
+"""`calibrate run`: time real decodings, repeat by repeat, for `sim compare`."""
 
 from __future__ import annotations
 
@@ -25,60 +25,63 @@ if TYPE_CHECKING:
 
 @options.guarded
 def run(
-    out: Annotated[Path, typer.Option("-o", "--out", help="NAME.json of the measured runs; their tables are put beside it.")],
-    method: Annotated[str | None, typer.Argument(help="A method; or a whole --plan.")] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="NAME.json of the measured runs; tables go to NAME.parquet.")],
+    method: Annotated[str | None, typer.Argument(help="A method, if there is no --plan.")] = None,
     plan: Annotated[Path | None, typer.Option(help="A TOML file of methods, settings and prompts.")] = None,
-    model: Annotated[str | None, typer.Option(help="A directory, OWNER/NAME, a preset's shape with --forced, or family.")] = None,
-    draft: Annotated[str | None, typer.Option(help="The draft model, of methods that have one.")] = None,
-    medium: Annotated[str | None, typer.Option(help="The medium model of a hierarchy.")] = None,
-    heads: Annotated[str | None, typer.Option(help="Trained exit heads of the target, or none. Default: those beside it.")] = None,
+    model: Annotated[str | None, typer.Option(help="Target: a directory, OWNER/NAME, family, or a shape with --forced.")] = None,
+    draft: Annotated[str | None, typer.Option(help="The draft model, for methods that have one.")] = None,
+    medium: Annotated[str | None, typer.Option(help="The medium model of hierarchical drafting.")] = None,
+    heads: Annotated[str | None, typer.Option(help="Trained exit heads, or none. Default: those in the target's folder.")] = None,
     set_: options.Set = None,
     sweep: options.Sweep = None,
     forced: Annotated[
         list[str] | None,
-        typer.Option("--forced", metavar="RATE=VALUES", help="Outcomes by a rate: match_rate=0.3,0.7; none: by nothing."),
+        typer.Option(
+            "--forced", metavar="RATE=VALUES",
+            help="Force outcomes, drawn at a rate: match_rate=0.3,0.7. none: for methods without random outcomes.",
+        ),
     ] = None,
     unit_kind: Annotated[
-        str | None, typer.Option(help="Sub-processes as processes of the system, or as streams of one GPU. Default: in turn.")
+        str | None, typer.Option(help="Run units concurrently: as processes, or streams of one GPU. Default: in turn.")
     ] = None,
-    prompts: Annotated[str | None, typer.Option(help="A file of texts. Default: the family's held-out code.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Prompts, at most. Default: 3; 1 with --forced.")] = None,
-    prompt_tokens: Annotated[int | None, typer.Option(help="Length of each. Default: 24.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Of each text. Default: 48.")] = None,
-    repeats: Annotated[int | None, typer.Option(help="How often each is timed. Default: 7.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of prompts, order and forced outcomes. Default: 0.")] = None,
+    prompts: Annotated[str | None, typer.Option(help="A file of prompts. Default: the family's held-out code.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Maximum number of prompts. Default: 3; 1 with --forced.")] = None,
+    prompt_tokens: Annotated[int | None, typer.Option(help="Prompt length [tokens]. Default: 24.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens to generate per prompt. Default: 48.")] = None,
+    repeats: Annotated[int | None, typer.Option(help="Repeats of each decoding. Default: 7.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of prompts, order and forced outcomes. Default: 0.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, float64, bfloat16 or float16.")] = None,
-    mode: Annotated[str | None, typer.Option(help="Passes kernel by kernel, eager, or as one cuda-graph. Default: eager.")] = None,
+    mode: Annotated[str | None, typer.Option(help="Execution of a pass: eager or cuda-graph. Default: eager.")] = None,
     device: options.Device = None,
     gpus: Annotated[
-        str | None, typer.Option(help="GPUs of processes, one a unit: cuda:0,cuda:1. Default: each its own, from --device on.")
+        str | None, typer.Option(help="GPUs of --unit-kind processes, one per unit: cuda:0,cuda:1. Default: from --device on.")
     ] = None,
     threads: options.Threads = None,
     resume: options.Resume = False,
     methods: Annotated[
         list[str] | None,
-        typer.Option("--methods", metavar="MODULE", help="A method from outside, by its dotted path: the plan may name it."),
+        typer.Option("--methods", metavar="MODULE", help="Dotted path of an outside method that the plan names."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Decode for real, each choice in every repeat once, in an order left to chance, and write the times down.
+    """Time real decodings. Each repeat runs all settings once, in random order, so that drift affects them equally.
 
     calibrate run speculative --model family --sweep draft_length=1,2,4 --threads 1 -o runs/speculative.json
 
-    calibrate run --plan cpu-family.toml --threads 1 -o runs/cpu.json      # with profiles of the passes, of the same measurement
-    session
+    calibrate run --plan cpu-family.toml --threads 1 -o runs/cpu.json
 
     calibrate run ppd --model llama-68m --set exit_layer=1 --set candidates=1 --forced match_rate=0.3,0.7 -o runs/forced.json
 
-    sim compare runs/cpu.json --profile target=... says how far the simulator is from that.
+    A plan can also time profiles in the same measurement session. Compare the simulator with the measured times by
+    sim compare runs/cpu.json --profile target=...
     """
     from calibrate.measured_runs import run_plan
     from model.base.checks import ParameterError
 
     if (method is None) == (plan is None):
         both = "got both" if plan is not None else "got neither"
-        raise ParameterError(f"METHOD or --plan must be given, one of the two, {both}")
+        raise ParameterError(f"either METHOD or --plan must be given, {both}")
     given = {
         "model": model, "draft": draft, "medium": medium, "heads": heads, "tokens": tokens, "repeats": repeats, "seed": seed,
         "file": prompts, "prompts": limit, "prompt_tokens": prompt_tokens, "dtype": dtype, "mode": mode,
@@ -87,13 +90,13 @@ def run(
     if plan is not None:
         for name, value in (("set", set_), ("sweep", sweep), ("forced", forced), ("unit-kind", unit_kind)):
             if value:
-                raise ParameterError(f"--{name} is of one METHOD; a plan says it in [[method]]")
+                raise ParameterError(f"--{name} is used only with METHOD; set it in [[method]] of the plan")
         written = run_plan.read(plan)
         written = replace(written, run=replace(written.run, **changed))
     else:
         written = run_plan.of({"run": changed, "method": [_table(str(method), set_, sweep, forced, unit_kind)]})
     warnings: list[str] = []
-    kept = f"what was timed is kept beside {out.name}: the same command with --resume goes on"
+    kept = f"timed repeats are kept next to {out.name}; resume with the same command and --resume"
     with options.progress(quiet, "runs", kept) as bar:
         found = measured(
             written, out, options.placed(device, threads), gpus=_listed(gpus), resume=resume, report=bar, warn=warnings.append
@@ -125,10 +128,10 @@ def measured(
     written: WrittenPlan, out: Path, device: str, *, gpus: Sequence[str] = (), resume: bool = False,
     report: Callable[[int, int, str], None] | None = None, warn: Callable[[str], None] | None = None,
 ) -> MeasuredRuns:  # fmt: skip
-    """Carry a plan out on a device; profiles of the same measurement session go into the folder of `out`, and `warn` hears what is
-    odd of them.
+    """Run a plan on a device, and write the measured runs to `out`.
 
-    `gpus` are those of the units of runs over processes (`calibrate.untested_on_gpu.gpu_ordering.of_units`).
+    Profiles of the same measurement session go into the folder of `out`; `warn` receives their warnings. `gpus` are the devices of
+    the units of runs over processes (`calibrate.untested_on_gpu.gpu_ordering.of_units`).
     """
     from calibrate.measured_runs import measure_runs
     from calibrate.untested_on_gpu import cuda_graphs
@@ -144,7 +147,8 @@ def measured(
     wanted = [*_wanted(written, models, opened)]
     most = {kind: max((each.units for each in wanted if each.unit_kind == kind), default=1) for kind in files.UNIT_KINDS}
     if gpus and most["processes"] == 1:
-        raise ParameterError("gpus are those of processes, and no method has any; leave them out, or say unit_kind = processes")
+        remedy = "leave them out, or set unit_kind = processes"
+        raise ParameterError(f"gpus are for methods that run over processes, and none does; {remedy}")
     devices = at_gpus.of_units(device, most["processes"], gpus)
     if most["processes"] > 1 and device != "cpu":
         at_gpus.check(devices)
@@ -178,14 +182,14 @@ def measured(
             for line in lines:
                 warn(f"profile of the {role}: {line}")
     for role, reason in {} if beside is None else beside.refused.items():
-        raise ParameterError(f"{out.name} is written, but the profile of the {role} could not be made: {reason}; raw rows are kept")
+        raise ParameterError(f"{out.name} is written, but there is no profile of the {role}: {reason}; raw rows are kept")
     return found
 
 
 def _pool(
     written: WrittenPlan, models: Mapping[str, Decoder], devices: Sequence[str]
 ) -> Callable[[], AbstractContextManager[Pool]]:
-    """What starts processes with replicas of the target, one on each device."""
+    """Return a function that starts one process per device, each with a replica of the target."""
     from calibrate.loading import load_models
     from calibrate.loading.replicas import Replica
     from calibrate.workers.worker_pool import started
@@ -201,7 +205,7 @@ def _pool(
 
 
 def _models(written: WrittenPlan, device: str) -> tuple[dict[str, Decoder], dict[str, LoadedModel]]:
-    """The models of all methods, by role: real ones, or of random weights where all outcomes are forced."""
+    """Return the models by role: loaded ones, or ones with random weights if all outcomes are forced."""
     from calibrate.loading import load_models
     from model.architectures import transformer
     from model.base.checks import ParameterError
@@ -214,7 +218,7 @@ def _models(written: WrittenPlan, device: str) -> tuple[dict[str, Decoder], dict
         return {role: each.decoder for role, each in opened.items()}, opened
     if any(each.rates is None for each in written.choices):
         what = f"{free[0]} {named[free[0]]} is a shape without weights"
-        remedy = "force the outcomes of all methods, by none where nothing is left to chance, or give a model"
+        remedy = "force the outcomes of all methods (none for those without random outcomes), or give a model"
         raise ParameterError(f"{what}: {remedy}")
     from calibrate.loading.architectures import architecture
     from calibrate.timing import library_pass
@@ -236,40 +240,39 @@ def _wanted(written: WrittenPlan, models: Mapping[str, Decoder], opened: Mapping
 
     said = written.run
     real = any(each.rates is None for each in written.choices)
-    texts: list[tuple[str, list[int]]] = []
+    prompts: list[tuple[str, list[int]]] = []
     if real:
-        texts = log_command.prompted(said.file, None, said.prompts, said.prompt_tokens, said.seed, opened["target"])
-    # An encoder has read a forced prompt, and the decoder begins with one token, as with texts (`loading.begun`).
+        prompts = log_command.prompted(said.file, None, said.prompts, said.prompt_tokens, said.seed, opened["target"])
+    # With an encoder, the prompt is the encoder's and the decoder begins with one token, as for real prompts (`loading.begun`).
     length = said.prompt_tokens if models["target"].source is None else 1
-    lengths = {len(tokens) for _, tokens in texts} or {length}
+    lengths = {len(tokens) for _, tokens in prompts} or {length}
     for each in written.choices:
         units, unit_kind = 1, each.unit_kind or files.UNIT_KINDS[0]
         if each.unit_kind is not None:
             table = real_decoding.scheduled(each.method, each.settings, max(lengths), said.tokens)
             units = real_decoding.parameters_of(each.method, {"target": models["target"]}, table).units
             if units == 1:
-                held = f"and {each.method} holds one with these parameters"
-                raise ParameterError(f"unit_kind is for methods that hold several units, {held}; leave it out")
+                held = f"and {each.method} uses one with these parameters"
+                raise ParameterError(f"unit_kind is for methods that use several units, {held}; leave it out")
         if each.rates is None:
-            for name, tokens in texts:
+            for name, tokens in prompts:
                 yield measure_runs.Wanted(each.method, each.settings, tuple(tokens), name, units=units, unit_kind=unit_kind)
         else:
             for number in range(1 if not real else said.prompts):
                 prompt = tuple(range(length))
-                yield measure_runs.Wanted(
-                    each.method, each.settings, prompt, f"luck {number}", each.rates, number, units, unit_kind
-                )
+                name = f"forced {number}"
+                yield measure_runs.Wanted(each.method, each.settings, prompt, name, each.rates, number, units, unit_kind)
 
 
 def _source(written: WrittenPlan) -> str:
     said = written.run
     if all(each.rates is not None for each in written.choices):
-        return f"none: outcomes were forced behind {said.prompt_tokens} positions"
+        return f"none: outcomes were forced after {said.prompt_tokens} positions"
     return f"{'held-out standard library' if said.file is None else Path(said.file).name}, {said.prompt_tokens} tokens each"
 
 
 def _named(written: WrittenPlan) -> dict[str, str]:
-    """What models there are, by role."""
+    """Return the names of the models, by role."""
     from calibrate.decode import real_decoding
     from calibrate.loading import load_models
 
@@ -281,7 +284,7 @@ def _named(written: WrittenPlan) -> dict[str, str]:
 
 
 def _profiles(written: WrittenPlan, device: str) -> dict[str, str]:
-    """The files of the profiles of this measurement session, by role."""
+    """Return the profile files of this measurement session, by role."""
     from calibrate.timing import profile_from_timings
 
     if written.profile is None:
@@ -310,7 +313,7 @@ def _lines(found: MeasuredRuns) -> Iterator[str]:
     said = found.about
     mode = "" if found.mode == "eager" else f", {found.mode}"
     where = f"{said['machine'].get('name', said['device'])}, {said['dtype']}{mode}"
-    title = f"{where}: medians of repeats (measured), and how far a repeat is off"
+    title = f"{where}: medians of repeats (measured), noise: typical deviation of a repeat"
     rows = []
     for number, each in found.timed.items():
         per_token = each.median() / max(len(each.decoding.tokens) - len(each.decoding.commits[0].tokens), 1)
@@ -319,5 +322,5 @@ def _lines(found: MeasuredRuns) -> Iterator[str]:
             f"{each.median(prompt=True) * 1e3:.1f}", f"{per_token * 1e3:.3f}", f"{each.noise():.1%}",
             "yes" if each.disturbed else "",
         ))  # fmt: skip
-    columns = ("method", "settings", "prompt", "tokens", "repeats", "ms", "ms a token", "noise", "disturbed")
+    columns = ("method", "settings", "prompt", "tokens", "repeats", "time [ms]", "ms per token", "noise", "disturbed")
     yield from RateTable(title, columns, tuple(rows)).lines()

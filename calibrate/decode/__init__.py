@@ -1,1 +1,1 @@
-"""Decoding with real models: texts, position logs, acceptance rates and quality."""
+"""Decoding with real models: outputs, position logs, acceptance rates and quality."""

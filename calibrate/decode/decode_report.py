@@ -1,4 +1,4 @@
-"""What `calibrate decode` says of decodings: the text by who wrote it, accepted lengths, rates, passes, seconds; or all as JSON."""
+"""Report of `calibrate decode`: tokens by source, accepted lengths, acceptance rates, passes and seconds; as text or JSON."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from model.logs.recorded_decoding import Decoding, drafting, plain_layer_passes,
 PRODUCERS: Mapping[str, tuple[str, str]] = {
     "draft": ("draft, accepted", "green"), "target": ("target", "bold cyan"), "token": ("target", "bold cyan"),
     "match": ("predicted early", "green"), "miss": ("not predicted", "underline yellow"), "column": ("target", "bold cyan"),
-    "fallback": ("target, the draft was unsure", "underline yellow"), "cap": ("target, the draft was at its longest", "bold cyan"),
-    "rollback": ("target, a draft was taken back", "bold red"), "again": ("target, once more behind that", "italic magenta"),
+    "fallback": ("target, after a fallback", "underline yellow"), "cap": ("target, draft at its longest", "bold cyan"),
+    "rollback": ("target, after a rollback", "bold red"), "again": ("target, once more after a rollback", "italic magenta"),
 }  # fmt: skip
-"""Who writes tokens: in words, and how a terminal shows it; attributes tell them apart where colours are not wanted."""
+"""Sources of tokens: description, and style on a terminal. Bold, italic and underline distinguish them without colours."""
 _RATES = ("mean_acceptance_length", "draft_acceptance_rate", "acceptance_rate")
 BAR = 40
-"""Signs of the longest bar."""
+"""Length of the longest bar [characters]."""
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """A decoding with its text piece by piece, and the plain decoding of the same prompt where it was asked for."""
+    """A decoding, the text of each token, and plain decoding of the same prompt if wanted."""
 
     name: str
     source: str
@@ -37,16 +37,16 @@ class Result:
 
     @property
     def first_difference(self) -> int | None:
-        """The place of the first token that plain decoding writes otherwise, from 0; None if there is none."""
+        """Index of the first token that differs from plain decoding; None if all are the same."""
         if self.plain is None or self.plain.tokens == self.decoding.tokens:
             return None
         both = zip(self.plain.tokens, self.decoding.tokens, strict=False)
         shorter = min(len(self.plain.tokens), len(self.decoding.tokens))
-        return next((place for place, (own, other) in enumerate(both) if own != other), shorter)
+        return next((index for index, (token, other) in enumerate(both) if token != other), shorter)
 
 
 def visible(text: str) -> str:
-    """A text without what would steer a terminal: control characters are shown by their numbers.
+    """Escape control characters, so that a text cannot control the terminal.
 
     >>> visible("a\\x1b[31m\\tb")
     'a\\\\x1b[31m\\tb'
@@ -62,9 +62,9 @@ def _number(value: float) -> float | None:
 
 
 def summary(decodings: Sequence[Decoding], layers: int) -> dict[str, Any]:
-    """What decodings come to together; all measured. `layers` are the target's."""
+    """Totals of decodings: tokens, rounds, rates, passes and seconds (measured). `layers` is the depth of the target."""
     rounds, account = together(decodings)
-    own = drafting(rounds)
+    acceptance = drafting(rounds)
     tokens = sum(len(each.tokens) for each in decodings)
     seconds = math.fsum(each.seconds or 0.0 for each in decodings)
     by_role = {role: account.of(role).layer_passes for role in account.roles}
@@ -72,14 +72,14 @@ def summary(decodings: Sequence[Decoding], layers: int) -> dict[str, Any]:
     return {
         "tokens": tokens, "producers": dict(Counter(who for each in decodings for who in each.producers)),
         "rounds": [{"accepted": a, "drafted": d, "count": count} for (a, d), count in sorted(rounds.items())],
-        **{name: _number(getattr(own, name)) for name in _RATES}, "passes": dict(account.passes_of), "layer_passes": by_role,
+        **{name: _number(getattr(acceptance, name)) for name in _RATES}, "passes": dict(account.passes_of), "layer_passes": by_role,
         "plain_layer_passes": plainly, "target_layer_passes_over_plain": by_role.get("target", 0) / plainly,
         "seconds": seconds, "tokens_per_s": tokens / seconds if seconds else None,
     }  # fmt: skip
 
 
 def compared(results: Sequence[Result], layers: int) -> dict[str, Any] | None:
-    """What plain decoding took, and how far the texts are the same; None where nobody decoded plainly."""
+    """Comparison with plain decoding: same outputs, seconds and speed-up; None without plain decodings."""
     plain = [each.plain for each in results if each.plain is not None]
     if not plain:
         return None
@@ -93,11 +93,11 @@ def compared(results: Sequence[Result], layers: int) -> dict[str, Any] | None:
 
 
 def document(results: Sequence[Result], head: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """All of it, as one JSON document."""
-    texts = []
+    """Return all results as one JSON document."""
+    sequences = []
     for each in results:
         found = each.decoding
-        texts.append(
+        sequences.append(
             {
                 "prompt": each.name, "source": each.source, "prompt_tokens": [*found.prompt], "text": "".join(each.pieces),
                 "written": [*found.tokens], "produced_by": [*found.producers], "pieces": [*each.pieces],
@@ -107,7 +107,7 @@ def document(results: Sequence[Result], head: Mapping[str, Any], layers: int) ->
             }
         )
     totals = None if not results else summary([each.decoding for each in results], layers) | {"plain": compared(results, layers)}
-    return {**head, "provenance": "measured", "sequences": texts, "totals": totals}
+    return {**head, "provenance": "measured", "sequences": sequences, "totals": totals}
 
 
 def _work(account: Account) -> list[dict[str, Any]]:
@@ -119,31 +119,31 @@ def _work(account: Account) -> list[dict[str, Any]]:
 
 
 class Printer:
-    """Prints to stdout: with colours on a terminal that wants them, plain text elsewhere."""
+    """Prints results to stdout, with styles on a terminal."""
 
     def __init__(self, layers: int, *, sampled: bool, exact: bool) -> None:
-        """`layers` are the target's; whether tokens are `sampled`, and whether the method is `exact`, decides what is said."""
+        """`layers` is the depth of the target. Sampled decodings and lossy methods (not `exact`) get other remarks."""
         self.layers, self.sampled, self.exact = layers, sampled, exact
         from rich.console import Console
 
         if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(errors="backslashreplace")  # a text may hold what the terminal cannot show
+            sys.stdout.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack a character
         self.console = Console(highlight=False, soft_wrap=True)
         self.solid = "█" if self.console.encoding.startswith("utf") else "#"
 
     @property
     def styled(self) -> bool:
-        """Whether a terminal is there to show who wrote what."""
+        """True if stdout is a terminal, which can style tokens by source."""
         return self.console.is_terminal
 
     def line(self, text: str = "") -> None:
-        """A line as it is."""
+        """Print a line without markup."""
         from rich.text import Text
 
         self.console.print(Text(text))
 
     def text(self, result: Result) -> None:
-        """A text, each token in the style of who wrote it."""
+        """Print the output, each token in the style of its source."""
         from rich.text import Text
 
         shown = Text()
@@ -152,7 +152,7 @@ class Printer:
         self.console.print(shown)
 
     def result(self, result: Result, *, several: bool) -> None:
-        """One decoding."""
+        """Print one result."""
         if several:
             self.line(f"--- {visible(result.name)} ({visible(result.source)}) ---")
         self.text(result)
@@ -160,11 +160,11 @@ class Printer:
         self.numbers([result])
 
     def numbers(self, results: Sequence[Result]) -> None:
-        """What one or several decodings come to."""
+        """Print the numbers of one result, or the totals of several."""
         from rich.text import Text
 
         found = summary([each.decoding for each in results], self.layers)
-        legend = Text("written by: ")
+        legend = Text("tokens by source: ")
         for index, (who, count) in enumerate(sorted(found["producers"].items(), key=lambda each: -each[1])):
             words, style = PRODUCERS.get(who, (who, ""))
             legend.append(", " if index else "").append(f"{words} [{who}] {count}", style if self.styled else "")
@@ -176,14 +176,14 @@ class Printer:
             beams = max(each.decoding.settings.get("beams", 1) for each in results)
             self.line(_versus(versus, self.sampled, beams))
         if not self.exact:
-            self.line(f"{results[0].decoding.method} is lossy: the target alone need not have written this")
+            self.line(f"{results[0].decoding.method} is lossy: its output can differ from the target's")
 
 
 def _lines(found: Mapping[str, Any], solid: str) -> Iterator[str]:
     rounds = found["rounds"]
     if any(each["drafted"] for each in rounds):
         most = max(each["drafted"] for each in rounds)
-        yield f"accepted tokens of a round, of at most {most} drafted, and in how many rounds (measured):"
+        yield f"accepted tokens per round (at most {most} drafted), and number of rounds (measured):"
         counts: Counter[int] = Counter()
         for each in rounds:
             counts[each["accepted"]] += each["count"]
@@ -193,15 +193,15 @@ def _lines(found: Mapping[str, Any], solid: str) -> Iterator[str]:
         total = sum(counts.values())
         length, of_drafted, of_tested = (_rate(found[name]) for name in _RATES)
         yield (
-            f"{found['tokens']} tokens in {total} rounds; mean acceptance length {length} (the target's own token counted), draft"
-            f" acceptance rate {of_drafted} (of those drafted), acceptance rate {of_tested} (of those tested)"
+            f"{found['tokens']} tokens in {total} rounds; mean acceptance length {length} (with the target's token), draft"
+            f" acceptance rate {of_drafted} (accepted / drafted), acceptance rate {of_tested} (accepted / tested)"
         )
     else:
         yield f"{found['tokens']} tokens"
     passes = ", ".join(f"{role} {count}" for role, count in found["passes"].items())
-    more = "".join(f", {role} {count} besides" for role, count in found["layer_passes"].items() if role != "target")
-    over = f"{found['target_layer_passes_over_plain']:.3f} of plain decoding's {found['plain_layer_passes']}"
-    yield f"passes: {passes}; layers run, once for each token: target {over}{more} (counted)"
+    more = "".join(f", {role} {count}" for role, count in found["layer_passes"].items() if role != "target")
+    over = f"{found['target_layer_passes_over_plain']:.3f} of the {found['plain_layer_passes']} of plain decoding"
+    yield f"passes: {passes}; layer-passes (layers x tokens): target {over}{more} (counted)"
     pace = f", {found['tokens_per_s']:.1f} tok/s" if found["tokens_per_s"] else ""
     yield f"{found['seconds']:.3f} s{pace} (measured, prompts included)"
 
@@ -211,15 +211,15 @@ def _rate(value: float | None) -> str:
 
 
 def _versus(versus: Mapping[str, Any], sampled: bool, beams: int = 1) -> str:
-    """Against plain decoding. Several beams look for a likelier text than the one whose every token is the likeliest."""
+    """Line of the comparison with plain decoding. Beam search may find a likelier output than greedy decoding."""
     pace = f"{versus['seconds']:.3f} s, {versus['tokens_per_s']:.1f} tok/s; speed-up {versus['speedup']:.3f} (measured)"
     if sampled and versus["same_sequences"] < versus["sequences"]:
-        return f"plain decoding: texts are other draws; {pace}"
+        return f"plain decoding: outputs are other random draws; {pace}"
     if beams > 1 and versus["same_sequences"] < versus["sequences"]:
-        return f"plain decoding writes another text than {beams} beams, as it may; {pace}"
+        return f"plain decoding: another output than {beams} beams, which is no error; {pace}"
     if versus["sequences"] == 1:
-        (place,) = versus["first_differences"]
-        same = "the same text" if place is None else f"another text from token {place + 1} on"
+        (index,) = versus["first_differences"]
+        same = "the same output" if index is None else f"another output from token {index + 1} on"
     else:
-        same = f"the same text of {versus['same_sequences']} of {versus['sequences']} prompts"
+        same = f"the same output for {versus['same_sequences']} of {versus['sequences']} prompts"
     return f"plain decoding: {same}; {pace}"

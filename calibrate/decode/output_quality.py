@@ -1,8 +1,8 @@
-"""What lossy methods do to the text, measured: how far it is the target's, how likely the target finds it, what it was made with.
+"""Measured quality and cost of lossy methods: agreement with the target, log-likelihood under the target, passes and seconds.
 
-The Python twin of `calibrate quality`. Each setting decodes the same prompts; one pass of the target over prompt and text then says
-what the target itself would have written at every place, given the text so far. Seconds are measured on this machine, the prompt's
-passes included, and those of plain decoding are measured beside them.
+The Python interface of `calibrate quality`. Each setting decodes the same prompts. One target pass over prompt and output then
+gives the target's token and the log-likelihood at every position. Seconds are measured on this machine and include the passes over
+the prompt; plain decoding is measured in the same run.
 """
 
 from __future__ import annotations
@@ -40,30 +40,29 @@ if TYPE_CHECKING:
 Report = Callable[[int, int, str], None]
 FORMATS = (".csv", ".parquet")
 ENDINGS = ("fallback", "rollback", "cap", "again")
-"""How a segment of Big Little Decoder can end; `again` is what its released code writes behind a rollback."""
+"""Ends of a segment of Big Little Decoder; `again` is the token that its released code writes after a rollback."""
 
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """A text with what the target says of it: arrays (tokens,)."""
+    """An output with the target's predictions along it: arrays (tokens,)."""
 
     tokens: tuple[int, ...]
     own: NDArray[np.int64]
-    """What the target would have written at each place, given the text before it."""
+    """The target's greedy token at each position, given the output before it."""
     log_likelihood: NDArray[np.float64]
-    """Of each token under the target, given the text before it [nats]."""
+    """Log-likelihood of each token under the target, given the output before it [nats]."""
 
     @property
     def agrees(self) -> NDArray[np.bool_]:
-        """Where the text is what the target would have written."""
+        """True at positions where the output is the target's token."""
         return np.asarray(self.own == np.array(self.tokens))
 
 
 def judged(target: Decoder, prompt: Sequence[int], tokens: Sequence[int]) -> Judged:
-    """What the target says of a text behind a prompt: one pass over both, without any cache of the decoding that is judged.
+    """Judge an output after its prompt: one target pass over both, without the caches of the decoding.
 
-    A pass over many tokens rounds otherwise than one over each: where two tokens are likeliest to within rounding, it may take the
-    other one.
+    A pass over many tokens rounds differently from one pass per token. If two tokens tie within rounding, it may prefer the other.
     """
     import torch
 
@@ -77,44 +76,44 @@ def judged(target: Decoder, prompt: Sequence[int], tokens: Sequence[int]) -> Jud
         return Judged(tuple(tokens), logits.argmax(-1).cpu().numpy(), found.cpu().numpy())
 
 
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two texts begin with alike.
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Length of the common prefix of two sequences [tokens].
 
     >>> common_prefix([5, 6, 7], [5, 6, 8, 7])
     2
     """
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 # --- Settings -----------------------------------------------------------------------------------------------------------
 
 
 def settings_of(fixed: Mapping[str, Any], swept: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """All combinations of swept values, the last name fastest, each with the fixed ones.
+    """Return all combinations of the swept values with the fixed ones; the last name varies fastest.
 
     >>> settings_of({"max_draft_length": 8}, {"fallback_threshold": [0.1, 0.5]})
     [{'max_draft_length': 8, 'fallback_threshold': 0.1}, {'max_draft_length': 8, 'fallback_threshold': 0.5}]
     """
     for name, values in swept.items():
         if name in fixed:
-            raise ParameterError(f"{name} is fixed and swept; leave one of them out")
+            raise ParameterError(f"{name} is both fixed and swept; leave one out")
         if not values:
             raise ParameterError(f"{name} must be swept over at least one value, got none")
     return [{**fixed, **dict(zip(swept, values, strict=True))} for values in itertools.product(*swept.values())]
 
 
 def check_lossy(method: str) -> None:
-    """Refuse a method whose text is the target's own."""
+    """Refuse an exact method, whose output is the target's."""
     if registry.parameters(method).EXACT:
         lossy = [name for name in registry.names() if not registry.parameters(name).EXACT]
-        what = f"method must be lossy, one of {', '.join(lossy)}, got {method}, whose text is the target's own"
-        raise ParameterError(f"{what}: nothing is lost; calibrate decode --plain shows it")
+        what = f"method must be lossy, one of {', '.join(lossy)}, got {method}, whose output is the target's"
+        raise ParameterError(f"{what}; calibrate decode --plain compares them")
 
 
 def check(
     method: str, models: Mapping[str, Decoder], prompts: Sequence[Sequence[int]], tokens: int, settings: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Refuse a method that loses nothing, settings that are wrong and prompts that are too long, before anything is decoded."""
+    """Refuse exact methods, invalid settings and prompts that are too long, before anything is decoded."""
     check_lossy(method)
     for prompt in prompts:
         real_decoding.check_text(models, prompt, tokens)
@@ -132,18 +131,20 @@ def measure(
     out: Path, said: Mapping[str, Any], method: str, models: Mapping[str, Decoder], prompts: Sequence[Sequence[int]],
     tokens: int, settings: Sequence[Mapping[str, Any]], *, resume: bool = False, report: Report | None = None,
 ) -> pl.DataFrame:
-    """A row for each setting, written to `out` (.csv or .parquet). Finished settings are kept beside it until all are.
+    """Measure all settings, and write one row for each to `out` (.csv or .parquet).
+
+    Finished settings are kept in a folder next to `out` until all are done.
 
     Parameters
     ----------
     said
-        What the rows are of: columns of every row. Kept settings that say anything else are not gone on from.
+        Description of the run, columns of every row. Kept settings with another description are refused.
     models
-        Decoders by role, the target and those that the method has beside it.
+        Decoders by role: the target and the other models of the method.
     prompts
-        Tokens of each, at least one.
+        Tokens of each prompt, at least one.
     tokens
-        How many are written behind each prompt, or fewer where the target's end of text comes.
+        Tokens to generate per prompt, fewer if the target's end token comes.
     """
     if out.suffix not in FORMATS:
         raise ParameterError(f"out must end in {' or '.join(FORMATS)}, got {out.name}")
@@ -151,11 +152,11 @@ def measure(
         raise ParameterError(f"out must be a new file, and {out.name} is there; give another, or remove it")
     model_directory.refuse_unwritable(out)
     if not prompts or not all(prompts):
-        raise ParameterError("prompts must be at least one, and each of at least one token")
+        raise ParameterError("prompts must hold at least one prompt, and each at least one token")
     check(method, models, prompts, tokens, settings)
     folder = out.with_suffix(".parts")
     if folder.exists() and not resume:
-        raise ParameterError(f"{folder.name} holds settings of a run that was broken off; go on with --resume, or remove it")
+        raise ParameterError(f"{folder.name} holds settings of an interrupted run; resume with --resume, or remove it")
     asked = {"said": dict(said), "prompts": [[*map(int, prompt)] for prompt in prompts], "tokens": tokens}
     own = _kept(folder / "plain.json", asked, lambda: _own_texts(models["target"], prompts, tokens), list[_Own])
     _check_texts(own, folder / "plain.json", prompts, tokens, models["target"].vocabulary)
@@ -174,7 +175,7 @@ def measure(
 
 @dataclass(frozen=True, eq=False)
 class Plain:
-    """The target's own text behind a prompt, what it says of it, and what that took."""
+    """Plain decoding of a prompt: the judged output, its account and its seconds."""
 
     judged: Judged
     account: Account
@@ -182,7 +183,7 @@ class Plain:
 
     @classmethod
     def of(cls, models: Mapping[str, Decoder], prompt: Sequence[int], tokens: Sequence[int], seconds: float) -> Plain:
-        """Of a text that plain decoding wrote."""
+        """Judge an output of plain decoding, and count its passes."""
         from model.interpret.interpreter import count
         from model.interpret.simulated_answers import World
         from model.methods.autoregressive import algorithm as autoregressive
@@ -194,29 +195,29 @@ class Plain:
 
 
 class _Own(TypedDict):
-    """What plain decoding wrote behind a prompt, and how long it took [s]."""
+    """Tokens of plain decoding after a prompt, and its seconds."""
 
     tokens: list[int]
     seconds: float
 
 
 _Cell = str | int | float | bool | list[Any] | None
-"""What a row holds in one column."""
+"""A value of a row."""
 
 
 def _check_texts(own: Sequence[_Own], path: Path, prompts: Sequence[Any], tokens: int, vocabulary: int) -> None:
-    """Refuse kept texts that no model can have written behind these prompts."""
+    """Refuse kept outputs that are impossible for these prompts and this vocabulary."""
     whole = len(own) == len(prompts)
     if not whole or not all(
         1 <= len(each["tokens"]) <= tokens and min(each["tokens"]) >= 0 and max(each["tokens"]) < vocabulary and each["seconds"] > 0
         for each in own
     ):
         bound = f"up to {tokens} tokens below the vocabulary={vocabulary} and a time above 0 for each of {len(prompts)} prompts"
-        raise ParameterError(f"{path.parent.name}/{path.name} must hold {bound}; remove it and go on")
+        raise ParameterError(f"{path.parent.name}/{path.name} must hold {bound}; remove it and resume")
 
 
 def _own_texts(target: Decoder, prompts: Sequence[Sequence[int]], tokens: int) -> list[dict[str, Any]]:
-    """What the target writes behind each prompt, and how long it takes [s]."""
+    """Tokens and seconds of plain decoding, for each prompt."""
     found = _decoded(registry.PLAIN, {"target": target}, prompts, tokens, {})
     return [{"tokens": [*each.tokens], "seconds": each.seconds} for each in found]
 
@@ -224,7 +225,7 @@ def _own_texts(target: Decoder, prompts: Sequence[Sequence[int]], tokens: int) -
 def _decoded(
     method: str, models: Mapping[str, Decoder], prompts: Sequence[Sequence[int]], tokens: int, settings: Mapping[str, Any]
 ) -> list[Decoding]:
-    """Every prompt decoded with one choice, on models that are warm."""
+    """Decode every prompt with one setting, on warm models."""
     stop = models["target"].ends
     real_decoding.warm(models)
     return [real_decoding.decode(method, models, prompt, tokens, settings, stop=stop, log=True) for prompt in prompts]
@@ -234,30 +235,30 @@ def row(
     method: str, models: Mapping[str, Decoder], prompts: Sequence[Sequence[int]], tokens: int, settings: Mapping[str, Any],
     begun: Sequence[Plain],
 ) -> dict[str, Any]:
-    """What one setting comes to over all prompts."""
+    """Return the row of one setting, over all prompts."""
     found = _decoded(method, models, prompts, tokens, settings)
-    texts = [judged(models["target"], each.prompt, each.tokens) for each in found]
-    agrees, written = [int(each.agrees.sum()) for each in texts], [len(each.tokens) for each in texts]
+    outputs = [judged(models["target"], each.prompt, each.tokens) for each in found]
+    agrees, written = [int(each.agrees.sum()) for each in outputs], [len(each.tokens) for each in outputs]
     total, before = sum(written), sum(len(each.judged.tokens) for each in begun)
     low, high = rates_from_logs.ratio_interval(agrees, written)
-    prefixes = [common_prefix(each.tokens, one.judged.tokens) for each, one in zip(texts, begun, strict=True)]
+    prefixes = [common_prefix(each.tokens, plainly.judged.tokens) for each, plainly in zip(outputs, begun, strict=True)]
     _, account = together(found)
     bare = Account()
-    for one in begun:
-        bare.include(one.account)
+    for plainly in begun:
+        bare.include(plainly.account)
     seconds, plain_seconds = (sum(each.seconds or 0.0 for each in many) for many in (found, begun))
 
     def over(work: float, other: float) -> float:
         return work / total / (other / before)
 
     return {
-        "method": method, **plain(_shared(found)), "sequences": len(texts), "tokens": total, "agreement": sum(agrees) / total,
+        "method": method, **plain(_shared(found)), "sequences": len(outputs), "tokens": total, "agreement": sum(agrees) / total,
         "agreement_low": low, "agreement_high": high, "common_prefix": float(np.mean(prefixes)),
-        "plain_texts": sum(each.tokens == one.judged.tokens for each, one in zip(texts, begun, strict=True)) / len(texts),
-        "log_likelihood": float(np.concatenate([each.log_likelihood for each in texts]).mean()),
+        "plain_texts": sum(each.tokens == other.judged.tokens for each, other in zip(outputs, begun, strict=True)) / len(outputs),
+        "log_likelihood": float(np.concatenate([each.log_likelihood for each in outputs]).mean()),
         "plain_log_likelihood": float(np.concatenate([each.judged.log_likelihood for each in begun]).mean()),
         **{f"{role}_passes_per_token": count / total for role, count in account.passes_of.items()},
-        # A small model's layers count as much as a large one's here; what they weigh is in the next two.
+        # Layers of all models count equally here; the next two columns weigh them by their size.
         "layer_passes_over_plain": over(account.layer_passes, bare.layer_passes), **_billed(models, account, bare, over),
         "seconds": seconds, "plain_seconds": plain_seconds, "seconds_over_plain": over(seconds, plain_seconds),
         **_decided(method, found), "date": datetime.now(tz=UTC).date().isoformat(),
@@ -265,7 +266,7 @@ def row(
 
 
 def _shared(found: Sequence[Decoding]) -> dict[str, Any]:
-    """The parameters that all texts had; what went by the length of a prompt is none."""
+    """Return the parameters that all sequences share; None for those that depend on the prompt's length."""
     first = found[0].settings
     return {key: value if all(each.settings[key] == value for each in found) else None for key, value in first.items()}
 
@@ -273,7 +274,7 @@ def _shared(found: Sequence[Decoding]) -> dict[str, Any]:
 def _billed(
     models: Mapping[str, Decoder], account: Account, bare: Account, over: Callable[[float, float], float]
 ) -> dict[str, float | None]:
-    """Operations and weights read over those of plain decoding; nothing where a model's shape cannot be counted."""
+    """Ratios of operations and of weight bytes to plain decoding; None if the shape of a model is not supported."""
     try:
         shapes = {role: transformer.from_config(each.config.to_dict(), "float32") for role, each in models.items()}
     except ParameterError:
@@ -283,9 +284,7 @@ def _billed(
 
 
 def _decided(method: str, found: Sequence[Decoding]) -> dict[str, Any]:
-    """What the method decided: rates of falling back and rolling back, counted as `model.methods.bild.threshold_decisions` does, or
-    layers of a token.
-    """
+    """Decisions of the method: fallback and rollback rates (see `model.methods.bild.threshold_decisions`), or mean layers."""
     if "decision" in registry.parameters(method).OUTCOMES:
         ended = Counter(commit.kind for each in found for commit in each.commits)
         asked = Counter(read.question.kind for each in found for read in each.reads)
@@ -296,14 +295,14 @@ def _decided(method: str, found: Sequence[Decoding]) -> dict[str, Any]:
             "fallback_rate": unsure / asked["confidence"] if asked["confidence"] else None,
             "rollback_rate": ended["rollback"] / asked["distance"] if asked["distance"] else None,
         }  # fmt: skip
-    # A token that is written has its layers in passes that end in a read: those run for one token, whatever was asked between.
+    # Layer-passes after the prompt, divided by all generated tokens.
     layers = sum(_depth(each) for each in found) / sum(len(each.tokens) for each in found)
     others = dict.fromkeys((*[f"commits_{kind}" for kind in ENDINGS], "fallback_rate", "rollback_rate"))
     return {**others, "mean_layers": layers}
 
 
 def _depth(each: Decoding) -> int:
-    """Layers run for the tokens written, those of the prompt and rows that are only filled left out."""
+    """Layers run for generated tokens, without those of the prompt and rows that are only filled."""
     prompt: int = each.settings["layers"] * (len(each.prompt) - 1)
     return each.account.layer_passes - prompt
 
@@ -320,13 +319,13 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
         if mixed:
             raise ParameterError(f"column {mixed[0]} has values of several kinds")
         return found
-    except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:  # rows that were kept
+    except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:  # kept rows may disagree
         line = str(error).partition("\n")[0]
-        raise ParameterError(f"kept rows cannot be put into one table: {line}; remove what is kept, and begin anew") from None
+        raise ParameterError(f"kept rows do not form a table: {line}; remove them, and start again") from None
 
 
 def _write(table: pl.DataFrame, out: Path) -> None:
-    """Whole or not at all."""
+    """Write the table, completely or not at all."""
     with whole_files.whole(out) as part:
         if out.suffix == ".csv":
             import polars as pl
@@ -338,8 +337,8 @@ def _write(table: pl.DataFrame, out: Path) -> None:
 
 
 def _kept(path: Path, asked: Mapping[str, Any], make: Callable[[], Any], kind: Any) -> Any:
-    """What was found for just this before, of a kind as `model.base.typed_values` has them, or what is found now, and kept."""
-    told = json.loads(strict_json.dumps(asked))
+    """Return the kept result of the same request, checked against `kind` (`model.base.typed_values`), or make and keep it."""
+    request = json.loads(strict_json.dumps(asked))
     if path.exists():
         try:
             before = bounded_files.json_of(bounded_files.read_bytes(path))
@@ -347,12 +346,12 @@ def _kept(path: Path, asked: Mapping[str, Any], make: Callable[[], Any], kind: A
             typed_values.check(was, dict[str, Any], "asked")
             typed_values.check(found, kind, "found")
         except (ValueError, KeyError, TypeError):
-            raise ParameterError(f"{path.parent.name} holds {path.name}, which cannot be read; remove it and go on") from None
-        if was != told:
-            differing = next(key for key in {**was, **told} if was.get(key) != told.get(key))
+            raise ParameterError(f"{path.parent.name} holds {path.name}, which cannot be read; remove it and resume") from None
+        if was != request:
+            differing = next(key for key in {**was, **request} if was.get(key) != request.get(key))
             what = f"{path.parent.name} holds settings of another run"
-            raise ParameterError(f"{what}: {differing} differs; remove it, or ask for the same")
+            raise ParameterError(f"{what}: {differing} differs; remove it, or use the same options")
         return found
     found = json.loads(strict_json.dumps(make()))
-    whole_files.write_text(path, strict_json.dumps({"asked": told, "found": found}) + "\n")
+    whole_files.write_text(path, strict_json.dumps({"asked": request, "found": found}) + "\n")
     return found

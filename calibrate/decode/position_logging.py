@@ -1,8 +1,7 @@
-"""Decision logs (`model.logs.position_log`): the target writes, and all layers, heads and the draft are asked what they would have
-said.
+"""Position logs (`model.logs.position_log`): the target generates, and all layers, heads and the draft model predict each token.
 
-Texts of one prompt length are written together, a column at a time; the states of all layers are kept as they are made, so what
-they say costs heads and no pass. The draft reads the finished texts in one pass.
+Sequences with prompts of one length are generated as a batch, one token each at a time. The hidden states of all layers are kept,
+so predictions of layers cost only heads. The draft model reads the finished sequences in one pass.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ if TYPE_CHECKING:
     Tensor = torch.Tensor
 
 GROUP = 50
-"""Texts that are written together."""
+"""Most sequences of a batch."""
 PIECE = 1024
-"""Positions whose logits are held at once."""
+"""Most positions whose logits are in memory at once."""
 Report = Callable[[int, int, str], None]
 
 
 @dataclass
 class Spent:
-    """Where the time of a log went [s]."""
+    """Seconds of the parts of a log."""
 
     writing: float = 0.0
     heads: float = 0.0
@@ -50,7 +49,7 @@ class Spent:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Sum of the parts [s]."""
         return self.writing + self.heads + self.trained_heads + self.draft
 
 
@@ -62,26 +61,27 @@ def make(
     draft: Decoder | None = None, sampling: Sampling | None = None, seed: int = 0, group: int = GROUP, resume: bool = False,
     report: Report | None = None,
 ) -> tuple[PositionLog, Spent]:
-    """Log the texts behind all prompts, and write the log to `out`. What is done is kept in parts beside it until all is.
+    """Log sequences for all prompts, and write the log to `out`.
 
-    `said` is where the log is from; parts of a log that says anything else are not gone on from.
+    Finished batches are kept in a folder next to `out` until all are done. `said` is the description in the log's header; kept
+    parts with another description are refused.
     """
     import polars as pl
 
     if out.suffix != ".json":
-        raise ParameterError(f"out must end in .json, beside which the table comes to lie, got {out.name}")
+        raise ParameterError(f"out must end in .json (the table goes to .parquet), got {out.name}")
     for each in (out, out.with_suffix(".parquet")):
         if each.exists():
             raise ParameterError(f"out must be a new file, and {each.name} is there; give another, or remove it")
     model_directory.refuse_unwritable(out)
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
     if not prompts or not all(prompts):
-        raise ParameterError("prompts must be at least one, and each of at least one token")
-    for prompt in prompts:  # all of them before the first is decoded
+        raise ParameterError("prompts must hold at least one prompt, and each at least one token")
+    for prompt in prompts:  # check all before decoding the first
         real_decoding.check_text({"target": target, **({} if draft is None else {"draft": draft})}, prompt, tokens)
     folder = out.with_suffix(".parts")
     if folder.exists() and not resume:
-        raise ParameterError(f"{folder.name} holds a log that was broken off; go on with --resume, or remove it")
+        raise ParameterError(f"{folder.name} holds an interrupted log; resume with --resume, or remove it")
     spent, found = Spent(), []
     numbered = groups(prompts, group)
     for index, numbers in enumerate(numbered):
@@ -89,8 +89,8 @@ def make(
         if path.exists():
             table = _kept(path, said)
         else:
-            own = {number: prompts[number] for number in numbers}
-            table = logged(target, own, tokens, draft=draft, sampling=sampling, seed=seed, spent=spent)
+            batch = {number: prompts[number] for number in numbers}
+            table = logged(target, batch, tokens, draft=draft, sampling=sampling, seed=seed, spent=spent)
             json_and_parquet.save(path, {"schema_version": _PART, "said": said}, table)
         found.append(table)
         if report is not None:
@@ -102,7 +102,7 @@ def make(
 
 
 def _kept(path: Path, said: Mapping[str, Any]) -> pl.DataFrame:
-    """The rows of a part that was logged before, on whatever day, if it is of the same log."""
+    """Load a part that was logged before; refuse one of another log. The date may differ."""
     folder = path.parent.name
     try:
         before, table = json_and_parquet.load(path, ("said",), "part of a decision log", _PART, "log it again")
@@ -110,15 +110,15 @@ def _kept(path: Path, said: Mapping[str, Any]) -> pl.DataFrame:
             raise ParameterError(f"said must be a table of keys, got {checks.shown(before['said'])}")
     except ParameterError as error:
         raise ParameterError(f"{folder}/{path.name}: {error}; remove {folder}/{path.name}, and --resume logs it again") from None
-    then, told = before["said"], json.loads(strict_json.dumps(said))
-    for key in {**then, **told}:
-        if key != "date" and then.get(key) != told.get(key):
-            raise ParameterError(f"{folder} holds parts of another log: {key} differs; remove it, or ask for the same")
+    then, now = before["said"], json.loads(strict_json.dumps(said))
+    for key in {**then, **now}:
+        if key != "date" and then.get(key) != now.get(key):
+            raise ParameterError(f"{folder} holds parts of another log: {key} differs; remove it, or use the same options")
     return table
 
 
 def groups(prompts: Sequence[Sequence[int]], size: int = GROUP) -> list[list[int]]:
-    """Numbers of prompts that are written together: of one length, in their order."""
+    """Batches of prompts of one length, as lists of their indices."""
     by_length: dict[int, list[int]] = {}
     for number, prompt in enumerate(prompts):
         by_length.setdefault(len(prompt), []).append(number)
@@ -129,9 +129,9 @@ def logged(
     target: Decoder, prompts: Mapping[int, Sequence[int]], tokens: int, *, draft: Decoder | None = None,
     sampling: Sampling | None = None, seed: int = 0, spent: Spent | None = None,
 ) -> pl.DataFrame:
-    """The rows of texts behind prompts of one length, by their numbers; each ends with the token that ends texts, if it comes.
+    """Return the log rows of sequences for prompts of one length, by prompt number. A sequence stops at an end token.
 
-    Greedy, or with `sampling` drawn, by luck that the seed and the text's number decide.
+    Decoding is greedy, or sampled with `sampling`; the seed and the prompt's number decide the random draws.
     """
     import torch
 
@@ -139,14 +139,14 @@ def logged(
     spent = Spent() if spent is None else spent
     if draft is not None and draft.vocabulary != target.vocabulary:
         sizes = f"target {target.vocabulary}, draft {draft.vocabulary}"
-        raise ParameterError(f"models must have one vocabulary, got {sizes} tokens; draft with a model of the same tokenizer")
+        raise ParameterError(f"models must have the same vocabulary, got {sizes} tokens; use a draft with the same tokenizer")
     with torch.inference_mode():
         begun = time.perf_counter()
         written, states = _written(target, prompts, tokens, sampling, seed)
         spent.writing += time.perf_counter() - begun
-        # From here on rows are positions, text by text; what follows the end of a text is left out.
+        # From here on, rows are positions, sequence by sequence, without those after an end token.
         lengths = [len(ended(text, target.ends)) for text in written]
-        width = len(written[0])  # fewer than asked for where all texts have ended before
+        width = len(written[0])  # less than `tokens` if all sequences ended early
         rows = torch.cat([torch.arange(length) + number * width for number, length in enumerate(lengths)]).to(target.device)
         chosen = torch.tensor(written, device=target.device).flatten()[rows]
         states = [each.reshape(-1, each.shape[-1])[rows] for each in states]
@@ -165,7 +165,7 @@ def logged(
 def _written(
     target: Decoder, prompts: Mapping[int, Sequence[int]], tokens: int, sampling: Sampling | None, seed: int
 ) -> tuple[list[list[int]], list[Tensor]]:
-    """The texts, each of so many tokens, and the states before the first layer and behind each: shapes (texts, tokens, hidden)."""
+    """Generate sequences; return them and the states before the first and after every layer: shapes (sequences, tokens, hidden)."""
     import torch
 
     texts = [list(prompt) for prompt in prompts.values()]
@@ -187,8 +187,8 @@ def _written(
             last = tuple(logits.argmax(dim=-1).tolist())
         else:
             scores = logits.double().cpu().numpy()
-            coins = [luck.draw("target: sample", at + 1) for luck in lucks]
-            last = tuple(drawn(sampling.law(row), coin) for row, coin in zip(scores, coins, strict=True))
+            draws = [luck.draw("target: sample", at + 1) for luck in lucks]
+            last = tuple(drawn(sampling.law(row), draw) for row, draw in zip(scores, draws, strict=True))
         for text, token in zip(texts, last, strict=True):
             text.append(token)
         if target.ends and all(any(end in text[width:] for end in target.ends) for text in texts):
@@ -198,7 +198,7 @@ def _written(
 
 
 def _by_layer(target: Decoder, states: list[Tensor], chosen: Tensor, spent: Spent) -> dict[str, Any]:
-    """What layers say of the tokens: arrays (rows, layers)."""
+    """Ranks, confidences and saturations of the tokens at every layer: arrays (rows, layers)."""
     import torch
 
     shape = len(chosen), target.layers
@@ -208,19 +208,19 @@ def _by_layer(target: Decoder, states: list[Tensor], chosen: Tensor, spent: Spen
     }  # fmt: skip
     for layer in range(1, target.layers + 1):
         begun = time.perf_counter()
-        before, behind = states[layer - 1], states[layer]
-        found["saturation"][:, layer - 1] = torch.cosine_similarity(before.float(), behind.float(), dim=-1).cpu().numpy()
+        before, after = states[layer - 1], states[layer]
+        found["saturation"][:, layer - 1] = torch.cosine_similarity(before.float(), after.float(), dim=-1).cpu().numpy()
         for piece in _pieces(len(chosen)):
-            logits = target.common(behind[piece]).float()
+            logits = target.common(after[piece]).float()
             found["rank_common"][piece, layer - 1] = _ranks(logits, chosen[piece])
             found["confidence"][piece, layer - 1] = torch.exp(logits.amax(-1) - logits.logsumexp(-1)).cpu().numpy()
         now = time.perf_counter()
         spent.heads += now - begun
         if layer in target.heads:
             for piece in _pieces(len(chosen)):
-                found["rank_trained"][piece, layer - 1] = _ranks(target.logits(behind[piece], layer).float(), chosen[piece])
+                found["rank_trained"][piece, layer - 1] = _ranks(target.logits(after[piece], layer).float(), chosen[piece])
             spent.trained_heads += time.perf_counter() - now
-    # Behind the last layer there is but one head.
+    # The last layer has only the model's head.
     if target.heads:
         found["rank_trained"][:, -1] = found["rank_common"][:, -1]
     return found
@@ -231,15 +231,15 @@ def _pieces(count: int) -> Iterator[slice]:
 
 
 def _ranks(logits: Tensor, tokens: Tensor) -> Any:
-    """The place of tokens among all, from 1: of equals the first comes first."""
+    """Ranks of tokens by their logits, from 1; ties are ordered by token id."""
     import torch
 
-    own = logits.gather(1, tokens[:, None])
-    above = (logits > own).sum(-1)
-    ties = (logits == own).sum(-1)
+    logit = logits.gather(1, tokens[:, None])
+    above = (logits > logit).sum(-1)
+    ties = (logits == logit).sum(-1)
     if bool((ties > 1).any()):
-        places = torch.arange(logits.shape[1], device=logits.device)
-        above = above + ((logits == own) & (places < tokens[:, None])).sum(-1)
+        ids = torch.arange(logits.shape[1], device=logits.device)
+        above = above + ((logits == logit) & (ids < tokens[:, None])).sum(-1)
     return (above + 1).cpu().numpy()
 
 
@@ -247,7 +247,7 @@ def _of_draft(
     target: Decoder, draft: Decoder, prompts: Sequence[Sequence[int]], written: list[list[int]], states: Tensor, rows: Tensor,
     chosen: Tensor, lengths: list[int], sampling: Sampling | None,
 ) -> dict[str, Any]:
-    """What the draft says along the texts, and the target of the draft's tokens: arrays (rows,)."""
+    """Predictions of the draft along the sequences, and the target's probabilities of the draft's tokens: arrays (rows,)."""
     width, tokens = len(prompts[0]), len(written[0])
     whole = tuple(token for prompt, text in zip(prompts, written, strict=True) for token in [*prompt, *text[:-1]])
     batch = Batch.uniform(tuple(range(len(written))), 0, width + tokens - 1)
@@ -265,7 +265,7 @@ def _of_draft(
 
 
 def _compared(target: Tensor, draft: Tensor, tokens: Tensor, sampling: Sampling | None) -> dict[str, Any]:
-    """Chances of the target's and of the draft's tokens under both, from logits of shape (rows, vocabulary)."""
+    """Probabilities of the target's and the draft's tokens under both models, from logits (rows, vocabulary)."""
     import torch
 
     best = draft.argmax(-1)
@@ -286,16 +286,16 @@ def _compared(target: Tensor, draft: Tensor, tokens: Tensor, sampling: Sampling 
 
 
 def _survivors(agrees: Any) -> Any:
-    """How many agree from each position on, one behind the other.
+    """Number of consecutive agreements from each position on: the accepted length of a draft that starts there.
 
     >>> _survivors(np.array([True, True, False, True])).tolist()
     [2, 1, 0, 1]
     """
     found = np.zeros(agrees.size, np.int32)
     run = 0
-    for place in range(agrees.size - 1, -1, -1):
-        run = run + 1 if agrees[place] else 0
-        found[place] = run
+    for position in range(agrees.size - 1, -1, -1):
+        run = run + 1 if agrees[position] else 0
+        found[position] = run
     return found
 
 

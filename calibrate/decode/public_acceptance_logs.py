@@ -1,8 +1,8 @@
-"""Acceptance logs that others published: how many tokens a round would give if its draft started at each output position.
+"""Published acceptance logs: the tokens of a round that starts at each output position.
 
-JSON lines, a request each: `prompt_token_ids`, `generated_token_ids`, and for each drafter an object `acc_DRAFTER` with `acc_len`,
-a list with a number of at least 1 for each output position (the target's own token is counted).
-`model.methods.speculative.rates_from_logs` makes rates of them, the outcomes of kind `rounds` replay them.
+Files are JSON lines, one request per line: `prompt_token_ids`, `generated_token_ids`, and for each drafter an object `acc_DRAFTER`
+with `acc_len`, a list of whole numbers >= 1, one per output position, which include the target's token.
+`model.methods.speculative.rates_from_logs` estimates rates from them; outcomes of kind `rounds` replay them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ FORM = "JSON lines with prompt_token_ids, generated_token_ids and, for each draf
 
 @dataclass(frozen=True)
 class Request:
-    """One text: its id, tokens of its prompt and of its output, and by output position the tokens of a round that starts there.
+    """One request: id, numbers of prompt and output tokens, and the tokens of a round that starts at each output position.
 
-    `lengths` need not be as many as `output_tokens`: where a drafter was logged on a text of its own, the two differ.
+    `len(lengths)` differs from `output_tokens` if the drafter was logged on another output than the file holds.
     """
 
     id: str
@@ -31,7 +31,7 @@ class Request:
 
     def __post_init__(self) -> None:
         if not self.id:
-            raise ParameterError(f"id must be a text that is not empty, got {checks.shown(self.id)}")
+            raise ParameterError(f"id must be a non-empty string, got {checks.shown(self.id)}")
         checks.whole("prompt_tokens", self.prompt_tokens, 0)
         checks.whole("output_tokens", self.output_tokens, 1)
         if not self.lengths:
@@ -42,7 +42,7 @@ class Request:
 
 @dataclass(frozen=True)
 class AcceptanceLog:
-    """The requests of one drafter. `source` says what they are: measured by whoever published the file.
+    """Requests of one drafter. `source` is their provenance, such as the published file that they were measured for.
 
     >>> log = AcceptanceLog("eagle", (Request("a", 12, 4, (3, 2, 1, 2)), Request("b", 9, 5, (1, 1))), "assumed: by hand")
     >>> log.lengths, log.of_other_texts
@@ -55,26 +55,26 @@ class AcceptanceLog:
 
     def __post_init__(self) -> None:
         if not self.requests:
-            raise ParameterError("requests must have at least one, got none")
+            raise ParameterError("requests must hold at least one request, got none")
         seen: set[str] = set()
         for request in self.requests:
             if request.id in seen:
-                raise ParameterError(f"ids of requests must differ, got {checks.shown(request.id)} twice; take one of them out")
+                raise ParameterError(f"ids of requests must differ, got {checks.shown(request.id)} twice; remove one of them")
             seen.add(request.id)
 
     @property
     def lengths(self) -> list[list[int]]:
-        """As `model.methods.speculative.rates_from_logs` takes them; shapes (positions,)."""
+        """Lengths of each request, shapes (positions,), as `model.methods.speculative.rates_from_logs` takes them."""
         return [[*request.lengths] for request in self.requests]
 
     @property
     def of_other_texts(self) -> tuple[str, ...]:
-        """Ids of requests with more or fewer lengths than output tokens: they were logged on another text than is beside them."""
+        """Ids of requests whose numbers of lengths and output tokens differ: the lengths belong to another output."""
         return tuple(request.id for request in self.requests if len(request.lengths) != request.output_tokens)
 
 
 def read(path: str | Path, drafter: str) -> AcceptanceLog:
-    """The log of one drafter from a file of JSON lines; see `drafters` for which there are."""
+    """Read the log of one drafter from a file of JSON lines; `drafters` lists them."""
     rows = _rows(path)
     known = _drafters(path, rows)
     if drafter not in known:
@@ -85,14 +85,14 @@ def read(path: str | Path, drafter: str) -> AcceptanceLog:
         request = _request(row, f"acc_{drafter}", str(number), f"{path}: row {number}")
         if request.id in found:
             both = f"{checks.shown(request.id)} in rows {found[request.id]} and {number}"
-            raise ParameterError(f"{path}: ids of requests must differ, got {both}; take one of them out")
+            raise ParameterError(f"{path}: ids of requests must differ, got {both}; remove one of them")
         found[request.id] = number
         requests.append(request)
     return AcceptanceLog(drafter, tuple(requests), f"measured: {Path(path).name}, drafter {drafter}")
 
 
 def drafters(path: str | Path) -> tuple[str, ...]:
-    """The drafters that the file's first request names."""
+    """Return the drafters of the file's first request."""
     return _drafters(path, _rows(path))
 
 
@@ -127,9 +127,9 @@ def _rows(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
     try:
         text = bounded_files.read_text(path)
     except UnicodeDecodeError as error:
-        raise ParameterError(f"{path}: it is no text in UTF-8 (byte {error.start + 1}); it must be {FORM}") from None
+        raise ParameterError(f"{path}: it is not text in UTF-8 (byte {error.start + 1}); it must be {FORM}") from None
     rows: list[tuple[int, dict[str, Any]]] = []
-    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: JSON may hold other line ends as they are
+    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: JSON strings may hold other line separators
         if not line.strip():
             continue
         try:

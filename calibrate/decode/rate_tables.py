@@ -1,7 +1,6 @@
-"""Tables of the rates in a log, in the shape of the papers': match rates of PPD's Tables 2 and 6 to 8, acceptance of drafts.
+"""Tables of the rates in a log, in the form of the papers: match rates as in Tables 2 and 6 to 8 of PPD, acceptance of drafts.
 
-Every rate is of counted trials, measured, with Wilson's interval as if they were independent; what they are not is in the tables of
-independence.
+Every rate is measured from counted trials, with Wilson's interval for independent trials. Separate tables test the independence.
 """
 
 from __future__ import annotations
@@ -26,33 +25,33 @@ BINS = 4
 """Ranges of output positions, as in Tables 6 to 8 of [Yang2024]."""
 NONE = float("nan")
 FEW = 5
-"""Rows that are printed of a list of answers."""
+"""Printed rows of a list of requests."""
 DRAWS = 400
-"""Of requests, for the interval of an error."""
+"""Bootstrap draws of requests, for the interval of an error."""
 
 
 @dataclass(frozen=True)
 class RateTable:
-    """Rows of values by column, with a title that says what they are of."""
+    """A table with a title and notes."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
     notes: tuple[str, ...] = ()
-    """Sentences on what the rows say."""
+    """Sentences printed below the rows."""
     most: int | None = None
-    """How many rows are printed; machines get all."""
+    """Most rows to print; JSON has all."""
 
     def document(self) -> dict[str, Any]:
-        """The table for machines: what is no number is null."""
+        """Return the table for JSON; numbers that are not finite are null."""
         clean = [[None if isinstance(value, float) and not np.isfinite(value) else value for value in row] for row in self.rows]
         found = {"title": self.title, "rows": [dict(zip(self.columns, row, strict=True)) for row in clean]}
         return found | ({"notes": [*self.notes]} if self.notes else {})
 
     def lines(self) -> Iterator[str]:
-        """The table as text, columns under their names."""
+        """Lines of the table as text: title, aligned columns, notes."""
         cells = [self.columns, *[tuple(map(_shown, row)) for row in self.rows[: self.most]]]
-        widths = [max(len(row[place]) for row in cells) for place in range(len(self.columns))]
+        widths = [max(len(row[column]) for row in cells) for column in range(len(self.columns))]
         yield self.title
         for row in cells if self.rows else ():
             yield "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
@@ -70,7 +69,7 @@ def _shown(value: Any) -> str:
 def of(
     where: str, candidates: Sequence[int], draft_lengths: Sequence[int], cost_ratio: float, drafter: str | None = None
 ) -> list[RateTable]:
-    """All tables of a log: of our own kind, or a public one of accepted lengths (JSON lines) with its `drafter`."""
+    """Return all tables of a log: a position log, or a public log of accepted lengths (JSON lines) with its `drafter`."""
     for name, values in (("candidates", candidates), ("draft_lengths", draft_lengths)):
         for value in values:
             checks.whole(name, value, 1)
@@ -82,12 +81,12 @@ def of(
         log = public_acceptance_logs.read(where, drafter)
         return [other_texts(log), *acceptance(log.lengths, draft_lengths, cost_ratio, _about(log))]
     if drafter is not None:
-        raise ParameterError("drafter is of public logs; a log of ours has one draft, leave it out")
+        raise ParameterError("drafter is used only with public logs (.jsonl); leave it out")
     return [*tables(position_log.load(where), candidates, draft_lengths, cost_ratio)]
 
 
 def public(where: str, drafter: str) -> tuple[Sequence[Any], str]:
-    """The accepted lengths of a public log, and what they are of."""
+    """Return the accepted lengths of a public log, and their description."""
     from calibrate.decode import public_acceptance_logs
 
     log = public_acceptance_logs.read(where, drafter)
@@ -99,26 +98,26 @@ def _about(log: AcceptanceLog) -> str:
 
 
 def other_texts(log: AcceptanceLog) -> RateTable:
-    """The answers whose lengths belong to another text than the one that is logged beside them."""
+    """Table of requests whose lengths belong to another output than the logged one."""
     other = {*log.of_other_texts}
     rows = tuple((each.id, len(each.lengths), each.output_tokens) for each in log.requests if each.id in other)
     columns, count = ("id", "lengths", "output_tokens"), len(log.requests)
     if not rows:
-        return RateTable(f"Answers whose lengths belong to another text: none of {count}", columns, ())
-    title = f"Answers whose lengths belong to another text: {len(rows)} of {count} ({len(rows) / count:.0%})"
-    note = "lengths of an answer itself are as many as its output tokens; the rates below count those of other texts too"
+        return RateTable(f"Requests with lengths of another output: none of {count}", columns, ())
+    title = f"Requests with lengths of another output: {len(rows)} of {count} ({len(rows) / count:.0%})"
+    note = "their numbers of lengths and output tokens differ; the rates below include them"
     return RateTable(title, columns, rows, (note,), most=FEW)
 
 
 def tables(log: PositionLog, candidates: Sequence[int], draft_lengths: Sequence[int], cost_ratio: float) -> Iterator[RateTable]:
-    """All tables of a log of ours."""
+    """Yield all tables of a position log."""
     heads = [head for head in position_log.HEADS if head == "common" or log.said.get("heads")]
     yield matches(log, candidates, heads)
     for count in candidates:
         yield by_position(log, count, heads[-1])
     yield match_independence(log, candidates, heads[-1])
     if log.drafted:
-        about = f"{log.said['draft']['name']}, {len(log.starts) - 1} texts"
+        about = f"{log.said['draft']['name']}, {len(log.starts) - 1} sequences"
         if log.said.get("sampling") is None:
             yield from acceptance([each + 1 for each in log.column("accepted")], draft_lengths, cost_ratio, about)
         else:
@@ -126,7 +125,7 @@ def tables(log: PositionLog, candidates: Sequence[int], draft_lengths: Sequence[
 
 
 def matches(log: PositionLog, candidates: Sequence[int], heads: Sequence[str]) -> RateTable:
-    """Match rates by layer and k, as in Table 2 of [Yang2024]: head N is the model's own, Y one trained for the layer."""
+    """Table of match rates by layer and k, as in Table 2 of [Yang2024]: head N is the model's, Y is trained for the layer."""
     rows = []
     for layer in range(1, log.layers):
         for head in heads:
@@ -136,11 +135,11 @@ def matches(log: PositionLog, candidates: Sequence[int], heads: Sequence[str]) -
                 found = rates_from_logs.rates(int((log.ranks(layer, head) <= count).sum()), log.table.height)
                 rows.append((layer, "NY"[head == "trained"], count, *map(float, found[:3]), int(found.trials)))
     columns = ("layer", "head", "k", "match_rate", "low", "high", "trials")
-    return RateTable("Match rates (measured): the target's token is among k early candidates", columns, tuple(rows))
+    return RateTable("Match rates (measured): the target's token is among the k early candidates", columns, tuple(rows))
 
 
 def by_position(log: PositionLog, count: int, head: str) -> RateTable:
-    """Match rates by layer and range of output positions, as in Tables 6 to 8 of [Yang2024]."""
+    """Table of match rates by layer and range of output positions, as in Tables 6 to 8 of [Yang2024]."""
     position = log.table["position"].to_numpy()
     edges = np.unique(np.linspace(0, position.max() + 1, BINS + 1).astype(int))
     rows = []
@@ -162,14 +161,17 @@ def _with_head(log: PositionLog, head: str) -> list[int]:
 
 
 def match_independence(log: PositionLog, candidates: Sequence[int], head: str) -> RateTable:
-    """Whether matches are independent coins. The mean of a decoding's time does not ask it (Theorem 4.1 is linear in them), its
-    spread does: `spread` is the standard deviation of the matches of a text over that of independent ones."""
+    """Table of tests of the independence of matches.
+
+    The mean decoding time does not depend on it (Theorem 4.1 is linear in matches), its spread does: `spread` is the standard
+    deviation of a sequence's number of matches, relative to independent matches.
+    """
     rows = []
     for layer in _with_head(log, head):
         for count in candidates:
-            coins = log.matches(layer, count, head)
-            correlation, runs = rates_from_logs.lag_correlation(coins), rates_from_logs.runs_test(coins)
-            sizes, sums = np.array([each.size for each in coins]), np.array([each.sum() for each in coins])
+            matched = log.matches(layer, count, head)
+            correlation, runs = rates_from_logs.lag_correlation(matched), rates_from_logs.runs_test(matched)
+            sizes, sums = np.array([each.size for each in matched]), np.array([each.sum() for each in matched])
             rate = sums.sum() / sizes.sum()
             expected = np.sqrt((sizes * rate * (1 - rate)).mean())
             spread = float(np.sqrt(np.square(sums - sizes * rate).mean()) / expected) if expected else float("nan")
@@ -179,7 +181,7 @@ def match_independence(log: PositionLog, candidates: Sequence[int], head: str) -
 
 
 def acceptance(lengths: Sequence[Any], draft_lengths: Sequence[int], cost_ratio: float, about: str) -> Iterator[RateTable]:
-    """Acceptance of greedy drafts, from how many tokens a round gives that starts at each position of each text."""
+    """Yield tables of the acceptance of greedy drafts, from the tokens of a round that starts at each position."""
     rows: list[tuple[Any, ...]] = []
     position = rates_from_logs.accepted_of_positions(lengths)
     rows.append(("positions", "-", *map(float, position[:3]), int(position.trials), NONE, NONE))
@@ -195,16 +197,16 @@ def acceptance(lengths: Sequence[Any], draft_lengths: Sequence[int], cost_ratio:
             rows.append((name, gamma, *map(float, found[:3]), int(found.trials), *ends))
         rows.append(("mean_acceptance_length", gamma, mean, *[NONE] * 2, int(played.accepted.size), *[NONE] * 2))
     columns = ("accepted over", "gamma", "rate", "low", "high", "trials", "text_low", "text_high")
-    title = f"Acceptance (measured; {about}): alpha is accepted over tested; text_low and text_high know that texts differ"
+    title = f"Acceptance (measured; {about}): alpha is accepted / tested; text_low and text_high: interval over sequences"
     yield RateTable(title, columns, tuple(rows))
     yield _means(lengths, draft_lengths)
     played = rates_from_logs.play(lengths, max(draft_lengths))
     found = rates_from_logs.by_place(played)
-    places = tuple(
-        (place + 1, *[float(part[place]) for part in found[:3]], int(found.trials[place])) for place in range(len(found.rate))
+    positions = tuple(
+        (index + 1, *[float(part[index]) for part in found[:3]], int(found.trials[index])) for index in range(len(found.rate))
     )
-    title = f"Acceptance by place in a draft of {played.draft_length} (measured)"
-    yield RateTable(title, ("place", "rate", "low", "high", "trials"), places)
+    title = f"Acceptance by position in a draft of {played.draft_length} (measured)"
+    yield RateTable(title, ("place", "rate", "low", "high", "trials"), positions)
     yield _acceptance_by_position(lengths, played)
     yield _independence(lengths, draft_lengths)
     yield _dependence(lengths, draft_lengths, cost_ratio)
@@ -217,11 +219,11 @@ def _means(lengths: Sequence[Any], draft_lengths: Sequence[int]) -> RateTable:
     )  # fmt: skip
     rows = tuple((*each[:8], each.half) for each in found)
     notes = [
-        f"gamma={each.draft_length}: half of the rounds come from {each.half} of {each.sequences} sequences"
-        + (": few weigh most, and the mean over rounds is theirs" if each.few else "")
+        f"gamma={each.draft_length}: half of the rounds belong to {each.half} of {each.sequences} sequences"
+        + (": a few long ones dominate the mean over rounds" if each.few else "")
         for each in (min(found, key=lambda each: each.half),)
     ]
-    title = "Tokens a round (measured), the target's own counted: every round weighs alike, or every sequence does"
+    title = "Tokens per round (measured, with the target's token): mean over rounds, and mean over sequences"
     return RateTable(title, columns, rows, tuple(notes))
 
 
@@ -229,16 +231,16 @@ def _acceptance_by_position(lengths: Sequence[Any], played: rates_from_logs.Play
     edges = np.unique(np.linspace(0, max(len(each) for each in lengths), BINS + 1).astype(int)).tolist()
     found = rates_from_logs.by_output_position(played, edges)
     rows = tuple(
-        (f"{low + 1}-{high}", *[float(part[place]) for part in found[:3]], int(found.trials[place]))
-        for place, (low, high) in enumerate(pairwise(edges))
+        (f"{low + 1}-{high}", *[float(part[index]) for part in found[:3]], int(found.trials[index]))
+        for index, (low, high) in enumerate(pairwise(edges))
     )
     title = f"Acceptance by output position, drafts of {played.draft_length} (measured)"
     return RateTable(title, ("positions", "rate", "low", "high", "trials"), rows)
 
 
 def _independence(lengths: Sequence[Any], draft_lengths: Sequence[int]) -> RateTable:
-    coins = rates_from_logs.coins(lengths)
-    correlation, runs = rates_from_logs.lag_correlation(coins), rates_from_logs.runs_test(coins)
+    accepted = rates_from_logs.coins(lengths)
+    correlation, runs = rates_from_logs.lag_correlation(accepted), rates_from_logs.runs_test(accepted)
     rows: list[tuple[Any, ...]] = [
         ("correlation of neighbours", "-", correlation.correlation, correlation.p_value),
         ("runs test, z", "-", runs.z, runs.p_value),
@@ -246,22 +248,22 @@ def _independence(lengths: Sequence[Any], draft_lengths: Sequence[int]) -> RateT
     for gamma in draft_lengths:
         geometric = rates_from_logs.geometric_test(rates_from_logs.play(lengths, gamma))
         rows.append(("accepted lengths, chi-square", gamma, geometric.statistic, geometric.p_value))
-    return RateTable("Are acceptances independent coins?", ("test", "gamma", "statistic", "p_value"), tuple(rows))
+    return RateTable("Are acceptances independent (measured)?", ("test", "gamma", "statistic", "p_value"), tuple(rows))
 
 
 def _dependence(lengths: Sequence[Any], draft_lengths: Sequence[int], cost_ratio: float) -> RateTable:
     found = rates_from_logs.dependence(lengths, draft_lengths, cost_ratio, DRAWS, np.random.default_rng(0))
-    title = f"Error of independence: a prediction from the alpha of positions alone, at cost_ratio={cost_ratio:g} (assumed)"
+    title = f"Error of the i.i.d. prediction from alpha over positions, at cost_ratio={cost_ratio:g} (assumed)"
     columns = ("gamma", "alpha", "tokens predicted", "tokens seen", "error", "low", "high", "speed-up predicted", "speed-up seen")
     return RateTable(title, columns, tuple(tuple(row) for row in found))
 
 
 def drawn(log: PositionLog, about: str) -> RateTable:
-    """Acceptance of drawn drafts: the mean of sum min(p, q), and of min(1, q/p) of the tokens put out, which estimates the same."""
+    """Table of the acceptance of sampled drafts: mean of sum min(p, q), and its estimate min(1, q/p) of generated tokens."""
     overlap = np.concatenate(log.column("overlap"))
     chance = np.concatenate(log.chances())
     rows = tuple(
         (name, float(each.mean()), float(each.std(ddof=1) / np.sqrt(each.size)), int(each.size))
-        for name, each in (("sum min(p, q)", overlap), ("min(1, q/p) of the token put out", chance))
+        for name, each in (("sum min(p, q)", overlap), ("min(1, q/p) of the generated token", chance))
     )
-    return RateTable(f"Acceptance of drawn drafts (measured; {about})", ("estimate", "rate", "standard_error", "positions"), rows)
+    return RateTable(f"Acceptance of sampled drafts (measured; {about})", ("estimate", "rate", "standard_error", "positions"), rows)

@@ -1,6 +1,6 @@
-"""Decoding real models by the algorithms of this project: what was put out and done, and every read with its answer.
+"""Decoding with real models by the algorithms of this project.
 
-The Python twin of `calibrate decode`. Seconds are measured on this machine, between two moments at which the device is idle.
+The Python interface of `calibrate decode`. Seconds are measured on this machine, and the device is idle at the start and the end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from calibrate.workers.worker_pool import Pool
 
 DEPTHS = MappingProxyType({"target": "layers", "draft": "draft_layers", "medium": "medium_layers"})
-"""What says the depth of a model, by its role."""
+"""Parameter that holds the depth of a model, by role."""
 
 
 def decode(
@@ -39,30 +39,30 @@ def decode(
     answers: Answers | None = None, times: RunTimes | None = None, pool: Pool | ModelProcesses | None = None,
     lanes: Lanes | None = None, spans: list[dict[str, Any]] | None = None,
 ) -> Decoding:
-    """Decode `tokens` tokens behind a prompt of at least one, or until one of `stop`, which end texts.
+    """Generate `tokens` tokens after a prompt, or fewer until one of the end tokens `stop`.
 
     Parameters
     ----------
     method
         A folder of `model/methods`, or the dotted path of a module that is allowed (`model.methods.registry.allowing`).
     models
-        Decoders by role: the target, and those that the method has beside it.
+        Decoders by role: the target and the other models of the method.
     settings
-        The method's parameters but for the depths of the models, which they say themselves.
+        Parameters of the method. Depths are read from the models.
     sampling, luck
-        The law of drawn tokens, and where the numbers come from.
+        Distribution of sampled tokens, and the seeded random draws. Greedy without `sampling`.
     log
-        Whether every read and its answer are kept.
+        Keep every read with its answer.
     pool
-        Processes that make the passes of sub-processes (`calibrate.workers.worker_pool`), or those of a model each
-        (`calibrate.workers.model_processes`); this one makes them one after another where left out.
+        Processes that run the passes of sub-processes (`calibrate.workers.worker_pool`), or one process per model
+        (`calibrate.workers.model_processes`). By default this process runs all passes, one after another.
     lanes
-        Streams of the target's GPU on which passes of sub-processes are made (`calibrate.untested_on_gpu.over_streams`), in the
-        place of a pool.
+        Streams of the target's GPU that run the passes of sub-processes (`calibrate.untested_on_gpu.over_streams`), instead of a
+        pool.
     spans
-        What happened when is added to it (`model.logs.spans.plain`), of decodings over a pool or over streams.
+        List to which the measured intervals are added (`model.logs.spans.plain`), for decodings over a pool or over streams.
     answers, times
-        See `calibrate.interpreters.in_one_process.Real`. Where a world answers, the prompt's tokens are the places of a text, from
+        See `calibrate.interpreters.in_one_process.Real`. With `answers`, the prompt's tokens are the positions of a sequence, from
         0.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -115,11 +115,11 @@ def decode(
 
 
 def _over(over: Pool | ModelProcesses | Lanes, parameters: MethodParameters, more: Mapping[str, Any]) -> Any:
-    """The interpreter over processes, or over streams."""
+    """Return the interpreter over processes or over streams."""
     from calibrate.untested_on_gpu.over_streams import Lanes, Streams
     from calibrate.workers.model_processes import ModelProcesses, OverModels
 
-    if isinstance(over, ModelProcesses):  # a method may have more models than units: then some of them take turns
+    if isinstance(over, ModelProcesses):  # models may outnumber units; some then take turns
         return OverModels(over, **more)
     if parameters.units > over.units:
         what = "streams" if isinstance(over, Lanes) else "processes"
@@ -134,9 +134,9 @@ def _over(over: Pool | ModelProcesses | Lanes, parameters: MethodParameters, mor
 def parameters_of(
     method: str, models: Mapping[str, Decoder], settings: Mapping[str, Any], *, batches: bool = False
 ) -> MethodParameters:
-    """The checked parameters of a method on these models: of just the roles that it has, with their depths filled in.
+    """Return the checked parameters of a method, with the depths of its models, and refuse missing or unused models.
 
-    Several texts at once (`batches`) may be decoded where outcomes are forced: models are asked about one.
+    `batches` allows several sequences at once, which needs forced outcomes: real models decode one.
     """
     kind = registry.parameters(method)
     table = table_records.renamed(kind, settings)
@@ -159,19 +159,19 @@ def parameters_of(
     parameters: MethodParameters = table_records.build(kind, table, "method", "give it with --set KEY=VALUE")
     if parameters.decoded_sequences > 1 and not batches:
         given = f"{parameters.decoded_sequences} sequences; leave out sequences and lengths"
-        raise ParameterError(f"sequences must be 1, as one is decoded at a time, got {given}")
+        raise ParameterError(f"sequences must be 1, as real models decode one at a time, got {given}")
     if parameters.full_batch > 1:
         given = f"sequences={parameters.sequences} with batching={parameters.batching!r}"
         if not parameters.static_batches:
-            one = f"sequences must be 1, as method {method} decodes real sequences one at a time"
-            raise ParameterError(f"{one}, got {given}; leave out sequences")
+            bound = f"sequences must be 1, as method {method} decodes real sequences one at a time"
+            raise ParameterError(f"{bound}, got {given}; leave out sequences")
         remedy = "set batching = 'static'" if batches else "leave out sequences"
-        raise ParameterError(f"real batches are static, all of whose sequences are decoded, got {given}; {remedy}")
+        raise ParameterError(f"real batches are static: all sequences of a batch are decoded, got {given}; {remedy}")
     return parameters
 
 
 def scheduled(method: str, settings: Mapping[str, Any], prompt: int, tokens: int) -> dict[str, Any]:
-    """Settings with the bounds of a schedule that goes by positions, where they are left out: from this prompt to the last token.
+    """Return the settings, with the lengths of prompt and sequence for a method whose schedule depends on positions.
 
     >>> scheduled("skipdecode", {"min_layers": 2}, 5, 16)
     {'prompt': 5, 'sequence_length': 21, 'min_layers': 2}
@@ -182,25 +182,25 @@ def scheduled(method: str, settings: Mapping[str, Any], prompt: int, tokens: int
 
 
 def exits_early(parameters: MethodParameters) -> bool:
-    """Whether tokens are read from layers below the last, where trained heads can read; of a method from outside it may be so."""
+    """True if tokens are read at layers before the last, where trained heads apply; assumed for outside methods."""
     if not type(parameters).__module__.startswith("model.methods."):
         return True
     return parameters.reads_early
 
 
 def roles(method: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """The models that a method has with these parameters, the target first."""
+    """Return the roles of a method's models with these parameters, the target first."""
     kind = registry.parameters(method)
     return ("target", *kind.roles_for(table_records.renamed(kind, settings)))
 
 
 def takes_stop(method: str) -> bool:
-    """Whether a token ends its texts: beam search takes none."""
+    """True if end tokens can stop the method; beam search ignores them."""
     return "stop" in inspect.signature(registry.algorithm(method).decode).parameters
 
 
 def check_text(models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int) -> None:
-    """Refuse a prompt that is empty, holds what no model has a row for, or is too long with what is to be written."""
+    """Refuse a prompt that is empty, has tokens outside a vocabulary, or exceeds a model's positions with the new tokens."""
     if not prompt:
         raise ParameterError("prompt must have at least one token, got none; begin with the model's start token")
     for role, decoder in models.items():
@@ -208,7 +208,7 @@ def check_text(models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int
         if wrong:
             bound = f"between 0 and {decoder.vocabulary - 1}, the vocabulary of model {decoder.name}"
             raise ParameterError(f"prompt must hold tokens {bound}, got {wrong[0]}; tokenize it with that model's tokenizer")
-        needed = len(prompt) + tokens - 1  # the last token is written, not read
+        needed = len(prompt) + tokens - 1  # no pass reads the last token
         if decoder.longest is not None and needed > decoder.longest:
             raise ParameterError(
                 f"prompt and tokens must fit the {decoder.longest} positions of model {decoder.name} ({role}), got {len(prompt)}"
@@ -217,23 +217,23 @@ def check_text(models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int
 
 
 def check_room(models: Mapping[str, Decoder], parameters: MethodParameters, prompt: int, tokens: int) -> None:
-    """Refuse a batch in which texts that draft along with others go beyond the positions that a model has."""
+    """Refuse a batch whose drafts can exceed a model's positions: all sequences draft as long as any of them does."""
     beyond = parameters.overrun
     for role, decoder in models.items() if beyond else ():
         if decoder.longest is not None and prompt + tokens - 1 + beyond > decoder.longest:
             raise ParameterError(
                 f"prompt, tokens and draft_length must fit the {decoder.longest} positions of model {decoder.name} ({role}) in a"
-                f" batch, whose texts draft for as long as any of them can, got {prompt}, {tokens} and {beyond}; take fewer tokens"
+                f" batch, all of whose sequences draft as long as any, got {prompt}, {tokens} and {beyond}; take fewer tokens"
             )
 
 
 def warm(models: Mapping[str, Decoder]) -> None:
-    """Run a token through every model: what a library does once, it does then."""
+    """Run a token through every model, so that one-time work of the libraries is done."""
     for decoder in {id(decoder): decoder for decoder in models.values()}.values():
         decoder.warm()
 
 
 def settle(models: Mapping[str, Decoder]) -> None:
-    """Wait until every device has done all that it was given."""
+    """Wait until all devices are idle."""
     for decoder in models.values():
         decoder.settle()

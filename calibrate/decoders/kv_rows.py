@@ -1,8 +1,7 @@
-"""The keys and values that a model's layers hold, each layer with a length of its own.
+"""KV cache rows of a model's layers, with a separate length per layer.
 
-Layers write into buffers that are longer than what they hold, so a pass copies no rows but its own; cutting is a number. A copy
-shares the buffers until one of the two writes where the other reads. The library's layers are handed this in the place of their
-cache: they call `update` and nothing else.
+Buffers have spare capacity, so a pass copies only its new rows, and a cut changes only a length. A copy shares the buffers until
+either writes where the other reads. The library's layers receive `KvRows` as their cache, and call only `update`.
 """
 
 from __future__ import annotations
@@ -16,34 +15,34 @@ if TYPE_CHECKING:
     Tensor = torch.Tensor
 
 ROOM = 64
-"""Rows that a buffer has at least behind those that it is made for."""
+"""Least spare rows of a new buffer."""
 
 
 class RowsMade(Exception):  # noqa: N818  it is no error: it ends a layer of which only keys and values are wanted
-    """Keys and values are written, and nothing else of this layer is asked for."""
+    """Raised to end a layer after its keys and values are written."""
 
 
 class Spots(NamedTuple):
-    """Where a pass over sequences at unequal positions writes its rows."""
+    """Write positions of a pass over sequences at unequal positions."""
 
     sequences: Tensor
-    """Index of each in the batch, shape (sequences, 1), or (tokens,) where widths are unequal."""
+    """Index of each in the batch, shape (sequences, 1), or (tokens,) if widths are unequal."""
     positions: Tensor
-    """Shape (sequences, width), or (tokens,) where widths are unequal."""
+    """Shape (sequences, width), or (tokens,) if widths are unequal."""
     first: int
-    """The least of them."""
+    """First position."""
     end: int
-    """Behind the last of them."""
+    """End after the last position."""
     ends: tuple[int, ...]
-    """Behind the last of each sequence."""
+    """End of each sequence."""
     kept: Tensor | None = None
-    """Where widths are unequal: which of the tokens, padded to the widest, write rows, shape (sequences, widest)."""
+    """With unequal widths: True for tokens that write rows, False for padding, shape (sequences, widest)."""
 
 
 class LayerRows:
-    """One layer's keys and values, of shape (sequences, heads, capacity, head_dim), of which `length` rows count.
+    """Keys and values of one layer, shape (sequences, heads, capacity, head_dim), of which the first `length` rows are valid.
 
-    Of sequences that hold unequally many, `ends` says how many of each do, and `length` is the most.
+    If sequences hold unequal numbers of rows, `ends` has the number of each, and `length` is the largest.
     """
 
     __slots__ = ("ends", "fixed", "keys", "length", "lent", "values", "whole")
@@ -53,16 +52,15 @@ class LayerRows:
         self.values: Tensor | None = None
         self.length = 0
         self.lent = 0
-        """Rows that somebody else may be reading in the same buffer: to write there takes a buffer of one's own."""
+        """Rows of the buffer that a copy may read: writing there needs a new buffer."""
         self.fixed = False
-        """Whether the buffer is one that graphs write in (`calibrate.untested_on_gpu.cuda_graphs`): nobody else can be reading
-        there."""
+        """True for the buffer of a CUDA graph (`calibrate.untested_on_gpu.cuda_graphs`), which no copy shares."""
         self.ends: tuple[int, ...] | None = None
         self.whole = False
-        """Whether there are numbers in all of the buffer: after the end of a sequence they are read, and count for nothing."""
+        """True if the whole buffer is initialised: masked attention reads the rows after the end of a shorter sequence."""
 
     def copy(self) -> LayerRows:
-        """The same rows, in the same buffer unless that is fixed. Whoever writes first behind them may; the copy never does."""
+        """Return a copy that shares the buffer unless that is fixed. Only the original may append in place, never the copy."""
         other = LayerRows()
         if self.fixed:
             if self.keys is not None and self.values is not None and self.length:
@@ -75,7 +73,7 @@ class LayerRows:
         return other
 
     def write(self, keys: Tensor, values: Tensor, whole: bool = False) -> tuple[Tensor, Tensor]:
-        """Add rows behind those that count; all that count then, as views."""
+        """Append rows, and return views of all valid rows."""
         start, end = self.length, self.length + keys.shape[2]
         if self.keys is None or end > self.keys.shape[2] or start < self.lent:
             self._move(keys, end, whole)
@@ -87,7 +85,7 @@ class LayerRows:
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def write_each(self, keys: Tensor, values: Tensor, spots: Spots) -> tuple[Tensor, Tensor]:
-        """Write rows of sequences at positions of their own; all up to the longest sequence then, as views."""
+        """Write rows of sequences at unequal positions, and return views up to the end of the longest sequence."""
         if self.keys is None or spots.end > self.keys.shape[2] or spots.first < self.lent or not self.whole:
             self._move(keys, spots.end, True)
         assert self.keys is not None
@@ -98,11 +96,11 @@ class LayerRows:
         return self.keys[:, :, : spots.end], self.values[:, :, : spots.end]
 
     def hold(self, ends: tuple[int, ...]) -> None:
-        """Count so many rows of each sequence."""
+        """Set the number of valid rows of each sequence."""
         self.length, self.ends = max(ends), ends if len({*ends}) > 1 else None
 
     def _move(self, like: Tensor, end: int, whole: bool = False) -> None:
-        """Into a buffer of one's own, with room to grow by half."""
+        """Move the rows to a new buffer, with spare capacity of a half."""
         shape = (*like.shape[:2], end + max(end // 2, ROOM), like.shape[3])
         old_keys, old_values, self.whole = self.keys, self.values, whole
         self.keys, self.values = (like.new_zeros(shape) if whole else like.new_empty(shape) for _ in range(2))
@@ -111,17 +109,17 @@ class LayerRows:
             self.values[:, :, : self.length] = old_values[:, :, : self.length]
         self.lent, self.fixed = 0, False
 
-    def keep(self, places: list[int]) -> None:
-        """Keep these of the rows, in their order."""
-        if places == [*range(len(places))]:
-            self.length = len(places)
+    def keep(self, rows: list[int]) -> None:
+        """Keep only these rows, in this order."""
+        if rows == [*range(len(rows))]:
+            self.length = len(rows)
         elif self.keys is not None and self.values is not None:
-            keys, values = self.keys[:, :, places], self.values[:, :, places]
+            keys, values = self.keys[:, :, rows], self.values[:, :, rows]
             self.length, self.keys, self.values = 0, None, None
             self.write(keys, values)
 
     def of(self, chosen: list[int]) -> LayerRows:
-        """The rows of some of the sequences."""
+        """Return the rows of some of the sequences."""
         other = LayerRows()
         if self.keys is not None and self.values is not None:
             ends = (self.length,) if self.ends is None else tuple([self.ends[index] for index in chosen])
@@ -132,10 +130,10 @@ class LayerRows:
 
 
 class KvRows:
-    """All layers' rows of one sequence, or of several.
+    """Rows of all layers, of one or several sequences.
 
-    Rows of one sequence lie by position; where several hypotheses were read they lie in the order they came, and `at` says the
-    position of each, `sees` which rows it follows.
+    The rows of a sequence are in order of position. After passes over several hypotheses they are in order of arrival: `at` has the
+    position of each row, and `sees` the rows that it attends to.
     """
 
     def __init__(self, layers: int) -> None:
@@ -143,13 +141,13 @@ class KvRows:
         self.at: list[int] | None = None
         self.sees: list[Sequence[int]] = []
         self.crossed: Any = None
-        """What a decoder of an encoder-decoder attends to, with its keys and values: the same for all positions."""
+        """Encoder output and its keys and values, for cross-attention; the same for all positions."""
         self.kv_only = False
         self.spots: Spots | None = None
-        """Where the pass that is made writes, if its sequences stand at unequal positions."""
+        """Write positions of the current pass, if its sequences are at unequal positions."""
 
     def copy(self) -> KvRows:
-        """What a sub-process starts with."""
+        """Return the rows that a sub-process starts with."""
         other = KvRows(0)
         other.layers = [layer.copy() for layer in self.layers]
         other.at = None if self.at is None else self.at[:]
@@ -158,85 +156,85 @@ class KvRows:
         return other
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """What the library's attention calls: write, and hand back all rows."""
-        own, spots = self.layers[layer], self.spots
-        found = own.write(keys, values) if spots is None else own.write_each(keys, values, spots)
+        """Write new rows and return all rows, as the library's attention expects."""
+        held, spots = self.layers[layer], self.spots
+        found = held.write(keys, values) if spots is None else held.write_each(keys, values, spots)
         if self.kv_only:
             raise RowsMade
         return found
 
     def get_seq_length(self, layer: int = 0) -> int:
-        """Rows that a layer holds: the library's name."""
+        """Return the number of rows of a layer; named by the library."""
         return self.layers[layer].length
 
     def cut(self, at: int) -> None:
-        """Let go of all rows at position `at` and behind it."""
+        """Drop all rows from position `at` on."""
         if self.at is None:
             for layer in self.layers:
                 layer.length = min(layer.length, at)
             return
-        places = [place for place, position in enumerate(self.at) if position < at]
-        if len(places) == len(self.at):
+        kept = [row for row, position in enumerate(self.at) if position < at]
+        if len(kept) == len(self.at):
             return
-        first = next((place for place, old in enumerate(places) if place != old), len(places))  # before it nothing moves
-        new = {old: place for place, old in enumerate(places)}
+        first = next((row for row, old in enumerate(kept) if row != old), len(kept))  # rows before it do not move
+        new = {old: row for row, old in enumerate(kept)}
         for layer in self.layers:
-            layer.keep(places)
-        self.at = [self.at[place] for place in places]
-        self.sees = self.sees[:first] + [[new[each] for each in self.sees[place]] for place in places[first:]]
+            layer.keep(kept)
+        self.at = [self.at[row] for row in kept]
+        self.sees = self.sees[:first] + [[new[each] for each in self.sees[row]] for row in kept[first:]]
 
     def follow(self, at: int, tree: tuple[int, ...]) -> list[Sequence[int]]:
-        """Place the tokens of a pass over several hypotheses, as `Forward.tree` says; which rows each sees, itself the last."""
+        """Add rows for a pass over several hypotheses (`Forward.tree`); return the rows that each token sees, itself the last."""
         if self.at is None:
             length = max(layer.length for layer in self.layers)
-            self.at, self.sees = [*range(length)], [range(place + 1) for place in range(length)]
-        before = [place for place, position in enumerate(self.at) if position == at - 1]
+            self.at, self.sees = [*range(length)], [range(row + 1) for row in range(length)]
+        before = [row for row, position in enumerate(self.at) if position == at - 1]
         first = len(self.at)
         for index, follows in enumerate(tree):
-            place = before[-1 - follows] if follows < 0 and at else first + follows if follows >= 0 else None
-            self.at.append(at if place is None else self.at[place] + 1)
-            self.sees.append([*([] if place is None else self.sees[place]), first + index])
+            parent = before[-1 - follows] if follows < 0 and at else first + follows if follows >= 0 else None
+            self.at.append(at if parent is None else self.at[parent] + 1)
+            self.sees.append([*([] if parent is None else self.sees[parent]), first + index])
         return self.sees[first:]
 
     def adopt(self, other: KvRows, at: int, layers: int, hypothesis: int | None = None) -> None:
-        """Take over another's rows at one position, of layers [0, layers): there the only one, or that of a hypothesis."""
+        """Copy the row of `other` at a position, or of a hypothesis there, for layers [0, layers)."""
         self.cut(at)
-        place = at + (hypothesis or 0)
+        row = at + (hypothesis or 0)
         for mine, theirs in zip(self.layers[:layers], other.layers, strict=False):
-            if mine.length != at or theirs.length <= place or theirs.keys is None or theirs.values is None:
-                raise RuntimeError(f"rows at position {at} cannot be taken over: {theirs.length} there, {mine.length} here")
-            mine.write(theirs.keys[:, :, place : place + 1], theirs.values[:, :, place : place + 1])
+            if mine.length != at or theirs.length <= row or theirs.keys is None or theirs.values is None:
+                raise RuntimeError(f"the row at position {at} cannot be copied: {theirs.length} rows there, {mine.length} here")
+            mine.write(theirs.keys[:, :, row : row + 1], theirs.values[:, :, row : row + 1])
 
     def of(self, chosen: list[int]) -> KvRows:
-        """The rows of some of the sequences."""
+        """Return the rows of some of the sequences."""
         other = KvRows(0)
         other.layers = [layer.of(chosen) for layer in self.layers]
         return other
 
 
 def joined(parts: list[KvRows]) -> KvRows:
-    """The rows of several sequences, each by itself, as those of one batch."""
+    """Join the rows of several single sequences to those of a batch."""
     import torch
 
     result = KvRows(len(parts[0].layers))
     for number, layer in enumerate(result.layers):
-        own = [part.layers[number] for part in parts]
-        held = [(each.keys, each.values) for each in own if each.keys is not None and each.values is not None]
+        singles = [part.layers[number] for part in parts]
+        held = [(each.keys, each.values) for each in singles if each.keys is not None and each.values is not None]
         if not held:
             continue
-        ends = tuple([each.length for each in own])
-        keys, values = (torch.cat([_padded(each, kind, held[0][kind], max(ends)) for each in own]) for kind in (0, 1))
+        ends = tuple([each.length for each in singles])
+        keys, values = (torch.cat([_padded(each, kind, held[0][kind], max(ends)) for each in singles]) for kind in (0, 1))
         layer.write(keys, values, whole=len({*ends}) > 1)
         layer.hold(ends)
     return result
 
 
 def _padded(rows: LayerRows, kind: int, like: Tensor, length: int) -> Tensor:
-    """The keys (0) or values (1) of a sequence, padded to so many rows."""
-    whose = rows.values if kind else rows.keys
-    if whose is not None and rows.length == length:
-        return whose[:, :, :length]
+    """Return the keys (0) or values (1) of a sequence, padded with zeros to `length` rows."""
+    held = rows.values if kind else rows.keys
+    if held is not None and rows.length == length:
+        return held[:, :, :length]
     found = like.new_zeros((1, like.shape[1], length, like.shape[3]))
-    if whose is not None:
-        found[:, :, : rows.length] = whose[:, :, : rows.length]
+    if held is not None:
+        found[:, :, : rows.length] = held[:, :, : rows.length]
     return found

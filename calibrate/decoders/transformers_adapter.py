@@ -1,8 +1,7 @@
-"""The adapter of transformers models: any span of their layers, one pass at a time, on rows of our own
-(`calibrate.decoders.kv_rows`).
+"""Adapter of transformers models: passes through any span of layers, with separate KV cache rows (`calibrate.decoders.kv_rows`).
 
-The library's layers are called as they are; what its bodies do around them (positions, masks, norms, scales) is done here, once for
-each family of architectures. Nothing else of this project calls a layer.
+The library's layers are called unchanged. The work of the model around them (positions, masks, norms, scales) is done here, for
+each family of architectures. All calls of layers in this project are in this module.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """Where the tokens of a pass stand, and what they see."""
+    """Positions and attention mask of the tokens of a pass."""
 
     positions: Tensor
-    """Shape (1, width), or (sequences, width) for a batch whose sequences stand at unequal positions."""
+    """Shape (1, width), or (sequences, width) for a batch with sequences at unequal positions."""
     mask: Tensor | None
-    """True where a token sees a row, shape (1 or sequences, 1, width, rows); None: each sees all before it and itself."""
+    """True if a token attends to a row, shape (1 or sequences, 1, width, rows); None: causal, to itself and all before it."""
     extras: Any
-    """What an architecture makes of the positions, for all layers."""
+    """The architecture's encoding of the positions, for all layers."""
     spots: Spots | None = None
-    """Where rows are written, if sequences stand at unequal positions."""
+    """Write positions of the rows, if sequences are at unequal positions."""
 
 
 def run_layers(layers: LayerSpan) -> list[int]:
-    """The layers of a pass, but for its gaps.
+    """Return the layers of a pass, without its gaps.
 
     >>> run_layers(LayerSpan(0, 6, ((1, 4),)))
     [0, 4, 5]
@@ -45,23 +44,23 @@ def run_layers(layers: LayerSpan) -> list[int]:
 
 
 class Padding(NamedTuple):
-    """Tokens of a batch of unequal widths as a rectangle: each row ends with copies of the last token of its sequence."""
+    """Tokens of a batch with unequal widths, padded to a rectangle with copies of each sequence's last token."""
 
     taken: Tensor
-    """Of each place of the rectangle the index of its token among those of the pass, shape (sequences, widest)."""
+    """Index among the tokens of the pass, shape (sequences, widest)."""
     kept: Tensor
-    """Whether it is a token of the pass, and no copy; same shape."""
+    """True for tokens of the pass, False for copies; same shape."""
 
 
 class Decoder:
-    """A decoder's layers, embedding and head, of a model of the transformers library.
+    """Layers, embedding and head of a decoder of the transformers library.
 
     Parameters
     ----------
     full
         The library's model, with its head; it is set to `eval`.
     name
-        What messages call it.
+        Name for messages.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> tiny = LlamaConfig(vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2)
@@ -89,41 +88,41 @@ class Decoder:
         self.device: torch.device = self.head.weight.device
         self.dtype: torch.dtype = self.head.weight.dtype
         self.heads: dict[int, Tensor] = {}
-        """Trained heads by the layer behind which they read, shape (vocabulary, hidden) each; elsewhere the model's own reads."""
+        """Trained heads by the layer after which they apply, shape (vocabulary, hidden) each. Other layers use the model's head."""
         self.tokenizer: Any = None
         self.checksum = ""
-        """Of its weights, where they were read from files."""
+        """Checksum of the weights, if loaded from files."""
         self.source: Any = None
-        """What the encoder of an encoder-decoder made of its text."""
+        """Output of the encoder, for an encoder-decoder."""
         self.longest = self._longest()
         self._placed: tuple[int, int, Place] | None = None
-        """Where the tokens of the last pass stood: the next one through later layers has them there too."""
+        """Positions of the last pass, kept for the next pass, which may run later layers of the same tokens."""
         self.numbers: Tensor | None = None
-        """All tokens, on the device: one of them is then a part of it, and no copy that the processor waits for."""
+        """All token ids, on the device: a view of it needs no synchronous copy from the host."""
 
     def _longest(self) -> int | None:
-        """The most positions that the model knows."""
+        """Return the most positions of the model, None if unlimited."""
         found = getattr(self.config, "max_position_embeddings", None)
         window = getattr(self.config, "sliding_window", None)
         if window is not None and getattr(self.config, "use_sliding_window", True):
-            found = min(found or window, window)  # beyond it rows would have to be let go of
+            found = min(found or window, window)  # beyond the window, rows would have to be dropped
         return found
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The tokens that end a text, if any do."""
+        """End tokens, if any."""
         found = getattr(self.full.generation_config, "eos_token_id", None)
         return tuple(found) if isinstance(found, list) else () if found is None else (found,)
 
     @property
     def start(self) -> int | None:
-        """The token that a text begins with where nothing is given."""
+        """Start token of a sequence without a prompt."""
         config = self.config
         found = getattr(config, "decoder_start_token_id", None) if config.is_encoder_decoder else config.bos_token_id
         return found if found is not None else next(iter(self.ends), None)
 
     def rows(self) -> KvRows:
-        """No rows yet, of a new text."""
+        """Return empty rows, for a new sequence."""
         return KvRows(self.layers)
 
     def run(
@@ -131,11 +130,11 @@ class Decoder:
         batch: Batch | None = None, tree: tuple[int, ...] = (), seen: list[Tensor] | None = None,
         between: Callable[[int], None] | None = None,
     ) -> Tensor:
-        """Run layers on tokens from position `at` on, shape (tokens, hidden): `model.steps.Forward`.
+        """Run layers on tokens from position `at` on (`model.steps.Forward`); return their states, shape (tokens, hidden).
 
-        `state` is what the layers before have made of them. Rows from `at` on are let go of first. The sequences of a batch are
-        padded to the widest of them: what fills them up is computed, but writes no rows. `seen` gets the state before each layer,
-        and `between` is called with its number; what that raises ends the pass.
+        `state` is the output of earlier layers. Rows from `at` on are dropped first. Sequences of a batch are padded to the widest;
+        padding is computed, but writes no rows. `seen` receives the state before each layer. `between` is called with the index of
+        each layer before it runs, and an exception from it ends the pass.
         """
         import torch
 
@@ -173,7 +172,7 @@ class Decoder:
         self, layers: Iterable[int], hidden: Tensor, place: Place, rows: KvRows, seen: list[Tensor] | None = None,
         between: Callable[[int], None] | None = None,
     ) -> Tensor:
-        """The state behind these layers, shape (batch, width, hidden), and in `seen` that before each of them."""
+        """Return the state after these layers, shape (batch, width, hidden); append the state before each of them to `seen`."""
         for layer in layers:
             if between is not None:
                 between(layer)
@@ -182,12 +181,12 @@ class Decoder:
             try:
                 made = self._layer(layer, hidden, place, rows)
             except RowsMade:
-                continue  # the state goes past it
+                continue  # the state skips this layer
             hidden = made
         return hidden
 
     def _cut(self, rows: KvRows, at: int, layers: LayerSpan) -> None:
-        """Let go of what this pass replaces: rows from `at` on, of its layers and of those behind them."""
+        """Drop the rows that this pass replaces: from `at` on, of its layers and of later ones."""
         if rows.at is not None:
             rows.cut(at)
             return
@@ -212,18 +211,18 @@ class Decoder:
             return place
         seen = rows.follow(at, tree or (-1, *range(width - 1)))
         assert rows.at is not None
-        stands = rows.at[-width:]
-        if self.longest is not None and max(stands) >= self.longest:
-            self._too_long(max(stands) + 1)
-        sees = np.zeros((width, len(rows.at)), dtype=np.bool_)  # torch takes ten times as long to be told places
-        for index, places in enumerate(seen):
-            sees[index, places] = True
+        held = rows.at[-width:]
+        if self.longest is not None and max(held) >= self.longest:
+            self._too_long(max(held) + 1)
+        sees = np.zeros((width, len(rows.at)), dtype=np.bool_)  # index assignment in torch is ten times slower
+        for index, attended in enumerate(seen):
+            sees[index, attended] = True
         mask = None if sees.all() else torch.from_numpy(sees).to(self.device)[None, None]
-        positions = torch.tensor(stands, device=self.device)[None]
+        positions = torch.tensor(held, device=self.device)[None]
         return Place(positions, mask, self._extras(positions, torch.tensor(rows.at, device=self.device)))
 
     def _place_each(self, batch: Batch, padding: Padding | None) -> Place:
-        """Of sequences at positions of their own: their rows lie by position, and each sees its own up to itself."""
+        """Place sequences at unequal positions. Rows are in order of position; each token attends to its sequence up to itself."""
         import torch
 
         end, count = batch.end, len(batch.sequences)
@@ -232,19 +231,19 @@ class Decoder:
         positions = torch.tensor(batch.positions, device=self.device)[:, None]
         numbers, kept = torch.arange(count, device=self.device)[:, None], None
         if padding is None:
-            places = positions = positions + torch.arange(batch.widths[0], device=self.device)
-        else:  # a copy stands where its token does
+            written = positions = positions + torch.arange(batch.widths[0], device=self.device)
+        else:  # a copy has the position of its token
             positions = positions + padding.taken - padding.taken[:, :1]
             kept = padding.kept
-            places, numbers = positions[kept], numbers.expand_as(kept)[kept]
+            written, numbers = positions[kept], numbers.expand_as(kept)[kept]
         mask = torch.arange(end, device=self.device) <= positions[:, None, :, None]
         ends = tuple([at + width for at, width in zip(batch.positions, batch.widths, strict=True)])
-        spots = Spots(numbers, places, min(batch.positions), end, ends, kept)
+        spots = Spots(numbers, written, min(batch.positions), end, ends, kept)
         return Place(positions, mask, self._extras(positions, end), spots)
 
     def _too_long(self, length: int) -> None:
         raise ParameterError(
-            f"prompt and tokens must be at most {self.longest} positions together, which {self.name} knows, got {length}; take a"
+            f"prompt and tokens together must be at most {self.longest} positions, the limit of {self.name}, got {length}; take a"
             " shorter prompt or fewer tokens"
         )
 
@@ -262,7 +261,7 @@ class Decoder:
         return result
 
     def _extras(self, positions: Tensor, rows: int | Tensor) -> Any:
-        """What the layers are told of the positions; `rows` is how many rows there are, or the position of each."""
+        """Return the encoding of positions for the layers; `rows` is the number of rows, or the position of each."""
         return self.body.rotary_emb(self.embedding.weight, position_ids=positions)
 
     def _layer(self, layer: int, hidden: Tensor, place: Place, rows: KvRows) -> Tensor:
@@ -273,7 +272,7 @@ class Decoder:
         return result
 
     def logits(self, states: Tensor, layer: int) -> Tensor:
-        """What states behind so many layers say of the next token, shape (width, vocabulary), in the model's dtype."""
+        """Return the logits of the next token from states after `layer` layers, shape (width, vocabulary), in the model's dtype."""
         import torch
 
         with torch.inference_mode():
@@ -282,19 +281,19 @@ class Decoder:
             return self.common(states)
 
     def common(self, states: Tensor) -> Tensor:
-        """What the model's own head says of states behind any layer, as if that were the last."""
+        """Return the logits of the model's head, applied to states after any layer as if it were the last."""
         import torch
 
         with torch.inference_mode():
             return self._projected(self._normed(states))
 
     def warm(self) -> None:
-        """Run a token through it: what a library does once, it does then."""
+        """Run a token through the model, so that one-time work of the library is done."""
         self.logits(self.run((0,), 0, LayerSpan(0, self.layers), self.rows()), self.layers).argmax()
         self.settle()
 
     def settle(self) -> None:
-        """Wait until the device has done all that it was given."""
+        """Wait until the device is idle."""
         if self.device.type == "cuda":
             import torch
 
@@ -309,7 +308,7 @@ class Decoder:
 
 
 class NeoX(Decoder):
-    """Pythia and its kin: the cache has another name."""
+    """Pythia and other GPT-NeoX models: the cache argument has another name."""
 
     body_norm = "final_layer_norm"
     cache_name = "layer_past"
@@ -322,7 +321,7 @@ class Phi(Decoder):
 
 
 class GPT2(Decoder):
-    """GPT-2: learned positions, added to what is embedded."""
+    """GPT-2: learned positions, added to the embedding."""
 
     body_layers = "h"
     body_norm = "ln_f"
@@ -340,7 +339,7 @@ class GPT2(Decoder):
 
 
 class OPT(Decoder):
-    """OPT: learned positions behind an offset; some sizes project in and out, some have no last norm."""
+    """OPT: learned positions with an offset; some sizes project in and out, some have no final norm."""
 
     body_norm = "final_layer_norm"
 
@@ -366,16 +365,16 @@ class OPT(Decoder):
 
 
 class T5(Decoder):
-    """T5 and mT5: positions are told to the attention alone, as a bias; layers attend to what the encoder made too."""
+    """T5 and mT5: positions are a bias of the attention; layers also attend to the encoder's output."""
 
     body_layers = "block"
     body_norm = "final_layer_norm"
 
     def _longest(self) -> int | None:
-        return None  # distances beyond the last bucket are all one
+        return None  # distances beyond the last bucket share its bias
 
     def read_source(self, tokens: tuple[int, ...]) -> None:
-        """Let the encoder read a text; all rows made from now on are of decodings of it."""
+        """Run the encoder on a text; rows made from now on belong to it."""
         import torch
 
         with torch.inference_mode():
@@ -392,7 +391,7 @@ class T5(Decoder):
         from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
         if self.source is None:
-            raise RuntimeError(f"{self.name} has an encoder, which has read nothing yet")
+            raise RuntimeError(f"{self.name} has an encoder, which has not read a text yet")
         found = KvRows(self.layers)
         found.crossed = self.source, EncoderDecoderCache(DynamicCache(), DynamicCache())
         return found
@@ -401,9 +400,9 @@ class T5(Decoder):
         import torch
 
         attention = self.modules[0].layer[0].SelfAttention
-        stands = torch.arange(rows, device=self.device) if isinstance(rows, int) else rows
+        held = torch.arange(rows, device=self.device) if isinstance(rows, int) else rows
         buckets = attention._relative_position_bucket(
-            stands[None, :] - positions[0][:, None], bidirectional=False, num_buckets=attention.relative_attention_num_buckets,
+            held[None, :] - positions[0][:, None], bidirectional=False, num_buckets=attention.relative_attention_num_buckets,
             max_distance=attention.relative_attention_max_distance,
         )  # fmt: skip
         return attention.relative_attention_bias(buckets).permute(2, 0, 1)[None]
@@ -426,11 +425,11 @@ KINDS: dict[str, type[Decoder]] = {
     "llama": Decoder, "mistral": Decoder, "qwen2": Decoder, "qwen3": Decoder, "phi": Phi, "gpt_neox": NeoX, "gpt2": GPT2,
     "opt": OPT, "t5": T5, "mt5": T5,
 }  # fmt: skip
-"""By the library's name of the architecture."""
+"""Decoders by the library's name of the architecture."""
 
 
 def decoder_of(full: Any, name: str) -> Decoder:
-    """The decoder of a model of the library."""
+    """Return the decoder of a model of the library."""
     kind = full.config.model_type
     if kind not in KINDS:
         raise _unknown(name, kind)
@@ -438,9 +437,9 @@ def decoder_of(full: Any, name: str) -> Decoder:
 
 
 def _flat(hidden: Tensor, padding: Padding | None) -> Tensor:
-    """States of the tokens of a pass, in their order, shape (tokens, hidden)."""
+    """Return the states of the tokens of a pass without padding, shape (tokens, hidden)."""
     return hidden.reshape(-1, hidden.shape[-1]) if padding is None else hidden[padding.kept]
 
 
 def _unknown(name: str, kind: str) -> ParameterError:
-    return ParameterError(f"{name} is of architecture {kind}, whose layers are not known here; known: {', '.join(sorted(KINDS))}")
+    return ParameterError(f"{name} has the unsupported architecture {kind}; supported: {', '.join(sorted(KINDS))}")

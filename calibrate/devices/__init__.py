@@ -1,1 +1,1 @@
-"""The machine and its clocks."""
+"""Devices: their facts, ceilings, clocks and failures."""

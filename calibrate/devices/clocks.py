@@ -1,4 +1,4 @@
-"""What times a stretch of work and the parts that are marked in it: the processor's clock, or events of a GPU."""
+"""Clocks that time a stretch of work and its marked parts: the host's clock, or events of a GPU."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import time
 from typing import Any, Protocol
 
 WAITED = 0.02
-"""Share of a stretch that a thread may not have run before it counts as interrupted [-]."""
+"""Share of a stretch without CPU time above which it was interrupted [-]."""
 
 
 class Clock(Protocol):
-    """Times a stretch of work, and the parts that are marked in it."""
+    """Clock of a stretch of work and of its marked parts."""
 
     def start(self) -> None:
-        """Begin the stretch, with nothing left to do on the device."""
+        """Begin the stretch, once the device is idle."""
 
     def stop(self) -> float:
-        """End it, with everything done; its length [s]."""
+        """End the stretch, once the device is idle; return its length [s]."""
 
     def mark(self, name: str, index: int, edge: int) -> None:
-        """Note that a part begins (edge 0) or ends (1)."""
+        """Mark the beginning (edge 0) or the end (edge 1) of a part."""
 
     def span(self, name: str, index: int) -> float:
-        """Length of a marked part [s]; to be asked once the stretch has ended."""
+        """Return the length of a marked part [s]; call it after `stop`."""
 
     def disturbed(self) -> bool:
-        """Whether the last stretch was interrupted: its length then says something about the machine's other work."""
+        """Whether the last stretch was interrupted, so that its length includes other work of the machine."""
 
 
 class HostClock:
-    """The processor's own clock, for work on the processor.
+    """The host's clock, for work on the CPU.
 
-    Work of a single thread was interrupted where the thread did not run for a part of the time that passed.
+    Single-threaded work was interrupted if the thread did not run for part of the time.
     """
 
     def __init__(self, single: bool = False) -> None:
@@ -65,7 +65,7 @@ class HostClock:
 
 
 class DeviceClock:
-    """Events on a GPU's own time line: all are recorded on the way and read after one synchronisation at the end."""
+    """Events on a GPU's timeline: recorded during the work, and read after one synchronisation at its end."""
 
     def __init__(self, device: str, graph: bool = False) -> None:
         self.device, self.graph = device, graph
@@ -97,14 +97,14 @@ class DeviceClock:
         return float(self.ends[0].elapsed_time(self.ends[1])) / 1e3
 
     def mark(self, name: str, index: int, edge: int) -> None:
-        """See `Clock`. Events are made once and recorded again: making them takes longer than a small kernel."""
+        """See `Clock`. Events are reused: creating one takes longer than a small kernel."""
         key = (name, index, edge)
         if key not in self.at:
             self.at[key] = self._event(self.graph)
         self.at[key].record()
 
     def disturbed(self) -> bool:
-        """See `Clock`: a GPU is not taken away in the middle of a kernel."""
+        """See `Clock`: a GPU does not interrupt a kernel."""
         return False
 
     def span(self, name: str, index: int) -> float:
@@ -113,7 +113,7 @@ class DeviceClock:
 
 
 def clock_of(device: str, mode: str = "eager") -> Clock:
-    """The clock that suits a device; in graphs its marks are events that graphs record."""
+    """Return the clock of a device; in mode cuda-graph its marks are events that graphs record."""
     import torch
 
     return DeviceClock(device, mode == "cuda-graph") if device.startswith("cuda") else HostClock(torch.get_num_threads() == 1)

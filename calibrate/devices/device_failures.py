@@ -1,4 +1,4 @@
-"""What an error of a device means: too little memory, which a smaller pass does without, or a device that is lost."""
+"""Classification of device errors: out of memory, which a smaller pass avoids, or a lost device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _NO_MEMORY, _LOST = ("can't allocate memory", "CUDA error: out of memory"), "CUD
 
 
 class Failure(NamedTuple):
-    """An error in a line, whether memory was lacking, and whether the device is gone with it."""
+    """A device error: its message in one line, whether memory ran out, and whether the device is lost."""
 
     line: str
     memory: bool
@@ -16,10 +16,10 @@ class Failure(NamedTuple):
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What an error of torch, or of Python, says of the device.
+    """Classify an error of torch or of Python.
 
-    This is the one place where a library's text is read: torch has a class of errors for the memory that its own allocator lacks
-    on a GPU, and from version 2.8 on one for whatever the driver refuses, but none for the memory of the processor.
+    This is the only place that reads a library's error text. For GPU memory torch has an error class, and from version 2.8 on
+    another for other errors of the driver; for host memory it has none.
 
     >>> failure_of(MemoryError("9 GB"))
     Failure(line='out of memory: 9 GB', memory=True, lost=False)

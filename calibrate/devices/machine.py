@@ -1,4 +1,4 @@
-"""What a device is and what it reaches: facts as they are read, and the ceilings that no pass can pass, as they are measured."""
+"""Facts of a device, and its ceilings: the highest rates that it was measured to reach."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ if TYPE_CHECKING:
 
 DEVICES = ("cpu", "cuda")
 MOVING = ("sm_mhz", "memory_mhz")
-"""Facts that are others at another moment: clocks of a GPU, which rise with its work."""
+"""Facts that change over time: the clocks of a GPU, which rise with its load."""
 LITTLE = 128
-"""Side of the products that are tried first, to see which kernels are fast."""
+"""Side of the small products that are tried first, to find the fast kernels."""
 QUICK = {"cpu": (512, 2**27), "cuda": (2048, 2**27)}
-"""Of quick tries: side of products, and what is read and copied [bytes]."""
+"""Sizes of quick tries: side of products, and bytes that are read and copied."""
 _TRIES = 7
 _SHARE = 0.02
-"""Of the time of what is timed, what tries between it may take [-]."""
+"""Largest share of the measurement's time that tries in between may take [-]."""
 _SHAPES = ((1, 1, 1, 1), (1, 4, 1, 0.25), (1, 0.25, 1, 4), (1, 0, 4, 4), (4, 0.5, 0.5, 0.5))
-"""Products: how many, and rows, inner length and columns of each in sides; square, tall, wide, a vector's, and as attention's."""
+"""Products: their number, and rows, inner length and columns in multiples of the side; square, tall, wide, with a vector, and as in
+attention.
+"""
 _LAYOUTS = ((False, True), (False, False), (True, False), (True, True))
 """Whether the columns of the left and of the right operand are contiguous; the first is `x @ w.T`, as layers hold weights."""
-_OTHERS = {"pcie", "nvl", "laptop", "mig"}  # of the same name, and slower
+_OTHERS = {"pcie", "nvl", "laptop", "mig"}  # variants of the same name that are slower
 
 
 def needed() -> None:
-    """Import the libraries that timing takes, before anything is written; a command says what to install where one is missing."""
+    """Import the libraries that timing needs, before anything is written; a command reports how to install a missing one."""
     for name in ("torch", "transformers"):
         importlib.import_module(name)
 
 
 def chosen(name: str | None) -> str:
-    """The device to time: the one asked for, or a GPU where there is one."""
+    """Return the device to time: the requested one, or by default a GPU if there is one."""
     import torch
 
     if name is None:
@@ -61,15 +63,15 @@ def chosen(name: str | None) -> str:
 
 
 def make_current(name: str) -> None:
-    """Have torch work on this GPU where nothing else is said; `cuda` alone is the one that it works on."""
+    """Make this GPU torch's default; `cuda` without a number already is."""
     import torch
 
-    if ":" in name:  # a device without a number is refused
+    if ":" in name:  # torch refuses a device without a number
         torch.cuda.set_device(name)
 
 
 def versions() -> dict[str, str]:
-    """Of the libraries that run the passes."""
+    """Versions of the libraries that run the passes."""
     import torch
     import transformers
 
@@ -77,39 +79,39 @@ def versions() -> dict[str, str]:
 
 
 def facts(name: str) -> dict[str, Any]:
-    """What there is to know of a device and of the software on it: no name of a host, no path."""
+    """Return the facts of a device and of its software, without host names or paths."""
     import torch
 
-    said: dict[str, Any] = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "python": platform.python_version()}
-    said |= versions()
+    found: dict[str, Any] = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "python": platform.python_version()}
+    found |= versions()
     if not name.startswith("cuda"):
         threads = {"threads": torch.get_num_threads(), "cores": os.cpu_count()}
-        return said | {"name": _processor(), "cache_bytes": _last_cache()} | threads | {"memory_bytes": memory("cpu")}
+        return found | {"name": _processor(), "cache_bytes": _last_cache()} | threads | {"memory_bytes": memory("cpu")}
     properties = torch.cuda.get_device_properties(name)
-    said |= {"name": properties.name, "cache_bytes": properties.L2_cache_size, "memory_bytes": properties.total_memory}
-    said |= {"multiprocessors": properties.multi_processor_count, "cuda": torch.version.cuda}
-    return said | _nvml(properties)
+    found |= {"name": properties.name, "cache_bytes": properties.L2_cache_size, "memory_bytes": properties.total_memory}
+    found |= {"multiprocessors": properties.multi_processor_count, "cuda": torch.version.cuda}
+    return found | _nvml(properties)
 
 
 def _nvml(properties: Any) -> dict[str, Any]:
-    """Driver, clocks and power limit, where the vendor's library is there to ask."""
+    """Return driver, clocks and power limit, if the vendor's library can be read."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        # By its identity: the numbers of the library and of torch differ where some GPUs are hidden.
+        # By UUID: with hidden GPUs the library numbers them differently from torch.
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}")
         clocks = {"sm_mhz": pynvml.NVML_CLOCK_SM, "memory_mhz": pynvml.NVML_CLOCK_MEM}
-        said = {name: pynvml.nvmlDeviceGetClockInfo(handle, which) for name, which in clocks.items()}
-        said |= {f"{name}_highest": pynvml.nvmlDeviceGetMaxClockInfo(handle, which) for name, which in clocks.items()}
-        said["driver"] = pynvml.nvmlSystemGetDriverVersion()
-        return said | {"power_limit_w": pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000}
-    except Exception as error:  # a missing library, an old driver, a sandbox: what is not known is said so
+        found = {name: pynvml.nvmlDeviceGetClockInfo(handle, which) for name, which in clocks.items()}
+        found |= {f"{name}_highest": pynvml.nvmlDeviceGetMaxClockInfo(handle, which) for name, which in clocks.items()}
+        found["driver"] = pynvml.nvmlSystemGetDriverVersion()
+        return found | {"power_limit_w": pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000}
+    except Exception as error:  # a missing library, an old driver or a sandbox
         return {"nvml": f"not read: {type(error).__name__}"}
 
 
 def _processor() -> str:
-    """What the processor calls itself."""
+    """Return the processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -119,7 +121,7 @@ def _processor() -> str:
 
 
 def _last_cache() -> int:
-    """Bytes of the processor's largest cache; 0 where it does not say."""
+    """Return the size of the processor's largest cache [bytes]; 0 if unknown."""
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text(encoding="utf-8").strip()
@@ -129,7 +131,7 @@ def _last_cache() -> int:
 
 
 def memory(name: str) -> int:
-    """Bytes of memory that the device has; 0 where it does not say."""
+    """Return the memory of a device [bytes]; 0 if unknown."""
     import torch
 
     if name.startswith("cuda"):
@@ -141,7 +143,7 @@ def memory(name: str) -> int:
 
 
 def free(name: str) -> int:
-    """Bytes that are free on a device, what torch keeps for its own use included; of the processor all that there are."""
+    """Return the free memory of a device [bytes], including what torch keeps for reuse; of the CPU all memory."""
     import torch
 
     if not name.startswith("cuda"):
@@ -151,19 +153,19 @@ def free(name: str) -> int:
 
 
 class Ceilings:
-    """Best rates that a device was seen to reach on random data, from tries that are spread over what is timed on it.
+    """Highest rates that a device reaches on random data, from tries that are spread over a measurement.
 
-    Libraries have fast kernels for some layouts, shapes and types and slow ones for others, and which these are depends on the
-    device. Products are therefore tried in every layout of their operands, square, tall, wide, batched and with a vector, in the
-    type itself and in float32. The fastest is the ceiling. Rates are `best`: `copy_bytes_per_s`, of what a copy reads and writes;
-    `read_bytes_per_s`, of a product of a large matrix with a vector, as in decoding a token; `flop_per_s`, of large products.
+    Libraries have fast kernels for some layouts, shapes and types and slow ones for others, depending on the device. Products are
+    therefore tried in every layout of their operands, square, tall, wide, batched and with a vector, in the type itself and in
+    float32; the fastest is the ceiling. `best` holds the rates: `copy_bytes_per_s`, bytes that a copy reads and writes;
+    `read_bytes_per_s`, of a product of a large matrix with a vector, as in decoding one token; `flop_per_s`, of large products.
 
     Parameters
     ----------
     name, dtype
         Device, and type of the passes.
     quick
-        Smaller matrices; what a cache holds may then seem to come from memory.
+        Use smaller matrices. Their rate may be that of a cache instead of memory.
     """
 
     def __init__(self, name: str, dtype: str, quick: bool = False) -> None:
@@ -173,10 +175,10 @@ class Ceilings:
         kinds = [(name, each) for each in self.dtypes]
         products = [partial(_product, *kind, shape, layout) for kind in kinds for shape in _SHAPES for layout in _LAYOUTS]
         reads = [partial(_read, *kind, layout) for kind in kinds for layout in range(3)]
-        # On much data a slow kernel may take a thousand times as long as a fast one: which are fast is found out on little.
+        # On large data a slow kernel may take a thousand times as long as a fast one, so the fast ones are found on small data.
         small = {each: _fastest(each(LITTLE), name, tries=2) for each in products}
         self.best["flop_per_s"] = max(small.values())
-        little = {each: _fastest(each(2**20), name, tries=2) for each in reads}  # which a cache holds: that is no bandwidth
+        little = {each: _fastest(each(2**20), name, tries=2) for each in reads}  # fits a cache, so no bandwidth
         self.makers = {
             "flop_per_s": sorted(small, key=lambda each: -small[each])[:3],
             "read_bytes_per_s": sorted(little, key=lambda each: -little[each])[:2],
@@ -185,7 +187,7 @@ class Ceilings:
         self.again()
 
     def again(self) -> None:
-        """Make another try; the better one counts."""
+        """Measure the fastest kernels once more, and keep the higher rates."""
         begun = time.monotonic()
         side, size = _sizes(self.name, self.quick)
         for ceiling, makers in self.makers.items():
@@ -195,14 +197,16 @@ class Ceilings:
         self.spent += time.monotonic() - begun
 
     def between(self) -> None:
-        """Make another try if tries took a small share of the time so far, and if there is room for one beside the model."""
+        """Measure once more if tries took a small share of the time so far; ignore errors, such as too little memory next to the
+        model.
+        """
         if self.spent < _SHARE * (time.monotonic() - self.opened):
-            with contextlib.suppress(RuntimeError, MemoryError):  # a device that is lost fails at the next pass too
+            with contextlib.suppress(RuntimeError, MemoryError):  # a lost device fails at the next pass too
                 self.again()
 
 
 def _sizes(name: str, quick: bool) -> tuple[int, int]:
-    """The side of large products, and what is read and copied [bytes]: twice what the last cache holds or, quickly, less."""
+    """Return the side of large products, and the bytes that are read and copied: twice the last cache or, if quick, less."""
     if quick:
         return QUICK[name.partition(":")[0]]
     if name.startswith("cuda"):
@@ -211,14 +215,14 @@ def _sizes(name: str, quick: bool) -> tuple[int, int]:
 
 
 class _Kernel(NamedTuple):
-    """Work on random data, and how many operations or bytes it takes."""
+    """Work on random data, and its amount in operations or bytes."""
 
     work: Callable[[], object]
     amount: float
 
 
 def _product(name: str, dtype: str, shape: tuple[float, ...], layout: tuple[bool, bool], side: int) -> _Kernel:
-    """A product of matrices of so many times `side`; of each operand `layout` says whether its columns are contiguous."""
+    """Return a product of matrices whose sizes are multiples of `side`; `layout` as in `_LAYOUTS`."""
     batch, m, k, n = shape[0], *(max(round(each * side), 1) for each in shape[1:])
     many = (int(batch),) if batch > 1 else ()
 
@@ -231,7 +235,7 @@ def _product(name: str, dtype: str, shape: tuple[float, ...], layout: tuple[bool
 
 
 def _read(name: str, dtype: str, layout: int, size: int) -> _Kernel:
-    """A product that reads a matrix of so many bytes: times a column, a row times its transpose, or a row times it."""
+    """Return a product that reads a matrix of `size` bytes: with a column, of a row with its transpose, or of a row with it."""
     matrix = _matrix(name, dtype, size)
     column = _random(name, dtype, matrix.shape[1 if layout < 2 else 0])
     works: Sequence[Callable[[], object]] = (
@@ -241,7 +245,7 @@ def _read(name: str, dtype: str, layout: int, size: int) -> _Kernel:
 
 
 def _copy(name: str, dtype: str, size: int) -> _Kernel:
-    """A copy of so many bytes: it reads them and writes them."""
+    """Return a copy of `size` bytes, which reads and writes them."""
     import torch
 
     matrix = _matrix(name, dtype, size)
@@ -250,13 +254,13 @@ def _copy(name: str, dtype: str, size: int) -> _Kernel:
 
 
 def _matrix(name: str, dtype: str, size: int) -> torch.Tensor:
-    """About so many bytes of random numbers: as these take long to make, a tile of them is repeated."""
+    """Return about `size` bytes of random numbers: a repeated tile, because they take long to draw."""
     tile = _random(name, dtype, 64, 4096)
     return tile.repeat(max(size // (tile.numel() * tile.itemsize), 1), 1)
 
 
 def _random(name: str, dtype: str, *shape: int) -> torch.Tensor:
-    """Random numbers of a generator of their own: what is timed besides draws the same ones however many tries there are."""
+    """Return random numbers of a separate generator, so that the draws of other timed work do not depend on the number of tries."""
     import torch
 
     generator = torch.Generator(name).manual_seed(0)
@@ -264,7 +268,7 @@ def _random(name: str, dtype: str, *shape: int) -> torch.Tensor:
 
 
 def _fastest(kernel: _Kernel, name: str, tries: int = _TRIES) -> float:
-    """The best rate of a few tries, after one that is not timed: a ceiling is what was reached once."""
+    """Return the best rate of a few tries after an untimed one."""
     clock = clock_of(name)
     kernel.work()
     best = 0.0
@@ -276,7 +280,7 @@ def _fastest(kernel: _Kernel, name: str, tries: int = _TRIES) -> float:
 
 
 def known(name: str, memory_bytes: float) -> devices.Device | None:
-    """The device of `model.hardware.devices` that calls itself so and has as much memory; None where none is sure to be it.
+    """Return the device of `model.hardware.devices` with this name and memory; None if none matches or several do.
 
     >>> [getattr(known(*each), "name", None) for each in (("NVIDIA H100 80GB HBM3", 85e9), ("NVIDIA H100 PCIe", 85e9), ("T4", 9e9))]
     ['h100', None, None]

@@ -1,1 +1,1 @@
-"""A family of small real models that everybody can have: trained here, on the standard library's own text."""
+"""A family of small real models for everyone: trained here, on the text of the Python standard library."""

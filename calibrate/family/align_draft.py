@@ -1,7 +1,7 @@
-"""Alignment of a draft: it is trained further on what the target itself writes, to foretell the target and not the text.
+"""Alignment of a draft: further training on the target's own generations, so that it predicts the target rather than the text.
 
-After "Model Prediction Alignment" of Big Little Decoder (section 3.5.1): inputs are cut from the text that the family was trained
-on, the target writes on behind them, greedily, and the draft learns those tokens by cross-entropy, and only those.
+After "Model Prediction Alignment" of Big Little Decoder (section 3.5.1): prompts are cut from the family's training text, the
+target continues them greedily, and the draft learns only those continuations, by cross-entropy.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     Tensor = torch.Tensor
 
 AT_ONCE = 64
-"""Texts that are written together."""
+"""Sequences that are generated in one batch."""
 IGNORED = -100
-"""What the library's cross-entropy leaves out."""
+"""Label that the library's cross-entropy ignores."""
 
 
 @dataclass(frozen=True)
 class AlignmentSettings:
-    """`prompts` inputs of `prompt` tokens, `tokens` written behind each; all read `epochs` times, `batch` texts an update."""
+    """`prompts` prompts of `prompt` tokens, each continued by `tokens`; read `epochs` times, `batch` sequences per update."""
 
     prompts: int = 4096
     prompt: int = 64
@@ -59,12 +59,12 @@ class AlignmentSettings:
 
     @property
     def length(self) -> int:
-        """Tokens of a prompt and what is written behind it."""
+        """Tokens of a prompt and its continuation."""
         return self.prompt + self.tokens
 
     @property
     def steps(self) -> int:
-        """Updates of the weights.
+        """Number of updates of the weights.
 
         >>> AlignmentSettings(prompts=100, batch=8, epochs=2).steps
         25
@@ -72,7 +72,7 @@ class AlignmentSettings:
         return max(int(self.epochs * self.prompts / self.batch), 1)
 
     def recipe(self) -> Recipe:
-        """How the draft's weights are changed, as when it was first trained."""
+        """Return the settings of the training."""
         return Recipe(self.epochs, self.batch, self.length, self.rate, self.warm_up, self.weight_decay, self.seed)
 
 
@@ -87,10 +87,10 @@ def align(
     resume: bool = False,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Train `draft` on what `target` writes and save it to a new directory; its log. The loaded draft is changed."""
+    """Train `draft` on generations of `target`, and save it to a new directory; return its log. The loaded draft changes."""
     written, kept = (folder.with_name(f"{folder.name}.{each}") for each in ("written", "kept"))
     sums = {"target": target.checksum, "draft": draft.checksum, "text": corpus.checksum}
-    said = strict_json.dumps(sums | asdict(settings), sort_keys=True)
+    described = strict_json.dumps(sums | asdict(settings), sort_keys=True)
     if resume and (folder / model_directory.LOG).exists():
         log = model_directory.log_of(folder)
         was = {"target": log["target"]["checksum"], "draft": log["draft"]["checksum"], "text": log["corpus"]["checksum"]}
@@ -99,7 +99,7 @@ def align(
     model_directory.refuse_existing(folder)
     if not resume and (written.exists() or kept.exists()):
         there = written if written.exists() else kept
-        raise ParameterError(f"{there} is of an alignment that was broken off; --resume goes on with it, or remove it")
+        raise ParameterError(f"{there} is from an interrupted alignment; --resume continues it, or remove it")
     model_directory.same_tokens(target, draft)
     for each in (target, draft):
         if settings.length > each.positions:
@@ -109,50 +109,50 @@ def align(
     training.enough("held-out text", held_out, settings.length)
     inputs = prompts(tokens, settings.prompts, settings.prompt, settings.seed)
     checked = prompts(held_out, min(settings.held_out, held_out.size // settings.prompt), settings.prompt, settings.seed)
-    theirs = outputs(target, checked, settings.tokens)
-    before = agreement(draft, theirs, settings.prompt) | make_model.worth(draft.model, held_out, settings.length)
+    reference = outputs(target, checked, settings.tokens)
+    before = agreement(draft, reference, settings.prompt) | make_model.worth(draft.model, held_out, settings.length)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    texts = _written(target, inputs, settings.tokens, written, said, report)
-    log = _train(draft, texts, held_out, settings, kept, said, resume, report)
+    sequences = _written(target, inputs, settings.tokens, written, described, report)
+    log = _train(draft, sequences, held_out, settings, kept, described, resume, report)
     model_directory.halved(draft.model)
-    after = agreement(draft, theirs, settings.prompt)
+    after = agreement(draft, reference, settings.prompt)
     whole = make_model.about(draft.model, "aligned", command) | {
         "target": {"name": target.name, "checksum": target.checksum}, "draft": {"name": draft.name, "checksum": draft.checksum},
         "settings": asdict(settings), "agreement": _compared(before, after),
         "corpus": corpus.about() | {"tokens": int(tokens.size), "held_out_tokens": int(held_out.size)},
         **make_model.worth(draft.model, held_out, settings.length), "held_out_loss_before": before["held_out_loss"],
-        "written_tokens": int((_labels(texts, settings.prompt, draft) != IGNORED).sum()),
+        "written_tokens": int((_labels(sequences, settings.prompt, draft) != IGNORED).sum()),
         "while_training": {"losses": log["losses"], "held_out": log["held_out"]}, "seconds": log["seconds"],
     }  # fmt: skip
     model_directory.save(draft.model, draft.tokenizer, whole, folder)
-    written.unlink(missing_ok=True)  # somebody may have tidied up meanwhile: the model is saved
+    written.unlink(missing_ok=True)  # the model is saved, so a missing file is no error
     return model_directory.log_of(folder)
 
 
 def prompts(tokens: Tokens, count: int, length: int, seed: int) -> Tokens:
-    """Pieces of a text from anywhere in it that do not overlap, shape (count, length)."""
+    """Return `count` random pieces of a text that do not overlap, shape (count, length)."""
     there = tokens.size // length
     if not 1 <= count <= there:
         raise ParameterError(f"prompts must be between 1 and the {there} pieces of {length} tokens that the text has, got {count}")
     order, _ = training.order_of(seed, 0, there, 0)
-    return np.stack([tokens[place * length : (place + 1) * length] for place in order[:count]])
+    return np.stack([tokens[index * length : (index + 1) * length] for index in order[:count]])
 
 
 def outputs(loaded: Loaded, inputs: Tokens, tokens: int) -> Tokens:
-    """What a model writes greedily behind each prompt, together with it, shape (prompts, prompt + tokens)."""
+    """Return prompts with a model's greedy continuations, shape (prompts, prompt + tokens)."""
     return np.concatenate([_output(loaded, inputs[start : start + AT_ONCE], tokens) for start in range(0, len(inputs), AT_ONCE)])
 
 
-def agreement(draft: Loaded, texts: Tokens, prompt: int) -> dict[str, Any]:
-    """How often a draft's greedy token is the one that the target wrote, along the target's own texts up to their end.
+def agreement(draft: Loaded, sequences: Tokens, prompt: int) -> dict[str, Any]:
+    """Return how often the draft's greedy token equals the target's, along the target's generations up to their end.
 
-    `hits` and `positions` are by text, shape (texts,).
+    `hits` and `positions` have shape (sequences,).
     """
     import torch
 
     hits, positions = [], []
-    for start in range(0, len(texts), AT_ONCE):
-        group = texts[start : start + AT_ONCE]
+    for start in range(0, len(sequences), AT_ONCE):
+        group = sequences[start : start + AT_ONCE]
         labels = _labels(group, prompt, draft)
         with torch.inference_mode():
             rows = torch.from_numpy(group).to(draft.model.device)
@@ -163,15 +163,17 @@ def agreement(draft: Loaded, texts: Tokens, prompt: int) -> dict[str, Any]:
 
 
 def _compared(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Both shares, and what was gained, with standard errors over texts: positions of one text are not independent."""
+    """Return the agreement before and after, and the gain, with standard errors over sequences: positions of one are not
+    independent.
+    """
     positions = before["positions"]
     gained = after["hits"] - before["hits"]
-    said: dict[str, Any] = {"prompts": len(positions), "positions": int(positions.sum())}
+    row: dict[str, Any] = {"prompts": len(positions), "positions": int(positions.sum())}
     for name, hits in (("before", before["hits"]), ("after", after["hits"]), ("gain", gained)):
         share = hits.sum() / positions.sum()
         spread = float(np.sqrt(((hits - share * positions) ** 2).sum())) / positions.sum()
-        said |= {name: round(float(share), 5), f"{name}_error": round(spread, 5) if len(positions) > 1 else math.nan}
-    return said
+        row |= {name: round(float(share), 5), f"{name}_error": round(spread, 5) if len(positions) > 1 else math.nan}
+    return row
 
 
 def _output(loaded: Loaded, inputs: Tokens, tokens: int) -> Tokens:
@@ -189,26 +191,26 @@ def _output(loaded: Loaded, inputs: Tokens, tokens: int) -> Tokens:
 
 
 def _written(target: Loaded, inputs: Tokens, tokens: int, kept: Path, settings: str, report: Report | None) -> Tokens:
-    """The target's texts behind all prompts, kept in a file as they are written."""
+    """Return the target's generations for all prompts, saved to a file as they are made."""
     from safetensors.numpy import save_file
 
-    texts = np.empty((0, inputs.shape[1] + tokens), np.int64)
+    done = np.empty((0, inputs.shape[1] + tokens), np.int64)
     if kept.exists():
-        texts = kept_texts(kept, settings, count=len(inputs), length=texts.shape[1], vocabulary=target.vocabulary)
+        done = kept_texts(kept, settings, count=len(inputs), length=done.shape[1], vocabulary=target.vocabulary)
     last = time.perf_counter()
-    while len(texts) < len(inputs):
-        texts = np.concatenate([texts, _output(target, inputs[len(texts) : len(texts) + AT_ONCE], tokens)])
+    while len(done) < len(inputs):
+        done = np.concatenate([done, _output(target, inputs[len(done) : len(done) + AT_ONCE], tokens)])
         if report is not None:
-            report(len(texts), len(inputs), f"{target.name} writes")
-        if len(texts) == len(inputs) or time.perf_counter() - last > training.KEEP_EVERY:
+            report(len(done), len(inputs), f"{target.name} generates")
+        if len(done) == len(inputs) or time.perf_counter() - last > training.KEEP_EVERY:
             with whole_files.whole(kept) as part:
-                save_file({"texts": texts}, part, {"settings": settings})
+                save_file({"texts": done}, part, {"settings": settings})
             last = time.perf_counter()
-    return texts
+    return done
 
 
 def kept_texts(kept: Path, settings: str, *, count: int, length: int, vocabulary: int) -> Tokens:
-    """The texts that an alignment with these settings has kept: at most `count`, shape (texts, length)."""
+    """Return the sequences that an alignment with these settings has saved: at most `count`, shape (sequences, length)."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -218,36 +220,36 @@ def kept_texts(kept: Path, settings: str, *, count: int, length: int, vocabulary
             held = file.get_slice("texts")
             shape, kind = tuple(held.get_shape()), held.get_dtype()
             fits = len(shape) == 2 and shape[0] <= count and shape[1] == length and kind == "I64"
-            texts = file.get_tensor("texts") if fits else np.empty((0, length), np.int64)
+            sequences = file.get_tensor("texts") if fits else np.empty((0, length), np.int64)
     except (SafetensorError, OSError) as error:
-        raise ParameterError(f"{kept.name} cannot be read, to go on from it: {model_directory.line(error)}; remove it") from None
+        raise ParameterError(f"{kept.name} cannot be read for --resume: {model_directory.line(error)}; remove it") from None
     if there != settings:
-        raise ParameterError(f"{kept.name} is of another alignment; give the same settings, or remove it and begin anew")
-    if not fits or (texts < 0).any() or (texts >= vocabulary).any():
-        bound = f"at most {count} texts of {length} whole numbers below the vocabulary={vocabulary}"
-        raise ParameterError(f"{kept.name} must hold {bound}, got {kind} of shape {shape}; remove it and begin anew")
-    return np.asarray(texts)
+        raise ParameterError(f"{kept.name} is from another alignment; give the same settings, or remove it and start again")
+    if not fits or (sequences < 0).any() or (sequences >= vocabulary).any():
+        bound = f"at most {count} sequences of {length} whole numbers below the vocabulary={vocabulary}"
+        raise ParameterError(f"{kept.name} must hold {bound}, got {kind} of shape {shape}; remove it and start again")
+    return np.asarray(sequences)
 
 
 def _train(
     draft: Loaded,
-    texts: Tokens,
+    sequences: Tokens,
     held_out: Tokens,
     settings: AlignmentSettings,
     kept: Path,
-    said: str,
+    described: str,
     resume: bool,
     report: Report | None,
 ) -> dict[str, Any]:
     import torch
 
     model, recipe, steps = draft.model, settings.recipe(), settings.steps
-    labels = _labels(texts, settings.prompt, draft)
+    labels = _labels(sequences, settings.prompt, draft)
     model.train()
 
     def learn(step: int) -> Tensor:
         rows = _rows(step, settings)
-        passed = model(input_ids=torch.from_numpy(texts[rows, :-1]).to(model.device), use_cache=False)
+        passed = model(input_ids=torch.from_numpy(sequences[rows, :-1]).to(model.device), use_cache=False)
         wanted = torch.from_numpy(labels[rows]).to(model.device)
         logits = passed.logits[:, settings.prompt - 1 :]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), wanted.flatten(), ignore_index=IGNORED)
@@ -260,25 +262,25 @@ def _train(
         return loss
 
     optimizers = training.optimizers_of(model, recipe)
-    work = training.TrainingJob(model, optimizers, learn, seen, lambda step: recipe.rate_at(step, steps), steps, said)
+    work = training.TrainingJob(model, optimizers, learn, seen, lambda step: recipe.rate_at(step, steps), steps, described)
     log = work.done(kept, resume=resume, report=report)
     model.eval()
     return log
 
 
 def _rows(step: int, settings: AlignmentSettings) -> list[int]:
-    """The texts of an update: all of them in each epoch, in another order."""
+    """Return the sequences of an update; each epoch uses all of them, in another order."""
     rows = []
     for number in range(step * settings.batch, (step + 1) * settings.batch):
-        epoch, place = divmod(number, settings.prompts)
-        order, _ = training.order_of(settings.seed, epoch + 1, settings.prompts, 0)  # the order 0 chose the prompts
-        rows.append(int(order[place]))
+        epoch, index = divmod(number, settings.prompts)
+        order, _ = training.order_of(settings.seed, epoch + 1, settings.prompts, 0)  # epoch 0 chose the prompts
+        rows.append(int(order[index]))
     return rows
 
 
-def _labels(texts: Tokens, prompt: int, draft: Loaded) -> Tokens:
-    """The tokens that were written, shape (texts, tokens); what stands behind the end of a text is left out."""
-    written = texts[:, prompt:]
+def _labels(sequences: Tokens, prompt: int, draft: Loaded) -> Tokens:
+    """Return the generated tokens, shape (sequences, tokens), with `IGNORED` after the end of a sequence."""
+    written = sequences[:, prompt:]
     end = draft.tokenizer.eos_token_id
     if end is None:
         return written

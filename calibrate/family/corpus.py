@@ -1,7 +1,7 @@
-"""The text that the family reads: the source and the documentation of the Python standard library, which every user has.
+"""The corpus of the family: source and documentation of the Python standard library, which every user has.
 
-Left out is what installations differ in or what is no text: tests, tools that systems package apart, tables of encodings. The
-modules of `HELD_OUT` are set aside: no model is trained on them; losses and prompts are theirs.
+Parts that differ between installations or are no text are left out: tests, tools that distributions package separately, tables of
+encodings. The modules of `HELD_OUT` are held out: no model is trained on them; they are for losses and prompts.
 """
 
 from __future__ import annotations
@@ -26,41 +26,43 @@ HELD_OUT = (
     "argparse.py", "calendar.py", "csv.py", "dataclasses.py", "difflib.py", "fractions.py", "graphlib.py", "heapq.py", "json",
     "queue.py", "sched.py", "shelve.py", "statistics.py", "textwrap.py", "tomllib", "wsgiref", "zipapp.py",
 )  # fmt: skip
-"""Modules and packages of all kinds, about one part in fourteen of the text."""
+"""Modules and packages of all kinds, about 1/14 of the text."""
 STANDARD = "Python standard library"
 PART = 14
-"""Of texts that are not ours, one part in so many is set aside."""
+"""Of a user's text, one part in this number is held out."""
 SUFFIXES = (".md", ".py", ".rst", ".txt")
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The text of each module by its path, in the order of their names: `training` and `held_out`."""
+    """Text of each module by path, sorted by name: `training` and `held_out`."""
 
     training: dict[str, str]
     held_out: dict[str, str]
     python: str
     checksum: str
-    """Of all paths and texts, sha256: what another version of Python has is another corpus."""
+    """sha256 of all paths and contents; another version of Python gives another corpus."""
     name: str = STANDARD
 
     @property
     def characters(self) -> int:
-        """Of the training text."""
+        """Number of characters of the training text."""
         return sum(map(len, self.training.values()))
 
     def cut(self, characters: int) -> Corpus:
-        """The first modules of both parts, so many characters to train on and a tenth to hold out: enough to try a command."""
+        """Return the first modules of both parts, with `characters` characters of training text and a tenth of held-out text: a
+        quick trial.
+        """
         parts = _first(self.training, characters), _first(self.held_out, characters // 10)
         return Corpus(*parts, self.python, _checksum(parts[0] | parts[1]), f"{self.name}, its beginning")
 
     def about(self) -> dict[str, Any]:
-        """What the logs of models say of it."""
+        """Return the entries of the corpus in a model's log."""
         return {"name": self.name, "python": self.python, "checksum": self.checksum, "characters": self.characters}
 
 
 def standard_library(root: Path | None = None) -> Corpus:
-    """The corpus of this Python, or of the library at `root`.
+    """Return the corpus of this Python, or of the library at `root`.
 
     >>> found = standard_library()
     >>> "csv.py" in found.held_out, "random.py" in found.training, "json/decoder.py" in found.training
@@ -72,18 +74,19 @@ def standard_library(root: Path | None = None) -> Corpus:
     for path in sorted(_modules(where)):
         try:
             text = (where / path).read_text(encoding="utf-8")
-        except UnicodeDecodeError:  # a few old modules say what they are written in
+        except UnicodeDecodeError:  # a few old modules declare another encoding
             continue
         (held_out if path.parts[0] in HELD_OUT else training)[str(path)] = text
     if not training or not held_out:
-        raise ParameterError(f"no standard library is at {where}, or not its text; give the folder that has random.py in it")
+        raise ParameterError(f"no standard library is at {where}, or not its source; give the folder that has random.py in it")
     return Corpus(training, held_out, platform.python_version(), _checksum(training | held_out))
 
 
 def own(path: Path) -> Corpus:
-    """The corpus of a text file, or of the texts in a folder and below it: one part in fourteen is held out.
+    """Return the corpus of a text file, or of the text files below a folder, with 1/14 held out.
 
-    Of a file that is its end; of a folder whole files, those whose names have the least sha256: a file more changes little.
+    From a file its end is held out; from a folder whole files, those with the smallest sha256 of their names, so that adding a file
+    changes little.
     """
     if path.is_file():
         lines = _read(path).splitlines(keepends=True)
@@ -133,7 +136,9 @@ def _hidden(path: Path) -> bool:
 
 
 def _modules(root: Path) -> Iterator[PurePosixPath]:
-    """Paths of modules below the root; folders that are left out, which may hold every installed package, are not entered."""
+    """Yield the paths of modules below the root, without entering the folders in `LEFT_OUT`, which may hold every installed
+    package.
+    """
     for folder, below, names in os.walk(root):
         below[:] = filter(_kept, below)
         here = Path(folder).relative_to(root)

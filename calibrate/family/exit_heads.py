@@ -1,9 +1,9 @@
-"""Exit heads: for every layer but the last a matrix that says what the model will write, from that layer's state alone.
+"""Exit heads: for every layer but the last, a matrix that predicts the model's output from that layer's state alone.
 
-As in the paper on Predictive Pipelined Decoding (section 4.1, Table 4) the model is frozen, and a head learns the next token of a
-text by cross-entropy. A head of layer k is applied to the state behind layer k after the model's own final norm. It begins as the
-model's own output matrix, the *common* head, so that what training adds is seen. Heads are trained side by side, and none of
-them depends on which others are.
+As in the paper on Predictive Pipelined Decoding (section 4.1, Table 4), the model is frozen, and a head learns the next token of a
+text by cross-entropy. The head of layer k is applied to the state after layer k and the model's own final norm. It starts as the
+model's output matrix, the *common* head, so that the effect of training is visible. Heads are trained in the same passes, but
+independently of each other.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 SCHEMA = "decodesim.heads/1"
 TOP = (1, 3, 5)
-"""Candidates for which agreement is counted, as in the paper's Table 2."""
+"""Numbers of candidates for which agreement is counted, as in the paper's Table 2."""
 LABELS = ("text", "model")
 CHUNK = 8192
-"""Tokens whose states are in memory at once."""
+"""Tokens whose states are in memory at a time."""
 
 
 @dataclass(frozen=True)
 class HeadTrainingSettings:
-    """How heads are trained; the rate rises over a part `warm_up` of all updates, and then falls to nothing in a straight line."""
+    """Settings of the training; the rate rises over a share `warm_up` of the updates, and then decreases linearly to 0."""
 
     epochs: float = 1.0
     rate: float = 1e-3
@@ -49,7 +49,7 @@ class HeadTrainingSettings:
     weight_decay: float = 0.0
     seed: int = 0
     labels: str = "text"
-    """What a head learns: the next token of the text, or the one that the model itself would write there."""
+    """Label of a head: the next token of the text, or the model's own prediction."""
 
     def __post_init__(self) -> None:
         checks.one_of("labels", self.labels, LABELS)
@@ -57,7 +57,7 @@ class HeadTrainingSettings:
         self.recipe(self.batch * self.length + 1)
 
     def recipe(self, tokens: int) -> Recipe:
-        """The same for a text of so many tokens.
+        """Return the recipe for a text of `tokens` tokens.
 
         >>> PAPER.recipe(100 * 128 * 2048 + 1).warm_up  # .04 of 300 updates
         12
@@ -67,10 +67,11 @@ class HeadTrainingSettings:
 
 
 OWN = HeadTrainingSettings()
-"""For small texts. Tried from 3e-4 to 1e-2 on a model of six layers: a higher rate agrees more often with the model at its first
-layers, and less often at its last, where the common head is hard to beat."""
+"""Settings for a small text. Tried from 3e-4 to 1e-2 on a model of six layers: with a higher rate heads agree more often with the
+model at the first layers, and less often at the last, where the common head is hard to beat.
+"""
 PAPER = HeadTrainingSettings(epochs=3, rate=2e-5, batch=128, length=2048, warm_up=0.04)
-"""The paper's Table 4, published, for a model of 13 billion parameters. That the rate falls in a straight line is assumed."""
+"""Settings of the paper's Table 4, published, for a model of 13 billion parameters. The linear decrease of the rate is assumed."""
 SETTINGS = {"own": OWN, "paper": PAPER}
 
 
@@ -78,22 +79,22 @@ def train(
     loaded: Loaded, corpus: Corpus, settings: HeadTrainingSettings, path: Path, *, layers: Iterable[int] | None = None,
     command: str = "", resume: bool = False, report: Report | None = None,
 ) -> dict[str, Any]:
-    """Train a head for each layer but the last, or for some, and write them to one file; what the file says of them."""
+    """Train a head for each layer but the last, or for some, and write them to one file; return the file's description."""
     import torch
 
     kept = path.with_name(f"{path.name}.kept")
     chosen = _layers(loaded, layers)
     settings = replace(settings, length=min(settings.length, loaded.positions))
-    said = {"model": loaded.checksum, "text": corpus.checksum, "heads of layers": list(chosen), **asdict(settings)}
+    described = {"model": loaded.checksum, "text": corpus.checksum, "heads of layers": list(chosen), **asdict(settings)}
     if resume and path.exists():
         there = about(path)
         layers_there = sorted({row["layer"] for row in there["results"]})
         was = {"model": there["model"], "text": there["corpus"]["checksum"], "heads of layers": layers_there, **there["settings"]}
-        model_directory.refuse_other(path, was, said)
+        model_directory.refuse_other(path, was, described)
         return there
     model_directory.refuse_existing(path)
     if kept.exists() and not resume:
-        raise ParameterError(f"{kept} is of a training that was broken off; --resume goes on with it, or remove it")
+        raise ParameterError(f"{kept} is from an interrupted training; --resume continues it, or remove it")
     check(loaded)
     tokens, held_out = loaded.tokens(corpus.training), loaded.tokens(corpus.held_out)
     recipe = settings.recipe(tokens.size)
@@ -107,7 +108,7 @@ def train(
     work = training.TrainingJob(
         _Module(heads), [torch.optim.AdamW(heads.values(), lr=0.0, weight_decay=settings.weight_decay)],
         lambda step: _learn(loaded, heads, recipe.windows(tokens, step), settings.labels), seen,
-        lambda step: recipe.rate_at(step, steps), steps, strict_json.dumps(said, sort_keys=True), clip=None,
+        lambda step: recipe.rate_at(step, steps), steps, strict_json.dumps(described, sort_keys=True), clip=None,
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     log = work.done(kept, resume=resume, report=report)
@@ -127,25 +128,25 @@ def train(
 
 
 def load(path: Path, *, checksum: str, layers: int, hidden: int, vocabulary: int) -> dict[int, Tensor]:
-    """Heads by layer in float32, each of shape (vocabulary, hidden), of the model whose weights have this checksum.
+    """Return heads by layer in float32, each of shape (vocabulary, hidden), if they belong to the model with this checksum.
 
-    `layers` are the model's: a head is of a layer between 1 and layers-1.
+    `layers` is the model's number of layers: heads belong to layers 1 to layers-1.
     """
     from safetensors import SafetensorError, safe_open
 
-    said = about(path)
-    if said.get("model") != checksum:
-        whose = f"{path.name} is of the model with checksum {str(said.get('model'))[:12]} ({said.get('name')})"
+    described = about(path)
+    if described.get("model") != checksum:
+        whose = f"{path.name} belongs to the model with checksum {str(described.get('model'))[:12]} ({described.get('name')})"
         raise ParameterError(f"{whose}, and this one has {checksum[:12]}; train heads for it: calibrate heads --model ...")
     heads, known = {}, {f"layer.{layer}": layer for layer in range(1, layers)}
     try:
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  it is no mapping
+            for name in file.keys():  # noqa: SIM118  no mapping
                 if name not in known:
                     raise ParameterError(f"{path.name} must hold tensors layer.1 to layer.{layers - 1}, got {checks.shown(name)}")
-                shape = tuple(file.get_slice(name).get_shape())  # before it takes any memory
+                shape = tuple(file.get_slice(name).get_shape())  # checked before the tensor is loaded
                 if shape != (vocabulary, hidden):
-                    bound = f"{name} of {path.name} must be of shape (vocabulary={vocabulary}, hidden={hidden})"
+                    bound = f"{name} of {path.name} must have shape (vocabulary={vocabulary}, hidden={hidden})"
                     raise ParameterError(f"{bound}, got {shape}; train the heads again")
                 heads[known[name]] = file.get_tensor(name).float()
     except (SafetensorError, OSError) as error:
@@ -155,13 +156,13 @@ def load(path: Path, *, checksum: str, layers: int, hidden: int, vocabulary: int
 
 
 def of(loaded: Loaded, path: Path | None = None) -> dict[int, Tensor]:
-    """The heads of a model, from the file in its directory or another."""
+    """Return the heads of a model, from the file in its directory or from another file."""
     where = loaded.folder / model_directory.HEADS if path is None else path
     return load(where, checksum=loaded.checksum, layers=loaded.layers, hidden=loaded.hidden, vocabulary=loaded.vocabulary)
 
 
 def about(path: Path) -> dict[str, Any]:
-    """What a file of heads says of itself."""
+    """Return the description in a file of heads."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -169,16 +170,16 @@ def about(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get("about", "{}")
-        said = bounded_files.json_of(text) if len(text) <= bounded_files.MOST_TOML else None
+        described = bounded_files.json_of(text) if len(text) <= bounded_files.MOST_TOML else None
     except (SafetensorError, OSError, ValueError) as error:
         raise ParameterError(f"{path.name} cannot be read: {model_directory.line(error)}; train the heads again") from None
-    if not isinstance(said, dict) or said.get("schema") != SCHEMA:
+    if not isinstance(described, dict) or described.get("schema") != SCHEMA:
         raise ParameterError(f"{path.name} must be a file of heads, of schema {SCHEMA}; make one with calibrate heads")
-    return said
+    return described
 
 
 def started(loaded: Loaded, layers: Iterable[int]) -> dict[int, Any]:
-    """Heads that have learnt nothing: the common head for each layer."""
+    """Return untrained heads: the common head for each layer."""
     import torch
 
     common = loaded.model.get_output_embeddings().weight.detach()
@@ -186,18 +187,18 @@ def started(loaded: Loaded, layers: Iterable[int]) -> dict[int, Any]:
 
 
 def states(loaded: Loaded, tokens: Tensor, layers: Iterable[int]) -> tuple[dict[int, Tensor], Tensor]:
-    """Normed states behind layers, each of shape (texts, tokens, hidden), and the model's own logits of all tokens."""
+    """Return the normed states after layers, each of shape (sequences, tokens, hidden), and the model's logits of all tokens."""
     import torch
 
     norm = _norm(loaded)
     with torch.no_grad():
         passed = loaded.model(input_ids=tokens, output_hidden_states=True, use_cache=False)
-        # The library's list begins with the embedding, and its last entry is normed already: no other is.
+        # The library's list begins with the embedding; only its last entry is normed.
         return {layer: norm(passed.hidden_states[layer]) for layer in layers}, passed.logits
 
 
 def check(loaded: Loaded) -> None:
-    """Refuse a model whose output is anything but its output matrix times its last normed state: no head could be begun with it."""
+    """Refuse a model whose output is not its output matrix times its last normed state: heads could not start from it."""
     import torch
 
     tokens = torch.arange(8, device=loaded.model.device)[None] % loaded.vocabulary
@@ -214,45 +215,45 @@ def check(loaded: Loaded) -> None:
     fits = fits and (not normed or torch.equal(normed[-1], last))
     if not fits or not torch.allclose(last @ head.T, passed.logits, rtol=1e-3, atol=1e-3):
         raise ParameterError(
-            f"the output of model {loaded.name} must be its output matrix times its last normed state, and it is something else"
-            " (a bias, a scale, a projection between); exit heads are not trained for it"
+            f"the output of model {loaded.name} must be its output matrix times its last normed state, without bias, scale or"
+            " projection; exit heads cannot be trained for it"
         )
 
 
 def judged(
     loaded: Loaded, heads: dict[str, dict[int, Tensor]], tokens: Tokens, length: int, windows: int | None = None
 ) -> list[dict[str, Any]]:
-    """What heads are worth along a text: a row for each kind and layer.
+    """Evaluate heads along a text; return a row for each kind and layer.
 
-    Each has the mean loss [nats per token] and, for 1, 3 and 5 candidates, how often the model's own greedy token is among them.
+    A row has the mean loss [nats per token] and, for 1, 3 and 5 candidates, how often they include the model's greedy token.
     """
     import torch
 
     count = (tokens.size - 1) // length
-    places = np.arange(count) if windows is None or windows >= count else np.linspace(0, count - 1, windows).astype(int)
+    chosen = np.arange(count) if windows is None or windows >= count else np.linspace(0, count - 1, windows).astype(int)
     layers = sorted({layer for each in heads.values() for layer in each})
     totals = {(kind, layer): np.zeros(1 + len(TOP)) for kind, each in heads.items() for layer in each}
-    for group in _groups(places, length):
-        rows = torch.from_numpy(np.stack([tokens[place * length : (place + 1) * length + 1] for place in group]))
+    for group in _groups(chosen, length):
+        rows = torch.from_numpy(np.stack([tokens[window * length : (window + 1) * length + 1] for window in group]))
         rows = rows.to(loaded.model.device)
         seen, logits = states(loaded, rows[:, :-1], layers)
-        own = logits.argmax(-1, keepdim=True)
+        greedy = logits.argmax(-1, keepdim=True)
         with torch.no_grad():
             for kind, layer in totals:
                 guesses = seen[layer] @ heads[kind][layer].T
                 loss = torch.nn.functional.cross_entropy(guesses.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum")
-                before = (guesses > guesses.gather(-1, own)).sum(-1)
+                before = (guesses > guesses.gather(-1, greedy)).sum(-1)
                 totals[kind, layer] += [float(loss), *(int((before < top).sum()) for top in TOP)]
-    number = len(places) * length
+    number = len(chosen) * length
     return [
         {"head": kind, "layer": layer, "loss": round(total[0] / number, 5)}
-        | {f"top_{top}": round(total[1 + place] / number, 5) for place, top in enumerate(TOP)}
+        | {f"top_{top}": round(total[1 + index] / number, 5) for index, top in enumerate(TOP)}
         for (kind, layer), total in totals.items()
     ]
 
 
 def _learn(loaded: Loaded, heads: dict[int, Any], windows: Tokens, labels: str) -> Tensor:
-    """Add the gradients of an update to all heads; the mean of their losses. Layer by layer: logits are what takes memory."""
+    """Add the gradients of an update to all heads; return their mean loss. Layer by layer, because logits take the most memory."""
     import torch
 
     length = windows.shape[1] - 1
@@ -269,9 +270,9 @@ def _learn(loaded: Loaded, heads: dict[int, Any], windows: Tokens, labels: str) 
     return total
 
 
-def _groups(places: Tokens, length: int) -> Iterator[Tokens]:
+def _groups(windows: Tokens, length: int) -> Iterator[Tokens]:
     at_once = max(CHUNK // length, 1)
-    return (places[start : start + at_once] for start in range(0, len(places), at_once))
+    return (windows[start : start + at_once] for start in range(0, len(windows), at_once))
 
 
 def _norm(loaded: Loaded) -> Any:
@@ -292,7 +293,7 @@ def _layers(loaded: Loaded, layers: Iterable[int] | None) -> tuple[int, ...]:
 
 
 class _Module:
-    """Heads by the names that they are saved under, as training keeps them."""
+    """Heads under the names with which they are saved, for `TrainingJob`."""
 
     def __init__(self, heads: dict[int, Any]) -> None:
         self.heads = heads
@@ -301,9 +302,9 @@ class _Module:
         return ((f"layer.{layer}", head) for layer, head in self.heads.items())
 
 
-def _write(path: Path, heads: dict[int, Tensor], said: dict[str, Any]) -> None:
+def _write(path: Path, heads: dict[int, Tensor], described: dict[str, Any]) -> None:
     from safetensors.torch import save_file
 
     tensors = {f"layer.{layer}": head.cpu().contiguous() for layer, head in heads.items()}
     with whole_files.whole(path) as part:
-        save_file(tensors, part, {"about": strict_json.dumps(said)})
+        save_file(tensors, part, {"about": strict_json.dumps(described)})

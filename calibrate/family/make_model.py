@@ -1,4 +1,4 @@
-"""Making models of the family: one text, one tokenizer in a directory, and a directory for each model beside it."""
+"""Making models of the family: one directory with the corpus and a tokenizer, and in it a directory for each model."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 TOKENIZER, CORPUS = "tokenizer.json", "corpus.json"
 SAMPLE = 16
-"""Windows, evenly spread, whose loss stands in the log for anyone who wants to see in a second that it is so."""
+"""Evenly spaced windows whose loss is logged, so that anyone can verify it in a second."""
 
 
 def tokenizer_of(folder: Path, corpus: Corpus, size: int = vocabulary.SIZE, recipe: Recipe | None = None) -> Any:
-    """The tokenizer of a directory of models: learnt for the first of them, and the same for all that come later.
+    """Return the tokenizer of a directory of models: learnt for the first model, and reused for later ones.
 
-    A text that is too short for a recipe is refused before anything is written.
+    A text that is too short for the recipe is refused before anything is written.
     """
     from tokenizers import Tokenizer
 
@@ -32,12 +32,12 @@ def tokenizer_of(folder: Path, corpus: Corpus, size: int = vocabulary.SIZE, reci
         then = model_directory.table(folder / CORPUS) if (folder / CORPUS).exists() else {}
         for key in ("vocabulary", "checksum"):
             if then.get(key) != now[key]:
-                change = f"{key} is {now[key]}, and was {then.get(key, 'not said')}"
+                change = f"{key} is {now[key]}, and was {then.get(key, 'not recorded')}"
                 bound = f"{TOKENIZER} of {folder} must be of the same text: {change}"
                 raise ParameterError(f"{bound}; take another directory, or remove both")
         try:
             return Tokenizer.from_file(str(folder / TOKENIZER))
-        except Exception as error:  # the library raises no other
+        except Exception as error:  # the library raises plain exceptions
             why = model_directory.line(error)
             raise ParameterError(f"{TOKENIZER} of {folder} cannot be read: {why}; remove it, to learn it again") from None
     learnt = vocabulary.learnt(corpus, size)
@@ -54,7 +54,7 @@ def make(
     role: str, size: Size, recipe: Recipe, corpus: Corpus, tokenizer: Any, folder: Path, *, command: str = "", device: str = "cpu",
     resume: bool = False, report: Report | None = None,
 ) -> dict[str, Any]:
-    """Train a model and write it to `folder`/`role`; its log. With `resume` what is done already is not done again."""
+    """Train a model and write it to `folder`/`role`; return its log. With `resume`, an interrupted training continues."""
     place, kept = folder / role, folder / f"{role}.kept"
     if resume and (place / model_directory.LOG).exists():
         log = model_directory.log_of(place)
@@ -63,7 +63,7 @@ def make(
         return log
     model_directory.refuse_existing(place)
     if kept.exists() and not resume:
-        raise ParameterError(f"{kept} is of a training that was broken off; --resume goes on with it, or remove it")
+        raise ParameterError(f"{kept} is from an interrupted training; --resume continues it, or remove it")
     tokens, held_out = vocabulary.encoded(tokenizer, corpus.training), vocabulary.encoded(tokenizer, corpus.held_out)
     model = begun(size, tokenizer.get_vocab_size(), recipe)
     log = training.train(model, tokens, held_out, recipe, kept, device=device, resume=resume, report=report)
@@ -71,7 +71,7 @@ def make(
 
 
 def begun(size: Size, vocabulary: int, recipe: Recipe) -> Any:
-    """A model as training finds it: its weights follow from the seed."""
+    """Return an untrained model; its weights follow from the seed."""
     import torch
     from transformers import LlamaForCausalLM
 
@@ -84,7 +84,7 @@ def finish(
     model: Any, log: dict[str, Any], role: str, size: Size, recipe: Recipe, corpus: Corpus, tokenizer: Any, tokens: NDArray[Any],
     held_out: NDArray[Any], folder: Path, *, command: str = "",
 ) -> dict[str, Any]:
-    """Round a trained model to half precision, say what that is worth on all of the held-out text, and write it; the log."""
+    """Round a trained model to half precision, evaluate it on all of the held-out text, and write it; return the log."""
     model_directory.halved(model)
     whole = about(model, role, command) | {
         "size": asdict(size), "recipe": asdict(recipe),
@@ -97,14 +97,14 @@ def finish(
 
 
 def worth(model: Any, held_out: NDArray[Any], length: int) -> dict[str, Any]:
-    """The loss on all of the held-out text, and that on a few windows, which is soon computed again."""
+    """Return the loss on all of the held-out text, and on a few windows, which is quick to verify."""
     device = str(model.device)
     sample = {"windows": SAMPLE, "length": length, "loss": round(training.loss_of(model, held_out, length, device, SAMPLE), 5)}
     return {"held_out_loss": round(training.loss_of(model, held_out, length, device), 5), "held_out_sample": sample}
 
 
 def about(model: Any, role: str, command: str) -> dict[str, Any]:
-    """What the log of any model says: which one it is, where it was made, and by which command."""
+    """Return the log entries of any model: its role, machine and command."""
     import torch
 
     where = {"device": "cpu", "threads": torch.get_num_threads()} if model.device.type == "cpu" else {"device": model.device.type}

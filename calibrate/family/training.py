@@ -1,8 +1,8 @@
-"""Training of small models of the Llama architecture, on tokens that lie in memory: minutes on a GPU, an hour on a core.
+"""Training of small models of the Llama architecture, on tokens in memory: minutes on a GPU, an hour on a CPU core.
 
-Matrices are trained with Muon, the rest with AdamW, both of torch; the rate rises, and then falls to nothing in a straight line.
-Windows of the text are read in an order that the seed decides, another in each epoch. What has been done is kept as it goes:
-`train` with `resume` goes on from there and ends with the same weights.
+Matrices are trained with Muon, the rest with AdamW, both of torch. The learning rate rises, and then decreases linearly to 0.
+Windows of the text are read in a random order from the seed, which differs between epochs. The state is saved regularly: `train`
+with `resume` continues from it and ends with the same weights.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 HEAD_DIM = 32
 MOST_EPOCHS = 1000.0
 KEEP_EVERY = 120.0
-"""Seconds between two states that are kept."""
+"""Time between two saved states [s]."""
 SEEN = 64
-"""Windows of the held-out text that a loss is the mean of while a model is trained; at the end it is that of all."""
+"""Windows of the held-out text for the loss during training; the final loss uses all windows."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """A decoder of `layers` layers of `hidden` and `ffn` wide, with heads of 32."""
+    """Size of a decoder: `layers` layers of widths `hidden` and `ffn`, with heads of 32."""
 
     layers: int
     hidden: int
@@ -47,10 +47,10 @@ class Size:
         checks.whole("hidden", self.hidden, HEAD_DIM)
         checks.whole("ffn", self.ffn, 1)
         if self.hidden % HEAD_DIM:
-            raise ParameterError(f"hidden must be a multiple of {HEAD_DIM}, that of a head, got {self.hidden}")
+            raise ParameterError(f"hidden must be a multiple of {HEAD_DIM}, the size of a head, got {self.hidden}")
 
     def config(self, vocabulary: int, positions: int) -> Any:
-        """The library's configuration."""
+        """Return the configuration of transformers."""
         from transformers import LlamaConfig
 
         heads = self.hidden // HEAD_DIM
@@ -66,7 +66,7 @@ FAMILY = {"target": Size(12, 160, 432), "medium": Size(5, 128, 344), "draft": Si
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is trained: windows of `length` tokens, `batch` at a time, all of the text `epochs` times over."""
+    """Settings of a training: windows of `length` tokens, `batch` at a time, the whole text `epochs` times."""
 
     epochs: float = 3.0
     batch: int = 8
@@ -83,17 +83,17 @@ class Recipe:
         checks.number("rate", self.rate, 0)
         checks.whole("warm_up", self.warm_up, 0)
         checks.number("weight_decay", self.weight_decay, 0)
-        checks.whole("seed", self.seed, 0, 2**63 - 1)  # what torch's and numpy's generators take
+        checks.whole("seed", self.seed, 0, 2**63 - 1)  # the range of torch's and numpy's generators
 
     def steps(self, tokens: int) -> int:
-        """Updates of the weights, for a text of so many tokens."""
+        """Return the number of updates for a text of `tokens` tokens."""
         windows = (tokens - 1) // self.length
         if windows < self.batch:
             raise ParameterError(f"a text must have at least batch*length+1={self.batch * self.length + 1} tokens, got {tokens}")
         return max(int(self.epochs * windows / self.batch), 1)
 
     def rate_at(self, step: int, steps: int) -> float:
-        """The rate of this update, from 0.
+        """Return the learning rate of an update, counted from 0.
 
         >>> recipe = Recipe(rate=1.0, warm_up=10)
         >>> [recipe.rate_at(step, 110) for step in (0, 9, 10, 60, 109)]
@@ -104,18 +104,18 @@ class Recipe:
         return self.rate * (steps - step) / max(steps - self.warm_up, 1)
 
     def windows(self, tokens: Tokens, step: int) -> Tokens:
-        """The windows of an update, shape (batch, length + 1): the last token of each is only ever predicted."""
+        """Return the windows of an update, shape (batch, length + 1): the last token of each is only predicted."""
         count = (tokens.size - 1) // self.length
-        places = []
+        starts = []
         for number in range(step * self.batch, (step + 1) * self.batch):
-            epoch, place = divmod(number, count)
+            epoch, index = divmod(number, count)
             order, start = order_of(self.seed, epoch, count, (tokens.size - 1) % self.length)
-            places.append(start + order[place] * self.length)
-        return np.stack([tokens[start : start + self.length + 1] for start in places])
+            starts.append(start + order[index] * self.length)
+        return np.stack([tokens[start : start + self.length + 1] for start in starts])
 
 
 def order_of(seed: int, epoch: int, count: int, room: int) -> tuple[Tokens, int]:
-    """In which order the windows of an epoch come, and where the first of them begins."""
+    """Return the random order of an epoch's windows, and the token at which the first of them begins."""
     random = np.random.Generator(np.random.Philox(key=[seed, epoch]))
     return random.permutation(count), int(random.integers(room + 1))
 
@@ -127,7 +127,7 @@ def train(
     model: Any, tokens: Tokens, held_out: Tokens, recipe: Recipe, kept: Path, *, device: str = "cpu", resume: bool = False,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Train a model of transformers in place; the log. What goes on is kept in the file `kept` until it is done.
+    """Train a model of transformers in place; return the log. The state is in the file `kept` until the end.
 
     `tokens` and `held_out` have shape (tokens,).
     """
@@ -156,22 +156,22 @@ def train(
 
 @dataclass(frozen=True, eq=False)
 class TrainingJob:
-    """What is to be done `steps` times over: gradients, and an update of the weights. It can be broken off and gone on with.
+    """A resumable loop of `steps` updates.
 
     Parameters
     ----------
     module, optimizers
-        What is trained, and what updates it.
+        The trained module and its optimizers.
     learn
-        Adds the gradients of a step, from 0, to the weights; the loss, detached.
+        Adds the gradients of a step, counted from 0, to the weights; returns the detached loss.
     seen
-        The loss on held-out text as it is now.
+        Returns the current loss on held-out text.
     rate
-        The rate of a step.
+        Returns the learning rate of a step.
     settings
-        All that the result follows from, as text: only the same work goes on with what was kept of it.
+        Everything that determines the result, as a string: a saved state resumes only with the same settings.
     clip
-        The largest norm of all gradients together; None for any.
+        Largest norm of all gradients together; None for no bound.
     """
 
     module: Any
@@ -184,7 +184,7 @@ class TrainingJob:
     clip: float | None = 1.0
 
     def done(self, kept: Path, *, resume: bool = False, report: Report | None = None) -> dict[str, Any]:
-        """Do it; the log of losses and seconds. The state is in the file `kept` meanwhile, which goes in the end."""
+        """Run the loop; return the log of losses and seconds. The state is in the file `kept`, which is removed at the end."""
         import torch
 
         log: dict[str, Any] = {"losses": [], "held_out": []}
@@ -211,7 +211,7 @@ class TrainingJob:
                 report(step + 1, self.steps, f"loss {log['losses'][-1][1]:.3f}" if log["losses"] else "")
             if time.perf_counter() - last_kept > KEEP_EVERY:
                 log["held_out"].append([step + 1, round(self.seen(), 4)])
-                _finite(log["held_out"][-1][1], step)  # nobody wants to go on from there
+                _finite(log["held_out"][-1][1], step)  # never save such a state
                 seconds = before + time.perf_counter() - begun
                 _keep(kept, self.module, self.optimizers, self.settings, step + 1, seconds, log)
                 last_kept = time.perf_counter()
@@ -226,13 +226,13 @@ def _finite(loss: float, step: int) -> None:
 
 
 def enough(what: str, tokens: Tokens, length: int) -> None:
-    """Refuse a text that has not one window."""
+    """Refuse a text without one whole window."""
     if tokens.size <= length:
         raise ParameterError(f"{what} must have at least length+1={length + 1} tokens, got {tokens.size}; give a longer one")
 
 
 def loss_of(model: Any, tokens: Tokens, length: int, device: str = "cpu", windows: int | None = None) -> float:
-    """Mean cross-entropy [nats per token] over windows of a text, all of them or so many, evenly spread."""
+    """Return the mean cross-entropy [nats per token] over all windows of a text, or over `windows` evenly spaced ones."""
     import torch
 
     count = (tokens.size - 1) // length
@@ -254,7 +254,7 @@ def _loss(model: Any, windows: Tensor) -> Tensor:
 
 
 def optimizers_of(model: Any, recipe: Recipe) -> list[Any]:
-    """Muon for the matrices within layers, AdamW for the rest."""
+    """Return Muon for the matrices within layers, and AdamW for the rest."""
     import torch
 
     inner: list[Any] = []
@@ -263,14 +263,14 @@ def optimizers_of(model: Any, recipe: Recipe) -> list[Any]:
         if parameter.requires_grad:
             (inner if parameter.ndim == 2 and ".layers." in name else outer).append(parameter)
     adam = torch.optim.AdamW(outer, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)
-    if not inner:  # an architecture that calls its layers something else
+    if not inner:  # an architecture with other names of layers
         return [adam]
     muon: Any = torch.optim.Muon(inner, lr=0.0, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw")
     return [muon, adam]
 
 
 def _state(model: Any, optimizers: list[Any]) -> Iterator[tuple[str, Tensor]]:
-    """All tensors that training goes on from, by name."""
+    """Yield all tensors of the state of a training, by name."""
     for name, parameter in model.named_parameters():
         yield f"model.{name}", parameter
     for number, optimizer in enumerate(optimizers):
@@ -290,18 +290,18 @@ def _keep(kept: Path, model: Any, optimizers: list[Any], settings: str, step: in
 
 
 class _Log(TypedDict):
-    """What a training says of itself: steps, and losses at them [nats per token]."""
+    """Log of a training: steps, and losses at them [nats per token]."""
 
     losses: list[list[float]]
     held_out: list[list[float]]
 
 
 _STATES = {"AdamW": {"step", "exp_avg", "exp_avg_sq"}, "Muon": {"momentum_buffer"}}
-"""What optimizers know of each parameter, a number or as many as it has."""
+"""State of an optimizer for each parameter: a number, or a tensor of the parameter's shape."""
 
 
 def _check_state(kept: Path, tensors: Mapping[str, Tensor], optimizers: list[Any]) -> None:
-    """Refuse a state that is not whole, or not of these parameters."""
+    """Refuse an incomplete state, or one of other parameters."""
     for number, optimizer in enumerate(optimizers):
         for index, parameter in enumerate(each for group in optimizer.param_groups for each in group["params"]):
             for name in _STATES[type(optimizer).__name__]:
@@ -310,7 +310,7 @@ def _check_state(kept: Path, tensors: Mapping[str, Tensor], optimizers: list[Any
                 if found is None or not found.is_floating_point() or tuple(found.shape) != shape:
                     bound = f"optimizer.{number}.{index}.{name} must be numbers of shape {shape}"
                     got = "none" if found is None else f"{found.dtype} of shape {tuple(found.shape)}"
-                    raise ParameterError(f"{kept.name}: {bound}, got {got}; remove it and begin anew")
+                    raise ParameterError(f"{kept.name}: {bound}, got {got}; remove it and start again")
 
 
 def _restore(kept: Path, model: Any, optimizers: list[Any], settings: str) -> tuple[int, float, dict[str, Any]]:
@@ -321,16 +321,16 @@ def _restore(kept: Path, model: Any, optimizers: list[Any], settings: str) -> tu
         bounded_files.check_regular(kept)
         with safe_open(kept, framework="pt") as file:
             about = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no mapping
     except (SafetensorError, OSError) as error:
-        said = str(error).partition("\n")[0]
-        raise ParameterError(f"{kept.name} cannot be read, to go on from it: {said}; remove it and begin anew") from None
+        why = str(error).partition("\n")[0]
+        raise ParameterError(f"{kept.name} cannot be read for --resume: {why}; remove it and start again") from None
     if not about or not {"settings", "step", "seconds", "log"} <= about.keys():
-        raise ParameterError(f"{kept.name} was not kept by a training; remove it and begin anew")
+        raise ParameterError(f"{kept.name} is no saved state of a training; remove it and start again")
     if about["settings"] != settings:
         raise ParameterError(
-            f"{kept.name} is of another training: {about['settings']}, now asked for {settings}; give the same settings, or"
-            " remove it and begin anew"
+            f"{kept.name} is from a training with other settings: {about['settings']}, now asked for {settings}; give the same"
+            " settings, or remove it and start again"
         )
     try:
         step, seconds, log = int(about["step"]), float(about["seconds"]), bounded_files.json_of(about["log"])
@@ -338,11 +338,11 @@ def _restore(kept: Path, model: Any, optimizers: list[Any], settings: str) -> tu
         checks.number("seconds", seconds, 0)
         typed_values.check(log, _Log, "log")
     except ValueError as error:
-        raise ParameterError(f"{kept.name} cannot be read, to go on from it: {error}; remove it and begin anew") from None
+        raise ParameterError(f"{kept.name} cannot be read for --resume: {error}; remove it and start again") from None
     for name, parameter in model.named_parameters():
         shape = tuple(tensors[f"model.{name}"].shape) if f"model.{name}" in tensors else None
         if shape != tuple(parameter.shape):
-            raise ParameterError(f"{kept.name} is of another model: {name} must be of {tuple(parameter.shape)}, got {shape}")
+            raise ParameterError(f"{kept.name} is from another model: {name} must have shape {tuple(parameter.shape)}, got {shape}")
     _check_state(kept, tensors, optimizers)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -351,7 +351,7 @@ def _restore(kept: Path, model: Any, optimizers: list[Any], settings: str) -> tu
         for index, parameter in enumerate(each for group in optimizer.param_groups for each in group["params"]):
             prefix = f"optimizer.{number}.{index}."
             state = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-            # What counts steps stays where it was made; what is as large as the weights goes where they are.
+            # Step counters stay on the CPU; tensors of the weights' shape move to their device.
             optimizer.state[parameter] = {
                 key: value.to(parameter.device) if value.ndim else value for key, value in state.items()
             }

@@ -1,4 +1,4 @@
-"""The tokens of the family: byte pairs learnt on the training corpus, one tokenizer for all models of a directory."""
+"""The vocabulary of the family: byte pairs learnt from the training corpus, with one tokenizer for all models of a directory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 END = "<|end|>"
-"""Ends a module, and a text that a model writes. Its number is 0."""
+"""Ends a module, and a text that a model generates; token 0."""
 SIZE = 1024
 LEAST, MOST = 257, 65536
-"""All bytes and END; and no more than small models can have any use for."""
+"""Smallest and largest vocabulary: all bytes and END, and more than small models can use."""
 
 
 def learnt(corpus: Corpus, size: int = SIZE) -> Any:
-    """A tokenizer of the `tokenizers` library, with `size` tokens; bytes are its letters, so that it can write any text."""
+    """Learn a tokenizer of the `tokenizers` library with `size` tokens; its alphabet is bytes, so that it encodes any text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     checks.whole("vocabulary", size, LEAST, MOST)
@@ -33,7 +33,7 @@ def learnt(corpus: Corpus, size: int = SIZE) -> Any:
 
 
 def wrapped(tokenizer: Any, positions: int) -> Any:
-    """The same as transformers takes it, for a model of so many positions: texts come back letter by letter."""
+    """Return the tokenizer for transformers, for a model of `positions` positions; decoding restores a text exactly."""
     from transformers import PreTrainedTokenizerFast
 
     kind: Any = PreTrainedTokenizerFast
@@ -41,7 +41,7 @@ def wrapped(tokenizer: Any, positions: int) -> Any:
 
 
 def encoded(tokenizer: Any, texts: dict[str, str]) -> NDArray[Any]:
-    """The tokens of all modules, one behind the other with END between, shape (tokens,)."""
+    """Return the tokens of all modules, each followed by END, shape (tokens,)."""
     import numpy as np
 
     end = tokenizer.token_to_id(END)

@@ -1,1 +1,1 @@
-"""Fits of what theorems leave out to measured times, and how well each predicts what it was not fitted on."""
+"""Fits of cost parameters to measured times, with their errors on held-out measurements."""

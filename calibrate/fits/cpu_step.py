@@ -1,18 +1,19 @@
-"""Do the parts add up to the pass? Layers, head, embedding and overhead, timed at some points, against whole passes at others.
+"""Accuracy of pass times summed from parts on a CPU: parts timed at some points, compared with whole passes at others.
 
-`python -m calibrate.fits.cpu_step` prints it for the rows that are kept in `calibrate/measurements`: processors, eager.
+`python -m calibrate.fits.cpu_step` prints it for the rows in `calibrate/measurements` (CPUs, eager mode). The parts are layers,
+head, embedding and overhead per step.
 
-Between contexts times go smoothly, and parts timed behind two of them give the passes behind others to a few percent. Between
-widths they do not: a processor's products change their algorithm with the width, so that 12 positions can take longer than 16. A
-width that was not timed is therefore not to be trusted on a processor, and `widths=POWERS` shows by how much. What a step takes
-beyond its parts is another matter: fitted at those widths and contexts it gives the passes at all others whose parts were timed.
+Times are smooth between contexts: parts timed at two contexts predict the passes at others to a few percent. They are not smooth
+between widths: a CPU's matrix products change their algorithm with the width, so that 12 positions can take longer than 16.
+Interpolation between widths is therefore unreliable on a CPU; `widths=POWERS` shows by how much. The overhead per step is
+different: fitted at those widths and contexts, it holds at all others whose parts were timed.
 
-How the rows came about: on a machine of two cores that others use, in rounds over the grid, of which the least disturbed counts
-point by point. Rows that say `disturbed` left out repeats in which the thread did not run all the time; those that do not were
-timed before that was looked at. Two points, widths 1 and 2 behind 256 beside another process, were timed again in rounds 3 to 7
-*after* they were seen to be off: rounds up to `LAST_ROUND` alone are free of that choice, and `main` prints both.
+The rows were timed on a shared machine with two cores, in rounds over the grid; the least disturbed round of each point is used.
+Rows with `disturbed` exclude repeats in which the thread was interrupted; rows without it were timed before that check existed. Two
+points (widths 1 and 2 after 256 positions, next to another process) were timed again in rounds 3 to 7 *after* their errors were
+seen. Only rounds up to `LAST_ROUND` are free of that selection; `main` prints both results.
 
-The shortest of several rounds is also the one in which the other process was in the way least: `slowing` is a lower bound.
+The shortest of several rounds is also the one with the least interference from the other process, so `slowing` is a lower bound.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ from model.hardware.interpolation import Surface
 from model.hardware.profile import Profile
 
 CONTEXTS = (64, 512)
-"""Behind which the parts are taken; every other context is held out."""
+"""Contexts of the parts; all other contexts are held out."""
 LAST_ROUND = 2
-"""Of those that go over the whole grid; later ones are of points that were chosen by what they showed."""
+"""Last round over the whole grid; later rounds repeat points that were selected by their results."""
 POWERS = (1, 2, 4, 8, 16)
-"""Widths to take parts at, where widths too are held out."""
+"""Widths of the parts if widths are held out, too."""
 
 HELD = (
     ("contexts", None, False),
-    ("contexts and widths, the overhead fitted", POWERS, True),
+    ("contexts and widths, overhead fitted", POWERS, True),
     ("contexts and widths", POWERS, False),
 )
-"""What is held out: in words, the widths that are fitted at, and whether of them only what a step takes beyond its parts is."""
+"""Kinds of hold-out: a label, the fitted widths, and True if only the overhead per step is fitted at these widths."""
 
 
 class HeldOutPass(NamedTuple):
-    """A pass that the parts were not taken from: its place, and what the parts say of it and what it took [s]."""
+    """A held-out pass: its point of the grid, and its predicted and measured time [s]."""
 
     width: int
     context: int
@@ -62,27 +63,27 @@ class HeldOutPass(NamedTuple):
 
 
 def path_of(name: str) -> Path:
-    """A file in `calibrate/measurements`, by its name without the ending."""
+    """Path of a file in `calibrate/measurements`, by its name without the ending."""
     return Path(str(resources.files("calibrate") / "measurements" / f"{name}.jsonl"))
 
 
 def rows_of(name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The machine and the rows of such a file."""
+    """Read the machine's header and the rows of such a file."""
     return timing_grid.read(path_of(name))
 
 
 def profile_of(name: str) -> Profile:
-    """The profile that follows from such a file: the bundled one of its name.
+    """Derive the bundled profile of this name from its file.
 
-    To bundle another: put its rows into `calibrate/measurements`, and `model.hardware.profile_files.save` this into
-    `model/profiles`.
+    To bundle another profile, put its rows into `calibrate/measurements`, and save this function's result into `model/profiles`
+    with `model.hardware.profile_files.save`.
     """
     header, rows = rows_of(name)
     return layers_of(header, rows, "eager", name, path_of(name), "calibrate/measurements/")
 
 
 def names() -> list[str]:
-    """The files there are."""
+    """Names of the files."""
     folder = resources.files("calibrate") / "measurements"
     return sorted(each.name.removesuffix(".jsonl") for each in folder.iterdir() if each.name.endswith(".jsonl"))
 
@@ -91,34 +92,34 @@ def held_out(
     rows: Sequence[dict[str, Any]], layers: int, widths: Sequence[int] | None = None, mode: str = "eager", *,
     overhead_alone: bool = False,
 ) -> list[HeldOutPass]:
-    """Whole passes behind contexts that the parts were not taken from, beside what the parts say.
+    """Whole passes at held-out contexts, with the prediction from the parts.
 
-    With `widths` parts are taken at these alone, and the passes are those of other widths. With `overhead_alone` besides it is only
-    what a step takes beyond its parts that is fitted at these widths; layers, head and embedding are timed at every width.
+    With `widths`, parts are used at these widths only, and the passes have other widths. With `overhead_alone`, only the overhead
+    per step is fitted at these widths, and layers, head and embedding are used at every width.
     """
     points = [row for row in rows if row["kind"] == "point"]
-    behind = [row for row in points if row["context"] in CONTEXTS]
-    fitted = [row for row in behind if widths is None or row["width"] in widths]
+    at_contexts = [row for row in points if row["context"] in CONTEXTS]
+    fitted = [row for row in at_contexts if widths is None or row["width"] in widths]
     table, _ = part_rows(fitted, mode, layers)
     if overhead_alone:
-        timed, _ = part_rows(behind, mode, layers)
+        timed, _ = part_rows(at_contexts, mode, layers)
         table = [row for row in timed if row["part"] != "step"] + [row for row in table if row["part"] == "step"]
     found = []
     for (busy, batch, context, width), rounds in timing_grid.shares(rows, mode):
         if context in CONTEXTS or (widths is not None and width in widths):
             continue
-        own = [row for row in table if row["busy"] == busy]
-        layer = _surface(own, "layer", ("width", "context", "batch"))(width, context, batch).repeated(layers)
-        head = _surface(own, "head", ("positions",))(width * batch)
-        embedding = _surface(own, "embedding", ("tokens",))(width * batch)
-        step = _surface(own, "step", ("batch",))(batch)
+        equally_busy = [row for row in table if row["busy"] == busy]
+        layer = _surface(equally_busy, "layer", ("width", "context", "batch"))(width, context, batch).repeated(layers)
+        head = _surface(equally_busy, "head", ("positions",))(width * batch)
+        embedding = _surface(equally_busy, "embedding", ("tokens",))(width * batch)
+        step = _surface(equally_busy, "step", ("batch",))(batch)
         whole = quietest(rounds)["whole_us"][1] / 1e6
         found.append(HeldOutPass(width, context, batch, busy, float((layer + head + embedding + step).seconds), whole))
     return found
 
 
 def unchosen(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of whole rounds, without points that were timed again because they had been off."""
+    """Rows of rounds over the whole grid, without points that were timed again because of their errors."""
     return [row for row in rows if row.get("round", 0) <= LAST_ROUND]
 
 
@@ -128,16 +129,16 @@ def _surface(table: Sequence[dict[str, Any]], part: str, axes: Sequence[str]) ->
 
 
 def slowing(rows: Sequence[dict[str, Any]], mode: str = "eager", *, typical: bool = False) -> dict[tuple[int, int, int], float]:
-    """How much longer a whole pass takes with one other process at the same work, by (width, context, batch): at least [-].
+    """Ratio of the time of a whole pass next to one equally loaded process to its time alone, by (width, context, batch) [-].
 
-    The two were timed minutes apart, so of either the least disturbed round counts; with `typical` the median of the rounds, which
-    has whatever else the machine did in it.
+    A lower bound: the two were timed minutes apart, and the least disturbed round of each is used. With `typical` it is the median
+    round, which includes other load on the machine.
     """
     wholes = {
-        place: float(np.median([row["whole_us"][1] for row in rounds]) if typical else quietest(rounds)["whole_us"][1])
-        for place, rounds in timing_grid.shares(rows, mode)
+        point: float(np.median([row["whole_us"][1] for row in rounds]) if typical else quietest(rounds)["whole_us"][1])
+        for point, rounds in timing_grid.shares(rows, mode)
     }
-    quiet = {place[1:]: whole for place, whole in wholes.items() if place[0] == 0}
+    quiet = {point[1:]: whole for point, whole in wholes.items() if point[0] == 0}
     return {
         (width, context, batch): whole / quiet[batch, context, width]
         for (busy, batch, context, width), whole in wholes.items()
@@ -146,7 +147,7 @@ def slowing(rows: Sequence[dict[str, Any]], mode: str = "eager", *, typical: boo
 
 
 def main() -> None:
-    """Print errors and ratios of every file."""
+    """Print the errors and ratios of every file."""
     for name in names():
         header, rows = rows_of(name)
         layers = header["shape"]["layers"]
@@ -157,17 +158,17 @@ def main() -> None:
                 if errors:
                     median, worst = np.median(errors), max(errors)
                     print(f"  other {which}, busy {busy}: {len(errors)} passes, median error {median:.1%}, worst {worst:.1%}")
-        before = unchosen(rows)
-        errors = [abs(each.error) for each in held_out(before, layers) if each.busy]
-        if errors and len(before) < len(rows):
+        whole_rounds = unchosen(rows)
+        errors = [abs(each.error) for each in held_out(whole_rounds, layers) if each.busy]
+        if errors and len(whole_rounds) < len(rows):
             print(f"  before points were timed again, busy 1: median error {np.median(errors):.1%}, worst {max(errors):.1%}")
         ratios = slowing(rows)
         if ratios:
             low, middle, high = np.percentile([*ratios.values()], (25, 50, 75))
-            one = [ratio for (width, _, _), ratio in ratios.items() if width == 1]
-            print(f"  with one other process: {middle:.2f} times as long ({low:.2f} to {high:.2f}); width 1: {np.median(one):.2f}")
+            single = [ratio for (width, _, _), ratio in ratios.items() if width == 1]
+            print(f"  next to one process: {middle:.2f} times as long ({low:.2f} to {high:.2f}); width 1: {np.median(single):.2f}")
             low, middle, high = np.percentile([*slowing(rows, typical=True).values()], (25, 50, 75))
-            print(f"  by the median round instead of the shortest: {middle:.2f} ({low:.2f} to {high:.2f})")
+            print(f"  in the median round instead of the shortest: {middle:.2f} ({low:.2f} to {high:.2f})")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""A profile against an engine that really ran: tokens a second of Llama-3.1-8B in vLLM on an RTX 4090, by LLMServingSim.
+"""Comparison of a profile with a real engine: tokens per second of Llama-3.1-8B in vLLM on an RTX 4090, recorded by LLMServingSim.
 
-Once a second the engine said how many tokens of prompts it had read, how many it had written, how many texts ran and waited, and
-how full the cache was. In a second without prompts every pass is a decoding step of all running texts; it took their number
-over the tokens a second, and the profile is asked for a pass behind their mean context.
+Once a second the engine reported the prompt tokens read, the tokens generated, the running and waiting sequences, and the usage
+of the KV cache. In a second without prompts, every pass is a decoding step of all running sequences. Its measured time is their
+number divided by the tokens per second; its predicted time is that of a pass at their mean context.
 
-What the engine calls prompts leaves out texts that it reads for a second time. Where the cache is full it throws a text out, to
-read it again, prompt and what was written, once there is room: the prompts that it counted sum up to those of all requests, each
-once, although dozens of times a text left the cache. Such seconds are found by counting, without looking at any time: running
-texts that neither were scheduled for the first time nor were there before must have come back.
+The engine's prompt counter excludes recomputation. When the cache is full the engine preempts a sequence and later reads its
+prompt and output again; yet the counter sums to the prompts of all requests, each counted once, despite dozens of preemptions.
+Seconds with recomputation are identified by counts only, not by times: running sequences that were neither scheduled for the
+first time nor running before must have been resumed.
 
-How long the sequences are is how full the cache was, in tokens of the room that it has. Where the run does not say how much that
-is, the requests' time stamps say it: a sequence has its prompt, and the tokens that are due between its first and its last.
+The lengths of the sequences follow from the usage of the cache times its capacity in tokens. If the run lacks the capacity,
+lengths follow from the requests' time stamps: the prompt, plus the tokens expected between the first and the last token.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from model.hardware.cost_models import Hardware, step_time
 from model.hardware.interpolation import Floats
 
 FEWEST = 10
-"""Texts that must run: with fewer the run is ending within the second."""
+"""Smallest number of running sequences: with fewer, the run may be ending within the second."""
 LENGTHS = ("input_toks", "output_toks", "first_token_ts")
-"""What requests must say where the room of the cache is not known."""
+"""Keys that requests need if the capacity of the cache is unknown."""
 STEP = 0.02
-"""How finely the clocks of the two files are put together [s]."""
+"""Resolution of the alignment of the two files' clocks [s]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,13 +41,13 @@ class EngineRun:
     Parameters
     ----------
     prompts, tokens
-        Read and written in each second [tokens/s]; prompts for the first time alone.
+        Prompt tokens read (recomputation excluded) and tokens generated in each second [tokens/s].
     running, waiting
-        Texts at its end.
+        Numbers of sequences at the end of the second.
     context
-        Their mean length in the cache [tokens].
+        Mean length of the running sequences in the cache [tokens].
     returned
-        Texts that came back into the cache less those that left it, in each second.
+        Sequences resumed minus sequences preempted in each second.
     """
 
     prompts: Floats
@@ -66,25 +66,25 @@ class EngineRun:
 
     @property
     def decoding(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """The seconds that are asked for: no prompts, and enough texts; shape (seconds,)."""
+        """Mask of the seconds to compare: no prompts, and enough running sequences; shape (seconds,)."""
         return np.asarray((self.prompts == 0) & (self.running >= FEWEST) & (self.tokens > 0))
 
     @property
     def reading_again(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """The seconds in which more texts came back than left: they were read again; shape (seconds,)."""
+        """Mask of the seconds with recomputation: more sequences were resumed than preempted; shape (seconds,)."""
         return np.asarray(self.returned > 0)
 
     def errors(self, hardware: Hardware) -> Floats:
-        """The step's predicted over its measured time, less 1, for each second; nan where nothing was written [-]."""
-        said = step_time(hardware, self.context, np.maximum(self.running, 1)).seconds
+        """Relative error of the predicted step time in each second; nan if no token was generated [-]."""
+        predicted = step_time(hardware, self.context, np.maximum(self.running, 1)).seconds
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(self.tokens > 0, said * self.tokens / self.running - 1, np.nan)
+            return np.where(self.tokens > 0, predicted * self.tokens / self.running - 1, np.nan)
 
 
 def read(folder: str | Path) -> EngineRun:
-    """A run from a folder with `timeseries.csv`, `requests.jsonl` and `meta.json`.
+    """Read a run from a folder with `timeseries.csv`, `requests.jsonl` and `meta.json`.
 
-    What the last says of the cache, `kv_cache.num_kv_tokens`, may lack; then requests must say `input_toks`, `output_toks` and
+    The key `kv_cache.num_kv_tokens` of the last file is optional; without it, requests need `input_toks`, `output_toks` and
     `first_token_ts`.
     """
     root = Path(folder)
@@ -102,7 +102,7 @@ def read(folder: str | Path) -> EngineRun:
             room = float(room)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ParameterError(
-            f"{root.name}: meta.json and requests.jsonl must be there and say queued_ts, scheduled_ts and last_token_ts, and"
+            f"{root.name}: meta.json and requests.jsonl must exist and have queued_ts, scheduled_ts and last_token_ts, and"
             f" kv_cache.num_kv_tokens or {', '.join(LENGTHS)}: {error!r}; give the folder of a whole run"
         ) from None
     queued, scheduled, last = (of[key] for key in stamps[:3])
@@ -119,26 +119,26 @@ def read(folder: str | Path) -> EngineRun:
 
 
 def lengths(ends: Floats, prompts: Floats, outputs: Floats, first: Floats, last: Floats) -> Floats:
-    """Mean length of the sequences that are being decoded at these times, shape (times,) [tokens]; 0 where there is none.
+    """Mean length of the sequences that are decoded at the times `ends`, shape (times,) [tokens]; 0 without any.
 
-    Of each request its prompt and its output [tokens], and when it had its first and its last token [s], shape (requests,). Tokens
-    come evenly between these two.
+    Prompt and output lengths [tokens] and the times of the first and the last token [s] have shape (requests,). Tokens are assumed
+    to be evenly spaced between these two times.
 
     >>> lengths(np.array([2.0, 5.0, 9.0]), np.array([10.0, 20.0]), np.array([5.0, 3.0]), np.array([1.0, 4.0]), np.array([5.0, 6.0]))
     array([12., 22.,  0.])
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         share = (ends[:, None] - first) / (last - first)
-    there = (share >= 0) & (share < 1)
-    each = np.where(there, prompts + 1 + np.nan_to_num(share) * (outputs - 1), 0.0)
-    return np.asarray(each.sum(axis=1) / np.maximum(there.sum(axis=1), 1))
+    decoding = (share >= 0) & (share < 1)
+    each = np.where(decoding, prompts + 1 + np.nan_to_num(share) * (outputs - 1), 0.0)
+    return np.asarray(each.sum(axis=1) / np.maximum(decoding.sum(axis=1), 1))
 
 
-def _clock(second: Floats, texts: Floats, queued: Floats, last: Floats) -> Floats:
-    """The ends of the seconds on the clock of the requests: where those queued and not yet done are most nearly the texts there."""
+def _clock(second: Floats, sequences: Floats, queued: Floats, last: Floats) -> Floats:
+    """Ends of the seconds on the clock of the requests: the shift at which the numbers of unfinished requests agree best."""
     shifts = queued.min() + np.arange(-3, 3, STEP)
     ends = shifts[:, None] + second
-    there = np.searchsorted(np.sort(queued), ends, side="right") - np.searchsorted(np.sort(last), ends, side="right")
-    missed = np.abs(there - texts).sum(axis=1)
+    unfinished = np.searchsorted(np.sort(queued), ends, side="right") - np.searchsorted(np.sort(last), ends, side="right")
+    missed = np.abs(unfinished - sequences).sum(axis=1)
     best = np.flatnonzero(missed == missed.min())
     return np.asarray(ends[best[best.size // 2]])

@@ -1,8 +1,8 @@
-"""Which cost, left out by Theorem 4.1, explains Table 3 of [Yang2024]: eight candidates, fitted and held against rows left out.
+"""Fits of overheads that Theorem 4.1 leaves out to Table 3 of [Yang2024]: eight candidates, tested on held-out rows.
 
-The table measures 128 tokens of LLaMA-2-13B on two data sets with 1 and 3 candidates: four times, plain decoding's aside. A fit has
-one or two unknowns, so four rows calibrate it and do not prove it: what counts is what it says of rows that it has not seen. Every
-predicted time is that of `model.methods.ppd.theory` with a `UnitCost`; unknowns are seconds, or shares of a plain token's time.
+The table has four measured times, besides those of plain decoding: 128 tokens of LLaMA-2-13B, two data sets, 1 and 3 candidates.
+Fits have one or two unknowns, so that four rows calibrate them but do not prove them; the errors on held-out rows decide. Predicted
+times are those of `model.methods.ppd.theory` with a `UnitCost`; unknowns are in seconds, or in shares of the time of a plain token.
 
 >>> for row in report():
 ...     print(f"{row['name']:22}", *(f"{100 * row[name]:5.2f}" for name in ("rms", "held_out", "leave_one_out")))
@@ -15,8 +15,8 @@ candidates and match    0.74  2.37  1.48
 relative                0.91  2.40  1.44
 constant                3.94  5.19  5.26
 
-All of it hangs on the layer at which the runs predicted, which the paper does not state. A later one leaves less to explain, and at
-layer 24 b k explains the table better than b (k + 1).
+The result depends on the layer at which the runs predicted, which the paper does not state. A later layer leaves less to explain;
+at layer 24, b k explains the table better than b (k + 1).
 
 >>> for row in report(exit_layer=24)[1:5]:
 ...     print(f"{row['name']:22}", *(f"{100 * row[name]:5.2f}" for name in ("rms", "held_out", "leave_one_out")))
@@ -53,12 +53,12 @@ OVERHEADS = {
         Overhead("constant", "a", (("dispatch",),)),
     )
 }
-"""What a token may cost beyond the theorem; without `relative` in seconds, whatever plain decoding takes."""
+"""Candidate overheads per token beyond the theorem: in seconds, or with `relative` in shares of the time of a plain token."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """An overhead with the values of its unknowns that fit `runs` best: seconds, or shares of a plain token's time."""
+    """An overhead with the values of its unknowns that fit `runs` best [s], or [-] as shares of the time of a plain token."""
 
     overhead: Overhead
     values: tuple[float, ...]
@@ -66,21 +66,21 @@ class Fit:
     exit_layer: int = EXIT_LAYER
 
     def cost(self, run: PublishedRun) -> UnitCost:
-        """The cost model of a run, in its layer-times."""
+        """Cost model of a run, in its layer-times."""
         return self.overhead.cost(self.values, run.seconds_per_layer)
 
     def errors(self, runs: Sequence[PublishedRun]) -> tuple[float, ...]:
-        """Predicted over measured times, less 1."""
+        """Relative errors of the predicted times [-]."""
         return tuple(run.error(self.cost(run), self.exit_layer) for run in runs)
 
     @property
     def rms(self) -> float:
-        """The root mean square of its errors on what it was fitted to."""
+        """Root mean square of the errors on the fitted runs [-]."""
         return _rms(self.errors(self.runs))
 
 
 def fit(overhead: Overhead, runs: Sequence[PublishedRun], exit_layer: int = EXIT_LAYER) -> Fit:
-    """Least squares on the measured times, with unknowns of at least 0.
+    """Fit an overhead to measured times by least squares, with unknowns of at least 0.
 
     >>> found = fit(OVERHEADS["fixed and linear"], ppd_table_3_fit.runs())
     >>> [round(1e3 * value, 2) for value in found.values], round(100 * found.rms, 2)
@@ -100,7 +100,7 @@ def fit(overhead: Overhead, runs: Sequence[PublishedRun], exit_layer: int = EXIT
     import numpy as np
     from scipy.optimize import least_squares
 
-    # In units in which an unknown is about 1: milliseconds, or thousandths of a plain token.
+    # In units that make an unknown about 1: milliseconds, or thousandths of a plain token.
     def residuals(values: Any) -> list[float]:
         return [run.predicted_s(overhead.cost(values / 1e3, run.seconds_per_layer), exit_layer) - run.latency_s for run in used]
 
@@ -115,7 +115,7 @@ def fit(overhead: Overhead, runs: Sequence[PublishedRun], exit_layer: int = EXIT
 
 
 def held_out(overhead: Overhead, exit_layer: int = EXIT_LAYER) -> dict[str, tuple[float, ...]]:
-    """Errors on each data set, by the one fitted on.
+    """Relative errors on the other data set, by the fitted data set.
 
     >>> for on, errors in held_out(OVERHEADS["linear"]).items():
     ...     print(on, [round(100 * error, 2) for error in errors])
@@ -130,7 +130,7 @@ def held_out(overhead: Overhead, exit_layer: int = EXIT_LAYER) -> dict[str, tupl
 
 
 def leave_one_out(overhead: Overhead, exit_layer: int = EXIT_LAYER) -> float:
-    """The root mean square of the errors on each run, fitted on the three others.
+    """Root mean square of the leave-one-out errors: each run is predicted from a fit to the three others.
 
     >>> round(100 * leave_one_out(OVERHEADS["linear"]), 2)
     0.52
@@ -142,10 +142,10 @@ def leave_one_out(overhead: Overhead, exit_layer: int = EXIT_LAYER) -> float:
 
 
 def report(exit_layer: int = EXIT_LAYER) -> list[dict[str, Any]]:
-    """Every overhead: the values that fit all four runs, and its errors.
+    """Rows of all overheads: the values that fit all four runs, and the errors [-].
 
-    rms: on all four, fitted on all four; held_out: the largest error on a data set, fitted on the other; leave_one_out: the root
-    mean square of the errors on runs left out. The exit layer is assumed.
+    `rms`: root mean square on the four fitted runs; `held_out`: the largest error on a data set after a fit to the other;
+    `leave_one_out`: root mean square of the leave-one-out errors. The exit layer is assumed.
     """
     found = []
     for name, overhead in OVERHEADS.items():

@@ -1,8 +1,7 @@
-"""What norms, rotations, activations and sums of a layer reach (`model.hardware.composed_layers.passed_over`), fitted to those that
-Vidur timed.
+"""Fit of the elementwise kernels of a layer (norms, rotations, activations, additions) to Vidur's times.
 
-Two numbers for all GPUs and models: the share of the bandwidth over many tokens, and what one block moves, which has a token to
-itself. Fitted to two models and held against two that had no say.
+Two numbers hold for all GPUs and models: the share of the bandwidth over many tokens, and the throughput of a block, which
+processes one token (`model.hardware.composed_layers.elementwise_kernel`). They are fitted to two models and tested on two others.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from model.hardware.profile import Profile
 
 KERNELS = ("input_layernorm", "post_attention_layernorm", "attn_rope", "mlp_act", "add")
 FITTED, HELD = ("llama-2-7b", "phi-2"), ("llama-2-70b", "codellama-34b")
-"""Models that the fit sees, and that it does not."""
+"""Fitted models, and held-out models."""
 LAUNCH = 2.5e-6
-"""What the shortest product takes on the GPUs whose products are tabulated, which stands for a launch [s]."""
+"""Launch time: that of the shortest product in the tables of operations [s]."""
 START, LOW, HIGH, UNITS = (0.6, 12.0), (0.1, 1.0), (1.5, 200.0), (1.0, 1e9)
-"""Of the search: the share, and GB/s of a block."""
+"""Start, bounds and units of the search, for the share [-] and the throughput of a block [GB/s]."""
 
 
 @dataclass(frozen=True, eq=False)
-class Between:
-    """The small kernels of a device's part of a layer: tokens and seconds, both of shape (passes,)."""
+class ElementwiseKernels:
+    """Elementwise kernels of a device's part of a layer: tokens and seconds, both of shape (passes,)."""
 
     of: Profile
     part: Shape
@@ -43,12 +42,12 @@ class Between:
     seconds: Floats
 
     def predicted(self, share: float = composed_layers.SMALL_SHARE, lane: float = composed_layers.SMALL_LANE) -> Floats:
-        """Seconds by these two numbers."""
-        return composed_layers.between(self.of, self.part, self.tokens, LAUNCH, share=share, lane=lane)
+        """Predicted seconds with these two numbers [s]."""
+        return composed_layers.elementwise_kernels(self.of, self.part, self.tokens, LAUNCH, share=share, lane=lane)
 
 
-def measured(data: str | Path, models: Sequence[str]) -> list[Between]:
-    """The small kernels of these models on Vidur's GPUs, from a folder that holds `gpu`."""
+def measured(data: str | Path, models: Sequence[str]) -> list[ElementwiseKernels]:
+    """Read the elementwise kernels of these models on Vidur's GPUs, from a folder that holds `gpu`."""
     root = bundled_profiles.folder_of(data) / "gpu/vidur/compute"
     found = []
     for gpu in roofline_fit.GPUS:
@@ -60,23 +59,22 @@ def measured(data: str | Path, models: Sequence[str]) -> list[Between]:
             tokens, split = table.whole("num_tokens", least=1), table.whole("num_tensor_parallel_workers", least=1)
             seconds = np.sum([table.seconds(name, "ms") for name in names], axis=0)
             for tensor_parallel in of.tensor_parallel:
-                own = split == tensor_parallel
-                points, times, _ = imported_tables.merged({"tokens": tokens[own]}, {"time_s": seconds[own]})
-                found.append(
-                    Between(of, shape.shard(tensor_parallel), tensor_parallel, points["tokens"].astype(np.float64), times["time_s"])
-                )
+                rows = split == tensor_parallel
+                points, times, _ = imported_tables.merged({"tokens": tokens[rows]}, {"time_s": seconds[rows]})
+                part, at = shape.shard(tensor_parallel), points["tokens"].astype(np.float64)
+                found.append(ElementwiseKernels(of, part, tensor_parallel, at, times["time_s"]))
     return found
 
 
-def fit(seen: Sequence[Between]) -> tuple[float, float]:
-    """The share of the bandwidth [-] and what a block moves [bytes/s] that fit best, by least squares on logarithms.
+def fit(seen: Sequence[ElementwiseKernels]) -> tuple[float, float]:
+    """Fit the share of the bandwidth [-] and the throughput of a block [bytes/s] by least squares on logarithms.
 
-    A time weighs what it stands for on the logarithmic axis of tokens; what lies far off counts less than its square.
+    The weight of a time is its spacing on the logarithmic axis of tokens; a robust loss limits the influence of outliers.
     """
     from scipy.optimize import least_squares
 
     if not seen:
-        raise ParameterError("small kernels must be of at least one model on one GPU, got none")
+        raise ParameterError("elementwise kernels must be of at least one model on one GPU, got none")
     weights = [np.sqrt(np.gradient(np.log(each.tokens))) for each in seen]
 
     def missed(values: ArrayLike) -> Floats:

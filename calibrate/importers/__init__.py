@@ -1,1 +1,1 @@
-"""Other projects' measurements of hardware, as profiles: one module for each format."""
+"""Importers of other projects' hardware measurements as profiles, one module per format."""

@@ -1,16 +1,15 @@
-"""AIConfigurator's tables: products of matrices, attention of one new token, reductions between GPUs, each by itself.
+"""Importer of AIConfigurator's tables: matrix products, attention of one new token, and reductions between GPUs.
 
-Latencies in milliseconds, of kernels replayed as CUDA graphs, by the engine and version whose kernels they are.
+Latencies are in milliseconds, for kernels replayed as CUDA graphs, by engine and version.
 
-* `step` counts the positions that are cached before the new token, as `context` does here: its collector caches so many, then
-  runs one.
-* `message_size` counts elements, of two bytes in half precision: here it is in bytes.
-* Rows of other types, of windows and of beams are left out, and so are rows without a time or without a row to multiply; the
-  notes say how many.
-* TensorRT-LLM's attention rotates positions and writes the cache itself; vLLM's does not rotate.
+* `step` is the number of cached positions before the new token, like `context` here.
+* `message_size` is in elements of two bytes (half precision); here sizes are in bytes.
+* Rows of other types, of sliding windows and of beams are left out, and so are rows without a time or with zero rows to multiply;
+  the notes give their number.
+* TensorRT-LLM's attention includes the rotary embedding and the cache write; vLLM's does not include the rotary embedding.
 
-Some attention tables are impossible. The collector for TensorRT-LLM 1.0 and 1.2 allots a cache of keys alone, and half the
-bytes are read: the times would take up to 1.7 times the bandwidth of an A100. They are refused; take another engine's.
+Some attention tables are physically impossible. The collector for TensorRT-LLM 1.0 and 1.2 allocates a cache of keys only, so that
+half the bytes are read: the times would imply up to 1.7 times the bandwidth of an A100. They are refused; use another engine's.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 REPOSITORY, LICENCE = "ai-dynamo/aiconfigurator", "Apache-2.0"
 NO_ATTENTION = "none"
 ROTATES = ("trtllm",)
-"""Engines whose attention rotates positions."""
+"""Engines whose attention includes the rotary embedding."""
 
 
 def read(
@@ -46,24 +45,24 @@ def read(
     unit: str = "ms",
     commit: str = "",
 ) -> Profile:
-    """A profile of operations from the folder of a GPU, which holds `gemm/ENGINE/VERSION/gemm_perf.parquet` and more like it.
+    """Read a profile of operations from the folder of one GPU, which holds `gemm/ENGINE/VERSION/gemm_perf.parquet` and others.
 
     Parameters
     ----------
     folder
-        Of one GPU: holds `gemm`, and perhaps `attention` and `comm`.
+        Folder of one GPU with `gemm`, and optionally `attention` and `comm`.
     gpu
-        A device of `model.hardware.devices`: the one that was measured.
+        The device that was measured, a name of `model.hardware.devices`.
     engine
-        ENGINE/VERSION, where there are several.
+        ENGINE/VERSION; required if there are several.
     attention
-        The ENGINE/VERSION of attention, where it is another; `none` leaves it out.
+        ENGINE/VERSION of the attention table, if it differs; `none` leaves attention out.
     name
-        What the profile is called: GPU-operations where left out.
+        Name of the profile; default: GPU-operations.
     unit
-        Of the times in the files.
+        Unit of the times in the files.
     commit
-        Of the repository that the files are from.
+        Commit of the repository that the files come from.
     """
     root, device = Path(folder), devices.device(gpu)
     chosen = _engine(root, "gemm", engine)
@@ -74,16 +73,16 @@ def read(
     if attention != NO_ATTENTION:
         other = _engine(root, "attention", attention or chosen)
         path = root / "attention" / other / "generation_attention_perf.parquet"
-        decode, found, said = _decode(path, root, device, unit)
-        rows, notes = rows + found, notes + said
+        decode, more_rows, more_notes = _decode(path, root, device, unit)
+        rows, notes = rows + more_rows, notes + more_notes
         sources.append(imported_tables.source(decode, root, REPOSITORY, LICENCE, commit, ("decode",)))
         facts["decode_includes"] = ["cache write", *([composed_layers.ROPE] if other.split("/")[0] in ROTATES else [])]
         facts["decode_engine"] = other
     reduced = root / "comm" / chosen / "custom_allreduce_perf.parquet"
     if reduced.is_file():
-        own, found, said = _reductions(reduced, root, unit)
-        rows, notes = rows + found, notes + said
-        sources.append(imported_tables.source(own, root, REPOSITORY, LICENCE, commit, ("all_reduce",)))
+        table, more_rows, more_notes = _reductions(reduced, root, unit)
+        rows, notes = rows + more_rows, notes + more_notes
+        sources.append(imported_tables.source(table, root, REPOSITORY, LICENCE, commit, ("all_reduce",)))
     made = imported_tables.profile_of(
         device, rows, sources, notes, name=name or f"{device.name}-operations", model="", facts=facts,
         engine=f"{chosen} (collected by AIConfigurator)", mode="cuda-graph", kind="operations",
@@ -94,15 +93,15 @@ def read(
 def reductions(
     folder: str | Path, libraries: Sequence[str], *, unit: str = "ms"
 ) -> tuple[list[dict[str, Any]], tuple[Source, ...], str]:
-    """Rows of the part all_reduce, their files and a note: at each size that all libraries have, the geometric mean of theirs.
+    """Return rows of the part all_reduce, their sources and a note: geometric means over libraries, at sizes that all of them have.
 
-    Low and high are the quartiles over the libraries, which differ by more than their repeats. Each changes its algorithm at
-    another size, by up to four times: the mean is smoother than any of them.
+    Low and high are the quartiles over the libraries, which differ by more than their repeats. Each library switches its algorithm
+    at a different size, which changes its time up to fourfold; the mean is smoother than any single library.
 
     Parameters
     ----------
     folder
-        Of one GPU: holds `comm/LIBRARY/VERSION`.
+        Folder of one GPU with `comm/LIBRARY/VERSION`.
     libraries
         LIBRARY/VERSION of each.
     """
@@ -120,37 +119,37 @@ def reductions(
         middle, (low, high) = float(np.exp(np.log(each).mean())), np.percentile(each, [25, 75])
         times = {"time_s": middle, "low_s": min(middle, float(low)), "high_s": max(middle, float(high))}
         made.append({"part": "all_reduce", "tensor_parallel": tensor_parallel, "size": size, "repeats": len(found), **times})
-    said = "all_reduce: replayed as graphs, geometric mean and quartiles over the libraries " + ", ".join(libraries)
-    return made, tuple(sources), said
+    note = "all_reduce: replayed as graphs, geometric mean and quartiles over the libraries " + ", ".join(libraries)
+    return made, tuple(sources), note
 
 
 def _engine(root: Path, operation: str, wanted: str) -> str:
-    """The ENGINE/VERSION to take: the wanted one, or the only one that there is."""
+    """Return the wanted ENGINE/VERSION, or the only one in the folder."""
     folder = root / operation
-    there = sorted(f"{each.parent.name}/{each.name}" for each in folder.glob("*/*") if each.is_dir())
-    if not there:
+    engines = sorted(f"{each.parent.name}/{each.name}" for each in folder.glob("*/*") if each.is_dir())
+    if not engines:
         raise ParameterError(f"{operation}: there is no such folder with ENGINE/VERSION in it; give the folder of one GPU")
-    if not wanted and len(there) == 1:
-        return there[0]
-    if wanted not in there:
+    if not wanted and len(engines) == 1:
+        return engines[0]
+    if wanted not in engines:
         got = f"got {wanted}" if wanted else "and none was named"
         also = f", or {NO_ATTENTION}" if operation == "attention" else ""
-        raise ParameterError(f"engine of {operation} must be one of {', '.join(there)}{also}, {got}")
+        raise ParameterError(f"engine of {operation} must be one of {', '.join(engines)}{also}, {got}")
     return wanted
 
 
 def _is(column: pl.Series, value: str | int) -> pl.Series:
-    """Where a column has a value, whatever type it is of."""
+    """Return a mask of the rows that have a value, for a column of any type."""
     import polars as pl
 
     try:
         return (column.cast(pl.String if isinstance(value, str) else pl.Float64, strict=False) == value).fill_null(False)
-    except pl.exceptions.PolarsError:  # nothing of this type is a word, or a number
+    except pl.exceptions.PolarsError:  # the type cannot be cast to a string, or a number
         return pl.Series([False] * column.len())
 
 
 def _timed(table: ImportedTable, where: dict[str, Any], positive: str = "") -> tuple[ImportedTable, list[str]]:
-    """The rows of the wanted kind that have a time, and a note on those that have none."""
+    """Return the rows of the wanted kind that have a time, and a note with the number of rows without one."""
     import polars as pl
 
     chosen = table
@@ -162,14 +161,14 @@ def _timed(table: ImportedTable, where: dict[str, Any], positive: str = "") -> t
                 raise ParameterError(f"{table.shown}: column {column}: no row of {value}; there are {listed}")
             chosen = chosen.where(kept)
     times = chosen.frame["latency"].cast(pl.Float64, strict=False)
-    nothing = times.is_null() | (times == 0)
+    empty = times.is_null() | (times == 0)
     if positive:
-        nothing = nothing | _is(chosen.frame[positive], 0)
-    left = chosen.where(~nothing)
-    if not left.height:
-        raise ParameterError(f"{table.shown}: column latency: no row has a time; the file is not what it was")
-    notes = [f"{table.shown}: {nothing.sum()} rows without a time or without work left out"] if nothing.any() else []
-    return left, notes
+        empty = empty | _is(chosen.frame[positive], 0)
+    timed = chosen.where(~empty)
+    if not timed.height:
+        raise ParameterError(f"{table.shown}: column latency: no row has a time; the format of the file has changed")
+    notes = [f"{table.shown}: {empty.sum()} rows without a time or without work left out"] if empty.any() else []
+    return timed, notes
 
 
 def _products(path: Path, root: Path, device: devices.Device, unit: str) -> tuple[ImportedTable, list[dict[str, Any]], list[str]]:

@@ -1,8 +1,8 @@
-"""The profiles that come with the package, derived anew from the files that they rest on.
+"""Bundled profiles, derived from their source files.
 
-What is measured is taken as it is, but that no time falls with more work (`model.hardware.isotonic`); what a source lacks is filled
-in from tables of operations and said so; all is thinned to what a pass of a few hundred texts needs. Nothing is typed in: sources,
-errors and times follow from the files.
+Measured times are kept, except that no time may fall with more work (`model.hardware.isotonic`). Parts that a source lacks are
+composed from tables of operations, with a note. Tables are thinned to the points that passes of a few hundred sequences need.
+Nothing is entered by hand: sources, errors and times follow from the files.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ ENGINES = {
     "a100": ("a100_sxm", "trtllm/1.0.0", "vllm/0.14.0"),
     "l40s": ("l40s", "trtllm/1.0.0", "trtllm/1.3.0rc20"),
 }
-"""Folder, engine of products and engine of attention. The A100's attention of TensorRT-LLM is impossible; the newer products of
-the L40S read up to 200 MB of weights from its cache."""
+"""Folder, engine of products and engine of attention. TensorRT-LLM's attention on the A100 is physically impossible; newer products
+of the L40S read up to 200 MB of weights from its cache."""
 REDUCTIONS = {
     "h100": ("trtllm/1.3.0rc20", "vllm/0.19.0", "nccl/2.27.3"),
     "a100": ("trtllm/1.0.0", "vllm/0.14.0", "nccl/2.27.3"),
     "l40s": ("trtllm/1.0.0", "vllm/0.14.0", "nccl/2.27.3"),
 }
-"""Whose reductions: one version of each library that was measured on the GPU. Vidur's are not taken: below 4 MB three repeats of
-one size differ sixfold, by when the processes arrive."""
+"""Libraries of the reductions: one version of each that was measured on the GPU. Vidur's reductions are not used: below 4 MB three
+repeats of one size differ sixfold, because the processes arrive at different times."""
 VIDUR = {
     "llama-2-7b": "meta-llama/Llama-2-7b-hf",
     "llama-2-70b": "meta-llama/Llama-2-70b-hf",
@@ -52,7 +52,7 @@ ATTENTION = {
     ("a100", "llama-2-7b"): "gpu/frontier/compute/a800/meta-llama/Llama-2-7b-hf/attention.csv",
     ("a100", "llama-2-70b"): "gpu/vidur_hist/a100/attention.csv",
 }
-"""Measured attention; the A800 computes as the A100 does."""
+"""Files of measured attention; the A800 computes like the A100."""
 OVERHEADS = "gpu/vidur_hist/a100/cpu_overheads.csv"
 COMPOSED = {"llama-2-13b": ("h100", "a100", "l40s"), "llama-3.1-8b": ("h100", "a100", "l40s")}
 RTX_4090 = "gpu/llmservingsim/perf/RTX4090/meta-llama/Llama-3.1-8B/bf16/tp1"
@@ -61,17 +61,17 @@ BATCHES = (*range(1, 9), 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 256)
 WIDTHS = (1, *(2**power for power in range(4, 13)))
 LONGEST, MOST_TOKENS = 8192, 4096
 MOST_READ = 4096
-"""Heads of keys and values of all texts of a batch: 64 texts of Llama-2-13B have 2,560, and lie between powers of two."""
+"""Largest number of KV heads of a batch: batch times kv_heads. 64 sequences of Llama-2-13B have 2,560, between powers of two."""
 RANGES = (64, 256, 1024, 4096)
-"""Most tokens of the passes that have an error of composed layers together."""
+"""Upper ends of the ranges of tokens for which an error of composed layers is stated."""
 SIZES_PER_DECADE = 8
 DIGITS = 6
 IMPORTED = "2026-11-21"
-"""When the tables were taken that do not say themselves when they were measured."""
+"""Date of the import of tables that do not state the date of their measurement."""
 
 
 def profiles(data: str | Path) -> Iterator[Profile]:
-    """Every profile that comes with the package, from a folder that holds `gpu` and `SOURCES.md`."""
+    """Yield every bundled profile, from a folder that holds `gpu` and `SOURCES.md`."""
     root = Path(data)
     known = origins(root)
     full = {gpu: operations(root, gpu) for gpu in ENGINES}
@@ -90,7 +90,7 @@ def profiles(data: str | Path) -> Iterator[Profile]:
             whole = [f"{error:.1%} up to {most} tokens" for tensor_parallel, most, error in off[gpu] if tensor_parallel == 1]
             where = "" if gpu in NETWORKS else " on two other GPUs"
             notes = (
-                f"dense: composed layers of other models are off by {', '.join(whole)}: the largest of their medians{where}",
+                f"dense: composed layers of other models have errors of {', '.join(whole)}: the largest of their medians{where}",
                 *made.notes,
             )
             yield _finished(
@@ -99,9 +99,9 @@ def profiles(data: str | Path) -> Iterator[Profile]:
                 known,
             )
     moved = {
-        "attention": attention_taken_over(full["a100"], full["h100"]),
+        "attention": attention_transfer_error(full["a100"], full["h100"]),
         "head": float(
-            np.median([products_taken_over(full["a100"], measured["a100", model], measured["a40", model]) for model in VIDUR])
+            np.median([product_transfer_error(full["a100"], measured["a100", model], measured["a40", model]) for model in VIDUR])
         ),
     }
     for (gpu, _), one in measured.items():
@@ -110,23 +110,23 @@ def profiles(data: str | Path) -> Iterator[Profile]:
 
 
 def write(data: str | Path, folder: str | Path) -> list[Path]:
-    """Derive all profiles, then write them."""
+    """Derive all profiles, then write them; return their paths."""
     made = [*profiles(data)]
     return [profile_files.save(each, folder) for each in made]
 
 
-# --- what they rest on ---
+# --- Sources ---
 
 
 def operations(root: Path, gpu: str) -> Profile:
-    """All that is known of the operations of a GPU."""
+    """Return the full profile of the operations of a GPU."""
     folder, engine, attention = ENGINES[gpu]
     made = aiconfigurator.read(root / "gpu/aiconfigurator" / folder, gpu=gpu, engine=engine, attention=attention)
     return with_reductions(made, *aiconfigurator.reductions(root / "gpu/aiconfigurator" / folder, REDUCTIONS[gpu]))
 
 
 def with_reductions(made: Profile, rows: list[dict[str, Any]], sources: tuple[Source, ...], note: str) -> Profile:
-    """The same profile with these reductions in place of its own, and their error between sizes."""
+    """Return the profile with its reductions replaced by `rows`, and with their error between sizes."""
     table = made.table.filter(made.table["part"] != "all_reduce")
     return replace(
         made, table=profile.added(table, rows), notes=(*made.notes, note),
@@ -136,9 +136,9 @@ def with_reductions(made: Profile, rows: list[dict[str, Any]], sources: tuple[So
 
 
 def _measured(root: Path, gpu: str, model: str) -> Profile:
-    known = ATTENTION.get((gpu, model))
+    attention = ATTENTION.get((gpu, model))
     made = vidur.read(
-        root / "gpu/vidur/compute" / gpu / VIDUR[model], model=model, gpu=gpu, attention=root / known if known else None,
+        root / "gpu/vidur/compute" / gpu / VIDUR[model], model=model, gpu=gpu, attention=root / attention if attention else None,
         overheads=root / OVERHEADS if gpu == "a100" else None, network=root / "gpu/vidur/network" / NETWORKS[gpu],
     )  # fmt: skip
     if gpu not in REDUCTIONS:
@@ -150,23 +150,23 @@ def _measured(root: Path, gpu: str, model: str) -> Profile:
 def layer_errors(
     table: Profile, measured: Iterable[Profile], tensor_parallel: Sequence[int] = TENSOR_PARALLEL
 ) -> list[list[float]]:
-    """How far layers composed of a table are off from measured ones of the same GPU: rows of tensor_parallel, most tokens and an
-    error, from the last row's tokens on. None without any to compare with.
+    """Errors of layers composed from a table against measured ones of the same GPU; empty without measured layers.
 
-    It is the largest of the models' median errors: a user's model may be as far off as the worst of those that were measured.
+    A row is (tensor_parallel, largest number of tokens, error); its range begins after the tokens of the row before. The error is
+    the largest of the models' medians, because a user's model may behave like the worst of those that were measured.
     """
     of_models = [*measured]
-    found: list[list[float]] = []
-    for many in tensor_parallel if of_models else ():
-        each = [differences(table, one, (many,), most=RANGES[-1]) for one in of_models]
+    rows: list[list[float]] = []
+    for size in tensor_parallel if of_models else ():
+        errors = [differences(table, one, (size,), most=RANGES[-1]) for one in of_models]
         for less, most in pairwise((0, *RANGES)):
-            found.append([many, most, round(float(np.nanmax([one.median(less + 1, most) for one in each])), 4)])
-    return found
+            rows.append([size, most, round(float(np.nanmax([one.median(less + 1, most) for one in errors])), 4)])
+    return rows
 
 
 def differences(table: Profile, measured: Profile, tensor_parallel: tuple[int, ...] = (1,), most: int = 64) -> LeaveOneOutErrors:
-    """Relative error of composed layers, their rotation included, against measured ones."""
-    facts = {name: value for name, value in table.facts.items() if name != "decode_includes"}  # Vidur's layers rotate themselves
+    """Relative errors of composed layers, including the rotary embedding, against measured ones."""
+    facts = {name: value for name, value in table.facts.items() if name != "decode_includes"}  # Vidur's dense part rotates
     bare = replace(table, facts=facts, table=table.table.filter(table.table["part"] == "gemm"))
     made = composed_layers.layer(bare, transformer.preset(measured.model), tensor_parallel, model=measured.model)
     each = [composed_layers.differences(made, measured, tensor_parallel=many, most=most) for many in tensor_parallel]
@@ -174,7 +174,7 @@ def differences(table: Profile, measured: Profile, tensor_parallel: tuple[int, .
 
 
 def folder_of(data: str | Path) -> Path:
-    """The data folder, refused where it is none."""
+    """Return the data folder as a path; refuse a folder without `gpu`."""
     root = Path(data)
     if not (root / "gpu").is_dir():
         raise ParameterError(
@@ -184,13 +184,13 @@ def folder_of(data: str | Path) -> Path:
 
 
 def origins(root: Path) -> dict[str, Source]:
-    """What SOURCES.md says of each file: repository, licence, commit, its path there and the beginning of its checksum."""
+    """Parse SOURCES.md: for each file its repository, licence, commit, path there and the beginning of its checksum."""
     try:
         lines = bounded_files.read_text(root / "SOURCES.md").splitlines()
     except OSError:
         raise ParameterError("SOURCES.md: there is no such file; give the folder that holds it and gpu") from None
     except UnicodeDecodeError as error:
-        raise ParameterError(f"SOURCES.md: it is no text in UTF-8 (byte {error.start + 1}); restore it") from None
+        raise ParameterError(f"SOURCES.md: it is not UTF-8 (byte {error.start + 1}); restore it") from None
     found, repository, licence = {}, "", ""
     for number, line in enumerate(lines, 1):
         if line.startswith("## "):
@@ -204,7 +204,7 @@ def origins(root: Path) -> dict[str, Source]:
 
 
 def _sourced(one: Profile, root: Path, known: Mapping[str, Source]) -> tuple[Source, ...]:
-    """The sources of a profile as SOURCES.md has them, found by their checksums."""
+    """Sources of a profile as listed in SOURCES.md, found by their checksums."""
     by_sum = {source.sha256: source for source in known.values()}
     found: dict[str, Source] = {}
     for source in one.sources:
@@ -218,14 +218,14 @@ def _sourced(one: Profile, root: Path, known: Mapping[str, Source]) -> tuple[Sou
     return tuple(found.values())
 
 
-# --- what they lack ---
+# --- Missing parts ---
 
 
 def completed(measured: Profile, table: Profile, moved: Mapping[str, float]) -> Profile:
-    """A measured profile with its attention and its head, where it lacks them, composed of the operations of its GPU.
+    """Return a measured profile with missing attention and head composed from the operations of its GPU.
 
-    Where those are another's, the efficiency is taken over: the time over what the bytes take at the bandwidth, on top of a launch.
-    `moved` is how far that was off, by part, between two GPUs that were both measured.
+    If the table belongs to another GPU, its efficiency is transferred: the time over the bytes divided by the bandwidth, plus a
+    launch. `moved` is the error of such a transfer by part, between two GPUs that were both measured.
     """
     other = table.device != measured.device
     errors = {"attention": table.errors["decode"], "head": table.errors["gemm"]}
@@ -239,20 +239,20 @@ def completed(measured: Profile, table: Profile, moved: Mapping[str, float]) -> 
     notes = [
         "dense: measured",
         f"head: composed {whose}",
-        f"attention split {tensor_parallel} ways: composed {whose} ({table.facts['decode_engine']})",
+        f"attention at tensor_parallel {tensor_parallel}: composed {whose} ({table.facts['decode_engine']})",
     ]
     if composed_layers.ROPE in table.facts["decode_includes"]:
-        notes.append("attention: the composed one rotates positions too, which dense holds already: about 2 us twice")
+        notes.append("attention: composed times include the rotary embedding, as dense does: about 2 us are counted twice")
     if stood_in:
         split = ", ".join(map(str, stood_in))
         notes.append(
-            f"attention split {split} ways: heads that were not measured; the nearest groups that read as many bytes stand in"
+            f"attention at tensor_parallel {split}: these heads were not measured; the nearest group size at equal bytes is used"
         )
     if other:
         off = f"{moved['attention']:.1%} for attention (from a100 to h100), {moved['head']:.1%} for products (from a100 to a40)"
-        notes.append(f"taking over an efficiency was off in the median by {off}, where both were measured")
-    gave = {"gemm": ("head",), "decode": ("attention",)}
-    added = [replace(each, parts=parts) for each in table.sources for part, parts in gave.items() if part in each.parts]
+        notes.append(f"an efficiency transferred between GPUs has a median error of {off}, where both were measured")
+    composed = {"gemm": ("head",), "decode": ("attention",)}
+    added = [replace(each, parts=parts) for each in table.sources for part, parts in composed.items() if part in each.parts]
     return replace(
         measured, table=profile.added(measured.table, rows), provenance="composed", notes=(*notes, *measured.notes),
         errors={**measured.errors, **{name: max(error, measured.errors.get(name, 0.0)) for name, error in errors.items()}},
@@ -261,8 +261,7 @@ def completed(measured: Profile, table: Profile, moved: Mapping[str, float]) -> 
 
 
 def _composed(measured: Profile, table: Profile, errors: Mapping[str, float]) -> tuple[list[dict[str, Any]], list[int]]:
-    """Rows of the parts head and attention, and the values of tensor_parallel for which heads that were not measured are stood in
-    for."""
+    """Rows of the parts head and attention, and the tensor parallel sizes whose heads were not measured."""
     shape, other = transformer.preset(measured.model), table.device != measured.device
     products = composed_layers.Products(table)
     tokens = products.steps(MOST_TOKENS)
@@ -278,10 +277,11 @@ def _composed(measured: Profile, table: Profile, errors: Mapping[str, float]) ->
         if fresh and not attention.measured:
             stood_in.append(tensor_parallel)
         if other:
-            head = [_taken_over(row, _head_bytes(row, part), table, measured, products.launch) for row in head]
-            fresh = [_taken_over(row, _attention_bytes(row, part), table, measured, products.launch) for row in fresh]
+            head = [_transferred(row, _head_bytes(row, part), table, measured, products.launch) for row in head]
+            fresh = [_transferred(row, _attention_bytes(row, part), table, measured, products.launch) for row in fresh]
         as_measured = attention.measured and not other
-        rows += composed_layers.spread(head, off) + (fresh if as_measured else composed_layers.spread(fresh, errors["attention"]))
+        rows += composed_layers.with_quartiles(head, off)
+        rows += fresh if as_measured else composed_layers.with_quartiles(fresh, errors["attention"])
     return rows, stood_in
 
 
@@ -293,14 +293,14 @@ def _attention_bytes(row: Mapping[str, Any], part: Shape) -> float:
     return float(row["batch"] * (row["context"] + 1) * part.cache_bytes(1))
 
 
-def _taken_over(row: dict[str, Any], moved: float, table: Profile, to: Profile, launch: float) -> dict[str, Any]:
-    """A row's time on another device, at the efficiency that it has on the table's."""
+def _transferred(row: dict[str, Any], moved: float, table: Profile, to: Profile, launch: float) -> dict[str, Any]:
+    """Return the row with its time on another device, at the efficiency that it has on the table's."""
     least = {each.device: moved / each.bandwidth + launch for each in (table, to)}
     return row | {"time_s": row["time_s"] * least[to.device] / least[table.device]}
 
 
-def attention_taken_over(table: Profile, other: Profile) -> float:
-    """How far off a GPU's attention is at the efficiency of another's: the median over those of Llama-2-7B and 70B [-]."""
+def attention_transfer_error(table: Profile, other: Profile) -> float:
+    """Median relative error of attention times transferred from one GPU to another, for Llama-2-7B and 70B [-]."""
     errors: list[float] = []
     launch = composed_layers.Products(table).launch
     for model in ("llama-2-7b", "llama-2-70b"):
@@ -308,25 +308,25 @@ def attention_taken_over(table: Profile, other: Profile) -> float:
         ours, theirs = (composed_layers.AttentionTimes(each, part.heads, part.kv_heads, part.head_dim) for each in (table, other))
         for row in composed_layers.attention_rows(ours):
             if theirs.near(row["context"], row["batch"]):
-                guess = _taken_over(row, _attention_bytes(row, part), table, other, launch)["time_s"]
+                guess = _transferred(row, _attention_bytes(row, part), table, other, launch)["time_s"]
                 errors.append(abs(guess / float(theirs.cold(row["context"], row["batch"])) - 1))
     return float(np.median(errors))
 
 
-def products_taken_over(table: Profile, measured: Profile, other: Profile, most: int = 64) -> float:
-    """How far off a layer of up to 64 tokens is at the efficiency that it has on another GPU: the median [-]."""
+def product_transfer_error(table: Profile, measured: Profile, other: Profile, most: int = 64) -> float:
+    """Median relative error of layer times transferred from one GPU to another, up to `most` tokens [-]."""
     shape = transformer.preset(measured.model)
     launch = composed_layers.Products(table).launch * 4
     moved = float(shape.layer_weight_bytes)
     ours, theirs = (each.rows("dense") for each in (measured, other))
     both = ours.join(theirs, on="tokens", suffix="_other")
     rows = [row for row in both.to_dicts() if row["tokens"] <= most]
-    guess = [_taken_over(row, moved, measured, other, launch)["time_s"] / row["time_s_other"] - 1 for row in rows]
+    guess = [_transferred(row, moved, measured, other, launch)["time_s"] / row["time_s_other"] - 1 for row in rows]
     return float(np.median(np.abs(guess)))
 
 
 def _with_links(made: Profile, root: Path, gpu: str, networks: Mapping[str, Any]) -> Profile:
-    """A composed profile with transfers between devices of a node, where they were measured."""
+    """Return a composed profile with measured transfers between devices of a node, if there are any."""
     if gpu not in networks:
         return replace(made, notes=(*made.notes, "send: not measured"))
     rows, tables_, _ = networks[gpu]
@@ -336,11 +336,11 @@ def _with_links(made: Profile, root: Path, gpu: str, networks: Mapping[str, Any]
     return replace(made, table=table, sources=(*made.sources, source), notes=(*made.notes, "send: between two devices of one node"))
 
 
-# --- what is kept ---
+# --- Thinning ---
 
 
 def trimmed(table: Profile) -> Profile:
-    """The operations that the layers of a model of a billion weights and more ask for, in half the digits."""
+    """Return the operations that layers of models with at least a billion weights need, in single precision."""
     import polars as pl
 
     rows, part = table.table, pl.col("part")
@@ -359,14 +359,14 @@ def trimmed(table: Profile) -> Profile:
 
 
 def _finished(one: Profile, root: Path, known: Mapping[str, Source]) -> Profile:
-    """A profile with its sources by their names and a date, thinned and rounded."""
+    """Return the profile with its sources and a date, thinned and rounded."""
     one = isotonic.profile(one) if one.kind == "model" else one
     table, sources = _rounded(_thinned(one.table)), _sourced(one, root, known)
     return replace(one, table=table, sources=sources, date=one.date or IMPORTED)
 
 
 def _thinned(table: pl.DataFrame) -> pl.DataFrame:
-    """Fewer batches, widths, and sizes of transfers; and no passes beyond what is simulated."""
+    """Return the table with fewer batches, widths and transfer sizes, and without passes larger than simulated ones."""
     import polars as pl
 
     kept = pl.Series([True] * table.height)
@@ -387,7 +387,7 @@ def _thinned(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _rounded(table: pl.DataFrame) -> pl.DataFrame:
-    """Times in so many digits, rows in the order of their points."""
+    """Return the table with times rounded to `DIGITS` digits and rows sorted by their points."""
     import polars as pl
 
     order = [

@@ -1,4 +1,4 @@
-"""Reading other projects' tables: what is missing, malformed or impossible is refused by file, row and column.
+"""Reader of other projects' tables; errors about missing, malformed or impossible values name the file, row and column.
 
 Rows are counted from 1, without the header. Nothing is written here.
 """
@@ -29,42 +29,42 @@ if TYPE_CHECKING:
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 """Units of times, in seconds."""
 DTYPE = "bfloat16"
-"""What the imported tables were measured in, or in float16, which takes as many bytes and the same rate."""
+"""Type of the imported measurements; some are in float16, which has the same bytes and rate."""
 BYTES_EACH = 2
 CLOCKS = 1.1
-"""Peak rates are at a rated clock, and cards run above it: an RTX 4090 by up to a tenth. Memory does not. Assumed."""
+"""Factor by which a card may run above the rated clock of its peak rate, as an RTX 4090 does; memory does not. Assumed."""
 MOST_S, MOST_COUNTED = 1e3, 10**12
-"""No operation of a model takes as many seconds, or is about as many tokens, sequences or bytes."""
+"""Largest plausible time of an operation [s], and largest plausible number of tokens, sequences or bytes."""
 DIP = 0.05
-"""A time that falls by more than this as its pass gets wider is reported."""
+"""Smallest relative fall of a time, as the number of tokens grows, that is reported."""
 
 
 @dataclass(frozen=True, eq=False)
 class ImportedTable:
-    """The rows of one file."""
+    """Rows of one file."""
 
     path: Path
     shown: str
-    """How messages call it: relative to the folder that was given."""
+    """Name in messages: the path relative to the given folder."""
     frame: pl.DataFrame
     numbers: NDArray[np.int64]
-    """Where the rows stand in the file, counted from 1."""
+    """Row numbers in the file, counted from 1."""
 
     @property
     def height(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return self.frame.height
 
     def refuse(self, row: int, column: str, message: str) -> ParameterError:
-        """The error about a value, by the index of its row here."""
+        """Return the error about a value; `row` is the index in this table."""
         return ParameterError(f"{self.shown}: row {self.numbers[row]}, column {column}: {message}")
 
     def column(self, name: str, *, least: float | None = None) -> Floats:
-        """A column of numbers, each of which must be there, finite and at least so much; shape (rows,)."""
+        """Return a column of numbers, shape (rows,); each must be present, finite and at least `least`."""
         import polars as pl
 
         held = self.frame[name]
-        values: Floats = held.cast(pl.Float64, strict=False).to_numpy()  # what is null is nan
+        values: Floats = held.cast(pl.Float64, strict=False).to_numpy()  # null becomes nan
         bad = ~np.isfinite(values) if least is None else ~(np.isfinite(values) & (values >= least))
         if bad.any():
             where = int(np.argmax(bad))
@@ -73,7 +73,7 @@ class ImportedTable:
         return values
 
     def whole(self, name: str, *, least: int) -> Floats:
-        """A column of counts: whole numbers of at least so much; shape (rows,)."""
+        """Return a column of counts, shape (rows,): whole numbers of at least `least`."""
         values = self.column(name, least=least)
         for bad, bound in ((values > MOST_COUNTED, f"at most {MOST_COUNTED:,}"), (values != np.floor(values), "a whole number")):
             if bad.any():
@@ -82,16 +82,16 @@ class ImportedTable:
         return values
 
     def seconds(self, name: str, unit: str) -> Floats:
-        """A column of times, in seconds; one operation may have been rounded to nothing, but none takes less; shape (rows,)."""
+        """Return a column of times in seconds, shape (rows,); 0 is allowed, because short times may have been rounded to it."""
         checks.one_of("unit", unit, UNITS)
-        found = self.column(name, least=0)
-        if (found > MOST_S / UNITS[unit]).any():
-            where = int(np.argmax(found))
-            raise self.refuse(where, name, f"must be at most {MOST_S:g} s, got {found[where]:g} {unit}; check the unit")
-        return found * UNITS[unit]
+        times = self.column(name, least=0)
+        if (times > MOST_S / UNITS[unit]).any():
+            where = int(np.argmax(times))
+            raise self.refuse(where, name, f"must be at most {MOST_S:g} s, got {times[where]:g} {unit}; check the unit")
+        return times * UNITS[unit]
 
     def words(self, name: str, known: Iterable[str]) -> NDArray[np.str_]:
-        """A column of words in small letters, each one of the known ones; shape (rows,)."""
+        """Return a column of words in lower case, shape (rows,); each must be one of `known`."""
         import polars as pl
 
         allowed = [*known]
@@ -103,13 +103,13 @@ class ImportedTable:
         return held.to_numpy().astype(np.str_)
 
     def where(self, mask: NDArray[np.bool_] | pl.Series) -> ImportedTable:
-        """The rows that a mask leaves."""
+        """Return the rows that a mask selects."""
         kept = np.asarray(mask)
         return ImportedTable(self.path, self.shown, self.frame.filter(kept), self.numbers[kept])
 
 
 def read(path: Path, columns: Iterable[str], *, root: Path) -> ImportedTable:
-    """The table of a CSV or Parquet file, which must have rows and these columns."""
+    """Read the table of a CSV or Parquet file, which must have rows and these columns."""
     try:
         shown = path.relative_to(root).as_posix()
     except ValueError:
@@ -137,17 +137,17 @@ def require(table: ImportedTable, columns: Iterable[str]) -> None:
 
 
 def _nearest(name: str, columns: list[str]) -> str:
-    """The nearest of the columns that there are: other projects have dozens of them."""
+    """Return a clause with the nearest of a table's columns, of which other projects have dozens."""
     close = difflib.get_close_matches(name, columns, cutoff=0)
     return (
-        f"the nearest of its {len(columns)} columns is {close[0]}; the file has another format than it had"
+        f"the nearest of its {len(columns)} columns is {close[0]}; the format of the file has changed"
         if close
         else "it has no columns"
     )
 
 
 def time_column(table: ImportedTable, stem: str) -> tuple[str, str]:
-    """The column of times whose name ends in its unit, as `time_us`, and that unit."""
+    """Return the column of times whose name ends in its unit, as `time_us`, and that unit."""
     found = [name for name in table.frame.columns if name.startswith(f"{stem}_")]
     if not found:
         raise ParameterError(f"{table.shown}: column {stem}_us is missing; {_nearest(f'{stem}_us', table.frame.columns)}")
@@ -161,23 +161,22 @@ def check_reached(
     table: ImportedTable, column: str, seconds: Floats, device: Device, *, moved: Floats | None = None,
     operations: Floats | None = None, rounding: float = 0.0, launches: float = 1, most: tuple[Floats, Floats] | None = None,
 ) -> None:  # fmt: skip
-    """Refuse a time that the device cannot reach, and one that is far too long for it (`model.hardware.physical_limits.longest`).
+    """Refuse a time that is too short for the device, or far too long for it (`model.hardware.physical_limits.longest`).
 
-    What does not fit its last cache must come from memory, whatever was left there by an earlier run; and no arithmetic is
-    faster than its peak.
+    Bytes beyond the capacity of the last-level cache must come from memory, and no arithmetic is faster than its peak.
 
     Parameters
     ----------
     seconds
-        Shape (rows,) [s].
+        Times, shape (rows,) [s].
     moved, operations
-        What is read [bytes], and the arithmetic [operations], shape (rows,).
+        Bytes read [bytes], and arithmetic [operations], shape (rows,).
     rounding
-        How much more than written a time may have been [s].
+        Largest difference of a time to its written value [s].
     launches
-        Kernels that a row is of, at most.
+        Largest number of kernels per row.
     most
-        What is read, and the arithmetic, at most: where kernels do more than is needed.
+        Upper bounds of the bytes and the operations, for kernels that do more than necessary.
     """
     bytes_, work = (0.0 if moved is None else moved, 0.0 if operations is None else operations) if most is None else most
     slowest = physical_limits.longest(bytes_, work, device.bandwidth, device.rate(DTYPE), launches)
@@ -215,25 +214,25 @@ def _refuse_faster(
     if not bad.any():
         return
     where = int(np.argmax(bad))
-    reached = f"{amount[where] / seconds[where]:.3g} {unit}" if seconds[where] else "no time at all"
+    reached = f"{amount[where] / seconds[where]:.3g} {unit}" if seconds[where] else "zero time"
     also = f" ({bad.sum()} rows like it)" if bad.sum() > 1 else ""
     message = f"{seconds[where]:.4g} s would be {reached}, above the {peak:.3g} {unit} of the {what} of {device.name}{also}"
     raise table.refuse(where, column, f"{message}; check the unit and the device, or leave this file out")
 
 
 def products(shape: Shape) -> tuple[tuple[int, int], ...]:
-    """Inputs and outputs of the products of a layer but for attention to an encoder: into attention, out of it, up and down."""
+    """(inputs, outputs) of the products of a layer without cross-attention: into attention, out of it, up and down."""
     return (*shape.matrices[:2], *shape.matrices[-2:])
 
 
 def check_total(table: ImportedTable, column: str, total: Floats) -> None:
-    """Refuse a pass that took no time at all."""
+    """Refuse a pass with a total time of 0."""
     if (total <= 0).any():
-        raise table.refuse(int(np.argmax(total <= 0)), column, "the pass takes no time in total; it must take some")
+        raise table.refuse(int(np.argmax(total <= 0)), column, "the total time of the pass must be above 0 s, got 0")
 
 
 def merged(keys: Mapping[str, Floats | int], values: Mapping[str, Floats]) -> tuple[dict[str, Floats], dict[str, Floats], Floats]:
-    """One row for each point: the median of its repeats, column by column; and how many there were."""
+    """Merge repeats to one row per point: the points, the median of each column, and the number of repeats."""
     import polars as pl
 
     medians = [pl.col(name).median() for name in values]
@@ -243,7 +242,7 @@ def merged(keys: Mapping[str, Floats | int], values: Mapping[str, Floats]) -> tu
 
 
 def rows(part: str, keys: Mapping[str, Floats | int], values: Mapping[str, Floats]) -> list[dict[str, Any]]:
-    """Rows of a profile: one for each point, repeats merged."""
+    """Return rows of a profile, one per point, with repeats merged."""
     points, times, repeats = merged(keys, values)
     columns = {name: column.astype(np.int64) for name, column in points.items()}
     columns |= {name: column.astype(np.float64) for name, column in times.items()}
@@ -252,18 +251,18 @@ def rows(part: str, keys: Mapping[str, Floats | int], values: Mapping[str, Float
 
 
 def profile_of(
-    device: Device, rows: list[dict[str, Any]], sources: Iterable[Source], notes: Iterable[str], **said: Any
+    device: Device, rows: list[dict[str, Any]], sources: Iterable[Source], notes: Iterable[str], **more: Any
 ) -> Profile:
-    """A profile of measured rows on a device; `said` is what else it has."""
-    known: dict[str, Any] = {"dtype": DTYPE, "provenance": "measured", "date": "", "device": device.name} | said
+    """Return a profile of measured rows on a device; `more` are its other fields."""
+    fields: dict[str, Any] = {"dtype": DTYPE, "provenance": "measured", "date": "", "device": device.name} | more
     return Profile(
         bandwidth=device.bandwidth, rate=device.rate(DTYPE), cache_bytes=device.cache_bytes, table=table_of(rows),
-        sources=tuple(sources), notes=tuple(notes), **known,
+        sources=tuple(sources), notes=tuple(notes), **fields,
     )  # fmt: skip
 
 
 def dips(rows: list[dict[str, Any]], part: str, axis: str) -> list[str]:
-    """A note on times that fall as passes get wider: they are real, larger passes get better kernels."""
+    """Return a note on times that fall with more tokens. Such falls are real: larger passes get better kernels."""
     found, points, worst = 0, 0, (0.0, 0)
     for tensor_parallel in sorted({row.get("tensor_parallel", 1) for row in rows if row["part"] == part}):
         chosen = [row for row in rows if row["part"] == part and row.get("tensor_parallel", 1) == tensor_parallel]
@@ -279,13 +278,13 @@ def dips(rows: list[dict[str, Any]], part: str, axis: str) -> list[str]:
 
 
 def source(table: ImportedTable, root: Path, repository: str, licence: str, commit: str, parts: Iterable[str]) -> Source:
-    """Where rows come from, with the file's checksum."""
+    """Return the source of rows, with the file's checksum."""
     digest = hashlib.sha256(bounded_files.read_bytes(table.path)).hexdigest()
     return Source(repository, table.shown, commit, licence, digest, tuple(parts))
 
 
 def errors(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The median relative error at the inner points of each part, each left out and interpolated between its neighbours."""
+    """Median leave-one-out relative error of each part, interpolated between neighbours [-]."""
     found = {}
     for part in dict.fromkeys(row["part"] for row in rows):
         each = []

@@ -1,11 +1,11 @@
-"""LLMServingSim's profiles of one model on one GPU, as vLLM ran it: `dense.csv`, `attention.csv`, `per_sequence.csv`.
+"""Importer of LLMServingSim's profiles of one model on one GPU, run by vLLM: `dense.csv`, `attention.csv`, `per_sequence.csv`.
 
-Times in the unit that ends the column's name.
+Times are in the unit at the end of the column's name.
 
-* A layer is norm, query-key-value, rotation, output, norm again, gate and up, activation, down: `layernorm` runs twice, as the
-  profiler's own sequence has it. `embedding` and `final_layernorm` run once a pass; the latter goes with `lm_head`.
-* `kv_decode` and `kv_prefill` count the positions before those of the pass, as `context` does here.
-* Passes that mix prompts and new tokens are left out; the notes say how many.
+* A layer is norm, query-key-value, rotation, output, norm, gate and up, activation, down: `layernorm` runs twice, as in the
+  profiler's sequence. `embedding` and `final_layernorm` run once per pass; the latter counts as part of the head.
+* `kv_decode` and `kv_prefill` are the numbers of positions before those of the pass, like `context` here.
+* Passes that mix prompts and new tokens are left out; the notes give their number.
 
 [Cho2024] J. Cho et al. LLMServingSim: a HW/SW co-simulation infrastructure for LLM inference serving at scale. IISWC 2024.
 """
@@ -31,27 +31,27 @@ from model.hardware.profile import Profile
 
 REPOSITORY, LICENCE = "casys-kaist/LLMServingSim", "MIT"
 LAYER = {"layernorm": 2, "qkv_proj": 1, "rotary_emb": 1, "o_proj": 1, "gate_up_proj": 1, "act_fn": 1, "down_proj": 1}
-"""How often each operation runs in a layer."""
+"""Number of runs of each operation per layer."""
 PRODUCTS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-"""Those that multiply weights, in the order of `imported_tables.products`."""
+"""Matrix products, in the order of `imported_tables.products`."""
 PASS = ("embedding", "final_layernorm")
 HEAD = ("lm_head", "sampler")
 
 
 def read(folder: str | Path, *, model: str, gpu: str, name: str = "", commit: str = "") -> Profile:
-    """A profile of a model from a folder of one degree of parallelism, as `tp1`.
+    """Read a profile of a model from the folder of one tensor parallel size, as `tp1`.
 
     Parameters
     ----------
     folder
-        Holds `dense.csv`, `attention.csv` and `per_sequence.csv`; its name ends in the number of devices that split a layer.
+        Folder with `dense.csv`, `attention.csv` and `per_sequence.csv`; its name ends in the tensor parallel size.
     model, gpu
-        A model of `model.architectures.transformer` and a device of `model.hardware.devices`, by their names or files: those that
-        were measured.
+        The model and the device that were measured: names of `model.architectures.transformer` and `model.hardware.devices`, or
+        files.
     name
-        What the profile is called: GPU-MODEL where left out.
+        Name of the profile; default: GPU-MODEL.
     commit
-        Of the repository that the files are from.
+        Commit of the repository that the files come from.
     """
     root = Path(folder)
     shape, device = transformer.named(model, imported_tables.DTYPE, key="model"), devices.device(gpu)
@@ -63,16 +63,16 @@ def read(folder: str | Path, *, model: str, gpu: str, name: str = "", commit: st
             f"tensor_parallel must divide heads={shape.heads}, got {tensor_parallel} by the name of the folder {root.name}"
         )
     dense, rows, final, notes = _dense(root, shape, device, tensor_parallel)
-    sequence, found, said = _per_sequence(root, shape, device, tensor_parallel, final)
-    rows, notes = rows + found, notes + said
-    attention, found, said = _attention(root, shape, device, tensor_parallel)
-    rows, notes = rows + found, notes + said
-    given = {
+    sequence, more_rows, more_notes = _per_sequence(root, shape, device, tensor_parallel, final)
+    rows, notes = rows + more_rows, notes + more_notes
+    attention, more_rows, more_notes = _attention(root, shape, device, tensor_parallel)
+    rows, notes = rows + more_rows, notes + more_notes
+    tables = {
         "dense": (dense, ("dense", "embedding")),
         "sequence": (sequence, ("head", "step")),
         "attention": (attention, ("attention",)),
     }
-    sources = tuple(imported_tables.source(table, root, REPOSITORY, LICENCE, commit, parts) for table, parts in given.values())
+    sources = tuple(imported_tables.source(table, root, REPOSITORY, LICENCE, commit, parts) for table, parts in tables.values())
     facts = _facts(root.parent / "meta.yaml", device)
     return imported_tables.profile_of(
         device, rows, sources, notes, name=name or f"{device.name}-{model}", model=model, shape=asdict(shape),
@@ -82,9 +82,9 @@ def read(folder: str | Path, *, model: str, gpu: str, name: str = "", commit: st
 
 
 def _facts(path: Path, device: devices.Device) -> dict[str, str]:
-    """What the profiler wrote of the run, its plain lines alone; nothing where it wrote no such file.
+    """Read the profiler's facts of the run from `meta.yaml`, its plain lines only; empty without such a file.
 
-    It names the GPU by its vendor's name: where that is another known device than the one asked for, its times are refused.
+    If the file names another known GPU than `device`, the times are refused.
     """
     if not path.is_file():
         return {}
@@ -100,12 +100,12 @@ def _facts(path: Path, device: devices.Device) -> dict[str, str]:
     words = {*found.get("gpu", "").lower().replace("-", " ").split()}
     named = [name for name in devices.DEVICES if {*name.split("-")} <= words]
     if device.published and named and device.name not in named:
-        raise ParameterError(f"{path.name}: gpu must be {device.name}, as asked for, got {found['gpu']}; name the one it ran on")
+        raise ParameterError(f"{path.name}: gpu must be {device.name}, as asked for, got {found['gpu']}; name the GPU it ran on")
     return found
 
 
 def _by_name(table: imported_tables.ImportedTable, names: tuple[str, ...], axis: str) -> dict[str, tuple[Floats, Floats]]:
-    """Coordinates and times of each of the named operations, which must have the same coordinates."""
+    """Coordinates and times of each named operation; all must have the same coordinates."""
     column, unit = imported_tables.time_column(table, "time")
     words = table.words("layer", names)
     found: dict[str, tuple[Floats, Floats]] = {}
@@ -168,17 +168,17 @@ def _per_sequence(
 def _attention(
     root: Path, shape: Shape, device: devices.Device, tensor_parallel: int
 ) -> tuple[imported_tables.ImportedTable, list[dict[str, Any]], list[str]]:
-    """Rows of the part attention: passes of one token for each text, and of several tokens of one text."""
+    """Rows of the part attention: passes of one token per sequence, and of several tokens of one sequence."""
     names = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
     table = imported_tables.read(root / "attention.csv", names, root=root)
     column, unit = imported_tables.time_column(table, "time")
-    chunk, before, texts, cached = (table.whole(name, least=0) for name in names)
+    chunk, before, sequences, cached = (table.whole(name, least=0) for name in names)
     seconds = table.seconds(column, unit)
-    empty = (chunk == 0) & (texts == 0)
+    empty = (chunk == 0) & (sequences == 0)
     if empty.any():
         raise table.refuse(int(np.argmax(empty)), "n_decode", "a pass needs a prompt or new tokens, got neither")
-    mixed = (chunk > 0) & (texts > 0)
-    width, context, batch = np.where(chunk > 0, chunk, 1), np.where(chunk > 0, before, cached), np.maximum(texts, 1)
+    mixed = (chunk > 0) & (sequences > 0)
+    width, context, batch = np.where(chunk > 0, chunk, 1), np.where(chunk > 0, before, cached), np.maximum(sequences, 1)
     alone = table.where(~mixed)
     width, context, batch, times = (each[~mixed] for each in (width, context, batch, seconds))
     each = max(1, shape.kv_heads // tensor_parallel) * shape.head_dim

@@ -1,13 +1,13 @@
-"""Vidur's profiles: operations of a layer by tokens, attention by batch and cache, transfers by size, a step's work on the host.
+"""Importer of Vidur's profiles: layer operations by tokens, attention by batch and cache, transfers by size, host work per step.
 
-Kernel times in milliseconds, rounded to microseconds, of one decoder layer run by the engine Sarathi. What Frontier publishes
-has the same columns, and can stand in for attention.
+Kernel times are in milliseconds, rounded to microseconds, of one decoder layer run by the engine Sarathi. Frontier's tables have
+the same columns and can be used for attention.
 
-* A layer is summed as Vidur sums it: two norms, four products, rotation, activation, and **one** sum. The other of a layer's
-  two sums runs untimed in its profiler; engines fuse both into the norms.
-* `kv_cache_size` counts the positions before those of the pass, as `context` does here.
-* A step on the host is scheduling, preparing inputs, launching the sampler, and processing outputs, medians. What Vidur counts
-  besides, messages between its processes, is left out.
+* A layer is summed as Vidur sums it: two norms, four products, rotation, activation, and **one** addition. The other addition of a
+  layer is not timed by its profiler; engines fuse both into the norms.
+* `kv_cache_size` is the number of positions before those of the pass, like `context` here.
+* Host work per step is the sum of the medians of scheduling, preparing inputs, launching the sampler, and processing outputs.
+  Messages between Vidur's processes are left out.
 
 [Agrawal2024] A. Agrawal et al. Vidur: a large-scale simulation framework for LLM inference. MLSys 2024, arXiv:2405.05465.
 """
@@ -35,17 +35,17 @@ LAYER = (
     "input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj", "post_attention_layernorm", "mlp_up_proj", "mlp_act",
     "mlp_down_proj", "add",
 )  # fmt: skip
-"""The operations of a layer, each counted once."""
+"""Operations of a layer, each counted once."""
 PRODUCTS = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")
-"""Those that multiply weights, in the order of `imported_tables.products`."""
+"""Matrix products, in the order of `imported_tables.products`."""
 SECOND_NORM = "post_attention_layernorm"
-"""Models whose attention and feed-forward layers run side by side have no second norm."""
+"""Operation that models with parallel attention and feed-forward layers lack."""
 STEP = ("schedule", "prepare_inputs_e2e", "sampler_launch", "process_model_outputs")
-"""What the host does for a step."""
+"""Host operations per step."""
 QUARTILE = 0.6745
-"""Of a normal law, in deviations."""
+"""Upper quartile of the normal distribution, in standard deviations."""
 ROUNDING = 0.5e-6
-"""Half of the last digit of the times [s]."""
+"""Rounding error of the times: half of their last digit [s]."""
 AROUND_ATTENTION = ("attn_input_reshape", "attn_kv_cache_save", "attn_output_reshape")
 
 
@@ -61,23 +61,23 @@ def read(
     unit: str = "ms",
     commit: str = "",
 ) -> Profile:
-    """A profile of a model from a folder with `mlp.csv`.
+    """Read a profile of a model from a folder with `mlp.csv`.
 
     Parameters
     ----------
     folder
-        Holds `mlp.csv`, and perhaps `attention.csv` and `cpu_overheads.csv`.
+        Folder with `mlp.csv`, and optionally `attention.csv` and `cpu_overheads.csv`.
     model, gpu
-        A model of `model.architectures.transformer` and a device of `model.hardware.devices`, by their names or files: those that
-        were measured.
+        The model and the device that were measured: names of `model.architectures.transformer` and `model.hardware.devices`, or
+        files.
     attention, overheads, network
-        Files that are elsewhere, and the folder of `all_reduce.csv` and `send_recv.csv`.
+        Paths of attention and overhead tables in other folders, and the folder of `all_reduce.csv` and `send_recv.csv`.
     name
-        What the profile is called: GPU-MODEL where left out.
+        Name of the profile; default: GPU-MODEL.
     unit
-        Of the times in the files.
+        Unit of the times in the files.
     commit
-        Of the repository that the files are from.
+        Commit of the repository that the files come from.
     """
     root = Path(folder)
     shape, device = transformer.named(model, imported_tables.DTYPE, key="model"), devices.device(gpu)
@@ -92,12 +92,12 @@ def read(
         path = root / usual if given is None else Path(given)
         if given is None and not path.is_file():
             continue
-        found, table, said = more(path, shape, device, unit, model, root)
-        rows, notes = rows + found, notes + said
-        sources.append(_source(table, root, commit, dict.fromkeys(row["part"] for row in found)))
+        more_rows, table, more_notes = more(path, shape, device, unit, model, root)
+        rows, notes = rows + more_rows, notes + more_notes
+        sources.append(_source(table, root, commit, dict.fromkeys(row["part"] for row in more_rows)))
     if network is not None:
-        found, read_, said = links(network, unit=unit)
-        rows, notes = rows + found, notes + said
+        more_rows, read_, more_notes = links(network, unit=unit)
+        rows, notes = rows + more_rows, notes + more_notes
         sources += [_source(table, Path(network), commit, (part,)) for part, table in read_.items()]
     return imported_tables.profile_of(
         device, rows, sources, notes, name=name or f"{device.name}-{model}", model=model, shape=asdict(shape),
@@ -114,9 +114,9 @@ def _columns(operations: list[str]) -> list[str]:
 
 
 def _times(table: ImportedTable, operations: list[str], unit: str) -> dict[str, Floats]:
-    """Sums over operations of their medians, and of the quartiles that go with their deviations, shape (rows,) [s].
+    """Sums over operations of the medians, with quartiles from the sums of standard deviations, shape (rows,) [s].
 
-    The least and the greatest of a few repeats would say more of the worst than of the usual error.
+    The minimum and the maximum of a few repeats would show the worst error, not the usual one.
     """
     median, deviation = (
         np.sum([table.seconds(f"time_stats.{each}.{what}", unit) for each in operations], axis=0) for what in ("median", "std")
@@ -143,8 +143,8 @@ def _layer(
     points = {"tensor_parallel": tensor_parallel, "tokens": tokens}
     rows = imported_tables.rows("dense", points, dense) + imported_tables.rows("embedding", points, embedding)
     notes = [
-        "dense: sum of the medians of a layer's operations, as Vidur sums them: of its two sums one, the other runs untimed; low "
-        "and high are quartiles that go with sums of deviations",
+        "dense: sum of the medians of a layer's operations, as Vidur sums them, with one of two additions (the other is not timed);"
+        " low and high are quartiles from the sums of standard deviations",
         "times were rounded to 1 us",
     ]
     return rows, notes + imported_tables.dips(rows, "dense", "tokens")
@@ -166,7 +166,7 @@ def _check_model(table: ImportedTable, shape: Shape, columns: dict[str, str]) ->
 def _attention(
     path: Path, shape: Shape, device: devices.Device, unit: str, model: str, root: Path
 ) -> tuple[list[dict[str, Any]], ImportedTable, list[str]]:
-    """Rows of the part attention: passes of one token for each text of a batch, and of several tokens of one text."""
+    """Rows of the part attention: passes of one token per sequence of a batch, and of several tokens of one sequence."""
     needed = ["attn_input_reshape", "attn_decode", "attn_prefill", "attn_output_reshape"]
     others = [
         "n_q_head",
@@ -187,9 +187,9 @@ def _attention(
         table = whole.where(chosen)
         if not table.height:
             continue
-        wide = operation == "attn_prefill"
+        prefill = operation == "attn_prefill"
         batch, context = table.whole("batch_size", least=1), table.whole("kv_cache_size", least=0)
-        width = table.whole("prefill_chunk_size", least=1) if wide else np.ones(table.height)
+        width = table.whole("prefill_chunk_size", least=1) if prefill else np.ones(table.height)
         tensor_parallel = table.whole("num_tensor_parallel_workers", least=1)
         column = f"time_stats.{operation}.median"
         each = shape.kv_heads * shape.head_dim / tensor_parallel
@@ -201,40 +201,38 @@ def _attention(
         )
         times = _times(table, [*around, operation], unit)
         imported_tables.check_total(table, column, times["time_s"])
-        single = batch == 1 if wide else np.ones(table.height, dtype=bool)
+        single = batch == 1 if prefill else np.ones(table.height, dtype=bool)
         keys = {"tensor_parallel": tensor_parallel, "width": width, "context": context, "batch": batch}
         kept = ({name: values[single] for name, values in each.items()} for each in (keys, times))
         rows += imported_tables.rows("attention", *kept)
-    notes = [f"attention: with {', '.join(around)}; passes of several tokens are prompt passes of one text"]
+    notes = [f"attention: includes {', '.join(around)}; passes of several tokens are prefills of one sequence"]
     if "attn_kv_cache_save" in around:
-        notes.append("attention: saving keys and values of many tokens of one text grows with them; it was measured so")
+        notes.append("attention: the measured time of saving keys and values grows with the tokens of a sequence")
     return rows, whole, notes
 
 
 def _step(
     path: Path, shape: Shape, device: devices.Device, unit: str, model: str, root: Path
 ) -> tuple[list[dict[str, Any]], ImportedTable, list[str]]:
-    """Rows of the part step: medians of what the host does."""
+    """Rows of the part step: sums of the medians of the host's operations."""
     columns = [f"{each}_median" for each in STEP]
     whole = imported_tables.read(path, [*columns, "model_name", "batch_size", "tensor_parallel_degree"], root=root)
-    theirs = whole.frame["model_name"].cast(str).str.to_lowercase()
-    mine = theirs.str.contains(model.lower(), literal=True).fill_null(False)
-    table = whole.where(mine)
+    models = whole.frame["model_name"].cast(str).str.to_lowercase()
+    table = whole.where(models.str.contains(model.lower(), literal=True).fill_null(False))
     if not table.height:
-        listed = ", ".join(sorted({*theirs.drop_nulls()}))
-        hint = "; a model of a config.json is called after its folder"
+        listed = ", ".join(sorted({*models.drop_nulls()}))
+        hint = "; a model of a config.json is named after its folder"
         raise ParameterError(f"{whole.shown}: column model_name: no row of {model}; there are {listed}{hint}")
     total = np.sum([table.seconds(column, unit) for column in columns], axis=0)
     imported_tables.check_total(table, columns[0], total)
     batch, tensor_parallel = table.whole("batch_size", least=1), table.whole("tensor_parallel_degree", least=1)
     rows = imported_tables.rows("step", {"tensor_parallel": tensor_parallel, "batch": batch}, {"time_s": total})
     listed = ", ".join(STEP)
-    return rows, table, [f"step: {listed}, medians, on Vidur's host; smaller batches than {batch.min():g} take what that one takes"]
+    return rows, table, [f"step: {listed}, medians, on Vidur's host; batches below {batch.min():g} take as long as {batch.min():g}"]
 
 
 def links(folder: str | Path, *, unit: str = "ms") -> tuple[list[dict[str, Any]], dict[str, ImportedTable], list[str]]:
-    """Rows of the parts send and all_reduce, between devices of one node, from a folder with `send_recv.csv` or
-    `all_reduce.csv` or both."""
+    """Rows of the parts send and all_reduce between devices of one node, from `send_recv.csv`, `all_reduce.csv` or both."""
     root = Path(folder)
     rows: list[dict[str, Any]] = []
     found: dict[str, ImportedTable] = {}
@@ -249,10 +247,10 @@ def links(folder: str | Path, *, unit: str = "ms") -> tuple[list[dict[str, Any]]
         times = _times(whole, [collective], unit)
         imported_tables.check_total(whole, f"time_stats.{collective}.median", times["time_s"])
         sizes = whole.whole("size", least=1)
-        for many in np.unique(workers):
-            kept = (workers == many) & (together == many)
-            # A transfer is between two devices, however many share a layer: tensor_parallel has no meaning.
-            keys = {"size": sizes[kept], "tensor_parallel": 1 if part == "send" else int(many)}
+        for count in np.unique(workers):
+            kept = (workers == count) & (together == count)
+            # A transfer is between two devices and does not depend on the tensor parallel size.
+            keys = {"size": sizes[kept], "tensor_parallel": 1 if part == "send" else int(count)}
             rows += imported_tables.rows(part, keys, {key: values[kept] for key, values in times.items()})
         found[part] = whole
     if not rows:

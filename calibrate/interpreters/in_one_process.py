@@ -1,7 +1,7 @@
-"""The interpreter on real models: a pass runs layers, a read looks at what they made.
+"""Interpreter of algorithms on real models: a pass runs layers, a read evaluates their output.
 
-It drives the same generators of steps as the simulator and the counter, one process after another. What each layer holds is
-compared with what the algorithm believes it holds (`model.interpret.interpreter.Cache`) at every pass.
+It drives the same generators of steps as the simulator and the counter. Sub-processes run one after another. Every pass checks the
+KV cache rows of each layer against those that the algorithm expects (`model.interpret.interpreter.Cache`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Sampling:
-    """The law that tokens are drawn from: that of the model at a `temperature`, of its `top_k` likeliest tokens (0: all), of the
-    fewest whose chances make up `top_p`."""
+    """Sampling distribution of tokens: the model's at a `temperature`, cut to the `top_k` likeliest tokens (0: all) and to the
+    nucleus of probability `top_p`."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -44,19 +44,19 @@ class Sampling:
     def __post_init__(self) -> None:
         checks.number("temperature", self.temperature, 0)
         if not self.temperature > 0:
-            raise ParameterError("temperature must be above 0, got 0; greedy decoding is what is done without sampling")
+            raise ParameterError("temperature must be above 0, got 0; for greedy decoding, leave sampling out")
         checks.whole("top_k", self.top_k, 0)
         checks.number("top_p", self.top_p, 0, 1)
 
     def law(self, logits: Floats) -> Floats:
-        """The chances of all tokens, shape (vocabulary,), from their logits.
+        """Return the probabilities of all tokens, shape (vocabulary,), from their logits.
 
         >>> Sampling(top_k=2).law(np.log([0.5, 0.3, 0.2])).round(3).tolist(), Sampling(top_p=0.4).law(np.log([0.5, 0.5])).tolist()
         ([0.625, 0.375, 0.0], [1.0, 0.0])
         """
         chances = softmax(logits / self.temperature)
         if 0 < self.top_k < chances.size:
-            order = np.argsort(-chances, kind="stable")  # of equals the first stays
+            order = np.argsort(-chances, kind="stable")  # ties keep the first
             chances[order[self.top_k :]] = 0
         if self.top_p < 1:
             order = np.argsort(-chances, kind="stable")
@@ -66,25 +66,25 @@ class Sampling:
 
 
 def softmax(logits: Floats) -> Floats:
-    """Chances from logits, shape (vocabulary,)."""
+    """Return probabilities from logits, shape (vocabulary,)."""
     found = np.exp(logits - logits.max())
     return np.asarray(found / found.sum())
 
 
-def drawn(law: Floats, coin: float) -> int:
-    """The token of a law, which need not add up to 1, that a coin in [0, 1) falls on.
+def drawn(law: Floats, uniform: float) -> int:
+    """Return the token at quantile `uniform` in [0, 1) of a distribution, which need not be normalised.
 
-    >>> [drawn(np.array([0.0, 0.2, 0.2]), coin) for coin in (0.0, 0.49, 0.5)]
+    >>> [drawn(np.array([0.0, 0.2, 0.2]), uniform) for uniform in (0.0, 0.49, 0.5)]
     [1, 1, 2]
     """
     reached = np.cumsum(law)
-    return min(int(np.searchsorted(reached, coin * reached[-1], side="right")), int(np.flatnonzero(law)[-1]))
+    return min(int(np.searchsorted(reached, uniform * reached[-1], side="right")), int(np.flatnonzero(law)[-1]))
 
 
 class Luck:
-    """Random numbers by what they are for and where: a stream for each purpose, keyed by the seed and the replication.
+    """Random draws by purpose and position: a separate stream per purpose, keyed by seed and replication.
 
-    A position may be drawn for again, when what was drafted there was not used: each time gives another number.
+    Repeated draws at a position, after a draft was rejected there, give new numbers.
     """
 
     def __init__(self, seed: int = 0, replication: int = 0) -> None:
@@ -94,7 +94,7 @@ class Luck:
         self.times: Counter[tuple[str, int, int]] = Counter()
 
     def draw(self, purpose: str, position: int, sequence: int = 0) -> float:
-        """A number in [0, 1)."""
+        """Draw a number in [0, 1)."""
         self.times[purpose, position, sequence] += 1
         again = self.times[purpose, position, sequence]
         words = [*self.key, position, sequence, again, *purpose.encode()]
@@ -102,7 +102,7 @@ class Luck:
 
 
 class PassOutput:
-    """What a pass has made: states behind its last layer, and, once somebody looks, what they say."""
+    """Output of a pass: states after its last layer, and logits, computed at the first read."""
 
     __slots__ = ("_best", "_laws", "_logits", "before", "decoder", "positions", "states", "step")
 
@@ -114,13 +114,13 @@ class PassOutput:
         self._laws: dict[int, Floats] = {}
 
     def alone(self, hypothesis: int) -> PassOutput:
-        """Of one of several hypotheses, each a token: what the pass made of it."""
+        """Return the output of a single hypothesis of a pass over several, one token each."""
         states = None if self.states is None else self.states[hypothesis : hypothesis + 1]
         return PassOutput(self.step.alone(hypothesis), self.decoder, states, None)
 
     @property
     def logits(self) -> Tensor:
-        """Of the projected positions: the last ones of each sequence, or of several hypotheses all. Shape (heads, vocabulary)."""
+        """Logits of the projected positions, (heads, vocabulary): the last of each sequence, or all of several hypotheses."""
         if self._logits is None:
             step = self.step
             if not step.heads or self.states is None:
@@ -136,30 +136,30 @@ class PassOutput:
         return self._logits
 
     def row(self, offset: int) -> int:
-        """The row of the logits that a read with this offset is about."""
+        """Return the row of the logits for a read with this offset."""
         step = self.step
         batch = step.batch
         if batch is not None and not step.tree:
-            index, place = batch.locate(offset % len(step.tokens))
-            row = place - (batch.widths[index] - batch.heads[index])
+            index, token = batch.locate(offset % len(step.tokens))
+            row = token - (batch.widths[index] - batch.heads[index])
             if row < 0:
-                read = f"token {place} of sequence {batch.sequences[index]}"
+                read = f"token {token} of sequence {batch.sequences[index]}"
                 raise CacheError(f"{step.role}: {read} is read, but only its last {batch.heads[index]} are projected")
             return batch.head_starts[index] + row
         return offset + len(self.logits) - (0 if offset < 0 else len(self.positions))
 
     def best(self, offset: int) -> int:
-        """The likeliest token; of equals the first."""
+        """Return the likeliest token; ties go to the first."""
         if self._best is None:
             self._best = self.logits.argmax(dim=-1).tolist()
         return self._best[self.row(offset)]
 
     def scores(self, offset: int) -> Floats:
-        """The logits of a position, shape (vocabulary,)."""
+        """Return the logits of a position, shape (vocabulary,)."""
         return np.asarray(self.logits[self.row(offset)].double().cpu().numpy())
 
     def law(self, offset: int, sampling: Sampling | None) -> Floats:
-        """The chances of all tokens: the model's own, or those that are drawn from."""
+        """Return the probabilities of all tokens: of the model, or of the sampling distribution."""
         row = self.row(offset) if sampling is None else -1 - self.row(offset)
         if row not in self._laws:
             scores = self.scores(offset)
@@ -168,7 +168,7 @@ class PassOutput:
 
 
 def projected(batch: Batch) -> list[int]:
-    """The tokens that a batch projects, by their indices among those of the pass.
+    """Indices of the projected tokens of a batch among the tokens of the pass.
 
     >>> projected(Batch((3, 1), (6, 5), (1, 3), (1, 2)))
     [0, 2, 3]
@@ -178,17 +178,17 @@ def projected(batch: Batch) -> list[int]:
 
 
 class ProcessState:
-    """What a process works on: what it believes that layers hold, and the rows."""
+    """State of a process: its KV cache rows, and its book of the rows that each layer should hold."""
 
     def __init__(self, decoders: Mapping[str, Decoder]) -> None:
         self.decoders = decoders
         self.book = Cache()
         self.rows = {role: decoder.rows() for role, decoder in decoders.items()}
         self.sequences: dict[tuple[str, int], tuple[tuple[int, ...], KvRows]] = {}
-        """Of each sequence of a batch: the sequences whose rows lie together, and their rows."""
+        """For each sequence of a batch: the sequences stored together with it, and their rows."""
 
     def copy(self) -> ProcessState:
-        """What a sub-process starts with."""
+        """Return the state that a sub-process starts with."""
         other = ProcessState.__new__(ProcessState)
         other.decoders = self.decoders
         other.book = self.book.copy()
@@ -198,7 +198,7 @@ class ProcessState:
         return other
 
     def of(self, role: str, numbers: tuple[int, ...]) -> KvRows:
-        """The rows of these sequences together; without numbers those of the process."""
+        """Return the rows of these sequences, stored together; without numbers, those of the process."""
         if not numbers:
             return self.rows[role]
         found = self.sequences.get((role, numbers[0]))
@@ -223,7 +223,7 @@ class ProcessState:
         return found[1] if len(found[0]) == 1 else found[1].of([found[0].index(number)])
 
     def check(self, step: Forward, rows: KvRows) -> None:
-        """Refuse to go on if a layer holds another number of rows than the algorithm believes, each sequence by itself."""
+        """Raise an error if a layer holds another number of rows than the algorithm expects, for any sequence."""
         layers, batch = step.layers, step.batch
         if batch is not None and not batch.aligned:
             books = [self.book.sequences[number].rows[step.role] for number in batch.sequences]
@@ -243,18 +243,18 @@ class ProcessState:
 
 @dataclass
 class RunTimes:
-    """When tokens were put out, and how long passes and reads took, of one run [s].
+    """Times of commits, passes and reads of one run [s].
 
-    A read that is the first to look at a pass makes its head. On a GPU passes are only launched: they take as long as that takes,
-    and reads as long as the rest.
+    The first read of a pass includes the head. On a GPU, passes include only the launch, and reads wait for the rest.
     """
 
     start: float = field(default_factory=time.perf_counter)
     commits: list[float] = field(default_factory=list)
-    """From the start on."""
+    """Times of the commits since the start."""
     passes: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """By role."""
+    """Total of the passes, by role."""
     reads: float = 0.0
+    """Total of the reads."""
 
 
 class Real(Interpreter):
@@ -263,17 +263,17 @@ class Real(Interpreter):
     Parameters
     ----------
     decoders
-        The models by role: target, draft, medium.
+        Models by role: target, draft, medium.
     sampling
-        The law that tokens are drawn from where an algorithm draws; without it the models' own.
+        Distribution of sampled tokens. Default: that of the models.
     luck
-        Where its random numbers come from.
+        Random draws.
     log
-        Where every read and its answer are kept, if anywhere.
+        List that receives every read with its answer.
     answers
-        Who answers reads in place of the models: outcomes are then forced, while every pass, head and look takes its time.
+        Source of forced outcomes. Reads return its answers, while all passes, heads and reads are still executed and timed.
     times
-        Where it is kept when what happened, if anywhere.
+        Receives the times of commits, passes and reads.
     """
 
     def __init__(
@@ -287,13 +287,13 @@ class Real(Interpreter):
         sizes = {role: decoder.vocabulary for role, decoder in decoders.items()}
         if len({*sizes.values()}) > 1:
             listed = ", ".join(f"{role} {size}" for role, size in sizes.items())
-            raise ParameterError(f"models must have one vocabulary, got {listed} tokens; draft with a model of the same tokenizer")
+            raise ParameterError(f"models must have the same vocabulary, got {listed} tokens; use a draft with the same tokenizer")
         self.decoders = decoders
         self.sampling = Sampling() if sampling is None else sampling
         self.luck = Luck() if luck is None else luck
         self.log = log
         self.between: Callable[[int], None] | None = None
-        """What is called before each layer of a pass, with its number."""
+        """Called before each layer of a pass, with the layer's index."""
 
     def run(self, steps: Steps, tokens: int) -> CountedWork:
         """See `Interpreter`."""
@@ -303,11 +303,11 @@ class Real(Interpreter):
             return super().run(steps, tokens)
 
     def new_cache(self) -> ProcessState:
-        """No rows yet."""
+        """Return a state without rows."""
         return ProcessState(self.decoders)
 
     def forward(self, cache: ProcessState, step: Forward) -> PassOutput:
-        """Run layers."""
+        """Run the layers of a pass."""
         if self.times is None:
             return self._make_pass(cache, step)
         begun = time.perf_counter()
@@ -348,13 +348,13 @@ class Real(Interpreter):
         return PassOutput(step, decoder, states, seen[-1] if seen else None)
 
     def adopt(self, cache: ProcessState, task: Task, at: int, layers: int, hypothesis: int | None) -> None:
-        """Take over rows."""
+        """Copy rows of a sub-process."""
         role = task.last.role
         cache.book.adopt(task.last, at, layers, hypothesis)
         cache.rows[role].adopt(task.cache.rows[role], at, layers, hypothesis)
 
     def read(self, step: Read) -> Any:
-        """Look at what a pass has made."""
+        """Evaluate a read of a pass."""
         begun = time.perf_counter()
         found = self._found(step if self.answers is None else self._known(step))
         if self.answers is not None:
@@ -380,7 +380,7 @@ class Real(Interpreter):
                 return self._luck("test", output, offset)
             case "residual":
                 rest = np.maximum(output.law(offset, self.sampling) - against.law(step.against_offset, self.sampling), 0.0)
-                # Where the two laws are one nothing is ever rejected, but for what rounding makes of it.
+                # Equal distributions reject nothing, except by rounding.
                 law = rest if rest.sum() > 0 else output.law(offset, self.sampling)
                 return self._drawn(law, "residual", output, offset)
             case "confidence":
@@ -395,21 +395,21 @@ class Real(Interpreter):
                 return _continued(output, step.hypotheses, step.width)
 
     def known(self, role: str, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """Tokens that the model has, in the place of a world's, which are places in a text, or negative where they are wrong."""
+        """Map forced tokens (positions of a sequence, negative if wrong) to tokens of the vocabulary."""
         return tuple(token % self.decoders[role].vocabulary for token in tokens)
 
     def _known(self, step: Read) -> Read:
-        """The same of a token that the model has: a world's wrong tokens are negative."""
+        """Map the token of a read to one of the vocabulary."""
         return step if step.token is None else step._replace(token=step.token % self.decoders[step.output.step.role].vocabulary)
 
     def _forced(self, step: Read) -> Any:
-        """What somebody else answers, who knows passes and not what they have made."""
+        """Return the forced answer, which depends on passes and not on their outputs."""
         assert self.answers is not None
         against = None if step.against is None else step.against.step
         return self.answers.read(step._replace(output=step.output.step, against=against))
 
     def _drawn(self, law: Floats, purpose: str, output: PassOutput, offset: int) -> int:
-        """A token of this law, which need not add up to 1."""
+        """Draw a token of a distribution, which need not be normalised."""
         return drawn(law, self._luck(purpose, output, offset))
 
     def _luck(self, purpose: str, output: PassOutput, offset: int) -> float:
@@ -417,25 +417,25 @@ class Real(Interpreter):
 
 
 def _alike(output: PassOutput, offset: int) -> float:
-    """How like the state behind the last layer is to the one before it: the cosine between them, at least 0 [Schuster2022]."""
+    """Return the saturation [Schuster2022]: cosine of the states before and after the last layer, at least 0."""
     if output.before is None or output.states is None:
         where = f"{output.step.role}: a pass at position {output.step.at}"
-        raise CacheError(f"{where} is asked how its state changed, but compared none")
+        raise CacheError(f"{where} is read for saturation, but kept no earlier state")
     before, after = output.before[offset].double(), output.states[offset].double()
     return max(float((before @ after) / (before.norm() * after.norm())), 0.0)
 
 
 def _continued(output: PassOutput, hypotheses: Sequence[tuple[int, float]], width: int) -> list[Continuation]:
-    """The likeliest continuations of all hypotheses; of equals the first."""
+    """Return the likeliest continuations of all hypotheses; ties go to the first."""
     import torch
 
     width_each = min(width, output.logits.shape[1])
     found: list[Continuation] = []
-    for place, score in hypotheses:
-        row = output.row(place)
+    for offset, score in hypotheses:
+        row = output.row(offset)
         chances = torch.log_softmax(output.logits[row].double(), dim=-1)
         values, tokens = chances.topk(width_each)
         found += [
-            Continuation(token, place, score + value) for token, value in zip(tokens.tolist(), values.tolist(), strict=True)
+            Continuation(token, offset, score + value) for token, value in zip(tokens.tolist(), values.tolist(), strict=True)
         ]
     return sorted(found, key=lambda each: -each.score)[:width]

@@ -1,4 +1,4 @@
-"""What a model is built as, by its name alone: the library's configuration and the shape that we know it by. No weights."""
+"""Architectures by model name: the library's configuration and the project's shape, without weights."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 
 LLAMA = {"vicuna": "llama", "codellama": "llama", "pythia": "gpt_neox", "qwen2.5": "qwen2"}
-"""Architectures of presets that are not called after theirs."""
+"""Architectures of presets whose names do not contain them."""
 GATED_T5 = {True: "gated-gelu", False: "relu"}
 
 
 @dataclass(frozen=True, eq=False)
 class Architecture:
-    """What is built: the library's configuration, and the shape that we know it by."""
+    """A model's configuration of the transformers library, and its shape."""
 
     name: str
     config: Any
@@ -26,27 +26,27 @@ class Architecture:
 
     @property
     def crossing(self) -> bool:
-        """Whether its decoder attends to an encoder."""
+        """True if the decoder has cross-attention to an encoder."""
         return bool(self.config.is_encoder_decoder)
 
     @property
     def positions(self) -> int | None:
-        """The most positions that it has, where it has learned them."""
+        """Number of learned positions; None if positions are not learned."""
         if self.config.model_type not in ("opt", "gpt2"):
             return None
         return int(self.config.max_position_embeddings)
 
     def longest(self, width: int, context: int) -> None:
-        """Refuse a pass beyond the positions that it has learned: on a GPU it would end the process, not only the pass."""
+        """Refuse a pass beyond the learned positions, which on a GPU would crash the process."""
         if self.positions is not None and width + context > self.positions:
             bound = f"{self.name} has learned {self.positions} positions, and width + context"
             raise ParameterError(f"{bound} must be at most that, got {width} + {context}")
 
 
 def architecture(model: str) -> Architecture:
-    """A model by the name of a preset, of the family (`family:target`), the path of a `config.json`, or as OWNER/NAME on the hub.
+    """Return the architecture of a preset, a model of the family (`family:target`), a `config.json`, or OWNER/NAME of the hub.
 
-    Only the last asks the network.
+    Only the last uses the network.
     """
     of_family, colon, role = model.partition(":")
     if colon and of_family == "family":
@@ -76,16 +76,16 @@ def _from_file(path: Path, name: str) -> Architecture:
     if not isinstance(said, dict):
         raise ParameterError(f"{path.name} must be a table of keys, such as model_type, got {checks.shown(said)}")
     try:
-        # The type is asked for apart: what a file says of it is the type that a checkpoint was saved in.
+        # The file's dtype is that of the saved checkpoint; the dtype to run in is chosen separately.
         shape = transformer.from_config(said, dtype="bfloat16")
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
         config = CONFIG_MAPPING[said["model_type"]].from_dict(said)
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}") from None
-    except Exception as error:  # the library has errors of its own, and passes on what its parts raise
+    except Exception as error:  # the library raises errors of many kinds
         said = " ".join(str(error).split())[:300] or type(error).__name__
-        raise ParameterError(f"{path.name}: transformers does not take it: {said}") from None
+        raise ParameterError(f"{path.name}: transformers does not accept it: {said}") from None
     return Architecture(name, config, shape)
 
 
@@ -94,13 +94,13 @@ def _from_hub(model: str) -> Path:
 
     try:
         return Path(hf_hub_download(model, "config.json"))
-    except Exception as error:  # whatever a network can do
+    except Exception as error:  # network errors are of many kinds
         said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ParameterError(f"model {model} could not be had from the hub: {said}; give its config.json instead") from None
+        raise ParameterError(f"model {model} could not be loaded from the hub: {said}; give its config.json instead") from None
 
 
 def _library_config(name: str, shape: transformer.Shape) -> Any:
-    """The library's configuration of a preset, from our shape of it."""
+    """Return the library's configuration of a preset, from its shape."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     family = name.split("-")[0]

@@ -1,4 +1,4 @@
-"""Models for decoding, with their tokenizers, by directory, name in the family or name on the hub; and prompts as their tokens."""
+"""Load models with their tokenizers, by directory, name in the family or name on the hub, and tokenize prompts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from model.base import checks
 from model.base.checks import ParameterError
 
 FAMILY = "family"
-"""`family` is the whole family, a model for each role; `family:NAME` one of it."""
+"""`family` names the bundled models for all roles; `family:NAME` names a single model."""
 CONTEXT = 8
-"""Tokens of the prompt that a text is decoded behind: some tokenizers drop the space in front of a text."""
+"""Prompt tokens decoded before the output: some tokenizers drop the space at the start of a text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,12 +31,12 @@ class LoadedModel:
 
     @property
     def has_encoder(self) -> bool:
-        """Whether it has an encoder, which then reads the prompt."""
+        """True if an encoder reads the prompt."""
         return bool(self.decoder.config.is_encoder_decoder)
 
 
 def named(models: Mapping[str, str | None], roles: Sequence[str], method: str) -> dict[str, str]:
-    """What to load for each role: what was given, and of `family` alone the model of each role that the method has.
+    """Return the model to load for each role of the method; `family` stands for the bundled model of every role.
 
     >>> named({"target": "family", "draft": None, "medium": None}, ("target", "draft"), "speculative")
     {'target': 'family:target', 'draft': 'family:draft'}
@@ -56,19 +56,18 @@ def named(models: Mapping[str, str | None], roles: Sequence[str], method: str) -
 
 
 def load(where: str, *, device: str = "cpu", dtype: str = "float32") -> Decoder:
-    """A model by its directory, the name of one of the family, or OWNER/NAME of the hub: see
-    `calibrate.family.model_directory.load`."""
+    """Load a decoder by directory, name in the family, or OWNER/NAME of the hub: see `calibrate.family.model_directory.load`."""
     loaded = model_directory.load(where, device, dtype, encoders=True)
     decoder = transformers_adapter.decoder_of(loaded.model, loaded.name)
     decoder.tokenizer, decoder.checksum = loaded.tokenizer, loaded.checksum
     checks.whole(f"num_hidden_layers of model {decoder.name}", decoder.layers, 1, checks.MAX_LAYERS)
-    for end in decoder.ends:  # one that never comes would end no text, and nobody would know
+    for end in decoder.ends:  # an impossible end token would silently never end a sequence
         checks.whole(f"eos_token_id of model {decoder.name}", end, 0, decoder.vocabulary - 1, "vocabulary-1")
     return decoder
 
 
 def model(where: str, device: str = "cpu", dtype: str = "float32") -> LoadedModel:
-    """Load one model and its tokenizer; only OWNER/NAME of the hub asks the network."""
+    """Load a model and its tokenizer. Only OWNER/NAME of the hub uses the network."""
     of_family, _, name = where.partition(":")
     folder = model_directory.bundled(name) if of_family == FAMILY and name else model_directory.found(where)
     shown = where if folder != Path(where) else folder.resolve().name
@@ -77,14 +76,14 @@ def model(where: str, device: str = "cpu", dtype: str = "float32") -> LoadedMode
             decoder = load(str(folder), device=device, dtype=dtype)
     except RuntimeError as error:
         raise ParameterError(
-            f"model {shown} cannot be put on {device}: {model_directory.line(error)}; take another --device"
+            f"model {shown} cannot be moved to {device}: {model_directory.line(error)}; take another --device"
         ) from None
     decoder.name = shown
     return LoadedModel(shown, decoder, decoder.tokenizer, decoder.checksum)
 
 
 def models(named: Mapping[str, str], device: str = "cpu", dtype: str = "float32") -> dict[str, LoadedModel]:
-    """All models of a decoding, by role; those that cannot work together are refused."""
+    """Load all models of a decoding, by role, and refuse incompatible ones."""
     found: dict[str, LoadedModel] = {}
     for role, where in named.items():
         same = next((other for other, each in named.items() if each == where and other in found), None)
@@ -94,20 +93,21 @@ def models(named: Mapping[str, str], device: str = "cpu", dtype: str = "float32"
 
 
 def check(models: Mapping[str, LoadedModel]) -> None:
-    """Refuse models that do not speak of the same tokens, or of which only some have an encoder."""
+    """Refuse models with different vocabularies or tokenizers, and mixtures of models with and without an encoder."""
     target = models["target"]
     for role, other in models.items():
         if other.decoder.vocabulary != target.decoder.vocabulary:
             sizes = f"{target.name} has {target.decoder.vocabulary} tokens and the {role} {other.name} {other.decoder.vocabulary}"
-            raise ParameterError(f"models must have one vocabulary, and {sizes}; draft with a model of the same tokenizer")
+            raise ParameterError(f"models must have the same vocabulary, and {sizes}; use a draft with the same tokenizer")
         ours, theirs = target.tokenizer.get_vocab(), other.tokenizer.get_vocab()
         if ours != theirs:
             token = min((key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key)), key=lambda key: (len(key), key))
             both = f"{checks.shown(token)} is {_number(ours, token)} to {target.name} and {_number(theirs, token)} to the {role}"
-            raise ParameterError(f"models must have one tokenizer, and {both} {other.name}; draft with a model of the same one")
+            remedy = "use a draft with the same tokenizer"
+            raise ParameterError(f"models must have the same tokenizer, and {both} {other.name}; {remedy}")
         if other.has_encoder != target.has_encoder:
             kinds = [f"{each.name} has {'an' if each.has_encoder else 'no'} encoder" for each in (target, other)]
-            raise ParameterError(f"models must be of one kind, and {kinds[0]} and {kinds[1]}; draft with a model of the same kind")
+            raise ParameterError(f"models must be of the same kind, and {kinds[0]} and {kinds[1]}; use a draft of the same kind")
 
 
 def _number(vocabulary: Mapping[str, int], token: str) -> str:
@@ -115,14 +115,14 @@ def _number(vocabulary: Mapping[str, int], token: str) -> str:
 
 
 def heads_beside(where: str) -> Path:
-    """Where the trained heads of a model lie, if it has any."""
+    """Return the path of a model's trained heads, which need not exist."""
     of_family, _, name = where.partition(":")
     folder = model_directory.bundled(name or "target") if of_family == FAMILY else model_directory.found(where)
     return folder / model_directory.HEADS
 
 
 def use_heads(found: LoadedModel, path: Path) -> tuple[int, ...]:
-    """Have the trained heads of a file read behind their layers; which layers these are."""
+    """Attach the trained heads of a file to the decoder, and return their layers."""
     decoder = found.decoder
     hidden = int(decoder.head.weight.shape[1])
     sizes = {"layers": decoder.layers, "hidden": hidden, "vocabulary": decoder.vocabulary}
@@ -135,7 +135,7 @@ NO_HEADS = "none"
 
 
 def use_heads_of(found: LoadedModel, where: str, heads: str | None) -> str:
-    """Have trained heads read: those given, none, or where nothing is said those beside the model; what rows say of it."""
+    """Attach the given heads, none, or by default those in the model's folder; return their description for result rows."""
     path = heads_beside(where) if heads is None else Path(heads)
     if heads == NO_HEADS or (heads is None and not path.is_file()):
         return "common"
@@ -144,20 +144,21 @@ def use_heads_of(found: LoadedModel, where: str, heads: str | None) -> str:
 
 
 class Begun(NamedTuple):
-    """What a decoding begins with."""
+    """Initial tokens of a decoding."""
 
     prompt: tuple[int, ...]
-    """The decoder's first tokens."""
+    """First tokens of the decoder."""
     source: tuple[int, ...]
-    """What the encoder reads, of models that have one."""
+    """Tokens of the encoder, if the model has one."""
 
 
 def begun(target: LoadedModel, text: str, name: str = "prompt", *, chat: bool = False) -> Begun:
-    """A prompt as tokens. An encoder reads the text, and the decoder begins with its start token; so does one without any text.
+    """Tokenize a prompt.
 
-    `chat`: the text is what a user says, put into the template that the model brings along.
+    With an encoder, the encoder reads the text and the decoder begins with its start token, as does a decoder with an empty
+    prompt. `chat` inserts the text as the user's message in the model's chat template.
     """
-    with model_directory.quiet():  # it warns of texts that are too long, which is said as an error
+    with model_directory.quiet():  # prompts that are too long are refused as an error later, not by the library's warning
         ids = _chat(target, text) if chat else target.tokenizer(text)["input_ids"]
     found = tuple(int(token) for token in ids)
     start = target.decoder.start
@@ -166,26 +167,26 @@ def begun(target: LoadedModel, text: str, name: str = "prompt", *, chat: bool = 
     if start is None:
         said = "is empty" if not found else "cannot be decoded"
         remedy = "give a text" if not found else "take another model"
-        raise ParameterError(f"{name} {said}, and model {target.name} has no token that texts begin with; {remedy}")
+        raise ParameterError(f"{name} {said}, and model {target.name} has no start token; {remedy}")
     if target.has_encoder and not found:
         raise ParameterError(f"{name} is empty, and the encoder of model {target.name} has nothing to read; give a text")
     return Begun((start,), found)
 
 
 def _chat(target: LoadedModel, text: str) -> list[int]:
-    """The tokens of a user's message and of the beginning of an answer, by the model's own template."""
+    """Tokens of a user's message and of the start of the answer, by the model's chat template."""
     if target.tokenizer.chat_template is None:
-        raise ParameterError(f"template chat is the model's own, and model {target.name} has none; leave it out")
+        raise ParameterError(f"template chat needs a chat template, and model {target.name} has none; leave it out")
     said = [{"role": "user", "content": text}]
     try:
         found: list[int] = target.tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
-    except Exception as error:  # the template is a program of the model's: it raises what it likes
+    except Exception as error:  # the template is code of the model, and can raise anything
         raise ParameterError(f"the chat template of model {target.name} fails: {error}; leave template chat out") from None
     return found
 
 
 def read_source(models: Mapping[str, LoadedModel], source: tuple[int, ...]) -> None:
-    """Let the encoders read; nothing happens to models that have none."""
+    """Run the encoders, of models that have one."""
     for each in {id(each): each for each in models.values()}.values():
         decoder: Any = each.decoder
         if each.has_encoder:
@@ -193,16 +194,16 @@ def read_source(models: Mapping[str, LoadedModel], source: tuple[int, ...]) -> N
 
 
 def pieces(tokenizer: Any, prompt: Sequence[int], written: Sequence[int]) -> list[str]:
-    """The text that each token adds. Of tokens that make a character together the last one has it.
+    """Return the text that each token adds, without special tokens.
 
-    Special tokens are left out.
+    If several tokens form a character, the last one adds it.
     """
     before = [*prompt[-CONTEXT:]]
     shown = _decoded(tokenizer, before)
     found = []
-    for place in range(1, len(written) + 1):
-        text = _decoded(tokenizer, [*before, *written[:place]])
-        if text.endswith("\ufffd") and place < len(written):
+    for count in range(1, len(written) + 1):
+        text = _decoded(tokenizer, [*before, *written[:count]])
+        if text.endswith("\ufffd") and count < len(written):
             found.append("")
             continue
         found.append(text[len(shown) :])

@@ -1,14 +1,16 @@
-"""The texts that models continue: from a file, from a data set of the papers, or from the family's held-out modules.
+"""Prompts: from a file, from a data set of the papers, or from the family's held-out modules.
 
-Files are in UTF-8. `.json`: a list of texts, a list of objects, or SQuAD's own nesting. `.jsonl` (or `.ndjson`): an object or a
-text on each line. An object holds its prompt as `prompt`, as `turns` (the first one: the later ones answer a reply that is not
-there) or as `text`; or it is a row of a data set: SQuAD's `context` and `question`, CNN/DM's `article`, WMT's `translation`, an
-object with `en`, or `en` alone. The first object says which, for all. `.txt`: a prompt on each line, with \\n, \\t and \\r for a
-line's end, a tabulator and a carriage return, and \\\\ for a backslash; where lines say `<|endoftext|>`, these part the texts
-instead, and nothing is escaped. `.md`, `.rst`, `.text`: paragraphs, parted by blank lines. `.raw`, `.tokens`: WikiText, a paragraph
-on each line; its headings are none.
+Files are in UTF-8.
 
-Rows of a data set are put into the prompt of Table 1 in [Yang2024].
+* `.json`: a list of strings, a list of objects, or SQuAD's nested form.
+* `.jsonl`, `.ndjson`: an object or a string per line.
+* `.txt`: a prompt per line, with the escapes \\n, \\t, \\r and \\\\; or unescaped prompts separated by lines `<|endoftext|>`.
+* `.md`, `.rst`, `.text`: paragraphs, separated by blank lines.
+* `.raw`, `.tokens`: WikiText, a paragraph per line, without headings.
+
+An object holds its prompt as `prompt`, `turns` (only the first turn is used) or `text`, or it is a row of a data set: `context` and
+`question` of SQuAD, `article` of CNN/DM, `translation` of WMT (an object with `en`), or `en`. The first object decides for all.
+Rows of a data set are inserted in the prompt template of Table 1 in [Yang2024].
 
 [Yang2024] S. Yang, G. Lee, J. Cho, D. Papailiopoulos, K. Lee. Predictive Pipelined Decoding: A Compute-Latency Trade-off for Exact
 LLM Decoding. TMLR 2024, arXiv:2307.05908.
@@ -40,25 +42,25 @@ TEMPLATES = {
     ),
     "cnn-dm": "# Article\n{context}\n# Summarize the article\n### Assistant:",
 }
-"""Table 1 of [Yang2024], as it is printed; its first example is SQuAD's."""
+"""Prompt templates of Table 1 of [Yang2024], as printed; the first example is that of SQuAD."""
 CHAT = "chat"
-"""The template that a model brings along: the text is what a user says, and an answer is asked for."""
+"""Name of the model's chat template, with the prompt as the user's message."""
 CHOICES = (*TEMPLATES, CHAT, "none")
 COLUMNS = {"squad": ("context", "question"), "cnn-dm": ("article",), "wmt": ("translation", "en")}
-"""By which columns a row is known as one of these data sets': all of SQuAD's, one of WMT's."""
+"""Columns that identify a row of a data set: both for SQuAD, either for WMT."""
 READY = ("prompt", "turns", "text")
-"""Columns that hold a prompt as it is."""
+"""Columns that hold a complete prompt."""
 OBJECTS, PARAGRAPHS, WIKITEXT = (".jsonl", ".ndjson"), (".md", ".rst", ".text"), (".raw", ".tokens")
-"""Suffixes, beside `.json` and `.txt`."""
+"""File suffixes besides `.json` and `.txt`."""
 END_OF_TEXT = "<|endoftext|>"
 FORMS = (
-    "a .json list of texts or objects or SQuAD's nesting, a .jsonl of objects, a .txt with a prompt on each line, or paragraphs in"
-    f" {', '.join((*PARAGRAPHS, *WIKITEXT))}; an object has {', '.join(READY)}, context and question, article, translation or en"
+    "a .json list of strings or objects or SQuAD's nested form, a .jsonl of objects, a .txt with a prompt per line, or paragraphs"
+    f" in {', '.join((*PARAGRAPHS, *WIKITEXT))}; an object has {', '.join(READY)}, context and question, article, translation or en"
 )
 
 
 class Public(NamedTuple):
-    """Where the `datasets` library finds a data set: its name there, its configuration and the part that tests use."""
+    """Name of a data set in the `datasets` library, with its configuration and test split."""
 
     path: str
     configuration: str | None
@@ -71,12 +73,12 @@ DATA_SETS = {
     "wmt14-en-fr": Public("wmt/wmt14", "fr-en", "test"),
     "wmt15-en-fr": Public("wmt/wmt15", "fr-en", "test"),
 }
-"""[Yang2024] took 10,570 pairs of SQuAD 1.1, 11,487 of CNN/DM and 1,500 of WMT15 (Section 4.3)."""
+"""Data sets by name. [Yang2024] used 10,570 pairs of SQuAD 1.1, 11,487 of CNN/DM and 1,500 of WMT15 (Section 4.3)."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text to be continued. `source`: the file or data set and row, and the template that it was put into."""
+    """A prompt text. `source` is its file or data set and row, and its template."""
 
     id: str
     text: str
@@ -86,23 +88,23 @@ class Prompt:
         for name in ("id", "text", "source"):
             value = getattr(self, name)
             if not isinstance(value, str) or not value.strip():
-                raise ParameterError(f"{name} of a prompt must be a text that is not blank, got {checks.shown(value)}")
+                raise ParameterError(f"{name} of a prompt must be a non-blank string, got {checks.shown(value)}")
             try:
                 value.encode()
             except UnicodeEncodeError:
                 given = checks.shown(value)
-                raise ParameterError(f"{name} of a prompt must not hold half a character (a surrogate), got {given}") from None
+                raise ParameterError(f"{name} of a prompt must not hold surrogates (half characters), got {given}") from None
 
 
 def load(
     where: str | Path, *, template: str | None = None, limit: int | None = None, seed: int | None = None
 ) -> list[Prompt]:
-    """The prompts of a file, or of the data set of this name; at most `limit` of them, the first ones or by `seed` any.
+    """Load the prompts of a file or data set, at most `limit`: the first ones, or with `seed` a random choice.
 
-    `template`: one of `TEMPLATES`, or `none` for what the rows hold and nothing around it (SQuAD: context, a line's end, question);
-    `chat` too, which is put around that later, by who knows the model (`calibrate.loading.load_models.begun`).
-    Left out, rows of a data set get their own template and other prompts stay as they are. A seed shuffles, by the ids: with one
-    seed, fewer prompts are the first of more, and a file in another order gives the same ones.
+    `template` is one of `TEMPLATES`; `none` for the bare columns (SQuAD: context, newline, question); or `chat`, which
+    `calibrate.loading.load_models.begun` applies later, with the model. By default, rows of a data set get its template and other
+    prompts none. A seed orders prompts by a hash of their ids, so a smaller `limit` selects the first of a larger one, and the
+    order of the file does not matter.
 
     >>> load("sqad")
     Traceback (most recent call last):
@@ -129,13 +131,13 @@ def _unique(prompts: Iterable[Prompt], where: str) -> Iterator[Prompt]:
         if prompt.id in seen:
             first = seen[prompt.id]
             both = f"{checks.shown(prompt.id)} in {first} and in {prompt.source}"
-            raise ParameterError(f"{where}: ids must differ, got {both}; mend them or leave them out")
+            raise ParameterError(f"{where}: ids must differ, got {both}; change them or leave them out")
         seen[prompt.id] = prompt.source
         yield prompt
 
 
 def _draw(seed: int, key: str) -> bytes:
-    """Where the seed puts a thing in line, whatever else there is; the same on every machine and Python."""
+    """Sort key of a random order, independent of other items, machine and Python version."""
     return hashlib.sha256(f"{seed}\0{key}".encode()).digest()
 
 
@@ -154,18 +156,18 @@ def _prompts(where: str | Path, template: str | None) -> Iterator[Prompt]:
 
 
 def _public(name: str) -> Iterator[tuple[str, Any]]:
-    """The rows of a data set through the `datasets` library, each with what messages call it."""
+    """Rows of a data set from the `datasets` library, each with its name for messages."""
     public = DATA_SETS[name]
     remedy = f"give a local file instead: {FORMS}"
     try:
         import datasets
     except ImportError:
-        raise ParameterError(f"data set {name} needs the datasets library, which is not here; install it, or {remedy}") from None
+        raise ParameterError(f"data set {name} needs the datasets library, not installed; install it, or {remedy}") from None
     try:
         rows = datasets.load_dataset(public.path, public.configuration, split=public.part)
-    except Exception as error:  # no network, no such revision, a full disk: each of several libraries has errors of its own
+    except Exception as error:  # no network, no such revision, a full disk: several libraries, many kinds of errors
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ParameterError(f"data set {name} cannot be had: {reason}; {remedy}") from None
+        raise ParameterError(f"data set {name} cannot be loaded: {reason}; {remedy}") from None
     return ((f"row {number}", row) for number, row in enumerate(rows, start=1))
 
 
@@ -176,13 +178,13 @@ def _of_file(path: Path, shown: str, template: str | None) -> Iterator[Prompt]:
     suffix = path.suffix.lower()
     known = (".json", *OBJECTS, ".txt", *PARAGRAPHS, *WIKITEXT)
     if suffix not in known:
-        raise ParameterError(f"{shown}: its form is not known by its suffix {suffix!r}; known: {', '.join(known)}")
+        raise ParameterError(f"{shown}: unknown suffix {suffix!r}; known: {', '.join(known)}")
     try:
         text = bounded_files.read_bytes(path).decode(
             "utf-8-sig"
         )  # read_text would turn a carriage return in a text into a line's end
     except UnicodeDecodeError as error:
-        raise ParameterError(f"{shown}: it is no text in UTF-8 (byte {error.start + 1}); write it in UTF-8") from None
+        raise ParameterError(f"{shown}: it is not text in UTF-8 (byte {error.start + 1}); convert it to UTF-8") from None
     if not text.strip():
         raise ParameterError(f"{shown}: it is empty; give a file with at least one prompt")
     if suffix == ".json":
@@ -206,15 +208,15 @@ def _of_json(text: str, shown: str) -> Iterator[tuple[str, Any]]:
     if isinstance(held, dict) and isinstance(held.get("data"), list):
         return _nested(held["data"], shown)
     found = f"an object with {_columns(held)}" if isinstance(held, dict) else checks.shown(held)
-    raise ParameterError(f"{shown}: it is JSON of another form, {found}; known forms: {FORMS}")
+    raise ParameterError(f"{shown}: the form of the JSON is unknown, {found}; known forms: {FORMS}")
 
 
 def _nested(articles: list[Any], shown: str) -> Iterator[tuple[str, Any]]:
-    """SQuAD's own form: articles have paragraphs, and each of these a context and its questions."""
+    """Rows of SQuAD's nested form: articles have paragraphs, which have a context and questions."""
 
     def held(value: Any, key: str, at: str, kind: type) -> Any:
         if not isinstance(value, dict) or not isinstance(value.get(key), kind):
-            form = "data holds articles with paragraphs, these have a context and qas, and each of these a question"
+            form = "data holds articles with paragraphs, which have a context and qas, each with a question"
             raise ParameterError(f"{shown}: {at} has no {key}; in SQuAD's form {form}")
         return value[key]
 
@@ -228,14 +230,14 @@ def _nested(articles: list[Any], shown: str) -> Iterator[tuple[str, Any]]:
 
 
 def _of_lines(text: str, shown: str) -> Iterator[tuple[str, Any]]:
-    # Not splitlines: JSON may hold the line ends of Unicode as they are.
+    # Not splitlines: JSON strings may hold other line separators of Unicode.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield f"row {number}", _parsed(line, f"{shown}: row {number}", "JSON")
 
 
 def _plain(rows: list[str], suffix: str) -> Iterator[tuple[str, Any]]:
-    """The texts of a plain file; what is blank is nothing, and no error: it only parts texts."""
+    """Prompts of a plain text file; blank lines only separate them."""
     if any(row.strip() == END_OF_TEXT for row in rows):
         yield from _blocks(rows, lambda row: row.strip() == END_OF_TEXT)
     elif suffix in PARAGRAPHS:
@@ -251,7 +253,7 @@ def _plain(rows: list[str], suffix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _blocks(rows: list[str], parts: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
-    """The texts between the rows that part them, by the row where they begin."""
+    """Text blocks between separator rows, each with the number of its first row."""
     block: list[str] = []
     first = 1
     for number, row in enumerate([*rows, None], start=1):
@@ -267,7 +269,7 @@ _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "\r", "\\\\": "\\"}
 
 
 def _unescaped(line: str) -> str:
-    r"""A line's text; a backslash before anything else is just that.
+    r"""Replace the escapes of a line; other backslashes stay.
 
     >>> _unescaped(r"C:\dir\\new\nEnd")
     'C:\\dir\\new\nEnd'
@@ -285,7 +287,7 @@ def _of_rows(rows: Iterator[tuple[str, Any]], shown: str, template: str | None) 
         if isinstance(row, str):
             row = {"text": row}
         if not isinstance(row, dict):
-            raise ParameterError(f"{at}: it must be a text or an object, got {checks.shown(row)}")
+            raise ParameterError(f"{at}: it must be a string or an object, got {checks.shown(row)}")
         form = form or _form(row, at, template)
         put = (form if form in TEMPLATES else "none") if template is None else template
         inputs = _inputs(row, form, at)
@@ -293,15 +295,15 @@ def _of_rows(rows: Iterator[tuple[str, Any]], shown: str, template: str | None) 
             text = "\n".join(inputs.values())
         else:
             text = TEMPLATES[put].format(**(inputs if put == form else dict.fromkeys(_fields(put), *inputs.values())))
-        told = f"{Path(shown).name}, {name}" + ("" if put == "none" else f"; template {put}, Table 1 of arXiv:2307.05908")
+        source = f"{Path(shown).name}, {name}" + ("" if put == "none" else f"; template {put}, Table 1 of arXiv:2307.05908")
         try:
-            yield Prompt(_id(row, index, at), text, told)
+            yield Prompt(_id(row, index, at), text, source)
         except ParameterError as error:
             raise ParameterError(f"{at}: {error}") from None
 
 
 def _form(row: dict[str, Any], at: str, template: str | None) -> str:
-    """Which columns are read: one of `READY`, or the data set whose columns these are; a template's own come first."""
+    """Return the form of a row: a column of `READY`, or a data set. The columns of the template take precedence."""
     sets = [name for name, columns in COLUMNS.items() if (all if name == "squad" else any)(column in row for column in columns)]
     ready = [column for column in READY if column in row]
     if template in sets:
@@ -321,7 +323,7 @@ def _fields(template: str) -> list[str]:
 
 
 def _inputs(row: dict[str, Any], form: str, at: str) -> dict[str, str]:
-    """What a row puts into the fields of its template, or as `text` what it holds ready."""
+    """Values of the template's fields; for a complete prompt the single field `text`."""
     if form == "squad":
         return {column: _text(row, column, at) for column in COLUMNS["squad"]}
     if form == "cnn-dm":
@@ -336,18 +338,18 @@ def _inputs(row: dict[str, Any], form: str, at: str) -> dict[str, str]:
     if form == "turns" and "turns" in row:
         turns = row["turns"]
         if not isinstance(turns, list) or not turns:
-            raise ParameterError(f"{at}: turns must be a list of texts, at least one, got {checks.shown(turns)}")
+            raise ParameterError(f"{at}: turns must be a non-empty list of strings, got {checks.shown(turns)}")
         return {"text": _text({"turns[0]": turns[0]}, "turns[0]", at)}
     return {"text": _text(row, form, at)}
 
 
 def _text(row: dict[str, Any], column: str, at: str) -> str:
     if column not in row:
-        raise ParameterError(f"{at}: column {column} is missing, got {_columns(row)}; every row must be of the first one's form")
+        raise ParameterError(f"{at}: column {column} is missing, got {_columns(row)}; all rows must have the form of the first")
     if not isinstance(row[column], str):
-        raise ParameterError(f"{at}: {column} must be a text, got {checks.shown(row[column])}")
+        raise ParameterError(f"{at}: {column} must be a string, got {checks.shown(row[column])}")
     if not row[column].strip():
-        raise ParameterError(f"{at}: {column} is empty; give it a text, or take the row out")
+        raise ParameterError(f"{at}: {column} is empty; fill it, or remove the row")
     return str(row[column])
 
 
@@ -355,7 +357,7 @@ def _id(row: dict[str, Any], index: int, at: str) -> str:
     for column in ("id", "question_id"):
         if column in row:
             if isinstance(row[column], bool) or not isinstance(row[column], str | int):
-                raise ParameterError(f"{at}: {column} must be a text or a whole number, got {checks.shown(row[column])}")
+                raise ParameterError(f"{at}: {column} must be a string or a whole number, got {checks.shown(row[column])}")
             return str(row[column])
     return str(index)
 
@@ -364,16 +366,16 @@ def _columns(row: dict[str, Any]) -> str:
     return ", ".join(checks.shown(key) for key in [*row][:12]) + (", ..." if len(row) > 12 else "") if row else "no columns"
 
 
-# --- The family's own -----------------------------------------------------------------------------------------------
+# --- Held-out code of the family ------------------------------------------------------------------------------------
 
 _STARTS = re.compile(r"^[ \t]*(?:async def|def|class) ", re.MULTILINE)
 
 
 def held_out(length: int, count: int, seed: int, *, tokenizer: Any = None, corpus: Corpus | None = None) -> list[Prompt]:
-    """`count` starts of functions and classes in modules that the family was not trained on, all of one length.
+    """Return `count` starts of functions and classes in modules that the family was not trained on, all of `length`.
 
-    In characters, or with a tokenizer (of the `tokenizers` library) in its tokens, counted as it reads the prompt itself. No two
-    overlap. The seed draws which; those of a smaller count are the first of a larger.
+    `length` is in characters, or with a tokenizer (of the `tokenizers` library) in tokens of the prompt by itself. Prompts do not
+    overlap. The seed selects them; a smaller count gives the first of a larger one.
 
     >>> [len(prompt.text) for prompt in held_out(100, 3, seed=1)]
     [100, 100, 100]
@@ -405,12 +407,12 @@ def held_out(length: int, count: int, seed: int, *, tokenizer: Any = None, corpu
 
 
 def _cut(text: str, start: int, length: int, tokenizer: Any) -> str:
-    """The first `length` characters or tokens from here; nothing where there are not so many."""
+    """Return the first `length` characters or tokens from `start`; empty if there are fewer."""
     if tokenizer is None:
         return text[start : start + length] if start + length <= len(text) else ""
-    # Tokens of the start of a text do not depend on what is far behind; a token has seldom more than 16 characters.
+    # The first tokens do not depend on text far after them; a token seldom has more than 16 characters.
     ids = tokenizer.encode(text[start : start + 16 * length + 64], add_special_tokens=False).ids[:length]
     cut = str(tokenizer.decode(ids, skip_special_tokens=False))
-    # A cut within a character, or where the tokenizer would read the shorter text otherwise, is none.
+    # Reject a cut within a character, or one that the tokenizer would split differently as a complete text.
     good = len(ids) == length and text.startswith(cut, start) and tokenizer.encode(cut, add_special_tokens=False).ids == ids
     return cut if good else ""

@@ -1,4 +1,4 @@
-"""What a process needs to have the same model as another: where it is loaded from, or what random weights are drawn from."""
+"""Replicas: descriptions from which any process makes the same model, by loading it or by drawing random weights."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Replica:
-    """A model that any process can make again, to the last bit.
+    """Description of a model that any process can reproduce bit by bit.
 
     Parameters
     ----------
     model
-        A directory, `family:target` or OWNER/NAME, as `calibrate decode` takes it; or, of random weights, an architecture: the name
-        of a preset, or a configuration of the transformers library in JSON.
+        A directory, `family:target` or OWNER/NAME, as for `calibrate decode`; with random weights an architecture: the name of a
+        preset, or a configuration of the transformers library in JSON.
     random
-        The seed of random weights. None: the model is loaded.
+        Seed of random weights. None loads the model.
     spread
-        What random matrices are multiplied by: as they are drawn, the library's models say one token over and over.
+        Factor of random weight matrices: without one, the library's random models repeat a single token.
     heads
-        A file of trained heads, of a model that is loaded.
+        File of trained heads, for a loaded model.
 
     >>> Replica("family:target").random is None, Replica("family:target", random=1, heads="heads.safetensors")
     Traceback (most recent call last):
@@ -49,11 +49,12 @@ class Replica:
             if self.heads is not None:
                 raise ParameterError("heads are trained for a model's weights, and these are random; leave them out")
         elif self.spread != 1.0:
-            raise ParameterError(f"spread is of random weights, and these are loaded; leave it out, got {self.spread:g}")
+            bound = "spread is used only with random weights"
+            raise ParameterError(f"{bound}, and these are loaded; leave it out, got {self.spread:g}")
         checks.number("spread", self.spread, 0)
 
     def load(self) -> Decoder:
-        """The model, in this process; its name and tokenizer are with it where it has any."""
+        """Load or draw the model in this process."""
         if self.random is not None:
             return self._drawn(self.random)
         from calibrate.loading import load_models
@@ -73,7 +74,7 @@ class Replica:
         name, config = self._architecture()
         checks.one_of("dtype", self.dtype, model_directory.DTYPES)
         of: Any = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
-        # On a GPU they are drawn where they stay and as they stay: tens of billions of numbers would take minutes elsewhere.
+        # For a GPU, draw on the GPU and in the final dtype: drawing billions of numbers on the host takes minutes.
         cuda = self.device.startswith("cuda")
         there = {"dtype": getattr(torch, self.dtype)} if cuda else {}
         with torch.random.fork_rng(devices=[self.device] if cuda else []), torch.device(self.device):
@@ -83,7 +84,7 @@ class Replica:
             for parameter in full.parameters():
                 if parameter.ndim > 1:
                     parameter *= self.spread
-        full.generation_config.eos_token_id = None  # what random weights write does not end
+        full.generation_config.eos_token_id = None  # random weights shall not end a sequence
         return decoder_of(full.to(getattr(torch, self.dtype)).to(self.device), name)
 
     def _architecture(self) -> tuple[str, Any]:
@@ -99,4 +100,4 @@ class Replica:
             return f"random {said['model_type']}", CONFIG_MAPPING[said["model_type"]].from_dict(said)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             said = (str(error).splitlines() or [""])[0]
-            raise ParameterError(f"model is no configuration that transformers takes: {checks.shown(said)}") from None
+            raise ParameterError(f"model must be a configuration that transformers accepts: {checks.shown(said)}") from None

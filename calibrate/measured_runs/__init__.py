@@ -1,1 +1,1 @@
-"""Timed decodings, in a random order, with the profiles that belong to them."""
+"""Timed decodings in random order, together with the profiles measured in the same session."""

@@ -1,7 +1,7 @@
-"""Profiles of the models of a measurement session, timed between its runs: on the very decoders that decode, a little at a time.
+"""Profiles of the models of a measurement session, timed in small pieces between its runs, on the same decoders.
 
-A machine is some percent faster at one moment than at another. What is timed all at once is off by that; what is spread over the
-whole of the runs drifts with them.
+The speed of a machine drifts by some percent. A profile that is timed at once has this error; a profile that is spread over all
+runs drifts with them.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
 
 MODE = "interpreter"
 LONGEST = 60.0
-"""Seconds that a point may take in a round, whatever its repeats."""
+"""Time limit of a point in a round [s]."""
 REST = ("reads", "after")
-"""What is timed in each round besides whole passes."""
+"""Parts that are timed in each round besides whole passes."""
 PROCESSES = "processes"
-"""A text of which sub-processes have units of their own."""
+"""A piece that decodes a sequence whose sub-processes have separate units."""
 
 
 @dataclass(frozen=True)
 class Passes:
-    """The passes that are timed between runs.
+    """Passes that are timed between runs.
 
     Parameters
     ----------
     widths, contexts, batches
-        The grid of each model: all widths of one text, and of several those of `batched_widths`.
-    together
-        How many tokens of each of several texts: more than one where drafts of a batch are verified.
+        Grid of each model: all widths for one sequence, and `batched_widths` for several sequences.
+    batched_widths
+        Tokens per sequence in batches: more than 1 for the verification of drafts in a batch.
     busy
-        Other processes at the same work, at width 1 of the target: what units of one host cost each other.
+        Numbers of other processes with the same load, for passes of the target at width 1: the slowdown between units of a host.
     rounds, repeats
-        How often the grid is gone over in each repeat of the runs, and how often a pass is made each time.
+        Rounds over the grid per repeat of the runs, and passes per point and round.
     """
 
     widths: tuple[int, ...]
@@ -67,42 +67,40 @@ class Passes:
         for grid in self.grids:
             grid.points()
         if 1 not in self.batches or (len(self.batches) > 1 and 1 not in self.widths):
-            raise ParameterError("widths and batches must have 1 among them: most passes over a batch are of a token of each text")
+            raise ParameterError("widths and batches must include 1: most passes of a batch have one token per sequence")
         if not {*self.batched_widths} <= {*self.widths}:
             raise ParameterError(
                 f"batched_widths must be some of widths={checks.shown(self.widths)}, got {checks.shown(self.batched_widths)}"
             )
         if self.batched_widths != (1,) and len(self.batches) == 1:
-            given = checks.shown(self.batched_widths)
-            raise ParameterError(
-                f"batched_widths must be left out without batches, of whose passes it is, got {given}; or give batches"
-            )
+            widths = checks.shown(self.batched_widths)
+            raise ParameterError(f"batched_widths must be left out without batches, got {widths}; or give batches")
         if 1 not in self.batched_widths:
             raise ParameterError(
-                f"batched_widths must have 1 among them, as drafts are made, got {checks.shown(self.batched_widths)}"
+                f"batched_widths must include 1, the width of drafting, got {checks.shown(self.batched_widths)}"
             )
 
     @property
     def points(self) -> list[Point]:
-        """The passes alone, but for widths that no method has in a batch."""
+        """Points of passes without other busy processes, except widths that no method uses in a batch."""
         return [each for each in self.grids[0].points() if each.batch == 1 or each.width in self.batched_widths]
 
     @property
     def room(self) -> int:
-        """Rows of a text that replayed passes need: those of the grid, and those that everything else is timed on."""
+        """KV cache rows per sequence that replayed passes need: those of the grid, and those of all other timings."""
         widths = [each for each in self.widths if each <= WIDEST]
         return max(max(self.contexts) + max(widths, default=0) + 1, read_times.ROOM)
 
     @property
     def grids(self) -> tuple[TimingGrid, ...]:
-        """That of passes alone, and that beside others where there are any."""
+        """Grid of passes alone, followed by the grid next to busy processes, if any."""
         alone = TimingGrid(self.widths, self.contexts, self.batches, modes=(MODE,))
         others = tuple(each for each in self.busy if each)
         return (alone, TimingGrid((1,), self.contexts, busy=others, modes=(MODE,))) if others else (alone,)
 
 
 class RoundPart(NamedTuple):
-    """A little of a round: a point of the grid, or what is timed besides."""
+    """A piece of a round: a point of the grid, or one of the other timings."""
 
     role: str
     round: int
@@ -110,20 +108,20 @@ class RoundPart(NamedTuple):
 
 
 class MeasurementSession:
-    """Times the models of runs between these; see `calibrate.measured_runs.measure_runs.Beside`.
+    """Times the models between the runs; implements `calibrate.measured_runs.measure_runs.Interleaved`.
 
     Parameters
     ----------
     decoders, names
-        The models by role, and what they are called: a preset, a directory or a model of the family.
+        Models by role, and their names: a preset, a directory or a model of the family.
     passes
-        What is timed.
+        Passes that are timed.
     folder
-        Where raw rows and profiles are kept. What is there is gone on with.
+        Folder of raw rows and profiles. Existing rows are continued.
     processes
-        Whether what processes with replicas of the target take is timed too: those of the runs, that `between` is handed.
+        True to also time processes with replicas of the target, those of the runs (an argument of `between`).
     lanes
-        Streams of the target's GPU, where what passes take side by side on them is timed too.
+        Streams of the target's GPU, to also time concurrent passes on them.
     """
 
     def __init__(
@@ -132,34 +130,34 @@ class MeasurementSession:
     ) -> None:
         self.passes, self.folder, self.seed, self.processes, self.lanes = passes, folder, seed, processes, lanes
         self.effort = Effort(target=0.0, least=passes.repeats, most=passes.repeats, warmups=3)
-        grid, *beside = passes.grids
-        asked = beside[0] if beside else grid
+        grid, *busy_grids = passes.grids
+        target_grid = busy_grids[0] if busy_grids else grid
         self.of = {
             role: profile_from_timings.open_model(
-                name, asked if role == "target" else grid, folder, device=device, dtype=dtype, quick=True, resume=True,
+                name, target_grid if role == "target" else grid, folder, device=device, dtype=dtype, quick=True, resume=True,
                 decoder=decoders[role],
             )
             for role, name in names.items()
         }  # fmt: skip
         for role, begun in self.of.items():
-            # Of a batch, drafts are made by methods alone whose texts come apart, which graphs are not made for.
+            # Only methods whose sequences reach different positions draft in batches; graphs do not support these.
             begun.built.unequal = role != "target" and not isinstance(decoders[role], Graphs)
         self.pieces: list[RoundPart] = []
         self.made = self.turn = 0
         self.texts: list[process_times.Apart] = []
-        """Over processes or streams, of this repeat of the runs."""
+        """Timed sequences over processes or streams, in this repeat of the runs."""
         self.refused: dict[str, str] = {}
-        """Roles whose profile could not be made when it was last tried, and why."""
+        """Roles whose profile was refused at the last attempt, with the reason."""
         self.warnings: dict[str, list[str]] = {}
-        """What of a role's profile beats the ceilings that were measured."""
+        """Times of a role's profile that beat the measured peaks."""
 
     def begin(self, turn: int) -> None:
-        """Time what needs processes of its own, before those of the runs are there."""
+        """Time passes next to busy processes, before the processes of the runs are started."""
         target = self.of["target"]
         for grid in self.passes.grids[1:]:
-            own = TimingGrid(grid.widths, grid.contexts, busy=grid.busy, modes=grid.modes, rounds=turn + 1)
-            minutes = LONGEST / 60 * len(own.points())
-            found = go_over(target.built, own, target.rows, target.spec, effort=self.effort, minutes=minutes)
+            busy_grid = TimingGrid(grid.widths, grid.contexts, busy=grid.busy, modes=grid.modes, rounds=turn + 1)
+            minutes = LONGEST / 60 * len(busy_grid.points())
+            found = go_over(target.built, busy_grid, target.rows, target.spec, effort=self.effort, minutes=minutes)
             for point, why in found.failed:
                 raise ParameterError(f"{point} of the target could not be timed: {why}")
         self.pieces, self.made, self.turn, self.texts = [*self._pieces(turn)], 0, turn, []
@@ -181,7 +179,7 @@ class MeasurementSession:
                 yield RoundPart("target", turn * process_times.TEXTS + number, PROCESSES)
 
     def between(self, share: float, pool: Pool | None = None) -> None:
-        """Time as much as belongs before this share of a repeat of the runs, over their processes where they have some."""
+        """Time all pieces that belong before this share of a repeat, over the processes of the runs if there are any."""
         while self.made < min(round(share * len(self.pieces)), len(self.pieces)):
             self._time(self.pieces[self.made], pool)
             self.made += 1
@@ -200,7 +198,7 @@ class MeasurementSession:
             begun.ceilings.between()
 
     def _point(self, begun: profile_from_timings.Open, point: Point) -> dict[str, Any]:
-        """The raw row of a point. One that does not fit the memory is left out: the runs, and all other points, go on."""
+        """Return the raw row of a point. A point that does not fit into memory fails; runs and other points continue."""
         try:
             return measure(begun.built, point, self.effort, time.monotonic() + LONGEST)
         except (RuntimeError, MemoryError) as error:
@@ -211,7 +209,7 @@ class MeasurementSession:
         return {"kind": "failed", **asdict(point), "error": failure.line}
 
     def end(self) -> None:
-        """Write the profiles of what there is. One that is refused does not end the runs, which may not be had again."""
+        """Write the profiles of all rows so far. A refused profile does not stop the runs, which may be costly to repeat."""
         self.refused, self.warnings = {}, {}
         if self.texts:
             target = self.of["target"]

@@ -1,7 +1,7 @@
-"""Real decoding, timed: every choice in every repeat once, in an order that chance decides, so that whatever drifts drifts for all.
+"""Timed decodings by real models: each repeat runs all settings once in random order, so that drift affects all settings equally.
 
-The Python twin of `calibrate run`. First each decoding is made once with a log of its reads, untimed, which warms the machine too;
-then come the timed repeats, without a log. Rows are kept as they come: what is broken off can be gone on with.
+This is the Python interface of `calibrate run`. Each decoding first runs once untimed with a log of its reads, which also warms up
+the machine; the timed repeats follow, without a log. Rows are saved as they are measured, so an interrupted run can be resumed.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
 Report = Callable[[int, int, str], None]
 
 
-class Beside(Protocol):
-    """What is measured in the same measurement session, a little before each run, so that whatever drifts drifts for it too."""
+class Interleaved(Protocol):
+    """Measurements of the same session, made in small pieces before each run, so that drift affects them like the runs."""
 
     def begin(self, turn: int) -> None:
-        """A repeat of all runs begins; processes of theirs have not been started yet."""
+        """Begin a repeat of all runs; their processes have not been started yet."""
 
     def between(self, share: float, pool: Pool | None = None) -> None:
-        """This share of it is over; the processes of the runs, where they have some."""
+        """Measure up to this share of the repeat; `pool` has the processes of the runs, if any."""
 
     def end(self) -> None:
-        """All of it."""
+        """End the repeat."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,17 @@ class Wanted:
     Parameters
     ----------
     method, settings
-        A method and its parameters but for the depths of the models.
+        A method and its parameters, without the depths of the models.
     prompt, name
-        Its tokens, and what it is called. Where outcomes are forced only how many there are matters.
+        Tokens and name of the prompt. With forced outcomes only the number of tokens matters.
     rates
-        Rates by which outcomes are forced (`model.logs.forced_outcomes`); None where the models answer.
+        Rates of forced outcomes (`model.logs.forced_outcomes`); None if the models' outputs decide.
     replication
-        Whose luck it has.
+        Index of the random stream.
     units
-        Units that make its passes; 1: this process makes all of them, one after another.
+        Number of units that execute its passes; with 1 this process executes all of them in turn.
     unit_kind
-        What several units are: `processes` of the system, or `streams` of the GPU.
+        Kind of several units: `processes` of the operating system, or `streams` of the GPU.
     """
 
     method: str
@@ -89,15 +89,15 @@ class Wanted:
         checks.one_of("unit_kind", self.unit_kind, measured_runs.UNIT_KINDS)
 
     def __str__(self) -> str:
-        """As messages name it."""
-        said = ", ".join(f"{key}={value}" for key, value in (dict(self.settings) | dict(self.rates or {})).items())
+        """Name of the decoding in messages."""
+        options = ", ".join(f"{key}={value}" for key, value in (dict(self.settings) | dict(self.rates or {})).items())
         over = f" over {self.units} {self.unit_kind}" if self.units > 1 else ""
-        return f"{self.method}{f' ({said})' if said else ''}{over}, {self.name}"
+        return f"{self.method}{f' ({options})' if options else ''}{over}, {self.name}"
 
 
 @dataclass(frozen=True)
 class MeasurementPlan:
-    """Decodings, how long they are and how often each is timed."""
+    """Decodings, their length, and the number of timed repeats."""
 
     wanted: Sequence[Wanted]
     tokens: int = 48
@@ -105,8 +105,8 @@ class MeasurementPlan:
     warm_ups: int = 1
     seed: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
-    """What else is to be known of the runs: `prompts`, how they were come by; `profiles` of their measurement session, files by
-    role; `devices` of the units of runs over processes."""
+    """Further facts of the runs: `prompts`, their origin; `profiles` of the same measurement session, files by role; `devices` of
+    the units of runs over processes."""
 
     def __post_init__(self) -> None:
         checks.whole("tokens", self.tokens, 2, checks.MAX_TOKENS)
@@ -117,19 +117,19 @@ class MeasurementPlan:
             raise ParameterError("methods must be at least one with one prompt, got none")
 
     def order(self, turn: int) -> list[int]:
-        """In which order the decodings are made in a turn."""
+        """Return the random order of the decodings in repeat `turn`."""
         key = np.random.SeedSequence(self.seed, spawn_key=(turn,))
         return [int(each) for each in np.random.Generator(np.random.Philox(key)).permutation(len(self.wanted))]
 
 
 def check(plan: MeasurementPlan, models: Mapping[str, Decoder]) -> None:
-    """Refuse whatever cannot be decoded, before anything is."""
+    """Refuse a plan with a decoding that is impossible, before any is made."""
     for each in plan.wanted:
-        own = _of(each, models, plan.tokens)
-        text = (0,) * len(each.prompt) if each.rates is not None else each.prompt
-        real_decoding.check_text(own, text, plan.tokens)
-        parameters = _parameters(each, own, plan.tokens)
-        real_decoding.check_room(own, parameters, len(each.prompt), plan.tokens)
+        used = _of(each, models, plan.tokens)
+        prompt = (0,) * len(each.prompt) if each.rates is not None else each.prompt
+        real_decoding.check_text(used, prompt, plan.tokens)
+        parameters = _parameters(each, used, plan.tokens)
+        real_decoding.check_room(used, parameters, len(each.prompt), plan.tokens)
         if each.rates is not None:
             forced_outcomes.check(each.method, parameters, each.rates)
         parameters.check_tokens(plan.tokens)
@@ -137,9 +137,9 @@ def check(plan: MeasurementPlan, models: Mapping[str, Decoder]) -> None:
             raise ParameterError(
                 f"mode must be {measured_runs.MODES[0]} for runs over {each.unit_kind}, got {cuda_graphs.mode_of(models['target'])}"
             )
-        if each.units > 1 and len(own) > 1:
-            has = f"{each.method} has {', '.join(own)}"
-            raise ParameterError(f"{each.unit_kind} are for methods of one model, and {has}; leave them out")
+        if each.units > 1 and len(used) > 1:
+            has = f"{each.method} has {', '.join(used)}"
+            raise ParameterError(f"{each.unit_kind} are for methods with one model, and {has}; leave them out")
         if each.units > 1 and each.units != parameters.units:
             what = f"units must be {parameters.units}, which {each.method} reserves with these parameters"
             raise ParameterError(f"{what}, got {each.units} {each.unit_kind}")
@@ -150,33 +150,33 @@ def _of(each: Wanted, models: Mapping[str, Decoder], tokens: int) -> dict[str, D
     return {role: models[role] for role in real_decoding.roles(each.method, settings) if role in models}
 
 
-def _parameters(each: Wanted, own: Mapping[str, Decoder], tokens: int) -> MethodParameters:
+def _parameters(each: Wanted, used: Mapping[str, Decoder], tokens: int) -> MethodParameters:
     settings = real_decoding.scheduled(each.method, each.settings, len(each.prompt), tokens)
-    return real_decoding.parameters_of(each.method, own, settings, batches=each.rates is not None)
+    return real_decoding.parameters_of(each.method, used, settings, batches=each.rates is not None)
 
 
 def decode(
     each: Wanted, models: Mapping[str, Decoder], tokens: int, seed: int, pool: Pool | None = None, lanes: Lanes | None = None,
     **more: Any,
 ) -> Decoding:
-    """Make a decoding; `more` as `calibrate.decode.real_decoding.decode` takes it."""
-    own, prompt = _of(each, models, tokens), each.prompt
+    """Run a decoding; `more` are further arguments of `calibrate.decode.real_decoding.decode`."""
+    used, prompt = _of(each, models, tokens), each.prompt
     if each.units > 1 and each.unit_kind == "streams":
         more = more | {"lanes": lanes}
     elif each.units > 1 and pool is not None:
-        own, more = {"target": pool.decoder}, more | {"pool": pool}
+        used, more = {"target": pool.decoder}, more | {"pool": pool}
     if each.rates is not None:
         prompt = tuple(range(len(prompt)))
-        parameters = _parameters(each, own, tokens)
+        parameters = _parameters(each, used, tokens)
         world = forced_outcomes.world(parameters, len(prompt), tokens, each.rates, seed=seed, replication=each.replication)
         more["answers"] = world
-    return real_decoding.decode(each.method, own, prompt, tokens, each.settings, luck=Luck(seed, each.replication), **more)
+    return real_decoding.decode(each.method, used, prompt, tokens, each.settings, luck=Luck(seed, each.replication), **more)
 
 
 def timed(
     each: Wanted, models: Mapping[str, Decoder], tokens: int, seed: int, pool: Pool | None = None, lanes: Lanes | None = None
 ) -> dict[str, Any]:
-    """Time one decoding: its part of a row."""
+    """Time one decoding and return its part of a row."""
     times, spans = RunTimes(), list[dict[str, Any]]()
     gc.collect()
     was = gc.isenabled()
@@ -189,7 +189,7 @@ def timed(
             gc.enable()
     worked = time.thread_time() - worked
     assert made.seconds is not None
-    # Who waits for another process waits for its own work: only of one that does all itself it says what others took.
+    # A wait for a process of the same run is not a disturbance, so waits count only in runs of a single process.
     cpu = each.units == 1 and all(decoder.device.type == "cpu" for decoder in models.values())
     return {
         "units": each.units, "seconds": made.seconds, "commit_s": times.commits,
@@ -203,22 +203,22 @@ def _load() -> float | None:
     try:
         return round(os.getloadavg()[0], 2)
     except (AttributeError, OSError):
-        return None  # JSON knows no other word for it
+        return None  # null in JSON
 
 
 def measure(
     out: Path, plan: MeasurementPlan, models: Mapping[str, Decoder], *, resume: bool = False, report: Report | None = None,
-    beside: Beside | None = None, pool: Callable[[], AbstractContextManager[Pool]] | None = None, lanes: Lanes | None = None,
+    beside: Interleaved | None = None, pool: Callable[[], AbstractContextManager[Pool]] | None = None, lanes: Lanes | None = None,
 ) -> MeasuredRuns:
     """Time a plan and write the runs to `out`, NAME.json.
 
-    `beside` is measured in the same measurement session, spread over all of it. `pool` starts the processes of decodings that have
-    several, anew for each repeat; `lanes` are the streams of those that run over streams. Rows are kept in NAME.jsonl until all are
-    there. With `resume` as many repeats are made as are missing; where there are more already, all are kept and none is made.
+    `beside` is measured in the same session, spread over all runs. `pool` starts the processes of runs over processes, anew for
+    each repeat; `lanes` are the streams of runs over streams. Rows are kept in NAME.jsonl until all are complete. With `resume`
+    only missing repeats are run; surplus repeats are kept.
     """
     measured_runs.json_of(out)
     if out.exists():
-        raise ParameterError(f"out must be a new file, and {out.name} is there; give another, or remove it")
+        raise ParameterError(f"out must be a new file, and {out.name} exists; give another, or remove it")
     check(plan, models)
     kept = _PartialRuns(out.with_suffix(".jsonl"), _asked(plan, models), resume)
     total = len(plan.wanted) * (plan.repeats + 1)
@@ -230,7 +230,7 @@ def measure(
             decodings.append(decode(each, models, plan.tokens, plan.seed, log=True))
         except ParameterError:
             if not kept.rows:
-                kept.path.unlink()  # nothing was broken off
+                kept.path.unlink()  # there is nothing to resume
             raise
     with _quick_collections():
         _repeat(plan, models, kept, report, beside, pool, lanes)
@@ -242,7 +242,7 @@ def measure(
 
 @contextlib.contextmanager
 def _quick_collections() -> Iterator[None]:
-    """What is in memory by now is not looked through again before each run, which takes longer than most of them."""
+    """Exclude the current objects from garbage collections, which would take longer than most runs."""
     gc.collect()
     gc.freeze()
     try:
@@ -252,10 +252,10 @@ def _quick_collections() -> Iterator[None]:
 
 
 def _repeat(
-    plan: MeasurementPlan, models: Mapping[str, Decoder], kept: _PartialRuns, report: Report | None, beside: Beside | None,
+    plan: MeasurementPlan, models: Mapping[str, Decoder], kept: _PartialRuns, report: Report | None, beside: Interleaved | None,
     pool: Callable[[], AbstractContextManager[Pool]] | None, lanes: Lanes | None,
 ) -> None:
-    """Make all repeats that are not kept yet."""
+    """Run all repeats that are not saved yet."""
     total = len(plan.wanted) * (plan.repeats + 1)
     for turn in range(plan.repeats):
         left = [number for number in plan.order(turn) if (number, turn) not in kept.done]
@@ -267,12 +267,12 @@ def _repeat(
             for _ in range(plan.warm_ups):
                 for number in _first_of_each(plan, left):
                     decode(plan.wanted[number], models, plan.tokens, plan.seed, processes, lanes)
-            for place, number in enumerate(left):
+            for index, number in enumerate(left):
                 if report is not None:
-                    report((turn + 2) * len(plan.wanted) - len(left) + place, total, str(plan.wanted[number]))
+                    report((turn + 2) * len(plan.wanted) - len(left) + index, total, str(plan.wanted[number]))
                 if beside is not None:
-                    beside.between(place / len(left), processes)
-                row = {"decoding": number, "repeat": turn, "run_order": turn * len(plan.wanted) + place}
+                    beside.between(index / len(left), processes)
+                row = {"decoding": number, "repeat": turn, "run_order": turn * len(plan.wanted) + index}
                 kept.add(row | _timed_alone(plan, number, models, processes, lanes))
             if beside is not None:
                 beside.between(1.0, processes)
@@ -282,9 +282,9 @@ def _repeat(
 def _timed_alone(
     plan: MeasurementPlan, number: int, models: Mapping[str, Decoder], pool: Pool | None, lanes: Lanes | None
 ) -> dict[str, Any]:
-    """Time a decoding in which no graph is captured: where one was, it is there now, and the decoding is made again.
+    """Time a decoding; repeat it if a CUDA graph was captured meanwhile.
 
-    The untimed decoding has captured what it came by. A near tie may fall the other way this time, and ask for another pass.
+    The untimed decoding has captured its graphs, but a near tie may be resolved differently and need a pass of another shape.
     """
     while True:
         before = cuda_graphs.captured(models.values())
@@ -294,7 +294,7 @@ def _timed_alone(
 
 
 def _first_of_each(plan: MeasurementPlan, numbers: Sequence[int]) -> list[int]:
-    """The first of these decodings over each number of units: the others then have warm ones."""
+    """Return the first of these decodings for each number and kind of units; it warms them up for the others."""
     found = {(plan.wanted[number].units, plan.wanted[number].unit_kind): number for number in reversed(numbers)}
     return [*found.values()]
 
@@ -314,32 +314,32 @@ class _RunRow(TypedDict):
 
 
 class _PartialRuns:
-    """Rows as they come, beside what they are of; but repeats may be asked for anew, fewer than there are or more."""
+    """Rows of an unfinished measurement, next to its plan, in a file. The number of repeats may change on resuming."""
 
     def __init__(self, path: Path, asked: Mapping[str, Any], resume: bool) -> None:
         self.path, self.rows = path, list[dict[str, Any]]()
-        told = json.loads(strict_json.dumps(asked))
+        plan = json.loads(strict_json.dumps(asked))
         if path.exists() and not resume:
-            raise ParameterError(f"{path.name} holds runs that were broken off; go on with --resume, or remove it")
+            raise ParameterError(f"{path.name} holds unfinished runs; continue them with --resume, or remove it")
         if path.exists():
-            self.rows = [*self._read(told)]
+            self.rows = [*self._read(plan)]
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [strict_json.dumps({"asked": told}), *map(strict_json.dumps, self.rows)]
+        lines = [strict_json.dumps({"asked": plan}), *map(strict_json.dumps, self.rows)]
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
-    def _read(self, told: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def _read(self, plan: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         try:
             lines = bounded_files.read_text(self.path).splitlines()
-            was = bounded_files.json_of(lines[0])["asked"]
+            earlier = bounded_files.json_of(lines[0])["asked"]
         except (IndexError, ValueError, KeyError, TypeError):
-            raise ParameterError(f"{self.path.name} holds no runs that were broken off; remove it") from None
-        if not isinstance(was, dict):
-            raise ParameterError(f"{self.path.name} holds no runs that were broken off; remove it")
-        was.pop("repeats", None)  # of files that said them
-        if was != told:
-            differing = next(key for key in {**was, **told} if was.get(key) != told.get(key))
+            raise ParameterError(f"{self.path.name} holds no unfinished runs; remove it") from None
+        if not isinstance(earlier, dict):
+            raise ParameterError(f"{self.path.name} holds no unfinished runs; remove it")
+        earlier.pop("repeats", None)  # older files have it
+        if earlier != plan:
+            differing = next(key for key in {**earlier, **plan} if earlier.get(key) != plan.get(key))
             what = f"{self.path.name} holds runs of another plan"
-            raise ParameterError(f"{what}: {differing} differs; remove it, or ask for the same")
+            raise ParameterError(f"{what}: {differing} differs; remove it, or use the same plan")
         for number, line in enumerate(lines[1:], 2):
             try:
                 row = bounded_files.json_of(line)
@@ -347,7 +347,7 @@ class _PartialRuns:
             except ValueError:
                 if number < len(lines):
                     raise ParameterError(f"{self.path.name}, line {number}: it cannot be read; remove the file") from None
-                return  # it was broken off here
+                return  # the interrupted run was writing this line
             yield row
 
     @property
@@ -376,17 +376,17 @@ def _models(models: Mapping[str, Decoder]) -> dict[str, dict[str, Any]]:
 
 
 def _facts(models: Mapping[str, Decoder]) -> dict[str, Any]:
-    said = machine.facts(str(models["target"].device))
+    facts = machine.facts(str(models["target"].device))
     for name in ("date", *machine.MOVING):
-        said.pop(name, None)
-    return said
+        facts.pop(name, None)
+    return facts
 
 
 def _log(plan: MeasurementPlan, models: Mapping[str, Decoder], decodings: Sequence[Decoding]) -> DecisionLog:
     facts = machine.facts(str(models["target"].device))
     versions = {name: str(facts[name]) for name in ("python", "torch", "transformers")}
-    own = all(each.rates is None for each in plan.wanted)
-    source = "measured: what the models said" if own else "assumed: outcomes were forced"
+    unforced = all(each.rates is None for each in plan.wanted)
+    source = "measured: what the models said" if unforced else "assumed: outcomes were forced"
     return DecisionLog(
         tuple(decodings), tuple(each.name for each in plan.wanted), _models(models), None, plan.seed, str(facts["date"]), versions,
         source,
@@ -401,7 +401,7 @@ def _about(plan: MeasurementPlan, models: Mapping[str, Decoder]) -> dict[str, An
         try:
             shape = transformer.from_config(each.config.to_dict(), str(each.dtype).removeprefix("torch."))
         except ParameterError:
-            continue  # one that cannot be counted
+            continue  # the operations of this architecture are not modelled
         shapes[role] = json.loads(strict_json.dumps(asdict(shape)))
     rates = [None if each.rates is None else dict(each.rates) for each in plan.wanted]
     forced_by = None if all(each is None for each in rates) else rates
@@ -419,36 +419,36 @@ def _about(plan: MeasurementPlan, models: Mapping[str, Decoder]) -> dict[str, An
 def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
     import polars as pl
 
-    whole, many = pl.Int64, pl.List(pl.Float64)
-    schema: dict[str, Any] = dict.fromkeys(("decoding", "repeat", "run_order", "units"), whole)
-    schema |= dict.fromkeys(("seconds", "read_s", "waited", "load"), pl.Float64) | {"commit_s": many, "pass_s": many}
-    texts, times = ("what", "fate", "role"), ("start", "end")
-    kinds = {name: pl.String if name in texts else pl.Float32 if name in times else whole for name in KEPT}
+    integer, numbers = pl.Int64, pl.List(pl.Float64)
+    schema: dict[str, Any] = dict.fromkeys(("decoding", "repeat", "run_order", "units"), integer)
+    schema |= dict.fromkeys(("seconds", "read_s", "waited", "load"), pl.Float64) | {"commit_s": numbers, "pass_s": numbers}
+    strings, times = ("what", "fate", "role"), ("start", "end")
+    kinds = {name: pl.String if name in strings else pl.Float32 if name in times else integer for name in KEPT}
     schema["spans"] = pl.List(pl.Struct(kinds))
-    known = pl.col("load").fill_null(float("nan"))  # not every system says it
+    load = pl.col("load").fill_null(float("nan"))  # not every system has it
     try:
         found = pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema=schema)
-    except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:  # rows that were kept
+    except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:  # in rows from a file
         line = str(error).partition("\n")[0]
-        raise ParameterError(f"kept rows cannot be put into one table: {line}; remove what is kept, and begin anew") from None
-    return found.with_columns(known).sort("decoding", "repeat")
+        raise ParameterError(f"saved rows do not form one table: {line}; remove their file, and run again") from None
+    return found.with_columns(load).sort("decoding", "repeat")
 
 
 def by_graphs(
-    wanted: Sequence[Wanted], models: Mapping[str, Decoder], tokens: int, room: int = 0, texts: int = 1
+    wanted: Sequence[Wanted], models: Mapping[str, Decoder], tokens: int, room: int = 0, sequences: int = 1
 ) -> dict[str, Decoder]:
-    """The models with their passes as graphs, with room for all that is wanted, and for so many rows of so many texts at least."""
+    """Return the models with passes as CUDA graphs, with room for all decodings, at least `room` KV rows per sequence."""
     room = max(room, *[len(each.prompt) + tokens for each in wanted])
     for each in wanted:
-        texts = max(texts, _parameters(each, _of(each, models, tokens), tokens).decoded_sequences)
-    return {role: cuda_graphs.Graphs(each, cuda_graphs.rounded(room), texts) for role, each in models.items()}
+        sequences = max(sequences, _parameters(each, _of(each, models, tokens), tokens).decoded_sequences)
+    return {role: cuda_graphs.Graphs(each, cuda_graphs.rounded(room), sequences) for role, each in models.items()}
 
 
 # --- Plans --------------------------------------------------------------------------------------------------------------
 
 
 def choices(method: str, settings: Mapping[str, Any], swept: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """All combinations of swept values with the fixed ones, under the names that the method has for them."""
+    """Return all combinations of swept and fixed values, with renamed keys under their present names."""
     from calibrate.decode.output_quality import settings_of
     from model.base import table_records
 

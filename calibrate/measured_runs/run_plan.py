@@ -1,14 +1,14 @@
-"""Plans of measured runs as TOML files: which models, prompts and methods, each with the values that it is swept over.
+"""Plans of measured runs as TOML files: models, prompts, and methods with swept parameters.
 
     [run]
-    model = "family"            # or a directory, OWNER/NAME; draft and medium likewise
+    model = "family"            # or a directory, or OWNER/NAME; draft and medium likewise
     tokens = 48
     repeats = 7
-    prompts = 3                 # of held-out code, or `file = "texts.txt"`
+    prompts = 3                 # of held-out code, or `file = "prompts.txt"`
     prompt_tokens = 24
     mode = "eager"              # or passes as CUDA graphs: "cuda-graph"
 
-    [profile]                   # measured in the same measurement session, between the runs; leave it out to time no passes
+    [profile]                   # measured in the same session, between the runs; without it no passes are timed
     widths = [1, 2, 4, 8]
     contexts = [0, 32, 64]
 
@@ -20,8 +20,8 @@
     name = "ppd"
     exit_layer = 6
     sweep = { candidates = [1, 3] }
-    forced = { match_rate = [0.3, 0.7] }    # outcomes are forced: weights say nothing; {} where nothing is left to chance
-    unit_kind = "processes"     # sub-processes are processes of the system, each with a model of its own; or streams of one GPU
+    forced = { match_rate = [0.3, 0.7] }    # outcomes are drawn with these rates, weights are ignored; {} for no random outcome
+    unit_kind = "processes"     # sub-processes are system processes, each with a replica of the model; or streams of one GPU
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from model.logs.measured_runs import MODES, UNIT_KINDS
 
 @dataclass(frozen=True)
 class RunSettings:
-    """[run]: what holds for all methods."""
+    """The table [run]: settings of all methods."""
 
     model: str = "family"
     draft: str | None = None
@@ -66,18 +66,18 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class MethodSetting:
-    """One setting of a method, and the rates that its outcomes are forced by, if they are."""
+    """One setting of a method, with the rates of forced outcomes, if any."""
 
     method: str
     settings: Mapping[str, Any]
     rates: Mapping[str, float] | None = None
     unit_kind: str | None = None
-    """What its sub-processes are: processes of the system, or streams of one GPU. None: they are run one after another."""
+    """Kind of its sub-processes: system processes, or streams of one GPU. None: they run one after another."""
 
 
 @dataclass(frozen=True)
 class WrittenPlan:
-    """A plan as it was written."""
+    """The content of a plan file."""
 
     run: RunSettings
     choices: Sequence[MethodSetting]
@@ -85,34 +85,34 @@ class WrittenPlan:
 
 
 def read(path: Path) -> WrittenPlan:
-    """A plan from a file."""
+    """Read a plan from a file."""
     try:
-        said = bounded_files.toml_of(bounded_files.read_text(path, bounded_files.MOST_TOML))
+        tables = bounded_files.toml_of(bounded_files.read_text(path, bounded_files.MOST_TOML))
     except FileNotFoundError:
         raise ParameterError(f"plan must be a TOML file, and there is no {path.name}") from None
     except (OSError, ValueError) as error:
         raise ParameterError(f"{path.name} cannot be read as TOML: {str(error).splitlines()[0]}") from None
     try:
-        return of(said)
+        return of(tables)
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}") from None
 
 
-def of(said: Mapping[str, Any]) -> WrittenPlan:
-    """A plan from its tables.
+def of(tables: Mapping[str, Any]) -> WrittenPlan:
+    """Build a plan from its tables.
 
     >>> found = of({"method": [{"name": "speculative", "sweep": {"draft_length": [1, 2]}}]})
     >>> [each.settings for each in found.choices]
     [{'draft_length': 1}, {'draft_length': 2}]
     """
-    for key in said:
+    for key in tables:
         if key not in ("run", "profile", "method"):
             raise checks.unknown("table", key, ("run", "profile", "method"))
-    settings = table_records.build(RunSettings, said.get("run", {}), "run")
-    passes = table_records.build(Passes, said["profile"], "profile") if "profile" in said else None
-    listed = said.get("method", [])
+    settings = table_records.build(RunSettings, tables.get("run", {}), "run")
+    passes = table_records.build(Passes, tables["profile"], "profile") if "profile" in tables else None
+    listed = tables.get("method", [])
     if not isinstance(listed, list) or not listed:
-        raise ParameterError("[[method]] must be there at least once: what is to be timed")
+        raise ParameterError("[[method]] is required at least once: the decodings to time")
     found = [each for table in listed for each in _choices(table)]
     return WrittenPlan(settings, found, passes)
 
@@ -123,14 +123,14 @@ def _choices(table: Any) -> list[MethodSetting]:
     for old in table:
         if (new := renamed_keys.now(old, ("unit_kind",))) is not None:
             raise ParameterError(f"unknown key method.{old}; it is now {new}")
-    own = {key: value for key, value in table.items() if key not in ("name", "sweep", "forced", "unit_kind")}
+    fixed = {key: value for key, value in table.items() if key not in ("name", "sweep", "forced", "unit_kind")}
     unit_kind = table.get("unit_kind")
     if unit_kind is not None:
         checks.one_of("unit_kind", unit_kind, UNIT_KINDS)
     swept = {key: _values(key, value) for key, value in dict(table.get("sweep", {})).items()}
     rates = {key: _values(key, value) for key, value in dict(table.get("forced", {})).items()}
     found = []
-    for settings in choices(table["name"], table_records.frozen_values(own), swept):
+    for settings in choices(table["name"], table_records.frozen_values(fixed), swept):
         for forced in _combined(rates) if "forced" in table else [None]:
             found.append(MethodSetting(table["name"], settings, forced, unit_kind))
     return found

@@ -1,1 +1,1 @@
-"""Times of layers, passes, reads and transfers, and profiles made of them."""
+"""Times of layers, passes, reads and transfers, and the profiles built from them."""

@@ -1,4 +1,4 @@
-"""Other processes at the same work: a pass takes longer while the rest of its host is busy, and this makes it so."""
+"""Neighbour processes that keep the host busy: passes take longer while other processes run the same work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PATIENCE = 300.0  # seconds in which a companion must have built its model, or 
 
 @dataclass(frozen=True)
 class Spec:
-    """What a process needs to build the same model."""
+    """Arguments from which a neighbour process builds the same model."""
 
     model: str
     device: str
@@ -27,9 +27,9 @@ class Spec:
 
 
 class Companions:
-    """So many processes, each with the model, idle until they are put to a pass.
+    """`count` processes, each with the model, idle until they get a pass to repeat.
 
-    They are started afresh and not forked: threads of torch do not survive a fork.
+    They are spawned, not forked: torch's threads do not survive a fork.
     """
 
     def __init__(self, count: int, spec: Spec) -> None:
@@ -47,7 +47,7 @@ class Companions:
 
     @contextlib.contextmanager
     def at(self, width: int, context: int, batch: int, mode: str) -> Iterator[list[int]]:
-        """Have them run this pass over and over meanwhile; the list holds at the end how often each one did."""
+        """Run this pass in every process during the block; afterwards the list holds the number of passes of each process."""
         passes: list[int] = []
         for end in self.ends:
             end.send((width, context, batch, mode))
@@ -62,19 +62,25 @@ class Companions:
             passes.extend(self._answer(end) for end in self.ends)
 
     def _answer(self, end: Connection) -> Any:
-        """What a companion says next; an error of its own where it could not."""
+        """Return the next answer of a companion.
+
+        Raises
+        ------
+        RuntimeError
+            If it fails, ends or does not answer in time.
+        """
         try:
             if not end.poll(_PATIENCE):
                 raise RuntimeError(f"a companion process did not answer within {_PATIENCE:.0f} s")
-            said = end.recv()
+            answer = end.recv()
         except (EOFError, OSError):
-            raise RuntimeError("a companion process ended, perhaps for want of memory") from None
-        if isinstance(said, str):
-            raise RuntimeError(f"a companion process failed: {said}")
-        return said
+            raise RuntimeError("a companion process ended, perhaps out of memory") from None
+        if isinstance(answer, str):
+            raise RuntimeError(f"a companion process failed: {answer}")
+        return answer
 
     def close(self) -> None:
-        """End them."""
+        """End the processes."""
         for end in self.ends:
             with contextlib.suppress(OSError):
                 end.send(None)
@@ -85,8 +91,8 @@ class Companions:
 
 
 def _work(connection: Connection, spec: Spec) -> None:
-    """A companion: build the model, then run whatever pass it is told to, until it is told to stop."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it is over
+    """Build the model, then repeat each requested pass until the next message: the main function of a companion."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
     end_with_starter()
     import torch
 
@@ -98,7 +104,7 @@ def _work(connection: Connection, spec: Spec) -> None:
         model = library_pass.LibraryModel(architecture(spec.model), spec.device, spec.dtype, spec.source)
         connection.send(0)
         while (asked := connection.recv()) is not None:
-            if asked == "stop":  # of a pass that could not begin
+            if asked == "stop":  # belongs to a pass that could not begin
                 continue
             connection.send(_run(connection, model, asked))
     except EOFError:
@@ -109,7 +115,7 @@ def _work(connection: Connection, spec: Spec) -> None:
 
 
 def _run(connection: Connection, model: Any, asked: tuple[int, int, int, str]) -> int:
-    """Run a pass until something is said; how often it ran."""
+    """Repeat a pass until a message arrives; return the number of passes."""
     import torch
 
     from calibrate.timing.single_pass import prepared

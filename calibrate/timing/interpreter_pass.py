@@ -1,7 +1,7 @@
-"""A pass as decoding makes it, repeatable, for timing: on rows of our own, with all that the interpreter does around it.
+"""A repeatable pass as decoding makes it, for timing: on this project's cache rows, with all work of the interpreter around it.
 
-What a profile of these says is what `calibrate decode` and `calibrate run` take: bookkeeping, masks and the look at the result are
-in `step`. What else decoding does has times of its own: `calibrate.timing.read_times`.
+A profile of such passes gives the times of `calibrate decode` and `calibrate run`: bookkeeping and masks are in `step`. Other work
+of decoding has separate times: `calibrate.timing.read_times`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from calibrate.timing.library_pass import LibraryModel
 
 CHUNK = 512
-"""Positions that the rows are filled with at once, of all texts together."""
+"""Cache rows that are filled in one pass, of all sequences together."""
 
 
 class InterpretedPass:
-    """One pass, repeatable, as a decoder's steps: run, look at what that has made, put it out.
+    """One repeatable pass as a decoder's steps: run the pass, read its next token, commit it.
 
-    A GPU begins with the head while the layers are still at work: the look belongs to the pass that it is of. Sequences of a batch
-    stand at unequal positions where it verifies drafts of theirs (`width` above 1) or makes them (`model.unequal`).
+    A GPU begins with the head while the layers are still at work, so the read is part of the pass. Sequences of a batch are at
+    unequal positions if the pass verifies their drafts (`width` above 1) or generates them (`model.unequal`).
     """
 
     def __init__(self, model: LibraryModel, width: int, context: int, batch: int) -> None:
@@ -37,7 +37,7 @@ class InterpretedPass:
         self.model, self.width, self.context, self.batch = model, width, context, batch
         model.read_source()
         self.real = Real({"target": model.decoder})
-        self.real.wanted = 1  # until a token is put out
+        self.real.wanted = 1  # runs until a token is committed
         self.sequences = tuple(range(batch)) if batch > 1 else ()
         self._told = self._tokens(width * batch)
         self.unequal = batch > 1 and context > 0 and (width > 1 or model.unequal)
@@ -66,7 +66,7 @@ class InterpretedPass:
         layers = self.model.decoder.layers
         step = Forward("target", self._told, self.context, LayerSpan(0, layers), heads=self.width * self.batch)
         for turn in itertools.count():
-            # One position further every other time: no two passes of a text stand at the same place.
+            # Every other pass is one position further: consecutive passes of a sequence are never at the same position.
             at = self.context + turn % 2
             positions = tuple([at - index % 2 * self.unequal for index in range(self.batch)])
             out = yield step._replace(at=min(positions), batch=self._batch(positions, self.width, self.width))
@@ -74,19 +74,19 @@ class InterpretedPass:
             yield Commit("token", (0,))
 
     def run(self) -> None:
-        """The next pass; what it is placed at cuts the rows back."""
+        """Run the next pass; its position rolls the cache rows back."""
         self.real._drive(self.task)  # the scheduler
         self.real.work.tokens.clear()
         self.real.work.committed.clear()
         self.real.work.commits.clear()
 
     def back(self) -> None:
-        """Nothing: see `run`."""
+        """Do nothing: `run` rolls back."""
 
     def run_watched(self, mark: Callable[[str, int, int], None]) -> None:
-        """The same, with the beginning and the end of each part marked.
+        """Run the pass with the beginning and the end of each part marked.
 
-        A layer is marked where it is called and not within: what the library does around it is there for every layer.
+        A layer is marked around its call, so that the library's work around each layer is included.
         """
         if self.short:
             self._run_short(mark)
@@ -95,13 +95,13 @@ class InterpretedPass:
 
     @property
     def replayed(self) -> bool:
-        """Whether the pass is a graph: nobody sees into that."""
+        """Whether the pass is a CUDA graph, whose inside cannot be marked."""
         decoder = self.model.decoder
         return isinstance(decoder, Graphs) and decoder.replays(self.width)
 
     @property
     def short(self) -> int:
-        """Layers of another pass that is marked, whose difference says what layers of a graph take; 0 of others."""
+        """Layers of a second, shorter pass from which the time of a graph's layers is derived; 0 without graphs."""
         return self.model.decoder.layers // 2 if self.replayed else 0
 
     def _run_short(self, mark: Callable[[str, int, int], None]) -> None:
@@ -112,7 +112,7 @@ class InterpretedPass:
                 mark("short", self.short, edge)
 
         mark("aside", 0, 0)
-        decoder.forget()  # its place is as new as that of the whole pass, before and behind it
+        decoder.forget()  # tokens and position are copied to the device again, as for the whole pass; likewise afterwards
         with watched(self.real, layers_alone):
             at = self.context + 1
             step = Forward("target", self._told, at, LayerSpan(0, self.short), batch=self._batch(at, self.width))
@@ -123,13 +123,13 @@ class InterpretedPass:
 
     @property
     def parts(self) -> list[tuple[str, int]]:
-        """What is marked: `call` is all that happens in a pass, so but for the look at it. Layers of a graph are one stretch."""
+        """Parts that are marked. `call` is the whole pass without its read; the layers of a graph are one stretch."""
         layers = [("layer", index) for index in range(1 if self.replayed else self.model.decoder.layers)]
         short = [("short", self.short), ("aside", 0)] if self.short else []
         return [("embedding", 0), *layers, ("head", 0), ("call", 0), *short]
 
     def check(self) -> None:
-        """Refuse to go on with rows of another length than was asked for."""
+        """Raise `RuntimeError` if the layers have another number of rows than requested."""
         held: ProcessState = self.task.cache
         rows = held.of("target", self.sequences)
         lengths = {layer.length for layer in rows.layers}
@@ -140,24 +140,24 @@ class InterpretedPass:
 
 @contextlib.contextmanager
 def watched(real: Real, mark: Callable[[str, int, int], None]) -> Iterator[None]:
-    """Mark the beginning and the end of each part of the target's passes meanwhile; the norm belongs to the head.
+    """Mark the beginning and the end of each part of the target's passes within the block; the norm belongs to the head.
 
-    A graph is marked where it is replayed, as if all its layers were the first; its embedding is within.
+    A graph is marked around its replay, as if all its layers were the first; its embedding is within that stretch.
     """
     decoder = real.decoders["target"]
     whole: dict[str, Callable[..., Any]]
     whole = {"forward": real.forward, "_layer": decoder._layer, "_embedded": decoder._embedded, "logits": decoder.logits}
 
-    def layer(index: int, *given: Any) -> Any:
+    def layer(index: int, *arguments: Any) -> Any:
         mark("layer", index, 0)
-        made = whole["_layer"](index, *given)
+        made = whole["_layer"](index, *arguments)
         mark("layer", index, 1)
         return made
 
     def part(name: str, method: str) -> Callable[..., Any]:
-        def inner(*given: Any) -> Any:
+        def inner(*arguments: Any) -> Any:
             mark(name, 0, 0)
-            made = whole[method](*given)
+            made = whole[method](*arguments)
             mark(name, 0, 1)
             return made
 

@@ -1,7 +1,7 @@
-"""Passes as the library's own code makes them, on caches of known length: what is timed.
+"""Passes of the library's own code on caches of known length: what `calibrate layers` times.
 
-Models have random weights, or they are those that decode. Random weights are right for times and wrong for everything else:
-nothing here says what a model would write.
+Models have random weights unless a decoder is given. Random weights give the right times; the tokens they would generate mean
+nothing.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     Tensor = torch.Tensor
 
 Mark = Callable[[str, int, int], None]
-"""Called with a part's name, its place, and 0 where it begins, 1 where it ends."""
+"""Callback with a part's name, its index, and 0 at its beginning or 1 at its end."""
 DTYPES = ("bfloat16", "float16", "float32")
 CHUNK = 512
-"""Positions that a cache is filled with at once."""
+"""Positions that are added to a cache in one pass."""
 
 
 class LibraryModel:
@@ -34,11 +34,11 @@ class LibraryModel:
     Parameters
     ----------
     architecture, device, dtype
-        What is built, on which device of torch, with what kind of weights.
+        The model to build, its torch device, and the type of its weights.
     source
-        Positions of the encoder that a decoder of an encoder-decoder attends to.
+        Encoder positions that the decoder of an encoder-decoder attends to.
     decoder
-        One that is there already, so that what is timed is what decodes; left out, one is built with random weights.
+        An existing decoder to time. Without one, a model with random weights is built.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class LibraryModel:
         checks.one_of("dtype", dtype, DTYPES)
         self.architecture, self.device, self.source = architecture, device, source
         self.unequal = False
-        """Whether sequences of a batch stand at unequal positions in passes over one token of each too (`InterpretedPass`)."""
+        """Whether sequences of a batch are at unequal positions in passes over one token of each too (`InterpretedPass`)."""
         self.dtype: torch.dtype = getattr(torch, dtype)
         if decoder is None:
             decoder = self._built()
@@ -58,7 +58,13 @@ class LibraryModel:
             raise RuntimeError(f"{architecture.name} has {self.decoder.layers} layers, {architecture.shape.layers} expected")
 
     def _built(self) -> Decoder:
-        """A decoder of random weights, where they fit the device."""
+        """Return a decoder with random weights.
+
+        Raises
+        ------
+        ParameterError
+            If the weights do not fit the free memory of the device.
+        """
         import torch
         from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -66,7 +72,7 @@ class LibraryModel:
         kind: Any = AutoModelForSeq2SeqLM if architecture.crossing else AutoModelForCausalLM
         build = {"dtype": self.dtype, "attn_implementation": "sdpa"}
         there = machine.free(device)
-        size = architecture.shape.parameters * self.dtype.itemsize  # before anything is built, also without memory
+        size = architecture.shape.parameters * self.dtype.itemsize  # estimated before anything is built
         if not there or size <= there:
             with torch.device("meta"):
                 empty = kind.from_config(architecture.config, **build)
@@ -79,24 +85,24 @@ class LibraryModel:
             return decoder_of(kind.from_config(architecture.config, **build).eval(), architecture.name)
 
     def read_source(self) -> None:
-        """Let the encoder read a text of `source` random tokens, unless it has read one; nothing of decoders alone."""
+        """Run the encoder on `source` random tokens, unless it has read a source; do nothing for decoder-only models."""
         decoder: Any = self.decoder
         if self.architecture.crossing and decoder.source is None:
             decoder.read_source(tuple(int(token) for token in self.tokens(1, self.source)[0].tolist()))
 
     def tokens(self, batch: int, width: int) -> Tensor:
-        """Random tokens of the whole vocabulary, shape (batch, width): an embedding is not read from a warm corner."""
+        """Return random tokens of the whole vocabulary, shape (batch, width): embeddings shall not all come from the cache."""
         import torch
 
         return torch.randint(0, self.architecture.shape.vocabulary, (batch, width), device=self.device)
 
     def hidden(self, tokens: Tensor, cache: Any, **more: Tensor) -> Tensor:
-        """The last hidden state after the final norm, shape (batch, width, hidden); `more` as the library's code takes it."""
+        """Return the last hidden state after the final norm, shape (batch, width, hidden); `more` goes to the library's code."""
         result: Tensor = self.decoder.body(input_ids=tokens, past_key_values=cache, use_cache=True, **more).last_hidden_state
         return result
 
     def encoded(self, batch: int) -> dict[str, Tensor]:
-        """What stands for the encoder's output, shape (batch, source, hidden); nothing for decoders alone."""
+        """Return a random encoder output, shape (batch, source, hidden); nothing for decoder-only models."""
         import torch
 
         if not self.architecture.crossing:
@@ -106,7 +112,7 @@ class LibraryModel:
 
     @property
     def parts(self) -> dict[tuple[str, int], Any]:
-        """The modules of which a pass is made, by name and place."""
+        """Modules of a pass, by name and index."""
         decoder = self.decoder
         parts = {("embedding", 0): decoder.embedding, ("norm", 0): decoder.norm, ("head", 0): decoder.head}
         parts |= {("layer", index): layer for index, layer in enumerate(decoder.modules)}
@@ -114,9 +120,9 @@ class LibraryModel:
 
     @contextlib.contextmanager
     def watched(self, mark: Mark) -> Iterator[None]:
-        """Mark the beginning and the end of each part of the passes meanwhile.
+        """Mark the beginning and the end of each part of the passes within the block.
 
-        The hooks are gone afterwards: a pass that nobody watches pays nothing for them.
+        The hooks are removed afterwards: unmarked passes pay nothing for them.
         """
         handles = []
 
@@ -134,27 +140,27 @@ class LibraryModel:
 
 
 class Repeatable(Protocol):
-    """One pass: `run` does it, `back` cuts the cache back to where it was."""
+    """One pass that can be run again: `run` does it, `back` restores the cache."""
 
     def run(self) -> None:
-        """The pass: body, and the projection of every position of it."""
+        """Run the pass: the body, and the projection of all its positions."""
 
     def back(self) -> None:
-        """Cut the cache back by the pass, and make sure that it was."""
+        """Remove the pass from the cache, and check the cache's length."""
 
     def run_watched(self, mark: Mark) -> None:
-        """The same, with the beginning and the end of each part marked."""
+        """Run the pass with the beginning and the end of each part marked."""
 
     @property
     def parts(self) -> Iterable[tuple[str, int]]:
-        """The parts that are marked, by name and place."""
+        """Parts that are marked, by name and index."""
 
     def check(self) -> None:
-        """Refuse to go on with a cache of another length than was asked for."""
+        """Raise `RuntimeError` if the cache has another length than requested."""
 
 
 class Pass:
-    """A pass as the library's code makes it: see `Repeatable`."""
+    """A pass of the library's code: see `Repeatable`."""
 
     def __init__(self, model: LibraryModel, width: int, context: int, batch: int) -> None:
         import torch
@@ -166,27 +172,27 @@ class Pass:
             for start in range(0, context, CHUNK):
                 model.hidden(model.tokens(batch, min(CHUNK, context - start)), self.cache, **self.encoded)
             self.tokens = model.tokens(batch, width)
-            self.more = self.encoded | self.told()
+            self.more = self.encoded | self.arguments()
         self.check()
 
     def new_cache(self) -> Any:
-        """An empty cache."""
+        """Return an empty cache."""
         raise NotImplementedError
 
-    def told(self) -> dict[str, Tensor]:
-        """What the model's code is told that it would find out by itself."""
+    def arguments(self) -> dict[str, Tensor]:
+        """Return arguments that the model's code would otherwise compute during the pass."""
         return {}
 
     def run(self) -> None:
-        """The pass: body, and the projection of every position of it."""
+        """Run the pass: the body, and the projection of all its positions."""
         raise NotImplementedError
 
     def back(self) -> None:
-        """Cut the cache back by the pass, and make sure that it was."""
+        """Remove the pass from the cache, and check the cache's length."""
         raise NotImplementedError
 
     def run_watched(self, mark: Mark) -> None:
-        """The same, with the beginning and the end of each part marked."""
+        """Run the pass with the beginning and the end of each part marked."""
         raise NotImplementedError
 
     @property
@@ -195,27 +201,27 @@ class Pass:
         return self.model.parts
 
     def length(self) -> int:
-        """Positions that every layer of the cache holds."""
+        """Return the number of positions in every layer of the cache."""
         lengths = {int(self.cache.get_seq_length(index)) for index in range(self.model.decoder.layers)}
         if len(lengths) != 1:
             raise RuntimeError(f"layers hold unequal lengths, {sorted(lengths)}")
         return lengths.pop()
 
     def check(self) -> None:
-        """Refuse to go on with a cache of another length than was asked for."""
+        """Raise `RuntimeError` if the cache has another length than requested."""
         if self.length() != self.context:
             raise RuntimeError(f"the cache should hold {self.context} positions, it holds {self.length()}")
 
     def logits(self) -> Tensor:
-        """The whole pass, as the model's own code does it."""
+        """Run the whole pass by the model's own code; return the logits of all its positions."""
         return self.model.decoder.head(self.model.hidden(self.tokens, self.cache, **self.more))  # type: ignore[no-any-return]
 
 
 class EagerPass(Pass):
-    """Kernels launched one by one, on a cache that grows by each pass and is cut back."""
+    """Kernels launched one by one, on a cache that grows with each pass and is cropped afterwards."""
 
     def new_cache(self) -> Any:
-        """A cache that grows; one of a sliding window keeps what cutting back needs."""
+        """Return a growing cache; with a sliding window it records the rows that cropping restores."""
         from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
         cache: Any = DynamicCache(config=self.model.decoder.body.config)
@@ -234,34 +240,34 @@ class EagerPass(Pass):
 
     def back(self) -> None:
         """See `Pass`."""
-        # The sign is the portable spelling: until 5.13 positive numbers were kept, since 5.23 they are refused.
+        # Negative: until 5.13 a positive number was the length to keep, since 5.23 it is refused.
         self.cache.crop(-self.width)
         self.check()
 
 
 class GraphPass(Pass):
-    """The pass as one graph, on a cache of exactly the positions that it needs: a longer one would take longer, masked or not.
+    """The pass as one CUDA graph, on a cache of exactly the positions that it needs: a longer cache takes longer, masked or not.
 
-    Hooks run while a graph is captured and not when it is replayed, so a watched pass is a graph of its own, captured with the
-    marks in it: they must be events that a graph records (`external`).
+    Hooks run while a graph is captured and not when it is replayed. A marked pass is therefore a separate graph, captured with the
+    marks in it; their events must be ones that a graph records (`external`).
     """
 
     plain: Any = None
     marked: Any = None
 
     def new_cache(self) -> Any:
-        """A cache of fixed size."""
+        """Return a cache of fixed size."""
         from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
         cache: Any = StaticCache(config=self.model.decoder.body.config, max_cache_len=self.context + self.width)
         for layer in cache.layers:
-            if layer.max_cache_len < self.context + self.width:  # its rows move on, and no length set back moves them back
-                window = f"cuda-graph goes up to the sliding window of {layer.max_cache_len} positions"
+            if layer.max_cache_len < self.context + self.width:  # a window's rows shift, which resetting the length cannot undo
+                window = f"cuda-graph supports at most the sliding window of {layer.max_cache_len} positions"
                 raise ParameterError(f"{window}, got {self.context} + {self.width}; take mode eager")
         return EncoderDecoderCache(cache, DynamicCache()) if self.model.architecture.crossing else cache
 
-    def told(self) -> dict[str, Tensor]:
-        """OPT counts its positions on the processor, in the middle of the pass; told them, it does not."""
+    def arguments(self) -> dict[str, Tensor]:
+        """Return positions and mask for OPT, which otherwise computes them on the CPU in the middle of the pass."""
         import torch
 
         if self.model.architecture.config.model_type != "opt":
@@ -277,13 +283,13 @@ class GraphPass(Pass):
         self.plain.replay()
 
     def run_watched(self, mark: Mark) -> None:
-        """Replay the pass with marks; they are made in the same places each time, whatever is handed over later."""
+        """Replay the pass with marks; later calls keep the `mark` of the first one."""
         if self.marked is None:
             self.marked = self.capture(self.model.watched(mark))
         self.marked.replay()
 
     def capture(self, watching: contextlib.AbstractContextManager[None]) -> Any:
-        """Record the pass as a graph, after it ran thrice on a stream of its own: capturing wants everything allocated."""
+        """Record the pass as a graph, after three runs on a separate stream: capturing needs all memory allocated."""
         import torch
 
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -296,11 +302,11 @@ class GraphPass(Pass):
         graph = torch.cuda.CUDAGraph()
         with watching, torch.cuda.graph(graph):
             self.logits()
-        self.back()  # capturing runs nothing, but it counts in Python
+        self.back()  # capturing runs no kernel, but Python's length counts advance
         return graph
 
     def back(self) -> None:
-        """Set the lengths back in place: the graph holds their addresses."""
+        """Reset the lengths in place: the graph holds their addresses."""
         layers = self.cache.self_attention_cache.layers if self.model.architecture.crossing else self.cache.layers
         for layer in layers:
             if layer.is_initialized:

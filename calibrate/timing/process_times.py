@@ -1,6 +1,6 @@
-"""Times of what happens between the passes of several processes, or of streams of one GPU, and of their passes meanwhile.
+"""Times between the passes of several processes, or of streams of one GPU, and of passes that run concurrently.
 
-Raw rows of runs over processes, and the rows of a profile's table that are made of them.
+Raw rows of runs over processes, and the rows of a profile's table that are derived from them.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ if TYPE_CHECKING:
     from calibrate.workers.worker_pool import Pool
 
 BETWEEN = ("dispatch", "wake", "promotion", "scheduling")
-"""What happens between passes of processes."""
+"""Work between the passes of processes."""
 LEADING = ("main_alone", "main_concurrent")
-"""Passes of the main one, while others wait and while they are at work."""
+"""Passes of the main process, while the others wait and while they run."""
 CALLED = "subprocess_step"
-"""Passes of the others."""
+"""Passes of the other processes."""
 TEXTS = 12
-"""Texts over processes that are timed in each round."""
+"""Decodings over processes that are timed in each round."""
 Apart = dict[int, dict[str, list[float]]]
-"""Of a text: by how many sub-processes, how long each of these took [s]."""
+"""Times of one decoding by number of sub-processes and part [s]."""
 
 
 def over_processes(pool: Pool, seed: int) -> Apart:
-    """What starting sub-processes on other units takes, until they have woken up, taking one over, and what the main process does
-    between a look and what follows it; its passes up to the exit layer, in which it is alone, and behind it, where others are at
-    work. Of a text of forced outcomes that no run is of.
+    """Time what several processes add to decoding, and the passes of the main process.
+
+    The former is to start sub-processes on other units, to wake them, to promote one, and to schedule in the main process after
+    each read. The latter are passes up to the exit layer, while the others wait, and after it, while they run. Measured on a
+    decoding with forced outcomes that belongs to no run.
     """
     from calibrate.workers.over_processes import Parallel
 
@@ -41,7 +43,7 @@ def over_processes(pool: Pool, seed: int) -> Apart:
 
 
 def over_streams(lanes: Lanes, seed: int) -> Apart:
-    """The same over streams of one GPU, by its own clock: launching passes is part of what is between a look and what follows."""
+    """Time the same over streams of one GPU, by the GPU's clock: launching passes is part of the scheduling time after a read."""
     from calibrate.untested_on_gpu.over_streams import Streams
 
     return _apart(lambda world: Streams(lanes, answers=world, record=True), lanes.decoder, lanes.units, seed)
@@ -58,7 +60,7 @@ def _apart(made: Callable[[Answers], Any], decoder: Decoder, units: int, seed: i
         world = forced_outcomes.world(parameters, PROCESS_TEXT, 2 * PROCESS_TEXT, {"match_rate": 0.6}, seed=seed)
         over = made(world)
         over.run(ppd.decode(parameters, tuple(range(PROCESS_TEXT)), 2 * PROCESS_TEXT), 2 * PROCESS_TEXT)
-        decoder.settle()  # a GPU's spans are there when it is done
+        decoder.settle()  # the spans of a GPU are complete when it is idle
         spans = over.spans
         for span in spans:
             if span.what in seconds or span.what == "link":
@@ -71,8 +73,8 @@ def _apart(made: Callable[[Answers], Any], decoder: Decoder, units: int, seed: i
                     seconds["main_alone"].append(span.seconds)
                 elif span.first and share > 0.9:
                     seconds["main_concurrent"].append(span.seconds)
-        looks = sum(span.what == "head" for span in spans)
-        seconds["scheduling"].append(max(over.seconds - sum(of_main(spans).values()), 0.0) / looks)
+        read_count = sum(span.what == "head" for span in spans)
+        seconds["scheduling"].append(max(over.seconds - sum(of_main(spans).values()), 0.0) / read_count)
         found[candidates] = seconds
     return found
 
@@ -82,8 +84,9 @@ def _exit_layer(layers: int) -> int:
 
 
 def apart(texts: Sequence[Apart], layers: int) -> dict[str, Any]:
-    """Texts over processes as a raw row without its place: means between quartiles [us], as they are added up, and some take much
-    longer than most.
+    """Return a raw row without its point, from decodings over processes: means between quartiles [us].
+
+    They are means because runs add them up, and some take much longer than most.
     """
     found: dict[str, dict[str, list[float]]] = {f"{part}_us": {} for part in (*BETWEEN, *LEADING, CALLED)}
     for candidates in texts[0]:
@@ -95,9 +98,9 @@ def apart(texts: Sequence[Apart], layers: int) -> dict[str, Any]:
 
 
 def process_rows(rows: list[dict[str, Any]], calls: Mapping[str, float], layers: int) -> list[dict[str, Any]]:
-    """Rows of a profile's table from raw rows of `apart`: medians over rounds.
+    """Return rows of a profile's table from raw rows of `apart`: medians over rounds.
 
-    `calls` is what passes alone and beside others take besides their layers [s]; of the rest a layer takes its share.
+    `calls` are the overheads of a pass besides its layers, alone and concurrent [s]; the remainder is divided by the layers.
     """
     table: list[dict[str, Any]] = []
     main_concurrent_us: dict[str, float] = {}
@@ -105,12 +108,12 @@ def process_rows(rows: list[dict[str, Any]], calls: Mapping[str, float], layers:
         for count in rows[0].get(f"{part}_us", ()) if rows else ():
             own = [row for row in rows if count in row[f"{part}_us"]]
             rounds = [row[f"{part}_us"][count] for row in own]
-            behind = layers - own[0]["exit_layer"]
+            later = layers - own[0]["exit_layer"]
             if part in LEADING:
-                run = own[0]["exit_layer"] if part == "main_alone" else behind
+                run = own[0]["exit_layer"] if part == "main_alone" else later
                 rounds = [[max(each - 1e6 * calls[part], 1e-3) / run for each in times] for times in rounds]
-            if part == CALLED:  # sub-processes run as many layers as the main process does meanwhile
-                rounds = [[max(each - behind * main_concurrent_us.get(count, 0.0), 1e-3) for each in times] for times in rounds]
+            if part == CALLED:  # sub-processes run as many layers as the main process at the same time
+                rounds = [[max(each - later * main_concurrent_us.get(count, 0.0), 1e-3) for each in times] for times in rounds]
             times = table_times(rounds, sum(row["repeats"] for row in own))
             if part == "main_concurrent":
                 main_concurrent_us[count] = 1e6 * times["time_s"]

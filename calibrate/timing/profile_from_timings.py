@@ -1,4 +1,4 @@
-"""From times of passes to a hardware profile: what `calibrate layers` does, from Python."""
+"""Hardware profiles from times of passes: the Python interface of `calibrate layers`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from calibrate.timing.busy_neighbours import Spec
 
 TOLERANCE = 0.1
-"""How much faster than the measured ceilings a pass may be before somebody is told [-]: they are measured, to a few percent."""
+"""Excess over the measured ceilings up to which no warning is given [-]: they are measured to a few percent."""
 CEILINGS = ("copy_bytes_per_s", "read_bytes_per_s", "flop_per_s")
 _APART = ("head_us", "embedding_us", "whole_us")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -37,14 +37,14 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True)
 class TimedProfiles:
-    """What came of timing a model: the profiles that were written, and what is missing from them."""
+    """Result of timing a model: the profiles that were written, and what is missing from them."""
 
     profiles: dict[str, Path]
     outcome: TimedGrid
     refused: dict[str, str]
-    """Modes whose profile beats the published peaks and was not written, with why."""
+    """Error by mode: profiles that beat the published peaks are not written."""
     ceilings: dict[str, float]
-    """The best rates that the device was measured to reach (`machine.Ceilings`)."""
+    """Best rates that the device was measured to reach (`machine.Ceilings`)."""
 
 
 def time_layers(
@@ -63,10 +63,10 @@ def time_layers(
     name: str | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> TimedProfiles:
-    """Time every layer of a model over a grid and write profiles, one for each mode, and the raw rows that they are derived from.
+    """Time every layer of a model over a grid; write one profile per mode, and the raw rows from which they are derived.
 
-    `model` is a preset, a `config.json` or OWNER/NAME of the hub; weights are random. `threads` are torch's, of each process.
-    `quick` measures the ceilings roughly.
+    `model` is a preset, a `config.json` or OWNER/NAME of the hub; weights are random. `threads` is the number of torch's threads
+    per process. `quick` measures the ceilings roughly.
     """
     machine.needed()
     checks.number("minutes", minutes, 0)
@@ -90,8 +90,8 @@ def time_layers(
 
 
 class Open(NamedTuple):
-    """A model that is being timed: the model, its raw rows, what companions build, what its profiles are called, and the device's
-    ceilings.
+    """A model that is being timed: the model, its raw rows, the arguments of its companions, the stem of its profiles' names, and
+    the device's ceilings.
     """
 
     built: library_pass.LibraryModel
@@ -105,7 +105,7 @@ def open_model(
     model: str, grid: TimingGrid, out: str | Path, *, device: str | None = None, dtype: str | None = None, source: int = 512,
     quick: bool = False, resume: bool = False, name: str | None = None, decoder: Decoder | None = None,
 ) -> Open:
-    """Begin to time a model, or go on with it; `decoder` is the one that passes are made by, where one is there already."""
+    """Begin or resume timing a model; `decoder` makes the passes, if there is one already."""
     machine.needed()
     checks.whole("source", source, 1, 1_000_000)
     import torch
@@ -125,7 +125,7 @@ def open_model(
     if cpu and "cuda-graph" in grid.modes:
         raise ParameterError("mode cuda-graph needs a GPU, and the device is cpu; take --mode eager")
     if not cpu and grid.busy != (0,):
-        raise ParameterError(f"busy must be 0 on {chosen}: it is about cores of one host; take --device cpu")
+        raise ParameterError(f"busy must be 0 on {chosen}: it counts processes on the cores of one host; take --device cpu")
     known = architecture(model)
     for width in grid.widths:
         for context in grid.contexts:
@@ -142,17 +142,17 @@ def open_model(
     header |= machine.facts(chosen) | {"shape": asdict(known.shape)}
     raw = Path(out) / f"{stem}.jsonl"
     raw.parent.mkdir(parents=True, exist_ok=True)
-    begun = RawTimings(raw, header, resume) if raw.exists() else None  # before anything takes time
+    begun = RawTimings(raw, header, resume) if raw.exists() else None  # fails before anything takes time
     ceilings = machine.Ceilings(chosen, dtype, quick)
     header |= ceilings.best
     built = library_pass.LibraryModel(known, chosen, dtype, source, decoder)
-    rows = RawTimings(raw, header, resume) if begun is None else begun  # a model that does not fit leaves no file behind
+    rows = RawTimings(raw, header, resume) if begun is None else begun  # written last: a model that does not fit leaves no file
     spec = Spec(model, chosen, dtype, source, torch.get_num_threads())
     return Open(built, rows, spec, stem, ceilings)
 
 
 def time_rest(begun: Open, turn: int, kinds: Sequence[str] = ("reads", "after")) -> None:
-    """Time what decoding does besides whole passes, as round `turn`, unless it has been timed."""
+    """Time the work of decoding besides whole passes, as round `turn`, unless it is timed already."""
     from calibrate.timing import read_times
 
     begun.built.read_source()
@@ -168,7 +168,7 @@ def time_rest(begun: Open, turn: int, kinds: Sequence[str] = ("reads", "after"))
 
 
 def write(begun: Open, modes: Sequence[str], out: str | Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """Write the profiles of what was timed, one for each mode, with why one was refused."""
+    """Write the profiles, one per mode; return their paths and the errors of refused ones, by mode."""
     written, refused = {}, {}
     rows = begun.rows
     rows.add({"kind": "ceilings"} | begun.ceilings.best)
@@ -181,15 +181,15 @@ def write(begun: Open, modes: Sequence[str], out: str | Path) -> tuple[dict[str,
                 profile = replace(profile, facts={**profile.facts, "warnings": warnings})
         except ParameterError as error:
             refused[mode] = str(error)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError) as error:  # of rows from a file
-            refused[mode] = f"its raw rows, in {rows.path.name}, cannot be put together ({error!r}); begin anew with another -o"
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError) as error:  # malformed rows of a file
+            refused[mode] = f"its raw rows in {rows.path.name} make no profile ({error!r}); start again with another -o"
         else:
             written[mode] = save(profile, out)
     return written, refused
 
 
 def stem_of(model: str, device: str, passes: str = "eager") -> str:
-    """What the profiles of a model on a device are called, but for their mode; `passes` is how decoding makes its passes."""
+    """Return the name of a model's profiles on a device, without their mode; `passes` is how decoding makes its passes."""
     from calibrate.loading.architectures import architecture
 
     known = None
@@ -202,43 +202,43 @@ def stem_of(model: str, device: str, passes: str = "eager") -> str:
 
 
 def called_name(stem: str, mode: str) -> str:
-    """The name of a mode's profile: all but the plain one say so."""
+    """Return the name of a mode's profile: every mode but eager adds a suffix."""
     return stem + {"eager": "", "cuda-graph": "-graph"}.get(mode, f"-{mode}")
 
 
 def check(profile: Profile) -> list[str]:
-    """Refuse a profile that beats the published peaks of its device; what of it beats measured ones, a line each."""
+    """Return a warning for each time that beats the measured ceilings; refuse a profile that beats the published peaks."""
     tolerance = TOLERANCE if profile.facts["peaks"] == "measured" else 0.0
     return [*physical_limits.check(profile, shape_of(profile), source=source_of(profile), tolerance=tolerance)]
 
 
 def ceilings_of(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The best rates of all tries that a raw file holds."""
+    """Return the best rates of all attempts in a raw file."""
     tries = [header, *(row for row in rows if row["kind"] == "ceilings")]
     return {name: max(each[name] for each in tries) for name in CEILINGS}
 
 
 def shape_of(profile: Profile) -> transformer.Shape:
-    """The shape of the model that a profile is of."""
+    """Return the shape of a profile's model."""
     return made_shape(profile.shape)
 
 
-def made_shape(said: Mapping[str, Any]) -> transformer.Shape:
-    """A shape from its fields as files hold them."""
-    return transformer.Shape(**{**said, "biases": tuple(said["biases"])})
+def made_shape(fields: Mapping[str, Any]) -> transformer.Shape:
+    """Return a shape from its fields as files hold them."""
+    return transformer.Shape(**{**fields, "biases": tuple(fields["biases"])})
 
 
 def source_of(profile: Profile) -> int:
-    """Positions of the encoder that its layers attended to; none of decoders alone."""
+    """Return the encoder positions that its layers attended to; 0 for decoder-only models."""
     return int(profile.facts["source"]) if shape_of(profile).encoder_layers else 0
 
 
 def profile_of(
     header: dict[str, Any], rows: Sequence[dict[str, Any]], mode: str, name: str, raw: Path, folder: str = ""
 ) -> Profile:
-    """The profile of a mode, from the machine and the raw rows of its points.
+    """Return the profile of a mode, from the machine and the raw rows of its points.
 
-    `folder` is where the repository keeps the raw file, for those that are bundled.
+    `folder` is the raw file's folder in the repository, for bundled profiles.
     """
 
     shape = made_shape(header["shape"])
@@ -270,20 +270,23 @@ def profile_of(
 
 
 def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows of a profile's table, and what is to be noted, from raw rows.
+    """Return the rows of a profile's table and its notes, from raw rows.
 
-    Of a point's rounds the one with the shortest whole pass counts: other work on the machine only ever adds. Passes of the
-    interpreter are held against runs that were timed beside them, of which medians count: there the median over rounds does. A
-    layer's time is the median over layers. The head's time is told by its positions, the embedding's by its tokens, and what a pass
-    takes besides its parts by its batch: the median over such points, between their quartiles. A layer of the interpreter takes its
-    share of what these leave of the whole pass: marks take time too, and parts told by fewer axes than passes must add up to them.
+    Of a point's rounds the one with the shortest whole pass is used: other work on the machine only ever adds time. Passes of the
+    interpreter use the median over rounds instead, because they are compared with medians of runs from the same measurement
+    session.
+
+    A layer's time is the median over layers. The head's time depends on its positions, the embedding's on its tokens, and the
+    overhead of a pass on its batch: each is the median over all such points, with quartiles. A layer of the interpreter gets its
+    share of the rest of the whole pass: marks take time too, and the parts, which depend on fewer axes than passes, must add up to
+    them.
     """
     table: list[dict[str, Any]] = []
     heads: dict[tuple[int, int], list[Any]] = {}
     embeddings: dict[tuple[int, int], list[Any]] = {}
     rest: dict[tuple[int, int], list[float]] = {}
     wholes: list[float] = []
-    looks: dict[tuple[int, int], list[float]] = {}
+    first_reads: dict[tuple[int, int], list[float]] = {}
     repeats: dict[tuple[int, int], int] = {}
     negative = interrupted = 0
     for (busy, batch, context, width), rounds in shares(rows, mode):
@@ -299,9 +302,9 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
         over = float(whole[1] - layers * layer[1] - head[1] - embedding[1])
         if "rest_us" in row:
             over = row["rest_us"][1] / 1e6
-            # Of the pass as it is: setting marks up takes as long as a look does.
-            look = float(whole[1] - layers * layer[1] - over - embedding[1] - head[1])
-            looks.setdefault((busy, batch), []).append(max(min(look, row["first_read_us"][1] / 1e6), 0.0))
+            # From the plain pass: setting a mark takes as long as a read.
+            first_read = float(whole[1] - layers * layer[1] - over - embedding[1] - head[1])
+            first_reads.setdefault((busy, batch), []).append(max(min(first_read, row["first_read_us"][1] / 1e6), 0.0))
         negative += over < 0
         rest.setdefault((busy, batch), []).append(max(over, 0.0))
         repeats[busy, batch] = repeats.get((busy, batch), 0) + count
@@ -309,8 +312,8 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
         for (busy, size), times in sorted(found.items()):
             middle = np.median([time for time, _ in times], axis=0)
             table.append({"part": part, "busy": busy, axis: size} | _times(middle, sum(count for _, count in times)))
-    for part, beside in (("step", rest), ("first_read", looks)):
-        for (busy, batch), values in sorted(beside.items()):
+    for part, by_batch in (("step", rest), ("first_read", first_reads)):
+        for (busy, batch), values in sorted(by_batch.items()):
             middle = np.percentile(values, (25, 50, 75))
             table.append({"part": part, "busy": busy, "batch": batch} | _times(middle, repeats[busy, batch]))
     notes = ["a layer's time is the median over layers of the medians of repeats, with their quartiles"]
@@ -318,22 +321,22 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
         _add_up(table, wholes, layers)
         calls = {busy: float(np.median(values)) for (busy, batch), values in rest.items() if batch == 1}
         table += _besides(rows, table, calls, layers)
-        notes = ["of the repeats of a round the mean counts, as runs add them up; of rounds the median, as of repeats of runs"]
+        notes = ["times are means over the repeats of a round, because runs add them up, and medians over rounds"]
     elif any(row.get("round") for row in rows):
-        notes.append("of several rounds the one with the shortest whole pass counts: other work on the machine only adds")
+        notes.append("each point is from the round with the shortest whole pass: other work on the machine only adds time")
     points = sum(map(len, rest.values()))
     if interrupted:
-        notes.append(f"at {interrupted} of {points} points too few repeats went uninterrupted: the shortest others count too")
+        notes.append(f"at {interrupted} of {points} points too few repeats were uninterrupted, so the shortest others count too")
     if negative:
-        notes.append(f"the whole pass took less than the sum of its parts at {negative} of {points} points: counted as no overhead")
+        notes.append(f"the whole pass took less than the sum of its parts at {negative} of {points} points: overhead set to 0")
     return table, notes
 
 
 def _besides(
     rows: Sequence[dict[str, Any]], table: Sequence[dict[str, Any]], calls: Mapping[int, float], layers: int
 ) -> list[dict[str, Any]]:
-    """Rows of the interpreter's profile of what decoding does besides whole passes. `calls` is what a pass takes besides its parts,
-    by busy [s].
+    """Return rows of the interpreter's profile for the work of decoding besides whole passes; `calls` is the overhead of a pass, by
+    number of busy processes [s].
     """
     from calibrate.timing import process_times, read_times
 
@@ -348,7 +351,7 @@ def _besides(
 
 
 def _add_up(table: list[dict[str, Any]], wholes: Sequence[float], layers: int) -> None:
-    """Give layers what their passes leave them: the first rows of the table, in the order of whole passes [s]."""
+    """Give the layers what the other parts leave of their passes; `wholes` [s] are in the order of the table's first rows."""
     times = {(row["part"], row["busy"], *[row[axis] for axis in AXES[row["part"]]]): row["time_s"] for row in table}
     for row, whole in zip(table, wholes, strict=False):
         busy, batch, tokens = row["busy"], row["batch"], row["width"] * row["batch"]
@@ -358,12 +361,12 @@ def _add_up(table: list[dict[str, Any]], wholes: Sequence[float], layers: int) -
 
 
 def quietest(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The round of a point that other work on the machine disturbed least: that of the shortest whole pass."""
+    """Return the round of a point that other work disturbed least: that with the shortest whole pass."""
     return min(rounds, key=lambda row: float(row["whole_us"][1]))
 
 
 def median_of(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The rounds of a point as one: of each of its times the median over them, of what was counted the sum."""
+    """Return the rounds of a point as one row: the median of each time, the sum of each count."""
     times = {name: np.median([row[name] for row in rounds], axis=0).tolist() for name in rounds[0] if name.endswith("_us")}
     return rounds[0] | times | {name: sum(row.get(name, 0) for row in rounds) for name in ("repeats", "taken_anyway")}
 
@@ -374,7 +377,7 @@ def _times(times: Any, count: int) -> dict[str, Any]:
 
 
 def errors_of(profile: Profile) -> dict[str, float]:
-    """Relative error between the points of each part, by leaving one out; parts of fewer than three points have none."""
+    """Return the relative leave-one-out error of interpolation, by part; parts of fewer than three points have none."""
     found = {}
     for part, axes in (("layer", ("width", "context", "batch")), ("head", ("positions",))):
         rows = profile.rows(part)

@@ -1,6 +1,6 @@
-"""Times of what a process does besides whole passes: reads of every kind, keys and values alone, hypotheses, pauses, forks.
+"""Times of decoding besides whole passes: reads of every kind, key and value rows alone, hypotheses, pauses, forks.
 
-Raw rows of `calibrate layers --mode interpreter`, and the rows of a profile's table that are made of them.
+Raw rows of `calibrate layers --mode interpreter`, and the rows of a profile's table that are derived from them.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ if TYPE_CHECKING:
     from calibrate.decoders.transformers_adapter import Decoder
 
 REPEATS = 12
-"""Of each read, in a round."""
+"""Repeats of each read in a round."""
 WARM_UPS = 3
-"""Turns before those that are timed."""
+"""Untimed repeats before those."""
 CONTEXT = 64
-"""Positions before passes that are timed here."""
+"""Positions before the timed passes."""
 ROOM = CONTEXT + 16
-"""Positions that such passes come to, at most."""
+"""Largest number of positions of such a pass."""
 HYPOTHESES = (1, 2, 4, 8, 16)
-"""Of passes over several of them, and of reads that ask what follows them."""
+"""Numbers of hypotheses in a pass, and in the read of the tokens that follow them."""
 FILLED = (1, 2, 4, 8)
-"""Tokens of which keys and values alone are made."""
+"""Numbers of tokens whose key and value rows alone are computed."""
 FORKED = (1, 3)
-"""Sub-processes that are started at once."""
+"""Numbers of sub-processes that start together."""
 
 
 def reads(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> dict[str, Any]:
-    """Times of every kind of read, of keys and values alone, of layers one by one and of sub-processes within one process: means
-    between quartiles [us]; a raw row without its place.
+    """Time every kind of read, key and value rows alone, layers one by one, and sub-processes within one process.
+
+    Returns a raw row without its point: means between quartiles [us].
     """
     import torch
 
@@ -54,19 +55,19 @@ def reads(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> d
         for kind in READS:
             if kind == "beams":
                 continue
-            times, looks = [], 3 if kind == "next" else 1
+            times, read_count = [], 3 if kind == "next" else 1
             for turn in range(repeats + WARM_UPS):
-                # Never looked at before but for the head, which is the pass's own.
+                # New outputs, of which only the head is computed: it belongs to the pass.
                 first, second = (_projected(real.forward(held, step)) for _ in range(2))
                 token = 7 if kind in ("probability", "distance") else None
                 asked = Read(kind, first, -1, 3 if kind == "top" else 1, token, second if kind == "residual" else None)  # type: ignore[arg-type]
                 if kind == "next":
-                    real.read(asked)  # the first look at a pass is in its step, and further ones come right behind each other
+                    real.read(asked)  # the first read of a pass is in `first_read`; further ones follow each other directly
                 begun = _now(decoder)
-                for _ in range(looks):
+                for _ in range(read_count):
                     real.read(asked)
                 if turn >= WARM_UPS:
-                    times.append((_now(decoder) - begun) / looks)
+                    times.append((_now(decoder) - begun) / read_count)
             found[kind] = means(times)
         for count in FILLED:
             times = []
@@ -77,7 +78,7 @@ def reads(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> d
                 real.forward(held, only._replace(state=whole))
                 times.append((_now(decoder) - begun) / max(decoder.layers - 1, 1))
             rows[str(count)] = means(times[WARM_UPS:])
-        several = not isinstance(decoder, Graphs)  # whose runs follow no hypotheses and have no sub-processes
+        several = not isinstance(decoder, Graphs)  # graphs support neither hypotheses nor sub-processes
         trees, beams = _trees(real, held, tokens, repeats) if several else ({}, {})
         again, early = _one_by_one(decoder, tokens, repeats)
         forks = _forks(decoder, repeats) if several else {}
@@ -89,24 +90,22 @@ def reads(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> d
 
 
 def _now(decoder: Decoder) -> float:
-    """The time once the device has done all that it was given: on a GPU passes are only launched, and whoever looks first would
-    wait for all of them [s]."""
+    """Return the time when the device is idle [s]: a GPU's passes are only launched, and the first read would wait for all."""
     decoder.settle()
     return time.perf_counter()
 
 
 def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[list[float], dict[str, list[float]]]:
-    """What a call takes that goes on from one at the same place, and heads and reads between such calls: means between quartiles
-    [us].
+    """Time a call that resumes another at the same position, and heads and reads between such calls: means between quartiles [us].
 
-    Timed as early exit makes them, layer by layer with a read behind each: the head has just been used there.
+    Timed as early exit makes them, layer by layer with a read after each, so that the head's weights have just been used.
     """
     calls: list[float] = []
-    looks: dict[str, list[float]] = {name: [] for name in ("early_head", *EARLY.values())}
+    read_times: dict[str, list[float]] = {name: [] for name in ("early_head", *EARLY.values())}
     marks: list[tuple[str, int, float]] = []
     at, layers = len(text), decoder.layers
     half = layers // 2 if isinstance(decoder, Graphs) else 0
-    """Nobody sees into a graph: its layers take what a replay of all of them takes longer than one of half of them."""
+    """A graph cannot be marked inside: its layers' time is the difference between replays of all layers and of half of them."""
 
     def mark(name: str, _: int, edge: int) -> None:
         marks.append((name, edge, _now(decoder)))
@@ -114,7 +113,7 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
     def steps() -> Steps:
         yield Forward("target", text, 0, LayerSpan(0, layers))
         for turn in range(repeats + WARM_UPS):
-            own: dict[str, list[float]] = {each: [] for each in ("call", *looks)}
+            seconds: dict[str, list[float]] = {name: [] for name in ("call", *read_times)}
             for kind, name in EARLY.items():
                 out: Any = None
                 for layer in range(layers):
@@ -123,12 +122,12 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
                     made = _now(decoder)
                     if kind == "confidence":
                         _projected(out)
-                        own["early_head"].append(_now(decoder) - made)
+                        seconds["early_head"].append(_now(decoder) - made)
                     seen = time.perf_counter()
                     yield Read(kind, out, -1)  # type: ignore[arg-type]
-                    own[name].append(time.perf_counter() - seen)
+                    seconds[name].append(time.perf_counter() - seen)
                     if layer:
-                        own["call"].append(made - begun)
+                        seconds["call"].append(made - begun)
                 yield Read("next", out, -1)
                 yield Commit("token", (0,))
             took = []
@@ -140,26 +139,25 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
             yield Read("next", out, -1)
             if turn >= WARM_UPS:
                 whole = (took[1] - took[0]) / (layers - half) if half else took[0] / layers
-                calls.append(float(np.mean(own.pop("call"))) - whole)
-                for each, times in own.items():
-                    looks[each].append(float(np.mean(times)))
+                calls.append(float(np.mean(seconds.pop("call"))) - whole)
+                for read, times in seconds.items():
+                    read_times[read].append(float(np.mean(times)))
         yield Commit("last", (0,))
 
     real = Real({"target": decoder})
     real.run(steps(), 2 * len(EARLY) * (repeats + WARM_UPS))
-    return means(calls), {name: means(times) for name, times in looks.items()}
+    return means(calls), {name: means(times) for name, times in read_times.items()}
 
 
 def _between(marks: Sequence[tuple[str, int, float]], part: str) -> float:
-    """How long a part took that may have come several times [s]."""
+    """Return the total time of a part that may occur several times [s]."""
     return sum(when if edge else -when for name, edge, when in marks if name == part)
 
 
 def _forks(decoder: Decoder, repeats: int) -> dict[str, list[float]]:
-    """What starting sub-processes within one process takes, their ends and their turns included, by how many: means between
-    quartiles [us].
+    """Time the start of sub-processes within one process, with their ends and turns, by their number: means between quartiles [us].
 
-    All of a forced decoding but its passes and reads, and but for what plain decoding has besides those, which is in each look.
+    Measured as a forced decoding without its passes and reads, minus the same of plain decoding, which every read includes.
     """
     from calibrate.interpreters.in_one_process import RunTimes
     from model.logs import forced_outcomes
@@ -167,7 +165,7 @@ def _forks(decoder: Decoder, repeats: int) -> dict[str, list[float]]:
     from model.methods.ppd import algorithm as ppd
 
     def rest(parameters: Any, algorithm: Any, rates: Mapping[str, float], turn: int) -> float:
-        """What is neither pass nor read, of a token [s]."""
+        """Return the time per token that is neither pass nor read [s]."""
         times = RunTimes()
         world = forced_outcomes.world(parameters, PROCESS_TEXT, PROCESS_TEXT, rates, seed=turn)
         begun = time.perf_counter()
@@ -192,14 +190,14 @@ def _forks(decoder: Decoder, repeats: int) -> dict[str, list[float]]:
 def _trees(
     real: Real, held: ProcessState, tokens: tuple[int, ...], repeats: int
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """What a pass over several hypotheses takes beyond one over as many tokens, by hypotheses and context, and a read of them."""
+    """Time a pass over several hypotheses minus one over as many tokens, by hypotheses and context, and a read of them."""
     decoder = real.decoders["target"]
     layers, length = decoder.layers, len(tokens)
     trees: dict[str, list[float]] = {}
     beams: dict[str, list[float]] = {}
-    contexts = [length, length // 3]  # the longer first: what is cut away is gone
+    contexts = [length, length // 3]  # longest first: rolled back rows are gone
     if decoder.longest is None or 3 * length + max(HYPOTHESES) <= decoder.longest:
-        contexts.insert(0, 3 * length)  # hypotheses that were not kept lie among the rows too: there are more than positions
+        contexts.insert(0, 3 * length)  # dropped hypotheses keep their rows: there are more rows than positions
         real.forward(held, Forward("target", tokens * 2, length, LayerSpan(0, layers)))
     for context in contexts:
         for count in HYPOTHESES:
@@ -209,7 +207,7 @@ def _trees(
             other, more, asked = held.copy(), [], []
             for turn in range(repeats + WARM_UPS):
                 seconds = []
-                at = context - turn % 2  # where the last pass of a text was not: what is known of that place is known
+                at = context - turn % 2  # not the position of the previous pass, which would be known already
                 for cache, step in ((held, plain), (other, tree)):
                     begun = _now(decoder)
                     out = real.forward(cache, step._replace(at=at))
@@ -230,18 +228,19 @@ def _projected(output: PassOutput) -> PassOutput:
 
 
 GAPS = (0, 500, 1000, 2000, 4000, 8000)
-"""Microseconds between two passes: others share the caches, and what has not been used for a while is no longer there."""
+"""Pauses between two passes [us]: other processes share the caches, which lose what is not used for a while."""
 WIDE, WIDE_GAPS = (4, 9), (0, 1000, 4000)
-"""Tokens of passes that are timed behind pauses too, and these: more work waits less for weights."""
+"""Tokens of wider passes that are timed after pauses too, and these pauses [us]: more work waits less for weights."""
 SHORT = (1, 2, 4, 6, 9)
-"""Layers of passes that run these alone, again and again: their weights are used sooner than others' would let them."""
+"""Numbers of layers of passes that run only the first layers: their weights are used again sooner."""
 SETTLED = 10
-"""Passes before those that are timed: so often that it is the same each time; one gap alone cools less."""
+"""Untimed passes before the timed ones, enough for a steady state: a single pause cools the caches less."""
 
 
 def after(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> dict[str, Any]:
-    """Times of a pass so long after the last one, over one token and over several, and of a layer of passes over few: means
-    between quartiles [us]; a raw row without its place.
+    """Time passes over one and several tokens after pauses of each length, and a layer of passes over few layers.
+
+    Returns a raw row without its point: means between quartiles [us].
     """
     import torch
 
@@ -251,14 +250,14 @@ def after(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> d
         real.forward(held, Forward("target", tuple(range(2, 2 + context)), 0, LayerSpan(0, decoder.layers)))
         one = {str(gap): _after(real, held, context, 1, gap, repeats) for gap in GAPS}
         wide = {f"{width} {gap}": _after(real, held, context, width, gap, repeats // 2) for width in WIDE for gap in WIDE_GAPS}
-        few = () if isinstance(decoder, Graphs) else SHORT  # what a graph takes besides its layers would seem to be theirs
+        few = () if isinstance(decoder, Graphs) else SHORT  # the overhead of a graph would be attributed to its few layers
         layers = [*[each for each in few if each < decoder.layers], decoder.layers]
         short = {str(each): _of_few(real, held, context, each, repeats) for each in layers}
     return {"after_gap_us": one, "wide_us": wide, "short_us": short, "repeats": repeats}
 
 
 def _after(real: Real, held: ProcessState, context: int, width: int, gap: int, repeats: int) -> list[float]:
-    """A pass, so many microseconds after the last."""
+    """Time a pass `gap` microseconds after the previous one."""
     decoder = real.decoders["target"]
     step = Forward("target", tuple(range(5, 5 + width)), context, LayerSpan(0, decoder.layers), heads=1)
     times = []
@@ -275,7 +274,7 @@ def _after(real: Real, held: ProcessState, context: int, width: int, gap: int, r
 
 
 def _of_few(real: Real, held: ProcessState, context: int, layers: int, repeats: int) -> list[float]:
-    """A layer of passes that run the first few alone."""
+    """Time a layer of passes that run only the first `layers` layers."""
     at: dict[tuple[str, int, int], float] = {}
     decoder = real.decoders["target"]
 
@@ -287,15 +286,16 @@ def _of_few(real: Real, held: ProcessState, context: int, layers: int, repeats: 
         for turn in range(repeats + SETTLED):
             real.forward(held, Forward("target", (5,), context + turn % 2, LayerSpan(0, layers)))
             if turn >= SETTLED:
-                marked = [index for name, index, edge in at if name == "layer" and edge]  # of a graph there is one stretch
+                marked = [index for name, index, edge in at if name == "layer" and edge]  # a graph has one stretch
                 times.append(sum(at["layer", index, 1] - at["layer", index, 0] for index in marked) / layers)
     return means(times)
 
 
 def after_rows(rows: list[dict[str, Any]], layers: int) -> list[dict[str, Any]]:
-    """Rows of a profile's table from raw rows of `after`: medians over rounds.
+    """Return rows of a profile's table from raw rows of `after`: medians over rounds.
 
-    A layer of a pass over few is run again sooner by what the others would take; a pass of such layers takes as much less.
+    In a pass over few layers each layer runs again sooner, by the time of the missing layers. It gives the row of a whole pass with
+    a negative gap, whose layers all take as long.
     """
     if not rows:
         return []
@@ -318,9 +318,10 @@ def after_rows(rows: list[dict[str, Any]], layers: int) -> list[dict[str, Any]]:
 
 
 def part_rows(rows: list[dict[str, Any]], steps: dict[int, float], layers: int) -> list[dict[str, Any]]:
-    """Rows of a profile's table from raw rows of `reads`: medians over rounds.
+    """Return rows of a profile's table from raw rows of `reads`: medians over rounds.
 
-    Keys and values were timed as passes: what a call takes (`steps`, by busy [s]) is taken off, shared among the layers.
+    Key and value rows were timed as passes: the overhead of a call (`steps` [s], by number of busy processes) is subtracted, shared
+    among the layers.
     """
     table: list[dict[str, Any]] = []
     for busy in sorted({row["busy"] for row in rows}):
@@ -330,7 +331,7 @@ def part_rows(rows: list[dict[str, Any]], steps: dict[int, float], layers: int) 
             table.append(
                 {"part": kind, "busy": busy, "positions": 1} | table_times([row["reads_us"][kind] for row in own], repeats)
             )
-        again = [[max(each, 0.0) for each in row["resumed_step_us"]] for row in own]  # what noise makes negative is nothing
+        again = [[max(each, 0.0) for each in row["resumed_step_us"]] for row in own]  # noise can make the difference negative
         table.append({"part": "resumed_step", "busy": busy, "batch": 1} | table_times(again, repeats))
         for count in own[0].get("fork_us", ()):
             rounds = [row["fork_us"][count] for row in own]

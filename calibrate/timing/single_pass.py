@@ -1,7 +1,7 @@
-"""Timing one pass of a real model: every layer, the head, the embedding and the whole.
+"""Time one pass of a real model: every layer, the head, the embedding and the whole.
 
-Each repeat is a pair: the pass as it is, which gives the whole, and the same pass with its parts marked. Marks cost time between
-the parts and not in them, so the whole is never taken from a marked pass. What a pass takes besides its parts is what remains.
+Each repeat is a pair: the plain pass gives the time of the whole, and the same pass with marks gives the times of its parts. Marks
+cost time between the parts, so the whole is never taken from a marked pass. The overhead is the whole minus its parts.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from calibrate.timing.library_pass import LibraryModel, Repeatable
 
 MODES = ("eager", "cuda-graph", "interpreter")
-"""Kernels launched one by one by the library's own code, or as one graph, or as decoding makes passes."""
+"""Kernels launched one by one by the library's code, or as one CUDA graph, or as decoding with this project's interpreter does."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One pass to be timed: `width` tokens of `batch` texts behind `context`, with `busy` other processes at the same work."""
+    """One pass to time: `width` tokens of each of `batch` sequences after `context` positions, with `busy` other busy processes."""
 
     mode: str
     width: int
@@ -38,23 +38,23 @@ class Point:
     round: int = 0
 
     def __str__(self) -> str:
-        """As messages name it."""
+        """Return the name that messages use."""
         among = f" busy {self.busy}" if self.busy else ""
         return f"{self.mode} width {self.width} context {self.context} batch {self.batch}{among}"
 
 
 @dataclass(frozen=True)
 class Effort:
-    """When a point has been timed well enough.
+    """Stopping rule of a measurement.
 
     Parameters
     ----------
     target
-        Of (upper - lower quartile) / median / sqrt(repeats) of the whole pass: about the relative error of its median [-].
+        Bound on (upper - lower quartile) / median / sqrt(repeats) of the whole pass: about the relative error of its median [-].
     least, most
-        Repeats at least and at most.
+        Minimum and maximum number of repeats.
     warmups
-        Passes before that, which nobody times.
+        Untimed passes before the repeats.
     """
 
     target: float = 0.005
@@ -70,24 +70,24 @@ class Effort:
 
 
 def quartiles(seconds: Sequence[float]) -> list[float]:
-    """Lower quartile, median and upper quartile [us], as raw rows hold them."""
+    """Return the lower quartile, median and upper quartile [us], as raw rows hold them."""
     return [round(float(each) * 1e6, 3) for each in np.percentile(seconds, (25, 50, 75))]
 
 
 def means(seconds: Sequence[float]) -> list[float]:
-    """Lower quartile, mean and upper quartile [us]: of what is added up again."""
+    """Return the lower quartile, mean and upper quartile [us], for times that are added up."""
     low, _, high = quartiles(seconds)
     return [low, round(1e6 * float(np.mean(seconds)), 3), high]
 
 
 def table_times(rounds: list[list[float]], repeats: int) -> dict[str, Any]:
-    """Times of a row of a profile's table [s]: medians over rounds of their lower quartiles, means and upper quartiles [us]."""
+    """Return the time columns of a profile's table [s]: medians over rounds of lower quartile, middle and upper quartile [us]."""
     low, middle, high = (float(each) / 1e6 for each in np.median(rounds, axis=0))
     return {"time_s": middle, "low_s": min(low, middle), "high_s": max(high, middle), "repeats": repeats}
 
 
 def spread(seconds: Sequence[float]) -> float:
-    """About the relative error of the median: interquartile range / median / sqrt(n).
+    """Return about the relative error of the median: interquartile range / median / sqrt(n).
 
     >>> spread([1.0, 1.0, 1.1, 1.1])
     0.0476...
@@ -97,7 +97,7 @@ def spread(seconds: Sequence[float]) -> float:
 
 
 def prepared(model: LibraryModel, width: int, context: int, batch: int, mode: str = "eager") -> Repeatable:
-    """A pass of `width` tokens of `batch` texts behind `context` cached positions, ready to be run again and again."""
+    """Return a repeatable pass over `width` tokens of each of `batch` sequences after `context` cached positions."""
     from calibrate.timing import library_pass
 
     model.architecture.longest(width, context)
@@ -109,13 +109,13 @@ def prepared(model: LibraryModel, width: int, context: int, batch: int, mode: st
 
 
 def measure(model: LibraryModel, point: Point, effort: Effort, until: float) -> dict[str, Any]:
-    """Time one point until its spread is small enough, or until that moment of `time.monotonic`; a raw row.
+    """Time one point until its spread is small enough, or until `until` [s of `time.monotonic`]; return its raw row.
 
-    Repeats that were interrupted are left out as long as enough others come in time; the row counts those (`disturbed`), and those
-    that had to be taken anyway.
+    Interrupted repeats are left out if there are enough others. The row counts them (`disturbed`), and those that were used because
+    there were too few others (`taken_anyway`).
 
-    Passes of the interpreter are held against runs that make many of them, in which every one counts: of those there are means
-    between the quartiles, of others medians.
+    Times are medians and quartiles. Passes of the interpreter get means instead: they are compared with runs of many passes, whose
+    times add up.
     """
     import torch
 
@@ -149,7 +149,7 @@ def measure(model: LibraryModel, point: Point, effort: Effort, until: float) -> 
             if late and len(clean) + len(disturbed) >= effort.least:
                 break
         work.check()
-    anyway = max(effort.least - len(clean), 0)  # then the shortest of the others: what was least disturbed
+    anyway = max(effort.least - len(clean), 0)  # too few clean repeats: add the shortest of the others
     clean += sorted(disturbed, key=lambda each: each.whole)[:anyway]
     wholes, about = [each.whole for each in clean], means if point.mode == "interpreter" else quartiles
     parts = {key: [each.parts[key] for each in clean] for key in work.parts}
@@ -168,10 +168,10 @@ def measure(model: LibraryModel, point: Point, effort: Effort, until: float) -> 
 def _called(
     clean: Sequence[_Repeat], parts: dict[tuple[str, int], list[float]], about: Callable[[Sequence[float]], list[float]], depth: int
 ) -> dict[str, list[float]]:
-    """Of passes that mark their call: all layers together, what else it takes, and the look at it, its head apart.
+    """Return times of a pass that marks its call: all layers together, the rest of the call, and the first read without its head.
 
-    Each is a difference within a repeat, so what disturbed the repeat is in none of them twice. Into graphs nobody sees: their
-    layers take what a replay of all `depth` of them takes longer than one of fewer (`short`), in proportion.
+    Each is a difference within one repeat, so a disturbance counts once. Inside a CUDA graph nothing can be marked: there the time
+    of all `depth` layers is extrapolated from the difference to a replay of fewer of them (`short`).
     """
     layers = np.sum([times for (name, _), times in parts.items() if name == "layer"], axis=0)
     call = np.asarray(parts["call", 0])
@@ -185,7 +185,7 @@ def _called(
 
 
 class _Repeat(NamedTuple):
-    """Times of a pass as it is, of the same pass with marks, and of its parts [s]."""
+    """Times of a plain pass, of the same pass with marks, and of its parts [s]."""
 
     whole: float
     marked: float
@@ -193,7 +193,7 @@ class _Repeat(NamedTuple):
 
 
 def _load() -> float | None:
-    """How many processes wanted to run in the last minute, this one and its companions too; None where nobody counts."""
+    """Return the load average of the last minute, this process and its companions included; None where the system has none."""
     try:
         return round(os.getloadavg()[0], 2)
     except (AttributeError, OSError):
@@ -201,7 +201,7 @@ def _load() -> float | None:
 
 
 class _undisturbed:  # noqa: N801, a context manager
-    """Keep the garbage collector from running in the middle of a pass."""
+    """Disable the garbage collector during a measurement."""
 
     def __enter__(self) -> None:
         gc.collect()

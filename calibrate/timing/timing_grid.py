@@ -1,4 +1,4 @@
-"""Timing passes over a grid of widths, contexts and batches: what is timed, beside how many busy processes; the raw rows."""
+"""Time passes over a grid of widths, contexts, batches and numbers of busy processes, and keep the raw rows."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ MOST_POINTS = 100_000
 
 @dataclass(frozen=True)
 class TimingGrid:
-    """All passes that are to be timed, each in so many rounds: a round goes over the whole grid, so that a disturbance of some
-    seconds spoils one round of a point and not the point.
+    """All passes to time, in several rounds. A round covers the whole grid, so a disturbance of some seconds spoils one round of
+    a point and not all its rounds.
+
+    `widths` are tokens per sequence, `contexts` cached positions, `batches` sequences, `busy` other busy processes.
     """
 
     widths: tuple[int, ...]
@@ -37,10 +39,10 @@ class TimingGrid:
     def __post_init__(self) -> None:
         for name, least in (("widths", 1), ("contexts", 0), ("batches", 1), ("busy", 0)):
             values = getattr(self, name)
-            if not isinstance(values, tuple | list):  # what a plan's file holds may be anything
+            if not isinstance(values, tuple | list):  # a plan's file may hold any value
                 raise ParameterError(f"{name} must be a list of whole numbers, got {checks.shown(values)}")
             if not values:
-                raise ParameterError(f"{name} must be at least one number, got none")
+                raise ParameterError(f"{name} must have at least one number, got none")
             for value in values:
                 checks.whole(name, value, least, 1_000_000)
             if len(set(values)) != len(values):
@@ -54,7 +56,7 @@ class TimingGrid:
             raise ParameterError(f"the grid must have at most {MOST_POINTS} points, got {len(self.points())}")
 
     def points(self) -> list[Point]:
-        """In the order in which they are timed."""
+        """Return the points in the order in which they are timed."""
         return [
             Point(mode, width, context, batch, busy, turn)
             for turn in range(self.rounds)
@@ -70,7 +72,7 @@ class TimingGrid:
 
 
 class RawTimings:
-    """The raw file: JSON lines, the machine first, then each point as soon as it was timed."""
+    """The raw file: JSON lines, the machine first, then each point as soon as it is timed."""
 
     def __init__(self, path: Path, header: dict[str, Any], resume: bool) -> None:
         self.path = path
@@ -78,24 +80,24 @@ class RawTimings:
         self.header = header
         if path.exists():
             if not resume:
-                raise ParameterError(f"{path} is there already; --resume goes on with it, another -o or --name begins anew")
+                raise ParameterError(f"{path} is there already; --resume continues it, another -o or --name starts a new file")
             self.header, self.rows = read(path)
             for key in ("model", "device", "dtype", "source", "name", "threads", "torch", "transformers", "passes"):
                 if self.header.get(key) != header.get(key):
                     was, now = self.header.get(key), header.get(key)
-                    raise ParameterError(f"{path} was timed with {key} {was}, and this is {now}; begin anew with another -o")
-            # Whatever was cut off in the middle of a line goes.
+                    raise ParameterError(f"{path} was timed with {key} {was}, and this is {now}; start again with another -o")
+            # Rewriting the file drops a last line that was cut off.
             lines = [strict_json.dumps(row) for row in (self.header, *self.rows)]
             path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         else:
             path.write_text(strict_json.dumps(header) + "\n", encoding="utf-8")
 
     def done(self) -> set[Point]:
-        """Points that need not be timed again."""
+        """Return the points that are timed already."""
         return {Point(**{name: row[name] for name in Point.__dataclass_fields__}) for row in self.rows if row["kind"] == "point"}
 
     def add(self, row: dict[str, Any]) -> None:
-        """Append a row, so that it is there whatever happens next."""
+        """Append a row and flush it, so that it survives a crash."""
         self.rows.append(row)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(strict_json.dumps(row) + "\n")
@@ -107,7 +109,7 @@ class _RawRow(TypedDict):
 
 
 class _PointRow(TypedDict):
-    """What a row of a point says of it, and its times: low, middle and high [us]."""
+    """Required fields of a point's row. Times are the lower quartile, the middle and the upper quartile [us]."""
 
     mode: str
     width: int
@@ -127,7 +129,7 @@ _KINDS: dict[str, Any] = {"point": _PointRow}
 
 
 def read(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The machine and the rows of a raw file; a last line that was cut off is left out."""
+    """Return the machine and the rows of a raw file, without a last line that was cut off."""
     path = Path(path)
     try:
         lines = bounded_files.read_text(path).splitlines()
@@ -146,16 +148,16 @@ def read(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             raise ParameterError(f"{path.name}, line {number}: {why}") from None
         rows.append(row)
     if not rows or rows[0]["kind"] != "machine":
-        raise ParameterError(f"{path.name}: its first line must say the machine; it is no file of `calibrate layers`")
+        raise ParameterError(f"{path.name}: its first line must describe the machine; it is no file of `calibrate layers`")
     return rows[0], rows[1:]
 
 
-# --- going over the grid ---
+# --- timing the grid ---
 
 
 @dataclass(frozen=True)
 class TimedGrid:
-    """What came of a grid: rows, and the points that have none, with why."""
+    """Result of timing a grid: the rows, and the points without a row, each with its error."""
 
     header: dict[str, Any]
     rows: list[dict[str, Any]]
@@ -174,34 +176,32 @@ def go_over(
     progress: Callable[[int, int, str], None] | None = None,
     between: Callable[[], None] | None = None,
 ) -> TimedGrid:
-    """Time what has not been timed yet, sharing the minutes out; whatever fails is kept account of and the rest goes on.
+    """Time the points that are not timed yet. Each gets an equal share of the remaining `minutes`; failed points are recorded.
 
-    `between` is called after each point that was timed.
-
-    A device that is lost ends it: every later point would fail with it, one by one.
+    `between` is called after each timed point. Once the device is lost, the remaining points are not tried: all would fail.
     """
     done = rows.done()
     todo = [point for point in grid.points() if point not in done]
     failed: list[tuple[Point, str]] = []
     end = time.monotonic() + 60 * minutes
     lost = ""
-    with _Crowd(spec) as crowd:
+    with _Neighbours(spec) as neighbours:
         for number, point in enumerate(todo):
             if progress is not None:
                 progress(number, len(todo), str(point))
             now = time.monotonic()
             if lost or now >= end:
-                failed.append((point, lost or "the minutes were spent before it; --resume with more of them"))
+                failed.append((point, lost or "not reached within the minutes; --resume with more --minutes"))
                 continue
             until = now + (end - now) / (len(todo) - number)
             try:
-                row = crowd.measure(model, point, effort, until)
+                row = neighbours.measure(model, point, effort, until)
             except ParameterError as error:
                 failed.append((point, str(error)))
             except (RuntimeError, MemoryError) as error:
                 failure = failure_of(error)
                 failed.append((point, failure.line))
-                lost = f"the device was lost before it: {failure.line}" if failure.lost else ""
+                lost = f"not reached, because the device was lost: {failure.line}" if failure.lost else ""
                 release(model.device)
             else:
                 rows.add(row)
@@ -214,15 +214,15 @@ def go_over(
     return TimedGrid(rows.header, rows.rows, failed, rows.path)
 
 
-class _Crowd:
-    """Companions, as many as a point asks for; started when the first one asks, ended when another number is asked for."""
+class _Neighbours:
+    """Busy neighbour processes. They start when a point first asks for some, and restart when the number changes."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.count = 0
         self.companions: Companions | None = None
 
-    def __enter__(self) -> _Crowd:
+    def __enter__(self) -> _Neighbours:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -234,7 +234,7 @@ class _Crowd:
         self.companions, self.count = None, 0
 
     def measure(self, model: LibraryModel, point: Point, effort: Effort, until: float) -> dict[str, Any]:
-        """Time a point among as many busy processes as it says."""
+        """Time a point while `point.busy` other processes run the same pass; return its raw row."""
         if not point.busy:
             return measure(model, point, effort, until)
         from calibrate.timing.busy_neighbours import Companions
@@ -248,13 +248,13 @@ class _Crowd:
             with self.companions.at(point.width, point.context, point.batch, point.mode) as passes:
                 row = measure(model, point, effort, until)
         except RuntimeError:
-            self._end()  # whatever state they are in, the next point gets new ones
+            self._end()  # their state is unknown now: the next point gets new processes
             raise
         return row | {"companion_passes": passes}
 
 
 def release(device: str) -> None:
-    """Give memory of a failed point back, where the device still answers."""
+    """Free the memory of a failed point, if the device still answers."""
     import contextlib
 
     import torch
@@ -266,7 +266,7 @@ def release(device: str) -> None:
 
 
 def shares(rows: Sequence[dict[str, Any]], mode: str) -> Iterator[tuple[tuple[int, int, int, int], list[dict[str, Any]]]]:
-    """The rows of a mode by point (busy, batch, context, width), the rounds of each together, in order."""
+    """Yield the rows of a mode by point (busy, batch, context, width), sorted, all rounds of a point together."""
     points: dict[tuple[int, int, int, int], list[dict[str, Any]]] = {}
     for row in rows:
         if row["kind"] == "point" and row["mode"] == mode:

@@ -1,6 +1,6 @@
-"""What handing bytes over takes: between processes, between host and GPU, between GPUs; what `calibrate links` does, from Python.
+"""Times of transfers between processes, between host and GPU, and between GPUs: the Python interface of `calibrate links`.
 
-Between processes a message goes there and back, and half of that is its time: two processes share no clock that is good enough.
+Between processes a message goes there and back, and its time is half of that: two processes share no sufficiently precise clock.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from model.hardware.profile import Profile, Source, table_of
 from model.hardware.profile_files import save
 
 SIZES = tuple(4**power for power in range(5, 14))
-"""1 KiB to 64 MiB."""
+"""Message sizes from 1 KiB to 64 MiB [bytes]."""
 LINKS = ("shared-memory", "gloo", "host-to-device", "device-to-host", "device-to-device", "nccl")
 _PATIENCE = 120.0
 _WARMUPS = 3
@@ -37,14 +37,14 @@ _WARMUPS = 3
 
 @dataclass(frozen=True)
 class Linked:
-    """What came of timing links: profiles by link, and the links that failed, with why."""
+    """Result of timing links: profiles by link, and the links that failed, each with its error."""
 
     profiles: dict[str, Path]
     failed: dict[str, str]
 
 
 def there() -> tuple[str, ...]:
-    """The links that this machine has."""
+    """Return the links that this machine has."""
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -65,11 +65,11 @@ def time_links(
     name: str = "links",
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Linked:
-    """Time links by size of message [bytes] and write a profile for each, and its raw rows; all that are there if none is named."""
+    """Time links by message size [bytes]; write a profile and raw rows for each. Without `links`, all links of this machine."""
     machine.needed()
     checks.whole("repeats", repeats, 1, 1_000_000)
     if not sizes:
-        raise ParameterError("sizes must be at least one number, got none")
+        raise ParameterError("sizes must have at least one number, got none")
     for size in sizes:
         checks.whole("size", size, 1, 2**34)
     if len(set(sizes)) != len(sizes):
@@ -80,7 +80,7 @@ def time_links(
     for link in links or ():
         checks.one_of("link", link, LINKS)
         if link not in present:
-            raise ParameterError(f"link {link} is not there; this machine has {', '.join(present)}")
+            raise ParameterError(f"link {link} is not available; this machine has {', '.join(present)}")
     chosen = links or present
     for link in chosen:
         for path in (Path(out) / f"{name}-{link}.{kind}" for kind in ("json", "parquet", "jsonl")):
@@ -109,7 +109,7 @@ def _timed(link: str, sizes: tuple[int, ...], repeats: int) -> list[dict[str, An
 
 
 def _by_copy(link: str, sizes: tuple[int, ...], repeats: int) -> Iterator[dict[str, Any]]:
-    """Copies that one process orders: the host's memory is pinned, as it is wherever speed matters."""
+    """Time copies that one process starts, with pinned host memory."""
     import torch
 
     ends = {"host-to-device": ("cpu", "cuda:0"), "device-to-host": ("cuda:0", "cpu"), "device-to-device": ("cuda:0", "cuda:1")}
@@ -128,7 +128,7 @@ def _by_copy(link: str, sizes: tuple[int, ...], repeats: int) -> Iterator[dict[s
 
 
 def _between_processes(link: str, sizes: tuple[int, ...], repeats: int) -> list[dict[str, Any]]:
-    """Messages between two processes, neither of which is this one: what they need set in their environment stays theirs."""
+    """Time messages between two new processes, so that the environment variables that they set do not reach this one."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as folder:
@@ -154,7 +154,7 @@ def _between_processes(link: str, sizes: tuple[int, ...], repeats: int) -> list[
                 if ended or time.monotonic() > end:
                     early = f"one end of {link} ended early, exit code {ended[0]}" if ended else f"{link} took too long"
                     raise RuntimeError(early)
-            said = ours.recv()
+            answer = ours.recv()
         except EOFError:
             raise RuntimeError(f"one end of {link} ended early") from None
         finally:
@@ -162,16 +162,16 @@ def _between_processes(link: str, sizes: tuple[int, ...], repeats: int) -> list[
                 process.join(5)
                 if process.is_alive():
                     process.terminate()
-    if isinstance(said, str):
-        raise RuntimeError(said)
+    if isinstance(answer, str):
+        raise RuntimeError(answer)
     return [
         {"kind": "link", "link": link, "size": size, "repeats": repeats, "time_us": quartiles(times)}
-        for size, times in zip(sizes, said, strict=True)
+        for size, times in zip(sizes, answer, strict=True)
     ]
 
 
 def _share(rank: int, report: Connection, sizes: tuple[int, ...], repeats: int, buffer: Any, other: Connection) -> None:
-    """One of two processes that hand bytes over through memory that both have: one copies in, the other copies out."""
+    """Transfer bytes through shared memory, as one of two processes: one copies in, the other copies out."""
     end_with_starter()
     import numpy as np
 
@@ -195,9 +195,9 @@ def _share(rank: int, report: Connection, sizes: tuple[int, ...], repeats: int, 
 
 
 def _talk(rank: int, report: Connection, sizes: tuple[int, ...], repeats: int, backend: str, meeting: str) -> None:
-    """One of two processes that send each other messages through torch."""
+    """Send messages through torch.distributed, as one of two processes."""
     end_with_starter()
-    # Both ends are on this host; without this a host whose name cannot be resolved cannot talk to itself.
+    # Both ends are on this host. Without this, gloo fails on a host whose name cannot be resolved.
     if backend == "gloo" and os.path.exists("/sys/class/net/lo"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     import torch
@@ -226,7 +226,7 @@ def _talk(rank: int, report: Connection, sizes: tuple[int, ...], repeats: int, b
 
 
 def _there_and_back(rank: int, repeats: int, give: Callable[[], None], take: Callable[[], None]) -> list[float]:
-    """Half the times that a message took there and back [s]; the second process only answers."""
+    """Return half the round-trip times of a message [s]; the second process only answers."""
     times = []
     for turn in range(_WARMUPS + repeats):
         begun = time.perf_counter()
@@ -239,7 +239,7 @@ def _there_and_back(rank: int, repeats: int, give: Callable[[], None], take: Cal
 
 @contextlib.contextmanager
 def _reported(report: Connection) -> Iterator[None]:
-    """Say what went wrong to whoever started this process."""
+    """Send an error to the process that started this one."""
     try:
         yield
     except Exception as error:
@@ -248,7 +248,7 @@ def _reported(report: Connection) -> Iterator[None]:
 
 
 def _written(link: str, rows: list[dict[str, Any]], out: Path, name: str) -> Path:
-    """Write a link's raw rows and its profile; the path of the profile."""
+    """Write a link's raw rows and its profile; return the path of the profile."""
 
     facts = machine.facts("cuda" if "device" in link or link == "nccl" else "cpu")
     raw = out / f"{name}.jsonl"

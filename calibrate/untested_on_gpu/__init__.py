@@ -1,1 +1,1 @@
-"""CUDA graphs, streams, and processes on several GPUs. They have run on no GPU yet: only against stand-ins of one."""
+"""CUDA graphs, streams, and processes on several GPUs. They have not run on a GPU yet, only against stand-ins for one."""

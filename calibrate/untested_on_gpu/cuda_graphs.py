@@ -3,20 +3,21 @@
     decoder = Graphs(decoder, room=128)
     work = Real({"target": decoder}).run(autoregressive.decode(parameters, prompt, 64), 64)
 
-A graph runs again what was launched when it was captured, on the same memory: every number of Python's is baked in. So all that
-differs between passes of one shape lies in tensors that stay where they are, and is written there before a replay: tokens and
-their position (`_Desk`), states of the layers before, and rows (`_Home`). What differs otherwise is another graph: how many texts
-and tokens, which layers, and what is made of them (`_Shape`).
+A graph repeats the kernels that were launched while it was captured, on the same memory, with constant arguments. Everything that
+differs between passes of one shape is therefore in tensors with a fixed address, which are written before a replay: tokens and
+their position (`_Inputs`), states of the layers before, and cache rows (`_Buffers`). Everything else needs another graph: the
+number of sequences and tokens, the layers, and the outputs (`_Shape`).
 
-Rows lie in buffers of a fixed length, which a pass reads whole under a mask. What a pass takes therefore does not grow with its
-context: it is what the longest text takes.
+Rows are in buffers of fixed length. A pass reads a whole buffer under a mask, so its time does not grow with the context: it is
+that of the longest sequence.
 
-Whatever a graph has made lies in memory that the next replay of any graph may overwrite, as all share one pool. So it leaves this
-file as a copy, made right behind the replay; and what one graph reads of another (`_Desk`) is written to memory outside the pool.
+All graphs share one memory pool, so the next replay of any graph may overwrite the output of the previous one. Outputs are
+therefore copied directly after the replay; tensors that one graph writes and another reads (`_Inputs`) are outside the pool.
 
-Passes over more than `WIDEST` tokens of a text, which are prompts, are launched one by one on the same rows, and so is what cannot
-be captured: passes over several hypotheses, and those that somebody looks into (`Graphs.apart` counts them). Sub-processes within
-one process take turns in the buffers: right, and slow. `calibrate.decode.real_decoding` takes neither.
+Passes over more than `WIDEST` tokens of a sequence, which are prompts, are launched kernel by kernel on the same rows. So are
+passes that cannot be captured: those over several hypotheses, and those with a callback between layers (`Graphs.apart` counts
+them). Sub-processes within one process take turns in the buffers, which is correct but slow; `calibrate.decode.real_decoding` uses
+neither.
 """
 
 from __future__ import annotations
@@ -40,63 +41,63 @@ if TYPE_CHECKING:
 
 __all__ = ["WIDEST", "Graphs"]
 WIDEST = 32
-"""Tokens of a text in a pass that is captured, at most."""
+"""Largest number of tokens per sequence in a captured pass."""
 BLOCK = 64
-"""Buffers are so many rows long, or a multiple: attention works on blocks."""
+"""Buffer lengths are multiples of this: attention works on blocks of rows."""
 WARM_UPS = 3
-"""Times that a pass is run before it is captured: whatever is made once must be there."""
+"""Runs of a pass before it is captured, which allocate everything that is allocated once."""
 GROWING = ("dynamic", "longrope")
-"""Kinds of rotary positions that look, on the processor, how long the text is."""
+"""Kinds of rotary positions that depend on the sequence's length, read on the CPU."""
 
 
 class Graphs(Decoder):
-    """A decoder that replays its passes, in the place of another whose layers and weights it uses.
+    """A decoder that replays its passes, with the layers and weights of another decoder.
 
     Parameters
     ----------
     inner
-        The decoder.
+        The other decoder.
     room
-        Rows of each text that the buffers hold: prompt and tokens.
-    texts
-        Texts of a batch, at most.
+        Rows per sequence in the buffers: prompt and tokens.
+    sequences
+        Largest batch size.
     cuda
-        What makes graphs and streams: `torch.cuda`, or what stands in for it.
+        Module that makes graphs and streams: `torch.cuda`, or a stand-in.
     """
 
-    def __init__(self, inner: Decoder, room: int, texts: int = 1, cuda: Any = None) -> None:
+    def __init__(self, inner: Decoder, room: int, sequences: int = 1, cuda: Any = None) -> None:
         checks.whole("room", room, 1)
-        checks.whole("texts", texts, 1)
+        checks.whole("sequences", sequences, 1)
         import torch
 
         check(inner)
         vars(self).update(vars(inner))
         machine.make_current(str(self.device))  # graphs are captured on a stream of the current device
-        self.inner, self.room, self.texts = inner, room, texts
+        self.inner, self.room, self.sequences = inner, room, sequences
         self.cuda = cuda_of(inner.device) if cuda is None else cuda
         self.side = self.cuda.Stream(device=self.device)
         self.pool = self.cuda.graph_pool_handle()
         self.apart: Counter[str] = Counter()
-        """Passes that were launched one by one though they are no wider than graphs are, by why: what the method does."""
+        """Passes that were launched kernel by kernel although they are no wider than graphs, by reason."""
         self.captured = 0
-        """Graphs."""
+        """Number of graphs."""
         self._passes: dict[_Shape, _Graph] = {}
-        self._desks: dict[tuple[int, int], _Desk] = {}
+        self._all_inputs: dict[tuple[int, int], _Inputs] = {}
         self._heads: dict[tuple[int, int | None], tuple[Tensor, _Graph]] = {}
         with torch.inference_mode():
-            self._home = _Home(self, room, texts)
+            self._buffers = _Buffers(self, room, sequences)
 
     def rows(self) -> KvRows:
-        """No rows yet, of a new text; they will lie in the buffers from its first token on."""
+        """Return empty rows of a new sequence, in the buffers from its first token on."""
         import torch
 
         found = self.inner.rows()
         with torch.inference_mode():
-            self._home.take(found, 1)
+            self._buffers.take(found, 1)
         return found
 
     def replays(self, width: int) -> bool:
-        """Whether plain passes over so many tokens of a text are replayed."""
+        """Whether plain passes over `width` tokens per sequence are replayed."""
         return width <= WIDEST
 
     def run(
@@ -104,15 +105,15 @@ class Graphs(Decoder):
         batch: Batch | None = None, tree: tuple[int, ...] = (), seen: list[Tensor] | None = None,
         between: Callable[[int], None] | None = None,
     ) -> Tensor:
-        """See `Decoder.run`; what is answered is the caller's to keep. Sequences must be as wide, and stand at one position."""
+        """See `Decoder.run`; the result is a copy. All sequences must have equal widths and positions."""
         import torch
 
         if batch is not None and not batch.aligned:
-            what = f"mode must be eager where sequences of a batch stand at unequal positions, as {len(batch.sequences)} of them do"
+            what = f"mode must be eager if sequences of a batch are at unequal positions, as {len(batch.sequences)} of them are"
             raise ParameterError(f"{what}; take batch = 1, or mode eager")
         count = 1 if batch is None else len(batch.sequences)
         width = len(tokens) // count
-        why = "follows several hypotheses" if tree or rows.at is not None else "is looked into" if between is not None else ""
+        why = "follows several hypotheses" if tree or rows.at is not None else "has a callback" if between is not None else ""
         if why or not self.replays(width):
             if self.replays(width):
                 self.apart[why] += 1
@@ -124,35 +125,35 @@ class Graphs(Decoder):
             for layer in numbers:
                 if rows.layers[layer].length != at:
                     raise RuntimeError(f"layer {layer} holds {rows.layers[layer].length} rows, and a pass is at position {at}")
-            self._home.take(rows, count)
-            desk = self._desk(count, width)
-            desk.told(tokens, at)
+            self._buffers.take(rows, count)
+            inputs = self._inputs(count, width)
+            inputs.set_tokens(tokens, at)
             if state is not None:
-                desk.goes_on_from(state)
+                inputs.set_states(state)
             shape = _Shape(count, width, (*numbers,), state is None, layers.kv_only, seen is not None)
             if shape not in self._passes:
-                self._passes[shape] = self._capture(lambda: self._whole(shape, desk))
+                self._passes[shape] = self._capture(lambda: self._whole(shape, inputs))
             states, before = self._replay(self._passes[shape])
             for layer in numbers:
                 rows.layers[layer].length = end
             if seen is not None:
                 seen += before.clone().unbind()
-            own: Tensor = states.clone()
-            return own
+            copy: Tensor = states.clone()
+            return copy
 
     def forget(self) -> None:
-        """Have the next pass be told its tokens and place as if they were new."""
-        for desk in self._desks.values():
-            desk.said, desk.stands = (), None
+        """Make the next pass copy its tokens and compute its position again."""
+        for inputs in self._all_inputs.values():
+            inputs.current, inputs.placed_at = (), None
 
     def logits(self, states: Tensor, layer: int) -> Tensor:
         """See `Decoder.logits`."""
         import torch
 
-        if len(states) > max(WIDEST, self.texts):
+        if len(states) > max(WIDEST, self.sequences):
             return self.inner.logits(states, layer)
         own = self.heads.get(layer) if layer < self.layers else None
-        key = len(states), None if own is None else id(own)  # the graph holds it, so no other comes to have its number
+        key = len(states), None if own is None else id(own)  # the graph keeps the head alive, so its id stays unique
         with torch.inference_mode():
             if key not in self._heads:
                 given = states.clone()
@@ -163,21 +164,21 @@ class Graphs(Decoder):
             found: Tensor = graph.made[0].clone()
             return found
 
-    # --- what is captured ---
+    # --- captured functions ---
 
-    def _whole(self, shape: _Shape, desk: _Desk) -> tuple[Tensor, Tensor | None]:
-        """A pass, from what lies on the desk: states behind its layers, and those before each of them if somebody compares."""
+    def _whole(self, shape: _Shape, inputs: _Inputs) -> tuple[Tensor, Tensor | None]:
+        """Run a pass on the inputs; return the states after its layers, and if `shape.seen` those before each layer."""
         import torch
 
-        rows: Any = _Written(self._home, desk, shape.kv_only)
+        rows: Any = _BufferRows(self._buffers, inputs, shape.kv_only)
         before: list[Tensor] | None = [] if shape.seen else None
-        hidden = self.inner._embedded(desk.tokens, desk.place) if shape.begins else desk.states
-        hidden = self.inner._through(shape.layers, hidden, desk.place, rows, before)
+        hidden = self.inner._embedded(inputs.tokens, inputs.place) if shape.begins else inputs.states
+        hidden = self.inner._through(shape.layers, hidden, inputs.place, rows, before)
         flat = -1, hidden.shape[-1]
         return hidden.reshape(flat), torch.stack([each.reshape(flat) for each in before]) if before else None
 
     def _capture(self, body: Callable[[], Any]) -> _Graph:
-        """A graph of what this launches; not run yet. Before, it is run on a stream of its own, as torch asks."""
+        """Return a graph of the kernels that `body` launches. It is first run on a separate stream, as torch requires."""
         cuda = self.cuda
         self.side.wait_stream(cuda.current_stream())
         with cuda.stream(self.side):
@@ -191,14 +192,14 @@ class Graphs(Decoder):
         return _Graph(graph, made)
 
     def _replay(self, graph: _Graph) -> Any:
-        """Run a pass: what it makes, until the next replay. Whoever times passes marks its ends."""
+        """Run a pass; its output is valid until the next replay. Timing wraps this method."""
         graph.graph.replay()
         return graph.made
 
-    def _desk(self, batch: int, width: int) -> _Desk:
-        if (batch, width) not in self._desks:
-            self._desks[batch, width] = _Desk(self, batch, width)
-        return self._desks[batch, width]
+    def _inputs(self, batch: int, width: int) -> _Inputs:
+        if (batch, width) not in self._all_inputs:
+            self._all_inputs[batch, width] = _Inputs(self, batch, width)
+        return self._all_inputs[batch, width]
 
     def _check(self, end: int, batch: int) -> None:
         if self.longest is not None and end > self.longest:
@@ -206,11 +207,11 @@ class Graphs(Decoder):
         if end > self.room:
             what = f"prompt and tokens must be at most {self.room} positions together, for which graphs of {self.name} are made"
             raise ParameterError(f"{what}, got {end}; make room for more, or take mode eager")
-        if batch > self.texts:
-            what = f"batch must be at most {self.texts}, for which graphs of {self.name} are made"
-            raise ParameterError(f"{what}, got {batch}; make them for more texts, or take mode eager")
+        if batch > self.sequences:
+            what = f"batch must be at most {self.sequences}, for which graphs of {self.name} are made"
+            raise ParameterError(f"{what}, got {batch}; make them for larger batches, or take mode eager")
 
-    # --- of passes that are launched one by one ---
+    # --- passes that are launched kernel by kernel ---
 
     def _embedded(self, tokens: Tensor, place: Place) -> Tensor:
         return self.inner._embedded(tokens, place)
@@ -229,28 +230,28 @@ class Graphs(Decoder):
 
 
 class _Shape(NamedTuple):
-    """What graphs of passes differ by."""
+    """Properties by which graphs of passes differ."""
 
     batch: int
     width: int
     layers: tuple[int, ...]
     begins: bool
-    """With the tokens, and not with states of the layers before."""
+    """Whether it starts with tokens, not with states of the layers before."""
     kv_only: bool
     seen: bool
 
 
 class _Graph(NamedTuple):
-    """A captured graph, and what it makes: to be copied before the next replay."""
+    """A captured graph, and its output, which the next replay overwrites."""
 
     graph: Any
     made: Any
 
 
-class _Desk:
-    """What passes over so many tokens of so many texts find: the tokens, where they stand, and states. It stays where it is.
+class _Inputs:
+    """Inputs of passes over `width` tokens of `batch` sequences, at a fixed address: tokens, their position, and states.
 
-    Positions, masks and what an architecture makes of positions are made by a graph of their own, once for all passes at a place.
+    Positions, masks and the architecture's encoding of positions are computed by a separate graph, once per position.
     """
 
     def __init__(self, graphs: Graphs, batch: int, width: int) -> None:
@@ -258,10 +259,10 @@ class _Desk:
 
         device = graphs.device
         self.graphs, self.batch, self.width = graphs, batch, width
-        self.said: tuple[int, ...] = ()
-        """The tokens and the position that lie there."""
-        self.stands: int | None = None
-        """The position that the place is of."""
+        self.current: tuple[int, ...] = ()
+        """The current tokens and position."""
+        self.placed_at: int | None = None
+        """Position for which `place` was computed."""
         self.numbers = torch.zeros(batch * width + 1, dtype=torch.long, device=device)
         self.tokens = self.numbers[:-1].view(batch, width)
         self.steps = torch.arange(width, device=device)
@@ -275,46 +276,46 @@ class _Desk:
         mask = (self.rows[None, :] <= positions[0][:, None])[None, None]
         return Place(positions, mask, self.graphs.inner._extras(positions, self.graphs.room))
 
-    def told(self, tokens: tuple[int, ...], at: int) -> None:
-        """Have these tokens at this position there."""
+    def set_tokens(self, tokens: tuple[int, ...], at: int) -> None:
+        """Copy these tokens and their position to the device, if they have changed."""
         import torch
 
-        said = (*tokens, at)
-        if said != self.said:
-            # Pinned memory is not used again before it was copied: nobody has to wait.
-            numbers = torch.tensor(said, pin_memory=self.graphs.device.type == "cuda")
+        wanted = (*tokens, at)
+        if wanted != self.current:
+            # Pinned memory is not reused before it is copied: no wait is needed.
+            numbers = torch.tensor(wanted, pin_memory=self.graphs.device.type == "cuda")
             self.numbers.copy_(numbers, non_blocking=True)
-            self.said = said
-        if at != self.stands:
+            self.current = wanted
+        if at != self.placed_at:
             self.graph.graph.replay()
-            self.stands = at
+            self.placed_at = at
 
-    def goes_on_from(self, states: Tensor) -> None:
-        """Have these states there, shape (batch * width, hidden)."""
+    def set_states(self, states: Tensor) -> None:
+        """Copy these states to the inputs, shape (batch * width, hidden)."""
         states = states.view(self.batch, self.width, -1)
         if self.states is None:
             self.states = states.clone()
         self.states.copy_(states)
 
 
-class _Home:
-    """Buffers of all layers' rows, shape (texts, heads, room, head_dim): whose rows a replay writes, they must lie here.
+class _Buffers:
+    """Buffers of all layers' rows, shape (sequences, heads, room, head_dim): a replay writes only the rows in them.
 
-    One text's, or one batch's, lie here at a time. Whose lay here before have them in buffers of their own then.
+    They hold the rows of one sequence or batch at a time. The previous owner's rows move to separate buffers.
     """
 
-    def __init__(self, graphs: Graphs, room: int, texts: int) -> None:
+    def __init__(self, graphs: Graphs, room: int, sequences: int) -> None:
         rows = graphs.inner.rows()
-        graphs.inner.run((0,), 0, LayerSpan(0, graphs.layers), rows)  # what a row is like, nobody else says
+        graphs.inner.run((0,), 0, LayerSpan(0, graphs.layers), rows)  # a trial pass tells the shape of a row
         self.keys, self.values = list[Any](), list[Any]()
         for layer in rows.layers:
             for found, like in ((self.keys, layer.keys), (self.values, layer.values)):
                 assert like is not None
-                found.append(like.new_zeros((texts, like.shape[1], room, like.shape[3])))  # what is masked must be a number
+                found.append(like.new_zeros((sequences, like.shape[1], room, like.shape[3])))  # masked rows must not be NaN
         self.owner: Callable[[], KvRows | None] = lambda: None
 
     def take(self, rows: KvRows, batch: int) -> None:
-        """Have these rows lie here."""
+        """Move these rows to the buffers."""
         owner = self.owner()
         if owner is not rows:
             for layer in () if owner is None else owner.layers:
@@ -331,23 +332,23 @@ class _Home:
 
 
 def _leave(layer: Any) -> None:
-    """Take a layer's rows into buffers of its own."""
+    """Move a layer's rows to a separate buffer."""
     if layer.fixed and layer.length:
         layer._move(layer.keys, layer.length)
     elif layer.fixed:
         layer.keys, layer.values, layer.fixed = None, None, False
 
 
-class _Written:
-    """What layers are handed in a capture in the place of their rows: where these go is told by a tensor."""
+class _BufferRows:
+    """Rows that layers get during a capture: a tensor holds the positions that they write."""
 
-    def __init__(self, home: _Home, desk: _Desk, kv_only: bool) -> None:
-        self.home, self.batch, self.at, self.kv_only = home, desk.batch, desk.place.positions[0], kv_only
+    def __init__(self, buffers: _Buffers, inputs: _Inputs, kv_only: bool) -> None:
+        self.buffers, self.batch, self.at, self.kv_only = buffers, inputs.batch, inputs.place.positions[0], kv_only
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """What the library's attention calls: write, and hand back all that there is room for."""
+        """Write rows, and return the whole buffers; the library's attention calls this."""
         found = []
-        for buffers, made in ((self.home.keys, keys), (self.home.values, values)):
+        for buffers, made in ((self.buffers.keys, keys), (self.buffers.values, values)):
             own = buffers[layer][: self.batch]
             own.index_copy_(2, self.at, made)
             found.append(own)
@@ -362,7 +363,7 @@ def _tensors(place: Place) -> list[Tensor]:
 
 
 def _cloned(place: Place) -> Place:
-    """The same place in memory of its own."""
+    """Return a copy of the place."""
     assert place.mask is not None
     extras = place.extras
     if extras is not None:
@@ -375,11 +376,11 @@ def _written(to: Place, place: Place) -> None:
         old.copy_(new)
 
 
-# --- what can be captured at all ---
+# --- models and devices that support graphs ---
 
 
 def cuda_of(device: torch.device | str) -> Any:
-    """What makes graphs on a device; one without them is refused."""
+    """Return the module that makes graphs on a device; refuse a device without them."""
     import torch
 
     kind = str(device).partition(":")[0]
@@ -395,17 +396,17 @@ def check(decoder: Decoder) -> None:
     kinds = getattr(getattr(decoder.body, "rotary_emb", None), "rope_type", "")
     for kind in kinds.values() if isinstance(kinds, dict) else (kinds,):
         if any(each in kind for each in GROWING):
-            what = f"whose positions are of kind {kind}: they look how long the text is"
+            what = f"whose positions are of kind {kind}: they depend on the sequence's length"
             raise ParameterError(f"mode must be eager with {decoder.name}, {what}, got cuda-graph")
 
 
 def captured(models: Iterable[Decoder]) -> int:
-    """Graphs of these models by now."""
+    """Return the number of graphs that these models have captured."""
     return sum(each.captured for each in models if isinstance(each, Graphs))
 
 
 def apart(models: Iterable[Decoder]) -> Counter[str]:
-    """Passes of these models by now that were launched one by one though they are no wider than graphs are, by why."""
+    """Return the passes of these models that were launched kernel by kernel although no wider than graphs, by reason."""
     found: Counter[str] = Counter()
     for each in models:
         if isinstance(each, Graphs):
@@ -414,12 +415,12 @@ def apart(models: Iterable[Decoder]) -> Counter[str]:
 
 
 def mode_of(decoder: Decoder) -> str:
-    """How a decoder makes its passes: a name of `model.logs.measured_runs.MODES`."""
+    """Return the way in which a decoder makes its passes: a name of `model.logs.measured_runs.MODES`."""
     return "cuda-graph" if isinstance(decoder, Graphs) else "eager"
 
 
 def rounded(room: int) -> int:
-    """Rows of buffers that so many are to lie in.
+    """Return the buffer length for `room` rows.
 
     >>> rounded(1), rounded(64), rounded(65)
     (64, 64, 128)

@@ -1,14 +1,13 @@
-"""The order of work of a parallel run's units: where each is a GPU, events say how far it has come.
+"""Order of work between the units of a parallel run: on GPUs, events tell how far each unit is.
 
-A process launches work and goes on. Rows that another unit is to copy are there when its GPU has made them, not when its process
-says so: the process notes which event stands behind them (`marks`), and whoever copies them has its own GPU wait for that event, no
-process waiting for anything. Only what processes look at is waited for by them: passes that are over, and what they have made.
+A process launches work without waiting for it. Rows that another unit shall copy exist when its GPU has made them, not when its
+process says so. The process therefore records an event after them (`marks`), and the GPU of the unit that copies them waits for
+that event; no process waits. Processes wait only for what they read: passes that have ended, and their outputs.
 
-The events of a unit are a ring, made by the main process, and recorded again in their order. One that has been recorded anew
-stands for later work, so to wait for it is to wait long enough; and as nobody's later work waits for work that is not launched
-yet, nobody waits for himself.
+The events of a unit are a ring, made by the main process and recorded again in turn. An event that was recorded again stands for
+later work, so waiting for it waits long enough. No deadlock is possible, because no later work waits for work that is not launched.
 
-On the processor what has been written is there, and all of this is nothing.
+On the CPU all of this does nothing: written rows exist.
 """
 
 from __future__ import annotations
@@ -23,44 +22,44 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 RING = 64
-"""Events of a unit: more than a pass has layers is not needed, as an older one is recorded anew."""
+"""Events of a unit; as older ones are recorded again, it need not be more than a pass has layers."""
 AHEAD = 2
-"""Layers that a pass which may be stopped is launched ahead of its GPU: what is launched cannot be taken back."""
+"""Layers by which a pass that may be stopped is launched ahead of its GPU: launched work cannot be cancelled."""
 Handles = Sequence[tuple[str, Sequence[bytes]]]
-"""Of each unit: its GPU, and what its events are known by in other processes."""
+"""GPU of each unit, and handles of its events in other processes."""
 
 
-class GaveUp(Exception):  # noqa: N818  it is no error: the pass is stopped
-    """Nobody wants this pass any more."""
+class GaveUp(Exception):  # noqa: N818  no error: the pass is stopped
+    """The pass is stopped."""
 
 
 class Order:
-    """Of a unit on the processor: whatever is done is done."""
+    """Order of a unit on the CPU: all launched work is done."""
 
-    def come_behind(self, source: int, low: int, high: int) -> None:
-        """Have what is launched from here on come behind what another unit says that it has made of layers [low, high)."""
+    def wait_for(self, source: int, low: int, high: int) -> None:
+        """Make later work wait for the rows of layers [low, high) that another unit has marked."""
 
     def mark(self, low: int, high: int) -> None:
-        """Note that rows of layers [low, high) are made by what is launched by now; before anybody is told that they are there."""
+        """Record that the work launched by now makes rows of layers [low, high), before other units learn that they exist."""
 
-    def keep_up(self, stopped: Callable[[], bool] | None, meanwhile: Callable[[], None] | None) -> None:
-        """Wait until no more is launched than can be wasted, where somebody may stop it; others may be seen to `meanwhile`."""
+    def limit_ahead(self, stopped: Callable[[], bool] | None, meanwhile: Callable[[], None] | None) -> None:
+        """Wait until at most `AHEAD` layers are launched ahead if the pass may be stopped; `meanwhile` is called in between."""
 
     def finish(self, stopped: Callable[[], bool] | None = None, meanwhile: Callable[[], None] | None = None) -> None:
-        """Wait until all that was launched is done, unless it is stopped."""
+        """Wait until all launched work is done, unless it is stopped."""
 
 
 class Events(Order):
-    """Of a unit on a GPU.
+    """Order of a unit on a GPU.
 
     Parameters
     ----------
     number
         The unit.
     rings
-        Of each unit its events.
+        Events of each unit.
     marks
-        Shape (units, layers), shared by all processes: of the layers' rows, how many events of the unit had been recorded when they
+        Shape (units, layers), shared by all processes: number of events of the unit that had been recorded when the layer's rows
         were launched.
     """
 
@@ -69,9 +68,9 @@ class Events(Order):
         self.stream = cuda().current_stream(device)
         self.count = int(marks[number].max())
         self.known = [0] * len(rings)
-        """Of each unit: the mark behind which this one's work already comes."""
+        """Mark of each unit for which this unit's work already waits."""
 
-    def come_behind(self, source: int, low: int, high: int) -> None:
+    def wait_for(self, source: int, low: int, high: int) -> None:
         """See `Order`."""
         mark = int(self.marks[source, low:high].max())
         if mark > self.known[source]:
@@ -84,7 +83,7 @@ class Events(Order):
         self.rings[self.number][self.count % RING].record(self.stream)
         self.marks[self.number, low:high] = self.count
 
-    def keep_up(self, stopped: Callable[[], bool] | None, meanwhile: Callable[[], None] | None) -> None:
+    def limit_ahead(self, stopped: Callable[[], bool] | None, meanwhile: Callable[[], None] | None) -> None:
         """See `Order`."""
         if self.count > AHEAD and (stopped is not None or meanwhile is not None):
             self._reach(self.count - AHEAD, stopped, meanwhile)
@@ -107,17 +106,17 @@ class Events(Order):
 
 
 def cuda() -> Any:
-    """What makes streams and events."""
+    """Return the module that makes streams and events."""
     import torch
 
     return torch.cuda
 
 
 def made(devices: Sequence[str]) -> list[list[Any]]:
-    """Events for units on these GPUs, which any process may record and wait for."""
+    """Return events for units on these GPUs, which any process may record and wait for."""
     found = []
     for device in devices:
-        with cuda().device(device):  # an event is of the GPU that is current when it is first asked for
+        with cuda().device(device):  # an event belongs to the GPU that is current when its handle is first requested
             found.append([cuda().Event(interprocess=True) for _ in range(RING)])
             for event in found[-1]:
                 event.ipc_handle()
@@ -125,25 +124,25 @@ def made(devices: Sequence[str]) -> list[list[Any]]:
 
 
 def handles(devices: Sequence[str], rings: Sequence[Sequence[Any]]) -> Handles:
-    """What other processes know these events by; of units on the processor there are none."""
+    """Return the handles of these events for other processes; units on the CPU have none."""
     return [(device, [event.ipc_handle() for event in ring]) for device, ring in zip(devices, rings, strict=False)]
 
 
 def opened(known: Handles) -> list[list[Any]]:
-    """The events of another process."""
+    """Return the events of another process."""
     import torch
 
     return [[cuda().Event.from_ipc_handle(torch.device(device), each) for each in ring] for device, ring in known]
 
 
 def settle(devices: Sequence[str]) -> None:
-    """Wait until these GPUs have done all that this process has given them."""
+    """Wait until these GPUs have done all work of this process."""
     for device in {*devices}:
         cuda().synchronize(device)
 
 
 def of_units(device: str, units: int, named: Sequence[str] = ()) -> list[str]:
-    """The GPU of each unit, the first of them being `device`: those named, or one each from there on.
+    """Return the GPU of each unit, beginning with `device`: the named ones, or consecutive ones.
 
     >>> of_units("cpu", 3)
     ['cpu', 'cpu', 'cpu']
@@ -158,25 +157,25 @@ def of_units(device: str, units: int, named: Sequence[str] = ()) -> list[str]:
         return [device] * units
     first = int(device.partition(":")[2] or 0) if device.startswith("cuda") else -1
     if named:
-        said = ",".join(named)
+        names = ",".join(named)
         for each in named:
             kind, _, number = each.partition(":")
             if kind != "cuda" or not number.isdecimal():
-                raise ParameterError(f"gpus must be named as cuda:0,cuda:1, got {said}")
+                raise ParameterError(f"gpus must be named as cuda:0,cuda:1, got {names}")
         if named[0] != f"cuda:{first}":
             what = f"gpus must begin with the device of the run, {device}, got {named[0]}"
             raise ParameterError(f"{what}; leave them out, or name the same")
         if len(named) != units:
-            raise ParameterError(f"gpus must name one for each of {units} units, got {said}; a GPU may be named more than once")
+            raise ParameterError(f"gpus must name one for each of {units} units, got {names}; a GPU may be named more than once")
         return [*named]
     return [f"cuda:{first + unit}" for unit in range(units)]
 
 
 def check(devices: Sequence[str]) -> None:
-    """Refuse GPUs that are not there."""
+    """Refuse GPUs that this machine does not have."""
     there = int(cuda().device_count())
     missing = [each for each in devices if int(each.partition(":")[2]) >= there]
     if missing:
         shared = ",".join([devices[0]] * len(devices))
-        what = f"gpus must be there, one for each of {len(devices)} units, and {missing[0]} is not among {there}"
-        raise ParameterError(f"{what}; name others, or have units share them: --gpus {shared}; or take streams of one")
+        what = f"gpus must exist, one for each of {len(devices)} units, and {missing[0]} is not among {there}"
+        raise ParameterError(f"{what}; name others, or let units share one: --gpus {shared}; or take streams of one GPU")

@@ -1,19 +1,19 @@
-"""The interpreter over streams of one GPU: Predictive Pipelined Decoding with its passes side by side on one device.
+"""The interpreter over streams of one GPU: Predictive Pipelined Decoding with concurrent passes on one device.
 
-The main process's passes run on the stream that is current, those of the sub-process on unit i on the i-th stream beside it. One
-thread launches them all, and none of them waits for the processor: what has to wait for what is said by events.
+The main process's passes run on the current stream, those of the sub-process on unit i on the i-th other stream. One thread
+launches all passes without waiting; events order them on the device.
 
     lanes = Lanes(decoder, units=2)
     run = Streams(lanes)
     work = run.run(ppd.decode(ppd.Parameters(12, 6, 1), prompt, 64), 64)
 
-Units of one device share its arithmetic and its memory: what they cost each other is for a measurement to say. Passes meet there
-only where they take longer than their launching does, as one thread launches them one after another. A pass that is stopped is
-waited for by nobody, but what was launched of it runs to its end, and holds the device meanwhile.
+Units of one device share its compute units and its memory; only a measurement can tell how much they slow each other down. Passes
+overlap only if they take longer than their launch, because one thread launches them in turn. Nothing waits for a stopped pass, but
+its launched part runs to the end and occupies the device.
 
-Two rules hold whatever is launched. Data: work on a stream comes behind the work that made what it reads. Memory: what was
-allocated on a stream is used again by later work on that stream as soon as nobody here holds it; work on another stream that may
-still be reading it is either waited for, or holds it.
+Two rules ensure correct results. Data: work on a stream runs after the work that made its inputs. Memory: memory that was allocated
+on a stream is reused by later work on that stream once Python releases it; so work on another stream that may still read it is
+either waited for, or keeps it allocated.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ if TYPE_CHECKING:
 __all__ = ["Lanes", "Streams"]
 ROLE = "target"
 MOST = 32
-"""Streams that torch makes of a device; beyond, it hands out the same ones again."""
+"""Largest number of streams that torch makes on a device; beyond, it returns the same ones again."""
 
 
 class Lanes:
-    """Streams for the units of a decoder's GPU, made once and kept: the memory that one has used is of use to it alone.
+    """Streams for the units of a decoder's GPU, made once and kept: memory of one stream can be reused only by that stream.
 
     Parameters
     ----------
     decoder
-        The model of all units, whose weights they share.
+        The model of all units, which share its weights.
     units
-        The stream that is current is the first; so many less one are made.
+        Number of streams. The current stream is the first.
     cuda
-        What makes streams and events: `torch.cuda`, or what stands in for it.
+        Module that makes streams and events: `torch.cuda`, or a stand-in.
     """
 
     def __init__(self, decoder: Decoder, units: int, cuda: Any = None) -> None:
@@ -71,13 +71,13 @@ class Lanes:
                 raise ParameterError(f"{what}; take --device cuda, or processes on cpu")
             cuda = torch.cuda
         self.decoder, self.units, self.cuda = decoder, units, cuda
-        self.beside: list[Any] = [cuda.Stream(device=decoder.device) for _ in range(units - 1)]
-        # A token copied from the processor would have it wait for all that the stream has yet to do.
+        self.others: list[Any] = [cuda.Stream(device=decoder.device) for _ in range(units - 1)]
+        # To copy a token from the host would wait for all work of the stream.
         decoder.numbers = torch.arange(decoder.vocabulary, device=decoder.device)
 
 
 class Mark(NamedTuple):
-    """How far a stream had come: all that was launched on it before is done when the event is."""
+    """Position in a stream's work: all earlier launches are done when the event is."""
 
     lane: int
     serial: int
@@ -85,55 +85,55 @@ class Mark(NamedTuple):
 
 
 class _HeldTensors(NamedTuple):
-    """Tensors of other streams that work up to a mark may be reading."""
+    """Tensors of other streams that work before a mark may read."""
 
     until: Mark
     tensors: Sequence[Any]
 
 
 class _Lane:
-    """A stream in one run: what it has waited for, and what it must not lose."""
+    """A stream in one run, the marks that it waited for, and the tensors that it keeps."""
 
     def __init__(self, number: int, stream: Any, cuda: Any, timed: bool) -> None:
         self.number, self.stream, self.cuda, self.timed = number, stream, cuda, timed
         self.serial = 0
         self.known: dict[int, int] = {}
-        """Of other streams: up to which mark this one has waited."""
+        """Last mark of each other stream that this one has waited for."""
         self.placed: Any = None
-        """Positions of its last pass, and what layers are told of them: made on this stream, so for it alone."""
+        """Positions of its last pass and their encoding, made on this stream and for it alone."""
         self.kept: list[_HeldTensors] = []
         self.owner: _StreamProcess | None = None
 
     def current(self) -> AbstractContextManager[Any]:
-        """Launch on this stream meanwhile; the main process's is current anyhow."""
+        """Launch on this stream within the block; the main process's stream is current already."""
         found: AbstractContextManager[Any] = self.cuda.stream(self.stream) if self.number else contextlib.nullcontext()
         return found
 
     def mark(self) -> Mark:
-        """How far it has come."""
+        """Record and return a mark of the work launched so far."""
         event = self.cuda.Event(enable_timing=self.timed)
         event.record(self.stream)
         self.serial += 1
         return Mark(self.number, self.serial, event)
 
-    def behind(self, mark: Mark) -> bool:
-        """Whether what is launched from here on comes behind a mark."""
+    def is_after(self, mark: Mark) -> bool:
+        """Whether later launches run after a mark."""
         return mark.lane == self.number or self.known.get(mark.lane, 0) >= mark.serial
 
     def wait(self, mark: Mark) -> None:
-        """Have what is launched from here on come behind a mark."""
-        if not self.behind(mark):
+        """Make later launches run after a mark."""
+        if not self.is_after(mark):
             self.stream.wait_event(mark.event)
             self.known[mark.lane] = mark.serial
 
     def keep(self, until: Mark, tensors: Sequence[Any]) -> None:
-        """Hold what work up to here may be reading, until it is done; what is done by now is let go of."""
+        """Keep tensors that work before a mark may read until it is done; release those of finished work."""
         self.kept = [each for each in self.kept if not each.until.event.query()]
         self.kept.append(_HeldTensors(until, tensors))
 
 
 Marks = list[dict[int, Mark]]
-"""Of each layer: the marks behind which all its rows are made, one for each stream that made some."""
+"""Marks by layer after which all its rows exist: one for each stream that made some."""
 
 
 @dataclass(eq=False)
@@ -142,37 +142,37 @@ class _StreamProcess:
 
     number: int
     lane: _Lane | None = None
-    """From its birth on."""
+    """Its stream, once it has started."""
     unit: int | None = None
     since: Mark | None = None
-    """Where its starter was when it forked it."""
+    """Mark of its parent's stream at the fork."""
     followed: int = 0
-    """Layers below which sub-processes that are not born yet may want rows of the pass that is made next."""
+    """Layers below which forked sub-processes may need rows of the next pass."""
     started: list[Task] = field(default_factory=list)
     kept: bool = False
-    """Whether anything of it was used."""
+    """Whether any of its results was used."""
 
 
 class _StreamState(ProcessState):
-    """What a process works on, and which work made it."""
+    """Cache of a process, and the work that made it."""
 
     def __init__(self, decoders: Mapping[str, Decoder], process: _StreamProcess) -> None:
         super().__init__(decoders)
         self.process = process
         self.made: Marks = [{} for _ in range(decoders[ROLE].layers)]
         self.tip: Mark | None = None
-        """Behind the last pass."""
+        """Mark after the last pass."""
         self.lent: set[int] = set()
-        """Layers whose rows lie in the starter's buffers: whoever writes moves them first, into buffers of its own stream."""
+        """Layers whose rows are in the parent's buffers; before a write they move to buffers of the own stream."""
 
     @property
     def lane(self) -> _Lane:
-        """The stream of the process."""
+        """Stream of the process."""
         assert self.process.lane is not None
         return self.process.lane
 
     def copy(self) -> _StreamState:
-        """What a sub-process starts with; whose it is, is said where that is born."""
+        """Return the cache with which a sub-process starts; its process is set when it starts."""
         other = _StreamState.__new__(_StreamState)
         vars(other).update(vars(super().copy()))
         other.process, other.tip = self.process, None
@@ -182,7 +182,7 @@ class _StreamState(ProcessState):
 
 
 class _StreamOutput(PassOutput):
-    """What a pass has made, on which stream and up to where there."""
+    """Output of a pass, with its stream and the mark after it."""
 
     __slots__ = ("lane", "mark")
 
@@ -196,7 +196,7 @@ class _StreamOutput(PassOutput):
 
 
 class _MarkedSpan(NamedTuple):
-    """A stretch of time between two marks, and whose it is."""
+    """A span between two marks, with its process."""
 
     unit: int
     what: str
@@ -207,19 +207,18 @@ class _MarkedSpan(NamedTuple):
 
 
 class Streams(Real):
-    """Interprets an algorithm with its sub-processes on streams of their own.
+    """Interprets an algorithm with each sub-process on a separate stream.
 
     Parameters
     ----------
     lanes
-        The streams. Each process that is alive has one; a sub-process that names no unit takes the first that is free.
+        The streams. Each live process has one; a sub-process without a requested unit takes the first free one.
     sampling, luck, log, answers, times
-        As of `Real`; passes are only launched, so their times say how long that takes.
+        See `Real`; passes are only launched, and their times are those of the launch.
     record
-        Whether `spans` can be asked for: what happened when, on the device's own clock. Events then take time.
+        Whether to record `spans`: events on the device's clock. Timed events take time.
 
-    Once it has run, `seconds` is how long it took to the last token: what was stopped and still runs is not waited for. Spans
-    begin at `begun`, which is 0.
+    After a run, `seconds` is its length to the last token, without waiting for stopped passes. Spans begin at `begun`, which is 0.
     """
 
     def __init__(
@@ -229,13 +228,13 @@ class Streams(Real):
         super().__init__({ROLE: lanes.decoder}, sampling=sampling, luck=luck, log=log, answers=answers, times=times)
         cuda = lanes.cuda
         self.recording = record
-        streams = [cuda.current_stream(lanes.decoder.device), *lanes.beside]
+        streams = [cuda.current_stream(lanes.decoder.device), *lanes.others]
         self.lanes = [_Lane(number, stream, cuda, record) for number, stream in enumerate(streams)]
         self.main = _StreamProcess(0, self.lanes[0], kept=True)
         self.lanes[0].owner = self.main
         self.processes = 1
         self.unplaced: dict[Task, _StreamProcess] = {}
-        """Sub-processes that are not born yet."""
+        """Forked sub-processes that have not started yet."""
         self.rows: list[_MarkedSpan] = []
         self.origin: Mark | None = None
         self.begun = self.seconds = 0.0
@@ -249,19 +248,19 @@ class Streams(Real):
         begun = time.perf_counter()
         try:
             work = super().run(self._tapped(steps, self.main), tokens)
-            self.seconds = time.perf_counter() - begun  # the last token was looked at, which is behind all that it took
+            self.seconds = time.perf_counter() - begun  # the last token was read, so all its work is done
         finally:
-            # Whatever is done on the current stream after this comes behind what stopped ones still do: they read its memory.
+            # Later work on the current stream runs after the stopped passes, which still read its memory.
             for lane in self.lanes[1:]:
                 main.wait(lane.mark())
             for lane in self.lanes:
                 lane.kept.clear()
         return work
 
-    # --- what passes by ---
+    # --- steps ---
 
     def _tapped(self, steps: Steps, process: _StreamProcess) -> Steps:
-        """The same process, with what its steps mean for its stream done as they pass by."""
+        """Run a process, and order its stream's work at its steps."""
         answer: Any = None
         try:
             while True:
@@ -284,9 +283,9 @@ class Streams(Real):
             steps.close()
 
     def _forked(self, step: Fork, process: _StreamProcess) -> Steps:
-        """Note where the starter is: sub-processes come behind what it has launched by now, and behind no more than they read."""
+        """Record the parent's mark: sub-processes run after its work so far, and after no more than they read."""
         if any(old is not None for old in step.heirs_of):
-            raise ParameterError("a run over streams starts no sub-process with the cache of an ended one, as beam search does")
+            raise ParameterError("a run over streams has no sub-processes with the cache of an ended one, as beam search needs")
         for unit in step.units:
             if unit is not None and not 0 < unit < len(self.lanes):
                 raise self._too_few(f"at least {unit + 1}, as the algorithm starts a process on unit {unit}")
@@ -300,7 +299,7 @@ class Streams(Real):
         process.followed = max((body.layers.last for body in bodies if isinstance(body, Forward)), default=0)
         for old in process.started:
             if old.ended:
-                old.cache = old.value = old.answer = None  # each has a copy of the rows, and is remembered to the end of the text
+                old.cache = old.value = old.answer = None  # frees its copy of the rows; the task itself is kept to the end
         tasks = yield step._replace(bodies=tuple(bodies))
         process.started = [task for task in process.started if not task.ended] + [*tasks]
         self.unplaced.update(zip(tasks, subs, strict=True))
@@ -310,7 +309,7 @@ class Streams(Real):
         return ParameterError(f"units must be {bound}, got {len(self.lanes)} streams; make more of them")
 
     def _joined(self, tasks: Sequence[Any], process: _StreamProcess) -> None:
-        """What a process does behind a barrier, its stream does behind those of the others."""
+        """Make a process's stream wait for the streams of the joined tasks."""
         assert process.lane is not None
         with self._span(process.lane, "wait", process):
             for task in tasks:
@@ -330,13 +329,13 @@ class Streams(Real):
             task.cache = parent.cache.copy()
             task.cache.process = process
             assert process.since is not None
-            # Behind all that its starter had launched when it forked: rows of passes before that, and the starter's reads of what
-            # was made on this stream, whose memory is about to be used again.
+            # After all that its parent had launched at the fork: rows of earlier passes, and the parent's reads of outputs of this
+            # stream, whose memory is about to be reused.
             lane.wait(process.since)
             self._drive(task)
 
     def _lane_for(self, process: _StreamProcess) -> _Lane:
-        """The stream of its unit, or the first on which nobody is."""
+        """Return the stream of its unit, or the first free one."""
         if process.unit is not None:
             return self.lanes[process.unit]
         found = next((lane for lane in self.lanes if lane.owner is None), None)
@@ -353,14 +352,14 @@ class Streams(Real):
         super()._cancel(task)
 
     def _vacate(self, task: Task) -> None:
-        """Its stream is for others: what it still runs there comes before their work, as streams are in order."""
+        """Free a task's stream. Its remaining work runs before that of the next task, as streams are in order."""
         if task.cache is not None and task.cache.lane.owner is task.cache.process:
             task.cache.lane.owner = None
 
     # --- passes ---
 
     def new_cache(self) -> _StreamState:
-        """No rows yet."""
+        """Return an empty cache."""
         return _StreamState(self.decoders, self.main)
 
     def _make_pass(self, cache: Any, step: Forward) -> PassOutput:
@@ -379,13 +378,13 @@ class Streams(Real):
 
         def between(layer: int) -> None:
             if followed and layer > first:
-                made[layer - 1] = lane.mark()  # who follows this pass waits for no more of it than it reads
+                made[layer - 1] = lane.mark()  # a pass that follows this one waits only for the layers that it reads
             for mark in unmade.get(layer, ()):
                 lane.wait(mark)
 
         with lane.current(), self._span(lane, "forward", process, step if first < last else None):
             self.between = between if followed or unmade else None
-            decoder._placed = lane.placed  # another stream's would be read before they are made
+            decoder._placed = lane.placed  # those of another stream would be read before they exist
             try:
                 output = super()._make_pass(cache, step)
             finally:
@@ -398,51 +397,51 @@ class Streams(Real):
         return _StreamOutput(output, lane, tip)
 
     def _refuse(self, step: Forward) -> None:
-        """Refuse passes that are made by no method for which this is."""
+        """Refuse passes that this interpreter does not support."""
         if step.role != ROLE:
-            raise ParameterError(f"a run over streams has the target alone, and the algorithm asks for the {step.role} model")
-        # Several hypotheses are read by a sub-process that does nothing else: nobody goes on from all of them.
+            raise ParameterError(f"a run over streams supports only the target, and the algorithm uses the {step.role} model")
+        # Only a single-pass sub-process may verify several hypotheses: no pass continues from all of them.
         layers = step.layers
         tree = bool(step.tree) and not (layers.first == 0 and not step.heads and {*step.tree} == {-1})
         if tree or step.batch is not None or layers.gaps or layers.kv_only or step.compared or step.unit is not None:
-            raise ParameterError("a run over streams makes plain passes of one sequence alone; the algorithm asks for others")
+            raise ParameterError("a run over streams supports only plain passes of one sequence; the algorithm uses others")
 
     def _borrowed(self, lane: _Lane, step: Forward) -> list[Any]:
-        """States of other streams that a pass goes on from. It came by them through a join or a fork, which were waited for."""
+        """Return states of other streams that a pass resumes. The join or fork that passed them on was waited for."""
         outputs = step.state if isinstance(step.state, tuple) else (step.state,)
         return [each.states for each in outputs if step.layers.first and each.lane is not lane and each.states is not None]
 
     def _unmade(self, cache: _StreamState, lane: _Lane, step: Forward) -> dict[int, list[Mark]]:
-        """The marks that each layer has to wait for, as its rows are made on other streams."""
+        """Return the marks for which each layer has to wait, because other streams make its rows."""
         found = {}
         first, last = step.layers.first, step.layers.last
         for layer, made in enumerate(cache.made[first:last], first):
-            marks = [mark for mark in made.values() if not lane.behind(mark)]
+            marks = [mark for mark in made.values() if not lane.is_after(mark)]
             if marks:
                 found[layer] = marks
         return found
 
     def adopt(self, cache: Any, task: Task, at: int, layers: int, hypothesis: int | None) -> None:
-        """Take over rows and states: behind the work that made them, and the other stream goes on behind that."""
+        """Adopt rows and states after the work that made them; the other stream then continues after the copy."""
         lane, theirs, made = cache.lane, task.cache, task.value
         if not isinstance(made, _StreamOutput):
-            raise CacheError("what is taken over is a single pass, before its starter starts others")
+            raise CacheError("only a single pass can be adopted, before its parent forks others")
         with self._span(lane, "wait", cache.process):
             lane.wait(made.mark)
         with lane.current(), self._span(lane, "promotion", theirs.process):
             super().adopt(cache, task, at, layers, hypothesis)
             made.states = None if made.states is None else made.states.clone()
         mark = lane.mark()
-        # What was read here lies in memory of the sub-process's stream, which uses it again as soon as it is let go of.
+        # The copy read memory of the sub-process's stream, which reuses it once it is released.
         made.lane.wait(mark)
-        made.lane, made.mark = lane, mark  # whoever is forked from here on comes behind it: layers need no marks of it
+        made.lane, made.mark = lane, mark  # later forks run after it: layers need no marks of it
         theirs.process.kept = True
 
     def read(self, step: Read) -> Any:
-        """Look at what a pass has made, on the stream that it was made on; the answer is there when that has come so far."""
+        """Read an output on the stream that made it; the answer is ready when the stream has reached it."""
         lane: _Lane = step.output.lane
         if step.against is not None:
-            lane.wait(step.against.mark)  # whose head is made here too
+            lane.wait(step.against.mark)  # its head is computed here too
         with lane.current(), self._span(lane, "head", lane.owner or self.main):
             return super().read(step)
 
@@ -460,7 +459,7 @@ class Streams(Real):
 
     @property
     def spans(self) -> list[Span]:
-        """What happened when, from the beginning of the run on; to be asked once the device has nothing left to do."""
+        """Events since the beginning of the run; call it once the device is idle."""
         found = []
         for unit, what, begin, end, process, step in self.rows:
             start, stop = (self._at(mark) for mark in (begin, end))
@@ -469,8 +468,8 @@ class Streams(Real):
             else:
                 fate = "kept" if process.kept else "discarded"
                 depth = step.end - step.at if step.tree else 0
-                place = process.number, step.end - 1, step.layers.first, step.layers.last, fate, step.role, len(step.tokens), depth
-                found.append(Span(unit, start, stop, what, *place))
+                more = process.number, step.end - 1, step.layers.first, step.layers.last, fate, step.role, len(step.tokens), depth
+                found.append(Span(unit, start, stop, what, *more))
         return found
 
     def _at(self, mark: Mark) -> float:

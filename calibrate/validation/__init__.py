@@ -1,1 +1,1 @@
-"""Claims about predictions, computed anew, and the page that lists them."""
+"""Claims about the accuracy of predictions, recomputed from data, and the page that lists them."""

@@ -1,20 +1,20 @@
-"""The interpreter over processes that have a model each: passes of different models are made at the same time.
+"""The interpreter over processes with one model each: passes of different models run concurrently.
 
-The main process drives all generators of steps, in the order in which one process would (`model.interpret.interpreter`), so that
-a decoding is the same to the last bit; every model is in a worker process with one thread and a core of its own. A pass is asked
-for and not waited for: only who reads what it says waits. So what a method has its models do side by side, in sub-processes that
-are joined later, is done side by side, as PEARL drafts while it verifies:
+The main process drives all generators of steps, in the order of a run in one process (`model.interpret.interpreter`), so that a
+decoding is bitwise the same. Every model is in a worker process with one thread and a separate core. The main process requests a
+pass without waiting; only a read of its output waits. Sub-processes that are joined later therefore run concurrently, as PEARL
+drafts while it verifies:
 
     with started({"target": Replica("family:target"), "draft": Replica("family:draft")}) as models:
         run = OverModels(models, record=True)
         work = run.run(pearl.decode(pearl.Parameters(12, 3, draft_layers=2), prompt, 64), 64)
 
-What an algorithm stops it stops as in one process too: when as many layers have been run elsewhere, not when the clock says so. So
-PEARL's drafts that a rejection stops (draft_stop 'rejection') make as many passes here as there, however long these take: tokens
-are the same; times are those of a stop by the clock only where a layer takes as long in either model.
+A stop takes effect as in one process: when the same number of layers has run elsewhere, not by the clock. So drafts of PEARL that a
+rejection stops (`draft_stop = "rejection"`) make the same passes here as there, and the tokens are the same; times are those of a
+stop by the clock only if a layer takes the same time in both models.
 
-A worker keeps the rows of one line of processes: whoever asks for a pass must have started from where the last one left them. Rows
-are never copied from process to process, and what several sub-processes of one model would need, as in beam search, is refused.
+A worker keeps the cache rows of one chain of processes: each pass must continue from the rows of the previous one. Rows are never
+copied between processes, and several sub-processes of one model, as in beam search, are refused.
 `calibrate.workers.over_processes` runs one model on several units, and copies rows between them.
 """
 
@@ -50,49 +50,49 @@ __all__ = ["ModelProcesses", "OverModels", "ProcessError", "started"]
 
 
 class DistantModel:
-    """What the main process knows of a worker process and of its model."""
+    """State that the main process keeps of a worker process and its model."""
 
     def __init__(self, role: str, unit: int, process: Any, end: Connection, patience: float) -> None:
         self.role, self.unit, self.process, self.end, self.patience = role, unit, process, end, patience
         self.name, self.layers, self.vocabulary = "", 0, 0
         self.made: list[int] = []
-        """The pass that made the row of each position, by its number."""
+        """Number of the pass that made the row of each position."""
         self.asked: deque[_DistantOutput | None] = deque()
-        """What waits for an answer, in the order in which it was asked; None: an answer that nobody needs."""
+        """Outputs that wait for an answer, in the order of their requests; None for an answer that is not needed."""
 
     def ask(self, *what: Any) -> None:
-        """Tell the worker something."""
+        """Send a request to the worker."""
         try:
             self.end.send(what)
         except OSError:
             raise self._gone() from None
 
     def answer(self, patience: float) -> Any:
-        """The next answer of the worker."""
+        """Return the worker's next answer."""
         try:
             if not self.end.poll(patience):
                 raise ProcessError(f"the process of the {self.role} model did not answer within {patience:g} s; the run is over")
-            what, said = self.end.recv()
+            what, answer = self.end.recv()
         except (EOFError, OSError):
             raise self._gone() from None
         if what == "failed":
-            raise ProcessError(f"the process of the {self.role} model failed: {said}")
-        return said
+            raise ProcessError(f"the process of the {self.role} model failed: {answer}")
+        return answer
 
     def take(self) -> _DistantOutput | None:
-        """Take the answer to what was asked first; the output that it is of."""
+        """Receive the answer to the oldest request; return its output."""
         output = self.asked.popleft()
-        said = self.answer(self.patience)
+        answer = self.answer(self.patience)
         if output is not None:
-            output.arrived(*said)
+            output.arrived(*answer)
         return output
 
     def _gone(self) -> ProcessError:
-        return ProcessError(f"the process of the {self.role} model is gone, perhaps for want of memory; the run is over")
+        return ProcessError(f"the process of the {self.role} model is gone, perhaps out of memory; the run is over")
 
 
 class _DistantOutput(PassOutput):
-    """What a pass in another process has made: its logits, once they have come."""
+    """Output of a pass in another process: its logits, once they have arrived."""
 
     __slots__ = ("model", "span")
 
@@ -102,7 +102,7 @@ class _DistantOutput(PassOutput):
         self.span: tuple[float, float] | None = None
 
     def arrived(self, logits: Any, begun: float, ended: float) -> None:
-        """Keep what the worker said."""
+        """Store the worker's answer."""
         import torch
 
         self.span = begun, ended
@@ -111,7 +111,7 @@ class _DistantOutput(PassOutput):
 
     @property
     def logits(self) -> Tensor:
-        """See `PassOutput`; it waits for the pass."""
+        """See `PassOutput`; waits for the pass."""
         if not self.step.heads:
             raise CacheError(f"{self.step.role}: a pass at position {self.step.at} is read, but projects no position")
         while self.span is None:
@@ -121,21 +121,21 @@ class _DistantOutput(PassOutput):
 
 
 class _Rows:
-    """What a process believes that the models hold: how many positions, and which pass made each."""
+    """Rows that the models hold according to a process: the number of positions, and the pass that made each."""
 
     def __init__(self) -> None:
         self.book = Cache()
         self.made: dict[str, list[int]] = {}
 
     def copy(self) -> _Rows:
-        """What a sub-process starts with."""
+        """Return the rows with which a sub-process starts."""
         other = _Rows()
         other.book, other.made = self.book.copy(), {role: held[:] for role, held in self.made.items()}
         return other
 
 
 class ModelProcesses:
-    """Worker processes with a model each. See `started`."""
+    """Worker processes with one model each. See `started`."""
 
     def __init__(self, replicas: Mapping[str, Replica], *, pin: bool, patience: float) -> None:
         self.models: dict[str, DistantModel] = {}
@@ -159,14 +159,14 @@ class ModelProcesses:
 
     @property
     def units(self) -> int:
-        """How many models there are, each on a unit of its own."""
+        """Number of models, each on a separate unit."""
         return len(self.models)
 
     def renew(self) -> None:
-        """Have all models forget the text that they have read."""
+        """Make all models begin a new sequence."""
         if self.closed or self.broken:
             why = "are closed" if self.closed else "are broken by an earlier error"
-            raise ProcessError(f"the processes {why}; start them anew")
+            raise ProcessError(f"the processes {why}; start them again")
         for model in self.models.values():
             model.ask("new")
             model.asked.append(None)
@@ -175,7 +175,7 @@ class ModelProcesses:
             model.made = []
 
     def close(self) -> None:
-        """End all workers: at their word if they are idle, else at once."""
+        """End all workers: idle ones by request, others at once."""
         if self.closed:
             return
         self.closed = True
@@ -195,16 +195,16 @@ class ModelProcesses:
 
 @contextlib.contextmanager
 def started(replicas: Mapping[str, Replica], *, pin: bool = True, patience: float = PATIENCE) -> Iterator[ModelProcesses]:
-    """A worker process for each of these models, by their roles; they end with the block, however it is left.
+    """Start a worker process for each model, by role; they end with the block, however it is left.
 
     Parameters
     ----------
     replicas
-        The models, on the processor; a model on a GPU is refused, as no run of these processes was ever made on one.
+        The models. Their device must be the CPU: these processes have never run on a GPU.
     pin
-        Whether each process keeps to one core, where the system lets it.
+        Whether to pin each process to one core, if the system allows it.
     patience
-        Seconds in which a pass must be made; a worker that takes longer is taken to hang.
+        Longest time of a pass [s]; a worker that takes longer counts as hung.
     """
     checks.number("patience", patience, 0.001)
     for role, replica in replicas.items():
@@ -219,25 +219,25 @@ def started(replicas: Mapping[str, Replica], *, pin: bool = True, patience: floa
 
 
 class OverModels(Real):
-    """Interprets an algorithm with each model in a process of its own.
+    """Interprets an algorithm with each model in a separate process.
 
     Parameters
     ----------
     models
         The processes: see `started`.
     sampling, luck, log, answers, times
-        As of `Real`; of the times those of passes are what the workers took.
+        See `Real`; the times of passes are those of the workers.
     record
-        Whether `spans` are kept: what was made when, in the order of its end.
+        Whether to keep `spans`: the recorded passes, in the order of their ends.
 
-    Once it has run, `begun` is when it began, and `seconds` how long it took to the last token.
+    After a run, `begun` is its start, and `seconds` its length to the last token.
     """
 
     def __init__(
         self, models: ModelProcesses, *, sampling: Sampling | None = None, luck: Luck | None = None,
         log: list[Answered] | None = None, answers: Answers | None = None, times: RunTimes | None = None, record: bool = False,
     ) -> None:  # fmt: skip
-        distant: Any = models.models  # whoever makes no pass here asks decoders for their sizes alone
+        distant: Any = models.models  # `Real` makes no pass here, and reads only the sizes of its decoders
         super().__init__(distant, sampling=sampling, luck=luck, log=log, answers=answers, times=times)
         self.models, self.recording = models, record
         self.outputs: list[_DistantOutput] = []
@@ -246,7 +246,7 @@ class OverModels(Real):
 
     @property
     def spans(self) -> list[Span]:
-        """The passes that were recorded, in the order of their ends."""
+        """Recorded passes, in the order of their ends."""
         found = []
         for output in self.outputs:
             assert output.span is not None
@@ -256,14 +256,14 @@ class OverModels(Real):
         return sorted(found, key=lambda span: span.end)
 
     def run(self, steps: Steps, tokens: int) -> CountedWork:
-        """See `Interpreter`. What goes wrong here leaves the processes broken."""
+        """See `Interpreter`. An error leaves the processes broken."""
         models = self.models
         models.renew()
         self.begun = time.perf_counter()
         try:
             work = super().run(steps, tokens)
             self.seconds = time.perf_counter() - self.begun
-            for model in models.models.values():  # whoever comes next has the cores for himself
+            for model in models.models.values():  # the next run shall have all cores
                 while model.asked:
                     model.take()
         except BaseException:
@@ -276,23 +276,23 @@ class OverModels(Real):
         return work
 
     def new_cache(self) -> Any:
-        """No rows yet."""
+        """Return an empty cache."""
         return _Rows()
 
     def forward(self, cache: Any, step: Forward) -> PassOutput:
-        """Ask for a pass."""
+        """Request a pass."""
         model = self.models.models.get(step.role)
         if model is None:
             has = ", ".join(self.models.models)
-            raise ParameterError(f"models must have one of role {step.role}, which the algorithm asks for, got {has}")
+            raise ParameterError(f"models must have one of role {step.role}, which the algorithm uses, got {has}")
         self._refuse(step, model)
         rows: _Rows = cache
         rows.book.write(step)
         mine = rows.made.setdefault(step.role, [])
         if mine[: step.at] != model.made[: step.at]:
             raise ParameterError(
-                "a run over processes with a model each keeps the rows of one line of processes, and two of them go on with the"
-                f" {step.role} model's; run this method in one process"
+                "a run over processes with a model each keeps the rows of one chain of processes, and two processes continue those"
+                f" of the {step.role} model; run this method in one process"
             )
         self.serial += 1
         for held in (mine, model.made):
@@ -306,27 +306,27 @@ class OverModels(Real):
         return output
 
     def adopt(self, cache: Any, task: Task, at: int, layers: int, hypothesis: int | None) -> None:
-        """Rows stay where they are."""
-        raise ParameterError("a run over processes with a model each hands no rows from process to process; run it in one process")
+        """Raise `ParameterError`: rows stay in their process."""
+        raise ParameterError("a run over processes with a model each copies no rows between processes; run it in one process")
 
     def _refuse(self, step: Forward, model: DistantModel) -> None:
-        """Refuse passes that workers do not make."""
+        """Refuse passes that workers do not support."""
         if step.layers.last != model.layers or step.layers.first:
             bound = f"{model.layers}, as {model.name} has, each pass through all of them"
             raise ParameterError(f"layers of the {step.role} must be {bound}, got [{step.layers.first}, {step.layers.last})")
         if step.tree or step.batch or step.layers.gaps or step.layers.kv_only or step.compared:
             raise ParameterError(
-                "a run over processes with a model each makes plain passes of one text; the algorithm asks for others"
+                "a run over processes with a model each supports only plain passes of one sequence; the algorithm uses others"
             )
 
 
 def work(connection: Connection, replica: Replica, core: int | None) -> None:
-    """A worker process: load a model and make passes, until the parent has had enough of it, or is gone."""
+    """Load a model and make passes as the parent requests, until it ends or sends "end": the main function of a worker process."""
     import signal
 
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it is over
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
     try:
         torch.set_num_threads(1)
         if core is not None:
@@ -334,7 +334,7 @@ def work(connection: Connection, replica: Replica, core: int | None) -> None:
         with torch.inference_mode(False):
             decoder = replica.load()
         if decoder.config.is_encoder_decoder:
-            raise ParameterError(f"model {decoder.name} has an encoder, and those are not run over processes with a model each")
+            raise ParameterError(f"model {decoder.name} has an encoder, which runs over processes with a model each do not support")
         decoder.warm()
         connection.send(("up", (decoder.name, decoder.layers, decoder.vocabulary)))
         with torch.inference_mode():
@@ -342,11 +342,11 @@ def work(connection: Connection, replica: Replica, core: int | None) -> None:
     except (EOFError, BrokenPipeError, ConnectionError):
         pass  # the parent is gone
     except BaseException as error:
-        said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        message = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         with contextlib.suppress(OSError):
-            connection.send(("failed", said))
+            connection.send(("failed", message))
     sys.stdout.flush()
-    os._exit(0)  # nothing is left to be done, and torch takes its time
+    os._exit(0)  # nothing is left to do, and torch's shutdown is slow
 
 
 def _serve(connection: Connection, decoder: Any) -> None:
@@ -365,7 +365,9 @@ def _serve(connection: Connection, decoder: Any) -> None:
 
 
 def _made(decoder: Any, rows: Any, tokens: Sequence[int], at: int, heads: int) -> Any:
-    """Make a pass; the logits of its last positions, shape (heads, vocabulary), or None. Rows behind `at` are let go of."""
+    """Make a pass, which rolls back rows from position `at` on; return the logits of its last positions, shape (heads, vocabulary),
+    or None.
+    """
     states = decoder.run(tuple(tokens), at, LayerSpan(0, decoder.layers), rows)
     held = {layer.length for layer in rows.layers}
     if held != {at + len(tokens)}:

@@ -1,16 +1,16 @@
 """The interpreter over operating system processes: Predictive Pipelined Decoding as [Yang2024] built it.
 
-The main process drives all generators of steps and makes its own passes; the pass of a sub-process is made by the worker process of
-its unit, which has a replica of the model, one thread and a core of its own, or a GPU (`calibrate.untested_on_gpu.gpu_ordering`).
-Rows, states and commands lie where all processes reach them (`calibrate.workers.worker_loop`); `started` starts the processes
+The main process drives all generators of steps and makes its own passes. Each pass of a sub-process is made by the worker process
+of its unit, which has a replica of the model, one thread, and a separate core or GPU (`calibrate.untested_on_gpu.gpu_ordering`).
+Cache rows, states and commands are in shared memory (`calibrate.workers.worker_loop`); `started` starts the processes
 (`calibrate.workers.worker_pool`):
 
     with started(Replica("family:target"), units=2, capacity=256) as pool:
         run = Parallel(pool)
         work = run.run(ppd.decode(ppd.Parameters(12, 6, 1), prompt, 64), 64)
 
-The first process is on unit 0, the main process itself. A sub-process that names no unit takes the first that is free, and keeps it
-until it ends. A sub-process may follow its starter: it then waits, layer by layer, for rows that are being written.
+The first process runs on unit 0, the main process itself. A sub-process without a requested unit takes the first free one, and
+keeps it until it ends. A sub-process may follow its parent: it then waits, layer by layer, for rows that are being written.
 
 [Yang2024] S. Yang, G. Lee, J. Cho, D. Papailiopoulos, K. Lee. Predictive Pipelined Decoding: A Compute-Latency Trade-off for Exact
 LLM Decoding. TMLR 2024, arXiv:2307.05908.
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 __all__ = ["Parallel", "Pool", "ProcessError", "started"]
 ROLE = "target"
 GONE: Final = -1
-"""A tag of rows of which nothing is known."""
+"""Tag of rows whose content is unknown."""
 
 
 class _UnitOutput(PassOutput):
-    """What a pass has made, and which pass of which unit that was."""
+    """Output of a pass, with the unit and the number of the pass."""
 
     __slots__ = ("serial", "unit")
 
@@ -75,14 +75,14 @@ class _UnitProcess(Task):
         self.book = Cache()
         self.tags: NDArray[np.int64] | None = None
         self.since: Callable[[], bool] | None = None
-        """What it waits for, where it waits."""
+        """Condition that it waits for, if it waits."""
         self.serial = 0
-        """The pass made last."""
+        """Number of its last pass."""
         self.kept = False
 
     @property
     def leads(self) -> bool:
-        """Whether all that it came of is over, so that what it says is output."""
+        """Whether all its ancestors have ended, so that its tokens are final."""
         parent: Any = self.parent
         return parent is None or (parent.ended and parent.leads)
 
@@ -95,12 +95,12 @@ class Parallel(Real):
     pool
         The processes: see `started`.
     sampling, luck, log, answers, times
-        As of `Real`; of the times those of passes are left out, which go on side by side: spans say them.
+        See `Real`; `times` has no passes, because they run concurrently: see `spans`.
     record
-        Whether `spans` are kept: what happened when. It takes 1 % of the time of the family's target.
+        Whether to keep `spans`: the recorded events. It takes 1 % of the time of the family's target.
 
-    Once it has run, `spans` is what happened, `begun` when it began, and `seconds` how long it took to the last token: what workers
-    still did then is stopped, and its end waited for, after that.
+    After a run, `spans` are the events, `begun` is its start, and `seconds` its length to the last token. The workers' remaining
+    passes are stopped after that, and their ends awaited.
     """
 
     def __init__(
@@ -114,23 +114,23 @@ class Parallel(Real):
         self.begun = self.seconds = 0.0
         self.processes = 0
         self.ready: deque[_UnitProcess] = deque()
-        self.births: list[_UnitProcess] = []
+        self.forked: list[_UnitProcess] = []
         self.blocked: list[_UnitProcess] = []
-        self.homeless: deque[_UnitProcess] = deque()
+        self.unplaced: deque[_UnitProcess] = deque()
         self.local: tuple[_UnitProcess, Forward, Command] | None = None
-        self.made_here: tuple[_UnitProcess, Forward, Command] | None = None
+        self.running_here: tuple[_UnitProcess, Forward, Command] | None = None
         self.free = [False, *[True] * (pool.units - 1)]
 
     @property
     def spans(self) -> list[Span]:
-        """What happened when, in the order of its end; what sub-processes made and nobody used is discarded."""
+        """Recorded events, in the order of their ends; unused passes of sub-processes are marked as discarded."""
         return [
             row._replace(fate="discarded") if process is not None and not process.kept and row.fate == "kept" else row
             for row, process in self.rows
         ]
 
     def run(self, steps: Steps, tokens: int) -> CountedWork:
-        """See `Interpreter`. What goes wrong here leaves the processes broken."""
+        """See `Interpreter`. An error leaves the processes broken."""
         import torch
 
         pool = self.pool
@@ -162,10 +162,10 @@ class Parallel(Real):
                 pool.wait(start)
                 self._note(0, start, "wait", None)
                 self._collect()
-            elif self.blocked or self.homeless:
-                raise CacheError("the algorithm came to a halt before it had put out all its tokens")
+            elif self.blocked or self.unplaced:
+                raise CacheError("the algorithm came to a halt before it had generated all its tokens")
             else:
-                break  # it has ended
+                break  # the algorithm has ended
         self.seconds = time.perf_counter() - self.begun
         self._give_up()
 
@@ -173,7 +173,7 @@ class Parallel(Real):
         return len(self.work.tokens) >= self.wanted
 
     def _give_up(self) -> None:
-        """Stop what still runs, and wait for its end: whoever comes next has the cores for himself."""
+        """Stop running passes and wait for their ends, so that the next run has all cores."""
         pool = self.pool
         for post in pool.posts.values():
             for flight in post.flights:
@@ -190,7 +190,7 @@ class Parallel(Real):
         self.processes += 1
 
     def _advance(self, task: _UnitProcess) -> None:
-        """Send answers and carry out steps until the task has to wait for something."""
+        """Send answers and carry out steps until the task has to wait."""
         body = task.body
         while not task.ended and not self._over():
             if task.unit < 0 and not self._settle(task):
@@ -199,7 +199,7 @@ class Parallel(Real):
                 step = body.send(task.answer)
             except StopIteration as end:
                 task.value = end.value
-                self._bear()
+                self._start_forked()
                 self._end(task)
                 return
             task.answer = None
@@ -208,7 +208,7 @@ class Parallel(Real):
             return
 
     def _answered(self, task: _UnitProcess, step: Any) -> bool:
-        """Carry out a step; whether the task can go on."""
+        """Carry out a step; return whether the task can continue."""
         match step:
             case Read():
                 start = time.perf_counter()
@@ -224,17 +224,17 @@ class Parallel(Real):
                     return self._block(task, lambda: self._committed(task, step))
                 self._committed(task, step)
             case Join():
-                self._bear()
+                self._start_forked()
                 return self._block(task, lambda: self._joined(task, step.tasks))
             case Stop():
-                self._bear()
+                self._start_forked()
                 self._collect()
                 for sub in step.tasks:
                     self._stop(sub)
                 task.started = [sub for sub in task.started if not sub.ended]
             case Adopt():
-                self._bear()
-                self._take_over(task, step)
+                self._start_forked()
+                self._promote(task, step)
         return True
 
     def _committed(self, task: _UnitProcess, step: Commit) -> bool:
@@ -251,7 +251,7 @@ class Parallel(Real):
         return True
 
     def _block(self, task: _UnitProcess, since: Callable[[], bool]) -> bool:
-        """Have a task wait for something, unless that is there; whether it is."""
+        """Make a task wait for a condition, unless it holds already; return whether it does."""
         if since():
             return True
         task.since = since
@@ -259,7 +259,7 @@ class Parallel(Real):
         return False
 
     def _release(self) -> None:
-        """Let those go on that have what they wait for."""
+        """Resume tasks whose condition holds."""
         waiting, self.blocked = self.blocked, []
         for task in waiting:
             if task.ended:
@@ -278,7 +278,7 @@ class Parallel(Real):
         self._release()
 
     def _stop(self, task: _UnitProcess) -> None:
-        """End a task with all that it has started."""
+        """End a task and all its sub-processes."""
         if task.ended:
             return
         task.ended = task.stopped = True
@@ -287,7 +287,7 @@ class Parallel(Real):
             for flight in post.flights:
                 if flight.task is task:
                     self._stop_flight(flight)
-        for own in (self.local, self.made_here):  # it ends before unit 0 makes another pass
+        for own in (self.local, self.running_here):  # the pass ends before unit 0 makes another
             if own is not None and own[0] is task:
                 self._forget(0, own[2])
         if self.local is not None and self.local[0] is task:
@@ -300,7 +300,7 @@ class Parallel(Real):
         self._release()
 
     def _stop_flight(self, flight: Flight) -> None:
-        """Have a worker give up; of the rows that it was to change nothing is known from here on."""
+        """Stop a worker's pass; the content of the rows that it was to change is unknown from now on."""
         if flight.stopped:
             return
         flight.stopped = True
@@ -309,14 +309,14 @@ class Parallel(Real):
         self._forget(unit, flight.command)
 
     def _forget(self, unit: int, command: Command) -> None:
-        """Rows that a stopped pass was to copy or to make may be old or new."""
+        """Mark the rows that a stopped pass was to copy or make as unknown."""
         low = min((piece.start for piece in command.pieces), default=command.at)
         self.pool.tags[unit, command.first : command.last, low : command.at + len(command.tokens)] = GONE
 
     def _settle(self, task: _UnitProcess) -> bool:
-        """Give a process that may be anywhere a unit."""
+        """Assign a free unit to a process without one; return whether there was one."""
         if True not in self.free:
-            self.homeless.append(task)
+            self.unplaced.append(task)
             return False
         task.unit = self.free.index(True)
         self.free[task.unit] = False
@@ -326,8 +326,8 @@ class Parallel(Real):
         if task.unit < 0:
             return
         self.free[task.unit] = True
-        while self.homeless:
-            waiting = self.homeless.popleft()
+        while self.unplaced:
+            waiting = self.unplaced.popleft()
             if not waiting.ended:
                 self.ready.append(waiting)
                 return
@@ -336,27 +336,27 @@ class Parallel(Real):
 
     def _fork(self, task: _UnitProcess, step: Fork) -> None:
         if any(old is not None for old in step.heirs_of):
-            raise ParameterError("a run over processes starts no sub-process with the cache of an ended one, as beam search does")
+            raise ParameterError("a run over processes has no sub-processes with the cache of an ended one, as beam search needs")
         found = []
         for body, unit in zip(step.bodies, step.units, strict=True):
             if unit is not None and not 0 < unit < self.pool.units:
-                said = f"at least {unit + 1}, as the algorithm starts a process on unit {unit}"
-                raise ParameterError(f"units must be {said}, got {self.pool.units}; start more processes")
+                bound = f"at least {unit + 1}, as the algorithm starts a process on unit {unit}"
+                raise ParameterError(f"units must be {bound}, got {self.pool.units}; start more processes")
             found.append(_UnitProcess(body, task, unit))
             self._number(found[-1])
         task.answer = tuple(found)
         task.started.extend(found)
-        self.births.extend(found)
+        self.forked.extend(found)
         self.work.forks += len(found)
 
-    def _bear(self) -> None:
-        """Start the sub-processes that were forked: they follow what their starter has announced meanwhile."""
-        births, self.births = self.births, []
-        if not births:
+    def _start_forked(self) -> None:
+        """Start the forked sub-processes; they can follow a pass that their parent has posted since the fork."""
+        forked, self.forked = self.forked, []
+        if not forked:
             return
         start = time.perf_counter()
-        parent: Any = births[0].parent
-        for sub in births:
+        parent: Any = forked[0].parent
+        for sub in forked:
             if sub.ended:
                 continue
             parent = sub.parent
@@ -365,7 +365,7 @@ class Parallel(Real):
                 self._refuse(step, single=True)
                 parent.book.require(step)
                 if sub.unit < 0 and not self._settle(sub):
-                    raise CacheError("a single pass that may be anywhere found no unit that is free")
+                    raise CacheError("a single pass without a requested unit found no free unit")
                 self._begin(sub, step)
             else:
                 sub.book = parent.book.copy()
@@ -374,14 +374,14 @@ class Parallel(Real):
         self._note(parent.unit, start, "dispatch", parent)
 
     def _refuse(self, step: Forward, *, single: bool = False) -> None:
-        """Refuse passes that are made by no method for which this is."""
+        """Refuse passes that this interpreter does not support."""
         if step.role != ROLE:
-            raise ParameterError(f"a run over processes has the target alone, and the algorithm asks for the {step.role} model")
-        # Several hypotheses are read by a sub-process that does nothing else: nobody goes on from all of them.
+            raise ParameterError(f"a run over processes supports only the target, and the algorithm uses the {step.role} model")
+        # Only a single-pass sub-process may verify several hypotheses: no pass continues from all of them.
         layers = step.layers
         tree = bool(step.tree) and not (single and layers.first == 0 and not step.heads and {*step.tree} == {-1})
         if tree or step.batch is not None or layers.gaps or layers.kv_only or step.compared or step.unit is not None:
-            raise ParameterError("a run over processes makes plain passes of one sequence alone; the algorithm asks for others")
+            raise ParameterError("a run over processes supports only plain passes of one sequence; the algorithm uses others")
         if layers.last > self.pool.decoder.layers:
             bound = f"{self.pool.decoder.layers}, as {self.pool.decoder.name} has"
             raise ParameterError(f"layers of the {ROLE} must be {bound}, got at least {layers.last}")
@@ -394,18 +394,18 @@ class Parallel(Real):
     # --- passes ---
 
     def _forward(self, task: _UnitProcess, step: Forward) -> bool:
-        """Announce a pass of a process with a cache of its own; whether it is made already, having no layers."""
+        """Post a pass of a process with a cache; return whether it is done already, having no layers."""
         task.book.write(step)
         if step.layers.first == step.layers.last:
-            self._bear()
+            self._start_forked()
             self._begin(task, step)
             return True
         self._begin(task, step)
-        self._bear()
+        self._start_forked()
         return False
 
     def _begin(self, task: _UnitProcess, step: Forward) -> None:
-        """Have a pass made where the task is."""
+        """Post a pass to the task's unit."""
         self.work.account.add(step)
         task.last = step
         first, last = step.layers.first, step.layers.last
@@ -433,7 +433,7 @@ class Parallel(Real):
         post.flights.append(Flight(task, step, command, self.pool.post(task.unit, command), posted))
 
     def _protect(self, unit: int, step: Forward) -> None:
-        """Refuse to write over rows that another unit has yet to copy from here."""
+        """Refuse to overwrite rows that another unit has yet to copy from this one."""
         first, last = step.layers.first, step.layers.last
         for post in self.pool.posts.values():
             for flight in post.flights:
@@ -442,35 +442,35 @@ class Parallel(Real):
                         raise CacheError(f"{step.role}: a pass at position {step.at} replaces rows that a sub-process is copying")
 
     def _command(self, task: _UnitProcess, step: Forward, tags: NDArray[np.int64]) -> Command:
-        """Say what a unit is to do, and what it lacks for it; what its rows will be then is remembered."""
+        """Return a unit's command with the rows that it lacks, and record the rows that it will have afterwards."""
         pool, unit, serial = self.pool, task.unit, task.serial
         tokens, at, state = step.tokens, step.at, step.state
         first, last, end = step.layers.first, step.layers.last, step.at + len(step.tokens)
         if self.answers is not None:
             tokens = self.known(ROLE, tokens)
         want, have = tags[first:last, :at], pool.tags[unit, first:last]
-        said = want.tobytes()
+        wanted = want.tobytes()
         pieces: tuple[MissingRows, ...] = ()
-        if said != have[:, :at].tobytes():
+        if wanted != have[:, :at].tobytes():
             low = int((want != have[:, :at]).any(axis=0).argmax())
             pieces = self._pieces(task, unit, (first, last), (low, at), want[:, low:])
             have[:, low:at] = want[:, low:]
             pool.since[unit, first:last, low:at] = serial
         have[:, at:end] = serial
         pool.since[unit, first:last, at:end] = serial
-        going_on: Any = None
+        resumed: Any = None
         if first:
             if state.unit != unit:
-                raise CacheError(f"{step.role}: unit {unit} cannot go on from what unit {state.unit} made")
-            going_on = state.states if unit == 0 else state.serial
-        # Only those with a cache of their own start others, which may follow them; unit 0 sees for itself whether anybody does.
-        more = going_on, pieces, believed_of(said), task.single is None, step.tree
+                raise CacheError(f"{step.role}: unit {unit} cannot continue the pass of unit {state.unit}")
+            resumed = state.states if unit == 0 else state.serial
+        # Only processes with a cache fork others, which may follow their passes; unit 0 checks whether any does.
+        more = resumed, pieces, believed_of(wanted), task.single is None, step.tree
         return Command(serial, tokens, at, first, last, step.heads, *more)
 
     def _pieces(
         self, task: _UnitProcess, unit: int, layers: tuple[int, int], span: tuple[int, int], want: NDArray[np.int64]
     ) -> tuple[MissingRows, ...]:
-        """Where the rows are that a unit lacks: all of them at its starter's most often."""
+        """Return where the missing rows of a unit are: most often all on the parent's unit."""
         pool = self.pool
         (first, last), (low, at) = layers, span
         starter = task.parent.unit if isinstance(task.parent, _UnitProcess) else 0
@@ -486,7 +486,7 @@ class Parallel(Real):
                     continue
                 source = next((each for each in order if each != unit and pool.tags[each, layer, position] == tag), -1)
                 if source < 0:
-                    raise CacheError(f"rows of layer {layer} at position {position}, which unit {unit} lacks, are nowhere any more")
+                    raise CacheError(f"rows of layer {layer} at position {position}, missing on unit {unit}, are on no unit")
                 found.append(self._piece(source, layer, layer + 1, position, position + 1))
         return tuple(found)
 
@@ -497,9 +497,9 @@ class Parallel(Real):
         return MissingRows(source, low, high, start, stop, tuple(since.tolist()) if later else ())
 
     def _make(self) -> None:
-        """Make the main process's own pass; meanwhile others may need their next one."""
+        """Make the main process's own pass, and drive the other processes between its layers."""
         assert self.local is not None
-        task, step, command = self.made_here = self.local
+        task, step, command = self.running_here = self.local
         self.local = None
         flights = [flight for post in self.pool.posts.values() for flight in post.flights]
         several = any(flight.task.single is None for flight in flights)
@@ -524,21 +524,21 @@ class Parallel(Real):
             self._note(0, start, "forward", task, step, "cancelled")
             return
         finally:
-            self.made_here = None
+            self.running_here = None
         self._note(0, start, "forward", task, step)
         self._passed(task, _UnitOutput(step, self.pool.decoder, states, 0, command.serial))
 
     def _meanwhile(self, start: float) -> None:
-        """Between layers: answers that have come are looked at, and processes that can go on do."""
+        """Between layers: collect outputs of workers, and advance processes that can continue."""
         self._collect()
         while self.ready and not self._over():
             self._advance(self.ready.popleft())
         if time.perf_counter() - start > self.pool.patience:
-            self.pool.look(self.pool.posts.values())
-            raise ProcessError(f"rows did not come within {self.pool.patience:g} s; the run is over")
+            self.pool.check_workers(self.pool.posts.values())
+            raise ProcessError(f"rows did not arrive within {self.pool.patience:g} s; the run is over")
 
     def _collect(self) -> None:
-        """Take what workers have made."""
+        """Collect the passes that workers have ended."""
         pool = self.pool
         for number, post in pool.posts.items():
             done = pool.board.words[number][DONE]
@@ -557,7 +557,7 @@ class Parallel(Real):
         if task.ended or flight.stopped:
             return
         if not made:
-            raise ProcessError(f"the process of unit {number} gave up a pass that nobody stopped; the run is over")
+            raise ProcessError(f"the process of unit {number} gave up a pass that was not stopped; the run is over")
         memory = pool.memory
         output = _UnitOutput(step, pool.decoder, memory.states[number, : len(step.tokens)], number, flight.command.serial)
         if step.heads:
@@ -573,30 +573,30 @@ class Parallel(Real):
         elif output.step.layers.first < output.step.layers.last:
             self.ready.append(task)
 
-    def _take_over(self, task: _UnitProcess, step: Adopt) -> None:
-        """Promote a sub-process: its rows of layers [0, layers) at one position, and its state."""
+    def _promote(self, task: _UnitProcess, step: Adopt) -> None:
+        """Promote a sub-process: adopt its rows of layers [0, layers) at one position, and its state."""
         start = time.perf_counter()
         pool, (sub, at, layers, hypothesis) = self.pool, step
         if task.unit != 0 or task.tags is None:
-            raise CacheError("only the main process takes over what a sub-process has made")
+            raise CacheError("only the main process can adopt the pass of a sub-process")
         require_ended(sub)
         task.book.adopt(sub.last, at, layers, hypothesis)
         unit, memory, place = sub.unit, pool.memory, at + (hypothesis or 0)
         if layers:
             for tags in (pool.tags, memory.tags):
                 if (tags[unit, :layers, place] != sub.serial).any():
-                    raise CacheError(f"rows at position {at} of unit {unit} are no longer those of the process that is taken over")
+                    raise CacheError(f"rows at position {at} of unit {unit} are no longer those of the adopted process")
             memory.copy(0, unit, slice(0, layers), slice(at, at + 1), slice(place, place + 1))
             for tags in (pool.tags[0], memory.tags[0], task.tags):
                 tags[:layers, at] = sub.serial
             pool.since[0, :layers, at] = 0
         made = sub.value
         if hypothesis is not None:
-            # One pass has made several rows of this position; which of them lies in the place of the one taken over is left open.
+            # The pass made one row per hypothesis; which of them the unit keeps for this position is unknown.
             pool.tags[unit, :layers, at : at + len(sub.last.tokens)] = GONE
             made = made.alone(hypothesis)
         states = None if made.states is None else made.states.clone()
-        pool.unit.finish()  # the unit that made them may write over them
+        pool.unit.finish()  # the unit that made them may overwrite them next
         task.answer = _UnitOutput(made.step, pool.decoder, states, 0, made.serial)
         task.answer._logits = made._logits
         sub.kept = True

@@ -1,14 +1,13 @@
-"""A unit of a parallel run: a model replica, its rows in memory that all processes reach, and the loop of a worker process.
+"""A unit of a parallel run: a model replica, its cache rows in shared memory, and the loop of a worker process.
 
-Every row carries the number of the pass that wrote it, in shared memory beside it. A unit that makes a pass is told what it lacks
-and where that lies, copies it, and then compares the numbers of all rows that the pass sees with what the algorithm believes.
+Every row has the number of the pass that wrote it, in shared memory. The command of a pass lists the rows that the unit lacks and
+where they are. The unit copies them, and then compares the numbers of all rows that the pass sees with the algorithm's.
 
-Commands go through shared memory too: the worker looks at a counter, for a while without sleeping, and then waits for a byte in a
-pipe. Measured round trips of an empty pass, 3 ms apart (median and quartiles [us], two Xeon cores, one more process on them):
-a pipe of objects 348 (233 to 695), of bytes 254 (160 to 443), of raw bytes 220 (120 to 584), a semaphore 207 (101 to 1807);
-half a millisecond apart gloo's send and recv 192 (165 to 297), a counter watched for 200 us and then a pipe 63 (54 to 146), one
-that is watched all the while 3.3 (2.5 to 108). So it is watched for `calibrate.workers.worker_pool.SPIN`, which an idle worker does
-not do again.
+Commands go through shared memory too: the worker polls a counter for a while without sleeping, and then waits for a byte in a pipe.
+Measured round trips of an empty pass, 3 ms apart (median and quartiles [us], two Xeon cores with one more busy process): a pipe of
+objects 348 (233 to 695), of bytes 254 (160 to 443), of raw bytes 220 (120 to 584), a semaphore 207 (101 to 1807); half a
+millisecond apart gloo's send and recv 192 (165 to 297), a counter polled for 200 us and then a pipe 63 (54 to 146), one that is
+always polled 3.3 (2.5 to 108). So it is polled for `calibrate.workers.worker_pool.SPIN` after a pass; an idle worker sleeps.
 """
 
 from __future__ import annotations
@@ -42,23 +41,23 @@ if TYPE_CHECKING:
     Tensor = torch.Tensor
 
 SLOTS = 4
-"""Commands that a worker can have before it: one that it makes, and those behind stopped ones."""
+"""Commands that a worker can have at a time: the current one, and those after stopped ones."""
 BOX = 1 << 16
-"""Bytes of a command."""
+"""Largest command [bytes]."""
 POSTED, DONE, ASLEEP, LISTENING = range(4)
-"""What the words of a unit count or say: commands given, commands ended, that it sleeps, and of unit 0 that it waits for a byte."""
+"""Shared words of a unit: commands posted, commands done, whether it sleeps, and, of unit 0, whether it waits for a byte."""
 STOPPED, STATUS, LENGTH = range(3)
-"""The words of a slot: that its pass is stopped, what became of it, and how long the command is."""
+"""Shared words of a slot: whether its pass is stopped, its outcome, and the length of the command."""
 MADE, GAVE_UP = 1, 2
 STARTED, READY, ENDED = range(3)
-"""The times of a slot: when the command was taken up, when its rows were there, and when its pass was over."""
-NAP = 0.1  # seconds after which a sleeper looks for itself, should a byte have gone astray
+"""Times of a slot: when the command was read, when its missing rows were copied, and when its pass ended."""
+NAP = 0.1  # seconds after which a sleeper polls again, in case a byte was lost
 
 
 class MissingRows(NamedTuple):
-    """Rows [start, stop) of layers [low, high) that a unit lacks and `source` has, or will have.
+    """Rows [start, stop) of layers [low, high) that a unit lacks and that `source` has or will have.
 
-    `since` are the passes, one for each layer, with which the source has them; without any it has them.
+    `since` holds, for each layer, the pass of the source that completes them; empty if they are complete.
     """
 
     source: int
@@ -70,7 +69,7 @@ class MissingRows(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A pass, as a unit is told to make it."""
+    """A pass that a unit shall make."""
 
     serial: int
     tokens: tuple[int, ...]
@@ -79,18 +78,18 @@ class Command(NamedTuple):
     last: int
     heads: int
     state: Any
-    """Where `first` is above 0: the number of the pass of this very unit to go on from, or in the main process its states."""
+    """If `first` is above 0: the number of this unit's pass to resume, or in the main process the hidden states."""
     pieces: tuple[MissingRows, ...]
     believed: int
-    """Of all rows that it sees: `believed_of`."""
+    """Checksum of the passes that made the rows that it sees: `believed_of`."""
     followed: bool = True
-    """Whether others may be waiting for its rows, layer by layer."""
+    """Whether other units may wait for its rows, layer by layer."""
     tree: tuple[int, ...] = ()
-    """Of a pass over several hypotheses: `model.steps.Forward`. Their rows lie one behind the other, from position `at` on."""
+    """Parents of several hypotheses, as in `model.steps.Forward`. Their rows are adjacent, from position `at` on."""
 
 
 class Board:
-    """What all processes share whatever the model: counters, commands and times of each unit, as views of shared memory."""
+    """Shared memory that does not depend on the model: counters, commands and times of each unit."""
 
     def __init__(self, units: int, tensors: Sequence[Tensor] | None = None) -> None:
         import torch
@@ -113,12 +112,13 @@ class Board:
 
 
 class SharedState:
-    """What all processes share of a model's state, a unit's rows where the unit is.
+    """Shared memory of a model's state; the rows of a unit are on the unit's device.
 
-    `rows`: of each unit, shape (layers, 2, 1, key-value heads, capacity, head_dim), keys and then values. `states`: behind the last
-    layer of a unit's last pass, where unit 0 is, shape (units, capacity, hidden). `logits`: on the processor, (units, vocabulary),
-    so that who looks at another unit's waits for nothing of unit 0. `tags`: (units, layers, capacity), the pass that made each row.
-    `stamps`: (units, layers), the last pass of the unit that is through this layer; on a GPU its `marks` say where in its work.
+    `rows`: per unit, shape (layers, 2, 1, key-value heads, capacity, head_dim), keys and then values. `states`: hidden states after
+    the last layer of a unit's last pass, on the device of unit 0, shape (units, capacity, hidden). `logits`: (units, vocabulary),
+    on the host, so that a read of another unit's logits does not wait for unit 0. `tags`: (units, layers, capacity), the pass that
+    made each row. `stamps`: (units, layers), the unit's last pass that completed this layer. `marks`: on a GPU, the event of that
+    completion.
     """
 
     def __init__(self, rows: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
@@ -128,7 +128,7 @@ class SharedState:
         self.rows = rows
         self.states, self.logits, tags, stamps, marks = tensors
         self.bits: list[NDArray[Any]] = []
-        """The rows as whole numbers, where the processor reaches them: to copy a few this way takes a fifth of the time."""
+        """The rows as whole numbers if they are in host memory: a few rows are copied five times as fast this way."""
         if rows[0].device.type == "cpu":
             whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows[0].element_size()]
             self.bits = [each.view(whole).numpy() for each in rows]
@@ -139,7 +139,7 @@ class SharedState:
 
     @classmethod
     def of(cls, decoder: Decoder, units: int, capacity: int, devices: Sequence[str] = ()) -> SharedState:
-        """Room for so many units and positions of this model, whose devices are those of their rows."""
+        """Allocate the state of `units` units and `capacity` positions, with each unit's rows on its device."""
         import torch
 
         heads, size = shape_of_rows(decoder)
@@ -152,7 +152,7 @@ class SharedState:
         return cls(rows, [states, logits, tags, *(_shared((units, decoder.layers), torch.int64) for _ in range(2))])
 
     def copy(self, to: int, source: int, layers: slice, into: slice, of: slice) -> None:
-        """Copy rows from one unit to another, of these layers and positions; on GPUs it is only launched."""
+        """Copy rows of these layers and positions from one unit to another; on GPUs the copy is only launched."""
         if self.bits:
             self.bits[to][layers, ..., into, :] = self.bits[source][layers, ..., of, :]
         else:
@@ -160,7 +160,7 @@ class SharedState:
 
 
 def _shared(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """Zeros in memory that other processes can be handed; it has no name, so nothing is left of it when they have ended."""
+    """Return zeros in anonymous shared memory, which disappears with its last process."""
     import torch
 
     found: Any = torch.zeros(shape, dtype=dtype, device=device)
@@ -169,7 +169,7 @@ def _shared(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | s
 
 
 def shape_of_rows(decoder: Decoder) -> tuple[int, int]:
-    """How many heads keys and values have, and of what size, found by making some."""
+    """Return the number and the size of key-value heads, from a trial pass."""
     rows = decoder.rows()
     decoder.run((0,), 0, LayerSpan(0, decoder.layers), rows)
     shapes = {each.shape for layer in rows.layers for each in (layer.keys, layer.values) if each is not None}
@@ -180,7 +180,7 @@ def shape_of_rows(decoder: Decoder) -> tuple[int, int]:
 
 
 def believed_of(tags: bytes) -> int:
-    """One number for the passes that made rows, as the bytes of their tags, shape (layers, positions): their checksum.
+    """Return one number for the passes that made rows: the checksum of their tags' bytes, shape (layers, positions).
 
     >>> one, other = np.array([[3, 4], [3, 4]]), np.array([[3, 4], [4, 3]])
     >>> believed_of(one.tobytes()) == believed_of(one.copy().tobytes()) != believed_of(other.tobytes())
@@ -197,7 +197,7 @@ class SharedRows(LayerRows):
 
 
 class Unit:
-    """A replica at work on the rows of its unit; in the main process unit 0."""
+    """A replica that works on the rows of its unit; in the main process unit 0."""
 
     def __init__(self, number: int, decoder: Decoder, memory: SharedState, order: Order | None = None) -> None:
         self.number, self.decoder, self.memory = number, decoder, memory
@@ -210,7 +210,7 @@ class Unit:
         self.renew()
 
     def renew(self) -> None:
-        """Rows of a new text, of which nothing but the buffer is known."""
+        """Begin a new sequence with empty rows in the unit's buffer."""
         self.rows = self.decoder.rows()
         own: Any = self.memory.rows[self.number]
         self.rows.layers = []
@@ -223,10 +223,11 @@ class Unit:
         self, command: Command, stopped: Callable[[], bool] | None = None, meanwhile: Callable[[], None] | None = None,
         ready: Callable[[], None] | None = None,
     ) -> Tensor:
-        """Make a pass; the states behind its last layer, shape (width, hidden). On a GPU it is launched: `finish` waits for it.
+        """Make a pass; return the states after its last layer, shape (width, hidden). On a GPU the pass is only launched: see
+        `finish`.
 
-        Between layers it looks whether it is `stopped`, and lets something happen `meanwhile`; `ready` is told when all rows that
-        are there at the beginning are copied.
+        Between layers it checks `stopped` and calls `meanwhile`. `ready` is called when the rows that exist at the beginning are
+        copied.
         """
         serial, tokens, at, first, last, _, state, pieces, believed, followed, tree = command
         end = at + len(tokens)
@@ -236,17 +237,17 @@ class Unit:
         for rows in self.rows.layers[first:last]:
             rows.length = at
         tags, stamps = self.tags, self.stamps
-        tags[first:last, at:end] = 0  # of no pass, until they are written
+        tags[first:last, at:end] = 0  # made by no pass, until they are written
 
         def between(layer: int) -> None:
             if stopped is not None and stopped():
                 raise gpu_ordering.GaveUp
             if layer > first:
                 self.order.mark(layer - 1, layer)
-                self.order.keep_up(stopped, meanwhile)
+                self.order.limit_ahead(stopped, meanwhile)
             if followed and layer > first:
                 tags[layer - 1, at:end] = serial
-                with self.fence:  # on processors that write out of order, first the rows and their tags
+                with self.fence:  # a barrier: rows and tags are written before the stamp
                     stamps[layer - 1] = serial
             if meanwhile is not None:
                 meanwhile()
@@ -272,11 +273,11 @@ class Unit:
         return states
 
     def finish(self, stopped: Callable[[], bool] | None = None, meanwhile: Callable[[], None] | None = None) -> None:
-        """Wait until all that was launched is done, unless it is stopped."""
+        """Wait until all launched work is done, unless it is stopped."""
         self.order.finish(stopped, meanwhile)
 
     def _fetch(self, pieces: Sequence[MissingRows]) -> list[MissingRows]:
-        """Copy what is there; what has to be waited for."""
+        """Copy the rows that exist; return those to wait for."""
         later: list[MissingRows] = []
         for piece in pieces:
             source, low, high, start, stop, since = piece
@@ -290,25 +291,25 @@ class Unit:
         with self.fence:
             pass
         memory, span = self.memory, slice(start, stop)
-        self.order.come_behind(source, low, high)
+        self.order.wait_for(source, low, high)
         memory.copy(self.number, source, slice(low, high), span, span)
         self.tags[low:high, start:stop] = memory.tags[source, low:high, start:stop]
 
     def _follow(
         self, piece: MissingRows, layer: int, stopped: Callable[[], bool] | None, meanwhile: Callable[[], None] | None
     ) -> None:
-        """Copy one layer's rows as soon as they are there."""
+        """Copy one layer's rows as soon as they exist."""
         stamp = memoryview(self.memory.stamps[piece.source])
         until = piece.since[layer - piece.low]
         while stamp[layer] < until:
             if os.getppid() != self.parent or (stopped is not None and stopped()):
-                raise gpu_ordering.GaveUp  # also where nobody is left to write them
+                raise gpu_ordering.GaveUp  # also if the process that writes them is gone
             if meanwhile is not None:
                 meanwhile()
         self._copy(piece.source, layer, layer + 1, piece.start, piece.stop)
 
     def _check(self, command: Command, believed: int) -> None:
-        """Refuse to go on if the pass saw other rows than the algorithm believes, or left other ones behind."""
+        """Raise `CacheError` if the pass saw other rows than the algorithm expects, or if the rows now have another length."""
         serial, tokens, at, first, last, *_ = command
         end = at + len(tokens)
         if believed_of(self.tags[first:last, :at].tobytes()) != believed:
@@ -320,25 +321,25 @@ class Unit:
 
 
 def weights_of(decoder: Decoder) -> list[tuple[Any, Any]]:
-    """All weights of a model, trained heads included, each as (where it is, its name there)."""
+    """Return all weights of a model, trained heads included, each as (container, name in it)."""
     return [*[(parameter, "data") for parameter in decoder.full.parameters()], *[(decoder.heads, layer) for layer in decoder.heads]]
 
 
 def share_weights(decoder: Decoder, given: Tensor | None = None) -> Tensor:
-    """Have a model read its weights where other processes do too: in what was given, where they must be the same, or in new memory.
+    """Make a model use weights in shared memory: in `given`, which must hold the same weights, or else in new memory.
 
-    Shape (bytes,). Of processes on one processor each then finds in its cache what the others have read.
+    Shape (bytes,). Processes on one CPU then share the weights in its cache.
     """
     import torch
 
     with torch.inference_mode(False):
-        places = weights_of(decoder)
-        found = [where.data if name == "data" else where[name] for where, name in places]
+        containers = weights_of(decoder)
+        found = [where.data if name == "data" else where[name] for where, name in containers]
         ends = np.cumsum([-(-tensor.numel() * tensor.element_size() // 64) * 64 for tensor in found])
         flat = _shared((int(ends[-1]),), torch.uint8, decoder.device) if given is None else given
         if len(flat) != ends[-1]:
             raise ValueError("the replica has weights of another size")
-        for (where, name), tensor, end in zip(places, found, ends.tolist(), strict=True):
+        for (where, name), tensor, end in zip(containers, found, ends.tolist(), strict=True):
             size = tensor.numel() * tensor.element_size()
             start = end - -(-size // 64) * 64
             own = flat[start : start + size].view(tensor.dtype).view(tensor.shape)
@@ -354,7 +355,7 @@ def share_weights(decoder: Decoder, given: Tensor | None = None) -> Tensor:
 
 
 def fingerprint(decoder: Decoder) -> tuple[Any, ...]:
-    """What two replicas must have in common: sizes, and numbers of every tensor's beginning and end."""
+    """Return what equal replicas have in common: sizes, and the first and last number of every tensor."""
     import torch
 
     with torch.inference_mode():
@@ -364,7 +365,7 @@ def fingerprint(decoder: Decoder) -> tuple[Any, ...]:
 
 
 class Orders(NamedTuple):
-    """How a worker is to be."""
+    """Settings of a worker."""
 
     number: int
     units: int
@@ -374,9 +375,9 @@ class Orders(NamedTuple):
 
 
 def work(connection: Connection, orders: Orders) -> None:
-    """A worker process: load what it is told to, and make passes until the parent has had enough of it, or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it is over
-    gc.freeze()  # libraries are shared with the server: a collection that looks through them would copy their memory
+    """Load models and make passes as the parent requests, until it ends or sends "end": the main function of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
+    gc.freeze()  # libraries are shared with the fork server: a collection would copy their memory
     if sys.platform == "linux":
         _end_with_parent()
     try:
@@ -387,17 +388,17 @@ def work(connection: Connection, orders: Orders) -> None:
     except (EOFError, BrokenPipeError, ConnectionError):
         os._exit(1)  # the parent is gone
     except BaseException as error:
-        said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        message = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         with contextlib.suppress(OSError):
-            connection.send(("failed", said))
+            connection.send(("failed", message))
         os._exit(1)
-    os._exit(0)  # nothing is left to be done, and torch takes its time
+    os._exit(0)  # nothing is left to do, and torch's shutdown is slow
 
 
 def _end_with_parent() -> None:
-    """Have the system end this process when the one that it was started by ends, even if it is held just then.
+    """Make the system kill this process when its parent ends, even if it is suspended then.
 
-    That is the server of processes, which ends when nobody holds the pipe to it any more: this process must not.
+    The parent is the fork server, which ends when the last process closes the pipe to it: this process must not keep it open.
     """
     import ctypes
     from multiprocessing import forkserver
@@ -429,7 +430,7 @@ class _Worker:
         connection.send(("up", os.getpid()))
 
     def serve(self) -> None:
-        """Do what comes, in its order."""
+        """Process messages and commands in their order."""
         clock, spin, number = time.perf_counter, self.orders.spin, self.orders.number
         until = 0.0
         while True:
@@ -445,7 +446,7 @@ class _Worker:
                 until = clock() + spin
                 continue
             words[ASLEEP] = 1
-            with threading.Lock():  # a barrier: the flag is out before the counter is looked at
+            with threading.Lock():  # a barrier: the flag is written before the counter is read
                 pass
             heard = words[POSTED] > self.taken or not self.connection.poll(NAP) or self._hear()
             words[ASLEEP] = 0
@@ -453,11 +454,11 @@ class _Worker:
                 return
 
     def _hear(self) -> bool:
-        """Read what is in the pipe; false where it says that it is over."""
-        said = self.connection.recv_bytes()
-        if said == b".":  # only to be woken
+        """Process one message of the pipe; return False for "end"."""
+        message = self.connection.recv_bytes()
+        if message == b".":  # a wake-up
             return True
-        what, *rest = pickle.loads(said)
+        what, *rest = pickle.loads(message)
         match what:
             case "board":
                 self.board, self.rings = Board(self.orders.units, rest[0]), gpu_ordering.opened(rest[1])
@@ -495,7 +496,7 @@ class _Worker:
             )  # as in `calibrate.untested_on_gpu.over_streams`
         self.unit = Unit(self.orders.number, decoder, memory, order)
         gc.collect()
-        gc.freeze()  # what is there stays: no pass waits for a look through it
+        gc.freeze()  # no pass shall wait for a collection of long-lived objects
 
     def _pass(self) -> None:
         """Make the next pass."""
@@ -523,9 +524,9 @@ class _Worker:
                 self.unit.finish(stopped)
                 slot[STATUS] = MADE
         except gpu_ordering.GaveUp:
-            self.unit.finish()  # what was launched is done first: who waits for this unit's GPU waits for that
+            self.unit.finish()  # launched work ends first: others that wait for this unit's GPU wait for it
         except CacheError:
-            if not slot[STOPPED]:  # else what it was copying may have been written over: it is nobody's any more
+            if not slot[STOPPED]:  # a stopped pass may copy rows that were overwritten since
                 raise
             self.unit.finish()
         times[ENDED] = clock()

@@ -1,8 +1,7 @@
-"""Worker processes with replicas of a model, and what becomes of them.
+"""Worker processes with replicas of a model, and the handling of their failures.
 
-They come of a server that has one thread and the libraries, or are started afresh: a process that has run torch is never forked, as
-its threads would not live on. A failure, a hang or the end of any of them ends the run with one error, and they end with this
-process, however it ends.
+They come from a fork server with one thread and the libraries, or are spawned: a process that has run torch is never forked, as its
+threads would not survive. If one fails, hangs or ends, the run ends with one error. All end with this process, however it ends.
 """
 
 from __future__ import annotations
@@ -49,17 +48,17 @@ from model.base.checks import ParameterError
 from model.steps import CacheError, Forward
 
 SPIN = 0.005
-"""Seconds for which a process watches a counter before it sleeps: about a pass."""
+"""Time for which a process polls a counter before it sleeps [s]: about a pass."""
 PATIENCE = 60.0
-"""Seconds in which a worker must have made a pass."""
+"""Longest time of a worker's pass [s]."""
 STARTING = 300.0
-"""Seconds in which a worker must have loaded its model."""
+"""Longest time of loading a worker's model [s]."""
 LIBRARIES = (
     "torch.multiprocessing", "transformers.models.auto.modeling_auto", "transformers.modeling_utils", "transformers.masking_utils",
     "transformers.modeling_layers", "transformers.generation.utils", "calibrate.family.model_directory",
     "calibrate.workers.worker_loop",
 )  # fmt: skip
-"""What the server of processes loads, once for all of them."""
+"""Modules that the fork server loads once for all processes."""
 THREADS = "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 
 
@@ -72,29 +71,30 @@ def started(
     replica: Replica, units: int, capacity: int | None = None, *, source: Sequence[int] = (), pin: bool = True, spin: float = SPIN,
     patience: float = PATIENCE, share: bool = True, devices: Sequence[str] = (),
 ) -> Iterator[Pool]:
-    """Worker processes for `units` units, this process being one of them; they end with the block, however it is left.
+    """Start worker processes for `units` units, this process being the first unit; they end with the block, however it is left.
 
     Parameters
     ----------
     replica
         The model of all units.
     capacity
-        The most positions of a text, prompt included. Default: as many as the model knows, at most 2048.
+        Largest number of positions of a sequence, prompt included. Default: as many as the model supports, at most 2048.
     source
-        What the encoder of an encoder-decoder reads.
+        Tokens that the encoder of an encoder-decoder reads.
     pin
-        Whether each process keeps to one core, where the system lets it, this one included.
+        Whether to pin each process, including this one, to one core, if the system allows it.
     spin
-        Seconds for which a process that waits watches a counter before it sleeps.
+        Time for which a waiting process polls a counter before it sleeps [s].
     patience
-        Seconds in which a pass must be made; a worker that takes longer is taken to hang.
+        Longest time of a pass [s]; a worker that takes longer counts as hung.
     share
-        Whether all replicas on one device read their weights in the same memory; else each has its own. Two replicas of the
-        family's target want twice the cache: k=1 at layer 6 was 1.06 to 1.07 times as fast as plain decoding with weights in
-        common, and 1.02 times without.
+        Whether all replicas on one device share the memory of their weights; else each has a copy. Two replicas of the family's
+        target need twice the CPU cache: k=1 at layer 6 was 1.06 to 1.07 times as fast as plain decoding with shared weights, and
+        1.02 times without.
     devices
-        Of a replica on a GPU: the GPU of each unit, the first that of the replica (`calibrate.untested_on_gpu.gpu_ordering`).
-        Default: one each. Processes that share one take turns on it; streams do not (`calibrate.untested_on_gpu.over_streams`).
+        For a replica on a GPU: the GPU of each unit, beginning with that of the replica (`calibrate.untested_on_gpu.gpu_ordering`).
+        Default: a separate GPU per unit. Processes that share a GPU take turns on it; streams do not
+        (`calibrate.untested_on_gpu.over_streams`).
     """
     checks.whole("units", units, 1, checks.MAX_UNITS)
     checks.number("spin", spin, 0)
@@ -107,7 +107,7 @@ def started(
         pool = Pool(named, cores, spin, patience, share)
         try:
             pool.load(replica, capacity, source)
-            if cores:  # not before: who is started later begins with the cores of whoever starts him
+            if cores:  # only now: processes that are started later inherit these cores
                 os.sched_setaffinity(0, {cores[0]})
             yield pool
         finally:
@@ -129,7 +129,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def context_of_workers() -> Any:
-    """How processes are started: from a server that has loaded the libraries once and has a single thread, or afresh."""
+    """Return the way to start processes: from a fork server with the libraries and a single thread, or spawned."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     from multiprocessing import forkserver
@@ -137,7 +137,7 @@ def context_of_workers() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*LIBRARIES])
     before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, "1"))  # a thread of the server would not live on in the processes
+    os.environ.update(dict.fromkeys(THREADS, "1"))  # a thread of the server would not survive in the forked processes
     try:
         forkserver.ensure_running()
     finally:
@@ -151,7 +151,7 @@ def context_of_workers() -> Any:
 
 @dataclass
 class Flight:
-    """A pass that a worker has been told to make."""
+    """A posted pass of a worker."""
 
     task: Any
     step: Forward
@@ -163,20 +163,20 @@ class Flight:
 
 @dataclass
 class Post:
-    """What the main process knows of a worker."""
+    """State that the main process keeps of a worker."""
 
     process: Any
     end: connection.Connection
     flights: deque[Flight] = field(default_factory=deque)
     count: int = 0
-    """Commands given."""
+    """Number of commands posted."""
 
 
 class Pool:
     """Units with replicas of a model, the first in this process. See `started`."""
 
     def __init__(self, devices: Sequence[str], cores: Sequence[int], spin: float, patience: float, share: bool) -> None:
-        import torch.multiprocessing  # noqa: F401  it teaches pipes to carry tensors in shared memory
+        import torch.multiprocessing  # noqa: F401  lets pipes carry tensors in shared memory
 
         self.devices, self.units = devices, len(devices)
         self.spin, self.patience, self.share = spin, patience, share
@@ -186,7 +186,7 @@ class Pool:
         self.board = Board(units)
         self.serial = 0
         self.rings: list[list[Any]] = []
-        """Events of units on GPUs: as long as others know them they must be there."""
+        """Events of units on GPUs. They must exist as long as other processes use them."""
         try:
             if devices[0] != "cpu":
                 self.rings = gpu_ordering.made(devices)
@@ -204,7 +204,7 @@ class Pool:
             raise
 
     def load(self, replica: Replica, capacity: int | None = None, source: Sequence[int] = ()) -> None:
-        """Have all units load a model, in the place of the one that they have."""
+        """Load a model in all units, instead of the current one."""
         import torch
 
         self.refuse_closed()
@@ -228,7 +228,7 @@ class Pool:
             decoder.numbers = torch.arange(
                 decoder.vocabulary, device=decoder.device
             )  # as in `calibrate.untested_on_gpu.over_streams`
-            gpu_ordering.settle(self.devices)  # what others are handed is there
+            gpu_ordering.settle(self.devices)  # the tensors that others get are complete
         with self._guarded():
             for number, post in self.posts.items():
                 if not hasattr(self, "decoder"):
@@ -242,16 +242,16 @@ class Pool:
             self.unit = Unit(0, decoder, memory, order)
             shape = memory.tags.shape
             self.tags = np.zeros(shape, np.int64)
-            """What each unit's rows will be when it has done all that it was told to."""
+            """Rows of each unit after all its posted commands, by the pass that made them."""
             self.since = np.zeros(shape, np.int64)
-            """The pass of the unit with which it has the row."""
+            """The unit's pass after which it has the row."""
             ours = fingerprint(decoder)
             for number, post in self.posts.items():
                 if self._answer(post, "load") != ours:
-                    raise ProcessError(f"the model of unit {number} is not that of unit 0, though both were asked for alike")
+                    raise ProcessError(f"the model of unit {number} differs from that of unit 0, though both loaded one replica")
 
     def read_source(self, tokens: Sequence[int]) -> None:
-        """Have the encoders of all units read a text."""
+        """Encode a source text in all units."""
         self.refuse_closed()
         decoder: Any = self.decoder
         if not decoder.config.is_encoder_decoder:
@@ -266,48 +266,48 @@ class Pool:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Whatever goes wrong in here leaves workers of which nothing is known."""
+        """Mark the pool as broken on any error within the block: the state of its workers is unknown then."""
         try:
             yield
         except BaseException as error:
             self.broken = True
             if isinstance(error, BrokenPipeError | ConnectionError | EOFError):
-                self.look(self.posts.values())
+                self.check_workers(self.posts.values())
                 raise ProcessError("a worker process is gone") from None
             raise
 
     @property
     def pids(self) -> list[int]:
-        """The worker processes, as the system numbers them."""
+        """System process numbers of the workers."""
         return [post.process.pid for post in self.posts.values()]
 
     def refuse_closed(self) -> None:
         if self.closed or self.broken:
             why = "are closed" if self.closed else "are broken by an earlier error"
-            raise ProcessError(f"the processes {why}; start them anew")
+            raise ProcessError(f"the processes {why}; start them again")
 
     # --- workers ---
 
     def _answer(self, post: Post, what: str) -> Any:
-        """What a worker says to a message, not to a pass."""
+        """Return a worker's answer to a message that is no pass."""
         until = time.monotonic() + STARTING
         while not post.end.poll(0.1):
-            # Only whether it is alive: `look` would read an answer that has come since, and take it for a failure.
+            # Not `check_workers`, which would read an answer that has arrived since, and report it as a failure.
             if not post.process.is_alive() and not post.end.poll():
                 raise self._gone(post)
             if time.monotonic() > until:
                 raise ProcessError(f"the process of {post.process.name} did not start within {STARTING:.0f} s")
-        said: Any = b"."
+        message: Any = b"."
         try:
-            while isinstance(said, bytes):
-                said = post.end.recv_bytes()
-                said = said if said == b"." else pickle.loads(said)
+            while isinstance(message, bytes):
+                message = post.end.recv_bytes()
+                message = message if message == b"." else pickle.loads(message)
         except (EOFError, OSError):
             raise self._gone(post) from None
-        if said[0] == "failed":
-            raise ProcessError(f"the process of {post.process.name} failed: {said[1]}")
-        assert said[0] == what, said
-        return said[1]
+        if message[0] == "failed":
+            raise ProcessError(f"the process of {post.process.name} failed: {message[1]}")
+        assert message[0] == what, message
+        return message[1]
 
     def _gone(self, post: Post) -> ProcessError:
         post.process.join(1)
@@ -316,43 +316,43 @@ class Pool:
             how = f"was killed by {signal.Signals(-code).name}"
         else:
             how = "ended" if code is None else f"ended with code {code}"
-        return ProcessError(f"the process of {post.process.name} {how}, perhaps for want of memory; the run is over")
+        return ProcessError(f"the process of {post.process.name} {how}, perhaps out of memory; the run is over")
 
-    def look(self, posts: Any) -> None:
-        """Raise what is the matter with workers that have ended or failed."""
+    def check_workers(self, posts: Any) -> None:
+        """Raise the error of workers that have ended or failed."""
         for post in posts:
             try:
                 while post.end.poll():
-                    said = post.end.recv_bytes()
-                    if said != b".":
-                        said = pickle.loads(said)
-                        raise ProcessError(f"the process of {post.process.name} failed: {said[1]}")
+                    message = post.end.recv_bytes()
+                    if message != b".":
+                        message = pickle.loads(message)
+                        raise ProcessError(f"the process of {post.process.name} failed: {message[1]}")
             except (EOFError, OSError):
                 raise self._gone(post) from None
             if not post.process.is_alive():
                 raise self._gone(post)
 
     def post(self, number: int, command: Command) -> int:
-        """Give a worker a pass to make; the slot that it has."""
+        """Post a pass to a worker; return its slot."""
         post, board = self.posts[number], self.board
         words = board.words[number]
         place = post.count % SLOTS
         start = time.perf_counter()
-        while post.count - words[DONE] >= SLOTS:  # all of them stopped, and the worker has not come to look
-            self.look([post])
+        while post.count - words[DONE] >= SLOTS:  # all slots hold stopped passes that the worker has not read yet
+            self.check_workers([post])
             self._refuse_silence([post], start)
             time.sleep(self.spin / 10)
-        said = pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
-        if len(said) > BOX:
+        message = pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
+        if len(message) > BOX:
             raise CacheError(f"a pass of {len(command.tokens)} tokens is too wide for a worker process")
         slot = board.slots[number][place]
-        board.boxes[number][place][: len(said)] = said
+        board.boxes[number][place][: len(message)] = message
         slot[STOPPED] = slot[STATUS] = 0
-        slot[LENGTH] = len(said)
+        slot[LENGTH] = len(message)
         post.count += 1
         with self.unit.fence:
             words[POSTED] = post.count
-        with self.unit.fence:  # a barrier: the counter is out before it is asked whether anybody sleeps
+        with self.unit.fence:  # a barrier: the counter is written before the sleep flag is read
             asleep = words[ASLEEP]
         if asleep:
             try:
@@ -362,7 +362,7 @@ class Pool:
         return place
 
     def wait(self, since: float) -> None:
-        """Wait until some worker has ended a pass; `since` when the main process has been waiting."""
+        """Wait until a worker ends a pass; `since` is when the main process began to wait."""
         clock, words = time.perf_counter, self.board.words
         watched = [(words[number], post.count - len(post.flights)) for number, post in self.posts.items() if post.flights]
         until = clock() + self.spin
@@ -381,7 +381,7 @@ class Pool:
             words[0][LISTENING] = 0
             if any(word[DONE] > before for word, before in watched):
                 return
-            self.look(posts)
+            self.check_workers(posts)
             self._refuse_silence(posts, since)
 
     def _refuse_silence(self, posts: Sequence[Post], since: float) -> None:
@@ -390,7 +390,7 @@ class Pool:
             raise ProcessError(f"the process of {names} did not answer within {self.patience:g} s; the run is over")
 
     def close(self) -> None:
-        """End all workers: at their word if they are idle, else at once."""
+        """End all workers: idle ones by request, others at once."""
         if self.closed:
             return
         self.closed = True
@@ -403,11 +403,11 @@ class Pool:
         until = time.monotonic() + (0 if self.broken else 2)
         for post in self.posts.values():
             process = post.process
-            if process.pid is None:  # it was never started
+            if process.pid is None:  # never started
                 continue
             process.join(max(0.0, until - time.monotonic()))
             if process.is_alive():
-                process.kill()  # also one that the system holds
+                process.kill()  # also a suspended one
             process.join()
             post.end.close()
             process.close()

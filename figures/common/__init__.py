@@ -1,1 +1,1 @@
-"""What all figures share: style, labels, names, and where numbers come from."""
+"""Parts shared by all figures: style, labels, names of points, provenance of numbers."""

@@ -1,4 +1,4 @@
-"""Texts beside points: each where it covers neither a point, nor a line, nor another text, or nowhere."""
+"""Labels next to points: each is placed where it covers no point, line or other label, or is left out."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from figures.common.style import GREY
 
 Floats = NDArray[np.float64]
 
-# Where a text may stand: its anchor's offset from the point [pixels at 100 dpi], and which of its edges is there.
+# Candidate positions of a label: offset of its anchor from the point [pixels at 100 dpi], and the edge of the label at the anchor.
 _PLACES = [
     (reach * side, rise, "left" if side > 0 else "right")
     for reach, rise in ((10, 0), (10, 10), (10, -10), (18, 0), (18, 18), (18, -18), (30, 0), (30, 28), (30, -28), (48, 0), (60, 20))
     for side in (1, -1)
 ]
-_MOST_NAMES = 12  # beside a pair of axes: more are not read
-_LEADER = 20  # a text farther away than this is tied to its point by a line
+_MOST_NAMES = 12  # next to a pair of axes: more are not readable
+_LEADER = 20  # [pixels] a label farther away than this is tied to its point by a line
 
 
-def place(axes: Axes, texts: Sequence[tuple[float, float, str]], lines: Sequence[Floats], size: float = 8.5) -> int:
-    """Write each (x, y, text) beside its point, clear of `lines` (arrays of shape (n, 2)); the number for which there was no room.
+def place(axes: Axes, labels: Sequence[tuple[float, float, str]], lines: Sequence[Floats], size: float = 8.5) -> int:
+    """Write each (x, y, text) next to its point, clear of `lines` (arrays of shape (n, 2)); return the number of omitted labels.
 
-    The axes' limits must be set, since what is clear is decided in pixels.
+    Set the axes' limits first: overlaps are computed in pixels.
     """
-    if not texts:
+    if not labels:
         return 0
     renderer = cast(Any, axes.figure.canvas).get_renderer()
-    points = [np.array([(x, y)]) for x, y, _ in texts]
+    points = [np.array([(x, y)]) for x, y, _ in labels]
     obstacles = np.vstack([_pixels(axes, line) for line in [*lines, *points]])
     frame = axes.get_window_extent()
     taken: list[tuple[float, float, float, float]] = []
     left_out = 0
-    for x, y, text in texts:
+    for x, y, text in labels:
         at = axes.transData.transform((x, y))
         artist = axes.annotate(text, (x, y), (0, 0), textcoords="offset pixels", va="center", fontsize=size, annotation_clip=False)
         extent = artist.get_window_extent(renderer)
@@ -62,7 +62,7 @@ def place(axes: Axes, texts: Sequence[tuple[float, float, str]], lines: Sequence
 
 
 def drawn(axes: Axes) -> list[Floats]:
-    """What is on the axes, as lines that a text must keep clear of; a point is a line of one."""
+    """Return the lines on the axes, which labels must not cover; a point is a line with one corner."""
     lines = []
     for line in axes.lines:
         corners = np.column_stack(cast(Any, line.get_data()))
@@ -71,7 +71,7 @@ def drawn(axes: Axes) -> list[Floats]:
 
 
 def ends(axes: Axes, curves: Sequence[tuple[Floats, Floats]]) -> list[Floats]:
-    """Mark where the match rate is 0 and where it is 1, but for ends that crowd; where the marks are, as `drawn` says it."""
+    """Label the ends of each curve `p = 0` and `p = 1`, except where labels crowd; return their extents as lines, like `drawn`."""
     marks: list[Floats] = []
     for xs, ys in curves:
         for index, rate, above in ((0, 0, 7), (-1, 1, -11)):
@@ -85,9 +85,10 @@ def ends(axes: Axes, curves: Sequence[tuple[Floats, Floats]]) -> list[Floats]:
 
 
 def at_right(axes: Axes, curves: Sequence[tuple[float, str, str]], size: float = 8.5) -> int:
-    """Name each (y of its end, text, colour) to the right of the axes, moved apart where ends crowd; the number without room.
+    """Name each curve (y of its end, text, colour) to the right of the axes; return the number of curves without a name.
 
-    The axes' limits must be set. A line ties each text to its end. Where room is short, evenly chosen ones are named.
+    Crowded names are moved apart, and a line ties each to its curve. Where there is not room for all, an even selection is named.
+    Set the axes' limits first.
     """
     frame = axes.get_window_extent()
     figure = cast(Any, axes.figure)
@@ -108,7 +109,7 @@ def at_right(axes: Axes, curves: Sequence[tuple[float, str, str]], size: float =
 
 
 def _apart(heights: Sequence[float], gap: float, top: float) -> list[float]:
-    """Rising heights moved as little as pushing allows: first up from below, then, where they pass the top, down again."""
+    """Spread rising heights by at least `gap`: first push up from below, then push down where they pass the top."""
     moved: list[float] = []
     for height in heights:
         moved.append(max(height, moved[-1] + gap) if moved else height)
@@ -120,7 +121,7 @@ def _apart(heights: Sequence[float], gap: float, top: float) -> list[float]:
 
 
 def _pixels(axes: Axes, line: Floats) -> Floats:
-    """Points along a line of the data no more than about 4 pixels apart."""
+    """Points along a line [pixels], at most about 4 pixels apart."""
     corners = axes.transData.transform(line)
     if len(corners) < 2:
         return np.asarray(corners)

@@ -1,6 +1,6 @@
-"""Names of the points of a table of results: by the columns that tell them apart, in the words of every figure.
+"""Names of the points of a table of results, made of the columns in which they differ; shared by all figures.
 
-A column that several figures name is worded here once. An axis that was swept and that no other column shows has a dot in its name.
+Columns that several figures name get their wording here. A swept axis that no other column shows has a dot in its name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHOICES = {
     "draft_layers": "draft of {} layers", "tensor_parallel": "TP {}", "units": "{} units",
     "sequences": "batch of {}", "batching": "{}", "batch": "batch of {}",
 }  # fmt: skip
-"""What a method's parameters are called, in the order in which they tell points apart."""
+"""Wording of a method's parameters, in the order in which they are used to distinguish points."""
 SETTINGS = {
     "cost.device": "{}", "cost.profile": "{}", "cost.shape": "{}", "data_set": "{}", "head": "{} head", "tokens": "{} tokens",
     "match_rate": "p = {:.3g}", "acceptance_rate": "α = {:.3g}", "medium_acceptance_rate": "medium α = {:.3g}",
@@ -32,17 +32,17 @@ SETTINGS = {
     "rollback_rate": "r = {:.3g}", "mean_exit_layer": "{:.3g} layers on average", "cost_ratio": "c = {:.3g}",
     "medium_cost_ratio": "medium c = {:.3g}", "fitted_on": "fitted on {}",
 }  # fmt: skip
-"""The same of what a method is run on: devices, data, rates, costs."""
+"""Wording of the conditions of a run: devices, data, rates, costs."""
 WORDS = CHOICES | SETTINGS
 MAIN = (
     "policy", "candidates", "match_rate", "draft_length", "acceptance_rate", "fallback_rate", "rollback_rate", "max_layers",
     "min_layers", "exit_layer",
 )  # fmt: skip
-"""What a choice of a method is named by, even if less would tell it from the others."""
+"""Columns always used in a choice's name, even where fewer would distinguish it."""
 
 
 COMMON = (*MAIN, "variant", "sequences", "batching", "tokens", "cost_ratio")
-"""What is said of all points of a figure at once."""
+"""Columns that a figure may state once for all points."""
 _USUAL: dict[str, Any] = {
     "sequences": 1, "batch": 1, "tensor_parallel": 1, "units": 1, "placement": "colocated", "power": 1.0,
     "estimator": "unbiased", "draft_stop": "round",
@@ -50,12 +50,12 @@ _USUAL: dict[str, Any] = {
 
 
 def once(rows: pl.DataFrame) -> pl.DataFrame:
-    """One row a point, the last that there is."""
+    """One row per point: its last."""
     return rows.unique("point", keep="last", maintain_order=True)
 
 
 def telling(rows: pl.DataFrame, names: Collection[str] | None = None) -> list[str]:
-    """The fewest columns, taken in their order, that tell points apart as far as columns can; `names` restricts them.
+    """Return the fewest columns, in their order, that distinguish the points as far as possible; `names` restricts the choice.
 
     >>> telling(pl.DataFrame({"draft_length": [3, 3, 5], "acceptance_rate": [0.6, 0.7, 0.7], "match_rate": [0.1, 0.2, 0.2]}))
     ['draft_length', 'match_rate']
@@ -78,7 +78,7 @@ def _axes(rows: pl.DataFrame) -> list[str]:
 
 
 def words(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """What a row has in these columns, in words; what it lacks, what is false, and what goes without saying are not said."""
+    """Return a row's values of these columns in words; missing, false and default values are left out."""
     found = []
     for name in names:
         value = row.get(name)
@@ -89,13 +89,13 @@ def words(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
 
 
 def method(row: Mapping[str, Any]) -> str:
-    """The name of a row's method; of plain decoding on several devices that it is split."""
+    """Name of a row's method; plain decoding on several devices is named tensor parallelism."""
     split = row["method"] == registry.PLAIN and (row.get("tensor_parallel") or 1) > 1
     return SPLIT if split else registry.label(str(row["method"]))
 
 
 def names(rows: pl.DataFrame) -> dict[Any, str]:
-    """A name for each point, by number: its method where there are several, and what tells it from the others."""
+    """Return a name for each point number: its method where there are several, and the columns that distinguish it."""
     table = once(rows)
     several = table["method"].n_unique() > 1 if "method" in table.columns else False
     keys = telling(table)
@@ -108,7 +108,7 @@ def names(rows: pl.DataFrame) -> dict[Any, str]:
 
 
 def common(rows: pl.DataFrame, wanted: Collection[str] = COMMON) -> list[str]:
-    """What all points have in common of the columns wanted, in words, with the method first where it is one."""
+    """Values that all points share, of the wanted columns, in words; a shared method comes first."""
     table = once(rows) if "point" in rows.columns else rows
     said = [method(table.row(0, named=True))] if "method" in table.columns and table["method"].n_unique() == 1 else []
     same = [name for name in WORDS if name in table.columns and name in wanted and table[name].n_unique() == 1]

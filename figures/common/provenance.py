@@ -1,4 +1,4 @@
-"""Where the times of a profile are from, in the words that stand in a figure: measured, composed or assumed, and by whom."""
+"""Provenance of the times of a profile, as figures print it: measured, composed of operations, or assumed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from model.hardware.cost_models import Hardware
 from model.hardware.profile import AXES, Profile
 from model.hardware.profile_costs import ProfileCosts
 
-WORDS = {"layer": "layers", "dense": "products", "attention": "attention"}
-_COMPOSED = re.compile(r"attention split ([\d, ]+) ways: (composed [^(]*)")
+WORDS = {"layer": "layers", "dense": "GEMMs", "attention": "attention"}
+_COMPOSED = re.compile(r"attention (?:split|at tensor_parallel) ([\d, ]+?)(?: ways)?: (composed [^(]*)")
 
 
 def of_part(profile: Profile, part: str, tensor_parallel: int = 1) -> str:
-    """How the times of one part came about: `measured`, or `composed` of what, and what is assumed of them.
+    """Return how the times of one part were obtained: `measured`, or `composed` of what under which assumption.
 
     >>> from model.hardware import profile_files
     >>> vidur = profile_files.load("h100-llama-2-7b")
@@ -37,16 +37,16 @@ def of_part(profile: Profile, part: str, tensor_parallel: int = 1) -> str:
 
 
 def is_measured(profile: Profile, part: str, tensor_parallel: int = 1) -> bool:
-    """Whether the rows of a part were measured as they stand."""
+    """Return whether the rows of a part were measured directly."""
     return of_part(profile, part, tensor_parallel) == "measured"
 
 
 def parts_said(profile: Profile, tensor_parallel: int = 1) -> str:
-    """The parts of a layer, each with how its times came about; one word where all came about alike.
+    """Provenance of each part of a layer; one word where it is the same for all.
 
     >>> from model.hardware import profile_files
     >>> parts_said(profile_files.load("h100-llama-2-7b")), parts_said(profile_files.load("rtx-4090-llama-3.1-8b"))
-    ('products measured, attention composed of operations', 'measured')
+    ('GEMMs measured, attention composed of operations', 'measured')
     """
     found = {part: of_part(profile, part, tensor_parallel) for part in WORDS if part in profile.parts}
     if len({*found.values()}) == 1:
@@ -55,7 +55,7 @@ def parts_said(profile: Profile, tensor_parallel: int = 1) -> str:
 
 
 def beyond(profile: Profile, tensor_parallel: int = 1, *, width: int, context: int, batch: int) -> str:
-    """Which parts of a layer a figure takes farther than the table goes, where the reached share of the peaks is held; or nothing.
+    """Name the parts of a layer for which a figure extrapolates beyond the table (constant share of the peaks), or return "".
 
     >>> from model.hardware import profile_files
     >>> beyond(profile_files.load("h100-llama-2-13b"), width=16, context=1024, batch=128)
@@ -69,7 +69,7 @@ def beyond(profile: Profile, tensor_parallel: int = 1, *, width: int, context: i
         rows = profile.rows(part, tensor_parallel) if part in profile.parts else None
         if rows is None or not rows.height:
             continue
-        # Contexts are counted with the token itself or without: one more or less is no step beyond.
+        # Some contexts include the current token and some do not: a difference of one is not an extrapolation.
         ends = {axis: int(rows[axis].max()) for axis in AXES[part]}  # type: ignore[arg-type]
         past = [f"{axis} {end}" for axis, end in ends.items() if asked[axis] > end + (axis == "context")]
         if past:
@@ -78,21 +78,21 @@ def beyond(profile: Profile, tensor_parallel: int = 1, *, width: int, context: i
 
 
 def under_title(axes: Axes, title: str, said: str, also: str = "") -> None:
-    """Name a panel, and say below that in small letters where its times are from."""
+    """Title a panel, with the provenance of its times in small letters below."""
     text = "\n".join(filter(None, (said.replace(", ", ",\n", 1), also)))
     axes.set_title(title, fontsize=10.5, pad=20 + 11 * text.count("\n"))
     axes.text(0, 1.025, text, transform=axes.transAxes, fontsize=8, color=GREY, va="bottom", linespacing=1.1)
 
 
 def of_hardware(hardware: Hardware) -> str:
-    """What a cost model's seconds rest on."""
+    """Provenance of a cost model's seconds."""
     if isinstance(hardware, ProfileCosts):
         return parts_said(hardware.profile, hardware.tensor_parallel)
     return hardware.provenance
 
 
 def of_hardware_beyond(hardware: Hardware, *, width: int, context: int, batch: int) -> str:
-    """`beyond` of a cost model, where it is one of a table."""
+    """Return `beyond` for a cost model that is based on a table, else ""."""
     if not isinstance(hardware, ProfileCosts):
         return ""
     return beyond(hardware.profile, hardware.tensor_parallel, width=width, context=context, batch=batch)

@@ -1,4 +1,4 @@
-"""What speed-ups in a figure are over: plain decoding on the same devices, or on one where different numbers are compared."""
+"""Baseline of the speed-ups in a figure: plain decoding on the same devices, or on one where numbers of devices are compared."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _NAME = "speedup_over_one_device"
 
 
 def over_one_device(rows: pl.DataFrame) -> tuple[pl.DataFrame, str]:
-    """The rows with speed-ups, their bounds and the compute per token over plain decoding on one device; and what they are over.
+    """Return the rows with speed-ups, bounds and compute per token relative to plain decoding on one device; and the baseline.
 
-    Where layers are split and a model is not known to fit one device, the rows are as they are: over the same devices.
+    Where layers are split and a model may not fit one device, the rows are unchanged: relative to the same devices.
 
     >>> rows = pl.DataFrame({"tensor_parallel": [1, 4], "speedup": [1.5, 2.0], "compute_per_token": [1.0, 1.2]})
     >>> over_one_device(rows)[1]
@@ -25,7 +25,7 @@ def over_one_device(rows: pl.DataFrame) -> tuple[pl.DataFrame, str]:
     valued = pl.col("speedup").is_not_null()
     if _NAME not in rows.columns or rows.select((valued & pl.col(_NAME).is_null()).any()).item():
         return rows, SAME
-    # Plain decoding keeps `tensor_parallel` devices busy: what it computes there, over what it computes on one.
+    # Plain decoding keeps `tensor_parallel` devices busy: its compute there relative to its compute on one device.
     factor = pl.col("speedup") / pl.col(_NAME) * pl.col("tensor_parallel").fill_null(1)
     ends = ("", "_low", "_high", "_input_low", "_input_high")
     compute = [pl.col(f"compute_per_token{end}") * factor for end in ends[:3] if f"compute_per_token{end}" in rows.columns]

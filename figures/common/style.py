@@ -1,4 +1,4 @@
-"""What all figures share: colours that the colour-blind can tell apart, a second sign besides colour, and refusals."""
+"""Style of all figures: colours that the colour-blind can distinguish, a second cue besides colour, and checks of the rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from matplotlib.transforms import Bbox
 from model.base.checks import ParameterError
 
 _OKABE_ITO = matplotlib.color_sequences["okabe_ito"]
-# Without black, which is text's and the events', and without yellow, which is lost on white.
+# Without black, used for text and the events view, and without yellow, which is invisible on white.
 COLOURS = tuple(to_hex(_OKABE_ITO[index]) for index in (5, 6, 3, 7, 1, 2))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", ">", "*", "h")
 # Dashes as lengths of line and gap [line widths].
@@ -50,7 +50,7 @@ _RULES: dict[Any, Any] = {
 
 
 class Look(NamedTuple):
-    """How one series is told from the others."""
+    """Colour, marker and line that distinguish one series."""
 
     colour: str
     marker: str
@@ -58,8 +58,8 @@ class Look(NamedTuple):
 
 
 @contextmanager
-def house() -> Iterator[None]:
-    """Draw by these rules and by no others: a reader's own matplotlibrc changes nothing, nor do these rules outlast the figure."""
+def styled() -> Iterator[None]:
+    """Draw with these settings only: the user's matplotlibrc has no effect, and the settings end with the block."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_RULES)
@@ -67,14 +67,14 @@ def house() -> Iterator[None]:
 
 
 def canvas(width: float, height: float, box: tuple[float, float, float, float]) -> tuple[Figure, Axes]:
-    """A figure [inches] with one pair of axes in `box` (left, bottom, width, height as shares of it)."""
+    """Return a figure [inches] with one pair of axes in `box` (left, bottom, width, height as shares of the figure)."""
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     return figure, figure.add_axes(box)
 
 
 def side_by_side(count: int, height: float, bottom: float, top: float, gap: float) -> tuple[Figure, list[Axes]]:
-    """A figure of so many panels in a row, all between `bottom` and `top` (shares of its height), `gap` [inches] behind each."""
+    """Return a figure of `count` panels in a row, between `bottom` and `top` (shares of its height), `gap` [inches] after each."""
     left, panel = 0.8, {1: 5.6, 2: 4.2}.get(count, 3.2)
     width = left + count * (panel + gap)
     figure = Figure(figsize=(width, height))
@@ -84,24 +84,24 @@ def side_by_side(count: int, height: float, bottom: float, top: float, gap: floa
 
 
 def page(figure: Figure) -> Bbox:
-    """The page that a figure needs [inches]: its own, and as much more as texts reach beyond it."""
+    """Return the page that a figure needs [inches]: its size, extended where labels reach beyond it."""
     extent = figure.get_tightbbox()
     return Bbox.union([Bbox.from_bounds(0, 0, *figure.get_size_inches()), extent])
 
 
 def headed(figure: Figure, about: str) -> Figure:
-    """The same figure with a small line at its top that says what it is of; without one where there is nothing to say."""
+    """Return the figure with a small line at its top that names its subject; unchanged for an empty line."""
     if about:
         width, height = figure.get_size_inches()
-        texts = [text for text in figure.texts if float(text.get_fontsize()) >= 12]  # the title, whose edge the line shares
-        left = texts[0].get_position()[0] if texts else 0.1 / width
+        titles = [text for text in figure.texts if float(text.get_fontsize()) >= 12]  # the line is aligned with the title
+        left = titles[0].get_position()[0] if titles else 0.1 / width
         size = min(8.0, 8.0 * (1 - left) * width / (0.065 * len(about)))
         figure.text(left, 1 - 0.09 / height, about, fontsize=size, color=GREY, va="center", gid="subject")
     return figure
 
 
 def looks(count: int) -> list[Look]:
-    """One look a series. Where colours do not suffice they become a ramp from dark to light, which greys keep in order."""
+    """Return one look per series. More series than colours get a ramp from dark to light, which stays ordered in grey."""
     if count <= len(COLOURS):
         colours = list(COLOURS[:count])
     else:
@@ -112,17 +112,17 @@ def looks(count: int) -> list[Look]:
 
 
 def categories(count: int) -> list[Look]:
-    """One look for each of many series that have no order: every marker once, and the colours in turn."""
+    """Return one look per series for many unordered series: each marker once, colours in turn."""
     return [Look(COLOURS[index % len(COLOURS)], MARKERS[index], LINES[index % len(LINES)]) for index in range(count)]
 
 
 def points(colour: str) -> dict[str, tuple[float, str, str]]:
-    """Size, face and edge of a view's points: they fit into each other, so that agreement shows as a target."""
+    """Size, face and edge of each view's points: they nest, so agreement looks like a target."""
     return {"formula": (9.5, "none", colour), "paths": (6.0, colour, colour), "events": (3.0, INK, INK)}
 
 
 def view_handles(views: Collection[str], colour: str = GREY, scale: float = 1.0) -> list[Line2D]:
-    """What a legend shows of the points of these views."""
+    """Legend entries of the points of these views."""
     return [
         Line2D([], [], linestyle="none", marker="o", markersize=scale * size, markerfacecolor=face, markeredgecolor=edge,
                label=NAMES[view])
@@ -132,7 +132,7 @@ def view_handles(views: Collection[str], colour: str = GREY, scale: float = 1.0)
 
 
 def demand(rows: pl.DataFrame, what: str, needed: Sequence[str], optional: Sequence[str] = ()) -> pl.DataFrame:
-    """The rows with these columns, optional ones null where they lack; refuses none at all and a column that is needed."""
+    """Return the rows, with absent optional columns as null; refuse an empty table and a missing needed column."""
     if not rows.height:
         raise ParameterError(f"{what} needs at least one row, got none; take rows of a finished run")
     if missing := [name for name in needed if name not in rows.columns]:

@@ -1,4 +1,4 @@
-"""The subject of a run's figures: its scenario, and the models, devices, batch and context that its costs name."""
+"""Subject of a run's figures: its scenario, and the models, devices, batch and context of its costs."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _METHOD = {"sequences": "batch of {}", "batch": "batch of {}", "batching": "{} b
 
 
 def of_run(folder: str | Path) -> str:
-    """One line on a run's directory, from its metadata; empty where there are none.
+    """Describe a run's directory in one line, from its metadata; empty where there are none.
 
-    What is swept is left out: the figures say it of each point.
+    Swept settings are left out: the figures show them for each point.
     """
     try:
         return of_scenario(bounded_files.json_of(bounded_files.read_text(Path(folder) / "metadata.json"))["scenario"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # somebody else's
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not written by this program
         return ""
 
 
 def of_scenario(tables: Mapping[str, Any]) -> str:
-    """The same of a scenario's tables.
+    """Describe a scenario's tables in one line.
 
     >>> tables = {"scenario": {"name": "mine"}, "cost": {"kind": "roofline", "device": "h100", "shape": "llama-3.1-8b"}}
     >>> of_scenario(tables | {"sweep": {"cost.prompt": [512, 4096]}})

@@ -1,1 +1,1 @@
-"""Figures of predictions beside measurements."""
+"""Figures of predictions next to measurements."""

@@ -1,4 +1,4 @@
-"""How far off is the simulator, method by method? The signed error of every measured decoding, beside what noise allows."""
+"""Errors of the simulator by method: the signed error of every measured decoding, and the bound that noise allows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from numpy.typing import NDArray
 
-from figures.common.style import COLOURS, GREY, INK, PALE, canvas, demand, house
+from figures.common.style import COLOURS, GREY, INK, PALE, canvas, demand, styled
 from model.logs.prediction_error import by_method
 from model.methods import registry
 
@@ -23,15 +23,15 @@ _NEEDED = ("method", "settings", "error", "noise")
 
 
 def draw(table: pl.DataFrame) -> Figure:
-    """A row a method: its errors as a strip of points, their median, and the span within which the median of sizes must be.
+    """Draw one row per method: its errors as a strip of points, their median, and the bound for the median absolute error.
 
-    `table` is what `sim compare` writes. The bound is the larger of 5 % and 1.5 times the median noise
-    (`model.logs.prediction_error`); at the right stands the median size of the errors, and whether the method keeps its bound (nine
-    of ten errors within twice that).
+    `table` is written by `sim compare`. The bound is the larger of 5 % and 1.5 times the median noise
+    (`model.logs.prediction_error`). Columns at the right print the median absolute error and whether the method keeps its bound
+    (nine of ten errors within twice the bound).
     """
     rows = demand(table, "the figure of errors by method", _NEEDED)
     found = by_method(rows)
-    with house():
+    with styled():
         height = 1.75 + 0.42 * max(len(found), 3)
         figure, axes = canvas(9.6, height, (0.19, 0.95 / height, 0.565, 1 - 1.8 / height))
         for level, each in enumerate(found):
@@ -47,7 +47,7 @@ def draw(table: pl.DataFrame) -> Figure:
 
 
 def _strip(axes: Axes, level: int, each: dict[str, Any], errors: NDArray[np.float64]) -> None:
-    """The points of a method, one above the other in the order that they come, so that none hides another."""
+    """Draw the errors of a method, shifted vertically in turn so that no point hides another."""
     bound = 100 * each["bound"]
     span = Rectangle((-bound, level - _HALF - 0.06), 2 * bound, 2 * _HALF + 0.12, color=PALE, alpha=0.7, linewidth=0, zorder=1)
     span.set_label(f"bound {each['method']}")
@@ -72,16 +72,16 @@ def _frame(axes: Axes, found: list[dict[str, Any]], largest: float) -> None:
     axes.set_ylim(len(found) - 0.45, -0.55)
     reach = 108 * max(largest, *(each["bound"] for each in found))
     axes.set_xlim(-reach, reach)
-    axes.set_xlabel("predicted over measured time, less 1 [%]: left, predicted too fast")
+    axes.set_xlabel("predicted / measured time − 1 [%] (negative: predicted too fast)")
     for x, words in zip(_COLUMNS, ("median |error|", "bound", "kept?"), strict=True):
         axes.text(x, -0.72, words, transform=axes.get_yaxis_transform(), ha="right", va="center", fontsize=8.5, color=GREY)
 
 
 def _legend(figure: Figure, height: float) -> None:
     handles: list[Any] = [
-        Line2D([], [], linestyle="none", marker="o", markersize=5, color=_POINT, label="a decoding: median of its repeats"),
-        Line2D([], [], linestyle="none", marker="|", markersize=11, markeredgewidth=2.2, color=INK, label="their median"),
-        Patch(color=PALE, alpha=0.7, label="5 %, or 1.5 × the noise where that is more"),
+        Line2D([], [], linestyle="none", marker="o", markersize=5, color=_POINT, label="one decoding (median of its repeats)"),
+        Line2D([], [], linestyle="none", marker="|", markersize=11, markeredgewidth=2.2, color=INK, label="median over decodings"),
+        Patch(color=PALE, alpha=0.7, label="bound: 5 %, or 1.5 × noise if larger"),
     ]
     figure.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.02, 0.09 / height), ncols=3, borderaxespad=0,
                   columnspacing=1.6, handlelength=1.6)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where do the formulas stop being true? One claim a figure: the formula, the simulation with the profile, the measurement."""
+"""Limits of the formulas, one figure per claim: the formula, the simulation with a profile, and the measurement."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from figures.common.style import COLOURS, GREY, INK, LINES, MARKERS, canvas, demand, house
+from figures.common.style import COLOURS, GREY, INK, LINES, MARKERS, canvas, demand, styled
 from model.base.checks import ParameterError
 
 MOST_SERIES = 6
-"""Each has three lines, told apart by its marker alone."""
+"""Each series has three lines, and only its marker distinguishes it."""
 TITLES = {
     "verify": "Does a draft cost what Theorem 3.8 says?",
     "ppd": "Does early prediction save what Theorem 4.1 says?",
-    "skipdecode": "Is time saved as layers are?",
-    "bild": "Is Big Little Decoder as fast as its ratio of layers says?",
+    "skipdecode": "Does skipping layers save as much time as work?",
+    "bild": "Is Big Little Decoder as fast as its ratio of layers predicts?",
     "bus": "Are two processes as fast as one?",
 }
-"""What is asked of a claim, in the order of the figures; others follow and are called by their name."""
+"""Questions of the claims, in the order of the figures; other claims follow under their names."""
 QUANTITIES = ("formula", "simulated", "measured")
 _NAMES = {"formula": "the formula", "simulated": "simulated with the profile (predicted)", "measured": "measured, ± its noise"}
 _COLOURS = {"formula": COLOURS[1], "simulated": COLOURS[0], "measured": INK}
@@ -33,17 +33,16 @@ _NEEDED = ("claim", "x", "formula", "simulated", "measured", "noise", "x_name", 
 
 
 def place(claim: str) -> int:
-    """The place of a claim's figure among others."""
+    """Index of a claim's figure."""
     known = [*TITLES]
     return known.index(claim) if claim in known else len(known)
 
 
 def draw(rows: pl.DataFrame) -> Figure:
-    """Formula and simulation as lines, the measurement as points with its noise, of the rows of one claim.
+    """Draw the rows of one claim: formula and simulation as lines, the measurement as points with its noise.
 
     `rows` are those of `sim.comparison.formula_validity`: claim, x, formula, simulated, measured, noise (relative), x_name, y_name;
-    optionally series, what tells rows of the same x apart, and about, what the formula was given. Each series has a marker of its
-    own.
+    optionally series, which distinguishes rows of the same x, and about, the inputs of the formula. Each series has its marker.
     """
     table = demand(rows, "the figure of a formula's limits", _NEEDED, ("series", "about"))
     claims = list(dict.fromkeys(table["claim"]))
@@ -53,7 +52,7 @@ def draw(rows: pl.DataFrame) -> Figure:
     names = list(dict.fromkeys(table["series"]))
     if len(names) > MOST_SERIES:
         raise ParameterError(f"there is room for at most {MOST_SERIES} series of a claim, got {len(names)}; draw fewer")
-    with house():
+    with styled():
         below = 0.22 * -(-(len(QUANTITIES) + len(list(filter(None, names)))) // _columns(names))  # of the legend [inches]
         height = 5.3 + below
         figure, axes = canvas(8.0, height, (0.1, (0.75 + below) / height, 0.87, 3.35 / height))
@@ -61,13 +60,13 @@ def draw(rows: pl.DataFrame) -> Figure:
             _series(axes, table.filter(pl.col("series") == name), name, MARKERS[number])
         _frame(axes, table)
         figure.text(0.1, 1 - 0.3 / height, TITLES.get(claims[0], claims[0]), fontsize=13, weight="bold", va="center")
-        figure.text(0.1, 1 - 0.5 / height, told(table), fontsize=9.5, color=GREY, va="top", linespacing=1.4)
+        figure.text(0.1, 1 - 0.5 / height, subtitle(table), fontsize=9.5, color=GREY, va="top", linespacing=1.4)
         _legend(figure, names)
     return figure
 
 
 def few(rows: pl.DataFrame) -> pl.DataFrame:
-    """The rows of as many series as there is room for, evenly chosen; where some are left out, `about` says so.
+    """Keep an even selection of the series where there are too many; `about` then says so.
 
     >>> rows = pl.DataFrame({"series": [f"k={k}" for k in range(11)], "about": "measured"})
     >>> few(rows)["series"].to_list(), few(rows)["about"][0]
@@ -81,11 +80,11 @@ def few(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.filter(pl.col("series").is_in(chosen)).with_columns(said.alias("about"))
 
 
-def told(rows: pl.DataFrame) -> str:
-    """The answer: how far off the formula is, and how far the simulation.
+def subtitle(rows: pl.DataFrame) -> str:
+    """Median errors of the formula and of the simulation, as printed under the title.
 
     >>> found = pl.DataFrame({"formula": [2.0, 3.0], "simulated": [1.0, None], "measured": [1.0, 2.0], "about": None})
-    >>> told(found)
+    >>> subtitle(found)
     'median error: formula 75.0 %, simulation 0.0 %'
     """
     said = []
@@ -145,6 +144,6 @@ def _legend(figure: Figure, names: list[str]) -> None:
 
 
 def _columns(names: list[str]) -> int:
-    """Of the legend: fewer where names are long."""
+    """Number of columns of the legend: fewer where names are long."""
     longest = max(map(len, names))
     return 3 if longest <= 24 else 2 if longest <= 48 else 1

@@ -1,4 +1,4 @@
-"""Does the simulated run look like the real one? Who held which processor when: measured above, simulated below, on one axis."""
+"""A real and a simulated run side by side: busy intervals of each processor, measured above, simulated below, on one time axis."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from figures.common.style import GREY, INK, LINES, canvas, demand, house
+from figures.common.style import GREY, INK, LINES, canvas, demand, styled
 from figures.of_runs import timeline
 from model.base.checks import ParameterError
 
@@ -21,17 +21,17 @@ def draw(
     measured: pl.DataFrame, predicted: pl.DataFrame, title: str = "Does the simulated run look like the real one?",
     between: tuple[float, float] | None = None,
 ) -> Figure:
-    """The same run twice: a bar for every interval, in its unit's row, drawn as the timeline draws them.
+    """Draw the same run twice, with one bar per interval in its unit's row, like the timeline.
 
     Both frames have the columns of `model.logs.spans.Span`, with times in seconds; each run begins at its first interval.
-    With `between` (start, end) [ms] only that stretch is shown, and what lies across its ends is cut. The dashed line is the end.
+    With `between` (start, end) [ms] only that stretch is shown, with intervals cut at its ends. The dashed line is the run's end.
     """
     frames = [aligned(frame, name) for frame, name in zip((measured, predicted), NAMES, strict=True)]
     ends = [float(frame["end"].max()) for frame in frames]  # type: ignore[arg-type]
     start, end = (0.0, 1.02 * max(ends)) if between is None else between
     if not 0 <= start < end:
         raise ParameterError(f"between must be a start and a later end in ms, got {between}")
-    with house():
+    with styled():
         parts = [timeline.prepared(_within(frame, start, end, name)) for frame, name in zip(frames, NAMES, strict=True)]
         width, left, bottom, top, gap = _INCHES
         heights = [timeline.inches(names, links=bool((rows["unit"] < 0).any())) for rows, names in parts]
@@ -51,7 +51,7 @@ def draw(
         lower.set_xlabel("time [ms]")
         figure.text(left / width, 1 - 0.3 / height, title, fontsize=13, weight="bold", va="center")
         off = f"{100 * (ends[1] / ends[0] - 1):+.1f} %".replace("-", "\N{MINUS SIGN}")
-        said = f"measured {ends[0]:.1f} ms, simulated {ends[1]:.1f} ms with times from profiles ({off}); dashed: the ends"
+        said = f"measured {ends[0]:.1f} ms, simulated {ends[1]:.1f} ms with times from profiles ({off}); dashed: end of each run"
         figure.text(left / width, 1 - 0.58 / height, said, fontsize=9.5, color=GREY, va="center")
         several = any(bool((rows["depth"] > 0).any()) for rows, _ in parts)
         timeline.legend(figure, present, False, 1 - top / height, several=several)
@@ -59,7 +59,7 @@ def draw(
 
 
 def aligned(intervals: pl.DataFrame, name: str) -> pl.DataFrame:
-    """Intervals from their own beginning on [ms]; a head that is simulated as a pass of no layers is called one.
+    """Shift intervals to begin at 0 and convert to ms; a simulated pass of no layers becomes a `head`.
 
     >>> step = {"unit": 0, "what": "forward", "process": 0, "position": 3, "first": 12, "last": 12, "fate": "kept"}
     >>> aligned(pl.DataFrame([step | {"start": 2.0, "end": 2.5}]), "one").select("start", "end", "what").row(0)
@@ -73,7 +73,7 @@ def aligned(intervals: pl.DataFrame, name: str) -> pl.DataFrame:
 
 
 def rounds(measured: pl.DataFrame, predicted: pl.DataFrame, tokens: int = 6) -> tuple[float, float]:
-    """Where about so many tokens are put out, behind the first one, whose prompt takes long [ms]."""
+    """Start and end [ms] of a stretch of about `tokens` tokens; it begins after the first, whose prompt takes long."""
     starts: list[float] = []
     stops: list[float] = []
     for frame, name in zip((measured, predicted), NAMES, strict=True):
@@ -87,7 +87,7 @@ def rounds(measured: pl.DataFrame, predicted: pl.DataFrame, tokens: int = 6) -> 
 
 
 def _within(rows: pl.DataFrame, start: float, end: float, name: str) -> pl.DataFrame:
-    """What is to be seen of the intervals; every unit of the run keeps its row."""
+    """Intervals between start and end, cut there; refuse a stretch without any."""
     found = rows.filter(pl.col("end") > start, pl.col("start") < end)
     if not found.height:
         raise ParameterError(f"between must hold a part of both runs, got {start:g} to {end:g} ms, where the {name} one has none")

@@ -1,4 +1,4 @@
-"""Does the simulator predict real wall time? Each measured decoding against what was predicted of it from profiles alone."""
+"""Predicted against measured wall time of every decoding, predicted from profiles alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 
-from figures.common.style import GREY, INK, LINES, MARKERS, PALE, Look, canvas, categories, demand, house
+from figures.common.style import GREY, INK, LINES, MARKERS, PALE, Look, canvas, categories, demand, styled
 from model.base.checks import ParameterError
 from model.logs.prediction_error import BAND, choices, floor
 from model.methods import registry
@@ -25,21 +25,21 @@ NEEDED = ("method", "settings", "predicted_s", "measured_s", "error", "noise")
 
 
 def draw(table: pl.DataFrame) -> Figure:
-    """A point for each row of `sim compare`: above, predicted over measured time after the first commit [ms]; below, the error.
+    """Draw a point per row of `sim compare`: above, predicted against measured time after the first commit [ms]; below, the error.
 
-    The line is where they are equal; the band is 5 % about it, and dotted is how far off a prediction may be for the noise of the
-    measurements alone, 1.5 times its median. Hollow points are of runs that others on the machine have disturbed.
+    On the solid line both are equal; the band is ±5 %; the dotted lines show the error that the noise of the measurements alone
+    explains, 1.5 times its median. Hollow points are runs that other work on the machine disturbed.
     """
     rows = demand(table, "the figure of predicted against measured", NEEDED, ("disturbed", "mismatch"))
     rows = rows.with_columns(pl.col("disturbed").cast(pl.Boolean).fill_null(value=False))
     if not (rows["predicted_s"].min() > 0 and rows["measured_s"].min() > 0):  # type: ignore[operator]
-        raise ParameterError("predicted_s and measured_s must be above 0 in every row; leave out decodings of a single commit")
+        raise ParameterError("predicted_s and measured_s must be above 0 in every row; leave out decodings with a single commit")
     methods = list(dict.fromkeys(rows["method"]))
     if len(methods) > MOST_METHODS:
         raise ParameterError(f"there is room for at most {MOST_METHODS} methods, got {len(methods)}; draw fewer")
     styles = dict(zip(methods, categories(len(methods)), strict=True))
     allowed = floor(rows["noise"].to_numpy())
-    with house():
+    with styled():
         figure, axes = canvas(8.4, 7.6, (0.095, 0.31, 0.64, 0.565))
         below = figure.add_axes((0.095, 0.08, 0.64, 0.175))
         ends = _ends(rows)
@@ -51,15 +51,15 @@ def draw(table: pl.DataFrame) -> Figure:
             _points(below, own["measured_s"], 100 * own["error"], str(method), look, hollow=bool(hollow))
         _frame(axes, below, ends)
         figure.text(0.095, 0.96, "Does the simulator predict real wall time?", fontsize=13, weight="bold", va="center")
-        figure.text(0.095, 0.92, told(rows), fontsize=9.5, color=GREY, va="center")
+        figure.text(0.095, 0.92, subtitle(rows), fontsize=9.5, color=GREY, va="center")
         _legend(figure, rows, styles, allowed)
     return figure
 
 
-def told(rows: pl.DataFrame) -> str:
-    """The answer: how far off predictions are.
+def subtitle(rows: pl.DataFrame) -> str:
+    """Median error and share of decodings within the band, as printed under the title.
 
-    >>> told(pl.DataFrame({"error": [0.01, -0.04, 0.08], "settings": ["a", "b", "b"], "method": "ppd", "mismatch": ""}))
+    >>> subtitle(pl.DataFrame({"error": [0.01, -0.04, 0.08], "settings": ["a", "b", "b"], "method": "ppd", "mismatch": ""}))
     'median error 4.0 %; 67 % of 3 decodings (2 settings) are within 5 %'
     """
     errors = np.abs(rows["error"].to_numpy())
@@ -70,13 +70,13 @@ def told(rows: pl.DataFrame) -> str:
 
 
 def _ends(rows: pl.DataFrame) -> Floats:
-    """A little beyond all points, the same for both axes, shape (2,) [ms]."""
+    """Limits slightly beyond all points, the same for both axes, shape (2,) [ms]."""
     values = 1e3 * rows.select("predicted_s", "measured_s").to_numpy()
     return np.array([values.min() / 1.2, values.max() * 1.2])
 
 
 def _bands(axes: Axes, x: Floats, middle: Floats, allowed: float) -> None:
-    """About equality: times [ms], or errors of 0 [%]."""
+    """Draw the band and the noise around equality, of times [ms] or of errors [%]."""
     half = np.where(middle > 0, middle, 100.0)
     axes.fill_between(x, middle - BAND * half, middle + BAND * half, color=PALE, alpha=0.7, linewidth=0, zorder=1, label="band")
     axes.plot(x, middle, color=INK, linewidth=1.0, zorder=1.6, label="equal")
@@ -106,8 +106,8 @@ def _frame(axes: Axes, below: Axes, ends: Floats) -> None:
         axis.set_minor_locator(NullLocator())
     axes.tick_params(labelbottom=False)
     below.set_ylabel("error [%]")
-    below.set_xlabel("measured after the first commit: median of the repeats [ms]")
-    axes.set_ylabel("predicted, from profiles alone [ms]")
+    below.set_xlabel("measured time after the first commit: median of the repeats [ms]")
+    axes.set_ylabel("predicted time, from profiles alone [ms]")
 
 
 def _legend(figure: Figure, rows: pl.DataFrame, styles: dict[str, Look], allowed: float) -> None:
@@ -120,8 +120,8 @@ def _legend(figure: Figure, rows: pl.DataFrame, styles: dict[str, Look], allowed
         name = "hollow: disturbed by\nother work"
         handles.append(Line2D([], [], marker="o", markerfacecolor="none", color=GREY, label=name, **dot))
     handles += [
-        Line2D([], [], color=INK, linewidth=1.0, label="as predicted"),
+        Line2D([], [], color=INK, linewidth=1.0, label="predicted = measured"),
         Patch(color=PALE, alpha=0.7, label=f"within {100 * BAND:g} %"),
-        Line2D([], [], color=GREY, linewidth=1.1, linestyle=LINES[3], label=f"1.5 × the noise of\nrepeats: {100 * allowed:.1f} %"),
+        Line2D([], [], color=GREY, linewidth=1.1, linestyle=LINES[3], label=f"1.5 × noise of the\nrepeats: {100 * allowed:.1f} %"),
     ]
     figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.745, 0.88), borderaxespad=0, handlelength=2.2)

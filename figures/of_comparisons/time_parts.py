@@ -1,4 +1,4 @@
-"""Where does a prediction go wrong? From the predicted to the measured time of one run, part by part."""
+"""Waterfall from the predicted to the measured time of one run, part by part."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures.common.style import COLOURS, GREY, INK, canvas, demand, house
+from figures.common.style import COLOURS, GREY, INK, canvas, demand, styled
 from model.base import checks
 from model.logs.prediction_error import PARTS
 from model.methods import registry
@@ -22,8 +22,8 @@ _NAMES = {
 _MORE, _LESS, _WHOLE = COLOURS[1], COLOURS[0], GREY
 _WHOSE = ("predicted", "measured")
 _NEEDED = ("method", "settings", "error", *(f"{whose}_{part}_s" for part in (*PARTS, "total") for whose in _WHOSE))
-_NOTHING = 1e-9  # seconds: what a run has not
-_CUT = 0.35  # of the axis that steps fill, below which it is cut
+_NOTHING = 1e-9  # [s]: parts below are absent from the run
+_CUT = 0.35  # share of the axis: steps that fill less make it start above 0
 
 
 class Step(NamedTuple):
@@ -35,12 +35,12 @@ class Step(NamedTuple):
 
     @property
     def more(self) -> float:
-        """What it took more than was predicted."""
+        """Measured minus predicted time [s]."""
         return self.measured - self.predicted
 
 
 def steps(row: Mapping[str, Any]) -> list[Step]:
-    """The parts of a run, those left out that it has not.
+    """Return the parts of a run that take any time.
 
     >>> times = {f"{whose}_{part}_s": 0.0 for whose in ("predicted", "measured") for part in PARTS}
     >>> steps(times | {"predicted_target_s": 2.0, "measured_target_s": 1.5, "measured_rest_s": 0.25})
@@ -51,10 +51,10 @@ def steps(row: Mapping[str, Any]) -> list[Step]:
 
 
 def draw(table: pl.DataFrame, row: int | None = None) -> Figure:
-    """A waterfall: the whole time as predicted, what each part took more or less than predicted, the whole time as measured [ms].
+    """Draw a waterfall [ms]: the predicted total, the measured minus predicted time of each part, the measured total.
 
-    `table` is what `sim compare` writes, `row` which of its rows; where left out, the one whose error is largest. Whole times are
-    those with the prompt, in which all parts were timed; over several processes they are the main one's.
+    `table` is written by `sim compare`; `row` is the number of its row, by default the one with the largest error. Totals include
+    the prompt, in which all parts were timed; for several processes they are those of the main process.
     """
     rows = demand(table, "the figure of times by part", _NEEDED, ("prompt", "units"))
     if row is None:
@@ -64,7 +64,7 @@ def draw(table: pl.DataFrame, row: int | None = None) -> Figure:
         checks.whole("row", row, 0, rows.height - 1)
         which = f"row {row} of {rows.height} decodings"
     chosen = rows.row(row, named=True)
-    with house():
+    with styled():
         figure, axes = canvas(8.6, 4.9, (0.1, 0.145, 0.875, 0.63))
         _bars(axes, chosen)
         predicted, measured = chosen["predicted_total_s"], chosen["measured_total_s"]
@@ -73,9 +73,9 @@ def draw(table: pl.DataFrame, row: int | None = None) -> Figure:
         figure.text(0.1, 0.945, "Where does the prediction go wrong?", fontsize=13, weight="bold", va="center")
         name = registry.label(chosen["method"], short=True)
         prompt = f", {chosen['prompt']}" if chosen["prompt"] else ""
-        said = f"{fill(f'{name}{settings}{prompt}', 110)}\nwith the prompt's time the prediction is off by {off} %; {which}"
+        said = f"{fill(f'{name}{settings}{prompt}', 110)}\nthe prediction, prompt included, is off by {off} %; {which}"
         if (chosen["units"] or 1) > 1:
-            said += f"\nthe main process of {chosen['units']}: its passes with what it reads of them"
+            said += f"\nthe main process of {chosen['units']} processes: its passes and what it reads from the others"
         figure.text(0.1, 0.91, said, fontsize=9.5, color=GREY, va="top", linespacing=1.4)
     return figure
 
@@ -89,25 +89,25 @@ def _bars(axes: Axes, row: Mapping[str, Any]) -> None:
     low, high = min(*levels, measured), max(*levels, measured)
     cut = high - low < _CUT * high
     bottom = max(low - 0.35 * (high - low), 0.0) if cut else min(0.0, low)
-    if high - low < 1e-6 * high:  # all as predicted
+    if high - low < 1e-6 * high:  # all equal to the prediction
         bottom = 0.0
     axes.set_ylim(bottom, high + 0.16 * (high - bottom))
-    places = range(len(found) + 2)
-    for place, value, label in ((0, predicted, "predicted"), (places[-1], measured, "measured")):
-        axes.bar(place, value - bottom, 0.62, bottom=bottom, color=_WHOLE, zorder=2, label=label)
-        _word(axes, place, value, f"{value:.1f}", bold=True)
-    for place, each, before, after in zip(places[1:], found, levels, levels[1:], strict=False):
+    positions = range(len(found) + 2)
+    for position, value, label in ((0, predicted, "predicted"), (positions[-1], measured, "measured")):
+        axes.bar(position, value - bottom, 0.62, bottom=bottom, color=_WHOLE, zorder=2, label=label)
+        _word(axes, position, value, f"{value:.1f}", bold=True)
+    for position, each, before, after in zip(positions[1:], found, levels, levels[1:], strict=False):
         grew = each.more > 0
-        axes.bar(place, abs(after - before), 0.62, bottom=min(before, after), color=_MORE if grew else _LESS, zorder=2,
+        axes.bar(position, abs(after - before), 0.62, bottom=min(before, after), color=_MORE if grew else _LESS, zorder=2,
                  hatch="" if grew else "///", edgecolor="white", linewidth=0, label=each.part)  # fmt: skip
-        told = f"{_signed(1e3 * each.more)}\n({_number(1e3 * each.predicted)} → {_number(1e3 * each.measured)})"
-        _word(axes, place, max(before, after), told)
-    for place, level in enumerate(levels):
-        axes.plot([place - 0.31, place + 0.69], [level, level], color=INK, linewidth=0.8, zorder=3, label="carried over")
-    axes.set_xticks(places, ["predicted\nwhole", *(_NAMES[each.part] for each in found), "measured\nwhole"])
+        label = f"{_signed(1e3 * each.more)}\n({_number(1e3 * each.predicted)} → {_number(1e3 * each.measured)})"
+        _word(axes, position, max(before, after), label)
+    for position, level in enumerate(levels):
+        axes.plot([position - 0.31, position + 0.69], [level, level], color=INK, linewidth=0.8, zorder=3, label="carried over")
+    axes.set_xticks(positions, ["predicted\ntotal", *(_NAMES[each.part] for each in found), "measured\ntotal"])
     axes.tick_params(axis="x", length=0)
     axes.grid(True, axis="y")
-    axes.set_ylabel("time [ms]" + (f"  (axis cut at {bottom:.0f})" if bottom > 0 else ""))
+    axes.set_ylabel("time [ms]" + (f"  (axis starts at {bottom:.0f})" if bottom > 0 else ""))
 
 
 def _word(axes: Axes, x: float, y: float, text: str, *, bold: bool = False) -> None:
@@ -120,4 +120,4 @@ def _signed(value: float) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{round(value, 1) + 0.0:.1f}".replace("-", "\N{MINUS SIGN}")  # and no zero with a sign
+    return f"{round(value, 1) + 0.0:.1f}".replace("-", "\N{MINUS SIGN}")  # without a signed zero

@@ -1,4 +1,4 @@
-"""What does one layer take on a device, and which part of that is attention? By the context, at several batches."""
+"""Time of one layer on a device, and attention's part of it, over the context at several batch sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from figures.common.label_placement import at_right
 from figures.common.provenance import beyond, is_measured, parts_said, under_title
-from figures.common.style import GREY, house, looks, side_by_side
+from figures.common.style import GREY, looks, side_by_side, styled
 from model.base import checks
 from model.base.checks import ParameterError
 from model.hardware.profile import Profile
@@ -29,7 +29,7 @@ LONGEST = 8192
 
 
 class LayerTimes(NamedTuple):
-    """A layer by context, each of shape (contexts,) [s]: as a whole, and without its attention where that is known apart."""
+    """Times of a layer by context, each of shape (contexts,) [s]: whole, and GEMMs alone if attention was timed separately."""
 
     context: Floats
     whole: Floats
@@ -37,14 +37,14 @@ class LayerTimes(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Contexts at which every part of a layer's time is a row of the table as it stands, and that time [s]; shape (rows,)."""
+    """Contexts for which the profile stores all parts of a layer's time, and that time [s]; shape (rows,)."""
 
     context: Floats
     whole: Floats
 
 
 def times(hardware: ProfileCosts, contexts: Sequence[int] | Floats, batch: int) -> LayerTimes:
-    """One layer over one new token of each of `batch` texts. What reductions take, of a split layer, is in the products' part."""
+    """Times of one layer over one new token of each of `batch` sequences; GEMMs include the reductions of a split layer."""
     at = np.asarray(contexts, dtype=np.float64)
     whole = np.broadcast_to(hardware.layer(1, at, batch).seconds, at.shape)
     if "layer" in hardware.profile.parts:
@@ -53,7 +53,7 @@ def times(hardware: ProfileCosts, contexts: Sequence[int] | Floats, batch: int) 
 
 
 def stored(hardware: ProfileCosts, batch: int) -> Stored:
-    """The rows of the profile that a layer at this batch is read from without interpolating."""
+    """Return the profile's rows of a layer at this batch, which need no interpolation."""
     part = "attention" if "layer" not in hardware.profile.parts else "layer"
     rows = hardware.profile.rows(part, hardware.tensor_parallel)
     rows = rows.filter((rows["width"] == 1) & (rows["batch"] == batch))
@@ -66,9 +66,9 @@ def stored(hardware: ProfileCosts, batch: int) -> Stored:
 def draw(
     profiles: Sequence[Profile], *, batches: Sequence[int] = BATCHES, longest: int = LONGEST, tensor_parallel: int = 1
 ) -> Figure:
-    """A panel for each profile, a curve for each batch: the whole layer, dashed its products, and between them its attention.
+    """Draw a panel per profile and a curve per batch: solid the whole layer, dashed its GEMMs, shaded its attention.
 
-    Points are rows of the table: filled where both parts were measured, hollow where one was composed.
+    Points are rows of the table: filled where both parts were measured, hollow where one was composed of operations.
     """
     if not 1 <= len(profiles) <= MOST_PROFILES:
         raise ParameterError(f"profiles must be 1 to {MOST_PROFILES}, got {len(profiles)}")
@@ -78,15 +78,15 @@ def draw(
         checks.whole("batch", batch, 1)
     checks.whole("longest", longest, 256, checks.MAX_TOKENS)
     models = [ProfileCosts(each, tensor_parallel=tensor_parallel) for each in profiles]
-    with house():
+    with styled():
         figure, panels = side_by_side(len(profiles), 5.3, 0.105, 0.655, 1.75)
         width = figure.get_figwidth()
         for axes, hardware in zip(panels, models, strict=True):
             _panel(axes, hardware, batches, longest)
         panels[0].set_ylabel("time of one layer [µs]")
-        title = "What one layer takes, and its attention's part of that"
+        title = "Time of one decoder layer, and attention's part of it"
         figure.text(0.1 / width, 0.95, title, fontsize=13, weight="bold", va="center")
-        split = "" if tensor_parallel == 1 else f", layers split {tensor_parallel} ways (GEMMs include their reductions)"
+        split = "" if tensor_parallel == 1 else f", TP {tensor_parallel} (GEMMs include their reductions)"
         figure.text(0.1 / width, 0.9, f"one new token of each sequence{split}", fontsize=9.5, color=GREY, va="center")
         _legend(figure, width)
     return figure
@@ -99,20 +99,20 @@ def _panel(axes: Axes, hardware: ProfileCosts, batches: Sequence[int], longest: 
     contexts = np.unique(np.geomspace(128, longest, 120).round())
     ends = []
     for batch, look in zip(batches, looks(len(batches)), strict=True):
-        found, rows = times(hardware, contexts, batch), stored(hardware, batch)
-        axes.plot(contexts, 1e6 * found.whole, color=look.colour, linewidth=1.6, label=f"whole {batch}")
-        if found.products is not None:
+        layer, rows = times(hardware, contexts, batch), stored(hardware, batch)
+        axes.plot(contexts, 1e6 * layer.whole, color=look.colour, linewidth=1.6, label=f"whole {batch}")
+        if layer.products is not None:
             axes.plot(
-                contexts, 1e6 * found.products, color=look.colour, linewidth=1.2, linestyle=(0, (4, 1.6)), label=f"products {batch}"
+                contexts, 1e6 * layer.products, color=look.colour, linewidth=1.2, linestyle=(0, (4, 1.6)), label=f"products {batch}"
             )
-            axes.fill_between(contexts, 1e6 * found.products, 1e6 * found.whole, color=look.colour, alpha=0.12, linewidth=0)
+            axes.fill_between(contexts, 1e6 * layer.products, 1e6 * layer.whole, color=look.colour, alpha=0.12, linewidth=0)
         shown = _apart(rows.context, contexts[0], contexts[-1])
         axes.plot(
             rows.context[shown], 1e6 * rows.whole[shown], linestyle="none", marker=look.marker, markersize=5.5, zorder=3,
             markerfacecolor=look.colour if measured else "white", markeredgecolor=look.colour, markeredgewidth=1.2,
             label=f"rows {batch}",
         )  # fmt: skip
-        ends.append((1e6 * float(found.whole[-1]), f"batch {batch}: {1e6 * found.whole[-1]:,.0f}", look.colour))
+        ends.append((1e6 * float(layer.whole[-1]), f"batch {batch}: {1e6 * layer.whole[-1]:,.0f}", look.colour))
     axes.set_xscale("log", base=2)
     axes.set_xlim(contexts[0] / 1.08, contexts[-1] * 1.08)
     axes.set_ylim(bottom=0)
@@ -128,7 +128,7 @@ def _panel(axes: Axes, hardware: ProfileCosts, batches: Sequence[int], longest: 
 
 
 def _apart(contexts: Floats, low: float, high: float) -> list[int]:
-    """Rows between two contexts, each at least half as long again as the one before: some tables have hundreds."""
+    """Indices of rows between two contexts, each at least 1.5 times the one before: some tables have hundreds."""
     chosen: list[int] = []
     for index, each in enumerate(contexts):
         if low <= each <= high and (not chosen or each >= 1.5 * contexts[chosen[-1]]):
@@ -142,8 +142,8 @@ def _legend(figure: Figure, width: float) -> None:
         Line2D([], [], color=GREY, linewidth=1.6, label="whole layer"),
         Line2D([], [], color=GREY, linewidth=1.2, linestyle=(0, (4, 1.6)), label="GEMMs"),
         Patch(facecolor=GREY, alpha=0.2, label="attention"),
-        Line2D([], [], markerfacecolor=GREY, label="row of the table: measured", **dot),  # type: ignore[arg-type]
-        Line2D([], [], markerfacecolor="white", label="row of the table: composed", **dot),  # type: ignore[arg-type]
+        Line2D([], [], markerfacecolor=GREY, label="table row: measured", **dot),  # type: ignore[arg-type]
+        Line2D([], [], markerfacecolor="white", label="table row: composed of operations", **dot),  # type: ignore[arg-type]
     ]
     figure.legend(handles=handles, loc="center left", bbox_to_anchor=(0.1 / width, 0.845), ncols=5, borderaxespad=0, borderpad=0,
                   handlelength=1.6, columnspacing=1.3)  # fmt: skip

@@ -1,7 +1,7 @@
-"""What does a layer reach of its device's peaks? Operations per byte against operations per second [Williams2009].
+"""Roofline: operations per byte against operations per second of a decoder layer on its device [Williams2009].
 
-A pass over few tokens reads all weights for little arithmetic: it lies under the slope, where a wider pass takes no longer. That
-is what verifying a draft lives on, and it ends where points leave the slope.
+A pass over few tokens reads all weights for little arithmetic: it lies under the slope, where more tokens take no more time.
+Verifying a draft is cheap there; the advantage ends where the points leave the slope.
 
 [Williams2009] S. Williams, A. Waterman, D. Patterson. Roofline: an insightful visual performance model for multicore architectures.
 CACM 52(4), 2009.
@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from figures.common.label_placement import drawn, place
 from figures.common.provenance import is_measured, of_part
-from figures.common.style import GREY, INK, LINES, Look, canvas, house, looks
+from figures.common.style import GREY, INK, LINES, Look, canvas, looks, styled
 from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
 from model.hardware.profile import Profile
@@ -30,13 +30,13 @@ from model.hardware.roofline import Roofline
 Floats = NDArray[np.float64]
 
 MOST_PROFILES = 4
-"""More are not told apart."""
+"""More could not be distinguished."""
 _DOTTED: dict[str, Any] = {"linewidth": 1.1, "linestyle": (0, (1, 1.6))}
-_NAMED = (1, 8, 64, 512, 4096)  # widths that are written beside their points
+_NAMED = (1, 8, 64, 512, 4096)  # tokens in the pass, printed next to their points
 
 
 class Points(NamedTuple):
-    """Stored rows of a layer, each of shape (rows,): how wide a pass was, its operations per byte, and operations in a second."""
+    """Stored rows of a layer, each of shape (rows,): tokens in the pass, operations per byte, and operations per second."""
 
     width: Floats
     intensity: Floats
@@ -44,22 +44,22 @@ class Points(NamedTuple):
 
 
 def products_work(part: Shape, tokens: ArrayLike) -> tuple[Floats, Floats]:
-    """Operations of a layer's products over so many tokens, and the bytes that they move at least: weights once, states in and out.
+    """Operations of a layer's GEMMs over `tokens` tokens, and the least bytes that they move: weights once, states in and out.
 
     >>> from model.architectures.transformer import preset
     >>> work, size = products_work(preset("llama-2-7b"), 1)
-    >>> round(float(work / size), 3)  # two operations for each weight of two bytes
+    >>> round(float(work / size), 3)  # two operations per weight of two bytes
     1.0
     """
-    got = np.asarray(tokens, dtype=np.float64)
-    work = sum((2.0 * inputs * outputs * got for inputs, outputs in part.matrices), np.zeros(got.shape))
-    size = sum((inputs * outputs + got * (inputs + outputs) for inputs, outputs in part.matrices), np.zeros(got.shape))
+    width = np.asarray(tokens, dtype=np.float64)
+    work = sum((2.0 * inputs * outputs * width for inputs, outputs in part.matrices), np.zeros(width.shape))
+    size = sum((inputs * outputs + width * (inputs + outputs) for inputs, outputs in part.matrices), np.zeros(width.shape))
     return np.asarray(work), np.asarray(size * part.bytes_each)
 
 
 def points(profile: Profile, tensor_parallel: int = 1) -> Points:
-    """The stored times of a layer's products, at widths that are powers of two; or of layers as wholes, of one text at its least
-    context."""
+    """Return the stored times of a layer's GEMMs at powers of two; where layers were timed as wholes, those of one sequence at the
+    shortest context."""
     part = shape_of(profile).shard(tensor_parallel)
     if "dense" in profile.parts:
         rows = profile.rows("dense", tensor_parallel)
@@ -83,17 +83,17 @@ def points(profile: Profile, tensor_parallel: int = 1) -> Points:
 
 
 def draw(profiles: Sequence[Profile], *, tensor_parallel: int = 1) -> Figure:
-    """A roof for each device and the stored points of each profile; filled where they were measured, hollow where composed.
+    """Draw a roof per device and the stored points of each profile: filled where measured, hollow where composed of operations.
 
-    Dotted, what the cost model of kind `roofline` says of the same layers, at its assumed efficiencies.
+    Dotted lines show the cost model of kind `roofline` for the same layers, at its assumed efficiencies.
     """
     if not 1 <= len(profiles) <= MOST_PROFILES:
         raise ParameterError(f"profiles must be 1 to {MOST_PROFILES}, got {len(profiles)}")
     for each in profiles:
         if each.kind != "model":
-            raise ParameterError(f"profile {each.name} is one of {each.kind}; a roofline shows layers of a model: take a model's")
+            raise ParameterError(f"profile {each.name} is of kind {each.kind}; a roofline shows layers: choose a model's profile")
     found = [points(each, tensor_parallel) for each in profiles]
-    with house():
+    with styled():
         figure, axes = canvas(11.2, 5.6, (0.075, 0.11, 0.585, 0.715))
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -102,16 +102,16 @@ def draw(profiles: Sequence[Profile], *, tensor_parallel: int = 1) -> Figure:
         right = 2.5 * max(*(float(each.intensity.max()) for each in found), *ridges)
         handles: list[Line2D] = []
         peaks = dict.fromkeys((each.device, each.bandwidth, each.rate, peaks_from(each)) for each in profiles)
-        for (device, bandwidth, rate, whence), line in zip(peaks, LINES, strict=False):
+        for (device, bandwidth, rate, source), line in zip(peaks, LINES, strict=False):
             at = np.array([left, rate / bandwidth, right])
-            said = f"{device}: {bandwidth / 1e9:,.0f} GB/s, {_told(rate)};\npeaks {whence}"
+            label = f"{device}: {bandwidth / 1e9:,.0f} GB/s, {_rate_text(rate)};\npeaks {source}"
             roof = np.minimum(rate, bandwidth * at)
             axes.plot(at, roof, color=INK, linestyle=line, linewidth=1.4, zorder=1.6, label=f"roof {device}")
-            handles.append(Line2D([], [], color=INK, linestyle=line, linewidth=1.4, label=said))
-        texts: list[tuple[float, float, str]] = []
+            handles.append(Line2D([], [], color=INK, linestyle=line, linewidth=1.4, label=label))
+        labels: list[tuple[float, float, str]] = []
         for profile, stored, look in zip(profiles, found, looks(len(profiles)), strict=True):
             handles.append(_draw(axes, profile, stored, look, tensor_parallel))
-            texts += [(x, y, f"{width:g}") for width, x, y in zip(*stored, strict=True) if width in _NAMED]
+            labels += [(x, y, f"{width:g}") for width, x, y in zip(*stored, strict=True) if width in _NAMED]
         if any("dense" in each.parts for each in profiles):
             handles.append(Line2D([], [], color=GREY, label="cost model of kind roofline:\nassumed efficiencies", **_DOTTED))
         axes.set_xlim(left, right)
@@ -119,23 +119,23 @@ def draw(profiles: Sequence[Profile], *, tensor_parallel: int = 1) -> Figure:
         axes.grid(True, which="major")
         axes.set_xlabel("operations per byte [FLOP/byte]")
         axes.set_ylabel("operations per second of a device [FLOP/s]")
-        place(axes, texts, drawn(axes), size=8)
+        place(axes, labels, drawn(axes), size=8)
         figure.text(0.02, 0.945, "Throughput that a decoder layer reaches on its device", fontsize=13, weight="bold", va="center")
         apart = all("dense" in each.parts for each in profiles)
-        without = "attention left out" if apart else "attention left out where it is told apart"
-        split = "" if tensor_parallel == 1 else f" split {tensor_parallel} ways"
-        told = f"a decoder layer{split} (numbers: tokens in the pass), {without}"
-        figure.text(0.02, 0.89, told, fontsize=9.5, color=GREY, va="center")
+        without = "attention left out" if apart else "attention left out where timed separately"
+        split = "" if tensor_parallel == 1 else f" at TP {tensor_parallel}"
+        subtitle = f"a decoder layer{split} (numbers: tokens in the pass), {without}"
+        figure.text(0.02, 0.89, subtitle, fontsize=9.5, color=GREY, va="center")
         figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.675, 0.835), borderaxespad=0, labelspacing=0.7)
     return figure
 
 
 def peaks_from(profile: Profile) -> str:
-    """Whether a profile's peaks are its vendor's (`published`) or were measured with it."""
+    """Return the source of a profile's peaks: `published` by the vendor, or `measured` with it."""
     return "measured" if profile.facts.get("peaks") == "measured" else "published"
 
 
-def _told(rate: float) -> str:
+def _rate_text(rate: float) -> str:
     return f"{rate / 1e12:,.0f} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:,.0f} GFLOP/s"
 
 

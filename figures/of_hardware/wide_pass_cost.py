@@ -1,7 +1,7 @@
-"""What does a wide pass cost on a device? The time of a pass by its width, over that of one token, at several batches.
+"""Cost of multi-token passes on a device: time of a pass by tokens per sequence, relative to one token, at several batch sizes.
 
-Drafts are verified in one wide pass. Where its curve is flat that is free; where it runs along the diagonal, verifying so many
-tokens takes as long as decoding them one after another, and no draft can gain.
+Drafts are verified in one multi-token pass. Where the curve is flat, verification is free; where it follows the diagonal, verifying
+tokens takes as long as decoding them one by one, and no draft can gain.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from figures.common.label_placement import at_right
 from figures.common.provenance import of_hardware, of_hardware_beyond, under_title
-from figures.common.style import GREY, house, looks, side_by_side
+from figures.common.style import GREY, looks, side_by_side, styled
 from model.base import checks
 from model.base.checks import ParameterError
 from model.hardware.cost_models import Hardware, pass_time
@@ -30,7 +30,7 @@ BATCHES = (1, 8, 32, 128)
 
 
 class Curve(NamedTuple):
-    """A pass by its width over that of one token, with what its estimate may be off by; each of shape (widths,) [-]."""
+    """Time of a pass by its width relative to one token, with the error bounds of the estimate; each of shape (widths,) [-]."""
 
     width: Floats
     relative: Floats
@@ -39,12 +39,11 @@ class Curve(NamedTuple):
 
 
 def curve(hardware: Hardware, widths: Sequence[int], batch: int, context: int) -> Curve:
-    """Time of a pass over so many tokens of each text, over that of a pass over one; all positions are projected."""
+    """Time of a pass over `widths` tokens per sequence, relative to a pass over one; logits are computed for all positions."""
     many = np.asarray(widths)
     found = pass_time(hardware, many, context, batch)
     relative = np.asarray(found.seconds / pass_time(hardware, 1, context, batch).seconds)
-    # As `model.costs.pass_seconds` has it: what is wrong with both alike cancels, and no more is left than the wide pass's own
-    # error.
+    # As in `model.costs.pass_seconds`: an error common to both passes cancels; the multi-token pass's separate error is left.
     wrong = np.where(many > 1, found.error, 0.0)
     return Curve(many.astype(np.float64), relative, relative * (1 - wrong), relative * (1 + wrong))
 
@@ -52,7 +51,7 @@ def curve(hardware: Hardware, widths: Sequence[int], batch: int, context: int) -
 def draw(
     costs: Mapping[str, Hardware], *, batches: Sequence[int] = BATCHES, widest: int = 16, context: int = 1024
 ) -> Figure:
-    """A panel for each of `costs` (by the name it is to have), a curve for each batch; shaded, what its estimate may be off by."""
+    """Draw a panel per entry of `costs` (name: cost model), with a curve per batch; the error of the estimate is shaded."""
     if not 1 <= len(costs) <= MOST_DEVICES:
         raise ParameterError(f"costs must be 1 to {MOST_DEVICES}, got {len(costs)}")
     if not 1 <= len(batches) <= MOST_BATCHES:
@@ -62,7 +61,7 @@ def draw(
     checks.whole("widest", widest, 2, 4096)
     checks.whole("context", context, 0)
     widths = sorted({*range(1, min(widest, 64) + 1), *np.unique(np.geomspace(1, widest, 64).round().astype(int)).tolist()})
-    with house():
+    with styled():
         figure, panels = side_by_side(len(costs), 5.2, 0.11, 0.665, 1.35)
         width = figure.get_figwidth()
         curves = {name: [curve(each, widths, batch, context) for batch in batches] for name, each in costs.items()}
@@ -74,8 +73,8 @@ def draw(
             under_title(axes, name, of_hardware(hardware), past)
         panels[0].set_ylabel("pass time, relative to a pass over one token")
         figure.text(0.1 / width, 0.945, "Cost of a forward pass over several tokens", fontsize=13, weight="bold", va="center")
-        told = f"context {context:,}; shaded: median error of the estimate"
-        figure.text(0.1 / width, 0.89, told, fontsize=9.5, color=GREY, va="center")
+        subtitle = f"context {context:,}; shaded: median error of the estimate"
+        figure.text(0.1 / width, 0.89, subtitle, fontsize=9.5, color=GREY, va="center")
         handle = Line2D([], [], color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), label="tokens one at a time, in as many passes")
         figure.legend(handles=[handle], loc="center left", bbox_to_anchor=(0.1 / width, 0.842), borderaxespad=0, borderpad=0)
     return figure
@@ -85,7 +84,7 @@ def _panel(axes: Axes, curves: Sequence[Curve], batches: Sequence[int], widest: 
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.grid(True)
-    most = min(widest, top)  # beyond the top the diagonal would only cross what stands above the panel
+    most = min(widest, top)  # above the top the diagonal would cross the panel's title
     axes.plot([1, most], [1, most], color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1.5, label="one after another")
     ends = []
     for batch, found, look in zip(batches, curves, looks(len(batches)), strict=True):

@@ -1,7 +1,7 @@
-"""How many drafted tokens does a round accept? What a log says, against the geometric law of its own acceptance rate.
+"""Accepted draft tokens per round in a log, against the geometric law of its own acceptance rate.
 
 The law is that of independent acceptances, cut at the end of the draft (Section 3.1 of [Leviathan2023]); its rate is fitted to the
-same rounds, accepted over tested tokens. `figures.of_runs.accepted_tokens` draws the same of simulated rounds.
+same rounds, accepted over tested tokens. `figures.of_runs.accepted_tokens` draws the same for simulated rounds.
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike
 
-from figures.common.style import COLOURS, GREY, INK, house, side_by_side
+from figures.common.style import COLOURS, GREY, INK, side_by_side, styled
 from figures.of_runs import accepted_tokens
 from model.base import checks
 from model.methods.speculative import rates_from_logs
@@ -28,27 +28,27 @@ _LAW = COLOURS[1]
 
 
 def draw(lengths: Sequence[ArrayLike], draft_lengths: Sequence[int], about: str) -> Figure:
-    """A panel for each draft length: shares of rounds by their accepted tokens with Wilson's intervals of 95 %, and the law.
+    """Draw a panel per draft length: shares of rounds by accepted tokens with Wilson's intervals of 95 %, and the geometric law.
 
-    `lengths` as in `model.methods.speculative.rates_from_logs`; `about` says of what they are, and whether they were measured.
-    Rounds that the end of a text cuts short are left out.
+    `lengths` as in `model.methods.speculative.rates_from_logs`; `about` names the data and says whether they were measured.
+    Rounds cut short by the end of a sequence are left out.
     """
     if not 1 <= len(draft_lengths) <= MOST_LENGTHS:
         raise checks.ParameterError(f"draft_lengths must be 1 to {MOST_LENGTHS}, got {len(draft_lengths)}")
-    with house():
+    with styled():
         figure, panels = side_by_side(len(draft_lengths), 4.7, 0.22, 0.7, 0.45)
         for axes, gamma in zip(panels, draft_lengths, strict=True):
             _panel(axes, lengths, gamma)
-            axes.set_xlabel("drafted tokens accepted in a round")
+            axes.set_xlabel("accepted draft tokens per round")
         panels[0].set_ylabel("share of rounds")
         left = panels[0].get_position().x0
-        figure.text(left, 0.945, "How many drafted tokens a round accepts", fontsize=13, weight="bold", va="center")
-        said = f"{about};\na round generates one token more, the target's own"
+        figure.text(left, 0.945, "Accepted draft tokens per round", fontsize=13, weight="bold", va="center")
+        said = f"{about};\neach round generates one more token, from the target"
         figure.text(left, 0.875, said, fontsize=9, color=GREY, va="center", linespacing=1.3)
         handles = [
             Patch(facecolor=COLOURS[5], edgecolor=INK, linewidth=0.4, label="measured, interval of 95 % (Wilson)"),
             Line2D([], [], linestyle="none", marker="D", markersize=6, color=_LAW, markerfacecolor="white", markeredgewidth=1.5,
-                   label="geometric law of α: independent acceptances"),
+                   label="geometric law of α (i.i.d. acceptances)"),
         ]  # fmt: skip
         figure.legend(handles=handles, loc="lower left", bbox_to_anchor=(left, 0.01), ncols=2, borderaxespad=0, columnspacing=2)
     return figure
@@ -59,22 +59,22 @@ def _panel(axes: Axes, lengths: Sequence[ArrayLike], gamma: int) -> None:
     played = rates_from_logs.play(lengths, gamma)
     whole = played.accepted[played.drafted == gamma]
     if not whole.size:
-        raise checks.ParameterError(f"draft_lengths must be short enough for a whole draft in some text, got {gamma}")
+        raise checks.ParameterError(f"draft_lengths must be short enough for a whole draft in some sequence, got {gamma}")
     tested = np.minimum(whole + 1, gamma).sum()
     alpha = float(whole.sum() / tested)
     counts = np.bincount(whole, minlength=gamma + 1)
-    found, places = rates_from_logs.rates(counts, np.full(gamma + 1, whole.size)), np.arange(gamma + 1)
-    axes.bar(places, found.rate, 0.8, color=COLOURS[5], edgecolor=INK, linewidth=0.4, label="measured")
+    found, tokens = rates_from_logs.rates(counts, np.full(gamma + 1, whole.size)), np.arange(gamma + 1)
+    axes.bar(tokens, found.rate, 0.8, color=COLOURS[5], edgecolor=INK, linewidth=0.4, label="measured")
     axes.errorbar(
-        places - 0.15, found.rate, [found.rate - found.low, found.high - found.rate], fmt="none", ecolor=INK, elinewidth=1.0,
+        tokens - 0.15, found.rate, [found.rate - found.low, found.high - found.rate], fmt="none", ecolor=INK, elinewidth=1.0,
         capsize=2, label="interval",
     )  # fmt: skip
     law = accepted_tokens.law(alpha, gamma)
-    axes.plot(places + 0.2, law, linestyle="none", marker="D", markersize=6, color=_LAW, markerfacecolor="white",
+    axes.plot(tokens + 0.2, law, linestyle="none", marker="D", markersize=6, color=_LAW, markerfacecolor="white",
               markeredgewidth=1.5, label="law", zorder=3)  # fmt: skip
-    mean, expected = float(whole.mean()) + 1, float((law * (places + 1)).sum())
+    mean, expected = float(whole.mean()) + 1, float((law * (tokens + 1)).sum())
     (error,) = rates_from_logs.dependence(lengths, [gamma], 0.0, 1, np.random.default_rng(0))
-    said = f"γ = {gamma}, α = {alpha:.3f}: {whole.size} rounds\ntokens a round: {mean:.2f} measured, {expected:.2f} by the law\n"
-    said += f"by the α of positions, {error.acceptance_rate:.3f}: {error.error:+.1%}"
+    said = f"γ = {gamma}, α = {alpha:.3f}: {whole.size} rounds\ntokens per round: {mean:.2f} measured, {expected:.2f} by law\n"
+    said += f"error with the α of positions, {error.acceptance_rate:.3f}: {error.error:+.1%}"
     axes.set_title(said, fontsize=9.5)
     axes.set_xticks(range(0, gamma + 1, 1 + gamma // 10))

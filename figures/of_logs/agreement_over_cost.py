@@ -1,7 +1,7 @@
-"""What do lossy methods lose for what they save? Agreement with the target over the cost, measured on real models.
+"""Quality against cost of lossy methods: agreement with the target over the cost, measured on real models.
 
-In kind of Figures 2 and 9 of [Kim2023], with early exit [Schuster2022] and SkipDecode [DelCorro2023] on the same axes. There
-quality is a task's score; here it is the share of tokens that the target would have written itself, or how likely it finds them.
+Similar to Figures 2 and 9 of [Kim2023], with early exit [Schuster2022] and SkipDecode [DelCorro2023] on the same axes. Their
+quality is the score of a task; here it is the share of tokens equal to the target's choice, or their log-likelihood.
 
 [Kim2023] S. Kim et al. Speculative Decoding with Big Little Decoder. NeurIPS 2023, arXiv:2302.07863.
 [Schuster2022] T. Schuster et al. Confident Adaptive Language Modeling. NeurIPS 2022, arXiv:2207.07061.
@@ -18,36 +18,36 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from figures.common.style import GREY, INK, LINES, Look, demand, house, looks, side_by_side
+from figures.common.style import GREY, INK, LINES, Look, demand, looks, side_by_side, styled
 from model.base import checks
 from model.methods import registry
 
 COSTS = {
     "weight_bytes_over_plain": "weights read per token, relative to plain decoding",
-    "flops_over_plain": "arithmetic of a token, over plain decoding",
-    "layer_passes_over_plain": "layer passes of a token, over plain decoding",
-    "seconds_over_plain": "time of a token, over plain decoding (measured)",
+    "flops_over_plain": "operations per token, relative to plain decoding",
+    "layer_passes_over_plain": "layer passes per token, relative to plain decoding",
+    "seconds_over_plain": "time per token, relative to plain decoding (measured)",
 }
-"""What can be the cost, and what it is called."""
+"""Columns that can be the cost, with their axis labels."""
 QUALITIES = {
     "agreement": "tokens that agree with the target",
     "log_likelihood": "log-likelihood [nats per token]",
 }
 MOST_SERIES = 8
 _ALONG = {"bild": ("fallback_threshold",), "early_exit": ("threshold", "exit_layer"), "skipdecode": ("min_layers", "max_layers")}
-"""Along what a line of points goes, by method: the first of these that takes several values."""
+"""The column along which a line of points runs, by method: the first of these that takes several values."""
 _KEYS = {
     "variant": "{}", "exit_layer": "exit {:g}", "max_draft_length": "drafts to {:g}", "measure": "{}", "fill": "{}",
     "first_check": "from layer {:g}", "rollback_threshold": "rollback {:g}", "fallback_threshold": "fallback {:g}",
     "threshold": "threshold {:g}", "decay": "decay {}", "temperature": "τ = {:g}", "max_layers": "at most {:g} layers",
     "min_layers": "at least {:g} layers", "warm_up": "{:g} first layers", "power": "power {:g}", "heads": "heads {}",
 }  # fmt: skip
-"""What tells one series of a method from another, and how it is called."""
+"""Columns that distinguish the series of a method, with their wording."""
 _NEEDED = ("method", "agreement", "log_likelihood", "plain_log_likelihood", "sequences", "tokens")
 
 
 class Series(NamedTuple):
-    """Points that a line goes through, the column that they go along, and what the line is called."""
+    """Points of one line, the column along which they run, and the name of the line."""
 
     name: str
     along: str
@@ -55,7 +55,7 @@ class Series(NamedTuple):
 
 
 def series(rows: pl.DataFrame) -> list[Series]:
-    """The lines of rows as `calibrate quality` writes them, in the order that they come.
+    """Group the rows of `calibrate quality` into lines, in order of appearance.
 
     >>> rows = pl.DataFrame({"method": "bild", "fallback_threshold": [0.1, 0.5, 0.1], "rollback_threshold": [1.0, 1.0, 2.0]})
     >>> [(each.name, each.rows.height) for each in series(rows)]
@@ -79,15 +79,15 @@ def _word(name: str, value: object) -> str:
 
 
 def fits(rows: pl.DataFrame) -> bool:
-    """Whether there is room for all lines of these rows, and anything to draw."""
+    """Return whether there are rows, and room for all their lines."""
     return bool(rows.height) and len(series(rows)) <= MOST_SERIES
 
 
 def draw(rows: pl.DataFrame, cost: str | None = None, quality: str = "agreement") -> Figure:
-    """Left, agreement (or another quality) over the threshold where one was swept; right, over the cost, all methods together.
+    """Draw, at the left, agreement (or another quality) over the threshold where one was swept; at the right, over the cost.
 
-    `rows` are those of `calibrate quality`, of one method or of several one behind the other. `cost` is one of `COSTS`; where left
-    out the weights that are read, what decoding of one text waits for, or where these are not known the layer passes.
+    `rows` are those of `calibrate quality`, of one or several methods. `cost` is one of `COSTS`; the default is the weights read,
+    which bound the decoding of one sequence, or, where unknown, the layer passes.
     """
     checks.one_of("quality", quality, QUALITIES)
     optional = (*COSTS, *_KEYS, "agreement_low", "agreement_high", "target_name")
@@ -102,7 +102,7 @@ def draw(rows: pl.DataFrame, cost: str | None = None, quality: str = "agreement"
     swept = [each for each in lines if each.along and each.rows[each.along].n_unique() > 1]
     scales = list(dict.fromkeys(each.along for each in swept))[:2]
     styles = dict(zip((each.name for each in lines), looks(len(lines)), strict=True))
-    with house():
+    with styled():
         down = 0.32 + 0.22 * -(-(len(lines) + 1) // 2)  # of the legend [inches]
         height = 4.35 + down
         figure, panels = side_by_side(len(scales) + 1, height, (0.55 + down) / height, 1 - 0.85 / height, 0.5)
@@ -117,8 +117,8 @@ def draw(rows: pl.DataFrame, cost: str | None = None, quality: str = "agreement"
         _frames(panels, table, quality)
         panels[0].set_ylabel(QUALITIES[quality])
         left = panels[0].get_position().x0
-        figure.text(left, 1 - 0.28 / height, "What is lost for what is saved?", fontsize=13, weight="bold", va="center")
-        figure.text(left, 1 - 0.57 / height, _told(table, quality), fontsize=9, color=GREY, va="center")
+        figure.text(left, 1 - 0.28 / height, "How much quality does the saving cost?", fontsize=13, weight="bold", va="center")
+        figure.text(left, 1 - 0.57 / height, _subtitle(table, quality), fontsize=9, color=GREY, va="center")
         handles = [
             Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=5.5, linewidth=1.5, label=name)
             for name, look in styles.items()
@@ -129,13 +129,13 @@ def draw(rows: pl.DataFrame, cost: str | None = None, quality: str = "agreement"
     return figure
 
 
-def _told(table: pl.DataFrame, quality: str) -> str:
+def _subtitle(table: pl.DataFrame, quality: str) -> str:
     first = table.row(0, named=True)
     name = f"{first['target_name']}: " if first["target_name"] else ""
     under = "" if quality == "agreement" else " under the target"
     known = quality == "agreement" and table["agreement_low"].cast(pl.Float64).drop_nulls().drop_nans().len()
     bars = "; bars: 95 % between sequences" if known else ""
-    return f"{name}{first['sequences']} texts for each point (measured{under}); dotted: the target's own text{bars}"
+    return f"{name}{first['sequences']} sequences per point (measured{under}); dotted: the target alone{bars}"
 
 
 def _curve(axes: Axes, each: Series, x: str, quality: str, look: Look) -> None:
@@ -154,12 +154,12 @@ def _frames(panels: list[Axes], table: pl.DataFrame, quality: str) -> None:
     best = 1.0 if quality == "agreement" else float(table["plain_log_likelihood"].mean())  # type: ignore[arg-type]
     for axes in panels:
         axes.grid(True)
-        axes.axhline(best, color=GREY, linewidth=0.8, linestyle=LINES[3], zorder=1.5, label="plain text")
+        axes.axhline(best, color=GREY, linewidth=0.8, linestyle=LINES[3], zorder=1.5, label="plain quality")
         if quality == "agreement":
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     panels[-1].plot([1.0], [best], linestyle="none", marker="X", markersize=9, color=INK, markeredgecolor="white", zorder=3,
                     clip_on=False, label="target alone")  # fmt: skip
-    panels[-1].axvline(1.0, color=GREY, linewidth=0.8, linestyle=LINES[3], zorder=1.5, label="as dear")
+    panels[-1].axvline(1.0, color=GREY, linewidth=0.8, linestyle=LINES[3], zorder=1.5, label="same cost")
     low = min(axes.get_ylim()[0] for axes in panels)
     high = max(axes.get_ylim()[1] for axes in panels)
     for axes in panels:

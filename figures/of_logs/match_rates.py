@@ -1,6 +1,6 @@
-"""How often is the target's token among the k early candidates of a layer? By layer, and by output position, of a decision log.
+"""Match rates of a decision log: how often the target's token is among the k early candidates, by layer and by output position.
 
-What Tables 2 and 6 to 8 of [Yang2024] print: of the model's own head (N), and of heads that were trained for their layers (Y).
+Like Tables 2 and 6 to 8 of [Yang2024]: with the model's own head (N), and with heads trained for their layers (Y).
 
 [Yang2024] S. Yang, G. Lee, J. Cho, D. Papailiopoulos, K. Lee. Predictive Pipelined Decoding: A Compute-Latency Trade-off for
 Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from figures.common.style import COLOURS, GREY, LINES, MARKERS, Look, canvas, demand, house, looks, side_by_side
+from figures.common.style import COLOURS, GREY, LINES, MARKERS, Look, canvas, demand, looks, side_by_side, styled
 from model.base import checks
 from model.logs import position_log
 from model.logs.position_log import PositionLog
@@ -26,7 +26,7 @@ from model.methods.speculative import rates_from_logs
 
 HEADS = {"common": "N", "trained": "Y"}
 _WORDS = {"common": "N: the model's own head", "trained": "Y: a head trained for the layer"}
-_SHORT = {"common": "N: the model's own", "trained": "Y: trained for it"}
+_SHORT = {"common": "N: the model's head", "trained": "Y: trained"}
 MOST_CANDIDATES, MOST_LAYERS, BINS = 4, 5, 8
 _NEEDED = ("layer", "head", "k", "match_rate", "low", "high", "trials")
 _BAND = 0.16
@@ -36,7 +36,7 @@ _BAND = 0.16
 
 
 def heads_of(log: PositionLog) -> list[str]:
-    """The heads that a log has read with."""
+    """Heads with which a log reads early predictions."""
     return [head for head in HEADS if head == "common" or log.table["rank_trained"].to_numpy().any()]
 
 
@@ -46,7 +46,7 @@ def _layers(log: PositionLog, head: str) -> list[int]:
 
 
 def by_layer(log: PositionLog, candidates: Sequence[int]) -> pl.DataFrame:
-    """A row for each head, layer and k: the match rate with Wilson's interval of 95 %, as if positions were independent trials."""
+    """One row per head, layer and k: the match rate with Wilson's interval of 95 %, with positions as independent trials."""
     rows = []
     for head in heads_of(log):
         for layer in _layers(log, head):
@@ -58,7 +58,7 @@ def by_layer(log: PositionLog, candidates: Sequence[int]) -> pl.DataFrame:
 
 
 def by_position(log: PositionLog, candidates: Sequence[int], layers: Sequence[int], head: str, bins: int = BINS) -> pl.DataFrame:
-    """The same by ranges of output positions, from `first` to `last`, both included and counted from 1."""
+    """Match rates by range of output positions, `first` to `last`, inclusive, counted from 1."""
     checks.whole("bins", bins, 1)
     position = log.table["position"].to_numpy()
     edges = np.unique(np.linspace(0, position.max() + 1, bins + 1).astype(int))
@@ -73,29 +73,29 @@ def by_position(log: PositionLog, candidates: Sequence[int], layers: Sequence[in
     return pl.DataFrame(rows, schema=[*_NEEDED, "first", "last"], orient="row")
 
 
-def told(log: PositionLog) -> str:
-    """What a log is of, in the words that stand in a figure."""
-    drawn = "greedy" if log.said.get("sampling") is None else "drawn"
+def subtitle(log: PositionLog) -> str:
+    """Describe a log in one line: model, sequences, positions."""
+    drawn = "greedy" if log.said.get("sampling") is None else "sampled"
     name = log.said["target"]["name"]
-    return f"{name}, {log.layers} layers: {len(log.starts) - 1} {drawn} texts, {log.table.height} positions (measured)"
+    return f"{name}, {log.layers} layers: {len(log.starts) - 1} {drawn} sequences, {log.table.height} positions (measured)"
 
 
 # --- By layer -----------------------------------------------------------------------------------------------------------
 
 
 def draw(log: PositionLog, candidates: Sequence[int] = (1, 3, 5)) -> Figure:
-    """Match rates of all layers but the last: a line for each k and head, with a band of Wilson's interval of 95 %."""
-    return draw_rows(by_layer(log, candidates), told(log))
+    """Draw match rates of all layers but the last: a line per k and head, with Wilson's band of 95 %."""
+    return draw_rows(by_layer(log, candidates), subtitle(log))
 
 
 def draw_rows(rows: pl.DataFrame, about: str) -> Figure:
-    """The same of rows as `by_layer` makes them; `about` says what was measured."""
+    """Draw rows of `by_layer`; `about` names the measured data."""
     table = demand(rows, "the figure of match rates", _NEEDED)
     counts = table["k"].unique().sort().to_list()
     if len(counts) > MOST_CANDIDATES:
         raise checks.ParameterError(f"candidates must be at most {MOST_CANDIDATES} different ones, got {len(counts)}")
     heads = [head for head in HEADS if head in table["head"]]
-    with house():
+    with styled():
         figure, axes = canvas(9.0, 5.4, (0.085, 0.1, 0.7, 0.74))
         for index, count in enumerate(counts):
             for head in heads:
@@ -107,8 +107,8 @@ def draw_rows(rows: pl.DataFrame, about: str) -> Figure:
         axes.set_ylabel("match rate  [share of positions]")
         title = "How often is the target's token among k early candidates?"
         figure.text(0.085, 0.95, title, fontsize=13, weight="bold", va="center")
-        told = "bands: 95 % (Wilson), as if positions were independent; those of a sequence are not"
-        figure.text(0.085, 0.905, f"{about};\n{told}", fontsize=9, color=GREY, va="top", linespacing=1.3)
+        note = "bands: 95 % (Wilson), with positions as independent trials (within a sequence they are not)"
+        figure.text(0.085, 0.905, f"{about};\n{note}", fontsize=9, color=GREY, va="top", linespacing=1.3)
         handles = [
             Line2D([], [], color=COLOURS[index], linewidth=1.8, marker=MARKERS[index], label=f"k = {count}")
             for index, count in reversed([*enumerate(counts)])
@@ -152,20 +152,20 @@ def draw_by_position(
     log: PositionLog, candidates: Sequence[int] = (1, 3), layers: Sequence[int] | None = None, head: str | None = None,
     bins: int = BINS,
 ) -> Figure:
-    """A panel for each k: match rates over the output position, a line for each layer (some spread over the depth where not given).
+    """Draw a panel per k: match rates over the output position, a line per layer (by default a few, spread over the depth).
 
-    Does a rate hold throughout a text? Theorem 4.1 takes one for all positions.
+    Theorem 4.1 assumes one rate for all positions; the figure tests that.
     """
     chosen = heads_of(log)[-1] if head is None else head
     checks.one_of("head", chosen, position_log.HEADS)
     if not 1 <= len(candidates) <= MOST_CANDIDATES:
         raise checks.ParameterError(f"candidates must be 1 to {MOST_CANDIDATES} different ones, got {len(candidates)}")
     known = _layers(log, chosen)
-    picked = sorted({known[int(place)] for place in np.linspace(0, len(known) - 1, 4)}) if layers is None else [*layers]
+    picked = sorted({known[int(index)] for index in np.linspace(0, len(known) - 1, 4)}) if layers is None else [*layers]
     if not 1 <= len(picked) <= MOST_LAYERS:
         raise checks.ParameterError(f"layers must be 1 to {MOST_LAYERS}, got {len(picked)}")
     table = by_position(log, candidates, picked, chosen, bins).with_columns(middle=(pl.col("first") + pl.col("last")) / 2)
-    with house():
+    with styled():
         figure, panels = side_by_side(len(candidates), 4.6, 0.13, 0.78, 0.35)
         for axes, count in zip(panels, candidates, strict=True):
             for layer, look in zip(picked, looks(len(picked)), strict=True):
@@ -183,7 +183,7 @@ def draw_by_position(
             axes.set_position((box.x0 * wide / (wide + 1.2), box.y0, box.width * wide / (wide + 1.2), box.height))
         left = panels[0].get_position().x0
         figure.text(left, 0.945, "Does the match rate hold throughout the sequence?", fontsize=13, weight="bold", va="center")
-        figure.text(left, 0.885, f"{told(log)};\n{_WORDS[chosen]}; bands: 95 % (Wilson)", fontsize=9, color=GREY, va="center")
+        figure.text(left, 0.885, f"{subtitle(log)};\n{_WORDS[chosen]}; bands: 95 % (Wilson)", fontsize=9, color=GREY, va="center")
         handles = [
             Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=5.5, label=f"{layer}")
             for layer, look in reversed([*zip(picked, looks(len(picked)), strict=True)])

@@ -1,6 +1,6 @@
-"""A text, and who wrote each token of it: the draft, the target behind it, a process that guessed early, and so on.
+"""Generated sequence with the source of each token: the draft, the target, an early prediction, and so on.
 
-Told by colour and by the line under each token.
+Colour and the style of the line under each token show its source.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from figures.common.style import GREY, INK, Look, canvas, house, looks
+from figures.common.style import GREY, INK, Look, canvas, looks, styled
 from model.base import checks
 from model.logs.recorded_decoding import Decoding
 
 MOST_LINES, TAB = 60, 4
 WORDS = {
-    "draft": "the draft, accepted", "target": "the target, behind a draft", "match": "early candidates: a match",
-    "miss": "early candidates: a miss", "fallback": "the target, handed over to", "again": "the target once more",
-    "rollback": "the target, in place of what it took back", "cap": "the target, behind a full draft", "token": "the target",
+    "draft": "the draft, accepted", "target": "the target, after a draft", "match": "early candidates: a match",
+    "miss": "early candidates: a miss", "fallback": "the target, after a fallback", "again": "the target, in one more pass",
+    "rollback": "the target, after a rollback", "cap": "the target, after a full draft", "token": "the target",
     "column": "the target",
 }  # fmt: skip
-"""What producers of tokens (`model.logs.recorded_decoding.Decoding.producers`) are called."""
+"""Wording of the sources of tokens (`model.logs.recorded_decoding.Decoding.producers`)."""
 _SIZE = 9.5  # points
-_WIDE, _HIGH = 0.602 * _SIZE / 72, 1.75 * _SIZE / 72  # of a character of DejaVu Sans Mono, and of a line [inches]
-_SIDE, _HEAD, _TOLD, _ROW, _FOOT = 0.3, 0.47, 0.17, 0.215, 0.2  # inches
+_WIDE, _HIGH = 0.602 * _SIZE / 72, 1.75 * _SIZE / 72  # width of a character of DejaVu Sans Mono, height of a line [inches]
+_SIDE, _HEAD, _SETTINGS, _ROW, _FOOT = 0.3, 0.47, 0.17, 0.215, 0.2  # [inches]
 
 
 class TokenPart(NamedTuple):
-    """Part of a token that stands on one line of the picture."""
+    """Part of a token on one line of the picture."""
 
     token: int
-    """Its number; below 0 in the prompt."""
+    """Number of the token; negative in the prompt."""
     line: int
     column: int
     text: str
 
 
 def pieces(words: Sequence[str], columns: int, first: int = 0) -> list[TokenPart]:
-    """Where tokens stand: one behind the other, broken at their own line ends (shown as a sign) and where a line is full.
+    """Lay out tokens in lines: they follow each other, and break at newlines (shown as a sign) and at full lines.
 
     >>> pieces(["ab", "\\n", "cde"], 2)
     [TokenPart(token=0, line=0, column=0, text='ab'), TokenPart(token=1, line=1, column=0, text='↵'),
@@ -72,20 +72,20 @@ def pieces(words: Sequence[str], columns: int, first: int = 0) -> list[TokenPart
 
 
 def draw(decoding: Decoding, words: Sequence[str], *, prompt: Sequence[str] = (), title: str = "", columns: int = 88) -> Figure:
-    """The text of a decoding, each token in the colour of its producer, over a line that is its sign too.
+    """Draw the text of a decoding, with each token in the colour of its source, over a line whose style also shows the source.
 
     Parameters
     ----------
     words
-        The tokens put out, as texts.
+        The generated tokens as strings.
     prompt
-        Those of the prompt; where given they stand before it, in grey.
+        The tokens of the prompt as strings; if given, they precede the text in grey.
     columns
-        Characters of a line.
+        Characters per line.
     """
     checks.whole("columns", columns, 20, 400)
     if len(words) != len(decoding.tokens):
-        raise checks.ParameterError(f"words must be as many as tokens, {len(decoding.tokens)}, got {len(words)}; give each as text")
+        raise checks.ParameterError(f"words must be one string per token, {len(decoding.tokens)}, got {len(words)}; decode each")
     whole = pieces([*prompt, *words], columns, -len(prompt))
     lines = whole[-1].line + 1 if whole else 1
     if lines > MOST_LINES:
@@ -94,9 +94,9 @@ def draw(decoding: Decoding, words: Sequence[str], *, prompt: Sequence[str] = ()
     counts = Counter(producers)
     order = [*[who for who in WORDS if who in counts], *[who for who in counts if who not in WORDS]]
     styles = dict(zip(order, looks(len(order)), strict=True))
-    about = _told(decoding, columns)
-    with house():
-        width, head = 2 * _SIDE + columns * _WIDE, _HEAD + _TOLD * len(about)
+    about = _settings(decoding, columns)
+    with styled():
+        width, head = 2 * _SIDE + columns * _WIDE, _HEAD + _SETTINGS * len(about)
         height = head + _ROW * len(counts) + 0.25 + lines * _HIGH + _FOOT
         figure, axes = canvas(width, height, (_SIDE / width, _FOOT / height, columns * _WIDE / width, lines * _HIGH / height))
         axes.set_xlim(0, columns)
@@ -104,10 +104,10 @@ def draw(decoding: Decoding, words: Sequence[str], *, prompt: Sequence[str] = ()
         axes.axis("off")
         for piece in whole:
             _piece(axes, piece, styles[producers[piece.token]] if piece.token >= 0 else None)
-        said = title or f"Who wrote this text? {decoding.method}"
+        said = title or f"Source of each token: {decoding.method}"
         figure.text(_SIDE / width, 1 - 0.28 / height, said, fontsize=13, weight="bold", va="center")
         for number, line in enumerate(about):
-            level = 1 - (_HEAD + _TOLD * (number + 0.5)) / height
+            level = 1 - (_HEAD + _SETTINGS * (number + 0.5)) / height
             figure.text(_SIDE / width, level, line, fontsize=9, color=GREY, va="center")
         handles = [
             Line2D([], [], color=look.colour, linestyle=look.line, linewidth=2.4,
@@ -119,8 +119,8 @@ def draw(decoding: Decoding, words: Sequence[str], *, prompt: Sequence[str] = ()
     return figure
 
 
-def _told(decoding: Decoding, columns: int) -> list[str]:
-    """The settings and the passes, in lines that are no wider than the text."""
+def _settings(decoding: Decoding, columns: int) -> list[str]:
+    """The settings and the passes, wrapped to the width of the text."""
     shown = {key: value for key, value in decoding.settings.items() if value is not None}
     passes = ", ".join(f"{count} of the {role}" for role, count in decoding.account.passes_of.items())
     settings = ", ".join(f"{key} {value}" for key, value in shown.items())

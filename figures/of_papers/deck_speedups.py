@@ -1,4 +1,4 @@
-"""The deck's printed speed-ups against what its own acceptance rates allow: which rows cannot be as printed."""
+"""Printed speed-ups of the slides against the bounds at their own acceptance rates: shows which rows are impossible."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from figures.common.style import COLOURS, GREY, INK, canvas, demand, house
+from figures.common.style import COLOURS, GREY, INK, canvas, demand, styled
 
 _NEEDED = (
     "source", "draft_length", "acceptance_rate", "speedup", "theorem", "free_bound", "oracle_bound", "impossible_if_free",
     "reread_rate", "reread_length", "reread_speedup", "reread_oracle",
 )  # fmt: skip
 _STATED, _FREE, _WRONG, _REREAD = COLOURS[0], "#b9d9ee", COLOURS[1], COLOURS[2]
-_THICK, _GAP = 0.3, 0.17  # of a bar, and from the middle of a row to that of each of its two bars
-# Marker, its size, its colour, and what the legend calls it.
+_THICK, _GAP = 0.3, 0.17  # of a bar; between the middle of a row and that of each of its two bars
+# Marker, its size, its colour, and its legend label.
 _MARKS = {
-    "impossible": ("X", 9.0, _WRONG, "printed, and impossible"),
+    "impossible": ("X", 9.0, _WRONG, "printed, impossible"),
     "too fast": ("D", 7.0, INK, "printed, needs cheaper drafting"),
-    "possible": ("o", 7.0, INK, "printed, and possible"),
+    "possible": ("o", 7.0, INK, "printed, possible"),
 }
 _HEADS = {
-    False: "Table 2, draft length γ: bars are Theorem 3.8; marks belong at a bar's end",
-    True: "Adaptive draft length: bars are the oracle bound; marks belong within",
+    False: "Table 2, draft length γ: bars are Theorem 3.8; marks should be at a bar's end",
+    True: "Adaptive draft length: bars are the oracle bound; marks should be within a bar",
 }
 
 
 def draw(rows: pl.DataFrame | Sequence[Mapping[str, Any]]) -> Figure:
-    """Printed speed-ups over bars of what the theory allows, a row of the deck each.
+    """Draw printed speed-ups over bars of the theory's bounds, one row per row of the slides.
 
-    A cross is a speed-up that is impossible even with free drafting, a diamond one too fast for the deck's cost of drafting.
+    A cross is a speed-up that is impossible even with free drafting, a diamond one too fast for the slides' cost of drafting.
 
-    `rows` are those of `model.published.deck_analysis.rows`. The upper bar takes the stated acceptance rate, with the deck's cost
-    of drafting and, paler, with free drafting; the lower one takes the rate as accepted over drafted tokens.
+    `rows` are those of `model.published.deck_analysis.rows`. The upper bar uses the stated acceptance rate, with the slides' cost
+    of drafting and, paler, with free drafting; the lower bar interprets the rate as accepted over drafted tokens.
     """
-    table = demand(pl.DataFrame(rows, infer_schema_length=None), "the figure of the deck", _NEEDED)
+    table = demand(pl.DataFrame(rows, infer_schema_length=None), "the figure of the slides", _NEEDED)
     groups = [(adaptive, table.filter(pl.col("draft_length").is_null() == adaptive)) for adaptive in (False, True)]
     groups = [(adaptive, part) for adaptive, part in groups if part.height]
-    with house():
+    with styled():
         height = 1.75 + 0.66 * table.height + 0.5 * len(groups)
         figure, axes = canvas(11.0, height, (0.125, 0.55 / height, 0.55, 1 - 1.7 / height))
         axes.grid(True, axis="x")
@@ -80,7 +80,7 @@ def _row(axes: Axes, row: Mapping[str, Any], level: float) -> None:
 
 
 def _stated(row: Mapping[str, Any]) -> float:
-    """What the stated acceptance rate allows at the deck's cost of drafting."""
+    """Bound of the speed-up at the stated acceptance rate and the slides' cost of drafting."""
     return float(row["oracle_bound"] if row["draft_length"] is None else row["theorem"])
 
 
@@ -109,7 +109,7 @@ def _rereading(row: Mapping[str, Any], reread: float) -> str:
 
 def _headline(table: pl.DataFrame) -> str:
     wrong = table.filter("impossible_if_free").height
-    return f"{wrong} of the deck's {table.height} speed-ups are impossible at their acceptance rate α, even with free drafting"
+    return f"{wrong} of the slides' {table.height} speed-ups are impossible at their acceptance rate α, even with free drafting"
 
 
 def _frame(axes: Axes, end: float) -> None:
@@ -119,7 +119,7 @@ def _frame(axes: Axes, end: float) -> None:
     axes.set_ylim(end - 0.45, -0.3)
     axes.set_yticks([])
     axes.spines["left"].set_linewidth(1.6)
-    axes.set_xlabel("speed-up over plain decoding  (1: none)")
+    axes.set_xlabel("speed-up over plain decoding  (1: no gain)")
 
 
 def _legend(figure: Figure, table: pl.DataFrame, height: float) -> None:
@@ -130,8 +130,8 @@ def _legend(figure: Figure, table: pl.DataFrame, height: float) -> None:
         for marker, size, colour, label in looks
     ]
     handles += [
-        Patch(facecolor=_STATED, label="allowed at the printed α and cost"),
-        Patch(facecolor=_FREE, edgecolor=_STATED, linewidth=0.6, hatch="////", label="… even if drafting were free"),
-        Patch(facecolor="none", edgecolor=_REREAD, linewidth=1.4, label="allowed if α is accepted / drafted (re-read)"),
+        Patch(facecolor=_STATED, label="bound at the printed α and cost"),
+        Patch(facecolor=_FREE, edgecolor=_STATED, linewidth=0.6, hatch="////", label="… with free drafting"),
+        Patch(facecolor="none", edgecolor=_REREAD, linewidth=1.4, label="bound if α means accepted / drafted (re-read)"),
     ]
     figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.015, 1 - 0.48 / height), ncols=3, borderaxespad=0)

@@ -1,7 +1,7 @@
-"""The measured times of [Yang2024], Table 3, against its theorem, alone and with one cost fitted on the other data set.
+"""Published times of [Yang2024], Table 3, against its theorem, alone and with one cost fitted on the other data set.
 
-Beside it what the theorem leaves out at each token, over the candidates: where a cost that grows with the processes and one that
-grows with the depth of a tree of them would part.
+A second panel shows the time per token that the theorem leaves out, over the candidates. It would separate a cost that grows with
+the processes from one that grows with the depth of a tree of them.
 
 [Yang2024] S. Yang, G. Lee, J. Cho, D. Papailiopoulos, K. Lee. Predictive Pipelined Decoding: A Compute-Latency Trade-off for
 Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
@@ -18,33 +18,33 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.markers import CARETLEFT, CARETRIGHT
 
-from figures.common.style import COLOURS, GREY, INK, LINES, VIEWS, canvas, demand, house, points, view_handles
+from figures.common.style import COLOURS, GREY, INK, LINES, VIEWS, canvas, demand, points, styled, view_handles
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.published import ppd_table_3_fit as measured
 
 MOST_POINTS = 16
-"""Beyond so many points of a run the figure is left out: each has a line of its own."""
+"""For more points of a run the figure is not drawn: each point takes a row."""
 _NEEDED = ("point", "view", "method", "outcomes_source", "seconds_per_layer", "latency_s")
 _FITTED, _IDEAL = COLOURS[0], COLOURS[1]
-# Each with its tip at its point, from its own side: the two data sets all but coincide.
+# The tip of each marker is at its point, from opposite sides: the two data sets nearly coincide.
 _POINTERS: tuple[Any, ...] = (CARETRIGHT, CARETLEFT)
 
 
 def fits(rows: pl.DataFrame) -> bool:
-    """Whether points of a run replay the table, and few enough to be drawn."""
+    """Return whether points of a run replay the table, and few enough to draw."""
     return all(name in rows.columns for name in _NEEDED) and 0 < len(measured.replayed(rows.to_dicts())) <= MOST_POINTS
 
 
 def draw(rows: pl.DataFrame) -> Figure:
-    """Time of a token as measured, as simulated and by the theorem alone; and what the theorem leaves out, over the candidates.
+    """Draw the time per token as published, as simulated and by the theorem alone; and the part that the theorem leaves out.
 
-    `rows` is a results table: one row per point and view. Points that do not replay the table are left out.
+    `rows` is a results table, one row per point and view. Points that do not replay the table are left out.
     """
     found = measured.replayed(demand(rows, "the figure of Table 3", _NEEDED).to_dicts())
     if not found:
         raise ParameterError("the figure of Table 3 needs points that replay it, got none; take rows of `sim run ppd-table-3`")
-    with house():
+    with styled():
         height = 2.9 + 0.55 * max(len(found), 4)
         figure, left = canvas(11.6, height, (0.112, 1.45 / height, 0.37, 1 - 2.55 / height))
         right = figure.add_axes((0.61, 1.45 / height, 0.28, 1 - 2.55 / height))
@@ -61,7 +61,7 @@ def draw(rows: pl.DataFrame) -> Figure:
 def _headline(found: Sequence[Mapping[str, Any]]) -> str:
     ideal = [abs(point["run"].error(UnitCost(measured.LAYERS))) for point in found]
     said = f"Theorem 4.1 is {100 * min(ideal):.0f} to {100 * max(ideal):.0f} % too fast"
-    # Of a point that was fitted on its own data set the error says little.
+    # The error of a point fitted on its own data set says little.
     unseen = [point for point in found if point["fitted_on"] not in (None, measured.BOTH, point["run"].data_set)]
     if not unseen:
         return said
@@ -70,7 +70,7 @@ def _headline(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _mean(point: Mapping[str, Any]) -> float:
-    """The mean of the view that is most exact [s]."""
+    """Mean latency in the most exact view [s]."""
     latency: Mapping[str, tuple[float, Any]] = point["latency_s"]
     return next(latency[view][0] for view in VIEWS if view in latency)
 
@@ -107,7 +107,7 @@ def _times(axes: Axes, found: Sequence[Mapping[str, Any]]) -> None:
     axes.set_yticks([])
     axes.margins(x=0.05)
     axes.set_xlabel("time per token [ms]")
-    axes.set_title("Measured and simulated, each row's error at its right", fontsize=10.5)
+    axes.set_title("Published and simulated; right: error of the simulation", fontsize=10.5)
 
 
 def _missing(axes: Axes) -> None:
@@ -130,22 +130,22 @@ def _missing(axes: Axes) -> None:
     axes.set_ylim(-1.5, axes.get_ylim()[1])
     axes.set_xticks(range(1, measured.SEPARATING + 1))
     axes.set_xlabel("candidates k")
-    axes.set_ylabel("beyond the theorem [ms per token]")
-    axes.set_title("What the theorem leaves out", fontsize=10.5)
+    axes.set_ylabel("published − theorem [ms per token]")
+    axes.set_title("Time that the theorem leaves out", fontsize=10.5)
 
 
 def _legends(figure: Figure, left: Axes, right: Axes, found: Sequence[Mapping[str, Any]]) -> None:
     look: dict[str, Any] = {"linestyle": "none"}
     handles: list[Any] = [
-        Line2D([], [], marker="|", markersize=13, markeredgewidth=2, color=GREY, label="plain decoding, measured", **look),
-        Line2D([], [], marker="|", markersize=13, markeredgewidth=2.2, color=INK, label="with early predictions, measured", **look),
+        Line2D([], [], marker="|", markersize=13, markeredgewidth=2, color=GREY, label="plain decoding, published", **look),
+        Line2D([], [], marker="|", markersize=13, markeredgewidth=2.2, color=INK, label="with early prediction, published", **look),
         Line2D([], [], marker="D", markersize=7, color=_IDEAL, label="Theorem 4.1, no overheads", **look),
     ]
     handles += view_handles({view for point in found for view in point["latency_s"]}, _FITTED)
     low = 0.86 / figure.get_figheight()
     figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.02, low), ncols=2, borderaxespad=0)
     handles = [
-        Line2D([], [], marker=pointer, markersize=7.5, color=INK, label=f"measured less theorem, {name}", **look)
+        Line2D([], [], marker=pointer, markersize=7.5, color=INK, label=f"published − theorem, {name}", **look)
         for name, pointer in zip(measured.data_sets(), _POINTERS, strict=True)
     ]
     handles.append(Line2D([], [], color=_IDEAL, linewidth=1.6, label="Theorem 4.1, no overheads"))

@@ -1,4 +1,4 @@
-"""How many drafted tokens a round accepts: what was simulated against the law behind Eq. 1 of [Leviathan2023].
+"""Accepted draft tokens per round: simulated rounds against the distribution of Eq. 1 of [Leviathan2023].
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from figures.common import point_names
-from figures.common.style import COLOURS, GREY, INK, NAMES, canvas, demand, house
+from figures.common.style import COLOURS, GREY, INK, NAMES, canvas, demand, styled
 from model.base import checks
 from model.base.checks import ParameterError
 from model.methods.speculative import theory as speculative
@@ -21,17 +21,17 @@ from model.methods.speculative import theory as speculative
 Floats = NDArray[np.float64]
 
 MOST_POINTS = 12
-_TOP = 1.5  # for the heading and the legend [inches]
+_TOP = 1.5  # [inches] height of heading and legend
 _KEYS = ("acceptance_rate", "draft_length", "tokens", "name")
-_EQ_1, _CUT = "distribution behind Eq. 1: whole drafts", "exact distribution: the last drafts are cut short"
+_EQ_1, _CUT = "distribution of Eq. 1: whole drafts", "exact distribution: last drafts cut short"
 
 
 def draw(rows: pl.DataFrame, about: str = "") -> Figure:
-    """Share of rounds that accepted 0, 1, 2, ... tokens (`paths` as bars, `events` as crosses on them) and the law (circles).
+    """Draw shares of rounds by number of accepted tokens (`paths` as bars, `events` as crosses) and the theoretical law (circles).
 
-    `rows` has point, view, accepted and rounds: how many rounds of a point and view accepted so many tokens. Each point has its own
-    panel, called by `name` if there is one. The law is drawn where they also have acceptance_rate and draft_length; with tokens
-    also that of decodings of so many, whose last drafts are shorter. `about` is what all points have in common.
+    `rows` has point, view, accepted and rounds: the number of rounds of a point and view that accepted `accepted` tokens. Each
+    point has a panel, titled by `name` if there is one. The law is drawn for points with acceptance_rate and draft_length; with
+    tokens, also the law for decodings of that length, whose last drafts are shorter. `about` states what all points share.
     """
     table = demand(rows, "the figure of accepted tokens", ("point", "view", "accepted", "rounds"), (*_KEYS,))
     for view in table["view"].unique().sort():
@@ -41,7 +41,7 @@ def draw(rows: pl.DataFrame, about: str = "") -> Figure:
         raise ParameterError(f"the figure of accepted tokens has room for at most {MOST_POINTS} points, got {len(shown)}")
     across = 1 if len(shown) == 1 else 2 if len(shown) <= 4 else 3
     down = -(-len(shown) // across)
-    with house():
+    with styled():
         width, height = max(7.6, 3.6 * across), 0.6 + 3.0 * down + 0.65 * (down - 1) + _TOP
         figure, only = canvas(width, height, (0.1, 0.6 / height, 0.87, 1 - (0.6 + _TOP) / height))
         panels = [only]
@@ -57,11 +57,11 @@ def draw(rows: pl.DataFrame, about: str = "") -> Figure:
             axes.set_title(_name(part), fontsize=10)
             axes.set_ylabel("share of rounds")
             if index >= len(shown) - across:
-                axes.set_xlabel("drafted tokens accepted in a round")
+                axes.set_xlabel("accepted draft tokens per round")
         left = panels[0].get_position().x0
-        figure.text(left, 1 - 0.28 / height, "How many drafted tokens a round accepts", fontsize=13, weight="bold", va="center")
-        told = [about] * bool(about) + ["a round generates one token more, the target's own"]
-        figure.text(left, 1 - 0.54 / height, "; ".join(told), fontsize=9.5, color=GREY, va="center")
+        figure.text(left, 1 - 0.28 / height, "Accepted draft tokens per round", fontsize=13, weight="bold", va="center")
+        subtitle = [about] * bool(about) + ["each round generates one more token, from the target"]
+        figure.text(left, 1 - 0.54 / height, "; ".join(subtitle), fontsize=9.5, color=GREY, va="center")
         found = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
         every = {label: found[label] for label in (NAMES["paths"], NAMES["events"], _EQ_1, _CUT) if label in found}
         corner = (left, 1 - 0.7 / height)
@@ -73,9 +73,9 @@ def draw(rows: pl.DataFrame, about: str = "") -> Figure:
 
 
 def law(acceptance_rate: float, draft_length: int, tokens: int | None = None) -> Floats:
-    """The chances that a round accepts 0, ..., gamma tokens: `speculative.tokens_pmf`, or its mean over the rounds of a decoding.
+    """Probabilities that a round accepts 0, ..., gamma tokens: `speculative.tokens_pmf`, or its mean over the rounds of a decoding.
 
-    A round that starts when m of l tokens are out drafts min(gamma, l - m - 1); rounds start there with the chances of
+    A round that starts after m of l tokens drafts min(gamma, l - m - 1); the probability of a round there is that of
     `speculative.renewal_density`.
 
     >>> law(0.5, 2).tolist(), law(0.5, 2, tokens=1).tolist()
@@ -101,12 +101,12 @@ def _panel(axes: Axes, rows: pl.DataFrame) -> None:
         axes.bar(*found, 0.8, color=COLOURS[5], edgecolor=INK, linewidth=0.4, label=NAMES[bars])
     if known:
         eq_1 = law(first["acceptance_rate"], first["draft_length"])
-        place = np.arange(len(eq_1))
+        counts = np.arange(len(eq_1))
         if first["tokens"] is not None:
             exact = law(first["acceptance_rate"], first["draft_length"], first["tokens"])
-            axes.plot(place, exact, linestyle="none", marker="_", markersize=15, markeredgewidth=1.6, color=COLOURS[1], label=_CUT)
+            axes.plot(counts, exact, linestyle="none", marker="_", markersize=15, markeredgewidth=1.6, color=COLOURS[1], label=_CUT)
         axes.plot(
-            place, eq_1, linestyle="none", marker="o", markersize=7, color=COLOURS[0], markerfacecolor="none", markeredgewidth=1.5,
+            counts, eq_1, linestyle="none", marker="o", markersize=7, color=COLOURS[0], markerfacecolor="none", markeredgewidth=1.5,
             label=_EQ_1,
         )  # fmt: skip
     if bars == "paths" and (events := shares["events"]) is not None:

@@ -1,6 +1,6 @@
-"""What do the rates of Big Little Decoder come to? Speed, arithmetic, weights read and intensity over the rate of fallback.
+"""Speed-up and work of Big Little Decoder over its fallback rate: speed, operations, weights read and arithmetic intensity.
 
-A run's points: nothing here is computed but ratios to plain decoding.
+All values are from a run's rows; only the ratios to plain decoding are computed here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from figures.common.style import GREY, INK, VIEWS, Look, canvas, demand, house, looks, points, view_handles
+from figures.common.style import GREY, INK, VIEWS, Look, canvas, demand, looks, points, styled, view_handles
 from figures.of_runs.operations_and_bytes import WORDS, relative
 from model.base import checks
 
@@ -23,12 +23,12 @@ _CHOICES = {
     "max_draft_length": "drafts of at most {}",
     "layers": "{} layers", "draft_layers": "small model of {} layers", "cost_ratio": "c = {:.3g}", "tokens": "{} tokens",
 }  # fmt: skip
-"""All that tells choices apart but the rates."""
-_SIDE, _WIDE, _HIGH, _HEAD, _FOOT = 0.75, 3.05, 2.55, 1.15, 0.3  # inches
+"""Columns that distinguish choices, besides the rates."""
+_SIDE, _WIDE, _HIGH, _HEAD, _FOOT = 0.75, 3.05, 2.55, 1.15, 0.3  # [inches]
 
 
 def of_run(rows: pl.DataFrame) -> pl.DataFrame:
-    """Those rows of a table of results that the figure is on: Big Little Decoder's, by rates that were given, no thresholds."""
+    """Return the rows for this figure: Big Little Decoder with given rates, without thresholds."""
     if any(name not in rows.columns for name in _NEEDED):
         return rows.clear()
     own = rows.filter(method="bild").drop_nulls(["fallback_rate", "rollback_rate", "speedup"])
@@ -36,17 +36,17 @@ def of_run(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def fits(rows: pl.DataFrame) -> bool:
-    """Whether rates of fallback were swept in these rows (of `of_run`), and there is room for all of them."""
+    """Return whether fallback rates were swept in these rows (of `of_run`), and all fit into the figure."""
     if not rows.height or rows["fallback_rate"].n_unique() < 2:
         return False
     return len(_choices(rows)) <= MOST_CHOICES and rows["rollback_rate"].n_unique() <= MOST_RATES
 
 
 def draw(rows: pl.DataFrame) -> Figure:
-    """A row of panels for each choice of the method, in each a line for each rate of rollback, through the first view there is.
+    """Draw a row of panels per choice of the method, with a line per rollback rate through the most exact view.
 
-    `rows` is a table of results, as `of_run` leaves it. What was simulated lies over the formula, the speed-up with its interval.
-    Where the shapes of the models were given there are panels of the work too, over that of plain decoding.
+    `rows` is a table of results, filtered by `of_run`. Simulated points lie over the formula, the speed-up with its interval. Where
+    the shapes of the models are known, further panels show the work relative to plain decoding.
     """
     table = demand(rows, "the figure of rates", _NEEDED, (*_BOUNDS, "outcomes_source", *_CHOICES))
     for view in table["view"].unique().sort():
@@ -60,7 +60,7 @@ def draw(rows: pl.DataFrame) -> Figure:
         raise checks.ParameterError(f"rows must have at most {MOST_RATES} rollback rates, got {len(rates)}")
     styles = dict(zip(rates, looks(len(rates)), strict=True))
     names = [name for name in WORDS if name in table.columns and table[name].count()]
-    with house():
+    with styled():
         width, height = _SIDE + _WIDE * max(len(names), 3), _HEAD + _HIGH * len(parts) + _FOOT
         figure, only = canvas(width, height, (0, 0, 1, 1))
         only.remove()
@@ -78,7 +78,7 @@ def draw(rows: pl.DataFrame) -> Figure:
                     axes.set_xlabel("fallback rate  [% of drafted tokens]")
                 axes.set_ylabel("relative to plain decoding", fontsize=8.5)
                 if not column:
-                    axes.text(0, 1.04, _told(part), transform=axes.transAxes, fontsize=9, color=GREY)
+                    axes.text(0, 1.04, _panel_name(part), transform=axes.transAxes, fontsize=9, color=GREY)
             assert first is not None
             first.set_ylim(0, 1.08 * max(*table[name].drop_nulls(), 1.0))
         _heading(figure, table, styles, height)
@@ -89,7 +89,7 @@ def _choices(table: pl.DataFrame) -> list[pl.DataFrame]:
     return table.partition_by([name for name in _CHOICES if name in table.columns], maintain_order=True)
 
 
-def _told(part: pl.DataFrame) -> str:
+def _panel_name(part: pl.DataFrame) -> str:
     row = part.row(0, named=True)
     keys = ("exit_layer",) if row["exit_layer"] is not None else ("variant", "draft_layers", "cost_ratio", "placement")
     words = [_CHOICES[key].format(row[key]) for key in (*keys, "max_draft_length") if row[key] not in (None, "colocated")]
@@ -128,9 +128,9 @@ def _heading(figure: Figure, table: pl.DataFrame, styles: dict[float, Look], hei
     title = "Big Little Decoder: speed-up and work by fallback and rollback rate"
     left = _SIDE / figure.get_figwidth()
     figure.text(left, 1 - 0.28 / height, title, fontsize=13, weight="bold", va="center")
-    sources = "; ".join(dict.fromkeys(str(source) for source in table["outcomes_source"].drop_nulls()))
+    origins = "; ".join(dict.fromkeys(str(source) for source in table["outcomes_source"].drop_nulls()))
     tokens = " or ".join(str(count) for count in table["tokens"].drop_nulls().unique().sort())
-    parts = [f"rates {sources}" if sources else "", "times and shapes as [cost] says", f"{tokens} tokens" if tokens else ""]
+    parts = [f"rates {origins}" if origins else "", "times and shapes: see [cost]", f"{tokens} tokens" if tokens else ""]
     parts.append("all relative to plain decoding; lines join points")
     figure.text(left, 1 - 0.52 / height, "; ".join(part for part in parts if part), fontsize=9.5, color=GREY, va="center")
     handles = [

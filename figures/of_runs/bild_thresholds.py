@@ -1,7 +1,7 @@
-"""What do the thresholds of Big Little Decoder buy? Time against agreement with the large model, from a decision record.
+"""Effect of the thresholds of Big Little Decoder: time against agreement with the large model, from a decision record.
 
-As Figures 4, 5 and 9 of [Kim2023], with another measure of quality: the share of tokens that the large model would have written
-itself, where the paper has BLEU and ROUGE-L. Tokens are taken as independent, and no threshold changes the text that was read.
+Like Figures 4, 5 and 9 of [Kim2023], with another measure of quality: the share of tokens equal to the large model's choice, where
+the paper has BLEU and ROUGE-L. Tokens are independent, and thresholds do not change the recorded sequence.
 
 [Kim2023] S. Kim et al. Speculative Decoding with Big Little Decoder. NeurIPS 2023, arXiv:2302.07863.
 """
@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
-from figures.common.style import COLOURS, GREY, INK, LINES, MARKERS, NAMES, VIEWS, Look, canvas, demand, house, looks
+from figures.common.style import COLOURS, GREY, INK, LINES, MARKERS, NAMES, VIEWS, Look, canvas, demand, looks, styled
 from model.base import checks
 
 Floats = NDArray[np.float64]
@@ -38,7 +38,7 @@ _RECORDS = {
     "outcomes_source": "record", "variant": "variant", "exit_layer": "exit layer", "max_draft_length": "drafts to",
     "placement": "placed", "draft_layers": "draft layers", "cost_ratio": "c", "tokens": "tokens",
 }  # fmt: skip
-"""What makes a run's points those of another record: all but the thresholds."""
+"""Columns whose values separate records: all but the thresholds."""
 _ORDER = {view: index for index, view in enumerate(VIEWS)}
 _ALONE = {LARGE: ("X", 10.0), SMALL: ("P", 9.0)}
 
@@ -46,11 +46,11 @@ _ALONE = {LARGE: ("X", 10.0), SMALL: ("P", 9.0)}
 # --- Points -----------------------------------------------------------------------------------------------------------
 
 
-def of_run(rows: pl.DataFrame, cost_source: str = "as [cost] says") -> pl.DataFrame:
-    """The points of a run whose outcomes are thresholds on a record; `rows` is its table of results.
+def of_run(rows: pl.DataFrame, cost_source: str = "see [cost]") -> pl.DataFrame:
+    """Return the points of a run whose outcomes come from thresholds on a record; `rows` is its table of results.
 
-    Times are those of a text of so many tokens, by the first view there is. A fallback threshold of 0 is no fallback, an infinite
-    rollback threshold no rollback. What the small model alone would write, no row says. Empty where no row has both thresholds.
+    Times are those of a sequence of `tokens` tokens, in the most exact view. A fallback threshold of 0 means no fallback, an
+    infinite rollback threshold no rollback. The small model alone has no row. Empty where no row has both thresholds.
     """
     needed = ("method", "fallback_threshold", "rollback_threshold", "agreement", "relative_latency", "view")
     if any(name not in rows.columns for name in needed):
@@ -62,12 +62,12 @@ def of_run(rows: pl.DataFrame, cost_source: str = "as [cost] says") -> pl.DataFr
         return pl.DataFrame()
     never = pl.col("rollback_threshold").is_infinite()
     policy = pl.when(never).then(pl.lit(NO_ROLLBACK)).when(pl.col("fallback_threshold") == 0).then(pl.lit(NO_FALLBACK))
-    telling = [name for name in _RECORDS if name in own.columns and own[name].n_unique() > 1]
-    words = [pl.lit(f"{_RECORDS[name]} ") + pl.col(name).cast(pl.String).fill_null("-") for name in telling]
+    distinct = [name for name in _RECORDS if name in own.columns and own[name].n_unique() > 1]
+    words = [pl.lit(f"{_RECORDS[name]} ") + pl.col(name).cast(pl.String).fill_null("-") for name in distinct]
     alone = {"policy": LARGE, "latency": 1.0, "agreement": 1.0}
     own = own.select(
         "fallback_threshold", "rollback_threshold", "max_draft_length", "fallback_rate", "rollback_rate", "variant", "agreement",
-        "view", "tokens", "cost_ratio", name=pl.concat_str(words, separator=", ") if telling else pl.lit("record"),
+        "view", "tokens", "cost_ratio", name=pl.concat_str(words, separator=", ") if distinct else pl.lit("record"),
         source="outcomes_source", cost_source=pl.lit(cost_source),
         policy=policy.otherwise(pl.lit(BOTH)), latency="relative_latency",
     )  # fmt: skip
@@ -78,14 +78,14 @@ def of_run(rows: pl.DataFrame, cost_source: str = "as [cost] says") -> pl.DataFr
 
 
 def fits(rows: pl.DataFrame) -> bool:
-    """Whether there is anything to draw in these rows (of `of_run`), and room for all of it."""
+    """Return whether these rows (of `of_run`) have at least two points, and fit into the figure."""
     if not rows.height or rows.filter(pl.col("policy") != LARGE).height < 2:
         return False
     return rows["name"].n_unique() <= MOST_RECORDS and _pairs(rows)["rollback_threshold"].n_unique() <= MOST_CURVES
 
 
 def frontier(rows: pl.DataFrame) -> pl.DataFrame:
-    """Those rows that none other beats, by latency: what is no slower and agrees more, or agrees no less and is faster.
+    """Return the Pareto-optimal rows, by latency: no other row is as fast and agrees more, or is faster and agrees as much.
 
     >>> rows = pl.DataFrame({"latency": [0.5, 0.6, 0.7, 0.5], "agreement": [0.8, 0.7, 0.9, 0.6]})
     >>> frontier(rows).rows()
@@ -100,10 +100,10 @@ def frontier(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def draw(rows: pl.DataFrame) -> Figure:
-    """A row of two panels a record, of rows as `of_run` makes them.
+    """Draw two panels per record, from rows of `of_run`.
 
-    Left, a curve for each rollback threshold along the fallback thresholds (Figure 9 of the paper); right, the best that both
-    policies together reach, and each alone (Figure 5), and the same of both on the other records (Figure 4).
+    Left, a curve per rollback threshold along the fallback thresholds (Figure 9 of the paper); right, the Pareto fronts of both
+    policies together and of each alone (Figure 5), and of both on the other records (Figure 4).
     """
     table = demand(rows, "the figure of thresholds", _NEEDED, ("view", "tokens"))
     records = table.partition_by("name", maintain_order=True)
@@ -112,7 +112,7 @@ def draw(rows: pl.DataFrame) -> Figure:
     count = _pairs(table)["rollback_threshold"].n_unique()
     if not 1 <= count <= MOST_CURVES:
         raise checks.ParameterError(f"rows must have 1 to {MOST_CURVES} rollback thresholds, got {count}")
-    with house():
+    with styled():
         height = 1.05 + 4.3 * len(records)
         figure, only = canvas(12.0, height, (0, 0, 1, 1))
         only.remove()
@@ -124,27 +124,27 @@ def draw(rows: pl.DataFrame) -> Figure:
             _ablations(right, record, others)
             for axes in (left, right):
                 _frame(axes, table)
-            figure.text(0.07, (bottom + 3.56) / height, _told(record), fontsize=9.5, color=GREY, va="center")
-        title = "Big Little Decoder: what is gained in time, what is lost in agreement with the large model?"
+            figure.text(0.07, (bottom + 3.56) / height, _record_name(record), fontsize=9.5, color=GREY, va="center")
+        title = "Big Little Decoder: time saved against agreement with the large model"
         figure.text(0.02, 1 - 0.3 / height, title, fontsize=13, weight="bold", va="center")
-        told = "tokens taken as independent; a threshold is not taken to change the text that follows"
-        figure.text(0.02, 1 - 0.57 / height, told, fontsize=9.5, color=GREY, va="center")
+        note = "assumed: tokens are independent, and thresholds do not change the tokens that follow"
+        figure.text(0.02, 1 - 0.57 / height, note, fontsize=9.5, color=GREY, va="center")
         _legend(figure, table, height)
     return figure
 
 
 def _pairs(record: pl.DataFrame) -> pl.DataFrame:
-    """The rows that have both thresholds."""
+    """Rows with both thresholds."""
     return record.drop_nulls(["fallback_threshold", "rollback_threshold"])
 
 
-def _told(record: pl.DataFrame) -> str:
+def _record_name(record: pl.DataFrame) -> str:
     name, source, cost, variant, ratio = record.select("name", "source", "cost_source", "variant", "cost_ratio").row(0)
     view, tokens = record.select("view", "tokens").row(0)
     drafts = _pairs(record)["max_draft_length"][0]
-    told = f"{name} ({source}); " + (f"c = {ratio:.3g} ({cost}); " if ratio is not None else "")
+    said = f"{name} ({source}); " + (f"c = {ratio:.3g} ({cost}); " if ratio is not None else "")
     played = f"; {NAMES[view]}, {tokens} tokens" if view is not None else ""
-    return f"{told}drafts of at most {drafts}, variant {variant}{played}"
+    return f"{said}drafts of at most {drafts}, variant {variant}{played}"
 
 
 def _ends(values: pl.Series) -> tuple[float, float]:
@@ -158,7 +158,7 @@ def _thresholds(axes: Axes, record: pl.DataFrame) -> None:
     handles = []
     for value, look in zip(values, looks(len(values)), strict=True):
         curve = own.filter(rollback_threshold=value).sort("fallback_threshold")
-        name, told = f"{value:g}", "never" if np.isinf(value) else f"{value:g}"
+        name, label = f"{value:g}", "never" if np.isinf(value) else f"{value:g}"
         at, shares = curve["latency"], curve["agreement"]
         axes.plot(at, shares, color=look.colour, linestyle=look.line, linewidth=1.3, label=f"rollback {name}")
         axes.scatter(
@@ -166,18 +166,18 @@ def _thresholds(axes: Axes, record: pl.DataFrame) -> None:
             edgecolor="white", linewidth=0.5, zorder=2.5, label=f"fallback {name}",
         )  # fmt: skip
         handles.append(
-            Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=5, linewidth=1.3, label=told)
+            Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=5, linewidth=1.3, label=label)
         )
     _alone(axes, record)
     low, high = _ends(own["fallback_threshold"])
-    axes.set_title(f"Marks grow with the fallback threshold, {low:g} to {high:g}", fontsize=10)
+    axes.set_title(f"Mark size: fallback threshold, {low:g} to {high:g}", fontsize=10)
     axes.set_ylabel("tokens that agree with the large model")
     title = "rollback\nthreshold\n[nats]"
     axes.legend(handles=handles, title=title, loc="upper left", bbox_to_anchor=(1.01, 1.02), borderaxespad=0, alignment="left")
 
 
 def _sizes(thresholds: Floats, own: pl.DataFrame) -> Floats:
-    """Areas of marks [square points]."""
+    """Areas of marks, growing with the threshold [square points]."""
     ordered = np.sort(own["fallback_threshold"].unique().to_numpy())
     return 12 + 60 * np.searchsorted(ordered, thresholds) / max(len(ordered) - 1, 1)
 
@@ -200,7 +200,7 @@ def _ablations(axes: Axes, record: pl.DataFrame, others: Sequence[pl.DataFrame])
         axes.plot(best["latency"], best["agreement"], color=GREY, linewidth=1.2, linestyle=LINES[2], label=f"other {name}")
         axes.annotate(name, first, (4, -4), textcoords="offset points", fontsize=8.5, va="top", color=GREY)
     _alone(axes, record)
-    axes.set_title("The best of each choice of policies", fontsize=10)
+    axes.set_title("Pareto front of each choice of policies", fontsize=10)
 
 
 def _alone(axes: Axes, record: pl.DataFrame) -> None:
@@ -219,7 +219,7 @@ def _frame(axes: Axes, table: pl.DataFrame) -> None:
     axes.set_xlim(fast - across, slow + across)
     axes.set_ylim(least - up, most + up)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0 if most - least > 0.05 else 1))
-    axes.axvline(1.0, color=GREY, linewidth=0.8, linestyle=(0, (1.2, 1.2)), zorder=1.5, label="as fast")
+    axes.axvline(1.0, color=GREY, linewidth=0.8, linestyle=(0, (1.2, 1.2)), zorder=1.5, label="same speed")
     axes.set_xlabel("time per token, relative to the large model alone")
 
 

@@ -1,6 +1,6 @@
-"""Several devices for one text: as replicas that predict early, or as shares of every layer? Speed-up against devices held.
+"""Several devices for one sequence: replicas that predict early against tensor parallelism. Speed-up over reserved devices.
 
-A method that keeps k + 1 units busy has an obvious rival: the same devices, each with its share of every layer.
+A method that keeps k + 1 units busy competes with splitting each layer over the same devices.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from figures.common.speedup_baseline import ONE, over_one_device
-from figures.common.style import GREY, INK, demand, house, looks, side_by_side
+from figures.common.style import GREY, INK, demand, looks, side_by_side, styled
 from figures.of_runs.speedup_by_device import device_column, most_exact, rates_from, times_from
 from model.base.checks import ParameterError
 from model.methods import registry
@@ -26,7 +26,7 @@ _NEEDED = ("point", "view", "method", "speedup", "reserved_units", "tensor_paral
 
 
 class _Way(NamedTuple):
-    """A way to spend devices: a method, and whether each of its units is split over some."""
+    """A use of devices: a method, and whether each of its units is split over several."""
 
     method: str
     split: bool
@@ -34,13 +34,13 @@ class _Way(NamedTuple):
     @property
     def name(self) -> str:
         if self.method == registry.PLAIN:
-            return "tensor parallelism: each layer split"
+            return "tensor parallelism (each layer split)"
         word = registry.label(self.method)
-        return f"{word}, each layer split too" if self.split else f"{word}: replicas"
+        return f"{word}, each layer split" if self.split else f"{word} (replicas)"
 
 
 def _table(rows: pl.DataFrame) -> tuple[str | None, pl.DataFrame]:
-    """The column of devices and the rows of all but plain decoding on one, over which they are; none where that is not known."""
+    """Return the column of devices, and the rows except plain decoding on one device, their baseline; none if that is unknown."""
     column = device_column(rows)
     missing = [pl.lit(None, dtype=pl.Float64).alias(name) for name in _BOUNDS if name not in rows.columns]
     table = most_exact(rows.with_columns(missing)).filter(
@@ -52,9 +52,9 @@ def _table(rows: pl.DataFrame) -> tuple[str | None, pl.DataFrame]:
 
 
 def fits(rows: pl.DataFrame) -> bool:
-    """Whether a run has plain decoding on split layers and another method on as many devices, on few devices or profiles.
+    """Return whether a run has plain decoding on split layers and another method on as many devices, and few devices or profiles.
 
-    The model must fit one device: speed-ups here are over plain decoding on one.
+    The model must fit one device: speed-ups here are relative to plain decoding on one.
     """
     if not all(name in rows.columns for name in _NEEDED) or not rows["tensor_parallel"].count():
         return False
@@ -70,23 +70,23 @@ def fits(rows: pl.DataFrame) -> bool:
 
 
 def draw(rows: pl.DataFrame) -> Figure:
-    """A panel for each device or profile of the table, a line for each way to spend devices; dashed, as many times as devices.
+    """Draw a panel per device or profile, with a line per use of devices; on the dashed line the speed-up equals the devices.
 
-    `rows` is a results table. Bars are what is not known of rates and costs.
+    `rows` is a results table. Bars show the uncertainty of rates and costs.
     """
-    demand(rows, "the figure of devices held", _NEEDED)
+    demand(rows, "the figure of reserved devices", _NEEDED)
     if not fits(rows):
         raise ParameterError(
-            "the figure of devices held needs rows of autoregressive with tensor_parallel above 1, and of another method on as"
+            "the figure of reserved devices needs rows of autoregressive with tensor_parallel above 1, and of another method on as"
             " many devices,"
-            f" each once for at most {MOST_PANELS} devices, of a model that fits one; take those of `sim run"
+            f" each once for at most {MOST_PANELS} devices, of a model that fits one device; take those of `sim run"
             " ppd-against-tensor-parallel`"
         )
     column, table = _table(rows)
     names = ["" if column is None else each for each in ([""] if column is None else table[column].unique(maintain_order=True))]
     parts = [table if column is None else table.filter(pl.col(column) == name) for name in names]
     ways = [_Way(*key) for key in dict.fromkeys((row["method"], row["tensor_parallel"] > 1) for row in table.iter_rows(named=True))]
-    with house():
+    with styled():
         figure, panels = side_by_side(len(parts), 5.3, 0.1, 0.685, 0.35)
         width = figure.get_figwidth()
         most = max(2.0, float(table["reserved_units"].max()))  # type: ignore[arg-type]
@@ -97,15 +97,15 @@ def draw(rows: pl.DataFrame) -> Figure:
             axes.tick_params(labelleft=axes is panels[0])
         panels[0].set_ylabel(f"speed-up over {ONE}")
         figure.text(0.1 / width, 0.95, _headline(table, column), fontsize=13, weight="bold", va="center")
-        told = f"bars: input uncertainty (rates and costs); {rates_from(table)}"
-        figure.text(0.1 / width, 0.903, told, fontsize=9, color=GREY, va="center")
+        subtitle = f"bars: input uncertainty (rates and costs); {rates_from(table)}"
+        figure.text(0.1 / width, 0.903, subtitle, fontsize=9, color=GREY, va="center")
         figure.text(0.1 / width, 0.866, f"times: {times_from(table)}", fontsize=9, color=GREY, va="center")
         _legend(figure, ways, width)
     return figure
 
 
 def _headline(table: pl.DataFrame, column: str | None) -> str:
-    """How much faster shares are than replicas at the most devices that both are known of: the range over devices."""
+    """Headline: speed of tensor parallelism relative to replicas, at the most devices that have both; the range over devices."""
     split = table.filter(pl.col("method") == registry.PLAIN)
     rival = table.filter(pl.col("method") != registry.PLAIN, pl.col("tensor_parallel") == 1)
     held = max({*split["reserved_units"]} & {*rival["reserved_units"]})
@@ -116,7 +116,7 @@ def _headline(table: pl.DataFrame, column: str | None) -> str:
     )
     low, high = (f"{float(each):.2f}" for each in (ratios.min(), ratios.max()))  # type: ignore[arg-type]
     said = low if low == high else f"{low} to {high}"
-    return f"On {held:g} devices, split layers are {said} times as fast as replicas"
+    return f"On {held:g} devices, tensor parallelism is {said} times as fast as replicas"
 
 
 def _panel(axes: Axes, table: pl.DataFrame, ways: Sequence[_Way], most: float, top: float) -> None:
@@ -127,7 +127,7 @@ def _panel(axes: Axes, table: pl.DataFrame, ways: Sequence[_Way], most: float, t
     axes.plot([1], [1], linestyle="none", marker="*", markersize=13, color=INK, zorder=3, label="one device")
     for index, (way, look) in enumerate(zip(ways, looks(len(ways)), strict=True)):
         own = table.filter(pl.col("method") == way.method, (pl.col("tensor_parallel") > 1) == way.split).sort("reserved_units")
-        aside = 0.05 * (index - (len(ways) - 1) / 2)  # bars at one place would hide each other
+        aside = 0.05 * (index - (len(ways) - 1) / 2)  # shifted, so that bars do not hide each other
         at = (own["reserved_units"] + aside).to_list()
         known = own.with_columns(pl.Series("at", at)).drop_nulls(_BOUNDS)
         low, high = (known[bound] for bound in _BOUNDS)
@@ -141,7 +141,7 @@ def _panel(axes: Axes, table: pl.DataFrame, ways: Sequence[_Way], most: float, t
     axes.set_ylim(0.8, top)
     axes.set_xticks(range(1, int(most) + 1))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
-    axes.set_xlabel("devices reserved")
+    axes.set_xlabel("reserved devices")
 
 
 def _legend(figure: Figure, ways: Sequence[_Way], width: float) -> None:
@@ -149,7 +149,7 @@ def _legend(figure: Figure, ways: Sequence[_Way], width: float) -> None:
         Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=7, linewidth=1.3, label=way.name)
         for way, look in zip(ways, looks(len(ways)), strict=True)
     ]
-    handles.append(Line2D([], [], color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), label="as many times as devices"))
+    handles.append(Line2D([], [], color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), label="speed-up = devices"))
     figure.legend(
         handles=handles, loc="upper left", bbox_to_anchor=(0.1 / width, 0.835), ncols=2, borderaxespad=0, borderpad=0,
         handlelength=2.2, columnspacing=1.5,

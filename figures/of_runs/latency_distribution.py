@@ -1,4 +1,4 @@
-"""How the latency of a point is distributed: what was simulated against the theory's probabilities."""
+"""Distribution of the latency of a point: simulated latencies against the theory's probabilities."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.common import point_names
-from figures.common.style import COLOURS, GREY, INK, NAMES, VIEWS, canvas, demand, house
+from figures.common.style import COLOURS, GREY, INK, NAMES, VIEWS, canvas, demand, styled
 from model.base import checks
 from model.base.checks import ParameterError
 
 _MOST_POINTS = 12
 MOST_BARS = 80
-"""Of more latencies than so many each bar is a range: single ones would be thinner than can be seen."""
-_NEGLIGIBLE = 1e-4  # of the greatest probability; beyond where all are smaller the axis ends
+"""Number of distinct latencies above which each bar is a range: single ones would be too thin to see."""
+_NEGLIGIBLE = 1e-4  # of the greatest probability; the axis ends where all are smaller
 
 
 def described(rows: pl.DataFrame, results: pl.DataFrame) -> pl.DataFrame:
-    """The rows with a `name` for each point, and latencies in milliseconds, `latency_ms`, where all are known in seconds."""
+    """Add a `name` for each point and, where all latencies are known in seconds, `latency_ms` [ms]."""
     points = results.join(rows.select("point").unique(), "point", how="semi", maintain_order="left")
     common = {row["point"]: ", ".join(_words(row)) for row in point_names.once(points).iter_rows(named=True)}
     found = rows.with_columns(name=pl.col("point").replace_strict(common, default="", return_dtype=pl.String))
@@ -44,11 +44,11 @@ def _words(row: dict[str, Any]) -> list[str]:
 
 
 def draw(rows: pl.DataFrame) -> Figure:
-    """Relative frequencies of simulated latencies (`paths` as bars, `events` as crosses) and the pmf (`formula`, hollow circles).
+    """Draw relative frequencies of simulated latencies (`paths` as bars, `events` as crosses) and the pmf (`formula`, circles).
 
-    `rows` has point, view, latency_layers and probability: one row per point, view and value. Each point has its own panel. Where
-    there are more than `MOST_BARS` latencies, none of them of a formula, each bar is that of a range. With `latency_ms` the axis is
-    in milliseconds; with `name` a point is called by it (see `described`).
+    `rows` has point, view, latency_layers and probability: one row per point, view and value. Each point has a panel. With more
+    than `MOST_BARS` latencies, and none of a formula, each bar is a range. With `latency_ms` the axis is in milliseconds;
+    `name` is the title of a point's panel (see `described`).
     """
     unit = "ms" if "latency_ms" in rows.columns else "layer-times"
     rows = rows.with_columns(latency_layers="latency_ms") if unit == "ms" else rows
@@ -60,7 +60,7 @@ def draw(rows: pl.DataFrame) -> Figure:
         raise ParameterError(f"the distribution has room for at most {_MOST_POINTS} points, got {len(points)}; choose some of them")
     across = 1 if len(points) == 1 else 2 if len(points) <= 4 else 3
     down = -(-len(points) // across)
-    with house():
+    with styled():
         width, height = max(7.0, 4.0 * across), max(4.4, 2.9 * down + 0.8)
         figure, only = canvas(width, height, (0.12, 0.14, 0.84, 0.62))
         panels = [only]
@@ -92,7 +92,7 @@ def _panel(axes: Axes, rows: pl.DataFrame) -> None:
     parts = {view: rows.filter(pl.col("view") == view).sort("latency_layers") for view in VIEWS}
     times = {view: part["latency_layers"].to_numpy() for view, part in parts.items() if part.height}
     shares = {view: parts[view]["probability"].to_numpy() for view in times}
-    # Circles without a line between them: there is nothing between two values.
+    # Circles without a line between them: there are no values in between.
     styles = {
         "formula": {"marker": "o", "markersize": 7, "color": COLOURS[1], "markerfacecolor": "none", "markeredgewidth": 1.5},
         "events": {"marker": "x", "markersize": 5, "color": INK},
@@ -110,12 +110,12 @@ def _panel(axes: Axes, rows: pl.DataFrame) -> None:
 
 
 def _ranges(rows: pl.DataFrame) -> bool:
-    """Whether bars are of ranges of latencies."""
+    """Return whether bars are ranges of latencies."""
     return rows["latency_layers"].n_unique() > MOST_BARS and "formula" not in rows["view"]
 
 
 def _in_ranges(rows: pl.DataFrame) -> pl.DataFrame:
-    """The same probabilities at the middles of ranges of one width, where single latencies are too many to be seen."""
+    """Sum probabilities over ranges of equal width, at their midpoints, where single latencies are too many to see."""
     values = rows["latency_layers"]
     if not _ranges(rows):
         return rows

@@ -1,4 +1,4 @@
-"""Speed-up of each method against its price: the units that it reserves and keeps busy, and the unit-time that a token takes."""
+"""Speed-up of each method against its price: reserved units, busy units, and unit-time per token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 
 from figures.common import point_names
 from figures.common.speedup_baseline import ONE, over_one_device
-from figures.common.style import GREY, INK, MARKERS, VIEWS, Look, categories, demand, house, looks
+from figures.common.style import GREY, INK, MARKERS, VIEWS, Look, categories, demand, looks, styled
 from model.base import checks
 from model.methods import registry
 
@@ -26,15 +26,15 @@ AXES = {
 }
 _Y = "speedup"
 MOST_SETTINGS = 6
-"""What methods are run on, rates and costs that were swept: each has a row of panels."""
+"""Number of swept settings (rates, costs) that fit: each has a row of panels."""
 MOST_CHOICES = len(MARKERS)
-_SIDE, _WIDE, _HIGH, _GAP, _HEAD, _FOOT = 0.75, 3.3, 2.9, 0.35, 1.0, 0.6  # inches
-_BETWEEN = 0.75  # rows
+_SIDE, _WIDE, _HIGH, _GAP, _HEAD, _FOOT = 0.75, 3.3, 2.9, 0.35, 1.0, 0.6  # [inches]
+_BETWEEN = 0.75  # [inches] between rows
 
 
 @dataclass(frozen=True)
 class _Table:
-    """What speed-ups are over; one row a point, named by its choice; the settings, each with its rows; what all have in common."""
+    """Rows of the figure: baseline; one row per point, named by its choice; rows by setting; settings that all points share."""
 
     baseline: str
     rows: pl.DataFrame
@@ -44,7 +44,7 @@ class _Table:
 
 
 def fits(rows: pl.DataFrame) -> bool:
-    """Whether a run has several methods, or choices of one beside another, and room for all of its settings and choices."""
+    """Return whether a run has several methods, and room for all of its settings and choices."""
     if not all(name in rows.columns for name in ("point", "view", "method", _Y, *AXES)) or rows["method"].n_unique() < 2:
         return False
     table = _table(rows)
@@ -52,11 +52,10 @@ def fits(rows: pl.DataFrame) -> bool:
 
 
 def draw(rows: pl.DataFrame) -> Figure:
-    """A row of panels for each setting that was swept, a panel for each price of `AXES` that is not the same for all.
+    """Draw a row of panels per swept setting, with a panel per price of `AXES` that differs between points.
 
-    One colour and marker for each choice of a method, plain decoding a star at (1, 1). `rows` is a results table of several
-    methods. The last view of a point is drawn: events know of waiting, formulas do not. Where `exact` says that a method writes
-    another text than the target, its marks are hollow.
+    Each choice of a method has a colour and marker; plain decoding is a star at (1, 1). `rows` is a results table of several
+    methods. The last view of a point is drawn: only `events` includes waiting. Marks are hollow for lossy methods (`exact` false).
     """
     demand(rows, "the figure of methods", ("point", "view", "method", _Y, *AXES))
     for view in rows["view"].unique().sort():
@@ -67,7 +66,7 @@ def draw(rows: pl.DataFrame) -> Figure:
     checks.whole("choices of the figure of methods", len(table.choices), 1, MOST_CHOICES)
     styles = dict(zip(table.choices, (looks if len(table.choices) <= 6 else categories)(len(table.choices)), strict=True))
     prices = [x for x in AXES if not np.allclose([value for value in table.rows[x] if value is not None], 1)] or [[*AXES][-1]]
-    with house():
+    with styled():
         figure, panels, side = _panels(len(prices), len(table.settings), table.choices)
         lossy = {*table.rows.filter(pl.col("exact").eq_missing(False))["choice"]}
         for index, (name, part) in enumerate(table.settings):
@@ -78,11 +77,11 @@ def draw(rows: pl.DataFrame) -> Figure:
             panels[index][0].set_title(name, fontsize=10)
             panels[index][0].set_ylabel(f"speed-up over {table.baseline}")
         width, height = figure.get_size_inches()
-        title = "What each method gains, and at what price"
+        title = "Speed-up of each method, and its price"
         figure.text(_SIDE / width, 1 - 0.34 / height, title, fontsize=13, weight="bold", va="center")
-        told = ["up is faster, left is cheaper", *table.common]
-        told += ["hollow: another text than the target's (lossy)"] if lossy else []
-        figure.text(_SIDE / width, 1 - 0.6 / height, "; ".join(told), fontsize=9.5, color=GREY, va="center")
+        subtitle = ["up is faster, left is cheaper", *table.common]
+        subtitle += ["hollow: lossy (output differs from the target's)"] if lossy else []
+        figure.text(_SIDE / width, 1 - 0.6 / height, "; ".join(subtitle), fontsize=9.5, color=GREY, va="center")
         _legend(figure, styles, lossy, (1 - side / width, 1 - _HEAD / height))
     return figure
 
@@ -95,13 +94,13 @@ def _table(rows: pl.DataFrame) -> _Table:
     table = table.drop_nulls([_Y]).sort("point", order).unique("point", keep="last", maintain_order=True)
     table, baseline = over_one_device(table)
     split = (pl.col("tensor_parallel") if "tensor_parallel" in table.columns else pl.lit(1)).fill_null(1)
-    if baseline != ONE:  # in units of as many devices as layers are split over, of which plain decoding has one
+    if baseline != ONE:  # a unit is then the group of devices over which layers are split; plain decoding has one such unit
         names = [name for name in table.columns if name == "reserved_units" or name.startswith("mean_busy_units")]
         table = table.with_columns(pl.col(name) / split for name in names).filter(pl.col("method") != registry.PLAIN)
     table = table.filter((pl.col("method") != registry.PLAIN) | (split > 1))  # plain decoding on one unit is the star
     over = baseline if "tensor_parallel" in table.columns and table["tensor_parallel"].count() else "plain decoding"
     keys = [name for name in point_names.telling(table) if name in point_names.CHOICES]
-    # What was swept: columns that vary where the choice is the same.
+    # Swept columns vary where the choice is the same.
     group = ["method", *keys]
     others = [name for name in point_names.telling(table) if name not in keys]
     counts = table.group_by(group).agg(pl.col(name).drop_nulls().n_unique() for name in others)
@@ -123,10 +122,10 @@ def _table(rows: pl.DataFrame) -> _Table:
 
 
 def _panels(across: int, settings: int, choices: Sequence[str]) -> tuple[Figure, list[list[Axes]], float]:
-    """The figure, a row of panels for each setting (of single panels three in a row), and the width of the legend [inches]."""
+    """Return the figure, a row of panels per setting (single panels stand three in a row), and the legend's width [inches]."""
     columns = (2 if settings == 4 else min(settings, 3)) if across == 1 else across
     down = -(-settings // columns) if across == 1 else settings
-    side = 0.75 + 0.072 * max(len("as many tokens per unit-time"), *map(len, choices))
+    side = 0.75 + 0.072 * max(len("same tokens per unit-time"), *map(len, choices))
     width = _SIDE + columns * (_WIDE + _GAP) + side
     height = max(_HEAD + down * _HIGH + (down - 1) * _BETWEEN + _FOOT, _HEAD + 0.2 * (len(choices) + 4))
     figure = Figure(figsize=(width, height))
@@ -174,7 +173,7 @@ def _mark(look: Look, *, hollow: bool) -> dict[str, Any]:
 
 
 def _fair(axes: Axes) -> None:
-    """As many times faster as there are units: as many plain decodings side by side give the same tokens in the same time."""
+    """Draw the line on which speed-up equals units: parallel plain decodings give the same throughput there."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     end = min(right, high)
     axes.plot([1, end], [1, end], color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1.5, label="fair")
@@ -189,6 +188,6 @@ def _legend(figure: Figure, styles: dict[str, Look], lossy: set[str], corner: tu
                **_mark(look, hollow=choice in lossy))
         for choice, look in styles.items()
     ]  # fmt: skip
-    even = "as many tokens per unit-time\nas plain decoding"
+    even = "same tokens per unit-time\nas plain decoding"
     handles.append(Line2D([], [], color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), label=even))
     figure.legend(handles=handles, loc="upper left", bbox_to_anchor=corner, borderaxespad=0, borderpad=0, handlelength=1.6)

@@ -1,6 +1,6 @@
-"""What each choice of a run gains and works: speed, arithmetic, weights read and arithmetic intensity, over plain decoding's.
+"""Speed-up and work of each choice of a run, relative to plain decoding: operations, weights read and arithmetic intensity.
 
-Figure 8 of [Kim2023] for any method, from a table of results.
+Like Figure 8 of [Kim2023], for any method, from a table of results.
 
 [Kim2023] S. Kim et al. Speculative Decoding with Big Little Decoder. NeurIPS 2023, arXiv:2302.07863.
 """
@@ -18,32 +18,32 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from figures.common import point_names
-from figures.common.style import GREY, INK, NAMES, VIEWS, canvas, demand, house, looks
+from figures.common.style import GREY, INK, NAMES, VIEWS, canvas, demand, looks, styled
 from model.base import checks
 from model.methods import registry
 
 WORDS = {
     "speedup": "speed-up",
     "flops": "FLOPs per token",
-    "weights": "weights read (MOPs)",
+    "weights": "weights read",
     "intensity": "arithmetic intensity",
 }
-"""What is drawn, all over plain decoding's, and what it is called."""
+"""Quantities drawn, relative to plain decoding, with their titles."""
 _OF = {"flops": "flops_per_token", "weights": "weight_bytes_per_token", "intensity": "arithmetic_intensity"}
 MOST_POINTS = 16
 _MAIN = {name: point_names.WORDS[name] for name in (*point_names.MAIN[1:], "mean_exit_layer")}
-"""What a choice is named by; the others only where choices of a method differ in them."""
+"""Columns always in a choice's name; the others are used only where choices of a method differ in them."""
 _MORE = {
-    name: (point_names.WORDS | {"occupancy": "{:.0%} of it filled"})[name] for name in (
+    name: (point_names.WORDS | {"occupancy": "{:.0%} occupied"})[name] for name in (
         "form", "variant", "placement", "measure", "fill", "sequences", "batching", "occupancy", "fallback_threshold",
         "rollback_threshold", "max_draft_length", "warm_up", "power", "cost_ratio", "data_set", "units", "tokens",
     )
 }  # fmt: skip
-_SIDE, _WIDE, _BAR, _HEAD, _FOOT = 4.1, 2.45, 0.34, 1.45, 0.55  # inches
+_SIDE, _WIDE, _BAR, _HEAD, _FOOT = 4.1, 2.45, 0.34, 1.45, 0.55  # [inches]
 
 
 def relative(rows: pl.DataFrame) -> pl.DataFrame:
-    """The rows with flops, weights and intensity over those of plain decoding, as far as they are known.
+    """Add flops, weights and intensity relative to plain decoding, where they are known.
 
     >>> rows = pl.DataFrame({"flops_per_token": [6.0], "plain_flops_per_token": [4.0]})
     >>> relative(rows)["flops"].to_list()
@@ -54,10 +54,9 @@ def relative(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def draw(rows: pl.DataFrame) -> Figure:
-    """A bar for each point of a table of results in each panel of `WORDS` that is known: of the formula, or else the first view.
+    """Draw a bar per point of a table of results, in a panel per known quantity of `WORDS`, from the point's most exact view.
 
-    A cross is the last view there is, with the interval of its speed-up. Bars of methods that write another text than the target,
-    as `exact` says, are hatched.
+    A cross shows the last view, with the interval of its speed-up. Bars of lossy methods (`exact` false) are hatched.
     """
     optional = ("exact", "speedup_low", "speedup_high", "outcomes_source", *_MAIN, *_MORE)
     table = demand(rows, "the figure of choices", ("point", "view", "method", "speedup"), optional)
@@ -72,7 +71,7 @@ def draw(rows: pl.DataFrame) -> Figure:
     names = [name for name in WORDS if name in table.columns and table[name].count()]
     methods = [name for name in table["method"].unique(maintain_order=True) if name != registry.PLAIN]
     colours = {registry.PLAIN: GREY} | {name: look.colour for name, look in zip(methods, looks(len(methods)), strict=True)}
-    with house():
+    with styled():
         width = _SIDE + _WIDE * max(len(names), 2)
         height = _HEAD + _BAR * max(count, 3) + _FOOT
         figure, only = canvas(width, height, (0, 0, 1, 1))
@@ -90,20 +89,20 @@ def draw(rows: pl.DataFrame) -> Figure:
 def _bars(axes: Axes, table: pl.DataFrame, name: str, colours: dict[str, str]) -> None:
     axes.grid(True, axis="x")
     known = table.drop_nulls([name])
-    places = {point: place for place, point in enumerate(table["point"].unique(maintain_order=True))}
+    positions = {point: position for position, point in enumerate(table["point"].unique(maintain_order=True))}
     first = known.unique("point", keep="first", maintain_order=True)
     last = known.unique("point", keep="last", maintain_order=True).filter(pl.col("view") != "formula")
     for row in first.iter_rows(named=True):
         lossy = row["exact"] is False
         axes.barh(
-            places[row["point"]], row[name], 0.7, color=colours[row["method"]], edgecolor="white", linewidth=0,
+            positions[row["point"]], row[name], 0.7, color=colours[row["method"]], edgecolor="white", linewidth=0,
             hatch="////" if lossy else "", label=row["method"],
         )  # fmt: skip
-    at = [places[point] for point in last["point"]]
+    at = [positions[point] for point in last["point"]]
     axes.plot(last[name], at, linestyle="none", marker="x", markersize=5, color=INK, label="last")
     if name == "speedup":
         whole = last.drop_nulls(["speedup_low", "speedup_high"])
-        at = [places[point] for point in whole["point"]]
+        at = [positions[point] for point in whole["point"]]
         axes.hlines(at, whole["speedup_low"], whole["speedup_high"], colors=INK, linewidth=1.2, label="interval")
     top = max(*known[name], 1.0)
     for row in first.iter_rows(named=True):
@@ -111,13 +110,13 @@ def _bars(axes: Axes, table: pl.DataFrame, name: str, colours: dict[str, str]) -
         if name == "speedup":
             seen += last.filter(point=row["point"])["speedup_high"].drop_nulls().to_list()
         text = axes.annotate(
-            f"{row[name]:#.3g}", (max(seen), places[row["point"]]), (5, 0), textcoords="offset points", va="center", fontsize=8,
+            f"{row[name]:#.3g}", (max(seen), positions[row["point"]]), (5, 0), textcoords="offset points", va="center", fontsize=8,
             zorder=4,
         )  # fmt: skip
         text.set_path_effects([withStroke(linewidth=2.5, foreground="#ffffff")])
     axes.axvline(1, color=INK, linewidth=1.0, linestyle=(0, (1.2, 1.2)), zorder=2.5, label="plain decoding")
     axes.set_xlim(0, 1.25 * top)
-    axes.set_ylim(len(places) - 0.5, -0.5)
+    axes.set_ylim(len(positions) - 0.5, -0.5)
     axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     axes.set_xlabel("relative to plain decoding")
     axes.tick_params(axis="y", length=0)
@@ -126,18 +125,18 @@ def _bars(axes: Axes, table: pl.DataFrame, name: str, colours: dict[str, str]) -
 def _labels(table: pl.DataFrame) -> list[str]:
     once = table.unique("point", keep="first", maintain_order=True)
     several = once["method"].n_unique() > 1
-    texts = []
+    labels = []
     for row in once.iter_rows(named=True):
         own = once.filter(method=row["method"])
-        batches = own.filter(pl.col("sequences") > 1)  # of one sequence every way of batching is the same
+        batches = own.filter(pl.col("sequences") > 1)  # for one sequence all kinds of batching are the same
         keys = {key: form for key, form in _MORE.items() if (batches if key == "batching" else own)[key].n_unique() > 1} | _MAIN
         words = [form.format(row[key]) for key, form in keys.items() if row[key] is not None and not _plain(key, row)]
-        texts.append(", ".join([registry.label(row["method"])] * (several or not words) + words))
-    return texts
+        labels.append(", ".join([registry.label(row["method"])] * (several or not words) + words))
+    return labels
 
 
 def _plain(key: str, row: dict[str, Any]) -> bool:
-    """What goes without saying of one row: that texts come alone, and that places are filled where all of them are."""
+    """Return whether a value is the default and needs no label: a batch of one sequence, or full occupancy."""
     alone = key in ("sequences", "batching") and row["sequences"] == 1
     return alone or (key == "occupancy" and row[key] == 1)
 
@@ -148,16 +147,16 @@ def _heading(figure: Figure, table: pl.DataFrame, width: float, height: float) -
     figure.text(left, 1 - 0.28 / height, title, fontsize=13, weight="bold", va="center")
     method = [registry.label(name) for name in table["method"].unique(maintain_order=True)]
     sources = "; ".join(dict.fromkeys(str(source) for source in table["outcomes_source"].drop_nulls()))
-    told = [method[0] if len(method) == 1 else "", f"rates {sources}" if sources else "", "times and shapes as [cost] says"]
+    subtitle = [method[0] if len(method) == 1 else "", f"rates {sources}" if sources else "", "times and shapes: see [cost]"]
     tokens = table["tokens"].drop_nulls().unique().to_list()
-    told += [f"{tokens[0]} tokens"] if len(tokens) == 1 else []
-    figure.text(left, 1 - 0.54 / height, "; ".join(text for text in told if text), fontsize=9.5, color=GREY, va="center")
+    subtitle += [f"{tokens[0]} tokens"] if len(tokens) == 1 else []
+    figure.text(left, 1 - 0.54 / height, "; ".join(text for text in subtitle if text), fontsize=9.5, color=GREY, va="center")
     views = [view for view in VIEWS if view in set(table["view"])]
     exact, lossy = _kinds(table)
     handles: list[Patch | Line2D] = []
     if lossy:
-        handles += [Patch(facecolor=GREY, label="the target's own text (exact)")] if exact else []
-        other = "another text than the target's (lossy)"
+        handles += [Patch(facecolor=GREY, label="exact: output equals the target's")] if exact else []
+        other = "lossy: output differs from the target's"
         handles.append(Patch(facecolor=GREY, hatch="////", edgecolor="white", linewidth=0, label=other))
     handles.append(Line2D([], [], color=INK, linewidth=1.0, linestyle=(0, (1.2, 1.2)), label="plain decoding"))
     if views[-1] != "formula":
@@ -170,6 +169,6 @@ def _heading(figure: Figure, table: pl.DataFrame, width: float, height: float) -
 
 
 def _kinds(table: pl.DataFrame) -> tuple[bool, bool]:
-    """Whether there are exact methods, and whether there are lossy ones."""
+    """Return whether there are exact methods, and whether there are lossy ones."""
     lossy = [value is False for value in table["exact"]]
     return not all(lossy), any(lossy)

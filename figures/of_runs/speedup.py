@@ -1,8 +1,8 @@
-"""Speed-up of speculative decoding over what drives it: acceptance rate, cost of a draft, draft length, number of tokens.
+"""Speed-up of speculative decoding over acceptance rate, cost ratio, draft length, or number of tokens.
 
-Curves are the theory's; what was simulated lies over them. With a number of tokens they are exact for it (the last round is cut
-short), without one they are Theorem 3.8 of [Leviathan2023]. In them acceptances are independent, a verification costs one pass, and
-nothing else takes time: rows whose own formula says otherwise have no curve.
+Curves are the theory's; simulated points lie over them. With a number of tokens the curves are exact for it (the last round is cut
+short), without one they are Theorem 3.8 of [Leviathan2023]. They assume i.i.d. acceptances, verification in one pass, and no other
+costs: rows whose formula differs have no curve.
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
@@ -26,17 +26,17 @@ from numpy.typing import NDArray
 
 from figures.common import point_names
 from figures.common.label_placement import at_right
-from figures.common.style import GREY, INK, VIEWS, Look, canvas, demand, house, looks, points, view_handles
+from figures.common.style import GREY, INK, VIEWS, Look, canvas, demand, looks, points, styled, view_handles
 from model.base import checks
 from model.methods.speculative import theory as speculative
 
 Floats = NDArray[np.float64]
 
 AXES = {
-    "acceptance_rate": "acceptance rate α of a tested token",
-    "cost_ratio": "cost ratio c: draft pass over target pass",
+    "acceptance_rate": "acceptance rate α per tested token",
+    "cost_ratio": "cost ratio c (draft pass / target pass)",
     "draft_length": "draft length γ  [tokens]",
-    "tokens": "tokens decoded",
+    "tokens": "generated tokens",
 }
 _KEYS = ("method", "placement", "acceptance_rate", "cost_ratio", "draft_length", "tokens", "sequences", "batching")
 _TITLES = {
@@ -48,12 +48,12 @@ _TITLES = {
 _BOUNDS = ("speedup_low", "speedup_high")
 _MOST_PANELS = 6
 MOST_MARKS = 24
-"""Of more points of a series so many are marked, at most; the line goes through all."""
+"""Most marks on a series; its line goes through all points."""
 
 
 @dataclass(frozen=True)
 class _Series:
-    """Points that differ in x alone, and the theory's curve through them where there is one."""
+    """Points that differ only in x, with the theory's curve where there is one."""
 
     name: str
     rows: pl.DataFrame
@@ -63,7 +63,7 @@ class _Series:
 
 
 def grid(**values: Sequence[float]) -> pl.DataFrame:
-    """All combinations of these values as rows, for theory without a simulation.
+    """Return all combinations of these values as rows, to draw theory without a simulation.
 
     >>> grid(draft_length=[1, 3], cost_ratio=[0.1]).rows()
     [(1, 0.1), (3, 0.1)]
@@ -72,12 +72,12 @@ def grid(**values: Sequence[float]) -> pl.DataFrame:
 
 
 def draw(rows: pl.DataFrame, x: str = "acceptance_rate") -> Figure:
-    """Speed-up over `x`, one of `AXES`; a panel for each cost ratio (each acceptance rate, if x is the cost ratio).
+    """Draw the speed-up over `x`, one of `AXES`, with a panel per cost ratio (per acceptance rate, if x is the cost ratio).
 
-    Batches of several sizes are series of their own, or panels where the cost ratio goes with them.
+    Batch sizes are separate series, or separate panels where each has its own cost ratio.
 
     `rows` is a results table, or rows of parameters alone (`grid`): acceptance_rate, draft_length, cost_ratio and, for curves that
-    are exact for so many, tokens. The column of x may lack if nothing was simulated.
+    are exact for a number of tokens, tokens. The column of x is optional where nothing was simulated.
     """
     checks.one_of("x", x, AXES)
     needed = [name for name in AXES if name not in (x, "tokens")]
@@ -92,9 +92,9 @@ def draw(rows: pl.DataFrame, x: str = "acceptance_rate") -> Figure:
         shown = [panels[index] for index in np.linspace(0, len(panels) - 1, _MOST_PANELS).round().astype(int)]
     where = _range(table, x)
     parts = [_series(part, table, x, panel_key, where) for part in shown]
-    with house():
+    with styled():
         simulated = table.drop_nulls([x, "speedup", "view"])
-        told = _told(table, x, panel_key, parts)
+        subtitle = _subtitle(table, x, panel_key, parts)
         figure, axes = _panels(len(shown), 0.28 * (simulated.height > 0), max(len(each.name) for one in parts for each in one))
         low, high = _heights(parts)
         left_out = 0
@@ -109,11 +109,11 @@ def draw(rows: pl.DataFrame, x: str = "acceptance_rate") -> Figure:
             if index % 3 == 0:
                 one.set_ylabel("speed-up over plain decoding")
             one.tick_params(labelleft=index % 3 == 0)
-        told += [f"{len(shown)} of {len(panels)} panels"] * (len(shown) < len(panels))
-        told += [f"{left_out} labels omitted"] * (left_out > 0)
+        subtitle += [f"{len(shown)} of {len(panels)} panels"] * (len(shown) < len(panels))
+        subtitle += [f"{left_out} labels omitted"] * (left_out > 0)
         left, height = axes[0].get_position().x0, figure.get_figheight()
         figure.text(left, 1 - 0.3 / height, _TITLES[x], fontsize=13, weight="bold", va="center")
-        figure.text(left, 1 - 0.57 / height, ";  ".join(told), fontsize=9.5, color=GREY, va="center")
+        figure.text(left, 1 - 0.57 / height, ";  ".join(subtitle), fontsize=9.5, color=GREY, va="center")
         _legend(figure, axes[0], simulated)
     return figure
 
@@ -142,7 +142,7 @@ def _series(part: pl.DataFrame, table: pl.DataFrame, x: str, panel_key: str, whe
 
 
 def _keys(table: pl.DataFrame) -> list[str]:
-    """What tells rows apart. An axis that no other column shows has a dot in its name; one that the others settle is left out."""
+    """Return the columns that distinguish rows; an axis (with a dot in its name) that the others determine is left out."""
     keys = list(_KEYS)
     for name in (name for name in table.columns if "." in name):
         if table.select(*keys, name).unique().height > table.select(keys).unique().height:
@@ -151,7 +151,7 @@ def _keys(table: pl.DataFrame) -> list[str]:
 
 
 def swept(table: pl.DataFrame) -> list[str]:
-    """The axes along which some rows differ while all else is the same."""
+    """Return the axes along which rows differ while all else is equal."""
     table = demand(table, "the speed-up figure", list(AXES), _KEYS)
     keys, found = _keys(table), []
     for x in AXES:
@@ -161,7 +161,7 @@ def swept(table: pl.DataFrame) -> list[str]:
 
 
 def _holds(group: pl.DataFrame, x: str) -> bool:
-    """Whether the theory is that of these rows: where they have a formula of their own, whether it is the same."""
+    """Return whether the theory applies to these rows: where they have a formula, whether it agrees."""
     if group["method"][0] not in (None, "speculative"):
         return False
     own = group.filter(view="formula").drop_nulls([x, "speedup"])
@@ -182,22 +182,22 @@ def _theory(choice: Mapping[str, Any], x: str, where: Floats) -> Floats:
 
 def _range(table: pl.DataFrame, x: str) -> Floats:
     known = table[x].drop_nulls()
-    most: Any = known.max() if known.len() else None  # of a column without any value there is no greatest
+    most: Any = known.max() if known.len() else None  # a column without values has no maximum
     if x == "acceptance_rate":
         return np.linspace(0, 1, 401)
     if x == "cost_ratio":
-        # As far as the break-even at c = alpha, so that it is seen.
+        # Up to the break-even at c = alpha at least.
         even: Any = table["acceptance_rate"].max()
         return np.linspace(0, max(1.1 * (most or 0.0), 1.1 * even, 0.5), 401)
     if x == "draft_length":
         return np.arange(0.0, max(most or 12, 3) + 3)
     last = max(most or 0, 512)
-    # Every length as long as a cut round shows, then ever fewer.
+    # All lengths while a cut round is visible, then fewer.
     return np.unique(np.concatenate([np.arange(1.0, 129), np.geomspace(128, last, 80).round()]))
 
 
 def _heights(parts: Sequence[Sequence[_Series]]) -> tuple[float, float]:
-    """Least and greatest speed-up of curves and points, 1 included."""
+    """Least and greatest speed-up of curves and points, including 1."""
     values = [np.ones(1)]
     for each in itertools.chain.from_iterable(parts):
         values += [] if each.curve is None else [each.curve[1]]
@@ -215,7 +215,7 @@ def _end(series: _Series, x: str) -> float:
 
 
 def _panel_name(part: pl.DataFrame, table: pl.DataFrame, panel_key: str, x: str) -> str:
-    """What a panel's rows have in common and other panels have not."""
+    """Name a panel by the values that its rows share and other panels do not."""
     keys = [key for key in _keys(table) if key not in (x, panel_key, "method")]
     keys = [key for key in keys if part[key].n_unique() == 1 < table[key].n_unique()]
     return ", ".join(point_names.words(part.row(0, named=True), [panel_key, *keys]))
@@ -225,17 +225,17 @@ def _panel_name(part: pl.DataFrame, table: pl.DataFrame, panel_key: str, x: str)
 
 
 def _panels(count: int, legend: float, letters: int) -> tuple[Figure, list[Axes]]:
-    """Up to three side by side, under a heading and a legend of this height [inches], with room for names of so many letters."""
+    """Return panels, up to three in a row, with a legend of this height [inches] and room for names of `letters` letters."""
     across, down = min(count, 3), -(-count // 3)
     top = 0.85 + legend + 0.25 * (count > 1)
-    inner, beside = 6.2 if count == 1 else 3.1, max(0.4 + 0.078 * letters, 0.85)
-    width, height = 0.75 + (inner + beside) * across, 0.65 + 3.5 * down + 0.75 * (down - 1) + top
+    inner, margin = 6.2 if count == 1 else 3.1, max(0.4 + 0.078 * letters, 0.85)
+    width, height = 0.75 + (inner + margin) * across, 0.65 + 3.5 * down + 0.75 * (down - 1) + top
     figure, only = canvas(width, height, (0.75 / width, 0.65 / height, inner / width, 1 - (0.65 + top) / height))
     if count == 1:
         return figure, [only]
     only.remove()
     figure.subplots_adjust(
-        left=0.75 / width, right=1 - beside / width, bottom=0.65 / height, top=1 - top / height, wspace=beside / inner,
+        left=0.75 / width, right=1 - margin / width, bottom=0.65 / height, top=1 - top / height, wspace=margin / inner,
         hspace=0.75 / 3.5,
     )  # fmt: skip
     axes = [figure.add_subplot(down, across, 1)]
@@ -265,7 +265,7 @@ def _frame(axes: Axes, x: str, where: Floats, heights: tuple[float, float]) -> N
 
 
 def _limits(axes: Axes, x: str, series: Sequence[_Series], heights: tuple[float, float]) -> None:
-    """What no draft length can pass: the oracle bound, and the break-even alpha = c; for tokens the speed of many of them."""
+    """Draw the oracle bound and the break-even alpha = c; over tokens, the limit for many tokens; over draft length, the best."""
     if x in ("acceptance_rate", "cost_ratio"):
         other = series[0].choice["cost_ratio" if x == "acceptance_rate" else "acceptance_rate"]
         where = np.linspace(*axes.get_xlim(), 801)
@@ -296,21 +296,21 @@ def _name_limits(axes: Axes, x: str, other: float, where: Floats, bound: Floats)
     left, right = axes.get_xlim()
     middle = np.sqrt(low * high) if axes.get_yscale() == "log" else (low + high) / 2
     level = (high * middle**2) ** (1 / 3) if axes.get_yscale() == "log" else (high + 2 * middle) / 3
-    # Above the bound is nothing but its name: at this level, or where the bound is lower at its right or left end.
+    # The area above the bound is empty: its label goes at this level, or near the end of a lower bound.
     if x == "acceptance_rate":
-        place = min(int(np.argmax(bound >= level)) or len(where), 6 * len(where) // 7)
+        index = min(int(np.argmax(bound >= level)) or len(where), 6 * len(where) // 7)
     else:
-        place = max(int(np.argmax(bound <= level)), len(where) // 12)
+        index = max(int(np.argmax(bound <= level)), len(where) // 12)
     shift, edge = (-11, "right") if x == "acceptance_rate" else (11, "left")
     text = axes.annotate(
-        "bound on any\ndraft length", (where[place], min(bound[place], high)), (shift, 4), textcoords="offset points",
+        "bound on any\ndraft length", (where[index], min(bound[index], high)), (shift, 4), textcoords="offset points",
         fontsize=8.5, color=GREY, ha=edge, va="bottom", linespacing=1.05, zorder=4,
     )  # fmt: skip
-    text.set_path_effects([withStroke(linewidth=3, foreground="#ffffff")])  # where a curve crosses it
+    text.set_path_effects([withStroke(linewidth=3, foreground="#ffffff")])  # readable where a curve crosses it
     if not left <= other <= right:
         return
     side = axes.get_xaxis_transform()
-    shift, edge = (4, "left") if x == "acceptance_rate" else (-4, "right")  # beside the shade, not in it
+    shift, edge = (4, "left") if x == "acceptance_rate" else (-4, "right")  # next to the shaded area, not in it
     axes.annotate(
         "α = c", (other, 0.02), (shift, 0), xycoords=side, textcoords="offset points", fontsize=8.5, color=GREY, ha=edge,
     )  # fmt: skip
@@ -344,17 +344,17 @@ def _draw(axes: Axes, series: _Series, x: str) -> None:
             )  # fmt: skip
 
 
-def _told(table: pl.DataFrame, x: str, panel_key: str, parts: Sequence[Sequence[_Series]]) -> list[str]:
-    """What is the same for all points, and what the curves are."""
+def _subtitle(table: pl.DataFrame, x: str, panel_key: str, parts: Sequence[Sequence[_Series]]) -> list[str]:
+    """Parts of the subtitle: the values that all points share, and the meaning of the curves."""
     same = [key for key in AXES if key != x and table[key].drop_nulls().n_unique() == 1]
     same += [key for key in ("sequences", "batching") if table[key].n_unique() == 1]
     words = point_names.words(table.row(0, named=True), [key for key in same if key != panel_key or len(parts) == 1])
-    told = [", ".join(words)] if words else []
+    subtitle = [", ".join(words)] if words else []
     if any(each.curve is not None for each in itertools.chain.from_iterable(parts)):
         exact = x == "tokens" or table["tokens"].count()
-        told.append(f"curves: {'exact for these tokens' if exact else 'Theorem 3.8, many tokens'}, verification in one pass")
-        told += {"draft_length": ["star: best γ"], "tokens": ["dotted: many tokens"]}.get(x, [])
-    return told
+        subtitle.append(f"curves: {'exact for these tokens' if exact else 'Theorem 3.8, many tokens'}, verification in one pass")
+        subtitle += {"draft_length": ["star: best γ"], "tokens": ["dotted: many tokens"]}.get(x, [])
+    return subtitle
 
 
 def _legend(figure: Figure, first: Axes, simulated: pl.DataFrame) -> None:

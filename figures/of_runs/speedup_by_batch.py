@@ -1,4 +1,4 @@
-"""Does drafting still pay in a batch? Speed-up over plain decoding of the same batch, over how many sequences it has."""
+"""Speed-up of drafting in a batch, relative to plain decoding of the same batch, over the batch size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from figures.common.label_placement import at_right
-from figures.common.style import GREY, INK, NAMES, VIEWS, Look, demand, house, looks, points, side_by_side
+from figures.common.style import GREY, INK, NAMES, VIEWS, Look, demand, looks, points, side_by_side, styled
 from model.base import checks
 from model.methods.method_parameters import SAID
 
@@ -20,11 +20,11 @@ MOST_PANELS = 4
 MOST_LENGTHS = 6
 _NEEDED = ("sequences", "batching", "draft_length", "acceptance_rate", "view", "speedup")
 _APART = ("sequences", "draft_length", "acceptance_rate", "view")
-"""What a point is told by."""
+"""Columns that distinguish points."""
 
 
 def fits(rows: pl.DataFrame) -> bool:
-    """Whether batches of several sizes draft here, and nothing else tells the rows apart."""
+    """Return whether batches of several sizes draft here, and nothing else distinguishes the rows."""
     if any(name not in rows.columns for name in _NEEDED):
         return False
     own = of_run(rows)
@@ -34,15 +34,15 @@ def fits(rows: pl.DataFrame) -> bool:
 
 
 def of_run(rows: pl.DataFrame) -> pl.DataFrame:
-    """The rows that draft in batches."""
+    """Return the rows that draft in batches."""
     return rows.drop_nulls(list(_NEEDED))
 
 
 def draw(rows: pl.DataFrame) -> Figure:
-    """A panel for each acceptance rate, a line for each draft length: through the formula's points, or those of the first view.
+    """Draw a panel per acceptance rate, with a line per draft length through the points of the most exact view.
 
-    `rows` is a results table: sequences, batching (one for all), draft_length, acceptance_rate, view, speedup and, where it was
-    sampled, its interval.
+    `rows` is a results table: sequences, batching (the same for all), draft_length, acceptance_rate, view, speedup and, for sampled
+    views, its interval.
     """
     table = demand(rows, "the figure of batches", _NEEDED, ("speedup_low", "speedup_high"))
     for view in table["view"].unique().sort():
@@ -55,7 +55,7 @@ def draw(rows: pl.DataFrame) -> Figure:
     rates, lengths = (sorted(table[name].unique()) for name in ("acceptance_rate", "draft_length"))
     styles = dict(zip(lengths, looks(len(lengths)), strict=True))
     views = [view for view in VIEWS if view in table["view"]]
-    with house():
+    with styled():
         height = 4.9
         figure, axes = side_by_side(len(rates), height, 0.13, 1 - 1.25 / height, 0.75)
         low, high = _heights(table)
@@ -85,7 +85,7 @@ def _mark(view: str, colour: str) -> dict[str, Any]:
 
 
 def _line(axes: Axes, own: pl.DataFrame, look: Look, views: list[str]) -> float:
-    """Draw one draft length; where its line ends."""
+    """Draw one draft length, and return the last speed-up of its line."""
     first = own.filter(pl.col("view") == next(view for view in views if view in own["view"]))
     axes.plot(first["sequences"], first["speedup"], color=look.colour, linewidth=1.4, linestyle=look.line)
     for view in views:
@@ -114,4 +114,4 @@ def _frame(axes: Axes, batches: list[int], heights: tuple[float, float]) -> None
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_ylim(*heights)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
-    axes.set_xlabel("sequences in a batch")
+    axes.set_xlabel("batch size [sequences]")

@@ -1,4 +1,4 @@
-"""What each method gains on each device: speed-ups of a run that sweeps devices or profiles, with what is not known of them."""
+"""Speed-up of each method on each device, for runs that sweep devices or profiles, with the input uncertainty."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from matplotlib.lines import Line2D
 
 from figures.common import point_names
 from figures.common.speedup_baseline import ONE, over_one_device
-from figures.common.style import GREY, INK, VIEWS, canvas, demand, house, looks
+from figures.common.style import GREY, INK, VIEWS, canvas, demand, looks, styled
 from model.base.checks import ParameterError
 from model.methods import registry
 
 MOST_DEVICES, MOST_CHOICES = 12, 8
-_TOLD = {
+_WORDS = {
     name: point_names.WORDS[name] for name in (
         "candidates", "draft_length", "acceptance_rate", "exit_layer", "max_layers", "min_layers", "sequences", "batching",
     )
@@ -28,7 +28,7 @@ _NEEDED = ("point", "view", "method", "speedup", "reserved_units", "tensor_paral
 
 
 def device_column(rows: pl.DataFrame) -> str | None:
-    """The column of a table of results that says which device or profile was swept, or none."""
+    """Return the column of a table of results that names the swept device or profile, or None."""
     for name in rows.columns:
         if name.endswith(("cost.profile", "cost.device")) and rows[name].n_unique() > 1:
             return name
@@ -36,30 +36,30 @@ def device_column(rows: pl.DataFrame) -> str | None:
 
 
 def most_exact(rows: pl.DataFrame) -> pl.DataFrame:
-    """One row a point: of the formula where there is one, else of the paths, else of the events."""
+    """Return one row per point: of the formula if there is one, else of the paths, else of the events."""
     order = pl.col("view").replace_strict({view: index for index, view in enumerate(VIEWS)}, return_dtype=pl.Int8)
     return rows.drop_nulls(["speedup"]).sort("point", order).unique("point", keep="first", maintain_order=True)
 
 
 def choice(row: Mapping[str, Any], varied: set[str]) -> str:
-    """A method with what tells it from its likes, and how many devices it holds."""
+    """Name of a method, with the parameters that vary, and the number of its devices."""
     held = int(row["reserved_units"])
     devices = f"{held} device{'s' if held > 1 else ''}"
     if row["method"] == registry.PLAIN and row["tensor_parallel"] > 1:
         return f"tensor parallelism, {devices}"
-    words = [said.format(row[key]) for key, said in _TOLD.items() if key in varied and row.get(key) is not None]
-    split = [f"layers split {row['tensor_parallel']} ways"] if row["tensor_parallel"] > 1 else []
+    words = [said.format(row[key]) for key, said in _WORDS.items() if key in varied and row.get(key) is not None]
+    split = [f"TP {row['tensor_parallel']}"] if row["tensor_parallel"] > 1 else []
     return ", ".join([registry.label(row["method"]), *words, *split, devices])
 
 
 def chosen(rows: pl.DataFrame) -> tuple[str, pl.DataFrame, str] | None:
-    """The column of devices, a row for each choice on each of them, and the baseline; none where the table holds more than that."""
+    """Return the column of devices, a row per choice and device, and the baseline; None where the table has more than that."""
     column = device_column(rows) if all(name in rows.columns for name in _NEEDED) else None
     if column is None or rows[column].n_unique() > MOST_DEVICES:
         return None
     missing = [pl.lit(None, dtype=pl.Float64).alias(name) for name in _BOUNDS if name not in rows.columns]
     table, baseline = over_one_device(most_exact(rows.with_columns(missing)).filter(pl.col(column).is_not_null()))
-    varied = {"candidates", "draft_length"} | {key for key in _TOLD if key in table.columns and _varies(table, key)}
+    varied = {"candidates", "draft_length"} | {key for key in _WORDS if key in table.columns and _varies(table, key)}
     names = [choice(row, varied) for row in table.iter_rows(named=True)]
     table = table.with_columns(pl.Series("choice", names, dtype=pl.String))
     itself = (pl.col("tensor_parallel") == 1) if baseline == ONE else pl.lit(True)  # plain decoding compared with itself
@@ -70,17 +70,17 @@ def chosen(rows: pl.DataFrame) -> tuple[str, pl.DataFrame, str] | None:
 
 
 def _varies(table: pl.DataFrame, key: str) -> bool:
-    """Whether a method has several values of this parameter."""
+    """Return whether some method has several values of this parameter."""
     return any(part[key].drop_nulls().n_unique() > 1 for part in table.partition_by("method"))
 
 
 def fits(rows: pl.DataFrame) -> bool:
-    """Whether a run swept its devices or profiles, and little else."""
+    """Return whether a run swept its devices or profiles, and little else."""
     return chosen(rows) is not None
 
 
 def draw(rows: pl.DataFrame) -> Figure:
-    """A group for each device, a mark for each choice of a method; bars are what is not known of rates and costs.
+    """Draw a group of marks per device, one per choice of a method; bars show the uncertainty of rates and costs.
 
     `rows` is a results table with a column `cost.device` or `cost.profile`. The most exact view of a point is drawn.
     """
@@ -93,7 +93,7 @@ def draw(rows: pl.DataFrame) -> Figure:
     column, table, baseline = found
     devices = table[column].unique(maintain_order=True).to_list()
     choices = table["choice"].unique(maintain_order=True).to_list()
-    with house():
+    with styled():
         width = max(9.4, 1.6 + 1.25 * len(devices))
         low, head, tall = 0.55, 1.08 + 0.21 * -(-len(choices) // 2), 3.4
         height = low + tall + head
@@ -108,9 +108,9 @@ def draw(rows: pl.DataFrame) -> Figure:
         axes.set_ylim(bottom=0)
         axes.grid(True, axis="y")
         axes.set_ylabel(f"speed-up over {baseline}")
-        title = "What each method gains on each device"
+        title = "Speed-up of each method on each device"
         figure.text(0.1 / width, 1 - 0.28 / height, title, fontsize=13, weight="bold", va="center")
-        for line, text in enumerate(_told(table)):
+        for line, text in enumerate(_notes(table)):
             figure.text(0.1 / width, 1 - (0.56 + 0.21 * line) / height, text, fontsize=9, color=GREY, va="center")
         figure.legend(
             handles=handles, loc="upper left", bbox_to_anchor=(0.1 / width, 1 - 0.92 / height), ncols=2, borderaxespad=0,
@@ -120,7 +120,7 @@ def draw(rows: pl.DataFrame) -> Figure:
 
 
 def _two_lines(name: str) -> str:
-    """A profile is called by its device and its model."""
+    """Break a profile's name between device and model."""
     return name.replace("-", "\n", 1) if "llama" in name else name
 
 
@@ -139,8 +139,8 @@ def _marks(axes: Axes, table: pl.DataFrame, column: str, devices: list[str], cho
     return handles
 
 
-def _told(table: pl.DataFrame) -> list[str]:
-    """Where times and rates are from, and what the bars are."""
+def _notes(table: pl.DataFrame) -> list[str]:
+    """Meaning of the bars, and provenance of rates and times."""
     return [
         f"bars: input uncertainty (rates and costs); {rates_from(table)}",
         f"times: {times_from(table)}",
@@ -148,7 +148,7 @@ def _told(table: pl.DataFrame) -> list[str]:
 
 
 def times_from(table: pl.DataFrame) -> str:
-    """What kind of times these are: the devices that they are of stand at the axis."""
+    """Provenance of the times; their devices are on the axis."""
     if "cost_source" not in table.columns:
         return "of unknown source"
     said = table["cost_source"].drop_nulls().unique(maintain_order=True)
@@ -157,7 +157,7 @@ def times_from(table: pl.DataFrame) -> str:
 
 
 def rates_from(table: pl.DataFrame) -> str:
-    """Whether rates are measured, published or assumed, by method."""
+    """Provenance of the rates by method: measured, published or assumed."""
     if "outcomes_source" not in table.columns:
         return "no rates"
     sources: dict[str, dict[str, None]] = {}

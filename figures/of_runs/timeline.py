@@ -1,4 +1,4 @@
-"""Who held which unit when: Figure 2 of [Yang2024], drawn from the intervals of a simulated decoding."""
+"""Timeline of the units, like Figure 2 of [Yang2024], drawn from the intervals of a simulated decoding."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from figures.common.style import INK, canvas, demand, house
+from figures.common.style import INK, canvas, demand, styled
 from model.base import checks
 from model.base.checks import ParameterError
 
 _COLUMNS = ("unit", "start", "end", "what", "process", "position", "first", "last", "fate")
 
-# Face, hatch, and what the legend says. Light to dark in grey, and hatched besides.
+# Face, hatch, and legend label. Light to dark in grey, and hatched in addition.
 _KINDS: dict[str, tuple[str, str, str]] = {
     "kept": ("#0072b2", "", "pass, kept"),
     "draft": ("#56b4e9", "", "pass of a draft model"),
     "unsure": ("#cfe8f7", "..", "pass of a draft model,\nunsure: falls back"),
-    "taken back": ("#f0b48a", "\\\\", "pass of a draft model,\nits token rolled back"),
-    "again": ("#cc79a7", "||", "pass once more,\nafter a rollback"),
-    "rows": ("#009e73", "--", "keys and values of\nskipped layers"),
-    "discarded": ("#f3d9a4", "//", "pass, ended and not used"),
+    "rolled back": ("#f0b48a", "\\\\", "pass of a draft model,\nits token rolled back"),
+    "again": ("#cc79a7", "||", "one more pass\nafter a rollback"),
+    "rows": ("#009e73", "--", "KV cache rows of\nskipped layers"),
+    "discarded": ("#f3d9a4", "//", "pass, finished but not used"),
     "cancelled": ("#ffffff", "xx", "pass, stopped"),
     "dispatch": ("#3a3a3a", "", "dispatch of sub-processes"),
     "link": ("#8f8f8f", "", "on a link: transfer"),
-    "promotion": ("#d8d8d8", "..", "on a link: state taken over"),
-    "head": ("#e69f00", "", "projection, looking for a token"),
+    "promotion": ("#d8d8d8", "..", "on a link: transfer of state"),
+    "head": ("#e69f00", "", "LM head and read"),
     "wait": ("#ffffff", "", "waiting for another process"),
 }
 _FATES = ("kept", "discarded", "cancelled")
 _LINKS = ("dispatch", "link", "promotion")
 _LOOKS = ("head", "read", "wait")
-"""What else a process does, where it takes time."""
+"""Other timed actions of a process."""
 _DASHED = ("miss", "rollback")
 _SEGMENTS = ("rollback", "fallback", "cap")
-"""Commits of Big Little Decoder: what a small model wrote is looked at, and goes on or is taken back."""
+"""Commits of Big Little Decoder: the large model keeps or rolls back what the small model wrote."""
 _MOST_UNITS = 200
 _BAR = 0.39  # half the height of a unit's bar; rows are 1 apart
 _INCHES = (10.0, 1.15, 0.65, 0.75)  # width, left, bottom, top around the axes
 
 
 def draw(
-    intervals: pl.DataFrame, commits: pl.DataFrame | None = None, title: str = "Who held which unit", time_unit: str = "layer-times"
+    intervals: pl.DataFrame, commits: pl.DataFrame | None = None, title: str = "Timeline of units", time_unit: str = "layer-times"
 ) -> Figure:
-    """A bar for every interval, in its unit's row: by fate, with its token's position and its layers where there is room.
+    """Draw a bar per interval in its unit's row, coloured by fate, labelled with the token's position and the layers if they fit.
 
     `intervals` has the columns of `model.logs.spans.Span`: unit (-1 is a link), start, end, what, process, position,
-    first, last, fate. `commits`, where given, has time, kind and tokens; each is a vertical line, dashed after a miss and a
-    rollback. A unit on which several models run has a row for each. What a small model wrote in vain is told apart by the commits.
+    first, last, fate. `commits`, if given, has time, kind and tokens; each is a vertical line, dashed after a miss or a rollback. A
+    unit that runs several models has a row for each. The commits tell which passes of a small model were rolled back.
     """
     rows, names = prepared(intervals, commits)
     links = bool((rows["unit"] < 0).any())
-    with house():
+    with styled():
         width, left, bottom, top = _INCHES
         inner = min(max(inches(names, links=links), room(rows["kind"]) - bottom), 14.0)
         height = bottom + inner + top
@@ -77,7 +77,7 @@ def draw(
 
 
 def prepared(intervals: pl.DataFrame, commits: pl.DataFrame | None = None) -> tuple[pl.DataFrame, list[str]]:
-    """Intervals as `panel` draws them, with the kind of each and the row that it stands in; and what the rows are called."""
+    """Return intervals for `panel`, with the kind and the row of each, and the names of the rows."""
     rows = demand(intervals, "the timeline", _COLUMNS)
     for fate in rows["fate"].unique().sort():
         checks.one_of("fate", fate, _FATES)
@@ -88,7 +88,7 @@ def prepared(intervals: pl.DataFrame, commits: pl.DataFrame | None = None) -> tu
     rows = rows.with_columns(*missing, lane=pl.lit(0), lanes=pl.lit(1))
     kinds = [_kind(row) for row in rows.iter_rows(named=True)]
     if commits is not None:
-        kinds = _in_vain(rows, kinds, commits)
+        kinds = _with_rollbacks(rows, kinds, commits)
     rows = rows.with_columns(kind=pl.Series(kinds, dtype=pl.String))
     count = int(rows["unit"].max()) + 1  # type: ignore[arg-type]
     if count > _MOST_UNITS:
@@ -97,17 +97,17 @@ def prepared(intervals: pl.DataFrame, commits: pl.DataFrame | None = None) -> tu
 
 
 def inches(names: Sequence[str], *, links: bool) -> float:
-    """How high a panel of these rows is at least."""
+    """Least height of a panel of these rows [inches]."""
     return max(0.46 * (len(names) + links), 1.6)
 
 
 def room(kinds: Iterable[str]) -> float:
-    """How high the legend is [inches]."""
+    """Height of the legend [inches]."""
     return 0.19 * (5 + sum(1 + _KINDS[kind][2].count("\n") for kind in set(kinds)))
 
 
 def panel(axes: Axes, rows: pl.DataFrame, names: Sequence[str]) -> list[str]:
-    """Draw the bars of prepared intervals and name their rows; the axes' limits in time must be set. Returns the kinds drawn."""
+    """Draw the bars of prepared intervals and name their rows; set the axes' time limits first. Return the kinds drawn."""
     units = len(names)
     on_units, on_links = rows.filter(pl.col("unit") >= 0), _lanes(rows.filter(pl.col("unit") < 0))
     links = on_links.height > 0
@@ -126,7 +126,7 @@ def panel(axes: Axes, rows: pl.DataFrame, names: Sequence[str]) -> list[str]:
 
 
 def _kind(row: dict[str, Any]) -> str:
-    """What is drawn of an interval, as far as it alone can tell."""
+    """Kind of an interval, as far as the interval alone determines it."""
     if row["what"] != "forward":
         return "head" if row["what"] == "read" else str(row["what"])
     if row["fate"] != "kept":
@@ -134,12 +134,12 @@ def _kind(row: dict[str, Any]) -> str:
     return "draft" if row["role"] != "target" else "rows" if row["kv_only"] else "kept"
 
 
-def _in_vain(rows: pl.DataFrame, kinds: list[str], commits: pl.DataFrame) -> list[str]:
-    """The kinds, with a small model's passes told apart whose token was not kept, and a pass that a rollback made necessary.
+def _with_rollbacks(rows: pl.DataFrame, kinds: list[str], commits: pl.DataFrame) -> list[str]:
+    """Return the kinds, with the small model's rejected passes and the passes repeated after a rollback marked.
 
-    A segment ends with a pass of the large model over all that was written, and a commit, the last token of which is its own. A
-    small model's pass that has read the text up to a position wrote the token behind it. Where the small model is the first layers
-    of the large one, they are its passes.
+    A segment ends with a pass of the large model over all drafted tokens, and a commit whose last token is the large model's. A
+    small model's pass that has read the sequence up to a position wrote the token after it. Where the small model is the first
+    layers of the large one, its passes are those through these layers only.
     """
     commits = demand(commits, "the timeline's commits", ("time", "kind", "tokens"))
     if not commits["kind"].is_in(_SEGMENTS).any():
@@ -148,7 +148,7 @@ def _in_vain(rows: pl.DataFrame, kinds: list[str], commits: pl.DataFrame) -> lis
     found = ["draft" if kind == "kept" and row["first"] == 0 and row["last"] < deepest and row["role"] == "target" else kind
              for kind, row in zip(kinds, rows.iter_rows(named=True), strict=True)]  # fmt: skip
     out, since = 0, -np.inf
-    start: int | None = None  # where the text ended before anything was written
+    start: int | None = None  # end of the prompt
     for time, commit, tokens in commits.select("time", "kind", "tokens").iter_rows():
         own = rows.with_row_index().filter(pl.col("start") >= since, pl.col("end") <= time, pl.col("what") == "forward")
         drafts = [(index, at) for index, at in own.select("index", "position").iter_rows() if found[index] == "draft"]
@@ -157,7 +157,7 @@ def _in_vain(rows: pl.DataFrame, kinds: list[str], commits: pl.DataFrame) -> lis
             start = drafts[0][1] if drafts else end
         for index, at in drafts:
             if commit == "rollback" and at + 1 > start + out + tokens - 1:
-                found[index] = "unsure" if at >= end and rows["role"][index] != "target" else "taken back"
+                found[index] = "unsure" if at >= end and rows["role"][index] != "target" else "rolled back"
             elif commit == "fallback" and at >= end:
                 found[index] = "unsure"
         if commit == "again" and last >= 0:
@@ -167,31 +167,31 @@ def _in_vain(rows: pl.DataFrame, kinds: list[str], commits: pl.DataFrame) -> lis
 
 
 def _rows(rows: pl.DataFrame, units: int) -> tuple[pl.DataFrame, list[str]]:
-    """The intervals with the row that each is drawn in for its unit, and what the rows are called."""
+    """Assign each interval a row within its unit, and return the names of the rows."""
     used = rows.filter(pl.col("unit") >= 0, pl.col("what") == "forward")
-    places: dict[tuple[int, str], int] = {}
+    rows_of: dict[tuple[int, str], int] = {}
     names: list[str] = []
     for unit in range(units):
         roles = used.filter(unit=unit)["role"].unique(maintain_order=True).to_list()
         roles.sort(key=lambda role: role != "target")
         for role in roles or ["target"]:
-            places[unit, role] = len(names)
-            told = "large" if role == "target" else role
-            names.append(_name(used, unit) if role == "target" and len(roles) < 2 else f"unit {unit}\n{told} model")
-    at = [places.get((unit, role), next((place for (each, _), place in places.items() if each == unit), unit))
+            rows_of[unit, role] = len(names)
+            model = "large" if role == "target" else role
+            names.append(_name(used, unit) if role == "target" and len(roles) < 2 else f"unit {unit}\n{model} model")
+    at = [rows_of.get((unit, role), next((row for (each, _), row in rows_of.items() if each == unit), unit))
           for unit, role in rows.select("unit", "role").iter_rows()]  # fmt: skip
     return rows.with_columns(unit=pl.Series(at, dtype=pl.Int64)), names
 
 
 def _name(on_units: pl.DataFrame, unit: int) -> str:
-    """Unit 0 is the main process's where every token is verified on it; nested, promoted processes stay where they are."""
+    """Unit 0 is the main process's where it verifies every token; in nested runs promoted processes stay on their units."""
     passes = on_units.filter(pl.col("kind").is_in(["kept", "again"]))
     home = set(passes.filter(pl.col("last") == pl.col("last").max())["unit"]) == {0}
     return f"unit {unit} (main)" if unit == 0 and home else f"unit {unit}"
 
 
 def _lanes(links: pl.DataFrame) -> pl.DataFrame:
-    """Transfers that are under way at the same time lie side by side."""
+    """Assign concurrent transfers to parallel lanes."""
     free: list[float] = []
     lanes = []
     links = links.sort("start", "end", maintain_order=True)
@@ -203,7 +203,7 @@ def _lanes(links: pl.DataFrame) -> pl.DataFrame:
 
 
 def _box(row: dict[str, Any], units: int) -> NDArray[np.float64]:
-    """The corners of a bar."""
+    """Corners of a bar."""
     if row["unit"] >= 0:
         low, high = row["unit"] - _BAR, row["unit"] + _BAR
     else:
@@ -220,7 +220,7 @@ def _bars(axes: Axes, kind: str, boxes: list[NDArray[np.float64]]) -> None:
 
 
 def _texts(axes: Axes, rows: pl.DataFrame, units: int) -> None:
-    """In bars wide enough: the position of the token, and under it the layers run."""
+    """Label bars that are wide enough: the position of the token, and under it the layers run."""
     figure = axes.figure
     pixels = axes.get_window_extent().width / (axes.get_xlim()[1] - axes.get_xlim()[0])
     tall = axes.get_window_extent().height / abs(np.subtract(*axes.get_ylim())) * 2 * _BAR > 26 * figure.dpi / 100
@@ -228,16 +228,16 @@ def _texts(axes: Axes, rows: pl.DataFrame, units: int) -> None:
     letter = 0.62 * size * figure.dpi / 72
     for row in rows.filter((pl.col("what") == "forward") & (pl.col("end") > pl.col("start"))).iter_rows(named=True):
         layers, number = _layers(row), f"{row['position']}"
-        places = row["depth"] or row["width"]  # of several hypotheses or texts there are more tokens than positions
-        if places > 1:
-            number = f"{row['position'] - places + 1}–{number}"
-        choices = [f"token{'s' if places > 1 else ''} {number}", number]
-        if row["depth"]:  # so many tokens in all
+        count = row["depth"] or row["width"]  # several hypotheses or sequences have more tokens than positions
+        if count > 1:
+            number = f"{row['position'] - count + 1}–{number}"
+        choices = [f"token{'s' if count > 1 else ''} {number}", number]
+        if row["depth"]:  # with the number of tokens of all of them
             choices = [f"{choices[0]}, {row['width']} in all", f"{number} ×{row['width']}", number]
         if tall:
             whole = f"layers {layers}" if layers != _HEAD else layers
             folded = layers.replace(", ", ",\n")
-            both = [f"{each}\n{told}" for told in (layers, folded) for each in choices[1:]]
+            both = [f"{each}\n{shown}" for shown in (layers, folded) for each in choices[1:]]
             choices = [f"{choices[0]}\n{whole}", *both, *choices]
         room = (row["end"] - row["start"]) * pixels - 6
         text = next((text for text in choices if max(map(len, text.split("\n"))) * letter <= room), "")
@@ -255,7 +255,7 @@ _HEAD = "head"
 
 
 def _layers(row: dict[str, Any]) -> str:
-    """The layers that a pass ran, those of gaps left out."""
+    """Layers that a pass ran, without skipped ones."""
     edges = [row["first"], *(edge for gap in row.get("gaps") or () for edge in gap), row["last"]]
     spans = [f"{low}–{high}" for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high]
     return ", ".join(spans) or _HEAD
@@ -266,14 +266,14 @@ def _commits(axes: Axes, commits: pl.DataFrame) -> None:
     total = 0
     start, end = axes.get_xlim()
     pixels = axes.get_window_extent().width / (end - start)
-    above = 1 + 0.04 * axes.figure.dpi / axes.get_window_extent().height  # as far from the axes however high these are
+    above = 1 + 0.04 * axes.figure.dpi / axes.get_window_extent().height  # at the same distance from axes of any height
     rows = commits.select("time", "kind", "tokens").rows()
     for (time, kind, tokens), later in zip(rows, [*[row[0] for row in rows[1:]], None], strict=True):
         total += tokens
         axes.axvline(time, color=INK, linewidth=1.3, linestyle="--" if kind in _DASHED else "-", zorder=3, label=f"commit {kind}")
         if time == later:
-            continue  # texts of a batch put out each its own: the last one says how many are out
-        for text in (f"{total} out, {kind}", f"{total}"):
+            continue  # simultaneous commits of a batch: only the last is labelled with the total
+        for text in (f"{total}: {kind}", f"{total}"):
             half = 0.31 * 8 * axes.figure.dpi / 72 * len(text)
             if time * pixels - half > last:
                 axes.text(time, above, text, transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=8)
@@ -282,14 +282,14 @@ def _commits(axes: Axes, commits: pl.DataFrame) -> None:
 
 
 def legend(figure: Figure, present: Sequence[str], commits: bool, top: float, *, several: bool) -> None:
-    """What the bars of these kinds are, at the right of a figure from `top` (a share of its height) down."""
+    """Explain the kinds of bars at the right of a figure, from `top` (a share of its height) down."""
     handles: list[Any] = []
     for kind in present:
         face, hatch, words = _KINDS[kind]
         handles.append(Patch(facecolor=face, edgecolor=INK, linewidth=0.6, hatch=2 * hatch, label=words))
-    title = "in a bar: its token's position,\nthe layers run"
+    title = "in a bar: position of its token,\nlayers run"
     title += "\n×: number of tokens, of\nsequences or hypotheses" if several else ""
     if commits:
-        title += "\nlines: tokens generated so far\n(dashed: after a miss" + (", a rollback)" if "taken back" in present else ")")
+        title += "\nlines: tokens generated so far\n(dashed: after a miss" + (" or rollback)" if "rolled back" in present else ")")
     place: dict[str, Any] = {"loc": "upper left", "alignment": "left", "borderaxespad": 0}
     figure.legend(handles=handles, title=title, bbox_to_anchor=(0.735, top + 0.01), **place)

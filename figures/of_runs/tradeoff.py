@@ -1,7 +1,7 @@
-"""Latency against compute: Figures 3 and 4 of [Yang2024], with what was simulated over the theory's curves.
+"""Latency against compute: Figures 3 and 4 of [Yang2024], with simulated points over the theory's curves.
 
-Algorithm 2's points lie on the asymptotic curves for any number of tokens: with l of them a match rate p acts as p (l - 1)/l, for
-the last token's match shortens nothing.
+Algorithm 2's points lie on the asymptotic curves for any number of tokens l: a match rate p acts like p (l - 1)/l, because a match
+of the last token saves nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from figures.common.label_placement import drawn, ends, place
-from figures.common.style import GREY, INK, PALE, VIEWS, Look, canvas, demand, house, looks, points, view_handles
+from figures.common.style import GREY, INK, PALE, VIEWS, Look, canvas, demand, looks, points, styled, view_handles
 from model.base import checks
 from model.methods.ppd import theory as ppd
 from model.published.ppd_tables import TOKENS
@@ -47,7 +47,7 @@ _RATES = np.linspace(0.0, 1.0, 201)
 
 @dataclass(frozen=True)
 class _MethodCurve:
-    """Points that lie on one curve: those of one choice of the method, whatever the match rate."""
+    """Points on one curve: one choice of the method, for any match rate."""
 
     name: str
     rows: pl.DataFrame
@@ -56,11 +56,10 @@ class _MethodCurve:
 
 
 def draw(rows: pl.DataFrame, x: str = "mean_busy_units") -> Figure:
-    """Normalised latency per token over average busy units (`x="mean_busy_units"`) or over compute per token
-    (`"compute_per_token"`).
+    """Draw the relative latency per token over `x`: mean busy units ("mean_busy_units") or compute per token ("compute_per_token").
 
-    `rows` is a results table: one row per point and view. A curve is drawn for every choice of Predictive Pipelined Decoding, for
-    match rates from 0 to 1 and without overheads; a point with overheads, or short of units, lies off its curve.
+    `rows` is a results table: one row per point and view. A curve is drawn for each choice of Predictive Pipelined Decoding, for
+    match rates from 0 to 1 and without overheads; points with overheads, or with too few units, lie off their curves.
     """
     checks.one_of("x", x, AXES)
     intervals = [f"{metric}_{end}" for metric in (x, _Y) for end in _ENDS]
@@ -71,7 +70,7 @@ def draw(rows: pl.DataFrame, x: str = "mean_busy_units") -> Figure:
     for view in table["view"].unique().sort():
         checks.one_of("view", view, VIEWS)
     series = _series(table, x)
-    with house():
+    with styled():
         figure, axes = canvas(9.6, 5.8, (0.075, 0.11, 0.62, 0.75))
         axes.grid(True)
         axes.set_xlabel(AXES[x])
@@ -82,7 +81,7 @@ def draw(rows: pl.DataFrame, x: str = "mean_busy_units") -> Figure:
         for one in series:
             _draw(axes, one, x)
         _extend(axes)
-        cut = "  (axis cut)" if axes.get_ylim()[0] > 0 else ""
+        cut = "  (axis starts above 0)" if axes.get_ylim()[0] > 0 else ""
         axes.set_ylabel(f"latency per token, relative to plain decoding{cut}")
         lines = drawn(axes)
         if len(series) <= _MOST_ENTRIES:
@@ -98,7 +97,7 @@ def draw(rows: pl.DataFrame, x: str = "mean_busy_units") -> Figure:
 
 
 def _series(table: pl.DataFrame, x: str) -> list[_MethodCurve]:
-    # The flat form's curve below layers/2 is the one that depends on the number of tokens.
+    # Only the flat form's curve below layers/2 depends on the number of tokens.
     below = (pl.col("form") == "flat") & (2 * pl.col("exit_layer") < pl.col("layers"))
     table = table.with_columns(flat_tokens=pl.when(below).then(pl.col("tokens")))
     if True in table["batched"]:
@@ -107,7 +106,7 @@ def _series(table: pl.DataFrame, x: str) -> list[_MethodCurve]:
     keys = list(_KEYS)
     groups = table.partition_by(keys, maintain_order=True)
     groups.sort(key=lambda group: [(value is None, value) for value in group.select(keys).row(0)])
-    # A method that lacks a parameter does not make it one that varies.
+    # A parameter that some method lacks does not vary for that reason.
     varying = [key for key in keys if table[key].drop_nulls().n_unique() > 1] or ["candidates"]
     result = []
     for group, look in zip(groups, looks(len(groups)), strict=True):
@@ -120,11 +119,11 @@ def _series(table: pl.DataFrame, x: str) -> list[_MethodCurve]:
 
 
 def _curve(choice: Mapping[str, Any], tokens: Any, x: str) -> tuple[Floats, Floats] | None:
-    """The closed form over match rates from 0 to 1, or None where there is none for this choice."""
+    """The closed form over match rates from 0 to 1, or None where this choice has none."""
     d, exit_at, k, form = (choice[key] for key in ("layers", "exit_layer", "candidates", "form"))
     if choice["method"] not in (None, "ppd") or None in (d, exit_at, k):
         return None
-    k = 1 if choice["batched"] else k  # on one unit they are one
+    k = 1 if choice["batched"] else k  # batched candidates use one unit
     if 2 * exit_at == d:
         units = ppd.mean_busy_units if x == "mean_busy_units" else ppd.compute_per_token
         return units(_RATES, k), ppd.relative_latency(_RATES)
@@ -146,7 +145,7 @@ def _draw(axes: Axes, series: _MethodCurve, x: str) -> None:
         axes.hlines(whole[_Y], whole[left], whole[right], colors=shade, linewidth=width, zorder=1.5, label=f"{x}{kind}")
         whole = series.rows.drop_nulls([low, high])
         axes.vlines(whole[x], whole[low], whole[high], colors=shade, linewidth=width, zorder=1.5, label=f"{_Y}{kind}")
-    alone = series.rows["view"].n_unique() == 1  # nothing to fit into
+    alone = series.rows["view"].n_unique() == 1  # no other view's mark to nest in
     for view, (size, face, edge) in points(colour).items():
         part = series.rows.filter(pl.col("view") == view)
         if part.height:
@@ -164,32 +163,32 @@ def _extend(axes: Axes) -> None:
 
 
 def _labels(table: pl.DataFrame, x: str, axes: Axes) -> list[tuple[float, float, str]]:
-    """One text a point: its data set and head, or whatever else tells it from the others; points that coincide share one."""
-    # A label stands at what happens: at the last view of a point, which knows of waiting.
+    """One label per point: its data set and head, or the columns in which points differ; coinciding points share one."""
+    # The label stands at the last view of a point, which includes waiting.
     once = table.unique("point", keep="last", maintain_order=True) if table["point"].null_count() == 0 else table
     named = once["data_set"].null_count() < once.height
     words = {"units": "{} units", "tokens": "{} tokens", "match_rate": "p = {:.3g}"}
     sweeps = [key for key in words if key in once.columns and once[key].n_unique() > 1]
-    # Units tell points apart only where there are not as many as the method wants.
+    # Units distinguish points only where there are fewer than the method uses.
     if "units" in sweeps and not ("contended" in once.columns and once["contended"].any()):
         sweeps.remove("units")
     devices = [name for name in ("cost.device", "cost.profile") if name in once.columns and once[name].n_unique() > 1]
     named = named and (once["data_set"].n_unique() > 1 or once["head"].n_unique() > 1 or not sweeps)
-    texts = []
+    labels = []
     for row in once.iter_rows(named=True):
         if named:
             text = f"{row['data_set'] or ''} {'trained' if row['head'] == 'trained' else ''}".strip()
         else:
             text = ", ".join(words[key].format(row[key]) for key in sweeps if row[key] is not None)
-        texts.append((row[x], row[_Y], text, next((str(row[name]) for name in devices if row[name] is not None), "")))
-    shared = _shared(axes, texts)
+        labels.append((row[x], row[_Y], text, next((str(row[name]) for name in devices if row[name] is not None), "")))
+    shared = _shared(axes, labels)
     return shared if len(shared) <= _MOST_LABELS else []
 
 
-def _shared(axes: Axes, texts: Sequence[tuple[float, float, str, str]]) -> list[tuple[float, float, str]]:
-    """One text for points of the same words that lie within a marker's width, with the devices that they are of."""
+def _shared(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) -> list[tuple[float, float, str]]:
+    """Merge equal labels within a marker's width into one, with the names of their devices."""
     groups: list[tuple[float, float, str, list[str]]] = []
-    for x, y, text, device in texts:
+    for x, y, text, device in labels:
         at = axes.transData.transform((x, y))
         near = (group for group in groups if group[2] == text and np.hypot(*(axes.transData.transform(group[:2]) - at)) < 12)
         if (group := next(near, None)) is None:
@@ -199,7 +198,7 @@ def _shared(axes: Axes, texts: Sequence[tuple[float, float, str, str]]) -> list[
     found = []
     for x, y, text, names in groups:
         known = [name for name in dict.fromkeys(names) if name]
-        device = ", ".join(known) if len(known) < 2 else f"{len(known)} devices alike"
+        device = ", ".join(known) if len(known) < 2 else f"{len(known)} devices"
         found.append((x, y, ", ".join(word for word in (text, device) if word)))
     return [each for each in found if each[2]]
 
@@ -225,7 +224,7 @@ def _legends(figure: Figure, series: list[_MethodCurve], table: pl.DataFrame, x:
     if table[f"{x}_low"].count() or table[f"{_Y}_low"].count():
         handles.append(Line2D([], [], color=GREY, linewidth=1.2, label="95 % interval from sampling"))
     if table[f"{x}_input_low"].count() or table[f"{_Y}_input_low"].count():
-        handles.append(Line2D([], [], color=PALE, linewidth=4.5, label="interval from the inputs"))
+        handles.append(Line2D([], [], color=PALE, linewidth=4.5, label="input uncertainty"))
     below = upper.get_window_extent().y0 / figure.bbox.height
     figure.legend(handles=handles, title="points", bbox_to_anchor=(0.71, below), **place)
 
@@ -238,10 +237,10 @@ def _constants(table: pl.DataFrame) -> str:
 
 
 def _caption_note(table: pl.DataFrame) -> str:
-    """What the caption of the paper's Figure 3 puts together, taken apart; its numbers are computed."""
+    """Note on the caption of the paper's Figure 3, which combines numbers of two settings; computed here."""
     kind = (pl.col("data_set") == "squad") & (pl.col("head") == "trained") & (pl.col("candidates") == 3)
     half = (pl.col("layers") == 2 * pl.col("exit_layer")) & pl.col("tokens").is_not_null() & pl.col("match_rate").is_not_null()
-    # Of the paper's own figure, that is: of all its data sets, in layer-times.
+    # Only for the paper's figure: all its data sets, in layer-times.
     if table["data_set"].n_unique() < 2 or ("seconds_per_layer" in table.columns and table["seconds_per_layer"].count()):
         return ""
     found = table.filter(kind & half & (pl.col("method").fill_null("ppd") == "ppd"))
@@ -256,5 +255,5 @@ def _caption_note(table: pl.DataFrame) -> str:
         f" latency and Eq. 5 gives {float(ppd.mean_busy_units(p, k)):.3f} busy units; for the {n} tokens that the rate was"
         f" measured on"
         f" Theorem 4.1 gives {100 - 100 * latency / (d * n):.1f} % and E[C]/E[T] = {compute / latency:.4f}. The paper's caption"
-        " (34 %, 3.2 times) takes one number from each."
+        " (34 %, 3.2 times) combines one number from each."
     )

@@ -1,4 +1,4 @@
-"""How draft lengths that are chosen while decoding move, where they settle, and what they reach against the best fixed one.
+"""Adaptive draft lengths: how they move and settle while decoding, and their speed-up against the best fixed length.
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike, NDArray
 
-from figures.common.style import COLOURS, GREY, INK, LINES, MARKERS, Look, canvas, demand, house
+from figures.common.style import COLOURS, GREY, INK, LINES, MARKERS, Look, canvas, demand, styled
 from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.methods.adaptive.algorithm import Parameters
@@ -31,8 +31,8 @@ from model.outcomes.outcome_laws import Outcomes
 
 Floats = NDArray[np.float64]
 
-_LAYERS = 40  # of the target; all that is drawn is relative to it
-_MOST_TEXTS, _MOST_RUNS = 3, 4
+_LAYERS = 40  # of the target; all results are relative to it
+_MOST_SEQUENCES, _MOST_RUNS = 3, 4
 CHOICES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "heuristic": {"policy": "heuristic"},
@@ -42,12 +42,11 @@ CHOICES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "optimum, biased": {"policy": "optimum", "estimator": "drafted"},
     }
 )
-"""The policies, as `model.methods.adaptive.algorithm.Parameters` takes them; a biased one divides accepted tokens by all drafted
-ones."""
+"""Policies, as options of `model.methods.adaptive.algorithm.Parameters`; biased ones divide accepted by all drafted tokens."""
 FIXED, BOUND = "best fixed", "bound"
 _HEADS = {
-    "heuristic": "heuristic: +2 if all accepted, else −1", "gradient": "gradient: one step uphill a round",
-    "optimum": "optimum: the best for the running mean",
+    "heuristic": "heuristic: +2 if all accepted, else −1", "gradient": "gradient: one step uphill per round",
+    "optimum": "optimum: best for the running mean",
 }  # fmt: skip
 _LOOKS = {
     "heuristic": Look(COLOURS[2], MARKERS[0], LINES[0]), "gradient": Look(COLOURS[0], MARKERS[1], LINES[0]),
@@ -57,19 +56,20 @@ _LOOKS = {
 _NEEDED = ("text", "policy", "position", "acceptance_rate", "cost_ratio", "low", "median", "high", "speedup")
 
 
-# --- Playing ----------------------------------------------------------------------------------------------------------
+# --- Simulation ----------------------------------------------------------------------------------------------------------
 
 
 def trajectories(
     acceptance_rates: ArrayLike, cost_ratio: float, *, text: str = "", longest: int = 20, replications: int = 1000, seed: int = 0
 ) -> pl.DataFrame:
-    """Every policy of `CHOICES` on the same luck: its draft length at each output position, and the speed-up that it reaches.
+    """Simulate every policy of `CHOICES` with the same random draws: draft length at each output position, and speed-up.
 
-    `acceptance_rates` has the rate of every position but the last, which is never drafted, so there is one token more. Acceptances
-    are independent; a policy sees accepted and drafted tokens alone. A row is a policy and a position: low, median and high are the
-    quartiles over the decodings of the draft length that is in force there [tokens], and `speedup` is that of whole decodings, mean
-    over mean. `FIXED` is the fixed length that is the fastest on the same luck, `BOUND` what no policy can pass (its lengths are
-    null): of l tokens of rates alpha_t in mean at most the sum of alpha_t are accepted, each of which costs c, and any other one.
+    `acceptance_rates` has the rate of every position but the last, which is never drafted, so there is one more token. Acceptances
+    are independent; a policy sees only the numbers of accepted and drafted tokens. One row per policy and position:
+    low, median and high are quartiles over the decodings of the draft length in force there [tokens]; `speedup` is that of whole
+    decodings, mean over mean. `FIXED` is the fastest fixed length for these draws, `BOUND` an upper bound for all policies (its
+    lengths are null): of l tokens of rates alpha_t at most the sum of alpha_t is accepted on average; each of these costs c, each
+    other token 1.
 
     >>> rows = trajectories([0.8] * 63, 0.1, replications=50)
     >>> rows.filter(policy="bound")["speedup"].round(4)[0]  # 64 / (64 - 0.9 * 0.8 * 63)
@@ -83,33 +83,33 @@ def trajectories(
     checks.whole("replications", replications, 1, random_streams.BLOCK)
     cost = UnitCost(_LAYERS, cost_ratio=cost_ratio)
     tokens = len(rates) + 1
-    luck = np.concatenate([tile[:, :replications].copy() for tile in random_streams.tiles(seed, "accept", 0, len(rates))])
-    accepted = luck < rates[:, None]
-    found: dict[str, tuple[Floats, float]] = {}
+    uniforms = np.concatenate([tile[:, :replications].copy() for tile in random_streams.tiles(seed, "accept", 0, len(rates))])
+    accepted = uniforms < rates[:, None]
+    results: dict[str, tuple[Floats, float]] = {}
     for name, options in CHOICES.items():
         parameters = Parameters(_LAYERS, max_draft_length=longest, **options).with_costs(cost)
-        found[name] = _play(parameters.started(replications), accepted, cost, longest)
-    fixed = [_play(Constant(length, replications), accepted, cost, longest) for length in range(longest + 1)]
-    found[FIXED] = max(fixed, key=lambda played: played[1])
+        results[name] = _simulate(parameters.started(replications), accepted, cost, longest)
+    fixed = [_simulate(Constant(length, replications), accepted, cost, longest) for length in range(longest + 1)]
+    results[FIXED] = max(fixed, key=lambda result: result[1])
     bound = tokens / (tokens - (1 - min(cost_ratio, 1.0)) * rates.sum())
-    found[BOUND] = np.full((tokens - 1, 3), np.nan), float(bound)
-    parts = [_rows(name, quartiles, speed, rates) for name, (quartiles, speed) in found.items()]
+    results[BOUND] = np.full((tokens - 1, 3), np.nan), float(bound)
+    parts = [_rows(name, quartiles, speed, rates) for name, (quartiles, speed) in results.items()]
     return pl.concat(parts).with_columns(pl.lit(text).alias("text"), pl.lit(float(cost_ratio)).alias("cost_ratio"))
 
 
 def example(replications: int = 1000) -> pl.DataFrame:
-    """Two texts of 400 tokens, their rates assumed: one as easy throughout, one whose second half is harder; drafts at a tenth.
+    """Two sequences of 400 tokens with assumed rates: constant, and lower in the second half; drafts cost a tenth.
 
     >>> example()["text"].unique(maintain_order=True).to_list()
     ['steady text', 'text that becomes harder']
     """
     steady, harder = np.full(399, 0.85), np.where(np.arange(399) < 200, 0.85, 0.45)
-    texts = {"steady text": steady, "text that becomes harder": harder}
-    return pl.concat([trajectories(rates, 0.1, text=text, replications=replications) for text, rates in texts.items()])
+    rates_of = {"steady text": steady, "text that becomes harder": harder}
+    return pl.concat([trajectories(rates, 0.1, text=text, replications=replications) for text, rates in rates_of.items()])
 
 
 class _Recorded:
-    """A policy, and the draft lengths that it had at each position."""
+    """A policy that records its draft lengths at each position."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -117,14 +117,14 @@ class _Recorded:
         self.seen: list[NDArray[np.int64]] = []
 
     def learn(self, which: NDArray[np.intp], accepted: NDArray[np.int64], drafted: NDArray[np.int64]) -> None:
-        # Called once a position, before anything there is learnt.
+        # Called once per position, before the policy learns about it.
         self.seen.append(self._policy.length.copy())
         self._policy.learn(which, accepted, drafted)
         self.length = self._policy.length
 
 
-def _play(policy: Policy, accepted: NDArray[np.bool_], cost: UnitCost, longest: int) -> tuple[Floats, float]:
-    """Quartiles of the draft length at each position, and the speed-up."""
+def _simulate(policy: Policy, accepted: NDArray[np.bool_], cost: UnitCost, longest: int) -> tuple[Floats, float]:
+    """Return quartiles of the draft length at each position, and the speed-up."""
     tokens, recorded = len(accepted) + 1, _Recorded(policy)
     tally = varying(recorded, tokens, _outcomes(accepted), round_prices(cost, longest))
     quartiles = np.quantile(np.array(recorded.seen[:-1]), (0.25, 0.5, 0.75), axis=1, method="inverted_cdf")
@@ -132,11 +132,11 @@ def _play(policy: Policy, accepted: NDArray[np.bool_], cost: UnitCost, longest: 
 
 
 def _outcomes(accepted: NDArray[np.bool_]) -> Iterator[Outcomes]:
-    """As `varying` asks for them: independent, so of no matter how far into a draft."""
+    """Outcomes for `varying`; independent of the position in the draft."""
     return (partial(_given, row) for row in accepted)
 
 
-def _given(row: NDArray[np.bool_], _place: NDArray[np.uint8]) -> NDArray[np.bool_]:
+def _given(row: NDArray[np.bool_], _position: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return row
 
 
@@ -150,29 +150,29 @@ def _rows(name: str, quartiles: Floats, speed: float, rates: Floats) -> pl.DataF
 
 
 def draw(rows: pl.DataFrame) -> Figure:
-    """A row of panels for each text: the draft lengths of each policy, and at the right the speed-up that each reaches.
+    """Draw a row of panels per sequence: the draft lengths of each policy and, at the right, the speed-up of each.
 
-    `rows` are those of `trajectories`, of up to three texts.
+    `rows` are those of `trajectories`, of up to three sequences.
     """
     table = demand(rows, "the figure of adaptive draft lengths", _NEEDED)
     for name in table["policy"].unique(maintain_order=True):
         checks.one_of("policy", name, (*CHOICES, FIXED, BOUND))
-    texts = table.partition_by("text", maintain_order=True)
-    if len(texts) > _MOST_TEXTS:
-        raise checks.ParameterError(f"rows must be of at most {_MOST_TEXTS} texts, got {len(texts)}")
+    sequences = table.partition_by("text", maintain_order=True)
+    if len(sequences) > _MOST_SEQUENCES:
+        raise checks.ParameterError(f"rows must be of at most {_MOST_SEQUENCES} sequences, got {len(sequences)}")
     most: Any = table["high"].max()
-    top = 1.12 * max(most or 1, *(float(_best(text)[1].max()) for text in texts), 1)
-    with house():
-        height = 1.05 + 3.25 * len(texts)
+    top = 1.12 * max(most or 1, *(float(_best(text)[1].max()) for text in sequences), 1)
+    with styled():
+        height = 1.05 + 3.25 * len(sequences)
         figure, only = canvas(14.0, height, (0, 0, 1, 1))
         only.remove()
-        for index, text in enumerate(texts):
-            bottom = 0.6 + 3.25 * (len(texts) - 1 - index)
+        for index, text in enumerate(sequences):
+            bottom = 0.6 + 3.25 * (len(sequences) - 1 - index)
             figure.text(0.045, (bottom + 2.56) / height, _name(text), fontsize=11, weight="bold", va="center")
             _text(figure, text, bottom / height, 2.15 / height, top)
-        title = "Draft lengths that adapt: where they go, and what that gains"
+        title = "Adaptive draft lengths, and their speed-up"
         figure.text(0.045, 1 - 0.28 / height, title, fontsize=13, weight="bold", va="center")
-        figure.text(0.045, 1 - 0.54 / height, _told(table), fontsize=9.5, color=GREY, va="center")
+        figure.text(0.045, 1 - 0.54 / height, _subtitle(table), fontsize=9.5, color=GREY, va="center")
         _legend(figure, height)
     return figure
 
@@ -192,8 +192,8 @@ def _text(figure: Figure, text: pl.DataFrame, bottom: float, height: float, top:
 def _name(text: pl.DataFrame) -> str:
     rates = text.filter(policy=text["policy"][0])["acceptance_rate"]
     runs = rates.filter(rates.ne_missing(rates.shift())).to_list()
-    told = f"α = {', then '.join(f'{rate:g}' for rate in runs)}" if len(runs) <= _MOST_RUNS else "α changes"
-    return f"{text['text'][0]}:  {told}" if text["text"][0] else told
+    rates_text = f"α = {', then '.join(f'{rate:g}' for rate in runs)}" if len(runs) <= _MOST_RUNS else "α changes"
+    return f"{text['text'][0]}:  {rates_text}" if text["text"][0] else rates_text
 
 
 def _lengths(axes: Axes, text: pl.DataFrame, policy: str) -> None:
@@ -221,7 +221,7 @@ def _lengths(axes: Axes, text: pl.DataFrame, policy: str) -> None:
 
 
 def _best(text: pl.DataFrame) -> tuple[Floats, Floats]:
-    """The positions, and the best length for many tokens of the rate of each."""
+    """Positions, and the best length for the rate at each, if it held for many tokens."""
     own = text.filter(policy=text["policy"][0])
     best = speculative.optimal_draft_length(own["acceptance_rate"].to_numpy(), own["cost_ratio"].to_numpy())
     return own["position"].to_numpy().astype(np.float64), np.asarray(best, dtype=np.float64)
@@ -240,11 +240,11 @@ def _speeds(axes: Axes, text: pl.DataFrame) -> None:
             [speed], [level], linestyle="none", marker=look.marker, markersize=7.5, color=look.colour, markeredgecolor="white",
             zorder=3, label=name,
         )  # fmt: skip
-        told = f"{speed:.2f}×" + (f"  ({100 * (speed / start - 1):+.1f} %)".replace("-", "−") if FIXED in speeds else "")
+        label = f"{speed:.2f}×" + (f"  ({100 * (speed / start - 1):+.1f} %)".replace("-", "−") if FIXED in speeds else "")
         right = max(speed, start)
-        axes.annotate(told, (right, level), (8, 0), textcoords="offset points", va="center", fontsize=8.5, color=look.colour)
+        axes.annotate(label, (right, level), (8, 0), textcoords="offset points", va="center", fontsize=8.5, color=look.colour)
     for name, line, words in (
-        (FIXED, (0, (5, 2)), f"best fixed, γ = {_fixed(text)}\n{{:.2f}}×"), (BOUND, (0, (1.2, 1.2)), "no policy\npasses {:.2f}×"),
+        (FIXED, (0, (5, 2)), f"best fixed, γ = {_fixed(text)}\n{{:.2f}}×"), (BOUND, (0, (1.2, 1.2)), "upper bound\n{:.2f}×"),
     ):  # fmt: skip
         if name in speeds:
             axes.axvline(speeds[name], color=GREY if name == FIXED else INK, linewidth=1.4, linestyle=line, label=name)
@@ -268,9 +268,9 @@ def _fixed(text: pl.DataFrame) -> str:
     return f"{lengths[0]:g}" if len(lengths) else ""
 
 
-def _told(table: pl.DataFrame) -> str:
+def _subtitle(table: pl.DataFrame) -> str:
     ratios = ", ".join(f"{ratio:g}" for ratio in table["cost_ratio"].unique(maintain_order=True))
-    drawn = "lines are medians over many decodings; all policies share one set of random draws"
+    drawn = "lines: medians over decodings; all policies share the same random draws"
     return f"a draft costs c = {ratios} of a target pass; {drawn}"
 
 
@@ -279,9 +279,9 @@ def _legend(figure: Figure, height: float) -> None:
     handles: list[Any] = [
         Line2D([], [], color=INK, linewidth=1.6, linestyle=(0, (1.2, 1.2)), label="best γ for the rate at this position"),
         Line2D([], [], color=GREY, linewidth=1.0, linestyle=(0, (5, 2)), label="best fixed γ for the whole sequence"),
-        Line2D([], [], color=tested.colour, linestyle=tested.line, linewidth=1.6, label="α taken for accepted / tested"),
-        Line2D([], [], color=biased.colour, linestyle=biased.line, linewidth=1.6, label="biased: accepted / drafted"),
-        Patch(facecolor=GREY, alpha=0.22, label="middle half of the decodings (quartiles)"),
+        Line2D([], [], color=tested.colour, linestyle=tested.line, linewidth=1.6, label="α estimated as accepted / tested"),
+        Line2D([], [], color=biased.colour, linestyle=biased.line, linewidth=1.6, label="biased: estimated as accepted / drafted"),
+        Patch(facecolor=GREY, alpha=0.22, label="quartiles over decodings"),
     ]
     figure.legend(
         handles=handles, loc="upper left", bbox_to_anchor=(0.042, 1 - 0.7 / height), ncols=5, borderaxespad=0, borderpad=0,

@@ -1,4 +1,4 @@
-"""Which draft length is the best, and what it reaches: a map over acceptance rate and cost of a draft.
+"""Map of the best draft length and its speed-up, over acceptance rate and cost ratio.
 
 Theorem 3.8 of [Leviathan2023], for many tokens and a verification in one pass.
 
@@ -21,27 +21,27 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
 from figures.common.label_placement import at_right, place
-from figures.common.style import GREY, INK, canvas, demand, house
+from figures.common.style import GREY, INK, canvas, demand, styled
 from model.methods.speculative import theory as speculative
 
 Floats = NDArray[np.float64]
 
 EDGES = (0, 1, 2, 3, 4, 5, 7, 10, 15, 25)
-"""Where one colour ends and the next begins: draft lengths 0, 1, 2, 3, 4, 5-6, 7-9, 10-14, 15-24, and 25 or more."""
+"""Edges of the colours: draft lengths 0, 1, 2, 3, 4, 5-6, 7-9, 10-14, 15-24, and 25 or more."""
 SPEEDS = (1.1, 1.5, 2.0, 3.0, 5.0, 10.0)
 _LOW, _HIGH = 0.005, 1.0
 
 
 def draw(rows: pl.DataFrame | None = None) -> Figure:
-    """The best whole draft length for many tokens as colours, the speed-up that it reaches as lines.
+    """Draw the best draft length for many tokens as colours, and its speed-up as contour lines.
 
-    Where the acceptance rate is at most the cost ratio nothing pays. `rows`, where given, has acceptance_rate and cost_ratio, and
-    may have a name: each is marked.
+    Where the acceptance rate is at most the cost ratio, plain decoding is fastest. `rows`, if given, has acceptance_rate and
+    cost_ratio, optionally name: each row is marked.
     """
     rates = np.linspace(0.002, 0.998, 500)
     ratios = np.geomspace(_LOW, _HIGH, 500)
     marked = None if rows is None else demand(rows, "the map of draft lengths", ("acceptance_rate", "cost_ratio"), ("name",))
-    with house():
+    with styled():
         figure, axes = canvas(8.6, 6.0, (0.09, 0.105, 0.74, 0.745))
         _limits(axes)
         lengths = speculative.optimal_draft_length(rates, ratios[:, None])
@@ -50,9 +50,9 @@ def draw(rows: pl.DataFrame | None = None) -> Figure:
         _speeds(axes, rates, ratios, speeds)
         if marked is not None:
             _points(axes, marked)
-        figure.text(0.09, 0.955, "The best draft length, and the speed-up that it reaches", fontsize=13, weight="bold", va="center")
-        told = "colours and γ: best number of drafted tokens; lines: speed-up over plain decoding (Theorem 3.8, many tokens)"
-        figure.text(0.09, 0.905, told, fontsize=9.5, color=GREY, va="center")
+        figure.text(0.09, 0.955, "Best draft length, and its speed-up", fontsize=13, weight="bold", va="center")
+        subtitle = "colours: best draft length γ; lines: speed-up over plain decoding (Theorem 3.8, many tokens)"
+        figure.text(0.09, 0.905, subtitle, fontsize=9.5, color=GREY, va="center")
     return figure
 
 
@@ -63,8 +63,8 @@ def _limits(axes: Axes) -> None:
     axes.set_yticks([0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("acceptance rate α of a tested token")
-    axes.set_ylabel("cost ratio c: draft pass over target pass")
+    axes.set_xlabel("acceptance rate α per tested token")
+    axes.set_ylabel("cost ratio c (draft pass / target pass)")
 
 
 def _regions(axes: Axes, rates: Floats, ratios: Floats, lengths: NDArray[np.int64], speeds: Floats) -> None:
@@ -74,7 +74,7 @@ def _regions(axes: Axes, rates: Floats, ratios: Floats, lengths: NDArray[np.int6
     axes.pcolormesh(rates, ratios, lengths, cmap=colours, norm=norm, shading="nearest", rasterized=True, label="best length")
     even = np.geomspace(_LOW, _HIGH, 200)
     axes.plot(even, even, color=INK, linewidth=1.4, label="break-even")
-    axes.text(0.25, 0.62, "nothing pays: α ≤ c", fontsize=10.5, color=INK, ha="center", va="center")
+    axes.text(0.25, 0.62, "plain decoding is fastest: α ≤ c", fontsize=10.5, color=INK, ha="center", va="center")
     faster = np.searchsorted(SPEEDS, speeds)
     for low, high in zip(EDGES[1:], [*EDGES[2:], None], strict=True):
         inside = (lengths >= low) & (lengths < (high or np.inf))
@@ -83,7 +83,7 @@ def _regions(axes: Axes, rates: Floats, ratios: Floats, lengths: NDArray[np.int6
 
 
 def _name(axes: Axes, rates: Floats, ratios: Floats, fields: NDArray[np.int64], name: str) -> None:
-    """Where there is the most room to the left and right: up to the region's end (a field of -1) or the next line of a speed."""
+    """Name a region where it is widest, between its ends (a field of -1) and the contour lines."""
     best, at = 0, (0, 0)
     for row in np.flatnonzero((ratios > 0.0075) & (ratios < 0.3))[::8]:
         ends = np.flatnonzero(np.diff(fields[row], prepend=-1, append=-1)).tolist()
@@ -99,9 +99,9 @@ def _speeds(axes: Axes, rates: Floats, ratios: Floats, speeds: Floats) -> None:
     # A light rim, so that a line is seen on every colour.
     for colour, width in (("#ffffff", 2.8), (INK, 1.1)):
         axes.contour(rates, ratios, speeds, levels=SPEEDS, colors=colour, linewidths=width)
-    # Along the right edge the speed falls as drafts become dearer.
+    # Along the right edge the speed falls as the cost of drafts grows.
     edge = np.interp(np.negative(SPEEDS), -speeds[:, -1], ratios)
-    at_right(axes, [(float(ratio), f"{speed:g} times", INK) for ratio, speed in zip(edge, SPEEDS, strict=True)], size=9)
+    at_right(axes, [(float(ratio), f"{speed:g}×", INK) for ratio, speed in zip(edge, SPEEDS, strict=True)], size=9)
 
 
 def _points(axes: Axes, rows: pl.DataFrame) -> None:
@@ -109,8 +109,8 @@ def _points(axes: Axes, rows: pl.DataFrame) -> None:
         rows["acceptance_rate"], rows["cost_ratio"], linestyle="none", marker="o", markersize=8, markerfacecolor="#d55e00",
         markeredgecolor="white", markeredgewidth=1.4, zorder=5, label="points",
     )  # fmt: skip
-    texts = [(rate, ratio, name) for rate, ratio, name in rows.select("acceptance_rate", "cost_ratio", "name").rows() if name]
+    labels = [(rate, ratio, name) for rate, ratio, name in rows.select("acceptance_rate", "cost_ratio", "name").rows() if name]
     before = len(axes.texts)
-    place(axes, texts, [np.array([(rate, ratio)]) for rate, ratio, _ in texts], size=9)
+    place(axes, labels, [np.array([(rate, ratio)]) for rate, ratio, _ in labels], size=9)
     for text in axes.texts[before:]:
         text.set_path_effects([withStroke(linewidth=2.5, foreground="#ffffff")])

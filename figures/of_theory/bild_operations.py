@@ -1,4 +1,4 @@
-"""What does Big Little Decoder save, arithmetic or memory? Figure 8 of [Kim2023] from its rates, by the paper and by its code.
+"""Operations and memory traffic of Big Little Decoder: Figure 8 of [Kim2023] from its rates, by the paper and by its code.
 
 [Kim2023] S. Kim et al. Speculative Decoding with Big Little Decoder. NeurIPS 2023, arXiv:2302.07863.
 """
@@ -14,21 +14,21 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
-from figures.common.style import COLOURS, GREY, INK, canvas, demand, house
+from figures.common.style import COLOURS, GREY, INK, canvas, demand, styled
 from model.base import checks
 from model.methods.bild import theory as bild
 from model.methods.bild.algorithm import VARIANTS
 
 PANELS = {
     "operations_factor": "operations per token",
-    "memory_factor": "weights read (MOPs)",
+    "memory_factor": "weights read",
     "intensity_factor": "arithmetic intensity",
     "speedup": "speed",
 }
-"""What is drawn, all over that of the large model alone, and what it is called."""
+"""Quantities drawn, relative to the large model alone, with their titles."""
 _LOOKS = {
     "paper": (COLOURS[0], "", "variant paper"),
-    "code": (COLOURS[1], "////", "variant code: another pass of the large model after a rollback"),
+    "code": (COLOURS[1], "////", "variant code: one more pass of the large model after a rollback"),
 }
 _NEEDED = (
     "variant",
@@ -45,9 +45,9 @@ MOST_RATES = 8
 
 
 def fallback_of_intensity(intensity: float, max_draft_length: int, operations_ratio: float, memory_ratio: float) -> float:
-    """The fallback rate at which the arithmetic intensity is so many times that of the large model alone, in the variant `paper`.
+    """Fallback rate at which the arithmetic intensity is `intensity` times that of the large model alone, in the variant `paper`.
 
-    There it does not depend on the rollback rate, and falls as the small model hands over more often.
+    In this variant the intensity does not depend on the rollback rate, and falls with the fallback rate.
 
     >>> round(fallback_of_intensity(5.0, 10, 0.0625, 0.0625), 3)
     0.11
@@ -71,7 +71,7 @@ def factors(
     operations_ratio: float,
     memory_ratio: float,
 ) -> pl.DataFrame:
-    """A row for each rollback rate and variant: `PANELS`, all over those of the large model alone.
+    """Return a row per rollback rate and variant with the quantities of `PANELS`, relative to the large model alone.
 
     >>> rows = factors(0.11, [0.01], max_draft_length=10, cost_ratio=0.25, operations_ratio=0.0625, memory_ratio=0.0625)
     >>> rows.select("variant", pl.col(*PANELS).round(3)).rows()
@@ -97,10 +97,10 @@ def factors(
 
 
 def draw(rows: pl.DataFrame, *, source: str, stated: Mapping[str, float] | None = None) -> Figure:
-    """Bars for each rollback rate and variant, of rows as `factors` makes them; 1 is the large model alone.
+    """Draw bars per rollback rate and variant, from rows of `factors`; 1 is the large model alone.
 
-    `source` says where the rates and ratios are from (measured, published or assumed). `stated` are published values of some of
-    `PANELS`, as `model.published.bild_tables.FIGURE_8`; each is a line across its panel.
+    `source` is the provenance of rates and ratios (measured, published or assumed). `stated` are published values of some of
+    `PANELS`, as in `model.published.bild_tables.FIGURE_8`; each is a line across its panel.
     """
     table = demand(rows, "the figure of operations", _NEEDED)
     rates = table["rollback_rate"].unique().sort().to_list()
@@ -111,7 +111,7 @@ def draw(rows: pl.DataFrame, *, source: str, stated: Mapping[str, float] | None 
     settings = table.select("fallback_rate", "max_draft_length", "cost_ratio", "operations_ratio", "memory_ratio").unique()
     if settings.height > 1:
         raise checks.ParameterError(f"rows must be of one fallback rate, one draft and one choice of costs, got {settings.height}")
-    with house():
+    with styled():
         figure, only = canvas(12.6, 4.6, (0, 0, 1, 1))
         only.remove()
         for index, (name, words) in enumerate(PANELS.items()):
@@ -120,15 +120,15 @@ def draw(rows: pl.DataFrame, *, source: str, stated: Mapping[str, float] | None 
             axes.set_title(words, fontsize=10.5)
             if not index:
                 axes.set_ylabel("relative to the large model alone")
-        title = "What does Big Little Decoder save: arithmetic, or memory?"
+        title = "Does Big Little Decoder save operations or memory traffic?"
         figure.text(0.02, 0.94, title, fontsize=13, weight="bold", va="center")
         setting = settings.row(0, named=True)
-        told = (
-            f"{source}; falls back at {100 * setting['fallback_rate']:.3g} % of its tokens, drafts of at most"
-            f" {setting['max_draft_length']}; the small model takes {setting['operations_ratio']:.3g} of the arithmetic,"
+        subtitle = (
+            f"{source}; falls back after {100 * setting['fallback_rate']:.3g} % of its tokens, drafts of at most"
+            f" {setting['max_draft_length']}; the small model takes {setting['operations_ratio']:.3g} of the operations,"
             f" {setting['memory_ratio']:.3g} of the weights, {setting['cost_ratio']:.3g} of the time"
         )
-        figure.text(0.02, 0.88, told, fontsize=9.5, color=GREY, va="center")
+        figure.text(0.02, 0.88, subtitle, fontsize=9.5, color=GREY, va="center")
         handles: list[Patch | Line2D] = [
             Patch(facecolor=colour, hatch=hatch, edgecolor="white", linewidth=0, label=label)
             for colour, hatch, label in _LOOKS.values()
@@ -144,11 +144,11 @@ def _bars(axes: Axes, table: pl.DataFrame, rates: Sequence[float], name: str, st
     for variant, (colour, hatch, _) in _LOOKS.items():
         own = table.filter(variant=variant).sort("rollback_rate")
         side = -0.2 if variant == "paper" else 0.2
-        places = [rates.index(rate) + side for rate in own["rollback_rate"]]
-        axes.bar(places, own[name], 0.4, color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=f"{variant} {name}")
-        for place, value in zip(places, own[name], strict=True):
+        positions = [rates.index(rate) + side for rate in own["rollback_rate"]]
+        axes.bar(positions, own[name], 0.4, color=colour, hatch=hatch, edgecolor="white", linewidth=0, label=f"{variant} {name}")
+        for at, value in zip(positions, own[name], strict=True):
             text = axes.annotate(
-                f"{value:#.3g}", (place, value), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=7, zorder=4,
+                f"{value:#.3g}", (at, value), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=7, zorder=4,
                 rotation=90 if len(rates) > 3 else 0,
             )  # fmt: skip
             text.set_path_effects([withStroke(linewidth=2.5, foreground="#ffffff")])
@@ -157,6 +157,6 @@ def _bars(axes: Axes, table: pl.DataFrame, rates: Sequence[float], name: str, st
         axes.axhline(stated, color=INK, linewidth=1.2, linestyle=(0, (4, 2)), label="stated", zorder=3)
     axes.set_ylim(0, 1.18 * max(*table[name], 1.0, stated or 0.0))
     axes.set_xticks(range(len(rates)))
-    axes.xaxis.set_major_formatter(lambda place, _: f"{100 * rates[round(place)]:.3g}")
+    axes.xaxis.set_major_formatter(lambda position, _: f"{100 * rates[round(position)]:.3g}")
     axes.set_xlabel("rollback rate  [% of drafted tokens]")
     axes.grid(True, axis="y")

@@ -1,4 +1,4 @@
-"""What is left of early exit in a batch, where the token that leaves last decides? Layers and time over the size of the batch.
+"""Early exit in a batch, which waits for its last token to exit: layers and time per token over the batch size.
 
 [t5x] google-research/t5x, t5x/contrib/calm.
 """
@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import ArrayLike, NDArray
 
 from figures.common.label_placement import at_right
-from figures.common.style import GREY, INK, Look, canvas, house, looks
+from figures.common.style import GREY, INK, Look, canvas, looks, styled
 from model.base import checks
 from model.methods.early_exit.theory import MEASURES, exit_pmf, expected_layers, expected_time
 
@@ -25,11 +25,11 @@ Floats = NDArray[np.float64]
 MOST_PROFILES = 4
 _MOST_TICKS = 9
 _LINES = {"softmax": (0, ()), "state": (0, (4, 1.6))}
-_WORDS = {"softmax": "a projection onto the vocabulary at each check", "state": "a comparison of two states at each check"}
+_WORDS = {"softmax": "a projection onto the vocabulary per check", "state": "a comparison of two hidden states per check"}
 
 
 class EarlyExitPrices(NamedTuple):
-    """What `model.methods.early_exit.theory.expected_time` takes."""
+    """Prices that `model.methods.early_exit.theory.expected_time` takes."""
 
     head: float
     check: float
@@ -38,10 +38,10 @@ class EarlyExitPrices(NamedTuple):
 
 
 def deepest(hazards: ArrayLike, batch: int) -> Floats:
-    """The chances h_1, ..., h_L that a whole batch leaves behind a layer that it has come to: that of its deepest token.
+    """Hazards h_1, ..., h_L of the exit of a whole batch: probability that its deepest token exits after a layer that it reached.
 
-    Tokens are independent. Where a batch asks all its tokens to be sure at one and the same layer, as [t5x] does, it goes deeper
-    still, for a token that was sure may be unsure at the next.
+    Tokens are independent. A batch that requires all its tokens to be confident at the same layer, like [t5x], goes deeper still: a
+    token that was confident may not be so at the next layer.
 
     >>> deepest([0.5, 0.5, 1.0], 1).tolist(), deepest([0.5, 0.5, 1.0], 2).round(3).tolist()
     ([0.5, 0.5, 1.0], [0.25, 0.417, 1.0])
@@ -63,16 +63,16 @@ def draw(
     first: int = 1,
     source: str,
 ) -> Figure:
-    """Left, the layers that a batch goes through for a token; right, the time of that, for both measures of confidence.
+    """Draw, at the left, the layers per token of a batch; at the right, the time per token, for both measures of confidence.
 
-    `profiles` are hazards by name, h_1 to h_L, all of as many layers; the other parameters are those of
-    `model.methods.early_exit.theory.expected_time`. A pass is as fast for a batch as for one token. `source` says where the hazards
-    are from (measured, published or assumed), and stands in the figure.
+    `profiles` are hazards by name, h_1 to h_L, all with the same number of layers; the other parameters are those of
+    `model.methods.early_exit.theory.expected_time`. A pass takes equally long for a batch and for one token. `source` is the
+    provenance of the hazards (measured, published or assumed), printed in the figure.
     """
     layers = _check(profiles, batches)
     sizes = np.array(sorted(set(batches)))
     prices = EarlyExitPrices(head, check, propagation, first)
-    with house():
+    with styled():
         figure, left = canvas(12.2, 5.1, (0.06, 0.11, 0.29, 0.66))
         right = figure.add_axes((0.54, 0.11, 0.29, 0.66))
         depths, times = [], []
@@ -86,15 +86,15 @@ def draw(
             _frame(axes, sizes)
         at_right(left, [*depths, (float(layers), f"all {layers} layers", INK)])
         at_right(right, [*times, (layers + head, f"whole model: {layers + head:.1f}", INK)])
-        left.set_ylabel("layers per token, mean")
+        left.set_ylabel("mean layers per token")
         right.set_ylabel("time per token  [layer-times]")
-        left.set_title("The batch goes on until its last token leaves", fontsize=10.5)
-        right.set_title("Checks and projection included", fontsize=10.5)
-        title = "What does a batch leave of early exit?"
+        left.set_title("The batch continues until its last token exits", fontsize=10.5)
+        right.set_title("With checks and projection", fontsize=10.5)
+        title = "How much of early exit's gain remains in a batch?"
         figure.text(0.02, 0.945, title, fontsize=13, weight="bold", va="center")
-        parts = [f"head {head:g}", f"check of states {check:g}", f"keys and values of a skipped layer {propagation:g} layer-times"]
-        told = f"{layers} layers, tokens independent; chances to leave {source}; {', '.join(parts)}"
-        figure.text(0.02, 0.895, told, fontsize=9.5, color=GREY, va="center")
+        parts = [f"head {head:g}", f"state check {check:g}", f"KV cache of a skipped layer {propagation:g} layer-times"]
+        subtitle = f"{layers} layers, tokens independent; exit probabilities {source}; {', '.join(parts)}"
+        figure.text(0.02, 0.895, subtitle, fontsize=9.5, color=GREY, va="center")
         handles = [Line2D([], [], color=GREY, linestyle=line, linewidth=1.5, label=f"{name}: {_WORDS[name]}")
                    for name, line in _LINES.items()]  # fmt: skip
         figure.legend(handles=handles, loc="center left", bbox_to_anchor=(0.017, 0.85), ncols=2, borderaxespad=0, borderpad=0)
@@ -102,15 +102,15 @@ def draw(
 
 
 def _check(profiles: Mapping[str, Sequence[float]], batches: Sequence[int]) -> int:
-    """The layers of all the profiles."""
+    """Return the number of layers of all profiles."""
     if not 1 <= len(profiles) <= MOST_PROFILES:
         raise checks.ParameterError(f"profiles must be 1 to {MOST_PROFILES}, got {len(profiles)}")
     if not batches:
-        raise checks.ParameterError("batches must name one size at least, got none")
+        raise checks.ParameterError("batches must have at least one size, got none")
     depths = {name: len(exit_pmf(hazards)) for name, hazards in profiles.items()}
     if len(set(depths.values())) > 1:
         listed = ", ".join(f"{name} {depth}" for name, depth in depths.items())
-        raise checks.ParameterError(f"profiles must be of as many layers each, got {listed}")
+        raise checks.ParameterError(f"profiles must have the same number of layers, got {listed}")
     for size in batches:
         checks.whole("batch", size, 1)
     return next(iter(depths.values()))
@@ -119,7 +119,7 @@ def _check(profiles: Mapping[str, Sequence[float]], batches: Sequence[int]) -> i
 def _times(
     axes: Axes, name: str, hazards: Sequence[float], sizes: NDArray[np.int64], prices: EarlyExitPrices, look: Look
 ) -> list[tuple[float, str, str]]:
-    """Draw the time for both measures, and say where each curve ends and what it is called."""
+    """Draw the time for both measures, and return the end, the name and the colour of each curve."""
     ends = []
     for measure in MEASURES:
         values = [float(expected_time(deepest(hazards, int(size)), measure=measure, **prices._asdict())) for size in sizes]
@@ -140,4 +140,4 @@ def _frame(axes: Axes, sizes: NDArray[np.int64]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_ylim(bottom=0)
     axes.grid(True)
-    axes.set_xlabel("tokens in a batch")
+    axes.set_xlabel("batch size [tokens]")

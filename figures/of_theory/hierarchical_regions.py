@@ -1,4 +1,4 @@
-"""Where a third, medium model pays: hierarchical decoding against the pairs that it is made of, over its two acceptance rates.
+"""Regions where a third, medium model pays: hierarchical decoding against its pairs of models, over its two acceptance rates.
 
 [Deck] N. Tulsian, V. Goyal, R. Aggarwal. Speculative decoding (slides), "Hierarchical speculative decoding".
 """
@@ -18,7 +18,7 @@ from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from figures.common.label_placement import place
-from figures.common.style import COLOURS, GREY, INK, canvas, demand, house
+from figures.common.style import COLOURS, GREY, INK, canvas, demand, styled
 from model.base import checks
 from model.methods.hierarchical import theory as hierarchical
 from model.methods.speculative import theory as speculative
@@ -30,26 +30,26 @@ READINGS = {
     "reuse": "reuse: its checking pass gives a token",
     "bonus": "bonus: also one after a whole draft",
 }
-"""What is drawn, a column each; `recursive` has one choice more."""
+"""Readings drawn, with the title of each column; `recursive` has one more parameter."""
 REGIONS = {
-    "nothing": ("plain decoding is the fastest", "#e3e3e3", "plain decoding\nis fastest"),
+    "nothing": ("plain decoding is fastest", "#e3e3e3", "plain decoding\nis fastest"),
     "neither": ("three models are slower than either pair", "#f6d9c4", "both pairs\nare faster"),
-    "medium": ("three beat large + medium, lose to large + small", "#b9d9ee", "large +\nsmall\nis faster"),
-    "small": ("three beat large + small, lose to large + medium", "#d9c6e6", "large +\nmedium\nis faster"),
+    "medium": ("three models beat large + medium, lose to large + small", "#b9d9ee", "large +\nsmall\nis faster"),
+    "small": ("three models beat large + small, lose to large + medium", "#d9c6e6", "large +\nmedium\nis faster"),
     "both": ("three models beat both pairs", COLOURS[2], "three\nwin"),
 }
-"""What the legend says of each region, its colour, and the words in it; the order is that of the numbers of `region`."""
+"""Legend label, colour and label inside each region, in the order of the numbers of `region`."""
 _COSTS = ("cost_ratio", "medium_cost_ratio", "draft_length")
 _CELLS = 300
-_LETTER = 0.0105  # half of a letter's width, as a share of a map's
+_LETTER = 0.0105  # half of a letter's width, as a share of the map's
 MOST_COSTS = 3
-"""Choices of costs in one figure."""
+"""Most choices of costs in one figure."""
 
 
 def example() -> pl.DataFrame:
-    """The deck's costs with the rates that its speed-ups need, and cheap models, whose costs are assumed.
+    """Costs and rates of the slides' speed-ups, and cheap models with assumed costs.
 
-    The deck does not time its medium model: half a pass of the large one is assumed, and drafts of 3.
+    The slides do not time their medium model: half a pass of the large one is assumed, and a draft length of 3.
 
     >>> example().filter(reading="literal")["medium_acceptance_rate"].round(3).to_list()
     [0.972]
@@ -60,7 +60,7 @@ def example() -> pl.DataFrame:
     rows: list[dict[str, Any]] = []
     for reading in deck_analysis.READINGS:
         large, medium = deck_analysis.hierarchy_rates(costs["medium_cost_ratio"], reading)
-        rows.append({**costs, "reading": reading, "acceptance_rate": large, "medium_acceptance_rate": medium, "name": "deck"})
+        rows.append({**costs, "reading": reading, "acceptance_rate": large, "medium_acceptance_rate": medium, "name": "slides"})
     rows.append({"cost_ratio": 0.02, "medium_cost_ratio": 0.2, "draft_length": 3})
     return pl.DataFrame(rows, infer_schema_length=None)
 
@@ -68,10 +68,10 @@ def example() -> pl.DataFrame:
 def region(
     acceptance_rate: Floats, medium_acceptance_rate: Floats, costs: Mapping[str, Any], reading: str
 ) -> NDArray[np.int64]:
-    """Which of `REGIONS` these rates are in, by number; all three schemes have the same draft length.
+    """Index of the region of `REGIONS` at these rates; all three schemes have the same draft length.
 
-    The large model is assumed to accept the small one's own tokens with the product of the two rates a1 and a2: those that both
-    verdicts are for. From total variations it is only known that this rate lies between a1 + a2 - 1 and 1 - |a1 - a2|.
+    Assumed: the large model accepts the small one's tokens with the product of the two rates a1 and a2, the probability that both
+    models accept. Total variations only bound this rate, between a1 + a2 - 1 and 1 - |a1 - a2|.
 
     >>> costs = {"cost_ratio": 0.02, "medium_cost_ratio": 0.2, "draft_length": 3}
     >>> [list(REGIONS)[region(np.array(rate), np.array(0.9), costs, "reuse")] for rate in (0.05, 0.5, 0.9)]
@@ -89,10 +89,10 @@ def region(
 
 
 def draw(rows: pl.DataFrame) -> Figure:
-    """A row of maps for each choice of costs, a column for each reading of the scheme.
+    """Draw a row of maps per choice of costs, with a column per reading of the scheme.
 
-    `rows` has cost_ratio, medium_cost_ratio and draft_length, and may have points: acceptance_rate, medium_acceptance_rate, the
-    reading in which they are marked (all, where it is null) and a name.
+    `rows` has cost_ratio, medium_cost_ratio and draft_length, optionally points: acceptance_rate, medium_acceptance_rate, the
+    reading in which they are marked (all, if null) and a name.
     """
     table = demand(
         rows, "the figure of hierarchies", _COSTS, ("acceptance_rate", "medium_acceptance_rate", "reading", "name")
@@ -103,7 +103,7 @@ def draw(rows: pl.DataFrame) -> Figure:
     parts = table.partition_by(_COSTS, maintain_order=True)
     if len(parts) > MOST_COSTS:
         raise checks.ParameterError(f"rows must be of at most {MOST_COSTS} choices of costs, got {len(parts)}")
-    with house():
+    with styled():
         height = 1.24 + 3.95 * len(parts)
         figure, only = canvas(11.6, height, (0, 0, 1, 1))
         only.remove()
@@ -117,13 +117,13 @@ def draw(rows: pl.DataFrame) -> Figure:
                 axes.tick_params(labelleft=not column)
                 if not column:
                     axes.set_ylabel("P(large accepts the medium model's token)")
-        title = "When does a third, medium model between the large and the small one pay?"
+        title = "When does a medium model between the large and the small one pay?"
         figure.text(0.065, 1 - 0.28 / height, title, fontsize=13, weight="bold", va="center")
-        told = (
+        subtitle = (
             "many tokens, each check in one pass;"
-            " assumed: the large model accepts the small one's own tokens with the product of the two rates"
+            " assumed: the large model accepts the small model's tokens with the product of the two rates"
         )
-        figure.text(0.065, 1 - 0.54 / height, told, fontsize=9.5, color=GREY, va="center")
+        figure.text(0.065, 1 - 0.54 / height, subtitle, fontsize=9.5, color=GREY, va="center")
         _legend(figure, height)
     return figure
 
@@ -131,8 +131,8 @@ def draw(rows: pl.DataFrame) -> Figure:
 def _costs(part: pl.DataFrame) -> str:
     row = part.row(0, named=True)
     names = part["name"].drop_nulls().unique(maintain_order=True).to_list()
-    told = f"pass of the small model {row['cost_ratio']:.3g}, of the medium {row['medium_cost_ratio']:.3g} of the large one's time"
-    return f"{told};  drafts of {row['draft_length']:g}" + (f";  point: {', '.join(names)}" if names else "")
+    costs = f"small model's pass {row['cost_ratio']:.3g}, medium model's {row['medium_cost_ratio']:.3g} of the large model's"
+    return f"{costs};  γ = {row['draft_length']:g}" + (f";  point: {', '.join(names)}" if names else "")
 
 
 def _map(axes: Axes, part: pl.DataFrame, reading: str) -> None:
@@ -157,7 +157,7 @@ def _map(axes: Axes, part: pl.DataFrame, reading: str) -> None:
             markeredgecolor="white", markeredgewidth=1.4, zorder=5, clip_on=False, label="points",
         )  # fmt: skip
     at = own.select("medium_acceptance_rate", "acceptance_rate", "name").rows()
-    for x, y, _ in at:  # where a point and its name stand, a region's words may not
+    for x, y, _ in at:  # keep the regions' labels away from points and their names
         found = np.where((np.abs(rates - x) < 0.2) & (np.abs(rates[:, None] - y) < 0.1), -1, found)
     _names(axes, rates, found)
     before = len(axes.texts)
@@ -167,7 +167,7 @@ def _map(axes: Axes, part: pl.DataFrame, reading: str) -> None:
 
 
 def _names(axes: Axes, rates: Floats, found: NDArray[np.int64]) -> None:
-    """The words of a region stand where it has the most room around it, if they fit there."""
+    """Label each region where it has the most room, if the label fits."""
     for index, (_, _, name) in enumerate(REGIONS.values()):
         room = _room(found == index)
         row, column = np.unravel_index(int(room.argmax()), room.shape)
@@ -179,16 +179,16 @@ def _names(axes: Axes, rates: Floats, found: NDArray[np.int64]) -> None:
 
 
 def _room(inside: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """How far each cell is from its region's end, in 1/_CELLS of a cell; up and down count double, for words are wide."""
+    """Distance of each cell to its region's end, in 1/_CELLS of a cell; vertical distances count double: labels are wide."""
     across = np.minimum(_run(inside), _run(inside[:, ::-1])[:, ::-1])
     along = np.minimum(_run(inside.T), _run(inside.T[:, ::-1])[:, ::-1]).T
     room: NDArray[np.int64] = np.minimum(across, 2 * along)
-    # Of as much room where there is also more of the longer side.
+    # Ties go to the cell with more room on the longer side.
     return np.where(room > 0, _CELLS * room + across + along, 0)
 
 
 def _run(inside: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """How many cells in a row, this one included and to the left, are of the region."""
+    """Number of consecutive cells of the region in a row, up to and including each cell."""
     count = np.zeros(inside.shape, dtype=np.int64)
     count[:, 0] = inside[:, 0]
     for column in range(1, inside.shape[1]):

@@ -1,8 +1,8 @@
-"""The largest batch up to which speculative decoding pays on a device, by the context, at an acceptance rate that is given.
+"""Largest batch up to which speculative decoding pays on a device, over the context, at an assumed acceptance rate.
 
-A large batch uses the arithmetic units that a wide pass would. A long context gives passes more to read, which width does not add
-to, so it moves the limit up; but it also fills the memory. The batch is kept full and sequences are long: it is where the
-speed-ups of `sim run` with batching = "continuous" tend to. Every pass, the draft's too, has the price of its own batch.
+A large batch uses the arithmetic units that a multi-token pass would use. A long context adds reads that do not grow with the
+tokens per sequence, so it raises the limit; but it also fills the memory. The batch is kept full and sequences are long: this is
+the limit of the speed-ups of `sim run` with batching = "continuous". Every pass, also the draft's, has the price of its batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
 from figures.common.provenance import of_hardware, of_hardware_beyond
-from figures.common.style import GREY, Look, canvas, house, looks
+from figures.common.style import GREY, Look, canvas, looks, styled
 from model.base import checks
 from model.base.checks import ParameterError
 from model.costs.width_curve import PassTimes
@@ -33,7 +33,7 @@ CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 class Limits(NamedTuple):
-    """By context, each of shape (contexts,): the largest batch that pays (0: none does), and the largest that memory holds."""
+    """Limits by context, each of shape (contexts,): the largest batch that pays (0: none), and the largest that fits the memory."""
 
     pays: Ints
     fits: Ints | None
@@ -44,19 +44,19 @@ def speedups(
 ) -> Floats:
     """Speed-up over plain decoding of the same batch, shape (batches, contexts).
 
-    Theorem 3.8 of [Leviathan2023] with the times of this hardware, at each batch its own: R E[N] over R sequences, in
+    Theorem 3.8 of [Leviathan2023] with the times of this hardware at each batch R: R E[N] tokens in
     T(R (gamma + 1)) + gamma T_draft(R).
     """
-    widths, places = np.array([1, draft_length + 1]), np.asarray(contexts)[None, None, :]
-    target = PassTimes(batches, widths, contexts, _times(hardware, widths[None, :, None], places, batches))
-    small = PassTimes(batches, [1], contexts, _times(draft, np.ones((1, 1, 1), dtype=np.int64), places, batches))
+    widths, positions = np.array([1, draft_length + 1]), np.asarray(contexts)[None, None, :]
+    target = PassTimes(batches, widths, contexts, _times(hardware, widths[None, :, None], positions, batches))
+    small = PassTimes(batches, [1], contexts, _times(draft, np.ones((1, 1, 1), dtype=np.int64), positions, batches))
     return batched_speedup(acceptance_rate, draft_length, target, small, batches[:, None], np.asarray(contexts)[None, :])
 
 
 def _times(hardware: Hardware, widths: Ints, contexts: Ints, batches: Ints) -> Floats:
     shape = len(batches), widths.shape[1], contexts.shape[2]
     seconds = np.broadcast_to(pass_time(hardware, widths, contexts, batches[:, None, None]).seconds, shape)
-    # A free draft has a time above 0 all the same, since a table knows no time that is nothing.
+    # A table holds no times of 0: a free draft gets a tiny one.
     return np.maximum(seconds, 1e-300)
 
 
@@ -70,9 +70,9 @@ def limits(
     most: int = 512,
     available: float | None = None,
 ) -> Limits:
-    """The largest batch, with none below it that does not pay, for each context.
+    """Return, for each context, the largest batch up to which all batches pay.
 
-    Also how many sequences fit into `available` bytes beside the weights of both models.
+    With `available` [bytes], also the number of sequences that fit next to the weights of both models.
     """
     batches = np.arange(1, most + 1)
     gains = speedups(hardware, draft, acceptance_rate, draft_length, contexts, batches) > 1
@@ -98,22 +98,22 @@ def draw(
     most: int = 512,
     memories: Mapping[str, float] | None = None,
 ) -> Figure:
-    """A curve for each of `costs`, by the name it is to have; dotted, how many sequences its memory holds, where `memories` [bytes]
-    says that.
+    """Draw a curve per entry of `costs` (name: cost model); dotted, the sequences that fit the memory, where `memories` [bytes] has
+    the name.
 
-    `drafts` are the draft models on the same hardware, by the same names. `source` says where the acceptance rate and the drafts'
-    times are from (measured, published or assumed), and stands in the figure.
+    `drafts` are the draft models on the same hardware, by the same names. `source` is the provenance of the acceptance rate and of
+    the drafts' times (measured, published or assumed), printed in the figure.
     """
     _check(costs, drafts, acceptance_rate, draft_length, contexts, most)
-    given = {"acceptance_rate": acceptance_rate, "draft_length": draft_length}
+    rates = {"acceptance_rate": acceptance_rate, "draft_length": draft_length}
     rooms = memories or {}
-    with house():
+    with styled():
         figure, axes = canvas(10.4, 5.2, (0.105, 0.115, 0.55, 0.68))
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         handles = []
         for (name, hardware), look in zip(costs.items(), looks(len(costs)), strict=True):
-            found = limits(hardware, drafts[name], **given, contexts=contexts, most=most, available=rooms.get(name))  # type: ignore[arg-type]
+            found = limits(hardware, drafts[name], **rates, contexts=contexts, most=most, available=rooms.get(name))  # type: ignore[arg-type]
             _draw(axes, name, contexts, found, look, most)
             past = of_hardware_beyond(hardware, width=draft_length + 1, context=contexts[-1], batch=most)
             said = "\n".join(filter(None, (of_hardware(hardware).replace(", ", ",\n"), past.replace(": ", ":\n"))))
@@ -121,12 +121,12 @@ def draw(
                                   linewidth=1.6, label=f"{name}:\n{said}"))  # fmt: skip
         if rooms:
             dot: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 6, "markeredgecolor": GREY}
-            handles.append(Line2D([], [], color=GREY, linewidth=1.4, linestyle=(0, (1, 1.6)), label="sequences that memory holds"))
-            handles.append(Line2D([], [], markerfacecolor="white", label="hollow: memory is full before that", **dot))
+            handles.append(Line2D([], [], color=GREY, linewidth=1.4, linestyle=(0, (1, 1.6)), label="sequences that fit memory"))
+            handles.append(Line2D([], [], markerfacecolor="white", label="hollow: exceeds the memory", **dot))
         _frame(axes, contexts, most)
-        figure.text(0.02, 0.945, "Up to which batch does drafting pay?", fontsize=13, weight="bold", va="center")
-        told = f"batch kept full, acceptance rate {acceptance_rate:g}, {draft_length} drafted tokens"
-        figure.text(0.02, 0.89, f"{told}: {source}", fontsize=9.5, color=GREY, va="center")
+        figure.text(0.02, 0.945, "Up to which batch size does drafting pay?", fontsize=13, weight="bold", va="center")
+        subtitle = f"batch kept full, acceptance rate α = {acceptance_rate:g}, draft length γ = {draft_length}"
+        figure.text(0.02, 0.89, f"{subtitle}: {source}", fontsize=9.5, color=GREY, va="center")
         figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.675, 0.8), borderaxespad=0, labelspacing=0.9)
     return figure
 
@@ -142,20 +142,20 @@ def _check(
     checks.whole("draft_length", length, 1, 1024)
     checks.whole("most", most, 2, 4096)
     if not contexts or np.any(np.diff(contexts) <= 0):
-        raise ParameterError(f"contexts must be at least one, each longer than the one before, got {checks.shown(list(contexts))}")
+        raise ParameterError(f"contexts must be one or more, in increasing order, got {checks.shown(list(contexts))}")
     for each in contexts:
         checks.whole("context", each, 1)
 
 
 def _draw(axes: Axes, name: str, contexts: Sequence[int], found: Limits, look: Look, most: int) -> None:
-    # Nothing has no place on a scale of powers: it stands at a half, and is called never.
+    # A batch of 0 has no position on a logarithmic axis: it is drawn at a half and labelled "never".
     at = np.where(found.pays == 0, 0.5, found.pays)
     axes.plot(contexts, at, color=look.colour, linestyle=look.line, linewidth=1.6, label=f"pays {name}")
     held = np.ones(at.shape, dtype=bool) if found.fits is None else found.pays <= found.fits
-    for face, those, what in ((look.colour, held, "within"), ("white", ~held, "beyond")):
+    for face, kept, name_of in ((look.colour, held, "within"), ("white", ~held, "beyond")):
         axes.plot(
-            np.asarray(contexts)[those], at[those], linestyle="none", marker=look.marker, markersize=6, markerfacecolor=face,
-            markeredgecolor=look.colour, markeredgewidth=1.3, zorder=3, label=f"{what} {name}",
+            np.asarray(contexts)[kept], at[kept], linestyle="none", marker=look.marker, markersize=6, markerfacecolor=face,
+            markeredgecolor=look.colour, markeredgewidth=1.3, zorder=3, label=f"{name_of} {name}",
         )  # fmt: skip
     if found.fits is not None:
         axes.plot(
@@ -177,5 +177,5 @@ def _frame(axes: Axes, contexts: Sequence[int], most: int) -> None:
     )
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("context [cached positions of each sequence]")
-    axes.set_ylabel("largest batch that gains [sequences]")
+    axes.set_xlabel("context [cached positions per sequence]")
+    axes.set_ylabel("largest batch that pays [sequences]")

@@ -1,4 +1,4 @@
-"""Which layers does each generated token go through? SkipDecode's maps of layers by position, warm-up and top told apart."""
+"""Maps of the layers that each generated token uses in SkipDecode, by position, with warm-up and top layers distinguished."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from figures.common.style import COLOURS, GREY, canvas, house
+from figures.common.style import COLOURS, GREY, canvas, styled
 from figures.of_theory.skipdecode_schedule import SKIPPED, TOP, WARM_UP, Schedule, Whole, check, layers_of
 
 _LOOKS = {
     SKIPPED: ("#ececec", "skipped"),
-    WARM_UP: (COLOURS[1], "first layers, to warm up"),
-    TOP: (COLOURS[0], "topmost layers"),
+    WARM_UP: (COLOURS[1], "warm-up layers (first)"),
+    TOP: (COLOURS[0], "top layers"),
 }
-_WIDE, _HIGH, _HEAD, _SIDE = 5.7, 3.0, 0.85, 0.25  # a map with what is around it; what stands above all, and beside [inches]
+_WIDE, _HIGH, _HEAD, _SIDE = 5.7, 3.0, 0.85, 0.25  # [inches] of a map with its margins; above and left of all
 
 
 def draw(schedules: Sequence[Schedule], *, layers: int, prompt: int, sequence_length: int, warm_up: int = 1, source: str) -> Figure:
-    """A map a schedule, layers over generated tokens; beside it the share of these tokens that goes through each layer.
+    """Draw a map per schedule, layers over generated tokens, and the share of these tokens that use each layer.
 
-    Halves are rounded up, and the text is the longest. The prompt, which goes through all layers, is not drawn. Two maps stand in a
-    row. `source` says where the schedules are from (published or assumed), and stands in the figure.
+    Halves are rounded up, and the sequence has the greatest length. The prompt, which uses all layers, is not drawn. Two maps form
+    a row. `source` is the provenance of the schedules (published or assumed), printed in the figure.
     """
     check(schedules, layers)
     bounds = {"layers": layers, "prompt": prompt, "sequence_length": sequence_length, "warm_up": warm_up}
@@ -34,7 +34,7 @@ def draw(schedules: Sequence[Schedule], *, layers: int, prompt: int, sequence_le
     columns = min(len(schedules), 2)
     lines = -(-len(schedules) // columns)
     width, height = _SIDE + _WIDE * max(columns, 1.3), _HEAD + _HIGH * lines
-    with house():
+    with styled():
         figure, only = canvas(width, height, (0, 0, 1, 1))
         only.remove()
         for index, (schedule, found) in enumerate(zip(schedules, maps, strict=True)):
@@ -42,14 +42,14 @@ def draw(schedules: Sequence[Schedule], *, layers: int, prompt: int, sequence_le
             left, bottom = _SIDE + _WIDE * column + 0.45, _HIGH * (lines - 1 - row) + 0.55
             high = (_HIGH - 0.9) / height
             field = figure.add_axes((left / width, bottom / height, 4.0 / width, high))
-            beside = figure.add_axes(((left + 4.1) / width, bottom / height, 0.8 / width, high))
+            shares = figure.add_axes(((left + 4.1) / width, bottom / height, 0.8 / width, high))
             _map(field, schedule, found)
-            _shares(beside, found)
-        title = "Which layers does a generated token go through?"
+            _shares(shares, found)
+        title = "Layers that each generated token uses"
         figure.text(_SIDE / width, 1 - 0.3 / height, title, fontsize=13, weight="bold", va="center")
         about = f"{layers} layers, prompt {prompt}, sequence of at most {sequence_length} tokens; halves rounded up"
-        told = f"SkipDecode, {source}; {about}"
-        figure.text(_SIDE / width, 1 - 0.56 / height, told, fontsize=9.5, color=GREY, va="center")
+        subtitle = f"SkipDecode, {source}; {about}"
+        figure.text(_SIDE / width, 1 - 0.56 / height, subtitle, fontsize=9.5, color=GREY, va="center")
         shown = np.unique(np.concatenate([found.ravel() for found in maps]))
         handles = [Patch(color=colour, label=words) for kind, (colour, words) in _LOOKS.items() if kind in shown]
         figure.legend(
@@ -77,11 +77,11 @@ def _map(axes: Axes, schedule: Schedule, found: Whole) -> None:
 
 def _shares(axes: Axes, found: Whole) -> None:
     layers = np.arange(1, len(found) + 1)
-    for kind in (WARM_UP, TOP):  # no layer is the one to some tokens and the other to others
+    for kind in (WARM_UP, TOP):  # no layer is warm-up for some tokens and top for others
         axes.barh(layers, (found == kind).mean(axis=1), 1.0, color=_LOOKS[kind][0], label=_LOOKS[kind][1])
     axes.set_ylim(0.5, len(found) + 0.5)
     axes.set_xlim(0, 1)
     axes.set_xticks([0.5, 1])
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_yticks([])
-    axes.set_xlabel("of the tokens")
+    axes.set_xlabel("share of tokens")

@@ -1,4 +1,4 @@
-"""Which layers does a token go through? SkipDecode's schedule over the position, and the layers it uses."""
+"""SkipDecode's schedule: number of layers over the position, and the layers that are used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from figures.common.label_placement import at_right
-from figures.common.style import COLOURS, GREY, INK, canvas, house, looks
+from figures.common.style import COLOURS, GREY, INK, canvas, looks, styled
 from model import published
 from model.base import checks
 from model.methods.skipdecode.theory import exit_layers, mean_layers, spans
@@ -23,11 +23,11 @@ from model.methods.skipdecode.theory import exit_layers, mean_layers, spans
 Whole = NDArray[np.int64]
 
 MOST_SCHEDULES = 6
-"""In one figure."""
+"""Most schedules in one figure."""
 
 
 class Schedule(NamedTuple):
-    """A schedule and what it is called."""
+    """A schedule with its label."""
 
     label: str
     min_layers: int
@@ -36,11 +36,11 @@ class Schedule(NamedTuple):
 
 
 SKIPPED, WARM_UP, TOP = range(3)
-"""What a layer is to a token."""
+"""Kinds of use of a layer by a token."""
 
 
 def layers_of(schedule: Schedule, *, layers: int, prompt: int, sequence_length: int, warm_up: int = 1) -> Whole:
-    """What each layer is to each generated token of the longest text, halves rounded up; shape (layers, generated).
+    """Return the kind of use of each layer by each token of the longest sequence, halves rounded up; shape (layers, generated).
 
     >>> layers_of(Schedule("", 1, 3), layers=4, prompt=2, sequence_length=5)
     array([[1, 1, 1],
@@ -62,9 +62,9 @@ def layers_of(schedule: Schedule, *, layers: int, prompt: int, sequence_length: 
 
 
 def of_run(rows: pl.DataFrame) -> tuple[list[Schedule], dict[str, Any]] | None:
-    """The schedules of a run, from its table of results, and the rest that `draw` takes; none where there are no such rows.
+    """Return the schedules of a run, from its table of results, and the other parameters of `draw`; None without such rows.
 
-    Of several models, prompts, texts or warm-ups those that most points have; halves rounded up, and no more than find room.
+    Where models, prompts, lengths or warm-ups differ, the most frequent are chosen; halves rounded up, at most `MOST_SCHEDULES`.
     """
     bounds = ("layers", "prompt", "sequence_length", "warm_up")
     needed = ("method", "min_layers", "max_layers", "power", "rounding", *bounds)
@@ -92,7 +92,7 @@ def _source(schedules: Sequence[Schedule], layers: int, warm_up: int) -> str:
 
 
 def check(schedules: Sequence[Schedule], layers: int) -> None:
-    """Refuse no schedules, too many, and one that uses more layers than there are."""
+    """Refuse an empty or too long list of schedules, and a schedule with more layers than the model."""
     if not 1 <= len(schedules) <= MOST_SCHEDULES:
         raise checks.ParameterError(f"schedules must be 1 to {MOST_SCHEDULES}, got {len(schedules)}")
     checks.whole("layers", layers, 1, checks.MAX_LAYERS)
@@ -101,20 +101,20 @@ def check(schedules: Sequence[Schedule], layers: int) -> None:
 
 
 def draw(schedules: Sequence[Schedule], *, layers: int, prompt: int, sequence_length: int, warm_up: int = 1, source: str) -> Figure:
-    """Left, layers over the position, a curve a schedule; right, the layers that the first schedule uses at each position.
+    """Draw, at the left, the layers over the position, a curve per schedule; at the right, the layers that the first one uses.
 
-    Halves are rounded up; dashed, the mean of the generated tokens. `source` says where the schedules are from
-    (published or assumed), and stands in the figure.
+    Halves are rounded up; dashed lines are means over the generated tokens. `source` is the provenance of the schedules
+    (published or assumed), printed in the figure.
     """
     check(schedules, layers)
-    with house():
+    with styled():
         figure, left = canvas(11.6, 4.9, (0.065, 0.12, 0.34, 0.66))
         right = figure.add_axes((0.61, 0.12, 0.33, 0.66))
         _curves(left, schedules, layers, prompt, sequence_length)
         _used(right, schedules[0], layers, prompt, sequence_length, warm_up)
-        figure.text(0.065, 0.945, "Which layers does a token go through?", fontsize=13, weight="bold", va="center")
-        told = f"SkipDecode, {source}; prompt {prompt}, sequence of at most {sequence_length} tokens, {layers} layers"
-        figure.text(0.065, 0.89, told, fontsize=9.5, color=GREY, va="center")
+        figure.text(0.065, 0.945, "Layers that a token uses", fontsize=13, weight="bold", va="center")
+        subtitle = f"SkipDecode, {source}; prompt {prompt}, sequence of at most {sequence_length} tokens, {layers} layers"
+        figure.text(0.065, 0.89, subtitle, fontsize=9.5, color=GREY, va="center")
     return figure
 
 
@@ -126,8 +126,8 @@ def _curves(axes: Axes, schedules: Sequence[Schedule], layers: int, prompt: int,
         bounds = each.min_layers, each.max_layers, prompt, sequence_length, generated
         values = exit_layers(*bounds, rounding="half-up", power=each.power)
         mean = mean_layers(*bounds, "half-up", power=each.power)
-        colour, places = look.colour, np.arange(prompt, sequence_length)
-        axes.step(places, values, where="post", color=colour, linestyle=look.line, linewidth=1.5, label=each.label)
+        colour, positions = look.colour, np.arange(prompt, sequence_length)
+        axes.step(positions, values, where="post", color=colour, linestyle=look.line, linewidth=1.5, label=each.label)
         axes.plot(
             [prompt, sequence_length], [mean, mean], color=colour, linewidth=0.9, linestyle=(0, (3, 3)), label=f"mean {each.label}"
         )
@@ -137,8 +137,8 @@ def _curves(axes: Axes, schedules: Sequence[Schedule], layers: int, prompt: int,
     axes.grid(True)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("position  [tokens]")
-    axes.set_ylabel("layers of a token")
-    axes.set_title("dashed: mean of the generated tokens", fontsize=10.5)
+    axes.set_ylabel("layers per token")
+    axes.set_title("dashed: mean over generated tokens", fontsize=10.5)
     at_right(axes, ends)
 
 
@@ -156,6 +156,6 @@ def _used(axes: Axes, schedule: Schedule, layers: int, prompt: int, sequence_len
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("position  [tokens]")
     axes.set_ylabel("layer")
-    axes.set_title(f"{schedule.label}: {warm_up} to warm up, then the topmost", fontsize=10.5)
+    axes.set_title(f"{schedule.label}: {warm_up} warm-up, then the top layers", fontsize=10.5)
     handles = [Patch(color=COLOURS[0], label="used"), Patch(color="#f0f0f0", label="skipped")]
     axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1.0, 1.07), ncols=2, borderaxespad=0)

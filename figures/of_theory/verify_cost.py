@@ -1,4 +1,4 @@
-"""Up to which batch does speculative decoding pay? Speed-ups under measured, or assumed, times of a pass by batch and width."""
+"""Largest batch for which speculative decoding pays: speed-ups from measured or assumed times of a pass by batch and width."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from figures.common.label_placement import at_right
-from figures.common.style import GREY, INK, canvas, house, looks
+from figures.common.style import GREY, INK, canvas, looks, styled
 from model.base import checks
 from model.costs.width_curve import PassTimes
 from model.methods.speculative.batch_break_even import batched_speedup, largest_batch
@@ -19,10 +19,10 @@ _MOST_CURVES = 6
 
 
 def example() -> tuple[PassTimes, PassTimes, str]:
-    """An assumed target and an assumed draft, and what is assumed of them: nothing here was measured.
+    """Assumed times of a target and a draft model, and a description of the assumptions; nothing here was measured.
 
-    A roofline. A pass reads the weights (10 ms) and each sequence's cache (0.05 ms); its arithmetic (0.1 ms a token) hides behind
-    that while there is little. The draft takes a twelfth of that.
+    A roofline: a pass reads the weights (10 ms) and each sequence's cache (0.05 ms); arithmetic (0.1 ms per token) overlaps with
+    reading, and the longer of both counts. The draft takes a twelfth.
 
     >>> target, draft, _ = example()
     >>> float(target(1, 1, 1024)), float(target(256, 8, 1024)), round(float(draft(1, 1, 1024)), 3)
@@ -32,20 +32,20 @@ def example() -> tuple[PassTimes, PassTimes, str]:
     reading = 10 + 0.05 * batches[:, None]
     times = np.maximum(reading, 0.1 * batches[:, None] * widths)
     draft = times[:, :1] / 12
-    told = "times assumed: reading 10 ms + 0.05 ms a sequence, or arithmetic 0.1 ms a token, whichever is longer; draft a twelfth"
-    return PassTimes(batches, widths, [1024], times[:, :, None]), PassTimes(batches, [1], [1024], draft[:, :, None]), told
+    source = "times assumed: max of reading (10 ms + 0.05 ms per sequence) and arithmetic (0.1 ms per token); draft 1/12 of it"
+    return PassTimes(batches, widths, [1024], times[:, :, None]), PassTimes(batches, [1], [1024], draft[:, :, None]), source
 
 
 def draw(target: PassTimes, draft: PassTimes, acceptance_rates: Sequence[float], *, context: float, source: str) -> Figure:
-    """Left, speed over draft length at the greatest rate, a curve a batch; right, the best speed over batch, a curve a rate.
+    """Draw, at the left, speed-up over draft length at the greatest rate, a curve per batch; at the right, the best over the batch.
 
-    `source` says where the times are from (measured, published or assumed), and stands in the figure. A star is the best draft
-    length; a ring on a curve is the largest batch of the table up to which drafting pays.
+    The right panel has a curve per rate. `source` is the provenance of the times (measured, published or assumed), printed in the
+    figure. A star is the best draft length; a ring on a curve is the largest batch of the table up to which drafting pays.
     """
     rates = sorted(float(rate) for rate in checks.array("acceptance_rates", list(acceptance_rates), 0, 1))
     if not 1 <= len(rates) <= _MOST_CURVES:
         raise checks.ParameterError(f"acceptance_rates must be 1 to {_MOST_CURVES} rates, got {len(rates)}")
-    with house():
+    with styled():
         figure, left = canvas(11.6, 4.9, (0.065, 0.12, 0.34, 0.66))
         right = figure.add_axes((0.56, 0.12, 0.34, 0.66))
         _lengths(left, rates[-1], target, draft, context)
@@ -54,7 +54,7 @@ def draw(target: PassTimes, draft: PassTimes, acceptance_rates: Sequence[float],
             axes.grid(True)
             axes.axhline(1, color=INK, linewidth=1.0, zorder=1.8, label="plain")
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
-        figure.text(0.065, 0.945, "Up to which batch does drafting pay?", fontsize=13, weight="bold", va="center")
+        figure.text(0.065, 0.945, "Up to which batch size does drafting pay?", fontsize=13, weight="bold", va="center")
         figure.text(0.065, 0.89, f"{source}; context {context:g}", fontsize=9.5, color=GREY, va="center")
     return figure
 
@@ -89,16 +89,16 @@ def _batches(axes: Axes, rates: Sequence[float], target: PassTimes, draft: PassT
             gain.batches, gain.speedups, color=look.colour, linestyle=look.line, linewidth=1.5, marker=look.marker, markersize=5,
             label=f"rate {rate:g}",
         )  # fmt: skip
-        told = f"α = {rate:g}: never"
+        label = f"α = {rate:g}: never"
         if gain.largest:
             at = gain.batches.index(gain.largest)
             axes.plot(
                 [gain.largest], [gain.speedups[at]], linestyle="none", marker="o", markersize=14, markeredgewidth=1.6,
                 markerfacecolor="none", color=look.colour, label=f"largest {rate:g}",
             )  # fmt: skip
-            told = f"α = {rate:g}: to {gain.largest}"
-        ends.append((gain.speedups[-1], told, look.colour))
-    # The best lengths of the greatest rate, as numbers above its points.
+            label = f"α = {rate:g}: to {gain.largest}"
+        ends.append((gain.speedups[-1], label, look.colour))
+    # Best draft lengths at the greatest rate, as numbers above its points.
     for batch, speed, length in zip(found[-1].batches, found[-1].speedups, found[-1].draft_lengths, strict=True):
         axes.annotate(
             f"{length}", (batch, speed), (0, 9), textcoords="offset points", ha="center", fontsize=8,
@@ -112,5 +112,5 @@ def _batches(axes: Axes, rates: Sequence[float], target: PassTimes, draft: PassT
     axes.set_ylim(top=1.1 * axes.get_ylim()[1])
     axes.set_xlabel("sequences per batch")
     axes.set_ylabel("speed-up at the best draft length")
-    axes.set_title(f"ring: the largest batch that gains;  numbers: best γ at α = {rates[-1]:g}", fontsize=10.5)
+    axes.set_title(f"ring: largest batch that pays;  numbers: best γ at α = {rates[-1]:g}", fontsize=10.5)
     at_right(axes, ends)

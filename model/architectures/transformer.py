@@ -1,10 +1,10 @@
-"""Shapes of transformers, and the parameters, arithmetic, weights and cache that a pass takes: what follows without any clock.
+"""Shapes of transformers: parameters, operations, weights and KV cache of a forward pass, all computed without a clock.
 
-*Weights* are those of matrices; *parameters* are all numbers of a model, its norms, biases, learned positions, relative-position
-tables, embedding and encoder too. Arithmetic and traffic are of weights, of keys and values, and of rows of the embedding: norms,
-biases and activations, well below a percent, are left out. A projection onto the vocabulary is not a layer. Arithmetic counts a
-multiplication and an addition as two. Every position is attended to: a sliding window is not modelled, so behind more context
-than its window a shape that has one is charged too much.
+*Weights* are the entries of matrices; *parameters* are all numbers of a model, including norms, biases, learned positions,
+relative-position tables, embedding and encoder. Operations and memory traffic count weights, keys and values, and embedding rows;
+norms, biases and activations are left out (well below one percent). The projection onto the vocabulary (the head) is not a layer.
+A multiplication and an addition are two operations. Every position is attended to: sliding windows are not modelled, so a shape
+that has one is charged too much once the context exceeds the window.
 
 [Kim2023] S. Kim et al. Speculative Decoding with Big Little Decoder. NeurIPS 2023, arXiv:2302.07863, Table 2.
 [Shoeybi2019] M. Shoeybi et al. Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism.
@@ -30,39 +30,41 @@ from model.base.checks import ParameterError
 Floats = NDArray[np.float64]
 
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8": 1, "int8": 1}
-"""How many bytes a number takes, by its type."""
+"""Bytes per number, by type."""
 NORMS = {"rms": 1, "layer": 2}
-"""How many vectors a norm has: a factor, or a factor and a shift."""
+"""Vectors per norm: a factor, or a factor and a shift."""
 BIASED = ("qkv", "out", "ffn", "head")
-"""The matrices that may have a bias: queries, keys and values; what attention puts out; feed-forward; the head."""
+"""Matrices that may have a bias: queries, keys and values; the output of attention; feed-forward; the head."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One decoder, or an encoder and a decoder.
+    """Shape of a decoder, or of an encoder and a decoder.
 
     Parameters
     ----------
     layers, hidden
-        Decoder layers, and the width of the hidden state.
+        Number of decoder layers, and width of the hidden state.
     heads, kv_heads, head_dim
-        Of attention; keys and values of `kv_heads` are shared by groups of heads.
+        Attention heads; groups of heads share the keys and values of one of `kv_heads`; width of a head.
     ffn, gated
-        Inner width of the feed-forward layer; 3 matrices where it is gated, else 2.
+        Inner width of the feed-forward layer; it has 3 matrices if gated, else 2.
     vocabulary, tied_head
-        Rows of the embedding, and of the projection onto the vocabulary; whether these are the same numbers.
+        Rows of the embedding and of the head; True if both share the same numbers.
     encoder_layers
-        Layers of an encoder of the same sizes; where there are any each decoder layer attends to it besides, with as many heads.
+        Layers of an encoder of the same sizes. If there are any, each decoder layer also attends to the encoder (cross-attention),
+        with as many heads.
     dtype
         Type of weights, keys and values: bfloat16, float16, float32, float8 or int8.
     norm, norms
-        `rms` (a factor) or `layer` (a factor and a shift), and how many a layer has, without that of attention to an encoder.
+        `rms` (a factor) or `layer` (a factor and a shift), and norms per layer, without that of cross-attention.
     biases
-        Which matrices have one, of `qkv`, `out`, `ffn` and `head`.
+        Matrices with a bias: some of `qkv`, `out`, `ffn` and `head`.
     positions, buckets
-        Rows of a table of learned positions; rows of a table of relative positions in the decoder, and another in the encoder.
+        Rows of the table of learned positions; rows of the table of relative positions, one table in the decoder and one in the
+        encoder.
     qk_norms
-        Whether queries and keys have a norm each, of the width of a head.
+        True if queries and keys have a norm each, of the width of a head.
     """
 
     layers: int
@@ -99,16 +101,16 @@ class Shape:
         if self.heads % self.kv_heads:
             raise ParameterError(f"kv_heads must divide heads={self.heads}, got {self.kv_heads}")
 
-    # --- How many numbers ---
+    # --- Parameters and weights ---
 
     @property
     def bytes_each(self) -> int:
-        """Bytes of a number [bytes]."""
+        """Bytes per number [bytes]."""
         return BYTES[self.dtype]
 
     @property
     def parameters(self) -> int:
-        """All numbers of the model.
+        """Parameters of the model.
 
         >>> preset("llama-2-13b").parameters, preset("t5-large").parameters
         (13015864320, 737668096)
@@ -118,25 +120,25 @@ class Shape:
 
     @property
     def layer_parameters(self) -> int:
-        """All numbers of one decoder layer; a table of relative positions is not of a layer."""
+        """Parameters of one decoder layer, without the table of relative positions."""
         across = self._attention_biases + self._norm if self.encoder_layers else 0
         return self.layer_weights + self._layer_vectors + across
 
     @property
     def encoder_parameters(self) -> int:
-        """All numbers of the encoder, without its embedding, which is the decoder's; 0 without one."""
+        """Parameters of the encoder without its embedding, which it shares with the decoder; 0 without an encoder."""
         if not self.encoder_layers:
             return 0
         return self.encoder_layers * (self.encoder_layer_weights + self._layer_vectors) + self._norm + self.buckets * self.heads
 
     @property
     def embedding_parameters(self) -> int:
-        """The embedding of tokens, and of positions where they are learned."""
+        """Parameters of the embedding of tokens, and of learned positions."""
         return (self.vocabulary + self.positions) * self.hidden
 
     @property
     def head_parameters(self) -> int:
-        """What the projection onto the vocabulary has of its own: nothing of its matrix where that is the embedding.
+        """Parameters of the head that are not already in the embedding: a tied head adds at most its bias.
 
         >>> preset("gpt2").head_parameters, preset("llama-2-7b").head_parameters, preset("phi-2").head_parameters - 2560 * 51200
         (0, 131072000, 51200)
@@ -154,10 +156,10 @@ class Shape:
 
     @property
     def matrices(self) -> tuple[tuple[int, int], ...]:
-        """The products of a decoder layer over new tokens, as engines join them: inputs and outputs of each.
+        """Matrix products of a decoder layer, fused as engines fuse them: (inputs, outputs) of each.
 
-        Queries, keys and values together, what attention puts out; of attention to an encoder queries and output; feed-forward,
-        both matrices of a gated one together.
+        Query, key and value in one product; attention output; queries and output of cross-attention; feed-forward, with gate and
+        up projection in one product.
 
         >>> preset("llama-2-7b").matrices
         ((4096, 12288), (4096, 4096), (4096, 22016), (11008, 4096))
@@ -169,15 +171,15 @@ class Shape:
 
     @property
     def head_weights(self) -> int:
-        """Weights of the projection onto the vocabulary, whether or not they are the embedding's."""
+        """Weights of the head, tied to the embedding or not."""
         return self.hidden * self.vocabulary
 
-    # --- What closed forms of whole decodings ask for, in whole numbers ---
+    # --- Exact whole numbers, for closed forms of whole decodings ---
 
     def cache_bytes(self, layers: int | None = None, *, bytes_each: int | None = None) -> int:
-        """Keys and values of one position in so many layers, or in all [bytes]; a number takes what `dtype` says, or `bytes_each`.
+        """KV cache of one position in `layers` layers (default: all) [bytes]; a number has `bytes_each` bytes (default: by dtype).
 
-        >>> preset("llama-2-13b").cache_bytes(20) / 1e6  # what a sub-process of PPD hands over, at half depth
+        >>> preset("llama-2-13b").cache_bytes(20) / 1e6  # sent by a sub-process of PPD at half depth
         0.4096
         """
         depth = self._depth(layers)
@@ -186,11 +188,11 @@ class Shape:
         return 2 * depth * self.kv_heads * self.head_dim * each
 
     def operations(self, width: int, context: int, layers: int | None = None, *, heads: int = 0) -> int:
-        """Arithmetic of a pass over `width` positions behind `context` others, through so many layers, or all [operations].
+        """Operations of a pass over `width` positions after `context` cached ones, through `layers` layers (default: all).
 
-        2 for each weight and position, and 4 heads head_dim for each position and each that it attends to, itself included.
-        `heads` positions are projected onto the vocabulary. What it attends to of an encoder is left out, and the weights that make
-        keys and values of an encoder are taken for each position, though they are used once a text: `layer_flops` leaves them out.
+        2 per weight and position, plus 4 heads head_dim per position and position that it attends to, itself included. `heads`
+        positions are projected onto the vocabulary. Attention over encoder positions is left out. The weights that compute the
+        encoder's keys and values count at every position, although they are used once per sequence (`layer_flops` omits them).
 
         >>> preset("llama-2-13b").operations(1, 0) / (2 * 40 * preset("llama-2-13b").layer_weights) < 1.0001
         True
@@ -203,26 +205,26 @@ class Shape:
         through = depth * (2 * width * self.layer_weights + 4 * self.heads * self.head_dim * attended)
         return through + 2 * heads * self.head_weights
 
-    # --- One layer in a pass; numbers or arrays that broadcast ---
+    # --- One layer in a pass; arguments are numbers or arrays that broadcast ---
 
     def layer_flops(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, source: ArrayLike = 0) -> Floats:
-        """Arithmetic of one decoder layer in a pass over `width` new tokens of each of `batch` texts [operations].
+        """Operations of one decoder layer in a pass over `width` new tokens per sequence, in a batch of `batch` sequences.
 
-        `context` positions are in the cache, and a new token attends to them, to those before it and to itself; of an encoder to
-        `source` positions, whose keys and values are there. Numbers or arrays that broadcast.
+        A new token attends to `context` cached positions, to the new tokens before it and to itself, and to `source` encoder
+        positions, whose keys and values are cached. Arguments are numbers or arrays that broadcast.
 
         >>> print(preset("llama-2-7b").layer_flops([1, 5], 1000) / 1e9)
         [0.42 2.11]
         """
-        w, past, texts, across = self._pass(width, context, batch, source)
-        seen = w * past + w * (w + 1) / 2 + w * across
-        return np.asarray(texts * (2 * w * self._decoding_weights + 4 * self.heads * self.head_dim * seen))
+        w, past, sequences, across = self._pass(width, context, batch, source)
+        attended = w * past + w * (w + 1) / 2 + w * across
+        return np.asarray(sequences * (2 * w * self._decoding_weights + 4 * self.heads * self.head_dim * attended))
 
     @property
     def layer_weight_bytes(self) -> int:
-        """Weights of one decoder layer that a pass reads, once for all texts of a batch [bytes].
+        """Weights of one decoder layer that a pass reads, once for the whole batch [bytes].
 
-        Those that make keys and values of an encoder are not read again: 2 of 16 matrices' worth in T5.
+        The weights that compute the encoder's keys and values are not read again: 2 of 16 matrices in T5.
 
         >>> preset("llama-2-7b").layer_weight_bytes / 1e6
         404.75
@@ -234,29 +236,29 @@ class Shape:
     def layer_kv_bytes(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, source: ArrayLike = 0) -> Floats:
         """Keys and values that one decoder layer reads and writes in such a pass [bytes].
 
-        Each position is read once for all new tokens of its text, the new ones too, and these are written.
+        Each position of a sequence, cached or new, is read once for all its new tokens; the new ones are also written.
 
         >>> float(preset("llama-2-7b").layer_kv_bytes(1, 1000)) / 1e6  # 1001 read and one written, 16 kB each
         16.42
         """
-        w, past, texts, across = self._pass(width, context, batch, source)
-        return np.asarray(texts * (past + 2 * w + across) * self.cache_bytes(1))
+        w, past, sequences, across = self._pass(width, context, batch, source)
+        return np.asarray(sequences * (past + 2 * w + across) * self.cache_bytes(1))
 
     def head_flops(self, positions: ArrayLike) -> Floats:
-        """Arithmetic of projecting so many positions onto the vocabulary [operations]."""
+        """Operations that project `positions` positions onto the vocabulary."""
         return np.asarray(2 * self.head_weights * checks.whole_array("positions", positions, 0))
 
     def head_bytes(self, positions: ArrayLike) -> Floats:
-        """Weights read for that: once for all positions, and none for none [bytes]."""
+        """Head weights read by such a projection: once for all positions, 0 for 0 positions [bytes]."""
         return np.where(checks.whole_array("positions", positions, 0) > 0, float(self.head_weights * self.bytes_each), 0.0)
 
     # --- Tensor parallelism ---
 
     def shard(self, tensor_parallel: int) -> Shape:
-        """What one of `tensor_parallel` devices holds and computes of each layer, itself a shape: Section 3 of [Shoeybi2019].
+        """Shape of the part of the model on one of `tensor_parallel` devices: Section 3 of [Shoeybi2019].
 
-        Heads, feed-forward and vocabulary are divided, and norms, learned positions and biases behind a sum are on every device.
-        So are keys and values where there are more devices than `kv_heads`: each has one head of them. A vocabulary is rounded up.
+        Heads, feed-forward and vocabulary (rounded up) are divided. Norms, learned positions and biases added after a reduction are
+        on every device. With more devices than `kv_heads`, each device holds one KV head, so heads are replicated.
 
         >>> part = preset("llama-2-70b").shard(16)
         >>> part.heads, part.kv_heads, part.ffn, part.hidden
@@ -292,19 +294,19 @@ class Shape:
 
     @property
     def encoder_layer_weights(self) -> int:
-        """Weights of one layer of the encoder; what one would have, without any."""
+        """Weights of one encoder layer, also where the model has none."""
         return self._attention_weights + (3 if self.gated else 2) * self.hidden * self.ffn
 
     @property
     def _layer_vectors(self) -> int:
-        """Norms and biases of a layer, without those of attention to an encoder."""
+        """Norms and biases of a layer, without those of cross-attention."""
         ffn = (2 if self.gated else 1) * self.ffn + self.hidden if "ffn" in self.biases else 0
         between = 2 * NORMS[self.norm] * self.head_dim if self.qk_norms else 0
         return self.norms * self._norm + self._attention_biases + ffn + between
 
     @property
     def _crossing_weights(self) -> int:
-        """Weights of a decoder layer that make keys and values of the encoder's positions."""
+        """Weights of a decoder layer that compute keys and values of encoder positions."""
         return 2 * self.hidden * self.kv_heads * self.head_dim if self.encoder_layers else 0
 
     @property
@@ -328,7 +330,7 @@ class Shape:
         return layers
 
 
-# --- Known models: published ---
+# --- Published models ---
 
 
 def _llama(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocabulary: int = 32_000, **more: Any) -> Shape:
@@ -339,7 +341,7 @@ _BLOCK = ("qkv", "out", "ffn")
 
 
 def _opt(layers: int, hidden: int, heads: int) -> Shape:
-    # Two rows of the positions are for padding.
+    # Two position rows are padding.
     wide = hidden // heads, 4 * hidden
     return Shape(layers, hidden, heads, heads, *wide, False, 50_272, True, norm="layer", biases=_BLOCK, positions=2048 + 2)
 
@@ -394,12 +396,12 @@ PRESETS = {
     "pythia-6.9b": _pythia(32, 4096, 32, 50_432),
     "phi-2": Shape(32, 2560, 32, 32, 80, 10_240, False, 51_200, False, norm="layer", norms=1, biases=BIASED),
 }
-"""The models that the papers decode with, and widely known ones, each as published in its checkpoint's configuration; the type is
-that in which they are served, 16 bits, also of those that were released in 32."""
+"""Models that the papers use, and widely known ones, as published in the configuration of their checkpoint. `dtype` is that of
+serving, 16 bits, also for models that were released in 32."""
 
 
 def preset(name: str) -> Shape:
-    """The model of this name.
+    """Return the shape of a published model.
 
     >>> preset("opt-1.3b").layers
     24
@@ -409,9 +411,9 @@ def preset(name: str) -> Shape:
 
 
 def named(name: Any, dtype: str | None = None, *, key: str = "shape") -> Shape:
-    """The model of this name, or that of a file: a `config.json` of the transformers library, or the folder that one lies in.
+    """Return the shape of a published model, or of a `config.json` of the transformers library (its path or its folder).
 
-    `key` is what messages call the name. The type of the numbers is `dtype`, or what the file says, or bfloat16.
+    Error messages call the name `key`. The type of the numbers is `dtype`, else that of the file, else bfloat16.
 
     >>> named("llama-2-13b", "float16").bytes_each, named("llama-2-13b") == preset("llama-2-13b")
     (2, True)
@@ -423,12 +425,12 @@ def named(name: Any, dtype: str | None = None, *, key: str = "shape") -> Shape:
 
 
 def is_path(name: str) -> bool:
-    """Whether a name of a model is that of a file or a folder, whether or not that is there."""
+    """Return True if a model's name is a path, which need not exist."""
     return name not in PRESETS and (name.endswith(".json") or "/" in name or os.sep in name)
 
 
 def label(name: str) -> str:
-    """What to call a model that is given by its name or by its file: of a config.json, its folder.
+    """Return a short name of a model given by name or by file; a `config.json` is named after its folder.
 
     >>> label("llama-2-13b"), label("models/mine/config.json"), label("mine.json")
     ('llama-2-13b', 'mine', 'mine')
@@ -470,13 +472,13 @@ _SIZES = {
     "t5": ("num_layers", "d_model", "num_heads", "d_ff", "vocab_size", "d_kv", "relative_attention_num_buckets"),
     "mt5": ("num_layers", "d_model", "num_heads", "d_ff", "vocab_size", "d_kv", "relative_attention_num_buckets"),
 }
-"""By the type of a model the keys that say its layers, width, heads, feed-forward width and vocabulary, and what else has no
-default that all versions of the library share."""
-# What a file that says nothing means; mT5's default has changed, so its files must say it.
+"""Required keys by model type: layers, width, heads, feed-forward width and vocabulary, then keys whose default differs between
+versions of the library."""
+# Defaults of the library. That of mT5 has changed, so its files must state it.
 _TIED = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gpt_neox", "phi"), False) | dict.fromkeys(("opt", "gpt2", "t5"), True)
 _FFN = {"t5": "relu", "mt5": "gated-gelu"}
 _OWN_HEAD_DIM = ("llama", "mistral", "qwen2", "qwen3")
-# The one variant that is counted. Quantised weights are of several types, and experts are not all read in a pass.
+# The only variant supported. Quantised weights have several types, and a pass does not read all experts.
 _ALWAYS: dict[str, object] = dict.fromkeys(("quantization_config", "num_experts", "num_local_experts", "n_routed_experts"))
 _ONLY: dict[str, dict[str, object]] = {
     "opt": {"do_layer_norm_before": True, "layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
@@ -487,10 +489,10 @@ _ONLY: dict[str, dict[str, object]] = {
 
 
 def from_config(source: str | Path | Mapping[str, Any], dtype: str | None = None) -> Shape:
-    """The shape that a `config.json` of the transformers library describes, given as its path or as what is in it.
+    """Return the shape described by a `config.json` of the transformers library, given as a path or as its content.
 
-    Types of models are those of `_SIZES`; another type, a key that is missing and a variant that is not counted are errors. The
-    type of the numbers is `dtype`, or else what the file says.
+    `_SIZES` lists the model types. Another type, a missing key and an unsupported variant are errors. The type of the numbers is
+    `dtype`, else that of the file.
 
     >>> sizes = {"n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
     >>> from_config({"model_type": "gpt2", **sizes}, dtype="bfloat16") == preset("gpt2")
@@ -502,11 +504,11 @@ def from_config(source: str | Path | Mapping[str, Any], dtype: str | None = None
     checks.one_of("model_type", kind, _SIZES)
     assert isinstance(kind, str)
     for key, value in (_ALWAYS | _ONLY.get(kind, {})).items():
-        found = config.get(key, value)
-        if found != value:
+        setting = config.get(key, value)
+        if setting != value:
             raise ParameterError(
-                f"{key} must be {'absent' if value is None else str(value).lower()} in a config of model_type {kind}: no other"
-                f" variant is counted, got {checks.shown(found)}"
+                f"{key} must be {'absent' if value is None else str(value).lower()} in a config of model_type {kind}: other"
+                f" variants are not supported, got {checks.shown(setting)}"
             )
     if kind == "gpt2" and config.get("n_inner") is None:
         config = {**config, "n_inner": 4 * _whole(config, "n_embd")}
@@ -525,10 +527,10 @@ def from_config(source: str | Path | Mapping[str, Any], dtype: str | None = None
         case "opt":
             if _whole(config, "word_embed_proj_dim", hidden) != hidden:
                 raise ParameterError(
-                    f"word_embed_proj_dim must be hidden_size={hidden}, got {config['word_embed_proj_dim']}: a projection behind"
-                    " the embedding is not counted"
+                    f"word_embed_proj_dim must be hidden_size={hidden}, got {config['word_embed_proj_dim']}: a projection after"
+                    " the embedding is not supported"
                 )
-            # Two rows are for padding.
+            # Two rows are padding.
             more |= {"positions": _whole(config, "max_position_embeddings") + 2}
             more |= {} if _flag(config, "enable_bias", True) else {"biases": ()}
         case "gpt2":
@@ -563,7 +565,7 @@ def _llama_biases(config: Mapping[str, Any], kind: str) -> tuple[str, ...]:
 
 
 MOST_LAYERS, MOST_WIDE = 1_000, 2**24
-"""Of a configuration: layers, and any other size. The largest models that are published have 126 and about a million."""
+"""Largest layers, and largest other size, of a configuration. The largest published models have 126 and about a million."""
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers")
 _WIDE = {key for keys in _SIZES.values() for key in keys} - {*_LAYERS} | {"num_key_value_heads", "head_dim", "d_kv", "num_experts"}
 _SMALL = ("eps", "epsilon")
@@ -571,9 +573,9 @@ DEEP = ("text_config", "rope_parameters", "rope_scaling")
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Refuse a configuration of the transformers library that no machine could build, before any does; and numbers that are none.
+    """Refuse a configuration of the transformers library with sizes that no machine can build, or with invalid numbers.
 
-    It need not be of a type that is counted: what is looked at here stands under these keys in all of them.
+    Any model type is accepted: all of them use the keys that are checked.
 
     >>> check_config({"num_hidden_layers": 10**9})
     Traceback (most recent call last):
@@ -615,7 +617,7 @@ def _missing(config: Mapping[str, Any], key: str) -> ParameterError:
 
 def _whole(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
     value = config.get(key)
-    value = default if value is None else value  # the library writes null for what it derives
+    value = default if value is None else value  # the library writes null for derived values
     if value is None:
         raise _missing(config, key)
     checks.whole(key, value, 1)

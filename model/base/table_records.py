@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -73,6 +74,23 @@ def instead(kind: type, key: str) -> str:
     """Clause of a message about an unknown key: its entry in `GONE`, or the closest known key."""
     gone = kind.GONE if issubclass(kind, TableRecord) else {}
     return gone[key] if key in gone else checks.nearest(key, [field.name for field in fields(kind)])
+
+
+def documented(kind: type) -> dict[str, str]:
+    """Descriptions of the keys of a record, from the `Parameters` sections of its docstring and of its bases'."""
+    found: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        names: list[str] = []
+        own: dict[str, str] = {}
+        for line in inspect.cleandoc(each.__doc__ or "").partition("----------\n")[2].splitlines():
+            if line.startswith(" "):
+                own |= {name: f"{own.get(name, '')} {line.strip()}".strip() for name in names}
+            elif line.startswith(">>>"):
+                break
+            else:
+                names = line.split(", ")
+        found |= {name: text for name, text in own.items() if name}
+    return found
 
 
 def frozen(value: Any) -> Any:

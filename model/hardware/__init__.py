@@ -1,1 +1,1 @@
-"""Devices and profiles, and what passes take on them in seconds."""
+"""Devices, hardware profiles, and cost models of passes in seconds."""

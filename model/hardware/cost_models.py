@@ -1,8 +1,9 @@
-"""Seconds of passes on hardware: what a cost model of a device answers, and what follows from it.
+"""Seconds of forward passes on hardware: the interface of cost models, and quantities that follow from it.
 
-Three cost models answer alike (`Hardware`): `UniformLayers`, the papers' assumption in seconds; `model.hardware.roofline.Roofline`,
-from the arithmetic of a transformer and the peaks of a device; `model.hardware.profile_costs.ProfileCosts`, from a profile. Each
-says how far off it may be. `Served` adds to any of them what an engine takes for a step.
+Three cost models share one interface (`Hardware`): `UniformLayers`, the papers' assumption, in seconds;
+`model.hardware.roofline.Roofline`, from the operations of a transformer and the peaks of a device;
+`model.hardware.profile_costs.ProfileCosts`, from a profile. Each estimates its own error. `Served` adds the overhead of an engine
+per step to any of them.
 """
 
 from __future__ import annotations
@@ -20,42 +21,42 @@ from model.hardware.interpolation import NONE, Estimate
 
 
 class Hardware(Protocol):
-    """One model on one device, or on `tensor_parallel` devices that share each of its layers (tensor parallelism)."""
+    """Cost model of one model on one device, or on `tensor_parallel` devices (tensor parallelism)."""
 
     @property
     def shape(self) -> Shape:
-        """The model."""
+        """Shape of the model."""
 
     @property
     def tensor_parallel(self) -> int:
-        """Devices that a layer is split over."""
+        """Number of devices that a layer is split over."""
 
     @property
     def provenance(self) -> str:
-        """`measured`, `composed`, `published` or `assumed`, and of what: for readers."""
+        """`measured`, `composed`, `published` or `assumed`, with the source, as printed text."""
 
     def layer(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, *, busy: int = 0) -> Estimate:
-        """One decoder layer over `width` new tokens of each of `batch` texts behind `context` cached positions [s].
+        """Seconds of one decoder layer: `width` new tokens per sequence after `context` cached positions, `batch` sequences [s].
 
-        `busy` other units of the same host are at work meanwhile.
+        Meanwhile `busy` other units of the same host are working.
         """
 
     def head(self, positions: ArrayLike) -> Estimate:
-        """Projecting so many positions onto the vocabulary [s]."""
+        """Seconds of the projection of `positions` positions onto the vocabulary [s]."""
 
     def embedding(self, tokens: ArrayLike) -> Estimate:
-        """Embedding so many tokens [s]."""
+        """Seconds of the embedding of `tokens` tokens [s]."""
 
     def step(self, batch: ArrayLike = 1) -> Estimate:
-        """What a pass takes once: launching, preparing, sampling [s]."""
+        """Overhead per pass: launching, preparing, sampling [s]."""
 
     def transfer(self, size: ArrayLike) -> Estimate:
-        """Handing so many bytes to another device or process [s]."""
+        """Seconds of sending `size` bytes to another device or process [s]."""
 
 
 @dataclass(frozen=True)
 class UniformLayers:
-    """Every layer takes the same time whatever it is run on: the papers' assumption, in seconds.
+    """Cost model in which every layer takes the same time at any width, context and batch: the papers' assumption.
 
     >>> from model.architectures.transformer import preset
     >>> float(pass_time(UniformLayers(preset("llama-2-13b"), 0.001), 1, 500).seconds)
@@ -71,30 +72,30 @@ class UniformLayers:
         checks.number("seconds_per_layer", self.seconds_per_layer, 0)
 
     def layer(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, *, busy: int = 0) -> Estimate:
-        """One time for all."""
+        """Seconds of a layer, a constant [s]."""
         seconds = np.full(np.broadcast_shapes(np.shape(width), np.shape(context), np.shape(batch)), self.seconds_per_layer)
         return Estimate(seconds, np.zeros_like(seconds))
 
     def head(self, positions: ArrayLike) -> Estimate:
-        """Nothing."""
+        """Zero seconds: only layers take time."""
         return NONE
 
     def embedding(self, tokens: ArrayLike) -> Estimate:
-        """Nothing."""
+        """Zero seconds: only layers take time."""
         return NONE
 
     def step(self, batch: ArrayLike = 1) -> Estimate:
-        """Nothing."""
+        """Zero seconds: only layers take time."""
         return NONE
 
     def transfer(self, size: ArrayLike) -> Estimate:
-        """Nothing."""
+        """Zero seconds: only layers take time."""
         return NONE
 
 
 @dataclass(frozen=True)
 class Served:
-    """A model on hardware as an engine runs it: each pass takes `step_s` more, whatever its width, context and batch.
+    """Cost model with an engine's overhead: each pass takes `step_s` more, independent of width, context and batch.
 
     >>> from model.architectures.transformer import preset
     >>> kernels = UniformLayers(preset("llama-2-13b"), 0.001)
@@ -110,17 +111,17 @@ class Served:
 
     @property
     def shape(self) -> Shape:
-        """The model."""
+        """Shape of the model."""
         return self.kernels.shape
 
     @property
     def tensor_parallel(self) -> int:
-        """Devices that a layer is split over."""
+        """Number of devices that a layer is split over."""
         return self.kernels.tensor_parallel
 
     @property
     def provenance(self) -> str:
-        """That of the kernels; what the engine adds is given."""
+        """Provenance of the kernel times; the engine's overhead is an input."""
         return self.kernels.provenance
 
     def layer(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, *, busy: int = 0) -> Estimate:
@@ -136,7 +137,7 @@ class Served:
         return self.kernels.embedding(tokens)
 
     def step(self, batch: ArrayLike = 1) -> Estimate:
-        """What a pass takes once: of the kernels, and of the engine [s]."""
+        """Overhead per pass, of the kernels and of the engine [s]."""
         return self.kernels.step(batch) + Estimate(np.asarray(self.step_s), np.asarray(0.0))
 
     def transfer(self, size: ArrayLike) -> Estimate:
@@ -154,24 +155,24 @@ def pass_time(
     heads: ArrayLike | None = None,
     busy: int = 0,
 ) -> Estimate:
-    """A pass over `width` new tokens of each of `batch` texts, through so many layers or all [s].
+    """Seconds of a pass over `width` new tokens per sequence, for `batch` sequences, through `layers` layers (default: all) [s].
 
-    `heads` positions of each text are projected: all of them where it is left out, as verifying does.
+    `heads` positions per sequence are projected onto the vocabulary; by default all new ones, as in verification.
     """
     depth = hardware.shape.layers if layers is None else layers
     checks.whole("layers", depth, 0, hardware.shape.layers)
-    wide, many = np.asarray(width), np.asarray(batch)
-    projected = np.asarray(wide if heads is None else heads)
+    tokens, sequences = np.asarray(width), np.asarray(batch)
+    projected = np.asarray(tokens if heads is None else heads)
     total = hardware.layer(width, context, batch, busy=busy).repeated(depth)
-    total = total + hardware.embedding(wide * many) + hardware.step(batch)
-    return total if heads is not None and not np.any(projected) else total + hardware.head(projected * many)
+    total = total + hardware.embedding(tokens * sequences) + hardware.step(batch)
+    return total if heads is not None and not np.any(projected) else total + hardware.head(projected * sequences)
 
 
 def prompt_time(hardware: Hardware, tokens: ArrayLike, batch: ArrayLike = 1, *, source: int = 0) -> Estimate:
-    """Reading a prompt of so many tokens in one pass, its last position projected [s].
+    """Seconds of a prefill: `tokens` prompt tokens in one pass that projects the last position [s].
 
-    Of an encoder-decoder the encoder reads `source` tokens first, each of its layers in the time of a decoder layer over as many
-    new tokens, in proportion to its weights: assumed.
+    In an encoder-decoder the encoder first reads `source` tokens. Assumed: an encoder layer takes the time of a decoder layer over
+    as many new tokens, in proportion to its weights.
     """
     total = pass_time(hardware, tokens, 0, batch, heads=1)
     shape = hardware.shape
@@ -182,24 +183,24 @@ def prompt_time(hardware: Hardware, tokens: ArrayLike, batch: ArrayLike = 1, *, 
 
 
 def step_time(hardware: Hardware, context: ArrayLike, batch: ArrayLike = 1) -> Estimate:
-    """One step of plain decoding: a pass over one new token of each text [s]."""
+    """Seconds of a step of plain decoding: a pass over one new token per sequence [s]."""
     return pass_time(hardware, 1, context, batch)
 
 
 def largest_batch(hardware: Hardware, context: int, width: int, *, most: int = 1024) -> int:
-    """The largest batch at which a pass over `width` tokens of each text still takes at most twice one over one; 0 for none.
+    """Return the largest batch at which a pass over `width` tokens per sequence takes at most twice one over one token; 0 for none.
 
-    Beyond it even a perfect draft of that length gains less than it would with a free verification, by more than half.
+    In larger batches even a perfect draft loses more than half of its gain to verification.
     """
     batches = np.arange(1, most + 1)
-    wide = pass_time(hardware, width, context, batches).seconds
+    multiple = pass_time(hardware, width, context, batches).seconds
     single = pass_time(hardware, 1, context, batches).seconds
-    good = wide <= 2 * single
-    return int(most if good.all() else np.argmin(good))
+    cheap = multiple <= 2 * single
+    return int(most if cheap.all() else np.argmin(cheap))
 
 
 def bytes_of_state(shape: Shape, layers: int) -> int:
-    """What a process hands over with a token: its hidden state, and its keys and values of so many layers [bytes].
+    """Bytes that a process sends with a token: its hidden state, and its keys and values of `layers` layers [bytes].
 
     >>> from model.architectures.transformer import preset
     >>> bytes_of_state(preset("llama-2-13b"), 20) / 1e6  # 0.41 MB and 10 kB
@@ -213,7 +214,7 @@ def bytes_of_state(shape: Shape, layers: int) -> int:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What a method keeps on each device, and what there is [bytes]."""
+    """Memory that a method needs on each device, and the memory available [bytes]."""
 
     weights: float
     cache: float
@@ -221,25 +222,25 @@ class DeviceMemory:
 
     @property
     def needed(self) -> float:
-        """Weights and cache together."""
+        """Weights plus cache [bytes]."""
         return self.weights + self.cache
 
     @property
     def share(self) -> float:
-        """What is needed over what there is."""
+        """Needed over available memory [-]."""
         return self.needed / self.available if self.available else math.inf
 
 
 def memory(
     shape: Shape, available: float, *, context: int, batch: int = 1, tensor_parallel: int = 1, also: tuple[Shape, ...] = ()
 ) -> DeviceMemory:
-    """Memory of one device that holds a replica of the model, or one of `tensor_parallel` parts, and others as a whole (a draft).
+    """Memory of one device that holds a replica of the model, or one of `tensor_parallel` parts, and whole models `also` (a draft).
 
-    A method that runs on several units keeps a replica on each: their number does not change what each of them holds.
+    A method on several units keeps a replica on each, so their number does not change the memory per unit.
 
     >>> from model.architectures.transformer import preset
-    >>> found = memory(preset("llama-2-13b"), 80e9, context=4096, batch=8)
-    >>> round(found.weights / 1e9, 1), round(found.cache / 1e9, 1), found.share < 1
+    >>> device = memory(preset("llama-2-13b"), 80e9, context=4096, batch=8)
+    >>> round(device.weights / 1e9, 1), round(device.cache / 1e9, 1), device.share < 1
     (26.0, 26.8, True)
     """
     parts = [shape.shard(tensor_parallel), *also]
@@ -249,7 +250,7 @@ def memory(
 
 
 def refuse_too_large(what: DeviceMemory, device: str) -> None:
-    """An error where weights and cache exceed what a device has."""
+    """Raise ParameterError if weights and cache exceed the memory of a device."""
     if what.share > 1:
         raise checks.ParameterError(
             f"weights ({what.weights / 1e9:.1f} GB) and cache ({what.cache / 1e9:.1f} GB) must be at most the"

@@ -1,8 +1,8 @@
-"""Devices that models run on: what their vendor prints of memory, bandwidth, arithmetic and links. Published, not measured.
+"""Devices that models run on: memory, bandwidth, arithmetic rates and links as published by the vendor, not measured.
 
-Rates are those of dense matrices, accumulated in 32 bits: vendors print twice that for matrices half of whose numbers are zero.
-They are peaks, which no kernel reaches. That of float32 is of ordinary cores: TF32 is faster, but rounds what it multiplies to 10
-bits. A GB of memory capacity is 2^30 bytes, as memory chips are made; of a rate it is 10^9.
+Rates hold for dense matrices, accumulated in 32 bits; vendors print twice as much for matrices with 50 % structured sparsity. They
+are peaks that no kernel reaches. The rate of float32 is that of ordinary cores: TF32 is faster, but rounds factors to 10 bits. A GB
+of memory capacity is 2^30 bytes, a GB of a rate is 10^9 bytes.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ BETWEEN = {
     "memory_bytes": (1e6, 1e16), "bandwidth": (1e8, 1e17), "link": (1e5, 1e17), "host_link": (1e5, 1e17),
     "cache_bytes": (1e2, 1e13), "rates": (1e8, 1e20),
 }  # fmt: skip
-"""Between what a device's numbers lie, in bytes, bytes/s and operations/s: far beyond these they are in another unit."""
+"""Smallest and largest values accepted [bytes], [bytes/s], [operations/s]: values far outside are in another unit."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator, by its vendor's documents.
+    """Data of one accelerator, from its vendor's documents.
 
     Parameters
     ----------
     name
-        What it is called.
+        Name of the device.
     memory_bytes, bandwidth
-        Its memory [bytes], and how fast that is read [bytes/s].
+        Memory capacity [bytes], and memory bandwidth [bytes/s].
     rates
-        Dense arithmetic by the type of the numbers, on tensor cores where there are any for it [operations/s].
+        Dense arithmetic rate by type of the numbers, on tensor cores where they support the type [operations/s].
     link, host_link
-        To another such device, and to the host, in one direction [bytes/s]; without a link of their own devices go over the host's.
+        Bandwidth in one direction to another such device, and to the host [bytes/s]. Devices without a direct link use the host's.
     cache_bytes
-        Last cache before the memory [bytes].
+        Capacity of the last-level cache [bytes].
     source
-        The documents that say so.
+        The documents with these numbers.
     """
 
     name: str
@@ -65,18 +65,18 @@ class Device:
             checks.number(name, getattr(self, name), *BETWEEN[name])
         rates: Any = self.rates
         if not isinstance(rates, Mapping) or not rates:
-            raise ParameterError(f"rates must be a table with one for some of {', '.join(BYTES)}, got {checks.shown(self.rates)}")
+            raise ParameterError(f"rates must be a table of rates by dtype ({', '.join(BYTES)}), got {checks.shown(self.rates)}")
         for dtype, rate in self.rates.items():
             checks.one_of("dtype", dtype, BYTES)
             checks.number(f"rates[{dtype}]", rate, *BETWEEN["rates"])
 
     @property
     def published(self) -> bool:
-        """Whether it is one of the known devices, not one that a file gives."""
+        """True for a device of `DEVICES`, False for one from a file."""
         return DEVICES.get(self.name) == self
 
     def rate(self, dtype: str) -> float:
-        """Dense arithmetic on numbers of this type [operations/s].
+        """Dense arithmetic rate for numbers of type `dtype` [operations/s].
 
         >>> device("t4").rate("bfloat16")
         Traceback (most recent call last):
@@ -89,7 +89,7 @@ class Device:
         return self.rates[dtype]
 
     def ridge(self, dtype: str) -> float:
-        """The arithmetic intensity from which on arithmetic, not memory, takes the time [operations/byte].
+        """Ridge point: the arithmetic intensity beyond which a kernel is compute-bound [operations/byte].
 
         S. Williams, A. Waterman and D. Patterson. Roofline. Communications of the ACM 52(4), 2009.
 
@@ -103,7 +103,7 @@ _MB, _GB = 2**20, 2**30
 _AMPERE = {"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12, "int8": 624e12}
 _HOPPER = {"bfloat16": 989.4e12, "float16": 989.4e12, "float32": 66.9e12, "float8": 1978.9e12, "int8": 1978.9e12}
 _GEN3, _GEN4, _GEN5 = 16e9, 32e9, 64e9
-"""PCI Express of 16 lanes in one direction, by its generation, as vendors print it [bytes/s]."""
+"""PCI Express with 16 lanes in one direction, by generation, as vendors print it [bytes/s]."""
 
 DEVICES = {
     each.name: each
@@ -136,11 +136,11 @@ DEVICES = {
                "NVIDIA H200 datasheet, SXM; rates and cache as H100, whose chip it has"),
     )
 }  # fmt: skip
-"""Devices that the papers and the measurements at hand ran on, by their name."""
+"""Devices of the papers and of the bundled measurements, by name."""
 
 
 def device(name: str) -> Device:
-    """The device of this name, or that of a file in TOML (`write` makes one).
+    """Return a published device by name, or a device from a TOML file (`written` makes its text).
 
     >>> device("h100").bandwidth / 1e12
     3.35
@@ -153,42 +153,42 @@ def device(name: str) -> Device:
 
 
 def is_path(name: str) -> bool:
-    """Whether a name of a device is that of a file, whether or not that is there."""
+    """Return True if a device's name is the path of a file, which need not exist."""
     return name not in DEVICES and (name.endswith(".toml") or "/" in name or os.sep in name)
 
 
 @functools.lru_cache(maxsize=64)
 def _of_file(name: str, _: object) -> Device:
-    """A device from its file, checked: without a name it is called after the file."""
+    """Read and check the file of a device; without a `name` key the device is named after the file."""
     path = Path(name)
     try:
-        said = bounded_files.toml_of(bounded_files.read_text(path, bounded_files.MOST_TOML))
+        keys = bounded_files.toml_of(bounded_files.read_text(path, bounded_files.MOST_TOML))
     except OSError as error:
         raise ParameterError(f"cannot read the device {path}: {error.strerror}; `sim ls devices h100` prints such a file") from None
     except ValueError as error:
         raise ParameterError(f"the device {path} must be TOML: {(str(error).splitlines() or ['damaged'])[0]}") from None
     known = [each.name for each in fields(Device)]
-    for key in said:
+    for key in keys:
         if key not in known:
             raise ParameterError(f"{path}: {checks.unknown('key', key, known)}")
-    given: dict[str, Any] = {"name": path.stem, "source": f"given in {path.name}"} | said
-    missing = [key for key in known if key not in given]
+    values: dict[str, Any] = {"name": path.stem, "source": f"given in {path.name}"} | keys
+    missing = [key for key in known if key not in values]
     if missing:
         raise ParameterError(f"{path}: {missing[0]} is missing; a device has {', '.join(known)} (`sim ls devices h100` prints one)")
     try:
-        return Device(**given)
+        return Device(**values)
     except ParameterError as error:
         raise ParameterError(f"{path}: {error}") from None
 
 
 def written(of: Device) -> str:
-    """A device as the TOML of its file, units as comments.
+    """Return the TOML text of a device, with units as comments.
 
     >>> print(written(device("titan-xp")).splitlines()[2])
     bandwidth = 5.477e+11  # bytes/s
     """
     units = {"memory_bytes": "bytes", "bandwidth": "bytes/s", "link": "bytes/s in one direction, to another such device",
-             "host_link": "bytes/s in one direction, to the host", "cache_bytes": "bytes, of the last cache"}  # fmt: skip
+             "host_link": "bytes/s in one direction, to the host", "cache_bytes": "bytes, last-level cache"}  # fmt: skip
     lines = [f'name = "{of.name}"', *(f"{key} = {_number(getattr(of, key))}  # {unit}" for key, unit in units.items())]
     lines += [f"source = {_quoted(of.source)}", "", "[rates]  # dense operations/s"]
     lines += [f"{dtype} = {_number(rate)}  # ridge {of.ridge(dtype):.1f} operations/byte" for dtype, rate in of.rates.items()]

@@ -1,8 +1,8 @@
-"""Times that never fall along their axes: isotonic regression of measured tables.
+"""Isotonic regression of measured tables: times that never fall along their axes.
 
-More tokens, sequences or bytes are never less work. Where a table falls, its repeats differ by more than the step, or another
-kernel takes over; an engine may always pad to the wider pass. Blocks of neighbours that fall are given their median, as in isotonic
-regression with absolute errors [Robertson1988]: a single time far from its neighbours moves itself and not them.
+More tokens, sequences or bytes are never less work. Where the times of a table fall, noise exceeds the step or the kernel changes;
+an engine could pad to the larger pass. Blocks of falling neighbours take their median, as in isotonic regression with absolute
+errors [Robertson1988], so that a single outlier moves and its neighbours do not.
 
 [Robertson1988] T. Robertson, F. T. Wright, R. L. Dykstra: Order Restricted Statistical Inference. Wiley, 1988, chapter 1.
 """
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 PARTS = ("layer", "dense", "attention", "head", "embedding", "step", "kv_rows", "all_reduce", "send")
-"""Parts that more work never makes shorter."""
+"""Parts whose time never falls with more work."""
 
 
 def line(values: Floats) -> Floats:
-    """The isotonic regression of one line, with absolute errors; values of shape (points,), nan where a point lacks.
+    """Isotonic regression of one line with absolute errors; values of shape (points,), nan at missing points.
 
     >>> line(np.array([1.0, 5.0, 2.0, 3.0, 9.0]))
     array([1., 3., 3., 3., 9.])
@@ -51,10 +51,10 @@ def line(values: Floats) -> Floats:
 
 
 def grid(values: Floats) -> Floats:
-    """The same along every axis of a grid, one axis after another; nan where a point lacks.
+    """Isotonic regression along every axis of a grid, one axis after another; nan at missing points.
 
-    Regression along an axis keeps what holds along the others where the grid is whole. Where points lack it may not: what is left
-    is settled in the middle between the largest of all that must not be larger and the smallest of all that must not be smaller.
+    On a complete grid, regression along an axis preserves the order along the others. With missing points it may not; then each
+    value becomes the middle between the largest value that must not exceed it and the smallest that it must not exceed.
 
     >>> grid(np.array([[1.0, 4.0], [3.0, 2.0]]))
     array([[1., 3.],
@@ -74,9 +74,9 @@ def grid(values: Floats) -> Floats:
 
 
 def profile(measured: Profile) -> Profile:
-    """The same profile with times that never fall along an axis of a part.
+    """Return the profile with times that never fall along an axis of a part.
 
-    The quartiles of a time that was moved take in what was measured, as far on either side: they say how much of it is a choice.
+    The quartiles of a moved time are widened symmetrically to include the measured values.
     """
     import polars as pl
 
@@ -91,25 +91,25 @@ def profile(measured: Profile) -> Profile:
         moved = np.abs(after / np.maximum(before, NOTHING) - 1)[before != after]
         if moved.size:
             notes.append(
-                f"{part}: {moved.size} of {before.size} times moved so that none falls with more work, by {np.median(moved):.1%} in"
-                f" the median and up to {moved.max():.0%}; low and high take in what was measured"
+                f"{part}: {moved.size} of {before.size} times adjusted so that none falls with more work, by {np.median(moved):.1%}"
+                f" in the median and up to {moved.max():.0%}; low and high include the measured values"
             )
     return replace(measured, table=found, notes=(*measured.notes, *notes))
 
 
 def _settled(rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows of one part, of one split."""
+    """Return the rows of one part and one tensor parallel size with monotonic times."""
     import polars as pl
 
-    places, sizes = [], []
+    indices, sizes = [], []
     for axis in AXES[rows["part"][0]]:
-        points, place = np.unique(rows[axis].to_numpy(), return_inverse=True)
-        places.append(place.reshape(-1))
+        points, index = np.unique(rows[axis].to_numpy(), return_inverse=True)
+        indices.append(index.reshape(-1))
         sizes.append(points.size)
     time, low, high = (rows[name].cast(pl.Float64).to_numpy() for name in TIMES)
     values: Floats = np.full(sizes, np.nan)
-    values[tuple(places)] = time
-    found = grid(values)[tuple(places)]
+    values[tuple(indices)] = time
+    found = grid(values)[tuple(indices)]
     moved = found != time
     half = np.maximum(np.maximum(found - np.minimum(low, time), np.maximum(high, time) - found), 0.0)
     new = {

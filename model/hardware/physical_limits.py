@@ -1,8 +1,8 @@
-"""What no time may beat: bytes that must come from memory over its bandwidth, arithmetic over the peak rate; and what none exceeds.
+"""Physical limits of measured times: lower bounds from memory bandwidth and arithmetic rate, and an upper bound.
 
-The weights of a small model stay in the device's last cache, and are then read faster than memory allows. At most as many bytes as
-the cache holds can be spared; the rest must come from memory, and that is the limit that is held against a time. Where the cache
-holds all, arithmetic alone is.
+The weights of a small model may stay in the device's last-level cache and are then read faster than from memory. The cache saves at
+most as many bytes as it holds; the memory bound counts the others. If the cache can hold everything, only the arithmetic bound
+remains.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PARTS = ("layer", "dense", "head")
 
 
 class Reached(NamedTuple):
-    """What the rows of one part reach, arrays of shape (rows,)."""
+    """Bandwidth and arithmetic rate that the rows of one part imply; arrays of shape (rows,)."""
 
     part: str
     tensor_parallel: int
@@ -36,38 +36,38 @@ class Reached(NamedTuple):
     axes: dict[str, Floats]
     seconds: Floats
     moved: Floats
-    """Bytes of weights, and of keys and values, that a row's pass needs, wherever they come from."""
+    """Bytes of weights, keys and values that the row needs, from the cache or from memory."""
     operations: Floats
     from_memory: Floats
-    """Bytes of those that the cache cannot have held."""
+    """Bytes of `moved` beyond the capacity of the cache."""
 
     def bandwidth(self) -> Floats:
-        """Bytes per second."""
+        """Bandwidth [bytes/s]."""
         return self.moved / self.seconds
 
     def rate(self) -> Floats:
-        """Operations per second."""
+        """Arithmetic rate [operations/s]."""
         return self.operations / self.seconds
 
     def place(self, row: int) -> str:
-        """A row as messages name it."""
+        """Return the name of a row for error messages."""
         split = [f"tensor_parallel {self.tensor_parallel}"] * (self.tensor_parallel > 1) + [f"busy {self.busy}"] * (self.busy > 0)
         return f"{self.part} at {', '.join([f'{axis} {values[row]:g}' for axis, values in self.axes.items()] + split)}"
 
 
 def reached(profile: Profile, shape: Shape, *, source: int = 0, in_sequence: bool = True) -> Iterator[Reached]:
-    """What each row reaches, part by part, for a model of this shape.
+    """Yield the bandwidth and rate that each row implies, part by part, for a model of this shape.
 
     Parameters
     ----------
     source
-        Positions of the encoder that each layer attends to, of encoder-decoders.
+        Encoder positions that each decoder layer attends to, for encoder-decoders.
     in_sequence
-        Whether layers were timed one after the other, each with weights of its own, so that one cache serves all of them. A layer
-        timed alone, over and over, has the cache to itself.
+        True if all layers were timed one after another, so that their weights share the cache; False if a single layer was timed
+        repeatedly and has the whole cache.
     """
     shape = replace(shape, dtype=profile.dtype)
-    # A layer's time is the median over layers: half of them take no longer, and share the cache in the best case.
+    # A layer's time is the median over layers: half of them take no longer, and in the best case these share the cache.
     sharing = math.ceil(shape.layers / 2) if in_sequence else 1
     table = profile.table
     for part in PARTS:
@@ -76,25 +76,25 @@ def reached(profile: Profile, shape: Shape, *, source: int = 0, in_sequence: boo
             axes = {axis: rows[axis].to_numpy().astype(np.float64) for axis in AXES[part]}
             seconds = np.maximum(rows["time_s"].to_numpy(), 1e-12)
             moved, operations = _needed(shape, part, axes, tensor_parallel, source)
-            together = 1 if part == "head" else sharing
-            from_memory = np.maximum(moved - profile.cache_bytes * tensor_parallel / together, 0.0)
+            users = 1 if part == "head" else sharing
+            from_memory = np.maximum(moved - profile.cache_bytes * tensor_parallel / users, 0.0)
             yield Reached(part, int(tensor_parallel), int(busy), axes, seconds, moved, operations, from_memory)
 
 
 def check(
     profile: Profile, shape: Shape, *, source: int = 0, in_sequence: bool = True, tolerance: float = 0.0, most: float = math.inf
 ) -> tuple[str, ...]:
-    """Refuse a profile with a time that is too short for its device, naming the row, the limit and by how much.
+    """Refuse a profile with a time that is too short for its device; the error names the row and the limit.
 
-    Peaks that were measured with the profile (`peaks` in its facts) are what some kernels reached, and others may reach more: what
-    beats them is returned, a line for each part and limit, and refused only if it beats them `most` times.
+    Peaks measured with the profile (`peaks` in its facts) are those of some kernels, and other kernels may be faster. Times that
+    beat measured peaks are returned, one line per part and limit, and refused only beyond `most` times the peak.
 
     Parameters
     ----------
     tolerance
-        How much faster than its peaks a device may seem [-]: clocks rise, and peaks are measured to a few percent.
+        Relative excess over the peaks that is accepted [-]: clocks rise, and peaks are measured to a few percent.
     most
-        How many times faster than measured peaks is no better kernel but a mistake [-].
+        Ratio to measured peaks beyond which a time is an error, not a better kernel [-].
     """
     beaten = []
     measured = profile.facts.get("peaks") == "measured"
@@ -108,11 +108,11 @@ def check(
             worst = int(np.argmax(ratio))
             if ratio[worst] <= 1:
                 continue
-            found = f"{amount[worst] / each.seconds[worst]:.3g} {unit}"
-            beside = f", what its cache of {profile.cache_bytes / 1e6:.0f} MB can hold left out" if limit == "memory" else ""
-            where = f"{each.place(worst)}: time_s={each.seconds[worst]:.3g} would be {found}{beside}, and {profile.device}"
+            implied = f"{amount[worst] / each.seconds[worst]:.3g} {unit}"
+            cached = f" beyond what its cache of {profile.cache_bytes / 1e6:.0f} MB can hold" if limit == "memory" else ""
+            where = f"{each.place(worst)}: time_s={each.seconds[worst]:.3g} would be {implied}{cached}, and {profile.device}"
             known = f"{where} was measured to reach {peak:.3g} ({limit})"
-            remedy = "look at the clock, the shape and the dtype"
+            remedy = "check the clock, the shape and the dtype"
             if not measured:
                 raise ParameterError(f"{where} reaches {peak:.3g} at most ({limit}); {remedy}")
             if ratio[worst] > most:
@@ -121,25 +121,25 @@ def check(
     return tuple(beaten)
 
 
-# --- what takes too long to be true ---
+# --- Upper bounds ---
 
 SLOWEST = 100.0
-"""Times that the peaks of a device would need: what is slower than that was timed with another clock, or is in another unit [-]."""
+"""Largest accepted ratio of a time to its bound at the device's peaks [-]: beyond it the clock or the unit is wrong."""
 LAUNCH_S = 1e-4
-"""Of each operation besides [s]: small models are bound by launches, which take a tenth of it at most."""
+"""Upper bound of the launch time of a kernel [s]; real launches, which dominate small models, take at most a tenth of it."""
 LAUNCHES = {"layer": 50, "dense": 50, "attention": 20, "head": 10, "gemm": 1, "decode": 20}
-"""Operations of each part, at most: of a layer launched kernel by kernel. Kernels of attention may fill few of a device's cores."""
+"""Upper bound of the kernels of each part. That of attention is high because its kernels may use few of a device's cores."""
 
 
 TILE = 128
-"""Positions that kernels of attention work on together, at least."""
+"""Smallest number of positions that attention kernels process together."""
 
 
 def longest(moved: Floats | float, operations: Floats | float, bandwidth: float, rate: float, launches: float = 1) -> Floats:
-    """The longest that a pass which moves so much can take on a device with these peaks, all that is in doubt counted for it [s].
+    """Upper bound of the time of a pass on a device with these peaks [s].
 
-    A hundredth of both peaks, one after the other, and a tenth of a millisecond for each operation that is launched. Tables in
-    milliseconds that are taken for seconds are far beyond.
+    It moves its bytes, then computes, at a hundredth of each peak, and launches each kernel in a tenth of a millisecond. Times in
+    milliseconds that are read as seconds are far beyond it.
 
     >>> print(longest(2 * 4096**2, 2 * 4096**2, 2e12, 312e12))  # a product of a model of 7 billion weights on an A100: 20 us
     0.0018
@@ -148,7 +148,7 @@ def longest(moved: Floats | float, operations: Floats | float, bandwidth: float,
 
 
 def refuse_slow(profile: Profile) -> None:
-    """Refuse a profile with a time that is far too long for its device, naming the row."""
+    """Refuse a profile with a time that is far too long for its device; the error names the row."""
     table = profile.table
     for part, launches in LAUNCHES.items():
         rows = table.filter(table["part"] == part)
@@ -157,7 +157,7 @@ def refuse_slow(profile: Profile) -> None:
         axes = {axis: rows[axis].to_numpy().astype(np.float64) for axis in AXES[part]}
         tensor_parallel, busy = (rows[name].to_numpy() for name in ("tensor_parallel", "busy"))
         moved, operations = _work_of(profile, part, axes)
-        # Others at work on the same memory take their share of it.
+        # Other busy units share the same memory.
         bound = longest(moved, operations, profile.bandwidth, profile.rate, launches) * (1 + busy)
         seconds = rows["time_s"].to_numpy()
         if (seconds > bound).any():
@@ -165,21 +165,21 @@ def refuse_slow(profile: Profile) -> None:
             at = ", ".join(f"{axis} {values[row]:g}" for axis, values in (axes | {"tensor_parallel": tensor_parallel}).items())
             raise ParameterError(
                 f"{part} at {at}: time_s={seconds[row]:.3g} is too long: {profile.device} at a hundredth of its peaks takes at most"
-                f" {bound[row]:.3g} s; look at the unit of the times, the shape and the dtype"
+                f" {bound[row]:.3g} s; check the unit of the times, the shape and the dtype"
             )
 
 
 def _work_of(profile: Profile, part: str, axes: dict[str, Floats]) -> tuple[Floats, Floats]:
-    """Bytes and operations of rows of a profile of a model, or of one of operations."""
+    """Bytes and operations of the rows of a profile, of a model or of operations."""
     if part == "gemm":
         m, n, k = (axes[name] for name in ("m", "n", "k"))
         return (m * k + n * k + m * n) * BYTES[profile.dtype], 2 * m * n * k
     if part == "decode":
         return tiled(axes, BYTES[profile.dtype])
-    said: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in profile.shape.items()}
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in profile.shape.items()}
     try:
-        shape = replace(Shape(**said), dtype=profile.dtype)
-    except (TypeError, ParameterError):  # `model.hardware.profile_costs.shape_of` says it where the shape is needed
+        shape = replace(Shape(**values), dtype=profile.dtype)
+    except (TypeError, ParameterError):  # `model.hardware.profile_costs.shape_of` raises it where the shape is needed
         return np.full(axes[AXES[part][0]].shape, np.inf), np.zeros(axes[AXES[part][0]].shape)
     if part == "attention":
         width, context, batch = axes["width"], np.maximum(axes["context"], TILE), axes["batch"]
@@ -189,13 +189,13 @@ def _work_of(profile: Profile, part: str, axes: dict[str, Floats]) -> tuple[Floa
 
 
 def tiled(axes: Mapping[str, Floats], bytes_each: int) -> tuple[Floats, Floats]:
-    """Bytes and operations of the attention of one new token for each text, by whole tiles of positions."""
+    """Bytes and operations of attention of one new token per sequence, in at least one whole tile of positions."""
     positions = axes["batch"] * np.maximum(axes["context"] + 1, TILE)
     return 2 * positions * axes["kv_heads"] * axes["head_dim"] * bytes_each, 4 * positions * axes["heads"] * axes["head_dim"]
 
 
 def longest_run(decoding: Decoding, profiles: Mapping[str, Profile], shapes: Mapping[str, Shape]) -> float:
-    """The longest that a decoding can have taken on the machine of these profiles, by the passes that it made, all in turn [s]."""
+    """Upper bound of the time of a decoding on the machine of these profiles: the sum over its passes [s]."""
     total = LAUNCH_S * (1 + 10 * len(decoding.reads))
     for kind, (passes, attended, read) in decoding.account.passes_by_kind.items():
         if kind.role not in profiles:
@@ -213,16 +213,16 @@ def longest_run(decoding: Decoding, profiles: Mapping[str, Profile], shapes: Map
 
 
 def limit(profile: Profile, shape: Shape, *, source: int = 0, in_sequence: bool = True) -> str:
-    """Which limits a profile's layers are held against, in words."""
+    """Return a sentence that names the limits that apply to a profile's layers."""
     parts = [each for each in reached(profile, shape, source=source, in_sequence=in_sequence) if each.part != "head"]
     cached = all((each.from_memory == 0).all() for each in parts)
     if cached:
-        return "arithmetic alone: the cache can hold the weights, which may come faster than memory gives them"
+        return "arithmetic only: the cache can hold the weights and may deliver them faster than memory"
     return "memory and arithmetic: the cache cannot hold the weights"
 
 
 def _needed(shape: Shape, part: str, axes: dict[str, Floats], tensor_parallel: int, source: int) -> tuple[Floats, Floats]:
-    """Bytes and operations of the rows of a part, on all its devices together."""
+    """Bytes and operations of the rows of a part, summed over its devices."""
     if part == "head":
         positions = axes["positions"]
         return _full(shape.head_bytes(positions), positions), _full(shape.head_flops(positions), positions)

@@ -1,52 +1,52 @@
-"""Hardware profiles: what passes take on a device, and where each number comes from (`model.hardware.profile_files` has the files).
+"""Hardware profiles: measured times of the parts of a pass on a device, with sources (`model.hardware.profile_files`: files).
 
-The table is long: a row is one measured time of one part of a pass.
+The table is in long format: a row is one measured time of one part of a pass.
 
 ===============  ==========================  ==================================================================
-part             axes                        what takes the time
+part             axes                        operation that is timed
 ===============  ==========================  ==================================================================
-layer            width, context, batch       a decoder layer as a whole
-dense            tokens                      a decoder layer but for its attention
-attention        width, context, batch       attention of one layer over what is cached
+layer            width, context, batch       a whole decoder layer
+dense            tokens                      a decoder layer without its attention
+attention        width, context, batch       attention of one layer over the KV cache
 head             positions                   projection onto the vocabulary, with the norm before it
 embedding        tokens                      embedding
-step             batch                       what a pass takes once besides: launching, preparing, sampling
-resumed_step     batch                       the same of a call that goes on at the place of the last one
-first_read       batch                       the first look at what a pass has made, behind its head, and putting it out
-kv_rows          tokens                      keys and values alone of a layer that is skipped
-next             positions                   a further look at the likeliest token, once the pass has been looked at
-top              positions                   a read of the likeliest tokens
-sample           positions                   a drawn token
-probability      positions                   a token's probability
+step             batch                       overhead per pass: launching, preparing, sampling
+resumed_step     batch                       overhead of a pass that continues at the position of the last one
+first_read       batch                       first read of the results of a pass, after its head, and emitting the token
+kv_rows          tokens                      keys and values only, of a skipped layer
+next             positions                   a further read of the most likely token, after the first read
+top              positions                   a read of the most likely tokens
+sample           positions                   a sampled token
+probability      positions                   the probability of a token
 uniform          positions                   a random number
-residual         positions                   a token drawn from what the draft lacks
-confidence       positions                   how sure a pass is
-saturation       positions                   how little its state has changed
-distance         positions                   how far it is from a token
+residual         positions                   a token sampled from the residual distribution of target and draft
+confidence       positions                   the confidence of a pass
+saturation       positions                   the change of the hidden state between layers
+distance         positions                   the distance of the distribution from a token
 beams            positions                   continuations of hypotheses
-early_head       positions                   the head between the layers of a token, run one by one: it has just been used
-early_softmax    positions                   how sure a pass over one layer is, behind that
-early_state      positions                   how little its state has changed
-fork             processes                   starting so many sub-processes within one process of the system, and ending them
-after_gap        gap                         a pass over one token so many microseconds after the last one of its model; below 0 its
-                                             layers are run again that much sooner than passes one after the other do
-wide_after_gap   width, gap                  the same of a pass over several tokens
-tree             width, context              what a pass over several hypotheses takes beyond one over as many tokens
-dispatch         processes                   starting so many sub-processes on other units
-wake             processes                   from there until they have what they need to begin
-promotion        processes                   taking over the state and the rows of one of so many
-scheduling       processes                   what the main process does between a look and what follows it
-main_alone       processes                   a layer of the main process of several, on a token, while the others wait
-main_concurrent  processes                   the same while the others are at work
-subprocess_step  processes                   what the pass of a sub-process takes once besides its layers, among the others
-all_reduce       size                        joining the parts of a layer that is split over devices, by bytes
-send             size                        handing bytes from one device or process to another
+early_head       positions                   the head between two layers of a token; its weights have just been used
+early_softmax    positions                   the confidence after one layer, read after the early head
+early_state      positions                   the change of the hidden state after one layer
+fork             processes                   starting and ending `processes` sub-processes within one operating-system process
+after_gap        gap                         a pass over one token `gap` microseconds after the last one of its model; if negative,
+                                             its layers run again that much sooner than in consecutive passes
+wide_after_gap   width, gap                  the same for a pass over several tokens
+tree             width, context              extra time of a pass over several hypotheses, over one with as many tokens
+dispatch         processes                   starting `processes` sub-processes on other units
+wake             processes                   from the dispatch until the sub-processes have the inputs to begin
+promotion        processes                   adopting the state and the KV rows of one of `processes` sub-processes
+scheduling       processes                   overhead of the main process between a read and the next action
+main_alone       processes                   a layer of the main process over one token, while the sub-processes wait
+main_concurrent  processes                   the same while the sub-processes work
+subprocess_step  processes                   overhead per pass of a sub-process, while the others work
+all_reduce       size                        reduction over tensor-parallel devices, by bytes
+send             size                        sending bytes from one device or process to another
 gemm             m, n, k                     a product of m by k and k by n (profiles of operations)
-decode           heads, kv_heads, head_dim,  attention of one new token for each text (profiles of operations)
+decode           heads, kv_heads, head_dim,  attention of one new token per sequence (profiles of operations)
                  context, batch
 ===============  ==========================  ==================================================================
 
-`tensor_parallel` says over how many devices a layer is split, `busy` how many other units of the host are at work.
+`tensor_parallel` is the number of devices that a layer is split over, `busy` the number of other busy units of the host.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ if TYPE_CHECKING:
     import polars as pl
 
 PROCESS_TEXT = 24
-"""Tokens of the prompts of texts that parts by `processes` are timed on. Twice as many are put out, for `fork` as many."""
+"""Prompt tokens of the sequences that time parts by `processes`. Twice as many tokens are generated, for `fork` equally many."""
 READS: tuple[str, ...] = get_args(get_type_hints(Read)["kind"])
 EARLY = {"confidence": "early_softmax", "saturation": "early_state"}
-"""Reads that ask, behind a single layer, whether a token may leave: the parts that they are then."""
+"""Parts of the reads that decide about an early exit after a single layer."""
 AXES: dict[str, tuple[str, ...]] = {
     "layer": ("width", "context", "batch"),
     "dense": ("tokens",),
@@ -93,22 +93,22 @@ AXES: dict[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
     "decode": ("heads", "kv_heads", "head_dim", "context", "batch"),
 }
-"""Coordinates of each part's times."""
+"""Axes of each part."""
 COUNTED = ("tensor_parallel", "busy", *dict.fromkeys(axis for axes in AXES.values() for axis in axes))
 TIMES = ("time_s", "low_s", "high_s")
-"""Median, and lower and upper quartile or whatever the source has for them."""
+"""Median, and lower and upper quartile, or the nearest statistics that the source has."""
 UNITS = dict.fromkeys(COUNTED, "1") | {"size": "bytes", "gap": "us"} | dict.fromkeys(TIMES, "s") | {"repeats": "1", "part": "name"}
 KINDS = {"model": ("layer", "dense"), "operations": ("gemm",), "links": ("send", "all_reduce")}
-"""Kinds of profiles, with the parts of which each needs one."""
+"""Kinds of profiles; each needs at least one of its parts."""
 TAKING_TIME = ("layer", "dense", "gemm")
-"""Parts of which no time is nothing: a single operation may be rounded to nothing, a layer is not."""
+"""Parts whose times must be above 0. Other operations may be short enough to be rounded to 0."""
 MODES = ("eager", "cuda-graph", "kernel-only")
 PROVENANCE = ("measured", "composed")
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where rows come from: a file of a repository, or a run of this project's own timing."""
+    """Source of rows: a file of a repository, or a timing run of this project."""
 
     repository: str
     file: str
@@ -116,33 +116,33 @@ class Source:
     licence: str = ""
     sha256: str = ""
     parts: tuple[str, ...] = ()
-    """What it gave."""
+    """Parts that come from it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """A table of times with all that is known of them.
+    """A table of measured times, with metadata.
 
     Parameters
     ----------
     name, device, model, dtype
-        What is profiled: a device of `model.hardware.devices` or any other name; a model of `model.architectures.transformer` or
-        any other, empty in profiles of operations and links.
+        Name of the profile; a device of `model.hardware.devices` or any other name; a model of `model.architectures.transformer` or
+        any other name (empty in profiles of operations and links); type of the numbers.
     engine, mode
-        What ran it, and whether kernels were launched one by one (`eager`), replayed as a graph, or summed without what lies
-        between.
+        Software that ran it; `eager` (kernels launched one by one), `cuda-graph` (replayed) or `kernel-only` (sum of kernel times
+        without the gaps between them).
     provenance
-        `measured`, or `composed` of times measured for its operations.
+        `measured`, or `composed` from measured times of operations.
     date
-        When it was measured; where the source does not say, when it was imported.
+        Date of the measurement, or of the import if the source does not give it.
     bandwidth, rate, cache_bytes
-        Peak of the device [bytes/s], [operations/s] and its last cache [bytes]: what no time may beat.
+        Peaks of the device [bytes/s], [operations/s] and its last-level cache [bytes]: physical limits of the times.
     shape
         Fields of the model's shape.
     errors
         Relative error between measured points, by part [-].
     facts
-        Of the device and the software, as they were read: driver, clocks, versions.
+        Recorded facts of device and software: driver, clocks, versions.
     """
 
     name: str
@@ -167,7 +167,7 @@ class Profile:
     def __post_init__(self) -> None:
         for name in ("name", "device", "model", "dtype", "engine", "date"):
             if not isinstance(getattr(self, name), str):
-                raise ParameterError(f"{name} must be a text, got {checks.shown(getattr(self, name))}")
+                raise ParameterError(f"{name} must be a string, got {checks.shown(getattr(self, name))}")
         checks.one_of("kind", self.kind, KINDS)
         checks.one_of("mode", self.mode, MODES)
         checks.one_of("provenance", self.provenance, PROVENANCE)
@@ -180,18 +180,18 @@ class Profile:
 
     @cached_property
     def parts(self) -> tuple[str, ...]:
-        """The parts that it has times of."""
+        """Parts with times in the table."""
         present = set(self.table["part"].unique())
         return tuple(part for part in AXES if part in present)
 
     @cached_property
     def tensor_parallel(self) -> tuple[int, ...]:
-        """The numbers of devices over which layers were split."""
+        """Tensor parallel sizes of the measured layers."""
         needed = self.table.filter(self.table["part"].is_in(list(KINDS[self.kind])))
         return tuple(sorted(int(each) for each in needed["tensor_parallel"].unique()))
 
     def rows(self, part: str, tensor_parallel: int = 1, busy: int = 0) -> pl.DataFrame:
-        """The rows of a part, without the columns that are not its; none where the profile has nothing of it."""
+        """Rows of a part with its axes and times only; empty if the profile lacks the part."""
         import polars as pl
 
         table = self.table
@@ -201,16 +201,16 @@ class Profile:
         return chosen.select(*(axis for axis in AXES[part] if axis in table.columns), *TIMES)
 
     def coverage(self) -> str:
-        """What it covers, in a line: the ranges of each part's axes."""
-        said = []
+        """Return a line with the ranges of each part's axes."""
+        covered = []
         for part in self.parts:
             rows = self.table.filter(self.table["part"] == part)
             ranges = ", ".join(f"{axis} {_range(rows[axis].to_numpy())}" for axis in AXES[part])
             more = "".join(
                 f", {axis} {_listed(rows[axis].to_numpy())}" for axis in ("tensor_parallel", "busy") if rows[axis].n_unique() > 1
             )
-            said.append(f"{part} ({ranges}{more})")
-        return "; ".join(said)
+            covered.append(f"{part} ({ranges}{more})")
+        return "; ".join(covered)
 
 
 def _range(values: NDArray[Any]) -> str:
@@ -223,7 +223,7 @@ def _listed(values: NDArray[Any]) -> str:
 
 
 def check_table(table: pl.DataFrame, kind: str) -> None:
-    """Refuse a table that lacks a column, has an unknown one or an impossible value; the message names the row, counted from 1."""
+    """Refuse a table with a missing or unknown column or an impossible value; the error names the row, counted from 1."""
     import polars as pl
 
     for name in ("part", "tensor_parallel", "busy", *TIMES, "repeats"):
@@ -231,11 +231,11 @@ def check_table(table: pl.DataFrame, kind: str) -> None:
             raise ParameterError(
                 f"column {name} is missing; a profile has part, tensor_parallel, busy, axes and {', '.join(TIMES)}"
             )
-    for name, held in table.schema.items():
+    for name, dtype in table.schema.items():
         if name not in UNITS:
             raise checks.unknown("column", name, UNITS)
-        if (name == "part") != (held == pl.String) or (name != "part" and not held.is_numeric()):
-            raise ParameterError(f"column {name} must hold {'names' if name == 'part' else 'numbers'}, got {held}")
+        if (name == "part") != (dtype == pl.String) or (name != "part" and not dtype.is_numeric()):
+            raise ParameterError(f"column {name} must hold {'names' if name == 'part' else 'numbers'}, got {dtype}")
     if not table.height:
         raise ParameterError("the table is empty; a profile has at least one row")
     parts = table["part"]
@@ -246,22 +246,22 @@ def check_table(table: pl.DataFrame, kind: str) -> None:
     if not {*present} & {*KINDS[kind]}:
         needed = " or ".join(KINDS[kind])
         raise ParameterError(f"a profile of kind {kind} must have rows of {needed}, got {', '.join(sorted(present))}")
-    columns = {name: table[name].cast(pl.Float64).to_numpy() for name in table.columns if name != "part"}  # what is null is nan
+    columns = {name: table[name].cast(pl.Float64).to_numpy() for name in table.columns if name != "part"}  # null becomes nan
     for part in present:
         rows = _rows_of(parts, part)
-        own = [name for name in ("tensor_parallel", "busy", *AXES[part], *TIMES) if name in columns]
-        _check_part(part, rows, {name: columns[name][rows] for name in own})
+        names = [name for name in ("tensor_parallel", "busy", *AXES[part], *TIMES) if name in columns]
+        _check_part(part, rows, {name: columns[name][rows] for name in names})
 
 
 def _rows_of(parts: pl.Series, part: str | None) -> NDArray[np.int64]:
-    """The indices of the rows of a part."""
+    """Indices of the rows of a part."""
     return np.flatnonzero(parts.eq_missing(part).to_numpy())
 
 
 def _repeated(points: NDArray[np.float64]) -> bool:
-    """Whether a point, a column of these, may be there twice: False where one sort of one whole number for each rules it out.
+    """Return False if all points (columns) are certainly distinct: each is encoded as one whole number, and these are sorted.
 
-    That is much faster than sorting points of many axes; where such numbers would not be exact none are made.
+    That is much faster than sorting points of many axes. If the encoding would not be exact, the answer is True.
     """
     low = points.min(axis=1)
     spans = points.max(axis=1) - low + 1
@@ -272,10 +272,10 @@ def _repeated(points: NDArray[np.float64]) -> bool:
 
 
 def _check_part(part: str, rows: NDArray[np.int64], columns: Mapping[str, NDArray[np.float64]]) -> None:
-    """Refuse impossible values among the rows of one part, and points that are there twice."""
+    """Refuse impossible values among the rows of one part, and points that occur twice."""
     for axis in ("tensor_parallel", "busy", *AXES[part], *TIMES):
         if axis not in columns:
-            raise ParameterError(f"column {axis} is missing; part {part} goes by {', '.join(AXES[part])}")
+            raise ParameterError(f"column {axis} is missing; part {part} has the axes {', '.join(AXES[part])}")
         values = columns[axis]
         least = -(10**9) if axis == "gap" else 0 if axis in ("busy", "context") or axis in TIMES else 1
         bad = ~(np.isfinite(values) & (values >= least))
@@ -297,13 +297,12 @@ def _check_part(part: str, rows: NDArray[np.int64], columns: Mapping[str, NDArra
     order = np.lexsort(points)
     twice = np.flatnonzero((points[:, order][:, 1:] == points[:, order][:, :-1]).all(axis=0))
     if twice.size:
-        row = rows[order[twice + 1]].min()  # sorting keeps equal points in order: of each pair the later one
-        raise ParameterError(f"row {row + 1}: part {part} has its point more than once; keep the median of its repeats")
+        row = rows[order[twice + 1]].min()  # the sort is stable: the later row of each pair
+        raise ParameterError(f"row {row + 1}: part {part} has this point more than once; keep the median of its repeats")
 
 
 def table_of(rows: list[dict[str, Any]]) -> pl.DataFrame:
-    """A profile's table from rows; quartiles are the time itself, and tensor_parallel 1 and busy 0, where a row does not say
-    them."""
+    """Return a profile's table from rows. Defaults: quartiles equal to the time, tensor_parallel 1, busy 0, repeats 1."""
     import polars as pl
 
     used = {"tensor_parallel", "busy"}.union(*rows)
@@ -319,7 +318,7 @@ def table_of(rows: list[dict[str, Any]]) -> pl.DataFrame:
 
 
 def added(table: pl.DataFrame, rows: list[dict[str, Any]]) -> pl.DataFrame:
-    """A profile's table with more rows behind its own; a column that none of them has is left out."""
+    """Return a profile's table with more rows appended; columns that are empty in all rows are left out."""
     import polars as pl
 
     both = pl.concat([table, table_of(rows)], how="diagonal_relaxed")

@@ -1,4 +1,4 @@
-"""What a pass takes by a profile: measured points as they are, interpolation between them, held efficiency beyond."""
+"""Cost model of a profile: measured points as they are, interpolation between them, constant efficiency beyond them."""
 
 from __future__ import annotations
 
@@ -16,59 +16,59 @@ from model.hardware.profile import AXES, Profile
 from model.hardware.roofline import Efficiency, Roofline
 
 PEAKS = Efficiency(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-"""All of a device's peaks: a bound that no time beats."""
+"""A device at its full peaks: a lower bound of all times."""
 
 
 def shape_of(profile: Profile) -> Shape:
-    """The shape of the model that a profile is of."""
+    """Shape of the profiled model."""
     found: Shape = build(Shape, profile.shape, f"profile {profile.name}.shape", "it is written with the profile")
     return found
 
 
 class ProfileCosts:
-    """A profile as a cost model.
+    """Cost model of a profile.
 
-    A layer is looked up as a whole, or as its products and its attention, with two reductions where it is split over devices. What
-    a profile lacks besides (a step's overhead, transfers) takes no time, and `missing` says so.
+    A layer is looked up as a whole, or as dense part plus attention, with two reductions under tensor parallelism. Other parts that
+    a profile lacks (overhead per step, transfers) are assumed to take 0 s and are listed in `missing`.
 
     Parameters
     ----------
     profile
-        Of kind `model`.
+        A profile of kind `model`.
     tensor_parallel
-        Devices that each layer is split over: those that the profile has.
+        Number of devices that each layer is split over; the profile must have it.
     """
 
     def __init__(self, profile: Profile, *, tensor_parallel: int = 1) -> None:
         if profile.kind != "model":
-            raise ParameterError(f"profile {profile.name} is one of {profile.kind}; a pass needs one of a model, or compose it")
+            raise ParameterError(f"profile {profile.name} must be of kind model, got {profile.kind}; compose one from operations")
         checks.whole("tensor_parallel", tensor_parallel, 1)
         if tensor_parallel not in profile.tensor_parallel:
             has = ", ".join(map(str, profile.tensor_parallel))
-            raise ParameterError(f"tensor_parallel must be one of {has}, what profile {profile.name} has, got {tensor_parallel}")
+            raise ParameterError(f"tensor_parallel must be one of {has} in profile {profile.name}, got {tensor_parallel}")
         self.profile, self.tensor_parallel = profile, tensor_parallel
         self.shape = shape_of(profile)
         self._surfaces: dict[tuple[str, int, int], Surface | None] = {}
 
     @property
     def provenance(self) -> str:
-        """Whether it was measured or composed, and by whom."""
-        whom = "; ".join(dict.fromkeys(source.repository for source in self.profile.sources))
-        return f"{self.profile.provenance} ({whom})"
+        """`measured` or `composed`, with the repositories of its sources."""
+        repositories = "; ".join(dict.fromkeys(source.repository for source in self.profile.sources))
+        return f"{self.profile.provenance} ({repositories})"
 
     @cached_property
     def missing(self) -> tuple[str, ...]:
-        """Parts of a pass that the profile has no times of: they take none."""
+        """Parts of a pass that were not measured: they are assumed to take 0 s."""
         wanted = ["head", "embedding", "step", "send"] + ["all_reduce"] * (self.tensor_parallel > 1) + ["attention"] * self._split
         return tuple(part for part in wanted if part not in self.profile.parts)
 
     @property
     def _split(self) -> bool:
-        """Whether layers are in parts."""
+        """True if layers are stored as dense part and attention."""
         return "layer" not in self.profile.parts
 
     def surface(self, part: str, *, tensor_parallel: int | None = None, busy: int = 0) -> Surface | None:
-        """The times of a part, or none where the profile has none of it."""
+        """Interpolated times of a part; None if the profile lacks it."""
         key = part, self.tensor_parallel if tensor_parallel is None else tensor_parallel, busy
         if key not in self._surfaces:
             rows = self.profile.rows(*key)
@@ -93,7 +93,7 @@ class ProfileCosts:
         return bounds.get(part)
 
     def part(self, part: str, *point: ArrayLike) -> Estimate | None:
-        """Any part by its name [s]; None where the profile has nothing of it."""
+        """Time of a part by name [s]; None if the profile lacks it."""
         surface = self.surface(part)
         return None if surface is None else surface(*point)
 
@@ -110,23 +110,23 @@ class ProfileCosts:
             if surface is None:
                 known = sorted(int(each) for each in self.profile.table["busy"].unique())
                 raise ParameterError(
-                    f"busy must be one of {', '.join(map(str, known))}, what profile {self.profile.name} has, got {busy};"
-                    " measure it"
+                    f"busy must be one of {', '.join(map(str, known))} in profile {self.profile.name}, got {busy}; measure it"
                 )
             return surface(width, context, batch)
         if busy:
-            has = f"what profile {self.profile.name} has"
-            raise ParameterError(f"busy must be 0, {has}, got {busy}; a device of its own is not slowed down")
+            raise ParameterError(
+                f"busy must be 0 in profile {self.profile.name}, got {busy}; separate devices do not slow each other down"
+            )
         tokens = np.asarray(width) * np.asarray(batch)
         products = self.surface("dense")
-        assert products is not None  # `tensor_parallel` are those that have it
+        assert products is not None  # every size in `tensor_parallel` has it
         total = products(tokens) + self.attention(width, context, batch)
         if self.tensor_parallel > 1:
             total = total + self._or_none("all_reduce", tokens * self.shape.hidden * self.shape.bytes_each).repeated(2)
         return total
 
     def attention(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1) -> Estimate:
-        """Attention of one layer [s]. Split over devices, each reads as many bytes as whole layers of a smaller batch would."""
+        """Attention of one layer [s]. Without times at this tensor parallel size, an unsplit layer at a smaller batch is used."""
         surface = self.surface("attention")
         if surface is not None:
             return surface(width, context, batch)
@@ -137,7 +137,7 @@ class ProfileCosts:
         return whole(width, context, share)
 
     def head(self, positions: ArrayLike) -> Estimate:
-        """Projection of so many positions [s]; split over devices, each has its part of the vocabulary."""
+        """Projection of `positions` positions [s]; each of several devices has its part of the vocabulary."""
         surface = self.surface("head")
         if surface is not None:
             return surface(positions)
@@ -145,13 +145,13 @@ class ProfileCosts:
         return NONE if whole is None else whole(positions).repeated(1 / self.tensor_parallel)
 
     def embedding(self, tokens: ArrayLike) -> Estimate:
-        """Embedding so many tokens [s]."""
+        """Embedding of `tokens` tokens [s]."""
         return self._or_none("embedding", tokens)
 
     def step(self, batch: ArrayLike = 1) -> Estimate:
-        """What a pass takes once [s]."""
+        """Overhead per pass [s]."""
         return self._or_none("step", batch)
 
     def transfer(self, size: ArrayLike) -> Estimate:
-        """Handing bytes over [s]."""
+        """Sending `size` bytes to another device or process [s]."""
         return self._or_none("send", size)

@@ -1,8 +1,6 @@
-"""Files of hardware profiles: NAME.json, which says what was measured, where, by whom and with what, and beside it NAME.parquet,
-the table.
+"""Files of hardware profiles: NAME.json with the metadata, and next to it NAME.parquet with the table.
 
-Either is plain text or plain columns: nothing in them is executed. What is damaged, impossible or of another version is refused,
-with its row.
+Nothing in them is executed. Damaged files, impossible values and other versions are refused; errors name the row.
 """
 
 from __future__ import annotations
@@ -23,14 +21,14 @@ SCHEMA_VERSION = 2
 
 
 def save(profile: Profile, folder: str | Path) -> Path:
-    """Write NAME.json and NAME.parquet; whole or not at all, the JSON last. Returns its path."""
-    said = {"schema_version": SCHEMA_VERSION} | {name: getattr(profile, name) for name in _SAME}
-    said |= {"bandwidth_bytes_per_s": profile.bandwidth, "rate_flop_per_s": profile.rate}
-    said |= {"shape": dict(profile.shape), "errors": dict(profile.errors)}
-    said |= {"notes": list(profile.notes), "facts": dict(profile.facts)}
-    said |= {"columns": {name: UNITS[name] for name in profile.table.columns}, "rows": profile.table.height}
-    said |= {"sources": [vars(source) | {"parts": list(source.parts)} for source in profile.sources]}
-    return json_and_parquet.save(Path(folder) / f"{profile.name}.json", said, profile.table)
+    """Write NAME.json and NAME.parquet, completely or not at all, the JSON last; return the path of the JSON."""
+    keys = {"schema_version": SCHEMA_VERSION} | {name: getattr(profile, name) for name in _SAME}
+    keys |= {"bandwidth_bytes_per_s": profile.bandwidth, "rate_flop_per_s": profile.rate}
+    keys |= {"shape": dict(profile.shape), "errors": dict(profile.errors)}
+    keys |= {"notes": list(profile.notes), "facts": dict(profile.facts)}
+    keys |= {"columns": {name: UNITS[name] for name in profile.table.columns}, "rows": profile.table.height}
+    keys |= {"sources": [vars(source) | {"parts": list(source.parts)} for source in profile.sources]}
+    return json_and_parquet.save(Path(folder) / f"{profile.name}.json", keys, profile.table)
 
 
 _SAME = ("name", "kind", "device", "model", "dtype", "engine", "mode", "provenance", "date", "cache_bytes")
@@ -40,14 +38,14 @@ _KEYS = {
 
 
 def load(where: str | Path) -> Profile:
-    """A profile by the name of a bundled one, or by the path of its JSON file."""
+    """Load a bundled profile by name, or any profile by the path of its JSON file."""
     path = Path(where)
     if path.suffix != ".json" and os.sep not in str(where):
         if str(where) not in names():
             raise ParameterError(f"{checks.unknown('profile', str(where), names())}; or give the path of a profile's .json")
         path = Path(str(_bundled() / f"{where}.json"))
     elif path.suffix != ".json":
-        raise ParameterError(f"a profile is named by its .json file, got {path.name}; the table beside it is found by itself")
+        raise ParameterError(f"a profile is given by its .json file, got {path.name}; its table is found automatically")
     try:
         return _read(path)
     except ParameterError as error:
@@ -81,7 +79,7 @@ def _read(path: Path) -> Profile:
 
 
 class _Source(TypedDict):
-    """A `Source` as files hold it."""
+    """A `Source` in the JSON file."""
 
     repository: str
     file: str
@@ -96,14 +94,14 @@ _LISTS = ("notes", "sources")
 
 
 def _check_said(said: Mapping[str, Any]) -> None:
-    """Refuse a value of another kind than is written: whoever has edited a file by hand is told which."""
+    """Refuse a value of a wrong type, as after an edit by hand; the error names the key."""
     for keys, kind, what in ((_TABLES, dict, "a table of keys"), (_LISTS, list, "a list")):
         for key in keys:
             if not isinstance(said[key], kind):
                 raise ParameterError(f"{key} must be {what}, got {checks.shown(said[key])}")
     for note in said["notes"]:
         if not isinstance(note, str):
-            raise ParameterError(f"notes must be texts, got {checks.shown(note)}")
+            raise ParameterError(f"notes must be strings, got {checks.shown(note)}")
     for part, error in said["errors"].items():
         checks.one_of("part in errors", part, AXES)
         checks.number(f"errors[{part}]", error, 0)
@@ -114,7 +112,7 @@ def _bundled() -> Traversable:
 
 
 def names() -> list[str]:
-    """The bundled profiles."""
+    """Names of the bundled profiles."""
     folder = _bundled()
     if not folder.is_dir():
         return []

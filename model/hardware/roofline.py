@@ -1,7 +1,7 @@
-"""What a pass takes by the arithmetic of a transformer and the peaks of a device: no measurement, or a few to fit it to.
+"""Roofline cost model: seconds of a pass from the operations of a transformer and the peaks of a device.
 
-A product of matrices reads its weights once and takes as long as the slower of reading and computing, attention likewise, and
-launching adds to both [Williams2009].
+It needs no measurement; a few fit its efficiencies. A matrix product reads its weights once and takes about as long as the slower
+of reading and computing; so does attention; launches are added [Williams2009].
 
 [Williams2009] S. Williams, A. Waterman, D. Patterson. Roofline: an insightful visual performance model for multicore architectures.
 CACM 52(4), 2009.
@@ -20,32 +20,31 @@ from model.base import checks
 from model.hardware.interpolation import Estimate, Floats
 
 SMALL_LAUNCH = 3e-6
-"""What launching a norm, an activation or a rotation takes [s]: assumed."""
+"""Launch time of a norm, an activation or a rotary embedding [s]: assumed."""
 
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What of a device's peaks is reached, and what does not shrink with the work.
+    """Shares of a device's peaks that kernels reach, and fixed times.
 
     Parameters
     ----------
     memory, compute
-        Share of the peak bandwidth and of the peak rate that products of matrices reach [-].
+        Share of the peak bandwidth and of the peak rate that matrix products reach [-].
     elementwise, cache
-        Share of the peak bandwidth that elementwise operations reach, and attention on keys and values [-]; caches may carry them
-        beyond it.
+        Share of the peak bandwidth that elementwise operations reach, and that attention reaches on keys and values [-]; may exceed
+        1 because of caches.
     launch, attention_launch
-        What each product of a layer, and its attention, take however little there is to do [s].
+        Fixed time of each matrix product of a layer, and of its attention [s].
     error, compute_error
-        Relative error of the products' time where reading the weights takes it, and where arithmetic does, as fitting found it [-].
+        Relative error of the time of products that are memory-bound, and compute-bound, from the fit [-].
     attention_error
-        Of attention's, and of what is sent between devices [-].
+        Relative error of attention, and of transfers between devices [-].
 
-    The values that stand where they are left out were fitted to measured layers of five models on A100, A40, H100 and RTX 4090, and
-    to six tables of attention on A100, H100 and L40S: `calibrate fit roofline` fits them again. The errors of products are the
-    largest medians on a GPU that the fit has not seen, up to 64 tokens and beyond 256; one measured layer of a GPU brings them down
-    (`calibrate fit roofline --layer`). Attention is off by 10 to 50 % from table to table (`calibrate/VALIDATION.md`), which .25
-    stands for.
+    The default values were fitted to measured layers of five models on A100, A40, H100 and RTX 4090, and to six tables of attention
+    on A100, H100 and L40S (`calibrate fit roofline` repeats the fit). The errors of products are the largest medians on a held-out
+    GPU, up to 64 tokens and beyond 256; one measured layer of a GPU reduces them (`calibrate fit roofline --layer`). The error of
+    attention ranges from 10 to 50 % between tables (`calibrate/VALIDATION.md`); .25 represents it.
     """
 
     memory: float = 0.806
@@ -68,18 +67,18 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Roofline:
-    """A model on a device, from its shape and the device's peaks.
+    """Cost model of a model on a device, from the model's shape and the device's peaks.
 
     Parameters
     ----------
     shape, tensor_parallel
-        The model, and over how many devices its layers are split.
+        The model, and the number of devices that its layers are split over.
     bandwidth, rate
         Peaks of each device [bytes/s], [operations/s].
     link, latency
-        Bandwidth to another device [bytes/s], and what a transfer takes besides [s].
+        Bandwidth to another device [bytes/s], and latency of a transfer [s].
     efficiency
-        What of the peaks is reached.
+        Shares of the peaks that are reached.
     """
 
     shape: Shape
@@ -95,91 +94,96 @@ class Roofline:
         for name in ("bandwidth", "rate", "link"):
             checks.number(name, getattr(self, name), 1)
         checks.number("latency", self.latency, 0)
-        self.part  # noqa: B018  whether the model can be split so is found where it is made, and refused in its words
+        self.part  # noqa: B018  raises if the model cannot be split over this many devices
 
     @cached_property
     def part(self) -> Shape:
-        """What each of the devices holds of the model."""
+        """Shape of the part of the model on each device."""
         return self.shape.shard(self.tensor_parallel)
 
     def _slower(self, size: ArrayLike, work: ArrayLike, share: float) -> Floats:
-        """Reading and computing overlap; where both take about as long they are in each other's way."""
+        """Seconds of reading `size` bytes and computing `work` operations [s].
+
+        Both overlap, but not fully if they take about as long. A bound (no launch time) assumes full overlap.
+        """
         reading = np.asarray(size) / (self.bandwidth * share)
         computing = np.asarray(work) / (self.rate * self.efficiency.compute)
         return np.asarray(np.cbrt(reading**3 + computing**3)) if self.efficiency.launch else np.maximum(reading, computing)
 
     def product(self, rows: ArrayLike, outputs: float, inputs: float) -> Floats:
-        """One product of a matrix of so many rows and inputs, and one of inputs by outputs, on one device [s]."""
-        got = np.asarray(rows, dtype=np.float64)
-        size = (inputs * outputs + got * (inputs + outputs)) * self.shape.bytes_each
-        return self._slower(size, 2.0 * inputs * outputs * got, self.efficiency.memory) + self.efficiency.launch
+        """Seconds of a product of a (rows, inputs) and an (inputs, outputs) matrix on one device [s]."""
+        m = np.asarray(rows, dtype=np.float64)
+        size = (inputs * outputs + m * (inputs + outputs)) * self.shape.bytes_each
+        return self._slower(size, 2.0 * inputs * outputs * m, self.efficiency.memory) + self.efficiency.launch
 
     def products(self, tokens: ArrayLike) -> Floats:
-        """A layer but for its attention, over so many tokens: products of matrices, and what is done element by element [s]."""
-        part, got = self.part, np.asarray(tokens, dtype=np.float64)
-        total = np.zeros(got.shape)
+        """Seconds of a layer without its attention, over `tokens` tokens: matrix products and elementwise operations [s]."""
+        part, count = self.part, np.asarray(tokens, dtype=np.float64)
+        total = np.zeros(count.shape)
         for inputs, outputs in part.matrices:
-            total = total + self.product(got, outputs, inputs)
-        if not self.efficiency.launch:  # a bound: nothing but reading the weights and computing
+            total = total + self.product(count, outputs, inputs)
+        if not self.efficiency.launch:  # a bound: only reading the weights and computing
             return total
-        # A norm with the addition before it reads and writes two states, an activation what it makes one of, a rotation all heads.
-        turned = 2 * (part.heads + part.kv_heads) * part.head_dim
-        moved = got * (4 * part.norms * part.hidden + (3 if part.gated else 2) * part.ffn + turned) * part.bytes_each
+        # A norm fused with an addition reads and writes two states; an activation its inputs and output; a rotation all heads.
+        rotated = 2 * (part.heads + part.kv_heads) * part.head_dim
+        moved = count * (4 * part.norms * part.hidden + (3 if part.gated else 2) * part.ffn + rotated) * part.bytes_each
         small = (part.norms + 2) * SMALL_LAUNCH
         return np.asarray(total + moved / (self.bandwidth * self.efficiency.elementwise) + small)
 
     def arithmetic(self, tokens: ArrayLike, weights: float) -> Floats:
-        """How far arithmetic, not reading the weights, takes the time of so many tokens: from 0 to 1 [-]."""
+        """Degree to which products over `tokens` tokens are compute-bound: 0 (memory-bound) to 1 [-]."""
         computing = 2.0 * weights * np.asarray(tokens, dtype=np.float64) / (self.rate * self.efficiency.compute)
         reading = weights * self.shape.bytes_each / (self.bandwidth * self.efficiency.memory)
         return np.asarray(computing**3 / (reading**3 + computing**3))
 
     def attention(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike) -> Floats:
-        """A layer's attention over what is cached [s]."""
+        """Seconds of a layer's attention over the KV cache [s]."""
         part = self.part
-        new, before, texts = (np.asarray(each, dtype=np.float64) for each in (width, context, batch))
-        size = texts * (before + new) * part.cache_bytes(1)
-        work = 4.0 * part.heads * part.head_dim * texts * new * (before + (new + 1) / 2)
+        new, before, sequences = (np.asarray(each, dtype=np.float64) for each in (width, context, batch))
+        size = sequences * (before + new) * part.cache_bytes(1)
+        work = 4.0 * part.heads * part.head_dim * sequences * new * (before + (new + 1) / 2)
         return self._slower(size, work, self.efficiency.cache) + self.efficiency.attention_launch
 
     def layer(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, *, busy: int = 0) -> Estimate:
-        """One decoder layer [s]; how busy the host is makes no difference to a device of its own."""
+        """Seconds of one decoder layer [s]; `busy` has no effect, because other units are separate devices."""
         tokens = np.asarray(width) * np.asarray(batch)
-        total = self._said(self.products(tokens), self.arithmetic(tokens, self.part.layer_weights))
-        total = total + self._guessed(self.attention(width, context, batch))
+        total = self._estimate(self.products(tokens), self.arithmetic(tokens, self.part.layer_weights))
+        total = total + self._assumed(self.attention(width, context, batch))
         if self.tensor_parallel > 1:
-            total = total + self._guessed(2 * self.all_reduce(tokens * self.shape.hidden * self.shape.bytes_each))
+            total = total + self._assumed(2 * self.all_reduce(tokens * self.shape.hidden * self.shape.bytes_each))
         return total
 
     def all_reduce(self, size: ArrayLike) -> Floats:
-        """Adding up the parts of a state that `tensor_parallel` devices hold, around a ring [s]."""
+        """Seconds of a ring all-reduce of `size` bytes over `tensor_parallel` devices [s]."""
         around = 2 * (self.tensor_parallel - 1) / self.tensor_parallel
         return np.asarray(np.asarray(size) * around / self.link + self.latency)
 
     def head(self, positions: ArrayLike) -> Estimate:
-        """Projection of so many positions [s]."""
-        many = np.asarray(positions, dtype=np.float64)
+        """Seconds of the projection of `positions` positions onto the vocabulary [s]."""
+        count = np.asarray(positions, dtype=np.float64)
         weights = self.part.head_weights
-        seconds = self._slower(weights * self.shape.bytes_each, 2 * weights * many, self.efficiency.memory)
-        return self._said(seconds, self.arithmetic(many, weights))
+        seconds = self._slower(weights * self.shape.bytes_each, 2 * weights * count, self.efficiency.memory)
+        return self._estimate(seconds, self.arithmetic(count, weights))
 
     def embedding(self, tokens: ArrayLike) -> Estimate:
-        """Reading a row for each token [s]."""
-        return self._said(np.asarray(tokens) * self.shape.hidden * self.shape.bytes_each / self.bandwidth)
+        """Seconds of reading an embedding row per token [s]."""
+        return self._estimate(np.asarray(tokens) * self.shape.hidden * self.shape.bytes_each / self.bandwidth)
 
     def step(self, batch: ArrayLike = 1) -> Estimate:
-        """Nothing is known of it."""
-        return self._said(np.zeros(np.shape(batch)))
+        """Zero seconds: the shape and the peaks do not determine the overhead per pass [s]."""
+        return self._estimate(np.zeros(np.shape(batch)))
 
     def transfer(self, size: ArrayLike) -> Estimate:
-        """Bytes over the link, behind its latency [s]."""
-        return self._guessed(np.asarray(size) / self.link + self.latency)
+        """Seconds of a transfer: latency plus bytes over the link's bandwidth [s]."""
+        return self._assumed(np.asarray(size) / self.link + self.latency)
 
-    def _said(self, seconds: ArrayLike, arithmetic: ArrayLike = 0.0) -> Estimate:
-        found, got = np.asarray(seconds, dtype=np.float64), self.efficiency
-        error = got.error + (got.compute_error - got.error) * np.asarray(arithmetic)
-        return Estimate(found, np.broadcast_to(error, found.shape))
+    def _estimate(self, seconds: ArrayLike, arithmetic: ArrayLike = 0.0) -> Estimate:
+        """Seconds with the error of products, between memory-bound (`arithmetic` 0) and compute-bound (1)."""
+        times, efficiency = np.asarray(seconds, dtype=np.float64), self.efficiency
+        error = efficiency.error + (efficiency.compute_error - efficiency.error) * np.asarray(arithmetic)
+        return Estimate(times, np.broadcast_to(error, times.shape))
 
-    def _guessed(self, seconds: ArrayLike) -> Estimate:
-        found = np.asarray(seconds, dtype=np.float64)
-        return Estimate(found, np.full(found.shape, self.efficiency.attention_error))
+    def _assumed(self, seconds: ArrayLike) -> Estimate:
+        """Seconds with the error of attention and transfers."""
+        times = np.asarray(seconds, dtype=np.float64)
+        return Estimate(times, np.full(times.shape, self.efficiency.attention_error))

@@ -1,6 +1,6 @@
-"""Methods of which whole static batches are decoded, and what the steps of such batches are.
+"""Static batches: parameters of methods that decode all sequences of a batch, and the steps of such batches.
 
-All sequences of a batch begin together; those that have ended leave it, and the next batch begins when the slowest has ended.
+All sequences of a batch begin together. A sequence that has ended leaves; the next batch begins when the slowest has ended.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from model.methods.method_parameters import LOCKSTEP, STATIC, MethodParameters
 from model.steps import Batch, Forward, LayerSpan, Steps
 
 MAX_STATIC = 4096
-"""The most sequences of a static batch, all of which are played."""
+"""Largest static batch; all its sequences are simulated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StaticBatching(MethodParameters):
-    """The same of methods of which whole static batches are played.
+    """Parameters of a method that can decode static batches.
 
     Parameters
     ----------
     lengths
-        Tokens of all sequences of static batches, if not all of one length: the longest of as many as the scenario says.
+        Tokens of each sequence of static batches, if they differ; the largest equals the scenario's `tokens`.
     """
 
     lengths: tuple[int, ...] | None = None
 
     BATCHINGS: ClassVar[tuple[str, ...]] = (STATIC, LOCKSTEP)
-    WHY_NOT: ClassVar[str] = "its batches go column by column, so that no sequence can take the place of one that has ended"
+    WHY_NOT: ClassVar[str] = "all sequences of its batches are at the same position, so an ended sequence cannot be replaced"
 
     def check_batching(self) -> None:
-        """Refuse batches, or lengths of sequences, that there are none of."""
+        """Raise ParameterError for impossible batches or lengths of sequences."""
         super().check_batching()
         if self.batching == STATIC:
             checks.whole("sequences", self.sequences, 1, MAX_STATIC)
@@ -51,41 +51,40 @@ class StaticBatching(MethodParameters):
         if self.batching != STATIC:
             raise checks.ParameterError(
                 f"lengths must be left out with batching={self.batching!r}, got {checks.shown(lengths)}; sequences of unequal"
-                " lengths are those of batching = 'static'"
+                " lengths need batching = 'static'"
             )
 
     @property
     def full_batch(self) -> int:
-        """Sequences over which every pass of the decoding that is played is priced; 1 where all sequences of a batch are played."""
+        """Sequences that the price of every pass assumes; 1 if all sequences of a batch are simulated."""
         return 1 if self.batching == STATIC else self.sequences
 
     @property
     def decoded_sequences(self) -> int:
-        """Sequences that are decoded; 1 where one stands for a full batch."""
+        """Sequences that are decoded; 1 if one sequence represents a full batch."""
         if self.batching != STATIC:
             return 1
         return self.sequences if self.lengths is None else len(self.lengths)
 
     @property
     def concurrent_sequences(self) -> int:
-        """Most of them that are decoded at the same time."""
+        """Largest number of sequences that are decoded at the same time."""
         return min(self.sequences, self.decoded_sequences)
 
     @property
     def static_batches(self) -> bool:
-        """Whether it can decode real batches."""
+        """True: the method can decode static batches."""
         return True
 
     def check_tokens(self, tokens: int) -> None:
-        """Refuse lengths of which none is the number of tokens that is asked for."""
+        """Raise ParameterError unless the longest of `lengths` equals `tokens`."""
         if self.lengths is not None and max(self.lengths) != tokens:
             raise checks.ParameterError(
-                f"lengths must be at most tokens={tokens}, and one of them that, got {max(self.lengths)} as the longest;"
-                " set tokens to that"
+                f"the largest of lengths must equal tokens={tokens}, got {max(self.lengths)}; set tokens to that"
             )
 
     def batches(self, tokens: int) -> list[dict[int, int]]:
-        """Lengths of the sequences of each batch, by their numbers."""
+        """Lengths of the sequences of each batch, by sequence number."""
         lengths = (tokens,) * self.decoded_sequences if self.lengths is None else self.lengths
         numbered = [*enumerate(lengths)]
         return [dict(numbered[start : start + self.sequences]) for start in range(0, len(numbered), self.sequences)]
@@ -101,11 +100,11 @@ class StaticBatching(MethodParameters):
         return sum(max(batch.values()) for batch in self.batches(tokens))
 
     def outputs_of(self, tokens: int) -> int:
-        """Tokens that all decoded sequences have together."""
+        """Total tokens of all decoded sequences."""
         return sum(sum(batch.values()) for batch in self.batches(tokens))
 
     def shortened(self, tokens: int) -> Self:
-        """The same choice with no sequence longer than `tokens`."""
+        """Copy in which no sequence is longer than `tokens`."""
         return self if self.lengths is None else replace(self, lengths=tuple(min(length, tokens) for length in self.lengths))
 
     def plain_time(self, tokens: int, cost: StepCosts) -> float:
@@ -121,12 +120,12 @@ class StaticBatching(MethodParameters):
 
 
 def read_prompts(layers: int, prompt: Sequence[int], prompts: Sequence[Sequence[int]], sequences: Sequence[int]) -> Steps:
-    """Let the target read the prompts of a batch but for their last tokens, where each sequence has one of its own."""
+    """Prefill the target with each sequence's prompt, without its last token; no step if all sequences share one prompt."""
     for number in sequences if prompts else ():
         if len(prompts[number]) != len(prompt):
             raise checks.ParameterError(
-                f"prompts must be of one length, {len(prompt)} tokens, as sequences of a batch stand at one position; prompt"
-                f" {number} has {len(prompts[number])}"
+                f"all prompts must have the same length, {len(prompt)} tokens, because sequences of a batch are at one position;"
+                f" prompt {number} has {len(prompts[number])}"
             )
         words = tuple(prompts[number][:-1])
         if words:
@@ -134,5 +133,5 @@ def read_prompts(layers: int, prompt: Sequence[int], prompts: Sequence[Sequence[
 
 
 def last_words(prompt: Sequence[int], prompts: Sequence[Sequence[int]], sequences: Sequence[int]) -> tuple[int, ...]:
-    """The last token of each sequence's prompt."""
+    """Last token of each sequence's prompt."""
     return tuple([prompts[number][-1] if prompts else prompt[-1] for number in sequences])

@@ -1,4 +1,4 @@
-"""Methods of one process with a draft model: where that runs, and what follows from it."""
+"""Parameters of single-process methods with a draft model: its size and its placement on compute units."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from model.methods.peak_demand import Demand, of_one_process
 
 COLOCATED, SEPARATE = PLACEMENTS = ("colocated", "separate")
 MAX_DRAFT = 250
-"""Longer drafts than anybody makes; positions within one are kept in a byte."""
+"""Longest draft: positions in a draft are stored in a byte."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftModel(MethodParameters):
-    """A choice of a method with a draft model.
+    """Parameters of a method with a draft model.
 
     Parameters
     ----------
     placement
-        `colocated`: all models share the target's unit. `separate`: each has a unit of its own.
+        `colocated`: all models share the target's unit. `separate`: each model has its own unit.
     draft_layers
-        Depth of the draft model; its time is the scenario's `cost_ratio`, whatever its depth.
+        Layers of the draft model. Its time is set by the scenario's `cost_ratio`, not by its depth.
     """
 
     placement: str = COLOCATED
     draft_layers: int = 1
 
     def check_models(self) -> None:
-        """Refuse depths and placements that no target and draft can have."""
+        """Raise ParameterError for impossible depths or an unknown placement."""
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
         checks.whole("draft_layers", self.draft_layers, 1, checks.MAX_LAYERS)
         checks.one_of("placement", self.placement, PLACEMENTS)
 
     @classmethod
     def costs_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
-        """Costs that a choice with these parameters has: a link only where models are on units of their own."""
+        """Subset of COSTS that applies with these parameters; `link` only if models are on separate units."""
         together = table.get("placement", COLOCATED) == COLOCATED
         return tuple(name for name in cls.COSTS if not (together and name == "link"))
 
     @property
     def separate_units(self) -> int:
-        """Units that smaller models have to themselves."""
+        """Reserved units that are dedicated to models other than the target."""
         return 0 if self.placement == COLOCATED else len(self.roles)
 
     @property
     def units(self) -> int:
-        """Compute units that it reserves."""
+        """Compute units that are reserved."""
         return 1 + self.separate_units
 
     def demand(self, cost: StepCosts, tokens: int) -> Demand:
-        """The most that it may want at once: it is one process."""
+        """Peak demand of a single process."""
         return of_one_process(self.units, cost)

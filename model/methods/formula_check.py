@@ -1,7 +1,6 @@
-"""What a method declares so that its paper's formula is checked against real runs: `sim compare` draws it next to simulation and
-measurement.
+"""Declaration with which a method has its paper's formula checked: `sim compare` plots it next to simulation and measurement.
 
-The declaration stands in the method's parameters (`FORMULA_CHECK`), the formula in its theory (`paper_formula`).
+The declaration is part of the method's parameters (`FORMULA_CHECK`), the formula part of its theory (`paper_formula`).
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FormulaCheck:
-    """How runs of a method are grouped to be compared with its paper's formula.
+    """Grouping of real runs for the comparison with the paper's formula.
 
     Parameters
     ----------
     claim
-        Name of what is checked; figures of it have a title of their own.
+        Name of the checked claim; its figure has a separate title.
     swept
-        Parameter along which runs are grouped, those of one value together; empty: each run is checked alone.
+        Parameter by which runs are grouped; empty: each run is checked alone.
     rate
-        Outcome rate that runs are swept along, if their outcomes are forced: it does not tell lines apart.
+        Outcome rate along which forced runs are swept; runs that differ only in it belong to one line.
     of_time
-        The formula is one of time over plain decoding, not of speed.
+        The formula gives time relative to plain decoding instead of speed.
     over_processes
-        Only runs over several processes count.
+        Use only runs over several processes.
     """
 
     claim: str
@@ -41,18 +40,18 @@ class FormulaCheck:
 
 @dataclass(frozen=True)
 class ComparedRuns:
-    """Real runs of one choice of a method, with what was counted in them.
+    """Real runs with one set of parameters, and the counts of their events.
 
     Parameters
     ----------
     decodings
-        At least one, all of the same settings.
+        At least one decoding; all have the same settings.
     drafting
-        Totals of their rounds.
+        Totals over their rounds.
     pass_ratio
-        Time of a pass of a model over one token, over that of the target, by its role; of the profiles.
+        Single-token pass time of the model with a given role, relative to that of the target, from the profiles.
     layers_per_token
-        Layers that a token behind the first commit goes through, in the mean.
+        Mean layers per token after the first commit.
     """
 
     decodings: Sequence[Decoding]
@@ -62,15 +61,15 @@ class ComparedRuns:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The parameters, by their names."""
+        """Parameters by name."""
         return self.decodings[0].settings
 
 
 class FormulaPoint(NamedTuple):
-    """Where in its figure a formula stands, what it says there, and what it was given."""
+    """Value of a formula, its abscissa in the figure, and a description of its inputs."""
 
     x: float
     value: float
-    """Speed over plain decoding, or time over it."""
+    """Speed or time relative to plain decoding [-]."""
     x_name: str
     about: str

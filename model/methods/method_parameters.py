@@ -1,7 +1,7 @@
-"""The contract of a method's parameters: all that the rest of the project may ask of a choice, with defaults.
+"""Base class of every method's parameters: the whole interface that the rest of the project uses, with defaults.
 
-A method's `Parameters` derive from `MethodParameters` and override what differs. Nothing outside `model/methods` asks whether an
-attribute exists.
+A method's `Parameters` derive from `MethodParameters` and override what differs. Code outside `model/methods` uses only this
+interface; it never tests whether an attribute exists.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ CONTINUOUS, STATIC, LOCKSTEP = BATCHING = ("continuous", "static", "lockstep")
 SAID = {
     CONTINUOUS: "the batch is kept full: a sequence that has ended is replaced at once",
     STATIC: "all sequences begin together, and the next batch begins when the slowest has ended",
-    LOCKSTEP: "all sequences share one set of random outcomes: what prices alone say of a batch",
+    LOCKSTEP: "all sequences share one set of random outcomes: the effect of costs alone",
 }
 COSTS = (
     "early_head", "dispatch", "dispatch_per_process", "dispatch_law", "link", "promotion", "propagation", "state_check",
     "verify_cost", "fitted_on",
 )  # fmt: skip
-"""Costs that only some methods have, in layer-times or as NAME_s in seconds; the COSTS of a method are those that it has."""
+"""Costs that only some methods have, in layer-times or as NAME_s in seconds. A method lists its own in `COSTS`."""
 COSTS_OF = {
     "draft": ("cost_ratio", "operations_ratio", "task", "draft_shape", "draft_profile", "draft_step"),
     "medium": (
         "medium_cost_ratio", "medium_operations_ratio", "allow_slow_medium", "medium_shape", "medium_profile", "draft_step",
     ),
 }
-"""Costs of methods that have a model of a role beside the target."""
+"""Costs of methods with a further model, by its role."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodParameters(TableRecord):
-    """A choice of a method's parameters.
+    """Parameters of a decoding method.
 
     Parameters
     ----------
@@ -49,20 +49,20 @@ class MethodParameters(TableRecord):
     sequences
         Sequences of a full batch.
     batching
-        How several sequences are decoded together; of one sequence it makes no difference.
+        How several sequences are decoded together; no effect on a single sequence.
 
-        `continuous`  The batch is kept full: a sequence that has ended is replaced at once, as serving engines do. One sequence of
-        it is decoded, and every pass is priced as one over as many tokens of each of `sequences` sequences. Every step drafts for
-        all, so a sequence's last draft is not cut short: tokens after its end are dropped.
+        `continuous`  The batch is kept full: a sequence that has ended is replaced at once, as serving engines do. One sequence is
+        decoded; each of its passes costs as much as a pass over the same number of tokens of `sequences` sequences. Every step
+        drafts for all sequences, so a last draft is not cut short: tokens after the end of the sequence are dropped.
 
-        `static`  All sequences begin together, each with random outcomes of its own, and the next batch begins when the slowest
+        `static`  All sequences begin together and have separate random outcomes; the next batch begins when the slowest sequence
         has ended. Sequences that have ended leave their batch. All sequences are decoded.
 
-        `lockstep`  All sequences share one set of random outcomes: one is decoded as if it were alone, its last draft cut short,
-        and every pass is priced as over as many tokens of each.
+        `lockstep`  All sequences share one set of random outcomes. One sequence is decoded as if alone, with its last draft cut
+        short; each of its passes costs as much as a pass over the same number of tokens of `sequences` sequences.
 
-    Results of `continuous` and `lockstep` are of one sequence of the batch, of `static` of all; speed-ups are over plain decoding
-    of the same number of sequences.
+    Results of `continuous` and `lockstep` describe one sequence of the batch, those of `static` all sequences. Speed-ups are
+    relative to plain decoding of the same number of sequences.
     """
 
     sequences: int = 1
@@ -70,31 +70,31 @@ class MethodParameters(TableRecord):
     layers: int
 
     LABEL: ClassVar[str] = ""
-    """The method's name in figures and reports, spelled out; empty: the name of its folder or module."""
+    """Full name of the method in figures and reports; empty: the name of its folder or module."""
     SHORT_LABEL: ClassVar[str] = ""
-    """The same where there is little room; empty: LABEL."""
+    """Short name of the method where space is scarce; empty: LABEL."""
     OUTCOMES: ClassVar[tuple[str, ...]]
-    """Outcomes that the method may ask for; every method says them."""
+    """Random outcomes that the method may read; required."""
     EXACT: ClassVar[bool]
-    """Whether the output has the target's own law, for all or nearly all parameters; every method says it. See `exact`."""
+    """True if the output has the target's distribution, for all or nearly all parameters; required. See `exact`."""
     ROLES: ClassVar[tuple[str, ...]] = ()
-    """Models that the method may have beside the target."""
+    """Roles of the models that the method may use in addition to the target."""
     IMITATES: ClassVar[Mapping[str, tuple[str, str]]] = MappingProxyType({})
-    """Which model each of them imitates, and by which outcome."""
+    """For each of these roles, the model that it imitates and the outcome that says whether it succeeds."""
     COSTS: ClassVar[tuple[str, ...]] = COSTS
-    """Costs, of those that only some methods have, that the method may have."""
+    """Subset of the optional costs (`COSTS` of this module) that the method may have."""
     BATCHINGS: ClassVar[tuple[str, ...]] = (LOCKSTEP,)
     """Values of `batching` with which several sequences can be decoded."""
     WHY_NOT: ClassVar[str] = (
-        "of sequences with random outcomes of their own this method's passes differ, and only those of a batch in lockstep have a"
-        " price"
+        "sequences with separate random outcomes need different passes of this method, and only passes of a batch in lockstep have"
+        " a price"
     )
-    """Why the others are refused."""
+    """Reason given when another value is refused."""
     FORMULA_CHECK: ClassVar[FormulaCheck | None] = None
-    """How real runs are compared with the formula of the method's paper, `paper_formula` of its theory; None: they are not."""
+    """Comparison of real runs with the formula of the method's paper (`paper_formula` of its theory); None: not compared."""
     GONE = MappingProxyType({
-        "batch": "it is now sequences, with batching = 'continuous' (a batch that is kept full), 'static' (one that waits for its"
-        " slowest sequence) or 'lockstep'"
+        "batch": "it is now sequences, with batching = 'continuous' (a batch that is kept full), 'static' (a batch that waits for"
+        " its slowest sequence) or 'lockstep'"
     })
 
     @classmethod
@@ -106,68 +106,68 @@ class MethodParameters(TableRecord):
         """The parameters by name."""
         return {name: vars(self)[name] for name in self.names()}
 
-    # --- Asked of a table, before it is known to be valid ---
+    # --- Functions of a parameter table that has not been validated yet ---
 
     @classmethod
     def outcomes_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
-        """Outcomes that a choice with these parameters asks for."""
+        """Outcomes that the method reads with these parameters."""
         return cls.OUTCOMES
 
     @classmethod
     def roles_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
-        """Models that a choice with these parameters has beside the target."""
+        """Roles of the models that the method uses with these parameters, besides the target."""
         return cls.ROLES
 
     @classmethod
     def costs_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
-        """Those of COSTS that a choice with these parameters has."""
+        """Subset of COSTS that applies with these parameters."""
         return cls.COSTS
 
     @classmethod
     def all_costs_for(cls, table: Mapping[str, Any]) -> frozenset[str]:
-        """The same with the costs of its other models, and of passes over several sequences."""
+        """Costs that apply with these parameters, including those of other models and of passes over several sequences."""
         batch = () if table.get("sequences", 1) == 1 else ("verify_cost",)  # a pass is as wide as all sequences together
         return frozenset((*cls.costs_for(table), *batch)).union(*(COSTS_OF[role] for role in cls.roles_for(table)))
 
-    # --- What it is, and what it needs ---
+    # --- Output and resources ---
 
     @property
     def outcomes(self) -> tuple[str, ...]:
-        """Outcomes that it asks for."""
+        """Outcomes that the method reads."""
         return self.outcomes_for(vars(self))
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Models that it has beside the target."""
+        """Roles of the models besides the target."""
         return self.roles_for(vars(self))
 
     @property
     def exact(self) -> bool:
-        """Whether its output has the target's own law."""
+        """True if the output has the target's distribution."""
         return self.EXACT
 
     @property
     def sampled(self) -> bool:
-        """Whether tokens are drawn from the target's law; else the likeliest are taken."""
+        """True if tokens are sampled from the target's distribution, False if decoding is greedy."""
         return False
 
     @property
     def units(self) -> int:
-        """Compute units that it reserves."""
+        """Compute units that are reserved."""
         return 1
 
     @property
     def separate_units(self) -> int:
-        """Those of them that models other than the target have to themselves."""
+        """Reserved units that are dedicated to models other than the target."""
         return 0
 
     @property
     def bounded(self) -> bool:
-        """Whether it never wants more units than `units`, whatever anything costs."""
+        """True if the method never needs more than `units` units, at any costs."""
         return True
 
     def demand(self, cost: StepCosts, tokens: int) -> Demand:
-        """The most that its processes may want at once; for a method that does not say, the most that its units could want.
+        """Peak demand of the method's processes; the default is an upper bound: all units busy and all of them transferring.
 
         >>> from model.costs.layer_times import UnitCost
         >>> from model.methods.ppd.algorithm import Parameters
@@ -177,60 +177,60 @@ class MethodParameters(TableRecord):
         return Demand(1) if self.units == 1 else Demand(self.units, self.units, "anywhere")
 
     def depth(self, role: str) -> int | None:
-        """Layers of the model of a role; None where the parameters do not say them."""
+        """Layers of the model with this role; None if the parameters do not define it."""
         depth: int | None = vars(self).get("layers" if role == "target" else f"{role}_layers")
         return depth
 
-    # --- Its passes ---
+    # --- Passes ---
 
     @property
     def longest_draft(self) -> int:
-        """Most drafted tokens that wait at once for a pass of the target to verify them."""
+        """Largest number of drafted tokens that one pass of the target verifies."""
         return 0
 
     @property
     def widest(self) -> int:
-        """Most tokens of a pass of the target, over all sequences that are decoded together."""
+        """Largest number of tokens in a pass of the target, over all sequences that are decoded together."""
         return 1
 
     def widest_of(self, tokens: int) -> int:
-        """The same where `tokens` are decoded."""
+        """Largest number of tokens in a pass of the target when `tokens` are decoded."""
         return self.widest
 
     @property
     def handover_layer(self) -> int:
-        """Layer whose state other passes start from, or an early head reads; 0: there is none."""
+        """Layer whose hidden state other passes start from or an early head reads; 0: none."""
         return 0
 
     @property
     def reads_early(self) -> bool:
-        """Whether tokens are read from layers below the last, where trained heads can read."""
+        """True if tokens are predicted from layers below the last, by trained early heads."""
         return False
 
     @property
     def first_check(self) -> int:
-        """First layer after which a token may leave, where outcomes say where it does."""
+        """First layer after which a token may exit, for methods whose outcomes are exit layers."""
         return 1
 
     @property
     def overrun(self) -> int:
-        """Positions after the end of the longest sequence that a pass may reach, where sequences draft along with others."""
+        """Positions after the end of the longest sequence that a pass may reach, because drafts of a batch have equal length."""
         return 0
 
     @property
     def match_candidates(self) -> int:
-        """Candidates of which one may match; the random outcome says which."""
+        """Number of candidates; the random outcome says which of them matches."""
         return 1
 
     @property
     def counts_layers(self) -> bool:
-        """Whether its operations are those of the layers that it runs, as its theory's `work` says, and not its unit-time."""
+        """True if operations are counted by the layers that run (`work` of the theory) instead of by unit-time."""
         return False
 
     # --- Batches ---
 
     def check_batching(self) -> None:
-        """Refuse batches that the method cannot decode."""
+        """Raise ParameterError for batches that the method cannot decode."""
         checks.whole("sequences", self.sequences, 1, checks.MAX_UNITS)
         checks.one_of("batching", self.batching, BATCHING)
         if self.sequences > 1 and self.batching not in self.BATCHINGS:
@@ -241,22 +241,22 @@ class MethodParameters(TableRecord):
 
     @property
     def full_batch(self) -> int:
-        """Sequences over which every pass is priced; 1 where all sequences of a batch are decoded."""
+        """Sequences that the price of every pass assumes; 1 if all sequences of a batch are decoded."""
         return self.sequences
 
     @property
     def decoded_sequences(self) -> int:
-        """Sequences that are decoded; 1 where one stands for a full batch."""
+        """Sequences that are decoded; 1 if one sequence represents a full batch."""
         return 1
 
     @property
     def concurrent_sequences(self) -> int:
-        """Most of them that are decoded at the same time."""
+        """Largest number of sequences that are decoded at the same time."""
         return 1
 
     @property
     def static_batches(self) -> bool:
-        """Whether it can decode real batches: static ones, all of whose sequences are decoded."""
+        """True if the method can decode static batches, with all their sequences."""
         return False
 
     def plain_time(self, tokens: int, cost: StepCosts) -> float:
@@ -270,17 +270,17 @@ class MethodParameters(TableRecord):
     # --- Checks and changes that need more than the parameters ---
 
     def check_tokens(self, tokens: int) -> None:
-        """Refuse a number of tokens to decode that does not go with the parameters."""
+        """Raise ParameterError if this number of tokens contradicts the parameters."""
 
     def check_law(self, outcome: str, law: Any) -> None:
-        """Refuse a law of an outcome that the method cannot follow, such as one by the place in a draft."""
+        """Raise ParameterError for an outcome law that the method does not support, such as rates by position in a draft."""
 
     def check_thresholds(self) -> None:
-        """Refuse parameters that lack the thresholds by which real models decide."""
+        """Raise ParameterError if a threshold that real models need for their decisions is missing."""
 
     @property
     def decides_by_threshold(self) -> bool:
-        """Whether thresholds were given, so that outcomes cannot be forced by rates."""
+        """True if thresholds are set; outcomes then cannot be forced by rates."""
         return False
 
     def steps_of(self, tokens: int) -> int:
@@ -288,13 +288,13 @@ class MethodParameters(TableRecord):
         return tokens
 
     def outputs_of(self, tokens: int) -> int:
-        """Tokens that all decoded sequences have together."""
+        """Total tokens of all decoded sequences."""
         return tokens
 
     def shortened(self, tokens: int) -> Self:
-        """The same choice with no sequence longer than `tokens`."""
+        """Copy in which no sequence is longer than `tokens`."""
         return self
 
     def with_costs(self, cost: StepCosts) -> Self:
-        """The same choice, where it decides by costs: those that it was not given are the scenario's."""
+        """Copy in which costs that the method decides by, and that are not set, are those of the scenario."""
         return self

@@ -1,7 +1,7 @@
-"""What a method may want at once: on fewer units, on a shared link, or where stopped work goes on, it may have to wait.
+"""Peak demand of a method for units and transfers.
 
-Closed forms and vectorised paths price a decoding for which nothing waits. Where a cluster has less than this, only a simulation of
-units and links knows what happens.
+Closed forms and vectorised paths assume that no process waits. If a cluster offers less than the peak demand (fewer units, a shared
+link, stopped work that runs on), processes may wait, and only a simulation of units and links gives the time.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from model.costs.step_costs import StepCosts
 
 
 class Demand(NamedTuple):
-    """The most that processes of one decoding may want at once, at given costs."""
+    """Upper bounds of what the processes of one decoding use at the same time, at given costs."""
 
     units: int
-    """Units on which something is done at the same time; of one process that moves all, where moving takes time."""
+    """Busy units; for a single process that moves between units, all of them if moving takes time."""
     transfers: int = 1
-    """Transfers under way at the same time."""
+    """Concurrent transfers."""
     stopped: str | None = None
-    """Where a process may be that is stopped while it works: between its `layers` alone, or `anywhere`."""
+    """Points at which a working process may be stopped: only between `layers`, or `anywhere`; None: never."""
 
 
 def of_one_process(units: int, cost: StepCosts) -> Demand:
-    """The demand of a single process, which does one thing at a time: it lacks a unit only where going there takes time."""
+    """Peak demand of a single process, which runs one pass at a time: several units matter only if moving takes time."""
     return Demand(units if cost.link else 1)

@@ -1,4 +1,4 @@
-"""What the theory of a method is asked, and what it says: the records of every method's `predict` and `predict_points`."""
+"""Inputs and results of every method's `predict` and `predict_points`."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ Floats = NDArray[np.float64]
 
 
 class MethodChoice(NamedTuple):
-    """What a theory is asked about but for the law of outcomes."""
+    """Arguments of a prediction except the law of outcomes."""
 
     parameters: Any
-    """Of the method's own class."""
+    """Instance of the method's `Parameters`."""
     tokens: int
     cost: StepCosts
 
 
 @dataclass(frozen=True)
 class PredictionPoints:
-    """Many points at which a theory is asked together: each is one of `choices` under one of `laws`.
+    """Many points to predict together: each combines one of `choices` with one of `laws`.
 
     Parameters
     ----------
     choices, laws
-        Each once. A law is as `predict` takes it: of a method with several kinds of outcomes, laws by their names.
+        Distinct values. A law has the form that `predict` takes; with several kinds of outcomes, laws by outcome name.
     choice, law
-        Their index at each point.
+        Index into `choices` and `laws` of each point; shape (points,).
     """
 
     choices: Sequence[MethodChoice]
@@ -41,53 +41,53 @@ class PredictionPoints:
     law: NDArray[np.intp]
 
     def at(self, index: NDArray[np.intp]) -> PredictionPoints:
-        """Some of the points, in this order."""
+        """Subset of the points, in this order."""
         return PredictionPoints(self.choices, self.laws, self.choice[index], self.law[index])
 
     def of_choices(self, value: Callable[[MethodChoice], float]) -> Floats:
-        """A number of each point's choice."""
+        """Value of each point's choice; shape (points,)."""
         return np.array([value(each) for each in self.choices], dtype=np.float64)[self.choice]
 
     def of_laws(self, value: Callable[[Any], float]) -> Floats:
-        """A number of each point's law."""
+        """Value of each point's law; shape (points,)."""
         return np.array([value(each) for each in self.laws], dtype=np.float64)[self.law]
 
     def pairs(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-        """Indices of the choices and laws that meet, each pair once, and which pair each point is."""
+        """Choice and law index of each distinct pair, and the index of each point's pair."""
         both, index = np.unique(np.stack([self.choice, self.law]), axis=1, return_inverse=True)
         return both[0], both[1], index.reshape(-1)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Expectations over the law of outcomes, each an array of the points' shape; nan where the theory has no value.
+    """Expectations over the law of outcomes, arrays of the points' shape; nan where the theory has no value.
 
-    Times are in the cost model's unit, compute in that unit summed over busy compute units.
+    Times are in the cost model's unit; `busy` is that time summed over busy compute units.
     """
 
     latency: Floats
     latency_variance: Floats
     busy: Floats
     units_ratio: Floats
-    """E[busy / latency]; not the ratio of the two expectations."""
+    """E[busy / latency] [-]; not the ratio of the two expectations."""
     units: Floats
-    """Compute units reserved throughout."""
+    """Reserved compute units."""
     plain_latency: Floats
-    """Of plain decoding of the same tokens."""
+    """Latency of plain decoding of the same tokens."""
     rounds: Floats | None = None
-    """Rounds of drafting and verifying, of methods that have them."""
+    """Draft-and-verify rounds; None for methods without them."""
     drafted: Floats | None = None
-    """Tokens drafted in them."""
+    """Drafted tokens."""
     operations: Floats | None = None
-    """Arithmetic, in that of a token in a pass of the target."""
+    """Arithmetic, in units of one token in a pass of the target."""
 
     def at(self, index: NDArray[np.intp]) -> Prediction:
-        """The prediction at some of the points, in this order."""
+        """Prediction at a subset of the points, in this order."""
         values: list[Any] = [None if values is None else np.asarray(values)[index] for values in self._values()]
         return Prediction(*values)
 
     def single(self) -> Prediction:
-        """The prediction of one point, of arrays that have it alone; arrays without an axis."""
+        """Prediction of the only point, as arrays without an axis."""
         values: list[Any] = [None if values is None else np.asarray(values)[0] for values in self._values()]
         return Prediction(*(None if value is None else np.asarray(value) for value in values))  # type: ignore[arg-type]
 
@@ -96,14 +96,14 @@ class Prediction:
 
     @staticmethod
     def joined(parts: Sequence[Prediction]) -> Prediction:
-        """Predictions of several arrays of points as one of all of them."""
+        """Concatenate predictions of several arrays of points."""
         columns = zip(*(part._values() for part in parts), strict=True)
         values: list[Any] = [None if each[0] is None else np.concatenate(each) for each in columns]
         return Prediction(*values)
 
     @staticmethod
     def stacked(each: Sequence[Prediction]) -> Prediction:
-        """Predictions of single points as one of all of them."""
+        """Stack predictions of single points."""
         columns = zip(*(one._values() for one in each), strict=True)
         return Prediction(*(_column(values) for values in columns))
 
@@ -114,12 +114,12 @@ def _column(values: Sequence[Floats | None]) -> Any:
 
 
 def by_outcome(of: Mapping[str, Any]) -> Any:
-    """What theory and paths are given of each outcome: of a method with one kind just that, with several all by name."""
+    """Argument form of `predict` and `walk`: the only value if there is one kind of outcome, the mapping if there are several."""
     return of if len(of) > 1 else next(iter(of.values()), None)
 
 
 def one_by_one(predict: Callable[..., Prediction], points: PredictionPoints) -> Prediction:
-    """The prediction of all points by a theory that takes one at a time; those that are alike are asked for once."""
+    """Predict all points with a function of a single point; equal points are computed once."""
     chosen, laws, index = points.pairs()
     each = []
     for choice, law in zip(chosen.tolist(), laws.tolist(), strict=True):

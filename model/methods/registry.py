@@ -1,7 +1,7 @@
-"""Methods by their names: the module of each, and the models that it has beside the target.
+"""Methods by name: the modules of each method and the functions that it offers.
 
-A name with a dot is the path of a module from outside the project, which is imported, and so run. Files only name methods: such a
-name counts where it was allowed in so many words, on the command line or as an argument (`allowing`).
+A name with a dot is the dotted path of a module outside the project. Importing it runs its code, so a name in a file is not enough:
+the module must be allowed explicitly, on the command line or as an argument (`allowing`).
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ from model.methods.prediction import Prediction, PredictionPoints, one_by_one
 from model.steps import Steps
 
 PLAIN = "autoregressive"
-"""Plain decoding, which speed-ups are over."""
+"""Plain decoding, the baseline of all speed-ups."""
 OPTION = "--methods"
-"""How the command line allows a method from outside; in Python `methods=(...)`."""
+"""Command line option that allows outside methods; in Python `methods=(...)`."""
 _PARTS = ("OUTCOMES", "EXACT")
 _allowed: ContextVar[tuple[str, ...]] = ContextVar("methods from outside that may be imported", default=())
 
 
 def names() -> list[str]:
-    """Names of the methods: the folders of `model/methods`, then the methods from outside that are allowed here."""
+    """Names of the methods: the folders of `model/methods`, then the outside methods that are currently allowed."""
     return [*_own(), *allowed()]
 
 
 @cache
 def _own() -> tuple[str, ...]:
-    """The project's methods; listed once, as each point of a sweep asks for them."""
+    """Methods of the project; cached, because each point of a sweep asks for them."""
     return tuple(sorted(each.name for each in resources.files("model.methods").iterdir() if (each / "algorithm.py").is_file()))
 
 
 def allowed() -> tuple[str, ...]:
-    """The methods from outside the project that may be imported here."""
+    """Outside methods that may currently be imported."""
     return _allowed.get()
 
 
 @contextlib.contextmanager
 def allowing(modules: Sequence[Any]) -> Iterator[None]:
-    """Allow the methods of these modules, named by their dotted paths, beside those allowed already; each is imported and checked.
+    """Allow the methods of these modules (dotted paths), in addition to those already allowed; each is imported and checked.
 
     >>> with allowing(["os.path"]):
     ...     pass
     Traceback (most recent call last):
         ...
-    model.base.checks.ParameterError: method 'os.path' is a module without Parameters, so no method; known: adaptive, ...
+    model.base.checks.ParameterError: method 'os.path' is a module without Parameters, so it is not a method; known: adaptive, ...
     """
-    wanted: list[Any] = [modules] if isinstance(modules, str) else [*modules]  # whatever a caller has in its list
+    wanted: list[Any] = [modules] if isinstance(modules, str) else [*modules]  # items of any type, checked below
     for name in wanted:
         if not isinstance(name, str) or "." not in name:
             bound = "the dotted path of a module, such as my_package.mine; the project's own methods need not be named"
@@ -73,52 +73,52 @@ def allowing(modules: Sequence[Any]) -> Iterator[None]:
 
 
 def algorithm(name: Any) -> ModuleType:
-    """The module of a method's parameters and process: `model.methods.NAME.algorithm`, or a module from outside that is allowed."""
+    """Module with a method's parameters and process: `model.methods.NAME.algorithm`, or an allowed outside module."""
     known = names()
     if isinstance(name, str) and name in known:
         return _imported(name) if "." in name else importlib.import_module(f"model.methods.{name}.algorithm")
     if isinstance(name, str) and "." in name:
-        what = f"method {checks.shown(name)} is not one of the project's, and what a file names is not imported"
+        what = f"method {checks.shown(name)} is not one of the project's, and outside modules are imported only if allowed"
         raise ParameterError(f"{what}; to run that module, add {OPTION} {checks.shown(name)[1:-1]}; known: {', '.join(known)}")
     raise checks.unknown("method", name, known)
 
 
 def _imported(name: str) -> ModuleType:
-    """A module from outside, with all that a method must have."""
+    """Import an outside module and check that it has the required parts of a method."""
     known = ", ".join(names())
     try:
         module = importlib.import_module(name)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # its own code runs: it may raise anything, and may try to end the program
+    except BaseException as error:  # outside code may raise anything, including SystemExit
         first = (str(error).splitlines() or [""])[0][:200]
         why = first if isinstance(error, ImportError) else f"{type(error).__name__}{f': {first}' if first else ''}"
         raise ParameterError(f"method {checks.shown(name)} cannot be imported: {why}; known: {known}") from None
     kind = getattr(module, "Parameters", None)
     if kind is None:
-        raise ParameterError(f"method {name!r} is a module without Parameters, so no method; known: {known}")
+        raise ParameterError(f"method {name!r} is a module without Parameters, so it is not a method; known: {known}")
     if not isinstance(kind, type) or not dataclasses.is_dataclass(kind) or not issubclass(kind, MethodParameters):
         base = f"{MethodParameters.__module__}.{MethodParameters.__name__}"
         raise ParameterError(f"method {name!r} must have a dataclass Parameters derived from {base}, got {checks.shown(kind)}")
     for part in _PARTS:
         if not hasattr(kind, part):
-            raise ParameterError(f"method {name!r} must say {part} in its Parameters, and they do not; see CONTRIBUTING.md")
+            raise ParameterError(f"method {name!r} must define {part} in its Parameters; see CONTRIBUTING.md")
     needed(module, "decode")
     return module
 
 
 def needed(module: ModuleType, part: str) -> None:
-    """Refuse a module without a function of a method that is needed of it."""
+    """Raise ParameterError if the module lacks the function `part`."""
     if not callable(getattr(module, part, None)):
         raise ParameterError(f"method {module.__name__!r} must have a function {part}, and has none; see CONTRIBUTING.md")
 
 
-# --- What a method offers -----------------------------------------------------------------------------------------------
+# --- Functions of a method ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Method:
-    """What a method offers: its parameters and process, its closed forms, and its vectorised paths. None: it does not offer it."""
+    """Parameters, process, closed forms and vectorised paths of a method; None: not offered."""
 
     name: str
     kind: type[MethodParameters]
@@ -129,24 +129,24 @@ class Method:
     walk: Callable[..., Any]
     """Time and unit-time of a block of replications: (parameters, tokens, cost, outcomes)."""
     predict_together: Callable[[PredictionPoints], Prediction] | None = None
-    """The same of many points at once."""
+    """Expectations at many points at once."""
     last_matters: bool = True
-    """Whether the outcome of the last token changes what a decoding takes."""
+    """True if the outcome of the last token can change the time of a decoding."""
     work: Callable[..., Work | None] | None = None
-    """Expected work of the passes: (parameters, tokens, law); None: it is not known for this choice."""
+    """Expected work of the passes: (parameters, tokens, law); None: not known for these parameters."""
     operations: Callable[..., float] | None = None
-    """Arithmetic of a run, in that of a token in the target: (parameters, cost, rounds, account)."""
+    """Arithmetic of a run, in units of one token in the target: (parameters, cost, rounds, account)."""
     slowest: Callable[..., tuple[float, float]] | None = None
-    """Time and unit-time that no decoding exceeds: (parameters, tokens, cost)."""
+    """Upper bounds of time and unit-time: (parameters, tokens, cost)."""
     distribution: Callable[..., tuple[Any, Any] | None] | None = None
     """Latencies and their probabilities: (parameters, tokens, law, cost)."""
     straggler_loss: Callable[..., float | None] | None = None
-    """What static batches lose by waiting: (parameters, cost, rounds, latency, tokens)."""
+    """Loss of static batches by waiting for their slowest sequence: (parameters, cost, rounds, latency, tokens)."""
     paper_formula: Callable[[ComparedRuns], FormulaPoint | None] | None = None
-    """What the formula of the method's paper says of real runs of one choice; None: nothing. See `FORMULA_CHECK`."""
+    """Value of the paper's formula for real runs with one set of parameters; None: not defined. See `FORMULA_CHECK`."""
 
     def predict_points(self, points: PredictionPoints) -> Prediction:
-        """Expectations at many points; arrays of one value for each."""
+        """Expectations at many points; arrays with one value per point."""
         return one_by_one(self.predict, points) if self.predict_together is None else self.predict_together(points)
 
 
@@ -154,7 +154,7 @@ OPTIONAL = ("work", "operations", "slowest", "distribution", "straggler_loss", "
 
 
 def method(name: str) -> Method:
-    """All that a method offers; of one from outside the project all functions stand in its module."""
+    """All functions of a method; an outside method has them all in a single module."""
     process = algorithm(name)
     if "." in name:
         return _offered(name, process, process, process)
@@ -169,18 +169,18 @@ def _offered(name: str, process: ModuleType, theory: ModuleType, paths: ModuleTy
 
 
 def parameters(name: Any) -> type[MethodParameters]:
-    """The class of a method's parameters; nothing else of the method is imported."""
+    """Class of a method's parameters; imports nothing else of the method."""
     kind: type[MethodParameters] = algorithm(name).Parameters
     return kind
 
 
 def label(name: str, *, short: bool = False) -> str:
-    """What a method is called in figures and reports, spelled out or short; a name that is not known here as it is.
+    """Name of a method in figures and reports, full or short; unknown names are returned unchanged.
 
     >>> label("ppd"), label("ppd", short=True), label("ppd-streams", short=True), label("mine.own")
     ('Predictive Pipelined Decoding', 'PPD', 'PPD, streams', 'mine.own')
     """
-    own, _, how = name.partition("-")  # runs over processes and over streams have rows of their own
+    own, _, how = name.partition("-")  # runs over processes and over streams have separate rows
     if own not in names():
         return name
     kind = parameters(own)
@@ -189,6 +189,6 @@ def label(name: str, *, short: bool = False) -> str:
 
 
 def check_whole(name: str) -> None:
-    """Refuse a method from outside that lacks the function of a view: results of a view are compared with the others."""
+    """Raise ParameterError if an outside method lacks the function of a view, because views are compared with one another."""
     for part in ("predict", "walk") if "." in name else ():
         needed(algorithm(name), part)

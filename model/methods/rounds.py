@@ -1,9 +1,9 @@
-"""Draft and verify, round by round: laws of rounds, the walk of many replications at once, and its moments.
+"""Draft-and-verify rounds: laws of accepted lengths, the walk of many replications at once, and its moments.
 
-A round that starts at output position s drafts min(gamma, l - s) tokens, so that it never goes beyond the last position l; in a
-batch that is kept full gamma, of which those beyond are dropped. Position
-t is tested as the (t - s)-th of its draft; a rejected or the last position of a round is the target's own token, and the next round
-starts behind it. What a round costs depends on how many tokens it drafts.
+A round that starts at output position s drafts min(gamma, l - s) tokens, where l is the last position; in a batch that is kept full
+it drafts gamma tokens, and those after l are dropped. Position t is tested as the (t - s)-th of its draft. The token at a rejected
+position, or after the whole draft, comes from the target; the next round starts after it. The cost of a round depends on its number
+of drafted tokens.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from model.outcomes.outcome_laws import Bools, Chain, Floats, Law, Outcomes, Rep
 Bytes = NDArray[np.uint8]
 
 
-# --- Laws of rounds: how many drafted tokens survive if a draft starts here ---------------------------------------------
+# --- Laws of rounds: number of accepted tokens of a draft, by the position where it starts ------------------------------
 
 
 class Rounds:
-    """Every round has its own luck: at least j of its tokens survive with chance `survival[j - 1]`, whatever happened before.
+    """Independent rounds: at least j drafted tokens are accepted with probability `survival[j - 1]`.
 
-    It covers rates by position in the draft (survival is their cumulative product), one rate drawn for each round (its moments),
-    and a histogram of accepted lengths. One coin, that of the round's first position, decides.
+    Covers rates by position in the draft (survival is their cumulative product), one rate drawn for each round (survival is its
+    moments), and a histogram of accepted lengths. One random draw per round, at its first position.
 
     >>> law = Rounds.by_draft_position([0.8, 0.5])
     >>> law.survival.tolist()
@@ -40,16 +40,16 @@ class Rounds:
         self.survival = checks.array("survival", survival, 0, 1)
         if self.survival.ndim != 1 or np.any(np.diff(self.survival) > 0):
             given = checks.shown(self.survival.tolist())
-            raise checks.ParameterError(f"survival must be a list of chances that do not rise, got {given}")
+            raise checks.ParameterError(f"survival must be a list of non-increasing probabilities, got {given}")
 
     @classmethod
     def by_draft_position(cls, acceptance_rates: ArrayLike) -> Rounds:
-        """The j-th drafted token is accepted with chance `acceptance_rates[j - 1]` if those before it were."""
+        """Law in which the j-th drafted token is accepted with probability `acceptance_rates[j - 1]` if those before it were."""
         return cls(np.cumprod(checks.array("acceptance_rates", acceptance_rates, 0, 1)))
 
     @classmethod
     def shared_rate(cls, acceptance_rate: float, concentration: float, longest: int) -> Rounds:
-        """One rate for each round, drawn from a Beta law of this mean with a + b = `concentration`.
+        """Law in which the rate of each round is drawn from a Beta distribution of this mean with a + b = `concentration`.
 
         E[B^j] is the product of (a + i)/(a + b + i) over i below j.
 
@@ -63,38 +63,41 @@ class Rounds:
             return cls.by_draft_position(np.where(i == 0, acceptance_rate, 1.0))
         return cls.by_draft_position((acceptance_rate * concentration + i) / (concentration + i))
 
-    def survivors(self, coins: Iterator[Floats], longest: int) -> NDArray[np.int64]:
-        """How many of at most `longest` tokens survive if a draft starts at each position; shape (positions, replications)."""
-        return np.concatenate([self._lengths(tile, longest) for tile in coins])
+    def survivors(self, draws: Iterator[Floats], longest: int) -> NDArray[np.int64]:
+        """Accepted tokens, at most `longest`, of a draft that starts at each position; shape (positions, replications)."""
+        return np.concatenate([self._lengths(tile, longest) for tile in draws])
 
-    def drafts(self, coins: Iterator[Floats]) -> Iterator[Outcomes]:
-        """For each position, which drafted tokens are accepted there."""
-        return _by_rounds(row for tile in coins for row in self._lengths(tile, len(self.survival)))
+    def drafts(self, draws: Iterator[Floats]) -> Iterator[Outcomes]:
+        """Acceptance of drafted tokens, position by position."""
+        return _by_rounds(row for tile in draws for row in self._lengths(tile, len(self.survival)))
 
     def draft_chances(self, positions: int, longest: int) -> tuple[Floats, Floats]:
-        """Chance that the token at each position and place in its draft is accepted; after failures and successes alike."""
+        """Acceptance probabilities by output position and position in the draft, after a rejection and after an acceptance.
+
+        Both arrays are equal; shape (positions, longest + 1).
+        """
         self._cover(longest)
         known = np.concatenate([[1.0], self.survival[:longest]])
-        rates = np.zeros(longest + 1)  # nothing is known, or asked, of the place behind the draft
+        rates = np.zeros(longest + 1)  # the position after the draft is never tested
         np.divide(known[1:], known[:-1], out=rates[:longest], where=known[:-1] > 0)
         chances = np.broadcast_to(rates, (positions, longest + 1))
         return chances, chances
 
     def _lengths(self, tile: Floats, longest: int) -> NDArray[np.int64]:
-        # As many as there are chances above the coin.
+        # Number of survival probabilities above the draw.
         return np.asarray(np.searchsorted(-self.survival[:longest], -tile, side="left"))
 
     def _cover(self, longest: int) -> None:
         if longest > len(self.survival):
             raise checks.ParameterError(
-                f"acceptance must be known for each of draft_length={longest} places in a draft, got {len(self.survival)}"
+                f"acceptance must be known for each of draft_length={longest} positions in a draft, got {len(self.survival)}"
             )
 
 
 class ReplayRounds:
-    """Recorded rounds: `records[i, j]` tokens survive in record i if a draft starts at position j.
+    """Recorded rounds: in record i, `records[i, j]` tokens are accepted of a draft that starts at position j.
 
-    A replication is one of the records, drawn with equal chances by its first coin.
+    A replication is one of the records, chosen uniformly by its first random draw.
 
     >>> law = ReplayRounds([[2, 0, 1], [3, 2, 1]])
     >>> law.survivors(iter([np.array([[0.2, 0.7], [0.0, 0.0]])]), longest=2).tolist()
@@ -109,20 +112,20 @@ class ReplayRounds:
 
     @property
     def count(self) -> int:
-        """How many records there are, each as likely."""
+        """Number of equally likely records."""
         return len(self.records)
 
-    def survivors(self, coins: Iterator[Floats], longest: int) -> NDArray[np.int64]:
-        """How many of at most `longest` tokens survive if a draft starts at each position; shape (positions, replications)."""
-        return np.asarray(np.minimum(np.array(list(self._rows(coins))), longest))
+    def survivors(self, draws: Iterator[Floats], longest: int) -> NDArray[np.int64]:
+        """Accepted tokens, at most `longest`, of a draft that starts at each position; shape (positions, replications)."""
+        return np.asarray(np.minimum(np.array(list(self._rows(draws))), longest))
 
-    def drafts(self, coins: Iterator[Floats]) -> Iterator[Outcomes]:
-        """For each position, which drafted tokens are accepted there."""
-        return _by_rounds(self._rows(coins))
+    def drafts(self, draws: Iterator[Floats]) -> Iterator[Outcomes]:
+        """Acceptance of drafted tokens, position by position."""
+        return _by_rounds(self._rows(draws))
 
-    def _rows(self, coins: Iterator[Floats]) -> Iterator[NDArray[np.int64]]:
+    def _rows(self, draws: Iterator[Floats]) -> Iterator[NDArray[np.int64]]:
         chosen, position = None, 0
-        for tile in coins:
+        for tile in draws:
             if chosen is None:
                 chosen = (tile[0] * len(self.records)).astype(np.intp)
             for _ in tile:
@@ -133,7 +136,7 @@ class ReplayRounds:
 
 
 def _by_rounds(lengths: Iterable[NDArray[np.int64]]) -> Iterator[Outcomes]:
-    """Remember, for each replication, how many survive of the round that it is in."""
+    """Outcomes from accepted lengths by start position: each replication keeps the length of its current round."""
     current: NDArray[np.int64] | None = None
     for here in lengths:
 
@@ -146,10 +149,10 @@ def _by_rounds(lengths: Iterable[NDArray[np.int64]]) -> Iterator[Outcomes]:
 
 
 class ReplayLog(ReplayRounds):
-    """A log as it was played: its sequences one after another in a circle, each round cut where its sequence ends.
+    """A replayed log: its sequences in cyclic order, each round cut at the end of its sequence.
 
-    A replication begins with one of the sequences, drawn with equal chances by its first coin. Over as many positions as the log
-    has, any of them takes exactly the rounds of the log.
+    A replication begins with a sequence that is chosen uniformly by its first random draw. A decoding of as many tokens as the log
+    has repeats exactly the log's rounds.
 
     >>> law = ReplayLog([[2, 0], [1, 9, 0]])  # accepted lengths are cut: no draft goes beyond its sequence
     >>> law.survivors(iter([np.array([[0.2, 0.7]] * 5)]), longest=3).tolist()
@@ -166,12 +169,12 @@ class ReplayLog(ReplayRounds):
 
     @property
     def count(self) -> int:
-        """How many sequences it may begin with, each as likely."""
+        """Number of equally likely first sequences."""
         return len(self.begins)
 
     @cached_property
     def records(self) -> NDArray[np.int64]:  # type: ignore[override]
-        """The whole circle from each sequence on; shape (sequences, positions of the log)."""
+        """Complete cycle from each sequence on; shape (sequences, positions of the log)."""
         return np.stack([np.roll(self.line, -begin) for begin in self.begins])
 
     def _rows(self, coins: Iterator[Floats]) -> Iterator[NDArray[np.int64]]:
@@ -192,40 +195,42 @@ AcceptanceLaw = Law | RoundLaw
 
 
 class RoundPrices(NamedTuple):
-    """What a round takes, by how many tokens it drafts: 0, 1, 2, ...
+    """Time, unit-time and arithmetic of a round, by its number of drafted tokens 0, 1, 2, ...
 
-    `time` and `busy` have the shape (longest + 1,), or (2, positions, longest + 1) where passes take other times elsewhere: then
-    first by whether the draft of the round before was kept as a whole, and second by the position at which the round starts.
-    After such a draft the first draft pass reads two tokens: the last of that draft, too.
+    `time` and `busy` have shape (longest + 1,). If times depend on the position, the shape is (2, positions, longest + 1): index 1
+    of the first axis is for a round that follows a completely accepted draft, the second axis is the start position. After a
+    completely accepted draft the first draft pass reads two tokens, because the draft model has not read its last token yet.
     """
 
     time: Floats
     busy: Floats
     operations: Floats
-    """Arithmetic, in that of a token in a pass of the target; shape (longest + 1,)."""
+    """Arithmetic, in units of one token in a pass of the target; shape (longest + 1,)."""
 
     @property
     def uniform(self) -> bool:
-        """Whether a round takes the same time at every position."""
+        """True if a round takes the same time at every position."""
         return self.time.ndim == 1
 
     def taken(self, after_whole: Bools, start: NDArray[np.int64], drafted: NDArray[np.int64]) -> tuple[Floats, Floats]:
-        """Time and unit-time of rounds that start at these positions and draft so many tokens; `after_whole` says after which a
-        draft was kept as a whole.
+        """Time and unit-time of rounds with these start positions and numbers of drafted tokens.
+
+        `after_whole` marks the rounds that follow a completely accepted draft.
         """
         where: Any = drafted if self.uniform else (after_whole.astype(np.intp), start, drafted)
         return self.time[where], self.busy[where]
 
     def of_starts(self, start: int, drafted: NDArray[np.int64]) -> RoundPrices:
-        """Of rounds that start at this position and draft so many tokens; `time` and `busy` have the shape (1 or 2, drafted):
-        first by whether the draft before was kept as a whole, if that makes a difference.
+        """Prices of rounds that start at this position, by `drafted`.
+
+        `time` and `busy` have shape (1 or 2, drafted); with 2, index 1 is for rounds that follow a completely accepted draft.
         """
         where: Any = (None, drafted) if self.uniform else (slice(None), start, drafted)
         return RoundPrices(self.time[where], self.busy[where], self.operations[drafted])
 
 
 class Tally(NamedTuple):
-    """What many decodings took and did: arrays of one value for each, but for `accepted`."""
+    """Times and counts of many decodings: arrays with one value per decoding, except `accepted`."""
 
     time: Floats
     busy: Floats
@@ -233,30 +238,30 @@ class Tally(NamedTuple):
     rounds: Floats
     drafted: Floats
     accepted: NDArray[np.int64]
-    """Rounds, of all decodings together, that accepted 0, 1, 2, ... tokens."""
+    """Number of rounds, over all decodings, that accepted 0, 1, 2, ... tokens."""
 
 
 def fixed(
     draft_length: int, tokens: int, outcomes: Iterator[Outcomes], prices: RoundPrices, replications: int, *, cut: bool = True
 ) -> Tally:
-    """Rounds of one draft length, `cut` short at the end or not: then what is drafted beyond it is dropped.
+    """Walk rounds of a fixed draft length; with `cut` the last drafts are shortened, else tokens after the end are dropped.
 
-    >>> law = ReplayRounds([[1, 0, 2, 1, 0]])  # of a draft from position 0 one token survives: 2 come out; then 2 survive
-    >>> coins = iter([np.zeros((4, 1))])
-    >>> tally = fixed(2, 5, law.drafts(coins), RoundPrices(*np.array([[1.0, 1.1, 1.2]] * 3)), 1)
+    >>> law = ReplayRounds([[1, 0, 2, 1, 0]])  # the draft from position 0 has one accepted token: 2 are emitted; then 2 accepted
+    >>> draws = iter([np.zeros((4, 1))])
+    >>> tally = fixed(2, 5, law.drafts(draws), RoundPrices(*np.array([[1.0, 1.1, 1.2]] * 3)), 1)
     >>> tally.rounds.tolist(), tally.drafted.tolist(), tally.accepted.tolist(), tally.time.round(12).tolist()
     ([2.0], [4.0], [0, 1, 1], [2.4])
     """
     whole = max(tokens - draft_length, 0) if cut else tokens  # a round that starts before this position drafts all its tokens
     starts = np.zeros(replications)
-    late = np.zeros((draft_length, replications), dtype=np.bool_)  # those that start after it, by what remains to be drafted
-    reached = np.zeros(draft_length + 1, dtype=np.int64)  # positions whose place in the draft is 0, 1, 2, ...
-    tile = np.zeros((_ROWS, replications), dtype=np.uint8)  # that place, position by position
+    late = np.zeros((draft_length, replications), dtype=np.bool_)  # rounds that start after it, by the remaining tokens to draft
+    reached = np.zeros(draft_length + 1, dtype=np.int64)  # output positions at position 0, 1, 2, ... of a draft
+    tile = np.zeros((_ROWS, replications), dtype=np.uint8)  # position in the draft of each output position
     phase, going_on = np.zeros(replications, dtype=np.uint8), np.empty(replications, dtype=np.bool_)
-    spent, last = np.zeros((2, replications)), np.zeros(replications, dtype=np.bool_)  # the last round's draft was kept as a whole
+    spent, last = np.zeros((2, replications)), np.zeros(replications, dtype=np.bool_)  # last: previous draft completely accepted
 
     def charge(starting: Bools, rows: Bytes, first: int) -> None:
-        """Add what rounds take that start at these rows, where that depends on their positions."""
+        """Add the time of rounds that start at these rows, if it depends on the position."""
         nonlocal last
         start = first + np.arange(len(rows))
         drafted = np.minimum(draft_length, tokens - 1 - start) if cut else np.full(len(rows), draft_length)
@@ -288,7 +293,7 @@ def fixed(
             first, filled = position + 1, 0
         if position == tokens - 1:
             break
-        # A round goes on where a drafted token is accepted; its place may not be beyond the draft.
+        # A round continues if the drafted token is accepted, at most up to the end of the draft.
         np.less(phase, draft_length, out=going_on)
         going_on &= next(outcomes)(phase)
         phase += 1
@@ -306,14 +311,16 @@ def fixed(
 
 
 class Lengths(Protocol):
-    """Draft lengths that change from round to round, each decoding's by its own luck; see
-    `model.methods.adaptive.draft_length_policies`."""
+    """Draft lengths that change from round to round, separately for each decoding.
+
+    See `model.methods.adaptive.draft_length_policies`.
+    """
 
     length: NDArray[np.int64]
-    """Of the next round of each decoding."""
+    """Draft length of the next round of each decoding."""
 
     def learn(self, which: NDArray[np.intp], accepted: NDArray[np.int64], drafted: NDArray[np.int64]) -> None:
-        """A round of each of these decodings is over; set their lengths."""
+        """Update the lengths after a round of each of the decodings `which`."""
 
 
 def varying(
@@ -325,34 +332,35 @@ def varying(
     *,
     skipping: StepCosts | None = None,
 ) -> Tally:
-    """Rounds of changing draft lengths, one for each of `lengths.length`; `prices` must reach to the longest.
+    """Walk rounds of changing draft lengths, one decoding for each of `lengths.length`; `prices` must cover the longest draft.
 
-    Where rounds may draft nothing although tokens remain, the draft model reads all that it has skipped in its next pass: that is
-    priced by the costs `skipping`.
+    If rounds may draft nothing although tokens remain, the next pass of the draft model reads all tokens that it has skipped, at
+    the costs `skipping`.
 
     With `doubts`, of shape (tokens - 1, replications) and as in `model.outcomes.outcome_laws.TwoClass`, a draft ends with the first
-    token that it is unsure of. It does not know of a rejection, so behind one it goes on as it would.
+    token of which the draft model is unsure. Drafting does not know about rejections and continues after a token that will be
+    rejected.
     """
     replications = len(lengths.length)
     unsure = None if doubts is None else _next_unsure(doubts)
     start, everyone = np.zeros(replications, dtype=np.int64), np.arange(replications)
     limit = np.minimum(lengths.length, tokens - 1)
     time, busy, operations, rounds, drafted_in_all = np.zeros((5, replications))
-    # Tokens of the text that the draft model's next pass reads beside the last: one after a draft that was kept as a whole.
+    # Tokens that the draft model has not read, besides the last: one after a completely accepted draft.
     unread = np.zeros(replications, dtype=np.int64)
     counts = np.zeros(len(prices.operations), dtype=np.int64)
     for position in range(tokens):
         place = position - start
-        ends = place == limit  # the target's own token, behind a whole draft
+        ends = place == limit  # the target's own token, after a completely accepted draft
         if position < tokens - 1:
             kept = next(outcomes)(place.astype(np.uint8))
             ends |= ~kept
         which = everyone[ends]
         accepted, drafted = place[which], limit[which]
         if doubts is not None and unsure is not None and position < tokens - 1:
-            # Behind a draft that was kept as a whole this is no bound: there is nothing to be unsure of.
+            # No bound after a completely accepted draft: its tokens are right.
             drafted = np.minimum(drafted, unsure[position, which] + 1 - start[which])
-            # A kept token of which the draft is unsure is its last.
+            # An accepted token of which the draft model is unsure is the last of its draft.
             limit = np.where(~ends & (doubts[position] >= 2), place + 1, limit)
         took, held = prices.taken(unread[which] > 0, start[which], drafted)
         if skipping is not None:
@@ -372,28 +380,28 @@ def varying(
 
 
 def _reading_skipped(cost: StepCosts, unread: NDArray[np.int64], start: NDArray[np.int64]) -> Floats:
-    """By how much draft passes take longer that read so many tokens beside the last, over those that read one."""
+    """Additional time of draft passes that read `unread` tokens besides the last, relative to reading one besides the last."""
     found = np.zeros(len(start))
     several = unread > 1
     if several.any():
-        behind, at = unread[several], start[several]
-        found[several] = cost.draft_times(at - behind, width=behind + 1) - cost.draft_times(at - 1, width=2)
+        skipped, at = unread[several], start[several]
+        found[several] = cost.draft_times(at - skipped, width=skipped + 1) - cost.draft_times(at - 1, width=2)
     return found
 
 
 def _next_unsure(doubts: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """For each position the first from there on at which a draft would be unsure of a wrong token."""
+    """First position, from each position on, at which a draft would be unsure of a wrong token."""
     positions = np.arange(len(doubts))[:, None]
     found = np.where(doubts & 1, positions, len(doubts))
     return np.asarray(np.minimum.accumulate(found[::-1])[::-1])
 
 
 def round_prices(cost: StepCosts, longest: int, *, tokens: int = 1, separate: bool = False, sequences: int = 1) -> RoundPrices:
-    """What a round takes that drafts 0, 1, ..., `longest` tokens: so many passes of the draft model, and one of the target.
+    """Prices of rounds with 0, 1, ..., `longest` drafted tokens: one draft pass per token, and one pass of the target.
 
-    It starts at one of the positions below `tokens`, if that makes a difference. Where the models are on units `separate`, a round
-    takes the link twice, to the draft model and back; without drafts not at all. With several `sequences` each pass is over as many
-    tokens of each. Arithmetic as in Theorem 3.11 of [Leviathan2023]: gamma + 1 tokens in the target, gamma in the draft model.
+    Start positions are below `tokens`, if times depend on the position. If the models are on `separate` units, a round with drafts
+    uses the link twice, to the draft model and back. With several `sequences` each pass has the same number of tokens of each.
+    Arithmetic as in Theorem 3.11 of [Leviathan2023]: gamma + 1 tokens in the target, gamma in the draft model.
 
     >>> from model.costs.layer_times import UnitCost
     >>> prices = round_prices(UnitCost(40, cost_ratio=0.1, link=2.0, operations_ratio=0.5), 2, separate=True)
@@ -414,14 +422,14 @@ def round_prices(cost: StepCosts, longest: int, *, tokens: int = 1, separate: bo
 
 
 def drafts_from(cost: StepCosts, longest: int, tokens: int, *, role: str = "draft", sequences: int = 1) -> Floats:
-    """Time of 0, 1, ..., `longest` draft passes over one token from each position on; shape (tokens, longest + 1)."""
+    """Time of 0, 1, ..., `longest` single-token draft passes from each position on; shape (tokens, longest + 1)."""
     if cost.uniform:
         return np.broadcast_to(np.arange(longest + 1) * cost.draft_times(role=role, sequences=sequences), (tokens, longest + 1))
     return sums_from(cost.draft_times(np.arange(tokens + longest), role=role, sequences=sequences), longest, tokens)
 
 
 def sums_from(times: Floats, longest: int, tokens: int) -> Floats:
-    """Sums of 0, 1, ..., `longest` of these times from each position on; shape (tokens, longest + 1).
+    """Sums of 0, 1, ..., `longest` consecutive times from each position on; shape (tokens, longest + 1).
 
     >>> sums_from(np.array([1.0, 2.0, 4.0]), 2, 2).tolist()
     [[0.0, 1.0, 3.0], [0.0, 2.0, 6.0]]
@@ -434,8 +442,9 @@ def sums_from(times: Floats, longest: int, tokens: int) -> Floats:
 def times_by_width(
     cost: StepCosts, shape_of: Callable[[Any], PassShape], widths: NDArray[np.int64], tokens: int, *, before: int = 0
 ) -> Floats:
-    """Times of passes by their width, from each position, or so many `before` it, on; shape (widths,), or (tokens, widths) where
-    passes take other times elsewhere.
+    """Times of passes by their tokens per sequence, starting `before` positions before each position.
+
+    Shape (widths,), or (tokens, widths) if times depend on the position.
 
     >>> from model.costs.layer_times import UnitCost
     >>> from model.steps import LayerSpan
@@ -450,7 +459,10 @@ def times_by_width(
 
 
 def verify_from(cost: StepCosts, widest: int, tokens: int, *, sequences: int = 1) -> Floats:
-    """Time of a pass of the target over 1, 2, ..., `widest` tokens from each position on; shape (tokens, widest)."""
+    """Time of a pass of the target over 1, 2, ..., `widest` tokens from each position on; shape (tokens, widest).
+
+    With several `sequences` the tokens are per sequence.
+    """
     start, widths = np.arange(tokens), np.arange(1, widest + 1)
     if cost.uniform:
         return np.broadcast_to(cost.verify_times(widths, sequences=sequences), (tokens, widest))
@@ -458,7 +470,7 @@ def verify_from(cost: StepCosts, widest: int, tokens: int, *, sequences: int = 1
 
 
 def reread_times(cost: StepCosts, tokens: int, *, role: str = "draft", sequences: int = 1) -> Floats:
-    """By how much a draft pass at each position takes longer if it reads the token before, too; shape (tokens,), 0 at the first."""
+    """Additional time of a draft pass at each position if it also reads the token before; shape (tokens,), 0 at the first."""
     start = np.arange(1, tokens)
     narrow, wide = (
         cost.draft_times(at, role=role, width=width, sequences=sequences) for width, at in ((1, start), (2, start - 1))
@@ -467,7 +479,7 @@ def reread_times(cost: StepCosts, tokens: int, *, role: str = "draft", sequences
 
 
 def longest_skipped(cost: StepCosts, tokens: int) -> float:
-    """The most that `varying` adds to a round for what its first draft pass reads beside two tokens."""
+    """Upper bound of the time that `varying` adds to a round because its first draft pass reads more than two tokens."""
     most = 0.0
     for unread in range(2, tokens):
         start = np.arange(unread, tokens)
@@ -476,24 +488,24 @@ def longest_skipped(cost: StepCosts, tokens: int) -> float:
 
 
 def slowest_of(tokens: int, prices: RoundPrices) -> tuple[float, float]:
-    """Time and unit-time that no decoding exceeds whose rounds put out a token at least."""
+    """Upper bounds of time and unit-time of a decoding whose rounds emit at least one token each."""
     return tokens * float(prices.time.max()), tokens * float(prices.busy.max())
 
 
 def operations_of(rounds: Mapping[tuple[int, int], int], prices: RoundPrices) -> float:
-    """The arithmetic of rounds of which so many had (accepted, drafted) tokens."""
+    """Arithmetic of a run; `rounds` counts rounds by (accepted, drafted) tokens."""
     return float(sum(count * prices.operations[drafted] for (_, drafted), count in rounds.items()))
 
 
 _ROWS = 32
-"""Positions that are counted together; no more than a byte can count."""
+"""Positions that are counted together; at most 255, because a byte counts them."""
 
 
 # --- Expectations -------------------------------------------------------------------------------------------------------
 
 
 class Moments(NamedTuple):
-    """Mean and variance of the time, means of unit-time, arithmetic, rounds and drafted tokens of a decoding, or arrays of them."""
+    """Mean and variance of the time; means of unit-time, arithmetic, rounds and drafted tokens; of one decoding or arrays."""
 
     time: Any
     variance: Any
@@ -504,18 +516,18 @@ class Moments(NamedTuple):
 
 
 class RoundChoice(NamedTuple):
-    """A decoding in rounds of one draft length: what its moments are asked for."""
+    """Arguments of `moments` for one decoding."""
 
     draft_length: int
     tokens: int
     law: AcceptanceLaw
     prices: RoundPrices
     cut: bool = True
-    """Whether the last drafts are cut to what remains to be decoded."""
+    """True if the last drafts are cut to the remaining tokens."""
 
 
 def moments(draft_length: int, tokens: int, law: AcceptanceLaw, prices: RoundPrices, *, cut: bool = True) -> Moments:
-    """The moments of `fixed`, exactly: forward over the positions at which a round starts, and the outcome before each.
+    """Exact moments of `fixed`, by a forward recursion over (start position of a round, outcome before it).
 
     >>> from model.outcomes.outcome_laws import Iid
     >>> flat = np.ones(4)
@@ -526,7 +538,7 @@ def moments(draft_length: int, tokens: int, law: AcceptanceLaw, prices: RoundPri
 
 
 def moments_of_many(choices: Sequence[RoundChoice]) -> list[Moments]:
-    """The moments of many decodings; those whose laws are chains, or by rounds, are computed together."""
+    """Moments of many decodings; those whose laws are chains or independent rounds are computed together."""
     found: dict[int, Moments] = {}
     chains: list[int] = []
     for index, (draft_length, tokens, law, prices, cut) in enumerate(choices):
@@ -538,7 +550,7 @@ def moments_of_many(choices: Sequence[RoundChoice]) -> list[Moments]:
             chains.append(index)
         else:
             raise checks.ParameterError("this law of outcomes has no closed form for drafts; ask for views = ['paths']")
-    # Of one size together: what is shorter is filled up with zeros.
+    # Sorted, so that decodings of similar size are padded together.
     chains.sort(key=lambda index: (choices[index].tokens, choices[index].draft_length))
     while chains:
         last = choices[chains[-1]]
@@ -549,18 +561,18 @@ def moments_of_many(choices: Sequence[RoundChoice]) -> list[Moments]:
 
 
 _MOST_CELLS = 150_000
-"""Positions times places in a draft times decodings that are computed together: about a megabyte an array."""
+"""Largest number of cells (positions x draft positions x decodings) that are computed together: about 1 MB per array."""
 
 
 class Starts(NamedTuple):
-    """The chance that a round starts at each position, and that it does so behind a draft of at least one token, all kept."""
+    """Probabilities that a round starts at each position, in all and after a completely accepted draft of at least one token."""
 
     mass: Floats
-    behind_whole: Floats
+    after_whole: Floats
 
 
 def starts(draft_length: int, tokens: int, law: Chain | Rounds) -> Starts:
-    """Where the rounds of `fixed` start.
+    """Distribution of the start positions of the rounds of `fixed`.
 
     >>> from model.outcomes.outcome_laws import ByPosition
     >>> [each.tolist() for each in starts(2, 5, ByPosition([1, 1, 0, 0, 1]))]
@@ -568,16 +580,16 @@ def starts(draft_length: int, tokens: int, law: Chain | Rounds) -> Starts:
     """
     steps = _RoundSteps([(draft_length, tokens, law)])
     mass = steps.forward(np.zeros((tokens, 1))).mass
-    count, behind_whole = steps.count[:, 0], np.zeros(tokens + 1)
-    np.add.at(behind_whole, np.arange(tokens) + 1 + count, (mass * steps.whole).sum(axis=1)[:, 0] * (count > 0))
-    return Starts(mass.sum(axis=1)[:, 0], behind_whole[:tokens])
+    count, after_whole = steps.count[:, 0], np.zeros(tokens + 1)
+    np.add.at(after_whole, np.arange(tokens) + 1 + count, (mass * steps.whole).sum(axis=1)[:, 0] * (count > 0))
+    return Starts(mass.sum(axis=1)[:, 0], after_whole[:tokens])
 
 
 class _RoundSteps:
-    """What rounds that start at each position come to, of several decodings side by side.
+    """Transition probabilities of rounds that start at each position, for several decodings at once.
 
-    Arrays have the axes (position, outcome before it, tokens of the round less one, decoding). Of decodings with fewer tokens or
-    shorter drafts the rest is zero. Where no outcome says anything of the next, the axis of the outcome before has one entry.
+    Arrays have axes (position, outcome before it, tokens of the round - 1, decoding), padded with zeros for decodings with fewer
+    tokens or shorter drafts. If outcomes are independent, the axis of the outcome before has one entry.
     """
 
     def __init__(self, decodings: Sequence[tuple[int, int, Chain | Rounds]]) -> None:
@@ -610,22 +622,22 @@ class _RoundSteps:
             if self.goes_on is None:
                 ends[position[:, 0], self.count, each] += self.whole[:, before]
                 continue
-            # The token behind a whole draft has an outcome too: it is before the next round's first.
-            behind = high[last] if before else np.where(self.count > 0, high[last], low[last])
-            ends[position[:, 0], self.count, each] += self.whole[:, before] * (1 - behind)
-            self.goes_on[position[:, 0], before, self.count, each] = self.whole[:, before] * behind
+            # The token after a completely accepted draft has an outcome too: it precedes the next round.
+            following = high[last] if before else np.where(self.count > 0, high[last], low[last])
+            ends[position[:, 0], self.count, each] += self.whole[:, before] * (1 - following)
+            self.goes_on[position[:, 0], before, self.count, each] = self.whole[:, before] * following
 
     def forward(self, times: Floats) -> _Visits:
-        """The chance that a round starts at each position, by the outcome before it, and the mean time until then.
+        """Probability that a round starts at each position, by the outcome before it, and the mean time until then.
 
-        `times` has what a round takes that starts at each position, shape (position, decoding); or (2, position, decoding): first
-        by whether the draft before it was kept as a whole.
+        `times` is the time of a round by its start position, shape (position, decoding), or (2, position, decoding) with index 1
+        for rounds that follow a completely accepted draft.
         """
         _, before, most, size = self.ends.shape
         usual, more = (times, None) if times.ndim == 2 else (times[0], self._after_whole(times[1] - times[0]))
         state = np.zeros((self.tokens + most, 2, before, size))
         state[0, 0, 0] = 1.0
-        begun = self.begun[:, None, None]  # behind its last token no round of a decoding starts
+        begun = self.begun[:, None, None]  # no round starts after the last token
         found = np.empty((self.tokens, 2, before, size))
         each = np.arange(size)
         for start in range(self.tokens):
@@ -638,7 +650,7 @@ class _RoundSteps:
                 ahead[:, :, 0] += spent[None, :, outcome] * ends[outcome][:, None]
                 if goes_on is not None:
                     ahead[:, :, 1] += spent[None, :, outcome] * goes_on[outcome][:, None]
-            if more is not None:  # what the next round takes more is entered where this one ends
+            if more is not None:  # the additional time of the next round is added at the end of this one
                 added, count = spent[0] * more[start], self.count[start]
                 on = np.zeros_like(added) if goes_on is None else goes_on[:, count, each]
                 ahead[count, 1, 0, each] += (added * (self.whole[start] - on)).sum(axis=0)
@@ -647,14 +659,14 @@ class _RoundSteps:
         return _Visits(found[:, 0], found[:, 1])
 
     def _after_whole(self, more: Floats) -> Floats:
-        """Of what rounds at each position take more after a whole draft: that of the round which follows one that starts there."""
+        """Additional time of the round that follows a round from each position, if the draft of the latter is fully accepted."""
         following = np.arange(self.tokens)[:, None] + 1 + self.count
         inside, each = np.minimum(following, self.tokens - 1), np.arange(self.count.shape[1])
         follows = (following < self.tokens) & self.begun[inside, each] & (self.count > 0)
         return np.where(follows, more[inside, each], 0.0)
 
     def sums(self, values: Floats, visits: _Visits) -> Floats:
-        """The mean sum of a value of each round, of the shape of `times`."""
+        """Expected sum of `values` over all rounds; `values` has the shape of `times`."""
         mass = visits.mass.sum(axis=1)
         if values.ndim == 2:
             return np.asarray((mass * values).sum(axis=0))
@@ -663,7 +675,7 @@ class _RoundSteps:
 
 
 class _Visits(NamedTuple):
-    """Of rounds that start at each position, by the outcome before it: their chance, and the mean time until then where they do."""
+    """Start positions of rounds, by the outcome before: their probability, and the mean time until then times that probability."""
 
     mass: Floats
     first: Floats
@@ -689,7 +701,7 @@ def _moments_of_chains(choices: Sequence[RoundChoice]) -> list[Moments]:
 
 
 def _squares(steps: _RoundSteps, time: Floats, visits: _Visits) -> Floats:
-    """The mean square of a decoding's time."""
+    """Mean square of a decoding's time."""
     mass, first = visits.mass.sum(axis=1), visits.first.sum(axis=1)
     if time.ndim == 2:
         return np.asarray((time * (2 * first + time * mass)).sum(axis=0))
@@ -704,13 +716,13 @@ def _of_records(draft_length: int, tokens: int, law: Replay | ReplayRounds, pric
 
 
 def each_record(law: Replay | ReplayRounds, tokens: int) -> Floats:
-    """Coins with which each record of a law is played once; shape (tokens - 1 or 1, records)."""
+    """Random draws that select each record of a law once; shape (tokens - 1 or 1, records)."""
     count = law.count if isinstance(law, ReplayRounds) else len(law.records)
     return np.broadcast_to((np.arange(count) + 0.5) / count, (max(tokens - 1, 1), count))
 
 
 def mixed(parts: Sequence[Moments]) -> Moments:
-    """The moments of a decoding that is of one of these kinds, all equally likely.
+    """Moments of a mixture of equally likely decodings.
 
     >>> mixed([Moments(1.0, 2.0, 1, 1, 1, 0), Moments(3.0, 4.0, 1, 1, 2, 0)])[:2]
     (2.0, 4.0)
@@ -720,6 +732,6 @@ def mixed(parts: Sequence[Moments]) -> Moments:
 
 
 def mean_of(tally: Tally) -> Moments:
-    """The moments of decodings that are all equally likely."""
+    """Moments over equally likely decodings."""
     means = tally.busy, tally.operations, tally.rounds, tally.drafted
     return Moments(float(tally.time.mean()), float(tally.time.var()), *(float(values.mean()) for values in means))

@@ -1,6 +1,6 @@
-"""Decoding as a walk over stages: where a token's cost depends on the matches before it only through a few states.
+"""Decoding as a Markov walk over stages: a token's cost depends on the matches before it only through a small state.
 
-A method that has stages gets its time and unit-time, under any law of matches and for many replications at once, from here.
+Gives a method with stages its time and unit-time, in expectation under any law of matches and for many replications at once.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Floats = NDArray[np.float64]
 
 
 class Stage(NamedTuple):
-    """What one token takes of the process that decodes it, from the verification before it to its own.
+    """Cost of one token, from the verification of the token before to its own verification.
 
-    The first token, and every one after a miss, is decoded in stage 0; after a match in a stage the next is in its `on_match`.
-    `busy` is the unit-time spent meanwhile, the sub-processes' included. Where passes take other times at other positions, time
-    and unit-time are arrays with an entry for each token.
+    The first token and every token after a miss are decoded in stage 0; after a match in a stage the next token is in its
+    `on_match`. `time` is that of the main process, `busy` the unit-time of all processes. If times depend on the position, both are
+    arrays of shape (tokens,).
     """
 
     time: float | Floats
@@ -31,7 +31,7 @@ class Stage(NamedTuple):
 
 
 class StagePoint(NamedTuple):
-    """A decoding of so many tokens, in its stages and under a law of matches."""
+    """Stages, number of tokens and law of matches of a decoding."""
 
     steps: tuple[Stage, ...]
     tokens: int
@@ -39,22 +39,22 @@ class StagePoint(NamedTuple):
 
 
 def by_position(steps: tuple[Stage, ...]) -> bool:
-    """Whether times depend on the position."""
+    """Return True if times depend on the position."""
     return any(np.ndim(value) for stage in steps for value in stage[:2])
 
 
 def moments(steps: tuple[Stage, ...], n: int, law: Law) -> tuple[float, float, float, float]:
-    """Mean and variance of the time, mean of the unit-time and of their ratio, of decoding `n` tokens under a law of matches.
+    """Mean and variance of the time, mean unit-time, and mean ratio unit-time / time, of decoding `n` tokens.
 
-    The ratio is nan where the number of matches of a run does not say its time (three stages, or times by position) and the law is
-    not a record: as many terms as sequences of matches would have to be summed.
+    The ratio is nan if the number of matches does not determine the time (three stages, or times by position), unless the law is a
+    record: the sum would have a term for each possible sequence of matches.
     """
     mean, variance, busy, ratio = moments_of_points([StagePoint(steps, n, law)])[:, 0].tolist()
     return mean, variance, busy, ratio
 
 
 def moments_of_points(points: Sequence[StagePoint]) -> Floats:
-    """`moments` of many decodings, shape (4, points): those with as many tokens that walk alike go together."""
+    """`moments` of many decodings, shape (4, points); those with equal tokens and stage transitions are computed together."""
     found = np.empty((4, len(points)))
     together: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     counts: dict[tuple[int, int], Floats] = {}
@@ -75,7 +75,7 @@ def moments_of_points(points: Sequence[StagePoint]) -> Floats:
 
 
 def _moments_of_counts(steps: tuple[Stage, ...], n: int, mass: Floats) -> tuple[float, float, float, float]:
-    """Where time is a matter of the number of matches alone, given the law of that."""
+    """Moments of two stages at uniform costs, from the distribution `mass` of the number of matches."""
     (miss, match), matches = steps, np.arange(n)
     time = n * miss.time + matches * (match.time - miss.time)
     busy = n * miss.busy + matches * (match.busy - miss.busy)
@@ -84,15 +84,15 @@ def _moments_of_counts(steps: tuple[Stage, ...], n: int, mass: Floats) -> tuple[
 
 
 def _forward_moments(points: Sequence[StagePoint], n: int, on_match: tuple[int, ...]) -> Floats:
-    """Mean and variance of the time and mean of the unit-time of `n` tokens, shape (3, points).
+    """Mean and variance of the time and mean unit-time of `n` tokens, shape (3, points).
 
-    Forward over (stage, last outcome), for each chain that a law is a mixture of. What is summed is what a token takes above or
-    below its mean, so that no large squares cancel.
+    Forward recursion over (stage, last outcome), for each chain of a mixture. It sums deviations from each token's mean time, which
+    avoids the cancellation of large squares.
     """
     laws = {id(point.law): point.law for point in points}
     chains = {name: _chains(law) for name, law in laws.items()}
     first = dict(zip(chains, np.cumsum([0, *map(len, chains.values())]), strict=False))
-    # The last token's match leads nowhere, so no law is asked for it: as in the sampler. Shape (token, last outcome, chain).
+    # The last token's match has no effect, so its chance stays 0, as in the sampler. Shape (token, last outcome, chain).
     chances = np.zeros((n, 2, sum(map(len, chains.values()))))
     for name, each in chains.items():
         for number, chain in enumerate(each):
@@ -102,12 +102,12 @@ def _forward_moments(points: Sequence[StagePoint], n: int, on_match: tuple[int, 
     times, busies = (
         np.stack([[np.broadcast_to(stage[field], n) for stage in steps] for steps in walks.values()], axis=-1) for field in (0, 1)
     )  # shape (stage, token, walk)
-    # Each column is a point under one of its chains.
+    # A column is a point with one of its chains.
     sizes = [len(chains[id(point.law)]) for point in points]
     of = np.repeat(np.arange(len(points)), sizes)
     own_walk = np.repeat([walk[id(point.steps)] for point in points], sizes)
     own_chain = np.concatenate([first[id(point.law)] + np.arange(size) for point, size in zip(points, sizes, strict=True)])
-    # Mass, first and second moment of the time so far about its mean: rows; stage; last outcome; column.
+    # Shape (moment, stage, last outcome, column): probability, first and second central moment of the time so far.
     state = np.zeros((3, len(on_match), 2, of.size))
     state[0, 0, 0] = 1.0
     mean, busy = np.zeros(of.size), np.zeros(of.size)
@@ -134,7 +134,7 @@ def _forward_moments(points: Sequence[StagePoint], n: int, on_match: tuple[int, 
 
 
 def _chains(law: Law) -> Sequence[Chain]:
-    """The chains of which a law is one, all equally likely."""
+    """Equally likely chains that form the law."""
     if isinstance(law, Chain):
         return (law,)
     if isinstance(law, ReplayChances):
@@ -145,9 +145,9 @@ def _chains(law: Law) -> Sequence[Chain]:
 def sums(
     steps: tuple[Stage, ...], matches: Iterable[NDArray[np.bool_]], tokens: int, replications: int
 ) -> tuple[Floats, Floats]:
-    """Time and unit-time of many decodings at once: each token's stage follows from the matches before it.
+    """Time and unit-time of many decodings at once, from their matches.
 
-    `matches` are tiles of shape (positions, replications), of the first tokens - 1 positions together.
+    `matches` yields tiles of shape (positions, replications) that cover the first tokens - 1 positions.
 
     >>> miss, match = Stage(time=40.0, busy=100.0, on_match=1), Stage(time=20.0, busy=80.0, on_match=1)
     >>> time, busy = sums((miss, match), [np.array([[True, False]])], tokens=2, replications=2)
@@ -159,7 +159,7 @@ def sums(
     if len(steps) == 2:
         count = np.zeros(replications)
         for tile in matches:
-            # Bytes are added much faster than anything wider, and suffice for a tile of coins.
+            # Adding bytes is much faster than adding wider integers, and a byte can count the rows of a tile.
             count += np.add.reduce(tile.view(np.uint8), axis=0, dtype=np.uint8 if len(tile) < 256 else np.int64)
         miss, match = steps
         time, busy = tokens * miss.time + count * (match.time - miss.time), tokens * miss.busy + count * (match.busy - miss.busy)
@@ -198,10 +198,10 @@ def _sums_by_position(
 def _walked(
     steps: tuple[Stage, ...], matches: Iterable[NDArray[np.bool_]], replications: int
 ) -> Iterable[NDArray[np.uint8]]:
-    """The stage of each token behind the first, in every replication."""
+    """Stage of each token after the first, shape (replications,) each."""
     on_match = np.array([stage.on_match for stage in steps], dtype=np.uint8)
     stage = np.zeros(replications, dtype=np.uint8)
     for tile in matches:
         for row in tile:
-            stage = on_match.take(stage, mode="clip") * row  # clipped, as checking every index takes longer than the look-up
+            stage = on_match.take(stage, mode="clip") * row  # "clip" skips the index check
             yield stage

@@ -1,4 +1,4 @@
-"""Worlds in which the outcomes that a method asks for follow given laws: one way, for the simulator and for forced runs."""
+"""Model answers drawn from given laws of outcomes, in the same way for the simulator and for forced runs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def worlds(
     parameters: MethodParameters, prompt: int, tokens: int, laws: Mapping[str, Any], seed: int, replications: range, *,
     ranked: bool = True,
 ) -> Iterator[World]:
-    """What models would answer in these replications, which lie in one block, behind a prompt of positions 0 to prompt - 1.
+    """Model answers in these replications (all in one block), after a prompt of `prompt` tokens.
 
-    `laws` are by the kind of outcome (`model.outcomes.outcome_kinds`). Which of several early candidates is the right one is
-    assumed to be any of them with equal chances, by a random stream of its own; without `ranked` it is the first.
+    `laws` maps kinds of outcomes (`model.outcomes.outcome_kinds`) to laws. The matching candidate is uniformly distributed over the
+    early candidates, from a separate random stream; without `ranked` it is the first.
     """
     drawn = {name: _drawn(parameters, tokens, name, law, seed, replications, ranked) for name, law in laws.items()}
     for index in range(len(replications)):
@@ -30,7 +30,7 @@ def worlds(
 def _drawn(
     parameters: MethodParameters, tokens: int, name: str, law: Any, seed: int, replications: range, ranked: bool
 ) -> list[Any]:
-    """The outcomes of one kind in each replication, as `world_of` takes them."""
+    """Outcomes of one kind in each replication, in the form that `world_of` takes."""
     block = replications.start // random_streams.BLOCK
     own = slice(replications.start - block * random_streams.BLOCK, replications.stop - block * random_streams.BLOCK)
 
@@ -52,12 +52,11 @@ def _drawn(
 
 
 def world_of(parameters: MethodParameters, prompt: int, outcomes: Mapping[str, Any]) -> World:
-    """The world of one decoding, from what was drawn for it.
+    """Model answers in one decoding, given its random outcomes.
 
-    `outcomes` are by kind, and each by output position: of `match` which of the early candidates is right, 0 for none; of kinds
-    that are drafted how many tokens survive if a draft starts there, a list for each sequence; of `confidence` the doubts of
-    `World`; of `decision` what becomes of the small model's token; of `exit` how many layers a token needs, a list for each
-    sequence.
+    `outcomes` maps kinds to values by output position. `match`: rank of the matching early candidate, 0 for none. Kinds with
+    drafts: tokens accepted of a draft that starts there, a list per sequence. `confidence`: the doubts of `World`. `decision`: what
+    happens to the small model's token. `exit`: layers that the token needs, a list per sequence.
 
     >>> from model.methods.ppd.algorithm import Parameters
     >>> world_of(Parameters(layers=8, exit_layer=4, candidates=2), 1, {"match": [2, 0]}).matches

@@ -1,4 +1,4 @@
-"""What there is, for `sim ls`: a line of each, or all that there is to say of one."""
+"""Lists and descriptions for `sim ls`: one line per entry, or the full description of one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from model import published
 from model.architectures import transformer
 from model.architectures.transformer import PRESETS, Shape
 from model.base import checks
+from model.base.table_records import documented
 from model.costs.layer_times import LayerTimeCosts
 from model.costs.step_costs import RATIOS
 from model.hardware import devices, profile_files
@@ -26,19 +27,19 @@ LISTS = ("costs", "devices", "methods", "outcomes", "profiles", "published", "sc
 
 
 def lines(what: str) -> dict[str, str]:
-    """A line of each, by its name."""
+    """Return one line per entry of a list, by name."""
     checks.one_of("list", what, LISTS)
     if what == "costs":
-        # What a key means depends on the kind, for a few of them: first as kind `unit` has it.
-        said = _documented(HardwareCost) | _documented(LayerTimeCosts) | _documented(cases.Cost)
-        return {name: said[name] for name in dict.fromkeys((*_given(cases.Cost), *_given(HardwareCost)))}
+        # A few keys have different meanings in different kinds: kind `unit` comes first.
+        about = documented(HardwareCost) | documented(LayerTimeCosts) | documented(cases.Cost)
+        return {name: about[name] for name in dict.fromkeys((*_given(cases.Cost), *_given(HardwareCost)))}
     if what == "methods":
         modules = {name: registry.algorithm(name) for name in registry.names()}
         return {name: f"{_first(module)} ({', '.join(_given(module.Parameters))})" for name, module in modules.items()}
     if what == "scenarios":
         return {name: scenario_file.load(name)["scenario"].get("description", "") for name in scenario_file.names()}
     if what == "outcomes":
-        return {name: f"{_first(law)} ({', '.join(_given(law))})" for name, law in _laws().items()}
+        return {name: f"{_first(law)} ({', '.join(_given(law))})" for name, law in laws().items()}
     if what == "shapes":
         return {name: _shape(each) for name, each in PRESETS.items()}
     if what == "devices":
@@ -49,7 +50,7 @@ def lines(what: str) -> dict[str, str]:
 
 
 def _names(what: str) -> list[str]:
-    """What `lines` has a line of, without what the line says."""
+    """Names of the entries of `lines`, without their descriptions."""
     known = {
         "methods": registry.names,
         "profiles": profile_files.names,
@@ -60,21 +61,21 @@ def _names(what: str) -> list[str]:
 
 
 def details(what: str, name: str) -> dict[str, str]:
-    """All that there is to say of a method, kinds of outcomes, a cost, a shape, a device or a table; of a scenario its file.
+    """Return the full description of an entry, by title; for a scenario, its file.
 
-    Outcomes are named by what they are of (`decision`), by their kind (`thresholds`), or by both (`decision: thresholds`); profiles
-    by their names, or by the path of a .json; shapes and devices by their names, or by the paths of a config.json and a .toml.
+    Outcomes are named by their subject (`decision`), their kind (`thresholds`), or both (`decision: thresholds`). Profiles, shapes
+    and devices are named, or given by the path of a .json, a config.json or a .toml.
     """
     checks.one_of("list", what, LISTS)
     if what == "outcomes":
-        found = {key: law for key, law in _laws().items() if name in (key, *key.split(": "))}
+        found = {key: law for key, law in laws().items() if name in (key, *key.split(": "))}
         if not found:
-            raise checks.unknown("outcomes", name, {part for key in _laws() for part in key.split(": ")})
+            raise checks.unknown("outcomes", name, {part for key in laws() for part in key.split(": ")})
         return {key: f"{key}: {inspect.getdoc(law)}\n\n{_fields(law)}" for key, law in found.items()}
-    if what == "profiles" and name.endswith(".json"):  # one of the user's own
+    if what == "profiles" and name.endswith(".json"):
         return {name: _rows(_of_profile(profile_files.load(name)))}
     if what == "shapes" and transformer.is_path(name):
-        return {name: _rows(_of_shape(transformer.named(name), f"given in {name}; bfloat16 where it does not say a dtype"))}
+        return {name: _rows(_of_shape(transformer.named(name), f"read from {name}; bfloat16 if it names no dtype"))}
     if what == "devices" and devices.is_path(name):
         return {name: devices.written(devices.device(name))}
     if name not in (there := _names(what)):
@@ -92,9 +93,9 @@ def details(what: str, name: str) -> dict[str, str]:
     if what == "costs":
         kinds = {"unit, published": cases.Cost, "profile, roofline": HardwareCost}
         having = {kind: of for kind, of in kinds.items() if name in _given(of)}
-        return {name: _rows({kind: (_documented(LayerTimeCosts) | _documented(of))[name] for kind, of in having.items()})}
+        return {name: _rows({kind: (documented(LayerTimeCosts) | documented(of))[name] for kind, of in having.items()})}
     table = published.table(name)
-    return {name: f"{table.title}\n\nasked by {', '.join(table.keys)}; {len(table.rows)} rows"}
+    return {name: f"{table.title}\n\nkeys: {', '.join(table.keys)}; {len(table.rows)} rows"}
 
 
 def _profile(found: Profile) -> str:
@@ -144,30 +145,30 @@ def _method(name: str) -> str:
     kind = module.Parameters
     parts = [inspect.getdoc(module) or "", f'[[method]]\nname = "{name}"\n\n{inspect.getdoc(kind)}\n\n{_fields(kind)}']
     laws = {outcome: f"{kind_of(outcome).rate}; kinds {', '.join(sorted(LAWS[outcome]))}" for outcome in kind.OUTCOMES}
-    perhaps = ", where its parameters ask for it" if "outcomes_for" in vars(kind) else ""
+    perhaps = ", with some of its parameters" if "outcomes_for" in vars(kind) else ""
     asked = [f"{outcome}: {about} (`sim ls outcomes {outcome}`){perhaps}" for outcome, about in laws.items()]
-    parts.append("\n".join(["[outcomes]", *asked]) if asked else "[outcomes]: it asks for none")
+    parts.append("\n".join(["[outcomes]", *asked]) if asked else "[outcomes]: none")
     parts.append("batching of several sequences\n" + _rows({way: method_parameters.SAID[way] for way in kind.BATCHINGS}))
     required = [RATIOS[role] for role in kind.roles_for({})]
     looked_at, given = kind.all_costs_for({}), {*_given(cases.Cost), *_given(HardwareCost)}
     also = sorted({f"{key}_s" if key not in given else key for key in looked_at} - {*required})
     sometimes = sorted({*kind.COSTS} - looked_at)
     every = [key for key in _given(cases.Cost) if key not in cases.gated()]
-    unless = ", but with an exit_layer, which makes that model part of the large one" if "exit_layer" in _given(kind) else ""
+    unless = ", except with an exit_layer: the draft is then the large model's first layers" if "exit_layer" in _given(kind) else ""
     costs = [f"{key}  required{unless}" for key in required]
-    its = [f"its own: {', '.join(also)}"] if also else []
+    its = [f"of this method: {', '.join(also)}"] if also else []
     its += [f"with some of its parameters: {', '.join(sometimes)}"] if sometimes else []
-    parts.append("\n".join(["[cost] (`sim ls costs`)", *costs, *its, f"as every method: {', '.join(every)}"]))
+    parts.append("\n".join(["[cost] (`sim ls costs`)", *costs, *its, f"of every method: {', '.join(every)}"]))
     used = [
         each
         for each in scenario_file.names()
         if name in {table["name"] for table in scenario_file.method_tables(scenario_file.load(each))}
     ]
-    parts.append(f"scenarios: {', '.join(used)} (`sim ls scenarios NAME` shows one)" if used else "no scenario of it is embedded")
+    parts.append(f"scenarios: {', '.join(used)} (`sim ls scenarios NAME` shows one)" if used else "no bundled scenario uses it")
     return "\n\n".join(parts)
 
 
-def _laws() -> dict[str, Any]:
+def laws() -> dict[str, Any]:
     return {f"{name}: {kind}": law for name, kinds in LAWS.items() for kind, law in kinds.items()}
 
 
@@ -178,23 +179,11 @@ def _fields(kind: type) -> str:
 
 
 def _default(value: object) -> str:
-    return "required" if value is MISSING else "none" if value is None else f"{checks.shown(value)} where left out"
+    return "required" if value is MISSING else "none" if value is None else f"default {checks.shown(value)}"
 
 
 def _given(kind: type) -> list[str]:
     return [field.name for field in fields(kind)]
-
-
-def _documented(kind: type) -> dict[str, str]:
-    """What a docstring says of each parameter."""
-    found: dict[str, str] = {}
-    names: list[str] = []
-    for line in (inspect.getdoc(kind) or "").partition("----------\n")[2].splitlines():
-        if line.startswith(" "):
-            found |= {name: f"{found.get(name, '')} {line.strip()}".strip() for name in names}
-        else:
-            names = line.split(", ")
-    return found
 
 
 def _first(documented: object) -> str:

@@ -1,4 +1,4 @@
-"""The `sim` command. It imports what a command needs when that command runs: `sim --help` is quick."""
+"""The `sim` command. Each command imports its modules when it runs, so that `sim --help` is fast."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,34 +14,41 @@ from typing import Annotated, Any
 import typer
 
 from model.base import strict_json
+from model.base.command_help import SETTINGS, DocumentedCommand, version_option
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Would an accelerated decoding method make your model faster, by how much, at what price in extra compute?",
+    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=SETTINGS, callback=version_option,
+    help="Does an accelerated decoding method pay for your model: how much faster is it, and how much extra compute does it take?",
     epilog="Start with: sim run    (the paper's figures)    or: sim run ppd-overheads --set method.candidates=2",
 )  # fmt: skip
 
 Scenario = Annotated[
     str | None,
-    typer.Argument(help="A TOML file or the name of an embedded scenario (`sim ls scenarios`). Default: the paper's figures."),
+    typer.Argument(help="A TOML file or the name of a bundled scenario (`sim ls scenarios`). Default: ppd-figures-3-and-4."),
 ]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Set a value: --set outcomes.match_rate=0.4")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Set a key: --set outcomes.match_rate=0.4")]
 Sweep = Annotated[
     list[str] | None,
-    typer.Option("--sweep", metavar="PATH=VALUES", help="Add an axis: --sweep method.candidates=1,3,5 or PATH=from:to:count"),
+    typer.Option("--sweep", metavar="PATH=VALUES", help="Sweep a key: --sweep method.candidates=1,3,5 or PATH=from:to:count"),
 ]
-View = Annotated[str | None, typer.Option("--view", help="formula, paths, events, or several: --view formula,events")]
-Replications = Annotated[int | None, typer.Option(help="Simulated decodings of each point, in paths and events alike.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of all coins; the same seed gives the same tables.")]
+View = Annotated[
+    str | None,
+    typer.Option(
+        "--view", help="formula (closed form), paths (Monte Carlo) or events (discrete-event), or several: --view formula,events"
+    ),
+]
+Replications = Annotated[int | None, typer.Option(help="Simulated decodings of each grid point, in the views paths and events.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the random draws; the same seed gives the same tables.")]
 Methods = Annotated[
     list[str] | None,
-    typer.Option("--methods", metavar="MODULE", help="A method from outside by its dotted path: files may name it, it is run."),
+    typer.Option(
+        "--methods", metavar="MODULE", help="Dotted path of a module with a method of your own; it is imported, so its code runs."
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 
 
-_SHOWN = 6  # tokens in the picture of a decoding, where nobody says how many
+_SHOWN = 6  # default number of tokens in the picture of a decoding
 
 
 def main() -> None:
@@ -49,9 +57,9 @@ def main() -> None:
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn what a user can cause into one line and an exit code: 2 for a mistake, 1 where a run could not go on.
+    """Turn a user's error into one line and an exit code: 2 for invalid input, 1 for a run that could not finish.
 
-    Methods from outside that `--methods` names hold while the command runs.
+    Modules named by `--methods` are registered while the command runs.
     """
 
     @functools.wraps(command)
@@ -65,7 +73,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     return inner
 
 
-@app.command()
+@app.command(cls=DocumentedCommand)
 @guarded
 def run(
     scenario: Scenario = None,
@@ -74,17 +82,22 @@ def run(
     view: View = None,
     replications: Replications = None,
     seed: Seed = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Directory of the run. Default: runs/NAME-HASH.")] = None,
-    jobs: Annotated[int | None, typer.Option("-j", "--jobs", help="Worker processes. Default: as many as pay.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what the directory holds.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and write nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Run a grid of more than 10 million points.")] = False,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Output directory. Default: runs/NAME-HASH.")] = None,
+    jobs: Annotated[int | None, typer.Option("-j", "--jobs", help="Worker processes. Default: automatic.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the interrupted run in the output directory.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the size of the run and an estimate of its time; write nothing.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm a grid of more than 10 million points.")] = False,
     figures: Annotated[bool, typer.Option(help="Draw the figures.")] = True,
+    columns: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Columns to print, separated by commas, or all. Default: the main ones.")
+    ] = None,
     methods: Methods = None,
     as_json: Json = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print no progress.")] = False,
 ) -> None:
-    """Run a scenario: simulate, tabulate, draw.
+    """Run a scenario and write its results table and figures.
 
     sim run
 
@@ -96,6 +109,10 @@ def run(
 
     overrides = _overrides(set_, sweep, view, replications, seed)
     sweeps.check_jobs(jobs)
+    if columns is not None:
+        from sim.runs.run_report import check_columns
+
+        check_columns(columns)
     if dry_run:
         _dry_run(scenario, overrides, as_json)
         return
@@ -117,13 +134,13 @@ def run(
         drawn = drawing.of_run(report.out, frame) if figures else []
         reports.summarise(report, frame, drawn)
     except OSError as error:
-        remedy = f"the tables in {report.out} are whole; draw the figures with `sim plot {report.out}`"
+        remedy = f"the tables in {report.out} are complete; draw the figures with `sim plot {report.out}`"
         print(f"error: {error.strerror or error} ({error.filename or report.out}); {remedy}", file=sys.stderr)
         raise typer.Exit(1) from None
     if as_json:
         print(strict_json.dumps(reports.document(report, frame, drawn), indent=2))
     else:
-        reports.show(report, frame, drawn)
+        reports.show(report, frame, drawn, asked=columns)
     if report.failed or report.disagreements:
         raise typer.Exit(1)
 
@@ -136,6 +153,7 @@ def _overrides(
 
 
 def _dry_run(scenario: str | None, overrides: dict[str, Any], as_json: bool) -> None:
+    from sim.runs import run_time
     from sim.runs import sweep as sweeps
     from sim.runs.shard_plan import ShardPlan
     from sim.scenarios.grid import Grid
@@ -145,7 +163,7 @@ def _dry_run(scenario: str | None, overrides: dict[str, Any], as_json: bool) -> 
     decodings = {view: grid.points * plan.replications[view] for view in plan.views if view != "formula"}
     facts = {
         "points": grid.points, "axes": {axis.path: len(axis.values) for axis in grid.axes}, "views": list(plan.views),
-        "decodings": decodings, "shards": plan.count(), "seconds_on_one_core": round(plan.estimate(), 1),
+        "decodings": decodings, "shards": plan.count(), "seconds_on_one_core": round(run_time.estimate(plan), 1),
     }  # fmt: skip
     if as_json:
         print(strict_json.dumps(facts, indent=2))
@@ -158,9 +176,12 @@ def _dry_run(scenario: str | None, overrides: dict[str, Any], as_json: bool) -> 
 
 @contextlib.contextmanager
 def _progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on stderr, where that is a terminal."""
-    if quiet or not sys.stderr.isatty():
+    """Progress on stderr: a bar in a terminal, else a line now and then."""
+    if quiet:
         yield None
+        return
+    if not sys.stderr.isatty():
+        yield _progress_lines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -171,18 +192,39 @@ def _progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-@app.command()
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+def _progress_lines() -> Callable[[int, int], None]:
+    """Print a line of progress every ten seconds, for logs; short runs print none."""
+    begun = last = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _SECONDS_BETWEEN_LINES and 0 < done < total:
+            last = now
+            left = (now - begun) * (total - done) / done
+            print(f"{done} of {total} shards, about {left:.0f} s left", file=sys.stderr, flush=True)
+
+    return report
+
+
+@app.command(cls=DocumentedCommand)
 @guarded
 def plot(
-    directory: Annotated[Path | None, typer.Argument(help="The directory of a run.")] = None,
+    directory: Annotated[Path | None, typer.Argument(help="Directory of a run.")] = None,
     profiles: Annotated[
         list[str] | None,
-        typer.Option("--profile", metavar="NAME", help="A hardware profile (`sim ls profiles`) or its .json; up to three."),
+        typer.Option("--profile", metavar="NAME", help="A hardware profile (`sim ls profiles`) or a .json file; up to three."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder of a profile's figures. Default: runs/profiles.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Directory, with --profile. Default: runs/profiles.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw the figures of a run again, from its stored table; or what hardware profiles say: roofline, wide passes, layers.
+    """Draw the figures of a run or of hardware profiles.
+
+    The figures of a run are drawn again from its results table; those of a profile show its roofline, the time of multi-token
+    passes, and the parts of a layer.
 
     sim plot runs/ppd-figures-3-and-4-0123abcd
 
@@ -191,8 +233,8 @@ def plot(
     import figures
 
     if (directory is None) == (profiles is None):
-        said = "neither" if directory is None else "both"
-        raise _mistake(f"plot takes the directory of a run or --profile NAME, got {said}; name one of the two")
+        got = "neither" if directory is None else "both"
+        raise _mistake(f"plot takes the directory of a run or --profile NAME, got {got}; name one of the two")
     if directory is not None and out is not None:
         raise _mistake(f"--out is used with --profile alone, got {out}; a run's figures are drawn into its directory")
     if directory is not None:
@@ -202,22 +244,24 @@ def plot(
     print(strict_json.dumps([str(path) for path in paths]) if as_json else "\n".join(map(str, paths)))
 
 
-@app.command()
+@app.command(cls=DocumentedCommand)
 @guarded
 def trace(
     scenario: Scenario = None,
-    out: Annotated[Path, typer.Option("-o", "--out", help="timeline.json.gz (opens in Perfetto), .json, .png or .svg.")] = Path(
-        "timeline.json.gz"
-    ),
-    point: Annotated[int, typer.Option(min=0, help="Point of the grid.")] = 0,
-    replication: Annotated[int, typer.Option(min=0, help="Which decoding of that point.")] = 0,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Decode at most so many. Default: all; a picture shows six.")] = None,
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="Output file: .json.gz or .json (for ui.perfetto.dev), .png or .svg.")
+    ] = Path("timeline.json.gz"),
+    point: Annotated[int, typer.Option(min=0, help="Grid point (column `point`).")] = 0,
+    replication: Annotated[int, typer.Option(min=0, help="Replication of that point.")] = 0,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens to decode at most. Default: all; six in a picture.")] = None,
     set_: Set = None,
     sweep: Sweep = None,
     seed: Seed = None,
     methods: Methods = None,
 ) -> None:
-    """Record one decoding: who held which unit when.
+    """Record the timeline of one simulated decoding.
+
+    It has the passes on each unit, transfers, and the tokens generated.
 
     sim trace -o timeline.json.gz
 
@@ -249,33 +293,35 @@ def trace(
     print(out)
 
 
-@app.command()
+@app.command(cls=DocumentedCommand)
 @guarded
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Measured runs: NAME.json of `calibrate run`, one or several.")],
+    runs: Annotated[list[Path], typer.Argument(help="Measured runs: NAME.json files written by `calibrate run`.")],
     profile: Annotated[
         list[str] | None,
         typer.Option(
-            "--profile", metavar="ROLE=NAME", help="A profile of each model. Default: those of the runs' measurement session."
+            "--profile", metavar="ROLE=NAME", help="Profile of each model. Default: those of the runs' measurement session."
         ),
     ] = None,
     allow_mismatch: Annotated[
-        bool, typer.Option("--allow-mismatch", help="Take a profile of another machine, model, dtype or mode; every row says so.")
+        bool,
+        typer.Option("--allow-mismatch", help="Accept a profile of another machine, model, dtype or mode; each row notes it."),
     ] = False,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="A row for each run: FILE.csv or FILE.parquet.")] = None,
-    figures: Annotated[Path | None, typer.Option(help="A folder to draw into.")] = None,
-    page: Annotated[Path | None, typer.Option(help="A page of Markdown whose section on this is written anew.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="With --page: write nothing; exit 1 where it is out of date.")] = False,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Table with one row per run: FILE.csv or FILE.parquet.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Directory for figures.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Markdown page whose comparison section is updated.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="With --page: write nothing; exit 1 if the page is out of date.")] = False,
     methods: Methods = None,
     as_json: Json = False,
 ) -> None:
-    """Predict measured runs, and say how far off the predictions are, beside the noise of the measurement.
+    """Predict measured runs and report the error.
 
     sim compare runs/cpu.json --figures pictures
 
     sim compare runs/spec.json --profile target=profiles/cpu-big.json --profile draft=profiles/cpu-small.json -o errors.csv
 
-    What models said is replayed, and passes take what the profile says: no measured time of the runs is looked at.
+    Recorded model answers are replayed, and the times of passes come from the profile. Measured times of the runs are used only to
+    compute the error, which is printed next to the measurement noise.
     """
     from rich.console import Console
 
@@ -291,7 +337,7 @@ def compare(
         written = comparison_report.put(page, named)
         if check:
             stale = bounded_files.read_page(page) != written
-            print(f"{page.name} is {'out of date; write it again without --check' if stale else 'what the runs say'}")
+            print(f"{page.name} is {'out of date; update it without --check' if stale else 'up to date'}")
             if stale:
                 raise typer.Exit(1)
             return
@@ -320,30 +366,32 @@ def compare(
         print(path)
 
 
-@app.command()
+@app.command(cls=DocumentedCommand)
 @guarded
 def check(
-    method: Annotated[str | None, typer.Option(help="Whose theorems; of all methods if left out.")] = None,
-    examples: Annotated[int, typer.Option(min=1, help="Examples of each.")] = 200,
+    method: Annotated[str | None, typer.Option(help="Method to check. Default: all.")] = None,
+    examples: Annotated[int, typer.Option(min=1, help="Examples per theorem.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the examples.")] = 0,
-    theorem: Annotated[list[str] | None, typer.Option("--theorem", help="Only these numbers.")] = None,
-    example: Annotated[str | None, typer.Option(help="One example as JSON, for the one --theorem named.")] = None,
+    theorem: Annotated[list[str] | None, typer.Option("--theorem", help="Theorem number, such as 21a; may be repeated.")] = None,
+    example: Annotated[str | None, typer.Option(help="Check a single example, as JSON; needs one --theorem.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Check the theorems on examples, and shrink what fails to a command that shows it.
+    """Check the theorems on random examples.
+
+    A failure is reduced to a small example and printed with the command that reproduces it.
 
     sim check --method ppd --examples 1000 --seed 0
 
     sim check --theorem 21a --examples 5000
 
-    Exit code 1 if a statement came out wrong. One that must fail and has no counterexample among fewer than 200 examples is open:
-    the last line names it, and it is no error; among 200 or more it is wrong.
+    Exit code 1 if a theorem fails. Some statements must have a counterexample: without one among 200 or more examples they count
+    as failed; among fewer they are open, which the last line reports and which is not an error.
     """
     from sim import theorems
 
     if example is not None:
         if theorem is None or len(theorem) != 1:
-            raise _mistake("--example needs the one --theorem that it is an example of")
+            raise _mistake("--example needs one --theorem, the one that it belongs to")
         verdicts = iter([theorems.replay(theorem[0], _json(example), method)])
     else:
         verdicts = theorems.check(method, examples, seed, theorem)
@@ -373,10 +421,10 @@ def _json(text: str) -> Any:
         raise ParameterError(f"--example must be JSON, got {text!r}: {error}") from None
 
 
-@app.command()
+@app.command(cls=DocumentedCommand)
 @guarded
 def lint(
-    scenario: Annotated[str, typer.Argument(help="A TOML file or the name of an embedded scenario.")], methods: Methods = None
+    scenario: Annotated[str, typer.Argument(help="A TOML file or the name of a bundled scenario.")], methods: Methods = None
 ) -> None:
     """Check a scenario without running it.
 
@@ -398,14 +446,14 @@ def lint(
             print(f"point {point} {grid.values(point)} would fail: {error}")
             continue
         if case.contended and set(plan.views) - {"events"} and point == 0:
-            print(f"warning: formula and paths have no value where something may wait; {case.contention}")
+            print(f"warning: formula and paths have no value where passes may wait for a unit or link; {case.contention}")
     about = f"{grid.points} points in {', '.join(plan.views)}; about {plan.estimate():.0f} s on one core"
     print(f"{scenario}: {about}" if not wrong else f"{scenario}: {wrong} points would fail; {about}")
     if wrong:
         raise typer.Exit(1)
 
 
-@app.command("ls")
+@app.command("ls", cls=DocumentedCommand)
 @guarded
 def list_(
     what: Annotated[
@@ -413,12 +461,12 @@ def list_(
     ] = "scenarios",
     name: Annotated[
         str | None,
-        typer.Argument(help="One of them, to be told all about it, or a file: a profile's .json, a config.json, a device's .toml."),
+        typer.Argument(help="Entry to describe, or a file: a profile's .json, a model's config.json, a device's .toml."),
     ] = None,
     methods: Methods = None,
     as_json: Json = False,
 ) -> None:
-    """List what there is, or say all about one of them.
+    """List methods, costs, devices and more, or describe one.
 
     sim ls methods
 
@@ -444,10 +492,10 @@ def list_(
         print("\n".join(f"{name:{width}}  {about}" for name, about in rows.items()))
 
 
-@app.command()
+@app.command(cls=DocumentedCommand)
 @guarded
 def schema(methods: Methods = None) -> None:
-    """The JSON schema of scenarios.
+    """Print the JSON schema of scenario files.
 
     sim schema > scenario.schema.json
     """
@@ -456,10 +504,10 @@ def schema(methods: Methods = None) -> None:
     print(strict_json.dumps(of_scenarios(), indent=2))
 
 
-@app.command()
+@app.command(cls=DocumentedCommand)
 @guarded
 def env(as_json: Json = False) -> None:
-    """What the program runs on, for a report of a problem.
+    """Print versions and platform, for a bug report.
 
     sim env --json
     """

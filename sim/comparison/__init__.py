@@ -1,1 +1,1 @@
-"""Predictions held against measured runs."""
+"""Comparison of predictions with measured runs."""

@@ -1,4 +1,4 @@
-"""What `sim compare` says: errors by method beside the noise, the worst runs, and where a difference comes from."""
+"""Report of `sim compare`: errors by method next to the noise, the worst runs, and the parts of the time."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ WORST = 5
 
 
 def show(table: pl.DataFrame, about: dict[str, Any], console: Console) -> None:
-    """Print the comparison."""
+    """Print the comparison of one file of runs."""
     where = f"{place_of(about)}, {about['date']}"
-    console.print(f"Predicted from profiles alone, against measured wall times behind the first commit: {where}")
+    console.print(f"Predicted from profiles, against measured wall times after the first commit: {where}")
     for warning in sorted({*table["warnings"]} - {""}):
         console.print(f"warning: {warning}", style="yellow")
     for mismatch in sorted({*table["mismatch"]} - {""}):
@@ -37,26 +37,26 @@ def show(table: pl.DataFrame, about: dict[str, Any], console: Console) -> None:
     pairs, right = prediction_error.ranking(table)
     if pairs:
         share = f"{right} of {pairs} pairs ({right / pairs:.1%})"
-        console.print(f"ranking: {share} that differ by more than twice the noise are ordered rightly")
+        console.print(f"ranking: {share} that differ by more than twice the noise are ranked correctly")
 
 
 def place_of(about: Mapping[str, Any]) -> str:
-    """On what runs were measured, and how: passes that are launched kernel by kernel, and processes on cores, need no mention."""
+    """Machine, dtype, mode and GPUs of the runs; eager mode and processes on CPU cores are not mentioned."""
     mode, gpus = about.get("mode", "eager"), [each for each in about.get("devices", ()) if each != "cpu"]
     more = [*([] if mode == "eager" else [mode]), *([f"processes on {' '.join(gpus)}"] if gpus else [])]
     return ", ".join([about["machine"].get("name", about["device"]), about["dtype"], *more])
 
 
 def _lacking(table: pl.DataFrame) -> Iterator[str]:
-    """What was counted as nothing, and for which methods."""
+    """Sentences on parts that are not measured, with the methods concerned."""
     for lacking in dict.fromkeys(table["missing"]):
         if lacking:
             methods = ", ".join(dict.fromkeys(table.filter(table["missing"] == lacking)["method"]))
-            yield f"not in the profile, and counted as nothing: {lacking} ({methods})"
+            yield f"not measured in the profile, assumed 0: {lacking} ({methods})"
 
 
 def _methods(table: pl.DataFrame) -> Table:
-    columns = ("method", "settings", "runs", "median", "nine of ten", "worst", "bias", "noise", "bound", "held")
+    columns = ("method", "settings", "runs", "median", "90th percentile", "worst", "bias", "noise", "bound", "within bound")
     found = _table("Errors by method (|predicted / measured - 1|)", *columns)
     for row in prediction_error.by_method(table):
         found.add_row(
@@ -70,7 +70,7 @@ _ERRORS = ("median_error", "p90_error", "worst_error", "bias", "noise")
 
 
 def _worst(table: pl.DataFrame) -> Table:
-    found = _table("The worst", "method", "settings", "prompt", "predicted", "measured", "error", "noise")
+    found = _table("Largest errors", "method", "settings", "prompt", "predicted", "measured", "error", "noise")
     for row in table.sort(table["error"].abs(), descending=True).head(WORST).iter_rows(named=True):
         found.add_row(
             row["method"], row["settings"] or "-", str(row["prompt"])[:24], _ms(row["predicted_s"]), _ms(row["measured_s"]),
@@ -80,7 +80,7 @@ def _worst(table: pl.DataFrame) -> Table:
 
 
 def _parts(table: pl.DataFrame) -> Table:
-    found = _table("Where the whole time goes, predicted / measured [ms a run, means]", "method", *PARTS, "whole", "contention")
+    found = _table("Parts of the time in ms per run (mean), predicted / measured", "method", *PARTS, "total", "contention")
     for method in dict.fromkeys(table["method"]):
         own = table.filter(table["method"] == method)
         cells = []
@@ -112,7 +112,7 @@ def _percent(value: float) -> str:
 
 
 def document(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> str:
-    """The same for machines."""
+    """Return the report as JSON."""
     files = []
     for name, table, about in named:
         pairs, right = prediction_error.ranking(table)
@@ -124,7 +124,7 @@ def document(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> str:
 
 
 def markdown(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> Iterator[str]:
-    """A section of the page of errors, the worst method first."""
+    """Lines of a section of the page of errors, the worst method first."""
     for name, table, about in named:
         pairs, right = prediction_error.ranking(table)
         yield f"### {name}: {place_of(about)}"
@@ -133,13 +133,13 @@ def markdown(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> Itera
         yield (
             f"{table.height} decodings of {prediction_error.choices(table)} settings, each timed at least {fewest} times;"
             f" prompts: {about['prompts']}. Of {pairs} pairs of settings that differ by more than twice the noise"
-            f" {right / max(pairs, 1):.1%} are ordered rightly."
+            f" {right / max(pairs, 1):.1%} are ranked correctly."
         )
         yield ""
         for line in _lacking(table):
             yield f"{line[0].upper()}{line[1:]}."
             yield ""
-        yield "| method | settings | runs | median | nine of ten | worst | bias | noise | bound of the median | held |"
+        yield "| method | settings | runs | median | 90th percentile | worst | bias | noise | bound of the median | within bound |"
         yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|"
         for row in sorted(prediction_error.by_method(table), key=lambda each: -each["median_error"]):
             errors = " | ".join(_percent(row[each]) for each in _ERRORS)
@@ -149,11 +149,11 @@ def markdown(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> Itera
 
 
 MARK = "<!-- predicted against measured: sim compare -->"
-"""Where the section begins on a page that others write; it goes on to the end."""
+"""First line of the section on a page with other content; the section continues to the end of the page."""
 
 
 def put(page: Path, named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> str:
-    """The page with this section in the place of the one that it has."""
+    """Return the page with its comparison section replaced or added."""
     try:
         before = bounded_files.read_page(page).partition(MARK)[0]
     except OSError as error:
@@ -162,10 +162,10 @@ def put(page: Path, named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -
     return "\n".join([*head, MARK, INTRODUCTION, *markdown(named)]).rstrip("\n") + "\n"
 
 
-INTRODUCTION = """## Predicted against real
+INTRODUCTION = """## Predicted against measured
 
-Each decoding was made for real, repeat by repeat; the simulator plays it again with what the models said and with times from the
-profile of that machine alone. Times are those behind the first commit, medians of repeats. *Noise*: how far a repeat is from the
-middle one, in the median. *Bound*: the larger of 5 % and 1.5 times the noise; nine of ten errors may be twice that. `sim compare
-RUNS --page FILE` writes this section.
+Each decoding was measured on real models, with repeats. The simulator replays the models' recorded answers with times from the
+profile of that machine only. Times are medians of repeats, after the first commit. *Noise*: median deviation of a repeat from the
+median repeat. *Bound*: the larger of 5 % and 1.5 times the noise; the 90th percentile of the errors may be twice that.
+`sim compare RUNS --page FILE` writes this section.
 """

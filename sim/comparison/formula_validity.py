@@ -1,8 +1,8 @@
-"""Where the formulas of the papers stop being true: each beside the simulation with the profile, and beside the measurement.
+"""Validity of the papers' formulas: each formula next to the simulation with the profile and the measurement.
 
-A formula gets what its paper gives it: rates, counted in these very runs, and costs as one constant or as a share of layers. The
-simulation has the same outcomes and the time of every single pass. Claims that the runs have nothing on are left out, and so is a
-choice without plain decoding of the same prompts beside it.
+A formula gets the inputs of its paper: rates, counted in the same runs, and costs as one constant or as a share of layers. The
+simulation has the same outcomes and the time of each pass. Claims for which there are no runs are left out, and so are settings
+without plain decoding of the same prompts.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ if TYPE_CHECKING:
     import polars as pl
 
 COLUMNS = ("claim", "series", "x", "formula", "simulated", "measured", "noise", "x_name", "y_name", "about")
-"""Of what claim; which line of it; where; and the three values, with the noise of the measured one relative to it [-]."""
-_SPEED, _TIME = "speed-up over plain decoding", "time over plain decoding"  # of a token behind the first commit
+"""Claim, its line, x, and the three values, with the relative noise of the measured value [-]; then the axes and a remark."""
+_SPEED, _TIME = "speed-up over plain decoding", "time over plain decoding"  # per token after the first commit
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A decoding, and what `compare` said of it [s]."""
+    """A decoding with its row of `compare` [s]."""
 
     decoding: Decoding
     row: Mapping[str, Any]
 
     @property
     def tokens(self) -> int:
-        """Those behind the first commit, which the times are of."""
+        """Number of tokens after the first commit; the times are of these."""
         return len(self.decoding.tokens) - len(self.decoding.commits[0].tokens)
 
 
 def limits(runs: MeasuredRuns, table: pl.DataFrame, profiles: Mapping[str, Profile]) -> pl.DataFrame:
-    """The rows of all claims that these runs say anything about (`COLUMNS`); none is a frame without rows.
+    """Rows of all claims that these runs can test (`COLUMNS`); a table without rows if there is none.
 
     Parameters
     ----------
     table
-        What `sim.comparison.run_comparison.compare` made of the runs with the same profiles.
+        Result of `sim.comparison.run_comparison.compare` for the runs with the same profiles.
     profiles
-        Of each model by its role.
+        Profile of each model, by its role.
     """
     import polars as pl
 
@@ -76,7 +76,7 @@ def limits(runs: MeasuredRuns, table: pl.DataFrame, profiles: Mapping[str, Profi
 
 
 def of_file(path: Path, table: pl.DataFrame, profiles: Sequence[str] = ()) -> pl.DataFrame:
-    """The same of a file of runs, by what `sim.comparison.run_comparison.of_file` made of it."""
+    """Return `limits` of a file of runs, whose `table` is from `sim.comparison.run_comparison.of_file`."""
     from model.logs import measured_runs as files
 
     found = files.load(path)
@@ -84,7 +84,7 @@ def of_file(path: Path, table: pl.DataFrame, profiles: Sequence[str] = ()) -> pl
 
 
 def together(names: Sequence[str], found: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """The rows of several files; where there are several, each line has the name of its own."""
+    """Concatenate the rows of several files; the name of the file is added to each line if there is more than one."""
     import polars as pl
 
     if len(found) > 1:
@@ -98,7 +98,7 @@ def together(names: Sequence[str], found: Sequence[pl.DataFrame]) -> pl.DataFram
 
 
 def _of_methods(timed: Sequence[Compared], plain: Sequence[Compared], cost: ReplayedSeconds) -> Iterator[dict[str, Any]]:
-    """The formulas of papers, of the methods that declare how they are checked; each claim along one axis."""
+    """Rows of the papers' formulas for the methods that have a `FORMULA_CHECK`; each claim along one axis."""
     for name in dict.fromkeys(each.decoding.method for each in timed):
         check = registry.parameters(name).FORMULA_CHECK
         formula = registry.method(name).paper_formula if check is not None else None
@@ -117,7 +117,7 @@ def _of_methods(timed: Sequence[Compared], plain: Sequence[Compared], cost: Repl
                     "claim": check.claim, "series": series, "x": float(point.x), "formula": point.value, **speeds, **times,
                     "x_name": point.x_name, "y_name": _TIME if check.of_time else _SPEED, "about": point.about,
                 })  # fmt: skip
-        yield from found[True] or found[False]  # some choices leave the parameter out: they are drawn by themselves
+        yield from found[True] or found[False]  # settings without the swept parameter are a separate line
 
 
 def _counted(group: Sequence[Compared], cost: ReplayedSeconds) -> ComparedRuns:
@@ -133,7 +133,7 @@ def _counted(group: Sequence[Compared], cost: ReplayedSeconds) -> ComparedRuns:
 
 
 def _bus(runs: MeasuredRuns, timed: Sequence[Compared], cost: ReplayedSeconds) -> Iterator[dict[str, Any]]:
-    """Processes with a core each, as if each had a memory of its own: what the main one's passes take while others are at work."""
+    """Rows on the memory bus: slowdown of the main process's passes while other processes, each on its own core, are busy."""
     of = {role: each for role, each in cost.of.items() if isinstance(each, ProfileCosts)}
     for each in timed:
         own = runs.timed[each.row["decoding"]]
@@ -155,14 +155,14 @@ def _bus(runs: MeasuredRuns, timed: Sequence[Compared], cost: ReplayedSeconds) -
         yield {
             "claim": "bus", "series": _other(each.decoding, ()), "x": beside / whole, "formula": 1.0,
             "simulated": spent_by_main(slowed)["forward"] / spent_by_main(free)["forward"], "measured": (whole - nested) / alone,
-            "noise": each.row["noise"], "x_name": "share of the main process's passes with another one at work (measured)",
-            "y_name": "time of its passes over that of passes alone",
-            "about": f"{own.units} processes, each with a core of its own; passes alone by the profile (measured)",
+            "noise": each.row["noise"], "x_name": "share of the main process's passes concurrent with another process (measured)",
+            "y_name": "time of its passes relative to passes alone",
+            "about": f"{own.units} processes, each on its own core; passes alone from the profile (measured)",
         }  # fmt: skip
 
 
 def _pass_of(span: Span) -> Forward:
-    """The pass that a span was of; of its tokens only the number matters."""
+    """Reconstruct the pass of a span; only the number of its tokens matters."""
     return Forward(span.role, (0,) * span.width, span.position - span.width + 1, LayerSpan(span.first, span.last))
 
 
@@ -173,10 +173,9 @@ Group = tuple[tuple[str, Any], list[Compared], list[Compared]]
 
 
 def _groups(timed: Sequence[Compared], plain: Sequence[Compared], along: str, rate: str = "") -> Iterator[Group]:
-    """Decodings of the same choice, with those of plain decoding on the same prompts; a prompt without one is left out.
+    """Group decodings of the same settings, with plain decodings of the same prompts; prompts without one are left out.
 
-    What they are called says neither the parameter that they are swept `along`, nor the `rate` that forced outcomes are. Without a
-    parameter each decoding is a group.
+    The name of a group leaves out the parameter swept `along` and the forced `rate`. Without a parameter each decoding is a group.
     """
     found: dict[tuple[str, Any, Any, int], list[Compared]] = {}
     for number, each in enumerate(timed):
@@ -192,12 +191,12 @@ def _groups(timed: Sequence[Compared], plain: Sequence[Compared], along: str, ra
 
 
 def _other(decoding: Decoding, known: Sequence[str]) -> str:
-    """What tells this choice from others, but for these parameters."""
+    """Settings of a decoding in words, without these parameters."""
     return ", ".join(word for word in told(decoding).split(", ") if word.partition("=")[0] not in known)
 
 
 def _speeds(group: Sequence[Compared], plain: Sequence[Compared]) -> dict[str, float]:
-    """Speed over plain decoding, predicted and measured, each as time of a token, and how noisy the measured one is."""
+    """Speed-up over plain decoding, by time per token, simulated and measured, with the noise of the measured one."""
     found = {}
     for name, column in (("simulated", "predicted_s"), ("measured", "measured_s")):
         found[name] = _pace(plain, column) / _pace(group, column)
@@ -206,18 +205,18 @@ def _speeds(group: Sequence[Compared], plain: Sequence[Compared]) -> dict[str, f
 
 
 def _pace(timed: Sequence[Compared], column: str) -> float:
-    """Time of a token, over all of these decodings [s]; each prompt counts as often as it was decoded."""
+    """Mean time per token over these decodings [s]."""
     return float(sum(each.row[column] for each in timed) / sum(each.tokens for each in timed))
 
 
 def _pass(cost: ReplayedSeconds, role: str, group: Sequence[Compared]) -> float:
-    """A whole pass over one token in the middle of these texts, with its head [s]."""
+    """Time of a full pass over one token at the middle position of these decodings, with its head [s]."""
     middle = int(np.median([len(each.decoding.prompt) + len(each.decoding.tokens) // 2 for each in group]))
     return cost.forward(Forward(role, (0,), middle, LayerSpan(0, cost.hardware(role).shape.layers), heads=1))
 
 
 def _layers(decoding: Decoding, cost: ReplayedSeconds) -> int:
-    """Layers that were run for the tokens behind the first commit, once for each token of a pass."""
+    """Number of layers run after the first commit, counted once per token of a pass."""
     played = predict(decoding, cost, record=True)
     return sum(
         (high - low) * each.width

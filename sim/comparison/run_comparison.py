@@ -1,8 +1,7 @@
-"""Predicted against measured: each measured run is played again in the simulator, with times from profiles alone.
+"""Comparison of measured runs with predictions: each run is simulated again, with times from profiles only.
 
-What the models said is replayed (`model.logs.replay`), what passes take comes from the profile of the machine
-(`model.costs.replayed_seconds`). No measured time of the runs is looked at before the prediction is made: scrambling them changes
-nothing but the error.
+The recorded answers of the models are replayed (`model.logs.replay`), and the times of passes come from the profile of the machine
+(`model.costs.replayed_seconds`). A prediction uses no measured time of the runs: scrambling these changes only the error.
 """
 
 from __future__ import annotations
@@ -30,39 +29,39 @@ if TYPE_CHECKING:
     from sim.engine.events import Run
 
 SAME = ("name", "threads", "cores")
-"""Facts of a machine that a profile and runs must share, beside the libraries' versions."""
+"""Facts of a machine that a profile and runs must share, in addition to the libraries' versions."""
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """A decoding as the simulator played it [s]."""
+    """Predicted times of a decoding [s]."""
 
     total: float
     first: float
-    """Until the first commit."""
+    """Time until the first commit."""
     parts: Mapping[str, float]
-    """What units were held for: layers, heads, embeddings, calls and reads of each role."""
+    """Busy time of units by part: layers, heads, embeddings, calls and reads of each role."""
     scheduled: float
-    """What whoever leads several processes did between looks and what followed them."""
+    """Scheduling overhead of the main process after its reads."""
     run: Run
 
     def passes(self, role: str) -> float:
-        """Passes of a model, but for the heads: those are made when somebody looks."""
+        """Time of a model's passes without the heads, which are computed with the reads."""
         return sum(self.parts.get(f"{role} {name}", 0.0) for name in ("layers", "embedding", "step", "cooling"))
 
     @property
     def reads(self) -> float:
-        """Heads, and looking at what they say."""
+        """Time of heads and of reading their outputs."""
         return sum(seconds for name, seconds in self.parts.items() if name.endswith((" head", " reads")))
 
     @property
     def after_first(self) -> float:
-        """From the first commit to the last token."""
+        """Time from the first commit to the last token."""
         return self.total - self.first
 
 
 def predict(decoding: Decoding, cost: ReplayedSeconds, units: int = 1, *, record: bool = False) -> Predicted:
-    """Play a decoding again, on so many units."""
+    """Simulate a recorded decoding on `units` units."""
     from sim.engine.cluster import Cluster
     from sim.engine.events import simulate
 
@@ -73,32 +72,32 @@ def predict(decoding: Decoding, cost: ReplayedSeconds, units: int = 1, *, record
     except UnloggedError as error:
         raise _other_way(decoding, str(error)) from None
     if tuple(run.tokens) != decoding.tokens:
-        raise _other_way(decoding, "other tokens come out")
+        raise _other_way(decoding, "other tokens are generated")
     return Predicted(run.latency, run.commits[0][0], cost.spent, cost.scheduled, run)
 
 
 def _other_way(decoding: Decoding, why: str) -> ParameterError:
-    """Processes that ask the same of different texts ask in another order, or more, where passes take other times."""
+    """Error for a decoding whose reads depend on the times of passes, so that it cannot be replayed."""
     choice = f"{decoding.method} ({told(decoding)})"
-    bound = f"runs must be of methods that ask the same whatever passes take, and {choice} does not"
+    bound = f"runs must be of methods whose reads do not depend on the times of passes; those of {choice} do"
     return ParameterError(f"{bound}: {why}; leave it out")
 
 
 def compare(runs: MeasuredRuns, profiles: Mapping[str, Profile], *, allow_mismatch: bool = False) -> pl.DataFrame:
-    """A row for each measured decoding: predicted, measured, error, and the noise of the measurement.
+    """Table with one row per measured decoding: predicted and measured time, error, and measurement noise.
 
     Parameters
     ----------
     profiles
-        Of each model by its role, timed on the machine of the runs.
+        Profile of each model, by its role, measured on the machine of the runs.
     allow_mismatch
-        Go on with a profile of another machine, model, dtype or mode; every row then says so.
+        Accept a profile of another machine, model, dtype or mode; every row then names the mismatch.
     """
     import polars as pl
 
     wrong = mismatches(runs, profiles)
     if wrong and not allow_mismatch:
-        raise ParameterError(f"{wrong[0]}; take the profile that was timed there, or --allow-mismatch, which marks every row")
+        raise ParameterError(f"{wrong[0]}; use a profile measured there, or --allow-mismatch, which marks every row")
     of = {role: ProfileCosts(each) for role, each in profiles.items()}
     alone, rows = ReplayedSeconds(of), []
     _refuse_slow(runs, profiles, {role: shape_of(each) for role, each in profiles.items()})
@@ -116,18 +115,18 @@ def compare(runs: MeasuredRuns, profiles: Mapping[str, Profile], *, allow_mismat
 
 
 def _refuse_slow(runs: MeasuredRuns, profiles: Mapping[str, Profile], shapes: Mapping[str, Shape]) -> None:
-    """Refuse a run that took longer than its machine can have taken for the passes that it made, by its row, counted from 1."""
+    """Raise an error for a run whose time is too long for its passes on this machine; the row is counted from 1."""
     seconds, decodings = runs.table["seconds"].to_list(), runs.table["decoding"].to_list()
     most = {number: physical_limits.longest_run(timed.decoding, profiles, shapes) for number, timed in runs.timed.items()}
     for row, (taken, number) in enumerate(zip(seconds, decodings, strict=True), 1):
         if taken > most[number]:
             why = f"a hundredth of the device's peaks and {physical_limits.LAUNCH_S:g} s an operation"
             bound = f"must be at most {most[number]:.3g}, {why}"
-            raise ParameterError(f"row {row}, column seconds: {bound}, got {taken:.4g}; look at their unit")
+            raise ParameterError(f"row {row}, column seconds: {bound}, got {taken:.4g}; check the unit")
 
 
 Named = tuple[str, "pl.DataFrame", dict[str, Any]]
-"""What a file of runs is called, a row for each of them, and what is known of all."""
+"""Name of a file of runs, table with one row per run, and facts about all runs."""
 
 
 def of_file(path: Path, profiles: Sequence[str] = (), *, allow_mismatch: bool = False) -> Named:
@@ -140,7 +139,7 @@ def of_file(path: Path, profiles: Sequence[str] = (), *, allow_mismatch: bool = 
 
 
 def pair_of_file(path: Path, profiles: Sequence[str] = ()) -> tuple[pl.DataFrame, pl.DataFrame] | None:
-    """The first decoding over processes of a file of runs whose spans are known, `side_by_side`; None where there is none."""
+    """Return `side_by_side` for the first decoding over processes with recorded spans in a file; None if there is none."""
     from model.logs import measured_runs as files
 
     found = files.load(path)
@@ -149,14 +148,14 @@ def pair_of_file(path: Path, profiles: Sequence[str] = ()) -> tuple[pl.DataFrame
 
 
 def together(named: Sequence[Named]) -> pl.DataFrame:
-    """The rows of several files, each with the name of its own."""
+    """Concatenate the tables of several files, with a column for the file's name."""
     import polars as pl
 
     return pl.concat([table.with_columns(pl.lit(name).alias("runs")) for name, table, _ in named], how="vertical_relaxed")
 
 
 def write(table: pl.DataFrame, out: Path) -> None:
-    """Write rows as CSV or Parquet, whole or not at all."""
+    """Write a table as CSV or Parquet, completely or not at all."""
     from sim.runs.atomic_files import write_whole
 
     writers: dict[str, Callable[[Path], object]] = {".csv": table.write_csv, ".parquet": table.write_parquet}
@@ -167,15 +166,15 @@ def write(table: pl.DataFrame, out: Path) -> None:
 
 
 OVER_PROCESSES = ("dispatch", "wake", "promotion", "scheduling", "main_alone", "main_concurrent", "subprocess_step")
-"""What only runs over several processes take."""
+"""Parts of the time of runs over several processes."""
 OVER_STREAMS = OVER_PROCESSES[2:]
-"""What runs over streams of one GPU take: there is nobody to be told or woken, and launching is part of scheduling."""
+"""Parts of the time of runs over streams of one GPU: no process is dispatched or woken, and launching is part of scheduling."""
 
 
 def missing(of: Mapping[str, ProfileCosts], timed: TimedDecoding) -> list[str]:
-    """What a run takes that its profiles have no times of: it is counted as nothing.
+    """Parts of a run that its profiles have not measured; they are assumed to take 0.
 
-    `send` is of devices that hand over bytes; what processes hand over is in the times of their passes.
+    `send` is for transfers between devices; transfers between processes are part of the times of their passes.
     """
     roles = dict.fromkeys(kind.role for kind in timed.decoding.account.passes_by_kind)
     found = [f"{part} of the {role}" for role in roles if role in of for part in of[role].missing if part != "send"]
@@ -187,25 +186,23 @@ def missing(of: Mapping[str, ProfileCosts], timed: TimedDecoding) -> list[str]:
 
 
 def over_processes(of: Mapping[str, ProfileCosts], timed: TimedDecoding, *, contention: bool = True) -> ReplayedSeconds:
-    """What passes of a run over several processes take: starting them and taking one over too, and they slow each other down,
-    unless `contention` is left out.
-    """
+    """Costs of a run over several processes, with dispatch and promotion, and, with `contention`, mutual slowdown of passes."""
     target, others = of["target"], timed.units - 1
     times = {part: target.part(part, others) for part in OVER_PROCESSES}
     seconds = (0.0 if each is None else float(each.seconds) for each in times.values())
-    dispatch, link, promotion, scheduling, alone, beside, subprocess_step = seconds
-    # What others slow down is told by a layer in the middle of the text that processes were timed on.
+    dispatch, link, promotion, scheduling, alone, concurrent, subprocess_step = seconds
+    # The slowdown is measured on a layer in the middle of the sequence that processes were timed on.
     layer = float(target.layer(1, 2 * PROCESS_TEXT).seconds)
     slower = [alone / layer if alone else 1.0]
-    slower += [beside / layer] if beside and contention else []
+    slower += [concurrent / layer] if concurrent and contention else []
     return ReplayedSeconds(
         of, slower=tuple(slower), dispatch=dispatch, link=link, promotion=promotion, scheduling=scheduling, single=False,
-        subprocess_step=subprocess_step * layer / beside if subprocess_step and beside else None,
+        subprocess_step=subprocess_step * layer / concurrent if subprocess_step and concurrent else None,
     )  # fmt: skip
 
 
 def side_by_side(runs: MeasuredRuns, profiles: Mapping[str, Profile], number: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Who held which unit when in a decoding over several processes: its middle repeat as measured, and as simulated [s]."""
+    """Spans on each unit in a decoding over several processes: of its median repeat as measured, and as simulated [s]."""
     import polars as pl
 
     timed = runs.timed.get(number)
@@ -221,39 +218,39 @@ def side_by_side(runs: MeasuredRuns, profiles: Mapping[str, Profile], number: in
 
 
 def mismatches(runs: MeasuredRuns, profiles: Mapping[str, Profile]) -> list[str]:
-    """In what profiles are of another machine, model, dtype or mode than the runs."""
+    """Differences in machine, model, dtype or mode between the profiles and the runs."""
     found = []
     about = runs.about
     for role in runs.log.models:
         if role not in profiles:
-            raise ParameterError(f"profile of the {role} is required: the runs have one, {runs.log.models[role]['name']}")
+            raise ParameterError(f"profile of the {role} is required: the runs have this model, {runs.log.models[role]['name']}")
     for role, profile in profiles.items():
         if role not in runs.log.models:
             had = ", ".join(runs.log.models)
-            raise ParameterError(f"profile {profile.name} is given for the {role}, which the runs have not; they have {had}")
+            raise ParameterError(f"profile {profile.name} is given for the {role}, which the runs do not have; they have {had}")
         for name in SAME:
             ours, theirs = profile.facts.get(name), about["machine"].get(name)
             if ours != theirs:
-                what = f"{name} of the machine must be {checks.shown(theirs)}, as of the runs"
+                what = f"{name} of the machine must be {checks.shown(theirs)}, as in the runs"
                 found.append(f"{what}, got {checks.shown(ours)} in {profile.name}")
         for name, version in about["versions"].items():
             if profile.facts.get(name) != version:
-                found.append(f"{name} must be {version}, as of the runs, got {profile.facts.get(name)} in {profile.name}")
+                found.append(f"{name} must be {version}, as in the runs, got {profile.facts.get(name)} in {profile.name}")
         if profile.dtype != about["dtype"]:
-            found.append(f"dtype must be {about['dtype']}, as of the runs, got {profile.dtype} in {profile.name}")
+            found.append(f"dtype must be {about['dtype']}, as in the runs, got {profile.dtype} in {profile.name}")
         if profile.mode != runs.mode:
-            found.append(f"mode must be {runs.mode}, as of the runs, got {profile.mode} in {profile.name}")
+            found.append(f"mode must be {runs.mode}, as in the runs, got {profile.mode} in {profile.name}")
         shape = about["shapes"].get(role)
         differing = [key for key, value in (shape or {}).items() if key != "dtype" and _listed(profile.shape.get(key)) != value]
         if shape is not None and differing:
             key = differing[0]
-            what = f"{key} of the {role} must be {checks.shown(shape[key])}, as of the runs"
+            what = f"{key} of the {role} must be {checks.shown(shape[key])}, as in the runs"
             found.append(f"{what}, got {checks.shown(profile.shape.get(key))} in {profile.name}")
     return found
 
 
 def _listed(value: Any) -> Any:
-    """As JSON has it."""
+    """Convert a tuple to a list, as in JSON."""
     return [*value] if isinstance(value, tuple) else value
 
 
@@ -262,27 +259,27 @@ def _row(runs: MeasuredRuns, number: int, timed: TimedDecoding, predicted: Predi
     several = len(decoding.commits) > 1
     forced = runs.about["forced"]
     measured = timed.median(prompt=not several)
-    foretold = predicted.after_first if several else predicted.total
+    expected = predicted.after_first if several else predicted.total
     noise = timed.noise(prompt=not several)
     return {
         "decoding": number, "method": decoding.method + (f"-{timed.unit_kind}" if timed.units > 1 else ""),
         "settings": told(decoding),
         "prompt": runs.log.names[number], "forced": "" if not forced or forced[number] is None else _said(forced[number]),
-        "tokens": len(decoding.tokens), "units": timed.units, "predicted_s": foretold, "measured_s": measured,
-        "error": foretold / measured - 1, "noise": noise, "repeats": int(timed.kept.sum()), "disturbed": timed.disturbed,
+        "tokens": len(decoding.tokens), "units": timed.units, "predicted_s": expected, "measured_s": measured,
+        "error": expected / measured - 1, "noise": noise, "repeats": int(timed.kept.sum()), "disturbed": timed.disturbed,
         "predicted_total_s": predicted.total, "measured_total_s": timed.median(prompt=True),
         **_parts(timed, predicted), "source": "measured", "warnings": "; ".join(runs.warnings),
     }  # fmt: skip
 
 
 def _parts(timed: TimedDecoding, predicted: Predicted) -> dict[str, float]:
-    """What the whole time went into, predicted and measured (`model.logs.prediction_error.PARTS`)."""
+    """Parts of the total time, predicted and measured (`model.logs.prediction_error.PARTS`)."""
     found = {f"{whose}_{name}_s": 0.0 for whose in ("predicted", "measured") for name in PARTS}
     if timed.units > 1:
         for whose, spent in (("predicted", spent_by_main(predicted)), ("measured", timed.of_main())):
             for what, seconds in spent.items():
                 found[f"{whose}_{MAIN[what]}_s"] += seconds
-        found["predicted_target_s"] -= predicted.scheduled  # each is behind a look, where a unit is held for both
+        found["predicted_target_s"] -= predicted.scheduled  # scheduling follows a read, and both are in one busy interval
         found["predicted_rest_s"] = predicted.scheduled
         found["predicted_waiting_s"] = predicted.total - sum(found[f"predicted_{name}_s"] for name in PARTS)
         found["measured_rest_s"] = timed.median(prompt=True) - sum(found[f"measured_{name}_s"] for name in PARTS)
@@ -299,11 +296,11 @@ def _parts(timed: TimedDecoding, predicted: Predicted) -> dict[str, float]:
 MAIN = {
     "forward": "target", "head": "target", "read": "target", "dispatch": "transfers", "promotion": "transfers", "wait": "waiting",
 }  # fmt: skip
-"""What the main process of several does, as parts of the whole: what it reads is behind its passes."""
+"""Part of the total time for each activity of the main process; its reads are counted with its passes."""
 
 
 def spent_by_main(predicted: Predicted) -> dict[str, float]:
-    """What the main process did in a simulated run that kept its record, and how long [s]."""
+    """Time of the main process in a recorded simulated run, by activity [s]."""
     found: dict[str, float] = {}
     for each in predicted.run.intervals:
         if each.unit == 0 or each.what == "promotion":
@@ -316,15 +313,17 @@ def _said(values: Mapping[str, Any]) -> str:
 
 
 def profiles_of(names: Sequence[str], runs: MeasuredRuns, folder: Path) -> dict[str, Profile]:
-    """Profiles by role: those given as ROLE=PROFILE, one alone for the target; or those of the runs' measurement session, beside
-    them."""
+    """Profiles by role: given as ROLE=PROFILE (a name without a role is for the target), or those of the measurement session.
+
+    The latter are in the folder of the runs.
+    """
     from model.hardware import profile_files
 
     found: dict[str, Profile] = {}
     if not names:
         if not runs.about["profiles"]:
             raise ParameterError(
-                "profile is required: the runs name none of their measurement session; give --profile ROLE=NAME for each"
+                "profile is required: the runs name none of their measurement session; give --profile ROLE=NAME for each model"
             )
         return {role: profile_files.load(str(folder / name)) for role, name in runs.about["profiles"].items()}
     for each in names:

@@ -1,1 +1,1 @@
-"""The discrete-event simulator: an algorithm interpreted on compute units and links."""
+"""Discrete-event simulator of decoding algorithms on compute units and links."""

@@ -1,4 +1,4 @@
-"""Compute units and links: what a simulation runs on."""
+"""Compute units and links of a simulated cluster."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ STOPS = ("now", "layer", "pass")
 class Cluster:
     """Compute units and the links between them.
 
-    `links`: one from the main process to each sub-process (`point-to-point`), or one for all that carries one transfer at a time
-    (`shared`). `stop`: when a stopped process lets go of its unit: `now`, at the end of the `layer` or of the `pass` it is in.
+    `links`: a link from the main process to each sub-process (`point-to-point`), or a `shared` link for one transfer at a time.
+    `stop`: time at which a stopped process releases its unit: `now`, or at the end of its current `layer` or `pass`.
     """
 
     units: int

@@ -1,7 +1,8 @@
-"""The simulator: interprets an algorithm on compute units and links, by SimPy's clock.
+"""Discrete-event simulator: runs an algorithm on compute units and links, with SimPy's clock.
 
-At equal times passes finish, then what they decide happens (verify, stop), then sub-processes start: births, and units changing
-hands, wait until nothing else is due at that time. A process that goes on keeps its unit ahead of all that wait for one.
+At equal times passes finish first, then their decisions take effect (verify, stop), then sub-processes start: starts and
+assignments of free units are postponed until no other event is due at that time. A process that continues keeps its unit before
+all waiting processes.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ from sim.engine.cluster import Cluster
 
 @dataclass
 class Run:
-    """What a simulated decoding took and did; times in the cost model's unit."""
+    """Result of a simulated decoding; times in the unit of the cost model."""
 
     latency: float = 0.0
     busy: float = 0.0
     peak_units: int = 0
     account: Account = field(default_factory=Account)
-    """Passes by their kind, and transfers."""
+    """Passes by kind, and transfers."""
     tokens: list[int] = field(default_factory=list)
     sequences: dict[int, list[int]] = field(default_factory=dict)
-    """Tokens that each sequence of a batch has generated, where they commit separately."""
+    """Generated tokens of each sequence of a batch, where sequences commit separately."""
     commits: list[tuple[float, str, int]] = field(default_factory=list)  # time, kind, number of tokens
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """How many rounds had so many tokens (accepted, drafted)."""
+    """Number of rounds by (accepted, drafted) tokens."""
     intervals: list[Span] = field(default_factory=list)
     waited: float = 0.0
-    """What processes and transfers waited for units and links, summed over them."""
+    """Waiting time of processes for units and of transfers for links, summed."""
 
     @property
     def passes(self) -> int:
@@ -67,11 +68,10 @@ def simulate(
     per_layer: bool = False,
     record: bool = False,
 ) -> Run:
-    """Decode until `tokens` tokens are out; the latency is the time of the last.
+    """Decode until `tokens` tokens are generated; the latency is the time of the last token.
 
-    Times are those of `cost`, which is asked for each pass where it stands unless it is `uniform`. A pass is one event, or with
-    `per_layer` each of its layers is: units do not slow each other down then.
-    `record` keeps every interval.
+    Times come from `cost`: per kind of pass if it is `uniform`, else per pass, by its position. A pass is one event; with
+    `per_layer` each of its layers is one, and units do not slow each other down. `record` keeps every interval.
 
     >>> from model.methods.ppd import algorithm as ppd
     >>> from model.costs.layer_times import UnitCost
@@ -85,7 +85,7 @@ def simulate(
 
 
 class _Engine:
-    """The state of one simulation: who holds which unit, who waits, who is about to be born."""
+    """State of one simulation: the process on each unit, waiting processes, and processes about to start."""
 
     def __init__(
         self, cluster: Cluster, cost: StepCosts, world: Answers, tokens: int, per_layer: bool, record: bool
@@ -97,8 +97,8 @@ class _Engine:
         self.reading = cost.reading if cost.reads_take_time else None
         self.among = cost.among if cost.units_share and not per_layer else None
         self.sharing: list[_Process] = []  # the processes that slow each other down
-        # Times of passes, or of their layers, by their kind and the widths of their sequences: asked for often, few.
-        # And how many there were, with the positions that they attended to and read, as in an account.
+        # Cached times of passes, or of their layers, by kind and tokens per sequence, with counts of passes and of
+        # positions attended to and read, as in an account.
         self.known: dict[_PassKey, tuple[float, list[int]]] = {}
         self.known_layers: dict[_PassKey, list[float]] = {}
         self.env = Environment()
@@ -127,10 +127,10 @@ class _Engine:
                 else:
                     step()
         except EmptySchedule:
-            raise RuntimeError("the algorithm came to a halt before it had put out all its tokens") from None
+            raise RuntimeError("the algorithm came to a halt before it had generated all its tokens") from None
         for process in self.waiting:
             process.gave_up()
-        for holder in self.holders:  # whatever still runs is cut off with the last token
+        for holder in self.holders:  # passes still running end with the last token
             if holder is not None:
                 holder.release("cancelled")
         result = self.result
@@ -164,11 +164,11 @@ class _Engine:
     # --- units ---
 
     def free_unit(self, process: _Process) -> int:
-        """A free unit that the process may use, other than its own, or -1."""
+        """Return a free unit that the process may use, other than its own, or -1."""
         return self.holders.index(None) if not process.fixed and self.active < len(self.holders) else -1
 
     def flush(self) -> None:
-        """Units that are free go to those that wait, in order of asking; then sub-processes are born."""
+        """Assign free units to waiting processes, first come first served; then start sub-processes."""
         self.changed = False
         if self.waiting:
             waiting, self.waiting = self.waiting, []
@@ -181,7 +181,7 @@ class _Engine:
                 process.born()
 
     def share(self) -> None:
-        """A unit was taken or given back: whatever is being done goes on at another pace."""
+        """Reschedule all running passes: after a unit is taken or released they continue at another speed."""
         assert self.among is not None
         now, factor = self.env.now, self.among(len(self.sharing) - 1)
         for process in self.sharing:
@@ -193,7 +193,7 @@ class _Engine:
     # --- links ---
 
     def send_out(self, subs: Sequence[_Process]) -> None:
-        """Sub-processes travel to their units, and are born there."""
+        """Send sub-processes over links to their units, and start them there."""
         if self.cost.link:
             near = [sub for sub in subs if sub.near]
             for sub in subs:
@@ -212,7 +212,7 @@ class _Engine:
 
     def transfer(self, seconds: float, what: str, process: _Process, arrived: Callable[[Event], None]) -> None:
         now = start = self.env.now
-        if self.cluster.links == "shared":  # what has been sent is not called back, though its receiver be stopped
+        if self.cluster.links == "shared":  # a transfer is not cancelled, even if its receiver is stopped
             start = max(now, self.link_free)
             self.waited += start - now
             self.link_free = start + seconds
@@ -223,38 +223,38 @@ class _Engine:
 
 
 _PassKey = tuple[str, int, LayerSpan, int, int, tuple[int, ...] | None]
-"""All that the price of a pass depends on but its position: fields of its `Kind`, and widths in its batch. A plain tuple: one is
-made for each pass."""
+"""Everything but the position that the time of a pass depends on: fields of its `Kind`, and tokens per sequence of its batch. A
+plain tuple for speed, since one is made per pass."""
 
 
 class _Reading(NamedTuple):
-    """A read that takes time, and what it will have found."""
+    """A read that takes time, with its answer."""
 
     answer: Any
 
 
 class _Process:
-    """One process of the algorithm: its generator, its cache, the unit it holds, and whom to tell when it ends."""
+    """One process of the algorithm: its generator, its cache, its unit, and the process that waits for its end."""
 
-    # What most processes never change.
+    # Class attributes, since most processes never change them.
     ended = stopped = kept = False
-    value: Any = None  # what it has returned
+    value: Any = None  # its return value
     unit = -1
-    layer = 0  # the next to run, where a pass is one event per layer
-    asked: float | None = None  # since when it has waited for a unit
+    layer = 0  # the next layer to run, where a pass is one event per layer
+    asked: float | None = None  # start of its wait for a unit
     waiting = 0  # joined processes that have not ended
     watcher: _Process | None = None  # joined this process
     subs: Sequence[_Process] = ()
-    joined: Sequence[_Process] = subs  # last
-    source: _Process | None = None  # whose rows it began with, on record: what is used of its own work uses theirs
-    # Given at birth, and with every pass or dispatch (then `step` is the processes that are sent out).
+    joined: Sequence[_Process] = subs  # those joined last
+    source: _Process | None = None  # the process whose rows it started with; kept on record only
+    # Set at the start, and with every pass or dispatch (for a dispatch `step` is the sub-processes sent out).
     cache: Cache
     step: Forward | _Reading | Sequence[_Process] = ()
     key: _PassKey
     seconds: float
     since: float
     layer_times: list[float]
-    # Where units slow each other down: what is left to do as if alone, since when, how slowly, and which reckoning of it counts.
+    # Where units slow each other down: remaining time if alone, when it was computed, slowdown factor, and the valid schedule.
     left: float
     paced_at: float
     factor: float
@@ -263,20 +263,20 @@ class _Process:
 
     def __init__(self, engine: _Engine, body: Steps | Forward, parent: _Process | None, place: int | None) -> None:
         self.engine, self.body, self.parent = engine, body, parent
-        # A unit that the cluster does not have is any unit.
+        # A unit number beyond the cluster's means any unit.
         self.place = -1 if place is None or place >= len(engine.holders) else place
         self.fixed = self.place >= 0
 
     @property
     def near(self) -> bool:
-        """Whether it is to run on the unit where the cache lies that it starts with."""
+        """True if it runs on its parent's unit, where its initial cache is."""
         return self.fixed and self.parent is not None and self.parent.place == self.place
 
     def born(self) -> None:
         parent = self.parent
         assert parent is not None
         if isinstance(self.body, Forward):
-            # A single pass needs no cache of its own: it reads its parent's, and the step says what it adds.
+            # A single pass needs no separate cache: it reads its parent's, and the step has the rows that it adds.
             parent.cache.require(self.body)
             self._forward(self.body)
         else:
@@ -286,7 +286,7 @@ class _Process:
             self.advance(None)
 
     def _heirs(self, bodies: Any, units: Any, heirs_of: Any) -> list[_Process]:
-        """Sub-processes that start with the caches of ended ones."""
+        """Create sub-processes that start with the caches of ended ones."""
         for old in heirs_of:
             if old is not None:
                 require_ended(old)
@@ -313,7 +313,7 @@ class _Process:
             self.take_or_wait()
 
     def _move(self, unit: int) -> None:
-        """Go on elsewhere: what the next pass works on takes a link to get there. A unit that the cluster does not have is none."""
+        """Continue on another unit, after its state has been sent over a link. A unit beyond the cluster's means any unit."""
         engine = self.engine
         self.place, moved = (unit, self.place >= 0) if unit < len(engine.holders) else (self.place, False)
         engine.account.moves += moved
@@ -327,7 +327,7 @@ class _Process:
             self.take_or_wait()
 
     def advance(self, answer: Any) -> None:
-        """Send an answer, and carry out what the algorithm asks until something takes time."""
+        """Send an answer to the algorithm, and execute its steps until one takes time."""
         assert not isinstance(self.body, Forward)
         engine, send = self.engine, self.body.send
         while True:
@@ -404,7 +404,7 @@ class _Process:
                 watcher.advance([sub.value for sub in watcher.joined])
 
     def stop(self) -> None:
-        """End, with all that this process has started; let go of the unit as the cluster says."""
+        """End this process and all that it has started; release its unit as `stop` of the cluster says."""
         if not self.ended:
             self.ended = self.stopped = True
             if not isinstance(self.body, Forward):
@@ -419,7 +419,7 @@ class _Process:
     # --- holding a unit ---
 
     def take_or_wait(self) -> None:
-        """Hold a unit for as long as the step takes; wait for one where none is free."""
+        """Occupy a unit for the time of the step, or wait until one is free."""
         engine, unit = self.engine, self.place
         if unit < 0 or engine.holders[unit] is not None:
             unit = engine.free_unit(self)
@@ -452,31 +452,31 @@ class _Process:
             Timeout(env, self.seconds).callbacks.append(self._passed)
 
     def gave_up(self) -> None:
-        """No longer wait for a unit: it has one, or needs none any more."""
+        """End the wait for a unit: the process has one, or no longer needs one."""
         if self.asked is not None:
             self.engine.waited += self.engine.env.now - self.asked
             self.asked = None
 
     def due(self, turn: int, event: Event) -> None:
-        """What is being done would end now, if nobody has come or gone since that was reckoned."""
+        """End the current step, unless it has been rescheduled since this event was made."""
         if turn == self.turn:
             self._passed(event)
 
     def _tick(self, _: Event | None = None) -> None:
-        """Start the next layer; the head belongs to the last."""
+        """Start the next layer; the head is part of the last."""
         if self.unit < 0:  # stopped
             return
         engine, layer, parent = self.engine, self.layer, self.parent
         step: Any = self.step  # a pass: dispatches have no layers
         first, last = step.layers.first, step.layers.last
-        if parent is not None and parent.layer <= layer and layer > first:  # the first alone says no most often
+        if parent is not None and parent.layer <= layer and layer > first:
             parent.must_have_run(layer - 1, step)
         self.layer = layer + 1
         seconds = self.layer_times[layer - first]
         Timeout(engine.env, seconds).callbacks.append(self._tick if layer + 1 < last else self._passed)
 
     def must_have_run(self, layer: int, follower: Forward) -> None:
-        """A sub-process reads this process's row of a layer: by the end of its own pass through it, the row must be there."""
+        """Check that this process has run a layer whose KV cache row a sub-process reads."""
         step = self.step
         if not isinstance(step, Forward) or step.role != follower.role or step.end != follower.at:
             return
@@ -484,7 +484,7 @@ class _Process:
             raise CacheError(f"layer {layer} of position {follower.at - 1} was followed before it had run")
 
     def _passed(self, _: Event) -> None:
-        if self.unit < 0:  # stopped, and its unit given back before
+        if self.unit < 0:  # stopped, with its unit released earlier
             return
         if self.ended:
             self.release("cancelled")
@@ -493,18 +493,18 @@ class _Process:
         step = self.step
         if isinstance(step, Forward):
             engine, counts, end = self.engine, self.counts, step.at + 1
-            if len(step.tokens) == 1:  # as `count` does, without a call
+            if len(step.tokens) == 1:  # as `count`, inlined for speed
                 counts[0] += 1
                 counts[1] += end
                 counts[2] += end
             else:
                 self.count(step)
             if engine.per_layer:
-                self.layer += 1  # all of them have run, the last included
+                self.layer += 1  # all layers have run
             if step is self.body:
                 self._end(step)
             else:
-                self.advance(step)  # in a world without tensors a pass is its own output
+                self.advance(step)  # without tensors, the step itself is the output of a pass
         elif isinstance(step, _Reading):
             self.advance(step.answer)
         else:
@@ -512,7 +512,7 @@ class _Process:
             self.advance(step)
 
     def count(self, step: Forward) -> None:
-        """Enter a pass in the account: `Account.add`, where its kind is known."""
+        """Count a pass, as `Account.add` does, under its known kind."""
         attended, read = context_of(step)
         self.counts[0] += 1
         self.counts[1] += attended
@@ -525,7 +525,7 @@ class _Process:
         if isinstance(step, Forward):
             if step.role != "target":
                 share = engine.draft_devices
-            if fate == "cancelled":  # one that ends is counted where it ends
+            if fate == "cancelled":  # a pass that finishes is counted in `_passed`
                 self.count(step)
         engine.busy += (now - self.since) * share
         if engine.record:
@@ -559,7 +559,7 @@ class _Process:
         elif engine.cluster.stop == "layer" and isinstance(step, Forward):
             depths = [0.0, *accumulate(engine.cost.layer_times_of(step._replace(heads=0)))]
             now = engine.env.now
-            # The first boundary between layers that is not behind us (but for rounding); in the head, the end of the pass.
+            # The next boundary between layers (up to rounding); within the head, the end of the pass.
             elapsed = (now - self.since) * (1 - 1e-12)
             boundary = bisect_left(depths, elapsed)
             if boundary < len(depths):

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and directories that belong to one run at a time."""
+"""Files that are written completely or not at all, and directories locked for one run at a time."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a temporary file beside `path`, then put it in its place; leave nothing behind where that fails."""
+    """Let `write` make a temporary file in the folder of `path`, then rename it to `path`; leave no file if that fails."""
     with whole_files.whole(path) as temporary:
         write(temporary)
 
 
 def parquet(frame: pl.DataFrame) -> Callable[[Path], object]:
-    """What writes a table as Parquet: by our own hand, so that a disk that is full is said to be."""
+    """Return a function that writes a table as Parquet, through Python, so that a full disk raises OSError."""
 
     def write(path: Path) -> object:
         content = io.BytesIO()
@@ -36,14 +36,14 @@ def parquet(frame: pl.DataFrame) -> Callable[[Path], object]:
 
 
 def write_hashed(path: Path, write: Callable[[Path], object]) -> Path:
-    """As `write_whole`, under the name of `path` with a hash of the file's content at its end; returns that path."""
+    """Write as `write_whole` does, with a hash of the content added to the file name; return the path."""
     with whole_files.beside(path) as temporary:
         write(temporary)
         return temporary.replace(path.with_name(f"{path.stem}-{_digest(temporary)}{path.suffix}"))
 
 
 def intact(path: Path) -> bool:
-    """Whether a file written by `write_hashed` still is what was written."""
+    """Return whether a file written by `write_hashed` is unchanged."""
     try:
         check_regular(path)
         return path.stem.rpartition("-")[2] == _digest(path)
@@ -53,10 +53,10 @@ def intact(path: Path) -> bool:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[bool]:
-    """Hold a directory against other processes that ask for it so; False where another one has it. It ends with the process."""
+    """Lock a directory until the block or the process ends; yield False if another process holds the lock."""
     try:
         import fcntl
-    except ImportError:  # no such locks on this system: files are whole all the same
+    except ImportError:  # a system without such locks; files are still written completely
         yield True
         return
     handle = os.open(folder, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""What the program runs on: versions of itself and of what it is built from."""
+"""Versions of the program and of the libraries it uses."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ LIBRARIES = ("decodesim", "numpy", "scipy", "simpy", "polars", "matplotlib", "jo
 
 
 def versions() -> dict[str, str]:
-    """Version by name, of what is installed."""
+    """Return the versions of installed libraries, by name."""
     return dict(_versions())
 
 
-@functools.cache  # each run writes them down, and looking them up reads files
+@functools.cache  # every run records them, and each look-up reads files
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in LIBRARIES:

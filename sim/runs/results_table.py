@@ -1,4 +1,4 @@
-"""From shards to the table of results: one row per point and view, with what was asked for, every estimate and its intervals."""
+"""Results table, merged from shards: one row per point and view, with parameters, estimates and their intervals."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from sim.views import agreement, formula_view, metrics, point_columns
 from sim.views.metrics import Sums
 
 FEW_POINTS = 200
-"""Up to so many points the whole distribution of the latency is kept."""
+"""Number of points up to which the whole distribution of the latency is kept."""
 
 MANY_POINTS = 100_000
-"""Beyond so many points the theory's rows are not looked up for the intervals of the others, but computed again."""
+"""Number of points above which formula rows, needed for input intervals, are computed again instead of held in memory."""
 
 ROUNDS = ("rounds", "drafted", "operations", "accepted_lengths", *agreement.SQUARES)
-"""What the views say of rounds: sums over replications, and how many rounds accepted 0, 1, 2, ... tokens."""
+"""Columns on rounds: sums over replications, and the number of rounds that accepted 0, 1, 2, ... tokens."""
 BILL = Bill._fields
-"""What the view events counts where shapes are known: sums over replications."""
+"""Work counted by the view events where shapes are known: sums over replications."""
 SUMS = tuple(Sums.__dataclass_fields__)
 
 
 def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None, view: Any) -> dict[str, Any]:
-    """Estimates and intervals of a simulated point; the input interval is the formula's, in proportion to the estimate."""
+    """Estimates and intervals of a simulated point; the input interval is the formula's, scaled with the estimate."""
     plain = case.plain_time
     values, wide, spread = sums.sampled(plain, case.steps, case.tensor_parallel)
     row: dict[str, Any] = dict(values)
@@ -48,17 +48,17 @@ def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None, view: 
 
 
 class Finished(NamedTuple):
-    """What the rows of all shards come to."""
+    """Result of merging all shards."""
 
     table: pl.DataFrame
     more: dict[str, pl.DataFrame]
     """Tables of distributions, by name."""
     disagreements: list[dict[str, Any]]
-    """Where views differ that must agree; see `sim.views.agreement`."""
+    """Differences between views that must agree; see `sim.views.agreement`."""
 
 
 def finish(grid: Grid, partial: pl.DataFrame) -> Finished:
-    """The tables of a run, from the rows of all shards in their order, and where its views disagree."""
+    """Return the tables of a run and the disagreements of its views, from the rows of all shards in order."""
     theory = partial.filter(pl.col("view") == "formula")
     theory = theory.drop([name for name in (*SUMS, "values", "counts", *ROUNDS, *BILL) if name in theory.columns])
     by_point = {row["point"]: row for row in theory.to_dicts()} if grid.points <= MANY_POINTS else {}
@@ -73,7 +73,7 @@ def finish(grid: Grid, partial: pl.DataFrame) -> Finished:
             rows.append(point_columns.without_value(grid, point, case) | {"view": view})
             continue
         formula = None if case.contended else by_point[point] if point in by_point else _formula(grid, point)
-        # Summed without rounding in between: it does not matter in which order, or how a point was cut.
+        # Exact summation: the result does not depend on the order or on how a point was split.
         sums = Sums(int(part["count"].sum()), *(math.fsum(part[name]) for name in SUMS if name != "count"))
         row = point_columns.described(grid, point, case) | {"view": view} | sampled_row(sums, case, formula, view)
         if formula is not None and theory.height and (view == "paths" or point not in walked):
@@ -118,7 +118,7 @@ DISTRIBUTION = {
 
 
 def _formula(grid: Grid, point: int) -> dict[str, float] | None:
-    """The theory's row, or none where the theory has no value for this point."""
+    """Formula row of a point; None if the formula has no value there."""
     try:
         case = grid.case(point)
         return None if case.contended else formula_view.formula_row(case)
@@ -127,12 +127,12 @@ def _formula(grid: Grid, point: int) -> dict[str, float] | None:
 
 
 def _in_layers(name: str) -> bool:
-    """Whether a column has times in layer-times, or bounds of them."""
+    """Return whether a column has times in layer-times, or bounds of them."""
     return name.startswith(("latency_layers", "latency_sd_layers", "busy_layers", "reserved_layers"))
 
 
 def _latency(case: Case, value: float) -> dict[str, float | None]:
-    """A latency in layer-times and in seconds, where it is known in them."""
+    """Latency in layer-times and in seconds; None for a unit in which it is not known."""
     seconds = case.seconds
     return {
         "latency_layers": None if case.priced is not None else value, "latency_s": None if seconds is None else value * seconds
@@ -149,7 +149,7 @@ def _distribution(point: int, view: str, case: Case, part: pl.DataFrame) -> list
 
 
 def _accepted(point: int, view: str, part: pl.DataFrame) -> list[dict[str, Any]]:
-    """How many rounds accepted 0, 1, 2, ... tokens; nothing where a view has not counted all of them."""
+    """Number of rounds that accepted 0, 1, 2, ... tokens; empty where a view has not counted all rounds."""
     if "accepted_lengths" not in part.columns or part["accepted_lengths"].null_count():
         return []
     lists = part["accepted_lengths"].to_list()
@@ -158,7 +158,7 @@ def _accepted(point: int, view: str, part: pl.DataFrame) -> list[dict[str, Any]]
 
 
 def _law(point: int, case: Case) -> list[dict[str, Any]]:
-    """The theory's own distribution of the latency, where it has one."""
+    """Distribution of the latency by the theory, if it has one."""
     law = registry.method(case.method).distribution
     if law is None or case.outcome is None:
         return []
@@ -170,18 +170,18 @@ def _law(point: int, case: Case) -> list[dict[str, Any]]:
 
 
 def table(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows in the order of points and views, with all columns in theirs."""
+    """Sort rows by point and view, and put columns in their order."""
     view = pl.col("view").replace_strict({"formula": 0, "paths": 1, "events": 2}, return_dtype=pl.Int8)
     return arranged(frame.sort("point", view).lazy()).collect()
 
 
 def arranged(frame: pl.LazyFrame) -> pl.LazyFrame:
-    """Columns in their order: descriptions first, then each estimate with its bounds; what has no value is null."""
+    """Order the columns: descriptions first, then each estimate with its bounds; missing values are null."""
     absent = {*metrics.ESTIMATES, "reserved_units"} - {*frame.collect_schema().names()}
     frame = frame.with_columns(pl.lit(None, dtype=pl.Float64).alias(name) for name in sorted(absent))
     frame = frame.with_columns(reserved_layers=pl.col("reserved_units") * pl.col("latency_layers"))
     names = frame.collect_schema().names()
-    if metrics.ONE_DEVICE in names:  # on one device the two speed-ups are one
+    if metrics.ONE_DEVICE in names:  # on one device the two speed-ups are equal
         own = {f"speedup{end}": f"{metrics.ONE_DEVICE}{end}" for end in ("", *(f"_{each}" for each in metrics.BOUNDS))}
         frame = frame.with_columns(
             pl.when(pl.col("tensor_parallel") == 1).then(pl.col(name)).otherwise(pl.col(other)).alias(other)
@@ -193,7 +193,7 @@ def arranged(frame: pl.LazyFrame) -> pl.LazyFrame:
         held = pl.col("in_seconds").fill_null(False) if "in_seconds" in names else pl.lit(False)
         seconds = pl.col("seconds_per_layer") if "seconds_per_layer" in names else pl.lit(None, dtype=pl.Float64)
         seconds = pl.when(held).then(1.0).otherwise(seconds)
-        # What a layer takes is known to within an error: of the bounds from inputs it is a part.
+        # The relative error of the seconds widens the bounds from inputs.
         wrong = pl.col("seconds_error").fill_null(0.0) if "seconds_error" in names else pl.lit(0.0)
         bounds = {"_input_low": 1 - wrong, "_input_high": 1 + wrong}
 
@@ -203,13 +203,13 @@ def arranged(frame: pl.LazyFrame) -> pl.LazyFrame:
         frame = frame.with_columns(
             (pl.col(name) * seconds * factor * share(name)).alias(other) for name, (other, factor) in times.items()
         )
-        # Of costs in seconds no time is in layer-times.
+        # With costs in seconds, columns in layer-times are null.
         frame = frame.with_columns(pl.when(held).then(None).otherwise(pl.col(name)).alias(name) for name in times)
         names = [name for name in names if name != "in_seconds"] + [other for other, _ in times.values()]
     estimates = metrics.columns()
     names = [name for name in names if name not in ROUNDS]
     first = ["point", "view", *(name for name in names if name not in estimates and name not in ("point", "view"))]
     there = [name for name in estimates if name in names]
-    # An estimate or bound that is not a finite number is none; a parameter may well be infinite.
+    # Estimates and bounds that are not finite become null; a parameter may be infinite.
     finite = [pl.when(pl.col(name).cast(pl.Float64).is_finite()).then(pl.col(name)).alias(name) for name in there]
     return frame.select([*first, *there]).with_columns(finite).with_columns(pl.col(pl.Float64).fill_nan(None))

@@ -1,9 +1,10 @@
-"""What a run says on the terminal: the views side by side, where the numbers come from, and where everything is."""
+"""Printed report of a run: the verdict, tables that compare the views, notes on sources and uncertainty, and file paths."""
 
 from __future__ import annotations
 
 import io
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -17,7 +18,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from model.base import strict_json
+from model.base import checks, strict_json
+from model.base.checks import ParameterError
 from model.base.whole_files import write_text
 from model.methods.registry import algorithm
 from model.outcomes.outcome_kinds import KINDS
@@ -29,26 +31,35 @@ from sim.views import agreement, metrics
 
 MOST_ROWS = 60
 MOST_NOTES = 5
-"""Notes on outcomes of single points that are printed."""
+"""Printed notes on the outcomes of single points."""
 _MOST_REASONS = 4
 MOST_LISTED = 10_000
-"""Rows that are read to be shown, listed or drawn; a table may be larger than memory."""
+"""Rows read for printing, listing and figures; the whole table may be larger than memory."""
 WIDE = 148
 LEAST_OF_WORDS = 24
-"""The width of a column of words, where room is short; longer ones go over several lines."""
-NOTHING = "no closed form says anything of these points; ask for --view paths, or events"
+"""Width to which a column of words is narrowed where the table is too wide; longer words wrap."""
+NOTHING = "no closed form for these points; use --view paths or --view events"
 TITLES = {
-    "speedup": "speed-up", "tpot_ms": "time per output token [ms]", "relative_latency": "latency relative to plain decoding",
-    "mean_busy_units": "mean busy units", "compute_per_token": "unit-time per token", "tokens_per_round": "tokens per round",
-    "operations_per_token": "operations per token [of a plain token]", "straggler_loss": "straggler loss",
-    "speedup_over_one_device": "speed-up over one device",
+    "speedup": "speed-up\n(plain decoding = 1)", "tpot_ms": "time per output\ntoken [ms]",
+    "compute_per_token": "GPU-time per token\n(plain decoding = 1)", "mean_busy_units": "mean busy\nunits",
+    "tokens_per_round": "tokens per\nround", "straggler_loss": "straggler loss\n(share of time)",
+    "speedup_over_one_device": "speed-up over\none device",
 }  # fmt: skip
+"""Printed columns of results, in the order of importance, and their headings."""
+FURTHER_TITLES = {
+    "relative_latency": "latency\n(plain decoding = 1)", "operations_per_token": "operations per token\n(plain decoding = 1)",
+    "tpot_layers": "time per output\ntoken [layer-times]", "latency_s": "latency\n[s]", "latency_layers": "latency\n[layer-times]",
+    "draft_acceptance_rate": "draft acceptance\nrate", "flops_per_token": "FLOPs\nper token",
+    "weight_bytes_per_token": "weights read\nper token [bytes]", "arithmetic_intensity": "arithmetic intensity\n[FLOPs/byte]",
+}  # fmt: skip
+"""Headings of columns that are printed only if they are asked for; others have their names as headings."""
+ALL_COLUMNS = "all"
 _RATES = tuple(kind.rate for kind in KINDS.values())
 VIEWS = ("formula", "paths", "events")
 
 
 def summarise(report: Report, frame: pl.DataFrame, figures: list[Path]) -> None:
-    """Write what is shown beside the tables: summary.txt, and summary.json for programs."""
+    """Write the printed report into the run's directory: summary.txt, and summary.json for programs."""
     assert report.out is not None
     text = io.StringIO()
     show(report, frame, figures, Console(file=text, width=WIDE, highlight=False))
@@ -56,27 +67,61 @@ def summarise(report: Report, frame: pl.DataFrame, figures: list[Path]) -> None:
     write_text(report.out / "summary.json", strict_json.dumps(document(report, frame, figures), indent=2) + "\n")
 
 
-def show(report: Report, frame: pl.DataFrame, figures: list[Path], console: Console | None = None) -> None:
-    """Print the result of a run to stdout, the verdict first; two estimates in a table where there is room for them."""
+KNOWN_COLUMNS = tuple(dict.fromkeys((
+    *TITLES, *FURTHER_TITLES, *metrics.columns(), *metrics.WORK, *metrics.PER_ROUND, "latency_s", "busy_s", "reserved_s",
+    "reserved_units", "reserved_layers", "occupancy", "memory_share", "prompt_s", "seconds_error",
+)))  # fmt: skip
+"""Columns that can be asked for."""
+
+
+def check_columns(asked: str | None) -> None:
+    """Refuse names of columns that no run has; `asked` has commas between names, or is `all`."""
+    for name in () if asked in (None, ALL_COLUMNS) else str(asked).split(","):
+        if name.strip() not in KNOWN_COLUMNS:
+            headed = ", ".join((*TITLES, *FURTHER_TITLES))
+            hint = checks.nearest(name.strip(), KNOWN_COLUMNS).partition("known:")[0]
+            problem = f"--columns must name columns of results, got {checks.shown(name.strip())}"
+            raise ParameterError(f"{problem}; {hint}known: {headed}, all")
+
+
+def columns(asked: str | None, frame: pl.DataFrame) -> list[str]:
+    """Columns of results to print, those with a value: by default those of `TITLES`, with `all` all that have a heading."""
+    headed = {None: [*TITLES], ALL_COLUMNS: [*TITLES, *FURTHER_TITLES]}
+    names = headed[asked] if asked in headed else [name.strip() for name in str(asked).split(",")]
+    return [name for name in names if name in frame.columns and frame[name].count()]
+
+
+def show(
+    report: Report, frame: pl.DataFrame, figures: list[Path], console: Console | None = None, asked: str | None = None
+) -> None:
+    """Print the result of a run to stdout, the verdict first; one table if it fits the width, else several.
+
+    The width is that of the terminal, or `COLUMNS`; without either, 148 characters. `asked` are the names of columns with commas
+    between, or `all`.
+    """
     if console is None:
         console = Console(highlight=False)
-        console = console if console.is_terminal else Console(width=WIDE, highlight=False)
+        console = console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDE, highlight=False)
     console.print(verdict.of(report.table(), report.tables).text, soft_wrap=True, markup=False)
     name, about = (escape(report.tables["scenario"].get(key, "")) for key in ("name", "description"))
     console.print(f"[bold]{name}[/bold]" + (f": {about}" if about else ""))
     shown = chosen(frame.filter(pl.col("point").rank("dense") <= MOST_ROWS), report.tables)
-    names = [name for name in TITLES if name in frame.columns and shown[name].count()]
+    names = columns(asked, shown)
+    digits = 4 if console.width >= 100 else 3
     while names:
-        digits = 4 if console.width >= 100 else 3
-        pair = _table(shown, tuple(names[:2]), digits)
-        fits = len(names) > 1 and _width(console, pair) <= console.width
-        _print_whole(console, pair if fits else _table(shown, tuple(names[:1]), digits))
-        names = names[2 if fits else 1 :]
-    if not any(shown[name].count() for name in TITLES if name in frame.columns) and not _all_wait(shown):
+        table, taken = _table(shown, tuple(names[:1]), digits), 1
+        while taken < len(names):
+            wider = _table(shown, tuple(names[: taken + 1]), digits)
+            if _width(console, wider) > console.width:
+                break
+            table, taken = wider, taken + 1
+        _print_whole(console, table)
+        names = names[taken:]
+    if not columns(None, shown) and not _all_wait(shown):
         console.print(NOTHING, markup=False)
     hidden = report.rows - shown.height
     if hidden:
-        console.print(f"... and {hidden:,} rows more in the table of results")
+        console.print(f"... and {hidden:,} more rows in the table of results")
     for line in notes(report.table(), report.tables):
         console.print(line, markup=False)
     for row in report.failed[:10]:
@@ -87,7 +132,7 @@ def show(report: Report, frame: pl.DataFrame, figures: list[Path], console: Cons
         console.print(f"[red]views disagree[/red]: {escape(agreement.in_words(found))}")
     if report.disagreements:
         more = f"; {len(report.disagreements) - 10} more are in disagreements.json" if len(report.disagreements) > 10 else ""
-        console.print(f"what views disagree on is a fault of the program, please report it; everything else is kept{more}")
+        console.print(f"a disagreement between views is a bug in the program, please report it; all results are kept{more}")
     csv = ", .csv" if report.out is not None and (report.out / "results.csv").exists() else ""
     console.print(f"results: {report.out}/results.parquet{csv}", soft_wrap=True, markup=False)
     for path in figures:
@@ -96,7 +141,7 @@ def show(report: Report, frame: pl.DataFrame, figures: list[Path], console: Cons
 
 
 def _all_wait(shown: pl.DataFrame) -> bool:
-    """Whether there are no values because something may wait at every point: a note says so."""
+    """Return whether every point lacks values because passes may wait for units or links; a note explains this."""
     return "no_value_because" in shown.columns and not shown["no_value_because"].null_count()
 
 
@@ -105,7 +150,7 @@ def _width(console: Console, table: Table) -> int:
 
 
 def _print_whole(console: Console, table: Table) -> None:
-    """Print a table with all its digits; where not even words over several lines make room, it is wider than the console."""
+    """Print a table without cutting digits; if wrapped words do not make it narrow enough, it is wider than the console."""
     least = Measurement.get(console, console.options.update(max_width=10_000), table).minimum
     table.width = least if least > console.width else None
     console.print(table, crop=False, no_wrap=True, overflow="ignore")
@@ -121,10 +166,11 @@ def _table(frame: pl.DataFrame, estimates: tuple[str, ...], digits: int) -> Tabl
     views = [view for view in VIEWS if view in frame["view"].unique().to_list()]
     for estimate in estimates:
         for index, view in enumerate(views):
-            heading = Text(f"{TITLES[estimate] if index == 0 else ''}\n{view}")  # a unit in brackets is no markup
+            title = (TITLES | FURTHER_TITLES).get(estimate, estimate) if index == 0 else ""
+            heading = Text(f"{title}\n{view}")  # Text: brackets of a unit are not markup
             table.add_column(heading, justify="right", no_wrap=True)
     if "mean_busy_units" in estimates:
-        table.add_column("units\nheld", justify="right")
+        table.add_column("units\nreserved", justify="right")
     for part in frame.partition_by("point", maintain_order=True):
         rows = {row["view"]: row for row in part.to_dicts()}
         first = next(iter(rows.values()))
@@ -132,7 +178,7 @@ def _table(frame: pl.DataFrame, estimates: tuple[str, ...], digits: int) -> Tabl
         cells += [_estimate(rows.get(view), estimate, digits) for estimate in estimates for view in views]
         table.add_row(*cells, *([_plain(int(list(rows.values())[-1]["reserved_units"]))] if "mean_busy_units" in estimates else []))
     for column in table.columns:
-        # Where room is short, words go over several lines, but no number is cut: it would read as another.
+        # Words may wrap, but a number must not be cut: it would read as a different number.
         lines = [line for cell in (column.header, *column.cells) for line in str(cell).split("\n")]
         longest = max(map(len, lines))
         column.min_width = min(longest, LEAST_OF_WORDS) if not column.no_wrap and column.justify == "left" else longest
@@ -140,7 +186,7 @@ def _table(frame: pl.DataFrame, estimates: tuple[str, ...], digits: int) -> Tabl
 
 
 def chosen(frame: pl.DataFrame, tables: Mapping[str, Any]) -> pl.DataFrame:
-    """Where several methods are in one table, one column that says each with what was chosen for it, in place of all parameters."""
+    """Replace the parameter columns of a table of several methods by one column: the method with its chosen parameters."""
     methods = method_tables(tables)
     if frame["method"].n_unique() < 2:
         return frame
@@ -163,7 +209,7 @@ def _size(values: Any) -> int:
 
 
 def describing(frame: pl.DataFrame) -> list[str]:
-    """The columns that tell the points apart, and the rates."""
+    """Columns that differ between points, and the rates."""
     aside = {
         "point", "view", "replications", "latency_sd_layers", "reserved_units", "reserved_layers", "peak_units", "paths_difference",
         *(f"{rate}{more}" for rate in _RATES for more in ("_low", "_high", "_trials")), "outcomes_source", "outcomes_note",
@@ -204,7 +250,7 @@ def _estimate(row: dict[str, Any] | None, name: str, digits: int) -> str:
 
 
 def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
-    """What a reader must know beside the numbers: provenance, uncertainty, how far the views agree, what is left out."""
+    """Notes that belong to the numbers: provenance, uncertainty, agreement of the views, and costs that are not included."""
     names, lines = table.collect_schema().names(), []
     if "outcomes_source" in names:
         known = table.select(pl.col("outcomes_source").drop_nulls().unique()).collect()["outcomes_source"]
@@ -222,37 +268,36 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     lines.append("intervals: 95 %, from sampling")
     if "seconds_error" in names:
         lines.append(
-            f"seconds of plain decoding are off by up to about ±{_one(table, pl.col('seconds_error').max()):.1%}; each pass has the"
-            " price of its own context"
+            f"the time of plain decoding has an error of up to about ±{_one(table, pl.col('seconds_error').max()):.1%}; the time of"
+            " each pass depends on its own context length"
         )
         lacking = table.select(pl.col("cost_missing").drop_nulls().unique()).collect()["cost_missing"].to_list()
         if lacking:
             parts = ", ".join(sorted({part for each in lacking for part in each.split(", ")}))
-            remedy = "; [cost] takes step_s and draft_step_s for what an engine adds" if "step" in parts else ""
+            remedy = "; set step_s and draft_step_s in [cost] to include the engine's overhead" if "step" in parts else ""
             lines.append(f"not measured, assumed 0 (column cost_missing): {parts}{remedy}")
         if "memory_share" not in names or _one(table, pl.col("memory_share").is_null().any()):
-            lines.append("memory of some devices is not known: whether weights and cache fit was not checked")
+            lines.append("memory of some devices is not known: not checked whether weights and KV cache fit")
     if "speedup_input_low" in names:
         spread = _one(table, ((pl.col("speedup_input_high") - pl.col("speedup_input_low")) / 2).max())
         if spread is not None:
             of = "rates and costs" if "seconds_error" in names else "rates"
-            what = f"what is not known of the {of} moves a speed-up by at most"
-            lines.append(f"{what} ±{spread:.4f} (columns *_input_low, _high)")
+            lines.append(f"input uncertainty: the {of} change a speed-up by at most ±{spread:.4f} (columns *_input_low, _high)")
     if "straggler_loss" in names and (loss := _one(table, pl.col("straggler_loss").max())) is not None:
         lines.append(
-            f"a static batch waits for its slowest sequence, which takes up to {loss:.1%} of its time (column straggler_loss);"
-            " engines that keep their batch full are batching = 'continuous'"
+            f"a static batch waits for its slowest sequence and loses up to {loss:.1%} of its time (column straggler_loss);"
+            " batching = 'continuous' models an engine that keeps its batch full"
         )
     if "paths_difference" in names and _one(table, pl.col("paths_difference").count()):
         runs = int(_one(table, pl.col("replications").filter(pl.col("paths_difference").is_not_null()).sum()))
         worst = float(_one(table, pl.col("paths_difference").max()))
         agree = "are equal to the last bit" if worst == 0 else f"differ by at most {worst:.2g} layer-times"
-        lines.append(f"events and paths {agree} on all {runs:,} decodings that both played")
+        lines.append(f"events and paths {agree} on all {runs:,} decodings that both simulated")
     return lines + _of_waiting(table, names)
 
 
 def _of_waiting(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
-    """Why formula and paths have no values at some points, and what the events assume there."""
+    """Reasons why formula and paths have no values at some points, and what the view events assumes there."""
     if "no_value_because" not in names:
         return []
     waiting = table.filter(pl.col("no_value_because").is_not_null())
@@ -261,29 +306,30 @@ def _of_waiting(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
     views = [view for view in VIEWS if view in silent.select(pl.col("view").unique()).collect(engine="streaming")["view"]]
     if views:
         reasons = sorted(silent.select(pl.col("no_value_because").unique()).collect(engine="streaming").to_series().to_list())
-        told = "; ".join(reasons[:_MOST_REASONS]) + ("; ..." if len(reasons) > _MOST_REASONS else "")
+        listed = "; ".join(reasons[:_MOST_REASONS]) + ("; ..." if len(reasons) > _MOST_REASONS else "")
         lines.append(
-            f"no value in {' and '.join(views)} where something may wait (column no_value_because; {told}); only the view events"
-            " knows of waiting: ask for --view events"
+            f"no value in {' and '.join(views)} where passes may wait for a unit or link (column no_value_because: {listed}); only"
+            " the view events models waiting: use --view events"
         )
     if "match_rate" in names and _one(waiting, ((pl.col("view") == "events") & pl.col("match_rate").is_not_null()).any()):
-        lines.append("where something may wait, which candidate is right is assumed to be any with equal chances")
+        lines.append("where passes may wait, each candidate is assumed equally likely to be the correct one")
     return lines
 
 
 def _lossy(table: pl.LazyFrame) -> list[str]:
-    """Which methods write another text than the target, and what is known of how much it agrees."""
+    """Methods whose output differs from the target model's, grouped by the source of their agreement."""
     lossy = table.filter(~pl.col("exact") & pl.col("agreement_source").is_not_null())
     found = lossy.select("method", "agreement_source").unique(maintain_order=True).collect()
     lines = []
     for (source,), part in found.group_by("agreement_source", maintain_order=True):
-        what = "nobody has measured how far it agrees with the target's" if source == "unknown" else f"agreement is {source}"
-        lines.append(f"not exact, another text than the target's: {', '.join(part['method'].unique(maintain_order=True))}; {what}")
+        agreement = "not measured" if source == "unknown" else source
+        methods = ", ".join(part["method"].unique(maintain_order=True))
+        lines.append(f"not exact, output differs from the target's: {methods}; token agreement is {agreement}")
     return lines
 
 
 def _of_paper(table: pl.LazyFrame, names: Sequence[str], note: Note) -> list[str]:
-    """What a note on a paper's tables says of these results."""
+    """Sentences of a note on a paper's tables that apply to these results."""
     if not {*note.columns} <= {*names}:
         return []
     wanted = [*note.columns, *(name for name in note.more if name in names)]
@@ -295,7 +341,7 @@ def _one(table: pl.LazyFrame, expression: pl.Expr) -> Any:
 
 
 def document(report: Report, frame: pl.DataFrame, figures: list[Path]) -> dict[str, Any]:
-    """The same as one JSON document."""
+    """Return the report as one JSON document."""
     rows = frame.head(MOST_LISTED).to_dicts()
     return {
         "scenario": report.tables["scenario"]["name"], "out": str(report.out),

@@ -1,6 +1,6 @@
-"""How the work of a scenario is cut: into pieces (a stretch of replications of one point), and these into shards.
+"""Division of a scenario's work into pieces (consecutive replications of one point) and of these into shards.
 
-It depends on the scenario alone, never on the number of workers.
+It depends only on the scenario, never on the number of workers.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from sim.scenarios import cases
 from sim.scenarios.grid import Grid
 
 SHARD_SECONDS = 1.0
-SECONDS_PER_PASS, SECONDS_PER_COIN = 6e-6, 1e-8
-"""Rough costs, for cutting work into shards and for estimates; results do not depend on how right they are."""
+SECONDS_PER_PASS, SECONDS_PER_DRAW = 6e-6, 1e-8
+"""Rough costs, used to size shards and to estimate the duration; results do not depend on them."""
 FORMULA_POINTS, POINTS_TOGETHER = 2_000, 20_000
-"""Points of a shard of the formula: of a theory that is asked one by one, and of one that is asked for many together."""
+"""Points in a shard of the view formula: for a theory that is evaluated point by point, and for a vectorised one."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Pieces [first, last) of one view's work; see `ShardPlan`."""
+    """Pieces [first, last) of one view; see `ShardPlan`."""
 
     view: str
     first: int
@@ -32,7 +32,7 @@ class Shard:
 
 
 class ShardPlan:
-    """The pieces and the shards of a grid, view by view."""
+    """Pieces and shards of a grid, by view."""
 
     def __init__(self, grid: Grid) -> None:
         settings = grid.base.get("scenario", {})
@@ -41,9 +41,9 @@ class ShardPlan:
         largest = self._largest(grid)
         paths, events = self._replications()
         self.replications = {"formula": 1, "paths": paths, "events": events}
-        path_seconds = largest.settings.tokens * random_streams.BLOCK * SECONDS_PER_COIN
+        path_seconds = largest.settings.tokens * random_streams.BLOCK * SECONDS_PER_DRAW
         run_seconds = largest.settings.tokens * (1 + largest.parameters.units) * SECONDS_PER_PASS
-        # A power of two, so that no piece of events crosses from one block of coins into the next.
+        # A power of two, so that no piece of events crosses the border between two blocks of random draws.
         runs = 2 ** max(0, min(12, math.floor(math.log2(SHARD_SECONDS / run_seconds))))
         self.size = {"formula": 1, "paths": random_streams.BLOCK, "events": runs}
         self.together = registry.method(largest.method).predict_together is not None
@@ -51,7 +51,7 @@ class ShardPlan:
         self.seconds = {"formula": formula, "paths": path_seconds, "events": run_seconds * min(runs, events)}
 
     def _largest(self, grid: Grid) -> cases.Case:
-        """The point whose decoding is taken as the measure of all: the last, since axes are mostly written upwards."""
+        """The point that represents the cost of all: the last valid one, since most axes are ascending."""
         for point in (grid.points - 1, 0, *range(1, min(grid.points, 1000))):
             try:
                 return grid.case(point)
@@ -74,7 +74,7 @@ class ShardPlan:
         return max(1, int(SHARD_SECONDS / self.seconds[view]))
 
     def count(self) -> int:
-        """Number of shards, without making them."""
+        """Number of shards, computed without listing them."""
         return sum(-(-self.pieces(view) // self.step(view)) for view in self.views)
 
     def shards(self) -> list[Shard]:
@@ -86,17 +86,17 @@ class ShardPlan:
         return found
 
     def work(self, shard: Shard) -> list[tuple[int, int, int]]:
-        """The pieces of a shard: point, first and last replication."""
+        """Pieces of a shard: point, first replication, and the one after the last."""
         size, count = self.size[shard.view], self.replications[shard.view]
         stretches = math.ceil(count / size)
         where = (divmod(piece, stretches) for piece in range(shard.first, shard.last))
         return [(point, part * size, min((part + 1) * size, count)) for point, part in where]
 
     def estimate(self) -> float:
-        """Seconds on one core, roughly."""
+        """Rough time on one core [s]."""
         return float(sum(self.pieces(view) * self.seconds[view] for view in self.views))
 
     def file(self, shard: Shard, fingerprint: str) -> str:
-        """The name of a shard's file: what it holds, and a hash of all that decides what is in it; its content's is added to it."""
+        """File name of a shard: view, first piece, and a hash of the inputs; `write_hashed` adds a hash of the content."""
         key = hashlib.sha256(f"{fingerprint} {shard}".encode()).hexdigest()[:16]
         return f"{shard.view}-{shard.first:09d}-{key}.parquet"

@@ -1,7 +1,7 @@
-"""Runs of scenarios: shared out in shards, put together into tables, resumed where they stopped.
+"""Runs of scenarios: split into shards, computed by workers, merged into tables, and resumed after an interruption.
 
-A shard is a stretch of one view's work (`sim.runs.shard_plan`). Every shard draws its own coins, so a table is the same to the byte
-whoever computed it.
+A shard is a part of one view's work (`sim.runs.shard_plan`). Every shard has its own random draws, so the table is the same to the
+byte for any number of workers.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from sim.scenarios.scenario_file import Tables
 from sim.views import evaluation, formula_view
 
 ASK_BEYOND = 10_000_000
-"""Points of a grid beyond which a run must be asked for twice."""
+"""Number of grid points above which a run must be confirmed with --yes."""
 NO_CSV_BEYOND = 1_000_000
-"""Rows of a table beyond which only Parquet is written."""
+"""Number of rows above which only Parquet is written."""
 ROW_GROUP = 100_000
 MAX_JOBS = 1024
 TRIES = 3
 MAX_SHARDS = 1_000_000
-"""At a second each, these take eleven days; with more, even the list of them would not fit into memory."""
+"""Bound on the shards of a run. At one second each they take eleven days; a longer list might not fit into memory."""
 
 
 class RunError(RuntimeError):
-    """A run that could not go on; what was finished is kept."""
+    """A run that could not finish; its finished shards are kept."""
 
 
 def compute(
     tables: Tables, shard: Shard, path: Path, allowed: Sequence[str] = (), plan: ShardPlan | None = None
 ) -> tuple[Shard, Path]:
-    """Compute a shard and write it, with the methods that are allowed. Tells where it is.
+    """Compute a shard, write it, and return it with its path; `allowed` are the modules of methods outside the project.
 
-    A worker makes the plan of its tables once; where no workers are started it is the run's own.
+    A worker makes the plan of its tables once; without workers, `plan` is the plan of the run.
     """
     with registry.allowing(allowed):
         plan = plan or _plan_of(tables)
@@ -66,7 +66,7 @@ def compute(
 
 @dataclass(frozen=True)
 class Report:
-    """What a run left: its directory (None where nothing was kept), the table, the distributions, and what failed."""
+    """Result of a run: its directory (None if no files are kept), number of rows, failed points, and disagreements."""
 
     out: Path | None
     tables: Tables
@@ -75,20 +75,20 @@ class Report:
     computed: int
     resumed: int
     disagreements: list[dict[str, Any]] = field(default_factory=list)
-    """Where views differ that must agree (`sim.views.agreement`): a fault of the program."""
+    """Differences between views that must agree (`sim.views.agreement`): a bug in the program."""
 
     def table(self) -> pl.LazyFrame:
-        """The table of results, to be read as far as it is needed."""
+        """Return the results table, read lazily."""
         assert self.out is not None
         return pl.scan_parquet(self.out / "results.parquet", glob=False)
 
     def frame(self, rows: int | None = None) -> pl.DataFrame:
-        """The table of results, or its first rows."""
+        """Return the results table, or its first rows."""
         return (self.table() if rows is None else self.table().head(rows)).collect()
 
 
 _plans: dict[tuple[Any, ...], ShardPlan] = {}
-"""The plan that a worker made last: points that its shards share are resolved once."""
+"""The last plan made by a worker: points that its shards share are resolved once."""
 
 
 def _plan_of(tables: Tables) -> ShardPlan:
@@ -108,7 +108,7 @@ def resolve(
     replications: int | None = None,
     seed: int | None = None,
 ) -> Tables:
-    """The tables of a scenario with what was asked for on top: values set, axes added, and what [scenario] says overridden."""
+    """Return the tables of a scenario with overrides applied: values set, axes added, keys of [scenario] replaced."""
     tables = scenario_file.load(source)
     given: list[str] = []
     for path, value in _pairs(set, parse_value, "--set"):
@@ -139,7 +139,7 @@ def resolve(
 
 
 def _forget_provenance(tables: Tables, given: list[str]) -> None:
-    """A rate that is put in place of a scenario's own rests neither on its trials nor on its source, unless these are given too."""
+    """Remove `trials` and `source` of a rate that was overridden, unless they were overridden too."""
     for path in given:
         above, _, key = path.rpartition(".")
         if key not in outcomes_section.RATES:
@@ -151,7 +151,7 @@ def _forget_provenance(tables: Tables, given: list[str]) -> None:
 
 
 def _tables_at(tables: Tables, path: str) -> list[Tables]:
-    """The tables that a path means: of [outcomes], those of the methods too where they have their own."""
+    """Return the tables at a path; a path in [outcomes] also means the [method.outcomes] of each method."""
     first, *rest = path.split(".")
     own = scenario_file.method_tables(tables)
     found: list[Any] = [*own] if first == "method" else [tables.get(first), *(table.get(first) for table in own)]
@@ -161,7 +161,7 @@ def _tables_at(tables: Tables, path: str) -> list[Tables]:
 
 
 def _listed(values: Any) -> Any:
-    """Values of an axis as a scenario file would hold them: Python callers also give tuples, ranges and arrays."""
+    """Values of an axis as a list: Python callers may also pass tuples, ranges and arrays."""
     if isinstance(values, np.ndarray):
         return values.tolist()
     return list(values) if isinstance(values, tuple | range) else values
@@ -189,11 +189,11 @@ def run(
     progress: Callable[[int, int], None] | None = None,
     **overrides: Any,
 ) -> Report:
-    """Run a scenario into a directory; `overrides` are those of `resolve`, `progress` is told of shards done and in all."""
+    """Run a scenario into a directory; `overrides` are those of `resolve`; `progress` is called with shards done and in total."""
     tables = resolve(source, **overrides)
     grid = Grid(tables)
     if grid.points > ASK_BEYOND and not yes:
-        raise ParameterError(f"the grid has {grid.points:,} points, more than {ASK_BEYOND:,}; say --yes to run it all the same")
+        raise ParameterError(f"the grid has {grid.points:,} points, more than {ASK_BEYOND:,}; say --yes to run it")
     check_jobs(jobs)
     plan = ShardPlan(grid)
     if plan.count() > MAX_SHARDS:
@@ -206,7 +206,7 @@ def run(
     _make(folder)
     with alone(folder) as free:
         if not free:
-            raise ParameterError(f"another run is at work in {folder}; wait for it, or name another directory with -o")
+            raise ParameterError(f"another run is at work in {folder}; wait until it ends, or name another directory with -o")
         _prepare(folder, tables, resume=resume)
         try:
             return _run(plan, folder, jobs, progress)
@@ -227,7 +227,7 @@ def _run(plan: ShardPlan, folder: Path, jobs: int | None, progress: Callable[[in
         done[shard] = path
         if progress is not None:
             progress(len(done), len(todo))
-    # In the order of the plan, not in that in which they came.
+    # In the order of the plan, not in the order of completion.
     failed, disagreements = _merge(plan, [done[shard] for shard in shards], folder)
     rows = int(pl.scan_parquet(folder / "results.parquet", glob=False).select(pl.len()).collect().item())
     _describe(folder, tables, plan, rows, failed, disagreements)
@@ -236,22 +236,22 @@ def _run(plan: ShardPlan, folder: Path, jobs: int | None, progress: Callable[[in
 
 def _reason(error: Exception, folder: Path) -> str:
     if not isinstance(error, OSError):
-        return f"a table in {folder} cannot be written or read again, as on a disk that is full: {str(error).partition(chr(10))[0]}"
+        return f"a table in {folder} cannot be written or read again (disk full?): {str(error).partition(chr(10))[0]}"
     return f"{error.strerror or error} ({error.filename or folder})"
 
 
 def check_jobs(jobs: int | None) -> None:
-    """Refuse a number of worker processes that no machine has."""
+    """Check the number of worker processes, at most `MAX_JOBS`."""
     if jobs is not None:
         checks.whole("jobs", jobs, 1, MAX_JOBS)
 
 
 def _hint(folder: Path) -> str:
-    return f"what was finished is kept in {folder}; go on with the same command and --resume"
+    return f"finished shards are kept in {folder}; resume with the same command and --resume"
 
 
 def _workers(jobs: int | None, plan: ShardPlan, shards: int) -> int:
-    """As many as asked for; by default all cores, or one where starting workers would take longer than the work."""
+    """Number of workers: `jobs`; by default all cores, or one where starting workers would take longer than the work."""
     wanted = jobs if jobs is not None else (os.cpu_count() or 1) if plan.estimate() > 5 else 1
     return max(1, min(wanted, shards))
 
@@ -259,28 +259,28 @@ def _workers(jobs: int | None, plan: ShardPlan, shards: int) -> int:
 def _make(folder: Path) -> None:
     try:
         if folder.exists() and not folder.is_dir():
-            raise ParameterError(f"{folder} is there and is not the directory of a run; name another with -o")
+            raise ParameterError(f"{folder} exists and is not the directory of a run; name another with -o")
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ParameterError(f"{folder} cannot be written: {error.strerror}; name another directory with -o") from None
 
 
 def _prepare(folder: Path, tables: Tables, *, resume: bool) -> None:
-    """See that the directory is new or this scenario's own; without `resume` what it holds is computed again."""
+    """Check that the directory is new or belongs to this scenario; without `resume`, remove its shards."""
     note, fingerprint, held = folder / "metadata.json", scenario_file.fingerprint(tables), None
     if any(path.suffix != TEMPORARY for path in folder.iterdir()):
         try:
             held = bounded_files.json_of(bounded_files.read_bytes(note))["fingerprint"]
         except (OSError, ValueError, KeyError, TypeError):
-            raise ParameterError(f"{folder} is there and is not the directory of a run; name another directory with -o") from None
+            raise ParameterError(f"{folder} exists and is not the directory of a run; name another directory with -o") from None
         if held != fingerprint:
             raise ParameterError(f"{folder} holds the run of another scenario (or version); name another directory with -o")
         if not resume:
             shutil.rmtree(folder / "shards", ignore_errors=True)
     for left in (*folder.glob(f".*{TEMPORARY}"), *folder.glob(f"shards/.*{TEMPORARY}")):
-        left.unlink(missing_ok=True)  # of a run that was killed while it wrote
+        left.unlink(missing_ok=True)  # temporary files of a run that was killed while writing
     try:
-        if held is None or not resume:  # going on must not fail for want of room for what is there already
+        if held is None or not resume:  # a resumed run need not write it again: on a full disk that would fail
             begun = {"fingerprint": fingerprint, "scenario": tables, "complete": False}
             write_text(note, strict_json.dumps(begun, indent=2) + "\n")
         (folder / "shards").mkdir(exist_ok=True)
@@ -289,7 +289,7 @@ def _prepare(folder: Path, tables: Tables, *, resume: bool) -> None:
 
 
 def _held(todo: Mapping[Shard, Path]) -> dict[Shard, Path]:
-    """The shards that are there and are what was written, and where. What is damaged is removed."""
+    """Find intact shards, with their paths; remove damaged ones."""
     wanted = {path.stem: shard for shard, path in todo.items()}
     found: dict[Shard, Path] = {}
     for folder in {path.parent for path in todo.values()}:
@@ -305,7 +305,7 @@ def _held(todo: Mapping[Shard, Path]) -> dict[Shard, Path]:
 
 
 def _computed(plan: ShardPlan, missing: dict[Shard, Path], workers: int) -> Iterator[tuple[Shard, Path]]:
-    """Compute shards, telling of each where it is; those of a worker that dies are given to others."""
+    """Compute shards and yield each with its path; shards of a worker that dies are computed again."""
     tables = plan.grid.tables
     if workers == 1:
         for shard, path in missing.items():
@@ -324,7 +324,7 @@ def _computed(plan: ShardPlan, missing: dict[Shard, Path], workers: int) -> Iter
                 del left[shard]
                 yield shard, path
         except BrokenProcessPool:
-            # What a dead worker had finished is on disk, though nobody said so.
+            # A dead worker may have written shards that it did not report.
             for shard, path in _held(left).items():
                 del left[shard]
                 yield shard, path
@@ -335,14 +335,14 @@ def _computed(plan: ShardPlan, missing: dict[Shard, Path], workers: int) -> Iter
 
 
 def _in_worker(parent: int, work: Callable[..., tuple[Shard, Path]], *arguments: Any) -> tuple[Shard, Path]:
-    """Work in a worker process; Ctrl-C is for the parent, which ends its workers and says how to go on. It ends with its parent."""
+    """Run `work` in a worker process, which ends with its parent; Ctrl-C is ignored here and handled by the parent."""
     end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return work(*arguments)
 
 
 def _merge(plan: ShardPlan, paths: list[Path], folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Put the shards together: tables and distributions; failures, and where views disagree."""
+    """Merge the shards into tables and distributions; return failures and disagreements of views."""
     grid = plan.grid
     parts = [pl.scan_parquet(path, glob=False) for path in paths]
     partial = pl.concat(parts, how="diagonal_relaxed")
@@ -350,7 +350,7 @@ def _merge(plan: ShardPlan, paths: list[Path], folder: Path) -> tuple[list[dict[
     if "error" in partial.collect_schema().names():
         wrong = partial.filter(pl.col("error").is_not_null()).select("point", "view", "error").unique(maintain_order=True).collect()
         failed = [{**row, **{path: str(value) for path, value in grid.values(row["point"]).items()}} for row in wrong.to_dicts()]
-        # A point of which one piece failed is a failed point: what its other pieces found is not put together.
+        # A point with one failed piece is a failed point: its other pieces are dropped.
         partial = partial.drop("error").join(wrong.lazy(), on=["view", "point"], how="anti", maintain_order="left")
     write_text(folder / "failed.json", strict_json.dumps(failed, indent=2) + "\n")
     if failed and not partial.select(pl.len()).collect().item():
@@ -358,7 +358,7 @@ def _merge(plan: ShardPlan, paths: list[Path], folder: Path) -> tuple[list[dict[
     target, sheet = folder / "results.parquet", folder / "results.csv"
     disagreements: list[dict[str, Any]] = []
     if plan.views == ("formula",) and grid.points > results_table.FEW_POINTS:
-        # Shards hold the rows as they will be, in their order: they need not be in memory all at once.
+        # Shards hold final rows in order, so the table is streamed and need not fit into memory.
         table = results_table.arranged(partial)
         write_whole(target, lambda path: table.sink_parquet(path, row_group_size=ROW_GROUP, maintain_order=True))
     else:
@@ -378,7 +378,7 @@ def _merge(plan: ShardPlan, paths: list[Path], folder: Path) -> tuple[list[dict[
 def _describe(
     folder: Path, tables: Tables, plan: ShardPlan, rows: int, failed: list[dict[str, Any]], disagreements: list[dict[str, Any]]
 ) -> None:
-    """Say in metadata.json what was run, with which versions, and where its numbers come from."""
+    """Write metadata.json: the scenario, versions, and sources of the numbers."""
     import platform
 
     from sim.runs.environment import versions

@@ -19,12 +19,12 @@ from sim.scenarios.grid import Grid
 from sim.views import evaluation, point_columns
 
 _PROCESS = 1
-_MILLISECOND = 1_000_000  # [ns]; what one layer-time is shown as
+_MILLISECOND = 1_000_000  # [ns]; one layer-time is shown as 1 ms
 _SUFFIXES = (".json", ".json.gz", ".png", ".svg")
 
 
 class RecordedDecoding(NamedTuple):
-    """A recorded decoding, in milliseconds where a layer's seconds are known, and the columns that its point has in results."""
+    """A recorded decoding, in milliseconds where the seconds of a layer are known, with its point's columns of the results."""
 
     run: Run
     about: dict[str, Any]
@@ -40,9 +40,9 @@ def record(
     methods: Sequence[str] = (),
     **overrides: Any,
 ) -> Run:
-    """Simulate one decoding of one point of a scenario, at most `tokens` tokens of it, and keep every interval.
+    """Simulate one decoding of one point of a scenario, of at most `tokens` tokens, and keep every interval.
 
-    `methods` are modules from outside that it may name, `overrides` those of `sim.runs.sweep.resolve`.
+    `methods` are modules outside the project that the scenario may name; `overrides` are those of `sim.runs.sweep.resolve`.
     """
     given: dict[str, Any] = {"point": point, "replication": replication, "tokens": tokens}
     return _recorded(scenario, methods=methods, **given, **overrides)[0]
@@ -51,7 +51,7 @@ def record(
 def described(
     scenario: str | Path | Mapping[str, Any] | None = None, *, point: int = 0, replication: int = 0, **options: Any
 ) -> RecordedDecoding:
-    """The same with what it is of; `options` are the others of `record`."""
+    """Simulate one decoding as `record` does, and describe it; `options` are the other arguments of `record`."""
     run, case, about = _recorded(scenario, point=point, replication=replication, **options)
     if case.seconds is None:
         return RecordedDecoding(run, about, "layer-times")
@@ -80,24 +80,24 @@ def _recorded(
 
 
 def _shortened(case: Case, tokens: int) -> Case:
-    """The case with so many tokens, and no text longer than that."""
+    """Return the case shortened to `tokens` tokens per sequence."""
     return replace(case, parameters=case.parameters.shortened(tokens), settings=replace(case.settings, tokens=tokens))
 
 
 def chrome_trace(
     intervals: Sequence[Span], commits: Sequence[tuple[float, str, int]], name: str, time_unit: str = "layer-times"
 ) -> dict[str, Any]:
-    """The trace of `Run.intervals` and `Run.commits`: a track for every unit, tracks for links, commits, and busy units.
+    """Chrome trace of `Run.intervals` and `Run.commits`, with a track for each unit, and tracks for links, commits, and busy units.
 
-    Times are in `time_unit`, of which one is shown as 1 ms; stamps are rounded to the nanosecond, at which viewers compare them, so
-    that what meets in the simulation meets in the trace. The exact times are in each event's `args`.
+    Times are in `time_unit`, one of which is shown as 1 ms. Time stamps are rounded to the nanosecond, the resolution of viewers:
+    intervals that meet in the simulation meet in the trace. Exact times are in the `args` of each event.
     """
     on_units = [row for row in intervals if row.unit >= 0]
-    # Viewers take thread 0 for the idle task, so units count from 1 there.
+    # Viewers take thread 0 for the idle task, so unit numbers are shifted by 1.
     tracks = [(row.unit + 1, row) for row in on_units]
     units = max((row.unit for row in on_units), default=-1) + 1
     names = {unit + 1: f"unit {unit}" for unit in range(units)}
-    # A unit is the main process's where every token is verified on it; in the nested form promoted processes stay where they are.
+    # Unit 0 is the main process's if all verification runs on it; in PPD's nested form promoted processes stay on their units.
     passes = [row for row in on_units if row.what == "forward" and row.fate == "kept" and row.role == "target"]
     deepest = max((row.last for row in passes), default=0)
     if {row.unit for row in passes if row.last == deepest} == {0}:
@@ -121,7 +121,7 @@ def chrome_trace(
 
 
 def write(path: str | Path, run: Run, name: str, time_unit: str = "layer-times") -> Path:
-    """Write the trace of a run that was simulated with `record`, to .json or .json.gz; the file appears whole or not at all."""
+    """Write the trace of a run simulated with `record` to .json or .json.gz; the file is written completely or not at all."""
     target = Path(path)
     if not target.name.endswith((".json", ".json.gz")):
         raise ParameterError(f"a trace is written to a file that ends in one of {', '.join(_SUFFIXES)}, got {target.name!r}")
@@ -138,7 +138,7 @@ def write(path: str | Path, run: Run, name: str, time_unit: str = "layer-times")
 
 
 def _stamp(time: float) -> int:
-    """Nanoseconds. Ends are rounded like starts, and durations are their difference: rounding cannot make neighbours overlap."""
+    """Time stamp [ns]. Starts and ends are rounded alike and a duration is their difference, so neighbours never overlap."""
     return round(time * _MILLISECOND)
 
 
@@ -148,7 +148,7 @@ def _complete(track: int, row: Span) -> dict[str, Any]:
     label = row.what
     if row.what == "forward":
         at = f"tokens {row.earliest}–{row.position}" if row.earliest < row.position else f"token {row.position}"
-        # Of several hypotheses or texts there are more tokens than positions.
+        # With several hypotheses or sequences a pass has more tokens than positions.
         done = f"layers {', '.join(f'{low}–{high}' for low, high in row.layers_run)}" if row.layers_run else "head"
         done = f"keys and values of {done}" if row.kv_only else done
         label = f"{at}{f' ({row.width} in all)' if row.depth else ''} · {done}"
@@ -161,18 +161,18 @@ def _complete(track: int, row: Span) -> dict[str, Any]:
 
 
 def _commits(commits: Iterable[tuple[float, str, int]]) -> Iterator[dict[str, Any]]:
-    """An instant for each commit, and how many tokens are out."""
-    out = 0
+    """An instant event for each commit, and a counter of generated tokens."""
+    generated = 0
     for time, kind, tokens in commits:
-        out += tokens
+        generated += tokens
         common = {"pid": _PROCESS, "tid": 1, "cat": "commit", "ts": _stamp(time) / 1000}
         args = {"kind": kind, "tokens": tokens, "time": time}
-        yield {"ph": "i", "s": "p", "name": f"{kind}: {out} out", **common, "args": args}
-        yield {"ph": "C", "name": "tokens out", **common, "args": {"tokens": out}}
+        yield {"ph": "i", "s": "p", "name": f"{kind}: {generated} generated", **common, "args": args}
+        yield {"ph": "C", "name": "tokens generated", **common, "args": {"tokens": generated}}
 
 
 def _busy(rows: Sequence[Span]) -> Iterator[dict[str, Any]]:
-    """How many units are busy, wherever that changes."""
+    """Counter of busy units, at each change."""
     changes: dict[int, int] = {}
     for row in rows:
         changes[_stamp(row.start)] = changes.get(_stamp(row.start), 0) + 1
@@ -185,7 +185,7 @@ def _busy(rows: Sequence[Span]) -> Iterator[dict[str, Any]]:
 
 
 def _lanes(rows: Sequence[Span]) -> Iterator[tuple[int, Span]]:
-    """Transfers under way at the same time go to tracks of their own: a track's events may not overlap."""
+    """Put concurrent transfers on separate tracks: events of one track must not overlap."""
     free: list[float] = []
     for row in sorted(rows, key=lambda row: (row.start, row.end)):
         lane = next((index for index, time in enumerate(free) if time <= row.start), len(free))

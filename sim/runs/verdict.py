@@ -1,7 +1,7 @@
-"""The verdict of a run, in a sentence: which choice is fastest, by how much over plain decoding, and how sure that is.
+"""One-sentence verdict of a run: the fastest choice, its speed-up over plain decoding, and the uncertainty.
 
-What tells points apart is a choice or a condition. A method, its parameters and how many devices it takes are chosen; the load,
-lengths, acceptance, the models and the hardware are given, so under each of these the fastest choice is found anew.
+Points of a grid differ by choices or by conditions. The method, its parameters and its number of devices are choices. The load,
+lengths, acceptance, models and hardware are conditions: the verdict names the fastest choice for each combination of them.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from sim.scenarios import scenario_file
 from sim.scenarios.grid import Grid
 
 MOST_POINTS = 200_000
-"""A verdict is on a table that is read whole."""
+"""Points up to which a verdict is made: the table is read into memory."""
 MOST_SAID = 4
-"""Conditions, choices or ties that a sentence lists."""
+"""Conditions, choices or ties listed in a sentence."""
 DEVICES = ("tensor_parallel", "units")
-"""Of [cost] and [cluster] what is chosen; the rest is given."""
+"""Keys of [cost] and [cluster] that are choices; the other keys are conditions."""
 LOAD = {"batching": "continuous", "sequences": 1, "lengths": None}
-"""How many sequences are decoded together and how, and what it is where nothing says it."""
+"""Keys that describe the batch, with their defaults."""
 GIVEN = (*LOAD, "layers", "draft_layers", "medium_layers", "prompt", "sequence_length", "beams", "sampled")
-"""Parameters of methods that are of the load, the models or what is asked of them: conditions, not choices."""
+"""Method parameters that describe the load, the models or the task: conditions, not choices."""
 COSTS = ("device", "profile", "shape", "prompt", "dtype", "busy")
-"""Costs that are conditions where methods have their own; their models beside the target are part of the choice."""
+"""Keys of a method's own [cost] that are conditions; its draft and medium models are part of the choice."""
 DATA = ("task", "data_set")
 PLAIN = "plain decoding"
 OVER, OVER_ANY = "plain decoding on the same devices", "the fastest plain decoding"
 VIEWS = ("formula", "paths", "events")
-ADDED = "kernels only: what an engine adds is not included"
+ADDED = "kernels only: the engine's overhead is not included"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One choice under one condition: how much faster than plain decoding it is [-], and between what bounds."""
+    """One choice under one condition: its speed-up over plain decoding [-] and the bounds of the speed-up."""
 
     label: str
     speedup: float
@@ -50,10 +50,10 @@ class Choice:
     exact: bool = True
     agreement: float | None = None
     interval: str = ""
-    """Of what the bounds are; empty where there are none."""
+    """Source of the bounds: `sampling` or `inputs`; empty where there are none."""
 
-    def said(self) -> str:
-        """The speed-up and its interval."""
+    def sentence(self) -> str:
+        """Return the speed-up and its interval in words."""
         forms = (".2f", ".3f", ".4f") if self.speedup >= 0.1 else (".2g", ".4g")
         form = next((form for form in forms if f"{self.low:{form}}" != f"{self.high:{form}}"), forms[0])
         bounds = f"{self.low:{form}} to {self.high:{form}}"
@@ -66,25 +66,25 @@ class Answer:
     """The verdict under one condition."""
 
     at: Mapping[str, Any]
-    """What the condition is, of all that varies."""
+    """The condition: the value of each varying key."""
     plain: str
-    """Plain decoding, and on how many devices where that varies."""
+    """Plain decoding, with its number of devices where that varies."""
     best: Choice | None
-    """The fastest choice, which plain decoding may beat; None where nothing but plain decoding was run."""
+    """The fastest choice other than plain decoding, which may still be slower than it; None if only plain decoding was run."""
     ties: tuple[Choice, ...] = ()
-    """Others that the intervals do not tell from the fastest."""
+    """Other choices whose intervals overlap the fastest's."""
     exact: Choice | None = None
-    """The fastest whose output is the target's, where the fastest's is not."""
+    """The fastest exact choice, where the fastest choice is not exact."""
 
     @property
     def wins(self) -> str:
-        """What is fastest: the choice, plain decoding, or either."""
+        """Name of the fastest: the choice, plain decoding, or both if the interval contains 1."""
         if self.best is None or self.best.high < 1:
             return self.plain
         return self.best.label if self.best.low > 1 else f"{self.best.label} or {self.plain}"
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the verdict as a JSON object."""
         best, ahead = self.best, self.best is not None and self.best.high >= 1
         found: dict[str, Any] = {"at": dict(self.at), "best": self.wins if best is None or not ahead else best.label}
         found |= {"speedup": best.speedup if best and ahead else 1.0}
@@ -97,7 +97,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The sentence, and what it says.
+    """The verdict as a sentence and as data.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ class Verdict:
     answers
         The verdict under each condition.
     kernels_only
-        Whether what an engine adds to a step is left out; None of costs that are not in seconds of hardware.
+        True where the engine's overhead per step is not included; None where costs are not in seconds of hardware.
     """
 
     text: str
@@ -114,7 +114,7 @@ class Verdict:
     kernels_only: bool | None = None
 
     def document(self) -> dict[str, Any]:
-        """As JSON: the best choice of all conditions if it is one, and that of each."""
+        """Return a JSON object: the best choice, if all conditions have the same, and the verdict under each condition."""
         each = [answer.document() for answer in self.answers]
         wins = {answer.wins for answer in self.answers}
         one = each[0] if len(each) == 1 else {}
@@ -124,12 +124,12 @@ class Verdict:
 
 
 def of(table: pl.LazyFrame | pl.DataFrame, tables: Mapping[str, Any]) -> Verdict:
-    """The verdict on a table of results, whose points are those of a scenario's grid."""
+    """Return the verdict on a table of results; `tables` is the scenario, whose grid has the table's points."""
     rows = _rows(table.lazy())
     if rows is None:
         return Verdict(f"No verdict: there are more than {MOST_POINTS:,} points; sweep fewer")
     if not rows:
-        return Verdict("No verdict: no view says how fast anything is; ask for --view events")
+        return Verdict("No verdict: no view has a speed-up; use --view events")
     placed = _placed(rows, dict(tables))
     kernels = _kernels_only(rows)
     unit = "device" if kernels is not None else "unit"
@@ -146,7 +146,7 @@ def of(table: pl.LazyFrame | pl.DataFrame, tables: Mapping[str, Any]) -> Verdict
 
 
 def _rows(table: pl.LazyFrame) -> list[dict[str, Any]] | None:
-    """A row for each point, of the first view that has a value and can see all that its time depends on; None of too many."""
+    """One row per point, from the first view that has a value and models waiting where there is any; None for too many points."""
     if table.select(pl.col("point").n_unique()).collect(engine="streaming").item() > MOST_POINTS:
         return None
     names = table.collect_schema().names()
@@ -173,7 +173,7 @@ def _number(value: object) -> bool:
 
 
 class _Point(NamedTuple):
-    """A row where it stands: its condition as a key that sorts, and in words; its choice in words, and of which method."""
+    """A row with its condition (as a sort key, and by name), the label of its choice, and the number of its method."""
 
     key: tuple[int, ...]
     at: Mapping[str, Any]
@@ -183,7 +183,7 @@ class _Point(NamedTuple):
 
 
 def _placed(rows: Sequence[dict[str, Any]], tables: dict[str, Any]) -> list[_Point]:
-    """Rows with their conditions and choices, by the axes of the grid and the tables of its methods."""
+    """Assign each row its condition and choice, from the axes of the grid and the tables of its methods."""
     grid = Grid(tables, check=False)
     own = scenario_file.method_tables(grid.base)
     names = {table.get("name") for table in own}
@@ -192,7 +192,7 @@ def _placed(rows: Sequence[dict[str, Any]], tables: dict[str, Any]) -> list[_Poi
     swept = {last for _, last, _ in axes}
     shared = [key for key in signed[0] if key not in swept and all(key in each for each in signed)]
     varying = [key for key in shared if len({repr(each[key]) for each in signed}) > 1]
-    for spare in ("batching", "lengths"):  # what goes with another of these needs no word
+    for spare in ("batching", "lengths"):  # a key that follows from the other keys is not named
         rest = [other for other in varying if other != spare]
         if len(_signatures(signed, rest)) == len(_signatures(signed, varying)):
             varying = rest
@@ -210,7 +210,7 @@ def _placed(rows: Sequence[dict[str, Any]], tables: dict[str, Any]) -> list[_Poi
                 key.append(place)
                 at[last if last not in at else axis.path] = axis.values[place]
         found.append(_Point(tuple(key), at, _label(table), index, row))
-    # Methods that differ in what no label says, their own outcomes or costs, are told apart by their number.
+    # Methods that differ only in their own outcomes or costs have the same label: their number distinguishes them.
     using: dict[tuple[Any, str], set[int]] = {}
     for point in found:
         using.setdefault((point.key, point.label), set()).add(point.method)
@@ -225,12 +225,12 @@ def _signature(conditions: Mapping[str, Any], keys: Iterable[str]) -> str:
 
 
 def _signatures(each: Iterable[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, None]:
-    """The combinations of these that there are, in their order."""
+    """Distinct combinations of the keys' values, in order of appearance."""
     return dict.fromkeys(_signature(conditions, keys) for conditions in each)
 
 
 def _chosen(path: str, names: Collection[Any]) -> bool:
-    """Whether an axis is one of choices."""
+    """Return whether an axis consists of choices, not conditions."""
     section, *rest = path.split(".")
     if section == "method" and len(rest) > 1 and rest[0] in names:
         rest = rest[1:]
@@ -240,21 +240,21 @@ def _chosen(path: str, names: Collection[Any]) -> bool:
 
 
 def _conditions(tables: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """What a method's own tables say that is not chosen."""
+    """Conditions in a method's own tables."""
     cost = scenario_file.cost_of(tables, table)
     cost = cost if isinstance(cost, Mapping) else {}
     laws = table.get("outcomes", tables.get("outcomes"))
     laws = laws if isinstance(laws, Mapping) else {}
     inner = [laws, *(each for each in laws.values() if isinstance(each, Mapping)), cost]
     found = {key: table.get(key, value) for key, value in LOAD.items()}
-    found |= {"batching": LOAD["batching"]} if found["sequences"] == 1 else {}  # of one there is one way
+    found |= {"batching": LOAD["batching"]} if found["sequences"] == 1 else {}  # batching makes no difference for one sequence
     found |= {key: table[key] for key in ("layers", "beams", "sampled") if key in table}
     found |= {key: cost.get(key) for key in COSTS}
     return found | {key: value for each in inner for key, value in each.items() if key in DATA}
 
 
 def _label(table: Mapping[str, Any]) -> str:
-    """A method with what was chosen for it."""
+    """Name of a method with its chosen parameters."""
     aliases = registry.parameters(table["name"]).ALIASES
     given = {aliases.get(key, key): value for key, value in table.items() if key not in ("name", "units", *scenario_file.OWN)}
     keys = [key for key in given if key not in GIVEN and key not in DEVICES]
@@ -271,16 +271,16 @@ def _plain(value: object) -> str:
 
 
 def _answer(group: Sequence[_Point], unit: str) -> Answer:
-    """The fastest of the choices under a condition, by time: on more devices plain decoding is another, too.
+    """Return the fastest choice under a condition, by time: the time of plain decoding depends on the number of devices.
 
-    Where choices differ in how many they take, `unit` is what these are called.
+    `unit` names what a choice reserves, "device" or "unit"; empty where all choices reserve the same number.
     """
     at, alike = group[0].at, True
     plain: dict[int, float] = {}
     for row in (point.row for point in group):
         time = plain.setdefault(row["tensor_parallel"], row["time"] * row["speedup"])
         alike &= math.isclose(time, row["time"] * row["speedup"], rel_tol=1e-6)
-    if not alike:  # costs of their own, in a unit of their own: only what is over plain decoding compares
+    if not alike:  # methods have separate costs in different units of time: only speed-ups can be compared
         plain = {1: 1.0}
     quickest = min(plain, key=lambda tensor_parallel: (plain[tensor_parallel], tensor_parallel))
     name = PLAIN + (f" on {_count(quickest, 'device')}" if len(plain) > 1 else "")
@@ -302,7 +302,10 @@ def _answer(group: Sequence[_Point], unit: str) -> Answer:
 
 
 def _choice(label: str, row: Mapping[str, Any], factor: float) -> Choice:
-    """A row's speed-up over plain decoding, which is `factor` times what its own column compares with."""
+    """Return the choice of a row, with its speed-up and bounds multiplied by `factor`.
+
+    `factor` is the time of the fastest plain decoding over that of plain decoding on the row's devices.
+    """
     known = {kind: [row.get(f"speedup_{end}") for end in ends] for kind, ends in _BOUNDS.items()}
     if row["view"] == "formula":
         known.pop("sampling")
@@ -323,27 +326,27 @@ def _count(count: int, unit: str) -> str:
 
 
 def _of_one(answer: Answer) -> str:
-    """The sentence on a single condition."""
+    """Sentence for a single condition."""
     best = answer.best
     if best is None:
         return f"only {answer.plain} was run: there is nothing to compare"
     over = OVER if answer.plain == PLAIN else answer.plain
     if best.high < 1:
-        return f"{answer.plain} is fastest: best other choice {best.label}: {best.said()}{_lossy(answer)}"
+        return f"{answer.plain} is fastest: best other choice {best.label}: {best.sentence()}{_lossy(answer)}"
     if best.low <= 1:
-        return f"about as fast as {over}: {best.label}: {best.said()}{_lossy(answer)}"
+        return f"about as fast as {over}: {best.label}: {best.sentence()}{_lossy(answer)}"
     tied = _listed([f"{each.label} ({each.speedup:.2f}x)" for each in answer.ties])
-    more = f"; not told apart from it: {tied}" if tied else ""
-    return f"fastest: {best.label}: {best.said()} over {over}{more}{_lossy(answer)}"
+    more = f"; tied with it within the uncertainty: {tied}" if tied else ""
+    return f"fastest: {best.label}: {best.sentence()} over {over}{more}{_lossy(answer)}"
 
 
 def _lossy(answer: Answer) -> str:
     best, exact = answer.best, answer.exact
     if best is None or best.exact:
         return ""
-    known = "how much is not known" if best.agreement is None else f"{best.agreement:.1%} of its tokens are"
-    other = f"; fastest of those that keep it: {exact.label} ({exact.speedup:.2f}x)" if exact else ""
-    return f"; its output is not the target's ({known}){other}"
+    agreement = "token agreement is not measured" if best.agreement is None else f"{best.agreement:.1%} of the tokens are equal"
+    other = f"; fastest exact method: {exact.label} ({exact.speedup:.2f}x)" if exact else ""
+    return f"; not exact, its output differs from the target's ({agreement}){other}"
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -352,7 +355,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _over(answers: Iterable[Answer]) -> str:
-    """What speed-ups are over: where choices differ in their devices, plain decoding on the fastest of these."""
+    """Baseline of the speed-ups: where choices differ in their devices, plain decoding on the fastest number of them."""
     return OVER if all(answer.plain == PLAIN for answer in answers) else OVER_ANY
 
 
@@ -360,7 +363,7 @@ def _over(answers: Iterable[Answer]) -> str:
 
 
 def _of_several(answers: Sequence[Answer]) -> str:
-    """The sentence on several conditions: one after another, in runs of those alike, or counted."""
+    """Sentence for several conditions: listed in runs with the same winner, or the winners counted."""
     axes = [*dict.fromkeys(key for answer in answers for key in answer.at)]
     if len(axes) == 1:
         runs = _runs(answers, axes[0])
@@ -376,7 +379,7 @@ def _of_several(answers: Sequence[Answer]) -> str:
 
 
 def _runs(answers: Sequence[Answer], axis: str) -> list[tuple[str, list[Answer]]]:
-    """Conditions of which the same is fastest: neighbours of numbers, all of names."""
+    """Group conditions by their fastest choice: neighbouring values of a numeric axis, any values of a named one."""
     values = [answer.at.get(axis) for answer in answers]
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         won: dict[str, list[Answer]] = {}
@@ -389,7 +392,7 @@ def _runs(answers: Sequence[Answer], axis: str) -> list[tuple[str, list[Answer]]
 
 
 def _won(own: Sequence[Answer]) -> str:
-    """What is fastest under these conditions, and by how much."""
+    """Name of the fastest under these conditions, with the range of its speed-up."""
     speeds = [answer.best.speedup for answer in own if answer.best is not None]
     if not speeds:
         return own[0].wins
@@ -400,7 +403,7 @@ def _won(own: Sequence[Answer]) -> str:
 
 def _some_lossy(answers: Iterable[Answer]) -> str:
     lossy = sorted({answer.best.label.partition(",")[0] for answer in answers if answer.best is not None and not answer.best.exact})
-    return f"; the output of {', '.join(lossy)} is not the target's" if lossy else ""
+    return f"; not exact, output differs from the target's: {', '.join(lossy)}" if lossy else ""
 
 
 # --- closing ------------------------------------------------------------------------------------------------------------
@@ -412,7 +415,7 @@ def _kernels_only(rows: Sequence[Mapping[str, Any]]) -> bool | None:
 
 
 def _load(tables: Mapping[str, Any]) -> str:
-    """How many sequences are decoded together, where that is one number and above 1."""
+    """Sequences of the batch, if all points have the same number above 1."""
     swept = {path.rpartition(".")[2]: values for path, values in tables.get("sweep", {}).items()}
     known = {key: value for table in scenario_file.method_tables(tables) for key, value in _conditions(tables, table).items()}
     known |= {key: values[0] for key, values in swept.items() if isinstance(values, list) and len(values) == 1}
@@ -420,7 +423,7 @@ def _load(tables: Mapping[str, Any]) -> str:
 
 
 def _closing(rows: Sequence[Mapping[str, Any]], answers: Sequence[Answer], kernels: bool | None) -> str:
-    """Whose times these are."""
+    """Closing words on the costs: layer-times, or what a measured time does not include."""
     if all(answer.best is None for answer in answers):
         return ""
     if kernels:
@@ -428,4 +431,4 @@ def _closing(rows: Sequence[Mapping[str, Any]], answers: Sequence[Answer], kerne
     if kernels is None:
         return "; costs are in layer-times"
     drafts = any("draft_step" in (row.get("cost_missing") or "").split(", ") for row in rows)
-    return "; what an engine adds to a draft pass is not included" if drafts else ""
+    return "; the engine's overhead of draft passes is not included" if drafts else ""

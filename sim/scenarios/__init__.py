@@ -1,1 +1,1 @@
-"""Scenarios: their files, sections, cases and grid; the bundled ones lie in `bundled`."""
+"""Scenarios: their files, sections, cases and grid; bundled scenarios are in `bundled`."""

@@ -1,6 +1,6 @@
-"""The [outcomes] of drafted tokens: which law their acceptance follows. Whoever judges them, a rate here is alpha.
+"""[outcomes] of drafted tokens: laws of their acceptance. A rate here is alpha, accepted over tested tokens.
 
-What serving engines print is not alpha: kind `reported` takes it as it is printed, with the engine's name, and converts it.
+The figures that serving engines print are not alpha: kind `reported` takes a printed figure with the engine's name and converts it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sim.scenarios.outcome_records import (
 
 @dataclass(frozen=True)
 class IndependentAcceptance(OneRate):
-    """Every drafted token is accepted with chance `acceptance_rate` if those before it were; `trials` is how many were tested."""
+    """Each drafted token is accepted with probability `acceptance_rate` if those before it were; `trials` is the number tested."""
 
     RATES = ("acceptance_rate",)
 
@@ -47,7 +47,7 @@ class IndependentAcceptance(OneRate):
 
 @dataclass(frozen=True)
 class CorrelatedAcceptance(CorrelatedRate):
-    """As `iid`, with correlation between neighbouring output positions. Positive correlation lowers the tokens of a round."""
+    """As `iid`, with correlation between neighbouring output positions. Positive correlation lowers the tokens per round."""
 
     RATES = ("acceptance_rate",)
 
@@ -59,7 +59,7 @@ class CorrelatedAcceptance(CorrelatedRate):
 
 @dataclass(frozen=True)
 class AcceptanceByPosition(RateByPosition):
-    """The token at output position j is accepted with chance `acceptance_rates[j]`, wherever its draft starts."""
+    """The token at output position j is accepted with probability `acceptance_rates[j]`, wherever its draft starts."""
 
     RATES = ("acceptance_rates",)
 
@@ -71,8 +71,8 @@ class AcceptanceByPosition(RateByPosition):
 class RecordedAcceptance(RecordedOutcomes):
     """Recorded outcomes by output position: `records`, a JSON `file` of them (lists of true and false), or a decision `log`.
 
-    Of a log (its file, or the name of a bundled one) they say where its draft's token is the target's; of one of drawn texts, for
-    methods that draw theirs, how likely it was accepted.
+    A `log` is a file, or the name of a bundled log. From a greedy log the outcomes are the positions at which the draft's token is
+    the target's; from a sampled log, for sampled methods, the probabilities of acceptance.
     """
 
     records: tuple[tuple[bool, ...], ...] | None = None
@@ -81,18 +81,18 @@ class RecordedAcceptance(RecordedOutcomes):
     source: str = "measured"
 
     def check_log(self, log: PositionLog) -> None:
-        """Refuse a log without a draft."""
+        """Raise an error for a log without a draft."""
         log.column("accepted")
 
     def law_of_log(
         self, log: PositionLog, parameters: MethodParameters, tokens: int
     ) -> outcome_laws.Replay | outcome_laws.ReplayChances:
-        """Agreements of greedy texts, chances of drawn ones: the method must write as the log's target did."""
+        """Law of agreements (greedy log) or acceptance probabilities (sampled log); the method must be sampled if the log is."""
         check_depth(log, parameters)
         drawn, sampled = log.said.get("sampling") is not None, bool(parameters.sampled)
         if drawn != sampled:
-            texts, remedy = ("drawn", "set it to true") if drawn else ("greedy", "set it to false, or log with --sample")
-            raise checks.ParameterError(f"sampled must be {str(drawn).lower()} with a log of {texts} texts; {remedy}")
+            kind, remedy = ("sampled", "set it to true") if drawn else ("greedy", "set it to false, or log with --sample")
+            raise checks.ParameterError(f"sampled must be {str(drawn).lower()} with a log of {kind} decodings; {remedy}")
         if not drawn:
             return outcome_laws.Replay(log.covering(log.agreements(), tokens))
         return outcome_laws.ReplayChances(log.covering(log.chances(), tokens))
@@ -100,7 +100,7 @@ class RecordedAcceptance(RecordedOutcomes):
 
 @dataclass(frozen=True)
 class AcceptanceByDraftPosition(LawRecord):
-    """The j-th token of a draft is accepted with chance `acceptance_rates[j]` if those before it were, wherever it starts."""
+    """The j-th token of a draft is accepted with probability `acceptance_rates[j]` if those before it were."""
 
     RATES = ("acceptance_rates",)
 
@@ -112,7 +112,7 @@ class AcceptanceByDraftPosition(LawRecord):
         check_provenance(None, self.source)
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
-        """The law for one point; the rate is that of the first place in a draft."""
+        """Law for one point; the rate is that of the first position in a draft."""
         if parameters.longest_draft > len(self.acceptance_rates):
             raise checks.ParameterError(
                 f"acceptance_rates must have one rate for each of {parameters.longest_draft} drafted tokens, got"
@@ -123,9 +123,9 @@ class AcceptanceByDraftPosition(LawRecord):
 
 @dataclass(frozen=True)
 class SharedRate(LawRecord):
-    """Each round has one rate for all its tokens, drawn from a Beta law with this mean and a + b = `concentration`.
+    """Each round has one rate for all its tokens, drawn from a Beta distribution with this mean and a + b = `concentration`.
 
-    It raises the tokens of a round; the smaller the concentration, the more.
+    It raises the tokens per round; the smaller the concentration, the more.
     """
 
     RATES = ("acceptance_rate",)
@@ -140,19 +140,19 @@ class SharedRate(LawRecord):
         check_provenance(None, self.source)
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
-        """The law for one point."""
+        """Law for one point."""
         law = rounds.Rounds.shared_rate(self.acceptance_rate, self.concentration, parameters.longest_draft)
         return Outcome(law, self.acceptance_rate, self.source)
 
 
 @dataclass(frozen=True)
 class RecordedRounds(LawRecord):
-    """Recorded rounds: how many tokens a round gives if a draft starts at each output position, the target's own included.
+    """Recorded rounds: for each output position, the tokens of a round whose draft starts there, with the target's token.
 
-    From `lengths`, or from a `file`: a JSON list of such lists, or JSON lines in which `acc_DRAFTER` holds one as `acc_len`.
-    `play` "sequences": each decoding is the beginning of one sequence, all of at least its tokens as likely; the mean is over their
-    rounds, each sequence weighing by the tokens that it gives, which are alike. `play` "log": the sequences one after another, each
-    to its own end, where what a draft goes on is lost; with tokens = all that the log has, tokens per round are the log's own.
+    They come from `lengths`, or from a `file`: a JSON list of such lists, or JSON lines with a list in `acc_DRAFTER`.`acc_len`.
+    With `play` "sequences" each decoding is the beginning of a sequence, drawn with equal probability from those that are long
+    enough. With `play` "log" the sequences follow one another, each to its end, where a draft is cut off; if `tokens` is the total
+    of the log, the mean tokens per round are those of the log.
     """
 
     lengths: tuple[tuple[int, ...], ...] | None = None
@@ -166,7 +166,7 @@ class RecordedRounds(LawRecord):
             raise checks.TableError("outcomes", ".kind 'rounds' takes either lengths or file, one of the two")
         for name in ("file", "drafter"):
             if not isinstance(getattr(self, name), str | None):
-                raise checks.ParameterError(f"{name} must be a text in quotes, got {checks.shown(getattr(self, name))}")
+                raise checks.ParameterError(f"{name} must be a string in quotes, got {checks.shown(getattr(self, name))}")
         if self.drafter is not None and self.file is None:
             raise checks.TableError("outcomes", ".drafter names a column of a file of JSON lines; leave it out without a file")
         checks.one_of("play", self.play, PLAYS)
@@ -174,7 +174,7 @@ class RecordedRounds(LawRecord):
         self._lengths()
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
-        """The law for one point. Its rate is accepted over tested tokens of all rounds, in drafts of the method's length."""
+        """Law for one point. Its rate is accepted over tested tokens of all rounds, in drafts of the method's length."""
         records = self._lengths()
         if self.play == "log":
             return self._log(records, parameters.longest_draft, tokens)
@@ -187,32 +187,32 @@ class RecordedRounds(LawRecord):
         rate, low, high = _rate(_frozen(records, tokens, tokens), parameters.longest_draft)
         source = f"{self.source}: {len(survivors)} of {len(records)} records"
         note = _note(records, parameters.longest_draft, tokens)
-        # The rate has an interval, the law has no ends: there is no rate in a record that could be moved.
+        # The rate has an interval but the law has no ends: a record has no rate parameter that could be varied.
         return Outcome(rounds.ReplayRounds(survivors), rate, source, rate_low=low, rate_high=high, note=note)
 
     def _log(self, records: Sequence[Sequence[int]], longest: int, tokens: int) -> Outcome:
-        """The sequences one after another."""
+        """Law that plays the sequences one after another."""
         total = sum(map(len, records))
         if tokens > total:
             raise checks.ParameterError(f"tokens must be at most {total} with play = 'log', those of the log, got {tokens}")
         law = rounds.ReplayLog([np.asarray(record) - 1 for record in records])
-        note = f"rounds: a log of {len(records)} sequences, one after another from any of them on, each to its own end"
+        note = f"rounds: {len(records)} recorded sequences, replayed one after another, each to its end"
         if longest:
             own = _played(_frozen(records), longest)[0].over_rounds
-            rest = ", which this plays" if tokens == total else f"; of them {tokens} are decoded, and tokens = {total} plays it"
-            note += f": the log's own mean over rounds is {own:.4f} tokens a round in drafts of {longest}, of {total} tokens{rest}"
+            rest = "all replayed" if tokens == total else f"of which {tokens} are replayed; set tokens = {total} to replay all"
+            note += f"; mean of the log: {own:.4f} tokens per round in drafts of {longest}, over {total} tokens, {rest}"
         rate, low, high = _rate(_frozen(records), longest)
         return Outcome(law, rate, f"{self.source}: a log of {len(records)} records", rate_low=low, rate_high=high, note=note)
 
     def _lengths(self) -> list[list[int]]:
         records = self.lengths if self.file is None else _lengths_of(self.file, self.drafter)
-        form = "lists of whole numbers of at least 1: the tokens of a round that starts at each position, the target's own included"
+        form = "lists of whole numbers of at least 1: the tokens of a round that starts at each position, with the target's token"
         if not isinstance(records, list | tuple) or not records:
             raise checks.ParameterError(f"lengths must be {form}, got {checks.shown(records)}")
         for index, record in enumerate(records):
             if not isinstance(record, list | tuple) or not record or {*map(type, record)} != {int} or min(record) < 1:
                 raise checks.ParameterError(f"lengths must be {form}; lengths[{index}] is {checks.shown(record)}")
-        # No decoding has more positions; a longer round, however long, is one that never ends.
+        # No decoding has more positions, so all longer rounds are equivalent.
         return [[min(length, checks.MAX_TOKENS + 1) for length in record] for record in records]
 
 
@@ -221,7 +221,7 @@ Lengths = tuple[tuple[int, ...], ...]
 
 
 def _frozen(records: Sequence[Sequence[int]], least: int = 1, cut: int | None = None) -> Lengths:
-    """The first `cut` lengths of those records that have at least so many."""
+    """The first `cut` lengths of each record that has at least `least`."""
     return tuple(tuple(record[:cut]) for record in records if len(record) >= least)
 
 
@@ -232,9 +232,9 @@ def _played(records: Lengths, longest: int) -> tuple[rates_from_logs.Means, rate
 
 
 def _rate(records: Lengths, longest: int) -> tuple[float, float | None, float | None]:
-    """Accepted over tested tokens of all rounds, and its interval between sequences, where it has one."""
+    """Accepted over tested tokens of all rounds, and the bounds of its interval between sequences (None without one)."""
     accepted, tested = (np.zeros(1, dtype=np.int64),) * 2 if not longest else _played(records, longest)[1].of_requests()
-    if not tested.sum():  # no token was ever tested
+    if not tested.sum():  # no tested tokens
         return float("nan"), None, None
     low, high = rates_from_logs.ratio_interval(accepted, tested)
     ends = (low, high) if low < high else (None, None)
@@ -242,18 +242,18 @@ def _rate(records: Lengths, longest: int) -> tuple[float, float | None, float | 
 
 
 def _note(records: Sequence[Sequence[int]], longest: int, tokens: int) -> str:
-    """Which mean a decoding of so many tokens plays, and why it is not the log's own."""
+    """Note on the mean tokens per round of decodings of `tokens` tokens, and why it differs from the log's mean."""
     kept = _frozen(records, tokens)
-    note = f"rounds: a mean over rounds, of the first {tokens} tokens of {len(kept)} of {len(records)} sequences alike"
+    note = f"rounds: the first {tokens} tokens of {len(kept)} of {len(records)} recorded sequences, with equal weights"
     if not longest:
         return note
     parts = _frozen(records), kept, _frozen(records, tokens, tokens)
     whole, left, first = (_played(each, longest)[0] for each in parts)
     return (
-        f"{note}: {first.over_rounds:.4f} tokens a round in drafts of {longest}; the log's own mean over rounds is"
-        f" {whole.over_rounds:.4f} and over sequences {whole.over_sequences:.4f}: {left.over_rounds / whole.over_rounds - 1:+.1%}"
-        f" as shorter sequences are left out, {first.over_rounds / left.over_rounds - 1:+.1%} as the others end after {tokens}"
-        f" tokens; play = 'log' with tokens = {sum(map(len, records))} plays the log's own"
+        f"{note}: {first.over_rounds:.4f} tokens per round in drafts of {longest}; the log's mean is {whole.over_rounds:.4f} over"
+        f" rounds and {whole.over_sequences:.4f} over sequences; {left.over_rounds / whole.over_rounds - 1:+.1%} because shorter"
+        f" sequences are left out, {first.over_rounds / left.over_rounds - 1:+.1%} because the others end after {tokens} tokens;"
+        f" play = 'log' with tokens = {sum(map(len, records))} gives the log's mean"
     )
 
 
@@ -276,14 +276,14 @@ def _lengths_of(file: str, drafter: str | None) -> Any:
 
 @dataclass(frozen=True)
 class ReportedByEngine(LawRecord):
-    """What an `engine` printed of drafts of `draft_length` tokens: a `rate`, a `length`, or both, as that engine means them.
+    """Figures printed by a serving `engine` with drafts of `draft_length` tokens: a `rate`, a `length`, or both.
 
-    The column acceptance_rate holds what they are converted to. A length is tokens a round, with the target's own. A rate is
-    accepted over drafted tokens (`vllm`, `trtllm`, `transformers`, `llama.cpp`), of `mlx-lm` the share of tokens with from_draft,
-    of `alpha` the acceptance rate itself. Both together must agree within the rounding of the digits given, and the length counts.
-    `field` names the figure where an engine has several: a rate of `sglang` is of "drafts" (from 2026-04) or "with-bonus" (2025-10
-    to 2026-04), and "before-2025-10" cannot be converted; a rate of `vllm` may be the "system-efficiency" of V0; a length of
-    `trtllm` the "forced" one, without the target's token. `trials` is how many tokens were tested.
+    They are converted to alpha, in the column acceptance_rate. A length is tokens per round, with the target's token. A rate is
+    accepted over drafted tokens (`vllm`, `trtllm`, `transformers`, `llama.cpp`), for `mlx-lm` the share of tokens with from_draft,
+    for `alpha` the acceptance rate itself. If both are given they must agree within the rounding of their digits, and the length is
+    used. `field` names the figure if an engine has several: a rate of `sglang` is of "drafts" (from 2026-04) or "with-bonus"
+    (2025-10 to 2026-04), and "before-2025-10" cannot be converted; a rate of `vllm` may be the "system-efficiency" of V0; a length
+    of `trtllm` may be the "forced" one, without the target's token. `trials` is the number of tested tokens.
     """
 
     RATES = ("rate", "length")
@@ -301,9 +301,9 @@ class ReportedByEngine(LawRecord):
         self._alpha()
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
-        """The law for one point: independent, with the rate that would have made the engine print this."""
+        """Law for one point: independent, with the rate for which the engine would print these figures."""
         alpha = self._alpha()
-        found = independent(alpha, self.trials, f"{self.source}: converted from what {self.engine} printed")
+        found = independent(alpha, self.trials, f"{self.source}: converted from the output of {self.engine}")
         return replace(found, note=f"{self._words()}, drafts of {self.draft_length} -> acceptance_rate {alpha:.4f}")
 
     def _words(self) -> str:
@@ -324,10 +324,10 @@ class ReportedByEngine(LawRecord):
 
 @dataclass(frozen=True)
 class PublishedAcceptance(LawRecord):
-    """A rate of the speculative-decoding deck, by `task` and by what the method has that the table asks for.
+    """A rate from the speculative-decoding slides, by `task` and by the method's parameters that are keys of the table.
 
-    `reading`: the printed rate taken as `stated`, or as accepted over `drafted` tokens, which is what makes Table 2 agree with the
-    theorem that it quotes.
+    `reading` takes the printed rate as `stated`, or as accepted over `drafted` tokens, with which Table 2 agrees with the theorem
+    that it quotes.
     """
 
     task: str
@@ -340,7 +340,7 @@ class PublishedAcceptance(LawRecord):
         checks.one_of("reading", self.reading, READINGS)
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
-        """The law for one point: independent, and the speed-up that the deck prints beside the rate."""
+        """Law for one point: independent, with the speed-up that the slides print next to the rate."""
         from model.methods.speculative.theory import acceptance_from_drafted
 
         table = published.table(self.table)
@@ -360,7 +360,7 @@ READINGS = ("stated", "drafted")
 
 @dataclass(frozen=True)
 class TwoClassConfidence(LawRecord):
-    """Whether a draft model is unsure of a drafted token: how often it is of those that are accepted, and of all others."""
+    """Low confidence of a draft model: its probability for drafted tokens that are accepted, and for all others."""
 
     RATES = ("low_if_accepted", "low_if_rejected")
 
@@ -373,7 +373,7 @@ class TwoClassConfidence(LawRecord):
         check_provenance(None, self.source)
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
-        """The law for one point."""
+        """Law for one point."""
         law = outcome_laws.TwoClass(self.low_if_accepted, self.low_if_rejected)
         return Outcome(law, self.low_if_accepted, self.source, also={"low_if_rejected": self.low_if_rejected})
 
@@ -381,7 +381,7 @@ class TwoClassConfidence(LawRecord):
 BY_POSITION: dict[str, type[LawRecord]] = {
     "iid": IndependentAcceptance, "markov": CorrelatedAcceptance, "by-position": AcceptanceByPosition, "replay": RecordedAcceptance,
 }  # fmt: skip
-"""Laws with one coin for each output position."""
+"""Laws with one random draw per output position."""
 KINDS: dict[str, type[LawRecord]] = {
     **BY_POSITION, "by-draft-position": AcceptanceByDraftPosition, "shared-rate": SharedRate, "rounds": RecordedRounds,
     "reported": ReportedByEngine, "published": PublishedAcceptance,

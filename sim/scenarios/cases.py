@@ -1,6 +1,6 @@
-"""Cases: one point of a scenario's grid, made from its tables into checked objects.
+"""Cases: the checked objects of one grid point, built from a scenario's tables.
 
-Unknown keys, and parameters that no method takes, are errors.
+Unknown keys, and keys that no method uses, are errors.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from sim.scenarios.scenario_file import OWN, SECTIONS, Tables, cost_of, method_t
 
 VIEWS = ("formula", "paths", "events")
 SHAPES_OF = {"target": "shape", "draft": "draft_shape", "medium": "medium_shape"}
-"""What says the shape of a model, by its role."""
+"""Key of a model's shape, by its role."""
 MAX_REPLICATIONS = 1_000_000_000
 MAX_TIME = 1e9
-"""Layer-times, or seconds; far larger ones would only run over when they are squared and summed."""
+"""Upper bound on a time [layer-times, or seconds]; larger times would overflow when squared and summed."""
 
 
 MIN_TIME = 1e-12
-"""The least time that is one [layer-times, or seconds]; what is shorter takes none. Ratios of the two bounds can be squared."""
+"""Smallest positive time [layer-times, or seconds]. Ratios of the two bounds can be squared."""
 
 
 def _check_time(name: str, value: Any, *, positive: bool = False) -> None:
-    """Refuse what is no time, or one that arithmetic could not tell from none, or from one without end."""
+    """Check that a time is 0 (unless `positive`) or between MIN_TIME and MAX_TIME."""
     checks.number(name, value, 0, MAX_TIME)
     if value < MIN_TIME and (value > 0 or positive):
         nothing = "" if positive else "0 or "
@@ -52,14 +52,14 @@ def _check_time(name: str, value: Any, *, positive: bool = False) -> None:
 
 
 _FITTED = ("layer_times", "early_head", "final_head", "dispatch", "dispatch_per_process", "link", "promotion")
-"""What a fitted cost stands for."""
+"""Costs that a fitted overhead replaces."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """[scenario]: what is decoded, how often, and in which views. `event_replications` defaults to `replications`.
+    """[scenario]: number of tokens, replications and views. `event_replications` defaults to `replications`.
 
-    `notes` name analyses of papers' tables that the report adds where the run replays their points.
+    `notes` name analyses of published tables, which the report adds if the run has the points of the table.
     """
 
     name: str
@@ -74,9 +74,9 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("name", "description"):
             if not isinstance(getattr(self, name), str):
-                raise ParameterError(f"{name} must be a text in quotes, got {checks.shown(getattr(self, name))}")
+                raise ParameterError(f"{name} must be a string in quotes, got {checks.shown(getattr(self, name))}")
         if not self.name.isprintable() or len(self.name) > 100 or "/" in self.name or self.name.startswith(".") or not self.name:
-            known = "1 to 100 characters, no slash, no dot in front"
+            known = "1 to 100 characters, no slash, no leading dot"
             raise ParameterError(f"name must be usable as the name of a folder ({known}), got {checks.shown(self.name)}")
         checks.whole("tokens", self.tokens, 1, checks.MAX_TOKENS)
         checks.whole("replications", self.replications, 1, MAX_REPLICATIONS)
@@ -101,25 +101,25 @@ def _check_views(views: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost(LayerTimeCosts, TableRecord):
-    """[cost]: what steps take in layer-times, and what else there is to say of times and models.
+    """[cost] in layer-times: times of steps, and the models' shapes.
 
     Parameters
     ----------
     kind, task
-        `published` takes the cost ratio from the base timings that the speculative-decoding deck prints for a task; else `unit`.
+        `unit` (default), or `published`: the cost ratio comes from the base timings of a task in the speculative-decoding slides.
     data_set
-        With `published` instead of task: seconds_per_layer is what plain decoding of LLaMA-2-13B took on this data set, cnn_dm or
-        squad, in Table 3 of Predictive Pipelined Decoding.
+        With `published`, instead of task: seconds_per_layer is derived from the measured time of plain decoding with LLaMA-2-13B
+        on this data set (cnn_dm or squad), Table 3 of Predictive Pipelined Decoding.
     fitted_on
-        With data_set: dispatch and dispatch_per_process are one number, the seconds of each process and token that fit the table's
-        measured times on a data set best, or on `both`. It stands for all that the theorem leaves out.
+        With data_set: dispatch and dispatch_per_process are set to one number, the seconds per process and token that best fit the
+        measured times of the table on this data set, or on `both`. It stands for all overheads that the theorem leaves out.
     allow_slow_medium
-        Whether the medium model of a hierarchy may be slower than the large one.
+        Allow the medium model of a hierarchy to be slower than the large one.
     shape, draft_shape, medium_shape
-        The models, by name (`sim ls shapes`) or config.json, all that a method has or none, so that operations and bytes are
-        counted.
+        Shapes of the models, by name (`sim ls shapes`) or config.json, to count operations and bytes. Give those of all models of
+        the method, or none.
     seconds_per_layer
-        How long a layer takes, where times are wanted in seconds [s].
+        Duration of one layer-time [s]; with it the results have times in seconds too.
     """
 
     kind: str = "unit"
@@ -147,7 +147,7 @@ class Cost(LayerTimeCosts, TableRecord):
         if not self.allow_slow_medium and self.medium_cost_ratio is not None and self.medium_cost_ratio > 1:
             raise ParameterError(
                 f"medium_cost_ratio must be at most 1, a medium model no slower than the large one, got {self.medium_cost_ratio:g};"
-                " if it is meant, say allow_slow_medium = true"
+                " if it is intended, set allow_slow_medium = true"
             )
         if self.seconds_per_layer is not None:
             _check_time("seconds_per_layer", self.seconds_per_layer)
@@ -163,7 +163,7 @@ class Cost(LayerTimeCosts, TableRecord):
             raise ParameterError(f"layer_times must have a time above 0, got {checks.shown(self.layer_times)}")
         self.model(1 if self.layer_times is None else len(self.layer_times))
         if self.verify_cost is not None:
-            # Whoever wrote a table that dips is told so; passes of a profile are not said to be one.
+            # Checked here so that the error names verify_cost.
             for index, time in enumerate(WidthCurve(self.verify_cost).times.tolist()):
                 _check_time(f"verify_cost[{index}][1]", time, positive=True)
 
@@ -175,11 +175,13 @@ class Cost(LayerTimeCosts, TableRecord):
         if self.task is not None:
             checks.one_of("task", self.task, {str(row["task"]) for row in published.table("deck-table-1").rows})
             if self.cost_ratio is not None:
-                raise ParameterError("cost_ratio is the table's own with kind 'published'; leave it out, or kind and task")
+                raise ParameterError("cost_ratio comes from the table with kind 'published'; leave it out, or drop kind and task")
         if self.data_set is not None:
             checks.one_of("data_set", self.data_set, ppd_table_3_fit.data_sets())
             if self.seconds_per_layer is not None:
-                raise ParameterError("seconds_per_layer is the table's own with data_set; leave it out, or kind and data_set")
+                raise ParameterError(
+                    "seconds_per_layer comes from the table with data_set; leave it out, or leave out kind and data_set"
+                )
         if self.fitted_on is None:
             return
         if self.data_set is None:
@@ -191,18 +193,18 @@ class Cost(LayerTimeCosts, TableRecord):
         for name in _FITTED:
             if getattr(self, name) not in (None, 0):
                 raise ParameterError(
-                    f"{name} must be left out with fitted_on, whose one cost stands for all that the theorem leaves out,"
-                    f" got {checks.shown(getattr(self, name))}"
+                    f"{name} must be left out with fitted_on, whose fitted cost stands for all overheads that the theorem leaves"
+                    f" out, got {checks.shown(getattr(self, name))}"
                 )
 
     def seconds(self, layers: int) -> float | None:
-        """How long a layer takes [s]: as given, or as published: then plain decoding takes what was measured."""
+        """Duration of one layer-time [s]: as given, or such that plain decoding takes the published time."""
         if self.data_set is None:
             return self.seconds_per_layer
         return ppd_table_3_fit.seconds_per_layer(self.data_set) * ppd_table_3_fit.LAYERS / self.model(layers).target_pass
 
     def model(self, layers: int) -> UnitCost:
-        """The cost model for a network of so many layers."""
+        """Cost model of a network with `layers` layers."""
         own: dict[str, Any] = {}
         if self.data_set is not None and self.fitted_on is not None:
             own |= ppd_table_3_fit.costs(self.data_set, self.fitted_on, self.dispatch_law)
@@ -215,7 +217,7 @@ class Cost(LayerTimeCosts, TableRecord):
 
 @dataclass(frozen=True)
 class Machine:
-    """[cluster]: as `sim.engine.cluster.Cluster`; without `units` there are as many as the method reserves."""
+    """[cluster]: keys of `sim.engine.cluster.Cluster`; `units` defaults to the number that the method reserves."""
 
     units: int | None = None
     links: str = "point-to-point"
@@ -225,7 +227,7 @@ class Machine:
         self.cluster(1)
 
     def cluster(self, reserved: int) -> Cluster:
-        """The cluster for a method that reserves so many units."""
+        """Cluster for a method that reserves this number of units."""
         return Cluster(reserved if self.units is None else self.units, self.links, self.stop)
 
 
@@ -237,128 +239,127 @@ class Case:
     parameters: MethodParameters
     settings: Settings
     outcomes: Mapping[str, Outcome]
-    """By the name of what the method asks for."""
+    """By the kind of outcome: `match`, `accept` and so on."""
     cost: StepCosts
     """In layer-times, or in seconds on hardware."""
     seconds_per_layer: float | None
-    """What a layer-time is, where it is said and times are in layer-times."""
+    """Duration of one layer-time [s], if given and times are in layer-times."""
     cluster: Cluster
     shapes: Mapping[str, Shape] = dataclasses.field(default_factory=dict)
-    """Of all its models, by role, or of none."""
+    """Shapes of all its models, by role, or of none."""
     priced: Priced | None = None
-    """What it costs on hardware, where [cost] is of a kind that says so."""
+    """Costs on hardware, with kind `profile` or `roofline`."""
     fitted_on: str | None = None
-    """The published times that its overhead is fitted to."""
+    """Data set of the published times that its overhead is fitted to."""
 
     def with_outcomes(self, outcomes: Mapping[str, Outcome]) -> Case:
-        """The same point with these outcomes; what is known of it already is kept."""
+        """Return a copy with these outcomes; cached properties are kept."""
         case = object.__new__(Case)
         vars(case).update(vars(self), outcomes=outcomes)
         return case
 
     @property
     def outcome(self) -> Outcome | None:
-        """The first of its outcomes: of most methods the only one."""
+        """The first outcome; most methods have only one."""
         return next(iter(self.outcomes.values()), None)
 
     @property
     def outputs(self) -> int:
-        """Tokens that are generated, of all decoded sequences."""
+        """Number of generated tokens, of all decoded sequences."""
         return self.parameters.outputs_of(self.settings.tokens)
 
     @property
     def steps(self) -> int:
-        """Output positions that a reader waits for, one after another: of methods that decode batches their steps."""
+        """Number of output positions decoded one after another; for methods that decode whole batches, their steps."""
         return self.parameters.steps_of(self.settings.tokens)
 
     @property
     def full_batch(self) -> int:
-        """Sequences over which every pass is priced; 1 where all sequences of a batch are decoded."""
+        """Batch size that every pass is priced with; 1 where all sequences of a batch are simulated."""
         return self.parameters.full_batch
 
     @property
     def plain_time(self) -> float:
-        """Time of plain decoding of the same tokens, in the same batches, on one unit: the devices that layers are split over."""
+        """Time of plain decoding of the same tokens in the same batches, on one unit of `tensor_parallel` devices."""
         return self.parameters.plain_time(self.settings.tokens, self.cost)
 
     @property
     def plain_time_on_one_device(self) -> float | None:
-        """The same on one device, where units are of several and the model fits one; else None."""
+        """Time of plain decoding on one device, if a unit has several devices and the model fits one; else None."""
         alone = None if self.priced is None else self.priced.one_device
         return None if alone is None else self.parameters.plain_time(self.settings.tokens, alone)
 
     @property
     def seconds(self) -> float | None:
-        """What the unit of the costs is [s]; None where nothing says it."""
+        """Duration of one unit of the costs [s]; None if not known."""
         return self.seconds_per_layer if self.priced is None else 1.0
 
     @property
     def tensor_parallel(self) -> int:
-        """Devices in a unit: more than one where layers are split over them."""
+        """Number of devices in a unit, over which each layer is split."""
         return 1 if self.priced is None else self.priced.tensor_parallel
 
     def devices(self, units: int) -> int:
-        """Number of devices in `units`: `tensor_parallel` for each of the target's, one for each that a smaller model has to
-        itself."""
+        """Number of devices in `units`: `tensor_parallel` per unit of the target, one per separate unit of a smaller model."""
         single = min(self.parameters.separate_units, max(units - 1, 0))
         return (units - single) * self.tensor_parallel + single
 
     @cached_property
     def contention(self) -> str | None:
-        """Why closed forms and paths, for which nothing waits, say nothing here; None where they do."""
+        """Reason why passes may wait, so that formula and paths have no values; None if nothing waits."""
         return contention(self.demand, self.cluster)
 
     @property
     def contended(self) -> bool:
-        """Whether processes may have to wait for units or links, or hold them once stopped, which only the `events` view knows."""
+        """True if processes may wait for units or links, or keep units after a stop, which only the view `events` models."""
         return self.contention is not None
 
     @cached_property
     def demand(self) -> Demand:
-        """The most units and transfers that the method may want at once."""
+        """Largest number of units and transfers that the method may need at once."""
         return self.parameters.demand(self.cost, self.settings.tokens)
 
     @property
     def held(self) -> int:
-        """Units that are reserved throughout: as many as the method wants and there are; all of them where it may want more."""
+        """Units reserved for the whole decoding: as many as the method needs, at most those of the cluster."""
         if self.contended and not self.parameters.bounded:
             return self.cluster.units
         return min(max(self.parameters.units, self.demand.units), self.cluster.units)
 
 
 def contention(wanted: Demand, cluster: Cluster) -> str | None:
-    """Why a cluster has less than what is wanted at once; None where nothing ever waits on it.
+    """Reason why processes may wait on this cluster; None if nothing ever waits.
 
     >>> contention(Demand(4), Cluster(2))
-    'units: 2 of the 4 that it may want at once'
+    'units: 2 of the 4 that the method may need at once'
     """
     if cluster.units < wanted.units:
-        return f"units: {cluster.units} of the {wanted.units} that it may want at once"
+        return f"units: {cluster.units} of the {wanted.units} that the method may need at once"
     if cluster.links == "shared" and wanted.transfers > 1:
-        return "links: several transfers may want the shared one at once"
+        return "links: several transfers may need the shared link at once"
     if (wanted.stopped == "anywhere" and cluster.stop != "now") or (wanted.stopped == "layers" and cluster.stop == "pass"):
-        return f"stop: a stopped process keeps its unit to the end of its {cluster.stop}"
+        return f"stop: a stopped process keeps its unit until the end of its {cluster.stop}"
     return None
 
 
 def resolve(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ()) -> Case:
-    """The checked objects of one point: these tables, without their sweep, and the method of this index.
+    """Return the checked objects of one point: these tables, without their sweep, and the method of this index.
 
-    `used` has the costs that each method looks at somewhere on the grid, where that is more than at this point.
+    `used` has the costs that each method uses anywhere on the grid, if these are more than at this point.
     """
     case = resolve_but_outcomes(tables, index, used)
     return case.with_outcomes(resolve_outcomes(tables, index, case))
 
 
 def resolve_outcomes(tables: Tables, index: int, case: Case) -> dict[str, Outcome]:
-    """The outcomes of one point, of which `case` has the rest."""
+    """Outcomes of one point; `case` has its other objects."""
     own = method_tables(tables)[index].get("outcomes")
     laws, where = (tables.get("outcomes"), "outcomes") if own is None else (own, "method.outcomes")
     return outcomes_section.resolve(laws, where, case.method, case.parameters, case.settings.tokens)
 
 
 def resolve_but_outcomes(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ()) -> Case:
-    """The checked objects of one point but for its outcomes: many points may share them."""
+    """Return the checked objects of one point without its outcomes; many points may share them."""
     for key in tables:
         if key not in SECTIONS:
             raise ParameterError(f"unknown section [{key}]; {checks.nearest(key, SECTIONS)}")
@@ -378,9 +379,13 @@ def resolve_but_outcomes(tables: Tables, index: int = 0, used: Sequence[frozense
     real = isinstance(cost_table, Mapping) and cost_table.get("kind") in hardware_cost.KINDS
     _refuse_of_other_kinds(cost_table, where["cost"], real)
     _refuse_unused(tables, chosen, used or used_costs(chosen))
-    parameters = build(kind, renamed(kind, table), "method")
-    parameters.check_tokens(settings.tokens)
     cost_record: type[HardwareCost] | type[Cost] = HardwareCost if real else Cost
+    table = renamed(kind, table)
+    if "layers" not in table and "layers" in kind.names():
+        depth = _depth(build(cost_record, cost_table, where["cost"]), "target")
+        table |= {} if depth is None else {"layers": depth}
+    parameters = build(kind, table, "method", _LAYERS if "layers" not in table else "")
+    parameters.check_tokens(settings.tokens)
     cost = build(cost_record, cost_table, where["cost"])
     parameters = replace(parameters, **_depths(cost, parameters, table))
     cluster = build(Machine, tables.get("cluster", {}), "cluster").cluster(parameters.units)
@@ -390,7 +395,7 @@ def resolve_but_outcomes(tables: Tables, index: int = 0, used: Sequence[frozense
     if isinstance(cost, Cost) and cost.data_set is not None and parameters.layers != ppd_table_3_fit.LAYERS:
         raise ParameterError(
             f"method.layers must be {ppd_table_3_fit.LAYERS} with {where['cost']}.data_set, whose times are of "
-            f"{ppd_table_3_fit.MODEL}, got {parameters.layers}; set it, or say seconds_per_layer instead"
+            f"{ppd_table_3_fit.MODEL}, got {parameters.layers}; set it, or give seconds_per_layer instead"
         )
     if priced is not None:
         parameters = parameters.with_costs(priced.cost)
@@ -400,15 +405,15 @@ def resolve_but_outcomes(tables: Tables, index: int = 0, used: Sequence[frozense
     for role in parameters.roles:
         if not model.runs(role):
             raise ParameterError(
-                f"{where['cost']}.{RATIOS[role]} is required by method {name} and has no default: the time of a pass of the {role}"
-                " model over one of the target"
+                f"{where['cost']}.{RATIOS[role]} is required by method {name} and has no default: the time of a forward pass of the"
+                f" {role} model relative to the target's"
             )
     counted = {OPERATIONS[role]: getattr(model, OPERATIONS[role]) for role in parameters.roles}
     unknown = [ratio for ratio, value in counted.items() if value is None]
     if 0 < len(unknown) < len(counted):
         raise ParameterError(
-            f"{where['cost']}.{unknown[0]} is required by method {name} beside the other: the arithmetic of a token in that model"
-            " over that of one in the target; or leave out both, and operations are not counted"
+            f"{where['cost']}.{unknown[0]} is required by method {name} together with the other: the arithmetic of a token in that"
+            " model relative to the target's; or leave out both, and operations are not counted"
         )
     widest = parameters.widest_of(settings.tokens)
     _refuse_narrow(model, widest, parameters, where["cost"], name)
@@ -420,24 +425,31 @@ def resolve_but_outcomes(tables: Tables, index: int = 0, used: Sequence[frozense
 
 
 def _depths(cost: Cost | HardwareCost, parameters: MethodParameters, table: Tables) -> dict[str, Any]:
-    """The layers of smaller models that are left out, where a shape or a profile says them."""
+    """Layers of smaller models that the scenario leaves out, taken from a shape or a profile."""
     found: dict[str, Any] = {}
     for role in parameters.roles:
         name = f"{role}_layers"
         if name in table or parameters.depth(role) is None:
             continue
-        if isinstance(cost, Cost):
-            given = getattr(cost, SHAPES_OF[role])
-            shape = None if given is None else transformer.named(given)
-        else:
-            of = cost.of(role)
-            shape = None if of is None else of.shape
-        found |= {} if shape is None else {name: shape.layers}
+        depth = _depth(cost, role)
+        found |= {} if depth is None else {name: depth}
     return found
 
 
+_LAYERS = "add it under [[method]], or give [cost] a shape or a profile, which know it"
+
+
+def _depth(cost: Cost | HardwareCost, role: str) -> int | None:
+    """Layers of a model, where a shape or a profile knows them."""
+    if isinstance(cost, Cost):
+        given = getattr(cost, SHAPES_OF[role])
+        return None if given is None else transformer.named(given).layers
+    hardware = cost.of(role)
+    return None if hardware is None else hardware.shape.layers
+
+
 def _refuse_narrow(model: UnitCost, widest: int, parameters: MethodParameters, where: str, name: str) -> None:
-    """A measured curve must reach the widest pass, over as many tokens of all sequences of a batch."""
+    """Raise an error if `verify_cost` ends below the widest pass, counted over all sequences of a batch."""
     batch = parameters.full_batch
     wide = batch * widest
     if model.curve is None or model.curve.last >= wide:
@@ -446,24 +458,25 @@ def _refuse_narrow(model: UnitCost, widest: int, parameters: MethodParameters, w
     less = "draft less" if parameters.roles else "" if several else "decode fewer tokens"
     fewer = "take fewer sequences" if several else ""
     raise ParameterError(
-        f"{where}.verify_cost must reach width {wide}, the widest pass of method {name}, got {model.curve.last}; measure wider"
-        f" passes or {' or '.join(filter(None, (less, fewer)))}"
+        f"{where}.verify_cost must reach width {wide}, the widest pass of method {name}, got {model.curve.last}; measure passes of"
+        f" more tokens or {' or '.join(filter(None, (less, fewer)))}"
     )
 
 
 def _refuse_of_other_kinds(table: Any, where: str, real: bool) -> None:
-    """A key that costs of other kinds have is no slip of the keyboard: say what it is of."""
+    """Raise an error for a key that belongs to the other kinds of costs, and name these."""
     own, other = (HardwareCost, Cost) if real else (Cost, HardwareCost)
     known, theirs = ({field.name for field in fields(kind)} for kind in (own, other))
     for key in table if isinstance(table, Mapping) else ():
         if key in theirs - known:
-            instead = f"say {key}_s instead" if f"{key}_s" in known else "leave it out"
+            instead = f"use {key}_s instead" if f"{key}_s" in known else "leave it out"
             of = "costs in layer-times" if real else "kinds profile and roofline"
-            raise ParameterError(f"{where}.{key} is of {of}, got it with kind {checks.shown(table.get('kind', 'unit'))}; {instead}")
+            given = checks.shown(table.get("kind", "unit"))
+            raise ParameterError(f"{where}.{key} belongs to {of}, got it with kind {given}; {instead}")
 
 
 def _shapes(cost: Cost, parameters: MethodParameters, name: str, where: str) -> dict[str, Shape]:
-    """The shapes of a method's models: of all of them, or of none."""
+    """Shapes of a method's models: of all of them, or of none."""
     others = {role: parameters.depth(role) or 1 for role in parameters.roles}
     depths = {"target": parameters.layers} | others
     found: dict[str, Shape] = {}
@@ -482,14 +495,14 @@ def _shapes(cost: Cost, parameters: MethodParameters, name: str, where: str) -> 
     missing = [SHAPES_OF[role] for role in depths if role not in found]
     if found and missing:
         raise ParameterError(
-            f"{where}.{missing[0]} is required by method {name} beside {where}.{SHAPES_OF[next(iter(found))]}; name all"
+            f"{where}.{missing[0]} is required by method {name} together with {where}.{SHAPES_OF[next(iter(found))]}; name all"
             " shapes, or none"
         )
     return found
 
 
 def _refuse_unused(tables: Tables, chosen: list[Tables], used: Sequence[frozenset[str]]) -> None:
-    """What no method of the scenario looks at is an error: somebody thinks that it counts."""
+    """Raise an error for tables and keys that no method of the scenario uses, since their author expects an effect."""
     kinds = [registry.parameters(table.get("name")) for table in chosen]
     shared = [(kind, table) for kind, table in zip(kinds, chosen, strict=True) if "outcomes" not in table]
     table = tables.get("outcomes")
@@ -503,8 +516,8 @@ def _refuse_unused(tables: Tables, chosen: list[Tables], used: Sequence[frozense
         raise ParameterError("[outcomes] is used by no method of this scenario; leave it out")
     for each in chosen:
         if each.get("outcomes") is not None and each not in asking:
-            raise ParameterError(f"[method.outcomes] is not used by method {each['name']}, which asks for none; leave it out")
-    # One that changes single costs of a shared kind has all the others too.
+            raise ParameterError(f"[method.outcomes] is not used by method {each['name']}, which takes none; leave it out")
+    # A method that overrides single keys of the shared costs also uses the other keys.
     pairs = [*zip(kinds, used, chosen, strict=True)]
     sharing = [(kind, own) for kind, own, table in pairs if cost_of(tables, table) is not table.get("cost")]
     _refuse_unused_cost("cost", tables.get("cost"), sharing)
@@ -513,7 +526,7 @@ def _refuse_unused(tables: Tables, chosen: list[Tables], used: Sequence[frozense
 
 
 def used_costs(chosen: Sequence[Tables]) -> list[frozenset[str]]:
-    """The costs that each method looks at with its parameters, of those that not every method has."""
+    """Costs that each method uses with its parameters, among those that not all methods use."""
     return [registry.parameters(table.get("name")).all_costs_for(table) for table in chosen]
 
 
@@ -525,10 +538,10 @@ def _refuse_unused_cost(where: str, table: Any, of: Sequence[tuple[type[MethodPa
         if name not in gated() or any(name in used for _, used in of):
             continue
         elsewhere = any(name in kind.COSTS for kind, _ in of)
-        also = ", or choose parameters with which it counts (`sim ls methods NAME`)" if elsewhere else ""
+        also = ", or choose parameters with which it has an effect (`sim ls methods NAME`)" if elsewhere else ""
         raise ParameterError(f"{where}.{key} is used by no method that it is given for; leave it out{also}")
 
 
 def gated() -> frozenset[str]:
-    """The costs that not every method looks at, without the _s of those in seconds."""
+    """Costs that not every method uses, without the suffix _s of those in seconds."""
     return frozenset(method_parameters.COSTS).union(*method_parameters.COSTS_OF.values())

@@ -1,6 +1,6 @@
-"""The [outcomes] of Big Little Decoder: what becomes of a small model's token.
+"""[outcomes] of Big Little Decoder: fallbacks and rollbacks of the small model's tokens.
 
-How far the text agrees with the large model's is told by a record, or by nobody: it is never assumed.
+The agreement of the output with the large model's comes only from records; it is never assumed.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from sim.scenarios.outcome_records import (
 )
 
 ASSUMED = 100_000
-"""Tokens of a record that is drawn from an assumed law."""
+"""Tokens of a record drawn from an assumed distribution."""
 
 
 @runtime_checkable
 class DecidesByThresholds(Protocol):
-    """A choice of a method that falls back and rolls back by thresholds."""
+    """Parameters of a method that falls back and rolls back by thresholds."""
 
     fallback_threshold: float | None
     rollback_threshold: float | None
@@ -51,9 +51,9 @@ class DecidesByThresholds(Protocol):
 
 @dataclass(frozen=True)
 class DecisionRates(LawRecord):
-    """The small model hands over with chance `fallback_rate`; what it writes is taken back with chance `rollback_rate`.
+    """The small model falls back with probability `fallback_rate`; its tokens are rolled back with probability `rollback_rate`.
 
-    `trials` says on how many of the small model's runs the rates rest. The method has no thresholds then.
+    `trials` is the number of the small model's passes on which the rates are based. The method must have no thresholds.
     """
 
     RATES = ("fallback_rate", "rollback_rate")
@@ -69,14 +69,14 @@ class DecisionRates(LawRecord):
         check_provenance(self.trials, self.source)
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
-        """The law for one point of the grid."""
+        """Law for one point of the grid."""
         refuse_thresholds(parameters, "rates", ("fallback_threshold", "rollback_threshold"))
         return _independent(self.fallback_rate, self.rollback_rate, self.trials, self.source)
 
 
 @dataclass(frozen=True)
 class DecisionRatesByPosition(LawRecord):
-    """As `rates`, with a rate of each kind for each output position."""
+    """As `rates`, with one rate of each kind per output position."""
 
     RATES = ("fallback_rates", "rollback_rates")
 
@@ -93,7 +93,7 @@ class DecisionRatesByPosition(LawRecord):
         check_provenance(None, self.source)
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
-        """The law for one point."""
+        """Law for one point."""
         refuse_thresholds(parameters, "by-position", ("fallback_threshold", "rollback_threshold"))
         if len(self.fallback_rates) < tokens:
             form = f"one rate for each of {tokens} output positions"
@@ -109,7 +109,7 @@ class DecisionRatesByPosition(LawRecord):
 
 @lru_cache(maxsize=8)
 def _assumed(sureness: float) -> Decisions:
-    """The record that is drawn where none was measured: every point of a run asks for the same one."""
+    """Synthetic record for an assumed sureness, the same for all points of a run."""
     draws = np.concatenate([*random_streams.tiles(0, "record", 0, 3 * -(-ASSUMED // random_streams.BLOCK))], axis=None)
     found = threshold_decisions.synthetic(ASSUMED, draws[: 3 * ASSUMED].reshape(3, ASSUMED), sureness=sureness)
     for column in (found.confidence, found.distance, found.agrees):
@@ -119,13 +119,13 @@ def _assumed(sureness: float) -> Decisions:
 
 @dataclass(frozen=True)
 class DecisionsAtThresholds(LawRecord):
-    """The rates that the method's thresholds come to on a decision record, and the agreement that the record tells of.
+    """Rates that the method's thresholds give on a decision record, and the agreement in that record.
 
-    The record is a `file`: JSON (an object of lists) or CSV, with a row for each token that the small model proposes: its largest
-    probability (`confidence`), the large model's cross-entropy of that token (`distance` [nats]), and whether it is the large
-    model's likeliest too (`agrees`). Or it is drawn from the law of `model.methods.bild.threshold_decisions.synthetic`, which
-    nobody measured, with this `sureness`: the confidence is Beta(sureness, 1), and right as often as it says. The method has both
-    of its thresholds then.
+    The record is a decision `log`, or a `file`: JSON (an object of lists) or CSV, with one row per token that the small model
+    proposes: its largest probability (`confidence`), the large model's cross-entropy of that token (`distance` [nats]), and true
+    if it is also the large model's most likely token (`agrees`). With `sureness` the record is assumed: it is drawn from the
+    distribution of `model.methods.bild.threshold_decisions.synthetic`, with confidence ~ Beta(sureness, 1) and correct with that
+    probability. The method must have both thresholds.
     """
 
     file: str | None = None
@@ -140,13 +140,13 @@ class DecisionsAtThresholds(LawRecord):
         if self.sureness is not None:
             checks.number("sureness", self.sureness, 0)
             if self.source not in (None, "assumed"):
-                raise checks.ParameterError(f"source must be assumed with sureness, which nobody measured, got {self.source!r}")
+                raise checks.ParameterError(f"source must be assumed with sureness, which is not measured, got {self.source!r}")
         elif self.source is not None:
             check_provenance(None, self.source)
         self.record()
 
     def record(self) -> Decisions:
-        """The decision record."""
+        """Return the decision record."""
         if self.log is not None:
             return _joined(log_of(self.log).decisions(), f"{self.source or 'measured'}: log {Path(self.log).name}")
         if self.sureness is not None:
@@ -156,7 +156,7 @@ class DecisionsAtThresholds(LawRecord):
         return found
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
-        """The law for one point: independent, with the record's rates; the interval is what so many tokens leave open."""
+        """Law for one point: independent, with the record's rates and the interval for its number of tokens."""
         deciding: DecidesByThresholds = having(parameters, DecidesByThresholds, "thresholds")
         low, high = _thresholds(deciding)
         record = self.record()
@@ -170,10 +170,11 @@ class DecisionsAtThresholds(LawRecord):
 
 @dataclass(frozen=True)
 class DecisionRecord(LawRecord):
-    """The decisions of recorded texts at the method's thresholds: a JSON `file` as for `thresholds`, in each column lists of texts,
-    or a decision `log`, what its draft and target say along the target's texts.
+    """Decisions of recorded sequences at the method's thresholds, replayed.
 
-    Every decoding is one of the texts, drawn with equal chances, of which each covers all tokens but the last.
+    A JSON `file` has the columns of kind `thresholds`, each with one list per sequence. A decision `log` has the answers of its
+    draft and target along the target's sequences. Every decoding replays one of the sequences, drawn with equal probability; each
+    must cover all tokens but the last.
     """
 
     file: str | None = None
@@ -183,31 +184,32 @@ class DecisionRecord(LawRecord):
     def __post_init__(self) -> None:
         one_source(self.file, self.log)
         check_provenance(None, self.source)
-        self.texts()
+        self.sequences()
 
-    def texts(self) -> list[Decisions]:
-        """The record of each text."""
+    def sequences(self) -> list[Decisions]:
+        """Return the record of each sequence."""
         if self.log is not None:
             return log_of(self.log).decisions()
         assert self.file is not None
-        found: list[Decisions] = read_once(_texts_in, self.file, self.source)
+        found: list[Decisions] = read_once(_sequences_in, self.file, self.source)
         return found
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
-        """The law for one point; the rates are those of all tokens, the agreement that of the texts as they are played."""
+        """Law for one point; the rates are those of all tokens, the agreement is that of the replayed sequences."""
         deciding: DecidesByThresholds = having(parameters, DecidesByThresholds, "replay")
         low, high = _thresholds(deciding)
-        texts = self.texts()
-        lengths = sorted({text.confidence.size for text in texts})
+        sequences = self.sequences()
+        lengths = sorted({sequence.confidence.size for sequence in sequences})
         if lengths[0] < tokens - 1:
             raise checks.ParameterError(
-                f"texts must have decisions for tokens-1={tokens - 1} positions, got {lengths[0]} in the shortest; decode fewer"
-                " tokens, or leave out short texts"
+                f"sequences must have decisions for tokens-1={tokens - 1} positions, got {lengths[0]} in the shortest; decode fewer"
+                " tokens, or leave out short sequences"
             )
-        decided = [text.decided(low, high, variant=deciding.variant)[: lengths[0]] for text in texts]
-        whole = _joined(texts, self.source)
+        decided = [sequence.decided(low, high, variant=deciding.variant)[: lengths[0]] for sequence in sequences]
+        whole = _joined(sequences, self.source)
         found = whole.rates(low, high, variant=deciding.variant)
-        agreement = 1 - float(np.mean([_foreign(deciding, *pair, tokens) for pair in zip(decided, texts, strict=True)])) / tokens
+        foreign = [_foreign(deciding, *pair, tokens) for pair in zip(decided, sequences, strict=True)]
+        agreement = 1 - float(np.mean(foreign)) / tokens
         also = {"rollback_rate": float(np.nan_to_num(found.rollback_rate))}
         trials = int(whole.confidence.size)
         outcome = Outcome(RecordedDecisions(decided), float(found.fallback_rate), self.source, also=also, trials=trials)
@@ -215,7 +217,7 @@ class DecisionRecord(LawRecord):
 
 
 def _foreign(parameters: DecidesByThresholds, decided: Digits, record: Decisions, tokens: int) -> int:
-    """How many tokens of a recorded text stay that the large model would not have written."""
+    """Number of tokens kept in a recorded sequence that the large model would not have generated."""
     start = foreign = 0
     while start < tokens:
         drafted = slice(start, min(start + parameters.max_draft_length, tokens - 1))
@@ -241,48 +243,48 @@ def _thresholds(parameters: DecidesByThresholds) -> tuple[float, float]:
     fallback, rollback = parameters.fallback_threshold, parameters.rollback_threshold
     for name, value in (("fallback_threshold", fallback), ("rollback_threshold", rollback)):
         if value is None:
-            raise checks.ParameterError(f"{name} is required where outcomes come of thresholds; give it under [[method]]")
+            raise checks.ParameterError(f"{name} is required where outcomes depend on thresholds; give it under [[method]]")
     assert fallback is not None
     assert rollback is not None
     return fallback, rollback
 
 
-def _texts_in(file: str, source: str) -> list[Decisions]:
-    return _texts_of(file, columns_of(file, "decisions", COLUMNS), source)
+def _sequences_in(file: str, source: str) -> list[Decisions]:
+    return _sequences_of(file, columns_of(file, "decisions", COLUMNS), source)
 
 
 def _record_of(file: str, source: str) -> Decisions:
     columns = columns_of(file, "decisions", COLUMNS)
     if any(isinstance(value, list) for values in columns.values() for value in values[:1]):
-        return _joined(_texts_of(file, columns, source), f"{source}: {file}")
+        return _joined(_sequences_of(file, columns, source), f"{source}: {file}")
     try:
         return Decisions.of_columns(columns, f"{source}: {file}")
     except checks.ParameterError as error:
         raise checks.ParameterError(f"{error} (of the decision record {file!r})") from None
 
 
-def _texts_of(file: str, columns: Mapping[str, list[Any]], source: str) -> list[Decisions]:
-    """The record of each text of a file that has a list for each in every column."""
+def _sequences_of(file: str, columns: Mapping[str, list[Any]], source: str) -> list[Decisions]:
+    """Return the record of each sequence of a file with one list per sequence in every column."""
     flat = [name for name, values in columns.items() if not values or not all(isinstance(value, list) for value in values)]
     if flat or not columns:
-        form = f"a list for each text in every column ({', '.join(COLUMNS)})"
-        got = f"none in {flat[0]}; without texts, where no column has any, it suits kind 'thresholds'" if flat else "no column"
+        form = f"a list for each sequence in every column ({', '.join(COLUMNS)})"
+        got = f"none in {flat[0]}; a file of plain columns is for kind 'thresholds'" if flat else "no column"
         raise checks.ParameterError(f"file {file!r} must have {form}, got {got}")
     counts = {name: len(values) for name, values in columns.items()}
     if len({*counts.values()}) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise checks.ParameterError(f"file {file!r} must have as many texts in every column, got {listed}")
+        raise checks.ParameterError(f"file {file!r} must have the same number of sequences in every column, got {listed}")
     found = []
-    for text in range(next(iter(counts.values()))):
+    for index in range(next(iter(counts.values()))):
         try:
-            found.append(Decisions.of_columns({name: values[text] for name, values in columns.items()}, source))
+            found.append(Decisions.of_columns({name: values[index] for name, values in columns.items()}, source))
         except checks.ParameterError as error:
-            raise checks.ParameterError(f"{error} (of text {text + 1} of the decision record {file!r})") from None
+            raise checks.ParameterError(f"{error} (of sequence {index + 1} of the decision record {file!r})") from None
     return found
 
 
-def _joined(texts: list[Decisions], source: str) -> Decisions:
-    columns = {name: np.concatenate([getattr(text, name) for text in texts]) for name in COLUMNS}
+def _joined(sequences: list[Decisions], source: str) -> Decisions:
+    columns = {name: np.concatenate([getattr(sequence, name) for sequence in sequences]) for name in COLUMNS}
     return Decisions.of_columns(columns, source)
 
 

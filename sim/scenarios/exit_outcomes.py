@@ -1,6 +1,6 @@
-"""The [outcomes] of early exit: how deep a token must go.
+"""[outcomes] of early exit: the layer at which a token exits.
 
-How far the text agrees with the whole model's is told by a record, or by nobody: it is never assumed.
+The agreement of the output with the whole model's comes only from records; it is never assumed.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ Floats = NDArray[np.float64]
 
 @runtime_checkable
 class LeavesByConfidence(Protocol):
-    """A choice of a method whose tokens leave where a measure of confidence reaches a threshold."""
+    """Parameters of a method whose tokens exit at the first layer where a measure of confidence reaches a threshold."""
 
     threshold: float | None
     measure: str
 
     def needed(self, column: int) -> float:
-        """The confidence that the token of this place, from 0, needs."""
+        """Confidence required of the token at this position, counted from 0."""
 
 
 @dataclass(frozen=True)
 class ExitHazards(LawRecord):
-    """A token that has come to layer j leaves behind it with chance `hazards[j - 1]`; behind the last all do.
+    """A token that has reached layer j exits after it with probability `hazards[j - 1]`; after the last layer all exit.
 
-    There are as many as the method has layers, 0 before its `first_check`; it has no threshold.
+    There is one hazard per layer of the method, 0 before its `first_check`; the method must have no threshold.
     """
 
     RATES = ("hazards",)
@@ -55,21 +55,21 @@ class ExitHazards(LawRecord):
     source: str = "assumed"
 
     def __post_init__(self) -> None:
-        check_rates("hazards", self.hazards, "a list with a chance for each layer")
+        check_rates("hazards", self.hazards, "a list with a probability for each layer")
         check_provenance(None, self.source)
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
-        """The law for one point; no token leaves before it is checked."""
+        """Law for one point; no token exits before `first_check`."""
         refuse_thresholds(parameters, "hazards", ("threshold",))
         if len(self.hazards) != parameters.layers:
             raise checks.ParameterError(
-                f"hazards must have one chance for each of layers={parameters.layers}, got {len(self.hazards)}"
+                f"hazards must have one probability for each of layers={parameters.layers}, got {len(self.hazards)}"
             )
         early = [index for index, hazard in enumerate(self.hazards[: parameters.first_check - 1]) if hazard]
         if early:
             raise checks.ParameterError(
-                f"hazards must be 0 before first_check={parameters.first_check}, where no token can leave, got"
-                f" {self.hazards[early[0]]:g} behind layer {early[0] + 1}"
+                f"hazards must be 0 before first_check={parameters.first_check}, where no token can exit, got"
+                f" {self.hazards[early[0]]:g} after layer {early[0] + 1}"
             )
         law = Depths(exit_pmf(self.hazards), parameters.decoded_sequences)
         return Outcome(law, law.mean(tokens), self.source)
@@ -77,11 +77,12 @@ class ExitHazards(LawRecord):
 
 @dataclass(frozen=True)
 class RecordedConfidences(LawRecord):
-    """How sure each layer was of recorded tokens: a JSON `file` with `confidence`, a list for each token of one number a layer.
+    """Recorded confidence of each layer in recorded tokens, from a JSON `file` or a decision `log`.
 
-    `agrees`, of the same shape, may say whether that layer's token is the last one's. Places draw their tokens from all recorded;
-    the method's `threshold`, which may fall with the place, says how deep each must go. Of a decision `log` they are what the
-    target's layers say along its text, by the method's measure.
+    The file has `confidence`, a list per token of one number per layer, and optionally `agrees` of the same shape: true if the
+    layer's token is the last layer's. Each output position draws from all recorded tokens; the method's `threshold`, which may fall
+    with the position, gives the exit layer. From a log the confidence is computed by the method's measure along the target's
+    sequences.
     """
 
     file: str | None = None
@@ -94,18 +95,18 @@ class RecordedConfidences(LawRecord):
         self.record("softmax")
 
     def record(self, measure: str) -> dict[str, Floats]:
-        """Arrays of shape (tokens, layers)."""
+        """Return arrays of shape (tokens, layers)."""
         if self.log is not None:
             log = log_of(self.log)
             agrees = log.table["rank_common"].to_numpy() == 1
-            agrees[:, -1] = True  # what is put out is the last layer's, drawn or not
+            agrees[:, -1] = True  # the generated token is the last layer's, sampled or not
             return {"confidence": log.sureness(measure), "agrees": agrees.astype(np.float64)}
         assert self.file is not None
         found: dict[str, Floats] = read_once(_record_of, self.file, self.source)
         return found
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
-        """The law for one point: at each place the depths of all recorded tokens, equally likely."""
+        """Law for one point: at each position, the exit layers of all recorded tokens with equal probability."""
         leaving: LeavesByConfidence = having(parameters, LeavesByConfidence, "confidences")
         if leaving.threshold is None:
             raise checks.ParameterError("threshold is required where outcomes are confidences; give it under [[method]]")
@@ -114,10 +115,10 @@ class RecordedConfidences(LawRecord):
         count, layers = seen.shape
         if layers != parameters.layers:
             raise checks.ParameterError(f"confidence must have a number for each of layers={parameters.layers}, got {layers}")
-        needed = {leaving.needed(place) for place in range(tokens)}
+        needed = {leaving.needed(position) for position in range(tokens)}
         depths = {level: exits(seen, np.full(count, level), first=parameters.first_check) for level in needed}
         shares = {level: np.bincount(found, minlength=layers + 1)[1:] / count for level, found in depths.items()}
-        levels = [leaving.needed(place) for place in range(tokens)]
+        levels = [leaving.needed(position) for position in range(tokens)]
         law = Depths([shares[level] for level in levels], parameters.decoded_sequences)
         outcome = Outcome(law, law.mean(tokens), f"{self.source}: {self.file or self.log}", trials=count)
         if "agrees" not in record or parameters.decoded_sequences > 1:
@@ -130,7 +131,7 @@ class RecordedConfidences(LawRecord):
 def _record_of(file: str, _: str) -> dict[str, Floats]:
     found = json_of(file, "confidences")
     if not isinstance(found, dict) or "confidence" not in found:
-        about = "a record is an object that has confidence, and may have agrees"
+        about = "a record is an object with confidence and, optionally, agrees"
         raise checks.ParameterError(f"column confidence is missing in {file!r}; {about}")
     unknown = [name for name in found if name not in ("confidence", "agrees")]
     if unknown:
@@ -159,7 +160,7 @@ def _table(name: str, rows: Any) -> Floats:
 
 
 def _check_agrees(agrees: Floats, shape: tuple[int, ...]) -> None:
-    """Refuse answers that do not go with the confidences, or of which one is neither yes nor no."""
+    """Check that `agrees` has the shape of `confidence` and only values true and false, true at the last layer."""
     if agrees.shape != shape:
         given = " by ".join(map(str, agrees.shape))
         raise checks.ParameterError(f"agrees must have a value for each of confidence, {shape[0]} by {shape[1]}, got {given}")

@@ -1,4 +1,4 @@
-"""The grid of a scenario: its methods times the axes of its sweep. A point is a number, and becomes tables when looked at."""
+"""Grid of a scenario: its methods times the axes of its sweep. A point is a number, resolved to tables when needed."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from sim.scenarios.outcome_records import Outcome
 from sim.scenarios.scenario_file import SECTIONS, Tables
 
 KEPT = 4096
-"""Parts of points that a grid keeps once they are resolved: points share what does not vary."""
+"""Number of resolved parts that a grid caches: points share the parts that do not vary."""
 LOOKED_AT_UP_TO = 512
-"""A grid of no more points is looked at whole before it is run; of a larger one, each axis by itself."""
+"""Number of points up to which every point is checked before a run; in a larger grid each axis is checked separately."""
 ELSEWHERE = 64
-"""A value of a larger grid that is wrong at first sight is tried with so many other values of the other axes."""
+"""Number of random combinations with other axes in which an invalid value of a large grid is tried before it is refused."""
 MAX_POINTS = 10**12
-"""Far beyond what can be computed; with more, even the numbers of the points would run over."""
+"""Bound on the points of a grid, so that point numbers do not overflow."""
 SWEPT = ("scenario.tokens", "scenario.seed")
-"""What an axis may take of [scenario]; the rest holds for a run as a whole."""
+"""Keys of [scenario] that may be swept; the others apply to the whole run."""
 EACH_UP_TO = 64
-"""An axis with more values than this is checked at its ends: the bounds of every numeric parameter are intervals."""
+"""A longer axis is checked only at its ends, since the valid values of every numeric parameter form an interval."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Axis:
 
     @property
     def numeric(self) -> bool:
-        """Whether every value is a number."""
+        """True if every value is a number."""
         return isinstance(self.values, _Range) or all(_number(value) for value in self.values)
 
     def ends(self) -> list[int]:
-        """Indices of the values that are checked before anything runs: all of a short axis, the extremes of a long one."""
+        """Indices of the values to check before a run: all of a short axis, the extremes of a long one."""
         values = self.values
         if isinstance(values, _Range) and len(values) > EACH_UP_TO:
             return [0, len(values) - 1]
@@ -58,7 +58,7 @@ class Axis:
 
 
 class _Range(Sequence[Any]):
-    """Evenly spaced numbers from `start` to `stop`, both included; whole where the ends and the step are."""
+    """Evenly spaced numbers from `start` to `stop`, both included; integers if the ends and the step are."""
 
     def __init__(self, start: float, stop: float, count: int) -> None:
         self.start, self.stop, self.size = start, stop, count
@@ -84,7 +84,7 @@ def _number(value: Any) -> bool:
 
 
 class Grid:
-    """All points of a scenario. Axes are checked once, here; what only shows at a combination of values fails that point alone."""
+    """All points of a scenario. Axes are checked here, once; an invalid combination of values fails only at its point."""
 
     def __init__(self, tables: Tables, *, check: bool = True) -> None:
         for key in tables:
@@ -117,7 +117,7 @@ class Grid:
                 self._check_value(axis, index)
 
     def _check_value(self, axis: int, index: int) -> None:
-        """Refuse a value that is wrong with the first values of the other axes and wherever else one looks."""
+        """Raise an error if a value is invalid with the first values of the other axes and with all random ones tried."""
         draw = random.Random(0)
         first: ParameterError | None = None
         for attempt in range(1 + ELSEWHERE):
@@ -132,7 +132,7 @@ class Grid:
         raise first
 
     def _check_points(self) -> None:
-        """Refuse a value that is wrong wherever it stands; one that is wrong in places fails there, when the grid is run."""
+        """Raise an error for a value that is invalid at all its points; one that is invalid at some fails there during the run."""
         errors: dict[tuple[int, ...], ParameterError] = {}
         for point in range(self.points):
             try:
@@ -150,54 +150,54 @@ class Grid:
         return tuple(int(index) for index in np.unravel_index(point, self.shape))
 
     def values(self, point: int) -> dict[str, Any]:
-        """What a point has on each axis."""
+        """Value of a point on each axis, by path."""
         _, *where = self.indices(point)
         return {axis.path: axis.values[index] for axis, index in zip(self.axes, where, strict=True)}
 
     def case(self, point: int) -> Case:
-        """The checked objects of a point. Points share what does not vary: all but outcomes, and outcomes of one choice."""
+        """Return the checked objects of a point; points share the parts that do not vary."""
         where = self.indices(point)
         case = self.choice(where)
         return case.with_outcomes(self.outcomes(where, case))
 
     def choice(self, where: Sequence[int]) -> Case:
-        """The checked objects of a point, by its index on each axis, but for its outcomes."""
+        """Return the checked objects of a point without its outcomes, by its index on each axis."""
         key = tuple([index for index, kind in zip(where, self.kinds, strict=True) if kind != "outcomes"])
         return self._choices.get(key, lambda: self._resolved(where))
 
     def outcomes_key(self, case: Case) -> tuple[Any, ...]:
-        """What outcomes depend on besides axes: which ones a choice asks for, and depths that shapes say, and so costs."""
+        """Key of what outcomes depend on besides axes: the kinds that the method uses, and the depths of its models."""
         depths = () if self.fixed_outcomes else tuple([case.parameters.depth(role) for role in case.parameters.roles])
         return case.parameters.outcomes, depths
 
     @cached_property
     def outcomes_axes(self) -> tuple[bool, ...]:
-        """Whether outcomes may depend on the method (first), and on each axis."""
+        """Flags: outcomes may depend on the method (first), and on each axis."""
         known = ("outcomes",) if self.fixed_outcomes else ("method", "outcomes", "tokens")
         return True, *(kind in known for kind in self.kinds[1:])
 
     @cached_property
     def fixed_outcomes(self) -> bool:
-        """Whether all laws of the grid are the same whatever the method's parameters and the tokens are."""
+        """True if no law of the grid depends on the method's parameters or the number of tokens."""
         if any(axis.path.rpartition(".")[2] in ("kind", "name") for axis in self.axes):
             return False
         own = [table.get("outcomes") for table in scenario_file.method_tables(self.base)]
         return all(outcomes_section.fixed(table) for table in [self.base.get("outcomes"), *own] if table is not None)
 
     def outcomes(self, where: Sequence[int], case: Case) -> Mapping[str, Outcome]:
-        """The outcomes of a point, of which `case` has the rest."""
+        """Outcomes of a point; `case` has its other objects."""
         shared = [index for index, relevant in zip(where, self.outcomes_axes, strict=True) if relevant]
         key = (*shared, *self.outcomes_key(case))
         return self._outcomes.get(key, lambda: cases.resolve_outcomes(self._tables(where), where[0], case))
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """What the method's index and each axis change: `method`, `outcomes`, `tokens`, or `other` things."""
+        """Part that the method's index and each axis change: `method`, `outcomes`, `tokens`, or `other`."""
         return "method", *(_kind(axis.path) for axis in self.axes)
 
     def _resolved(self, where: Sequence[int]) -> Case:
         case = cases.resolve_but_outcomes(self._tables(where), where[0], self.used)
-        case.contention  # noqa: B018  it is kept: all points of this choice share it
+        case.contention  # noqa: B018  computed here and cached: all points of this choice share it
         return case
 
     def _tables(self, where: Sequence[int]) -> Tables:
@@ -208,10 +208,10 @@ class Grid:
 
     @cached_property
     def used(self) -> list[frozenset[str]]:
-        """The costs that each method looks at with any value of the axes: what has no use at one point may have at another."""
+        """Costs that each method uses with any value of the axes: a cost unused at one point may be used at another."""
         try:
             found = cases.used_costs(scenario_file.method_tables(self.base))
-        except ParameterError:  # each point says so itself
+        except ParameterError:  # reported when each point is resolved
             return []
         for axis in self.axes:
             if not axis.path.startswith("method."):
@@ -221,14 +221,14 @@ class Grid:
                 try:
                     scenario_file.apply(tables, axis.path, axis.values[index])
                     more = cases.used_costs(scenario_file.method_tables(tables))
-                except ParameterError:  # its point says so itself
+                except ParameterError:  # reported when its point is resolved
                     continue
                 found = [one | other for one, other in zip(found, more, strict=True)]
         return found
 
 
 def _copied(tables: Any) -> Any:
-    """A copy of tables in tables, and in lists of them; values are shared."""
+    """Copy nested tables and lists of tables; values are shared."""
     if isinstance(tables, dict):
         return {key: _copied(value) if isinstance(value, dict | list) else value for key, value in tables.items()}
     return [_copied(each) for each in tables] if any(isinstance(each, dict) for each in tables) else tables
@@ -247,7 +247,7 @@ Part = TypeVar("Part")
 
 
 class _Kept(Generic[Part]):
-    """Parts of points by what tells them apart, or the errors that they are; the oldest give way to new ones."""
+    """Cache of resolved parts, or of the errors they raise, by key; the oldest entry is dropped first."""
 
     def __init__(self) -> None:
         self.parts: dict[tuple[Any, ...], Part | ParameterError] = {}
@@ -269,10 +269,10 @@ class _Kept(Generic[Part]):
 
 def _values(path: str, values: Any) -> Sequence[Any]:
     if path.startswith("scenario.") and path not in SWEPT:
-        raise ParameterError(f"{path} cannot be swept, it holds for the whole run; of [scenario] only {' and '.join(SWEPT)} can")
+        raise ParameterError(f"{path} cannot be swept, it applies to the whole run; of [scenario] only {' and '.join(SWEPT)} can")
     if isinstance(values, Mapping):
         if set(values) != {"from", "to", "count"}:
-            # What TOML makes of a dotted path without quotes: a table in a table.
+            # TOML reads a dotted path without quotes as nested tables.
             hint = f'; write the path in quotes: "{path}.{next(iter(values), "KEY")}" = [...]' if path in SECTIONS else ""
             raise ParameterError(f"sweep.{path} must be a list, or a table of from, to and count, got {dict(values)!r}{hint}")
         checks.number(f"sweep.{path}.from", values["from"])
@@ -287,7 +287,7 @@ def _values(path: str, values: Any) -> Sequence[Any]:
 
 
 def parse_axis(text: str) -> Any:
-    """The values of an axis from the command line: a comma list, a list in TOML, or from:to:count.
+    """Parse the values of an axis from the command line: a comma list, a TOML list, or from:to:count.
 
     >>> parse_axis("1,3,5"), parse_axis("0:1:5"), parse_axis("squad,wmt"), parse_axis("[[1, 2], [3]]")
     ([1, 3, 5], {'from': 0, 'to': 1, 'count': 5}, ['squad', 'wmt'], [[1, 2], [3]])

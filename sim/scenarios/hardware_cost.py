@@ -1,6 +1,6 @@
-"""[cost] on real hardware: kinds `profile` and `roofline`, and what a point of the grid costs by them, in seconds.
+"""[cost] on real hardware, in seconds: kinds `profile` and `roofline`.
 
-Each pass is priced at its own position (`model.costs.pass_seconds.PassSeconds`).
+The time of each pass depends on its own position (`model.costs.pass_seconds.PassSeconds`).
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from model.methods.method_parameters import CONTINUOUS, MethodParameters
 KINDS = ("profile", "roofline")
 ROLES = ("target", "draft", "medium")
 _SECONDS = ("dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "state_check_s")
-"""Costs of kind `unit` that are given in seconds here."""
+"""Costs of kind `unit`, given here in seconds."""
 _EFFICIENCIES = {
     "memory_efficiency": "memory", "compute_efficiency": "compute", "elementwise_efficiency": "elementwise", "launch_s": "launch",
     "memory_error": "error", "compute_error": "compute_error",
 }  # fmt: skip
-"""Keys of kind `roofline`, and what each is of `Efficiency`."""
+"""Keys of kind `roofline`, with their fields of `Efficiency`."""
 MAX_SECONDS = 1e6
 GONE = MappingProxyType({
     "batch": "it is now method.sequences, the number of sequences decoded together; those that share one set of random outcomes, as"
     " with batch, are method.batching = 'lockstep'"
 })
-"""Keys of costs that there were, and what to say instead."""
+"""Removed keys of costs, with their replacements."""
 MAY_SEEM = 0.1
-"""How much faster than its peaks a device of a user's profile may seem [-]: clocks rise, and ceilings are measured roughly."""
+"""Tolerance by which times of a user's profile may be below the limit of the peaks [-]: clocks vary, peaks are measured roughly."""
 MISTAKEN = 100.0
-"""How many times faster than peaks that were measured with it a user's profile is no better kernel but a mistake of units [-]."""
+"""Factor above its measured peaks from which a user's profile is refused as a mistake of units [-]."""
 
 
 @dataclass(frozen=True)
@@ -59,40 +59,42 @@ class HardwareCost(TableRecord):
     kind
         `profile`: measured tables. `roofline`: the arithmetic of a shape over a device's published peaks.
     profile, draft_profile, medium_profile
-        Names of bundled profiles (`sim ls profiles`), or paths of their .json, one for each model of the method. One of operations
-        composes the shape that is named beside it. A shape without a profile is estimated by kind `roofline` on the same device.
+        Names of bundled profiles (`sim ls profiles`), or paths of .json files, one for each model of the method. From a profile of
+        operations the times of the model in `shape` are composed. A shape without a profile is estimated by kind `roofline` on the
+        same device.
     device
-        Of kind `roofline` (`sim ls devices`): a name, or the path of a .toml as `sim ls devices h100` prints one.
+        Kind `roofline`: a name (`sim ls devices`), or the path of a .toml file such as the output of `sim ls devices h100`.
     shape, draft_shape, medium_shape
-        Models (`sim ls shapes`), where kind `roofline` or a profile of operations is to be told: names, or paths of a config.json.
+        Shapes of the models (`sim ls shapes`): names, or paths of a config.json. For kind `roofline` and profiles of operations.
     dtype
-        What weights and cache are kept in. Of kind `roofline` the shape's own where left out; a profile must be of it.
+        Data type of weights and cache. With kind `roofline` the default is the shape's; it must be the data type of a profile.
     prompt
-        Cached positions when the first token is decoded. Each pass is priced at its own position, at the batch of the method
-        (`sequences`): all sequences of a batch in lockstep stand at one position, those of a continuous batch at a position each,
-        so that a pass reads the mean context of the one that is decoded and of others half-way through.
+        Positions in the KV cache when the first token is decoded. The time of each pass depends on its own position and on the
+        batch (`sequences`). In a lockstep batch all sequences are at the same position; in a continuous batch a pass reads the mean
+        context of the decoded sequence and of others that are half-way through.
     tensor_parallel
-        Devices over which each layer of the large model is split; a unit is then so many devices. The draft is not split;
-        with `placement` separate its unit is one device.
+        Tensor parallel size: devices over which each layer of the large model is split. A unit then has this number of devices. The
+        draft is not split; with `placement` separate its unit is one device.
     busy
-        Other units of the same host that are at work meanwhile, where the profile knows what that does.
+        Number of other units of the same host that are busy at the same time, if the profile has measured their effect.
     step_s
-        Seconds that an engine adds to each step of the target model, for scheduling, launching and sampling, whatever its width. A
-        step is a pass that begins at the first layer, or takes up what several others left: a token of plain decoding (which
-        speed-ups compare with, so it pays as well), a verification, a token of early exit, the pass of each process of PPD. A
-        profile with a part `step` has it measured already: what is given comes on top.
+        Engine overhead per step of the target model [s], for scheduling, launching and sampling, independent of the tokens per
+        sequence. A step is a pass that begins at the first layer or continues several others: a token of plain decoding (so the
+        baseline of speed-ups pays it too), a verification, a token of early exit, the pass of each process of PPD. It is added to a
+        part `step` that the profile has measured.
     draft_step_s
-        The same of each pass of the draft model, and of the medium one of a hierarchy.
+        Engine overhead per pass of the draft model, and of the medium model of a hierarchy [s].
     dispatch_s, dispatch_per_process_s, dispatch_law
-        Starting sub-processes, as `dispatch` of kind `unit`, in seconds.
+        Time to start sub-processes, as `dispatch` of kind `unit`, in seconds.
     link_s, promotion_s, state_check_s
-        As `link`, `promotion` and `state_check` of kind `unit`, in seconds; the first two on top of what the hardware takes.
+        As `link`, `promotion` and `state_check` of kind `unit`, in seconds; the first two are added to the times of the hardware.
     memory_efficiency, compute_efficiency, elementwise_efficiency, launch_s
-        Of kind `roofline`: shares of the peaks that products reach, share of the bandwidth that elementwise operations do, and what
-        each product takes besides; fitted to other devices where left out. Without any launch only the peaks count: a bound.
+        Kind `roofline`: shares of the peak bandwidth and arithmetic that matrix products reach, share of the bandwidth that
+        elementwise operations reach, and launch time of a product [s]. The defaults are fitted to other devices. With efficiencies
+        of 1 and no launch time the result is a lower bound.
     memory_error, compute_error
-        Relative errors where reading the weights takes the time, and where arithmetic does: of a device that nothing was measured
-        on where left out. `calibrate fit roofline --layer` says what these keys are for a device with a measured layer or two.
+        Relative errors where memory bandwidth limits a pass, and where arithmetic does. The defaults are those of a device without
+        measurements; `calibrate fit roofline --layer` gives these keys for a device with one or two measured layers.
     """
 
     kind: str
@@ -159,11 +161,11 @@ class HardwareCost(TableRecord):
         return Efficiency(**{field: value for field, value in given.items() if value is not None})
 
     def step_of(self, role: str) -> float:
-        """Seconds that an engine adds to a pass of a role."""
+        """Engine overhead of a pass of a role [s]."""
         return self.step_s if role == "target" else self.draft_step_s
 
     def of(self, role: str, tensor_parallel: int = 1) -> Hardware | None:
-        """The hardware model of a role, or none where nothing is said of it."""
+        """Return the hardware model of a role, or None if the scenario gives none."""
         where = "" if role == "target" else f"{role}_"
         shape = getattr(self, f"{where}shape")
         if self.kind == "roofline":
@@ -174,7 +176,7 @@ class HardwareCost(TableRecord):
             )
         name = getattr(self, f"{where}profile")
         if name is None:
-            # Nobody has measured it there: its arithmetic over the same device's peaks has to do.
+            # Not measured: estimate it by a roofline of the same device.
             at = None if shape is None else self.of("target")
             if not isinstance(at, ProfileCosts) or at.profile.device not in devices.DEVICES:
                 return None
@@ -190,8 +192,8 @@ class HardwareCost(TableRecord):
 def _roofline(of: devices.Device, made: Shape, efficiency: Efficiency, tensor_parallel: int) -> Roofline:
     published = of.published
     if made.dtype not in of.rates:
-        said = f"{', '.join(of.rates)}, what is {'published' if published else 'given'} of {of.name}"
-        raise ParameterError(f"dtype must be one of {said}, got {checks.shown(made.dtype)}")
+        known = f"{', '.join(of.rates)}, {'published' if published else 'given'} for {of.name}"
+        raise ParameterError(f"dtype must be one of {known}, got {checks.shown(made.dtype)}")
     source = f"assumed efficiencies of the {'published peaks' if published else 'peaks given'} of {of.name}"
     return Roofline(
         made, of.bandwidth, of.rates[made.dtype], efficiency, tensor_parallel, of.link or of.host_link, provenance=source
@@ -199,7 +201,7 @@ def _roofline(of: devices.Device, made: Shape, efficiency: Efficiency, tensor_pa
 
 
 _Stamp = tuple[int, int] | None
-"""`model.base.bounded_files.stamp`: a profile that was written again is read again."""
+"""`model.base.bounded_files.stamp`: a changed profile is read again."""
 
 
 def _measured(name: str, shape: str | None, dtype: str | None, tensor_parallel: int) -> ProfileCosts:
@@ -214,18 +216,18 @@ def _looked_up(
 ) -> ProfileCosts:
     found = _loaded(name, changed)
     if dtype is not None and dtype != found.dtype:
-        raise ParameterError(f"dtype must be {found.dtype}, what {found.name} is of, got {checks.shown(dtype)}; {_covers(found)}")
+        raise ParameterError(f"dtype must be {found.dtype}, that of {found.name}, got {checks.shown(dtype)}; {_covers(found)}")
     if found.kind == "operations":
         from model.hardware import composed_layers
 
         if shape is None or made is None:
-            raise ParameterError(f"{found.name} is of operations: name the shape that it is to compose (`sim ls shapes`)")
+            raise ParameterError(f"{found.name} is a profile of operations: name the shape to compose from it (`sim ls shapes`)")
         found = composed_layers.layer(
             found, replace(made, dtype=found.dtype), model=transformer.label(shape), tensor_parallel=tensor_parallel
         )
     elif made is not None and replace(made, dtype=shape_of(found).dtype) != shape_of(found):
         raise ParameterError(
-            f"{found.name} is of {found.model}, not of {shape}; leave shape out, or take one of operations, which composes any;"
+            f"{found.name} is of {found.model}, not of {shape}; leave shape out, or use a profile of operations, for any shape;"
             f" {_covers(found)}"
         )
     return ProfileCosts(found, tensor_parallel=tensor_parallel)
@@ -238,7 +240,7 @@ def _covers(found: profile.Profile) -> str:
 @functools.lru_cache(maxsize=64)
 def _loaded(name: str, _: _Stamp) -> profile.Profile:
     found = profile_files.load(name)
-    if name.endswith(".json") and found.kind == "model":  # the user's own; those that come along are held to it by tests
+    if name.endswith(".json") and found.kind == "model":  # a user's profile; tests check the bundled ones
         shape = shape_of(found)
         across = found.facts.get("source", 0) if shape.encoder_layers else 0
         try:
@@ -252,7 +254,7 @@ def _loaded(name: str, _: _Stamp) -> profile.Profile:
 
 @dataclass(frozen=True)
 class Priced:
-    """What a point costs on hardware."""
+    """Costs of a point on hardware."""
 
     cost: PassSeconds
     error: float
@@ -260,24 +262,24 @@ class Priced:
     shapes: Mapping[str, Shape]
     tensor_parallel: int
     one_device: PassSeconds | None
-    """Plain decoding on one device, where a unit is several and the model fits one; else None."""
+    """Costs of plain decoding on one device, if a unit has several and the model fits one; else None."""
     one_device_error: float
     memory: DeviceMemory | None
-    """None where nobody knows how much the device has."""
+    """None if the memory of the device is not known."""
     provenance: str
     prompt_s: float
-    """Reading the prompt, before the first token is decoded [s]."""
+    """Time to process the prompt, before the first token is decoded [s]."""
     missing: tuple[str, ...] = ()
-    """Parts of a pass that nothing says the time of, though the method or its devices have them: they take none."""
+    """Parts of a pass that the method or its devices have but that are not measured; assumed to take 0."""
 
     @cached_property
     def ends(self) -> tuple[PassSeconds, PassSeconds]:
-        """The costs where passes take as long as they may, and as short."""
+        """Costs at the upper and at the lower end of the times' uncertainty."""
         return self.cost.with_ends()
 
 
 def priced(cost: HardwareCost, parameters: MethodParameters, tokens: int, units: int, where: str, name: str) -> Priced:
-    """The costs of a method with these parameters, decoding so many tokens on a cluster of so many units."""
+    """Costs of a method with these parameters, for `tokens` tokens on a cluster of `units` units."""
     models: dict[str, Hardware] = {}
     for role in ("target", *parameters.roles):
         try:
@@ -286,13 +288,13 @@ def priced(cost: HardwareCost, parameters: MethodParameters, tokens: int, units:
             raise ParameterError(f"{where}: {error}") from None
         if found is None:
             key = ("" if role == "target" else f"{role}_") + ("profile" if cost.kind == "profile" else "shape")
-            raise ParameterError(f"{where}.{key} is required by method {name}: what its {role} model takes")
+            raise ParameterError(f"{where}.{key} is required by method {name}, for the times of its {role} model")
         models[role] = found
         layers = "layers" if role == "target" else f"{role}_layers"
         depth = parameters.depth(role)
         if depth not in (None, found.shape.layers):
             or_not = "" if role == "target" else ", or leave it out"
-            raise ParameterError(f"method.{layers} must be {found.shape.layers}, as {where} says, got {depth}; set it{or_not}")
+            raise ParameterError(f"method.{layers} must be {found.shape.layers}, as in {where}, got {depth}; set it{or_not}")
     apart = cost.tensor_parallel > 1 and 0 < parameters.separate_units < units  # with fewer units they share the target's
     extra = tuple((name, getattr(cost, f"{name}_s")) for name in ("dispatch", "dispatch_per_process", "state_check"))
     served: tuple[tuple[str, Hardware], ...] = tuple((role, Served(of, cost.step_of(role))) for role, of in models.items())
@@ -312,12 +314,12 @@ def priced(cost: HardwareCost, parameters: MethodParameters, tokens: int, units:
     return Priced(seconds, off, shapes, cost.tensor_parallel, alone, other, room, source, reading, missing)
 
 
-@functools.lru_cache(maxsize=64)  # points that differ in drafts or outcomes alone share what passes take
+@functools.lru_cache(maxsize=64)  # points that differ only in drafts or outcomes share the times of passes
 def _prices(
     served: tuple[tuple[str, Hardware], ...], batch: int, others_at: float | None, middle: int, handed_over: int, prompt: int,
     busy: int, link: float, promotion: float, extra: tuple[tuple[str, Any], ...], draft_devices: float,
 ) -> PassSeconds:  # fmt: skip
-    """The costs of passes of these models; links and promotions come on top of what the hardware takes."""
+    """Costs of passes of these models; `link` and `promotion` are added to the transfer times of the hardware."""
     target = served[0][1]
     moving = [float(target.transfer(size).seconds) for size in (TOKEN_BYTES, bytes_of_state(target.shape, handed_over))]
     return PassSeconds(
@@ -327,29 +329,29 @@ def _prices(
 
 
 def _others_at(parameters: MethodParameters, tokens: int) -> float | None:
-    """Mean position of the other sequences of a continuous batch: each is at its own, half-way through in the mean."""
+    """Mean position of the other sequences of a continuous batch: half-way through, in the mean."""
     return tokens / 2 if parameters.batching == CONTINUOUS and parameters.full_batch > 1 else None
 
 
 def _error_of(cost: PassSeconds, tokens: int) -> float:
-    """Relative error of plain decoding: those of its steps add up."""
+    """Relative error of the time of plain decoding: the mean error of its steps, weighted by their times."""
     at = np.arange(tokens)
     return float(np.average(np.broadcast_to(cost.plain_error(at), at.shape), weights=cost.plain_times(at)))
 
 
 def _refuse_no_time(cost: PassSeconds) -> None:
     if not cost.plain_times() > 0:
-        raise ParameterError(f"a step of plain decoding must take time, got {float(cost.plain_times()):g} s behind the prompt")
+        raise ParameterError(f"a step of plain decoding must take time, got {float(cost.plain_times()):g} s after the prompt")
 
 
 def _one_device(cost: HardwareCost, tokens: int, parameters: MethodParameters) -> PassSeconds | None:
-    """Plain decoding on one device instead of `tensor_parallel`; None where the model, with its cache, is not known to fit it."""
+    """Costs of plain decoding on one device instead of `tensor_parallel`; None if model and cache are not known to fit it."""
     if cost.tensor_parallel == 1:
         return None
     try:
         single = cost.of("target", 1)
     except ParameterError:
-        return None  # a profile of split layers alone
+        return None  # the profile has only split layers
     of = _device(cost, single)
     if single is None or of is None:
         return None
@@ -364,8 +366,8 @@ def _one_device(cost: HardwareCost, tokens: int, parameters: MethodParameters) -
 
 
 def _missing(cost: HardwareCost, models: Mapping[str, Hardware], parameters: MethodParameters) -> tuple[str, ...]:
-    """Parts of the target's passes that nothing says the time of, and steps of the smaller models."""
-    unheard = {"send"} if parameters.units == 1 else set()  # nothing is handed over
+    """Parts of the target's passes, and steps of the smaller models, that are not measured."""
+    unheard = {"send"} if parameters.units == 1 else set()  # one unit sends nothing
     found = [*_parts_missing(models["target"])]
     found += ["draft_step"] * any("step" in _parts_missing(of) for role, of in models.items() if role != "target")
     unheard |= {name for name in ("step", "draft_step") if getattr(cost, f"{name}_s")}
@@ -377,7 +379,7 @@ def _parts_missing(of: Hardware) -> tuple[str, ...]:
 
 
 def _memory(cost: HardwareCost, models: Mapping[str, Hardware], tokens: int, parameters: MethodParameters) -> DeviceMemory | None:
-    """Weights and cache of a device, refused where they are more than it has; none where nobody knows what it has."""
+    """Memory for weights and cache on a device, an error if it is too large; None if the device's memory is not known."""
     target = models["target"]
     of = _device(cost, target)
     if of is None:
@@ -392,7 +394,7 @@ def _memory(cost: HardwareCost, models: Mapping[str, Hardware], tokens: int, par
 
 
 def _device(cost: HardwareCost, target: Hardware | None) -> devices.Device | None:
-    """The device that the target runs on, where its memory is known."""
+    """Device that the target runs on, if its memory is known."""
     if cost.kind == "roofline":
         return devices.device(str(cost.device))
     return devices.DEVICES.get(target.profile.device) if isinstance(target, ProfileCosts) else None

@@ -1,4 +1,4 @@
-"""The JSON schema of scenarios, from the same dataclasses that check them."""
+"""JSON schema of scenarios, derived from the dataclasses that check them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from model.base.table_records import documented
 from model.methods import registry
 from model.published.paper_notes import NOTES
 from sim.scenarios import cases
@@ -14,8 +15,11 @@ from sim.scenarios.outcomes_section import LAWS
 
 
 def _of(kind: type, name: str | None = None, key: str = "name") -> dict[str, Any]:
-    """The schema of a dataclass, closed to unknown keys; with `name`, of a table that says so under `key`."""
+    """Schema of a dataclass without unknown keys; with `name`, of a table with that value under `key`."""
     found: dict[str, Any] = TypeAdapter(kind).json_schema()
+    for each, meaning in documented(kind).items():
+        if each in found["properties"]:
+            found["properties"][each]["description"] = meaning
     found["additionalProperties"] = False
     if name is not None:
         found["properties"] = {key: {"const": name}} | found.get("properties", {})
@@ -24,26 +28,42 @@ def _of(kind: type, name: str | None = None, key: str = "name") -> dict[str, Any
 
 
 def _part(kind: type) -> dict[str, Any]:
-    """The schema of some keys of a dataclass but for its kind: what a method changes of what holds for all."""
+    """Schema of some keys of a dataclass, without its kind: the overrides of a method."""
     found = _of(kind)
     del found["properties"]["kind"], found["required"]
     return found
 
 
 def of_scenarios() -> dict[str, Any]:
-    """The schema of a whole scenario."""
-    cost = {"anyOf": [_of(cases.Cost), _of(HardwareCost)]}
-    laws = {outcome: {"anyOf": [_of(kind, name, key="kind") for name, kind in kinds.items()]} for outcome, kinds in LAWS.items()}
+    """Return the schema of a scenario; tables that occur in several places are defined once, in `$defs`."""
+    defs: dict[str, dict[str, Any]] = {}
+
+    def named(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+        defs[name] = schema
+        return {"$ref": f"#/$defs/{name}"}
+
+    units, seconds = named("cost-in-layer-times", _of(cases.Cost)), named("cost-in-seconds", _of(HardwareCost))
+    cost = named("cost", {"anyOf": [units, seconds]})
+    own_cost = named("cost-of-a-method", {"anyOf": [units, seconds, named("part-of-a-cost", _part(HardwareCost))]})
+    laws = {
+        outcome: named(outcome, {"anyOf": [
+            named(f"{outcome}-{kind}", _of(law, kind, key="kind")) for kind, law in kinds.items()
+        ]})
+        for outcome, kinds in LAWS.items()
+    }  # fmt: skip
     by_name = {"type": "object", "additionalProperties": False, "minProperties": 1, "properties": laws}
-    anything = {"anyOf": [*(law for each in laws.values() for law in each["anyOf"]), by_name]}
-    tables = [_of(registry.parameters(name), name) for name in registry.names()]
-    for name, table in zip(registry.names(), tables, strict=True):
+    outcomes = named("outcomes", {"anyOf": [*laws.values(), by_name]})
+    tables = []
+    for name in registry.names():
+        table = _of(registry.parameters(name), name)
         for alias, meant in registry.parameters(name).ALIASES.items():
             table["properties"][alias] = table["properties"][meant]
             table["required"].remove(meant)
             table["oneOf"] = [{"required": [alias]}, {"required": [meant]}]
-        table["properties"] |= {"outcomes": anything, "cost": {"anyOf": [*cost["anyOf"], _part(HardwareCost)]}}
-    method = {"anyOf": tables}
+        table["required"] = [key for key in table["required"] if key != "layers"]  # a shape or a profile may know it
+        table["properties"] |= {"outcomes": outcomes, "cost": own_cost}
+        tables.append(named(name, table))
+    method = named("method", {"anyOf": tables})
     settings = _of(cases.Settings)
     for name, known in (("notes", NOTES), ("views", cases.VIEWS)):
         settings["properties"][name]["items"] = {"enum": [*known]}
@@ -56,7 +76,8 @@ def of_scenarios() -> dict[str, Any]:
         "properties": {
             "scenario": settings,
             "method": {"anyOf": [method, {"type": "array", "minItems": 1, "items": method}]},
-            "outcomes": anything, "cost": cost, "cluster": _of(cases.Machine),
+            "outcomes": outcomes, "cost": cost, "cluster": _of(cases.Machine),
             "sweep": {"type": "object", "additionalProperties": {"anyOf": [values, span]}},
         },
+        "$defs": defs,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The [outcomes] of early candidates: which law their matches follow, where it comes from, and how surely its rate is known."""
+"""[outcomes] of early candidates: laws of their matches, with sources and intervals of the rates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sim.scenarios.outcome_records import (
 
 @dataclass(frozen=True)
 class IndependentMatches(OneRate):
-    """Every position matches with chance `match_rate`; `trials` says on how many comparisons that rests."""
+    """Every position matches with probability `match_rate`; `trials` is the number of comparisons."""
 
     RATES = ("match_rate",)
 
@@ -53,7 +53,7 @@ class CorrelatedMatches(CorrelatedRate):
 
 @dataclass(frozen=True)
 class MatchesByPosition(RateByPosition):
-    """Output position j matches with chance `match_rates[j]`."""
+    """Output position j matches with probability `match_rates[j]`."""
 
     RATES = ("match_rates",)
 
@@ -63,10 +63,10 @@ class MatchesByPosition(RateByPosition):
 
 @dataclass(frozen=True)
 class RecordedMatches(RecordedOutcomes):
-    """Recorded sequences of matches: `records`, a JSON `file` that holds them (lists of true and false), or a decision `log`.
+    """Recorded sequences of matches: `records`, a JSON `file` of them (lists of true and false), or a decision `log`.
 
-    Of a log (its file, or the name of a bundled one) they are the matches at the method's own layer and candidates, under the head
-    that is named: `common`, or one that was `trained` for the layer.
+    A `log` is a file, or the name of a bundled log; its matches are those at the method's exit layer and candidates, with the named
+    `head`: `common` (the model's own), or `trained` for the layer.
     """
 
     records: tuple[tuple[bool, ...], ...] | None = None
@@ -78,16 +78,16 @@ class RecordedMatches(RecordedOutcomes):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.log is None and self.head is not None:
-            raise ParameterError("head is of a decision log; leave it out")
+            raise ParameterError("head is used only with a decision log; leave it out")
 
     def check_log(self, log: PositionLog) -> None:
-        """Refuse a log without a head that is named."""
+        """Raise an error if no head is named for the log."""
         if self.head is None:
             raise ParameterError(f"head is required with a log: one of {', '.join(position_log.HEADS)}")
         checks.one_of("head", self.head, position_log.HEADS)
 
     def law_of_log(self, log: PositionLog, parameters: MethodParameters, tokens: int) -> outcome_laws.Replay:
-        """Where the token that is put out is among the candidates at the method's layer; at the last layer it always is."""
+        """Matches: true where the generated token is among the candidates at the exit layer; at the last layer it always is."""
         layer, candidates = of_method(parameters, "replay of a log", ("exit_layer", "candidates"))
         if layer == log.layers:
             matches = [np.ones(len(text), dtype=np.bool_) for text in log.by_text(log.table["token"].to_numpy())]
@@ -100,10 +100,10 @@ class RecordedMatches(RecordedOutcomes):
 
 @dataclass(frozen=True)
 class PublishedMatches(LawRecord):
-    """A rate of a published table, by what the table asks for: `data_set`, `head` or `sampling`.
+    """A rate from a published table, by the table's keys: `data_set`, `head` or `sampling`.
 
-    Layer and candidates are the method's. `by_position` takes the rates of the bins of output positions that Tables 6 to 8 print
-    instead of a total; with the `table` named one must say which.
+    Layer and candidates are those of the method. `by_position` uses the rates by bin of output positions, which Tables 6 to 8
+    print, instead of the total; it is required if the `table` is named.
     """
 
     data_set: str
@@ -136,7 +136,7 @@ class PublishedMatches(LawRecord):
             raise TableError("outcomes", ".by_position picks its table by data_set; leave outcomes.table out")
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
-        """The law for one point."""
+        """Law for one point."""
         known: dict[str, Any] = {"data_set": self.data_set, "head": self.head, "sampling": self.sampling, "method": "ppd"}
         known["layer"], known["candidates"] = of_method(parameters, "published", ("exit_layer", "candidates"))
         if self.by_position:
@@ -144,7 +144,7 @@ class PublishedMatches(LawRecord):
             rates, source = published.match_rates_by_position(**keys, tokens=tokens)
             law = outcome_laws.ByPosition(rates)
             trials = published.trials_of_a_bin(self.data_set)
-            # All bins at their low ends together, and all at their high ends: wider than need be.
+            # All bins at their low ends, and all at their high ends: wider than necessary.
             low, high = wilson(rates, trials)
             ends = outcome_laws.ByPosition(low), outcome_laws.ByPosition(high)
             bounds = float(low.mean()), float(high.mean())

@@ -1,4 +1,4 @@
-"""Files of recorded outcomes as a scenario names them: texts, JSON, and tables of columns as JSON or CSV."""
+"""Files of recorded outcomes named by a scenario: JSON, and tables of columns in JSON or CSV."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ JSON_OR_CSV = "JSON or CSV"
 
 
 def text_of(file: str, what: str, form: str = "JSON") -> str:
-    """What a file of outcomes holds; editors and spreadsheets may put a byte-order mark in front."""
+    """Text of a file of outcomes; editors and spreadsheets may put a byte-order mark before it."""
     try:
         return bounded_files.read_text(file)
     except UnicodeDecodeError:
-        reason = "it is no text in UTF-8"
+        reason = "it is not UTF-8 text"
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
     raise checks.ParameterError(f"file {file!r} cannot be read: {reason}; name a {form} file of {what}")
 
 
 def json_of(file: str, what: str, form: str = "JSON") -> Any:
-    """What a JSON file of outcomes holds."""
+    """Content of a JSON file of outcomes."""
     text = text_of(file, what, form)
     try:
         return bounded_files.json_of(text, strict=False)
@@ -37,7 +37,7 @@ def json_of(file: str, what: str, form: str = "JSON") -> Any:
 
 
 def columns_of(file: str, what: str, names: tuple[str, ...]) -> dict[str, list[Any]]:
-    """The columns of a table of outcomes, which shall have these names: an object of lists in JSON, or CSV."""
+    """Columns of a table of outcomes with these names: an object of lists in JSON, or CSV."""
     if file.lower().endswith(".csv"):
         return _columns_of_csv(file, what, names)
     found = json_of(file, what, JSON_OR_CSV)
@@ -47,7 +47,7 @@ def columns_of(file: str, what: str, names: tuple[str, ...]) -> dict[str, list[A
 
 
 def _columns_of_csv(file: str, what: str, names: tuple[str, ...]) -> dict[str, list[Any]]:
-    # Not by polars: it fills a short row with nulls and renames a second column of one name, and both are errors here.
+    # Not read by polars, which fills short rows with nulls and renames duplicate columns: both are errors here.
     try:
         head, *rows = [row for row in csv.reader(io.StringIO(text_of(file, what, JSON_OR_CSV))) if row] or [[]]
     except csv.Error as error:
@@ -66,7 +66,7 @@ def _columns_of_csv(file: str, what: str, names: tuple[str, ...]) -> dict[str, l
 
 
 def _value(cell: str) -> Any:
-    """What a cell says: true, false, or a number; anything else is left to who checks columns."""
+    """Parse a cell as true, false or a number; other strings are returned for the check of the column."""
     word = cell.strip().lower()
     try:
         return word == "true" if word in ("true", "false") else float(cell)
@@ -75,7 +75,7 @@ def _value(cell: str) -> Any:
 
 
 def read_once(read: Callable[[str, str], Any], file: str, source: str) -> Any:
-    """What `read` makes of a file and its source; every point of a grid asks for it anew, and a long file takes seconds."""
+    """Return `read(file, source)`, cached: every point of a grid needs it, and a long file takes seconds."""
     return _read_once(read, file, source, bounded_files.stamp(file))
 
 

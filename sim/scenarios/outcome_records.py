@@ -1,7 +1,6 @@
-"""What the tables of [outcomes] have in common: each is a record, checked, from which the law of a point is built.
+"""Base classes and checks of the [outcomes] tables: each table is a checked record from which the law of a point is built.
 
-The records of each kind of outcome are in files of their own; they say their keys, and what messages call them is what the keys are
-called.
+The records of each kind of outcome are in separate modules; their fields are the keys of the table.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ SOURCES = ("assumed", "measured", "published")
 
 @dataclass(frozen=True)
 class Outcome:
-    """A law, its rate with the interval of what is not known about it, and its provenance."""
+    """A law, its rate with its uncertainty interval, and its provenance."""
 
     law: Any
     rate: float
@@ -42,35 +41,35 @@ class Outcome:
     trials: int | None = None
     kind: str = ""
     agreement: float | None = None
-    """Of a lossy method: the share of its tokens that the target would have put out; None if nobody knows."""
+    """Share of a lossy method's tokens that equal the target's; None if not measured."""
     agreement_source: str | None = None
     published_speedup: float | None = None
-    """What is printed beside a published rate, or the ratio of two times that are."""
+    """Speed-up printed next to a published rate, or the ratio of two published times."""
     note: str | None = None
-    """A sentence of how the rate came about, or of what the law plays."""
+    """Sentence on the origin of the rate, or on what the law replays."""
     also: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """What else there is to say of the law, by the name of its column."""
+    """Further values of the law, by column name."""
 
 
 class LawRecord(ABC):
     """A table of [outcomes] of one `kind`: a frozen dataclass of its keys."""
 
     RATES: ClassVar[tuple[str, ...]] = ()
-    """The keys that say how often: where one of them is set anew, `trials` and `source` are not of it any more."""
+    """Keys that are rates; if one of them is overridden, `trials` and `source` no longer apply."""
 
     FIXED: ClassVar[bool] = False
-    """Whether the law is the same whatever the method's parameters and the tokens are: points then share it."""
+    """True if the law does not depend on the method's parameters or the number of tokens; points then share it."""
 
     @abstractmethod
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
-        """The law for one point of the grid."""
+        """Law for one point of the grid."""
 
 
 # --- a rate, or one for each output position -----------------------------------------------------------------------------
 
 
 class OneRate(LawRecord):
-    """Independent outcomes, all with the rate of the first key; `trials` is how many there were."""
+    """Independent outcomes, all with the rate of the first key; `trials` is the number of trials."""
 
     FIXED = True
 
@@ -79,7 +78,7 @@ class OneRate(LawRecord):
 
     @property
     def rate(self) -> float:
-        """The rate, whatever its key is called."""
+        """The rate, under the first key of RATES."""
         return float(getattr(self, self.RATES[0]))
 
     def __post_init__(self) -> None:
@@ -107,7 +106,7 @@ class CorrelatedRate(OneRate):
             raise checks.ParameterError(f"correlation must be {bound}, got {self.correlation:g}") from None
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
-        """The law for one point. Correlated trials are worth fewer than their number: by (1 - rho) / (1 + rho)."""
+        """Law for one point. The effective number of correlated trials is lower, by (1 - rho) / (1 + rho)."""
         law = self._law(self.rate)
         worth = 0.0 if self.trials is None else self.trials * (1 - self.correlation) / (1 + self.correlation)
         if not 0 < worth < float("inf"):
@@ -133,14 +132,14 @@ class RateByPosition(LawRecord):
         check_provenance(None, self.source)
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
-        """The law for one point."""
+        """Law for one point."""
         name = self.RATES[0]
         law = outcome_laws.ByPosition(getattr(self, name), name=name)
         return Outcome(law, float(law.mean(tokens)) / tokens, self.source)
 
 
 def independent(rate: float, trials: int | None, source: str) -> Outcome:
-    """Outcomes that do not depend on each other, with Wilson's interval of their rate where its trials are known."""
+    """Independent outcomes, with Wilson's interval of their rate if the trials are known."""
     law = outcome_laws.Iid(rate)
     if trials is None:
         return Outcome(law, rate, source)
@@ -152,7 +151,7 @@ def independent(rate: float, trials: int | None, source: str) -> Outcome:
 
 
 class RecordedOutcomes(LawRecord):
-    """Recorded sequences of outcomes: `records`, a JSON `file` that holds them (lists of true and false), or a decision `log`."""
+    """Recorded sequences of outcomes: `records`, a JSON `file` of them (lists of true and false), or a decision `log`."""
 
     records: tuple[tuple[bool, ...], ...] | None
     file: str | None
@@ -170,20 +169,20 @@ class RecordedOutcomes(LawRecord):
             self.check_log(log_of(self.log))
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
-        """The law for one point; its interval is between records: they are independent, positions within one are not."""
+        """Law for one point; its interval is between records, since positions within a record are not independent."""
         if self.log is None:
             return recorded(self._law(), tokens, self.source)
         log = log_of(self.log)
         law = self.law_of_log(log, parameters, tokens)
-        source = f"{self.source}: {len(law.records)} of {len(log.starts) - 1} texts of {Path(self.log).name}"
+        source = f"{self.source}: {len(law.records)} of {len(log.starts) - 1} sequences of {Path(self.log).name}"
         return recorded(law, tokens, source)
 
     def check_log(self, log: PositionLog) -> None:
-        """Refuse a log that does not have what this takes of it."""
+        """Raise an error for a log that lacks the data of this law."""
 
     @abstractmethod
     def law_of_log(self, log: PositionLog, parameters: MethodParameters, tokens: int) -> Any:
-        """The law of the outcomes in a log's texts, of which each covers all tokens."""
+        """Law of the outcomes in those sequences of a log that cover all tokens."""
 
     def _law(self) -> outcome_laws.Replay:
         records: Any = self.records if self.file is None else json_of(self.file, "records")
@@ -191,7 +190,7 @@ class RecordedOutcomes(LawRecord):
         if not isinstance(records, list | tuple) or not records:
             raise checks.ParameterError(f"records must be {form}, got {checks.shown(records)}")
         for index, record in enumerate(records):
-            # By type, in one pass: 1 and 0 may stand for true and false, and nothing else.
+            # Checked by type in one pass: only true, false, 1 and 0 are valid.
             if not isinstance(record, list | tuple) or not {*map(type, record)} <= {bool, int} or not {*record} <= {0, 1}:
                 raise checks.ParameterError(f"records must be {form}; records[{index}] is {checks.shown(record)}")
             if not record or len(record) != len(records[0]):
@@ -200,7 +199,7 @@ class RecordedOutcomes(LawRecord):
 
 
 def recorded(law: Any, tokens: int, source: str) -> Outcome:
-    """The outcome of recorded sequences; its interval is between them."""
+    """Outcome of recorded sequences; its interval is between sequences."""
     records = law.first(tokens)
     by_record, by_position = records.mean(axis=1), records.mean(axis=0)
     rate = float(by_record.mean())
@@ -213,7 +212,7 @@ def recorded(law: Any, tokens: int, source: str) -> Outcome:
 
 
 def log_of(name: Any) -> PositionLog:
-    """A decision log by its file, or by the name of a bundled one; read once."""
+    """Load a decision log by its file, or by the name of a bundled log; cached."""
     if not isinstance(name, str):
         raise checks.ParameterError(f"log must be a path or a name in quotes, got {checks.shown(name)}")
     return _log_once(name, bounded_files.stamp(name))
@@ -225,23 +224,23 @@ def _log_once(name: str, stamp: object) -> PositionLog:
 
 
 def check_depth(log: PositionLog, parameters: MethodParameters) -> None:
-    """Refuse a log of a target with another number of layers."""
+    """Raise an error if the target of the log has another number of layers."""
     if parameters.layers != log.layers:
-        raise checks.ParameterError(f"method.layers must be {log.layers}, as the target of the log has, got {parameters.layers}")
+        raise checks.ParameterError(f"method.layers must be {log.layers}, as in the log's target, got {parameters.layers}")
 
 
 # --- checks --------------------------------------------------------------------------------------------------------------
 
 
 def check_provenance(trials: int | None, source: str) -> None:
-    """Refuse a source that is none, and trials that are no number."""
+    """Check that the source is one of `SOURCES` and the trials a positive number or None."""
     checks.one_of("source", source, SOURCES)
     if trials is not None:
         checks.whole("trials", trials, 1)
 
 
 def check_rates(name: str, given: Any, form: str = "a list of rates, one for each output position") -> None:
-    """Refuse what is no list of at least one rate."""
+    """Check that `given` is a list of at least one rate."""
     if not isinstance(given, tuple) or not given:
         raise checks.ParameterError(f"{name} must be {form}, got {checks.shown(given)}")
     for index, rate in enumerate(given):
@@ -249,13 +248,13 @@ def check_rates(name: str, given: Any, form: str = "a list of rates, one for eac
 
 
 def check_file(file: Any) -> None:
-    """Refuse what is no path; what a scenario file holds may be anything."""
+    """Check that `file` is a path or None."""
     if not isinstance(file, str | None):
         raise checks.ParameterError(f"file must be a path in quotes, got {checks.shown(file)}")
 
 
 def of_method(parameters: MethodParameters, kind: str, names: Sequence[str]) -> list[Any]:
-    """What a law needs to know of the method."""
+    """Values of the method's parameters that a law needs."""
     known = parameters.table()
     missing = [name for name in names if name not in known]
     if missing:
@@ -264,7 +263,7 @@ def of_method(parameters: MethodParameters, kind: str, names: Sequence[str]) -> 
 
 
 def having(parameters: MethodParameters, needs: Any, kind: str) -> Any:
-    """The parameters as a law needs them: `needs` is a protocol that can be checked while running."""
+    """Return the parameters, checked against the runtime protocol `needs` of a law."""
     if not isinstance(parameters, needs):
         names = ", ".join(name for name in vars(needs)["__annotations__"])
         raise checks.ParameterError(f"outcomes.kind {kind!r} needs a method with {names}")
@@ -275,22 +274,22 @@ def having(parameters: MethodParameters, needs: Any, kind: str) -> Any:
 
 
 def agreeing(outcome: Outcome, agreement: float, source: str, whose: str) -> Outcome:
-    """The outcome with the agreement that its record tells of: it is never assumed."""
-    words = f"{source}: share of tokens that the {whose} would have written"
+    """Add the agreement measured in a record to an outcome; agreement is never assumed."""
+    words = f"{source}: share of tokens equal to those of the {whose}"
     return dataclasses.replace(outcome, agreement=agreement, agreement_source=words)
 
 
 def one_source(file: Any, log: Any) -> None:
-    """Refuse records that come from nowhere, or from two places."""
+    """Check that records come from either a file or a log."""
     if (file is None) == (log is None):
         raise TableError("outcomes", " must come from a file or from a log, one of the two")
     check_file(file)
 
 
 def refuse_thresholds(parameters: MethodParameters, kind: str, names: Sequence[str]) -> None:
-    """Refuse thresholds of the method beside a law that states what they come to."""
+    """Raise an error for thresholds of the method together with a law that gives the resulting rates."""
     for name in names:
         if parameters.table()[name] is not None:
             raise checks.ParameterError(
-                f"{name} has no bearing on outcomes.kind {kind!r}, which states what it comes to; leave it out, or give a record"
+                f"{name} has no effect with outcomes.kind {kind!r}, which gives the resulting rates; leave it out, or give a record"
             )

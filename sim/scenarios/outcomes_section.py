@@ -1,4 +1,4 @@
-"""The [outcomes] of a scenario: which laws there are for each kind of outcome, and those of one point."""
+"""[outcomes] of a scenario: the laws for each kind of outcome, and the laws of one point."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LAWS: dict[str, Mapping[str, type[LawRecord]]] = {
     "match": match_outcomes.KINDS, "accept": acceptance_outcomes.KINDS, "medium_accept": acceptance_outcomes.BY_POSITION,
     "confidence": acceptance_outcomes.CONFIDENCE, "decision": decision_outcomes.KINDS, "exit": exit_outcomes.KINDS,
 }  # fmt: skip
-"""Records of laws by what `kind` calls them, for each kind of outcome (`model.outcomes.outcome_kinds`)."""
+"""Records of laws by their `kind`, for each kind of outcome (`model.outcomes.outcome_kinds`)."""
 RATES = frozenset(name for kinds in LAWS.values() for record in kinds.values() for name in record.RATES)
-"""The keys of these records that say how often, whose provenance goes where one of them is set anew."""
+"""Keys of these records that are rates; overriding one of them removes its `trials` and `source`."""
 
 
 def resolve(table: Any, where: str, method: str, parameters: MethodParameters, tokens: int) -> dict[str, Outcome]:
-    """The laws of the outcomes that a method asks for, by name, from the table that messages call `where`."""
+    """Return the laws of the outcomes that a method uses, by kind; error messages call the table `where`."""
     wanted = parameters.outcomes
     for outcome in wanted:
         checks.one_of(f"outcome that method {method} asks for,", outcome, KINDS)
@@ -48,14 +48,14 @@ def resolve(table: Any, where: str, method: str, parameters: MethodParameters, t
         tables_ = " and ".join(f"[{where}.{key}]" for key in wanted)
         raise ParameterError(f"method {method} needs {tables_}" + (f", and [{where}.{missing[0]}] is missing" if missing else ""))
     if one and not wanted:
-        # Nobody looks at it; it must be sound all the same, as one of the laws that there are.
+        # Not used by this method, but the kind must exist.
         checks.one_of(f"{where}.kind", table["kind"], {kind for kinds in LAWS.values() for kind in kinds})
         return {}
     return {key: _law(table if one else table[key], where if one else f"{where}.{key}", key, parameters, tokens) for key in wanted}
 
 
 def fixed(table: Any) -> bool:
-    """Whether all laws of an [outcomes] table are the same for all parameters of a method and all tokens."""
+    """Return whether no law of an [outcomes] table depends on the method's parameters or the number of tokens."""
     if not isinstance(table, Mapping):
         return False
     if "kind" in table:

@@ -1,8 +1,8 @@
-"""Scenarios: TOML with [scenario], [[method]], [outcomes], [cost], [cluster] and [sweep], read and overridden.
+"""Scenario files: TOML with [scenario], [[method]], [outcomes], [cost], [cluster] and [sweep], and overrides of their keys.
 
-[outcomes] and [cost] hold for every method; one that differs has its own, [method.outcomes] and [method.cost]. [outcomes] is one
-law, or one for each kind of outcome: [outcomes.match], [outcomes.accept]. A scenario is kept as the plain tables it was written in;
-`sim.scenarios.cases` makes one point of its grid into checked objects.
+[outcomes] and [cost] apply to every method, unless a method has [method.outcomes] or [method.cost]. [outcomes] is one law, or one
+per kind of outcome: [outcomes.match], [outcomes.accept]. This module keeps a scenario as plain tables; `sim.scenarios.cases` builds
+checked objects from them for one grid point.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from model.methods import registry
 
 SECTIONS = ("scenario", "method", "outcomes", "cost", "cluster", "sweep")
 OWN = ("outcomes", "cost")
-"""Sections that a method may have of its own."""
+"""Sections that a method may override."""
 DEFAULT = "ppd-figures-3-and-4"
 RESULTS_VERSION = 7
-"""Raised when the same scenario would give other numbers, or other columns: shards of another version are not resumed."""
+"""Increased when the same scenario would give other numbers or columns: shards of another version are not resumed."""
 
 Tables = dict[str, Any]
 
 
 def names() -> list[str]:
-    """Names of the embedded scenarios."""
+    """Names of the bundled scenarios."""
     return sorted(path.name.removesuffix(".toml") for path in _bundled().iterdir() if path.name.endswith(".toml"))
 
 
 def text_of(name: str) -> str:
-    """An embedded scenario as it is written."""
+    """Text of a bundled scenario file."""
     return (_bundled() / f"{name}.toml").read_text(encoding="utf-8")
 
 
@@ -52,7 +52,7 @@ def _bundled() -> Traversable:
 
 
 def load(source: str | Path | Mapping[str, Any] | None = None) -> Tables:
-    """The tables of a scenario: a path, the name of an embedded one, tables already read, or None for the default."""
+    """Load the tables of a scenario from a path, the name of a bundled scenario, or a mapping; None is the default scenario."""
     if isinstance(source, Mapping):
         return copy.deepcopy(dict(source))
     label = DEFAULT if source is None else str(source)
@@ -62,10 +62,10 @@ def load(source: str | Path | Mapping[str, Any] | None = None) -> Tables:
         try:
             text = bounded_files.read_text(label, bounded_files.MOST_TOML)  # editors may put a byte-order mark in front
         except UnicodeDecodeError:
-            raise ParameterError(f"scenario {label!r} is no text in UTF-8; name a TOML file, or save it as UTF-8") from None
+            raise ParameterError(f"scenario {label!r} is not UTF-8 text; name a TOML file, or save it as UTF-8") from None
         except (OSError, ValueError) as error:
             close = difflib.get_close_matches(label, names(), n=1)
-            hint = f"; did you mean the embedded scenario {close[0]}?" if close else "; `sim ls scenarios` lists the embedded ones"
+            hint = f"; did you mean the bundled scenario {close[0]}?" if close else "; `sim ls scenarios` lists the bundled ones"
             raise ParameterError(f"scenario {checks.shown(label)} cannot be read: {_reason(error)}{hint}") from None
     try:
         return _located(bounded_files.toml_of(text), Path(label).parent)
@@ -74,7 +74,7 @@ def load(source: str | Path | Mapping[str, Any] | None = None) -> Tables:
 
 
 def _located(tables: Tables, folder: Path) -> Tables:
-    """A file that a scenario names is beside it, not wherever the command happens to run."""
+    """Make file names relative to the scenario's folder instead of the working directory."""
     for table, key in (*_outcome_files(tables), *_hardware_files(tables)):
         table[key] = str(folder / table[key])
     for values, index in _file_axes(tables):
@@ -83,7 +83,7 @@ def _located(tables: Tables, folder: Path) -> Tables:
 
 
 def _laws_of(tables: Mapping[str, Any]) -> list[Tables]:
-    """Every table of a scenario that says a law of outcomes, or may."""
+    """All tables of a scenario that may define a law of outcomes."""
     methods = tables.get("method")
     above = [tables, *(methods if isinstance(methods, list) else [methods])]
     found = [table.get("outcomes") for table in above if isinstance(table, Mapping)]
@@ -92,11 +92,11 @@ def _laws_of(tables: Mapping[str, Any]) -> list[Tables]:
 
 
 RECORDS: dict[str, Callable[[str], bool]] = {"file": lambda _: True, "log": lambda name: name.endswith(".json")}
-"""Of the outcomes those that are files, or names of bundled ones, and how to tell which."""
+"""Keys of outcomes that name files or bundled logs, with a test whether a value is a file."""
 
 
 def _outcome_files(tables: Mapping[str, Any]) -> list[tuple[Tables, str]]:
-    """Where a scenario names files of recorded outcomes."""
+    """Tables and keys of a scenario that name files of recorded outcomes."""
     given = [(table, key) for table in _laws_of(tables) for key in RECORDS if isinstance(table.get(key), str)]
     return [(table, key) for table, key in given if RECORDS[key](table[key])]
 
@@ -106,24 +106,24 @@ NAMED = {
     **dict.fromkeys(("profile", "draft_profile", "medium_profile"), lambda name: name.endswith(".json")),
     **dict.fromkeys(SHAPES, transformer.is_path), "device": devices.is_path,
 }  # fmt: skip
-"""Of the costs those that are names or files, and how to tell which."""
+"""Keys of costs that are bundled names or files, with a test whether a value is a file."""
 
 
 def _costs_of(tables: Mapping[str, Any]) -> list[Tables]:
-    """Every table of costs."""
+    """All tables of costs."""
     methods = tables.get("method")
     above = [tables, *(methods if isinstance(methods, list) else [methods])]
     return [table["cost"] for table in above if isinstance(table, Mapping) and isinstance(table.get("cost"), dict)]
 
 
 def _hardware_files(tables: Mapping[str, Any]) -> list[tuple[Tables, str]]:
-    """Where a scenario names files of profiles, models and devices."""
+    """Tables and keys of a scenario that name files of profiles, models and devices."""
     given = [(table, key) for table in _costs_of(tables) for key in NAMED if isinstance(table.get(key), str)]
     return [(table, key) for table, key in given if NAMED[key](table[key])]
 
 
 def _file_axes(tables: Mapping[str, Any]) -> list[tuple[list[Any], int]]:
-    """Where axes of a sweep name files."""
+    """Lists and indices of sweep values that name files."""
     sweep = tables.get("sweep", {})
     found = []
     for path, values in sweep.items() if isinstance(sweep, Mapping) else ():
@@ -135,7 +135,7 @@ def _file_axes(tables: Mapping[str, Any]) -> list[tuple[list[Any], int]]:
 
 
 def _plainly(error: ValueError, text: str) -> str:
-    """A parser's message in words for readers who have never seen its sources, with a line in every case."""
+    """Message of the TOML parser in plain words, always with a line number."""
     if not isinstance(error, tomllib.TOMLDecodeError | ParameterError):
         return "a number has too many digits"
     about = str(error).replace("end of document", f"the end, line {len(text.splitlines())}")
@@ -147,7 +147,7 @@ def _reason(error: Exception) -> str:
 
 
 def method_tables(tables: Mapping[str, Any]) -> list[Tables]:
-    """The [[method]] tables; a single [method] is one of them."""
+    """Return the [[method]] tables; a single [method] table gives a list of one."""
     methods = tables.get("method", [])
     found = methods if isinstance(methods, list) else [methods]
     for table in found:
@@ -157,7 +157,7 @@ def method_tables(tables: Mapping[str, Any]) -> list[Tables]:
 
 
 def apply(tables: Tables, path: str, value: Any) -> None:
-    """Set one dotted path in the tables. `method.x` is set in every method, and all must take x."""
+    """Set the value at a dotted path. `method.x` is set in every method, and all must have the parameter x."""
     section, _, key = path.partition(".")
     if section not in SECTIONS or section == "sweep" or not key:
         known = [f"{name}.KEY" for name in SECTIONS if name != "sweep"]
@@ -171,7 +171,7 @@ def apply(tables: Tables, path: str, value: Any) -> None:
 
 
 def _put(table: Any, where: str, key: str, value: Any) -> None:
-    """Set a key, or a key of a table in the table where it has dots."""
+    """Set a key; a key with dots is set in nested tables."""
     *above, last = key.split(".")
     for name in above:
         if not isinstance(table, dict):
@@ -183,14 +183,14 @@ def _put(table: Any, where: str, key: str, value: Any) -> None:
 
 
 def _apply_shared(tables: Tables, section: str, key: str, value: Any) -> None:
-    """Set what holds for all methods; where each has its own, in those that say it already."""
+    """Set a key of a shared section; if each method has its own section, in those that already have the key."""
     own = [table for table in method_tables(tables) if section in table]
     if section in tables or not own:
         _put(tables.setdefault(section, {}), section, key, value)
         return
     saying = [table for table in own if _says(table[section], key)]
     if not saying:
-        raise ParameterError(f"no [method.{section}] says {key}; write the path of one that should: method.{section}.{key}")
+        raise ParameterError(f"no [method.{section}] has {key}; to add it, write its full path: method.{section}.{key}")
     for table in saying:
         _put(table[section], f"method.{section}", key, value)
 
@@ -204,7 +204,7 @@ def _says(table: Any, key: str) -> bool:
 
 
 def _apply_to_methods(tables: Tables, key: str, value: Any) -> None:
-    """In every method, or with a method's name in front of the key in those of that name."""
+    """Set a key in every method, or, with a method's name before the key, in the methods of that name."""
     named, _, rest = key.partition(".")
     meant = {table.get("name") for table in method_tables(tables)}
     if rest and named in meant:
@@ -225,13 +225,13 @@ def _apply_to_methods(tables: Tables, key: str, value: Any) -> None:
             if key not in known and key not in aliases:
                 raise ParameterError(f"method {name} takes no {key}; {instead(kind, key)}")
             for other in (alias for alias, meant in aliases.items() if meant == aliases.get(key, key)):
-                table.pop(other, None)  # one value, whatever it is called
+                table.pop(other, None)  # keep a single value under any of its names
             table.pop(aliases.get(key, key), None)
         table[key] = value
 
 
 def cost_source(tables: Mapping[str, Any]) -> str:
-    """Where the times come from, in words for whoever reads a result."""
+    """Describe the source of the times, for reports."""
     costs = [table for table in _costs_of(tables) if table]
     real = [table for table in (cost_of(tables, each) for each in method_tables(tables)) if _on_hardware(table)]
     if real:
@@ -241,25 +241,25 @@ def cost_source(tables: Mapping[str, Any]) -> str:
     said = "".join(f"{words}; " for key, words in _PUBLISHED_COSTS.items() if key in given)
     rest = [key for key in dict.fromkeys(given) if key not in ("kind", *NO_TIMES, *_PUBLISHED_COSTS)]
     if rest:
-        return f"{said}assumed, as [cost] says: {', '.join(rest)}; layers not named take one time unit each"
-    last = "layers alike, and the exit layer of the runs that it is fitted to" if "fitted_on" in given else (
-        "every layer one time unit, nothing else takes time"
+        return f"{said}assumed, as [cost] says: {', '.join(rest)}; other layers take one layer-time each"
+    last = "equal layers, and the exit layer of the fitted runs" if "fitted_on" in given else (
+        "every layer takes one layer-time, nothing else takes time"
     )
     return f"{said}assumed: {last}"
 
 
 NO_TIMES = ("operations_ratio", "medium_operations_ratio", "allow_slow_medium", "shape", "draft_shape", "medium_shape")
-"""Keys of [cost] that say something else than how long anything takes."""
+"""Keys of [cost] that are not times."""
 _PUBLISHED_COSTS = {
-    "task": "published: the cost ratio, Table 1 of the deck",
-    "data_set": "published: what plain decoding takes, PPD Table 3",
-    "fitted_on": "fitted to published times, PPD Table 3: a cost of each process and token",
+    "task": "published: the cost ratio, Table 1 of the slides",
+    "data_set": "published: time of plain decoding, PPD Table 3",
+    "fitted_on": "fitted to published times, PPD Table 3: a cost per process and token",
 }
-"""What kind 'published' takes from where, by the key that asks for it."""
+"""Sources of kind 'published', by the key that selects them."""
 
 
 ON_HARDWARE = ("profile", "roofline")
-"""Kinds of costs that `sim.scenarios.hardware_cost` knows."""
+"""Kinds of costs defined in `sim.scenarios.hardware_cost`."""
 
 
 def _on_hardware(table: Any) -> bool:
@@ -267,7 +267,7 @@ def _on_hardware(table: Any) -> bool:
 
 
 def cost_of(tables: Mapping[str, Any], method: Mapping[str, Any]) -> Any:
-    """The costs of a method: its own, or those of all; its own without a kind change single ones of a shared kind on hardware."""
+    """Cost table of a method: [method.cost] or the shared [cost]; without a `kind`, [method.cost] overrides single shared keys."""
     own, shared = method.get("cost"), tables.get("cost", {})
     if own is None:
         return shared
@@ -276,7 +276,7 @@ def cost_of(tables: Mapping[str, Any], method: Mapping[str, Any]) -> Any:
 
 
 def _hardware_sources(tables: Mapping[str, Any], costs: list[Tables]) -> str:
-    """Whose times costs on hardware take, and at which operating points."""
+    """Describe the profiles and devices whose times are used, and the operating points."""
     from sim.scenarios.hardware_cost import ROLES, HardwareCost  # numpy comes with it
 
     swept = {path: values for path, values in tables.get("sweep", {}).items() if path.startswith(("cost.", "method.cost."))}
@@ -288,7 +288,7 @@ def _hardware_sources(tables: Mapping[str, Any], costs: list[Tables]) -> str:
         for values in varied:
             try:
                 cost = HardwareCost(**{**table, **{key: value for key, value in values.items() if key in table or key in said}})
-            except (ParameterError, TypeError):  # a point that fails says so itself
+            except (ParameterError, TypeError):  # reported when the point is resolved
                 continue
             for role in ROLES:
                 found = cost.of(role)
@@ -307,7 +307,7 @@ def _hardware_sources(tables: Mapping[str, Any], costs: list[Tables]) -> str:
 
 
 def fingerprint(tables: Tables) -> str:
-    """A hash of all that decides the results: the resolved tables, the files they name, and the version of what computes them."""
+    """Hash of everything that determines the results: the resolved tables, the files they name, and the results version."""
     named = [values[index] for values, index in _file_axes(tables)]
     named += [table[key] for table, key in (*_outcome_files(tables), *_hardware_files(tables))]
     contents = {str(name): _digest(Path(name)) for name in named}  # the JSON of a log or a profile has its table's checksum
@@ -316,6 +316,6 @@ def fingerprint(tables: Tables) -> str:
 
 
 def _digest(path: Path) -> str | None:
-    """A hash of a file's content, or of the configuration in a model's folder; None where there is none, as its point will say."""
+    """Hash of a file's content, or of the config.json in a model's folder; None for a missing file, which its point reports."""
     path = path / "config.json" if path.is_dir() else path
     return hashlib.sha256(bounded_files.read_bytes(path)).hexdigest() if path.is_file() else None

@@ -1,7 +1,7 @@
-"""The theorems as objects, and the search for an example that refutes one.
+"""Theorems on the methods, and the search for counterexamples.
 
-Every claim of `model` about a method is here a `Theorem` that the simulator is asked about: `check` tries it on many drawn examples
-and, where it fails, says on which smallest one; `replay` tries it on one example.
+Every claim of `model` about a method is a `Theorem` that is checked against the simulator. `check` tries it on many random examples
+and reports the smallest counterexample found; `replay` tries it on one example.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def _of_methods() -> Iterator[Theorem]:
-    """The theorems of all modules of `sim/theorems/of_methods`."""
+    """Yield the theorems of all modules of `sim/theorems/of_methods`."""
     names = sorted(each.name for each in resources.files(of_methods).iterdir())
     for name in names:
         if name.endswith(".py") and name != "__init__.py":
@@ -37,44 +37,44 @@ THEOREMS = tuple(
 )
 
 ENOUGH = 200
-"""Examples by which a statement that must fail has to be refuted."""
+"""Number of examples within which a false statement must be refuted [examples]."""
 
 
 @dataclass(frozen=True)
 class TheoremVerdict:
-    """What came of trying a theorem."""
+    """Result of trying a theorem on examples."""
 
     theorem: Theorem
     tried: int
-    """Examples tried, up to and with the first that refuted it; making that one smaller is not counted."""
+    """Examples tried, up to and including the first counterexample; its shrinking is not counted."""
     holds: bool
-    """On every example tried."""
+    """True if it held on every example tried."""
     counterexample: Example | None
-    """The smallest found that refutes it."""
+    """Smallest counterexample found."""
     error: str
-    """What is wrong there, in numbers."""
+    """Error on the counterexample, in numbers; empty if there is none."""
     seconds: float
 
     @property
     def undecided(self) -> bool:
-        """Whether a statement that must fail was not refuted, but by too few examples to say anything."""
+        """True if a statement that must fail was not refuted, but by too few examples to decide."""
         return self.holds and self.theorem.expect == "fails" and self.tried < ENOUGH
 
     @property
     def expected(self) -> bool | None:
-        """Whether it came out as the theory says; None where it is undecided."""
+        """True if the verdict is the expected one; None if undecided."""
         return None if self.undecided else self.holds == (self.theorem.expect == "holds")
 
     @property
     def reproduce(self) -> str:
-        """The shell command that tries the theorem on the counterexample again; empty where there is none."""
+        """Shell command that replays the counterexample; empty if there is none."""
         if self.counterexample is None:
             return ""
         theorem = ["--method", self.theorem.method, "--theorem", self.theorem.number]
         return shlex.join(["sim", "check", *theorem, "--example", strict_json.dumps(self.counterexample)])
 
     def document(self) -> dict[str, Any]:
-        """All of it, as plain values."""
+        """Return the verdict as plain values, for JSON."""
         theorem = self.theorem
         return {
             "method": theorem.method, "theorem": theorem.number, "statement": theorem.statement, "source": theorem.source,
@@ -84,7 +84,7 @@ class TheoremVerdict:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        must = "" if self.theorem.expect == "holds" else " (must not hold)"
+        must = "" if self.theorem.expect == "holds" else " (expected to fail)"
         verdict = ("holds" if self.holds else "fails") + ("  <-- WRONG" if self.expected is False else "")
         verdict = "open" if self.undecided else verdict
         name = f"{self.theorem.method} {self.theorem.number:4}"
@@ -95,11 +95,11 @@ class TheoremVerdict:
 
 
 def summary(verdicts: Sequence[TheoremVerdict]) -> str:
-    """One line: the statements that came out wrong, and those that must fail and were not refuted, by method and number."""
+    """Return one line that names the wrong and the undecided statements by method and number."""
     wrong = [verdict for verdict in verdicts if verdict.expected is False]
     still_open = [verdict for verdict in verdicts if verdict.undecided]
     if not wrong and not still_open:
-        return "every statement came out as the theory says"
+        return "every statement came out as expected"
     found = "no statement came out wrong"
     if wrong:
         unrefuted = " (no counterexample found)"
@@ -107,7 +107,7 @@ def summary(verdicts: Sequence[TheoremVerdict]) -> str:
         found = f"{len(wrong)} {'statement' if len(wrong) == 1 else 'statements'} came out wrong: {', '.join(names)}"
     if still_open:
         names = [f"{_named(verdict)} ({verdict.tried} tried)" for verdict in still_open]
-        found += f"; open, as they must fail and no counterexample was found: {', '.join(names)}; try --examples {ENOUGH} or more"
+        found += f"; open (expected to fail, no counterexample found): {', '.join(names)}; try --examples {ENOUGH} or more"
     return found
 
 
@@ -116,7 +116,7 @@ def _named(verdict: TheoremVerdict) -> str:
 
 
 def select(method: str | None = None, only: Sequence[str] | None = None) -> tuple[Theorem, ...]:
-    """The theorems of a method or of all, or those with these numbers; a number without its letter means all it is split into.
+    """Return the theorems of a method (default: all), or those with the numbers `only`; a number without letter selects all parts.
 
     >>> [theorem.number for theorem in select("ppd", only=["27"])]
     ['27a', '27b', '27c']
@@ -144,25 +144,25 @@ def check(
     only: Sequence[str] | None = None,
     database: ExampleDatabase | None = None,
 ) -> Iterator[TheoremVerdict]:
-    """Try theorems of a method, or of all, on drawn examples, one after another.
+    """Try the theorems of a method (default: all) on random examples, and yield their verdicts.
 
-    The seed decides which are drawn, whatever else is checked. With a `database`, counterexamples of earlier searches are kept
-    there and tried first.
+    The examples of a theorem depend only on the seed. With a `database`, counterexamples are stored there and tried first in later
+    searches.
     """
     chosen = select(method, only)
     checks.whole("examples", examples, 1)
     checks.whole("seed", seed, 0)
     try:
-        import hypothesis  # noqa: F401  it is asked for here so that the error comes before the first verdict
+        import hypothesis  # noqa: F401  imported here so that the error precedes the first verdict
     except ImportError:
         raise checks.ParameterError("theorems are checked with hypothesis, which is not installed; install hypothesis") from None
     return (_search(theorem, examples, seed, database) for theorem in chosen)
 
 
 def replay(number: str, example: Example, method: str | None = None) -> TheoremVerdict:
-    """Try one theorem on one example, such as an earlier counterexample. Where methods share the number, name one.
+    """Try one theorem on one example, such as an earlier counterexample; give `method` if several methods share the number.
 
-    >>> replay("21a", {"form": "literal", "layers": 40, "exit_layer": 20, "candidates": 3, "matches": [True, False]}).holds
+    >>> replay("21a", {"form": "literal", "layers": 40, "exit_layer": 20, "candidates": 3, "matches": [True, False]}, "ppd").holds
     True
     """
     known = [theorem for theorem in select(method) if theorem.number == number]
@@ -170,12 +170,12 @@ def replay(number: str, example: Example, method: str | None = None) -> TheoremV
         raise checks.unknown("theorem", number, dict.fromkeys(theorem.number for theorem in select(method)))
     if len(known) > 1:
         owners = " and ".join(theorem.method for theorem in known)
-        raise checks.ParameterError(f"theorem {number} is one of {owners}; name the method")
+        raise checks.ParameterError(f"theorem {number} exists for {owners}; name the method")
     if not isinstance(example, dict):
         raise checks.ParameterError(f"example must be an object of fields and values, got {example!r}")
     start = time.perf_counter()
     try:
-        # A slip in what was typed is no refutation.
+        # A mistyped example is not a counterexample.
         error = known[0].error(example, let_through=(checks.ParameterError, KeyError))
     except KeyError as missing:
         if missing.args[0] not in example:
@@ -197,8 +197,8 @@ def _search(theorem: Theorem, examples: int, seed: int, database: ExampleDatabas
         found = found or wrong
         return wrong
 
-    # Hypothesis keeps no database where a seed is given, and what it would keep are choices, which mean something else once a
-    # strategy has changed. Examples are plain values, so they are kept as such.
+    # Hypothesis keeps no database if a seed is given, and it would store choices, whose meaning changes with the strategy. Examples
+    # are plain values and are stored as such.
     key = f"{theorem.method} {theorem.number}".encode()
     for stored in sorted(database.fetch(key), key=len) if database is not None else ():
         if refutes(earlier := json.loads(stored)):

@@ -1,7 +1,7 @@
-"""What theorems on drafting and verifying are tried on: decodings with luck by position, and small models given as tables.
+"""Examples for theorems on drafting and verifying: decodings with outcomes by position, and small models given as tables.
 
-The fields of a decoding are told in `draws`. A pair of models has `target` and `draft`, lists of weights of the tokens; which of
-its lists a model uses hangs on every token before. `tokens` is how many are decoded, `stop` the token that ends the text, if any.
+The fields of a decoding are described in `pipelined_examples`. A pair of models has `target` and `draft`, lists of token weights;
+all preceding tokens determine which list a model uses. `tokens` is the number of tokens to decode, `stop` an optional stop token.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from model.steps import Steps
 from sim.engine.cluster import LINKS, STOPS
 from sim.engine.events import Run
 from sim.theorems import pipelined_examples
-from sim.theorems.output_law import Model, Texts, law_of_text, own_law
+from sim.theorems.output_law import Model, TextLaw, law_of_model, law_of_text
 from sim.theorems.pipelined_examples import amounts, bits, chances, choice, cost, laws, paths, play, rates, size, survivors
 from sim.theorems.theorem import Example, drawn, st
 
@@ -37,44 +37,44 @@ PROMPT = (0,)
 
 
 def walked(x: Example) -> Tally:
-    """Many times the same decoding by the vectorised paths."""
-    coins = iter([np.zeros((size(x), BLOCK))])
-    return sampler.walk(choice(x), size(x), cost(x), ReplayRounds([survivors(x)]).drafts(coins))
+    """Walk the same decoding in every replication of the vectorised paths."""
+    draws = iter([np.zeros((size(x), BLOCK))])
+    return sampler.walk(choice(x), size(x), cost(x), ReplayRounds([survivors(x)]).drafts(draws))
 
 
 def always(values: Sequence[bool]) -> Iterator[Any]:
-    """These outcomes by position, the same in every replication of a block, wherever a draft starts."""
+    """Return these outcomes by position for every replication of a block, independent of where drafts start."""
     rows = [np.full(BLOCK, value) for value in values]
     return iter([lambda _, row=row: row for row in rows])
 
 
 def rounds(run: Any) -> int:
-    """Rounds of a run, or of the counter's work."""
+    """Return the rounds of a run, or of counted work."""
     return int(run.rounds.total())
 
 
 def drafted(run: Any) -> int:
-    """Tokens drafted in them."""
+    """Return the drafted tokens of a run, or of counted work."""
     return sum(count * times for (_, count), times in run.rounds.items())
 
 
 def accepted(run: Any) -> int:
-    """Drafted tokens accepted in them."""
+    """Return the accepted tokens of a run, or of counted work."""
     return sum(count * times for (count, _), times in run.rounds.items())
 
 
 def starts(run: Run) -> list[int]:
-    """How many tokens were out when each round began."""
+    """Return the number of generated tokens at the start of each round."""
     return list(itertools.accumulate((count for *_, count in run.commits[:-1]), initial=0))
 
 
 def law_of(x: Example) -> Any:
-    """The law of acceptances that an example names."""
+    """Return the law of acceptances of an example."""
     return Rounds(x["law"]["survival"]) if "survival" in x["law"] else pipelined_examples.law(x["law"])
 
 
 def all_runs(x: Example, tokens: int) -> Iterator[tuple[float, Run]]:
-    """Every decoding that the law of an example allows, by the simulator, with its chance. The last token is never tested."""
+    """Simulate every decoding that the law of an example allows; yield its probability and run. The last token is never tested."""
     law = law_of(x)
     if isinstance(law, Rounds):
         ends = np.append(law.survival[: x["draft_length"]], 0.0)
@@ -88,47 +88,47 @@ def all_runs(x: Example, tokens: int) -> Iterator[tuple[float, Run]]:
 
 
 def mean(x: Example, tokens: int, of: Callable[[Run], float]) -> float:
-    """The mean of what `of` says of a run, over every decoding that the law allows."""
+    """Return the mean of the quantity `of` over every decoding that the law allows."""
     return math.fsum(chance * of(run) for chance, run in all_runs(x, tokens))
 
 
 def model(rows: list[list[int]]) -> Model:
-    """A model that answers from one of these rows of weights. Their number is odd: then another token is another state."""
+    """Return a model that uses one of these rows of weights; their number is odd, so that different tokens give different rows."""
     table = [tuple(Fraction(weight, sum(row)) for weight in row) for row in rows]
 
-    def says(text: tuple[int, ...]) -> tuple[Fraction, ...]:
+    def next_token_law(text: tuple[int, ...]) -> tuple[Fraction, ...]:
         state = 0
         for token in text:
             state = (2 * state + token + 1) % len(table)
         return table[state]
 
-    return says
+    return next_token_law
 
 
 def models(x: Example) -> dict[str, Model]:
-    """The models of an example, by role."""
+    """Return the models of an example by role."""
     return {role: model(x[role]) for role in ("target", "draft")}
 
 
 def ends(x: Example) -> tuple[int, ...]:
-    """The tokens that end an example's text: one, if any."""
+    """Return the stop tokens of an example: at most one."""
     return () if x.get("stop") is None else (x["stop"],)
 
 
 def decoder(x: Example) -> Callable[[], Steps]:
-    """Starts the decoding of an example on its models."""
+    """Return a function that starts the decoding of an example."""
     parameters = speculative.Parameters(1, x["draft_length"], x.get("sampled", True))
     return lambda: speculative.decode(parameters, PROMPT, x["tokens"], ends(x))
 
 
-def text_law(x: Example, steps: Callable[[], Steps] | None = None) -> Texts:
-    """The law of the text that an example's decoding puts out, or other steps on its models."""
+def text_law(x: Example, steps: Callable[[], Steps] | None = None) -> TextLaw:
+    """Return the distribution of the text that an example's decoding generates, or that other `steps` generate on its models."""
     return law_of_text(steps or decoder(x), models(x), PROMPT, x["tokens"])
 
 
-def target_law(x: Example) -> Texts:
-    """The law of the target's own text."""
-    return own_law(models(x)["target"], PROMPT, x["tokens"], x.get("stop"))
+def target_law(x: Example) -> TextLaw:
+    """Return the distribution of the text that the target generates alone."""
+    return law_of_model(models(x)["target"], PROMPT, x["tokens"], x.get("stop"))
 
 
 # --- Search strategies; hypothesis is imported only when one is built ---
@@ -141,19 +141,19 @@ def drafting(
     tokens: int = 7,
     most: int = 4,
     *,
-    luck: str = "accept",
+    outcomes: str = "accept",
     costs: str = "plain",
     cluster: bool = False,
     **fields: SearchStrategy[Any],
 ) -> Example:
-    """Decodings of at most so many tokens that draft at most `most` at a time.
+    """Draw decodings of at most `tokens` tokens with drafts of at most `most` tokens.
 
-    `luck`: outcomes by position (`accept`), or how many survive of a draft from there (`survive`). `costs`: `plain`, in `whole`
-    numbers and quarters, or in `tenths`, which do not add up exactly. `cluster`: draw one, from a single unit to one more than
-    reserved. `fields` are drawn beside.
+    `outcomes`: by position (`accept`), or numbers of accepted tokens of a draft that starts there (`survive`). `costs`: `plain`, in
+    `whole` numbers and quarters, or in `tenths`, whose sums are rounded. `cluster`: draw a cluster of one unit up to one more than
+    reserved. `fields` are further fields to draw.
     """
     example: Example = {"draft_length": draw(st.integers(0, most))}
-    if luck == "accept":
+    if outcomes == "accept":
         example["accept"] = bits(draw, tokens)
     else:
         example["survive"] = digits(draw, draw(st.integers(1, tokens)), most)
@@ -163,7 +163,7 @@ def drafting(
 
 @drawn
 def few(draw: DrawFn, tokens: int = 4, most: int = 3, *, costs: str = "plain", law: str = "one rate") -> Example:
-    """Decodings of at most so many tokens, all luck of which can be tried, and a law: of `one rate`, or `any`."""
+    """Draw decodings short enough to enumerate all outcomes, and a law: i.i.d. (`one rate`), or `any`."""
     some = laws(tokens + 1) | survival(most) if law == "any" else st.fixed_dictionaries({"match_rate": rates()})
     example: Example = {"draft_length": draw(st.integers(0, most)), "tokens": draw(st.integers(1, tokens)), "law": draw(some)}
     _stage(draw, example, costs, cluster=False)
@@ -171,7 +171,7 @@ def few(draw: DrawFn, tokens: int = 4, most: int = 3, *, costs: str = "plain", l
 
 
 def survival(most: int) -> SearchStrategy[Example]:
-    """Laws of rounds: chances that at least 1, 2, ... tokens of a draft survive."""
+    """Draw laws of rounds: probabilities that at least 1, 2, ... tokens of a draft are accepted."""
     falling = st.lists(rates(), min_size=most, max_size=most).map(lambda values: sorted(values, reverse=True))
     return st.fixed_dictionaries({"survival": falling})
 
@@ -180,9 +180,9 @@ def survival(most: int) -> SearchStrategy[Example]:
 def pairs(
     draw: DrawFn, /, tokens: int = 3, most: int = 3, words: int = 3, *, stops: bool = True, **fields: SearchStrategy[Any]
 ) -> Example:
-    """Pairs of models over at most `words` words, a draft length, how many tokens to decode, and perhaps a token that ends them."""
+    """Draw pairs of models with a vocabulary of at most `words`, a draft length, a number of tokens, and perhaps a stop token."""
     count = draw(st.integers(2, words))
-    # Many ways to go with three words: shorter texts then.
+    # A vocabulary of three words has more outcomes, so decode fewer tokens.
     example: Example = {"draft_length": draw(st.integers(0, most)), "tokens": draw(st.integers(1, tokens - (count > 2)))}
     for role in ("target", "draft"):
         states = draw(st.sampled_from((1, 3)))
@@ -193,7 +193,7 @@ def pairs(
 
 
 def _stage(draw: DrawFn, example: Example, costs: str, cluster: bool) -> None:
-    """Add what does not change an example's luck."""
+    """Add parameters, costs and a cluster, none of which changes the outcomes."""
     if costs != "plain":
         chosen = draw(st.integers(0, 23))
         example |= {
@@ -212,12 +212,12 @@ def _stage(draw: DrawFn, example: Example, costs: str, cluster: bool) -> None:
 
 
 def _costs(draw: DrawFn, layers: int, draft_length: int, kind: str) -> Example:
-    """Fields of `UnitCost`: a draft pass in quarters or tenths of the target's; links, heads, uneven layers and widths perhaps."""
+    """Draw fields of `UnitCost`: draft passes in quarters or tenths of the target's; optional link, head, layer and width costs."""
     amount = amounts(kind)
     parts, first = (4, 4) if kind == "whole" else (10, 7)
     chosen = draw(st.integers(0, 15))
     given: Example = {"cost_ratio": draw(st.integers(0, 8)) / parts}
-    given |= {name: draw(amount) for place, name in enumerate(("link", "final_head")) if chosen >> place & 1}
+    given |= {name: draw(amount) for bit, name in enumerate(("link", "final_head")) if chosen >> bit & 1}
     if chosen & 4:
         given["layer_times"] = [*(draw(amount) for _ in range(layers - 1)), draw(amount) or 1]
     if chosen & 8:
@@ -227,6 +227,6 @@ def _costs(draw: DrawFn, layers: int, draft_length: int, kind: str) -> Example:
 
 
 def digits(draw: DrawFn, count: int, most: int, least: int = 0) -> list[int]:
-    """So many numbers from 0 to `most`, in one draw; not all of them zero if `least` is 1."""
+    """Draw `count` numbers from 0 to `most` with one draw; not all zero if `least` is 1."""
     number = draw(st.integers(least, (most + 1) ** count - 1))
-    return [number // (most + 1) ** place % (most + 1) for place in range(count)]
+    return [number // (most + 1) ** index % (most + 1) for index in range(count)]

@@ -1,4 +1,4 @@
-"""The theorems on the engine: that simulator, sampler and counter tell of one and the same decoding, on any cluster.
+"""Theorems on the simulator: events, paths and counter describe the same decoding, on any cluster.
 
 [Kiefer1955] J. Kiefer and J. Wolfowitz. On the Theory of Queues with Many Servers. Trans. Amer. Math. Soc. 78 (1955) 1-18.
 """
@@ -43,13 +43,13 @@ from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
 
-_ROWS = 32  # of a tile, as the coins come
+_ROWS = 32  # positions per tile, as in `random_streams`
 
 
 theorem = Collected("ppd")
 
 
-# --- What they are tried on ---
+# --- Examples ---
 
 
 def _clusters(forms: tuple[str, ...] = ppd.FORMS, costs: str = "tenths", **more: Any) -> SearchStrategy[Example]:
@@ -58,7 +58,7 @@ def _clusters(forms: tuple[str, ...] = ppd.FORMS, costs: str = "tenths", **more:
 
 @drawn
 def _queues(draw: DrawFn) -> Example:
-    """Sub-processes that are started one after another, and the units that there are beside the main process's."""
+    """Sub-processes that start one after another, and the number of units besides that of the main process."""
 
     count = draw(whole(1, 6))
     return {
@@ -67,17 +67,17 @@ def _queues(draw: DrawFn) -> Example:
     }  # fmt: skip
 
 
-def _luck() -> SearchStrategy[Example]:
+def _random_draws() -> SearchStrategy[Example]:
     tokens = st.integers(1, 40)
     return st.fixed_dictionaries(
         {"seed": st.integers(0, 2**32), "block": st.integers(0, 3), "tokens": tokens, "more_tokens": tokens, "law": laws(40)}
     )
 
 
-# --- 28: conservation, and agreement of the views ---
+# --- 28: conservation, agreement of the views ---
 
 
-@theorem("28a", "Busy time is the sum of the intervals on units, those cut off included, and at most units x latency.",
+@theorem("28a", "Busy time is the sum of the intervals on units, including those cut short, and at most units x latency.",
          source="conservation", given=_clusters)
 def busy_time(x: Example) -> None:
     run = play(x, record=True)
@@ -87,7 +87,7 @@ def busy_time(x: Example) -> None:
     equal("passes", run.passes, sum(row.what == "forward" for row in run.intervals))
 
 
-@theorem("28b", "No unit does two things at a time, none is used that the cluster has not, nor any after the last token.",
+@theorem("28b", "Each unit runs one pass at a time; only units of the cluster are used, and none after the last token.",
          source="conservation", given=_clusters)
 def one_at_a_time(x: Example) -> None:
     run = play(x, record=True)
@@ -96,8 +96,8 @@ def one_at_a_time(x: Example) -> None:
         for (_, end), (start, _) in pairwise(rows):
             at_most(f"end of a pass on unit {unit}", end, start)
     at_most("most units in use", run.peak_units, _units(x))
-    at_most("greatest number of a unit", max(row.unit for row in run.intervals), _units(x) - 1)
-    at_most("units in use at a time, by the intervals", _most_at_once(run.intervals), run.peak_units)
+    at_most("largest index of a unit", max(row.unit for row in run.intervals), _units(x) - 1)
+    at_most("units in use at a time, from the intervals", _most_at_once(run.intervals), run.peak_units)
     at_most("last end of a pass", max(row.end for row in run.intervals if row.unit >= 0), run.latency)
 
 
@@ -110,10 +110,10 @@ def one_transfer_at_a_time(x: Example) -> None:
         at_most("end of a transfer on the shared link", end, start)
 
 
-@theorem("28d", "Simulator and sampler agree on every path, exactly, with costs and uneven layers in whole layer-times.",
-         source="nothing contends", given=lambda: decodings(costs="whole"))
-@theorem("28e", "Simulator and sampler agree on every path, to rounding, with costs and uneven layers in tenths of layer-times.",
-         source="nothing contends", given=lambda: decodings(costs="tenths"))
+@theorem("28d", "Events and paths agree exactly on every path, with costs and unequal layers in whole layer-times.",
+         source="no contention", given=lambda: decodings(costs="whole"))
+@theorem("28e", "Events and paths agree to rounding on every path, with costs and unequal layers in tenths of layer-times.",
+         source="no contention", given=lambda: decodings(costs="tenths"))
 def events_are_paths(x: Example) -> None:
     run = play(x)
     time, busy = sampler.walk(choice(x), size(x), cost(x), _tiles(x["matches"][:-1]))
@@ -121,23 +121,23 @@ def events_are_paths(x: Example) -> None:
     equal("compute", run.busy, float(busy[0]), rounding(x))
 
 
-@theorem("28f", "One event a pass or one a layer: the same run, exactly in whole layer-times.",
-         source="layers of a pass follow each other", given=lambda: _clusters(costs="whole"))
-@theorem("28g", "One event a pass or one a layer: the same run, to rounding in tenths of layer-times.",
-         source="layers of a pass follow each other", given=lambda: decodings(costs="tenths"))
+@theorem("28f", "One event per pass and one event per layer give the same run, exactly in whole layer-times.",
+         source="the layers of a pass run in sequence", given=lambda: _clusters(costs="whole"))
+@theorem("28g", "One event per pass and one event per layer give the same run, to rounding in tenths of layer-times.",
+         source="the layers of a pass run in sequence", given=lambda: decodings(costs="tenths"))
 def layer_by_layer(x: Example) -> None:
     one, many = play(x, record=True), play(x, record=True, per_layer=True)
     within = rounding(x)
     for (time, *kind), (other, *other_kind) in zip(one.commits, many.commits, strict=True):
-        equal("kind of a token and how many", other_kind, kind)
+        equal("kind and number of tokens", other_kind, kind)
         equal("time of a token", other, time, within)
     equal("latency", many.latency, one.latency, within)
     equal("compute", many.busy, one.busy, within)
-    if not within:  # a tie that rounding breaks may let a process be born and stopped at once
+    if not within:  # if rounding breaks a tie, a process may start and be stopped at once
         equal("passes and most units in use", (many.passes, many.peak_units), (one.passes, one.peak_units))
 
 
-@theorem("28h", "The layers that the counter counts are the busy time, where nothing is stopped: in the literal and the flat form.",
+@theorem("28h", "In the literal and the flat form the busy time equals the layers that the counter counts.",
          source="nothing is stopped", given=lambda: decodings(("literal", "flat")))
 def counter_is_busy_time(x: Example) -> None:
     run, work = play(x), counted(x)
@@ -145,7 +145,7 @@ def counter_is_busy_time(x: Example) -> None:
     equal("passes", work.passes, run.passes)
 
 
-@theorem("28i", "The text is the plain decoder's, on any cluster and whatever matches, and the counter's.",
+@theorem("28i", "Events and counter generate the text of plain decoding, on any cluster and for any matches.",
          source="exactness: [Yang2024], section 3", given=_clusters)
 def right_text(x: Example) -> None:
     kinds = ["match" if match else "miss" for match in x["matches"]]
@@ -159,32 +159,32 @@ def plain_text(x: Example) -> None:
     n, layers = size(x), choice(x).layers
     plain = autoregressive.decode(autoregressive.Parameters(layers), [0], n)
     want = simulate(plain, n, Cluster(1), cost(x), World(1, layers, []))
-    equal("text of the plain decoder", want.tokens, list(range(1, n + 1)))
+    equal("text of plain decoding", want.tokens, list(range(1, n + 1)))
     for per_layer in (False, True):
         run = play(x, per_layer=per_layer)
         equal("text", run.tokens, want.tokens)
-        at_most("first of two times of tokens", 0.0, min(later[0] - sooner[0] for sooner, later in _pairs(run)))
+        at_most("time order of tokens, against the shortest gap", 0.0, min(later[0] - sooner[0] for sooner, later in _pairs(run)))
     equal("text of the counter", counted(x).tokens, want.tokens)
 
 
-@theorem("28j", "With its barrier, one unit more never makes a run longer, from one unit to one more than reserved.",
-         source="sub-processes of one length, first come first served", given=lambda: _clusters(("literal", "flat")))
+@theorem("28j", "With the barrier, one more unit never makes a run longer, from one unit to one more than reserved.",
+         source="sub-processes of equal length, first come, first served", given=lambda: _clusters(("literal", "flat")))
 def fewer_units(x: Example) -> None:
     clusters = [{**x["cluster"], "units": units} for units in range(1, choice(x).units + 2)]
     latencies = [play(x, cluster=cluster).latency for cluster in clusters]
     for units, (fewer, more) in enumerate(pairwise(latencies), start=1):
-        at_most(f"latency on {units + 1} units, of that on {units}", more, fewer, rounding(x))
+        at_most(f"latency on {units + 1} units, against {units}", more, fewer, rounding(x))
 
 
 @theorem("28k", "On one unit no form is faster than plain decoding.",
-         source="conservation: every token takes all layers and a head", given=_clusters)
+         source="conservation: every token runs all layers and a head", given=_clusters)
 def one_unit(x: Example) -> None:
     given = cost(x)
     plain = size(x) * given.target_pass
     at_most("latency of plain decoding", plain, play(x, cluster={**x["cluster"], "units": 1}).latency, rounding(x))
 
 
-@theorem("28l", "Units beyond those a form reserves change nothing.", source="no more processes are alive at once",
+@theorem("28l", "Units beyond those that a form reserves change nothing.", source="no more processes are alive at once",
          given=lambda: decodings(costs="tenths", spare=whole(1, 3)))
 def spare_units(x: Example) -> None:
     units = choice(x).units
@@ -193,10 +193,10 @@ def spare_units(x: Example) -> None:
     equal("compute and most units in use", (more.busy, more.peak_units), (enough.busy, enough.peak_units))
 
 
-@theorem("28m", "Sub-processes that wait get units in order of asking: starts are those of a queue with as many servers.",
+@theorem("28m", "Waiting sub-processes get units in order of request: start times are those of a first-come, first-served queue.",
          source="first come, first served: [Kiefer1955]", given=_queues)
 def first_come_first_served(x: Example) -> None:
-    """In order of asking, each sub-process starts when the first unit is free: Kiefer and Wolfowitz's recursion."""
+    """Each sub-process in order of request starts when a unit is free: the recursion of Kiefer and Wolfowitz."""
     arrivals = list(itertools.accumulate(x["gaps"]))
     last = arrivals[-1] + sum(x["services"])
 
@@ -217,14 +217,14 @@ def first_come_first_served(x: Example) -> None:
         start = max(arrival, min(free))
         free[free.index(min(free))] = start + service
         want.append((start, start + service))
-    found = {row.role: (row.start, row.end) for row in run.intervals if row.what == "forward"}
-    equal("starts and ends of sub-processes", [found[f"sub {index}"] for index in range(len(want))], want)
+    measured = {row.role: (row.start, row.end) for row in run.intervals if row.what == "forward"}
+    equal("starts and ends of sub-processes", [measured[f"sub {index}"] for index in range(len(want))], want)
 
 
-# --- 29: luck is indexed by position ---
+# --- 29: random draws are indexed by position ---
 
 
-@theorem("29a", "A longer run on the same matches begins with the shorter one, token for token and time for time.",
+@theorem("29a", "On the same matches a longer run begins with the tokens and times of the shorter run.",
          source="nothing looks ahead", given=lambda: decodings(costs="tenths", at=whole(0, 39)))
 def longer_runs_extend_shorter(x: Example) -> None:
     long, short = play(x), play(x, matches=x["matches"][: 1 + x["at"] % size(x)])
@@ -232,14 +232,14 @@ def longer_runs_extend_shorter(x: Example) -> None:
 
 
 @theorem("29b", "The outcomes of a longer run begin with those of a shorter one, under any law.",
-         source="coins are laid out by position", given=_luck)
-def coins_extend(x: Example) -> None:
+         source="random draws are indexed by position", given=_random_draws)
+def draws_extend(x: Example) -> None:
     shorter, longer = (_outcomes(x, tokens) for tokens in sorted((x["tokens"], x["more_tokens"])))
     equal("outcomes that differ", int((longer[: len(shorter)] != shorter).sum()), 0)
-    equal("outcomes that were asked for", len(longer), max(x["tokens"], x["more_tokens"]))
+    equal("outcomes requested", len(longer), max(x["tokens"], x["more_tokens"]))
 
 
-@theorem("29c", "On the same coins a higher match rate never makes a run longer.", source="coupling: it adds matches only",
+@theorem("29c", "With the same random draws a higher match rate never makes a run longer.", source="coupling: it only adds matches",
          given=lambda: decodings(seed=whole(0, 2**32), match_rate=rates(), other_rate=rates()))
 def higher_rate_is_no_slower(x: Example) -> None:
     n, low, high = size(x), *sorted((x["match_rate"], x["other_rate"]))
@@ -253,13 +253,13 @@ def higher_rate_is_no_slower(x: Example) -> None:
 
 @theorem("29d", "A match in place of a miss never makes a run longer.", source="21a, 22a and 23d",
          given=lambda: decodings(at=whole(0, 39)))
-@theorem("29e", "A match in place of a miss never makes a run longer, whatever the overheads.",
-         source="true without overheads only: a promotion may cost more than it saves",
+@theorem("29e", "A match in place of a miss never makes a run longer, for any overheads.",
+         source="false: a promotion may cost more than it saves",
          given=lambda: decodings(("literal", "eager", "flat"), cost=overheads("whole"), at=whole(0, 39)), expect="fails")
 def match_in_place_of_a_miss(x: Example) -> None:
     at = x["at"] % size(x)
     hit = [*x["matches"][:at], True, *x["matches"][at + 1 :]]
-    at_most("latency with one match more", play(x, matches=hit).latency, play(x).latency)
+    at_most("latency with one more match", play(x, matches=hit).latency, play(x).latency)
 
 
 # --- Helpers ---
@@ -270,7 +270,7 @@ def _units(x: Example) -> int:
 
 
 def _most_at_once(rows: list[Span]) -> int:
-    """Most units in use at a time; where one starts as another ends they do not meet."""
+    """Largest number of units in use at a time; an interval that starts as another ends does not overlap it."""
     changes = sorted((time, step) for row in rows if row.unit >= 0 and row.start < row.end
                      for time, step in ((row.start, 1), (row.end, -1)))  # fmt: skip
     now = most = 0
@@ -285,13 +285,13 @@ def _pairs(run: Run) -> Iterator[tuple[tuple[float, str, int], tuple[float, str,
 
 
 def _tiles(matches: list[bool]) -> Iterator[NDArray[np.bool_]]:
-    """The same matches for every replication, in the tiles that a law gives."""
+    """Yield the same matches for every replication, in tiles like those of a law."""
     for start in range(0, len(matches), _ROWS):
         yield np.repeat(np.array(matches[start : start + _ROWS])[:, None], random_streams.BLOCK, axis=1)
 
 
 def _outcomes(x: Example, positions: int) -> NDArray[np.bool_]:
-    """Outcomes of one block of replications. The law may use its buffer again, so every tile is copied."""
+    """Outcomes of one block of replications. A law may reuse its buffer, so every tile is copied."""
     tiles = law(x["law"]).sample(random_streams.tiles(x["seed"], "match", x["block"], positions))
     return np.concatenate([tile.copy() for tile in tiles])
 

@@ -1,8 +1,8 @@
-"""The law of what an algorithm puts out, exactly: every choice is followed, with its probability as a fraction.
+"""Exact distribution of the text that an algorithm generates: all random choices are enumerated, with fractions as probabilities.
 
-Models are tables: a function from the tokens before to the law of the next one. A process cannot be copied in the middle, so for
-each way that luck may go it is run again from the start, on the choices made so far. Random numbers stay symbols: comparing one
-with a number is a choice too, and leaves the part of [0, 1) that fits. A number that is used twice is found out by that.
+A model is a function from the preceding tokens to the distribution of the next one. A generator cannot be copied midway, so each
+sequence of random choices is run again from the start. Uniform random numbers are symbolic: comparing one with a bound is a choice,
+which narrows its interval in [0, 1). So a number that is used twice leads to a wrong distribution, and is detected.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from typing import Any, NamedTuple
 from model.steps import CacheError, Commit, Forward, Read, Steps
 
 Law = tuple[Fraction, ...]
-"""The chance of each token to be the next."""
+"""Probability of each token to be the next."""
 Model = Callable[[tuple[int, ...]], Law]
-"""What a model says after these tokens."""
-Texts = dict[tuple[int, ...], Fraction]
-"""A law of texts."""
+"""Distribution of the next token, as a function of the preceding tokens."""
+TextLaw = dict[tuple[int, ...], Fraction]
+"""Probability of each text."""
 
 
 @dataclass
 class PossibleDecoding:
-    """One way that a decoding may go."""
+    """One sequence of random choices of a decoding."""
 
     chance: Fraction
     commits: list[Commit] = field(default_factory=list)
 
     @property
     def text(self) -> tuple[int, ...]:
-        """What was put out."""
+        """Generated text."""
         return tuple(token for commit in self.commits for token in commit.tokens)
 
 
 class Output(NamedTuple):
-    """What a pass leaves: the tokens that its model has read, and after how many of the last it was asked what follows."""
+    """Output of a pass: all tokens that its model has read, and the number of last positions that have logits."""
 
     role: str
     text: tuple[int, ...]
@@ -45,15 +45,15 @@ class Output(NamedTuple):
 
 
 class Uniform:
-    """A random number in [0, 1), of which no more is known than what it has been compared with."""
+    """Symbolic random number in [0, 1), known only by the comparisons made so far."""
 
-    def __init__(self, luck: _Luck) -> None:
-        self._luck, self._low, self._high = luck, Fraction(0), Fraction(1)
+    def __init__(self, choices: _Choices) -> None:
+        self._choices, self._low, self._high = choices, Fraction(0), Fraction(1)
 
     def __lt__(self, bound: Fraction) -> bool:
         inside = min(max(Fraction(bound), self._low), self._high)
         below = (inside - self._low) / (self._high - self._low)
-        if self._luck.choose((below, 1 - below)) == 0:
+        if self._choices.choose((below, 1 - below)) == 0:
             self._high = inside
             return True
         self._low = inside
@@ -63,8 +63,8 @@ class Uniform:
         return not self < bound
 
 
-class _Luck:
-    """Choices: those of `script`, and from there on always the first that is possible."""
+class _Choices:
+    """Random choices: those of `script`, then always the first possible one."""
 
     def __init__(self, script: tuple[int, ...]) -> None:
         self.made: list[int] = []
@@ -84,23 +84,23 @@ class _Luck:
         return chosen
 
 
-def endings(
+def possible_decodings(
     steps: Callable[[], Steps], models: Mapping[str, Model], prompt: Sequence[int], tokens: int
 ) -> Iterator[PossibleDecoding]:
-    """Every way that a decoding may go. It is over where the process ends, or has put out `tokens` tokens.
+    """Yield all sequences of random choices of a decoding, until its steps end or `tokens` tokens are generated.
 
-    Processes without sub-processes only.
+    Only for algorithms without sub-processes.
     """
     waiting: list[tuple[int, ...]] = [()]
     while waiting:
-        luck = _Luck(waiting.pop())
-        commits = _run(steps(), _Reader(models, luck), tuple(prompt), tokens)
-        waiting += luck.others
-        yield PossibleDecoding(luck.chance, commits)
+        choices = _Choices(waiting.pop())
+        commits = _run(steps(), _Reader(models, choices), tuple(prompt), tokens)
+        waiting += choices.others
+        yield PossibleDecoding(choices.chance, commits)
 
 
-def law_of_text(steps: Callable[[], Steps], models: Mapping[str, Model], prompt: Sequence[int], tokens: int) -> Texts:
-    """The law of the text that a process puts out.
+def law_of_text(steps: Callable[[], Steps], models: Mapping[str, Model], prompt: Sequence[int], tokens: int) -> TextLaw:
+    """Return the distribution of the text that an algorithm generates.
 
     >>> from model.methods.speculative import algorithm as speculative
     >>> parameters = speculative.Parameters(layers=1, draft_length=1, sampled=True)
@@ -109,19 +109,19 @@ def law_of_text(steps: Callable[[], Steps], models: Mapping[str, Model], prompt:
     >>> {text: str(chance) for text, chance in sorted(law.items())}
     {(0, 0): '9/16', (0, 1): '3/16', (1, 0): '3/16', (1, 1): '1/16'}
     """
-    law: Texts = {}
-    for ending in endings(steps, models, prompt, tokens):
-        law[ending.text] = law.get(ending.text, Fraction(0)) + ending.chance
+    law: TextLaw = {}
+    for decoding in possible_decodings(steps, models, prompt, tokens):
+        law[decoding.text] = law.get(decoding.text, Fraction(0)) + decoding.chance
     return law
 
 
-def own_law(model: Model, prompt: Sequence[int], tokens: int, stop: int | None = None) -> Texts:
-    """The law of a model's own text: one token after another, up to `tokens` of them or the token `stop`.
+def law_of_model(model: Model, prompt: Sequence[int], tokens: int, stop: int | None = None) -> TextLaw:
+    """Return the distribution of a model's text under plain decoding, up to `tokens` tokens or the token `stop`.
 
-    >>> {text: str(chance) for text, chance in own_law(lambda _: (Fraction(3, 4), Fraction(1, 4)), [0], 2, stop=1).items()}
+    >>> {text: str(chance) for text, chance in law_of_model(lambda _: (Fraction(3, 4), Fraction(1, 4)), [0], 2, stop=1).items()}
     {(0, 0): '9/16', (0, 1): '3/16', (1,): '1/4'}
     """
-    law: Texts = {}
+    law: TextLaw = {}
 
     def follow(text: tuple[int, ...], chance: Fraction) -> None:
         if len(text) == tokens or stop in text:
@@ -135,43 +135,43 @@ def own_law(model: Model, prompt: Sequence[int], tokens: int, stop: int | None =
     return law
 
 
-def likeliest_text(model: Model, prompt: Sequence[int], tokens: int, stop: int | None = None) -> tuple[int, ...]:
-    """A model's own greedy text; of tokens that are equally likely the first.
+def greedy_text(model: Model, prompt: Sequence[int], tokens: int, stop: int | None = None) -> tuple[int, ...]:
+    """Return a model's greedy text; of equally likely tokens the first.
 
-    >>> likeliest_text(lambda text: (Fraction(1, 2), Fraction(1, 2)) if len(text) < 2 else (Fraction(0), Fraction(1)), [0], 3)
+    >>> greedy_text(lambda text: (Fraction(1, 2), Fraction(1, 2)) if len(text) < 2 else (Fraction(0), Fraction(1)), [0], 3)
     (0, 1, 1)
     """
     text: tuple[int, ...] = ()
     while len(text) < tokens and stop not in text:
-        text = (*text, _likeliest(model((*prompt, *text)), 1)[0])
+        text = (*text, _top_tokens(model((*prompt, *text)), 1)[0])
     return text
 
 
-def distance(one: Texts, other: Texts) -> Fraction:
-    """Total variation distance of two laws of texts: half the sum of the differences."""
+def distance(one: TextLaw, other: TextLaw) -> Fraction:
+    """Total variation distance of two distributions: half the sum of the absolute differences."""
     return sum((abs(one.get(text, Fraction(0)) - other.get(text, Fraction(0))) for text in {*one, *other}), Fraction(0)) / 2
 
 
 def residual(p: Law, q: Law) -> Law:
-    """norm(max(0, p - q)); refused where p is nowhere above q, since then nothing can have been rejected."""
+    """Return norm(max(0, p - q)); an error if p is nowhere above q, because then no token can have been rejected."""
     above = [max(Fraction(0), own - drafted) for own, drafted in zip(p, q, strict=True)]
     if not any(above):
         raise ArithmeticError(f"a token was drawn from max(0, p - q), which is zero everywhere for p = q = {[*map(str, p)]}")
     return tuple(part / sum(above) for part in above)
 
 
-# --- One way through ---
+# --- One sequence of choices ---
 
 
 class _Reader:
-    """What the models have read, and answers to reads."""
+    """Tokens that the models have read, and answers to reads."""
 
-    def __init__(self, models: Mapping[str, Model], luck: _Luck) -> None:
-        self.models, self.luck = models, luck
+    def __init__(self, models: Mapping[str, Model], choices: _Choices) -> None:
+        self.models, self.choices = models, choices
         self.read: dict[str, tuple[int, ...]] = {}
 
     def forward(self, step: Forward, text: tuple[int, ...]) -> Output:
-        """Place a pass, which cuts what its model had read beyond; what it reads must be what has been put out."""
+        """Run a pass, which drops rows of its model beyond it; the tokens that it reads must agree with the generated text."""
         held = self.read.get(step.role, ())
         if step.at > len(held):
             raise CacheError(f"{step.role}: a pass at position {step.at} of a model that has read {len(held)}")
@@ -181,7 +181,7 @@ class _Reader:
         return Output(step.role, now, step.heads)
 
     def law(self, output: Output, offset: int = -1) -> Law:
-        """What a model says after a position of its pass."""
+        """Return the distribution of the token after a position of a pass."""
         if not -output.heads <= offset < 0:
             raise IndexError(f"{output.role}: offset {offset} of a pass with {output.heads} heads")
         return self.models[output.role](output.text[: len(output.text) + offset + 1])
@@ -190,13 +190,13 @@ class _Reader:
         law = self.law(step.output, step.offset)
         match step.kind:
             case "next":
-                return _likeliest(law, 1)[0]
+                return _top_tokens(law, 1)[0]
             case "top":
-                return _likeliest(law, step.width)
+                return _top_tokens(law, step.width)
             case "sample":
-                return self.luck.choose(law)
+                return self.choices.choose(law)
             case "residual":
-                return self.luck.choose(residual(law, self.law(step.against, step.against_offset)))
+                return self.choices.choose(residual(law, self.law(step.against, step.against_offset)))
             case "confidence":
                 assert step.token is not None
                 return law[step.token]
@@ -207,10 +207,10 @@ class _Reader:
                 assert step.token is not None
                 return -math.log(law[step.token]) if law[step.token] else math.inf
             case "uniform":
-                return Uniform(self.luck)
+                return Uniform(self.choices)
 
 
-def _likeliest(law: Law, count: int) -> list[int]:
+def _top_tokens(law: Law, count: int) -> list[int]:
     return sorted(range(len(law)), key=lambda token: -law[token])[:count]
 
 
@@ -232,5 +232,5 @@ def _run(steps: Steps, reader: _Reader, prompt: tuple[int, ...], tokens: int) ->
                 commits.append(step)
                 text += step.tokens
             case _:
-                raise TypeError(f"{type(step).__name__} starts or minds sub-processes, which are not followed here")
+                raise TypeError(f"{type(step).__name__} is a step of sub-processes, which are not supported here")
     return commits

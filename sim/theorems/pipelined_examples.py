@@ -1,10 +1,10 @@
-"""What theorems are tried on: search strategies for decodings, and how an example is played.
+"""Examples of decodings for theorems: search strategies, and functions that play an example.
 
-An example of a decoding has the fields `form`, `layers`, `exit_layer`, `candidates` and `matches` (one for each token, the last of
-which must not matter), and may have `right` (which candidate is the true one, if not the first), `cost` (fields of `UnitCost`) and
-`cluster` (fields of `Cluster`). One of speculative decoding has `draft_length` instead, and luck by position: `accept`, whether
-the drafted token is the true one, or `survive`, how many are if a draft starts there (strategies for these are in `drafts`). Most
-are small: a defect that shows only in a large decoding is rare, and a large one is slow to read.
+An example of pipelined decoding has the fields `form`, `layers`, `exit_layer`, `candidates` and `matches` (one per token; the last
+must have no effect), and may have `right` (index of the correct candidate, if not the first), `cost` (fields of `UnitCost`) and
+`cluster` (fields of `Cluster`). One of speculative decoding has `draft_length` instead, and outcomes by position: `accept`, whether
+the drafted token is accepted, or `survive`, the number accepted of a draft that starts there (strategies: `drafting_examples`).
+Most examples are small: defects that show only in large decodings are rare, and large counterexamples are hard to read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CLOSE = 1e-12
 
 
 def choice(example: Example) -> Any:
-    """The parameters of an example's decoding."""
+    """Return the parameters of an example's decoding."""
     if "draft_length" in example:
         names = ("layers", "draft_length", "sampled", "placement", "draft_layers")
         return speculative.Parameters(**{"layers": 1} | {name: example[name] for name in names if name in example})
@@ -53,10 +53,10 @@ def choice(example: Example) -> Any:
 
 
 def cost(example: Example) -> UnitCost:
-    """The cost model of an example; the papers' plain one where it names none, with a draft pass a quarter of the target's."""
+    """Return the cost model of an example; by default that of the papers, with a draft pass of a quarter of the target's."""
     given = dict(example.get("cost", {}))
     if given.get("layer_times") is not None:
-        given["layer_times"] = tuple(given["layer_times"])  # a list once it has been through JSON
+        given["layer_times"] = tuple(given["layer_times"])  # JSON turns tuples into lists
     if given.get("verify_cost") is not None:
         given["verify_cost"] = tuple((width, time) for width, time in given["verify_cost"])
     if "draft_length" in example:
@@ -65,29 +65,29 @@ def cost(example: Example) -> UnitCost:
 
 
 def in_quarters(x: Example) -> UnitCost:
-    """The cost model of an example whose times are in quarters, so that they add up exactly; a pass costs the same however wide."""
+    """Return a cost model in quarters, so that sums are exact; a pass costs the same for any number of tokens."""
     return UnitCost(x["layers"], **{name: quarters / 4 for name, quarters in x["cost"].items()})
 
 
 def size(example: Example) -> int:
-    """How many tokens an example decodes."""
-    return len(next(example[luck] for luck in ("accept", "survive", "matches") if luck in example))
+    """Return the number of tokens that an example decodes."""
+    return len(next(example[name] for name in ("accept", "survive", "matches") if name in example))
 
 
 def survivors(example: Example) -> list[int]:
-    """How many drafted tokens survive if a draft starts at each position."""
+    """Return the number of accepted tokens of a draft that starts at each position."""
     longest = example["draft_length"]
     if "survive" in example:
         return [min(count, longest) for count in example["survive"]]
-    found, ahead = [], 0
+    counts, ahead = [], 0
     for accepted in reversed(example["accept"]):
         ahead = ahead + 1 if accepted else 0
-        found.append(min(ahead, longest))
-    return found[::-1]
+        counts.append(min(ahead, longest))
+    return counts[::-1]
 
 
 def world(example: Example) -> World:
-    """What models would say in an example's decoding."""
+    """Return the simulated answers of the models in an example's decoding."""
     if "draft_length" in example:
         return World(1, choice(example).layers, drafts={"draft": DraftOutcomes("target", survivors(example))})
     right = example.get("right", 1)
@@ -95,14 +95,14 @@ def world(example: Example) -> World:
 
 
 def steps(example: Example) -> Steps:
-    """The process of an example's decoding."""
+    """Return the steps of an example's decoding."""
     if "draft_length" in example:
         return speculative.decode(choice(example), [0], size(example))
     return ppd.decode(choice(example), [0], size(example))
 
 
 def play(example: Example, *, record: bool = False, per_layer: bool = False, **changes: Any) -> Run:
-    """Simulate an example's decoding, with some of its fields changed; on as many units as it wants where it names none."""
+    """Simulate an example's decoding, with fields replaced by `changes`; default cluster: the units that it reserves."""
     example = {**example, **changes}
     cluster = Cluster(**example["cluster"]) if "cluster" in example else Cluster(choice(example).units)
     answers, tokens = world(example), size(example)
@@ -110,19 +110,18 @@ def play(example: Example, *, record: bool = False, per_layer: bool = False, **c
 
 
 def counted(example: Example) -> CountedWork:
-    """The work of an example's decoding."""
+    """Count the work of an example's decoding."""
     return interpreter.count(steps(example), world(example), size(example))
 
 
 def numbers(example: Example) -> tuple[int, int, int, int, int]:
-    """d, d', k, l and the number of matches before the last position."""
+    """Return d, d', k, l and the number of matches before the last position."""
     matches = example["matches"]
     return example["layers"], example["exit_layer"], example["candidates"], len(matches), sum(matches[:-1])
 
 
 def rounding(example: Example) -> float:
-    """The relative error that adding up a decoding's times may make: none between quarters, else one unit in the last place for
-    each term."""
+    """Bound on the relative rounding error of a decoding's times: 0 for quarters, else one unit in the last place per term."""
     given = example.get("cost", {})
     values = [value for value in given.values() if isinstance(value, float)] + list(given.get("layer_times") or ())
     curve = given.get("verify_cost") or [[1, 1]]
@@ -134,12 +133,12 @@ def rounding(example: Example) -> float:
 
 
 def paths(positions: int) -> NDArray[np.bool_]:
-    """All sequences of outcomes, one a column: shape (positions, 2**positions)."""
+    """Return all sequences of outcomes as columns: shape (positions, 2**positions)."""
     return np.asarray((np.arange(2**positions) >> np.arange(positions)[:, None]) % 2 == 1)
 
 
 def chances(law: Chain, outcomes: NDArray[np.bool_]) -> Floats:
-    """The probability of each column of outcomes."""
+    """Return the probability of each column of outcomes."""
     after_failure, after_success = law.chances(len(outcomes))
     total, last = np.ones(outcomes.shape[1]), np.zeros(outcomes.shape[1], dtype=np.bool_)
     for outcome, low, high in zip(outcomes, after_failure, after_success, strict=True):
@@ -149,7 +148,7 @@ def chances(law: Chain, outcomes: NDArray[np.bool_]) -> Floats:
 
 
 def law(example: Example) -> Chain:
-    """The law that an example names: by position, with a correlation, or of one rate."""
+    """Return the law of an example: by position, Markov, or i.i.d."""
     if "match_rates" in example:
         return ByPosition(example["match_rates"])
     if "correlation" in example:
@@ -158,12 +157,12 @@ def law(example: Example) -> Chain:
 
 
 def gaps(x: Example) -> list[float]:
-    """Times between tokens, the first from the start."""
+    """Return the times between tokens, the first from the start."""
     return [later - sooner for sooner, later in pairwise([0.0, *(time for time, *_ in play(x).commits)])]
 
 
 def simulate_all(x: Example, match_rate: float) -> tuple[Floats, Floats, Floats]:
-    """Latency and compute of every sequence of outcomes by the simulator, and their probabilities."""
+    """Simulate every sequence of outcomes; return latencies, compute and probabilities."""
     outcomes = paths(len(x["matches"]) - 1)
     played = [play(x, matches=[*path, False]) for path in outcomes.T.tolist()]
     mass = chances(Iid(match_rate), outcomes)
@@ -186,18 +185,18 @@ def decodings(
     cluster: bool = False,
     **fields: SearchStrategy[Any],
 ) -> Example:
-    """Decodings in one of `forms`, of mostly at most `tokens` tokens, now and then of at most `many`.
+    """Draw a decoding in one of `forms`, usually of at most `tokens` tokens, sometimes of at most `many`.
 
-    `half`: exit layers where the form allows them (`any`), or `below` layers/2 only. `costs`: `plain`, overheads in `whole`
-    layer-times, or in `tenths`, which do not add up exactly; the nested form has plain costs always. `cluster`: draw one, from a
-    single unit to one more than the form reserves. `fields` are drawn beside.
+    `half`: all exit layers that the form allows (`any`), or only those `below` layers/2. `costs`: `plain`, overheads in `whole`
+    layer-times, or in `tenths`, whose sums are rounded; the nested form always has plain costs. `cluster`: draw a cluster of one
+    unit up to one more than the form reserves. `fields` are further fields to draw.
     """
     form = draw(st.sampled_from(list(forms)))
     large = form != "nested" and draw(st.integers(0, 19)) == 19
     layers = draw(st.integers(3 if half == "below" else 1, 40 if large else 8))
     first = -(-layers // 2) if form in UPPER_HALF else 1
     exit_layer = draw(st.integers(first, (layers - 1) // 2 if half == "below" else layers))
-    # A tree of processes grows fast: this keeps it below 16 of them.
+    # The tree of processes grows fast: keep it below 16 processes.
     generations = -(-layers // exit_layer) if form == "nested" else 1
     example: Example = {
         "form": form,
@@ -220,46 +219,46 @@ def decodings(
 
 
 def bits(draw: DrawFn, most: int) -> list[bool]:
-    """One to `most` yeas and nays. Two draws, where a list takes two for each of its elements: most of a search is drawing."""
+    """Draw 1 to `most` booleans with two draws; a list would take two per element, and drawing dominates the search time."""
     count = draw(st.integers(1, most))
     number = draw(st.integers(0, 2**count - 1))
-    return [bool(number >> place & 1) for place in range(count)]
+    return [bool(number >> bit & 1) for bit in range(count)]
 
 
 def few(forms: tuple[str, ...], tokens: int = 4, **more: Any) -> SearchStrategy[Example]:
-    """Decodings short enough to try all outcomes of, and a match rate."""
+    """Draw decodings short enough to enumerate all outcomes, with a match rate."""
     return decodings(forms, tokens=tokens, many=tokens, **{"match_rate": rates()} | more)
 
 
 def whole(low: int, high: int) -> SearchStrategy[int]:
-    """Whole numbers from `low` to `high`."""
+    """Draw whole numbers from `low` to `high`."""
     return st.integers(low, high)
 
 
 def overheads(kind: str = "whole") -> SearchStrategy[Example]:
-    """Each of the theory's overheads, in `whole` layer-times or in `tenths`."""
+    """Draw all overheads of the theory, in `whole` layer-times or in `tenths`."""
     return st.fixed_dictionaries(dict.fromkeys(OVERHEADS, amounts(kind)))
 
 
 def quarters() -> SearchStrategy[Example]:
-    """Heads, rows filled in and comparisons of states, in quarters of layer-times."""
+    """Draw costs of heads, propagated rows and state comparisons, in quarters of layer-times."""
     head = whole(0, 6)
     return st.fixed_dictionaries({"early_head": head, "final_head": head, "propagation": whole(0, 4), "state_check": whole(0, 2)})
 
 
 def rates() -> SearchStrategy[float]:
-    """Match rates in twentieths, the two certain ones included: as good as any other, and shorter to print."""
+    """Draw match rates in twentieths, 0 and 1 included; they print short."""
     return st.integers(0, 20).map(lambda twentieths: twentieths / 20)
 
 
 def laws(positions: int = 40) -> SearchStrategy[Example]:
-    """Laws of matches, as the fields that `law` reads: of one rate, correlated, or with a rate for each position."""
+    """Draw laws of matches as fields for `law`: i.i.d., Markov, or with a rate per position."""
     one = st.fixed_dictionaries({"match_rate": rates()})
     return one | markov() | st.fixed_dictionaries({"match_rates": st.lists(rates(), min_size=positions, max_size=positions)})
 
 
 def markov() -> SearchStrategy[Example]:
-    """A match rate and a correlation between neighbours that it allows."""
+    """Draw a match rate and a valid correlation between neighbouring positions."""
     def allowed(pair: Example) -> bool:
         p, rho = pair["match_rate"], pair["correlation"]
         return bool(p * (1 - rho) <= 1 and p + rho * (1 - p) >= 0)
@@ -274,14 +273,14 @@ def amounts(kind: str) -> SearchStrategy[float]:
 
 @drawn
 def _costs(draw: DrawFn, layers: int, kind: str) -> Example:
-    """Fields of `UnitCost`: every overhead may be missing, layers may be uneven."""
+    """Draw fields of `UnitCost`; overheads may be missing, layers may be unequal."""
     amount = amounts(kind)
     names = (*OVERHEADS, "dispatch_per_process")
     chosen = draw(st.integers(0, 2 ** (len(names) + 2) - 1))
-    given: Example = {name: draw(amount) for place, name in enumerate(names) if chosen >> place & 1}
+    given: Example = {name: draw(amount) for bit, name in enumerate(names) if chosen >> bit & 1}
     if chosen >> len(names) & 1 and layers <= 8:
-        # The last takes some time in any case: a model that takes none has no mean number of busy units.
+        # The last layer always takes time: a model without run time has no mean number of busy units.
         given["layer_times"] = [*(draw(amount) for _ in range(layers - 1)), draw(amount) or 1]
-    if chosen >> (len(names) + 1) & 1 and kind != "whole":  # a tree's depth is a logarithm
+    if chosen >> (len(names) + 1) & 1 and kind != "whole":  # the depth of a tree is a logarithm
         given["dispatch_law"] = "tree"
     return given

@@ -1,6 +1,6 @@
-"""The theorem on what speed-ups are over, 33: no round of drafting gives more than its tokens, in layer-times and on hardware.
+"""Theorem 33 on the baseline of speed-ups: no speed-up exceeds the tokens per round, in layer-times and on hardware.
 
-An example is a point of a scenario: tables `method`, `cost` and `outcomes`, and how many `tokens` are decoded.
+An example is a point of a scenario: tables `method`, `cost` and `outcomes`, and the number of `tokens`.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _FALLING = [[1, 1.0], [2, 0.25], [8, 0.25]]
 
 
 def speedup_is_at_most_tokens_per_round(x: Example) -> None:
-    """By the theory in the mean, and on every path: a round takes a whole pass of the target at least."""
+    """Check the mean of the formula and all paths: a round takes at least a whole pass of the target."""
     case = _case(x)
-    if not _wider_takes_no_less(case):
+    if not _cost_rises_with_width(case):
         return
     growth = _growth(case)
     for speedup, tokens_per_round in _pairs(case):
         at_most("speed-up", speedup, tokens_per_round * growth, CLOSE)
 
 
-def so_whatever_width_takes(x: Example) -> None:
+def bound_for_any_width_costs(x: Example) -> None:
     for speedup, tokens_per_round in _pairs(_case(x)):
         at_most("speed-up", speedup, tokens_per_round, CLOSE)
 
 
-def so_over_one_device(x: Example) -> None:
+def bound_over_one_device(x: Example) -> None:
     case = _case(x)
     if (alone := case.plain_time_on_one_device) is None:
         return
@@ -51,39 +51,39 @@ def so_over_one_device(x: Example) -> None:
         at_most("speed-up over one device", speedup * alone / case.plain_time, tokens_per_round, CLOSE)
 
 
-# --- Playing an example ---
+# --- Cases of examples ---
 
 
 def _case(x: Example) -> Case:
     tables = {"scenario": {"name": "baseline", "tokens": x["tokens"], "replications": 1}, "method": [x["method"]]}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a pass takes less the wider it is
+        warnings.simplefilter("ignore")  # the warning that passes over more tokens take less time
         return cases.resolve(tables | {"cost": x["cost"], "outcomes": x["outcomes"]})
 
 
 def _pairs(case: Case) -> list[tuple[float, float]]:
-    """Speed-ups and tokens per round, in the mean and on the path on which one exceeds the other by most."""
+    """Return pairs of speed-up and tokens per round: of the means, and of the path with the largest difference."""
     row = formula_view.formula_row(case) if case.method in ("speculative", "hierarchical") else {}
-    found = [(row["speedup"], row["tokens_per_round"])] if row else []
+    means = [(row["speedup"], row["tokens_per_round"])] if row else []
     tally = evaluation.walk(case, 0)
     assert isinstance(tally, Tally)
     rounds, speedups = case.outputs / tally.rounds, case.plain_time / tally.time
     worst = int(np.argmax(speedups - rounds))
-    return [*found, (float(speedups[worst]), float(rounds[worst]))]
+    return [*means, (float(speedups[worst]), float(rounds[worst]))]
 
 
-def _wider_takes_no_less(case: Case) -> bool:
+def _cost_rises_with_width(case: Case) -> bool:
     widths, at = np.arange(1, case.parameters.widest + 1), np.arange(case.settings.tokens)[:, None]
     return bool((np.diff(case.cost.verify_times(widths, at), axis=1) >= 0).all())
 
 
 def _growth(case: Case) -> float:
-    """How much longer a step of plain decoding takes at one position than at another, at most."""
+    """Return the largest ratio of times of plain decoding steps at different positions."""
     steps = case.cost.plain_times(np.arange(case.settings.tokens))
     return float(steps.max() / steps.min())
 
 
-# --- What they are tried on ---
+# --- Examples ---
 
 
 @drawn
@@ -96,45 +96,44 @@ def _points(draw: DrawFn, name: str, kinds: tuple[str, ...] = ("layer-times", "h
         method["draft_length"] = length
     if name == "hierarchical":
         method["reading"] = draw(st.sampled_from(("literal", "reuse", "bonus")))
-    rate = {each: draw(rates()) for each in (("accept", "medium_accept") if name == "hierarchical" else ("accept",))}
+    acceptance = {outcome: draw(rates()) for outcome in (("accept", "medium_accept") if name == "hierarchical" else ("accept",))}
     kind = draw(st.sampled_from(kinds))
     medium = name == "hierarchical"
     cost = draw(_layer_times(kind, medium=medium) if kind in ("layer-times", "falling") else _on_hardware(kind, medium=medium))
     if "sequences" in cost:
-        tensor_parallel = (CONTINUOUS, LOCKSTEP) if name == "speculative" else (LOCKSTEP,)
-        method |= {"sequences": cost["sequences"], "batching": draw(st.sampled_from(tensor_parallel))}
+        batchings = (CONTINUOUS, LOCKSTEP) if name == "speculative" else (LOCKSTEP,)
+        method |= {"sequences": cost["sequences"], "batching": draw(st.sampled_from(batchings))}
         cost = {key: value for key, value in cost.items() if key != "sequences"}
     method["layers"] = PRESETS[cost["shape"]].layers if "shape" in cost else 1
-    laws = {each: {"kind": "iid", "acceptance_rate": value} for each, value in rate.items()}
+    laws = {outcome: {"kind": "iid", "acceptance_rate": rate} for outcome, rate in acceptance.items()}
     return {"method": method, "cost": cost, "outcomes": laws, "tokens": draw(whole(1, 24))}
 
 
 def _layer_times(kind: str, *, medium: bool) -> SearchStrategy[Example]:
-    """Costs in layer-times; of kind `falling` wide passes cost less."""
+    """Draw costs in layer-times; of kind `falling`, passes over several tokens cost less."""
     quarters = whole(0, 4).map(lambda number: number / 4)
     given = {"cost_ratio": quarters, "verify_cost": st.just(_FALLING) if kind == "falling" else st.sampled_from(_CURVES)}
     return st.fixed_dictionaries(given | ({"medium_cost_ratio": quarters} if medium else {}))
 
 
 def _on_hardware(kind: str, *, medium: bool) -> SearchStrategy[Example]:
-    """Costs of GPUs, by their peaks or by measured tables; of kind `split` each layer is split over several."""
+    """Draw costs of GPUs from peaks or measured tables; of kind `split`, tensor parallel over several devices."""
     shapes = {"draft_shape": "llama-68m"} | ({"medium_shape": "llama-2-7b"} if medium else {})
     sources = (
         {"kind": "roofline", "device": "a100", "shape": "llama-2-7b"}, {"kind": "profile", "profile": "h100-llama-2-13b",
          "shape": "llama-2-13b"},
     )  # fmt: skip
     tensor_parallel, sequences = st.sampled_from((2, 4) if kind == "split" else (1, 2, 4)), st.sampled_from((1, 8))
-    found = st.tuples(st.sampled_from(sources), tensor_parallel, sequences)
-    return found.map(lambda drawn: drawn[0] | shapes | {"tensor_parallel": drawn[1], "sequences": drawn[2]})
+    parts = st.tuples(st.sampled_from(sources), tensor_parallel, sequences)
+    return parts.map(lambda drawn: drawn[0] | shapes | {"tensor_parallel": drawn[1], "sequences": drawn[2]})
 
 
 def _theorem(method: str, number: str = "33") -> Theorem:
     return Theorem(
         number,
-        "A speed-up over plain decoding on the same devices is at most the tokens of a round, in the mean and on every path, in"
-        " layer-times and on hardware, where a wider pass of the target takes no less; times by how much steps of plain decoding"
-        " differ between positions.",
-        source="each round takes a whole pass of the target", method=method, given=partial(_points, method),
+        "A speed-up over plain decoding on the same devices is at most the tokens per round times the largest ratio of plain step"
+        " times between positions, in the mean and on every path, if a pass over more tokens takes no less time.",
+        source="each round takes at least a whole pass of the target", method=method, given=partial(_points, method),
         holds=speedup_is_at_most_tokens_per_round,
     )  # fmt: skip
 
@@ -142,13 +141,13 @@ def _theorem(method: str, number: str = "33") -> Theorem:
 THEOREMS = (
     _theorem("speculative", "33a"),
     Theorem(
-        "33b", "So it is whatever a wider pass takes.", source="false: a round may then take less than plain decoding of a token",
-        method="speculative", given=partial(_points, "speculative", ("falling",)), holds=so_whatever_width_takes, expect="fails",
+        "33b", "Theorem 33a holds for any cost of wider passes.", source="false: a round may take less than a plain decoding step",
+        method="speculative", given=partial(_points, "speculative", ("falling",)), holds=bound_for_any_width_costs, expect="fails",
     ),
     Theorem(
-        "33c", "So it is over one device where layers are split over several.",
-        source="false: the tokens of a round say nothing of what more devices gain", method="speculative",
-        given=partial(_points, "speculative", ("split",)), holds=so_over_one_device, expect="fails",
+        "33c", "Theorem 33a holds over plain decoding on one device, for a model split over several.",
+        source="false: tokens per round do not include the gain of more devices", method="speculative",
+        given=partial(_points, "speculative", ("split",)), holds=bound_over_one_device, expect="fails",
     ),
     _theorem("adaptive"),
     _theorem("hierarchical"),

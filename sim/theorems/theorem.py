@@ -1,4 +1,4 @@
-"""What a theorem is here: a sentence, examples to try it on, and a predicate that says with numbers where it fails."""
+"""Theorems: a statement, a search strategy for examples, and a predicate that reports in numbers where it fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Collected", "Example", "Theorem", "at_most", "drawn", "equal", "st"]
 
 
 class _Later:
-    """A module that is imported when something of it is asked for."""
+    """A module that is imported when an attribute is first used."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -30,7 +30,7 @@ if not TYPE_CHECKING:
     st = _Later("hypothesis.strategies")  # not needed to list theorems
 
 Example = dict[str, Any]
-"""What a theorem is tried on: plain values under names, so that it can be written down, mailed and tried again."""
+"""Input of a theorem: named plain values, so that it can be saved, sent and replayed."""
 
 
 Drawn = TypeVar("Drawn")
@@ -42,9 +42,9 @@ Predicate = Callable[[Example], bool | None]
 class Theorem:
     """A numbered invariant.
 
-    `given` builds the search strategy, and is called only when a search begins: hypothesis is not needed to list theorems, nor to
-    try one on a given example. `holds` takes an example and says by False or an AssertionError that the statement is wrong there.
-    A statement that must not hold has `expect="fails"`: what looks true and is not is part of the theory.
+    `given` builds the search strategy and is called only when a search begins: listing theorems and replaying an example do not
+    need hypothesis. `holds` takes an example, and returns False or raises AssertionError if the statement is wrong for it. A
+    plausible statement that is false has `expect="fails"`: knowing that it is false is part of the theory.
     """
 
     number: str
@@ -56,20 +56,20 @@ class Theorem:
     expect: str = "holds"
 
     def error(self, example: Example, let_through: tuple[type[Exception], ...] = ()) -> str | None:
-        """What is wrong with the statement on this example; None where it holds."""
+        """Return the error of the statement on this example, None if it holds."""
         try:
             right = self.holds(example)
         except let_through:
             raise
         except AssertionError as error:
-            return str(error) or "the assertion gave no numbers"
-        except Exception as error:  # the code under test broke down: as much a counterexample as a wrong number
+            return str(error) or "the assertion has no message"
+        except Exception as error:  # an exception in the code under test is a counterexample too
             return f"{type(error).__name__}: {error}"
         return "the predicate is false" if right is False else None
 
 
 class Collected:
-    """The theorems of a method, each stated above the predicate that says whether it holds."""
+    """Theorems of a method, collected by decorating the predicates that check them."""
 
     def __init__(self, method: str) -> None:
         self.method = method
@@ -78,7 +78,7 @@ class Collected:
     def __call__(
         self, number: str, statement: str, *, source: str, given: Callable[[], SearchStrategy[Example]], expect: str = "holds"
     ) -> Callable[[Predicate], Predicate]:
-        """State a theorem of the predicate that follows; one predicate may be that of several."""
+        """Register a theorem with the decorated predicate; a predicate may serve several theorems."""
 
         def decorated(holds: Predicate) -> Predicate:
             self._found.append(Theorem(number, statement, source, self.method, given, holds, expect))
@@ -87,12 +87,12 @@ class Collected:
         return decorated
 
     def all(self) -> tuple[Theorem, ...]:
-        """In the order of their numbers."""
+        """Return the theorems in the order of their numbers."""
         return tuple(sorted(self._found, key=lambda each: (int(re.findall(r"\d+", each.number)[0]), each.number)))
 
 
 def drawn(make: Callable[Concatenate[DrawFn, Given], Drawn]) -> Callable[Given, SearchStrategy[Drawn]]:
-    """A search strategy of a function that draws an example; hypothesis is imported when it is asked for one."""
+    """Turn a function that draws an example into a search strategy; hypothesis is imported only when one is built."""
 
     @functools.wraps(make)
     def strategy(*args: Given.args, **kwargs: Given.kwargs) -> SearchStrategy[Drawn]:
@@ -101,18 +101,18 @@ def drawn(make: Callable[Concatenate[DrawFn, Given], Drawn]) -> Callable[Given, 
     return strategy
 
 
-# Not `assert`: these must speak also where Python runs without assertions.
+# Not `assert`: these must also work under `python -O`.
 
 
 def equal(what: str, got: Any, want: Any, within: float = 0.0) -> None:
-    """The two are the same; numbers to a relative error of `within`."""
+    """Require that both are equal, numbers to a relative error of `within`."""
     if got == want or (within and abs(got - want) <= within * abs(want)):
         return
     raise AssertionError(f"{what}: got {_short(got)}, expected {_short(want)}" + (f" within {within:g}" if within else ""))
 
 
 def at_most(what: str, got: float, bound: float, within: float = 0.0) -> None:
-    """`got` is not above `bound`, to a relative error of `within`."""
+    """Require that `got` is at most `bound`, to a relative error of `within`."""
     if not got <= bound + within * abs(bound):
         raise AssertionError(f"{what}: got {_short(got)}, expected at most {_short(bound)}")
 

@@ -1,1 +1,1 @@
-"""The three views of a point, and whether they agree."""
+"""The three views of a grid point (formula, paths, events), and the check that they agree."""

@@ -1,14 +1,14 @@
-"""Whether views that must agree do: paths and events on the same decodings to rounding, formula and simulation within chance.
+"""Check that views agree: paths and events on the same decodings up to rounding, formula and simulation up to sampling error.
 
-A formula says a mean; what is simulated has the mean of a sample. How far they may be apart is said by inequalities that need no
-normal law: they hold for few replications, and for skewed quantities with rare values. X lies in [0, b], of n independent
-replications; the two means are further apart than the bound with a chance of at most `chance`.
+A formula gives an expectation, a simulation the mean of a sample. Their difference is bounded by inequalities that do not assume a
+normal distribution: they hold for few replications, and for skewed quantities with rare values. For n independent replications of X
+in [0, b], the difference exceeds the bound with a probability of at most `chance`.
 
-* Where the variance v is known: Bernstein's inequality. With M = max(b - mean, mean) and L = ln(2 / chance),
+* If the variance v is known: Bernstein's inequality. With M = max(b - mean, mean) and L = ln(2 / chance),
   |sample mean - mean| <= M L / (3 n) + sqrt((M L / (3 n))^2 + 2 v L / n).
-* Else the empirical one, with the sample's own variance V: sqrt(2 V L' / n) + 7 b L' / (3 (n - 1)), where L' = ln(4 / chance)
-  ([Maurer2009], Theorem 4, for both sides).
-* Hoeffding's, b sqrt(L / (2 n)), where that is less; beside the empirical one each has half of the chance.
+* Otherwise the empirical Bernstein inequality, with the sample variance V: sqrt(2 V L' / n) + 7 b L' / (3 (n - 1)), where
+  L' = ln(4 / chance) ([Maurer2009], Theorem 4, for both sides).
+* Hoeffding's inequality, b sqrt(L / (2 n)), if that is smaller; next to the empirical bound each gets half of the probability.
 
 [Bernstein] S. Boucheron, G. Lugosi, P. Massart. Concentration Inequalities. Oxford 2013, Corollary 2.11 (and Theorem 2.8).
 [Maurer2009] A. Maurer, M. Pontil. Empirical Bernstein Bounds and Sample Variance Penalization. COLT 2009, arXiv:0907.3740.
@@ -28,45 +28,45 @@ from sim.scenarios.cases import Case
 from sim.views.metrics import Sums
 
 FALSE_ALARMS = 1e-6
-"""How often at most a run is said to disagree with itself whose views do agree."""
+"""Upper bound on the probability that a run reports a disagreement although its views agree."""
 ROUNDING = 1e-9
-"""Relative error up to which sums of the same times are the same. The clock of the events adds the times of passes one by one,
-paths multiply: n terms above zero are summed to within a relative error of (n - 1) 2^-53 (Higham, Accuracy and Stability of
-Numerical Algorithms, 2002, section 4.2), so of a million passes to 1.2e-10 at worst, and to far less as a rule."""
+"""Relative difference up to which sums of the same times count as equal. The events add the times of passes one by one, paths
+multiply: n positive terms are summed with a relative error of at most (n - 1) 2^-53 (Higham, Accuracy and Stability of Numerical
+Algorithms, 2002, section 4.2), which is 1.2e-10 for a million passes."""
 QUANTITIES = ("latency_layers", "busy_layers", "mean_busy_units_per_run", "rounds", "drafted")
 SQUARES = ("rounds_square", "drafted_square")
-"""Sums of squares over replications, beside those of `sim.views.metrics.Sums`."""
+"""Sums of squares over replications, in addition to `sim.views.metrics.Sums`."""
 
 
 def bound(chance: float, count: int, most: float, mean: float, variance: float | None, sampled: float) -> float:
-    """How far the mean of a sample may be from its expectation, but for a chance; see above.
+    """Bound on the difference between a sample mean and its expectation, exceeded with probability `chance`; see above.
 
     Parameters
     ----------
     chance, count
-        Of a false alarm, and replications.
+        Probability of a false alarm, and number of replications.
     most, mean
-        The greatest value that there is (the least is 0), and the expectation.
+        Largest possible value (the smallest is 0), and the expectation.
     variance, sampled
-        The variance where it is known, and that of the sample (dividing by count - 1).
+        The variance, or None if not known, and the sample variance (divided by count - 1).
 
     >>> round(bound(1e-6, 1000, 1.0, 0.5, 0.25, 0.25), 4), round(bound(1e-6, 1000, 1.0, 0.5, None, 0.25), 4)
     (0.0852, 0.0872)
     """
     both = math.log(2 / chance)
     hoeffding = most * math.sqrt(both / (2 * count))
-    if variance is not None:  # neither looks at the sample: the lesser may be chosen
+    if variance is not None:  # neither bound depends on the sample, so the smaller one may be used
         far = max(most - mean, mean) * both / (3 * count)
         return min(hoeffding, far + math.sqrt(far**2 + 2 * variance * both / count))
     if count < 2:
         return hoeffding
-    # Half of the chance for each of two bounds, one of which the sample chooses.
+    # Half of the probability for each bound, since the sample decides which is smaller.
     hoeffding, four = most * math.sqrt(math.log(4 / chance) / (2 * count)), math.log(8 / chance)
     return min(hoeffding, math.sqrt(2 * sampled * four / count) + 7 * most * four / (3 * (count - 1)))
 
 
 def on_the_same_decodings(point: int, part: pl.DataFrame) -> Iterator[dict[str, Any]]:
-    """Where paths and events of one point differ by more than rounding, on the decoding on which they differ most."""
+    """Disagreement of paths and events at a point, on the decoding with the largest difference, if it exceeds rounding."""
     if "paths_relative" not in part.columns:
         return
     worst = part.filter(pl.col("paths_relative") == pl.col("paths_relative").max())
@@ -82,10 +82,10 @@ def on_the_same_decodings(point: int, part: pl.DataFrame) -> Iterator[dict[str, 
 def with_the_formula(
     point: int, case: Case, formula: Mapping[str, Any], sums: Sums, more: Mapping[str, float], view: str, points: int
 ) -> Iterator[dict[str, Any]]:
-    """Where a simulated point and its formula are further apart than chance explains, by `FALSE_ALARMS` for so many points.
+    """Disagreements of a simulated point and its formula beyond sampling error, at `FALSE_ALARMS` for a run of `points` points.
 
-    `more` has sums of rounds and drafted tokens and of their squares, where they are counted. A method whose theory does not say
-    how long a decoding may take at most (`slowest`) is not compared.
+    `more` has sums of rounds and drafted tokens and of their squares, where they are counted. A method without an upper bound on
+    the time of a decoding (`slowest`) is not compared.
     """
     chance = FALSE_ALARMS / (points * len(QUANTITIES))
     for name, most, expected, variance, total, square in _compared(case, formula, sums, more):
@@ -94,7 +94,7 @@ def with_the_formula(
         mean = total / sums.count
         sampled = max(square / sums.count - mean * mean, 0.0) * sums.count / max(sums.count - 1, 1)
         limit = ROUNDING * abs(expected)
-        if variance != 0:  # a quantity without any is known
+        if variance != 0:  # a quantity without variance must be equal up to rounding
             limit += bound(chance, sums.count, most, expected, variance, sampled)
         if not abs(mean - expected) <= limit:
             yield _told(point, name, ("formula", expected), (view, mean), limit)
@@ -103,7 +103,7 @@ def with_the_formula(
 def _compared(
     case: Case, formula: Mapping[str, Any], sums: Sums, more: Mapping[str, float]
 ) -> Iterator[tuple[str, float, float | None, float | None, float, float]]:
-    """Name, greatest value, expectation, variance where it is known, and sums over replications of each quantity and its square."""
+    """For each quantity: name, largest value, expectation, variance if known, and sums over replications of it and its square."""
     slowest = registry.method(case.method).slowest
     if slowest is None:
         return
@@ -134,7 +134,7 @@ def _told(point: int, quantity: str, one: tuple[str, float], other: tuple[str, f
 
 
 def in_words(found: Mapping[str, Any]) -> str:
-    """A disagreement as a line."""
+    """Describe a disagreement in one line."""
     (one, other), (first, second) = found["views"], found["values"]
     where = f", decoding {found['replication']}" if "replication" in found else ""
     return (

@@ -1,7 +1,7 @@
-"""The simulated views of a point: what the vectorised paths give, what happens on units and links.
+"""Simulated views of a point: `paths` (vectorised Monte Carlo) and `events` (discrete-event simulation on units and links).
 
-Each yields plain rows: sums over a stretch of replications of one point, so that a point can be shared out; it is put together in
-`sim.runs.results_table`.
+Each returns sums over consecutive replications of a point, so that a point can be split among workers; `sim.runs.results_table`
+merges them.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Floats = NDArray[np.float64]
 Row = dict[str, Any]
 
 EXPECTED = (ParameterError, CacheError)
-"""What may be wrong at one point of a grid and not at the others."""
+"""Errors that may occur at one point of a grid and not at others."""
 
 
 # --- paths -------------------------------------------------------------------------------------------------------------
 
 
 def outcome_tiles(case: Case, block: int, positions: int, name: str = "match") -> Iterator[NDArray[np.bool_]]:
-    """The outcomes of a block of replications by position, on the coins that all views share."""
+    """Outcomes of a block of replications by position, from the random draws that all views share."""
     if name not in case.outcomes or not positions:
         return iter(())
     found: Iterator[NDArray[np.bool_]] = case.outcomes[name].law.sample(
@@ -52,22 +52,22 @@ def outcome_tiles(case: Case, block: int, positions: int, name: str = "match") -
 
 
 def drafts_of(case: Case, block: int, positions: int, name: str = "accept", text: int = 0) -> Iterator[Outcomes]:
-    """The same of drafted tokens, given their places in their drafts."""
-    luck = random_streams.tiles(case.settings.seed, random_streams.of_text(name, text), block, positions)
-    return iter(case.outcomes[name].law.drafts(luck) if positions else ())
+    """Outcomes of drafted tokens of one sequence, as functions of the position in the draft."""
+    draws = random_streams.tiles(case.settings.seed, random_streams.of_text(name, text), block, positions)
+    return iter(case.outcomes[name].law.drafts(draws) if positions else ())
 
 
 def walk(case: Case, block: int) -> tuple[Floats, Floats] | Tally:
-    """Time and unit-time of a block of replications by the method's vectorised twin, and what else it tells."""
+    """Time and busy time of a block of replications by the method's vectorised paths; a `Tally` also counts rounds."""
     method = registry.method(case.method)
     positions = case.settings.tokens - (0 if method.last_matters else 1)
-    texts = case.parameters.decoded_sequences
+    sequences = case.parameters.decoded_sequences
 
     def play(name: str) -> Any:
         if not KINDS[name].drafted:
-            return outcome_tiles(case, block, positions * texts, name)
-        each = (drafts_of(case, block, positions, name, text) for text in range(texts))
-        return each if texts > 1 else next(each)
+            return outcome_tiles(case, block, positions * sequences, name)
+        each = (drafts_of(case, block, positions, name, sequence) for sequence in range(sequences))
+        return each if sequences > 1 else next(each)
 
     played = {name: play(name) for name in case.outcomes}
     given: Any = by_outcome(played) if played else iter(())
@@ -91,7 +91,7 @@ def paths_row(case: Case, start: int, stop: int) -> Row:
     if isinstance(found, Tally):
         row |= {name: float(getattr(found, name)[own].sum()) for name in ("rounds", "drafted", "operations")}
         row |= {f"{name}_square": float((getattr(found, name)[own] ** 2).sum()) for name in ("rounds", "drafted")}
-        if stop - start == random_streams.BLOCK:  # they are counted for a block as a whole
+        if stop - start == random_streams.BLOCK:  # counted for whole blocks only
             row["accepted_lengths"] = found.accepted.tolist()
     return row
 
@@ -105,15 +105,15 @@ def _frequencies(latency: Floats) -> Row:
 
 
 def worlds_of(case: Case, start: int, stop: int) -> Iterator[World]:
-    """What models would say in replications [start, stop), which lie in one block."""
+    """Simulated model answers of replications [start, stop), which lie in one block."""
     laws = {name: outcome.law for name, outcome in case.outcomes.items()}
     tokens, seed = case.settings.tokens, case.settings.seed
-    # Which candidate is right makes no difference where processes never wait.
+    # The rank of the correct candidate matters only where processes may wait.
     return worlds(case.parameters, 1, tokens, laws, seed, range(start, stop), ranked=case.contended)
 
 
 def simulate(case: Case, world: World, *, record: bool = False) -> Any:
-    """One decoding on units and links; a `sim.engine.events.Run`."""
+    """Simulate one decoding on units and links; returns a `sim.engine.events.Run`."""
     from sim.engine import events
 
     steps = registry.method(case.method).decode(case.parameters, [0], case.settings.tokens)
@@ -121,7 +121,7 @@ def simulate(case: Case, world: World, *, record: bool = False) -> Any:
 
 
 def events_row(case: Case, start: int, stop: int) -> Row:
-    """Sums over replications [start, stop), which lie in one block, and how far the vectorised paths are from them."""
+    """Sums over replications [start, stop), which lie in one block, and their differences to the vectorised paths."""
     runs = [simulate(case, world) for world in worlds_of(case, start, stop)]
     latency, busy = np.array([run.latency for run in runs]), np.array([run.busy for run in runs]) * case.tensor_parallel
     peak = case.devices(max(run.peak_units for run in runs))
@@ -144,7 +144,7 @@ def events_row(case: Case, start: int, stop: int) -> Row:
         try:
             found = walk(case, start // random_streams.BLOCK)
         except ParameterError:
-            return row  # a form without a vectorised twin
+            return row  # a form without vectorised paths
         own = slice(start % random_streams.BLOCK, start % random_streams.BLOCK + stop - start)
         ours = {"latency_layers": latency, "busy_layers": busy} | (each if rounds else {})
         theirs = {"latency_layers": found[0], "busy_layers": found[1]} | (found._asdict() if isinstance(found, Tally) else {})
@@ -153,12 +153,12 @@ def events_row(case: Case, start: int, stop: int) -> Row:
 
 
 def _each(runs: Sequence[Any], of: Callable[[int], int]) -> Floats:
-    """A sum over the rounds of each run, by how many tokens they drafted."""
+    """Sum of a function of the drafted tokens over the rounds of each run."""
     return np.array([float(sum(of(drafted) * count for (_, drafted), count in run.rounds.items())) for run in runs])
 
 
 def _differences(ours: dict[str, Floats], theirs: dict[str, Floats], start: int) -> Row:
-    """How far paths are from the same decodings by the events: in layer-times, and the worst of all relative to its own size."""
+    """Differences between paths and events on the same decodings: the largest absolute one, and the largest relative one."""
     apart = {name: np.abs(ours[name] - theirs[name]) for name in theirs}
     relative = {name: far / np.maximum(np.abs(theirs[name]), 1.0 if name == "drafted" else 1e-300) for name, far in apart.items()}
     name = max(relative, key=lambda each: float(relative[each].max()))
@@ -173,7 +173,7 @@ def _differences(ours: dict[str, Floats], theirs: dict[str, Floats], start: int)
 
 
 def _lengths(rounds: Counter[tuple[int, int]]) -> list[int]:
-    """How many rounds accepted 0, 1, 2, ... tokens."""
+    """Number of rounds that accepted 0, 1, 2, ... tokens."""
     counts = [0] * (max(accepted for accepted, _ in rounds) + 1)
     for (accepted, _), count in rounds.items():
         counts[accepted] += count
@@ -184,7 +184,7 @@ def _lengths(rounds: Counter[tuple[int, int]]) -> list[int]:
 
 
 def evaluate(grid: Grid, view: str, pieces: list[tuple[int, int, int]]) -> tuple[list[Row], list[Row]]:
-    """Rows and failures of pieces (point, first replication, last replication) of a simulated view."""
+    """Evaluate pieces (point, first replication, the one after the last) of a simulated view; return rows and failures."""
     rows: list[Row] = []
     failures: list[Row] = []
     for point, group in itertools.groupby(pieces, key=lambda piece: piece[0]):

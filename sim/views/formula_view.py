@@ -1,7 +1,7 @@
-"""The view `formula`: what the theory says of the points of a grid, of many at once.
+"""The view `formula`: closed forms, evaluated for many points of a grid at once.
 
-Points of a grid share most of what they are made of: their choices (method, parameters, tokens, costs, cluster) and their outcomes.
-Each is resolved once, the theory is asked for all points of a method together, and rows are put together by column.
+Points share their choices (method, parameters, tokens, costs, cluster) and their outcomes. Each choice and each set of outcomes is
+resolved once, the theory is evaluated for all points of a method together, and rows are assembled by column.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Index = NDArray[np.intp]
 Row = dict[str, Any]
 
 EXPECTED = (ParameterError, CacheError)
-"""What may be wrong at one point of a grid and not at the others."""
+"""Errors that may occur at one point of a grid and not at others."""
 FAILED = {"point": pl.Int64, "view": pl.String, "error": pl.String}
 
 
 @dataclass(frozen=True)
 class PointBlock:
-    """Points that are made of the same choices and outcomes, each of them once."""
+    """Points as indices into distinct choices and distinct outcomes."""
 
     number: Index
-    """Of each point in its grid."""
+    """Number of each point in its grid."""
     choices: Sequence[Case]
     """Cases without outcomes."""
     outcomes: Sequence[Mapping[str, Outcome]]
@@ -47,33 +47,33 @@ class PointBlock:
     outcome: Index
 
     def at(self, index: Index) -> PointBlock:
-        """Some of the points, in this order."""
+        """Return a selection of the points, in this order."""
         return PointBlock(self.number[index], self.choices, self.outcomes, self.choice[index], self.outcome[index])
 
     def of_choices(self, value: Callable[[Case], float]) -> Floats:
-        """A number of each point's choice."""
+        """Evaluate a function of the choice for each point."""
         used, index = np.unique(self.choice, return_inverse=True)
         return np.array([value(self.choices[each]) for each in used.tolist()], dtype=np.float64)[index]
 
     def case(self, point: int) -> Case:
-        """One of the points, by its place among these."""
+        """Return the case of one point, by its index in this block."""
         return self.choices[int(self.choice[point])].with_outcomes(self.outcomes[int(self.outcome[point])])
 
     def of_pairs(self, value: Callable[[Case], Row]) -> pl.DataFrame:
-        """Columns that depend on choice and outcomes, computed once for each pair that meets."""
+        """Columns that depend on choice and outcomes, computed once for each pair that occurs."""
         both, index = np.unique(np.stack([self.choice, self.outcome]), axis=1, return_inverse=True)
         rows = [value(self.choices[choice].with_outcomes(self.outcomes[outcome])) for choice, outcome in both.T.tolist()]
         return _gathered(rows, index.reshape(-1))
 
 
 def of_case(case: Case) -> PointBlock:
-    """A single point."""
+    """Return a block of a single point."""
     one = np.zeros(1, dtype=np.intp)
     return PointBlock(one, [case], [case.outcomes], one, one)
 
 
 def of_grid(grid: Grid, start: int, stop: int) -> tuple[PointBlock, list[Row]]:
-    """The points [start, stop) of a grid that can be resolved, and why the others cannot."""
+    """Resolve the points [start, stop) of a grid; return the valid ones, and a failure for each of the others."""
     number = np.arange(start, stop)
     where = np.stack(np.unravel_index(number, grid.shape))
     choices, choice = _parts(where, grid.shape, [kind != "outcomes" for kind in grid.kinds], grid.choice)
@@ -99,7 +99,7 @@ def of_grid(grid: Grid, start: int, stop: int) -> tuple[PointBlock, list[Row]]:
 
 
 def _used(found: Sequence[Any], index: Index) -> tuple[list[Any], Index]:
-    """Those of them that any point is made of, and the index of each point's."""
+    """Keep the entries that any point uses, with the index of each point's entry."""
     used, again = np.unique(index, return_inverse=True)
     return [found[each] for each in used.tolist()], again
 
@@ -107,7 +107,7 @@ def _used(found: Sequence[Any], index: Index) -> tuple[list[Any], Index]:
 def _parts(
     where: NDArray[np.intp], shape: Sequence[int], relevant: Sequence[bool], make: Callable[[Sequence[int]], Any], *more: Index
 ) -> tuple[list[Any], Index]:
-    """What points are made of, each once (or the error that it is), and the index of each point's, by the axes that matter."""
+    """Distinct parts of points (or the error of making one), by the relevant axes, and the index of each point's part."""
     axes = [axis for axis, is_relevant in enumerate(relevant) if is_relevant]
     sizes = [*(shape[axis] for axis in axes), *(int(each.max()) + 1 for each in more)]
     keys = np.ravel_multi_index((*where[axes], *more), sizes)
@@ -129,7 +129,7 @@ def _failure(point: int, error: Exception) -> Row:
 
 
 def frame(grid: Grid, start: int, stop: int) -> pl.DataFrame:
-    """The rows of points [start, stop), in their order, and behind them those of points that fail."""
+    """Rows of points [start, stop) in order, followed by the rows of points that fail."""
     points, failures = of_grid(grid, start, stop)
     waits = points.of_choices(lambda case: case.contended) > 0
     parts = [points.at(np.flatnonzero(waits))]
@@ -144,7 +144,7 @@ def frame(grid: Grid, start: int, stop: int) -> pl.DataFrame:
 
 
 def _computable(points: PointBlock, failures: list[Row]) -> list[tuple[PointBlock, pl.DataFrame]]:
-    """Points with their estimates, which are computed together; where that fails, it is found out at which points."""
+    """Points with their estimates, computed together; after an error, halves are tried until the failing points are found."""
     if not points.number.size:
         return []
     try:
@@ -159,7 +159,7 @@ def _computable(points: PointBlock, failures: list[Row]) -> list[tuple[PointBloc
 
 
 def _described(grid: Grid, points: PointBlock) -> pl.DataFrame:
-    """The columns that say what points are: `model.views.point_columns.described`, by column."""
+    """Columns that describe points, as `sim.views.point_columns.described`, but computed by column."""
     chosen = np.unique(points.choice, return_inverse=True)
     cases = [points.choices[each] for each in chosen[0].tolist()]
     first = np.unique(points.outcome, return_index=True, return_inverse=True)
@@ -193,7 +193,7 @@ def _described(grid: Grid, points: PointBlock) -> pl.DataFrame:
 
 
 def _gathered(rows: Sequence[Row], index: Index) -> pl.DataFrame:
-    """Rows by their index."""
+    """Return a table of the rows at these indices."""
     return pl.DataFrame(rows, infer_schema_length=None)[index] if rows else pl.DataFrame()
 
 
@@ -201,14 +201,14 @@ def _gathered(rows: Sequence[Row], index: Index) -> pl.DataFrame:
 
 
 def estimates(points: PointBlock) -> pl.DataFrame:
-    """The theory's estimates of points of one method."""
+    """Estimates by the theory for points of one method."""
     method = registry.method(points.choices[points.choice[0]].method)
     tensor_parallel, steps = points.of_choices(lambda case: case.tensor_parallel), points.of_choices(lambda case: case.steps)
     prediction = _predicted(method, points, "law", "cost", tensor_parallel)
     found: dict[str, Floats] = metrics.of_prediction(prediction, steps, tensor_parallel)
     bounded = _bounded(points)
     if bounded.size:
-        # All rates at their low ends together, with all costs at their high ones, and the other way round.
+        # Bounds: all rates at their low ends with all costs at their high ends, and the reverse.
         part = points.at(bounded)
         ends = [_predicted(method, part, *end, tensor_parallel[bounded]) for end in (("low", "slow"), ("high", "fast"))]
         low, high = (metrics.of_prediction(each, steps[bounded], tensor_parallel[bounded]) for each in ends)
@@ -234,8 +234,9 @@ def estimates(points: PointBlock) -> pl.DataFrame:
 
 
 def _predicted(method: registry.Method, points: PointBlock, rates: str, costs: str, tensor_parallel: Floats) -> Prediction:
-    """The prediction where rates are known (`law`), or at an end of their interval (`low`, `high`), at costs (`cost`, `slow`,
-    `fast`), in devices: where layers are split a unit is several, of plain decoding too.
+    """Prediction at given rates (`law`, or an end of their interval: `low`, `high`) and costs (`cost`, `slow`, `fast`).
+
+    Busy time and units are in devices: a unit has `tensor_parallel` of them.
     """
     used, choice = np.unique(points.choice, return_inverse=True)
     chosen = [points.choices[each] for each in used.tolist()]
@@ -264,7 +265,7 @@ def _law(outcome: Outcome, which: str) -> Any:
 
 
 def _bounded(points: PointBlock) -> Index:
-    """The points of which rates or costs are known to within an interval."""
+    """Indices of the points whose rates or costs have an interval."""
     rates = np.array([any(outcome.low is not None for outcome in each.values()) for each in points.outcomes])[points.outcome]
     return np.flatnonzero(rates | (points.of_choices(lambda case: case.priced is not None) > 0))
 
@@ -282,7 +283,7 @@ def _between(one: dict[str, Floats], other: dict[str, Floats], where: Index, siz
 def _each(
     points: PointBlock, found: dict[str, Floats], value: Callable[[Case, Row], Row], needs: Sequence[str] | None = None
 ) -> pl.DataFrame:
-    """Columns that are computed row by row from a point and its estimates; null where a row has none."""
+    """Columns computed row by row from a point and its estimates; null where `value` returns none."""
     names = [*found] if needs is None else needs
     columns = [found[name].tolist() for name in names]
     rows = [value(points.case(at), dict(zip(names, row, strict=True))) for at, row in enumerate(zip(*columns, strict=True))]
@@ -290,15 +291,15 @@ def _each(
 
 
 def formula_row(case: Case) -> Row:
-    """The theory's estimates of one point."""
+    """Estimates by the theory for one point."""
     return {name: value for name, value in estimates(of_case(case)).row(0, named=True).items() if value is not None}
 
 
 def over_one_device(case: Case, row: Row) -> Row:
-    """The speed-up over plain decoding on one device, from that over the same devices; nothing where those are one.
+    """Speed-up over plain decoding on one device, computed from that over the same devices; empty with one device per unit.
 
-    What a step takes on one device is another measurement than what it takes on several: its error, and theirs, widen the bounds
-    from inputs. Without a value where the model is not known to fit one device.
+    Step times on one device and on several are separate measurements, so both errors widen the bounds from inputs. The value is nan
+    where the model is not known to fit one device.
     """
     if case.tensor_parallel == 1 or case.priced is None:
         return {}
@@ -315,14 +316,14 @@ def over_one_device(case: Case, row: Row) -> Row:
 
 
 def straggling(case: Case, rounds: float, latency: float) -> Row:
-    """What static batches lose by waiting, where the method's theory says it, from the means of rounds and latency."""
+    """Straggler loss of static batches from the mean rounds and latency, if the method's theory gives it."""
     known = registry.method(case.method).straggler_loss
     loss = None if known is None else known(case.parameters, case.cost, rounds, latency, case.settings.tokens)
     return {} if loss is None else {"straggler_loss": loss}
 
 
 def work_of(case: Case) -> Row:
-    """Operations and bytes per token by the theory, where shapes are known and it says them."""
+    """FLOPs and bytes per token by the theory, if shapes are given and the theory has them."""
     found = _work(case) if case.shapes else None
     return {} if found is None else metrics.worked(bill(found, case.shapes), case.outputs, case.full_batch)
 
@@ -334,9 +335,9 @@ def _work(case: Case) -> Any:
 
 
 def operations_of(case: Case, compute_per_token: float, *, sampled: bool = False) -> Row:
-    """Operations of a method that does not draft: by its theory's account of layers, or where they are its unit-time by that.
+    """Operations per token of a method that does not draft: from the theory's count of layers, or equal to its busy time.
 
-    Of what is sampled unit-time goes first where every pass is over one token: it is of the same decodings.
+    For simulated views the busy time is preferred if every pass has one token, since it belongs to the same decodings.
     """
     known = not case.parameters.roles and case.parameters.decoded_sequences == 1 and case.cost.only_layers
     if case.parameters.counts_layers and not (sampled and known and case.parameters.widest == 1):

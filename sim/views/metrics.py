@@ -1,45 +1,45 @@
-"""What is reported of a decoding, for every method and view alike: the columns of a table of results.
+"""Columns of the results table, the same for all methods and views.
 
-Times are in layer-times (`_layers`), `busy_layers` and `reserved_layers` in layer-times summed over compute units. Where costs are
-in seconds (kinds `profile` and `roofline`) these columns are null, and the same are in `latency_s`, `tpot_ms`, `busy_s` and
-`reserved_s`, with their bounds; where seconds_per_layer is given, they are in both.
+Times are in layer-times (`_layers`); `busy_layers` and `reserved_layers` are sums over compute units. With costs in seconds (kinds
+`profile` and `roofline`) these columns are null, and `latency_s`, `tpot_ms`, `busy_s` and `reserved_s` have the values in seconds,
+with their bounds. With seconds_per_layer both sets of columns have values.
 
 =========================  ========================================================================================
 `latency_layers`          time until the last token
 `tpot_layers`             time per output token
-`speedup`                 time of plain decoding on the same devices (one unit: as many devices as layers are split over, in the
-                          same batch) over that time; `relative_latency` is its inverse
-`speedup_over_one_device` the same of plain decoding on one device: where layers of some points are split over several
-                          (`tensor_parallel`); null where the model, with the cache of its batch, is not known to fit one
-`busy_layers`             unit-time busy: Theorem 4.1's compute
-`compute_per_token`       the same per token, over that of plain decoding on the same devices: device-time over device-time
+`speedup`                 time of plain decoding on the same devices (one unit of `tensor_parallel` devices, in the same batch) over
+                          the latency; `relative_latency` is its inverse
+`speedup_over_one_device` speed-up over plain decoding on one device, for grids with `tensor_parallel` above 1; null where the
+                          model with the KV cache of its batch is not known to fit one device
+`busy_layers`             busy time summed over units: the compute of Theorem 4.1
+`compute_per_token`       busy time per token over that of plain decoding on the same devices, both summed over devices
 `mean_busy_units`         mean busy_layers over mean latency_layers (Eq. 5 in the limit)
-`mean_busy_units_per_run` mean of busy_layers over latency_layers of each decoding: not the same, and larger
-`reserved_units`          units reserved throughout; `reserved_layers` is their unit-time
-`tokens_per_round`        of methods that draft: output tokens over rounds (of each text of a batch), the target's own included
-`draft_acceptance_rate`   accepted over drafted tokens: not the acceptance rate, which is accepted over tested ones
-`operations_per_token`    operations per token, in those of a plain token: without a unit, 1 of plain decoding (Theorem 3.11 of
-                          Leviathan et al.); each layer that is run on a token counts alike. Of methods that do not draft,
-                          compute_per_token where units are busy with layers alone
-`no_value_because`        why formula and paths have no estimates: they know of no waiting, and at a point that is `contended`
-                          something may wait for units or links, or hold a unit after it was stopped; events have estimates there
-`agreement`               of lossy methods: share of tokens that the target would have put out; `agreement_source` says who knows
-`straggler_loss`          of static batches that draft: share of their time that is lost by waiting for the slowest sequence. A
-                          batch of as many that is kept full (`batching` continuous) takes so much less for each
-`occupancy`               of batches that go column by column: tokens over places in all steps; the rest is waiting for longer texts
-`flops_per_token`         FLOPs per token, with heads, attention over the context, and keys and values of skipped layers: more than
-                          operations_per_token knows of; and `weight_bytes`, `kv_read_bytes`, `kv_written_bytes`, `head_passes`,
-                          `transferred_bytes`: where the shapes of the models are given, as `model.interpret.account` counts them;
-                          weights are read once for all sequences of a pass
-`arithmetic_intensity`    operations for each byte of weights and cache that is read or written
-`plain_flops_per_token`   and `plain_weight_bytes_per_token`, `plain_arithmetic_intensity`: plain decoding's, of the same tokens in
-                          the same batches
-`seconds_error`           of costs on hardware: relative error of the time of plain decoding; `*_s_input_low` and `_high` have it
-`seconds_per_layer`       what a layer-time is, where it is given
-`memory_share`            weights and cache over what a device has; `tensor_parallel` is over how many of them a layer is split
-`prompt_s`                reading the prompt, before the first token is decoded: it is in no other column
-`cost_source`             whose times these are: measured, composed of operations, or assumed
-`cost_missing`            parts of a pass that were not measured (`step`: launching, preparing, sampling): assumed to take 0
+`mean_busy_units_per_run` mean over decodings of busy_layers over latency_layers; it is larger than mean_busy_units
+`reserved_units`          units reserved for the whole decoding; `reserved_layers` is their number times the latency
+`tokens_per_round`        of methods that draft: generated tokens over rounds (per sequence of a batch), with the target's token
+`draft_acceptance_rate`   accepted over drafted tokens; the acceptance rate, in contrast, is accepted over tested tokens
+`operations_per_token`    arithmetic per token relative to plain decoding (Theorem 3.11 of Leviathan et al.); each layer run on a
+                          token counts 1. For methods that do not draft it is compute_per_token if units are busy with layers only
+`no_value_because`        reason why formula and paths have no estimates: the point is `contended`, so passes may wait for units or
+                          links, or a stopped process keeps its unit, which only the view events models
+`agreement`               of lossy methods: share of tokens equal to the target's; `agreement_source` is its source
+`straggler_loss`          of static batches that draft: share of time lost by waiting for the slowest sequence. With `batching`
+                          continuous, which keeps the batch full, the time per sequence is shorter by this share
+`occupancy`               of static batches decoded in steps: generated tokens over batch slots in all steps; the other slots are
+                          of sequences that have ended
+`flops_per_token`         FLOPs per token, with heads, attention over the context, and keys and values of skipped layers, which
+                          operations_per_token leaves out; also `weight_bytes`, `kv_read_bytes`, `kv_written_bytes`, `head_passes`,
+                          `transferred_bytes`. They need the shapes of the models (counted by `model.interpret.account`); weights
+                          are read once for all sequences of a pass
+`arithmetic_intensity`    FLOPs per byte of weights and cache that is read or written
+`plain_flops_per_token`   and `plain_weight_bytes_per_token`, `plain_arithmetic_intensity`: the same for plain decoding of the same
+                          tokens in the same batches
+`seconds_error`           of costs on hardware: relative error of the time of plain decoding, included in `*_s_input_low`, `_high`
+`seconds_per_layer`       duration of one layer-time [s], if given
+`memory_share`            weights and cache over the memory of a device; `tensor_parallel` is the number of devices a layer is on
+`prompt_s`                time to process the prompt, before the first token is decoded; not included in any other column
+`cost_source`             source of the times: measured, composed of operations, or assumed
+`cost_missing`            parts of a pass that are not measured (`step`: scheduling, launching, sampling) and assumed to take 0
 =========================  ========================================================================================
 """
 
@@ -65,7 +65,7 @@ ONE_DEVICE = "speedup_over_one_device"
 PER_ROUND = ("tokens_per_round", "draft_acceptance_rate", "operations_per_token")
 WORK = tuple(f"{name}_per_token" for name in Bill._fields)
 PLAIN_WORK = ("flops_per_token", "weight_bytes_per_token", "arithmetic_intensity")
-"""What is said of plain decoding's work too, in columns `plain_*`."""
+"""Work that is also reported for plain decoding, in columns `plain_*`."""
 BOUNDS = ("low", "high", "input_low", "input_high")
 
 
@@ -75,9 +75,9 @@ def columns() -> list[str]:
 
 
 def estimates(latency: Any, busy: Any, ratio: Any, plain: Any, tokens: Any, tensor_parallel: Any = 1) -> dict[str, Floats]:
-    """All estimates from the means of latency, unit-time and their ratio; arrays of one value per point.
+    """All estimates from the means of latency, busy time and their ratio; arrays of one value per point.
 
-    Plain decoding takes `plain` on a unit of `tensor_parallel` devices; unit-time is in devices.
+    Plain decoding takes `plain` on a unit of `tensor_parallel` devices; busy time is summed over devices.
     """
     latency, busy, ratio, plain = (np.asarray(value, dtype=np.float64) for value in (latency, busy, ratio, plain))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -89,9 +89,9 @@ def estimates(latency: Any, busy: Any, ratio: Any, plain: Any, tokens: Any, tens
 
 
 def per_round(tokens: Any, rounds: Any, drafted: Any, operations: Any) -> dict[str, Floats]:
-    """What is said of rounds, from how many of them, drafted tokens and operations there are in one decoding, in the mean.
+    """Estimates on rounds, from the mean numbers of rounds, drafted tokens and operations per decoding.
 
-    Every round puts out one token that was not drafted.
+    Every round generates one token that was not drafted.
     """
     rounds, drafted, operations = (np.asarray(value) for value in (rounds, drafted, operations))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -100,12 +100,12 @@ def per_round(tokens: Any, rounds: Any, drafted: Any, operations: Any) -> dict[s
 
 
 def of_prediction(prediction: Prediction, tokens: Any, tensor_parallel: Any = 1) -> dict[str, Floats]:
-    """The estimates that the theory gives."""
+    """Estimates of a theoretical prediction."""
     return estimates(prediction.latency, prediction.busy, prediction.units_ratio, prediction.plain_latency, tokens, tensor_parallel)
 
 
 def worked(bill: Bill, tokens: float, sequences: int = 1) -> dict[str, float]:
-    """Operations and bytes per output token, and their ratio; where so many `sequences` share each reading of the weights."""
+    """FLOPs and bytes per output token, and their ratio; `sequences` of a batch share each read of the weights."""
     bill = bill._replace(weight_bytes=bill.weight_bytes / sequences)
     each = {name: float(value) / tokens for name, value in zip(WORK, bill, strict=True)}
     return each | {"arithmetic_intensity": bill.intensity}
@@ -113,7 +113,7 @@ def worked(bill: Bill, tokens: float, sequences: int = 1) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over replications of latency T, unit-time C, their squares and product, and C/T and its square."""
+    """Sums over replications of latency T, busy time C, their squares and product, and C/T and its square."""
 
     count: int
     latency: float
@@ -126,7 +126,7 @@ class Sums:
 
     @staticmethod
     def of(latency: Floats, busy: Floats) -> Sums:
-        """The sums of a block of replications."""
+        """Return the sums of a block of replications."""
         ratio = busy / np.where(latency > 0, latency, 1.0)
         return Sums(
             len(latency), float(latency.sum()), float(busy.sum()), float(latency @ latency), float(busy @ busy),
@@ -134,7 +134,7 @@ class Sums:
         )  # fmt: skip
 
     def sampled(self, plain: float, tokens: int, tensor_parallel: int = 1) -> tuple[dict[str, float], dict[str, float], float]:
-        """Estimates, the half-widths of their sampling intervals (of the speed-up: in its inverse), and the latency's deviation."""
+        """Estimates, half-widths of their sampling intervals (none for the speed-up), and standard deviation of the latency."""
         n = self.count
         latency, busy, ratio = self.latency / n, self.busy / n, self.ratio / n
 
@@ -142,7 +142,7 @@ class Sums:
             return spread_of(square_sum / n - mean * mean, mean)
 
         def spread_of(variance: float, mean: float) -> float:
-            # Rounding may leave a constant with a variance of a few ulp of its square; that is a constant all the same.
+            # Rounding may give a constant a variance of a few ulp of its square; treat it as a constant.
             return (variance * n / (n - 1)) ** 0.5 if n > 1 and variance > 1e-13 * mean * mean else 0.0
 
         spread = deviation(self.latency_square, latency)

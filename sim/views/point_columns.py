@@ -1,4 +1,4 @@
-"""The columns that say what a point of a grid is: its method, outcomes, costs and cluster, and what has no estimates."""
+"""Columns that describe a grid point: its method, outcomes, costs and cluster, and why it may have no estimates."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Row = dict[str, Any]
 
 
 def described(grid: Grid, point: int, case: Case) -> Row:
-    """All columns that say what a point is."""
+    """Return all columns that describe a point."""
     row = {"point": point} | of_choice(case) | of_outcomes(case, outcomes_table(grid, point)) | of_costs(case)
-    # An axis that none of these columns shows has its own, under its path.
+    # An axis that no other column shows has a separate column, named by its path.
     own = axes_of_costs(case)
     rest = {path: value for path, value in grid.values(point).items() if path in own or not _shown(row, path, value)}
     return row | {path: cell(value) for path, value in rest.items()}
 
 
 def of_choice(case: Case) -> Row:
-    """The method, its parameters and the tokens of a point."""
+    """Method, parameters and tokens of a point."""
     row: Row = {"method": case.method} | {name: cell(value) for name, value in case.parameters.table().items()}
     return row | {"tokens": case.settings.tokens}
 
 
 def outcomes_table(grid: Grid, point: int) -> Mapping[str, Any]:
-    """The [outcomes] of a point as they are given."""
+    """Table [outcomes] of a point, as written in the scenario."""
     own = scenario_file.method_tables(grid.base)[grid.indices(point)[0]].get("outcomes")
     swept = {path.partition(".")[2]: value for path, value in grid.values(point).items() if path.startswith("outcomes.")}
     table: Mapping[str, Any] = grid.base.get("outcomes", {}) if own is None else own
@@ -41,7 +41,7 @@ def outcomes_table(grid: Grid, point: int) -> Mapping[str, Any]:
 
 
 def of_outcomes(case: Case, table: Mapping[str, Any]) -> Row:
-    """The kinds, rates and sources of a point's outcomes, and how far a lossy method's output is known to agree."""
+    """Kinds, rates and sources of a point's outcomes, and the agreement of a lossy method's output."""
     kinds = ", ".join(dict.fromkeys(outcome.kind for outcome in case.outcomes.values())) or None
     row: Row = {"outcomes": kinds, "data_set": table.get("data_set"), "head": table.get("head")}
     for name, outcome in case.outcomes.items():
@@ -64,7 +64,7 @@ def of_outcomes(case: Case, table: Mapping[str, Any]) -> Row:
 
 
 def of_costs(case: Case) -> Row:
-    """The costs of a point, the units that there are, and why there may be no estimates."""
+    """Costs of a point, units of its cluster, and the reason if it has no estimates."""
     row: Row = {RATIOS[role]: case.cost.ratio(role) for role in case.parameters.roles}
     row |= {"units": case.devices(case.cluster.units), "contended": case.contended, "exact": case.parameters.exact}
     row |= {"no_value_because": case.contention} if case.contended else {}
@@ -81,7 +81,7 @@ def of_costs(case: Case) -> Row:
 
 
 def _plain_work(case: Case) -> Row:
-    """Work per token of plain decoding of the same tokens, in the same batches."""
+    """Work per token of plain decoding the same tokens in the same batches."""
     if not case.shapes:
         return {}
     plain = case.parameters.plain_work(case.settings.tokens)
@@ -90,21 +90,21 @@ def _plain_work(case: Case) -> Row:
 
 
 def axes_of_costs(case: Case) -> set[str]:
-    """Axes of costs whose names are those of the method's parameters: the columns of these names are the method's."""
+    """Axes of costs with the name of a method parameter: the column of that name is the parameter's."""
     return {f"cost.{name}" for name in case.parameters.names()}
 
 
 def without_value(grid: Grid, point: int, case: Case) -> Row:
-    """The row of a view that cannot see waiting, of a point at which something may wait: it says why it has no estimates."""
+    """Row of a contended point in a view that does not model waiting: no estimates, but the reason."""
     return described(grid, point, case) | {"reserved_units": float(case.devices(case.held))}
 
 
 def cell(value: Any) -> Any:
-    """A list is written out: no column of a CSV could hold it."""
+    """Value for a table cell; lists are written as JSON, since CSV has no lists."""
     return strict_json.dumps(value) if isinstance(value, list | tuple) else value
 
 
 def _shown(row: Row, path: str, value: Any) -> bool:
-    """Whether a column says what a point has on an axis."""
+    """Return whether a column shows the point's value on an axis."""
     last = path.rpartition(".")[2]
     return path.partition(".")[2] in row or (last in row and row[last] == value)

@@ -1,1 +1,1 @@
-"""How fast we are, each time against the least that the same work can take: `python -m tests.bench`, or `make bench`."""
+"""Benchmarks: speed of the project relative to a limit for the same work; run `python -m tests.bench` or `make bench`."""

@@ -1,4 +1,4 @@
-"""Time the simulator: a table, or with --json a document."""
+"""Run the benchmarks: print a table, or with --json a document."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ THEMES = (events, paths, formula, speculative, lossy, profiles, real, cli)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print. That a target is missed is no error: on a busy machine it may be by chance."""
+    """Measure and print. A missed target is not an error: on a busy machine it can be noise."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--only", metavar="NAME", action="append", help="a benchmark, or the first words of several; repeatable")
-    parser.add_argument("--repeats", metavar="N", type=int, default=7, help="ratios to take the median of (default: 7)")
+    parser.add_argument("--only", metavar="NAME", action="append", help="a benchmark, or the common prefix of several; repeatable")
+    parser.add_argument("--repeats", metavar="N", type=int, default=7, help="measurements per benchmark (default: 7)")
     parser.add_argument("--json", action="store_true", help="print a JSON document")
-    parser.add_argument("--tiny", action="store_true", help="sizes that only show that everything runs")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to check only that everything runs")
     options = parser.parse_args(arguments)
     try:
         checks.whole("repeats", options.repeats, 1)
@@ -38,12 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.json:
         print(json.dumps(document(results, options.repeats), indent=2))
     else:
-        # Into a file or a pipe there is no width to respect.
+        # A file or a pipe has no width.
         Console(width=None if sys.stdout.isatty() else 150).print(table(results))
 
 
 def select(benchmarks: Sequence[Benchmark], names: Sequence[str] | None) -> list[Benchmark]:
-    """Those named, in full or by their first words; all where none is named."""
+    """Return the benchmarks with these names or prefixes; all if none is given."""
     if not names:
         return list(benchmarks)
     for name in names:
@@ -53,8 +53,8 @@ def select(benchmarks: Sequence[Benchmark], names: Sequence[str] | None) -> list
 
 
 def table(results: Sequence[Result]) -> Table:
-    """One row for each benchmark."""
-    out = Table(caption="ratio: ours over the limit, median over the repeats; lower is better where the target is a ≤")
+    """Table with one row per benchmark."""
+    out = Table(caption="ratio: ours / limit, median over the repeats; lower is better where the target is ≤")
     out.add_column("benchmark", no_wrap=True)
     out.add_column("limit is")
     for heading in ("unit", "ours", "limit", "ratio", "min", "max", "target", "met"):
@@ -72,7 +72,7 @@ def table(results: Sequence[Result]) -> Table:
 
 
 def document(results: Sequence[Result], repeats: int) -> dict[str, object]:
-    """The same with every repeat, and what it was measured with."""
+    """Document with all repeats, and the versions of Python and of the libraries."""
     return {
         "python": platform.python_version(),
         "numpy": numpy.__version__,

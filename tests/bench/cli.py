@@ -1,4 +1,4 @@
-"""How long the command line keeps a user waiting, against the libraries that it cannot do without."""
+"""Start-up time of the command line, relative to importing the libraries that it needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.bench.measure import Benchmark, wall
 
 
 def benchmarks(tiny: bool = False) -> list[Benchmark]:
-    """The help, and the default run. There is no smaller size of either, so `tiny` changes nothing."""
+    """The help, and the default run. Neither has a smaller size, so `tiny` has no effect."""
     missing = _missing()
     return [
         Benchmark(

@@ -1,4 +1,4 @@
-"""The simulator against SimPy itself, and against what one would write by hand in SimPy for one scenario."""
+"""The simulator relative to SimPy itself, and to programs written directly in SimPy for one scenario."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Body = Generator[simpy.Event, Any, None]
 
 
 def ours(matches: Matches, *, per_layer: bool = False) -> float:
-    """Makespan by our simulator."""
+    """Makespan in our simulator."""
     tokens = len(matches)
     steps, world = ppd.decode(CHOICE, [0], tokens), World(1, LAYERS, matches)
     return events.simulate(steps, tokens, CLUSTER, COST, world, per_layer=per_layer).latency
 
 
 def minimal(matches: Matches) -> float:
-    """Makespan by the shortest program: time and concurrency alone, no units, no tokens, no cache."""
+    """Makespan in the shortest program: only time and concurrency, without units, tokens and cache."""
     env = simpy.Environment()
 
     def sub() -> Body:
@@ -52,7 +52,7 @@ def minimal(matches: Matches) -> float:
 
 
 def with_units(matches: Matches) -> float:
-    """Makespan by the same program on k+1 units, each asked for by whoever makes a pass on it: still no tokens and no cache."""
+    """Makespan in the same program on k+1 units, requested for each pass; still without tokens and cache."""
     env = simpy.Environment()
     units = [simpy.Resource(env) for _ in range(CANDIDATES + 1)]
 
@@ -75,7 +75,7 @@ def with_units(matches: Matches) -> float:
 
 
 def bare(events: int) -> None:
-    """The least that an event can cost: one process that does nothing but wait."""
+    """Process `events` events of minimal cost: one process that only waits."""
     env = simpy.Environment()
 
     def wait() -> Body:
@@ -88,7 +88,7 @@ def bare(events: int) -> None:
 
 
 def counted(do: Callable[[], object]) -> int:
-    """How many events our simulator has SimPy process, of whatever kind."""
+    """Number of SimPy events of any kind in our simulator."""
     steps = 0
 
     class Counting(simpy.Environment):
@@ -105,8 +105,8 @@ def counted(do: Callable[[], object]) -> int:
 def benchmarks(tiny: bool = False) -> list[Benchmark]:
     """Vicuna-13B's default scenario: exit at half of 40 layers, three candidates, 128 tokens."""
     sequences, tokens, waits = (2, 8, 100) if tiny else (20, 128, 200_000)
-    coins = np.random.default_rng(1).random((sequences, tokens))
-    many = (coins < MATCH_RATE).tolist()
+    uniforms = np.random.default_rng(1).random((sequences, tokens))
+    many = (uniforms < MATCH_RATE).tolist()
 
     def per_layer() -> None:
         for matches in many:
@@ -129,7 +129,7 @@ def benchmarks(tiny: bool = False) -> list[Benchmark]:
         ),
         Benchmark(
             "events-by-hand-minimal", "sequences/s", per_pass, sequence_rate(minimal),
-            "SimPy by hand, neither units nor tokens", 0.5,
+            "SimPy by hand, without units and tokens", 0.5,
         ),
         Benchmark(
             "events-by-hand-units", "sequences/s", per_pass, sequence_rate(with_units),

@@ -1,4 +1,4 @@
-"""Theorem 4.1 over an array of match rates against the bare expression in numpy, which checks nothing."""
+"""Theorem 4.1 over an array of match rates, relative to the bare numpy expression without checks."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ D, E, N, K = 40, 20, 128, 3
 
 
 def latency(p: Floats) -> Floats:
-    """Ours."""
+    """Our function."""
     return expected_latency(D, E, N, p)
 
 
 def bare_latency(p: Floats) -> Floats:
-    """The expression."""
+    """The bare expression."""
     return D * N - (D - E) * (N - 1) * p
 
 
 def compute(p: Floats) -> Floats:
-    """Ours."""
+    """Our function."""
     return expected_compute(D, E, N, p, K)
 
 
 def bare_compute(p: Floats) -> Floats:
-    """The expression."""
+    """The bare expression."""
     return D * N - (D - E) * (N - 1) * p + K * (D - E) * N
 
 
@@ -44,7 +44,7 @@ def benchmarks(tiny: bool = False) -> list[Benchmark]:
 
     def speed(formula: Formula) -> float:
         p = _rates(size)
-        formula(p)  # the system is slow to hand out memory for the first time, to whoever asks
+        formula(p)  # warm-up: the first allocation of memory is slow
 
         def again() -> None:
             for _ in range(times):
@@ -75,7 +75,7 @@ def _rates(size: int) -> Floats:
 
 
 def _peak(do: Callable[[], object]) -> float:
-    """Most that is allocated at once [MB]; what was there before is not counted."""
+    """Peak of newly allocated memory [MB]."""
     tracemalloc.start()
     do()
     peak = tracemalloc.get_traced_memory()[1]

@@ -1,4 +1,4 @@
-"""Big Little Decoder and SkipDecode against SimPy by hand, and against drawing coins."""
+"""Big Little Decoder and SkipDecode relative to SimPy by hand, and to drawing the random numbers."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Body = Generator[simpy.Event, Any, None]
 
 
 def ours(decisions: Decisions) -> float:
-    """Makespan of Big Little Decoder by our simulator."""
+    """Makespan of Big Little Decoder in our simulator."""
     tokens = len(decisions)
     return events.simulate(bild.decode(CHOICE, [0], tokens), tokens, Cluster(1), COST, Lossy(1, LAYERS, decisions)).latency
 
 
 def by_hand(decisions: Decisions) -> float:
-    """The same by a program that asks for the unit for every pass: no text, no cache."""
+    """Makespan in a SimPy program that requests the unit for every pass; without tokens and cache."""
     env, tokens = simpy.Environment(), len(decisions)
     unit = simpy.Resource(env)
 
@@ -59,18 +59,18 @@ def by_hand(decisions: Decisions) -> float:
 
 
 def skipping(tokens: int) -> float:
-    """Makespan of SkipDecode by our simulator."""
+    """Makespan of SkipDecode in our simulator."""
     return events.simulate(skipdecode.decode(SKIPPING, [0], tokens), tokens, Cluster(1), UnitCost(LAYERS), Lossy(1, LAYERS)).latency
 
 
 def skipping_by_hand(tokens: int) -> float:
-    """The same by a program that asks for the unit for every pass."""
+    """Makespan in a SimPy program that requests the unit for every pass."""
     env = simpy.Environment()
     unit = simpy.Resource(env)
 
     def decoder() -> Body:
-        for place in range(tokens):
-            yield from _held(env, unit, int(16 - 8 * place / 128 + 0.5))
+        for position in range(tokens):
+            yield from _held(env, unit, int(16 - 8 * position / 128 + 0.5))
 
     env.run(env.process(decoder()))
     return env.now
@@ -87,25 +87,25 @@ def _tiles(tokens: int, block: int) -> Iterator[Digits]:
 
 
 def walk(tokens: int, block: int) -> rounds.Tally:
-    """One block of sequences."""
+    """Simulate one block of sequences."""
     return paths.walk(CHOICE, tokens, COST, _tiles(tokens, block))
 
 
 def draw(tokens: int, block: int) -> None:
-    """The same coins, drawn and dropped."""
+    """Draw the same random numbers and discard them."""
     for _ in random_streams.tiles(0, "decision", block, tokens - 1):
         pass
 
 
 def benchmarks(tiny: bool = False) -> list[Benchmark]:
-    """Rates that make the paper's intensity, 128 tokens."""
+    """Rates that give the paper's arithmetic intensity, 128 tokens."""
     sequences, tokens, blocks = (2, 8, 1) if tiny else (40, 128, 20)
     decisions = np.concatenate([*_tiles(tokens + 1, 0)])[:, :sequences].T.tolist()
 
     def decodings(decode_one: Callable[[Decisions], float]) -> Callable[[], float]:
         return lambda: rate(sequences, lambda: [decode_one(each) for each in decisions])
 
-    def texts(decode_one: Callable[[int], float]) -> Callable[[], float]:
+    def repeat(decode_one: Callable[[int], float]) -> Callable[[], float]:
         return lambda: rate(sequences, lambda: [decode_one(tokens) for _ in range(sequences)])
 
     def tokens_of(do: Callable[[int], object]) -> Callable[[], float]:
@@ -115,8 +115,8 @@ def benchmarks(tiny: bool = False) -> list[Benchmark]:
     skipped = tokens_of(lambda block: skip_paths.walk(SKIPPING, tokens, UnitCost(LAYERS), iter(())))
     return [
         Benchmark("bild-events", "sequences/s", decodings(ours), decodings(by_hand), "SimPy by hand, one resource", 0.5),
-        Benchmark("bild-paths", "tokens/s", walked, lambda: 1e7, "10 million tokens a second", 1),
-        Benchmark("bild-paths-coins", "tokens/s", walked, tokens_of(lambda block: draw(tokens, block)), "drawing the coins", 0.1),
-        Benchmark("skipdecode-events", "sequences/s", texts(skipping), texts(skipping_by_hand), "SimPy by hand, one resource", 0.5),
-        Benchmark("skipdecode-paths", "tokens/s", skipped, lambda: 1e7, "10 million tokens a second", 1),
+        Benchmark("bild-paths", "tokens/s", walked, lambda: 1e7, "10 million tokens per second", 1),
+        Benchmark("bild-paths-draws", "tokens/s", walked, tokens_of(lambda block: draw(tokens, block)), "random numbers", 0.1),
+        Benchmark("skipdecode-events", "sequences/s", repeat(skipping), repeat(skipping_by_hand), "SimPy, one resource", 0.5),
+        Benchmark("skipdecode-paths", "tokens/s", skipped, lambda: 1e7, "10 million tokens per second", 1),
     ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""A benchmark is two measurements of one kind, ours and a limit, and a bound on their ratio.
+"""Measurement of benchmarks: each has two measurements of the same kind, ours and a limit, and a bound on their ratio.
 
-The two are taken in turn, in one process, as often as asked, and their ratio is formed each time: a machine that is busy with
-other things slows both. No figure stands alone.
+Both are taken in turn, in one process, and the ratio is formed in each repeat: other load on the machine slows both. No absolute
+number is reported alone.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Ours over the limit has to be at least `target`; or with `at_most`, at most."""
+    """The ratio of ours to the limit must be at least `target`, or with `at_most` at most."""
 
     name: str
     unit: str
     ours: Callable[[], float]
     limit: Callable[[], float]
     against: str
-    """What the limit is, in words."""
+    """Description of the limit."""
     target: float
     at_most: bool = False
     once: bool = False
-    """A figure without chance, such as a peak of memory, is taken once."""
+    """A deterministic measurement, such as peak memory, is taken once."""
     missing: str = ""
-    """Why it cannot be measured here."""
+    """Reason why it cannot be measured here."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured, one value of each per repeat; none where the benchmark could not run."""
+    """Measured values, one per repeat; empty if the benchmark could not run."""
 
     benchmark: Benchmark
     ours: Sequence[float]
@@ -46,12 +46,12 @@ class Result:
 
     @property
     def ratios(self) -> list[float]:
-        """Ours over the limit, repeat by repeat."""
+        """Ratio of ours to the limit, per repeat."""
         return [ours / limit for ours, limit in zip(self.ours, self.limit, strict=True)]
 
     @property
     def met(self) -> bool | None:
-        """Whether the median ratio keeps to the target."""
+        """Return whether the median ratio meets the target; None without measurements."""
         if not self.ours:
             return None
         ratio, target = median(self.ratios), self.benchmark.target
@@ -59,7 +59,7 @@ class Result:
 
 
 def compare(benchmarks: Sequence[Benchmark], repeats: int) -> list[Result]:
-    """Measure every benchmark once, then all of them again, and so on; which side goes first alternates."""
+    """Measure all benchmarks `repeats` times in turn; the order of the two sides alternates."""
     taken: list[tuple[list[float], list[float]]] = [([], []) for _ in benchmarks]
     for repeat in range(repeats):
         for benchmark, (ours, limit) in zip(benchmarks, taken, strict=True):
@@ -72,23 +72,23 @@ def compare(benchmarks: Sequence[Benchmark], repeats: int) -> list[Result]:
 
 
 def rate(work: float, do: Callable[[], object]) -> float:
-    """Units of work per second of this process's own time, which leaves out the turns that other programs had."""
+    """Units of work per second of this process's CPU time, which excludes other programs."""
     start = time.process_time()
     do()
-    # The clock may not tick during work of a test's size.
+    # The clock may not advance during a tiny workload.
     return work / max(time.process_time() - start, 1e-9)
 
 
 def wall(command: Sequence[str], cwd: Path = ROOT) -> float:
-    """Seconds that a fresh Python takes for a command, which may use all processors."""
+    """Wall time of a command in a new Python process [s]."""
     start = time.perf_counter()
     python(command, cwd)
     return time.perf_counter() - start
 
 
 def peak_rss(code: str) -> float:
-    """Greatest resident memory of a fresh Python that runs `code` [MB]."""
-    # A process is charged with what its parent held when it was started, so a small one stands in between.
+    """Peak resident memory of a new Python process that runs `code` [MB]."""
+    # A process inherits the peak of its parent at the fork, so a small process is put in between.
     between = (
         "import resource, subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], check=True);"
         " print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
@@ -98,7 +98,7 @@ def peak_rss(code: str) -> float:
 
 
 def python(arguments: Sequence[str], cwd: Path = ROOT) -> str:
-    """Standard output of a fresh Python that finds this project wherever it runs."""
+    """Standard output of a new Python process with this project on its path."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, *arguments],

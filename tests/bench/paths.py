@@ -1,4 +1,4 @@
-"""The vectorised paths against drawing their coins, which no path can do without."""
+"""The vectorised paths relative to drawing their random numbers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ COST, LAW = UnitCost(40), Iid(0.6837)
 
 
 def walk(choice: Parameters, tokens: int, block: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Time and unit-time of one block of sequences."""
+    """Simulate one block of sequences; return times and unit-times."""
     return ppd.walk(choice, tokens, COST, LAW.sample(random_streams.tiles(0, "match", block, tokens - 1)))
 
 
 def draw(tokens: int, block: int) -> None:
-    """The same coins, drawn and dropped."""
+    """Draw the same random numbers and discard them."""
     for _ in random_streams.tiles(0, "match", block, tokens - 1):
         pass
 
 
 def stream(choice: Parameters, tokens: int, sequences: int) -> NDArray[np.float64]:
-    """Means of T, C, T^2, C^2, TC and C/T over at least so many sequences, block by block."""
+    """Means of T, C, T^2, C^2, TC and C/T over at least `sequences` sequences, block by block."""
     blocks = -(-sequences // random_streams.BLOCK)
     total = np.zeros(6)
     for block in range(blocks):
@@ -46,16 +46,16 @@ def benchmarks(tiny: bool = False) -> list[Benchmark]:
     def each(do: Callable[[int], object]) -> float:
         return rate(blocks * random_streams.BLOCK, lambda: [do(block) for block in range(blocks)])
 
-    def against_coins(name: str, choice: Parameters) -> Benchmark:
+    def against_draws(name: str, choice: Parameters) -> Benchmark:
         return Benchmark(
             name, "sequences/s", lambda: each(lambda block: walk(choice, tokens, block)),
-            lambda: each(lambda block: draw(tokens, block)), "drawing the coins", 0.4,
+            lambda: each(lambda block: draw(tokens, block)), "drawing the random numbers", 0.4,
         )  # fmt: skip
 
     code = f"from tests.bench.paths import LITERAL, stream; stream(LITERAL, {tokens}, {sequences})"
     return [
-        against_coins("paths-literal", LITERAL),
-        against_coins("paths-flat", FLAT),
+        against_draws("paths-literal", LITERAL),
+        against_draws("paths-flat", FLAT),
         Benchmark(
             "paths-memory", "MB", lambda: peak_rss(code), lambda: 200.0, f"200 MB for {sequences:,} sequences", 1,
             at_most=True, once=True,

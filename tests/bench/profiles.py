@@ -1,4 +1,4 @@
-"""Profiles of hardware against numpy's own interpolation, and against reading their files."""
+"""Profiles of hardware relative to numpy's interpolation, and to reading their files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.bench.measure import Benchmark
 
 NAME = "rtx-4090-llama-3.1-8b"
 LARGEST = "h100-operations"
-"""Of the profiles that come along: the most rows, and so the most to check."""
+"""The bundled profile with the most rows, and so the most to check."""
 
 
 def _points(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Widths, contexts and batches, within what is usual and beyond what was measured."""
+    """Random widths, contexts and batches, inside and outside the measured range."""
     rng = np.random.default_rng(1)
     return rng.integers(1, 33, count), rng.integers(16, 8192, count), rng.integers(1, 65, count)
 
@@ -39,7 +39,7 @@ def _bare(points: Sequence[np.ndarray]) -> None:
 
 
 def _read(name: str) -> None:
-    """Both files by the libraries that can: no check, no profile."""
+    """Read both files with the libraries only: without checks, without a profile."""
     import polars as pl
 
     path = Path(profile.__file__).parent.parent / "profiles" / f"{name}.json"
@@ -65,7 +65,7 @@ def benchmarks(tiny: bool = False) -> list[Benchmark]:
 
     def against_numpy(name: str, call: Callable[[], object]) -> Benchmark:
         return Benchmark(
-            name, "ms", _repeated(call), _repeated(lambda: _bare(points)), "numpy.interp of as many points", 30, at_most=True
+            name, "ms", _repeated(call), _repeated(lambda: _bare(points)), "numpy.interp of the same points", 30, at_most=True
         )
 
     def loading(name: str, of: str) -> Benchmark:

@@ -1,4 +1,4 @@
-"""Real models: plain decoding against the library's own, and what a decision log costs beside what it needs at the least."""
+"""Real models: plain decoding relative to the library's, and decision logs relative to the least work that they need."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PROMPT, VOCABULARY = 32, 1024
 
 @lru_cache(maxsize=1)
 def _models() -> dict[str, Any]:
-    """Models of the family's sizes; their weights do not matter for times."""
+    """Models of the family's sizes, with random weights, which do not affect times."""
     import torch
     from transformers import LlamaForCausalLM
 
     from calibrate.decoders.transformers_adapter import decoder_of
     from calibrate.family.training import FAMILY
 
-    torch.set_num_threads(1)  # models this small gain nothing by more
+    torch.set_num_threads(1)  # more threads do not help such small models
     torch.manual_seed(0)
     found = {role: decoder_of(LlamaForCausalLM(FAMILY[role].config(VOCABULARY, 512)), role) for role in ("target", "draft")}
     for decoder in found.values():
@@ -45,7 +45,7 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def plain(tokens: int) -> list[int]:
-    """What our plain decoder writes."""
+    """Generate tokens with our plain decoder."""
     from calibrate.interpreters.in_one_process import Real
     from model.methods.autoregressive import algorithm as autoregressive
 
@@ -53,29 +53,29 @@ def plain(tokens: int) -> list[int]:
     return Real({"target": _models()["target"]}).run(steps, tokens).tokens
 
 
-def library(tokens: int, texts: int = 1) -> Any:
-    """What the library's generation writes behind as many prompts, with them."""
+def library(tokens: int, sequences: int = 1) -> Any:
+    """Generate with the library after `sequences` prompts; the result includes the prompts."""
     import torch
 
-    ids = torch.tensor([*_prompts(texts).values()])
-    given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
-    return _models()["target"].full.generate(ids, **given)
+    ids = torch.tensor([*_prompts(sequences).values()])
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
+    return _models()["target"].full.generate(ids, **options)
 
 
-def log(tokens: int, texts: int) -> Any:
-    """A decision log, with a head for every layer."""
+def log(tokens: int, sequences: int) -> Any:
+    """Record a decision log, with a head for every layer."""
     from calibrate.decode.position_logging import logged
 
     models = _models()
-    return logged(models["target"], _prompts(texts), tokens, draft=models["draft"])
+    return logged(models["target"], _prompts(sequences), tokens, draft=models["draft"])
 
 
-def _least(tokens: int, texts: int) -> float:
-    """Plain generation of the same texts, batched, and 2.5 times a pass of both models over them [ms]."""
+def _least(tokens: int, sequences: int) -> float:
+    """Time of plain generation of the same sequences, batched, and 2.5 passes of both models over them [ms]."""
     import torch
 
     written: list[Any] = []
-    writing = _timed(lambda: written.append(library(tokens, texts)))
+    writing = _timed(lambda: written.append(library(tokens, sequences)))
     with torch.inference_mode():
         start = perf_counter()
         for decoder in _models().values():
@@ -84,8 +84,8 @@ def _least(tokens: int, texts: int) -> float:
 
 
 def benchmarks(tiny: bool = False) -> list[Benchmark]:
-    """Plain decoding of one text, and a log of some."""
-    tokens, texts = (4, 2) if tiny else (64, 40)
+    """Plain decoding of one sequence, and a log of several."""
+    tokens, sequences = (4, 2) if tiny else (64, 40)
     missing = "" if importlib.util.find_spec("transformers") else "torch and transformers are not installed"
     return [
         Benchmark(
@@ -93,7 +93,7 @@ def benchmarks(tiny: bool = False) -> list[Benchmark]:
             "model.generate", 0.5, missing=missing,
         ),
         Benchmark(
-            "real-log", "ms", lambda: 1e3 * _timed(lambda: log(tokens, texts)), lambda: _least(tokens, texts),
+            "real-log", "ms", lambda: 1e3 * _timed(lambda: log(tokens, sequences)), lambda: _least(tokens, sequences),
             "generation + 2.5 passes of the models", 1.0, at_most=True, missing=missing,
         ),
     ]  # fmt: skip

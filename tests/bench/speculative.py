@@ -1,4 +1,4 @@
-"""Speculative decoding against the limits known: drawing coins, SimPy by hand, bare numpy, one evaluation of Eq. 1."""
+"""Speculative decoding relative to four limits: drawing the random numbers, SimPy by hand, bare numpy, one evaluation of Eq. 1."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Body = Generator[simpy.Event, Any, None]
 
 
 def ours(survivors: Survivors) -> float:
-    """Makespan by our simulator, one event a pass."""
+    """Makespan in our simulator, one event per pass."""
     tokens, world = len(survivors), World(1, LAYERS, drafts={"draft": DraftOutcomes("target", survivors)})
     return events.simulate(decode(CHOICE, [0], tokens), tokens, Cluster(1), COST, world).latency
 
 
 def minimal(survivors: Survivors) -> float:
-    """Makespan by the shortest program, one event a pass: no unit, no tokens, no cache."""
+    """Makespan in the shortest program, one event per pass; without unit, tokens and cache."""
     env, tokens = simpy.Environment(), len(survivors)
 
     def decoder() -> Body:
@@ -52,7 +52,7 @@ def minimal(survivors: Survivors) -> float:
 
 
 def with_a_unit(survivors: Survivors) -> float:
-    """Makespan by the same program, every pass of which asks for the unit that it runs on: still no tokens and no cache."""
+    """Makespan in the same program, which requests the unit for each pass; still without tokens and cache."""
     env, tokens = simpy.Environment(), len(survivors)
     unit = simpy.Resource(env)
 
@@ -75,23 +75,23 @@ def with_a_unit(survivors: Survivors) -> float:
 
 
 def walk(tokens: int, block: int) -> rounds.Tally:
-    """One block of sequences."""
+    """Simulate one block of sequences."""
     return paths.walk(CHOICE, tokens, COST, LAW.drafts(random_streams.tiles(0, "accept", block, tokens - 1)))
 
 
 def draw(tokens: int, block: int) -> None:
-    """The same coins, drawn and dropped."""
+    """Draw the same random numbers and discard them."""
     for _ in random_streams.tiles(0, "accept", block, tokens - 1):
         pass
 
 
 def bare_speedup(alpha: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Theorem 3.8 as one would type it."""
+    """The bare expression of Theorem 3.8."""
     return np.asarray((1 - alpha ** (DRAFT_LENGTH + 1)) / ((1 - alpha) * (DRAFT_LENGTH * COST_RATIO + 1)))
 
 
 def benchmarks(tiny: bool = False) -> list[Benchmark]:
-    """Drafts of four, four in five accepted, 128 tokens."""
+    """Draft length 4, acceptance rate 0.8, 128 tokens."""
     sequences, tokens, blocks, points, lengths = (2, 8, 1, 1000, 16) if tiny else (40, 128, 40, 10_000_000, 4096)
     survivors = LAW.survivors(random_streams.tiles(0, "accept", 0, tokens), DRAFT_LENGTH)[:, :sequences].T.tolist()
     alpha, n = np.linspace(0.01, 0.99, points), np.arange(1, lengths + 1)
@@ -108,12 +108,12 @@ def benchmarks(tiny: bool = False) -> list[Benchmark]:
     walked = tokens_of(lambda block: walk(tokens, block))
     return [
         Benchmark("speculative-events-minimal", "sequences/s", decodings(ours), decodings(minimal),
-                  "SimPy by hand, neither unit nor tokens", 0.5),
+                  "SimPy by hand, without unit and tokens", 0.5),
         Benchmark("speculative-events-unit", "sequences/s", decodings(ours), decodings(with_a_unit),
                   "SimPy by hand, one resource", 0.5),
         Benchmark("speculative-paths", "tokens/s", walked, tokens_of(lambda block: draw(tokens, block)),
-                  "drawing the coins", 0.3),
-        Benchmark("speculative-paths-rate", "tokens/s", walked, lambda: 1e7, "10 million tokens a second", 1),
+                  "drawing the random numbers", 0.3),
+        Benchmark("speculative-paths-rate", "tokens/s", walked, lambda: 1e7, "10 million tokens per second", 1),
         Benchmark("speculative-formula", "points/s",
                   lambda: rate(points, lambda: speculative.speedup(alpha, DRAFT_LENGTH, COST_RATIO)),
                   lambda: rate(points, lambda: bare_speedup(alpha)), "the bare expression in numpy", 0.5),

@@ -1,4 +1,4 @@
-"""What tests of `calibrate` share: configurations of tiny models as files."""
+"""Shared fixtures of the tests of `calibrate`: configurations of tiny models as files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def config(tmp_path: Path) -> Callable[..., str]:
-    """Writes the configuration of a tiny model; its path."""
+    """Return a function that writes the configuration of a tiny model and returns its path."""
     from tests.support.tiny_configurations import TINY
 
     def write(kind: str = "llama", **more: Any) -> str:

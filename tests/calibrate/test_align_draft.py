@@ -1,4 +1,4 @@
-"""Alignment: the target's own greedy texts are what the draft learns, and how often it foretells them is counted."""
+"""Alignment: the draft learns the target's greedy generations, and its agreement with them is measured."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def target(folders: tuple[Path, Path]) -> Loaded:
 
 @pytest.fixture(scope="module")
 def aligned(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("aligned") / "new" / "deeper" / "aligned"  # made with all above it
+    place = tmp_path_factory.mktemp("aligned") / "new" / "deeper" / "aligned"  # made with its parents
     align_draft.align(model_directory.load(folders[0]), model_directory.load(folders[1]), family.text(), FEW, place)
     return place
 
 
-def test_prompts_are_pieces_of_the_text_that_do_not_overlap() -> None:
+def test_prompts_do_not_overlap() -> None:
     text = np.arange(1003)
     found = align_draft.prompts(text, 100, 10, 0)
     assert (np.diff(found) == 1).all()
@@ -57,7 +57,7 @@ def test_prompts_are_pieces_of_the_text_that_do_not_overlap() -> None:
         align_draft.prompts(text, 101, 10, 0)
 
 
-def test_no_prompt_to_learn_from_is_held_out_text(target: Loaded, folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_training_prompts_are_not_from_held_out_text(target: Loaded, folders: tuple[Path, Path], tmp_path: Path) -> None:
     seen: list[Any] = []
     modes: list[Any] = []
     cut, draft = align_draft.prompts, model_directory.load(folders[1])
@@ -70,17 +70,17 @@ def test_no_prompt_to_learn_from_is_held_out_text(target: Loaded, folders: tuple
         more = {"report": lambda *said: told.append(said)}
         align_draft.align(target, draft, family.text(), replace(FEW, epochs=0.4), tmp_path / "out", **more)
     assert [each[:2] for each in told] == [(24, 24), (1, 2), (2, 2)]
-    assert told[0][2] == "large writes"
+    assert told[0][2] == "large generates"
     assert told[2][2].startswith("loss ")
     learnt = [place for place, mode in enumerate(modes) if mode == (True, True)]
     assert len(learnt) == replace(FEW, epochs=0.4).steps == 2
-    assert {*modes} == {(True, True), (False, False)}  # it learns in training, also behind a look, and is judged in evaluation
+    assert {*modes} == {(True, True), (False, False)}  # updates run in training mode, and evaluations in evaluation mode
     read = family.text()
     assert seen[0].tolist() == target.tokens(read.training).tolist()
     assert seen[1].tolist() == target.tokens(read.held_out).tolist()
 
 
-def test_what_is_written_is_what_the_library_would_write(target: Loaded) -> None:
+def test_outputs_equal_those_of_the_library(target: Loaded) -> None:
     inputs = np.random.default_rng(0).integers(1, 300, (3, 6))
     ours = align_draft.outputs(target, inputs, 10)
     assert np.array_equal(ours[:, :6], inputs)
@@ -91,37 +91,37 @@ def test_what_is_written_is_what_the_library_would_write(target: Loaded) -> None
     assert ours.tolist() == theirs.tolist()
 
 
-def test_texts_do_not_depend_on_how_many_are_written_at_once(target: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_do_not_depend_on_the_batch_size(target: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = np.random.default_rng(1).integers(1, 300, (5, 6))
     together = align_draft.outputs(target, inputs, 8)
     monkeypatch.setattr(align_draft, "AT_ONCE", 2)
     assert np.array_equal(align_draft.outputs(target, inputs, 8), together)
 
 
-def test_a_model_agrees_with_itself_and_chance_with_nobody(target: Loaded) -> None:
+def test_model_agrees_with_itself_and_not_with_random_tokens(target: Loaded) -> None:
     texts = align_draft.outputs(target, align_draft.prompts(target.tokens(family.text().held_out), 8, 8, 0), 16)
     found = align_draft.agreement(target, texts, 8)
     assert found["hits"].tolist() == found["positions"].tolist()
-    texts[:, 8:] = (texts[:, 8:] + 1) % 299 + 1  # never the end, and never what it wrote but at the first
+    texts[:, 8:] = (texts[:, 8:] + 1) % 299 + 1  # never the end token, and never the draft's own token except at the first position
     assert align_draft.agreement(target, texts, 8)["hits"].sum() < found["hits"].sum() / 2
 
 
-def test_behind_the_end_of_a_text_nothing_is_learnt_or_counted(target: Loaded) -> None:
+def test_tokens_after_the_end_are_ignored(target: Loaded) -> None:
     texts = np.array([[5, 0, 7, 8, 0, 9, 0], [5, 6, 7, 8, 9, 9, 9]])
     ignored = align_draft.IGNORED
     assert align_draft._labels(texts, 2, target).tolist() == [[7, 8, 0, ignored, ignored], [7, 8, 9, 9, 9]]
     assert align_draft.agreement(target, texts, 2)["positions"].tolist() == [3, 5]
 
 
-def test_each_epoch_reads_every_text_once() -> None:
+def test_each_epoch_reads_every_sequence_once() -> None:
     rows = [align_draft._rows(step, FEW) for step in range(12)]
     first, second = np.ravel(rows[:6]).tolist(), np.ravel(rows[6:]).tolist()
     assert sorted(first) == sorted(second) == list(range(24))
     assert first != second
 
 
-def test_errors_are_over_texts() -> None:
-    """Texts that agree wholly or not at all say as little as coins, one each, however long they are."""
+def test_standard_errors_are_over_sequences() -> None:
+    """Sequences that agree entirely or not at all are one Bernoulli draw each, of any length."""
     positions = np.full(100, 50)
     hits = np.where(np.arange(100) < 36, 50, 0)
     found = align_draft._compared({"hits": 0 * hits, "positions": positions}, {"hits": hits})
@@ -130,8 +130,8 @@ def test_errors_are_over_texts() -> None:
     assert (found["prompts"], found["positions"]) == (100, 5000)
 
 
-def test_an_aligned_draft_agrees_more(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    """With a target that writes what no text would have taught: its layers are loud and have learnt nothing."""
+def test_aligned_draft_agrees_more(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """The target has large random weights, so that its generations cannot be learnt from a text."""
     loud = make_model.begun(family.TINY, 300, family.RECIPE)
     with torch.no_grad():
         for name, parameter in loud.named_parameters():
@@ -145,7 +145,7 @@ def test_an_aligned_draft_agrees_more(folders: tuple[Path, Path], tmp_path: Path
     assert found["gain"] > 0.1 + 3 * found["gain_error"]
 
 
-def test_the_log_of_an_alignment_is_what_the_saved_weights_do(aligned: Path, folders: tuple[Path, Path], target: Loaded) -> None:
+def test_log_of_an_alignment_describes_the_saved_weights(aligned: Path, folders: tuple[Path, Path], target: Loaded) -> None:
     log = model_directory.log_of(aligned)
     found = log["agreement"]
     assert found["gain"] == pytest.approx(found["after"] - found["before"], abs=2e-5)
@@ -182,8 +182,8 @@ def test_the_log_of_an_alignment_is_what_the_saved_weights_do(aligned: Path, fol
     assert sorted(each.name for each in aligned.parent.iterdir()) == ["aligned"]
 
 
-def test_only_what_was_written_is_learnt(folders: tuple[Path, Path], target: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients of the loss by hand, on the written tokens alone."""
+def test_only_generated_tokens_are_learnt(folders: tuple[Path, Path], target: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients equal those of a loss over the generated tokens only."""
     draft = model_directory.load(folders[1])
     texts = align_draft.outputs(target, np.random.default_rng(2).integers(1, 300, (4, 8)), 16)
     seen: list[float] = []
@@ -209,7 +209,7 @@ def test_only_what_was_written_is_learnt(folders: tuple[Path, Path], target: Loa
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 10])
-def test_alignment_that_was_broken_off_ends_with_the_same_draft(
+def test_resumed_alignment_ends_with_the_same_draft(
     stop: int, aligned: Path, folders: tuple[Path, Path], target: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
@@ -225,15 +225,15 @@ def test_alignment_that_was_broken_off_ends_with_the_same_draft(
     with pytest.raises(KeyboardInterrupt):
         align_draft.align(target, model_directory.load(folders[1]), family.text(), FEW, out, report=pull)
     assert not out.exists()
-    if stop > 1:  # before the second group of texts nothing was kept
-        with pytest.raises(ParameterError, match="is of an alignment that was broken off") as caught:
+    if stop > 1:  # nothing is saved before the second batch
+        with pytest.raises(ParameterError, match="is from an interrupted alignment") as caught:
             align_draft.align(target, model_directory.load(folders[1]), family.text(), FEW, out)
-        assert Path(str(caught.value).partition(" is of")[0]).is_file()  # it names what is there
-        with pytest.raises(ParameterError, match="is of another alignment"):
+        assert Path(str(caught.value).partition(" is from")[0]).is_file()  # the error names the file
+        with pytest.raises(ParameterError, match="is from another alignment"):
             align_draft.align(target, model_directory.load(folders[1]), family.text(), replace(FEW, rate=1e-4), out, resume=True)
 
     def tidied(*_: object) -> None:
-        """Somebody removes what was written while the draft is trained on it."""
+        """Remove the generations while the draft is trained on them."""
         (tmp_path / "aligned.written").unlink(missing_ok=True)
 
     report = tidied if stop == 1 else None
@@ -244,8 +244,8 @@ def test_alignment_that_was_broken_off_ends_with_the_same_draft(
     assert again == model_directory.log_of(out)
 
 
-def test_texts_that_were_kept_are_of_this_alignment_and_whole(tmp_path: Path) -> None:
-    """As many as were asked for at most, of this length, each number a token of the target: at these bounds, and beyond each."""
+def test_saved_sequences_are_checked(tmp_path: Path) -> None:
+    """Their number, length and tokens are accepted at their bounds, and refused beyond each."""
     from safetensors.numpy import save_file
 
     path = tmp_path / "texts"
@@ -256,15 +256,15 @@ def test_texts_that_were_kept_are_of_this_alignment_and_whole(tmp_path: Path) ->
 
     assert kept([[0, 8, 1], [2, 3, 4]]).tolist() == [[0, 8, 1], [2, 3, 4]]
     assert kept([[0, 8, 1]]).tolist() == [[0, 8, 1]]
-    bound = "texts must hold at most 2 texts of 3 whole numbers below the vocabulary=9, got"
+    bound = "texts must hold at most 2 sequences of 3 whole numbers below the vocabulary=9, got"
     for wrong, got in (([[1, 2, 3]] * 3, r"I64 of shape \(3, 3\)"), ([[1, 2]], r"I64 of shape \(1, 2\)"),
                        ([[1, 2, 9]], r"I64 of shape \(1, 3\)"), ([[-1, 2, 3]], r"I64 of shape \(1, 3\)"),
                        ([1, 2, 3], r"I64 of shape \(3,\)"), ([[1.0, 2, 3]], r"F64 of shape \(1, 3\)")):  # fmt: skip
-        with pytest.raises(ParameterError, match=f"^{bound} {got}; remove it and begin anew$"):
+        with pytest.raises(ParameterError, match=f"^{bound} {got}; remove it and start again$"):
             kept(wrong)
-    with pytest.raises(ParameterError, match="texts is of another alignment; give the same settings, or remove it and begin anew"):
+    with pytest.raises(ParameterError, match="texts is from another alignment; give the same settings, or remove it"):
         kept([[1, 2, 3]], "others")
-    with pytest.raises(ParameterError, match=r"texts cannot be read, to go on from it: .*; remove it"):
+    with pytest.raises(ParameterError, match=r"texts cannot be read for --resume: .*; remove it"):
         kept([[1, 2, 3]], name="other")
     path.unlink()
     path.mkdir()
@@ -272,15 +272,15 @@ def test_texts_that_were_kept_are_of_this_alignment_and_whole(tmp_path: Path) ->
         align_draft.kept_texts(path, "these", count=2, length=3, vocabulary=9)
 
 
-def test_the_texts_of_an_update_follow_from_the_seed_alone() -> None:
-    """The order 0 of a seed chose the prompts; each epoch reads the texts in the next."""
+def test_sequences_of_an_update_depend_on_the_seed_only() -> None:
+    """Epoch 0 of a seed orders the prompts; each training epoch uses the next order."""
     settings = replace(FEW, prompts=6, batch=4, seed=3)
     read = [number for step in range(3) for number in align_draft._rows(step, settings)]
     assert read == [int(each) for epoch in (1, 2) for each in training.order_of(3, epoch, 6, 0)[0]]
 
 
-def test_agreements_are_compared_token_by_token_and_their_errors_text_by_text() -> None:
-    """Of texts of 4, 4 and 2 tokens 2, 1 and 0 before and 3, 4 and 2 after: of ten tokens 3, 9 and 6 more."""
+def test_agreement_is_by_token_and_its_error_by_sequence() -> None:
+    """In sequences of 4, 4 and 2 tokens, 2, 1 and 0 agree before, and 3, 4 and 2 after: of ten tokens 3, 9 and a gain of 6."""
     positions = np.array([4, 4, 2])
     found = align_draft._compared({"hits": np.array([2, 1, 0]), "positions": positions}, {"hits": np.array([3, 4, 2])})
     assert found == {
@@ -293,10 +293,10 @@ def test_agreements_are_compared_token_by_token_and_their_errors_text_by_text() 
     assert all(math.isnan(one[f"{name}_error"]) for name in ("before", "after", "gain"))
 
 
-# What is refused
+# Errors
 
 
-def test_models_with_other_tokens_are_refused(target: Loaded, folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_models_with_different_tokenizers_are_refused(target: Loaded, folders: tuple[Path, Path], tmp_path: Path) -> None:
     read = family.text()
     other = Path(shutil.copytree(folders[1], tmp_path / "other"))
     shuffled = replace(read, training=dict(list(read.training.items())[2:]))
@@ -310,7 +310,7 @@ def test_models_with_other_tokens_are_refused(target: Loaded, folders: tuple[Pat
     assert not (tmp_path / "out").exists()
 
 
-def test_texts_longer_than_the_models_are_refused(target: Loaded, tmp_path: Path) -> None:
+def test_sequences_longer_than_the_models_are_refused(target: Loaded, tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"prompt \+ tokens must be at most the 32 positions of model large, got 8 \+ 25"):
         align_draft.align(target, target, family.text(), replace(FEW, tokens=25), tmp_path / "out")
 
@@ -343,7 +343,7 @@ def test_align_is_a_command(folders: tuple[Path, Path], tmp_path: Path) -> None:
         ("--text no-such", "text must be a file or a folder"),
     ],
 )
-def test_align_refuses_and_leaves_nothing(words: str, message: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_align_refuses_wrong_options_leaving_nothing(words: str, message: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("a line of text\n" * 2000)
     given = ["--target", str(folders[0]), "--draft", str(folders[1]), "--text", str(text), "--device", "cpu", "--quick"]
@@ -351,7 +351,7 @@ def test_align_refuses_and_leaves_nothing(words: str, message: str, folders: tup
     assert not (tmp_path / "out").exists()
 
 
-def test_help_has_examples_and_the_defaults_that_hold() -> None:
+def test_help_has_examples_and_current_defaults() -> None:
     said = " ".join(CliRunner().invoke(app, ["align", "--help"], terminal_width=200).stdout.split())
     assert "calibrate align --target target --draft draft" in said
     for name in ("prompts", "prompt", "tokens", "held_out", "epochs", "batch", "rate", "seed"):

@@ -1,4 +1,4 @@
-"""The library's own assisted generation beside ours, on the same pair of models: the same tokens, the same rounds."""
+"""Comparison with assisted generation of the transformers library, on the same pair of models: same tokens, same rounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LAYERS, TOKENS = DEPTHS["target"], 24
 
 
 class Rounds:
-    """What the library hands a streamer: the prompt, then what each round gave."""
+    """A streamer for the library, which receives the prompt and then the tokens of each round."""
 
     def __init__(self) -> None:
         self.chunks: list[list[int]] = []
@@ -25,12 +25,12 @@ class Rounds:
         self.chunks.append(value.flatten().tolist())
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Nothing to do at the end."""
 
 
 @pytest.mark.parametrize("number", PROMPTS)
 @pytest.mark.parametrize("gamma", [1, 3, 6])
-def test_the_librarys_rounds_are_ours(number: int, gamma: int) -> None:
+def test_rounds_equal_those_of_the_library(number: int, gamma: int) -> None:
     import torch
 
     decoders = kin()
@@ -49,13 +49,13 @@ def test_the_librarys_rounds_are_ours(number: int, gamma: int) -> None:
     given, *library = rounds.chunks
     assert given == prompt
     ours = [list(step.tokens) for step in work.committed]
-    # In the last round the library may draft beyond what was asked for, and cuts what it gives.
+    # In the last round the library may draft beyond the wanted tokens, and cuts its output.
     assert library[:-1] == ours[: len(library) - 1]
     assert sum(map(len, ours)) == sum(map(len, library)) == TOKENS
 
 
 def test_some_rounds_accept_and_some_do_not() -> None:
-    """Or the comparison above would see nothing."""
+    """Otherwise the comparison above would test nothing."""
     parameters = speculative.Parameters(LAYERS, 3, draft_layers=2)
     lengths = {
         len(step.tokens)
@@ -66,8 +66,8 @@ def test_some_rounds_accept_and_some_do_not() -> None:
     assert max(lengths) == 4
 
 
-def test_mt5_writes_what_the_library_generates() -> None:
-    """Its decoder is T5's. With more layers than its encoder the library itself cannot generate, so they are as many."""
+def test_mt5_generates_the_tokens_of_the_library() -> None:
+    """Its decoder is that of T5. Encoder and decoder have equal depths, as the library cannot generate with a deeper decoder."""
     import torch
     import transformers
 

@@ -1,4 +1,4 @@
-"""Measured runs of batches that draft: forced outcomes, what files keep of them, what they are predicted by."""
+"""Measured runs of batches with drafts: forced outcomes, files and predictions."""
 
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,11 @@ RATES = {"acceptance_rate": 0.6}
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize(("batch", "lengths"), [(1, None), (4, None), (3, (9, 2, 5, 9, 1)), (1, (9, 4))])
-def test_a_batch_with_forced_outcomes_makes_the_passes_of_its_world(kind: str, batch: int, lengths: Any) -> None:
+def test_forced_outcomes_give_the_passes_of_the_simulation(kind: str, batch: int, lengths: Any) -> None:
     table = {"draft_length": 3, "sequences": batch, "batching": "static"} | ({} if lengths is None else {"lengths": lengths})
-    models, own = models_of("speculative", table, kind), wanted("speculative", table, RATES)
-    measure_runs.check(MeasurementPlan([own], 9), models)
-    found = measure_runs.decode(own, models, 9, 1, log=True)
+    models, choice = models_of("speculative", table, kind), wanted("speculative", table, RATES)
+    measure_runs.check(MeasurementPlan([choice], 9), models)
+    found = measure_runs.decode(choice, models, 9, 1, log=True)
     parameters = speculative.Parameters(**found.settings)
     world = forced_outcomes.world(parameters, 4, 9, RATES, seed=1)
     work = count(speculative.decode(parameters, tuple(range(4)), 9), world, parameters.outputs_of(9))
@@ -47,29 +47,29 @@ def test_a_batch_with_forced_outcomes_makes_the_passes_of_its_world(kind: str, b
     assert work.account.passes_by_kind == found.account.passes_by_kind
     for number, tokens in work.sequences.items():
         assert tokens == [*range(4, 4 + (lengths or (9,) * batch)[number])]
-    # And the log says it all again.
+    # The replayed log gives the same commits.
     again = Replayed(found.reads)
     played = count(steps_of(found), again, len(found.tokens))  # type: ignore[arg-type]
     assert tuple(played.committed) == found.commits
     assert again.left == 0
 
 
-def test_files_keep_whose_tokens_they_are(tmp_path: Path) -> None:
-    """Of batches alone: what other runs are written as stays as it was."""
+def test_files_keep_the_sequence_of_each_commit(tmp_path: Path) -> None:
+    """Only for batches; files of other runs do not have the key."""
     tables = [{"draft_length": 2, "sequences": 3, "batching": "static", "lengths": (6, 3, 6, 2)}, {"draft_length": 2}]
     plan = MeasurementPlan([wanted("speculative", table, RATES) for table in tables], 6, repeats=1)
     made = measure_runs.measure(tmp_path / "runs.json", plan, models_of("speculative", tables[0]))
     kept = measured_runs.load(tmp_path / "runs.json")
-    for one, other in zip(made.log.decodings, kept.log.decodings, strict=True):
-        assert one.commits == other.commits
-        assert one.settings == other.settings
+    for before, after in zip(made.log.decodings, kept.log.decodings, strict=True):
+        assert before.commits == after.commits
+        assert before.settings == after.settings
     assert {each.sequence for each in kept.log.decodings[0].commits} == {0, 1, 2, 3}
     assert {each.sequence for each in kept.log.decodings[1].commits} == {None}
     assert '"sequence": null' not in (tmp_path / "runs.reads.json").read_text()
     assert told(kept.log.decodings[0]) == "sequences=3, batching=static, lengths=(6, 3, 6, 2), draft_length=2"
 
 
-def test_a_session_of_batches_is_predicted_with_its_own_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_predicted_with_profiles_of_their_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few_parts(monkeypatch)
     written = run_plan.of({
         "run": {"model": "family:medium", "draft": "family:draft", "tokens": 4, "repeats": 1, "prompts": 1},
@@ -87,7 +87,7 @@ def test_a_session_of_batches_is_predicted_with_its_own_profiles(tmp_path: Path,
     assert table["missing"].to_list() == ["", ""]
     assert table["tokens"].to_list() == [4, 12]
     claims = formula_validity.of_file(tmp_path / "runs.json", table)["claim"].to_list()
-    assert "verify" not in claims  # the theorem is about one text
+    assert "verify" not in claims  # the theorem is about a single sequence
     for name in about["profiles"]:
         rows = run_comparison.profiles_of([], found, tmp_path)
         assert name
@@ -96,10 +96,10 @@ def test_a_session_of_batches_is_predicted_with_its_own_profiles(tmp_path: Path,
         assert points == {(width, batch) for width in (1, 2, 3) for batch in (1, 3)}
 
 
-# --- what passes take ---
+# --- pass times ---
 
 
-def test_a_pass_over_texts_reads_as_far_as_the_longest() -> None:
+def test_a_batched_pass_costs_the_context_of_its_longest_sequence() -> None:
     cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target"))})
     def at(*positions: int) -> Forward:
         batch = Batch.uniform((0, 1, 2), positions, 2, heads=2)
@@ -111,17 +111,17 @@ def test_a_pass_over_texts_reads_as_far_as_the_longest() -> None:
     assert cost.in_run(step).layers == 5 * float(cost.of["target"].layer(2, 20, 3).seconds)
 
 
-def test_points_of_a_batch_are_those_that_methods_make() -> None:
+def test_timed_points_are_those_that_methods_use() -> None:
     alone = Passes(widths=(1, 2, 9), contexts=(0,), batches=(1, 4))
     assert [(each.width, each.batch) for each in alone.points] == [(1, 1), (2, 1), (9, 1), (1, 4)]
     wide = Passes(widths=(1, 2, 9), contexts=(0,), batches=(1, 4), batched_widths=(1, 2))
     assert [(each.width, each.batch) for each in wide.points] == [(1, 1), (2, 1), (9, 1), (1, 4), (2, 4)]
-    for given, said in (
+    for given, message in (
         ({"batched_widths": (1, 3)}, r"batched_widths must be some of widths=\[1, 2, 9\], got \[1, 3\]"),
-        ({"batched_widths": (2,)}, "batched_widths must have 1 among them"),
+        ({"batched_widths": (2,)}, "batched_widths must include 1"),
         ({"batched_widths": (1, 2), "batches": (1,)}, "left out without batches"),
     ):
-        with pytest.raises(ParameterError, match=said):
+        with pytest.raises(ParameterError, match=message):
             Passes(**{"widths": (1, 2, 9), "contexts": (0,), "batches": (1, 4), **given})
 
 
@@ -139,10 +139,10 @@ def model_of(unequal: bool = False) -> library_pass.LibraryModel:
     (1, 8, 4, False, False), (3, 8, 4, False, True), (1, 8, 4, True, True), (3, 0, 4, True, False), (3, 8, 1, True, False),
     (2, 700, 3, False, True),
 ])  # fmt: skip
-def test_passes_that_are_timed_stand_where_those_of_a_decoding_do(
+def test_timed_passes_have_the_positions_of_a_decoding(
     width: int, context: int, batch: int, unequal: bool, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Verified or made, drafts of a batch are of texts at unequal positions, by one here; behind nothing there is but one."""
+    """In a batch that drafts, positions differ, here by one; without a cached context they are equal."""
     seen: list[Forward] = []
     whole = interpreter_pass.Real.forward
     monkeypatch.setattr(interpreter_pass.Real, "forward", lambda self, held, step: seen.append(step) or whole(self, held, step))
@@ -166,8 +166,8 @@ def test_passes_that_are_timed_stand_where_those_of_a_decoding_do(
 # --- what is refused ---
 
 
-def test_texts_that_draft_along_have_room_for_it() -> None:
-    """The longest may be followed by as many drafted tokens as another can use."""
+def test_a_batch_needs_positions_for_its_longest_drafts() -> None:
+    """The longest sequence may draft as many tokens beyond its end as another sequence can use."""
     table = {"draft_length": 5, "sequences": 2, "batching": "static"}
     models, prompt = models_of("speculative", table), 96 - 9 + 1
     own = {"prompt": tuple(range(prompt - 5)), "method": "speculative", "settings": table, "name": "long", "rates": RATES}
@@ -186,7 +186,7 @@ def test_texts_that_draft_along_have_room_for_it() -> None:
         )
 
 
-def test_models_are_asked_about_one_text_at_a_time() -> None:
+def test_real_models_decode_one_sequence_at_a_time() -> None:
     table = {"draft_length": 2, "sequences": 2, "batching": "static"}
-    with pytest.raises(ParameterError, match="sequences must be 1, as one is decoded at a time, got 2 sequences"):
+    with pytest.raises(ParameterError, match="sequences must be 1, as real models decode one at a time, got 2 sequences"):
         real_decoding.decode("speculative", models_of("speculative", table), (1, 2), 8, table)

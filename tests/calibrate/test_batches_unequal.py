@@ -1,4 +1,4 @@
-"""Batches whose texts stand at unequal positions, on real models: every text is what it is alone, computed from scratch."""
+"""Batches at unequal positions on real models: every sequence equals the one decoded alone, without a cache."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,15 +22,15 @@ KINDS = [kind for kind in real_models.KINDS if kind not in real_models.ENCODING]
 LAYERS, DRAFT = real_models.DEPTHS["target"], real_models.DEPTHS["draft"]
 PROMPTS = [[3, 4, 5], [6], [9, 9, 8, 7, 1, 2], [3, 4, 6], [11, 2]]
 LENGTHS = (12, 5, 9, 12, 1)
-DRAFTS = [(whose, batch) for whose in ("others", "its own") for batch in (1, 2, 5)]
-"""The draft's first weights, which make it right or wrong, and the size of the batch."""
+DRAFTS = [(weights, batch) for weights in ("others", "its own") for batch in (1, 2, 5)]
+"""Weights of the draft, which make it mostly right or wrong, and the batch size."""
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_of_what_was_in_memory() -> Iterator[None]:
-    """Memory that nobody has written is not a number, so that whoever reads it says none."""
+def uninitialized_memory_is_nan() -> Iterator[None]:
+    """Fill uninitialized memory with NaN, so that reading it shows."""
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
@@ -48,7 +48,7 @@ def choice(batch: int, gamma: int = 3, **more: Any) -> Parameters:
 
 
 @pytest.mark.parametrize(("drafts", "kind"), crossed(DRAFTS, KINDS, (("others", 5), ("its own", 2))))
-def test_greedy_texts_of_a_batch_are_the_targets_own(drafts: tuple[str, int], kind: str) -> None:
+def test_greedy_batches_equal_the_target_alone(drafts: tuple[str, int], kind: str) -> None:
     same, batch = drafts[0] == "its own", drafts[1]
     found = written(real_models.decoders(kind, "draft", same=same), choice(batch))
     full = real_models.model(kind, LAYERS)
@@ -57,8 +57,8 @@ def test_greedy_texts_of_a_batch_are_the_targets_own(drafts: tuple[str, int], ki
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 2, 5])
-def test_whatever_the_draft_length(gamma: int) -> None:
-    """The model drafts for itself, so that all is accepted and two tokens are read again and again."""
+def test_greedy_batches_for_any_draft_length(gamma: int) -> None:
+    """The target is its own draft, so all drafts are accepted, and two tokens are read in every round."""
     target = real_models.decoders("llama")["target"]
     full = real_models.model("llama", LAYERS)
     want = {number: real_models.oracle(full, PROMPTS[number], length) for number, length in enumerate(LENGTHS)}
@@ -66,18 +66,18 @@ def test_whatever_the_draft_length(gamma: int) -> None:
     assert written({"target": target, "draft": target}, parameters) == want
 
 
-def test_one_prompt_for_all_is_read_once() -> None:
+def test_a_shared_prompt_is_read_once() -> None:
     prompts = [PROMPTS[0]] * 5
     decoders = real_models.decoders("gpt2", "draft")
     real = Real(decoders)
     work = real.run(speculative.decode(choice(3), PROMPTS[0], 12), sum(LENGTHS))
     assert work.sequences == written(decoders, choice(3), prompts)
-    wholes = [kind for kind in work.account.passes_by_kind if not kind.heads]  # that project nothing
+    wholes = [kind for kind in work.account.passes_by_kind if not kind.heads]  # without projection
     assert [(kind.role, kind.width, work.account.passes_by_kind[kind][0]) for kind in wholes] == [("target", 2, 1), ("draft", 2, 1)]
 
 
 @pytest.mark.parametrize("kind", ["llama", "opt"])
-def test_drawn_texts_have_the_luck_that_they_have_alone(kind: str) -> None:
+def test_sampled_sequences_use_the_same_draws_in_any_batch(kind: str) -> None:
     decoders = real_models.decoders(kind, "draft", same=True)
     alone, two, all_ = (written(decoders, choice(batch, sampled=True), luck=Luck(7)) for batch in (1, 2, 5))
     assert alone == two == all_
@@ -85,35 +85,35 @@ def test_drawn_texts_have_the_luck_that_they_have_alone(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_pass_says_is_what_each_text_says_from_scratch(kind: str) -> None:
-    """Passes of one token and of three, of texts that are rewritten in between, and the last ones of each alone projected."""
+def test_logits_of_a_pass_equal_those_from_scratch(kind: str) -> None:
+    """Passes of one and three tokens, of sequences that are rolled back in between, with only the last tokens projected."""
     decoder, full = real_models.decoders(kind)["target"], real_models.model(kind, LAYERS)
     real = Real({"target": decoder})
     held = real.new_cache()
-    texts = {0: [3, 4, 5, 6], 2: [7], 5: [1, 2]}
-    for number, own in texts.items():
+    sequences = {0: [3, 4, 5, 6], 2: [7], 5: [1, 2]}
+    for number, own in sequences.items():
         real.forward(held, Forward("target", tuple(own), 0, LayerSpan(0, LAYERS), batch=Batch.uniform((number,), 0, len(own))))
 
     def made(words: dict[int, tuple[int, ...]], keep: dict[int, int], heads: int) -> None:
         width = len(next(iter(words.values())))
-        for number, place in keep.items():
-            texts[number] = [*texts[number][:place], *words[number]]
+        for number, position in keep.items():
+            sequences[number] = [*sequences[number][:position], *words[number]]
         tokens = tuple(word for own in words.values() for word in own)
-        places = tuple(keep.values())
-        batch = Batch.uniform(tuple(words), places, width, heads)
-        step = Forward("target", tokens, min(places), LayerSpan(0, LAYERS), heads=heads * len(words), batch=batch)
+        positions = tuple(keep.values())
+        batch = Batch.uniform(tuple(words), positions, width, heads)
+        step = Forward("target", tokens, min(positions), LayerSpan(0, LAYERS), heads=heads * len(words), batch=batch)
         out = real.forward(held, step)
         for index, number in enumerate(words):
-            for place in range(heads):
-                offset = (index + 1) * width - heads + place
-                own = texts[number][: len(texts[number]) - heads + place + 1]
+            for row in range(heads):
+                offset = (index + 1) * width - heads + row
+                own = sequences[number][: len(sequences[number]) - heads + row + 1]
                 want = real_models.logits(full, own)
                 for each in (offset, offset - len(tokens)):
                     assert torch.allclose(out.logits[out.row(each)], want, rtol=0, atol=1e-12)
 
     made({0: (8,), 2: (9,), 5: (1,)}, {0: 4, 2: 1, 5: 2}, 1)
     made({0: (1, 2, 3), 2: (4, 5, 6), 5: (7, 8, 9)}, {0: 3, 2: 2, 5: 3}, 3)
-    made({0: (1, 2), 5: (7, 8)}, {0: 4, 5: 3}, 1)  # one has left, and both are cut
+    made({0: (1, 2), 5: (7, 8)}, {0: 4, 5: 3}, 1)  # sequence 2 has left, and both others are cut
     made({0: (1, 2, 5, 4), 5: (7, 8, 6, 6)}, {0: 6, 5: 4}, 2)
     assert isinstance(
         real.forward(held, Forward("target", (3,), 8, LayerSpan(0, LAYERS), heads=1, batch=Batch.uniform((5,), 8, heads=1))),
@@ -121,11 +121,11 @@ def test_what_a_pass_says_is_what_each_text_says_from_scratch(kind: str) -> None
     )
 
 
-def read_apart(decoder: Decoder, texts: dict[int, list[int]]) -> tuple[Real, Any]:
-    """A run in which each sequence was read by itself."""
+def read_apart(decoder: Decoder, sequences: dict[int, list[int]]) -> tuple[Real, Any]:
+    """An interpreter and its state after each sequence was read separately."""
     real = Real({"target": decoder})
     held = real.new_cache()
-    for number, own in texts.items():
+    for number, own in sequences.items():
         real.forward(held, Forward("target", tuple(own), 0, LayerSpan(0, LAYERS), batch=Batch.uniform((number,), 0, len(own))))
     return real, held
 
@@ -137,15 +137,15 @@ def ragged(words: dict[int, tuple[int, ...]], positions: Sequence[int], heads: S
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sequences_of_unequal_widths_say_what_each_says_from_scratch(kind: str) -> None:
-    """One, three and two tokens, behind one another and where rows are rewritten, and in two passes through the layers."""
+def test_logits_of_unequal_widths_equal_those_from_scratch(kind: str) -> None:
+    """One, three and two tokens; appended, after a rollback, and in two passes through the layers."""
     decoder, full = real_models.decoders(kind)["target"], real_models.model(kind, LAYERS)
-    texts = {0: [3, 4, 5, 6], 2: [7], 5: [1, 2]}
-    real, held = read_apart(decoder, texts)
+    sequences = {0: [3, 4, 5, 6], 2: [7], 5: [1, 2]}
+    real, held = read_apart(decoder, sequences)
 
     def made(words: dict[int, tuple[int, ...]], positions: Sequence[int], heads: Sequence[int], cut: int = LAYERS) -> None:
         for (number, own), position in zip(words.items(), positions, strict=True):
-            texts[number] = [*texts[number][:position], *own]
+            sequences[number] = [*sequences[number][:position], *own]
         step = ragged(words, positions, heads, LayerSpan(0, LAYERS))
         if cut < LAYERS:
             first = ragged(words, positions, [0] * len(heads), LayerSpan(0, cut))
@@ -155,10 +155,10 @@ def test_sequences_of_unequal_widths_say_what_each_says_from_scratch(kind: str) 
         offset = 0
         for (number, own), projected in zip(words.items(), heads, strict=True):
             for index in range(len(own)):
-                text = texts[number][: len(texts[number]) - len(own) + index + 1]
+                before = sequences[number][: len(sequences[number]) - len(own) + index + 1]
                 if index >= len(own) - projected:
                     for each in (offset, offset - len(step.tokens)):
-                        assert torch.allclose(out.logits[out.row(each)], real_models.logits(full, text), rtol=0, atol=1e-12)
+                        assert torch.allclose(out.logits[out.row(each)], real_models.logits(full, before), rtol=0, atol=1e-12)
                 else:
                     with pytest.raises(CacheError, match=f"sequence {number} is read, but only its last {projected} are projected"):
                         out.row(offset)
@@ -166,19 +166,20 @@ def test_sequences_of_unequal_widths_say_what_each_says_from_scratch(kind: str) 
         assert out.logits.shape[0] == sum(heads)
 
     made({0: (8,), 2: (9, 1, 2), 5: (1, 4)}, (4, 1, 2), (1, 3, 1))
-    made({0: (1, 2, 3), 2: (4,), 5: (7, 8)}, (3, 2, 3), (0, 1, 2))  # two are rewritten
-    made({5: (2, 2, 2, 2), 0: (9,)}, (5, 6), (2, 1), cut=2)  # one has left, the others in another order
+    made({0: (1, 2, 3), 2: (4,), 5: (7, 8)}, (3, 2, 3), (0, 1, 2))  # two are rolled back
+    made({5: (2, 2, 2, 2), 0: (9,)}, (5, 6), (2, 1), cut=2)  # sequence 2 has left, the others are in another order
     made({0: (1,), 5: (7,)}, (7, 9), (1, 1))
-    made({0: (3, 3), 2: (5,), 5: (4, 4, 4)}, (3, 3, 3), (2, 1, 3))  # at one position, which cuts two of them
-    assert [held.book.sequences[number].rows["target"] for number in texts] == [[len(own)] * LAYERS for own in texts.values()]
+    made({0: (3, 3), 2: (5,), 5: (4, 4, 4)}, (3, 3, 3), (2, 1, 3))  # at equal positions, which cuts two of them
+    lengths = [[len(own)] * LAYERS for own in sequences.values()]
+    assert [held.book.sequences[number].rows["target"] for number in sequences] == lengths
 
 
 def test_states_of_unequal_widths_are_those_of_each_sequence_alone() -> None:
-    """Also those before the last layer, which early exit compares; nothing of the padding is left."""
+    """Also the states before the last layer, which early exit compares; padding is removed."""
     decoder = real_models.decoders("llama")["target"]
-    texts = {4: [3, 4, 5], 1: [7]}
+    sequences = {4: [3, 4, 5], 1: [7]}
     words, positions, span = {4: (8,), 1: (5, 6, 7)}, (3, 1), LayerSpan(0, 3)
-    real, held = read_apart(decoder, texts)
+    real, held = read_apart(decoder, sequences)
     wrote: list[tuple[int, int]] = []
     whole = LayerRows.write_each
 
@@ -189,10 +190,10 @@ def test_states_of_unequal_widths_are_those_of_each_sequence_alone() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LayerRows, "write_each", noted)
         together = real.forward(held, ragged(words, positions, (0, 0), span)._replace(compared=4))
-    assert wrote == [(0, 3), (1, 1), (1, 2), (1, 3)] * span.size  # each row once: what fills up writes none
+    assert wrote == [(0, 3), (1, 1), (1, 2), (1, 3)] * span.size  # each row once: padding writes none
     start = 0
     for (number, own), position in zip(words.items(), positions, strict=True):
-        real, held = read_apart(decoder, {number: texts[number]})
+        real, held = read_apart(decoder, {number: sequences[number]})
         alone = real.forward(held, ragged({number: own}, (position,), (0,), span)._replace(compared=len(own)))
         for whole, part in ((together.states, alone.states), (together.before, alone.before)):
             assert torch.allclose(whole[start : start + len(own)], part, rtol=0, atol=1e-12)  # type: ignore[index,arg-type]
@@ -203,23 +204,23 @@ def test_states_of_unequal_widths_are_those_of_each_sequence_alone() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_prompts_of_unequal_lengths_are_read_in_one_pass(kind: str) -> None:
-    """Then one sequence decodes while others still read, as a server's requests do: each is what it is alone."""
+    """A sequence decodes while others still read their prompts, as requests of a server do; each equals the one alone."""
     prompts = {0: [3, 4, 5, 6, 7, 8, 9], 1: [6, 2], 2: [9]}
     layers = LayerSpan(0, LAYERS)
 
     def steps() -> Any:
-        texts, read = {number: [*own] for number, own in prompts.items()}, dict.fromkeys(prompts, 0)
+        sequences, read = {number: [*own] for number, own in prompts.items()}, dict.fromkeys(prompts, 0)
         while True:
-            words = {number: tuple(own[read[number] :][:3]) for number, own in texts.items()}
-            done = {number: read[number] + len(own) == len(texts[number]) for number, own in words.items()}
+            words = {number: tuple(own[read[number] :][:3]) for number, own in sequences.items()}
+            done = {number: read[number] + len(own) == len(sequences[number]) for number, own in words.items()}
             step = ragged(words, [read[number] for number in words], [int(done[number]) for number in words], layers)
             out = yield step
             for index, (number, own) in enumerate(words.items()):
                 read[number] += len(own)
                 if done[number]:
                     assert step.batch is not None
-                    texts[number].append((yield Read("next", out, step.batch.starts[index] + len(own) - 1)))
-                    yield Commit("token", (texts[number][-1],), sequence=number)
+                    sequences[number].append((yield Read("next", out, step.batch.starts[index] + len(own) - 1)))
+                    yield Commit("token", (sequences[number][-1],), sequence=number)
 
     found = Real({"target": real_models.decoders(kind)["target"]}).run(steps(), 14).sequences
     full = real_models.model(kind, LAYERS)
@@ -228,8 +229,8 @@ def test_prompts_of_unequal_lengths_are_read_in_one_pass(kind: str) -> None:
         assert own == real_models.oracle(full, prompts[number], len(own))
 
 
-def test_texts_at_one_position_again_need_no_mask() -> None:
-    """What was written of them at unequal ones stays."""
+def test_sequences_at_equal_positions_again_need_no_mask() -> None:
+    """Rows written at unequal positions before stay."""
     decoder, full = real_models.decoders("llama")["target"], real_models.model("llama", LAYERS)
     real = Real({"target": decoder})
     held = real.new_cache()
@@ -242,8 +243,8 @@ def test_texts_at_one_position_again_need_no_mask() -> None:
     assert {layer.ends for layer in held.of("target", (0, 1)).layers} == {None}
 
 
-def test_a_copy_shares_rows_until_one_of_the_two_writes() -> None:
-    """Whoever forks a batch: what the copy writes the first does not see, nor the other way round."""
+def test_writes_of_a_copied_batch_and_its_original_are_separate() -> None:
+    """After a fork, neither sees the rows that the other writes."""
     decoder, full = real_models.decoders("llama")["target"], real_models.model("llama", LAYERS)
     real = Real({"target": decoder})
     held = real.new_cache()
@@ -263,8 +264,8 @@ def test_a_copy_shares_rows_until_one_of_the_two_writes() -> None:
 
 @settings(deadline=None, max_examples=examples(30))
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.data())
-def test_rows_of_texts_are_joined_and_parted(lengths: list[int], data: st.DataObject) -> None:
-    """A text's rows are its own, whichever others lie with it."""
+def test_rows_of_sequences_are_joined_and_selected(lengths: list[int], data: st.DataObject) -> None:
+    """The rows of a sequence do not depend on those stored with it."""
     decoder: Decoder = real_models.decoders("llama")["target"]
     parts = []
     for number, length in enumerate(lengths):
@@ -279,19 +280,19 @@ def test_rows_of_texts_are_joined_and_parted(lengths: list[int], data: st.DataOb
         own, all_ = some.layers[layer], whole.layers[layer]
         assert own.length == max((lengths[each] for each in picked), default=0) or own.keys is None
         assert (own.ends is None) == (len({lengths[each] for each in picked}) == 1 or own.keys is None)
-        assert own.whole == (own.ends is not None)  # or the next pass over all would copy all again
+        assert own.whole == (own.ends is not None)  # otherwise the next pass would copy all rows again
         assert all_.whole == (all_.ends is not None)
         assert all_.length == max(lengths) or all_.keys is None
-        for place, number in enumerate(picked):
+        for index, number in enumerate(picked):
             rows = parts[number].layers[layer]
             if rows.keys is not None and rows.values is not None:
                 assert own.keys is not None
                 assert own.values is not None
                 for mine, theirs in ((own.keys, rows.keys), (own.values, rows.values)):
-                    assert torch.equal(mine[place, :, : rows.length], theirs[0, :, : rows.length])
+                    assert torch.equal(mine[index, :, : rows.length], theirs[0, :, : rows.length])
 
 
-def test_a_wrong_number_of_rows_is_noticed() -> None:
+def test_a_wrong_number_of_rows_is_an_error() -> None:
     real = Real({"target": real_models.decoders("llama")["target"]})
     held = real.new_cache()
     step = Forward("target", (1, 2), 0, LayerSpan(0, LAYERS), batch=Batch.uniform((0, 1), 0))
@@ -312,7 +313,7 @@ def test_a_wrong_number_of_rows_is_noticed() -> None:
             real.forward(held, step._replace(at=1, batch=Batch.uniform((0, 1), (2, 1))))
 
 
-def test_texts_have_no_more_positions_than_the_model() -> None:
+def test_a_batch_beyond_the_models_positions_is_refused() -> None:
     decoder = real_models.decoders("llama")["target"]
     rows = joined([decoder.rows(), decoder.rows()])
     with pytest.raises(ParameterError, match="at most 96 positions"):
@@ -328,7 +329,7 @@ def test_an_encoder_decoder_has_no_batches() -> None:
 
 
 def rows_of(values: Sequence[float]) -> LayerRows:
-    """Rows of one sequence, one number each."""
+    """Rows of a sequence, a single number each."""
     rows = LayerRows()
     kept = torch.tensor(values).reshape(1, 1, -1, 1)
     rows.write(kept, kept)
@@ -341,7 +342,7 @@ def held(rows: LayerRows) -> list[float]:
 
 
 def test_a_cut_original_does_not_overwrite_what_its_copy_reads() -> None:
-    """The original goes back one row and writes another: the copy, which shares the buffer, keeps what it had."""
+    """The original drops a row and writes another; the copy, which shares the buffer, keeps its rows."""
     original = rows_of([1.0, 2.0, 3.0])
     copy = original.copy()
     original.length = 2
@@ -349,8 +350,8 @@ def test_a_cut_original_does_not_overwrite_what_its_copy_reads() -> None:
     assert (held(original), held(copy)) == ([1, 2, 9], [1, 2, 3])
 
 
-def test_a_copy_never_writes_in_a_buffer_that_its_original_goes_on_in() -> None:
-    """Original and copy both add a row: there is room in the shared buffer, and only the original may use it."""
+def test_a_copy_never_writes_in_the_buffer_of_its_original() -> None:
+    """Original and copy both add a row; only the original uses the spare capacity of the shared buffer."""
     original = rows_of([1.0, 2.0])
     copy = original.copy()
     for rows, value in ((copy, 7.0), (original, 8.0)):
@@ -358,8 +359,8 @@ def test_a_copy_never_writes_in_a_buffer_that_its_original_goes_on_in() -> None:
     assert (held(original), held(copy)) == ([1, 2, 8], [1, 2, 7])
 
 
-def test_rows_move_to_a_larger_buffer_only_when_theirs_is_full() -> None:
-    """The last row of a buffer is written where it is; the next takes a larger buffer, in which all before it are too."""
+def test_rows_move_to_a_larger_buffer_only_if_theirs_is_full() -> None:
+    """The last free row is written in place; the next row moves all rows to a larger buffer."""
     rows = rows_of([1.0, 2.0])
     assert rows.keys is not None
     first, room = rows.keys, rows.keys.shape[2] - rows.length
@@ -372,26 +373,28 @@ def test_rows_move_to_a_larger_buffer_only_when_theirs_is_full() -> None:
 
 @pytest.mark.parametrize(("mine", "theirs", "at"), [(2, 4, 3), (3, 3, 3)])
 def test_rows_are_adopted_only_right_after_those_held(mine: int, theirs: int, at: int) -> None:
-    """Refused: rows missing between those held and the one adopted, and a position that the other has no row of."""
+    """Refused: a gap between the held rows and the adopted one, and a position without a row in the other."""
     own, other = KvRows(1), KvRows(1)
     for rows, count in ((own, mine), (other, theirs)):
         kept = torch.arange(float(count)).reshape(1, 1, -1, 1)
         rows.layers[0].write(kept, kept)
-    with pytest.raises(RuntimeError, match=f"rows at position {at} cannot be taken over: {theirs} there, {mine} here"):
+    with pytest.raises(RuntimeError, match=f"the row at position {at} cannot be copied: {theirs} rows there, {mine} here"):
         own.adopt(other, at, 1)
 
 
-def numbers(first: float, count: int, texts: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys that count on from `first` and values that are those and a thousand, a hundred more for each text."""
-    keys = (first + torch.arange(float(count)) + 100 * torch.arange(float(texts))[:, None]).reshape(texts, 1, count, 1)
+def numbers(first: float, count: int, sequences: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys that count up from `first`, plus 100 for each further sequence, and values that are 1000 larger."""
+    keys = first + torch.arange(float(count)) + 100 * torch.arange(float(sequences))[:, None]
+    keys = keys.reshape(sequences, 1, count, 1)
     return keys, keys + 1000
 
 
-def both(rows: LayerRows, text: int = 0, length: int | None = None) -> list[float]:
-    """The keys of a text, whose values were seen to belong to them."""
+def both(rows: LayerRows, sequence: int = 0, length: int | None = None) -> list[float]:
+    """Keys of a sequence, after a check of their values."""
     if rows.keys is None or rows.values is None:
         return []
-    keys, values = (each[text, 0, : rows.length if length is None else length, 0].tolist() for each in (rows.keys, rows.values))
+    count = rows.length if length is None else length
+    keys, values = (each[sequence, 0, :count, 0].tolist() for each in (rows.keys, rows.values))
     assert [key + 1000 for key in keys] == values
     return keys
 
@@ -399,8 +402,8 @@ def both(rows: LayerRows, text: int = 0, length: int | None = None) -> list[floa
 @settings(deadline=None, max_examples=examples(60))
 @given(st.lists(st.tuples(st.sampled_from(["write", "write", "copy", "cut", "keep", "fix"]), st.integers(0, 9), st.integers(0, 90)),
                 max_size=14))  # fmt: skip
-def test_copies_hold_what_each_was_told_whoever_writes_first(steps: list[tuple[str, int, int]]) -> None:
-    """Each beside a list of its own; a buffer has room for half of what it holds, and 64 rows at least."""
+def test_copies_stay_separate_for_any_order_of_writes(steps: list[tuple[str, int, int]]) -> None:
+    """Each copy is compared with a list. A new buffer has spare capacity for half of its rows, and at least 64."""
     mine: list[LayerRows] = [LayerRows()]
     lists: list[list[float]] = [[]]
     for number, (what, which, size) in enumerate(steps):
@@ -430,21 +433,21 @@ def test_copies_hold_what_each_was_told_whoever_writes_first(steps: list[tuple[s
         elif what == "fix":
             rows.fixed = rows.lent == 0 and sum(each.keys is rows.keys for each in mine) == 1
         else:
-            places = [*range(0, len(known), which % 3 + 1)]
-            rows.keep(places)
-            lists[at] = [known[place] for place in places]
+            chosen = [*range(0, len(known), which % 3 + 1)]
+            rows.keep(chosen)
+            lists[at] = [known[row] for row in chosen]
         for each, held_ in zip(mine, lists, strict=True):
             assert (each.length, both(each)) == (len(held_), held_)
 
 
-def test_whoever_was_copied_goes_on_in_its_buffer_behind_what_the_copy_reads() -> None:
+def test_an_original_appends_in_its_buffer_after_the_rows_of_the_copy() -> None:
     rows = LayerRows()
     rows.write(*numbers(0.0, 3))
     buffer, copy = rows.keys, rows.copy()
     rows.write(*numbers(3.0, 1))
     assert rows.keys is buffer
     rows.length = 3
-    rows.write(*numbers(7.0, 1))  # nobody reads the row behind the third
+    rows.write(*numbers(7.0, 1))  # the copy does not read the row after the third
     assert rows.keys is buffer
     rows.length = 2
     rows.write(*numbers(9.0, 1))
@@ -452,12 +455,12 @@ def test_whoever_was_copied_goes_on_in_its_buffer_behind_what_the_copy_reads() -
     assert (both(rows), both(copy)) == ([0, 1, 9], [0, 1, 2])
     assert not rows.whole
     kept = rows.keys
-    rows.keep([0, 1])  # the first ones stay where they are
+    rows.keep([0, 1])  # the first rows stay in place
     assert (rows.keys is kept, rows.length) == (True, 2)
 
 
-def test_rows_of_several_texts_are_written_where_each_text_stands() -> None:
-    """Three texts of 2, 1 and 3 rows in one buffer: in front of a text's end are its own numbers, behind all of them nothing."""
+def test_rows_of_several_sequences_are_written_at_their_positions() -> None:
+    """Three sequences of 2, 1 and 3 rows in one buffer; rows after the end of a sequence are 0."""
     parts = [KvRows(2) for _ in range(3)]
     for number, (part, length) in enumerate(zip(parts, (2, 1, 3), strict=True)):
         part.layers[0].write(*numbers(100.0 * number, length))
@@ -468,17 +471,17 @@ def test_rows_of_several_texts_are_written_where_each_text_stands() -> None:
     assert layer.keys is not None
     assert layer.values is not None
     for each in (layer.keys, layer.values):
-        assert [each[text, 0, length:, 0].abs().sum() for text, length in enumerate((2, 1, 3))] == [0, 0, 0]
-    # One more row of each, where it stands: views up to the longest, and every text has its own behind its own.
+        assert [each[number, 0, length:, 0].abs().sum() for number, length in enumerate((2, 1, 3))] == [0, 0, 0]
+    # Another row of each sequence, at its position; the views end with the longest.
     whole.spots = Spots(torch.tensor([[0], [1], [2]]), torch.tensor([[2], [1], [3]]), 1, 4, (3, 2, 4))
     keys, values = whole.update(*numbers(7.0, 1, 3), 0)
     assert (keys.shape[2], values.shape[2], layer.length, layer.ends) == (4, 4, 4, (3, 2, 4))
-    assert [both(layer, text, length) for text, length in enumerate(layer.ends)] == [
+    assert [both(layer, number, length) for number, length in enumerate(layer.ends)] == [
         [0, 1, 7], [100, 107], [200, 201, 202, 207]
     ]  # fmt: skip
     some = whole.of([2, 0])
     assert (some.layers[0].ends, some.layers[0].length, some.layers[0].whole) == ((4, 3), 4, True)
-    assert [both(some.layers[0], text, length) for text, length in enumerate((4, 3))] == [[200, 201, 202, 207], [0, 1, 7]]
+    assert [both(some.layers[0], number, length) for number, length in enumerate((4, 3))] == [[200, 201, 202, 207], [0, 1, 7]]
     one = whole.of([1])
     assert (one.layers[0].ends, one.layers[0].length, one.layers[0].whole, both(one.layers[0])) == (None, 2, False, [100, 107])
     layer.hold((2, 2, 2))
@@ -487,8 +490,8 @@ def test_rows_of_several_texts_are_written_where_each_text_stands() -> None:
     assert (layer.ends, layer.length) == ((1, 2, 2), 2)
 
 
-def test_a_buffer_that_others_read_or_that_is_full_or_half_known_is_left_for_another() -> None:
-    """Each reason by itself to write in a buffer of one's own; without any the buffer stays."""
+def test_writes_move_from_shared_full_or_uninitialized_buffers() -> None:
+    """Each reason alone moves the rows to a new buffer; without any, the buffer stays."""
 
     def spots(first: int, end: int) -> Spots:
         return Spots(torch.tensor([[0], [1]]), torch.tensor([[first], [end - 1]]), first, end, (first + 1, end))
@@ -515,28 +518,28 @@ def test_a_buffer_that_others_read_or_that_is_full_or_half_known_is_left_for_ano
     assert half.whole
     lent = begun()
     buffer, copy = lent.keys, lent.copy()
-    lent.write_each(*numbers(5.0, 1, 2), spots(3, 4))  # behind what the copy reads
+    lent.write_each(*numbers(5.0, 1, 2), spots(3, 4))  # after the rows of the copy
     assert lent.keys is buffer
     lent.write_each(*numbers(6.0, 1, 2), spots(2, 4))
     assert lent.keys is not buffer
     assert (both(copy), both(lent)) == ([0, 1, 2], [0, 1, 6, 5])
 
 
-def test_rows_of_hypotheses_know_what_they_follow() -> None:
-    """Positions 0 to 2 of one text; two hypotheses of position 3 behind the last, a third behind the first of those, as is the
-    fourth; then position 4 behind the second hypothesis. What is cut takes along what follows it."""
+def test_rows_of_hypotheses_attend_to_their_ancestors() -> None:
+    """Positions 0 to 2 of a sequence, two hypotheses at position 3, two children of the first of them at position 4, then a child
+    and a grandchild of the second. A cut also removes the descendants."""
     rows = KvRows(1)
     rows.layers[0].write(*numbers(0.0, 3))
     assert rows.follow(3, (-1, -1, 0, 0)) == [[0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 3, 5], [0, 1, 2, 3, 6]]
     rows.layers[0].write(*numbers(3.0, 4))
     assert rows.at == [0, 1, 2, 3, 3, 4, 4]
     assert [[*each] for each in rows.sees[:3]] == [[0], [0, 1], [0, 1, 2]]
-    # Of the two that stand at position 3 the second: -2.
+    # -2 is the second of the two hypotheses at position 3.
     assert rows.follow(4, (-2, 0)) == [[0, 1, 2, 4, 7], [0, 1, 2, 4, 7, 8]]
     rows.layers[0].write(*numbers(7.0, 2))
     assert rows.at == [0, 1, 2, 3, 3, 4, 4, 4, 5]
     twin = rows.copy()
-    rows.cut(6)  # nothing stands there
+    rows.cut(6)  # no row has this position
     assert (rows.layers[0].length, rows.at) == (9, [0, 1, 2, 3, 3, 4, 4, 4, 5])
     rows.cut(4)
     assert (rows.at, both(rows.layers[0])) == ([0, 1, 2, 3, 3], [0, 1, 2, 3, 4])
@@ -548,8 +551,8 @@ def test_rows_of_hypotheses_know_what_they_follow() -> None:
     assert fresh.at == [0, 1]
 
 
-def test_rows_that_do_not_lie_in_order_are_moved_together_when_some_are_cut() -> None:
-    """A hypothesis of position 1 lies behind one of position 2: the row behind it moves up, and what saw it sees its new place."""
+def test_a_cut_moves_rows_that_are_not_in_order_of_position() -> None:
+    """A row of position 1 is stored after a row of position 2: the cut moves it up, and updates the rows that attend to it."""
     rows = KvRows(1)
     rows.layers[0].write(*numbers(0.0, 1))
     rows.follow(1, (-1, 0, -1, 2))
@@ -563,23 +566,23 @@ def test_rows_that_do_not_lie_in_order_are_moved_together_when_some_are_cut() ->
     assert [[*each] for each in rows.sees] == [[0], [0, 1], [0, 2]]
 
 
-def test_rows_are_adopted_of_some_layers_and_of_a_hypothesis() -> None:
+def test_adopt_copies_rows_of_some_layers_and_of_a_hypothesis() -> None:
     own, other = KvRows(3), KvRows(3)
     for mine, theirs in zip(own.layers, other.layers, strict=True):
         mine.write(*numbers(0.0, 3))
         theirs.write(*numbers(50.0, 5))
-    own.adopt(other, 2, 2, 1)  # what was held at 2 goes; of the other's rows 2 and 3 the second comes
+    own.adopt(other, 2, 2, 1)  # replaces the row at 2 by the second of the other's rows 2 and 3
     assert [both(layer) for layer in own.layers] == [[0, 1, 53], [0, 1, 53], [0, 1]]
     own.adopt(other, 2, 1)
     assert [both(layer) for layer in own.layers] == [[0, 1, 52], [0, 1], [0, 1]]
     assert (own.get_seq_length(), own.get_seq_length(1), own.get_seq_length(layer=2)) == (3, 2, 2)
 
 
-def test_where_only_rows_are_wanted_a_layer_ends_when_they_are_written() -> None:
+def test_a_kv_only_layer_ends_after_its_rows_are_written() -> None:
     rows = KvRows(2)
     rows.kv_only = True
     with pytest.raises(RowsMade):
         rows.update(*numbers(4.0, 2), 1)
     assert [both(layer) for layer in rows.layers] == [[], [4, 5]]
-    rows.crossed = "what an encoder said"
-    assert (rows.copy().crossed, rows.copy().kv_only) == ("what an encoder said", False)
+    rows.crossed = "an encoder's output"
+    assert (rows.copy().crossed, rows.copy().kv_only) == ("an encoder's output", False)

@@ -1,4 +1,4 @@
-"""The family of real models that comes with the project: what it is worth, that methods are exact on it, that its log is of it."""
+"""The bundled family of real models: losses, exact decoding, and bundled logs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def models(dtype: str = "float32") -> dict[str, Any]:
 
 @lru_cache(maxsize=2)
 def held_out(count: int) -> list[list[int]]:
-    """Prompts of 24 tokens from modules that no model was trained on."""
+    """Return prompts of 24 tokens from held-out modules."""
     tokenizer = models()["target"].tokenizer
     found = prompts.held_out(24, count, 1, tokenizer=tokenizer.backend_tokenizer)
     return [tokenizer(each.text)["input_ids"] for each in found]
@@ -81,12 +81,12 @@ def held_out(count: int) -> list[list[int]]:
 
 @lru_cache(maxsize=512)
 def expected(number: int, tokens: int, dtype: str, count: int) -> tuple[int, ...]:
-    """One token at a time, from scratch each, by the library's own code."""
+    """Decode greedily with the library's code, one token at a time, without a cache."""
     return tuple(real_models.oracle(models(dtype)["target"].full, held_out(count)[number], tokens))
 
 
 def differs(name: str, number: int, tokens: int, dtype: str, count: int = 3) -> bool:
-    """Whether a text differs from the oracle's: only at a near tie may it."""
+    """Return whether a sequence differs from the reference, which is allowed only at a near tie."""
     module, parameters = EXACT[name]
     prompt = held_out(count)[number]
     found = Real(models(dtype)).run(module.decode(parameters, prompt, tokens), tokens).tokens
@@ -94,7 +94,7 @@ def differs(name: str, number: int, tokens: int, dtype: str, count: int = 3) -> 
 
 
 @pytest.mark.parametrize(("name", "dtype"), crossed(EXACT, ["float64", "float32"], ("ppd literal", "speculative")))
-def test_exact_methods_write_the_targets_text(name: str, dtype: str) -> None:
+def test_exact_methods_generate_the_targets_tokens(name: str, dtype: str) -> None:
     if dtype == "float64":
         assert not differs(name, 0, 16, dtype)
     else:
@@ -104,13 +104,13 @@ def test_exact_methods_write_the_targets_text(name: str, dtype: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", EXACT)
-def test_two_hundred_texts_differ_at_near_ties_alone(name: str, dtype: str) -> None:
+def test_two_hundred_sequences_differ_only_at_near_ties(name: str, dtype: str) -> None:
     first = sum(differs(name, number, 64, dtype, 200) for number in range(200))
     print(f"{name} in {dtype}: {first} of {200 * 64} tokens differ first, at near ties")
     assert first <= 200 * 64 / real_models.FEWEST
 
 
-def test_sizes_and_losses_are_those_of_a_family() -> None:
+def test_larger_models_have_lower_losses() -> None:
     size = sum(path.stat().st_size for path in model_directory.MODELS.rglob("*") if path.is_file())
     assert size < 24e6
     losses = {role: model_directory.log_of(model_directory.bundled(role))["held_out_loss"] for role in ROLES}
@@ -119,8 +119,8 @@ def test_sizes_and_losses_are_those_of_a_family() -> None:
     assert {models()[role].layers for role in ROLES} == {LAYERS, DRAFT, MEDIUM}
 
 
-def test_what_the_target_writes_looks_like_python() -> None:
-    """Indented by fours, with words that Python has, and no endless line."""
+def test_target_generates_python_like_text() -> None:
+    """Indented by fours, with Python's keywords, and without endless lines."""
     tokenizer, log = models()["target"].tokenizer, position_log.bundled()
     texts = [tokenizer.decode(text.tolist()) for text in log.by_text(log.table["token"].to_numpy())]
     lines = [line for text in texts for line in text.split("\n")[1:-1] if line.strip()]
@@ -131,7 +131,7 @@ def test_what_the_target_writes_looks_like_python() -> None:
     assert np.mean([len(line) < 100 for line in lines]) > 0.97
 
 
-def test_every_layer_but_the_last_has_a_head_that_foretells_better_early() -> None:
+def test_trained_heads_predict_better_at_early_layers() -> None:
     folder = model_directory.bundled("target")
     heads = trained.load(
         folder / model_directory.HEADS,
@@ -147,8 +147,8 @@ def test_every_layer_but_the_last_has_a_head_that_foretells_better_early() -> No
     assert sum(gain > 0 for gain in gains) >= len(gains) // 2
 
 
-def test_what_a_log_says_of_its_settings_is_what_its_command_asks_for() -> None:
-    """The defaults, but for what is given; sizes are those of the family."""
+def test_logged_settings_match_the_logged_command() -> None:
+    """Defaults, unless the command sets them; sizes are those of the family."""
 
     def asked(default: Any, command: str) -> dict[str, Any]:
         given = dict(itertools.pairwise(command.split()))
@@ -167,12 +167,12 @@ def test_what_a_log_says_of_its_settings_is_what_its_command_asks_for() -> None:
     assert log["settings"] == asked(align_draft.AlignmentSettings(), log["command"])
 
 
-def test_the_aligned_draft_agrees_more() -> None:
+def test_aligned_draft_agrees_more() -> None:
     found = model_directory.log_of(model_directory.bundled("aligned"))["agreement"]
     assert found["after"] - found["before"] > 2 * found["gain_error"]
 
 
-def test_the_bundled_log_is_of_these_models_and_can_be_made_again() -> None:
+def test_bundled_log_belongs_to_these_models() -> None:
     from calibrate.decode.position_logging import logged
 
     log = position_log.bundled()
@@ -187,10 +187,10 @@ def test_the_bundled_log_is_of_these_models_and_can_be_made_again() -> None:
         before = log.by_text(log.table["token"].to_numpy())[number].tolist()
         after = text["token"].to_list()
         differing = [place for place, (a, b) in enumerate(zip(before, after, strict=False)) if a != b]
-        assert min([*differing, len(before), len(after)]) >= 16  # other processors round otherwise; a near tie may come later
+        assert min([*differing, len(before), len(after)]) >= 16  # other CPUs round differently; a near tie may come later
 
 
-def test_no_method_is_only_tried_where_all_drafts_are_right() -> None:
+def test_every_method_has_rejected_drafts() -> None:
     log = position_log.bundled()
     assert 0.2 < np.concatenate(log.agreements()).mean() < 0.95
     rates = [(log.ranks(layer) <= k).mean() for layer, k in itertools.product((4, 6, 8), (1, 3))]

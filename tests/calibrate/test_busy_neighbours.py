@@ -1,4 +1,4 @@
-"""Processes that keep other units busy while a pass is timed."""
+"""Processes that keep the host busy while a pass is timed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Thread(threading.Thread):
-    """In the place of a process."""
+    """A thread instead of a process."""
 
     def __init__(self, target: Any, args: Any, daemon: bool) -> None:
         super().__init__(target=target, args=args, daemon=daemon)
@@ -32,12 +32,12 @@ class Thread(threading.Thread):
 
 
 def kept_open(ends: Any) -> Any:
-    """In one process the other side's end is closed by nobody."""
+    """In one process the other end of the pipe stays open."""
     ours, theirs = ends
     return ours, SimpleNamespace(send=theirs.send, recv=theirs.recv, poll=theirs.poll, close=lambda: None)
 
 
-def test_companions_run_a_pass_until_they_are_told_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_companions_repeat_a_pass_until_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, begun = list[Any](), list[Any]()
 
     class Work:
@@ -80,7 +80,7 @@ def test_companions_run_a_pass_until_they_are_told_to_stop(monkeypatch: pytest.M
     assert sorted(passed) == sorted(each.done[0] for each in begun)
     assert all(each.done[0] == each.done[1] >= 1 for each in begun)
     with pytest.raises(KeyError), found.at(1, 8, 1, "eager") as passed:
-        raise KeyError  # what was to be timed has failed: they stop all the same
+        raise KeyError  # they stop even if the timed work fails
     assert len(passed) == 2
     with pytest.raises(RuntimeError, match=r"a companion process failed: RuntimeError: no room$"), found.at(9, 8, 1, "eager"):
         pass
@@ -92,7 +92,7 @@ def test_companions_run_a_pass_until_they_are_told_to_stop(monkeypatch: pytest.M
     monkeypatch.setattr(busy_neighbours, "_PATIENCE", 0.01)
     with pytest.raises(RuntimeError, match="a companion process did not answer within 0 s"):
         found._answer(found.ends[0])
-    found.ends[0].send("stop")  # of a pass that could not begin
+    found.ends[0].send("stop")  # belongs to a pass that could not begin
     found.ends[0].send(None)
     found.processes[0].join(PATIENCE)
     assert not found.processes[0].is_alive()
@@ -101,5 +101,5 @@ def test_companions_run_a_pass_until_they_are_told_to_stop(monkeypatch: pytest.M
     assert asked[-2:] == [5, "end"]
     ours, theirs = multiprocessing.Pipe()
     theirs.close()
-    with pytest.raises(RuntimeError, match="a companion process ended, perhaps for want of memory"):
+    with pytest.raises(RuntimeError, match="a companion process ended, perhaps out of memory"):
         found._answer(ours)

@@ -1,4 +1,4 @@
-"""The text that the family reads: held-out files, checksums, beginnings, and texts of a user's own."""
+"""The corpus: held-out files, checksums, cuts, and text of the user."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from model.base.checks import ParameterError
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-# The text
+# Text
 
 
-def test_held_out_modules_are_in_no_training_text() -> None:
+def test_held_out_modules_are_not_in_the_training_text() -> None:
     found = corpus.standard_library()
     assert not set(found.training) & set(found.held_out)
     assert {Path(path).parts[0] for path in found.held_out} == set(corpus.HELD_OUT)
@@ -28,7 +28,7 @@ def test_held_out_modules_are_in_no_training_text() -> None:
     assert part == pytest.approx(1 / 14, rel=0.2), "said to be one part in fourteen"
 
 
-def test_any_change_of_the_library_changes_its_checksum(tmp_path: Path) -> None:
+def test_every_change_of_the_library_changes_its_checksum(tmp_path: Path) -> None:
     for name, text in (("csv.py", "rows\n"), ("random.py", "dice\n")):
         (tmp_path / name).write_text(text)
     first = corpus.standard_library(tmp_path)
@@ -38,7 +38,7 @@ def test_any_change_of_the_library_changes_its_checksum(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         assert corpus.standard_library(tmp_path).checksum != first.checksum
         (tmp_path / name).write_text(before)
-    for name, text in (("csv.py", "rows\nd"), ("random.py", "ice\n")):  # the same letters, elsewhere
+    for name, text in (("csv.py", "rows\nd"), ("random.py", "ice\n")):  # the same characters in another module
         (tmp_path / name).write_text(text)
     assert corpus.standard_library(tmp_path).checksum != first.checksum
     for name, text in (("csv.py", "rows\n"), ("random.py", "dice\n")):
@@ -52,7 +52,7 @@ def test_any_change_of_the_library_changes_its_checksum(tmp_path: Path) -> None:
     assert [*corpus.standard_library(tmp_path).training] == ["email/mime/text.py", "random.py"]
 
 
-def test_one_file_is_split_and_nothing_of_it_is_lost(tmp_path: Path) -> None:
+def test_file_is_split_without_loss(tmp_path: Path) -> None:
     path = tmp_path / "poem.txt"
     path.write_text("".join(f"line {number}\n" for number in range(140)))
     found = corpus.own(path)
@@ -61,7 +61,7 @@ def test_one_file_is_split_and_nothing_of_it_is_lost(tmp_path: Path) -> None:
     assert end.count("\n") == 10
 
 
-def test_a_folder_holds_whole_files_out_and_a_file_more_moves_few(tmp_path: Path) -> None:
+def test_folder_holds_out_whole_files_stably(tmp_path: Path) -> None:
     for number in range(42):
         (tmp_path / f"{number}.md").write_text(f"text {number}\n")
     (tmp_path / "picture.png").write_bytes(b"\xff\xfe")
@@ -74,11 +74,11 @@ def test_a_folder_holds_whole_files_out_and_a_file_more_moves_few(tmp_path: Path
 
 
 def by_hand(texts: dict[str, str]) -> str:
-    """The checksum of texts: path, length and text of each, in the order of the paths."""
+    """Return the checksum of texts: path, length and text of each, sorted by path."""
     return hashlib.sha256("".join(f"{path}\0{len(text)}\0{text}" for path, text in sorted(texts.items())).encode()).hexdigest()
 
 
-def test_a_text_is_cut_to_the_letter_and_says_what_it_is_of() -> None:
+def test_cut_is_exact_and_named() -> None:
     training, held_out = {"a": "12345", "b": "67890"}, {"c": "xyz", "d": "w"}
     whole = corpus.Corpus(training, held_out, "3.99", by_hand(training | held_out), "mine")
     assert whole.about() == {"name": "mine", "python": "3.99", "checksum": whole.checksum, "characters": 10}
@@ -89,15 +89,15 @@ def test_a_text_is_cut_to_the_letter_and_says_what_it_is_of() -> None:
         assert found.about()["characters"] == sum(map(len, first.values()))
 
 
-def test_texts_of_ones_own_are_read_by_their_names(tmp_path: Path) -> None:
-    """Of a file the last line at least; of a folder the names of least sha256, without what is hidden anywhere in their paths."""
+def test_own_texts_are_held_out_by_their_names(tmp_path: Path) -> None:
+    """At least the last line of a file; of a folder the names with the smallest sha256, without hidden paths."""
     folder = tmp_path / "mine"
     texts = {f"deep/{number}.rst": f"text {number}\n" for number in range(27)} | {"a.md": "a", "b.py": "ü", "c.txt": "c"}
     for name, text in (texts | dict.fromkeys((".git/a.md", "deep/.b.md", "__pycache__/c.py", "d.csv"), "not read")).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "e.md").mkdir()
-    aside = sorted(sorted(texts, key=lambda name: hashlib.sha256(name.encode()).hexdigest())[:2])  # 30 of them: two parts of 14
+    aside = sorted(sorted(texts, key=lambda name: hashlib.sha256(name.encode()).hexdigest())[:2])  # 2/14 of 30 files
     found = corpus.own(folder)
     assert [*found.held_out.items()] == [(name, texts[name]) for name in aside]
     assert found.training == {name: text for name, text in texts.items() if name not in aside}
@@ -110,7 +110,7 @@ def test_texts_of_ones_own_are_read_by_their_names(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/random.py").write_text("dice\n")
     (tmp_path / "lib/old.py").write_bytes(b"# caf\xe9\n")
-    with pytest.raises(ParameterError, match=r"^no standard library is at .*lib, or not its text; give the folder that has random"):
+    with pytest.raises(ParameterError, match=r"^no standard library is at .*lib, or not its source; give the folder that has"):
         corpus.standard_library(tmp_path / "lib")
     (tmp_path / "lib/csv.py").write_text("rows\n")
     assert corpus.standard_library(tmp_path / "lib").training == {"random.py": "dice\n"}
@@ -125,7 +125,7 @@ def test_texts_of_ones_own_are_read_by_their_names(tmp_path: Path) -> None:
         (lambda path: _written(path / "latin.txt", b"caf\xe9\n" * 20), "text must be in UTF-8"),
     ],
 )
-def test_texts_that_are_none_are_refused(tmp_path: Path, make: Any, message: str) -> None:
+def test_paths_without_text_are_refused(tmp_path: Path, make: Any, message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         corpus.own(make(tmp_path))
 

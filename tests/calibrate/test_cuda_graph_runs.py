@@ -1,6 +1,6 @@
-"""Measured runs by graphs: asked for by name, told in every file, and never held against what was timed without.
+"""Measured runs with CUDA graphs: chosen by name, recorded in every file, and never compared with times without graphs.
 
-The device is stood in for by `tests.support.recording`; nothing here says how long anything takes.
+`tests.support.recording` stands in for the device, so no test says anything about real times.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ TEXT = tuple(range(3, 9))
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    """Graphs on the processor, where what disturbs a pass may seem to leave its layers no time."""
+    """Graphs on the CPU, where a disturbed pass may seem to leave its layers no time."""
     monkeypatch.setattr(profile_from_timings, "check", lambda _: None)
     return recording.installed(monkeypatch)
 
 
 def shapes(folder: Path, **layers_of: int) -> dict[str, str]:
-    """Configurations of tiny models, by role."""
+    """Return configurations of tiny models, by role."""
     found = {}
     for role, depth in layers_of.items():
         said = real_models.config("llama", depth).to_dict() | {"vocab_size": 128, "max_position_embeddings": 256}
@@ -72,8 +72,7 @@ def plan_of(folder: Path, **more: Any) -> run_plan.WrittenPlan:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, measured_runs.MeasuredRuns, Cuda]:
-    """Runs by graphs with the profiles of their measurement session, made once: where they are written, what they are, and by which
-    device."""
+    """Make runs with graphs and the profiles of their session once; return their folder, the runs and the device."""
     folder = tmp_path_factory.mktemp("made")
     out = folder / "out" / "runs.json"
     with pytest.MonkeyPatch.context() as patch:
@@ -84,10 +83,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, measured_runs.
         return out, run_command.measured(plan_of(folder), out, "cpu"), device
 
 
-def test_runs_say_how_their_passes_were_made(made: tuple[Path, measured_runs.MeasuredRuns, Cuda]) -> None:
+def test_runs_record_the_mode_of_their_passes(made: tuple[Path, measured_runs.MeasuredRuns, Cuda]) -> None:
     out, found, cuda = made
     assert found.mode == measured_runs.load(out).mode == "cuda-graph"
-    assert found.about["room"] == 128  # as long as whatever is timed beside them needs
+    assert found.about["room"] == 128  # room for everything that the session times
     assert [*found.about["profiles"].values()] == [f"cpu-{name}-graph-interpreter.json" for name in ("model", "draft")]
     timed = {role: profile_files.load(out.parent / name) for role, name in found.about["profiles"].items()}
     assert all(each.mode == "cuda-graph" for each in timed.values())
@@ -103,21 +102,21 @@ def test_profiles_of_another_mode_are_refused(made: tuple[Path, measured_runs.Me
     out, found, _ = made
     timed = {role: profile_files.load(out.parent / name) for role, name in found.about["profiles"].items()}
     eager = measured_runs.MeasuredRuns(found.log, found.table, {key: value for key, value in found.about.items() if key != "mode"})
-    assert eager.mode == "eager"  # as files were written that do not say it
+    assert eager.mode == "eager"  # as in older files without the mode
     wrong = run_comparison.mismatches(eager, timed)
     assert len(wrong) == 2
-    assert wrong[0].startswith("mode must be eager, as of the runs, got cuda-graph in cpu-model-graph-interpreter")
-    with pytest.raises(ParameterError, match="mode must be eager, as of the runs"):
+    assert wrong[0].startswith("mode must be eager, as in the runs, got cuda-graph in cpu-model-graph-interpreter")
+    with pytest.raises(ParameterError, match="mode must be eager, as in the runs"):
         run_comparison.compare(eager, timed)
     with pytest.raises(ParameterError, match="unknown mode 'quick'"):
         measured_runs.MeasuredRuns(found.log, found.table, found.about | {"mode": "quick"})
 
 
-def test_raw_rows_of_one_mode_are_not_gone_on_with_in_another(cuda: Cuda, tmp_path: Path) -> None:
+def test_raw_rows_resume_only_in_the_same_mode(cuda: Cuda, tmp_path: Path) -> None:
     config = shapes(tmp_path, model=4)["model"]
     own = library_pass.LibraryModel(architecture(config), "cpu", "float32").decoder
     grid = TimingGrid((1,), (4,), modes=("interpreter",))
-    folder = tmp_path / "new" / "deeper"  # made with all above it
+    folder = tmp_path / "new" / "deeper"  # made with its parents
     begun = profile_from_timings.open_model(config, grid, folder, device="cpu", quick=True, decoder=own, name="same")
     assert begun.stem == "same"
     assert begun.rows.path.parent == folder
@@ -131,7 +130,7 @@ def test_raw_rows_of_one_mode_are_not_gone_on_with_in_another(cuda: Cuda, tmp_pa
     )
 
 
-def test_on_a_processor_there_are_no_graphs(tmp_path: Path) -> None:
+def test_graphs_are_refused_on_a_cpu(tmp_path: Path) -> None:
     out = tmp_path / "runs.json"
     asked = ["run", "autoregressive", "--model", "llama-68m", "--forced", "none", "--device", "cpu", "-o", str(out)]
     found = CliRunner().invoke(app, [*asked, "--mode", "cuda-graph"])
@@ -150,7 +149,7 @@ def test_on_a_processor_there_are_no_graphs(tmp_path: Path) -> None:
         ("beam", {"draft_length": 2, "beams": 2}, "follows several hypotheses"),
     ],
 )  # fmt: skip
-def test_methods_that_cannot_be_captured_are_refused_before_anything_is_timed(
+def test_methods_that_cannot_be_captured_are_refused_first(
     method: str, table: dict[str, Any], has: str, cuda: Cuda, tmp_path: Path
 ) -> None:
     own = real_models.decoders("llama", *real_decoding.roles(method, table)[1:])
@@ -161,14 +160,14 @@ def test_methods_that_cannot_be_captured_are_refused_before_anything_is_timed(
     with pytest.raises(ParameterError, match=refused):
         measure_runs.measure(tmp_path / "runs.json", MeasurementPlan(wanted, 6, 1), models)
     assert not [*tmp_path.iterdir()]
-    measure_runs.measure(tmp_path / "runs.json", MeasurementPlan(wanted, 6, 1), own)  # without graphs they go on
-    real_decoding.decode("autoregressive", {"target": models["target"]}, TEXT, 6)  # and others with
+    measure_runs.measure(tmp_path / "runs.json", MeasurementPlan(wanted, 6, 1), own)  # allowed without graphs
+    real_decoding.decode("autoregressive", {"target": models["target"]}, TEXT, 6)  # other methods are allowed with graphs
 
 
-def test_texts_that_come_apart_are_refused_before_anything_is_timed(cuda: Cuda, tmp_path: Path) -> None:
+def test_unequal_positions_are_refused_first(cuda: Cuda, tmp_path: Path) -> None:
     method = {"name": "speculative", "draft_length": 2, "sequences": 3, "batching": "static", "forced": {"acceptance_rate": 0.5}}
     out = tmp_path / "runs.json"
-    with pytest.raises(ParameterError, match=r"mode must be eager where sequences .* stand at unequal positions, .* batch = 1"):
+    with pytest.raises(ParameterError, match=r"mode must be eager if sequences .* are at unequal positions, .* batch = 1"):
         run_command.measured(plan_of(tmp_path, method=[method]), out, "cpu")
     assert not [*tmp_path.glob("runs*")]
 
@@ -182,8 +181,8 @@ def test_runs_over_several_units_are_refused(cuda: Cuda) -> None:
         Lanes(models["target"], 2)
 
 
-def test_no_graph_is_captured_in_a_timed_run(cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All are there from the decoding that nobody times; where a run asks for another, it is made again."""
+def test_timed_runs_capture_no_graph(cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are captured in an untimed decoding; a run that needs another graph is repeated."""
     wanted = [Wanted("speculative", {"draft_length": 2}, TEXT, "text"), Wanted("autoregressive", {}, TEXT, "text")]
     models = measure_runs.by_graphs(wanted, real_models.decoders("llama", "draft"), 9)
     counts: list[tuple[int, int]] = []
@@ -192,7 +191,7 @@ def test_no_graph_is_captured_in_a_timed_run(cuda: Cuda, tmp_path: Path, monkeyp
 
     def timed(each: Wanted, *more: Any) -> Any:
         before = cuda_graphs.captured(models.values())
-        if next(surprise):  # a near tie fell the other way
+        if next(surprise):  # a near tie was resolved differently
             target = models["target"]
             target.run((1, 2, 3, 4, 5), 0, LayerSpan(0, 2), target.rows())
         found = whole(each, *more)
@@ -205,14 +204,14 @@ def test_no_graph_is_captured_in_a_timed_run(cuda: Cuda, tmp_path: Path, monkeyp
     assert found.table.height == 4
 
 
-def test_runs_that_were_broken_off_go_on_in_the_same_mode(cuda: Cuda) -> None:
+def test_interrupted_runs_resume_in_the_same_mode(cuda: Cuda) -> None:
     own = real_models.decoders("llama")
     plan = MeasurementPlan([Wanted("autoregressive", {}, TEXT, "text")], 6)
     asked = [measure_runs._asked(plan, models)["mode"] for models in (own, measure_runs.by_graphs(plan.wanted, own, 6))]
     assert asked == ["eager", "cuda-graph"]
 
 
-def test_there_is_room_for_whatever_is_wanted(cuda: Cuda) -> None:
+def test_buffers_fit_all_runs(cuda: Cuda) -> None:
     own = real_models.decoders("llama")
     wanted = [
         Wanted("autoregressive", {}, TEXT, "text", {}),
@@ -221,16 +220,16 @@ def test_there_is_room_for_whatever_is_wanted(cuda: Cuda) -> None:
     for room, texts, expected in ((0, 1, (128, 3)), (200, 7, (256, 7))):
         [made] = measure_runs.by_graphs(wanted, own, 5, room, texts).values()
         assert isinstance(made, Graphs)
-        assert (made.room, made.texts) == expected
-    assert interleaved_profiles.Passes((1, 4, 900), (0, 100)).room == 105  # wide passes are no graphs
+        assert (made.room, made.sequences) == expected
+    assert interleaved_profiles.Passes((1, 4, 900), (0, 100)).room == 105  # prompts are no graphs
     assert interleaved_profiles.Passes((1,), (0,)).room >= 64 + 9 + 1
 
 
-# --- what is timed of a pass ---
+# --- times of a pass ---
 
 
-def test_layers_of_a_graph_take_what_a_replay_of_all_takes_longer_than_one_of_few() -> None:
-    """And a look takes what no mark is about: neither the pass nor the shorter one."""
+def test_layers_of_a_graph_are_timed_by_a_shorter_replay() -> None:
+    """The read is the time without marks: neither the pass nor the shorter one."""
     launch, layer, head, look, rest = 5.0, 3.0, 7.0, 2.0, 11.0
     few, depth = 2, 6
     replays = [launch + count * layer for count in (depth, few)]
@@ -246,7 +245,7 @@ def test_layers_of_a_graph_take_what_a_replay_of_all_takes_longer_than_one_of_fe
 
 
 class Marked:
-    """When things were marked, on a clock that moves by one with every replay."""
+    """Times of marks, on a clock that advances by one with every replay."""
 
     def __init__(self) -> None:
         self.at: dict[tuple[str, int, int], int] = {}
@@ -260,7 +259,7 @@ class Marked:
 
 
 @pytest.mark.parametrize(("width", "batch", "context"), [(1, 1, 0), (3, 1, 8), (1, 2, 4), (40, 1, 0)])
-def test_passes_are_marked_where_they_are_replayed(
+def test_replays_are_marked(
     width: int, batch: int, context: int, cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = shapes(tmp_path, model=4)["model"]
@@ -277,7 +276,7 @@ def test_passes_are_marked_where_they_are_replayed(
         work = interpreter_pass.InterpretedPass(model, width, context, batch)
         monkeypatch.setattr(recording.CUDAGraph, "replay", counted)
         spans = []
-        for _ in range(2):  # at either place
+        for _ in range(2):  # at either position
             work.run_watched(clock.mark)
             spans.append([clock.span(*part) for part in work.parts])
         before = clock.replays
@@ -290,7 +289,7 @@ def test_passes_are_marked_where_they_are_replayed(
         assert whole == 0
         return
     assert names == ["embedding", "layer", "head", "call", "short", "aside"]
-    # A new place, the layers, and then the head; of the short pass the layers alone, and all of it.
+    # A new position, the layers, and the head; for the short pass the layers, and the whole.
     assert spans == 2 * [[0, 1, 1, 2, 1, 2]]
     assert work.parts[-2] == ("short", 2)
     assert whole == 3

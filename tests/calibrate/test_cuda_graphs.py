@@ -1,7 +1,7 @@
-"""Decoding by graphs says what decoding without says: every text, every look, whatever was replayed before.
+"""Decoding by CUDA graphs gives the results of decoding without, for every sequence and every read, after any replays.
 
-CUDA's graphs are stood in for (`tests.support.recording`): what is baked in at capture, what lies in memory that others use, and
-what waits for the device is found there as on a GPU.
+A stand-in for graphs (`tests.support.recording`) detects constant arguments in a capture, memory that others reuse, and waits for
+the device, as a GPU would.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ APART: dict[str, tuple[Any, Any]] = {
 
 
 class Looking(Real):
-    """Keeps what every pass has said that was read, when it is read."""
+    """Records every output that is read, at the time of the read."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
@@ -85,7 +85,7 @@ class Looking(Real):
 
 
 def looked(decoders: Any, choice: tuple[Any, Any], prompt: list[int], tokens: int = 16, **more: Any) -> Looking:
-    """A decoding of as many roles as there are."""
+    """Decode with as many roles as there are; return the recorded reads."""
     module, parameters = choice
     own = {name: more.pop(name) for name in ("answers",) if name in more}
     real = Looking(decoders, luck=Luck(3), **own)
@@ -94,7 +94,7 @@ def looked(decoders: Any, choice: tuple[Any, Any], prompt: list[int], tokens: in
 
 
 def same(one: Looking, other: Looking) -> None:
-    """The same tokens, commits and passes, and whatever was read."""
+    """Compare tokens, commits, passes and reads."""
     assert one.work.committed == other.work.committed
     assert one.work.account == other.work.account
     assert len(one.seen) == len(other.seen)
@@ -103,7 +103,7 @@ def same(one: Looking, other: Looking) -> None:
 
 
 def graphed(decoders: Any, texts: int = 1, room: int = ROOM) -> tuple[dict[str, Graphs], Cuda]:
-    """The same decoders by graphs of one stand-in."""
+    """Return the same decoders with graphs of one stand-in."""
     cuda = Cuda()
     return {role: Graphs(each, room, texts, cuda) for role, each in decoders.items()}, cuda
 
@@ -116,10 +116,10 @@ FEW = ("speculative", "skipdecode", "exit by states", "exit by confidence, backf
     *(pytest.param(FEW, PROMPTS[:2], 8, kind, id=kind) for kind in KINDS[1:]),
     *(pytest.param([*CHOICES], PROMPTS, 12, kind, id=f"{kind} all", marks=pytest.mark.slow) for kind in KINDS),
 ])  # fmt: skip
-def test_every_method_says_what_it_says_without_graphs(
+def test_every_method_gives_the_same_with_graphs(
     choices: Sequence[str], prompts: Sequence[list[int]], tokens: int, kind: str
 ) -> None:
-    """One after another, by the same graphs, behind prompts of different lengths, and once more in the end."""
+    """In sequence with the same graphs, after prompts of different lengths, and the first one again at the end."""
     plain = real_models.decoders(kind, "draft", "medium")
     by, cuda = graphed(plain)
     expected = {
@@ -133,12 +133,12 @@ def test_every_method_says_what_it_says_without_graphs(
         if turn == 0:
             made, replayed = cuda_graphs.captured(by.values()), sum(each.replays for each in cuda.graphs)
             assert made == len(cuda.graphs)
-    assert cuda_graphs.captured(by.values()) == made  # what comes again is there
+    assert cuda_graphs.captured(by.values()) == made  # a repeated run captures nothing
     assert sum(each.replays for each in cuda.graphs) > replayed
 
 
 @pytest.mark.parametrize("name", APART)
-def test_what_cannot_be_captured_is_launched_on_the_same_rows(name: str) -> None:
+def test_passes_that_cannot_be_captured_use_the_same_rows(name: str) -> None:
     plain = real_models.decoders("llama", "draft")
     by, _ = graphed(plain)
     for prompt in PROMPTS[:2]:
@@ -158,8 +158,8 @@ BATCHES: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize("kind", ["llama", "opt"])
 @pytest.mark.parametrize("name", BATCHES)
-def test_batches_say_what_they_say_without_graphs(kind: str, name: str) -> None:
-    """Real outcomes of several prompts, and forced ones: texts end one by one, and another batch follows."""
+def test_batches_give_the_same_with_graphs(kind: str, name: str) -> None:
+    """Real outcomes of several prompts, and forced ones: sequences end one by one, and another batch follows."""
     plain = real_models.decoders(kind)
     by, _ = graphed(plain, texts=3)
     choice = BATCHES[name]
@@ -173,8 +173,8 @@ def test_batches_say_what_they_say_without_graphs(kind: str, name: str) -> None:
     assert not cuda_graphs.apart(by.values())
 
 
-def test_texts_take_turns_in_the_buffers() -> None:
-    """Whoever is not there has rows of their own; whose turn it is has them brought back."""
+def test_sequences_take_turns_in_the_buffers() -> None:
+    """Rows of the others are in separate buffers, and are copied back at their turn."""
     plain = real_models.decoders("llama")
     by, _ = graphed(plain, texts=2)
     own: dict[str, Any] = {"plain": plain, "graphs": by, "plain 2": plain, "graphs 2": by}
@@ -192,8 +192,8 @@ def test_texts_take_turns_in_the_buffers() -> None:
 @pytest.mark.parametrize("kind", KINDS[:2])
 @settings(max_examples=examples(9))
 @given(data=st.data())
-def test_any_passes_make_what_they_make_without_graphs(kind: str, data: st.DataObject) -> None:
-    """Placed anywhere at or before the end, as wide as they like, in spans; forked, with both of them going on."""
+def test_arbitrary_passes_give_the_same_with_graphs(kind: str, data: st.DataObject) -> None:
+    """At any position up to the end, of any width, through any layers; forked, with both caches continued."""
     plain = real_models.decoders(kind)["target"]
     made = Graphs(plain, 24, cuda=Cuda())
     texts = [(plain.rows(), made.rows())]
@@ -223,8 +223,8 @@ def test_any_passes_make_what_they_make_without_graphs(kind: str, data: st.DataO
         assert torch.allclose(mine, theirs, rtol=1e-9, atol=1e-9)
 
 
-def test_rows_may_not_be_missing() -> None:
-    """A pass behind what its layers hold would see what others have left there."""
+def test_missing_rows_are_refused() -> None:
+    """A pass after more positions than its layers have would see the rows of others."""
     made = Graphs(real_models.decoders("llama")["target"], ROOM, cuda=Cuda())
     rows = made.rows()
     state = made.run((1, 2), 0, LayerSpan(0, 2), rows)
@@ -232,7 +232,7 @@ def test_rows_may_not_be_missing() -> None:
         made.run((1,), 1, LayerSpan(2, LAYERS), rows, state[-1:])
 
 
-def test_wide_passes_are_launched_one_by_one_on_the_same_rows() -> None:
+def test_prompts_are_launched_by_kernel_on_the_same_rows() -> None:
     plain = real_models.decoders("llama")["target"]
     made = Graphs(plain, 96, cuda=Cuda())
     rows, own = made.rows(), plain.rows()
@@ -246,17 +246,17 @@ def test_wide_passes_are_launched_one_by_one_on_the_same_rows() -> None:
     assert not made.apart
 
 
-def test_what_somebody_looks_into_is_launched_one_by_one() -> None:
+def test_passes_with_a_callback_are_launched_by_kernel() -> None:
     made = Graphs(real_models.decoders("llama")["target"], ROOM, cuda=Cuda())
     called: list[int] = []
     made.run((1,), 0, LayerSpan(0, LAYERS), made.rows(), between=called.append)
     assert called == [*range(LAYERS)]
-    assert made.apart == {"is looked into": 1}
+    assert made.apart == {"has a callback": 1}
     assert made.captured == 0
 
 
-def test_rows_of_hypotheses_stay_apart() -> None:
-    """They lie in the order they came, not by position: a plain pass behind them too is launched one by one."""
+def test_rows_of_hypotheses_are_not_captured() -> None:
+    """Their rows are in order of arrival, not by position: a plain pass after them is launched kernel by kernel too."""
     plain = real_models.decoders("llama")["target"]
     made, whole = Graphs(plain, ROOM, cuda=Cuda()), LayerSpan(0, LAYERS)
     found = []
@@ -269,8 +269,8 @@ def test_rows_of_hypotheses_stay_apart() -> None:
     assert made.apart == {"follows several hypotheses": 2}
 
 
-def test_a_pass_is_run_on_a_stream_of_its_own_before_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a library makes once is there by then: in a capture it could not be."""
+def test_pass_is_run_on_a_side_stream_before_its_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This makes what a library makes once, which a capture could not."""
     plain, cuda = real_models.decoders("llama")["target"], Cuda()
     current: list[str] = []
     monkeypatch.setattr(cuda_graphs.machine, "make_current", current.append)
@@ -288,12 +288,12 @@ def test_a_pass_is_run_on_a_stream_of_its_own_before_it_is_captured(monkeypatch:
         made.run((1,), at, LayerSpan(0, 1), rows)
     assert beside == [True] * cuda_graphs.WARM_UPS + [False]
     assert cuda_graphs.WARM_UPS > 0
-    # It begins behind what was launched before, and what is captured behind it.
+    # It begins after earlier work, and the capture begins after it.
     assert waits == [(made.side, cuda.current)] * cuda_graphs.WARM_UPS + [(cuda.current, made.side)]
 
 
-def test_looks_are_captured_up_to_the_widest_pass_or_as_many_as_there_are_texts() -> None:
-    """By how many states there are; of more the decoder itself says it."""
+def test_heads_are_captured_up_to_the_widest_pass_or_batch() -> None:
+    """By number of states; for more states the decoder itself computes the logits."""
     plain = real_models.decoders("llama")["target"]
     for texts, most in ((1, WIDEST), (WIDEST + 3, WIDEST + 3)):
         made = Graphs(plain, 8, texts, Cuda())
@@ -303,26 +303,26 @@ def test_looks_are_captured_up_to_the_widest_pass_or_as_many_as_there_are_texts(
         assert made.captured == 2
 
 
-def test_a_place_is_told_anew_where_it_was_forgotten() -> None:
-    """What makes positions is replayed for a new place alone, tokens are copied where they are others; until all is forgotten."""
+def test_inputs_are_copied_again_after_forget() -> None:
+    """Positions are computed for a new position only, and tokens copied if they differ, until `forget`."""
     plain, cuda = real_models.decoders("llama")["target"], Cuda()
     made = Graphs(plain, ROOM, cuda=cuda)
     rows = made.rows()
     made.run((1, 2), 0, LayerSpan(0, 2), rows)
-    [desk] = made._desks.values()
-    place, copied = desk.graph.graph, []
-    numbers, desk.numbers = desk.numbers, SimpleNamespace(copy_=lambda said, **_: copied.append(numbers.copy_(said).tolist()))  # type: ignore[assignment]
-    before = place.replays
+    [inputs] = made._all_inputs.values()
+    graph, copied = inputs.graph.graph, []
+    numbers, inputs.numbers = inputs.numbers, SimpleNamespace(copy_=lambda new, **_: copied.append(numbers.copy_(new).tolist()))  # type: ignore[assignment]
+    before = graph.replays
     for tokens, at, replays, times in (((1, 2), 0, 0, 0), ((1, 3), 0, 0, 1), ((1, 3), 1, 1, 2), ((1, 3), 1, 1, 2)):
         made.run(tokens, at, LayerSpan(0, 2), rows)
-        assert (place.replays - before, len(copied)) == (replays, times)
+        assert (graph.replays - before, len(copied)) == (replays, times)
     assert copied == [[1, 3, 0], [1, 3, 1]]
     made.forget()
     made.run((1, 3), 1, LayerSpan(0, 2), rows)
-    assert (place.replays - before, len(copied)) == (2, 3)
+    assert (graph.replays - before, len(copied)) == (2, 3)
 
 
-def test_heads_that_were_trained_have_graphs_of_their_own() -> None:
+def test_trained_heads_have_separate_graphs() -> None:
     torch.manual_seed(1)
     plain = real_models.decoders("llama")["target"]
     plain.heads = {}
@@ -335,20 +335,20 @@ def test_heads_that_were_trained_have_graphs_of_their_own() -> None:
     del plain.heads[2]
 
 
-def test_ended_texts_are_forgotten_without_a_collection() -> None:
-    """Else the first pass of the next text would copy their rows away, in the middle of a timed run."""
+def test_ended_sequences_are_released_without_a_collection() -> None:
+    """Else the first pass of the next sequence would copy their rows, in the middle of a timed run."""
     by, _ = graphed(real_models.decoders("llama", "draft", "medium"))
     gc.collect()
     gc.disable()
     try:
         for choice in CHOICES.values():
             looked(by, choice, PROMPTS[0], 6)
-            assert all(each._home.owner() is None for each in by.values())
+            assert all(each._buffers.owner() is None for each in by.values())
     finally:
         gc.enable()
 
 
-def test_a_copy_of_rows_is_of_its_own() -> None:
+def test_copy_of_rows_is_separate() -> None:
     made = Graphs(real_models.decoders("llama")["target"], ROOM, cuda=Cuda())
     rows = made.rows()
     made.run((1, 2, 3), 0, LayerSpan(0, LAYERS), rows)
@@ -360,10 +360,10 @@ def test_a_copy_of_rows_is_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("width", [2, WIDEST + 1])
-def test_passes_over_several_texts_are_those_without_graphs(width: int) -> None:
-    """Also those that are too wide to be replayed; layers that are left out, and states on the way, are the same."""
+def test_batched_passes_give_the_same_with_graphs(width: int) -> None:
+    """Including those too wide for a graph; also with skipped layers and with states before each layer."""
     plain = real_models.decoders("llama")["target"]
-    made = Graphs(plain, ROOM, texts=2, cuda=Cuda())
+    made = Graphs(plain, ROOM, sequences=2, cuda=Cuda())
     tokens = tuple((7 * place + 3) % real_models.VOCABULARY for place in range(2 * width))
     seen: dict[str, list[Any]] = {"with": [], "without": []}
     found = [
@@ -378,9 +378,9 @@ def test_passes_over_several_texts_are_those_without_graphs(width: int) -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_passes_larger_than_the_buffers_are_refused() -> None:
     plain = real_models.decoders("llama")["target"]
-    made = Graphs(plain, 8, texts=2, cuda=Cuda())
+    made = Graphs(plain, 8, sequences=2, cuda=Cuda())
     rows = made.rows()
     made.run((1,) * 8, 0, LayerSpan(0, LAYERS), rows)
     with pytest.raises(ParameterError, match=r"at most 8 positions together.*, got 9; make room for more"):
@@ -390,7 +390,7 @@ def test_what_does_not_fit_is_refused() -> None:
     far = Graphs(plain, 200, cuda=Cuda())
     with pytest.raises(ParameterError, match="at most 96 positions"):
         far.run((1, 2), 95, LayerSpan(0, LAYERS), far.rows())
-    for name, value in (("room", 0), ("texts", 0)):
+    for name, value in (("room", 0), ("sequences", 0)):
         with pytest.raises(ParameterError, match=name):
             Graphs(plain, **{"room": 8, name: value}, cuda=Cuda())
 
@@ -406,7 +406,7 @@ def test_models_that_cannot_be_captured_are_refused() -> None:
             name="long", config=SimpleNamespace(is_encoder_decoder=False), body=SimpleNamespace(rotary_emb=rotary),
         )  # fmt: skip
         if growing:
-            said = f"^mode must be eager with long, whose positions are of kind {growing}: they look how long the text is, got"
+            said = f"^mode must be eager with long, whose positions are of kind {growing}: they depend on the sequence"
             with pytest.raises(ParameterError, match=said):
                 cuda_graphs.check(model)
         else:
@@ -424,10 +424,10 @@ def captured(body: Any, pool: Any = None) -> tuple[Any, Any]:
     return graph, made
 
 
-def test_a_replay_does_what_was_recorded_on_the_same_tensors() -> None:
+def test_replay_repeats_the_recorded_operations() -> None:
     number, total = torch.tensor([2.0]), torch.tensor([1.0])
     graph, made = captured(lambda: total.add_(number.view(1)) * 3)
-    assert total.item() == 1  # nothing is run meanwhile
+    assert total.item() == 1  # recording runs nothing
     assert made.isnan().all()
     for value, expected in ((2.0, 3.0), (4.0, 7.0)):
         number.fill_(value)
@@ -436,7 +436,7 @@ def test_a_replay_does_what_was_recorded_on_the_same_tensors() -> None:
         assert made.item() == 3 * expected
 
 
-def test_graphs_of_a_pool_spoil_what_others_have_made() -> None:
+def test_graphs_of_a_pool_overwrite_each_others_outputs() -> None:
     pool, number = recording.Pool(), torch.tensor([2.0])
     (first, one), (second, two) = (captured(lambda each=each: number * each, pool) for each in (2, 3))
     first.replay()
@@ -454,13 +454,13 @@ def test_graphs_of_a_pool_spoil_what_others_have_made() -> None:
         lambda each: each.numpy(),
     ],
 )  # fmt: skip
-def test_whoever_asks_or_brings_values_in_a_capture_is_refused(asking: Any) -> None:
+def test_values_cannot_be_read_or_copied_in_a_capture(asking: Any) -> None:
     number = torch.ones(2)
     with pytest.raises(recording.Refused, match="not permitted when stream is capturing"):
         captured(lambda: asking(number))
 
 
-def test_a_decoder_that_bakes_its_tokens_in_is_found() -> None:
+def test_constant_tokens_in_a_capture_are_detected() -> None:
     """The plain decoder's pass cannot be captured as it is."""
     decoder = real_models.decoders("llama")["target"]
     with pytest.raises(recording.Refused, match="tensor"):

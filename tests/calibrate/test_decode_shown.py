@@ -1,4 +1,4 @@
-"""What `calibrate decode` says of decodings, by hand, and how a terminal shows it; without any model."""
+"""The report of `calibrate decode` for decodings made by hand, and its output on a terminal; without models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAYERS = 5
 def decoded(
     method: str = "speculative", seconds: float | None = 2.0, tokens: tuple[int, ...] = (3, 4, 5, 6), **more: Any
 ) -> Decoding:
-    """Behind a prompt of three tokens: a round that accepts two of three drafted tokens, and one that accepts none of one."""
+    """After a prompt of three tokens: a round that accepts two of three drafted tokens, and one that accepts none of one."""
     account = Account()
     account.add(Forward("target", (1, 2, 9), 0, LayerSpan(0, LAYERS), heads=1))
     commits = (Commit("token", tokens),)
@@ -41,11 +41,11 @@ def shown(results: list[Result], capsys: pytest.CaptureFixture[str], **more: Any
     return capsys.readouterr().out.splitlines()
 
 
-def of(own: Decoding, plain: Decoding | None = None, name: str = "one") -> Result:
-    return Result(name, "a file", own, [*"abcd"], plain)
+def of(decoding: Decoding, plain: Decoding | None = None, name: str = "one") -> Result:
+    return Result(name, "a file", decoding, [*"abcd"], plain)
 
 
-def test_numbers_of_decodings_follow_from_their_rounds_and_passes() -> None:
+def test_summary_follows_from_rounds_and_passes() -> None:
     found = summary([decoded(), decoded(seconds=6.0)], LAYERS)
     assert (found["tokens"], found["producers"]) == (8, {"draft": 4, "target": 4})
     assert found["rounds"] == [{"accepted": 0, "drafted": 1, "count": 2}, {"accepted": 2, "drafted": 3, "count": 2}]
@@ -60,16 +60,16 @@ def test_numbers_of_decodings_follow_from_their_rounds_and_passes() -> None:
     assert plain["producers"] == {"token": 4}
 
 
-@pytest.mark.parametrize(("tokens", "place"), [
+@pytest.mark.parametrize(("tokens", "index"), [
     ((3, 4, 5, 6), None), ((3, 4, 7, 6), 2), ((2, 4, 5, 6), 0), ((3, 4, 5, 6, 7), 4), ((3, 4, 5), 3),
 ])  # fmt: skip
-def test_the_first_difference_is_where_texts_part(tokens: tuple[int, ...], place: int | None) -> None:
+def test_first_difference_is_the_first_differing_token(tokens: tuple[int, ...], index: int | None) -> None:
     result = of(decoded(), decoded("autoregressive", 6.0, tokens))
-    assert result.first_difference == place
+    assert result.first_difference == index
     assert of(decoded()).first_difference is None
 
 
-def test_plain_decoding_is_held_beside_its_own_prompts() -> None:
+def test_plain_decoding_is_compared_per_prompt() -> None:
     same, other = of(decoded(), decoded("autoregressive", 6.0)), of(decoded(), decoded("autoregressive", 2.0, (3, 4, 5, 7)))
     assert compared([of(decoded())], LAYERS) is None
     found = compared([same, other], LAYERS)
@@ -79,11 +79,11 @@ def test_plain_decoding_is_held_beside_its_own_prompts() -> None:
     without = compared([of(decoded(seconds=None), decoded("autoregressive", 6.0))], LAYERS)
     assert without is not None
     assert without["speedup"] is None
-    told = document([same, other], {"method": "speculative"}, LAYERS)
-    assert told["provenance"] == "measured"
-    assert [each["plain"]["speedup"] for each in told["sequences"]] == [3.0, 1.0]
-    assert told["totals"]["plain"] == found
-    first = told["sequences"][0]
+    report = document([same, other], {"method": "speculative"}, LAYERS)
+    assert report["provenance"] == "measured"
+    assert [each["plain"]["speedup"] for each in report["sequences"]] == [3.0, 1.0]
+    assert report["totals"]["plain"] == found
+    first = report["sequences"][0]
     assert (first["prompt"], first["text"], first["written"], first["pieces"]) == ("one", "abcd", [3, 4, 5, 6], [*"abcd"])
     assert first["produced_by"] == ["draft", "draft", "target", "target"]
     assert [each["drafted"] for each in first["commits"]] == [3, 1]
@@ -93,58 +93,59 @@ def test_plain_decoding_is_held_beside_its_own_prompts() -> None:
     assert document([], {}, LAYERS)["totals"] is None
 
 
-def test_the_lines_below_a_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_lines_after_the_output(capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown([of(decoded(), decoded("autoregressive", 6.0))], capsys)
-    assert lines[0] == "written by: draft, accepted [draft] 2, target [target] 2"
-    assert lines[1] == "accepted tokens of a round, of at most 3 drafted, and in how many rounds (measured):"
+    assert lines[0] == "tokens by source: draft, accepted [draft] 2, target [target] 2"
+    assert lines[1] == "accepted tokens per round (at most 3 drafted), and number of rounds (measured):"
     assert [line.split()[:2] for line in lines[2:5]] == [["0", "1"], ["1", "0"], ["2", "1"]]
-    assert lines[5] == ("4 tokens in 2 rounds; mean acceptance length 2.000 (the target's own token counted), draft acceptance rate"
-                        " 0.500 (of those drafted), acceptance rate 0.500 (of those tested)")  # fmt: skip
-    assert lines[6] == ("passes: target 3, draft 2; layers run, once for each token: target 1.500 of plain decoding's 30, draft 4"
-                        " besides (counted)")  # fmt: skip
+    assert lines[5] == ("4 tokens in 2 rounds; mean acceptance length 2.000 (with the target's token), draft acceptance rate"
+                        " 0.500 (accepted / drafted), acceptance rate 0.500 (accepted / tested)")  # fmt: skip
+    assert lines[6] == ("passes: target 3, draft 2; layer-passes (layers x tokens): target 1.500 of the 30 of plain decoding,"
+                        " draft 4 (counted)")  # fmt: skip
     assert lines[7] == "2.000 s, 2.0 tok/s (measured, prompts included)"
-    assert lines[8:] == ["plain decoding: the same text; 6.000 s, 0.7 tok/s; speed-up 3.000 (measured)"]
+    assert lines[8:] == ["plain decoding: the same output; 6.000 s, 0.7 tok/s; speed-up 3.000 (measured)"]
     lines = shown([of(decoded("autoregressive"))], capsys)
     assert lines == [
-        "written by: target [token] 4", "4 tokens",
-        "passes: target 1; layers run, once for each token: target 0.500 of plain decoding's 30 (counted)",
+        "tokens by source: target [token] 4", "4 tokens",
+        "passes: target 1; layer-passes (layers x tokens): target 0.500 of the 30 of plain decoding (counted)",
         "2.000 s, 2.0 tok/s (measured, prompts included)",
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("more", "texts", "said"), [
-    ({}, 1, "plain decoding: another text from token 4 on; "), ({"sampled": True}, 1, "plain decoding: texts are other draws; "),
-    ({"beams": 3}, 1, "plain decoding writes another text than 3 beams, as it may; "),
-    ({"beams": 1}, 2, "plain decoding: the same text of 1 of 2 prompts; "),
+@pytest.mark.parametrize(("more", "results", "start"), [
+    ({}, 1, "plain decoding: another output from token 4 on; "),
+    ({"sampled": True}, 1, "plain decoding: outputs are other random draws; "),
+    ({"beams": 3}, 1, "plain decoding: another output than 3 beams, which is no error; "),
+    ({"beams": 1}, 2, "plain decoding: the same output for 1 of 2 prompts; "),
 ])  # fmt: skip
-def test_another_text_than_plain_decoding_is_told_by_why(
-    more: dict[str, Any], texts: int, said: str, capsys: pytest.CaptureFixture[str]
+def test_difference_to_plain_decoding_is_explained(
+    more: dict[str, Any], results: int, start: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     beams = {name: more.pop(name) for name in ["beams"] if name in more}
     other = of(decoded(**beams), decoded("autoregressive", 6.0, (3, 4, 5, 7)))
     same = of(decoded(**beams), decoded("autoregressive", 6.0))
-    assert shown([other, same][:texts], capsys, **more)[-1].startswith(said)
-    assert shown([same], capsys, **more)[-1].startswith("plain decoding: the same text; ")  # by whatever luck
+    assert shown([other, same][:results], capsys, **more)[-1].startswith(start)
+    assert shown([same], capsys, **more)[-1].startswith("plain decoding: the same output; ")
 
 
-def test_a_lossy_method_says_so_last(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown([of(decoded())], capsys, exact=False)[-1] == "speculative is lossy: the target alone need not have written this"
+def test_last_line_of_a_lossy_method_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown([of(decoded())], capsys, exact=False)[-1] == "speculative is lossy: its output can differ from the target's"
 
 
 @pytest.mark.parametrize("columns", ["20", "80"])
 def test_no_line_is_wrapped_or_cut(columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line that is copied from a terminal is the line that was written, brackets and all."""
+    """Lines can be copied from a terminal as they were written; brackets are no markup."""
     monkeypatch.setenv("COLUMNS", columns)
     printer = Printer(5, sampled=False, exact=True)
     words = "a line of [many] words " * 9
     printer.line(words)
-    decoding: Any = SimpleNamespace(producers=["draft", "target", "nobody"])
+    decoding: Any = SimpleNamespace(producers=["draft", "target", "unknown"])
     result: Any = SimpleNamespace(decoding=decoding, pieces=[words, "[red]x", "\x1b"])
     printer.text(result)
     assert capsys.readouterr().out == f"{words}\n{words}[red]x\\x1b\n"
 
 
-def test_what_an_encoding_cannot_show_is_shown_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_characters_outside_the_encoding_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii", write_through=True))
     printer = Printer(5, sampled=False, exact=True)
@@ -159,7 +160,7 @@ def test_what_an_encoding_cannot_show_is_shown_by_its_number(monkeypatch: pytest
     (2, False, False, False, True), (2, True, False, False, False), (1, False, False, False, False),
     (2, False, True, False, False), (2, False, True, True, True), (2, False, False, True, True),
 ])  # fmt: skip
-def test_a_bar_is_shown_where_nothing_else_shows_how_far_it_is(
+def test_bar_is_shown_unless_results_show_the_progress(
     prompts: int, quiet: bool, styled: bool, as_json: bool, bar: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[tuple[bool, str]] = []

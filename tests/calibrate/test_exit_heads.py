@@ -1,4 +1,4 @@
-"""Exit heads: begun as the common head, trained for each layer by itself, kept with the model that they are of."""
+"""Exit heads: they start as the common head, are trained for each layer separately, and belong to one model."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def trained(loaded: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_head_that_learnt_nothing_is_the_models_own_on_that_layer(loaded: Loaded) -> None:
-    """The same logits as a model whose layers above are taken out: that is what the common head means."""
+def test_common_head_gives_the_logits_of_a_truncated_model(loaded: Loaded) -> None:
+    """The logits of a model without the later layers: this defines the common head."""
     tokens = torch.arange(24).reshape(2, 12)
     common = exit_heads.started(loaded, (1, 2))
     seen, own = exit_heads.states(loaded, tokens, common)
@@ -69,7 +69,7 @@ def test_training_at_rate_zero_leaves_the_common_head(loaded: Loaded, tmp_path: 
         assert rows["common", layer] | {"head": ""} == rows["trained", layer] | {"head": ""}
 
 
-def test_trained_heads_are_better_at_the_text_and_the_model_stays(loaded: Loaded, trained: Path) -> None:
+def test_training_improves_heads_and_keeps_the_model(loaded: Loaded, trained: Path) -> None:
     rows = {(row["head"], row["layer"]): row for row in exit_heads.about(trained)["results"]}
     assert set(rows) == {(kind, layer) for kind in ("common", "trained") for layer in (1, 2)}
     for layer in (1, 2):
@@ -82,7 +82,7 @@ def test_trained_heads_are_better_at_the_text_and_the_model_stays(loaded: Loaded
         assert value.grad is None
 
 
-def test_a_file_of_heads_says_what_they_are_of(loaded: Loaded, trained: Path) -> None:
+def test_file_of_heads_describes_itself(loaded: Loaded, trained: Path) -> None:
     said, read = exit_heads.about(trained), family.text()
     log = model_directory.log_of(loaded.folder)
     assert said == {
@@ -99,8 +99,8 @@ def test_a_file_of_heads_says_what_they_are_of(loaded: Loaded, trained: Path) ->
     }
 
 
-def test_an_output_is_the_last_normed_state_times_the_matrix_or_refused(loaded: Loaded, folder: Path) -> None:
-    """Up to a thousandth, and as much again of its size; of as many states as there are layers, and the embedding."""
+def test_output_must_be_the_last_normed_state_times_the_matrix(loaded: Loaded, folder: Path) -> None:
+    """To 0.001, absolute and relative; with as many states as layers, and the embedding."""
     other = model_directory.load(folder)
     forward, changes = other.model.forward, list[Any]()
 
@@ -136,14 +136,14 @@ def test_an_output_is_the_last_normed_state_times_the_matrix_or_refused(loaded: 
             exit_heads.check(other)
 
 
-def test_a_head_does_not_depend_on_the_others(loaded: Loaded, trained: Path, tmp_path: Path) -> None:
+def test_head_does_not_depend_on_the_others(loaded: Loaded, trained: Path, tmp_path: Path) -> None:
     exit_heads.train(loaded, family.text(), FEW, tmp_path / "two", layers=[2])
     alone = exit_heads.of(loaded, tmp_path / "two")
     assert set(alone) == {2}
     assert torch.equal(alone[2], exit_heads.of(loaded, trained)[2])
 
 
-def test_gradients_are_those_of_the_whole_batch_however_it_is_cut(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_do_not_depend_on_the_grouping_of_a_batch(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     windows = np.random.default_rng(0).integers(0, 300, (5, 9))
     found = []
     for chunk in (10**6, 16):
@@ -154,7 +154,7 @@ def test_gradients_are_those_of_the_whole_batch_however_it_is_cut(loaded: Loaded
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
     for one, other in zip(found[0][1:], found[1][1:], strict=True):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-7)
-    # And the loss is that of the text's next tokens.
+    # The loss is that of the text's next tokens.
     rows = torch.from_numpy(windows)
     seen, _ = exit_heads.states(loaded, rows[:, :-1], (1, 2))
     own = loaded.model.get_output_embeddings().weight.detach()
@@ -162,8 +162,8 @@ def test_gradients_are_those_of_the_whole_batch_however_it_is_cut(loaded: Loaded
     assert found[0][0] == pytest.approx(-float(torch.stack(chances).mean()), rel=1e-5)
 
 
-def test_agreement_is_counted_as_the_words_say(loaded: Loaded, trained: Path) -> None:
-    """Candidate sets written out with topk, on two windows, against the counted ranks."""
+def test_agreement_equals_a_count_with_topk(loaded: Loaded, trained: Path) -> None:
+    """Candidate sets from topk, on two windows, against the counted ranks."""
     tokens = loaded.tokens(family.text().held_out)[:65]
     made = exit_heads.of(loaded, trained)
     (row,) = exit_heads.judged(loaded, {"trained": {2: made[2]}}, tokens, 32)
@@ -182,7 +182,7 @@ def test_agreement_is_counted_as_the_words_say(loaded: Loaded, trained: Path) ->
     }
 
 
-def test_training_that_was_broken_off_ends_with_the_same_heads(
+def test_resumed_training_ends_with_the_same_heads(
     loaded: Loaded, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
@@ -195,9 +195,9 @@ def test_training_that_was_broken_off_ends_with_the_same_heads(
     with pytest.raises(KeyboardInterrupt):
         exit_heads.train(loaded, family.text(), FEW, path, report=pull)
     assert not path.exists()
-    with pytest.raises(ParameterError, match="--resume goes on with it"):
+    with pytest.raises(ParameterError, match="--resume continues it"):
         exit_heads.train(loaded, family.text(), FEW, path)
-    with pytest.raises(ParameterError, match="is of another training"):
+    with pytest.raises(ParameterError, match="is from a training with other settings"):
         exit_heads.train(loaded, family.text(), replace(FEW, rate=1e-4), path, resume=True)
     exit_heads.train(loaded, family.text(), FEW, path, resume=True)
     one, other = load_file(path), load_file(trained)
@@ -206,7 +206,7 @@ def test_training_that_was_broken_off_ends_with_the_same_heads(
     assert [each.name for each in tmp_path.iterdir()] == ["heads"]
 
 
-def test_a_head_can_learn_what_the_model_would_write(loaded: Loaded, tmp_path: Path) -> None:
+def test_head_can_learn_the_models_predictions(loaded: Loaded, tmp_path: Path) -> None:
     windows = np.random.default_rng(0).integers(0, 300, (2, 9))
     started = exit_heads.started(loaded, (1,))
     loss = exit_heads._learn(loaded, started, windows, "model")
@@ -219,7 +219,7 @@ def test_a_head_can_learn_what_the_model_would_write(loaded: Loaded, tmp_path: P
     assert rows["trained", 1]["top_1"] > rows["common", 1]["top_1"]
 
 
-def test_the_papers_settings_are_its_table_4() -> None:
+def test_paper_settings_are_those_of_table_4() -> None:
     paper = exit_heads.SETTINGS["paper"]
     assert (paper.epochs, paper.rate, paper.batch, paper.length, paper.warm_up, paper.weight_decay) == (3, 2e-5, 128, 2048, 0.04, 0)
     recipe, tokens = paper.recipe(200 * 128 * 2048 + 1), 200 * 128 * 2048 + 1
@@ -231,15 +231,15 @@ def test_the_papers_settings_are_its_table_4() -> None:
     assert rates[24:] == sorted(rates[24:], reverse=True)
 
 
-def test_windows_are_no_longer_than_the_model(loaded: Loaded, tmp_path: Path) -> None:
+def test_windows_fit_the_positions_of_the_model(loaded: Loaded, tmp_path: Path) -> None:
     about = exit_heads.train(loaded, family.text(), replace(FEW, length=2048, epochs=0.1), tmp_path / "heads")
     assert about["settings"]["length"] == loaded.positions == 32
 
 
-# What is refused
+# Errors
 
 
-def test_a_held_out_text_without_a_window_is_refused_before_anything_is_made(loaded: Loaded, tmp_path: Path) -> None:
+def test_held_out_text_without_a_window_is_refused_first(loaded: Loaded, tmp_path: Path) -> None:
     short = replace(family.text(), held_out={"a": "b"})
     for settings, path in ((FEW, tmp_path / "heads"), (replace(FEW, labels="model"), tmp_path / "others" / "heads")):
         with pytest.raises(ParameterError, match=r"^held-out text must have at least length\+1=33 tokens, got 2; give a longer"):
@@ -292,7 +292,7 @@ def test_broken_heads_are_refused_in_one_line(case: str, loaded: Loaded, trained
 def test_heads_of_another_model_are_refused(trained: Path, folder: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(folder, tmp_path / "other"))
     family.broken(other, "model.norm.weight", lambda value: value + 0.5)
-    with pytest.raises(ParameterError, match=r"is of the model with checksum .* \(tiny\), and this one has"):
+    with pytest.raises(ParameterError, match=r"belongs to the model with checksum .* \(tiny\), and this one has"):
         exit_heads.of(model_directory.load(other), trained)
 
 
@@ -304,7 +304,7 @@ PHI = {
 
 
 def _other(kind: str, settings: dict[str, Any], loaded: Loaded, folder: Path) -> Path:
-    """A model of another architecture, with random weights and the same tokens."""
+    """Return a model of another architecture, with random weights and the same tokens."""
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -319,7 +319,7 @@ def _other(kind: str, settings: dict[str, Any], loaded: Loaded, folder: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "mistral"])
-def test_heads_of_other_architectures_begin_where_they_should(kind: str, loaded: Loaded, tmp_path: Path) -> None:
+def test_common_heads_of_other_architectures(kind: str, loaded: Loaded, tmp_path: Path) -> None:
     settings = GPT2 if kind == "gpt2" else PHI | ({"num_key_value_heads": 2} if kind == "mistral" else {})
     other = model_directory.load(_other(kind, settings, loaded, tmp_path / kind))
     exit_heads.check(other)
@@ -327,14 +327,14 @@ def test_heads_of_other_architectures_begin_where_they_should(kind: str, loaded:
     assert {row["layer"] for row in about["results"]} == {1, 2}
 
 
-def test_an_output_that_is_more_than_a_matrix_is_refused(loaded: Loaded, tmp_path: Path) -> None:
+def test_output_with_more_than_a_matrix_is_refused(loaded: Loaded, tmp_path: Path) -> None:
     other = model_directory.load(_other("phi", PHI, loaded, tmp_path / "phi"))
     with pytest.raises(ParameterError, match="the output of model phi must be its output matrix times its last normed state"):
         exit_heads.train(other, family.text(), FEW, tmp_path / "heads")
     assert not (tmp_path / "heads").exists()
 
 
-def test_a_model_of_one_layer_has_no_exits(loaded: Loaded, tmp_path: Path) -> None:
+def test_model_of_one_layer_has_no_exits(loaded: Loaded, tmp_path: Path) -> None:
     other = model_directory.load(_other("gpt2", GPT2 | {"n_layer": 1}, loaded, tmp_path / "gpt2"))
     with pytest.raises(ParameterError, match="layers must be at least 2 for a head before the last"):
         exit_heads.train(other, family.text(), FEW, tmp_path / "heads")
@@ -343,7 +343,7 @@ def test_a_model_of_one_layer_has_no_exits(loaded: Loaded, tmp_path: Path) -> No
 # The command
 
 
-def test_heads_are_trained_by_a_command(folder: Path, tmp_path: Path) -> None:
+def test_heads_command_trains_heads(folder: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\n".join(f"line {number} of a text" for number in range(3000)))
     common = ["heads", "--model", str(folder), "--text", str(text), "--quick", "--epochs", "0.1", "--device", "cpu"]
@@ -365,7 +365,7 @@ def test_heads_are_trained_by_a_command(folder: Path, tmp_path: Path) -> None:
         ("--settings papers", "unknown settings 'papers'; did you mean paper?"),
         ("--layers 3", "layer must be between 1 and layers-1=2, got 3"),
         ("--labels texts", "unknown labels 'texts'; did you mean text?"),
-        ("--layers 1,b", "layers must be whole numbers"),
+        ("--layers 1,b", "layers must be comma-separated whole numbers"),
         ("--rate -1", "rate must be at least 0, got -1"),
         ("--seed 99999999999999999999", "seed must be between 0 and 9223372036854775807, got 99999999999999999999"),
         ("--batch 0", "batch must be at least 1"),
@@ -373,7 +373,7 @@ def test_heads_are_trained_by_a_command(folder: Path, tmp_path: Path) -> None:
         ("--settings paper --batch 4096", "a text must have at least batch*length+1=131073 tokens"),
     ],
 )
-def test_heads_refuses_and_leaves_nothing(words: str, message: str, folder: Path, tmp_path: Path) -> None:
+def test_heads_command_refuses_wrong_options_and_leaves_nothing(words: str, message: str, folder: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("a line\n" * 2000)
     given = words.split() if "--text" in words else [*words.split(), "--text", str(text)]
@@ -382,12 +382,12 @@ def test_heads_refuses_and_leaves_nothing(words: str, message: str, folder: Path
     assert not out.parent.exists()
 
 
-def test_text_must_be_given_for_a_model_that_did_not_read_ours(loaded: Loaded, tmp_path: Path) -> None:
+def test_model_of_another_corpus_requires_a_text(loaded: Loaded, tmp_path: Path) -> None:
     other = _other("gpt2", GPT2, loaded, tmp_path / "gpt2")
     assert "text must be given for model gpt2" in family.told("heads", "--model", str(other), "--device", "cpu")
 
 
-def test_a_model_that_read_a_little_of_the_library_is_no_stranger(
+def test_model_of_a_cut_library_requires_no_text(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from types import SimpleNamespace
@@ -406,17 +406,17 @@ def test_a_model_that_read_a_little_of_the_library_is_no_stranger(
         return capsys.readouterr().err
 
     assert noted(little.checksum, True) == noted(library.checksum, True) == noted(library.checksum, False) == ""
-    assert "mine was trained on a little of the text alone" in noted(little.checksum, False)
-    assert "mine was trained on other text than the library" in noted("of another Python", True)
+    assert "mine was trained with --quick, on a small part of the text" in noted(little.checksum, False)
+    assert "mine was not trained on the library" in noted("of another Python", True)
 
 
-def test_a_model_that_is_not_there_is_refused_by_every_command(tmp_path: Path) -> None:
+def test_every_command_refuses_a_missing_model(tmp_path: Path) -> None:
     assert "model must be a directory" in family.told("heads", "--model", "./no-such", "--device", "cpu")
 
 
-def test_help_has_examples_and_the_defaults_that_hold() -> None:
+def test_help_has_examples_and_current_defaults() -> None:
     said = " ".join(CliRunner().invoke(app, ["heads", "--help"], terminal_width=200).stdout.split())
     assert "calibrate heads --model target" in said
     for name in ("epochs", "batch", "length", "rate"):
         own, paper = (getattr(exit_heads.SETTINGS[each], name) for each in ("own", "paper"))
-        assert f"Default: {own:g}; of the paper: {paper:g}." in said, name
+        assert f"Default: {own:g}; paper: {paper:g}." in said, name

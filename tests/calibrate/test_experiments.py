@@ -1,6 +1,6 @@
-"""Plans for a GPU, carried out on the processor: models of the same architecture and depth, a few numbers wide, and two tokens.
+"""GPU plans executed on the CPU: models of the same architecture and depth, but narrow, and two tokens.
 
-What a plan asks for is then known to be legal, to the last setting, and what its profiles lack to be nothing.
+This shows that every setting of a plan is valid, and that its profiles lack no part.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from tests.support.recording import installed
 FOLDER = Path(str(resources.files("calibrate"))) / "experiments"
 GPU = sorted(each.stem for each in FOLDER.glob("gpu-*.toml"))
 GRAPHS = ("gpu-opt-6.7b", "cuda-graph")
-"""A plan that is run in both modes."""
+"""A plan that runs in both modes."""
 SMALL: dict[str, dict[str, int]] = {
     "llama": {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8},
     "opt": {"hidden_size": 16, "ffn_dim": 16, "num_attention_heads": 2, "word_embed_proj_dim": 16},
     "t5": {"d_model": 16, "d_ff": 16, "d_kv": 8, "num_heads": 2},
 }
-"""What makes an architecture narrow; it keeps its depth, which settings are about."""
+"""Keys that make an architecture narrow; its depth is kept, because settings refer to it."""
 
 pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
 
 
 def narrow(name: str, folder: Path) -> str:
-    """The configuration of a preset, narrow, in a file of its own."""
+    """Write the narrow configuration of a preset to a file."""
     config = architecture(name).config
     said = config.to_dict() | SMALL[config.model_type] | {"vocab_size": 128}
     path = folder / name / "config.json"
@@ -49,20 +49,20 @@ def narrow(name: str, folder: Path) -> str:
 
 
 KINDS = (("gpu-t5", "eager"), GRAPHS)
-"""Plans that between them have each kind of model, drafts, exits and graphs; the others are of the slow tier. Batches are measured
-by `test_batches_measured`, and each method kernel by kernel by `test_gpu_stand_in`."""
+"""Plans that cover all kinds of models, drafts, exits and graphs; the others are in the slow tier. Batches are tested
+in `test_batches_measured`, and each method kernel by kernel in `test_gpu_stand_in`."""
 
 
 def carried_out(written: run_plan.WrittenPlan, folder: Path) -> run_plan.WrittenPlan:
-    """The plan for the processor: narrow models, two tokens, one repeat."""
+    """Return the plan for the CPU: narrow models, two tokens, one repeat."""
     run = written.run
     draft = None if run.draft is None else narrow(run.draft, folder)
-    in_turn = tuple(replace(each, unit_kind=None) for each in written.choices)  # streams and processes are of GPUs
+    in_turn = tuple(replace(each, unit_kind=None) for each in written.choices)  # streams and processes need GPUs
     return replace(written, run=replace(run, model=narrow(run.model, folder), draft=draft, tokens=2, repeats=1), choices=in_turn)
 
 
 def ends(choices: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Of choices that name the same settings the first and the last, between which the others lie."""
+    """Return the first and the last of the choices with the same setting names."""
     kinds: dict[Any, list[Any]] = {}
     for each in choices:
         kinds.setdefault((each.method, *each.settings, each.unit_kind), []).append(each)
@@ -71,7 +71,7 @@ def ends(choices: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("name", GPU)
 def test_every_setting_of_a_plan_is_legal(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On models of the plan's depth, for as many tokens as it asks for; checked before anything is timed."""
+    """With models of the plan's depth and its number of tokens; checked before any timing."""
     class Checked(Exception):  # noqa: N818
         """Nothing is timed."""
 
@@ -108,7 +108,7 @@ def test_every_setting_of_a_plan_runs_and_is_compared(
         installed(monkeypatch)
         monkeypatch.setattr(
             profile_from_timings, "check", lambda _: None
-        )  # what disturbs a pass may seem to leave its layers no time
+        )  # disturbances may make layer times negative
     assert written.profile is not None
     written = written if whole else replace(written, choices=ends(written.choices))
     run, passes = written.run, written.profile
@@ -125,7 +125,7 @@ def test_every_setting_of_a_plan_runs_and_is_compared(
     assert (found.about["dtype"], found.mode) == (run.dtype, mode)
     _, table, about = run_comparison.of_file(out)
     assert table.height == len(written.choices)
-    # Only what hands bytes from device to device is not timed, and no run does that.
+    # Only transfers between devices are not timed, and no run has any.
     assert set(table["missing"]) == {""}
     assert set(about["profiles"]) == ({"target"} if run.draft is None else {"target", "draft"})
     encodes = preset(run.model).encoder_layers > 0
@@ -137,25 +137,25 @@ def test_every_setting_of_a_plan_runs_and_is_compared(
 
 
 @pytest.mark.parametrize("name", GPU)
-def test_a_plan_fits_a_gpu_and_its_profiles_hold_its_passes(name: str) -> None:
+def test_plans_fit_a_gpu_and_profiles_cover_their_passes(name: str) -> None:
     written = run_plan.read(FOLDER / f"{name}.toml")
     run, passes = written.run, written.profile
     assert passes is not None
     shapes = [preset(each) for each in (run.model, run.draft) if each is not None]
-    assert sum(each.parameters for each in shapes) * 2 < 60e9  # bytes; rows and what is in work want room too
+    assert sum(each.parameters for each in shapes) * 2 < 60e9  # bytes; KV rows and activations need memory, too
     assert len({each.vocabulary for each in shapes}) == 1
     asked: list[Any] = [each.settings for each in written.choices]
     assert {each.get("sequences", 1) for each in asked} <= set(passes.batches)
     widths = {1 + each["draft_length"] for each in asked if "draft_length" in each}
     assert widths <= set(passes.widths)
     drafted = {1 + each["draft_length"] for each in asked if "draft_length" in each and each.get("sequences", 1) > 1}
-    assert {*drafted, *([2] if drafted else [])} <= set(passes.batched_widths)  # where a draft was kept two tokens are read
+    assert {*drafted, *([2] if drafted else [])} <= set(passes.batched_widths)  # after an accepted draft two tokens are read
     begins = 1 if shapes[0].encoder_layers else run.prompt_tokens
     assert max(passes.contexts) >= begins + run.tokens
     assert run.repeats >= 3
 
 
-def test_the_plans_are_what_was_asked_for() -> None:
+def test_plans_have_the_intended_settings() -> None:
     asked = {name: run_plan.read(FOLDER / f"{name}.toml").choices for name in GPU}
     pipelined = [(each.unit_kind, bool(each.settings.get("batched"))) for each in asked["gpu-13b"] if each.method == "ppd"]
     assert {*pipelined} == {(None, False), (None, True), ("streams", False), ("streams", True)}
@@ -167,7 +167,7 @@ def test_the_plans_are_what_was_asked_for() -> None:
     assert (min(rates), max(rates)) == (0.3, 0.95)
     whole = [each.settings for each in asked["gpu-llama-3.1-8b"] if each.settings.get("min_layers") == 32]
     assert [each["sequences"] for each in whole] == [1, 2, 4, 8, 16, 32, 64]
-    for name in ("gpu-13b", "gpu-llama-3.1-8b"):  # as graphs: all but what has sub-processes
+    for name in ("gpu-13b", "gpu-llama-3.1-8b"):  # as graphs: all without sub-processes
         assert asked[f"{name}-graphs"] == [each for each in asked[name] if each.method != "ppd"]
     batches = asked["gpu-batches"]
     own = [each for each in batches if each.method == "speculative"]
@@ -177,8 +177,8 @@ def test_the_plans_are_what_was_asked_for() -> None:
     assert [each.settings["sequences"] for each in batches if each.method == "skipdecode"] == [1, 4, 16, 64]
 
 
-def test_nothing_left_to_chance_is_forced_with_nothing(tmp_path: Path) -> None:
-    """Plain decoding has no outcome: without a word a shape without weights would not be decoded."""
+def test_methods_without_outcomes_are_forced_with_an_empty_table(tmp_path: Path) -> None:
+    """Plain decoding has no outcome; without `forced` a shape without weights is refused."""
     model = narrow("llama-68m", tmp_path)
     for forced, said in (({}, "shape without weights"), ({"forced": {}}, ""), ({"forced": {"match_rate": 0.5}}, "not an outcome")):
         run = {"model": model, "tokens": 2, "repeats": 1}

@@ -1,4 +1,4 @@
-"""The family: text, tokens, training that can be broken off, and models as directories that refuse what is broken."""
+"""The family: corpus, tokens, resumable training, and directories of models with checks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read() -> corpus.Corpus:
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained model; tests that change one take a copy."""
+    """Return a trained model; tests that change it take a copy."""
     return family.made(tmp_path_factory.mktemp("family"))
 
 
@@ -44,7 +44,7 @@ def copied(kept: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(kept, tmp_path / "tiny"))
 
 
-def test_the_beginning_of_a_text_is_its_beginning(read: corpus.Corpus) -> None:
+def test_cut_corpus_is_the_beginning_of_the_whole(read: corpus.Corpus) -> None:
     whole = corpus.standard_library()
     assert read.characters == 12_000
     for part, all_of_it in ((read.training, whole.training), (read.held_out, whole.held_out)):
@@ -52,10 +52,10 @@ def test_the_beginning_of_a_text_is_its_beginning(read: corpus.Corpus) -> None:
     assert read.checksum != whole.checksum
 
 
-# The tokens
+# Tokens
 
 
-def test_every_text_comes_back_letter_by_letter(kept: Path, read: corpus.Corpus) -> None:
+def test_decoded_tokens_are_the_text(kept: Path, read: corpus.Corpus) -> None:
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
@@ -70,7 +70,7 @@ def test_every_text_comes_back_letter_by_letter(kept: Path, read: corpus.Corpus)
         assert theirs.decode(numbers) == text
 
 
-def test_tokens_of_all_texts_end_each_with_the_end(read: corpus.Corpus) -> None:
+def test_tokens_of_each_module_end_with_the_end_token(read: corpus.Corpus) -> None:
     tokenizer, numbers, _ = family.tokens(read)
     assert (numbers == 0).sum() == len(read.training)
     assert numbers[-1] == 0
@@ -78,7 +78,7 @@ def test_tokens_of_all_texts_end_each_with_the_end(read: corpus.Corpus) -> None:
     assert [tokenizer.decode(part[:-1].tolist()) for part in parts] == [*read.training.values()]
 
 
-def test_a_directory_has_one_tokenizer_and_one_text(tmp_path: Path, read: corpus.Corpus) -> None:
+def test_directory_has_one_tokenizer_and_one_corpus(tmp_path: Path, read: corpus.Corpus) -> None:
     first = make_model.tokenizer_of(tmp_path, read, 300)
     again = make_model.tokenizer_of(tmp_path, read, 300)
     assert first.get_vocab() == again.get_vocab()
@@ -88,7 +88,7 @@ def test_a_directory_has_one_tokenizer_and_one_text(tmp_path: Path, read: corpus
     with pytest.raises(ParameterError, match="vocabulary is 301, and was 300"):
         make_model.tokenizer_of(tmp_path, read, 301)
     (tmp_path / make_model.CORPUS).unlink()
-    with pytest.raises(ParameterError, match="vocabulary is 300, and was not said; take another directory, or remove both"):
+    with pytest.raises(ParameterError, match="vocabulary is 300, and was not recorded; take another directory, or remove both"):
         make_model.tokenizer_of(tmp_path, read, 300)
     (tmp_path / make_model.CORPUS).write_text(json.dumps(read.about() | {"vocabulary": 300}))
     (tmp_path / make_model.TOKENIZER).write_text("{")
@@ -99,7 +99,7 @@ def test_a_directory_has_one_tokenizer_and_one_text(tmp_path: Path, read: corpus
 # Training
 
 
-def test_windows_of_an_epoch_are_all_of_the_text_once() -> None:
+def test_windows_of_an_epoch_cover_the_text_once() -> None:
     recipe, numbers = Recipe(batch=2, length=5), np.arange(52)
     seen = np.concatenate([recipe.windows(numbers, step) for step in range(5)])
     assert (np.diff(seen) == 1).all()
@@ -109,8 +109,8 @@ def test_windows_of_an_epoch_are_all_of_the_text_once() -> None:
     assert np.array_equal(recipe.windows(numbers, 3), recipe.windows(numbers, 3))
 
 
-class BrokenOffError(Exception):
-    """Somebody pulled the plug."""
+class InterruptedTrainingError(Exception):
+    """An interruption of the training."""
 
 
 SHORT = replace(family.RECIPE, epochs=0.3)
@@ -118,12 +118,12 @@ SHORT = replace(family.RECIPE, epochs=0.3)
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose short training was not broken off."""
+    """Return a model from a short training without interruption."""
     return family.made(tmp_path_factory.mktemp("whole"), recipe=SHORT)
 
 
 @pytest.mark.parametrize("stop", [1, 4, 7])
-def test_broken_off_training_ends_with_the_same_weights(
+def test_resumed_training_ends_with_the_same_weights(
     stop: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
@@ -132,12 +132,12 @@ def test_broken_off_training_ends_with_the_same_weights(
     def pull(step: int, steps: int, at: str) -> None:
         assert steps > 8
         if step == stop + 1:
-            raise BrokenOffError
+            raise InterruptedTrainingError
 
-    with pytest.raises(BrokenOffError):
+    with pytest.raises(InterruptedTrainingError):
         family.made(tmp_path / "parts", recipe=recipe, report=pull)
     assert not (tmp_path / "parts" / "tiny").exists()
-    with pytest.raises(ParameterError, match="broken off; --resume goes on with it"):
+    with pytest.raises(ParameterError, match="interrupted training; --resume continues it"):
         family.made(tmp_path / "parts", recipe=recipe)
     seen: list[int] = []
     parts = family.made(tmp_path / "parts", recipe=recipe, resume=True, report=lambda step, *_: seen.append(step))
@@ -147,18 +147,18 @@ def test_broken_off_training_ends_with_the_same_weights(
     assert not list((tmp_path / "parts").glob("*.kept*"))
 
 
-def test_seconds_are_those_of_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that goes on by one whenever it is asked."""
+def test_seconds_of_resumed_training_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock advances by one at each reading."""
     clock = iter(range(10_000))
     monkeypatch.setattr(training.time, "perf_counter", lambda: float(next(clock)))
     monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
 
     def pull(step: int, *_: object) -> None:
         if step == 9:
-            raise BrokenOffError
+            raise InterruptedTrainingError
 
     recipe = replace(family.RECIPE, epochs=0.3)
-    with pytest.raises(BrokenOffError):
+    with pytest.raises(InterruptedTrainingError):
         family.made(tmp_path, recipe=recipe, report=pull)
     with safe_open(tmp_path / "tiny.kept", framework="np") as file:
         said = file.metadata()
@@ -168,7 +168,7 @@ def test_seconds_are_those_of_all_parts(tmp_path: Path, monkeypatch: pytest.Monk
     assert float(said["seconds"]) < seconds < float(said["seconds"]) + 4 * left + 2
 
 
-def test_what_was_kept_of_another_training_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_state_of_another_training_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
     recipe = replace(family.RECIPE, epochs=0.2)
     modes, begun = list[Any](), make_model.begun
@@ -180,21 +180,21 @@ def test_what_was_kept_of_another_training_is_refused(tmp_path: Path, monkeypatc
 
     def pull(step: int, *_: object) -> None:
         if step == 2:
-            raise BrokenOffError
+            raise InterruptedTrainingError
 
     windows, loss_of = list[Any](), training.loss_of
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(make_model, "begun", watched)
         patch.setattr(training, "loss_of", lambda *given: windows.append(given[-1]) or loss_of(*given))
-        with pytest.raises(BrokenOffError):
+        with pytest.raises(InterruptedTrainingError):
             family.made(tmp_path, recipe=recipe, report=pull)
-    # A step in training, looks in evaluation, and then in training again.
+    # Steps run in training mode, held-out losses in evaluation mode.
     assert modes[0] == modes[-1] == (True, True)
     assert modes[1:-1] == [(False, False)] * (len(modes) - 2)
-    assert windows == [64]  # few of the held-out text, as long as it is only looked at
-    with pytest.raises(ParameterError, match="is of another training"):
+    assert windows == [64]  # few windows of the held-out text during training
+    with pytest.raises(ParameterError, match="is from a training with other settings"):
         family.made(tmp_path, recipe=replace(recipe, seed=1), resume=True)
-    with pytest.raises(ParameterError, match=r"is of another model: .* must be of \(300, 64\), got \(300, 32\)"):
+    with pytest.raises(ParameterError, match=r"is from another model: .* must have shape \(300, 64\), got \(300, 32\)"):
         family.made(tmp_path, recipe=recipe, size=Size(3, 64, 64), resume=True)
     place = tmp_path / "tiny.kept"
     place.write_bytes(place.read_bytes()[:1000])
@@ -203,7 +203,7 @@ def test_what_was_kept_of_another_training_is_refused(tmp_path: Path, monkeypatc
     assert not (tmp_path / "tiny").exists()
 
 
-def test_training_learns_and_says_what_the_saved_weights_are_worth(kept: Path, read: corpus.Corpus) -> None:
+def test_training_learns_and_logs_the_loss_of_the_saved_weights(kept: Path, read: corpus.Corpus) -> None:
     log = model_directory.log_of(kept)
     _, numbers, held_out = family.tokens(read)
     assert log["corpus"] == read.about() | {"tokens": numbers.size, "held_out_tokens": held_out.size}
@@ -229,7 +229,7 @@ def test_training_learns_and_says_what_the_saved_weights_are_worth(kept: Path, r
     assert loaded.tokens(read.held_out).tolist() == held_out.tolist()
 
 
-def test_the_mean_loss_is_that_of_every_token_alone(read: corpus.Corpus) -> None:
+def test_mean_loss_is_that_over_all_tokens(read: corpus.Corpus) -> None:
     model = make_model.begun(family.TINY, 300, family.RECIPE).eval()
     numbers = np.arange(100, 231) % 300
     alone = []
@@ -241,8 +241,8 @@ def test_the_mean_loss_is_that_of_every_token_alone(read: corpus.Corpus) -> None
     assert training.loss_of(model, numbers, 32) == pytest.approx(np.mean(alone), rel=1e-6)
 
 
-def test_a_mean_over_some_windows_is_of_those_spread_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 40 windows of 3 tokens each weighs alike, however they are grouped; of five the first, the last and three between."""
+def test_mean_over_some_windows_uses_evenly_spaced_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 windows of 3 tokens have equal weights in any grouping; five are the first, the last and three between."""
     asked: list[int] = []
 
     def loss(model: Any, windows: torch.Tensor) -> torch.Tensor:
@@ -262,10 +262,10 @@ def test_a_mean_over_some_windows_is_of_those_spread_evenly(monkeypatch: pytest.
     assert asked == chosen
 
 
-def test_weights_are_updated_by_the_rate_of_each_step_and_no_further_than_gradients_are_clipped(
+def test_updates_follow_the_rate_and_clipped_gradients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A weight whose gradient is 4, or 1 where that is clipped, by plain descent; losses of 50 steps together, and of the rest."""
+    """Gradient descent on a weight with gradient 4, or 1 if clipped; losses are means over 50 steps, and over the rest."""
     clock = iter(range(10_000))
     monkeypatch.setattr(training.time, "perf_counter", lambda: float(next(clock)))
     monkeypatch.setattr(training, "KEEP_EVERY", 99.5)
@@ -277,14 +277,14 @@ def test_weights_are_updated_by_the_rate_of_each_step_and_no_further_than_gradie
             return torch.tensor(float(step))
 
         told: list[Any] = []
-        (tmp_path / "kept").write_bytes(b"of another time")  # nobody asked to go on from it
+        (tmp_path / "kept").write_bytes(b"of another time")  # resume is not set
         module = torch.nn.ParameterList([weight])
         optimizers = [torch.optim.SGD(module.parameters(), lr=9.0)]
         work = training.TrainingJob(module, optimizers, learn, lambda: 0.12345, lambda step: step + 1.0, 120, "these", clip)
         log = work.done(tmp_path / "kept", report=lambda *said, told=told: told.append(said))  # type: ignore[misc]
         assert float(weight.detach()) == pytest.approx(-slope * 120 * 121 / 2, rel=1e-5)
         assert log["losses"] == [[50, 24.5], [100, 74.5], [120, 109.5]]
-        # The clock goes on by one for each look: a hundred steps, and the state is kept; twenty more are too few.
+        # The clock advances by one at each reading: the state is saved after a hundred steps, not after twenty more.
         assert log["held_out"] == [[100, 0.1235]]
         assert told[0] == (1, 120, "")
         assert told[49] == (50, 120, "loss 24.500")
@@ -295,7 +295,7 @@ def test_weights_are_updated_by_the_rate_of_each_step_and_no_further_than_gradie
     assert training.TrainingJob.clip == 1.0
 
 
-def test_matrices_within_layers_and_all_else_have_optimizers_of_their_own() -> None:
+def test_matrices_within_layers_have_a_separate_optimizer() -> None:
     model = make_model.begun(family.TINY, 300, family.RECIPE)
     frozen = model.model.layers[0].mlp.up_proj.weight.requires_grad_(False)
     muon, adam = training.optimizers_of(model, Recipe(weight_decay=0.25))
@@ -314,8 +314,8 @@ def test_matrices_within_layers_and_all_else_have_optimizers_of_their_own() -> N
     assert type(alone).__name__ == "AdamW"
 
 
-def test_a_state_that_lacks_what_optimizers_know_is_refused(tmp_path: Path) -> None:
-    """Each tensor of the state by its name, its type and its shape."""
+def test_incomplete_optimizer_state_is_refused(tmp_path: Path) -> None:
+    """Each tensor of the state is checked by name, type and shape."""
     from safetensors.torch import save_file
 
     model = make_model.begun(family.TINY, 300, family.RECIPE)
@@ -338,25 +338,25 @@ def test_a_state_that_lacks_what_optimizers_know_is_refused(tmp_path: Path) -> N
                        (tensors[name].long(), rf"torch.int64 of shape \({shape[0]}, {shape[1]}\)")):  # fmt: skip
         kept = {key: value for key, value in tensors.items() if key != name} | ({} if wrong is None else {name: wrong.contiguous()})
         save_file(kept, path, about)
-        bound = rf"tiny.kept: {name} must be numbers of shape \({shape[0]}, {shape[1]}\), got {got}; remove it and begin anew"
+        bound = rf"tiny.kept: {name} must be numbers of shape \({shape[0]}, {shape[1]}\), got {got}; remove it and start again"
         with pytest.raises(ParameterError, match=bound):
             training._restore(path, fresh, training.optimizers_of(fresh, recipe), "these")
     for key, value, said in (("step", "0", "step must be"), ("seconds", "-1", "seconds must be"), ("log", "3", "log must be")):
         save_file(tensors, path, about | {key: value})
-        with pytest.raises(ParameterError, match=f"tiny.kept cannot be read, to go on from it: {said}"):
+        with pytest.raises(ParameterError, match=f"tiny.kept cannot be read for --resume: {said}"):
             training._restore(path, fresh, training.optimizers_of(fresh, recipe), "these")
     save_file(tensors, path, {"settings": "these"})
-    with pytest.raises(ParameterError, match=r"tiny\.kept was not kept by a training; remove it and begin anew"):
+    with pytest.raises(ParameterError, match=r"tiny\.kept is no saved state of a training; remove it and start again"):
         training._restore(path, fresh, training.optimizers_of(fresh, recipe), "these")
 
 
-def test_a_rate_that_blows_up_is_told_and_nothing_is_written(tmp_path: Path) -> None:
+def test_diverging_training_is_reported_and_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="take a lower rate"):
         family.made(tmp_path, recipe=replace(family.RECIPE, rate=1e30, epochs=0.2))
     assert not (tmp_path / "tiny").exists()
 
 
-def test_texts_too_short_are_refused(read: corpus.Corpus) -> None:
+def test_too_short_text_is_refused(read: corpus.Corpus) -> None:
     model = make_model.begun(family.TINY, 300, family.RECIPE)
     some, none = np.zeros(500, np.int64), np.zeros(32, np.int64)
     with pytest.raises(ParameterError, match="at least batch\\*length\\+1=129 tokens, got 128"):
@@ -365,7 +365,7 @@ def test_texts_too_short_are_refused(read: corpus.Corpus) -> None:
         training.train(model, some, none, family.RECIPE, Path("unused"))
 
 
-def test_a_model_that_was_trained_is_in_evaluation(tmp_path: Path) -> None:
+def test_trained_model_is_in_evaluation_mode(tmp_path: Path) -> None:
     model = make_model.begun(Size(1, 32, 32), 300, family.RECIPE)
     numbers = np.arange(200) % 300
     log = training.train(model, numbers, numbers[:40], replace(family.RECIPE, epochs=0.2, batch=1), tmp_path / "kept")
@@ -373,7 +373,7 @@ def test_a_model_that_was_trained_is_in_evaluation(tmp_path: Path) -> None:
     assert [step for step, _ in log["losses"]] == [1]
 
 
-def test_a_text_too_short_leaves_nothing_behind(tmp_path: Path, read: corpus.Corpus) -> None:
+def test_too_short_text_leaves_no_files(tmp_path: Path, read: corpus.Corpus) -> None:
     with pytest.raises(ParameterError, match="a text must have at least batch"):
         make_model.tokenizer_of(tmp_path / "new", read, 300, replace(family.RECIPE, batch=10**6))
     assert not (tmp_path / "new").exists()
@@ -381,8 +381,8 @@ def test_a_text_too_short_leaves_nothing_behind(tmp_path: Path, read: corpus.Cor
         replace(family.RECIPE, epochs=1e300)
 
 
-def test_the_sizes_of_the_family_fit_their_room() -> None:
-    """Half precision and heads for every layer of the target but the last, under 24 MB all together."""
+def test_family_models_are_small() -> None:
+    """In half precision, with heads for every layer of the target but the last, they take less than 24 MB."""
     numbers = 0
     for role, size in (*FAMILY.items(), ("aligned", FAMILY["draft"])):
         with torch.device("meta"):
@@ -397,7 +397,7 @@ def test_the_sizes_of_the_family_fit_their_room() -> None:
 # Directories
 
 
-def test_what_is_saved_is_what_is_loaded_rounded_to_half(kept: Path, tmp_path: Path) -> None:
+def test_loaded_weights_are_the_saved_ones_in_half_precision(kept: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = make_model.begun(family.TINY, 300, family.RECIPE)
@@ -414,12 +414,12 @@ def test_what_is_saved_is_what_is_loaded_rounded_to_half(kept: Path, tmp_path: P
         assert torch.equal(model.eval()(line).logits, back(line).logits)
 
 
-def test_nothing_is_written_over_or_half(kept: Path, tmp_path: Path) -> None:
+def test_existing_files_are_kept_and_no_partial_ones_written(kept: Path, tmp_path: Path) -> None:
     loaded = model_directory.load(kept)
     with pytest.raises(ParameterError, match="is there already"):
         model_directory.save(loaded.model, loaded.tokenizer, {}, kept)
     with torch.no_grad():
-        next(loaded.model.parameters())[0, 0] = 1e6  # no half
+        next(loaded.model.parameters())[0, 0] = 1e6  # too large for half precision
     with pytest.raises(ParameterError, match=r"embed_tokens.weight of big in half precision must be finite, and 1 of its 9600"):
         model_directory.save(loaded.model, loaded.tokenizer, {}, tmp_path / "big")
     assert not list(tmp_path.iterdir())
@@ -433,8 +433,8 @@ def test_nothing_is_written_over_or_half(kept: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_place_that_cannot_be_written_to_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the first folder above it that is there; an empty folder is as good as none."""
+def test_unwritable_path_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first existing parent decides; an empty folder counts as missing."""
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     asked: list[Any] = []
@@ -453,7 +453,7 @@ def test_a_place_that_cannot_be_written_to_is_refused_at_once(tmp_path: Path, mo
         model_directory.refuse_existing(tmp_path / "empty")
 
 
-def test_the_library_is_quiet_meanwhile_and_as_it_was_behind() -> None:
+def test_library_is_quiet_only_within_the_block() -> None:
     from transformers.utils import logging
 
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -464,14 +464,14 @@ def test_the_library_is_quiet_meanwhile_and_as_it_was_behind() -> None:
             quiet = model_directory.quiet()
             quiet.__enter__()
             assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.ERROR, False)
-            assert not quiet.__exit__(BrokenOffError, BrokenOffError(), None)
+            assert not quiet.__exit__(InterruptedTrainingError, InterruptedTrainingError(), None)
             assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.INFO, bars)
     finally:
         logging.set_verbosity(before[0])
         logging.enable_progress_bar() if before[1] else logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def test_a_checksum_is_of_the_weights_alone(kept: Path, copied: Path) -> None:
+def test_checksum_covers_only_the_weights(kept: Path, copied: Path) -> None:
     assert model_directory.checksum(kept) == hashlib.sha256((kept / model_directory.WEIGHTS).read_bytes()).hexdigest()
     (copied / model_directory.LOG).unlink()
     assert model_directory.checksum(copied) == model_directory.checksum(kept)
@@ -491,12 +491,12 @@ def test_weights_in_several_files_are_read_too(kept: Path, copied: Path) -> None
     one, other = model_directory.load(kept).model.state_dict(), model_directory.load(copied).model.state_dict()
     assert all(torch.equal(one[name], other[name]) for name in one)
     files[0].unlink()
-    with pytest.raises(ParameterError, match="which must be a safetensors file beside it"):
+    with pytest.raises(ParameterError, match="which must be a safetensors file in its folder"):
         model_directory.load(copied)
 
 
 def _bare(folder: Path, shapes: dict[str, Any], **config: Any) -> Path:
-    """A model of which nothing is there but its configuration and the header of its weights."""
+    """Return a folder with only a configuration and the header of the weights."""
     header = json.dumps({name: {"dtype": "F32", "shape": shape} for name, shape in shapes.items()}).encode()
     (folder / model_directory.WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header)
     (folder / model_directory.CONFIG).write_text(json.dumps({"model_type": "llama"} | config))
@@ -504,8 +504,8 @@ def _bare(folder: Path, shapes: dict[str, Any], **config: Any) -> Path:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_configuration_may_ask_for_no_more_than_its_weights_hold(tmp_path: Path, nested: bool) -> None:
-    """Of two layers of 64 numbers each no third one, and nothing that 8 wide would be more than twice as many."""
+def test_configuration_must_match_the_size_of_the_weights(tmp_path: Path, nested: bool) -> None:
+    """With two layers of 64 numbers each, a third layer is refused, and any size that times 8 exceeds twice the numbers."""
     shapes: dict[str, Any] = {"layers.0.w.weight": [8, 8], "layers.1.w.weight": [4, 16], "other": 3, "__metadata__": [99]}
     widths = ("hidden_size", "n_embd", "d_model")
 
@@ -518,11 +518,11 @@ def test_a_configuration_may_ask_for_no_more_than_its_weights_hold(tmp_path: Pat
         return ""
 
     for key in ("num_hidden_layers", "n_layer", "num_layers"):
-        bound = f"{key} of model tiny must be that of its weights, which have"
+        bound = f"{key} of model tiny must match its weights, which have"
         assert said(shapes, **{key: 2}) == ""
         assert said(shapes, **{key: 3}) == f"{bound} 2 layers, got 3; fetch or make it again"
         assert said({"w.weight": [8, 8]}, **{key: 1}) == f"{bound} 0 layers, got 1; fetch or make it again"
-        assert said({}, **{key: 3}) == ""  # of an unreadable header the library says more
+        assert said({}, **{key: 3}) == ""  # the library's error about an unreadable header is better
     for key in (*widths, "vocab_size", "intermediate_size", "ffn_dim", "n_inner", "d_ff"):
         wide, most = ({}, 16) if key in widths else ({"hidden_size": 8}, 32)  # 16 * 16 are twice 128, and so are 8 * 32
         assert said(shapes, **wide, **{key: most}) == ""
@@ -530,8 +530,8 @@ def test_a_configuration_may_ask_for_no_more_than_its_weights_hold(tmp_path: Pat
         assert said(shapes, **wide, **{key: most + 1}) == asks
 
 
-def test_weights_may_be_as_large_as_they_like_and_what_lies_beside_them_not(tmp_path: Path) -> None:
-    """Files of so many bytes take none on the disk."""
+def test_only_weights_may_be_large_files(tmp_path: Path) -> None:
+    """The files are sparse, and take no space on the disk."""
     _bare(tmp_path, {})
     with (tmp_path / model_directory.WEIGHTS).open("r+b") as file:
         file.truncate(model_directory.MOST_BYTES + 1)
@@ -546,15 +546,15 @@ def test_weights_may_be_as_large_as_they_like_and_what_lies_beside_them_not(tmp_
                 model_directory._check_files(tmp_path, "tiny", files)
         else:
             model_directory._check_files(tmp_path, "tiny", files)
-    for name in (model_directory.INDEX, model_directory.CONFIG):  # of many files an index is longer than a configuration may be
+    for name in (model_directory.INDEX, model_directory.CONFIG):  # the index of many files may be longer than a configuration
         (tmp_path / name).write_text("{}" + " " * (model_directory.MOST_TOML - 1))
     assert model_directory.table(tmp_path / model_directory.INDEX) == {}
     with pytest.raises(ParameterError, match=r"config\.json"):
         model_directory.table(tmp_path / model_directory.CONFIG)
 
 
-def test_an_index_names_safetensors_beside_it(tmp_path: Path) -> None:
-    """In the order of their names, each once; without any, what else there is, by name."""
+def test_index_names_safetensors_in_its_folder(tmp_path: Path) -> None:
+    """Each once, sorted by name; without safetensors the error names the other weights."""
     for name in ("b.safetensors", "a.safetensors", "c.bin", "d.pt"):
         (tmp_path / name).write_bytes(name.encode())
     with pytest.raises(ParameterError, match=r"and only c\.bin, d\.pt, which are not read; only safetensors"):
@@ -570,9 +570,9 @@ def test_an_index_names_safetensors_beside_it(tmp_path: Path) -> None:
     (tmp_path.parent / "e.safetensors").touch()
     for wrong in ("../e.safetensors", "c.bin", "f.safetensors"):
         index.write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": wrong}}))
-        with pytest.raises(ParameterError, match=f"names {Path(wrong).name}, which must be a safetensors file beside it"):
+        with pytest.raises(ParameterError, match=f"names {Path(wrong).name}, which must be a safetensors file in its folder"):
             model_directory.weights(tmp_path)
-    (tmp_path / model_directory.WEIGHTS).touch()  # one file alone goes before an index
+    (tmp_path / model_directory.WEIGHTS).touch()  # a single file takes precedence over an index
     assert model_directory.weights(tmp_path) == [tmp_path / model_directory.WEIGHTS]
 
 
@@ -598,18 +598,18 @@ BAD = {
     "nan": (lambda path: family.broken(path, "model.norm.weight", lambda value: value * math.nan), "model.norm.weight of tiny"),
     "inf": (lambda path: family.broken(path, "model.norm.weight", lambda value: value / 0), "32 of its 32 numbers are not"),
     "truncated": (_cut, "model tiny cannot be loaded from model.safetensors"),
-    "lacking": (_lack, "lacks 1 tensors that its config.json asks for, such as model.layers.1.mlp.up_proj.weight"),
+    "lacking": (_lack, "lacks 1 tensors that its config.json requires, such as model.layers.1.mlp.up_proj.weight"),
     "sizes": (
         lambda path: family.config(path, hidden_size=64),
-        r"must be of shape \(300, 64\), as its config.json asks for",
+        r"must have shape \(300, 64\), as its config.json requires",
     ),
     "vocabulary": (
         lambda path: family.config(path, vocab_size=400),
-        r"model.embed_tokens.weight of model tiny must be of shape \(400, 32\), as its config.json asks for, got \(300, 32\)",
+        r"model.embed_tokens.weight of model tiny must have shape \(400, 32\), as its config.json requires, got \(300, 32\)",
     ),
     "deeper": (
         lambda path: family.config(path, num_hidden_layers=1),
-        "num_hidden_layers of model tiny must be that of its weights, got 1 and model.layers.1.",
+        "num_hidden_layers of model tiny must match its weights, got 1 and model.layers.1.",
     ),
     "layers": (lambda path: family.config(path, num_hidden_layers="two"), "error for field 'num_hidden_layers': .*'two'"),
     "pickle": (_pickle, "only pytorch_model.bin, which are not read; only safetensors are loaded"),
@@ -621,7 +621,7 @@ BAD = {
     "t5": (lambda path: family.config(path, model_type="t5", is_encoder_decoder=True), "must be decoder-only"),
     "code": (
         lambda path: family.config(path, model_type="mine", auto_map={"AutoModelForCausalLM": "evil.Mine"}),
-        "would run code of its own",
+        "would run its own code",
     ),
     "no tokenizer": (lambda path: [each.unlink() for each in path.glob("tokenizer*")], "has no tokenizer"),
 }
@@ -636,34 +636,34 @@ def test_broken_models_are_refused_in_one_line(case: str, copied: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_the_folder_that_one_is_in_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_current_folder_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(ParameterError, match=r"^here has no config\.json"):
         model_directory.load(".")
 
 
-def test_code_beside_a_known_model_is_not_run(copied: Path) -> None:
+def test_code_of_a_known_model_is_not_run(copied: Path) -> None:
     (copied / "evil.py").write_text("import pathlib\npathlib.Path(__file__).with_name('ran').write_text('yes')\nclass Mine: pass\n")
     family.config(copied, auto_map={"AutoModelForCausalLM": "evil.Mine", "AutoConfig": "evil.Mine"})
     model_directory.load(copied)
     assert not (copied / "ran").exists()
 
 
-def test_a_tokenizer_of_another_model_is_refused(copied: Path, tmp_path: Path, read: corpus.Corpus) -> None:
+def test_tokenizer_of_another_model_is_refused(copied: Path, tmp_path: Path, read: corpus.Corpus) -> None:
     vocabulary.wrapped(vocabulary.learnt(read, 310), 32).save_pretrained(copied)
     with pytest.raises(ParameterError, match="must be at most its vocabulary=300, got a tokenizer of 310"):
         model_directory.load(copied)
 
 
 @pytest.mark.parametrize("name", ["targt", "./no/such", "/no/such", "a/b/c", ""])
-def test_models_that_are_not_there_are_refused_without_a_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_models_are_refused_without_network_access(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked the network"))
     with pytest.raises(ParameterError, match="must be a directory, one of the family"):
         model_directory.load(name or "nothing")
 
 
-def test_the_hub_gives_no_code_and_its_errors_are_one_line(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_code_is_fetched_and_errors_of_the_hub_are_one_line(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fnmatch
 
     def fetched(name: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
@@ -680,11 +680,11 @@ def test_the_hub_gives_no_code_and_its_errors_are_one_line(kept: Path, monkeypat
         raise OSError("no way\nthrough")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fails)
-    with pytest.raises(ParameterError, match="model owner/name could not be had from the hub: no way; give a directory instead"):
+    with pytest.raises(ParameterError, match="model owner/name could not be fetched from the hub: no way; give a directory"):
         model_directory.load("owner/name")
 
 
-def test_bundled_models_are_found_by_name_and_others_named(monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
+def test_bundled_models_are_found_by_name(monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
     monkeypatch.setattr(model_directory, "MODELS", kept.parent)
     assert model_directory.names() == ["tiny"]
     assert model_directory.bundled("tiny") == kept
@@ -694,10 +694,10 @@ def test_bundled_models_are_found_by_name_and_others_named(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", model_directory.names())
-def test_models_of_the_package_are_what_they_say(name: str) -> None:
-    """Their own loss on a few windows of the held-out text, where this Python has the text that they read."""
+def test_bundled_models_have_their_logged_loss(name: str) -> None:
+    """On a few windows of the held-out text, if this Python has the text on which they were trained."""
     log = model_directory.log_of(model_directory.bundled(name))
-    assert log["corpus"]["name"] == corpus.standard_library().name  # or `calibrate quality` would ask for a text
+    assert log["corpus"]["name"] == corpus.standard_library().name  # else `calibrate quality` would require a text
     loaded = model_directory.load(name)
     assert log["parameters"] == sum(each.numel() for each in loaded.model.parameters())
     found = corpus.standard_library()
@@ -714,7 +714,7 @@ def test_models_of_the_package_are_what_they_say(name: str) -> None:
 # The command
 
 
-def test_train_writes_models_and_goes_on(tmp_path: Path) -> None:
+def test_train_command_writes_models_and_resumes(tmp_path: Path) -> None:
     common = ["train", "-o", str(tmp_path / "out"), "--role", "mine", "--layers", "1", "--hidden", "32", "--ffn", "32", "--quick",
               "--vocabulary", "300", "--epochs", "0.1", "--device", "cpu", "--threads", "1"]  # fmt: skip
     done = CliRunner().invoke(app, [*common, "--json"])
@@ -730,7 +730,7 @@ def test_train_writes_models_and_goes_on(tmp_path: Path) -> None:
     assert "held-out loss" in again.stdout
     assert "measured" in again.stdout
     assert "made with epochs 0.1, now asked for 0.2" in family.told(*common, "--resume", "--epochs", "0.2")
-    # The command that it says gives the same weights.
+    # The logged command gives the same weights.
     words = said["command"].split()[1:]
     words[words.index("-o") + 1] = str(tmp_path / "again")
     assert CliRunner().invoke(app, [*words, "--device", "cpu"]).exit_code == 0
@@ -741,10 +741,10 @@ def test_train_writes_models_and_goes_on(tmp_path: Path) -> None:
     ("words", "message"),
     [
         ("--role targte", "unknown role 'targte'; did you mean target?"),
-        ("--layers 3", "layers, hidden and ffn must be given all three"),
+        ("--layers 3", "layers, hidden and ffn must be given together"),
         ("--role a,b --layers 1 --hidden 32 --ffn 32", "role must be one name"),
         ("--role ../a --layers 1 --hidden 32 --ffn 32", "role must be one name"),
-        ("--role a --layers 1 --hidden 33 --ffn 32", "hidden must be a multiple of 32, that of a head, got 33"),
+        ("--role a --layers 1 --hidden 33 --ffn 32", "hidden must be a multiple of 32, the size of a head, got 33"),
         ("--role a --layers 0 --hidden 32 --ffn 32", "layers must be between 1"),
         ("--epochs nan", "epochs must be between 0 and 1000, got nan"),
         ("--batch 0", "batch must be at least 1, got 0"),
@@ -755,14 +755,14 @@ def test_train_writes_models_and_goes_on(tmp_path: Path) -> None:
         ("--quick --vocabulary 256", "vocabulary must be between 257 and 65536, got 256"),
     ],
 )
-def test_train_refuses_and_leaves_nothing(words: str, message: str, tmp_path: Path) -> None:
+def test_train_refuses_wrong_options_and_leaves_nothing(words: str, message: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert message in family.told("train", "-o", str(out), *words.split())
     assert not out.exists() or not list(out.iterdir())
 
 
-def test_a_model_that_is_there_is_trained_no_more_unless_it_is_to_go_on(kept: Path, tmp_path: Path) -> None:
-    """Without `resume` neither a model nor what a broken-off training left is touched."""
+def test_existing_model_is_trained_only_with_resume(kept: Path, tmp_path: Path) -> None:
+    """Without `resume` neither a model nor a saved state is touched."""
     folder = tmp_path / "family"
     shutil.copytree(kept, folder / "tiny")
     asked = "tiny", family.TINY, family.RECIPE, family.text(), None
@@ -770,11 +770,11 @@ def test_a_model_that_is_there_is_trained_no_more_unless_it_is_to_go_on(kept: Pa
         make_model.make(*asked, folder)
     assert make_model.make(*asked, folder, resume=True) == model_directory.log_of(folder / "tiny")
     (folder / "tiny").rename(folder / "tiny.kept")
-    with pytest.raises(ParameterError, match="of a training that was broken off; --resume goes on with it, or remove it"):
+    with pytest.raises(ParameterError, match="from an interrupted training; --resume continues it, or remove it"):
         make_model.make(*asked, folder)
 
 
-def test_an_interrupted_train_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_train_command_names_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -784,7 +784,7 @@ def test_an_interrupted_train_says_how_to_go_on(tmp_path: Path, monkeypatch: pyt
     assert "--resume" in done.stderr
 
 
-def test_another_text_than_the_bundled_familys_is_noted(kept: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_text_other_than_the_bundled_familys_is_noted(kept: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from calibrate.commands import family_commands
 
     found = family.text()
@@ -792,10 +792,10 @@ def test_another_text_than_the_bundled_familys_is_noted(kept: Path, monkeypatch:
     shutil.copytree(kept, tmp_path / "target")
     monkeypatch.setattr(model_directory, "MODELS", tmp_path)
     assert family_commands._note(found) == "note: the text is that of the bundled family"
-    assert "weights and losses will be others" in family_commands._note(corpus.standard_library())
+    assert "weights and losses will differ" in family_commands._note(corpus.standard_library())
 
 
-def test_help_has_examples_and_the_defaults_that_hold() -> None:
+def test_help_has_examples_and_current_defaults() -> None:
     said = " ".join(CliRunner().invoke(app, ["train", "--help"], terminal_width=200).stdout.split())
     assert "calibrate train -o family" in said
     recipe = Recipe()
@@ -804,8 +804,8 @@ def test_help_has_examples_and_the_defaults_that_hold() -> None:
     assert f"Default: {vocabulary.SIZE}." in said
 
 
-def test_a_size_is_that_of_its_configuration() -> None:
-    """Heads of 32, each with keys and values of its own; the embedding is the head; token 0 begins, ends and fills."""
+def test_size_gives_its_configuration() -> None:
+    """Heads of 32, each with separate keys and values; the embedding is the output matrix; token 0 begins, ends and pads."""
     for layers, hidden, ffn in ((2, 96, 256), (5, 128, 344)):
         found = Size(layers, hidden, ffn).config(1000, 64)
         assert (found.num_hidden_layers, found.hidden_size, found.intermediate_size) == (layers, hidden, ffn)
@@ -814,7 +814,7 @@ def test_a_size_is_that_of_its_configuration() -> None:
         assert found.bos_token_id == found.eos_token_id == found.pad_token_id == 0
 
 
-def test_a_file_is_written_whole_or_not_at_all_with_all_folders_above_it(tmp_path: Path) -> None:
+def test_file_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "new" / "deeper" / "file"
     with whole_files.whole(path) as part:
         part.write_text("some")

@@ -1,7 +1,7 @@
-"""The whole way from passes to predictions on a GPU that is not there: work is launched, and is done behind the launcher's back.
+"""From passes to predictions on a simulated GPU: work is launched, and runs later than its launch.
 
-Passes on the processor say what is computed; a clock of its own says when. Everything that reads a clock reads that one, so what a
-measurement session measures, and what is predicted from it, are numbers that hang on nothing but the code.
+The CPU computes the passes; a simulated clock gives their times. Everything reads that clock, so measurements and predictions
+depend only on the code.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @dataclass
 class Gpu:
-    """A device with one queue: what is launched begins when the launcher has come to it and what was launched before has ended.
+    """A device with one queue: work begins when it is launched and all earlier work has ended.
 
-    Times are in microseconds: of a layer, of each token in it, of a head, of one look at the clock, and of launching either.
+    Times [us] of a layer, of each token in it, of a head, of a clock reading, and of a launch.
     """
 
     layer: float
@@ -53,12 +53,12 @@ class Gpu:
     """Work of the graph that is being captured."""
 
     def perf_counter(self) -> float:
-        """The launcher's clock [s]."""
+        """The host's clock [s]."""
         self.host += self.tick
         return self.host / 1e6
 
     def work(self, seconds: float) -> None:
-        """Launch so much, or have a graph do it."""
+        """Launch work, or add it to a graph."""
         if self.within is not None:
             self.within += seconds
             return
@@ -66,7 +66,7 @@ class Gpu:
         self.ended = max(self.ended, self.host) + seconds
 
     def settle(self, *_: Any) -> None:
-        """Wait for all of it."""
+        """Wait for all work."""
         self.host = max(self.host, self.ended)
 
 
@@ -79,16 +79,16 @@ class Event:
         self.at = 0.0
 
     def record(self) -> None:
-        """It is reached when what was launched before it has ended."""
+        """Record the end of all earlier work."""
         self.at = max(self.gpu.host, self.gpu.ended)
 
     def elapsed_time(self, other: Event) -> float:
-        """From here to there [ms]."""
+        """Return the time to another event [ms]."""
         return (other.at - self.at) / 1e3
 
 
 def on(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all that is timed be timed there."""
+    """Use this device for all timing."""
     layer, logits, found = Decoder._layer, Decoder.logits, in_one_process.Real._found
 
     def run_layer(self: Decoder, index: int, hidden: Any, *more: Any) -> Any:
@@ -119,7 +119,7 @@ def on(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_graphs(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have graphs there too: each is launched at once, and takes what its work takes."""
+    """Add graphs: a graph is launched at once, and takes the time of its work."""
     cuda = installed(monkeypatch)
     capture, replay = cuda.graph, CUDAGraph.replay
 
@@ -153,7 +153,7 @@ FEW: list[dict[str, Any]] = [
     METHODS[0], METHODS[1] | {"sweep": {"sequences": [1, 4]}}, METHODS[2], METHODS[3] | {"sweep": {"candidates": [3]}},
     *METHODS[4:6], METHODS[6] | {"sweep": {"draft_length": [4]}}, METHODS[7],
 ]
-"""Each method, and of those that batch or draft fewer settings."""
+"""Each method, with fewer settings for those that batch or draft."""
 
 
 @pytest.mark.parametrize(
@@ -167,11 +167,11 @@ FEW: list[dict[str, Any]] = [
         }.items()),
     ],
 )  # fmt: skip
-def test_predictions_hold_whether_the_device_or_its_launches_take_the_time(
+def test_predictions_hold_if_device_or_launches_dominate(
     mode: str, layer: float, launch: float, bound: float, methods: list[dict[str, Any]], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A graph is launched at once, and nobody waits for that where no look came before: it is foretold as if somebody did."""
+    """A graph is launched at once. Without a read before it, no process waits for the launch, but the prediction assumes a wait."""
     several = methods is METHODS
     methods = [each for each in methods if mode == "eager" or each["name"] != "ppd"]
     names = {}
@@ -201,8 +201,8 @@ def test_predictions_hold_whether_the_device_or_its_launches_take_the_time(
     assert {name: error for name, error in found.items() if abs(error) > bound} == {}
 
 
-def test_what_a_graph_takes_besides_its_layers_is_no_layer_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that goes on takes the launch of a graph and its layers; of a few it would seem to be theirs."""
+def test_overhead_of_a_graph_is_not_part_of_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed call takes the launch of a graph and its layers; with few layers the launch would seem to be theirs."""
     gpu = Gpu(400.0, 40.0)
     on(gpu, monkeypatch)
     by_graphs(gpu, monkeypatch)

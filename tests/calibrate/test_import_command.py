@@ -1,4 +1,4 @@
-"""`calibrate import` and `calibrate bundle`: they write what the functions read; mistakes are one line and leave nothing."""
+"""`calibrate import` and `calibrate bundle`: profiles equal those of the functions; errors are one line and write nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
     return copied(tmp_path)
 
 
-def test_groups_of_commands_without_one_show_what_there_is() -> None:
+def test_groups_without_a_command_show_their_help() -> None:
     for words in ([], ["import"], ["fit"]):
         done = CliRunner().invoke(app, words)
         asked = CliRunner().invoke(app, [*words, "-h"])
@@ -33,7 +33,7 @@ def test_groups_of_commands_without_one_show_what_there_is() -> None:
 
 
 @pytest.mark.parametrize("source", READ)
-def test_the_command_writes_what_the_function_reads(source: str, folder: Path, tmp_path: Path) -> None:
+def test_the_command_writes_the_profile_of_the_function(source: str, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     more = ["-o", str(out), "--name", "mine", "--commit", "abc123"]
     done = CliRunner().invoke(app, [*arguments(folder)[source], *more])
@@ -48,8 +48,8 @@ def test_the_command_writes_what_the_function_reads(source: str, folder: Path, t
     assert sorted(each.name for each in out.iterdir()) == ["mine.json", "mine.parquet"]
 
 
-def test_tables_of_vidur_may_lie_elsewhere(folder: Path, tmp_path: Path) -> None:
-    """With all that lies elsewhere, in another unit, the profile is that of the whole folder."""
+def test_tables_of_vidur_may_be_in_other_folders(folder: Path, tmp_path: Path) -> None:
+    """With the options for all tables in other folders, the profile is that of the whole folder."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     whole = from_vidur(folder)
@@ -88,13 +88,13 @@ def test_the_command_composes_a_model(folder: Path, tmp_path: Path) -> None:
         ("vidur", ["--name", "../mine"], "name must be of letters, digits, dots"),
         ("aiconfigurator", ["--engine", "vllm/2.0"], "engine of gemm must be one of trtllm/9.9, vllm/1.0, got vllm/2.0"),
         ("aiconfigurator", ["--model", "t5-small"], "encoder_layers must be 0, got 6"),
-        ("aiconfigurator", ["--model", "llama-3.1-8b", "--tensor-parallel", "two"], "tensor_parallel must be whole numbers"),
-        ("aiconfigurator", ["--model", "llama-3.1-8b", "--tensor-parallel", "1, two"], "tensor_parallel must be whole numbers"),
+        ("aiconfigurator", ["--model", "llama-3.1-8b", "--tensor-parallel", "two"], "tensor_parallel must be comma-separated"),
+        ("aiconfigurator", ["--model", "llama-3.1-8b", "--tensor-parallel", "1, two"], "tensor_parallel must be comma-separated"),
         ("aiconfigurator", ["--model", "llama-3.1-8b", "--tensor-parallel", "3"], "tensor_parallel must divide heads=32, got 3"),
         ("aiconfigurator", ["--model", "opt-1.3b"], "head_dim must be one of 128"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2_and_leaves_nothing(
+def test_user_errors_are_one_line_with_exit_code_2_and_write_nothing(
     source: str, change: list[str], message: str, folder: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -106,7 +106,7 @@ def test_a_mistake_is_one_line_and_exit_code_2_and_leaves_nothing(
     assert not out.exists() or not [*out.iterdir()]
 
 
-def test_a_spoiled_table_writes_nothing(folder: Path, tmp_path: Path) -> None:
+def test_an_invalid_table_writes_nothing(folder: Path, tmp_path: Path) -> None:
     swap("0.0015,0.110", "0.0015,0.005")(folder / MLP)
     out = tmp_path / "out"
     done = CliRunner().invoke(app, [*arguments(folder)["vidur"], "-o", str(out)])
@@ -115,7 +115,7 @@ def test_a_spoiled_table_writes_nothing(folder: Path, tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_a_folder_that_is_a_file_is_a_mistake(folder: Path, tmp_path: Path) -> None:
+def test_an_output_folder_that_is_a_file_is_refused(folder: Path, tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.write_text("")
     done = CliRunner().invoke(app, [*arguments(folder)["vidur"], "-o", str(taken)])
@@ -139,6 +139,6 @@ def test_help_has_an_example_of_each_command_and_loads_nothing_heavy() -> None:
     assert found.stdout.strip() == "[]", "import these where they are used"
 
 
-def test_every_row_of_a_source_is_read_by_its_number_in_the_file(folder: Path) -> None:
+def test_rows_of_a_source_keep_their_numbers_in_the_file(folder: Path) -> None:
     table = imported_tables.read(folder / "vidur/attention.csv", ["is_prefill"], root=folder)
     assert table.where(table.words("is_prefill", ("true", "false")) == "true").numbers.tolist() == [4, 5]

@@ -1,4 +1,4 @@
-"""Tables of other projects: times that a device cannot reach, repeats, and what falls as passes get wider."""
+"""Tables of other projects: impossible times, repeats, and times that fall with more tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GPU = devices.Device("made-up", 1e9, 1e12, {"bfloat16": 1e14}, 1e10, 1e10, 10e6,
 
 
 def judged(seconds: float, **more: Any) -> str:
-    """What is said of a time, of which there are three."""
+    """Return the error about a time, which occurs three times."""
     table = imported_tables.ImportedTable(Path("t.csv"), "t.csv", pl.DataFrame({"t": [1.0, 1.0, 1.0]}), np.array([4, 6, 9]))
     more = {key: np.array([0.0, value, value]) if key in ("moved", "operations") else value for key, value in more.items()}
     try:
@@ -27,41 +27,41 @@ def judged(seconds: float, **more: Any) -> str:
     return ""
 
 
-def test_a_time_is_held_against_memory_arithmetic_and_a_hundredth_of_both() -> None:
-    """A made-up device of 1 TB/s with a cache of 10 MB and 100 TFLOP/s, of which 110 are allowed."""
-    behind = "; check the unit and the device, or leave this file out"
+def test_times_are_checked_against_lower_and_upper_bounds() -> None:
+    """A made-up device with 1 TB/s, a cache of 10 MB and 100 TFLOP/s, of which 110 are accepted."""
+    ending = "; check the unit and the device, or leave this file out"
     also = " (2 rows like it)"
     # 30 MB, of which 20 come from memory: 20 us.
     assert judged(20.001e-6, moved=30e6) == judged(19e-6, moved=30e6, rounding=1.001e-6) == ""
     slow = f"t.csv: row 6, column t: 1.9e-05 s would be 1.58e+12 bytes/s, above the 1e+12 bytes/s of the memory of made-up{also}"
-    assert judged(19e-6, moved=30e6) == slow + behind
-    assert judged(19e-6, moved=30e6, rounding=0.999e-6) == slow + behind
+    assert judged(19e-6, moved=30e6) == slow + ending
+    assert judged(19e-6, moved=30e6, rounding=0.999e-6) == slow + ending
     # 11 GFLOP at 110 TFLOP/s: 100 us.
     assert judged(100.001e-6, operations=11e9) == ""
     said = judged(99.99e-6, operations=11e9)
     assert said == (
         "t.csv: row 6, column t: 9.999e-05 s would be 1.1e+14 operations/s, above the 1.1e+14 operations/s of the arithmetic of "
-        f"made-up{also}{behind}"
+        f"made-up{also}{ending}"
     )
-    assert "0 s would be no time at all, above" in judged(0.0, operations=11e9)
-    # A hundredth of both, one after the other: 3 ms and 11 ms, and .1 ms a launch.
+    assert "0 s would be zero time, above" in judged(0.0, operations=11e9)
+    # A hundredth of both peaks, added up: 3 ms and 11 ms, plus 0.1 ms per launch.
     for most, launches in ((3e-3 + 11e-3 + 1e-4, 1), (3e-3 + 11e-3 + 5e-4, 5)):
         more: dict[str, Any] = {"moved": 30e6, "operations": 11e9} | ({"launches": launches} if launches > 1 else {})
         assert judged(0.9999 * most, **more) == ""
         assert judged(1.0001 * most, **more) == (
             f"t.csv: row 6, column t: {1.0001 * most:.4g} s is too long{also}: made-up at a hundredth of its peaks takes at most "
-            f"{most:.3g} s{behind}"
+            f"{most:.3g} s{ending}"
         )
-    # Without either one launch alone; and what is just reached is reached.
+    # Without bytes and operations only a launch; times at the bounds are accepted.
     assert judged(1e-4) == ""
     assert "0.0001 s is too long" in judged(1e-4 + 5e-13)
     assert judged(1e-6, moved=11e6) == judged(11e8 / (1e14 * 1.1), operations=11e8) == ""
-    # Kernels that do more than is needed are given that time too.
+    # Kernels that do more than necessary have a larger bound.
     assert judged(20e-3, moved=30e6, most=(np.array([1.0, 90e6, 90e6]), np.array([1.0, 11e9, 11e9]))) == ""
     assert "row 4" in judged(5e-3, moved=30e6, most=(np.array([-1e9, 90e6, 90e6]), np.array([0.0, 11e9, 11e9])))
 
 
-def test_repeats_are_merged_to_their_medians_and_ways_are_apart() -> None:
+def test_repeats_are_merged_to_medians_per_tensor_parallel() -> None:
     def of(*values: float) -> Any:
         return np.array(values, dtype=np.float64)
 
@@ -71,7 +71,7 @@ def test_repeats_are_merged_to_their_medians_and_ways_are_apart() -> None:
         {"part": "dense", "repeats": 1, "tensor_parallel": 4, "tokens": 1, "time_s": 9.0, "low_s": 8.0},
         {"part": "dense", "repeats": 3, "tensor_parallel": 4, "tokens": 2, "time_s": 4.0, "low_s": 1.0},
     ]
-    # Of each value of tensor_parallel by itself, and of this part alone: 1.0 to 0.94 falls by 6 %, and 1.0 to 0.96 by 4 %.
+    # Per tensor parallel size, and for this part only: 1.0 to 0.94 falls by 6 %, and 1.0 to 0.96 by 4 %.
     falls = [(1, 1, 1.0), (1, 2, 0.94), (2, 1, 9.0), (2, 2, 9.5), (2, 4, 9.12)]
     rows = [
         {"part": "dense", "tensor_parallel": tensor_parallel, "tokens": tokens, "time_s": time}
@@ -84,7 +84,7 @@ def test_repeats_are_merged_to_their_medians_and_ways_are_apart() -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5), (0, 3, 4, 5, 1, 2)])
-def test_the_largest_fall_of_times_is_the_one_that_is_named(order: tuple[int, ...]) -> None:
+def test_the_note_names_the_largest_fall(order: tuple[int, ...]) -> None:
     found = [10.0, 20.0, 12.0, 30.0, 27.0, 40.0] if order[1] == 1 else [10.0, 30.0, 27.0, 40.0, 24.0, 50.0]
     rows = [{"part": "dense", "tokens": 2**place, "time_s": time} for place, time in enumerate(found)]
     (note,) = imported_tables.dips(rows, "dense", "tokens")

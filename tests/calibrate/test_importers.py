@@ -1,4 +1,4 @@
-"""Importers on small made-up tables: every number by hand; what is missing, malformed or impossible is refused by file, row and
+"""Importers on small made-up tables: numbers by hand; errors about missing, malformed or impossible values name file, row and
 column."""
 
 from __future__ import annotations
@@ -54,75 +54,75 @@ def folder(tmp_path: Path) -> Path:
 PRODUCT = "time_stats.attn_pre_proj.median"
 
 
-# --- what is read ---
+# --- Reading ---
 
 
-def test_a_layer_of_vidur_is_the_sum_of_its_operations_each_once(folder: Path) -> None:
+def test_vidur_layers_are_sums_of_their_operations(folder: Path) -> None:
     made = from_vidur(folder)
-    # Norms, four products, rotation, activation, one sum; not the embedding. Two tokens were measured twice: the median of both.
+    # Norms, four products, rotation, activation, one addition; not the embedding. Two tokens were measured twice: their median.
     assert times(made, "dense") == {(1,): 266.0, (2,): 269.0, (8,): 239.0, (64,): 315.0}
     assert times(made, "dense", tensor_parallel=2) == {(1,): 148.0}
     assert times(made, "embedding") == {(1,): 4.0, (2,): 4.0, (8,): 5.0, (64,): 5.0}
     row = made.table.filter((pl.col("part") == "dense") & (pl.col("tokens") == 2))
     assert row["repeats"].item() == 2
-    # Quartiles of a normal law with the sum of nine deviations of 1.5 us.
+    # Quartiles of a normal distribution with the sum of nine deviations of 1.5 us.
     half = 9 * 1.5 * 0.6745
     assert (row["low_s"].item() * 1e6, row["high_s"].item() * 1e6) == pytest.approx((269 - half, 269 + half))
     assert (made.kind, made.provenance, made.mode) == ("model", "measured", "kernel-only")
 
 
-def test_attention_of_vidur_holds_what_surrounds_it_and_prompts_are_wider_passes(folder: Path) -> None:
+def test_vidur_attention_includes_cache_operations_and_prefills(folder: Path) -> None:
     found = times(from_vidur(folder), "attention")
     assert found == {(1, 32, 1): 14.0, (1, 1024, 1): 30.0, (1, 1024, 4): 85.0, (64, 0, 1): 56.0, (64, 1024, 1): 85.0}
 
 
-def test_a_step_of_vidur_is_of_the_model_and_without_messages_between_processes(folder: Path) -> None:
+def test_vidur_steps_are_of_the_model_without_messages(folder: Path) -> None:
     assert times(from_vidur(folder), "step") == {(8,): 1100.0, (16,): 1300.0}
 
 
-def test_transfers_of_vidur_are_medians_of_repeats_within_a_node(folder: Path) -> None:
+def test_vidur_transfers_are_medians_within_a_node(folder: Path) -> None:
     made = from_vidur(folder)
     assert times(made, "all_reduce", tensor_parallel=2) == {(8192,): 12.0}
     assert times(made, "all_reduce", tensor_parallel=4) == {(8192,): 14.0}
-    # Between two devices, however many share a layer.
+    # Between two devices, independent of tensor_parallel.
     assert times(made, "send") == {(8192,): 6.0, (1048576,): 10.0}
     row = made.table.filter((pl.col("part") == "all_reduce") & (pl.col("tensor_parallel") == 2))
-    # The median of the repeats' quartiles: of 10 us, 12 us and 20 us, with deviations of 2, 3 and 9.5.
+    # Median of the repeats' quartiles: 10 us, 12 us and 20 us, with deviations of 2, 3 and 9.5.
     low, high = ([each - sign * 0.6745 * wide for each, wide in ((10, 2), (12, 3), (20, 9.5))] for sign in (1, -1))
     middle = sorted(low)[1] * 1e-6, sorted(high)[1] * 1e-6, 3
     assert (row["low_s"].item(), row["high_s"].item(), row["repeats"].item()) == pytest.approx(middle)
 
 
-def test_zero_times_of_single_operations_and_dips_are_kept_and_said(folder: Path) -> None:
+def test_zero_times_and_dips_are_kept_and_noted(folder: Path) -> None:
     made = from_vidur(folder)
-    assert times(made, "dense", tensor_parallel=2) == {(1,): 148.0}  # its activation was rounded to nothing
+    assert times(made, "dense", tensor_parallel=2) == {(1,): 148.0}  # its activation was rounded to zero
     assert any("dense: at 1 of 5 points the time falls by more than 5%, by 11% at tokens 8" in note for note in made.notes)
 
 
-def test_frontier_may_give_the_attention_that_vidur_lacks(folder: Path) -> None:
+def test_frontier_attention_can_be_used_with_vidur(folder: Path) -> None:
     (folder / "vidur" / "attention.csv").rename(folder / "elsewhere.csv")
     without = vidur.read(folder / "vidur", model="llama-2-7b", gpu="a100")
     assert without.parts == ("dense", "embedding", "step")
     assert times(from_vidur(folder, attention=str(folder / "elsewhere.csv")), "attention")[1, 32, 1] == 14.0
 
 
-def test_operations_of_aiconfigurator_are_of_one_type_and_have_times(folder: Path) -> None:
+def test_aiconfigurator_rows_of_other_types_or_without_times_are_left_out(folder: Path) -> None:
     made = from_aiconfigurator(folder)
     assert times(made, "gemm")[1, 4096, 4096] == 15.0
     assert made.rows("gemm").height == 9
     assert any("2 rows without a time or without work left out" in note for note in made.notes)
-    # `step` positions are cached before the new token; windows and other types are left out.
+    # `step` is the number of cached positions before the new token; windows and other types are left out.
     assert times(made, "decode")[32, 8, 128, 1023, 4] == 16.0
     assert times(made, "decode")[32, 8, 128, 127, 1] == 10.0
     assert made.rows("decode").height == 9
-    # Elements of two bytes; replayed graphs, not eager ones.
+    # Elements of two bytes; replayed graphs, not eager runs.
     assert times(made, "all_reduce", tensor_parallel=2) == {(8192,): 6.0, (2097152,): 20.0}
     assert made.kind == "operations"
     assert "rope" not in made.facts["decode_includes"]
 
 
-def test_reductions_are_the_mean_over_libraries_at_the_sizes_that_all_have(folder: Path) -> None:
-    """Of 3, 6 and 12 us: 6, with quartiles halfway; NCCL's other operations and types, and sizes that one lacks, are left out."""
+def test_reductions_are_geometric_means_over_libraries(folder: Path) -> None:
+    """The mean of 3, 6 and 12 us is 6; NCCL's other operations and types, and sizes missing in a library, are left out."""
     comm = folder / "aiconfigurator" / "comm"
     for library, latencies in (("trtllm/9.9", (0.003, 0.044, 0.9)), ("nccl/1", (0.012, 0.025, 0.7))):
         kind = "nccl_dtype" if library.startswith("nccl") else "allreduce_dtype"
@@ -143,11 +143,11 @@ def test_reductions_are_the_mean_over_libraries_at_the_sizes_that_all_have(folde
     assert note == said
 
 
-def test_attention_of_aiconfigurator_may_be_left_out(folder: Path) -> None:
+def test_aiconfigurator_attention_is_optional(folder: Path) -> None:
     assert "decode" not in from_aiconfigurator(folder, attention="none").parts
 
 
-def test_a_layer_of_llmservingsim_has_its_norm_twice(folder: Path) -> None:
+def test_llmservingsim_layers_have_two_norms(folder: Path) -> None:
     made = from_llmservingsim(folder)
     assert times(made, "dense") == {(1,): 2 * 1.9 + 55 + 2.2 + 38 + 247 + 2.6 + 127, (8,): 488.7}
     assert times(made, "embedding") == {(1,): 2.8, (8,): 4.3}
@@ -162,7 +162,7 @@ def test_a_layer_of_llmservingsim_has_its_norm_twice(folder: Path) -> None:
     }
     assert any("1 passes that mix" in note for note in made.notes)
     assert (made.date, made.facts["gpu"]) == ("2026-01-02", "a made-up GPU")
-    with (folder / ATTENTION).open("a") as file:  # a prompt of one token is one too
+    with (folder / ATTENTION).open("a") as file:  # a prompt of one token is also a prefill
         file.write("1,512,0,0,11.0\n1,64,1,128,31.0\n")
     again = from_llmservingsim(folder)
     assert times(again, "attention") == times(made, "attention") | {(1, 512, 1): 11.0}
@@ -170,7 +170,7 @@ def test_a_layer_of_llmservingsim_has_its_norm_twice(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("source", READ)
-def test_what_is_read_comes_back_from_a_file_and_names_its_sources(source: str, folder: Path, tmp_path: Path) -> None:
+def test_imported_profiles_are_saved_and_loaded_with_sources(source: str, folder: Path, tmp_path: Path) -> None:
     made = READ[source](folder)
     again = profile_files.load(profile_files.save(made, tmp_path))
     assert again.table.equals(made.table)
@@ -185,15 +185,15 @@ WHOLE: dict[str, dict[str, Any]] = {
         "engine": "Sarathi (profiled by Vidur)", "provenance": "measured", "dtype": "bfloat16", "facts": {},
         "errors": {"dense": 0.0612, "embedding": 0.0506, "attention": 0.0, "step": 0.0, "send": 0.0, "all_reduce": 0.0},
         "notes": (
-            "dense: sum of the medians of a layer's operations, as Vidur sums them: of its two sums one, the other runs untimed; "
-            "low and high are quartiles that go with sums of deviations",
+            "dense: sum of the medians of a layer's operations, as Vidur sums them, with one of two additions (the other is not "
+            "timed); low and high are quartiles from the sums of standard deviations",
             "times were rounded to 1 us",
             "dense: at 1 of 5 points the time falls by more than 5%, by 11% at tokens 8",
-            "attention: with attn_input_reshape, attn_kv_cache_save, attn_output_reshape; passes of several tokens are prompt "
-            "passes of one text",
-            "attention: saving keys and values of many tokens of one text grows with them; it was measured so",
-            "step: schedule, prepare_inputs_e2e, sampler_launch, process_model_outputs, medians, on Vidur's host; smaller batches "
-            "than 8 take what that one takes",
+            "attention: includes attn_input_reshape, attn_kv_cache_save, attn_output_reshape; passes of several tokens are "
+            "prefills of one sequence",
+            "attention: the measured time of saving keys and values grows with the tokens of a sequence",
+            "step: schedule, prepare_inputs_e2e, sampler_launch, process_model_outputs, medians, on Vidur's host; batches below 8 "
+            "take as long as 8",
             "send, all_reduce: between devices of one node; medians of repeats",
         ),
         "sources": [
@@ -241,11 +241,11 @@ WHOLE: dict[str, dict[str, Any]] = {
         "off": "dense 0.0%, embedding 0.0%, head 0.0%, step 0.0%, attention 0.0%",
     },
 }  # fmt: skip
-"""All that a profile says besides its times, and what the command prints of it."""
+"""Metadata of the imported profiles, and the output of the command."""
 
 
 @pytest.mark.parametrize("source", READ)
-def test_a_profile_says_what_it_is_of_and_the_command_says_it_too(source: str, folder: Path, tmp_path: Path) -> None:
+def test_metadata_of_imported_profiles_and_command_output(source: str, folder: Path, tmp_path: Path) -> None:
     made, wanted = READ[source](folder), dict(WHOLE[source])
     said = {name: getattr(made, name) for name in wanted if name not in ("sources", "covers", "off")}
     assert said == {name: value for name, value in wanted.items() if name in said}
@@ -260,16 +260,16 @@ def test_a_profile_says_what_it_is_of_and_the_command_says_it_too(source: str, f
         f"{tmp_path / wanted['name']}.json: measured", f"covers {wanted['covers']}", f"median errors {wanted['off']}",
         *(f"note: {each}" for each in wanted["notes"]),
     ]  # fmt: skip
-    # A source that does not say when it was measured: the day on which it was read.
+    # A source without a date of measurement: the date of the import.
     assert profile_files.load(tmp_path / f"{wanted['name']}.json").date == (wanted["date"] or datetime.date.today().isoformat())
 
 
-def test_errors_are_of_inner_points_between_their_neighbours(folder: Path) -> None:
-    """Of 1, 2, 8 and 64 tokens the second and third are left out in turn, and found between the others in logarithms."""
+def test_errors_are_leave_one_out_errors_of_inner_points(folder: Path) -> None:
+    """Of 1, 2, 8 and 64 tokens the second and third are left out in turn, and interpolated in logarithms."""
     between = 266 ** (2 / 3) * 239 ** (1 / 3) / 269 - 1, 269 ** (3 / 5) * 315 ** (2 / 5) / 239 - 1
     assert from_vidur(folder).errors["dense"] == pytest.approx(np.median([np.median(np.abs(between)), 0.0]), abs=1e-4)
 BAD = [
-    # A file that is not there, or is not what it was.
+    # A missing or changed file.
     (MLP, gone, "mlp.csv: there is no such file"),
     (GEMM, gone, "gemm_perf.parquet: there is no such file"),
     (DECODE, gone, "generation_attention_perf.parquet: there is no such file"),
@@ -293,7 +293,7 @@ BAD = [
     # Units.
     (DENSE, swap("time_us", "time_ticks"), "dense.csv: column time_ticks: unknown unit 'ticks'; known: ms, s, us"),
     (SEQUENCE, swap("time_us", "latency"), "per_sequence.csv: column time_us is missing"),
-    # Values that are no numbers, or no such numbers.
+    # Values that are not numbers, or out of bounds.
     (MLP, swap("True,1,1", "True,one,1"), "mlp.csv: row 1, column num_tokens: must be a number of at least 1, got 'one'"),
     (MLP, swap("True,64,1", "True,0,1"), "mlp.csv: row 5, column num_tokens: must be a number of at least 1, got 0"),
     (MLP, swap(FIRST, FIRST.replace("0.060", "")), f"mlp.csv: row 1, column {PRODUCT}: must be a number of at least 0"),
@@ -303,12 +303,12 @@ BAD = [
     (DECODE, swap("1,32,8,128,127", "1,32,0,128,127"), "row 1, column num_key_value_heads: must be a number of at least 1, got 0"),
     ("vidur/attention.csv", swap("False", "no"), "attention.csv: row 1, column is_prefill: unknown value 'no'"),
     ("vidur/network/send_recv.csv", swap("send_recv,2", "broadcast,2"), "row 1, column collective: unknown value 'broadcast'"),
-    # Counts are whole.
+    # Counts are whole numbers.
     (MLP, swap("True,8,1", "True,8.5,1"), "mlp.csv: row 4, column num_tokens: must be a whole number, got 8.5"),
     (GEMM, swap("2,4096,4096,0.016", "2.5,4096,4096,0.016"), "row 3, column m: must be a whole number, got 2.5"),
     (DENSE, swap("qkv_proj,8,56", "qkv_proj,7.5,56"), "dense.csv: row 4, column tokens: must be a whole number, got 7.5"),
     (ATTENTION, swap("0,0,8,1024,45.0", "0,0,8,1023.5,45.0"), "attention.csv: row 3, column kv_decode: must be a whole number"),
-    # Another model, or what a layer needs is not there.
+    # Another model, or a missing operation.
     (MLP, swap("11008,True,2", "14336,True,2"), "row 2, column n_expanded_embd: must be 11008, the model's ffn, got 14336"),
     ("vidur/cpu_overheads.csv", swap("Llama-2-7b", "Llama-9", 2), "column model_name: no row of llama-2-7b; there are"),
     (DENSE, swap("rotary_emb", "rope", 2), "dense.csv: row 5, column layer: unknown value 'rope'; known: act_fn"),
@@ -316,20 +316,20 @@ BAD = [
     (SEQUENCE, swap("sampler,1,25\nsampler,8,29\n", ""), "per_sequence.csv: column layer: no row of sampler"),
     (ATTENTION, swap("0,0,1,16", "0,0,0,16"), "attention.csv: row 1, column n_decode: a pass needs a prompt or new tokens"),
     (GEMM, swap("bfloat16", "int4", 99), "column gemm_dtype: no row of bfloat16; there are fp8, int4"),
-    # Times that no such device takes: 135 MB of weights in 5 us; arithmetic; keys and values; a layer that takes none.
+    # Impossible times: 135 MB of weights in 5 us; arithmetic; keys and values; a layer with a time of zero.
     (MLP, swap("0.0015,0.110", "0.0015,0.005"), "row 1, column time_stats.mlp_up_proj.median: 5e-06 s would be"),
     (GEMM, swap("1,8192,4096,0.029", "1,8192,4096,0.001"), "row 6, column latency: 1e-06 s would be 6.71e+13 bytes/s, above"),
     (DECODE, swap("4,32,8,128,4095", "64,32,8,128,4095"), "row 6, column latency: 4e-05 s would be 2.68e+13 bytes/s"),
     (DENSE, swap("gate_up_proj,8,252", "gate_up_proj,8,25.2"), "row 10, column time_us: 2.52e-05 s would be 9.32e+12 bytes/s"),
     (SEQUENCE, swap("lm_head,8,1114", "lm_head,8,111.4"), "per_sequence.csv: row 2, column time_us"),
-    (SEQUENCE, swap("lm_head,8,1114", "lm_head,8,0"), "per_sequence.csv: row 2, column time_us: 0 s would be no time at all"),
+    (SEQUENCE, swap("lm_head,8,1114", "lm_head,8,0"), "per_sequence.csv: row 2, column time_us: 0 s would be zero time"),
     (ATTENTION, swap("0,0,8,1024,45.0", "0,0,800,1024,45.0"), "attention.csv: row 3, column time_us"),
     (ATTENTION, swap("16,0,0,0,12.0", "4096,0,0,0,12.0"), "operations/s of the arithmetic of rtx-4090"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("file", "spoil", "message"), BAD, ids=[f"{file}: {message[:50]}" for file, _, message in BAD])
-def test_a_spoiled_table_is_refused_by_file_row_and_column(
+def test_a_bad_table_is_refused_with_file_row_and_column(
     file: str, spoil: Callable[[Path], None], message: str, folder: Path
 ) -> None:
     spoil(folder / file)
@@ -340,7 +340,7 @@ def test_a_spoiled_table_is_refused_by_file_row_and_column(
 
 
 def held(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]]]:
-    """What each column of times is held against, in the order of the calls: bytes, operations, rounding and launches."""
+    """Arguments of the checks of each column of times, in the order of calls: bytes, operations, rounding and launches."""
     found: dict[str, list[dict[str, Any]]] = {}
     check = imported_tables.check_reached
 
@@ -353,8 +353,8 @@ def held(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str
     return found
 
 
-def test_what_products_are_held_against_is_counted_by_hand(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two bytes and two operations of every weight, split over devices; of keys and values two bytes of each of both."""
+def test_bounds_of_products_and_attention_by_hand(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two bytes and two operations per weight, divided over devices; two bytes per number of keys and values."""
     found = held("vidur", folder, monkeypatch)
     tokens, tensor_parallel = np.array([1, 2, 2, 8, 64, 1]), np.array([1, 1, 1, 1, 1, 2])
     up = 4096 * 11008
@@ -370,7 +370,7 @@ def test_what_products_are_held_against_is_counted_by_hand(folder: Path, monkeyp
         assert [*own["moved"]] == [2 * 2 * 4096 * batch * (context + width) for batch, width, context in chosen]
         pairs = [batch * sum(context + place for place in range(1, width + 1)) for batch, width, context in chosen]
         assert [*own["operations"]] == [2 * 2 * 4096 * each for each in pairs]
-    # Split over two devices it is half of each.
+    # On two devices it is half of each.
     for name, before, row in (("attn_decode", "1,1,0,1024", 1), ("attn_prefill", "1,1,64,1024", 1)):
         whole = found[f"attention.csv time_stats.{name}.median"][0]
         swap(f"4096,32,32,{before}", f"4096,32,32,2{before[1:]}")(folder / "vidur/attention.csv")
@@ -399,7 +399,7 @@ def test_what_products_are_held_against_is_counted_by_hand(folder: Path, monkeyp
     for column, before in whole.items():
         for own, other in zip(found[column][len(before) :], before, strict=True):
             assert all([2 * each for each in own[what]] == [*other[what]] for what in ("moved", "operations"))
-    # Of eight groups of keys each of sixteen devices has one: two bytes of each of both.
+    # Of eight KV heads each of sixteen devices has one, with two bytes per number.
     shutil.copytree(folder / "llmservingsim/tp1", folder / "llmservingsim/tp16")
     llmservingsim.read(folder / "llmservingsim/tp16", model="llama-3.1-8b", gpu="rtx-4090")
     moved = found["attention.csv time_us"][-1]["moved"]
@@ -415,7 +415,7 @@ def test_what_products_are_held_against_is_counted_by_hand(folder: Path, monkeyp
     assert own["launches"] == 20
 
 
-def test_values_at_their_bounds_are_taken(folder: Path) -> None:
+def test_values_at_their_bounds_are_accepted(folder: Path) -> None:
     table = imported_tables.read(folder / "vidur/network/send_recv.csv", ["size"], root=folder / "vidur")
     assert table.shown == "network/send_recv.csv"
     assert imported_tables.read(folder / "vidur/mlp.csv", [], root=folder / "vidur/network").shown == "mlp.csv"  # not below it
@@ -454,12 +454,12 @@ LEAST = {
     DENSE: {"tokens": 1}, SEQUENCE: {"sequences": 1},
     ATTENTION: {"prefill_chunk": 0, "kv_prefill": 0, "n_decode": 0, "kv_decode": 0},
 }  # fmt: skip
-"""The least of each column of counts."""
+"""The minimum of each column of counts."""
 
 
 @pytest.mark.parametrize("file", LEAST)
-def test_counts_are_taken_at_their_least_and_refused_below(file: str, folder: Path) -> None:
-    """At it nothing is said of the column, whatever else such a table lacks."""
+def test_counts_at_their_minimum_are_accepted(file: str, folder: Path) -> None:
+    """Below the minimum the error names the column; at the minimum it does not, although other columns may be wrong."""
     path = folder / file
     table = pl.read_csv(path) if path.suffix == ".csv" else pl.read_parquet(path)
     for column, least in LEAST[file].items():
@@ -477,14 +477,14 @@ def test_counts_are_taken_at_their_least_and_refused_below(file: str, folder: Pa
             assert value < least or f"column {column}: must be" not in said, said
 
 
-def test_a_gated_layer_reads_two_matrices_up(folder: Path) -> None:
-    """60 us for 11008 x 4096 x 2 weights in bf16 is faster than an A100's memory, and for half of them it is not."""
+def test_a_gated_layer_reads_two_up_matrices(folder: Path) -> None:
+    """60 us for 11008 x 4096 x 2 weights in bf16 is faster than an A100's memory; for half of them it is not."""
     swap("0.0015,0.110", "0.0015,0.060")(folder / MLP)
     with pytest.raises(ParameterError, match=r"row 1, column time_stats.mlp_up_proj.median: 6e-05 s would be 3.01e\+12 bytes/s"):
         from_vidur(folder)
 
 
-def test_a_folder_split_over_devices_that_do_not_divide_the_heads_is_refused(folder: Path) -> None:
+def test_tensor_parallel_that_does_not_divide_heads_is_refused(folder: Path) -> None:
     for name, tensor_parallel in (("tp3", 3), ("tp0", 0)):
         where = folder / "llmservingsim" / name
         shutil.copytree(folder / "llmservingsim" / "tp1", where)
@@ -495,7 +495,7 @@ def test_a_folder_split_over_devices_that_do_not_divide_the_heads_is_refused(fol
 
 
 @pytest.mark.parametrize(("name", "tensor_parallel"), [("tp2", 2), ("tp8", 8), ("profile", 1), ("tp", 1)])
-def test_all_parts_are_of_the_devices_that_the_name_of_the_folder_says(
+def test_the_folder_name_gives_tensor_parallel_of_all_parts(
     folder: Path, name: str, tensor_parallel: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = from_llmservingsim(folder)
@@ -513,8 +513,8 @@ def test_all_parts_are_of_the_devices_that_the_name_of_the_folder_says(
 @pytest.mark.parametrize(("file", "row", "weights"), [
     ("dense", "qkv_proj,1,55", 4096 * (4096 + 2 * 1024)), ("per_sequence", "lm_head,1,1097", 4096 * 128_256),
 ])  # fmt: skip
-def test_a_single_product_is_one_launch(folder: Path, file: str, row: str, weights: int) -> None:
-    """At a hundredth of the peaks, one after the other, and .1 ms: beyond it a time is refused, and below it is none the worse."""
+def test_the_upper_bound_of_a_product_has_one_launch(folder: Path, file: str, row: str, weights: int) -> None:
+    """The bound is the time at a hundredth of the peaks, added up, plus 0.1 ms; larger times are refused."""
     gpu, path = devices.device("rtx-4090"), folder / "llmservingsim" / "tp1" / f"{file}.csv"
     most = 1e6 * (100 * (2 * weights / gpu.bandwidth + 2 * weights / gpu.rate("bfloat16")) + 1e-4)
     before = path.read_text()
@@ -527,7 +527,7 @@ def test_a_single_product_is_one_launch(folder: Path, file: str, row: str, weigh
             assert from_llmservingsim(folder).table.height
 
 
-def test_operations_without_a_time_or_with_one_of_nothing_are_left_out(folder: Path) -> None:
+def test_operations_with_missing_or_zero_times_are_left_out(folder: Path) -> None:
     swap("2,4096,4096,0.016", "2,4096,4096,0.0")(folder / GEMM)
     made = from_aiconfigurator(folder)
     assert (2, 4096, 4096) not in times(made, "gemm")
@@ -538,7 +538,7 @@ def test_operations_without_a_time_or_with_one_of_nothing_are_left_out(folder: P
 META = "llmservingsim/meta.yaml"
 
 
-def test_times_of_another_gpu_than_the_profiler_names_are_refused(folder: Path) -> None:
+def test_times_of_another_gpu_than_in_meta_yaml_are_refused(folder: Path) -> None:
     path = folder / META
     said = path.read_text()
     path.write_text(said.replace("a made-up GPU", "NVIDIA GeForce RTX 3090"))
@@ -557,8 +557,8 @@ def test_times_of_another_gpu_than_the_profiler_names_are_refused(folder: Path) 
 @pytest.mark.parametrize(("file", "column"), [
     ("mlp", "time_stats.*.median"), ("attention", "time_stats.attn_decode.median"), ("cpu_overheads", "schedule_median"),
 ])  # fmt: skip
-def test_a_part_of_a_pass_that_takes_no_time_in_total_is_refused(folder: Path, file: str, column: str) -> None:
-    """In the second row of a model whose weights a cache holds: each operation alone may have been rounded to nothing."""
+def test_parts_with_a_total_time_of_zero_are_refused(folder: Path, file: str, column: str) -> None:
+    """In the second row of a model that fits the cache; single operations may have been rounded to zero."""
     small, path = transformer.preset("gpt2"), folder / "vidur" / f"{file}.csv"
     known = {"n_head": small.heads, "n_kv_head": small.kv_heads, "n_embd": small.hidden, "n_expanded_embd": small.ffn}
     for each in (folder / "vidur").glob("*.csv"):
@@ -569,15 +569,15 @@ def test_a_part_of_a_pass_that_takes_no_time_in_total_is_refused(folder: Path, f
             stands = [name for name in table.columns if name.endswith("median")]
             table = table.with_columns(pl.when(pl.int_range(pl.len()) == 1).then(0.0).otherwise(pl.col(stands)).name.keep())
         table.write_csv(each)
-    message = f"{file}.csv: row 2, column {column}: the pass takes no time in total; it must take some"
+    message = f"{file}.csv: row 2, column {column}: the total time of the pass must be above 0 s, got 0"
     with pytest.raises(ParameterError, match=f"^{re.escape(message)}$"):
         vidur.read(folder / "vidur", model="gpt2", gpu="a100")
 
 
-def test_a_pass_that_takes_no_time_at_all_is_refused(folder: Path) -> None:
+def test_transfers_with_a_time_of_zero_are_refused(folder: Path) -> None:
     path = folder / "vidur" / "network" / "send_recv.csv"
     swap("0.0010,0.006", "0.0010,0.000")(path)
-    with pytest.raises(ParameterError, match=r"send_recv.csv: row 1, column .*: the pass takes no time in total"):
+    with pytest.raises(ParameterError, match=r"send_recv.csv: row 1, column .*: the total time of the pass must be above 0 s"):
         from_vidur(folder)
 
 
@@ -591,7 +591,7 @@ def test_an_unknown_unit_is_refused(folder: Path) -> None:
         from_vidur(folder, unit="us")
 
 
-def test_a_unit_is_that_of_all_tables(folder: Path) -> None:
+def test_the_unit_applies_to_all_tables(folder: Path) -> None:
     """The same times in microseconds give the same profile."""
     before = from_vidur(folder), from_aiconfigurator(folder)
     reduced = aiconfigurator.reductions(folder / "aiconfigurator", ["vllm/1.0"])[0]
@@ -608,8 +608,8 @@ def test_a_unit_is_that_of_all_tables(folder: Path) -> None:
     assert [row["time_s"] for row in again] == pytest.approx([row["time_s"] for row in reduced], rel=1e-9)
 
 
-def test_a_step_is_of_the_model_that_a_name_holds_letter_by_letter(folder: Path) -> None:
-    """In small letters: of a config.json the folder's name is looked for. What has no name is no model's."""
+def test_the_model_name_is_matched_literally(folder: Path) -> None:
+    """In lower case; a config.json has the name of its folder. Rows without a name are ignored."""
     shape = transformer.preset("llama-2-7b")
     said = {"model_type": "llama", "hidden_size": shape.hidden, "num_hidden_layers": shape.layers, "vocab_size": shape.vocabulary,
             "intermediate_size": shape.ffn, "num_attention_heads": shape.heads}  # fmt: skip
@@ -622,12 +622,12 @@ def test_a_step_is_of_the_model_that_a_name_holds_letter_by_letter(folder: Path)
         if there:
             assert times(vidur.read(folder / "vidur", model=str(mine), gpu="a100"), "step") == {(8,): 39600.0}
             continue
-        listed = "no row of Mine-1.5; there are a/mine-1x5, b; a model of a config.json is called after its folder"
+        listed = "no row of Mine-1.5; there are a/mine-1x5, b; a model of a config.json is named after its folder"
         with pytest.raises(ParameterError, match=f"^{re.escape(f'cpu_overheads.csv: column model_name: {listed}')}$"):
             vidur.read(folder / "vidur", model=str(mine), gpu="a100")
 
 
-def test_several_engines_must_be_told_apart(folder: Path) -> None:
+def test_several_engines_require_a_choice(folder: Path) -> None:
     with pytest.raises(ParameterError, match=r"engine of gemm must be one of trtllm/9.9, vllm/1.0, and none was named"):
         from_aiconfigurator(folder, engine="")
     with pytest.raises(ParameterError, match=r"engine of attention must be one of vllm/1.0, or none, got trtllm/9.9"):
@@ -635,20 +635,20 @@ def test_several_engines_must_be_told_apart(folder: Path) -> None:
     assert from_aiconfigurator(folder, engine="trtllm/9.9", attention="none").parts == ("gemm",)
 
 
-def test_weights_that_fit_the_cache_may_be_read_faster_than_memory_and_it_is_said(folder: Path) -> None:
+def test_weights_read_from_the_cache_are_noted(folder: Path) -> None:
     swap("1,4096,4096,0.015", "1,4096,4096,0.005")(folder / GEMM)
     made = from_aiconfigurator(folder)
     assert times(made, "gemm")[1, 4096, 4096] == 5.0
     note = "gemm: 1 products of one row found their weights (up to 34 MB) or a part of them in the cache of 52 MB: faster than"
     assert made.notes[-1] == f"{note} a layer whose weights come from memory"
-    # Of more rows a product is no layer of one token's; a second of one row is counted, and the largest is named.
+    # Products of several rows do not count; products of one row are counted, and the largest is named.
     swap("1,8192,4096,0.029", "1,8192,4096,0.0199")(folder / GEMM)
     swap("2,4096,8192,0.031", "2,4096,8192,0.0199")(folder / GEMM)
     assert from_aiconfigurator(folder).notes[-1].startswith("gemm: 2 products of one row found their weights (up to 67 MB)")
 
 
-def test_attention_of_an_engine_that_rotates_says_so_and_others_of_a_table_are_left_out(folder: Path) -> None:
-    """Of the only engine that there is, without its name; other beams, windows and types of a number are of no interest."""
+def test_attention_that_includes_rotary_embedding_is_marked(folder: Path) -> None:
+    """The only engine is chosen by default; rows of other beams, windows and types are left out."""
     (folder / "aiconfigurator/attention/vllm").rename(folder / "aiconfigurator/attention/trtllm")
     made = from_aiconfigurator(folder, attention="trtllm/1.0")
     assert made.facts["decode_includes"] == ["cache write", "rope"]
@@ -668,19 +668,19 @@ def test_attention_of_an_engine_that_rotates_says_so_and_others_of_a_table_are_l
     table.with_columns(window_size=pl.lit("wide")).write_parquet(path)
     with pytest.raises(ParameterError, match="column window_size: no row of 0; there are wide"):
         from_aiconfigurator(folder, attention="trtllm/1.0")
-    table.with_columns(window_size=pl.concat_list(pl.lit(0))).write_parquet(path)  # lists are no numbers
+    table.with_columns(window_size=pl.concat_list(pl.lit(0))).write_parquet(path)  # lists are not numbers
     with pytest.raises(ParameterError, match="column window_size: no row of 0; there are "):
         from_aiconfigurator(folder, attention="trtllm/1.0")
     table.with_columns(latency=pl.lit(0.0)).write_parquet(path)
-    with pytest.raises(ParameterError, match="column latency: no row has a time; the file is not what it was"):
+    with pytest.raises(ParameterError, match="column latency: no row has a time; the format of the file has changed"):
         from_aiconfigurator(folder, attention="trtllm/1.0")
     shutil.rmtree(folder / "aiconfigurator/attention")
     with pytest.raises(ParameterError, match="attention: there is no such folder with ENGINE/VERSION in it; give the folder of"):
         from_aiconfigurator(folder, attention="trtllm/1.0")
 
 
-def test_a_folder_of_vidur_may_lack_prompts_a_step_or_a_direction(folder: Path) -> None:
-    """Attention of new tokens alone, or of prompts alone; a network of reductions alone; a layer without a second norm."""
+def test_parts_of_a_vidur_folder_are_optional(folder: Path) -> None:
+    """Only decode or only prefill attention; a network with reductions only; a layer without a second norm."""
     where = folder / "vidur"
     whole = from_vidur(folder)
     lines = (where / "attention.csv").read_text().splitlines(keepends=True)
@@ -695,7 +695,7 @@ def test_a_folder_of_vidur_may_lack_prompts_a_step_or_a_direction(folder: Path) 
     assert made.table.filter(part="all_reduce").equals(whole.table.filter(part="all_reduce"))
     swap("time_stats.attn_kv_cache_save.median", "x")(where / "attention.csv")
     without = from_vidur(folder)
-    assert "attention: with attn_input_reshape, attn_output_reshape; passes of several" in "".join(without.notes)
+    assert "attention: includes attn_input_reshape, attn_output_reshape; passes of several" in "".join(without.notes)
     assert not any("saving keys and values" in note for note in without.notes)
     small = transformer.preset("phi-2")
     table = pl.read_csv(where / "mlp.csv").head(1).with_columns(
@@ -707,7 +707,7 @@ def test_a_folder_of_vidur_may_lack_prompts_a_step_or_a_direction(folder: Path) 
     (where / "attention.csv").unlink()
     made = vidur.read(where, model="phi-2", gpu="a100")
     assert times(made, "dense") == {(1,): 261.0}  # 5 us less than with two norms
-    # Without a gate its 52 MB up are read once: of twice as many 65 MB would come from memory, 30 us.
+    # Without a gate the 52 MB of the up matrix are read once; of twice as many, 65 MB would come from memory in 30 us.
     table.with_columns(pl.lit(0.010).alias("time_stats.mlp_up_proj.median")).write_csv(where / "mlp.csv")
     assert times(vidur.read(where, model="phi-2", gpu="a100"), "dense") == {(1,): 161.0}
     swap("gate_up_proj,1,247", "gate_up_proj,1,10")(folder / DENSE)

@@ -1,6 +1,6 @@
-"""The algorithms on real models: what they write is what the plain decoder writes, token for token, or what they say they change.
+"""Algorithms on real models: exact methods generate the tokens of plain decoding, lossy ones change only what they declare.
 
-The oracle has no cache and decodes one token at a time (`tests.support.real_models`). In float64 equality is strict.
+The oracle has no cache and decodes one token at a time (`tests.support.real_models`). In float64 all tokens are equal.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ EXACT: dict[str, tuple[Any, Any]] = {
     "skipdecode of all layers": (skipdecode, skipdecode.Parameters(LAYERS, LAYERS, LAYERS, 5, 60)),
     "early exit never": (early_exit, early_exit.Parameters(LAYERS, threshold=1.0)),
     "early exit never, states": (early_exit, early_exit.Parameters(LAYERS, "state", threshold=1.0, fill="backfill")),
-    "early exit behind the last": (early_exit, early_exit.Parameters(LAYERS, exit_layer=LAYERS)),
+    "early exit after the last": (early_exit, early_exit.Parameters(LAYERS, exit_layer=LAYERS)),
 }  # fmt: skip
 
 
@@ -93,24 +93,24 @@ def run(
     log: list[Answered] | None = None,
     **more: Any,
 ) -> CountedWork:
-    """A decoding on tiny models of a kind."""
-    own = {name: more.pop(name) for name in ("sampling", "luck") if name in more}
+    """Decode on tiny models of an architecture."""
+    random = {name: more.pop(name) for name in ("sampling", "luck") if name in more}
     decoders = real_models.decoders(kind, "draft", "medium", seed=seed, dtype=dtype, same=same)
-    real = Real(decoders, log=log, **own)
+    real = Real(decoders, log=log, **random)
     return real.run(module.decode(parameters, prompt, tokens, **more), tokens)
 
 
 def prompt_of(kind: str) -> list[int]:
-    """Encoder-decoders begin with their start token."""
+    """A prompt; for an encoder-decoder its start token."""
     return [0] if kind in real_models.ENCODING else [3, 4, 5, 6, 17]
 
 
 FEW = ("ppd nested 2 3", "hierarchical recursive", "one beam", "bild in itself")
-"""Methods that the quick tier tries on every architecture: sub-processes, three models, copied caches, a stretch of layers."""
+"""Methods that the quick tier runs on every architecture: sub-processes, three models, copied caches, a span of layers."""
 
 
 @pytest.mark.parametrize(("name", "kind"), crossed(EXACT, KINDS, FEW))
-def test_exact_methods_write_what_the_plain_decoder_writes(name: str, kind: str) -> None:
+def test_exact_methods_generate_the_tokens_of_plain_decoding(name: str, kind: str) -> None:
     module, parameters = EXACT[name]
     prompt = prompt_of(kind)
     expected = real_models.oracle(real_models.model(kind, LAYERS), prompt, 16)
@@ -122,7 +122,7 @@ def test_exact_methods_write_what_the_plain_decoder_writes(name: str, kind: str)
     prompt=st.lists(st.integers(0, real_models.VOCABULARY - 1), min_size=1, max_size=9), tokens=st.integers(1, 12),
 )  # fmt: skip
 @settings(max_examples=examples(25, 250), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_exact_whatever_the_prompt_and_the_length(name: str, kind: str, seed: int, prompt: list[int], tokens: int) -> None:
+def test_exact_for_any_prompt_and_length(name: str, kind: str, seed: int, prompt: list[int], tokens: int) -> None:
     module, parameters = EXACT[name]
     expected = real_models.oracle(real_models.model(kind, LAYERS, seed), prompt, tokens)
     assert run(kind, module, parameters, prompt, tokens, seed=seed).tokens == expected
@@ -132,11 +132,11 @@ LONG = (
     "ppd literal 4 3", "ppd eager 3 3", "ppd flat 2 3", "ppd nested 2 3", "speculative 3", "pearl 3", "adaptive heuristic",
     "adaptive confidence", *(f"hierarchical {reading}" for reading in hierarchical.READINGS), "one beam",
 )  # fmt: skip
-"""One setting of each form of the exact methods."""
+"""A setting of each form of the exact methods."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in LONG else pytest.mark.slow) for name in EXACT])
-def test_in_float32_a_first_difference_is_a_near_tie(name: str) -> None:
+def test_float32_differs_first_at_a_near_tie(name: str) -> None:
     module, parameters = EXACT[name]
     full = real_models.model("llama", LAYERS, dtype="float32")
     prompt = prompt_of("llama")
@@ -146,8 +146,8 @@ def test_in_float32_a_first_difference_is_a_near_tie(name: str) -> None:
 
 
 @lru_cache(maxsize=8)
-def long_texts(kind: str, dtype: str) -> list[tuple[list[int], list[int]]]:
-    """Two hundred prompts of 1 to 24 tokens, and the 64 tokens that the oracle writes behind each."""
+def long_sequences(kind: str, dtype: str) -> list[tuple[list[int], list[int]]]:
+    """Two hundred prompts of 1 to 24 tokens, and the 64 tokens that the oracle generates for each."""
     full = real_models.model(kind, LAYERS, dtype=dtype)
     random = np.random.default_rng(7)
     begun = [0] if kind in real_models.ENCODING else []
@@ -159,12 +159,12 @@ def long_texts(kind: str, dtype: str) -> list[tuple[list[int], list[int]]]:
 @pytest.mark.parametrize("name", LONG)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "opt", "t5"])
-def test_two_hundred_long_texts_differ_at_near_ties_alone(kind: str, dtype: str, name: str) -> None:
+def test_two_hundred_long_sequences_differ_only_at_near_ties(kind: str, dtype: str, name: str) -> None:
     module, parameters = EXACT[name]
     full = real_models.model(kind, LAYERS, dtype=dtype)
     first = 0
-    for number, (prompt, expected) in enumerate(long_texts(kind, dtype)):
-        # Every other text with drafts that are often right.
+    for number, (prompt, expected) in enumerate(long_sequences(kind, dtype)):
+        # The drafts of every other sequence are often right.
         found = run(kind, module, parameters, prompt, 64, dtype=dtype, same=number % 2 == 1).tokens
         first += real_models.differs(full, prompt, found, expected)
     print(f"{name} on {kind} in {dtype}: {first} of {200 * 64} tokens differ first, at near ties")
@@ -172,11 +172,11 @@ def test_two_hundred_long_texts_differ_at_near_ties_alone(kind: str, dtype: str,
 
 
 @pytest.mark.parametrize("name", [name for name, (module, _) in EXACT.items() if module is not beam])
-def test_a_text_ends_with_the_token_that_ends_texts(name: str) -> None:
+def test_a_sequence_stops_at_the_end_token(name: str) -> None:
     module, parameters = EXACT[name]
     full, prompt = real_models.model("llama", LAYERS), prompt_of("llama")
     whole = real_models.oracle(full, prompt, 16)
-    stop = next(token for place, token in enumerate(whole) if place > 3 and token not in whole[:place])
+    stop = next(token for index, token in enumerate(whole) if index > 3 and token not in whole[:index])
     assert run("llama", module, parameters, prompt, 16, stop=(stop,)).tokens == whole[: whole.index(stop) + 1]
 
 
@@ -192,7 +192,7 @@ def test_exact_beam_search_is_that_of_the_target_alone(kind: str, beams: int, le
     def steps() -> Any:
         kept.extend((yield from beam.decode(parameters, prompt, 8)))
 
-    # More tokens are waited for than come: the process ends by itself, and then returns what it kept.
+    # Ask for more tokens than there are, so that the process ends by itself and returns its hypotheses.
     real.run(steps(), 9)
     assert real.work.tokens == expected[0][1]
     assert beam.texts(kept) == [text for _, text in expected]
@@ -200,7 +200,7 @@ def test_exact_beam_search_is_that_of_the_target_alone(kind: str, beams: int, le
 
 
 @pytest.mark.parametrize("arrangement", beam.ARRANGEMENTS)
-def test_arrangements_of_hypotheses_write_the_same(arrangement: str) -> None:
+def test_arrangements_of_hypotheses_generate_the_same(arrangement: str) -> None:
     parameters = beam.Parameters(LAYERS, 2, 3, "per-beam", arrangement=arrangement, **SMALL)
     together = beam.Parameters(LAYERS, 2, 3, "per-beam", **SMALL)
     assert run("llama", beam, parameters, [3, 4], 9).tokens == run("llama", beam, together, [3, 4], 9).tokens
@@ -215,7 +215,7 @@ PROMPTS = [[3, 4, 5], [6, 1, 2], [9, 9, 8], [3, 4, 6]]
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "opt"])
 @pytest.mark.parametrize("batch", [1, 2, 4])
 @pytest.mark.parametrize("name", ["skipdecode", "early exit"])
-def test_texts_of_a_batch_do_not_see_each_other(kind: str, batch: int, name: str) -> None:
+def test_sequences_of_a_batch_are_independent(kind: str, batch: int, name: str) -> None:
     lengths = (8, 5, 7, 8)
     parameters: Any = early_exit.Parameters(LAYERS, exit_layer=LAYERS, sequences=batch, batching="static", lengths=lengths)
     module: Any = early_exit
@@ -223,16 +223,16 @@ def test_texts_of_a_batch_do_not_see_each_other(kind: str, batch: int, name: str
         module = skipdecode
         parameters = skipdecode.Parameters(LAYERS, 5, 5, 3, 12, sequences=batch, batching="static", lengths=lengths)
     real = Real(real_models.decoders(kind))
-    texts: dict[int, list[int]] = {number: [] for number in range(4)}
+    sequences: dict[int, list[int]] = {number: [] for number in range(4)}
     steps = module.decode(parameters, PROMPTS[0], 8, prompts=PROMPTS)
-    _follow(real, steps, texts, sum(lengths))
+    _follow(real, steps, sequences, sum(lengths))
     full = real_models.model(kind, LAYERS)
     for number, length in enumerate(lengths):
-        assert texts[number] == real_models.oracle(full, PROMPTS[number], length)
+        assert sequences[number] == real_models.oracle(full, PROMPTS[number], length)
 
 
-def _follow(real: Real, steps: Any, texts: dict[int, list[int]], tokens: int) -> None:
-    """Run, and put what is committed with the texts that the pass before was of."""
+def _follow(real: Real, steps: Any, sequences: dict[int, list[int]], tokens: int) -> None:
+    """Run, and append committed tokens to the sequences of the last pass."""
     last: tuple[int, ...] = ()
 
     def watched() -> Any:
@@ -246,25 +246,25 @@ def _follow(real: Real, steps: Any, texts: dict[int, list[int]], tokens: int) ->
             if isinstance(step, Forward) and step.heads:
                 last = step.batch.sequences if step.batch else (0,)
             if hasattr(step, "drafted"):
-                for text, token in zip(last, step.tokens, strict=True):
-                    texts[text].append(token)
+                for number, token in zip(last, step.tokens, strict=True):
+                    sequences[number].append(token)
             answer = yield step
 
     real.run(watched(), tokens)
 
 
-def test_a_batch_of_skipdecode_skips_what_one_text_alone_would() -> None:
-    """Positions decide, not texts: each text of a batch is what it would be alone."""
+def test_skipdecode_skips_the_same_layers_in_a_batch_as_alone() -> None:
+    """Layers depend only on positions, so each sequence of a batch equals that sequence alone."""
     alone = skipdecode.Parameters(LAYERS, 2, 5, 3, 12)
     together = skipdecode.Parameters(LAYERS, 2, 5, 3, 12, sequences=4, batching="static", lengths=(8, 8, 8, 8))
-    texts: dict[int, list[int]] = {number: [] for number in range(4)}
-    _follow(Real(real_models.decoders("llama")), skipdecode.decode(together, PROMPTS[0], 8, prompts=PROMPTS), texts, 32)
+    sequences: dict[int, list[int]] = {number: [] for number in range(4)}
+    _follow(Real(real_models.decoders("llama")), skipdecode.decode(together, PROMPTS[0], 8, prompts=PROMPTS), sequences, 32)
     for number, prompt in enumerate(PROMPTS):
-        assert texts[number] == run("llama", skipdecode, alone, prompt, 8).tokens
+        assert sequences[number] == run("llama", skipdecode, alone, prompt, 8).tokens
 
 
 def test_skipped_layers_are_not_run() -> None:
-    """What SkipDecode writes is what the model with only these layers writes behind a prompt that all layers have read."""
+    """After a prompt through all layers, SkipDecode runs only the scheduled layers."""
     parameters = skipdecode.Parameters(LAYERS, 3, 3, 3, 12, warm_up=1)
     work = run("llama", skipdecode, parameters, [3, 4, 5], 6)
     by_kind = {kind: counts[0] for kind, counts in work.account.passes_by_kind.items()}
@@ -276,8 +276,8 @@ def test_skipped_layers_are_not_run() -> None:
 
 
 @pytest.mark.parametrize("measure", ["softmax", "state"])
-def test_early_exits_go_by_the_threshold(measure: str) -> None:
-    """A threshold of 0 leaves at the first layer that may be left, one of 1 never does; between them some tokens leave."""
+def test_early_exits_follow_the_threshold(measure: str) -> None:
+    """A threshold of 0 exits at the first allowed layer, a threshold of 1 never; between them some tokens exit early."""
     depths = []
     for threshold in (0.0, 0.9 if measure == "state" else 0.06, 1.0):
         work = run("llama", early_exit, early_exit.Parameters(LAYERS, measure, threshold=threshold, first_check=2), [3, 4, 5], 10)
@@ -287,34 +287,34 @@ def test_early_exits_go_by_the_threshold(measure: str) -> None:
 
 
 @pytest.mark.parametrize("fill", early_exit.FILLS)
-def test_leaving_at_the_first_layer_reads_that_layer(fill: str) -> None:
-    """The first token of a text that leaves at layer 2 is what the common head makes of layer 2, whatever fills rows later."""
+def test_exit_at_the_first_layer_reads_that_layer(fill: str) -> None:
+    """The first token of an exit at layer 2 is the prediction of the common head after layer 2, for any fill of later rows."""
     import torch
 
     full = real_models.model("llama", LAYERS)
-    text = [3, 4, 5, 6]
+    prompt = [3, 4, 5, 6]
     with torch.inference_mode():
-        states = full(torch.tensor([text]), output_hidden_states=True).hidden_states[2][0, -1]
+        states = full(torch.tensor([prompt]), output_hidden_states=True).hidden_states[2][0, -1]
         expected = int(full.lm_head(full.model.norm(states)).argmax())
     parameters = early_exit.Parameters(LAYERS, threshold=0.0, first_check=2, fill=fill)
-    assert run("llama", early_exit, parameters, text, 4).tokens[0] == expected
+    assert run("llama", early_exit, parameters, prompt, 4).tokens[0] == expected
 
 
-def test_propagated_rows_are_what_the_layers_make_of_the_state_that_left() -> None:
-    """Where all tokens leave at one layer, propagating at once and making rows later write the same text."""
-    texts = [
+def test_propagated_rows_are_those_of_the_exiting_state() -> None:
+    """If all tokens exit at the same layer, filling rows at once or later gives the same output."""
+    outputs = [
         run("llama", early_exit, early_exit.Parameters(LAYERS, threshold=threshold, first_check=1, fill=fill), [3, 4, 5], 12).tokens
         for threshold, fill in itertools.product((0.12, 0.3), early_exit.FILLS)
     ]
-    assert texts[0] == texts[1]
-    assert texts[2] == texts[3]
+    assert outputs[0] == outputs[1]
+    assert outputs[2] == outputs[3]
 
 
 # --- Big Little Decoder ---
 
 
 @pytest.mark.parametrize("variant", bild.VARIANTS)
-def test_bild_with_a_draft_that_is_the_target_takes_nothing_back(variant: str) -> None:
+def test_bild_with_the_target_as_draft_never_rolls_back(variant: str) -> None:
     twin = {role: real_models.decoders("llama")["target"] for role in ("target", "draft")}
     parameters = bild.Parameters(LAYERS, 4, 0.0, float("inf"), variant, draft_layers=LAYERS)
     work = Real(twin).run(bild.decode(parameters, [3, 4, 5], 12), 12)
@@ -323,7 +323,7 @@ def test_bild_with_a_draft_that_is_the_target_takes_nothing_back(variant: str) -
 
 
 def test_bild_decides_by_the_thresholds() -> None:
-    """Each fallback has a confidence below its threshold, each rollback a distance above its, and nothing that stays has."""
+    """Fallbacks have a confidence below the threshold, rollbacks a distance above it, and no kept token has either."""
     log: list[Answered] = []
     work = run("llama", bild, bild.Parameters(LAYERS, 4, 0.2, 3.0, **SMALL), [3, 4, 5], 30, seed=1, log=log)
     low = sum(each.question.kind == "confidence" and each.answer < 0.2 for each in log)
@@ -336,24 +336,24 @@ def test_bild_decides_by_the_thresholds() -> None:
 # --- sampling ---
 
 
-def test_random_numbers_are_even_over_places_purposes_times_texts_and_replications() -> None:
-    """Their distribution function is off the even one by this bound in one seed of a million at most (Dvoretzky, Kiefer, Wolfowitz;
-    Massart's constant), were they independent; and no two keys share a number.
+def test_random_draws_are_uniform_and_distinct() -> None:
+    """Over purposes, positions, sequences, repeats and replications. Independent draws exceed the bound for one seed in a million
+    (Dvoretzky, Kiefer, Wolfowitz; Massart's constant); and no two keys share a number.
     """
     luck, purposes = Luck(11), ("target: sample", "draft: sample", "test", "residual")
-    numbers = [luck.draw(purpose, position, text) for purpose in purposes for position in range(250) for text in (0, 1)]
+    numbers = [luck.draw(purpose, position, number) for purpose in purposes for position in range(250) for number in (0, 1)]
     numbers += [luck.draw("test", 3) for _ in range(2000)]
     numbers += [Luck(seed, replication).draw("test", 3) for seed in range(2) for replication in range(2000)]
     count = len(numbers)
     assert len({*numbers}) == count == 8000
-    even = np.arange(count) / count
-    off = np.maximum(np.sort(numbers) - even, even + 1 / count - np.sort(numbers)).max()
-    assert off < (np.log(2 / 1e-6) / (2 * count)) ** 0.5
+    uniform = np.arange(count) / count
+    error = np.maximum(np.sort(numbers) - uniform, uniform + 1 / count - np.sort(numbers)).max()
+    assert error < (np.log(2 / 1e-6) / (2 * count)) ** 0.5
 
 
-@pytest.mark.slow  # what each number decides, the numbers, and the law by enumeration are in the quick tier
-def test_sampled_speculative_decoding_has_the_targets_law_exactly() -> None:
-    """Chi-square of pairs of tokens against their exact chances; a right program fails one time in a thousand."""
+@pytest.mark.slow  # the quick tier has the numbers, their decisions, and the distribution by enumeration
+def test_sampled_speculative_decoding_has_the_targets_distribution() -> None:
+    """Chi-square of pairs of tokens against their exact probabilities; a correct program fails one time in a thousand."""
     from scipy.stats import chisquare
 
     sampling = Sampling(temperature=1.0, top_k=4)
@@ -377,70 +377,71 @@ def test_sampled_speculative_decoding_has_the_targets_law_exactly() -> None:
     assert chisquare(table[:, 0], table[:, 1] * table[:, 0].sum() / table[:, 1].sum()).pvalue > 1e-3
 
 
-class Told(Luck):
-    """Random numbers that a test says, in the order in which they are drawn, and then 0.5; `asked` is what each was drawn for."""
+class Scripted(Luck):
+    """Given random numbers in order, then 0.5; `asked` has the key of each draw."""
 
     def __init__(self, *numbers: float) -> None:
         super().__init__()
         self.numbers, self.asked = [*numbers], list[tuple[str, int, int]]()
 
-    def draw(self, purpose: str, position: int, text: int = 0) -> float:
-        """The next of the numbers."""
-        self.asked.append((purpose, position, text))
+    def draw(self, purpose: str, position: int, sequence: int = 0) -> float:
+        """Return the next number."""
+        self.asked.append((purpose, position, sequence))
         return self.numbers.pop(0) if self.numbers else 0.5
 
 
 def shares(law: Any) -> dict[int, tuple[float, float]]:
-    """The numbers in [0, 1) that fall on each token of a law, which need not add up to 1: just within both ends of its share."""
+    """Range of the draws in [0, 1) that give each token of a distribution, just within its ends; it need not be normalised."""
     ends = np.cumsum(law) / np.sum(law)
     found = {int(token): (float(ends[token - 1]) if token else 0.0, float(ends[token])) for token in np.flatnonzero(law)}
     return {token: (low + 1e-12, high - 1e-12) for token, (low, high) in found.items() if high - low > 1e-9}
 
 
-def test_random_numbers_decide_exactly_at_the_bounds_of_their_laws() -> None:
-    """A drafted token is kept by a number below p/q, and else replaced by inverse CDF of the residual law; no two draws are one."""
+def test_random_draws_decide_exactly_at_their_bounds() -> None:
+    """A draft is accepted below p/q, otherwise replaced by the inverse CDF of the residual; all draws have separate streams."""
     sampling, prompt = Sampling(temperature=1.3), [3, 4]
     decoders = real_models.decoders("llama", "draft", seed=5)
     parameters = speculative.Parameters(LAYERS, 1, sampled=True, **SMALL)
     full = real_models.model("llama", LAYERS, 5)
     p, q = (sampling.law(real_models.logits(each, prompt).numpy()) for each in (full, decoders["draft"].full))
 
-    def told(*numbers: float) -> tuple[list[int], list[tuple[str, int, int]]]:
-        luck = Told(*numbers)
+    def decided(*numbers: float) -> tuple[list[int], list[tuple[str, int, int]]]:
+        luck = Scripted(*numbers)
         return Real(decoders, sampling=sampling, luck=luck).run(speculative.decode(parameters, prompt, 2), 2).tokens, luck.asked
 
     drafted, residual = shares(q), shares(np.maximum(p - q, 0))
     doubtful = sorted((token for token in drafted if p[token] < q[token]), key=lambda token: abs(p[token] / q[token] - 0.5))[:2]
     sure = max(drafted, key=lambda token: p[token] - q[token])
-    assert told(drafted[sure][1], 1 - 1e-12)[0][0] == sure  # p > q: whatever the number
+    assert decided(drafted[sure][1], 1 - 1e-12)[0][0] == sure  # p > q accepts with any number
     assert 0.1 < p[doubtful[0]] / q[doubtful[0]] < 0.9
     for token in doubtful:
         bound = p[token] / q[token]
-        behind = shares(sampling.law(real_models.logits(full, [*prompt, token]).numpy()))
-        for place, (drawn, (other, range_of)) in enumerate(zip(drafted[token], [*behind.items()][:2], strict=True)):
-            written, asked = told(drawn, bound * (1 - 1e-9), range_of[place])
+        following = shares(sampling.law(real_models.logits(full, [*prompt, token]).numpy()))
+        for index, (drawn, (other, range_of)) in enumerate(zip(drafted[token], [*following.items()][:2], strict=True)):
+            written, asked = decided(drawn, bound * (1 - 1e-9), range_of[index])
             assert written == [token, other]
             assert [each[1:] for each in asked] == [(2, 0), (2, 0), (3, 0)]
             kept = [each[0] for each in asked]
         for drawn, (other, ends) in zip(drafted[token], [*residual.items()][:2], strict=True):
             for end in ends:
-                written, asked = told(drawn, bound * (1 + 1e-9), end)
+                written, asked = decided(drawn, bound * (1 + 1e-9), end)
                 assert written[0] == other
                 assert [each[1:] for each in asked[:3]] == [(2, 0)] * 3
-        # What is drafted, tested, replaced and added is drawn by streams of their own.
+        # Drafts, tests, replacements and bonus tokens have separate streams.
         assert kept[:2] == [each[0] for each in asked[:2]]
         assert len({*kept, *(each[0] for each in asked)}) == 4
 
 
-def test_draws_are_for_the_position_and_the_sequence_of_the_token_that_follows() -> None:
-    """Sequences 3 and 1 of a batch, at unequal positions: a number drawn in one is no number of the other."""
+def test_draws_are_keyed_by_position_and_sequence_of_the_next_token() -> None:
+    """Sequences 3 and 1 of a batch are at unequal positions, and share no draws."""
     decoders = real_models.decoders("llama")
-    luck = Told(0.25, 0.75)
+    luck = Scripted(0.25, 0.75)
     found: list[Any] = []
 
     def steps() -> Any:
-        for text, tokens in ((3, (4, 5, 6)), (1, (4, 5))):
-            yield Forward("target", tokens, 0, LayerSpan(0, LAYERS), heads=1, batch=Batch.uniform((text,), 0, len(tokens), heads=1))
+        for number, tokens in ((3, (4, 5, 6)), (1, (4, 5))):
+            batch = Batch.uniform((number,), 0, len(tokens), heads=1)
+            yield Forward("target", tokens, 0, LayerSpan(0, LAYERS), heads=1, batch=batch)
         both = yield Forward("target", (7, 8), 2, LayerSpan(0, LAYERS), None, heads=2, batch=Batch.uniform((3, 1), (3, 2), heads=1))
         for offset in (-2, -1):
             found.append((yield Read("uniform", both, offset)))
@@ -458,8 +459,8 @@ def test_draws_are_for_the_position_and_the_sequence_of_the_token_that_follows()
         (bild, bild.Parameters(LAYERS, 4, **SMALL), {"fallback_rate": 0.3, "rollback_rate": 0.3}),
     ],
 )  # fmt: skip
-def test_forced_outcomes_are_read_of_tokens_that_the_models_have(module: Any, parameters: Any, rates: Any) -> None:
-    """Tokens of a world are places in a sequence, here beyond the vocabulary on either side."""
+def test_forced_tokens_are_mapped_into_the_vocabulary(module: Any, parameters: Any, rates: Any) -> None:
+    """Forced tokens are positions of a sequence, here beyond the vocabulary on both sides."""
     tokens, prompt = 12, real_models.VOCABULARY - 3
     world = forced_outcomes.world(parameters, prompt, tokens, rates, seed=2)
     log: list[Answered] = []
@@ -470,14 +471,14 @@ def test_forced_outcomes_are_read_of_tokens_that_the_models_have(module: Any, pa
     assert any(each.question.token is not None and each.question.token > real_models.VOCABULARY for each in log)
 
 
-def test_drawn_texts_are_the_same_for_the_same_seed_and_others_for_another() -> None:
+def test_sampled_outputs_depend_on_the_seed_only() -> None:
     parameters = speculative.Parameters(LAYERS, 3, sampled=True, **SMALL)
-    texts = [run("llama", speculative, parameters, [3, 4], 20, luck=Luck(seed)).tokens for seed in (1, 1, 2)]
-    assert texts[0] == texts[1] != texts[2]
+    outputs = [run("llama", speculative, parameters, [3, 4], 20, luck=Luck(seed)).tokens for seed in (1, 1, 2)]
+    assert outputs[0] == outputs[1] != outputs[2]
 
 
 def test_sampled_ppd_draws_what_plain_sampling_draws() -> None:
-    """Whatever is predicted early, the final tokens are drawn by the same luck: Appendix B of the paper."""
+    """Final tokens use the same random draws for any early predictions: Appendix B of the paper."""
     plain = run("llama", autoregressive, autoregressive.Parameters(LAYERS, sampled=True), [3, 4], 16, luck=Luck(3)).tokens
     for form, layer in (("literal", 3), ("eager", 3), ("flat", 2), ("nested", 3)):
         parameters = ppd.Parameters(LAYERS, layer, 2, form, sampled=True)
@@ -488,7 +489,7 @@ def test_sampled_ppd_draws_what_plain_sampling_draws() -> None:
     logits=st.lists(st.floats(-8, 8), min_size=1, max_size=12), top_k=st.integers(0, 13), top_p=st.floats(0, 1),
     temperature=st.floats(0.1, 4),
 )  # fmt: skip
-def test_laws_keep_the_likeliest(logits: list[float], top_k: int, top_p: float, temperature: float) -> None:
+def test_distributions_keep_the_likeliest_tokens(logits: list[float], top_k: int, top_p: float, temperature: float) -> None:
     scores = np.array(logits)
     law = Sampling(temperature, top_k, top_p).law(scores)
     whole = softmax(scores / temperature)
@@ -515,19 +516,19 @@ def test_models_of_different_vocabularies_are_refused() -> None:
     other = LlamaForCausalLM(
         LlamaConfig(vocab_size=30, hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
     )
-    with pytest.raises(ParameterError, match="one vocabulary, got target 29, draft 30"):
+    with pytest.raises(ParameterError, match="the same vocabulary, got target 29, draft 30"):
         Real(real_models.decoders("llama") | {"draft": decoder_of(other, "other")})
 
 
-def test_all_chances_are_left_where_nothing_is_cut() -> None:
-    """Also those that rounding would lose among the others."""
+def test_no_cut_keeps_all_probabilities() -> None:
+    """Also those that a sum in floating point would lose."""
     for sampling in (Sampling(), Sampling(top_k=2), Sampling(top_p=1.0)):
         assert (sampling.law(np.array([0.0, -60.0])) > 0).all()
     assert Sampling(top_p=0.5).law(np.array([0.0, -60.0])).tolist() == [1.0, 0.0]
 
 
-def test_a_text_longer_than_the_model_knows_is_refused() -> None:
-    with pytest.raises(ParameterError, match="at most 96 positions together, which gpt2 target knows, got 97"):
+def test_a_sequence_longer_than_the_positions_is_refused() -> None:
+    with pytest.raises(ParameterError, match="together must be at most 96 positions, the limit of gpt2 target, got 97"):
         run("gpt2", autoregressive, autoregressive.Parameters(LAYERS), [3] * 90, 20)
 
 
@@ -538,8 +539,8 @@ def test_a_text_longer_than_the_model_knows_is_refused() -> None:
     ({"at": 1, "tokens": (3, 4, 5, 6), "batch": Batch((0, 1), (95, 1), (1, 3), (0, 0))}, 96),
     ({"at": 95, "tokens": (3, 4), "tree": (-1, -1)}, 96),
 ])  # fmt: skip
-def test_how_long_a_text_would_be_is_that_of_its_furthest_position(given: dict[str, Any], length: int) -> None:
-    """Of hypotheses those count that stand behind each other; 96 positions are known."""
+def test_length_is_that_of_the_furthest_position(given: dict[str, Any], length: int) -> None:
+    """Only hypotheses that follow each other add positions; the model has 96."""
     decoder = real_models.decoders("gpt2")["target"]
     rows = decoder.rows()
     decoder.run((3,) * 95, 0, LayerSpan(0, LAYERS), rows)
@@ -549,7 +550,7 @@ def test_how_long_a_text_would_be_is_that_of_its_furthest_position(given: dict[s
             given["tokens"]
         )
     else:
-        with pytest.raises(ParameterError, match=f"at most 96 positions together, which gpt2 target knows, got {length};"):
+        with pytest.raises(ParameterError, match=f"together must be at most 96 positions, the limit of gpt2 target, got {length};"):
             decoder.run(layers=LayerSpan(0, LAYERS), rows=two if "batch" in given else rows, **given)
 
 
@@ -558,13 +559,13 @@ def test_more_layers_than_the_model_has_are_refused() -> None:
         run("llama", autoregressive, autoregressive.Parameters(6), [3], 2)
 
 
-# --- the sampled law, by enumeration ---
+# --- the sampled distribution, by enumeration ---
 
 
 class Choosing(Real):
-    """Takes the choices of a script where a random number would decide, then the first; and says how likely all of them were.
+    """Replaces random draws by the choices of a script, then by the first choice, and multiplies their probabilities.
 
-    A test against p/q is a choice between keeping and rejecting. What other choices there would have been is kept.
+    A test against p/q is a choice between accepting and rejecting. `open` has the number of alternatives of each choice.
     """
 
     def __init__(self, decoders: Any, sampling: Sampling, script: list[int]) -> None:
@@ -575,19 +576,19 @@ class Choosing(Real):
         self.asked: list[float] = []
 
     def choose(self, chances: list[float]) -> int:
-        """One of some choices, of which those that are possible count."""
+        """Return a choice among those with a probability above 0."""
         possible = [index for index, chance in enumerate(chances) if chance > 0]
-        place = self.script[self.taken] if self.taken < len(self.script) else 0
+        number = self.script[self.taken] if self.taken < len(self.script) else 0
         self.open.append(len(possible))
         self.taken += 1
-        self.likelihood *= chances[possible[place]]
-        return possible[place]
+        self.likelihood *= chances[possible[number]]
+        return possible[number]
 
     def _drawn(self, law: Any, purpose: str, output: Any, offset: int) -> int:
         return self.choose((law / law.sum()).tolist())
 
     def read(self, step: Any) -> Any:
-        """As ever, but a uniform number says keep or reject."""
+        """Answer a read; a uniform draw is a choice to accept or reject."""
         if step.kind == "uniform":
             p, q = self.asked[-2:]
             keep = min(1.0, p / q)
@@ -599,8 +600,8 @@ class Choosing(Real):
 
 
 @pytest.mark.parametrize("method", ["speculative", "pearl", "pearl stopped", "adaptive", "hierarchical"])
-def test_the_law_of_sampled_texts_is_the_targets_by_enumeration(method: str) -> None:
-    """All ways that chance could have gone, each with its probability: the texts have the target's law to rounding."""
+def test_sampled_outputs_have_the_targets_distribution_by_enumeration(method: str) -> None:
+    """Over all possible draws with their probabilities, outputs have the target's distribution to rounding."""
     sampling, prompt, tokens = Sampling(top_k=3), [3, 4], 2
     choices: dict[str, tuple[Any, Any]] = {
         "speculative": (speculative, speculative.Parameters(LAYERS, 2, sampled=True, **SMALL)),
@@ -616,10 +617,10 @@ def test_the_law_of_sampled_texts_is_the_targets_by_enumeration(method: str) -> 
     while scripts:
         script = scripts.pop()
         real = Choosing(decoders, sampling, script)
-        text = tuple(real.run(module.decode(parameters, prompt, tokens), tokens).tokens)
-        found[text] = found.get(text, 0.0) + real.likelihood
-        for place in range(len(script), len(real.open)):  # where the first choice was taken unasked, the others are still to come
-            scripts += [[*script, *[0] * (place - len(script)), other] for other in range(1, real.open[place])]
+        output = tuple(real.run(module.decode(parameters, prompt, tokens), tokens).tokens)
+        found[output] = found.get(output, 0.0) + real.likelihood
+        for index in range(len(script), len(real.open)):  # alternatives to the choices after the script
+            scripts += [[*script, *[0] * (index - len(script)), other] for other in range(1, real.open[index])]
     full = real_models.model("llama", LAYERS, 5)
     exact: dict[tuple[int, ...], float] = {}
     first = sampling.law(real_models.logits(full, prompt).numpy())
@@ -627,48 +628,48 @@ def test_the_law_of_sampled_texts_is_the_targets_by_enumeration(method: str) -> 
         second = sampling.law(real_models.logits(full, [*prompt, int(token)]).numpy())
         exact |= {(int(token), int(other)): float(first[token] * second[other]) for other in np.flatnonzero(second)}
     assert sum(found.values()) == pytest.approx(1)
-    assert {text: chance for text, chance in found.items() if chance > 1e-12} == pytest.approx(exact, abs=1e-9)
+    assert {output: chance for output, chance in found.items() if chance > 1e-12} == pytest.approx(exact, abs=1e-9)
 
 
 # --- single steps ---
 
 
 def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
-    """Four equal chances: two of them make up one half exactly, and a third is not kept."""
+    """Of four equal probabilities, two are exactly one half; a third is not kept."""
     assert Sampling(top_p=0.5).law(np.zeros(4)).tolist() == [0.5, 0.5, 0, 0]
     assert np.count_nonzero(Sampling(top_p=0.51).law(np.zeros(4))) == 3
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3])
-def test_a_position_is_read_from_either_end_of_its_pass(heads: int) -> None:
-    """Of three tokens the last ones are projected: offsets are as in a list, and chances are the model's own."""
+def test_offsets_of_reads_count_from_both_ends_of_a_pass(heads: int) -> None:
+    """The last of three tokens are projected: offsets are as in a list, and probabilities are the model's."""
     full, prompt = real_models.model("llama", LAYERS), [3, 4, 5]
     found: dict[int, list[Any]] = {}
 
     def steps() -> Any:
         out = yield Forward("target", tuple(prompt), 0, LayerSpan(0, LAYERS), None, heads=heads)
         for offset in range(-heads, heads):
-            place = offset if offset < 0 else 3 - heads + offset
-            law = softmax(real_models.logits(full, prompt[: place % 3 + 1]).numpy())
+            index = offset if offset < 0 else 3 - heads + offset
+            law = softmax(real_models.logits(full, prompt[: index % 3 + 1]).numpy())
             best = int(law.argmax())
-            asked = [Read("next", out, place), Read("top", out, place, 2), Read("distance", out, place, token=best)]
-            asked += [Read("confidence", out, place), Read("probability", out, place, token=best)]
-            asked += [Read("confidence", out, place, token=1)]
-            found[place] = []
+            asked = [Read("next", out, index), Read("top", out, index, 2), Read("distance", out, index, token=best)]
+            asked += [Read("confidence", out, index), Read("probability", out, index, token=best)]
+            asked += [Read("confidence", out, index, token=1)]
+            found[index] = []
             for read in asked:
-                found[place].append((yield read))
+                found[index].append((yield read))
             order = np.argsort(-law)[:2].tolist()
-            assert found[place][:2] == [best, order]
-            assert found[place][2:] == pytest.approx([-np.log(law[best]), law[best], law[best], law[1]])
+            assert found[index][:2] == [best, order]
+            assert found[index][2:] == pytest.approx([-np.log(law[best]), law[best], law[best], law[1]])
         yield Commit("token", (1,))
 
     Real(real_models.decoders("llama")).run(steps(), 1)
     assert len(found) == 2 * heads
-    assert all(found[place] == found[place - 3] for place in range(3 - heads, 3))
+    assert all(found[index] == found[index - 3] for index in range(3 - heads, 3))
 
 
-def test_random_draws_differ_by_purpose_position_sequence_and_turn() -> None:
-    draws = [(purpose, position, text) for purpose in ("a", "b") for position in (3, 4) for text in (0, 1)]
+def test_random_draws_differ_by_purpose_position_sequence_and_repeat() -> None:
+    draws = [(purpose, position, number) for purpose in ("a", "b") for position in (3, 4) for number in (0, 1)]
     first, again = Luck(5), Luck(5)
     found = [first.draw(*each) for each in (*draws, *draws)]
     assert len({*found}) == len(found)
@@ -676,8 +677,8 @@ def test_random_draws_differ_by_purpose_position_sequence_and_turn() -> None:
     assert Luck(5, 1).draw("a", 3) != Luck(5, 0).draw("a", 3) != Luck(6, 0).draw("a", 3)
 
 
-@pytest.mark.parametrize(("after", "said"), [([3.0, 4.0], 1.0), ([-3.0, -4.0], 0.0), ([-4.0, 3.0], 0.0), ([4.0, 3.0], 0.96)])
-def test_saturation_is_the_cosine_of_two_states_and_never_negative(after: list[float], said: float) -> None:
+@pytest.mark.parametrize(("after", "cosine"), [([3.0, 4.0], 1.0), ([-3.0, -4.0], 0.0), ([-4.0, 3.0], 0.0), ([4.0, 3.0], 0.96)])
+def test_saturation_is_the_cosine_of_two_states_and_never_negative(after: list[float], cosine: float) -> None:
     import torch
 
     decoder = real_models.decoders("llama")["target"]
@@ -691,17 +692,17 @@ def test_saturation_is_the_cosine_of_two_states_and_never_negative(after: list[f
         yield Commit("token", (1,))
 
     real.run(steps(), 1)
-    assert seen == pytest.approx([said], abs=1e-7)
+    assert seen == pytest.approx([cosine], abs=1e-7)
 
 
 @pytest.mark.parametrize(("defect", "message"), [*UNENDED, *HEIRS])
-def test_real_models_take_over_no_task_that_has_not_ended(defect: Callable[[], Steps], message: str) -> None:
+def test_unended_tasks_cannot_be_adopted_on_real_models(defect: Callable[[], Steps], message: str) -> None:
     with pytest.raises(CacheError, match=message):
         Real(real_models.decoders("llama")).run(defect(), 1)
 
 
-def test_what_an_algorithm_must_not_read_or_hold_is_said() -> None:
-    """A pass that projects nothing, states that nobody compared, and layers that hold what they should not."""
+def test_invalid_reads_and_rows_are_errors() -> None:
+    """A read of a pass without projection, a saturation without an earlier state, and a layer with a wrong number of rows."""
     target = real_models.decoders("llama")["target"]
     depth = DEPTHS["target"]
 
@@ -712,7 +713,7 @@ def test_what_an_algorithm_must_not_read_or_hold_is_said() -> None:
 
     with pytest.raises(CacheError, match="target: a pass at position 2 is read, but projects no position"):
         Real({"target": target}).run(unread(), 1)
-    with pytest.raises(CacheError, match="target: a pass at position 2 is asked how its state changed, but compared none"):
+    with pytest.raises(CacheError, match="target: a pass at position 2 is read for saturation, but kept no earlier state"):
         Real({"target": target}).run(unread(heads=1), 1)
 
     run = target.run
@@ -728,8 +729,8 @@ def test_what_an_algorithm_must_not_read_or_hold_is_said() -> None:
         Real({"target": target}).run(unread(), 1)
 
 
-def test_a_model_says_how_far_it_goes_and_what_begins_and_ends_its_texts() -> None:
-    """A sliding window that is used is an end too; several tokens may end texts, and one of them begins one for want of another."""
+def test_positions_start_and_end_tokens_come_from_the_configuration() -> None:
+    """A sliding window in use also limits positions; without a start token, an end token starts a sequence."""
     from types import SimpleNamespace
 
     from calibrate.decoders import transformers_adapter
@@ -754,14 +755,14 @@ def test_a_model_says_how_far_it_goes_and_what_begins_and_ends_its_texts() -> No
     assert of("t5", bos_token_id=1, decoder_start_token_id=0).start == 0
     assert of("t5", bos_token_id=1, ends=4).start == 4
     other = SimpleNamespace(config=SimpleNamespace(model_type="mamba"))
-    with pytest.raises(ParameterError, match="some is of architecture mamba, whose layers are not known here; known: gpt2, "):
+    with pytest.raises(ParameterError, match="some has the unsupported architecture mamba; supported: gpt2, "):
         transformers_adapter.decoder_of(other, "some")
     reads = real_models.model.__wrapped__("t5", 2)
-    with pytest.raises(RuntimeError, match="some has an encoder, which has read nothing yet"):
+    with pytest.raises(RuntimeError, match="some has an encoder, which has not read a text yet"):
         transformers_adapter.decoder_of(reads, "some").rows()
     assert transformers_adapter.run_layers(LayerSpan(2, 5)) == [2, 3, 4]
     whole = real_models.decoders("llama")["target"]
-    assert whole._place(3, 1, (), whole.rows()).mask is None  # a single token sees all there is
+    assert whole._place(3, 1, (), whole.rows()).mask is None  # a single token attends to all rows
     assert transformers_adapter.run_layers(LayerSpan(1, 7, ((2, 3), (4, 6)))) == [1, 3, 6]
     settled: list[Any] = []
     found = of()

@@ -1,4 +1,4 @@
-"""Profiles that are timed between runs: every piece once, spread over them, on the decoders that decode, and gone on with."""
+"""Profiles that are timed between runs: every part once, spread over the runs, with the runs' decoders, and resumable."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def decoders() -> dict[str, Any]:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is timed, in order; nothing is."""
+    """Replace timing by a list of the parts in order."""
     found: list[Any] = []
 
     def point(model: Any, what: Any, *_: Any) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def opened(decoders: dict[str, Any], folder: Path, passes: Passes = PASSES, seed
     return MeasurementSession(decoders, NAMES, passes, folder, device="cpu", dtype="float32", seed=seed)
 
 
-def test_every_piece_is_timed_once_and_in_its_share(decoders: dict[str, Any], timed: list[Any], tmp_path: Path) -> None:
+def test_every_part_is_timed_once_in_its_share(decoders: dict[str, Any], timed: list[Any], tmp_path: Path) -> None:
     beside = opened(decoders, tmp_path)
     whole = 2 * 2 * (2 * 2 + 2)  # models, rounds, points and the rest
     for turn in range(3):
@@ -66,10 +66,10 @@ def test_every_piece_is_timed_once_and_in_its_share(decoders: dict[str, Any], ti
     rounds = {what[1].round if len(what) == 2 else what[1] for what in timed[:whole]}
     assert rounds == {0, 1}
     kinds = [len(what) for what in timed[:whole]]
-    assert kinds != sorted(kinds)  # in no order
+    assert kinds != sorted(kinds)  # in random order
 
 
-def test_the_order_hangs_on_the_seed_alone(decoders: dict[str, Any], timed: list[Any], tmp_path: Path) -> None:
+def test_order_depends_on_the_seed_only(decoders: dict[str, Any], timed: list[Any], tmp_path: Path) -> None:
     orders = []
     for number, seed in enumerate((0, 0, 1)):
         beside = opened(decoders, tmp_path / str(number), seed=seed)
@@ -81,7 +81,7 @@ def test_the_order_hangs_on_the_seed_alone(decoders: dict[str, Any], timed: list
     assert sorted(map(str, orders[0])) == sorted(map(str, orders[2]))
 
 
-def test_what_was_timed_is_not_timed_again(decoders: dict[str, Any], timed: list[Any], tmp_path: Path) -> None:
+def test_finished_parts_are_not_timed_again(decoders: dict[str, Any], timed: list[Any], tmp_path: Path) -> None:
     first = opened(decoders, tmp_path)
     first.begin(0)
     first.between(0.5)
@@ -96,7 +96,7 @@ def test_what_was_timed_is_not_timed_again(decoders: dict[str, Any], timed: list
 
 
 @pytest.mark.slow
-def test_a_session_makes_profiles_of_the_decoders_that_decode(
+def test_session_makes_profiles_of_the_runs_decoders(
     decoders: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few_parts(monkeypatch)
@@ -116,7 +116,7 @@ def test_a_session_makes_profiles_of_the_decoders_that_decode(
     assert ran > 2 * 4 * 2
     for role, name in (("target", "cpu-family-medium"), ("draft", "cpu-family-draft")):
         found = profile_files.load(tmp_path / f"{name}-interpreter.json")
-        assert found.notes[0].startswith("weights are its own; of the repeats of a round the mean counts")
+        assert found.notes[0].startswith("weights are its own; times are means over the repeats of a round")
         assert found.shape["layers"] == decoders[role].layers
         there = {
             "layer",
@@ -137,22 +137,22 @@ def test_a_session_makes_profiles_of_the_decoders_that_decode(
 
 
 @pytest.mark.parametrize(("given", "said"), [
-    ({"widths": ()}, "widths must be at least one number, got none"),
+    ({"widths": ()}, "widths must have at least one number, got none"),
     ({"contexts": (-1,)}, "contexts must be between 0 and 1000000, got -1"),
     ({"rounds": 0}, "rounds must be between 1 and 1000, got 0"),
     ({"repeats": 0}, "repeats must be between 1 and 1000, got 0"),
     ({"busy": (1, 1)}, "busy must be different numbers"),
 ])  # fmt: skip
-def test_a_grid_that_cannot_be_timed_is_refused(given: dict[str, Any], said: str) -> None:
+def test_wrong_grid_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ParameterError, match=said):
         Passes(**{"widths": (1,), "contexts": (0,), **given})
 
 
 @pytest.mark.parametrize("kind", ["processes", "streams"])
-def test_texts_over_units_are_timed_between_the_runs_of_each_repeat_and_once(
+def test_decodings_over_units_are_timed_between_runs(
     kind: str, decoders: dict[str, Any], timed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over the processes that the runs have, or the streams."""
+    """Once per repeat, with the processes of the runs, or their streams."""
     units, asked = object(), list[Any]()
 
     def text(given: Any, seed: int) -> Any:
@@ -167,7 +167,7 @@ def test_texts_over_units_are_timed_between_the_runs_of_each_repeat_and_once(
     monkeypatch.setattr(process_times, f"over_{kind}", text)
     given: Any = {"lanes": units} if kind == "streams" else {"processes": True}
     at: list[int] = []
-    for turns in ((0, 1), (1, 2)):  # the second measurement session goes on with the first
+    for turns in ((0, 1), (1, 2)):  # the second measurement session resumes the first
         beside: Any = MeasurementSession(decoders, NAMES, PASSES, tmp_path, device="cpu", dtype="float32", **given)
         monkeypatch.setattr(profile_from_timings, "write", lambda *_: ({}, {}))
         for turn in turns:
@@ -176,17 +176,17 @@ def test_texts_over_units_are_timed_between_the_runs_of_each_repeat_and_once(
                 beside.between(share, units if kind == "processes" else None)
                 at.append(len(asked))
             beside.end()
-    assert [seed for _, seed in asked] != sorted(seed for _, seed in asked)  # in an order that is left to chance
+    assert [seed for _, seed in asked] != sorted(seed for _, seed in asked)  # in random order
     assert sorted(seed for _, seed in asked) == [*range(3 * process_times.TEXTS)]
     assert {given for given, _ in asked} == {units}
     assert at[0] == 0 < at[1] < at[2] < at[3] < at[4] == process_times.TEXTS  # spread over the runs
     kept = {row["round"]: row for row in beside.of["target"].rows.rows if row["kind"] == "processes"}
     assert [*kept] == [0, 1, 2]
-    assert kept[0]["wake_us"]["1"][1] == pytest.approx((1 + process_times.TEXTS) / 2)  # the mean of its texts
+    assert kept[0]["wake_us"]["1"][1] == pytest.approx((1 + process_times.TEXTS) / 2)  # the mean over its decodings
 
 
-def test_a_difference_that_noise_makes_negative_is_nothing() -> None:
-    """A profile with a negative time is refused, and a measurement session must not end so."""
+def test_negative_differences_count_as_zero() -> None:
+    """A profile with a negative time is refused, which must not end a measurement session."""
     times = {"next": [1.0, 2.0, 3.0]}
     row = {
         "busy": 0, "repeats": 2, "reads_us": times, "resumed_step_us": [-5.0, -1.0, 2.0], "beams_us": {},
@@ -202,7 +202,7 @@ def test_a_difference_that_noise_makes_negative_is_nothing() -> None:
     assert all(0 < each["low_s"] <= each["time_s"] <= each["high_s"] for each in found)
 
 
-def test_times_of_rounds_are_their_medians_and_repeats_add_up() -> None:
+def test_rounds_give_medians_and_sums_of_repeats() -> None:
     rounds = [
         {"width": 1, "whole_us": [1.0, whole, 9.0], "layers_us": [[1, each, 3]], "repeats": 4, "taken_anyway": taken}
         for whole, each, taken in ((5.0, 2, 0), (7.0, 1, 1), (6.0, 9, 0))
@@ -212,7 +212,7 @@ def test_times_of_rounds_are_their_medians_and_repeats_add_up() -> None:
     assert (found["repeats"], found["taken_anyway"], found["width"]) == (12, 1, 1)
 
 
-def test_what_does_not_fit_the_memory_is_left_out_and_the_rest_goes_on(
+def test_parts_without_memory_are_left_out(
     decoders: dict[str, Any], timed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = interleaved_profiles.measure
@@ -240,23 +240,23 @@ def test_what_does_not_fit_the_memory_is_left_out_and_the_rest_goes_on(
         other.between(1.0)
 
 
-def test_of_a_batch_drafts_alone_are_made_at_unequal_positions(decoders: dict[str, Any], tmp_path: Path) -> None:
-    """A token of each text in a pass of the target: that is a method whose texts go column by column."""
+def test_only_drafts_of_a_batch_are_at_unequal_positions(decoders: dict[str, Any], tmp_path: Path) -> None:
+    """A pass of the target over one token per sequence belongs to a method with equal positions."""
     assert {role: begun.built.unequal for role, begun in opened(decoders, tmp_path).of.items()} == {"target": False, "draft": True}
 
 
-def test_batches_are_of_a_token_each() -> None:
+def test_batched_passes_have_one_token_per_sequence() -> None:
     passes = Passes(widths=(1, 3), contexts=(0,), batches=(1, 4))
     assert [(each.width, each.batch) for each in passes.points] == [(1, 1), (3, 1), (1, 4)]
     wider = Passes(widths=(1, 3, 5), contexts=(0,), batches=(1, 4), batched_widths=(1, 3))
     assert [(each.width, each.batch) for each in wider.points if each.batch > 1] == [(1, 4), (3, 4)]
     for given in ({"widths": (2, 3), "batches": (1, 4)}, {"widths": (1,), "batches": (2, 4)}):
-        with pytest.raises(ParameterError, match="widths and batches must have 1 among them"):
+        with pytest.raises(ParameterError, match="widths and batches must include 1"):
             Passes(contexts=(0,), **given)
 
 
-def test_a_profile_that_is_refused_leaves_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may have been made on a machine that is not there any more."""
+def test_refused_profile_keeps_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine of the runs may no longer be available."""
     monkeypatch.setattr(profile_from_timings, "time_rest", lambda *_: None)
     monkeypatch.setattr(
         profile_from_timings,
@@ -267,17 +267,17 @@ def test_a_profile_that_is_refused_leaves_the_runs(tmp_path: Path, monkeypatch: 
         "run": {"model": "family", "tokens": 2, "repeats": 1, "prompts": 1}, "method": [{"name": "autoregressive"}],
         "profile": {"widths": [1], "contexts": [0], "rounds": 1, "repeats": 1},
     })  # fmt: skip
-    with pytest.raises(ParameterError, match=r"runs\.json is written, but .* target could not be made: family-target is too fast"):
+    with pytest.raises(ParameterError, match=r"runs\.json is written, but .* no profile of the target: family-target is too fast"):
         run_command.measured(written, tmp_path / "runs.json", "cpu")
     assert measured_runs.load(tmp_path / "runs.json").table.height == 1
     assert (tmp_path / "cpu-family-target.jsonl").is_file()
 
 
-# --- what it asks for, and what becomes of it ---
+# --- requests and results ---
 
 
 class Begun:
-    """In the place of what times a model."""
+    """Stands in for a model that is being timed."""
 
     def __init__(self, role: str) -> None:
         self.role = role
@@ -307,8 +307,8 @@ def open_(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 BUSY = Passes(widths=(1, 3), contexts=(0, 8), batches=(1, 2), busy=(0, 1, 2), rounds=2, repeats=5, batched_widths=(1, 3))
 
 
-def test_the_target_is_timed_beside_others_too(open_: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the runs of each repeat, at a token of one text; what cannot be timed there ends it."""
+def test_target_is_timed_with_busy_neighbours_too(open_: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the runs of each repeat, with one token of one sequence; an error there ends the session."""
     went: list[Any] = []
 
     def go_over(*given: Any, **more: Any) -> Any:
@@ -334,7 +334,7 @@ def test_the_target_is_timed_beside_others_too(open_: list[Any], tmp_path: Path,
     [((built, grid_, rows, spec), more)] = went
     assert (built, rows, spec) == (target.built, target.rows, "spec of the big")
     assert grid_ == TimingGrid((1,), (0, 8), (1,), (1, 2), ("interpreter",), 2)
-    assert more == {"effort": effort, "minutes": 8.0}  # a minute for each of two contexts, two numbers of others and two rounds
+    assert more == {"effort": effort, "minutes": 8.0}  # a minute for each of two contexts, two numbers of neighbours and two rounds
     assert len(beside.pieces) == 2 * 2 * (2 * 2 * 2 + 2)
     assert {piece.round for piece in beside.pieces} == {2, 3}
     assert (beside.made, beside.turn, beside.texts) == (0, 1, [])
@@ -343,8 +343,8 @@ def test_the_target_is_timed_beside_others_too(open_: list[Any], tmp_path: Path,
         beside.begin(2)
 
 
-def test_a_point_is_timed_at_once_and_kept(open_: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A minute for it at most; what the device lacks is given back, and other errors are the run's."""
+def test_point_is_timed_and_saved_at_once(open_: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For at most a minute; errors of the device release its memory, and other errors end the run."""
     asked, happens = list[Any](), list[Any]()
 
     def measure(*given: Any) -> Any:
@@ -373,7 +373,7 @@ def test_a_point_is_timed_at_once_and_kept(open_: list[Any], tmp_path: Path, mon
             beside._point(target, point)
 
 
-def test_profiles_are_written_in_the_end_and_what_is_odd_of_them_is_told(
+def test_profiles_are_written_at_the_end_with_warnings(
     open_: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrote: list[Any] = []
@@ -401,9 +401,9 @@ def test_profiles_are_written_in_the_end_and_what_is_odd_of_them_is_told(
     assert target.added == [{"kind": "processes", "round": 4, "texts": ["a text"], "layers": 6}] * 2
 
 
-def test_passes_have_room_for_the_longest_and_for_all_that_is_timed_besides() -> None:
+def test_buffers_fit_all_timed_passes() -> None:
     assert Passes((1, 3), (0, 200)).room == 204
-    assert Passes((1, 33), (200,)).room == 202  # wider ones are not replayed
+    assert Passes((1, 33), (200,)).room == 202  # wider passes are not replayed
     assert Passes((1,), (0,)).room == read_times.ROOM == 80
     assert Passes((1, 32), (200,)).room == 233
     assert Passes((1,), (0,), busy=(0,)).grids == (TimingGrid((1,), (0,), modes=("interpreter",)),)
@@ -411,9 +411,9 @@ def test_passes_have_room_for_the_longest_and_for_all_that_is_timed_besides() ->
         ({"batched_widths": (1, 2)}, r"batched_widths must be some of widths=\[1, 3\], got \[1, 2\]"),
         (
             {"batched_widths": (3,)},
-            r"batched_widths must be left out without batches, of whose passes it is, got \[3\]; or give batches",
+            r"batched_widths must be left out without batches, got \[3\]; or give batches",
         ),
-        ({"batched_widths": (3,), "batches": (1, 2)}, r"batched_widths must have 1 among them, as drafts are made, got \[3\]"),
+        ({"batched_widths": (3,), "batches": (1, 2)}, r"batched_widths must include 1, the width of drafting, got \[3\]"),
     ):
         with pytest.raises(ParameterError, match=said):
             Passes(widths=(1, 3), contexts=(0,), **given)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Timing on a device that is only told what to do: a clock of its own that stands still until somebody waits for the device."""
+"""Timing on a device that runs asynchronously: its clock stands still until the host waits for it."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ from calibrate.timing import read_times
 from tests.support import real_models
 
 LAYER, TREE, HEAD, TICK = 1000.0, 100.0, 300.0, 0.5
-"""Microseconds that the device takes for a layer, for one over several hypotheses besides, and for a head, and the processor
-between two looks at its clock."""
+"""Times [us] of the device for a layer, for a layer over several hypotheses in addition, and for a head; and of the host between
+two clock readings.
+"""
 
 
 class Device:
-    """Work is noted when it is launched, and done when somebody waits."""
+    """Work is noted at its launch, and done when the host waits."""
 
     def __init__(self) -> None:
         self.now = self.owed = 0.0
 
     def perf_counter(self) -> float:
-        """The processor's clock [s]."""
+        """The host's clock [s]."""
         self.now += TICK
         return self.now / 1e6
 
     def settle(self) -> None:
-        """Wait for what was launched."""
+        """Wait for all launched work."""
         self.now, self.owed = self.now + self.owed, 0.0
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    """Layers and heads take their time there; whoever wants to see a value waits."""
+    """Layers and heads take time on the device; reading a value waits for it."""
     found = Device()
     layer, logits, read = Decoder._layer, Decoder.logits, in_one_process.Real._found
 
@@ -75,14 +76,14 @@ def tiny(layers: int = 4) -> Decoder:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_parts_take_what_the_device_takes_and_nothing_of_what_came_before(device: Device) -> None:
+def test_parts_take_the_device_time_without_earlier_work(device: Device) -> None:
     decoder = tiny()
     assert device.owed == 0
     found = read_times.reads(decoder, 12, 3)
-    few = 40 * TICK  # looks at the clock, and nothing else
+    few = 40 * TICK  # clock readings only
     for kind, times in found["reads_us"].items():
         assert times[1] == pytest.approx(HEAD if kind == "early_head" else 0, abs=few), kind
-    for times in found["kv_rows_us"].values():  # keys and values of a layer are made within it
+    for times in found["kv_rows_us"].values():  # a layer makes its key and value rows
         assert times[1] == pytest.approx(LAYER, abs=few)
     assert all(times[1] == pytest.approx(4 * TREE, abs=few) for times in found["tree_us"].values())
     assert all(times[1] == pytest.approx(0, abs=few) for times in found["beams_us"].values())
@@ -91,7 +92,7 @@ def test_parts_take_what_the_device_takes_and_nothing_of_what_came_before(device
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_passes_behind_pauses_take_what_the_device_takes(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_after_pauses_take_the_device_time(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_times, "GAPS", (0, 500))
     found = read_times.after(tiny(), 12, 4)
     assert device.owed == 0
@@ -102,7 +103,7 @@ def test_passes_behind_pauses_take_what_the_device_takes(device: Device, monkeyp
         assert times[1] == pytest.approx(LAYER, abs=40 * TICK)
 
 
-def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch refuses to make it current."""
     with pytest.raises(ValueError, match="index"):
         torch.cuda.set_device("cuda")
@@ -113,8 +114,8 @@ def test_a_gpu_without_a_number_is_the_current_one(monkeypatch: pytest.MonkeyPat
     assert made == ["cuda:1"]
 
 
-def test_what_a_model_needs_is_held_against_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another model may be there already; what torch keeps for itself it can use again."""
+def test_model_must_fit_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another model may be loaded already; memory that torch keeps for reuse counts as free."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (30, 80))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 26)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 20)
@@ -123,8 +124,8 @@ def test_what_a_model_needs_is_held_against_what_is_left(monkeypatch: pytest.Mon
     assert machine.free("cpu") == machine.memory("cpu")
 
 
-def test_clocks_that_move_do_not_make_it_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that were broken off can be gone on with, while the GPU is as fast as it likes."""
+def test_changed_clocks_are_still_the_same_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted runs can be resumed at any clock rate of the GPU."""
     whole, clock = machine.facts, iter((345, 1980))
     monkeypatch.setattr(machine, "facts", lambda name: whole(name) | {"sm_mhz": next(clock), "driver": "580"})
     models = real_models.decoders("llama")
@@ -133,13 +134,13 @@ def test_clocks_that_move_do_not_make_it_another_machine(monkeypatch: pytest.Mon
     assert first["driver"] == "580"
 
 
-def test_random_weights_are_drawn_on_the_gpu_as_they_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_weights_are_drawn_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 
     told: list[Any] = []
 
     class Reached(Exception):  # noqa: N818
-        """Nothing is built: there is no such device."""
+        """The point where the model would be built."""
 
     def build(_: Any, **more: Any) -> Any:
         told.append((torch.get_default_device().type, more))
@@ -153,4 +154,4 @@ def test_random_weights_are_drawn_on_the_gpu_as_they_stay(monkeypatch: pytest.Mo
         with pytest.raises(Reached):
             Replica("llama-68m", device, dtype, random=1).load()
     assert told == [("cuda", {"dtype": torch.bfloat16}), ("cpu", {})]
-    assert len(kept) == 1  # whoever draws numbers there later draws what they would have drawn
+    assert len(kept) == 1  # later random draws on the host do not change

@@ -1,4 +1,4 @@
-"""`calibrate layers`: what was timed is written as a profile and never lost, and mistakes are one line."""
+"""`calibrate layers`: profiles from timings, resumed and failed measurements, and one-line errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_model_that_does_not_fit_leaves_no_rows_and_can_be_asked_for_again(
+def test_model_larger_than_the_memory_leaves_no_rows(
     config: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     arguments = ("layers", "--model", config(), *QUICK, "-o", str(tmp_path / "out"))
@@ -55,7 +55,7 @@ QUICK = ("--device", "cpu", "--threads", "1", "--quick", "--widths", "1,2", "--c
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])
-def test_a_profile_is_written_and_says_what_it_is_of(kind: str, config: Callable[..., str], tmp_path: Path) -> None:
+def test_profile_is_written_with_its_facts(kind: str, config: Callable[..., str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     said = call("layers", "--model", config(kind), *QUICK, "-o", str(out)).stdout
     found = profile_files.load(out / f"cpu-tiny-{kind}.json")
@@ -73,14 +73,14 @@ def test_a_profile_is_written_and_says_what_it_is_of(kind: str, config: Callable
     assert str(out / source.file) in said
 
 
-def test_the_document_says_the_same(config: Callable[..., str], tmp_path: Path) -> None:
+def test_json_output_equals_the_profile(config: Callable[..., str], tmp_path: Path) -> None:
     document = json.loads(call("layers", "--model", config(), *QUICK, "-o", str(tmp_path / "out"), "--json").stdout)
     assert document["points"] == 4
     assert document["failed"] == []
     assert set(document["profiles"]) == {"eager"}
 
 
-def test_an_interrupted_run_goes_on_where_it_was(
+def test_interrupted_run_resumes(
     config: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = single_pass.measure
@@ -94,13 +94,13 @@ def test_an_interrupted_run_goes_on_where_it_was(
 
     monkeypatch.setattr(timing_grid, "measure", measure)
     arguments = ("layers", "--model", config(), *QUICK, "-o", str(tmp_path / "out"))
-    assert "with --resume goes on" in call(*arguments, code=130).stderr
+    assert "same command and --resume" in call(*arguments, code=130).stderr
     rows = tmp_path / "out" / "cpu-tiny-llama.jsonl"
     before = rows.read_text()
     assert before.count("\n") == 3
     with rows.open("a") as file:  # killed in the middle of a line
         file.write('{"kind": "point", "mode": "ea')
-    assert "is there already; --resume goes on with it" in call(*arguments, code=2).stderr
+    assert "is there already; --resume continues it" in call(*arguments, code=2).stderr
     timed.clear()
     call(*arguments, "--resume")
     assert [(point.width, point.context) for point in timed] == [(1, 8), (2, 8)]
@@ -108,7 +108,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
     assert profile_files.load(rows.with_suffix(".json")).rows("layer").height == 4
 
 
-def test_rows_of_another_machine_are_not_gone_on_with(config: Callable[..., str], tmp_path: Path) -> None:
+def test_rows_of_another_machine_are_not_resumed(config: Callable[..., str], tmp_path: Path) -> None:
     arguments = ("layers", "--model", config(), *QUICK, "-o", str(tmp_path / "out"))
     call(*arguments)
     done = call(*arguments, "--resume", "--dtype", "bfloat16", code=2)
@@ -116,7 +116,7 @@ def test_rows_of_another_machine_are_not_gone_on_with(config: Callable[..., str]
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, width: int, error: Exception) -> None:
-    """Let passes of a width fail as they begin."""
+    """Let passes of a width fail at their beginning."""
     begin = single_pass.prepared
 
     def fails(model: LibraryModel, asked: int, *more: Any) -> Any:
@@ -127,7 +127,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, width: int, error: Exception) -> No
     monkeypatch.setattr(single_pass, "prepared", fails)
 
 
-def test_a_point_that_does_not_fit_fails_alone(
+def test_point_without_memory_fails_alone(
     config: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -138,27 +138,27 @@ def test_a_point_that_does_not_fit_fails_alone(
     assert "failed: eager width 2 context 8 batch 1: out of memory: CUDA out of memory" in done.stderr
     assert "Traceback" not in done.stderr
     assert profile_files.load(out / "cpu-tiny-llama.json").rows("layer")["width"].to_list() == [1, 1]
-    call(*arguments, "--resume")  # what failed is tried again
+    call(*arguments, "--resume")  # failed points are tried again
     assert profile_files.load(out / "cpu-tiny-llama.json").rows("layer").height == 4
 
 
-def test_a_lost_device_ends_the_run_and_keeps_what_was_timed(
+def test_lost_device_ends_the_run_and_keeps_the_rows(
     config: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing(monkeypatch, 2, RuntimeError("CUDA error: device-side assert triggered\nmore"))
     done = call("layers", "--model", config(), *QUICK, "-o", str(tmp_path / "out"), code=1)
-    assert done.stderr.count("failed:") == 3  # it was the second of four
-    assert done.stderr.count("the device was lost before it") == 2
+    assert done.stderr.count("failed:") == 3  # the second of four points
+    assert done.stderr.count("not reached, because the device was lost") == 2
     assert profile_files.load(tmp_path / "out" / "cpu-tiny-llama.json").rows("layer").height == 1
 
 
-def test_spent_minutes_leave_points_out_and_say_so(config: Callable[..., str], tmp_path: Path) -> None:
+def test_points_after_the_last_minute_are_reported(config: Callable[..., str], tmp_path: Path) -> None:
     done = call("layers", "--model", config(), *QUICK, "-o", str(tmp_path / "out"), "--minutes", "0", code=1)
-    assert done.stderr.count("the minutes were spent before it; --resume with more of them") == 4
+    assert done.stderr.count("not reached within the minutes; --resume with more --minutes") == 4
     assert not (tmp_path / "out" / "cpu-tiny-llama.json").exists()
 
 
-def test_a_clock_that_runs_backwards_writes_no_profile(
+def test_negative_times_write_no_profile(
     config: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(single_pass, "clock_of", lambda *_: Ticking(layer=1e-3))
@@ -166,14 +166,14 @@ def test_a_clock_that_runs_backwards_writes_no_profile(
     model, out = config(intermediate_size=4096), str(tmp_path / "out")
     done = call("layers", "--model", model, *QUICK, "--dtype", "bfloat16", "--widths", "1,16", "-o", out, code=1)
     assert "no profile of mode eager was written: layer at width" in done.stderr
-    assert re.search(r"would be [\d.e+]+ FLOP/s, and h100 reaches [\d.e+]+ at most \(arithmetic\); look at the clock", done.stderr)
+    assert re.search(r"would be [\d.e+]+ FLOP/s, and h100 reaches [\d.e+]+ at most \(arithmetic\); check the clock", done.stderr)
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out" / "cpu-tiny-llama.json").exists()
     assert (tmp_path / "out" / "cpu-tiny-llama.jsonl").exists()
 
 
 def called_h100(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this processor call itself as a device does whose peaks are published."""
+    """Give this CPU the name of a device with published peaks."""
     whole = machine.facts
     monkeypatch.setattr(machine, "facts", lambda name: whole(name) | {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 85e9})
 
@@ -181,31 +181,31 @@ def called_h100(monkeypatch: pytest.MonkeyPatch) -> None:
 HALF = (*QUICK, "--dtype", "float16")
 
 
-def test_a_slow_layout_of_operands_is_no_ceiling(
+def test_slow_layout_of_operands_is_no_ceiling(
     config: Callable[..., str], clockwork: Clockwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where products of row-major matrices take 20 times as long as those of layers, layers are not too fast for their device."""
+    """If row-major products take 20 times as long as those of layers, the layers are not too fast for their device."""
     with Machine(clockwork, rate=2.2e10, slow=1.1e9, bandwidth=1e15):
         done = call("layers", "--model", config(), *HALF, "-o", str(tmp_path / "out"))
     assert done.stderr == ""
     found = profile_files.load(tmp_path / "out" / "cpu-tiny-llama.json")
-    assert found.rate == pytest.approx(2.2e10, rel=0.05)  # but for looking at the clock
+    assert found.rate == pytest.approx(2.2e10, rel=0.05)  # plus the clock readings
     assert found.facts["peaks"] == "measured"
     assert "warnings" not in found.facts
     layer = next(each for each in physical_limits.reached(found, profile_from_timings.shape_of(found)) if each.part == "layer")
-    assert (layer.rate() > 2 * 1.1e9).all()  # faster than the slow layout: that is no ceiling
+    assert (layer.rate() > 2 * 1.1e9).all()  # faster than the slow layout, which is no ceiling
 
 
-def test_the_least_data_that_is_tried_may_reach_the_ceiling(clockwork: Clockwork) -> None:
-    """Products that a cache holds are faster here than all larger ones: the best of them, in whatever layout, is the ceiling."""
+def test_small_products_may_set_the_ceiling(clockwork: Clockwork) -> None:
+    """Products in a cache are faster here than all larger ones: the fastest of them, in any layout, is the ceiling."""
     with Machine(clockwork, rate=1e9, slow=1e8, inner=machine.LITTLE, best=1e10, bandwidth=1e15):
         found = machine.Ceilings("cpu", "float16", quick=True)
     assert found.best["flop_per_s"] == pytest.approx(1e10, rel=0.05)
 
 
 @pytest.mark.parametrize(("device", "warmups"), [("cpu", 5), ("cuda:0", 20)])
-def test_a_gpu_is_warmed_up_for_longer(device: str, warmups: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its clock rises with its work; passes that are not timed go before those that are, unless they are asked for otherwise."""
+def test_gpu_gets_more_warm_up_passes(device: str, warmups: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock rises with its load, so more untimed passes precede the timed ones by default."""
     seen: list[Effort] = []
     begun = SimpleNamespace(
         spec=SimpleNamespace(device=device), built=None, rows=SimpleNamespace(header={}, rows=[]),
@@ -220,7 +220,7 @@ def test_a_gpu_is_warmed_up_for_longer(device: str, warmups: int, tmp_path: Path
     assert [each.warmups for each in seen] == [warmups, 3]
 
 
-def test_profiles_are_called_after_device_model_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiles_are_named_by_device_model_and_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: {"cuda:1": "NVIDIA H100 80GB HBM3"}.get(device, "a card"))
     monkeypatch.setattr(machine, "memory", lambda device: 85e9)
     assert profile_from_timings.stem_of("llama-68m", "cpu") == "cpu-llama-68m"
@@ -231,8 +231,8 @@ def test_profiles_are_called_after_device_model_and_passes(monkeypatch: pytest.M
     assert {mode: profile_from_timings.called_name("mine", mode) for mode in modes} == modes
 
 
-def test_each_round_of_the_interpreter_times_what_it_does_besides_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As often as the grid is gone over, once for all its modes, unless that round was timed before; other modes ask for none."""
+def test_interpreter_rounds_time_the_work_besides_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once per round of the grid, for all modes, unless that round is timed already; not for other modes."""
     from calibrate.timing import read_times
 
     added, read = list[Any](), list[Any]()
@@ -270,10 +270,10 @@ def test_each_round_of_the_interpreter_times_what_it_does_besides_passes(tmp_pat
             profile_from_timings.time_layers("any", wanted, tmp_path, **wrong)
 
 
-def test_rows_that_cannot_be_put_together_refuse_their_mode_alone(
+def test_incomplete_rows_refuse_only_their_mode(
     config: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two modes one lacks a time: the other is written; one that was not timed is neither written nor refused."""
+    """One of two modes lacks a time: the other is written. A mode that was not timed is neither written nor refused."""
     of = profile_from_timings.profile_of
 
     def made(header: Any, rows: Any, mode: str, *more: Any) -> Any:
@@ -295,7 +295,7 @@ def test_rows_that_cannot_be_put_together_refuse_their_mode_alone(
     written, refused = profile_from_timings.write(begun, ("eager", "cuda-graph", "interpreter"), out)
     assert written == {"eager": out / "cpu-tiny-llama.json"}
     assert refused == {
-        "cuda-graph": "its raw rows, in cpu-tiny-llama.jsonl, cannot be put together (KeyError('whole_us')); begin anew with "
+        "cuda-graph": "its raw rows in cpu-tiny-llama.jsonl make no profile (KeyError('whole_us')); start again with "
         "another -o"
     }
     assert begun.rows.rows[-1]["kind"] == "ceilings"
@@ -310,8 +310,8 @@ def test_rows_that_cannot_be_put_together_refuse_their_mode_alone(
     assert source.parts == ("layer", "head", "embedding", "step")
 
 
-def test_what_layers_reached_is_printed_beside_the_peaks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """All lines of a made-up result: a profile that comes along, its rates from times and bytes, and where all lies."""
+def test_rates_of_layers_are_printed_next_to_the_peaks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All lines of a made-up result: a bundled profile, its rates from times and bytes, and the paths of the files."""
     from calibrate.commands import layers_command
 
     found = profile_files.load("cpu-llama-68m")
@@ -359,7 +359,7 @@ def test_what_layers_reached_is_printed_beside_the_peaks(monkeypatch: pytest.Mon
     assert call(*asked, code=1).stderr == ""
 
 
-def test_what_the_library_does_not_take_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_library_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from calibrate.loading import architectures
 
     path = tmp_path / "mine" / "config.json"
@@ -375,10 +375,10 @@ def test_what_the_library_does_not_take_is_said_in_a_line(tmp_path: Path, monkey
     monkeypatch.setattr(architectures.transformer, "from_config", refused)
     with pytest.raises(ParameterError) as caught:
         architectures.architecture(str(other))
-    assert str(caught.value) == f"tiny.json: transformers does not take it: one two {'x' * 292}"
+    assert str(caught.value) == f"tiny.json: transformers does not accept it: one two {'x' * 292}"
 
 
-def test_a_grid_beyond_learned_positions_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+def test_grid_beyond_learned_positions_is_refused_first(tmp_path: Path) -> None:
     grid_ = ("--widths", "1,5", "--contexts", "8,2046")
     asked = ("layers", "--model", "opt-125m", "--device", "cpu", *grid_, "-o", str(tmp_path / "out"))
     said = call(*asked, code=2).stderr
@@ -386,7 +386,7 @@ def test_a_grid_beyond_learned_positions_is_refused_before_anything_is_built(tmp
     assert not (tmp_path / "out").exists()
 
 
-def test_a_command_whose_reader_has_gone_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_pipe_ends_the_command_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     import io
 
     from calibrate.commands.common_options import guarded
@@ -420,12 +420,12 @@ def test_a_command_whose_reader_has_gone_ends_quietly(monkeypatch: pytest.Monkey
             command()
 
 
-def test_what_beats_a_measured_ceiling_is_told_and_kept(
+def test_times_above_a_measured_ceiling_are_kept_with_a_warning(
     config: Callable[..., str], clockwork: Clockwork, tmp_path: Path
 ) -> None:
-    """Layers may have a kernel that no try had: its times are as they are, and whoever reads them is told."""
+    """Layers may use a kernel that no try used: their times are kept, and a warning is given."""
     out = tmp_path / "out"
-    with Machine(clockwork, rate=1e9, inner=32, best=1e11, bandwidth=1e15):  # the models' width, that of no product tried
+    with Machine(clockwork, rate=1e9, inner=32, best=1e11, bandwidth=1e15):  # the width of the model, which no product has
         done = call("layers", "--model", config(), *QUICK, "-o", str(out))
     found = profile_files.load(out / "cpu-tiny-llama.json")
     [layer, _] = found.facts["warnings"]
@@ -434,24 +434,24 @@ def test_what_beats_a_measured_ceiling_is_told_and_kept(
     with pytest.warns(UserWarning, match="was measured to reach") as said:
         assert HardwareCost("profile", profile=str(out / "cpu-tiny-llama.json")).of("target") is not None
     assert [str(each.message) for each in said] == [f"cpu-tiny-llama.json: {line}" for line in found.facts["warnings"]]
-    # What is a hundred times as fast again is no kernel: somebody took a unit for another.
+    # A hundred times faster is no kernel, but a wrong unit.
     table = found.table.with_columns(pl.col("time_s", "low_s", "high_s") / 100)
     profile_files.save(replace(found, name="wrong", table=table), out)
-    with pytest.raises(ParameterError, match=r"wrong\.json: layer at width 2, .*: more than 100 times that is a mistake; look at"):
+    with pytest.raises(ParameterError, match=r"wrong\.json: layer at width 2, .*: more than 100 times that is a mistake; check"):
         HardwareCost("profile", profile=str(out / "wrong.json"))
 
 
-def test_a_ceiling_is_the_best_of_all_tries_between_the_rows(
+def test_ceiling_is_the_best_of_all_tries(
     config: Callable[..., str], clockwork: Clockwork, tmp_path: Path
 ) -> None:
-    """A machine that has been slow so far is not slow for good: what it reaches between the rows counts as well."""
+    """A machine may be slow only for a while, so tries between the points count too."""
     device = Machine(clockwork, rate=1e9, bandwidth=1e12)
     timed = 0
 
     def quicker(done: int, *_: Any) -> None:
         nonlocal timed
         timed = done
-        clockwork.spend(1e4)  # tries take no notable share of the time
+        clockwork.spend(1e4)  # tries take a negligible share of the time
         device.rate = 1e10 if done == 2 else 1e9
 
     with device:
@@ -465,8 +465,8 @@ def test_a_ceiling_is_the_best_of_all_tries_between_the_rows(
     assert profile_files.load(found.profiles["eager"]).rate == found.ceilings["flop_per_s"]
 
 
-@pytest.mark.slow  # companions in this process are in the quick tier: tests.calibrate.test_workers_in_one_process
-def test_other_processes_do_the_same_work(config: Callable[..., str], tmp_path: Path) -> None:
+@pytest.mark.slow  # companions within this process have fast tests: tests.calibrate.test_busy_neighbours
+def test_busy_neighbours_run_the_same_pass(config: Callable[..., str], tmp_path: Path) -> None:
     call("layers", "--model", config(), *QUICK, "--contexts", "4", "--busy", "0,1", "-o", str(tmp_path / "out"))
     _, rows = timing_grid.read(tmp_path / "out" / "cpu-tiny-llama.jsonl")
     points = [row for row in rows if row["kind"] == "point"]
@@ -478,12 +478,12 @@ def test_other_processes_do_the_same_work(config: Callable[..., str], tmp_path: 
     assert found.rows("layer", busy=1).height == found.rows("layer").height == 2
 
 
-def test_a_companion_that_cannot_build_its_model_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_companion_reports_that_it_cannot_build_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from calibrate.timing import busy_neighbours
     from calibrate.timing.busy_neighbours import Companions
 
     class Here:
-        """In the place of a process: it does at once what that would do."""
+        """A process that runs at once in this one."""
 
         def __init__(self, target: Any, args: Any, daemon: bool) -> None:
             self.start = lambda: target(*args)
@@ -504,12 +504,12 @@ def test_a_companion_that_cannot_build_its_model_says_so(tmp_path: Path, monkeyp
         (("--model", "llama-2-13c"), "unknown model 'llama-2-13c'; did you mean llama-2-13b?"),
         (("--model", "gone.json"), "there is no file gone.json"),
         (("--dtype", "float12"), "unknown dtype 'float12'; did you mean float"),
-        (("--widths", "a,b"), "widths must be whole numbers with commas between, such as 1,4,9, got 'a,b'"),
+        (("--widths", "a,b"), "widths must be comma-separated whole numbers, such as 1,4,9, got 'a,b'"),
         (("--widths", "-1"), "widths must be between 1 and 1000000, got -1"),
         (("--widths", "0"), "widths must be between 1 and 1000000, got 0"),
         (("--widths", "1,1"), "widths must be different numbers, got [1, 1]"),
         (("--contexts", "-4"), "contexts must be between 0 and 1000000, got -4"),
-        (("--batches", ""), "batches must be whole numbers"),
+        (("--batches", ""), "batches must be comma-separated whole numbers"),
         (("--busy", "-1"), "busy must be between 0 and 1000000, got -1"),
         (("--mode", "eagre"), "unknown mode 'eagre'; did you mean eager?"),
         (("--mode", "cuda-graph"), "mode cuda-graph needs a GPU, and the device is cpu"),
@@ -525,7 +525,7 @@ def test_a_companion_that_cannot_build_its_model_says_so(tmp_path: Path, monkeyp
         (("--target", "-1", "--quick"), "target must be at least 0, got -1.0"),
     ],
 )
-def test_mistakes_are_told_in_a_line(more: tuple[str, ...], said: str, config: Callable[..., str], tmp_path: Path) -> None:
+def test_wrong_options_are_one_line_errors(more: tuple[str, ...], said: str, config: Callable[..., str], tmp_path: Path) -> None:
     arguments = ["layers", "--model", config(), "--device", "cpu", "-o", str(tmp_path / "out"), *more]
     done = call(*arguments, code=2)
     assert said in done.stderr
@@ -534,7 +534,7 @@ def test_mistakes_are_told_in_a_line(more: tuple[str, ...], said: str, config: C
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_cannot_be_made(config: Callable[..., str], tmp_path: Path) -> None:
+def test_folder_that_cannot_be_made_is_refused(config: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
     done = call("layers", "--model", config(), *QUICK, "-o", str(tmp_path / "out"), code=2)
     assert done.stderr.startswith("error: ")
@@ -542,7 +542,7 @@ def test_a_folder_that_cannot_be_made(config: Callable[..., str], tmp_path: Path
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_where_there_is_none(config: Callable[..., str], tmp_path: Path) -> None:
+def test_missing_gpu_is_refused(config: Callable[..., str], tmp_path: Path) -> None:
     done = call("layers", "--model", config(), "--device", "cuda", "-o", str(tmp_path), code=2)
     assert "device must be one of 0 GPUs that torch sees, got cuda; take --device cpu" in done.stderr
 
@@ -558,7 +558,7 @@ def test_a_gpu_where_there_is_none(config: Callable[..., str], tmp_path: Path) -
         (json.dumps(TINY["llama"] | {"num_attention_heads": 5, "num_key_value_heads": 5}), "5"),
     ],
 )
-def test_a_config_that_is_none(written: str, said: str, tmp_path: Path) -> None:
+def test_wrong_config_is_refused(written: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "tiny.json"
     path.write_text(written)
     done = call("layers", "--model", str(path), *QUICK, "-o", str(tmp_path / "out"), code=2)
@@ -566,7 +566,7 @@ def test_a_config_that_is_none(written: str, said: str, tmp_path: Path) -> None:
     assert done.stderr.startswith("error: tiny.json")
 
 
-def test_the_hub_is_asked_for_its_names_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_names_of_the_hub_access_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
     asked = []
@@ -580,9 +580,9 @@ def test_the_hub_is_asked_for_its_names_alone(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ParameterError, match="unknown model"):
         architecture("nobody")
     assert asked == []
-    with pytest.raises(ParameterError, match=r"nobody/nothing could not be had from the hub: no network; give its config\.json"):
-        architecture("nobody/nothing")
-    assert asked == [("nobody/nothing", "config.json")]
+    with pytest.raises(ParameterError, match=r"owner/nothing could not be loaded from the hub: no network; give its config\.json"):
+        architecture("owner/nothing")
+    assert asked == [("owner/nothing", "config.json")]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Passes of the library's own models: each is what it says it is."""
+"""Passes of the library's models: logits, parts, graphs and sizes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
 
 @pytest.mark.parametrize("mode", ["eager", "cuda-graph"])
 @pytest.mark.parametrize("kind", TINY)
-def test_a_pass_behind_a_cache_is_the_end_of_the_whole_text(
+def test_pass_on_a_cache_equals_the_end_of_the_whole_sequence(
     kind: str, mode: str, config: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Filled in chunks, cut back and run again, a pass gives what the model gives that has no cache."""
+    """Filled in chunks, cropped and run again, a pass gives the logits of the model without a cache."""
     model = built(config(kind))
-    if kind == "mistral" and mode == "cuda-graph":  # whose window is 6
-        with pytest.raises(ParameterError, match=r"goes up to the sliding window of 6 positions, got 4 \+ 3; take mode eager"):
+    if kind == "mistral" and mode == "cuda-graph":  # its window is 6
+        with pytest.raises(ParameterError, match=r"supports at most the sliding window of 6 positions, got 4 \+ 3"):
             prepared(model, 3, 4, 1, mode)
         return
     monkeypatch.setattr(library_pass, "CHUNK", 4)
@@ -63,14 +63,14 @@ def test_a_pass_behind_a_cache_is_the_end_of_the_whole_text(
 
 
 @pytest.mark.parametrize("kind", [kind for kind in TINY if kind != "mistral"])
-def test_a_pass_that_a_graph_records_asks_no_tensor_for_its_value(
+def test_graph_pass_reads_no_tensor_value(
     kind: str, config: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Capturing on a GPU fails where the processor waits for a value: this finds it without one."""
+    """Capturing on a GPU fails if the CPU waits for a value: this test finds it without a GPU."""
     model = built(config(kind))
     with torch.inference_mode():
         work = prepared(model, 3, 10, 2, "cuda-graph")
-        work.logits()  # what is made at first use may ask
+        work.logits()  # the first use may read values
         work.back()
         asked: list[str] = []
 
@@ -83,17 +83,17 @@ def test_a_pass_that_a_graph_records_asks_no_tensor_for_its_value(
 
         for name in ("item", "tolist", "__bool__", "__int__", "__index__", "__float__"):
             monkeypatch.setattr(torch.Tensor, name, heard(name, getattr(torch.Tensor, name)))
-        # The library asks less while it is recorded, and on a GPU it sees that it is.
+        # The library reads fewer values while it is captured, which it detects on a GPU.
         monkeypatch.setattr("transformers.utils.import_utils.is_cuda_stream_capturing", lambda: True)
         work.logits()
         found = list(asked)
         assert work.length() == 13
     assert found == []
-    assert asked  # of the check, which does ask: so the question is heard
+    assert asked  # the check does read a value: the spy works
 
 
-def test_a_graph_is_captured_once_and_once_more_with_marks(config: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of things on a GPU, with graphs that record nothing."""
+def test_graph_is_captured_once_plain_and_once_with_marks(config: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of GPU operations, with graphs that record nothing."""
     replayed: list[Any] = []
 
     class Graph:
@@ -126,25 +126,25 @@ def test_a_graph_is_captured_once_and_once_more_with_marks(config: Callable[...,
 
 
 @pytest.mark.parametrize("kind", TINY)
-def test_the_parts_of_a_pass_come_one_after_the_other(kind: str, config: Callable[..., str]) -> None:
+def test_parts_of_a_pass_are_marked_in_order(kind: str, config: Callable[..., str]) -> None:
     model = built(config(kind))
     marks: list[tuple[str, int, int]] = []
     with torch.inference_mode():
         work = prepared(model, 2, 5, 1)
         work.run_watched(lambda *mark: marks.append(mark))
         work.back()
-        work.run()  # nobody watches any more
+        work.run()  # no longer watched
     order = [("embedding", 0), *(("layer", index) for index in range(3)), ("norm", 0), ("head", 0)]
     assert marks == [(name, index, edge) for name, index in order for edge in (0, 1)]
 
 
 def in_library(shape: transformer.Shape) -> int:
-    """Parameters as the library makes them: it holds the two tables of an encoder-decoder as one, whatever its config says."""
+    """Return the number of parameters in the library, where an encoder-decoder always shares its two tables."""
     return shape.parameters - (shape.head_parameters if shape.encoder_layers else 0)
 
 
 @pytest.mark.parametrize("kind", TINY)
-def test_what_is_built_has_the_parameters_of_its_shape(kind: str, config: Callable[..., str]) -> None:
+def test_built_model_has_the_parameters_of_its_shape(kind: str, config: Callable[..., str]) -> None:
     model = built(config(kind))
     assert sum(each.numel() for each in model.full.parameters()) == in_library(model.architecture.shape)
 
@@ -161,7 +161,7 @@ def test_every_preset_can_be_built(name: str) -> None:
     assert sum(each.numel() for each in full.parameters()) == in_library(known.shape)
 
 
-def test_a_pass_that_was_not_cut_back_is_noticed(config: Callable[..., str]) -> None:
+def test_pass_that_was_not_cropped_is_refused(config: Callable[..., str]) -> None:
     with torch.inference_mode():
         work = prepared(built(config()), 2, 5, 1)
         work.run()
@@ -169,7 +169,7 @@ def test_a_pass_that_was_not_cut_back_is_noticed(config: Callable[..., str]) -> 
             work.check()
 
 
-def test_learned_positions_end(config: Callable[..., str]) -> None:
+def test_learned_positions_are_a_bound(config: Callable[..., str]) -> None:
     model = built(config("opt"))
     with torch.inference_mode():
         prepared(model, 4, 60, 1).run()
@@ -177,7 +177,7 @@ def test_learned_positions_end(config: Callable[..., str]) -> None:
             prepared(model, 5, 60, 1)
 
 
-def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(
+def test_model_larger_than_the_memory_is_refused(
     config: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "memory", lambda device: 1000)

@@ -1,4 +1,4 @@
-"""The seconds of a log: its parts are within the time that passed."""
+"""The seconds of a position log: its parts sum to at most the elapsed time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from calibrate.decode import position_logging as logging
 from tests.support import real_models
 from tests.support.clockwork import Clock
 
-# --- the time of a log ---
 
-
-def test_the_parts_of_a_logs_time_are_within_the_time_that_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that goes on by a second whenever it is asked: a part takes a second for each stretch of it."""
+def test_parts_of_a_log_sum_to_at_most_the_elapsed_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that advances by a second per call: each stretch of a part takes a second."""
     clock = Clock(step=1.0)
     monkeypatch.setattr(logging, "time", clock)
     decoders = real_models.decoders("llama", "draft")

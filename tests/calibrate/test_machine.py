@@ -1,4 +1,4 @@
-"""What a device says of itself, and what it was seen to reach: of devices that are made up."""
+"""Facts and ceilings of made-up devices."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ GPU = SimpleNamespace(name="NVIDIA H100 80GB HBM3", L2_cache_size=50, total_memo
 
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Files of the system are those below here."""
+    """Make system files come from this folder."""
     monkeypatch.setattr(machine, "Path", lambda name: tmp_path / name.lstrip("/"))
     return tmp_path
 
 
-def test_facts_of_a_processor(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_of_a_cpu(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "memory", lambda name: {"cpu": 77}[name])
     monkeypatch.setattr(machine, "time", SimpleNamespace(strftime=lambda form, at: (form, at), gmtime=lambda: "now"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
@@ -40,7 +40,7 @@ def test_facts_of_a_processor(system: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "transformers": transformers.__version__, "name": "x86_64", "cache_bytes": 0, "threads": 3, "cores": os.cpu_count(),
         "memory_bytes": 77,
     }  # fmt: skip
-    assert machine.facts("cpu") == facts  # of a system without files
+    assert machine.facts("cpu") == facts  # a system without these files
     monkeypatch.setattr(machine.platform, "processor", lambda: "i686")
     assert machine.facts("cpu")["name"] == "i686"
     (system / "proc").mkdir()
@@ -57,7 +57,7 @@ def test_facts_of_a_processor(system: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_facts_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clocks now and at most, driver and power limit of the GPU with this identity; what cannot be read is said so."""
+    """Current and highest clocks, driver and power limit of the GPU with this identity; unreadable facts are marked."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", {"cuda:1": GPU}.get)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     begun: list[int] = []
@@ -85,7 +85,7 @@ def test_facts_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.facts("cuda:1")["nvml"] == "not read: ModuleNotFoundError"
 
 
-def test_a_device_is_the_one_asked_for_or_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_is_the_requested_one_or_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     asked = (None, "cuda", "cuda:0", "cuda:1", "cpu")
@@ -108,7 +108,7 @@ def test_a_device_is_the_one_asked_for_or_a_gpu_where_there_is_one(monkeypatch: 
                 machine.needed()
 
 
-def test_memory_of_a_processor_is_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_a_host_follows_from_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 7, "SC_PAGE_SIZE": 4096}.__getitem__)
     assert machine.memory("cpu") == machine.free("cpu") == 7 * 4096
     monkeypatch.setattr(os, "sysconf", {}.__getitem__)
@@ -118,8 +118,8 @@ def test_memory_of_a_processor_is_its_pages(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("name", DEVICES)
-def test_a_device_is_known_by_its_name_and_its_memory(name: str) -> None:
-    """As drivers name it, to a tenth of its memory; a slower one of the same name is not taken for it."""
+def test_device_is_recognized_by_name_and_memory(name: str) -> None:
+    """By the driver's name and 10 % of its memory; slower variants of the same name are not recognized."""
     memory, called = device(name).memory_bytes, f"NVIDIA {name.upper().replace('-', ' ')}"
     assert getattr(machine.known(called, memory), "name", None) == name
     for share in (0.91, 1.09):
@@ -134,7 +134,7 @@ def test_a_device_is_known_by_its_name_and_its_memory(name: str) -> None:
 
 
 class Kernels:
-    """Kernels that do nothing, with rates of their own: by kind, type, form, and on little data."""
+    """Kernels without work, whose rates depend on kind, type, shape and amount of data."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.tried: list[tuple[Any, ...]] = []
@@ -149,8 +149,8 @@ class Kernels:
         return self.rates.get(kernel, 1.0)
 
 
-def test_the_fastest_kernels_on_little_data_are_tried_on_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of products three, of reads two; what a cache holds is a ceiling of products, and of bytes it is none."""
+def test_fastest_kernels_on_small_data_are_tried_on_large_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three products and two reads; a rate on cached data counts for products, but not for bandwidth."""
     kernels, tall, layers = Kernels(monkeypatch), (1, 4, 1, 0.25), (False, True)
     monkeypatch.setattr(machine, "QUICK", {"cpu": (512, 4096)})
     best = [("bfloat16", (1, 1, 1, 1), layers), ("float32", tall, (True, True)), ("float32", tall, layers)]
@@ -170,17 +170,17 @@ def test_the_fastest_kernels_on_little_data_are_tried_on_much(monkeypatch: pytes
     assert kernels.tried == little + much
     kernels.rates["product", "cpu", *best[1], 512] = 7.0
     kernels.rates["copy", "cpu", "bfloat16", 4096] = 3.0
-    found.again()  # the better one counts
+    found.again()  # the higher rate counts
     assert found.best == {"flop_per_s": 7.0, "read_bytes_per_s": 2.0, "copy_bytes_per_s": 6.0}
     assert kernels.tried == little + much * 2
     kernels.tried.clear()
     assert machine.Ceilings("cpu", "float32").dtypes == ("float32",)  # each type once
     sides = {each[-3] for each in kernels.tried if each[0] == "product"}
-    assert sides == {128, 2048}  # in full, unless it is asked for quickly
+    assert sides == {128, 2048}  # full sizes, unless quick
 
 
-def test_products_are_of_much_the_same_work_in_shapes_of_all_kinds() -> None:
-    """Square, tall, wide, a vector's and, batched, as attention's; the best of seven tries."""
+def test_products_of_all_shapes_have_similar_work() -> None:
+    """Square, tall, wide, with a vector, and batched as in attention; the best of seven tries."""
     work = []
     for shape in machine._SHAPES:
         work.append(machine._product("cpu", "float32", shape, (False, True), 8).amount / (2 * 8**3))
@@ -190,16 +190,16 @@ def test_products_are_of_much_the_same_work_in_shapes_of_all_kinds() -> None:
     done: list[int] = []
     machine._fastest(machine._Kernel(lambda: done.append(1), 1.0), "cpu")
     assert len(done) == 1 + 7
-    for took, amount, rate in ((4.0, 2.0, 0.5), (0.0, 2.0, 2e9)):  # a clock may say nothing of what is short
+    for took, amount, rate in ((4.0, 2.0, 0.5), (0.0, 2.0, 2e9)):  # short work may take no time on the clock
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(machine, "clock_of", lambda _, took=took: SimpleNamespace(start=lambda: None, stop=lambda: took))
             assert machine._fastest(machine._Kernel(lambda: None, amount), "cpu") == pytest.approx(rate)
 
 
-def test_tries_between_rows_take_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fiftieth; a device without room for one goes on without it."""
+def test_ceilings_take_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1/50; without memory for a try, the measurement continues without it."""
     clock, kernels = Clockwork(0.0), Kernels(monkeypatch)
-    clock.spend(1e3)  # it did not begin with this
+    clock.spend(1e3)  # not the first measurement
     monkeypatch.setattr(machine, "time", clock)
     made = kernels.fastest
 
@@ -231,8 +231,8 @@ def test_sizes_of_a_gpu_and_quick_ones() -> None:
     assert machine._sizes("cpu", quick=True) == (512, 128 * 2**20)
 
 
-def test_operands_lie_as_they_are_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether columns are contiguous; the same random numbers each time, which nobody else's draws are moved by."""
+def test_operands_have_the_requested_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contiguous columns or not; the same random numbers each time, from a separate generator."""
     made: list[Any] = []
     whole = machine._random
     monkeypatch.setattr(machine, "_random", lambda *what: made.append(whole(*what)) or made[-1])
@@ -260,7 +260,7 @@ def test_operands_lie_as_they_are_said_to(monkeypatch: pytest.MonkeyPatch) -> No
 # --- clocks ---
 
 
-def test_a_thread_that_ran_all_but_a_fiftieth_was_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_with_98_percent_cpu_time_was_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     for share, single, disturbed in ((0.02, True, False), (0.021, True, True), (0.5, False, False)):
         now = iter((1.0, 2.0, 3.5, 7.0))
         worked = iter((5.0, 5.0 + 1 - share))
@@ -277,8 +277,8 @@ def test_a_thread_that_ran_all_but_a_fiftieth_was_not_interrupted(monkeypatch: p
     assert clocks.HostClock().disturbed() is False
 
 
-def test_a_gpu_is_timed_by_its_own_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recorded on the way, and read after one look at the device at each end; within graphs events are external."""
+def test_gpu_clock_uses_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded during the work, and read after one synchronisation at each end; within graphs events are external."""
     now, done, made = [0.0], list[Any](), list[Any]()
 
     class Event:
@@ -300,7 +300,7 @@ def test_a_gpu_is_timed_by_its_own_events(monkeypatch: pytest.MonkeyPatch) -> No
         made.clear(), done.clear()
         clock = clocks.clock_of("cuda:1", mode)
         clock.start()
-        for _ in range(2):  # an event is made once
+        for _ in range(2):  # events are reused
             clock.mark("head", 2, 0)
             clock.mark("head", 2, 1)
         assert clock.stop() == 25e-3
@@ -322,17 +322,17 @@ def test_a_gpu_is_timed_by_its_own_events(monkeypatch: pytest.MonkeyPatch) -> No
     assert clocks.clock_of("cpu").single is False  # type: ignore[attr-defined]
 
 
-# --- what a machine can reach ---
+# --- sizes and kernels ---
 
 
 @pytest.mark.parametrize(
     ("cache", "memory", "size"),
     [(2**20, 2**40, 2**28), (2**28, 2**40, 2**29), (2**28, 12 * 2**27, 2**27), (2**28, 2**20, 2**26), (0, 0, 2**26)],
 )
-def test_what_is_copied_lies_in_no_cache_and_leaves_memory_to_others(
+def test_copies_exceed_the_cache_and_leave_memory_free(
     cache: int, memory: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twice the last cache and 256 MiB at least, a twelfth of the memory at most, but 64 MiB."""
+    """Twice the last cache, at least 256 MiB; at most a twelfth of the memory, but at least 64 MiB."""
     monkeypatch.setattr(machine, "_last_cache", lambda: cache)
     monkeypatch.setattr(machine, "memory", lambda _: memory)
     monkeypatch.setattr(machine, "_SHAPES", machine._SHAPES[:1])
@@ -348,12 +348,12 @@ def test_what_is_copied_lies_in_no_cache_and_leaves_memory_to_others(
     assert sizes[1] < 2**28
 
 
-def test_products_are_tried_in_every_layout_and_in_that_of_layers_first() -> None:
+def test_products_are_tried_in_every_layout() -> None:
     assert machine._LAYOUTS[0] == (False, True)
     assert sorted(machine._LAYOUTS) == sorted(itertools.product((False, True), repeat=2))
 
 
-def test_work_and_bytes_of_a_ceiling_are_those_of_its_matrices() -> None:
+def test_work_and_bytes_of_a_ceiling_follow_from_its_matrices() -> None:
     side = 8
     for shape in machine._SHAPES:
         batch, m, k, n = shape[0], *(max(round(each * side), 1) for each in shape[1:])
@@ -367,7 +367,7 @@ def test_work_and_bytes_of_a_ceiling_are_those_of_its_matrices() -> None:
         matrix = machine._matrix("cpu", "float32", size)
         whole = matrix.numel() * 4
         assert whole == max(size, 2**20)
-        assert machine._copy("cpu", "float32", size).amount == 2 * whole  # read and written
+        assert machine._copy("cpu", "float32", size).amount == 2 * whole  # read and write
         for layout in range(3):
             made = machine._read("cpu", "float32", layout, size)
             assert made.amount == whole
@@ -375,7 +375,7 @@ def test_work_and_bytes_of_a_ceiling_are_those_of_its_matrices() -> None:
             assert result.numel() == matrix.shape[1 if layout == 2 else 0]
 
 
-def test_the_best_try_counts_and_the_first_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_try_counts_without_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     times, worked = iter([4.0, 2.0, 8.0]), []
     monkeypatch.setattr(machine, "clock_of", lambda _: SimpleNamespace(start=lambda: None, stop=lambda: next(times)))
     assert machine._fastest(machine._Kernel(lambda: worked.append(1), 8.0), "cpu", tries=3) == 4.0

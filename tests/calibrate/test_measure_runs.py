@@ -1,4 +1,4 @@
-"""Timed runs: outcomes that are forced, repeats that are interleaved, files that are whole, and what makes times doubtful."""
+"""Timed runs: forced outcomes, interleaved repeats, files, and warnings about doubtful times."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ def models_of(name: str, table: dict[str, Any], kind: str = "llama") -> dict[str
 pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
 
 
-# --- forced outcomes ---
+# --- Forced outcomes ---
 
 
 @pytest.mark.parametrize(("name", "table", "rates"), CHOICES, ids=NAMES)
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_forced_decodings_make_the_passes_of_their_world(
+def test_forced_decodings_make_the_passes_of_the_simulation(
     name: str, table: dict[str, Any], rates: dict[str, float], kind: str
 ) -> None:
-    """The counter in the same world, which has no tensor, makes the same commits and the same passes."""
+    """The simulation with the same outcomes, without tensors, makes the same commits and passes."""
     models, each = models_of(name, table, kind), wanted(name, table, rates, replication=3)
     found = measure_runs.decode(each, models, 9, 1, log=True)
     parameters = real_decoding.parameters_of(name, models, real_decoding.scheduled(name, table, 4, 9))
@@ -89,7 +89,7 @@ def test_forced_decodings_make_the_passes_of_their_world(
     ("ppd", {"exit_layer": 3, "candidates": 2}, "match_rate", "match"),
     ("speculative", {"draft_length": 3}, "acceptance_rate", "round"),
 ])  # fmt: skip
-def test_rates_of_one_and_nothing_leave_nothing_to_luck(name: str, table: dict[str, Any], rate: str, kind: str) -> None:
+def test_rates_of_one_and_zero_are_deterministic(name: str, table: dict[str, Any], rate: str, kind: str) -> None:
     models = models_of(name, table)
     for value in (0.0, 1.0):
         found = measure_runs.decode(wanted(name, table, {rate: value}), models, 8, 0)
@@ -101,8 +101,8 @@ def test_rates_of_one_and_nothing_leave_nothing_to_luck(name: str, table: dict[s
 
 @given(rate=st.floats(0, 1), seed=st.integers(0, 3), replication=st.integers(0, 9))
 @settings(max_examples=30, deadline=None)
-def test_a_higher_rate_never_costs_a_match(rate: float, seed: int, replication: int) -> None:
-    """All rates meet the same coins."""
+def test_a_higher_rate_never_loses_a_match(rate: float, seed: int, replication: int) -> None:
+    """All rates use the same random draws."""
     parameters = registry.algorithm("ppd").Parameters(layers=4, exit_layer=2, candidates=1)
     low, high = (
         forced_outcomes.world(parameters, 1, 40, {"match_rate": each}, seed=seed, replication=replication).matches
@@ -119,7 +119,7 @@ def test_a_higher_rate_never_costs_a_match(rate: float, seed: int, replication: 
     ("early_exit", {"exit_layer": 3}, {"exit_rate": 0.2}, "it has no random outcomes"),
     ("adaptive", {"policy": "confidence", "confidence_threshold": 0.5}, {"acceptance_rate": 0.5}, "confidence cannot be forced"),
 ])  # fmt: skip
-def test_outcomes_that_a_method_cannot_have_are_refused(
+def test_rates_of_outcomes_unknown_to_the_method_are_refused(
     name: str, table: dict[str, Any], rates: dict[str, float], said: str
 ) -> None:
     with pytest.raises(ParameterError, match=said):
@@ -132,7 +132,7 @@ def test_outcomes_that_a_method_cannot_have_are_refused(
     ("early_exit", {"first_check": 2}, {"exit_rate": 0.4}),
 ])  # fmt: skip
 @pytest.mark.parametrize("batch", [1, 2, 4])
-def test_a_batch_with_forced_outcomes_makes_the_passes_of_its_world(
+def test_a_forced_batch_makes_the_passes_of_the_simulation(
     name: str, table: dict[str, Any], rates: dict[str, float], batch: int
 ) -> None:
     models, said = models_of(name, table), table | {"sequences": batch, "batching": "static"}
@@ -143,11 +143,11 @@ def test_a_batch_with_forced_outcomes_makes_the_passes_of_its_world(
     work = count(registry.algorithm(name).decode(parameters, tuple(range(4)), 9), world, 9 * batch)
     assert tuple(work.committed) == found.commits
     assert work.account.passes_by_kind == found.account.passes_by_kind
-    # All texts write the world's own, each position `batch` times.
+    # All sequences generate the same tokens, each position `batch` times.
     assert found.tokens == tuple(token for token in range(4, 13) for _ in range(batch))
 
 
-def test_models_are_asked_about_one_text_at_a_time() -> None:
+def test_real_models_decode_one_sequence_at_a_time() -> None:
     table = {"min_layers": 2, "max_layers": 4, "sequences": 2, "batching": "static"}
     models = models_of("skipdecode", table)
     with pytest.raises(ParameterError, match="sequences must be 1"):
@@ -156,10 +156,10 @@ def test_models_are_asked_about_one_text_at_a_time() -> None:
         real_decoding.decode("skipdecode", models, (1, 2), 8, table)
 
 
-# --- times ---
+# --- Times ---
 
 
-def test_times_add_up() -> None:
+def test_times_sum_to_the_total() -> None:
     times, models = RunTimes(), models_of("speculative", {"draft_length": 2})
     found = real_decoding.decode("speculative", models, [1, 2, 3], 8, {"draft_length": 2}, times=times)
     assert found.seconds is not None
@@ -171,10 +171,10 @@ def test_times_add_up() -> None:
     assert sum(times.passes.values()) + times.reads <= found.seconds
 
 
-# --- plans ---
+# --- Plans ---
 
 
-def test_garbage_is_not_collected_while_a_decoding_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_garbage_collection_during_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, (made, models) = [], plan(1)
     decode = measure_runs.decode
     monkeypatch.setattr(measure_runs, "decode", lambda *given, **more: (seen.append(gc.isenabled()), decode(*given, **more))[1])
@@ -182,7 +182,7 @@ def test_garbage_is_not_collected_while_a_decoding_is_timed(monkeypatch: pytest.
     assert (seen, gc.isenabled()) == ([False], True)
 
 
-def test_runs_of_another_seed_are_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_another_seed_are_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, models = plan(2)
     keep, timed = iter([True, True]), measure_runs.timed
 
@@ -206,14 +206,14 @@ def plan(repeats: int = 3, **more: Any) -> tuple[MeasurementPlan, dict[str, Any]
 
 
 def measured(folder: Path, **more: Any) -> MeasuredRuns:
-    """The plan, timed into a folder."""
+    """Time the plan into a folder."""
     wanted_, models = plan(**more)
     return measure_runs.measure(folder / "runs.json", wanted_, models)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MeasuredRuns]:
-    """Three repeats of the plan, made once: the folder that they are in, and what they are."""
+    """Three repeats of the plan, run once: their folder, and the runs."""
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
         wound(patch)
@@ -222,7 +222,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MeasuredRu
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with seven rows of the plan, which was interrupted then."""
+    """A folder with seven rows of the plan, interrupted after them."""
     folder, (wanted_, models) = tmp_path_factory.mktemp("interrupted"), plan()
     timed, left = measure_runs.timed, iter(range(7))
 
@@ -241,12 +241,12 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def there(interrupted: Path, tmp_path: Path) -> Path:
-    """A copy of the interrupted run."""
+    """Copy the interrupted run."""
     shutil.copytree(interrupted, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
-def test_repeats_are_interleaved_and_none_is_left_out(finished: tuple[Path, MeasuredRuns]) -> None:
+def test_repeats_are_interleaved_and_complete(finished: tuple[Path, MeasuredRuns]) -> None:
     _, found = finished
     assert sorted(found.table.select("decoding", "repeat").rows()) == [(each, turn) for each in range(4) for turn in range(3)]
     orders = [found.table.sort("run_order").filter(pl.col("repeat") == turn)["decoding"].to_list() for turn in range(3)]
@@ -255,7 +255,7 @@ def test_repeats_are_interleaved_and_none_is_left_out(finished: tuple[Path, Meas
     assert sorted(found.table["run_order"]) == [*range(12)]
 
 
-def test_what_is_written_is_what_was_measured(finished: tuple[Path, MeasuredRuns]) -> None:
+def test_saved_runs_are_loaded_unchanged(finished: tuple[Path, MeasuredRuns]) -> None:
     folder, found = finished
     again = measured_runs.load(folder / "runs.json")
     assert again.table.equals(found.table.select(*measured_runs.UNITS))
@@ -267,10 +267,10 @@ def test_what_is_written_is_what_was_measured(finished: tuple[Path, MeasuredRuns
 
 
 @pytest.mark.parametrize(("repeats", "made", "rows"), [(1, 0, 7), (2, 1, 8), (3, 5, 12), (4, 9, 16)])
-def test_fewer_repeats_than_were_done_end_a_run_and_more_go_on(
+def test_resuming_with_fewer_or_more_repeats(
     repeats: int, made: int, rows: int, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seven rows of three repeats of four decodings are there: they are kept whatever is asked for, and what is missing is made."""
+    """Seven rows of three repeats of four decodings exist: they are always kept, and missing ones are run."""
     asked, models = plan()
     timed, calls = measure_runs.timed, [0]
 
@@ -289,7 +289,7 @@ def test_fewer_repeats_than_were_done_end_a_run_and_more_go_on(
     assert min(each.repeats for each in found.timed.values()) == repeats
 
 
-def test_what_is_broken_off_is_gone_on_with(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_is_resumed(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path, (asked, models) = there, plan()
     timed, left = measure_runs.timed, [0]
 
@@ -302,8 +302,8 @@ def test_what_is_broken_off_is_gone_on_with(there: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(measure_runs, "timed", broken)
     kept = (tmp_path / "runs.jsonl").read_text().splitlines()
     assert len(kept) == 8
-    (tmp_path / "runs.jsonl").write_text("\n".join(kept)[:-5])  # cut off within a row, which is then timed again
-    with pytest.raises(ParameterError, match="go on with --resume"):
+    (tmp_path / "runs.jsonl").write_text("\n".join(kept)[:-5])  # truncated within a row, which is then timed again
+    with pytest.raises(ParameterError, match="continue them with --resume"):
         measure_runs.measure(tmp_path / "runs.json", asked, models)
     other, _ = plan(seed=4)
     with pytest.raises(ParameterError, match="of another plan: seed differs"):
@@ -315,13 +315,13 @@ def test_what_is_broken_off_is_gone_on_with(there: Path, monkeypatch: pytest.Mon
     )
     assert found.table.height == 12
     assert left[0] == 0
-    # Of 4 decodings that are looked at and 3 repeats of each, 6 rows were there.
+    # Of 4 untimed decodings and 3 repeats of each, 6 rows existed.
     assert told == [(place, 16) for place in (0, 1, 2, 3, *range(10, 16))]
     before = [json.loads(line)["seconds"] for line in kept[1:-1]]
     assert {*before} <= {*found.table["seconds"]}
 
 
-def test_files_are_refused_where_they_are_damaged(finished: tuple[Path, MeasuredRuns], tmp_path: Path) -> None:
+def test_damaged_files_are_refused(finished: tuple[Path, MeasuredRuns], tmp_path: Path) -> None:
     shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)
     path = tmp_path / "runs.json"
     whole = {each: each.read_bytes() for each in tmp_path.iterdir()}
@@ -357,7 +357,7 @@ def test_files_are_refused_where_they_are_damaged(finished: tuple[Path, Measured
 @pytest.mark.parametrize(("column", "values", "said"), [
     ("waited", [0.5] * 12, "heavy load"), ("waited", [0.0] * 12, ""),
 ])  # fmt: skip
-def test_doubtful_times_say_so(finished: tuple[Path, MeasuredRuns], column: str, values: list[float], said: str) -> None:
+def test_doubtful_times_have_warnings(finished: tuple[Path, MeasuredRuns], column: str, values: list[float], said: str) -> None:
     _, found = finished
     changed = MeasuredRuns(found.log, found.table.with_columns(pl.Series(column, values)), found.about)
     assert any(said in each for each in changed.warnings) if said else not changed.warnings
@@ -366,7 +366,7 @@ def test_doubtful_times_say_so(finished: tuple[Path, MeasuredRuns], column: str,
     assert [each for each in few.warnings if "no warm-up" in each]
 
 
-def test_repeats_that_waited_do_not_count_where_enough_others_did_not(tmp_path: Path) -> None:
+def test_repeats_that_waited_are_excluded_if_enough_remain(tmp_path: Path) -> None:
     found = measured(tmp_path, repeats=5)
     table = found.table.with_columns(
         pl.when(pl.col("repeat") < 2).then(100.0).otherwise(pl.col("seconds")).alias("seconds"),
@@ -381,10 +381,10 @@ def test_repeats_that_waited_do_not_count_where_enough_others_did_not(tmp_path: 
     assert all_waited.disturbed
 
 
-# --- the command line ---
+# --- Command line ---
 
 
-def test_a_plan_is_all_combinations(tmp_path: Path) -> None:
+def test_a_plan_has_all_combinations(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(
         '[[method]]\nname = "ppd"\nexit_layer = 6\nsweep = { candidates = [1, 3] }\nforced = { match_rate = [0.3, 0.7] }\n'
         '[[method]]\nname = "speculative"\nsweep = { num_speculative_tokens = [1, 2] }\n'
@@ -397,7 +397,7 @@ def test_a_plan_is_all_combinations(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unit_kind", [None, *measured_runs.UNIT_KINDS])
-def test_a_plan_says_by_name_what_sub_processes_are(unit_kind: str | None) -> None:
+def test_a_plan_names_the_kind_of_units(unit_kind: str | None) -> None:
     table: dict[str, Any] = {"name": "ppd", "exit_layer": 6, "candidates": 1} | (
         {} if unit_kind is None else {"unit_kind": unit_kind}
     )
@@ -411,12 +411,12 @@ def test_a_plan_says_by_name_what_sub_processes_are(unit_kind: str | None) -> No
     ({"unit_kind": "threads"}, "unknown unit_kind 'threads'; .*known: processes, streams"),
     ({"unit_kind": True}, "unknown unit_kind True; known: processes, streams"),
 ])  # fmt: skip
-def test_a_plan_that_names_nothing_known_is_refused(more: dict[str, Any], said: str) -> None:
+def test_a_plan_with_unknown_names_is_refused(more: dict[str, Any], said: str) -> None:
     with pytest.raises(ParameterError, match=said):
         run_plan.of({"method": [{"name": "ppd", "exit_layer": 6, "candidates": 1} | more]})
 
 
-def test_files_say_what_units_were_or_they_were_processes(finished: tuple[Path, MeasuredRuns]) -> None:
+def test_the_default_unit_kind_of_files_is_processes(finished: tuple[Path, MeasuredRuns]) -> None:
     _, found = finished
     assert found.about["unit_kind"] == ["processes"] * 4
     old = {key: value for key, value in found.about.items() if key != "unit_kind"}
@@ -447,7 +447,7 @@ def test_the_command_line_times_a_method(tmp_path: Path) -> None:
     ([], "METHOD or --plan"),
     (["speculative", "--plan", "x.toml"], "got both"),
     (["--plan", "missing.toml"], "there is no missing.toml"),
-    (["--plan", "missing.toml", "--set", "a=1"], "--set is of one METHOD"),
+    (["--plan", "missing.toml", "--set", "a=1"], "--set is used only with METHOD"),
     (["speculative", "--model", "llama-68m", "--draft", "llama-68m", "--set", "draft_length=2"], "a shape without weights"),
     (["ppd", "--set", "exit_layer=1", "--set", "candidates=1", "--model", "llama-68m", "--forced", "acceptance_rate=0.5"],
      "acceptance_rate is not an outcome"),
@@ -458,11 +458,11 @@ def test_the_command_line_times_a_method(tmp_path: Path) -> None:
      "device must be cuda for a run over streams, got 'cpu'"),
     (["ppd", "--set", "exit_layer=6", "--set", "candidates=1", "--unit-kind", "threads"], "unknown unit_kind 'threads'"),
     (["autoregressive", "--unit-kind", "processes"],
-     "unit_kind is for methods that hold several units, and autoregressive holds one"),
-    (["--plan", "missing.toml", "--unit-kind", "streams"], "--unit-kind is of one METHOD"),
+     "unit_kind is for methods that use several units, and autoregressive uses one"),
+    (["--plan", "missing.toml", "--unit-kind", "streams"], "--unit-kind is used only with METHOD"),
     (["autoregressive", "--limit", "1", "--tokens", "100000"], "positions"),
 ])  # fmt: skip
-def test_mistakes_are_one_line_and_leave_nothing(arguments: list[str], said: str, tmp_path: Path) -> None:
+def test_errors_are_one_line_and_leave_no_files(arguments: list[str], said: str, tmp_path: Path) -> None:
     result = invoke(*arguments, "--device", "cpu", "--threads", "1", "-o", tmp_path / "runs.json")
     assert result.exit_code == 2, result.output
     assert said in result.output
@@ -471,24 +471,24 @@ def test_mistakes_are_one_line_and_leave_nothing(arguments: list[str], said: str
 
 
 @pytest.mark.parametrize("more", [pytest.param([], marks=pytest.mark.slow), ["--dtype", "bfloat16"]])
-def test_a_shape_without_weights_is_decoded_where_nothing_is_left_to_chance(more: list[str], tmp_path: Path) -> None:
+def test_a_shape_without_weights_is_decoded_with_forced_outcomes(more: list[str], tmp_path: Path) -> None:
     given_ = ["autoregressive", "--model", "llama-68m", "--tokens", 2, "--repeats", 1, "--threads", 1, "--device", "cpu"]
     result = invoke(*given_, "--forced", "none", *more, "-o", tmp_path / "runs.json", "-q")
     assert result.exit_code == 0, result.output
     assert measured_runs.load(tmp_path / "runs.json").about["forced"] == [{}]
 
 
-def test_a_file_must_be_named_as_one(tmp_path: Path) -> None:
+def test_the_output_file_needs_a_name(tmp_path: Path) -> None:
     assert "NAME.json" in invoke("autoregressive", "-o", tmp_path / "runs.txt").output
 
 
-# --- all that is kept of runs ---
+# --- Content of files ---
 
 FACTS = {"date": "2026-01-02", "python": "3.x", "torch": "2.x", "transformers": "4.x", "name": "a chip", "threads": 1, "sm_mhz": 9}
 
 
-def test_a_row_is_what_a_run_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How much of it other work had is told of a run on the processor that waits for nobody."""
+def test_a_row_has_the_times_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The share of time lost to other work is known for runs of a single process on the CPU."""
     told_: list[Any] = []
 
     def decode(*given_: Any, times: Any, spans: list[Any]) -> Any:
@@ -518,20 +518,20 @@ def test_a_row_is_what_a_run_took(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked("cuda") == row | {"waited": 0.0}
     assert asked("cpu", units=2) == row | {"units": 2, "waited": 0.0}
     seconds = 0.5
-    assert asked("cpu")["waited"] == 0.0  # clocks are not that exact
+    assert asked("cpu")["waited"] == 0.0  # clocks are less exact
     for error in (OSError, AttributeError):
         monkeypatch.setattr(measure_runs.os, "getloadavg", lambda error=error: (_ for _ in ()).throw(error))
         assert asked("cpu")["load"] is None
     gc.disable()
     try:
         asked("cpu")
-        assert not gc.isenabled()  # as it was
+        assert not gc.isenabled()  # unchanged
     finally:
         gc.enable()
 
 
 class Noted:
-    """What is measured in the same measurement session."""
+    """Measurements in the same session, recorded."""
 
     def __init__(self, said: list[Any]) -> None:
         self.begin = lambda turn: said.append(("begin", turn))
@@ -539,9 +539,9 @@ class Noted:
         self.end = lambda: said.append("end")
 
 
-def test_everything_comes_in_its_order_and_the_file_says_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each decoding once with a log; in each repeat the measurement session first, then warm ones of each number of units, then
-    each once."""
+def test_order_of_measurements_and_content_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each decoding once with a log; in each repeat first the session's measurements, then warm-ups per number of units, then
+    each decoding once."""
     said: list[Any] = []
     monkeypatch.setattr(machine, "facts", lambda device: FACTS | {"of": device})
     whole, models = real_decoding.decode, real_models.decoders("llama", "draft", dtype="float32")
@@ -605,7 +605,7 @@ def test_everything_comes_in_its_order_and_the_file_says_all_of_it(tmp_path: Pat
     assert measure_runs._log(dataclasses.replace(made, wanted=three[:1]), models, log.decodings[:1]).source.startswith("measured: ")
 
 
-def test_decodings_are_called_by_what_they_are() -> None:
+def test_names_of_decodings_in_messages() -> None:
     assert str(Wanted("ppd", {"exit_layer": 3}, (1,), "one", {"match_rate": 0.5}, units=2, unit_kind="streams")) == (
         "ppd (exit_layer=3, match_rate=0.5) over 2 streams, one"
     )  # fmt: skip
@@ -635,16 +635,16 @@ def test_decodings_are_called_by_what_they_are() -> None:
     assert sorted(measure_runs._first_of_each(MeasurementPlan(units), [4, 2, 0, 3, 1])) == [2, 3, 4]
 
 
-def test_runs_over_units_that_a_method_does_not_have_are_refused() -> None:
+def test_runs_with_wrong_units_are_refused() -> None:
     models = models_of("speculative", {"draft_length": 1})
     for name, table, units, said in (
-        ("speculative", {"draft_length": 1}, 2, "streams are for methods of one model, and speculative has target, draft; leave"),
+        ("speculative", {"draft_length": 1}, 2, "streams are for methods with one model, and speculative has target, draft; leave"),
         ("ppd", {"exit_layer": 3, "candidates": 2}, 2, "units must be 3, which ppd reserves with these parameters, got 2 streams"),
     ):
         with pytest.raises(ParameterError, match=said):
             measure_runs.check(MeasurementPlan([Wanted(name, table, (1, 2), "one", units=units, unit_kind="streams")]), models)
     measure_runs.check(MeasurementPlan([Wanted("ppd", {"exit_layer": 3, "candidates": 2}, (1, 2), "one", units=3)]), models)
-    for tokens, fits in ((93, True), (94, False)):  # of 96 positions, the last of which is written and not read
+    for tokens, fits in ((93, True), (94, False)):  # of 96 positions, the last of which is generated but not read
         made = MeasurementPlan([Wanted("autoregressive", {}, (1,) * 4, "one")], tokens)
         if fits:
             measure_runs.check(made, models)
@@ -654,36 +654,36 @@ def test_runs_over_units_that_a_method_does_not_have_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("lines", "said"), [
-    (lambda kept: [], "runs.jsonl holds no runs that were broken off; remove it"),
-    (lambda kept: ["{}"], "runs.jsonl holds no runs that were broken off; remove it"),
-    (lambda kept: ['{"asked": 5}'], "runs.jsonl holds no runs that were broken off; remove it"),
-    (lambda kept: [kept[0].replace('"tokens": 5', '"tokens": 6')], "of another plan: tokens differs; remove it, or ask for the"),
+    (lambda kept: [], "runs.jsonl holds no unfinished runs; remove it"),
+    (lambda kept: ["{}"], "runs.jsonl holds no unfinished runs; remove it"),
+    (lambda kept: ['{"asked": 5}'], "runs.jsonl holds no unfinished runs; remove it"),
+    (lambda kept: [kept[0].replace('"tokens": 5', '"tokens": 6')], "of another plan: tokens differs; remove it, or use the same"),
     (lambda kept: [kept[0], "{", kept[1]], "runs.jsonl, line 2: it cannot be read; remove the file"),
     (lambda kept: [kept[0], '{"decoding": 1}', kept[1]], "runs.jsonl, line 2: it cannot be read; remove the file"),
 ])  # fmt: skip
-def test_kept_rows_that_are_none_are_refused(lines: Any, said: str, there: Path) -> None:
+def test_bad_saved_rows_are_refused(lines: Any, said: str, there: Path) -> None:
     path, (asked, models) = there / "runs.jsonl", plan()
     kept = path.read_text().splitlines()
     path.write_text("".join(f"{line}\n" for line in lines(kept)))
     with pytest.raises(ParameterError, match=re.escape(said)):
         measure_runs.measure(there / "runs.json", asked, models, resume=True)
     (there / "runs.json").write_text("{}")
-    with pytest.raises(ParameterError, match=r"out must be a new file, and runs\.json is there; give another, or remove it"):
+    with pytest.raises(ParameterError, match=r"out must be a new file, and runs\.json exists; give another, or remove it"):
         measure_runs.measure(there / "runs.json", asked, models, resume=True)
 
 
-def test_kept_rows_become_a_table_where_they_can() -> None:
+def test_saved_rows_form_a_table_or_are_refused() -> None:
     row = {"decoding": 1, "repeat": 0, "run_order": 2, "units": 1, "seconds": 2.0, "read_s": 0.5, "waited": 0.0, "load": None,
            "commit_s": [1.0], "pass_s": [0.0] * 3, "spans": []}  # fmt: skip
     found = measure_runs._table([row | {"decoding": 2}, row | {"repeat": 1}, row | {"load": 0.5}])
     assert found.select("decoding", "repeat").rows() == [(1, 0), (1, 1), (2, 0)]
     assert [str(each) for each in found["load"].to_list()] == ["0.5", "nan", "nan"]
-    with pytest.raises(ParameterError, match=r"kept rows cannot be put into one table: .*; remove what is kept, and begin anew"):
+    with pytest.raises(ParameterError, match=r"saved rows do not form one table: .*; remove their file, and run again"):
         measure_runs._table([row | {"run_order": "two"}])
 
 
-def test_a_plan_is_read_as_it_is_written(tmp_path: Path) -> None:
-    """Its defaults are those that are told; what it cannot say is refused by the name of the file."""
+def test_plans_are_read_with_defaults_and_refused_by_name(tmp_path: Path) -> None:
+    """Defaults are the documented ones; errors begin with the name of the file."""
     said = run_plan.of({"method": [{"name": "autoregressive"}]})
     assert said == run_plan.WrittenPlan(run_plan.RunSettings(), [run_plan.MethodSetting("autoregressive", {})], None)
     own = said.run
@@ -705,8 +705,8 @@ def test_a_plan_is_read_as_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     for written, words in (
         ({"runs": {}, "method": method}, "unknown table 'runs'; did you mean run. known: method, profile, run"),
-        ({}, r"\[\[method\]\] must be there at least once: what is to be timed"),
-        ({"method": []}, r"\[\[method\]\] must be there"), ({"method": {"name": "ppd"}}, r"\[\[method\]\] must be there"),
+        ({}, r"\[\[method\]\] is required at least once: the decodings to time"),
+        ({"method": []}, r"\[\[method\]\] is required"), ({"method": {"name": "ppd"}}, r"\[\[method\]\] is required"),
         ({"method": [{}]}, r"method\.name is required in each \[\[method\]\]; `sim ls methods` lists them"),
         ({"method": ["ppd"]}, r"method\.name is required"),
         *(({"method": method, "run": {name: least - 1}}, f"{name} must be") for name, least in

@@ -1,4 +1,4 @@
-"""A process for each model: the same decoding as in one process, passes of two models side by side, failures that are said."""
+"""A process per model: the same decoding as in one process, concurrent passes of two models, and reported failures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WARM = Sampling(1.5)
 
 
 def replica(role: str) -> Replica:
-    """The model of a role, as any process can make it."""
+    """Return the model of a role, which any process can load."""
     return Replica(real_models.config("llama", DEPTHS[role]).to_json_string(), dtype="float64", random=0, spread=3.0)
 
 
@@ -55,7 +55,7 @@ def models() -> Iterator[ModelProcesses]:
     ],
     ids=[*(f"pearl-{gamma}-{how}" for gamma in (1, 3, 8, "stopped") for how in ("greedy", "sampled")), "speculative"],
 )
-def test_a_decoding_is_the_one_of_one_process(module: Any, parameters: Any, models: ModelProcesses, decoders: Any) -> None:
+def test_decoding_equals_that_of_one_process(module: Any, parameters: Any, models: ModelProcesses, decoders: Any) -> None:
     for prompt, tokens in ((PROMPT, 24), ([7], 1)):
         logs: list[list[Answered]] = [[], []]
         apart = OverModels(models, luck=Luck(5), log=logs[0], record=True, sampling=WARM)
@@ -72,15 +72,15 @@ def test_a_decoding_is_the_one_of_one_process(module: Any, parameters: Any, mode
 
 
 def test_drafts_are_accepted_and_rejected(models: ModelProcesses) -> None:
-    """Else nothing of the above were seen. At a high temperature any two models agree now and then."""
+    """The comparison above needs both. At a high temperature any two models agree now and then."""
     parameters = pearl.Parameters(LAYERS, 3, sampled=True, **SMALL)
     work = OverModels(models, luck=Luck(5), sampling=WARM).run(pearl.decode(parameters, PROMPT, 48), 48)
     assert sum(accepted * times for (accepted, _), times in work.rounds.items())
     assert sum(times for (accepted, drafted), times in work.rounds.items() if accepted < drafted)
 
 
-def test_the_draft_model_is_asked_while_the_target_works(models: ModelProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the clock says: all drafts of a round are asked for between the target's pass and the look at it."""
+def test_draft_passes_are_requested_while_the_target_works(models: ModelProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any speed: all drafts of a round are requested between the target's pass and its read."""
     seen: list[str] = []
     ask, take = DistantModel.ask, DistantModel.take
 
@@ -110,8 +110,8 @@ def with_a_gap() -> Steps:
     yield Forward("target", (5,), 3, LayerSpan(0, LAYERS), None, 1)
 
 
-def two_lines() -> Steps:
-    """Two sub-processes that go on from the same rows, one after the other, and a third that goes on from the first of them."""
+def two_chains() -> Steps:
+    """Two sub-processes that continue the same rows, one after the other, and a third that continues the first."""
     yield Forward("draft", (3, 4), 0, LayerSpan(0, DEPTHS["draft"]))
     tasks = yield Fork((one_more(5, 2), one_more(6, 2)), (None, None))
     yield Join(tuple(tasks))
@@ -127,23 +127,23 @@ def one_more(token: int, at: int) -> Steps:
     [
         (lambda: ppd.decode(ppd.Parameters(LAYERS, 3, 1), PROMPT, 4), ParameterError,
          r"layers of the target must be 5, as random llama has, each pass through all of them, got \[0, 3\)"),
-        (lambda: beam.decode(beam.Parameters(LAYERS, 2, 2, **SMALL), PROMPT, 6), ParameterError, "makes plain passes of one text"),
-        (two_lines, ParameterError, "two of them go on with the draft model's; run this method in one process"),
+        (lambda: beam.decode(beam.Parameters(LAYERS, 2, 2, **SMALL), PROMPT, 6), ParameterError, "plain passes of one sequence"),
+        (two_chains, ParameterError, "two processes continue those of the draft model; run this"),
         (with_a_gap, CacheError, "at position 3"),
         (headless, CacheError, "projects no position"),
     ],
-    ids=["parts of a pass", "several hypotheses", "two lines", "a gap", "no head"],
+    ids=["parts of a pass", "several hypotheses", "two chains", "a gap", "no head"],
 )  # fmt: skip
-def test_what_cannot_be_run_is_refused(steps: Any, error: Any, words: str, models: ModelProcesses) -> None:
-    """And leaves processes that are said to be broken; of these it is known that they are not."""
+def test_unsupported_steps_are_refused(steps: Any, error: Any, words: str, models: ModelProcesses) -> None:
+    """The processes are then marked as broken; here they are not, and the mark is removed."""
     with pytest.raises(error, match=words):
         OverModels(models).run(steps(), 4)
-    with pytest.raises(ProcessError, match="broken by an earlier error; start them anew"):
+    with pytest.raises(ProcessError, match="broken by an earlier error; start them again"):
         models.renew()
     models.broken = False
 
 
-def test_models_that_cannot_be_are_refused() -> None:
+def test_unsupported_models_are_refused() -> None:
     on_gpu, unknown = Replica("family:draft", device="cuda"), Replica('{"model_type": "nothing"}', random=0)
     message = r"^device of the draft model must be 'cpu' .*, got 'cuda'$"
     with pytest.raises(ParameterError, match=message), started({"draft": on_gpu}):
@@ -153,15 +153,15 @@ def test_models_that_cannot_be_are_refused() -> None:
         pass
 
 
-def test_a_model_that_a_method_lacks_is_named(models: ModelProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_model_is_named(models: ModelProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "models", {"target": models.models["target"]})
-    with pytest.raises(ParameterError, match=r"must have one of role draft, which the algorithm asks for, got target$"):
+    with pytest.raises(ParameterError, match=r"must have one of role draft, which the algorithm uses, got target$"):
         OverModels(models).run(pearl.decode(pearl.Parameters(LAYERS, 2, **SMALL), PROMPT, 6), 6)
     models.broken = False
 
 
-def test_a_process_that_is_gone_ends_the_run(models: ModelProcesses) -> None:
-    """The last of these tests: nothing is left of the others either."""
+def test_killed_process_ends_the_run(models: ModelProcesses) -> None:
+    """Must be the last of these tests: all processes are gone afterwards."""
     processes = [model.process for model in models.models.values()]
     os.kill(models.models["draft"].process.pid, signal.SIGKILL)
     with pytest.raises(ProcessError, match=r"^the process of the draft model is gone"):

@@ -1,4 +1,4 @@
-"""What lossy methods do to the text of real models: nothing at their exact limits, and elsewhere what counting by hand finds."""
+"""Output quality of lossy methods on real models: unchanged at their exact limits, otherwise compared with counts by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SAID = {"target_name": "tiny", "source": "measured"}
 
 
 def measured(folder: Path, method: str, settings: list[dict[str, Any]], *roles: str, **more: Any) -> list[dict[str, Any]]:
-    """Rows on tiny models in double precision."""
+    """Measure rows on tiny models in double precision."""
     models = real_models.decoders("llama", *roles, seed=2)
     table = output_quality.measure(folder / "rows.parquet", SAID, method, models, PROMPTS, TOKENS, settings, **more)
     return table.to_dicts()
@@ -35,7 +35,7 @@ def measured(folder: Path, method: str, settings: list[dict[str, Any]], *roles: 
 
 EXACT = [
     ("bild", {"fallback_threshold": 1.0, "rollback_threshold": 0.0}, ("draft",)),
-    ("bild", {"fallback_threshold": 0.0, "rollback_threshold": 0.0}, ("draft",)),  # all that is not certain is taken back
+    ("bild", {"fallback_threshold": 0.0, "rollback_threshold": 0.0}, ("draft",)),  # every uncertain token is rolled back
     ("bild", {"fallback_threshold": 1.0, "rollback_threshold": 0.0, "exit_layer": 2}, ()),
     ("bild", {"fallback_threshold": 1.0, "rollback_threshold": math.inf, "variant": "code"}, ("draft",)),
     ("bild", {"fallback_threshold": 0.0, "rollback_threshold": 0.0, "variant": "code"}, ("draft",)),
@@ -47,7 +47,7 @@ EXACT = [
 
 
 @pytest.mark.parametrize(("method", "table", "roles"), EXACT)
-def test_at_its_exact_limits_a_method_writes_the_plain_text(
+def test_exact_limits_give_the_output_of_plain_decoding(
     method: str, table: dict[str, Any], roles: tuple[str, ...], tmp_path: Path
 ) -> None:
     (row,) = measured(tmp_path, method, [table], *roles)
@@ -73,10 +73,10 @@ def test_at_its_exact_limits_a_method_writes_the_plain_text(
         ("skipdecode", {"min_layers": 2, "max_layers": LAYERS}, ()),
     ],
 )
-def test_rows_are_what_counting_by_hand_finds(
+def test_rows_equal_counts_by_hand(
     method: str, table: dict[str, Any], roles: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Agreement and likelihood token by token, from the library's own model over ever longer texts, without any cache of ours."""
+    """Agreement and likelihood token by token, from the library's model without a cache."""
     import torch
 
     (row,) = measured(tmp_path, method, [table], *roles)
@@ -86,14 +86,14 @@ def test_rows_are_what_counting_by_hand_finds(
     found = [real_decoding.decode(method, models, prompt, TOKENS, table, log=True) for prompt in PROMPTS]
     agrees, likely, prefixes = [], [], []
     for prompt, each in zip(PROMPTS, found, strict=True):
-        for place, token in enumerate(each.tokens):
-            logits = real_models.logits(full, [*prompt, *each.tokens[:place]])
+        for index, token in enumerate(each.tokens):
+            logits = real_models.logits(full, [*prompt, *each.tokens[:index]])
             agrees.append(int(logits.argmax()) == token)
             likely.append(float(torch.log_softmax(logits, -1)[token]))
         plain = real_models.oracle(full, prompt, TOKENS)
-        prefixes.append(next((place for place in range(TOKENS) if plain[place] != each.tokens[place]), TOKENS))
+        prefixes.append(next((index for index in range(TOKENS) if plain[index] != each.tokens[index]), TOKENS))
     assert row["agreement"] == pytest.approx(np.mean(agrees))
-    assert row["agreement"] < 1  # or nothing was compared
+    assert row["agreement"] < 1  # otherwise the test compares nothing
     assert row["log_likelihood"] == pytest.approx(np.mean(likely))
     assert row["common_prefix"] == pytest.approx(np.mean(prefixes))
     passes = sum(each.account.layer_passes for each in found)
@@ -116,40 +116,40 @@ def test_rows_are_what_counting_by_hand_finds(
     else:
         known = [skipdecode.Parameters(LAYERS, **real_decoding.scheduled(method, table, len(prompt), TOKENS)) for prompt in PROMPTS]
         assert row["mean_layers"] == pytest.approx(np.mean([skipdecode.schedule(each, TOKENS) for each in known]))
-        assert row["prompt"] is None  # each text had its own
+        assert row["prompt"] is None  # prompts differ in length
 
 
-def test_weights_read_are_those_of_the_layers_that_are_run(tmp_path: Path) -> None:
-    """All prompts by all layers, each token by three of five and the head: counted from the tensors of the library's model."""
+def test_weight_bytes_are_those_of_the_executed_layers(tmp_path: Path) -> None:
+    """Prompts use all layers, each token three of five and the head; counted from the tensors of the library's model."""
     (row,) = measured(tmp_path, "skipdecode", [{"min_layers": 3, "max_layers": 3}])
     full = real_models.decoders("llama", seed=2)["target"].full
     layer = sum(each.numel() for each in full.model.layers[0].parameters() if each.ndim > 1)
     head = full.lm_head.weight.numel()
-    texts = len(PROMPTS)
-    expected = texts * LAYERS * layer + texts * TOKENS * (3 * layer + head)
-    plain = texts * LAYERS * layer + texts * TOKENS * (LAYERS * layer + head)
+    count = len(PROMPTS)
+    expected = count * LAYERS * layer + count * TOKENS * (3 * layer + head)
+    plain = count * LAYERS * layer + count * TOKENS * (LAYERS * layer + head)
     assert row["weight_bytes_over_plain"] == pytest.approx(expected / plain)
-    assert expected / plain < row["flops_over_plain"] < 1  # prompts are wider passes of the same weights
+    assert expected / plain < row["flops_over_plain"] < 1  # prompts are multi-token passes of the same weights
 
 
-def test_work_is_compared_per_token_where_sequences_end_at_unequal_lengths(
+def test_work_is_compared_per_token_if_lengths_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Layers of three of five per decoded token, whatever the number of tokens; the prompts are read by all layers."""
+    """Three of five layers per generated token, for any number of tokens; prompts use all layers."""
     full = real_models.decoders("llama", seed=2)["target"].full
     plain = [real_models.oracle(full, prompt, TOKENS) for prompt in PROMPTS]
     monkeypatch.setattr(full.generation_config, "eos_token_id", plain[0][2])
     (row,) = measured(tmp_path, "early_exit", [{"exit_layer": 3}])
     ended = [real_models.oracle(full, prompt, TOKENS, stop=plain[0][2]) for prompt in PROMPTS]
     before = sum(map(len, ended))
-    assert row["tokens"] != before, "both end alike: choose another end token"
+    assert row["tokens"] != before, "equal numbers of tokens: choose another end token"
     prompts = sum(LAYERS * (len(prompt) - 1) for prompt in PROMPTS)
     work, other = prompts + 3 * row["tokens"], prompts + LAYERS * before
     assert row["layer_passes_over_plain"] == pytest.approx((work / row["tokens"]) / (other / before))
 
 
-def test_a_small_model_that_only_hands_over_costs_its_passes(tmp_path: Path) -> None:
-    """It reads the prompt, is asked at each token but the last of a text, and never heard."""
+def test_a_draft_that_always_falls_back_costs_its_passes(tmp_path: Path) -> None:
+    """The draft reads the prompt and makes a pass for each token but the last, and none of its tokens is used."""
     (row,) = measured(tmp_path, "bild", [{"fallback_threshold": 1.0, "rollback_threshold": 0.0}], "draft")
     assert (row["fallback_rate"], row["rollback_rate"], row["commits_rollback"]) == (1.0, None, 0)
     assert row["draft_passes_per_token"] == pytest.approx((1 + TOKENS - 1) / TOKENS)
@@ -157,17 +157,17 @@ def test_a_small_model_that_only_hands_over_costs_its_passes(tmp_path: Path) -> 
     assert row["weight_bytes_over_plain"] > 1
 
 
-def test_a_draft_that_never_hands_over_writes_almost_all(tmp_path: Path) -> None:
-    """Nothing is unsure, nothing taken back: all tokens but the last are the draft's, and the target makes one pass for them."""
+def test_a_draft_that_never_falls_back_generates_almost_all(tmp_path: Path) -> None:
+    """Without fallback and rollback, all tokens but the last are the draft's, and the target makes one pass for them."""
     (row,) = measured(tmp_path, "bild", [{"fallback_threshold": 0.0, "rollback_threshold": math.inf}], "draft")
     assert (row["fallback_rate"], row["rollback_rate"], row["commits_cap"]) == (0, 0, len(PROMPTS))
     assert row["rollback_threshold"] == math.inf
-    # A pass for the prompt lies in it: it is read with the first tokens.
+    # This includes the prompt, which is read with the first tokens.
     assert row["target_passes_per_token"] <= 2 / TOKENS
     assert row["agreement"] < 1
 
 
-def test_what_was_finished_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_settings_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = [{"threshold": value} for value in (0.2, 0.5, 1.0)]
     whole = measured(tmp_path / "whole", "early_exit", settings)
 
@@ -178,7 +178,7 @@ def test_what_was_finished_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(KeyboardInterrupt):
         measured(tmp_path, "early_exit", settings, report=stop)
     assert not (tmp_path / "rows.parquet").exists()
-    with pytest.raises(ParameterError, match="broken off; go on with --resume"):
+    with pytest.raises(ParameterError, match="interrupted run; resume with --resume"):
         measured(tmp_path, "early_exit", settings)
     with pytest.raises(ParameterError, match="settings of another run: settings differs"):
         measured(tmp_path, "early_exit", settings[1:], resume=True)
@@ -225,7 +225,7 @@ def test_a_table_is_the_same_in_both_formats(tmp_path: Path) -> None:
         ("early_exit", {"threshold": 0.5, "sequences": 2, "batching": "static"}, (), "sequences must be 1"),
     ],
 )
-def test_what_cannot_be_judged_is_refused_before_anything_is_decoded(
+def test_invalid_settings_are_refused_before_decoding(
     method: str, table: dict[str, Any], roles: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ParameterError, match=said):
@@ -233,8 +233,8 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_decoded(
     assert not [*tmp_path.iterdir()]
 
 
-def test_kept_texts_that_no_model_wrote_are_refused(tmp_path: Path) -> None:
-    """What plain decoding wrote is kept beside the rows: each text with 1 to 10 tokens of the vocabulary, and a time."""
+def test_impossible_kept_outputs_are_refused(tmp_path: Path) -> None:
+    """Outputs of plain decoding are kept with the rows: each has 1 to 10 tokens of the vocabulary, and a time."""
     def stop(done: int, total: int, at: str) -> None:
         raise KeyboardInterrupt
 
@@ -244,25 +244,25 @@ def test_kept_texts_that_no_model_wrote_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.parts" / "plain.json"
     said = json.loads(path.read_text(encoding="utf-8"))
     first, *others = said["found"]
-    bound = f"up to {TOKENS} tokens below the vocabulary={VOCABULARY} and a time above 0 for each of 3 prompts; remove it and go on"
+    bound = f"up to {TOKENS} tokens below the vocabulary={VOCABULARY} and a time above 0 for each of 3 prompts"
     many: list[Any] = [[], [1] * (TOKENS + 1), [-1], [VOCABULARY]]
     wrong: list[Any] = [*({"tokens": each} for each in many), {"seconds": 0.0}]
     for found in [*([first | each, *others] for each in wrong), [*others], [*others, first | wrong[0]], [first, *said["found"]]]:
         path.write_text(json.dumps(said | {"found": found}), encoding="utf-8")
-        with pytest.raises(ParameterError, match=f"^rows.parts/plain.json must hold {bound}$"):
+        with pytest.raises(ParameterError, match=f"^rows.parts/plain.json must hold {bound}; remove it and resume$"):
             measured(tmp_path, "early_exit", settings, resume=True)
     for broken in ("{", "[]", "{}", json.dumps(said | {"found": 3}), json.dumps(said | {"asked": 3})):
         path.write_text(broken, encoding="utf-8")
-        with pytest.raises(ParameterError, match=r"^rows.parts holds plain.json, which cannot be read; remove it and go on$"):
+        with pytest.raises(ParameterError, match=r"^rows.parts holds plain.json, which cannot be read; remove it and resume$"):
             measured(tmp_path, "early_exit", settings, resume=True)
-    # At the bounds they are taken: one token, the vocabulary's last.
+    # Accepted at the bounds: a single token, the last of the vocabulary.
     found = [first | {"tokens": [VOCABULARY - 1], "seconds": 1e-9}, *others]
     path.write_text(json.dumps(said | {"found": found}), encoding="utf-8")
     (row,) = measured(tmp_path, "early_exit", settings, resume=True)
     assert row["plain_texts"] == pytest.approx(2 / 3)
 
 
-def test_work_is_not_compared_where_a_shape_cannot_be_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_ratios_are_none_for_unsupported_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any) -> None:
         raise ParameterError("no such type")
 
@@ -272,14 +272,14 @@ def test_work_is_not_compared_where_a_shape_cannot_be_counted(tmp_path: Path, mo
     assert row["layer_passes_over_plain"] == pytest.approx(1)
 
 
-def test_rows_say_what_they_were_made_with_and_seconds_are_those_of_all_texts(
+def test_rows_have_their_settings_and_the_seconds_of_all_sequences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each text takes a second more than the one before, plain ones first: 1 + 2 + 3 s, and 4 + 5 + 6 s."""
-    count, decode, told = iter(range(1, 99)), real_decoding.decode, list[Any]()
+    """Each decoding takes a second more than the one before, plain decoding first: 1 + 2 + 3 s, then 4 + 5 + 6 s."""
+    count, decode, reported = iter(range(1, 99)), real_decoding.decode, list[Any]()
     monkeypatch.setattr(real_decoding, "decode", lambda *args, **more: replace(decode(*args, **more), seconds=float(next(count))))
-    rows = measured(tmp_path, "early_exit", [{"exit_layer": 3}, {"threshold": 1.0}], report=lambda *said: told.append(said))
-    assert told == [(0, 2, "exit_layer=3"), (1, 2, "threshold=1.0")]
+    rows = measured(tmp_path, "early_exit", [{"exit_layer": 3}, {"threshold": 1.0}], report=lambda *said: reported.append(said))
+    assert reported == [(0, 2, "exit_layer=3"), (1, 2, "threshold=1.0")]
     assert [(row["plain_seconds"], row["seconds"]) for row in rows] == [(6, 15), (6, 24)]
     assert [row["seconds_over_plain"] for row in rows] == pytest.approx([15 / 6, 24 / 6])
     for row in rows:
@@ -294,7 +294,7 @@ def test_settings_are_all_combinations() -> None:
     assert output_quality.settings_of({"a": 1}, {"b": [1, 2], "c": [3, 4]}) == [
         {"a": 1, "b": b, "c": c} for b in (1, 2) for c in (3, 4)
     ]
-    with pytest.raises(ParameterError, match="a is fixed and swept"):
+    with pytest.raises(ParameterError, match="a is both fixed and swept"):
         output_quality.settings_of({"a": 1}, {"a": [1, 2]})
 
 
@@ -309,7 +309,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_the_command_writes_rows_and_pictures(family: Path, tmp_path: Path) -> None:
+def test_quality_command_writes_rows_and_figures(family: Path, tmp_path: Path) -> None:
     arguments = [
         "quality", "bild", "--model", str(family / "target"), "--draft", str(family / "draft"), "--sweep",
         "fallback_threshold=0.2,1", "--sweep", "rollback_threshold=0,inf", "--limit", "2", "--tokens", "6", "--prompt-tokens", "8",
@@ -337,7 +337,7 @@ def test_the_command_writes_rows_and_pictures(family: Path, tmp_path: Path) -> N
         (["early_exit", "--model", "nowhere"], "model must be a directory"),
         (["bild", "--set", "fallback_threshold"], "--set must be KEY=VALUE"),
         (["bild", "--sweep", "=3"], "--sweep must be KEY=VALUES"),
-        (["bild", "--set", "max_draft_length=1", "--sweep", "max_draft_length=1,2"], "max_draft_length is fixed and swept"),
+        (["bild", "--set", "max_draft_length=1", "--sweep", "max_draft_length=1,2"], "max_draft_length is both fixed and swept"),
         (["bild", "--set", "fallback_treshold=1"], "did you mean fallback_threshold?"),
         (["bild", "--set", "max_draft_length=1", "--set", "max_draft_length=2"], "--set max_draft_length is given twice"),
         (["speculative"], "method must be lossy, one of bild, early_exit, skipdecode, got speculative"),
@@ -345,7 +345,7 @@ def test_the_command_writes_rows_and_pictures(family: Path, tmp_path: Path) -> N
         (["early_exit", "--model", ".", "--draft", "."], "--draft is not used by method early_exit"),
     ],
 )
-def test_a_users_mistake_is_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+def test_user_errors_are_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["quality", *arguments, "-o", str(tmp_path / "rows.csv")])
     assert (done.exit_code, done.stdout) == (2, "")
     assert said in done.stderr

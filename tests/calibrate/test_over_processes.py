@@ -1,6 +1,6 @@
-"""Decoding over processes writes what the plain decoder writes, row by row as believed; whatever becomes of a process is said.
+"""Decoding over processes generates the plain decoder's tokens, with the expected rows, and reports the end of a process.
 
-Processes are dear to start: one set of them serves all texts and models, and those that are to be spoiled are few.
+Processes are slow to start: one set of them serves all sequences and models, and few are broken on purpose.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ def pool() -> Iterator[Pool]:
 
 
 def use(pool: Pool, replica: Replica, capacity: int = 96, source: tuple[int, ...] = ()) -> None:
-    """Have the model loaded, if it is not."""
+    """Load the model, unless it is loaded."""
     if pool.replica != replica:
         pool.load(replica, capacity, source)
 
 
 def both(pool: Pool, parameters: Any, prompt: list[int], tokens: int, **more: Any) -> tuple[Parallel, Real]:
-    """The same decoding over processes and in one."""
+    """Return the same decoding over processes and in one process."""
     parallel, alone = Parallel(pool, record=True, **more), Real({"target": pool.decoder}, **more)
     for each in (parallel, alone):
         each.run(ppd.decode(parameters, prompt, tokens), tokens)
@@ -78,7 +78,7 @@ def both(pool: Pool, parameters: Any, prompt: list[int], tokens: int, **more: An
 
 
 def as_believed(pool: Pool) -> None:
-    """All rows are those that the scheduler believes they are, and what one pass made is the same wherever it lies."""
+    """Check that all rows are those that the scheduler expects, and that copies of a pass's rows are equal."""
     memory, known = pool.memory, pool.tags != GONE
     assert (memory.tags[known] == pool.tags[known]).all()
     first = pool.tags[0]
@@ -89,9 +89,9 @@ def as_believed(pool: Pool) -> None:
 
 
 FEW = [CHOICES[1], CHOICES[11], CHOICES[15], NESTED[0], BATCHED[0], BATCHED[3]]
-"""One of each form, and of two of them batched."""
+"""One choice of each form, and of two of them batched."""
 SPREAD = [*CHOICES[::4], *CHOICES[2::9], *NESTED[::2], *BATCHED[:4]]
-"""Each form with each number of candidates and each exit layer; not all of them together."""
+"""Each form with each number of candidates and each exit layer; not all combinations."""
 
 
 @pytest.mark.parametrize(("kind", "choices"), [
@@ -100,7 +100,7 @@ SPREAD = [*CHOICES[::4], *CHOICES[2::9], *NESTED[::2], *BATCHED[:4]]
     pytest.param("llama", [*CHOICES, *NESTED, *BATCHED], id="llama all", marks=pytest.mark.slow),
     *(pytest.param(kind, FEW, id=f"{kind} more", marks=pytest.mark.slow) for kind in ("gpt2", "opt", "gpt_neox")),
 ])  # fmt: skip
-def test_what_is_written_is_what_the_plain_decoder_writes(pool: Pool, kind: str, choices: list[ppd.Parameters]) -> None:
+def test_tokens_are_those_of_the_plain_decoder(pool: Pool, kind: str, choices: list[ppd.Parameters]) -> None:
     use(pool, tiny(kind))
     prompt = [3, 4, 5, 6, 17]
     expected = real_models.oracle(real_models.model(kind, LAYERS), prompt, 16)
@@ -108,13 +108,13 @@ def test_what_is_written_is_what_the_plain_decoder_writes(pool: Pool, kind: str,
         parallel, alone = both(pool, parameters, prompt, 16)
         assert parallel.work.tokens == alone.work.tokens == expected, parameters
         assert parallel.work.commits == alone.work.commits, parameters
-        # How far those come that are stopped is the real clock's to say; with nothing left to do they may have begun.
+        # The progress of stopped passes depends on the real clock; even the last ones may have begun.
         if parameters.form != "nested" and not (parameters.form == "eager" and parameters.exit_layer == LAYERS):
             assert parallel.work.account == alone.work.account, parameters
             assert parallel.work.forks == alone.work.forks
 
 
-def test_a_decoder_behind_an_encoder(pool: Pool) -> None:
+def test_decoder_with_an_encoder(pool: Pool) -> None:
     use(pool, tiny("t5"), source=SOURCE)
     expected = real_models.oracle(real_models.model("t5", LAYERS), [0], 12)
     for parameters in (*CHOICES[:2], BATCHED[0]):
@@ -130,7 +130,7 @@ def test_a_decoder_behind_an_encoder(pool: Pool) -> None:
 
 
 class Late:
-    """An end of a pipe whose first look finds nothing, though an answer comes before the next."""
+    """An end of a pipe whose first poll finds nothing, although an answer comes before the next."""
 
     def __init__(self, end: Any) -> None:
         self.end, self.looked = end, False
@@ -144,7 +144,7 @@ class Late:
         return getattr(self.end, name)
 
 
-def test_an_answer_that_comes_between_two_looks_is_no_failure(pool: Pool) -> None:
+def test_answer_between_two_polls_is_no_failure(pool: Pool) -> None:
     posts, late = dict(pool.posts), pool.posts[1].end
     try:
         pool.posts[1] = dataclasses.replace(posts[1], end=Late(late))
@@ -154,7 +154,7 @@ def test_an_answer_that_comes_between_two_looks_is_no_failure(pool: Pool) -> Non
         pool.posts[1] = posts[1]
 
 
-def test_the_same_processes_serve_text_after_text(pool: Pool) -> None:
+def test_processes_serve_several_sequences(pool: Pool) -> None:
     use(pool, tiny("llama", 1))
     for length in (1, 40, 3):
         prompt = [(7 * place) % 29 for place in range(length)]
@@ -163,7 +163,7 @@ def test_the_same_processes_serve_text_after_text(pool: Pool) -> None:
             assert parallel.work.tokens == alone.work.tokens
 
 
-def test_drawn_tokens_reads_and_ends_are_those_of_one_process(pool: Pool) -> None:
+def test_sampling_reads_and_ends_equal_those_of_one_process(pool: Pool) -> None:
     use(pool, tiny("llama"))
     parameters = ppd.Parameters(LAYERS, 3, 2, "literal", sampled=True)
     logs: list[list[Answered]] = [[], []]
@@ -181,7 +181,7 @@ def test_drawn_tokens_reads_and_ends_are_those_of_one_process(pool: Pool) -> Non
         assert work.tokens == whole[: whole.index(stop) + 1]
 
 
-def test_the_family_writes_the_same_in_float32(pool: Pool) -> None:
+def test_family_models_generate_the_same_in_float32(pool: Pool) -> None:
     use(pool, Replica("family:target"), 128)
     decoder = pool.decoder
     tokenizer = decoder.tokenizer
@@ -191,18 +191,18 @@ def test_the_family_writes_the_same_in_float32(pool: Pool) -> None:
     for form, layer, k in (("literal", 6, 1), ("literal", 9, 3), ("eager", 8, 2), ("flat", 3, 2)):
         work = Parallel(pool).run(ppd.decode(ppd.Parameters(decoder.layers, layer, k, form), prompt, 24), 24)
         assert work.tokens == expected
-        assert 0 < work.commits.count("match") < 24  # both ways were gone
+        assert 0 < work.commits.count("match") < 24  # both ways occur
     as_believed(pool)
 
 
-def test_what_happened_when(pool: Pool) -> None:
+def test_spans_are_complete_and_in_order(pool: Pool) -> None:
     use(pool, tiny("llama"))
     run, _ = both(pool, ppd.Parameters(LAYERS, 3, 3, "eager"), [3, 4, 5], 12)
     spans, commits = run.spans, run.work.commits
     passes = [span for span in spans if span.what == "forward"]
     for unit in range(4):
         of = sorted(span for span in passes if span.unit == unit)
-        assert all(one.end <= other.start for one, other in itertools.pairwise(of))  # a unit makes one at a time
+        assert all(one.end <= other.start for one, other in itertools.pairwise(of))  # a unit makes one pass at a time
     assert all(run.begun <= span.start <= span.end <= run.begun + run.seconds for span in spans if span.fate == "kept")
     without_layers = sum(counts[0] for kind, counts in run.work.account.passes_by_kind.items() if kind.layers.size == 0)
     assert len(passes) == run.work.account.passes - without_layers
@@ -218,7 +218,7 @@ def test_what_happened_when(pool: Pool) -> None:
     assert without.spans == []
 
 
-def test_a_timed_run_holds_what_its_main_process_did(pool: Pool) -> None:
+def test_timed_run_records_the_main_process(pool: Pool) -> None:
     use(pool, tiny("llama"))
     asked = measure_runs.Wanted("ppd", {"exit_layer": 3, "candidates": 3, "form": "eager"}, (3, 4, 5), "one", units=4)
     row = measure_runs.timed(asked, {"target": pool.decoder}, 12, 0, pool)
@@ -226,18 +226,18 @@ def test_a_timed_run_holds_what_its_main_process_did(pool: Pool) -> None:
     whole = of_main(spans)
     assert {"forward", "head", "dispatch", "promotion"} <= set(whole)
     assert min(whole.values()) > 0
-    assert sum(whole.values()) <= row["seconds"] * 1.001 + 1e-6  # each moment once; what is behind the last token is no part
+    assert sum(whole.values()) <= row["seconds"] * 1.001 + 1e-6  # each moment counts once, and none after the last token
     alone = measure_runs.timed(dataclasses.replace(asked, units=1), {"target": pool.decoder}, 12, 0)
     assert alone["spans"] == []
 
 
-def test_what_processes_take_is_timed_by_how_many_there_are(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_times_are_measured_by_number_of_processes(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_times, "PROCESS_TEXT", 8)
     use(pool, tiny("llama"))
     seeds, whole = [], forced_outcomes.world
     monkeypatch.setattr(forced_outcomes, "world", lambda *args, seed, **more: seeds.append(seed) or whole(*args, seed=seed, **more))
     raw = process_times.apart([process_times.over_processes(pool, seed) for seed in range(2)], LAYERS)
-    assert seeds == [0, 0, 0, 1, 1, 1]  # each sequence has outcomes of its own
+    assert seeds == [0, 0, 0, 1, 1, 1]  # each sequence has separate outcomes
     assert raw["exit_layer"] == 3
     for part in process_times.BETWEEN:
         assert [*raw[f"{part}_us"]] == ["1", "2", "3"]
@@ -246,8 +246,9 @@ def test_what_processes_take_is_timed_by_how_many_there_are(pool: Pool, monkeypa
     assert {row["part"] for row in rows} >= {*process_times.BETWEEN}
 
 
-def test_a_layer_of_the_main_process_takes_its_share_of_what_its_passes_take_besides_the_call() -> None:
-    """12 layers, the first 8 alone: .1 ms of call and .2 ms a layer there, .05 ms and .3 ms behind; the middle of three rounds."""
+def test_layers_of_the_main_process_share_the_rest_of_its_passes() -> None:
+    """12 layers, the first 8 alone: 0.1 ms of call and 0.2 ms per layer there, 0.05 ms and 0.3 ms after; medians of three rounds.
+    """
     rounds = [
         {
             "main_alone_us": {"1": [100 + 8 * each] * 3},
@@ -258,7 +259,7 @@ def test_a_layer_of_the_main_process_takes_its_share_of_what_its_passes_take_bes
         for each in (190, 200, 900)
     ]
     empty = {f"{part}_us": {} for part in process_times.BETWEEN}
-    empty |= {"subprocess_step_us": {"1": [1230.0] * 3}}  # 4 layers of .3 ms, as those of the main process meanwhile, and .03 ms
+    empty |= {"subprocess_step_us": {"1": [1230.0] * 3}}  # 4 layers of 0.3 ms, as in the main process at that time, and 0.03 ms
     found = process_times.process_rows([each | empty for each in rounds], {"main_alone": 1e-4, "main_concurrent": 5e-5}, 12)
     assert {row["part"]: row["time_s"] for row in found} == pytest.approx(
         {"main_alone": 2e-4, "main_concurrent": 3e-4, "subprocess_step": 3e-5}
@@ -266,18 +267,18 @@ def test_a_layer_of_the_main_process_takes_its_share_of_what_its_passes_take_bes
     assert {(row["processes"], row["repeats"]) for row in found} == {(1, 15)}
 
 
-def test_what_cannot_be_run_over_processes_is_refused_by_name() -> None:
+def test_unsupported_models_are_refused() -> None:
     with pytest.raises(ParameterError, match="heads are trained for a model's weights"):
         Replica("{}", random=1, heads="heads.safetensors")
-    with pytest.raises(ParameterError, match="spread is of random weights"):
+    with pytest.raises(ParameterError, match="spread is used only with random weights"):
         Replica("family:target", spread=2.0)
     for said in ("{", '{"model_type": "none"}', '{"layers": 3}'):
-        with pytest.raises(ParameterError, match="model is no configuration that transformers takes"):
+        with pytest.raises(ParameterError, match="model must be a configuration that transformers accepts"):
             Replica(said, random=0).load()
 
 
 def wide(after: tuple[int, ...], *, forked: bool) -> Steps:
-    """A pass over two hypotheses, of a sub-process or of the main one."""
+    """Make a pass over two hypotheses, in a sub-process or in the main process."""
     yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), None, heads=1)
     step = Forward("target", (5, 6), 2, LayerSpan(0, LAYERS), tree=after)
     yield Join((yield Fork((step,), (1,)))) if forked else step
@@ -286,25 +287,25 @@ def wide(after: tuple[int, ...], *, forked: bool) -> Steps:
 @pytest.mark.parametrize(
     ("units", "steps", "said"),
     [
-        (2, wide((-1, 0), forked=True), "makes plain passes of one sequence alone; the algorithm asks for others"),
-        (1, wide((-1, -1), forked=False), "makes plain passes of one sequence alone; the algorithm asks for others"),
+        (2, wide((-1, 0), forked=True), "supports only plain passes of one sequence; the algorithm uses others"),
+        (1, wide((-1, -1), forked=False), "supports only plain passes of one sequence; the algorithm uses others"),
         (2, ppd.decode(ppd.Parameters(LAYERS, 3, 3, batched=True), [3] * 14, 2), "the capacity=16, got at least 17 positions"),
         (2, ppd.decode(ppd.Parameters(LAYERS, 3, 2), [3, 4], 8), "units must be at least 3, as .*, got 2"),
         (2, ppd.decode(ppd.Parameters(LAYERS, 3, 1), [3] * 14, 8), "must fit the capacity=16, got at least 17 positions"),
         (2, ppd.decode(ppd.Parameters(6, 3, 1), [3], 8), "layers of the target must be 5, as random llama has, got at least 6"),
-        (1, speculative.decode(speculative.Parameters(LAYERS, 2, draft_layers=2), [3], 8), "the target alone, .* for the draft"),
+        (1, speculative.decode(speculative.Parameters(LAYERS, 2, draft_layers=2), [3], 8), "only the target, .* uses the draft"),
         (1, beam.decode(beam.Parameters(LAYERS, 0, 2, draft_layers=2), [3], 8), "a run over processes"),
     ],
 )  # fmt: skip
-def test_a_run_that_it_is_not_for_is_refused(units: int, steps: Any, said: str) -> None:
+def test_unsupported_runs_are_refused(units: int, steps: Any, said: str) -> None:
     with started(tiny("llama"), units, 16) as pool:
         with pytest.raises(ParameterError, match=said):
             Parallel(pool).run(steps, 8)
-        with pytest.raises(ProcessError, match="are broken by an earlier error; start them anew"):
+        with pytest.raises(ProcessError, match="are broken by an earlier error; start them again"):
             Parallel(pool).run(steps, 8)
 
 
-def test_rows_that_are_not_those_believed_are_refused() -> None:
+def test_unexpected_rows_are_refused() -> None:
     decoder = tiny("llama").load()
     memory = worker_loop.SharedState.of(decoder, 2, 16)
     one, other = worker_loop.Unit(0, decoder, memory), worker_loop.Unit(1, decoder, memory)
@@ -316,7 +317,7 @@ def test_rows_that_are_not_those_believed_are_refused() -> None:
     assert other.make(step).equal(expected)
     with pytest.raises(CacheError, match="unit 1: pass 9 at position 2 saw other rows than it should have"):
         other.make(step._replace(serial=9, believed=believed + 1))
-    memory.tags[1, 3, 1] = 8  # one row of one layer is another pass's
+    memory.tags[1, 3, 1] = 8  # one row of one layer was made by another pass
     with pytest.raises(CacheError, match="saw other rows"):
         other.make(step._replace(serial=10, pieces=()))
     with pytest.raises(CacheError, match="unit 1 is to go on from pass 3, but made 8 last"):
@@ -325,10 +326,10 @@ def test_rows_that_are_not_those_believed_are_refused() -> None:
         other.make(worker_loop.Command(12, (3,) * 17, 0, 0, 5, 0, None, (), 0))
 
 
-def test_passes_of_processes_that_start_others_say_layer_by_layer_how_far_they_are(
+def test_passes_of_parents_publish_each_layer(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those others may follow them; a single pass starts nobody, and is spared it."""
+    """Sub-processes may follow them; a single pass has none and publishes nothing."""
     use(pool, tiny("llama"))
     made: list[worker_loop.Command] = []
 
@@ -351,7 +352,7 @@ def test_passes_of_processes_that_start_others_say_layer_by_layer_how_far_they_a
 
 
 @pytest.mark.parametrize(("kind", "longest", "capacity"), [("llama", 96, 96), ("t5", None, 2048), ("llama", 4096, 2048)])
-def test_there_is_room_for_all_positions_that_a_model_knows_up_to_2048(kind: str, longest: int | None, capacity: int) -> None:
+def test_default_capacity_is_that_of_the_model_up_to_2048(kind: str, longest: int | None, capacity: int) -> None:
     replica = tiny(kind)
     if longest is not None:
         replica = dataclasses.replace(replica, model=json.dumps(json.loads(replica.model) | {"max_position_embeddings": longest}))
@@ -359,14 +360,14 @@ def test_there_is_room_for_all_positions_that_a_model_knows_up_to_2048(kind: str
         assert (pool.decoder.longest, pool.capacity) == (longest, capacity)
 
 
-def test_replicas_share_weights_only_if_these_are_the_same() -> None:
+def test_replicas_share_only_equal_weights() -> None:
     one, same, other = tiny("llama").load(), tiny("llama").load(), tiny("llama", 1).load()
     expected = one.run((3, 4), 0, LayerSpan(0, LAYERS), one.rows())
     flat = worker_loop.share_weights(one)
     worker_loop.share_weights(same, flat)
     assert same.run((3, 4), 0, LayerSpan(0, LAYERS), same.rows()).equal(expected)
     one.head.weight.data.zero_()
-    assert not same.head.weight.any()  # they lie in one place
+    assert not same.head.weight.any()  # one copy in memory
     with pytest.raises(ValueError, match="the replica has other weights"):
         worker_loop.share_weights(other, flat)
     assert worker_loop.fingerprint(other) != worker_loop.fingerprint(one)
@@ -378,7 +379,7 @@ def test_replicas_share_weights_only_if_these_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("place", [0, -1])
-def test_fingerprints_differ_by_the_first_and_the_last_number_of_a_tensor(place: int) -> None:
+def test_fingerprint_covers_both_ends_of_a_tensor(place: int) -> None:
     import torch
 
     decoder = tiny("llama").load()
@@ -389,11 +390,11 @@ def test_fingerprints_differ_by_the_first_and_the_last_number_of_a_tensor(place:
     assert worker_loop.fingerprint(decoder) != before
 
 
-# --- what becomes of processes ---
+# --- ends of processes ---
 
 
 def gone(pids: list[int]) -> bool:
-    """Whether none of these processes is there any more, sooner or later."""
+    """Return whether none of these processes exists any more, after a wait."""
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         if not any(alive(pid) for pid in pids):
@@ -410,13 +411,13 @@ def alive(pid: int) -> bool:
 
 
 def left(pids: list[int]) -> list[str]:
-    """Names of memory that these processes shared; what other processes of the machine share comes and goes."""
+    """Return names of shared memory of these processes; that of other processes comes and goes."""
     names = [name for name in os.listdir("/dev/shm") if "loky" not in name and "joblib" not in name]
     return [name for name in names if {*re.findall(r"\d+", name)} & {*map(str, pids)}]
 
 
 def interrupted() -> Steps:
-    """The same, and the user interrupts it while a sub-process is at work."""
+    """Run the same, interrupted by the user while a sub-process works."""
     steps = asking()
     answer = None
     for number in range(1000):
@@ -436,7 +437,7 @@ def interrupted() -> Steps:
         ("interrupt", ""),
     ],
 )
-def test_whatever_becomes_of_a_process_ends_the_run_and_leaves_nothing(harm: str, said: str) -> None:
+def test_failed_process_ends_the_run_and_leaves_nothing(harm: str, said: str) -> None:
     affinity = os.sched_getaffinity(0)
     with started(tiny("llama"), 2, 16, patience=PATIENCE, share=harm != "crash") as pool:
         pids = pool.pids
@@ -444,11 +445,11 @@ def test_whatever_becomes_of_a_process_ends_the_run_and_leaves_nothing(harm: str
         run.run(asking(), 2)
         if harm == "hang":
             os.kill(pids[0], signal.SIGSTOP)
-            pool.patience = 0.2  # it does not answer however long one waits
+            pool.patience = 0.2  # it never answers
         if harm == "kill":
             os.kill(pids[0], signal.SIGKILL)
         if harm == "interrupt":
-            os.kill(pids[0], signal.SIGINT)  # a terminal interrupts them all: whether a worker ends is the main process's to say
+            os.kill(pids[0], signal.SIGINT)  # a terminal interrupts all processes; the main process decides when workers end
             Parallel(pool).run(asking(), 2)
             with pytest.raises(KeyboardInterrupt):
                 Parallel(pool).run(interrupted(), 1_000_000)
@@ -464,8 +465,8 @@ def test_whatever_becomes_of_a_process_ends_the_run_and_leaves_nothing(harm: str
         Parallel(pool).run(asking(), 2)
 
 
-@pytest.mark.slow  # by a real clock: what a busy machine takes to put a process to sleep is not for each run of the tests
-def test_idle_processes_cost_nothing(pool: Pool) -> None:
+@pytest.mark.slow  # uses the real clock, so it may fail on a busy machine
+def test_idle_processes_take_no_cpu_time(pool: Pool) -> None:
     def ticks() -> int:
         said = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pool.pids]
         return sum(int(each[11]) + int(each[12]) for each in said)
@@ -477,12 +478,12 @@ def test_idle_processes_cost_nothing(pool: Pool) -> None:
     assert ticks() - before <= 5  # hundredths of a second, of three processes
 
 
-def test_stopped_passes_are_given_up(pool: Pool) -> None:
+def test_stopped_passes_end_early(pool: Pool) -> None:
     use(pool, tiny("llama"))
 
     def stopping() -> Steps:
         out = yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), None, heads=1)
-        for _ in range(20):  # more than a worker has room for
+        for _ in range(20):  # more than a worker has slots
             yield Stop((yield Fork((Forward("target", (5,), 2, LayerSpan(0, LAYERS)),), (1,))))
         subs = yield Fork((Forward("target", (5,), 2, LayerSpan(0, LAYERS)),), (1,))
         yield Join(subs)
@@ -497,8 +498,8 @@ def test_stopped_passes_are_given_up(pool: Pool) -> None:
     assert fates[-1] == "discarded"
 
 
-def test_a_process_may_leave_the_rest_to_one_that_it_starts_last(pool: Pool) -> None:
-    """Nobody waits for that one: it writes once its starter has ended."""
+def test_last_sub_process_may_emit_the_rest(pool: Pool) -> None:
+    """It is not joined, and emits tokens once its parent has ended."""
     use(pool, tiny("llama"))
 
     def rest() -> Steps:
@@ -512,7 +513,7 @@ def test_a_process_may_leave_the_rest_to_one_that_it_starts_last(pool: Pool) -> 
     assert Parallel(pool).run(first(), 1).tokens == alone.tokens != []
 
 
-def test_what_still_runs_when_the_last_token_is_there_was_cancelled(pool: Pool) -> None:
+def test_passes_that_run_at_the_last_token_are_cancelled(pool: Pool) -> None:
     use(pool, tiny("llama"))
 
     def ending() -> Steps:
@@ -536,12 +537,12 @@ PARENT = """
     from tests.support import workers
 
     def main():
-        with processes.started(workers.tiny("llama"), 3, 16) as pool:
+        with over_processes.started(workers.tiny("llama"), 3, 16) as pool:
             print(*pool.pids, flush=True)
-            processes.Parallel(pool).run(workers.asking(), 1_000_000)
+            over_processes.Parallel(pool).run(workers.asking(), 1_000_000)
 
     if __name__ == "__main__":
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background has it ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for tests in the background
         main()
 """
 
@@ -562,23 +563,25 @@ def test_no_process_outlives_its_parent(tmp_path: Path, signals: str) -> None:
         assert len(pids) == 2
         time.sleep(0.2)
         if signals == "SIGINT":
-            os.killpg(parent.pid, signal.SIGINT)  # as a terminal does: to all of them
+            os.killpg(parent.pid, signal.SIGINT)  # to all processes, as a terminal does
         else:
-            os.kill(pids[1], signal.SIGSTOP)  # one that cannot see for itself that its parent is gone
+            os.kill(pids[1], signal.SIGSTOP)  # a suspended process, which cannot notice that its parent is gone
             parent.kill()
         error = parent.communicate(timeout=PATIENCE)[1]
     finally:
-        parent.kill()  # it would go on for hours
+        parent.kill()  # it would run for hours
     assert parent.returncode == -getattr(signal, signals)
     if signals == "SIGINT":
         assert error.rstrip().endswith("KeyboardInterrupt")
-        assert error.count("Traceback") == 1  # the workers' own is not seen
+        assert error.count("Traceback") == 1  # the parent's; workers print none
     assert gone(pids)
     assert left([parent.pid, *pids]) == []
 
 
-def test_processes_that_are_held_end_with_their_parent() -> None:
-    """One that cannot see for itself that its parent is gone: its server ends with the parent, and the system ends it with that."""
+def test_suspended_processes_end_with_their_parent() -> None:
+    """A suspended process cannot notice its parent's end: its fork server ends with the parent, and the system then kills the
+    process.
+    """
     context = pool_of.context_of_workers()
     ours, theirs = context.Pipe()
     parent = context.Process(target=workers.parent_with_a_server, args=(theirs,))
@@ -594,8 +597,8 @@ def test_processes_that_are_held_end_with_their_parent() -> None:
     assert left([parent.pid, *pids]) == []
 
 
-def test_processes_see_for_themselves_that_their_parent_is_gone() -> None:
-    """While they are at work, and while they are idle."""
+def test_processes_notice_the_end_of_their_parent() -> None:
+    """While they work, and while they are idle."""
     context = pool_of.context_of_workers()
     begun = []
     for busy in (True, False):

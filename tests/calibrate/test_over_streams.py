@@ -1,6 +1,6 @@
-"""Decoding over streams writes what the plain decoder writes; what depends on what is in order, and nothing else is.
+"""Decoding over streams generates the plain decoder's tokens; dependent work is ordered, and independent work is not.
 
-No GPU: `tests.support.ordering` stands in for it, and looks at every operation of torch.
+No GPU: `tests.support.ordering` stands in for it, and records every operation of torch.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ CHOICES = [
 
 
 def named(each: Any) -> str:
-    """What a choice is called."""
+    """Return the name of a choice."""
     return f"{each.form} {each.exit_layer} {each.candidates}{' batched' if each.batched else ''}"
 
 
 class Pass(NamedTuple):
-    """A pass on the stand-in: where, and up to where of each stream it came when it began and when it ended."""
+    """A pass on the stand-in: its stream, and the progress of every stream at its beginning and at its end."""
 
     stream: int
     first: int
@@ -67,8 +67,8 @@ class Pass(NamedTuple):
     begun: Any
     ended: Any
 
-    def behind(self, other: Pass, *, begins: bool = False) -> bool:
-        """Whether it ends behind the other's end, or behind its beginning."""
+    def is_after(self, other: Pass, *, begins: bool = False) -> bool:
+        """Whether it ends after the end of the other, or after its beginning."""
         return bool(self.ended[other.stream] >= (other.begun if begins else other.ended)[other.stream] + begins)
 
 
@@ -78,7 +78,7 @@ def decoder_of(kind: str, seed: int = 0) -> Any:
 
 @contextlib.contextmanager
 def crowded() -> Iterator[None]:
-    """Rows are moved into larger buffers all the time, so that memory is let go of while others still read it."""
+    """Move rows to larger buffers at every pass, so that memory is released while other streams still read it."""
     before, rows_of.ROOM = rows_of.ROOM, 1
     try:
         yield
@@ -87,7 +87,7 @@ def crowded() -> Iterator[None]:
 
 
 def watched(decoder: Any, device: Device, steps: Steps, units: int, tokens: int, **more: Any) -> tuple[Streams, list[Pass]]:
-    """A run on the stand-in and its passes; whatever is out of order is an error."""
+    """Run on the stand-in and return the passes; wrong order is an error."""
     passes: list[Pass] = []
     whole = decoder.run
 
@@ -120,7 +120,7 @@ def run(parameters: Any, kind: str = "llama", prompt: Any = (3, 4, 5), tokens: i
 
 
 def rounds(passes: list[Pass]) -> Iterator[tuple[Pass, list[Pass]]]:
-    """The main process's pass behind each early prediction, and the sub-processes' that were started then."""
+    """Return the main process's pass after each early prediction, and the passes of the sub-processes that it started."""
     for number, each in enumerate(passes):
         subs = [*itertools.takewhile(lambda other: other.stream, passes[number + 1 :])]
         if each.stream == 0 and subs:
@@ -131,7 +131,7 @@ def rounds(passes: list[Pass]) -> Iterator[tuple[Pass, list[Pass]]]:
     ("parameters", "kind"), crossed(CHOICES, ["llama", "gpt2", "opt", "gpt_neox", "t5"], [CHOICES[0], CHOICES[-3], CHOICES[-1]]),
     ids=lambda each: each if isinstance(each, str) else named(each),
 )  # fmt: skip
-def test_what_is_written_is_what_the_plain_decoder_writes(parameters: Any, kind: str) -> None:
+def test_tokens_are_those_of_the_plain_decoder(parameters: Any, kind: str) -> None:
     prompt = [0] if kind == "t5" else [3, 4, 5, 6, 17]
     alone = Real({"target": decoder_of(kind)})
     expected = alone.run(ppd.decode(parameters, prompt, 10), 10)
@@ -148,12 +148,12 @@ def test_what_is_written_is_what_the_plain_decoder_writes(parameters: Any, kind:
     luck=st.integers(0, 99),
 )  # fmt: skip
 @settings(max_examples=examples(12))
-def test_whatever_is_read_replaced_or_let_go_of_is_in_order(
+def test_reads_writes_and_releases_are_ordered(
     parameters: Any, kind: str, seed: int, prompt: list[int], tokens: int, luck: int
 ) -> None:
     random = np.random.default_rng(luck)
     share = random.choice([0.0, 0.5, 1.0])
-    device = Device(lambda: bool(random.random() < share))  # how far the device has come nobody knows
+    device = Device(lambda: bool(random.random() < share))  # the progress of the device is unknown
     decoder = decoder_of(kind, seed)
     with crowded():
         found, _ = watched(decoder, device, ppd.decode(parameters, prompt, tokens), parameters.units, tokens)
@@ -163,14 +163,14 @@ def test_whatever_is_read_replaced_or_let_go_of_is_in_order(
 
 APART = [each for each in CHOICES if each.form != "nested" and each.exit_layer < LAYERS]
 FEW = {"literal 3 3", "literal 4 1", "eager 3 3", "flat 1 3", "flat 2 1", "flat 3 3", "literal 3 3 batched", "flat 2 2 batched"}
-"""One of each form and exit layer."""
+"""One choice of each form and exit layer."""
 
 
 @pytest.mark.parametrize(
     "parameters", [pytest.param(each, marks=() if named(each) in FEW else pytest.mark.slow) for each in APART], ids=named
 )
-def test_sub_processes_run_beside_the_main_one(parameters: Any) -> None:
-    """None waits for the pass that is launched before it, but for those of its layers whose rows it reads; nor for each other."""
+def test_sub_processes_run_concurrently_with_the_main_process(parameters: Any) -> None:
+    """A pass waits only for the layers whose rows it reads, not for the pass before it or for other sub-processes."""
     _, passes, _ = run(parameters)
     pairs = [*rounds(passes)]
     assert len(pairs) == 12
@@ -179,21 +179,21 @@ def test_sub_processes_run_beside_the_main_one(parameters: Any) -> None:
         for each in subs:
             assert own.last > own.first or own.at == each.at - 1
             if each.last <= own.first:
-                assert not each.behind(own, begins=True)
+                assert not each.is_after(own, begins=True)
             elif each.last < LAYERS:
-                assert not each.behind(own)
-            assert not own.behind(each, begins=True)
-            assert not any(each.behind(other, begins=True) for other in subs if other is not each)
+                assert not each.is_after(own)
+            assert not own.is_after(each, begins=True)
+            assert not any(each.is_after(other, begins=True) for other in subs if other is not each)
 
 
-def test_a_barrier_is_one_on_the_device_too() -> None:
-    """Literal: behind a join the main process's passes come behind all; eager: behind the right one alone."""
+def test_join_is_a_barrier_on_the_device() -> None:
+    """Literal: after a join the main process's passes follow all sub-processes; eager: only the right one."""
     for form in ("literal", "eager"):
         found, passes, _ = run(ppd.Parameters(LAYERS, 3, 3, form))
         pairs = [*rounds(passes)]
         waited = []
         for (_, subs), (following, _) in itertools.pairwise(pairs):
-            waited.append(sum(following.behind(each) for each in subs))
+            waited.append(sum(following.is_after(each) for each in subs))
         matches = [kind == "match" for kind in found.work.commits[: len(waited)]]
         assert {True, False} <= {*matches}
         if form == "literal":
@@ -203,26 +203,26 @@ def test_a_barrier_is_one_on_the_device_too() -> None:
             assert min(waited[place] for place, match in enumerate(matches) if not match) == 0
 
 
-def test_streams_are_kept_and_so_are_tokens_on_the_device() -> None:
+def test_streams_and_tokens_stay_on_the_device() -> None:
     decoder, device = decoder_of("llama"), Device()
     lanes = Lanes(decoder, 3, device)
     texts = [Streams(lanes).run(ppd.decode(CHOICES[0], [3, 4], 8), 8).tokens for _ in range(3)]
     assert texts[0] == texts[1] == texts[2]
     assert len(device.streams) == 3
-    assert decoder._placed is None  # it was of a stream, and is for no one else
+    assert decoder._placed is None  # it belonged to one stream
 
 
-def test_nothing_is_copied_from_the_processor_for_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processor would wait for all that the stream has yet to do, and launch nothing else meanwhile."""
+def test_tokens_are_not_copied_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host would wait for all work of the stream, and could not launch meanwhile."""
     made: list[Any] = []
     whole = torch.tensor
     lanes = Lanes(decoder_of("llama"), 2, Device())
     monkeypatch.setattr(torch, "tensor", lambda *given_, **more: made.append(given_) or whole(*given_, **more))
     Streams(lanes).run(ppd.decode(CHOICES[0], [3, 4, 5], 8), 8)
-    assert [each[0] for each in made] == [(3, 4)]  # the prompt's
+    assert [each[0] for each in made] == [(3, 4)]  # of the prompt
 
 
-def test_drawn_tokens_and_reads_are_those_of_one_process() -> None:
+def test_sampling_and_reads_equal_those_of_one_process() -> None:
     parameters = ppd.Parameters(LAYERS, 3, 2, "eager", sampled=True)
     logs: list[list[Answered]] = [[], []]
     texts = []
@@ -235,7 +235,7 @@ def test_drawn_tokens_and_reads_are_those_of_one_process() -> None:
     assert logs[0] == logs[1]
 
 
-def test_a_text_ends_with_the_token_that_ends_texts() -> None:
+def test_sequence_ends_at_the_end_token() -> None:
     whole = real_models.oracle(real_models.model("llama", LAYERS), [3, 4, 5], 16)
     stop = next(token for place, token in enumerate(whole) if place > 3 and token not in whole[:place])
     for parameters in CHOICES:
@@ -244,8 +244,8 @@ def test_a_text_ends_with_the_token_that_ends_texts() -> None:
         assert work.tokens == whole[: whole.index(stop) + 1]
 
 
-def test_what_ended_sub_processes_held_is_let_go_of() -> None:
-    """Each has a copy of the rows: without that a text takes memory by its length, squared."""
+def test_ended_sub_processes_release_their_rows() -> None:
+    """Each has a copy of the rows: else the memory of a sequence would grow with the square of its length."""
     decoder, device = decoder_of("llama"), Device()
     counts: list[int] = []
 
@@ -264,8 +264,8 @@ def test_what_ended_sub_processes_held_is_let_go_of() -> None:
     assert max(counts[8:]) <= max(counts[2:5])
 
 
-def test_what_happened_when() -> None:
-    """On the device's own clock, here of operations: passes of a stream one after the other, those that were not used discarded."""
+def test_spans_are_complete_and_in_order() -> None:
+    """On the device's clock, here of operations: passes of a stream in turn, with unused ones discarded."""
     for form in ("literal", "eager"):
         parameters, device = ppd.Parameters(LAYERS, 3, 3, form), Device()
         found, passes = watched(decoder_of("llama"), device, ppd.decode(parameters, [3, 4, 5], 12), 4, 12, record=True)
@@ -303,14 +303,14 @@ def child() -> Steps:
     ("steps", "said"),
     [
         (ppd.decode(ppd.Parameters(LAYERS, 3, 2), [3, 4], 8), "units must be at least 3, as the algorithm starts .*, got 2 str"),
-        (joining(Forward("target", (5, 6), 2, LayerSpan(0, LAYERS), tree=(-1, 0))), "of one sequence alone; .* for others"),
+        (joining(Forward("target", (5, 6), 2, LayerSpan(0, LAYERS), tree=(-1, 0))), "only plain passes of one sequence"),
         (joining(child()), "units must be more, as the algorithm has more processes at once, got 2 streams; make more of them"),
         (ppd.decode(ppd.Parameters(6, 3, 1), [3], 8), "layers of the target must be 5, as llama target has, got at least 6"),
-        (speculative.decode(speculative.Parameters(LAYERS, 2, draft_layers=2), [3], 8), "the target alone, .* asks for the draft"),
-        (beam.decode(beam.Parameters(LAYERS, 0, 2, draft_layers=2), [3], 8), "makes plain passes of one sequence alone"),
+        (speculative.decode(speculative.Parameters(LAYERS, 2, draft_layers=2), [3], 8), "only the target, .* uses the draft"),
+        (beam.decode(beam.Parameters(LAYERS, 0, 2, draft_layers=2), [3], 8), "supports only plain passes of one sequence"),
     ],
 )  # fmt: skip
-def test_a_run_that_it_is_not_for_is_refused(steps: Any, said: str) -> None:
+def test_unsupported_runs_are_refused(steps: Any, said: str) -> None:
     lanes = Lanes(decoder_of("llama"), 2, Device())
     with pytest.raises(ParameterError, match=said):
         Streams(lanes).run(steps, 8)
@@ -320,9 +320,9 @@ def test_a_run_that_it_is_not_for_is_refused(steps: Any, said: str) -> None:
 # --- timed runs ---
 
 
-def test_a_timed_run_says_that_it_was_over_streams_and_what_happened_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timed_run_records_streams_and_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, device = decoder_of("llama"), Device()
-    # An operation of the stand-in takes a nanosecond: all of them end within the run, whose seconds are real.
+    # An operation of the stand-in takes a nanosecond, so all end within the real seconds of the run.
     monkeypatch.setattr(device, "now", lambda: Device.now(device) * 1e-6)
     settings_ = {"exit_layer": 3, "candidates": 2}
     wanted = [Wanted("ppd", settings_, (3, 4, 5), "one", units=units, unit_kind="streams") for units in (1, 3)]
@@ -344,7 +344,7 @@ def test_a_timed_run_says_that_it_was_over_streams_and_what_happened_when(tmp_pa
         measure_runs.decode(wanted[1], models, 8, 0, lanes=Lanes(decoder, 2, Device()))
 
 
-def test_what_passes_take_on_streams_is_timed_by_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_times_are_measured_by_number_of_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_times, "PROCESS_TEXT", 6)
     device = Device()
     with device:
@@ -360,7 +360,7 @@ def test_what_passes_take_on_streams_is_timed_by_how_many_there_are(monkeypatch:
 # --- the stand-in itself ---
 
 
-def test_the_stand_in_finds_what_is_out_of_order() -> None:
+def test_stand_in_finds_wrong_order() -> None:
     def found(*, waits: bool = False, frees: bool = False, writes: bool = False, done: bool = False) -> list[str]:
         device = Device(lambda: done)
         beside_, made = device.Stream(), device.Event()
@@ -391,7 +391,7 @@ def test_the_stand_in_finds_what_is_out_of_order() -> None:
     assert not stream.clock.any()
 
 
-def test_who_is_taken_over_late_is_refused() -> None:
+def test_late_adoption_is_refused() -> None:
     def steps() -> Steps:
         yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), None, heads=1)
         [sub] = yield Fork((Forward("target", (5,), 2, LayerSpan(0, LAYERS)),), (1,))
@@ -399,18 +399,18 @@ def test_who_is_taken_over_late_is_refused() -> None:
         yield Join((yield Fork((Forward("target", (6,), 2, LayerSpan(0, LAYERS)),), (1,))))
         yield Adopt(sub, 2, LAYERS)
 
-    with pytest.raises(CacheError, match="a single pass, before its starter starts others"):
+    with pytest.raises(CacheError, match="only a single pass can be adopted, before its parent forks others"):
         Streams(Lanes(decoder_of("llama"), 2, Device())).run(steps(), 8)
 
 
 @pytest.mark.parametrize(("defect", "message"), UNENDED)
-def test_who_has_not_ended_is_not_taken_over(defect: Callable[[], Steps], message: str) -> None:
+def test_running_sub_process_is_not_adopted(defect: Callable[[], Steps], message: str) -> None:
     with pytest.raises(CacheError, match=message):
         Streams(Lanes(decoder_of("llama"), 2, Device())).run(defect(), 8)
 
 
-def test_who_is_started_before_anything_else_still_comes_behind_its_starter() -> None:
-    """No rows are read, but what was there before: here the tokens on the device, which have just been put there."""
+def test_fork_before_any_pass_still_follows_its_parent() -> None:
+    """It reads no rows, but earlier work: here the tokens that were just copied to the device."""
     def steps() -> Steps:
         [sub] = yield Fork((Forward("target", (5,), 0, LayerSpan(0, LAYERS)),), (1,))
         yield Join((sub,))
@@ -422,11 +422,11 @@ def test_who_is_started_before_anything_else_still_comes_behind_its_starter() ->
     assert [each.stream for each in passes] == [1]
 
 
-def test_who_is_taken_over_without_a_join_is_waited_for_there() -> None:
+def test_adoption_without_a_join_waits() -> None:
     def steps() -> Steps:
         out = yield Forward("target", (3, 4), 0, LayerSpan(0, 3))
         [sub] = yield Fork((Forward("target", (5,), 2, LayerSpan(0, 1)),), (1,))
-        yield Forward("target", (3, 4), 0, LayerSpan(3, LAYERS), out)  # longer than the other: that has ended when this has
+        yield Forward("target", (3, 4), 0, LayerSpan(3, LAYERS), out)  # longer than the other, which has therefore ended too
         out = yield Adopt(sub, 2, 1)
         out = yield Forward("target", (5,), 2, LayerSpan(1, LAYERS), out, heads=1)
         yield Commit("token", ((yield Read("next", out)),))
@@ -435,12 +435,12 @@ def test_who_is_taken_over_without_a_join_is_waited_for_there() -> None:
     found, passes = watched(decoder_of("llama"), device, steps(), 2, 1)
     assert device.races == []
     assert found.work.tokens == real_models.oracle(real_models.model("llama", LAYERS), [3, 4, 5], 1)
-    assert passes[-1].behind(passes[-2])
+    assert passes[-1].is_after(passes[-2])
 
 
 @pytest.mark.parametrize("how", ["taken over", "taken over and read later", "joined and read later"])
-def test_what_is_read_on_a_stream_is_not_used_again_on_the_other(how: str) -> None:
-    """Also where it is another process that starts the next one there, and knows nothing of who reads what."""
+def test_memory_is_not_reused_while_another_stream_reads_it(how: str) -> None:
+    """Even if another process starts the next sub-process there, without knowing the readers."""
     def other() -> Steps:
         yield Forward("target", (7,), 2, LayerSpan(0, LAYERS))
         yield Join((yield Fork((Forward("target", (9,), 3, LayerSpan(0, 2)),), (2,))))
@@ -450,12 +450,12 @@ def test_what_is_read_on_a_stream_is_not_used_again_on_the_other(how: str) -> No
         _, sub = yield Fork((other(), Forward("target", (5,), 2, LayerSpan(0, 1))), (1, 2))
         yield Forward("target", (3, 4), 0, LayerSpan(3, LAYERS), out)
         taken = [(yield Adopt(sub, 2, 1))] if how.startswith("taken") else [*(yield Join((sub,)))]
-        yield Fork((Forward("target", (8,), 2, LayerSpan(0, 1)),), (3,))  # now rows of the first are let go of
+        yield Fork((Forward("target", (8,), 2, LayerSpan(0, 1)),), (3,))  # releases rows of the first
         yield Forward("target", (5,), 2, LayerSpan(0, 1))
         if how.endswith("later"):
             yield Forward("target", (5,), 2, LayerSpan(1, 2), taken.pop())
             yield Forward("target", (8,), 2, LayerSpan(0, 1))
-            yield Forward("target", (5,), 2, LayerSpan(0, 1))  # now its states are
+            yield Forward("target", (5,), 2, LayerSpan(0, 1))  # releases its states
         yield Forward("target", (5,), 2, LayerSpan(0, LAYERS))
         yield Commit("token", (1,))
 
@@ -465,7 +465,7 @@ def test_what_is_read_on_a_stream_is_not_used_again_on_the_other(how: str) -> No
     assert passes[-1].stream == 2 or passes[-2].stream == 2
 
 
-def test_two_streams_are_looked_at_in_one_read() -> None:
+def test_one_read_may_use_two_streams() -> None:
     def steps() -> Steps:
         out = yield Forward("target", (3, 4), 0, LayerSpan(0, 3))
         subs = yield Fork((Forward("target", (5,), 2, LayerSpan(0, 3), None, heads=1),), (1,))
@@ -478,8 +478,8 @@ def test_two_streams_are_looked_at_in_one_read() -> None:
     assert device.races == []
 
 
-def test_stopped_ones_hold_what_they_read() -> None:
-    """The main process moves its rows while a sub-process that was stopped may still read where they were."""
+def test_stopped_processes_keep_the_memory_that_they_read() -> None:
+    """The main process moves its rows while a stopped sub-process may still read the old ones."""
     def steps() -> Steps:
         out = yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), None, heads=1)
         for place in range(2, 10):
@@ -495,8 +495,8 @@ def test_stopped_ones_hold_what_they_read() -> None:
     assert sum(each.stream for each in passes) == 8
 
 
-def test_each_stretch_of_time_says_whose_it_was() -> None:
-    """A candidate is taken over, one over two hypotheses is not used, and a pass without layers is none."""
+def test_spans_name_their_unit_and_fate() -> None:
+    """One candidate is adopted, one over two hypotheses is unused, and a pass without layers has no span."""
     lanes = Lanes(decoder_of("llama"), 3, Device())
 
     def steps() -> Steps:
@@ -524,7 +524,7 @@ def test_each_stretch_of_time_says_whose_it_was() -> None:
     assert run.begun == 0.0 < run.seconds
     later: Any = SimpleNamespace(event="later")
     run.origin = SimpleNamespace(event=SimpleNamespace(elapsed_time={"later": 2500.0}.__getitem__))  # type: ignore[assignment]
-    assert run._at(later) == 2.5  # events say milliseconds
+    assert run._at(later) == 2.5  # event times are in milliseconds
     alone = Real({"target": decoder_of("llama")}).run(steps(), 3)
     assert work.tokens == alone.tokens
     assert (work.account, work.forks) == (alone.account, 2)
@@ -534,20 +534,20 @@ def test_each_stretch_of_time_says_whose_it_was() -> None:
 
 
 @pytest.mark.parametrize(("step", "said"), [
-    *((Forward("target", (5, 6), 2, LayerSpan(0, LAYERS))._replace(**more), "over streams makes plain passes of one sequence")
+    *((Forward("target", (5, 6), 2, LayerSpan(0, LAYERS))._replace(**more), "over streams supports only plain passes")
       for more in ({"batch": Batch.uniform((0, 1), 2)}, {"layers": LayerSpan(0, LAYERS, ((1, 2),))},
                    {"layers": LayerSpan(0, LAYERS, kv_only=True)}, {"compared": 1}, {"unit": 1}, {"tree": (-1, 0)},
                    {"tree": (-1, -1), "heads": 2})),
-    (Forward("target", (5, 6), 2, LayerSpan(1, LAYERS), tree=(-1, -1)), "makes plain passes of one sequence alone"),
-    (Forward("draft", (5,), 2, LayerSpan(0, 1)), "over streams has the target alone, and the algorithm asks for the draft model"),
+    (Forward("target", (5, 6), 2, LayerSpan(1, LAYERS), tree=(-1, -1)), "supports only plain passes of one sequence"),
+    (Forward("draft", (5,), 2, LayerSpan(0, 1)), "over streams supports only the target, and the algorithm uses the draft model"),
 ])  # fmt: skip
-def test_passes_that_no_method_makes_on_streams_are_refused(step: Forward, said: str) -> None:
+def test_unsupported_passes_are_refused(step: Forward, said: str) -> None:
     with pytest.raises(ParameterError, match=said):
         Streams(Lanes(decoder_of("llama"), 2, Device())).run(joining(step), 8)
 
 
 @pytest.mark.parametrize("unit", [0, 2, 1])
-def test_a_process_is_on_a_unit_that_there_is(unit: int) -> None:
+def test_process_on_a_missing_unit_is_refused(unit: int) -> None:
     def steps(heirs: bool = False) -> Steps:
         out = yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), heads=1)
         subs = yield Fork((Forward("target", (5,), 2, LayerSpan(0, LAYERS)),), (unit,))
@@ -559,14 +559,14 @@ def test_a_process_is_on_a_unit_that_there_is(unit: int) -> None:
     run = Streams(Lanes(decoder_of("llama"), 2, Device()))
     if unit == 1:
         assert len(run.run(steps(), 1).tokens) == 1
-        with pytest.raises(ParameterError, match="over streams starts no sub-process with the cache of an ended one"):
+        with pytest.raises(ParameterError, match="over streams has no sub-processes with the cache of an ended one"):
             Streams(Lanes(decoder_of("llama"), 2, Device())).run(steps(heirs=True), 1)
         return
     with pytest.raises(ParameterError, match=f"units must be at least {unit + 1}, as .* on unit {unit}, got 2 streams; make more"):
         run.run(steps(), 1)
 
 
-def test_what_a_run_is_given_is_that_of_one_stream() -> None:
+def test_options_of_a_run_work_as_on_one_stream() -> None:
     sampling, luck, log, times = Sampling(0.5), Luck(3, 4), list[Any](), RunTimes()
     run = Streams(Lanes(decoder_of("llama"), 1, Device()), sampling=sampling, luck=luck, log=log, times=times)
     assert (run.sampling, run.luck, run.log, run.times, run.answers, run.recording) == (sampling, luck, log, times, None, False)

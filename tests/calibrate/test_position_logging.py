@@ -1,4 +1,4 @@
-"""Decision logs: they say what models say, and the simulator that replays them does what the real run did."""
+"""Position logs: they hold the predictions of models, and the simulator that replays them reproduces real runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PROMPTS = {number: [int(token) for token in np.random.default_rng(number).intege
 
 
 def kin(seed: int = 0) -> dict[str, Any]:
-    """A target, and a draft that is the target's own first layers: right now and then."""
+    """A target, and a draft model of the target's first layers, some of whose drafts are accepted."""
     from calibrate.decoders.transformers_adapter import decoder_of
 
     decoders = real_models.decoders("llama", "draft", seed=seed)
@@ -56,21 +56,21 @@ def kin(seed: int = 0) -> dict[str, Any]:
 
 
 def made(seed: int = 0, **more: Any) -> PositionLog:
-    """A log of six short texts."""
+    """A log of six short sequences."""
     decoders = kin(seed)
     table = logging.logged(decoders["target"], PROMPTS, TOKENS, draft=decoders["draft"], **more)
     sampling = more.get("sampling")
     return PositionLog(table, SAID | {"sampling": None if sampling is None else vars(sampling)})
 
 
-def test_texts_are_the_targets_own() -> None:
+def test_sequences_are_those_of_the_target() -> None:
     log = made()
-    for number, text in enumerate(log.by_text(log.table["token"].to_numpy())):
-        assert text.tolist() == real_models.oracle(real_models.model("llama", LAYERS), PROMPTS[number], TOKENS)
+    for number, tokens in enumerate(log.by_text(log.table["token"].to_numpy())):
+        assert tokens.tolist() == real_models.oracle(real_models.model("llama", LAYERS), PROMPTS[number], TOKENS)
 
 
 def raw_last(full: Any, before: Any) -> Any:
-    """States after the last layer, before the final norm that the library applies to what it returns."""
+    """States after the last layer, before the final norm that the library applies to its output."""
     import torch
 
     kept: list[Any] = []
@@ -85,8 +85,8 @@ def raw_last(full: Any, before: Any) -> Any:
     return (made[0] if isinstance(made, tuple) else made)[0]
 
 
-def test_every_column_is_what_the_library_says_of_the_whole_text() -> None:
-    """Ranks, confidences and chances from one pass of the library's own model over prompt and text, without our rows."""
+def test_every_column_equals_the_library_on_the_whole_sequence() -> None:
+    """Ranks, confidences and probabilities from one pass of the library's model over prompt and output, with its own cache."""
     import torch
 
     decoders, log = kin(), made()
@@ -98,12 +98,12 @@ def test_every_column_is_what_the_library_says_of_the_whole_text() -> None:
             passed = full(ids, output_hidden_states=True)
             raw = passed.hidden_states
             q = torch.softmax(small(ids).logits[0, -TOKENS:], -1)
-            behind = [states[0, -TOKENS:] for states in passed.hidden_states[1:]]
-            said = [full.lm_head(states if states is behind[-1] else full.model.norm(states)) for states in behind]
+            after_each = [states[0, -TOKENS:] for states in passed.hidden_states[1:]]
+            said = [full.lm_head(states if states is after_each[-1] else full.model.norm(states)) for states in after_each]
         p = torch.softmax(passed.logits[0, -TOKENS:], -1)
         for layer, logits in enumerate(said, start=1):
-            own = logits.gather(1, torch.tensor(tokens)[:, None])
-            ranks = (logits > own).sum(-1) + 1
+            logit = logits.gather(1, torch.tensor(tokens)[:, None])
+            ranks = (logits > logit).sum(-1) + 1
             assert rows["rank_common"].to_numpy()[:, layer - 1].tolist() == ranks.tolist()
             assert rows["confidence"].to_numpy()[:, layer - 1] == pytest.approx(logits.softmax(-1).amax(-1).numpy(), rel=1e-5)
             before = passed.hidden_states[layer - 1][0, -TOKENS:]
@@ -113,25 +113,25 @@ def test_every_column_is_what_the_library_says_of_the_whole_text() -> None:
         best = q.argmax(-1)
         assert rows["draft_token"].to_list() == best.tolist()
         assert rows["overlap"].to_numpy() == pytest.approx(torch.minimum(p, q).sum(-1).numpy(), rel=1e-5)
-        places = torch.arange(TOKENS)
-        assert rows["q_token"].to_numpy() == pytest.approx(q[places, torch.tensor(tokens)].numpy(), rel=1e-5)
-        assert rows["p_draft"].to_numpy() == pytest.approx(p[places, best].numpy(), rel=1e-5)
-        assert rows["p_token"].to_numpy() == pytest.approx(p[places, torch.tensor(tokens)].numpy(), rel=1e-5)
-        assert rows["q_draft"].to_numpy() == pytest.approx(q[places, best].numpy(), rel=1e-5)
+        index = torch.arange(TOKENS)
+        assert rows["q_token"].to_numpy() == pytest.approx(q[index, torch.tensor(tokens)].numpy(), rel=1e-5)
+        assert rows["p_draft"].to_numpy() == pytest.approx(p[index, best].numpy(), rel=1e-5)
+        assert rows["p_token"].to_numpy() == pytest.approx(p[index, torch.tensor(tokens)].numpy(), rel=1e-5)
+        assert rows["q_draft"].to_numpy() == pytest.approx(q[index, best].numpy(), rel=1e-5)
         assert rows["draft_confidence"].to_numpy() == pytest.approx(q.amax(-1).numpy(), rel=1e-5)
-        assert rows["distance"].to_numpy() == pytest.approx(-p[places, best].log().numpy(), rel=1e-5)
+        assert rows["distance"].to_numpy() == pytest.approx(-p[index, best].log().numpy(), rel=1e-5)
 
 
 def test_accepted_lengths_are_those_of_drafts_that_start_there() -> None:
-    """A speculative run whose prompt is the text up to a position accepts as many tokens in its first round."""
+    """A speculative run after the sequence up to a position accepts this number of tokens in its first round."""
     decoders, log = kin(), made()
     for number, lengths in enumerate(log.column("accepted")):
-        text = PROMPTS[number] + log.by_text(log.table["token"].to_numpy())[number].tolist()
-        for place in range(0, TOKENS - 1, 3):
-            room = TOKENS - place
-            steps = speculative.decode(speculative.Parameters(LAYERS, room - 1, draft_layers=2), text[: 5 + place], room)
+        tokens = PROMPTS[number] + log.by_text(log.table["token"].to_numpy())[number].tolist()
+        for position in range(0, TOKENS - 1, 3):
+            room = TOKENS - position
+            steps = speculative.decode(speculative.Parameters(LAYERS, room - 1, draft_layers=2), tokens[: 5 + position], room)
             first = Real(decoders).run(steps, room).committed[0]
-            assert len(first.tokens) - 1 == min(lengths[place], room - 1)
+            assert len(first.tokens) - 1 == min(lengths[position], room - 1)
 
 
 def test_groups_and_order_do_not_matter() -> None:
@@ -144,25 +144,25 @@ def test_groups_and_order_do_not_matter() -> None:
             assert alone[name].to_list() == same[name].to_list()
 
 
-# --- replay = run ---
+# --- the replay reproduces the run ---
 
 
 def replayed(
     log: PositionLog, number: int, module: Any, parameters: Any, layer: int | None = None, k: int = 1, form: str = "literal"
 ) -> tuple[Any, Any]:
-    """The real run behind a prompt, and the simulator on what the log says of it."""
+    """The real run of a prompt, and the simulation with the outcomes of the log."""
     prompt = PROMPTS[number]
     real = Real(kin()).run(module.decode(parameters, prompt, TOKENS), TOKENS)
     matches = [] if layer is None else log.matches(layer, k, form=form)[number].tolist()
     survivors = log.column("accepted")[number].tolist()
     world = World(len(prompt), LAYERS, matches, {"draft": DraftOutcomes("target", survivors)})
-    # In a world a token is its position; its prompt is as long as the real one.
+    # In the simulation a token is its position; the prompt has the same length.
     steps = module.decode(parameters, [*range(len(prompt))], TOKENS)
     return real, simulate(steps, TOKENS, Cluster(parameters.units), UnitCost(LAYERS, cost_ratio=0.1), world)
 
 
 def agree(real: Any, run: Any) -> None:
-    """The same commits, of as many tokens, and the same passes."""
+    """Assert the same commits with equal numbers of tokens, and the same passes."""
     assert [(step.kind, len(step.tokens)) for step in real.committed] == [(kind, count) for _, kind, count in run.commits]
     assert real.rounds == run.rounds
     assert real.account.passes_by_kind == run.account.passes_by_kind
@@ -170,7 +170,7 @@ def agree(real: Any, run: Any) -> None:
 
 @given(number=st.sampled_from([*PROMPTS]), form=st.sampled_from(ppd.FORMS), k=st.integers(1, 3), data=st.data())
 @settings(max_examples=examples(16, 250), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_ppd_replayed_is_ppd_run(number: int, form: str, k: int, data: Any) -> None:
+def test_replay_reproduces_ppd(number: int, form: str, k: int, data: Any) -> None:
     least = {"literal": 3, "eager": 3, "nested": 1 if k < 3 else 2, "flat": 1}[form]
     layer = data.draw(st.integers(least, LAYERS - 1))
     batched = form != "nested" and data.draw(st.booleans())
@@ -179,40 +179,40 @@ def test_ppd_replayed_is_ppd_run(number: int, form: str, k: int, data: Any) -> N
 
 @given(number=st.sampled_from([*PROMPTS]), gamma=st.integers(0, 8))
 @settings(max_examples=examples(16, 250), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_speculation_replayed_is_speculation_run(number: int, gamma: int) -> None:
+def test_replay_reproduces_speculative_decoding(number: int, gamma: int) -> None:
     agree(*replayed(made(), number, speculative, speculative.Parameters(LAYERS, gamma, draft_layers=2)))
 
 
 @pytest.mark.parametrize("policy", ["heuristic", "gradient", "optimum"])
 @pytest.mark.parametrize("number", PROMPTS)
-def test_adaptive_drafts_replayed_are_those_run(policy: str, number: int) -> None:
+def test_replay_reproduces_adaptive_drafting(policy: str, number: int) -> None:
     more = {} if policy == "heuristic" else {"believed_cost_ratio": 0.1}
     agree(*replayed(made(), number, adaptive, adaptive.Parameters(LAYERS, policy, max_draft_length=6, draft_layers=2, **more)))
 
 
-def test_plain_decoding_replayed_is_that_run() -> None:
+def test_replay_reproduces_plain_decoding() -> None:
     agree(*replayed(made(), 0, autoregressive, autoregressive.Parameters(LAYERS)))
 
 
 def test_some_drafts_and_candidates_are_right_and_some_are_not() -> None:
-    """Or the tests above would compare nothing."""
+    """Otherwise the tests above would compare nothing."""
     log = made()
     assert 0.05 < np.concatenate(log.agreements()).mean() < 0.95
     assert 0.05 < np.concatenate(log.matches(3, 1)).mean() < 0.98
 
 
-# --- drawn texts ---
+# --- sampled sequences ---
 
 
-def test_drawn_texts_are_accepted_as_often_as_the_log_says() -> None:
-    """Accepted over tested of sampled runs against the mean of sum min(p, q) along drawn texts: within 3.3 standard errors, which a
-    right program passes 999 times in 1000."""
+def test_sampled_drafts_are_accepted_at_the_rate_of_the_log() -> None:
+    """Accepted / tested of sampled runs equals the mean of sum min(p, q) within 3.3 standard errors, which a correct program passes
+    999 times in 1000."""
     sampling = Sampling(top_k=6)
     decoders = kin()
     prompts = dict.fromkeys(range(12), PROMPTS[0])
     table = logging.logged(decoders["target"], prompts, 4, draft=decoders["draft"], sampling=sampling, seed=3)
     first = table.filter(pl.col("position") == 0)["overlap"].to_numpy()
-    assert np.ptp(first) < 1e-6  # the same prompt, the same laws
+    assert np.ptp(first) < 1e-6  # the same prompt has the same distributions
     accepted = [
         Real(decoders, sampling=sampling, luck=Luck(5, number))
         .run(speculative.decode(speculative.Parameters(LAYERS, 1, sampled=True, draft_layers=2), PROMPTS[0], 2), 2)
@@ -224,19 +224,19 @@ def test_drawn_texts_are_accepted_as_often_as_the_log_says() -> None:
     assert abs(rate - beta) < 3.3 * np.sqrt(beta * (1 - beta) / 400)
 
 
-def test_drawn_texts_are_those_of_the_plain_decoder_by_the_same_luck() -> None:
+def test_sampled_sequences_equal_plain_decoding_with_the_same_draws() -> None:
     sampling = Sampling(temperature=0.8, top_k=9)
-    texts = made(sampling=sampling).table.partition_by("prompt", maintain_order=True)
-    for number, text in enumerate(texts):
+    sequences = made(sampling=sampling).table.partition_by("prompt", maintain_order=True)
+    for number, rows in enumerate(sequences):
         real = Real(kin(), sampling=sampling, luck=Luck(0, number))
         steps = autoregressive.decode(autoregressive.Parameters(LAYERS, sampled=True), PROMPTS[number], TOKENS)
-        assert real.run(steps, TOKENS).tokens == text["token"].to_list()
+        assert real.run(steps, TOKENS).tokens == rows["token"].to_list()
 
 
-def test_the_chance_given_the_token_has_the_mean_of_the_overlap() -> None:
+def test_acceptance_given_the_token_has_the_mean_of_the_overlap() -> None:
     log = made(sampling=Sampling(), seed=1)
     chances, overlap = np.concatenate(log.chances()), np.concatenate(log.column("overlap"))
-    difference = chances - overlap  # of mean zero at each position, given what was before it
+    difference = chances - overlap  # of mean zero at each position, given the tokens before it
     assert abs(difference.mean()) < 3.3 * difference.std(ddof=1) / np.sqrt(difference.size)
 
 
@@ -251,7 +251,7 @@ def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert again.said == log.said
 
 
-def test_a_log_that_was_cut_off_or_is_no_log_is_refused(tmp_path: Path) -> None:
+def test_truncated_and_other_files_are_refused(tmp_path: Path) -> None:
     path = position_log.save(made(), tmp_path / "log.json")
     said, table = path.read_text(), path.with_suffix(".parquet").read_bytes()
 
@@ -301,13 +301,13 @@ def _by_layer(value: int, layers: int = LAYERS) -> pl.Series:
         ("prompt", pl.col("prompt").reverse(), "rows must be ordered by prompt"),
     ],
 )
-def test_what_no_model_can_have_said_is_refused(column: str, value: Any, message: str) -> None:
+def test_impossible_columns_are_refused(column: str, value: Any, message: str) -> None:
     log = made()
     with pytest.raises(ParameterError, match=message):
         PositionLog(log.table.with_columns(value.alias(column)), log.said)
 
 
-def test_a_log_says_what_its_columns_are_of() -> None:
+def test_header_must_agree_with_the_columns() -> None:
     log = made()
     with pytest.raises(ParameterError, match="must name its draft, got none"):
         PositionLog(log.table, {**log.said, "draft": None})
@@ -315,7 +315,7 @@ def test_a_log_says_what_its_columns_are_of() -> None:
         PositionLog(log.table, {**log.said, "target": {"name": "target", "layers": LAYERS + 1}})
 
 
-def test_a_broken_off_log_goes_on_and_ends_as_a_whole_one(tmp_path: Path) -> None:
+def test_a_resumed_log_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     decoders, prompts = kin(), [*PROMPTS.values()]
     said = SAID
     whole, _ = logging.make(tmp_path / "whole.json", said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2)
@@ -328,7 +328,7 @@ def test_a_broken_off_log_goes_on_and_ends_as_a_whole_one(tmp_path: Path) -> Non
     with pytest.raises(KeyboardInterrupt):
         logging.make(out, said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2, report=stop)
     assert not out.exists()
-    with pytest.raises(ParameterError, match="broken off; go on with --resume"):
+    with pytest.raises(ParameterError, match="interrupted log; resume with --resume"):
         logging.make(out, said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2)
     with pytest.raises(ParameterError, match="parts of another log: seed differs"):
         logging.make(out, said | {"seed": 1}, decoders["target"], prompts, TOKENS, group=2, resume=True)
@@ -352,9 +352,9 @@ def test_a_broken_off_log_goes_on_and_ends_as_a_whole_one(tmp_path: Path) -> Non
     assert not out.with_suffix(".parts").exists()
 
 
-def test_what_cannot_end_well_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_logs_are_refused_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoders, prompts = kin(), [*PROMPTS.values()]
-    monkeypatch.setattr(logging, "logged", lambda *_, **__: pytest.fail("texts were decoded"))
+    monkeypatch.setattr(logging, "logged", lambda *_, **__: pytest.fail("prompts were decoded"))
 
     def refused(match: str, out: Path, tokens: int = TOKENS, **more: Any) -> None:
         with pytest.raises(ParameterError, match=match):
@@ -364,17 +364,17 @@ def test_what_cannot_end_well_is_refused_before_anything_is_written(tmp_path: Pa
     short = kin()["draft"]
     short.longest = 9
     refused(r"must fit the 9 positions of model draft \(draft\), got 5 and 12 tokens", tmp_path / "log.json", draft=short)
-    (tmp_path / "log.parquet").write_text("somebody's")
+    (tmp_path / "log.parquet").write_text("another file")
     refused("out must be a new file, and log.parquet is there", tmp_path / "log.json")
     refused("log.parquet is no folder; choose another place with -o", tmp_path / "log.parquet" / "a" / "log.json")
     monkeypatch.setattr("os.access", lambda *_: False)
     refused("cannot be written to; choose another place with -o", tmp_path / "more" / "log.json")
     assert [path.name for path in tmp_path.iterdir()] == ["log.parquet"]
-    assert (tmp_path / "log.parquet").read_text() == "somebody's"
+    assert (tmp_path / "log.parquet").read_text() == "another file"
 
 
-def test_match_rates_are_of_the_heads_that_each_layer_has() -> None:
-    """Trained heads at layers 2 and 3 alone, whose ranks are better by one: a row for each head that is there, and no other."""
+def test_match_rates_have_a_row_for_each_head_of_a_layer() -> None:
+    """Only layers 2 and 3 have trained heads, whose ranks are better by one."""
     log = made()
     common = log.table["rank_common"].to_numpy()
     ranks = np.maximum(common - 1, 1) * np.isin(np.arange(1, LAYERS + 1), (2, 3))
@@ -390,7 +390,7 @@ def test_match_rates_are_of_the_heads_that_each_layer_has() -> None:
     assert "trained head" in by_position.title
 
 
-def test_tables_of_rates_count_what_the_log_holds() -> None:
+def test_rate_tables_count_the_rows_of_the_log() -> None:
     log = made()
     found = {table.title: table for table in rate_tables.tables(log, [1, 2], [1, 3], 0.1)}
     matches = next(table for title, table in found.items() if title.startswith("Match rates (measured)"))
@@ -402,8 +402,8 @@ def test_tables_of_rates_count_what_the_log_holds() -> None:
     assert all("\n".join(table.lines()) and json.dumps(table.document()) for table in found.values())
 
 
-def test_tables_by_position_and_of_dependence_are_plain_counts() -> None:
-    """Cell by cell from the columns of a log; ranges hold every position once, and places are of the longest drafts."""
+def test_tables_by_position_and_of_independence_are_plain_counts() -> None:
+    """Cell by cell from the columns of a log. Ranges cover every position once; positions in a draft are those of the longest."""
     log = made()
     found = [*rate_tables.tables(log, [2], [2, 3], 0.1)]
 
@@ -414,7 +414,7 @@ def test_tables_by_position_and_of_dependence_are_plain_counts() -> None:
     matched = table("Match rates at k=2 by output position")
     ranges = [tuple(map(int, name.split("-"))) for name in matched.columns[1:]]
     assert len(ranges) == min(rate_tables.BINS, TOKENS)
-    assert [place for low, high in ranges for place in range(low, high + 1)] == [*range(1, TOKENS + 1)]
+    assert [each for low, high in ranges for each in range(low, high + 1)] == [*range(1, TOKENS + 1)]
     for layer, *cells in matched.rows:
         inside = [(position + 1 >= low) & (position + 1 <= high) for low, high in ranges]
         assert cells == pytest.approx([(common[each, layer - 1] <= 2).mean() for each in inside])
@@ -430,36 +430,36 @@ def test_tables_by_position_and_of_dependence_are_plain_counts() -> None:
     assert rows["mean_acceptance_length"][1:3] == (3, pytest.approx(played.accepted.mean() + 1))
     assert rows["mean_acceptance_length"][5] == played.accepted.size
     assert rows["tested"][6] <= rows["tested"][2] <= rows["tested"][7]
-    assert [row[0] for row in table("Acceptance by place").rows] == [1, 2, 3]
+    assert [row[0] for row in table("Acceptance by position in a draft").rows] == [1, 2, 3]
     assert sum(row[4] for row in table("Acceptance by output position").rows) == rows["tested"][5]
     at = [tuple(map(int, row[0].split("-"))) for row in table("Acceptance by output position").rows]
-    assert [place for low, high in at for place in range(low, high + 1)] == [*range(1, TOKENS + 1)]
+    assert [each for low, high in at for each in range(low, high + 1)] == [*range(1, TOKENS + 1)]
 
 
 TITLES = {
-    "Match rates (measured): the target's token is among k early candidates":
+    "Match rates (measured): the target's token is among the k early candidates":
         ("layer", "head", "k", "match_rate", "low", "high", "trials"),
     "Match rates at k=1 by output position (measured; common head)": ("layer", "1-3", "4-6", "7-9", "10-12"),
     "Are matches independent? (measured; common head)":
         ("layer", "k", "match_rate", "lag_1", "p_value", "runs_z", "p_value_", "spread"),
-    "Acceptance (measured; draft, 6 texts): alpha is accepted over tested; text_low and text_high know that texts differ":
+    "Acceptance (measured; draft, 6 sequences): alpha is accepted / tested; text_low and text_high: interval over sequences":
         ("accepted over", "gamma", "rate", "low", "high", "trials", "text_low", "text_high"),
-    "Tokens a round (measured), the target's own counted: every round weighs alike, or every sequence does":
+    "Tokens per round (measured, with the target's token): mean over rounds, and mean over sequences":
         ("gamma", "over_rounds", "low", "high", "over_sequences", "sequences_low", "sequences_high", "rounds",
          "half_of_rounds_from"),
-    "Acceptance by place in a draft of 3 (measured)": ("place", "rate", "low", "high", "trials"),
+    "Acceptance by position in a draft of 3 (measured)": ("place", "rate", "low", "high", "trials"),
     "Acceptance by output position, drafts of 3 (measured)": ("positions", "rate", "low", "high", "trials"),
-    "Are acceptances independent coins?": ("test", "gamma", "statistic", "p_value"),
-    "Error of independence: a prediction from the alpha of positions alone, at cost_ratio=0.2 (assumed)":
+    "Are acceptances independent (measured)?": ("test", "gamma", "statistic", "p_value"),
+    "Error of the i.i.d. prediction from alpha over positions, at cost_ratio=0.2 (assumed)":
         ("gamma", "alpha", "tokens predicted", "tokens seen", "error", "low", "high", "speed-up predicted", "speed-up seen"),
 }  # fmt: skip
 
 
-def test_every_table_of_a_log_has_its_title_its_columns_and_numbers_from_the_records(
+def test_all_tables_of_a_log_cell_by_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cell by cell, from the columns of the log by `model.methods.speculative.rates_from_logs` alone; of a public log the same but
-    for matches."""
+    """Title, columns and numbers, computed with `model.methods.speculative.rates_from_logs` only; a public log has the same tables
+    without matches."""
     monkeypatch.setattr(rate_tables, "DRAWS", 10)
     log = made()
     path = position_log.save(log, tmp_path / "log.json")
@@ -471,9 +471,9 @@ def test_every_table_of_a_log_has_its_title_its_columns_and_numbers_from_the_rec
     (tmp_path / "public.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     public = {table.title: table for table in rate_tables.of(str(tmp_path / "public.jsonl"), [1], [2, 3], 0.2, "mine")}
     none, *others = [*public]
-    assert none == "Answers whose lengths belong to another text: none of 6"
+    assert none == "Requests with lengths of another output: none of 6"
     assert (public[none].rows, public[none].notes) == ((), ())
-    assert [title.replace("mine, 6 requests", "draft, 6 texts") for title in others] == [*TITLES][3:]
+    assert [title.replace("mine, 6 requests", "draft, 6 sequences") for title in others] == [*TITLES][3:]
     assert [public[title].rows == ours[own].rows for title, own in zip(others, [*TITLES][3:], strict=True)].count(False) <= 1
 
     def rate(hits: float, trials: float) -> tuple[Any, ...]:
@@ -485,8 +485,8 @@ def test_every_table_of_a_log_has_its_title_its_columns_and_numbers_from_the_rec
     size = len(common)
     assert tables[0].rows == tuple((layer, "N", 1, *rate((common[:, layer - 1] <= 1).sum(), size)) for layer in range(1, LAYERS))
     for layer, k, found, lag, p, z, p_z, _ in tables[2].rows:
-        coins = log.matches(layer, k, "common")
-        runs, correlation = rates_from_logs.runs_test(coins), rates_from_logs.lag_correlation(coins)
+        matched = log.matches(layer, k, "common")
+        runs, correlation = rates_from_logs.runs_test(matched), rates_from_logs.lag_correlation(matched)
         assert found == pytest.approx((common[:, layer - 1] <= k).mean())
         assert (lag, p, z, p_z) == pytest.approx((correlation.correlation, correlation.p_value, runs.z, runs.p_value), nan_ok=True)
     played = {gamma: rates_from_logs.play(lengths, gamma) for gamma in (2, 3)}
@@ -514,8 +514,8 @@ def test_every_table_of_a_log_has_its_title_its_columns_and_numbers_from_the_rec
             for name, *each, count in zip(first, by.rate, by.low, by.high, by.trials, strict=True)
         ]
         assert [*table.rows] == expected
-    coins = rates_from_logs.coins(lengths)
-    correlation, runs = rates_from_logs.lag_correlation(coins), rates_from_logs.runs_test(coins)
+    accepted = rates_from_logs.coins(lengths)
+    correlation, runs = rates_from_logs.lag_correlation(accepted), rates_from_logs.runs_test(accepted)
     tests = [rates_from_logs.geometric_test(played[gamma]) for gamma in (2, 3)]
     assert tables[7].rows == (
         ("correlation of neighbours", "-", correlation.correlation, correlation.p_value),
@@ -526,8 +526,8 @@ def test_every_table_of_a_log_has_its_title_its_columns_and_numbers_from_the_rec
     assert [*tables[8].rows] == [tuple(each) for each in again]
 
 
-def test_a_table_is_printed_under_its_columns() -> None:
-    """Numbers by four digits, large ones by two; nothing where there is none, in print a dash and for machines null."""
+def test_a_table_is_printed_with_aligned_columns() -> None:
+    """Numbers have four decimals, large ones two; values that are not finite are a dash, and null in JSON."""
     rows = (("a", 0.12345, 7), ("long", -12.345, 123), ("b", float("nan"), 1), ("c", 10.0, 2), ("d", -9.99999, 3))
     table = rate_tables.RateTable("A title", ("name", "value", "n"), rows, ("A note.",))
     assert [*table.lines()] == [
@@ -541,9 +541,9 @@ def test_a_table_is_printed_under_its_columns() -> None:
     assert ([*empty.lines()], empty.document()) == (["None"], {"title": "None", "rows": []})
 
 
-def test_acceptance_of_drawn_drafts_is_the_mean_of_two_columns() -> None:
+def test_acceptance_of_sampled_drafts_is_the_mean_of_two_columns() -> None:
     log = made(sampling=Sampling(temperature=2.0))
-    (drawn,) = (each for each in rate_tables.tables(log, [1], [1], 0.1) if each.title.startswith("Acceptance of drawn"))
+    (drawn,) = (each for each in rate_tables.tables(log, [1], [1], 0.1) if each.title.startswith("Acceptance of sampled"))
     for (_, rate, error, count), column in zip(drawn.rows, (log.column("overlap"), log.chances()), strict=True):
         values = np.concatenate(column)
         assert (rate, count) == (pytest.approx(values.mean()), values.size)
@@ -551,7 +551,7 @@ def test_acceptance_of_drawn_drafts_is_the_mean_of_two_columns() -> None:
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_rates_are_drawn_of_logs_of_ours_and_of_public_ones(tmp_path: Path) -> None:
+def test_figures_of_position_logs_and_public_logs(tmp_path: Path) -> None:
     position_log.save(made(), tmp_path / "log.json")
     done = CliRunner().invoke(app, ["rates", str(tmp_path / "log.json"), "--lengths", "2,4", "--figures", str(tmp_path / "ours")])
     assert (done.exit_code, done.stderr) == (0, "")
@@ -568,8 +568,8 @@ def test_rates_are_drawn_of_logs_of_ours_and_of_public_ones(tmp_path: Path) -> N
     assert {path.stem for path in (tmp_path / "theirs").iterdir()} == {"acceptance_by_position", "accepted_lengths"}
 
 
-def test_rates_name_answers_of_other_texts_and_say_whose_rounds_they_are(tmp_path: Path) -> None:
-    """Seven answers of ten, one of them long: two of other texts than are beside them, and most rounds of the long one."""
+def test_rates_list_requests_of_other_outputs_and_long_ones(tmp_path: Path) -> None:
+    """Of ten requests, two have lengths of another output, and one long request has most of the rounds."""
     lengths = [[2, 1, 3, 2, 1, 1]] * 9 + [[1] * 80]
     rows = [
         {"id": f"q{number}", "prompt_token_ids": [1], "generated_token_ids": [3] * (len(each) + (number in (2, 5))),
@@ -582,9 +582,9 @@ def test_rates_name_answers_of_other_texts_and_say_whose_rounds_they_are(tmp_pat
     assert (done.exit_code, done.stderr) == (0, "")
     other, means, error = (
         next(table for table in json.loads(done.stdout) if table["title"].startswith(title))
-        for title in ("Answers whose lengths", "Tokens a round", "Error of independence")
+        for title in ("Requests with lengths", "Tokens per round", "Error of the i.i.d.")
     )
-    assert other["title"] == "Answers whose lengths belong to another text: 2 of 10 (20%)"
+    assert other["title"] == "Requests with lengths of another output: 2 of 10 (20%)"
     assert other["rows"] == [{"id": "q2", "lengths": 6, "output_tokens": 7}, {"id": "q5", "lengths": 6, "output_tokens": 7}]
     row = means["rows"][1]
     assert (row["gamma"], row["rounds"], row["half_of_rounds_from"]) == (3, 9 * 3 + 80, 1)
@@ -592,16 +592,16 @@ def test_rates_name_answers_of_other_texts_and_say_whose_rounds_they_are(tmp_pat
     assert row["over_sequences"] == pytest.approx((9 * 2 + 1) / 10)
     assert row["low"] < row["over_rounds"] < row["high"]
     assert means["notes"] == [
-        "gamma=1: half of the rounds come from 1 of 10 sequences: few weigh most, and the mean over rounds is theirs"
+        "gamma=1: half of the rounds belong to 1 of 10 sequences: a few long ones dominate the mean over rounds"
     ]
     found = rates_from_logs.dependence(lengths, (1, 3), 0.0, 1, np.random.default_rng(0))
     assert [row["error"] for row in error["rows"]] == [row.error for row in found]
-    text = CliRunner().invoke(app, arguments).stdout
-    assert "q2" in text
-    assert means["notes"][0] in text
+    printed = CliRunner().invoke(app, arguments).stdout
+    assert "q2" in printed
+    assert means["notes"][0] in printed
 
 
-def test_speed_ups_go_by_the_cost_ratio_that_is_said(tmp_path: Path) -> None:
+def test_predicted_speed_ups_use_the_cost_ratio(tmp_path: Path) -> None:
     rows = [{"id": str(number), "prompt_token_ids": [1], "generated_token_ids": [3] * 6, "acc_mine": {"acc_len": each}}
             for number, each in enumerate(([2, 1, 3, 2, 1, 1], [1, 4, 3, 2, 1, 1]))]  # fmt: skip
     (tmp_path / "public.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -610,14 +610,14 @@ def test_speed_ups_go_by_the_cost_ratio_that_is_said(tmp_path: Path) -> None:
     for more, ratio in (([], 0.1), (["--cost-ratio", "0.4"], 0.4)):
         done = CliRunner().invoke(app, [*arguments, *more])
         assert (done.exit_code, done.stderr) == (0, "")
-        (error,) = (table for table in json.loads(done.stdout) if table["title"].startswith("Error of independence"))
+        (error,) = (table for table in json.loads(done.stdout) if table["title"].startswith("Error of the i.i.d."))
         assert error["title"].endswith(f"at cost_ratio={ratio:g} (assumed)")
         (expected,) = rates_from_logs.dependence(lengths, [3], ratio, 400, np.random.default_rng(0))
         (row,) = error["rows"]
         assert [*row.values()] == pytest.approx([*expected])
 
 
-def test_candidates_and_lengths_are_those_asked_for(tmp_path: Path) -> None:
+def test_candidates_and_lengths_are_those_of_the_options(tmp_path: Path) -> None:
     position_log.save(made(), tmp_path / "log.json")
     done = CliRunner().invoke(app, ["rates", str(tmp_path / "log.json"), "--candidates", "2,4", "--lengths", "6", "--json"])
     assert (done.exit_code, done.stderr) == (0, "")
@@ -626,8 +626,8 @@ def test_candidates_and_lengths_are_those_asked_for(tmp_path: Path) -> None:
     assert {row["gamma"] for row in rows if "gamma" in row} - {"-"} == {6}
 
 
-def test_what_the_last_layer_says_is_what_was_written(tmp_path: Path) -> None:
-    """Of drawn texts too, whose tokens the last layer does not always find the likeliest."""
+def test_the_last_layer_always_agrees_with_the_output(tmp_path: Path) -> None:
+    """Also for sampled tokens, which are not always the likeliest of the last layer."""
     log = made(sampling=Sampling(temperature=3.0))
     position_log.save(log, tmp_path / "log.json")
     drawn = log.table["rank_common"].to_numpy() == 1
@@ -637,7 +637,7 @@ def test_what_the_last_layer_says_is_what_was_written(tmp_path: Path) -> None:
     assert (agrees[:, :-1] == drawn[:, :-1]).all()
 
 
-def test_a_long_list_of_answers_is_cut_in_print_alone() -> None:
+def test_long_lists_are_cut_only_when_printed() -> None:
     rows = tuple((f"q{number}", 1, 2) for number in range(8))
     table = rate_tables.RateTable("Answers", ("id", "lengths", "output_tokens"), rows, most=5)
     assert [*table.lines()][-1] == "... and 3 more (--json lists all)"
@@ -651,14 +651,14 @@ def test_a_long_list_of_answers_is_cut_in_print_alone() -> None:
     ("arguments", "said"),
     [
         (["log", "--target", "nowhere", "-o", "x.json"], "model must be a directory"),
-        (["log", "--target", "target", "-o", "x.json", "--temperature", "2"], "temperature is of drawn texts"),
-        (["log", "--target", "target", "-o", "x.json", "--template", "squad"], "--template is used with --prompts alone"),
+        (["log", "--target", "target", "-o", "x.json", "--temperature", "2"], "temperature is used only with --sample"),
+        (["log", "--target", "target", "-o", "x.json", "--template", "squad"], "--template is used only with --prompts"),
         (["rates", "nowhere.json"], "there is no such file"),
         (["rates", "famly"], "unknown log"),
         (["rates", "nowhere.json", "--candidates", "0"], "candidates must be"),
     ],
 )
-def test_what_cannot_be_logged_is_one_line(
+def test_user_errors_of_log_and_rates_are_one_line(
     arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -697,7 +697,7 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_a_scenario_takes_a_log_as_it_is(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scenarios_use_a_position_log(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sim.commands.sim_app import app as sim
 
     monkeypatch.chdir(tmp_path)
@@ -718,10 +718,10 @@ def test_a_log_of_a_target_of_another_depth_is_refused(name: str, tmp_path: Path
     Path("s.toml").write_text(f"{SCENARIO}[[method]]\nlayers = {LAYERS + 1}\n{CHOICES[name]}")
     result = CliRunner().invoke(sim, ["run", "s.toml", "--no-figures", "--json"])
     assert result.exit_code == 2
-    assert f"method.layers must be {LAYERS}, as the target of the log has, got {LAYERS + 1}" in result.stderr
+    assert f"method.layers must be {LAYERS}, as in the log's target, got {LAYERS + 1}" in result.stderr
 
 
-def test_a_rate_of_a_scenario_is_that_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_of_a_scenario_are_those_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sim.scenarios import acceptance_outcomes, match_outcomes
 
     monkeypatch.chdir(tmp_path)
@@ -729,7 +729,7 @@ def test_a_rate_of_a_scenario_is_that_of_the_log(tmp_path: Path, monkeypatch: py
     position_log.save(log, "log.json")
     found = match_outcomes.RecordedMatches(log="log.json", head="common").outcome(ppd.Parameters(LAYERS, 3, 2), 8)
     assert found.rate == pytest.approx(np.stack(log.matches(3, 2))[:, :8].mean())
-    assert found.source == "measured: 6 of 6 texts of log.json"
+    assert found.source == "measured: 6 of 6 sequences of log.json"
     drafts = acceptance_outcomes.RecordedAcceptance(log="log.json").outcome(speculative.Parameters(LAYERS, 2), 8)
     assert drafts.rate == pytest.approx(np.stack(log.agreements())[:, :8].mean())
 
@@ -753,7 +753,7 @@ def test_lossy_drafts_need_a_log_of_a_draft(kind: str, tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("layers = 5", "layers = 6"), "method.layers must be 5, as the target of the log has, got 6"),
+        (("layers = 5", "layers = 6"), "method.layers must be 5, as in the log's target, got 6"),
         (('head = "common"', 'head = "trained"'), "layer 3 has no trained head"),
         ((', head = "common"', ""), "head is required with a log"),
         (("log.json", "lag.json"), "lag.json: there is no such file"),
@@ -777,8 +777,8 @@ def test_a_log_that_does_not_fit_is_refused(
     assert result.stderr.count("\n") == 1
 
 
-def test_the_greedy_token_ranks_first_where_others_tie_with_it() -> None:
-    """A head of zeros: all logits are equal, and of equals the first counts as the largest, as argmax has it."""
+def test_the_greedy_token_ranks_first_among_ties() -> None:
+    """A head of zeros gives equal logits, of which the first ranks first, as in argmax."""
     import copy
 
     from calibrate.decoders.transformers_adapter import decoder_of
@@ -789,8 +789,8 @@ def test_the_greedy_token_ranks_first_where_others_tie_with_it() -> None:
     assert ({*table["token"]}, {*table["rank_common"].to_numpy().flatten().tolist()}) == ({0}, {1})
 
 
-def test_a_drawn_token_ranks_behind_the_equals_before_it() -> None:
-    """All logits are equal: a token has as many before it as its number says, at every layer and in every piece of positions."""
+def test_a_sampled_token_ranks_after_ties_with_smaller_ids() -> None:
+    """All logits are equal, so the rank of a token is its id + 1, at every layer and in every piece of positions."""
     import copy
 
     from calibrate.decoders.transformers_adapter import decoder_of
@@ -806,7 +806,7 @@ def test_a_drawn_token_ranks_behind_the_equals_before_it() -> None:
     assert table["confidence"].to_numpy() == pytest.approx(np.full((tokens.size, LAYERS), 1 / VOCABULARY))
 
 
-def test_trained_heads_rank_at_their_layers_and_the_models_own_at_the_last() -> None:
+def test_trained_ranks_use_trained_heads_and_the_models_head_last() -> None:
     import torch
 
     target = kin()["target"]
@@ -818,78 +818,78 @@ def test_trained_heads_rank_at_their_layers_and_the_models_own_at_the_last() -> 
     for number, rows in enumerate(table.partition_by("prompt", maintain_order=True)):
         ids = torch.tensor([PROMPTS[number] + rows["token"].to_list()[:-1]])
         with torch.inference_mode():
-            behind = target.full(ids, output_hidden_states=True).hidden_states[2][0, -TOKENS:]
-            said = target.full.model.norm(behind) @ target.heads[2].T
-        own = said.gather(1, torch.tensor(rows["token"].to_list())[:, None])
-        assert rows["rank_trained"].to_numpy()[:, 1].tolist() == ((said > own).sum(-1) + 1).tolist()
+            states = target.full(ids, output_hidden_states=True).hidden_states[2][0, -TOKENS:]
+            logits = target.full.model.norm(states) @ target.heads[2].T
+        logit = logits.gather(1, torch.tensor(rows["token"].to_list())[:, None])
+        assert rows["rank_trained"].to_numpy()[:, 1].tolist() == ((logits > logit).sum(-1) + 1).tolist()
     assert (ranks[:, -1] == table["rank_common"].to_numpy()[:, -1]).all()
     assert not ranks[:, [0, 2, 3]].any()
     assert not logging.logged(kin()["target"], PROMPTS, TOKENS)["rank_trained"].to_numpy().any()
 
 
-def test_texts_are_written_until_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more pass than the longest text has tokens would be one too many; a text that ended is cut there."""
+def test_sequences_are_generated_until_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no pass beyond the longest sequence, and a sequence is cut after its end token."""
     target = kin()["target"]
-    texts = [real_models.oracle(target.full, prompt, TOKENS) for prompt in PROMPTS.values()]
-    ends = sorted({text[3] for text in texts})  # each has one of these at its fourth token, or before
-    lengths = [min(text.index(end) for end in ends if end in text) + 1 for text in texts]
+    outputs = [real_models.oracle(target.full, prompt, TOKENS) for prompt in PROMPTS.values()]
+    ends = sorted({output[3] for output in outputs})  # each output has one of these among its first four tokens
+    lengths = [min(output.index(end) for end in ends if end in output) + 1 for output in outputs]
     monkeypatch.setattr(target.full.generation_config, "eos_token_id", ends)
     run, passes = target.run, list[Any]()
     monkeypatch.setattr(target, "run", lambda *args, **more: passes.append(args) or run(*args, **more))
     draft = kin()["draft"]
     table = logging.logged(target, PROMPTS, TOKENS, draft=draft)
     assert [part.height for part in table.partition_by("prompt", maintain_order=True)] == lengths
-    assert len(passes) == 1 + max(lengths) <= 5  # one for the prompts but for their last tokens
+    assert len(passes) == 1 + max(lengths) <= 5  # the first reads the prompts without their last tokens
     assert [part["token"].to_list() for part in table.partition_by("prompt", maintain_order=True)] == [
-        text[:length] for text, length in zip(texts, lengths, strict=True)
+        output[:length] for output, length in zip(outputs, lengths, strict=True)
     ]
     assert [part["position"].to_list() for part in table.partition_by("prompt", maintain_order=True)] == [
         [*range(length)] for length in lengths
     ]
-    # The draft's tokens are those along each text, and survive up to its end.
+    # The draft predicts along each sequence, and its accepted lengths stop at the end.
     for number, part in enumerate(table.partition_by("prompt", maintain_order=True)):
-        before = [PROMPTS[number] + texts[number][:place] for place in range(part.height)]
-        says = [int(real_models.logits(draft.full, each).argmax()) for each in before]
-        assert part["draft_token"].to_list() == says
-        agrees = [one == other for one, other in zip(says, texts[number], strict=False)]
-        places = range(part.height)
-        runs = [next((size for size, yes in enumerate(agrees[place:]) if not yes), part.height - place) for place in places]
+        before = [PROMPTS[number] + outputs[number][:position] for position in range(part.height)]
+        predicted = [int(real_models.logits(draft.full, each).argmax()) for each in before]
+        assert part["draft_token"].to_list() == predicted
+        agrees = [token == other for token, other in zip(predicted, outputs[number], strict=False)]
+        positions = range(part.height)
+        runs = [next((size for size, yes in enumerate(agrees[at:]) if not yes), part.height - at) for at in positions]
         assert part["accepted"].to_list() == runs
 
 
-def test_models_of_other_vocabularies_and_prompts_that_are_none_are_refused(tmp_path: Path) -> None:
+def test_other_vocabularies_and_empty_prompts_are_refused(tmp_path: Path) -> None:
     decoders = kin()
     draft = decoders["draft"]
     draft.vocabulary = VOCABULARY + 1
-    with pytest.raises(ParameterError, match=f"one vocabulary, got target {VOCABULARY}, draft {VOCABULARY + 1} tokens; draft with"):
+    with pytest.raises(ParameterError, match=f"same vocabulary, got target {VOCABULARY}, draft {VOCABULARY + 1} tokens; use a"):
         logging.logged(decoders["target"], PROMPTS, TOKENS, draft=draft)
     for prompts in ([], [[1], []]):
-        with pytest.raises(ParameterError, match="prompts must be at least one, and each of at least one token"):
+        with pytest.raises(ParameterError, match="prompts must hold at least one prompt, and each at least one token"):
             logging.make(tmp_path / "log.json", SAID, decoders["target"], prompts, TOKENS)
-    with pytest.raises(ParameterError, match=r"out must end in \.json, beside which the table comes to lie, got log\.parquet"):
+    with pytest.raises(ParameterError, match=r"out must end in \.json \(the table goes to \.parquet\), got log\.parquet"):
         logging.make(tmp_path / "log.parquet", SAID, decoders["target"], [[1]], TOKENS)
     assert not [*tmp_path.iterdir()]
 
 
-def test_texts_of_one_length_are_written_together_and_told_as_they_are_done(tmp_path: Path) -> None:
+def test_prompts_of_one_length_form_batches_and_progress_is_reported(tmp_path: Path) -> None:
     prompts = [[1, 2], [3], [4, 5], [6, 7], [8]]
     assert logging.groups(prompts, 2) == [[0, 2], [3], [1, 4]]
     assert logging.groups([[1]] * 51) == [[*range(50)], [50]]
-    told: list[Any] = []
+    reported: list[Any] = []
     target = kin()["target"]
     log, spent = logging.make(tmp_path / "log.json", SAID | {"draft": None}, target, prompts, 2, group=2,
-                              report=lambda *said: told.append(said))  # fmt: skip
-    assert told == [(2, 5, ""), (3, 5, ""), (5, 5, "")]
-    assert log.table.select("prompt", "position").rows() == [(text, place) for text in range(5) for place in range(2)]
+                              report=lambda *said: reported.append(said))  # fmt: skip
+    assert reported == [(2, 5, ""), (3, 5, ""), (5, 5, "")]
+    assert log.table.select("prompt", "position").rows() == [(prompt, position) for prompt in range(5) for position in range(2)]
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["log.json", "log.parquet"]
     assert spent.writing > 0 < spent.heads
     assert (spent.trained_heads, spent.draft) == (0, 0)
 
 
-def test_the_end_token_in_a_prompt_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_token_in_the_prompt_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     target = kin()["target"]
-    texts = [real_models.oracle(target.full, prompt, TOKENS) for prompt in PROMPTS.values()]
-    unused = next(token for token in range(VOCABULARY) if not any(token in text for text in texts))
+    outputs = [real_models.oracle(target.full, prompt, TOKENS) for prompt in PROMPTS.values()]
+    unused = next(token for token in range(VOCABULARY) if not any(token in output for output in outputs))
     monkeypatch.setattr(target.full.generation_config, "eos_token_id", unused)
     prompts = {number: [*prompt[:-1], unused, prompt[-1]] for number, prompt in PROMPTS.items()}
     expected = [real_models.oracle(target.full, prompt, TOKENS, stop=unused) for prompt in prompts.values()]

@@ -1,4 +1,4 @@
-"""Theorem 4.1 against its paper's own measurements: which cost it leaves out, and what four measured times can say of that."""
+"""Theorem 4.1 against the measurements of its paper: the cost that it leaves out, and the limits of four measured times."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from sim.engine.cluster import Cluster
 RUNS = ppd_table_3_fit.runs()
 
 
-def test_runs_are_those_of_the_table_and_of_its_tokens() -> None:
+def test_runs_agree_with_the_table_and_its_tokens() -> None:
     rows = [row for row in published.table("ppd-table-3").rows if row["method"] == "ppd"]
     assert [run.latency_s for run in RUNS] == [row["latency_s"] for row in rows]
     assert [run.match_rate for run in RUNS] == pytest.approx([row["match_percent"] / 100 for row in rows])
     for row in rows:  # the table prints tokens per second too
         assert row["throughput_tokens_per_s"] * row["latency_s"] == pytest.approx(TOKENS, abs=0.02)
-    for run in RUNS:  # plain decoding takes what it took
+    for run in RUNS:  # plain decoding takes the measured time
         assert TOKENS * LAYERS * run.seconds_per_layer == pytest.approx(run.plain_s)
 
 
-def test_the_theorem_errs_as_its_equation_says() -> None:
+def test_the_error_of_the_theorem_follows_its_equation() -> None:
     """T0 (1 - p/2 (l - 1)/l), for the middle layer."""
     errors = [run.error(UnitCost(LAYERS)) for run in RUNS]
     for run, error in zip(RUNS, errors, strict=True):
@@ -46,8 +46,8 @@ def test_the_theorem_errs_as_its_equation_says() -> None:
 
 
 @pytest.mark.parametrize("name", OVERHEADS)
-def test_an_overhead_adds_to_the_theorem_what_it_says(name: str) -> None:
-    """Each overhead, a formula in k, p and the plain time, against what `model.methods.ppd.theory` makes of its options."""
+def test_each_overhead_adds_its_formula_to_the_theorem(name: str) -> None:
+    """Each overhead, a formula in k, p and the plain time, equals the cost options in `model.methods.ppd.theory`."""
     added = {
         "none": lambda run: 0.0,
         "linear": lambda run, b: TOKENS * b * (run.candidates + 1),
@@ -82,7 +82,7 @@ def test_a_fit_is_the_least_sum_of_squares(name: str) -> None:
 
 @pytest.mark.parametrize("on", ["cnn_dm", "squad", "both"])
 @pytest.mark.parametrize("law", PER_PROCESS)
-def test_what_scenarios_take_is_what_the_search_finds(on: str, law: str) -> None:
+def test_scenario_defaults_are_the_fitted_values(on: str, law: str) -> None:
     searched = fit(PER_PROCESS[law], ppd_table_3_fit.runs(on)).values[0]
     assert ppd_table_3_fit.fitted(on, law) == pytest.approx(searched, rel=1e-6)
 
@@ -94,27 +94,27 @@ def test_what_scenarios_take_is_what_the_search_finds(on: str, law: str) -> None
     assert ppd_table_3_fit.fitted(on, law) == pytest.approx(by_itself, rel=1e-4)
 
 
-def test_what_would_help_a_run_is_not_taken_for_a_cost() -> None:
-    """Measured times below the theorem's ask for a negative cost; the least there is is 0."""
+def test_negative_costs_are_excluded() -> None:
+    """Measured times below the theorem's would need a negative cost; the smallest cost is 0."""
     quick = [replace(run, latency_s=0.5 * run.latency_s) for run in RUNS]
     assert fit(OVERHEADS["linear"], quick).values[0] == pytest.approx(0, abs=1e-6)
-    # Predicting at the last layer saves nothing, and the measured times are shorter than that.
+    # Predicting at the last layer saves nothing, and the measured times are shorter.
     assert ppd_table_3_fit.fitted("both", exit_layer=LAYERS) == 0
 
 
-def test_one_cost_of_each_process_predicts_the_data_set_that_it_has_not_seen() -> None:
+def test_one_cost_per_process_predicts_the_held_out_data_set() -> None:
     unseen = [error for errors in ppd_overheads.held_out(OVERHEADS["linear"]).values() for error in errors]
     assert max(map(abs, unseen)) < 0.012
     assert [row["error"] for row in ppd_table_3_fit.rows()] == pytest.approx(unseen[2:] + unseen[:2])
     assert ppd_overheads.leave_one_out(OVERHEADS["linear"]) <= 0.006
-    # The others with as few unknowns are no match, and a second unknown predicts no better.
+    # Other overheads with one unknown are worse, and a second unknown does not help.
     others = {name: ppd_overheads.leave_one_out(each) for name, each in OVERHEADS.items() if name not in PER_PROCESS}
     assert min(others.values()) > ppd_overheads.leave_one_out(OVERHEADS["linear"])
     assert min(others, key=lambda name: others[name]) == "fixed and linear"
 
 
-def test_one_and_three_candidates_cannot_tell_a_line_from_a_tree_and_seven_can() -> None:
-    """k + 1 is 2 and 4, log2(k + 1) is 1 and 2; at 7 it is 8 and 3."""
+def test_seven_candidates_distinguish_linear_from_tree() -> None:
+    """For 1 and 3 candidates k + 1 is 2 and 4, and log2(k + 1) is 1 and 2; for 7 they are 8 and 3."""
     linear, tree = (fit(PER_PROCESS[law], RUNS) for law in ("linear", "tree"))
     assert linear.errors(RUNS) == pytest.approx(tree.errors(RUNS), abs=1e-7)
     assert tree.values[0] == pytest.approx(2 * linear.values[0], rel=1e-6)
@@ -125,8 +125,8 @@ def test_one_and_three_candidates_cannot_tell_a_line_from_a_tree_and_seven_can()
     assert np.round(apart, 1).tolist() == [35.2, 26.4]
 
 
-def test_on_squad_two_more_candidates_cost_about_what_they_save() -> None:
-    """The tie that the paper reports, from a cost that was fitted on the other data set."""
+def test_on_squad_two_more_candidates_break_even() -> None:
+    """The tie in the paper, predicted with a cost fitted on the other data set."""
     one, three = ppd_table_3_fit.runs("squad")
     saved = one.predicted_s(UnitCost(LAYERS)) - three.predicted_s(UnitCost(LAYERS))
     assert saved == pytest.approx(three.plain_s / 2 * (three.match_rate - one.match_rate) * (TOKENS - 1) / TOKENS)
@@ -135,18 +135,18 @@ def test_on_squad_two_more_candidates_cost_about_what_they_save() -> None:
     assert three.latency_s == pytest.approx(one.latency_s, abs=2e-3)
 
 
-def test_the_verdict_hangs_on_the_assumed_layer() -> None:
-    """The paper does not say where the runs predicted: later, b k explains the table better than b (k + 1) does."""
+def test_the_best_overhead_depends_on_the_assumed_layer() -> None:
+    """The paper does not state the exit layer: at a later one, b k explains the table better than b (k + 1)."""
     assert ppd_overheads.leave_one_out(OVERHEADS["linear"]) < ppd_overheads.leave_one_out(OVERHEADS["candidates"])
     assert ppd_overheads.leave_one_out(OVERHEADS["linear"], 24) > ppd_overheads.leave_one_out(OVERHEADS["candidates"], 24)
 
 
 @pytest.mark.parametrize("matches", [[True] * 8, [False] * 8, [True, False, False, True, True, False, True, False]])
-def test_table_3_cannot_tell_a_busy_unit_from_a_slow_link(matches: list[bool]) -> None:
-    """Of b (k + 1), any part may be on the link: formula and events agree that it takes as long, and keeps units less busy."""
+def test_table_3_cannot_distinguish_busy_units_from_a_slow_link(matches: list[bool]) -> None:
+    """Any part of b (k + 1) may be link time: formula and events agree on the time, and units are less busy."""
     parameters, b = Parameters(LAYERS, 20, 3), 1.5
     parts = [UnitCost(LAYERS, dispatch=b - share, dispatch_per_process=b, link=share) for share in (0.0, 0.5, 1.5)]
-    rate = sum(matches[:-1]) / 7  # of a record, its own mean: times are sums over its matches
+    rate = sum(matches[:-1]) / 7  # the mean of the record: times are sums over its matches
     played = [events.simulate(decode(parameters, [0], 8), 8, Cluster(4), cost, World(1, LAYERS, [int(m) for m in matches]))
               for cost in parts]  # fmt: skip
     said = [predict(parameters, 8, Iid(rate), cost) for cost in parts]
@@ -171,7 +171,7 @@ def test_table_3_cannot_tell_a_busy_unit_from_a_slow_link(matches: list[bool]) -
         (lambda: OVERHEADS["linear"].cost((), 1.0), ["must be 1", "got 0"]),
     ],
 )
-def test_what_cannot_be_fitted_says_why(wrong: object, words: list[str]) -> None:
+def test_bad_input_of_fits_is_refused(wrong: object, words: list[str]) -> None:
     with pytest.raises(ParameterError) as error:
         wrong()  # type: ignore[operator]
     assert all(word in str(error.value) for word in words), str(error.value)

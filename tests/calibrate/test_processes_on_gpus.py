@@ -1,4 +1,4 @@
-"""Decoding over processes with a GPU each writes what the plain decoder writes, and everything is in order there.
+"""Decoding over processes with one GPU each generates the plain decoder's tokens, and its GPU work is ordered.
 
 No GPU: `tests.support.threads` stands in for processes and GPUs.
 """
@@ -47,7 +47,7 @@ def on_gpus(kind: str = "llama", seed: int = 0) -> Replica:
 
 @pytest.fixture
 def cuda() -> Iterator[Cuda]:
-    luck = random.Random(0)  # how far GPUs have come nobody knows
+    luck = random.Random(0)  # the progress of the GPUs is unknown
     with pytest.MonkeyPatch.context() as patch, standing_in(patch, lambda: luck.random() < 0.5) as found:
         yield found
 
@@ -60,7 +60,7 @@ MORE = [CHOICES[1], FLAT, CHOICES[5], CHOICES[9], *NESTED[::2], BATCHED[0], BATC
     pytest.param("llama", MORE, id="llama more", marks=pytest.mark.slow),
     pytest.param("t5", [CHOICES[1], FLAT], id="t5 more", marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_what_is_written_is_what_the_plain_decoder_writes(cuda: Cuda, kind: str, some: list[ppd.Parameters]) -> None:
+def test_tokens_are_those_of_the_plain_decoder(cuda: Cuda, kind: str, some: list[ppd.Parameters]) -> None:
     prompt = [0] if kind == "t5" else [3, 4, 5, 6, 17]
     source = SOURCE if kind == "t5" else ()
     expected = real_models.oracle(real_models.model(kind, LAYERS), prompt, 10)
@@ -71,9 +71,9 @@ def test_what_is_written_is_what_the_plain_decoder_writes(cuda: Cuda, kind: str,
             assert run.run(ppd.decode(parameters, prompt, 10), 10).tokens == expected, parameters
             as_believed(pool)
         assert cuda.races == []
-        assert pool.memory.bits == []  # else the processor would have copied
+        assert pool.memory.bits == []  # else the CPU would have copied
         if kind == "llama":
-            pool.load(on_gpus("opt"), 64)  # the same processes and events, with rows of their own
+            pool.load(on_gpus("opt"), 64)  # the same processes and events, with new rows
             expected = real_models.oracle(real_models.model("opt", LAYERS), [3, 4], 8)
             assert Parallel(pool).run(ppd.decode(CHOICES[0], [3, 4], 8), 8).tokens == expected
     assert cuda.races == []
@@ -81,12 +81,12 @@ def test_what_is_written_is_what_the_plain_decoder_writes(cuda: Cuda, kind: str,
 
 @pytest.mark.parametrize(("defect", "message"), AT_ONCE)
 @pytest.mark.usefixtures("cuda")
-def test_who_has_not_ended_is_not_taken_over(defect: Callable[[], Steps], message: str) -> None:
+def test_running_sub_process_is_not_adopted(defect: Callable[[], Steps], message: str) -> None:
     with started(on_gpus(), 2, 16, pin=False, devices=TWO) as pool, pytest.raises(CacheError, match=message):
         Parallel(pool).run(defect(), 8)
 
 
-def test_events_are_recorded_anew_again_and_again(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_are_reused(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_ordering, "RING", gpu_ordering.AHEAD + 1)
     with started(on_gpus(), 3, 64, pin=False, devices=[*TWO, "cuda:1"]) as pool:
         for parameters in (CHOICES[1], NESTED[0]):
@@ -96,7 +96,7 @@ def test_events_are_recorded_anew_again_and_again(cuda: Cuda, monkeypatch: pytes
 
 
 def pair(cuda: Cuda) -> tuple[worker_loop.Unit, worker_loop.Unit]:
-    """Two units of one thread, each with a stream of its own."""
+    """Return two units of one thread, each with a separate stream."""
     decoder = on_gpus().load()
     memory, rings = Elsewhere.of(decoder, 2, 16, TWO), gpu_ordering.made(TWO)
     cuda.synchronize("cuda:0")
@@ -109,7 +109,7 @@ def pair(cuda: Cuda) -> tuple[worker_loop.Unit, worker_loop.Unit]:
 
 
 def made_on(cuda: Cuda, unit: worker_loop.Unit, command: worker_loop.Command, meanwhile: Any = None) -> None:
-    """A pass, launched on the stream of its unit."""
+    """Launch a pass on the stream of its unit."""
     order: Any = unit.order
     before, cuda.own.stream = cuda.own.stream, order.stream
     unit.make(command, None, meanwhile)
@@ -117,29 +117,29 @@ def made_on(cuda: Cuda, unit: worker_loop.Unit, command: worker_loop.Command, me
 
 
 def making(followed: bool = True) -> worker_loop.Command:
-    """A pass over two tokens."""
+    """Return a command over two tokens."""
     return worker_loop.Command(7, (3, 4), 0, 0, LAYERS, 0, None, (), worker_loop.believed_of(b""), followed)
 
 
 def copying(layers: int) -> worker_loop.Command:
-    """A pass that lacks their rows."""
+    """Return a command that lacks the rows of those tokens."""
     believed = worker_loop.believed_of(np.full((layers, 2), 7).tobytes())
     return worker_loop.Command(8, (9,), 2, 0, layers, 0, None, (worker_loop.MissingRows(0, 0, layers, 0, 2),), believed)
 
 
 @pytest.mark.parametrize("followed", [True, False])
-def test_rows_are_copied_behind_the_work_that_makes_them(cuda: Cuda, followed: bool) -> None:
-    """Of GPUs of which nobody knows whether they have done anything."""
+def test_rows_are_copied_after_the_work_that_makes_them(cuda: Cuda, followed: bool) -> None:
+    """Even if the progress of the GPUs is unknown."""
     cuda.done = lambda: False
     one, other = pair(cuda)
     made_on(cuda, one, making(followed))
     made_on(cuda, other, copying(LAYERS))
     assert cuda.races == []
     orders: Any = one.order, other.order
-    assert orders[1].known == [orders[0].count, 0]  # it waited once, and for no more than that
+    assert orders[1].known == [orders[0].count, 0]  # it waited once, for this event only
 
 
-def test_rows_of_a_pass_that_goes_on_are_copied_behind_the_last_of_their_layers(cuda: Cuda) -> None:
+def test_rows_of_a_running_pass_are_copied_after_their_last_layer(cuda: Cuda) -> None:
     cuda.done = lambda: True
     one, other = pair(cuda)
     turns: list[int] = []
@@ -154,7 +154,7 @@ def test_rows_of_a_pass_that_goes_on_are_copied_behind_the_last_of_their_layers(
     assert cuda.races == []
 
 
-def test_a_stopped_pass_is_given_up_where_its_gpu_has_come_to(cuda: Cuda) -> None:
+def test_stopped_pass_ends_at_the_progress_of_its_gpu(cuda: Cuda) -> None:
     cuda.done = lambda: False
     one, turns = pair(cuda)[0], list[int]()
 
@@ -165,10 +165,10 @@ def test_a_stopped_pass_is_given_up_where_its_gpu_has_come_to(cuda: Cuda) -> Non
     with pytest.raises(GaveUp):
         one.make(making(), stopped)
     order: Any = one.order
-    assert order.count == gpu_ordering.AHEAD + 1 < LAYERS  # layers whose end was noted; nothing more was launched
+    assert order.count == gpu_ordering.AHEAD + 1 < LAYERS  # layers with a recorded end; no others were launched
 
 
-def test_rows_go_from_one_place_to_another(cuda: Cuda) -> None:
+def test_rows_are_copied_between_devices(cuda: Cuda) -> None:
     for kind in (Elsewhere, Elsewhere.__base__):
         memory = kind.of(tiny("llama").load(), 2, 16)
         memory.rows[1].normal_()
@@ -177,7 +177,7 @@ def test_rows_go_from_one_place_to_another(cuda: Cuda) -> None:
         assert memory.rows[0].count_nonzero() == memory.rows[0][:3, ..., 2:4, :].numel()
 
 
-def test_who_waits_for_his_gpu_sees_to_others_where_there_are_any(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_process_drives_others_while_it_waits_for_its_gpu(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[bool, bool]] = []
     finish = gpu_ordering.Events.finish
 
@@ -194,16 +194,16 @@ def test_who_waits_for_his_gpu_sees_to_others_where_there_are_any(cuda: Cuda, mo
         run = Parallel(pool, record=True)
         run.run(ppd.decode(CHOICES[1], [3, 4, 5], 6), 6)
         passes = sum(span.unit == 0 and span.what == "forward" for span in run.spans)
-        assert len(calls) >= passes  # each is over when the GPU has done it
+        assert len(calls) >= passes  # each pass ends when the GPU has done it
         assert {*calls} == {(False, False)}
 
 
 def nothing(*_: Any, **__: Any) -> Any:
-    """In the place of what keeps order, or of who would stop a pass."""
+    """Replaces a function that orders work, or that stops a pass."""
 
 
 def early(self: gpu_ordering.Events, low: int, high: int) -> None:
-    """Events are recorded before the work that they are to stand behind."""
+    """Record events before the work that they should follow."""
     if low:
         return
     self.count += 1
@@ -212,9 +212,9 @@ def early(self: gpu_ordering.Events, low: int, high: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "instead"), [("come_behind", nothing), ("finish", nothing), ("mark", early), ("settle", nothing)]
+    ("name", "instead"), [("wait_for", nothing), ("finish", nothing), ("mark", early), ("settle", nothing)]
 )
-def test_what_keeps_order_is_needed(
+def test_all_ordering_is_necessary(
     cuda: Cuda, name: str, instead: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda.done = lambda: random.random() < 0.1
@@ -222,13 +222,13 @@ def test_what_keeps_order_is_needed(
     with started(on_gpus(), 4, 64, pin=False, devices=TWO + TWO) as pool:
         for parameters in (CHOICES[0], FLAT, NESTED[0]):
             Parallel(pool).run(ppd.decode(parameters, [3, 4, 5, 6, 17], 10), 10)
-            if cuda.races:  # one is enough
+            if cuda.races:  # one violation is enough
                 break
     assert cuda.races
 
 
-def test_a_pass_that_may_be_stopped_is_launched_a_little_ahead(cuda: Cuda) -> None:
-    """What is launched cannot be taken back: of a GPU that does nothing no more than some layers are asked."""
+def test_stoppable_pass_is_launched_few_layers_ahead(cuda: Cuda) -> None:
+    """Launched work cannot be cancelled, so an idle GPU gets no more than a few layers."""
     cuda.done = lambda: False
     order = gpu_ordering.Events(0, "cuda:0", gpu_ordering.made(["cuda:0"]), np.zeros((1, 9), np.int64))
     asked, turns = [], []
@@ -240,22 +240,22 @@ def test_a_pass_that_may_be_stopped_is_launched_a_little_ahead(cuda: Cuda) -> No
     for layer in range(9):
         order.mark(layer, layer + 1)
         try:
-            order.keep_up(stopped, None)
+            order.limit_ahead(stopped, None)
         except GaveUp:
             break
         asked.append(layer)
     assert len(asked) == gpu_ordering.AHEAD
     with pytest.raises(GaveUp):
         order.finish(stopped)
-    order.keep_up(None, None)  # nobody can stop it: it is launched as fast as may be
+    order.limit_ahead(None, None)  # it cannot be stopped: no limit
     seen: list[int] = []
     cuda.done = lambda: len(seen) > 3
-    order.finish(None, lambda: seen.append(0))  # others are seen to meanwhile
+    order.finish(None, lambda: seen.append(0))  # other processes advance in between
     assert len(seen) == 4
 
 
 def stopping() -> Steps:
-    """A sub-process is stopped at once, round after round, while the main process goes on."""
+    """A sub-process is stopped at once in every round, while the main process continues."""
     at = 2
     out = yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), None, heads=1)
     while True:
@@ -266,21 +266,21 @@ def stopping() -> Steps:
         at += 1
 
 
-def test_stopped_passes_are_done_before_anything_else_on_their_gpu(cuda: Cuda) -> None:
+def test_stopped_passes_finish_before_later_work_on_their_gpu(cuda: Cuda) -> None:
     with started(on_gpus(), 2, 64, pin=False, devices=TWO) as pool:
         run = Parallel(pool, record=True)
         run.run(stopping(), 20)
         assert len(run.work.tokens) == 20
         assert not any(post.flights for post in pool.posts.values())
         stream = cuda.of["unit 1"]
-        assert cuda.seen[stream.number] == stream.clock[stream.number]  # nothing that it was given is left to do
+        assert cuda.seen[stream.number] == stream.clock[stream.number]  # none of its work is left
         fates = {span.fate for span in run.spans if span.unit == 1}
         assert fates & {"cancelled", "discarded"}
         assert sum(of_main(run.spans).values()) > 0
     assert cuda.races == []
 
 
-def test_weights_are_shared_by_those_on_the_same_gpu(cuda: Cuda) -> None:
+def test_units_of_one_gpu_share_weights(cuda: Cuda) -> None:
     sent = []
     with started(on_gpus(), 3, 64, pin=False, devices=["cuda:0", "cuda:1", "cuda:0"]) as pool:
         for post in pool.posts.values():
@@ -293,7 +293,7 @@ def test_weights_are_shared_by_those_on_the_same_gpu(cuda: Cuda) -> None:
     assert cuda.chosen == {"unit 1": "cuda:1", "unit 2": "cuda:0"}
 
 
-def test_a_failing_process_is_told_of(cuda: Cuda) -> None:
+def test_failed_process_is_reported(cuda: Cuda) -> None:
     def asking() -> Steps:
         out = yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), None, heads=1)
         yield Join((yield Fork((Forward("target", (10**6,), 2, LayerSpan(0, LAYERS)),), (1,))))
@@ -304,7 +304,7 @@ def test_a_failing_process_is_told_of(cuda: Cuda) -> None:
             Parallel(pool).run(asking(), 1)
 
 
-def test_a_timed_run_says_where_its_units_were(cuda: Cuda, tmp_path: Path) -> None:
+def test_timed_run_records_the_gpus_of_its_units(cuda: Cuda, tmp_path: Path) -> None:
     plan = MeasurementPlan(
         [Wanted("ppd", {"exit_layer": 3, "candidates": 1}, (3, 4, 5), "one", units=2)], 6, 1, 0, about={"devices": TWO}
     )
@@ -327,21 +327,21 @@ def test_a_timed_run_says_where_its_units_were(cuda: Cuda, tmp_path: Path) -> No
         ("cuda", 2, ["cuda:0", "cpu"], "gpus must be named as cuda:0,cuda:1, got cuda:0,cpu"),
     ],
 )
-def test_gpus_that_cannot_be_meant_are_refused(device: str, units: int, named: list[str], said: str) -> None:
+def test_wrong_gpu_names_are_refused(device: str, units: int, named: list[str], said: str) -> None:
     with pytest.raises(ParameterError, match=said):
         gpu_ordering.of_units(device, units, named)
 
 
-def test_each_unit_has_a_gpu_of_its_own_unless_they_are_named() -> None:
+def test_each_unit_has_a_separate_gpu_by_default() -> None:
     assert gpu_ordering.of_units("cuda", 3) == ["cuda:0", "cuda:1", "cuda:2"]
     assert gpu_ordering.of_units("cuda:2", 2) == ["cuda:2", "cuda:3"]
     assert gpu_ordering.of_units("cuda", 2, ["cuda:0", "cuda:0"]) == ["cuda:0", "cuda:0"]
 
 
-def test_gpus_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_ordering, "cuda", lambda: type("One", (), {"device_count": staticmethod(lambda: 1)}))
-    said = "gpus must be there, one for each of 2 units, and cuda:1 is not among 1; name others, or have units share them: --gpus"
-    with pytest.raises(ParameterError, match=f"{said} cuda:0,cuda:0; or take streams of one"):
+    said = "gpus must exist, one for each of 2 units, and cuda:1 is not among 1; name others, or let units share one: --gpus"
+    with pytest.raises(ParameterError, match=f"{said} cuda:0,cuda:0; or take streams of one GPU"):
         gpu_ordering.check(TWO)
     with pytest.raises(ParameterError, match="cuda:1 is not among 1"):  # noqa: SIM117
         with started(on_gpus(), 2):
@@ -353,10 +353,10 @@ def test_gpus_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     ("more", "said"),
     [
         (["--gpus", "cuda:0,cuda:1", "--unit-kind", "processes"], "gpus must begin with the device of the run, cpu, got cuda:0"),
-        (["--gpus", "cuda:0,cuda:1"], "gpus are those of processes, and no method has any; leave them out"),
+        (["--gpus", "cuda:0,cuda:1"], "gpus are for methods that run over processes, and none does; leave them out"),
     ],
 )
-def test_gpus_of_a_run_that_has_none_are_refused(more: list[str], said: str, tmp_path: Path) -> None:
+def test_gpus_of_a_cpu_run_are_refused(more: list[str], said: str, tmp_path: Path) -> None:
     own = ["--model", "family", "--device", "cpu", "--set", "exit_layer=6", "--set", "candidates=1", "-o", str(tmp_path / "a.json")]
     found = CliRunner().invoke(app, ["run", "ppd", *own, *more])
     assert found.exit_code == 2

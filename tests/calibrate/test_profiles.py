@@ -1,4 +1,4 @@
-"""The profiles that come with the package: whole, possible, sourced, and what their sources say; and how well layers are
+"""Bundled profiles: complete, physically possible, sourced, and equal to their sources; and errors of layers that are
 composed."""
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def shape_of(made: Profile) -> Shape:
     return Shape(**made.shape)
 
 
-def test_the_models_and_devices_that_papers_decode_with_are_there() -> None:
+def test_models_and_devices_of_the_papers_are_bundled() -> None:
     measured = {f"{gpu}-{model}" for gpu in ("a100", "a40", "h100") for model in ("llama-2-7b", "llama-2-70b", "codellama-34b")}
     composed = {f"{gpu}-{model}" for gpu in ("a100", "h100", "l40s") for model in ("llama-2-13b", "llama-3.1-8b")}
     assert {*NAMES} == measured | composed | {*OPERATIONS, "rtx-4090-llama-3.1-8b"}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_profile_is_whole_small_and_names_its_sources(name: str) -> None:
+def test_bundled_profiles_are_complete_small_and_sourced(name: str) -> None:
     made = profile_files.load(name)
     assert made.name == name
     assert name.startswith(made.device)
@@ -61,7 +61,7 @@ def test_a_profile_is_whole_small_and_names_its_sources(name: str) -> None:
         assert len(source.commit) == 12
         assert len(source.sha256) == 64
         assert source.parts
-    # What a part of a composed model is made of goes by the name of the operation.
+    # Parts of a composed model have the error of their operation.
     made_of = {part: part for part in profile.AXES} | {"gemm": "dense", "decode": "attention"}
     sourced = {made_of.get(part, part) if made.kind == "model" else part for source in made.sources for part in source.parts}
     assumed = {"embedding", "head"} if made.provenance == "composed" else set()
@@ -70,7 +70,7 @@ def test_a_profile_is_whole_small_and_names_its_sources(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_profile_is_of_the_device_and_the_model_that_it_names(name: str) -> None:
+def test_device_and_model_of_a_profile_agree_with_its_name(name: str) -> None:
     made = profile_files.load(name)
     peaks = devices.device(made.device)
     assert (made.bandwidth, made.rate, made.cache_bytes) == (peaks.bandwidth, peaks.rate(made.dtype), peaks.cache_bytes)
@@ -79,8 +79,8 @@ def test_a_profile_is_of_the_device_and_the_model_that_it_names(name: str) -> No
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_no_layer_is_faster_than_its_weights_are_read_or_its_arithmetic_done(name: str) -> None:
-    """A pass goes through all layers, so that no layer's weights or keys wait in the cache."""
+def test_no_layer_beats_its_memory_or_compute_bound(name: str) -> None:
+    """A pass goes through all layers, so that no layer's weights or keys remain in the cache."""
     made = profile_files.load(name)
     for tensor_parallel in made.tensor_parallel:
         part = shape_of(made).shard(tensor_parallel)
@@ -93,13 +93,13 @@ def test_no_layer_is_faster_than_its_weights_are_read_or_its_arithmetic_done(nam
         rows = made.rows("attention", tensor_parallel)
         width, context, batch = (rows[axis].to_numpy() for axis in ("width", "context", "batch"))
         read = 2 * batch * (context + width) * part.kv_heads * part.head_dim * 2
-        # A measured one may be of a cache that still held what it had read.
+        # A measured time may include data from the cache.
         held = made.cache_bytes if name in ("rtx-4090-llama-3.1-8b", "a100-llama-2-7b", "a100-llama-2-70b") else 0
         assert (rows["time_s"].to_numpy() >= 0.999 * (read - held) / made.bandwidth).all()
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_no_operation_is_faster_than_what_does_not_fit_the_cache_is_read(name: str) -> None:
+def test_no_operation_beats_the_bytes_beyond_the_cache(name: str) -> None:
     made = profile_files.load(name)
     rows = made.rows("gemm")
     m, n, k, seconds = (rows[column].to_numpy().astype(float) for column in ("m", "n", "k", "time_s"))
@@ -113,7 +113,7 @@ def test_no_operation_is_faster_than_what_does_not_fit_the_cache_is_read(name: s
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_is_covered_as_far_as_it_is_decoded(name: str) -> None:
+def test_profiles_cover_the_range_of_decoding(name: str) -> None:
     made = profile_files.load(name)
     assert {"dense", "attention", "head", "embedding"} <= {*made.parts}
     assert made.tensor_parallel == ((1,) if name.startswith("rtx") else (1, 2, 4, 8))
@@ -130,8 +130,8 @@ def test_a_model_is_covered_as_far_as_it_is_decoded(name: str) -> None:
         assert made.rows("send").height >= 20
 
 
-def test_a_token_of_llama_3_on_an_rtx_4090_takes_what_its_publisher_composes() -> None:
-    """16.8 ms at batch 1 behind 1,024 tokens, against 15.9 ms to read its weights."""
+def test_a_llama_3_token_on_rtx_4090_agrees_with_llmservingsim() -> None:
+    """16.8 ms at batch 1 after 1,024 tokens, against 15.9 ms for reading its weights."""
     made = profile_files.load("rtx-4090-llama-3.1-8b")
     attention = made.rows("attention")
     at = attention.filter((attention["width"] == 1) & (attention["context"] == 1024) & (attention["batch"] == 1))["time_s"].item()
@@ -146,8 +146,8 @@ def test_a_token_of_llama_3_on_an_rtx_4090_takes_what_its_publisher_composes() -
 @pytest.mark.parametrize(
     "name", [name for name in MODELS if profile_files.load(name).model in bundled_profiles.COMPOSED and name[:3] != "rtx"]
 )
-def test_any_model_can_be_composed_of_the_operations_that_come_along(name: str) -> None:
-    """Those are thinned and in half the digits; what they give is what the whole tables gave."""
+def test_any_model_can_be_composed_from_bundled_operations(name: str) -> None:
+    """Bundled operations are thinned and in single precision; the results are those of the complete tables."""
     made = profile_files.load(name)
     again = composed_layers.layer(profile_files.load(f"{made.device}-operations"), shape_of(made), made.tensor_parallel)
     for tensor_parallel in made.tensor_parallel:
@@ -161,7 +161,7 @@ def test_any_model_can_be_composed_of_the_operations_that_come_along(name: str) 
         assert both["time_s"].to_numpy() == pytest.approx(both["time_s_theirs"].to_numpy(), rel=1e-3)
 
 
-def test_what_is_assumed_and_composed_is_said() -> None:
+def test_notes_state_assumed_and_composed_parts() -> None:
     for name in MODELS:
         notes = " ".join(profile_files.load(name).notes)
         if name.startswith("rtx"):
@@ -174,7 +174,7 @@ def test_what_is_assumed_and_composed_is_said() -> None:
     assert any("found their weights" in note for note in profile_files.load("l40s-operations").notes)
 
 
-# --- against the data that they rest on ---
+# --- Against the source data ---
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def derived() -> dict[str, Profile]:
 
 
 @needs_data
-def test_every_profile_is_what_its_sources_give(derived: dict[str, Profile]) -> None:
+def test_every_profile_follows_from_its_sources(derived: dict[str, Profile]) -> None:
     assert {*derived} == {*NAMES}
     for name, made in derived.items():
         kept = profile_files.load(name)
@@ -191,8 +191,8 @@ def test_every_profile_is_what_its_sources_give(derived: dict[str, Profile]) -> 
         assert all(getattr(kept, each.name) == getattr(made, each.name) for each in fields(made) if each.name != "table"), name
 
 
-def test_what_is_said_of_files_is_read_from_their_list(tmp_path: Path) -> None:
-    """A row of four cells with 16 digits of a checksum is a file, of the repository that the last heading names."""
+def test_origins_are_parsed_from_sources_md(tmp_path: Path) -> None:
+    """A row of four cells with a checksum of 16 digits is a file of the repository in the last heading."""
     path, at = tmp_path / "SOURCES.md", "## owner/one · MIT"
     rows = [
         "# Files", at, "|file|commit|path there|sha256|", "|---|---|---|---|",
@@ -209,7 +209,7 @@ def test_what_is_said_of_files_is_read_from_their_list(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"^SOURCES.md, line 9: it must be ## repository · licence, got '## two LGPL'$"):
         bundled_profiles.origins(tmp_path)
     path.write_bytes(b"abc\xff")
-    with pytest.raises(ParameterError, match=r"^SOURCES.md: it is no text in UTF-8 \(byte 4\); restore it$"):
+    with pytest.raises(ParameterError, match=r"^SOURCES.md: it is not UTF-8 \(byte 4\); restore it$"):
         bundled_profiles.origins(tmp_path)
     with pytest.raises(ParameterError, match=f"must hold gpu and SOURCES.md, got {tmp_path.name}; name it, or set DECODESIM_DATA"):
         bundled_profiles.folder_of(tmp_path)
@@ -217,8 +217,8 @@ def test_what_is_said_of_files_is_read_from_their_list(tmp_path: Path) -> None:
     assert bundled_profiles.folder_of(tmp_path) == tmp_path
 
 
-def test_what_is_said_without_a_bound_is_of_passes_of_up_to_64_tokens() -> None:
-    """A row at 65, far off what it should be, changes nothing; and of the others it is the median."""
+def test_default_differences_use_passes_of_up_to_64_tokens() -> None:
+    """A row at 65 tokens with a large error changes nothing; the result is the median of the others."""
     table, was = profile_files.load("a100-operations"), profile_files.load("a100-llama-2-7b")
 
     def of(gpu: str, *times: float) -> Profile:
@@ -233,7 +233,7 @@ def test_what_is_said_without_a_bound_is_of_passes_of_up_to_64_tokens() -> None:
     launch = 4 * composed_layers.Products(table).launch
     least = [shape_of(was).layer_weight_bytes / each.bandwidth + launch for each in (one, other)]
     off = [abs(ours / theirs * least[1] / least[0] - 1) for ours, theirs in ((3e-4, 8e-4), (4e-4, 9e-4))]
-    assert bundled_profiles.products_taken_over(table, one, other) == pytest.approx(np.median(off))
+    assert bundled_profiles.product_transfer_error(table, one, other) == pytest.approx(np.median(off))
     assert bundled_profiles.layer_errors(table, []) == []
 
 
@@ -253,7 +253,7 @@ def test_all_profiles_are_derived_before_the_first_is_written(tmp_path: Path, mo
 
 
 @needs_data
-def test_a_file_that_is_not_the_one_listed_is_refused(derived: dict[str, Profile]) -> None:
+def test_a_file_with_another_checksum_is_refused(derived: dict[str, Profile]) -> None:
     made = vidur.read(DATA / "gpu/vidur/compute/h100/meta-llama/Llama-2-7b-hf", model="llama-2-7b", gpu="h100")
     known = {name: source for name, source in bundled_profiles.origins(DATA).items() if "mlp.csv" not in name}
     with pytest.raises(ParameterError, match=r"mlp.csv: its sha256 b1a2def08857d10e is not in SOURCES.md"):
@@ -272,26 +272,26 @@ ENGINES = [
     ("l40s", "l40s", "vllm/0.14.0"),
 ]
 DENSE_GRIDS = ("trtllm/1.2.0rc5", "trtllm/1.3.0rc20", "vllm/0.19.0")
-"""Those with every m up to 17."""
+"""Tables with every m up to 17."""
 KEYS_ALONE = ("trtllm/1.0.0", "trtllm/1.2.0rc5")
-"""Attention of these read half the cache."""
+"""Tables whose attention reads half of the cache."""
 
 
 @needs_data
 @pytest.mark.parametrize(("gpu", "folder", "engine"), ENGINES)
-def test_products_left_out_are_found_again(gpu: str, folder: str, engine: str) -> None:
+def test_leave_one_out_errors_of_all_product_tables(gpu: str, folder: str, engine: str) -> None:
     made = aiconfigurator.read(DATA / "gpu/aiconfigurator" / folder, gpu=gpu, engine=engine, attention="none")
     found = composed_layers.gemm_left_out(made)
     assert found.median() <= (0.022 if gpu == "h100" else 0.03)
     assert found.percentile(90) <= 0.17
     if engine in DENSE_GRIDS:
         assert found.median(high=32) <= 0.01
-    assert made.errors["gemm"] == round(composed_layers.gemm_left_out(made, ()).median(), 4)  # a lookup has its own line alone
+    assert made.errors["gemm"] == round(composed_layers.gemm_left_out(made, ()).median(), 4)  # a lookup uses its own line only
 
 
 @needs_data
 @pytest.mark.parametrize(("gpu", "folder", "engine"), ENGINES)
-def test_attention_left_out_is_found_again_or_impossible(gpu: str, folder: str, engine: str) -> None:
+def test_leave_one_out_errors_of_all_attention_tables(gpu: str, folder: str, engine: str) -> None:
     root = DATA / "gpu/aiconfigurator" / folder
     if engine in KEYS_ALONE:
         with pytest.raises(
@@ -309,8 +309,8 @@ def test_attention_left_out_is_found_again_or_impossible(gpu: str, folder: str, 
 @needs_data
 @pytest.mark.parametrize("model", bundled_profiles.VIDUR)
 @pytest.mark.parametrize("gpu", ["h100", "a100"])
-def test_composed_layers_are_what_was_measured(gpu: str, model: str, operations: dict[str, Profile]) -> None:
-    """Up to 64 tokens, on the same GPU, by another engine and years apart: whole and split over up to eight devices."""
+def test_composed_layers_agree_with_measured_ones(gpu: str, model: str, operations: dict[str, Profile]) -> None:
+    """Up to 64 tokens, on the same GPU, by another engine of another year, for tensor_parallel 1 to 8."""
     measured = vidur.read(DATA / "gpu/vidur/compute" / gpu / bundled_profiles.VIDUR[model], model=model, gpu=gpu)
     for tensor_parallel in bundled_profiles.TENSOR_PARALLEL:
         assert bundled_profiles.differences(operations[gpu], measured, (tensor_parallel,)).median() <= 0.06
@@ -319,8 +319,8 @@ def test_composed_layers_are_what_was_measured(gpu: str, model: str, operations:
 
 
 @needs_data
-def test_composed_attention_is_about_what_another_engine_takes() -> None:
-    """vLLM's against FlashInfer's on the A800, behind 256 and more tokens: engines differ by more than tables do."""
+def test_composed_attention_agrees_with_another_engine() -> None:
+    """vLLM against FlashInfer on the A800, from 256 cached tokens: engines differ by more than tables."""
     table = bundled_profiles.operations(DATA, "a100")
     source = DATA / "gpu/frontier/compute/a800/meta-llama/Llama-2-7b-hf/attention.csv"
     folder = DATA / "gpu/vidur/compute/a100/meta-llama/Llama-2-7b-hf"
@@ -331,8 +331,8 @@ def test_composed_attention_is_about_what_another_engine_takes() -> None:
 
 
 @needs_data
-def test_heads_that_were_not_measured_are_stood_in_for() -> None:
-    """Llama-2-7B's and 13B's on the H100, from all others than their own."""
+def test_unmeasured_heads_are_predicted_from_others() -> None:
+    """Heads of Llama-2-7B and 13B on the H100, predicted without their own rows."""
     table = bundled_profiles.operations(DATA, "h100")
     for heads, bound in ((32, 0.02), (40, 0.10)):
         rows = table.rows("decode")
@@ -357,8 +357,8 @@ def of_vidur(gpu: str, model: str) -> Profile:
 
 
 @needs_data
-def test_a_composed_layer_says_how_far_off_it_may_be(derived: dict[str, Profile], operations: dict[str, Profile]) -> None:
-    """What composed layers of other models were off by, at as many tokens and split as many ways; more where a time was moved."""
+def test_composed_layers_state_their_error(derived: dict[str, Profile], operations: dict[str, Profile]) -> None:
+    """The error of other models at the same tokens and tensor_parallel; larger where a time was adjusted."""
     for gpu, table in operations.items():
         off = bundled_profiles.layer_errors(table, [of_vidur(gpu, model) for model in bundled_profiles.VIDUR])
         assert [row[:2] for row in off] == [
@@ -377,12 +377,12 @@ def test_a_composed_layer_says_how_far_off_it_may_be(derived: dict[str, Profile]
 
 @needs_data
 @pytest.mark.parametrize("gpu", ["h100", "a100"])
-def test_what_is_stated_of_composed_layers_covers_a_model_left_out(gpu: str, operations: dict[str, Profile]) -> None:
-    """The error is the largest of the other models' medians, of layers of 1 to 4,096 tokens, whole and split.
+def test_stated_errors_cover_a_held_out_model(gpu: str, operations: dict[str, Profile]) -> None:
+    """The error is the largest of the other models' medians, for layers of 1 to 4,096 tokens and all tensor_parallel.
 
-    Of models that it was not taken from at least half of the layers are within it, and 85 % within twice as much; and not all, or
-    it says nothing. That is of all models together. Of each alone it is at least a third, and 6 in 10: Llama-2-7B, itself the worst
-    of the three, has .42 and .83 (H100), .36 and .66 (A100).
+    Of the layers of held-out models at least half are within it, and 85 % within twice the error; not all, or the error would be
+    uninformative. This holds for all models together. For single models the shares are at least a third and 60 %: Llama-2-7B, the
+    worst of the three, has .42 and .83 (H100), .36 and .66 (A100).
     """
 
     def shares(within: list[tuple[np.ndarray, np.ndarray]]) -> list[float]:
@@ -396,7 +396,7 @@ def test_what_is_stated_of_composed_layers_covers_a_model_left_out(gpu: str, ope
         within = []
         for tensor_parallel in bundled_profiles.TENSOR_PARALLEL:
             found = bundled_profiles.differences(operations[gpu], one, (tensor_parallel,), most=4096)
-            weight = np.gradient(np.log(found.at))  # passes of many tokens were measured more densely
+            weight = np.gradient(np.log(found.at))  # passes of many tokens are measured more densely
             within.append((weight, np.abs(found.error) / composed_layers.layer_error(stated, found.at, tensor_parallel)))
         once, twice = shares(within)
         assert once >= 1 / 3, (model, once)
@@ -408,23 +408,23 @@ def test_what_is_stated_of_composed_layers_covers_a_model_left_out(gpu: str, ope
 
 
 @needs_data
-def test_what_lies_between_products_was_fitted_to_two_models_and_holds_for_two_others() -> None:
-    """The bundled numbers are those of the fit; of models and GPUs with tables of products the other two are within a fifth."""
+def test_elementwise_kernels_fit_two_models_and_hold_for_others() -> None:
+    """The bundled numbers are those of the fit; on GPUs with tables of products the errors of the other two are below 20 %."""
     share, lane = small_kernels.fit(small_kernels.measured(DATA, small_kernels.FITTED))
     assert (round(share, 2), round(lane / 1e9, 1)) == (composed_layers.SMALL_SHARE, composed_layers.SMALL_LANE / 1e9)
     for one in small_kernels.measured(DATA, small_kernels.HELD):
-        if one.of.device != "a40":  # of all its bandwidth GDDR memory gives more than HBM
+        if one.of.device != "a40":  # kernels reach a larger share of the bandwidth of GDDR than of HBM
             assert np.median(np.abs(one.predicted() / one.seconds - 1)) < 0.25
 
 
-# --- more is never cheaper ---
+# --- Monotonic times ---
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_pass_over_more_never_takes_less(name: str) -> None:
-    """Tokens of each sequence, sequences, context: on any grid, between the points of a profile and beyond them.
+def test_passes_over_more_never_take_less(name: str) -> None:
+    """More tokens per sequence, sequences or context: on any grid, between the points of a profile and beyond them.
 
-    To 5 parts in 10,000, less than any source's spread: before the first context of a table an efficiency is held, not a time.
+    Up to 5 parts in 10,000, less than the spread of any source: below the first context the efficiency is constant, not the time.
     """
     made = profile_files.load(name)
     width = np.array([*range(1, 17), 24, 31, 33, 64, 100, 257, 700, 1500, 4096])
@@ -439,8 +439,8 @@ def test_a_pass_over_more_never_takes_less(name: str) -> None:
             assert fall.max() < 5e-4, (tensor_parallel, axis)
 
 
-def test_where_a_processor_takes_less_for_more_its_repeats_say_so() -> None:
-    """The one bundled profile that was measured here: its products change their algorithm with the width."""
+def test_falls_in_the_cpu_profile_lie_within_its_quartiles() -> None:
+    """The bundled profile measured by this project: its products change their algorithm with the width."""
     rows = profile_files.load("cpu-llama-68m").rows("layer")
     for context in rows["context"].unique():
         own = rows.filter(rows["context"] == context).sort("width")
@@ -450,9 +450,9 @@ def test_where_a_processor_takes_less_for_more_its_repeats_say_so() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "all_reduce" in profile_files.load(name).parts])
-def test_reductions_do_not_jump_and_say_how_libraries_differ(name: str) -> None:
-    """From a size to one at most twice as large at most 2.5 times as long: twice the bytes, and another algorithm in some library;
-    in all of them between eight cards without links of their own, and then thrice. Half the range of the quartiles is stated."""
+def test_reductions_are_smooth_and_have_quartiles_over_libraries(name: str) -> None:
+    """From a size to one at most twice as large the time grows at most 2.5-fold (a library may switch its algorithm),
+    or threefold between eight cards without direct links. Half the range of the quartiles is stated."""
     made = profile_files.load(name)
     for tensor_parallel in (2, 4, 8):
         rows = made.rows("all_reduce", tensor_parallel).sort("size")
@@ -466,7 +466,7 @@ def test_reductions_do_not_jump_and_say_how_libraries_differ(name: str) -> None:
         assert np.median(found.error[size < 1e6]) > (0.15 if made.device == "h100" else 0.01)
 
 
-def test_reductions_are_of_the_gpu_and_not_of_the_profile() -> None:
+def test_reductions_are_equal_in_all_profiles_of_a_gpu() -> None:
     for gpu in ("a100", "h100", "l40s"):
         tables = [profile_files.load(name) for name in MODELS if name.startswith(gpu)]
         first, *others = (each.rows("all_reduce", 2) for each in tables)

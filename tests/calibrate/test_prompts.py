@@ -1,4 +1,4 @@
-"""Prompts: each form of file, the papers' templates, what limits and seeds mean, and every way in which a file can be wrong."""
+"""Prompts: forms of files, the papers' templates, limits and seeds, and errors of files."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from calibrate.loading.prompts import Prompt, held_out, load
 from model.base.checks import ParameterError
 
 DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[3] / "shared" / "data")) / "text"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the folder of public texts is absent: DECODESIM_DATA names it")
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no public text files: DECODESIM_DATA names their folder")
 
 SQUAD = {"id": "q7", "context": "A heap is a tree.", "question": "What is a heap?"}
 NESTED = {
@@ -36,7 +36,7 @@ NESTED = {
         {"title": "Nothing", "paragraphs": []},
     ],
 }  # fmt: skip
-# Written out a second time, from the paper: a slip in the module would otherwise be its own judge.
+# Copied from the paper a second time, so that an error of the module shows.
 SQUAD_PROMPT = """We have provided context information below.
 ———————
 A heap is a tree.
@@ -60,7 +60,7 @@ ROWS = [
 
 
 def written(folder: Path, name: str, held: object) -> Path:
-    """A file of this form: text and bytes as they are, lists as lines of JSON for `.jsonl`, all else as JSON."""
+    """Write a file: strings and bytes unchanged, lists as JSON lines for `.jsonl`, all else as JSON."""
     path = folder / name
     if isinstance(held, bytes):
         path.write_bytes(held)
@@ -73,7 +73,7 @@ def written(folder: Path, name: str, held: object) -> Path:
     return path
 
 
-def texts(found: list[Prompt]) -> list[str]:
+def contents(found: list[Prompt]) -> list[str]:
     return [prompt.text for prompt in found]
 
 
@@ -82,7 +82,7 @@ def texts(found: list[Prompt]) -> list[str]:
 
 @pytest.mark.parametrize("suffix", ["json", "jsonl", "ndjson"])
 @pytest.mark.parametrize(("row", "name", "prompt", "bare"), ROWS)
-def test_rows_of_a_data_set_are_put_into_their_template(
+def test_rows_of_a_data_set_use_its_template(
     tmp_path: Path, suffix: str, row: dict[str, Any], name: str, prompt: str, bare: str
 ) -> None:
     path = tmp_path / f"rows.{suffix}"
@@ -91,10 +91,10 @@ def test_rows_of_a_data_set_are_put_into_their_template(
     assert found.text == prompt
     assert f"template {name}" in found.source
     assert load(path, template=name) == [found]
-    assert texts(load(path, template="none")) == [bare]
+    assert contents(load(path, template="none")) == [bare]
 
 
-def test_a_prompt_in_squads_own_nesting_is_that_of_its_row(tmp_path: Path) -> None:
+def test_squads_nested_form_gives_the_prompts_of_its_rows(tmp_path: Path) -> None:
     nested = load(written(tmp_path, "squad.json", NESTED))
     assert [prompt.id for prompt in nested] == ["q7", "q8", "q9"]
     assert nested[0].text == SQUAD_PROMPT == load(written(tmp_path, "rows.json", [SQUAD]))[0].text
@@ -118,13 +118,13 @@ def test_a_prompt_in_squads_own_nesting_is_that_of_its_row(tmp_path: Path) -> No
         ("p.raw", " \n = Heaps = \n \n A heap = a tree . \n Another . \n = = Queues = = \n", ["A heap = a tree .", "Another ."]),
     ],
 )  # fmt: skip
-def test_prompts_that_are_ready_stay_as_they_are(tmp_path: Path, name: str, held: object, expected: list[str]) -> None:
+def test_complete_prompts_stay_unchanged(tmp_path: Path, name: str, held: object, expected: list[str]) -> None:
     path = written(tmp_path, name, held)
     found = load(path)
-    assert texts(found) == expected == texts(load(str(path), template="none"))
+    assert contents(found) == expected == contents(load(str(path), template="none"))
     assert all("template" not in prompt.source for prompt in found)
-    # What is one text fits a template of one field.
-    assert texts(load(path, template="cnn-dm"))[0] == CNN_PROMPT.replace("Mud {was} found.", expected[0])
+    # A complete prompt fits a template with a single field.
+    assert contents(load(path, template="cnn-dm"))[0] == CNN_PROMPT.replace("Mud {was} found.", expected[0])
 
 
 @pytest.mark.parametrize(
@@ -139,24 +139,24 @@ def test_prompts_that_are_ready_stay_as_they_are(tmp_path: Path, name: str, held
         ("p.tokens", " = A = \n One \n \n = = B = = \n Two ", [("1", 2), ("2", 5)]),
     ],
 )  # fmt: skip
-def test_prompts_are_named_by_their_ids_or_numbers_and_the_row_where_they_begin(
+def test_prompts_have_ids_or_numbers_and_their_first_row(
     tmp_path: Path, name: str, held: object, rows: list[tuple[str, int]]
 ) -> None:
     found = load(written(tmp_path, name, held))
-    assert [(each.id, each.source) for each in found] == [(own, f"{name}, row {row}") for own, row in rows]
+    assert [(each.id, each.source) for each in found] == [(number, f"{name}, row {row}") for number, row in rows]
     assert [each.text.partition("\n")[0] for each in found] == ["One", "Two", "Three"][: len(rows)]
 
 
 @pytest.mark.parametrize("wrong", [True, 1.5, None, ["a"]])
 @pytest.mark.parametrize("column", ["id", "question_id"])
-def test_an_id_is_a_text_or_a_whole_number(tmp_path: Path, column: str, wrong: object) -> None:
+def test_ids_are_strings_or_whole_numbers(tmp_path: Path, column: str, wrong: object) -> None:
     path = written(tmp_path, "p.json", [{column: wrong, "prompt": "x"}])
-    with pytest.raises(ParameterError, match=f"row 1: {column} must be a text or a whole number, got "):
+    with pytest.raises(ParameterError, match=f"row 1: {column} must be a string or a whole number, got "):
         load(path)
 
 
-def test_held_out_prompts_say_where_they_stand_and_many_columns_are_cut(tmp_path: Path) -> None:
-    """By module and line, from 1; twelve columns are listed, and more are not."""
+def test_held_out_prompts_have_module_and_line_and_long_lists_are_cut(tmp_path: Path) -> None:
+    """Lines count from 1; an error lists at most twelve columns."""
     library = corpus.Corpus({"kept.py": "x"}, {"a.py": "def a():\n\n    async def b():\n\tclass C:"}, "3.x", "none")
     found = held_out(8, 3, 0, corpus=library)
     assert {each.id: each.text for each in found} == {"a.py:1": "def a():", "a.py:3": "    asyn", "a.py:4": "\tclass C"}
@@ -168,10 +168,10 @@ def test_held_out_prompts_say_where_they_stand_and_many_columns_are_cut(tmp_path
             load(written(tmp_path, "p.jsonl", [row]))
 
 
-def test_a_ready_prompt_comes_first_but_for_a_template_that_asks_for_a_column(tmp_path: Path) -> None:
+def test_a_complete_prompt_is_preferred_unless_a_template_needs_a_column(tmp_path: Path) -> None:
     path = written(tmp_path, "p.jsonl", [{"article": "Mud {was} found.", "prompt": "Ready"}])
-    assert texts(load(path)) == ["Ready"] == texts(load(path, template="none"))
-    assert texts(load(path, template="cnn-dm")) == [CNN_PROMPT]
+    assert contents(load(path)) == ["Ready"] == contents(load(path, template="none"))
+    assert contents(load(path, template="cnn-dm")) == [CNN_PROMPT]
 
 
 LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\ufeff")
@@ -181,7 +181,7 @@ one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture
 
 @one_folder
 @given(MANY, st.sampled_from(["json", "jsonl", "objects", "txt"]))
-def test_what_is_written_is_read_in_its_order(tmp_path: Path, held: list[str], form: str) -> None:
+def test_prompts_are_read_in_order(tmp_path: Path, held: list[str], form: str) -> None:
     if form == "txt":
         held = [text.replace("<|endoftext|>", "end") for text in held]
         lines = (
@@ -191,7 +191,7 @@ def test_what_is_written_is_read_in_its_order(tmp_path: Path, held: list[str], f
     else:
         rows = [{"prompt": text} for text in held] if form == "objects" else held
         path = written(tmp_path, "p.json" if form == "json" else "p.jsonl", rows)
-    assert texts(load(path)) == held
+    assert contents(load(path)) == held
 
 
 @one_folder
@@ -202,14 +202,14 @@ def test_limits_and_seeds(tmp_path: Path, count: int, limit: int, seed: int, cha
     everything, drawn = load(path), load(path, seed=seed)
     assert load(path, limit=limit) == everything[:limit]
     assert load(path, limit=limit, seed=seed) == drawn[:limit]
-    assert sorted(texts(drawn)) == sorted(texts(everything))
+    assert sorted(contents(drawn)) == sorted(contents(everything))
     assert load(path, seed=seed) == drawn
     chance.shuffle(rows)
-    assert texts(load(written(tmp_path, "q.jsonl", rows), seed=seed)) == texts(drawn)  # the order of the rows is not drawn from
+    assert contents(load(written(tmp_path, "q.jsonl", rows), seed=seed)) == contents(drawn)  # the order of the rows does not matter
 
 
 def test_seeds_differ(tmp_path: Path) -> None:
-    """Over 200 seeds each of four prompts comes first about as often: none less than 30 times, a chance of 2e-4 if all is well."""
+    """Over 200 seeds, each of four prompts comes first at least 30 times; a correct program fails with probability 2e-4."""
     path = written(tmp_path, "p.json", ["a", "b", "c", "d"])
     first = [load(path, limit=1, seed=seed)[0].text for seed in range(200)]
     assert min(first.count(text) for text in "abcd") >= 30
@@ -227,7 +227,7 @@ def library(monkeypatch: pytest.MonkeyPatch, load_dataset: Callable[..., Any]) -
 @pytest.mark.parametrize(
     ("name", "row"), [("squad", ROWS[0]), ("cnn_dailymail", ROWS[1]), ("wmt14-en-fr", ROWS[2]), ("wmt15-en-fr", ROWS[2])]
 )
-def test_a_data_set_by_name_comes_through_the_library(monkeypatch: pytest.MonkeyPatch, name: str, row: tuple[Any, ...]) -> None:
+def test_a_data_set_by_name_is_loaded_by_the_library(monkeypatch: pytest.MonkeyPatch, name: str, row: tuple[Any, ...]) -> None:
     asked: list[tuple[Any, ...]] = []
 
     def load_dataset(*arguments: Any, split: str) -> list[Any]:
@@ -242,30 +242,30 @@ def test_a_data_set_by_name_comes_through_the_library(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("error", [ConnectionError("no route\nto host"), RuntimeError(), FileNotFoundError("no such data set")])
-def test_without_a_network_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_errors_without_a_network_name_the_remedy(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def load_dataset(*arguments: Any, split: str) -> Any:
         raise error
 
     library(monkeypatch, load_dataset)
     reason = str(error).split("\n")[0] or type(error).__name__
-    with pytest.raises(ParameterError, match=rf"^data set squad cannot be had: {reason}; give a local file instead: a \.json"):
+    with pytest.raises(ParameterError, match=rf"^data set squad cannot be loaded: {reason}; give a local file instead: a \.json"):
         load("squad")
 
 
-def test_without_the_library_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_without_the_library_name_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ParameterError, match=r"^data set squad needs the datasets library, which is not here; install it, or"):
+    with pytest.raises(ParameterError, match=r"^data set squad needs the datasets library, not installed; install it, or"):
         load("squad")
 
 
-def test_a_file_comes_before_a_data_set_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_preferred_to_a_data_set_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("squad").write_text("x")
-    with pytest.raises(ParameterError, match=r"^squad: its form is not known by its suffix ''; known: \.json, \.jsonl,"):
+    with pytest.raises(ParameterError, match=r"^squad: unknown suffix ''; known: \.json, \.jsonl,"):
         load("squad")
 
 
-# --- What is wrong --------------------------------------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------------------------------------
 
 BAD: list[tuple[str, object, dict[str, Any], str]] = [
     ("p.json", "", {}, "it is empty; give a file with at least one prompt"),
@@ -278,9 +278,9 @@ BAD: list[tuple[str, object, dict[str, Any], str]] = [
     ("p.json", "[1, 2", {}, "it is not JSON: .*; known forms: a .json list"),
     ("p.json", "[" * 100_000, {}, "it is not JSON: brackets are nested too deeply"),
     ("p.json", '["' + "9" * 5 + '", ' + "9" * 5000 + "]", {}, "it is not JSON: Exceeds the limit"),
-    ("p.json", "3", {}, "it is JSON of another form, 3; known forms: a .json list"),
-    ("p.json", {"rows": [], "n": 1}, {}, "it is JSON of another form, an object with 'rows', 'n'; known forms"),
-    ("p.json", {}, {}, "it is JSON of another form, an object with no columns; known forms"),
+    ("p.json", "3", {}, "the form of the JSON is unknown, 3; known forms: a .json list"),
+    ("p.json", {"rows": [], "n": 1}, {}, "the form of the JSON is unknown, an object with 'rows', 'n'; known forms"),
+    ("p.json", {}, {}, "the form of the JSON is unknown, an object with no columns; known forms"),
     ("p.json", {"data": [{"title": "x"}]}, {}, r"data\[0\] has no paragraphs; in SQuAD's form data holds articles"),
     ("p.json", {"data": [3]}, {}, r"data\[0\] has no paragraphs"),
     ("p.json", {"data": [{"paragraphs": [{"context": 3}]}]}, {}, r"data\[0\].paragraphs\[0\] has no context"),
@@ -288,27 +288,27 @@ BAD: list[tuple[str, object, dict[str, Any], str]] = [
     ("p.json", {"data": [{"paragraphs": [{"context": "x", "qas": [{}]}]}]}, {}, r"paragraphs\[0\].qas\[0\] has no question"),
     ("p.json", {"data": [{"paragraphs": [{"context": " ", "qas": [{"question": "?"}]}]}]}, {}, r"qas\[0\]: context is empty"),
     ("p.jsonl", '{"prompt": "x"}\n\n{"prompt": "y"', {}, "row 3: it is not JSON: "),
-    ("p.jsonl", ["x", 3], {}, "row 2: it must be a text or an object, got 3"),
-    ("p.json", ["x", None], {}, "row 2: it must be a text or an object, got None"),
-    ("p.json", ["x", " \n"], {}, "row 2: text is empty; give it a text, or take the row out"),
+    ("p.jsonl", ["x", 3], {}, "row 2: it must be a string or an object, got 3"),
+    ("p.json", ["x", None], {}, "row 2: it must be a string or an object, got None"),
+    ("p.json", ["x", " \n"], {}, "row 2: text is empty; fill it, or remove the row"),
     ("p.jsonl", [{"prompt": "x"}, {"prompt": ""}], {}, "row 2: prompt is empty"),
-    ("p.jsonl", [{"prompt": "x"}, {"text": "y"}], {}, "row 2: column prompt is missing, got 'text'; every row must be"),
-    ("p.jsonl", [{"prompt": 5}], {}, "row 1: prompt must be a text, got 5"),
+    ("p.jsonl", [{"prompt": "x"}, {"text": "y"}], {}, "row 2: column prompt is missing, got 'text'; all rows must have"),
+    ("p.jsonl", [{"prompt": 5}], {}, "row 1: prompt must be a string, got 5"),
     ("p.jsonl", [{"title": "x"}], {}, "row 1: no column holds a prompt, got 'title'; known forms"),
     ("p.jsonl", [{}], {}, "row 1: no column holds a prompt, got no columns; known forms"),
     ("p.jsonl", [{"question": "x"}], {}, r"row 1: no column holds a prompt, got 'question' \(question alone is not SQuAD's\)"),
     ("p.jsonl", [SQUAD, {"id": 2, "context": "y"}], {}, "row 2: column question is missing, got 'id', 'context'"),
-    ("p.jsonl", [{"turns": []}], {}, r"row 1: turns must be a list of texts, at least one, got \[\]"),
+    ("p.jsonl", [{"turns": []}], {}, r"row 1: turns must be a non-empty list of strings, got \[\]"),
     ("p.jsonl", [{"turns": [" "]}], {}, r"row 1: turns\[0\] is empty"),
     ("p.jsonl", [{"turns": ["x"]}, {"prompt": "x"}], {}, "row 2: column turns is missing"),
     ("p.jsonl", [{"translation": "x"}], {}, "row 1: translation must be an object with en, got 'x'"),
     ("p.jsonl", [{"translation": {"fr": "x"}}], {}, "row 1: translation: column en is missing, got 'fr'"),
     ("p.jsonl", [{"id": 1, "prompt": "x"}, {"id": 1, "prompt": "y"}], {}, "ids must differ, got '1' in p.jsonl, row 1 and in p"),
-    ("p.jsonl", [{"id": True, "prompt": "x"}], {}, "row 1: id must be a text or a whole number, got True"),
-    ("p.jsonl", [{"id": "", "prompt": "x"}], {}, "row 1: id of a prompt must be a text that is not blank, got ''"),
-    ("p.json", '["\\ud83d"]', {}, "row 1: text of a prompt must not hold half a character"),
-    ("p.txt", "Käse".encode("latin-1"), {}, r"it is no text in UTF-8 \(byte 2\); write it in UTF-8"),
-    ("p.parquet", b"PAR1", {}, "its form is not known by its suffix '.parquet'; known: .json, .jsonl, .ndjson, .txt,"),
+    ("p.jsonl", [{"id": True, "prompt": "x"}], {}, "row 1: id must be a string or a whole number, got True"),
+    ("p.jsonl", [{"id": "", "prompt": "x"}], {}, "row 1: id of a prompt must be a non-blank string, got ''"),
+    ("p.json", '["\\ud83d"]', {}, "row 1: text of a prompt must not hold surrogates"),
+    ("p.txt", "Käse".encode("latin-1"), {}, r"it is not text in UTF-8 \(byte 2\); convert it to UTF-8"),
+    ("p.parquet", b"PAR1", {}, "unknown suffix '.parquet'; known: .json, .jsonl, .ndjson, .txt,"),
     ("p.jsonl", ["x"], {"template": "squad"}, "row 1: template squad needs context and question, got 'text'; take template none"),
     ("p.jsonl", [{"en": "x"}], {"template": "cnn-dm"}, "row 1: template cnn-dm needs article or prompt or turns or text, got 'en'"),
     ("p.jsonl", [SQUAD], {"template": "wmt"}, "row 1: template wmt needs translation or en or prompt or turns or text, got 'id'"),
@@ -326,9 +326,9 @@ def test_a_wrong_file_is_one_line_and_exit_code_2(
     with pytest.raises(SystemExit) as left:
         guarded(lambda: print(load(path, **options)))()
     assert left.value.code == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert told.startswith("error: ")
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert printed.startswith("error: ")
 
 
 @pytest.mark.parametrize(
@@ -343,8 +343,8 @@ def test_a_wrong_file_is_one_line_and_exit_code_2(
         (lambda: load(__file__, limit=0), "^limit must be at least 1, got 0"),
         (lambda: load(__file__, limit=True), "^limit must be a whole number, got True"),
         (lambda: load(__file__, seed=-1), "^seed must be at least 0, got -1"),
-        (lambda: Prompt("1", " ", "here"), "^text of a prompt must be a text that is not blank, got ' '"),
-        (lambda: Prompt(1, "x", "here"), "^id of a prompt must be a text that is not blank, got 1"),  # type: ignore[arg-type]
+        (lambda: Prompt("1", " ", "here"), "^text of a prompt must be a non-blank string, got ' '"),
+        (lambda: Prompt(1, "x", "here"), "^id of a prompt must be a non-blank string, got 1"),  # type: ignore[arg-type]
         (lambda: held_out(0, 1, 1), "^length must be at least 1, got 0"),
         (lambda: held_out(1, 0, 1), "^count must be at least 1, got 0"),
         (lambda: held_out(1, 1, -1), "^seed must be at least 0, got -1"),
@@ -355,7 +355,7 @@ def test_wrong_arguments(call: Callable[[], object], message: str) -> None:
         call()
 
 
-# --- The family's own -----------------------------------------------------------------------------------------------
+# --- Held-out code of the family ------------------------------------------------------------------------------------
 
 
 def module(name: str, functions: int) -> str:
@@ -390,9 +390,9 @@ def test_held_out_prompts_are_starts_of_one_length_that_do_not_overlap(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_prompts_may_end_where_others_begin(seed: int) -> None:
-    """Functions of seven characters each: all of them are prompts of 7, and none that overlaps another is one of 8."""
+    """Functions of seven characters: all of them are prompts of length 7, but prompts of length 8 would overlap."""
     held = corpus.Corpus({"kept.py": "x"}, {"a.py": "def a\n\ndef b\n\ndef c\n\n"}, "3.x", "none")
-    assert {*texts(held_out(7, 3, seed, corpus=held))} == {"def a\n\n", "def b\n\n", "def c\n\n"}
+    assert {*contents(held_out(7, 3, seed, corpus=held))} == {"def a\n\n", "def b\n\n", "def c\n\n"}
     with pytest.raises(ParameterError, match=r"^count must be at most 1, got 3"):
         held_out(8, 3, seed, corpus=held)
 
@@ -402,21 +402,21 @@ def test_held_out_prompts_of_tokens(small: corpus.Corpus) -> None:
     for seed in range(3):
         found = held_out(20, 4, seed, tokenizer=tokenizer, corpus=small)
         assert [len(tokenizer.encode(prompt.text, add_special_tokens=False).ids) for prompt in found] == [20] * 4
-        assert all(len(prompt.text) > 20 for prompt in found)  # or it were characters
+        assert all(len(prompt.text) > 20 for prompt in found)  # tokens, not characters
         assert all("tokens: 20" in prompt.source for prompt in found)
 
 
 def test_a_prompt_never_ends_within_a_character() -> None:
-    """Bytes are the letters of the tokenizer, so that four tokens of 'def é' are one byte too few."""
+    """The tokens are bytes, so that five tokens of 'def é' end within the last character."""
     held = corpus.Corpus({"kept.py": "x" * 9}, {"a.py": "def éééé", "b.py": "def eeeee"}, "3.x", "none")
     tokenizer = vocabulary.learnt(held, 257)
-    assert texts(held_out(5, 1, 0, tokenizer=tokenizer, corpus=held)) == ["def e"]
+    assert contents(held_out(5, 1, 0, tokenizer=tokenizer, corpus=held)) == ["def e"]
     with pytest.raises(ParameterError, match=r"^count must be at most 1, got 2: .* no more prompts of 5 tokens"):
         held_out(5, 2, 0, tokenizer=tokenizer, corpus=held)
 
 
-def test_a_prompt_that_would_be_read_as_fewer_tokens_is_left_out() -> None:
-    """A tokenizer whose last two letters are one token: what is cut off behind five letters has four tokens by itself."""
+def test_a_cut_that_tokenizes_to_fewer_tokens_is_left_out() -> None:
+    """A tokenizer that merges the last two letters: five letters cut from a text are four tokens by themselves."""
 
     class LastTwo:
         def encode(self, text: str, add_special_tokens: bool) -> Any:
@@ -427,21 +427,21 @@ def test_a_prompt_that_would_be_read_as_fewer_tokens_is_left_out() -> None:
             assert not skip_special_tokens
             return "".join(map(chr, (part for number in ids for part in (divmod(number, 1000) if number > 1000 else (number,)))))
 
-    # Of the whole text alone are the first nine tokens what nine tokens are read from.
+    # Only the whole text has nine tokens both as a part and by itself.
     held = corpus.Corpus({"kept.py": "x"}, {"a.py": "def eeeeee"}, "3.x", "none")
-    assert texts(held_out(9, 1, 0, tokenizer=LastTwo(), corpus=held)) == ["def eeeeee"]
+    assert contents(held_out(9, 1, 0, tokenizer=LastTwo(), corpus=held)) == ["def eeeeee"]
     with pytest.raises(ParameterError, match=r"^count must be at most 0, got 1"):
         held_out(5, 1, 0, tokenizer=LastTwo(), corpus=held)
 
 
-def test_held_out_prompts_are_of_no_module_that_was_trained_on() -> None:
+def test_held_out_prompts_are_not_in_the_training_modules() -> None:
     library = corpus.standard_library()
     found = held_out(300, 20, 5, corpus=library)
     assert not any(prompt.text in text for prompt in found for text in library.training.values())
     assert found != held_out(300, 20, 6, corpus=library)
 
 
-def test_more_than_there_is(small: corpus.Corpus) -> None:
+def test_too_many_held_out_prompts_are_refused(small: corpus.Corpus) -> None:
     most = sum(len(text) for text in small.held_out.values()) // 50
     with pytest.raises(ParameterError, match=r"^count must be at most") as caught:
         held_out(50, 1000, 0, corpus=small)

@@ -1,5 +1,4 @@
-"""What `calibrate.timing.read_times` times of decoding besides whole passes: on a clock on which every step takes what the
-test says."""
+"""Times of decoding besides whole passes (`calibrate.timing.read_times`), on a clock that the test advances at every step."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ READ = {kind: 2.0 + 3 * number for number, kind in enumerate(READS)}
 
 
 def layer_us(layer: int, tokens: int) -> float:
-    """A layer of a pass over so many tokens."""
+    """Return the time of a layer of a pass over `tokens` tokens [us]."""
     return 10 + layer + tokens / 2
 
 
@@ -34,9 +33,9 @@ def mean(*values: float) -> float:
 
 
 class Costs:
-    """What steps take [us], how often some were made, and what was asked.
+    """Times of steps [us], with the number of samples and the requests.
 
-    Layers are launched, as on a GPU: time passes for them when somebody waits for the device.
+    Layers are launched, as on a GPU: their time passes when the caller waits for the device.
     """
 
     def __init__(self, clock: Clockwork) -> None:
@@ -45,12 +44,12 @@ class Costs:
         self.asked: list[Read] = []
         self.passes: list[Forward] = []
         self.idle = 0.0
-        """Share of the time since the last pass that the next one takes longer."""
+        """Share of the time since the last pass by which the next one takes longer."""
         self.ended = clock.now
         self.launched = 0.0
-        """What layers that were launched have yet to take [us]."""
+        """Remaining time of launched layers [us]."""
         self.samples: list[int] = []
-        """How many times each mean is of."""
+        """Number of samples of each mean."""
 
     def spend(self, microseconds: float) -> None:
         self.clock.spend(microseconds / 1e6)
@@ -68,7 +67,7 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Costs:
     def of_layer(self: Any, index: int, hidden: Any, place: Any, rows: Any) -> Any:
         tokens = hidden.shape[0] * hidden.shape[1]
         found.launched += layer_us(index, tokens)
-        if rows.at is not None:  # several hypotheses: more for each of them, and for the context, in steps of two
+        if rows.at is not None:  # several hypotheses: more time per hypothesis, and by context in steps of two
             found.launched += 2 * tokens + (int(place.positions[0, 0]) + 1) // 2
         return layer(self, index, hidden, place, rows)
 
@@ -111,12 +110,12 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Costs:
 
 
 def near(expected: dict[str, float]) -> dict[str, Any]:
-    """Quartiles and mean of times that are all one [us]."""
+    """Match quartiles and mean of equal times [us]."""
     return {name: pytest.approx([each] * 3, abs=0.03) for name, each in expected.items()}
 
 
-def test_every_part_of_a_round_takes_what_its_steps_take(costs: Costs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layer i over n tokens takes 10 + i + n/2 us, a call 5, the embedding 4, a head 30 and one a position."""
+def test_times_of_all_parts_follow_from_their_steps(costs: Costs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layer i over n tokens takes 10 + i + n/2 us, a call 5, the embedding 4, a head 30 plus one per position."""
     decoder = real_models.decoders("llama", dtype="float32")["target"]
     monkeypatch.setattr(read_times, "WARM_UPS", 1)
     found = read_times.reads(decoder, 12, 2)
@@ -127,18 +126,18 @@ def test_every_part_of_a_round_takes_what_its_steps_take(costs: Costs, monkeypat
     assert found["kv_rows_us"] == near({
         str(n): (CALL + sum(layer_us(layer, n) for layer in behind)) / (LAYERS - 1) for n in (1, 2, 4, 8)
     })  # fmt: skip
-    # One by one a layer behind the first takes its call too; within a whole pass layers take themselves alone.
+    # Layer by layer, each layer after the first also takes its call; within a whole pass it does not.
     again = CALL + mean(*(layer_us(layer, 1) for layer in behind)) - mean(*(layer_us(layer, 1) for layer in range(LAYERS)))
     assert found["resumed_step_us"] == near({"": again})[""]
     counts, contexts = (1, 2, 4, 8, 16), (36, 12, 4)
     assert found["tree_us"] == near({f"{n} {at}": LAYERS * (2 * n + at / 2) for at in contexts for n in counts})
     assert found["beams_us"] == near({str(n): READ["beams"] + n for n in counts})
     assert [*found["tree_us"]] == [f"{n} {at}" for at in contexts for n in counts]
-    # Twice each, but for forks, of which there are at least two looks.
+    # Two samples each; forks always have at least two.
     assert {*costs.samples} == {2}
     at_12 = [each for each in costs.asked if each.output.step.at == 12 and len(each.output.step.tokens) == 1]
     asked = {each.kind: each for each in at_12}
-    # A look before three that are timed; layer by layer and behind whole passes, at 12 in the first and the third turn.
+    # One read before three timed ones; layer by layer and after whole passes, at position 12 in turns 1 and 3.
     often = dict.fromkeys(READS, 3) | {"next": 3 * 4 + 2 * 3, "beams": 2}
     often |= dict.fromkeys(("confidence", "saturation"), 3 + 2 * LAYERS)
     assert Counter(each.kind for each in at_12) == often
@@ -149,7 +148,7 @@ def test_every_part_of_a_round_takes_what_its_steps_take(costs: Costs, monkeypat
     assert Counter(each.kind for each in costs.asked if each.against is not None) == {"residual": 3}
     assert (asked["top"].width, asked["next"].width) == (3, 1)
     assert {each.offset for each in costs.asked} == {-1}
-    # Layer by layer twice, and then whole: never where the last token's were, and always behind as many positions.
+    # Layer by layer twice, then whole: never at the previous token's position, and always after the same context.
     alone = [step.at for step in costs.passes if step.compared and step.layers.last == step.layers.first + 1]
     assert alone == [12 + turn % 2 for turn in range(3) for _ in range(2 * LAYERS)]
     whole = [
@@ -158,7 +157,7 @@ def test_every_part_of_a_round_takes_what_its_steps_take(costs: Costs, monkeypat
         if (step.tokens, step.layers.first, step.layers.last, step.compared) == ((5,), 0, LAYERS, False)
     ]
     assert [(step.at, step.heads) for step in whole if step.at >= 12] == [(12 + turn % 2, 1) for turn in range(3)]
-    for count in ("1", "3"):  # what plain decoding has besides its passes is none of it
+    for count in ("1", "3"):  # without plain decoding's own overhead
         births = []
         for turn in range(2):
             parameters = ppd.Parameters(LAYERS, 3, int(count))
@@ -170,10 +169,10 @@ def test_every_part_of_a_round_takes_what_its_steps_take(costs: Costs, monkeypat
         assert (found["fork_us"][count][0] == found["fork_us"][count][2]) == (births[0] == births[1])
 
 
-def test_hypotheses_behind_three_times_the_context_are_timed_where_the_model_knows_so_many_positions(
+def test_long_context_of_hypotheses_is_timed_if_positions_suffice(
     costs: Costs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 96 positions: three times 26 and 18 hypotheses just fit."""
+    """96 positions: three times 26 and 18 hypotheses just fit."""
     decoder = real_models.decoders("llama", dtype="float32")["target"]
     for name, value in (("WARM_UPS", 0), ("FILLED", ()), ("FORKED", ()), ("READS", ())):
         monkeypatch.setattr(read_times, name, value)
@@ -181,13 +180,13 @@ def test_hypotheses_behind_three_times_the_context_are_timed_where_the_model_kno
         monkeypatch.setattr(read_times, "HYPOTHESES", (most,))
         assert [*read_times.reads(decoder, 26, 1)["tree_us"]] == [f"{most} {at}" for at in contexts]
     one = real_models.decoders("llama", "draft")["draft"]
-    one.layers = 1  # no layer above an exit: nobody could start others behind it
+    one.layers = 1  # no layer after an exit, so nothing could be forked there
     monkeypatch.setattr(read_times, "FORKED", (1,))
     assert read_times._forks(one, 1) == {}
 
 
-def test_passes_behind_pauses_and_few_layers_take_what_they_take(costs: Costs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass takes a tenth of the pause before it longer."""
+def test_times_after_pauses_and_of_few_layers(costs: Costs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass takes longer by a tenth of the pause before it."""
     decoder = real_models.decoders("llama", dtype="float32")["target"]
     monkeypatch.setattr(read_times, "SETTLED", 2)
     costs.clock.tick, costs.idle = 1e-6, 0.1
@@ -198,16 +197,16 @@ def test_passes_behind_pauses_and_few_layers_take_what_they_take(costs: Costs, m
         return CALL + EMBEDDING + sum(layer_us(layer, tokens) for layer in range(LAYERS)) + gap / 10
 
     def about(expected: dict[str, float]) -> dict[str, Any]:
-        return {name: pytest.approx([each] * 3, abs=4.0) for name, each in expected.items()}  # looks at the clock
+        return {name: pytest.approx([each] * 3, abs=4.0) for name, each in expected.items()}  # clock readings
 
     assert found["after_gap_us"] == about({str(gap): whole(1, gap) for gap in (0, 500, 1000, 2000, 4000, 8000)})
     assert found["wide_us"] == about({f"{n} {gap}": whole(n, gap) for n in (4, 9) for gap in (0, 1000, 4000)})
-    # A layer is marked by looks at the clock, one of them within.
+    # A layer is marked by clock readings, one of which is within.
     assert found["short_us"] == {str(few): pytest.approx([mean(*(1 + layer_us(layer, 1) for layer in range(few)))] * 3, abs=0.01)
                                  for few in (1, 2, 4, 5)}  # fmt: skip
     assert costs.samples == [4] * 6 + [2] * 6 + [4] * 4
     single = [step.at for step in costs.passes[1:] if len(step.tokens) == 1 and step.layers.last == LAYERS]
-    assert single == [12, 13] * (len(single) // 2)  # never where the last pass was
+    assert single == [12, 13] * (len(single) // 2)  # never at the position of the previous pass
     assert {step.heads for step in costs.passes[1:] if step.layers.last == LAYERS} == {0, 1}
     whole_only = costs.passes[1 : 1 + 6 * 6 + 6 * 4]
     assert {(step.heads, len(step.tokens)) for step in whole_only} == {(1, 1), (1, 4), (1, 9)}
@@ -215,4 +214,4 @@ def test_passes_behind_pauses_and_few_layers_take_what_they_take(costs: Costs, m
         monkeypatch.setattr(read_times, name, value)
     costs.samples.clear()
     assert [*read_times.after(decoder, 12, 1)["short_us"]] == ["1", str(LAYERS)]
-    assert costs.samples == [1, 1]  # all layers once
+    assert costs.samples == [1, 1]  # each layer once

@@ -1,4 +1,4 @@
-"""`calibrate decode`: real models by any method from the command line, and what it says of them."""
+"""`calibrate decode`: decoding with real models by any method from the command line, and its reports."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from tests.support.real_models import DEPTHS, VOCABULARY
 
 LAYERS = DEPTHS["target"]
 LETTERS = [*string.ascii_lowercase, " ", "<unk>", "</s>"]
-"""The tokens of the tiny tokenizer, one for each row of the tiny models."""
+"""Tokens of the tiny tokenizer, one for each row of the tiny models' embeddings."""
 SEEDS = {"target": 4, "draft": 1, "medium": 2}
-"""Of weights with which texts are no single token again and again, and drafts are right now and then."""
+"""Seeds of weights for which outputs are not a single repeated token, and some drafts are accepted."""
 CHOICES: dict[str, list[str]] = {
     "autoregressive": [], "ppd": ["exit_layer=3", "candidates=3"], "speculative": ["draft_length=3"],
     "pearl": ["draft_length=3"],
@@ -41,7 +41,7 @@ CHOICES: dict[str, list[str]] = {
 
 
 def tokenizer(letters: list[str]) -> Any:
-    """A token for each letter."""
+    """A tokenizer with a token for each letter."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -58,7 +58,7 @@ def numbers(text: str) -> list[int]:
 def put(
     folder: Path, role: str, *, kind: str = "llama", seed: int = 0, letters: list[str] = LETTERS, end: int | None = None
 ) -> Path:
-    """A tiny model on disk, with its tokenizer."""
+    """Save a tiny model with its tokenizer, and return its folder."""
     full = real_models.model(kind, DEPTHS[role], seed, "float32")
     full.save_pretrained(folder / role)
     path = folder / role / "generation_config.json"
@@ -83,7 +83,7 @@ def call(*arguments: str, code: int = 0, env: dict[str, str] | None = None) -> t
 
 
 def models(folder: Path, method: str, *names: str) -> list[str]:
-    """The options that name a method's models."""
+    """Return the options that name a method's models."""
     found = ["--model", str(folder / "target")]
     settings = dict(each.split("=") for each in names)
     for role in real_decoding.roles(method, settings)[1:]:
@@ -97,54 +97,54 @@ def asked(folder: Path, method: str, *more: str, choices: list[str] | None = Non
     return [method, *models(folder, method, *chosen), *sets, "--device", "cpu", "--threads", "1", *more]
 
 
-def said(folder: Path, method: str, *more: str, **own: Any) -> dict[str, Any]:
-    stdout, stderr = call(*asked(folder, method, "--json", *more, **own))
+def said(folder: Path, method: str, *more: str, **choices: Any) -> dict[str, Any]:
+    stdout, stderr = call(*asked(folder, method, "--json", *more, **choices))
     assert stderr == ""
     document: dict[str, Any] = json.loads(stdout)
     return document
 
 
-def test_over_processes_with_a_model_each_the_same_is_written(tiny: Path) -> None:
-    """But for how long that takes; plain decoding beside it is made there too."""
-    one, apart = (said(tiny, "pearl", "--prompt", "hello", "--tokens", "14", "--plain", *more) for more in ([], ["--processes"]))
-    assert (one["processes"], apart["processes"]) == (False, True)
-    (found,), (want,) = apart["sequences"], one["sequences"]
+def test_processes_give_the_same_results_except_times(tiny: Path) -> None:
+    """Plain decoding of --plain runs in the processes too."""
+    here, apart = (said(tiny, "pearl", "--prompt", "hello", "--tokens", "14", "--plain", *more) for more in ([], ["--processes"]))
+    assert (here["processes"], apart["processes"]) == (False, True)
+    (found,), (want,) = apart["sequences"], here["sequences"]
     same = {key for key in want if found[key] == want[key]}
     assert {"text", "written", "produced_by", "passes", "work"} <= same
     message = refused(*asked(tiny, "ppd", "--prompt", "hello", "--processes"))
     assert "each pass through all of them, got [0, 3)" in message
 
 
-def test_every_method_is_tried() -> None:
+def test_choices_cover_every_method() -> None:
     assert {*CHOICES} == {*registry.names()}
 
 
 @pytest.mark.parametrize("method", CHOICES)
-def test_every_method_decodes_and_says_what_it_did(method: str, tiny: Path) -> None:
-    """All that the document says of a text is of one and the same run, made again here without the command."""
+def test_every_method_decodes_and_reports(method: str, tiny: Path) -> None:
+    """The document agrees with the same decoding in Python."""
     found = said(tiny, method, "--prompt", "hello", "--tokens", "14")
-    (text,) = found["sequences"]
+    (shown,) = found["sequences"]
     decoders = {role: load_models.model(str(tiny / role)).decoder for role in found["models"]}
-    settings = text["settings"]
-    own = real_decoding.decode(method, decoders, numbers("hello"), 14, {k: v for k, v in settings.items() if v is not None})
-    assert text["written"] == [*own.tokens]
-    # Special tokens are no text.
-    assert text["text"] == "".join(text["pieces"]) == "".join(LETTERS[token] for token in own.tokens if token < 27)
-    assert text["produced_by"] == [*own.producers]
-    assert text["passes"] == dict(own.account.passes_of)
-    assert sum(each["passes"] for each in text["work"]) == own.account.passes
-    assert sum(text["layer_passes"].values()) == own.account.layer_passes
-    assert text["plain_layer_passes"] == LAYERS * (4 + 14)
-    assert {(each["accepted"], each["drafted"]): each["count"] for each in text["rounds"]} == own.rounds
-    assert text["seconds"] > 0
-    assert text["tokens_per_s"] == pytest.approx(14 / text["seconds"])
+    settings = {key: value for key, value in shown["settings"].items() if value is not None}
+    again = real_decoding.decode(method, decoders, numbers("hello"), 14, settings)
+    assert shown["written"] == [*again.tokens]
+    # Special tokens are not part of the text.
+    assert shown["text"] == "".join(shown["pieces"]) == "".join(LETTERS[token] for token in again.tokens if token < 27)
+    assert shown["produced_by"] == [*again.producers]
+    assert shown["passes"] == dict(again.account.passes_of)
+    assert sum(each["passes"] for each in shown["work"]) == again.account.passes
+    assert sum(shown["layer_passes"].values()) == again.account.layer_passes
+    assert shown["plain_layer_passes"] == LAYERS * (4 + 14)
+    assert {(each["accepted"], each["drafted"]): each["count"] for each in shown["rounds"]} == again.rounds
+    assert shown["seconds"] > 0
+    assert shown["tokens_per_s"] == pytest.approx(14 / shown["seconds"])
     assert found["provenance"] == "measured"
     assert {role: each["layers"] for role, each in found["models"].items()} == {role: DEPTHS[role] for role in found["models"]}
     assert all(re.fullmatch("[0-9a-f]{64}", each["checksum"]) for each in found["models"].values())
 
 
 @pytest.mark.parametrize("method", [name for name in CHOICES if name not in ("bild", "skipdecode", "early_exit", "beam")])
-def test_exact_methods_write_what_the_oracle_writes(method: str, tiny: Path) -> None:
+def test_exact_methods_generate_the_tokens_of_the_oracle(method: str, tiny: Path) -> None:
     found = said(tiny, method, "--prompt", "hello", "--tokens", "20", "--dtype", "float64", "--plain")
     assert found["exact"]
     full = load_models.model(str(tiny / "target"), dtype="float64").decoder.full
@@ -153,8 +153,8 @@ def test_exact_methods_write_what_the_oracle_writes(method: str, tiny: Path) -> 
     assert found["sequences"][0]["plain"]["first_differences"] == [None]
 
 
-def test_rates_are_those_of_the_commits(tiny: Path) -> None:
-    """Each rate from its definition, round by round."""
+def test_rates_follow_their_definitions(tiny: Path) -> None:
+    """Compute each rate from the commits, round by round."""
     (text,) = said(tiny, "speculative", "--prompt", "hello", "--tokens", "40")["sequences"]
     accepted = [len(each["tokens"]) - 1 for each in text["commits"]]
     drafted = [each["drafted"] for each in text["commits"]]
@@ -167,7 +167,7 @@ def test_rates_are_those_of_the_commits(tiny: Path) -> None:
     assert text["passes"]["target"] == len(accepted) + 1  # and the prompt
 
 
-def test_a_draft_that_is_the_target_is_always_right(tiny: Path) -> None:
+def test_a_draft_equal_to_the_target_is_always_accepted(tiny: Path) -> None:
     stdout, _ = call(
         "speculative", "--model", str(tiny / "target"), "--draft", str(tiny / "target"), "--set", "num_speculative_tokens=4",
         "--prompt", "hello", "--tokens", "20", "--json", "--dtype", "float64",
@@ -183,10 +183,10 @@ def test_lossy_methods_say_so(tiny: Path) -> None:
     assert "lossy" not in call(*asked(tiny, "speculative", "--prompt", "hello", "--tokens", "5"))[0]
 
 
-# --- what readers see ---
+# --- printed report ---
 
 
-def test_the_text_comes_first_and_the_histogram_counts_every_round(tiny: Path) -> None:
+def test_report_begins_with_the_output_and_counts_every_round(tiny: Path) -> None:
     arguments = asked(tiny, "speculative", "--prompt", "hello", "--tokens", "30")
     (text,) = json.loads(call(*arguments, "--json")[0])["sequences"]
     stdout, stderr = call(*arguments)
@@ -194,7 +194,7 @@ def test_the_text_comes_first_and_the_histogram_counts_every_round(tiny: Path) -
     assert "\x1b" not in stdout
     lines = stdout.splitlines()
     assert lines[0] == text["text"]
-    assert lines[2].startswith("written by: ")
+    assert lines[2].startswith("tokens by source: ")
     counted = {int(a): int(b) for a, b in re.findall(r"^ {0,3}(\d+) +(\d+) [█#]*$", stdout, re.MULTILINE)}
     expected: dict[int, int] = {}
     for each in text["rounds"]:
@@ -204,7 +204,7 @@ def test_the_text_comes_first_and_the_histogram_counts_every_round(tiny: Path) -
     assert "tok/s (measured" in stdout
 
 
-def test_bars_are_as_long_as_their_counts_say() -> None:
+def test_lengths_of_bars_follow_the_counts() -> None:
     found = {
         "rounds": [{"accepted": 0, "drafted": 3, "count": 5}, {"accepted": 2, "drafted": 3, "count": 20}], "tokens": 65,
         "mean_acceptance_length": 2.6, "draft_acceptance_rate": None, "acceptance_rate": 0.5, "passes": {"target": 25},
@@ -217,11 +217,11 @@ def test_bars_are_as_long_as_their_counts_say() -> None:
     assert "draft acceptance rate none" in lines[4]
 
 
-def test_a_terminal_shows_who_wrote_what(tiny: Path) -> None:
-    """Colours and attributes; without colours the attributes; elsewhere nothing but text."""
+def test_a_terminal_styles_tokens_by_source(tiny: Path) -> None:
+    """Colours and attributes; with NO_COLOR only attributes; no styles if stdout is not a terminal."""
     arguments = asked(tiny, "hierarchical", "--prompt", "hello", "--tokens", "20")
     coloured, _ = call(*arguments, env={"FORCE_COLOR": "1", "TERM": "xterm-256color"})
-    assert "\x1b[1;36m" in coloured  # the target's own
+    assert "\x1b[1;36m" in coloured  # tokens of the target
     bare, _ = call(*arguments, env={"FORCE_COLOR": "1", "TERM": "xterm-256color", "NO_COLOR": "1"})
     assert "\x1b[1m" in bare
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", bare)
@@ -229,7 +229,7 @@ def test_a_terminal_shows_who_wrote_what(tiny: Path) -> None:
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured).splitlines()[0] == call(*arguments)[0].splitlines()[0]
 
 
-def test_a_text_cannot_steer_the_terminal(tiny: Path, tmp_path: Path) -> None:
+def test_outputs_cannot_control_the_terminal(tiny: Path, tmp_path: Path) -> None:
     letters = ["\x1b", *LETTERS[1:]]
     folder = put(tmp_path, "target", letters=letters)
     stdout, _ = call("autoregressive", "--model", str(folder), "--prompt", "bbb", "--tokens", "40")
@@ -240,7 +240,7 @@ def test_a_text_cannot_steer_the_terminal(tiny: Path, tmp_path: Path) -> None:
     assert stdout.splitlines()[0] == text["text"].replace("\x1b", "\\x1b")
 
 
-def test_tokens_that_make_a_character_together_are_shown_with_the_last() -> None:
+def test_a_character_of_several_tokens_belongs_to_the_last() -> None:
     class Bytes:
         def decode(self, tokens: list[int], **_: Any) -> str:
             return bytes(tokens).decode(errors="replace")
@@ -250,13 +250,13 @@ def test_tokens_that_make_a_character_together_are_shown_with_the_last() -> None
     assert load_models.pieces(Bytes(), [*b"x"], [*text[:2]]) == ["a", "\ufffd"]
 
 
-# --- texts that end, texts that are none, encoders, heads, drawing ---
+# --- end tokens, empty prompts, encoders, heads, sampling ---
 
 
-def test_a_text_ends_with_its_end_token(tiny: Path, tmp_path: Path) -> None:
+def test_decoding_stops_at_the_end_token(tiny: Path, tmp_path: Path) -> None:
     (text,) = said(tiny, "autoregressive", "--prompt", "ending", "--tokens", "20")["sequences"]
     whole = text["written"]
-    end = next(token for place, token in enumerate(whole) if place > 1 and token not in whole[:place])
+    end = next(token for index, token in enumerate(whole) if index > 1 and token not in whole[:index])
     for role, seed in SEEDS.items():
         put(tmp_path, role, seed=seed, end=end)
     for method in ("autoregressive", "speculative", "ppd"):
@@ -264,14 +264,14 @@ def test_a_text_ends_with_its_end_token(tiny: Path, tmp_path: Path) -> None:
         assert text["written"] == whole[: whole.index(end) + 1]
     path = tmp_path / "target" / "generation_config.json"
     other = next(token for token in range(VOCABULARY) if token not in whole)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [other, end]}))  # any of several ends a text
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [other, end]}))  # any of several end tokens stops
     (text,) = said(tmp_path, "speculative", "--prompt", "ending", "--tokens", "20")["sequences"]
     assert text["written"] == whole[: whole.index(end) + 1]
     assert text["stop"] == [other, end]
     assert said(tmp_path, "beam", "--prompt", "hello", "--tokens", "20")["sequences"][0]["stop"] == []
 
 
-def test_an_end_token_is_one_of_the_models_tokens(tmp_path: Path) -> None:
+def test_end_tokens_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
     for end, said in ((99999, "got 99999"), (-1, "got -1"), ("stop", "must be a whole number, got 'stop'")):
         folder = put(tmp_path / str(end), "target")
         path = folder / "generation_config.json"
@@ -300,20 +300,20 @@ def test_an_empty_prompt_begins_with_the_start_token(tiny: Path) -> None:
     assert text["written"] == real_models.oracle(full, [1], 8)
 
 
-def test_a_chat_is_put_into_the_models_own_template(tmp_path: Path) -> None:
+def test_template_chat_uses_the_models_chat_template(tmp_path: Path) -> None:
     folder = put(tmp_path, "target", seed=SEEDS["target"])
     ask = ("autoregressive", "--model", str(folder), "--json", "--tokens", "8")
     assert "model target has none; leave it out" in refused(*ask, "--prompt", "a", "--template", "chat")
     own = load_models.model(str(folder)).tokenizer
     own.chat_template = "{% for each in messages %}u {{ each.content }} {% endfor %}{% if add_generation_prompt %}b {% endif %}"
     own.save_pretrained(folder)
-    (folder / "texts.jsonl").write_text('"hello"\n')
-    for given in (("--prompt", "hello"), ("--prompts", str(folder / "texts.jsonl"))):
+    (folder / "prompts.jsonl").write_text('"hello"\n')
+    for given in (("--prompt", "hello"), ("--prompts", str(folder / "prompts.jsonl"))):
         (text,) = json.loads(call(*ask, *given, "--template", "chat")[0])["sequences"]
         assert text["prompt_tokens"] == numbers("u hello b ")
-    # Of other prompts the last tokens are taken; a chat stays whole.
+    # Other prompts are cut to their last tokens; a chat stays whole.
     for template, ids in ((None, numbers("llo")), ("chat", numbers("u hello b "))):
-        found = log_command.prompted(str(folder / "texts.jsonl"), template, 1, 3, 0, load_models.model(str(folder)))
+        found = log_command.prompted(str(folder / "prompts.jsonl"), template, 1, 3, 0, load_models.model(str(folder)))
         assert [tokens for _, tokens in found] == [ids]
     assert json.loads(call(*ask, "--prompt", "u hello b ")[0])["sequences"][0]["written"] == text["written"]
     own.chat_template = "{{ raise_exception('users must wait') }}"
@@ -322,11 +322,11 @@ def test_a_chat_is_put_into_the_models_own_template(tmp_path: Path) -> None:
 
 
 def test_an_encoder_reads_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several prompts one after another, each decoded from what the encoder made of it."""
+    """Several prompts one after another, each with the encoder's output for it."""
     for number, role in enumerate(DEPTHS):
         put(tmp_path, role, kind="t5", seed=7 + number)
-    (tmp_path / "texts.txt").write_text("hello\nzq x\n")
-    found = said(tmp_path, "speculative", "--prompts", str(tmp_path / "texts.txt"), "--tokens", "12", "--dtype", "float64")
+    (tmp_path / "prompts.txt").write_text("hello\nzq x\n")
+    found = said(tmp_path, "speculative", "--prompts", str(tmp_path / "prompts.txt"), "--tokens", "12", "--dtype", "float64")
     full = load_models.model(str(tmp_path / "target"), dtype="float64").decoder.full
     for words, text in zip(("hello", "zq x"), found["sequences"], strict=True):
         monkeypatch.setattr(real_models, "SOURCE", tuple(numbers(words)))
@@ -335,14 +335,14 @@ def test_an_encoder_reads_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found["sequences"][0]["written"] != found["sequences"][1]["written"]
 
 
-def test_trained_heads_are_read(tiny: Path, tmp_path: Path) -> None:
-    """A head that is the model's own changes nothing; one whose rows are shifted by one writes the next token."""
+def test_trained_heads_are_used(tiny: Path, tmp_path: Path) -> None:
+    """The model's own head changes nothing; a head with rows shifted by one predicts the next token id."""
     target = load_models.model(str(tiny / "target"))
-    own = target.decoder.head.weight.detach()
+    weight = target.decoder.head.weight.detach()
     written = {}
     arguments = asked(tiny, "early_exit", "--prompt", "hello", "--tokens", "1", "--json", choices=["exit_layer=3"])
     written["none"] = json.loads(call(*arguments)[0])["sequences"][0]["written"]
-    for name, head in (("same", own), ("shifted", own.roll(1, dims=0))):
+    for name, head in (("same", weight), ("shifted", weight.roll(1, dims=0))):
         path = tmp_path / f"{name}.safetensors"
         exit_heads._write(path, {3: head}, {"schema": exit_heads.SCHEMA, "model": target.checksum, "name": "tiny"})
         found = json.loads(call(*arguments, "--heads", str(path))[0])
@@ -355,7 +355,7 @@ def test_trained_heads_are_read(tiny: Path, tmp_path: Path) -> None:
     )
 
 
-def test_drawn_tokens_follow_the_seed(tiny: Path) -> None:
+def test_sampled_tokens_follow_the_seed(tiny: Path) -> None:
     def written(*more: str, method: str = "speculative") -> list[int]:
         drawing = ("--prompt", "hello", "--tokens", "20", "--sample", *more)
         tokens: list[int] = said(tiny, method, *drawing)["sequences"][0]["written"]
@@ -364,7 +364,7 @@ def test_drawn_tokens_follow_the_seed(tiny: Path) -> None:
     assert written("--seed", "1") == written("--seed", "1") != written("--seed", "2")
     greedy = said(tiny, "speculative", "--prompt", "hello", "--tokens", "20")["sequences"][0]["written"]
     assert written("--top-k", "1") == greedy == written("--temperature", "0.0001") == written("--top-p", "0.0001")
-    # Whatever is predicted early, pipelined decoding draws what plain sampling draws: Appendix B of the paper.
+    # For any early predictions, PPD samples the tokens of plain sampling: Appendix B of the paper.
     assert written("--top-k", "4", method="ppd") == written("--top-k", "4", method="autoregressive")
 
 
@@ -372,30 +372,30 @@ def test_drawn_tokens_follow_the_seed(tiny: Path) -> None:
 
 
 @pytest.fixture
-def texts(tmp_path: Path) -> Path:
-    path = tmp_path / "texts.txt"
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.txt"
     path.write_text("hello\nworld\nand so on\n")
     return path
 
 
-def test_several_prompts_and_their_totals(tiny: Path, texts: Path) -> None:
-    found = said(tiny, "speculative", "--prompts", str(texts), "--tokens", "12", "--plain")
+def test_several_prompts_and_their_totals(tiny: Path, prompts: Path) -> None:
+    found = said(tiny, "speculative", "--prompts", str(prompts), "--tokens", "12", "--plain")
     assert [each["prompt_tokens"] for each in found["sequences"]] == [numbers(text) for text in ("hello", "world", "and so on")]
     for key in ("tokens", "seconds", "plain_layer_passes"):
         assert found["totals"][key] == pytest.approx(sum(each[key] for each in found["sequences"]))
     assert found["totals"]["plain"]["sequences"] == 3
-    alone = said(tiny, "speculative", "--prompts", str(texts), "--limit", "1", "--tokens", "12")
+    alone = said(tiny, "speculative", "--prompts", str(prompts), "--limit", "1", "--tokens", "12")
     assert alone["sequences"][0]["written"] == found["sequences"][0]["written"]
-    stdout, _ = call(*asked(tiny, "speculative", "--prompts", str(texts), "--tokens", "12", "--plain"))
+    stdout, _ = call(*asked(tiny, "speculative", "--prompts", str(prompts), "--tokens", "12", "--plain"))
     assert stdout.count("--- ") == 4
     assert "--- all 3 prompts ---" in stdout
-    assert "plain decoding: the same text of " in stdout
+    assert "plain decoding: the same output for " in stdout
 
 
 @pytest.mark.parametrize("method", CHOICES)
-def test_logs_of_all_methods_are_played_again_by_the_simulator(method: str, tiny: Path, texts: Path, tmp_path: Path) -> None:
+def test_the_simulator_replays_logs_of_all_methods(method: str, tiny: Path, prompts: Path, tmp_path: Path) -> None:
     path = tmp_path / "own.parquet"
-    _, stderr = call(*asked(tiny, method, "--prompts", str(texts), "--tokens", "12", "--log", str(path), "-q"))
+    _, stderr = call(*asked(tiny, method, "--prompts", str(prompts), "--tokens", "12", "--log", str(path), "-q"))
     assert "own.parquet" in stderr
     log = read_log.load(path)
     assert log.models["target"]["layers"] == LAYERS
@@ -406,7 +406,7 @@ def test_logs_of_all_methods_are_played_again_by_the_simulator(method: str, tiny
         test_replay.same(each)
 
 
-def test_interrupted_it_keeps_what_is_done(tiny: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_keeps_finished_prompts(tiny: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = real_decoding.decode, iter(range(10))
 
     def interrupted(*arguments: Any, **more: Any) -> Any:
@@ -416,7 +416,7 @@ def test_interrupted_it_keeps_what_is_done(tiny: Path, texts: Path, tmp_path: Pa
 
     monkeypatch.setattr(real_decoding, "decode", interrupted)
     log = tmp_path / "own.parquet"
-    arguments = asked(tiny, "autoregressive", "--prompts", str(texts), "--tokens", "6")
+    arguments = asked(tiny, "autoregressive", "--prompts", str(prompts), "--tokens", "6")
     stdout, stderr = call(*arguments, "--log", str(log), code=130)
     assert "interrupted after 2 of 3 prompts; what was decoded is kept" in stderr
     assert "--- all 2 prompts ---" in stdout
@@ -435,7 +435,7 @@ def family(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tiny
 
 
-def test_the_family_alone_gives_every_model_that_a_method_has(family: Path) -> None:
+def test_model_family_loads_a_model_for_every_role(family: Path) -> None:
     stdout, _ = call("hierarchical", "--model", "family", "--set", "draft_length=2", "--prompt", "a", "--tokens", "4", "--json")
     assert {role: each["name"] for role, each in json.loads(stdout)["models"].items()} == {
         role: f"family:{role}" for role in ("target", "draft", "medium")
@@ -445,7 +445,7 @@ def test_the_family_alone_gives_every_model_that_a_method_has(family: Path) -> N
     assert "unknown model of the family 'big'" in refused("autoregressive", "--model", "family:big", "--prompt", "a")
 
 
-# --- what is refused: one line, exit code 2, nothing on stdout ---
+# --- refused input: one line, exit code 2, nothing on stdout ---
 
 
 def refused(*arguments: str) -> str:
@@ -471,25 +471,25 @@ def refused(*arguments: str) -> str:
         ("ppd", ["--set", "exit_layer=9", "--set", "candidates=1"], "exit_layer must be between 1 and layers=5, got 9"),
         ("autoregressive", ["--tokens", "0"], "tokens must be between 1 and"),
         ("autoregressive", ["--tokens", "97"], "must fit the 96 positions of model target (target), got 1 and 97 tokens"),
-        ("autoregressive", ["--top-k", "3"], "--top-k is used with --sample alone"),
-        ("autoregressive", ["--seed", "3"], "--seed is used with --sample alone"),
+        ("autoregressive", ["--top-k", "3"], "--top-k is used only with --sample"),
+        ("autoregressive", ["--seed", "3"], "--seed is used only with --sample"),
         ("bild", ["--sample"], "--sample is not used by method bild"),
         ("autoregressive", ["--sample", "--temperature", "0"], "temperature must be above 0"),
         ("autoregressive", ["--sample", "--seed", "-1"], "seed must be at least 0, got -1"),
-        ("autoregressive", ["--sample", "--set", "sampled=false"], "say opposite things"),
+        ("autoregressive", ["--sample", "--set", "sampled=false"], "contradict each other"),
         ("autoregressive", ["--dtype", "float8"], "unknown dtype 'float8'"),
         ("autoregressive", ["--device", "tpu"], "unknown device 'tpu'"),
         ("autoregressive", ["--threads", "0"], "threads must be between 1 and 4096, got 0"),
         ("autoregressive", ["--threads", "99999999999999"], "threads must be between 1 and 4096, got 99999999999999"),
         ("autoregressive", ["--log", "own.csv"], "a log must be named FILE.parquet, got 'own.csv'"),
-        ("autoregressive", ["--prompts", "texts.txt"], "one of --prompt TEXT and --prompts FILE must be given, got both"),
-        ("autoregressive", ["--limit", "2"], "--limit is used with --prompts alone"),
-        ("autoregressive", ["--template", "wmt"], "--template wmt is used with --prompts alone; take chat, or leave it out"),
+        ("autoregressive", ["--prompts", "prompts.txt"], "one of --prompt TEXT and --prompts FILE must be given, got both"),
+        ("autoregressive", ["--limit", "2"], "--limit is used only with --prompts"),
+        ("autoregressive", ["--template", "wmt"], "--template wmt is used only with --prompts; take chat, or leave it out"),
         ("autoregressive", ["--template", "chats"], "unknown template 'chats'; did you mean chat?"),
         ("early_exit", ["--set", "batch=4"], "unknown key method.batch; it is now sequences"),
         (
             "early_exit", ["--set", "sequences=4", "--set", "batching=static"],
-            "sequences must be 1, as one is decoded at a time, got 4 sequences; leave out sequences and lengths",
+            "sequences must be 1, as real models decode one at a time, got 4 sequences; leave out sequences and lengths",
         ),
         (
             "autoregressive", ["--set", "sequences=4"],
@@ -497,7 +497,7 @@ def refused(*arguments: str) -> str:
         ),
         (
             "speculative", ["--set", "draft_length=2", "--set", "sequences=4"],
-            "real batches are static, all of whose sequences are decoded, got sequences=4 with batching='continuous'; leave out",
+            "real batches are static: all sequences of a batch are decoded, got sequences=4 with batching='continuous'; leave out",
         ),
         ("early_exit", ["--heads", "nothing.safetensors"], "there are no heads at nothing.safetensors"),
     ],
@@ -508,7 +508,7 @@ def test_bad_input_is_refused_in_one_line(method: str, more: list[str], words: s
     assert words in refused(method, *chosen, "--prompt", "a", "--device", "cpu", *more)
 
 
-def test_models_that_do_not_fit_a_method_are_refused(tiny: Path, tmp_path: Path) -> None:
+def test_incompatible_models_are_refused(tiny: Path, tmp_path: Path) -> None:
     target, draft = (["--model", str(tiny / "target")], ["--draft", str(tiny / "draft")])
     text = ["--prompt", "a"]
     assert "method speculative needs a draft model and has none; give one with --draft" in refused("speculative", *target, *text)
@@ -520,10 +520,11 @@ def test_models_that_do_not_fit_a_method_are_refused(tiny: Path, tmp_path: Path)
     assert "one of --prompt TEXT and --prompts FILE must be given, got neither" in refused("autoregressive", *target)
     other = put(tmp_path, "draft", letters=[*LETTERS[1:26], "a", *LETTERS[26:]])
     arguments = ["speculative", *target, "--draft", str(other), *text, "--set", "draft_length=2"]
-    assert "models must have one tokenizer, and 'a' is token 0 to target and token 25 to the draft draft" in refused(*arguments)
+    both = "'a' is token 0 to target and token 25 to the draft draft"
+    assert f"models must have the same tokenizer, and {both}" in refused(*arguments)
     whole = put(tmp_path, "medium", kind="t5")
     arguments = ["speculative", *target, "--draft", str(whole), *text, "--set", "draft_length=2"]
-    assert "models must be of one kind, and target has no encoder and medium has an encoder" in refused(*arguments)
+    assert "models must be of the same kind, and target has no encoder and medium has an encoder" in refused(*arguments)
     (other / "tokenizer.json").unlink()
     (other / "tokenizer_config.json").unlink()
     assert "model draft has no tokenizer that can be loaded" in refused("autoregressive", "--model", str(other), *text)
@@ -531,8 +532,8 @@ def test_models_that_do_not_fit_a_method_are_refused(tiny: Path, tmp_path: Path)
     assert "model draft cannot be loaded" in refused("autoregressive", "--model", str(other), *text)
 
 
-def test_prompts_that_cannot_be_decoded_are_refused_before_any_is(tiny: Path, tmp_path: Path) -> None:
-    path = tmp_path / "texts.txt"
+def test_all_prompts_are_checked_before_decoding(tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
     path.write_text("short\n" + "long" * 30 + "\n")
     words = refused(*asked(tiny, "autoregressive", "--prompts", str(path)))
     assert re.search(r"prompt \S+: prompt and tokens must fit the 96 positions of model target \(target\), got 120 and 64", words)
@@ -540,27 +541,27 @@ def test_prompts_that_cannot_be_decoded_are_refused_before_any_is(tiny: Path, tm
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"bos_token_id": None}))
     words = refused("autoregressive", "--model", str(folder), "--prompt", "")
-    assert "prompt is empty, and model target has no token that texts begin with; give a text" in words
+    assert "prompt is empty, and model target has no start token; give a text" in words
     assert "there is no such file" in refused(*asked(tiny, "autoregressive", "--prompts", str(tmp_path / "none.txt")))
 
 
-def test_nothing_is_written_over(tiny: Path, tmp_path: Path) -> None:
+def test_logs_are_not_overwritten(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "own.json").write_text("{}")
     arguments = asked(tiny, "autoregressive", "--prompt", "a", "--log", str(tmp_path / "own.parquet"))
     assert "own.json is there already; remove it" in refused(*arguments)
     assert (tmp_path / "own.json").read_text() == "{}"
 
 
-def test_a_log_that_cannot_be_written_is_known_before_anything_is_decoded(tiny: Path, tmp_path: Path) -> None:
+def test_an_unwritable_log_is_refused_before_decoding(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     words = refused(*asked(tiny, "autoregressive", "--prompt", "a", "--log", str(tmp_path / "file" / "own.parquet")))
     assert "file is no folder; choose another place with --log" in words
 
 
-# --- the Python twin ---
+# --- the Python interface ---
 
 
-def test_the_twin_refuses_what_no_method_can_use() -> None:
+def test_decode_refuses_invalid_models_and_prompts() -> None:
     decoders = real_models.decoders("llama", "draft")
     with pytest.raises(ParameterError, match="--draft is not used by method autoregressive, which drafts with no other model"):
         real_decoding.decode("autoregressive", decoders, [3], 4)
@@ -570,25 +571,25 @@ def test_the_twin_refuses_what_no_method_can_use() -> None:
         real_decoding.decode("speculative", decoders, [3, 29], 4, {"draft_length": 2})
 
 
-def test_a_text_may_fill_the_last_position() -> None:
-    """The last token is written and never read: 90 tokens of prompt leave room for 7."""
+def test_a_sequence_may_fill_the_last_position() -> None:
+    """No pass reads the last token: 90 prompt tokens leave room for 7."""
     alone = {"target": real_models.decoders("llama")["target"]}
     assert len(real_decoding.decode("autoregressive", alone, [3] * 90, 7).tokens) == 7
     with pytest.raises(ParameterError, match="must fit the 96 positions"):
         real_decoding.decode("autoregressive", alone, [3] * 90, 8)
 
 
-def test_reads_are_kept_only_where_a_log_is_wanted() -> None:
+def test_reads_are_kept_only_for_a_log() -> None:
     alone = {"target": real_models.decoders("llama")["target"]}
     assert real_decoding.decode("autoregressive", alone, [3], 4).reads == ()
     assert len(real_decoding.decode("autoregressive", alone, [3], 4, log=True).reads) == 4
 
 
-# --- all that is said of decodings, of models that are at hand ---
+# --- complete reports, with tiny models instead of loaded ones ---
 
 
 class Spelling:
-    """A tokenizer of one letter a token."""
+    """A tokenizer with a letter per token."""
 
     chat_template = None
 
@@ -605,7 +606,7 @@ class Spelling:
 
 @pytest.fixture
 def at_hand(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Tiny models in the place of those that are loaded; how these were asked for."""
+    """Replace loading by tiny models; return the list of requests."""
     asked_: list[Any] = []
     found = {
         role: load_models.LoadedModel(f"a {role}", decoder, Spelling(), f"sum of {role}")
@@ -630,7 +631,7 @@ def on_processor(*arguments: str, code: int = 0) -> Any:
     return done
 
 
-def test_a_document_says_all_of_what_was_asked_and_made(
+def test_document_has_all_options_and_results(
     at_hand: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.python_version", lambda: "3.x")
@@ -653,8 +654,8 @@ def test_a_document_says_all_of_what_was_asked_and_made(
     assert text["text"] == Spelling().decode([*alone.tokens], skip_special_tokens=True, clean_up_tokenization_spaces=False)
     assert text["plain"]["first_differences"] == [None]
     assert totals["plain"]["same_sequences"] == 1
-    # Drawn by the law and the seed that were given, plainly too; each prompt of a file has numbers of its own.
-    path = tmp_path / "texts.jsonl"
+    # Sampled with the given parameters and seed, also by plain decoding; each prompt has separate draws.
+    path = tmp_path / "prompts.jsonl"
     path.write_text('{"text": "abc"}\n{"text": "abc"}\n')
     law = ("--sample", "--temperature", "1.5", "--top-k", "7", "--top-p", "0.9", "--seed", "4")
     log = tmp_path / "log.parquet"
@@ -663,25 +664,25 @@ def test_a_document_says_all_of_what_was_asked_and_made(
     said = json.loads(done.stdout)
     assert (said["seed"], said["sampling"]) == (4, {"temperature": 1.5, "top_k": 7, "top_p": 0.9})
     assert said["settings"] == {"sampled": True}
-    one, other = (each["written"] for each in said["sequences"])
-    assert one != other
-    assert said["totals"]["plain"]["same_sequences"] == 2  # with the same numbers they are the same
-    assert done.stderr == f"log: {log}, with log.json beside it\n"
+    first, second = (each["written"] for each in said["sequences"])
+    assert first != second
+    assert said["totals"]["plain"]["same_sequences"] == 2  # plain decoding uses the same draws
+    assert done.stderr == f"log: {log} and log.json\n"
     kept = read_log.load(tmp_path / "log.json")
-    assert [[*each.tokens] for each in kept.decodings] == [one, other]
+    assert [[*each.tokens] for each in kept.decodings] == [first, second]
     assert (kept.seed, kept.sampling, kept.versions) == (4, said["sampling"], VERSIONS)
     assert kept.names == tuple(each["prompt"] for each in said["sequences"])
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", kept.date)
     law_of = {"sampling": Sampling(1.5, 7, 0.9), "luck": Luck(4, 1)}
     again = real_decoding.decode("autoregressive", {"target": decoders["target"]}, [0, 1, 2], 9, {"sampled": True}, **law_of)
-    assert [*again.tokens] == other
+    assert [*again.tokens] == second
     lines = on_processor("autoregressive", "--model", "big", "--tokens", "2", "--prompts", str(path)).stdout
     assert lines.count("--- all 2 prompts ---") == 1
     assert "--- all" not in on_processor("autoregressive", "--model", "big", "--tokens", "2", "--prompt", "ab").stdout
 
 
-def test_parameters_are_read_as_they_are_given_once_each() -> None:
-    """Under their other names too, with room around them; what a method cannot do is refused before anything is loaded."""
+def test_parameters_are_parsed_and_checked_before_loading() -> None:
+    """Other names and spaces around names are accepted."""
     given = [" num_speculative_tokens = 3 ", "sampled=true"]
     assert decode_command._settings("speculative", given, False) == {"draft_length": 3, "sampled": True}
     assert decode_command._settings("speculative", ["draft_length=3"], True) == {"draft_length": 3, "sampled": True}
@@ -689,12 +690,12 @@ def test_parameters_are_read_as_they_are_given_once_each() -> None:
     for pairs, sample, said in (
         (["draft_length=2", " draft_length =3"], False, "--set draft_length is given twice; give it once"),
         (["draft_length"], False, "KEY=VALUE, such as max_draft_length=8, got 'draft_length'"), (["=3"], False, "got '=3'"),
-        ([" =3"], False, "got ' =3'"), (["sampled=false"], True, "--sample and --set sampled=false say opposite things"),
+        ([" =3"], False, "got ' =3'"), (["sampled=false"], True, "--sample and --set sampled=false contradict each other"),
         (["draft_lenght=3"], False, "did you mean .*draft_length"),
     ):
         with pytest.raises(ParameterError, match=said):
             decode_command._settings("speculative", pairs, sample)
-    with pytest.raises(ParameterError, match="--sample is not used by method beam, which takes the likeliest tokens; leave it out"):
+    with pytest.raises(ParameterError, match="--sample is not used by method beam, which is greedy; leave it out"):
         decode_command._settings("beam", [], True)
     sampling = decode_command._sampling
     assert sampling(True, None, None, None, None) == Sampling()
@@ -703,24 +704,25 @@ def test_parameters_are_read_as_they_are_given_once_each() -> None:
     options = {"--temperature": (1.0, None, None, None), "--top-k": (None, 1, None, None), "--top-p": (None, None, 1.0, None),
                "--seed": (None, None, None, 0)}  # fmt: skip
     for option, law in options.items():
-        with pytest.raises(ParameterError, match=f"^{option} is used with --sample alone; add that, or leave it out"):
+        with pytest.raises(ParameterError, match=f"^{option} is used only with --sample; add that, or leave it out"):
             sampling(False, *law)
     with pytest.raises(ParameterError, match="seed must be at least 0"):
         sampling(True, None, None, None, -1)
-    texts = decode_command._prompts
+    prompts = decode_command._prompts
     for asked_, said in (
         ((None, None, None, None), "must be given, got neither"), (("a", "b", None, None), "must be given, got both"),
-        (("a", None, None, 2), "--limit is used with --prompts alone; leave it out"),
-        (("a", None, "non", None), "unknown template 'non'"), (("a", None, "none", None), "--template none is used with --prompts"),
-        (("a", None, "squad", None), "--template squad is used with --prompts alone; take chat, or leave it out"),
-        (("\ud800", None, None, None), "--prompt must be text in UTF-8, got bytes that are none"),
+        (("a", None, None, 2), "--limit is used only with --prompts; leave it out"),
+        (("a", None, "non", None), "unknown template 'non'"),
+        (("a", None, "none", None), "--template none is used only with --prompts"),
+        (("a", None, "squad", None), "--template squad is used only with --prompts; take chat, or leave it out"),
+        (("\ud800", None, None, None), "--prompt must be text in UTF-8, got other bytes"),
     ):  # fmt: skip
         with pytest.raises(ParameterError, match=said):
-            texts(*asked_)
-    assert texts("a", None, "chat", None) == texts("a", None, None, None) == ["a"]
+            prompts(*asked_)
+    assert prompts("a", None, "chat", None) == prompts("a", None, None, None) == ["a"]
 
 
-def test_memory_that_a_device_lacks_is_said_and_other_errors_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_a_user_error_and_other_errors_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = {"target": real_models.decoders("llama")["target"]}
     happens: list[RuntimeError] = [torch.OutOfMemoryError("CUDA out of memory. Tried to"), RuntimeError("a defect")]
 
@@ -734,7 +736,7 @@ def test_memory_that_a_device_lacks_is_said_and_other_errors_are_ours(monkeypatc
         real_decoding.decode("autoregressive", alone, [3, 4], 4)
 
 
-def test_more_units_than_there_are_are_asked_for_by_name() -> None:
+def test_too_few_units_name_streams_or_processes() -> None:
     from calibrate.untested_on_gpu.over_streams import Lanes
 
     alone = {"target": real_models.decoders("llama")["target"]}
@@ -747,35 +749,35 @@ def test_more_units_than_there_are_are_asked_for_by_name() -> None:
 
 
 class Units:
-    """In the place of processes."""
+    """Stand-in for a pool of processes."""
 
     units = 0
 
 
-def test_models_must_speak_of_the_same_tokens_and_an_encoder_reads_something() -> None:
+def test_vocabularies_must_agree_and_encoders_need_text() -> None:
     both = real_models.decoders("llama", "draft")
     found = {role: load_models.LoadedModel(role, decoder, Spelling(), "") for role, decoder in both.items()}
     found["draft"].decoder.vocabulary = 28
-    said = "models must have one vocabulary, and target has 29 tokens and the draft draft 28; draft with a model of the same"
+    said = "models must have the same vocabulary, and target has 29 tokens and the draft draft 28; use a draft with the same"
     with pytest.raises(ParameterError, match=said):
         load_models.check(found)
-    own = real_models.model.__wrapped__("t5", DEPTHS["target"])  # nobody else's: it is changed
+    own = real_models.model.__wrapped__("t5", DEPTHS["target"])  # uncached, because it is changed
     encoding = load_models.LoadedModel("both", transformers_adapter.decoder_of(own, "both"), Spelling(), "")
     assert load_models.begun(encoding, "abc") == ((0,), (0, 1, 2))
     with pytest.raises(ParameterError, match="prompt 7 is empty, and the encoder of model both has nothing to read; give a text"):
         load_models.begun(encoding, "", "prompt 7")
-    with pytest.raises(ParameterError, match="template chat is the model's own, and model both has none; leave it out"):
+    with pytest.raises(ParameterError, match="template chat needs a chat template, and model both has none; leave it out"):
         load_models.begun(encoding, "abc", chat=True)
     encoding.decoder.config.decoder_start_token_id = encoding.decoder.config.bos_token_id = None
     encoding.decoder.full.generation_config.eos_token_id = None
-    with pytest.raises(ParameterError, match="prompt cannot be decoded, and model both has no token that texts begin with; t"):
+    with pytest.raises(ParameterError, match="prompt cannot be decoded, and model both has no start token; t"):
         load_models.begun(encoding, "abc")
     encoding.decoder.full.generation_config.eos_token_id = [4, 5]
-    assert load_models.begun(encoding, "abc") == ((4,), (0, 1, 2))  # a token that ends texts begins one
+    assert load_models.begun(encoding, "abc") == ((4,), (0, 1, 2))  # an end token as start token
 
 
-def test_each_token_adds_its_own_piece_behind_what_it_follows() -> None:
-    """Eight tokens of the prompt are before it, and the last one of those that make a character together has it."""
+def test_each_token_adds_its_piece_of_the_text() -> None:
+    """Tokens are decoded after eight prompt tokens; the last of the tokens of a character adds it."""
     seen: list[list[int]] = []
 
     class Bytes:
@@ -786,5 +788,5 @@ def test_each_token_adds_its_own_piece_behind_what_it_follows() -> None:
     text = "aé€b".encode()
     assert load_models.pieces(Bytes(), [*b"0123456789"], [*text]) == ["a", "", "é", "", "", "€", "b"]
     assert seen[0] == [*b"23456789"]
-    assert load_models.pieces(Bytes(), [*b"01"], [*text[:2]]) == ["a", "\ufffd"]  # what is never whole is shown as it is
+    assert load_models.pieces(Bytes(), [*b"01"], [*text[:2]]) == ["a", "\ufffd"]  # an incomplete character stays
     assert load_models.pieces(Bytes(), [], []) == []

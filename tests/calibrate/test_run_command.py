@@ -1,4 +1,4 @@
-"""What `calibrate run` asks for, hands on and prints, of runs that are made up."""
+"""`calibrate run`: its options, its calls and its output, for made-up runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETTINGS = {"layers": 5, "exit_layer": 3, "candidates": 2}
 
 
 def timed(tokens: tuple[int, ...], first: int, disturbed: bool) -> Any:
-    """A decoding whose first commit has so many tokens: .25 s in the middle, .2 s of them behind that."""
+    """A decoding with `first` tokens in its first commit; median 0.25 s, of which 0.2 s after that commit."""
     commits = (Commit("token", tokens[:first]), Commit("token", tokens[first:]))
     decoding = Decoding("ppd", SETTINGS, (1, 2), len(tokens), commits, Account(), seconds=1.0)
     return SimpleNamespace(
@@ -49,7 +49,7 @@ def made_up(mode: str = "eager", **about: Any) -> Any:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the command has measured: nothing is."""
+    """Replace the measurement; return the list of requests."""
     found: list[Any] = []
 
     def measured(*given: Any, **more: Any) -> Any:
@@ -66,13 +66,13 @@ def invoke(*arguments: Any) -> Any:
     return CliRunner().invoke(app, ["run", *map(str, arguments), "--device", "cpu", "--threads", "1"])
 
 
-def test_a_table_of_what_was_measured_is_printed(asked: list[Any], tmp_path: Path) -> None:
-    """.2 s behind the first commit: of five tokens four come then, and where there is none it counts as one."""
+def test_medians_are_printed_as_a_table(asked: list[Any], tmp_path: Path) -> None:
+    """0.2 s after the first commit: per token for four of five tokens, and for at least one token."""
     out = tmp_path / "some.json"
     done = invoke("ppd", "--set", "exit_layer=6", "--set", "candidates=2", "-o", out)
     assert done.exit_code == 0, done.output
     title, head, *lines, last = done.stdout.splitlines()
-    assert title == "a chip, float16: medians of repeats (measured), and how far a repeat is off"
+    assert title == "a chip, float16: medians of repeats (measured), noise: typical deviation of a repeat"
     assert head.split("  ")[0] == "method"
     assert [*filter(None, head.split("  "))][-1].strip() == "disturbed"
     cells = [[each.strip() for each in line.split("  ") if each.strip()] for line in lines]
@@ -95,8 +95,8 @@ def test_a_table_of_what_was_measured_is_printed(asked: list[Any], tmp_path: Pat
     assert next(run_command._lines(made_up("cuda-graph", machine={}))).startswith("cpu, float16, cuda-graph: medians")
 
 
-def test_what_is_given_goes_into_the_plan(asked: list[Any], tmp_path: Path) -> None:
-    """Of a method on the command line, and in the place of what a file says."""
+def test_options_go_into_the_plan(asked: list[Any], tmp_path: Path) -> None:
+    """With a method on the command line, and replacing values of a plan."""
     out = tmp_path / "some.json"
     options = {"model": "m", "draft": "d", "medium": "e", "heads": "none", "tokens": 5, "repeats": 3, "seed": 4, "dtype": "float64",
                "mode": "cuda-graph", "prompt_tokens": 6}  # fmt: skip
@@ -109,25 +109,25 @@ def test_what_is_given_goes_into_the_plan(asked: list[Any], tmp_path: Path) -> N
     path.write_text("[run]\ntokens = 9\nwarm_ups = 2\n[[method]]\nname = 'autoregressive'\n")
     assert invoke("--plan", path, *given, "-o", out, "-q").exit_code == 0
     assert invoke("autoregressive", "--forced", "none", "-o", out, "-q").exit_code == 0
-    own = options | {"file": "file.txt", "prompts": 2}
+    changed = options | {"file": "file.txt", "prompts": 2}
     (first, *where), (second, *_), (third, *_) = asked
-    assert first.run == run_plan.RunSettings(**own)
+    assert first.run == run_plan.RunSettings(**changed)
     assert [(each.method, each.settings, each.rates, each.unit_kind) for each in first.choices] == [
         ("ppd", {"exit_layer": 3, "candidates": count}, {"match_rate": 0.5}, "processes") for count in (1, 2)
     ]
     assert where[:2] == [out, "cpu"]
     assert (where[2]["gpus"], where[2]["resume"]) == (["cuda:0", "cuda:1"], True)
-    assert second.run == run_plan.RunSettings(**own, warm_ups=2)
+    assert second.run == run_plan.RunSettings(**changed, warm_ups=2)
     assert second.choices == [run_plan.MethodSetting("autoregressive", {})]
     assert (asked[1][-1]["gpus"], asked[1][-1]["resume"]) == ([], False)
     assert third.choices == [run_plan.MethodSetting("autoregressive", {}, {})]
     assert third.run == run_plan.RunSettings()
     for name, value in (("set", "a=1"), ("sweep", "a=1,2"), ("forced", "none"), ("unit-kind", "streams")):
         done = invoke("--plan", path, f"--{name}", value, "-o", out)
-        assert (done.exit_code, done.stderr) == (2, f"error: --{name} is of one METHOD; a plan says it in [[method]]\n")
+        assert (done.exit_code, done.stderr) == (2, f"error: --{name} is used only with METHOD; set it in [[method]] of the plan\n")
 
 
-def test_who_interrupts_it_is_told_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_interrupt_prints_how_to_resume(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
@@ -135,16 +135,16 @@ def test_who_interrupts_it_is_told_how_to_go_on(monkeypatch: pytest.MonkeyPatch,
     done = invoke("autoregressive", "-o", tmp_path / "some.json")
     assert (done.exit_code, done.stdout) == (130, "")
     assert done.stderr.endswith(
-        "interrupted; what was timed is kept beside some.json: the same command with --resume goes on\n"
+        "interrupted; timed repeats are kept next to some.json; resume with the same command and --resume\n"
     )  # fmt: skip
 
 
-# --- what is handed on ---
+# --- arguments of the measurement ---
 
 
 @pytest.fixture
 def handed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is to be timed, with all that it takes; nothing is."""
+    """Replace the timing; return the list of its arguments."""
     found: list[Any] = []
 
     def measure(out: Path, plan: Any, models: Any, **more: Any) -> Any:
@@ -161,7 +161,7 @@ def plan(*methods: dict[str, Any], **run: Any) -> run_plan.WrittenPlan:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """In the place of models: one, on the processor; those of trained weights say what they were read from."""
+    """Replace the models by a tiny one on the processor; a checksum marks trained weights."""
     decoder = real_models.decoders("llama")["target"]
     monkeypatch.setattr(run_command, "_models", lambda *_: ({"target": decoder}, {}))
     decoder.name = "tiny"
@@ -171,9 +171,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Any:
 FORCED = {"name": "ppd", "exit_layer": 3, "candidates": 2, "forced": {"match_rate": 0.5}}
 
 
-def test_a_plan_is_handed_on_with_its_models(handed: list[Any], tiny: Any, tmp_path: Path) -> None:
+def test_the_measurement_gets_the_plan_and_its_models(handed: list[Any], tiny: Any, tmp_path: Path) -> None:
     out = tmp_path / "some.json"
-    for forced, name in (({}, "luck 0"), ({"match_rate": 0.5}, "luck 0")):
+    for forced, name in (({}, "forced 0"), ({"match_rate": 0.5}, "forced 0")):
         written = plan(FORCED | {"forced": forced or {"match_rate": 1.0}}, repeats=5, warm_ups=2)
         assert run_command.measured(written, out, "cpu", resume=True, report=print) == "runs"  # type: ignore[comparison-overlap]
         at, made, models, more = handed.pop()
@@ -182,7 +182,7 @@ def test_a_plan_is_handed_on_with_its_models(handed: list[Any], tiny: Any, tmp_p
         rates = forced or {"match_rate": 1.0}
         assert each == measure_runs.Wanted("ppd", {"exit_layer": 3, "candidates": 2}, (0, 1, 2, 3), name, rates)
         assert (made.tokens, made.repeats, made.warm_ups, made.seed) == (6, 5, 2, 3)
-        assert made.about == {"prompts": "none: outcomes were forced behind 4 positions", "profiles": {}}
+        assert made.about == {"prompts": "none: outcomes were forced after 4 positions", "profiles": {}}
         assert models == {"target": tiny}
         assert more == {"resume": True, "report": print, "beside": None, "pool": None, "lanes": None}
 
@@ -190,7 +190,7 @@ def test_a_plan_is_handed_on_with_its_models(handed: list[Any], tiny: Any, tmp_p
 def test_processes_are_started_with_replicas_of_the_target(
     handed: list[Any], tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Random weights by the seed of the plan, or what they were read from with the heads that lie beside; on GPUs one each."""
+    """Random weights by the seed of the plan, or the loaded model with the heads in its folder; on GPUs one process each."""
     out, begun = tmp_path / "some.json", list[Any]()
     monkeypatch.setattr(pool_of, "started", lambda *given, **more: begun.append((given, more)))
     monkeypatch.setattr(gpu_ordering, "check", begun.append)
@@ -204,27 +204,27 @@ def test_processes_are_started_with_replicas_of_the_target(
     assert begun.pop() == ((Replica("llama-68m", "cpu", "float32", 3), 3, 4 + 6 + 8), {"devices": []})
     assert begun == []
     tiny.checksum, tiny.heads = "abc", {3: None}
-    for said, heads in ((None, "beside/heads.safetensors"), ("own.safetensors", "own.safetensors")):
+    for said, heads in ((None, "folder/heads.safetensors"), ("own.safetensors", "own.safetensors")):
         written = plan(over, model="somewhere", heads=said, dtype="float64")
         with monkeypatch.context() as patch:
             patch.setattr(
-                "calibrate.loading.load_models.heads_beside", lambda name: Path({"somewhere": "beside/heads.safetensors"}[name])
+                "calibrate.loading.load_models.heads_beside", lambda name: Path({"somewhere": "folder/heads.safetensors"}[name])
             )
             run_command.measured(written, out, "cuda", gpus=["cuda:0", "cuda:1", "cuda:0"])
             *_, more = handed.pop()
             more["pool"]()
         devices = ["cuda:0", "cuda:1", "cuda:0"]
         assert begun.pop() == ((Replica("somewhere", "cuda:0", "float64", heads=heads), 3, 18), {"devices": devices})
-        assert begun.pop() == devices  # they are looked for
+        assert begun.pop() == devices  # the GPUs were checked
     with pytest.raises(
-        ParameterError, match="gpus are those of processes, and no method has any; leave them out, or say unit_kind"
+        ParameterError, match="gpus are for methods that run over processes, and none does; leave them out, or set unit_kind"
     ):
         run_command.measured(plan(FORCED), out, "cuda", gpus=["cuda:0"])
-    with pytest.raises(ParameterError, match="unit_kind is for methods that hold several units, and autoregressive holds one with"):
+    with pytest.raises(ParameterError, match="unit_kind is for methods that use several units, and autoregressive uses one with"):
         run_command.measured(plan({"name": "autoregressive", "forced": {}, "unit_kind": "processes"}), out, "cpu")
 
 
-def test_streams_graphs_and_profiles_are_handed_on(
+def test_streams_graphs_and_profiles_reach_the_measurement(
     handed: list[Any], tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, sessions = tmp_path / "some.json", list[Any]()
@@ -253,14 +253,14 @@ def test_streams_graphs_and_profiles_are_handed_on(
     assert given == ({"target": tiny}, {"target": "llama-68m"}, Passes((1, 3), (0, 200), (1, 2)), tmp_path)
     assert how == {"device": "cuda:1", "dtype": "bfloat16", "seed": 2, "processes": False, "lanes": more["lanes"]}
     assert heard == ["profile of the target: too fast", "profile of the target: far too fast"]
-    run_command.measured(written, out, "cuda:1")  # nobody hears
+    run_command.measured(written, out, "cuda:1")  # without a receiver of warnings
     assert handed.pop()[3]["beside"].refused == {}
     monkeypatch.setattr(
         interleaved_profiles, "MeasurementSession", lambda *_, **__: SimpleNamespace(warnings={}, refused={"target": "too fast"})
     )
-    with pytest.raises(ParameterError, match=r"some\.json is written, but the profile of the target could not be made: too fast"):
+    with pytest.raises(ParameterError, match=r"some\.json is written, but there is no profile of the target: too fast"):
         run_command.measured(written, out, "cuda:1")
-    # Graphs have room for all that is timed between the runs too.
+    # Graphs also have room for the passes timed between the runs.
     built: list[Any] = []
     monkeypatch.setattr(cuda_graphs, "cuda_of", lambda _: "cuda")
     monkeypatch.setattr(measure_runs, "by_graphs", lambda *given: built.append(given) or {"target": tiny})
@@ -272,7 +272,7 @@ def test_streams_graphs_and_profiles_are_handed_on(
         assert (len(wanted), given_models, tokens, tuple(also)) == (1, {"target": tiny}, 6, room)
 
 
-def test_graphs_have_room_for_the_longest_text_and_the_largest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_have_room_for_the_longest_sequence_and_largest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     monkeypatch.setattr(cuda_graphs, "Graphs", lambda *given: made.append(given))
     models: Any = real_models.decoders("llama", "draft")

@@ -1,4 +1,4 @@
-"""Predicted against measured: what a prediction is made of, and what it must not know."""
+"""Comparison of predicted and measured runs: the parts of a prediction, and data that must not enter it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tests.support.real_models import DEPTHS
 
 LAYERS = DEPTHS["target"]
 SECONDS = 2.0**-10
-"""Of a layer: layer-times in it are then exact numbers."""
+"""Seconds of a layer, chosen so that layer-times are exact numbers."""
 FACTS = {"name": "a processor", "threads": 1, "cores": 2, "python": "3", "torch": "2", "transformers": "5"}
 
 
@@ -56,15 +56,15 @@ def shape_of(role: str) -> Shape:
     return from_config(real_models.config("llama", DEPTHS[role]).to_dict(), "float32")
 
 
-# --- what a prediction is made of ---
+# --- Parts of a prediction ---
 
 
 @given(choice=CHOICES, prompt=prompts, tokens=lengths, seed=seeds)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_uniform_seconds_are_the_papers_units(
+def test_uniform_seconds_give_the_unit_cost(
     choice: tuple[str, dict[str, Any]], prompt: list[int], tokens: int, seed: int
 ) -> None:
-    """Where every layer of every model takes one time and nothing else takes any, passes priced one by one are the unit cost."""
+    """If all layers of all models take the same time and other parts none, passes cost the unit cost."""
     name, table = choice
     found = record("llama", name, table, prompt, tokens, seed=seed)
     shape = shape_of("target")
@@ -90,7 +90,7 @@ AXES = {"head": "positions", "embedding": "tokens", "step": "batch", "first_read
 
 
 def profile_of(role: str, layer: float = 1e-3, further: Sequence[dict[str, Any]] = (), **more: Any) -> Profile:
-    """A layer takes its time and a tenth more for each further token, a hundredth more for each cached position."""
+    """Profile with a layer time that grows by a tenth per further token and a hundredth per cached position."""
     rows: list[dict[str, Any]] = []
     for width, context in itertools.product(range(1, 13), range(40)):
         seconds = layer * (1 + 0.1 * (width - 1) + 0.01 * context)
@@ -109,7 +109,7 @@ def profile_of(role: str, layer: float = 1e-3, further: Sequence[dict[str, Any]]
 
 
 def by_hand(found: Decoding, profiles: dict[str, Profile]) -> float:
-    """One unit: what its passes and its reads take, added up from the log."""
+    """Time on one unit: the sum of passes and reads in the log."""
     total, looked = 0.0, None
     for each, _ in found.reads:
         new = (each.role, each.at, each.tail, each.layer) != looked
@@ -119,10 +119,10 @@ def by_hand(found: Decoding, profiles: dict[str, Profile]) -> float:
     for (role, width, span, heads, _), (count, attended, _) in found.account.passes_by_kind.items():
         first, last, gaps, kv_only = span
         layers = last - first - sum(stop - start for start, stop in gaps)
-        positions = attended / width - (width + 1) / 2 * count  # cached before the passes of this kind, together
+        positions = attended / width - (width + 1) / 2 * count  # positions cached before the passes of this kind, summed
         each_layer = 1e-3 * (count * (1 + 0.1 * (width - 1)) + 0.01 * positions) if not kv_only else TIMES["kv_rows"] * count
         assert role in profiles
-        if first < last:  # else it is a head alone, of what is there already
+        if first < last:  # else it is only a head, for existing states
             total += layers * each_layer + count * (TIMES["step"] + (TIMES["embedding"] if not first else 0.0))
         total += count * TIMES["head"] if heads else 0.0
     return total
@@ -142,7 +142,7 @@ def test_a_prediction_is_the_sum_of_its_passes_and_reads(name: str, table: dict[
     assert predicted.passes("target") + predicted.passes("draft") + predicted.reads == pytest.approx(predicted.total, rel=1e-9)
 
 
-def test_a_pass_in_pieces_pays_its_call_for_each_and_its_layers_once() -> None:
+def test_a_pass_in_pieces_has_a_call_per_piece_and_layers_once() -> None:
     cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target"))})
     whole = cost.forward(Forward("target", (7,), 5, LayerSpan(0, 5), heads=1))
     pieces = [cost.forward(Forward("target", (7,), 5, LayerSpan(*span))) for span in ((0, 2), (2, 4))]
@@ -155,7 +155,7 @@ def test_a_pass_in_pieces_pays_its_call_for_each_and_its_layers_once() -> None:
     Forward("target", (7,), 5, LayerSpan(2, 5), heads=1),
     Forward("target", (7,), 5, LayerSpan(0, 5, gaps=((1, 3),)), heads=1), Forward("target", (7,), 5, LayerSpan(1, 4, kv_only=True)),
 ])  # fmt: skip
-def test_layer_times_of_a_pass_add_up_to_it(step: Forward) -> None:
+def test_layer_times_of_a_pass_sum_to_its_time(step: Forward) -> None:
     cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target"))})
     times = cost.layer_times_of(step)
     assert len(times) == step.layers.last - step.layers.first
@@ -163,8 +163,8 @@ def test_layer_times_of_a_pass_add_up_to_it(step: Forward) -> None:
     assert all(times[layer - step.layers.first] == 0 for start, stop in step.layers.gaps for layer in range(start, stop))
 
 
-def test_keys_and_values_alone_cost_their_share_of_the_layers_weights() -> None:
-    """Without a measurement: two of the matrices of a layer, whose weights the library counts."""
+def test_kv_rows_cost_their_share_of_the_layer_weights() -> None:
+    """Without a measurement: the share of two of the layer's matrices, by the library's weights."""
     profile = profile_of("target")
     bare = dataclasses.replace(profile, table=profile.table.filter(pl.col("part") != "kv_rows"))
     cost = ReplayedSeconds({"target": ProfileCosts(bare)})
@@ -177,8 +177,8 @@ def test_keys_and_values_alone_cost_their_share_of_the_layers_weights() -> None:
     )
 
 
-def test_time_between_reads_and_what_follows_cools_weights_too() -> None:
-    """A turn of 3 ms after a read counts like a pause of 3 ms between two passes."""
+def test_time_between_a_read_and_the_next_pass_counts_as_pause() -> None:
+    """3 ms of work after a read count like a pause of 3 ms between two passes."""
     whole, spent = Forward("target", (7,), 5, LayerSpan(0, 5)), []
     for turn, pause in ((3e-3, 0.0), (0.0, 3e-3)):
         cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=COOLING))}, scheduling=turn)
@@ -190,7 +190,7 @@ def test_time_between_reads_and_what_follows_cools_weights_too() -> None:
     assert spent[0] > 0
 
 
-def test_passes_hold_layers_embedding_step_and_cooling_and_reads_the_rest() -> None:
+def test_split_of_time_into_passes_and_reads() -> None:
     found = record("llama", "speculative", {"draft_length": 3}, [1, 2, 3], 10, seed=2)
     profiles = {"target": profile_of("target", further=COOLING), "draft": profile_of("draft")}
     cost = ReplayedSeconds({role: ProfileCosts(each) for role, each in profiles.items()})
@@ -203,12 +203,12 @@ AGAIN = 5e-5
 CALLS = [{"part": "resumed_step", "batch": 1, "time_s": AGAIN}]
 TREES = [{"part": "tree", "width": width, "context": context, "time_s": 1e-4 * width} for width in (1, 4) for context in (8, 32)]
 COOLING = [{"part": "after_gap", "gap": gap, "time_s": time} for gap, time in ((0, 5e-3), (1000, 6e-3), (4000, 7.5e-3))]
-"""Of a model whose layers take 1.05 ms each in the middle: a layer takes .2 ms longer after 1 ms more, and .5 ms after 4 ms."""
+"""Gaps of a model with layers of 1.05 ms at mid-context: a layer takes .2 ms longer after 1 ms, and .5 ms after 4 ms."""
 
 
 @pytest.mark.parametrize("beams", [1, 2, 3])
-def test_hypotheses_that_were_not_kept_lie_among_the_rows(beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pass by pass as many rows as real models then hold: a pass attends to all of them, and masks what it does not follow."""
+def test_rows_of_rejected_hypotheses_stay_in_the_cache(beams: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pass by pass as many rows as in real models: a pass attends to all of them, and masks other hypotheses."""
     lying: list[tuple[str, int]] = []
     write = Real._make_pass
 
@@ -246,15 +246,15 @@ def test_hypotheses_that_were_not_kept_lie_among_the_rows(beams: int, monkeypatc
 
     run.run(tapped(beam.decode(parameters, [3, 4, 5, 6], 14), see), 14)
     assert told == lying
-    assert [rows for _, rows in told] == contexts  # and that is what each is priced at
+    assert [rows for _, rows in told] == contexts  # and each pass is priced at this context
     kept = sum(rows for _, rows in told) == sum(step.at for step in steps)
     assert kept == (beams == 1)
 
 
-def test_rows_of_sub_processes_are_their_own() -> None:
+def test_sub_processes_have_separate_rows() -> None:
     cost = ReplayedSeconds({"target": UniformLayers(shape_of("target"), SECONDS)})
     tree = Forward("target", (7, 8), 9, LayerSpan(0, 1), heads=2, tree=(-1, -1))
-    assert cost._before(tree._replace(heads=0)) is None  # a sub-process reads it, that does nothing else
+    assert cost._before(tree._replace(heads=0)) is None  # a sub-process that does nothing else reads it
     assert cost._before(tree._replace(at=8)) == 8
     assert cost._before(tree) == 10
     cost.dispatching(1)
@@ -264,7 +264,7 @@ def test_rows_of_sub_processes_are_their_own() -> None:
 
 
 def passes(cost: ReplayedSeconds, *spans: tuple[int, int], at: int = 5, pause: float = 0.0) -> list[Any]:
-    """What passes over these layers take, one after the other, at one place."""
+    """Seconds of consecutive passes over these layers at one position."""
     made = []
     for span in spans:
         made.append(cost.made(Forward("target", (7,), at, LayerSpan(*span))))
@@ -272,11 +272,11 @@ def passes(cost: ReplayedSeconds, *spans: tuple[int, int], at: int = 5, pause: f
     return made
 
 
-def test_a_call_that_goes_on_at_its_place_takes_less_than_one_at_another() -> None:
+def test_a_pass_that_continues_at_its_position_takes_less() -> None:
     cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=CALLS))})
     first, second, third = passes(cost, (0, 2), (2, 4), (4, 5))
     assert (first.step, second.step, third.step) == pytest.approx((TIMES["step"], AGAIN, AGAIN))
-    assert passes(cost, (2, 4), at=6)[0].step == pytest.approx(TIMES["step"])  # the state is of another place
+    assert passes(cost, (2, 4), at=6)[0].step == pytest.approx(TIMES["step"])  # the state belongs to another position
     cost.begin()
     assert passes(cost, (2, 4))[0].step == pytest.approx(TIMES["step"])
 
@@ -286,8 +286,8 @@ EARLY = [{"part": part, "positions": 1, "time_s": seconds} for part, seconds in 
 )]  # fmt: skip
 
 
-def test_heads_and_reads_between_single_layers_take_what_they_take_there() -> None:
-    """Behind a single layer the head has just been used; behind several it takes its usual time, and without such rows always."""
+def test_heads_and_reads_between_single_layers_have_separate_times() -> None:
+    """After a single layer the head has just been used; after several, or without such rows, it takes its usual time."""
     whole, one = Forward("target", (7,), 5, LayerSpan(0, 2), heads=1), Forward("target", (7,), 5, LayerSpan(2, 3), heads=1)
     kinds = {"confidence": 1.3e-5, "saturation": 1.7e-5}
     warm, usual = (ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=more))}) for more in (EARLY, []))
@@ -301,7 +301,7 @@ def test_heads_and_reads_between_single_layers_take_what_they_take_there() -> No
     assert warm.reading(Read("next", one)) == pytest.approx(TIMES["first_read"])
 
 
-def test_the_first_look_at_a_batch_is_at_all_its_texts() -> None:
+def test_the_first_read_of_a_batch_is_of_all_sequences() -> None:
     first = {"part": "first_read", "batch": 4, "time_s": 9e-5}
     cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=[first]))})
     alone, together = Forward("target", (7,), 5, LayerSpan(0, 5), heads=1), Forward(
@@ -311,7 +311,7 @@ def test_the_first_look_at_a_batch_is_at_all_its_texts() -> None:
         assert [cost.reading(Read("next", step, -1)) for _ in range(2)] == pytest.approx([look, TIMES["next"]])
 
 
-def test_sub_processes_within_a_process_take_what_starting_them_takes() -> None:
+def test_sub_processes_within_a_process_cost_their_start() -> None:
     forks = [{"part": "fork", "processes": count, "time_s": seconds} for count, seconds in ((1, 1e-4), (3, 4e-4))]
     profiles = {"target": ProfileCosts(profile_of("target", further=forks))}
     cost = ReplayedSeconds(profiles)
@@ -325,15 +325,15 @@ def test_sub_processes_within_a_process_take_what_starting_them_takes() -> None:
     assert forked.total - free.total == pytest.approx(starts * 1e-4)
 
 
-def test_hypotheses_take_what_following_them_takes() -> None:
+def test_hypotheses_cost_the_measured_extra_time() -> None:
     cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=TREES))})
     plain = Forward("target", (7, 8, 9, 5), 8, LayerSpan(0, 5))
     tree = plain._replace(tree=(-1, -1, 0, 0))
     assert cost.forward(tree) - cost.forward(plain) == pytest.approx(4e-4)
 
 
-def test_weights_cool_while_nobody_uses_them() -> None:
-    """Passes one after the other take what they take; after a pause all layers take longer, the same for every width."""
+def test_a_pause_makes_the_next_layers_slower() -> None:
+    """Consecutive passes take their usual time; after a pause all layers take longer, equally for every width."""
     cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=COOLING))})
     whole = [each.cooling for each in passes(cost, (0, 5), (0, 5), (0, 5))]
     assert whole[0] == 0
@@ -347,14 +347,14 @@ def test_weights_cool_while_nobody_uses_them() -> None:
     assert cooled == sorted(cooled)
     assert cooled[0] == pytest.approx(others.cooling)
     assert cooled[0] < cooled[1] < cooled[2]
-    assert cooled[3] == pytest.approx(5 * 5e-4)  # nobody has timed what comes later than 4 ms
-    # A millisecond more, where each makes a layer .2 ms slower, and then .1 ms.
+    assert cooled[3] == pytest.approx(5 * 5e-4)  # gaps of more than 4 ms are not measured
+    # A further millisecond makes a layer .2 ms slower, later .1 ms.
     assert 5 * 1e-4 <= cooled[1] - cooled[0] <= 5 * 2e-4
     assert cooled[2] - cooled[1] == pytest.approx(5 * 2e-4)
 
 
-def test_wide_passes_wait_as_long_for_their_weights_as_was_timed_of_them() -> None:
-    """Half as long at 9 tokens here; in between as much as lies in between; beyond as at the widest."""
+def test_pauses_before_multi_token_passes_use_their_own_times() -> None:
+    """Half as much at 9 tokens here; interpolated in between; constant beyond the largest width."""
     wide = [{"part": "wide_after_gap", "width": 9, "gap": gap, "time_s": time} for gap, time in ((0, 8e-3), (4000, 9.25e-3))]
     cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=[*COOLING, *wide]))})
     found = []
@@ -367,8 +367,8 @@ def test_wide_passes_wait_as_long_for_their_weights_as_was_timed_of_them() -> No
     assert found == pytest.approx([2.5e-3, (2.5e-3 + 1.25e-3) / 2, 1.25e-3, 1.25e-3])
 
 
-def test_layers_that_are_run_again_sooner_take_less() -> None:
-    sooner = [{"part": "after_gap", "gap": -4000, "time_s": 4e-3}]  # of passes of one layer: a layer takes .2 ms less
+def test_layers_repeated_sooner_take_less() -> None:
+    sooner = [{"part": "after_gap", "gap": -4000, "time_s": 4e-3}]  # passes of one layer: a layer takes .2 ms less
     cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=[*COOLING, *sooner]))})
     few = [each.cooling for each in passes(cost, *[(0, 1)] * 20)]
     assert few[0] == 0
@@ -376,12 +376,12 @@ def test_layers_that_are_run_again_sooner_take_less() -> None:
     cost.begin()
     more = [each.cooling for each in passes(cost, *[(0, 3)] * 20)]
     assert 3 * few[-1] < more[-1] < 0
-    # The others have not been run for long; then all are as they were.
+    # The other layers have not been run for long; then all are as before.
     rest = cost.made(Forward("target", (7,), 5, LayerSpan(3, 5))).cooling
     assert rest > 0
 
 
-def test_a_pass_in_pieces_cools_no_more_than_a_whole_one() -> None:
+def test_a_pass_in_pieces_has_no_extra_pause() -> None:
     cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=[*COOLING, *CALLS]))})
     passes(cost, (0, 5), (0, 5))
     whole = cost.made(Forward("target", (7,), 5, LayerSpan(0, 5))).cooling
@@ -389,11 +389,11 @@ def test_a_pass_in_pieces_cools_no_more_than_a_whole_one() -> None:
     pieces: list[Any] = []
     for _ in range(3):
         pieces = passes(cost, (0, 2), (2, 5))
-    # It takes one call more; that is all the time that a layer rests longer.
+    # The pause of a layer is longer only by the additional call.
     assert 0 <= sum(each.cooling for each in pieces) - whole <= 5 * AGAIN * 0.2 + 1e-9
 
 
-# --- what it must not know ---
+# --- Data that must not enter a prediction ---
 
 
 @lru_cache(maxsize=1)
@@ -412,11 +412,11 @@ TIMED = ("seconds", "commit_s", "pass_s", "read_s")
 
 
 @pytest.mark.parametrize("made", [some_runs, every])
-def test_nothing_that_was_measured_goes_into_a_prediction(made: Callable[[], tuple[MeasuredRuns, dict[str, Profile]]]) -> None:
-    """Other times, each row by a factor of its own, leave every predicted number as it was; the errors are others."""
+def test_measured_times_do_not_enter_the_prediction(made: Callable[[], tuple[MeasuredRuns, dict[str, Profile]]]) -> None:
+    """If each measured row is scaled by a different factor, predictions do not change, but errors do."""
     found, profiles = made()
     before = run_comparison.compare(found, profiles)
-    # Shorter, as a run is refused that takes longer than its machine can have taken.
+    # Shorter, because runs that take too long for their machine are refused.
     factors = np.random.default_rng(3).uniform(0.2, 0.9, (4, found.table.height))
     factors[2:] *= factors[0] / 0.9  # passes and reads are parts of the whole
     factors[1] = factors[0]
@@ -432,15 +432,15 @@ def test_nothing_that_was_measured_goes_into_a_prediction(made: Callable[[], tup
     assert not np.isclose(before["error"].to_numpy(), after["error"].to_numpy()).any()
 
 
-def test_the_profile_and_the_reads_do_go_into_it() -> None:
+def test_the_profile_and_the_reads_enter_the_prediction() -> None:
     found, profiles = some_runs()
     before = run_comparison.compare(found, profiles)["predicted_s"].to_numpy()
     slower = run_comparison.compare(found, profiles | {"target": profile_of("target", 2e-3)})["predicted_s"].to_numpy()
     assert (slower > before).all()
 
 
-def test_what_no_profile_has_is_said(tmp_path: Path) -> None:
-    """A part that is counted as nothing makes a prediction too short, and nobody should have to find that out."""
+def test_parts_missing_in_the_profile_are_reported(tmp_path: Path) -> None:
+    """A missing part makes the prediction too short, so the report lists it."""
     found, profiles = some_runs()
     before = run_comparison.compare(found, profiles)
     assert set(before["missing"]) == {""}
@@ -456,10 +456,10 @@ def test_what_no_profile_has_is_said(tmp_path: Path) -> None:
         profile_files.save(lacking if role == "target" else profiles[role], tmp_path)
     about = dict(found.about) | {"profiles": {role: f"made-{role}.json" for role in ("target", "draft")}}
     path = measured_runs.save(MeasuredRuns(found.log, found.table, about), tmp_path / "own.json")
-    assert "counted as nothing: head of the target (speculative)" in " ".join(invoke(path).output.split())
+    assert "not measured in the profile, assumed 0: head of the target (speculative)" in " ".join(invoke(path).output.split())
 
 
-# --- mismatches ---
+# --- Mismatches ---
 
 
 @pytest.mark.parametrize(("more", "said"), [
@@ -470,14 +470,14 @@ def test_what_no_profile_has_is_said(tmp_path: Path) -> None:
     ({"dtype": "bfloat16"}, "dtype must be float32"),
     ({"shape": dataclasses.asdict(shape_of("medium"))}, "layers of the target must be 5"),
 ])  # fmt: skip
-def test_profiles_of_something_else_are_refused_or_marked(more: dict[str, Any], said: str) -> None:
+def test_mismatched_profiles_are_refused_or_marked(more: dict[str, Any], said: str) -> None:
     found, profiles = some_runs()
     assert set(run_comparison.compare(found, profiles)["mismatch"]) == {""}
     wrong = profiles | {"target": profile_of("target", **more)}
     with pytest.raises(ParameterError, match=said):
         run_comparison.compare(found, wrong)
     if "shape" in more:
-        return  # its layers are too few to go on with
+        return  # too few layers to continue
     table = run_comparison.compare(found, wrong, allow_mismatch=True)
     assert all(said in each for each in table["mismatch"])
 
@@ -486,7 +486,7 @@ def test_every_model_needs_its_profile() -> None:
     found, profiles = some_runs()
     with pytest.raises(ParameterError, match="profile of the draft is required"):
         run_comparison.compare(found, {"target": profiles["target"]})
-    with pytest.raises(ParameterError, match="given for the medium, which the runs have not"):
+    with pytest.raises(ParameterError, match="given for the medium, which the runs do not have"):
         run_comparison.compare(found, profiles | {"medium": profile_of("medium")})
 
 
@@ -494,7 +494,7 @@ def test_every_model_needs_its_profile() -> None:
 
 
 def written(folder: Path, **more: Any) -> Path:
-    """Runs with profiles beside them, as `calibrate run --plan` leaves them."""
+    """Runs with profiles next to them, as written by `calibrate run --plan`."""
     found, _ = some_runs()
     about = dict(found.about) | {"profiles": {role: f"made-{role}.json" for role in ("target", "draft")}} | more
     for role in ("target", "draft"):
@@ -516,7 +516,7 @@ def test_the_command_line_compares_writes_and_keeps_a_page(tmp_path: Path) -> No
     assert result.stdout.splitlines()[-2:] == [str(tmp_path / "errors.csv"), str(page)]
     text = page.read_text()
     assert text.startswith("# Before\n\nwhat others say\n")
-    assert "## Predicted against real" in text
+    assert "## Predicted against measured" in text
     assert invoke(path, "--page", page, "--check").exit_code == 0
     page.write_text(text.replace("speculative", "speculativ"))
     assert invoke(path, "--page", page, "--check").exit_code == 1
@@ -527,7 +527,7 @@ def test_the_command_line_compares_writes_and_keeps_a_page(tmp_path: Path) -> No
     assert len(said["runs"]) == 4
 
 
-def test_a_mismatch_is_gone_on_with_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_a_mismatch_is_accepted_on_request(tmp_path: Path) -> None:
     path, out = written(tmp_path, dtype="float64"), tmp_path / "errors.csv"
     assert invoke(path, "-o", out).exit_code == 2
     assert not out.exists()
@@ -535,7 +535,7 @@ def test_a_mismatch_is_gone_on_with_where_that_is_asked_for(tmp_path: Path) -> N
     assert result.exit_code == 0, result.output
     marks = pl.read_csv(out)["mismatch"].to_list()
     assert len(marks) == 4
-    assert all("dtype must be float64, as of the runs, got float32 in made-target" in mark for mark in marks)
+    assert all("dtype must be float64, as in the runs, got float32 in made-target" in mark for mark in marks)
 
 
 @pytest.mark.parametrize(("change", "arguments", "said"), [
@@ -546,14 +546,14 @@ def test_a_mismatch_is_gone_on_with_where_that_is_asked_for(tmp_path: Path) -> N
     ({}, ["--profile", "target=no-such"], "no-such"),
     ({}, ["-o", "errors.txt"], "out must end in"),
 ])  # fmt: skip
-def test_mistakes_are_one_line(change: dict[str, Any], arguments: list[str], said: str, tmp_path: Path) -> None:
+def test_errors_are_one_line(change: dict[str, Any], arguments: list[str], said: str, tmp_path: Path) -> None:
     result = invoke(written(tmp_path, **change), *arguments)
     assert result.exit_code == 2, result.output
     assert said in " ".join(result.output.split())
     assert "Traceback" not in result.output
 
 
-def test_runs_that_are_cut_off_are_refused(tmp_path: Path) -> None:
+def test_truncated_runs_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path)
     path.write_bytes(path.read_bytes()[:100])
     result = invoke(path)
@@ -561,8 +561,8 @@ def test_runs_that_are_cut_off_are_refused(tmp_path: Path) -> None:
     assert "JSON" in result.output
 
 
-def test_of_several_processes_the_main_one_s_time_is_told() -> None:
-    """Where the profile is that of the machine, every part is as predicted; what contention costs is a part of the whole."""
+def test_parts_of_time_are_those_of_the_main_process() -> None:
+    """With the profile of the machine every part agrees with the prediction; contention is a part of the total."""
     over = {"dispatch": 2e-4, "wake": 4e-3, "promotion": 1e-4, "scheduling": 3e-4}
     clock = profiles(wider=0.2, head=2e-3, step=1e-3, next=1e-4, first_read=2e-4, **over)
     made = [decoded("autoregressive", 24, {})]
@@ -573,12 +573,12 @@ def test_of_several_processes_the_main_one_s_time_is_told() -> None:
     assert table.height == 2
     for row in table.iter_rows(named=True):
         for part in PARTS:
-            # A clock of our own notes no time between spans: there it is in the looks.
+            # The test's clock has no time between spans: it is included in the reads.
             expected = row[f"measured_{part}_s"] + {"rest": 1, "target": -1}.get(part, 0) * row["predicted_rest_s"]
             assert row[f"predicted_{part}_s"] == pytest.approx(expected, abs=1e-6), part
         assert row["predicted_target_s"] > 0.1
-        assert row["predicted_rest_s"] == pytest.approx(3e-4 * 2 * row["tokens"])  # two looks a token
-        assert row["contention_s"] == 0  # which the profile says nothing of
+        assert row["predicted_rest_s"] == pytest.approx(3e-4 * 2 * row["tokens"])  # two reads per token
+        assert row["contention_s"] == 0  # which the profile lacks
     assert table["predicted_waiting_s"].min() > 1e-3  # type: ignore[operator]  # for those that woke up late
     forks = [each.account.adoptions for each in made[1:]]
     assert all(0.5e-4 * count < transfers for count, transfers in zip(forks, table["predicted_transfers_s"], strict=True))
@@ -592,8 +592,8 @@ def test_of_several_processes_the_main_one_s_time_is_told() -> None:
         assert str(refused.value) == f"decoding must be one over several processes ({there}), got 0"
 
 
-def test_runs_over_streams_are_no_runs_over_processes() -> None:
-    """The same times, under a name of their own; nobody is told or woken there, so a profile need not say what that takes."""
+def test_streams_need_no_times_of_dispatch_and_wake() -> None:
+    """The same times under another name; streams have no dispatch and wake, so a profile need not have them."""
     clock = profiles(scheduling=3e-4)
     made = [decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=8, candidates=1)] * 3
     found = runs_of(made, clock, units=[1, 2, 2])
@@ -606,8 +606,8 @@ def test_runs_over_streams_are_no_runs_over_processes() -> None:
     assert lacking[2] - lacking[0] == {"dispatch", "wake", "promotion", "main_alone", "main_concurrent", "subprocess_step"}
 
 
-def test_the_pass_of_a_sub_process_takes_what_was_timed_of_such() -> None:
-    """In place of what a pass of one process takes; heads, later layers and prompts are the main process's own."""
+def test_passes_of_sub_processes_use_their_own_times() -> None:
+    """They replace those of a single process; heads, later layers and prompts belong to the main process."""
     clock = {"target": ProfileCosts(profiles(step=5e-4, embedding=1e-4)["target"])}
     own, told = ReplayedSeconds(clock, single=False), ReplayedSeconds(clock, single=False, subprocess_step=2e-4)
     sub = Forward("target", (7,), 5, LayerSpan(0, 8))
@@ -617,23 +617,23 @@ def test_the_pass_of_a_sub_process_takes_what_was_timed_of_such() -> None:
     later = sub._replace(layers=sub.layers._replace(first=4), state=sub)
     for step in (sub._replace(heads=1), later, sub._replace(tokens=(7, 8, 9))):
         assert told.forward(step) == own.forward(step)
-    # Timed among others: .6 ms there are .4 ms alone, where a layer takes one and a half times as long.
+    # Timed next to other processes: .6 ms there are .4 ms alone, because layers take 1.5 times as long.
     runs = runs_of([decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=8, candidates=1)], profiles(), units=[2])
     timed = profiles(main_concurrent=1.5e-3, subprocess_step=6e-4)
     cost = run_comparison.over_processes({"target": ProfileCosts(timed["target"])}, next(iter(runs.timed.values())))
     assert (cost.subprocess_step, cost.slower) == (pytest.approx(4e-4), (1.0, pytest.approx(1.5)))
 
 
-def test_what_asks_more_where_passes_take_other_times_is_refused() -> None:
+def test_reads_that_depend_on_times_are_refused() -> None:
     found = decoded("ppd", 12, {"match_rate": 0.6}, exit_layer=4, candidates=2, form="nested")
     cost = ReplayedSeconds(
         {"target": ProfileCosts(profiles(first_read=0.02)["target"])}
     )  # who looks for the next token stops the others later
-    with pytest.raises(ParameterError, match=r"ppd \(exit_layer=4, .*form=nested\) does not: the log has no further read top"):
+    with pytest.raises(ParameterError, match=r"ppd \(exit_layer=4, .*form=nested\) do: the log has no further read top"):
         run_comparison.predict(found, cost, 31)
 
 
-def test_logs_of_decisions_are_no_runs(tmp_path: Path) -> None:
+def test_decision_logs_are_not_runs(tmp_path: Path) -> None:
     found = measured(tmp_path)
     read_log.save(found.log, tmp_path / "log.json")
     result = invoke(tmp_path / "log.json")
@@ -641,8 +641,8 @@ def test_logs_of_decisions_are_no_runs(tmp_path: Path) -> None:
     assert "error:" in result.output
 
 
-def test_units_side_by_side_are_those_measured_and_those_simulated() -> None:
-    """The middle repeat as measured, twice as slow as a clock of the profile says, beside what the profile says."""
+def test_measured_and_simulated_units_side_by_side() -> None:
+    """The median repeat, measured at half the speed of the profile, next to the prediction."""
     known, clock = profiles(scheduling=3e-4), profiles(layer=2e-3, scheduling=3e-4)
     made = [decoded("ppd", 20, {"match_rate": 0.6}, seed=3, exit_layer=6, candidates=1)]
     found = runs_of(made, clock, units=[2])
@@ -654,8 +654,8 @@ def test_units_side_by_side_are_those_measured_and_those_simulated() -> None:
     assert simulated["end"].max() < 0.7 * measured_["end"].max()
 
 
-def test_what_is_printed_is_the_rows() -> None:
-    """Three tables: errors by method, the worst runs, and parts of the whole time in milliseconds; and the ranking."""
+def test_the_printed_tables_agree_with_the_rows() -> None:
+    """Three tables: errors by method, the worst runs, and parts of the time in milliseconds; and the ranking."""
     known, clock = profiles(main_alone=1e-3, main_concurrent=1.5e-3), profiles(wider=0.3, scheduling=3e-4)
     choices = [("autoregressive", {}, {}), ("speculative", {"draft_length": 3}, {"acceptance_rate": 0.7}),
                ("speculative", {"draft_length": 6}, {"acceptance_rate": 0.7}),
@@ -666,7 +666,7 @@ def test_what_is_printed_is_the_rows() -> None:
     text = io.StringIO()
     comparison_report.show(table, dict(found.about), Console(file=text, width=250, highlight=False))
     lines = [" ".join(line.split()) for line in text.getvalue().splitlines()]
-    assert "method settings runs median nine of ten worst bias noise bound held" in lines
+    assert "method settings runs median 90th percentile worst bias noise bound within bound" in lines
     for row in prediction_error.by_method(table):
         errors = " ".join(f"{row[name]:.1%}" for name in ("median_error", "p90_error", "worst_error", "bias", "noise", "bound"))
         assert f"{row['method']} {row['settings']} {row['runs']} {errors} {'yes' if row['held'] else 'NO'}" in lines
@@ -677,7 +677,7 @@ def test_what_is_printed_is_the_rows() -> None:
         times = " ".join(f"{1e3 * row[name]:.1f} ms" for name in ("predicted_s", "measured_s"))
         said = f"{row['method']} {row['settings'] or '-'} a prompt with a very lon {times} {row['error']:.1%} {row['noise']:.1%}"
         assert line == said
-    assert " ".join(["method", *PARTS, "whole contention"]) in lines
+    assert " ".join(["method", *PARTS, "total contention"]) in lines
     for method in dict.fromkeys(table["method"]):
         own = table.filter(table["method"] == method)
         cells = []
@@ -688,13 +688,13 @@ def test_what_is_printed_is_the_rows() -> None:
         assert " ".join([method, *cells, f"{slower:.1f}" if slower else "-"]) in lines
     pairs, right = prediction_error.ranking(table)
     assert pairs
-    said = f"{right} of {pairs} pairs ({right / pairs:.1%}) that differ by more than twice the noise are ordered rightly"
+    said = f"{right} of {pairs} pairs ({right / pairs:.1%}) that differ by more than twice the noise are ranked correctly"
     assert f"ranking: {said}" in lines
     page = [*comparison_report.markdown([("own", table, dict(found.about) | {"mode": "cuda-graph", "devices": ["cuda:0", "cpu"]})])]
     assert page[0] == f"### own: {found.about['machine']['name']}, float32, cuda-graph, processes on cuda:0"
-    said = f"Of {pairs} pairs of settings that differ by more than twice the noise {right / pairs:.1%} are ordered rightly."
+    said = f"Of {pairs} pairs of settings that differ by more than twice the noise {right / pairs:.1%} are ranked correctly."
     assert said in page[2]
-    far = pl.when(pl.col("method") == "ppd-processes").then(0.3).otherwise("error")  # so far off that its bound is not kept
+    far = pl.when(pl.col("method") == "ppd-processes").then(0.3).otherwise("error")  # an error beyond its bound
     for shown in (table, table.with_columns(error=far)):
         page = [*comparison_report.markdown([("own", shown, dict(found.about))])]
         rows = sorted(prediction_error.by_method(shown), key=lambda row: -row["median_error"])

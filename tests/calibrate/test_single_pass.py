@@ -1,4 +1,4 @@
-"""One pass, timed: what the clock says, and how often it is asked."""
+"""Times of one pass: rows from clock readings, and the number of repeats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.tiny_configurations import built
 pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
 
 
-def test_a_row_holds_what_the_clock_said(config: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_holds_the_clock_readings(config: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single_pass, "clock_of", lambda *_: Ticking())
     row = single_pass.measure(built(config()), Point("eager", 2, 4, 1, 0), Effort(least=4), 0.0)
     assert row["layers_us"] == [[1.0] * 3, [2.0] * 3, [3.0] * 3]
@@ -33,7 +33,7 @@ def test_a_row_holds_what_the_clock_said(config: Callable[..., str], monkeypatch
     assert (row["repeats"], row["spread"]) == (4, 0.0)
 
 
-def test_a_point_is_repeated_until_it_is_known_well_enough(config: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_point_is_repeated_until_its_spread_is_small(config: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     class Swinging(Ticking):
         turn = 0
 
@@ -47,14 +47,14 @@ def test_a_point_is_repeated_until_it_is_known_well_enough(config: Callable[...,
     for target in (0.02, 0.01):
         found = single_pass.measure(model, point, Effort(target, least=4), forever)
         n = found["repeats"]
-        # 0.1 / 1.05 / sqrt(n) is below the target for the first time.
+        # The first n with 0.1 / 1.05 / sqrt(n) below the target.
         assert found["spread"] < target
         assert n == pytest.approx((0.1 / 1.05 / target) ** 2, abs=4)
     assert single_pass.measure(model, point, Effort(0.0, least=4, most=9), forever)["repeats"] == 9
     assert single_pass.measure(model, point, Effort(0.0, least=4), 0.0)["repeats"] == 4
 
 
-def test_interrupted_repeats_are_left_out_where_others_come(
+def test_interrupted_repeats_are_left_out_if_there_are_others(
     config: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Interrupted(Ticking):
@@ -77,11 +77,11 @@ def test_interrupted_repeats_are_left_out_where_others_come(
     row = single_pass.measure(model, point, Effort(0.5, least=4, most=9), float("inf"))
     assert (row["repeats"], row["disturbed"], row["taken_anyway"]) == (4, 5, 4)
     _, notes = profile_from_timings.part_rows([row], "eager", layers=3)
-    assert any("at 1 of 1 points too few repeats went uninterrupted" in note for note in notes)
+    assert any("at 1 of 1 points too few repeats were uninterrupted" in note for note in notes)
 
 
 @pytest.mark.parametrize(("ran", "single", "disturbed"), [(0.97, True, True), (0.97, False, False), (0.99, True, False)])
-def test_a_thread_was_interrupted_if_it_did_not_run_all_the_time(
+def test_thread_without_cpu_time_was_interrupted(
     ran: float, single: bool, disturbed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passed, worked = iter((10.0, 11.0)), iter((5.0, 5.0 + ran))
@@ -92,7 +92,7 @@ def test_a_thread_was_interrupted_if_it_did_not_run_all_the_time(
     assert clock.disturbed() is disturbed
 
 
-def test_what_is_added_up_again_is_a_mean_between_quartiles() -> None:
+def test_quartiles_and_means() -> None:
     seconds = [1e-6, 2e-6, 3e-6, 10e-6]
     assert single_pass.quartiles(seconds) == [1.75, 2.5, 4.75]
     assert single_pass.means(seconds) == [1.75, 4.0, 4.75]
@@ -102,7 +102,7 @@ def test_what_is_added_up_again_is_a_mean_between_quartiles() -> None:
 
 
 class Stub:
-    """A pass that takes nothing, whose parts a clock of ours has timed."""
+    """A pass without work, whose parts a fake clock times."""
 
     def __init__(self, spans: dict[tuple[str, int], float]) -> None:
         self.spans, self.parts, self.done = spans, [*spans], list[str]()
@@ -146,45 +146,46 @@ def pointed(
 LAYERS_US = {("layer", 0): 10.0, ("layer", 1): 12.0, ("layer", 2): 14.0, ("layer", 3): 16.0}
 
 
-def test_a_row_is_what_its_repeats_took(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_of_a_plain_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     spans = {("embedding", 0): 5.0, **LAYERS_US, ("norm", 0): 2.0, ("head", 0): 30.0}
     row, work = pointed(monkeypatch, spans, "eager", [100, 104, 112, 180], 130, least=4, most=4)
     assert work.done == ["run", "back"] * 2 + ["watched", "back"] + ["run", "back", "watched", "back"] * 4 + ["check"]
     assert (row["kind"], row["mode"], row["width"], row["context"], row["round"]) == ("point", "eager", 2, 8, 3)
-    assert row["whole_us"] == [103.0, 108.0, 129.0]  # the median between the quartiles
+    assert row["whole_us"] == [103.0, 108.0, 129.0]  # quartiles and median
     assert row["marked_us"] == [130.0] * 3
     assert row["layers_us"] == [[each] * 3 for each in LAYERS_US.values()]
-    assert (row["head_us"], row["embedding_us"]) == ([32.0] * 3, [5.0] * 3)  # the norm goes with the head
+    assert (row["head_us"], row["embedding_us"]) == ([32.0] * 3, [5.0] * 3)  # the head includes the norm
     assert (row["repeats"], row["disturbed"], row["taken_anyway"]) == (4, 0, 0)
     assert row["spread"] == round(26 / 108 / 2, 5)
     assert "sum_us" not in row
 
 
-def test_a_row_of_the_interpreter_tells_its_call_and_its_look_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """52 us of layers and 5 us of embedding in a call of 70 us leave 13 us; the look is what is behind call and head."""
+def test_row_of_the_interpreter_separates_call_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of 70 us with 52 us of layers and 5 us of embedding has 13 us of overhead; the read is the time after call and head.
+    """
     spans = {("embedding", 0): 5.0, **LAYERS_US, ("head", 0): 30.0, ("call", 0): 70.0}
     row, _ = pointed(monkeypatch, spans, "interpreter", [100, 104, 112, 180], 130, least=4, most=4)
-    assert row["whole_us"] == [103.0, 124.0, 129.0]  # the mean between them
+    assert row["whole_us"] == [103.0, 124.0, 129.0]  # quartiles and mean
     assert (row["sum_us"], row["rest_us"], row["first_read_us"]) == ([52.0] * 3, [13.0] * 3, [30.0] * 3)
-    # Of a graph there is one stretch: 60 us of all four layers and 48 us of the first of them, each with what a replay takes.
+    # A graph has one stretch: 60 us for all four layers and 48 us for the first one, each with the overhead of a replay.
     spans = {("embedding", 0): 0.0, ("layer", 0): 60.0, ("head", 0): 30.0, ("call", 0): 70.0, ("short", 1): 48.0}
     spans |= {("aside", 0): 20.0}
     row, _ = pointed(monkeypatch, spans, "interpreter", [100] * 4, 130, least=4, most=4)
     assert (row["sum_us"], row["rest_us"], row["first_read_us"]) == ([16.0] * 3, [54.0] * 3, [10.0] * 3)
 
 
-def test_repeats_that_were_disturbed_count_only_for_want_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disturbed_repeats_count_only_if_there_are_too_few_others(monkeypatch: pytest.MonkeyPatch) -> None:
     spans = {("embedding", 0): 5.0, **LAYERS_US, ("head", 0): 30.0}
     row, _ = pointed(monkeypatch, spans, "eager", [100, 500, 104, 400, 300], 130, [False, True, False, True, True], least=3, most=5)
     assert (row["repeats"], row["disturbed"], row["taken_anyway"]) == (3, 2, 1)
-    assert row["whole_us"] == [102.0, 104.0, 202.0]  # of 100, 104 and 300 us, the shortest of those disturbed
+    assert row["whole_us"] == [102.0, 104.0, 202.0]  # quartiles of 100, 104 and 300 us, the shortest disturbed repeat
 
 
-# --- what is left of a point ---
+# --- garbage collection, end and preparation of a point ---
 
 
-def test_a_pass_is_timed_while_no_garbage_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And afterwards collected or not as it was before."""
+def test_garbage_collector_is_off_during_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards it is on or off as before."""
     seen: list[bool] = []
     spans = {("embedding", 0): 5.0, **LAYERS_US, ("head", 0): 30.0}
     begin = Stub.run
@@ -204,10 +205,10 @@ def test_a_pass_is_timed_while_no_garbage_is_collected(monkeypatch: pytest.Monke
     (0.0, 2, 9, 1e-9, 0.0, 2), (0.0, 3, 9, 1e-9, 0.0, 3), (0.0, 4, 4, 0.0, 1.0, 4), (5.0, 3, 9, 0.0, 1.0, 3),
     (4.9, 3, 9, 0.0, 1.0, 9),
 ])  # fmt: skip
-def test_a_point_ends_when_it_is_known_or_when_its_time_is_over(
+def test_point_ends_at_small_spread_or_at_its_time_limit(
     now: float, least: int, most: int, target: float, spread_of: float, repeats: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its time ends at 5 s."""
+    """Its time limit is 5 s."""
     monkeypatch.setattr(single_pass, "time", SimpleNamespace(monotonic=lambda: now))
     spans = {("embedding", 0): 5.0, **LAYERS_US, ("head", 0): 30.0}
     work, wholes = Stub(spans), itertools.cycle([1.0, 1.0, 1 + spread_of, 1 + spread_of])
@@ -220,8 +221,8 @@ def test_a_point_ends_when_it_is_known_or_when_its_time_is_over(
     assert work.done == ["watched", "back"] + ["run", "back", "watched", "back"] * repeats + ["check"]
 
 
-def test_a_point_is_prepared_as_its_mode_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the model cannot hold is refused before; the load of the machine is told where that is known."""
+def test_mode_selects_the_kind_of_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many positions are refused first; the load average is recorded where the system has one."""
     from calibrate.timing import interpreter_pass
 
     asked: list[Any] = []
@@ -254,7 +255,7 @@ def test_a_point_is_prepared_as_its_mode_says(monkeypatch: pytest.MonkeyPatch) -
 
 
 def interpreted(width: int, context: int, batch: int, unequal: bool = False, kind: str = "llama") -> tuple[Any, list[Any]]:
-    """Of a tiny model whose random tokens are 3, 4, 5, ... ; and what it was asked to run, with what came before."""
+    """Return a pass of a tiny model with random tokens 3, 4, 5, ..., and the list of its requests."""
 
     from calibrate.timing import interpreter_pass
 
@@ -276,8 +277,10 @@ def interpreted(width: int, context: int, batch: int, unequal: bool = False, kin
     return interpreter_pass.InterpretedPass(model, width, context, batch), asked
 
 
-def test_a_pass_of_the_interpreter_is_at_another_place_every_other_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind rows that are made some at a time; every layer, the embedding, the head and the call are marked, and nothing after."""
+def test_interpreter_pass_alternates_between_two_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows before it are made in chunks; every layer, the embedding, the head and the call are marked, and nothing after
+    `back`.
+    """
     from calibrate.timing import interpreter_pass
 
     monkeypatch.setattr(interpreter_pass, "CHUNK", 4)
@@ -304,7 +307,7 @@ def test_a_pass_of_the_interpreter_is_at_another_place_every_other_time(monkeypa
             work.check()
 
 
-def test_texts_of_a_batch_are_at_places_of_their_own_where_drafts_are_made_or_verified() -> None:
+def test_batched_draft_passes_are_at_unequal_positions() -> None:
     depth = real_models.DEPTHS["target"]
     for width, context, unequal, places in ((1, 6, False, ()), (2, 6, False, (6, 5, 6)), (1, 6, True, (6, 5, 6)), (2, 0, True, ())):
         work, asked = interpreted(width, context, 3, unequal)

@@ -1,4 +1,4 @@
-"""The grid of passes that are timed: how minutes are shared, and what becomes of points that fail."""
+"""The grid of timed passes: shares of the minutes, and points that fail."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from tests.support.clockwork import Clock
 pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
 
 
-def test_every_point_comes_once_in_every_round() -> None:
+def test_each_round_has_every_point_once() -> None:
     grid = TimingGrid((1, 2), (8,), (1, 4), (0, 1), ("eager", "cuda-graph"), rounds=3)
     points = grid.points()
     assert len(points) == len(set(points)) == 2 * 1 * 2 * 2 * 2 * 3
     assert [point.round for point in points] == sorted(point.round for point in points)
 
 
-# --- sharing the minutes out ---
+# --- shares of the minutes ---
 
 
 def gone_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, takes: Any, minutes: float = 1.0
 ) -> tuple[timing_grid.TimedGrid, list[float], list[Any]]:
-    """A grid of four points, each of which takes `takes(share)` or raises it: what came of it, the shares, what was told."""
+    """Time a grid of four points that take or raise `takes(share)`; return the outcome, the shares, and the progress reports."""
     clock, shares, told = Clock(), list[float](), list[Any]()
     monkeypatch.setattr(timing_grid, "time", clock)
 
@@ -56,8 +56,8 @@ def gone_over(
     return outcome, shares, told
 
 
-def test_minutes_are_shared_among_the_points_that_are_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Four points of a minute: 15 s each; what one leaves is the others'."""
+def test_remaining_points_share_the_remaining_minutes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Four points in a minute: 15 s each; the rest of a short point is shared by the others."""
     outcome, shares, told = gone_over(monkeypatch, tmp_path, lambda share: share if share < 16 else 3.0)
     assert shares == pytest.approx([15, 15, 15, 15])
     assert (len(outcome.rows), outcome.failed) == (4, [])
@@ -69,7 +69,7 @@ def test_minutes_are_shared_among_the_points_that_are_left(monkeypatch: pytest.M
     assert shares == pytest.approx([60 / 4, 54 / 3, 48 / 2, 42])
 
 
-def test_points_that_fail_are_named_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_failed_points_are_reported_and_the_others_are_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     errors = iter([RuntimeError("can't allocate memory: 9 GB"), ParameterError("no such width"), 40.0, 1.0])
     outcome, shares, told = gone_over(monkeypatch, tmp_path, lambda _: next(errors))
     assert shares == pytest.approx([15, 20, 30, 20])
@@ -80,26 +80,26 @@ def test_points_that_fail_are_named_and_the_rest_goes_on(monkeypatch: pytest.Mon
     assert told.count("between") == 2
 
 
-def test_behind_a_lost_device_and_behind_the_minutes_nothing_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_point_is_tried_after_a_lost_device_or_the_last_minute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     outcome, shares, _ = gone_over(monkeypatch, tmp_path, lambda _: RuntimeError("CUDA error: gone\nand more"))
     assert len(shares) == 1
     first, *others = [reason for _, reason in outcome.failed]
     assert first == "RuntimeError: CUDA error: gone"
-    assert others == [f"the device was lost before it: {first}"] * 3
+    assert others == [f"not reached, because the device was lost: {first}"] * 3
     (tmp_path / "raw.jsonl").unlink()
     outcome, shares, _ = gone_over(monkeypatch, tmp_path, lambda share: 4 * share)
     assert len(shares) == 1
-    assert [reason for _, reason in outcome.failed] == ["the minutes were spent before it; --resume with more of them"] * 3
+    assert [reason for _, reason in outcome.failed] == ["not reached within the minutes; --resume with more --minutes"] * 3
 
 
-# --- what is left of a grid ---
+# --- settings, errors and neighbours ---
 
 
-def test_a_grid_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+def test_wrong_grid_settings_are_refused(tmp_path: Path) -> None:
     most = 1_000_000
     TimingGrid((1, most), (0, most), (1, most), (0, most), rounds=1000)
     for wrong, said in (
-        ({"widths": 4}, "widths must be a list of whole numbers, got 4"), ({"widths": ()}, "widths must be at least one number"),
+        ({"widths": 4}, "widths must be a list of whole numbers, got 4"), ({"widths": ()}, "widths must have at least one number"),
         ({"widths": (0,)}, "widths must be between 1 and 1000000, got 0"), ({"widths": (most + 1,)}, "widths must be between"),
         ({"contexts": (-1,)}, "contexts must be between 0 and"), ({"batches": (0,)}, "batches must be between 1 and"),
         ({"busy": (-1,)}, "busy must be between 0 and"), ({"busy": (1, 1)}, "busy must be different numbers"),
@@ -118,7 +118,7 @@ def test_a_grid_says_what_is_wrong_with_it(tmp_path: Path) -> None:
         timing_grid.read(tmp_path / "gone.jsonl")
 
 
-def test_errors_are_told_in_a_line_and_a_device_may_be_lost_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_errors_are_one_line_and_tell_whether_the_device_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 
     said = {
         MemoryError("9 GB\nmore"): ("out of memory: 9 GB", False), RuntimeError("x: can't allocate memory"): (
@@ -145,8 +145,8 @@ def test_errors_are_told_in_a_line_and_a_device_may_be_lost_with_them(monkeypatc
     assert emptied == [1]
 
 
-def test_as_many_companions_are_there_as_a_point_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are kept while points ask for as many, and ended when they do not, or when one has failed, and in the end."""
+def test_companions_match_the_busy_processes_of_a_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept while their number stays, and ended when it changes, after a failure, and at the end."""
     from calibrate.timing import busy_neighbours
 
     said: list[Any] = []
@@ -179,9 +179,9 @@ def test_as_many_companions_are_there_as_a_point_asks_for(monkeypatch: pytest.Mo
     effort = Effort()
 
     def timed(busy: int) -> Any:
-        return crowd.measure(model, Point("eager", 1, 8, 2, busy), effort, 3.0)
+        return neighbours.measure(model, Point("eager", 1, 8, 2, busy), effort, 3.0)
 
-    with timing_grid._Crowd(spec) as crowd:
+    with timing_grid._Neighbours(spec) as neighbours:
         assert timed(0) == {"given": (model, Point("eager", 1, 8, 2, 0), effort, 3.0)}
         assert said == []
         assert timed(2) == {"given": (model, Point("eager", 1, 8, 2, 2), effort, 3.0), "companion_passes": [7, 7]}
@@ -197,10 +197,10 @@ def test_as_many_companions_are_there_as_a_point_asks_for(monkeypatch: pytest.Mo
         timed(1)
         assert said[1:] == [("began", 1, spec), what]
     assert said[-1] == ("ended", 1)
-    assert (crowd.count, crowd.companions) == (0, None)
+    assert (neighbours.count, neighbours.companions) == (0, None)
 
 
-def test_weights_of_a_kind_that_is_not_timed_are_refused_before_anything_is_built() -> None:
+def test_unknown_dtypes_and_wrong_depths_are_refused() -> None:
 
     model: Any = None
     with pytest.raises(ParameterError, match=r"unknown dtype 'float64'; .*known: bfloat16, float16, float32"):

@@ -1,4 +1,4 @@
-"""Links between processes, host and GPUs: what is sent, which tries count, and what is kept of them."""
+"""Links between processes, host and GPUs: transfers, repeats that count, and profiles."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
 # --- links ---
 
 
-@pytest.mark.slow  # both ends in this process are in the quick tier, below
+@pytest.mark.slow  # tests below with both ends in this process are fast
 def test_links_between_processes_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "_PATIENCE", 3600.0)  # on a busy machine processes take long to start
+    monkeypatch.setattr(transfers, "_PATIENCE", 3600.0)  # processes start slowly on a busy machine
     said = call("links", "--quick", "-o", str(tmp_path), "--link", "shared-memory,gloo").stdout
     for link in ("shared-memory", "gloo"):
         found = profile_files.load(tmp_path / f"links-{link}.json")
@@ -44,7 +44,7 @@ def test_links_between_processes_are_timed(tmp_path: Path, monkeypatch: pytest.M
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_link_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_link_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(link: str, sizes: tuple[int, ...], repeats: int) -> list[dict[str, Any]]:
         if link == "gloo":
             raise RuntimeError("no such interface")
@@ -64,27 +64,27 @@ def test_a_link_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
         (("--link", "carrier-pigeon"), "unknown link 'carrier-pigeon'"),
         (("--sizes", "0"), "size must be between 1 and 17179869184, got 0"),
         (("--sizes", "8,8"), "sizes must be different numbers"),
-        (("--sizes", "x"), "sizes must be whole numbers"),
+        (("--sizes", "x"), "sizes must be comma-separated whole numbers"),
         (("--repeats", "0"), "repeats must be between 1"),
         (("--name", "a/b"), "name must be letters"),
     ],
 )
-def test_mistakes_about_links(more: tuple[str, ...], said: str, tmp_path: Path) -> None:
+def test_wrong_link_options_are_refused(more: tuple[str, ...], said: str, tmp_path: Path) -> None:
     done = call("links", "-o", str(tmp_path / "out"), *more, code=2)
     assert said in done.stderr
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_link_to_a_gpu_where_there_is_none(tmp_path: Path) -> None:
+def test_link_to_a_missing_gpu_is_refused(tmp_path: Path) -> None:
     done = call("links", "-o", str(tmp_path), "--link", "host-to-device", code=2)
-    assert "link host-to-device is not there; this machine has shared-memory" in done.stderr
+    assert "link host-to-device is not available; this machine has shared-memory" in done.stderr
 
 
 # --- links ---
 
 
-def test_links_are_timed_from_1_kib_to_64_mib_by_fours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_are_powers_of_four_from_1_kib_to_64_mib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def timed(link: str, sizes: tuple[int, ...], repeats: int) -> list[dict[str, Any]]:
@@ -95,7 +95,7 @@ def test_links_are_timed_from_1_kib_to_64_mib_by_fours(tmp_path: Path, monkeypat
     monkeypatch.setattr(transfers, "_timed", timed)
     monkeypatch.setattr(transfers, "there", lambda: ("shared-memory", "gloo"))
     told: list[Any] = []
-    out = tmp_path / "new" / "deeper"  # made with all above it
+    out = tmp_path / "new" / "deeper"  # made with its parents
     found = transfers.time_links(out, repeats=6, name="some", progress=lambda *said: told.append(said))
     assert asked == [(link, tuple(1024 * 4**power for power in range(9)), 6) for link in ("shared-memory", "gloo")]
     assert asked[0][1][-1] == 64 * 2**20
@@ -114,8 +114,8 @@ def test_links_are_timed_from_1_kib_to_64_mib_by_fours(tmp_path: Path, monkeypat
         transfers.time_links(out, links=("gloo",), name="some")
 
 
-def test_a_profile_of_a_link_says_where_and_how_it_was_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it, from facts that are made up; a transfer that took no time says nothing of the bandwidth."""
+def test_profile_of_a_link_records_machine_and_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole profile, from made-up facts; a transfer of zero time does not count for the bandwidth."""
     facts = {"name": "a made-up host", "torch": "9.9", "date": "2026-01-02", "cache_bytes": 4096}
     asked = list[str]()
     monkeypatch.setattr(machine, "facts", lambda device: asked.append(device) or dict(facts))
@@ -142,27 +142,27 @@ def test_a_profile_of_a_link_says_where_and_how_it_was_timed(tmp_path: Path, mon
         assert table == [("send", size, *(pytest.approx(each / 1e6) for each in times), 7) for size, times in took.items()]
 
 
-def test_a_link_that_fails_is_named_and_the_others_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_link_is_reported_and_the_others_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(link: str, *_: Any) -> list[dict[str, Any]]:
         if link == "gloo":
-            raise RuntimeError("nobody answers\nat all")
+            raise RuntimeError("no answer\nat all")
         return [{"kind": "link", "link": link, "size": 8, "repeats": 1, "time_us": [1.0, 2.0, 3.0]}]
 
     monkeypatch.setattr(transfers, "_timed", timed)
     monkeypatch.setattr(transfers, "there", lambda: ("gloo", "shared-memory"))
     found = transfers.time_links(tmp_path, sizes=(8,))
-    assert found.failed == {"gloo": "RuntimeError: nobody answers"}
+    assert found.failed == {"gloo": "RuntimeError: no answer"}
     assert [*found.profiles] == ["shared-memory"]
-    for wrong, said in (({"sizes": ()}, "sizes must be at least one number, got none"), ({"sizes": (8, 8)}, "different numbers"),
+    for wrong, said in (({"sizes": ()}, "sizes must have at least one number, got none"), ({"sizes": (8, 8)}, "different numbers"),
                         ({"sizes": (0,)}, "size must be"), ({"repeats": 0}, "repeats must be"), ({"name": "a b"}, "name must be"),
-                        ({"links": ("nccl",)}, "link nccl is not there"), ({"links": ("tin",)}, "unknown link 'tin'")):  # fmt: skip
+                        ({"links": ("nccl",)}, "nccl is not available"), ({"links": ("tin",)}, "unknown link 'tin'")):  # fmt: skip
         with pytest.raises(ParameterError, match=said):
             transfers.time_links(tmp_path / "none", **wrong)
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_message_takes_half_of_there_and_back_and_the_first_ones_do_not_count(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_time_is_half_a_round_trip_after_warm_up(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, done = Clock(), list[str]()
     monkeypatch.setattr(transfers, "time", clock)
 
@@ -175,8 +175,8 @@ def test_a_message_takes_half_of_there_and_back_and_the_first_ones_do_not_count(
     assert done == [["give", "take"], ["take", "give"]][rank] * 7
 
 
-def test_bytes_through_shared_memory_are_those_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ends, as threads of this process; times come from the first alone."""
+def test_shared_memory_transfers_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ends are threads of this process; the first alone reports times."""
     monkeypatch.setattr(transfers, "end_with_starter", lambda: None)
     ends, (report, other) = multiprocessing.Pipe(), multiprocessing.Pipe()
     room = multiprocessing.RawArray("b", 64)
@@ -194,7 +194,7 @@ def test_bytes_through_shared_memory_are_those_that_were_given(monkeypatch: pyte
 
 
 class Bytes:
-    """A tensor of a device that is not there."""
+    """A tensor of a missing device."""
 
     def __init__(self, size: int, at: Any) -> None:
         self.size, self.device, self.is_cuda = size, at, str(at).startswith("cuda")
@@ -203,7 +203,7 @@ class Bytes:
 @pytest.mark.parametrize(("link", "ends"), [
     ("host-to-device", ("cpu", "cuda:0")), ("device-to-host", ("cuda:0", "cpu")), ("device-to-device", ("cuda:0", "cuda:1")),
 ])  # fmt: skip
-def test_a_copy_goes_from_end_to_end_and_the_first_ones_do_not_count(
+def test_copy_goes_between_its_ends_after_warm_up(
     link: str, ends: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
@@ -227,7 +227,7 @@ def test_a_copy_goes_from_end_to_end_and_the_first_ones_do_not_count(
     copies = [(*ends, size, size, *(end == "cpu" for end in ends), True) for size in (8, 64)]
     assert copied == [copies[0]] * 8 + [copies[1]] * 8
     assert clocks == ["cuda:0"]
-    # Of eight turns the first three are left out: of 3 to 7 s the quartiles are 4, 5 and 6.
+    # The first three of eight turns are warm-up; the quartiles of 3 to 7 s are 4, 5 and 6.
     assert found == [
         {"kind": "link", "link": link, "size": 8, "repeats": 5, "time_us": pytest.approx([4e6, 5e6, 6e6])},
         {"kind": "link", "link": link, "size": 64, "repeats": 5, "time_us": pytest.approx([12e6, 13e6, 14e6])},
@@ -235,8 +235,8 @@ def test_a_copy_goes_from_end_to_end_and_the_first_ones_do_not_count(
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_two_ends_send_each_other_what_they_got(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What each end does of torch, in order; the messages themselves are not sent."""
+def test_two_ends_exchange_messages(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls of torch at each end, in order; no message is sent."""
     import torch
 
     monkeypatch.setattr(transfers, "end_with_starter", lambda: None)
@@ -272,8 +272,8 @@ def test_two_ends_send_each_other_what_they_got(backend: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("link", ["shared-memory", "gloo", "nccl"])
-def test_a_link_between_processes_is_timed_or_says_why_it_is_not(link: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ends are started beside this process; one that ends, or that nobody hears of, ends the wait."""
+def test_link_between_processes_is_timed_or_reports_its_error(link: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes are the ends; one that ends or does not answer ends the wait."""
     clock, ends = Clock(), list[Any]()
     monkeypatch.setattr(transfers, "time", clock)
 
@@ -296,7 +296,7 @@ def test_a_link_between_processes_is_timed_or_says_why_it_is_not(link: str, monk
             self.said.append("terminate")
 
     class Ours:
-        """Hears after 3 polls, if at all."""
+        """Receives after 3 polls, if at all."""
 
         polled = 0
 
@@ -356,7 +356,7 @@ def test_a_link_between_processes_is_timed_or_says_why_it_is_not(link: str, monk
         assert len(ends) == 2
 
 
-def test_the_links_of_a_machine_are_those_of_its_gpus_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_links_follow_from_gpus_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     def has(gpus: int, distributed: bool = True, gloo: bool = True, nccl: bool = True, cuda: bool = True) -> tuple[str, ...]:
@@ -375,11 +375,11 @@ def test_the_links_of_a_machine_are_those_of_its_gpus_and_libraries(monkeypatch:
     assert has(2, nccl=False) == (*host, *copies, "device-to-device")
 
 
-def test_an_end_that_fails_says_why() -> None:
+def test_failed_end_reports_its_error() -> None:
     report, other = multiprocessing.Pipe()
     with transfers._reported(other):
         raise ValueError("no room\nin here")
     assert report.recv() == "ValueError: no room"
     report.close()
-    with transfers._reported(other):  # nobody listens any more
+    with transfers._reported(other):  # the other end is closed
         raise ValueError("no room")

@@ -1,4 +1,4 @@
-"""How far off predictions are: each bound on what comes along, and on the public measurements where they are there."""
+"""Errors of predictions: each bound on bundled data, and on the public measurements if they are present."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ needs_data = pytest.mark.skipif(
 pytestmark = pytest.mark.usefixtures("read_once")
 KEPT = Path(__file__).parents[1] / "data" / "validation"
 OPERATIONS = {"h100": 0.022, "a100": 0.03, "l40s": 0.03}
-"""What the median product left out may miss, by GPU."""
+"""Bound of the median leave-one-out error of products, by GPU."""
 WHOLE = [f"{gpu}-{model}" for gpu in ("h100", "a100") for model in bundled_profiles.VIDUR]
 LAW = Efficiency(memory=0.7, compute=0.6, elementwise=0.5, cache=0.9, launch=7e-6, attention_launch=13e-6, error=0.12)
 
 
-# --- what comes along ---
+# --- Bundled data ---
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def operations() -> dict[str, Profile]:
 
 @pytest.fixture(scope="module")
 def layers() -> tuple[fits.MeasuredLayers, ...]:
-    """Vidur's layers: three models from the profiles that come along, phi-2 from the table that is kept."""
+    """Vidur's layers: three models from bundled profiles, phi-2 from the table in tests/data."""
     small = pl.read_csv(KEPT / "phi_2.csv")
     found = [fits.layers_of(profile_files.load(f"{gpu}-{model}")) for gpu in fits.GPUS for model in bundled_profiles.VIDUR]
     for gpu in fits.GPUS:
@@ -68,7 +68,7 @@ def kept_run() -> engine_run.EngineRun:
 
 
 @pytest.mark.parametrize(("gpu", "bound"), OPERATIONS.items())
-def test_a_product_left_out_is_found_again(operations: dict[str, Profile], gpu: str, bound: float) -> None:
+def test_leave_one_out_error_of_products_is_within_bound(operations: dict[str, Profile], gpu: str, bound: float) -> None:
     found = composed_layers.gemm_left_out(operations[gpu])
     assert found.median() <= bound
     assert found.percentile(90) <= 0.17
@@ -78,13 +78,13 @@ def test_a_product_left_out_is_found_again(operations: dict[str, Profile], gpu: 
 
 
 @pytest.mark.parametrize("gpu", ["a100", "l40s"])
-def test_without_the_shapes_beside_it_a_product_is_not_found_as_well(operations: dict[str, Profile], gpu: str) -> None:
-    """The check can fail: interpolation between coarse m alone misses the bound."""
+def test_products_without_neighbouring_shapes_miss_the_bound(operations: dict[str, Profile], gpu: str) -> None:
+    """The check can fail: interpolation between coarse m misses the bound."""
     assert composed_layers.gemm_left_out(operations[gpu], ()).median() > OPERATIONS[gpu]
 
 
 @pytest.mark.parametrize("gpu", OPERATIONS)
-def test_attention_left_out_is_found_again(operations: dict[str, Profile], gpu: str) -> None:
+def test_leave_one_out_error_of_attention_is_within_bound(operations: dict[str, Profile], gpu: str) -> None:
     found = composed_layers.attention_left_out(operations[gpu])
     alone = composed_layers.attention_left_out(operations[gpu], alike=False)
     assert found.median() <= 0.03
@@ -98,91 +98,91 @@ def composed(operations: dict[str, Profile]) -> validated_claims.Claim:
     return validated_claims.composed(operations, [profile_files.load(name) for name in WHOLE])
 
 
-def test_a_composed_layer_is_what_was_measured(operations: dict[str, Profile]) -> None:
+def test_composed_layers_are_within_bounds_of_measured_ones(operations: dict[str, Profile]) -> None:
     claim = composed(operations)
     few = [case for case in claim.cases if "to 64 tokens" in case.name]
-    many = [case for case in claim.cases if "models left out" in case.name]
+    many = [case for case in claim.cases if "held-out models" in case.name]
     assert (len(few), len(many), len(claim.cases)) == (len(WHOLE) * 4, 2 * 4 * 3, len(WHOLE) * 4 + 24)
     for case in claim.cases:
         assert case.kept, case.name
     assert max(case.asked or 1 for case in few) <= 0.06
     assert max(case.asked or 1 for case in many) <= 0.21
-    # What is stated says as much as it should of models that it was not taken from: most are within, nearly all within twice.
+    # The stated error holds for models that it was not derived from: most are within it, nearly all within twice the error.
     within, twice = (int(each) for each in re.findall(r"(\d+)% (?:are )?within", claim.bad))
     assert 50 <= within <= 85
     assert twice >= 95
 
 
-def test_a_composed_layer_without_what_lies_between_its_products_is_not(
+def test_composed_layers_without_elementwise_kernels_miss_the_bound(
     operations: dict[str, Profile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(composed_layers, "between", lambda _, __, tokens, ___: np.zeros(np.shape(tokens)))
+    monkeypatch.setattr(composed_layers, "elementwise_kernels", lambda _, __, tokens, ___: np.zeros(np.shape(tokens)))
     assert sum(case.median > 0.10 for case in composed(operations).cases) > 8
 
 
-def test_a_step_of_an_engine_is_what_the_profile_says() -> None:
+def test_engine_steps_are_within_bounds_of_the_profile() -> None:
     claim = validated_claims.step(kept_run(), profile_files.load("rtx-4090-llama-3.1-8b"))
-    every, none_back = claim.case("all seconds without prompts"), claim.case("of these: none came back")
+    every, without = claim.case("all seconds without prompts"), claim.case("of these: without recomputation")
     assert every.errors.size > 100
     assert every.median <= 0.05
-    assert none_back.median <= 0.03
-    assert none_back.largest <= 0.20
-    assert claim.case("of these: texts came back and were read again").median > 0.15
+    assert without.median <= 0.03
+    assert without.largest <= 0.20
+    assert claim.case("of these: with recomputation").median > 0.15
 
 
 @pytest.mark.parametrize("part", ["attention", "dense"])
-def test_a_profile_that_lacks_a_part_of_a_step_misses_the_bound(part: str) -> None:
+def test_halving_a_part_of_the_step_misses_the_bound(part: str) -> None:
     made = profile_files.load("rtx-4090-llama-3.1-8b")
     scaled = pl.when(pl.col("part") == part).then(0.5).otherwise(1.0)
     less = replace(made, table=made.table.with_columns(pl.col(name) * scaled for name in profile.TIMES))
-    assert validated_claims.step(kept_run(), less).case("of these: none came back").median > 0.05
+    assert validated_claims.step(kept_run(), less).case("of these: without recomputation").median > 0.05
 
 
-def test_seconds_in_which_nothing_is_read_again_tell_apart_what_the_log_does_not() -> None:
-    """Of the seconds that take a tenth longer than predicted nearly all are such; lying beside a prompt tells nothing."""
+def test_recomputation_explains_slow_seconds_and_adjacent_prompts_do_not() -> None:
+    """Nearly all seconds that take a tenth longer than predicted have recomputation."""
     run = kept_run()
     errors = run.errors(ProfileCosts(profile_files.load("rtx-4090-llama-3.1-8b")))
     late = run.decoding & (np.nan_to_num(errors) < -0.1)
     assert (late & run.reading_again).sum() >= 0.85 * late.sum()
     assert run.reading_again[run.decoding].mean() < 0.3
     reading = run.prompts > 0
-    beside = np.append(False, reading[:-1]) | np.append(reading[1:], False)
-    near, far = (np.median(np.abs(errors[run.decoding & each])) for each in (beside, ~beside))
+    adjacent = np.append(False, reading[:-1]) | np.append(reading[1:], False)
+    near, far = (np.median(np.abs(errors[run.decoding & each])) for each in (adjacent, ~adjacent))
     assert abs(near - far) < 0.01
 
 
-def test_a_model_that_the_fit_has_not_seen_is_within_12_percent(layers: tuple[fits.MeasuredLayers, ...]) -> None:
+def test_roofline_of_an_unseen_model_is_within_12_percent(layers: tuple[fits.MeasuredLayers, ...]) -> None:
     found = fits.unseen_models(layers)
     assert len(found) == 12
     pooled = fits.pooled(found)
     assert {*pooled} == {"a100", "h100", "a40"}
     assert max(pooled.values()) <= 0.12
     assert max(fits.pooled(found, 64).values()) <= 0.12
-    # Each of them, though phi-2 has one norm and no gate, and the models that its prediction is fitted to two and one.
+    # Also phi-2, which has one norm and no gate, unlike the models of its fit (two norms and a gate).
     assert max(float(np.median(np.abs(one.error))) for one in found) <= 0.12
     assert (preset("phi-2").norms, preset("phi-2").gated) == (1, False)
     assert all((preset(model).norms, preset(model).gated) == (2, True) for model in bundled_profiles.VIDUR)
 
 
-def test_a_gpu_that_the_fit_has_not_seen_is_within_what_a_roofline_states(layers: tuple[fits.MeasuredLayers, ...]) -> None:
+def test_roofline_of_an_unseen_gpu_is_within_the_stated_error(layers: tuple[fits.MeasuredLayers, ...]) -> None:
     found, usual = fits.unseen_gpus(layers), Efficiency()
     assert {each.gpu for each in found} == {"a100", "a40", "h100", "rtx-4090"}
     few, many = fits.pooled(found, fits.FEW), fits.pooled(found, least=fits.MANY + 1)
     assert max(few.values()) == pytest.approx(usual.error, rel=0.05)
     assert max(many.values()) == pytest.approx(usual.compute_error, rel=0.05)
-    # One at that end, and not all: the others are far nearer.
+    # Only one GPU has such a large error: the others are far smaller.
     assert sorted(few.values())[-2] < 0.14
     assert sorted(many.values())[-2] < 0.12
 
 
-def test_one_measured_layer_of_a_gpu_brings_its_error_down(layers: tuple[fits.MeasuredLayers, ...]) -> None:
-    """Each GPU left out of the fit, and a layer of another model on it given: to a third at least where it was far off."""
+def test_one_measured_layer_of_a_gpu_reduces_its_error(layers: tuple[fits.MeasuredLayers, ...]) -> None:
+    """Each GPU is held out, and a layer of another model on it is given: large errors fall to a third at most."""
     unseen, one = (fits.pooled(found, fits.FEW) for found in (fits.unseen_gpus(layers), fits.one_measured(layers, [1])))
     assert max(one.values()) <= fits.ADAPTED["error"]
     for gpu in ("h100", "rtx-4090"):
         assert one[gpu] <= unseen[gpu] / 3
     assert all(one[gpu] <= unseen[gpu] for gpu in one)
-    # What one token takes says nothing of arithmetic: a second layer does.
+    # A layer over one token does not depend on the compute rate: a second layer does.
     many, two = (fits.pooled(fits.one_measured(layers, tokens), least=fits.MANY + 1) for tokens in ([1], [1, 512]))
     assert many["rtx-4090"] > 0.4
     assert max(two.values()) <= fits.ADAPTED["compute_error"]
@@ -193,7 +193,7 @@ def made_cells(gpu: str, law: Efficiency, tokens: tuple[float, ...]) -> list[fit
     return [fits.Cell(line, at, float(replace(line, efficiency=law).products(at))) for at in tokens]
 
 
-def test_efficiencies_move_towards_what_was_measured_and_no_further() -> None:
+def test_adapted_efficiencies_lie_between_prior_and_measurement() -> None:
     usual = Efficiency()
     same = fits.adapted(made_cells("a100", usual, (1, 512)))
     assert all(getattr(same, name) == pytest.approx(getattr(usual, name), rel=1e-3) for name in fits.OF_LAYERS)
@@ -209,7 +209,7 @@ def test_efficiencies_move_towards_what_was_measured_and_no_further() -> None:
     assert (wide.error, wide.compute_error) == (usual.error, fits.ADAPTED["compute_error"])
 
 
-def test_a_measured_product_says_what_a_layer_of_it_would() -> None:
+def test_a_measured_product_reduces_the_error_like_a_layer() -> None:
     _, cell = fits.product_cell("h100,1,4096,4096,15e-6")
     assert cell.predicted(Efficiency()) == pytest.approx((2 * 4096 * 4096 + 4 * 4096) / (3.35e12 * 0.806) + 6.6e-6, rel=1e-3)
     assert fits.adapted([cell]).error == fits.ADAPTED["error"]
@@ -219,8 +219,8 @@ def test_a_measured_product_says_what_a_layer_of_it_would() -> None:
 FIT = ["fit", "roofline"]
 
 
-def test_what_is_fitted_to_one_layer_is_what_a_scenario_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any data: keys that a run on the GPU reads, with the smaller error in its interval."""
+def test_fit_to_one_layer_prints_scenario_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the data folder: the keys of a scenario's roofline costs, with the smaller error."""
     monkeypatch.delenv("DECODESIM_DATA", raising=False)
     done = CliRunner().invoke(app, [*FIT, "--layer", "h100,llama-2-7b,1,177e-6"])
     assert done.exit_code == 0, done.stderr
@@ -228,7 +228,7 @@ def test_what_is_fitted_to_one_layer_is_what_a_scenario_takes(tmp_path: Path, mo
     assert {*keys} == {*fits.KEYS}
     assert keys["memory_error"] == fits.ADAPTED["error"]
     assert 0.82 < keys["memory_efficiency"] < 0.9
-    assert "measure a layer of 512 tokens" in done.stdout
+    assert "measure a layer at 512 tokens" in done.stdout
     both = CliRunner().invoke(app, [*FIT, "--layer", "h100,llama-2-7b,1,177e-6", "--product", "h100,2048,4096,4096,110e-6"])
     assert tomllib.loads(both.stdout)["compute_error"] == fits.ADAPTED["compute_error"]
 
@@ -247,7 +247,7 @@ def test_what_is_fitted_to_one_layer_is_what_a_scenario_takes(tmp_path: Path, mo
         ([], "DATA_DIR is required without --layer and --product"),
     ],
 )
-def test_what_no_gpu_takes_is_refused(arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_measured_times_are_refused(arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DECODESIM_DATA", raising=False)
     done = CliRunner().invoke(app, [*FIT, *arguments])
     assert done.exit_code == 2
@@ -255,14 +255,14 @@ def test_what_no_gpu_takes_is_refused(arguments: list[str], said: str, monkeypat
     assert said in line
 
 
-def test_peaks_alone_foretell_no_layer(layers: tuple[fits.MeasuredLayers, ...]) -> None:
-    """The checks can fail: without efficiencies the bounds are missed, but for the RTX 4090, which nearly reaches its bandwidth."""
+def test_peaks_without_efficiencies_miss_the_bounds(layers: tuple[fits.MeasuredLayers, ...]) -> None:
+    """The checks can fail; the RTX 4090 is left out, because it nearly reaches its bandwidth."""
     bare = [fits.UnseenModelErrors(one.gpu, one.model, one.tokens, one.errors(PEAKS)) for one in layers if one.gpu != "rtx-4090"]
     assert min(fits.pooled(bare).values()) > 0.25
     assert min(fits.pooled(bare, 64).values()) > 0.25
 
 
-def test_the_efficiencies_that_come_along_are_this_fit(layers: tuple[fits.MeasuredLayers, ...]) -> None:
+def test_default_efficiencies_are_the_fit_to_bundled_layers(layers: tuple[fits.MeasuredLayers, ...]) -> None:
     found, usual = fits.fit_layers(layers), Efficiency()
     for name in fits.OF_LAYERS:
         assert getattr(usual, name) == pytest.approx(getattr(found, name), rel=0.02), name
@@ -270,20 +270,20 @@ def test_the_efficiencies_that_come_along_are_this_fit(layers: tuple[fits.Measur
     assert other.memory != pytest.approx(usual.memory, rel=0.1)
 
 
-def test_parts_of_a_pass_on_a_processor_add_up_to_it() -> None:
+def test_parts_of_a_pass_on_a_cpu_sum_to_its_time() -> None:
     claim = validated_claims.processor({name: cpu_step.rows_of(name) for name in cpu_step.names()})
-    unbounded = [case for case in claim.cases if "widths" in case.name and "the overhead fitted" not in case.name]
+    unbounded = [case for case in claim.cases if "widths" in case.name and "overhead fitted" not in case.name]
     bounded = [case for case in claim.cases if case not in unbounded]
     assert len(bounded) == 5
     for case in bounded:
         assert case.asked == 0.05, case.name
         assert case.median <= 0.05, case.name
-    # The check can fail: at widths that were not timed it does, and says so.
+    # The check can fail: at widths that were not timed the error is larger, and there is no target.
     assert len(unbounded) == 2
     assert all(case.asked is None and case.median > 0.05 for case in unbounded)
 
 
-def test_the_fit_of_a_processor_prints_what_the_page_says_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cpu_step_prints_the_errors_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     cpu_step.main()
     heading, *lines = capsys.readouterr().out.splitlines()
     [name] = cpu_step.names()
@@ -291,38 +291,38 @@ def test_the_fit_of_a_processor_prints_what_the_page_says_of_it(capsys: pytest.C
     assert heading == f"{name}: {header['name']}, {header['threads']} thread, {header['dtype']}, {header['date']}"
     expected = []
     for case in validated_claims.processor({name: (header, rows)}).cases:
-        found = re.fullmatch(rf"{name}: other ([^,]*(?:, the overhead fitted)?)(, another process)?(.*)", case.name)
+        found = re.fullmatch(rf"{name}: other ([^,]*(?:, overhead fitted)?)(, next to another process)?(.*)", case.name)
         assert found is not None
-        what, beside, _ = found.groups()
-        expected.append(f"  other {what}, busy {int(beside is not None)}: {case.errors.size} passes, median error "
+        what, loaded, _ = found.groups()
+        expected.append(f"  other {what}, busy {int(loaded is not None)}: {case.errors.size} passes, median error "
                         f"{case.median:.1%}, worst {case.largest:.1%}")  # fmt: skip
     *whole, before = expected
     assert lines[:6] == whole
     assert lines[6] == f"  before points were timed again, busy 1: {before.partition('passes, ')[2]}"
-    # Whole passes by busy and place: of the rounds of either the shortest, and the one in the middle.
+    # Whole passes by busy and point: the shortest of the rounds, and the median round.
     taken: dict[int, dict[Any, list[float]]] = {0: {}, 1: {}}
     for row in rows:
         if row["kind"] == "point":
             taken[row["busy"]].setdefault((row["width"], row["context"], row["batch"]), []).append(row["whole_us"][1])
     for line, of in ((lines[7], min), (lines[8], np.median)):
-        ratios = {place: of(both) / of(taken[0][place]) for place, both in taken[1].items()}
+        ratios = {point: of(both) / of(taken[0][point]) for point, both in taken[1].items()}
         low, middle, high = np.percentile([*ratios.values()], (25, 50, 75))
         assert f"{middle:.2f}" in line
         assert f"({low:.2f} to {high:.2f})" in line
         if of is min:
-            one = np.median([ratio for place, ratio in ratios.items() if place[0] == 1])
-            assert line == f"  with one other process: {middle:.2f} times as long ({low:.2f} to {high:.2f}); width 1: {one:.2f}"
-    assert lines[8].startswith("  by the median round instead of the shortest: ")
+            one = np.median([ratio for point, ratio in ratios.items() if point[0] == 1])
+            assert line == f"  next to one process: {middle:.2f} times as long ({low:.2f} to {high:.2f}); width 1: {one:.2f}"
+    assert lines[8].startswith("  in the median round instead of the shortest: ")
     assert len(lines) == 9
 
 
-def test_one_cost_explains_the_measured_times_of_the_theorem() -> None:
+def test_one_fitted_cost_explains_ppd_table_3() -> None:
     claim = validated_claims.theorem()
     assert claim.case("one cost, fitted on the other data set").largest <= 0.012
     assert claim.case("the theorem alone").median > 0.05
 
 
-# --- fits of what is known ---
+# --- Fits to generated times ---
 
 
 def made_up(gpu: str, model: str, law: Efficiency = LAW, factor: float = 1.0) -> fits.MeasuredLayers:
@@ -332,7 +332,7 @@ def made_up(gpu: str, model: str, law: Efficiency = LAW, factor: float = 1.0) ->
 
 
 def attention_made_up(operations: Profile, law: Efficiency) -> fits.MeasuredAttention:
-    """A table of attention whose times obey a law."""
+    """A table of attention whose times follow a roofline."""
     one = fits.attention_of(operations)
     groups = tuple(
         (line, context, batch, replace(line, efficiency=law).attention(1, context, batch)) for line, context, batch, _ in one.groups
@@ -340,7 +340,7 @@ def attention_made_up(operations: Profile, law: Efficiency) -> fits.MeasuredAtte
     return one._replace(groups=groups)
 
 
-def test_layers_that_obey_a_law_give_its_efficiencies() -> None:
+def test_fit_recovers_the_efficiencies_of_generated_layers() -> None:
     measured = [made_up(gpu, model) for gpu in ("a100", "h100") for model in ("llama-2-7b", "phi-2", "llama-2-70b")]
     found = fits.fit_layers(measured)
     for name in fits.OF_LAYERS:
@@ -350,11 +350,11 @@ def test_layers_that_obey_a_law_give_its_efficiencies() -> None:
 
 
 LIMITS = {"memory": (0.4, 1.0), "compute": (0.3, 0.95), "elementwise": (0.3, 4.0), "launch": (0.5e-6, 60e-6)}
-"""What a GPU may plausibly reach, as the module says it."""
+"""Plausible bounds of efficiencies, as in the module."""
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_an_efficiency_is_held_within_what_a_gpu_may_plausibly_reach(name: str) -> None:
+def test_fitted_efficiencies_stay_within_plausible_bounds(name: str) -> None:
     for bound, beyond in zip(LIMITS[name], (0.6, 1.6), strict=True):
         law = replace(LAW, **{name: beyond * bound})
         found = fits.fit_layers([made_up("a100", "llama-2-7b", law), made_up("a100", "phi-2", law)])
@@ -370,7 +370,7 @@ def test_three_widths_are_enough_for_a_fit() -> None:
         fits.MeasuredLayers("a100", "phi-2", np.array([1.0, 2.0, 4.0]), np.ones(2))
 
 
-def test_errors_are_pooled_between_bounds_that_count_too() -> None:
+def test_pooled_errors_include_both_bounds() -> None:
     left = [fits.UnseenModelErrors("a", "x", np.array([1.0, 64, 65]), np.array([0.1, -0.3, 0.9])),
             fits.UnseenModelErrors("a", "y", np.array([64.0]), np.array([0.2])),
             fits.UnseenModelErrors("b", "x", np.array([65.0]), np.array([-0.4]))]  # fmt: skip
@@ -380,23 +380,23 @@ def test_errors_are_pooled_between_bounds_that_count_too() -> None:
     assert fits.pooled(left[:1], 64, 64) == {"a": pytest.approx(0.3)}
 
 
-def test_a_layer_that_was_given_is_no_layer_that_was_left_out() -> None:
-    """Of two models on a GPU each by the other's layers; of a GPU with one model by its own, but for those that were given."""
+def test_given_layers_are_excluded_from_the_errors() -> None:
+    """With two models on a GPU, each is predicted from the other's layers; a single model is predicted from its own."""
     measured = [made_up("a100", "llama-2-7b"), made_up("a40", "llama-2-7b"), made_up("a40", "phi-2")]
     found = fits.one_measured(measured, [1, 500])
     assert [(one.gpu, one.model) for one in found] == [("a100", "llama-2-7b"), ("a40", "phi-2"), ("a40", "llama-2-7b")]
     whole = measured[0].tokens
     assert found[0].tokens.tolist() == [each for each in whole if each not in (1, 512)]
     assert all(one.tokens.tolist() == whole.tolist() for one in found[1:])
-    assert max(float(np.abs(one.error).max()) for one in found) < 1e-3  # all obey one law
+    assert max(float(np.abs(one.error).max()) for one in found) < 1e-3  # all follow one roofline
     twice = [replace(each, seconds=each.seconds * (2 if each.gpu == "a40" else 1)) for each in measured]
     far, near = (fits.pooled(each)["a40"] for each in (fits.unseen_gpus(twice), fits.one_measured(twice, [1, 500])))
     assert far == pytest.approx(0.5, abs=1e-3)
     assert near < 0.25
 
 
-def test_few_measured_times_give_what_is_likeliest() -> None:
-    """No step of an efficiency makes prior and times together likelier than the answer: deviations of 10, 15, 50, 40 and 5 %."""
+def test_adapted_efficiencies_maximise_the_posterior() -> None:
+    """No step of an efficiency increases the posterior, with standard deviations of 10, 15, 50, 40 and 5 %."""
     usual = Efficiency()
     cells = [cell._replace(seconds=1.2 * cell.seconds) for cell in made_cells("a100", usual, (1, 8, 512))]
     found = fits.adapted(cells)
@@ -414,13 +414,13 @@ def test_few_measured_times_give_what_is_likeliest() -> None:
     one, both = fits.adapted(cells[:1]), {"error": fits.ADAPTED["error"], "compute_error": fits.ADAPTED["compute_error"]}
     assert {name: getattr(found, name) for name in both} == both
     assert (one.error, one.compute_error) == (fits.ADAPTED["error"], usual.compute_error)
-    sure = replace(usual, error=0.01)  # what is known better stays so
+    sure = replace(usual, error=0.01)  # a smaller prior error is kept
     assert fits.adapted(cells[:1], sure).error == 0.01
 
 
 @pytest.mark.parametrize("cell", ["h100,llama-2-7b,4,{}", "h100,1,4096,4096,{}"])
-def test_a_time_at_the_bounds_of_what_a_gpu_takes_is_taken(cell: str) -> None:
-    """A tenth less than the peaks allow, cards run above their clock; a hundredth of them behind .1 ms of launches at most."""
+def test_times_at_the_bounds_of_a_gpu_are_accepted(cell: str) -> None:
+    """Bounds: a tenth below the time at peak (cards run above their clock), and a hundredth of the peaks plus 0.1 ms of launch."""
     make = fits.layer_cell if "llama" in cell else fits.product_cell
     _, made = make(cell.format("1"))
     peaks = made.predicted(PEAKS)
@@ -429,11 +429,11 @@ def test_a_time_at_the_bounds_of_what_a_gpu_takes_is_taken(cell: str) -> None:
         limits = f"{peaks / 1.1:.3g}, what the peaks of the GPU allow, and {100 * peaks + 1e-4:.3g}"
         with pytest.raises(ParameterError, match=f"seconds must be between {limits}, got {outside * bound:g}; give one layer or"):
             fits.adapted([make(cell.format(repr(outside * bound)))[1]])
-    with pytest.raises(ParameterError, match="layers and products must be at least one in number, got none; give a measured time"):
+    with pytest.raises(ParameterError, match="layers and products must be at least one in all, got none; give a measured time"):
         fits.adapted([])
 
 
-def test_what_one_measured_layer_gives_is_printed_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_to_measured_times_prints_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DECODESIM_DATA", raising=False)
     given = ["--layer", "h100, llama-2-7b ,1,177e-6", "--product", "h100,4,4096,4096,15e-6"]
     cells = [fits.layer_cell(given[1])[1], fits.product_cell(given[3])[1]]
@@ -442,20 +442,20 @@ def test_what_one_measured_layer_gives_is_printed_line_by_line(monkeypatch: pyte
         "memory_efficiency": "memory", "compute_efficiency": "compute", "elementwise_efficiency": "elementwise",
         "launch_s": "launch", "memory_error": "error", "compute_error": "compute_error",
     }  # fmt: skip
-    expected = ["# 2 measured on h100; in brackets what comes along, of other GPUs"]
+    expected = ["# 2 measured on h100; in brackets the bundled values, fitted to other GPUs"]
     expected += [f"{key} = {getattr(found, name):.4g}  # [{getattr(usual, name):.4g}]" for key, name in keys.items()]
     for cell, tokens in zip(cells, (1, 4), strict=True):
         was, now = (cell.predicted(each) / cell.seconds - 1 for each in (usual, found))
-        expected.append(f"# over {tokens} tokens: {was:+.1%} with what comes along, {now:+.1%} now")
-    expected.append("# nothing given says how fast arithmetic is: measure a layer of 512 tokens")
+        expected.append(f"# error at {tokens} tokens: {was:+.1%} with the bundled values, {now:+.1%} now")
+    expected.append("# no time given is limited by arithmetic: measure a layer at 512 tokens")
     done = CliRunner().invoke(app, [*FIT, *given])
     assert (done.exit_code, done.stderr, done.stdout.splitlines()) == (0, "", expected)
     wide = CliRunner().invoke(app, [*FIT, "--product", "h100,2048,4096,4096,110e-6"])
-    assert wide.stdout.splitlines()[-1] == "# nothing given says how fast reading the weights is: measure a layer of 1 token"
+    assert wide.stdout.splitlines()[-1] == "# no time given is limited by reading the weights: measure a layer at 1 token"
 
 
-def test_a_gpu_left_out_is_left_out() -> None:
-    """One that takes twice as long as its peaks and the others' law say is missed by half, and found where it is fitted itself."""
+def test_a_held_out_gpu_is_not_used_in_the_fit() -> None:
+    """A GPU that takes twice as long as the others' roofline predicts has an error of one half if it is held out."""
     measured = [
         made_up(gpu, model, factor=2.0 if gpu == "a40" else 1.0)
         for gpu in ("a100", "h100", "a40")
@@ -467,10 +467,10 @@ def test_a_gpu_left_out_is_left_out() -> None:
     assert worst["phi-2"] == pytest.approx(0.5, abs=1e-3)
 
 
-def test_the_command_prints_how_far_off_it_is_on_what_it_has_not_seen(
+def test_fit_command_prints_errors_on_unseen_models_and_gpus(
     operations: dict[str, Profile], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A GPU that takes twice as long over few tokens alone: its errors are of these, as printed by kind and by range of tokens."""
+    """A GPU takes twice as long over few tokens only: the errors printed for this range show it."""
     measured = [made_up(gpu, model) for gpu in ("a100", "a40") for model in ("llama-2-7b", "llama-2-13b")]
     measured[2:] = [replace(each, seconds=each.seconds * np.where(each.tokens <= fits.FEW, 2, 1)) for each in measured[2:]]
     monkeypatch.setattr(fits, "layers", lambda _: measured)
@@ -494,17 +494,17 @@ def test_the_command_prints_how_far_off_it_is_on_what_it_has_not_seen(
     for name in fits.OF_LAYERS:
         scale = 1e6 if name.endswith("launch") else 1
         fitted, usual = (f"{scale * getattr(each, name):.3f}" for each in (law, Efficiency()))
-        assert re.search(rf"^  {name} +{fitted}.* comes along: {usual}", done.stdout, re.MULTILINE)
+        assert re.search(rf"^  {name} +{fitted}.* bundled: {usual}", done.stdout, re.MULTILINE)
     assert f"fitted to {sum(each.tokens.size for each in measured)} layers and " in done.stdout
 
 
-def test_attention_that_obeys_a_law_gives_its_efficiencies(operations: dict[str, Profile]) -> None:
+def test_fit_recovers_the_efficiencies_of_generated_attention(operations: dict[str, Profile]) -> None:
     found = fits.fit_attention([attention_made_up(operations[gpu], LAW) for gpu in ("a100", "l40s")], LAW)
     for name in fits.OF_ATTENTION:
         assert getattr(found, name) == pytest.approx(getattr(LAW, name), rel=1e-3), name
 
 
-def test_what_was_found_in_the_cache_counts_as_read(operations: dict[str, Profile]) -> None:
+def test_attention_times_are_at_least_those_of_reading_memory(operations: dict[str, Profile]) -> None:
     for gpu in OPERATIONS:
         one = fits.attention_of(operations[gpu])
         assert (one.errors(PEAKS) <= 1e-12).all()
@@ -512,18 +512,18 @@ def test_what_was_found_in_the_cache_counts_as_read(operations: dict[str, Profil
 
 
 @pytest.mark.parametrize("bound", fits.BOUNDS)
-def test_what_comes_along_lies_within_the_bounds(bound: str) -> None:
+def test_default_efficiencies_lie_within_the_bounds(bound: str) -> None:
     low, high = fits.BOUNDS[bound]
     assert low < getattr(Efficiency(), bound) < high
 
 
-# --- a run of an engine ---
+# --- A run of an engine ---
 
 
 def write_run(folder: Path) -> Path:
-    """Two texts: the second waits, gets in, is thrown out while the first goes on, and comes back.
+    """Two sequences: the second waits, starts, is preempted while the first continues, and is resumed.
 
-    The log's first second ends half a second after the first request on the other clock.
+    The log's first second ends half a second after the first request, which uses another clock.
     """
     rows = [(1, 100, 10, 1, 1, 50), (2, 80, 20, 2, 0, 90), (3, 0, 12, 1, 1, 60), (4, 0, 6, 2, 0, 95), (5, 0, 20, 2, 0, 96)]
     rows += [(6, 0, 10, 1, 0, 60), (7, 0, 5, 0, 0, 0)]
@@ -538,7 +538,7 @@ def write_run(folder: Path) -> Path:
     return folder
 
 
-def test_texts_that_come_back_are_counted(tmp_path: Path) -> None:
+def test_resumed_sequences_are_counted(tmp_path: Path) -> None:
     run = engine_run.read(write_run(tmp_path))
     assert run.returned.tolist() == [0, 0, -1, 1, 0, 0, 0]
     assert run.context.tolist() == [500, 450, 600, 475, 480, 600, 0]
@@ -551,7 +551,7 @@ STAMPS = [
 
 
 def without_room(folder: Path, stamps: list[dict[str, Any]], meta: dict[str, Any]) -> Path:
-    """The same run, whose cache nobody has written down."""
+    """The same run without the capacity of the cache."""
     path = folder / "requests.jsonl"
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     path.write_text("\n".join(json.dumps(one | more) for one, more in zip(lines, stamps, strict=True)), encoding="utf-8")
@@ -560,7 +560,7 @@ def without_room(folder: Path, stamps: list[dict[str, Any]], meta: dict[str, Any
 
 
 @pytest.mark.parametrize("meta", [{}, {"kv_cache": None}, {"kv_cache": {"num_kv_tokens": None, "block_size": 16}}])
-def test_lengths_come_of_time_stamps_where_the_room_of_the_cache_is_not_known(tmp_path: Path, meta: dict[str, Any]) -> None:
+def test_lengths_follow_from_time_stamps_without_the_cache_capacity(tmp_path: Path, meta: dict[str, Any]) -> None:
     known = engine_run.read(write_run(tmp_path))
     run = engine_run.read(without_room(tmp_path, STAMPS, meta))
     # Seconds end at 100.7 + n, within .02: the first has 100 + 1 tokens at 101.2 and 140 at 106.2, 8 a second.
@@ -572,7 +572,7 @@ def test_lengths_come_of_time_stamps_where_the_room_of_the_cache_is_not_known(tm
         assert getattr(run, name).tolist() == getattr(known, name).tolist()
 
 
-def test_requests_that_say_no_lengths_need_the_room_of_the_cache(tmp_path: Path) -> None:
+def test_requests_without_lengths_need_the_cache_capacity(tmp_path: Path) -> None:
     folder = without_room(write_run(tmp_path), [{}, {}], {})
     with pytest.raises(ParameterError, match=r"kv_cache\.num_kv_tokens or input_toks, output_toks, first_token_ts: KeyError"):
         engine_run.read(folder)
@@ -581,7 +581,7 @@ def test_requests_that_say_no_lengths_need_the_room_of_the_cache(tmp_path: Path)
         engine_run.read(folder)
 
 
-def test_seconds_are_asked_for_with_ten_texts_and_no_prompt() -> None:
+def test_compared_seconds_have_ten_sequences_and_no_prompt() -> None:
     running, written = np.array([9.0, 10, 10, 10, 30]), np.array([90.0, 100, 0, 100, 300])
     prompts, returned = np.array([0.0, 0, 0, 1, 0]), np.array([0.0, 1, 0, -1, 0])
     run = engine_run.EngineRun(prompts, written, running, np.zeros(5), np.full(5, 512.0), returned)
@@ -590,7 +590,7 @@ def test_seconds_are_asked_for_with_ten_texts_and_no_prompt() -> None:
     hardware = ProfileCosts(profile_files.load("rtx-4090-llama-3.1-8b"))
     errors = run.errors(hardware)
     assert np.isnan(errors[2])
-    # Ten texts that write a hundred tokens a second take steps of a tenth of a second.
+    # Ten sequences that generate a hundred tokens a second have steps of a tenth of a second.
     for at in (0, 1, 3, 4):
         took = running[at] / written[at]
         assert errors[at] == pytest.approx(float(step_time(hardware, 512.0, running[at]).seconds) / took - 1)
@@ -600,8 +600,8 @@ def test_seconds_are_asked_for_with_ten_texts_and_no_prompt() -> None:
         engine_run.EngineRun(prompts, written, running, np.array([0.0, 0, -1, 0, 0]), np.full(5, 512.0), returned)
 
 
-def test_the_clock_of_the_log_is_found_within_three_seconds_of_the_first_request(tmp_path: Path) -> None:
-    """The log begins 2.5 s before the first request: what is known of each second stays with it."""
+def test_clocks_are_aligned_within_three_seconds_of_the_first_request(tmp_path: Path) -> None:
+    """The log begins 2.5 s before the first request, and the values of each second do not change."""
     folder = write_run(tmp_path)
     known = engine_run.read(folder)
     path = folder / "timeseries.csv"
@@ -618,8 +618,8 @@ def test_the_clock_of_the_log_is_found_within_three_seconds_of_the_first_request
 
 
 @needs_data
-def test_time_stamps_say_what_the_cache_says(tmp_path: Path) -> None:
-    """Of the public run: the cache counts whole blocks, and texts that were thrown out; time stamps do not."""
+def test_lengths_from_time_stamps_agree_with_the_cache(tmp_path: Path) -> None:
+    """On the public run; the cache counts whole blocks and preempted sequences, time stamps do not."""
     for name in ("timeseries.csv", "requests.jsonl"):
         shutil.copyfile(DATA / validated_claims.RUN / name, tmp_path / name)
     (tmp_path / "meta.json").write_text("{}", encoding="utf-8")
@@ -632,7 +632,7 @@ def test_time_stamps_say_what_the_cache_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["meta.json", "requests.jsonl", "timeseries.csv"])
-def test_a_run_that_is_not_whole_is_refused(tmp_path: Path, name: str) -> None:
+def test_an_incomplete_run_is_refused(tmp_path: Path, name: str) -> None:
     folder = write_run(tmp_path)
     (folder / name).unlink()
     with pytest.raises(ParameterError, match=name.split(".")[0]):
@@ -651,12 +651,12 @@ def test_a_run_that_is_not_whole_is_refused(tmp_path: Path, name: str) -> None:
         (lambda: engine_run.EngineRun(*[np.ones(2)] * 5, np.ones(3)), "one value for each second"),
     ],
 )
-def test_what_cannot_be_fitted_or_judged_says_why(wrong: Callable[[], Any], words: str) -> None:
+def test_bad_input_of_fits_and_claims_is_refused(wrong: Callable[[], Any], words: str) -> None:
     with pytest.raises(ParameterError, match=words):
         wrong()
 
 
-# --- the page ---
+# --- The page ---
 
 
 def claim(*cases: validated_claims.PredictionErrors) -> validated_claims.Claim:
@@ -672,8 +672,8 @@ def test_a_table_is_dense_with_every_m_from_1_to_17() -> None:
         assert validated_claims.is_dense(less) == (m == 18), m
 
 
-def test_a_case_is_kept_up_to_what_was_asked() -> None:
-    """Of ten errors: the median is between the fifth and the sixth, and nine of ten are no larger than the ninth and a tenth."""
+def test_a_case_is_kept_up_to_its_target() -> None:
+    """Of ten errors, the median lies between the fifth and the sixth, the 90th percentile a tenth above the ninth."""
     errors = np.array([-0.1, 0.2, -0.3, 0.4, -0.5, 0.6, -0.7, 0.8, -0.9, 1.0])
     case = validated_claims.PredictionErrors("ten", errors, "m 3", 0.55, 0.91)
     assert (case.median, case.ninety, case.largest) == pytest.approx((0.55, 0.91, 1.0))
@@ -689,18 +689,18 @@ def test_a_case_is_kept_up_to_what_was_asked() -> None:
     with pytest.raises(ParameterError, match="claim 'Something' has no case 'bad'; there are good, ten"):
         both.case("bad")
     assert validated_claims._missed([case, GOOD]) == "Missed: ten (55.0 %); good (2.0 %)."
-    assert validated_claims._missed([]) == "All that was asked for holds."
+    assert validated_claims._missed([]) == "All targets are met."
 
 
 POOR = validated_claims.PredictionErrors("poor", np.array([-0.2, 0.4, 0.3]), "m 7", 0.25, 0.17)
 
 
-def test_the_page_says_first_what_is_bad() -> None:
+def test_the_page_begins_with_the_largest_errors() -> None:
     said = page.text([claim(GOOD, POOR)])
     lines = said.splitlines()
-    assert lines.index("## Bad at") < lines.index("## 1. Something")
-    assert "* **Something**: poor, median 30.0 %, its worst 40.0 %." in lines
-    assert "  * asked, and missed: poor, median 30.0 % over 25.0 %, nine of ten 38.0 % over 17.0 %" in lines
+    assert lines.index("## Largest errors") < lines.index("## 1. Something")
+    assert "* **Something**: poor, median 30.0 %, worst 40.0 %." in lines
+    assert "  * target missed: poor, median 30.0 % over 25.0 %, 90th percentile 38.0 % over 17.0 %" in lines
     assert lines.index("| poor | 3 | 30.0 % | 38.0 % | 40.0 % (m 7) | 25.0 % |") + 1 == lines.index(
         "| good | 3 | 2.0 % | 2.8 % | 3.0 % (m 3) | 2.5 % |"
     )
@@ -712,23 +712,23 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["report", *arguments], env={"DECODESIM_DATA": ""})
 
 
-def test_a_page_out_of_date_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outdated_page_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validated_claims, "claims", lambda _: (claim(GOOD, POOR),))
     path = tmp_path / "PAGE.md"
     arguments = ("data", "-o", str(path))
     missing = call(*arguments, "--check")
     assert (missing.exit_code, path.exists()) == (1, False)
-    assert "PAGE.md is not there" in missing.stderr
+    assert "PAGE.md does not exist" in missing.stderr
     written = call(*arguments)
     assert written.exit_code == 0
-    assert "asked, and missed: Something: poor, median 30.0 %" in written.stdout
+    assert "bound missed: Something: poor, median 30.0 %" in written.stdout
     assert path.read_text(encoding="utf-8") == page.text([claim(GOOD, POOR)])
     assert call(*arguments, "--check").exit_code == 0
     for old in (path.read_text(encoding="utf-8").replace("30.0 %", "29.0 %"), path.read_text(encoding="utf-8") + "\n\n"):
         path.write_text(old, encoding="utf-8")
         stale = call(*arguments, "--check")
         assert stale.exit_code == 1
-        assert stale.stderr.startswith("stale: PAGE.md")
+        assert stale.stderr.startswith("out of date: PAGE.md")
         assert path.read_text(encoding="utf-8") == old
         call(*arguments)
 
@@ -752,14 +752,14 @@ def test_without_the_data_nothing_is_written(tmp_path: Path) -> None:
     assert fitted.stderr.startswith("error: the data folder must hold gpu and SOURCES.md, got nothing; name it")
 
 
-def test_the_page_is_there_and_names_no_day_and_no_path() -> None:
-    said = page.usual().read_text(encoding="utf-8")
-    assert said.startswith("# How far off")
-    assert re.search(r"20\d\d-\d\d", said) is None
-    assert str(Path(__file__).parents[2]) not in said
+def test_the_page_exists_without_dates_or_local_paths() -> None:
+    content = page.usual().read_text(encoding="utf-8")
+    assert content.startswith("# Validation: errors of predictions")
+    assert re.search(r"20\d\d-\d\d", content) is None
+    assert str(Path(__file__).parents[2]) not in content
 
 
-# --- on the public measurements ---
+# --- On the public measurements ---
 
 
 @pytest.fixture(scope="module")
@@ -768,12 +768,12 @@ def claims() -> tuple[validated_claims.Claim, ...]:
 
 
 @needs_data
-def test_the_page_is_what_the_data_says(claims: tuple[validated_claims.Claim, ...]) -> None:
+def test_the_page_agrees_with_the_data(claims: tuple[validated_claims.Claim, ...]) -> None:
     assert page.stale(claims, page.usual()) == ""
 
 
 @needs_data
-def test_products_of_every_table_are_found_again(claims: tuple[validated_claims.Claim, ...]) -> None:
+def test_products_of_every_table_are_within_bounds(claims: tuple[validated_claims.Claim, ...]) -> None:
     cases = {case.name: case for case in claims[0].cases}
     assert len(cases) == 18
     for name, case in cases.items():
@@ -785,37 +785,37 @@ def test_products_of_every_table_are_found_again(claims: tuple[validated_claims.
             assert case.asked == 0.01
             assert case.median <= 0.01, name
     assert all(case.kept for case in claims[0].cases)
-    alone = {case.name: case.median for case in claims[1].cases}
+    interpolated = {case.name: case.median for case in claims[1].cases}
     for name, case in cases.items():
         if name.endswith("all m"):
-            assert alone[name.replace(", all m", ", m between others, all m")] > case.median
+            assert interpolated[name.replace(", all m", ", interpolated m, all m")] > case.median
 
 
 @needs_data
-def test_attention_of_every_possible_table_is_found_again(claims: tuple[validated_claims.Claim, ...]) -> None:
-    beside = [case for case in claims[2].cases if case.name.endswith("beside others")]
-    assert len(beside) == 6
-    for case in beside:
+def test_attention_of_every_possible_table_is_within_bounds(claims: tuple[validated_claims.Claim, ...]) -> None:
+    corrected = [case for case in claims[2].cases if case.name.endswith("corrected")]
+    assert len(corrected) == 6
+    for case in corrected:
         assert case.median <= 0.03, case.name
         assert case.ninety <= 0.17, case.name
-    # The L40S file that would be off by 3.5 % reads half of its cache, as two others do: refused.
+    # The L40S file with an error of 3.5 % reads half of its cache, like two other files: refused.
     assert "l40s trtllm/1.0.0" in claims[2].bad
 
 
 @needs_data
 def test_layers_steps_and_rooflines_are_within_their_bounds(claims: tuple[validated_claims.Claim, ...]) -> None:
     by_title = {each.title.split(",")[0]: each for each in claims}
-    for case in by_title["A layer composed of its operations"].cases:
+    for case in by_title["Layers composed of operations"].cases:
         assert case.kept, case.name
-    engine = by_title["A decoding step of Llama-3.1-8B on an RTX 4090"]
+    engine = by_title["Decoding steps of Llama-3.1-8B on an RTX 4090"]
     assert engine.case("all seconds without prompts").median <= 0.05
-    rooflines = by_title["A layer by its roofline"].cases
+    rooflines = by_title["Layers by roofline"].cases
     assert sum(case.asked is not None for case in rooflines) == 2 * 3 + 2 * 4 + 4 + 2 * 4
     assert all(case.kept for case in rooflines)
 
 
 @needs_data
-def test_every_efficiency_that_comes_along_is_the_fit(layers: tuple[fits.MeasuredLayers, ...]) -> None:
+def test_default_efficiencies_are_the_fit_to_the_data(layers: tuple[fits.MeasuredLayers, ...]) -> None:
     found, usual = fits.fit(fits.layers(DATA), fits.attention(DATA)), Efficiency()
     for name in (*fits.OF_LAYERS, *fits.OF_ATTENTION):
         assert getattr(usual, name) == pytest.approx(getattr(found, name), rel=0.02), name
@@ -825,7 +825,7 @@ def test_every_efficiency_that_comes_along_is_the_fit(layers: tuple[fits.Measure
 
 
 @needs_data
-def test_what_is_kept_is_what_the_data_gives() -> None:
+def test_tables_in_tests_data_agree_with_the_data() -> None:
     small = pl.read_csv(KEPT / "phi_2.csv")
     for one in fits.layers(DATA):
         if one.model == "phi-2":
@@ -838,7 +838,7 @@ def test_what_is_kept_is_what_the_data_gives() -> None:
 
 
 @needs_data
-def test_the_engine_counts_a_prompt_once_however_often_it_reads_it() -> None:
+def test_the_engine_counts_recomputed_prompts_once() -> None:
     lines = (DATA / validated_claims.RUN / "requests.jsonl").read_text(encoding="utf-8").splitlines()
     run = engine_run.read(DATA / validated_claims.RUN)
     assert run.prompts.sum() == sum(json.loads(line)["input_toks"] for line in lines)

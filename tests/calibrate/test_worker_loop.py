@@ -1,4 +1,4 @@
-"""A worker: the passes that it is told to make, and how it ends."""
+"""A worker process: its passes, its messages, and its end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 LAYERS = real_models.DEPTHS["target"]
 
 
-def test_weights_begin_at_multiples_of_64_bytes_heads_included() -> None:
+def test_shared_weights_are_aligned_to_64_bytes() -> None:
     decoder = tiny("llama").load()
     decoder.heads[2] = torch.arange(29 * 16, dtype=torch.float64).view(29, 16)
     decoder.heads[3] = torch.ones(29 * 8, 16, dtype=torch.float64)
@@ -61,8 +61,8 @@ def test_weights_begin_at_multiples_of_64_bytes_heads_included() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_rows_of_every_kind_are_copied_as_they_are(dtype: torch.dtype) -> None:
-    """In whole numbers of their size; sizes are those of the model, for as many units and positions."""
+def test_rows_of_every_dtype_are_copied_exactly(dtype: torch.dtype) -> None:
+    """As whole numbers of their size, for all units and positions."""
     shape = (2, 2, 1, 3, 8, 4)
     rows = [torch.randn(shape).to(dtype), torch.zeros(shape, dtype=dtype)]
     counts = [torch.zeros(2, 2, 8, dtype=torch.int64), *(torch.zeros(2, 2, dtype=torch.int64) for _ in range(2))]
@@ -80,14 +80,14 @@ def test_rows_of_every_kind_are_copied_as_they_are(dtype: torch.dtype) -> None:
 
 
 class Left(BaseException):
-    """In the place of the end of a process."""
+    """Stands in for the end of a process."""
 
 
 @pytest.mark.parametrize(("happens", "code", "said"), [
     (None, 0, None), (EOFError(), 1, None), (BrokenPipeError(), 1, None), (ConnectionResetError(), 1, None),
     (ValueError("too\nmany"), 1, ("failed", "ValueError: too")), (KeyError(), 1, ("failed", "KeyError: ")),
 ])  # fmt: skip
-def test_a_worker_says_why_it_ends(happens: BaseException | None, code: int, said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_reports_why_it_ends(happens: BaseException | None, code: int, said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[Any] = []
 
     class Worker:
@@ -116,8 +116,8 @@ def test_a_worker_says_why_it_ends(happens: BaseException | None, code: int, sai
     assert done == [*expected, *([] if said is None else [said]), code]
 
 
-def test_a_worker_ends_with_the_server_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system ends it by SIGKILL when the server ends, which it does not keep alive itself."""
+def test_worker_ends_with_its_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system kills it when the server ends, and it does not keep the server alive."""
     import ctypes
 
     closed, asked = list[int](), list[Any]()
@@ -132,7 +132,7 @@ def test_a_worker_ends_with_the_server_that_started_it(monkeypatch: pytest.Monke
     assert asked == [(1, 9, 0, 0, 0)] * 2
 
 class Pipe:
-    """The worker's end of a pipe: what it is told, one after another, and what it says."""
+    """The worker's end of a pipe, with its incoming and outgoing messages."""
 
     def __init__(self, *told: Any) -> None:
         self.told = deque(each if isinstance(each, bytes) else pickle.dumps(each) for each in told)
@@ -149,7 +149,7 @@ class Pipe:
 
 
 def working(monkeypatch: pytest.MonkeyPatch, kind: str = "llama", **orders: Any) -> tuple[Any, Any, Any, SharedState]:
-    """A worker that has a board and a model, its pipe, the board and the memory of the main process."""
+    """Return a worker with a board and a model, its pipe, the board, and the main process's memory."""
     monkeypatch.setattr(Replica, "load", lambda self: real_models.decoders(self.model)["target"])
     monkeypatch.setattr(worker_loop.gc, "freeze", lambda: None)
     end: Any = Pipe()
@@ -174,11 +174,11 @@ def working(monkeypatch: pytest.MonkeyPatch, kind: str = "llama", **orders: Any)
 
 
 HANDED: dict[int, Any] = {}
-"""What goes through pipes of this process, as it is."""
+"""Objects that go through the pipes of this process, unpickled."""
 
 
 def told(board: Board, place: int, count: int, command: Command, stopped: int = 0) -> None:
-    """What the main process does to have a pass made."""
+    """Post a pass as the main process does."""
     said = pickle.dumps(command)
     slot = board.slots[1][place]
     board.boxes[1][place][: len(said)] = said
@@ -186,7 +186,7 @@ def told(board: Board, place: int, count: int, command: Command, stopped: int = 
     board.words[1][worker_loop.POSTED] = count
 
 
-def test_a_worker_makes_the_passes_that_it_is_told_to_make(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_makes_posted_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     worker, end, board, memory = working(monkeypatch)
     decoder = real_models.decoders("llama")["target"]
     states = decoder.run((3, 4), 0, LayerSpan(0, LAYERS), decoder.rows())
@@ -201,17 +201,17 @@ def test_a_worker_makes_the_passes_that_it_is_told_to_make(monkeypatch: pytest.M
         assert memory.states[1, :2].equal(states)
         assert memory.logits[1].equal(decoder.logits(states[-1:], LAYERS)[0])
         memory.logits[1] = 0
-        # Taken up, ready to begin once rows are there, and over.
+        # Started, ready once its rows exist, and ended.
         assert [tuple(board.times[1][place])[:3] for place in (0, 1)] == [(10.0, 11.0, 12.0), (13.0, 14.0, 15.0)]
         assert end.said == []
         board.words[0][worker_loop.LISTENING] = 1
         finished: list[Any] = []
         monkeypatch.setattr(worker.unit, "finish", lambda *how: finished.append(how))
         told(board, 2, 3, Command(9, (3, 4), 0, 0, LAYERS, 0, None, (), believed), stopped=1)
-        worker._pass()  # nobody wants it any more
+        worker._pass()  # the pass is stopped
         assert (board.slots[1][2][STATUS], board.words[1][DONE], finished) == (worker_loop.GAVE_UP, 3, [])
         assert end.said == [b"."]
-        # Stopped in the middle, or behind rows that were written over meanwhile: what was launched is done.
+        # Stopped in the middle, or after rows that were overwritten meanwhile: launched work is finished.
         for happens in (gpu_ordering.GaveUp(), CacheError("rows are others")):
 
             def making(command: Command, stopped: Any, meanwhile: Any, ready: Any, happens: Any = happens) -> None:
@@ -238,7 +238,7 @@ def test_a_worker_makes_the_passes_that_it_is_told_to_make(monkeypatch: pytest.M
             worker._pass()
 
 
-def test_a_worker_sleeps_where_nothing_is_asked_of_it_and_ends_at_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_worker_sleeps_and_ends_by_request(monkeypatch: pytest.MonkeyPatch) -> None:
     worker, end, board, _ = working(monkeypatch)
     made: list[int] = []
 
@@ -253,7 +253,7 @@ def test_a_worker_sleeps_where_nothing_is_asked_of_it_and_ends_at_a_word(monkeyp
     def poll(nap: float) -> bool:
         assert board.words[1][worker_loop.ASLEEP] == 1
         if len(end.naps) == 1:
-            end.told.append(b".")  # it is woken, as a pass was asked for
+            end.told.append(b".")  # a posted pass wakes it
             board.words[1][worker_loop.POSTED] = 3
         if len(end.naps) == 2:
             end.told.append(pickle.dumps(("end",)))
@@ -266,11 +266,11 @@ def test_a_worker_sleeps_where_nothing_is_asked_of_it_and_ends_at_a_word(monkeyp
     assert (board.words[1][worker_loop.ASLEEP], end.said) == (0, [])
     fresh: Any = Pipe(("end",))
     again = worker_loop._Worker(fresh, Orders(2, 3, None, 0.0))
-    again.serve()  # nobody has given it a board
+    again.serve()  # it has no board yet
     assert fresh.said == [("up", os.getpid())]
 
 
-def test_a_worker_has_its_encoder_read_and_lies_on_its_core_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_reads_its_source_and_uses_its_core_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     flat, other = worker_loop.share_weights(tiny("llama").load()), tiny("llama", 1).load()
     set_: list[Any] = []
     monkeypatch.setattr(worker_loop.os, "sched_setaffinity", lambda *what: set_.append(what))
@@ -285,7 +285,7 @@ def test_a_worker_has_its_encoder_read_and_lies_on_its_core_and_gpu(monkeypatch:
     rows = worker.unit.rows
     assert worker._hear()
     assert worker.unit.decoder.source.shape[1] == 3
-    assert worker.unit.rows is not rows  # of a new text
+    assert worker.unit.rows is not rows  # rows of a new sequence
     assert end.said.pop() == ("source", worker_loop.fingerprint(worker.unit.decoder))
     HANDED[2] = ("load", Replica("t5"), (), (), flat)
     monkeypatch.setattr(Replica, "load", lambda _: other)

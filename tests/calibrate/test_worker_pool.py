@@ -1,4 +1,4 @@
-"""The pool of worker processes: what it says to them, and how they end."""
+"""The pool of worker processes: its messages, and how workers end."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 LAYERS = real_models.DEPTHS["target"]
 
 
-# --- worker processes: what this one says to them, and how they end ---
+# --- worker processes: messages and ends ---
 
 
 class Worker:
-    """A process and the end of its pipe: `obeys` it ends at its word, `hears` it can be told."""
+    """A process and its end of the pipe: with `obeys` it ends by request, with `hears` it can be written to."""
 
     def __init__(self, *, obeys: bool = True, hears: bool = True) -> None:
         self.obeys, self.hears, self.alive, self.killed = obeys, hears, True, False
@@ -86,7 +86,7 @@ def pooled(*of: Worker) -> Pool:
     return pool
 
 
-def test_idle_workers_end_at_their_word_and_none_that_can_hang_is_waited_for() -> None:
+def test_idle_workers_end_by_request_and_hung_ones_are_killed() -> None:
     good, deaf, stubborn = Worker(), Worker(hears=False), Worker(obeys=False)
     pool = pooled(good, deaf, stubborn)
     words = [pool.board.slots[number] for number in range(1, 4)]
@@ -94,11 +94,11 @@ def test_idle_workers_end_at_their_word_and_none_that_can_hang_is_waited_for() -
     assert (good.said, stubborn.said) == ([("end",)], [("end",)])
     assert [each.killed for each in (good, deaf, stubborn)] == [False, True, True]
     assert all(1 < each.waited[0] <= 2 for each in (good, deaf, stubborn))
-    assert all(slot[STOPPED] == 1 for slots in words for slot in slots)  # what they make is given up
+    assert all(slot[STOPPED] == 1 for slots in words for slot in slots)  # their passes are stopped
     assert all(each.closed == ["closed"] * 2 for each in (good, deaf, stubborn))  # the pipe and the process
     pool.close()
     assert good.said == [("end",)]
-    with pytest.raises(ProcessError, match="the processes are closed; start them anew"):
+    with pytest.raises(ProcessError, match="the processes are closed; start them again"):
         pool.refuse_closed()
     assert pool.pids == []
 
@@ -112,17 +112,17 @@ def test_workers_of_a_broken_run_are_killed_at_once() -> None:
         pool.refuse_closed()
     pool.close()
     assert (worker.said, worker.killed, worker.waited) == ([], True, [0.0])
-    assert (never.killed, never.waited, never.closed) == (False, [], [])  # it was never started
+    assert (never.killed, never.waited, never.closed) == (False, [], [])  # never started
 
 
-def test_whoever_has_an_answer_is_looked_at_before_anybody_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_checked_before_the_main_process_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = pooled(Worker(), Worker())
     for post in pool.posts.values():
         post.flights, post.count = deque([object()]), 1  # type: ignore[list-item]
     slept: list[Any] = []
 
     def sleep(ends: Any, seconds: float) -> None:
-        assert pool.board.words[0][LISTENING] == 1  # whoever answers now sends a byte
+        assert pool.board.words[0][LISTENING] == 1  # an answer now comes with a byte
         slept.append(len(ends))
         pool.board.words[2][DONE] = 1
 
@@ -142,7 +142,7 @@ def test_whoever_has_an_answer_is_looked_at_before_anybody_sleeps(monkeypatch: p
         pool.wait(pool_of.time.perf_counter() - 2)
 
 
-def test_a_worker_is_woken_only_where_it_sleeps() -> None:
+def test_only_sleeping_workers_are_woken() -> None:
     from calibrate.workers.worker_loop import LENGTH, POSTED, Command
 
     worker = Worker()
@@ -154,7 +154,7 @@ def test_a_worker_is_woken_only_where_it_sleeps() -> None:
     assert (worker.said, words[POSTED]) == ([], 2)
     words[ASLEEP] = 1
     words[DONE] = 2
-    pool.board.slots[1][2][STOPPED] = 1  # of an earlier pass there
+    pool.board.slots[1][2][STOPPED] = 1  # left by an earlier pass in this slot
     assert pool.post(1, command) == 2
     assert worker.said == [b"."]
     assert pool.board.slots[1][2][STOPPED] == 0
@@ -169,7 +169,7 @@ def test_a_worker_is_woken_only_where_it_sleeps() -> None:
     ({"units": 2, "patience": 0.0}, "patience must be"), ({"units": 1, "capacity": 0}, "capacity must be"),
     ({"units": 1, "capacity": 97}, "capacity must be"), ({"units": 1, "source": (3,)}, "has no encoder, and source is given"),
 ])  # fmt: skip
-def test_what_processes_cannot_be_started_with_is_refused(wrong: dict[str, Any], said: str) -> None:
+def test_wrong_options_of_processes_are_refused(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ParameterError, match=said), started(workers.tiny("llama"), **wrong):
         pass
 
@@ -178,7 +178,7 @@ def test_what_processes_cannot_be_started_with_is_refused(wrong: dict[str, Any],
 
 
 class Ended:
-    """A worker that is there no more, and the end of its pipe; what it has said before may still be read."""
+    """A worker that has ended, and its end of the pipe, with messages that may still be read."""
 
     def __init__(self, code: int | None, *said: Any, alive: bool = False) -> None:
         self.exitcode, self.name, self.alive = code, "unit 1", alive
@@ -208,25 +208,25 @@ def post_of(worker: Ended) -> Post:
 
 
 @pytest.mark.parametrize(("worker", "said"), [
-    (Ended(None), "the process of unit 1 ended, perhaps for want of memory; the run is over"),
+    (Ended(None), "the process of unit 1 ended, perhaps out of memory; the run is over"),
     (Ended(3), "the process of unit 1 ended with code 3, perhaps"), (Ended(0), "the process of unit 1 ended with code 0, perhaps"),
     (Ended(-9), "the process of unit 1 was killed by SIGKILL, perhaps"), (Ended(-15), "was killed by SIGTERM"),
     (Ended(1, b".", ("failed", "why")), "the process of unit 1 failed: why"),
     (Ended(1, b"!"), "the process of unit 1 ended with code 1"), (Ended(1, b".", b"!"), "ended with code 1"),
 ])  # fmt: skip
-def test_what_became_of_a_worker_is_told(worker: Ended, said: str) -> None:
+def test_end_of_a_worker_is_reported(worker: Ended, said: str) -> None:
     pool = pool_of.Pool(["cpu"], [], 0.0, 1.0, True)
     before = deque(worker.said)
-    for look in (lambda: pool.look([post_of(worker)]), lambda: pool._answer(post_of(worker), "load")):
+    for check in (lambda: pool.check_workers([post_of(worker)]), lambda: pool._answer(post_of(worker), "load")):
         worker.said = deque(before)
         with pytest.raises(ProcessError, match=said):
-            look()
+            check()
     assert {*worker.waited} <= {1}
 
 
-def test_who_is_alive_is_believed_and_who_does_not_start_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_workers_are_awaited_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = pool_of.Pool(["cpu"], [], 0.0, 1.0, True)
-    pool.look([post_of(Ended(None, b".", alive=True))])
+    pool.check_workers([post_of(Ended(None, b".", alive=True))])
     assert pool._answer(post_of(Ended(None, b".", ("load", 5))), "load") == 5
     with pytest.raises(AssertionError):
         pool._answer(post_of(Ended(None, ("up", 5))), "load")
@@ -236,7 +236,7 @@ def test_who_is_alive_is_believed_and_who_does_not_start_is_not_waited_for(monke
         pool._answer(post_of(Ended(None, alive=True)), "load")
 
 
-def test_commands_that_cannot_be_given_are_said() -> None:
+def test_commands_that_cannot_be_posted_are_refused() -> None:
     pool = pool_of.Pool(["cpu"], [], 0.0, 1.0, True)
     pool.board = Board(2)
     worker = Ended(-9, alive=True)
@@ -267,8 +267,8 @@ def test_commands_that_cannot_be_given_are_said() -> None:
     assert (LENGTH, GONE) == (2, -1)
 
 
-def test_processes_come_of_a_server_with_one_thread_or_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What says how many threads there are is as it was afterwards, and not there where it was not."""
+def test_processes_come_from_a_fork_server_or_are_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards the variables for numbers of threads are as before, or absent."""
     seen: list[Any] = []
     context = SimpleNamespace(set_forkserver_preload=seen.append)
     monkeypatch.setattr(multiprocessing, "get_context", lambda kind: seen.append(kind) or context)
@@ -285,8 +285,8 @@ def test_processes_come_of_a_server_with_one_thread_or_afresh(monkeypatch: pytes
     assert pool_of.context_of_workers() is context
     assert seen == ["spawn"]
 
-def test_processes_are_started_pinned_and_ended_in_this_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This one is pinned once the others are started, and let go of however it ends; with a single thread meanwhile."""
+def test_processes_start_are_pinned_and_end_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The main process is pinned after the others start, and released at the end; it has one thread meanwhile."""
     done: list[Any] = []
     threads = [4]
 
@@ -330,7 +330,7 @@ def test_processes_are_started_pinned_and_ended_in_this_order(monkeypatch: pytes
 
 
 class Told:
-    """A worker that answers what it is asked, with this fingerprint."""
+    """A worker that answers all messages, with a fingerprint."""
 
     def __init__(self, given: tuple[Any, Orders], name: str, answers: list[Any]) -> None:
         self.given, self.name, self.answers, self.pid, self.exitcode = given, name, answers, 1, 0
@@ -357,8 +357,8 @@ class Told:
     close = start
 
 
-def test_workers_are_told_what_to_load_and_must_have_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Units take the cores in turn; the board is theirs once, weights and rows with each model."""
+def test_workers_load_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units take the cores in turn; the board is sent once, weights and rows with each model."""
     workers: list[Told] = []
     replica = tiny("llama")
     same = worker_loop.fingerprint(replica.load())
@@ -386,7 +386,7 @@ def test_workers_are_told_what_to_load_and_must_have_the_same(monkeypatch: pytes
         each.said.clear()
         pool.posts[number].end = each  # type: ignore[assignment]
     pool.load(replica)
-    assert (pool.capacity, pool.tags.shape, pool.replica) == (96, (4, LAYERS, 96), replica)  # all that the model knows
+    assert (pool.capacity, pool.tags.shape, pool.replica) == (96, (4, LAYERS, 96), replica)  # as many as the model supports
     for each in workers:
         board, load = each.said
         assert board == ("board", pool.board.tensors, [])
@@ -398,7 +398,7 @@ def test_workers_are_told_what_to_load_and_must_have_the_same(monkeypatch: pytes
     workers[0].answers.append(("load", same))
     workers[2].answers.append(("load", "others"))
     pool.share = False
-    with pytest.raises(ProcessError, match="the model of unit 3 is not that of unit 0, though both were asked for alike"):
+    with pytest.raises(ProcessError, match="the model of unit 3 differs from that of unit 0, though both loaded one replica"):
         pool.load(replica, 20)
     assert pool.capacity == 20
     assert pool.broken

@@ -1,6 +1,6 @@
-"""Runs over processes whose workers are in this very process: what they are told, what becomes of it and what is said of it.
+"""Runs over processes whose workers are in this process: their commands, their progress and their records.
 
-Nothing is left to a clock: a worker makes its pass when the main process waits for somebody.
+No result depends on the clock: a worker makes its pass when the main process waits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LAYERS = real_models.DEPTHS["target"]
 
 
 class AtOnce:
-    """In the place of a pool: its workers are units of this process."""
+    """A pool whose workers are units of this process."""
 
     def __init__(self, count: int, capacity: int = 16) -> None:
         self.decoder = real_models.decoders("llama")["target"]
@@ -60,8 +60,8 @@ class AtOnce:
         if self.broken:
             raise ProcessError("they are broken")
 
-    def look(self, _: Any) -> None:
-        """Nobody has failed."""
+    def check_workers(self, _: Any) -> None:
+        """No worker has failed."""
 
     def post(self, number: int, command: Command) -> int:
         post = self.posts[number]
@@ -100,8 +100,8 @@ def whole(at: int = 0, tokens: tuple[int, ...] = (3, 4), **more: Any) -> Forward
     return Forward("target", tokens, at, LayerSpan(0, LAYERS), **more)
 
 
-def test_each_stretch_of_time_says_whose_it_was(three: Any) -> None:
-    """A candidate is taken over, another one is not used, a third is stopped."""
+def test_spans_name_their_unit_and_fate(three: Any) -> None:
+    """One candidate is adopted, another is unused, and a third is stopped."""
 
     def steps() -> Steps:
         out = yield whole(heads=1)
@@ -133,20 +133,20 @@ def test_each_stretch_of_time_says_whose_it_was(three: Any) -> None:
         (2, "forward", 3, 3, 0, 5, "cancelled", "target", 1, 0),
     ]  # fmt: skip
     assert all(one.start <= one.end for one in run.spans if one.what not in ("link", "forward"))
-    # Of a worker that lacks rows: from where they lie, and which passes of whom they are of.
+    # A worker that lacks rows gets their unit, their span and their passes.
     (unit, first), (_, second), (_, third) = three.told
     assert (unit, first.tokens, first.at, first.first, first.last, first.heads, first.followed) == (1, (5,), 2, 0, 5, 1, False)
     assert first.pieces == (MissingRows(0, 0, 5, 0, 2),)
     assert second.pieces == first.pieces
-    assert third.pieces == (MissingRows(0, 0, 5, 2, 3),)  # the one that was taken over, not its own
+    assert third.pieces == (MissingRows(0, 0, 5, 2, 3),)  # the adopted pass, not its own
     assert run.work.account.adoptions == 1
     assert run.work.account.adopted_rows == LAYERS
     assert run.work.forks == 3
     assert ran(three, steps(), 2, record=False).spans == []
 
 
-def test_rows_that_are_still_being_made_are_waited_for_layer_by_layer(three: Any) -> None:
-    """They are said with the passes that make them; those that are there are not."""
+def test_unfinished_rows_are_awaited_layer_by_layer(three: Any) -> None:
+    """Unfinished rows are listed with the passes that make them; finished rows are not."""
 
     def steps() -> Steps:
         yield whole()
@@ -163,8 +163,8 @@ def test_rows_that_are_still_being_made_are_waited_for_layer_by_layer(three: Any
     assert command.believed == worker_loop.believed_of(np.array([[1, 1, 2]] * 3).tobytes())
 
 
-def test_rows_are_taken_from_wherever_they_lie(three: Any) -> None:
-    """From the starter where that has them all; or each from whoever has it, the starter first."""
+def test_missing_rows_are_copied_from_any_unit(three: Any) -> None:
+    """From the parent if it has all of them; else each from a unit that has it, the parent first."""
     run = Parallel(three)
     main = _UnitProcess(iter(()), None, 0)  # type: ignore[arg-type]
     sub = _UnitProcess(whole(4), main, 2)
@@ -172,7 +172,7 @@ def test_rows_are_taken_from_wherever_they_lie(three: Any) -> None:
     three.tags[0, :2, 1:4] = three.tags[1, :2, 1:4] = want = np.array([[4, 5, 6], [4, 5, 6]])
     asked = (sub, 2, (0, 2), (1, 4), want)
     assert run._pieces(*asked) == (MissingRows(0, 0, 2, 1, 4),)
-    three.tags[0, 1, 2] = 9  # nobody else lacks it
+    three.tags[0, 1, 2] = 9  # no other unit lacks it
     assert run._pieces(*asked) == (MissingRows(1, 0, 2, 1, 4),)
     three.tags[1, 0, 1], three.tags[2, 0, 3] = 9, 6
     assert run._pieces(*asked) == (
@@ -180,7 +180,7 @@ def test_rows_are_taken_from_wherever_they_lie(three: Any) -> None:
         MissingRows(0, 1, 2, 3, 4),
     )  # fmt: skip
     three.tags[1, 1, 2] = 9
-    with pytest.raises(CacheError, match="rows of layer 1 at position 2, which unit 2 lacks, are nowhere any more"):
+    with pytest.raises(CacheError, match="rows of layer 1 at position 2, missing on unit 2, are on no unit"):
         run._pieces(*asked)
     three.since[0, 0, 1:3], three.memory.stamps[0] = (3, 7), 7
     assert run._piece(0, 0, 2, 1, 3).since == ()
@@ -195,14 +195,14 @@ def forked(*bodies: Any, where: tuple[int | None, ...] = (1,)) -> Steps:
 
 
 def nested() -> Steps:
-    """A sub-process that takes over what one of its own has made."""
+    """A sub-process adopts a pass of its own sub-process."""
     subs = yield Fork((whole(2, (5,)),), (2,))
     yield Join(subs)
     yield Adopt(subs[0], 2, LAYERS)
 
 
 def crossing() -> Steps:
-    """A pass goes on, on another unit than the one that made it."""
+    """A pass continues on another unit than the one that began it."""
     out = yield Forward("target", (3, 4), 0, LayerSpan(0, 3))
     yield Join((yield Fork((Forward("target", (3, 4), 0, LayerSpan(3, LAYERS), out),), (1,))))
 
@@ -214,8 +214,8 @@ def two_at_once() -> Steps:
     yield Join((*one, *other))
 
 
-def nobody_ends() -> Steps:
-    """Each waits for a process that waits for it."""
+def deadlocked() -> Steps:
+    """Processes wait for each other."""
     known: list[Any] = []
 
     def waits() -> Steps:
@@ -232,7 +232,7 @@ def nobody_ends() -> Steps:
 
 
 def spoiled() -> Steps:
-    """Its unit makes another pass there before what it has made is taken over."""
+    """Its unit makes another pass at the same position before the adoption."""
     yield whole()
     one = yield Fork((whole(2, (5,)),), (1,))
     yield Join(one)
@@ -241,46 +241,46 @@ def spoiled() -> Steps:
 
 
 def too_early() -> Steps:
-    """What a sub-process is still at is taken over."""
+    """A pass is adopted before it ends."""
     yield whole()
     one = yield Fork((whole(2, (5,)),), (1,))
     yield Adopt(one[0], 2, LAYERS)
 
 
 def overwriting() -> Steps:
-    """What a worker has yet to copy is replaced."""
+    """Rows are replaced that a worker has yet to copy."""
     yield whole()
     yield Fork((whole(2, (5,)),), (1,))
     yield Read("next", (yield Forward("target", (7,), 2, LayerSpan(0, LAYERS), heads=1)))
     yield Forward("target", (8,), 1, LayerSpan(0, LAYERS))
 
 
-def homeless() -> Steps:
+def without_a_unit() -> Steps:
     yield whole()
     yield Join((yield Fork(tuple(whole(2, (token,)) for token in (5, 6, 7)), (None,) * 3)))
 
 
 @pytest.mark.parametrize(("steps", "error", "said"), [
-    (forked(nested()), CacheError, "only the main process takes over what a sub-process has made"),
-    (crossing(), CacheError, "target: unit 1 cannot go on from what unit 0 made"),
+    (forked(nested()), CacheError, "only the main process can adopt the pass of a sub-process"),
+    (crossing(), CacheError, "target: unit 1 cannot continue the pass of unit 0"),
     (two_at_once(), CacheError, "unit 1 is to make a pass while it makes another one"),
-    (nobody_ends(), CacheError, "came to a halt before it had put out all its tokens"),
-    (spoiled(), CacheError, "rows at position 2 of unit 1 are no longer those of the process that is taken over"),
+    (deadlocked(), CacheError, "came to a halt before it had generated all its tokens"),
+    (spoiled(), CacheError, "rows at position 2 of unit 1 are no longer those of the adopted process"),
     (too_early(), CacheError, "a running task cannot be adopted; join it first"),
     (overwriting(), CacheError, "target: a pass at position 1 replaces rows that a sub-process is copying"),
-    (homeless(), CacheError, "a single pass that may be anywhere found no unit that is free"),
+    (without_a_unit(), CacheError, "a single pass without a requested unit found no free unit"),
     (forked(whole(2, (5,)), where=(3,)), ParameterError, "units must be at least 4, as .* on unit 3, got 3; start more"),
     (forked(whole(2, (5,)), where=(0,)), ParameterError, "units must be at least 1, as"),
     (forked(whole(15, (5, 6))), ParameterError, "must fit the capacity=16, got at least 17 positions; start the processes with"),
     (forked(Forward("target", (5,), 2, LayerSpan(0, LAYERS + 1))), ParameterError, "layers of the target must be 5, .* at least 6"),
-    (forked(Forward("draft", (5,), 2, LayerSpan(0, 1))), ParameterError, "target alone, and .* asks for the draft model"),
-    *((forked(whole(2, (5, 6))._replace(**more)), ParameterError, "makes plain passes of one sequence alone; .* for others")
+    (forked(Forward("draft", (5,), 2, LayerSpan(0, 1))), ParameterError, "only the target, and .* uses the draft model"),
+    *((forked(whole(2, (5, 6))._replace(**more)), ParameterError, "supports only plain passes of one sequence; .* uses others")
       for more in ({"batch": Batch.uniform((0, 1), 2)}, {"layers": LayerSpan(0, LAYERS, ((1, 2),))},
                    {"layers": LayerSpan(0, LAYERS, kv_only=True)}, {"compared": 1}, {"unit": 1}, {"tree": (-1, 0)},
                    {"tree": (-1, -1), "heads": 2})),
-    (forked(Forward("target", (5, 6), 2, LayerSpan(1, LAYERS), tree=(-1, -1))), ParameterError, "passes of one sequence alone"),
+    (forked(Forward("target", (5, 6), 2, LayerSpan(1, LAYERS), tree=(-1, -1))), ParameterError, "passes of one sequence"),
 ])  # fmt: skip
-def test_what_an_algorithm_must_not_ask_for_is_said(three: Any, steps: Steps, error: type[Exception], said: str) -> None:
+def test_wrong_steps_of_an_algorithm_are_refused(three: Any, steps: Steps, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         ran(three, steps)
     assert three.broken
@@ -288,7 +288,7 @@ def test_what_an_algorithm_must_not_ask_for_is_said(three: Any, steps: Steps, er
         ran(three, forked())
 
 
-def test_the_last_position_and_the_last_unit_may_be_used(three: Any) -> None:
+def test_last_position_and_last_unit_are_usable(three: Any) -> None:
     def steps() -> Steps:
         out = yield whole(heads=1)
         yield Join((yield Fork((whole(2, (5,) * 14), whole(2, (5, 6), tree=(-1, -1))), (2, 1))))
@@ -304,12 +304,12 @@ def test_the_last_position_and_the_last_unit_may_be_used(three: Any) -> None:
         yield Join(subs)
         yield Fork((whole(1, (6,)),), (1,), (subs[0],))
 
-    with pytest.raises(ParameterError, match="no sub-process with the cache of an ended one, as beam search does"):
+    with pytest.raises(ParameterError, match="no sub-processes with the cache of an ended one, as beam search needs"):
         ran(three, heirs())
 
 
-def test_who_may_be_anywhere_waits_for_the_first_unit_that_is_free(three: Any) -> None:
-    """Three processes on two units, in the order in which they were started; one that is stopped meanwhile never begins."""
+def test_process_without_a_unit_takes_the_first_free_one(three: Any) -> None:
+    """Three processes on two units, in the order of their forks; a process that is stopped while it waits never begins."""
     at: list[tuple[str, int]] = []
 
     def body(name: str) -> Steps:
@@ -330,8 +330,8 @@ def test_who_may_be_anywhere_waits_for_the_first_unit_that_is_free(three: Any) -
     assert run.free == [False, True, True]
 
 
-def test_a_sub_process_writes_once_all_that_it_came_of_is_over(three: Any) -> None:
-    """What it says earlier waits, and comes behind; then its own passes count as used."""
+def test_sub_process_emits_after_its_ancestors_end(three: Any) -> None:
+    """Its earlier commits wait and come afterwards; its passes then count as used."""
 
     def rest() -> Steps:
         out = yield whole(2, (5,), heads=1)
@@ -341,7 +341,7 @@ def test_a_sub_process_writes_once_all_that_it_came_of_is_over(three: Any) -> No
     def steps() -> Steps:
         out = yield whole(heads=1)
         _, other = yield Fork((rest(), whole(2, (6,))), (1, 2))
-        yield Join((other,))  # by then the first one has asked
+        yield Join((other,))  # the first process has asked by then
         yield Commit("token", (8,))
         yield Commit("token", ((yield Read("next", out)),))
 
@@ -351,7 +351,7 @@ def test_a_sub_process_writes_once_all_that_it_came_of_is_over(three: Any) -> No
     assert {each.fate for each in run.spans if each.unit < 2} == {"kept"}
 
 
-def test_what_a_run_is_given_is_that_of_one_process(three: Any) -> None:
+def test_options_of_a_run_work_as_in_one_process(three: Any) -> None:
     sampling, luck, log, times = Sampling(0.5), Luck(3, 4), list[Any](), RunTimes()
     run = Parallel(three, sampling=sampling, luck=luck, log=log, times=times, record=True)
     assert (run.sampling, run.luck, run.log, run.times, run.answers) == (sampling, luck, log, times, None)
@@ -360,8 +360,8 @@ def test_what_a_run_is_given_is_that_of_one_process(three: Any) -> None:
     assert Parallel(three).recording is False
 
 
-def test_who_is_stopped_ends_with_all_that_it_has_started() -> None:
-    """Rows that it was to write are of nobody, and its unit is free; what was not begun is not made."""
+def test_stop_ends_a_process_with_its_sub_processes() -> None:
+    """The rows that it was to write become unknown, its unit is free, and passes that had not begun are not made."""
     tasks: dict[str, Any] = {}
     four: Any = AtOnce(4)
 
@@ -396,8 +396,8 @@ def test_who_is_stopped_ends_with_all_that_it_has_started() -> None:
         outer_.body.send(None)
 
 
-def test_who_goes_on_behind_a_stop_takes_the_others_along_when_stopped() -> None:
-    """Of two that a process has started it stops one; the other ends with it."""
+def test_sub_process_kept_after_a_stop_ends_with_its_parent() -> None:
+    """A process stops one of its two sub-processes; the other ends when the process is stopped."""
     tasks: list[Any] = []
     five: Any = AtOnce(5)
 
@@ -421,8 +421,8 @@ def test_who_goes_on_behind_a_stop_takes_the_others_along_when_stopped() -> None
     ran(five, steps())
 
 
-def test_who_is_started_has_rows_of_its_own(three: Any) -> None:
-    """What it writes behind its starter's rows is not its starter's."""
+def test_sub_process_has_separate_rows(three: Any) -> None:
+    """Rows that it writes after its parent's are not its parent's."""
 
     def process() -> Steps:
         yield whole(2, (5,))
@@ -442,8 +442,8 @@ def test_who_is_started_has_rows_of_its_own(three: Any) -> None:
     assert three.tags[1, 0, :5].tolist() == [1, 1, 3, 4, 0]
 
 
-def test_who_lacks_rows_where_the_main_process_was_looks_up_meanwhile(three: Any) -> None:
-    """They come from a worker."""
+def test_pass_on_unit_0_that_awaits_rows_drives_other_processes(three: Any) -> None:
+    """The rows come from a worker."""
     make, looked = three.unit.make, list[bool]()
 
     def made(command: Command, stopped: Any = None, meanwhile: Any = None) -> Any:
@@ -467,8 +467,8 @@ def test_who_lacks_rows_where_the_main_process_was_looks_up_meanwhile(three: Any
     assert looked == [False, True]
 
 
-def test_looks_of_workers_are_taken_as_they_came(three: Any) -> None:
-    """What a worker says of its pass is not computed again."""
+def test_logits_of_workers_are_not_recomputed(three: Any) -> None:
+    """Reads use the worker's logits."""
     wait = three.wait
 
     def waited(start: float) -> None:
@@ -484,8 +484,8 @@ def test_looks_of_workers_are_taken_as_they_came(three: Any) -> None:
     assert ran(three, steps()).work.tokens == [11]
 
 
-def test_one_of_several_hypotheses_is_taken_over(three: Any) -> None:
-    """Its rows come to the position of the first; of those where they were made nothing is known from then on."""
+def test_one_of_several_hypotheses_is_adopted(three: Any) -> None:
+    """Its rows move to the position of the first hypothesis; the rows on the unit that made them become unknown."""
     calls: list[Any] = []
     finish = three.unit.finish
     three.unit.finish = lambda *how: (calls.append("finished"), finish(*how))
@@ -497,7 +497,7 @@ def test_one_of_several_hypotheses_is_taken_over(three: Any) -> None:
         calls.clear()
         taken = three.memory.rows[1][..., 3, :].clone()
         yield Adopt(subs[0], 2, LAYERS, 1)
-        assert calls == ["finished"]  # before anybody may write over them
+        assert calls == ["finished"]  # before they may be overwritten
         assert three.memory.rows[0][..., 2, :].equal(taken)
         assert (three.tags[1, :, 2:4] == GONE).all()
         assert (three.tags[1, :, :2] == 1).all()
@@ -509,8 +509,8 @@ def test_one_of_several_hypotheses_is_taken_over(three: Any) -> None:
 
 
 @pytest.mark.parametrize("middle", [False, True])
-def test_who_is_where_the_main_process_was_may_be_stopped_too(three: Any, middle: bool) -> None:
-    """Before its pass is made, or in the middle of it: of the rows that it was to copy or to make nothing is known then."""
+def test_sub_process_on_unit_0_may_be_stopped(three: Any, middle: bool) -> None:
+    """Before its pass or in the middle of it: the rows that it was to copy or to make become unknown."""
     subs: list[Any] = []
     make, finish, finished = three.unit.make, three.unit.finish, list[Any]()
     three.unit.finish = lambda *how: (finished.append(how), finish(*how))
@@ -518,7 +518,7 @@ def test_who_is_where_the_main_process_was_may_be_stopped_too(three: Any, middle
     def made(command: Command, *more: Any) -> Any:
         if command.tokens == (6,):
             assert middle, "what was stopped before is not made"
-            three.wait(0.0)  # meanwhile the other one has made its pass
+            three.wait(0.0)  # by now the other process has made its pass
         return make(command, *more)
 
     def other() -> Steps:
@@ -545,27 +545,27 @@ def test_who_is_where_the_main_process_was_may_be_stopped_too(three: Any, middle
     assert (three.tags[0, :, :2] != GONE).all()
     passes = [each.fate for each in run.spans if (each.unit, each.what, each.process) == (0, "forward", subs[0].number)]
     assert passes == ["cancelled"] * middle
-    assert finished == [()] * (1 + middle)  # what was launched is waited for, whoever stopped it
+    assert finished == [()] * (1 + middle)  # launched work is awaited in any case
     assert all(run.free)
 
 
-def test_rows_that_do_not_come_and_passes_that_nobody_stopped_end_the_run(three: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_rows_and_abandoned_passes_end_the_run(three: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Parallel(three)
     three.patience = 0.0
-    with pytest.raises(ProcessError, match="rows did not come within 0 s; the run is over"):
+    with pytest.raises(ProcessError, match="rows did not arrive within 0 s; the run is over"):
         run._meanwhile(over_processes.time.perf_counter() - 1)
     three.patience = 60.0
     with monkeypatch.context() as patch:
         patch.setattr(over_processes, "time", SimpleNamespace(perf_counter=lambda: 100.0))
         run._meanwhile(40.0)
-        with pytest.raises(ProcessError, match="rows did not come within 60 s"):
+        with pytest.raises(ProcessError, match="rows did not arrive within 60 s"):
             run._meanwhile(39.999)
     monkeypatch.setattr(three, "wait", lambda _: three.board.words[1].__setitem__(DONE, 1))
-    with pytest.raises(ProcessError, match="the process of unit 1 gave up a pass that nobody stopped; the run is over"):
+    with pytest.raises(ProcessError, match="the process of unit 1 gave up a pass that was not stopped; the run is over"):
         ran(three, forked(whole(2, (5,))))
 
 
-def test_forms_of_the_paper_write_the_same_over_units_of_one_process(three: Any) -> None:
+def test_forms_of_the_paper_generate_the_same_tokens(three: Any) -> None:
     expected = real_models.oracle(real_models.model("llama", LAYERS), [3, 4], 8)
     for form, layer in (("literal", 3), ("eager", 3)):
         parameters = ppd.Parameters(LAYERS, layer, 2, form)
@@ -575,8 +575,8 @@ def test_forms_of_the_paper_write_the_same_over_units_of_one_process(three: Any)
         assert run.work.tokens == alone.tokens == expected
         assert (run.work.account, run.work.forks) == (alone.account, alone.forks)
 
-def test_nothing_is_asked_behind_the_last_token(three: Any) -> None:
-    """What workers still do then is stopped, and neither waited for nor missed."""
+def test_no_pass_is_posted_after_the_last_token(three: Any) -> None:
+    """Running passes of workers are then stopped, and their output is not used."""
 
     def steps() -> Steps:
         out = yield whole(heads=1)
@@ -591,12 +591,12 @@ def test_nothing_is_asked_behind_the_last_token(three: Any) -> None:
         assert [slot[STOPPED] for slot in (three.board.slots[1][0], three.board.slots[2][0])] == [1, 1]
         assert not any(post.flights for post in three.posts.values())
         assert (three.tags[1, :, 2] == GONE).all()
-        assert (three.tags[1, :, :2] == GONE).all()  # nor is it known whether they were copied
+        assert (three.tags[1, :, :2] == GONE).all()  # they may or may not have been copied
         three = AtOnce(3)
 
 
-def test_who_is_started_is_started_before_anything_is_waited_for_stopped_or_taken_over(three: Any) -> None:
-    """So it has what its starter had then."""
+def test_forked_process_starts_before_the_next_join_stop_or_adopt(three: Any) -> None:
+    """So it starts from its parent's rows at the fork."""
 
     def stopping() -> Steps:
         yield whole()
@@ -610,7 +610,7 @@ def test_who_is_started_is_started_before_anything_is_waited_for_stopped_or_take
         yield whole()
         one = yield Fork((whole(2, (5,)),), (1,))
         yield Join(one)
-        yield Fork((whole(3, (6,)),), (2,))  # behind a position that is not there yet
+        yield Fork((whole(3, (6,)),), (2,))  # after a position that does not exist yet
         yield Adopt(one[0], 2, LAYERS)
         yield whole(3, (7,))
 
@@ -625,8 +625,8 @@ def test_who_is_started_is_started_before_anything_is_waited_for_stopped_or_take
             ran(AtOnce(3), early())
 
 
-def test_a_worlds_tokens_are_told_as_tokens_of_the_model(three: Any) -> None:
-    """Places in a text, or negative where they are wrong: of 29 tokens."""
+def test_forced_tokens_are_translated_to_the_vocabulary(three: Any) -> None:
+    """Positions of a sequence, or negative if wrong, become one of 29 tokens."""
     world: Any = SimpleNamespace(read=lambda _: -4)
 
     def steps() -> Steps:
@@ -639,8 +639,8 @@ def test_a_worlds_tokens_are_told_as_tokens_of_the_model(three: Any) -> None:
     assert [command.tokens for _, command in three.told] == [(25,)]
 
 
-def test_what_was_made_elsewhere_is_read_as_it_is_and_its_unit_is_free_again(three: Any) -> None:
-    """Each of three single passes, one after another, on the first unit; what they say is what one process reads."""
+def test_single_passes_are_read_and_free_their_unit(three: Any) -> None:
+    """Three single passes run in turn on the first unit; their reads equal those of one process."""
     taken: list[torch.Tensor] = []
 
     def steps() -> Steps:
@@ -660,14 +660,14 @@ def test_what_was_made_elsewhere_is_read_as_it_is_and_its_unit_is_free_again(thr
     assert len({*alone.tokens}) > 2
     for at, rows in zip((2, 3, 4), taken, strict=False):
         assert rows[..., at, :].all()
-        assert not rows[..., at + 1 :, :].any()  # one position, and nothing behind it
+        assert not rows[..., at + 1 :, :].any()  # one position, and none after it
     assert run.work.account == alone.account
     assert [number for number, _ in three.told] == [1, 2] * 3
     assert run.free == [False, True, True]
 
 
-def test_the_main_process_looks_up_from_its_pass_only_where_others_may_want_it_to(three: Any) -> None:
-    """Where a process that starts others is at work; who only follows its rows is told of them layer by layer."""
+def test_main_process_polls_in_its_pass_only_if_others_may_need_it(three: Any) -> None:
+    """It does while a process runs that may fork; for a process that only follows its rows it publishes each layer."""
     make, finish, said = three.unit.make, three.unit.finish, list[Any]()
     given: list[Any] = []
 
@@ -692,7 +692,7 @@ def test_the_main_process_looks_up_from_its_pass_only_where_others_may_want_it_t
     def steps() -> Steps:
         out = yield whole(heads=1)
         yield whole(2, (5,))
-        subs = yield Fork((whole(3, (5,)),), (1,))  # it reads rows that are there
+        subs = yield Fork((whole(3, (5,)),), (1,))  # it reads existing rows
         yield whole(3, (5,))
         yield Join(subs)
         subs = yield Fork((Forward("target", (5,), 5, LayerSpan(0, 3)),), (1,))  # it reads rows of this pass
@@ -714,10 +714,10 @@ def test_the_main_process_looks_up_from_its_pass_only_where_others_may_want_it_t
     (0, 3, 2, 0, True), (0, 3, 1, 0, False), (0, 3, 2, 1, False), (3, 5, 2, 0, False), (2, 5, 2, 0, True), (0, 1, 2, 0, False),
     (0, 2, 2, 0, True),
 ])  # fmt: skip
-def test_rows_are_kept_for_who_has_yet_to_copy_them(
+def test_rows_are_kept_until_they_are_copied(
     three: Any, low: int, high: int, stop: int, source: int, refused: bool
 ) -> None:
-    """A pass over position 1 and what follows, through layers 1 and 2: what is before it or in other layers is not replaced."""
+    """A pass from position 1 on, through layers 1 and 2, does not replace earlier positions or other layers."""
     run, task = Parallel(three), _UnitProcess(whole(2), None, 2)
     command = Command(1, (5,), 2, low, high, 0, None, (MissingRows(source, low, high, 0, stop),), 0)
     flight = Flight(task, whole(2), command, 0, 0.0)
@@ -733,7 +733,7 @@ def test_rows_are_kept_for_who_has_yet_to_copy_them(
 # --- units ---
 
 
-def test_a_unit_refuses_to_go_on_from_another_pass_or_behind_other_rows(three: Any) -> None:
+def test_unit_refuses_other_passes_and_rows(three: Any) -> None:
     unit: Unit = three.unit
     nothing = worker_loop.believed_of(b"")
     unit.make(Command(1, (3, 4), 0, 0, 3, 0, None, (), nothing))
@@ -765,11 +765,11 @@ def test_a_unit_refuses_to_go_on_from_another_pass_or_behind_other_rows(three: A
         fresh.make(Command(1, (3,), 0, 0, LAYERS, 0, None, (), nothing), stopped, lambda: calls.append("meanwhile"),
                    lambda: calls.append("ready"))  # fmt: skip
     assert calls == ["ready", "asked", "meanwhile", "asked", "meanwhile", "asked"]
-    assert (fresh.tags[:, 0] == [1, 0, 0, 0, 0]).all()  # layer by layer; what follows is of no pass
+    assert (fresh.tags[:, 0] == [1, 0, 0, 0, 0]).all()  # layer by layer; later layers have no pass yet
     assert fresh.stamps.tolist() == [1, 0, 0, 0, 0]
 
 
-def test_who_follows_takes_each_layer_as_soon_as_it_is_there(three: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follower_copies_each_layer_once_it_exists(three: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = three.workers[:2]
     seen = worker_loop.believed_of(np.full((LAYERS, 2), 7).tobytes())
     looks: list[int] = []
@@ -786,6 +786,6 @@ def test_who_follows_takes_each_layer_as_soon_as_it_is_there(three: Any, monkeyp
     asked = iter([False] * 3)
     with pytest.raises(gpu_ordering.GaveUp):
         other.make(later, lambda: next(asked, True))
-    monkeypatch.setattr(os, "getppid", lambda: -1)  # nobody is left to write them
+    monkeypatch.setattr(os, "getppid", lambda: -1)  # the process that writes them is gone
     with pytest.raises(gpu_ordering.GaveUp):
         other.make(later)

@@ -1,4 +1,4 @@
-"""Figures are checked by their artists: what stands where, and that nothing is told by colour alone. No pixels are compared."""
+"""Figures in general: tests inspect matplotlib artists (positions, labels, cues besides colour) and compare no pixels."""
 
 import subprocess
 import sys
@@ -40,7 +40,7 @@ COMMITS = pl.DataFrame({"time": [20.0, 41.0], "kind": ["match", "miss"], "tokens
 
 
 def bars(figure: Figure) -> list[tuple[str, float, float, float]]:
-    """Kind, start, end, and middle of the height of every bar."""
+    """Kind, start, end and vertical middle of every bar."""
     found = []
     for collection in figure.axes[0].collections:
         assert isinstance(collection, PolyCollection)
@@ -57,26 +57,26 @@ def test_every_interval_is_a_bar_in_the_row_of_its_unit() -> None:
     assert sorted(bar for bar in drawn if bar[3] <= 2) == sorted(on_units.rows())
     links = [bar for bar in drawn if bar[3] > 2.5]
     assert sorted(bar[:3] for bar in links) == [("link", 21, 23), ("link", 21, 23), ("promotion", 43, 43.5)]
-    assert len({bar[3] for bar in links if bar[0] == "link"}) == 2  # side by side, as both are under way
+    assert len({bar[3] for bar in links if bar[0] == "link"}) == 2  # in separate lanes, as they are concurrent
 
 
 def test_commits_are_vertical_lines_and_a_miss_is_dashed() -> None:
     drawn = timeline.draw(INTERVALS, COMMITS, title="Two commits").axes[0]
     assert [(float(np.asarray(line.get_xdata())[0]), line.get_linestyle()) for line in drawn.lines] == [(20.0, "-"), (41.0, "--")]
     texts = [text.get_text() for text in drawn.texts]
-    assert "1 out, match" in texts
-    assert "3 out, miss" in texts  # tokens put out so far
+    assert "1: match" in texts
+    assert "3: miss" in texts  # tokens generated so far
     assert "token 0\nlayers 20–40" in texts
 
 
-def test_fates_are_told_apart_by_hatching() -> None:
+def test_fates_differ_by_hatching() -> None:
     collections = timeline.draw(INTERVALS).axes[0].collections
     fates = [collection for collection in collections if collection.get_label() in ("kept", "discarded", "cancelled")]
     assert len({collection.get_hatch() for collection in fates}) == 3
     assert len({tuple(np.ravel(np.asarray(collection.get_facecolor())).tolist()) for collection in fates}) == 3
 
 
-def test_unit_0_is_called_main_only_where_every_token_is_verified_on_it() -> None:
+def test_unit_0_is_named_main_only_if_it_verifies_every_token() -> None:
     def name(rows: pl.DataFrame) -> str:
         return timeline.draw(rows).axes[0].get_yticklabels()[0].get_text()
 
@@ -99,7 +99,7 @@ def histogram(points: int = 1) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=["point", "view", "latency_layers", "probability"], orient="row")
 
 
-def test_probabilities_stand_at_their_latencies() -> None:
+def test_probabilities_are_drawn_at_their_latencies() -> None:
     axes = latency_distribution.draw(histogram()).axes[0]
     expected = {(value, share) for _, _, value, share in histogram().rows()}
     assert coordinates([lines(axes)["formula"]]) == coordinates([lines(axes)["simulated: events"]]) == expected
@@ -129,7 +129,7 @@ def test_a_distribution_by_hand() -> None:
     assert (panel.title, panel.x, panel.y, panel.grid) == ("point 0", "latency  [layer-times]", "probability", "y")
     assert panel.line("formula") == [(10, 0.5), (12, 0.5), (90, 4e-5)]
     assert panel.line("simulated: events") == [(12, 1)]
-    # Bars are .8 of the smallest gap between two latencies; what is 1e-4 of the greatest chance or less does not stretch the axis.
+    # Bars are .8 of the smallest gap between two latencies; probabilities of at most 1e-4 of the greatest do not stretch the axis.
     assert np.array(panel.bars[0][1]) == pytest.approx(np.array([(10 - 0.8, 0, 1.6, 0.25), (14 - 0.8, 0, 1.6, 0.75)]))
     axes = figure.axes[0]
     assert (*axes.get_xlim(), *axes.get_ylim()) == pytest.approx((10 - 3, 14 + 3, 0, 1.08))
@@ -138,7 +138,7 @@ def test_a_distribution_by_hand() -> None:
     assert latency_distribution.draw(spread({"formula": {10.0: 1.0, 14.0: 0.1, 16.0: 1e-4}})).axes[0].get_xlim() == pytest.approx(
         (7, 17)
     )
-    # A single latency has a bar of .8; where no chance is known the axis is whole.
+    # A single latency has a bar of .8; where all probabilities are 0 the axis ends at 1.
     lone = latency_distribution.draw(spread({"paths": {10.0: 1.0}}))
     assert np.array(shown(lone).panels[0].bars[0][1]) == pytest.approx(np.array([(9.6, 0, 0.8, 1)]))
     assert lone.axes[0].get_xlim() == pytest.approx((8.5, 11.5))
@@ -148,16 +148,16 @@ def test_a_distribution_by_hand() -> None:
     panel = shown(latency_distribution.draw(timed)).panels[0]
     assert (panel.title, panel.x) == ("mine", "latency  [ms]")
     assert panel.line("formula") == [(20, 0.5), (24, 0.5), (180, 4e-5)]
-    with pytest.raises(ParameterError, match="unknown view 'a'"):  # of several that are wrong, always the same is named
+    with pytest.raises(ParameterError, match="unknown view 'a'"):  # of several wrong views always the same one is named
         latency_distribution.draw(spread({letter: {1.0: 1.0} for letter in "hgfedcba"}))
-    # A sum of 80 latencies is drawn each for itself, of 81 in ranges, but for a formula's.
+    # 80 latencies have a bar each, 81 are drawn in ranges, except for a formula's.
     for count, bars in ((80, 80), (81, 80)):
         many = spread({"paths": {float(at): 1 / count for at in range(count)}})
         assert len(latency_distribution.draw(many).axes[0].patches) == bars
 
 
 def test_panels_of_distributions_by_hand() -> None:
-    """One alone, up to four in two columns, more in three; sizes in inches; the lowest of each column says what the axis is."""
+    """Layout: one panel, up to four in two columns, more in three [inches]; only the lowest of each column has an axis label."""
     one = spread({"formula": {1.0: 0.5, 3.0: 0.5}})
     for count, across in ((4, 2), (5, 3), (12, 3)):
         figure = latency_distribution.draw(pl.concat([one.with_columns(point=pl.lit(each)) for each in range(count)]))
@@ -209,7 +209,7 @@ def every() -> dict[str, Figure]:
 def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     for name, figure in every().items():
         assert [path.name for path in save(figure, tmp_path / f"{name}.a")] == [f"{name}.a.png", f"{name}.a.svg"]
-    with matplotlib.rc_context({"font.size": 20, "axes.grid": True}):  # a reader's own settings change nothing
+    with matplotlib.rc_context({"font.size": 20, "axes.grid": True}):  # the user's settings change nothing
         for name, figure in every().items():
             for again in save(figure, tmp_path / f"{name}.b"):
                 assert again.read_bytes() == (tmp_path / again.name.replace(".b.", ".a.")).read_bytes()
@@ -232,7 +232,7 @@ def test_rows_that_cannot_be_drawn_are_refused() -> None:
         tradeoff.draw(paper().with_columns(view=pl.lit("path")))
 
 
-def test_saving_says_what_it_cannot_do(tmp_path: Path) -> None:
+def test_save_refuses_unknown_formats_and_missing_folders(tmp_path: Path) -> None:
     figure = timeline.draw(INTERVALS)
     with pytest.raises(ParameterError, match="unknown figure format 'pdf'"):
         save(figure, tmp_path / "a", ("pdf",))
@@ -240,16 +240,16 @@ def test_saving_says_what_it_cannot_do(tmp_path: Path) -> None:
         save(figure, tmp_path / "missing" / "a")
 
 
-def test_no_figure_loads_what_it_does_not_need() -> None:
-    """All of them in one process."""
+def test_figures_do_not_import_unneeded_libraries() -> None:
+    """Import all figures in one process."""
     code = "import importlib, pkgutil, sys, figures\n"
     code += "for module in pkgutil.iter_modules(figures.__path__): importlib.import_module('figures.' + module.name)\n"
     code += "print(*{'matplotlib.pyplot', 'scipy', 'simpy', 'torch', 'transformers'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
 
 
-def test_transfers_fill_the_lanes_from_the_first() -> None:
-    """As many lanes as transfers are under way at once, and none is used where an earlier one is free."""
+def test_concurrent_transfers_use_separate_lanes() -> None:
+    """Concurrent transfers get separate lanes, and a transfer uses the first free one."""
     ends = [(0.0, 2.0), (0.5, 10.0), (2.0, 4.0), (3.0, 5.0)]
     links = pl.DataFrame([
         {**INTERVALS.filter(what="link").row(0, named=True), "start": start, "end": end} for start, end in ends

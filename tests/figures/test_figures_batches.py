@@ -1,4 +1,4 @@
-"""The figure of batches that draft: what it draws is what the rows say, and other figures tell batches apart."""
+"""Figure of speculative decoding in batches: drawn values are those of the rows, and other figures distinguish batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = ("sequences", "draft_length", "acceptance_rate", "view")
 
 
 def rows(views: tuple[str, ...] = ("formula", "paths")) -> pl.DataFrame:
-    """Speed-ups that say which row they are of."""
+    """Speed-ups that are unique to each row."""
     found = [
         {
             "sequences": batch, "batching": "continuous", "draft_length": length, "acceptance_rate": rate, "view": view,
@@ -57,7 +57,7 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
 
 
-def test_it_fits_where_nothing_else_tells_rows_apart() -> None:
+def test_fits_only_if_nothing_else_distinguishes_rows() -> None:
     assert speedup_by_batch.fits(rows())
     assert not speedup_by_batch.fits(rows().filter(pl.col("sequences") == 8))
     assert not speedup_by_batch.fits(rows().drop("sequences"))
@@ -71,7 +71,7 @@ def test_it_fits_where_nothing_else_tells_rows_apart() -> None:
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_other_figures_of_a_run_tell_batches_apart(tmp_path: Path) -> None:
+def test_other_figures_of_a_run_distinguish_batches(tmp_path: Path) -> None:
     table = rows().with_columns(point=pl.struct(KEYS[:3]).rank("dense"), method=pl.lit("speculative"), cost_ratio=0.1, tokens=64)
     paths = of_run(tmp_path, table)
     assert {path.stem for path in paths} >= {"speedup_by_batch", "speedup_acceptance_rate", "speedup_draft_length"}
@@ -95,11 +95,11 @@ def test_batches_by_hand() -> None:
     assert drawn.texts == ["Does drafting still pay in a batch?", SAID["static"]]
     assert drawn.legends == [("", [NAMES[view] for view in ("formula", "paths", "events")])]
     [panel] = drawn.panels
-    assert (panel.title, panel.x) == ("acceptance rate α = 0.75", "sequences in a batch")
+    assert (panel.title, panel.x) == ("acceptance rate α = 0.75", "batch size [sequences]")
     assert panel.y == "speed-up over plain decoding of the same batch"
     assert panel.scales == ("log", "linear")
     assert panel.grid == "xy"
-    # Of the shorter draft there are paths alone, and its line goes through them.
+    # The shorter draft has only paths, and its line goes through them.
     lines = [points for _, points in panel.lines[1:]]
     short, long = [(2, pytest.approx(1.35)), (8, pytest.approx(0.95))], [[(2, one), (8, other)] for one, other in (
         (1.5, 1.25), (1.5, 1.25), (1.6, 1.2), (1.7, 1.1))]  # fmt: skip
@@ -115,7 +115,7 @@ def test_batches_by_hand() -> None:
     assert not axes.xaxis.get_minorticklocs().size
     assert not odd_dashes(figure)
     level = made.filter(view="formula").with_columns(speedup=1.0)
-    assert speedup_by_batch.draw(level).axes[0].get_ylim() == pytest.approx((0.9, 1.1))  # room where all is alike
+    assert speedup_by_batch.draw(level).axes[0].get_ylim() == pytest.approx((0.9, 1.1))  # margin where all values are equal
     assert speedup_by_batch.draw(level.with_columns(speedup=2.0)).axes[0].get_ylim() == pytest.approx((0.94, 2.06))
 
 
@@ -135,7 +135,7 @@ def test_batches_fit_up_to_their_bounds() -> None:
         speedup_by_batch.draw(both)
     with pytest.raises(ParameterError, match="unknown batching 'statik'; did you mean static"):
         speedup_by_batch.draw(one.with_columns(batching=pl.lit("statik")))
-    for name in ("batching", "view"):  # of several that are wrong, always the same is named
+    for name in ("batching", "view"):  # of several wrong values always the same one is named
         wrong = pl.concat([one.with_columns(pl.lit(letter).alias(name)) for letter in "hgfedcba"])
         with pytest.raises(ParameterError, match=f"unknown {name} 'a'"):
             speedup_by_batch.draw(wrong)

@@ -1,4 +1,4 @@
-"""The figure of Big Little Decoder's thresholds, by its artists, and the points in it, segment by segment."""
+"""Figure of Big Little Decoder's thresholds: its artists, and its points, checked segment by segment."""
 
 import itertools
 from collections.abc import Callable
@@ -25,8 +25,8 @@ from tests.support.figure_checks import laid_out
 from tests.support.threshold_points import points
 
 FALLBACK, ROLLBACK, C = [0.2, 0.4, 0.6, 0.8], [1.0, 2.0, 4.0], 0.25
-COINS = np.random.default_rng(5).random((3, 3000))
-RECORD = synthetic(3000, COINS)
+DRAWS = np.random.default_rng(5).random((3, 3000))
+RECORD = synthetic(3000, DRAWS)
 
 
 def made(record: Decisions = RECORD, low: Any = FALLBACK, high: Any = ROLLBACK, **more: Any) -> pl.DataFrame:
@@ -46,7 +46,7 @@ def rows() -> pl.DataFrame:
 
 
 def by_segments(record: Decisions, low: float, high: float, most: int, c: float, variant: str) -> tuple[float, float]:
-    """Time per token and agreement, over every length of a draft and every first token that is taken back."""
+    """Time per token and agreement, summed over all lengths of a draft and positions of the first rejected token."""
     written = record.confidence >= low
     back = written & (record.distance > high) & ((variant == "paper") | ~record.agrees)
     fallback = 1 - written.mean()
@@ -58,7 +58,7 @@ def by_segments(record: Decisions, low: float, high: float, most: int, c: float,
         length = (1 - fallback) ** n * (fallback if n < most else 1)
         for kept in range(n + 1):
             chance = length * (1 - rollback) ** kept * (rollback if kept < n else 1)
-            own = 2 if variant == "code" and kept < n else 1  # of the large model: behind a rollback it writes another
+            own = 2 if variant == "code" and kept < n else 1  # the large model's tokens: after a rollback it writes one more
             tokens += chance * (kept + own)
             agreeing += chance * (kept * right + own)
             time += chance * (min(n + 1, most) * c + own)
@@ -66,7 +66,7 @@ def by_segments(record: Decisions, low: float, high: float, most: int, c: float,
 
 
 @pytest.mark.parametrize("variant", ["paper", "code"])
-def test_every_point_is_that_of_its_segments(variant: str) -> None:
+def test_points_equal_a_sum_over_segments(variant: str) -> None:
     found = made(variant=variant, windows=[2, 5])
     never = float(RECORD.distance.max())
     counts = {BOTH: 12, NO_ROLLBACK: 4, NO_FALLBACK: 6, LARGE: 1, SMALL: 1}
@@ -92,41 +92,41 @@ def test_where_everything_falls_back_the_small_model_only_costs() -> None:
     assert coordinates(found) == [[1 + C, 1.0]] * 2
 
 
-def test_more_taken_back_is_slower_and_agrees_more(rows: pl.DataFrame) -> None:
-    """Exact for time: a rollback only loses tokens. Of agreement it holds of this record, whose distance tells right from wrong."""
+def test_more_rollbacks_are_slower_and_agree_more(rows: pl.DataFrame) -> None:
+    """Exact for time: a rollback only loses tokens. For agreement it holds for this record, whose distance predicts errors."""
     for (_,), part in rows.filter(policy=BOTH).group_by(["fallback_threshold"]):
         ordered = part.sort("rollback_threshold")
         assert np.all(np.diff(ordered["latency"]) < 0)
         assert np.all(np.diff(ordered["agreement"]) < 0)
-    # No rollback at all is the end of that.
+    # No rollback at all is the limit.
     least = rows.filter(policy=NO_ROLLBACK).sort("fallback_threshold")
     last = rows.filter(policy=BOTH, rollback_threshold=max(ROLLBACK)).sort("fallback_threshold")
     assert np.all(least["latency"].to_numpy() < last["latency"].to_numpy())
 
 
-def test_without_rollback_more_handed_over_is_slower_and_agrees_more(rows: pl.DataFrame) -> None:
+def test_without_rollback_more_fallbacks_are_slower_and_agree_more(rows: pl.DataFrame) -> None:
     ordered = rows.filter(policy=NO_ROLLBACK).sort("fallback_threshold")
     assert np.all(np.diff(ordered["latency"]) > 0)
     assert np.all(np.diff(ordered["agreement"]) > 0)
 
 
-def test_too_few_hand_overs_hurt_time_and_agreement(rows: pl.DataFrame) -> None:
-    """Section 7.3.3: what should have been handed over is rolled back later, with all that follows it."""
+def test_too_few_fallbacks_hurt_time_and_agreement(rows: pl.DataFrame) -> None:
+    """Section 7.3.3: tokens that should fall back are rolled back later, with all tokens after them."""
     low, high = (rows.filter(policy=BOTH, rollback_threshold=1.0, fallback_threshold=x).to_dicts()[0] for x in (0.2, 0.6))
     assert low["latency"] > high["latency"]
     assert low["agreement"] < high["agreement"]
 
 
-def test_a_wider_pass_that_costs_more_takes_longer(rows: pl.DataFrame) -> None:
-    dear = made(verify_cost=[(1, 1.0), (11, 1.5)])
+def test_costly_verification_takes_longer(rows: pl.DataFrame) -> None:
+    expensive = made(verify_cost=[(1, 1.0), (11, 1.5)])
     alone = pl.col("policy").is_in([LARGE, SMALL])
-    assert np.all(dear.filter(~alone)["latency"].to_numpy() > rows.filter(~alone)["latency"].to_numpy())
-    assert dear.filter(alone).equals(rows.filter(alone))
-    assert dear["agreement"].equals(rows["agreement"])
+    assert np.all(expensive.filter(~alone)["latency"].to_numpy() > rows.filter(~alone)["latency"].to_numpy())
+    assert expensive.filter(alone).equals(rows.filter(alone))
+    assert expensive["agreement"].equals(rows["agreement"])
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=8))
-def test_the_frontier_is_what_nothing_beats(pairs: list[tuple[int, int]]) -> None:
+def test_frontier_is_pareto_optimal(pairs: list[tuple[int, int]]) -> None:
     table = pl.DataFrame(pairs, schema=["latency", "agreement"], orient="row")
     best = {(x, y) for x, y in pairs if not any(a <= x and b >= y and (a, b) != (x, y) for a, b in pairs)}
     assert bild_thresholds.frontier(table).rows() == sorted(best)
@@ -135,7 +135,7 @@ def test_the_frontier_is_what_nothing_beats(pairs: list[tuple[int, int]]) -> Non
 # --- The figure -------------------------------------------------------------------------------------------------------
 
 
-def test_a_curve_for_each_rollback_threshold_along_the_fallback_thresholds(rows: pl.DataFrame) -> None:
+def test_one_curve_per_rollback_threshold(rows: pl.DataFrame) -> None:
     left = bild_thresholds.draw(rows.sample(fraction=1, shuffle=True, seed=1)).axes[0]
     marks = {str(each.get_label()): each for each in left.collections if isinstance(each, PathCollection)}
     for value in ROLLBACK:
@@ -157,7 +157,7 @@ def test_the_models_alone_are_marked_on_both_sides(rows: pl.DataFrame) -> None:
             assert low < xy(lines(axes)[policy])[0][0] < high
 
 
-def test_the_best_of_each_policy_and_all_its_points(rows: pl.DataFrame) -> None:
+def test_pareto_front_and_all_points_of_each_policy(rows: pl.DataFrame) -> None:
     right = bild_thresholds.draw(rows).axes[1]
     for policy in (BOTH, NO_ROLLBACK, NO_FALLBACK):
         own = rows.filter(policy=policy)
@@ -167,7 +167,7 @@ def test_the_best_of_each_policy_and_all_its_points(rows: pl.DataFrame) -> None:
     assert len(looks) == 3
 
 
-def test_where_numbers_are_from_stands_in_the_figure(rows: pl.DataFrame) -> None:
+def test_provenance_is_printed_in_the_figure(rows: pl.DataFrame) -> None:
     text = words(bild_thresholds.draw(rows))
     assert "(assumed: a small model that knows how often it is right)" in text
     assert "c = 0.25 (assumed)" in text
@@ -179,11 +179,11 @@ def test_where_numbers_are_from_stands_in_the_figure(rows: pl.DataFrame) -> None
 
 
 def two() -> pl.DataFrame:
-    aligned = synthetic(3000, COINS, sureness=6.0)
+    aligned = synthetic(3000, DRAWS, sureness=6.0)
     return pl.concat([made(name="unaligned"), made(aligned, name="aligned")])
 
 
-def test_records_stand_one_above_the_other_and_each_has_the_best_of_the_other() -> None:
+def test_each_record_has_its_row_and_the_front_of_the_other() -> None:
     figure = bild_thresholds.draw(two())
     assert len(figure.axes) == 4
     for axes, name, other in ((figure.axes[1], "unaligned", "aligned"), (figure.axes[3], "aligned", "unaligned")):
@@ -203,7 +203,7 @@ def apart(figure: Figure) -> bool:
     return not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
 
 
-def test_words_keep_apart_and_on_the_page(rows: pl.DataFrame) -> None:
+def test_labels_do_not_overlap_and_stay_on_the_page(rows: pl.DataFrame) -> None:
     many = made(high=np.linspace(0.5, 6, 8), cost_ratio=0.4, variant="code")
     for table in (rows, two(), many):
         figure = bild_thresholds.draw(table)

@@ -1,4 +1,4 @@
-"""The figure of Big Little Decoder's arithmetic and memory, by its artists, and what is in it, segment by segment."""
+"""Figure of Big Little Decoder's operations and memory traffic: its artists, and its factors, checked segment by segment."""
 
 import itertools
 from collections.abc import Callable
@@ -36,13 +36,13 @@ def drawn(rows: pl.DataFrame, **more: Any) -> Figure:
 
 
 def by_segments(fallback: float, rollback: float, variant: str) -> dict[str, float]:
-    """All over every length of a draft and every first token that is taken back; a pass reads its weights once."""
+    """Totals over all lengths of a draft and positions of the first rejected token; a pass reads its weights once."""
     most, totals = SETTING["max_draft_length"], dict.fromkeys(("tokens", "operations", "memory", "time"), 0.0)
     for n in range(most + 1):
         length = (1 - fallback) ** n * (fallback if n < most else 1)
         for kept in range(n + 1):
             chance = length * (1 - rollback) ** kept * (rollback if kept < n else 1)
-            again = variant == "code" and kept < n  # once more over what was kept, the corrected token and the next
+            again = variant == "code" and kept < n  # one more pass over the kept tokens, the corrected one and the next
             small, large = min(n + 1, most), 1 + again
             totals["tokens"] += chance * (kept + large)
             totals["operations"] += chance * (n + 1 + again * (kept + 2) + SETTING["operations_ratio"] * small)
@@ -55,7 +55,7 @@ def by_segments(fallback: float, rollback: float, variant: str) -> dict[str, flo
     }  # fmt: skip
 
 
-def test_every_factor_is_that_of_its_segments() -> None:
+def test_factors_equal_a_sum_over_segments() -> None:
     found = made()
     assert found.select("rollback_rate", "variant").rows() == list(itertools.product(RATES, bild.VARIANTS))
     for row in found.iter_rows(named=True):
@@ -63,7 +63,7 @@ def test_every_factor_is_that_of_its_segments() -> None:
         assert {name: row[name] for name in PANELS} == pytest.approx(expected)
 
 
-def test_bars_stand_at_the_factors_of_their_rate_and_variant() -> None:
+def test_bars_have_the_factors_of_their_rate_and_variant() -> None:
     rows = made()
     figure = drawn(rows.sample(fraction=1, shuffle=True, seed=2))
     for axes, (name, title) in zip(figure.axes, PANELS.items(), strict=True):
@@ -73,10 +73,10 @@ def test_bars_stand_at_the_factors_of_their_rate_and_variant() -> None:
             bars = [bar for bar in container.get_children() if isinstance(bar, Rectangle)]
             own = rows.filter(variant=variant)
             assert [bar.get_height() for bar in bars] == own[name].to_list()
-            # Of a rate the paper's bar stands to the left of its place and the code's to the right, and they touch.
+            # The paper's bar is at the left of its rate's tick, the code's at the right, and they touch.
             ends = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars]
-            places = np.arange(len(RATES))
-            assert np.array(ends)[:, 1 if variant == "paper" else 0] == pytest.approx(places)
+            positions = np.arange(len(RATES))
+            assert np.array(ends)[:, 1 if variant == "paper" else 0] == pytest.approx(positions)
         assert len(axes.containers) == 2
         assert [tick.get_text() for tick in ticks(axes)] == ["0", "1", "5", "20"]
         assert [text.get_text() for text in axes.texts] == [
@@ -95,22 +95,22 @@ def heights(figure: Any, panel: int, variant: str) -> list[float]:
     return [bar.get_height() for bar in container.get_children()]
 
 
-def test_rollbacks_cost_arithmetic_memory_and_speed_but_not_the_papers_intensity() -> None:
+def test_rollbacks_change_all_factors_but_the_papers_intensity() -> None:
     figure = drawn(made())
     for variant in bild.VARIANTS:
         assert np.all(np.diff(heights(figure, 0, variant)) > 0)
         assert np.all(np.diff(heights(figure, 1, variant)) > 0)
         assert np.all(np.diff(heights(figure, 3, variant)) < 0)
     assert heights(figure, 2, "paper") == pytest.approx([heights(figure, 2, "paper")[0]] * len(RATES))
-    # Without a rollback there is no other pass behind one.
+    # Without rollbacks there is no additional pass.
     for panel in range(4):
         one, other = (heights(figure, panel, variant) for variant in bild.VARIANTS)
         assert one[0] == pytest.approx(other[0])
         assert all(a != pytest.approx(b) for a, b in zip(one[1:], other[1:], strict=True))
 
 
-def test_what_figure_8_says_holds_together_but_for_the_speed() -> None:
-    """Of T5: 5 times the intensity says how often it hands over; then memory is near 1/5, and arithmetic slightly higher."""
+def test_figure_8_is_consistent_except_for_the_speed() -> None:
+    """T5: the fallback rate follows from 5 times the intensity; then memory is near 1/5, and operations are slightly higher."""
     small, large = preset("t5-small"), preset("t5-large")
     ratio = small.layers * small.layer_weights / (large.layers * large.layer_weights)
     rate = fallback_of_intensity(FIGURE_8["intensity_factor"], 10, ratio, ratio)
@@ -125,7 +125,7 @@ def test_what_figure_8_says_holds_together_but_for_the_speed() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.99])
-def test_the_fallback_rate_of_an_intensity_has_it(rate: float) -> None:
+def test_fallback_of_intensity_inverts_the_intensity(rate: float) -> None:
     wanted = float(bild.intensity_factor(rate, 0.4, 7, 0.1, 0.2))
     assert fallback_of_intensity(wanted, 7, 0.1, 0.2) == pytest.approx(rate)
 
@@ -146,14 +146,14 @@ def test_published_values_are_lines_across_their_panels() -> None:
     assert high.axes[3].get_ylim()[1] > 50
 
 
-def test_where_numbers_are_from_stands_in_the_figure() -> None:
-    told = words(bild_operations.draw(made(), source="rates assumed, weights published"))
-    assert "rates assumed, weights published; falls back at 15 % of its tokens, drafts of at most 6;" in told
-    assert "takes 0.07 of the arithmetic, 0.05 of the weights, 0.3 of the time" in told
+def test_provenance_is_printed_in_the_figure() -> None:
+    labels = words(bild_operations.draw(made(), source="rates assumed, weights published"))
+    assert "rates assumed, weights published; falls back after 15 % of its tokens, drafts of at most 6;" in labels
+    assert "takes 0.07 of the operations, 0.05 of the weights, 0.3 of the time" in labels
 
 
 @pytest.mark.parametrize("count", [1, 3, 8])
-def test_words_stay_on_the_page(count: int) -> None:
+def test_labels_stay_on_the_page(count: int) -> None:
     rates = [0.123, 0.0, 0.9, 0.4, 0.3, 0.2, 0.1, 0.05][:count]
     assert inside(bild_operations.draw(made(1.0, rates), source="rates assumed, weights published", stated=FIGURE_8))
 
@@ -198,14 +198,14 @@ def test_operations_by_hand() -> None:
     figure = drawn(rows, source="mine", stated={"memory_factor": 0.2, "speedup": 2.0})
     found = shown(figure)
     assert found.texts == [
-        "What does Big Little Decoder save: arithmetic, or memory?",
-        "mine; falls back at 12.5 % of its tokens, drafts of at most 7; the small model takes 0.0625 of the arithmetic,"
+        "Does Big Little Decoder save operations or memory traffic?",
+        "mine; falls back after 12.5 % of its tokens, drafts of at most 7; the small model takes 0.0625 of the operations,"
         " 0.05 of the weights, 0.333 of the time",
     ]  # fmt: skip
-    variants = ["variant paper", "variant code: another pass of the large model after a rollback"]
+    variants = ["variant paper", "variant code: one more pass of the large model after a rollback"]
     assert found.legends == [("", [*variants, "large model alone", "published"])]
     assert shown(drawn(rows)).legends == [("", [*variants, "large model alone"])]
-    titles = ["operations per token", "weights read (MOPs)", "arithmetic intensity", "speed"]
+    titles = ["operations per token", "weights read", "arithmetic intensity", "speed"]
     assert [panel.title for panel in found.panels] == titles
     assert [panel.y for panel in found.panels] == ["relative to the large model alone", "", "", ""]
     for index, (axes, panel, high) in enumerate(zip(figure.axes, found.panels, (1.7, 1.0, 5.0, 2.0), strict=True)):

@@ -1,4 +1,4 @@
-"""Which figures are drawn of what, and of which rows, in which order and under which names: nothing is drawn here."""
+"""Choice of figures: which are drawn from which rows, in which order and under which names; drawing itself is replaced."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from tests.support.album import DRAWING, Album
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> dict[str, list[Any]]:
-    """What the rows are that modules are asked about, each of which answers as it is told: `method_comparison_fits=True`."""
+    """Replace questions to modules by given answers, as in `method_comparison_fits=True`; return the rows they are called with."""
     seen: dict[str, list[Any]] = {}
     for each, answer in answers.items():
         name, _, question = each.rpartition("_fits") if each.endswith("_fits") else each.partition("__")
         module = next(module for module in DRAWING if module.__name__.rpartition(".")[2] == name)
 
-        def told(rows: Any, each: str = each, answer: Any = answer) -> Any:
+        def answered(rows: Any, each: str = each, answer: Any = answer) -> Any:
             seen.setdefault(each, []).append(rows)
             return answer
 
-        monkeypatch.setattr(module, question or "fits", told)
+        monkeypatch.setattr(module, question or "fits", answered)
     return seen
 
 
@@ -44,7 +44,7 @@ METHODS = ("ppd", "speculative", "adaptive", "early_exit", "ppd", "autoregressiv
 
 
 def table() -> pl.DataFrame:
-    """A point of each kind: early prediction, drafts, drafts of no one length, an early exit, split layers, plain, lossy drafts."""
+    """One point of each kind: early prediction, fixed and adaptive drafts, early exit, split layers, plain, lossy drafts."""
     count = len(METHODS)
     rows = pl.DataFrame({
         "point": range(count), "method": METHODS, "exit_layer": [6, None, None, 6, 6, None, None, None],
@@ -69,7 +69,7 @@ ALL: dict[str, Any] = {
 
 
 def stored(folder: Path) -> None:
-    """Latencies and accepted lengths as a run leaves them: point 0 takes one time, and 5 has no law."""
+    """Store latencies and accepted lengths like a run: all latencies of point 0 are equal, and point 5 has no law."""
     latencies = [(0, view, 8.0) for view in ("formula", "paths", "events")]
     latencies += [(point, view, value) for point in (5, 1) for view in ("formula", "paths", "events") for value in (8.0, 9.0)]
     names = ["point", "view", "latency_layers"]
@@ -78,7 +78,7 @@ def stored(folder: Path) -> None:
     lengths.write_parquet(folder / "accepted.parquet")
 
 
-def test_a_run_of_everything_has_every_figure_of_its_own_rows(
+def test_a_run_with_all_kinds_of_rows_draws_every_figure(
     album: Album, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen = asked(monkeypatch, **ALL)
@@ -95,7 +95,7 @@ def test_a_run_of_everything_has_every_figure_of_its_own_rows(
     assert album.folders == {tmp_path / "figures"}
     assert (tmp_path / "figures").is_dir()
     assert {about for *_, about in album.drawn.values()} == {"mine"}
-    # Of what has no value only what was decoded is left.
+    # Of a point without a value only the simulated rows are left.
     kept = rows.filter((pl.col("point") != 6) | (pl.col("view") == "events"))
     for name in ("table_3", "speedup_by_device", "devices_held", "methods", "choices"):
         assert album.drawn[name][1][0].equals(kept), name
@@ -103,7 +103,7 @@ def test_a_run_of_everything_has_every_figure_of_its_own_rows(
     for name in ("method_comparison_fits", "ppd_table_3_times_fits", "devices_held_fits", "bild_rates__of_run",
         "bild_thresholds__of_run"):
         assert [each.equals(kept) for each in seen[name]] == [True], name
-    # Neither drafts nor lossy methods nor split layers have a place in the trade-off.
+    # Drafts, lossy methods and split layers are not in the trade-off.
     for x in tradeoff.AXES:
         assert album.points(f"tradeoff_{x}") == [0, 5]
         assert album.drawn[f"tradeoff_{x}"][2] == {"x": x}
@@ -133,7 +133,7 @@ def test_a_run_of_everything_has_every_figure_of_its_own_rows(
     assert about == {"about": "16 tokens"}
 
 
-def test_what_does_not_fit_is_left_out(album: Album, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_figures_that_do_not_fit_are_left_out(album: Album, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     no = {name: False for name in ALL if name.endswith("_fits")}
 
     def names(rows: pl.DataFrame, **answers: Any) -> list[str]:
@@ -145,15 +145,15 @@ def test_what_does_not_fit_is_left_out(album: Album, monkeypatch: pytest.MonkeyP
     pair = ["tradeoff_mean_busy_units", "tradeoff_compute_per_token"]
     rows = table()
     assert names(rows) == [*pair, "speedup_acceptance_rate", "hierarchical", "deck", "choices"]
-    # A ratio of costs that devices gave is no axis.
+    # A cost ratio derived from devices is not an axis.
     both = {"speedup__swept": ["cost_ratio", "tokens"]}
     assert names(rows, speedup_by_device__device_column="cost.device", **both) == [
         *pair, "speedup_tokens", "hierarchical", "deck", "choices",
     ]  # fmt: skip
-    # One schedule has a figure of its own; a map is of several.
+    # One schedule has a separate figure; several have a map.
     assert names(rows, skipdecode_schedule__of_run=([1], {"layers": 2}))[-1] == "skipdecode_layers"
     assert album.drawn["skipdecode_layers"] == ("skipdecode_schedule", ([1],), {"layers": 2}, "")
-    # An axis that no row knows, or that is no column.
+    # An axis without values, or without a column.
     for other in (rows.drop("tokens"), rows.with_columns(tokens=pl.lit(None, pl.Int64))):
         assert names(other) == [*pair, "hierarchical", "deck", "choices"]
     # Hierarchies: none without a column, of `recursive`, without a cost, and of more costs than there is room for.
@@ -173,12 +173,12 @@ def test_what_does_not_fit_is_left_out(album: Album, monkeypatch: pytest.MonkeyP
         rows.with_columns(outcomes_source=pl.lit("assumed")),
     ):  # fmt: skip
         assert "deck" not in names(other)
-    # Without any lossy method, and where none says whether it is.
+    # Without any lossy method, and without the column.
     exact = rows.filter(pl.col("exact"))
     assert names(exact) == [*pair, "speedup_acceptance_rate", "hierarchical", "deck"]
     assert names(rows.drop("exact")) == [*pair, "speedup_acceptance_rate", "hierarchical", "deck"]
     assert album.points(pair[0]) == [0, 3, 5, 6]
-    # The split, the drafts, the exit layers that no column speaks of.
+    # Without the columns for split layers, drafts and exit layers.
     assert names(rows.drop("tensor_parallel"))[:2] == pair
     assert album.points(pair[0]) == [0, 4, 5]
     assert names(rows.drop("draft_length", "acceptance_rate"), method_comparison_fits=True) == [*pair, "methods", "choices"]
@@ -188,7 +188,7 @@ def test_what_does_not_fit_is_left_out(album: Album, monkeypatch: pytest.MonkeyP
     assert names(rows.filter(pl.col("point") == 6).with_columns(no_value_because=None)) == ["choices"]
     assert names(rows.filter(pl.col("point") == 6).with_columns(no_value_because=None, speedup=None)) == []
     assert names(rows.filter(pl.col("method") == "ppd"), method_comparison_fits=True) == pair
-    # Just as many points as there is room for, and one more.
+    # Exactly as many points as fit, and one more.
     monkeypatch.setattr(figures, "MOST_POINTS", 8)
     monkeypatch.setattr(operations_and_bytes, "MOST_POINTS", 8)
     assert {*pair, "choices"} <= {*names(rows)}
@@ -199,10 +199,10 @@ def test_what_does_not_fit_is_left_out(album: Album, monkeypatch: pytest.MonkeyP
     assert not (tmp_path / "figures" / "x").exists()
 
 
-def test_the_law_of_accepted_tokens_goes_with_rows_that_keep_it(
+def test_law_of_accepted_tokens_is_drawn_only_for_rows_that_follow_it(
     album: Album, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Of the first points alone; latencies are of the first point that has several."""
+    """Only the first points are drawn; latencies are those of the first point that has several."""
     rounds = 20 / float(speculative.target_runs(20, 0.5, 3))
     rows = pl.DataFrame({
         "point": range(5), "view": "formula", "method": ["speculative"] * 3 + ["adaptive", "speculative"], "draft_length": 3,
@@ -230,13 +230,13 @@ def test_the_law_of_accepted_tokens_goes_with_rows_that_keep_it(
         assert not {"acceptance_rate"} & {*album.drawn["accepted"][1][0].columns}
 
 
-def test_stored_tables_are_looked_at_before_they_are_drawn(
+def test_stored_tables_are_checked_before_drawing(
     album: Album, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    place = tmp_path / "results.parquet"
+    path = tmp_path / "results.parquet"
     remedy = "; name the directory of a finished run"
     ppd = table().filter(method="ppd")
-    ppd.write_parquet(place)
+    ppd.write_parquet(path)
     assert [path.name for path in figures.of_run(tmp_path)] == ["tradeoff_mean_busy_units", "tradeoff_compute_per_token"]
     assert album.points("tradeoff_mean_busy_units") == [0]
     assert [path.name for path in figures.of_run(str(tmp_path))] == [*album.drawn]  # once more, into the same folder
@@ -246,31 +246,31 @@ def test_stored_tables_are_looked_at_before_they_are_drawn(
             figures.of_run(tmp_path)
         assert str(caught.value) == said
 
-    place.write_bytes(b"PAR1 is no table")
-    with pytest.raises(ParameterError, match=rf"^{place} cannot be read: .+{remedy}$"):
+    path.write_bytes(b"PAR1 is no table")
+    with pytest.raises(ParameterError, match=rf"^{path} cannot be read: .+{remedy}$"):
         figures.of_run(tmp_path)
-    ppd.clear().write_parquet(place)
-    refused(f"{place} has no rows{remedy}")
-    ppd.drop("view").write_parquet(place)
-    with pytest.raises(ParameterError, match=f"^{place} cannot be read: column view is missing; .+{remedy}$"):
+    ppd.clear().write_parquet(path)
+    refused(f"{path} has no rows{remedy}")
+    ppd.drop("view").write_parquet(path)
+    with pytest.raises(ParameterError, match=f"^{path} cannot be read: column view is missing; .+{remedy}$"):
         figures.of_run(tmp_path)
     for name, kind in (("point", "whole numbers"), ("view", "texts"), ("method", "texts")):
-        ppd.with_columns(pl.lit(0.5).alias(name)).write_parquet(place)
-        refused(f"{place} cannot be read: column {name} must hold {kind}, got Float64{remedy}")
-    ppd.with_columns(tokens=pl.lit([1, 2])).write_parquet(place)
-    refused(f"{place} cannot be read: column tokens must hold one value in each row, got List(Int64){remedy}")
-    place.unlink()
-    refused(f"{place} cannot be read: No such file or directory{remedy}")
-    place.mkdir()
-    with pytest.raises(ParameterError, match=f"^{place} cannot be read: .+{remedy}$"):
+        ppd.with_columns(pl.lit(0.5).alias(name)).write_parquet(path)
+        refused(f"{path} cannot be read: column {name} must hold {kind}, got Float64{remedy}")
+    ppd.with_columns(tokens=pl.lit([1, 2])).write_parquet(path)
+    refused(f"{path} cannot be read: column tokens must hold one value in each row, got List(Int64){remedy}")
+    path.unlink()
+    refused(f"{path} cannot be read: No such file or directory{remedy}")
+    path.mkdir()
+    with pytest.raises(ParameterError, match=f"^{path} cannot be read: .+{remedy}$"):
         figures.of_run(tmp_path)
-    place.rmdir()
-    ppd.write_parquet(place)
+    path.rmdir()
+    ppd.write_parquet(path)
     for error, said in (
         (KeyError("x" * 300), f"KeyError: '{'x' * 199}"), (ValueError(), "ValueError: "), (TypeError("one\ntwo"), "TypeError: one"),
     ):  # fmt: skip
         monkeypatch.setattr(tradeoff, "draw", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
-        refused(f"{place} is not as a run has left it ({said}); run the scenario again")
+        refused(f"{path} is not a table that a run has written ({said}); run the scenario again")
     monkeypatch.setattr(tradeoff, "draw", lambda *_, **__: (_ for _ in ()).throw(ParameterError("as it is")))
     refused("as it is")
     for name, kinds in (("distribution", {"point": 1, "view": "paths"}), ("accepted", {"point": 1, "view": 3})):
@@ -279,14 +279,14 @@ def test_stored_tables_are_looked_at_before_they_are_drawn(
         pl.DataFrame([kinds]).write_parquet(other / f"{name}.parquet")
         with pytest.raises(ParameterError, match=f"{name}.parquet cannot be read: column "):
             figures.of_run(other, table().filter(method="autoregressive"))
-    # No more rows than are looked at.
+    # At most `MOST_ROWS` rows are read.
     monkeypatch.setattr(figures, "MOST_ROWS", 2)
     monkeypatch.setattr(tradeoff, "draw", lambda rows, x: ("tradeoff", (rows,), {"x": x}, ""))
     figures.of_run(tmp_path)
     assert album.drawn["tradeoff_mean_busy_units"][1][0].height == 2 - ppd["tensor_parallel"].head(2).to_list().count(2)
 
 
-def test_brackets_in_the_name_of_a_folder_are_no_pattern(album: Album, tmp_path: Path) -> None:
+def test_brackets_in_a_folder_name_are_not_a_pattern(album: Album, tmp_path: Path) -> None:
     folder = tmp_path / "run[1]*"
     folder.mkdir()
     table().filter(method="ppd").write_parquet(folder / "results.parquet")
@@ -294,7 +294,7 @@ def test_brackets_in_the_name_of_a_folder_are_no_pattern(album: Album, tmp_path:
     assert album.folders == {folder / "figures"}
 
 
-def test_profiles_are_drawn_each_once(album: Album, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_profile_is_drawn_once(album: Album, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(profile_files, "load", lambda name: SimpleNamespace(name=name.lower()))
     monkeypatch.setattr("model.hardware.profile_costs.ProfileCosts", lambda each: f"measured {each.name}")
     out = tmp_path / "new" / "folder"
@@ -316,7 +316,7 @@ def test_profiles_are_drawn_each_once(album: Album, monkeypatch: pytest.MonkeyPa
         figures.of_profiles(["a"], tmp_path / "file")
 
 
-def test_a_log_s_figures_are_of_its_own_numbers(album: Album, tmp_path: Path) -> None:
+def test_figures_of_a_log_use_its_numbers(album: Album, tmp_path: Path) -> None:
     said: dict[str, Any] = {"target": {"name": "large"}, "draft": {"name": "small"}}
     columns = {"accepted": [np.array([0, 2])]}
     log: Any = SimpleNamespace(drafted=True, said=said, starts=[0, 4, 9], column=columns.__getitem__)
@@ -325,7 +325,7 @@ def test_a_log_s_figures_are_of_its_own_numbers(album: Album, tmp_path: Path) ->
     assert [path.name for path in found] == [*both, "acceptance_by_position", "accepted_lengths"]
     assert album.drawn["match_rate"][:2] == ("match_rates", (log, [1, 3]))
     assert album.drawn["match_rate_by_position"][:2] == ("by_position", (log, [1, 3]))
-    (lengths,), about = album.drawn["accepted_lengths"][1][0], "small for large, 2 texts (measured)"
+    (lengths,), about = album.drawn["accepted_lengths"][1][0], "small for large, 2 sequences (measured)"
     assert lengths.tolist() == [1, 3]
     assert album.drawn["accepted_lengths"][1][1:] == ([2, 5], about)
     assert album.drawn["acceptance_by_position"][1][1:] == (5, about)
@@ -334,20 +334,20 @@ def test_a_log_s_figures_are_of_its_own_numbers(album: Album, tmp_path: Path) ->
         assert [path.name for path in figures.of_log(few, tmp_path, [1], [2])] == both
 
 
-@pytest.mark.parametrize(("given", "few", "longest"), [
+@pytest.mark.parametrize(("lengths", "few", "longest"), [
     ([1, 2, 3, 4, 5], [3, 4, 5], 5), ([7, 2, 2, 1, 7, 3], [7, 2, 3], 7), ([1, 1], [1, 1], 1), ([2], [2], 2),
     ([9, 2, 3, 4], [2, 3, 4], 9),
 ])  # fmt: skip
-def test_of_many_draft_lengths_the_last_three_are_drawn(
-    album: Album, tmp_path: Path, given: list[int], few: list[int], longest: int
+def test_the_last_three_of_many_draft_lengths_are_drawn(
+    album: Album, tmp_path: Path, lengths: list[int], few: list[int], longest: int
 ) -> None:
-    paths = figures.of_lengths([[1, 2]], tmp_path / "out", given, "measured")
+    paths = figures.of_lengths([[1, 2]], tmp_path / "out", lengths, "measured")
     assert paths == [tmp_path / "out" / name for name in ("acceptance_by_position", "accepted_lengths")]
     assert album.drawn["acceptance_by_position"][1] == ([[1, 2]], longest, "measured")
     assert album.drawn["accepted_lengths"][1] == ([[1, 2]], few, "measured")
 
 
-def test_qualities_have_a_figure_each_where_there_is_room(album: Album, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_quality_has_a_figure_if_it_fits(album: Album, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked(monkeypatch, agreement_over_cost_fits=True)
     assert [path.name for path in figures.of_quality(pl.DataFrame(), tmp_path)] == ["agreement", "log_likelihood"]
     assert [each[2] for each in album.drawn.values()] == [{"quality": "agreement"}, {"quality": "log_likelihood"}]
@@ -356,7 +356,7 @@ def test_qualities_have_a_figure_each_where_there_is_room(album: Album, monkeypa
     assert (tmp_path / "none").is_dir()
 
 
-def test_a_comparison_has_its_figures_and_those_of_what_else_is_given(
+def test_a_comparison_draws_its_figures_and_those_of_optional_input(
     album: Album, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(formula_limits, "few", lambda rows: rows["x"].to_list())
@@ -381,7 +381,7 @@ def test_files_are_whole_or_absent_and_hold_no_date(monkeypatch: pytest.MonkeyPa
     text = (tmp_path / "a.svg").read_text(encoding="utf-8")
     assert "<dc:date>" not in text
     assert "<dc:creator>" not in text
-    # What reaches beyond the page is on it too, and there is nothing beside the page that needs none.
+    # The page grows to include what reaches beyond it.
     figure.text(1.2, 0.5, "outside")
     [wide] = figures.save(figure, tmp_path / "wide", ["png"])
     assert int.from_bytes(wide.read_bytes()[16:20]) > 540

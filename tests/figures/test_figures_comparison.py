@@ -1,4 +1,4 @@
-"""The figures of predicted against measured, by their artists: what stands where, and the numbers said."""
+"""Figures of predicted against measured times: positions of artists, and printed numbers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def table() -> pl.DataFrame:
 
 
 def rows(**more: Any) -> pl.DataFrame:
-    """Rows by hand: errors of 1 %, -10 %, 4 % and 20 %."""
+    """Rows with errors of 1 %, -10 %, 4 % and 20 %."""
     measured, errors = np.array([0.1, 0.2, 0.4, 0.8]), np.array([0.01, -0.1, 0.04, 0.2])
     made = {
         "method": ["ppd", "ppd", "bild", "bild"], "settings": ["a", "b", "c", "c"], "prompt": "x", "measured_s": measured,
@@ -54,7 +54,7 @@ def rows(**more: Any) -> pl.DataFrame:
 # --- Predicted over measured --------------------------------------------------------------------------------------------
 
 
-def test_every_decoding_stands_at_its_times() -> None:
+def test_decodings_are_drawn_at_their_times() -> None:
     found = table()
     figure = predicted_measured.draw(found)
     above, below = (lines(axes) for axes in figure.axes)
@@ -81,7 +81,7 @@ def test_the_bands_are_five_percent_and_the_noise() -> None:
     assert {round(float(xy(line)[1][0]), 9) for line in figure.axes[1].lines if line.get_label() == "noise"} == {-7.5, 7.5}
 
 
-def test_the_answer_is_that_of_the_rows() -> None:
+def test_subtitle_is_computed_from_the_rows() -> None:
     assert "median error 7.0 %; 50 % of 4 decodings (3 settings) are within 5 %" in words(predicted_measured.draw(rows()))
     assert "ANOTHER machine" not in words(predicted_measured.draw(rows()))
     assert "ANOTHER machine" in words(predicted_measured.draw(rows(mismatch=["", "", "cores differ", ""])))
@@ -97,7 +97,7 @@ def test_disturbed_runs_are_hollow() -> None:
     assert "disturbed" not in words(predicted_measured.draw(rows()))
 
 
-def test_ten_methods_are_told_apart_without_colour() -> None:
+def test_ten_methods_differ_without_colour() -> None:
     names = [*registry.names(), "ppd-processes", "ppd-streams"]
     many = pl.concat([rows().head(1).with_columns(method=pl.lit(name)) for name in names])
     figure = predicted_measured.draw(many)
@@ -113,7 +113,7 @@ def test_ten_methods_are_told_apart_without_colour() -> None:
 # --- Errors by method ---------------------------------------------------------------------------------------------------
 
 
-def test_errors_stand_in_the_row_of_their_method() -> None:
+def test_errors_are_drawn_in_the_row_of_their_method() -> None:
     figure = error_by_method.draw(rows())
     axes = figure.axes[0]
     drawn = lines(axes)
@@ -131,7 +131,7 @@ def test_errors_stand_in_the_row_of_their_method() -> None:
     assert inside(figure)
 
 
-def test_who_keeps_its_bound_is_said() -> None:
+def test_methods_that_keep_their_bound_are_counted() -> None:
     """The median of .01 and .10 is above 5 %; of .04 and .20 it is below 13.5 %, and nine of ten below twice that."""
     said = words(error_by_method.draw(rows()))
     assert "1 of 2 methods keep their bound; 4 measured decodings" in said
@@ -139,7 +139,7 @@ def test_who_keeps_its_bound_is_said() -> None:
     assert [label.get_text() for label in error_by_method.draw(rows()).axes[0].get_yticklabels()] == ["PPD (2)", "BiLD (2)"]
 
 
-def test_the_bound_is_the_larger_of_two_and_ninth_deciles_count() -> None:
+def test_bound_is_the_larger_of_two_and_is_checked_at_the_ninth_decile() -> None:
     assert [each["bound"] for each in prediction_error.by_method(rows())] == pytest.approx([0.05, 0.135])
     ten = pl.DataFrame({"method": "ppd", "settings": "a", "error": [0.0] * 8 + [0.2] * 2, "noise": 0.0})
     assert not prediction_error.by_method(ten)[0]["held"]
@@ -150,7 +150,7 @@ def test_the_bound_is_the_larger_of_two_and_ninth_deciles_count() -> None:
 
 
 def parts(figure: Figure) -> dict[str, tuple[float, float]]:
-    """From where to where a bar goes, from lower to upper."""
+    """Lower and upper end of each bar."""
     found = {}
     for bar in figure.axes[0].containers:
         assert isinstance(bar, BarContainer)
@@ -161,14 +161,14 @@ def parts(figure: Figure) -> dict[str, tuple[float, float]]:
 
 def times(predicted: dict[str, float], measured: dict[str, float]) -> pl.DataFrame:
     made: dict[str, Any] = {"method": "bild", "settings": "x", "error": sum(predicted.values()) / sum(measured.values()) - 1}
-    for whose, own in (("predicted", predicted), ("measured", measured)):
-        made |= {f"{whose}_{part}_s": own.get(part, 0.0) for part in prediction_error.PARTS} | {
-            f"{whose}_total_s": sum(own.values())
+    for which, own in (("predicted", predicted), ("measured", measured)):
+        made |= {f"{which}_{part}_s": own.get(part, 0.0) for part in prediction_error.PARTS} | {
+            f"{which}_total_s": sum(own.values())
         }
     return pl.DataFrame([made])
 
 
-def test_the_waterfall_leads_from_the_prediction_to_the_measurement() -> None:
+def test_waterfall_goes_from_prediction_to_measurement() -> None:
     figure = time_parts.draw(times({"target": 0.2, "draft": 0.1, "rest": 0.05}, {"target": 0.45, "draft": 0.05, "rest": 0.05}))
     found = parts(figure)
     assert found["predicted"] == pytest.approx((0, 350))
@@ -176,7 +176,7 @@ def test_the_waterfall_leads_from_the_prediction_to_the_measurement() -> None:
     assert found["draft"] == pytest.approx((550, 600))
     assert found["rest"] == pytest.approx((550, 550))
     assert found["measured"] == pytest.approx((0, 550))
-    assert set(found) == {"predicted", "target", "draft", "rest", "measured"}  # what a run has not is left out
+    assert set(found) == {"predicted", "target", "draft", "rest", "measured"}  # absent parts are left out
     said = words(figure)
     assert "+250.0 (200.0 → 450.0)" in said
     assert "\N{MINUS SIGN}50.0 (100.0 → 50.0)" in said
@@ -184,16 +184,16 @@ def test_the_waterfall_leads_from_the_prediction_to_the_measurement() -> None:
     assert inside(figure)
 
 
-def test_small_differences_are_seen_on_an_axis_that_says_that_it_is_cut() -> None:
+def test_small_differences_get_a_cut_axis_with_a_note() -> None:
     figure = time_parts.draw(times({"target": 0.200}, {"target": 0.204}))
     low, high = figure.axes[0].get_ylim()
     assert high - low < 10
-    assert f"(axis cut at {low:.0f})" in figure.axes[0].get_ylabel()
+    assert f"(axis starts at {low:.0f})" in figure.axes[0].get_ylabel()
     assert time_parts.draw(times({"target": 0.1}, {"target": 0.3})).axes[0].get_ylim()[0] == 0
     assert time_parts.draw(times({"target": 0.1}, {"target": 0.1})).axes[0].get_ylim()[0] == 0
 
 
-def test_the_worst_run_is_drawn_unless_another_is_asked_for() -> None:
+def test_the_worst_run_is_drawn_by_default() -> None:
     found = table()
     worst = found.row(int(found["error"].abs().arg_max() or 0), named=True)
     assert parts(time_parts.draw(found))["predicted"][1] == pytest.approx(1e3 * worst["predicted_total_s"])
@@ -203,7 +203,7 @@ def test_the_worst_run_is_drawn_unless_another_is_asked_for() -> None:
         time_parts.draw(found, found.height)
 
 
-def test_of_several_processes_it_says_whose_time_it_is() -> None:
+def test_runs_over_processes_name_the_main_process() -> None:
     found = table().with_row_index().filter(pl.col("units") > 1)
     drawn = time_parts.draw(table(), found["index"][0])
     assert "the main process of 2" in words(drawn)
@@ -212,14 +212,14 @@ def test_of_several_processes_it_says_whose_time_it_is() -> None:
     assert inside(time_parts.draw(table(), found["index"][0]))
 
 
-def test_the_steps_of_every_run_lead_to_what_was_measured() -> None:
+def test_steps_of_every_run_sum_to_the_measurement() -> None:
     for row in table().iter_rows(named=True):
         more = sum(each.more for each in time_parts.steps(row))
         assert row["predicted_total_s"] + more == pytest.approx(row["measured_total_s"])
 
 
-def test_a_prediction_is_its_parts_and_nothing_else() -> None:
-    """Every pass and every read is entered once: what is left of the whole is nothing."""
+def test_parts_of_a_prediction_sum_to_its_total() -> None:
+    """Every pass and read is accounted once, so the rest is 0."""
     assert table().height > 20
     assert set(table()["units"]) == {1, 2}
     assert table()["predicted_rest_s"].abs().max() < 1e-12  # type: ignore[operator]
@@ -238,7 +238,7 @@ def intervals(stretch: float = 1.0, start: float = 0.0) -> pl.DataFrame:
 
 
 def spans(axes: Axes) -> list[tuple[str, float, float]]:
-    """The kind of every bar of a panel, and from when to when it goes."""
+    """Kind, start and end of every bar of a panel."""
     found = []
     for collection in axes.collections:
         assert isinstance(collection, PolyCollection)
@@ -247,7 +247,7 @@ def spans(axes: Axes) -> list[tuple[str, float, float]]:
     return found
 
 
-def test_both_runs_stand_on_one_axis_from_their_own_beginnings() -> None:
+def test_both_runs_share_an_axis_and_begin_at_zero() -> None:
     simulated, real = intervals(), intervals(1.25, 7.0)
     figure = gantt_pair.draw(real, simulated)
     upper, lower = figure.axes
@@ -264,7 +264,7 @@ def test_both_runs_stand_on_one_axis_from_their_own_beginnings() -> None:
     assert inside(figure)
 
 
-def test_a_stretch_of_both_is_shown_alone() -> None:
+def test_a_stretch_of_both_runs_can_be_drawn() -> None:
     figure = gantt_pair.draw(intervals(), intervals(), between=(20.0, 60.0))
     assert figure.axes[0].get_xlim() == (20.0, 60.0)
     assert all(20 <= low <= high <= 60 for axes in figure.axes for _, low, high in spans(axes))
@@ -275,7 +275,7 @@ def test_a_stretch_of_both_is_shown_alone() -> None:
         gantt_pair.draw(intervals(), intervals(), between=(5.0, 5.0))
 
 
-def test_what_real_processes_do_besides_has_bars_of_its_own() -> None:
+def test_heads_and_waits_of_real_processes_have_bars() -> None:
     """`head` and `wait` of `model.logs.spans`; a simulated head is a pass of no layers or a read."""
     base = {"unit": 0, "process": 0, "position": 3, "first": 0, "last": 12, "fate": "kept"}
     real = pl.DataFrame([
@@ -301,7 +301,7 @@ def claims() -> pl.DataFrame:
 
 
 @pytest.mark.parametrize("claim", ["verify", "ppd", "skipdecode", "bild", "bus"])
-def test_formula_simulation_and_measurement_stand_at_their_places(claim: str) -> None:
+def test_formula_simulation_and_measurement_are_drawn_at_their_values(claim: str) -> None:
     own = claims().filter(claim=claim)
     figure = formula_limits.draw(own)
     axes = figure.axes[0]
@@ -322,14 +322,14 @@ def test_formula_simulation_and_measurement_stand_at_their_places(claim: str) ->
     assert inside(figure)
 
 
-def test_the_three_are_told_apart_without_colour() -> None:
+def test_the_three_quantities_differ_without_colour() -> None:
     drawn = lines(formula_limits.draw(claims().filter(claim="skipdecode")).axes[0])
     name = "max_layers=12"
     assert drawn[f"measured {name}"].get_linestyle() == "None"
     assert dashes(drawn[f"formula {name}"]) != dashes(drawn[f"simulated {name}"])
 
 
-def test_claims_that_nobody_has_simulated_or_named_are_drawn_too() -> None:
+def test_claims_without_simulation_or_series_names_are_drawn() -> None:
     made = {"claim": "bus", "x": [1.0, 2.0], "formula": [1.0, 1.0], "measured": [1.0, 1.3], "noise": [0.01, None],
             "x_name": "processes", "y_name": "pass [ms]"}  # fmt: skip
     figure = formula_limits.draw(pl.DataFrame(made).with_columns(simulated=pl.lit(None, dtype=pl.Float64)))
@@ -394,14 +394,15 @@ def test_predicted_over_measured_by_hand() -> None:
         "Does the simulator predict real wall time?", "median error 7.0 %; 50 % of 4 decodings (3 settings) are within 5 %",
     ]  # fmt: skip
     assert drawn.legends == [("", [
-        "PPD", "BiLD", "hollow: disturbed by\nother work", "as predicted", "within 5 %", "1.5 × the noise of\nrepeats: 7.5 %",
+        "PPD", "BiLD", "hollow: disturbed by\nother work", "predicted = measured", "within 5 %",
+        "1.5 × noise of the\nrepeats: 7.5 %",
     ])]  # fmt: skip
     above, below = drawn.panels
-    assert (above.x, above.y, above.scales) == ("", "predicted, from profiles alone [ms]", ("log", "log"))
+    assert (above.x, above.y, above.scales) == ("", "predicted time, from profiles alone [ms]", ("log", "log"))
     assert (below.x, below.y, below.scales) == (
-        "measured after the first commit: median of the repeats [ms]", "error [%]", ("log", "linear"),
+        "measured time after the first commit: median of the repeats [ms]", "error [%]", ("log", "linear"),
     )  # fmt: skip
-    low, high = 100 / 1.2, 960 * 1.2  # of all times, measured or predicted
+    low, high = 100 / 1.2, 960 * 1.2  # over all measured and predicted times
     axes, under = figure.axes
     assert (*axes.get_xlim(), *axes.get_ylim(), *under.get_xlim()) == pytest.approx((low, high) * 3)
     assert [label for label, _ in above.lines] == ["equal", "noise", "noise", "ppd disturbed", "ppd", "bild"]
@@ -419,16 +420,16 @@ def test_predicted_over_measured_by_hand() -> None:
     assert axes.yaxis.get_major_formatter()(150.0, 0) == under.xaxis.get_major_formatter()(150.0, 0) == "150"
     assert not axes.xaxis.get_minorticklocs().size + axes.yaxis.get_minorticklocs().size + under.xaxis.get_minorticklocs().size
     assert not odd_dashes(figure)
-    # Over a factor of more than 30, ends included, ticks are fewer.
+    # Spans of more than a factor of 30, margins included, have fewer ticks.
     for factor, count in ((20.8, 7), (20.9, 3)):
         spread = pl.concat([rows().head(1).with_columns(measured_s=0.1 * each, predicted_s=0.1 * each) for each in (1.0, factor)])
         found = [at for at in predicted_measured.draw(spread).axes[0].get_xticks() if 100 <= at < 1000]
         assert len(found) == count
     named = rows(method=["mine", "mine", "pearl", "pearl"], noise=0.02, mismatch=["", None, "", ""])
     drawn = shown(predicted_measured.draw(named.drop("disturbed")))
-    assert drawn.legends[0][1] == ["mine", "PEARL", "as predicted", "within 5 %", "1.5 × the noise of\nrepeats: 3.0 %"]
+    assert drawn.legends[0][1] == ["mine", "PEARL", "predicted = measured", "within 5 %", "1.5 × noise of the\nrepeats: 3.0 %"]
     single = named.head(1).with_columns(mismatch=pl.lit("cores differ"), error=0.05)
-    assert predicted_measured.told(single) == (
+    assert predicted_measured.subtitle(single) == (
         "median error 5.0 %; 100 % of 1 decodings (1 setting) are within 5 %; a profile of ANOTHER machine"
     )
     for wrong in ({"predicted_s": 0.0}, {"measured_s": 0.0}, {"measured_s": -1.0}):
@@ -446,22 +447,22 @@ def test_errors_by_method_by_hand() -> None:
         "1 of 3 methods keep their bound; 13 measured decodings, predicted from profiles alone",
     ]  # fmt: skip
     assert drawn.legends == [("", [
-        "a decoding: median of its repeats", "their median", "5 %, or 1.5 × the noise where that is more",
+        "one decoding (median of its repeats)", "median over decodings", "bound: 5 %, or 1.5 × noise if larger",
     ])]  # fmt: skip
     [panel] = drawn.panels
-    assert panel.x == "predicted over measured time, less 1 [%]: left, predicted too fast"
+    assert panel.x == "predicted / measured time − 1 [%] (negative: predicted too fast)"
     assert panel.ticks[1] == ["PPD (2)", "BiLD (2)", "mine (9)"]
     assert panel.texts == [
         "5.5 %", "5.0 %", "MISSED", "12.0 %", "13.5 %", "kept", "3.0 %", "5.0 %", "MISSED", "median |error|", "bound", "kept?",
     ]  # fmt: skip
     axes = figure.axes[0]
-    places = [text.get_position() for text in axes.texts]
-    assert places == [(x, y) for y in (0, 1, 2, -0.72) for x in (1.17, 1.285, 1.42)]
+    positions = [text.get_position() for text in axes.texts]
+    assert positions == [(x, y) for y in (0, 1, 2, -0.72) for x in (1.17, 1.285, 1.42)]
     assert np.array(panel.line("no error"))[:, 0].tolist() == [0, 0]
     assert np.array(panel.line("median ppd")) == pytest.approx(np.array([(-4.5, -0.36), (-4.5, 0.36)]))
     assert np.array(panel.line("median mine")) == pytest.approx(np.array([(2, 2 - 0.36), (2, 2 + 0.36)]))
     assert [y for _, y in panel.line("ppd")] == pytest.approx([-0.27, -0.18])  # one above the other
-    levels = [2 + 0.27 * (place % 7 - 3) / 3 for place in range(9)]
+    levels = [2 + 0.27 * (index % 7 - 3) / 3 for index in range(9)]
     assert np.array(panel.line("mine")) == pytest.approx(np.array([*zip(np.multiply(seven, 100), levels, strict=True)]))
     spans = {str(patch.get_label()): patch.get_bbox().bounds for patch in axes.patches if isinstance(patch, Rectangle)}
     assert spans["bound bild"] == pytest.approx((-13.5, 1 - 0.42, 27, 0.84))
@@ -469,11 +470,11 @@ def test_errors_by_method_by_hand() -> None:
     assert (*axes.get_xlim(), *axes.get_ylim()) == pytest.approx((-32.4, 32.4, 2.55, -0.55))  # 1.08 times the largest error
     assert figure.get_size_inches().tolist() == pytest.approx([9.6, 1.75 + 3 * 0.42])
     assert panel.grid == "x"
-    # Of one decoding the point stands in the middle; of a small error its bound is what is seen.
+    # A single decoding is drawn in the middle; for small errors the axis shows the bound.
     one = error_by_method.draw(rows().head(1))
     assert shown(one).panels[0].line("ppd") == [(pytest.approx(1), 0)]
     assert one.axes[0].get_xlim() == pytest.approx((-5.4, 5.4))
-    assert one.get_size_inches().tolist() == figure.get_size_inches().tolist()  # room for three rows at least
+    assert one.get_size_inches().tolist() == figure.get_size_inches().tolist()  # height for at least three rows
     many = pl.concat([rows().head(1).with_columns(method=pl.lit(f"m{each}")) for each in range(5)])
     assert error_by_method.draw(many).get_figheight() == pytest.approx(1.75 + 5 * 0.42)
     assert "5 of 5 methods keep" in shown(error_by_method.draw(many)).texts[1]
@@ -485,43 +486,43 @@ def test_times_by_part_by_hand() -> None:
     drawn = shown(figure)
     assert drawn.texts == [
         "Where does the prediction go wrong?",
-        "BiLD (x)\nwith the prompt's time the prediction is off by \N{MINUS SIGN}13.8 %; the only decoding",
+        "BiLD (x)\nthe prediction, prompt included, is off by \N{MINUS SIGN}13.8 %; the only decoding",
     ]  # fmt: skip
     [panel] = drawn.panels
-    assert panel.ticks[0] == ["predicted\nwhole", "target\npasses", "medium\npasses", "waiting", "the\nrest", "measured\nwhole"]
+    assert panel.ticks[0] == ["predicted\ntotal", "target\npasses", "medium\npasses", "waiting", "the\nrest", "measured\ntotal"]
     assert panel.texts == [
         "250.0", "290.0", "+50.0\n(200.0 → 250.0)", "\N{MINUS SIGN}20.0\n(100.0 → 80.0)", "+10.0\n(0.0 → 10.0)",
         "0.0\n(\N{MINUS SIGN}50.0 → \N{MINUS SIGN}50.0)",
     ]  # fmt: skip
     levels, low, high = [250, 300, 280, 290, 290], 250, 300
     bottom = low - 0.35 * (high - low)
-    assert panel.y == f"time [ms]  (axis cut at {figure.axes[0].get_ylim()[0]:.0f})"
+    assert panel.y == f"time [ms]  (axis starts at {figure.axes[0].get_ylim()[0]:.0f})"
     assert figure.axes[0].get_ylim() == pytest.approx((bottom, high + 0.16 * (high - bottom)))
     bars = {name: boxes[0] for name, boxes in panel.bars}
     wanted = {"predicted": (0, bottom, 250 - bottom), "target": (1, 250, 50), "medium": (2, 280, 20), "waiting": (3, 280, 10),
               "rest": (4, 290, 0), "measured": (5, bottom, 290 - bottom)}  # fmt: skip
-    for name, (place, foot, tall) in wanted.items():
-        assert bars[name] == pytest.approx((place - 0.31, foot, 0.62, tall))
+    for name, (position, foot, tall) in wanted.items():
+        assert bars[name] == pytest.approx((position - 0.31, foot, 0.62, tall))
     carried = [points for label, points in panel.lines if label == "carried over"]
     assert np.array(carried) == pytest.approx(np.array(
-        [[(place - 0.31, level), (place + 0.69, level)] for place, level in enumerate(levels)]))  # fmt: skip
+        [[(position - 0.31, level), (position + 0.69, level)] for position, level in enumerate(levels)]))  # fmt: skip
     over = [(0, 250), (5, 290), (1, 300), (2, 300), (3, 290), (4, 290)]
     assert np.array([text.xy for text in figure.axes[0].texts]) == pytest.approx(np.array(over))  # type: ignore[attr-defined]
-    # The axis is cut where steps would fill less than .35 of it, and never below nothing.
+    # The axis is cut where steps would fill less than .35 of it, and never below 0.
     for measured, cut in ((0.39, False), (0.38, True), (0.3, True)):
         figure = time_parts.draw(times({"target": 0.25}, {"target": measured}))
-        assert ("cut" in shown(figure).panels[0].y) == cut == (figure.axes[0].get_ylim()[0] > 0)
+        assert ("starts at" in shown(figure).panels[0].y) == cut == (figure.axes[0].get_ylim()[0] > 0)
     deep = time_parts.draw(times({"target": 0.1, "rest": -0.2}, {"target": 0.1})).axes[0]
     assert deep.get_ylim() == pytest.approx((-100, 100 + 0.16 * 200))
     more = made.with_columns(prompt=pl.lit("p"), method=pl.lit("mine"))
     several = pl.concat([more.with_columns(units=pl.lit(units, dtype=pl.Int64), settings=pl.lit(settings), error=error)
                          for units, settings, error in ((1, "", 0.1), (2, "y", -0.2), (None, "z", 0.15))])  # fmt: skip
     assert shown(time_parts.draw(several)).texts[1].split("\n") == [
-        "mine (y), p", "with the prompt's time the prediction is off by \N{MINUS SIGN}13.8 %; the largest error of 3 decodings",
-        "the main process of 2: its passes with what it reads of them",
+        "mine (y), p", "the prediction, prompt included, is off by \N{MINUS SIGN}13.8 %; the largest error of 3 decodings",
+        "the main process of 2 processes: its passes and what it reads from the others",
     ]  # fmt: skip
     assert shown(time_parts.draw(several, 0)).texts[1].split("\n") == [
-        "mine, p", "with the prompt's time the prediction is off by \N{MINUS SIGN}13.8 %; row 0 of 3 decodings",
+        "mine, p", "the prediction, prompt included, is off by \N{MINUS SIGN}13.8 %; row 0 of 3 decodings",
     ]  # fmt: skip
     assert len(shown(time_parts.draw(several, 2)).texts[1].split("\n")) == 2
     for row in (-1, 3):
@@ -531,13 +532,13 @@ def test_times_by_part_by_hand() -> None:
     assert [each.part for each in time_parts.steps(tiny)] == ["target", "medium"]
     every = {part: 0.1 * (number + 1) for number, part in enumerate(prediction_error.PARTS)}
     assert shown(time_parts.draw(times(every, every))).panels[0].ticks[0] == [
-        "predicted\nwhole", "target\npasses", "draft\npasses", "medium\npasses", "heads\nand reads", "starting\nprocesses",
-        "waiting", "the\nrest", "measured\nwhole",
+        "predicted\ntotal", "target\npasses", "draft\npasses", "medium\npasses", "heads\nand reads", "starting\nprocesses",
+        "waiting", "the\nrest", "measured\ntotal",
     ]  # fmt: skip
 
 
 def runs_of(shift: float = 0.0) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Eight passes of 100 ms over positions 0 to 3, two each, as measured; simulated, the same at .9 of the time."""
+    """Eight measured passes of 100 ms over positions 0 to 3, two each; simulated, the same in .9 of the time."""
     base = {"unit": 0, "what": "forward", "process": 0, "first": 0, "last": 12, "fate": "kept"}
     real = pl.DataFrame([base | {"start": shift + 0.1 * each, "end": shift + 0.1 * (each + 1), "position": each // 2}
                          for each in range(8)])  # fmt: skip
@@ -549,7 +550,7 @@ def test_two_runs_by_hand() -> None:
     drawn = shown(figure)
     assert drawn.texts == [
         "Does the simulated run look like the real one?",
-        "measured 800.0 ms, simulated 720.0 ms with times from profiles (\N{MINUS SIGN}10.0 %); dashed: the ends",
+        "measured 800.0 ms, simulated 720.0 ms with times from profiles (\N{MINUS SIGN}10.0 %); dashed: end of each run",
     ]  # fmt: skip
     upper, lower = drawn.panels
     assert (upper.title, upper.x, lower.title, lower.x) == ("measured", "", "simulated", "time [ms]")
@@ -559,11 +560,11 @@ def test_two_runs_by_hand() -> None:
     assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim() == pytest.approx((0, 1.02 * 800))
     assert upper.ticks[1] == lower.ticks[1] == ["unit 0 (main)"]
     [(title, kinds)] = drawn.legends
-    assert title == "in a bar: its token's position,\nthe layers run"
+    assert title == "in a bar: position of its token,\nlayers run"
     assert len(kinds) == 1
     assert len(figure.axes[1].get_xticks()) <= 11
     assert not odd_dashes(figure)
-    # On a page of ten inches: as high as its rows, or as its legend.
+    # The page is 10 inches wide, and as high as its rows or its legend.
     tall = max(2 * 1.6 + 0.5, timeline.room(["kept"])) + 1.15 + 0.65
     assert figure.get_size_inches().tolist() == pytest.approx([10, tall])
     for axes, above in zip(figure.axes, (1.15, 1.15 + 1.6 + 0.5), strict=True):
@@ -582,12 +583,12 @@ def test_two_runs_by_hand() -> None:
         with pytest.raises(ParameterError, match="between must be a start and a later end in ms"):
             gantt_pair.draw(*runs_of(), between=between)
     with pytest.raises(ParameterError, match="800 to 900 ms, where the measured one has none"):
-        gantt_pair.draw(*runs_of(), between=(800.0, 900.0))  # it has ended there
+        gantt_pair.draw(*runs_of(), between=(800.0, 900.0))  # after its end
     with pytest.raises(ParameterError, match="730 to 790 ms, where the simulated one has none"):
         gantt_pair.draw(*runs_of(), between=(730.0, 790.0))
     with pytest.raises(ParameterError, match="the Gantt chart, simulated, needs at least one row"):
         gantt_pair.draw(wide, narrow.clear())
-    # From the second position that is put out, over so many of them, or to the end.
+    # From the second generated position, over `tokens` positions or to the end.
     for tokens, ends in ((1, (180, 400)), (2, (180, 600)), (3, (180, 800)), (6, (180, 800)), (99, (180, 800))):
         assert gantt_pair.rounds(wide, narrow, tokens) == pytest.approx(ends)
     assert gantt_pair.rounds(wide, narrow) == pytest.approx((180, 800))
@@ -626,16 +627,16 @@ def test_a_claim_by_hand() -> None:
     assert all(each == round(each) for each in axes.get_xticks())
     assert figure.get_size_inches().tolist() == pytest.approx([8, 5.3 + 0.22])
     assert not odd_dashes(figure)
-    # Names of series stand in the legend, in two columns or one where they are long, and the page grows with its lines.
+    # Long names of series give a legend of two columns or one, and the page grows with its lines.
     for length, columns in ((1, 3), (24, 3), (25, 2), (48, 2), (49, 1)):
         names = [letter * length for letter in "ab"]
-        several = pl.concat([of_claim(series=name, y_name="pass [ms]", claim="mine", about="given so much") for name in names])
+        several = pl.concat([of_claim(series=name, y_name="pass [ms]", claim="mine", about="some inputs") for name in names])
         figure = formula_limits.draw(several)
         drawn = shown(figure)
         assert drawn.legends == [("", [*said, *names])]
         assert figure.get_figheight() == pytest.approx(5.3 + 0.22 * -(-5 // columns))
         assert figure.legends[0]._ncols == columns  # type: ignore[attr-defined]
-    assert drawn.texts == ["mine", "median error: formula 75.0 %, simulation 0.0 %\ngiven so much"]
+    assert drawn.texts == ["mine", "median error: formula 75.0 %, simulation 0.0 %\nsome inputs"]
     labels = [label for label, _ in drawn.panels[0].lines]
     assert labels == [f"{quantity} {name}" for name in names for quantity in formula_limits.QUANTITIES]  # and no plain speed
     assert {str(each.get_label()) for each in figure.axes[0].collections} == {f"noise {name}" for name in names}
@@ -644,13 +645,13 @@ def test_a_claim_by_hand() -> None:
     assert figure.axes[0].yaxis.get_major_formatter()(1.5, 0) != "1.5×"
     halves = formula_limits.draw(of_claim(x=[0.5, 1.0, 1.5])).axes[0]
     assert any(each != round(each) for each in halves.get_xticks())
-    assert formula_limits.told(of_claim(formula=None, simulated=None)) == "median error: unknown"
-    assert formula_limits.told(of_claim(about=["", "one", "two"])).endswith("%\none")
-    assert "\n".join(fill("word " * 40, 105).split("\n")) in formula_limits.told(of_claim(about="word " * 40))
+    assert formula_limits.subtitle(of_claim(formula=None, simulated=None)) == "median error: unknown"
+    assert formula_limits.subtitle(of_claim(about=["", "one", "two"])).endswith("%\none")
+    assert "\n".join(fill("word " * 40, 105).split("\n")) in formula_limits.subtitle(of_claim(about="word " * 40))
     six = pl.concat([of_claim(series=str(each)) for each in range(6)])
     assert formula_limits.few(six).equals(six)
     assert len(shown(formula_limits.draw(six)).legends[0][1]) == 9
     assert [formula_limits.TITLES[each] for each in ("ppd", "skipdecode", "bild", "bus")] == [
-        "Does early prediction save what Theorem 4.1 says?", "Is time saved as layers are?",
-        "Is Big Little Decoder as fast as its ratio of layers says?", "Are two processes as fast as one?",
+        "Does early prediction save what Theorem 4.1 says?", "Does skipping layers save as much time as work?",
+        "Is Big Little Decoder as fast as its ratio of layers predicts?", "Are two processes as fast as one?",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The figure of the deck, by its artists: bars, marks and words against the rows that it is given."""
+"""Figure of the slides' speed-ups: bars, marks and labels against the rows."""
 
 import itertools
 from typing import Any
@@ -22,7 +22,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def bars(figure: Figure, label: str) -> list[tuple[float, float]]:
-    """Where the bars of this kind begin and end, from the top down."""
+    """Ends of the bars of this kind, from the top down."""
     found = []
     for container in figure.axes[0].containers:
         if container.get_label() == label:
@@ -43,7 +43,7 @@ def words(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
 
 
-def test_every_bar_ends_at_its_bound_and_every_mark_at_the_printed_speed_up(rows: list[dict[str, Any]]) -> None:
+def test_bars_end_at_their_bounds_and_marks_at_the_printed_speed_ups(rows: list[dict[str, Any]]) -> None:
     figure = deck_speedups.draw(rows)
     adaptive = [row["draft_length"] is None for row in rows]
     stated = [row["oracle_bound"] if free else row["theorem"] for row, free in zip(rows, adaptive, strict=True)]
@@ -52,10 +52,10 @@ def test_every_bar_ends_at_its_bound_and_every_mark_at_the_printed_speed_up(rows
         drawn = bars(figure, label)
         assert [left for left, _ in drawn] == [1.0] * len(rows)
         assert [right for _, right in drawn] == pytest.approx(ends)
-    assert [place for place, *_ in marks(figure)] == [row["speedup"] for row in rows]
+    assert [speed for speed, *_ in marks(figure)] == [row["speedup"] for row in rows]
 
 
-def test_impossible_rows_are_told_by_marker_colour_and_word(rows: list[dict[str, Any]]) -> None:
+def test_impossible_rows_differ_by_marker_colour_and_word(rows: list[dict[str, Any]]) -> None:
     figure = deck_speedups.draw(rows)
     kinds = {wrong: {mark[1:] for mark, row in zip(marks(figure), rows, strict=True) if row["impossible_if_free"] == wrong}
              for wrong in (True, False)}  # fmt: skip
@@ -65,22 +65,22 @@ def test_impossible_rows_are_told_by_marker_colour_and_word(rows: list[dict[str,
     assert red != black
     said = [text.split(":")[0] for text in words(figure) if ": impossible" in text]
     assert said == [f"{row['speedup']:g}" for row in rows if row["impossible_if_free"]]
-    assert f"{len(said)} of the deck's {len(rows)} speed-ups are impossible" in " ".join(words(figure))
+    assert f"{len(said)} of the slides' {len(rows)} speed-ups are impossible" in " ".join(words(figure))
 
 
-def test_a_mark_stands_beyond_the_pale_bar_where_it_is_impossible_and_only_there(rows: list[dict[str, Any]]) -> None:
+def test_impossible_marks_and_only_they_lie_beyond_the_pale_bar(rows: list[dict[str, Any]]) -> None:
     figure = deck_speedups.draw(rows)
-    beyond = [place > end for (place, *_), (_, end) in zip(marks(figure), bars(figure, "free"), strict=True)]
+    beyond = [speed > end for (speed, *_), (_, end) in zip(marks(figure), bars(figure, "free"), strict=True)]
     assert beyond == [marker == "X" for _, marker, _ in marks(figure)]
     assert True in beyond
     assert False in beyond
 
 
-def test_a_diamond_lies_between_what_the_cost_of_drafting_allows_and_what_free_drafting_does(rows: list[dict[str, Any]]) -> None:
+def test_diamonds_lie_between_the_bounds_with_and_without_drafting_cost(rows: list[dict[str, Any]]) -> None:
     figure = deck_speedups.draw(rows)
     between = [
-        stated < place <= free
-        for (place, *_), (_, stated), (_, free) in zip(marks(figure), bars(figure, "stated"), bars(figure, "free"), strict=True)
+        stated < speed <= free
+        for (speed, *_), (_, stated), (_, free) in zip(marks(figure), bars(figure, "stated"), bars(figure, "free"), strict=True)
     ]
     assert between == [marker == "D" for _, marker, _ in marks(figure)]
     assert True in between
@@ -90,12 +90,12 @@ def test_possible_rows_change_the_headline_and_the_marks(rows: list[dict[str, An
     honest = [row | {"speedup": 0.9 * row["theorem"], "impossible_if_free": False} for row in rows]
     figure = deck_speedups.draw(honest)
     assert {marker for _, marker, _ in marks(figure)} == {"o"}
-    assert figure.legends[0].get_texts()[0].get_text() == "printed, and possible"
-    assert "0 of the deck's 6" in " ".join(words(figure))
+    assert figure.legends[0].get_texts()[0].get_text() == "printed, possible"
+    assert "0 of the slides' 6" in " ".join(words(figure))
     assert "10 % below Theorem 3.8" in " ".join(words(figure))
 
 
-def test_the_numbers_in_words_are_those_of_the_rows(rows: list[dict[str, Any]]) -> None:
+def test_printed_numbers_are_those_of_the_rows(rows: list[dict[str, Any]]) -> None:
     text = " ".join(words(deck_speedups.draw(rows)))
     for row in rows:
         printed, free = row["speedup"], row["free_bound"]
@@ -117,7 +117,7 @@ def test_nothing_is_cut_off_and_no_text_covers_another(rows: list[dict[str, Any]
         whole = figure.bbox
         assert all(whole.x0 <= box.x0 and box.x1 <= whole.x1 and whole.y0 <= box.y0 and box.y1 <= whole.y1 for box in boxes)
         left, right = figure.axes[0].get_xlim()
-        assert all(left <= place <= right for place, *_ in marks(figure))
+        assert all(left <= speed <= right for speed, *_ in marks(figure))
 
 
 def test_a_table_and_a_list_give_the_same_figure(rows: list[dict[str, Any]]) -> None:
@@ -125,14 +125,14 @@ def test_a_table_and_a_list_give_the_same_figure(rows: list[dict[str, Any]]) -> 
 
 
 def test_rows_that_cannot_be_drawn_are_refused(rows: list[dict[str, Any]]) -> None:
-    with pytest.raises(ParameterError, match="the figure of the deck needs at least one row"):
+    with pytest.raises(ParameterError, match="the figure of the slides needs at least one row"):
         deck_speedups.draw([])
     with pytest.raises(ParameterError, match="none called free_bound"):
         deck_speedups.draw([{key: value for key, value in row.items() if key != "free_bound"} for row in rows])
 
 
-def test_the_deck_by_hand() -> None:
-    """One row of each kind; fixed lengths above, the adaptive one below, whatever the order of the rows."""
+def test_slides_by_hand() -> None:
+    """One row of each kind; fixed lengths above, the adaptive one below, for any order of the rows."""
     shared = {"draft_length": 4, "acceptance_rate": 0.5, "oracle_bound": 9.0, "reread_oracle": 9.0, "reread_rate": 0.625,
               "reread_length": 4, "impossible_if_free": False}  # fmt: skip
     made = [
@@ -145,21 +145,21 @@ def test_the_deck_by_hand() -> None:
     figure = deck_speedups.draw(made)
     drawn = shown(figure)
     assert drawn.texts == [
-        "1 of the deck's 3 speed-ups are impossible at their acceptance rate α, even with free drafting",
+        "1 of the slides' 3 speed-ups are impossible at their acceptance rate α, even with free drafting",
     ]  # fmt: skip
     assert drawn.legends == [("", [
-        "printed, and impossible", "printed, needs cheaper drafting", "printed, and possible", "allowed at the printed α and cost",
-        "… even if drafting were free", "allowed if α is accepted / drafted (re-read)",
+        "printed, impossible", "printed, needs cheaper drafting", "printed, possible", "bound at the printed α and cost",
+        "… with free drafting", "bound if α means accepted / drafted (re-read)",
     ])]  # fmt: skip
     [panel] = drawn.panels
-    assert (panel.x, panel.y, panel.ticks[1], panel.grid) == ("speed-up over plain decoding  (1: none)", "", [], "x")
+    assert (panel.x, panel.y, panel.ticks[1], panel.grid) == ("speed-up over plain decoding  (1: no gain)", "", [], "x")
     wanted = [
-        ("Table 2, draft length γ: bars are Theorem 3.8; marks belong at a bar's end", 1.015, -0.05),
+        ("Table 2, draft length γ: bars are Theorem 3.8; marks should be at a bar's end", 1.015, -0.05),
         ("γ = 4\nα = 0.5", -0.02, 0.72), ("2.5: impossible, 25 % too much", 1.02, 0.72 - 0.17),
         ("re-read: α = 0.62 gives 2.50, off by +0.0 %", 1.02, 0.72 + 0.17),
         ("γ = 5\nα = 0.5", -0.02, 1.72), ("1.5: 25 % above Theorem 3.8", 1.02, 1.72 - 0.17),
         ("re-read: α = 0.62 gives 1.60, off by \N{MINUS SIGN}6.2 %", 1.02, 1.72 + 0.17),
-        ("Adaptive draft length: bars are the oracle bound; marks belong within", 1.015, 2.72 - 0.05),
+        ("Adaptive draft length: bars are the oracle bound; marks should be within a bar", 1.015, 2.72 - 0.05),
         ("adaptive, long\nα = 0.75", -0.02, 3.44), ("1.5: 0 % below the oracle bound", 1.02, 3.44 - 0.17),
         ("re-read: α = 0.62 (γ = 4 assumed), at most 1.25", 1.02, 3.44 + 0.17),
     ]

@@ -1,4 +1,4 @@
-"""The figures of runs over several devices: marks and bars are the table's, and labels say where times and rates are from."""
+"""Figures of runs over several devices: marks and bars are those of the table, and labels state the provenance."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rivals() -> pl.DataFrame:
 
 
 def bars(figure: Figure, panel: int = 0) -> dict[str, list[tuple[float, float]]]:
-    """Ends of the vertical bars, by what they are of."""
+    """Ends of the vertical bars, by label."""
     found = {}
     for each in figure.axes[panel].collections:
         if isinstance(each, LineCollection):
@@ -52,7 +52,7 @@ def bars(figure: Figure, panel: int = 0) -> dict[str, list[tuple[float, float]]]
 # --- By device ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_choice_stands_at_its_device(compared: pl.DataFrame) -> None:
+def test_choices_are_drawn_at_their_devices(compared: pl.DataFrame) -> None:
     figure = speedup_by_device.draw(compared.sample(fraction=1, shuffle=True, seed=1).sort("point"))
     devices = load("hardware-compare")["sweep"][DEVICE]
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == devices
@@ -79,7 +79,7 @@ def test_every_choice_stands_at_its_device(compared: pl.DataFrame) -> None:
     assert inside(figure)
 
 
-def test_all_seven_hold_the_model(compared: pl.DataFrame) -> None:
+def test_all_seven_devices_fit_the_model(compared: pl.DataFrame) -> None:
     devices = compared[DEVICE].unique().to_list()
     assert len(devices) == 7
     assert compared["memory_share"].max() < 1  # type: ignore[operator]
@@ -87,13 +87,13 @@ def test_all_seven_hold_the_model(compared: pl.DataFrame) -> None:
     assert all(DEVICES[name].memory_bytes < 27e9 for name in smaller)  # the others would be refused
 
 
-def test_devices_are_drawn_where_they_were_swept_alone(compared: pl.DataFrame) -> None:
+def test_devices_are_drawn_only_if_swept_alone(compared: pl.DataFrame) -> None:
     assert speedup_by_device.fits(compared)
     assert speedup_by_device.device_column(compared) == DEVICE
     one = compared.filter(pl.col(DEVICE) == "a100")
     assert not speedup_by_device.fits(one)
     twice = pl.concat([compared, compared.with_columns(point=pl.col("point") + 1000)])
-    assert not speedup_by_device.fits(twice)  # two points of one choice on one device: something else was swept too
+    assert not speedup_by_device.fits(twice)  # two points of one choice on one device: another axis was swept too
     assert not speedup_by_device.fits(compared.drop(DEVICE))
     assert not speedup_by_device.fits(compared.drop("tensor_parallel"))
     for rows in (one, twice):
@@ -105,7 +105,7 @@ def test_devices_are_drawn_where_they_were_swept_alone(compared: pl.DataFrame) -
         speedup_by_device.draw(compared.drop("speedup"))
 
 
-def test_parameters_that_vary_are_told() -> None:
+def test_varying_parameters_are_named() -> None:
     tables = load("hardware-compare")
     tables["method"] = [table for table in tables["method"] if table["name"] == "speculative"]
     del tables["outcomes"]["match"]
@@ -118,17 +118,17 @@ def test_parameters_that_vary_are_told() -> None:
     assert not any(bars(bare).values())
 
 
-# --- By devices held ----------------------------------------------------------------------------------------------------
+# --- By reserved devices ----------------------------------------------------------------------------------------------------
 
 
-def test_replicas_and_shares_stand_at_the_devices_they_hold(rivals: pl.DataFrame) -> None:
+def test_replicas_and_split_layers_are_drawn_at_their_reserved_devices(rivals: pl.DataFrame) -> None:
     figure = devices_held.draw(rivals)
     profiles = rivals[PROFILE].unique(maintain_order=True).to_list()
     assert [axes.get_title(loc="left") for axes in figure.axes] == profiles
     wanted = {
-        "Predictive Pipelined Decoding: replicas": ("ppd", pl.col("tensor_parallel") == 1, [2, 4]),
-        "Predictive Pipelined Decoding, each layer split too": ("ppd", pl.col("tensor_parallel") > 1, [4]),
-        "tensor parallelism: each layer split": ("autoregressive", pl.col("tensor_parallel") > 1, [2, 4]),
+        "Predictive Pipelined Decoding (replicas)": ("ppd", pl.col("tensor_parallel") == 1, [2, 4]),
+        "Predictive Pipelined Decoding, each layer split": ("ppd", pl.col("tensor_parallel") > 1, [4]),
+        "tensor parallelism (each layer split)": ("autoregressive", pl.col("tensor_parallel") > 1, [2, 4]),
     }
     for panel, (axes, name) in enumerate(zip(figure.axes, profiles, strict=True)):
         drawn, ends = lines(axes), bars(figure, panel)
@@ -149,20 +149,21 @@ def test_replicas_and_shares_stand_at_the_devices_they_hold(rivals: pl.DataFrame
 
 def test_the_headline_is_computed(rivals: pl.DataFrame) -> None:
     at = rivals.filter(pl.col("reserved_units") == 4)
-    shares = at.filter(method="autoregressive").sort(PROFILE)[ALONE].to_numpy()
+    split = at.filter(method="autoregressive").sort(PROFILE)[ALONE].to_numpy()
     replicas = at.filter(pl.col("method") == "ppd", pl.col("tensor_parallel") == 1).sort(PROFILE)[ALONE].to_numpy()
-    low, high = (shares / replicas).min(), (shares / replicas).max()
-    assert f"On 4 devices, split layers are {low:.2f} to {high:.2f} times as fast as replicas" in texts(devices_held.draw(rivals))
+    low, high = (split / replicas).min(), (split / replicas).max()
+    headline = f"On 4 devices, tensor parallelism is {low:.2f} to {high:.2f} times as fast as replicas"
+    assert headline in texts(devices_held.draw(rivals))
     one = rivals.filter(pl.col(PROFILE) == "h100-llama-2-13b").drop(PROFILE)
     figure = devices_held.draw(one)
     assert len(figure.axes) == 1
-    # The best of the rivals is what shares are compared with.
+    # Split layers are compared with the best of the replicas.
     better = one.filter(pl.col("method") == "ppd", pl.col("tensor_parallel") == 1, pl.col("reserved_units") == 4)
     better = better.with_columns(pl.lit(2.0).alias(ALONE), method=pl.lit("mine"), point=pl.lit(999, dtype=pl.Int64))
-    own = one.filter(method="autoregressive", tensor_parallel=4)[ALONE].item() / 2.0
-    assert f"split layers are {own:.2f} times as fast" in texts(devices_held.draw(pl.concat([one, better])))
+    ratio = one.filter(method="autoregressive", tensor_parallel=4)[ALONE].item() / 2.0
+    assert f"tensor parallelism is {ratio:.2f} times as fast" in texts(devices_held.draw(pl.concat([one, better])))
     slower = one.with_columns(pl.when(method="autoregressive").then(0.5).otherwise(ALONE).alias(ALONE))
-    assert f"split layers are {0.5 / replicas[1]:.2f} times as fast" in texts(devices_held.draw(slower))
+    assert f"tensor parallelism is {0.5 / replicas[1]:.2f} times as fast" in texts(devices_held.draw(slower))
 
 
 def test_devices_held_need_a_rival(rivals: pl.DataFrame, compared: pl.DataFrame) -> None:
@@ -173,28 +174,28 @@ def test_devices_held_need_a_rival(rivals: pl.DataFrame, compared: pl.DataFrame)
     assert not devices_held.fits(alone)
     assert not devices_held.fits(rivals.filter(pl.col("method") == "autoregressive"))
     both = pl.col("method").eq("autoregressive") | pl.col("tensor_parallel").gt(1)
-    assert not devices_held.fits(rivals.filter(both))  # nothing there runs on replicas alone
+    assert not devices_held.fits(rivals.filter(both))  # no row runs on replicas alone
     assert not devices_held.fits(rivals.drop("tensor_parallel"))
-    # Of a model that no device holds, nothing is known over one.
+    # For a model that fits no device there is no speed-up over one.
     assert not devices_held.fits(rivals.with_columns(pl.when(pl.col("tensor_parallel") == 1).then(ALONE).alias(ALONE)))
     assert not devices_held.fits(pl.concat([rivals, rivals.with_columns(point=pl.col("point") + 1000)]))
     with pytest.raises(ParameterError, match="take those of `sim run ppd-against-tensor-parallel`"):
         devices_held.draw(alone)
 
 
-# --- What speed-ups are over -----------------------------------------------------------------------------------------------
+# --- Baseline -----------------------------------------------------------------------------------------------
 
 
 TWO = ["a100", "h100"]
 
 
 def few(compared: pl.DataFrame) -> pl.DataFrame:
-    """The rows of two devices, that there be room for the comparison of methods."""
+    """Rows of two devices, which fit into the comparison of methods."""
     return compared.filter(pl.col("cost.device").is_in(TWO))
 
 
 def test_axes_name_the_baseline(compared: pl.DataFrame, rivals: pl.DataFrame) -> None:
-    """Different numbers of devices are compared over one; where the model does not fit one, each over as many as it has."""
+    """The baseline is one device; for a model that does not fit one, the same devices."""
     one, same = (f"speed-up over plain decoding on {devices}" for devices in ("one device", "the same devices"))
     assert speedup_by_device.draw(compared).axes[0].get_ylabel() == one
     assert speedup_by_device.draw(compared.filter(tensor_parallel=1).drop(ALONE)).axes[0].get_ylabel() == one
@@ -209,7 +210,7 @@ def test_axes_name_the_baseline(compared: pl.DataFrame, rivals: pl.DataFrame) ->
     assert not [name for name in lines(figure.axes[0]) if "tensor parallelism" in name]
 
 
-def test_compute_is_over_one_device_where_speed_ups_are(compared: pl.DataFrame) -> None:
+def test_compute_and_speed_ups_share_a_baseline(compared: pl.DataFrame) -> None:
     figure = method_comparison.draw(few(compared))
     for tensor_parallel in (2, 4):
         cost, speeds = xy(lines(figure.axes[2])[f"tensor parallelism, TP {tensor_parallel}"])
@@ -228,15 +229,15 @@ def test_a_run_over_devices_draws_them(rivals: pl.DataFrame, tmp_path: Path) -> 
     assert {"speedup_by_device", "devices_held", "tradeoff_mean_busy_units"} <= names(of_run(tmp_path, rivals))
     drawn = names(of_run(tmp_path, formula("hardware-compare")))
     assert "speedup_by_device" in drawn
-    assert not {"devices_held", "methods"} & drawn  # seven devices are too many settings to compare methods on
-    assert "speedup_cost_ratio" not in drawn  # it was given by the devices, not swept
+    assert not {"devices_held", "methods"} & drawn  # seven devices are too many settings for the comparison
+    assert "speedup_cost_ratio" not in drawn  # derived from the devices, not swept
 
 
-def test_units_of_several_devices_have_no_place_among_the_curves(rivals: pl.DataFrame, tmp_path: Path, album: Album) -> None:
+def test_units_of_several_devices_are_not_in_the_tradeoff(rivals: pl.DataFrame, tmp_path: Path, album: Album) -> None:
     of_run(tmp_path, rivals)
-    given = [rows for module, (rows, *_), _, _ in album.drawn.values() if module == "tradeoff"]
-    assert given
-    for rows in given:
+    drawn = [rows for module, (rows, *_), _, _ in album.drawn.values() if module == "tradeoff"]
+    assert drawn
+    for rows in drawn:
         assert set(rows["tensor_parallel"]) == {1}
         assert set(rows["method"]) == {"ppd"}
 
@@ -246,7 +247,7 @@ def test_other_runs_draw_no_devices(tmp_path: Path) -> None:
     assert not {"speedup_by_device", "devices_held"} & names(of_run(tmp_path, formula("ppd-overheads")))
 
 
-def test_plain_decoding_on_several_devices_is_a_choice_of_its_own(compared: pl.DataFrame) -> None:
+def test_plain_decoding_on_several_devices_is_a_separate_choice(compared: pl.DataFrame) -> None:
     figure = method_comparison.draw(few(compared))
     for panel, device in enumerate(TWO):
         for tensor_parallel in (2, 4):
@@ -279,31 +280,31 @@ def by_hand(**more: Any) -> pl.DataFrame:
 
 
 def test_devices_held_by_hand() -> None:
-    moved = by_hand().with_columns(point=pl.col("point").replace({1: 2, 2: 1, 3: 4, 4: 3}))  # those that hold most come first
+    moved = by_hand().with_columns(point=pl.col("point").replace({1: 2, 2: 1, 3: 4, 4: 3}))  # those with most devices come first
     figure = devices_held.draw(moved.sample(fraction=1, shuffle=True, seed=3))
     drawn = shown(figure)
     assert drawn.texts == [
-        "On 4 devices, split layers are 1.60 times as fast as replicas",
+        "On 4 devices, tensor parallelism is 1.60 times as fast as replicas",
         "bars: input uncertainty (rates and costs); rates of Predictive Pipelined Decoding published;"
         " rates of Predictive Pipelined Decoding, mine assumed",
         "times: measured; assumed efficiencies of published peaks; a published table",
     ]
-    names = ["tensor parallelism: each layer split", "Predictive Pipelined Decoding: replicas",
-             "Predictive Pipelined Decoding, each layer split too", "mine: replicas"]  # fmt: skip
-    assert drawn.legends == [("", [*names, "as many times as devices"])]
+    names = ["tensor parallelism (each layer split)", "Predictive Pipelined Decoding (replicas)",
+             "Predictive Pipelined Decoding, each layer split", "mine (replicas)"]  # fmt: skip
+    assert drawn.legends == [("", [*names, "speed-up = devices"])]
     [panel] = drawn.panels
-    assert (panel.title, panel.x, panel.y) == ("", "devices reserved", "speed-up over plain decoding on one device")
+    assert (panel.title, panel.x, panel.y) == ("", "reserved devices", "speed-up over plain decoding on one device")
     points = {names[0]: ([2, 4], [1.6, 2.4]), names[1]: ([2, 4], [1.25, 1.5]), names[2]: ([4], [1.9]), names[3]: ([3], [0.9])}
     paths = [each for label, each in panel.lines if label == "line"]
     for index, (name, (at, speeds)) in enumerate(points.items()):
-        aside = 0.05 * (index - 1.5)  # beside each other about their place
+        aside = 0.05 * (index - 1.5)  # shifted around their position
         placed = [*zip(np.add(at, aside).tolist(), speeds, strict=True)]
         assert np.array(panel.line(name)) == pytest.approx(np.array(placed))
         assert np.array(paths[index]) == pytest.approx(np.array([(1.0, 1.0), *placed]))  # from plain decoding on one
     assert panel.line("one device") == [(1.0, 1.0)]
     assert panel.line("even")[0] == (1, 1)
     top = 1.08 * 2.6
-    assert panel.line("even")[1] == pytest.approx((top, top))  # no farther than there is room
+    assert panel.line("even")[1] == pytest.approx((top, top))  # up to the top of the axis
     bounds = [[(low[1], high[1]) for low, high in panel.ends(f"inputs {name}")] for name in names]
     assert bounds == [[(1.5, 1.7), (2.2, 2.6)], [(1.2, 1.3)], [(1.8, 2.0)], []]
     axes = figure.axes[0]
@@ -311,12 +312,12 @@ def test_devices_held_by_hand() -> None:
     assert axes.get_xticks().tolist() == [1, 2, 3, 4]
     assert axes.yaxis.get_major_formatter()(1.5, 0) == "1.5×"
     assert not odd_dashes(figure)
-    # Of two devices no more than 2 is reserved, and the diagonal ends there though there is room above it.
+    # With at most 2 reserved devices the diagonal ends at 2, below the top of the axis.
     pair = by_hand().filter(pl.col("reserved_units") < 3).with_columns(**{f"{ALONE}_input_high": pl.lit(3.0)})
     figure = devices_held.draw(pair.drop("cost_source", "outcomes_source"))
     assert shown(figure).panels[0].line("even") == [(1, 1), (2, 2)]
     assert shown(figure).texts == [
-        "On 2 devices, split layers are 1.28 times as fast as replicas",
+        "On 2 devices, tensor parallelism is 1.28 times as fast as replicas",
         "bars: input uncertainty (rates and costs); no rates", "times: of unknown source",
     ]  # fmt: skip
     nothing = by_hand(outcomes_source=pl.lit(None, dtype=pl.String))
@@ -328,7 +329,7 @@ def together(parts: Iterable[pl.DataFrame]) -> pl.DataFrame:
 
 
 def on_devices(rows: pl.DataFrame, names: list[str], column: str = DEVICE) -> pl.DataFrame:
-    """The same rows on several devices."""
+    """Repeat rows for several devices."""
     return together([rows.with_columns(pl.lit(name).alias(column), point=pl.col("point") + 100 * index)
                       for index, name in enumerate(names)])  # fmt: skip
 
@@ -337,7 +338,7 @@ def test_devices_held_fit_up_to_their_bounds() -> None:
     rows = by_hand()
     for changed, fitting in (
         (rows, True), (on_devices(rows, [*"abcd"]), True), (on_devices(rows, [*"abcde"]), False),
-        # the rivals hold 3 alone, or are split
+        # the rivals reserve only 3, or are split
         (rows.filter(~((pl.col("method") == "ppd") & (pl.col("tensor_parallel") == 1))), False),
         (rows.filter(pl.col("method") != "ppd").with_columns(reserved_units=pl.col("reserved_units").replace(3, 4)), True),
         (rows.with_columns(reserved_units=pl.when(method="ppd").then(1).otherwise("reserved_units")), False),
@@ -348,22 +349,22 @@ def test_devices_held_fit_up_to_their_bounds() -> None:
         (rows.drop(f"{ALONE}_input_low", f"{ALONE}_input_high"), True),
     ):  # fmt: skip
         assert devices_held.fits(changed) == fitting, changed
-    with pytest.raises(ParameterError, match="figure of devices held needs at least one row"):
+    with pytest.raises(ParameterError, match="figure of reserved devices needs at least one row"):
         devices_held.draw(rows.clear())
-    with pytest.raises(ParameterError, match=r"figure of devices held needs the columns .* none called tensor_parallel"):
+    with pytest.raises(ParameterError, match=r"figure of reserved devices needs the columns .* none called tensor_parallel"):
         devices_held.draw(rows.drop("tensor_parallel"))
     bare = devices_held.draw(rows.drop(f"{ALONE}_input_low", f"{ALONE}_input_high"))
     assert not any(bars(bare).values())
 
 
 def test_choices_on_devices_by_hand() -> None:
-    """Profiles of a model are called in two lines; of one choice marks stand above their names."""
+    """Names of profiles have two lines; marks of a single choice are above their names."""
     one = by_hand(speedup_input_low=1.1, speedup_input_high=1.4).filter(point=3)
     names = ["h100-llama-2-7b", "a-100"]
     figure = speedup_by_device.draw(on_devices(one, names, PROFILE))
     drawn = shown(figure)
     assert drawn.texts == [
-        "What each method gains on each device",
+        "Speed-up of each method on each device",
         "bars: input uncertainty (rates and costs); rates of Predictive Pipelined Decoding published", "times: measured",
     ]  # fmt: skip
     name = "Predictive Pipelined Decoding, k = 1, 2 devices"
@@ -376,7 +377,7 @@ def test_choices_on_devices_by_hand() -> None:
     assert [line.get_xdata()[0] for line in figure.axes[0].lines if len(line.get_xdata()) == 2][-1:] == [0.5]  # between the two
     assert (*figure.axes[0].get_xlim(), figure.axes[0].get_ylim()[0]) == (-0.5, 1.5, 0)
     assert figure.get_figwidth() == 9.4
-    # Seven choices on seven devices: a wider page, a line of the legend for every two, marks spread about their place.
+    # Seven choices on seven devices: a wider page, a line of the legend for every two, marks spread around their device.
     many = on_devices(by_hand(), [*"abcdefg"])
     figure = speedup_by_device.draw(many)
     assert figure.get_size_inches().tolist() == pytest.approx([1.6 + 1.25 * 7, 0.55 + 3.4 + 1.08 + 3 * 0.21])
@@ -384,11 +385,11 @@ def test_choices_on_devices_by_hand() -> None:
     [(_, choices)] = drawn.legends
     assert choices == [
         "tensor parallelism, 2 devices", "tensor parallelism, 4 devices", name, "Predictive Pipelined Decoding, k = 3, 4 devices",
-        "Predictive Pipelined Decoding, k = 1, layers split 2 ways, 4 devices", "mine, 3 devices",
+        "Predictive Pipelined Decoding, k = 1, TP 2, 4 devices", "mine, 3 devices",
     ]  # fmt: skip
-    for place, choice in enumerate(choices):
+    for index, choice in enumerate(choices):
         across = [x for x, _ in drawn.panels[0].line(choice)]
-        assert across == pytest.approx(np.arange(7) - 0.32 + 0.64 * place / 5)
+        assert across == pytest.approx(np.arange(7) - 0.32 + 0.64 * index / 5)
     lines_between = [line.get_xdata()[0] for line in figure.axes[0].lines if line.get_label().startswith("_")]
     assert lines_between == [0.5, 1.5, 2.5, 3.5, 4.5, 5.5]
 
@@ -405,7 +406,7 @@ def test_choices_on_devices_fit_up_to_their_bounds() -> None:
     ):  # fmt: skip
         known = speedup_by_device.chosen(rows)
         assert (known is not None) == fitting == speedup_by_device.fits(rows), rows
-    # The most exact view of a point is taken, whatever the order of the rows; what has no speed-up is left out.
+    # The most exact view of a point is chosen for any order of the rows; rows without a speed-up are left out.
     mixed = together([one.with_columns(view=pl.lit(view), speedup=value, point=point) for view, value, point in (
         ("events", 3.0, 3), ("paths", 2.0, 3), ("events", 5.0, 1), ("formula", None, 3), ("paths", None, 1))])  # fmt: skip
     assert speedup_by_device.most_exact(mixed).select("point", "speedup").rows() == [(1, 5.0), (3, 2.0)]
@@ -420,13 +421,13 @@ def test_choices_on_devices_fit_up_to_their_bounds() -> None:
         (plain | {"method": "skipdecode", "max_layers": 20, "min_layers": 8, "sequences": 4, "batching": None},
          {"min_layers", "max_layers", "sequences", "batching"}, "SkipDecode, 20 layers at first, 8 at last, batch of 4, 1 device"),
         (plain | {"method": "x", "acceptance_rate": 0.5, "tensor_parallel": 2, "reserved_units": 6}, {"acceptance_rate"},
-         "x, α = 0.5, layers split 2 ways, 6 devices"),
+         "x, α = 0.5, TP 2, 6 devices"),
     ):  # fmt: skip
         assert speedup_by_device.choice(row, varied) == said  # type: ignore[arg-type]
 
 
 def test_the_baseline_by_hand() -> None:
-    """Where all keep one device, or the column of that is missing, speed-ups are over one; else only where all are known so."""
+    """Speed-ups are over one device where all rows use one or the column is missing, else only where all have that value."""
     rows = by_hand(compute_per_token=2.0, compute_per_token_low=1.0, compute_per_token_input_low=7.0)
     found, said = over_one_device(rows)
     assert said == "plain decoding on one device"
@@ -447,7 +448,7 @@ def test_the_baseline_by_hand() -> None:
     for same in (rows.drop(ALONE), unknown):
         assert over_one_device(same)[1] == "plain decoding on the same devices"
         assert over_one_device(same)[0].equals(same)
-    # What has no speed-up at all needs none over one device either.
+    # Rows without a speed-up need none over one device.
     assert over_one_device(unknown.with_columns(speedup=pl.when(point=4).then(None).otherwise("speedup")))[1] == said
     some = rows.with_columns(tensor_parallel=pl.when(point=3).then(None).otherwise("tensor_parallel"))
-    assert over_one_device(some)[0]["compute_per_token"][3] == pytest.approx(2.0)  # one device where nothing is said
+    assert over_one_device(some)[0]["compute_per_token"][3] == pytest.approx(2.0)  # null means one device

@@ -1,4 +1,4 @@
-"""The figures on early exit, by their artists: thresholds over the position, and what a batch leaves of it."""
+"""Figures of early exit: thresholds over the position, and the effect of a batch."""
 
 import itertools
 from pathlib import Path
@@ -38,16 +38,16 @@ def test_both_forms_are_drawn_for_every_threshold_and_temperature() -> None:
     for level, axes in zip(LAMBDAS, figure.axes, strict=True):
         assert axes.get_title(loc="left") == f"λ = {level:g}"
         for form, tau in itertools.product(("paper", "code"), TAUS):
-            places, values = xy(lines(axes)[f"{form} {tau:g}"])
-            assert (places[0], places[-1]) == (0, LONGEST)
-            assert values.tolist() == decayed_threshold(level, places, LONGEST, tau, form=form).tolist()
+            positions, values = xy(lines(axes)[f"{form} {tau:g}"])
+            assert (positions[0], positions[-1]) == (0, LONGEST)
+            assert values.tolist() == decayed_threshold(level, positions, LONGEST, tau, form=form).tolist()
             assert np.all(np.diff(values) <= 0)
     assert "λ and τ assumed" in words(figure)
     assert f"N = {LONGEST}" in words(figure)
 
 
-def test_the_forms_start_where_they_must_and_are_one_at_one() -> None:
-    """Code: at lambda. Paper: above it, by a tenth of what lambda lacks of 1; so the two are the same at 1 alone."""
+def test_both_forms_start_at_their_values_and_coincide_at_lambda_1() -> None:
+    """The code's form starts at lambda, the paper's above it by a tenth of 1 - lambda; so they coincide only for lambda = 1."""
     for level, axes in zip(LAMBDAS, thresholds().axes, strict=True):
         for tau in TAUS:
             paper, code = (xy(lines(axes)[f"{form} {tau:g}"])[1] for form in ("paper", "code"))
@@ -60,13 +60,13 @@ def test_the_forms_start_where_they_must_and_are_one_at_one() -> None:
         assert set(xy(lines(axes)["threshold"])[1]) == {level}
 
 
-def test_a_form_is_told_by_its_line_and_a_temperature_by_its_colour() -> None:
+def test_forms_differ_by_line_and_temperatures_by_colour() -> None:
     figure = thresholds()
     drawn = lines(figure.axes[0])
     assert len({drawn[f"paper {tau:g}"].get_color() for tau in TAUS}) == len(TAUS)
     for tau in TAUS:
         paper, code = drawn[f"paper {tau:g}"], drawn[f"code {tau:g}"]
-        # The narrower line lies upon the broader one, so where the two are the same both are seen.
+        # The narrower line is on top of the broader one, so both are visible where they coincide.
         assert code.get_linewidth() < paper.get_linewidth()
         assert figure.axes[0].lines.index(code) > figure.axes[0].lines.index(paper)
         assert code.get_color() != paper.get_color()
@@ -78,7 +78,7 @@ def test_a_form_is_told_by_its_line_and_a_temperature_by_its_colour() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_words_on_thresholds_stay_on_the_page(count: int) -> None:
+def test_labels_on_thresholds_stay_on_the_page(count: int) -> None:
     assert inside(early_exit_thresholds.draw([0.5, 0.7, 0.9, 1.0][:count], [0, 1, 2, 4, 8], longest=1024, source="published"))
 
 
@@ -90,12 +90,12 @@ def batch(profiles: dict[str, list[float]] = PROFILES, **more: Any) -> Any:
 
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=4), st.integers(1, 4))
-def test_the_deepest_of_a_batch_by_every_way_that_its_tokens_leave(hazards: list[float], size: int) -> None:
-    chances = np.zeros(len(hazards))
+def test_deepest_token_of_a_batch_by_enumeration(hazards: list[float], size: int) -> None:
+    probabilities = np.zeros(len(hazards))
     own = exit_pmf(hazards)
-    for places in itertools.product(range(len(hazards)), repeat=size):
-        chances[max(places)] += np.prod([own[place] for place in places])
-    assert exit_pmf(deepest(hazards, size)) == pytest.approx(chances, abs=1e-9)
+    for layers in itertools.product(range(len(hazards)), repeat=size):
+        probabilities[max(layers)] += np.prod([own[layer] for layer in layers])
+    assert exit_pmf(deepest(hazards, size)) == pytest.approx(probabilities, abs=1e-9)
     assert float(expected_layers(deepest(hazards, size))) == pytest.approx(float(expected_layers(hazards, size)), abs=1e-9)
 
 
@@ -105,7 +105,7 @@ def test_layers_and_times_of_every_batch_are_drawn() -> None:
         sizes, depths = xy(lines(left)[name])
         assert sizes.tolist() == SIZES
         assert depths == pytest.approx([float(expected_layers(hazards, size)) for size in SIZES])
-        # Of one token the time is that of the theory; of many a layer, a check and a projection are those of the deepest.
+        # For one token the time is the theory's; for a batch, layers, checks and projections are those of its deepest token.
         for measure in MEASURES:
             sizes, times = xy(lines(right)[f"{measure} {name}"])
             assert times[0] == pytest.approx(float(expected_time(hazards, measure=measure, **PRICES)))
@@ -127,7 +127,7 @@ def test_a_batch_goes_deeper_up_to_all_layers_and_never_beyond() -> None:
         assert depths[-1] <= 12 + 1e-9
     assert xy(lines(left)["even"])[1][-1] == pytest.approx(12, abs=0.01)
     assert set(xy(lines(left)["never"])[1]) == {12.0}
-    # What nobody leaves costs the whole model, and by state its checks.
+    # Without exits a token costs the whole model, and its state checks.
     right = batch({"never": PROFILES["never"]}, check=0.0).axes[1]
     assert xy(lines(right)["state never"])[1] == pytest.approx([14.0] * len(SIZES))
 
@@ -136,7 +136,7 @@ def named(axes: Axes) -> list[str]:
     return [text.get_text() for text in axes.texts]
 
 
-def test_curves_are_named_and_words_keep_apart() -> None:
+def test_curves_are_named_and_labels_do_not_overlap() -> None:
     figure = batch({**PROFILES, "later, and then": [0.05] * 8 + [0.3] * 3 + [1.0]})
     left, right = figure.axes
     assert f"even: {float(expected_layers(PROFILES['even'], 32)):.1f}" in named(left)
@@ -144,15 +144,15 @@ def test_curves_are_named_and_words_keep_apart() -> None:
     assert len(named(right)) == 2 * 4 + 1
     assert inside(figure)
     assert all(apart(axes) for axes in figure.axes)
-    assert "chances to leave assumed" in words(figure)
-    assert "head 2, check of states 0.05, keys and values of a skipped layer 0.1 layer-times" in words(figure)
+    assert "exit probabilities assumed" in words(figure)
+    assert "head 2, state check 0.05, KV cache of a skipped layer 0.1 layer-times" in words(figure)
 
 
 def test_batches_are_sorted_and_drawn_once() -> None:
     assert xy(lines(batch(batches=[8, 1, 8, 2]).axes[0])["even"])[0].tolist() == [1, 2, 8]
 
 
-def test_layers_before_the_first_check_take_none() -> None:
+def test_layers_before_the_first_check_have_no_check() -> None:
     late = {"early": PROFILES["early"]}
     first, third = (batch(late, first=first).axes[1] for first in (1, 3))
     gap = xy(lines(first)["softmax early"])[1] - xy(lines(third)["softmax early"])[1]
@@ -172,9 +172,9 @@ def test_the_same_arguments_give_the_same_bytes(tmp_path: Path) -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"profiles": {}}, "profiles must be 1 to 4, got 0"),
     ({"profiles": {str(index): [1.0] for index in range(5)}}, "profiles must be 1 to 4, got 5"),
-    ({"profiles": {"one": [1.0], "two": [0.5, 1.0]}}, "profiles must be of as many layers each, got one 1, two 2"),
+    ({"profiles": {"one": [1.0], "two": [0.5, 1.0]}}, "profiles must have the same number of layers, got one 1, two 2"),
     ({"profiles": {"one": [1.5]}}, r"hazards\[0\] must be between 0 and 1, got 1\.5"),
-    ({"batches": []}, "batches must name one size at least, got none"),
+    ({"batches": []}, "batches must have at least one size, got none"),
     ({"batches": [0, 1]}, "batch must be at least 1, got 0"),
     ({"head": -1.0}, r"head must be at least 0, got -1\.0"),
     ({"first": 4}, "hazards must be 0 at the layers before first=4"),
@@ -210,14 +210,15 @@ def test_decaying_thresholds_by_hand() -> None:
     figure = early_exit_thresholds.draw([0.5, 1.0], [0.0, 4.0], longest=100, source="mine")
     drawn = shown(figure)
     assert drawn.texts == [
-        "How sure must a token be to leave early?", "CALM's decaying threshold; λ and τ mine; sequences of at most N = 100 tokens",
+        "Confidence that a token needs for early exit",
+        "CALM's decaying threshold; λ and τ mine; sequences of at most N = 100 tokens",
     ]  # fmt: skip
     assert drawn.legends == [
-        ("", ["paper:  0.9 λ + 0.1 exp(−τ t / N), at most 1", "code:  λ (0.9 + 0.1 exp(−τ t / N))", "λ itself"]),
+        ("", ["paper:  0.9 λ + 0.1 exp(−τ t / N), at most 1", "code:  λ (0.9 + 0.1 exp(−τ t / N))", "λ"]),
         ("", ["τ = 0", "τ = 4"]),
     ]  # fmt: skip
     assert [(panel.title, panel.x, panel.y) for panel in drawn.panels] == [
-        ("λ = 0.5", "position t  [tokens]", "confidence that lets a token leave"), ("λ = 1", "position t  [tokens]", ""),
+        ("λ = 0.5", "position t  [tokens]", "confidence required to exit"), ("λ = 1", "position t  [tokens]", ""),
     ]  # fmt: skip
     width, height = figure.get_size_inches()
     assert (width, height) == pytest.approx((0.3 + 7.6, 0.6 + 2.9 + 1.5))
@@ -251,22 +252,22 @@ def test_decaying_thresholds_by_hand() -> None:
 
 
 def test_early_exit_in_batches_by_hand() -> None:
-    """Of two layers, each token leaves behind the first with .5: a batch of R goes on with 1 - .5^R."""
+    """Two layers: each token exits after the first with probability .5, so a batch of R continues with 1 - .5^R."""
     leaving = {"a": [0.5, 1.0], "b": [0.0, 1.0]}
     figure = early_exit_batch.draw(leaving, batches=(4, 1, 2), head=3, check=0.5, propagation=0.25, source="mine")
     drawn = shown(figure)
     assert drawn.texts == [
-        "What does a batch leave of early exit?",
-        "2 layers, tokens independent; chances to leave mine; head 3, check of states 0.5,"
-        " keys and values of a skipped layer 0.25 layer-times",
+        "How much of early exit's gain remains in a batch?",
+        "2 layers, tokens independent; exit probabilities mine; head 3, state check 0.5,"
+        " KV cache of a skipped layer 0.25 layer-times",
     ]  # fmt: skip
     assert drawn.legends == [("", [
-        "softmax: a projection onto the vocabulary at each check", "state: a comparison of two states at each check",
+        "softmax: a projection onto the vocabulary per check", "state: a comparison of two hidden states per check",
     ])]  # fmt: skip
     left, right = drawn.panels
-    assert (left.title, left.y) == ("The batch goes on until its last token leaves", "layers per token, mean")
-    assert (right.title, right.y) == ("Checks and projection included", "time per token  [layer-times]")
-    assert left.x == right.x == "tokens in a batch"
+    assert (left.title, left.y) == ("The batch continues until its last token exits", "mean layers per token")
+    assert (right.title, right.y) == ("With checks and projection", "time per token  [layer-times]")
+    assert left.x == right.x == "batch size [tokens]"
     sizes = [1, 2, 4]
     on = [1 - 0.5**size for size in sizes]
     assert left.line("a") == [*zip(sizes, [1 + each for each in on], strict=True)]
@@ -291,12 +292,12 @@ def test_early_exit_in_batches_by_hand() -> None:
         assert not axes.xaxis.get_minorticklocs().size
         assert panel.grid == "xy"
     assert not odd_dashes(figure)
-    # Up to nine sizes each has its tick; more are told by powers of two.
+    # Up to nine sizes have a tick each; more have ticks at powers of two.
     one = {"profiles": {"a": [1.0]}, "head": 0.0, "source": ""}
     for count, each in ((9, True), (10, False)):
         ticks = early_exit_batch.draw(**one, batches=[*range(1, count + 1)]).axes[0].get_xticks().tolist()  # type: ignore[arg-type]
         assert (ticks == [*range(1, count + 1)]) == each
     assert shown(early_exit_batch.draw(**one, batches=[1])).texts[1].endswith(  # type: ignore[arg-type]
-        "head 0, check of states 0, keys and values of a skipped layer 0 layer-times"
+        "head 0, state check 0, KV cache of a skipped layer 0 layer-times"
     )
     assert len(early_exit_batch.draw(**one | {"profiles": {str(each): [1.0] for each in range(4)}}, batches=[1]).axes[0].lines) == 5  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The figures of profiles, by their artists: what is drawn is what the table and the cost model say, and labels say where from."""
+"""Figures of profiles: drawn values are those of the table and the cost model, and labels state the provenance."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MEASURED, COMPOSED, TAKEN_OVER = "h100-llama-2-7b", "h100-llama-2-13b", "a40-lla
 CONTEXTS = (128, 512, 2048)
 PEAKS = Efficiency(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 DRAFT = UniformLayers(preset("llama-68m"), 5e-4)
-"""A draft pass of 1 ms at every batch."""
+"""A draft model with passes of 1 ms at every batch."""
 
 
 def texts(figure: Figure) -> str:
@@ -57,7 +57,7 @@ def taken_s(width: int, context: int, batch: int) -> float:
 
 @pytest.fixture
 def whole(tmp_path: Path) -> Profile:
-    """A profile of layers as wholes, as a timing of them gives it, that says that it was measured."""
+    """A measured profile of layers that were timed as wholes."""
     shape = preset("llama-68m")
     rows = [
         {"part": "layer", "width": width, "context": context, "batch": batch, "time_s": taken_s(width, context, batch)}
@@ -71,7 +71,7 @@ def whole(tmp_path: Path) -> Profile:
     )  # fmt: skip
 
 
-# --- Where times are from -----------------------------------------------------------------------------------------------
+# --- Provenance of times -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -97,15 +97,15 @@ def test_an_efficiency_of_another_device_is_called_assumed() -> None:
     assert provenance.of_hardware(roof) == roof.provenance
 
 
-def test_what_lies_beyond_the_table_is_said(whole: Profile) -> None:
+def test_extrapolation_beyond_the_table_is_noted(whole: Profile) -> None:
     assert provenance.beyond(whole, width=4, context=1024, batch=8) == ""
     assert provenance.beyond(whole, width=5, context=1024, batch=9) == "beyond the table: layers from width 4, batch 8"
     figure = layer_time.draw([whole], batches=(1, 32), longest=1024)
     assert "measured\nbeyond the table: layers from batch 8" in texts(figure)
     costs = {"mine": ProfileCosts(whole)}
     assert "layers from width 4" in texts(wide_pass_cost.draw(costs, batches=(1,), widest=8, context=512))
-    given: dict[str, Any] = {"acceptance_rate": 0.5, "draft_length": 4, "source": "assumed", "most": 8}
-    assert "beyond the table:\nlayers from width 4, context 1024" in texts(largest_batch.draw(costs, {"mine": DRAFT}, **given))
+    options: dict[str, Any] = {"acceptance_rate": 0.5, "draft_length": 4, "source": "assumed", "most": 8}
+    assert "beyond the table:\nlayers from width 4, context 1024" in texts(largest_batch.draw(costs, {"mine": DRAFT}, **options))
     assert provenance.of_hardware_beyond(UniformLayers(preset("llama-68m"), 1.0), width=99, context=9, batch=9) == ""
 
 
@@ -138,14 +138,14 @@ def test_points_are_the_rows_and_roofs_the_peaks() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_no_layer_passes_its_devices_roof(name: str) -> None:
+def test_no_layer_exceeds_its_devices_roof(name: str) -> None:
     found = profile_files.load(name)
     for tensor_parallel in found.tensor_parallel:
         stored = reached_peaks.points(found, tensor_parallel)
         assert (stored.rate <= np.minimum(found.rate, found.bandwidth * stored.intensity) * 1.0001).all()
 
 
-def test_whole_layers_have_their_attention_too(whole: Profile) -> None:
+def test_work_of_whole_layers_includes_attention(whole: Profile) -> None:
     stored = reached_peaks.points(whole)
     shape = preset("llama-68m")
     assert stored.width.tolist() == [1, 4]
@@ -155,17 +155,17 @@ def test_whole_layers_have_their_attention_too(whole: Profile) -> None:
     assert not hollow(lines(reached_peaks.draw([whole]).axes[0])["points mine"])
 
 
-def test_peaks_are_called_measured_where_they_were(whole: Profile) -> None:
+def test_measured_peaks_are_called_measured(whole: Profile) -> None:
     assert "peaks published" in texts(reached_peaks.draw([whole]))
     figure = reached_peaks.draw([replace(whole, facts={"peaks": "measured"}, rate=5e11)])
     assert "mine: 1,000 GB/s, 500 GFLOP/s;\npeaks measured" in texts(figure)
 
 
-def test_what_has_no_roofline_is_refused() -> None:
+def test_profiles_without_a_roofline_are_refused() -> None:
     for wrong, words in (
         ([], "profiles must be 1 to 4, got 0"),
         ([profile_files.load(MEASURED)] * 5, "got 5"),
-        ([profile_files.load("h100-operations")], "is one of operations"),
+        ([profile_files.load("h100-operations")], "is of kind operations"),
     ):
         with pytest.raises(ParameterError, match=words):
             reached_peaks.draw(wrong)
@@ -173,11 +173,11 @@ def test_what_has_no_roofline_is_refused() -> None:
         reached_peaks.draw([profile_files.load("rtx-4090-llama-3.1-8b")], tensor_parallel=2)
 
 
-# --- Wide passes --------------------------------------------------------------------------------------------------------
+# --- Multi-token passes --------------------------------------------------------------------------------------------------------
 
 
-def test_a_wide_pass_costs_what_methods_are_charged() -> None:
-    """The same curve, with the same ends, as the simulator's at that context."""
+def test_curves_of_pass_cost_equal_the_costs_charged_to_methods() -> None:
+    """The curve and its error bounds equal the simulator's costs at that context."""
     hardware = ProfileCosts(profile_files.load(COMPOSED))
     cost = PassSeconds({"target": hardware}, prompt=1024, batch=32)
     slow, fast = cost.with_ends()
@@ -194,7 +194,7 @@ def test_a_wide_pass_costs_what_methods_are_charged() -> None:
     assert inside(figure)
 
 
-def test_width_is_free_where_memory_decides_and_proportional_where_arithmetic_does() -> None:
+def test_width_is_free_if_memory_bound_and_proportional_if_compute_bound() -> None:
     shape = preset("llama-2-7b")
     wide = np.array([1, 2, 4, 16])
     by_memory = wide_pass_cost.curve(Roofline(shape, 1e12, 1e30, PEAKS), wide.tolist(), 1, 0)
@@ -230,7 +230,7 @@ def test_every_device_has_its_panel_and_every_batch_its_curve() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
-def test_the_largest_batch_is_the_last_that_theorem_3_8_lets_gain(rate: float) -> None:
+def test_largest_batch_is_the_last_that_pays_by_theorem_3_8(rate: float) -> None:
     hardware, contexts, most = ProfileCosts(profile_files.load(COMPOSED)), (128, 1024), 300
     draft = Roofline(preset("llama-68m"), 2e12, 5e14)
     found = largest_batch.limits(hardware, draft, acceptance_rate=rate, draft_length=7, contexts=contexts, most=most)
@@ -246,70 +246,70 @@ def test_the_largest_batch_is_the_last_that_theorem_3_8_lets_gain(rate: float) -
     assert found.fits is None
 
 
-def test_limits_move_as_they_must() -> None:
+def test_limits_grow_with_the_acceptance_rate() -> None:
     hardware = ProfileCosts(profile_files.load(COMPOSED))
-    given: dict[str, Any] = {"draft_length": 4, "contexts": (128, 512, 2048), "most": 256}
-    found = [largest_batch.limits(hardware, DRAFT, acceptance_rate=rate, **given).pays for rate in (0.0, 0.3, 0.6, 1.0)]
+    options: dict[str, Any] = {"draft_length": 4, "contexts": (128, 512, 2048), "most": 256}
+    found = [largest_batch.limits(hardware, DRAFT, acceptance_rate=rate, **options).pays for rate in (0.0, 0.3, 0.6, 1.0)]
     assert (found[0] == 0).all()
     assert all((more >= less).all() for less, more in itertools.pairwise(found))
-    # Without a price of width or draft every acceptance gains at every batch.
+    # With free width and free drafts every acceptance rate pays at every batch.
     flat, free = UniformLayers(preset("llama-2-13b"), 1e-3), UniformLayers(preset("llama-68m"), 0.0)
-    assert (largest_batch.limits(flat, free, acceptance_rate=0.1, **given).pays == 256).all()
+    assert (largest_batch.limits(flat, free, acceptance_rate=0.1, **options).pays == 256).all()
 
 
-def test_memory_holds_so_many_texts_and_not_one_more() -> None:
+def test_memory_fits_exactly_that_many_sequences() -> None:
     hardware, room = ProfileCosts(profile_files.load(COMPOSED), tensor_parallel=2), DEVICES["h100"].memory_bytes
-    given: dict[str, Any] = {"acceptance_rate": 0.7, "draft_length": 4, "most": 16}
-    found = largest_batch.limits(hardware, DRAFT, **given, contexts=(1024, 8192), available=room)
+    options: dict[str, Any] = {"acceptance_rate": 0.7, "draft_length": 4, "most": 16}
+    found = largest_batch.limits(hardware, DRAFT, **options, contexts=(1024, 8192), available=room)
     assert found.fits is not None
     for context, fits in zip((1024, 8192), found.fits.tolist(), strict=True):
         both: dict[str, Any] = {"context": context, "tensor_parallel": 2, "also": (DRAFT.shape,)}
         needed = [memory(hardware.shape, room, batch=batch, **both).needed for batch in (fits, fits + 1)]
         assert needed[0] <= room < needed[1]
-    small = largest_batch.limits(hardware, DRAFT, **given, contexts=(1024,), available=1e9)
+    small = largest_batch.limits(hardware, DRAFT, **options, contexts=(1024,), available=1e9)
     assert small.fits is not None
     assert small.fits.tolist() == [0]
 
 
-def test_the_figure_draws_the_limits_and_says_what_is_given() -> None:
+def test_largest_batch_draws_the_limits_and_states_the_inputs() -> None:
     costs = {name: ProfileCosts(profile_files.load(name)) for name in (COMPOSED, "l40s-llama-2-13b")}
-    given: dict[str, Any] = {"acceptance_rate": 0.55, "draft_length": 6, "contexts": CONTEXTS, "most": 256}
+    options: dict[str, Any] = {"acceptance_rate": 0.55, "draft_length": 6, "contexts": CONTEXTS, "most": 256}
     drafts = {COMPOSED: DRAFT, "l40s-llama-2-13b": UniformLayers(preset("llama-68m"), 4e-4)}
     rooms = {"l40s-llama-2-13b": DEVICES["l40s"].memory_bytes}
-    figure = largest_batch.draw(costs, drafts, **given, source="assumed", memories=rooms)
+    figure = largest_batch.draw(costs, drafts, **options, source="assumed", memories=rooms)
     drawn = lines(figure.axes[0])
     for name, hardware in costs.items():
-        found = largest_batch.limits(hardware, drafts[name], **given, available=rooms.get(name))
+        found = largest_batch.limits(hardware, drafts[name], **options, available=rooms.get(name))
         assert xy(drawn[f"pays {name}"])[1] == pytest.approx(np.where(found.pays == 0, 0.5, found.pays))
         beyond = xy(drawn[f"beyond {name}"])[0].tolist()
         full = [] if found.fits is None else [c for c, p, f in zip(CONTEXTS, found.pays, found.fits, strict=True) if p > f]
         assert beyond == full
     assert f"fits {COMPOSED}" not in drawn
     said = texts(figure)
-    assert "batch kept full, acceptance rate 0.55, 6 drafted tokens: assumed" in said
+    assert "batch kept full, acceptance rate α = 0.55, draft length γ = 6: assumed" in said
     assert f"{COMPOSED}:\ncomposed of operations" in said
     assert inside(figure)
     slow = {"u": UniformLayers(preset("llama-2-7b"), 1.0)}
-    never = largest_batch.draw(slow, {"u": DRAFT}, **given | {"acceptance_rate": 0.0}, source="assumed")
+    never = largest_batch.draw(slow, {"u": DRAFT}, **options | {"acceptance_rate": 0.0}, source="assumed")
     assert set(xy(lines(never.axes[0])["pays u"])[1]) == {0.5}
     assert "never" in [label.get_text() for label in never.axes[0].get_yticklabels()]
 
 
-def test_acceptance_is_never_defaulted() -> None:
+def test_acceptance_rate_has_no_default() -> None:
     with pytest.raises(TypeError, match="acceptance_rate"):
         largest_batch.draw({}, {}, draft_length=4, source="assumed")  # type: ignore[call-arg]
     costs, drafts = {"u": UniformLayers(preset("llama-2-7b"), 1.0)}, {"u": DRAFT}
-    given: dict[str, Any] = {"acceptance_rate": 0.5, "draft_length": 4, "source": "assumed"}
+    options: dict[str, Any] = {"acceptance_rate": 0.5, "draft_length": 4, "source": "assumed"}
     for wrong, words in (
         ({"acceptance_rate": 1.5}, "acceptance_rate"), ({"draft_length": 0}, "draft_length"),
         ({"contexts": ()}, "contexts"), ({"contexts": (512, 128)}, "contexts"), ({"most": 1}, "most"),
     ):  # fmt: skip
         with pytest.raises(ParameterError, match=words):
-            largest_batch.draw(costs, drafts, **given | wrong)
+            largest_batch.draw(costs, drafts, **options | wrong)
     with pytest.raises(ParameterError, match="costs must be 1 to 6, got 0"):
-        largest_batch.draw({}, {}, **given)
+        largest_batch.draw({}, {}, **options)
     with pytest.raises(ParameterError, match="drafts must have the names of costs, u, got v"):
-        largest_batch.draw(costs, {"v": DRAFT}, **given)
+        largest_batch.draw(costs, {"v": DRAFT}, **options)
 
 
 # --- One layer ----------------------------------------------------------------------------------------------------------
@@ -327,13 +327,13 @@ def test_marks_are_the_sums_of_rows(name: str) -> None:
         at, drawn = xy(marks)
         assert len(at) > 3
         assert drawn == pytest.approx([1e6 * (dense[batch] + attention[int(context), batch]) for context in at])
-        assert hollow(marks) == (name != "rtx-4090-llama-3.1-8b")  # of the second only the products were measured
+        assert hollow(marks) == (name != "rtx-4090-llama-3.1-8b")  # only the GEMMs of MEASURED were measured
         stored = layer_time.stored(ProfileCosts(found), batch)
         assert stored.context.tolist() == sorted(context for context, many in attention if many == batch)
     assert inside(figure)
 
 
-def test_a_layer_is_its_products_and_its_attention() -> None:
+def test_a_layer_is_its_gemms_and_its_attention() -> None:
     hardware = ProfileCosts(profile_files.load(COMPOSED), tensor_parallel=4)
     found = layer_time.times(hardware, [256, 1000, 4096], 8)
     assert (found.context.dtype, found.context.tolist()) == (np.float64, [256, 1000, 4096])
@@ -344,10 +344,10 @@ def test_a_layer_is_its_products_and_its_attention() -> None:
     figure = layer_time.draw([hardware.profile], tensor_parallel=4)
     at, drawn = xy(lines(figure.axes[0])["whole 8"])
     assert drawn == pytest.approx(1e6 * hardware.layer(1, at, 8).seconds)
-    assert "split 4 ways" in texts(figure)
+    assert "TP 4 (GEMMs include" in texts(figure)
 
 
-def test_layers_as_wholes_have_no_parts(whole: Profile) -> None:
+def test_layers_timed_as_wholes_have_no_parts(whole: Profile) -> None:
     figure = layer_time.draw([whole], batches=(1, 8), longest=1024)
     drawn = lines(figure.axes[0])
     assert "products 1" not in drawn
@@ -399,12 +399,12 @@ def test_a_command_draws_profiles(tmp_path: Path) -> None:
         (["runs/some", "-o", "there"], "--out is used with --profile alone"),
         (["--profile", "h100-llama-2-7"], "did you mean h100-llama-2-7b"),
         (["--profile", "missing.json"], "missing.json: there is no such file"),
-        (["--profile", "h100-operations"], "take a model's"),
+        (["--profile", "h100-operations"], "choose a model's profile"),
         (["--profile", MEASURED, "--profile", MEASURED], "got h100-llama-2-7b twice"),
         ([part for name in MODELS[:4] for part in ("--profile", name)], "profiles must be 1 to 3, got 4"),
     ],
 )
-def test_what_cannot_be_drawn_is_a_mistake_in_a_line(arguments: list[str], words: str, tmp_path: Path) -> None:
+def test_wrong_plot_arguments_give_a_one_line_error(arguments: list[str], words: str, tmp_path: Path) -> None:
     done = plot(*arguments, *(["-o", str(tmp_path / "x")] if arguments[:1] == ["--profile"] else []))
     assert done.exit_code == 2, done.output
     assert words in done.stderr
@@ -413,7 +413,7 @@ def test_what_cannot_be_drawn_is_a_mistake_in_a_line(arguments: list[str], words
     assert not (tmp_path / "x").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = plot("--profile", MEASURED, "-o", str(tmp_path / "file" / "x"))
     assert done.exit_code == 2
@@ -424,7 +424,7 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
 
 
 class Busy(UniformLayers):
-    """A layer takes its time once for every eight tokens of a pass, and once at least."""
+    """Layers whose time grows with the tokens of a pass divided by eight, at least 1."""
 
     def layer(self, width: Any, context: Any, batch: Any = 1, *, busy: int = 0) -> Estimate:
         tokens = np.asarray(width) * np.asarray(batch) * np.ones(np.shape(context))
@@ -436,23 +436,24 @@ BUSY, FREE = Busy(preset("llama-68m"), 1e-3), UniformLayers(preset("llama-68m"),
 
 
 def test_the_largest_batch_by_hand() -> None:
-    """All drafts of 3 are accepted: 4 tokens for T(4 R) / T(R), which is 4 from R = 8 on, and 1 while 4 R is 8 at most."""
+    """All drafts of 3 are accepted: 4 tokens in T(4 R) / T(R), which is 4 from R = 8 on, and 1 while 4 R is at most 8."""
     batches = np.array([1, 2, 4, 7, 8, 9])
     found = largest_batch.speedups(BUSY, FREE, 1.0, 3, [128, 512], batches)
     assert found.T.tolist() == [pytest.approx([4, 4, 2, 4 / 3.5, 1, 1])] * 2
-    given: dict[str, Any] = {"acceptance_rate": 1.0, "draft_length": 3}
-    whole = largest_batch.limits(BUSY, FREE, **given)
+    options: dict[str, Any] = {"acceptance_rate": 1.0, "draft_length": 3}
+    whole = largest_batch.limits(BUSY, FREE, **options)
     assert whole.pays.tolist() == [7] * len(largest_batch.CONTEXTS) == [7] * 7
     assert largest_batch.CONTEXTS == (128, 256, 512, 1024, 2048, 4096, 8192)
     flat = UniformLayers(preset("llama-68m"), 1e-3)
-    assert largest_batch.limits(flat, FREE, **given, contexts=[9]).pays.tolist() == [512]
+    assert largest_batch.limits(flat, FREE, **options, contexts=[9]).pays.tolist() == [512]
     costs, drafts = {"a": BUSY, "b": flat}, {"a": FREE, "b": FREE}
     one = memory(BUSY.shape, 1e9, context=128, also=(FREE.shape,))
-    room = one.weights + 5.5 * one.cache  # at four times the context there is room for one
-    figure = largest_batch.draw(costs, drafts, **given, source="mine", contexts=(128, 512), most=16, memories={"a": room})
+    room = one.weights + 5.5 * one.cache  # at four times the context one sequence fits
+    figure = largest_batch.draw(costs, drafts, **options, source="mine", contexts=(128, 512), most=16, memories={"a": room})
     drawn = shown(figure)
-    assert drawn.texts == ["Up to which batch does drafting pay?", "batch kept full, acceptance rate 1, 3 drafted tokens: mine"]
-    kept = ["sequences that memory holds", "hollow: memory is full before that"]
+    said = "batch kept full, acceptance rate α = 1, draft length γ = 3: mine"
+    assert drawn.texts == ["Up to which batch size does drafting pay?", said]
+    kept = ["sequences that fit memory", "hollow: exceeds the memory"]
     assert drawn.legends == [("", ["a:\nassumed", "b:\nassumed", *kept])]
     [panel] = drawn.panels
     assert dict(panel.lines) == {
@@ -461,44 +462,44 @@ def test_the_largest_batch_by_hand() -> None:
     }  # fmt: skip
     axes = figure.axes[0]
     assert panel.scales == ("log", "log")
-    assert (panel.x, panel.y) == ("context [cached positions of each sequence]", "largest batch that gains [sequences]")
+    assert (panel.x, panel.y) == ("context [cached positions per sequence]", "largest batch that pays [sequences]")
     assert panel.ticks == (["128", "512"], ["never", "1", "2", "4", "8", "16\nor more"])
     assert axes.get_yticks().tolist() == [0.5, 1, 2, 4, 8, 16]
     assert (*axes.get_xlim(), *axes.get_ylim()) == pytest.approx((128 / 1.15, 512 * 1.15, 0.4, 22.4))
     assert not axes.xaxis.get_minorticklocs().size + axes.yaxis.get_minorticklocs().size
     assert not odd_dashes(figure)
-    # Room for exactly as many as pay is room enough; what holds none, or very many, stays in sight.
+    # Memory for exactly the batch that pays is enough; limits of 0 or many sequences stay within the axes.
     for sequences, within, at in ((7.0, 1, 7.0), (6.9, 0, 6.0), (0.0, 0, 0.5), (99.0, 1, 32.0)):
         just = {"a": one.weights + sequences * one.cache}
-        panel = shown(largest_batch.draw({"a": BUSY}, drafts={"a": FREE}, **given, source="", contexts=(128,), most=16,
+        panel = shown(largest_batch.draw({"a": BUSY}, drafts={"a": FREE}, **options, source="", contexts=(128,), most=16,
                                          memories=just)).panels[0]  # fmt: skip
         assert (len(panel.line("within a")), panel.line("fits a")) == (within, [(128, at)])
     many = {str(each): BUSY for each in range(7)}
     with pytest.raises(ParameterError, match="costs must be 1 to 6, got 7"):
-        largest_batch.draw(many, many, **given, source="")
+        largest_batch.draw(many, many, **options, source="")
     six = dict([*many.items()][:6])
-    assert len(shown(largest_batch.draw(six, six, **given, source="", contexts=(8,), most=2)).legends[0][1]) == 6
+    assert len(shown(largest_batch.draw(six, six, **options, source="", contexts=(8,), most=2)).legends[0][1]) == 6
     for contexts in ((8, 8), (9, 8), ()):
-        with pytest.raises(ParameterError, match="contexts must be at least one, each longer than the one before"):
-            largest_batch.draw(six, six, **given, source="", contexts=contexts)
+        with pytest.raises(ParameterError, match="contexts must be one or more, in increasing order"):
+            largest_batch.draw(six, six, **options, source="", contexts=contexts)
     with pytest.raises(ParameterError, match="drafts must have the names of costs, a, got none"):
-        largest_batch.draw({"a": BUSY}, {}, **given, source="")
-    # Without a cache to hold there is room for all; a model that is split is held in parts.
-    assert largest_batch.limits(BUSY, FREE, **given, contexts=(0,), most=16, available=1e12).fits == [16]  # type: ignore[comparison-overlap]
+        largest_batch.draw({"a": BUSY}, {}, **options, source="")
+    # Without a KV cache all sequences fit.
+    assert largest_batch.limits(BUSY, FREE, **options, contexts=(0,), most=16, available=1e12).fits == [16]  # type: ignore[comparison-overlap]
 
 
-def test_where_tables_end_is_said_of_the_longest_context(whole: Profile) -> None:
-    costs, given = {"mine": ProfileCosts(whole)}, {"acceptance_rate": 0.5, "draft_length": 3, "source": "", "most": 8}
+def test_ends_of_tables_are_noted_for_the_longest_context(whole: Profile) -> None:
+    costs, options = {"mine": ProfileCosts(whole)}, {"acceptance_rate": 0.5, "draft_length": 3, "source": "", "most": 8}
     for contexts, said in (((512, 1024), "measured"), ((512, 2048), "measured\nbeyond the table:\nlayers from context 1024")):
-        assert shown(largest_batch.draw(costs, {"mine": DRAFT}, **given, contexts=contexts)).legends[0][1] == [f"mine:\n{said}"]  # type: ignore[arg-type]
+        assert shown(largest_batch.draw(costs, {"mine": DRAFT}, **options, contexts=contexts)).legends[0][1] == [f"mine:\n{said}"]  # type: ignore[arg-type]
     past = shown(wide_pass_cost.draw(costs, batches=(8, 9, 1), widest=4, context=1024)).panels[0]
     assert past.texts[-1:] == ["measured\nbeyond the table: layers from batch 8"]
     assert shown(wide_pass_cost.draw(costs, batches=(8,), widest=4, context=1025)).panels[0].texts[-1:] == ["measured"]
     assert "context 1024" in shown(wide_pass_cost.draw(costs, batches=(8,), widest=4, context=1026)).panels[0].texts[-1]
 
 
-def test_wide_passes_by_hand() -> None:
-    """A pass of n tokens takes n / 8 of the time of one, and once at least, and its estimate is 10 % off where n is above 1."""
+def test_multi_token_passes_by_hand() -> None:
+    """A pass of n tokens takes max(n / 8, 1) of the time of one token, with an error of 10 % where n is above 1."""
     figure = wide_pass_cost.draw({"a": BUSY, "b": FREE_OF_WIDTH})
     drawn = shown(figure)
     assert drawn.texts == ["Cost of a forward pass over several tokens", "context 1,024; shaded: median error of the estimate"]
@@ -526,7 +527,7 @@ def test_wide_passes_by_hand() -> None:
     assert {corner[1] for corner in corners if corner[0] == 16} == {2 * 0.9, 2 * 1.1}
     assert {corner[1] for corner in corners if corner[0] == 1} == {1.0}
     assert not odd_dashes(figure)
-    # Where nothing becomes dearer there is room up to 2.2, where the diagonal ends; far out widths are thinned.
+    # Where cost does not grow the axis ends at 2.2, like the diagonal; large widths are thinned.
     flat = wide_pass_cost.draw({"b": FREE_OF_WIDTH}, batches=(1,), widest=200, context=7)
     panel = shown(flat).panels[0]
     assert flat.axes[0].get_ylim() == (0.85, 2.2)
@@ -555,8 +556,8 @@ def test_layers_by_hand(whole: Profile) -> None:
     several = [whole, replace(whole, name="yours"), replace(whole, name="theirs")]
     figure = layer_time.draw(several, batches=(1,), longest=4096)
     drawn = shown(figure)
-    assert drawn.texts == ["What one layer takes, and its attention's part of that", "one new token of each sequence"]
-    rows_said = [f"row of the table: {each}" for each in ("measured", "composed")]
+    assert drawn.texts == ["Time of one decoder layer, and attention's part of it", "one new token of each sequence"]
+    rows_said = [f"table row: {each}" for each in ("measured", "composed of operations")]
     assert drawn.legends == [("", ["whole layer", "GEMMs", "attention", *rows_said])]
     assert [panel.title for panel in drawn.panels] == ["mine", "yours", "theirs"]
     assert [panel.y for panel in drawn.panels] == ["time of one layer [µs]", "", ""]
@@ -571,7 +572,7 @@ def test_layers_by_hand(whole: Profile) -> None:
         assert 100 < len(across) <= 120
         assert axes.get_xlim() == pytest.approx((128 / 1.08, 4096 * 1.08))
         assert axes.get_ylim()[0] == 0
-        assert axes.get_xticks().tolist() == [128, 512, 2048]  # of six powers every other one
+        assert axes.get_xticks().tolist() == [128, 512, 2048]  # every other one of six powers
     assert layer_time.draw([whole], batches=(1, 2, 3, 4), longest=2048).axes[0].get_xticks().tolist() == [128, 256, 512, 1024, 2048]
     assert not odd_dashes(figure)
     assert layer_time.BATCHES == (1, 8, 32)
@@ -580,7 +581,7 @@ def test_layers_by_hand(whole: Profile) -> None:
                                      ([whole], (1, 2, 3, 4, 5), "batches must be 1 to 4, got 5")):  # fmt: skip
         with pytest.raises(ParameterError, match=words):
             layer_time.draw(profiles, batches=batches)
-    # Of rows that crowd those are marked that are half as long again as the one before, within the panel.
+    # Crowded rows are marked if they are at least 1.5 times the one before, within the panel.
     rows = [{"part": "layer", "width": 1, "context": each, "batch": 1, "time_s": taken_s(1, each, 1)}
             for each in (100, 128, 191, 192, 287, 288, 1024, 1100)]  # fmt: skip
     rows += [{"part": "layer", "width": 4, "context": 128, "batch": 1, "time_s": 1.0}]
@@ -590,7 +591,7 @@ def test_layers_by_hand(whole: Profile) -> None:
 
 
 def test_rooflines_by_hand(whole: Profile) -> None:
-    """Widths that are no powers of two are left out, but where there are no others; some widths are written."""
+    """Widths that are not powers of two are left out, unless there are no others; some widths are labelled."""
     shape = preset("llama-68m")
     rows = [{"part": "layer", "width": width, "context": context, "batch": batch, "time_s": taken_s(width, context, batch)}
             for width in (8, 2, 3, 1) for context in (512, 64) for batch in (4, 2)]  # fmt: skip
@@ -605,7 +606,7 @@ def test_rooflines_by_hand(whole: Profile) -> None:
     drawn = shown(figure)
     assert drawn.texts == [
         "Throughput that a decoder layer reaches on its device",
-        "a decoder layer (numbers: tokens in the pass), attention left out where it is told apart",
+        "a decoder layer (numbers: tokens in the pass), attention left out where timed separately",
     ]  # fmt: skip
     peaks = "1,000 GB/s, 100 TFLOP/s;\npeaks published"
     assert drawn.legends == [("", [f"mine: {peaks}", f"other: {peaks}", "mine:\nmeasured", "odd:\nmeasured"])]
@@ -618,14 +619,14 @@ def test_rooflines_by_hand(whole: Profile) -> None:
     assert (*figure.axes[0].get_xlim(), *figure.axes[0].get_ylim()) == pytest.approx(limits)
     assert panel.line("roof mine") == [(pytest.approx(low), pytest.approx(1e12 * low)), (100, 1e14), (pytest.approx(high), 1e14)]
     assert not odd_dashes(figure)
-    assert len(shown(reached_peaks.draw([crowd] * 4)).legends[0][1]) == 5  # one roof for one device
-    # Where a point lies beyond the ridge there is room for it too.
+    assert len(shown(reached_peaks.draw([crowd] * 4)).legends[0][1]) == 5  # one roof per device
+    # The axis extends to points beyond the ridge.
     weak = replace(crowd, rate=1e12 * float(found.intensity.max()) / 2)
     assert reached_peaks.draw([weak]).axes[0].get_xlim()[1] == pytest.approx(2.5 * float(found.intensity.max()))
     split = profile_files.load(COMPOSED)
     halves = shown(reached_peaks.draw([split], tensor_parallel=2))
-    assert halves.texts[1] == "a decoder layer split 2 ways (numbers: tokens in the pass), attention left out"
-    # Over a part of a layer, by the weights that a device of two keeps.
+    assert halves.texts[1] == "a decoder layer at TP 2 (numbers: tokens in the pass), attention left out"
+    # Operations of the part of a layer that one of two devices holds.
     part, tokens = shape_of(split).shard(2), 8
     row = split.rows("dense", 2).row(by_predicate=pl.col("tokens") == tokens, named=True)
     weights = sum(inputs * outputs for inputs, outputs in part.matrices)
@@ -638,7 +639,7 @@ def test_rooflines_by_hand(whole: Profile) -> None:
     )
 
 
-def test_where_parts_are_from_by_hand(whole: Profile) -> None:
+def test_provenance_of_parts_by_hand(whole: Profile) -> None:
     note = "attention split 2, 4 ways: composed of eager kernels (by me)"
     rows: list[dict[str, Any]] = [{"part": "dense", "tokens": each, "time_s": 1e-5 * each} for each in (1, 8)]
     attention = {"part": "attention", "context": 128, "time_s": 1e-5}
@@ -646,20 +647,20 @@ def test_where_parts_are_from_by_hand(whole: Profile) -> None:
     sources = (Source("mine", "mine.csv", parts=("dense",)),)
     two = replace(whole, provenance="composed", table=table_of(rows), notes=("nothing", note), sources=sources)
     assert [provenance.of_part(two, part) for part in ("dense", "attention")] == ["measured", "composed of operations"]
-    assert provenance.parts_said(two) == "products measured, attention composed of operations"
+    assert provenance.parts_said(two) == "GEMMs measured, attention composed of operations"
     both = replace(two, sources=(Source("mine", "mine.csv", parts=("dense", "attention")),))
     assert [provenance.of_part(both, "attention", tensor_parallel) for tensor_parallel in (1, 2, 4, 3)] == [
         "measured", "composed of eager kernels", "composed of eager kernels", "measured",
     ]  # fmt: skip
     assert [provenance.is_measured(both, "attention", tensor_parallel) for tensor_parallel in (1, 2)] == [True, False]
     assert provenance.parts_said(both) == "measured"
-    assert provenance.parts_said(both, 2) == "products measured, attention composed of eager kernels"
-    assert provenance.beyond(both, width=4, context=129, batch=8) == "beyond the table: products from tokens 8"
+    assert provenance.parts_said(both, 2) == "GEMMs measured, attention composed of eager kernels"
+    assert provenance.beyond(both, width=4, context=129, batch=8) == "beyond the table: GEMMs from tokens 8"
     assert provenance.beyond(both, width=1, context=130, batch=8) == "beyond the table: attention from context 128"
     assert provenance.beyond(both, width=2, context=130, batch=8) == (
-        "beyond the table: products from tokens 8; attention from context 128"
+        "beyond the table: GEMMs from tokens 8; attention from context 128"
     )
-    assert provenance.beyond(both, 2, width=9, context=999, batch=99) == ""  # no rows of layers split so
+    assert provenance.beyond(both, 2, width=9, context=999, batch=99) == ""  # no rows for this number of devices
     assert provenance.of_hardware(ProfileCosts(both)) == "measured"
     assert provenance.of_hardware_beyond(ProfileCosts(both), width=1, context=1, batch=9) == provenance.beyond(
         both, width=1, context=1, batch=9

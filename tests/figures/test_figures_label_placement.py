@@ -1,4 +1,4 @@
-"""Words beside points and at the ends of curves: clear of everything, inside the axes, tied to what they name; none lost unsaid."""
+"""Labels next to points and at the ends of curves: no overlaps, inside the axes, tied to their points, omitted ones counted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from matplotlib.transforms import Bbox
 from figures.common import label_placement
 from figures.common.style import canvas
 
-places = st.tuples(st.floats(0.02, 0.98), st.floats(0.02, 0.98))
+spots = st.tuples(st.floats(0.02, 0.98), st.floats(0.02, 0.98))
 
 
 def axes_of(dpi: float = 100.0) -> Axes:
@@ -32,9 +32,9 @@ def boxes(axes: Axes) -> list[Bbox]:
     return [Text.get_window_extent(each) for each in axes.texts]
 
 
-@given(st.lists(places, min_size=1, max_size=12), st.lists(places, min_size=2, max_size=3), st.sampled_from([60.0, 100.0, 200.0]))
+@given(st.lists(spots, min_size=1, max_size=12), st.lists(spots, min_size=2, max_size=3), st.sampled_from([60.0, 100.0, 200.0]))
 @settings(max_examples=10)
-def test_words_beside_points_are_clear_and_inside_or_counted(
+def test_labels_of_points_are_clear_and_inside_or_counted(
     points: list[tuple[float, float]], line: list[tuple[float, float]], dpi: float
 ) -> None:
     axes = axes_of(dpi)
@@ -46,14 +46,14 @@ def test_words_beside_points_are_clear_and_inside_or_counted(
     for box in found:
         assert frame.x0 - 1 <= box.x0 <= box.x1 <= frame.x1 + 1
         assert frame.y0 - 1 <= box.y0 <= box.y1 <= frame.y1 + 1
-        # A curve is looked at every four pixels, and a pixel is kept above and below: none comes more than a corner's width inside.
+        # Curves are sampled every four pixels, with a margin of one pixel: an overlap is at most a corner's width.
         inside = (seen[:, 0] > box.x0 + 2) & (seen[:, 0] < box.x1 - 2) & (seen[:, 1] > box.y0 + 2) & (seen[:, 1] < box.y1 - 2)
         assert not inside.any()
     assert not any(Bbox.intersection(one, other) and one.padded(-0.5).overlaps(other) for one, other in combinations(found, 2))
 
 
 @pytest.mark.parametrize("dpi", [72.0, 150.0])
-def test_a_lone_point_is_named_at_once_to_its_right_and_tied_to_it_only_from_afar(dpi: float) -> None:
+def test_a_lone_label_is_at_the_right_and_tied_only_if_far(dpi: float) -> None:
     axes = axes_of(dpi)
     assert label_placement.place(axes, [(0.5, 0.5, "alone")], []) == 0
     [text], [box] = axes.texts, boxes(axes)
@@ -61,18 +61,18 @@ def test_a_lone_point_is_named_at_once_to_its_right_and_tied_to_it_only_from_afa
     assert 0 < box.x0 - at[0] < label_placement._LEADER
     assert abs((box.y0 + box.y1) / 2 - at[1]) < label_placement._LEADER
     assert text.arrow_patch is None  # type: ignore[attr-defined]
-    # A fence around the point leaves room farther away alone, and a line leads there.
+    # A fence around the point leaves room only farther away, and a line leads there.
     fenced = axes_of(dpi)
     fence = np.array([(x, y) for x in range(-24, 25, 4) for y in range(-24, 25, 4) if (x, y) != (0, 0)])
     around = fenced.transData.inverted().transform(fenced.transData.transform((0.5, 0.5)) + fence)
     assert label_placement.place(fenced, [(0.5, 0.5, "alone")], [each[None] for each in around]) == 0
     [text], [box] = fenced.texts, boxes(fenced)
-    beside = max(box.x0 - at[0], at[0] - box.x1), (box.y0 + box.y1) / 2 - at[1]
-    assert np.hypot(*beside) > label_placement._LEADER  # the fence leaves no room that is nearer
+    offset = max(box.x0 - at[0], at[0] - box.x1), (box.y0 + box.y1) / 2 - at[1]
+    assert np.hypot(*offset) > label_placement._LEADER  # the fence leaves no nearer position
     assert text.arrow_patch is not None  # type: ignore[attr-defined]
 
 
-def test_where_there_is_no_room_words_are_counted() -> None:
+def test_labels_without_room_are_counted() -> None:
     axes = axes_of()
     grid = [np.array([(0, y), (1, y)]) for y in np.linspace(0, 1, 60)]
     assert label_placement.place(axes, [(0.5, 0.5, "one"), (0.2, 0.2, "two")], grid) == 2
@@ -82,7 +82,7 @@ def test_where_there_is_no_room_words_are_counted() -> None:
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=10))
 @settings(max_examples=8)
-def test_names_of_ends_that_crowd_are_moved_apart_and_others_stay(heights: list[float]) -> None:
+def test_crowded_names_are_moved_apart_and_others_stay(heights: list[float]) -> None:
     axes = axes_of()
     assert label_placement.at_right(axes, [(y, "curve", "#000000") for y in heights]) == 0
     found, frame = boxes(axes), axes.get_window_extent()
@@ -113,7 +113,7 @@ def test_curves_are_named_at_their_ends_in_order_and_in_their_colours(count: int
     assert middles == sorted(middles)
     assert named == sorted(named)
     assert not any(one.overlaps(other) for one, other in combinations(found, 2))
-    if count in (1, 5):  # room enough: each at the height of its end
+    if count in (1, 5):  # no crowding: each at the height of its end
         assert middles == pytest.approx(named, abs=1.5)
     if left_out:  # the lowest and the highest are among those that are named
         assert {named[0], named[-1]} == {min(ends.values()), max(ends.values())}
@@ -135,7 +135,7 @@ def test_ends_of_the_match_rate_are_marked_unless_they_crowd() -> None:
         assert np.ptp(pixels[:, 1]) == pytest.approx(0, abs=1e-6)
 
 
-def test_what_is_drawn_is_lines_and_single_points() -> None:
+def test_drawn_returns_lines_and_single_points() -> None:
     axes = axes_of()
     axes.plot([0, 1, 2], [3, 4, 5])
     axes.plot([6, 7], [8, 9], linestyle="none", marker="o")
@@ -150,7 +150,7 @@ OFFSETS = [
 
 
 def of_pixels(dpi: float = 100.0) -> Axes:
-    """Axes whose data are pixels from their lower left corner, 360 across and 320 up."""
+    """Axes whose data units are pixels from their lower left corner, 360 across and 320 up."""
     axes = axes_of(dpi)
     frame = axes.get_window_extent()
     axes.set_xlim(0, frame.width)
@@ -167,7 +167,7 @@ def size(text: str) -> tuple[float, float]:
 def first_clear(
     at: tuple[float, float], extent: tuple[float, float], points: list[tuple[float, float]], taken: list[Bbox]
 ) -> tuple[float, float, str, Bbox] | None:
-    """Offset, edge and box of the first place of a text, to the right before the left, that nothing is in or beyond."""
+    """Offset, edge and box of the first clear position of a label inside the axes, trying right before left."""
     width, height = extent
     for reach, rise in OFFSETS:
         for side in (1, -1):
@@ -181,7 +181,7 @@ def first_clear(
     return None
 
 
-def test_words_take_the_first_place_that_is_clear() -> None:
+def test_labels_take_the_first_clear_position() -> None:
     rng = np.random.default_rng(7)
     extents = {text: size(text) for text in ("a", "some words", "two\nlines")}
     for crowd in (0, 10, 40, 120):
@@ -209,7 +209,7 @@ def test_words_take_the_first_place_that_is_clear() -> None:
                 assert (text.get_fontsize(), text.get_va()) == (8.5, "center")
 
 
-def test_each_place_is_taken_where_all_others_are_not_clear() -> None:
+def test_each_position_is_used_if_all_others_are_blocked() -> None:
     rng, (width, height) = np.random.default_rng(3), size("words")
     for reach, rise in OFFSETS:
         for side in (1, -1):
@@ -223,8 +223,8 @@ def test_each_place_is_taken_where_all_others_are_not_clear() -> None:
             )  # fmt: skip
 
 
-def test_what_touches_a_place_is_not_in_it() -> None:
-    """An obstacle on each edge, and a hair inside of it; the frame on an edge, and a hair inside."""
+def test_touching_obstacles_do_not_block_a_position() -> None:
+    """Test an obstacle on each edge and slightly inside of it, and the frame on an edge and slightly inside."""
     width, height = size("words")
     x, y = 128.0, 128.0
     edges = [(x + 8, y), (x + 10 + width + 2, y), (x + 20, y - height / 2 - 1), (x + 20, y + height / 2 + 1)]
@@ -234,7 +234,7 @@ def test_what_touches_a_place_is_not_in_it() -> None:
             axes = of_pixels()
             assert label_placement.place(axes, [(x, y, "words")], [np.array([(across + step * dx, up + step * dy)])]) == 0
             assert (axes.texts[0].get_position() != pytest.approx((7.2, 0))) == moved, (across, up, step)
-    # To the right while the whole text is inside, else to the left.
+    # At the right if the whole label is inside, else at the left.
     for beyond, side in ((0.0, "left"), (0.01, "right")):
         axes = of_pixels()
         label_placement.place(axes, [(360 - width - 12 + beyond, y, "words")], [])
@@ -243,7 +243,7 @@ def test_what_touches_a_place_is_not_in_it() -> None:
         axes = of_pixels()
         label_placement.place(axes, [(x, height / 2 - beyond, "words")], [])
         assert axes.texts[0].get_position()[1] == pytest.approx(rise)
-    # A word beside another's box, and one that reaches into it.
+    # A label that touches another's box, and one that overlaps it.
     for above, moved in ((height, False), (height - 0.01, True)):
         axes = of_pixels()
         label_placement.place(axes, [(x, y, "words"), (x, y + above, "words")], [])
@@ -251,7 +251,7 @@ def test_what_touches_a_place_is_not_in_it() -> None:
     assert label_placement.place(of_pixels(), [(x, y, "words")], [], size=120) == 1
 
 
-def test_a_line_is_looked_at_every_four_pixels_or_so() -> None:
+def test_lines_are_sampled_about_every_four_pixels() -> None:
     axes = of_pixels()
     corner = axes.transData.transform((0, 0))
     for line, count in (([(0, 0), (40, 0)], 12), ([(0, 0), (30, 40), (30, 41)], 14), ([(0, 0), (0, 1e6)], 5000)):
@@ -264,7 +264,7 @@ def test_a_line_is_looked_at_every_four_pixels_or_so() -> None:
 
 
 @pytest.mark.parametrize("dpi", [100.0, 180.0])
-def test_crowded_names_stand_a_line_apart_at_the_top_and_the_bottom(dpi: float) -> None:
+def test_crowded_names_are_one_line_apart_at_the_top_and_the_bottom(dpi: float) -> None:
     gap = 1.25 * 8.5 * dpi / 72
     for y, sign in ((0.0, 1), (1.0, -1), (7.0, -1), (-7.0, 1)):
         axes = axes_of(dpi)
@@ -280,7 +280,7 @@ def test_crowded_names_stand_a_line_apart_at_the_top_and_the_bottom(dpi: float) 
             assert text.arrowprops == {  # type: ignore[attr-defined]
                 "arrowstyle": "-", "color": "#123456", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5),
             }  # fmt: skip
-    # Of more than stand one above the other, evenly chosen ones; one at least.
+    # If there is not room for all names, an even selection is drawn, at least one.
     low = axes_of(dpi)
     low.set_position((0.1, 0.1, 0.6, (3.5 * gap) / (4 * dpi)))
     assert label_placement.at_right(low, [(index / 10, f"{index}", "#123456") for index in range(9)]) == 6
@@ -291,7 +291,7 @@ def test_crowded_names_stand_a_line_apart_at_the_top_and_the_bottom(dpi: float) 
 
 
 def test_ends_of_curves_are_marked_unless_another_mark_is_near() -> None:
-    """One 36 pixels beside another, or 14 above, is near; farther it is not."""
+    """Marks within 36 pixels horizontally and 14 vertically are near."""
     for across, up, marked in ((36, 0, False), (36.5, 0, True), (0, 14, False), (0, 14.5, True), (36, 14, False), (-37, 3, True)):
         axes = of_pixels()
         marks = label_placement.ends(

@@ -1,4 +1,4 @@
-"""The figures on lossy methods, by their artists: what is drawn is the theory."""
+"""Figures of SkipDecode: drawn values are the theory's."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def test_the_map_has_the_layers_of_each_position() -> None:
     assert used.sum(axis=0).tolist() == [LAYERS] * PROMPT + budgets.tolist()
     assert used[:2].all()
     assert used[LAYERS - 6 :].all()
-    # What a token uses, all before it have used too: nothing is computed again.
+    # All earlier tokens have used the layers that a token uses: nothing is recomputed.
     assert np.all(np.diff(used, axis=1) <= 0)
     assert [text.get_text() for text in figure.axes[1].get_legend().get_texts()] == ["used", "skipped"]
     assert any("published" in text.get_text() for text in figure.texts)
@@ -63,7 +63,7 @@ def test_the_map_has_the_layers_of_each_position() -> None:
 
 @pytest.mark.parametrize("warm_up", [0, 1, 3])
 @pytest.mark.parametrize("schedule", [*SCHEDULES, Schedule("steep", 2, LAYERS, 2.0)])
-def test_each_token_goes_through_the_first_layers_and_the_topmost(schedule: Schedule, warm_up: int) -> None:
+def test_each_token_uses_the_first_and_the_top_layers(schedule: Schedule, warm_up: int) -> None:
     found = layers_of(schedule, **BOUNDS, warm_up=warm_up)
     budgets = skipdecode.exit_layers(
         schedule.min_layers, schedule.max_layers, PROMPT, SEQUENCE, SEQUENCE - PROMPT, rounding="half-up", power=schedule.power
@@ -71,37 +71,37 @@ def test_each_token_goes_through_the_first_layers_and_the_topmost(schedule: Sche
     assert (found != SKIPPED).sum(axis=0).tolist() == budgets.tolist()
     assert (found == WARM_UP).sum(axis=0).tolist() == np.minimum(warm_up, budgets).tolist()
     for column in found.T:
-        # From the bottom up: layers to warm up, skipped ones, top ones, and nothing in another order.
+        # From the bottom: warm-up layers, skipped layers, top layers, in this order.
         order = [kind for kind, before in zip(column, [None, *column[:-1]], strict=True) if kind != before]
         assert order == [kind for kind in (WARM_UP, SKIPPED, TOP) if kind in order]
     assert not np.any((found == WARM_UP).any(axis=1) & (found == TOP).any(axis=1))
-    # What a token goes through, all before it went through: none of their keys and values is missing.
+    # All earlier tokens have used the layers that a token uses: their KV cache rows exist.
     assert np.all(np.diff((found != SKIPPED).astype(int), axis=1) <= 0)
 
 
-def test_the_maps_and_the_shares_beside_them() -> None:
+def test_maps_and_the_shares_next_to_them() -> None:
     figure = skipdecode_layers.draw(SCHEDULES, **BOUNDS, warm_up=2, source="published")
     assert len(figure.axes) == 2 * len(SCHEDULES)
-    for schedule, field, beside in zip(SCHEDULES, figure.axes[::2], figure.axes[1::2], strict=True):
+    for schedule, field, shares in zip(SCHEDULES, figure.axes[::2], figure.axes[1::2], strict=True):
         (image,) = field.get_images()
         found = np.asarray(image.get_array())
         assert found.tolist() == layers_of(schedule, **BOUNDS, warm_up=2).tolist()
         assert image.get_extent() == [0.5, SEQUENCE - PROMPT + 0.5, 0.5, LAYERS + 0.5]
-        ends = {(patch.get_y(), patch.get_x() + patch.get_width()) for patch in beside.patches}
+        ends = {(patch.get_y(), patch.get_x() + patch.get_width()) for patch in shares.patches}
         reached = [max(end for y, end in ends if y == layer + 0.5) for layer in range(LAYERS)]
         assert reached == pytest.approx((found != SKIPPED).mean(axis=1).tolist())
-        # The shares of all layers together are the mean layers of a token, which the title says.
+        # The shares of all layers sum to the mean layers per token in the title.
         assert f"{schedule.label}: {sum(reached):.2f} layers" in field.get_title(loc="left")
         assert f"{LAYERS - schedule.max_layers} of {LAYERS} never used" in field.get_title(loc="left")
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == ["topmost layers", "first layers, to warm up", "skipped"]
+    assert legend == ["top layers", "warm-up layers (first)", "skipped"]
     assert any("published" in text.get_text() for text in figure.texts)
     assert inside(figure)
 
 
-def test_a_map_says_only_what_is_in_it() -> None:
+def test_legend_and_title_of_a_map_name_only_what_is_in_it() -> None:
     figure = skipdecode_layers.draw([Schedule("whole", LAYERS, LAYERS)], **BOUNDS, warm_up=0, source="assumed")
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["topmost layers"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["top layers"]
     assert "never" not in figure.axes[0].get_title(loc="left")
     assert inside(figure)
 
@@ -125,37 +125,37 @@ def test_bad_input_names_the_value_and_its_bound(schedules: list[Schedule], more
 # --- By hand ---------------------------------------------------------------------------------------------------------------
 
 SHORT: dict[str, Any] = {"layers": 4, "prompt": 2, "sequence_length": 5, "source": "mine"}
-"""Of three generated tokens the first goes through three layers, the others through two (2 1/3 and 1 2/3)."""
+"""Three generated tokens: the first uses three layers, the others two (2 1/3 and 1 2/3, rounded)."""
 
 
 def test_schedules_by_hand() -> None:
     figure = draw([Schedule("a", 1, 3), Schedule("b", 2, 4, 2.0)], **SHORT)
     found = shown(figure)
     assert found.texts == [
-        "Which layers does a token go through?", "SkipDecode, mine; prompt 2, sequence of at most 5 tokens, 4 layers",
+        "Layers that a token uses", "SkipDecode, mine; prompt 2, sequence of at most 5 tokens, 4 layers",
     ]  # fmt: skip
     left, right = found.panels
-    assert (left.title, left.x, left.y) == ("dashed: mean of the generated tokens", "position  [tokens]", "layers of a token")
-    assert (right.title, right.x, right.y) == ("a: 1 to warm up, then the topmost", "position  [tokens]", "layer")
+    assert (left.title, left.x, left.y) == ("dashed: mean over generated tokens", "position  [tokens]", "layers per token")
+    assert (right.title, right.x, right.y) == ("a: 1 warm-up, then the top layers", "position  [tokens]", "layer")
     power = skipdecode.exit_layers(2, 4, 2, 5, 3, rounding="half-up", power=2.0).tolist()
     assert left.lines == [
         ("prompt", [(0, 4), (2, 4)]), ("a", [(2, 3), (3, 2), (4, 2)]), ("mean a", [(2, 7 / 3), (5, 7 / 3)]),
         ("b", [*zip((2, 3, 4), power, strict=True)]), ("mean b", [(2, sum(power) / 3), (5, sum(power) / 3)]),
     ]  # fmt: skip
     assert left.texts == ["a: 1.71× fewer", f"b: {12 / sum(power):.2f}× fewer"]
-    axes, beside = figure.axes
+    axes, map_axes = figure.axes
     assert (*axes.get_xlim(), *axes.get_ylim()) == (0, 5, 0, 4.5)
     assert [line.get_drawstyle() for line in axes.lines if line.get_label() in "ab"] == ["steps-post"] * 2
     assert (left.grid, right.grid) == ("xy", "")
-    (image,) = beside.get_images()
+    (image,) = map_axes.get_images()
     assert np.asarray(image.get_array()).tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
     assert image.get_extent() == [0, 5, 0.5, 4.5]
     assert (image.origin, image.get_clim(), image.get_interpolation()) == ("lower", (0, 1), "nearest")
-    assert beside.get_aspect() == "auto"
-    assert set(np.asarray(beside.lines[0].get_xdata()).tolist()) == {2}
-    for each in (axes, beside):
+    assert map_axes.get_aspect() == "auto"
+    assert set(np.asarray(map_axes.lines[0].get_xdata()).tolist()) == {2}
+    for each in (axes, map_axes):
         assert all(at == round(at) for at in each.get_xticks())
-    assert all(at == round(at) for at in beside.get_yticks())
+    assert all(at == round(at) for at in map_axes.get_yticks())
     assert not odd_dashes(figure)
     assert [str(layer) for layer in layers_of(Schedule("", 2, 2), layers=3, prompt=1, sequence_length=2, warm_up=5).T] == [
         "[1 1 0]"
@@ -187,7 +187,7 @@ def test_schedules_of_a_run_by_hand() -> None:
     assert found[1] == {"layers": 24, "prompt": 60, "sequence_length": 160, "warm_up": 1, "source": "settings assumed"}
     steady = skipdecode_schedule.of_run(rows.filter(pl.col("power") == 1.0))
     assert steady is not None
-    # Of as many schedules on either prompt the first are drawn.
+    # If two prompts have equally many schedules, the first is drawn.
     assert steady[0] == [Schedule("6 to 4 layers", 4, 6)]
     assert (steady[1]["prompt"], steady[1]["source"]) == (10, "settings published (Table 2)")
     many = pl.concat([rows.head(1).with_columns(min_layers=pl.lit(low, dtype=pl.Int64)) for low in (6, 5, 4, 3, 2, 1, 0)])
@@ -203,35 +203,35 @@ def test_maps_of_layers_by_hand() -> None:
     figure = skipdecode_layers.draw(three, **SHORT)
     found = shown(figure)
     assert found.texts == [
-        "Which layers does a generated token go through?",
+        "Layers that each generated token uses",
         "SkipDecode, mine; 4 layers, prompt 2, sequence of at most 5 tokens; halves rounded up",
     ]  # fmt: skip
-    assert found.legends == [("", ["topmost layers", "first layers, to warm up", "skipped"])]
+    assert found.legends == [("", ["top layers", "warm-up layers (first)", "skipped"])]
     maps, shares = found.panels[::2], found.panels[1::2]
     assert [each.title for each in maps] == [
         "a: 2.33 layers on average; 1 of 4 never used", "b: 3.00 layers on average; 1 of 4 never used",
         "c: 1.00 layers on average; 3 of 4 never used",
     ]  # fmt: skip
     assert {(each.x, each.y) for each in maps} == {("generated token", "layer")}
-    assert {(each.x, each.y) for each in shares} == {("of the tokens", "")}
+    assert {(each.x, each.y) for each in shares} == {("share of tokens", "")}
     third = pytest.approx(1 / 3)
-    wanted = {"first layers, to warm up": [1, 0, 0, 0], "topmost layers": [0, 0, third, 1]}
+    wanted = {"warm-up layers (first)": [1, 0, 0, 0], "top layers": [0, 0, third, 1]}
     for label, boxes in shares[0].bars:
         assert [(y, wide, tall) for _, y, wide, tall in boxes] == [(at + 0.5, wanted[label][at], 1) for at in range(4)]
     assert shares[0].ticks == (["50%", "100%"], [])
-    # Two maps in a row, and the third below; sizes in inches.
+    # Two maps in a row, and the third below; sizes [inches].
     width, height = figure.get_size_inches()
     assert (width, height) == pytest.approx((0.25 + 2 * 5.7, 0.85 + 2 * 3.0))
-    for index, (field, beside) in enumerate(zip(figure.axes[::2], figure.axes[1::2], strict=True)):
+    for index, (field, share_axes) in enumerate(zip(figure.axes[::2], figure.axes[1::2], strict=True)):
         row, column = divmod(index, 2)
         inches = [(box.x0 * width, box.y0 * height, box.width * width, box.height * height)
-                  for box in (field.get_position(), beside.get_position())]  # fmt: skip
+                  for box in (field.get_position(), share_axes.get_position())]  # fmt: skip
         left, bottom = 0.25 + 5.7 * column + 0.45, 3.0 * (1 - row) + 0.55
         assert inches == [pytest.approx((left, bottom, 4.0, 2.1)), pytest.approx((left + 4.1, bottom, 0.8, 2.1))]
-        assert (beside.get_xlim(), beside.get_ylim()) == ((0, 1), (0.5, 4.5))
+        assert (share_axes.get_xlim(), share_axes.get_ylim()) == ((0, 1), (0.5, 4.5))
         (image,) = field.get_images()
         assert (image.get_clim(), image.origin, field.get_aspect()) == ((-0.5, 2.5), "lower", "auto")
         assert all(at == round(at) for at in (*field.get_xticks(), *field.get_yticks()))
     alone = skipdecode_layers.draw(three[1:2], **SHORT, warm_up=0)
     assert alone.get_size_inches().tolist() == pytest.approx([0.25 + 5.7 * 1.3, 3.85])
-    assert shown(alone).legends == [("", ["topmost layers", "skipped"])]
+    assert shown(alone).legends == [("", ["top layers", "skipped"])]

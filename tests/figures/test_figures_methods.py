@@ -1,4 +1,4 @@
-"""The figures on adaptive draft lengths and on hierarchies, by their artists: what is drawn is the theory. Which runs have them."""
+"""Figures of adaptive draft lengths and of hierarchies: drawn values are the theory's, and the runs that have these figures."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def speeds(rows: pl.DataFrame) -> dict[str, float]:
 
 
 def fixed_speed(rates: Any, length: int) -> float:
-    """Of one draft length, by the chance that a round starts at each position."""
+    """Speed-up of one draft length, from the probability that a round starts at each position."""
     tokens = len(rates) + 1
     starts, time = np.zeros(tokens + 1), 0.0
     starts[0] = 1.0
@@ -54,9 +54,9 @@ def fixed_speed(rates: Any, length: int) -> float:
         drafted = min(length, tokens - 1 - start)
         time += starts[start] * (1 + C * drafted)
         reached = starts[start]
-        for place in range(start, start + drafted):
-            starts[place + 1] += reached * (1 - rates[place])
-            reached *= rates[place]
+        for at in range(start, start + drafted):
+            starts[at + 1] += reached * (1 - rates[at])
+            reached *= rates[at]
         starts[start + drafted + 1] += reached
     return tokens / time
 
@@ -64,7 +64,7 @@ def fixed_speed(rates: Any, length: int) -> float:
 # --- Adaptive draft lengths -------------------------------------------------------------------------------------------
 
 
-def test_the_fixed_length_is_the_best_and_has_its_exact_speed(steady: pl.DataFrame, changing: pl.DataFrame) -> None:
+def test_fixed_length_is_the_best_one_and_has_its_exact_speed(steady: pl.DataFrame, changing: pl.DataFrame) -> None:
     for rows, rates in ((steady, [0.85] * 399), (changing, CHANGING)):
         length = int(rows.filter(policy=adaptive_draft_lengths.FIXED)["median"][0])
         exact = [fixed_speed(rates, each) for each in range(21)]
@@ -73,14 +73,14 @@ def test_the_fixed_length_is_the_best_and_has_its_exact_speed(steady: pl.DataFra
     assert fixed_speed([0.85] * 399, 5) == pytest.approx(float(speculative.finite_speedup(400, 0.85, 5, C)))
 
 
-def test_the_heuristic_has_the_mean_time_of_its_theory() -> None:
+def test_heuristic_has_the_mean_time_of_its_theory() -> None:
     rows = adaptive_draft_lengths.trajectories([0.7] * 127, C, replications=4000)
     exact = heuristic_moments(5, 20, 128, Iid(0.7), round_prices(UnitCost(40, cost_ratio=C), 20))
     error = 5 * exact.variance**0.5 / exact.time / 4000**0.5
     assert speeds(rows)["heuristic"] == pytest.approx(128 * 40 / exact.time, rel=error)
 
 
-def test_policies_settle_where_their_estimators_say(steady: pl.DataFrame) -> None:
+def test_policies_settle_at_the_optimum_of_their_estimators(steady: pl.DataFrame) -> None:
     last = {row["policy"]: row["median"] for row in steady.filter(position=398).to_dicts()}
     best = float(speculative.optimal_draft_length(0.85, C))
     biased = int(biased_lengths(0.85, C, 20).argmax())
@@ -91,7 +91,7 @@ def test_policies_settle_where_their_estimators_say(steady: pl.DataFrame) -> Non
     assert found["optimum, biased"] < 0.95 * found["optimum"]
 
 
-def test_no_policy_passes_the_bound_which_is_that_of_each_position(steady: pl.DataFrame, changing: pl.DataFrame) -> None:
+def test_no_policy_exceeds_the_bound(steady: pl.DataFrame, changing: pl.DataFrame) -> None:
     for rows in (steady, changing):
         found = speeds(rows)
         assert (
@@ -104,20 +104,20 @@ def test_no_policy_passes_the_bound_which_is_that_of_each_position(steady: pl.Da
     assert sure[adaptive_draft_lengths.FIXED] == pytest.approx(sure[adaptive_draft_lengths.BOUND])
 
 
-def test_one_decoding_is_that_of_the_algorithm() -> None:
-    """Round by round, in a decoding that accepts all, none, or every other token; rounds that the end cuts have no whole length."""
+def test_one_decoding_follows_the_algorithm() -> None:
+    """Compare round by round, for decodings that accept all, no, or every other token; rounds cut by the end are skipped."""
     for rates in ([1.0] * 60, [0.0] * 60, [1.0, 0.0] * 30):
         rows = adaptive_draft_lengths.trajectories(rates, C, replications=1)
         for name, options in adaptive_draft_lengths.CHOICES.items():
-            played = rows.filter(policy=name)["median"].to_list()
+            lengths = rows.filter(policy=name)["median"].to_list()
             starts = dict(rounds(Parameters(4, believed_cost_ratio=None if name == "heuristic" else C, **options), rates))
             whole = {at: length for at, length in starts.items() if at + length < 60}
             assert len(whole) >= 3
-            assert {at: played[at] for at in whole} == whole
+            assert {at: lengths[at] for at in whole} == whole
 
 
 def rounds(parameters: Parameters, rates: list[float]) -> list[tuple[int, int]]:
-    """Where each round of a decoding starts, and how many tokens it drafts; the coins are certain."""
+    """Start and draft length of each round, where every acceptance is certain or impossible."""
     policy, at, found = parameters.started(1), 0, []
     while at <= len(rates):
         length = min(int(policy.length[0]), len(rates) - at)
@@ -128,7 +128,7 @@ def rounds(parameters: Parameters, rates: list[float]) -> list[tuple[int, int]]:
     return found
 
 
-def test_what_is_drawn_are_the_rows(steady: pl.DataFrame, changing: pl.DataFrame) -> None:
+def test_drawn_values_are_those_of_the_rows(steady: pl.DataFrame, changing: pl.DataFrame) -> None:
     figure = adaptive_draft_lengths.draw(pl.concat([steady, changing]))
     assert len(figure.axes) == 8
     for rows, panels in ((steady, figure.axes[:4]), (changing, figure.axes[4:])):
@@ -142,15 +142,15 @@ def test_what_is_drawn_are_the_rows(steady: pl.DataFrame, changing: pl.DataFrame
             assert x == own["speedup"][0]
         at, best = xy(drawn["best for the rate"])
         rates = rows.filter(policy="heuristic")["acceptance_rate"].to_numpy()
-        for place in (0, 59, 60, 118):
-            tried = speculative.speedup(rates[place], np.arange(60), C)
-            assert tried[int(best[place])] == tried.max()
+        for at_position in (0, 59, 60, 118):
+            tried = speculative.speedup(rates[at_position], np.arange(60), C)
+            assert tried[int(best[at_position])] == tried.max()
         assert xy(lines(panels[3])[adaptive_draft_lengths.BOUND])[0][0] == speeds(rows)[adaptive_draft_lengths.BOUND]
         assert xy(drawn[adaptive_draft_lengths.FIXED])[1][0] == rows.filter(policy=adaptive_draft_lengths.FIXED)["median"][0]
     assert "changing: α = 0.85, then 0.4" in words(figure)
 
 
-def test_bands_reach_from_quartile_to_quartile(changing: pl.DataFrame) -> None:
+def test_bands_are_quartiles(changing: pl.DataFrame) -> None:
     axes = adaptive_draft_lengths.draw(changing).axes[0]
     (band,) = axes.collections
     corners = np.vstack([path.vertices for path in band.get_paths()])
@@ -174,7 +174,7 @@ def test_the_figures_are_legible(steady: pl.DataFrame, changing: pl.DataFrame) -
 # --- Hierarchies ------------------------------------------------------------------------------------------------------
 
 CHEAP = {"cost_ratio": 0.02, "medium_cost_ratio": 0.2, "draft_length": 3}
-DEAR = {"cost_ratio": 0.3, "medium_cost_ratio": 0.6, "draft_length": 4}
+EXPENSIVE = {"cost_ratio": 0.3, "medium_cost_ratio": 0.6, "draft_length": 4}
 
 
 def regions(figure: Figure, index: int) -> tuple[Any, Any]:
@@ -183,9 +183,9 @@ def regions(figure: Figure, index: int) -> tuple[Any, Any]:
     return np.asarray(mesh.get_array()), (corners[0, :-1, 0] + corners[0, 1:, 0]) / 2
 
 
-@pytest.mark.parametrize("costs", [CHEAP, DEAR])
-def test_regions_end_where_the_break_even_says(costs: dict[str, Any]) -> None:
-    """The regions are drawn from speeds; where one ends is another formula, and the theory's own."""
+@pytest.mark.parametrize("costs", [CHEAP, EXPENSIVE])
+def test_regions_end_at_the_break_even(costs: dict[str, Any]) -> None:
+    """Regions are drawn from speed-ups; their ends are compared with the theory's break-even formula."""
     figure = hierarchical_regions.draw(pl.DataFrame([costs]))
     gamma, small, medium = costs["draft_length"], costs["cost_ratio"], costs["medium_cost_ratio"]
     names = list(hierarchical_regions.REGIONS)
@@ -195,12 +195,12 @@ def test_regions_end_where_the_break_even_says(costs: dict[str, Any]) -> None:
         assert pays.any()
         over_medium = (drawn == names.index("medium")) | (drawn == names.index("both"))
         if reading != "bonus":
-            kept = sum(rates**place for place in range(1, gamma + 1)) + (0 if reading == "literal" else 1 - rates**gamma)
+            kept = sum(rates**power for power in range(1, gamma + 1)) + (0 if reading == "literal" else 1 - rates**gamma)
             above = np.broadcast_to(kept > theory.breakeven_kept(gamma, small, medium), drawn.shape)
             assert np.array_equal(over_medium[pays], above[pays])
 
 
-def test_where_nothing_pays_no_scheme_is_faster_than_plain_decoding() -> None:
+def test_in_the_plain_region_no_scheme_is_faster_than_plain_decoding() -> None:
     figure = hierarchical_regions.draw(pl.DataFrame([CHEAP]))
     for index, reading in enumerate(hierarchical_regions.READINGS):
         drawn, rates = regions(figure, index)
@@ -214,18 +214,18 @@ def test_where_nothing_pays_no_scheme_is_faster_than_plain_decoding() -> None:
             assert (drawn[row, column] == len(hierarchical_regions.REGIONS) - 1) == (found[0] > max(1, *found[1:]))
 
 
-def test_the_deck_stands_at_the_rates_that_its_speeds_need() -> None:
+def test_slides_are_drawn_at_the_rates_of_their_speed_ups() -> None:
     figure = hierarchical_regions.draw(hierarchical_regions.example())
     for axes, reading in zip(figure.axes, hierarchical_regions.READINGS, strict=False):
         ((middle, large),) = coordinates([lines(axes)["points"]])
         c = deck_analysis.cost_ratio("ende")
         assert float(speculative.speedup(large, 3, 0.5)) == pytest.approx(1.13)
         assert float(theory.speedup(large, middle, 3, c, 0.5, reading=reading)) == pytest.approx(1.46)
-        assert "deck" in {text.get_text() for text in axes.texts}
+        assert "slides" in {text.get_text() for text in axes.texts}
     assert all("points" not in lines(axes) for axes in figure.axes[3:])
 
 
-def test_a_point_without_a_reading_stands_in_every_map() -> None:
+def test_a_point_without_a_reading_is_in_every_map() -> None:
     rows = pl.DataFrame([CHEAP | {"acceptance_rate": 0.9, "medium_acceptance_rate": 0.4}])
     assert [coordinates([lines(axes)["points"]]) for axes in hierarchical_regions.draw(rows).axes] == [{(0.4, 0.9)}] * 3
 
@@ -245,7 +245,7 @@ def test_the_same_rows_give_the_same_bytes(changing: pl.DataFrame, tmp_path: Pat
         assert all(one.read_bytes() == two.read_bytes() for one, two in pairs)
 
 
-def test_a_seed_gives_the_same_draws_and_another_others() -> None:
+def test_a_seed_determines_the_draws() -> None:
     one, again, other = (adaptive_draft_lengths.trajectories(CHANGING, C, seed=seed, replications=1) for seed in (0, 0, 1))
     assert one.equals(again)
     assert not one.equals(other)
@@ -257,8 +257,8 @@ def test_rows_and_values_that_cannot_be_drawn_are_refused(changing: pl.DataFrame
     cases: list[tuple[Any, str]] = [
         (lambda: adaptive_draft_lengths.draw(changing.clear()), "needs at least one row, got none"),
         (lambda: adaptive_draft_lengths.draw(changing.drop("low")), "got none called low"),
-        (lambda: adaptive_draft_lengths.draw(changing.with_columns(policy=pl.lit("luck"))), "unknown policy 'luck'"),
-        (lambda: adaptive_draft_lengths.draw(pl.concat(renamed)), "rows must be of at most 3 texts, got 4"),
+        (lambda: adaptive_draft_lengths.draw(changing.with_columns(policy=pl.lit("mine"))), "unknown policy 'mine'"),
+        (lambda: adaptive_draft_lengths.draw(pl.concat(renamed)), "rows must be of at most 3 sequences, got 4"),
         (lambda: adaptive_draft_lengths.trajectories([0.5, 1.5], C), r"acceptance_rates\[1\] must be between 0 and 1, got 1.5"),
         (lambda: adaptive_draft_lengths.trajectories([], C), "acceptance_rates must be a list of one rate or more"),
         (lambda: adaptive_draft_lengths.trajectories([0.5], -1.0), "cost_ratio must be at least 0, got -1.0"),
@@ -290,9 +290,9 @@ def drawn(scenario: str, folder: Path) -> set[str]:
 
 
 @pytest.mark.usefixtures("album")
-def test_runs_have_the_figures_of_what_is_in_them(tmp_path: Path) -> None:
+def test_runs_draw_the_figures_of_their_methods(tmp_path: Path) -> None:
     hierarchy = drawn("speculative-hierarchy", tmp_path / "hierarchy")
-    assert {"hierarchical", "deck"} <= hierarchy  # its pair has the deck's rates
+    assert {"hierarchical", "deck"} <= hierarchy  # its pair has the rates of the slides
     deck = drawn("speculative-deck", tmp_path / "deck")
     assert "deck" in deck
     assert "hierarchical" not in deck

@@ -1,4 +1,4 @@
-"""What points are called in every figure."""
+"""Names of points, shared by all figures."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ SAID: list[tuple[str, Any, str]] = [
 ]  # fmt: skip
 
 
-def test_every_column_that_has_words_is_here() -> None:
+def test_every_column_with_wording_is_tested() -> None:
     assert {name for name, *_ in SAID} == {*point_names.WORDS, "outcomes.file"}
 
 
 @pytest.mark.parametrize(("name", "value", "said"), SAID, ids=[name for name, *_ in SAID])
-def test_a_column_is_said_once_in_these_words(name: str, value: Any, said: str) -> None:
+def test_wording_of_each_column(name: str, value: Any, said: str) -> None:
     assert point_names.words({name: value}, [name]) == [said]
     assert point_names.words({name: None}, [name]) == []
 
@@ -54,7 +54,7 @@ def test_a_column_is_said_once_in_these_words(name: str, value: Any, said: str) 
     ({"draft_stop": "round"}, []),
     ({"sequences": 1, "batching": "static"}, []), ({"sequences": 2, "batching": "static"}, ["batch of 2", "static"]),
 ])  # fmt: skip
-def test_what_goes_without_saying_is_not_said(row: dict[str, Any], said: list[str]) -> None:
+def test_default_values_are_not_named(row: dict[str, Any], said: list[str]) -> None:
     assert point_names.words(row, [*row]) == said
 
 
@@ -72,7 +72,7 @@ def test_methods_have_their_names(row: dict[str, Any], said: str) -> None:
     assert point_names.method(row) == said
 
 
-def test_the_fewest_columns_that_tell_points_apart_are_taken_in_their_order() -> None:
+def test_names_use_the_fewest_columns_that_distinguish_points() -> None:
     rows = pl.DataFrame({
         "point": [0, 1, 2, 3], "method": ["ppd", "ppd", "speculative", "speculative"], "candidates": [1, 3, None, None],
         "draft_length": [None, None, 4, 4], "tokens": [64, 64, 64, 64], "cost.device": ["a", "a", "a", "b"],
@@ -93,13 +93,13 @@ def test_the_fewest_columns_that_tell_points_apart_are_taken_in_their_order() ->
     assert point_names.common(rows.head(2), ["tokens", "cost.device"]) == ["Predictive Pipelined Decoding", "a", "64 tokens"]
 
 
-def test_of_several_rows_of_a_point_the_last_is_taken() -> None:
+def test_once_keeps_the_last_row_of_each_point() -> None:
     rows = pl.DataFrame({"point": [0, 0, 1], "view": ["formula", "paths", "formula"]})
     assert point_names.once(rows)["view"].to_list() == ["paths", "formula"]
 
 
-def test_what_is_told_stops_where_points_are_apart() -> None:
-    """Columns that any method has come after its own, axes of a sweep between them; others are no names."""
+def test_columns_are_added_only_until_points_are_distinct() -> None:
+    """Parameters come first, then swept axes, then the conditions of a run; other columns are not used."""
     rows = pl.DataFrame({
         "point": [0, 1], "method": "ppd", "note": ["x", "y"], "outcomes.file": ["a", "b"], "tokens": [8, 9],
         "match_rate": [0.1, 0.2],
@@ -115,7 +115,7 @@ def test_what_is_told_stops_where_points_are_apart() -> None:
     }  # fmt: skip
     assert point_names.names(rows.drop("method", "outcomes.file")) == {0: "8 tokens", 1: "9 tokens"}
     assert point_names.common(rows.drop("point")) == ["Predictive Pipelined Decoding"]
-    # What is said of all points at once: what a choice is named by, and the batch, the tokens and the costs.
+    # Values shared by all points: parameters in a choice's name, batch, tokens and costs.
     alike = pl.DataFrame([{"point": 0, "policy": "p", "candidates": 2, "match_rate": 0.5, "draft_length": 4, "acceptance_rate": 0.5,
                            "fallback_rate": 0.1, "rollback_rate": 0.2, "max_layers": 6, "min_layers": 5, "exit_layer": 4,
                            "variant": "v", "sequences": 8, "batching": "static", "tokens": 64, "cost_ratio": 0.1, "head": "own",
@@ -134,15 +134,15 @@ def test_what_is_told_stops_where_points_are_apart() -> None:
     )
 
 
-# --- What all figures share ------------------------------------------------------------------------------------------------
+# --- Shared style ------------------------------------------------------------------------------------------------
 
 
-def test_looks_are_apart_up_to_any_number() -> None:
+def test_looks_are_distinct_for_any_number() -> None:
     few = style.looks(6)
     assert [look.colour for look in few] == [*style.COLOURS]
     assert [look.marker for look in few] == [*style.MARKERS[:6]]
     assert [look.line for look in few] == [*style.LINES]
-    # Whole, dashed, dashed and dotted, dotted, in long dashes, and dashed with two dots: each begins with its first stroke.
+    # Solid, dashed, dash-dotted, dotted, long dashes, and dash with two dots: each begins with its first stroke.
     dashes = [(), (4, 1.6), (6, 2, 1, 2), (1, 1.6), (10, 2), (5, 1, 1, 1, 1, 1)]
     assert [*style.LINES] == [(0, each) for each in dashes]
     many = style.looks(14)
@@ -162,11 +162,11 @@ def test_looks_are_apart_up_to_any_number() -> None:
     assert [*style.COLOURS] == ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"]
 
 
-def test_figures_are_drawn_by_these_rules_and_by_no_others() -> None:
-    """Letters of 10 points, titles of 12 at the left, legends of 9 without a frame; thin grids below what is drawn."""
+def test_figures_use_these_settings_only() -> None:
+    """Text of 10 points, titles of 12 at the left, legends of 9 without a frame; thin grids below the artists."""
     before = dict(matplotlib.rcParams)
     with matplotlib.rc_context({"font.size": 20, "lines.linewidth": 9}):
-        with style.house():
+        with style.styled():
             found = dict(matplotlib.rcParams)
         assert matplotlib.rcParams["font.size"] == 20
     assert dict(matplotlib.rcParams) == before
@@ -180,11 +180,11 @@ def test_figures_are_drawn_by_these_rules_and_by_no_others() -> None:
     others = {name for name in found if found[name] != matplotlib.rcParamsDefault[name]} - {*wanted} - backend
     assert not others
     for figure in (style.canvas(1, 1, (0, 0, 1, 1))[0], style.side_by_side(1, 1, 0, 1, 0)[0]):
-        assert isinstance(figure.canvas, FigureCanvasAgg)  # nothing else decides how wide words are
+        assert isinstance(figure.canvas, FigureCanvasAgg)  # text is measured by this canvas only
 
 
 @pytest.mark.parametrize(("count", "wide"), [(1, 5.6), (2, 4.2), (3, 3.2), (4, 3.2)])
-def test_panels_stand_side_by_side(count: int, wide: float) -> None:
+def test_layout_of_panels_in_a_row(count: int, wide: float) -> None:
     figure, panels = style.side_by_side(count, 4.0, 0.125, 0.75, 0.5)
     width, height = figure.get_size_inches()
     assert (width, height) == pytest.approx((0.8 + count * (wide + 0.5), 4.0))
@@ -194,7 +194,7 @@ def test_panels_stand_side_by_side(count: int, wide: float) -> None:
         assert (box.y0, box.y1) == pytest.approx((0.125, 0.75))
 
 
-def test_a_page_grows_with_what_reaches_beyond_it_and_has_its_subject_at_the_top() -> None:
+def test_a_page_grows_with_its_labels_and_has_its_subject_at_the_top() -> None:
     figure, axes = style.canvas(6.0, 4.0, (0.1, 0.2, 0.5, 0.25))
     assert axes.get_position().bounds == pytest.approx((0.1, 0.2, 0.5, 0.25))
     assert style.page(figure).bounds == pytest.approx((0, 0, 6, 4))
@@ -212,10 +212,10 @@ def test_a_page_grows_with_what_reaches_beyond_it_and_has_its_subject_at_the_top
     said = "long words " * 20
     line = style.headed(titled, said).texts[-1]
     assert line.get_position()[0] == 0.2
-    assert line.get_fontsize() == pytest.approx(8 * 0.8 * 5 / (0.065 * len(said)))  # as small as it must be to fit
+    assert line.get_fontsize() == pytest.approx(8 * 0.8 * 5 / (0.065 * len(said)))  # small enough to fit
 
 
-def test_every_method_says_its_names_and_no_two_say_the_same() -> None:
+def test_names_of_methods_are_unique() -> None:
     for short in (False, True):
         labels = [registry.label(name, short=short) for name in registry.names()]
         assert len({*labels}) == len(labels)
@@ -226,7 +226,7 @@ def test_every_method_says_its_names_and_no_two_say_the_same() -> None:
     assert [style.NAMES[view] for view in style.VIEWS] == ["formula", "simulated: paths", "simulated: events"]
 
 
-def test_what_a_figure_needs_is_demanded() -> None:
+def test_demand_adds_optional_columns_and_refuses_missing_ones() -> None:
     rows = pl.DataFrame({"a": [1], "b": [2]})
     assert style.demand(rows, "it", ("a", "b"), ("b", "c", "c", "d")).to_dicts() == [{"a": 1, "b": 2, "c": None, "d": None}]
     assert style.demand(rows, "it", ("a",)).equals(rows)
@@ -244,17 +244,17 @@ def test_what_a_figure_needs_is_demanded() -> None:
      "mine: l, draft s, medium m, d, profile p, float16, TP 2, prompt of 8 tokens, context of 512 tokens, c = 0.123"),
     ({"cost": {"device": "d", "shape": "l"}, "sweep": {"cost.device": ["d", "e"], "method.sequences": [1, 2]},
       "method": {"name": "x", "sequences": 4, "batching": "static", "batch": 3}}, "l, batch of 3, static batching"),
-    # Of several methods what they have in common, from the run's costs or from their own.
+    # Several methods: the values they share, from the run's costs or their separate ones.
     ({"cost": {"device": "d", "shape": "l"}, "method": [
         {"sequences": 4, "cost": {"device": "e"}}, {"sequences": 8, "cost": {"shape": "l", "tensor_parallel": 2}}]}, "l, TP 2"),
     ({"method": [{"sequences": 4, "cost": {"device": "e"}}, {"sequences": 4, "cost": {"device": "e"}}]}, "e, batch of 4"),
     ({"method": [{"sequences": 4}, {}]}, ""), ({"method": [{}, {"sequences": 4}]}, ""), ({"cost": {"device": None}}, ""),
 ])  # fmt: skip
-def test_the_subject_of_a_run_s_figures(tables: dict[str, Any], said: str) -> None:
+def test_subject_of_the_figures_of_a_run(tables: dict[str, Any], said: str) -> None:
     assert subject.of_scenario(tables) == said
 
 
-def test_the_subject_is_read_from_what_a_run_has_left(tmp_path: Path) -> None:
+def test_subject_is_read_from_the_metadata_of_a_run(tmp_path: Path) -> None:
     assert subject.of_run(tmp_path) == ""
     for text, said in (('{"scenario": {"scenario": {"name": "mine"}}}', "mine"), ("{}", ""), ("nothing", ""), ("[]", ""),
                        ('{"scenario": []}', ""), ('{"scenario": {"cost": []}}', "")):  # fmt: skip

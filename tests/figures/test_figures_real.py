@@ -1,4 +1,4 @@
-"""The figures on real models, by their artists, on small records that stand for what models said."""
+"""Figures of real models' logs, tested on small synthetic logs."""
 
 from __future__ import annotations
 
@@ -29,23 +29,24 @@ from tests.figures.test_figures_speculative import inside, xy
 from tests.figures.test_figures_tradeoff import lines, words
 from tests.support import figure_checks
 
-LAYERS, TEXTS, TOKENS = 6, 12, 20
+LAYERS, SEQUENCES, TOKENS = 6, 12, 20
 
 
 def log(*, trained: bool = True, drafted: bool = True, sampling: Any = None) -> PositionLog:
     """A log whose ranks fall with the layer, and whose draft is right two times in three."""
     rng = np.random.default_rng(4)
-    count = TEXTS * TOKENS
+    count = SEQUENCES * TOKENS
     common = np.stack([rng.geometric(0.1 + 0.14 * layer, count) for layer in range(LAYERS)], axis=1)
     common[:, -1] = 1
     better = np.maximum(common // 2, 1)
-    better[:, 1] = 0  # no head there
-    agrees = rng.random((TEXTS, TOKENS)) < 2 / 3
-    run = np.zeros((TEXTS, TOKENS + 1), dtype=int)
-    for place in reversed(range(TOKENS)):
-        run[:, place] = np.where(agrees[:, place], run[:, place + 1] + 1, 0)
+    better[:, 1] = 0  # no head at layer 2
+    agrees = rng.random((SEQUENCES, TOKENS)) < 2 / 3
+    run = np.zeros((SEQUENCES, TOKENS + 1), dtype=int)
+    for at in reversed(range(TOKENS)):
+        run[:, at] = np.where(agrees[:, at], run[:, at + 1] + 1, 0)
     columns: dict[str, Any] = {
-        "prompt": np.repeat(np.arange(TEXTS), TOKENS), "position": np.tile(np.arange(TOKENS), TEXTS), "token": np.zeros(count, int),
+        "prompt": np.repeat(np.arange(SEQUENCES), TOKENS), "position": np.tile(np.arange(TOKENS), SEQUENCES),
+        "token": np.zeros(count, int),
         "rank_common": common, "rank_trained": better if trained else np.zeros_like(common),
         "confidence": rng.random((count, LAYERS)), "saturation": rng.random((count, LAYERS)),
     }  # fmt: skip
@@ -58,7 +59,7 @@ def log(*, trained: bool = True, drafted: bool = True, sampling: Any = None) -> 
 
 
 def dashes(line: Any) -> Any:
-    """What a line looks like without colour."""
+    """Dash pattern of a line."""
     return line._unscaled_dash_pattern
 
 
@@ -69,7 +70,7 @@ def lengths() -> list[Any]:
 # --- Match rates --------------------------------------------------------------------------------------------------------
 
 
-def test_match_rates_stand_at_their_layers() -> None:
+def test_match_rates_are_drawn_at_their_layers() -> None:
     record = log()
     figure = match_rates.draw(record, [1, 3])
     drawn = lines(figure.axes[0])
@@ -80,7 +81,7 @@ def test_match_rates_stand_at_their_layers() -> None:
         assert y.tolist() == pytest.approx([np.concatenate(record.matches(layer, count, head)).mean() for layer in expected])
     assert set(drawn) == {"k=1 N", "k=1 Y", "k=3 N", "k=3 Y"}
     assert inside(figure)
-    assert "12 greedy texts, 240 positions (measured)" in words(figure)
+    assert "12 greedy sequences, 240 positions (measured)" in words(figure)
 
 
 def test_bands_of_match_rates_are_wilsons() -> None:
@@ -95,7 +96,7 @@ def test_bands_of_match_rates_are_wilsons() -> None:
         assert row["low"] < row["match_rate"] < row["high"]
 
 
-def test_heads_are_told_apart_without_colour() -> None:
+def test_heads_differ_without_colour() -> None:
     drawn = lines(match_rates.draw(log(), [1, 3]).axes[0])
     assert dashes(drawn["k=1 N"]) != dashes(drawn["k=1 Y"])
     assert drawn["k=1 N"].get_markerfacecolor() != drawn["k=1 Y"].get_markerfacecolor()
@@ -103,18 +104,18 @@ def test_heads_are_told_apart_without_colour() -> None:
     assert drawn["k=1 Y"].get_marker() != drawn["k=3 Y"].get_marker()
 
 
-def test_candidates_are_1_3_and_5_where_none_are_named() -> None:
+def test_default_candidates_are_1_3_and_5() -> None:
     usual, named = (match_rates.draw(*given).axes[0] for given in ((log(),), (log(), [1, 3, 5])))
     assert [*lines(usual)] == [*lines(named)]
     for one, other in zip(usual.lines, named.lines, strict=True):
         np.testing.assert_array_equal(one.get_xydata(), other.get_xydata())
 
 
-def test_a_log_without_trained_heads_has_the_models_own_alone() -> None:
+def test_a_log_without_trained_heads_has_only_the_models_head() -> None:
     assert set(lines(match_rates.draw(log(trained=False), [1]).axes[0])) == {"k=1 N"}
 
 
-def test_match_rates_by_position_are_those_of_their_ranges() -> None:
+def test_match_rates_by_position_are_means_over_ranges() -> None:
     record = log()
     figure = match_rates.draw_by_position(record, [1, 2], layers=[1, 4], head="common", bins=4)
     assert len(figure.axes) == 2
@@ -140,7 +141,7 @@ def test_too_many_lines_are_refused() -> None:
 # --- Acceptance ---------------------------------------------------------------------------------------------------------
 
 
-def test_acceptance_stands_at_its_places_over_the_line_of_one_rate() -> None:
+def test_acceptance_is_drawn_at_its_positions_with_the_overall_rate() -> None:
     figure = acceptance_by_position.draw(lengths(), 4, "small for large (measured)", bins=4)
     played = rates_from_logs.play(lengths(), 4)
     left, right = figure.axes
@@ -157,34 +158,34 @@ def test_acceptance_stands_at_its_places_over_the_line_of_one_rate() -> None:
     assert inside(figure)
 
 
-def test_coins_that_are_independent_lie_about_the_line() -> None:
-    """Of sixteen bands of 95 % one or two miss; all of 99.9 % hold, which a right program passes 98 times in 100."""
+def test_independent_acceptances_agree_with_the_overall_rate() -> None:
+    """Of sixteen bands of 95 % one or two miss; of 99.9 % all hold, which a correct program passes 98 times in 100."""
     found = rates_from_logs.by_place(rates_from_logs.play(lengths(), 4))
     alpha = float(rates_from_logs.accepted_of_tested(rates_from_logs.play(lengths(), 4)).rate)
     width = 3.3 * np.sqrt(alpha * (1 - alpha) / found.trials)
     assert np.all(np.abs(found.rate - alpha) < width)
 
 
-def test_texts_in_which_nothing_is_tested_are_refused() -> None:
-    with pytest.raises(ParameterError, match="texts of one token"):
+def test_sequences_without_tested_tokens_are_refused() -> None:
+    with pytest.raises(ParameterError, match="one token each"):
         acceptance_by_position.draw([[1], [1]], 3, "nothing")
 
 
-def test_accepted_lengths_are_counted_and_their_law_is_that_of_the_same_rounds() -> None:
+def test_accepted_lengths_and_their_law_use_the_same_rounds() -> None:
     figure = accepted_lengths.draw(lengths(), [2, 5], "small for large (measured)")
     for axes, gamma in zip(figure.axes, (2, 5), strict=True):
         played = rates_from_logs.play(lengths(), gamma)
         whole = played.accepted[played.drafted == gamma]
         heights = [bar.get_height() for bar in axes.patches if isinstance(bar, Rectangle)]
-        assert heights == pytest.approx([float((whole == place).mean()) for place in range(gamma + 1)])
+        assert heights == pytest.approx([float((whole == count).mean()) for count in range(gamma + 1)])
         _, law = xy(lines(axes)["law"])
         alpha = whole.sum() / np.minimum(whole + 1, gamma).sum()
         assert law.tolist() == pytest.approx(accepted_tokens.law(float(alpha), gamma).tolist())
         assert law.sum() == pytest.approx(1)
         assert f"γ = {gamma}, α = {alpha:.3f}: {whole.size} rounds" in axes.get_title(loc="left")
-        # What it is fitted to: accepted over tested of the law is that of the rounds.
-        places = np.arange(gamma + 1)
-        assert (law * places).sum() / (law * np.minimum(places + 1, gamma)).sum() == pytest.approx(alpha)
+        # The fit: accepted over tested tokens are equal for the law and the rounds.
+        counts = np.arange(gamma + 1)
+        assert (law * counts).sum() / (law * np.minimum(counts + 1, gamma)).sum() == pytest.approx(alpha)
     assert inside(figure)
     with pytest.raises(ParameterError, match="short enough for a whole draft"):
         accepted_lengths.draw(lengths(), [TOKENS], "too long")
@@ -194,14 +195,14 @@ def test_accepted_lengths_are_counted_and_their_law_is_that_of_the_same_rounds()
 
 
 def quality() -> pl.DataFrame:
-    """Stands for rows of `calibrate quality`."""
+    """Synthetic rows of `calibrate quality`."""
     shared = {"sequences": 8, "tokens": 320, "plain_log_likelihood": -1.0, "target_name": "large", "source": "measured"}
     rows = []
-    for place, (low, high) in enumerate(itertools.product((0.1, 0.5, 0.9), (2.0, float("inf")))):
+    for index, (low, high) in enumerate(itertools.product((0.1, 0.5, 0.9), (2.0, float("inf")))):
         rows.append({
-            "method": "bild", "fallback_threshold": low, "rollback_threshold": high, "agreement": 0.7 + 0.05 * place,
-            "agreement_low": 0.65 + 0.05 * place, "agreement_high": 0.75 + 0.04 * place, "log_likelihood": -1.5 + 0.08 * place,
-            "weight_bytes_over_plain": 0.4 + 0.1 * place,
+            "method": "bild", "fallback_threshold": low, "rollback_threshold": high, "agreement": 0.7 + 0.05 * index,
+            "agreement_low": 0.65 + 0.05 * index, "agreement_high": 0.75 + 0.04 * index, "log_likelihood": -1.5 + 0.08 * index,
+            "weight_bytes_over_plain": 0.4 + 0.1 * index,
         })  # fmt: skip
     for value in (0.6, 0.9):
         found = {"agreement": value, "log_likelihood": -2 + value, "weight_bytes_over_plain": value}
@@ -213,7 +214,7 @@ def quality() -> pl.DataFrame:
 
 
 @pytest.mark.parametrize("name", [*agreement_over_cost.QUALITIES])
-def test_every_row_stands_at_its_cost(name: str) -> None:
+def test_every_row_is_drawn_at_its_cost(name: str) -> None:
     rows = quality()
     figure = agreement_over_cost.draw(rows, quality=name)
     whole = figure.axes[-1]
@@ -224,10 +225,10 @@ def test_every_row_stands_at_its_cost(name: str) -> None:
     at = xy(lines(whole)["target alone"])
     assert (float(at[0][0]), float(at[1][0])) == (1.0, 1.0 if name == "agreement" else -1.0)
     assert inside(figure)
-    assert "8 texts for each point (measured" in words(figure)
+    assert "8 sequences per point (measured" in words(figure)
 
 
-def test_bild_stands_at_its_thresholds_too() -> None:
+def test_bild_is_also_drawn_over_its_thresholds() -> None:
     figure = agreement_over_cost.draw(quality())
     assert [axes.get_xlabel() for axes in figure.axes[:2]] == ["fallback threshold", "threshold"]
     x, y = xy(lines(figure.axes[0])["BiLD, rollback 2"])
@@ -238,7 +239,7 @@ def test_bild_stands_at_its_thresholds_too() -> None:
     assert ends == {(round(low, 6), round(high, 6)) for low, high in rows}
 
 
-def test_points_go_along_what_was_swept_and_are_named_by_the_rest() -> None:
+def test_lines_run_along_the_swept_column_and_are_named_by_the_others() -> None:
     def found(**columns: Any) -> list[tuple[str, str, int]]:
         return [(each.name, each.along, each.rows.height) for each in agreement_over_cost.series(pl.DataFrame(columns))]
 
@@ -262,7 +263,7 @@ def test_points_go_along_what_was_swept_and_are_named_by_the_rest() -> None:
     ]  # fmt: skip
 
 
-def test_series_are_told_apart_without_colour() -> None:
+def test_series_differ_without_colour() -> None:
     drawn = lines(agreement_over_cost.draw(quality()).axes[-1])
     names = ("BiLD, rollback 2", "BiLD, no rollback", "early exit", "SkipDecode")
     assert len({drawn[name].get_marker() for name in names}) == 4
@@ -281,7 +282,7 @@ def test_rows_of_quality_that_cannot_be_drawn_are_refused() -> None:
     assert not agreement_over_cost.fits(many)
 
 
-# --- Who wrote it -------------------------------------------------------------------------------------------------------
+# --- Sources of tokens -------------------------------------------------------------------------------------------------------
 
 
 def decoded() -> tuple[Decoding, list[str]]:
@@ -302,7 +303,7 @@ def boxes(figure: Figure) -> dict[int, list[Rectangle]]:
     return found
 
 
-def test_every_token_is_in_the_colour_and_over_the_line_of_its_producer() -> None:
+def test_tokens_have_the_colour_and_line_of_their_source() -> None:
     made, shown = decoded()
     figure = tokens_by_source.draw(made, shown)
     assert made.producers == ("draft", "draft", "target", "target", "draft", "target")
@@ -315,12 +316,12 @@ def test_every_token_is_in_the_colour_and_over_the_line_of_its_producer() -> Non
     assert len(set(under)) == len({colour for colour, _ in under}) == len({line for _, line in under}) == 2
     said = words(figure)
     assert "the draft, accepted: 3 of 6 tokens" in said
-    assert "the target, behind a draft: 3 of 6 tokens" in said
-    assert "f$x$(" in said  # no formula is made of it
+    assert "the target, after a draft: 3 of 6 tokens" in said
+    assert "f$x$(" in said  # not parsed as a formula
     assert inside(figure)
 
 
-def test_a_text_is_broken_where_it_says_so_and_where_a_line_is_full() -> None:
+def test_lines_break_at_newlines_and_where_they_are_full() -> None:
     made, shown = decoded()
     placed = tokens_by_source.pieces(shown, 88)
     assert [(piece.line, piece.column) for piece in placed] == [(0, 0), (0, 4), (0, 9), (1, 0), (1, 10), (1, 12)]
@@ -330,13 +331,13 @@ def test_a_text_is_broken_where_it_says_so_and_where_a_line_is_full() -> None:
     tight = tokens_by_source.draw(made, shown, columns=60)
     assert boxes(tight)
     assert inside(tight)
-    with pytest.raises(ParameterError, match="words must be as many as tokens, 6, got 1"):
+    with pytest.raises(ParameterError, match="words must be one string per token, 6, got 1"):
         tokens_by_source.draw(made, ["a"])
     with pytest.raises(ParameterError, match="at most 60 lines"):
         tokens_by_source.draw(made, ["\n" * 20] * 6)
 
 
-def test_a_prompt_stands_before_it_in_nobodys_colour() -> None:
+def test_a_prompt_precedes_the_text_without_a_colour() -> None:
     made, shown = decoded()
     figure = tokens_by_source.draw(made, shown, prompt=["# go\n"])
     assert sorted(boxes(figure)) == [*range(6)]
@@ -347,7 +348,7 @@ def test_a_prompt_stands_before_it_in_nobodys_colour() -> None:
 # --- All of them --------------------------------------------------------------------------------------------------------
 
 
-def test_a_logs_pictures_are_written(tmp_path: Path) -> None:
+def test_figures_of_a_log_are_written(tmp_path: Path) -> None:
     paths = figures.of_log(log(), tmp_path / "pictures", [1, 3], [1, 3, 5])
     names = {"match_rate", "match_rate_by_position", "acceptance_by_position", "accepted_lengths"}
     assert {path.name for path in paths} == {f"{name}.{form}" for name in names for form in ("png", "svg")}
@@ -355,15 +356,15 @@ def test_a_logs_pictures_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_a_log_without_a_draft_or_of_drawn_texts_has_its_match_rates_alone(tmp_path: Path) -> None:
+def test_a_log_without_a_greedy_draft_has_only_match_rates(tmp_path: Path) -> None:
     alone = figures.of_log(log(drafted=False), tmp_path / "alone", [1], [1, 3])
     assert {path.stem for path in alone} == {"match_rate", "match_rate_by_position"}
     drawn = figures.of_log(log(sampling={"temperature": 1.0}), tmp_path / "drawn", [1], [3])
     assert {path.stem for path in drawn} == {"match_rate", "match_rate_by_position"}
 
 
-def test_a_readers_own_settings_change_nothing() -> None:
-    """As `test_figures_shown` has it of the others."""
+def test_user_settings_change_nothing() -> None:
+    """The other figures are tested in `test_figures_shown`."""
     with matplotlib.rc_context({"font.size": 20}):
         figure = tokens_by_source.draw(*decoded())
     assert max(text.get_fontsize() for text, _ in figure_checks.words(figure)) < 16
@@ -387,19 +388,19 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
 
 # --- By hand ---------------------------------------------------------------------------------------------------------------
 
-TWO_TEXTS: list[Any] = [[4, 3, 2, 1, 4, 3, 2, 1], [1] * 8]
-"""Drafts of three: of the first text both are accepted whole, of the second none; seven rounds have room for a whole draft."""
+TWO_SEQUENCES: list[Any] = [[4, 3, 2, 1, 4, 3, 2, 1], [1] * 8]
+"""Drafts of three: the first sequence accepts both whole, the second none; seven rounds have room for a whole draft."""
 
 
 def test_acceptance_by_hand() -> None:
-    figure = acceptance_by_position.draw(TWO_TEXTS, 3, "by hand", bins=4)
+    figure = acceptance_by_position.draw(TWO_SEQUENCES, 3, "by hand", bins=4)
     drawn = figure_checks.shown(figure)
     alpha = 6 / 13  # of tokens tested
     assert drawn.texts == [
-        "Is every drafted token as likely to be accepted?", "by hand; below each point, how many were tested",
+        "Does the acceptance rate depend on the position?", "by hand; numbers: tested tokens",
     ]  # fmt: skip
     assert drawn.legends == [("", [
-        "accepted of tested, band of 95 % (Wilson)", "one rate: α = 0.462 everywhere", "its interval of 95 % between sequences",
+        "accepted / tested, band of 95 % (Wilson)", "overall rate: α = 0.462", "its 95 % band over sequences",
     ])]  # fmt: skip
     left, right = drawn.panels
     assert (left.title, left.x, left.y) == ("Along the sequence", "output position", "acceptance rate  [accepted of tested tokens]")
@@ -422,32 +423,32 @@ def test_acceptance_by_hand() -> None:
     assert not any(right.ticks[1])
     assert "20%" in left.ticks[1]
     assert not figure_checks.odd_dashes(figure)
-    # Of one text nothing is known of others; where nothing was tested there is no point.
+    # One sequence gives no interval; positions without tested tokens have no point.
     alone = figure_checks.shown(acceptance_by_position.draw([[1, 3, 2, 1]], 3, "alone"))
     assert len(alone.legends[0][1]) == 2
     assert alone.panels[1].line("accepted") == [(1, 0.5), (2, 1)]
-    assert alone.panels[0].line("accepted") == [(1, 0), (2, 1), (3, 1)]  # fewer bins than asked for, where a text is short
-    assert acceptance_by_position.draw(TWO_TEXTS, 33, "").axes[1].get_xticks().tolist() == [*range(1, 34, 3)]
+    assert alone.panels[0].line("accepted") == [(1, 0), (2, 1), (3, 1)]  # fewer bins than requested for a short sequence
+    assert acceptance_by_position.draw(TWO_SEQUENCES, 33, "").axes[1].get_xticks().tolist() == [*range(1, 34, 3)]
     edges = acceptance_by_position.draw([np.arange(32, 0, -1)], 40, "").axes[0]
     assert [x for x, _ in zip(*xy(lines(edges)["accepted"]), strict=True)] == [2.5 + 4 * each for each in range(8)]
-    with pytest.raises(ParameterError, match="texts of one token"):
+    with pytest.raises(ParameterError, match="one token each"):
         acceptance_by_position.draw([[1]], 1, "")
 
 
 def test_accepted_lengths_by_hand() -> None:
-    figure = accepted_lengths.draw(TWO_TEXTS, [3, 1], "by hand")
+    figure = accepted_lengths.draw(TWO_SEQUENCES, [3, 1], "by hand")
     drawn = figure_checks.shown(figure)
     assert drawn.texts == [
-        "How many drafted tokens a round accepts", "by hand;\na round generates one token more, the target's own",
+        "Accepted draft tokens per round", "by hand;\neach round generates one more token, from the target",
     ]  # fmt: skip
-    assert drawn.legends == [("", ["measured, interval of 95 % (Wilson)", "geometric law of α: independent acceptances"])]
+    assert drawn.legends == [("", ["measured, interval of 95 % (Wilson)", "geometric law of α (i.i.d. acceptances)"])]
     panel = drawn.panels[0]
-    alpha = 6 / 11  # of tokens tested in the rounds that have room for a whole draft
+    alpha = 6 / 11  # of the tested tokens in rounds with room for a whole draft
     expected = 1 + alpha + alpha**2 + alpha**3
-    (error,) = rates_from_logs.dependence(TWO_TEXTS, [3], 0.7, 2, np.random.default_rng(9))
+    (error,) = rates_from_logs.dependence(TWO_SEQUENCES, [3], 0.7, 2, np.random.default_rng(9))
     assert panel.title.split("\n") == [
-        "γ = 3, α = 0.545: 7 rounds", f"tokens a round: 1.86 measured, {expected:.2f} by the law",
-        f"by the α of positions, {error.acceptance_rate:.3f}: {error.error:+.1%}",
+        "γ = 3, α = 0.545: 7 rounds", f"tokens per round: 1.86 measured, {expected:.2f} by law",
+        f"error with the α of positions, {error.acceptance_rate:.3f}: {error.error:+.1%}",
     ]  # fmt: skip
     shares = [5 / 7, 0, 0, 2 / 7]
     [bars] = [boxes for label, boxes in panel.bars if label == "measured"]
@@ -459,8 +460,8 @@ def test_accepted_lengths_by_hand() -> None:
     both = enumerate(zip(found.low, found.high, strict=True))
     wanted = [[(place - 0.15, low), (place - 0.15, high)] for place, (low, high) in both]
     assert np.array(ends) == pytest.approx(np.array(wanted))
-    assert (panel.x, panel.y) == ("drafted tokens accepted in a round", "share of rounds")
-    assert (drawn.panels[1].x, drawn.panels[1].y) == ("drafted tokens accepted in a round", "")
+    assert (panel.x, panel.y) == ("accepted draft tokens per round", "share of rounds")
+    assert (drawn.panels[1].x, drawn.panels[1].y) == ("accepted draft tokens per round", "")
     assert panel.ticks[0] == ["0", "1", "2", "3"]
     assert {axes.get_ylim()[0] for axes in figure.axes} == {0}
     assert panel.grid == "y"
@@ -472,8 +473,8 @@ def test_accepted_lengths_by_hand() -> None:
             accepted_lengths.draw(long, count, "")
 
 
-def test_a_text_and_its_writers_by_hand() -> None:
-    """Tabs, returns, marks that cannot be printed, empty tokens and full lines, letter by letter."""
+def test_a_text_and_its_sources_by_hand() -> None:
+    """Tabs, returns, unprintable characters, empty tokens and full lines, letter by letter."""
     assert [tuple(each) for each in tokens_by_source.pieces(["ab", "\tc", "d\r\n", "", "\x07\n", "xyz"], 5, first=-1)] == [
         (-1, 0, 0, "ab"), (0, 0, 2, "   "), (0, 1, 0, " c"), (1, 1, 2, "d↵"), (2, 2, 0, "␀"), (3, 2, 1, "·↵"), (4, 3, 0, "xyz"),
     ]  # fmt: skip
@@ -482,9 +483,9 @@ def test_a_text_and_its_writers_by_hand() -> None:
     ]  # fmt: skip
     assert tokens_by_source.pieces([], 5) == []
     assert tokens_by_source.WORDS == {
-        "draft": "the draft, accepted", "target": "the target, behind a draft", "match": "early candidates: a match",
-        "miss": "early candidates: a miss", "fallback": "the target, handed over to", "again": "the target once more",
-        "rollback": "the target, in place of what it took back", "cap": "the target, behind a full draft", "token": "the target",
+        "draft": "the draft, accepted", "target": "the target, after a draft", "match": "early candidates: a match",
+        "miss": "early candidates: a miss", "fallback": "the target, after a fallback", "again": "the target, in one more pass",
+        "rollback": "the target, after a rollback", "cap": "the target, after a full draft", "token": "the target",
         "column": "the target",
     }  # fmt: skip
     account = Account()
@@ -497,9 +498,9 @@ def test_a_text_and_its_writers_by_hand() -> None:
     figure = tokens_by_source.draw(made, ["one", " two", "$x$"], prompt=["go", " on"], columns=24)
     drawn = figure_checks.shown(figure)
     assert drawn.texts == [
-        "Who wrote this text? ppd", "k 3, on False;", "3 tokens, passes: 2 of", "the target, 1 of the", "draft",
+        "Source of each token: ppd", "k 3, on False;", "3 tokens, passes: 2 of", "the target, 1 of the", "draft",
     ]  # fmt: skip
-    # Known writers in the order of their words, then the others.
+    # Known sources in the order of `WORDS`, then the others.
     assert drawn.legends == [("", [
         "early candidates: a match: 1 of 3 tokens", "the target: 1 of 3 tokens", "mine: 1 of 3 tokens",
     ])]  # fmt: skip
@@ -521,7 +522,7 @@ def test_a_text_and_its_writers_by_hand() -> None:
     handles: list[Any] = figure.legends[0].legend_handles
     colours = {kind: handle.get_color() for kind, handle in zip(("match", "token", "mine"), handles, strict=True)}
     assert [line.get_color() for line in axes.lines] == [colours[kind] for kind in kinds]
-    # Between white and the colour of the line, at .22 of the way.
+    # A mix of white and .22 of the colour of the line.
     for kind, number in zip(kinds, range(3), strict=True):
         pale = [1 - 0.22 * (1 - part) for part in to_rgb(colours[kind])]
         assert boxes(figure)[number][0].get_facecolor()[:3] == pytest.approx(pale)

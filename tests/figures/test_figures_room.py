@@ -1,4 +1,4 @@
-"""How much each figure has room for: just as much is drawn, one more is refused, and what a run has too much of has no figure."""
+"""Limits of the figures: the largest number is drawn, one more is refused, and runs beyond the limit have no figure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.figure_checks import formula
 
 
 class PassedError(Exception):
-    """What is asked for was not refused: drawing would begin."""
+    """The input was not refused: drawing would begin."""
 
 
 @contextlib.contextmanager
@@ -50,7 +50,7 @@ def record() -> PositionLog:
 
 
 def several(rows: pl.DataFrame, count: int, name: str, value: Callable[[int], Any]) -> pl.DataFrame:
-    """So many copies of rows, each with another value of a column, and points of their own."""
+    """Copy rows `count` times, each with another value of a column and separate points."""
     more = [rows.with_columns(pl.lit(value(each)).alias(name)) for each in range(count)]
     if "point" in rows.columns and name != "point":
         most = int(rows["point"].max()) + 1  # type: ignore[arg-type]
@@ -59,7 +59,7 @@ def several(rows: pl.DataFrame, count: int, name: str, value: Callable[[int], An
 
 
 def one_method(choices: int = 1, settings: int = 1) -> pl.DataFrame:
-    """Plain decoding, and a method of so many draft lengths at so many acceptance rates."""
+    """Plain decoding, and a method with `choices` draft lengths at `settings` acceptance rates."""
     plain = {"point": 0, "view": "formula", "method": "autoregressive", "speedup": 1.0, "reserved_units": 1.0,
      "mean_busy_units": 1.0,
              "compute_per_token": 1.0, "draft_length": None, "acceptance_rate": None}  # fmt: skip
@@ -72,7 +72,7 @@ def one_method(choices: int = 1, settings: int = 1) -> pl.DataFrame:
 
 
 def thresholds(count: int) -> pl.DataFrame:
-    """Points of so many rollback thresholds."""
+    """Points with `count` rollback thresholds."""
     return several(
         _bild().filter(policy=bild_thresholds.BOTH, rollback_threshold=1.0), count, "rollback_threshold", lambda each: 1.0 + each
     )
@@ -84,13 +84,13 @@ def _bild() -> pl.DataFrame:
 
 
 def rates() -> pl.DataFrame:
-    """Big Little Decoder at two rates of fallback."""
+    """Big Little Decoder at two fallback rates."""
     rows = {"method": "bild", "view": "formula", "fallback_rate": [0.1, 0.2], "rollback_rate": 0.0, "speedup": [1.5, 1.2],
             "max_draft_length": 4}  # fmt: skip
     return pl.DataFrame(rows)
 
 
-TEXTS = pl.DataFrame({
+SEQUENCES = pl.DataFrame({
     "text": "one", "policy": "heuristic", "position": [0, 1], "acceptance_rate": 0.5, "cost_ratio": 0.1, "low": 1.0, "median": 2.0,
     "high": 3.0, "speedup": 1.5,
 })  # fmt: skip
@@ -99,8 +99,8 @@ LINE = test_figures_real.quality().head(1)
 LENGTHS = pl.DataFrame({"point": [0], "view": ["paths"], "accepted": [1], "rounds": [2]})
 CHOICE = one_method().filter(method="speculative")
 FULL: dict[str, tuple[Any, Callable[[int], object], int, str]] = {
-    "adaptive": (adaptive_draft_lengths, lambda n: adaptive_draft_lengths.draw(several(TEXTS, n, "text", str)), 3,
-        "at most 3 texts, got 4"),
+    "adaptive": (adaptive_draft_lengths, lambda n: adaptive_draft_lengths.draw(several(SEQUENCES, n, "text", str)), 3,
+        "at most 3 sequences, got 4"),
     "agreement": (agreement_over_cost, lambda n: agreement_over_cost.draw(several(LINE, n, "rollback_threshold", float)), 8,
         "at most 8 lines, got 9"),
     "accepted": (accepted_tokens, lambda n: accepted_tokens.draw(several(LENGTHS, n, "point", int)), 12,
@@ -127,9 +127,9 @@ FULL: dict[str, tuple[Any, Callable[[int], object], int, str]] = {
 
 
 @pytest.mark.parametrize("name", FULL)
-def test_as_much_as_there_is_room_for_is_drawn_and_one_more_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_is_drawn_and_one_more_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, draw, most, message = FULL[name]
-    monkeypatch.setattr(module, "house", _unopened)
+    monkeypatch.setattr(module, "styled", _unopened)
     for count in (1, most):
         with pytest.raises(PassedError):
             draw(count)
@@ -137,7 +137,7 @@ def test_as_much_as_there_is_room_for_is_drawn_and_one_more_is_refused(name: str
         draw(most + 1)
 
 
-def test_none_at_all_is_refused_where_some_are_needed() -> None:
+def test_empty_input_is_refused() -> None:
     for call, message in (
         (lambda: match_rates.draw_by_position(record(), []), "candidates must be 1 to 4 different ones, got 0"),
         (lambda: match_rates.draw_by_position(record(), [1], []), "layers must be 1 to 5, got 0"),
@@ -156,7 +156,7 @@ def test_none_at_all_is_refused_where_some_are_needed() -> None:
             call()
 
 
-def test_a_timeline_has_room_for_two_hundred_units() -> None:
+def test_a_timeline_fits_two_hundred_units() -> None:
     last = pl.DataFrame([(199, 0.0, 1.0, "forward", 0, 0, 0, 40, "kept")], schema=test_figures.SCHEMA, orient="row")
     rows, names = timeline.prepared(last)
     assert names == [f"unit {unit}" for unit in range(200)]
@@ -170,7 +170,7 @@ def test_a_timeline_has_room_for_two_hundred_units() -> None:
             timeline.prepared(last.with_columns(pl.lit(value).alias(column)))
 
 
-def test_runs_have_the_figures_that_there_is_room_for() -> None:
+def test_runs_draw_the_figures_that_fit() -> None:
     quality = several(LINE, 8, "rollback_threshold", float)
     replayed = formula("ppd-table-3")
     both = _bild().filter(policy=bild_thresholds.BOTH, rollback_threshold=1.0)
@@ -202,7 +202,7 @@ def test_runs_have_the_figures_that_there_is_room_for() -> None:
         assert fits(rows) is answer, (fits.__module__, rows)
 
 
-def test_of_many_marks_some_are_shown_and_heights_far_apart_stand_on_a_logarithm() -> None:
+def test_many_marks_are_thinned_and_wide_ranges_use_a_log_axis() -> None:
     base = {"point": 0, "view": "paths", "method": "adaptive", "acceptance_rate": 0.5, "draft_length": 2, "cost_ratio": 0.1}
     for count, high, every, scale in ((24, 4.0, 1, "linear"), (25, 4.5, 2, "log"), (49, 1.0, 3, "linear")):
         rows = pl.DataFrame([base | {"tokens": 2 + each, "speedup": 1.0 if each else high} for each in range(count)])
@@ -215,15 +215,15 @@ def test_of_many_marks_some_are_shown_and_heights_far_apart_stand_on_a_logarithm
         assert axes.get_xlim() == (1, 512)
 
 
-def test_sixty_labels_are_written_and_one_more_is_none() -> None:
+def test_sixty_labels_are_drawn_but_sixty_one_are_not() -> None:
     for count in (60, 61):
         rows = [test_figures_tradeoff.point(at, Parameters(40, 20, 1), 16, at / 70) for at in range(count)]
         axes = tradeoff.draw(pl.DataFrame(rows)).axes[0]
         assert any(text.get_text().startswith("p = 0.") for text in axes.texts) == (count == 60)
 
 
-def test_a_fixed_length_or_bound_that_is_not_known_is_not_drawn() -> None:
-    rows = adaptive_draft_lengths.trajectories([0.5, 0.9, 0.0], 2.0, text="dear", longest=2, replications=3, seed=1)
+def test_bound_has_no_lengths_and_costly_drafts_have_fixed_length_0() -> None:
+    rows = adaptive_draft_lengths.trajectories([0.5, 0.9, 0.0], 2.0, text="costly", longest=2, replications=3, seed=1)
     assert rows["policy"].unique(maintain_order=True).to_list() == [
         *adaptive_draft_lengths.CHOICES,
         adaptive_draft_lengths.FIXED,
@@ -234,12 +234,12 @@ def test_a_fixed_length_or_bound_that_is_not_known_is_not_drawn() -> None:
     assert rows.filter(policy=adaptive_draft_lengths.FIXED).select("median", "speedup").unique().rows() == [
         (0.0, 1.0)
     ]  # drafts only cost
-    assert rows.select("text", "cost_ratio").unique().rows() == [("dear", 2.0)]
+    assert rows.select("text", "cost_ratio").unique().rows() == [("costly", 2.0)]
     assert rows.filter(policy="heuristic").select("position", "acceptance_rate").rows() == [(0, 0.5), (1, 0.9), (2, 0.0)]
     assert rows["speedup"].max() == 1.0
 
 
-def test_what_is_not_asked_for_is_as_the_documents_say() -> None:
+def test_defaults_are_as_documented() -> None:
     def usual(function: Any) -> dict[str, Any]:
         every = inspect.signature(function).parameters.items()
         return {name: each.default for name, each in every if each.default is not inspect.Parameter.empty}
@@ -252,16 +252,16 @@ def test_what_is_not_asked_for_is_as_the_documents_say() -> None:
         (adaptive_draft_lengths.trajectories, {"text": "", "longest": 20, "replications": 1000, "seed": 0}),
         (adaptive_draft_lengths.example, {"replications": 1000}), (tradeoff.draw, {"x": "mean_busy_units"}),
         (speedup.draw, {"x": "acceptance_rate"}),
-        (timeline.draw, {"commits": None, "title": "Who held which unit", "time_unit": "layer-times"}),
+        (timeline.draw, {"commits": None, "title": "Timeline of units", "time_unit": "layer-times"}),
         (timeline.prepared, {"commits": None}), (label_placement.place, {"size": 8.5}), (label_placement.at_right, {"size": 8.5}),
-        (bild_thresholds.of_run, {"cost_source": "as [cost] says"}),
+        (bild_thresholds.of_run, {"cost_source": "see [cost]"}),
         (figures.save, {"formats": ("png", "svg")}), (figures.of_run, {"table": None}),
         (figures.of_comparison, {"limits": None, "pair": None}),
     ):  # fmt: skip
         assert usual(function) == expected, function
 
 
-def test_the_example_of_adaptive_lengths_is_of_an_even_text_and_one_that_becomes_harder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_of_adaptive_lengths_has_a_steady_and_a_changing_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     played = adaptive_draft_lengths.trajectories
 

@@ -1,4 +1,4 @@
-"""Which figures a run of lossy methods has, and what is in them: the values on the axes are the rows'."""
+"""Figures of runs of lossy methods: which figures a run has, and that drawn values are those of the rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.support.threshold_points import points
 
 
 class Seen:
-    """What drawing functions were given, and what they drew."""
+    """Records the rows that drawing functions receive, and the figures that they return."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *modules: Any) -> None:
         self.of: dict[str, list[tuple[pl.DataFrame, Figure]]] = {}
@@ -84,13 +84,13 @@ def compared(run: Path) -> pl.DataFrame:
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_lossy_methods_have_no_place_in_the_trade_off_and_one_in_the_comparison(
+def test_lossy_methods_are_in_the_comparison_but_not_in_the_trade_off(
     run: Path, compared: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, rows = Seen(monkeypatch, tradeoff, method_comparison), compared
     found = names(of_run(run))
     assert {"methods", "tradeoff_mean_busy_units", "tradeoff_compute_per_token", "speedup_acceptance_rate"} <= found
-    assert [set(given["method"]) for given, _ in seen.of["tradeoff"]] == 2 * [{"autoregressive", "ppd"}]
+    assert [set(own["method"]) for own, _ in seen.of["tradeoff"]] == 2 * [{"autoregressive", "ppd"}]
     ((_, figure),) = seen.of["method_comparison"]
     last = rows.unique("point", keep="last", maintain_order=True)
     for axes, x in zip(figure.axes, method_comparison.AXES, strict=True):
@@ -110,44 +110,44 @@ def test_marks_of_lossy_methods_are_hollow_and_the_legend_says_so() -> None:
         if name != "autoregressive":
             series = [line for label, line in lines(figure.axes[0]).items() if label.startswith(registry.label(name))]
             assert {line.get_markerfacecolor() == "#ffffff" for line in series} == {not each}
-    told = [text.get_text() for text in figure.legends[0].get_texts()]
-    marked = {text.partition(",")[0].removesuffix(" (lossy)") for text in told if text.endswith("(lossy)")}
+    entries = [text.get_text() for text in figure.legends[0].get_texts()]
+    marked = {text.partition(",")[0].removesuffix(" (lossy)") for text in entries if text.endswith("(lossy)")}
     assert marked == {"Big Little Decoder", "SkipDecode", "early exit"}
-    assert any("hollow: another text" in text.get_text() for text in figure.texts)
+    assert any("hollow: lossy" in text.get_text() for text in figure.texts)
     assert inside(figure)
     only = method_comparison.draw(rows.filter(pl.col("exact")))
     assert not any("lossy" in text.get_text() for text in [*only.texts, *only.legends[0].get_texts()])
 
 
 @pytest.mark.usefixtures("album")
-def test_a_run_without_a_method_that_drafts_has_a_comparison_and_no_trade_off(tmp_path: Path) -> None:
+def test_a_run_without_drafts_has_a_comparison_and_no_trade_off(tmp_path: Path) -> None:
     sim.run("skipdecode", **FEW, out=tmp_path / "run")
     found = names(of_run(tmp_path / "run"))
     assert "methods" in found
-    assert not [name for name in found if name.startswith(("tradeoff", "speedup", "distribution"))]  # every decoding takes as long
+    assert not [name for name in found if name.startswith(("tradeoff", "speedup", "distribution"))]  # constant times
     sim.run("early-exit", **FEW, out=tmp_path / "exit")
     assert not [name for name in names(of_run(tmp_path / "exit")) if name.startswith(("tradeoff", "speedup", "methods"))]
 
 
-# --- What a run tells of its points -------------------------------------------------------------------------------------
+# --- Names and distributions of points -------------------------------------------------------------------------------------
 
 
-def test_accepted_lengths_say_which_choice_they_are_of(tmp_path: Path, album: Album) -> None:
+def test_panels_of_accepted_lengths_name_their_choices(tmp_path: Path, album: Album) -> None:
     short: dict[str, Any] = {"views": ["events"], "replications": 2, "set": {"scenario.tokens": 24}}
     sim.run("bild", **short, out=tmp_path / "rates")
     sim.run("bild-thresholds", **short, out=tmp_path / "thresholds")
     figures = []
     for folder in ("rates", "thresholds"):
         of_run(tmp_path / folder)
-        _, given, options, _ = album.drawn["accepted"]
-        figures.append(draw_accepted(*given, **options))
+        _, arguments, options, _ = album.drawn["accepted"]
+        figures.append(draw_accepted(*arguments, **options))
     rates, thresholds = figures
     assert [axes.get_title(loc="left") for axes in rates.axes[:2]] == ["f = 0, r = 0", "f = 0, r = 0.01"]
     assert thresholds.axes[1].get_title(loc="left") == "fallback below 0.2, rollback above 1"
     assert len({axes.get_title(loc="left") for axes in rates.axes}) == len(rates.axes)
 
 
-def test_many_latencies_stand_in_ranges_that_lose_none() -> None:
+def test_many_latencies_are_drawn_in_ranges_without_loss() -> None:
     rng = np.random.default_rng(0)
     values = np.sort(rng.normal(100.0, 10.0, 1000))
     spread = pl.DataFrame({"point": 0, "view": "paths", "latency_layers": values, "probability": 1e-3})
@@ -159,12 +159,12 @@ def test_many_latencies_stand_in_ranges_that_lose_none() -> None:
     middles = (edges[:-1] + edges[1:]) / 2
     expected = [(middle, count / 1000) for middle, count in zip(middles, counts, strict=True) if count]
     assert np.array(sorted(bars)) == pytest.approx(np.array(expected))
-    # The last latency is in the last range, not behind it.
+    # The last latency is in the last range, not after it.
     whole = pl.DataFrame({"point": 0, "view": "paths", "latency_layers": np.arange(2.0 * latency_distribution.MOST_BARS + 1)})
     even = latency_distribution.draw(whole.with_columns(probability=pl.lit(1.0) / whole.height)).axes[0].patches
     heights = [bar.get_height() * whole.height for bar in even]  # type: ignore[attr-defined]
     assert heights == pytest.approx([2.0] * (latency_distribution.MOST_BARS - 1) + [3.0])
-    few = spread.head(latency_distribution.MOST_BARS)  # each for itself
+    few = spread.head(latency_distribution.MOST_BARS)  # one bar each
     assert len(latency_distribution.draw(few).axes[0].patches) == latency_distribution.MOST_BARS
     with_theory = pl.concat([spread, spread.with_columns(view=pl.lit("formula"))])
     assert len(latency_distribution.draw(with_theory).axes[0].patches) == 1000
@@ -183,7 +183,7 @@ def thresholds() -> pl.DataFrame:
     return formula("bild-thresholds")
 
 
-def test_rates_have_a_line_for_each_rate_of_rollback_in_each_choice(rates: pl.DataFrame) -> None:
+def test_rates_have_one_line_per_rollback_rate_and_choice(rates: pl.DataFrame) -> None:
     figure = bild_rates.draw(bild_rates.of_run(rates.sample(fraction=1, shuffle=True, seed=1)))
     choices = [("variant paper", pl.col("variant") == "paper"), ("variant code", pl.col("variant") == "code")]
     choices = [(name, each & pl.col("exit_layer").is_null()) for name, each in choices]
@@ -197,8 +197,8 @@ def test_rates_have_a_line_for_each_rate_of_rollback_in_each_choice(rates: pl.Da
         "weights": pl.col("weight_bytes_per_token") / pl.col("plain_weight_bytes_per_token"),
         "intensity": pl.col("arithmetic_intensity") / pl.col("plain_arithmetic_intensity"),
     }  # fmt: skip
-    for axes, (told, _) in zip(panels[0], choices, strict=True):
-        assert any(text.get_text().startswith(told) for text in axes.texts)
+    for axes, (name, _) in zip(panels[0], choices, strict=True):
+        assert any(text.get_text().startswith(name) for text in axes.texts)
     for column, value in zip(panels, drawn_work.values(), strict=True):
         for axes, (_, which) in zip(column, choices, strict=True):
             own = rates.filter(which).with_columns(drawn=value).drop_nulls("drawn")
@@ -218,14 +218,14 @@ def test_rates_have_a_line_for_each_rate_of_rollback_in_each_choice(rates: pl.Da
     assert inside(figure)
 
 
-def test_without_shapes_there_is_speed_alone(rates: pl.DataFrame) -> None:
+def test_without_shapes_only_the_speed_up_is_drawn(rates: pl.DataFrame) -> None:
     bare = rates.drop([name for name in rates.columns if name.startswith("plain_")])
     figure = bild_rates.draw(bare)
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["speed-up", "", ""]
     assert inside(figure)
 
 
-def test_rates_are_drawn_where_they_were_swept_and_are_no_thresholds(rates: pl.DataFrame, thresholds: pl.DataFrame) -> None:
+def test_rates_are_drawn_only_if_swept_and_without_thresholds(rates: pl.DataFrame, thresholds: pl.DataFrame) -> None:
     assert bild_rates.fits(bild_rates.of_run(rates))
     assert not bild_rates.fits(bild_rates.of_run(thresholds))
     assert not bild_rates.fits(bild_rates.of_run(rates.filter(fallback_rate=0.3)))
@@ -235,7 +235,7 @@ def test_rates_are_drawn_where_they_were_swept_and_are_no_thresholds(rates: pl.D
 
 
 def test_a_run_on_thresholds_has_the_points_of_the_record(thresholds: pl.DataFrame) -> None:
-    """Of a long text the run's points are those that the closed forms have of the same record."""
+    """For a long sequence the run's points equal those of the closed forms for the same record."""
     found = bild_thresholds.of_run(thresholds)
     assert found.filter(policy=bild_thresholds.LARGE).select("latency", "agreement").rows() == [(1.0, 1.0)]
     whole = found.filter(pl.col("policy") != bild_thresholds.LARGE)
@@ -257,22 +257,22 @@ def test_a_run_on_thresholds_has_the_points_of_the_record(thresholds: pl.DataFra
     assert one["agreement"][0] == pytest.approx(expected["agreement"][0], abs=0.005)
 
 
-def test_the_run_s_curves_and_what_they_rest_on(thresholds: pl.DataFrame) -> None:
+def test_curves_of_a_run_and_their_provenance(thresholds: pl.DataFrame) -> None:
     figure = bild_thresholds.draw(bild_thresholds.of_run(thresholds))
     for value in (1.0, 2.0, 5.0, float("inf")):
         own = thresholds.filter(rollback_threshold=value).sort("fallback_threshold")
         curve = np.column_stack(xy(lines(figure.axes[0])[f"rollback {value:g}"]))
         assert curve.tolist() == own.select("relative_latency", "agreement").to_numpy().tolist()
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["1", "2", "5", "never"]
-    told = " ".join(text.get_text() for text in figure.texts)
-    assert "(assumed: a small model that knows how often it is right); c = 0.25 (as [cost] says)" in told
-    assert "formula, 128 tokens" in told
+    subtitle = " ".join(text.get_text() for text in figure.texts)
+    assert "(assumed: a small model that knows how often it is right); c = 0.25 (see [cost])" in subtitle
+    assert "formula, 128 tokens" in subtitle
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend == ["large model alone", "both policies", "no rollback", "no fallback: windows of 10"]
     assert inside(figure)
 
 
-def test_points_of_several_choices_are_several_records(thresholds: pl.DataFrame) -> None:
+def test_each_choice_is_a_separate_record(thresholds: pl.DataFrame) -> None:
     other = thresholds.with_columns(variant=pl.lit("code"), point=pl.col("point") + 100)
     found = bild_thresholds.of_run(pl.concat([thresholds, other]))
     assert found["name"].unique(maintain_order=True).to_list() == ["variant paper", "variant code"]
@@ -286,10 +286,10 @@ def test_points_of_several_choices_are_several_records(thresholds: pl.DataFrame)
     assert not bild_thresholds.fits(bild_thresholds.of_run(thresholds.with_columns(agreement=pl.lit(None, dtype=pl.Float64))))
 
 
-# --- What choices gain and work -----------------------------------------------------------------------------------------
+# --- Speed-up and work of choices -----------------------------------------------------------------------------------------
 
 
-def test_every_choice_has_its_bars(compared: pl.DataFrame) -> None:
+def test_every_choice_has_bars(compared: pl.DataFrame) -> None:
     figure = operations_and_bytes.draw(compared.sample(fraction=1, shuffle=True, seed=2))
     assert [axes.get_title(loc="left") for axes in figure.axes] == list(operations_and_bytes.WORDS.values())
     first, last = (compared.unique("point", keep=keep, maintain_order=True) for keep in ("first", "last"))
@@ -304,48 +304,48 @@ def test_every_choice_has_its_bars(compared: pl.DataFrame) -> None:
         bars = [bar.get_width() for bar in axes.patches]  # type: ignore[attr-defined]
         assert bars == pytest.approx(known.sort("point")["drawn"].to_list())
         crosses = coordinates([lines(axes)["last"]])
-        assert crosses == {(value, float(place)) for place, value in enumerate(last.with_columns(drawn=ratio)["drawn"])}
+        assert crosses == {(value, float(index)) for index, value in enumerate(last.with_columns(drawn=ratio)["drawn"])}
         assert [bool(bar.get_hatch()) for bar in axes.patches] == [not each for each in first["exact"]]
-    texts = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert texts[0] == "plain decoding"
-    assert texts[3] == "Big Little Decoder, f = 0.11, r = 0.01"
-    assert "rates assumed; times and shapes as [cost] says; 64 tokens" in [text.get_text() for text in figure.texts]
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels[0] == "plain decoding"
+    assert labels[3] == "Big Little Decoder, f = 0.11, r = 0.01"
+    assert "rates assumed; times and shapes: see [cost]; 64 tokens" in [text.get_text() for text in figure.texts]
     assert inside(figure)
 
 
-def test_choices_of_one_method_are_named_by_what_they_differ_in() -> None:
+def test_choices_of_one_method_are_named_by_their_differences() -> None:
     rows = sim.run("early-exit", views=["formula"])
     figure = operations_and_bytes.draw(rows)
-    texts = [label.get_text().partition(", 9.2")[0] for label in figure.axes[0].get_yticklabels()]
-    assert texts == ["softmax, propagate", "state, propagate", "state, backfill", "state, propagate, batch of 8"]
+    labels = [label.get_text().partition(", 9.2")[0] for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["softmax, propagate", "state, propagate", "state, backfill", "state, propagate, batch of 8"]
     assert any(text.get_text().startswith("early exit; ") for text in figure.texts)
     assert not any("crosses" in text.get_text() for text in figure.legends[0].get_texts())
     assert inside(figure)
     batch = formula("skipdecode")
-    assert "SkipDecode, batch of 4, 66% of it filled, 16 layers at first, 8 at last" in [
+    assert "SkipDecode, batch of 4, 66% occupied, 16 layers at first, 8 at last" in [
         label.get_text() for label in operations_and_bytes.draw(batch).axes[0].get_yticklabels()
     ]
 
 
-def test_plain_decoding_s_work_is_what_its_passes_come_to(compared: pl.DataFrame) -> None:
+def test_work_of_plain_decoding_is_the_sum_of_its_passes(compared: pl.DataFrame) -> None:
     plain = compared.filter(method="autoregressive", view="events").row(0, named=True)
     for name in ("flops_per_token", "weight_bytes_per_token", "arithmetic_intensity"):
         assert compared[f"plain_{name}"].to_list() == pytest.approx([plain[name]] * compared.height)
-    # Of a batch: one pass for all texts that are left.
+    # A batch: each pass covers all unfinished sequences.
     rows = formula("skipdecode")
     account = Account()
     for start in (0, 4):
         lengths = [34, 12, 20, 27, 34, 5, 30, 18][start : start + 4]
-        for place in range(max(lengths)):
-            texts = tuple(index for index, length in enumerate(lengths) if length > place)
+        for position in range(max(lengths)):
+            sequences = tuple(index for index, length in enumerate(lengths) if length > position)
             account.add(
                 Forward(
                     "target",
-                    (0,) * len(texts),
-                    place,
+                    (0,) * len(sequences),
+                    position,
                     LayerSpan(0, 24),
-                    heads=len(texts),
-                    batch=Batch.uniform(texts, place, heads=1),
+                    heads=len(sequences),
+                    batch=Batch.uniform(sequences, position, heads=1),
                 )
             )
     expected = account.bill({"target": preset("opt-1.3b")})
@@ -357,7 +357,7 @@ def test_plain_decoding_s_work_is_what_its_passes_come_to(compared: pl.DataFrame
 
 
 @pytest.mark.usefixtures("album")
-def test_runs_have_the_figures_of_their_lossy_methods(tmp_path: Path) -> None:
+def test_runs_draw_the_figures_of_their_lossy_methods(tmp_path: Path) -> None:
     found = {}
     for name in ("bild", "bild-thresholds", "skipdecode", "early-exit", "compare-lossy"):
         own = {"choices", "bild_rates", "bild_thresholds", "skipdecode_layers"}
@@ -400,7 +400,7 @@ def test_the_scenario_has_the_settings_of_the_published_table() -> None:
     assert set(rows.select("min_layers", "max_layers").rows()) == {(row["min_layers"], row["max_layers"]) for row in table}
 
 
-def test_the_schedules_of_a_run_are_drawn_once_each(tmp_path: Path, album: Album) -> None:
+def test_each_schedule_of_a_run_is_drawn_once(tmp_path: Path, album: Album) -> None:
     table = formula("skipdecode")
     schedules, bounds = skipdecode_schedule.of_run(table) or ([], {})
     assert [each[1:] for each in schedules] == [(8, 16, 1.0), (6, 10, 1.0), (5, 7, 1.0), (4, 6, 1.0)]
@@ -425,7 +425,7 @@ def test_other_schedules_are_not_called_published() -> None:
     assert skipdecode_schedule.of_run(table.filter(method="early_exit")) is None
 
 
-def test_a_traced_batch_of_unequal_texts_is_shortened_text_by_text() -> None:
+def test_each_sequence_of_a_traced_batch_is_shortened() -> None:
     run = trace.record("skipdecode", point=4, tokens=6)
     whole = [34, 12, 20, 27, 34, 5, 30, 18]
     assert len(run.tokens) == sum(min(length, 6) for length in whole)
@@ -436,8 +436,8 @@ def notes(name: str, **overrides: Any) -> str:
     return " ".join(run_report.notes(table.lazy(), resolve(name, views=["formula"], **overrides)))
 
 
-def test_a_run_of_the_published_settings_says_what_the_tables_say_of_them() -> None:
-    told = notes("skipdecode")
-    assert all(sentence in told for sentence in skipdecode_analysis.sentences_on("e2e", "opt-1.3b"))
+def test_runs_of_published_settings_quote_the_published_tables() -> None:
+    text = notes("skipdecode")
+    assert all(sentence in text for sentence in skipdecode_analysis.sentences_on("e2e", "opt-1.3b"))
     for other in ("compare-lossy", "early-exit"):
         assert "Table 2" not in notes(other)

@@ -1,10 +1,9 @@
-"""What every figure shows, read off its artists: its words exactly, how many marks, error bars, bars and areas of each kind, and
-where all of it stands on the page.
+"""Snapshots of all figures: texts, numbers of marks, error bars, bars and areas of each kind, and their layout.
 
-The words are kept in `data/figures_shown.json`, numbers in them as `#`. Sizes, limits, places, strokes, the numbers of every artist
-and those in words are kept in `data/figures_layout.json`; that they are right is asserted figure by figure from the rows that are
-drawn. `python -m tests.figures.test_figures_shown` writes both files anew, to be read (and the figures looked at) before they are
-kept.
+
+Texts are stored in `data/figures_shown.json`, with numbers replaced by `#`. Sizes, limits, positions, strokes, and all numbers of
+artists and texts are stored in `data/figures_layout.json`; other tests compare them with the rows. `python -m
+tests.figures.test_figures_shown` rewrites both files; read the changes, and look at the figures, before you commit them.
 """
 
 from __future__ import annotations
@@ -100,10 +99,10 @@ def devices(name: str) -> pl.DataFrame:
 
 
 def ranges() -> pl.DataFrame:
-    """More latencies than a bar each can show."""
+    """More latencies than single bars can show."""
     count = 3 * latency_distribution.MOST_BARS
-    shares = [2 * (place + 1) / count / (count + 1) for place in range(count)]
-    latencies = [100.0 + place for place in range(count)]
+    shares = [2 * (index + 1) / count / (count + 1) for index in range(count)]
+    latencies = [100.0 + index for index in range(count)]
     return pl.DataFrame({"point": 0, "view": "paths", "latency_layers": latencies, "probability": shares})
 
 
@@ -114,7 +113,7 @@ def of_schedules(rows: pl.DataFrame) -> Figure:
 
 
 def viewed(rows: pl.DataFrame, *names: str, skip: Collection[int] = ()) -> pl.DataFrame:
-    """Rows of formulas with what stands for simulations of them: a little slower, with intervals; but for some points."""
+    """Rows of formulas with synthetic simulations of them (slightly slower, with intervals), except for some points."""
     known = rows.with_columns(pl.lit(None, pl.Float64).alias(f"{name}_{end}") for name in names for end in ("low", "high"))
     views = [known]
     for index, view in enumerate(("paths", "events"), 1):
@@ -125,21 +124,21 @@ def viewed(rows: pl.DataFrame, *names: str, skip: Collection[int] = ()) -> pl.Da
 
 
 def of_other_theories() -> pl.DataFrame:
-    """Speed-ups of independent acceptances, of others and of another method, over a link, at no known cost, an endless bound."""
+    """Speed-ups for i.i.d. and other acceptances, another method, a link, a missing cost ratio, and an infinite bound."""
     own = test_figures_speculative.simulated().filter(tokens=16, acceptance_rate=0.8)
     markov = own.filter(pl.col("view") != "formula", cost_ratio=0.05)
     markov = markov.with_columns(outcomes=pl.lit("markov"), placement=pl.lit("separate"))
     length = pl.col("draft_length")
     other = own.filter(cost_ratio=0.4).with_columns(method=pl.lit("hierarchical"), speedup=1 + length / 10, cost_ratio=None)
     endless = pl.when(draft_length=4).then(float("inf")).otherwise("speedup_high").alias("speedup_high")
-    dear = own.filter(cost_ratio=0.4).with_columns(pl.lit(2.0).alias("cost.link"), pl.col("speedup") * 0.9)
+    far = own.filter(cost_ratio=0.4).with_columns(pl.lit(2.0).alias("cost.link"), pl.col("speedup") * 0.9)
     near = own.filter(cost_ratio=0.4).with_columns(pl.lit(1.0).alias("cost.link"), pl.col("speedup") * 0.95)
-    tables = [own.filter(cost_ratio=0.05), markov.with_columns(endless, pl.col("speedup") * 0.7), dear, near, other]
+    tables = [own.filter(cost_ratio=0.05), markov.with_columns(endless, pl.col("speedup") * 0.7), far, near, other]
     return pl.concat(tables, how="diagonal_relaxed").with_columns(sequences=1, batching=pl.lit("static")).reverse()
 
 
 def of_many_forms() -> pl.DataFrame:
-    """Points of more choices of Predictive Pipelined Decoding than are named, some on no curve."""
+    """Points of more choices of Predictive Pipelined Decoding than the legend names, some without a curve."""
     parts: list[dict[str, Any]] = []
     for form, exit_layer, more in (
         ("literal", 20, {}), ("flat", 10, {}), ("nested", 10, {}), ("eager", 30, {}), ("literal", 20, {"batched": True}),
@@ -154,19 +153,19 @@ def of_many_forms() -> pl.DataFrame:
 
 
 def of_another_method() -> pl.DataFrame:
-    """Points of three choices in all views, more than can be named, some of which wait for units; and one of another method."""
+    """Points of three choices in all views, too many to name, some waiting for units; and one point of another method."""
     choices = [(k, rate, length) for k in (1, 2) for rate in np.linspace(0, 1, 7) for length in (16, 20)]
     rows = []
-    for place, (k, rate, length) in enumerate(choices):
+    for index, (k, rate, length) in enumerate(choices):
         choice = Parameters(40, 20, k, batched=length > 16 and k > 1)
-        rows.append(test_figures_tradeoff.point(place, choice, length, rate, units=2 + place % 2, contended=not place))
+        rows.append(test_figures_tradeoff.point(index, choice, length, rate, units=2 + index % 2, contended=not index))
     other = {"point": 99, "view": "events", "method": "other", "relative_latency": 0.8, "compute_per_token": 1.5, "tokens": 16}
     simulated = viewed(pl.DataFrame(rows), "compute_per_token", skip=range(9))
     return pl.concat([simulated, pl.DataFrame([other])], how="diagonal_relaxed")
 
 
 def of_choices() -> pl.DataFrame:
-    """Choices of methods as formulas and simulations have them: some have no work, some no simulation."""
+    """Choices of methods in formulas and simulations: some without work, some without a simulation."""
     rows = viewed(formula("compare-lossy"), "speedup", skip=[3]).reverse()
     some = pl.col("method") == "early_exit"
     batch = rows.filter(some).with_columns(
@@ -177,8 +176,8 @@ def of_choices() -> pl.DataFrame:
     )
 
 
-def of_texts() -> pl.DataFrame:
-    """Draft lengths of two texts: four rates with all that is drawn, and more rates without a name or a fixed length."""
+def of_sequences() -> pl.DataFrame:
+    """Draft lengths of two sequences: four rates with all artists, and more rates without a name or a fixed length."""
     rows = []
     for text, ratio, rates, policies in (
         ("four rates", 0.1, (0.9, 0.9, 0.4, 0.4, 0.6, 0.3),
@@ -195,7 +194,7 @@ def of_texts() -> pl.DataFrame:
 
 
 def of_rounds() -> pl.DataFrame:
-    """How many tokens rounds accept at points of both views, of one, of no law, of one without tokens, and of long drafts."""
+    """Accepted tokens at points with both views, with one, without a law, without tokens, and with long drafts."""
     first, second = (test_figures_speculative.histogram().filter(point=point) for point in (0, 1))
     parts = [
         second, first.filter(view="events").with_columns(name=pl.lit("events alone")),
@@ -207,12 +206,12 @@ def of_rounds() -> pl.DataFrame:
 
 
 def short(rows: pl.DataFrame) -> pl.DataFrame:
-    """The same in so little time that whole units of it are few: of layers there are no halves, of milliseconds there are."""
+    """Shorten times so that few whole units remain: ticks of layer-times are whole, those of milliseconds are not."""
     return rows.with_columns(pl.col("^start|end|time$") / 12)
 
 
 def of_batch() -> Figure:
-    """The timeline of three sequences that are drafted for together, some of which commit at one time."""
+    """The timeline of a batch of three sequences, some of which commit simultaneously."""
     batch = test_figures_timeline.SCENARIO | {
         "method": [{"name": "speculative", "layers": 24, "draft_length": 2, "sequences": 3, "batching": "static"}],
         "outcomes": {"kind": "iid", "acceptance_rate": 0.5},
@@ -221,7 +220,7 @@ def of_batch() -> Figure:
 
 
 def of_units() -> Figure:
-    """More units than are named, every kind that is no pass, bars and times between commits that grow until their words fit."""
+    """More units than are named, all kinds except passes, and bars and gaps between commits that grow until labels fit."""
     rows = [(unit, 0.0, 0.5 + unit / 20, "forward", 0, unit, 3 * (unit % 2), 20, "kept") for unit in range(45)]
     rows += [(0, 8.0, 9.0, "wait", 0, -1, -1, -1, "kept"), (1, 9.0, 10.5, "head", 1, -1, -1, -1, "kept"),
              (2, 9.0, 10.0, "read", 1, -1, -1, -1, "kept"), (3, 9.0, 9.0, "forward", 1, 7, 0, 20, "cancelled"),
@@ -236,7 +235,7 @@ def of_units() -> Figure:
 
 
 def of_devices_each() -> pl.DataFrame:
-    """Methods on several devices and on split layers, where the model is not known to fit one device."""
+    """Methods on several devices and on split layers, where the model may not fit one device."""
     rows = devices("ppd-against-tensor-parallel").filter(pl.col("match_rate").is_null() | (pl.col("candidates") == 1))
     return rows.with_columns(pl.lit(None, pl.Float64).alias("speedup_over_one_device"))
 
@@ -339,7 +338,7 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "speedup_theory": lambda: speedup.draw(
         speedup.grid(draft_length=range(1, 14), cost_ratio=[0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.05])
     ),
-    "speedup_dear": lambda: speedup.draw(speedup.grid(draft_length=[1, 2], cost_ratio=[1.2, 0.0])),
+    "speedup_expensive": lambda: speedup.draw(speedup.grid(draft_length=[1, 2], cost_ratio=[1.2, 0.0])),
     "speedup_other_theories": lambda: speedup.draw(of_other_theories(), "draft_length"),
     "speedup_other_tokens": lambda: speedup.draw(of_other_theories().filter(pl.col("cost_ratio") > 0), "tokens"),
     "speedup_batches_alone": lambda: speedup.draw(of_batches().filter(draft_length=3).drop("tokens")),
@@ -375,7 +374,7 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "tradeoff_bare": lambda: tradeoff.draw(
         pl.DataFrame({"view": ["events", "paths"], "mean_busy_units": [2.0, 1.5], "relative_latency": [0.5, 0.75]})
     ),
-    "adaptive_texts": lambda: adaptive_draft_lengths.draw(of_texts()),
+    "adaptive_sequences": lambda: adaptive_draft_lengths.draw(of_sequences()),
     "timeline_again": lambda: test_figures_timeline.drawn(
         record(test_figures_timeline.SCENARIO, replication=1, set=test_figures_timeline.CODE | test_figures_timeline.APART)
     ),
@@ -389,13 +388,13 @@ BUILT: dict[str, Callable[[], Figure]] = {
 
 @cache
 def built(name: str) -> Figure:
-    """The figure as it is drawn for a reader whose own settings are others: they change nothing."""
+    """Draw a figure under changed matplotlib settings, which must have no effect."""
     with matplotlib.rc_context({"font.size": 20, "axes.grid": True, "axes.titleweight": "bold"}):
         return BUILT[name]()
 
 
 def plain(text: str) -> str:
-    """Words without the numbers in them."""
+    """Replace the numbers in a text by `#`."""
     return re.sub(r"[−±+-]?\d[\d,]*(\.\d+)?", "#", text)
 
 
@@ -425,7 +424,7 @@ def document(name: str) -> dict[str, Any]:
 
 
 def layout(name: str) -> dict[str, Any]:
-    """Where all of a figure stands, how it is drawn and its numbers."""
+    """Positions, styles and numbers of all artists of a figure."""
     found = Layout.of(built(name))._asdict()
     placed = [[text, look, " ".join(map(str, at))] for text, look, *at in found["words"]]
     return found | {"words": [AT.join([" ".join(filter(None, [text, look])), at]) for text, look, at in placed],
@@ -436,12 +435,12 @@ def layout(name: str) -> dict[str, Any]:
 
 
 AT = "  @ "
-"""Between words and where they stand."""
+"""Separator of texts and their positions."""
 
 
 def near(got: dict[str, Any], want: dict[str, Any]) -> bool:
-    """The same layout and numbers; words, and what follows from their size, may be 0.3 hundredths off: their widths vary. Numbers
-    that are drawn may differ in their last of four digits."""
+    """Compare layouts and numbers: positions of texts may differ by 0.3 hundredths, because fonts vary; numbers of artists may
+    differ in the last of four digits."""
     return [*got] == [*want] and all(_same(part, got[part], want[part]) for part in want)
 
 
@@ -455,16 +454,16 @@ def _same(part: str, got: list[Any], want: list[Any]) -> bool:
 
 
 def _close(one: str, other: str) -> bool:
-    """The same words, and those nearly in the same place."""
-    (said, _, here), (told, _, there) = one.rpartition(AT), other.rpartition(AT)
-    return said == told and all(abs(float(a) - float(b)) <= 0.3 for a, b in zip(here.split(), there.split(), strict=True))
+    """Compare two texts with their positions, which may differ slightly."""
+    (text, _, here), (other_text, _, there) = one.rpartition(AT), other.rpartition(AT)
+    return text == other_text and all(abs(float(a) - float(b)) <= 0.3 for a, b in zip(here.split(), there.split(), strict=True))
 
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]\d+)?")
 
 
 def _alike(one: str, other: str) -> bool:
-    """The same but for the last digit of numbers."""
+    """Compare two texts, except for the last digit of their numbers."""
     if one == other:
         return True
     ours, theirs = (NUMBER.findall(each) for each in (one, other))
@@ -478,23 +477,23 @@ def kept(where: Path = KEPT) -> dict[str, Any]:
     return found
 
 
-def test_every_figure_is_here() -> None:
+def test_snapshots_and_figures_have_the_same_names() -> None:
     assert [*kept()] == [*kept(LAYOUT)] == [*BUILT]
 
 
 @pytest.mark.parametrize("name", BUILT)
-def test_a_figure_shows_what_it_is_meant_to(name: str) -> None:
-    """One test asks all of a figure, which is drawn once: a search for what a fault breaks knows which test drew it."""
+def test_a_figure_equals_its_snapshot(name: str) -> None:
+    """One test checks all of a figure, which is drawn once, so that the coverage map finds the test that draws it."""
     figure = built(name)
     assert document(name) == kept()[name]
     got, want = layout(name), kept(LAYOUT)[name]
     assert near(got, want), [(part, got[part], want[part]) for part in got if not near({part: got[part]}, {part: want[part]})]
     assert not misplaced(figure)
-    assert not unexplained(figure), "legends are of what is drawn"
+    assert not unexplained(figure), "the legend does not match the artists"
     assert not clipped(figure), "marks are cut off"
     assert not misnamed(figure)
-    assert max(text.get_fontsize() for text, _ in words(figure)) < 16, "a reader's own settings change it"
-    assert name == "tokens_by_source" or any(panel.x or panel.y for panel in shown(figure).panels), "axes say what they are of"
+    assert max(text.get_fontsize() for text, _ in words(figure)) < 16, "user settings change the figure"
+    assert name == "tokens_by_source" or any(panel.x or panel.y for panel in shown(figure).panels), "the axes have no labels"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The figures on speculative decoding, by their artists: what is drawn is the theory, and what was simulated lies at its values."""
+"""Figures of speculative decoding: curves are the theory's, and simulated points have the values of the rows."""
 
 import itertools
 from pathlib import Path
@@ -36,7 +36,7 @@ RATES, LENGTHS, RATIOS, TOKENS = (0.3, 0.8), (1, 4), (0.05, 0.4), (16, 100)
 
 
 def simulated(views: tuple[str, ...] = ("formula", "paths", "events")) -> pl.DataFrame:
-    """Stands for a simulation: the theory, a little off and with intervals."""
+    """Synthetic simulation: the theory, slightly shifted, with intervals."""
     rows = []
     for point, (rate, length, ratio, tokens) in enumerate(itertools.product(RATES, LENGTHS, RATIOS, TOKENS)):
         speed = float(speculative.finite_speedup(tokens, rate, length, ratio))
@@ -64,7 +64,7 @@ def xy(line: Line2D) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("x", speedup.AXES)
 @pytest.mark.parametrize("view", ["formula", "paths", "events"])
-def test_every_row_stands_at_its_coordinates(x: str, view: str) -> None:
+def test_rows_are_drawn_at_their_coordinates(x: str, view: str) -> None:
     figure = speedup.draw(simulated(), x)
     drawn = [line for axes in figure.axes for label, line in lines(axes).items() if label.startswith(view)]
     assert coordinates(drawn) == set(simulated().filter(view=view).select(x, "speedup").rows())
@@ -72,7 +72,7 @@ def test_every_row_stands_at_its_coordinates(x: str, view: str) -> None:
 
 @pytest.mark.parametrize("x", speedup.AXES)
 def test_curves_pass_through_the_points_of_the_formula(x: str) -> None:
-    """The curve is computed along x alone, the rows one by one."""
+    """The curve is computed along x, the rows one by one."""
     for axes in speedup.draw(simulated(("formula",)), x).axes:
         drawn = lines(axes)
         names = [label.removeprefix("curve ") for label in drawn if label.startswith("curve ")]
@@ -96,7 +96,7 @@ def test_without_tokens_the_curves_are_theorem_3_8() -> None:
 
 
 @pytest.mark.parametrize("x", ["acceptance_rate", "cost_ratio"])
-def test_no_curve_passes_the_bound_and_none_gains_where_nothing_pays(x: str) -> None:
+def test_no_curve_exceeds_the_bound_or_gains_beyond_break_even(x: str) -> None:
     name, others = ("cost_ratio", (0.05, 0.4)) if x == "acceptance_rate" else ("acceptance_rate", (0.3, 0.8))
     figure = speedup.draw(speedup.grid(draft_length=[1, 3, 9], **{name: others}), x)
     for axes, other in zip(figure.axes, others, strict=True):
@@ -108,9 +108,9 @@ def test_no_curve_passes_the_bound_and_none_gains_where_nothing_pays(x: str) -> 
         for line in curves:
             at, speed = xy(line)
             assert np.all(speed <= np.interp(at, *xy(drawn["oracle bound"])) * (1 + 1e-3))
-            nothing = at <= even if x == "acceptance_rate" else at >= even
-            assert nothing.any()
-            assert np.all(speed[nothing] <= 1 + 1e-12)
+            beyond = at <= even if x == "acceptance_rate" else at >= even
+            assert beyond.any()
+            assert np.all(speed[beyond] <= 1 + 1e-12)
         (shade,) = (patch.get_extents() for patch in axes.patches)
         shaded = axes.transData.inverted().transform([(shade.x0, shade.y0), (shade.x1, shade.y1)])[:, 0]
         assert shaded == pytest.approx((0, even) if x == "acceptance_rate" else (even, axes.get_xlim()[1]), abs=1e-9)
@@ -128,7 +128,7 @@ def test_the_star_is_the_best_draft_length() -> None:
         assert speed == pytest.approx(float(speculative.speedup(rate, int(best), ratio)))
 
 
-def test_more_tokens_come_near_the_dotted_line() -> None:
+def test_many_tokens_approach_the_dotted_line() -> None:
     figure = speedup.draw(speedup.grid(acceptance_rate=[0.5, 0.9], draft_length=[3, 7], cost_ratio=[0.1]), "tokens")
     drawn = lines(figure.axes[0])
     curves = {label.removeprefix("curve "): line for label, line in drawn.items() if label.startswith("curve ")}
@@ -152,10 +152,10 @@ def test_intervals_reach_from_low_to_high() -> None:
 def test_curves_are_drawn_only_where_the_theory_holds() -> None:
     rows = only(cost_ratio=0.05, tokens=16)
     drawn = lines(speedup.draw(rows.with_columns(outcomes=pl.lit(None))).axes[0])
-    assert sum(label.startswith("curve") for label in drawn) == 2  # what a formula confirms needs no name
+    assert sum(label.startswith("curve") for label in drawn) == 2  # the formula agrees, so `outcomes` is not needed
     for other in (
         rows.with_columns(method=pl.lit("adaptive")),
-        rows.with_columns(speedup=0.999 * pl.col("speedup")),  # overheads, say
+        rows.with_columns(speedup=0.999 * pl.col("speedup")),  # as with overheads
         rows.filter(pl.col("view") != "formula").with_columns(outcomes=pl.lit("markov")),
     ):
         drawn = lines(speedup.draw(other).axes[0])
@@ -163,7 +163,7 @@ def test_curves_are_drawn_only_where_the_theory_holds() -> None:
         assert any(label.startswith("paths") for label in drawn)
 
 
-def test_an_axis_is_swept_where_all_else_is_the_same() -> None:
+def test_an_axis_is_swept_if_all_else_is_equal() -> None:
     assert speedup.swept(simulated()) == list(speedup.AXES)
     pairs = [(0.3, 1), (0.8, 4)]  # two choices that differ in two things
     some = pl.concat([only(acceptance_rate=rate, draft_length=length) for rate, length in pairs])
@@ -174,8 +174,8 @@ def test_an_axis_is_swept_where_all_else_is_the_same() -> None:
     assert any("link = 1" in label for label in lines(speedup.draw(simulated().with_columns(link)).axes[0]))
 
 
-def test_curves_reach_as_far_as_rows_and_at_least_to_where_something_ends() -> None:
-    """The whole of the rates; costs to the break-even; lengths two beyond the last; 512 tokens, each of the first 128."""
+def test_curves_cover_the_rows_and_the_break_even() -> None:
+    """Rates from 0 to 1; costs to the break-even; draft lengths two beyond the last; 512 tokens, each of the first 128."""
     def ends(x: str, **values: Any) -> tuple[float, float, int]:
         table = pl.DataFrame({"acceptance_rate": [0.3], "cost_ratio": None, "draft_length": None, "tokens": None}
                              | {name: [each] for name, each in values.items()})  # fmt: skip
@@ -198,7 +198,7 @@ def test_curves_reach_as_far_as_rows_and_at_least_to_where_something_ends() -> N
 
 
 def inside(figure: Figure) -> bool:
-    """Whether all that is written is on the page; ticks beyond the axes' limits are not."""
+    """Return whether all texts are on the page, except ticks beyond the axes' limits."""
     laid_out(figure)
     parts: list[Any] = [*figure.texts, *figure.legends]
     for axes in figure.axes:
@@ -209,7 +209,7 @@ def inside(figure: Figure) -> bool:
 
 
 def apart(axes: Axes) -> bool:
-    """Whether no two of the words on and beside the axes overlap; the lines that tie them to their curves may."""
+    """Return whether no labels on or next to the axes overlap; their leader lines may."""
     assert isinstance(axes.figure, Figure)
     laid_out(axes.figure)
     boxes = [Text.get_window_extent(text) for text in axes.texts]
@@ -217,15 +217,15 @@ def apart(axes: Axes) -> bool:
 
 
 @pytest.mark.parametrize("x", speedup.AXES)
-def test_words_neither_overlap_nor_leave_the_page(x: str) -> None:
-    """Of one panel; `test_figures_shown` asks it of several."""
+def test_labels_neither_overlap_nor_leave_the_page(x: str) -> None:
+    """One panel; `test_figures_shown` tests several."""
     figure = speedup.draw(only(cost_ratio=0.4, acceptance_rate=0.3), x)
     assert inside(figure)
     assert all(apart(axes) for axes in figure.axes)
 
 
 @pytest.mark.parametrize("height", [0.0, 0.5, 1.0])
-def test_names_of_ends_that_crowd_stay_beside_the_axes(height: float) -> None:
+def test_crowded_names_stay_next_to_the_axes(height: float) -> None:
     _, axes = canvas(5, 4, (0.1, 0.1, 0.6, 0.8))
     assert label_placement.at_right(axes, [(height, f"curve {index}", INK) for index in range(9)]) == 0
     assert len(axes.texts) == 9
@@ -247,13 +247,13 @@ def test_the_map_has_the_best_draft_length_everywhere() -> None:
     rates, ratios = (corners[0, :-1, 0] + corners[0, 1:, 0]) / 2, np.sqrt(corners[:-1, 0, 1] * corners[1:, 0, 1])
     for row, column in itertools.product(range(5, 500, 62), repeat=2):
         rate, ratio = rates[column], ratios[row]
-        speeds = speculative.speedup(rate, np.arange(200), ratio)  # by trying
+        speeds = speculative.speedup(rate, np.arange(200), ratio)  # by enumeration
         assert speeds[drawn[row, column]] == pytest.approx(speeds.max(), rel=1e-4)
-    clear = np.abs(rates / ratios[:, None] - 1) > 0.01  # half a cell, whose middle is known from its corners alone
+    clear = np.abs(rates / ratios[:, None] - 1) > 0.01  # half a cell, because the mesh stores only corners
     assert np.array_equal((drawn == 0)[clear], (rates < ratios[:, None])[clear])
 
 
-def test_the_lines_of_the_map_have_their_speeds() -> None:
+def test_contour_lines_of_the_map_have_their_speed_ups() -> None:
     axes = best_draft_length.draw().axes[0]
     contours = [each for each in axes.collections if type(each).__name__ == "QuadContourSet"][-1]
     assert len(contours.get_paths()) == len(best_draft_length.SPEEDS)
@@ -278,20 +278,20 @@ def test_points_are_marked_on_the_map_and_named() -> None:
 
 
 def walked(rate: float, gamma: int, tokens: int) -> Any:
-    """Expected rounds by accepted tokens: every round of every decoding, by recursion over what remains."""
+    """Expected rounds by accepted tokens: all rounds of all decodings, by recursion over the remaining tokens."""
     counts = np.zeros((tokens + 1, gamma + 1))
     for left in range(1, tokens + 1):
         drafted = min(gamma, left - 1)
         for n in range(drafted + 1):
-            chance = rate**n * (1 - rate if n < drafted else 1)
-            counts[left] += chance * counts[left - n - 1]
-            counts[left, n] += chance
+            probability = rate**n * (1 - rate if n < drafted else 1)
+            counts[left] += probability * counts[left - n - 1]
+            counts[left, n] += probability
     return counts[tokens] / counts[tokens].sum()
 
 
 @given(st.floats(0, 1), st.integers(0, 6), st.integers(1, 30))
 @settings(max_examples=60, deadline=None)
-def test_the_law_counts_every_round_of_a_decoding(rate: float, gamma: int, tokens: int) -> None:
+def test_law_counts_every_round_of_a_decoding(rate: float, gamma: int, tokens: int) -> None:
     assert accepted_tokens.law(rate, gamma, tokens) == pytest.approx(walked(rate, gamma, tokens), abs=1e-12)
 
 
@@ -305,12 +305,12 @@ def histogram() -> pl.DataFrame:
     return pl.DataFrame(rows, schema=names, orient="row")
 
 
-def test_shares_of_rounds_and_both_laws_stand_at_their_lengths() -> None:
+def test_shares_of_rounds_and_both_laws_have_their_values() -> None:
     figure = accepted_tokens.draw(histogram())
     for axes, (rate, gamma, tokens), point in zip(figure.axes, [(0.5, 3, 20), (0.9, 6, 40)], (0, 1), strict=True):
         drawn = lines(axes)
-        assert xy(drawn["distribution behind Eq. 1: whole drafts"])[1] == pytest.approx(speculative.tokens_pmf(rate, gamma))
-        assert xy(drawn["exact distribution: the last drafts are cut short"])[1] == pytest.approx(walked(rate, gamma, tokens))
+        assert xy(drawn["distribution of Eq. 1: whole drafts"])[1] == pytest.approx(speculative.tokens_pmf(rate, gamma))
+        assert xy(drawn["exact distribution: last drafts cut short"])[1] == pytest.approx(walked(rate, gamma, tokens))
         for view, heights in (
             ("paths", [bar.get_height() for bar in axes.patches]),  # type: ignore[attr-defined]
             ("events", xy(drawn["simulated: events"])[1]),
@@ -320,7 +320,7 @@ def test_shares_of_rounds_and_both_laws_stand_at_their_lengths() -> None:
     assert inside(figure)
 
 
-def test_without_a_known_law_there_are_bars_alone() -> None:
+def test_without_a_law_only_bars_are_drawn() -> None:
     rows = histogram().select("point", "view", "accepted", "rounds")
     axes = accepted_tokens.draw(rows).axes[0]
     assert set(lines(axes)) == {"simulated: events"}
@@ -334,7 +334,7 @@ def test_without_a_known_law_there_are_bars_alone() -> None:
 # --- Batches ------------------------------------------------------------------------------------------------------------
 
 
-def test_speeds_over_batch_and_draft_length_are_the_models() -> None:
+def test_speed_ups_over_batch_and_draft_length_are_the_models() -> None:
     target, draft, source = verify_cost.example()
     rates = (0.5, 0.7, 0.9)
     figure = verify_cost.draw(target, draft, rates, context=1024, source=source)
@@ -357,7 +357,7 @@ def test_speeds_over_batch_and_draft_length_are_the_models() -> None:
     assert inside(figure)
 
 
-def test_where_drafting_never_pays_it_is_said() -> None:
+def test_drafting_that_never_pays_is_labelled_never() -> None:
     target = PassTimes([1, 2], [1, 2], [0], [[[1.0], [2.0]], [[1.0], [2.0]]])
     figure = verify_cost.draw(target, PassTimes([1, 2], [1], [0], [[[0.5]], [[0.5]]]), [0.4], context=0, source="assumed")
     assert "never" in words(figure)
@@ -367,16 +367,16 @@ def test_where_drafting_never_pays_it_is_said() -> None:
 
 
 def test_the_map_by_hand() -> None:
-    """Each region is named in itself, each line of a speed at its end; a point that has a name has it beside it."""
+    """Regions and contour lines are named in place; a point with a name has its label next to it."""
     rows = pl.DataFrame({"acceptance_rate": [0.3, 0.9], "cost_ratio": [0.5, 0.2], "name": [None, "mine"]})
     figure = best_draft_length.draw(rows)
     drawn = shown(figure)
     assert drawn.texts == [
-        "The best draft length, and the speed-up that it reaches",
-        "colours and γ: best number of drafted tokens; lines: speed-up over plain decoding (Theorem 3.8, many tokens)",
+        "Best draft length, and its speed-up",
+        "colours: best draft length γ; lines: speed-up over plain decoding (Theorem 3.8, many tokens)",
     ]  # fmt: skip
     [panel] = drawn.panels
-    assert (panel.x, panel.y) == ("acceptance rate α of a tested token", "cost ratio c: draft pass over target pass")
+    assert (panel.x, panel.y) == ("acceptance rate α per tested token", "cost ratio c (draft pass / target pass)")
     assert panel.scales == ("linear", "log")
     axes = figure.axes[0]
     assert (*axes.get_xlim(), *axes.get_ylim()) == pytest.approx((0, 1, 0.005, 1))
@@ -384,18 +384,18 @@ def test_the_map_by_hand() -> None:
     regions = {"γ = 1": (1, 1), "2": (2, 2), "3": (3, 3), "4": (4, 4), "5–6": (5, 6), "7–9": (7, 9), "10–14": (10, 14),
                "15–24": (15, 24), "25 +": (25, 10**9)}  # fmt: skip
     named = {text.get_text(): text for text in axes.texts}
-    speeds = [f"{speed} times" for speed in ("1.1", "1.5", "2", "3", "5", "10")]
-    assert [*named] == ["nothing pays: α ≤ c", *regions, *reversed(speeds), "mine"]
+    speeds = [f"{speed}×" for speed in ("1.1", "1.5", "2", "3", "5", "10")]
+    assert [*named] == ["plain decoding is fastest: α ≤ c", *regions, *reversed(speeds), "mine"]
     for name, (low, high) in regions.items():
         rate, ratio = named[name].get_position()
         assert low <= int(speculative.optimal_draft_length(rate, ratio)) <= high
         assert 0.0075 < ratio < 0.3
     for name, speed in zip(speeds, best_draft_length.SPEEDS, strict=True):
         at = named[name].xy[1]  # type: ignore[attr-defined]
-        ratio = 0.005 ** (1 - at)  # of a scale of powers from .005 to 1
+        ratio = 0.005 ** (1 - at)  # position on a log axis from .005 to 1
         best = speculative.speedup(0.998, speculative.optimal_draft_length(0.998, ratio), ratio)
         assert float(best) == pytest.approx(speed, rel=0.02)
-    rate, ratio = named["nothing pays: α ≤ c"].get_position()
+    rate, ratio = named["plain decoding is fastest: α ≤ c"].get_position()
     assert rate < ratio
     assert named["mine"].xy == (0.9, 0.2)  # type: ignore[attr-defined]
     assert named["mine"].get_path_effects()
@@ -420,25 +420,25 @@ def test_the_map_by_hand() -> None:
 
 
 def test_batches_of_pass_times_by_hand() -> None:
-    """Batches of 1 and 2 take as long for two tokens as for one, of 4 as long as two passes."""
+    """For batches of 1 and 2 two tokens take as long as one, for batches of 4 as long as two passes."""
     batches = [1, 2, 4]
     wide = [[[1.0], [1.0]], [[1.0], [1.0]], [[1.0], [2.0]]]
     target, draft = PassTimes(batches, [1, 2], [16], wide), PassTimes(batches, [1], [16], [[[0.25]]] * 3)
     figure = verify_cost.draw(target, draft, [0.5, 0.2], context=16, source="mine")
     drawn = shown(figure)
-    assert drawn.texts == ["Up to which batch does drafting pay?", "mine; context 16"]
+    assert drawn.texts == ["Up to which batch size does drafting pay?", "mine; context 16"]
     left, right = drawn.panels
     assert (left.title, left.x) == ("α = 0.5   (star: best draft length)", "draft length γ  [tokens]")
     assert left.y == "speed-up over plain decoding of the same batch"
-    assert right.title == "ring: the largest batch that gains;  numbers: best γ at α = 0.5"
+    assert right.title == "ring: largest batch that pays;  numbers: best γ at α = 0.5"
     assert (right.x, right.y) == ("sequences per batch", "speed-up at the best draft length")
-    gain = 1.5 / 1.25  # 1.5 tokens for a draft pass of a quarter and one of the target
+    gain = 1.5 / 1.25  # 1.5 tokens per draft pass (a quarter) and target pass (one)
     assert left.line("batch 1") == left.line("batch 2") == [(0, 1), (1, pytest.approx(gain))]
     assert left.line("batch 4") == [(0, 1), (1, pytest.approx(1.5 / 2.25))]
     assert left.line("best 1") == left.line("best 2") == [(1, pytest.approx(gain))]
     assert left.line("best 4") == [(0, 1)]
     assert right.line("rate 0.5") == [(1, pytest.approx(gain)), (2, pytest.approx(gain)), (4, 1)]
-    assert right.line("rate 0.2") == [(1, 1), (2, 1), (4, 1)]  # 1.2 tokens for 1.25
+    assert right.line("rate 0.2") == [(1, 1), (2, 1), (4, 1)]  # 1.2 tokens in a time of 1.25
     assert right.line("largest 0.5") == [(2, pytest.approx(gain))]
     assert [label for label, _ in right.lines] == ["rate 0.2", "rate 0.5", "largest 0.5", "plain"]
     assert right.texts == ["1", "1", "0", *(text for text in right.texts[3:])]
@@ -459,14 +459,14 @@ def test_batches_of_pass_times_by_hand() -> None:
     assert right.ticks[0] == ["1", "2", "4"]
     assert not figure.axes[1].xaxis.get_minorticklocs().size
     assert not odd_dashes(figure)
-    # Of more batches than there is room for the first, the last and those between are drawn; without a draft the axis has room.
+    # Too many batches are thinned evenly, including the first and the last; draft length 0 alone still has an axis.
     target, draft, source = verify_cost.example()
     drawn = shown(verify_cost.draw(target, draft, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], context=1024, source=source))
     assert [label for label, _ in drawn.panels[0].lines if label.startswith("batch")] == [
         f"batch {each}" for each in (1, 4, 8, 32, 64, 256)
     ]
     assert source == (
-        "times assumed: reading 10 ms + 0.05 ms a sequence, or arithmetic 0.1 ms a token, whichever is longer; draft a twelfth"
+        "times assumed: max of reading (10 ms + 0.05 ms per sequence) and arithmetic (0.1 ms per token); draft 1/12 of it"
     )
     assert target.batches.tolist() == [1, 2, 4, 8, 16, 32, 64, 128, 256]
     assert target.widths.tolist() == [*range(1, 17)]
@@ -502,7 +502,7 @@ NAMES = {
 }
 
 
-def test_every_method_stands_at_its_price() -> None:
+def test_every_method_is_drawn_at_its_price() -> None:
     rows = sim.run(several())
     figure = method_comparison.draw(rows)
     last = rows.filter(view="events")
@@ -521,7 +521,7 @@ def names(paths: list[Path]) -> set[str]:
 
 
 @pytest.mark.usefixtures("album")
-def test_a_run_has_the_figures_of_what_was_swept(tmp_path: Path) -> None:
+def test_a_run_draws_the_figures_of_its_swept_axes(tmp_path: Path) -> None:
     scenario = several()
     scenario["method"] = scenario["method"][1]
     out = tmp_path / "run"
@@ -529,7 +529,7 @@ def test_a_run_has_the_figures_of_what_was_swept(tmp_path: Path) -> None:
     assert names(of_run(out)) == {"speedup_acceptance_rate", "speedup_tokens", "accepted", "distribution_point_0"}
 
 
-def test_the_law_of_accepted_tokens_is_drawn_only_where_it_holds(tmp_path: Path, album: Album) -> None:
+def test_law_of_accepted_tokens_is_drawn_only_for_iid_acceptances(tmp_path: Path, album: Album) -> None:
     drawn: list[pl.DataFrame] = []
     scenario = several()
     scenario["method"] = scenario["method"][1]
@@ -543,25 +543,25 @@ def test_the_law_of_accepted_tokens_is_drawn_only_where_it_holds(tmp_path: Path,
     assert correlated["acceptance_rate"].null_count() == correlated.height
 
 
-def test_a_run_of_several_methods_has_a_comparison_and_a_trade_off_without_those_that_draft(tmp_path: Path, album: Album) -> None:
+def test_trade_off_of_several_methods_excludes_those_that_draft(tmp_path: Path, album: Album) -> None:
     rows = sim.run(several(), out=tmp_path / "run")
     assert {"methods", "speedup_acceptance_rate"} <= names(of_run(tmp_path / "run"))
     for x in tradeoff.AXES:
-        module, given, options, about = album.drawn[f"tradeoff_{x}"]
+        module, arguments, options, about = album.drawn[f"tradeoff_{x}"]
         assert (module, options) == ("tradeoff", {"x": x})
-        assert given[0].equals(rows.filter(pl.col("draft_length").is_null()))
+        assert arguments[0].equals(rows.filter(pl.col("draft_length").is_null()))
         assert about == subject.of_run(tmp_path / "run")
 
 
-def test_drafts_of_a_length_chosen_on_the_way_have_no_place_in_the_trade_off_either(tmp_path: Path, album: Album) -> None:
+def test_trade_off_excludes_adaptive_drafts(tmp_path: Path, album: Album) -> None:
     sim.run("compare", replications=8, out=tmp_path / "run")
     assert "methods" in names(of_run(tmp_path / "run"))
-    drawn = [given[0] for module, given, _, _ in album.drawn.values() if module == "tradeoff"]
+    drawn = [arguments[0] for module, arguments, _, _ in album.drawn.values() if module == "tradeoff"]
     assert [set(rows["method"]) for rows in drawn] == 2 * [{"autoregressive", "ppd"}]
 
 
 @pytest.mark.usefixtures("album")
-def test_a_run_of_predictive_pipelined_decoding_has_its_figures_alone(tmp_path: Path) -> None:
+def test_a_run_of_ppd_has_only_its_figures(tmp_path: Path) -> None:
     scenario = several()
     scenario["method"] = [scenario["method"][0], scenario["method"][2]]
     sim.run(scenario, out=tmp_path / "run")
@@ -584,7 +584,7 @@ def every() -> dict[str, Figure]:
 def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     for name, figure in every().items():
         save(figure, tmp_path / f"{name}.a")
-    with matplotlib.rc_context({"font.size": 20, "axes.grid": True}):  # a reader's own settings change nothing
+    with matplotlib.rc_context({"font.size": 20, "axes.grid": True}):  # user settings change nothing
         for name, figure in every().items():
             for again in save(figure, tmp_path / f"{name}.b"):
                 assert again.read_bytes() == (tmp_path / again.name.replace(".b.", ".a.")).read_bytes()

@@ -1,4 +1,4 @@
-"""The figure of PPD's measured times, by its artists: marks, curves and words against the table and the rows that it is given."""
+"""Figure of PPD's published times: marks, curves and labels against the table and the rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rows() -> pl.DataFrame:
 
 
 def marks(figure: Figure, label: str) -> list[float]:
-    """Where the marks of this label are on the left, from the top down [ms]."""
+    """Positions of the marks with this label in the left panel, from the top down [ms]."""
     found = [line for line in figure.axes[0].lines if line.get_label() == label]
     found.sort(key=lambda line: float(np.mean(line.get_ydata())))  # type: ignore[arg-type]
     return [float(line.get_xdata()[0]) for line in found]  # type: ignore[index, arg-type]
@@ -42,7 +42,7 @@ def words(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
 
 
-def test_marks_stand_where_the_table_the_theorem_and_the_views_say(rows: pl.DataFrame) -> None:
+def test_marks_have_the_values_of_the_table_the_theorem_and_the_views(rows: pl.DataFrame) -> None:
     figure, runs = ppd_table_3_times.draw(rows), ppd_table_3_fit.runs()
     each = 1e3 / TOKENS
     assert marks(figure, "measured") == pytest.approx([each * run.latency_s for run in runs])
@@ -53,7 +53,7 @@ def test_marks_stand_where_the_table_the_theorem_and_the_views_say(rows: pl.Data
         assert marks(figure, view) == pytest.approx(own["tpot_ms"].to_list())
 
 
-def test_the_curves_part_at_seven_and_pass_the_measured_points(rows: pl.DataFrame) -> None:
+def test_curves_separate_at_seven_and_pass_the_published_points(rows: pl.DataFrame) -> None:
     figure = ppd_table_3_times.draw(rows)
     for law in PER_PROCESS:
         ks, costs = curve(figure, law)
@@ -67,24 +67,24 @@ def test_the_curves_part_at_seven_and_pass_the_measured_points(rows: pl.DataFram
     for name in ppd_table_3_fit.data_sets():
         ks, missing = curve(figure, name)
         assert ks == [1, 3]
-        said = [1e3 * (run.latency_s - run.predicted_s(UnitCost(LAYERS))) / TOKENS for run in ppd_table_3_fit.runs(name)]
-        assert missing == pytest.approx(said)
+        expected = [1e3 * (run.latency_s - run.predicted_s(UnitCost(LAYERS))) / TOKENS for run in ppd_table_3_fit.runs(name)]
+        assert missing == pytest.approx(expected)
     text = " ".join(words(figure))
     assert f"{line[-1]:.1f} ms" in text
     assert f"{tree[-1]:.1f} ms" in text
 
 
-def test_the_words_are_computed(rows: pl.DataFrame) -> None:
+def test_printed_numbers_are_computed(rows: pl.DataFrame) -> None:
     text = " ".join(words(ppd_table_3_times.draw(rows)))
     assert "Theorem 4.1 is 7 to 16 % too fast; one cost fitted on the other data set leaves at most 1.0 %" in text
     assert "published times" in text
     assert "exit layer 20 assumed" in text
     for row in ppd_table_3_fit.rows():
         assert f"{100 * row['error']:+.1f} %".replace("-", "\N{MINUS SIGN}") in text
-    # Slower by a fifth, the errors are other ones.
+    # Rows that are slower by a fifth have other errors.
     slow = rows.with_columns(pl.col("latency_s") * 1.2)
     assert "leaves at most 21.2 %" in " ".join(words(ppd_table_3_times.draw(slow)))
-    # What was fitted on all four rows tests nothing, and the theorem alone fits nothing.
+    # A fit on all four rows is no test, and the theorem alone has no fit.
     own = " ".join(words(ppd_table_3_times.draw(rows.with_columns(fitted_on=pl.lit("both")))))
     assert "leaves at most" not in own
     assert "fitted on both" in own
@@ -108,7 +108,7 @@ def test_nothing_is_cut_off_and_no_text_covers_another(rows: pl.DataFrame) -> No
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_a_run_has_the_figure_where_it_replays_the_table(rows: pl.DataFrame, tmp_path: Path) -> None:
+def test_a_run_that_replays_the_table_has_the_figure(rows: pl.DataFrame, tmp_path: Path) -> None:
     assert tmp_path / "figures" / "table_3.png" in figures.of_run(tmp_path, rows)
     other = rows.with_columns(tokens=pl.lit(64))
     assert not [path for path in figures.of_run(tmp_path, other) if path.stem == "table_3"]

@@ -1,4 +1,4 @@
-"""The trade-off figure, by its artists: points, curves, intervals, labels and the note, against the theory."""
+"""Trade-off figure: points, curves, intervals, labels and the note, against the theory."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -40,7 +40,7 @@ def point(number: int, parameters: Parameters, tokens: int, rate: float, **more:
 
 
 def paper(views: Sequence[str] = ("formula", "paths", "events")) -> pl.DataFrame:
-    """The paper's 18 points; what stands for the simulation is the theory, a little off and with intervals."""
+    """The paper's 18 points, with a synthetic simulation: the theory, slightly shifted, with intervals."""
     rows = []
     for number, (k, data_set, head) in enumerate(itertools.product((1, 3, 5), TOKENS, ("final", "trained"))):
         rate = published.match_rate("ppd-table-2", data_set=data_set, layer=20, candidates=k, head=head).rate
@@ -69,7 +69,7 @@ def words(figure: Figure) -> str:
 
 @pytest.mark.parametrize("x", AXES)
 @pytest.mark.parametrize("view", ["formula", "paths", "events"])
-def test_every_row_stands_at_its_coordinates(x: str, view: str) -> None:
+def test_rows_are_drawn_at_their_coordinates(x: str, view: str) -> None:
     rows = paper()
     drawn = coordinates(line for label, line in lines(tradeoff.draw(rows, x).axes[0]).items() if label.startswith(view))
     assert drawn == set(rows.filter(view=view).select(x, "relative_latency").rows())
@@ -82,8 +82,8 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("of", "x"), crossed(FORMS, AXES, few=[("literal", 20), ("flat", 10), ("eager batched", 30)]))
-def test_the_curve_passes_through_the_points_of_the_formula(of: tuple[str, int], x: str) -> None:
-    """With l tokens a rate p acts as p (l - 1) / l, so one curve holds points of all lengths; the flat form has one a length."""
+def test_curves_pass_the_points_of_the_formula(of: tuple[str, int], x: str) -> None:
+    """With l tokens a rate p acts like p (l - 1) / l, so one curve fits all lengths; the flat form has one curve per length."""
     form, exit_layer = of
     choices = itertools.product((1, 4), (2, 16, 128), (0.0, 0.3, 1.0))
     form, _, batched = form.partition(" ")
@@ -140,28 +140,28 @@ def test_the_note_has_the_numbers_of_the_theory() -> None:
     assert f"{100 * (1 - latency / 640):.1f} % and E[C]/E[T] = {compute / latency:.4f}" in text
 
 
-def test_the_note_stands_only_where_its_point_does() -> None:
+def test_note_is_drawn_only_with_its_point() -> None:
     assert "caption" in words(tradeoff.draw(paper()))
     assert "caption" not in words(tradeoff.draw(paper(), "compute_per_token"))
     assert "caption" not in words(tradeoff.draw(paper().filter(pl.col("candidates") != 3)))
 
 
-def test_the_note_is_of_the_paper_s_own_figure_and_no_other() -> None:
-    """In layer-times, of several data sets, at half of the layers, of the point that the caption is of."""
+def test_note_is_drawn_only_for_the_papers_figure() -> None:
+    """The note is printed only for layer-times, several data sets, half of the layers, and the caption's point."""
     rate = published.match_rate("ppd-table-2", data_set="squad", layer=20, candidates=3, head="trained").rate
     latency, compute = ppd.expected_latency(40, 20, 16, rate), ppd.expected_compute(40, 20, 16, rate, 3)
-    told = (
+    note = (
         f"squad trained, k = 3, p = {rate:g}: for many tokens Eq. 3 gives {50 * rate:.1f} % less latency and Eq. 5 gives"
         f" {ppd.mean_busy_units(rate, 3):.3f} busy units; for the 16 tokens that the rate was measured on Theorem 4.1 gives"
-        f" {100 - 100 * latency / 640:.1f} % and E[C]/E[T] = {compute / latency:.4f}. The paper's caption (34 %, 3.2 times) takes"
-        " one number from each."
+        f" {100 - 100 * latency / 640:.1f} % and E[C]/E[T] = {compute / latency:.4f}. The paper's caption (34 %, 3.2 times)"
+        " combines one number from each."
     )
     rows, nothing = paper(("formula",)), pl.lit(None, pl.Float64)
     for table in (
         rows, rows.with_columns(seconds_per_layer=nothing), rows.with_columns(method=pl.lit(None, pl.String)),
         rows.filter(pl.col("data_set") != "wmt"),
     ):  # fmt: skip
-        assert tradeoff._caption_note(table) == told
+        assert tradeoff._caption_note(table) == note
     for table in (
         rows.with_columns(seconds_per_layer=0.01), rows.filter(data_set="squad"), rows.with_columns(method=pl.lit("other")),
         rows.with_columns(tokens=nothing), rows.with_columns(match_rate=nothing), rows.with_columns(exit_layer=21),
@@ -171,14 +171,14 @@ def test_the_note_is_of_the_paper_s_own_figure_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 6, 7, 20])
-def test_series_are_told_apart_without_colour(count: int) -> None:
+def test_series_differ_without_colour(count: int) -> None:
     signs = [(look.marker, look.line) for look in looks(count)]
     shades = [float(np.dot(to_rgb(look.colour), (0.3, 0.59, 0.11))) for look in looks(count)]
-    # Few series differ in their signs; many lie on a ramp that a grey copy keeps in order.
+    # Few series differ in marker and line; many have a ramp of colours that stays ordered in grey.
     assert len(set(signs)) == count if count <= len(COLOURS) else shades == sorted(shades)
 
 
-def test_views_are_told_apart_without_colour() -> None:
+def test_views_differ_without_colour() -> None:
     drawn = lines(tradeoff.draw(paper()).axes[0])
     assert len({drawn[f"{view} k = 3"].get_markersize() for view in ("formula", "paths", "events")}) == 3
     assert drawn["formula k = 3"].get_markerfacecolor() == "none"

@@ -179,8 +179,8 @@ def test_expected_work_follows_the_law() -> None:
     assert speculative.work(drafting.Parameters(3, 1), 2, Replay([[True, True]])) is None
     rounds = starts(2, 6, Rounds([0.5, 0.25]))
     assert near(rounds.mass[:4], [1, 0.5, 0.25 + 0.25, 0.25 + 0.5 * 0.25 + 0.5 * 0.5])
-    assert near(rounds.behind_whole[:4], [0, 0, 0, 0.25])
-    assert not starts(0, 4, Iid(0.5)).behind_whole.any()  # rounds without a draft follow no fully accepted one
+    assert near(rounds.after_whole[:4], [0, 0, 0, 0.25])
+    assert not starts(0, 4, Iid(0.5)).after_whole.any()  # rounds without a draft follow no fully accepted one
 
 
 @pytest.mark.parametrize("stop", [Account.passes, Account.layer_passes, Account.heads])

@@ -1,4 +1,4 @@
-"""Draft lengths chosen while decoding: three views on every path, exact enumeration, bounds that no policy beats, and errors."""
+"""Adaptive draft lengths: three implementations on the same outcomes, exact enumeration, the upper bound, and errors."""
 
 import itertools
 import math
@@ -34,7 +34,7 @@ from tests.support.adaptive_lengths import ALL, RUNNING, Bools, Whole, choice, p
 
 
 def reference(parameters: Parameters, tokens: int, accept: list[bool], doubts: list[int] | None) -> list[tuple[int, int]]:
-    """The rounds (accepted, drafted) of one decoding, written as one would tell them."""
+    """Rounds (accepted, drafted) of one decoding, as a plain loop."""
     rounds: list[tuple[int, int]] = []
     length: float = parameters.first
     good, tried = 1.0, 2.0
@@ -67,18 +67,18 @@ def reference(parameters: Parameters, tokens: int, accept: list[bool], doubts: l
 
 
 def counted(parameters: Parameters, tokens: int, accept: list[bool], doubts: list[int]) -> CountedWork:
-    """What the algorithm asks for in this world."""
+    """Steps of the algorithm with these outcomes."""
     survivors = [next((k for k, good in enumerate(accept[place:]) if not good), len(accept) - place) for place in range(tokens)]
     world = World(1, parameters.layers, drafts={"draft": DraftOutcomes("target", survivors)}, doubts=doubts)
     return count(decode(parameters, [0], tokens), world, tokens)
 
 
-# --- One path, told three ways ------------------------------------------------------------------------------------------
+# --- One sequence of outcomes, three implementations --------------------------------------------------------------------
 
 
 @settings(max_examples=150)
 @given(st.data())
-def test_algorithm_twin_and_a_plain_account_agree_on_every_path(data: st.DataObject) -> None:
+def test_algorithm_walk_and_reference_agree(data: st.DataObject) -> None:
     tokens = data.draw(st.integers(1, 40))
     policy = data.draw(st.sampled_from(ALL))
     own = {"estimator": data.draw(st.sampled_from(draft_length_policies.ESTIMATORS))} if policy in RUNNING else {}
@@ -90,7 +90,7 @@ def test_algorithm_twin_and_a_plain_account_agree_on_every_path(data: st.DataObj
     work = counted(parameters, tokens, accept, doubts)
     assert sorted(work.rounds.elements()) == sorted(told)
     assert (work.passes_of["target"], work.passes_of["draft"]) == (len(told), sum(drafted for _, drafted in told))
-    # After drafts that were all kept the draft model has one token more to read.
+    # After completely accepted drafts the draft model reads one token more.
     behind = sum(before[0] == before[1] and after[1] > 0 for before, after in itertools.pairwise(told))
     widths = [(drafted + 1, drafted) for _, drafted in told]
     assert work.layer_passes == 4 * sum(wide for wide, _ in widths) + sum(drafted for _, drafted in widths) + behind
@@ -108,8 +108,8 @@ def twin(parameters: Parameters, tokens: int, accept: Bools, doubts: Whole | Non
 
 
 @pytest.mark.parametrize("policy", ALL)
-def test_a_decoding_ends_at_the_stop_token_and_after_so_many(policy: str) -> None:
-    """The prompt is three tokens, and the true text goes on with 3, 4, 5 and so on."""
+def test_a_decoding_ends_at_a_stop_token_or_at_its_length(policy: str) -> None:
+    """The prompt has three tokens, and the true text continues with 3, 4, 5 and so on."""
     for stop, tokens, last in ((None, 7, 9), (6, 7, 6), (2, 3, 5), (9, 7, 9), (10, 7, 9)):
         for accepted in ([0] * 12, [9] * 12, [1] * 12):
             world = World(3, 4, drafts={"draft": DraftOutcomes("target", accepted)}, doubts=[0] * 12)
@@ -120,7 +120,7 @@ def test_a_decoding_ends_at_the_stop_token_and_after_so_many(policy: str) -> Non
 
 @settings(max_examples=25)
 @given(st.data())
-def test_events_are_paths_on_every_path(data: st.DataObject) -> None:
+def test_events_equal_paths(data: st.DataObject) -> None:
     policy = data.draw(st.sampled_from(ALL))
     numbers = st.floats(0, 2).map(lambda time: time if time >= cases.MIN_TIME else 0.0)
     method = {"name": "adaptive", "layers": data.draw(st.integers(1, 5)), "policy": policy, "max_draft_length": 5,
@@ -160,8 +160,8 @@ def test_events_are_paths_on_every_path(data: st.DataObject) -> None:
 
 @settings(max_examples=40)
 @given(st.data())
-def test_one_decoding_and_many_decide_alike_to_the_last_bit(data: st.DataObject) -> None:
-    """And by nothing but what was drafted and accepted: each policy of one is told nothing else."""
+def test_one_decoding_and_many_decide_identically(data: st.DataObject) -> None:
+    """To the last bit, and from drafted and accepted tokens alone."""
     policy = data.draw(st.sampled_from(ALL))
     parameters = choice(policy, max_draft_length=30, **({"step": data.draw(st.floats(0, 50))} if policy == "gradient" else {}))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
@@ -176,13 +176,13 @@ def test_one_decoding_and_many_decide_alike_to_the_last_bit(data: st.DataObject)
         assert many.length.tolist() == [int(each.length[0]) for each in single]
 
 
-# --- Formula: every sequence of coins -----------------------------------------------------------------------------------
+# --- Formula: enumeration of all outcomes -------------------------------------------------------------------------------
 
 CHAINS = [Iid(0.7), Iid(0.0), Iid(1.0), ByPosition([0.9, 0.2, 0.6, 0.8, 0.5, 0.3, 0.7]), Markov(0.6, 0.5), Markov(0.6, -0.4)]
 
 
 def sequences(law: Chain, positions: int) -> tuple[Bools, NDArray[np.float64]]:
-    """Every sequence of outcomes, shape (positions, sequences), and its chance."""
+    """All sequences of outcomes, shape (positions, sequences), and their probabilities."""
     rows = np.array(list(itertools.product((False, True), repeat=positions)), dtype=np.bool_).reshape(2**positions, positions).T
     low, high = law.chances(positions)
     chance = np.ones(rows.shape[1])
@@ -200,14 +200,14 @@ def means(tally: Tally, chance: NDArray[np.float64]) -> list[float]:
 
 
 def uneven(longest: int) -> RoundPrices:
-    """Prices by drafted tokens without any law."""
+    """Arbitrary prices by drafted tokens."""
     prices = [[1.0, 1.5, 1.7, 2.9, 3.1, 3.3], [1.0, 1.1, 2.5, 2.6, 4.0, 4.1], [1.0, 8.0, 3.0, 4.5, 9.0, 2.0]]
     return RoundPrices(*np.array(prices)[:, : longest + 1])
 
 
 @pytest.mark.parametrize("law", CHAINS)
 @pytest.mark.parametrize(("first", "longest"), [(1, 1), (1, 2), (2, 4), (3, 3), (4, 5)])
-def test_the_heuristic_s_moments_are_those_of_all_sequences(law: Chain, first: int, longest: int) -> None:
+def test_moments_of_the_heuristic_equal_enumeration(law: Chain, first: int, longest: int) -> None:
     for tokens in (1, 2, 4, 7):
         rows, chance = sequences(law, tokens)
         tally = varying(Heuristic(first, longest, len(chance)), tokens, played(rows), uneven(longest))
@@ -218,9 +218,9 @@ def test_the_heuristic_s_moments_are_those_of_all_sequences(law: Chain, first: i
 @pytest.mark.parametrize("law", CHAINS)
 @pytest.mark.parametrize("doubt", [(0.2, 0.7), (0.7, 0.2), (0.3, 0.3), (0, 0), (1, 1), (0, 1), (1, 0)])
 @pytest.mark.parametrize("longest", [1, 2, 4])
-def test_the_means_with_stops_are_those_of_all_sequences(law: Chain, doubt: tuple[float, float], longest: int) -> None:
+def test_means_with_confidence_stops_equal_enumeration(law: Chain, doubt: tuple[float, float], longest: int) -> None:
     low, high = min(doubt), max(doubt)
-    both = 1 if doubt[1] > doubt[0] else 2  # which of the two the coins between the chances mean
+    both = 1 if doubt[1] > doubt[0] else 2  # meaning of the draws between the two probabilities
     codes = {0: 1 - high, both: high - low, 3: low}
     for tokens in (1, 2, 5):
         rows, chance = sequences(law, tokens - 1)
@@ -238,7 +238,7 @@ def test_the_means_with_stops_are_those_of_all_sequences(law: Chain, doubt: tupl
 
 @pytest.mark.parametrize("law", [*CHAINS, Rounds([0.9, 0.5, 0.4])])
 @pytest.mark.parametrize("tokens", [1, 2, 6, 7])
-def test_where_nothing_is_chosen_the_moments_are_those_of_fixed_drafts(law: Any, tokens: int) -> None:
+def test_policies_without_choice_have_the_moments_of_fixed_drafts(law: Any, tokens: int) -> None:
     one = adaptive.heuristic_moments(1, 1, tokens, law, uneven(1))
     assert list(one) == pytest.approx(list(moments(1, tokens, law, uneven(1))), abs=1e-12)
     if tokens < 7:
@@ -246,8 +246,8 @@ def test_where_nothing_is_chosen_the_moments_are_those_of_fixed_drafts(law: Any,
         assert [sure.time, *sure[2:]] == pytest.approx([whole.time, *whole[2:]], abs=1e-12)
 
 
-def test_rounds_with_luck_of_their_own() -> None:
-    """One coin a round decides: at the first position of each, how many tokens survive."""
+def test_independent_rounds() -> None:
+    """One draw per round, at its first position, decides how many tokens are accepted."""
     law = Rounds([0.8, 0.5, 0.3])
     grid = (np.arange(10) + 0.5) / 10
     choices = np.array(list(itertools.product(grid, repeat=4))).T
@@ -263,14 +263,14 @@ def test_recorded_outcomes_are_averaged() -> None:
     found = adaptive.heuristic_moments(2, 5, 18, law, uneven(5))
     assert list(found) == pytest.approx(means(tally, np.full(7, 1 / 7)))
     lucky = adaptive.heuristic_moments(2, 5, 6, ReplayRounds([[2, 0, 1, 2, 0, 1]]), uneven(5))
-    assert lucky.rounds == 2  # 2 of 2, then, of 4 cut to 2, again both
+    assert lucky.rounds == 2  # 2 of 2, then both of the next draft, which is cut from 4 to 2
     unknown: Any = object()
     with pytest.raises(ParameterError, match="no closed form"):
         adaptive.heuristic_moments(2, 5, 6, unknown, uneven(5))
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 8])
-def test_recorded_chances_are_averaged_over_records_and_coins(tokens: int) -> None:
+def test_recorded_probabilities_are_averaged_over_records_and_draws(tokens: int) -> None:
     law = ReplayChances([[0.9, 0.2, 1.0, 0.5, 0.3, 0.8, 0.6, 0.7], [0.4, 0.0, 0.6, 0.9, 0.7, 1.0, 0.1, 0.5]])
     ways = [sequences(chain, tokens) for chain in law.chains]
     rows, chance = np.concatenate([rows for rows, _ in ways], axis=1), np.concatenate([chance for _, chance in ways]) / 2
@@ -282,7 +282,7 @@ def test_recorded_chances_are_averaged_over_records_and_coins(tokens: int) -> No
         assert list(moments(longest, tokens, law, uneven(longest))) == pytest.approx(means(still, chance), abs=1e-12)
 
 
-def test_prediction_is_what_the_walk_has_in_the_mean() -> None:
+def test_prediction_equals_the_mean_of_the_walk() -> None:
     cost = UnitCost(4, cost_ratio=0.3, link=0.5, operations_ratio=0.2, verify_cost=((1, 1.0), (9, 1.5)))
     rows, chance = sequences(Iid(0.6), 8)
     for placement, units in (("colocated", 1), ("separate", 2)):
@@ -295,7 +295,7 @@ def test_prediction_is_what_the_walk_has_in_the_mean() -> None:
         assert float(found.units_ratio) == 1 if units == 1 else math.isnan(found.units_ratio)
 
 
-def test_sure_coins_leave_no_variance_and_rounding_none_below_zero() -> None:
+def test_variance_is_zero_for_certain_outcomes_and_never_negative() -> None:
     prices = round_prices(UnitCost(7, cost_ratio=0.1), 9)
     for rate, tokens, longest in itertools.product((0.0, 1.0), (50, 111, 223), (1, 4, 9)):
         assert 0 <= adaptive.heuristic_moments(1, longest, tokens, Iid(rate), prices).variance < 1e-6
@@ -303,7 +303,7 @@ def test_sure_coins_leave_no_variance_and_rounding_none_below_zero() -> None:
     assert {value.dtype for value in (found.latency, found.units, found.plain_latency)} == {np.dtype(np.float64)}
 
 
-def test_what_the_theory_does_not_say_is_nan() -> None:
+def test_unknown_values_of_the_theory_are_nan() -> None:
     cost = UnitCost(4, cost_ratio=0.3)
     laws: dict[str, Any] = {"accept": Replay([[True] * 9]), "confidence": TwoClass(0.1, 0.5)}
     for found in (*(adaptive.predict(choice(policy), 8, Iid(0.6), cost) for policy in RUNNING),
@@ -322,7 +322,7 @@ def test_what_the_theory_does_not_say_is_nan() -> None:
 
 
 class Arbitrary(Policy):
-    """Lengths that follow from the history in no sensible way."""
+    """Draft lengths that follow from the history in an arbitrary way."""
 
     def __init__(self, seed: int, longest: int, count: int) -> None:
         super().__init__(seed % (longest + 1), count)
@@ -335,8 +335,8 @@ class Arbitrary(Policy):
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 9), st.integers(0, 10**6))
-def test_no_policy_beats_the_oracle(rate: float, ratio: float, tokens: int, seed: int) -> None:
-    """Exactly, over all sequences: the mean time is at least (1 - alpha + c alpha) a token."""
+def test_no_policy_exceeds_the_oracle_bound(rate: float, ratio: float, tokens: int, seed: int) -> None:
+    """Exactly, over all sequences: the mean time is at least (1 - alpha + c alpha) per token."""
     rows, chance = sequences(Iid(rate), tokens)
     bound = tokens * (1 - rate + ratio * rate)
     assert bound == pytest.approx(tokens / float(oracle_speedup(rate, ratio)) if bound else 0)
@@ -347,7 +347,7 @@ def test_no_policy_beats_the_oracle(rate: float, ratio: float, tokens: int, seed
 
 
 @given(st.floats(0, 0.999), st.floats(0.01, 1))
-def test_nor_does_any_mixture_of_lengths(rate: float, ratio: float) -> None:
+def test_no_mixture_of_lengths_exceeds_the_oracle_bound(rate: float, ratio: float) -> None:
     bound = float(oracle_speedup(rate, ratio)) * (1 + 1e-12)
     for shares in (adaptive.heuristic_lengths(rate, 30), adaptive.biased_lengths(rate, ratio, 30)):
         speed = float(adaptive.speedup_of_lengths(rate, shares, ratio))
@@ -355,8 +355,8 @@ def test_nor_does_any_mixture_of_lengths(rate: float, ratio: float) -> None:
         assert speed <= float(speedup(rate, optimal_draft_length(rate, ratio, longest=30), ratio)) * (1 + 1e-12)
 
 
-def test_the_oracle_gains_at_most_so_much() -> None:
-    """The peak over alpha is 1.565 at c = .05, and e/(e - 1) as drafts come to cost nothing."""
+def test_largest_gain_of_the_oracle() -> None:
+    """The maximum over alpha is 1.565 at c = .05, and e/(e - 1) as c approaches 0."""
     gains = adaptive.oracle_gain(np.linspace(0, 0.999, 1000), 0.05)
     assert (round(float(gains.max()), 3), round(float(np.linspace(0, 0.999, 1000)[gains.argmax()]), 2)) == (1.565, 0.96)
     assert float(gains.min()) >= 1
@@ -365,8 +365,8 @@ def test_the_oracle_gains_at_most_so_much() -> None:
     assert 1.58 < peaks[-1] < math.e / (math.e - 1)
 
 
-def test_better_acceptance_may_cost_a_decoding_more() -> None:
-    """Not so with fixed drafts: an adaptive one may be led to draft too much. So this must not be asserted of it."""
+def test_a_higher_acceptance_rate_may_take_longer() -> None:
+    """Unlike fixed drafts, an adaptive policy may be led to draft too much, so monotonicity must not be asserted."""
     rows = np.array(list(itertools.product((False, True), repeat=7))).T
     for policy in ("heuristic", "optimum", "gradient"):
         own = {} if policy == "heuristic" else {"believed_cost_ratio": 0.25}
@@ -381,25 +381,25 @@ WORDS = 2
 
 
 def target(text: tuple[int, ...]) -> tuple[float, ...]:
-    """The target's law of the next token."""
+    """Distribution of the next token in the target."""
     first = (0.2, 0.7, 0.45, 0.9)[hash(text) % 4]
     return first, 1 - first
 
 
 def drafts(text: tuple[int, ...]) -> tuple[float, ...]:
-    """The draft's."""
+    """Distribution of the next token in the draft model."""
     first = (0.6, 0.35, 0.8)[hash(text) % 3]
     return first, 1 - first
 
 
 class Fate:
-    """One run through a tree of chances: follows a list of choices, takes the first branch beyond it, and keeps the odds."""
+    """One run through a tree of random choices: follows a list, takes the first branch after it, and multiplies probabilities."""
 
     def __init__(self, script: list[int]) -> None:
         self.script, self.open, self.chance, self.at = script, list[int](), 1.0, 0
 
     def pick(self, odds: tuple[float, ...]) -> int:
-        """A branch; those without a chance are left out."""
+        """A branch; those of probability 0 are left out."""
         live = [index for index, odd in enumerate(odds) if odd > 0]
         which = self.script[self.at] if self.at < len(self.script) else 0
         self.script[self.at :] = [which] if self.at == len(self.script) else self.script[self.at :]
@@ -410,7 +410,7 @@ class Fate:
 
 
 class Below:
-    """A number drawn evenly from [0, 1) that only says whether it is below another."""
+    """A uniform number from [0, 1) that only answers whether it is below another."""
 
     def __init__(self, fate: Fate) -> None:
         self.fate = fate
@@ -421,7 +421,7 @@ class Below:
 
 
 def written(parameters: Parameters, tokens: int, fate: Fate) -> tuple[int, ...]:
-    """What one run puts out."""
+    """Output of one run."""
     texts: dict[str, list[int]] = {"target": [], "draft": []}
     out: list[int] = []
     steps = decode(parameters, [0], tokens)
@@ -460,7 +460,7 @@ def _answer(step: Read, fate: Fate) -> Any:
 
 
 def output_law(parameters: Parameters, tokens: int) -> dict[tuple[int, ...], float]:
-    """The chance of every output, by going through all runs."""
+    """Probability of every output, by enumeration of all runs."""
     found: dict[tuple[int, ...], float] = {}
     script: list[int] = []
     while True:
@@ -475,7 +475,7 @@ def output_law(parameters: Parameters, tokens: int) -> dict[tuple[int, ...], flo
 
 
 @pytest.mark.parametrize("policy", ALL)
-def test_sampled_output_has_the_target_s_law(policy: str) -> None:
+def test_sampled_output_has_the_targets_distribution(policy: str) -> None:
     own = {"confidence_threshold": 0.5} if policy == "confidence" else {"draft_length": 2}
     found = output_law(choice(policy, max_draft_length=3, sampled=True, **own), 4)
     assert len(found) == WORDS**4
@@ -517,13 +517,13 @@ def test_sampled_output_has_the_target_s_law(policy: str) -> None:
         ({"placement": "here"}, "unknown placement 'here'"),
     ],
 )
-def test_what_may_not_be_is_refused(own: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_refused(own: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError) as found:
         Parameters(**{"layers": 4, "policy": "gradient", **own})
     assert message in str(found.value)
 
 
-def test_what_is_left_out_is_as_documented() -> None:
+def test_defaults_are_as_documented() -> None:
     plain = {policy: Parameters(4, policy) for policy in ALL}
     assert [plain[policy].first for policy in ALL] == [5, 5, 5, 20]
     assert [OPTIONS[policy].get("draft_length") for policy in ALL] == [5, 5, 5, None]
@@ -545,15 +545,15 @@ def test_what_is_left_out_is_as_documented() -> None:
             plain[policy].started(1)
 
 
-def test_without_drafts_nothing_is_learnt() -> None:
+def test_the_estimate_stays_without_drafts() -> None:
     parameters = choice("optimum", min_draft_length=0, believed_cost_ratio=0.9)
     work = counted(parameters, 9, [True] * 9, [0] * 9)
-    # The first draft of five is accepted: (1 + 5)/(2 + 5) is below .9, so no more is drafted.
+    # The first draft of five is accepted: (1 + 5)/(2 + 5) is below .9, so drafting stops.
     assert work.rounds == {(5, 5): 1, (0, 0): 3}
 
 
 def tables(policy: str, **outcomes: Any) -> dict[str, Any]:
-    """A scenario of one method."""
+    """A scenario with one method."""
     method = {"name": "adaptive", "layers": 4, "policy": policy}
     laws = {"accept": {"kind": "iid", "acceptance_rate": 0.7}, **outcomes}
     return {"scenario": {"name": "x", "tokens": 8}, "method": [method], "outcomes": laws, "cost": {"cost_ratio": 0.25}}
@@ -562,7 +562,7 @@ def tables(policy: str, **outcomes: Any) -> dict[str, Any]:
 DOUBT = {"kind": "two-class", "low_if_accepted": 0.1, "low_if_rejected": 0.7}
 
 
-def test_confidence_is_asked_for_by_its_policy_alone() -> None:
+def test_only_the_policy_confidence_needs_confidence_outcomes() -> None:
     with pytest.raises(ParameterError, match=r"\[outcomes.confidence\] is missing"):
         cases.resolve(tables("confidence"))
     with pytest.raises(ParameterError, match=r"\[outcomes.confidence\] is used by no method"):
@@ -576,7 +576,7 @@ def test_confidence_is_asked_for_by_its_policy_alone() -> None:
     assert case.outcomes["confidence"].also == {"low_if_rejected": 0.7}
 
 
-def test_the_world_doubts_as_its_coins_say() -> None:
+def test_simulated_doubts_follow_the_draws() -> None:
     case = cases.resolve(tables("confidence", confidence=DOUBT))
     luck = np.concatenate([tile[:, :3].copy() for tile in random_streams.tiles(0, "confidence", 0, 8)])
     for world, coin in zip(evaluation.worlds_of(case, 0, 3), luck.T, strict=True):
@@ -589,7 +589,7 @@ def test_the_world_doubts_as_its_coins_say() -> None:
         assert answers == [wrong, right]
 
 
-def test_what_a_choice_is_where_nothing_is_said() -> None:
+def test_properties_of_default_parameters() -> None:
     assert choice("heuristic").sampled is False
     assert all(choice(policy).exact is True for policy in ALL)
 

@@ -1,4 +1,4 @@
-"""Ways of batching: one question has one answer, in every view and in the figure of the largest batch."""
+"""Values of `batching`: all views and the figure of the largest batch agree."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def speedup(*chosen: dict[str, Any], **more: Any) -> float:
 @pytest.mark.parametrize("sequences", [2, 8])
 @pytest.mark.parametrize("alpha", [Fraction(0), Fraction(3, 5), Fraction(1)])
 @pytest.mark.parametrize(("gamma", "tokens"), [(0, 5), (3, 1), (3, 9)])
-def test_the_formula_is_a_recursion_over_full_rounds(sequences: int, alpha: Fraction, gamma: int, tokens: int) -> None:
-    """In fractions: a sequence's rounds are priced as rounds of the full batch, its last ones too."""
+def test_formula_equals_a_recursion_over_full_rounds(sequences: int, alpha: Fraction, gamma: int, tokens: int) -> None:
+    """Exact fractions: all rounds of a sequence, also the last, cost as much as rounds of the full batch."""
     at = {width: _on_curve(width) for width in (sequences, sequences * (gamma + 1))}
     price = gamma * Fraction(1, 4) * at[sequences] + at[sequences * (gamma + 1)]
     exact = recursion(alpha, gamma, tokens, lambda _: price)
@@ -76,10 +76,10 @@ def _on_curve(width: int) -> Fraction:
 @pytest.mark.parametrize("method", [DRAFTING, DRAFTING | {"placement": "separate"}], ids=["colocated", "separate"])
 @pytest.mark.parametrize("batching", ["continuous", "lockstep", "static"])
 def test_the_views_agree(method: dict[str, Any], batching: str) -> None:
-    """Events and paths to the last bit, where times are whole numbers of eighths; the formula within five standard errors.
+    """Events and paths agree to the last bit (times are multiples of 1/8); the formula within five standard errors.
 
-    Of rounds and drafted tokens the run itself compares formula and paths, at a false alarm in a million runs: it would warn, which
-    is an error here. In a batch that is kept full every round takes the same time.
+    The run itself compares rounds and drafted tokens of formula and paths and would warn, which is an error here; its false alarm
+    rate is one in a million runs. In a batch that is kept full every round takes the same time.
     """
     cost = {"cost_ratio": 0.25, "verify_cost": CURVE, "operations_ratio": 0.5} | ({"link": 0.5} if "placement" in method else {})
     own = method | {"sequences": 8, "batching": batching}
@@ -94,9 +94,11 @@ def test_the_views_agree(method: dict[str, Any], batching: str) -> None:
     assert paths["latency_layers"] == pytest.approx(formula["latency_layers"], abs=5 * error)
 
 
-def test_the_figure_of_the_largest_batch_is_what_a_run_tends_to() -> None:
-    """Of l tokens in R(l) rounds the run's speed-up is the figure's times l / (R(l) E[N]) at every batch, but for the context: the
-    figure has that in the middle."""
+def test_figure_of_largest_batch_is_the_limit_of_long_runs() -> None:
+    """The run's speed-up is the figure's times l / (R(l) E[N]), with R(l) rounds for l tokens, at every batch.
+
+    Contexts differ slightly: the figure is evaluated at mid-context.
+    """
     alpha, gamma, tokens, batches = 0.6, 3, 32, np.array([2, 8, 64])
     cost = HardwareCost(**ROOFLINE)
     target, draft = cost.of("target"), cost.of("draft")
@@ -111,8 +113,8 @@ def test_the_figure_of_the_largest_batch_is_what_a_run_tends_to() -> None:
     assert drawn[0] > drawn[1] > drawn[2]
 
 
-def test_the_static_batch_loses_its_straggler_loss() -> None:
-    """Its speed-up is that of continuous batching, less that share, in the mean and by the sums of what was played."""
+def test_static_batch_is_slower_by_its_straggler_loss() -> None:
+    """Its speed-up is that of continuous batching times (1 - straggler loss), in expectation and in simulated totals."""
     own = {"sequences": 8}
     full = speedup(DRAFTING | own)
     formula, paths, events = rows(DRAFTING | own | {"batching": "static"}, views=["formula", "paths", "events"])
@@ -126,7 +128,7 @@ def test_the_static_batch_loses_its_straggler_loss() -> None:
 
 
 def _full_round() -> float:
-    """Seconds of a round of eight sequences on this hardware, by its passes."""
+    """Mean time of a round of eight sequences on this hardware, summed over its passes [s]."""
     cost = HardwareCost(**ROOFLINE)
     target, draft = cost.of("target"), cost.of("draft")
     assert target is not None
@@ -136,11 +138,11 @@ def _full_round() -> float:
     return float((pass_time(target, 4, start, 8).seconds + drafts).mean())
 
 
-# --- What the ways have in common ------------------------------------------------------------------------------------------
+# --- Properties of all values ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", [DRAFTING, PLAIN], ids=["drafting", "plain"])
-def test_one_sequence_is_the_same_in_every_way(method: dict[str, Any]) -> None:
+def test_batching_has_no_effect_on_one_sequence(method: dict[str, Any]) -> None:
     cost = ROOFLINE if method is DRAFTING else ALONE
     each = ("continuous", "static", "lockstep")
     found = [rows(method | {"batching": batching}, cost=cost, views=["formula", "paths"]) for batching in each]
@@ -149,12 +151,12 @@ def test_one_sequence_is_the_same_in_every_way(method: dict[str, Any]) -> None:
             assert {**row, "batching": None} == {**alike, "batching": None}
 
 
-def test_plain_decoding_takes_a_step_of_the_batch_in_every_way() -> None:
+def test_plain_decoding_takes_one_batch_step_per_token() -> None:
     target = HardwareCost(**ALONE).of("target")
     assert target is not None
     for batching in ("continuous", "static", "lockstep"):
         at = np.arange(32)
-        at = (at + 15 * 16) / 16 if batching == "continuous" else at  # the others are half-way through in the mean
+        at = (at + 15 * 16) / 16 if batching == "continuous" else at  # the other sequences are at mid-length on average
         total = float(step_time(target, 496 + at, 16).seconds.sum())
         for row in rows(PLAIN | {"sequences": 16, "batching": batching}, cost=ALONE, views=["formula", "paths", "events"]):
             assert (row["latency_s"], row["speedup"]) == (pytest.approx(total), pytest.approx(1))
@@ -169,8 +171,8 @@ def test_weights_are_read_once_for_all_sequences_of_a_batch() -> None:
     assert many["arithmetic_intensity"] > alone["arithmetic_intensity"]
 
 
-def test_in_layer_times_a_pass_of_a_batch_is_as_wide_as_all_its_tokens() -> None:
-    """Of eight sequences a plain step costs what verify_cost says of width 8, in continuous batching and in lockstep."""
+def test_verify_cost_is_read_at_all_tokens_of_the_batch() -> None:
+    """A plain step of eight sequences costs verify_cost at width 8, in continuous batching and in lockstep."""
     curve = {"verify_cost": CURVE, "cost_ratio": 0.25}
     for batching in ("continuous", "lockstep"):
         (row,) = rows(DRAFTING | {"sequences": 8, "draft_length": 0, "batching": batching}, cost=curve)
@@ -179,14 +181,14 @@ def test_in_layer_times_a_pass_of_a_batch_is_as_wide_as_all_its_tokens() -> None
         rows(DRAFTING | {"sequences": 16}, cost=curve)
 
 
-def test_a_full_batch_without_drafts_is_plain() -> None:
+def test_full_batch_without_drafts_is_plain_decoding() -> None:
     assert speedup(DRAFTING | {"draft_length": 0, "sequences": 8}) == pytest.approx(1)
 
 
 # --- The keys --------------------------------------------------------------------------------------------------------------
 
 
-def test_every_method_has_the_keys_and_says_which_ways_it_has() -> None:
+def test_batchings_of_every_method() -> None:
     ways = {name: registry.algorithm(name).Parameters.BATCHINGS for name in registry.names()}
     every = {"continuous", "static", "lockstep"}
     assert {name for name, own in ways.items() if {*own} == every} == {"autoregressive", "speculative"}
@@ -195,7 +197,7 @@ def test_every_method_has_the_keys_and_says_which_ways_it_has() -> None:
 
 
 @pytest.mark.parametrize("name", registry.names())
-def test_a_method_says_its_ways_and_what_they_are(name: str) -> None:
+def test_ls_methods_explains_each_batching(name: str) -> None:
     done = CliRunner().invoke(app, ["ls", "methods", name])
     assert done.exit_code == 0
     listed = done.stdout.partition("batching of several sequences\n")[2].splitlines()
@@ -204,7 +206,7 @@ def test_a_method_says_its_ways_and_what_they_are(name: str) -> None:
     assert all(len(line.split()) > 5 for line in listed[: len(ways)])
 
 
-def test_one_key_sets_all_methods_and_one_of_them(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_set_a_key_for_all_methods_or_for_one(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.toml").write_text(
         '[scenario]\nname = "several"\ntokens = 16\nviews = ["formula"]\n'
@@ -226,10 +228,6 @@ def test_one_key_sets_all_methods_and_one_of_them(tmp_path: Any, monkeypatch: py
     ]  # fmt: skip
 
 
-# --- What is printed -------------------------------------------------------------------------------------------------------
-
-
-
 # --- A draft is not split, and has the layers of its shape ----------------------------------------------------------------
 
 
@@ -249,7 +247,7 @@ def test_a_draft_has_the_layers_of_its_shape() -> None:
 
 
 def test_a_draft_is_not_split() -> None:
-    """Twelve heads are not divided by eight devices; the whole draft lies beside the target's share."""
+    """Twelve heads cannot be split over eight devices; the whole draft is stored next to the target's share."""
     (row,) = rows(DRAFTING | {"sequences": 2}, cost=ROOFLINE | {"tensor_parallel": 8}, tokens=16)
     room = memory(preset("llama-2-7b"), 80 * 2**30, context=512, batch=2, tensor_parallel=8)
     small = preset("llama-68m")

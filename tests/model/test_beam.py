@@ -1,6 +1,6 @@
-"""Speculative beam search: the deck's numbers, both rules on a table language model, three views on every path, and errors.
+"""Speculative beam search: published numbers, both rules on a table language model, three views on the same outcomes, and errors.
 
-The table language model answers the steps as a real one would: its cache holds texts, and a pass reads only what the cache holds.
+The table language model answers steps as a real model would: its cache holds sequences, and a pass reads only the cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from model.interpret.interpreter import Cache, count
 from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.beam import paths as twin
 from model.methods.beam import theory as beam
-from model.methods.beam.algorithm import Hypothesis, Parameters, decode, texts
+from model.methods.beam.algorithm import Hypothesis, Parameters, decode, token_lists
 from model.methods.rounds import Rounds
 from model.methods.speculative import theory as speculative
 from model.methods.speculative.theory import acceptance_from_drafted, finite_speedup
@@ -38,23 +38,23 @@ from sim.scenarios.grid import Grid
 from sim.views import evaluation, formula_view, point_columns
 
 DECK = 0.75 / 6.39
-"""The deck's cost ratio: milliseconds of a pass of its small model over those of its large one."""
+"""Cost ratio of the slides: milliseconds per pass of the small model over those of the large model."""
 FORMS = (("exact", "batched"), ("per-beam", "batched"), ("per-beam", "sequential"), ("per-beam", "parallel"))
 
 
 def choose(form: tuple[str, str], beams: int, draft_length: int, draft_beams: int | None = None, **more: Any) -> Parameters:
-    """Parameters of a rule and an arrangement; `draft_beams` where the rule takes it."""
+    """Parameters of a rule and an arrangement; `draft_beams` only for rules that take it."""
     rule, arrangement = form
     wide = draft_beams if rule == "exact" else None
     layers = more.pop("layers", 3)
     return Parameters(layers, draft_length, beams, rule, wide, arrangement, **more)
 
 
-# --- The numbers of the deck, and what must hold of any --------------------------------------------------------------
+# --- Published numbers and general properties -------------------------------------------------------------------------
 
 
-def test_the_decks_speeds_are_theorem_3_8_over_the_number_of_beams() -> None:
-    """It reports .79 with 3 beams (alpha = .79) and .45 with 5 (alpha = .75), and means slow-downs against one greedy text."""
+def test_speeds_of_the_slides_are_theorem_3_8_over_the_number_of_beams() -> None:
+    """They report .79 with 3 beams (alpha = .79) and .45 with 5 (alpha = .75), relative to one greedy sequence."""
     as_deck: Any = {"rule": "per-beam", "arrangement": "sequential"}
     for beams, share, literal, reread in ((3, 0.79, 0.717, 0.831), (5, 0.75, 0.404, 0.481)):
         rate = float(acceptance_from_drafted(share, 3))
@@ -67,7 +67,7 @@ def test_the_decks_speeds_are_theorem_3_8_over_the_number_of_beams() -> None:
 
 @pytest.mark.parametrize("beams", [1, 2, 5])
 @pytest.mark.parametrize("tokens", [1, 2, 7, 128])
-def test_sequential_beams_take_so_many_times_as_long_for_any_number_of_tokens(beams: int, tokens: int) -> None:
+def test_sequential_beams_take_k_times_as_long(beams: int, tokens: int) -> None:
     curve = ((1, 2.0), (2, 2.5), (9, 3.0))
     cost = UnitCost(3, cost_ratio=DECK, final_head=0.5, verify_cost=curve)
     found = beam.predict(choose(FORMS[2], beams, 3), tokens, Iid(0.79), cost)
@@ -78,8 +78,8 @@ def test_sequential_beams_take_so_many_times_as_long_for_any_number_of_tokens(be
 
 
 def test_widths_of_a_pass_by_hand() -> None:
-    curve = [(1, 1.0), (20, 20.0)]  # a pass takes as long as it is wide
-    # Two tokens drafted with alpha = 1: three steps a round. 2 beams, a draft of 5.
+    curve = [(1, 1.0), (20, 20.0)]  # time proportional to the number of tokens
+    # Two drafted tokens with alpha = 1: three steps per round. 2 beams, 5 draft beams.
     for form, round_time in zip(FORMS, (2 + 5 * 2, 2 * 3, 2 * 3, 3), strict=True):
         rule, arrangement = form
         more: Any = {"rule": rule, "arrangement": arrangement, "draft_beams": 5 if rule == "exact" else None, "verify_cost": curve}
@@ -92,7 +92,7 @@ RATES, LENGTHS, COSTS, WIDTHS = st.floats(0, 1), st.integers(0, 8), st.floats(0,
 
 
 @given(RATES, LENGTHS, COSTS, WIDTHS, st.sampled_from(FORMS))
-def test_more_beams_are_never_faster_and_drafts_are_worth_what_they_are_without_beams(
+def test_more_beams_are_never_faster(
     alpha: float, gamma: int, c: float, beams: int, form: tuple[str, str]
 ) -> None:
     rule, arrangement = form
@@ -106,19 +106,19 @@ def test_more_beams_are_never_faster_and_drafts_are_worth_what_they_are_without_
     assert one == pytest.approx(float(speculative.speedup(alpha, gamma, c, verify_cost=curve)), rel=1e-12)
 
 
-def test_where_width_is_free_only_the_sequential_arrangement_is_slower_than_one_beam() -> None:
+def test_at_free_width_only_sequential_beams_are_slower_than_one() -> None:
     for rule, arrangement in FORMS:
         found = float(beam.speedup(0.8, 4, 0.1, 6, rule=rule, arrangement=arrangement))
         turns = 6 if arrangement == "sequential" else 1
         assert found == pytest.approx(float(speculative.speedup(0.8, 4, 0.1)) / turns, rel=1e-15)
 
 
-def test_a_wider_draft_costs_width_and_must_be_accepted_more_often() -> None:
-    curve = [(1, 1.0), (100, 10.9)]  # a tenth for each token more
+def test_more_draft_beams_must_be_accepted_more_often() -> None:
+    curve = [(1, 1.0), (100, 10.9)]  # a tenth more per token
     speed = [float(beam.speedup(0.7, 3, 0.1, 2, draft_beams=u, verify_cost=curve)) for u in (2, 3, 4)]
     times = [0.3 + 1 + 0.1 * (2 + 3 * u - 1) for u in (2, 3, 4)]
     assert speed == pytest.approx([float(beam.expected_steps(0.7, 3)) / time for time in times], rel=1e-12)
-    assert float(beam.speedup(0.7, 3, 0.1, 2, verify_cost=curve)) == speed[0]  # u = k where none is given
+    assert float(beam.speedup(0.7, 3, 0.1, 2, verify_cost=curve)) == speed[0]  # u = k by default
 
 
 # --- A table language model, and plain beam search on it ---------------------------------------------------------------
@@ -129,7 +129,7 @@ Text = tuple[tuple[int, ...], float]
 
 
 class Table:
-    """A language model that looks at the last two tokens; its draft is a mixture of it and another."""
+    """A language model that depends on the last two tokens; its draft is a mixture of it and another model."""
 
     def __init__(self, seed: int, agreement: float = 0.7, sharpness: float = 1.0) -> None:
         rng = np.random.default_rng(seed)
@@ -141,7 +141,7 @@ class Table:
         return np.asarray(np.log(self.chances[role][first, second]))
 
     def best(self, role: str, hypotheses: Sequence[Text], width: int) -> list[Text]:
-        """The likeliest texts of one token more, by listing all of them."""
+        """The most likely sequences of one token more, by enumeration."""
         found = [
             ((*text, token), score + float(log))
             for text, score in hypotheses
@@ -159,7 +159,7 @@ def plain_search(table: Table, prompt: Sequence[int], tokens: int, width: int) -
 
 
 def rounds_of_a_4(table: Table, prompt: Sequence[int], tokens: int, choice: Parameters) -> list[int]:
-    """How many steps each round makes, by Appendix A.4 as it is written: drafts, and the target's best, on whole texts."""
+    """Steps of each round by Appendix A.4, literally: drafts, and the target's best, on complete sequences."""
     kept: list[Text] = [(tuple(prompt), 0.0)]
     made, found = 0, []
     while made < tokens:
@@ -179,7 +179,7 @@ def rounds_of_a_4(table: Table, prompt: Sequence[int], tokens: int, choice: Para
 
 
 def search_per_beam(table: Table, prompt: Sequence[int], tokens: int, choice: Parameters) -> list[Text]:
-    """The deck's rule on whole texts, without models that remember what they have read."""
+    """Rule `per-beam` on complete sequences, without caches."""
     kept: list[Text] = [(tuple(prompt), 0.0)]
     end = len(prompt) + tokens
     while len(kept[0][0]) < end:
@@ -199,12 +199,12 @@ def search_per_beam(table: Table, prompt: Sequence[int], tokens: int, choice: Pa
 
 @dataclass
 class Player:
-    """Answers steps with the table. A process' cache is, for each model and position, the texts that end there."""
+    """Interpreter of steps with the table; its cache holds the sequences that end at each position, by model."""
 
     table: Table
     output: list[int] = field(default_factory=list)
     shown: list[list[int]] = field(default_factory=list)
-    """What had been put out after each round."""
+    """Committed output after each round."""
     gains: list[int] = field(default_factory=list)
     widths: Counter[tuple[str, int]] = field(default_factory=Counter)
 
@@ -253,7 +253,7 @@ class Player:
         assert step.kind == "beams"
         role, seen = step.output
         of = [(seen[index], score) for index, score in step.hypotheses]
-        # By index, not by text: two of them may say the same.
+        # By index, because two sequences may have the same tokens.
         found = [
             (token, index, score + float(log))
             for (text, score), (index, _) in zip(of, step.hypotheses, strict=True)
@@ -268,7 +268,7 @@ def played(choice: Parameters, table: Table, prompt: Sequence[int], tokens: int)
     return player, found
 
 
-def behind(prompt: Sequence[int], hypotheses: Sequence[Text]) -> list[list[int]]:
+def generated(prompt: Sequence[int], hypotheses: Sequence[Text]) -> list[list[int]]:
     return [list(text[len(prompt) :]) for text, _ in hypotheses]
 
 
@@ -278,22 +278,22 @@ PROMPTS = ((0,), (2, 1), (3, 0, 2))
 @pytest.mark.parametrize("beams", [1, 2, 3, 4])
 @pytest.mark.parametrize("wider", [0, 1, 3])
 @pytest.mark.parametrize("draft_length", [0, 1, 2, 4])
-def test_the_exact_rule_is_beam_search_step_for_step(beams: int, wider: int, draft_length: int) -> None:
+def test_the_exact_rule_equals_beam_search_step_by_step(beams: int, wider: int, draft_length: int) -> None:
     for seed, prompt in itertools.product(range(6), PROMPTS):
         table, choice = Table(seed), Parameters(3, draft_length, beams, draft_beams=beams + wider)
         plain = plain_search(table, prompt, 8, beams)
         for tokens in (1, 2, 3, 8):
             player, found = played(choice, table, prompt, tokens)
-            assert texts(found) == behind(prompt, plain[tokens - 1])
+            assert token_lists(found) == generated(prompt, plain[tokens - 1])
             assert [beam.score for beam in found] == pytest.approx([score for _, score in plain[tokens - 1]], rel=1e-12)
-            assert player.output == behind(prompt, plain[tokens - 1])[0]
+            assert player.output == generated(prompt, plain[tokens - 1])[0]
             for shown in player.shown:
-                assert shown == behind(prompt, plain[len(shown) - 1])[0]
+                assert shown == generated(prompt, plain[len(shown) - 1])[0]
             assert player.gains == rounds_of_a_4(table, prompt, tokens, choice)
 
 
-def test_leaders_change_and_text_is_taken_back() -> None:
-    """The sample holds what the test above is about: drafts accepted and not, leaders that give way, trees."""
+def test_the_sample_has_rejections_and_changes_of_the_best_hypothesis() -> None:
+    """The sample of the test above has accepted and rejected drafts, changing best hypotheses, and trees."""
     backs = gains = wide = 0
     for seed in range(12):
         player, _ = played(Parameters(3, 3, 3, draft_beams=4), Table(seed, sharpness=3.0), (1,), 12)
@@ -303,8 +303,8 @@ def test_leaders_change_and_text_is_taken_back() -> None:
     assert min(backs, gains, wide) > 5
 
 
-def test_plain_beam_search_of_all_texts_finds_the_likeliest() -> None:
-    """The reference is itself held to an enumeration of all texts."""
+def test_plain_beam_search_of_full_width_finds_the_most_likely_sequences() -> None:
+    """The reference itself is compared with an enumeration of all sequences."""
     for seed in range(5):
         table = Table(seed)
         chances = {
@@ -317,51 +317,51 @@ def test_plain_beam_search_of_all_texts_finds_the_likeliest() -> None:
         assert player.output == list(last[0][1:])
 
 
-def test_the_per_beam_rule_finds_other_texts_than_beam_search() -> None:
-    """A counterexample: the deck's rule gives another text, and a less likely one."""
+def test_the_per_beam_rule_differs_from_beam_search() -> None:
+    """A counterexample: the rule of the slides finds a different and less likely sequence."""
     table, prompt, tokens, choice = Table(seed=4), (0,), 6, choose(FORMS[1], 2, 2)
     plain = plain_search(table, prompt, tokens, 2)[-1]
     player, found = played(choice, table, prompt, tokens)
-    assert player.output != behind(prompt, plain)[0]
+    assert player.output != generated(prompt, plain)[0]
     likely = sum(float(table.log_chances("target", (0, *player.output[:n]))[player.output[n]]) for n in range(tokens))
     assert likely == pytest.approx(found[0].score, rel=1e-12)
     assert likely < plain[0][1] - 1
     same, _ = played(replace(choice, rule="exact"), table, prompt, tokens)
-    assert same.output == behind(prompt, plain)[0]
+    assert same.output == generated(prompt, plain)[0]
 
 
-def test_of_texts_that_differ_in_length_the_shorter_win() -> None:
-    """Why: what a round accepts makes a text longer and so less likely; one that accepted nothing may beat it.
+def test_shorter_hypotheses_win_in_the_per_beam_rule() -> None:
+    """Accepted tokens make a sequence longer and less likely, so one without accepted tokens may win.
 
-    So more beams make less progress a round, which no law of the winner's acceptance by position knows.
+    Hence more beams make less progress per round, which no law of the winner's acceptance by position describes.
     """
     gains = {beams: [played(choose(FORMS[1], beams, 3), Table(seed), (0,), 12)[0].gains for seed in range(40)] for beams in (1, 3)}
     rounds = {beams: sum(len(each) for each in found) for beams, found in gains.items()}
     assert rounds[3] > 1.2 * rounds[1]
     assert min(min(each) for each in gains[1]) == 1
-    assert min(min(each) for each in gains[3]) < 0  # a leader that is shorter than the one before it
+    assert min(min(each) for each in gains[3]) < 0  # the new best hypothesis is shorter than the one before
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_arrangements_are_one_algorithm(seed: int) -> None:
-    """What shares a pass, and whose cache a sub-process goes on from, changes no text."""
+def test_arrangements_give_the_same_output(seed: int) -> None:
+    """Sharing passes and inheriting caches do not change the output."""
     for prompt, beams, draft_length in itertools.product(PROMPTS, (1, 2, 3), (0, 1, 3)):
         found = [played(choose(form, beams, draft_length), Table(seed), prompt, 7) for form in FORMS[1:]]
         for player, hypotheses in found[1:]:
             assert player.shown == found[0][0].shown
-            assert texts(hypotheses) == texts(found[0][1])
+            assert token_lists(hypotheses) == token_lists(found[0][1])
             assert [beam.score for beam in hypotheses] == [beam.score for beam in found[0][1]]
         whole = search_per_beam(Table(seed), prompt, 7, choose(FORMS[1], beams, draft_length))
-        assert texts(found[0][1]) == behind(prompt, whole)
+        assert token_lists(found[0][1]) == generated(prompt, whole)
         assert [beam.score for beam in found[0][1]] == pytest.approx([score for _, score in whole], rel=1e-12)
-        if draft_length == 0:  # then all texts are of one length, and the rule is plain beam search
-            assert texts(found[0][1]) == behind(prompt, plain_search(Table(seed), prompt, 7, beams)[-1])
+        if draft_length == 0:  # all sequences have equal length, and the rule is plain beam search
+            assert token_lists(found[0][1]) == generated(prompt, plain_search(Table(seed), prompt, 7, beams)[-1])
         if beams == 1:
             greedy = plain_search(Table(seed), prompt, 7, 1)[-1]
-            assert texts(found[0][1]) == behind(prompt, greedy)
+            assert token_lists(found[0][1]) == generated(prompt, greedy)
 
 
-# --- Three views --------------------------------------------------------------------------------------------------------
+# --- Three views on the same outcomes -----------------------------------------------------------------------------------
 
 
 def all_outcomes(tokens: int) -> list[tuple[bool, ...]]:
@@ -369,14 +369,14 @@ def all_outcomes(tokens: int) -> list[tuple[bool, ...]]:
 
 
 def worlds(outcomes: Sequence[Sequence[bool]], longest: int) -> Iterator[World]:
-    """A world for each sequence of outcomes by position."""
+    """Model answers for each sequence of outcomes by position."""
     for outcome in outcomes:
         survivors = [len(list(itertools.takewhile(bool, outcome[place:]))) for place in range(len(outcome))]
         yield World(1, 3, drafts={"draft": DraftOutcomes("target", [min(each, longest) for each in survivors])})
 
 
 def walked(choice: Parameters, tokens: int, cost: UnitCost, outcomes: Sequence[Sequence[bool]]) -> Any:
-    """The twin on these outcomes; there may be as many as a block."""
+    """The vectorised walk on these outcomes; at most a block of them."""
     rows = np.zeros((tokens - 1, BLOCK), dtype=np.bool_)
     rows[:, : len(outcomes)] = np.array([outcome[: tokens - 1] for outcome in outcomes]).reshape(len(outcomes), tokens - 1).T
     return twin.walk(choice, tokens, cost, iter([lambda _, row=row: row for row in rows]))
@@ -394,7 +394,7 @@ def by_rounds(choice: Parameters, tokens: int, outcome: Sequence[bool]) -> list[
 
 
 def time_by_hand(choice: Parameters, rounds: Sequence[tuple[int, int]], c: float, curve: dict[int, float]) -> tuple[float, float]:
-    """Time and unit-time in passes over one token, from the rounds."""
+    """Time and unit-time in single-token passes, from the rounds."""
     time = busy = 0.0
     for _, drafted in rounds:
         if choice.rule == "exact":
@@ -413,7 +413,7 @@ CURVE = {width: 1 + 0.0625 * (width - 1) + (0.25 if width > 4 else 0.0) for widt
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("per_layer", [False, True])
 @pytest.mark.parametrize(("beams", "draft_beams", "draft_length"), [(1, 1, 2), (2, 2, 1), (2, 4, 3), (3, 3, 2), (2, 3, 0)])
-def test_every_path_by_hand_in_events_and_paths(
+def test_events_and_paths_by_hand_for_all_outcomes(
     form: tuple[str, str], per_layer: bool, beams: int, draft_beams: int, draft_length: int
 ) -> None:
     choice = choose(form, beams, draft_length, draft_beams)
@@ -438,7 +438,7 @@ def test_every_path_by_hand_in_events_and_paths(
     st.tuples(*[st.sampled_from([0.0, 0.1, 0.7, 3.0])] * 4), st.sampled_from(["linear", "tree"]),
     st.lists(st.floats(0.5, 3), min_size=5, max_size=5), st.lists(st.booleans(), min_size=12, max_size=12),
 )  # fmt: skip
-def test_events_are_paths_whatever_anything_costs(
+def test_events_equal_paths_at_any_costs(
     form: tuple[str, str], beams: int, wider: int, draft_length: int, tokens: int, ratio: float, times: tuple[float, ...],
     dispatch_law: str, curve: list[float], outcome: list[bool],
 ) -> None:  # fmt: skip
@@ -457,8 +457,8 @@ def test_events_are_paths_whatever_anything_costs(
     assert run.rounds == Counter(by_rounds(choice, tokens, outcome))
 
 
-def test_starting_processes_and_links_by_hand() -> None:
-    """2 beams, 2 rounds: the dispatch of two processes (.5 + 2 * .25) each, and to the second unit the link (8)."""
+def test_dispatch_and_links_by_hand() -> None:
+    """2 beams, 2 rounds: each takes the dispatch of two processes (.5 + 2 * .25) and the link to the second unit (8)."""
     cost = UnitCost(3, cost_ratio=1 / 3, dispatch=0.5, dispatch_per_process=0.25, link=8.0)
     for form, time, busy in ((FORMS[3], 1 + 8 + 4 + 1 + 8 + 3, 1 + 8 + 1 + 6), (FORMS[2], 1 + 8 + 1 + 6, 1 + 8 + 1 + 6)):
         (world,) = worlds([(False, False)], 1)
@@ -466,12 +466,12 @@ def test_starting_processes_and_links_by_hand() -> None:
         run = simulate(decode(choice, [0], 2), 2, Cluster(choice.units), cost, world)
         assert (run.latency, run.busy) == (time, busy)
     alone = simulate(decode(choose(FORMS[3], 1, 0), [0], 2), 2, Cluster(1), cost, next(worlds([(False, False)], 1)))
-    assert alone.latency == 2 * (0.75 + 3)  # one beam is on the unit where it starts
+    assert alone.latency == 2 * (0.75 + 3)  # a single beam stays on its unit
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("law", [Iid(0.6), Markov(0.6, 0.3)])
-def test_the_formula_is_the_mean_over_all_paths(form: tuple[str, str], law: Iid | Markov) -> None:
+def test_formula_is_the_mean_over_all_outcomes(form: tuple[str, str], law: Iid | Markov) -> None:
     choice, tokens = choose(form, 2, 2, 3), 6
     cost = UnitCost(3, cost_ratio=0.2, verify_cost=tuple(CURVE.items()), link=0.5, dispatch=0.25)
     low, high = law.chances(tokens)
@@ -493,29 +493,29 @@ def test_the_formula_is_the_mean_over_all_paths(form: tuple[str, str], law: Iid 
     assert float(found.units) == choice.units
     if form[1] != "parallel":
         assert float(found.units_ratio) == 1
-    else:  # the link makes some rounds busier than others
+    else:  # links make some rounds busier than others
         assert np.isnan(float(found.units_ratio))
         assert np.isnan(float(beam.predict(choice, tokens, law, replace(cost, link=1e-6, dispatch=0.0)).units_ratio))
         free = beam.predict(choice, tokens, law, replace(cost, link=0.0, dispatch=0.0))
         assert float(free.units_ratio) == pytest.approx(2, rel=1e-14)
 
 
-def test_many_tokens_give_the_closed_form() -> None:
+def test_many_tokens_approach_the_closed_form() -> None:
     for form in FORMS:
         choice = choose(form, 2, 3, 4)
         rule, arrangement = form
         cost = UnitCost(3, cost_ratio=0.1, verify_cost=tuple(CURVE.items()))
         more: Any = {"rule": rule, "arrangement": arrangement, "draft_beams": choice.draft_beams, "verify_cost": CURVE}
         short, long = (float(beam.predict(choice, tokens, Iid(0.7), cost).latency) for tokens in (400, 800))
-        # The first and last rounds are the same in both: what 400 tokens more take is the limit.
+        # The difference of two lengths cancels the first and last rounds.
         assert 400 * 3 / (long - short) == pytest.approx(float(beam.speedup(0.7, 3, 0.1, 2, **more)), rel=1e-9)
 
 
-# --- What is asked for: the counter ---------------------------------------------------------------------------------------
+# --- Counts of passes ----------------------------------------------------------------------------------------------------
 
 
 def spied(steps: Steps, seen: list[Forward]) -> Steps:
-    """The same algorithm, and all its passes."""
+    """The same algorithm; records its passes."""
     answer = None
     while True:
         try:
@@ -531,14 +531,14 @@ def spied(steps: Steps, seen: list[Forward]) -> Steps:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("prompt", [[0], [0, 1, 2]])
-def test_passes_their_widths_and_heads_are_the_theorys(form: tuple[str, str], prompt: list[int]) -> None:
+def test_passes_widths_and_heads_equal_the_theory(form: tuple[str, str], prompt: list[int]) -> None:
     tokens, beams, draft_beams, draft_length = 6, 2, 3, 2
     choice = choose(form, beams, draft_length, draft_beams, draft_layers=2)
     apart = 1 if choice.arrangement == "batched" else beams
     outcomes = all_outcomes(tokens)
     for outcome, world in zip(outcomes, worlds(outcomes, draft_length), strict=True):
         world.prompt, seen = len(prompt), list[Forward]()
-        work = count(spied(decode(choice, prompt, tokens), seen), world, 1000)  # it ends by itself
+        work = count(spied(decode(choice, prompt, tokens), seen), world, 1000)  # the process ends by itself
         rounds = by_rounds(choice, tokens, outcome)
         assert work.tokens == list(range(len(prompt), len(prompt) + tokens))
         assert work.commits == ["round"] * len(rounds)
@@ -561,19 +561,19 @@ def test_passes_their_widths_and_heads_are_the_theorys(form: tuple[str, str], pr
         ]  # fmt: skip
         assert [step.heads for step in of_draft] == followed
         assert all(step.heads <= len(step.tokens) for step in of_draft)
-        if apart > 1:  # sub-processes have one text each
+        if apart > 1:  # each sub-process has a single sequence
             assert all(step.tree == () for step in passes)
         for step in seen[:read]:
             assert (step.tokens, step.at, step.heads) == (tuple(prompt[:-1]), 0, 0)
 
 
-def test_the_draft_reads_nothing_twice() -> None:
-    """After a round whose steps were all accepted it has one more to read: of the hypotheses kept, what they follow."""
+def test_the_draft_model_reads_no_token_twice() -> None:
+    """After a completely accepted round it reads one position more: the parent of the kept hypotheses."""
     seen = list[Forward]()
     (world,) = worlds([(True,) * 9], 2)
     count(spied(decode(choose(FORMS[0], 2, 2, 3), [0], 9), seen), world, 9)
     drafts = [(step.at, len(step.tokens)) for step in seen if step.role == "draft"]
-    # Both hypotheses kept follow the same, so it is one token more.
+    # Both kept hypotheses have the same parent, so it is one token more.
     assert drafts == [(0, 2), (1, 3), (2, 3), (4, 3), (5, 3), (7, 3)]
     assert [(step.at, len(step.tokens)) for step in seen if step.role == "target"] == [(0, 8), (3, 8), (6, 8)]
 
@@ -589,7 +589,7 @@ def test_positions_of_a_tree() -> None:
     assert (list(line.positions), line.end) == ([5, 6, 7], 8)
 
 
-def test_the_cache_counts_the_depth_of_a_tree_and_knows_its_tokens() -> None:
+def test_the_cache_checks_the_parents_in_a_tree() -> None:
     cache = Cache()
     cache.write(Forward("target", (0, 1, 2), 0, LayerSpan(0, 2)))
     cache.write(Forward("target", (7, 8, 9), 3, LayerSpan(0, 2), tree=(-1, -1, 1)))
@@ -598,7 +598,7 @@ def test_the_cache_counts_the_depth_of_a_tree_and_knows_its_tokens() -> None:
     other = cache.copy()
     other.write(Forward("target", (5, 5), 4, LayerSpan(0, 2), tree=(-2, -1)))
     assert (other.breadths["target"], cache.breadths["target"]) == ([1, 1, 1, 2, 2], [1, 1, 1, 2, 1])
-    other.write(Forward("target", (5, 5), 3, LayerSpan(0, 2)))  # one text cuts the tree
+    other.write(Forward("target", (5, 5), 3, LayerSpan(0, 2)))  # a single sequence cuts the tree
     assert (other.breadths["target"], other.rows) == ([1, 1, 1, 1, 1], {"target": [5, 5]})
     for at, after in ((4, (-3, -1)), (5, (-2, -1)), (4, (0, -1)), (4, (-1, 1)), (4, (-1, 2)), (4, (-1,)), (4, (-1, -1, -1))):
         with pytest.raises(CacheError, match="target"):
@@ -606,11 +606,11 @@ def test_the_cache_counts_the_depth_of_a_tree_and_knows_its_tokens() -> None:
     with pytest.raises(CacheError, match=r"token 1 at position 0 follows -2, but there are 1 tokens before it"):
         Cache().write(Forward("target", (5, 5), 0, LayerSpan(0, 2), tree=(-1, -2)))
     Cache().write(Forward("target", (5, 5), 0, LayerSpan(0, 2), tree=(-1, -1)))
-    with pytest.raises(CacheError, match="target"):  # beyond what it holds
+    with pytest.raises(CacheError, match="target"):  # after its last row
         cache.write(Forward("target", (5, 5), 6, LayerSpan(0, 2), tree=(-1, -1)))
 
 
-def test_a_layer_above_needs_all_of_a_tree() -> None:
+def test_upper_layers_need_all_rows_of_a_tree() -> None:
     cache = Cache()
     cache.write(Forward("target", (7, 8), 0, LayerSpan(0, 2), tree=(-1, -1)))
     cache.write(Forward("target", (7, 8), 0, LayerSpan(2, 3), tree=(-1, -1)))
@@ -619,14 +619,14 @@ def test_a_layer_above_needs_all_of_a_tree() -> None:
         cache.write(Forward("target", (7, 8), 0, LayerSpan(2, 3), tree=(-1, 0)))
 
 
-def takes_back() -> Steps:
+def rewinding() -> Steps:
     yield Commit("round", (1, 2, 3), 2)
     yield Commit("round", (7, 8, 9, 6), 5, 2)
     yield Commit("token", (5,))
 
 
 def inherits() -> Steps:
-    """A sub-process goes on from the cache of one that has ended, and another from its starter's."""
+    """A sub-process continues from the cache of an ended one, another from its starter's."""
 
     def reads(*places: int) -> Steps:
         for at in places:
@@ -638,12 +638,12 @@ def inherits() -> Steps:
     assert list(found) == [(0, 1), (0,)]
     second = yield Fork((reads(2), reads(0)), (0, 1), (first[0], None))
     assert list((yield Join(second))) == [(2,), (0,)]
-    assert list((yield Join(second))) == [(2,), (0,)]  # those that have ended before as well
+    assert list((yield Join(second))) == [(2,), (0,)]  # tasks that ended before can be joined
     yield Commit("token", (1,))
 
 
 def disowned() -> Steps:
-    """The same, but from the cache of its starter, which holds nothing."""
+    """The same, but from the empty cache of its starter."""
 
     def reads(at: int) -> Steps:
         yield Forward("target", (0,), at, LayerSpan(0, 2))
@@ -660,7 +660,7 @@ def simulated(steps: Steps, tokens: int, cost: UnitCost, units: int = 2) -> Run:
 
 def test_steps_of_several_hypotheses_in_both_interpreters() -> None:
     cost = UnitCost(2)
-    for found in (count(takes_back(), World(1, 2), 99), simulated(takes_back(), 6, cost)):
+    for found in (count(rewinding(), World(1, 2), 99), simulated(rewinding(), 6, cost)):
         assert found.tokens == [1, 7, 8, 9, 6, 5]
         assert found.rounds == {(2, 2): 1, (1, 5): 1}
     assert count(inherits(), World(1, 2), 1).tokens == simulated(inherits(), 1, cost).tokens == [1]
@@ -669,11 +669,11 @@ def test_steps_of_several_hypotheses_in_both_interpreters() -> None:
             run()
 
 
-def test_a_cache_that_lies_on_the_unit_takes_no_link() -> None:
-    # The process that starts them is on unit 0, where the first makes its passes (2 each), while the second takes the link (10).
+def test_a_cache_on_the_same_unit_needs_no_link() -> None:
+    # The starter is on unit 0, where the first sub-process makes its passes (2 each), while the second takes the link (10).
     assert simulated(inherits(), 1, UnitCost(2, link=10.0)).latency == (10 + 2) + (10 + 2)
     shared = simulate(inherits(), 1, Cluster(2, links="shared"), UnitCost(2, link=10.0), World(1, 2))
-    assert shared.latency == (10 + 2) + (10 + 2)  # the first does not take it, so nobody waits
+    assert shared.latency == (10 + 2) + (10 + 2)  # the first one needs no link, so there is no wait
 
     def crossing() -> Steps:
         def reads(at: int) -> Steps:
@@ -687,11 +687,11 @@ def test_a_cache_that_lies_on_the_unit_takes_no_link() -> None:
     found = simulate(crossing(), 1, Cluster(2), UnitCost(2, link=10.0), World(1, 2), record=True)
     fates = [(row.unit, row.fate) for row in found.intervals if row.what == "forward" and row.start < 12]
     assert fates == [(0, "discarded"), (1, "kept")]
-    assert [row.start for row in found.intervals if row.what == "link"] == [0, 12]  # to unit 0 now, and not to unit 1
+    assert [row.start for row in found.intervals if row.what == "link"] == [0, 12]  # the link leads to unit 0 now, not to unit 1
     assert sorted(row.unit for row in found.intervals if row.start == 12 and row.what == "forward") == [1]
 
 
-def test_the_worlds_beams() -> None:
+def test_simulated_answers_of_beams() -> None:
     world = World(2, 3, drafts={"draft": DraftOutcomes("target", [1, 0, 0, 0])})
 
     def best(role: str, width: int, *hypotheses: tuple[int, float], tokens: tuple[int, ...] = (-5, 1), at: int = 1) -> Any:
@@ -708,10 +708,10 @@ def test_the_worlds_beams() -> None:
     assert {each.token for each in draft} & {each.token for each in target} == {target[1].token}
     wrong = best("target", 2, (0, 0.0))
     assert all(each.token < 0 and each.follows == 0 for each in wrong)
-    assert [each.score for each in wrong] == [-1, -1.5]  # below the worst of a right one
+    assert [each.score for each in wrong] == [-1, -1.5]  # below the worst score of a right hypothesis
     other = best("draft", 9, (0, 0.0))
     assert len({each.token for each in other}) == 9
-    # Of equal copies the first is gone on from.
+    # Of equal copies the first is continued.
     assert {each.follows for each in best("target", 2, (0, 0.0), (1, -9.0), tokens=(1, 1))} == {0}
     tree = Forward("target", (1, 2, -9), 1, LayerSpan(0, 3), tree=(-1, 0, 0))
     assert [world.read(Read("next", tree, offset)) for offset in (-3, -2)] == [2, 3]
@@ -733,7 +733,7 @@ def tables(**cost: Any) -> scenario_file.Tables:
     }
 
 
-def test_a_scenario_has_all_three_views() -> None:
+def test_a_scenario_with_all_three_views() -> None:
     for cost, limit in (({}, 0.0), ({"link": 0.3, "dispatch": 0.7, "final_head": 0.1, "verify_cost": [[1, 1.0], [9, 1.7]]}, 1e-12)):
         grid = Grid(tables(**cost))
         for point in range(grid.points):
@@ -749,8 +749,8 @@ def test_a_scenario_has_all_three_views() -> None:
             assert paths["drafted"] == row["drafted"]
 
 
-def test_the_decks_beam_table_as_a_scenario() -> None:
-    """128 tokens: a little less than Theorem 3.8 over k, as the last rounds are cut short."""
+def test_the_beam_table_of_the_slides_as_a_scenario() -> None:
+    """128 tokens: slightly below Theorem 3.8 over k, because the last rounds are cut."""
     grid = Grid(scenario_file.load("beam-deck"))
     found = [formula_view.formula_row(grid.case(point)) for point in range(grid.points)]
     for row, beams, rate in zip(found, (3, 5), (0.79, 0.75), strict=False):
@@ -762,7 +762,7 @@ def test_the_decks_beam_table_as_a_scenario() -> None:
         assert row["paths_difference"] <= 1e-12 * row["latency"]
 
 
-def test_operations_are_those_of_all_beams() -> None:
+def test_operations_count_all_beams() -> None:
     grid = Grid(tables(operations_ratio=0.125))
     for point in range(grid.points):
         case = grid.case(point)
@@ -777,7 +777,7 @@ def test_operations_are_those_of_all_beams() -> None:
     assert np.isnan(formula_view.formula_row(Grid(tables()).case(0))["operations_per_token"])
 
 
-def test_a_wider_draft_starts_from_the_beams_that_are_kept() -> None:
+def test_a_wider_draft_starts_from_the_kept_beams() -> None:
     """k = 2, u = 5: the target reads 2, 7, 12 tokens, the draft model 2 and 5 more."""
     cost = UnitCost(3, cost_ratio=0.1, operations_ratio=0.5)
     choice = Parameters(3, 2, 2, draft_beams=5)
@@ -788,7 +788,7 @@ def test_a_wider_draft_starts_from_the_beams_that_are_kept() -> None:
     assert beam.beam_round_prices(choice, replace(cost, operations_ratio=None)).operations[0] == 2
 
 
-def test_fewer_units_than_beams_are_shared() -> None:
+def test_beams_share_fewer_units() -> None:
     grid = Grid(tables() | {"cluster": {"units": 1}})
     apart, parallel = grid.case(2), grid.case(3)
     assert parallel.contended
@@ -809,19 +809,19 @@ def test_fewer_units_than_beams_are_shared() -> None:
         ({"draft_beams": True}, "draft_beams must be a whole number, got True"),
         ({"rule": "exakt"}, "unknown rule 'exakt'; did you mean exact? known: exact, per-beam"),
         ({"arrangement": "serial"}, "unknown arrangement 'serial'; did you mean sequential? known: batched, parallel, sequential"),
-        ({"arrangement": "parallel"}, "arrangement must be 'batched' for rule 'exact', which scores them all in one pass, got"
-         " 'parallel'; rule 'per-beam' takes the others"),
+        ({"arrangement": "parallel"}, "arrangement must be 'batched' for rule 'exact', which scores all hypotheses in one pass,"
+         " got 'parallel'; use rule 'per-beam' for other arrangements"),
         ({"rule": "per-beam", "draft_beams": 3}, "draft_beams must be left out for rule 'per-beam', got 3; only 'exact' uses it"),
     ],
 )  # fmt: skip
-def test_bad_input(wrong: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_refused(wrong: dict[str, Any], message: str) -> None:
     good: dict[str, Any] = {"layers": 3, "draft_length": 2, "beams": 2}
     with pytest.raises(ParameterError) as caught:
         Parameters(**good | wrong)
     assert str(caught.value) == message
 
 
-def test_limits_that_are_allowed() -> None:
+def test_limits_of_the_parameters_are_accepted() -> None:
     assert Parameters(1, 0, 1, draft_beams=1).draft_width == 1
     assert Parameters(10_000, 250, 1000, draft_layers=10_000).draft_width == 1000
     assert Parameters(1, 0, 7, draft_beams=1000).draft_width == 1000
@@ -831,7 +831,7 @@ def test_limits_that_are_allowed() -> None:
     assert (Parameters(1, 3, 5).draft_layers, Parameters(1, 3, 5).draft_beams) == (1, None)
 
 
-def test_bad_arguments_of_closed_forms() -> None:
+def test_invalid_arguments_of_closed_forms_are_refused() -> None:
     with pytest.raises(ParameterError, match="cost_ratio is required"):
         beam.beam_round_prices(Parameters(3, 2, 2), UnitCost(3))
     with pytest.raises(ParameterError, match="draft_beams must be at least beams=3, got 2"):
@@ -848,7 +848,7 @@ def test_bad_arguments_of_closed_forms() -> None:
         beam.pass_width(-1, 2, 2, "exact", "batched")
 
 
-def test_laws_of_rounds_and_records_predict_too() -> None:
+def test_predictions_of_round_laws_and_records() -> None:
     cost, choice = UnitCost(3, cost_ratio=0.25), Parameters(3, 2, 2)
     by_place = beam.predict(choice, 12, Rounds.by_draft_position([0.7, 0.7]), cost)
     assert float(by_place.latency) == pytest.approx(float(beam.predict(choice, 12, Iid(0.7), cost).latency), rel=1e-12)
@@ -856,7 +856,7 @@ def test_laws_of_rounds_and_records_predict_too() -> None:
     assert float(beam.predict(choice, 3, Replay([[True, False, True]]), cost).latency) == run.latency == 2 * 0.75 + 2 * 3
 
 
-def test_a_prediction_is_of_floats_and_prices_of_every_draft_there_can_be() -> None:
+def test_types_of_predictions_and_prices() -> None:
     choice = choose(("per-beam", "parallel"), 3, 4)
     cost = UnitCost(8, cost_ratio=0.25)
     found = beam.predict(choice, 9, Iid(0.5), cost)

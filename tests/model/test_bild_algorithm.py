@@ -1,4 +1,4 @@
-"""Big Little Decoder as a process, path by path and in the mean: against a reference that knows no steps, and over all luck."""
+"""Big Little Decoder as a process, vectorised and in expectation: compared with a plain reference and with enumeration."""
 
 import itertools
 import math
@@ -37,7 +37,7 @@ def choice(form: str, max_draft_length: int, **more: Any) -> Parameters:
 
 
 class Segment(NamedTuple):
-    """Where it starts, tokens written, kept, whether it was unsure, taken back, and of how many tokens one more pass is."""
+    """Start, drafted and kept tokens of a segment, whether it fell back or rolled back, and tokens of the additional pass."""
 
     start: int
     written: int
@@ -48,7 +48,7 @@ class Segment(NamedTuple):
 
 
 def reference(decisions: list[int], max_draft_length: int, form: str) -> list[Segment]:
-    """Algorithm 1 on paper: nothing but the decisions."""
+    """Algorithm 1 as a plain loop over decisions."""
     found, start, tokens = [], 0, len(decisions)
     while start < tokens:
         room = min(max_draft_length, tokens - start - 1)
@@ -63,7 +63,7 @@ def reference(decisions: list[int], max_draft_length: int, form: str) -> list[Se
 
 
 def time_of(segment: Segment, form: str, cost: UnitCost = COST) -> float:
-    """One segment, by hand."""
+    """Time of a segment, by hand."""
     if form == "early":
         asked = segment.written + segment.unsure
         first = asked * (3 + cost.early_head) + (0 if segment.unsure else 3)
@@ -81,23 +81,23 @@ def tiles(decisions: list[int], rows: int = 3) -> Iterator[Any]:
 # --- The process ---
 
 
-def test_a_run_by_hand() -> None:
-    """A pass of the large model takes 8, one of the small 2; at most three tokens are written."""
+def test_a_decoding_by_hand() -> None:
+    """A pass of the large model takes 8, one of the small 2; at most three tokens are drafted."""
     decisions = [0, 0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 0]
 
     def commits(form: str) -> list[tuple[float, str, int]]:
         cost = UnitCost(8, cost_ratio=0.25)
         return simulate(decode(choice(form, 3), [0], 12), 12, Cluster(1), cost, Lossy(1, 8, decisions)).commits
 
-    # Two written and a wasted run; three written, the second taken back; three; two, for the large model writes the last.
+    # Two drafted and a wasted pass; three drafted, the second rolled back; three; two, as the large model emits the last.
     assert commits("paper") == [(14, "fallback", 3), (28, "rollback", 2), (42, "cap", 4), (54, "cap", 3)]
     assert commits("code") == [(14, "fallback", 3), (28, "rollback", 2), (36, "again", 1), (50, "cap", 4), (60, "cap", 2)]
-    # Three layers for each token written and the one before, five for all together.
+    # Three layers per drafted token and the one before, five for all together.
     assert commits("early") == [(14, "fallback", 3), (31, "rollback", 2), (48, "cap", 4), (62, "cap", 3)]
 
 
 @given(DECISIONS, st.integers(1, 6), st.sampled_from(FORMS))
-def test_the_process_is_the_algorithm(decisions: list[int], max_draft_length: int, form: str) -> None:
+def test_the_process_equals_the_reference(decisions: list[int], max_draft_length: int, form: str) -> None:
     tokens, parameters = len(decisions), choice(form, max_draft_length)
     run = simulate(decode(parameters, [0], tokens), tokens, Cluster(1), COST, Lossy(1, 8, decisions), record=True)
     want = reference(decisions, max_draft_length, form)
@@ -123,22 +123,22 @@ def test_the_process_is_the_algorithm(decisions: list[int], max_draft_length: in
 
 @example([0, 2, 0, 0, 1, 0, 0], 3, "code", 2)
 @given(DECISIONS, st.integers(1, 6), st.sampled_from(("paper", "code")), st.integers(1, 3))
-def test_apart_each_model_has_a_unit(decisions: list[int], max_draft_length: int, form: str, prompt: int) -> None:
-    """What was written is sent to the large model, and its answer back: two links wherever the small one ran."""
+def test_separate_models_use_two_units_and_the_link(decisions: list[int], max_draft_length: int, form: str, prompt: int) -> None:
+    """Drafted tokens go to the large model, and its answer back: two links whenever the small model ran."""
     tokens, cost = len(decisions), UnitCost(8, cost_ratio=0.25, link=0.5)
     parameters = choice(form, max_draft_length, placement="separate")
     steps, world = decode(parameters, [*range(prompt)], tokens), Lossy(prompt, 8, decisions)
     run = simulate(steps, tokens, Cluster(2), cost, world, record=True)
     want = reference(decisions, max_draft_length, form)
     sent = sum(segment.written + segment.unsure > 0 for segment in want)
-    # The small model reads the prompt where it will run: there and back only if it never does.
+    # The small model reads the prompt on its unit: the process returns only if the small model never runs again.
     prefill = (8 + 2 + (tokens == 1)) * (prompt > 1)
     assert run.latency == sum(time_of(segment, form, cost) for segment in want) + sent + prefill
     assert {(row.unit, row.last) for row in run.intervals if row.what == "forward"} <= {(0, 8), (1, 2)}
 
 
 @given(DECISIONS, st.integers(1, 6), st.sampled_from(FORMS))
-def test_layer_by_layer_is_the_same_run(decisions: list[int], max_draft_length: int, form: str) -> None:
+def test_simulation_layer_by_layer_gives_the_same_times(decisions: list[int], max_draft_length: int, form: str) -> None:
     tokens, parameters = len(decisions), choice(form, max_draft_length)
     one, many = (
         simulate(decode(parameters, [0], tokens), tokens, Cluster(1), COST, Lossy(1, 8, decisions), per_layer=per_layer)
@@ -150,7 +150,7 @@ def test_layer_by_layer_is_the_same_run(decisions: list[int], max_draft_length: 
 
 
 def read_by(steps: Steps, world: Lossy) -> Iterator[tuple[Forward, list[int]]]:
-    """Passes of the process, each with all the tokens that its model has then read: of a pass, and before it in its cache."""
+    """Yield the passes of the process, each with all tokens that its model has read: in the pass, and before in its cache."""
     known: dict[tuple[str, int], list[int]] = {}
     answer: Any = None
     while True:
@@ -161,7 +161,7 @@ def read_by(steps: Steps, world: Lossy) -> Iterator[tuple[Forward, list[int]]]:
         answer = None
         if isinstance(step, Forward):
             assert 0 <= step.layers.first < step.layers.last
-            assert not step.unit  # there is one alone
+            assert not step.unit  # there is a single unit
             for layer in range(step.layers.first, step.layers.last):
                 held = known.setdefault((step.role, layer), [])
                 assert 0 <= step.at <= len(held)
@@ -176,8 +176,8 @@ def read_by(steps: Steps, world: Lossy) -> Iterator[tuple[Forward, list[int]]]:
 
 
 @given(DECISIONS, st.integers(1, 6), st.sampled_from(FORMS), st.integers(1, 3))
-def test_what_a_model_has_read_is_the_text(decisions: list[int], max_draft_length: int, form: str, prompt: int) -> None:
-    """Also behind a rollback: no model goes on from a token that was taken back."""
+def test_models_read_exactly_the_sequence(decisions: list[int], max_draft_length: int, form: str, prompt: int) -> None:
+    """Also after a rollback: no model continues from a rolled-back token."""
     tokens, world = len(decisions), Lossy(prompt, 8, decisions)
     before = [*range(prompt)]
     for step, read in read_by(decode(choice(form, max_draft_length), before, tokens), world):
@@ -186,21 +186,21 @@ def test_what_a_model_has_read_is_the_text(decisions: list[int], max_draft_lengt
             assert read == before[:-1]
         elif len(read) <= len(text):
             assert read == text
-        else:  # what has been written but not yet put out: a wrong token is negative, and nothing is right behind it
+        else:  # drafted, not yet committed: a wrong token is negative, and nothing after it is right
             assert read[: len(text)] == text
             right = list(itertools.takewhile(lambda pair: pair[0] == pair[1], enumerate(read)))
             assert all(token < 0 for token in read[len(right) :])
-    assert world.written == [*range(prompt, prompt + tokens)]  # and then it ends by itself
+    assert world.written == [*range(prompt, prompt + tokens)]  # and then the process ends
 
 
-def test_the_stop_token_ends_the_text() -> None:
+def test_a_stop_token_ends_the_sequence() -> None:
     for form, stop in itertools.product(FORMS, (3, 5, 6)):
         work_ = count(decode(choice(form, 3), [0], 12, (stop, 99)), Lossy(1, 8, [0, 0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 0]), 12)
         assert work_.tokens == [*range(1, stop + 1)]
 
 
-def test_thresholds_decide_where_a_model_says_numbers() -> None:
-    """Below the one it falls back, above the other it is taken back; in the released code only a token that differs."""
+def test_thresholds_decide_on_confidences_and_distances() -> None:
+    """Below one it falls back, above the other it rolls back; in the variant `code` only if the token differs."""
 
     class Told(Lossy):
         def read(self, step: Read) -> Any:
@@ -214,7 +214,7 @@ def test_thresholds_decide_where_a_model_says_numbers() -> None:
     assert kinds(fallback_threshold=0.4, rollback_threshold=2.0) == ["cap"]
     assert kinds(fallback_threshold=0.41, rollback_threshold=2.0) == ["fallback", "fallback", "cap"]
     assert kinds(fallback_threshold=0.4, rollback_threshold=1.9) == ["rollback", "rollback", "cap"]
-    assert kinds(fallback_threshold=0.4, rollback_threshold=1.9, variant="code") == ["cap"]  # the large one's own token too
+    assert kinds(fallback_threshold=0.4, rollback_threshold=1.9, variant="code") == ["cap"]  # the large model's own token too
     assert kinds(fallback_threshold=0.0, rollback_threshold=float("inf")) == ["cap"]
 
 
@@ -234,12 +234,12 @@ def test_thresholds_decide_where_a_model_says_numbers() -> None:
         ({"exit_layer": 2, "draft_layers": 3}, "draft_layers must be 1 with an exit_layer"),
     ],
 )  # fmt: skip
-def test_what_no_choice_may_be(given_: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_refused(given_: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=message.replace("(", r"\(")):
         Parameters(**{"layers": 8} | given_)
 
 
-def test_what_it_reserves() -> None:
+def test_reserved_units() -> None:
     assert [Parameters(8, placement=name).units for name in ("colocated", "separate")] == [1, 2]
     assert (Parameters(8).max_draft_length, Parameters(8, 5).longest_draft, Parameters(8, 5).widest) == (10, 5, 6)
     assert Parameters.roles_for({}) == ("draft",)
@@ -248,18 +248,18 @@ def test_what_it_reserves() -> None:
     assert (Parameters.OUTCOMES, Parameters.COSTS) == (("decision",), ("verify_cost", "link", "early_head"))
 
 
-def test_one_token_asks_no_small_model_what_it_counts() -> None:
+def test_one_token_needs_no_price_of_the_small_model() -> None:
     run = simulate(decode(choice("paper", 3), [0], 1), 1, Cluster(1), UnitCost(8, cost_ratio=0.25), Lossy(1, 8, [0]))
     assert formulas.operations(choice("paper", 3), UnitCost(8, cost_ratio=0.25), run.rounds, run.account) == 1
 
 
-# --- Path by path ---
+# --- Vectorised over replications ---
 
 
 @example([[0, 2, 0, 0, 1, 0], [1, 0, 0, 2, 0, 0], [2, 2, 2, 2, 2, 0]], 3, "code")
 @example([[0, 2, 0, 0, 1, 0], [1, 0, 0, 2, 0, 0], [2, 2, 2, 2, 2, 0]], 3, "paper")
 @given(st.lists(DECISIONS, min_size=1, max_size=3), st.integers(1, 6), st.sampled_from(FORMS))
-def test_paths_of_many_are_each_its_own(each: list[list[int]], max_draft_length: int, form: str) -> None:
+def test_paths_of_many_replications_equal_single_ones(each: list[list[int]], max_draft_length: int, form: str) -> None:
     tokens = min(map(len, each))
     table = np.array([row[:tokens] for row in each], dtype=np.uint8).T
     chunks = (table[start : start + 4] for start in range(0, tokens - 1, 4))
@@ -279,13 +279,13 @@ def test_paths_of_many_are_each_its_own(each: list[list[int]], max_draft_length:
             lengths[segment.kept] += 1
         lengths[0] += again
     assert tally.accepted.tolist() == lengths.tolist()
-    assert tally.accepted.dtype == np.int64  # they are counted
+    assert tally.accepted.dtype == np.int64  # integers, as they are counts
 
 
 @pytest.mark.parametrize("max_draft_length", [1, 10, 250])
 def test_paths_look_ahead_across_tiles(max_draft_length: int) -> None:
-    tokens, luck = 1500, np.random.default_rng(7)
-    decisions = luck.choice(3, size=tokens, p=[0.985, 0.01, 0.005]).tolist()
+    tokens, rng = 1500, np.random.default_rng(7)
+    decisions = rng.choice(3, size=tokens, p=[0.985, 0.01, 0.005]).tolist()
     tally = segments(
         choice("code", max_draft_length), tokens, tiles(decisions, 32), prices(choice("code", max_draft_length), COST), 1
     )
@@ -294,33 +294,33 @@ def test_paths_look_ahead_across_tiles(max_draft_length: int) -> None:
     assert tally.drafted[0] == sum(segment.written for segment in want)
 
 
-def test_a_price_for_every_width_and_a_link_both_ways() -> None:
+def test_prices_by_width_and_with_links() -> None:
     cost = UnitCost(8, cost_ratio=0.25, operations_ratio=0.5, link=0.5, verify_cost=((1, 4.0), (2, 5.0), (3, 7.0)))
     apart, together = (prices(choice("code", 2, placement=name), cost) for name in ("separate", "colocated"))
     assert together.segment[0].tolist() == [[8, 10 + 2, 14 + 4], [8 + 2, 10 + 4, 14 + 6]]
-    assert apart.segment[0].tolist() == [[8, 13, 19], [11, 15, 21]]  # without a run nothing is sent
+    assert apart.segment[0].tolist() == [[8, 13, 19], [11, 15, 21]]  # nothing is sent without a draft
     assert apart.segment[1].tolist() == together.segment[1].tolist() == together.segment[0].tolist()
     assert apart.segment[2].tolist() == [[1, 2.5, 4], [1.5, 3, 4.5]]
     assert apart.again[0].tolist()[:2] == [10, 14]
     assert apart.again[2].tolist() == [2, 3, 4]
     uncounted = prices(choice("paper", 2), UnitCost(8, cost_ratio=0.25)).segment[2]
-    assert uncounted[0, 0] == 1  # no small model, nothing unknown
+    assert uncounted[0, 0] == 1  # without the small model its unknown price does not matter
     assert np.isnan(uncounted.ravel()[1:]).all()
     early = prices(choice("early", 2), UnitCost(8, early_head=0.5, final_head=1.0))
     assert early.segment[0].tolist() == [[9, 12.5, 16], [9.5, 13, 16.5]]
     assert early.segment[2].tolist() == [[1, 2, 3], [1, 2, 3]]
-    # Five of eight layers are run at the width of the pass, 4, 5 or 7 quarters; the first three token by token.
+    # Five of eight layers run at the width of the pass, 4, 5 or 7 quarters; the first three token by token.
     wide = prices(choice("early", 2), UnitCost(8, early_head=0.5, verify_cost=((1, 4.0), (2, 5.0), (3, 7.0))))
     assert wide.segment[0].tolist() == [[8, 3.5 + 3 + 6.25, 7 + 3 + 8.75], [3.5 + 5, 7 + 6.25, 10.5 + 8.75]]
 
 
-# --- In the mean ---
+# --- Expectations ---
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=4), st.integers(1, 4), st.sampled_from(FORMS)
 )
-def test_means_are_those_over_all_luck(rates: list[tuple[int, int]], max_draft_length: int, form: str) -> None:
+def test_means_equal_enumeration_of_all_outcomes(rates: list[tuple[int, int]], max_draft_length: int, form: str) -> None:
     tokens, parameters = len(rates) + 1, choice(form, max_draft_length)
     f, r = (np.array([pair[which] / 4 for pair in rates]) for which in (0, 1))
     price = prices(parameters, COST)
@@ -337,8 +337,8 @@ def test_means_are_those_over_all_luck(rates: list[tuple[int, int]], max_draft_l
 
 @example([[0, 2, 0, 0, 1], [0, 0, 0, 0, 2]], "code")
 @given(st.lists(st.lists(st.integers(0, 2), min_size=5, max_size=5), min_size=1, max_size=3), st.sampled_from(FORMS))
-def test_of_records_each_is_played_once(records: list[list[int]], form: str) -> None:
-    """As far as is asked for; of one token nothing is decided."""
+def test_moments_of_records_replay_each_record_once(records: list[list[int]], form: str) -> None:
+    """Only as many positions as asked for; a single token has no decision."""
     parameters = choice(form, 3)
     for tokens in range(1, 7):
         found = formulas.predict(parameters, tokens, RecordedDecisions(records), COST)
@@ -351,7 +351,7 @@ def test_of_records_each_is_played_once(records: list[list[int]], form: str) -> 
         formulas.predict(parameters, 7, RecordedDecisions(records), COST)
 
 
-def test_a_prediction_is_complete() -> None:
+def test_a_prediction_has_all_fields() -> None:
     cost = UnitCost(8, cost_ratio=0.25, operations_ratio=0.5, link=1.0, final_head=1.0)
     apart = formulas.predict(choice("paper", 3, placement="separate"), 10, Independent(0.2, 0.1), cost)
     assert (float(apart.units), float(apart.plain_latency)) == (2, 90)
@@ -365,8 +365,8 @@ def test_a_prediction_is_complete() -> None:
         formulas.predict(choice("paper", 3), 0, Independent(0.2, 0.1), cost)
 
 
-def test_many_tokens_go_as_the_closed_form_does() -> None:
-    """The share of a decoding's end falls with its length; compared by what one more whole stretch takes."""
+def test_many_tokens_approach_the_closed_form() -> None:
+    """The effect of the end falls with the length; compared by the increase over a long stretch."""
     for variant in ("paper", "code"):
         parameters, cost = Parameters(24, variant=variant), UnitCost(24, cost_ratio=0.3)
         short, long = (formulas.predict(parameters, n, Independent(0.11, 0.05), cost).latency for n in (1000, 2000))
@@ -374,24 +374,24 @@ def test_many_tokens_go_as_the_closed_form_does() -> None:
         assert near(speed, formulas.speedup(0.11, 0.05, 10, 0.3, variant=variant), 1e-9)
     early = Parameters(24, exit_layer=6)
     short, long = (formulas.predict(early, n, Independent(0.11, 0.05), UnitCost(24)).latency for n in (1000, 2000))
-    # Both share those layers: E[n] + 1 tokens go through the first 6 one by one, and together through the rest.
+    # Both models share the first 6 layers: E[n] + 1 tokens run through them one by one, and together through the rest.
     time = 18 / 24 + 6 / 24 * float(formulas.large_inputs(0.11, 10))
     assert near(24 * 1000 / float(long - short), float(formulas.expected_tokens(0.11, 0.05, 10)) / time, 1e-9)
 
 
-# --- What is decided ---
+# --- Decisions ---
 
 
 @given(st.floats(0, 1), st.floats(0, 1))
-def test_a_coin_decides_with_the_chances_of_its_law(fallback: float, rollback: float) -> None:
-    coins = (np.arange(1000) + 0.5)[None] / 1000
-    (tile,) = Independent(fallback, rollback).sample(iter([coins]))
+def test_a_draw_decides_with_the_probabilities_of_the_law(fallback: float, rollback: float) -> None:
+    draws = (np.arange(1000) + 0.5)[None] / 1000
+    (tile,) = Independent(fallback, rollback).sample(iter([draws]))
     shares = np.bincount(tile[0], minlength=3) / 1000
     assert near(shares, [(1 - fallback) * (1 - rollback), fallback, (1 - fallback) * rollback], rtol=0, atol=2e-3)
     assert tile.dtype == np.uint8
 
 
-def test_rates_by_position_go_on_from_tile_to_tile() -> None:
+def test_rates_by_position_continue_from_tile_to_tile() -> None:
     law = Independent([0.0, 1.0, 0.0], [1.0, 0.0, 0.0])
     first, second = law.sample(iter([np.full((2, 2), 0.5), np.full((1, 2), 0.5)]))
     assert (first.tolist(), second.tolist()) == ([[2, 2], [1, 1]], [[0, 0]])
@@ -405,7 +405,7 @@ def test_rates_by_position_go_on_from_tile_to_tile() -> None:
             Independent(**{"fallback_rate": 0.5, "rollback_rate": 0.5} | {name: value})
 
 
-def test_a_recorded_text_is_drawn_by_its_first_coin() -> None:
+def test_a_record_is_chosen_by_the_first_draw() -> None:
     law = RecordedDecisions([[0, 1, 2], [2, 2, 2]])
     first, second = law.sample(iter([np.array([[0.49, 0.5], [0.9, 0.1]]), np.array([[0.9, 0.1]])]))
     assert (first.tolist(), second.tolist()) == ([[0, 2], [1, 2]], [[2, 2]])
@@ -416,23 +416,23 @@ def test_a_recorded_text_is_drawn_by_its_first_coin() -> None:
             RecordedDecisions(bad)
 
 
-# --- Its work ---
+# --- Work ---
 
 
 @given(DECISIONS, st.integers(1, 6), st.sampled_from(FORMS))
-def test_work_is_what_the_counter_counts(decisions: list[int], max_draft_length: int, form: str) -> None:
-    tokens, parameters, luck = len(decisions), choice(form, max_draft_length), np.array(decisions)
+def test_work_equals_the_counter(decisions: list[int], max_draft_length: int, form: str) -> None:
+    tokens, parameters, digits = len(decisions), choice(form, max_draft_length), np.array(decisions)
     found = count(decode(parameters, [0], tokens), Lossy(1, 8, decisions), tokens).account.totals()
-    want = work(parameters, tokens, Independent(luck == 1, luck == 2))
+    want = work(parameters, tokens, Independent(digits == 1, digits == 2))
     assert want is not None
-    assert formulas.work(parameters, tokens, Independent(luck == 1, luck == 2)) == want
+    assert formulas.work(parameters, tokens, Independent(digits == 1, digits == 2)) == want
     assert found.of.keys() == want.of.keys()
     assert (want.adoptions, want.adopted_rows) == (0, 0)
     for role, totals in found.of.items():
         assert near(totals, want.of[role]), role
 
 
-def test_a_stretch_of_work_by_hand() -> None:
+def test_work_by_hand() -> None:
     """Two tokens of the large model alone: one position read at 0, two at 1; the second has no draft."""
     found = work(choice("paper", 1), 2, Independent(1.0, 0.0))
     assert found is not None
@@ -442,14 +442,14 @@ def test_a_stretch_of_work_by_hand() -> None:
     assert alone is not None
     assert list(alone.of) == ["target"]
     early = work(choice("early", 3), 2, Independent(0.0, 0.0))
-    # Two tokens through three layers one by one, the second unasked, then both through five: 1 + 2 positions in each of eight.
+    # Two tokens through three layers one by one, the second without a head, then both through five: 1 + 2 positions in each layer.
     assert early is not None
     assert early.of == {"target": Totals(3, 3 * 2 + 5, 8 * 2, 8 * 3, 3 * 3 + 5 * 2, 0, 0, 2, 3)}
     assert work(choice("paper", 3), 2, RecordedDecisions([[0, 1]])) is None
 
 
-def test_starts_have_chances() -> None:
-    """Every position is put out once: by a segment's large run, or kept before it."""
+def test_start_probabilities_sum_to_one_per_position() -> None:
+    """Every position is emitted once: by the large model in a segment, or accepted before."""
     parameters, law = choice("code", 3), Independent(0.3, 0.2)
     every = [*starts(parameters, 9, law)]
     assert len(every) == 9
@@ -462,7 +462,7 @@ def test_starts_have_chances() -> None:
 FLAT = SegmentPrices(np.ones((3, 2, 4)), np.ones((3, 4)))
 
 
-def test_paths_take_a_block() -> None:
+def test_walk_needs_a_whole_block() -> None:
     tally = paths.walk(choice("paper", 3), 1, COST, iter(()))
     assert tally.time.shape == (4096,)
     assert set(tally.time) == {9.0}

@@ -1,4 +1,4 @@
-"""Big Little Decoder in closed form: every segment by enumeration in fractions, the paper's numbers, limits and laws."""
+"""Big Little Decoder in closed form: enumeration of segments in exact fractions, published numbers, limits and properties."""
 
 import itertools
 from collections.abc import Iterator
@@ -31,14 +31,14 @@ class Segment(NamedTuple):
 
 
 def segments(fallback: Fraction, rollback: Fraction, most: int) -> Iterator[tuple[Segment, Fraction]]:
-    """Every segment with its chance: the small model's choices one by one, then the large model's."""
+    """All segments with their probabilities: the small model's decisions one by one, then the large model's."""
     for written in range(most + 1):
         chance = (1 - fallback) ** written * (fallback if written < most else 1)
-        runs = written + 1 if written < most else most  # the last one finds it unsure
+        runs = written + 1 if written < most else most  # the last pass finds it unsure
         for kept in range(written + 1):
             taken_back = kept < written
-            luck = (1 - rollback) ** kept * (rollback if taken_back else 1)
-            yield Segment(runs, written + 1, kept + 1, taken_back, kept + 2 if taken_back else 0), chance * luck
+            draws = (1 - rollback) ** kept * (rollback if taken_back else 1)
+            yield Segment(runs, written + 1, kept + 1, taken_back, kept + 2 if taken_back else 0), chance * draws
 
 
 def mean(of: Any, fallback: Fraction, rollback: Fraction, most: int) -> Fraction:
@@ -61,7 +61,7 @@ def test_a_segment_by_enumeration(fallback: float, rollback: float, most: int) -
 
 @VARIANTS
 @given(RATES, RATES, DRAFTS, st.floats(0, 2), st.floats(0, 1))
-def test_ratios_of_many_segments(variant: str, fallback: float, rollback: float, most: int, ratio: float, memory: float) -> None:
+def test_ratios_over_many_segments(variant: str, fallback: float, rollback: float, most: int, ratio: float, memory: float) -> None:
     exact, choice = (Fraction(fallback), Fraction(rollback), most), (fallback, rollback, most)
     code = variant == "code"
     tokens = mean(lambda each: each.tokens + code * each.rolled_back, *exact)
@@ -77,7 +77,7 @@ def test_ratios_of_many_segments(variant: str, fallback: float, rollback: float,
 
 @VARIANTS
 @given(RATES, RATES, st.integers(1, 15), st.floats(0, 2))
-@example(0.1, 0.2, 15, 0.5)  # the widest pass is the last that was measured
+@example(0.1, 0.2, 15, 0.5)  # the widest pass is the largest measured one
 def test_a_measured_verification_by_enumeration(variant: str, fallback: float, rollback: float, most: int, ratio: float) -> None:
     exact, code = (Fraction(fallback), Fraction(rollback), most), variant == "code"
     times = [Fraction(float(time)) / 8 for time in np.interp(np.arange(17), *zip(*CURVE, strict=True))]
@@ -88,23 +88,23 @@ def test_a_measured_verification_by_enumeration(variant: str, fallback: float, r
     assert close(found, tokens / (time + Fraction(ratio) * small), 1e-12)
 
 
-# --- Property 18: what it comes to --------------------------------------------------------------------------------------
+# --- Property 18: limits -----------------------------------------------------------------------------------------------
 
 
 @given(RATES, RATES, DRAFTS, st.floats(0, 2))
-def test_it_is_speculative_decoding_with_other_names(fallback: float, rollback: float, most: int, ratio: float) -> None:
+def test_limits_are_speculative_and_plain_decoding(fallback: float, rollback: float, most: int, ratio: float) -> None:
     alpha = (1 - fallback) * (1 - rollback)
     assert near(bild.expected_tokens(fallback, rollback, most), sd.expected_tokens(alpha, most))
-    # Never unsure: a draft of a fixed length.
+    # Never unsure: a draft of fixed length.
     assert near(bild.speedup(0, rollback, most, ratio), sd.speedup(1 - rollback, most, ratio))
     assert near(bild.speedup(0, rollback, most, 0.1, verify_cost=CURVE), sd.speedup(1 - rollback, most, 0.1, verify_cost=CURVE))
-    # Always unsure: the large model alone, and a run of the small one for each token.
+    # Always unsure: the large model alone, and a pass of the small one per token.
     assert near(bild.speedup(1, rollback, most, ratio), 1 / (1 + ratio))
     assert float(bild.small_runs(1, most)) == float(bild.large_inputs(1, most)) == 1
 
 
 @given(RATES, DRAFTS)
-def test_without_rollbacks_the_variants_are_one(fallback: float, most: int) -> None:
+def test_without_rollbacks_the_variants_are_equal(fallback: float, most: int) -> None:
     for form, more in ((bild.speedup, [0.3]), (bild.operations_factor, [0.3]), (bild.memory_factor, [0.3])):
         assert float(form(fallback, 0, most, *more)) == float(form(fallback, 0, most, *more, variant="code"))
     assert float(bild.extra_large_inputs(fallback, 0, most)) == float(bild.rollback_probability(fallback, 0, most)) == 0
@@ -131,15 +131,15 @@ def test_more_fallbacks_or_rollbacks_give_fewer_tokens(fallback: float, one: flo
 
 
 @given(RATES, RATES, RATES, DRAFTS)
-def test_the_intensity_of_the_paper_does_not_depend_on_rollbacks(fallback: float, one: float, other: float, most: int) -> None:
+def test_intensity_of_variant_paper_is_independent_of_rollbacks(fallback: float, one: float, other: float, most: int) -> None:
     first, second = (bild.intensity_factor(fallback, rate, most, T5, T5) for rate in (one, other))
     assert near(first, second, rtol=1e-12)
 
 
-# --- The paper's numbers ------------------------------------------------------------------------------------------------
+# --- Published numbers --------------------------------------------------------------------------------------------------
 
 
-def test_figure_8_says_how_often_the_small_model_falls_back() -> None:
+def test_figure_8_implies_the_fallback_rate() -> None:
     """An intensity of 5 needs f = .110; then memory operations are .212 to .220, and arithmetic is 'slightly higher'."""
     grid = np.arange(1, 1000) / 1000
     found = grid[np.abs(bild.intensity_factor(grid, 0, 10, T5, T5) - 5).argmin()]
@@ -148,7 +148,7 @@ def test_figure_8_says_how_often_the_small_model_falls_back() -> None:
     assert [round(float(bild.operations_factor(0.110, rate, 10, T5)), 2) for rate in (0, 0.01)] == [1.06, 1.10]
 
 
-def test_what_is_read_again_behind_a_rollback_decides_how_the_intensity_of_the_code_moves() -> None:
+def test_the_pass_after_a_rollback_decides_the_intensity_of_variant_code() -> None:
     again = [float(bild.rollback_probability(0.11, rate, 10)) for rate in (0, 0.01, 0.02)]
     narrow = [(bild.large_inputs(0.11, 10) + more + T5 * bild.small_runs(0.11, 10)) / (1 + more + T5 * bild.small_runs(0.11, 10))
               for more in again]  # fmt: skip
@@ -158,8 +158,8 @@ def test_what_is_read_again_behind_a_rollback_decides_how_the_intensity_of_the_c
     assert round(float(bild.extra_large_inputs(0.11, 0.01, 10)), 3) == 0.295
 
 
-def test_what_a_speed_up_says_of_the_cost() -> None:
-    """1.85x needs c = .386 to .408, whatever the layers (6 of 24) or the weights say."""
+def test_a_speedup_implies_the_cost_ratio() -> None:
+    """1.85x needs c = .386 to .408, unlike the ratio of layers (6 of 24) or of weights."""
     needed = [float(bild.effective_cost_ratio(1.85, 0.11, rate, 10)) for rate in (0.01, 0)]
     assert [round(value, 3) for value in needed] == [0.386, 0.408]
     for rate, c in zip((0.01, 0), needed, strict=True):
@@ -172,7 +172,7 @@ def test_what_a_speed_up_says_of_the_cost() -> None:
 
 @VARIANTS
 @given(RATES, RATES, DRAFTS, st.floats(0, 3))
-def test_the_cost_of_a_speed_up_is_found_again(variant: str, fallback: float, rollback: float, most: int, ratio: float) -> None:
+def test_effective_cost_ratio_inverts_the_speedup(variant: str, fallback: float, rollback: float, most: int, ratio: float) -> None:
     speed = bild.speedup(fallback, rollback, most, ratio, variant=variant)
     found = float(bild.effective_cost_ratio(speed * (1 - 1e-12), fallback, rollback, most, variant=variant))
     assert found == pytest.approx(ratio, abs=1e-8)
@@ -197,7 +197,7 @@ def test_bad_input_names_the_value_and_its_bound(call: Any, message: str) -> Non
         call()
 
 
-def test_grids_of_variants() -> None:
+def test_variants_broadcast() -> None:
     for variant, curve in itertools.product(bild.VARIANTS, (None, CURVE)):
         grid = bild.speedup([0.1, 0.3], [[0.0], [0.2]], 10, 0.2, variant=variant, verify_cost=curve)
         for (row, rollback), (column, fallback) in itertools.product(enumerate((0.0, 0.2)), enumerate((0.1, 0.3))):
@@ -205,8 +205,8 @@ def test_grids_of_variants() -> None:
 
 
 @VARIANTS
-def test_no_segments_are_no_error(variant: str) -> None:
-    """Nor do they need a pass that was not measured."""
+def test_empty_arrays_are_accepted(variant: str) -> None:
+    """They need no measured pass either."""
     for curve in (None, [(1, 8.0)]):
         assert bild.speedup(0.1, [], np.zeros((3, 0)), 0.2, variant=variant, verify_cost=curve).shape == (3, 0)
     assert bild.extra_large_inputs([], 0.1, []).shape == (0,)

@@ -1,4 +1,4 @@
-"""Cost models of hardware: laws that hold for each, and the operating point at which methods run on them."""
+"""Cost models of hardware: laws that hold for all of them, and derived quantities."""
 
 from dataclasses import replace
 from typing import Any
@@ -50,11 +50,11 @@ SPLIT = [
 ]  # fmt: skip
 
 
-# --- roofline ---
+# --- Roofline ---
 
 
 @given(WIDTHS, CONTEXTS, BATCHES, st.sampled_from(["width", "context", "batch"]), st.integers(1, 50))
-def test_more_work_takes_no_less_time(width, context, batch, axis, more):
+def test_more_work_never_takes_less_time(width, context, batch, axis, more):
     at = {"width": width, "context": context, "batch": batch}
     less, greater = A100.layer(**at), A100.layer(**at | {axis: at[axis] + more})
     assert float(greater.seconds) >= float(less.seconds)
@@ -64,7 +64,7 @@ def test_more_work_takes_no_less_time(width, context, batch, axis, more):
 def test_no_time_beats_the_peaks_of_the_device(width, context, batch):
     bound = Roofline(SHAPE, A100.bandwidth, A100.rate, PEAKS)
     assert float(A100.layer(width, context, batch).seconds) > float(bound.layer(width, context, batch).seconds)
-    # The bound itself is reading the weights and cache, or computing, each in full.
+    # The bound is the longer of reading all weights and cache, and computing.
     size = SHAPE.layer_weights * 2 + 4 * SHAPE.kv_heads * SHAPE.head_dim * batch * (context + width)
     work = 2 * SHAPE.layer_weights * width * batch
     least = max(size / A100.bandwidth, work / A100.rate)
@@ -72,7 +72,7 @@ def test_no_time_beats_the_peaks_of_the_device(width, context, batch):
 
 
 @given(WIDTHS, CONTEXTS, BATCHES, st.floats(0.1, 10))
-def test_a_device_of_so_many_times_the_peaks_is_so_many_times_as_fast_but_for_launching(width, context, batch, factor):
+def test_times_scale_with_the_peaks_except_launches(width, context, batch, factor):
     without = Efficiency(launch=0.0, attention_launch=0.0)
     one = Roofline(SHAPE, 1e12, 1e14, without)
     other = replace(one, bandwidth=1e12 * factor, rate=1e14 * factor)
@@ -83,7 +83,7 @@ def test_a_device_of_so_many_times_the_peaks_is_so_many_times_as_fast_but_for_la
 def test_far_from_the_ridge_only_one_peak_matters():
     slow = replace(A100, bandwidth=A100.bandwidth / 2)
     narrow = float(slow.products(1)) / float(A100.products(1))
-    assert 1.5 < narrow < 2  # launching is left
+    assert 1.5 < narrow < 2  # only the launch remains
     wide = float(slow.products(200_000)) / float(A100.products(200_000))
     assert 1 <= wide < 1.1
     weak = replace(A100, rate=A100.rate / 2)
@@ -92,16 +92,16 @@ def test_far_from_the_ridge_only_one_peak_matters():
 
 
 @given(st.sampled_from([2, 4, 8]), WIDTHS, CONTEXTS)
-def test_devices_that_share_a_layer_do_no_less_together(tensor_parallel, width, context):
+def test_tensor_parallel_devices_do_at_least_the_same_work(tensor_parallel, width, context):
     split = replace(A100, tensor_parallel=tensor_parallel)
     whole, part = float(A100.layer(width, context).seconds), float(split.layer(width, context).seconds)
-    assert part * tensor_parallel > whole  # launching and reductions are not shared
+    assert part * tensor_parallel > whole  # launches and reductions are not divided
     joining = 2 * float(split.all_reduce(width * SHAPE.hidden * 2))
     assert part > joining
 
 
 @given(WIDTHS, CONTEXTS, BATCHES, st.sampled_from([1, 2, 4]), st.sampled_from(["llama-2-13b", "llama-2-70b", "opt-1.3b"]))
-def test_the_bound_of_a_layer_is_reading_each_operand_once_or_its_arithmetic(width, context, batch, tensor_parallel, name):
+def test_the_bound_of_a_layer_is_reading_operands_or_computing(width, context, batch, tensor_parallel, name):
     bound = Roofline(preset(name), 2e12, 3e14, PEAKS, tensor_parallel)
     part, tokens = preset(name).shard(tensor_parallel), width * batch
     products = 0.0
@@ -109,7 +109,7 @@ def test_the_bound_of_a_layer_is_reading_each_operand_once_or_its_arithmetic(wid
         read = 2 * (inputs * outputs + tokens * (inputs + outputs))  # weights, and states in and out
         products += max(read / 2e12, 2 * inputs * outputs * tokens / 3e14)
     assert float(bound.products(tokens)) == pytest.approx(products, rel=1e-12)
-    # Of each text keys and values are read once; each new token meets those before it and itself, in two products.
+    # Keys and values are read once per sequence; each new token attends to those before it and itself, in two products.
     met = sum(context + place for place in range(1, width + 1))
     read = 2 * 2 * part.kv_heads * part.head_dim * batch * (context + width)
     attention = max(read / 2e12, 2 * 2 * part.heads * part.head_dim * batch * met / 3e14)
@@ -118,15 +118,15 @@ def test_the_bound_of_a_layer_is_reading_each_operand_once_or_its_arithmetic(wid
     assert float(bound.layer(width, context, batch).seconds) == pytest.approx(products + attention + joining, rel=1e-12)
 
 
-def test_the_texts_of_a_layer_are_one_where_nobody_says():
+def test_the_default_batch_of_a_layer_is_one():
     for cost in (BOUND, A100):
         assert float(cost.layer(3, 100).seconds) == float(cost.layer(3, 100, 1).seconds)
         assert cost.step().seconds.shape == cost.step(1).seconds.shape == ()
 
 
 @given(st.integers(1, 300), CONTEXTS, BATCHES)
-def test_what_does_not_reach_the_peaks_takes_longer_by_its_share(tokens, context, batch):
-    """Reading and computing are in each other's way by the cube; launching and what is done element by element add up."""
+def test_efficiencies_lengthen_times_in_proportion(tokens, context, batch):
+    """Reading and computing are combined as the root of the sum of cubes; launches and elementwise operations are added."""
     shares = {"memory": 0.5, "compute": 0.25, "elementwise": 0.125, "cache": 0.0625}
     got = Efficiency(**shares, launch=1e-3, attention_launch=1e-2, error=0.3, attention_error=0.4, compute_error=0.3)
     cost = Roofline(SHAPE, 2e12, 3e14, got)
@@ -138,7 +138,7 @@ def test_what_does_not_reach_the_peaks_takes_longer_by_its_share(tokens, context
         both(2 * (inputs * outputs + tokens * (inputs + outputs)), 2 * inputs * outputs * tokens, 0.5) + 1e-3
         for inputs, outputs in SHAPE.matrices
     )
-    # Two norms with their additions read and write two states each, the activation makes one of two, a rotation goes over the
+    # Two norms with their additions read and write two states each, the activation makes one of two, a rotation covers the
     # heads of queries and keys: four kernels of 3 us.
     moved = 2 * tokens * (2 * 4 * SHAPE.hidden + 3 * SHAPE.ffn + 2 * 2 * SHAPE.hidden)
     assert float(cost.products(tokens)) == pytest.approx(products + moved / (2e12 * 0.125) + 4 * 3e-6, rel=1e-12)
@@ -150,21 +150,21 @@ def test_what_does_not_reach_the_peaks_takes_longer_by_its_share(tokens, context
     errors = [float(found.error) for found in (cost.head(tokens), cost.embedding(tokens), cost.step(batch), cost.transfer(1))]
     assert errors == [0.3, 0.3, 0.3, 0.4]
     layer, products = cost.layer(1, context, batch), float(cost.products(batch))
-    mixed = (0.3 * products + 0.4 * attention) / (products + attention)  # each error counts by its part of the time
+    mixed = (0.3 * products + 0.4 * attention) / (products + attention)  # each error is weighted by its part of the time
     assert float(layer.error) == pytest.approx(mixed)
 
 
-def test_the_error_is_that_of_what_takes_the_time():
-    """Of few tokens that of reading the weights, of many that of arithmetic, and in between where both take as long halfway."""
+def test_the_error_is_that_of_the_limiting_resource():
+    """Memory-bound for few tokens, compute-bound for many, and halfway at the ridge."""
     cost = Roofline(SHAPE, 2e12, 2e14, Efficiency(memory=0.5, compute=0.5, error=0.1, compute_error=0.5))
-    ridge = 2 * 2e14 / 2e12 / 2  # tokens at which 2 operations a weight take as long as its 2 bytes
-    for found in (cost.head, lambda tokens: cost._said(1.0, cost.arithmetic(tokens, 1.0))):
+    ridge = 2 * 2e14 / 2e12 / 2  # tokens at which 2 operations per weight take as long as its 2 bytes
+    for found in (cost.head, lambda tokens: cost._estimate(1.0, cost.arithmetic(tokens, 1.0))):
         errors = [float(found(tokens).error) for tokens in (1, ridge, 100 * ridge)]
         assert errors == pytest.approx([0.1, 0.3, 0.5], abs=1e-3)
 
 
-def test_a_gate_is_one_more_state_for_the_activation_to_read():
-    """The rest of a gated feed-forward is in its products: with the same ones, what is left is the state."""
+def test_a_gate_adds_a_state_that_the_activation_reads():
+    """The products are made equal, so that the state is the only difference."""
     plain = preset("opt-1.3b")
     got = Efficiency(memory=0.5, compute=0.25, elementwise=0.125, launch=1e-9)
     for shape, states in ((plain, 2), (replace(plain, gated=True), 3)):
@@ -179,10 +179,10 @@ def test_a_gate_is_one_more_state_for_the_activation_to_read():
         assert float(cost.products(7)) == pytest.approx(products + moved + launches, rel=1e-12)
 
 
-def test_what_moves_over_a_link_waits_for_it_and_what_is_embedded_is_read():
+def test_transfers_reductions_head_and_embedding_by_hand():
     cost = replace(A100, link=1e9, latency=0.5, tensor_parallel=4)
     assert float(cost.transfer(2e9).seconds) == 2.5
-    # Around a ring of four each sends and receives all but its own quarter, twice.
+    # In a ring of four each device sends and receives three quarters, twice.
     assert float(cost.all_reduce(2e9)) == pytest.approx(2e9 * 2 * 3 / 4 / 1e9 + 0.5)
     assert float(cost.embedding(3).seconds) == pytest.approx(3 * SHAPE.hidden * 2 / A100.bandwidth)
     assert cost.step(np.array([1, 2])).seconds.tolist() == [0, 0]
@@ -190,8 +190,8 @@ def test_what_moves_over_a_link_waits_for_it_and_what_is_embedded_is_read():
     assert float(cost.head(1).seconds) == pytest.approx(float(A100.head(1).seconds) / 4)
 
 
-def test_counts_may_be_of_any_type_of_integers():
-    """Bytes and operations do not fit into the small ones."""
+def test_counts_may_have_any_integer_type():
+    """Bytes and operations would overflow small integers."""
     small = np.array([1, 100_000], dtype=np.int32)
     for cost in (A100, BOUND):
         assert cost.products(small).tolist() == cost.products(small.astype(float)).tolist()
@@ -199,8 +199,8 @@ def test_counts_may_be_of_any_type_of_integers():
         assert cost.head(small).seconds.tolist() == cost.head(small.astype(float)).seconds.tolist()
 
 
-def test_what_is_assumed_of_a_device_is_possible():
-    """No share of a peak is above one, a launch takes microseconds; a link of 50 GB/s, 10 us away."""
+def test_default_efficiencies_are_plausible():
+    """Shares of peaks are at most one, launches take microseconds; the link has 50 GB/s and 10 us."""
     got = A100.efficiency
     for name in ("memory", "compute", "elementwise", "cache"):
         assert 0.3 < getattr(got, name) < 1, name
@@ -222,14 +222,14 @@ def test_what_is_assumed_of_a_device_is_possible():
         ({"tensor_parallel": 3}, "tensor_parallel must divide heads=40, got 3"),
     ],
 )
-def test_a_roofline_says_what_it_refuses(more, message):
+def test_bad_input_of_a_roofline_is_refused(more, message):
     with pytest.raises(ParameterError) as caught:
         replace(A100, **more)
     assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("name", ["memory", "compute", "elementwise", "cache", "launch", "attention_launch", "error"])
-def test_an_efficiency_says_what_it_refuses(name):
+def test_bad_efficiencies_are_refused(name):
     for value, message in ((-0.5, "between 0 and 10, got -0.5"), (10.5, "between 0 and 10, got 10.5")):
         with pytest.raises(ParameterError) as caught:
             Efficiency(**{name: value})
@@ -242,34 +242,34 @@ def test_an_efficiency_says_what_it_refuses(name):
         Efficiency(**{name: 0.0})
 
 
-# --- a profile ---
+# --- Profiles ---
 
 
-def test_a_pass_is_the_sum_of_what_was_measured():
+def test_a_pass_is_the_sum_of_its_measured_parts():
     cost = ProfileCosts(profile(SPLIT))
     layers = cost.shape.layers
     found = pass_time(cost, 1, 1024, 4)
     want = layers * ((1e-4 + 4e-6) + (1e-5 + 1e-9 * 4096)) + (3e-4 + 4e-6) + 5e-6 + 1e-3
-    # Embedding and head lie between measured points; the embedding takes the same time everywhere.
+    # Embedding and head are interpolated; the embedding takes the same time everywhere.
     assert float(found.seconds) == pytest.approx(want, rel=2e-3)
     assert float(cost.layer(1, 1024, 4).seconds) == (1e-4 + 4e-6) + (1e-5 + 1e-9 * 4096)
     assert cost.missing == ()
     assert cost.provenance == "measured (by hand)"
 
 
-def test_layers_split_over_devices_have_their_own_times_and_two_reductions():
+def test_split_layers_have_separate_times_and_two_reductions():
     one, two = ProfileCosts(profile(SPLIT)), ProfileCosts(profile(SPLIT), tensor_parallel=2)
     size = 4 * one.shape.hidden * 2
     reduction = float(two.surface("all_reduce")(size).seconds)
-    # Half of the cache for each: what a batch of half as many takes.
+    # Each device has half of the cache: the time of half the batch.
     attention = float(one.attention(1, 128, 4 / 2).seconds)
     assert float(two.layer(1, 128, 4).seconds) == pytest.approx(1e-4 / 2 + 4e-6 + attention + 2 * reduction)
     assert float(two.head(8).seconds) == pytest.approx(float(one.head(8).seconds) / 2)
-    with pytest.raises(ParameterError, match="tensor_parallel must be one of 1, 2, what profile tiny has, got 4"):
+    with pytest.raises(ParameterError, match="tensor_parallel must be one of 1, 2 in profile tiny, got 4"):
         ProfileCosts(profile(SPLIT), tensor_parallel=4)
 
 
-def test_whole_layers_are_looked_up_by_how_busy_the_host_is():
+def test_whole_layers_are_looked_up_by_busy_units():
     rows = [
         {"part": "layer", "width": w, "context": 64, "batch": 1, "busy": busy, "time_s": 1e-4 * w * (1 + 0.2 * busy)}
         for w in (1, 2)
@@ -277,32 +277,32 @@ def test_whole_layers_are_looked_up_by_how_busy_the_host_is():
     ]
     cost = ProfileCosts(profile(rows))
     assert float(cost.layer(2, 64, busy=1).seconds) == 1e-4 * 2 * 1.2
-    with pytest.raises(ParameterError, match="busy must be one of 0, 1, what profile tiny has, got 2; measure it"):
+    with pytest.raises(ParameterError, match="busy must be one of 0, 1 in profile tiny, got 2; measure it"):
         cost.layer(1, 64, busy=2)
-    with pytest.raises(ParameterError, match="busy must be 0, what profile tiny has, got 1"):
+    with pytest.raises(ParameterError, match="busy must be 0 in profile tiny, got 1"):
         ProfileCosts(profile(SPLIT)).layer(1, 128, busy=1)
     assert cost.missing == ("head", "embedding", "step", "send")
     assert float(cost.head(3).seconds) == float(cost.transfer(100).seconds) == 0
 
 
 @given(WIDTHS, CONTEXTS, BATCHES)
-def test_no_time_of_a_profile_is_below_what_it_was_measured_at_by_efficiency(width, context, batch):
+def test_times_and_errors_grow_beyond_the_profile(width, context, batch):
     cost = ProfileCosts(profile(SPLIT))
     found = cost.layer(width, context, batch)
     assert float(found.seconds) > 0
     assert float(found.error) >= 0
     more = cost.layer(width + 64, context + 8192, batch + 64)
     assert float(more.seconds) > float(found.seconds)
-    assert float(more.error) > 0  # beyond what was measured
+    assert float(more.error) > 0  # beyond the measured points
 
 
-def test_a_profile_of_something_else_is_no_cost_of_a_pass():
+def test_a_profile_of_operations_is_not_a_cost_model():
     rows = [{"part": "gemm", "m": 1, "n": 8, "k": 8, "time_s": 1e-5}]
-    with pytest.raises(ParameterError, match="profile tiny is one of operations; a pass needs one of a model"):
+    with pytest.raises(ParameterError, match="profile tiny must be of kind model, got operations; compose one"):
         ProfileCosts(profile(rows, kind="operations"))
 
 
-# --- passes ---
+# --- Passes ---
 
 
 def test_prompts_and_steps():
@@ -320,7 +320,7 @@ def test_prompts_and_steps():
         pass_time(A100, 1, 512, layers=41)
 
 
-def test_the_papers_assumption_takes_layers_and_nothing_else():
+def test_uniform_layers_have_only_layer_times():
     cost = UniformLayers(SHAPE, 0.001)
     for found in (cost.head(3), cost.embedding(3), cost.step(3), cost.transfer(3)):
         assert found is NONE
@@ -334,7 +334,7 @@ def test_the_papers_assumption_takes_layers_and_nothing_else():
 
 
 class Counted(UniformLayers):
-    """One that says what it was asked for: a part for each kind of work, and a layer for every busy unit."""
+    """Cost model that counts the lookups: a part for each kind of work, and a layer per busy unit."""
 
     def layer(self, width, context, batch=1, *, busy=0):
         return Estimate(np.asarray(width) * batch * (1 + np.asarray(context)) * (1.0 + busy), np.asarray(0.1))
@@ -353,7 +353,7 @@ COUNTED = Counted(SHAPE, 0.0)
 
 
 @given(WIDTHS, CONTEXTS, BATCHES, st.integers(0, 3))
-def test_a_pass_is_its_layers_and_what_goes_with_each_of_its_tokens(width, context, batch, busy):
+def test_a_pass_sums_layers_embedding_head_and_step(width, context, batch, busy):
     def whole(layers, heads):
         parts = layers * width * batch * (1 + context) * (1 + busy), width * batch * 1e9, batch * 1e12
         return sum(parts) + (batch * heads * 1e6 + 1e5 if heads else 0)
@@ -388,7 +388,7 @@ def test_an_encoder_reads_its_source_before_the_prompt():
 
 
 @pytest.mark.parametrize(("layers", "got"), [(-1, "-1"), (41, "41"), (1.5, "1.5")])
-def test_a_pass_goes_through_layers_that_there_are(layers, got):
+def test_a_pass_has_at_most_all_layers(layers, got):
     bound = "a whole number" if layers == 1.5 else "between 0 and 40"
     with pytest.raises(ParameterError) as caught:
         pass_time(A100, 1, 512, layers=layers)
@@ -396,7 +396,7 @@ def test_a_pass_goes_through_layers_that_there_are(layers, got):
 
 
 class Twice(UniformLayers):
-    """A pass over more than one token takes twice as long up to a batch of 5, and a little longer beyond."""
+    """Cost model in which a pass over several tokens takes twice as long up to a batch of 5, and slightly longer beyond."""
 
     def layer(self, width, context, batch=1, *, busy=0):
         return Estimate(
@@ -405,19 +405,19 @@ class Twice(UniformLayers):
 
 
 @pytest.mark.parametrize("last", [0, 1, 5, 1023, 1024, 2000])
-def test_exactly_twice_is_still_nearly_free(last):
+def test_largest_batch_includes_exactly_twice_the_time(last):
     found = Twice(SHAPE, 0.0, tensor_parallel=last)
     assert cost_models.largest_batch(found, 512, 8) == min(last, 1024)
     assert cost_models.largest_batch(found, 512, 8, most=3) == min(last, 3)
 
 
-def test_what_is_handed_over_is_a_state_and_the_rows_of_its_layers():
+def test_sent_bytes_are_a_state_and_the_kv_rows_of_its_layers():
     for layers in (0, 20):
         rows = 2 * layers * SHAPE.kv_heads * SHAPE.head_dim * 2
         assert cost_models.bytes_of_state(SHAPE, layers) == rows + SHAPE.hidden * 2
 
 
-def test_what_fits_exactly_is_not_refused():
+def test_a_model_that_fits_exactly_is_accepted():
     cost_models.refuse_too_large(DeviceMemory(6e9, 4e9, 10e9), "a100")
     with pytest.raises(ParameterError) as caught:
         cost_models.refuse_too_large(DeviceMemory(6e9, 4.1e9, 10e9), "a100")
@@ -430,7 +430,7 @@ def test_what_fits_exactly_is_not_refused():
     assert memory(SHAPE, 80e9, context=9) == memory(SHAPE, 80e9, context=9, batch=1, tensor_parallel=1)
 
 
-def test_the_largest_batch_is_the_last_at_which_width_is_nearly_free():
+def test_largest_batch_is_the_last_with_at_most_twice_the_time():
     most = cost_models.largest_batch(A100, 512, 8)
     wide, one = (np.array([float(pass_time(A100, w, 512, b).seconds) for b in (most, most + 1)]) for w in (8, 1))
     assert wide[0] <= 2 * one[0]

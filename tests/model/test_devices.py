@@ -1,4 +1,4 @@
-"""Devices: what vendors print agrees with what others took from them, and with itself."""
+"""Devices: published data agree with a public configurator, and are consistent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = {"a100_sxm": "a100", "h100_sxm": "h100", "l40s": "l40s"}
 
 
 def numbers(path: Path) -> dict[str, float]:
-    """The lines `key: number` of a file; their keys occur once."""
+    """Read the lines `key: number` of a file; keys must be unique."""
     found = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         key, _, value = line.partition("#")[0].partition(":")
@@ -30,7 +30,7 @@ def numbers(path: Path) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("system", NAMES)
-def test_devices_are_those_that_a_public_configurator_has(system: str) -> None:
+def test_devices_agree_with_a_public_configurator(system: str) -> None:
     path = DATA / "gpu" / "aiconfigurator" / f"{system}.yaml"
     if not path.exists():
         pytest.skip("the folder of public measurements is absent: DECODESIM_DATA names it")
@@ -40,25 +40,25 @@ def test_devices_are_those_that_a_public_configurator_has(system: str) -> None:
         rate = said.get(f"{key}_tc_flops")
         assert (rate is None) == (dtype not in ours.rates)
         if rate is not None:
-            # The configurator rounds to whole TFLOP/s; a sparse rate would be off by two.
+            # The configurator rounds to whole TFLOP/s; a sparse rate would differ by a factor of two.
             assert ours.rate(dtype) == pytest.approx(rate, rel=1e-3)
     assert (ours.link, ours.host_link) == (said["intra_node_bw"], said["pcie_bw"])
     if system == "l40s":
-        # Error correction takes one byte in sixteen of GDDR6, and the driver some more; HBM has room of its own for it.
+        # Error correction takes one byte in sixteen of GDDR6, and the driver some more; HBM has separate memory for it.
         assert 0.999 * ours.memory_bytes * 15 / 16 < said["mem_capacity"] < ours.memory_bytes
     else:
         assert ours.memory_bytes == said["mem_capacity"]
 
 
-def test_types_of_half_the_size_are_twice_as_fast() -> None:
-    """What a matrix product of tensor cores does in a cycle goes by the bytes of its numbers; none is below that without them."""
+def test_rates_double_for_types_of_half_the_size() -> None:
+    """Operations of tensor cores per cycle are inversely proportional to the bytes per number."""
     for each in DEVICES.values():
         half = each.rates.get("float16")
         if half is None:
             continue
         assert each.rates.get("bfloat16", half) == half
         if "int8" in each.rates:
-            # GeForce boards sum 16-bit products in 32 bits at half the pace that others do, and 8-bit ones at the full one.
+            # GeForce boards accumulate 16-bit products in 32 bits at half the rate of others, 8-bit products at the full rate.
             factor = 4 if each.name.startswith("rtx") else 2
             assert each.rate("int8") == pytest.approx(factor * half, rel=0.02)
         if "float8" in each.rates:
@@ -71,8 +71,8 @@ def test_types_of_half_the_size_are_twice_as_fast() -> None:
     [("t4", 2560, 1590e6), ("titan-xp", 3840, 1582e6), ("v100", 5120, 1530e6), ("a40", 10_752, 1740e6), ("a100", 6912, 1410e6),
      ("rtx-3090", 10_496, 1695e6), ("rtx-4090", 16_384, 2520e6), ("l40s", 18_176, 2520e6)],
 )  # fmt: skip
-def test_single_precision_is_two_operations_a_core_and_cycle(name: str, cores: int, clock: float) -> None:
-    """The vendor's cores and boost clocks give its rates again, within the digits printed."""
+def test_float32_rate_is_two_operations_per_core_and_cycle(name: str, cores: int, clock: float) -> None:
+    """The vendor's cores and boost clocks give its rates, within the printed digits."""
     assert device(name).rate("float32") == pytest.approx(2 * cores * clock, rel=6e-3)
 
 
@@ -82,8 +82,8 @@ def test_single_precision_is_two_operations_a_core_and_cycle(name: str, cores: i
      ("a100-40gb", 5120, 2.43), ("l40s", 384, 18), ("rtx-3090", 384, 19.5), ("rtx-4090", 384, 21), ("h100", 5120, 5.238),
      ("h200", 6144, 6.25)],
 )  # fmt: skip
-def test_bandwidth_is_the_width_of_the_bus_times_its_pace(name: str, bits: int, gigabits: float) -> None:
-    """Within the digits printed; and a device reads all of its memory in some hundredths of a second."""
+def test_bandwidth_is_bus_width_times_data_rate(name: str, bits: int, gigabits: float) -> None:
+    """Within the printed digits; and a device reads all of its memory in some hundredths of a second."""
     assert device(name).bandwidth == pytest.approx(bits / 8 * gigabits * 1e9, rel=4e-3)
     made = device(name)
     assert 0.02 < made.memory_bytes / made.bandwidth < 0.08
@@ -92,7 +92,7 @@ def test_bandwidth_is_the_width_of_the_bus_times_its_pace(name: str, bits: int, 
     assert 1e10 < made.host_link <= made.link < made.bandwidth / 3
 
 
-def test_the_ridge_is_where_arithmetic_and_memory_take_as_long() -> None:
+def test_at_the_ridge_arithmetic_and_memory_take_equally_long() -> None:
     for each in DEVICES.values():
         for dtype, rate in each.rates.items():
             assert math.isclose(each.ridge(dtype) * each.bandwidth, rate)
@@ -112,7 +112,7 @@ BAD: list[tuple[Callable[[], object], str]] = [
     *[(lambda name=name: replace(device("t4"), **{name: 0.0}), f"{name} must be between 1")  # type: ignore[misc]
       for name in ("memory_bytes", "bandwidth", "link", "host_link", "cache_bytes")],
     (lambda: replace(device("t4"), bandwidth=math.inf), "bandwidth must be between 1e\\+08 and 1e\\+17, got inf"),
-    (lambda: replace(device("t4"), rates={}), "rates must be a table with one for some of bfloat16"),
+    (lambda: replace(device("t4"), rates={}), r"rates must be a table of rates by dtype \(bfloat16"),
     (lambda: replace(device("t4"), rates={"half": 1.0}), "unknown dtype 'half'"),
     (lambda: replace(device("t4"), rates={"float16": 0.0}), r"rates\[float16\] must be between 1e\+08 and 1e\+20, got 0.0"),
 ]  # fmt: skip

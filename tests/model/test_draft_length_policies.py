@@ -1,4 +1,4 @@
-"""Policies of draft lengths: by hand, at their bounds, and over many tokens."""
+"""Policies of draft lengths: by hand, at their limits, and over many tokens."""
 
 import math
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from tests.support.adaptive_lengths import RUNNING, choice, played, round_speed
 
 
 def lengths(policy: Policy, rounds: list[tuple[int, int]]) -> list[int]:
-    """The draft lengths after each of these rounds (accepted, drafted)."""
+    """Draft lengths after each of these rounds (accepted, drafted)."""
     found = []
     for accepted, drafted in rounds:
         policy.learn(np.array([0]), np.array([accepted]), np.array([drafted]))
@@ -57,10 +57,10 @@ def test_estimates_by_hand() -> None:
 
 
 @given(st.lists(st.integers(1, 8), min_size=7, max_size=7), st.integers(0, 2), st.integers(0, 20), st.integers(0, 9))
-def test_with_a_measured_verification_no_length_is_better_for_the_estimate(
+def test_measured_policy_takes_the_best_length_for_the_estimate(
     steps: list[int], shortest: int, accepted: int, rejected: int
 ) -> None:
-    widths = np.concatenate([[1.0], np.array(steps) / 4])  # not monotone: real tables dip
+    widths = np.concatenate([[1.0], np.array(steps) / 4])  # not monotone, like measured tables
     policy = Measured(3, (shortest, 7), 0.125, "tested", (1.0, 2.0), widths, 1)
     for drafts in [*[(1, 1)] * accepted, *[(0, 1)] * rejected]:
         policy.learn(np.array([0]), np.array([drafts[0]]), np.array([drafts[1]]))
@@ -72,7 +72,7 @@ def test_with_a_measured_verification_no_length_is_better_for_the_estimate(
     assert speeds[chosen] >= max(speeds[shortest:]) * (1 - Fraction(1, 10**14))
 
 
-def test_with_a_measured_verification_each_decoding_goes_by_its_own_luck() -> None:
+def test_measured_policy_treats_decodings_separately() -> None:
     many = Measured(3, (0, 7), 0.125, "tested", (1.0, 2.0), np.linspace(1.0, 2.0, 8), 3)
     rounds = [(0, 5), (3, 3), (5, 5)]
     many.learn(np.arange(3), *(np.array(column) for column in zip(*rounds, strict=True)))
@@ -82,7 +82,7 @@ def test_with_a_measured_verification_each_decoding_goes_by_its_own_luck() -> No
     assert len(set(many.length.tolist())) > 1
 
 
-def test_the_optimum_goes_by_the_cost_of_widths_that_a_scenario_tells_it() -> None:
+def test_optimum_uses_the_verify_cost_of_the_scenario() -> None:
     steep = UnitCost(4, cost_ratio=0.1, verify_cost=((1, 1.0), (2, 1.1), (3, 5.0), (40, 50.0)))
     told = choice("optimum", max_draft_length=30, believed_cost_ratio=None).with_costs(steep)
     policy, free = told.started(1), choice("optimum", max_draft_length=30, believed_cost_ratio=0.1).started(1)
@@ -113,7 +113,7 @@ def test_thresholds_give_the_best_whole_length(rate: float, ratio: float, longes
     assert speeds[best] == pytest.approx(max(speeds), rel=1e-8)
 
 
-def test_free_drafts_are_made_as_long_as_allowed_and_dear_ones_not_at_all() -> None:
+def test_free_drafts_are_longest_and_expensive_ones_empty() -> None:
     assert thresholds(0, 5).tolist() == [0] * 5
     assert thresholds(1.5, 3).tolist() == [1, 1, 1]
     with pytest.raises(ParameterError, match="longest must be at least 0, got -1"):
@@ -123,7 +123,7 @@ def test_free_drafts_are_made_as_long_as_allowed_and_dear_ones_not_at_all() -> N
 
 
 @given(st.floats(0.02, 0.98), st.floats(0, 20), st.floats(0, 2))
-def test_gradient_is_the_derivative_of_the_speed(rate: float, length: float, ratio: float) -> None:
+def test_gradient_is_the_derivative_of_the_speedup(rate: float, length: float, ratio: float) -> None:
     def speed(gamma: float) -> float:
         return float((1 - rate ** (gamma + 1)) / ((1 - rate) * (gamma * ratio + 1)))
 
@@ -133,7 +133,7 @@ def test_gradient_is_the_derivative_of_the_speed(rate: float, length: float, rat
 
 
 @given(st.floats(0, 20), st.floats(0, 2))
-def test_gradient_goes_to_its_limits(length: float, ratio: float) -> None:
+def test_gradient_approaches_its_limits(length: float, ratio: float) -> None:
     assert float(gradient(1, length, ratio)) == pytest.approx((1 - ratio) / (length * ratio + 1) ** 2, abs=1e-15)
     assert float(gradient(1 - 1e-12, length, ratio)) == pytest.approx(float(gradient(1, length, ratio)), abs=1e-9)
     assert float(gradient(0, length, ratio)) == pytest.approx(-ratio / (length * ratio + 1) ** 2, abs=1e-15)
@@ -141,7 +141,7 @@ def test_gradient_goes_to_its_limits(length: float, ratio: float) -> None:
         assert float(gradient(1e-300, length, ratio)) == pytest.approx(float(gradient(0, length, ratio)), abs=1e-9)
 
 
-def test_the_gradient_s_limits_hold_for_any_length() -> None:
+def test_limits_of_the_gradient_hold_for_any_length() -> None:
     found = gradient([0, 1], 1e4, 0.1)
     assert found.tolist() == pytest.approx([-0.1 / 1001**2, 0.9 / 1001**2], rel=1e-12)
 
@@ -169,13 +169,13 @@ LENGTHS = [0.0, 0.5, 0.5]
         (lambda: adaptive.predict(choice("heuristic"), 10**6 + 1, Iid(0.5), UnitCost(4)), "tokens must be between 1 and 1000000"),
     ],
 )
-def test_the_closed_forms_refuse_what_is_outside(ask: Callable[[], object], message: str) -> None:
+def test_invalid_arguments_of_the_closed_forms_are_refused(ask: Callable[[], object], message: str) -> None:
     with pytest.raises(ParameterError) as found:
         ask()
     assert message in str(found.value)
 
 
-def test_the_ends_of_the_ranges_are_allowed() -> None:
+def test_limits_of_the_ranges_are_accepted() -> None:
     assert adaptive.heuristic_lengths(0, 1).tolist() == [0, 1]
     assert adaptive.biased_lengths(0, 0, 1).tolist() == adaptive.biased_lengths(1, 0, 1).tolist() == [0, 1]
     assert adaptive.biased_lengths(1, 0, 4).tolist() == [0, 0, 0, 0, 1]
@@ -189,7 +189,7 @@ def test_the_ends_of_the_ranges_are_allowed() -> None:
     Parameters(4, "confidence", confidence_threshold=1.0)
 
 
-def test_the_gradient_may_point_up_where_no_whole_draft_helps() -> None:
+def test_the_gradient_may_be_positive_although_no_whole_draft_helps() -> None:
     rate = 0.5
     edge = -rate * math.log(rate) / (1 - rate)
     assert float(gradient(rate, 0, edge - 1e-6)) > 0 > float(gradient(rate, 0, edge + 1e-6))
@@ -207,7 +207,7 @@ def test_gradient_ascent_by_hand() -> None:
     assert policy.place[0] == expected
     still = Gradient(5, (1, 20), 0.2, "tested", (1.0, 2.0), 0.0, 1)
     assert lengths(still, [(0, 5), (5, 5)]) == [5, 5]
-    # Between 2 and 3 it takes 3 where alpha is above the rate at which a third draft pays.
+    # Between 2 and 3 it drafts 3 if alpha is above the threshold of a third token.
     for accepted, chosen in ((2, 3), (0, 2)):
         between = Gradient(2, (1, 20), 0.2, "tested", (30.0, 60.0), 0.0, 1)
         between.place[0] = 2.5
@@ -219,7 +219,7 @@ def test_gradient_ascent_by_hand() -> None:
     assert lengths(down, [(0, 5), (0, 0)]) == [0, 0]
 
 
-def test_policies_without_freedom_are_fixed_drafts() -> None:
+def test_policies_without_choice_are_fixed_drafts() -> None:
     rng = np.random.default_rng(3)
     accept = rng.random((30, 50)) < 0.7
     prices = round_prices(UnitCost(1, cost_ratio=0.25, operations_ratio=0.5), 4)
@@ -237,7 +237,7 @@ def test_policies_without_freedom_are_fixed_drafts() -> None:
 
 @pytest.mark.parametrize("longest", [1, 2, 3, 7, 40])
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.7, 0.97, 1 - 1e-13, 1.0])
-def test_the_heuristic_s_lengths_do_not_change_in_the_long_run(rate: float, longest: int) -> None:
+def test_lengths_of_the_heuristic_are_stationary(rate: float, longest: int) -> None:
     shares = adaptive.heuristic_lengths(rate, longest)
     after = np.zeros(longest + 1)
     for gamma in range(1, longest + 1):
@@ -250,15 +250,15 @@ def test_the_heuristic_s_lengths_do_not_change_in_the_long_run(rate: float, long
         assert shares[longest] == 1
 
 
-def test_the_heuristic_s_lengths_broadcast() -> None:
+def test_lengths_of_the_heuristic_broadcast() -> None:
     rates = np.array([[0.2, 1.0], [0.5, 0.9]])
     shares = adaptive.heuristic_lengths(rates, 9)
     for where in np.ndindex(2, 2):
         assert shares[where].tolist() == adaptive.heuristic_lengths(rates[where], 9).tolist()
 
 
-def test_the_heuristic_loses_some_percent() -> None:
-    """Against the best fixed length at c = .1; 1.8907 to 1.981 at alpha = .7."""
+def test_loss_of_the_heuristic() -> None:
+    """Compared with the best fixed length at c = .1; 1.8907 instead of 1.981 at alpha = .7."""
     losses = []
     for rate in (0.5, 0.7, 0.8, 0.9):
         own = float(adaptive.speedup_of_lengths(rate, adaptive.heuristic_lengths(rate, 60), 0.1))
@@ -270,8 +270,8 @@ def test_the_heuristic_loses_some_percent() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.7, 0.9])
-def test_long_decodings_come_to_the_stationary_law(rate: float) -> None:
-    """A token more costs, in the end, what a token costs in the long run."""
+def test_long_decodings_approach_the_stationary_distribution(rate: float) -> None:
+    """The increase per token equals the long-run cost per token."""
     prices = round_prices(UnitCost(1, cost_ratio=0.1), 9)
     long, longer = (adaptive.heuristic_moments(5, 9, tokens, Iid(rate), prices).time for tokens in (600, 601))
     speed = adaptive.speedup_of_lengths(rate, adaptive.heuristic_lengths(rate, 9), 0.1)
@@ -280,8 +280,8 @@ def test_long_decodings_come_to_the_stationary_law(rate: float) -> None:
 
 @pytest.mark.parametrize("low", [0.0, 0.25, 1.0])
 @pytest.mark.parametrize("rate", [0.0, 0.6, 0.95])
-def test_a_stop_that_says_nothing_is_a_random_length(low: float, rate: float) -> None:
-    """E[N] = (1 - alpha E alpha^D)/(1 - alpha) and E[D], exactly; and in the sampled rounds, too."""
+def test_an_uninformative_stop_is_a_random_length(low: float, rate: float) -> None:
+    """E[N] = (1 - alpha E alpha^D)/(1 - alpha) and E[D], exactly; also in sampled rounds."""
     flat = np.ones(8)
     law, doubt = Iid(rate), TwoClass(low, low)
     long, longer = (adaptive.confidence_moments(7, tokens, law, doubt, RoundPrices(flat, flat, flat)) for tokens in (500, 501))
@@ -295,7 +295,7 @@ def test_a_stop_that_says_nothing_is_a_random_length(low: float, rate: float) ->
     assert longer.drafted - long.drafted == pytest.approx(float(shares @ np.arange(8)) / tokens, rel=1e-5)
 
 
-def test_stops_that_say_something_do_better_than_those_that_do_not() -> None:
+def test_informative_stops_are_better_than_uninformative_ones() -> None:
     prices = round_prices(UnitCost(1, cost_ratio=0.2), 9)
     times = [adaptive.confidence_moments(9, 100, Iid(0.7), TwoClass(*low), prices).time for low in ((0, 1), (0.1, 0.6), (0.3, 0.3))]
     assert times == sorted(times)
@@ -305,7 +305,7 @@ def test_stops_that_say_something_do_better_than_those_that_do_not() -> None:
     ("rate", "ratio", "own", "best", "loss"),
     [(0.88, 0.117, 4, 8, 8.9), (0.88, 0.0555, 5, 11, 13.9), (0.95, 0.117, 6, 14, 12.9), (0.95, 0.0555, 8, 20, 18.1)],
 )
-def test_the_biased_estimate_settles_too_low(rate: float, ratio: float, own: int, best: int, loss: float) -> None:
+def test_the_biased_estimate_settles_at_a_shorter_draft(rate: float, ratio: float, own: int, best: int, loss: float) -> None:
     shares = adaptive.biased_lengths(rate, ratio, 30)
     assert (shares[own], float(shares.sum()), int(optimal_draft_length(rate, ratio))) == (1, 1, best)
     speed = float(adaptive.speedup_of_lengths(rate, shares, ratio))
@@ -313,7 +313,7 @@ def test_the_biased_estimate_settles_too_low(rate: float, ratio: float, own: int
 
 
 @given(st.floats(0.05, 1), st.floats(0.01, 1.1), st.integers(1, 12))
-def test_the_biased_estimate_keeps_itself_where_it_settles(rate: float, ratio: float, longest: int) -> None:
+def test_the_biased_estimate_is_a_fixed_point(rate: float, ratio: float, longest: int) -> None:
     shares = adaptive.biased_lengths(rate, ratio, longest)
     used = np.flatnonzero(shares).tolist()
     accepted = sum(shares[gamma] * (float(expected_tokens(rate, gamma)) - 1) for gamma in used)
@@ -321,18 +321,18 @@ def test_the_biased_estimate_keeps_itself_where_it_settles(rate: float, ratio: f
     assert float(shares.sum()) == pytest.approx(1)
     assert shares[0] == 0
     edges = thresholds(ratio, longest)
-    if len(used) == 1:  # it is the best for its own estimate
+    if len(used) == 1:  # best for its own estimate
         gamma = used[0]
         assert gamma == 1 or estimate > edges[gamma - 1] - 1e-12
         assert gamma == longest or estimate <= edges[gamma] + 1e-12
-    else:  # the estimate is where the two are equally good
+    else:  # at this estimate the two lengths are equally good
         assert used[1] == used[0] + 1
         assert estimate == pytest.approx(edges[used[0]], abs=1e-12)
 
 
 @pytest.mark.parametrize(("estimator", "expected"), [("tested", 8), ("drafted", 4)])
-def test_the_policies_come_to_where_the_theory_says(estimator: str, expected: int) -> None:
-    """At alpha = .88, c = .117: every path of a long decoding ends within a token of it."""
+def test_policies_converge_to_the_predicted_lengths(estimator: str, expected: int) -> None:
+    """At alpha = .88, c = .117: every path of a long decoding ends within one token of it."""
     accept = np.random.default_rng(5).random((6000, 12)) < 0.88
     prices = round_prices(UnitCost(1, cost_ratio=0.117), 30)
     for policy in RUNNING:
@@ -342,7 +342,7 @@ def test_the_policies_come_to_where_the_theory_says(estimator: str, expected: in
         assert np.abs(running.length - expected).max() <= 1
 
 
-def test_a_rate_that_is_on_the_edge_is_shared_by_two_lengths() -> None:
+def test_a_rate_at_the_threshold_is_shared_by_two_lengths() -> None:
     shares = adaptive.biased_lengths(0.8, 0.2, 20)
     assert np.count_nonzero(adaptive.biased_lengths(0.8, 0.05, 1)) == 1
     found = [np.count_nonzero(adaptive.biased_lengths(rate, 0.1, 20)) for rate in np.linspace(0.3, 0.95, 60)]

@@ -1,4 +1,4 @@
-"""Early exit in closed form: every token and every short text by enumeration in fractions, thresholds, limits and errors."""
+"""Early exit in closed form: enumeration of tokens and short decodings in exact fractions, thresholds, limits and errors."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ THRESHOLDS = st.floats(0, 1)
 
 
 def tokens(hazards: list[float]) -> Iterator[tuple[int, Fraction]]:
-    """The layer that a token leaves at, and the chance."""
+    """Exit layers of a token with their probabilities."""
     here = Fraction(1)
     for layer, hazard in enumerate(hazards[:-1], 1):
         yield layer, here * Fraction(hazard)
@@ -63,7 +63,7 @@ def test_time_by_enumeration(hazards: list[float], data: st.DataObject) -> None:
     for layer, chance in tokens(hazards):
         owed = layer + Fraction(row) * (len(hazards) - layer)
         checked = len(range(first, min(layer, len(hazards) - 1) + 1))
-        heads = checked + (layer == len(hazards))  # who leaves behind a check has its projection
+        heads = checked + (layer == len(hazards))  # the last check is the final projection
         softmax += chance * (owed + Fraction(head) * heads)
         state += chance * (owed + Fraction(head) + Fraction(check) * checked)
     more = {"head": head, "check": check, "propagation": row, "first": first}
@@ -71,8 +71,8 @@ def test_time_by_enumeration(hazards: list[float], data: st.DataObject) -> None:
     assert close(early_exit.expected_time(hazards, measure="softmax", **more), softmax, 1e-12)
 
 
-def test_who_never_leaves_goes_through_the_whole_model() -> None:
-    hazards = [0.0] * 7 + [0.3]  # what is said of the last layer says nothing
+def test_tokens_that_never_exit_run_the_whole_model() -> None:
+    hazards = [0.0] * 7 + [0.3]  # the hazard of the last layer has no effect
     assert float(early_exit.expected_layers(hazards)) == 8
     assert early_exit.exit_pmf(hazards).tolist() == [0] * 7 + [1]
     assert float(early_exit.expected_time(hazards, measure="softmax", head=2.0, first=8)) == 8 + 2
@@ -81,14 +81,14 @@ def test_who_never_leaves_goes_through_the_whole_model() -> None:
 
 
 @given(HAZARDS)
-def test_what_is_not_said_costs_nothing(hazards: list[float]) -> None:
-    """Neither comparing states nor the rows that are owed; and tokens leave from the first layer on."""
+def test_default_costs_of_checks_and_propagation_are_zero(hazards: list[float]) -> None:
+    """And tokens may leave from the first layer on."""
     for measure in early_exit.MEASURES:
         said = early_exit.expected_time(hazards, measure=measure, head=2.0, check=0.0, propagation=0.0, first=1)
         assert early_exit.expected_time(hazards, measure=measure, head=2.0) == said
 
 
-def test_laws_stand_along_the_last_axis() -> None:
+def test_laws_are_along_the_last_axis() -> None:
     rows = [[0.2, 0.3, 0.5, 1.0], [0.0, 0.9, 0.1, 0.0], [1.0, 0.5, 0.5, 0.5]]
     functions: list[Callable[[Any], Any]] = [
         early_exit.expected_layers, early_exit.exit_pmf, lambda each: early_exit.expected_layers(each, 3),
@@ -105,8 +105,8 @@ def test_laws_stand_along_the_last_axis() -> None:
 
 
 @given(THRESHOLDS, st.integers(1, 500), st.floats(0, 20), st.data())
-def test_the_threshold_falls_within_its_bounds(level: float, longest: int, temperature: float, data: st.DataObject) -> None:
-    """Property 30: never rising, the code's in [.9 lambda, lambda]; the two are one at lambda = 1."""
+def test_the_threshold_decays_within_its_bounds(level: float, longest: int, temperature: float, data: st.DataObject) -> None:
+    """Property 30: never rising, the code's in [.9 lambda, lambda]; both forms are equal at lambda = 1."""
     places = np.arange(longest + 1)
     code, paper = (
         early_exit.decayed_threshold(level, places, longest, temperature, form=form) for form in ("code", "paper")
@@ -123,28 +123,28 @@ def test_the_threshold_falls_within_its_bounds(level: float, longest: int, tempe
 
 
 @given(st.lists(st.lists(st.sampled_from([0.0, 0.3, 0.5, 0.9, 1.0]), min_size=5, max_size=5), min_size=1, max_size=6), st.data())
-def test_exits_one_token_after_another(rows: list[list[float]], data: st.DataObject) -> None:
+def test_exits_token_by_token(rows: list[list[float]], data: st.DataObject) -> None:
     first, strict = data.draw(st.integers(1, 5)), data.draw(st.booleans())
     needed = data.draw(st.lists(st.sampled_from([0.0, 0.3, 0.6, 0.9, 1.0]), min_size=len(rows), max_size=len(rows)))
     found = early_exit.exits(rows, needed, first=first, strict=strict)
     for row, level, layer in zip(rows, needed, found.tolist(), strict=True):
         sure = [index for index in range(first, 5) if (row[index - 1] > level if strict else row[index - 1] >= level)]
         assert layer == (sure[0] if sure else 5)
-    # A higher threshold never lets a token leave earlier.
+    # A higher threshold never makes a token leave earlier.
     higher = early_exit.exits(rows, np.minimum(np.array(needed) + 0.1, 1), first=first, strict=strict)
     assert np.all(higher >= found)
 
 
-def test_who_is_just_sure_enough_leaves_behind_any_layer() -> None:
-    """Unless it is said otherwise: at the threshold, as [t5x], and from the first layer on; of whatever shape."""
+def test_a_token_exactly_at_the_threshold_leaves() -> None:
+    """By default at equality, as in [t5x], and from the first layer on; for any shape."""
     one, two = [0.9, 0.3, 1.0], [0.2, 0.9, 0.0]
     assert int(early_exit.exits(one, 0.9)) == 1
     assert early_exit.exits([one, two], [0.9, 0.9]).tolist() == [1, 2]
     assert early_exit.exits([[one, two], [two, one]], np.full((2, 2), 0.9)).tolist() == [[1, 2], [2, 1]]
 
 
-def test_no_tokens_and_no_laws() -> None:
-    """None is no error, as long as there are layers."""
+def test_empty_arrays_of_tokens_and_laws_are_accepted() -> None:
+    """As long as there are layers."""
     assert early_exit.exits(np.zeros((0, 3)), np.zeros(0)).shape == (0,)
     assert early_exit.expected_layers(np.zeros((0, 3))).shape == (0,)
 
@@ -152,9 +152,9 @@ def test_no_tokens_and_no_laws() -> None:
 BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: early_exit.expected_layers([0.5, 1.2]), r"hazards\[1\] must be between 0 and 1, got 1\.2"),
     (lambda: early_exit.expected_layers([0.5, -0.2]), r"hazards\[1\] must be between 0 and 1, got -0\.2"),
-    (lambda: early_exit.expected_layers([]), "hazards must have a chance for each layer"),
-    (lambda: early_exit.expected_layers([[], []]), r"hazards must have a chance for each layer, got \[\[\], \[\]\]"),
-    (lambda: early_exit.expected_layers(0.5), r"hazards must have a chance for each layer, got 0\.5"),
+    (lambda: early_exit.expected_layers([]), "hazards must have a probability for each layer"),
+    (lambda: early_exit.expected_layers([[], []]), r"hazards must have a probability for each layer, got \[\[\], \[\]\]"),
+    (lambda: early_exit.expected_layers(0.5), r"hazards must have a probability for each layer, got 0\.5"),
     (lambda: early_exit.expected_layers([0.5], 0), "batch must be at least 1, got 0"),
     (lambda: early_exit.expected_time([0.5, 1], measure="cosine", head=1.0), "unknown measure 'cosine'"),
     (lambda: early_exit.expected_time([0.5, 1], measure="state", head=-1.0), "head must be at least 0, got -1"),

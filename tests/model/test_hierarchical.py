@@ -1,4 +1,4 @@
-"""Hierarchical decoding: three views on every path, every closed form by enumeration, the deck's numbers, what is not lossless."""
+"""Hierarchical decoding: three views on the same outcomes, closed forms by enumeration, published numbers, and exactness."""
 
 import itertools
 import math
@@ -28,7 +28,7 @@ from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
 
 DECK_SMALL = 0.75 / 6.39
-"""The deck's times of T5-small and T5-large."""
+"""The slides' times of T5-small and T5-large."""
 ONE_PASS = ("literal", "reuse", "bonus")
 CURVE = ((1, 2.0), (2, 2.5), (3, 2.75), (4, 3.5), (12, 4.0))
 
@@ -48,12 +48,12 @@ class Round(NamedTuple):
     accepted: int
 
 
-def run_length(coins: list[bool]) -> int:
-    return next((index for index, coin in enumerate(coins) if not coin), len(coins))
+def run_length(keeps: list[bool]) -> int:
+    return next((index for index, keep in enumerate(keeps) if not keep), len(keeps))
 
 
-def offer(reading: str, gamma: int, inner: int, room: int, coins: list[bool]) -> tuple[int, int, int, int]:
-    """Passes of the small and of the medium model, moves between units, tokens offered; `coins` from the first token on."""
+def offer(reading: str, gamma: int, inner: int, room: int, keeps: list[bool]) -> tuple[int, int, int, int]:
+    """Passes of the small and of the medium model, moves between units, offered tokens; `keeps` from the first token on."""
     wanted = min(gamma, room)
     if wanted == 0:
         return 0, 0, 0, 0
@@ -63,22 +63,22 @@ def offer(reading: str, gamma: int, inner: int, room: int, coins: list[bool]) ->
             length = min(inner, wanted - have - 1)
             visited += ["small"] * length + ["medium"]
             small, medium = small + length, medium + 1
-            have += run_length(coins[have : have + length]) + 1
+            have += run_length(keeps[have : have + length]) + 1
         visited.append("large")
         return small, medium, sum(one != other for one, other in itertools.pairwise(visited)), wanted
-    n = run_length(coins[:wanted])
+    n = run_length(keeps[:wanted])
     if reading == "literal":
         return wanted, 1 + (wanted - n), 3, wanted
-    if n < wanted:  # its parallel pass gives one of those that are missing
+    if n < wanted:  # its parallel pass gives one of the missing tokens
         return wanted, 1 + (wanted - n - 1), 3, wanted
     return wanted, 1, 3, wanted + (reading == "bonus" and room > wanted)
 
 
-def by_hand(choice: Parameters, tokens: int, survive: list[int], coins: list[bool]) -> list[Round]:
-    """The rounds of a decoding: `survive[s]` tokens survive of a draft from s, `coins[t]` says whether the medium keeps token t."""
+def by_hand(choice: Parameters, tokens: int, survive: list[int], keeps: list[bool]) -> list[Round]:
+    """Rounds of a decoding: `survive[s]` tokens of a draft from s are accepted; `keeps[t]`: the medium model accepts token t."""
     start, found = 0, []
     while start < tokens:
-        work = offer(choice.reading, choice.draft_length, choice.inner_draft_length or 0, tokens - 1 - start, coins[start:])
+        work = offer(choice.reading, choice.draft_length, choice.inner_draft_length or 0, tokens - 1 - start, keeps[start:])
         accepted = min(survive[start], work[3]) if work[3] else 0
         found.append(Round(*work, accepted))
         start += accepted + 1
@@ -96,17 +96,17 @@ def times(choice: Parameters, rounds: list[Round], cost: UnitCost) -> tuple[floa
 
 
 def arithmetic(rounds: list[Round], cost: UnitCost) -> float:
-    """Tokens in all passes, in those of the large model: the medium reads what is drafted for it, and one more a pass."""
+    """Tokens in all passes, in units of the large model: a medium pass reads its drafted tokens and one more."""
     large, small = sum(each.offered + 1 for each in rounds), sum(each.small for each in rounds)
     medium = small + sum(each.medium for each in rounds)
     return large + (cost.operations_ratio or 0) * small + (cost.medium_operations_ratio or 0) * medium
 
 
-def runs(coins: list[bool]) -> list[int]:
-    return [run_length(coins[start:]) for start in range(len(coins))]
+def runs(keeps: list[bool]) -> list[int]:
+    return [run_length(keeps[start:]) for start in range(len(keeps))]
 
 
-# --- Three views ------------------------------------------------------------------------------------------------------
+# --- Three views on the same outcomes ---------------------------------------------------------------------------------
 
 
 @st.composite
@@ -126,7 +126,7 @@ def decodings(draw: st.DrawFn) -> tuple[Parameters, int, UnitCost, int, float, f
 
 
 @given(decodings())
-def test_events_paths_and_counter_do_what_the_deck_says_on_every_path(
+def test_events_paths_and_counter_agree_with_the_definition(
     drawn: tuple[Parameters, int, UnitCost, int, float, float],
 ) -> None:
     choice, tokens, cost, seed, large, medium = drawn
@@ -143,7 +143,7 @@ def test_events_paths_and_counter_do_what_the_deck_says_on_every_path(
         assert (run.latency, run.busy) == (pytest.approx(time, rel=1e-12), pytest.approx(busy, rel=1e-12))
         assert (tally.time[lane], tally.busy[lane]) == (pytest.approx(time, rel=1e-12), pytest.approx(busy, rel=1e-12))
         assert (tally.rounds[lane], tally.drafted[lane]) == (len(rounds), sum(each.offered for each in rounds))
-        assert run.tokens == list(range(1, tokens + 1))  # the large model's own, whatever the others said
+        assert run.tokens == list(range(1, tokens + 1))  # the large model's own, for any outcomes of the others
         histogram = Counter((each.accepted, each.offered) for each in rounds)
         assert run.rounds == histogram
         work = count(decode(choice, [0], tokens), World(1, 4, drafts=drafts), tokens)
@@ -155,10 +155,10 @@ def test_events_paths_and_counter_do_what_the_deck_says_on_every_path(
         computed = arithmetic(rounds, cost)
         assert tally.operations[lane] == pytest.approx(computed, rel=1e-12)
         assert hierarchical.operations(choice, cost, run.rounds, run.account) == pytest.approx(computed, rel=1e-12)
-    assert (np.arange(choice.longest_draft + 1) + 1) @ tally.accepted == tokens * BLOCK  # accepted and one more, in every round
+    assert (np.arange(choice.longest_draft + 1) + 1) @ tally.accepted == tokens * BLOCK  # accepted tokens and one more
 
 
-def test_accepted_lengths_of_the_paths_are_those_of_the_rounds() -> None:
+def test_accepted_lengths_of_the_paths_equal_those_of_the_rounds() -> None:
     choice, tokens = chosen("bonus", 3), 11
     rng = np.random.default_rng(5)
     accept, kept = (rng.random((tokens, BLOCK)) < rate for rate in (0.8, 0.7))
@@ -198,7 +198,7 @@ def test_a_longer_prompt_is_read_once_by_each_model(reading: str) -> None:
     assert written == [3, 4, 5, 6, 7, 8]
 
 
-def test_three_units_have_a_model_each() -> None:
+def test_three_units_hold_one_model_each() -> None:
     drafts = {"medium": DraftOutcomes("target", [9] * 9), "draft": DraftOutcomes("medium", [0] * 9)}
     cost = UnitCost(4, cost_ratio=0.25, medium_cost_ratio=0.5)
     for reading in READINGS:
@@ -208,27 +208,27 @@ def test_three_units_have_a_model_each() -> None:
         assert run.peak_units == 1
 
 
-def test_recursion_without_inner_drafts_is_speculative_decoding_with_the_medium_model() -> None:
+def test_recursive_without_inner_drafts_is_speculative_decoding() -> None:
     choice, cost = chosen("recursive", 3, 0), UnitCost(4, cost_ratio=0.25, medium_cost_ratio=0.5)
     found = moments(choice, 20, Iid(0.7), Iid(0.4), cost)
     alone = speculative.predict(speculative.Parameters(4, 3), 20, Iid(0.7), UnitCost(4, cost_ratio=0.5))
     assert found.time == pytest.approx(float(alone.latency), rel=1e-12)
 
 
-# --- Exactly so many tokens: every sequence of coins, with its chance -------------------------------------------------
+# --- A given number of tokens: enumeration of all outcomes -------------------------------------------------------------
 
 
-def coin_paths(law: Any, positions: int) -> Iterator[tuple[list[bool], float]]:
+def medium_paths(law: Any, positions: int) -> Iterator[tuple[list[bool], float]]:
     if isinstance(law, Replay):
         yield from ((record[:positions].tolist(), 1 / len(law.records)) for record in law.records)
         return
     low, high = law.chances(positions)
-    for coins in itertools.product((False, True), repeat=positions):
+    for keeps in itertools.product((False, True), repeat=positions):
         chance = 1.0
-        for index, coin in enumerate(coins):
-            rate = high[index] if index and coins[index - 1] else low[index]
-            chance *= rate if coin else 1 - rate
-        yield list(coins), chance
+        for index, keep in enumerate(keeps):
+            rate = high[index] if index and keeps[index - 1] else low[index]
+            chance *= rate if keep else 1 - rate
+        yield list(keeps), chance
 
 
 def survivor_paths(law: Any, positions: int, longest: int) -> Iterator[tuple[list[int], float]]:
@@ -240,7 +240,7 @@ def survivor_paths(law: Any, positions: int, longest: int) -> Iterator[tuple[lis
         for lengths in itertools.product(range(longest + 1), repeat=positions):
             yield list(lengths), math.prod(chances[length] for length in lengths)
     else:
-        yield from ((runs(coins), chance) for coins, chance in coin_paths(law, positions))
+        yield from ((runs(keeps), chance) for keeps, chance in medium_paths(law, positions))
 
 
 RATES = [0.9, 0.2, 0.7, 1.0, 0.4, 0.8, 0.5]
@@ -255,10 +255,10 @@ MEDIUM = [Iid(0.7), Iid(1.0), Iid(0.0), Markov(0.6, 0.6), Markov(0.5, -0.5), ByP
 
 def enumerated(choice: Parameters, tokens: int, large: Any, medium: Any, cost: UnitCost) -> list[float]:
     total = np.zeros(7)
-    others = list(coin_paths(medium, tokens - 1))
+    others = list(medium_paths(medium, tokens - 1))
     for survive, chance in survivor_paths(large, tokens - 1, choice.longest_draft):
-        for coins, other in others:
-            rounds = by_hand(choice, tokens, [*survive, 0], [*coins, False])
+        for keeps, other in others:
+            rounds = by_hand(choice, tokens, [*survive, 0], [*keeps, False])
             time, busy = times(choice, rounds, cost)
             offered = sum(each.offered for each in rounds)
             total += chance * other * np.array([1, time, time**2, busy, arithmetic(rounds, cost), len(rounds), offered])
@@ -281,60 +281,60 @@ def check_moments(choice: Parameters, tokens: int, large: Any, medium: Any) -> N
 @pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize("medium", MEDIUM, ids=lambda law: type(law).__name__)
 @pytest.mark.parametrize("large", LARGE, ids=lambda law: type(law).__name__)
-def test_the_formula_is_the_mean_over_every_path(reading: str, large: Any, medium: Any) -> None:
+def test_formula_is_the_mean_over_all_outcomes(reading: str, large: Any, medium: Any) -> None:
     check_moments(chosen(reading, 2, 1, placement="separate"), 6, large, medium)
 
 
 @pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize("gamma", [1, 3, 4, 9])
-def test_other_lengths_of_drafts(reading: str, gamma: int) -> None:
+def test_formula_with_other_draft_lengths(reading: str, gamma: int) -> None:
     for tokens in (1, 2, 5, 6):
         check_moments(chosen(reading, gamma, 2), tokens, Iid(0.7), Iid(0.8))
     check_moments(chosen(reading, gamma, 2, placement="separate"), 6, Markov(0.6, 0.3), Markov(0.6, 0.3))
 
 
 @pytest.mark.parametrize("reading", READINGS)
-def test_laws_of_rounds(reading: str) -> None:
+def test_formula_with_laws_of_rounds(reading: str) -> None:
     check_moments(chosen(reading, 2), 5, Rounds.by_draft_position([0.9, 0.5, 0.3]), Iid(0.6))
 
 
-def test_predict_says_what_the_moments_do() -> None:
+def test_predict_equals_the_moments() -> None:
     cost = UnitCost(40, cost_ratio=0.1, medium_cost_ratio=0.4, link=2.0)
     laws = {"accept": Iid(0.7), "medium_accept": Iid(0.9)}
     for choice, units in ((chosen("reuse", 3), 1), (chosen("reuse", 3, placement="separate"), 3)):
         found, expected = hierarchical.predict(choice, 30, laws, cost), moments(choice, 30, Iid(0.7), Iid(0.9), cost)
         assert (float(found.latency), float(found.latency_variance)) == (expected.time, expected.variance)
         assert (float(found.busy), found.rounds, found.drafted) == (expected.busy, expected.rounds, expected.drafted)
-        assert np.isnan(expected.operations)  # nothing says what a token of the others takes
+        assert np.isnan(expected.operations)  # the operations of the smaller models are unknown
         assert (float(found.units), float(found.plain_latency)) == (units, 30 * 40)
         assert float(found.units_ratio) == 1.0 if units == 1 else np.isnan(found.units_ratio)
     free = UnitCost(40, cost_ratio=0.1, medium_cost_ratio=0.4)
     assert float(hierarchical.predict(chosen("bonus", 3, placement="separate"), 30, laws, free).units_ratio) == 1.0
 
 
-def test_sure_coins_leave_no_variance_and_rounding_none_below_zero() -> None:
+def test_variance_is_zero_for_certain_outcomes_and_never_negative() -> None:
     cost = UnitCost(7, cost_ratio=0.1, medium_cost_ratio=0.3)
     for reading, large, medium, tokens in itertools.product(ONE_PASS, (0.0, 1.0), (0.0, 1.0), (50, 111, 223)):
         variance = moments(chosen(reading, 3), tokens, Iid(large), Iid(medium), cost).variance
         assert 0 <= variance < 1e-6
 
 
-def test_a_law_of_rounds_is_none_of_the_medium_models() -> None:
+def test_the_medium_models_law_cannot_be_a_law_of_rounds() -> None:
     for law in (Rounds.by_draft_position([0.9, 0.5]), ReplayRounds([[2, 0, 1]])):
         with pytest.raises(ParameterError, match=r"^this law of the medium model's outcomes has no closed form; .*'paths'"):
             moments(chosen("reuse", 2), 3, Iid(0.5), law, UnitCost(4, cost_ratio=0.1, medium_cost_ratio=0.3))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("reading", READINGS)
-def test_too_few_rates_are_called_by_their_name(reading: str) -> None:
+def test_too_few_rates_are_named_in_the_error(reading: str) -> None:
     few = ByPosition([0.5] * 4, name="medium rates")
     with pytest.raises(ParameterError, match=r"^medium rates must have one rate for each of \d+ output positions, got \d; "):
         moments(chosen(reading, 3), 8, Iid(0.5), few, UnitCost(4, cost_ratio=0.1, medium_cost_ratio=0.3))
 
 
 @pytest.mark.parametrize("reading", READINGS)
-def test_operations_are_the_tokens_of_all_passes_but_for_those_read_late(reading: str) -> None:
-    """What a model has not read yet of the text it reads with its next pass, each token once: left out, as in Theorem 3.11."""
+def test_operations_count_the_tokens_of_all_passes_except_reread_ones(reading: str) -> None:
+    """Tokens that a model reads late, with its next pass, are left out, as in Theorem 3.11."""
     rng = np.random.default_rng(8)
     for gamma, inner, rate in itertools.product((1, 3, 4), (1, 2), (0.0, 0.6, 1.0)):
         choice, tokens = chosen(reading, gamma, inner), 25
@@ -365,8 +365,8 @@ def test_operations_are_the_tokens_of_all_passes_but_for_those_read_late(reading
             assert counted <= widths[role] <= counted + tokens
 
 
-def test_many_tokens_go_as_the_closed_form_does_though_coins_are_used_again() -> None:
-    """Whether a round starts at a position is told by the coins before it: those from there on are as good as new."""
+def test_many_tokens_approach_the_closed_form_despite_reused_outcomes() -> None:
+    """Earlier outcomes decide whether a round starts at a position, so later ones are independent of it."""
     cost = UnitCost(1, cost_ratio=0.1, medium_cost_ratio=0.4)
     for reading in READINGS:
         choice = chosen(reading, 2, 1)
@@ -377,7 +377,7 @@ def test_many_tokens_go_as_the_closed_form_does_though_coins_are_used_again() ->
         assert second.rounds - first.rounds == pytest.approx(300 / float(tokens), rel=1e-9)
 
 
-# --- One round with luck of its own: property 16 ----------------------------------------------------------------------
+# --- One round with independent outcomes: property 16 ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reading", READINGS)
@@ -386,9 +386,9 @@ def test_many_tokens_go_as_the_closed_form_does_though_coins_are_used_again() ->
 def test_a_round_by_enumeration(reading: str, gamma: int, large: float, medium: float) -> None:
     for inner in (0, 1, 2, 5) if reading == "recursive" else (None,):
         total = np.zeros(6)
-        for coins, chance in coin_paths(Iid(medium), gamma):
-            small, passes, _, offered = offer(reading, gamma, inner or 0, gamma + 1, coins)
-            for accepts, other in coin_paths(Iid(large), gamma + 1):
+        for keeps, chance in medium_paths(Iid(medium), gamma):
+            small, passes, _, offered = offer(reading, gamma, inner or 0, gamma + 1, keeps)
+            for accepts, other in medium_paths(Iid(large), gamma + 1):
                 tokens = run_length(accepts[:offered]) + 1
                 verify = float(np.interp(offered + 1, *zip(*CURVE, strict=True))) / 2.0
                 cost, curved = (one + 0.3 * small + 0.7 * passes for one in (1, verify))
@@ -406,8 +406,8 @@ def test_a_round_by_enumeration(reading: str, gamma: int, large: float, medium: 
             assert speed == pytest.approx(total[0] / cost, rel=1e-12)
 
 
-def test_costs_are_those_of_the_three_readings_as_written() -> None:
-    """1 + gamma c + m (1 + gamma - E[n]), less m (1 - a1^gamma) where the parallel pass gives a token."""
+def test_costs_of_the_readings_as_written() -> None:
+    """1 + gamma c + m (1 + gamma - E[n]), minus m (1 - a1^gamma) if the parallel pass gives a token."""
     for gamma, rate in itertools.product((1, 3, 7), (0.0, 0.4, 0.9, 1.0)):
         kept = sum(rate**j for j in range(1, gamma + 1))
         literal = 1 + gamma * 0.1 + 0.4 * (1 + gamma - kept)
@@ -424,12 +424,12 @@ def test_limits_of_a_perfect_and_free_small_model() -> None:
         for inner in range(6):
             cost = hierarchical.cost_per_round(1.0, gamma, 0.0, medium, reading="recursive", inner_draft_length=inner)
             assert float(cost) == pytest.approx(1 + medium * math.ceil(gamma / (inner + 1)), rel=1e-12)
-    # One that is never kept: the medium model decodes alone, after a pass for nothing in the literal reading.
+    # A small model that is never right: the medium model decodes alone; in `literal` its first pass is wasted.
     assert float(hierarchical.cost_per_round(0.0, 4, 0.0, 0.5)) == 1 + 0.5 * 5
     assert float(hierarchical.cost_per_round(0.0, 4, 0.0, 0.5, reading="reuse")) == 1 + 0.5 * 4
 
 
-def test_closed_forms_broadcast() -> None:
+def test_closed_forms_of_hierarchical_decoding_broadcast() -> None:
     rates, lengths = np.array([[0.2], [0.9]]), np.array([1, 2, 5])
     for reading in READINGS:
         more: dict[str, Any] = {"reading": reading, "inner_draft_length": 2 if reading == "recursive" else None}
@@ -441,7 +441,7 @@ def test_closed_forms_broadcast() -> None:
         assert hierarchical.small_passes(rates, lengths, **more).shape == (2, 3)
 
 
-def test_together_all_models_stay_on_one_unit_however_many_there_are() -> None:
+def test_colocated_models_stay_on_one_unit() -> None:
     choice = Parameters(4, 3)
     cost = UnitCost(4, cost_ratio=0.25, medium_cost_ratio=0.5, link=1.0)
 
@@ -453,7 +453,7 @@ def test_together_all_models_stay_on_one_unit_however_many_there_are() -> None:
     assert play(1) == play(5)
 
 
-def test_a_prediction_is_of_floats_and_asks_for_a_token_at_least() -> None:
+def test_types_of_a_prediction_and_its_smallest_size() -> None:
     cost, laws = UnitCost(4, cost_ratio=0.25, medium_cost_ratio=0.5), {"accept": Iid(0.5), "medium_accept": Iid(0.5)}
     found = hierarchical.predict(Parameters(4, 3), 1, laws, cost)
     assert {value.dtype for value in (found.latency, found.units, found.plain_latency)} == {np.dtype(np.float64)}

@@ -1,4 +1,4 @@
-"""Surfaces of measured times: what was measured comes back, what lies between is between, efficiency is held beyond."""
+"""Surfaces of measured times: exact at measured points, bounded between them, constant efficiency beyond them."""
 
 from itertools import product
 
@@ -11,12 +11,12 @@ from model.base import checks
 from model.hardware.interpolation import NONE, Estimate, Surface, parallelograms, residuals
 
 AXES = st.lists(st.integers(1, 5000), min_size=1, max_size=5, unique=True)
-TIMES = st.floats(1e-5, 10.0)  # well above the nanosecond that stands for nothing
+TIMES = st.floats(1e-5, 10.0)  # well above the nanosecond that replaces zero
 
 
 @st.composite
 def tables(draw):
-    """A full grid of widths and contexts in any order, with any times."""
+    """A complete grid of widths and contexts in any order, with any times."""
     widths, contexts = draw(AXES), draw(AXES)
     points = draw(st.permutations([(width, context) for width in widths for context in contexts]))
     times = draw(st.lists(TIMES, min_size=len(points), max_size=len(points)))
@@ -29,7 +29,7 @@ def surface(points, times, **more):
 
 
 @given(tables())
-def test_measured_points_come_back_to_the_last_bit(table):
+def test_measured_points_are_returned_exactly(table):
     points, times = table
     found = surface(points, times, spread=0.01)(points[:, 0], points[:, 1])
     assert found.seconds.tolist() == times.tolist()
@@ -37,7 +37,7 @@ def test_measured_points_come_back_to_the_last_bit(table):
 
 
 @given(tables(), st.floats(0, 1), st.floats(0, 1))
-def test_between_points_is_between_the_corners_of_their_cell(table, across, along):
+def test_interpolated_times_lie_between_the_corners_of_their_cell(table, across, along):
     points, times = table
     grid = surface(points, times)
     where, corners = [], []
@@ -60,7 +60,7 @@ def test_the_unit_of_time_does_not_matter(table, factor, width, context):
 
 
 @given(st.floats(-2, 2), st.lists(st.integers(1, 4000), min_size=3, max_size=8, unique=True), st.floats(0, 1))
-def test_powers_of_an_axis_are_exact_and_leaving_a_point_out_shows_no_error(power, widths, part):
+def test_powers_of_an_axis_are_exact_with_zero_leave_one_out_error(power, widths, part):
     width = np.sort(np.array(widths, dtype=float))
     grid = Surface({"width": width}, 1e3 * width**power)
     at = width[0] + part * (width[-1] - width[0])
@@ -69,8 +69,8 @@ def test_powers_of_an_axis_are_exact_and_leaving_a_point_out_shows_no_error(powe
 
 
 @given(tables(), st.integers(1, 20_000), st.integers(1, 20_000))
-def test_beyond_the_grid_efficiencies_are_held_and_not_the_time(table, width, context):
-    """Before its first points that of the point beside; what is added after its last ones takes that of the most work measured."""
+def test_beyond_the_grid_the_efficiency_is_constant(table, width, context):
+    """Below the grid that of the nearest point; above it, added work has that of the largest measured point."""
     points, times = table
 
     def bound(width, context):
@@ -90,8 +90,8 @@ def test_beyond_the_grid_efficiencies_are_held_and_not_the_time(table, width, co
 
 
 @given(st.integers(0, 2**32))
-def test_a_table_that_never_falls_gives_a_surface_that_never_does(seed):
-    """Between its points, where it lacks some, and beyond its last: by a bound of bytes and arithmetic."""
+def test_a_monotonic_table_gives_a_monotonic_surface(seed):
+    """Between its points, at missing points, and beyond the last, with a bound of bytes and operations."""
     rng = np.random.default_rng(seed)
     axes = np.unique(rng.integers(1, 200, 5)).astype(float), np.unique(rng.integers(0, 2000, 5)).astype(float)
     shape = tuple(axis.size for axis in axes)
@@ -111,7 +111,7 @@ def test_a_table_that_never_falls_gives_a_surface_that_never_does(seed):
 
 
 @given(tables(), st.data())
-def test_arrays_and_single_points_are_the_same_and_rows_may_come_in_any_order(table, data):
+def test_arrays_equal_single_points_in_any_row_order(table, data):
     points, times = table
     grid = surface(points, times)
     width, context = (np.array(data.draw(st.lists(st.integers(1, 6000), min_size=4, max_size=4))) for _ in range(2))
@@ -123,7 +123,7 @@ def test_arrays_and_single_points_are_the_same_and_rows_may_come_in_any_order(ta
         assert float(shuffled(width[column], context[row]).seconds) == together[row, column]
 
 
-def test_a_point_that_lacks_keeps_the_efficiency_of_its_neighbour():
+def test_a_missing_point_takes_the_efficiency_of_its_neighbour():
     points = np.array([[1, 100], [1, 200], [2, 100]], dtype=float)
     times = np.array([1.0, 2.0, 1.5])
 
@@ -132,15 +132,15 @@ def test_a_point_that_lacks_keeps_the_efficiency_of_its_neighbour():
 
     grid = surface(points, times, bound=bound, error=0.07)
     found = grid(2, 200)
-    # Along its own line: from (2, 100), whose efficiency is (2 + 1) / 1.5.
+    # Along the same line: from (2, 100), whose efficiency is (2 + 1) / 1.5.
     assert float(found.seconds) == pytest.approx((4 + 1) / 2)
     assert float(found.error) == 0.07
     assert float(grid(2, 100).seconds) == 1.5
 
 
 @given(st.integers(0, 2**32))
-def test_points_that_lack_keep_the_efficiency_of_the_last_before_them_or_else_of_the_first_behind(seed):
-    """Along the last axis first, then along the one before it, until every point has one; where what was measured falls."""
+def test_missing_points_take_the_efficiency_before_or_else_after_them(seed):
+    """Along the last axis first, then along the axis before it, until every point has one; also if measured times fall."""
     rng = np.random.default_rng(seed)
     widths, contexts = np.array([1.0, 2, 3, 7]), np.array([0.0, 5, 9, 30, 80])
     there = rng.random((4, 5)) < 0.4
@@ -171,11 +171,11 @@ def test_points_that_lack_keep_the_efficiency_of_the_last_before_them_or_else_of
     assert (found.error == np.where(there[asked], 0, 0.07)).all()
 
 
-def test_a_time_rounded_to_nothing_comes_back_as_nothing():
+def test_a_time_rounded_to_zero_stays_zero():
     grid = Surface({"tokens": [1, 2, 4]}, [0.0, 1e-6, 2e-6])
     assert float(grid(1).seconds) == 0
     assert 0 < float(grid(1.5).seconds) < 1e-6
-    # A nanosecond stands for it in a logarithm, in the bound too.
+    # In logarithms it is replaced by a nanosecond, also in the bound.
     assert float(grid(2**0.5).seconds) == pytest.approx((1e-9 * 1e-6) ** 0.5)
     nothing = Surface({"tokens": [1, 2]}, [0.0, 0.0], bound=lambda tokens: np.asarray(tokens) * 1e-9)
     assert float(nothing(1.5).seconds) == pytest.approx(1e-9)
@@ -184,8 +184,8 @@ def test_a_time_rounded_to_nothing_comes_back_as_nothing():
 
 
 @given(st.floats(-2, 2), st.integers(0, 4000))
-def test_powers_of_a_context_are_those_of_the_positions_that_a_token_sees(power, context):
-    """Those cached and itself: contexts begin at nothing."""
+def test_powers_of_context_plus_one_are_exact(power, context):
+    """Contexts start at 0: a token attends to the cached positions and itself."""
     grid = Surface({"context": [0, 4000]}, [1.0, 4001.0**power])
     assert float(grid(context).seconds) == pytest.approx((1.0 + context) ** power, rel=1e-9)
 
@@ -204,7 +204,7 @@ def test_a_product_of_powers_of_many_axes_is_exact(powers, point):
     assert float(grid(*point).error) == pytest.approx(0, abs=1e-9)
 
 
-def test_each_factor_e_beyond_the_grid_adds_a_fifth_of_error():
+def test_each_factor_e_beyond_the_grid_adds_20_percent_error():
     points = np.array([[2, 0], [2, 9], [4, 0], [4, 9]], dtype=float)
     grid = surface(points, np.array([1.0, 2, 3, 4]), error=0.05)
     for width, context, beyond in (
@@ -212,19 +212,19 @@ def test_each_factor_e_beyond_the_grid_adds_a_fifth_of_error():
     ):  # fmt: skip
         edge = float(grid(np.clip(width, 2, 4), np.clip(context, 0, 9)).error)
         assert float(grid(width, context).error) == pytest.approx(edge + 0.2 * beyond)
-    # Some of an array may be beyond.
+    # Some points of an array may lie beyond the grid.
     assert grid(np.array([3, 4 * np.e]), 5).error == pytest.approx(np.array([0.05, 0.25]))
 
 
-def test_without_a_bound_times_are_held_beyond_the_grid():
+def test_without_a_bound_times_are_constant_beyond_the_grid():
     grid = surface(np.array([[2, 0], [2, 9], [4, 0], [4, 9]], dtype=float), np.array([1.0, 2, 3, 5]))
     assert float(grid(100, 1000).seconds) == 5
     assert grid([1, 100], [[0], [1000]]).seconds.tolist() == [[1, 3], [2, 5]]
-    # A point that lacks has the time of its neighbour.
+    # A missing point has the time of its neighbour.
     assert float(surface(np.array([[1, 0], [1, 1], [2, 0]], dtype=float), np.array([1.0, 2, 3]))(2, 1).seconds) == pytest.approx(3)
 
 
-def test_arrays_of_any_size_are_looked_up_as_their_points_are():
+def test_arrays_of_any_size_equal_their_points():
     grid = surface(np.array([[1, 0], [1, 900], [8, 0], [8, 900]], dtype=float), np.array([1.0, 2, 3, 5]), spread=[0, 0.1, 0.2, 0.3])
     width = np.linspace(0.5, 10, 300)
     for shape in ((1 << 15) // 8, (1 << 15) // 8 + 1, 40_000):
@@ -234,14 +234,14 @@ def test_arrays_of_any_size_are_looked_up_as_their_points_are():
         one = grid(width, 30)
         assert (together.seconds == np.resize(one.seconds, (shape, 8))).all()
         assert (together.error == np.resize(one.error, (shape, 8))).all()
-    # Rows and columns, of which one is short.
+    # Rows and columns, one of which is short.
     both, transposed = grid([1, 3], np.arange(20_000)[:, None]), grid(np.resize(width, 20_000), [[5], [90]])
     assert both.seconds[123].tolist() == grid([1, 3], 123).seconds.tolist()
     assert both.seconds[19_999].tolist() == grid([1, 3], 19_999).seconds.tolist()
     assert (transposed.seconds[1, 600:900] == grid(width, 90).seconds).all()
 
 
-def test_a_point_is_asked_for_by_numbers_that_are_not_negative():
+def test_coordinates_must_be_non_negative_numbers():
     grid = Surface({"width": [1, 2]}, [1.0, 2.0])
     with pytest.raises(checks.ParameterError, match=r"^width must be at least 0, got -0\.5$"):
         grid(-0.5)
@@ -249,18 +249,18 @@ def test_a_point_is_asked_for_by_numbers_that_are_not_negative():
         grid(1, 2)
 
 
-def test_a_measured_point_is_as_uncertain_as_its_repeats_spread_and_others_no_less():
+def test_errors_are_at_least_the_spread_of_repeats():
     width = [1, 2, 4]
     grid = Surface({"width": width}, [1.0, 1.1, 1.3], spread=[0.5, 0.0, 0.3], error=0.05)
     assert grid(width).error.tolist() == [0.5, 0.0, 0.3]
-    # Between points the spread is the lower one's, unless what lies between is less certain.
+    # Between points the spread is that of the lower point, unless the interpolation error is larger.
     assert grid([1.5, 3]).error.tolist() == [0.5, 0.05]
     without = Surface({"width": width}, [1.0, 1.1, 1.3])
     assert without.spread.tolist() == without(width).error.tolist() == [0, 0, 0]
 
 
 @given(st.lists(TIMES, min_size=3, max_size=7))
-def test_leaving_one_out_is_what_a_surface_without_it_says(times):
+def test_leave_one_out_equals_a_surface_without_the_point(times):
     width = 2.0 ** np.arange(len(times))
     (errors,) = Surface({"width": width}, times).left_out()
     assert np.isnan(errors[[0, -1]]).all()
@@ -271,7 +271,7 @@ def test_leaving_one_out_is_what_a_surface_without_it_says(times):
 
 
 @given(st.lists(TIMES, min_size=9, max_size=9), st.integers(0, 8))
-def test_the_error_between_points_is_the_median_of_what_leaving_one_out_shows(times, lacks):
+def test_the_default_error_is_the_median_leave_one_out_error(times, lacks):
     points = np.array([(width, context) for width in (1, 4, 9) for context in (0, 3, 8)], dtype=float)
     keep = np.arange(9) != lacks
     grid = surface(points[keep], np.array(times)[keep])
@@ -292,14 +292,14 @@ def test_the_error_between_points_is_the_median_of_what_leaving_one_out_shows(ti
     assert Surface({"width": [1, 2]}, [1.0, 2.0]).error == 0
 
 
-def test_dips_are_named_with_their_share():
+def test_dips_have_coordinates_and_share():
     grid = surface(np.array([[1, 8], [2, 8], [4, 8]], dtype=float), np.array([1.0, 0.8, 0.9]))
     assert grid.dips("width") == [((2.0, 8.0), pytest.approx(0.2))]
     assert grid.dips("width", tolerance=0.3) == []
     assert grid.dips("context") == []
 
 
-def test_dips_are_falls_from_one_point_of_a_line_to_the_next():
+def test_dips_are_falls_between_adjacent_points():
     times = np.array([[4.0, 2.0, 2.0], [5.0, 6.0, 0.0], [0.0, 3.0, 1.0]])
     points = np.array([(width, context) for width in (1, 2, 4) for context in (0, 8, 9)], dtype=float)
     grid = surface(points, times.ravel())
@@ -309,7 +309,7 @@ def test_dips_are_falls_from_one_point_of_a_line_to_the_next():
     assert Surface({"tokens": [1, 2]}, [2.0, 1.5]).dips("tokens") == [((2.0,), 0.25)]
     deep = Surface({"width": [1, 1, 2, 2], "context": [3] * 4, "batch": [4, 5, 4, 5]}, [1.0, 3, 0.5, 3])
     assert deep.dips("width") == [((2.0, 3.0, 4.0), 0.5)]
-    # A point that lacks neither falls nor is fallen from, and nothing can be less than nothing.
+    # Missing points and times of zero have no falls.
     assert surface(points[[0, 2, 3, 4]], np.array([4.0, 3, 2, 1])).dips("context") == [((2.0, 8.0), 0.5)]
 
 
@@ -318,19 +318,19 @@ def test_dips_are_falls_from_one_point_of_a_line_to_the_next():
     [
         ({"width": [1, 2]}, [1.0], "width must have one value for each of 1 times, got 2"),
         ({"width": []}, [], "width must have one value for each of 0 times, got 0"),
-        ({"width": [1, 1]}, [1.0, 2.0], "each point of width must be there once, got 2 rows of 1 points"),
+        ({"width": [1, 1]}, [1.0, 2.0], "each point of width must occur once, got 2 rows of 1 points"),
         ({"width": [1, -2]}, [1.0, 2.0], "width[1] must be at least 0, got -2.0"),
         ({"width": [1, 2]}, [1.0, -2.0], "seconds[1] must be at least 0, got -2.0"),
     ],
 )
-def test_what_is_no_grid_is_refused(axes, times, message):
+def test_bad_grids_are_refused(axes, times, message):
     with pytest.raises(checks.ParameterError) as caught:
         Surface(axes, times)
     assert str(caught.value) == message
 
 
 @given(st.lists(st.tuples(TIMES, st.floats(0, 1)), min_size=1, max_size=5))
-def test_errors_of_a_sum_are_weighed_by_time_and_never_above_the_worst(parts):
+def test_the_error_of_a_sum_is_weighted_by_time(parts):
     total = NONE
     for seconds, error in parts:
         total = total + Estimate(np.asarray(seconds), np.asarray(error))
@@ -341,7 +341,7 @@ def test_errors_of_a_sum_are_weighed_by_time_and_never_above_the_worst(parts):
     assert (float(twice.seconds), float(twice.error)) == (2 * float(total.seconds), float(total.error))
 
 
-def test_nothing_has_no_error():
+def test_zero_seconds_have_zero_error():
     assert (float(NONE.seconds), float(NONE.error)) == (0, 0)
     assert float((NONE + NONE).error) == 0
     with pytest.raises(TypeError, match="unsupported operand"):
@@ -349,7 +349,7 @@ def test_nothing_has_no_error():
 
 
 @given(st.integers(0, 2**32))
-def test_residuals_and_parallelograms_say_what_loops_say(seed):
+def test_residuals_and_parallelograms_equal_explicit_loops(seed):
     rng = np.random.default_rng(seed)
     logs = rng.normal(size=(3, 4, 6))
     logs[rng.random(logs.shape) < 0.2] = np.nan

@@ -1,4 +1,4 @@
-"""Times that never fall: what isotonic regression must give, whatever it is given."""
+"""Isotonic regression of times: properties for any input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMES = st.floats(1e-3, 1e3)
 
 
 def least_over_rises(values: np.ndarray) -> float:
-    """The least sum of absolute errors of any line that never falls: one through its own values is among the best."""
+    """Least sum of absolute errors of any monotonic line; one of the best lines uses only the given values."""
     levels = np.unique(values)
     cost = np.zeros(levels.size)
     for value in values:
@@ -26,7 +26,7 @@ def least_over_rises(values: np.ndarray) -> float:
 
 
 @given(st.lists(TIMES, min_size=1, max_size=9))
-def test_no_other_line_that_never_falls_is_nearer(times: list[float]) -> None:
+def test_no_monotonic_line_is_nearer(times: list[float]) -> None:
     values = np.array(times)
     found = isotonic.line(values)
     assert (np.diff(found) >= 0).all()
@@ -34,14 +34,14 @@ def test_no_other_line_that_never_falls_is_nearer(times: list[float]) -> None:
     assert isotonic.line(found).tolist() == found.tolist()
 
 
-def test_one_time_far_off_moves_itself_alone() -> None:
+def test_an_outlier_moves_alone() -> None:
     found = isotonic.line(np.array([1.0, 2.0, 90.0, 3.0, 4.0, 5.0]))
     assert found.max() <= 5
     assert found[:2].tolist() == [1, 2]
 
 
 @given(st.integers(0, 2**32), st.floats(0, 0.5))
-def test_a_grid_never_falls_along_any_axis_and_what_does_not_fall_stays(seed: int, lacking: float) -> None:
+def test_a_grid_becomes_monotonic_and_monotonic_grids_stay(seed: int, lacking: float) -> None:
     rng = np.random.default_rng(seed)
     shape = tuple(rng.integers(1, 5, 3))
     values = np.where(rng.random(shape) < lacking, np.nan, rng.exponential(size=shape))
@@ -67,8 +67,8 @@ def made(rows: list[dict[str, object]]) -> Profile:
 
 
 @given(st.lists(st.tuples(TIMES, st.floats(0, 0.5), st.floats(0, 0.5)), min_size=1, max_size=8))
-def test_a_time_that_was_moved_says_by_how_much(rows: list[tuple[float, float, float]]) -> None:
-    """What was measured, and its quartiles, lie between the low and the high of what stands for it, as far on either side."""
+def test_quartiles_of_a_moved_time_include_the_measured_values(rows: list[tuple[float, float, float]]) -> None:
+    """Low and high of a moved time include the measured value and its quartiles, symmetrically."""
     table = [
         {
             "part": "dense",
@@ -95,8 +95,8 @@ def test_a_time_that_was_moved_says_by_how_much(rows: list[tuple[float, float, f
     assert isotonic.profile(after).notes == after.notes
 
 
-def test_parts_that_may_be_shorter_with_more_are_left_alone() -> None:
-    """How long after the last pass one begins is no amount of work."""
+def test_parts_without_a_monotonic_axis_are_unchanged() -> None:
+    """The gap after the last pass is not an amount of work."""
     rows = [{"part": "dense", "tokens": 1, "time_s": 1.0}]
     rows += [{"part": "after_gap", "gap": gap, "time_s": time} for gap, time in ((-5, 3.0), (0, 2.0), (9, 1.0))]
     before = made(rows)

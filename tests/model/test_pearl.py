@@ -1,5 +1,4 @@
-"""PEARL: its rounds against the chain of their two kinds in fractions, its views against each other on every path of a few tokens,
-and a decoding by hand."""
+"""PEARL: mean rounds against a Markov chain of both phases in fractions; views against each other on all paths; worked examples."""
 
 import itertools
 from fractions import Fraction
@@ -37,42 +36,42 @@ def counted(gamma: int, accept: list[bool]) -> CountedWork:
 
 
 def round_of(alpha: Fraction, gamma: int) -> Fraction:
-    """Mean tokens of a round in the long run.
+    """Mean tokens per round in the long run.
 
-    A round verifies a first token, and gives one whether that stays or not; if it stays, the next round verifies a whole draft.
-    Such a round gives what is kept and, unless all is, the target's own token; if all is kept, the next is of its kind again.
+    A pre-verify round verifies a first token and gives one token; if it is accepted, a post-verify round follows. That verifies a
+    whole draft and gives the accepted tokens, and the target's token after a rejection; without rejection another one follows.
     """
     whole = [(alpha**kept * (1 - alpha), kept + 1, False) for kept in range(gamma)] + [(alpha**gamma, gamma, True)]
     assert sum(chance for chance, *_ in whole) == 1
-    # Where the second kind never ends all rounds are of it; else what comes to a kind is what leaves it.
+    # If post-verify never ends, all rounds are of that kind; else the chain is balanced.
     ends = sum(chance for chance, _, again in whole if not again)
     share = alpha / (alpha + ends) if ends else Fraction(1)
     return 1 - share + share * sum((chance * tokens for chance, tokens, _ in whole), Fraction(0))
 
 
 @given(RATES, DRAFTS)
-def test_tokens_are_those_of_the_chain_of_rounds(alpha: float, gamma: int) -> None:
+def test_tokens_per_round_match_markov_chain_of_phases(alpha: float, gamma: int) -> None:
     assert close(pearl.expected_tokens(alpha, gamma), round_of(Fraction(alpha), gamma))
 
 
 @given(RATES, DRAFTS, st.floats(0.01, 4))
-def test_a_round_takes_the_longer_of_draft_and_pass(alpha: float, gamma: int, ratio: float) -> None:
+def test_round_takes_longer_of_draft_and_pass(alpha: float, gamma: int, ratio: float) -> None:
     want = round_of(Fraction(alpha), gamma) / max(gamma * Fraction(ratio), Fraction(1))
     assert close(pearl.speedup(alpha, gamma, ratio), want)
 
 
-def test_a_law_by_hand() -> None:
-    """Half of all tokens stay, drafts of two: a whole draft gives 1.5; of such rounds there are 2 to every 3 of the other kind."""
+def test_worked_example_of_tokens_per_round() -> None:
+    """Acceptance rate 0.5, drafts of two: a post-verify round gives 1.5 tokens, two for every three pre-verify rounds."""
     assert near(pearl.expected_tokens(0.5, 2), 0.6 + 0.4 * 1.5)
     assert near(pearl.speedup(0.5, 2, [0.0, 0.5, 1.0]), [1.2, 1.2, 0.6])
-    assert near(pearl.expected_tokens(np.linspace(0, 1, 9), 1), np.ones(9))  # of one token there is nothing to draft ahead
+    assert near(pearl.expected_tokens(np.linspace(0, 1, 9), 1), np.ones(9))  # with drafts of one token nothing waits
 
 
 @given(RATES, DRAFTS, st.floats(0.01, 4))
-def test_a_round_that_rejects_does_not_wait_for_its_draft(alpha: float, gamma: int, ratio: float) -> None:
-    """The chain of rounds once more, each with its time: that of the target's pass, of one draft pass, or of the whole draft."""
+def test_rejecting_round_does_not_wait_for_its_draft(alpha: float, gamma: int, ratio: float) -> None:
+    """The same chain with times of rounds: a pass of the target, one draft pass, or the whole draft."""
     rate, one, whole = Fraction(alpha), max(Fraction(ratio), Fraction(1)), max(gamma * Fraction(ratio), Fraction(1))
-    # Where a whole draft of gamma - 1 waits, and the first of the next one is verified; in pre-verify that alone.
+    # Post-verify: gamma - 1 tokens wait, and the first of the next draft is verified too; pre-verify: only that one.
     ends = [(rate**kept * (1 - rate), Fraction(1) if kept < gamma - 1 else one) for kept in range(gamma)]
     post = sum((chance * time for chance, time in ends), Fraction(0)) + rate**gamma * whole
     pre = (1 - rate) * one + rate * whole
@@ -82,11 +81,11 @@ def test_a_round_that_rejects_does_not_wait_for_its_draft(alpha: float, gamma: i
     assert pearl.speedup(alpha, gamma, ratio, REJECTION) >= pearl.speedup(alpha, gamma, ratio) * (1 - 1e-12)
 
 
-# --- So many tokens ---
+# --- Finite number of tokens ---
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 3])
-def test_counter_formula_and_paths_agree_on_every_path(gamma: int) -> None:
+def test_counter_formula_and_paths_agree(gamma: int) -> None:
     parameters = Parameters(4, gamma, draft_layers=2)
     for tokens in range(1, 7):
         for outcomes in itertools.product([True, False], repeat=tokens - 1):
@@ -103,7 +102,7 @@ def test_counter_formula_and_paths_agree_on_every_path(gamma: int) -> None:
                 work.rounds.total(), sum(drafted * times for (_, drafted), times in work.rounds.items()),
             )  # fmt: skip
             assert float(found.operations) == pearl.operations(parameters, COST, work.rounds, work.account)
-    # The widest block of them by the vectorised paths: a path for each replication.
+    # The vectorised paths, one path per replication.
     rows = np.array([*itertools.product([True, False], repeat=5)]).T
     each = np.concatenate([rows, np.zeros((5, BLOCK - rows.shape[1]), bool)], axis=1)
     tally = paths.walk(parameters, 6, COST, iter([lambda _, row=row: row for row in each]))
@@ -116,40 +115,44 @@ def test_counter_formula_and_paths_agree_on_every_path(gamma: int) -> None:
     assert tally.accepted @ np.arange(gamma) == (6 - tally.rounds).sum()
 
 
-def test_a_decoding_by_hand() -> None:
-    """Six tokens, drafts of two, the fourth rejected. The target reads x0; then x1 (kept) and x2, which it keeps, and x3 behind it;
-    then x3 and x4, which it rejects, and so x5, too late; then its own x4. Nothing is drafted beside the last pass."""
+def test_worked_decoding() -> None:
+    """Six tokens, drafts of two, the fourth rejected.
+
+    The target reads x0; then x1 and x2, accepts x2 and x3; then reads x3, rejects x4 and drops x5; then reads its own x4.
+    Nothing is drafted during the last pass.
+    """
     work = counted(2, [True, True, True, False, True, False])
     assert [commit.tokens for commit in work.committed] == [(1,), (2, 3), (4,), (5,), (6,)]
     assert work.rounds == {(0, 0): 3, (1, 1): 1, (0, 1): 1}
     cost = UnitCost(4, cost_ratio=0.75, link=1.0, draft_devices=0.5)
     found = pearl.predict(Parameters(4, 2), 6, ByPosition([1, 1, 1, 0, 1, 0]), cost)
-    # 4 for a pass, 8 for two drafts and their links, 5 for one.
+    # A pass takes 4, two drafts and their links 8, one draft 5.
     drafted = [2, 2, 1, 1, 0]
     assert float(found.latency) == sum(max(4, 3 * count + 2 * (count > 0)) for count in drafted)
     assert float(found.busy) == 5 * 4 + 0.5 * 3 * sum(drafted)  # the draft model's unit is half of one of the target's
     assert work.passes_of == {"target": 5, "draft": sum(drafted)}
 
 
-def test_stopped_drafts_by_hand() -> None:
-    """The same decoding, three drafted at a time: 4 for a pass, 3 for one of the draft model, 1 for the link each way.
+def test_worked_decoding_with_stopped_drafts() -> None:
+    """The same decoding with drafts of three; a pass takes 4, a draft pass 3, the link 1 each way.
 
-    Round 1 verifies x1 and waits for x3, which comes after 11. Round 2 keeps x2 and x3; x4, the first of the two drafted meanwhile,
-    comes after 5 and is rejected: x5 is not waited for. Round 3 keeps x5, which comes after 5; the last round is a pass.
+    Round 1 verifies x1 and waits for x3, which arrives after 11. Round 2 accepts x2 and x3; x4, the first token drafted in it,
+    arrives after 5 and is rejected, so the round does not wait for x5. Round 3 accepts x5, which arrives after 5; the last round is
+    a pass.
     """
     cost = UnitCost(4, cost_ratio=0.75, link=1.0, draft_devices=0.5, operations_ratio=0.5)
     law = ByPosition([1, 1, 1, 0, 1, 0])
     found, waited = (pearl.predict(Parameters(4, 3, draft_stop=stop), 6, law, cost) for stop in (REJECTION, "round"))
-    # Drafted: 3; 2, as the last token is the target's own; 1; none.
+    # Drafted tokens by round: 3; 2, as the target generates the last token; 1; none.
     assert float(waited.latency) == (3 * 3 + 2) + (2 * 3 + 2) + (3 + 2) + 4
     assert float(found.latency) == (3 * 3 + 2) + (3 + 2) + (3 + 2) + 4
-    # Of the second draft's 6 the draft model works 5: it begins a link after its round does, and is stopped a link after its end.
+    # The second draft runs 5 of its 6: it begins a link time after its round, and is stopped a link time after the round's end.
     assert float(waited.busy) == 4 * 4 + 0.5 * (9 + 6 + 3)
     assert float(found.busy) == 4 * 4 + 0.5 * (9 + 5 + 3)
     assert found.operations is not None
-    assert float(found.operations) == 4 + 2 + 0.5 * (3 + 2 + 1)  # two waited once; the pass that is stopped counts as one
+    assert float(found.operations) == 4 + 2 + 0.5 * (3 + 2 + 1)  # two tokens waited in one round; the stopped pass counts in full
     rejected = pearl.predict(Parameters(4, 3, draft_stop=REJECTION), 6, ByPosition([1, 0, 1, 1, 1, 0]), cost)
-    # The second token waits and is rejected: its round is over with the pass, 4, and its draft with 4 of 6.
+    # The second token waits and is rejected: its round ends with the pass, after 4, and its draft after 4 of 6.
     assert float(rejected.latency) == 11 + 4 + (3 * 3 + 2) + 4
     assert float(rejected.busy) == 4 * 4 + 0.5 * (9 + 4 + 9)
 
@@ -159,10 +162,10 @@ def test_stopped_drafts_by_hand() -> None:
     st.sampled_from(LINKS), st.sampled_from(STOPS), st.sampled_from(DRAFT_STOPS),
 )  # fmt: skip
 @settings(max_examples=40, deadline=None)
-def test_where_something_waits_on_a_cluster_formulas_say_nothing(
+def test_formula_declines_where_the_cluster_causes_waiting(
     gamma: int, ratio: float, link: float, links: str, end: str, stop: str
 ) -> None:
-    """On every path of five tokens; in lock-step nothing ever waits, and where drafts are no longer than a pass none is stopped."""
+    """All paths of five tokens; in lock-step nothing waits, and drafts no longer than a pass are never stopped."""
     cost, parameters = UnitCost(4, cost_ratio=ratio, link=link), Parameters(4, gamma, draft_stop=stop)
     wanted, differs = parameters.demand(cost, 5), False
     for outcomes in itertools.product([True, False], repeat=4):
@@ -171,7 +174,7 @@ def test_where_something_waits_on_a_cluster_formulas_say_nothing(
         differs |= here.waited > 1e-9 or abs(here.latency - ample.latency) > 1e-9 or abs(here.busy - ample.busy) > 1e-9
     assert not differs or contention(wanted, Cluster(2, links, end)) is not None
     assert stop == REJECTION or wanted == Demand(2)
-    if gamma * ratio + link / 2 <= 1:  # in layers, of which a pass has four: a draft with its links is no longer than a pass
+    if gamma * ratio + link / 2 <= 1:  # link in layer-times, four per pass: a draft with its links is no longer than a pass
         assert wanted.stopped is None
 
 
@@ -182,8 +185,8 @@ def simulated(parameters: Parameters, accept: list[bool], cost: UnitCost, cluste
 
 
 @pytest.mark.parametrize("link", [0.0, 0.25, 1.0])
-def test_as_a_draft_pass_ends_at_the_stop_the_next_has_begun(link: float) -> None:
-    """It is counted, and takes no time: two or four draft passes take one of the target, of six that are drafted."""
+def test_draft_pass_that_begins_at_the_stop_is_counted(link: float) -> None:
+    """It takes no time. Six tokens are drafted, and a pass of the target takes as long as two or four draft passes."""
     parameters = Parameters(4, 6, draft_stop=REJECTION)
     for ratio, outcomes in itertools.product((0.25, 0.5), itertools.product([True, False], repeat=2)):
         accept, cost = [True, *outcomes, *[True] * 8, False], UnitCost(4, cost_ratio=ratio, link=link, operations_ratio=0.5)
@@ -194,19 +197,19 @@ def test_as_a_draft_pass_ends_at_the_stop_the_next_has_begun(link: float) -> Non
         assert pearl.operations(parameters, cost, run.rounds, run.account) == float(found.operations)
 
 
-def test_a_token_that_waited_may_be_rejected_before_anything_is_drafted() -> None:
-    """Then nothing is waited for, and what the draft model goes on from is what came back in the round before."""
+def test_waiting_token_rejected_before_first_draft_pass() -> None:
+    """The round does not wait, and the draft model continues from the rows returned in the round before."""
     parameters, cost = Parameters(4, 4, draft_stop=REJECTION), UnitCost(4, cost_ratio=0.5, link=3.0)
     run = simulated(parameters, [True, False, True, True, True, True, True, True, False], cost, Cluster(2))
     found = pearl.predict(parameters, 9, ByPosition([1, 0, 1, 1, 1, 1, 1, 1, 0]), cost)
     assert (run.latency, run.busy) == (float(found.latency), float(found.busy))
-    # Four drafted tokens come back after 3 + 8 + 3; the pass of 4 ends before the first of the next is drafted, after 3 + 2.
+    # Four drafted tokens return after 3 + 8 + 3; the pass of 4 ends before the first of the next draft exists, at 3 + 2.
     assert float(found.latency) - 14 - 4 == pearl.predict(parameters, 7, ByPosition([1] * 6 + [0]), cost).latency
 
 
 @pytest.mark.parametrize("stop", DRAFT_STOPS)
 @pytest.mark.parametrize("law", [Markov(0.7, 0.4), Replay([[1, 0, 1, 1, 0, 1], [1, 1, 1, 1, 0, 0]])])
-def test_laws_with_memory_and_of_records_have_the_moments_of_their_paths(law: Markov | Replay, stop: str) -> None:
+def test_markov_and_replay_laws_have_the_moments_of_all_paths(law: Markov | Replay, stop: str) -> None:
     tokens, parameters = 6, Parameters(4, 3, draft_stop=stop)
     records = [*itertools.product([0, 1], repeat=tokens - 1)] if isinstance(law, Markov) else law.records[:, : tokens - 1].tolist()
     chance, times = [], []
@@ -224,19 +227,19 @@ def test_laws_with_memory_and_of_records_have_the_moments_of_their_paths(law: Ma
     assert float(found.latency_variance) == pytest.approx(float(np.dot(chance, (np.array(times) - mean) ** 2)), rel=1e-9)
 
 
-def test_chances_of_records_are_mixed_with_equal_weights() -> None:
+def test_records_of_probabilities_are_mixed_with_equal_weights() -> None:
     chances = np.array([[0.2, 0.9, 0.5], [0.7, 0.1, 1.0]])
     each = [pearl.predict(Parameters(4, 2), 3, ByPosition(row), COST) for row in chances]
     found = pearl.predict(Parameters(4, 2), 3, ReplayChances(chances), COST)
     assert float(found.latency) == pytest.approx(np.mean([float(one.latency) for one in each]), rel=1e-12)
     assert pearl.work(Parameters(4, 2), 3, ReplayChances(chances)) is None
-    assert pearl.work(Parameters(4, 2, draft_stop=REJECTION), 3, Iid(0.5)) is None  # it hangs on times
+    assert pearl.work(Parameters(4, 2, draft_stop=REJECTION), 3, Iid(0.5)) is None  # it depends on times
 
 
 @given(RATES, st.integers(1, 6), st.integers(1, 80), st.floats(0, 1))
 @settings(max_examples=40)
-def test_a_draft_that_is_hidden_costs_no_time(alpha: float, gamma: int, tokens: int, ratio: float) -> None:
-    """Of any price up to a pass for gamma of them: the time is that of the rounds."""
+def test_draft_no_longer_than_a_pass_costs_no_time(alpha: float, gamma: int, tokens: int, ratio: float) -> None:
+    """The latency is the number of rounds times a pass of the target."""
     found = pearl.predict(Parameters(4, gamma), tokens, Iid(alpha), UnitCost(4, cost_ratio=ratio / gamma))
     assert found.rounds is not None
     assert float(found.latency) == pytest.approx(4 * float(found.rounds), rel=1e-12)
@@ -245,8 +248,8 @@ def test_a_draft_that_is_hidden_costs_no_time(alpha: float, gamma: int, tokens: 
     assert busy >= float(found.busy) * (1 - 1e-12)
 
 
-def test_many_points_are_what_each_is_alone() -> None:
-    """Of several lengths, drafts, laws and costs: behind the end of a shorter one there is nothing."""
+def test_predict_points_equals_single_predictions() -> None:
+    """Points of different lengths, drafts, laws and costs; shorter decodings are padded."""
     laws = [Iid(0.7), Markov(0.6, 0.3), Replay([[1, 0, 1] * 3, [1] * 9]), ByPosition([0.9, 0.1] * 5)]
     choices = [
         MethodChoice(Parameters(4, gamma), tokens, cost)
@@ -259,7 +262,7 @@ def test_many_points_are_what_each_is_alone() -> None:
         assert getattr(together, name) == pytest.approx(getattr(alone, name), rel=1e-12, abs=1e-9, nan_ok=True), name
 
 
-def test_share_of_units_is_said_where_no_time_is_shared() -> None:
+def test_units_ratio_is_known_only_without_drafting() -> None:
     assert float(pearl.predict(Parameters(4, 2), 1, Iid(0.5), COST).units_ratio) == 1.0  # the target alone
     assert np.isnan(pearl.predict(Parameters(4, 2), 2, Iid(0.5), COST).units_ratio)
     assert [Parameters(4, 2).demand(COST, tokens) for tokens in (1, 2)] == [Demand(1), Demand(2)]
@@ -280,11 +283,11 @@ def test_share_of_units_is_said_where_no_time_is_shared() -> None:
         ({"draft_length": 2, "sequences": 2}, "batching must be 'lockstep' with sequences=2"),
     ],
 )
-def test_choices_that_cannot_be_are_refused(table: dict[str, object], words: str) -> None:
+def test_bad_parameters_are_refused(table: dict[str, object], words: str) -> None:
     with pytest.raises(ParameterError, match=words):
         Parameters(4, **table)  # type: ignore[arg-type]
 
 
-def test_what_costs_are_missing_is_named() -> None:
+def test_missing_cost_is_named() -> None:
     with pytest.raises(ParameterError, match="cost_ratio is required"):
         pearl.predict(Parameters(4, 2), 5, Iid(0.5), UnitCost(4))

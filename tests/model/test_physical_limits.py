@@ -1,4 +1,4 @@
-"""What no time may beat: bytes over the bandwidth, arithmetic over the peak rate."""
+"""Physical limits of times: bytes over the bandwidth, operations over the peak rate."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from model.hardware import physical_limits, profile
 pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
 
 
-# --- physical limits ---
+# --- Physical limits ---
 
 
 def of_layer(seconds: float, **more: Any) -> profile.Profile:
     """A profile with one layer of Llama-2-7B, 404.75 MB in 16 bits, on a device of 1 TB/s and 100 TFLOP/s."""
     row = {"part": "layer", "width": 1, "context": 0, "batch": 1, "time_s": seconds} | more.pop("row", {})
-    source = profile.Source("somebody", "rows.csv")
+    source = profile.Source("someone", "rows.csv")
     said = {"kind": "model", "provenance": "measured", "date": "2026-11-21", "bandwidth": 1e12, "rate": 1e14, "cache_bytes": 0.0}
     made = {"name": "x", "device": "d", "model": "m", "dtype": "bfloat16", "engine": "e", "mode": "eager"}
     return profile.Profile(**made | said | {"table": profile.table_of([row]), "sources": (source,)} | more)
@@ -29,7 +29,7 @@ def of_layer(seconds: float, **more: Any) -> profile.Profile:
 SEVEN = transformer.preset("llama-2-7b")
 
 
-def test_no_weight_comes_faster_than_memory_gives_it() -> None:
+def test_weights_are_not_read_faster_than_memory_allows() -> None:
     least = float(SEVEN.layer_weight_bytes + SEVEN.layer_kv_bytes(1, 0)) / 1e12
     physical_limits.check(of_layer(least * 1.001), SEVEN)
     with pytest.raises(ParameterError, match=r"layer at width 1, context 0, batch 1: .*\(memory\)"):
@@ -40,21 +40,21 @@ def test_no_weight_comes_faster_than_memory_gives_it() -> None:
         physical_limits.check(of_layer(least / 4.1, row={"tensor_parallel": 4}), SEVEN)
 
 
-def test_a_cache_spares_what_it_holds_and_no_more() -> None:
+def test_a_cache_saves_at_most_its_capacity() -> None:
     moved = float(SEVEN.layer_weight_bytes + SEVEN.layer_kv_bytes(1, 0))
     half = of_layer(moved / 2 / 1e12 * 1.001, cache_bytes=moved / 2)
     physical_limits.check(half, SEVEN, in_sequence=False)
-    # In sequence 32 layers share it: the median layer has at most a sixteenth of it.
-    with pytest.raises(ParameterError, match="can hold left out"):
+    # In sequence 32 layers share the cache: the median layer has at most a sixteenth of it.
+    with pytest.raises(ParameterError, match="beyond what its cache"):
         physical_limits.check(half, SEVEN)
     physical_limits.check(of_layer((moved - moved / 32) / 1e12 * 1.001, cache_bytes=moved / 2), SEVEN)
     whole = of_layer(1e-5, cache_bytes=16 * moved)
     physical_limits.check(whole, SEVEN)
-    assert physical_limits.limit(whole, SEVEN).startswith("arithmetic alone")
+    assert physical_limits.limit(whole, SEVEN).startswith("arithmetic only")
     assert physical_limits.limit(half, SEVEN).startswith("memory and arithmetic")
 
 
-def test_no_arithmetic_is_faster_than_the_peak() -> None:
+def test_arithmetic_is_not_faster_than_the_peak() -> None:
     width = {"width": 4096}
     least = float(SEVEN.layer_flops(4096, 0)) / 1e14
     physical_limits.check(of_layer(least * 1.001, row=width), SEVEN)
@@ -62,7 +62,7 @@ def test_no_arithmetic_is_faster_than_the_peak() -> None:
         physical_limits.check(of_layer(least * 0.999, row=width), SEVEN)
 
 
-def test_dense_parts_and_heads_are_held_too() -> None:
+def test_limits_apply_to_dense_parts_and_heads() -> None:
     dense = {"part": "dense", "tokens": 1}
     physical_limits.check(of_layer(405e-6, row=dense), SEVEN)
     with pytest.raises(ParameterError, match=r"dense at tokens 1: .*memory"):

@@ -1,4 +1,4 @@
-"""Costs that depend on the position, of draft lengths chosen while decoding: formula, paths and events price each pass alike."""
+"""Position-dependent costs of adaptive draft lengths: formula, paths and events agree."""
 
 import itertools
 import math
@@ -45,7 +45,7 @@ def simulated(parameters: Parameters, tokens: int, cost: PassSeconds, accepted: 
 
 
 def walked(parameters: Parameters, tokens: int, cost: PassSeconds, rows: Bools, doubts: Whole) -> Tally:
-    """The paths' own walk over a block, of which the first replications have these outcomes; shape (tokens - 1, replications)."""
+    """The vectorised walk over a block whose first replications have these outcomes; shape (tokens - 1, replications)."""
     size = rows.shape[1]
     block = np.zeros((len(rows), BLOCK), dtype=np.bool_)
     block[:, :size] = rows
@@ -60,7 +60,7 @@ def walked(parameters: Parameters, tokens: int, cost: PassSeconds, rows: Bools, 
 
 @given(st.data())
 @settings(max_examples=examples(40), deadline=None)
-def test_events_are_paths_where_costs_depend_on_the_position(data: st.DataObject) -> None:
+def test_events_equal_paths_at_position_dependent_costs(data: st.DataObject) -> None:
     policy, placement = data.draw(st.sampled_from(ALL)), data.draw(st.sampled_from(("colocated", "separate")))
     more: dict[str, Any] = {}
     if policy in RUNNING:
@@ -85,8 +85,8 @@ def test_events_are_paths_where_costs_depend_on_the_position(data: st.DataObject
         assert run.busy <= busiest * (1 + 1e-12)
 
 
-def test_a_draft_model_reads_what_it_has_skipped() -> None:
-    """A decoding that ceases to draft, and begins again: its next draft pass is over all tokens of the rounds between."""
+def test_the_draft_model_reads_skipped_tokens() -> None:
+    """Drafting stops and starts again: the next draft pass covers all tokens of the rounds between."""
     cost, tokens = growing(LAYERS, draft=0.3, draft_devices=0.5), 30
     parameters = choice("gradient", min_draft_length=0, draft_length=1, believed_cost_ratio=0.2)
     accepted = [*(np.random.default_rng(4).random(tokens - 1) < 0.3).tolist(), False]
@@ -116,7 +116,7 @@ LAWS: dict[str, Any] = {"iid": Iid(0.6), "position": ByPosition([0.9, 0.2, 0.6, 
 
 @given(st.data(), st.sampled_from(("colocated", "separate")), st.integers(1, 6), st.integers(1, 4), st.sampled_from([*LAWS]))
 @settings(max_examples=examples(15), deadline=None)
-def test_the_heuristics_formula_is_the_mean_over_all_decodings(
+def test_formula_of_the_heuristic_is_the_mean_over_all_outcomes(
     data: st.DataObject, placement: str, tokens: int, longest: int, law: str
 ) -> None:
     cost, first = data.draw(costs(placement)), data.draw(st.integers(1, longest))
@@ -133,12 +133,12 @@ def test_the_heuristics_formula_is_the_mean_over_all_decodings(
 
 @given(st.data(), st.sampled_from(("colocated", "separate")), st.integers(1, 4), st.integers(1, 4), st.sampled_from([*LAWS]))
 @settings(max_examples=examples(8), deadline=None)
-def test_the_formula_of_drafts_that_stop_is_the_mean_over_all_decodings(
+def test_formula_of_confidence_stops_is_the_mean_over_all_outcomes(
     data: st.DataObject, placement: str, tokens: int, longest: int, law: str
 ) -> None:
     cost, low, high = data.draw(costs(placement)), 0.2, 0.7
     parameters = choice("confidence", placement=placement, max_draft_length=longest)
-    chances = {0: 1 - high, 1: high - low, 3: low}  # unsure of neither, of wrong tokens, of both
+    chances = {0: 1 - high, 1: high - low, 3: low}  # never unsure, unsure of wrong tokens, always unsure
     mean, held = 0.0, 0.0
     for path in itertools.product((False, True), repeat=tokens - 1):
         for doubts in itertools.product(chances, repeat=tokens - 1):
@@ -149,8 +149,8 @@ def test_the_formula_of_drafts_that_stop_is_the_mean_over_all_decodings(
     assert (float(found.latency), float(found.busy)) == pytest.approx((mean, held), rel=1e-12)
 
 
-def test_passes_that_take_the_same_everywhere_are_the_papers_own() -> None:
-    """In seconds, and in layer-times, one is the other times the seconds of a layer; and what policies believe is the same."""
+def test_uniform_seconds_equal_layer_times() -> None:
+    """Results in seconds are those in layer-times, multiplied by the seconds per layer; policies assume the same costs."""
     shape, draft = growing(LAYERS).of["target"].shape, growing(1).of["target"].shape
     of = {"target": UniformLayers(shape, 0.002), "draft": UniformLayers(draft, 0.002)}
     seconds, layers = PassSeconds(of, prompt=7), UnitCost(LAYERS, cost_ratio=1 / LAYERS)
@@ -165,7 +165,7 @@ def test_passes_that_take_the_same_everywhere_are_the_papers_own() -> None:
             assert float(getattr(one, name)) == pytest.approx(scale * float(getattr(other, name)), rel=1e-12)
 
 
-def test_policies_believe_in_times_at_the_middle() -> None:
+def test_policies_assume_costs_at_mid_context() -> None:
     cost = growing(LAYERS, draft=0.1, middle=40)
     parameters = Parameters(LAYERS, "optimum", max_draft_length=5).with_costs(cost)
     curve, ratio = parameters.believed_verify_cost, parameters.believed_cost_ratio

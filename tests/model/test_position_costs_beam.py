@@ -1,4 +1,4 @@
-"""Costs that depend on the position, of speculative beam search: formula, paths and events price each pass where it stands."""
+"""Position-dependent costs of speculative beam search: formula, paths and events agree."""
 
 import itertools
 import math
@@ -33,14 +33,14 @@ LAWS: dict[str, Any] = {
 
 
 def choice(form: tuple[str, str], beams: int, gamma: int, wider: int = 0) -> Parameters:
-    """A beam search; by the exact rule its draft follows so many hypotheses more."""
+    """A beam search; in the exact rule its draft has `wider` more hypotheses."""
     rule, arrangement = form
     wide = beams + wider if rule == "exact" else None
     return Parameters(LAYERS, gamma, beams, rule, wide, arrangement, draft_layers=DRAFT_LAYERS)
 
 
 def simulated(parameters: Parameters, tokens: int, cost: StepCosts, accepted: tuple[bool, ...], **more: Any) -> Run:
-    """A decoding in which the drafted step at each position is accepted or not, on units and links."""
+    """Simulate a decoding with the given outcome of the drafted step at each position."""
     survivors = [next((place for place, hit in enumerate(accepted[at:]) if not hit), 0) for at in range(len(accepted))]
     world = World(1, LAYERS, drafts={"draft": DraftOutcomes("target", survivors)})
     return simulate(decode(parameters, [0], tokens), tokens, Cluster(parameters.units), cost, world, **more)
@@ -63,7 +63,7 @@ ALL_DIFFER = Scattered(LAYERS, 3, link=0.4, dispatch=0.3, draft_devices=0.5)
 
 
 def chance_of(law: Any, path: tuple[bool, ...]) -> float:
-    """How likely the outcomes of these steps are."""
+    """Probability of these outcomes."""
     if isinstance(law, Replay):
         return float(np.mean([tuple(record[: len(path)]) == path for record in law.records.astype(bool).tolist()]))
     low, high = law.chances(max(len(path), 1))
@@ -73,7 +73,7 @@ def chance_of(law: Any, path: tuple[bool, ...]) -> float:
 
 
 def walked(parameters: Parameters, tokens: int, cost: StepCosts, every: list[tuple[bool, ...]]) -> Any:
-    """The paths of these outcomes; there may be as many as a block."""
+    """The vectorised walk for these outcomes; at most a block of them."""
     block = np.zeros((tokens - 1, BLOCK), dtype=np.bool_)
     block[:, : len(every)] = np.array(every, dtype=np.bool_).reshape(len(every), tokens - 1).T
     return paths.walk(parameters, tokens, cost, iter([lambda _, row=row: row for row in block]))
@@ -86,8 +86,8 @@ def walked(parameters: Parameters, tokens: int, cost: StepCosts, every: list[tup
 @example(choice(FORMS[2], 2, 2), ALL_DIFFER, 6, "replay")
 @example(choice(FORMS[3], 3, 2), ALL_DIFFER, 6, "iid")
 @settings(max_examples=examples(25, 300), deadline=None)
-def test_all_views_price_each_pass_where_it_stands(parameters: Parameters, cost: StepCosts, tokens: int, kind: str) -> None:
-    """All paths are played on units: paths agree on each, the formula's mean and variance are those over all."""
+def test_all_views_agree_at_position_dependent_costs(parameters: Parameters, cost: StepCosts, tokens: int, kind: str) -> None:
+    """All outcomes are simulated: paths agree for each, the formula with mean and variance over all."""
     law, every = LAWS[kind], [*itertools.product((False, True), repeat=tokens - 1)]
     runs = [simulated(parameters, tokens, cost, (*each, False)) for each in every]
     times, held = np.array([run.latency for run in runs]), np.array([run.busy for run in runs])
@@ -107,8 +107,8 @@ def test_all_views_price_each_pass_where_it_stands(parameters: Parameters, cost:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_long_decoding_has_the_same_rounds_on_units(form: tuple[str, str]) -> None:
-    """Layer by layer too; and the formula of laws by rounds is that of the same law by position."""
+def test_long_decodings_have_the_same_rounds_in_events(form: tuple[str, str]) -> None:
+    """Also layer by layer; the formula of a law of rounds equals that of the same law by position."""
     tokens, parameters = 60, choice(form, 2, 3, 1)
     cost = growing(LAYERS, draft=0.3, smaller_layers=DRAFT_LAYERS, prompt=5, link=0.2, dispatch=0.1, draft_devices=0.25)
     rng = np.random.default_rng(1)
@@ -123,8 +123,8 @@ def test_a_long_decoding_has_the_same_rounds_on_units(form: tuple[str, str]) -> 
         assert float(getattr(one, name)) == pytest.approx(float(getattr(other, name)), rel=1e-9)
 
 
-def test_units_are_busy_alike_where_only_passes_take_time() -> None:
-    """A unit for each hypothesis, or one for all; where starting takes time as well, some rounds are busier than others."""
+def test_busy_units_are_constant_if_only_passes_take_time() -> None:
+    """One unit per hypothesis, or one for all; if starting takes time too, some rounds are busier than others."""
     for form, units in zip(FORMS, (1, 1, 1, 3), strict=True):
         free, starting = Scattered(LAYERS), Scattered(LAYERS, dispatch=0.3, link=0.4)
         assert float(theory.predict(choice(form, 3, 2), 9, Iid(0.6), free).units_ratio) == pytest.approx(units, rel=1e-12)
@@ -133,8 +133,8 @@ def test_units_are_busy_alike_where_only_passes_take_time() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_passes_that_take_the_same_everywhere_are_the_papers_own(form: tuple[str, str]) -> None:
-    """In seconds, and in layer-times, one is the other times the seconds of a layer."""
+def test_uniform_seconds_equal_layer_times(form: tuple[str, str]) -> None:
+    """Results in seconds are those in layer-times, multiplied by the seconds per layer."""
     target, draft = (UniformLayers(growing(depth).of["target"].shape, 0.002) for depth in (LAYERS, DRAFT_LAYERS))
     more = {"draft_devices": 0.5, "dispatch_law": "tree"}
     seconds = PassSeconds({"target": target, "draft": draft}, prompt=7, link=0.003, dispatch=0.001, **more)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Costs that depend on the position, of Big Little Decoder: formula, paths and events give each pass its own time."""
+"""Position-dependent costs of Big Little Decoder: formula, paths and events agree."""
 
 import itertools
 from typing import Any
@@ -35,7 +35,7 @@ def choice(form: str, longest: int, sequences: int = 1) -> Parameters:
 
 
 def played(parameters: Parameters, tokens: int, cost: PassSeconds, decisions: tuple[int, ...]) -> Run:
-    """A decoding with these decisions, on units and links."""
+    """Simulate a decoding with these decisions, on units and links."""
     steps = decode(parameters, [0], tokens)
     return simulate(steps, tokens, Cluster(parameters.units), cost, Lossy(1, LAYERS, [*decisions, 0]))
 
@@ -57,10 +57,10 @@ ALL_DIFFER = growing(LAYERS, draft=0.3, prompt=7, batch=3, link=0.4, draft_devic
 @example("separate code", 3, ALL_DIFFER, 5, [1, 2, 1, 3, 2, 1, 1, 2])
 @example("early", 2, ALL_DIFFER, 5, [1, 2, 1, 3, 2, 1, 1, 2])
 @settings(max_examples=examples(30, 300), deadline=None)
-def test_all_views_price_each_pass_where_it_stands(
+def test_all_views_agree_at_position_dependent_costs(
     form: str, longest: int, cost: PassSeconds, tokens: int, quarters: list[int]
 ) -> None:
-    """All decisions are played on units: paths agree on each, the formula's means are those over all."""
+    """All decisions are simulated: paths agree for each, the formula with the means over all."""
     parameters = choice(form, longest)
     every = [*itertools.product(DECISIONS, repeat=tokens - 1)]
     runs = [played(parameters, tokens, cost, each) for each in every]
@@ -91,8 +91,8 @@ def test_all_views_price_each_pass_where_it_stands(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_long_paths_are_those_of_the_simulator(form: str) -> None:
-    """Across tiles, with drafts of several lengths behind each other."""
+def test_long_paths_equal_the_simulator(form: str) -> None:
+    """Across tiles, with drafts of several lengths one after another."""
     parameters, tokens, luck = choice(form, 4), 80, np.random.default_rng(3)
     decisions = luck.choice(3, size=(6, tokens - 1), p=[0.75, 0.1, 0.15]).astype(np.uint8)
     tiles = (decisions[:, start : start + 7].T for start in range(0, tokens - 1, 7))
@@ -103,8 +103,8 @@ def test_long_paths_are_those_of_the_simulator(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_passes_that_take_the_same_everywhere_are_the_papers_own(form: str) -> None:
-    """In seconds, and in layer-times, one is the other times the seconds of a layer."""
+def test_uniform_seconds_equal_layer_times(form: str) -> None:
+    """Results in seconds are those in layer-times, multiplied by the seconds per layer."""
     shape = growing(LAYERS).of["target"].shape
     draft = GrowingContext(shape).shape
     seconds = PassSeconds({"target": UniformLayers(shape, 0.002), "draft": UniformLayers(draft, 0.0005)}, prompt=7, link=0.001)

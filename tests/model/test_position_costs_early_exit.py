@@ -1,4 +1,4 @@
-"""Early exit where the time of a pass depends on where it stands: against the clock path by path, and over all outcomes."""
+"""Position-dependent costs of early exit: paths and formula agree with the simulator."""
 
 import itertools
 import math
@@ -30,7 +30,7 @@ from tests.support.position_costs import growing
 
 @st.composite
 def choices(draw: st.DrawFn, layers: int = 5, tokens: int = 6, sequences: int = 4) -> tuple[early_exit.Parameters, int]:
-    """Any measure, fill, first check and batching, or one layer at which all leave; and how many tokens."""
+    """Random measure, fill, first check and batching, or a fixed exit layer; and a number of tokens."""
     deep, count = draw(st.integers(1, layers)), draw(st.integers(1, tokens))
     fill = draw(st.sampled_from(early_exit.FILLS))
     static = draw(st.booleans())
@@ -52,7 +52,7 @@ def costs(draw: st.DrawFn, parameters: early_exit.Parameters) -> PassSeconds:
 
 
 def clock(parameters: early_exit.Parameters, depths: list[list[int]], tokens: int, cost: StepCosts) -> float:
-    """Latency, which is all that its unit is busy for."""
+    """Simulated latency, equal to the busy time."""
     steps, outputs = early_exit.decode(parameters, [0], tokens), parameters.outputs_of(tokens)
     run = simulate(steps, outputs, Cluster(1), cost, Lossy(1, parameters.layers, depths=depths))
     assert run.busy == pytest.approx(run.latency, rel=1e-12)
@@ -67,8 +67,8 @@ def tiles(tables: np.ndarray[Any, Any]) -> Iterator[Any]:
 
 @given(choices(), st.data(), st.integers(0, 2**32 - 1))
 @settings(max_examples=150)
-def test_each_path_takes_what_the_clock_says(chosen: tuple[early_exit.Parameters, int], data: st.DataObject, seed: int) -> None:
-    """And none takes longer than the slowest may."""
+def test_paths_equal_the_simulator(chosen: tuple[early_exit.Parameters, int], data: st.DataObject, seed: int) -> None:
+    """And none takes longer than the upper bound."""
     parameters, tokens = chosen
     cost = data.draw(costs(parameters))
     shape = 4, parameters.decoded_sequences, tokens
@@ -81,10 +81,10 @@ def test_each_path_takes_what_the_clock_says(chosen: tuple[early_exit.Parameters
 
 @given(choices(layers=3, tokens=3, sequences=2), st.booleans(), st.data())
 @settings(max_examples=40)
-def test_moments_are_those_over_all_outcomes(
+def test_moments_equal_enumeration_of_all_outcomes(
     chosen: tuple[early_exit.Parameters, int], by_place: bool, data: st.DataObject
 ) -> None:
-    """Of at most four tokens in all, timed by the clock; of backfill the mean."""
+    """For at most four tokens in total, timed by the simulator; for backfill only the mean."""
     parameters, tokens = chosen
     sequences, layers, fixed = parameters.decoded_sequences, parameters.layers, parameters.exit_layer is not None
     if sequences * tokens > 4:
@@ -114,7 +114,7 @@ def test_moments_are_those_over_all_outcomes(
 
 @given(choices(), st.data(), st.integers(0, 2**32 - 1))
 @settings(max_examples=40)
-def test_seconds_of_layers_that_are_all_alike_are_layer_times(
+def test_uniform_seconds_equal_layer_times(
     chosen: tuple[early_exit.Parameters, int], data: st.DataObject, seed: int
 ) -> None:
     parameters, tokens = chosen
@@ -133,7 +133,7 @@ def test_seconds_of_layers_that_are_all_alike_are_layer_times(
     assert near(bounds[0], bounds[1] * 0.25, rtol=1e-12)
 
 
-def test_a_later_token_of_the_same_depth_takes_longer() -> None:
+def test_a_later_token_of_equal_depth_takes_longer() -> None:
     cost, parameters = growing(4, prompt=3), early_exit.Parameters(4, fill="backfill")
     times = [clock(parameters, [[4] * tokens], tokens, cost) for tokens in (1, 2, 3)]
     assert times[2] - times[1] > times[1] - times[0] > times[0]
@@ -142,7 +142,7 @@ def test_a_later_token_of_the_same_depth_takes_longer() -> None:
     assert np.array_equal(time, busy)
 
 
-def test_sequences_of_unequal_lengths_fill_in_rows_each_by_itself() -> None:
+def test_sequences_of_unequal_lengths_fill_rows_separately() -> None:
     parameters = early_exit.Parameters(2, fill="backfill", batching="static", lengths=(3, 1, 2))
     cost, early, mean = growing(2, prompt=5), 0.3, 0.0
     for depths in itertools.product((1, 2), repeat=6):
@@ -152,16 +152,16 @@ def test_sequences_of_unequal_lengths_fill_in_rows_each_by_itself() -> None:
 
 
 @pytest.mark.parametrize("cost", [growing(3, prompt=2), UnitCost(3, early_head=0.5)], ids=["seconds", "layer-times"])
-def test_columns_may_be_priced_in_parts(cost: StepCosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_can_be_priced_in_parts(cost: StepCosts, monkeypatch: pytest.MonkeyPatch) -> None:
     parameters = early_exit.Parameters(3, sequences=2, batching="static", lengths=(5, 3, 4))
     law = Depths([[0.2, 0.3, 0.5], [0.1, 0.0, 0.9]] * 3, 3)
     whole = moments(parameters, 5, law, cost), theory.slowest(parameters, 5, cost)
-    monkeypatch.setattr(finite_early_exit, "_PART", 11)  # two columns
+    monkeypatch.setattr(finite_early_exit, "_PART", 11)  # two columns per part
     assert near([*moments(parameters, 5, law, cost), *theory.slowest(parameters, 5, cost)], [*whole[0], *whole[1]])
 
 
-def test_the_slowest_fills_in_expensive_rows() -> None:
-    """Two tokens that left behind layer 1 of 3, and one that goes through all; rows cost more than layers, wide passes more yet."""
+def test_upper_bound_includes_expensive_backfill() -> None:
+    """Two tokens exit after layer 1 of 3, one runs all; rows cost more than layers, multi-token passes even more."""
     parameters = early_exit.Parameters(3, fill="backfill")
     cost = UnitCost(3, propagation=9.0, verify_cost=((1, 1.0), (2, 3.0)))
     assert clock(parameters, [[1, 1, 3]], 3, cost) == 1 + 1 + 3 + 2 * 27
@@ -170,7 +170,7 @@ def test_the_slowest_fills_in_expensive_rows() -> None:
 
 @pytest.mark.parametrize("measure", early_exit.MEASURES)
 @pytest.mark.parametrize("fill", early_exit.FILLS)
-def test_a_profile_may_know_early_heads_and_rows_by_themselves(measure: str, fill: str) -> None:
+def test_a_profile_with_separate_early_heads_and_rows(measure: str, fill: str) -> None:
     known = profile("target", wider=0.05, further=0.4, head=7e-4, early_head=3e-4, kv_rows=2e-4, step=1e-3, embedding=1e-4)
     cost = PassSeconds({"target": ProfileCosts(known)}, prompt=10, state_check=1e-4)
     parameters = early_exit.Parameters(cost.layers, measure, 2, fill=fill)

@@ -1,4 +1,4 @@
-"""Costs that depend on the position, of hierarchical decoding: formula, paths and events give each pass its own time."""
+"""Position-dependent costs of hierarchical decoding: formula, paths and events agree."""
 
 import itertools
 from typing import Any
@@ -36,13 +36,13 @@ def survivors(accepted: tuple[bool, ...]) -> list[int]:
 
 
 def played(parameters: Parameters, tokens: int, cost: PassSeconds, large: list[int], kept: tuple[bool, ...]) -> Run:
-    """A decoding on units and links: how many of a draft from each position survive, and what the medium model keeps."""
+    """Simulate a decoding, given the accepted tokens of a draft from each position and the medium model's acceptances."""
     drafts = {"medium": DraftOutcomes("target", [*large, 0]), "draft": DraftOutcomes("medium", survivors((*kept, False)))}
     return simulate(decode(parameters, [0], tokens), tokens, Cluster(parameters.units), cost, World(1, LAYERS, drafts=drafts))
 
 
 def walked(parameters: Parameters, tokens: int, cost: PassSeconds, paths: Any) -> tuple[Any, Any]:
-    """Times and unit-times of paths (accepted, kept), a block at a time."""
+    """Times and unit-times of outcomes (accepted, kept), a block at a time."""
     times, held = [], []
     for first in range(0, len(paths), BLOCK):
         rows = paths[first : first + BLOCK]
@@ -58,7 +58,7 @@ def walked(parameters: Parameters, tokens: int, cost: PassSeconds, paths: Any) -
 
 
 def chance_of(law: Chain, paths: Any) -> Any:
-    """The chance of each row of outcomes."""
+    """Probability of each row of outcomes."""
     low, high = law.chances(paths.shape[1])
     before = np.concatenate([np.zeros((len(paths), 1), dtype=np.bool_), paths[:, :-1]], axis=1)
     rates = np.where(before, high, low)
@@ -89,10 +89,10 @@ ALL_DIFFER = growing(LAYERS, draft=0.2, medium=0.6, prompt=7, batch=3, link=0.4,
 
 
 @given(choices, costs(), st.integers(1, 24), st.integers(0, 10**6), st.sampled_from((0.5, 0.8, 1.0)), st.sampled_from((0.5, 0.9)))
-@example(choice("recursive", 5, 1, placement="separate"), ALL_DIFFER, 18, 1, 0.8, 0.8)  # drafts behind inner ones kept as a whole
-@example(choice("bonus", 2), growing(LAYERS, draft=1e-9, medium=1e-9), 24, 1, 0.0, 0.5)  # next to the bound of `slowest`
+@example(choice("recursive", 5, 1, placement="separate"), ALL_DIFFER, 18, 1, 0.8, 0.8)  # after fully accepted inner drafts
+@example(choice("bonus", 2), growing(LAYERS, draft=1e-9, medium=1e-9), 24, 1, 0.0, 0.5)  # close to the bound of `slowest`
 @settings(max_examples=examples(40, 500), deadline=None)
-def test_paths_are_those_of_the_simulator(
+def test_paths_equal_the_simulator(
     parameters: Parameters, cost: PassSeconds, tokens: int, seed: int, large: float, medium: float
 ) -> None:
     luck = np.random.default_rng(seed).random((4, 2, tokens - 1)) < np.array([large, medium])[:, None]
@@ -120,7 +120,7 @@ def check_formula(parameters: Parameters, tokens: int, cost: PassSeconds, laws: 
 
 @given(choices, costs(), st.integers(1, 4), KINDS, KINDS)
 @settings(max_examples=examples(15, 200), deadline=None)
-def test_the_formula_is_the_mean_over_every_path_of_the_simulator(
+def test_formula_is_the_mean_over_all_simulated_outcomes(
     parameters: Parameters, cost: PassSeconds, tokens: int, large: str, medium: str
 ) -> None:
     rows = [*itertools.product((False, True), repeat=tokens - 1)]
@@ -141,8 +141,8 @@ def test_the_formula_is_the_mean_over_every_path_of_the_simulator(
 @example(choice("bonus", 3), "markov", "markov")
 @example(choice("literal", 3), "iid", "position")
 @settings(max_examples=examples(5, 60), deadline=None)
-def test_the_formula_is_the_mean_over_every_path_walked(parameters: Parameters, large: str, medium: str) -> None:
-    """Of several rounds with long drafts: their paths were seen to be the simulator's."""
+def test_formula_is_the_mean_over_all_walked_outcomes(parameters: Parameters, large: str, medium: str) -> None:
+    """For several rounds with long drafts; their paths equal the simulator's by the tests above."""
     tokens = 8
     rows = [*itertools.product((False, True), repeat=tokens - 1)]
     paths = np.array([*itertools.product(rows, rows)], dtype=np.bool_)
@@ -153,7 +153,7 @@ def test_the_formula_is_the_mean_over_every_path_walked(parameters: Parameters, 
 
 
 @pytest.mark.parametrize("reading", READINGS)
-def test_records_are_each_played_once(reading: str) -> None:
+def test_records_are_replayed_once_each(reading: str) -> None:
     tokens, parameters = 8, choice(reading, 3, 2, placement="separate")
     kept = np.array([[1, 1, 0, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 0, 1, 0]]) > 0
     lengths = np.array([[2, 0, 1, 3, 0, 1, 0, 0], [4, 1, 2, 0, 3, 2, 1, 0], [3, 3, 3, 3, 3, 3, 3, 3]])
@@ -166,8 +166,8 @@ def test_records_are_each_played_once(reading: str) -> None:
 
 
 @pytest.mark.parametrize("reading", READINGS)
-def test_passes_that_take_the_same_everywhere_are_the_papers_own(reading: str) -> None:
-    """In seconds, and in layer-times, one is the other times the seconds of a layer."""
+def test_uniform_seconds_equal_layer_times(reading: str) -> None:
+    """Results in seconds are those in layer-times, multiplied by the seconds per layer."""
     shape = growing(LAYERS).of["target"].shape
     of = {"target": UniformLayers(shape, 0.002), "draft": UniformLayers(shape, 0.0002), "medium": UniformLayers(shape, 0.001)}
     seconds, layers = PassSeconds(of, prompt=7, link=0.001), UnitCost(LAYERS, cost_ratio=0.1, medium_cost_ratio=0.5, link=0.5)

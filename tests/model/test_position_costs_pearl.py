@@ -1,4 +1,4 @@
-"""Costs that depend on the position, of PEARL: formula, paths and events price each pass where it stands."""
+"""PEARL with costs that depend on the position: formula, paths and events price each pass at its position."""
 
 import itertools
 import math
@@ -53,8 +53,8 @@ def chance_of(law: Any, path: tuple[bool, ...]) -> float:
 
 @given(costs, st.integers(1, 6), st.integers(1, 4), st.sampled_from([*LAWS]), st.sampled_from(DRAFT_STOPS))
 @settings(max_examples=examples(40), deadline=None)
-def test_all_views_price_each_pass_where_it_stands(cost: PassSeconds, tokens: int, gamma: int, kind: str, stop: str) -> None:
-    """All paths are played on units: paths agree on each, the formula's mean and variance are those over all."""
+def test_all_views_price_each_pass_at_its_position(cost: PassSeconds, tokens: int, gamma: int, kind: str, stop: str) -> None:
+    """Paths agree with the simulator on every path; the formula gives the mean and variance over all of them."""
     parameters, law = Parameters(LAYERS, gamma, sampled=gamma % 2 == 0, draft_stop=stop), LAWS[kind]
     every = [*itertools.product((False, True), repeat=tokens - 1)]
     runs = [simulated(parameters, tokens, cost, (*each, False)) for each in every]
@@ -79,8 +79,8 @@ def test_all_views_price_each_pass_where_it_stands(cost: PassSeconds, tokens: in
 
 
 @pytest.mark.parametrize("stop", DRAFT_STOPS)
-def test_a_long_decoding_has_the_same_rounds_on_units(stop: str) -> None:
-    """And the draft model is the slower of both in some rounds, the target in others."""
+def test_paths_agree_with_simulator_on_long_decoding(stop: str) -> None:
+    """The draft model is slower than the target in some rounds, faster in others."""
     cost, tokens, parameters = growing(LAYERS, draft=0.55, link=0.2, draft_devices=0.25), 60, Parameters(LAYERS, 3, draft_stop=stop)
     rng = np.random.default_rng(1)
     block = rng.random((tokens - 1, BLOCK)) < np.linspace(0.2, 1, BLOCK)
@@ -90,8 +90,8 @@ def test_a_long_decoding_has_the_same_rounds_on_units(stop: str) -> None:
         assert (float(tally.time[index]), float(tally.busy[index])) == pytest.approx((run.latency, run.busy), rel=1e-12)
 
 
-def test_many_points_are_what_each_is_alone() -> None:
-    """Of uniform costs beside others, of several lengths and drafts."""
+def test_predict_points_equals_single_predictions() -> None:
+    """Uniform and position-dependent costs, several lengths and drafts."""
     laws = [Iid(0.7), LAWS["replay"], LAWS["markov"]]
     prices = (growing(LAYERS, draft=0.4, link=0.3), growing(LAYERS, draft=1.2, prompt=9), UnitCost(LAYERS, cost_ratio=0.25))
     choices = [
@@ -105,8 +105,8 @@ def test_many_points_are_what_each_is_alone() -> None:
         assert getattr(together, name) == pytest.approx(getattr(alone, name), rel=1e-12, abs=1e-9, nan_ok=True), name
 
 
-def test_passes_that_take_the_same_everywhere_are_the_papers_own() -> None:
-    """In seconds, and in layer-times, one is the other times the seconds of a layer."""
+def test_constant_costs_in_seconds_equal_layer_times() -> None:
+    """Times in seconds equal layer-times multiplied by the seconds of a layer."""
     target, draft = (UniformLayers(growing(depth).of["target"].shape, 0.002) for depth in (LAYERS, 1))
     seconds = PassSeconds({"target": target, "draft": draft}, prompt=7, link=0.003, draft_devices=0.5)
     layers = UnitCost(LAYERS, cost_ratio=1 / LAYERS, link=1.5, draft_devices=0.5)

@@ -1,4 +1,4 @@
-"""Costs that depend on the position, of Predictive Pipelined Decoding: formula, paths and events give each pass its own time."""
+"""Position-dependent costs of Predictive Pipelined Decoding: formula, paths and events agree."""
 
 import itertools
 from typing import Any
@@ -42,7 +42,7 @@ _LINKS, _PROMOTIONS = st.sampled_from((0.0, 0.3, 2.5, 9.0)), st.sampled_from((0.
 
 
 def on_hardware(layers: int) -> st.SearchStrategy[StepCosts]:
-    """Passes that take longer with every cached position, alone or in a batch."""
+    """Passes that take longer with every cached position, single or in a batch."""
     return st.builds(
         lambda prompt, batch, link, promotion, each, law: growing(
             layers, prompt=prompt, batch=batch, others_at=7.5 if batch == 3 else None, link=link, promotion=promotion,
@@ -54,7 +54,7 @@ def on_hardware(layers: int) -> st.SearchStrategy[StepCosts]:
 
 
 def scattered(layers: int) -> st.SearchStrategy[StepCosts]:
-    """A time of its own for each shape of a pass at each position: heads, widths, trees and spans are all told apart."""
+    """A separate time for each shape of a pass at each position: heads, widths, trees and spans are distinguished."""
     return st.builds(Scattered, st.just(layers), st.integers(0, 99), _LINKS, _PROMOTIONS, st.sampled_from((0.0, 0.4)))
 
 
@@ -74,12 +74,12 @@ def laws(tokens: int) -> list[Law]:
 
 
 def every(tokens: int) -> NDArray[np.bool_]:
-    """All outcomes of the positions whose outcome counts: shape (sequences, positions)."""
+    """All outcomes of the positions whose outcome matters; shape (sequences, positions)."""
     return np.array([*itertools.product((False, True), repeat=tokens - 1)], dtype=np.bool_).reshape(2 ** (tokens - 1), tokens - 1)
 
 
 def chances(law: Law, outcomes: NDArray[np.bool_]) -> Floats:
-    """Of each sequence of outcomes."""
+    """Probability of each sequence of outcomes."""
     if isinstance(law, Replay):
         return np.array([np.mean([np.array_equal(each[: row.size], row) for each in law.records]) for row in outcomes])
     if isinstance(law, ReplayChances):
@@ -95,7 +95,7 @@ def chances(law: Law, outcomes: NDArray[np.bool_]) -> Floats:
 
 
 def played(choice: Parameters, tokens: int, cost: StepCosts) -> tuple[Floats, Floats]:
-    """Latency and unit-time of every path, on units and links; the last outcome, which starts nothing, and the rank at random."""
+    """Simulated latency and unit-time for all outcomes; the last outcome, which has no effect, and the rank are random."""
     rng = np.random.default_rng(0)
     found = []
     for row in every(tokens):
@@ -108,8 +108,8 @@ def played(choice: Parameters, tokens: int, cost: StepCosts) -> tuple[Floats, Fl
 
 @given(points())
 @settings(max_examples=examples(60), deadline=None)
-def test_all_views_price_each_pass_where_it_stands(point: tuple[Parameters, int, StepCosts]) -> None:
-    """All paths are played on units: paths agree on each, the formula's mean and variance are those over all."""
+def test_all_views_agree_at_position_dependent_costs(point: tuple[Parameters, int, StepCosts]) -> None:
+    """All outcomes are simulated: paths agree for each, the formula with mean and variance over all."""
     choice, tokens, cost = point
     time, busy = played(choice, tokens, cost)
     steps, rows = theory.stages(choice, cost, tokens), every(tokens).T
@@ -134,16 +134,16 @@ def test_all_views_price_each_pass_where_it_stands(point: tuple[Parameters, int,
 
 @given(points())
 @settings(max_examples=examples(20), deadline=None)
-def test_what_comes_later_changes_nothing_before(point: tuple[Parameters, int, StepCosts]) -> None:
-    """Stages of fewer tokens are the first of those of more."""
+def test_stages_do_not_depend_on_later_tokens(point: tuple[Parameters, int, StepCosts]) -> None:
+    """Stages for fewer tokens are the first entries of those for more."""
     choice, tokens, cost = point
     for few, many in zip(theory.stages(choice, cost, tokens), theory.stages(choice, cost, tokens + 3), strict=True):
         assert (np.shape(few.time), np.shape(many.busy), few.on_match) == ((tokens,), (tokens + 3,), many.on_match)
         np.testing.assert_array_equal(few[:2], [many.time[:tokens], many.busy[:tokens]])  # type: ignore[index]
 
 
-def test_points_that_are_predicted_together_are_predicted_alone() -> None:
-    """Uniform costs and others, forms, numbers of tokens and laws mixed, in any order."""
+def test_predictions_of_points_equal_single_predictions() -> None:
+    """Uniform and other costs, forms, numbers of tokens and laws, in mixed order."""
     costs = [growing(8, link=0.3), growing(8, prompt=40), UnitCost(8), UnitCost(8, link=0.5)]
     grid = itertools.product([("literal", 4), ("eager", 5), ("flat", 3)], (1, 5), costs)
     each = [MethodChoice(Parameters(8, exit_at, 2, form), tokens, cost) for (form, exit_at), tokens, cost in grid]
@@ -161,8 +161,8 @@ def test_points_that_are_predicted_together_are_predicted_alone() -> None:
 
 
 @pytest.mark.parametrize("form", ["literal", "eager", "flat", "eager batched"])
-def test_passes_that_take_the_same_everywhere_are_the_papers_own(form: str) -> None:
-    """In seconds, and in layer-times, one is the other times the seconds of a layer; with overheads too."""
+def test_uniform_seconds_equal_layer_times(form: str) -> None:
+    """Results in seconds are those in layer-times, multiplied by the seconds per layer; with overheads too."""
     form, _, batched = form.partition(" ")
     shape, scale, more = growing(8).of["target"].shape, 0.002, {"link": 1.5, "dispatch": 0.5, "promotion": 0.25}
     for extra, exit_at in itertools.product(({}, more), (4, 5, 8) if form != "flat" else (1, 3, 5)):
@@ -174,7 +174,7 @@ def test_passes_that_take_the_same_everywhere_are_the_papers_own(form: str) -> N
             assert float(one.busy) == pytest.approx(scale * float(other.busy), rel=1e-12)
             assert float(one.plain_latency) == pytest.approx(scale * float(other.plain_latency), rel=1e-12)
             assert float(one.latency_variance) == pytest.approx(scale**2 * float(other.latency_variance), rel=1e-9, abs=1e-18)
-        # By position it is known that no match comes before the first token.
+        # By position it is clear that no match precedes the first token.
         bounds = [np.array(theory.slowest(choice, 20, cost)) for cost in (seconds, layers)]
         assert (bounds[0] <= scale * bounds[1] * (1 + 1e-12)).all()
         assert (bounds[0] >= scale * bounds[1] * (1 - 1 / 20)).all()
@@ -185,7 +185,7 @@ def test_passes_that_take_the_same_everywhere_are_the_papers_own(form: str) -> N
 
 @pytest.mark.parametrize("form", ["eager", "flat"])
 def test_paths_agree_with_the_formula(form: str) -> None:
-    """Of several tiles, within five standard errors: a false alarm in two million."""
+    """Over several tiles, within five standard errors: a false alarm in two million."""
     choice, tokens, cost = Parameters(8, 3 if form == "flat" else 5, 2, form), 80, growing(8, link=0.5)
     law = Markov(0.6, 0.3)
     time, busy = paths.walk(choice, tokens, cost, law.sample(tiles(1, "match", 0, tokens - 1)))
@@ -195,8 +195,8 @@ def test_paths_agree_with_the_formula(form: str) -> None:
     assert abs(busy.mean() - float(found.busy)) < 5 * busy.std() / np.sqrt(BLOCK)
 
 
-def test_a_variance_that_is_small_beside_the_square_of_the_mean_keeps_its_digits() -> None:
-    """Times that hardly depend on the matches: the variance is what it is without what all paths take."""
+def test_a_small_variance_keeps_its_digits() -> None:
+    """Times that hardly depend on the matches: the variance equals that without the common part of the time."""
     choice, tokens = Parameters(8, 4, 2), 40
     steps = theory.stages(choice, growing(8), tokens)
     plain = moments(steps, tokens, Markov(0.6, 0.3))
@@ -205,14 +205,14 @@ def test_a_variance_that_is_small_beside_the_square_of_the_mean_keeps_its_digits
     assert plain[1] > 0
 
 
-def test_nested_trees_have_no_stages_where_times_grow() -> None:
+def test_nested_form_has_no_stages_with_times_by_position() -> None:
     for cost in (growing(8), Scattered(8)):
         with pytest.raises(ParameterError, match=r"form 'nested' has no closed form with times by position; .*\['events'\] alone"):
             theory.predict(Parameters(8, 3, 2, form="nested"), 4, Iid(0.5), cost)
 
 
 class Unsteady(UnitCost):
-    """Layer-times that do not say that they are the same everywhere."""
+    """Layer-times that are marked as not uniform."""
 
     uniform = False
 
@@ -227,7 +227,7 @@ _NAMES = ("early_head", "final_head", "dispatch", "dispatch_per_process", "link"
     st.integers(1, 5),
 )
 @settings(max_examples=examples(60), deadline=None)
-def test_times_that_are_asked_for_by_position_say_what_uniform_ones_do(
+def test_times_by_position_equal_uniform_times(
     choice: Parameters, overheads: dict[str, float], tokens: int
 ) -> None:
     one, other = UnitCost(choice.layers, **overheads), Unsteady(choice.layers, **overheads)

@@ -1,4 +1,4 @@
-"""SkipDecode where the time of a pass depends on where it stands: clock, paths and formula, which are all one number."""
+"""Position-dependent costs of SkipDecode: simulator, paths and formula give the same number."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ from tests.support.position_costs import growing
 
 @st.composite
 def choices(draw: st.DrawFn) -> tuple[skipdecode.Parameters, int]:
-    """Any schedule and batching, and how many tokens."""
+    """Random schedule and batching, and a number of tokens."""
     layers, room = draw(st.integers(1, 8)), draw(st.integers(1, 8))
     most = draw(st.integers(1, layers))
     least = draw(st.integers(1, most))
@@ -38,7 +38,7 @@ def choices(draw: st.DrawFn) -> tuple[skipdecode.Parameters, int]:
 
 
 def views(parameters: skipdecode.Parameters, tokens: int, cost: StepCosts) -> list[float]:
-    """Latency by paths and formula, which is unit-time too."""
+    """Latency by paths and by formula, equal to the unit-time."""
     time, busy = paths.walk(parameters, tokens, cost, iter(()))
     found = theory.predict(parameters, tokens, None, cost)
     assert theory.slowest(parameters, tokens, cost) == (found.latency, found.busy) == (found.busy, found.latency)
@@ -48,7 +48,7 @@ def views(parameters: skipdecode.Parameters, tokens: int, cost: StepCosts) -> li
 
 @given(choices(), st.integers(0, 40))
 @settings(max_examples=150)
-def test_clock_paths_and_formula_are_one(chosen: tuple[skipdecode.Parameters, int], prompt: int) -> None:
+def test_simulator_paths_and_formula_are_equal(chosen: tuple[skipdecode.Parameters, int], prompt: int) -> None:
     parameters, tokens = chosen
     cost = growing(parameters.layers, prompt=prompt, batch=parameters.full_batch)
     steps, outputs = skipdecode.decode(parameters, [0], tokens), parameters.outputs_of(tokens)
@@ -58,14 +58,14 @@ def test_clock_paths_and_formula_are_one(chosen: tuple[skipdecode.Parameters, in
 
 @given(choices(), st.integers(0, 9))
 @settings(max_examples=40)
-def test_seconds_of_layers_that_are_all_alike_are_layer_times(chosen: tuple[skipdecode.Parameters, int], prompt: int) -> None:
+def test_uniform_seconds_equal_layer_times(chosen: tuple[skipdecode.Parameters, int], prompt: int) -> None:
     parameters, tokens = chosen
     shape = replace(preset("llama-2-13b"), layers=parameters.layers)
     seconds = PassSeconds({"target": UniformLayers(shape, 0.25)}, prompt=prompt, batch=parameters.full_batch)
     assert near(views(parameters, tokens, seconds), np.array(views(parameters, tokens, UnitCost(parameters.layers))) * 0.25)
 
 
-def test_a_later_token_of_as_many_layers_takes_longer() -> None:
+def test_a_later_token_with_equal_layers_takes_longer() -> None:
     parameters = skipdecode.Parameters(4, 4, 4, 3, 9)
     times = [views(parameters, tokens, growing(4, prompt=3))[0] for tokens in (1, 2, 3)]
     assert times[2] - times[1] > times[1] - times[0] > times[0]

@@ -1,4 +1,4 @@
-"""Costs that depend on the position, of speculative and plain decoding: formula, paths and events give each pass its own time."""
+"""Position-dependent costs of speculative and plain decoding: formula, paths and events agree."""
 
 import itertools
 from typing import Any
@@ -29,7 +29,7 @@ LAYERS = 3
 
 
 def played(choice: Parameters, tokens: int, cost: PassSeconds, accepted: tuple[bool, ...]) -> Run:
-    """A decoding whose drafted token at each position is accepted or not, on units and links."""
+    """Simulate a decoding with the given outcome of the drafted token at each position."""
     survivors = [next((place for place, hit in enumerate(accepted[at:]) if not hit), 0) for at in range(len(accepted))]
     world = World(1, LAYERS, drafts={"draft": DraftOutcomes("target", survivors)})
     return simulate(decode(choice, [0], tokens), tokens, Cluster(choice.units), cost, world)
@@ -54,8 +54,8 @@ choices = st.builds(
 
 @given(choices, costs(), st.integers(1, 6), st.sampled_from(("iid", "position", "markov")))
 @settings(max_examples=examples(40), deadline=None)
-def test_all_views_price_each_pass_where_it_stands(choice: Parameters, cost: PassSeconds, tokens: int, kind: str) -> None:
-    """All paths are played on units: paths agree on each, the formula's mean and variance are those over all."""
+def test_all_views_agree_at_position_dependent_costs(choice: Parameters, cost: PassSeconds, tokens: int, kind: str) -> None:
+    """All outcomes are simulated: paths agree for each, the formula with mean and variance over all."""
     law = {"iid": Iid(0.6), "position": ByPosition(np.linspace(0.2, 0.9, tokens)), "markov": Markov(0.6, 0.3)}[kind]
     every = [*itertools.product((False, True), repeat=tokens - 1)]
     runs = [played(choice, tokens, cost, (*each, False)) for each in every]
@@ -90,7 +90,7 @@ def _by_row(row: Any) -> Any:
 
 @given(costs(), st.integers(1, 9))
 @settings(max_examples=examples(10), deadline=None)
-def test_plain_decoding_is_a_pass_at_each_position(cost: PassSeconds, tokens: int) -> None:
+def test_plain_decoding_is_one_pass_per_position(cost: PassSeconds, tokens: int) -> None:
     run = simulate(decode_plainly(Plain(LAYERS), [0], tokens), tokens, Cluster(1), cost, World(1, LAYERS))
     walked = plain_paths.walk(Plain(LAYERS), tokens, cost, iter(()))[0][0]
     formula = plain_theory.predict(Plain(LAYERS), tokens, None, cost).latency
@@ -98,8 +98,8 @@ def test_plain_decoding_is_a_pass_at_each_position(cost: PassSeconds, tokens: in
         assert float(time) == pytest.approx(run.latency, rel=1e-12)
 
 
-def test_passes_that_take_the_same_everywhere_are_the_papers_own() -> None:
-    """In seconds, and in layer-times, one is the other times the seconds of a layer."""
+def test_uniform_seconds_equal_layer_times() -> None:
+    """Results in seconds are those in layer-times, multiplied by the seconds per layer."""
     shape = growing(LAYERS).of["target"].shape
     draft = GrowingContext(shape).shape
     seconds = PassSeconds({"target": UniformLayers(shape, 0.002), "draft": UniformLayers(draft, 0.0005)}, prompt=7)

@@ -1,4 +1,4 @@
-"""Theorem 4.1 and what holds beyond it: the published numbers, exact enumeration of paths, shapes, and errors."""
+"""Theorem 4.1 and extensions: published numbers, exact enumeration of paths, shapes, and errors."""
 
 import itertools
 import math
@@ -26,18 +26,18 @@ Path = tuple[tuple[bool, ...], float]
 
 
 def rate(data_set: str, candidates: int, head: str, layer: int = 20) -> float:
-    """A match rate of Table 2."""
+    """Match rate of Table 2."""
     return published.match_rate("ppd-table-2", data_set=data_set, layer=layer, candidates=candidates, head=head).rate
 
 
 def paths(rates: NDArray[np.float64] | list[float]) -> Iterator[Path]:
-    """Every sequence of independent matches with its chance."""
+    """All sequences of independent matches with their probabilities."""
     for matches in itertools.product((False, True), repeat=len(rates)):
         yield matches, float(np.prod([p if match else 1 - p for p, match in zip(rates, matches, strict=True)]))
 
 
 def markov_paths(p: float, rho: float, positions: int) -> Iterator[Path]:
-    """Every sequence of a stationary chain with its chance: correlation rho with the outcome before."""
+    """All sequences of a stationary Markov chain with their probabilities: correlation rho with the outcome before."""
     for matches in itertools.product((False, True), repeat=positions):
         chance = 1.0
         for index, match in enumerate(matches):
@@ -47,7 +47,7 @@ def markov_paths(p: float, rho: float, positions: int) -> Iterator[Path]:
 
 
 def by_runs(d: int, exit_at: int, k: int, matches: tuple[bool, ...]) -> tuple[float, float]:
-    """Time and unit-time from the paper's runs: a run of X tokens takes d + (X - 1) d'; k (d - d') more a token."""
+    """Time and unit-time from the paper's runs: a run of X tokens takes d + (X - 1) d', plus k (d - d') unit-time per token."""
     runs = [1]
     for match in matches:
         if match:
@@ -59,7 +59,7 @@ def by_runs(d: int, exit_at: int, k: int, matches: tuple[bool, ...]) -> tuple[fl
 
 
 def by_gaps(d: int, exit_at: int, k: int, matches: tuple[bool, ...]) -> tuple[float, float]:
-    """Flat: a promoted process is d - g deep and predicts there, or at d' if that is still before it."""
+    """Flat form: a promoted process is d - g layers deep and predicts there, or at d' if that comes later."""
     start, gap, subs = 0, exit_at, d - exit_at
     for match in matches:
         start += gap if match else d
@@ -69,7 +69,7 @@ def by_gaps(d: int, exit_at: int, k: int, matches: tuple[bool, ...]) -> tuple[fl
 
 
 def by_tree(d: int, exit_at: int, k: int, matches: tuple[bool, ...]) -> tuple[float, float]:
-    """Nested: every process starts k more d' after it started; a wrong one lives d - d', and all it started ends with it."""
+    """Nested form: a process starts k more after d'; a wrong one lives d - d' and ends together with its descendants."""
 
     def tree(life: int) -> int:
         return life + k * tree(life - exit_at) if life > 0 else 0
@@ -80,7 +80,7 @@ def by_tree(d: int, exit_at: int, k: int, matches: tuple[bool, ...]) -> tuple[fl
 
 
 def expect(paths: Iterator[Path], of: Callable[[tuple[bool, ...]], tuple[float, float]]) -> tuple[float, ...]:
-    """Mean and variance of the time, mean of the unit-time and of their ratio, over all paths."""
+    """Mean and variance of the time, means of the unit-time and of their ratio, over all paths."""
     values = [(*of(matches), chance) for matches, chance in paths]
     time, busy, mass = (np.array(column) for column in zip(*values, strict=True))
     mean = float(mass @ time)
@@ -91,17 +91,17 @@ WALKS = {"literal": by_runs, "eager": by_runs, "flat": by_gaps, "nested": by_tre
 SMALL = [(4, 2, 2), (5, 3, 1), (7, 4, 3), (6, 6, 2), (3, 2, 1)]
 """(layers, exit layer, candidates), exit layer in the upper half."""
 DEEP = [(7, 2, 2), (12, 4, 2), (10, 1, 1), (9, 4, 3)]
-"""The same below the half."""
+"""(layers, exit layer, candidates), exit layer in the lower half."""
 
 
-# --- The numbers of the paper -----------------------------------------------------------------------------------------
+# --- Published numbers -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("data_set", "candidates", "head", "latency", "units"),
     [("squad", 5, "trained", 0.629, 4.973), ("wmt", 1, "final", 0.892, 1.561)],
 )
-def test_the_latency_and_units_quoted_in_the_paper(
+def test_latency_and_units_quoted_in_the_paper(
     data_set: str, candidates: int, head: str, latency: float, units: float
 ) -> None:
     p = rate(data_set, candidates, head)
@@ -109,8 +109,8 @@ def test_the_latency_and_units_quoted_in_the_paper(
     assert round(float(ppd.mean_busy_units(p, candidates)), 3) == units
 
 
-def test_34_percent_and_3_2_times_the_units_are_not_of_one_formula() -> None:
-    """Figure 3 says 34 % at 3.2 times the compute: the first is Eq. 3, the second what 16 tokens take."""
+def test_34_percent_and_3_2_times_the_units_are_from_different_formulas() -> None:
+    """Figure 3 says 34 % at 3.2 times the compute: the first is Eq. 3, the second the compute of 16 tokens."""
     p = rate("squad", 3, "trained")
     assert p == 0.6837
     assert round(100 * (1 - float(ppd.relative_latency(p))), 1) == 34.2
@@ -130,7 +130,7 @@ def test_128_tokens_of_squad_with_three_candidates() -> None:
 @pytest.mark.parametrize(
     ("tokens", "of_means", "mean"), [(1, 2.5, 2.5), (4, 3.017, 3.053), (16, 3.2075, 3.2226), (128, 3.270, 3.272)]
 )
-def test_the_mean_ratio_is_above_the_ratio_of_means_and_both_are_below_equation_5(
+def test_mean_ratio_is_above_the_ratio_of_means_and_below_equation_5(
     tokens: int, of_means: float, mean: float
 ) -> None:
     p, digits = rate("squad", 3, "trained"), 4 if tokens == 16 else 3
@@ -144,8 +144,8 @@ def test_the_mean_ratio_is_above_the_ratio_of_means_and_both_are_below_equation_
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 0.6837, 1.0])
 @pytest.mark.parametrize("k", [1, 4])
-def test_equations_3_5_and_6_are_the_limits_of_theorem_4_1(p: float, k: int) -> None:
-    """At a million tokens the exact expressions have come within d/l of them."""
+def test_equations_3_5_and_6_are_limits_of_theorem_4_1(p: float, k: int) -> None:
+    """At a million tokens the exact expressions are within d/l of them."""
     n, d = 10**6, 40
     latency, compute = float(ppd.expected_latency(d, d // 2, n, p)), float(ppd.expected_compute(d, d // 2, n, p, k))
     assert latency / (n * d) == pytest.approx(float(ppd.relative_latency(p)), rel=2e-6)
@@ -154,7 +154,7 @@ def test_equations_3_5_and_6_are_the_limits_of_theorem_4_1(p: float, k: int) -> 
     assert ppd.mean_busy_units(p, k) == pytest.approx(ppd.compute_per_token(p, k) / ppd.relative_latency(p))
 
 
-def test_nested_compute_is_not_theorem_4_1_below_the_half() -> None:
+def test_nested_compute_differs_from_theorem_4_1_below_the_half() -> None:
     p, d, exit_at, n, k = 0.23, 40, 10, 64, 3
     theorem = float(ppd.expected_latency(d, exit_at, n, p)) + k * (d - exit_at) * n
     assert round(theorem) == 7885
@@ -168,13 +168,13 @@ def test_peak_of_the_nested_tree(d: int, exit_at: int, k: int, peak: int) -> Non
     assert Parameters(d, exit_at, k, form="nested").units == peak
 
 
-def test_flat_numbers_and_how_correlation_moves_them() -> None:
-    """A correlation of rho leaves Theorem 4.1's mean alone, but not this one: it depends on the order of the matches."""
+def test_flat_numbers_and_their_dependence_on_correlation() -> None:
+    """A correlation of rho does not change Theorem 4.1's mean, but changes this one, which depends on the order of matches."""
     choice, cost = Parameters(40, 10, 3, form="flat"), UnitCost(40)
     latency = {rho: float(ppd.predict(choice, 128, Markov(0.5, rho), cost).latency) for rho in (-0.5, 0.0, 0.9)}
     assert {rho: round(value) for rho, value in latency.items()} == {-0.5: 3467, 0.0: 3636, 0.9: 3831}
     assert latency[0.0] == pytest.approx(float(ppd.flat_latency(40, 10, 128, 0.5)), rel=1e-12)
-    assert ppd.expected_latency(40, 20, 128, 0.5) > latency[0.0]  # at equal rates an earlier exit pays
+    assert ppd.expected_latency(40, 20, 128, 0.5) > latency[0.0]  # at equal rates an earlier exit is faster
     p = 0.5  # by p (1 - p) (d/2 - d') / (1 + p) per token
     gain = float(ppd.flat_latency(40, 20, 10**6, p) - ppd.flat_latency(40, 10, 10**6, p)) / 10**6
     assert gain == pytest.approx(p * (1 - p) * 10 / (1 + p), rel=1e-4)
@@ -203,7 +203,7 @@ def test_theorem_4_1_by_enumeration(d: int, exit_at: int, k: int, n: int, p: flo
 
 @pytest.mark.parametrize("p", [0.0, 0.01, 0.6837, 1.0])
 @pytest.mark.parametrize(("d", "exit_at"), [(40, 20), (40, 37), (32, 32), (5, 3)])
-def test_moments_of_the_pmf_are_the_mean_and_the_variance(d: int, exit_at: int, p: float) -> None:
+def test_moments_of_the_pmf_are_mean_and_variance(d: int, exit_at: int, p: float) -> None:
     values, mass = ppd.latency_pmf(d, exit_at, 128, p)
     assert mass.sum() == pytest.approx(1)
     mean = float(mass @ values)
@@ -228,7 +228,7 @@ def test_rates_by_position_by_enumeration() -> None:
     rates = [0.1, 0.9, 0.4, 0.5, 0.77]
     for d, exit_at in ((7, 4), (7, 2), (7, 7)):
         mean, variance, *_ = expect(paths(rates[:-1]), lambda m, d=d, e=exit_at: by_runs(d, e, 1, m))
-        for last in (0.77, 0.0):  # has no effect
+        for last in (0.77, 0.0):  # the last rate has no effect
             got = ppd.position_latency(d, exit_at, [*rates[:-1], last])
             assert (float(got[0]), float(got[1])) == pytest.approx((mean, variance))
     table, _ = published.match_rates_by_position(data_set="squad", layer=20, candidates=3, head="trained", tokens=16)
@@ -259,7 +259,7 @@ LAWS: dict[str, tuple[Law, Callable[[int], Iterator[Path]]]] = {
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("form", WALKS)
 def test_predict_by_enumeration(form: str, law: str) -> None:
-    """Every law, form and depth; where the theory gives no value it says so with nan."""
+    """All laws, forms and depths; nan where the theory has no value."""
     sizes = SMALL + (DEEP if form in ("flat", "nested") else [])
     for (d, exit_at, k), n in itertools.product(sizes, (1, 2, 6)):
         choice = Parameters(d, exit_at, k, form=form)
@@ -281,15 +281,15 @@ FIELDS = ("latency", "latency_variance", "busy", "units_ratio", "units", "plain_
 
 
 def together(choices: Sequence[Parameters], tokens: Sequence[int], laws: Sequence[Law], cost: UnitCost) -> PredictionPoints:
-    """Every choice at all numbers of tokens under every law, the laws fastest."""
+    """All choices at all numbers of tokens under all laws; the laws vary fastest."""
     each = [MethodChoice(choice, count, cost) for choice in choices for count in tokens]
     chosen, law = (index.reshape(-1) for index in np.indices((len(each), len(laws))))
     return PredictionPoints(each, laws, chosen, law)
 
 
 @pytest.mark.parametrize("cost", [UnitCost(40), UnitCost(40, dispatch=0.5)])
-def test_points_that_are_predicted_together_are_predicted_alone(cost: UnitCost) -> None:
-    """Forms, laws and depths on both sides of the half mixed, in any order."""
+def test_predictions_of_points_equal_single_predictions(cost: UnitCost) -> None:
+    """Forms, laws and depths on both sides of the half, in mixed order."""
     grids: dict[str, list[int]] = {"literal": [20, 30, 40], "eager": [20, 40], "flat": [7, 13, 20, 33], "nested": [10, 20, 35]}
     choices = [Parameters(40, exit_at, k, form=form) for form, exits in grids.items() for exit_at in exits for k in (1, 3)]
     choices = [choice for choice in choices if cost.plain or choice.form != "nested"] + [Parameters(40, 20, 3, batched=True)]
@@ -304,8 +304,8 @@ def test_points_that_are_predicted_together_are_predicted_alone(cost: UnitCost) 
             assert got == pytest.approx(want, nan_ok=True, rel=1e-12), (choice, count, law, field)
 
 
-def test_closed_forms_are_those_of_enumeration_at_the_half_and_above() -> None:
-    """The half itself included: there every form but the nested is Theorem 4.1, with its variance and its mean ratio."""
+def test_closed_forms_equal_enumeration_from_the_half_on() -> None:
+    """At the half and above every form except nested is Theorem 4.1, with its variance and mean ratio."""
     exits, p, n = [20, 29, 40], 0.35, 6
     for form in ("literal", "eager", "flat"):
         choices = [Parameters(40, exit_at, 3, form=form) for exit_at in exits]
@@ -316,8 +316,8 @@ def test_closed_forms_are_those_of_enumeration_at_the_half_and_above() -> None:
             assert got == pytest.approx((mean, variance, busy, ratio), abs=1e-9)
 
 
-def test_what_has_no_closed_form_is_summed_up_to_so_many_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And left out of more, not wrong: of nested trees, and of sums of more terms than 3 points of 40 tokens have."""
+def test_values_without_a_closed_form_are_summed_for_few_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For more points they are nan: of nested trees, and sums with more terms than 3 points of 40 tokens."""
     nested, literal = Parameters(12, 4, 2, form="nested"), Parameters(40, 20, 3)
     laws = [Iid(0.1), Iid(0.5), Iid(0.9)]
     monkeypatch.setattr(ppd, "_MOST_TERMS", 119)
@@ -335,7 +335,7 @@ def test_what_has_no_closed_form_is_summed_up_to_so_many_points(monkeypatch: pyt
     assert closed.units_ratio.tolist() == pytest.approx(summed, rel=1e-12)
 
 
-# --- The law of the latency -------------------------------------------------------------------------------------------
+# --- The distribution of the latency ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -357,7 +357,7 @@ def test_distribution_by_enumeration(form: str, law: str) -> None:
 @pytest.mark.parametrize("form", ["literal", "eager"])
 @pytest.mark.parametrize("promotion", [1.0, 20.0])
 def test_distribution_with_overheads_by_enumeration(form: str, law: str, promotion: float) -> None:
-    """A match that takes longer than a miss makes the values decrease with the matches; they are sorted all the same."""
+    """If a match takes longer than a miss, the values decrease in the number of matches; they are sorted."""
     d, exit_at, k, n = 12, 7, 2, 6
     gaps = {"literal": ppd.literal_gaps, "eager": ppd.eager_gaps}[form]
     given: dict[str, Any] = {"early_head": 0.5, "link": 1.5, "final_head": 0.25, "promotion": promotion}
@@ -389,7 +389,7 @@ def _same_moments(
     assert float(mass @ (values - mean) ** 2) == pytest.approx(float(said.latency_variance), abs=1e-9)
 
 
-def test_distribution_is_latency_pmf_where_layers_alone_take_time() -> None:
+def test_distribution_is_latency_pmf_without_overheads() -> None:
     for (d, exit_at), form in itertools.product([(40, 20), (40, 37), (5, 3)], WALKS):
         got = ppd.distribution(Parameters(d, exit_at, 3, form=form), 128, Iid(0.6837), UnitCost(d))
         assert got is not None
@@ -397,7 +397,7 @@ def test_distribution_is_latency_pmf_where_layers_alone_take_time() -> None:
             assert ours == pytest.approx(theirs, abs=1e-15)
 
 
-def test_where_the_order_of_the_matches_counts_there_is_no_distribution_of_their_number() -> None:
+def test_no_distribution_if_the_order_of_matches_matters() -> None:
     for law, _ in LAWS.values():
         assert ppd.distribution(Parameters(9, 4, 2, form="flat"), 5, law, UnitCost(9)) is None
     assert ppd.distribution(Parameters(8, 4, 2, form="flat"), 5, Iid(0.5), UnitCost(8)) is not None
@@ -426,7 +426,7 @@ def test_everything_broadcasts() -> None:
     assert (mean == ppd.expected_latency(d, exit_at, np.full((3, 4), 7), 0.5)).all()
     assert (variance == ppd.latency_variance(d, exit_at, np.full((3, 4), 7), 0.5)).all()
     assert ppd.expected_latency(40, 20, 16, 0.5).shape == ()
-    assert isinstance(ppd.expected_latency(40, 20, 16, 0.5), np.ndarray)  # of one point too, as its annotation says
+    assert isinstance(ppd.expected_latency(40, 20, 16, 0.5), np.ndarray)  # an array also for a single point, as annotated
     assert ppd.expected_latency([40, 32], 20, 16, 0.5).shape == (2,)
     assert ppd.expected_latency(40, 20, [1, 2, 3], 0.5).shape == (3,)
     assert ppd.expected_runs([[1], [2]], [0.1, 0.2]).shape == (2, 2)
@@ -437,7 +437,7 @@ def test_everything_broadcasts() -> None:
     assert ppd.nested_waste([40, 30], [[10], [20]], 2).tolist() == [[30 + 2 * 20 + 4 * 10, 20 + 2 * 10], [20, 10]]
 
 
-def test_an_array_gives_what_its_elements_give() -> None:
+def test_arrays_give_the_values_of_their_elements() -> None:
     rng = np.random.default_rng(5)
     exit_at, n, p, k = rng.integers(20, 41, 50), rng.integers(1, 60, 50), rng.random(50), rng.integers(1, 5, 50)
     functions: list[tuple[Callable[..., Any], bool]] = [
@@ -453,7 +453,7 @@ def test_an_array_gives_what_its_elements_give() -> None:
 # --- Overheads ----------------------------------------------------------------------------------------------------------
 
 
-def test_literal_and_eager_differ_where_heads_take_layers() -> None:
+def test_literal_and_eager_differ_if_heads_take_time() -> None:
     """d = 32, d' = 24, heads of 2.41 layers (Llama-3-8B): 128 tokens at p = .6065 take 4097 literally and 3911 eagerly."""
     heads = {"early_head": 2.41, "final_head": 2.41}
     literal, eager = ppd.literal_gaps(32, 24, **heads), ppd.eager_gaps(32, 24, **heads)
@@ -463,15 +463,15 @@ def test_literal_and_eager_differ_where_heads_take_layers() -> None:
     assert round(float(ppd.latency_of_gaps(*eager, 128, 0.6065))) == 3911
 
 
-def test_gaps_name_every_overhead() -> None:
-    """Powers of two tell which of them went in: after a miss d + e + s + max(e_f, b), or e_f alone where nobody waits."""
+def test_gaps_contain_every_overhead() -> None:
+    """Powers of two identify the summands: after a miss d + e + s + max(e_f, b), or without the barrier e_f alone."""
     names = {"early_head": 1 / 2, "dispatch": 1 / 4, "link": 1 / 8, "final_head": 1 / 16, "promotion": 1 / 32}
     miss, match = ppd.literal_gaps(8, 5, **names)
     assert (float(miss), float(match)) == (8 + 1 / 2 + 1 / 4 + 1 / 8, 5 + 1 / 2 + 1 / 4 + 1 / 8 + 1 / 32)
     miss, match = ppd.eager_gaps(8, 5, **names)
     assert (float(miss), float(match)) == (8 + 1 / 2 + 1 / 4 + 1 / 16, 8 + 3 / 4 + 1 / 16 - (3 + 1 / 16 - 1 / 8) + 1 / 32)
-    assert float(ppd.eager_gaps(8, 4, final_head=3)[1]) == 11 - 4  # no further than the exit layer
-    assert float(ppd.eager_gaps(8, 4, link=6)[1]) == 8 + 2  # waited for although it has not started
+    assert float(ppd.eager_gaps(8, 4, final_head=3)[1]) == 11 - 4  # not beyond the exit layer
+    assert float(ppd.eager_gaps(8, 4, link=6)[1]) == 8 + 2  # waits for a process that has not started
     for gaps in (ppd.literal_gaps(8, 5), ppd.eager_gaps(8, 5)):
         assert [float(gap) for gap in gaps] == [8, 5]
         assert float(ppd.latency_of_gaps(*gaps, 16, 0.3)) == pytest.approx(float(ppd.expected_latency(8, 5, 16, 0.3)))
@@ -502,11 +502,11 @@ EXTRAS: list[dict[str, Any]] = [
     for form in ("literal", "eager", "flat", "nested", "literal batched", "eager batched", "flat batched")
     for exit_at in (1, 3, 4, 6, 8)
     for extra in range(len(EXTRAS))
-    # Literal and eager processes exit in the upper half; a nested one, behind more than a layer and without overheads.
+    # Literal and eager processes exit in the upper half; a nested one after more than one layer and without overheads.
     if not (form.partition(" ")[0] in ("literal", "eager") and exit_at < 4) and not (form == "nested" and (extra or exit_at == 1))
 ])  # fmt: skip
-def test_stages_take_what_the_simulator_takes(form: str, exit_at: int, extra: int) -> None:
-    """Two measurements of one quantity, on every sequence of matches of four tokens."""
+def test_stages_take_the_simulated_time(form: str, exit_at: int, extra: int) -> None:
+    """Two computations of the same quantity, for every sequence of matches of four tokens."""
     form, _, batched = form.partition(" ")
     choice = Parameters(8, exit_at, 3, form=form, batched=bool(batched))
     curve = ((1, 2.0), (3, 2.5)) if batched and extra % 2 else None
@@ -520,15 +520,15 @@ def test_stages_take_what_the_simulator_takes(form: str, exit_at: int, extra: in
 
 
 @pytest.mark.parametrize("form", ["literal", "eager"])
-def test_stages_are_the_gaps(form: str) -> None:
-    """The gaps count layer-times as the stages do; with overheads drawn at random."""
+def test_stages_equal_the_gaps(form: str) -> None:
+    """Gaps count layer-times as stages do; random overheads."""
     rng = np.random.default_rng(3)
     for _ in range(100):
         d = int(rng.integers(1, 50))
         exit_at, k = int(rng.integers(-(-d // 2), d)) if d > 1 else 1, int(rng.integers(1, 6))
         e, s, b, f, m = rng.exponential(3, 5) * (rng.random(5) < 0.7)
         if exit_at == d:
-            e = f  # predicting at the last layer is done by the final head
+            e = f  # at the last layer the early head is the final head
         steps = ppd.stages(
             Parameters(d, exit_at, k, form=form),
             UnitCost(d, early_head=e, dispatch_per_process=s / k, link=b, final_head=f, promotion=m),
@@ -541,8 +541,8 @@ def test_stages_are_the_gaps(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["literal", "eager", "flat"])
-def test_what_is_batched_is_one_process_of_wide_passes(form: str) -> None:
-    """Whatever a wide pass costs: formula and enumeration over all matches; where it costs nothing more, (3 - p)/(2 - p) units."""
+def test_batched_candidates_are_one_process_of_multi_token_passes(form: str) -> None:
+    """At any price of a multi-token pass formula and enumeration agree; if it costs nothing more, (3 - p)/(2 - p) units."""
     curve = ((1, 1.0), (2, 1.5), (4, 1.75))
     for k, p, cost in itertools.product((1, 2, 4), (0.0, 0.3, 1.0), (UnitCost(8), UnitCost(8, verify_cost=curve))):
         choice, n = Parameters(8, 5, k, form=form, batched=True), 4
@@ -557,16 +557,16 @@ def test_what_is_batched_is_one_process_of_wide_passes(form: str) -> None:
     assert float(many.busy / many.latency) == pytest.approx((3 - 0.6) / (2 - 0.6), rel=1e-5)
 
 
-def test_points_of_batched_candidates() -> None:
-    """Of which there may be many more than units."""
+def test_predictions_of_points_with_batched_candidates() -> None:
+    """There may be far more candidates than units."""
     many = ppd.predict_points(together([Parameters(8, 5, k, batched=True) for k in (1, 2, 7)], (6,), [Iid(0.4)], UnitCost(8)))
     one = ppd.predict(Parameters(8, 5, 1), 6, Iid(0.4), UnitCost(8))
     for field in ("latency", "latency_variance", "busy", "units_ratio", "units"):
         assert np.broadcast_to(getattr(many, field), 3) == pytest.approx(float(getattr(one, field))), field
 
 
-def test_after_a_match_and_another_the_stage_is_the_same() -> None:
-    """Where two stages do, every match leads to the second: their time counts matches, whatever the order."""
+def test_all_matches_lead_to_one_stage_if_two_suffice() -> None:
+    """With two stages every match leads to the second: the time depends on the number of matches only."""
     for form, exit_at in (("literal", 5), ("eager", 5), ("nested", 2), ("nested", 5), ("flat", 5), ("flat", 4)):
         assert [stage.on_match for stage in ppd.stages(Parameters(8, exit_at, 3, form=form), UnitCost(8), 4)] == [1, 1]
     assert [stage.on_match for stage in ppd.stages(Parameters(8, 3, 3, form="flat"), UnitCost(8), 4)] == [1, 2, 1]
@@ -638,7 +638,7 @@ def test_rates_by_position_need_a_position(rates: Any) -> None:
 
 
 @pytest.mark.parametrize("form", WALKS)
-def test_the_cost_must_be_that_of_as_many_layers(form: str) -> None:
+def test_cost_must_have_the_layers_of_the_parameters(form: str) -> None:
     for layers in (7, 9):
         for ask in (
             lambda choice, cost: ppd.stages(choice, cost, 4),
@@ -662,14 +662,14 @@ def test_candidates_and_tokens_are_checked_everywhere() -> None:
         ppd.latency_of_gaps([1, np.nan], 1, 5, 0.5)
     with pytest.raises(ParameterError, match="after_match must be a finite number, got nan"):
         ppd.latency_of_gaps(1, np.nan, 5, 0.5)
-    # A slow link makes gaps of either sign; their bounds are the caller's affair.
+    # A slow link makes gaps negative; the caller checks their bounds.
     assert np.isfinite(ppd.latency_of_gaps(-1.0, -2.0, 5, 0.5))
     for law in (Iid(0.5), Markov(0.5, 0.1)):
         with pytest.raises(ParameterError, match="tokens must be at least 1, got 0"):
             ppd.predict(Parameters(4, 2, 1), 0, law, UnitCost(4))
 
 
-def test_the_lower_half_has_no_barrier_and_no_eager_timeline() -> None:
+def test_barrier_and_eager_gaps_refuse_the_lower_half() -> None:
     for gaps, what in ((ppd.literal_gaps, "the barrier of Algorithm 2"), (ppd.eager_gaps, "the eager timeline")):
         with pytest.raises(ParameterError, match=f"exit_layer must be at least layers/2=4.5 for {what}, got 4"):
             gaps(9, 4)
@@ -711,7 +711,7 @@ def test_parameters_at_their_bounds() -> None:
 @pytest.mark.parametrize("form", WALKS)
 @pytest.mark.parametrize("prompt", [[7], [5, 6, 7]])
 def test_candidates_are_read_after_the_last_position_of_a_pass(form: str, prompt: list[int]) -> None:
-    """The early prediction is of what follows the token last fed, by the head of the exit layer, one for each candidate."""
+    """The early prediction comes from the exit layer's head at the last position of a pass, with k candidates."""
     process = decode(Parameters(8, 5, 3, form=form), prompt, 2)
     step = next(process)
     while isinstance(step, Forward):
@@ -722,7 +722,7 @@ def test_candidates_are_read_after_the_last_position_of_a_pass(form: str, prompt
     assert (step.output.tokens, step.output.at, step.output.layers.last) == ((7,), len(prompt) - 1, 5)
 
 
-def test_as_many_units_as_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_largest_number_of_units_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     for most in (7, 6):
         monkeypatch.setattr(checks, "MAX_UNITS", most)
         if most == 7:
@@ -731,30 +731,30 @@ def test_as_many_units_as_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
         Parameters(12, 4, 2, "nested")
 
 
-def test_far_too_many_units_are_refused_in_words() -> None:
+def test_far_too_many_units_are_refused() -> None:
     with pytest.raises(ParameterError, match="take fewer candidates or a later exit_layer"):
         Parameters(2000, 1, 1000, "nested")
 
 
-def test_the_nested_form_with_overheads_has_no_stages() -> None:
+def test_nested_form_with_overheads_has_no_stages() -> None:
     with pytest.raises(ParameterError, match=r"form 'nested' has no closed form with overheads .*\['events'\]"):
         ppd.predict(Parameters(8, 3, 2, form="nested"), 4, Iid(0.5), UnitCost(8, link=1.0))
 
 
-def test_trees_too_large_for_numbers_are_refused_without_a_warning() -> None:
+def test_overflowing_trees_are_refused_without_a_warning() -> None:
     for function in (ppd.nested_units, ppd.nested_waste):
-        for layers, exit_layer in ((10_000, 1), ([10_000, 8], [1, 4])):  # all of the points, and one of them
+        for layers, exit_layer in ((10_000, 1), ([10_000, 8], [1, 4])):  # all points, and one of several
             with pytest.raises(ParameterError, match=r"nested needs up to .* units, more than 100000; take fewer candidates"):
                 function(layers, exit_layer, 1000)
 
 
-def test_as_many_units_as_a_cluster_may_have_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_units_up_to_the_limit_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "MAX_UNITS", 7)
     assert ppd.nested_units(12, 4, 2) == 7
 
 
-def test_a_deep_point_beside_one_with_many_candidates_runs_nothing_over() -> None:
-    """One sub-process a generation for 700 generations, and 300 for two: neither is computed with the other's powers."""
+def test_deep_trees_and_wide_trees_in_one_array_do_not_overflow() -> None:
+    """One sub-process per generation for 700 generations, and 300 for two: powers of both together would overflow."""
     together = ppd.nested_waste([700, 700], [1, 350], [1, 300])
     assert together.tolist() == [sum(range(1, 700)), 350.0]
 

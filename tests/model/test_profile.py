@@ -1,4 +1,4 @@
-"""Profiles as files: they come back as they were written, and what is damaged or impossible is refused with its row."""
+"""Profiles as files: they are loaded as saved; damaged files and impossible rows are refused with the row."""
 
 import json
 from dataclasses import replace
@@ -34,7 +34,7 @@ def made(rows=ROWS, **more):
     return Profile(**said | more)
 
 
-def test_what_is_written_comes_back(tmp_path):
+def test_saved_profiles_are_loaded_unchanged(tmp_path):
     one = made()
     path = profile_files.save(one, tmp_path / "new")
     other = profile_files.load(path)
@@ -50,7 +50,7 @@ def test_what_is_written_comes_back(tmp_path):
 
 @settings(max_examples=25)
 @given(st.data())
-def test_any_times_come_back_to_the_last_bit(tmp_path_factory, data):
+def test_times_are_loaded_exactly(tmp_path_factory, data):
     part = data.draw(st.sampled_from(["dense", "layer"]))
     axes = AXES[part]
     points = data.draw(st.lists(st.tuples(*[st.integers(1, 10**6)] * len(axes)), min_size=1, max_size=8, unique=True))
@@ -92,12 +92,12 @@ def spoiled(row, **more):
         (spoiled(3, width=None), "row 4, column width: must be a number of at least 1, got nan"),
         (spoiled(3, busy=-1), "row 4, column busy: must be a number of at least 0, got -1.0"),
         (spoiled(3, tensor_parallel=0), "row 4, column tensor_parallel: must be a number of at least 1, got 0.0"),
-        (spoiled(3, width=1), "row 4: part layer has its point more than once; keep the median of its repeats"),
+        (spoiled(3, width=1), "row 4: part layer has this point more than once; keep the median of its repeats"),
         (spoiled(3, low_s=1.0), "row 4, column time_s: must be between low_s=1 and high_s=0.0001"),
         (spoiled(3, part="leyer"), "row 4: unknown part 'leyer'; did you mean layer?"),
         (ROWS[6:], "a profile of kind model must have rows of layer or dense, got head"),
         ([], "the table is empty; a profile has at least one row"),
-        ([{"part": "layer", "width": 1, "context": 1, "time_s": 1}], "column batch is missing; part layer goes by width, cont"),
+        ([{"part": "layer", "width": 1, "context": 1, "time_s": 1}], "column batch is missing; part layer has the axes width"),
     ],
 )
 def test_impossible_rows_are_refused_with_their_row(rows, message):
@@ -106,7 +106,7 @@ def test_impossible_rows_are_refused_with_their_row(rows, message):
     assert str(caught.value).startswith(message)
 
 
-def test_single_operations_may_take_no_time():
+def test_single_operations_may_take_zero_time():
     assert made(spoiled(7, time_s=0.0)).rows("head")["time_s"].to_list() == [2e-4, 0.0]
 
 
@@ -119,7 +119,7 @@ def test_single_operations_may_take_no_time():
         (table_of(ROWS).with_columns(part=pl.lit(1)), "column part must hold names, got Int32"),
     ],
 )
-def test_columns_are_those_that_are_known(table, message):
+def test_unknown_columns_are_refused(table, message):
     with pytest.raises(ParameterError) as caught:
         made(table=table)
     assert str(caught.value).startswith(message)
@@ -135,10 +135,10 @@ def test_columns_are_those_that_are_known(table, message):
         ({"rate": float("nan")}, "rate must be finite and at least 1, got nan"),
         ({"cache_bytes": -1}, "cache_bytes must be at least 0, got -1"),
         ({"sources": ()}, "sources must name where the rows come from, got none"),
-        ({"device": 3}, "device must be a text, got 3"),
+        ({"device": 3}, "device must be a string, got 3"),
     ],
 )
-def test_a_profile_says_what_it_is(more, message):
+def test_bad_fields_of_a_profile_are_refused(more, message):
     with pytest.raises(ParameterError) as caught:
         made(**more)
     assert str(caught.value).startswith(message)
@@ -146,7 +146,7 @@ def test_a_profile_says_what_it_is(more, message):
 
 @pytest.fixture
 def written(tmp_path):
-    """A profile's file, and how to change what its JSON says."""
+    """A profile's file, and a function that changes keys of its JSON."""
     path = profile_files.save(made(), tmp_path)
 
     def change(**more):
@@ -178,14 +178,14 @@ def written(tmp_path):
         ({"columns": ["part"]}, "tiny.json: columns must be a table of keys, got ['part']"),
         ({"notes": 5}, "tiny.json: notes must be a list, got 5"),
         ({"notes": "a note"}, "tiny.json: notes must be a list, got 'a note'"),
-        ({"notes": [5]}, "tiny.json: notes must be texts, got 5"),
+        ({"notes": [5]}, "tiny.json: notes must be strings, got 5"),
         ({"sources": "x"}, "tiny.json: sources must be a list, got 'x'"),
         ({"errors": {"layer": "much"}}, "tiny.json: errors[layer] must be a number, got 'much'"),
         ({"errors": {"layer": -0.1}}, "tiny.json: errors[layer] must be at least 0, got -0.1"),
         ({"errors": {"leyer": 0.1}}, "tiny.json: unknown part in errors 'leyer'; did you mean layer?"),
     ],
 )
-def test_files_that_are_not_as_written_are_refused(written, more, message):
+def test_edited_files_are_refused(written, more, message):
     with pytest.raises(ParameterError) as caught:
         profile_files.load(written(**more))
     assert str(caught.value).startswith(message)
@@ -208,39 +208,39 @@ def test_damaged_files_are_refused(tmp_path):
             profile_files.load(path)
 
 
-def test_what_is_no_profile_is_said_to_be_none(tmp_path):
-    with pytest.raises(ParameterError, match=r"unknown profile 'h100-nobody'.*or give the path of a profile's \.json"):
-        profile_files.load("h100-nobody")
-    with pytest.raises(ParameterError, match=r"nobody\.json: there is no such file"):
-        profile_files.load(tmp_path / "nobody.json")
-    with pytest.raises(ParameterError, match=r"a profile is named by its \.json file, got tiny\.parquet"):
+def test_unknown_profiles_are_refused(tmp_path):
+    with pytest.raises(ParameterError, match=r"unknown profile 'h100-missing'.*or give the path of a profile's \.json"):
+        profile_files.load("h100-missing")
+    with pytest.raises(ParameterError, match=r"missing\.json: there is no such file"):
+        profile_files.load(tmp_path / "missing.json")
+    with pytest.raises(ParameterError, match=r"a profile is given by its \.json file, got tiny\.parquet"):
         profile_files.load(tmp_path / "tiny.parquet")
 
 
-def test_a_write_that_fails_leaves_nothing(tmp_path):
+def test_a_failed_write_leaves_no_files(tmp_path):
     one = replace(made(), facts={"clock": object()})
     with pytest.raises(TypeError, match="not JSON serializable"):
         profile_files.save(one, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_rows_have_no_column_that_nobody_knows():
+def test_rows_with_an_unknown_column_are_refused():
     with pytest.raises(ParameterError, match="unknown column 'speed'"):
         table_of([{"part": "layer", "time_s": 1.0, "speed": 3}])
 
 
-# --- whole messages, and what is left out ---
+# --- Complete messages, and defaults ---
 
 
 def refusal(make, *args, **more):
-    """What a call is refused with."""
+    """Return the error message of a call."""
     with pytest.raises(ParameterError) as caught:
         make(*args, **more)
     return str(caught.value)
 
 
-def test_units_axes_and_words_are_those_of_the_table_in_the_documentation():
-    """A row for each part, `tensor_parallel` and `busy` beside its axes; seconds, bytes, and counts without a unit."""
+def test_units_and_axes_agree_with_the_documented_table():
+    """The table has a row per part; units are seconds, bytes, and none for counts."""
     rows = [line for line in (profile.__doc__ or "").split("=\n")[2].splitlines() if not line.startswith("=")]
     said: dict[str, list[str]] = {}
     for line in rows:
@@ -269,7 +269,7 @@ def test_each_kind_needs_one_of_its_parts(kind, part):
 
 
 @pytest.mark.parametrize("part", AXES)
-def test_each_part_goes_by_its_axes_and_may_take_no_time_unless_it_is_much(part):
+def test_axes_of_each_part_are_checked_and_long_parts_take_time(part):
     rows = [row_of("layer", width=9), row_of("gemm", m=9), row_of("send", size=9)]
     made([*rows, row_of(part)])
     for axis in ("tensor_parallel", "busy", *AXES[part]):
@@ -279,13 +279,13 @@ def test_each_part_goes_by_its_axes_and_may_take_no_time_unless_it_is_much(part)
             f"row 4, column {axis}: must be a number of at least {least}, got {least - 1:.1f}"
         )
         assert refusal(made, [*rows, row_of(part), row_of(part, **{axis: 3}), row_of(part)]) == (
-            f"row 6: part {part} has its point more than once; keep the median of its repeats"
+            f"row 6: part {part} has this point more than once; keep the median of its repeats"
         )
         if axis in AXES[part]:
             table = table_of([*rows, row_of(part)]).drop(axis)
             users = [each for each in ("layer", "gemm", "send", part) if axis in AXES[each]]
             assert refusal(made, table=table) == (
-                f"column {axis} is missing; part {users[0]} goes by {', '.join(AXES[users[0]])}"
+                f"column {axis} is missing; part {users[0]} has the axes {', '.join(AXES[users[0]])}"
             )
     nothing = [*rows, row_of(part, time_s=0.0)]
     if part in ("layer", "dense", "gemm"):
@@ -303,7 +303,7 @@ def test_each_part_goes_by_its_axes_and_may_take_no_time_unless_it_is_much(part)
     made([*rows, row_of(part, low_s=0.0, high_s=1.0)])
 
 
-def test_a_point_is_the_same_only_over_as_many_devices_and_busy_units():
+def test_tensor_parallel_and_busy_belong_to_the_point():
     rows = [row_of("dense", tensor_parallel=tensor_parallel, busy=busy) for tensor_parallel in (1, 2) for busy in (0, 1)]
     one = made([*rows, row_of("dense", tokens=3)])
     assert one.tensor_parallel == (1, 2)
@@ -319,26 +319,26 @@ def test_the_first_row_that_repeats_a_point_is_named(tokens):
     rows = [row_of("head"), *(row_of("dense", tokens=each) for each in tokens)]
     if again:
         assert refusal(made, rows) == (
-            f"row {again[0] + 2}: part dense has its point more than once; keep the median of its repeats"
+            f"row {again[0] + 2}: part dense has this point more than once; keep the median of its repeats"
         )
     else:
         made(rows)
 
 
 @pytest.mark.parametrize("far", [2, 2**10, 2**30], ids=["near", "far apart", "too far apart for one whole number"])
-def test_points_of_many_axes_are_told_apart_and_repeats_found_however_far_they_lie(far):
+def test_repeats_are_found_among_distant_points_of_many_axes(far):
     places = [(m, n, k) for m in (1, far) for n in (1, far) for k in (1, far)]
     rows = [row_of("gemm", m=m, n=n, k=k) for m, n, k in places]
     assert made(rows, kind="operations").rows("gemm").height == 8
     for m, n, k in places:
         assert refusal(made, [*rows, row_of("gemm", m=m, n=n, k=k)], kind="operations") == (
-            "row 9: part gemm has its point more than once; keep the median of its repeats"
+            "row 9: part gemm has this point more than once; keep the median of its repeats"
         )
 
 
-def test_points_that_are_no_whole_numbers_are_told_apart():
+def test_fractional_points_are_distinct():
     table = table_of([row_of("dense", tokens=each) for each in (1, 2, 3)]).with_columns(tokens=pl.Series([1.25, 1.5, 1.5]))
-    assert refusal(made, table=table) == "row 3: part dense has its point more than once; keep the median of its repeats"
+    assert refusal(made, table=table) == "row 3: part dense has this point more than once; keep the median of its repeats"
     assert made(table=table.head(2)).rows("dense").height == 2
 
 
@@ -347,17 +347,17 @@ def test_a_row_without_a_part_is_named():
     assert refusal(made, table=table).startswith("row 4: unknown part None")
 
 
-def test_rows_are_a_parts_axes_and_times_and_none_where_it_has_none():
+def test_rows_of_a_part_have_its_axes_and_times():
     one = made([row_of("dense"), row_of("head", positions=5, low_s=0.0, high_s=1.0)])
     assert one.rows("head").rows(named=True) == [{"positions": 5, "time_s": 1e-3, "low_s": 0.0, "high_s": 1.0}]
-    for part in ("layer", "gemm", "decode"):  # whose axes the table has not
+    for part in ("layer", "gemm", "decode"):  # the table lacks its axes
         assert one.rows(part).height == 0
         assert one.rows(part).schema == dict.fromkeys(AXES[part], pl.Int64) | dict.fromkeys(profile.TIMES, pl.Float64)
     assert one.rows("embedding").schema == {"tokens": pl.Int64} | dict.fromkeys(profile.TIMES, pl.Float64)
 
 
-def test_what_a_table_of_rows_leaves_out():
-    """Times are their own quartiles, of one repeat, on one device of a host that has nothing else to do."""
+def test_defaults_of_a_table_of_rows():
+    """Quartiles equal the time; one repeat, one device, no busy unit."""
     table = table_of([{"part": "head", "time_s": 2.0, "positions": 3}, {"part": "step", "time_s": 1.0, "batch": 7, "repeats": 9}])
     alone = {"tensor_parallel": 1, "busy": 0}
     assert table.rows(named=True) == [
@@ -376,7 +376,7 @@ def test_what_a_table_of_rows_leaves_out():
 
 
 @pytest.mark.parametrize("name", ["part", "tensor_parallel", "busy", "time_s", "low_s", "high_s", "repeats"])
-def test_columns_that_lack_or_hold_something_else(name):
+def test_missing_columns_and_wrong_types_are_refused(name):
     assert refusal(made, table=table_of(ROWS).drop(name)) == (
         f"column {name} is missing; a profile has part, tensor_parallel, busy, axes and time_s, low_s, high_s"
     )
@@ -385,9 +385,9 @@ def test_columns_that_lack_or_hold_something_else(name):
     assert refusal(made, table=table_of(ROWS).with_columns(other.alias(name))) == f"column {name} must hold {held}, got {got}"
 
 
-def test_whole_messages_about_what_a_profile_says_of_itself():
+def test_messages_about_fields_of_a_profile():
     for name in ("name", "device", "model", "dtype", "engine", "date"):
-        assert refusal(made, **{name: 3}) == f"{name} must be a text, got 3"
+        assert refusal(made, **{name: 3}) == f"{name} must be a string, got 3"
     for name in ("bandwidth", "rate"):
         assert refusal(made, **{name: 0.5}) == f"{name} must be at least 1, got 0.5"
         made(**{name: 1.0})
@@ -405,7 +405,7 @@ def test_whole_messages_about_what_a_profile_says_of_itself():
     )
 
 
-def test_what_a_source_and_a_profile_leave_out_is_nothing():
+def test_defaults_of_sources_and_profiles_are_empty():
     said = Source("by hand", "rows.csv")
     assert vars(said) == {"repository": "by hand", "file": "rows.csv", "commit": "", "licence": "", "sha256": "", "parts": ()}
     full = {name: value for name, value in vars(made()).items() if name not in ("shape", "errors", "notes", "facts")}
@@ -413,7 +413,7 @@ def test_what_a_source_and_a_profile_leave_out_is_nothing():
     assert (bare.shape, bare.errors, bare.notes, bare.facts) == ({}, {}, (), {})
 
 
-def test_what_is_written_twice_is_there_once_and_readable_as_text(tmp_path):
+def test_saving_twice_overwrites_and_json_is_readable(tmp_path):
     folder = tmp_path / "a" / "b"
     sources = (Source("by hand", "rows.csv", "c0ffee", "MIT", "0" * 64, ("layer",)), Source("elsewhere", "naïve.csv"))
     one = made(sources=sources, shape=SHAPE | {"biases": ["qkv"]}, notes=("naïve", "b"))
@@ -426,13 +426,13 @@ def test_what_is_written_twice_is_there_once_and_readable_as_text(tmp_path):
     assert text == json.dumps(said, indent=1) + "\n"
     assert said["sources"][0] == vars(sources[0]) | {"parts": ["layer"]}
     assert (said["bandwidth_bytes_per_s"], said["rate_flop_per_s"], said["cache_bytes"], said["rows"]) == (1e10, 1e11, 1e6, 8)
-    # Lists of a shape come back as what shapes are made of.
+    # Lists of a shape are loaded as tuples.
     back = profile_files.load(str(path))
     assert back.shape["biases"] == ("qkv",)
     assert (back.sources, back.notes) == (sources, ("naïve", "b"))
 
 
-def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_existing_files(tmp_path, monkeypatch):
     profile_files.save(made(), tmp_path)
     before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
     with pytest.raises(TypeError, match="not JSON serializable"):
@@ -447,14 +447,14 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(OSError, match="full"):
         profile_files.save(made(ROWS[:7]), tmp_path)
-    # Both were there whole, hidden, before either took its place.
+    # Both temporary files were complete before either was renamed.
     ((data, said),) = (sorted(each, key=lambda name: "parquet" not in name) for each in seen)
     assert data.startswith(".tiny.parquet.")
     assert said.startswith(".tiny.json.")
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
 
 
-def test_whole_messages_about_files(written, tmp_path):
+def test_messages_about_files(written, tmp_path):
     path = tmp_path / "tiny.json"
     good = json.loads(path.read_text())
     known = ", ".join(sorted(good))
@@ -492,11 +492,11 @@ def test_whole_messages_about_files(written, tmp_path):
     assert refusal(profile_files.load, tmp_path / "folder.json") == "folder.json: it cannot be read: Is a directory"
     for other in (tmp_path / "tiny.parquet", tmp_path / "tiny"):
         assert refusal(profile_files.load, other) == (
-            f"a profile is named by its .json file, got {other.name}; the table beside it is found by itself"
+            f"a profile is given by its .json file, got {other.name}; its table is found automatically"
         )
 
 
-def test_bundled_profiles_go_by_their_names(monkeypatch, tmp_path):
+def test_bundled_profiles_are_loaded_by_name(monkeypatch, tmp_path):
     known = profile_files.names()
     assert known == sorted(known)
     assert "h100-llama-2-13b" in known
@@ -504,7 +504,7 @@ def test_bundled_profiles_go_by_their_names(monkeypatch, tmp_path):
     assert made_.name == "h100-llama-2-13b"
     listed = ", ".join(known)
     assert refusal(profile_files.load, "zzzz") == f"unknown profile 'zzzz'; known: {listed}; or give the path of a profile's .json"
-    # A file in the folder where one is, by its name alone.
+    # A file in the working folder, by its name only.
     profile_files.save(made(), tmp_path)
     monkeypatch.chdir(tmp_path)
     assert profile_files.load("tiny.json").name == "tiny"

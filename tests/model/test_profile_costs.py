@@ -1,4 +1,4 @@
-"""A profile as a cost of passes: what it has is looked up, what it lacks is said, and beyond it peaks say how it goes on."""
+"""Cost model of a profile: lookups, missing parts, and extrapolation in proportion to the peaks."""
 
 from itertools import product
 from typing import Any
@@ -24,11 +24,11 @@ POINTS = {
     "all_reduce": [(1024,), (2**20,)],
     "send": [(1024,), (2**20,)],
 }
-"""Points of each part that profiles have here."""
+"""Points of each part of the profiles in these tests."""
 
 
 def profile(*parts: Any, **more: Any) -> Profile:
-    """A profile of the small Llama, of so many parts for so many values of tensor_parallel: every time is another."""
+    """A profile of the small Llama with these parts and tensor parallel sizes; all times differ."""
     rows = []
     for part, tensor_parallel, busy in (((each, 1, 0) if isinstance(each, str) else each) for each in parts):
         for at, point in enumerate(POINTS[part]):
@@ -53,7 +53,7 @@ def seconds(part: str, at: int, tensor_parallel: int = 1, busy: int = 0) -> floa
     return 1e-3 * (1 + [*POINTS].index(part)) * (1 + 0.1 * at) / tensor_parallel**0.5 * (1 + busy)
 
 
-def test_measured_points_of_every_part_come_back_to_the_last_bit() -> None:
+def test_measured_points_of_every_part_are_returned_exactly() -> None:
     cost = ProfileCosts(profile(*SPLIT))
     asked = {"attention": cost.attention, "head": cost.head, "embedding": cost.embedding, "step": cost.step, "send": cost.transfer}
     for part, ask in asked.items():
@@ -64,12 +64,12 @@ def test_measured_points_of_every_part_come_back_to_the_last_bit() -> None:
     assert float(cost.layer(1, 0).seconds) == seconds("dense", 0) + seconds("attention", 0)
     assert float(cost.attention(1, 0).seconds) == seconds("attention", 0)
     assert (float(cost.step().seconds), float(cost.step().error)) == (seconds("step", 0), 0)
-    # A device of its own has nothing to join.
+    # A single device has no reductions.
     assert float(ProfileCosts(profile(*SPLIT, "all_reduce")).layer(1, 0).seconds) == float(cost.layer(1, 0).seconds)
     assert (cost.tensor_parallel, cost.shape, cost.missing) == (1, SHAPE, ())
 
 
-def test_whole_layers_are_those_of_their_business() -> None:
+def test_whole_layers_depend_on_busy_units() -> None:
     cost = ProfileCosts(profile("layer", ("layer", 1, 3)))
     for busy in (0, 3):
         for at, point in enumerate(POINTS["layer"]):
@@ -77,13 +77,13 @@ def test_whole_layers_are_those_of_their_business() -> None:
     assert float(cost.layer(1, 0).seconds) == seconds("layer", 0)
     with pytest.raises(ParameterError) as caught:
         cost.layer(1, 0, busy=1)
-    assert str(caught.value) == "busy must be one of 0, 3, what profile tiny has, got 1; measure it"
+    assert str(caught.value) == "busy must be one of 0, 3 in profile tiny, got 1; measure it"
     with pytest.raises(ParameterError) as caught:
         ProfileCosts(profile(*SPLIT)).layer(1, 0, busy=1)
-    assert str(caught.value) == "busy must be 0, what profile tiny has, got 1; a device of its own is not slowed down"
+    assert str(caught.value) == "busy must be 0 in profile tiny, got 1; separate devices do not slow each other down"
 
 
-def test_what_a_profile_lacks_takes_no_time_and_is_said() -> None:
+def test_missing_parts_take_zero_time_and_are_listed() -> None:
     whole = ProfileCosts(profile("layer"))
     assert whole.missing == ("head", "embedding", "step", "send")
     for found in (whole.head(1), whole.embedding(1), whole.step(), whole.transfer(1), whole.attention(1, 0)):
@@ -95,16 +95,16 @@ def test_what_a_profile_lacks_takes_no_time_and_is_said() -> None:
     assert ProfileCosts(profile("dense", "step")).missing == ("head", "embedding", "send", "attention")
 
 
-def test_parts_of_a_split_layer_that_were_not_measured_are_those_of_a_whole_one() -> None:
+def test_missing_parts_of_a_split_layer_follow_from_a_whole_layer() -> None:
     one, two = ProfileCosts(profile(*BOTH)), ProfileCosts(profile(*BOTH), tensor_parallel=2)
     size = 4 * SHAPE.hidden * SHAPE.bytes_each
     reduction = float(two.surface("all_reduce")(size).seconds)  # type: ignore[misc]
-    # Half of the keys and values each: as many bytes as whole layers of half as many texts.
+    # Each device has half of the keys and values: the bytes of a whole layer for half as many sequences.
     half = float(one.attention(1, 1024, 2).seconds)
     assert float(two.attention(1, 1024, 4).seconds) == half
     assert float(two.attention(1, 0).seconds) == float(one.attention(1, 0, 0.5).seconds)
     assert float(two.layer(1, 1024, 4).seconds) == pytest.approx(seconds("dense", 1, tensor_parallel=2) + half + 2 * reduction)
-    # Half of the vocabulary each; embedding, a step and a transfer are what they are.
+    # Each device has half of the vocabulary; embedding, step and transfer do not change.
     assert float(two.head(8).seconds) == seconds("head", 1) / 2
     assert float(two.embedding(8).seconds) == seconds("embedding", 1)
     assert float(two.step(8).seconds) == seconds("step", 1)
@@ -124,8 +124,8 @@ def test_surfaces_are_made_once() -> None:
 
 
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
-def test_beyond_what_was_measured_the_share_of_the_peaks_is_held(tensor_parallel: int) -> None:
-    """Of the bound by arithmetic on top of the shortest time: what launching takes."""
+def test_beyond_the_table_the_share_of_the_peaks_is_constant(tensor_parallel: int) -> None:
+    """The bound is that of the peaks plus the shortest time, which stands for a launch."""
     parts = ("layer", "dense", "attention", "head", "embedding", "all_reduce", "send")
     cost = ProfileCosts(profile(*((part, tensor_parallel, 0) for part in parts)), tensor_parallel=tensor_parallel)
     of = SHAPE.shard(tensor_parallel)
@@ -161,12 +161,12 @@ def test_beyond_what_was_measured_the_share_of_the_peaks_is_held(tensor_parallel
         want = float(surface(*edge).seconds) * least[1] / least[0]
         assert float(surface(*beyond).seconds) == pytest.approx(want, rel=1e-9), part
         assert least[1] > 1.001 * least[0], part
-    # Nobody knows what a step should take: its time is held.
+    # A step has no bound: its time is constant.
     held = ProfileCosts(profile("layer", "step")).step(10**6)
     assert float(held.seconds) == pytest.approx(seconds("step", 1))
 
 
-def test_peaks_are_all_of_them() -> None:
+def test_peaks_are_the_full_peaks() -> None:
     nothing = dict.fromkeys(("launch", "attention_launch", "error", "attention_error", "compute_error"), 0)
     assert Efficiency(memory=1, compute=1, elementwise=1, cache=1, **nothing) == PEAKS
     bound = Roofline(SHAPE, 1e11, 1e13, PEAKS)
@@ -181,12 +181,12 @@ def test_errors_are_those_of_the_profile_and_of_its_repeats() -> None:
     rows += [{"part": "head", "positions": many, "time_s": 0.0, "low_s": 0.0, "high_s": 0.0} for many in (1, 2)]
     cost = ProfileCosts(profile("layer", table=table_of(rows), errors={"layer": 0.07}))
     assert [float(cost.layer(width, 0).error) for width in (1, 2, 3)] == pytest.approx([0.2, 0, 0.07])
-    # A time rounded to nothing spreads over nothing.
+    # A time rounded to zero has no spread.
     assert (float(cost.head(1).seconds), float(cost.head(1).error)) == (0, 0)
     rows[-1]["high_s"] = 1e-12
     wide = ProfileCosts(profile("layer", table=table_of(rows)))
     assert float(wide.head(2).error) == pytest.approx(0.5)
-    # Where the profile does not say, leaving points out does.
+    # Without a stated error it is the leave-one-out error.
     assert float(wide.layer(3, 0).error) == pytest.approx(0, abs=1e-12)
 
 
@@ -211,11 +211,11 @@ def test_a_shape_may_come_from_a_file() -> None:
         assert str(caught.value).startswith(message)
 
 
-def test_a_profile_that_is_no_cost_of_a_pass_is_refused() -> None:
+def test_profiles_of_other_kinds_are_refused() -> None:
     operations = profile("send", kind="links")
     for made, tensor_parallel, message in (
-        (operations, 1, "profile tiny is one of links; a pass needs one of a model, or compose it"),
-        (profile(*BOTH), 3, "tensor_parallel must be one of 1, 2, what profile tiny has, got 3"),
+        (operations, 1, "profile tiny must be of kind model, got links; compose one from operations"),
+        (profile(*BOTH), 3, "tensor_parallel must be one of 1, 2 in profile tiny, got 3"),
         (profile(*BOTH), 0, "tensor_parallel must be at least 1, got 0"),
         (profile(*BOTH), 1.0, "tensor_parallel must be a whole number, got 1.0"),
     ):

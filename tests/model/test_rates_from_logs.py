@@ -1,6 +1,6 @@
-"""Rates from logs of rounds: estimates by enumerating every coin, tests that keep their level and find what they look for.
+"""Rates from logs of rounds: estimates compared with enumeration, and tests of independence: their level and power.
 
-Where coins are drawn, seeds are fixed; each such check says how likely a right program was to fail it when the seed was chosen.
+Seeds are fixed. Each random check states the probability with which a correct program would have failed it.
 """
 
 import itertools
@@ -33,17 +33,17 @@ LENGTHS = st.integers(1, 6)
 
 @pytest.fixture(autouse=True)
 def no_warning() -> Iterator[None]:
-    """No limit may be reached by way of 0/0: numpy would warn."""
+    """Numpy warns of 0/0; limits must not be computed that way."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
 
 
-def log_of(coins: Sequence[bool]) -> list[int]:
-    """The log that coins by position give: a round goes on to the first failure, its token included, or beyond the end."""
+def log_of(outcomes: Sequence[bool]) -> list[int]:
+    """Log with these first-token outcomes: a round ends with the first rejection, or after the end."""
     lengths, run = [], 1
-    for coin in reversed(coins):
-        run = run + 1 if coin else 1
+    for outcome in reversed(outcomes):
+        run = run + 1 if outcome else 1
         lengths.append(run)
     return lengths[::-1]
 
@@ -53,15 +53,15 @@ def drawn(rng: np.random.Generator, alpha: float, requests: int, positions: int)
 
 
 def chain(rng: np.random.Generator, alpha: float, correlation: float, positions: int) -> list[bool]:
-    """A stationary chain of coins."""
-    coins = [bool(rng.random() < alpha)]
+    """A stationary Markov chain of outcomes."""
+    outcomes = [bool(rng.random() < alpha)]
     for chance in rng.random(positions - 1):
-        coins.append(bool(chance < alpha + correlation * ((1 if coins[-1] else 0) - alpha)))
-    return coins
+        outcomes.append(bool(chance < alpha + correlation * ((1 if outcomes[-1] else 0) - alpha)))
+    return outcomes
 
 
 def walked(logs: list[list[int]], gamma: int) -> list[tuple[int, int, int, int]]:
-    """Request, start, drafted and accepted of all rounds, token by token."""
+    """Request, start, drafted and accepted tokens of all rounds, token by token."""
     found = []
     for request, log in enumerate(logs):
         out = 0
@@ -86,7 +86,7 @@ def test_rounds_token_by_token(logs: list[list[int]], gamma: int) -> None:
     assert [*zip(*(each.tolist() for each in played[1:]), strict=True)] == expected
     for request, log in enumerate(logs):
         assert np.count_nonzero(played.request == request) == laws.tokens_of_rounds(log, gamma)[0]
-    assert played.accepted.sum() + played.start.size == sum(map(len, logs))  # a round is the target's token, and what was accepted
+    assert played.accepted.sum() + played.start.size == sum(map(len, logs))  # one more token per round
     tested = [min(accepted + 1, drafted) for *_, drafted, accepted in expected]
     assert played.tested.tolist() == tested
     of_requests = [
@@ -97,7 +97,7 @@ def test_rounds_token_by_token(logs: list[list[int]], gamma: int) -> None:
 
 
 @given(LOGS, LENGTHS, st.lists(st.integers(0, 30), min_size=2, max_size=5, unique=True).map(sorted))
-def test_places_and_positions_share_out_what_was_tested(logs: list[list[int]], gamma: int, edges: list[int]) -> None:
+def test_counts_by_draft_and_output_position_sum_to_all_tested(logs: list[list[int]], gamma: int, edges: list[int]) -> None:
     played = rates_from_logs.play(logs, gamma)
     trials = [
         (place, start + place, place < accepted)
@@ -121,13 +121,13 @@ def test_places_and_positions_share_out_what_was_tested(logs: list[list[int]], g
 
 @pytest.mark.parametrize("gamma", [1, 2, 3, 5])
 @pytest.mark.parametrize("alpha", [Fraction(1, 3), Fraction(4, 5)])
-def test_estimates_by_every_outcome_of_the_coins(alpha: Fraction, gamma: int) -> None:
-    """Accepted - alpha tested has mean zero to the last digit, whatever the end cuts off; accepted over drafted is lower."""
+def test_estimates_equal_enumeration_of_all_outcomes(alpha: Fraction, gamma: int) -> None:
+    """Accepted - alpha tested has mean exactly zero with any cut at the end; accepted over drafted is lower."""
     positions = 7
     accepted = tested = drafted = first = Fraction(0)
-    for coins in itertools.product((False, True), repeat=positions):
-        chance = alpha ** sum(coins) * (1 - alpha) ** (positions - sum(coins))
-        log = log_of(coins)
+    for outcomes in itertools.product((False, True), repeat=positions):
+        chance = alpha ** sum(outcomes) * (1 - alpha) ** (positions - sum(outcomes))
+        log = log_of(outcomes)
         played = rates_from_logs.play([log], gamma)
         accepted += chance * int(played.accepted.sum())
         tested += chance * int(played.tested.sum())
@@ -136,15 +136,15 @@ def test_estimates_by_every_outcome_of_the_coins(alpha: Fraction, gamma: int) ->
     assert accepted == alpha * tested
     assert first == alpha
     assert (accepted == alpha * drafted) if gamma == 1 else (accepted < alpha * drafted)
-    # The passes of the theory for exactly so many tokens are those of the rounds played.
+    # The theory's expected passes for this number of tokens equal the mean replayed rounds.
     assert accepted == positions - recursion(alpha, gamma, positions, lambda _: Fraction(1))
     assert drafted == recursion(alpha, gamma, positions, Fraction)
     assert close(sd.draft_runs(positions, float(alpha), gamma), drafted)
 
 
 @pytest.mark.parametrize("gamma", [2, 5])
-def test_of_whole_drafts_the_printed_rate_is_that_of_equation_1(gamma: int) -> None:
-    """Rounds in the proportions of the law, none of them cut: (1/gamma) times the sum of alpha^j."""
+def test_accepted_over_drafted_of_whole_drafts_is_equation_1(gamma: int) -> None:
+    """Rounds in the proportions of the distribution, none of them cut: (1/gamma) times the sum of alpha^j."""
     alpha = Fraction(1, 2)
     chances = [alpha**n * (1 - alpha) for n in range(gamma)] + [alpha**gamma]
     log = [length for n, chance in enumerate(chances) for _ in range(int(chance * 2**gamma)) for length in range(n + 1, 0, -1)]
@@ -153,7 +153,7 @@ def test_of_whole_drafts_the_printed_rate_is_that_of_equation_1(gamma: int) -> N
     assert (whole.drafted == gamma).all()
     assert close(rates_from_logs.accepted_of_drafted(whole).rate, (mean(alpha, gamma) - 1) / gamma)
     assert close(rates_from_logs.accepted_of_tested(whole).rate, alpha)
-    # So alpha is found again from what engines print.
+    # So the printed figure gives alpha.
     assert near(sd.acceptance_from_drafted(float(rates_from_logs.accepted_of_drafted(whole).rate), gamma), 0.5, rtol=1e-9)
 
 
@@ -169,11 +169,11 @@ def test_intervals_are_wilsons(counts: list[tuple[int, int]]) -> None:
         assert found.low[index] - 1e-12 <= found.rate[index] <= found.high[index] + 1e-12
 
 
-def test_the_interval_of_requests_knows_that_trials_of_one_text_go_together() -> None:
-    """Rates of 0 or 1 by request: 40 requests are 40 trials, not 4,000. Of equal requests there is nothing to be unsure of."""
+def test_interval_over_requests_accounts_for_dependent_trials() -> None:
+    """With rates 0 or 1 per request 40 requests are 40 trials, not 4,000. Equal requests have zero width."""
     successes, trials = [100] * 20 + [0] * 20, [100] * 40
     low, high = rates_from_logs.ratio_interval(successes, trials)
-    # The mean of 40 values of 0 and 1, by Student's law.
+    # Student's interval of the mean of 40 values 0 or 1.
     half = float(stats.t.ppf(0.975, 39)) * math.sqrt(40 * 0.25 / 39 / 40)
     assert near([low, high], [0.5 - half, 0.5 + half])
     found = rates_from_logs.rates(sum(successes), sum(trials))
@@ -188,8 +188,8 @@ def covered(intervals: Iterator[tuple[float, float]], truth: float) -> int:
     return sum(low <= truth <= high for low, high in intervals)
 
 
-def test_the_interval_of_requests_covers() -> None:
-    """Of 400 sets of 40 requests, each with a rate of its own, 360 intervals at least hold the mean: else with chance 1e-5."""
+def test_interval_over_requests_has_its_coverage() -> None:
+    """400 sets of 40 requests with separate rates: at least 360 intervals cover the mean; fails by chance with probability 1e-5."""
     rng = np.random.default_rng(8)
 
     def intervals() -> Iterator[tuple[float, float]]:
@@ -206,7 +206,7 @@ def test_the_interval_of_requests_covers() -> None:
 @given(st.lists(st.lists(st.booleans(), max_size=12), min_size=1, max_size=4).filter(any), st.integers(1, 4))
 def test_correlation_pair_by_pair(sequences: list[list[bool]], lag: int) -> None:
     found = rates_from_logs.lag_correlation(sequences, lag)
-    every = [coin for each in sequences for coin in each]
+    every = [outcome for each in sequences for outcome in each]
     share = Fraction(sum(every), len(every))
     products = [(each[i] - share) * (each[i + lag] - share) for each in sequences for i in range(len(each) - lag)]
     assert found.pairs == len(products)
@@ -219,13 +219,13 @@ def test_correlation_pair_by_pair(sequences: list[list[bool]], lag: int) -> None
     assert near(found.standard_error, 1 / math.sqrt(len(products)))
 
 
-def test_the_standard_error_of_the_correlation_is_exact_where_the_rate_is_known() -> None:
-    """Over all coins the sum of products has mean 0 and variance pairs (alpha (1 - alpha))^2: the reason for 1 / sqrt(pairs)."""
+def test_standard_error_of_the_correlation_is_exact_for_a_known_rate() -> None:
+    """Over all outcomes the sum of products has mean 0 and variance pairs (alpha (1 - alpha))^2, hence 1 / sqrt(pairs)."""
     alpha, positions = Fraction(2, 3), 6
     first = second = Fraction(0)
-    for coins in itertools.product((0, 1), repeat=positions):
-        chance = alpha ** sum(coins) * (1 - alpha) ** (positions - sum(coins))
-        total = sum(((here - alpha) * (there - alpha) for here, there in itertools.pairwise(coins)), Fraction(0))
+    for outcomes in itertools.product((0, 1), repeat=positions):
+        chance = alpha ** sum(outcomes) * (1 - alpha) ** (positions - sum(outcomes))
+        total = sum(((here - alpha) * (there - alpha) for here, there in itertools.pairwise(outcomes)), Fraction(0))
         first += chance * total
         second += chance * total**2
     assert first == 0
@@ -234,7 +234,7 @@ def test_the_standard_error_of_the_correlation_is_exact_where_the_rate_is_known(
 
 
 @pytest.mark.parametrize(("ones", "zeros"), [(1, 1), (3, 2), (4, 4), (1, 5)])
-def test_runs_by_every_order(ones: int, zeros: int) -> None:
+def test_runs_equal_enumeration_of_all_orders(ones: int, zeros: int) -> None:
     orders = sorted(set(itertools.permutations([1] * ones + [0] * zeros)))
     counts = [sum(1 for _ in itertools.groupby(order)) for order in orders]
     middle = Fraction(sum(counts), len(counts))
@@ -244,13 +244,13 @@ def test_runs_by_every_order(ones: int, zeros: int) -> None:
         assert found.runs == count
         assert near(found.expected, float(middle))
         assert near(found.deviation, math.sqrt(variance), atol=1e-9)
-    # Requests are independent: means and variances add up, requests of one kind add nothing but their run.
+    # Requests are independent: means and variances add up; a request of one kind adds only its single run.
     both = rates_from_logs.runs_test([orders[0], orders[-1], [1, 1, 1], []])
     assert near(both.expected, 2 * float(middle) + 1)
     assert near(both.deviation, math.sqrt(2 * variance), atol=1e-9)
 
 
-def test_equal_coins_say_nothing_about_their_order() -> None:
+def test_equal_outcomes_have_no_p_value() -> None:
     found = rates_from_logs.runs_test([[1] * 10, [0] * 3])
     assert (found.runs, found.expected, found.deviation) == (2, 2.0, 0.0)
     assert math.isnan(found.z)
@@ -268,8 +268,8 @@ TESTS: dict[str, Callable[[list[list[int]]], float]] = {
 
 @pytest.mark.parametrize("name", TESTS)
 @pytest.mark.parametrize("alpha", [0.35, 0.8])
-def test_of_independent_coins_a_test_refuses_one_in_twenty(name: str, alpha: float) -> None:
-    """Of 400 logs: between 6 and 38. Binomial(400, 0.05) is beyond with a chance of 3e-4, over the ten cases 3e-3."""
+def test_level_of_the_tests_of_independence(name: str, alpha: float) -> None:
+    """Of 400 logs 6 to 38 are rejected. Binomial(400, 0.05) is outside with probability 3e-4, over the ten cases 3e-3."""
     rng = np.random.default_rng(17)
     refused = sum(TESTS[name](drawn(rng, alpha, 5, 120)) < 0.05 for _ in range(400))
     assert 6 <= refused <= 38
@@ -278,28 +278,28 @@ def test_of_independent_coins_a_test_refuses_one_in_twenty(name: str, alpha: flo
 
 @pytest.mark.parametrize("name", TESTS)
 @pytest.mark.parametrize("correlation", [0.4, -0.4])
-def test_coins_that_follow_each_other_are_found(name: str, correlation: float) -> None:
-    """Of 6,000 coins at rate .6: lag 1 has a z of 31, lag 2 of 12; the weakest is the law of lengths, and it is at 1e-6 still."""
+def test_tests_of_independence_detect_a_chain(name: str, correlation: float) -> None:
+    """6,000 outcomes at rate .6: z is 31 at lag 1 and 12 at lag 2; the weakest test, accepted lengths, still has p = 1e-6."""
     rng = np.random.default_rng(18)
     logs = [log_of(chain(rng, 0.6, correlation, 300)) for _ in range(20)]
     assert TESTS[name](logs) < 1e-6
 
 
 def test_signs() -> None:
-    """Coins that follow each other have a positive correlation and few runs; coins that take turns the opposite."""
+    """Clustered outcomes have positive correlation and few runs; alternating outcomes the opposite."""
     rng = np.random.default_rng(19)
     for correlation in (0.3, -0.3):
-        coins = [chain(rng, 0.6, correlation, 400) for _ in range(10)]
-        found = rates_from_logs.lag_correlation(coins)
+        outcomes = [chain(rng, 0.6, correlation, 400) for _ in range(10)]
+        found = rates_from_logs.lag_correlation(outcomes)
         assert abs(found.correlation - correlation) < 5 * found.standard_error
-        assert abs(rates_from_logs.lag_correlation(coins, 2).correlation - correlation**2) < 5 * found.standard_error
-        assert rates_from_logs.runs_test(coins).z * correlation < -3
+        assert abs(rates_from_logs.lag_correlation(outcomes, 2).correlation - correlation**2) < 5 * found.standard_error
+        assert rates_from_logs.runs_test(outcomes).z * correlation < -3
 
 
-def test_easy_and_hard_requests_are_a_correlation_but_no_runs() -> None:
-    """Independent coins within each request, and requests at .3 or .9: neighbours share their request, their order is chance.
+def test_easy_and_hard_requests_show_in_correlation_but_not_in_runs() -> None:
+    """Independent outcomes within requests of rate .3 or .9: neighbours share the request's rate, their order is random.
 
-    Of 100 logs runs may refuse 15 at most: Binomial(100, 0.05) is above with a chance of 4e-5.
+    Of 100 logs the runs test may reject at most 15: Binomial(100, 0.05) is above with probability 4e-5.
     """
     rng = np.random.default_rng(20)
     by_mean = by_order = 0
@@ -313,7 +313,7 @@ def test_easy_and_hard_requests_are_a_correlation_but_no_runs() -> None:
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=120), LENGTHS)
 def test_chi_square_cell_by_cell(survivors: list[int], gamma: int) -> None:
-    """The cells that are taken are as many as all expect five rounds; the rest is Pearson's sum over them."""
+    """The number of cells is the largest at which all expect five rounds; the statistic is Pearson's sum over them."""
     log = [length for n in survivors for length in range(min(n, gamma) + 1, 0, -1)] + [1] * gamma
     played = rates_from_logs.play([log], gamma)
     whole = [accepted for *_, drafted, accepted in walked([log], gamma) if drafted == gamma]
@@ -340,7 +340,7 @@ def test_chi_square_cell_by_cell(survivors: list[int], gamma: int) -> None:
     assert near(found.p_value, float(stats.chi2.sf(float(statistic), found.degrees)), rtol=1e-6, atol=1e-12)
 
 
-def test_rounds_in_the_very_proportions_of_the_law_fit_it() -> None:
+def test_rounds_in_the_exact_proportions_fit() -> None:
     chances = [16, 8, 4, 2, 1, 1]
     log = [length for n, count in enumerate(chances) for _ in range(5 * count) for length in range(n + 1, 0, -1)]
     found = rates_from_logs.geometric_test(rates_from_logs.play([[*log, *[1] * 5]], 5))
@@ -356,8 +356,8 @@ def test_rounds_in_the_very_proportions_of_the_law_fit_it() -> None:
 @given(LOGS.filter(lambda logs: max(map(len, logs)) > 1), LENGTHS, st.sampled_from([0.0, 0.1, 0.5]))
 def test_predicted_and_observed(logs: list[list[int]], gamma: int, cost_ratio: float) -> None:
     (row,) = rates_from_logs.dependence(logs, [gamma], cost_ratio, 3, np.random.default_rng(0))
-    coins = [length > 1 for log in logs for length in log[:-1]]
-    alpha = Fraction(sum(coins), len(coins))
+    outcomes = [length > 1 for log in logs for length in log[:-1]]
+    alpha = Fraction(sum(outcomes), len(outcomes))
     prices: tuple[Callable[[int], Fraction], ...] = (lambda _: Fraction(1), Fraction)
     passes, drafts = (sum((recursion(alpha, gamma, len(log), price) for log in logs), Fraction(0)) for price in prices)
     expected = walked(logs, gamma)
@@ -371,9 +371,11 @@ def test_predicted_and_observed(logs: list[list[int]], gamma: int, cost_ratio: f
     assert math.isnan(row.low) == (len(logs) == 1)
 
 
-def test_independent_coins_are_predicted() -> None:
-    """Of 150 logs of 40 requests the interval holds 0 in 128 to 149: Binomial(150, 0.95) is beyond with a chance of 6e-4, and
-    percentiles of 40 requests are known to be a little narrow."""
+def test_iid_outcomes_are_predicted_without_error() -> None:
+    """Of 150 logs of 40 requests the interval covers 0 in 128 to 149: Binomial(150, 0.95) is outside with probability 6e-4.
+
+    Percentile intervals of 40 requests are slightly too narrow.
+    """
     rng = np.random.default_rng(21)
     rows = [rates_from_logs.dependence(drawn(rng, 0.7, 40, 50), [4], 0.1, 200, rng)[0] for _ in range(150)]
     assert 128 <= covered(((row.low, row.high) for row in rows), 0.0) <= 149
@@ -382,8 +384,8 @@ def test_independent_coins_are_predicted() -> None:
 
 
 @pytest.mark.parametrize("correlation", [0.4, -0.3])
-def test_what_a_chain_of_coins_does_is_what_its_theory_says(correlation: float) -> None:
-    """Observed are the tokens of `expected_tokens_markov`, predicted those of Eq. 1: too many if the correlation is positive."""
+def test_error_of_the_iid_prediction_for_a_markov_chain(correlation: float) -> None:
+    """Observed tokens follow `expected_tokens_markov`, predicted tokens Eq. 1: too many for positive correlation."""
     rng = np.random.default_rng(22)
     logs = [log_of(chain(rng, 0.7, correlation, 1000)) for _ in range(30)]
     for row in rates_from_logs.dependence(logs, [1, 4], 0.1, 200, rng):
@@ -395,16 +397,16 @@ def test_what_a_chain_of_coins_does_is_what_its_theory_says(correlation: float) 
         assert (row.expected_speedup > row.observed_speedup) == (correlation > 0)
 
 
-def test_one_seed_one_interval() -> None:
+def test_same_seed_same_interval() -> None:
     logs = drawn(np.random.default_rng(23), 0.7, 10, 30)
     once, again, other = (rates_from_logs.dependence(logs, [2, 3], 0.1, 50, np.random.default_rng(seed)) for seed in (1, 1, 2))
     assert once == again
     assert [row.low for row in once] != [row.low for row in other]
-    assert [row.error for row in once] == [row.error for row in other]  # only the interval is drawn
+    assert [row.error for row in once] == [row.error for row in other]  # only the interval is random
 
 
-def test_the_interval_is_of_requests_drawn_again() -> None:
-    """Each draw by itself: a log of the drawn requests has an error of its own, and the interval is of 95 % of these."""
+def test_interval_is_a_bootstrap_over_requests() -> None:
+    """Each resample of requests has its own error; the interval covers 95 % of these errors."""
     logs = drawn(np.random.default_rng(24), 0.7, 4, 20) + drawn(np.random.default_rng(25), 0.4, 3, 12)
     (row,) = rates_from_logs.dependence(logs, [3], 0.1, 40, np.random.default_rng(2))
     errors = []
@@ -418,21 +420,21 @@ def test_the_interval_is_of_requests_drawn_again() -> None:
 
 
 @given(st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=12), min_size=1, max_size=8), st.integers(1, 4))
-def test_means_over_rounds_and_over_sequences_are_plain_sums(logs: list[list[int]], gamma: int) -> None:
+def test_means_over_rounds_and_sequences_are_plain_sums(logs: list[list[int]], gamma: int) -> None:
     found = rates_from_logs.means(rates_from_logs.play(logs, gamma))
     rounds = [laws.tokens_of_rounds(log, gamma)[0] for log in logs]
     assert found.rounds == sum(rounds)
     assert near(found.over_rounds, sum(map(len, logs)) / sum(rounds), rtol=1e-12)
     assert near(found.over_sequences, np.mean([len(log) / count for log, count in zip(logs, rounds, strict=True)]), rtol=1e-12)
-    for count in range(1, len(logs) + 1):  # the fewest that have half: no fewer have, however chosen
+    for count in range(1, len(logs) + 1):  # no smaller set of sequences has half of the rounds
         most = max(sum(part) for part in itertools.combinations(rounds, count))
         assert (2 * most >= sum(rounds)) == (count >= found.half)
     assert found.sequences == len(logs)
     assert found.few == (found.half <= len(logs) / 4)
 
 
-def test_the_intervals_of_both_means_are_those_between_sequences() -> None:
-    """Sequences of three rates, drawn again: each interval of 95 % covers its mean in 360 to 397 of 400."""
+def test_coverage_of_the_intervals_of_both_means() -> None:
+    """Random sequences with three rates: each 95 % interval covers its mean in 360 to 397 of 400."""
     rng, covered = np.random.default_rng(11), np.zeros(2)
     pool = [rates_from_logs.play([log], 3) for rate in (0.4, 0.6, 0.8) for log in drawn(rng, rate, 20, 30)]
     rounds = np.array([each.accepted.size for each in pool])
@@ -456,20 +458,20 @@ FILES = sorted(DATA.glob("*.jsonl"))
 
 
 @pytest.mark.skipif(not FILES, reason="no acceptance logs: DECODESIM_DATA names the folder that holds acceptance/*.jsonl")
-def test_real_acceptances_are_not_independent() -> None:
-    """Every test finds it, of both drafters; what is predicted is above what is observed, at every draft length."""
+def test_real_acceptances_are_dependent() -> None:
+    """Every test detects it, for both drafters; the i.i.d. prediction is too high at every draft length."""
     rows = [json.loads(line) for file in FILES for line in file.read_text().splitlines()]
     for drafter in ("eagle", "ngram"):
         logs: list[list[int]] = [row[f"acc_{drafter}"]["acc_len"] for row in rows]
-        coins: list[NDArray[np.bool_]] = rates_from_logs.coins(logs)
-        assert rates_from_logs.lag_correlation(coins).correlation > 0.05
-        assert rates_from_logs.runs_test(coins).z < -10
+        outcomes: list[NDArray[np.bool_]] = rates_from_logs.coins(logs)
+        assert rates_from_logs.lag_correlation(outcomes).correlation > 0.05
+        assert rates_from_logs.runs_test(outcomes).z < -10
         assert rates_from_logs.geometric_test(rates_from_logs.play(logs, 3)).p_value < 1e-6
         found = rates_from_logs.dependence(logs, [1, 2, 3, 5, 7], 0.1, 200, np.random.default_rng(1))
         assert all(row.low > 0 for row in found)
-        if drafter == "eagle":  # the longer the draft the worse, as it reads the target's features
+        if drafter == "eagle":  # the error grows with the draft length, because the draft reads the target's features
             assert all(after.error > before.error for before, after in itertools.pairwise(found))
-            # Rounds of seven are right less often than a fresh draft is: the mean over positions does not see it.
+            # Rounds of seven accept less often than fresh drafts; the mean over positions does not show it.
             late = rates_from_logs.accepted_of_tested(rates_from_logs.play(logs, 7))
             assert float(late.high) < float(rates_from_logs.accepted_of_positions(logs).low)
         played = rates_from_logs.play(logs, 7)
@@ -479,8 +481,9 @@ def test_real_acceptances_are_not_independent() -> None:
 
 
 @pytest.mark.skipif(not FILES, reason="no acceptance logs: DECODESIM_DATA names the folder that holds acceptance/*.jsonl")
-def test_the_readme_has_the_errors_of_the_log_that_it_names() -> None:
-    said = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").partition("* Acceptance is not independent.")[2]
+def test_guide_quotes_the_errors_of_its_log() -> None:
+    page = Path(__file__).parents[2] / "notebooks" / "validation.md"
+    said = page.read_text(encoding="utf-8").partition("* Acceptance is not independent.")[2]
     [file] = [each for each in FILES if "gsm8k" in each.name]
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     heads = said.partition("of an n-gram drafter by")
@@ -492,16 +495,16 @@ def test_the_readme_has_the_errors_of_the_log_that_it_names() -> None:
         assert [percent for percent, _ in printed] == [f"{100 * row.error:.1f}" for row in found]
 
 
-# --- What is wrong --------------------------------------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------------------------------------
 
 RNG = np.random.default_rng(0)
 BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: rates_from_logs.rates([3], [2]), r"^successes must be at most the trials, got \[3\] of \[2\]"),
     (lambda: rates_from_logs.rates([-1], [2]), r"^successes\[0\] must be at least 0, got -1"),
     (lambda: rates_from_logs.rates([0.5], [2]), r"^successes\[0\] must be a whole number, got 0\.5"),
-    (lambda: rates_from_logs.ratio_interval([1, 2], [3]), "^successes and trials must be lists of one length"),
-    (lambda: rates_from_logs.ratio_interval(1, 3), "^successes and trials must be lists of one length"),
-    (lambda: rates_from_logs.ratio_interval([4, 2], [3, 3]), "^successes and trials must be lists .* the former fewer"),
+    (lambda: rates_from_logs.ratio_interval([1, 2], [3]), "^successes and trials must be lists of the same length"),
+    (lambda: rates_from_logs.ratio_interval(1, 3), "^successes and trials must be lists of the same length"),
+    (lambda: rates_from_logs.ratio_interval([4, 2], [3, 3]), "^successes and trials must be lists .* successes at most trials"),
     (lambda: rates_from_logs.play([], 3), r"^logs must be lists of whole numbers of at least 1, .*, got \[\]"),
     (lambda: rates_from_logs.play([[1], []], 3), r"^logs must be lists .*; logs\[1\] is \[\]"),
     (lambda: rates_from_logs.play([3, 2], 3), r"^logs must be lists .*; logs\[0\] is 3"),
@@ -510,16 +513,19 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: rates_from_logs.play([[2]], 0), "^draft_length must be at least 1, got 0"),
     (
         lambda: rates_from_logs.by_output_position(rates_from_logs.play([[2]], 1), [3]),
-        r"^edges must be at least two whole numbers that rise, got",
+        r"^edges must be at least two increasing whole numbers, got",
     ),
     (
         lambda: rates_from_logs.by_output_position(rates_from_logs.play([[2]], 1), [3, 3]),
-        r"^edges must be at least two whole numbers that rise",
+        r"^edges must be at least two increasing whole numbers",
     ),
     (lambda: rates_from_logs.lag_correlation([[1, 0]], 0), "^lag must be at least 1, got 0"),
-    (lambda: rates_from_logs.lag_correlation([[1, 0.5]]), r"^sequences\[0\] must be a list of coins, each 0 or 1, got \[1, 0\.5\]"),
+    (
+        lambda: rates_from_logs.lag_correlation([[1, 0.5]]),
+        r"^sequences\[0\] must be a list of outcomes, each 0 or 1, got \[1, 0\.5\]",
+    ),
     (lambda: rates_from_logs.runs_test([[1, 2]]), r"^sequences\[0\]\[1\] must be between 0 and 1, got 2"),
-    (lambda: rates_from_logs.runs_test([[]]), "^sequences must have at least one coin, got none"),
+    (lambda: rates_from_logs.runs_test([[]]), "^sequences must have at least one outcome, got none"),
     (lambda: rates_from_logs.dependence([[2, 1]], [], 0.1, 10, RNG), "^draft_lengths must have at least one length"),
     (lambda: rates_from_logs.dependence([[2, 1]], [0], 0.1, 10, RNG), "^draft_length must be at least 1, got 0"),
     (lambda: rates_from_logs.dependence([[2, 1]], [1], -0.1, 10, RNG), r"^cost_ratio must be at least 0, got -0\.1"),

@@ -1,4 +1,4 @@
-"""Laws of rounds, the walk of many drafts at once and its moments, each against one decoding after another in plain Python."""
+"""Laws of rounds, the vectorised walk and its moments, compared with a plain Python loop over single decodings."""
 
 import itertools
 import math
@@ -35,7 +35,7 @@ Floats = NDArray[np.float64]
 
 
 def walked(gamma: int, tokens: int, survivors: list[int]) -> list[tuple[int, int]]:
-    """Accepted and drafted tokens of each round, where so many survive of a draft from each position."""
+    """Accepted and drafted tokens of each round, given the accepted tokens of a draft from each position."""
     found, at = [], 0
     while at < tokens:
         length = min(gamma, tokens - 1 - at)
@@ -44,16 +44,16 @@ def walked(gamma: int, tokens: int, survivors: list[int]) -> list[tuple[int, int
     return found
 
 
-def tiles(coins: Floats, rows: int = 3) -> Iterator[Floats]:
-    """Coins by position in pieces, in one buffer, as they come."""
-    buffer = np.empty((rows, coins.shape[1]))
-    for start in range(0, len(coins), rows):
-        tile = buffer[: len(coins) - start]
-        tile[:] = coins[start : start + rows]
+def tiles(draws: Floats, rows: int = 3) -> Iterator[Floats]:
+    """Yield random draws by position in tiles that reuse one buffer, as the random streams do."""
+    buffer = np.empty((rows, draws.shape[1]))
+    for start in range(0, len(draws), rows):
+        tile = buffer[: len(draws) - start]
+        tile[:] = draws[start : start + rows]
         yield tile
 
 
-def some_coins(positions: int, replications: int = 7) -> Floats:
+def random_draws(positions: int, replications: int = 7) -> Floats:
     return np.random.default_rng(positions).random((positions, replications))
 
 
@@ -64,7 +64,7 @@ def refused(message: str) -> Any:
 # --- Laws of rounds ---
 
 
-def test_rates_by_place_multiply_to_chances_of_survival() -> None:
+def test_survival_is_the_cumulative_product_of_rates() -> None:
     assert Rounds.by_draft_position([0.5, 0.5, 0.0, 1.0]).survival.tolist() == [0.5, 0.25, 0.0, 0.0]
     assert Rounds([1.0, 1.0]).survival.tolist() == [1.0, 1.0]
     assert Rounds([]).survival.tolist() == []
@@ -73,13 +73,13 @@ def test_rates_by_place_multiply_to_chances_of_survival() -> None:
 @pytest.mark.parametrize(
     ("survival", "message"),
     [
-        ([0.5, 0.6], r"survival must be a list of chances that do not rise, got \[0.5, 0.6\]"),
-        ([[0.5]], r"survival must be a list of chances that do not rise, got \[\[0.5\]\]"),
+        ([0.5, 0.6], r"survival must be a list of non-increasing probabilities, got \[0.5, 0.6\]"),
+        ([[0.5]], r"survival must be a list of non-increasing probabilities, got \[\[0.5\]\]"),
         ([1.1], r"survival\[0\] must be between 0 and 1, got 1.1"),
         ([0.5, -0.1], r"survival\[1\] must be between 0 and 1, got -0.1"),
     ],
 )
-def test_chances_that_rise_or_are_none_are_refused(survival: Any, message: str) -> None:
+def test_increasing_or_impossible_survival_is_refused(survival: Any, message: str) -> None:
     with refused(message):
         Rounds(survival)
     with refused(r"acceptance_rates\[1\] must be between 0 and 1, got 1.5"):
@@ -88,7 +88,7 @@ def test_chances_that_rise_or_are_none_are_refused(survival: Any, message: str) 
         Rounds.by_draft_position([-0.5])
 
 
-def test_a_rate_that_a_round_shares_has_the_moments_of_its_beta_law() -> None:
+def test_shared_rate_has_the_moments_of_its_beta_distribution() -> None:
     for rate, concentration in ((Fraction(4, 5), 10), (Fraction(1, 2), 1), (Fraction(1, 4), 40)):
         a, b, want, moment = rate * concentration, (1 - rate) * concentration, [], Fraction(1)
         for i in range(4):
@@ -108,34 +108,34 @@ def test_a_rate_that_a_round_shares_has_the_moments_of_its_beta_law() -> None:
         ((0.5, -1), "concentration must be finite and at least 0, got -1|concentration must be at least 0, got -1"),
     ],
 )
-def test_a_shared_rate_that_is_none_is_refused(given_: tuple[float, float], message: str) -> None:
+def test_impossible_shared_rates_are_refused(given_: tuple[float, float], message: str) -> None:
     with refused(message):
         Rounds.shared_rate(*given_, 3)
 
 
-def test_as_many_survive_as_there_are_chances_above_the_coin() -> None:
-    law, coins = Rounds([0.9, 0.5, 0.5, 0.1]), some_coins(7)
-    coins[0, :4] = 0.9, 0.5, 0.1, 0.0
+def test_accepted_tokens_are_the_survival_probabilities_above_the_draw() -> None:
+    law, draws = Rounds([0.9, 0.5, 0.5, 0.1]), random_draws(7)
+    draws[0, :4] = 0.9, 0.5, 0.1, 0.0
     for longest in (0, 1, 3, 4, 6):
-        want = (law.survival[:longest] > coins[..., None]).sum(axis=-1)
-        assert law.survivors(tiles(coins), longest).tolist() == want.tolist()
+        want = (law.survival[:longest] > draws[..., None]).sum(axis=-1)
+        assert law.survivors(tiles(draws), longest).tolist() == want.tolist()
 
 
-def test_the_coin_of_a_round_s_first_position_decides_of_all_of_it() -> None:
-    law, coins = Rounds([0.9, 0.6, 0.3]), some_coins(5, 4)
-    first = (law.survival > coins[0, :, None]).sum(axis=-1)
-    second = (law.survival > coins[2, :, None]).sum(axis=-1)
-    outcomes = law.drafts(tiles(coins))
+def test_the_draw_at_the_first_position_decides_the_whole_round() -> None:
+    law, draws = Rounds([0.9, 0.6, 0.3]), random_draws(5, 4)
+    first = (law.survival > draws[0, :, None]).sum(axis=-1)
+    second = (law.survival > draws[2, :, None]).sum(axis=-1)
+    outcomes = law.drafts(tiles(draws))
     place = np.zeros(4, dtype=np.uint8)
     assert next(outcomes)(place).tolist() == (first > 0).tolist()
     assert next(outcomes)(place + 1).tolist() == (first > 1).tolist()
-    mixed = np.array([0, 2, 0, 2], dtype=np.uint8)  # two of the four start anew
+    mixed = np.array([0, 2, 0, 2], dtype=np.uint8)  # two of the four start a new round
     now = np.where(mixed == 0, second, first)
     assert next(outcomes)(mixed).tolist() == (mixed < now).tolist()
     assert next(outcomes)(np.where(mixed == 0, 1, 3).astype(np.uint8)).tolist() == (np.where(mixed == 0, 1, 3) < now).tolist()
 
 
-def test_chances_by_place_give_back_the_survival() -> None:
+def test_draft_chances_multiply_to_survival() -> None:
     for survival in ([0.9, 0.45, 0.45], [0.5, 0.0, 0.0], [0.0, 0.0, 0.0]):
         low, high = Rounds(survival).draft_chances(4, 3)
         assert low.shape == high.shape == (4, 4)
@@ -143,36 +143,36 @@ def test_chances_by_place_give_back_the_survival() -> None:
             assert np.cumprod(rates[:3]) == pytest.approx(survival, abs=1e-15)
             assert rates[3] == 0
     assert Rounds([0.9, 0.45]).draft_chances(1, 1)[0].tolist() == [[0.9, 0.0]]
-    with refused("acceptance must be known for each of draft_length=3 places in a draft, got 2"):
+    with refused("acceptance must be known for each of draft_length=3 positions in a draft, got 2"):
         Rounds([0.9, 0.45]).draft_chances(1, 3)
 
 
 # --- Recorded rounds ---
 
 
-def test_a_replication_is_one_of_the_records() -> None:
+def test_a_replication_replays_one_record() -> None:
     records = [[2, 0, 1, 5], [3, 2, 1, 0], [0, 0, 0, 1]]
     first = [0.0, 0.33, 0.34, 0.66, 0.67, 0.99]
-    coins = np.tile(first, (4, 1))
-    coins[1:] = 0.5  # only the first coin chooses
+    draws = np.tile(first, (4, 1))
+    draws[1:] = 0.5  # only the first draw chooses the record
     law, which = ReplayRounds(records), [0, 0, 1, 1, 2, 2]
     for longest in (0, 2, 9):
         want = [[min(records[record][position], longest) for record in which] for position in range(4)]
-        assert law.survivors(tiles(coins, 2), longest).tolist() == want
-    outcome = next(law.drafts(tiles(coins, 2)))
+        assert law.survivors(tiles(draws, 2), longest).tolist() == want
+    outcome = next(law.drafts(tiles(draws, 2)))
     assert outcome(np.zeros(6, dtype=np.uint8)).tolist() == [records[record][0] > 0 for record in which]
     with refused("records must cover more than 4 output positions; take fewer tokens"):
         law.survivors(tiles(np.tile(first, (5, 1)), 2), 2)
 
 
 @pytest.mark.parametrize("records", [[], [[]], [1, 2], [[[1]]]])
-def test_records_of_another_form_are_refused(records: Any) -> None:
+def test_records_of_wrong_shape_are_refused(records: Any) -> None:
     with refused("records must be lists of accepted lengths, all of one length of at least 1"):
         ReplayRounds(records)
 
 
 @pytest.mark.parametrize(("records", "message"), [([[1, -1]], r"records\[0, 1\] must be at least 0"), ([[0.5]], "records")])
-def test_records_of_what_is_no_length_are_refused(records: Any, message: str) -> None:
+def test_records_that_are_no_lengths_are_refused(records: Any, message: str) -> None:
     with refused(message):
         ReplayRounds(records)
     assert ReplayRounds([[0]]).records.tolist() == [[0]]
@@ -190,13 +190,13 @@ def walks(draw: st.DrawFn) -> tuple[int, int, list[list[int]]]:
 
 
 @given(walks())
-def test_the_walk_is_one_decoding_after_another(walk: tuple[int, int, list[list[int]]]) -> None:
+def test_walk_equals_a_loop_over_single_decodings(walk: tuple[int, int, list[list[int]]]) -> None:
     gamma, tokens, records = walk
     rng = np.random.default_rng(tokens)
     prices = RoundPrices(*rng.integers(1, 50, (3, gamma + 1)).astype(np.float64))
     count = len(records)
-    coins = np.tile((np.arange(count) + 0.5) / count, (tokens, 1))
-    tally = fixed(gamma, tokens, ReplayRounds(records).drafts(tiles(coins)), prices, count)
+    draws = np.tile((np.arange(count) + 0.5) / count, (tokens, 1))
+    tally = fixed(gamma, tokens, ReplayRounds(records).drafts(tiles(draws)), prices, count)
     runs = [walked(gamma, tokens, record) for record in records]
     assert tally.rounds.tolist() == [len(run) for run in runs]
     assert tally.drafted.tolist() == [sum(length for _, length in run) for run in runs]
@@ -208,7 +208,7 @@ def test_the_walk_is_one_decoding_after_another(walk: tuple[int, int, list[list[
     assert sum(kept) + len(kept) == tokens * count
 
 
-def test_the_walk_asks_for_an_outcome_of_each_position_but_the_last() -> None:
+def test_walk_reads_an_outcome_at_every_position_but_the_last() -> None:
     places: list[list[int]] = []
 
     def outcome(place: NDArray[np.uint8]) -> NDArray[np.bool_]:
@@ -220,7 +220,7 @@ def test_the_walk_asks_for_an_outcome_of_each_position_but_the_last() -> None:
     assert tally.rounds.tolist() == [2.0, 6.0]
 
 
-def test_a_long_draft_is_counted_whole() -> None:
+def test_drafts_of_250_tokens_are_counted() -> None:
     prices = RoundPrices(np.arange(251.0), np.ones(251), np.full(251, 3.0))
     tally = fixed(250, 300, iter([lambda place: np.ones(1, dtype=np.bool_)] * 299), prices, 1)
     assert [values.tolist() for values in tally[:5]] == [[250.0 + 48], [2.0], [6.0], [2.0], [250.0 + 48]]
@@ -230,14 +230,14 @@ def test_a_long_draft_is_counted_whole() -> None:
 # --- Prices ---
 
 
-def test_prices_of_rounds_by_hand() -> None:
+def test_round_prices_by_hand() -> None:
     cost = UnitCost(10, final_head=2.0, cost_ratio=0.25, link=5.0, verify_cost=((1, 2.0), (2, 3.0), (3, 7.0)))
     time, busy, operations = round_prices(cost, 2)
     assert time.tolist() == busy.tolist() == [12.0, 3.0 + 18.0, 6.0 + 42.0]
     time, busy, _ = round_prices(cost, 2, separate=True)
     assert busy.tolist() == [12.0, 21.0, 48.0]
     assert time.tolist() == [12.0, 31.0, 58.0]
-    assert operations[0] == 1  # who drafts nothing needs no ratio
+    assert operations[0] == 1  # without drafts no ratio is needed
     assert np.isnan(operations[1:]).all()
     assert round_prices(replace(cost, operations_ratio=0.25), 2).operations.tolist() == [1.0, 2.25, 3.5]
     assert [len(prices) for prices in round_prices(UnitCost(1, cost_ratio=0.0), 0)] == [1, 1, 1]
@@ -249,7 +249,7 @@ def test_prices_of_rounds_by_hand() -> None:
 
 
 def likely(law: Any, positions: int) -> Iterator[tuple[float, list[int]]]:
-    """Every way that a law's luck may go, as numbers of survivors by position, with its chance."""
+    """All possible outcomes of a law, as (probability, accepted tokens by start position)."""
     if isinstance(law, Rounds):
         ends = np.append(law.survival, 0.0)
         mass = np.append(1.0, ends[:-1]) - ends
@@ -275,7 +275,7 @@ LAWS: list[Any] = [
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5])
 @pytest.mark.parametrize("gamma", [0, 1, 2, 3])
-def test_moments_are_those_of_all_luck(law: Any, tokens: int, gamma: int) -> None:
+def test_moments_equal_enumeration_of_all_outcomes(law: Any, tokens: int, gamma: int) -> None:
     time, busy, operations = np.array([[1.0, 1.75, 4.0, 3.5], [1.0, 1.5, 2.25, 3.0], [1.0, 7.0, 5.0, 8.5]])[:, : gamma + 1]
     ways = [(chance, walked(gamma, tokens, [*run, 0])) for chance, run in likely(law, tokens - 1)]
 
@@ -294,7 +294,7 @@ def test_moments_are_those_of_all_luck(law: Any, tokens: int, gamma: int) -> Non
 
 
 @given(st.floats(0, 1), st.integers(0, 6), st.integers(1, 60))
-def test_a_certain_decoding_has_no_variance_below_zero(rate: float, gamma: int, tokens: int) -> None:
+def test_variance_is_never_negative(rate: float, gamma: int, tokens: int) -> None:
     prices = RoundPrices(*np.full((3, gamma + 1), 0.1))
     assert moments(gamma, tokens, Iid(rate), prices).variance >= 0
 
@@ -307,7 +307,7 @@ def test_a_certain_decoding_has_no_variance_below_zero(rate: float, gamma: int, 
     ],
 )
 @pytest.mark.parametrize("tokens", [1, 2, 5])
-def test_moments_of_records_are_their_means(law: Any, survivors: list[list[int]], tokens: int) -> None:
+def test_moments_of_records_are_averages_over_records(law: Any, survivors: list[list[int]], tokens: int) -> None:
     time, busy, operations = np.array([[1.0, 1.75, 4.0], [1.0, 1.5, 2.25], [1.0, 7.0, 5.0]])
     runs = [walked(2, tokens, run) for run in survivors]
     times = [sum(time[length] for _, length in run) for run in runs]
@@ -320,7 +320,7 @@ def test_moments_of_records_are_their_means(law: Any, survivors: list[list[int]]
     assert tuple(found) == pytest.approx(want, rel=1e-14)
 
 
-def test_a_law_that_is_none_of_these_is_refused() -> None:
+def test_moments_refuse_an_unknown_law() -> None:
     class Other(Law):
         mean = variance = pmf = sample = None  # type: ignore[assignment]
 
@@ -328,12 +328,12 @@ def test_a_law_that_is_none_of_these_is_refused() -> None:
         moments(1, 2, Other(), FLAT)
 
 
-def test_a_tally_has_a_name_for_each_of_its_values() -> None:
+def test_tally_fields() -> None:
     assert Tally._fields == ("time", "busy", "operations", "rounds", "drafted", "accepted")
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 12), st.integers(0, 5), st.booleans()), min_size=2, max_size=6))
-def test_decodings_of_any_sizes_and_laws_are_together_what_they_are_alone(asked: list[tuple[int, int, int, bool]]) -> None:
+def test_moments_of_many_equal_moments_of_each(asked: list[tuple[int, int, int, bool]]) -> None:
     laws = [Iid(0.3), Iid(1.0), Markov(0.6, 0.3), Rounds.by_draft_position([0.9, 0.4, 0.4, 0.1]), ByPosition([0.5] * 6 + [0.9] * 6),
             Replay([[True, False, True, True] * 3])]  # fmt: skip
     choices = [

@@ -1,4 +1,4 @@
-"""SkipDecode in closed form: the schedule in fractions, its laws, what the paper's tables follow from, and errors."""
+"""SkipDecode in closed form: the schedule in exact fractions, its properties, the paper's tables, and errors."""
 
 import itertools
 import math
@@ -30,7 +30,7 @@ def schedules(draw: st.DrawFn) -> tuple[int, int, int, int, int]:
 
 
 def exactly(least: int, most: int, prompt: int, sequence: int, generated: int) -> list[Fraction]:
-    """token_idx of Section 2.3, word for word, of the positions behind the prompt."""
+    """token_idx of Section 2.3, verbatim, for the positions after the prompt."""
     parts = (Fraction(position - prompt, sequence - prompt) for position in range(prompt, prompt + generated))
     return [(1 - t) * most + t * least for t in parts]
 
@@ -55,8 +55,8 @@ def test_the_schedule_as_printed(choice: tuple[int, int, int, int, int]) -> None
 
 
 @given(schedules(), st.floats(0, 5))
-def test_it_never_rises_and_stays_within_its_bounds(choice: tuple[int, int, int, int, int], power: float) -> None:
-    """Property 30: so nothing that a later token needs was skipped, for any power and any rounding."""
+def test_the_schedule_never_rises_and_stays_within_its_bounds(choice: tuple[int, int, int, int, int], power: float) -> None:
+    """Property 30: no layer that a later token needs was skipped, for any power and rounding."""
     for rounding in (None, *ROUNDED):
         layers = skipdecode.exit_layers(*choice, rounding=rounding, power=power)
         assert np.all(np.diff(layers) <= 1e-12)
@@ -81,20 +81,20 @@ def test_whole_powers_in_fractions(choice: tuple[int, int, int, int, int], power
     assert skipdecode.mean_layers(*choice, power=power) == pytest.approx(float(sum(exact) / len(exact)), rel=1e-13)
 
 
-def test_a_half_is_one_to_nine_digits() -> None:
-    """Of two layers, behind half of the budget: 1 + 2^-power of them, which nears 1.5 from below as the power nears 1."""
+def test_halves_are_recognised_to_nine_digits() -> None:
+    """Of two layers, after half of the schedule: 1 + 2^-power layers, which approaches 1.5 from below as the power approaches 1."""
     for below, layers in ((0.0, 2), (1e-12, 2), (4e-10, 2), (6e-10, 1), (1e-8, 1)):
         found = skipdecode.exit_layers(1, 2, 0, 2, 2, rounding="half-up", power=-math.log2(0.5 - below))
         assert found.tolist() == [2, layers]
 
 
 @given(schedules())
-def test_the_whole_budget(choice: tuple[int, int, int, int, int]) -> None:
+def test_the_whole_schedule(choice: tuple[int, int, int, int, int]) -> None:
     least, most, prompt, sequence, _ = choice
     span = sequence - prompt
     whole = skipdecode.mean_layers(least, most, prompt, sequence, span)
     assert whole == pytest.approx((most + least) / 2 + (most - least) / (2 * span), rel=1e-13)
-    # The least is not reached but by rounding, and by that only where a step is less than a half.
+    # The minimum is reached only by rounding, and only if a step is less than a half.
     last = skipdecode.exit_layers(least, most, prompt, sequence, span)[-1]
     assert last == pytest.approx(least + (most - least) / span, rel=1e-13)
     reached = skipdecode.exit_layers(least, most, prompt, sequence, span, rounding="half-up")[-1] == least
@@ -105,7 +105,7 @@ def test_the_whole_budget(choice: tuple[int, int, int, int, int]) -> None:
 def test_layers_are_the_first_and_the_topmost_and_nested(one: int, two: int, three: int) -> None:
     warm_up, budget, layers = sorted((one, two, three))
     found = skipdecode.spans(budget, warm_up, layers)
-    assert all(first < last for first, last in found)  # none is empty, and none goes on where one before it ends
+    assert all(first < last for first, last in found)  # no empty or adjacent ranges
     assert all(before[1] < after[0] for before, after in itertools.pairwise(found))
 
     def used(budget: int) -> list[int]:
@@ -118,10 +118,10 @@ def test_layers_are_the_first_and_the_topmost_and_nested(one: int, two: int, thr
     assert used(layers) == list(range(layers))
 
 
-# --- The paper's numbers ------------------------------------------------------------------------------------------------
+# --- Published numbers --------------------------------------------------------------------------------------------------
 
 
-def test_targets_are_the_middles_of_seven_rows_out_of_eight() -> None:
+def test_targets_are_the_midpoints_of_seven_rows_out_of_eight() -> None:
     wrong = [(least, most, target) for rows in ROWS.values() for least, most, target, _ in rows if (least + most) / 2 != target]
     assert wrong == [(11, 22, 16)]
 
@@ -134,12 +134,12 @@ def lengths(model: str, rounding: str | None) -> list[set[int]]:
 
 
 @given(schedules(), st.sampled_from([None, *ROUNDED]), st.integers(10, 400), st.integers(1, 5))
-@example((1, 2, 0, 40, 1), None, 15, 5)  # 37 tokens have a mean of 1.55, which in floats is more than .05 from 1.5
-@example((8, 16, 60, 160, 1), "half-up", 160, 0)  # as long as the layers have not fallen: no more and no less
+@example((1, 2, 0, 40, 1), None, 15, 5)  # 37 tokens have a mean of 1.55, which differs in floats by more than .05 from 1.5
+@example((8, 16, 60, 160, 1), "half-up", 160, 0)  # exactly the lengths before the layers fall
 def test_response_lengths_of_a_printed_mean(
     choice: tuple[int, int, int, int, int], rounding: str | None, mean: int, within: int
 ) -> None:
-    """In fractions, bounds included: a mean in the middle of two printed ones may have been printed as either."""
+    """In exact fractions, bounds included: a mean halfway between two printed ones may have been printed as either."""
     least, most, prompt, sequence, _ = choice
     layers = exactly(least, most, prompt, sequence, sequence - prompt)
     whole = [layer if rounding is None else Fraction(ROUNDED[rounding](layer)) for layer in layers]
@@ -149,7 +149,7 @@ def test_response_lengths_of_a_printed_mean(
     assert found == exact
 
 
-def test_one_response_length_explains_all_rows_of_the_small_model_if_halves_are_rounded_up() -> None:
+def test_one_response_length_explains_the_small_model_with_half_up_rounding() -> None:
     assert set.intersection(*lengths("1.3B", "half-up")) == {34}
     for rounding in ("half-even", "floor", "ceil", None):
         assert not set.intersection(*lengths("1.3B", rounding))
@@ -165,8 +165,8 @@ def test_no_response_length_explains_the_rows_of_the_large_model() -> None:
         assert not set.intersection(*lengths("6.7B", rounding))
 
 
-def test_what_is_labelled_2x_skips_less_than_half_of_the_layers() -> None:
-    """Table 4's means at the label 2x: E2E, Reddit, CNN-DM; over its own bases of 24 and 30 layers."""
+def test_rows_labelled_2x_skip_less_than_half_of_the_layers() -> None:
+    """Table 4's means at the label 2x: E2E, Reddit, CNN-DM; relative to its bases of 24 and 30 layers."""
     means = [(24, 14.7), (24, 15.6), (24, 15.6), (30, 20.3), (30, 19.8), (30, 21.3)]
     found = [float(skipdecode.layer_speedup(base, mean)) for base, mean in means]
     assert (round(min(found), 2), round(max(found), 2)) == (1.41, 1.63)
@@ -193,7 +193,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "message"), BAD)
-def test_a_bad_schedule_is_refused(change: dict[str, Any], message: str) -> None:
+def test_invalid_schedules_are_refused(change: dict[str, Any], message: str) -> None:
     for function in (skipdecode.exit_layers, skipdecode.mean_layers):
         with pytest.raises(ParameterError, match=f"^{message}"):
             function(**{**GOOD, **change})  # type: ignore[operator]

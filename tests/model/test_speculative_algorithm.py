@@ -1,4 +1,4 @@
-"""Speculative decoding as a process: its steps one by one, its rounds on every path, and what it refuses."""
+"""Speculative decoding as a process: its steps by hand, its rounds for random outcomes, and its errors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ LAYERS = 5
 def decoded(
     survivors: Sequence[int], prompt: int = 1, *, stop: int | None = None, **choice: Any
 ) -> tuple[list[Forward], list[Commit]]:
-    """Passes and commits of a decoding of as many tokens as there are numbers of survivors."""
+    """Passes and commits of a decoding of len(survivors) tokens."""
     parameters = Parameters(LAYERS, **choice)
     world = World(prompt, LAYERS, drafts={"draft": DraftOutcomes("target", survivors)})
     steps = speculative.decode(parameters, range(prompt), len(survivors), () if stop is None else (stop,))
@@ -45,7 +45,7 @@ def decoded(
 
 
 def driven(steps: Any, *answers: Any) -> tuple[list[Any], Any]:
-    """What a process asks for, where these are the answers, and what it returns."""
+    """Steps of a process that gets these answers, and its return value."""
     asked = [steps.send(None)]
     for answer in answers:
         try:
@@ -60,8 +60,8 @@ def driven(steps: Any, *answers: Any) -> tuple[list[Any], Any]:
 
 @pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize(("placement", "unit"), [("colocated", 0), ("separate", 1)])
-def test_every_pass_of_a_decoding_by_hand(sampled: bool, placement: str, unit: int) -> None:
-    """Of the first draft all survive, so that the next reads two tokens; then one of two; then one is left to decode."""
+def test_all_passes_of_a_decoding_by_hand(sampled: bool, placement: str, unit: int) -> None:
+    """All of the first draft is accepted, so the next pass reads two tokens; then one of two; then one token is left."""
     passes, commits = decoded(
         [2, 9, 9, 1, 9, 0], prompt=3, draft_length=2, sampled=sampled, placement=placement, draft_layers=4
     )
@@ -71,23 +71,23 @@ def test_every_pass_of_a_decoding_by_hand(sampled: bool, placement: str, unit: i
         ("draft", (4, 5), 4, 1), ("draft", (6,), 6, 1), ("target", (5, 6, passes[7].tokens[2]), 5, 3),
         ("target", (7,), 7, 1),
     ]  # fmt: skip
-    assert passes[7].tokens[2] < 0  # a wrong one
-    assert passes[0].unit is None  # wherever it starts
+    assert passes[7].tokens[2] < 0  # a wrong token
+    assert passes[0].unit is None  # the target runs on its default unit
     assert {(step.role, step.unit, step.layers.first, step.layers.last, step.state) for step in passes[1:]} == {
         ("target", 0, 0, LAYERS, None), ("draft", unit, 0, 4, None),
     }  # fmt: skip
     assert commits == [Commit("round", (3, 4, 5), 2), Commit("round", (6, 7), 2), Commit("round", (8,), 0)]
 
 
-def test_without_a_prompt_but_one_token_nothing_is_read_first() -> None:
+def test_a_prompt_of_one_token_needs_no_prefill() -> None:
     passes, _ = decoded([0], draft_length=3)
     assert passes == [Forward("target", (0,), 0, LayerSpan(0, LAYERS), None, heads=1, unit=0)]
     passes, _ = decoded([0], prompt=2, draft_length=3)
     assert [step.tokens for step in passes] == [(0,), (0,), (1,)]
 
 
-def test_rejected_tokens_are_cut_from_both_caches() -> None:
-    """Of three drafted tokens one survives: what both models read next stands behind the two tokens that came out."""
+def test_rejected_tokens_are_removed_from_both_caches() -> None:
+    """One of three drafted tokens is accepted: the next passes of both models start after the two emitted tokens."""
     passes, commits = decoded([1, 0, 3, 0, 0, 0], draft_length=3)
     assert commits[0].tokens == (1, 2)
     after = passes[4:]
@@ -95,8 +95,8 @@ def test_rejected_tokens_are_cut_from_both_caches() -> None:
 
 
 @pytest.mark.parametrize("sampled", [False, True])
-def test_the_reads_of_a_verification(sampled: bool) -> None:
-    """Greedy the target is asked for its token, sampled for both chances; each at the drafted token's own place."""
+def test_reads_of_a_verification(sampled: bool) -> None:
+    """Greedy: the target's token; sampled: both probabilities; each at the drafted token's position."""
     drafted = [Guess(7, "first"), Guess(8, "second")]
     answers = [0.5, 1.0, 0.25, 0.25, 0.5, 0.9, 3] if sampled else [7, 3]
     asked, found = driven(speculative.verify(Model("target", LAYERS, 0, 4), [5, 6], drafted, sampled), "out", *answers)
@@ -113,36 +113,36 @@ def test_the_reads_of_a_verification(sampled: bool) -> None:
 
 
 @pytest.mark.parametrize(("number", "kept"), [(0.49, 1), (0.5, 0), (0.51, 0)])
-def test_a_token_is_kept_where_the_number_is_below_p_over_q(number: float, kept: int) -> None:
+def test_a_token_is_accepted_if_the_uniform_draw_is_below_p_over_q(number: float, kept: int) -> None:
     steps = speculative.verify(Model("target", LAYERS, 0), [5], [Guess(7, "draft")], True)
     asked, found = driven(steps, "out", 0.2, 0.4, number, 9)
     assert found == (kept, 9)
     assert asked[-1] == (Read("sample", "out") if kept else Read("residual", "out", -2, against="draft"))
 
 
-def test_nothing_comes_out_behind_the_stop() -> None:
+def test_nothing_is_emitted_after_a_stop_token() -> None:
     for stop, want in ((1, (1,)), (2, (1, 2)), (3, (1, 2, 3))):
         _, commits = decoded([2, 0, 0, 0, 0, 0], draft_length=2, stop=stop)
         assert commits == [Commit("round", want, 2)]
     _, commits = decoded([2, 0, 0, 0, 0, 0], draft_length=2, stop=4)
     assert [commit.tokens for commit in commits] == [(1, 2, 3), (4,)]
-    # A prompt that ends with it does not end the text.
+    # A stop token at the end of the prompt does not end the sequence.
     _, commits = decoded([0, 0], prompt=3, draft_length=0, stop=2)
     assert [commit.tokens for commit in commits] == [(3,), (4,)]
 
 
-def test_a_draft_reads_greedily_or_draws() -> None:
+def test_a_draft_is_greedy_or_sampled() -> None:
     for sampled, kind in ((False, "next"), (True, "sample")):
         asked, found = driven(speculative.draft(Model("draft", 2, 1, 1, sampled), [5, 6], 1), "out", 9)
         assert asked == [Forward("draft", (6,), 1, LayerSpan(0, 2), None, heads=1, unit=1), Read(kind, "out")]  # type: ignore[arg-type]
         assert found == [Guess(9, "out")]
 
 
-# --- On every path ---
+# --- Random outcomes ---
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.integers(0, 5), st.booleans(), st.integers(1, 3))
-def test_rounds_follow_each_other_as_the_survivors_say(survivors: list[int], gamma: int, sampled: bool, prompt: int) -> None:
+def test_rounds_follow_the_accepted_lengths(survivors: list[int], gamma: int, sampled: bool, prompt: int) -> None:
     n, at, want, drafted = len(survivors), 0, [], 0
     while at < n:
         length = min(gamma, n - at - 1)
@@ -163,7 +163,7 @@ def test_rounds_follow_each_other_as_the_survivors_say(survivors: list[int], gam
 # --- Parameters ---
 
 
-def test_what_a_choice_says_of_itself() -> None:
+def test_properties_of_the_parameters() -> None:
     choice = Parameters(40, 3)
     assert (choice.sampled, choice.placement, choice.draft_layers) == (False, "colocated", 1)
     assert (choice.longest_draft, choice.units, Parameters(40, 3, placement="separate").units) == (3, 1, 2)
@@ -171,7 +171,7 @@ def test_what_a_choice_says_of_itself() -> None:
     assert dict(Parameters.IMITATES) == {"draft": ("target", "accept")}
     assert dict(Parameters.ALIASES) == {"num_speculative_tokens": "draft_length"}
     assert Model("target", 4, 0) == Model("target", 4, 0, 0, False)
-    assert MAX_DRAFT == 250  # a place in a draft, and the one behind it, fit a byte
+    assert MAX_DRAFT == 250  # positions in a draft, and the one after it, fit a byte
     assert Parameters(1, MAX_DRAFT).longest_draft == MAX_DRAFT
     assert Parameters(1, 0).longest_draft == 0
 
@@ -186,10 +186,10 @@ def test_what_a_choice_says_of_itself() -> None:
         ({"draft_layers": 0}, "draft_layers must be between 1 and 10000, got 0"),
         ({"draft_layers": 10001}, "draft_layers must be between 1 and 10000, got 10001"),
         ({"sampled": 1}, "sampled must be true or false, got 1"),
-        ({"placement": "beside"}, "unknown placement 'beside'; known: colocated, separate"),
+        ({"placement": "adjacent"}, "unknown placement 'adjacent'; known: colocated, separate"),
     ],
 )
-def test_what_no_choice_may_be_is_refused(change: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError) as error:
         Parameters(**{"layers": 4, "draft_length": 2} | change)
     assert str(error.value) == message
@@ -197,7 +197,7 @@ def test_what_no_choice_may_be_is_refused(change: dict[str, Any], message: str) 
     assert Parameters(layers=1, draft_length=2, draft_layers=1)
 
 
-def test_commits_hold_what_was_kept_and_the_target_s_own() -> None:
+def test_commits_hold_the_accepted_tokens_and_the_targets_own() -> None:
     text, guesses = [4], [Guess(7, None), Guess(8, None)]
     assert list(speculative.commit(text, guesses, 1, 9)) == [Commit("round", (7, 9), 2)]
     assert text == [4, 7, 9]

@@ -1,4 +1,4 @@
-"""Speculative decoding of batches, as a process: every text is what it is alone, and passes are over all texts that are left."""
+"""Speculative decoding of batches as a process: each sequence equals its decoding alone; passes cover all remaining sequences."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def world(survivors: Sequence[int], prompt: int = 1) -> World:
 
 
 def steps_of(steps: Steps, answers: World, wanted: int = 10**6) -> list[Any]:
-    """All that a process asks for; passes answer for themselves."""
+    """All steps of a process; passes are their own answers."""
     found: list[Any] = []
     out = interpreter.CountedWork()
     answers.written, answers.generated = out.tokens, out.sequences
@@ -45,7 +45,7 @@ def steps_of(steps: Steps, answers: World, wanted: int = 10**6) -> list[Any]:
 
 
 def one_at_a_time(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
-    """Algorithm 1 for one text, as the paper has it."""
+    """Algorithm 1 of the paper for one sequence."""
     text, end = list(prompt), len(prompt) + tokens
     drafter = yield from speculative.start(parameters, text, parameters.sampled)
     while len(text) < end:
@@ -66,7 +66,7 @@ def choice(luck: Sequence[Sequence[int]], batch: int, **more: Any) -> Parameters
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=9), CHOICES, st.integers(1, 3))
-def test_a_batch_of_one_text_is_that_text(survivors: list[int], more: dict[str, Any], prompt: int) -> None:
+def test_a_batch_of_one_sequence_is_that_sequence(survivors: list[int], more: dict[str, Any], prompt: int) -> None:
     n, single = len(survivors), Parameters(LAYERS, **more)
     want = steps_of(one_at_a_time(single, range(prompt), n), world(survivors, prompt))
     for one in (single, dataclasses.replace(single, sequences=1, batching="static", lengths=(n,))):
@@ -75,10 +75,10 @@ def test_a_batch_of_one_text_is_that_text(survivors: list[int], more: dict[str, 
 
 
 @given(LUCK, CHOICES, st.integers(1, 5), st.data())
-def test_a_text_is_what_it_is_alone_whatever_its_batch(
+def test_a_sequence_is_independent_of_its_batch(
     luck: list[list[int]], more: dict[str, Any], batch: int, data: st.DataObject
 ) -> None:
-    """Its tokens, its rounds and what every round accepts; with prompts of its own too, of any length."""
+    """Its tokens, its rounds and their accepted lengths; also with separate prompts of any length."""
     prompts = data.draw(st.none() | st.lists(st.integers(1, 4), min_size=len(luck), max_size=len(luck)))
     lengths = [1] * len(luck) if prompts is None else prompts
     own = [] if prompts is None else [range(length) for length in prompts]
@@ -97,7 +97,7 @@ def test_a_text_is_what_it_is_alone_whatever_its_batch(
 
 
 def rounds_of(survivors: Sequence[int], gamma: int) -> list[tuple[int, int, int]]:
-    """Of each round of a text where it starts, what it can draft and what it keeps."""
+    """Start, drafted and accepted tokens of each round of a sequence."""
     found, at = [], 0
     while at < len(survivors):
         room = min(gamma, len(survivors) - at - 1)
@@ -107,15 +107,15 @@ def rounds_of(survivors: Sequence[int], gamma: int) -> list[tuple[int, int, int]
 
 
 @given(LUCK, CHOICES, st.integers(1, 5))
-def test_passes_are_over_all_texts_that_are_left(luck: list[list[int]], more: dict[str, Any], batch: int) -> None:
-    """Against a walk over the rounds of texts, one batch behind the other, in which nothing is a step."""
+def test_passes_cover_all_remaining_sequences(luck: list[list[int]], more: dict[str, Any], batch: int) -> None:
+    """Compared with a plain loop over the rounds of the sequences, one batch after another."""
     gamma, want = more["draft_length"], []
     for start in range(0, len(luck), batch):
         group = {start + index: rounds_of(own, gamma) for index, own in enumerate(luck[start : start + batch])}
         drafts = 0
         for number in range(max(map(len, group.values()))):
             here = {text: rounds[number] for text, rounds in group.items() if number < len(rounds)}
-            # Whoever kept all that it had drafted: the draft model has not read the last of it.
+            # After a completely accepted draft the draft model has not read its last token.
             behind = number > 0 and any(rounds[number - 1][2] == drafts for text, rounds in group.items() if text in here)
             drafts = max(room for _, room, _ in here.values())
             places = [at for at, _, _ in here.values()]
@@ -137,9 +137,11 @@ def test_passes_are_over_all_texts_that_are_left(luck: list[list[int]], more: di
     assert found == want
 
 
-def test_two_texts_by_hand() -> None:
-    """All three of the first text's first draft survive and one of the second's, so that both read two tokens of different
-    places; the second text then ends, and the first goes on alone.
+def test_two_sequences_by_hand() -> None:
+    """Two sequences with different accepted lengths, step by step.
+
+    The first accepts all three tokens of its first draft, the second one, so that both read two tokens at different positions. Then
+    the second sequence ends, and the first continues alone.
     """
     luck = [[2, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0]]
     steps = speculative.decode(Parameters(LAYERS, 2, sequences=2, batching="static", lengths=(7, 4)), [0], 7)
@@ -158,7 +160,7 @@ def test_two_texts_by_hand() -> None:
         Commit("round", (1, 2, 3), 2, sequence=0), Commit("round", (1, 2), 2, sequence=1), Commit("round", (4, 5), 2, sequence=0),
         Commit("round", (3,), 1, sequence=1),
     ]  # fmt: skip
-    # What the second text can still use is none, and it drafts along with the first.
+    # The second sequence can use no more tokens, and still drafts with the first.
     assert passes[6:9] == [
         ("draft", (5, 3), 3, (0, 1), (5, 3)), ("target", (5, -7, 3, -5), 3, (0, 1), (5, 3)), ("target", (6,), 6, (0,), ()),
     ]  # fmt: skip
@@ -167,7 +169,7 @@ def test_two_texts_by_hand() -> None:
     ]  # fmt: skip
 
 
-def test_texts_leave_at_a_token_that_ends_them() -> None:
+def test_sequences_leave_at_a_stop_token() -> None:
     luck = [[2, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]]
     steps = speculative.decode(Parameters(LAYERS, 2, sequences=2, batching="static"), [0], 6, stop=(2,))
     made = steps_of(steps, together([world(own) for own in luck]))
@@ -176,7 +178,7 @@ def test_texts_leave_at_a_token_that_ends_them() -> None:
     assert [each.batch.sequences for each in made if isinstance(each, Forward) and each.batch][-1] == (1,)
 
 
-def test_what_a_pass_over_a_batch_may_not_be() -> None:
+def test_invalid_passes_over_a_batch_are_refused() -> None:
     cache = interpreter.Cache()
     step = Forward("target", (0, 1, 0, 1), 3, LayerSpan(0, 2), batch=Batch.uniform((0, 1), (3, 4), 2))
     for wrong in ((3,), (4, 4), (2, 4)):
@@ -185,7 +187,7 @@ def test_what_a_pass_over_a_batch_may_not_be() -> None:
     with pytest.raises(CacheError, match="batch"):
         cache.write(step._replace(tokens=(1,)))
     cache.write(Forward("target", (0, 1, 2), 0, LayerSpan(0, 2)))
-    with pytest.raises(CacheError, match="at position 4"):  # the second text has three
+    with pytest.raises(CacheError, match="at position 4"):  # the second sequence has three rows
         cache.write(step)
     cache.write(Forward("target", (3,), 3, LayerSpan(0, 2), batch=Batch.uniform((1,), 3)))
     cache.write(step)
@@ -193,8 +195,8 @@ def test_what_a_pass_over_a_batch_may_not_be() -> None:
     assert cache.rows == {"target": [3, 3]}
 
 
-def test_a_text_goes_on_from_what_all_models_have_read() -> None:
-    """Whichever model makes its first pass."""
+def test_a_sequence_continues_from_the_rows_of_both_models() -> None:
+    """Either model may make the first pass."""
     cache = interpreter.Cache()
     for role in ("target", "draft"):
         cache.write(Forward(role, (0, 1), 0, LayerSpan(0, 2)))
@@ -203,8 +205,8 @@ def test_a_text_goes_on_from_what_all_models_have_read() -> None:
     assert cache.sequences[1].rows == {"target": [3, 3], "draft": [3, 3]}
 
 
-def test_what_passes_over_unequal_texts_attend_to_and_read() -> None:
-    """Tokens attend to their own text; as many rows are read of each text as of the longest."""
+def test_attention_and_rows_of_passes_over_unequal_sequences() -> None:
+    """Tokens attend to their own sequence; the rows read per sequence are those of the longest."""
     account = Account()
     account.add(Forward("target", (0,) * 6, 2, LayerSpan(0, 3), heads=6, batch=Batch.uniform((0, 1, 2), (2, 7, 4), 2, heads=2)))
     found = account.totals().of["target"]
@@ -213,7 +215,7 @@ def test_what_passes_over_unequal_texts_attend_to_and_read() -> None:
     assert (found.layer_passes, found.layer_runs, found.heads) == (18, 3, 6)
 
 
-def test_what_a_choice_of_batches_says_of_itself() -> None:
+def test_properties_of_parameters_of_batches() -> None:
     choice = Parameters(LAYERS, 3, sequences=4, batching="static", lengths=(5, 2))
     assert (choice.decoded_sequences, choice.widest, choice.outputs_of(5), choice.steps_of(5)) == (2, 8, 7, 5)
     four = Parameters(LAYERS, 3, sequences=4, batching="static")
@@ -223,5 +225,5 @@ def test_what_a_choice_of_batches_says_of_itself() -> None:
     for wrong in ({"sequences": 0}, {"lengths": ()}, {"lengths": (0,)}):
         with pytest.raises(ParameterError, match=r"sequences|lengths"):
             Parameters(LAYERS, 3, **wrong)  # type: ignore[arg-type]
-    with pytest.raises(ParameterError, match="lengths must be at most tokens=4"):
+    with pytest.raises(ParameterError, match="the largest of lengths must equal tokens=4"):
         next(speculative.decode(choice, [0], 4))

@@ -1,4 +1,4 @@
-"""Speculative decoding of many sequences at once, from measured times of a pass."""
+"""Speculative decoding of batches, from measured pass times."""
 
 from fractions import Fraction
 
@@ -17,7 +17,7 @@ BATCHES, WIDTHS, CONTEXTS = np.array([1, 8, 64]), np.array([1, 2, 4, 9]), np.arr
 
 
 def roofline(read: float, compute: float) -> PassTimes:
-    """A pass reads the weights and the caches, or computes all its tokens, whichever takes longer."""
+    """Pass time as the maximum of reading weights and caches, and of computing all tokens."""
     batch, width, context = np.meshgrid(BATCHES, WIDTHS, CONTEXTS, indexing="ij")
     return PassTimes(BATCHES, WIDTHS, CONTEXTS, np.maximum(read + 1e-4 * batch * context, compute * batch * width))
 
@@ -28,7 +28,7 @@ DRAFT = PassTimes(BATCHES, [1], CONTEXTS, np.full((3, 1, 2), 1.0))
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("gamma", [0, 1, 3, 8])
-def test_the_speed_up_is_tokens_over_time_in_fractions(batch: int, gamma: int) -> None:
+def test_speedup_is_expected_tokens_over_time(batch: int, gamma: int) -> None:
     alpha = Fraction(4, 5)
     tokens = sum(alpha**j for j in range(gamma + 1))
     wide, narrow = (Fraction(max(10.0, 0.15 * batch * width)) for width in (gamma + 1, 1))
@@ -38,35 +38,35 @@ def test_the_speed_up_is_tokens_over_time_in_fractions(batch: int, gamma: int) -
 
 
 @given(st.floats(0, 1), st.integers(0, 8), st.floats(1, 64), st.floats(0, 4096))
-def test_one_batch_is_the_speed_up_with_its_own_verify_cost(alpha: float, gamma: int, batch: float, context: float) -> None:
+def test_one_batch_equals_the_speedup_with_its_verify_cost(alpha: float, gamma: int, batch: float, context: float) -> None:
     curve = [(int(width), float(TARGET(batch, width, context))) for width in WIDTHS]
     ratio = float(DRAFT(batch, 1, context)) / curve[0][1]
     single = sd.speedup(alpha, gamma, ratio, verify_cost=curve)
     assert near(batched_speedup(alpha, gamma, TARGET, DRAFT, batch, context), single, rtol=1e-12)
 
 
-def test_flat_times_are_theorem_3_8_for_every_batch() -> None:
+def test_flat_times_give_theorem_3_8_for_every_batch() -> None:
     flat = PassTimes(BATCHES, WIDTHS, CONTEXTS, np.full((3, 4, 2), 8.0))
     alpha, gamma = np.linspace(0, 1, 5), np.arange(9)[:, None]
     for batch in BATCHES:
         assert near(batched_speedup(alpha, gamma, flat, DRAFT, batch, 7), sd.speedup(alpha, gamma, 1 / 8), rtol=1e-14)
 
 
-def test_without_a_draft_nothing_changes_and_functions_broadcast() -> None:
+def test_no_draft_is_plain_decoding_and_functions_broadcast() -> None:
     alpha, batch = np.linspace(0, 1, 4), BATCHES[:, None]
     assert batched_speedup(alpha, 0, TARGET, DRAFT, batch, 100).tolist() == [[1.0] * 4] * 3
     assert batched_speedup(alpha, 3, TARGET, DRAFT, batch, 100).shape == (3, 4)
 
 
-def test_a_larger_batch_gains_less_once_it_computes() -> None:
+def test_a_compute_bound_batch_gains_less() -> None:
     speeds = batched_speedup(0.8, 3, TARGET, DRAFT, [1, 8, 64], 0)
-    assert speeds[0] == speeds[1]  # both bound by the reading of the weights, at either width
+    assert speeds[0] == speeds[1]  # both batches are bound by reading the weights, at either width
     assert speeds[2] < 1 < speeds[1]
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.3, 0.8, 0.99, 1.0])
 @pytest.mark.parametrize("context", [0, 4096])
-def test_the_largest_batch_is_the_last_of_an_unbroken_row_that_pays(alpha: float, context: float) -> None:
+def test_largest_batch_ends_the_unbroken_range_of_faster_batches(alpha: float, context: float) -> None:
     gain = largest_batch(alpha, TARGET, DRAFT, context)
     every = {
         int(batch): [float(batched_speedup(alpha, gamma, TARGET, DRAFT, batch, context)) for gamma in range(9)] for batch in BATCHES
@@ -85,15 +85,15 @@ def test_the_largest_batch_is_the_last_of_an_unbroken_row_that_pays(alpha: float
     assert gain.largest == expected
 
 
-def test_the_ends_of_the_largest_batch() -> None:
-    assert largest_batch(0.0, TARGET, DRAFT, 0).largest == 0  # nothing is ever accepted
+def test_limits_of_the_largest_batch() -> None:
+    assert largest_batch(0.0, TARGET, DRAFT, 0).largest == 0  # nothing is accepted
     assert largest_batch(0.0, TARGET, DRAFT, 0).draft_lengths == (0, 0, 0)
     assert largest_batch(0.9, TARGET, DRAFT, 0).largest == 8
     flat = PassTimes(BATCHES, WIDTHS, CONTEXTS, np.full((3, 4, 2), 8.0))
-    assert largest_batch(0.9, flat, DRAFT, 0).largest == 64  # wide passes cost nothing more at any batch
+    assert largest_batch(0.9, flat, DRAFT, 0).largest == 64  # multi-token passes cost nothing more at any batch
 
 
-def test_a_batch_that_pays_beyond_one_that_does_not_is_not_reached() -> None:
+def test_a_faster_batch_after_a_slower_one_is_not_reached() -> None:
     target = PassTimes([1, 8, 64], [1, 4], [0], [[[10.0], [10.0]], [[10.0], [100.0]], [[10.0], [10.0]]])
     gain = largest_batch(0.8, target, PassTimes([1, 64], [1], [0], [[[1.0]], [[1.0]]]), 0)
     assert [speed > 1 for speed in gain.speedups] == [True, False, True]
@@ -102,7 +102,7 @@ def test_a_batch_that_pays_beyond_one_that_does_not_is_not_reached() -> None:
     assert largest_batch(0.8, first, PassTimes([1, 8], [1], [0], [[[1.0]], [[1.0]]]), 0).largest == 0
 
 
-def test_what_was_not_measured_is_refused() -> None:
+def test_unmeasured_sizes_are_refused() -> None:
     with pytest.raises(ParameterError, match="width must be between 1 and 9, the measured range, got 10"):
         batched_speedup(0.8, 9, TARGET, DRAFT, 1, 0)
     with pytest.raises(ParameterError, match="batch must be between 1 and 64, the measured range, got 65"):

@@ -1,4 +1,4 @@
-"""Speculative decoding whose acceptances are not independent coins of one rate: enumeration, recorded logs, limits and errors."""
+"""Speculative decoding with dependent acceptances: enumeration, recorded logs, limits and errors."""
 
 import itertools
 import json
@@ -24,27 +24,27 @@ from tests.support.exact import LENGTHS, RATES, close, mean, near, recursion
 
 @pytest.fixture(autouse=True)
 def no_warning() -> Iterator[None]:
-    """No limit may be reached by way of 0/0: numpy would warn."""
+    """Numpy warns of 0/0; limits must not be computed that way."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
 
 
 def stationary_mean(p: float, rho: float, gamma: int, tested: bool) -> float:
-    """Tokens per round of a chain of coins, by the stationary law of a round's last coin; from the paths of a round."""
+    """Tokens per round of a Markov chain, from the paths of a round and the stationary law of its last outcome."""
     law = Markov(p, rho)
     up = {False: float(law.after_failure), True: float(law.after_success)}
 
     def round_from(last: bool) -> tuple[float, float]:
-        """Tokens, and the chance that the last coin used is a success."""
+        """Expected tokens, and the probability that the last outcome of the round is an acceptance."""
         tokens = success = 0.0
-        for coins in itertools.product((False, True), repeat=gamma + 1):
+        for outcomes in itertools.product((False, True), repeat=gamma + 1):
             chance, before = 1.0, last
-            for coin in coins:
+            for coin in outcomes:
                 chance *= up[before] if coin else 1 - up[before]
                 before = coin
-            matches = next((j for j in range(gamma) if not coins[j]), gamma)
-            used = coins[: min(matches + 1, gamma if tested else gamma + 1)]
+            matches = next((j for j in range(gamma) if not outcomes[j]), gamma)
+            used = outcomes[: min(matches + 1, gamma if tested else gamma + 1)]
             tokens += chance * (matches + 1)
             success += chance * (used[-1] if used else last)
         return tokens, success
@@ -68,7 +68,7 @@ def markov(chain: str, p: float, rho: float, gamma: int) -> float:
     return float(laws.expected_tokens_markov(p, rho, gamma, chain))  # type: ignore[arg-type]
 
 
-def test_the_markov_chain_at_its_limits() -> None:
+def test_limits_of_the_markov_chain() -> None:
     assert round(float(laws.expected_tokens_markov(0.8, 0.4, 4)), 4) == 3.1065
     assert round(float(laws.expected_tokens_markov(0.8, 0.4, 4, "tested")), 4) == 3.2013
     for chain in ("output", "tested"):
@@ -78,7 +78,7 @@ def test_the_markov_chain_at_its_limits() -> None:
         assert near(at(0.7, 1, 4), at(0.7, 1 - 1e-12, 4), rtol=1e-10)
         assert at(1, 1, 4) == 5
         assert np.isfinite(at(0.5, -1, 1))
-    # Where every round starts in one of two frozen states, tokens per round is the harmonic mean: here of 5 and 1.
+    # Every round starts in one of two frozen states, so tokens per round is the harmonic mean, here of 5 and 1.
     assert near(laws.expected_tokens_markov(0.7, 1, 4), 1 / (0.7 / 5 + 0.3 / 1), rtol=1e-15)
 
 
@@ -99,15 +99,15 @@ def test_equal_rates_by_position_are_eq_1(alpha: float, gamma: int) -> None:
 
 
 @given(st.floats(0.05, 50), st.floats(0.05, 50), LENGTHS)
-def test_a_shared_rate_gives_at_least_the_tokens_of_independent_coins(a: float, b: float, gamma: int) -> None:
+def test_a_shared_rate_gives_at_least_the_iid_tokens(a: float, b: float, gamma: int) -> None:
     moments = laws.beta_moments(a, b, gamma)
     value = float(laws.expected_tokens_shared_rate(moments))
     assert value >= float(sd.expected_tokens(a / (a + b), gamma)) * (1 - 1e-13)
-    # A sure rate is the independent one.
+    # A constant rate is the i.i.d. case.
     assert near(laws.expected_tokens_shared_rate(0.6 ** np.arange(1, gamma + 1)), sd.expected_tokens(0.6, gamma), rtol=1e-13)
 
 
-def test_the_moments_of_a_beta_law_are_those_of_its_density() -> None:
+def test_beta_moments_are_those_of_the_density() -> None:
     nodes, weights = np.polynomial.legendre.leggauss(60)
     x, w = (nodes + 1) / 2, weights / 2
     density = x**7 * (1 - x) / (w @ (x**7 * (1 - x)))
@@ -127,19 +127,19 @@ def test_a_random_draft_length(alpha: float, weights: list[int]) -> None:
     mass = np.array(weights) / sum(weights)
     exact = sum((Fraction(w, sum(weights)) * mean(Fraction(alpha), d) for d, w in enumerate(weights)), Fraction(0))
     assert close(laws.expected_tokens_random_length(alpha, mass), exact)
-    if alpha < 1 - 1e-6:  # the form in the theory, which is 0/0 at alpha = 1
+    if alpha < 1 - 1e-6:  # the formula of the theory, which is 0/0 at alpha = 1
         form = (1 - alpha * (mass @ alpha ** np.arange(len(mass)))) / (1 - alpha)
         assert near(form, laws.expected_tokens_random_length(alpha, mass), rtol=1e-8)
 
 
-def test_a_sure_draft_length_is_eq_1() -> None:
+def test_a_constant_draft_length_is_eq_1() -> None:
     grid = np.linspace(0, 1, 21)
     assert near(laws.expected_tokens_random_length(grid, np.eye(7)[6]), sd.expected_tokens(grid, 6), rtol=1e-15)
 
 
 def test_rounds_of_a_log_by_hand() -> None:
     log = [3, 1, 5, 2, 1, 1, 4, 2]
-    # gamma 1: 0, 2, 4, 5, 6; gamma 9: 0, 3, 5, 6; the last is cut at the end.
+    # Starts with gamma 1: 0, 2, 4, 5, 6; with gamma 9: 0, 3, 5, 6; the last round is cut at the end.
     assert laws.tokens_of_rounds(log, 1) == (5, 8 / 5)
     assert laws.tokens_of_rounds(log, 9) == (4, 2.0)
     assert laws.tokens_of_rounds(log, 0) == (8, 1.0)
@@ -151,23 +151,23 @@ def iid_error(logs: list[list[int]], gamma: int) -> float:
     return row.error
 
 
-def test_the_iid_error_of_coins_is_noise_and_of_a_fading_draft_is_large() -> None:
-    coins = tuple((np.random.default_rng(3).random(50_000) < 0.7).tolist())
-    matches = yields_of_long(coins)
+def test_iid_error_is_noise_for_iid_outcomes_and_large_for_a_fading_draft() -> None:
+    outcomes = tuple((np.random.default_rng(3).random(50_000) < 0.7).tolist())
+    matches = yields_of_long(outcomes)
     for gamma in (1, 3, 7):
         assert abs(iid_error([matches], gamma)) < 0.01
         parts = iid_error([matches[:20_000], matches[20_000:]], gamma)
         assert parts == pytest.approx(iid_error([matches], gamma), abs=1e-3)
-    # Right at once with chance 0.7, afterwards never: gamma = 1 sees no difference, longer drafts do.
-    fading = np.where(coins, 2, 1)
+    # The first token is right with probability 0.7, later ones never: no error at gamma = 1, large errors for longer drafts.
+    fading = np.where(outcomes, 2, 1)
     assert abs(iid_error([fading.tolist()], 1)) < 0.01
     wrong = iid_error([fading.tolist()], 5)
     assert wrong == pytest.approx(float(sd.expected_tokens(0.7, 5)) / 1.7 - 1, abs=0.02)
 
 
-def yields_of_long(coins: tuple[bool, ...]) -> list[int]:
+def yields_of_long(outcomes: tuple[bool, ...]) -> list[int]:
     out, left = [], 0
-    for coin in reversed(coins):
+    for coin in reversed(outcomes):
         left = left + 1 if coin else 0
         out.append(left + 1)
     return out[::-1]
@@ -175,9 +175,9 @@ def yields_of_long(coins: tuple[bool, ...]) -> list[int]:
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=14), st.integers(1, 4))
 def test_the_iid_error_equals_a_plain_walk(log: list[int], gamma: int) -> None:
-    """Alpha is the share of positions whose first draft is right, of all but the last; its rounds come from the recursion."""
-    coins = [length > 1 for length in log[:-1]]
-    expected = recursion(Fraction(sum(coins), max(len(coins), 1)), gamma, len(log), lambda _: Fraction(1))
+    """Alpha is the share of positions, except the last, whose first drafted token is right; rounds come from the recursion."""
+    outcomes = [length > 1 for length in log[:-1]]
+    expected = recursion(Fraction(sum(outcomes), max(len(outcomes), 1)), gamma, len(log), lambda _: Fraction(1))
     rounds = laws.tokens_of_rounds(log, gamma)[0]
     assert near(1 + iid_error([log], gamma), float(rounds / expected), rtol=1e-12)
 
@@ -190,36 +190,36 @@ def acceptance_logs(name: str) -> list[list[int]]:
     return [json.loads(line)[name]["acc_len"] for file in LOGS for line in file.read_text().splitlines()]
 
 
-def coins_error(logs: list[list[int]], gamma: int) -> float:
-    """How many tokens per round too many one has who takes each position's first draft for its coin, whenever the round began."""
-    coins = [yields_of_long(tuple(length > 1 for length in log)) for log in logs]
-    real, walked = (sum(laws.tokens_of_rounds(log, gamma)[0] for log in each) for each in (logs, coins))
+def first_token_error(logs: list[list[int]], gamma: int) -> float:
+    """Relative error of tokens per round if first-token outcomes are used for all tokens of a draft."""
+    outcomes = [yields_of_long(tuple(length > 1 for length in log)) for log in logs]
+    real, walked = (sum(laws.tokens_of_rounds(log, gamma)[0] for log in each) for each in (logs, outcomes))
     return real / walked - 1
 
 
 @pytest.mark.skipif(not LOGS, reason="no acceptance logs: DECODESIM_DATA names the folder that holds acceptance/*.jsonl")
-def test_coins_by_position_overstate_a_draft_that_reads_the_targets_features() -> None:
-    """EAGLE is right less often the further it drafts: a new round's first draft says too much of a running round's next one."""
+def test_first_token_outcomes_overstate_a_draft_that_reads_target_features() -> None:
+    """EAGLE is right less often late in a draft, so the first token of a new draft overstates the next token of a running one."""
     logs = acceptance_logs("acc_eagle")
-    coins, iid = ([error(logs, gamma) for gamma in range(1, 9)] for error in (coins_error, iid_error))
-    assert coins[0] == 0  # one draft is a round's first
-    for errors in (coins, iid):
+    outcomes, iid = ([error(logs, gamma) for gamma in range(1, 9)] for error in (first_token_error, iid_error))
+    assert outcomes[0] == 0  # with drafts of one token all tokens are first tokens
+    for errors in (outcomes, iid):
         assert all(after > before for before, after in itertools.pairwise(errors))
-    # Positions right behind an accepted one are tested as first drafts by no round: alpha over all positions is higher still.
-    assert all(0 < one < other < one + 0.05 for one, other in zip(coins[1:], iid[1:], strict=True))
+    # Positions directly after an accepted token are never first tokens of rounds; alpha over all positions is even higher.
+    assert all(0 < one < other < one + 0.05 for one, other in zip(outcomes[1:], iid[1:], strict=True))
     fit = float(sd.acceptance_from_length(sum(map(len, logs)) / sum(laws.tokens_of_rounds(log, 7)[0] for log in logs), 7))
-    # An alpha fitted to real rounds of seven drafts is right for seven (by construction) and too small for one.
+    # An alpha fitted to real rounds of seven tokens is right for seven (by construction) and too small for one.
     assert float(sd.expected_tokens(fit, 1)) < sum(map(len, logs)) / sum(laws.tokens_of_rounds(log, 1)[0] for log in logs) * 0.98
 
 
 @pytest.mark.skipif(not LOGS, reason="no acceptance logs: DECODESIM_DATA names the folder that holds acceptance/*.jsonl")
-def test_coins_by_position_are_right_for_a_draft_that_copies() -> None:
-    """What an n-gram draft copies does not change when a round starts one later: a length is followed by one less, but for ties."""
+def test_first_token_outcomes_are_right_for_a_draft_that_copies() -> None:
+    """An n-gram draft copies the same tokens from a start one position later: the length falls by one, except for ties."""
     logs = acceptance_logs("acc_ngram")
     steps = [after - before for log in logs for before, after in itertools.pairwise(log) if before > 1]
     assert sum(step != -1 for step in steps) < 0.005 * len(steps)
-    assert all(abs(coins_error(logs, gamma)) < 2e-4 for gamma in range(1, 9))
-    # Independence is another matter: matches come in runs, which long drafts take whole. It costs little, as there are few.
+    assert all(abs(first_token_error(logs, gamma)) < 2e-4 for gamma in range(1, 9))
+    # They are still dependent: matches cluster, and long drafts accept whole clusters. The error is small, as there are few.
     errors = [iid_error(logs, gamma) for gamma in range(1, 9)]
     assert all(0.05 > before > after > 0 for before, after in itertools.pairwise(errors))
 
@@ -227,11 +227,11 @@ def test_coins_by_position_are_right_for_a_draft_that_copies() -> None:
 BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: laws.expected_tokens_by_draft_position(0.5), "acceptance_rates must be a list"),
     (lambda: laws.expected_tokens_shared_rate(0.5), "moments must be a list"),
-    (lambda: laws.expected_tokens_shared_rate([0.5, 0.6]), "moments must not rise"),
+    (lambda: laws.expected_tokens_shared_rate([0.5, 0.6]), "moments must not increase"),
     (lambda: laws.expected_tokens_shared_rate([0.5, 0.1]), r"moments must be at least E\[B\]\^j"),
     (lambda: laws.expected_tokens_shared_rate([0.5, -0.1]), r"^moments\[1\] must be between 0 and 1, got -0\.1"),
     (lambda: laws.expected_tokens_shared_rate([1.5, 0.5]), r"^moments\[0\] must be between 0 and 1, got 1\.5"),
-    (lambda: laws.expected_tokens_shared_rate([[0.9, 0.85], [0.5, 0.51]]), "^moments must not rise"),
+    (lambda: laws.expected_tokens_shared_rate([[0.9, 0.85], [0.5, 0.51]]), "^moments must not increase"),
     (lambda: laws.expected_tokens_shared_rate([[0.9, 0.85], [0.5, 0.24]]), r"^moments must be at least E\[B\]\^j"),
     (lambda: laws.beta_moments(0, 1, 3), "^a must be above 0"),
     (lambda: laws.beta_moments(1, [2, 0], 3), "^b must be above 0"),

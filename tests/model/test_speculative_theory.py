@@ -1,4 +1,4 @@
-"""Speculative decoding in closed form: exact fractions, enumerated paths, recursions, the published numbers, limits and errors."""
+"""Speculative decoding in closed form: exact fractions, enumeration, recursions, published numbers, limits and errors."""
 
 import itertools
 import warnings
@@ -28,13 +28,13 @@ CURVE = [(1, 10.0), (2, 10.5), (4, 11.0), (9, 17.0), (16, 40.0)]
 
 @pytest.fixture(autouse=True)
 def no_warning() -> Iterator[None]:
-    """No limit may be reached by way of 0/0: numpy would warn."""
+    """Numpy warns of 0/0; limits must not be computed that way."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
 
 
-# --- References: fractions and recursions, which share nothing with the closed forms ---------------------------------
+# --- References: fractions and recursions, independent of the closed forms -------------------------------------------
 
 
 def paths(alpha: Fraction, positions: int) -> Iterator[tuple[tuple[bool, ...], Fraction]]:
@@ -43,7 +43,7 @@ def paths(alpha: Fraction, positions: int) -> Iterator[tuple[tuple[bool, ...], F
 
 
 def yields(coins: tuple[bool, ...]) -> list[int]:
-    """What a round would yield at each position if it could draft without end: the matches from there, and one more."""
+    """Tokens of a round with an endless draft from each position: the accepted tokens from there, and one more."""
     return [next((n for n, coin in enumerate(coins[start:]) if not coin), len(coins) - start) + 1 for start in range(len(coins))]
 
 
@@ -51,7 +51,7 @@ def exact_speed(alpha: Fraction, gamma: int, c: Fraction) -> Fraction:
     return mean(alpha, gamma) / (gamma * c + 1)
 
 
-# --- The numbers -----------------------------------------------------------------------------------------------------
+# --- Published numbers -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -76,15 +76,15 @@ def test_finite_lengths_at_the_published_settings() -> None:
     assert round(float(sd.finite_speedup(8, 0.85, 7, 0.117)), 2) == 2.47
     assert round(float(sd.finite_speedup(128, 0.85, 7, 0.117)), 3) == 2.648
     assert round(float(sd.speedup(0.85, 7, 0.117)), 3) == 2.666
-    # Among the first gamma + 1 tokens, the next one starts a round just if this one was a miss: R(m) = 1 + (m - 1) (1 - alpha).
+    # Among the first gamma + 1 tokens a round starts after each rejected token: R(m) = 1 + (m - 1) (1 - alpha).
     first = [1 + (m - 1) * (1 - Fraction(0.85)) for m in range(1, 9)]
     rounds, drafts = first[-1], sum(first[:-1])
     assert close(sd.target_runs(8, 0.85, 7), rounds)
     assert close(sd.finite_speedup(8, 0.85, 7, 0.117), 8 / (rounds + Fraction(0.117) * drafts))
 
 
-def test_the_gain_of_an_oracle_over_the_best_fixed_length() -> None:
-    """Section 3.5 of [Leviathan2023] says up to about 60 %; the supremum is e / (e - 1), for c to 0 and alpha to 1 behind it."""
+def test_gain_of_an_oracle_over_the_best_fixed_length() -> None:
+    """Section 3.5 of [Leviathan2023] says up to about 60 %; the supremum is e / (e - 1), for c to 0 and then alpha to 1."""
 
     def gain(alpha: float, c: float) -> float:
         return float(sd.oracle_speedup(alpha, c) / sd.speedup(alpha, sd.optimal_draft_length(alpha, c), c))
@@ -111,7 +111,7 @@ def test_eq_1_and_its_variance_to_the_last_digits(alpha: float, gamma: int) -> N
 
 
 @given(RATES, LENGTHS, st.floats(0, 1))
-def test_the_law_of_a_round_adds_up_and_has_its_generating_function(alpha: float, gamma: int, z: float) -> None:
+def test_distribution_of_a_round_and_its_generating_function(alpha: float, gamma: int, z: float) -> None:
     mass, values = sd.tokens_pmf(alpha, gamma), np.arange(1.0, gamma + 2)
     assert abs(mass.sum() - 1) < 1e-14
     assert near(mass @ values, sd.expected_tokens(alpha, gamma), rtol=1e-13)
@@ -121,8 +121,8 @@ def test_the_law_of_a_round_adds_up_and_has_its_generating_function(alpha: float
 
 
 @given(RATES)
-def test_without_a_draft_a_round_gives_just_one_token(alpha: float) -> None:
-    """Not one within rounding: a speed-up of 1 is what others are compared with."""
+def test_a_round_without_a_draft_gives_exactly_one_token(alpha: float) -> None:
+    """Without rounding: a speed-up of exactly 1 is the reference of comparisons."""
     assert float(sd.expected_tokens(alpha, 0)) == 1
     assert float(sd.speedup(alpha, 0, 0.3)) == 1
     assert float(sd.operations_factor(alpha, 0, 0.3)) == 1
@@ -134,7 +134,7 @@ def test_without_a_draft_a_round_gives_just_one_token(alpha: float) -> None:
 
 
 @given(RATES, LENGTHS)
-def test_more_acceptance_or_a_longer_draft_gives_more_tokens(alpha: float, gamma: int) -> None:
+def test_more_acceptance_or_longer_drafts_give_more_tokens(alpha: float, gamma: int) -> None:
     value = float(sd.expected_tokens(alpha, gamma))
     assert 1 <= value <= gamma + 1
     assert value <= float(sd.expected_tokens(alpha, gamma + 1)) * (1 + 1e-15)
@@ -145,7 +145,7 @@ def test_more_acceptance_or_a_longer_draft_gives_more_tokens(alpha: float, gamma
 
 
 @given(RATES, LENGTHS, RATIOS)
-def test_speed_up_and_operations_are_the_theorems(alpha: float, gamma: int, c: float) -> None:
+def test_speedup_and_operations_equal_the_theorems(alpha: float, gamma: int, c: float) -> None:
     a, ratio = Fraction(alpha), Fraction(c)
     assert close(sd.speedup(alpha, gamma, c), exact_speed(a, gamma, ratio))
     operations = sd.operations_factor(alpha, gamma, c)
@@ -154,7 +154,7 @@ def test_speed_up_and_operations_are_the_theorems(alpha: float, gamma: int, c: f
 
 
 @given(LENGTHS, RATIOS)
-def test_limits_of_the_speed_up(gamma: int, c: float) -> None:
+def test_limits_of_the_speedup(gamma: int, c: float) -> None:
     assert float(sd.speedup(1, gamma, c)) == (gamma + 1) / (gamma * c + 1)
     assert float(sd.speedup(0, gamma, c)) == 1 / (gamma * c + 1)
     assert float(sd.speedup(0.7, 0, c)) == 1
@@ -164,12 +164,12 @@ def test_limits_of_the_speed_up(gamma: int, c: float) -> None:
 BOTH = st.tuples(st.floats(0, 1), st.floats(0, 1)) | st.floats(1e-9, 1 - 1e-9).flatmap(
     lambda c: st.sampled_from([(c, c), (np.nextafter(c, 1), c), (np.nextafter(c, 0), c)])
 )
-"""An acceptance rate and a cost ratio, also equal ones and neighbours."""
+"""Acceptance rate and cost ratio, also equal or adjacent values."""
 
 
 @given(BOTH)
-def test_some_draft_pays_exactly_if_alpha_exceeds_c(both: tuple[float, float]) -> None:
-    """Corollary 3.9 with its converse, and its least gain, (1 + alpha) / (1 + c)."""
+def test_some_draft_is_faster_exactly_if_alpha_exceeds_c(both: tuple[float, float]) -> None:
+    """Corollary 3.9 with its converse, and its smallest gain, (1 + alpha) / (1 + c)."""
     alpha, c = map(float, both)
     best = int(sd.optimal_draft_length(alpha, c, longest=64))
     speed = exact_speed(Fraction(alpha), best, Fraction(c))
@@ -180,19 +180,19 @@ def test_some_draft_pays_exactly_if_alpha_exceeds_c(both: tuple[float, float]) -
 
 
 @given(st.floats(0.001, 0.97), st.floats(0.005, 1.2))
-def test_the_closed_form_optimum_is_the_best_of_all_lengths(alpha: float, c: float) -> None:
+def test_closed_form_optimum_is_the_best_of_all_lengths(alpha: float, c: float) -> None:
     a, ratio = Fraction(alpha).limit_denominator(10**4), Fraction(c).limit_denominator(10**4)
     speeds = [exact_speed(a, gamma, ratio) for gamma in range(80)]
     rises = [after > before for before, after in itertools.pairwise(speeds)]
-    assert rises == sorted(rises, reverse=True)  # up, then down: no second maximum
+    assert rises == sorted(rises, reverse=True)  # first up, then down: a single maximum
     best = int(sd.optimal_draft_length(float(a), float(ratio)))
     assert close(speeds[best], max(speeds), 1e-14)
-    # Two that differ by more than rounding have one winner.
+    # Speeds that differ by more than rounding have a unique best length.
     runner_up = max(speed for gamma, speed in enumerate(speeds) if gamma != best)
     assert speeds[best] > runner_up * (1 - Fraction(1, 10**13))
 
 
-def test_the_optimum_on_grids_and_near_its_limits() -> None:
+def test_optimum_on_grids_and_near_its_limits() -> None:
     alpha, c = np.linspace(0.01, 0.99, 99), np.linspace(0.01, 1.1, 110)[:, None]
     every = np.arange(400)[:, None, None]
     speeds = sd.speedup(alpha, every, c)
@@ -200,8 +200,8 @@ def test_the_optimum_on_grids_and_near_its_limits() -> None:
     assert best.dtype == np.int64
     chosen = np.take_along_axis(speeds, best[None], axis=0)[0]
     assert np.all(chosen >= speeds.max(axis=0) * (1 - 1e-14))
-    # A cap below the optimum is itself the best, as the speed-up rises up to the optimum. Where alpha = c, S(1) = S(0) = 1 up to
-    # rounding, so it is the speeds that are compared.
+    # A limit below the optimum is itself the best length, because the speed-up rises up to the optimum. At alpha = c, S(1) = S(0)
+    # = 1 up to rounding, so the speeds are compared.
     capped = sd.optimal_draft_length(alpha, c, longest=5)
     assert np.array_equal(capped, np.minimum(best, 5))
     assert np.all(np.take_along_axis(speeds, capped[None], axis=0)[0] >= speeds[:6].max(axis=0) * (1 - 1e-14))
@@ -212,7 +212,7 @@ def test_the_optimum_on_grids_and_near_its_limits() -> None:
         assert float(sd.speedup(rate, gamma, ratio)) >= float(sd.speedup(rate, 2 * gamma + 1, ratio)) * (1 - 1e-14)
 
 
-def test_equal_lengths_go_to_the_shorter_one() -> None:
+def test_ties_go_to_the_shorter_length() -> None:
     for rate in (0.25, 0.5, 0.75, 0.3):
         assert int(sd.optimal_draft_length(rate, rate)) == 0  # S(1) = (1 + alpha) / (1 + c) = 1 = S(0)
     assert int(sd.optimal_draft_length(0, 0)) == 0
@@ -223,7 +223,7 @@ def test_equal_lengths_go_to_the_shorter_one() -> None:
 
 
 @given(RATES, LENGTHS, st.floats(0, 2))
-def test_no_fixed_length_beats_the_oracle(alpha: float, gamma: int, c: float) -> None:
+def test_no_fixed_length_exceeds_the_oracle_bound(alpha: float, gamma: int, c: float) -> None:
     a, ratio = Fraction(alpha), min(Fraction(c), Fraction(1))
     bound = sd.oracle_speedup(alpha, c)
     if alpha < 1 or c > 0:
@@ -231,18 +231,18 @@ def test_no_fixed_length_beats_the_oracle(alpha: float, gamma: int, c: float) ->
     assert sd.speedup(alpha, gamma, c) <= bound * (1 + 1e-14)
 
 
-def test_where_the_oracle_bound_is_reached() -> None:
+def test_cases_that_reach_the_oracle_bound() -> None:
     assert float(sd.oracle_speedup(0.8, 1)) == float(sd.speedup(0.8, 0, 1)) == 1
     assert near(sd.oracle_speedup(0.8, 0), sd.speedup(0.8, 500, 0), rtol=1e-14)
     assert float(sd.oracle_speedup(1, 0)) == np.inf
 
 
 def test_an_adaptive_policy_stays_below_the_oracle() -> None:
-    """The policy that knows its coins drafts exactly what will be accepted: it reaches the bound, enumerated."""
+    """A policy that knows all outcomes drafts exactly the accepted tokens and reaches the bound, by enumeration."""
     alpha, c, positions = Fraction(4, 5), Fraction(1, 10), 10
     total = Fraction(0)
     for coins, chance in paths(alpha, positions):
-        rounds = positions - sum(coins)  # a round ends at each miss; what is drafted is accepted
+        rounds = positions - sum(coins)  # a round ends at each rejection; all drafts are accepted
         total += chance * (rounds + c * sum(coins))
     assert close(sd.oracle_speedup(float(alpha), float(c)), positions / total, 1e-14)
 
@@ -269,7 +269,7 @@ def test_finite_lengths_equal_the_recursion(alpha: float, gamma: int) -> None:
 
 @pytest.mark.parametrize("gamma", [0, 1, 2, 3, 9])
 def test_every_path_of_a_short_decoding(gamma: int) -> None:
-    """Accepted and rounds add up to the tokens on every path, none overshoots; their means are R and D, also of a replayed log."""
+    """Accepted tokens and rounds sum to the tokens on every path, without overshoot; means are R and D, also of a replayed log."""
     alpha, n = Fraction(3, 5), 8
     rounds, drafts, replayed, uncut = Fraction(0), Fraction(0), Fraction(0), Fraction(0)
     starts = [Fraction(0)] * n
@@ -283,7 +283,7 @@ def test_every_path_of_a_short_decoding(gamma: int) -> None:
             at, accepted, count = at + matches + 1, accepted + matches, count + 1
         assert at == accepted + count == n
         rounds += chance * count
-        # Drafts that are not cut short run past the end, which takes no other number of rounds.
+        # Uncut drafts run past the end, which does not change the number of rounds.
         long = tuple(coins) + (True,) * gamma
         at = 0
         while at < n:
@@ -323,7 +323,7 @@ def test_long_decodings_approach_their_asymptote(alpha: float, gamma: int) -> No
 
 @pytest.mark.parametrize("alpha", [0.3, 0.999, 1 - 1e-9, 1 - 1e-12])
 def test_a_million_tokens_lose_no_digits(alpha: float) -> None:
-    """R by the sum over blocks, R = sum of a^i (1 + (1 - alpha) (l - 1 - i G)): all terms positive, in longer floats."""
+    """Compared with the sum over blocks, R = sum of a^i (1 + (1 - alpha) (l - 1 - i G)), all positive terms in longer floats."""
     n, gamma = 10**6, 7
     a, blocks = np.longdouble(alpha), np.arange((n - 1) // (gamma + 1) + 1, dtype=np.longdouble)
     terms = np.exp(blocks * (gamma + 1) * np.log(a)) * (1 + (1 - a) * (n - 1 - blocks * (gamma + 1)))
@@ -332,13 +332,13 @@ def test_a_million_tokens_lose_no_digits(alpha: float) -> None:
 
 
 def test_a_finite_decoding_may_be_faster_than_a_long_one() -> None:
-    """S(l) <= max(1, S) does not hold: where the draft is too long for its price, cutting it short helps.
+    """S(l) <= max(1, S) does not hold: if the draft is too long for its cost, cutting it helps.
 
-    Of two tokens the first round drafts one: R = 2 - alpha, D = 1. At alpha = 1/2, c = 3/10 it takes 1.8, so S(2) = 10/9.
+    For two tokens the first round drafts one: R = 2 - alpha, D = 1. At alpha = 1/2, c = 3/10 it takes 1.8, so S(2) = 10/9.
     """
     assert close(sd.finite_speedup(2, 0.5, 7, 0.3), 2 / (Fraction(3, 2) + Fraction(0.3)))
     assert float(sd.speedup(0.5, 7, 0.3)) < 1 < float(sd.finite_speedup(2, 0.5, 7, 0.3))
-    # Also where drafting pays in the long run: 2 / 1.95 and 1.11 / 1.1.
+    # Also if drafting is faster in the long run: 2 / 1.95 and 1.11 / 1.1.
     assert 1 < float(sd.speedup(0.1, 2, 0.05)) < float(sd.finite_speedup(2, 0.1, 2, 0.05))
 
 
@@ -360,13 +360,13 @@ def test_a_flat_curve_is_the_papers_cost_and_a_rising_one_costs_more() -> None:
     assert np.all(best <= np.minimum(sd.optimal_draft_length(alpha, 0.1, longest=15), 15))
 
 
-def test_the_whole_of_a_curve_is_searched() -> None:
-    """Passes of any width at one price: the longest draft the curve knows is the best."""
+def test_the_whole_curve_is_searched() -> None:
+    """If passes of any width cost the same, the longest draft of the curve is the best."""
     assert int(sd.optimal_draft_length(0.9, 0.0, verify_cost=[(1, 1.0), (5, 1.0)])) == 4
     assert int(sd.optimal_draft_length(0.9, 0.0, verify_cost=[(1, 1.0)])) == 0
 
 
-def test_what_a_curve_does_not_know_is_refused() -> None:
+def test_widths_beyond_the_curve_are_refused() -> None:
     with pytest.raises(ParameterError, match=r"width must be at most 16, .* got 18"):
         sd.speedup(0.5, 17, 0.1, verify_cost=CURVE)
     with pytest.raises(ParameterError, match="width must be at most 16"):
@@ -380,16 +380,16 @@ WEIGHTS = st.floats(0.001, 1)
 
 
 @given(st.lists(st.tuples(WEIGHTS, WEIGHTS), min_size=1, max_size=6), st.floats(0.05, 1), st.floats(0.05, 1))
-def test_acceptance_is_one_less_the_distance_and_keeps_the_law(weights: list[tuple[float, float]], low: float, high: float) -> None:
+def test_acceptance_is_one_minus_total_variation(weights: list[tuple[float, float]], low: float, high: float) -> None:
     p, q = (np.array(column) / sum(column) for column in zip(*weights, strict=True))
     beta = float(sd.acceptance_rate(p, q))
     assert near(beta, 1 - np.abs(p - q).sum() / 2, rtol=1e-13)
-    assert p @ q <= beta + 1e-12  # to match a sampled target token is harder than to be accepted
-    # One step: q accepted with min(1, p/q), otherwise the norm of (p - q)+, gives p; the residue must weigh 1 - beta for that.
+    assert p @ q <= beta + 1e-12  # matching a sampled target token is less likely than acceptance
+    # One step: q accepted with min(1, p/q), otherwise norm of (p - q)+, gives p; the residual has weight 1 - beta.
     out = q * np.minimum(1, p / q) + np.maximum(p - q, 0)
     assert near(out, p, rtol=1e-13)
     assert near(np.maximum(p - q, 0).sum(), 1 - beta, rtol=0, atol=1e-13)
-    # Lenience: the drafted token is kept with min(1, p / (l q)).
+    # Lenience: the drafted token is accepted with min(1, p / (l q)).
     low, high = min(low, high), max(low, high)
     lenient = float(sd.lenient_acceptance_rate(p, q, low))
     assert near(lenient, q @ np.minimum(1, p / (low * q)), rtol=1e-13)
@@ -406,11 +406,11 @@ def test_acceptance_of_many_contexts_at_once() -> None:
     assert float(sd.acceptance_rate([1, 0], [0, 1])) == 0
 
 
-# --- What logs and engines print -------------------------------------------------------------------------------------
+# --- Acceptance rates from figures of logs and engines ---------------------------------------------------------------
 
 
 @given(RATES, st.integers(1, 40))
-def test_the_inverses_find_the_rate(alpha: float, gamma: int) -> None:
+def test_the_inverses_recover_the_rate(alpha: float, gamma: int) -> None:
     share, length = sd.drafted_from_acceptance(alpha, gamma), sd.expected_tokens(alpha, gamma)
     assert close(share, sum((Fraction(alpha) ** j for j in range(1, gamma + 1)), Fraction(0)) / gamma)
     assert close(sd.acceptance_from_drafted(share, gamma), Fraction(alpha), 1e-12)
@@ -418,14 +418,14 @@ def test_the_inverses_find_the_rate(alpha: float, gamma: int) -> None:
 
 
 @given(st.floats(0, 1), st.sampled_from([1, 2, 3, 7, 8, 63, 1000]))
-def test_the_inverse_of_any_share_gives_it_back(share: float, gamma: int) -> None:
+def test_inverse_and_forward_conversion_agree(share: float, gamma: int) -> None:
     alpha = float(sd.acceptance_from_drafted(share, gamma))
     assert 0 <= alpha <= 1
-    # alpha is a float: its own last digit moves the share by gamma times as much.
+    # alpha is a float: its last digit changes the share by gamma times that amount.
     assert near(sd.drafted_from_acceptance(alpha, gamma), share, rtol=4e-16 * (gamma + 4), atol=0)
 
 
-def test_the_inverses_are_exact_at_the_ends_and_broadcast() -> None:
+def test_inverses_are_exact_at_the_ends_and_broadcast() -> None:
     gamma = np.array([1, 2, 7, 100])
     assert sd.acceptance_from_drafted([[0], [1]], gamma).tolist() == [[0] * 4, [1] * 4]
     assert sd.acceptance_from_length(1, gamma).tolist() == [0] * 4
@@ -435,20 +435,20 @@ def test_the_inverses_are_exact_at_the_ends_and_broadcast() -> None:
 
 
 @given(st.floats(0.01, 0.99), st.integers(1, 20))
-def test_accepted_over_drafted_is_below_alpha_and_falls_with_the_length(alpha: float, gamma: int) -> None:
+def test_accepted_over_drafted_is_below_alpha_and_falls_with_length(alpha: float, gamma: int) -> None:
     assert float(sd.drafted_from_acceptance(alpha, gamma)) <= alpha
     assert float(sd.drafted_from_acceptance(alpha, gamma + 1)) < float(sd.drafted_from_acceptance(alpha, gamma))
 
 
 def simulated(alpha: float, gamma: int, rounds: int) -> tuple[int, int]:
-    """Accepted and tested tokens of so many rounds."""
+    """Accepted and tested tokens of simulated rounds."""
     coins = np.random.default_rng(7).random((rounds, gamma)) < alpha
     accepted = np.logical_and.accumulate(coins, axis=1).sum(axis=1)
     return int(accepted.sum()), int(np.minimum(accepted + 1, gamma).sum())
 
 
 @pytest.mark.parametrize(("alpha", "gamma"), [(0.8, 3), (0.55, 7), (0.9, 1)])
-def test_all_engines_tell_one_rate_of_one_run(alpha: float, gamma: int) -> None:
+def test_all_engines_give_the_same_rate_of_a_run(alpha: float, gamma: int) -> None:
     rounds = 200_000
     accepted, tested = simulated(alpha, gamma, rounds)
     share, emitted = accepted / (gamma * rounds), accepted + rounds
@@ -486,13 +486,13 @@ PRINTED = [
 
 
 @pytest.mark.parametrize(("engine", "gamma", "figures"), PRINTED)
-def test_printed_rates_and_lengths_agree_and_the_length_counts(engine: str, gamma: int, figures: dict[str, Any]) -> None:
+def test_printed_rates_and_lengths_agree_and_the_length_is_used(engine: str, gamma: int, figures: dict[str, Any]) -> None:
     alpha = float(sd.reported_acceptance(engine, gamma, **figures))
     assert near(sum(alpha**j for j in range(gamma + 1)), figures["length"], rtol=1e-9)
-    # A step beyond what both may have been rounded by, either way, and another draft length are refused.
+    # More than the rounding of both figures, in either direction, or another draft length is refused.
     for other in ({"length": figures["length"] - 0.3}, {"length": figures["length"] + 0.3}, {"rate": figures["rate"] * 0.8}):
         if engine == "llama.cpp" and other.get("length", 9) < figures["length"]:
-            continue  # shorter drafts than asked: the length may be smaller
+            continue  # drafts may be shorter than asked, so the length may be smaller
         if 1 <= other.get("length", 1) <= gamma + 1:
             with pytest.raises(ParameterError, match=r"do not agree at draft_length=.*means a length of .*a rate of .*rounding"):
                 sd.reported_acceptance(engine, gamma, **{**figures, **other})
@@ -501,16 +501,16 @@ def test_printed_rates_and_lengths_agree_and_the_length_counts(engine: str, gamm
 
 
 @given(st.integers(1, 400), st.integers(1, 8), st.data())
-def test_what_an_engine_rounds_agrees(rounds: int, gamma: int, data: st.DataObject) -> None:
-    """Any counts, printed to the engine's digits: per cent with one, a length with two."""
+def test_figures_rounded_as_printed_agree(rounds: int, gamma: int, data: st.DataObject) -> None:
+    """Any counts, rounded to the engine's digits: per cent with one, a length with two."""
     accepted = data.draw(st.integers(0, gamma * rounds))
     rate, length = round(accepted / (gamma * rounds), 3), round(1 + accepted / rounds, 2)
     alpha = float(sd.reported_acceptance("vllm", gamma, rate=rate, length=length))
     assert near(alpha, float(sd.acceptance_from_length(length, gamma)), rtol=1e-12)
 
 
-def test_llama_cpp_drafts_shorter_than_asked() -> None:
-    """Its rate is over what was really drafted: with a length it says how much that was, and K must be the nearest whole number."""
+def test_llama_cpp_drafts_shorter_than_draft_length() -> None:
+    """Its rate is over actually drafted tokens: with a length it gives their mean, and K must be the nearest whole number."""
     drafted = [2.51, 2.9, 3.0]
     for each in drafted:
         sd.reported_acceptance("llama.cpp", 3, rate=0.5, length=round(1 + 0.5 * each, 4))
@@ -524,7 +524,7 @@ def test_llama_cpp_drafts_shorter_than_asked() -> None:
 # --- Shapes, cost, errors --------------------------------------------------------------------------------------------
 
 
-def test_a_prediction_says_how_many_units_are_busy_where_that_is_certain() -> None:
+def test_busy_units_of_a_prediction() -> None:
     cost = UnitCost(4, cost_ratio=0.25, link=2.0)
     for placement, cost_, units in (
         ("colocated", cost, 1.0),
@@ -541,7 +541,7 @@ def test_a_prediction_says_how_many_units_are_busy_where_that_is_certain() -> No
     assert float(sd.predict(Parameters(4, 3), 1, Iid(0.5), cost).latency) == 4
 
 
-def test_operations_of_rounds_are_their_tokens_in_both_models() -> None:
+def test_operations_of_rounds_count_tokens_in_both_models() -> None:
     cost = UnitCost(4, cost_ratio=0.25, operations_ratio=0.5)
     assert sd.operations(Parameters(4, 3), cost, {(1, 3): 2, (0, 3): 1, (1, 1): 4, (0, 0): 1}, {}) == 3 * 5.5 + 4 * 2.5 + 1
 
@@ -568,7 +568,7 @@ def test_functions_broadcast() -> None:
         assert scalar.shape == ()
 
 
-def test_the_arguments_are_left_as_they_are() -> None:
+def test_arguments_are_not_modified() -> None:
     rate, gamma = np.array([0.0, 0.5, 1.0]), np.array([1.0, 2.0, 3.0])
     sd.speedup(rate, gamma, 0.1)
     sd.finite_speedup(5, rate, gamma, 0.1, verify_cost=CURVE)
@@ -649,7 +649,7 @@ def test_bad_input_names_the_value_and_its_bound(call: Callable[[], object], mes
         call()
 
 
-def test_a_length_beyond_what_a_round_can_give_is_refused_wherever_it_stands() -> None:
+def test_a_length_above_draft_length_plus_one_is_refused_at_any_index() -> None:
     with pytest.raises(ParameterError, match=r"mean_acceptance_length.* 9"):
         sd.acceptance_from_length([2.0, 9.0], 3)
     with pytest.raises(ParameterError, match=r"mean_acceptance_length.* 4\.5"):
@@ -657,15 +657,15 @@ def test_a_length_beyond_what_a_round_can_give_is_refused_wherever_it_stands() -
     assert float(sd.acceptance_from_length(4.0, 3)) == 1.0
 
 
-def test_equal_laws_accept_all_and_no_more_whatever_rounding_says() -> None:
+def test_equal_distributions_accept_everything_despite_rounding() -> None:
     for row in np.random.default_rng(0).integers(1, 20, (300, 4)):
         law = row / row.sum()
         assert float(sd.acceptance_rate(law, law)) <= 1.0
     above = [law for law in (row / row.sum() for row in np.random.default_rng(0).integers(1, 20, (300, 4))) if law.sum() > 1]
-    assert above  # of these the bare sum of the smaller ones is above 1
+    assert above  # for these the plain sum of minima exceeds 1
 
 
-def test_what_no_draft_can_print_is_refused_whoever_prints_it() -> None:
+def test_impossible_figures_are_refused_for_all_engines() -> None:
     for engine in ("vllm", "sglang", "trtllm", "transformers", "llama.cpp"):
         with pytest.raises(ParameterError, match=r"draft_length must be at least 1, got 0"):
             sd.reported_acceptance(engine, 0, rate=0.5, field="drafts" if engine == "sglang" else None)

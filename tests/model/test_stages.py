@@ -1,4 +1,4 @@
-"""Stages: moments against brute-force enumeration, sums against a walk by hand."""
+"""Stages: moments compared with brute-force enumeration, sums with a plain loop."""
 
 import itertools
 
@@ -20,13 +20,13 @@ LAWS: list[Law] = [
 
 
 def by_position(steps: tuple[Stage, ...], tokens: int) -> tuple[Stage, ...]:
-    """The like with times that are others at every position."""
+    """Stages with times that vary by position."""
     rng = np.random.default_rng(len(steps))
     return tuple(Stage(stage.time + rng.random(tokens), stage.busy * rng.random(tokens), stage.on_match) for stage in steps)
 
 
 def walk(steps: tuple[Stage, ...], matches: tuple[bool, ...]) -> tuple[float, float]:
-    """One decoding: the first token in stage 0, each later one where the match before it leads."""
+    """Time and unit-time of one decoding, token by token."""
     stage, time, busy = 0, 0.0, 0.0
     for at, match in enumerate((*matches, False)):
         here = [float(np.broadcast_to(value, len(matches) + 1)[at]) for value in steps[stage][:2]]
@@ -36,7 +36,7 @@ def walk(steps: tuple[Stage, ...], matches: tuple[bool, ...]) -> tuple[float, fl
 
 
 def chance(law: Law, matches: tuple[bool, ...]) -> float:
-    """Of one sequence of outcomes."""
+    """Probability of a sequence of matches."""
     if isinstance(law, ReplayChances):
         return float(np.mean([chance(each, matches) for each in law.chains]))
     if isinstance(law, Replay):
@@ -74,8 +74,8 @@ def test_moments_by_enumeration(law: Law, steps: tuple[Stage, ...], n: int, vari
         assert np.isnan(ratio) or ratio == pytest.approx(mass @ (busy / time))
 
 
-def test_no_rounding_makes_a_variance_negative() -> None:
-    """Where the time is certain its square less the square of its mean is nothing but rounding, of either sign."""
+def test_variance_of_stages_is_never_negative() -> None:
+    """If the time is certain, mean square minus squared mean is rounding error of either sign."""
     tenths = (Stage(0.1, 0.3, 1), Stage(0.7, 0.1, 2), Stage(0.2, 0.9, 1))
     for n, p in itertools.product(range(1, 60), (0.0, 1.0)):
         assert 0 <= moments(tenths, n, Iid(p))[1] < 1e-10
@@ -83,8 +83,8 @@ def test_no_rounding_makes_a_variance_negative() -> None:
 
 @pytest.mark.parametrize("steps", [TWO, THREE, FOUR])
 @pytest.mark.parametrize("cuts", [(), (3,), (1, 4, 6)])
-def test_sums_walk_every_column(steps: tuple[Stage, ...], cuts: tuple[int, ...]) -> None:
-    """However the positions are cut into tiles, and whether times are the same at all positions or not."""
+def test_sums_equal_a_walk_of_every_column(steps: tuple[Stage, ...], cuts: tuple[int, ...]) -> None:
+    """For any cuts into tiles, with times that are uniform or vary by position."""
     outcomes = np.array(list(itertools.product((False, True), repeat=7))).T
     for each in (steps, by_position(steps, 8)):
         time, busy = sums(each, np.split(outcomes, cuts), 8, outcomes.shape[1])
@@ -97,15 +97,15 @@ def test_one_token_needs_no_outcome() -> None:
         assert (time.tolist(), busy.tolist()) == ([7.0] * 3, [11.0] * 3)
 
 
-def test_a_tile_of_255_positions_is_counted_whole() -> None:
+def test_tiles_of_255_positions_are_counted() -> None:
     for steps in (TWO, THREE):
         time, _ = sums(steps, [np.ones((255, 1), dtype=bool)] * 2, 511, 1)
         assert time[0] == walk(steps, (True,) * 510)[0]
 
 
 @pytest.mark.parametrize("positions", [256, 257, 300, 512])
-def test_a_tile_of_more_positions_than_a_byte_counts(positions: int) -> None:
-    """Its matches are counted whole, in every column."""
+def test_tiles_longer_than_255_positions_are_counted(positions: int) -> None:
+    """All matches are counted, in every column."""
     some = np.random.default_rng(1).random(positions) < 0.9
     tile = np.stack([np.ones(positions, dtype=bool), some, ~some, np.zeros(positions, dtype=bool)], axis=1)
     for steps in (TWO, THREE):
@@ -115,7 +115,7 @@ def test_a_tile_of_more_positions_than_a_byte_counts(positions: int) -> None:
 
 
 class Pair(Law):
-    """A law of the count alone, of nothing that a walk could follow."""
+    """A law that has only a distribution of the number of matches."""
 
     def mean(self, positions):  # type: ignore[no-untyped-def]
         return np.asarray(positions / 2)
@@ -128,11 +128,11 @@ class Pair(Law):
         mass[0] = mass[-1] = 0.5
         return mass
 
-    def sample(self, coins):  # type: ignore[no-untyped-def]
+    def sample(self, draws):  # type: ignore[no-untyped-def]
         raise NotImplementedError
 
 
-def test_a_law_of_counts_alone_does_for_two_stages_of_the_same_times_only() -> None:
+def test_a_law_of_counts_suffices_only_for_two_uniform_stages() -> None:
     mean, variance, _, _ = moments(TWO, 5, Pair())
     assert (mean, variance) == ((35 + 19) / 2, 8.0**2)
     for steps in (THREE, by_position(TWO, 5)):
@@ -140,8 +140,8 @@ def test_a_law_of_counts_alone_does_for_two_stages_of_the_same_times_only() -> N
             moments(steps, 5, Pair())
 
 
-def test_moments_of_many_points_are_those_of_each() -> None:
-    """Whatever they share: laws, stages, numbers of tokens."""
+def test_moments_of_many_points_equal_those_of_each() -> None:
+    """Points may share laws, stages and numbers of tokens."""
     steps = [each for n in (2, 5) for of in (TWO, THREE, FOUR) for each in (of, by_position(of, n))]
     sizes = np.repeat([2, 5], 6).tolist()
     points = [StagePoint(each, n, law) for each, n in zip(steps, sizes, strict=True) for law in LAWS]
@@ -150,12 +150,12 @@ def test_moments_of_many_points_are_those_of_each() -> None:
         assert column.tolist() == pytest.approx(moments(*point), nan_ok=True, rel=1e-13, abs=1e-13)
 
 
-def test_too_short_a_record_is_refused() -> None:
+def test_too_short_records_are_refused() -> None:
     with pytest.raises(ParameterError, match="records must cover 5 output positions, got 3"):
         moments(TWO, 6, Replay([[True, True, False]]))
 
 
-def test_too_short_a_record_is_refused_by_three_stages() -> None:
+def test_too_short_records_are_refused_with_three_stages() -> None:
     with pytest.raises(ParameterError, match="records must cover 5 output positions, got 3"):
         moments(THREE, 6, Replay([[True, True, False]]))
 

@@ -1,4 +1,4 @@
-"""Decision records: rates by counting token by token, laws of the thresholds, the law that nobody measured, and errors."""
+"""Decision records: rates by counting, monotonicity in the thresholds, the assumed record, and errors."""
 
 import math
 from collections.abc import Callable
@@ -42,8 +42,8 @@ def test_rates_by_counting(variant: str, tokens: list[tuple[float, float, bool]]
 
 @VARIANTS
 @given(TOKENS, LEVELS, DISTANCES)
-def test_what_is_decided_of_each_token(variant: str, tokens: list[tuple[float, float, bool]], low: float, high: float) -> None:
-    """On the thresholds a token is sure enough, and likely enough."""
+def test_decisions_on_each_token(variant: str, tokens: list[tuple[float, float, bool]], low: float, high: float) -> None:
+    """At the thresholds a token is sure enough, and likely enough."""
     found = record(tokens).decided(low, high, variant=variant)
     assert found.dtype == np.uint8
     for (confidence, distance, agrees), decision in zip(tokens, found.tolist(), strict=True):
@@ -53,30 +53,30 @@ def test_what_is_decided_of_each_token(variant: str, tokens: list[tuple[float, f
 
 
 @VARIANTS
-def test_a_rollback_threshold_of_infinity_takes_nothing_back(variant: str) -> None:
+def test_an_infinite_rollback_threshold_never_rolls_back(variant: str) -> None:
     log = record([(0.5, 1e300, False), (0.9, 0.1, True)])
     assert log.rates(0.2, math.inf, variant=variant).rollback_rate == 0
     assert log.decided(0.2, math.inf, variant=variant).tolist() == [0, 0]
 
 
 @given(TOKENS, LEVELS, LEVELS, DISTANCES, DISTANCES)
-def test_thresholds_move_rates_one_way(
+def test_rates_are_monotone_in_the_thresholds(
     tokens: list[tuple[float, float, bool]], one: float, other: float, near: float, far: float
 ) -> None:
-    """On one record: a higher fallback threshold hands over more often, a higher rollback threshold takes less back."""
+    """On one record: a higher fallback threshold falls back more often, a higher rollback threshold rolls back less."""
     log = record(tokens)
     low, high = (log.rates(level, near).fallback_rate for level in sorted((one, other)))
     assert low <= high
     some, fewer = (float(log.rates(one, distance).rollback_rate) for distance in sorted((near, far)))
     assert fewer <= some or math.isnan(some)
-    assert not log.rates(one, 9.0).rollback_rate > 0  # nothing is further than that: never taken back
+    assert not log.rates(one, 9.0).rollback_rate > 0  # no distance is larger, so no rollbacks
     assert log.rates(0.0, near).fallback_rate == 0
     assert log.rates(1.5, near).fallback_rate == 1
 
 
 @VARIANTS
 @given(TOKENS, LEVELS, DISTANCES, st.integers(1, 10))
-def test_agreement_is_of_the_tokens_that_stay(
+def test_agreement_counts_the_accepted_tokens(
     variant: str, tokens: list[tuple[float, float, bool]], low: float, high: float, most: int
 ) -> None:
     log = record(tokens)
@@ -103,12 +103,12 @@ def test_thresholds_broadcast() -> None:
             assert grid.tolist() == [pytest.approx(row) for row in single]
 
 
-# --- The law that nobody measured -----------------------------------------------------------------------------------------
+# --- The assumed record ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sureness", [0.5, 3.0])
-def test_a_synthetic_small_model_knows_how_often_it_is_right(sureness: float) -> None:
-    """Mean confidence s / (s + 1), and in every band as many right as it says: within 5 standard errors (3e-6 a check)."""
+def test_the_synthetic_small_model_is_calibrated(sureness: float) -> None:
+    """Mean confidence s / (s + 1), and accuracy equals confidence in every band: within 5 standard errors (3e-6 per check)."""
     count = 200_000
     log = synthetic(count, np.random.default_rng(7).random((3, count)), sureness=sureness)
     assert log.source.startswith("assumed")
@@ -118,20 +118,20 @@ def test_a_synthetic_small_model_knows_how_often_it_is_right(sureness: float) ->
         band = (log.confidence >= low) & (log.confidence < low + 0.25)
         said, right = float(log.confidence[band].mean()), float(log.agrees[band].mean())
         assert abs(said - right) < 5 * math.sqrt(0.25 / np.count_nonzero(band))
-    # The large model gives at least c to what it agrees with, and less than 1 - c to what it does not.
+    # The large model gives probability at least c to a token it agrees with, and less than 1 - c to others.
     likely = np.exp(-log.distance)
     assert np.all(likely[log.agrees] >= log.confidence[log.agrees] - 1e-12)
     assert np.all(likely[~log.agrees] <= 1 - log.confidence[~log.agrees] + 1e-12)
 
 
-COIN = st.floats(0, 1)
+UNIFORM = st.floats(0, 1)
 
 
-@given(st.lists(st.tuples(COIN, COIN, COIN), min_size=1, max_size=6), st.floats(0.5, 8))
-def test_a_synthetic_record_coin_by_coin(coins: list[tuple[float, float, float]], sureness: float) -> None:
-    """A coin of its own for what the small model says, for whether it is right, and for what the large model gives."""
-    log = synthetic(len(coins), np.transpose(coins), sureness=sureness)
-    for (said, right, gives), confidence, agrees, distance in zip(coins, log.confidence, log.agrees, log.distance, strict=True):
+@given(st.lists(st.tuples(UNIFORM, UNIFORM, UNIFORM), min_size=1, max_size=6), st.floats(0.5, 8))
+def test_a_synthetic_record_draw_by_draw(draws: list[tuple[float, float, float]], sureness: float) -> None:
+    """Separate draws for the confidence, for the agreement, and for the large model's probability."""
+    log = synthetic(len(draws), np.transpose(draws), sureness=sureness)
+    for (said, right, gives), confidence, agrees, distance in zip(draws, log.confidence, log.agrees, log.distance, strict=True):
         assert confidence == pytest.approx(said ** (1 / sureness), rel=1e-14)
         assert agrees == (right < confidence)
         rest = (1 - confidence) * gives
@@ -139,17 +139,17 @@ def test_a_synthetic_record_coin_by_coin(coins: list[tuple[float, float, float]]
         assert distance == pytest.approx(-math.log(max(likely, 2.0**-1022)), rel=1e-14, abs=1e-15)
 
 
-def test_a_synthetic_record_says_what_it_is() -> None:
-    """Unless it is said otherwise its confidence is Beta(3, 1)."""
+def test_source_and_default_of_a_synthetic_record() -> None:
+    """By default the confidence is Beta(3, 1)."""
     log = synthetic(2, [[0.125, 1.0], [0.9, 0.9], [0.5, 0.5]])
     assert log.confidence.tolist() == pytest.approx([0.5, 1.0])
     assert log.source == "assumed: a small model that knows how often it is right"
 
 
-def test_a_synthetic_record_at_the_ends_of_its_coins() -> None:
+def test_a_synthetic_record_at_extreme_draws() -> None:
     log = synthetic(3, [[0.0, 1.0, 1e-20], [0.0, 0.0, 0.0], [0.0, 1.0, 1.0]], sureness=1.0)
     assert np.isfinite(log.distance).all()
-    assert log.agrees.tolist() == [False, True, True]  # a chance of nothing is never, whatever the coin
+    assert log.agrees.tolist() == [False, True, True]  # probability zero never occurs, at any draw
     assert synthetic(1, [[0.3], [0.3], [0.3]], sureness=0.0).confidence.tolist() == [0.0]
 
 
@@ -173,7 +173,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "message"), BAD)
-def test_a_bad_record_names_its_row(change: dict[str, Any], message: str) -> None:
+def test_errors_of_a_record_name_its_row(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=f"^{message}"):
         Decisions(**{**GOOD, **change})
 
@@ -197,9 +197,9 @@ OTHERS: list[tuple[Callable[[], object], str]] = [
     (lambda: LOG.decided(0.1, 1, variant="papers"), "unknown variant 'papers'"),
     (lambda: bild.agreement(LOG, 0.1, 1, 0), "max_draft_length must be at least 1, got 0"),
     (lambda: synthetic(0, np.zeros((3, 0))), "count must be at least 1, got 0"),
-    (lambda: synthetic(2, np.zeros((2, 2))), r"coins must have the shape \[3, 2\], got \[2, 2\]"),
-    (lambda: synthetic(1, [[2.0], [0.0], [0.0]]), r"coins\[0, 0\] must be between 0 and 1, got 2"),
-    (lambda: synthetic(1, [[0.0], [-0.5], [0.0]]), r"coins\[1, 0\] must be between 0 and 1, got -0\.5"),
+    (lambda: synthetic(2, np.zeros((2, 2))), r"draws must have the shape \[3, 2\], got \[2, 2\]"),
+    (lambda: synthetic(1, [[2.0], [0.0], [0.0]]), r"draws\[0, 0\] must be between 0 and 1, got 2"),
+    (lambda: synthetic(1, [[0.0], [-0.5], [0.0]]), r"draws\[1, 0\] must be between 0 and 1, got -0\.5"),
     (lambda: synthetic(1, np.zeros((3, 1)), sureness=-1), "sureness must be at least 0, got -1"),
 ]
 

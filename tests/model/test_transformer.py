@@ -1,4 +1,4 @@
-"""Shapes of transformers: the papers' and the library's counts, arithmetic matrix by matrix and pass by pass, and errors."""
+"""Shapes of transformers: parameters as in papers and the library, operations by matrix and by pass, and errors."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -20,14 +20,14 @@ TINY = Shape(3, 8, 4, 2, 2, 12, True, 100, False)
 
 
 def test_sizes_of_big_and_little_decoders() -> None:
-    """Table 2 of the paper, and Section 1.9 of what is known of it: 402.7M and 25.2M."""
+    """Table 2 of the paper, and Section 1.9 of its analysis: 402.7M and 25.2M."""
     for row in published.table("bild-table-2").rows:
         made = preset(row["model"])
         assert (made.layers, made.hidden, made.ffn) == (row["layers"], row["dim"], row["ffn_dim"])
         assert abs(made.layers * made.layer_weights / 1e6 - row["parameters_m"]) < 1
     whole = {name: preset(name).layers * preset(name).layer_weights / 1e6 for name in ("t5-large", "t5-small")}
     assert {name: round(value, 1) for name, value in whole.items()} == {"t5-large": 402.7, "t5-small": 25.2}
-    # With their heads mT5's two are 1:4.3, not 1:20.
+    # With their heads, the two mT5 models have a ratio of 1:4.3, not 1:20.
     large, small = (made.layers * made.layer_weights + made.head_weights for made in map(preset, ("mt5-large", "mt5-small")))
     assert round(large / small, 1) == 4.3
 
@@ -39,7 +39,7 @@ def test_layers_of_opt_are_those_of_skipdecode() -> None:
 
 @pytest.mark.parametrize(("name", "billions"), [("llama-2-13b", 13.0), ("opt-1.3b", 1.3), ("opt-6.7b", 6.7), ("llama-3-8b", 8.0)])
 def test_names_say_the_size(name: str, billions: float) -> None:
-    """Layers, the embedding, and the head where it is not the embedding."""
+    """Layers, the embedding, and the head unless it is tied."""
     made = preset(name)
     tied = name.startswith("opt")
     total = made.layers * made.layer_weights + (1 if tied else 2) * made.head_weights
@@ -56,15 +56,15 @@ CHECKPOINTS = {
     "mistral-7b": 7_241_732_096, "qwen2.5-7b": 7_615_616_512, "gpt2": 124_439_808, "gpt2-xl": 1_557_611_200,
     "pythia-160m": 162_322_944, "pythia-1.4b": 1_414_647_808, "pythia-6.9b": 6_857_302_016, "phi-2": 2_779_683_840,
 }  # fmt: skip
-"""Parameters of the checkpoints that were released."""
+"""Parameters of released checkpoints."""
 
 
-def test_parameters_of_checkpoints_to_the_last_one() -> None:
+def test_parameters_of_checkpoints_exactly() -> None:
     assert {name: made.parameters for name, made in PRESETS.items()} == CHECKPOINTS
 
 
 @given(st.integers(1, 6), st.integers(0, 9), st.integers(0, 3))
-def test_arithmetic_matrix_by_matrix(width: int, context: int, layers: int) -> None:
+def test_operations_by_matrix(width: int, context: int, layers: int) -> None:
     """A product of (m, k) and (k, n) takes 2 m k n operations."""
 
     def product(m: int, k: int, n: int) -> int:
@@ -81,12 +81,12 @@ def test_arithmetic_matrix_by_matrix(width: int, context: int, layers: int) -> N
     assert crossing.operations(width, context, layers) == layers * (each + 2 * product(width, 8, 8) + 2 * product(width, 8, 4))
 
 
-def test_a_wide_pass_is_as_many_narrow_ones() -> None:
+def test_operations_of_a_multi_token_pass_equal_single_token_passes() -> None:
     assert TINY.operations(5, 2, heads=5) == sum(TINY.operations(1, 2 + position, heads=1) for position in range(5))
 
 
 def test_cache_rows() -> None:
-    """Keys and values are of two heads of two here; 0.41 MB for 20 layers of 13B in two bytes each."""
+    """Two KV heads of width two; 0.41 MB for 20 layers of 13B in two bytes each."""
     assert TINY.cache_bytes() == 3 * 2 * 2 * 2 * 2
     assert TINY.cache_bytes(1, bytes_each=1) == 8
     assert TINY.cache_bytes(0) == 0
@@ -99,7 +99,7 @@ def test_weights_are_the_products_of_a_pass() -> None:
         assert bare == 2 * made.layers * made.layer_weights
 
 
-# --- Against the library that runs these models; everything is built from sizes alone, nothing is downloaded ---
+# --- Against the transformers library; models are built from sizes, nothing is downloaded ---
 
 COMMON = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
 
@@ -154,14 +154,14 @@ LIBRARY: dict[str, tuple[str, dict[str, Any]]] = {
     "pythia-6.9b": neox(32, 4096, 32, 50_432),
     "phi-2": common("phi", 32, 2560, 32, 32, 10_240, 51_200),
 }
-"""What the library calls these models; nothing where its own defaults are the model."""
+"""Configuration of these models in the library; empty if its defaults describe the model."""
 CLASSES = {
     "llama": ("Llama", "model.layers"), "mistral": ("Mistral", "model.layers"), "qwen2": ("Qwen2", "model.layers"),
     "qwen3": ("Qwen3", "model.layers"), "opt": ("OPT", "model.decoder.layers"), "gpt2": ("GPT2", "transformer.h"),
     "gpt_neox": ("GPTNeoX", "gpt_neox.layers"), "phi": ("Phi", "model.layers"), "t5": ("T5", "decoder.block"),
     "mt5": ("MT5", "decoder.block"),
 }  # fmt: skip
-"""What the library calls the classes of a type of models, and where these keep their decoder layers."""
+"""Classes of the library by model type, and the attribute of their decoder layers."""
 HEADS = {"t5": "ForConditionalGeneration", "mt5": "ForConditionalGeneration", "gpt2": "LMHeadModel"}
 
 
@@ -177,11 +177,11 @@ def built(kind: str, sizes: Mapping[str, Any], device: str = "meta") -> Any:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_parameters_are_those_that_the_library_makes(name: str) -> None:
+def test_parameters_equal_those_of_the_library(name: str) -> None:
     kind, sizes = LIBRARY[name]
     model, made = built(kind, sizes), preset(name)
     total = sum(each.numel() for each in model.parameters())
-    # The library holds mT5's two tables as one, whatever its configuration says; the checkpoint has both.
+    # The library ties mT5's two tables in spite of its configuration; the checkpoint has both.
     assert made.parameters == total + (made.head_weights if kind == "mt5" else 0)
     assert made.head_weights == model.get_output_embeddings().weight.numel()
     if kind in ("t5", "mt5"):
@@ -190,7 +190,7 @@ def test_parameters_are_those_that_the_library_makes(name: str) -> None:
     layers = model.get_submodule(CLASSES[kind][1])
     assert len(layers) == made.layers
     for layer in layers:
-        # A table of relative positions is a matrix too, but looked up, not multiplied, and only the first layer has one.
+        # The table of relative positions is looked up, not multiplied, and only the first layer has one.
         sizes_of = {key: each.numel() for key, each in layer.named_parameters() if "relative" not in key}
         matrices = [each.numel() for key, each in layer.named_parameters() if each.dim() == 2 and key in sizes_of]
         assert sum(sizes_of.values()) == made.layer_parameters
@@ -198,7 +198,7 @@ def test_parameters_are_those_that_the_library_makes(name: str) -> None:
         assert 0 < made.layer_parameters - made.layer_weights < 0.01 * made.layer_weights
 
 
-# Few heads and layers, unlike each other in every size; keys that a type lacks are left out.
+# Few heads and layers, with different numbers for every size; keys that a type lacks are left out.
 SMALL = {"num_hidden_layers": 3, "hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 80, "vocab_size": 101}
 SMALL_T5 = {"num_layers": 2, "num_decoder_layers": 3, "d_model": 48, "num_heads": 4, "d_kv": 10, "d_ff": 80, "vocab_size": 101}
 GROUPED = SMALL | {"num_key_value_heads": 2}
@@ -229,7 +229,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 
 def file_of(kind: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """What the library writes into `config.json`."""
+    """The `config.json` that the library writes."""
     return json.loads(built(kind, sizes).config.to_json_string(use_diff=False))  # type: ignore[no-any-return]
 
 
@@ -238,7 +238,7 @@ def test_every_type_has_a_variant() -> None:
 
 
 @pytest.mark.parametrize(("kind", "sizes"), VARIANTS)
-def test_a_config_has_the_parameters_that_the_library_makes_of_it(kind: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+def test_parameters_of_a_config_equal_those_of_the_library(kind: str, sizes: dict[str, Any], tmp_path: Path) -> None:
     model, config = built(kind, sizes), file_of(kind, sizes)
     made = from_config(config, dtype="float32")
     assert made.parameters == sum(each.numel() for each in model.parameters())
@@ -251,7 +251,7 @@ def test_a_config_has_the_parameters_that_the_library_makes_of_it(kind: str, siz
 
 
 @pytest.mark.parametrize(("kind", "sizes"), VARIANTS)
-def test_what_a_config_leaves_out_is_what_the_library_takes(kind: str, sizes: dict[str, Any]) -> None:
+def test_defaults_of_a_config_are_those_of_the_library(kind: str, sizes: dict[str, Any]) -> None:
     needed = {"opt": ("max_position_embeddings",), "t5": ("relative_attention_num_buckets",)}
     needed["mt5"] = (*needed["t5"], "tie_word_embeddings")
     whole = file_of(kind, sizes)
@@ -260,7 +260,7 @@ def test_what_a_config_leaves_out_is_what_the_library_takes(kind: str, sizes: di
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_what_its_config_says(name: str) -> None:
+def test_presets_agree_with_their_configs(name: str) -> None:
     kind, sizes = LIBRARY[name]
     tied = {"tie_word_embeddings": False} if kind == "mt5" else {}
     assert from_config(file_of(kind, sizes) | tied, dtype="bfloat16") == preset(name)
@@ -273,7 +273,7 @@ def model_of(index: int) -> tuple[Any, Shape]:
 
 
 def counted(call: Callable[[], Any]) -> tuple[int, Any]:
-    """Operations of the products of matrices, and what the call returns, without the angles of rotary positions, a product too."""
+    """Operations of matrix products, and the result of the call; the angles of rotary embeddings do not count."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -289,18 +289,18 @@ ENCODERS = [index for index, (kind, _) in enumerate(VARIANTS) if kind in ("t5", 
 
 
 def masked(made: Shape, width: int, batch: int) -> int:
-    """The library multiplies a square of scores among new tokens and masks half of it: a token and those behind it."""
+    """Operations that the library masks: half of the square of scores among new tokens, those with later tokens."""
     return batch * made.layers * 4 * made.heads * made.head_dim * (width * (width - 1) // 2)
 
 
 def pass_flops(made: Shape, width: int, context: int, batch: int, source: int = 0, heads: int | None = None) -> float:
-    """Arithmetic of a pass through all decoder layers, `heads` positions of each sequence projected: all, where left out."""
+    """Operations of a pass through all decoder layers, with `heads` projected positions per sequence (default: all)."""
     return float(made.layers * made.layer_flops(width, context, batch, source) + made.head_flops(batch * (heads or width)))
 
 
 @pytest.mark.parametrize("index", DECODERS)
 @pytest.mark.parametrize(("context", "width", "batch"), [(7, 1, 1), (5, 4, 2)])
-def test_arithmetic_of_a_decoder_is_what_the_library_does(index: int, context: int, width: int, batch: int) -> None:
+def test_operations_of_a_decoder_equal_those_of_the_library(index: int, context: int, width: int, batch: int) -> None:
     import torch
 
     model, made = model_of(index)
@@ -313,7 +313,7 @@ def test_arithmetic_of_a_decoder_is_what_the_library_does(index: int, context: i
 
 @pytest.mark.parametrize("index", ENCODERS)
 @pytest.mark.parametrize(("source", "width", "batch"), [(7, 1, 1), (5, 4, 2)])
-def test_arithmetic_behind_an_encoder_is_what_the_library_does(index: int, source: int, width: int, batch: int) -> None:
+def test_operations_after_an_encoder_equal_those_of_the_library(index: int, source: int, width: int, batch: int) -> None:
     import torch
 
     model, made = model_of(index)
@@ -341,7 +341,7 @@ def of(made: Shape, source: int) -> int:
 
 
 @given(SIZES, WIDTHS, CONTEXTS)
-def test_the_products_of_a_layer_are_all_of_its_arithmetic_but_attention(made: Shape, width: int, context: int) -> None:
+def test_matrix_products_of_a_layer_are_its_operations_without_attention(made: Shape, width: int, context: int) -> None:
     attended = width * context + width * (width + 1) // 2
     products = sum(2 * width * inputs * outputs for inputs, outputs in made.matrices)
     assert made.layer_flops(width, context) == products + 4 * made.heads * made.head_dim * attended
@@ -351,13 +351,13 @@ def test_the_products_of_a_layer_are_all_of_its_arithmetic_but_attention(made: S
 
 
 @pytest.mark.parametrize("made", [TINY, preset("t5-small"), preset("opt-125m")])
-def test_what_is_left_out_is_one_text_without_a_source(made: Shape) -> None:
+def test_defaults_are_one_sequence_without_a_source(made: Shape) -> None:
     for ask in (made.layer_flops, made.layer_kv_bytes):
         assert ask(3, 5) == ask(3, 5, 1) == ask(3, 5, 1, 0)
 
 
 @given(SIZES, WIDTHS, CONTEXTS, BATCHES, SOURCES)
-def test_arithmetic_and_cache_go_with_the_batch(
+def test_operations_and_cache_are_proportional_to_the_batch(
     made: Shape, width: int, context: int, batch: int, source: int
 ) -> None:
     at, behind = (width, context), of(made, source)
@@ -366,25 +366,25 @@ def test_arithmetic_and_cache_go_with_the_batch(
 
 
 @given(SIZES, WIDTHS, CONTEXTS, SOURCES)
-def test_more_is_never_cheaper(made: Shape, width: int, context: int, source: int) -> None:
+def test_more_tokens_never_cost_less(made: Shape, width: int, context: int, source: int) -> None:
     behind = of(made, source)
     for quantity in (made.layer_flops, made.layer_kv_bytes):
         grid = quantity(np.arange(width, width + 4)[:, None], np.arange(context, context + 3), 2, behind)
         assert grid.shape == (4, 3)
         assert np.all(np.diff(grid, axis=0) > 0)
         assert np.all(np.diff(grid, axis=1) > 0)
-        assert grid[2, 1] == quantity(width + 2, context + 1, 2, behind)  # an array is its numbers
+        assert grid[2, 1] == quantity(width + 2, context + 1, 2, behind)  # arrays equal single numbers
 
 
 @given(SIZES, WIDTHS, CONTEXTS)
-def test_a_pass_of_a_decoder_takes_the_operations_of_its_shape(made: Shape, width: int, context: int) -> None:
-    """The two accounts are one, but that `operations` takes the weights that make keys and values of an encoder for each token."""
+def test_pass_operations_equal_those_of_layers_and_head(made: Shape, width: int, context: int) -> None:
+    """Both agree, except that `operations` counts the weights of the encoder's keys and values at each token."""
     crossing = 2 * width * made.layers * 2 * made.hidden * made.kv_heads * made.head_dim if made.encoder_layers else 0
     assert pass_flops(made, width, context, 1) == made.operations(width, context, heads=width) - crossing
 
 
 @given(SIZES, WIDTHS, CONTEXTS)
-def test_a_wide_pass_does_what_narrow_ones_do_and_reads_less(made: Shape, width: int, context: int) -> None:
+def test_a_multi_token_pass_reads_less_at_equal_operations(made: Shape, width: int, context: int) -> None:
     apart = [made.layer_flops(1, context + place) for place in range(width)]
     assert made.layer_flops(width, context) == sum(apart)
     rows = sum(float(made.layer_kv_bytes(1, context + place)) for place in range(width))
@@ -392,7 +392,7 @@ def test_a_wide_pass_does_what_narrow_ones_do_and_reads_less(made: Shape, width:
 
 
 def test_an_encoder_by_hand() -> None:
-    """Two encoder layers and three decoder layers of 8, four heads of 2, 12 inside, ungated, in 4 bytes each."""
+    """Two encoder and three decoder layers of width 8, four heads of 2, inner width 12, ungated, 4 bytes each."""
     made = Shape(3, 8, 4, 4, 2, 12, False, 100, True, 2, "float32", buckets=32)
     attention, ffn = 4 * 8 * 8, 2 * 8 * 12
     assert made.layer_weight_bytes == 4 * (attention + 2 * 64 + ffn)
@@ -400,11 +400,11 @@ def test_an_encoder_by_hand() -> None:
     assert made.parameters == made.layers * made.layer_parameters + 8 + 128 + made.encoder_parameters + 800
 
 
-def test_what_a_decoder_has_no_encoder_for() -> None:
+def test_a_decoder_without_encoder_has_no_encoder_parameters() -> None:
     assert TINY.encoder_parameters == 0
 
 
-def test_bytes_go_with_the_type() -> None:
+def test_bytes_are_proportional_to_the_dtype() -> None:
     for dtype, factor in (("float32", 2), ("float16", 1), ("int8", 0.5), ("float8", 0.5)):
         other = replace(TINY, dtype=dtype)
         assert other.cache_bytes() == factor * TINY.cache_bytes()
@@ -413,8 +413,8 @@ def test_bytes_go_with_the_type() -> None:
 
 
 @given(SIZES, st.integers(1, 4), WIDTHS, CONTEXTS, BATCHES)
-def test_shards_sum_up(made: Shape, tensor_parallel: int, width: int, context: int, batch: int) -> None:
-    """Exactly where keys and values are divided; else by as much more as there are copies of them."""
+def test_shards_sum_to_the_model(made: Shape, tensor_parallel: int, width: int, context: int, batch: int) -> None:
+    """Exactly if KV heads are divided; otherwise the sum also has their replicas."""
     kv = made.kv_heads * tensor_parallel  # divides into `tensor_parallel`
     whole = replace(
         made,
@@ -431,7 +431,7 @@ def test_shards_sum_up(made: Shape, tensor_parallel: int, width: int, context: i
     assert tensor_parallel * part.head_flops(width) == whole.head_flops(width)
 
 
-def test_shards_with_copies_of_keys_and_values() -> None:
+def test_shards_with_replicated_kv_heads() -> None:
     whole = preset("llama-3-8b")
     assert whole.shard(1) == whole
     for tensor_parallel in (2, 4, 8, 16, 32):
@@ -442,12 +442,12 @@ def test_shards_with_copies_of_keys_and_values() -> None:
         assert tensor_parallel * part.cache_bytes() == copies * whole.cache_bytes()
         more = 2 * (copies - 1) * kv_weights * 3
         assert tensor_parallel * part.layer_flops(3, 100) == whole.layer_flops(3, 100) + more
-        # Norms are on every device.
+        # Every device has the norms.
         assert (
             tensor_parallel * part.parameters
             == whole.parameters + (tensor_parallel - 1) * 65 * 4096 + 32 * (copies - 1) * kv_weights
         )
-    # A vocabulary that does not divide is rounded up.
+    # A vocabulary that is not divisible is rounded up.
     assert preset("gpt2").shard(2).vocabulary == 25_129
 
 
@@ -516,7 +516,7 @@ BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
     (LLAMA | {"num_key_value_heads": 3}, "kv_heads must divide heads=4, got 3"),
     (LLAMA | {"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, got 'no'"),
     (LLAMA | {"quantization_config": {"bits": 4}}, "quantization_config must be absent in a config of model_type llama"),
-    (LLAMA | {"num_experts": 8}, "num_experts must be absent in a config of model_type llama: no other variant is counted, got 8"),
+    (LLAMA | {"num_experts": 8}, "num_experts must be absent .* llama: other variants are not supported, got 8"),
     (LLAMA | {"num_local_experts": 8}, "num_local_experts must be absent"),
     (LLAMA | {"n_routed_experts": 8}, "n_routed_experts must be absent"),
     (OPT | {"word_embed_proj_dim": 24}, "word_embed_proj_dim must be hidden_size=48, got 24"),
@@ -529,27 +529,27 @@ BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("config", "message"), BAD_CONFIGS)
-def test_a_config_that_is_not_known_is_refused_by_its_key(config: dict[str, Any], message: str) -> None:
+def test_an_unknown_config_is_refused_by_key(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=f"^{message}"):
         from_config(config)
 
 
 @pytest.mark.parametrize("config", [LLAMA, OPT, T5, GPT2])
-def test_what_the_bad_configs_are_made_of_is_good(config: dict[str, Any]) -> None:
+def test_the_base_of_bad_configs_is_accepted(config: dict[str, Any]) -> None:
     made = from_config(config)
     assert (made.layers, made.hidden, made.heads) == (3, 48, 4)
     assert made.head_dim == config.get("d_kv", 12)
     assert {*made.biases} <= {*BIASED}
 
 
-def test_a_dtype_goes_by_either_key_and_with_the_name_of_its_library() -> None:
+def test_dtype_is_read_from_both_keys_and_with_torch_prefix() -> None:
     without = {key: value for key, value in LLAMA.items() if key != "dtype"}
     for key in ("dtype", "torch_dtype"):
         for name in ("float16", "torch.float16"):
             assert from_config(without | {key: name}).dtype == "float16"
 
 
-def test_a_file_that_is_no_config(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"^cannot read the config .*none.json: No such file"):
         from_config(tmp_path / "none.json")
     for text, message in (("{", "must be JSON"), ("[1]", "must be a table of keys")):

@@ -39,14 +39,14 @@ def test_a_group_without_a_command_prints_its_help(name: str) -> None:
 
 @pytest.mark.parametrize("name", APPS)
 def test_help_is_plain_and_is_asked_for_in_two_ways(name: str) -> None:
-    """No frames, no options for a shell's completion; `-h` where `--help` is."""
+    """No frames; `-h` where `--help` is; a shell's completion and the version are options of the program alone."""
     for verbs, command in commands(name):
         short, long = (CliRunner().invoke(APPS[name], [*verbs, flag]) for flag in ("-h", "--help"))
         assert short.exit_code == long.exit_code == 0, verbs
         assert short.output == long.output
         assert long.output.lstrip().startswith("Usage: ")
         assert not {"╭", "│", "[bold]"} & {*long.output.split()}
-        assert "--install-completion" not in long.output
+        assert ("--install-completion" in long.output) == ("--version" in long.output) == (not verbs)
         assert (command.help or "").split("\n")[0].split(" ")[0] in long.output
 
 

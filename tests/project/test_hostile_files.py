@@ -136,7 +136,7 @@ CONFIGS = [
     ({"rope_theta": 0}, "rope_theta must be above 0"),
     ({"rope_parameters": {"rope_theta": -1.0}}, "rope_theta must be between 0"),
     ({"rms_norm_eps": 1e3}, "rms_norm_eps must be between 0 and 0.1"),
-    ({"num_hidden_layers": 13}, "num_hidden_layers of model model must be that of its weights, which have 12 layers, got 13"),
+    ({"num_hidden_layers": 13}, "num_hidden_layers of model model must match its weights, which have 12 layers, got 13"),
     ({"vocab_size": 10**7}, "vocab_size=10000000 of model model asks for more than its weights hold"),
     ({"hidden_size": 10**6}, "of model model asks for more than its weights hold"),
 ]
@@ -210,7 +210,7 @@ def test_a_disk_that_is_full_is_said_to_be(tmp_path: Path, monkeypatch: pytest.M
     assert done.exit_code == 1
     [line] = done.stderr.splitlines()
     assert "No space left on device" in line
-    assert "go on with the same command and --resume" in line
+    assert "resume with the same command and --resume" in line
 
 
 def test_shown_is_short() -> None:

@@ -378,8 +378,20 @@ def test_a_bar_is_shown_on_a_terminal_that_did_not_ask_for_quiet(terminal: bool,
     for bar in bars:
         with bar(True) as shown:
             assert shown is None
-        with bar(False) as shown:
-            assert (shown is not None) == terminal
+    with bars[1](False) as shown:
+        assert (shown is not None) == terminal
+
+
+def test_progress_is_lines_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import sim.commands.sim_app
+
+    clock = iter([0.0, 5.0, 11.0, 12.0, 30.0])
+    monkeypatch.setattr("sim.commands.sim_app.time.monotonic", lambda: next(clock))
+    with sim.commands.sim_app._progress(False) as report:
+        assert report is not None
+        for done in range(1, 5):
+            report(done, 4)
+    assert capsys.readouterr().err == "2 of 4 shards, about 11 s left\n"
 
 
 # --- options with an effect that is seen at once ----------------------------------------------------------------------------
@@ -468,7 +480,7 @@ def test_an_example_is_tried_again() -> None:
     for named in ([], ["--theorem", "21a", "--theorem", "26b"]):
         done = CliRunner().invoke(sim_app, ["check", *named, "--example", example])
         assert (done.exit_code, done.stdout) == (2, "")
-        assert done.stderr == "error: --example needs the one --theorem that it is an example of\n"
+        assert done.stderr == "error: --example needs one --theorem, the one that it belongs to\n"
 
 
 QUICK: dict[str, dict[str, Any]] = {
@@ -531,20 +543,20 @@ ANSWERS: dict[str, tuple[str, Any, list[str], dict[str, Any]]] = {
     "calibrate heads": (
         "", HEADS,
         [
-            "big: loss [nats per token] and how often the model's own token is among the first 1, 3, 5; measured on 789 held-out "
+            "big: loss [nats per token], and share of the model's tokens in the top 1, 3 and 5; measured on 789 held-out "
             "tokens",
             "layer                       common head                      trained head",
             "    1     2.100   0.130   0.170   0.210     2.200   0.230   0.270   0.310",
             "    2     2.200   0.140   0.180   0.220     2.400   0.240   0.280   0.320",
-            "the model's own loss: 1.235", "heads",
+            "loss of the whole model: 1.235", "heads",
         ],
         HEADS | {"file": "heads"},
     ),
     "calibrate align": (
         "", ALIGNED,
         [
-            "agreement with the greedy texts of big: 0.2500 before, 0.5124 after, gained 0.2624 +- 0.0123 (measured on 640 tokens "
-            "behind 10 held-out prompts)",
+            "agreement with the greedy output of big: 0.2500 before, 0.5124 after, gained 0.2624 +- 0.0123 (measured on 640 tokens "
+            "after 10 held-out prompts)",
             "loss on held-out text: 1.5000 before, 1.6235 nats per token after (measured); out",
         ],
         ALIGNED | {"folder": "out"},
@@ -552,7 +564,7 @@ ANSWERS: dict[str, tuple[str, Any, list[str], dict[str, Any]]] = {
     "calibrate log": (
         "", (SimpleNamespace(table=SimpleNamespace(height=7)), Spent(1.0, 0.5, 0.0, 0.25)),
         [
-            "log.json: 7 positions of 1 texts",
+            "log.json: 7 positions of 1 sequences",
             "  writing            1.00 s    57%   measured", "  heads              0.50 s    29%   measured",
             "  trained heads      0.00 s     0%   measured", "  draft              0.25 s    14%   measured",
         ],
@@ -564,7 +576,7 @@ ANSWERS: dict[str, tuple[str, Any, list[str], dict[str, Any]]] = {
     "calibrate quality": (
         "--sweep decay=0.5,none", MEASURED,
         [
-            "early_exit on big: 7 texts (measured; log-likelihoods in nats per token)",
+            "early_exit on big: 7 sequences (measured; log-likelihoods in nats per token)",
             " decay  agreement  common_prefix  log_likelihood  mean_layers",
             "0.5000     0.2500         3.0000         -1.5000       3.2500",
             "     -     1.0000          12.50         -0.2500          inf",
@@ -600,13 +612,13 @@ def test_what_was_found_is_printed_and_is_the_document(command: str, record: Rec
 
 
 INTERRUPTED = {
-    "calibrate train": "interrupted; what was done up to two minutes ago is kept: the same command with --resume goes on",
-    "calibrate heads": "interrupted; what was done up to two minutes ago is kept: the same command with --resume goes on",
-    "calibrate align": "interrupted; what was done up to two minutes ago is kept: the same command with --resume goes on",
-    "calibrate log": "interrupted; what was logged is kept beside log.json: the same command with --resume goes on",
-    "calibrate quality": "interrupted; finished settings are kept beside rows.csv: the same command with --resume goes on",
-    "calibrate layers": "interrupted; what was timed is in out: the same command with --resume goes on",
-    "calibrate links": "interrupted; the links that were finished are written, run the others with --link",
+    "calibrate train": "interrupted; progress until two minutes ago is kept; resume with the same command and --resume",
+    "calibrate heads": "interrupted; progress until two minutes ago is kept; resume with the same command and --resume",
+    "calibrate align": "interrupted; progress until two minutes ago is kept; resume with the same command and --resume",
+    "calibrate log": "interrupted; logged sequences are kept next to log.json; resume with the same command and --resume",
+    "calibrate quality": "interrupted; finished settings are kept next to rows.csv; resume with the same command and --resume",
+    "calibrate layers": "interrupted; timed points are kept in out; resume with the same command and --resume",
+    "calibrate links": "interrupted; finished links are written; run the others with --link",
 }
 
 
@@ -635,7 +647,7 @@ def test_a_figure_that_has_no_room_is_told(record: Record) -> None:
     record.replace("figures.of_quality", lambda **_: drawn)
     words = ["quality", *LEFT_OUT["calibrate quality"][0].split(), "--figures", "pictures"]
     done = CliRunner().invoke(calibrate_app, words)
-    assert done.stderr == "note: these rows make more lines than a figure has room for; none was drawn\n"
+    assert done.stderr == "note: these rows give more lines than fit in a figure; none was drawn\n"
     drawn.append(Path("pictures/one.png"))
     done = CliRunner().invoke(calibrate_app, words)
     assert (done.stderr, done.stdout.splitlines()[-2:]) == ("", ["rows.csv", "pictures/one.png"])
@@ -694,7 +706,7 @@ def test_prompts_are_the_ends_of_texts_and_a_chat_is_whole(record: Record) -> No
         "length": 2, "count": 7, "seed": 9, "tokenizer": "a tokenizer", "corpus": None,
     }  # fmt: skip
     assert record.calls["calibrate.loading.prompts.load"] == {"where": "texts", "template": "chat", "limit": 7, "seed": 9}
-    for wrong, said in (((None, "squad", 7, 2, 9), "--template is used with --prompts alone"),
+    for wrong, said in (((None, "squad", 7, 2, 9), "--template is used only with --prompts"),
                         (("texts", None, 0, 2, 9), "limit must be at least 1, got 0"),
                         (("texts", None, 7, 0, 9), "prompt_tokens must be at least 1, got 0")):  # fmt: skip
         with pytest.raises(ParameterError, match=said):
@@ -738,9 +750,9 @@ METHODS = "test_options.py::test_methods_from_outside_hold_while_a_command_runs"
 TRACED = "test_trace.py::test_the_command_traces_the_decoding_that_is_asked_for"
 COMPARED = "test_run_comparison.py::test_the_command_line_compares_writes_and_keeps_a_page"
 LISTED = "test_outside_method.py::test_an_allowed_method_is_listed_and_is_in_the_schema"
-IMPORTED = "test_import_command.py::test_the_command_writes_what_the_function_reads"
-ELSEWHERE = "test_import_command.py::test_tables_of_vidur_may_lie_elsewhere"
-SECONDS = "test_milliseconds_for_seconds.py::test_importers_refuse_milliseconds_that_are_called_seconds"
+IMPORTED = "test_import_command.py::test_the_command_writes_the_profile_of_the_function"
+ELSEWHERE = "test_import_command.py::test_tables_of_vidur_may_be_in_other_folders"
+SECONDS = "test_milliseconds_for_seconds.py::test_importers_refuse_milliseconds_labelled_as_seconds"
 EFFECTS: dict[str, dict[str, str]] = {
     # Of each command, the tests that see an effect of its options.
     "sim run": {
@@ -749,6 +761,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_options.py::test_a_large_grid_is_run_where_that_is_said": "--yes",
         "test_options.py::test_figures_are_drawn_unless_they_are_declined": "--figures",
         "test_sim_app.py::test_a_dry_run_writes_nothing": "--dry-run --json",
+        "test_run_report.py::test_columns_that_are_asked_for_are_printed": "--columns",
         METHODS: "--methods",
     },
     "sim plot": {"test_figures_hardware.py::test_a_command_draws_profiles": "--profile --out --json"},
@@ -758,13 +771,13 @@ EFFECTS: dict[str, dict[str, str]] = {
     },
     "sim compare": {
         COMPARED: "--out --page --check --json",
-        "test_run_comparison.py::test_a_mismatch_is_gone_on_with_where_that_is_asked_for": "--allow-mismatch",
+        "test_run_comparison.py::test_a_mismatch_is_accepted_on_request": "--allow-mismatch",
         "test_figures_comparison.py::test_a_comparison_is_drawn_by_the_command": "--profile --figures",
         METHODS: "--methods",
     },
     "sim check": {
         "test_options.py::test_options_of_a_check_decide_what_is_tried": "--method --examples --seed --theorem",
-        "test_theorems.py::test_what_was_not_refuted_is_named_in_the_last_line": "--json",
+        "test_theorems.py::test_undecided_statement_is_named_in_summary": "--json",
         "test_options.py::test_an_example_is_tried_again": "--example",
     },
     "sim lint": {METHODS: "--methods"},
@@ -776,24 +789,24 @@ EFFECTS: dict[str, dict[str, str]] = {
         REACH: "--model --out --device --dtype --mode --widths --contexts --batches --busy --rounds --source --minutes --target"
                " --threads --resume --name --quiet",
         "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
-        "test_layers_command.py::test_the_document_says_the_same": "--json",
+        "test_layers_command.py::test_json_output_equals_the_profile": "--json",
     },
     "calibrate links": {
         REACH: "--out --link --sizes --repeats --name --quiet", "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
         "test_options.py::test_what_was_found_is_printed_and_is_the_document": "--json",
     },
-    "calibrate report": {"test_validation.py::test_a_page_out_of_date_is_told": "--check --out"},
+    "calibrate report": {"test_validation.py::test_an_outdated_page_is_reported": "--check --out"},
     "calibrate train": {
         REACH: "--out --role --layers --hidden --ffn --epochs --batch --length --rate --seed --vocabulary --text --device --threads"
                " --resume --quiet",
         "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
-        "test_family.py::test_train_writes_models_and_goes_on": "--json",
+        "test_family.py::test_train_command_writes_models_and_resumes": "--json",
     },
     "calibrate heads": {
         REACH: "--model --out --settings --layers --epochs --batch --length --rate --labels --seed --text --device --threads"
                " --resume --quiet",
         "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
-        "test_exit_heads.py::test_heads_are_trained_by_a_command": "--json",
+        "test_exit_heads.py::test_heads_command_trains_heads": "--json",
     },
     "calibrate align": {
         REACH: "--target --draft --out --prompts --prompt --tokens --held-out --epochs --batch --rate --seed --text --device"
@@ -804,9 +817,9 @@ EFFECTS: dict[str, dict[str, str]] = {
     "calibrate decode": {
         REACH: "--model --draft --medium --set --prompts --template --limit --tokens --sample --temperature --top-k --top-p --seed"
                " --dtype --device --threads --log --plain --processes --quiet",
-        "test_real_decoding.py::test_trained_heads_are_read": "--heads",
-        "test_real_decoding.py::test_every_method_decodes_and_says_what_it_did": "--prompt",
-        "test_real_decoding.py::test_the_text_comes_first_and_the_histogram_counts_every_round": "--json",
+        "test_real_decoding.py::test_trained_heads_are_used": "--heads",
+        "test_real_decoding.py::test_every_method_decodes_and_reports": "--prompt",
+        "test_real_decoding.py::test_report_begins_with_the_output_and_counts_every_round": "--json",
     },
     "calibrate log": {
         REACH: "--target --out --draft --heads --prompts --template --limit --prompt-tokens --tokens --sample --temperature --top-k"
@@ -814,14 +827,14 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_options.py::test_what_was_found_is_printed_and_is_the_document": "--json",
     },
     "calibrate rates": {
-        "test_position_logging.py::test_candidates_and_lengths_are_those_asked_for": "--candidates --lengths --json",
-        "test_position_logging.py::test_speed_ups_go_by_the_cost_ratio_that_is_said": "--cost-ratio",
-        "test_position_logging.py::test_rates_are_drawn_of_logs_of_ours_and_of_public_ones": "--drafter --figures",
+        "test_position_logging.py::test_candidates_and_lengths_are_those_of_the_options": "--candidates --lengths --json",
+        "test_position_logging.py::test_predicted_speed_ups_use_the_cost_ratio": "--cost-ratio",
+        "test_position_logging.py::test_figures_of_position_logs_and_public_logs": "--drafter --figures",
     },
     "calibrate quality": {
         REACH: "--out --model --draft --heads --set --sweep --prompts --template --limit --prompt-tokens --tokens --seed --dtype"
                " --device --threads --resume --quiet",
-        "test_output_quality.py::test_the_command_writes_rows_and_pictures": "--figures --json",
+        "test_output_quality.py::test_quality_command_writes_rows_and_figures": "--figures --json",
     },
     "calibrate run": {
         REACH: "--out --model --draft --medium --heads --set --sweep --forced --unit-kind --prompts --limit --prompt-tokens"
@@ -840,7 +853,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     },
     "calibrate import llmservingsim": {IMPORTED: "--model --gpu --out --name --commit"},
     "calibrate fit roofline": {
-        "test_validation.py::test_what_is_fitted_to_one_layer_is_what_a_scenario_takes": "--layer --product",
+        "test_validation.py::test_fit_to_one_layer_prints_scenario_keys": "--layer --product",
     },
 }  # fmt: skip
 

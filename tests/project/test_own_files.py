@@ -247,7 +247,7 @@ def test_a_small_device_holds_what_its_file_says(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"must be at most the 2\.0 GB of small"):
         sim.run(tables(COST | {"device": str(small)}), out=None)
     wrong = device_file(tmp_path, "a100", name="wrong", rates={"int8": 1e14})
-    with pytest.raises(ParameterError, match="dtype must be one of int8, what is given of wrong, got 'bfloat16'"):
+    with pytest.raises(ParameterError, match="dtype must be one of int8, given for wrong, got 'bfloat16'"):
         sim.run(tables(COST | {"device": str(wrong)}), out=None)
     other = {"kind": "profile", "profile": "h100-llama-2-7b", "shape": str(written(tmp_path, "opt-6.7b"))}
     with pytest.raises(ParameterError, match="is of llama-2-7b, not of"):

@@ -1,4 +1,4 @@
-"""Views that must agree and do not are found, listed and an error; views that agree are not blamed, however skewed their law."""
+"""Disagreements of views are found, listed and an error; views that agree are not reported, even with skewed distributions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tables(method: Tables | None = None, cost: Tables | None = None, outcomes: T
 
 
 def invoked(given: Tables, folder: Path, *more: str) -> tuple[int, Tables, str]:
-    """Exit code, document and printed text of a run."""
+    """Exit code, JSON document and printed output of a run."""
     path = folder / "run.json"
     path.write_text(json.dumps(given))
     lines = []
@@ -61,12 +61,12 @@ def invoked(given: Tables, folder: Path, *more: str) -> tuple[int, Tables, str]:
 
 
 def without_link(right: Callable[..., Any]) -> Callable[..., Any]:
-    """Algorithm 2 as if its sub-processes were there at once."""
+    """Algorithm 2 with a link time of 0."""
     return lambda passes, *args, **kwargs: right(passes._replace(cost=replace(passes.cost, link=0.0)), *args, **kwargs)
 
 
-def test_paths_that_forget_the_link_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Formula and paths share their stages, so only the events know; all else is written as ever."""
+def test_paths_without_the_link_time_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Formula and paths share their stages, so only the view events differs; everything else is written as usual."""
     given = tables(cost=OVERHEADS, replications=512)
     code, document, shown = invoked(given, tmp_path)
     assert (code, document["disagreements"]) == (0, [])
@@ -90,7 +90,7 @@ def test_paths_that_forget_the_link_are_an_error(tmp_path: Path, monkeypatch: py
 
 
 def scaled(factor: float, *names: str) -> Callable[[Any], Any]:
-    """A prediction whose means are off."""
+    """A prediction with wrong means."""
 
     def fault(right: Callable[..., Any]) -> Callable[..., Any]:
         def predict(*args: Any) -> Any:
@@ -115,7 +115,7 @@ RATIO = {"cost_ratio": 0.1}
         (scaled(1.3, "drafted"), "drafted"),
     ],
 )  # fmt: skip
-def test_a_formula_that_is_off_is_an_error(
+def test_wrong_formula_is_an_error(
     fault: Any, quantity: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = tables(DRAFTING, RATIO, replications=16384)
@@ -129,7 +129,7 @@ def test_a_formula_that_is_off_is_an_error(
     assert all(found["views"] == ["formula", "events"] for found in report.disagreements)
 
 
-def test_formulas_are_compared_with_events_where_there_are_no_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_formula_is_compared_with_events_without_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculative, "predict_points", scaled(1.5, "latency")(speculative.predict_points))
     given = tables(DRAFTING, RATIO, event_replications=512)
     report = sweep.run(given, out=tmp_path / "run", views=["formula", "events"], jobs=1)
@@ -140,7 +140,7 @@ def test_formulas_are_compared_with_events_where_there_are_no_paths(tmp_path: Pa
            "bound": 0.0514}  # fmt: skip
     first = "point 3: rounds is 2.5 by formula and 1.23457e+06 by paths; they differ by 0.13, more than 0.051"
     other = one | {"replication": 7, "point": 4}
-    told = "views disagree, which is a fault of the program: "
+    told = "views disagree, which is a bug in the program: "
     for found, said in (
         ([], []), ([one], [told + first]), ([one, other], [f"{told}{first}; and 1 more"]),
         ([other, one, one], [f"{told}{first.replace('point 3', 'point 4, decoding 7')}; and 2 more"]),
@@ -161,8 +161,8 @@ def test_formulas_are_compared_with_events_where_there_are_no_paths(tmp_path: Pa
             ]
 
 
-def test_a_formula_and_a_sample_differ_by_more_than_the_bound_for_so_many_points() -> None:
-    """Each quantity with its own greatest value, expectation and variance; what is off is told with both, what is not, not."""
+def test_disagreement_beyond_the_bound_for_many_points_is_reported() -> None:
+    """Each quantity has its own largest value, expectation and variance; only those that differ are reported, with both values."""
     case = Grid(tables(DRAFTING, RATIO)).case(0)
     tokens, gamma, count = case.settings.tokens, case.parameters.draft_length, 50
     time, busy = registry.method("speculative").slowest(case.parameters, tokens, case.cost)
@@ -175,7 +175,7 @@ def test_a_formula_and_a_sample_differ_by_more_than_the_bound_for_so_many_points
     spread = {name: 0.01 * want for name, want in expected.items()}
 
     def told(off: dict[str, float], points: int = 7, **changes: Any) -> list[dict[str, Any]]:
-        """Of samples with these means beside the expectations."""
+        """Disagreements of samples with these means."""
         means = {name: want + off.get(name, 0.0) for name, want in expected.items()}
         total = {name: count * mean for name, mean in means.items()}
         square = {name: count * mean**2 + (count - 1) * spread[name] ** 2 for name, mean in means.items()}
@@ -214,7 +214,7 @@ def test_a_formula_and_a_sample_differ_by_more_than_the_bound_for_so_many_points
     assert told({"latency_layers": 0.5e-7}, latency_sd_layers=0.0) == []
 
 
-def test_what_waits_is_compared_with_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contended_points_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ppd, "_barrier_stage", without_link(ppd._barrier_stage))
     given = tables(cost={**OVERHEADS, "link": 2.0}, replications=512)
     report = sweep.run(given, out=tmp_path / "run", set={"cluster.units": 2}, jobs=1)
@@ -229,8 +229,8 @@ def test_what_waits_is_compared_with_nothing(tmp_path: Path, monkeypatch: pytest
     st.integers(1, 400), st.floats(1e-4, 1 - 1e-4), st.floats(1e-9, 0.1), st.sampled_from([1.0, 37.5])
 )  # fmt: skip
 @settings(max_examples=100, deadline=None)
-def test_the_bound_holds_for_skewed_laws_and_few_replications(count: int, rate: float, chance: float, most: float) -> None:
-    """Exactly, of a quantity that is `most` with a chance and else 0: over all counts of it that a sample may have."""
+def test_bound_holds_for_skewed_laws_and_few_replications(count: int, rate: float, chance: float, most: float) -> None:
+    """Exact probability for a quantity that is `most` with some probability and else 0, summed over all counts in a sample."""
     hits = np.arange(count + 1)
     means, mass = most * hits / count, stats.binom.pmf(hits, count, rate)
     for known in (most**2 * rate * (1 - rate), None):
@@ -241,8 +241,8 @@ def test_the_bound_holds_for_skewed_laws_and_few_replications(count: int, rate: 
         assert false <= chance * (1 + 1e-9)
 
 
-def test_the_bound_falls_with_the_sample_as_a_standard_error_does() -> None:
-    """With many replications a known variance gives at most a tenth more than sqrt(2 v ln(2 / chance) / n), the best there is."""
+def test_bound_falls_with_sample_size_like_a_standard_error() -> None:
+    """With many replications and a known variance the bound is at most a tenth above sqrt(2 v ln(2 / chance) / n), the optimum."""
     chance, variance = 1e-8, 0.01
     for count in (10**5, 10**6):
         least = math.sqrt(2 * variance * math.log(2 / chance) / count)
@@ -272,7 +272,7 @@ SLOWEST: list[tuple[str, Tables, Tables, Tables]] = [
 
 
 @pytest.mark.parametrize(("name", "parameters", "cost", "laws"), SLOWEST, ids=[f"{n}-{i}" for i, (n, *_) in enumerate(SLOWEST)])
-def test_no_decoding_exceeds_the_slowest(name: str, parameters: Tables, cost: Tables, laws: Tables) -> None:
+def test_no_decoding_exceeds_the_upper_bound_on_time(name: str, parameters: Tables, cost: Tables, laws: Tables) -> None:
     given = {"scenario": {"name": "slowest", "tokens": 12}, "method": [{"name": name, "layers": 8, **parameters}], "cost": cost}
     given |= {"outcomes": {key: {"kind": "iid", **law} for key, law in laws.items()}} if laws else {}
     case = Grid(given).case(0)
@@ -283,7 +283,7 @@ def test_no_decoding_exceeds_the_slowest(name: str, parameters: Tables, cost: Ta
     assert time <= 8 * found[0].max()  # nor is it so far off that nothing could be seen by it
 
 
-def test_two_texts_of_a_static_batch_are_played_alike_by_paths_and_events(tmp_path: Path) -> None:
+def test_paths_and_events_agree_on_a_static_batch_of_two(tmp_path: Path) -> None:
     method = {"name": "speculative", "layers": 4, "draft_length": 2, "sequences": 2, "batching": "static"}
     report = sweep.run(tables(method, RATIO, tokens=6, replications=8), out=tmp_path / "run", views=["paths", "events"], jobs=1)
     rows = {row["view"]: row for row in report.frame().to_dicts()}
@@ -292,8 +292,8 @@ def test_two_texts_of_a_static_batch_are_played_alike_by_paths_and_events(tmp_pa
     assert report.disagreements == []
 
 
-def test_sums_of_a_stretch_are_those_of_its_own_replications() -> None:
-    """Also of the second block, which has random numbers of its own."""
+def test_sums_of_a_piece_cover_its_replications_only() -> None:
+    """Also for the second block, which has separate random draws."""
     case = Grid(tables({"name": "speculative", "layers": 4, "draft_length": 2}, RATIO, tokens=6)).case(0)
     for block in (0, 1):
         found = evaluation.walk(case, block)

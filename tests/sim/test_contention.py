@@ -1,4 +1,4 @@
-"""Formula and paths say nothing where something may wait, and something if nothing does: by what the simulator waited."""
+"""Formula and paths have no values exactly where passes may wait, compared with the waiting times of the simulator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OVERHEADS = ("early_head", "final_head", "dispatch", "dispatch_per_process", "li
 
 
 def case_of(method: Tables, cost: Tables, cluster: Tables, tokens: int = 4) -> Case:
-    """A point of a scenario; its outcomes are even chances of all that the method asks for."""
+    """A point of a scenario; all outcomes have probability 1/2."""
     rates = {"match": "match_rate", "accept": "acceptance_rate", "medium_accept": "acceptance_rate"}
     asked = registry.algorithm(method["name"]).Parameters.OUTCOMES
     laws = {name: {"kind": "iid", rates[name]: 0.5} for name in asked if name in rates}
@@ -37,13 +37,13 @@ def case_of(method: Tables, cost: Tables, cluster: Tables, tokens: int = 4) -> C
 
 
 def played(case: Case, cluster: Cluster, matches: Sequence[int]) -> Run:
-    """One decoding of a method that predicts early, by which candidate is right at each position (0: none)."""
+    """One decoding of PPD, by the rank of the right candidate at each position (0: none)."""
     steps = registry.algorithm(case.method).decode(case.parameters, [0], case.settings.tokens)
     return simulate(steps, case.outputs, cluster, case.cost, World(1, case.parameters.layers, [*matches]))
 
 
 def runs(case: Case) -> Iterator[tuple[Run, Run]]:
-    """Every pattern of matches, each by the cluster of the case and by one that has whatever is wanted."""
+    """All patterns of matches, each on the cluster of the case and on one with all units and links that the method needs."""
     ample = Cluster(max(2000, case.cluster.units))
     candidates = case.parameters.candidates
     for matches in itertools.product(sorted({0, 1, candidates}), repeat=case.settings.tokens - 1):
@@ -51,7 +51,7 @@ def runs(case: Case) -> Iterator[tuple[Run, Run]]:
 
 
 def differs(here: Run, ample: Run) -> bool:
-    """Whether something waited, or the decoding is another than the one that formula and paths price."""
+    """True if something waited, or the decoding differs from the one that formula and paths assume."""
     scale = 1e-9 * (1 + ample.latency)
     same = abs(here.latency - ample.latency) <= scale and abs(here.busy - ample.busy) <= scale * 100
     return here.waited > scale or not same
@@ -81,7 +81,7 @@ def pipelined(draw: Any) -> Case:
 
 @given(pipelined())
 @settings(max_examples=150, deadline=None)
-def test_contended_is_what_may_wait(case: Case) -> None:
+def test_contended_points_are_those_that_may_wait(case: Case) -> None:
     found = [differs(*pair) for pair in runs(case)]
     event(f"{case.parameters.form}: {case.contention and case.contention.partition(':')[0]}")
     told = f"{case.parameters} {case.cost} {case.cluster} {case.settings.tokens} {case.contention} {case.demand}"
@@ -90,8 +90,8 @@ def test_contended_is_what_may_wait(case: Case) -> None:
 
 @given(pipelined(), st.integers(0, 99))
 @settings(max_examples=100, deadline=None)
-def test_contended_is_what_may_wait_where_times_depend_on_the_position(case: Case, seed: int) -> None:
-    """Times drawn for each pass; of nested trees times that grow, as no process may overtake the one that started it."""
+def test_contended_points_with_times_by_position(case: Case, seed: int) -> None:
+    """Random times for each pass; increasing times for nested trees, where no process may overtake its parent."""
     layers, more = case.parameters.layers, {name: getattr(case.cost, name) for name in ("link", "dispatch", "promotion")}
     nested = case.parameters.form == "nested"
     cost: Any = growing(layers, prompt=seed, **more) if nested else Scattered(layers, seed, **more)
@@ -101,12 +101,12 @@ def test_contended_is_what_may_wait_where_times_depend_on_the_position(case: Cas
     assert any(found) == case.contended, told
 
 
-def test_what_is_wanting_is_named() -> None:
+def test_reason_for_contention_is_named() -> None:
     wanted = Demand(3, 2, "anywhere")
-    assert contention(wanted, Cluster(2, links="shared")) == "units: 2 of the 3 that it may want at once"
-    assert contention(wanted, Cluster(3, links="shared")) == "links: several transfers may want the shared one at once"
-    assert contention(wanted, Cluster(3, stop="layer")) == "stop: a stopped process keeps its unit to the end of its layer"
-    assert contention(wanted._replace(stopped="layers"), Cluster(3, stop="pass")).endswith("to the end of its pass")  # type: ignore[union-attr]
+    assert contention(wanted, Cluster(2, links="shared")) == "units: 2 of the 3 that the method may need at once"
+    assert contention(wanted, Cluster(3, links="shared")) == "links: several transfers may need the shared link at once"
+    assert contention(wanted, Cluster(3, stop="layer")) == "stop: a stopped process keeps its unit until the end of its layer"
+    assert contention(wanted._replace(stopped="layers"), Cluster(3, stop="pass")).endswith("end of its pass")  # type: ignore[union-attr]
     for free in (wanted._replace(stopped="layers"), wanted._replace(stopped=None)):
         assert contention(free, Cluster(3, stop="layer")) is None
     assert contention(wanted._replace(transfers=1), Cluster(3, links="shared", stop="now")) is None
@@ -123,8 +123,8 @@ OTHERS: dict[str, Tables] = {
 
 
 @pytest.mark.parametrize("method", OTHERS)
-def test_contended_is_what_may_wait_of_methods_that_draft(method: str) -> None:
-    """One process waits for nobody; on fewer units than it would move to it saves the links, which is another decoding too."""
+def test_contended_points_of_drafting_methods(method: str) -> None:
+    """A single process never waits; with fewer units it moves less and saves link times, which is also a different decoding."""
     places: dict[str, list[Tables]] = {"autoregressive": [{}], "beam": [{"arrangement": each} for each in ("batched", "parallel")]}
     ratios = {"hierarchical": ["cost_ratio", "medium_cost_ratio"], "autoregressive": []}
     seen = set()

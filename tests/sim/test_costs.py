@@ -1,4 +1,4 @@
-"""Costs that a method has no use for are refused: what each method declares is held against what changes its results."""
+"""Costs that a method does not use are refused: the declared costs are compared with those that change its results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OTHER: dict[str, Any] = {
     "early_head": 0.5, "dispatch": 0.7, "dispatch_per_process": 0.3, "dispatch_law": "tree", "link": 0.9, "promotion": 0.4,
     "propagation": 0.2, "state_check": 0.3, "verify_cost": [[width, 1 + width / 10] for width in range(1, 30)],
 }  # fmt: skip
-"""A value of each cost in layer-times that not every method has, other than where it is left out."""
+"""A value other than the default for each cost in layer-times that not every method has."""
 OF_ROLES = {
     "draft": {"cost_ratio": 0.3, "operations_ratio": 0.2}, "medium": {"medium_cost_ratio": 0.6, "medium_operations_ratio": 0.4}
 }  # fmt: skip
@@ -58,7 +58,7 @@ CHOICES: list[tuple[str, dict[str, Any]]] = [
 
 
 def scenario(name: str, own: dict[str, Any], **cost: Any) -> dict[str, Any]:
-    """One method, with the laws and ratios that it asks for."""
+    """One method, with the laws and cost ratios that it needs."""
     table = {"name": name, "layers": LAYERS, **own}
     kind = registry.algorithm(name).Parameters
     asked = kind.outcomes_for(table)
@@ -73,21 +73,21 @@ ESTIMATES = ("latency_layers", "busy_layers", "operations_per_token")
 
 
 def estimates(tables: dict[str, Any], *views: str) -> dict[tuple[str, str], float]:
-    """What a run finds, by view and column."""
+    """Results of a run, by view and column."""
     rows = sim.run(tables, views=list(views)).to_dicts()
     return {(row["view"], name): row[name] for row in rows for name in ESTIMATES if row.get(name) is not None}
 
 
 def differ(one: dict[tuple[str, str], float], other: dict[tuple[str, str], float]) -> bool:
-    """Whether any estimate that both have differs: `operations_per_token` is null where times do not say it."""
+    """Return whether any estimate that both have differs; `operations_per_token` is null where times do not determine it."""
     return any(abs(one[key] - other[key]) > 1e-12 for key in one.keys() & other.keys())
 
 
 @pytest.mark.parametrize(("name", "own"), CHOICES, ids=lambda value: value if isinstance(value, str) else ",".join(map(str, value)))
-def test_a_method_declares_the_costs_that_change_its_results(
+def test_declared_costs_are_those_that_change_results(
     name: str, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each cost by itself: declared ones change an estimate, all others are refused and would change none."""
+    """Each cost separately: declared ones change an estimate; all others are refused and would change none."""
     kind = registry.algorithm(name).Parameters
     table = {"layers": LAYERS, **own}
     declared, roles = kind.all_costs_for(table), kind.roles_for(table)
@@ -105,21 +105,21 @@ def test_a_method_declares_the_costs_that_change_its_results(
     assert not differ(estimates(scenario(name, own, **dict(used)), *both), estimates(scenario(name, own, **without), *both))
     found = estimates(scenario(name, own), "formula")
     given: dict[str, Any] = {}
-    for key, value in used:  # one behind the other: dispatch_per_process before its law
+    for key, value in used:  # one after the other: dispatch_per_process before its law
         before, given = found, {**given, key: value}
         found = estimates(scenario(name, own, **given), "formula")
         one = key == "dispatch_law" and own.get("batched")  # all candidates are one process: both laws are one
         assert differ(before, found) != bool(one), key
 
 
-def test_a_shared_cost_counts_where_any_method_or_any_value_of_an_axis_uses_it() -> None:
+def test_shared_cost_is_used_if_any_method_or_axis_value_uses_it() -> None:
     ppd, plain = scenario("ppd", {"exit_layer": 4, "candidates": 3}, dispatch=0.5), {"name": "autoregressive", "layers": LAYERS}
     both = {**ppd, "method": [plain, *ppd["method"]]}
     assert sim.run(both).height == 4
     with pytest.raises(ValueError, match=r"method\.cost\.dispatch is used by no method"):
         sim.run({**both, "method": [{**plain, "cost": {"dispatch": 0.5}}, *ppd["method"]]})
     drafts = scenario("speculative", {"draft_length": 2}, link=0.5)
-    with pytest.raises(ValueError, match=r"cost\.link is used by no method .*, or choose parameters with which it counts"):
+    with pytest.raises(ValueError, match=r"cost\.link is used by no method .*, or choose parameters with which it has an effect"):
         sim.run(drafts)
     swept = sim.run(drafts, views=["formula"], sweep={"method.placement": ["colocated", "separate"]})
     alone = sim.run(scenario("speculative", {"draft_length": 2}), views=["formula"])["latency_layers"][0]
@@ -134,7 +134,7 @@ IN_SECONDS = (
 
 
 @pytest.mark.parametrize("key", IN_SECONDS)
-def test_costs_in_seconds_are_refused_alike(key: str) -> None:
+def test_unused_costs_in_seconds_are_refused(key: str) -> None:
     cost = {"kind": "roofline", "device": "a100", "shape": "llama-2-7b", key: "tree" if key == "dispatch_law" else 1e-3}
     tables = {
         "scenario": {"name": "s", "tokens": 4, "replications": 2, "views": ["formula"]}, "cost": cost,
@@ -147,7 +147,7 @@ def test_costs_in_seconds_are_refused_alike(key: str) -> None:
         assert sim.run(tables | {"method": [ppd], "outcomes": {"kind": "iid", "match_rate": 0.5}}).height == 1
 
 
-def test_the_source_of_times_names_no_key_that_is_none() -> None:
+def test_source_of_times_names_only_keys_of_times() -> None:
     tables = scenario("hierarchical", {"draft_length": 3}, allow_slow_medium=True, shape="t5-large")
     assert cost_source(tables).startswith("assumed, as [cost] says: cost_ratio, medium_cost_ratio; ")
     slow = scenario("hierarchical", {"draft_length": 3}, medium_cost_ratio=1.5)
@@ -156,19 +156,19 @@ def test_the_source_of_times_names_no_key_that_is_none() -> None:
     assert sim.run({**slow, "cost": slow["cost"] | {"allow_slow_medium": True}}).height == 2
 
 
-def test_the_source_of_times_is_said_whole() -> None:
-    """Of assumed and published times by their keys, swept ones included; of hardware whose they are, at which points."""
+def test_source_of_times_names_all_sources() -> None:
+    """Assumed and published times by their keys, swept ones included; times on hardware by profile and operating points."""
     own, shared = {"name": "speculative", "draft_length": 3}, {"name": "autoregressive"}
 
     def said(cost: Any = None, sweep: Any = None, *methods: Any) -> str:
         given = {"cost": cost, "sweep": sweep}
         return cost_source({"method": [*methods] or [own], **{name: table for name, table in given.items() if table}})
 
-    one = "assumed: every layer one time unit, nothing else takes time"
-    rest = "layers not named take one time unit each"
-    deck = "published: the cost ratio, Table 1 of the deck; "
-    table_3 = "published: what plain decoding takes, PPD Table 3; "
-    fitted = "fitted to published times, PPD Table 3: a cost of each process and token; "
+    one = "assumed: every layer takes one layer-time, nothing else takes time"
+    rest = "other layers take one layer-time each"
+    deck = "published: the cost ratio, Table 1 of the slides; "
+    table_3 = "published: time of plain decoding, PPD Table 3; "
+    fitted = "fitted to published times, PPD Table 3: a cost per process and token; "
     assert said() == said({}) == said({"kind": "unit", "operations_ratio": 0.1}) == one
     assert said({"link": 1.0, "shape": "t5-large"}, {"method.cost.early_head": [1], "cost.link": [2], "method.cost_": [1]}) == (
         f"assumed, as [cost] says: link, early_head; {rest}"
@@ -178,7 +178,7 @@ def test_the_source_of_times_is_said_whole() -> None:
     )
     assert said({"kind": "published", "task": "x"}) == deck + one
     assert said({"kind": "published"}, {"cost.data_set": ["a"]}) == table_3 + one
-    layers = "layers alike, and the exit layer of the runs that it is fitted to"
+    layers = "equal layers, and the exit layer of the fitted runs"
     assert said({"data_set": "a", "fitted_on": "both"}) == f"{table_3}{fitted}assumed: {layers}"
     assert said({"task": "x", "link": 1}) == f"{deck}assumed, as [cost] says: link; {rest}"
 

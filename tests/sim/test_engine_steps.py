@@ -1,4 +1,4 @@
-"""What an engine adds to a step: each pass takes exactly so much more, in every view, and plain decoding pays it too."""
+"""Engine overhead per step: each pass takes exactly that much longer in every view, plain decoding included."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXITS = {"exit": {"kind": "hazards", "hazards": [0.0] * 7 + [1.0] + [0.0] * 15 +
 HIERARCHY = {**ACCEPT, "medium_accept": {"kind": "iid", "acceptance_rate": 1.0}}
 SKIP = {"name": "skipdecode", "min_layers": 8, "max_layers": 8, "prompt": 0, "sequence_length": TOKENS}
 SURE: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], int, int]] = {
-    # Method, outcomes, costs, and by hand: the target's steps and the passes of smaller models, when nothing is left to chance.
+    # Method, outcomes, costs, and by hand: the target's steps and the passes of smaller models, for deterministic outcomes.
     "plain": ({"name": "autoregressive"}, {}, COST, 24, 0),
     "speculative": ({"name": "speculative", "draft_length": 3}, ACCEPT, DRAFT, 6, 18),
     "hierarchical": ({"name": "hierarchical", "draft_length": 3, "reading": "literal"}, HIERARCHY, MEDIUM, 6, 18 + 6),
@@ -60,7 +60,7 @@ def tables(method: dict[str, Any], outcomes: dict[str, Any], cost: dict[str, Any
 
 
 @pytest.mark.parametrize("case", SURE)
-def test_a_decoding_takes_so_much_more_as_it_has_steps(case: str) -> None:
+def test_step_overhead_adds_once_per_step(case: str) -> None:
     method, outcomes, cost, steps, drafts = SURE[case]
     without = sim.run(tables(method, outcomes, cost), out=None).to_dicts()
     also = {"draft_step_s": 0.0007} if drafts else {}
@@ -92,7 +92,7 @@ PAID: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], float
 
 @pytest.mark.parametrize("kind", ["roofline", "profile"])
 @pytest.mark.parametrize("case", PAID)
-def test_costs_in_seconds_are_paid_in_seconds(case: str, kind: str) -> None:
+def test_step_overhead_in_seconds_is_added_in_seconds(case: str, kind: str) -> None:
     key, method, outcomes, also, count = PAID[case]
     hardware_, layers = (COST, 24) if kind == "roofline" else ({"kind": "profile", "profile": "h100-llama-2-7b"}, 32)
     given_ = [tables(method | {"layers": layers}, outcomes, hardware_ | also) for _ in range(2)]
@@ -133,7 +133,7 @@ ANY: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", ANY)
-def test_the_three_views_agree_on_steps(case: str) -> None:
+def test_three_views_agree_on_step_overhead(case: str) -> None:
     method, outcomes, cost = ANY[case]
     also = {"draft_step_s": 0.002} if "draft_shape" in cost else {}
     own = tables(method, outcomes, cost | {"step_s": 0.01} | also, views=["formula", "paths", "events"], replications=400, seed=5)
@@ -147,8 +147,8 @@ def test_the_three_views_agree_on_steps(case: str) -> None:
 
 
 @pytest.mark.parametrize(("fill", "batch"), [("backfill", 1), ("propagate", 1), ("propagate", 3)])
-def test_rows_that_are_filled_in_and_deeper_tokens_pay_no_step(fill: str, batch: int) -> None:
-    """A decoding takes longer by the steps of its passes alone, one for each token of the longest sequence."""
+def test_backfilled_rows_and_deeper_tokens_have_no_step_overhead(fill: str, batch: int) -> None:
+    """A decoding takes longer by the overhead of its passes only, one per token of the longest sequence."""
     choice = early_exit.Parameters(6, measure="state", fill=fill, sequences=batch, batching="static")
     law, tokens, step = Depths([0.1, 0.3, 0.1, 0.2, 0.1, 0.2]), 20, 7.0
     without = growing(6, prompt=3, state_check=0.25)
@@ -161,8 +161,8 @@ def test_rows_that_are_filled_in_and_deeper_tokens_pay_no_step(fill: str, batch:
     assert bounds[1] - bounds[0] == pytest.approx(step * tokens, rel=1e-9)
 
 
-def test_with_slow_steps_a_round_is_its_passes_alone() -> None:
-    """Where a step takes far longer than the kernels, the speed-up is the tokens of a round over 1 + K draft steps."""
+def test_slow_steps_dominate_the_time_of_a_round() -> None:
+    """If the overhead is far longer than the kernels, the speed-up is the tokens per round over 1 + K draft steps."""
     rate, length, share = 0.8, 4, 0.3
     method, outcomes = {"name": "speculative", "draft_length": length}, {"accept": {"kind": "iid", "acceptance_rate": rate}}
     gaps = []
@@ -174,8 +174,8 @@ def test_with_slow_steps_a_round_is_its_passes_alone() -> None:
     assert gaps[-1] < 3e-3 < gaps[0]
 
 
-def test_a_step_that_is_given_is_one_that_was_measured() -> None:
-    """On top of hardware whose passes have a step of their own, and instead of it, a step makes the same costs."""
+def test_given_step_overhead_equals_a_measured_one() -> None:
+    """Overhead in [cost], added to or instead of a measured step in the profile, gives the same costs."""
 
     class Stepping(Roofline):
         def step(self, batch: Any = 1) -> Any:
@@ -199,7 +199,7 @@ def test_a_step_that_is_given_is_one_that_was_measured() -> None:
 
 
 @given(st.integers(1, 8), st.integers(0, 500), st.integers(1, 16), st.floats(0, 10))
-def test_a_pass_on_hardware_takes_so_much_more(width: int, context: int, batch: int, step: float) -> None:
+def test_step_overhead_is_added_to_a_pass_on_hardware(width: int, context: int, batch: int, step: float) -> None:
     kernels = Roofline(preset("opt-125m"), 2e12, 3e14)
     served = Served(kernels, step)
     for heads in (None, 0, 1):
@@ -219,17 +219,17 @@ def test_a_pass_on_hardware_takes_so_much_more(width: int, context: int, batch: 
         (COST | {"step_s": -1.0}, "step_s must be between 0 and 1e+06, got -1.0"),
         (COST | {"step_s": float("nan")}, "step_s must be between 0 and 1e+06, got nan"),
         (COST | {"draft_step_s": 0.1}, "cost.draft_step_s is used by no method that it is given for; leave it out"),
-        ({"step_s": 0.1}, "cost.step_s is of kinds profile and roofline, got it with kind 'unit'; leave it out"),
+        ({"step_s": 0.1}, "cost.step_s belongs to kinds profile and roofline, got it with kind 'unit'; leave it out"),
         ({"step": 0.1}, "unknown key cost.step; "),
     ],
 )
-def test_steps_that_are_none_are_refused(cost: dict[str, Any], message: str) -> None:
+def test_invalid_step_overheads_are_refused(cost: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError) as caught:
         sim.run(tables({"name": "autoregressive"}, {}, cost), out=None)
     assert message in str(caught.value)
 
 
-def test_what_no_step_is_said_of_is_missing() -> None:
+def test_step_without_overhead_is_listed_as_missing() -> None:
     method, outcomes, *_ = ANY["speculative"]
     own = tables(method, outcomes, DRAFT | {"step_s": 0.0, "draft_step_s": 0.0}, views=["formula"])
     own["sweep"] = {"cost.step_s": [0.0, 0.1], "cost.draft_step_s": [0.0, 1.0]}

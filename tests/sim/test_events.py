@@ -1,4 +1,4 @@
-"""The simulator against logs worked out by hand."""
+"""The discrete-event simulator against logs computed by hand."""
 
 import itertools
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def play(steps: Steps, units: int, cost: UnitCost, tokens: int = 1, **options: A
 
 
 def log(run: Run, what: str = "", unit: int | None = None) -> Log:
-    """Who ran what from when to when and what became of it, in order of time and unit; without the process numbers."""
+    """Spans with unit, pass, start, end and fate, ordered by time and unit, without the process numbers."""
     rows = [(row.unit, row.start, row.end, row.what, row.position, row.first, row.last, row.fate) for row in run.intervals]
     rows.sort(key=lambda row: (row[1], row[2], row[0]))
     return [row for row in rows if row[3].startswith(what) and (unit is None or row[0] == unit)]
@@ -49,7 +49,7 @@ def log(run: Run, what: str = "", unit: int | None = None) -> Log:
 
 
 @pytest.mark.parametrize("per_layer", [False, True])
-def test_algorithm_2_as_in_the_paper_s_figure(per_layer: bool) -> None:
+def test_algorithm_2_matches_the_figure_of_the_paper(per_layer: bool) -> None:
     """Four layers, prediction at the second, two candidates, three tokens: a match, a miss, and the last."""
     run = decode(Parameters(4, 2, 2), [True, False], per_layer=per_layer)
     assert log(run) == [
@@ -71,7 +71,7 @@ def test_algorithm_2_as_in_the_paper_s_figure(per_layer: bool) -> None:
     assert (run.latency, run.busy, run.peak_units, run.passes) == (10, 22, 3, 12)
 
 
-def test_processes_are_numbered_apart() -> None:
+def test_processes_have_distinct_numbers() -> None:
     run = decode(Parameters(4, 2, 2), [True, False])
     mains = {row.process for row in run.intervals if row.unit == 0}
     subs = [row.process for row in run.intervals if row.unit > 0]
@@ -80,8 +80,8 @@ def test_processes_are_numbered_apart() -> None:
     assert len(set(subs)) == len(subs) == 6
 
 
-def test_the_eager_form_stops_the_wrong_and_waits_for_the_right() -> None:
-    """d = 5, d' = 4, k = 2: subs have come one layer of four when the token is known."""
+def test_eager_form_stops_wrong_candidates_and_waits_for_the_right_one() -> None:
+    """d = 5, d' = 4, k = 2: sub-processes have run one layer of four when the token is known."""
     run = decode(Parameters(5, 4, 2, form="eager"), [True])
     assert log(run) == [
         (0, 0, 4, "forward", 0, 0, 4, "kept"),
@@ -96,7 +96,7 @@ def test_the_eager_form_stops_the_wrong_and_waits_for_the_right() -> None:
     assert (run.latency, run.busy, run.peak_units) == (9, 9 + 3 + 1, 3)
 
 
-def test_the_nested_form_hands_over_to_the_right_process() -> None:
+def test_nested_form_continues_with_the_right_process() -> None:
     """d = 3, d' = 1, k = 1, a match: at time 1 the next token's process starts, at 2 its own; it verifies at 4."""
     run = decode(Parameters(3, 1, 1, form="nested"), [True])
     assert log(run, "forward", unit=0)[:2] == [(0, 0, 1, "forward", 0, 0, 1, "kept"), (0, 1, 3, "forward", 0, 1, 3, "kept")]
@@ -125,7 +125,7 @@ def test_plain_decoding() -> None:
     [
         (1, [10, 18, 28]),  # main 4, then three subs of 2 in turn: 10; after a match main 2 and subs 6; then 10 more
         (2, [6, 10, 16]),  # the second and third sub run when the first and the main process are through
-        (3, [6, 10, 16]),  # two subs beside the main process, the third afterwards
+        (3, [6, 10, 16]),  # two sub-processes concurrent with the main process, the third afterwards
         (4, [4, 6, 10]),
         (9, [4, 6, 10]),
     ],
@@ -138,13 +138,13 @@ def test_three_candidates_on_fewer_units(units: int, commits: list[float]) -> No
     assert run.peak_units == min(units, 4)
 
 
-def test_on_one_unit_the_main_process_goes_first() -> None:
+def test_main_process_runs_first_on_one_unit() -> None:
     run = decode(Parameters(4, 2, 2), [], 1)
     assert [row[1:3] + row[5:7] for row in log(run)] == [(0, 2, 0, 2), (2, 4, 2, 4), (4, 6, 0, 2), (6, 8, 0, 2)]
 
 
 @pytest.mark.parametrize(("form", "units"), [*itertools.product(ppd.FORMS, [1, 2, 3])])
-def test_no_unit_serves_two_at_once_and_peak_is_what_the_log_says(form: str, units: int) -> None:
+def test_units_run_one_process_at_a_time_and_peak_matches_the_log(form: str, units: int) -> None:
     cost = {"link": 0.5, "early_head": 0.25, "dispatch": 0.125, "promotion": 0.5}
     run = decode(Parameters(6, 3, 3, form=form), [True, True, False, True], units, cost)
     held = [row for row in run.intervals if row.unit >= 0]
@@ -156,8 +156,8 @@ def test_no_unit_serves_two_at_once_and_peak_is_what_the_log_says(form: str, uni
     assert run.peak_units == max(at_once) == units
 
 
-def test_at_equal_times_verify_and_stop_come_before_start() -> None:
-    """d = 12, d' = 4, k = 2: 1 + 2 + 4 processes, not 15; all matches take 184 unit-times with what is started beyond the end."""
+def test_verify_and_stop_precede_start_at_equal_times() -> None:
+    """d = 12, d' = 4, k = 2: 1 + 2 + 4 processes, not 15; all matches: busy time 184, with processes started past the end."""
     for matches in itertools.product((False, True), repeat=3):
         assert decode(Parameters(12, 4, 2, form="nested"), matches, 20).peak_units == 7
     world = World(1, 12, [True] * 6)
@@ -168,7 +168,7 @@ def test_at_equal_times_verify_and_stop_come_before_start() -> None:
 # --- Links, dispatch, promotion -----------------------------------------------------------------------------------------
 
 
-def test_links_of_their_own_carry_at_the_same_time() -> None:
+def test_separate_links_transfer_concurrently() -> None:
     run = decode(Parameters(4, 2, 2), [True], cost={"link": 1.0})
     assert log(run, "link") == [(-1, 2, 3, "link", -1, 0, 0, "kept")] * 2 + [(-1, 5, 6, "link", -1, 0, 0, "kept")] * 2
     assert [row[1:3] for row in log(run, unit=1)] == [row[1:3] for row in log(run, unit=2)] == [(3, 5), (6, 8)]
@@ -176,7 +176,7 @@ def test_links_of_their_own_carry_at_the_same_time() -> None:
     assert run.busy == 4 + 2 + 4 * 2  # a transfer holds no unit
 
 
-def test_a_shared_link_carries_one_at_a_time() -> None:
+def test_shared_link_carries_one_transfer_at_a_time() -> None:
     run = decode(Parameters(4, 2, 2), [True], cost={"link": 1.0}, links="shared")
     assert [row[1:3] for row in log(run, "link")] == [(2, 3), (3, 4), (6, 7), (7, 8)]
     assert [row[1:3] for row in log(run, unit=1)] == [(3, 5), (7, 9)]
@@ -184,7 +184,7 @@ def test_a_shared_link_carries_one_at_a_time() -> None:
     assert [time for time, *_ in run.commits] == [6, 10]
 
 
-def test_a_promotion_takes_the_link_and_the_time_of_the_main_process() -> None:
+def test_promotion_occupies_the_link_and_the_main_process() -> None:
     run = decode(Parameters(4, 2, 2), [True, False], cost={"link": 1.0, "promotion": 0.5}, links="shared")
     assert log(run, "promotion") == [(-1, 6, 6.5, "promotion", -1, 0, 0, "kept")]
     assert [time for time, *_ in run.commits] == [6, 10.5, 16.5]
@@ -193,8 +193,8 @@ def test_a_promotion_takes_the_link_and_the_time_of_the_main_process() -> None:
     assert not log(run, "link")
 
 
-def test_transfers_on_a_shared_link_queue_behind_one_another() -> None:
-    """Two processes send at once: a promotion waits for a link that is taken."""
+def test_transfers_on_a_shared_link_queue() -> None:
+    """Two processes send at the same time: a promotion waits for a busy link."""
 
     def inner() -> Steps:
         yield Forward("target", (0,), 0, LayerSpan(0, 1))
@@ -212,8 +212,8 @@ def test_transfers_on_a_shared_link_queue_behind_one_another() -> None:
 
 
 @pytest.mark.parametrize(("law", "seconds"), [("linear", 0.5 + 3 * 0.25), ("tree", 0.5 + 2 * 0.25)])
-def test_dispatching_holds_the_unit_of_the_main_process(law: str, seconds: float) -> None:
-    """By the number of sub-processes, or by the depth of the tree of four processes; subs start when it is over."""
+def test_dispatch_occupies_the_unit_of_the_main_process(law: str, seconds: float) -> None:
+    """Dispatch time by the number of sub-processes, or by the depth of the tree of four processes; they start after it."""
     run = decode(Parameters(4, 2, 3), [], cost={"dispatch": 0.5, "dispatch_per_process": 0.25, "dispatch_law": law})
     assert log(run, "dispatch") == [(0, 2, 2 + seconds, "dispatch", -1, -1, -1, "kept")]
     assert [row[1] for row in log(run, "forward") if row[0] > 0] == [2 + seconds] * 3
@@ -222,7 +222,7 @@ def test_dispatching_holds_the_unit_of_the_main_process(law: str, seconds: float
     assert run.peak_units == 4
 
 
-def test_heads_are_part_of_their_pass() -> None:
+def test_heads_belong_to_their_pass() -> None:
     for per_layer in (False, True):
         run = decode(Parameters(4, 2, 1), [True], cost={"early_head": 0.5, "final_head": 0.25}, per_layer=per_layer)
         assert [row[1:3] for row in log(run, unit=0)] == [(0, 2.5), (2.5, 4.75), (4.75, 5.25), (5.25, 7.5)]
@@ -241,8 +241,8 @@ def test_uneven_layers() -> None:
 
 @pytest.mark.parametrize(("stop", "end"), [("now", 4), ("layer", 4.5), ("pass", 6.5)])
 @pytest.mark.parametrize("per_layer", [False, True])
-def test_a_wrong_one_in_the_middle_of_a_layer(stop: str, end: float, per_layer: bool) -> None:
-    """d = 4, d' = 3: it starts at 3.5, half a layer late, and is stopped at 4; the last one is cut off with the decoding."""
+def test_wrong_candidate_stopped_in_the_middle_of_a_layer(stop: str, end: float, per_layer: bool) -> None:
+    """d = 4, d' = 3: it starts at 3.5, half a layer late, and is stopped at 4; the last one ends with the decoding."""
     choice = Parameters(4, 3, 1, form="eager")
     run = decode(choice, [False], cost={"link": 0.5}, stop=stop, per_layer=per_layer)
     assert log(run, unit=1) == [(1, 3.5, end, "forward", 1, 0, 3, "cancelled"), (1, 7.5, 8, "forward", 2, 0, 3, "cancelled")]
@@ -251,7 +251,7 @@ def test_a_wrong_one_in_the_middle_of_a_layer(stop: str, end: float, per_layer: 
 
 
 def stopped_after(pass_: Forward, seconds: int, more: int = 9) -> Steps:
-    """Start a pass on unit 1, run `seconds` layers of another model oneself, stop it, and go on for so many."""
+    """Start a pass on unit 1, run `seconds` layers of another model, stop the pass, and run `more` layers."""
     subs = yield Fork((pass_,), (1,))
     yield Forward("other", (0,), 0, LayerSpan(0, seconds))
     yield Stop(subs)
@@ -270,15 +270,15 @@ COST = UnitCost(9, layer_times=(1.0,) * 9, early_head=1.5)
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("per_layer", [False, True])
-def test_boundaries_between_layers_and_the_head(stop: str, seconds: int, end: float, per_layer: bool) -> None:
-    """Two layers and a head of a layer and a half; stopped on a boundary it ends there and then."""
+def test_stop_at_boundaries_between_layers_and_the_head(stop: str, seconds: int, end: float, per_layer: bool) -> None:
+    """Two layers and a head of 1.5 layer-times; a pass stopped on a boundary ends there."""
     steps = stopped_after(Forward("target", (0,), 0, LayerSpan(0, 2), heads=1), seconds)
     run = play(steps, 2, COST, stop=stop, per_layer=per_layer)
     assert [row[1:3] + row[-1:] for row in log(run, unit=1)] == [(0, end, "cancelled")]
     assert run.busy == seconds + 9 + end
 
 
-def test_boundaries_of_uneven_layers_are_those_of_the_pass() -> None:
+def test_stop_at_boundaries_of_uneven_layers() -> None:
     """Layers 1 and 2 of 4 and 3: stopped after 2 the pass, which began with layer 1, ends its layer at 4; after 5 at 7."""
     cost = UnitCost(4, layer_times=(1.0, 4.0, 3.0, 0.0))
     for seconds, end in ((1, 4), (2, 7)):
@@ -295,8 +295,8 @@ def stopped_after_prompt(pass_: Forward, layers: int) -> Steps:
 
 
 @pytest.mark.parametrize("layer", [0.1, 0.3, 0.7])
-def test_a_stop_on_a_boundary_is_on_it_whatever_the_layers_take(layer: float) -> None:
-    """Main process and sub-processes run alike: a stop at the end of a layer is the same at once and by layer."""
+def test_stop_on_layer_boundary_ends_there(layer: float) -> None:
+    """All processes run equal layers: a stop at the end of a layer is the same with one event per pass and per layer."""
     for d in range(4, 12):
         for exit_at in range(-(-d // 2), d):
             choice, cost = Parameters(d, exit_at, 1, form="eager"), {"layer_times": (layer,) * d}
@@ -304,8 +304,8 @@ def test_a_stop_on_a_boundary_is_on_it_whatever_the_layers_take(layer: float) ->
             assert later.busy == pytest.approx(now.busy)
 
 
-def test_a_unit_that_is_still_held_is_waited_for() -> None:
-    """The next sub on unit 1 starts when the stopped one has let go: now 1, at the end of the layer 1, of the pass 5."""
+def test_process_waits_for_a_unit_in_use() -> None:
+    """The next sub-process on unit 1 starts when the stopped one releases it: `now` at 1, `layer` at 1, `pass` at 5."""
     for stop, start in (("now", 1), ("layer", 1), ("pass", 5)):
 
         def steps() -> Steps:
@@ -321,7 +321,7 @@ def test_a_unit_that_is_still_held_is_waited_for() -> None:
         assert run.latency == start + 2
 
 
-def test_stopping_a_process_stops_what_it_started_and_what_has_not_started() -> None:
+def test_stop_ends_children_and_processes_not_yet_started() -> None:
     def tree(depth: int, closed: list[int]) -> Steps:
         try:
             yield Fork(tuple(tree(depth - 1, closed) for _ in range(2)) if depth else (), (None,) * (2 if depth else 0))
@@ -344,7 +344,7 @@ def test_stopping_a_process_stops_what_it_started_and_what_has_not_started() -> 
         assert {row[1:3] for row in log(run) if row[0] > 0} == {(0, 1)}
 
 
-def test_one_that_is_on_its_way_when_it_is_stopped_never_runs() -> None:
+def test_process_stopped_in_transfer_never_runs() -> None:
     run = decode(Parameters(4, 2, 2, form="eager"), [False], cost={"link": 5.0})
     assert [row[0] for row in log(run, "forward")] == [0] * 4
     assert (run.latency, run.busy) == (8, 8)
@@ -353,8 +353,8 @@ def test_one_that_is_on_its_way_when_it_is_stopped_never_runs() -> None:
 # --- Moves ----------------------------------------------------------------------------------------------------------------
 
 
-def test_moves_are_counted_where_a_process_goes_on_elsewhere() -> None:
-    """From unit 0 to 1, not again to 1, to 2, and not to 9, which there is not; a sub-process begins where its first pass is."""
+def test_moves_to_another_unit_are_counted() -> None:
+    """Moves from unit 0 to 1, not again to 1, to 2, and not to 9, which does not exist; a sub-process starts on its first unit."""
 
     def steps() -> Steps:
         for at, unit in enumerate((1, 1, 2, 9)):
@@ -375,18 +375,18 @@ def test_moves_are_counted_where_a_process_goes_on_elsewhere() -> None:
 # --- What the simulator refuses -------------------------------------------------------------------------------------------
 
 
-def test_an_algorithm_that_halts_early() -> None:
+def test_algorithm_that_ends_early_is_an_error() -> None:
     def one_token() -> Steps:
         yield Forward("target", (0,), 0, LayerSpan(0, 4))
         yield Commit("token", (1,))
 
     assert play(one_token(), 1, UnitCost(4)).latency == 4
-    with pytest.raises(RuntimeError, match="came to a halt before it had put out all its tokens"):
+    with pytest.raises(RuntimeError, match="came to a halt before it had generated all its tokens"):
         play(one_token(), 1, UnitCost(4), tokens=2)
 
 
 def follower(occupied: int, by: str = "other") -> Steps:
-    """A process asks for its pass, but its unit is taken for a while; the sub that follows it has a unit at once."""
+    """A process waits for its unit, while the sub-process that follows it has a unit immediately."""
 
     def parent() -> Steps:
         subs = yield Fork((Forward("target", (1,), 1, LayerSpan(0, 4)),), (2,))
@@ -397,25 +397,25 @@ def follower(occupied: int, by: str = "other") -> Steps:
     yield Join((yield Fork((Forward(by, (0,), 0, LayerSpan(0, occupied)), parent()), (1, 1))))
 
 
-def test_a_sub_that_overtakes_its_parent_is_an_error_layer_by_layer() -> None:
-    """It follows before there is anything to follow: at 1 it has finished layer 0, and the parent only begins."""
+def test_child_ahead_of_its_parent_is_an_error() -> None:
+    """The sub-process starts too early: at 1 it has finished layer 0, when its parent starts."""
     with pytest.raises(CacheError, match="layer 0 of position 0 was followed before it had run"):
         play(follower(1), 3, UnitCost(4), per_layer=True)
 
 
-def test_a_sub_that_is_through_before_its_parent_begins_is_an_error_too() -> None:
+def test_child_done_before_its_parent_starts_is_an_error() -> None:
     with pytest.raises(CacheError, match="was followed before it had run"):
         play(follower(6), 3, UnitCost(6), per_layer=True)
 
 
-def test_a_sub_that_overtakes_its_parent_by_half_a_layer_is_an_error() -> None:
-    """At 1 it has finished layer 0, which the parent began at a half and is still in."""
+def test_child_half_a_layer_ahead_is_an_error() -> None:
+    """At 1 the sub-process has finished layer 0, which its parent started at 0.5 and has not finished."""
     with pytest.raises(CacheError, match="layer 0 of position 0 was followed before it had run"):
         play(follower(1, "draft"), 3, UnitCost(4, cost_ratio=1 / 8), per_layer=True)
 
 
-def test_a_sub_beside_its_parent_is_no_error() -> None:
-    """Both start at 0: at the end of every layer of the sub, the parent's row of that layer is there."""
+def test_child_in_step_with_its_parent_is_valid() -> None:
+    """Both start at 0: at the end of every layer of the sub-process, the parent's row of that layer exists."""
 
     def steps() -> Steps:
         subs = yield Fork((Forward("target", (1,), 1, LayerSpan(0, 4)),), (1,))
@@ -427,7 +427,7 @@ def test_a_sub_beside_its_parent_is_no_error() -> None:
 
 
 @pytest.mark.parametrize("form", ppd.FORMS)
-def test_no_form_follows_too_early(form: str) -> None:
+def test_no_form_starts_children_too_early(form: str) -> None:
     cost = {"link": 0.25, "early_head": 0.5, "final_head": 2.0, "promotion": 0.125, "layer_times": (0.5, 2.0, 1.0, 1.0, 3.0, 0.25)}
     for matches in itertools.product((False, True), repeat=4):
         coarse = decode(Parameters(6, 3, 2, form=form), matches, cost=cost)
@@ -445,7 +445,7 @@ def test_no_form_follows_too_early(form: str) -> None:
         ({"units": 2, "stop": "never"}, "unknown stop 'never'; .*known: layer, now, pass"),
     ],
 )
-def test_a_cluster_checks_itself(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_clusters_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         Cluster(**arguments)
 
@@ -463,7 +463,7 @@ def test_without_a_record_there_are_no_intervals() -> None:
 
 
 class Shared(UnitCost):
-    """Units of one host: each pass takes longer the more of them are at work."""
+    """Units of one host: each pass takes longer if more of them are busy."""
 
     units_share = True
 
@@ -471,8 +471,8 @@ class Shared(UnitCost):
         return 1.0 + 0.5 * others
 
 
-def test_passes_side_by_side_slow_each_other_down_while_they_overlap() -> None:
-    """Alone for 2, beside one other for the rest of the shorter one, alone again: by hand."""
+def test_concurrent_passes_slow_each_other_down() -> None:
+    """By hand: alone for 2, concurrent with another pass until the shorter one ends, then alone again."""
 
     def side() -> Steps:
         yield Forward("target", (5,), 1, LayerSpan(0, 2))
@@ -495,14 +495,14 @@ def test_passes_side_by_side_slow_each_other_down_while_they_overlap() -> None:
     assert run.latency == 7
 
 
-def test_a_pass_that_is_stopped_no_longer_slows_anything() -> None:
+def test_stopped_pass_no_longer_slows_others() -> None:
     def side() -> Steps:
         yield Forward("target", (5,), 1, LayerSpan(0, 4))
 
     def main() -> Steps:
         yield Forward("target", (7,), 0, LayerSpan(0, 4))
         subs = yield Fork((side(),), (1,))
-        yield Forward("target", (7,), 0, LayerSpan(4, 6))  # takes 3 beside the other
+        yield Forward("target", (7,), 0, LayerSpan(4, 6))  # takes 3 while the other runs
         yield Stop(subs)
         yield Forward("target", (7,), 1, LayerSpan(0, 6))
         yield Commit("token", (1,))
@@ -513,7 +513,7 @@ def test_a_pass_that_is_stopped_no_longer_slows_anything() -> None:
 
 
 @pytest.mark.parametrize("matches", list(itertools.product([False, True], repeat=4)))
-def test_units_that_do_not_slow_each_other_down_are_as_before(matches: tuple[bool, ...]) -> None:
+def test_independent_units_take_unchanged_times(matches: tuple[bool, ...]) -> None:
     class Alone(UnitCost):
         units_share = True
 

@@ -1,4 +1,4 @@
-"""Legal extremes: every method with costs and rates at the ends of what is allowed gives numbers, or says what is wrong."""
+"""Extreme values: every method with costs and rates at their bounds gives finite numbers or an error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ rates = st.sampled_from([0, 5e-324, 1e-9, 0.5, 1 - 2**-53, 1])
 
 @st.composite
 def scenarios(draw: st.DrawFn, times: st.SearchStrategy[float]) -> dict[str, Any]:
-    """A scenario of one method, whose costs it has."""
+    """A scenario of one method with the costs that it uses."""
     name = draw(st.sampled_from([*METHODS]))
     table = METHODS[name]
     [used] = cases.used_costs([{"name": name, "layers": 8, **table}])
@@ -61,7 +61,7 @@ def scenarios(draw: st.DrawFn, times: st.SearchStrategy[float]) -> dict[str, Any
 
 
 def looked_at(scenario: dict[str, Any]) -> bool:
-    """Run it: whether there are numbers, none of which is infinite or none at all, and no arithmetic has run over."""
+    """Run a scenario and check that all numbers are finite and no arithmetic has overflowed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         warnings.simplefilter("error", RuntimeWarning)
@@ -81,19 +81,19 @@ LOOSE = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too
 
 @given(scenario=scenarios(legal))
 @settings(max_examples=12, deadline=None, suppress_health_check=LOOSE)
-def test_legal_extremes_give_numbers(scenario: dict[str, Any]) -> None:
+def test_valid_extremes_give_finite_numbers(scenario: dict[str, Any]) -> None:
     assume(looked_at(scenario))
 
 
 @pytest.mark.slow
 @given(scenario=st.one_of(scenarios(legal), scenarios(extreme)))
 @settings(max_examples=500, deadline=None, suppress_health_check=LOOSE)
-def test_extremes_give_numbers_or_a_message(scenario: dict[str, Any]) -> None:
+def test_extremes_give_numbers_or_an_error(scenario: dict[str, Any]) -> None:
     looked_at(scenario)
 
 
 @pytest.mark.parametrize("first", [1e-200, 5e-324, 0])
-def test_a_pass_that_takes_no_time_is_no_measure_of_others(first: float) -> None:
+def test_plain_pass_without_time_is_refused(first: float) -> None:
     found = {
         "scenario": {"name": "x", "tokens": 12, "replications": 3},
         "method": [{"name": "speculative", "layers": 8, "draft_length": 3}],

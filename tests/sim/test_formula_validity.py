@@ -1,4 +1,4 @@
-"""Formulas beside simulations beside measurements: where costs are as a formula thinks, all three are one; elsewhere they part."""
+"""Formulas, simulations and measurements: they agree where costs satisfy the formula's assumptions, and differ elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sim.comparison import formula_validity, run_comparison
 from tests.support.comparisons import LAYERS, PROMPT, decoded, every, profiles, runs_of
 
 FLAT = profiles()
-"""A pass takes a layer's time for each layer, however wide it is, and nothing else takes any: what the papers assume."""
+"""Assumptions of the papers: a pass takes one time per layer, for any number of tokens, and nothing else takes time."""
 WIDE = profiles(wider=0.2)
 SLOW = profiles(head=2e-3, step=3e-3)
 
@@ -33,7 +33,7 @@ PLAIN: Choice = ("autoregressive", {}, {})
 def rows(
     choices: Sequence[Choice], known: Mapping[str, Profile], clock: Mapping[str, Profile] = WIDE, tokens: int = 25, **more: Any
 ) -> pl.DataFrame:
-    """The claims of plain decoding and these choices, timed by a clock and predicted by what is known of it."""
+    """Claims from runs of plain decoding and these settings, timed with profiles `clock` and predicted with profiles `known`."""
     made = [decoded(name, tokens, rates, seed=3, **table) for name, table, rates in (PLAIN, *choices)]
     units = [2 if each.method == "ppd" else 1 for each in made]
     runs = runs_of(made, clock, **{"units": units, **more})
@@ -44,7 +44,7 @@ def drafting(length: int, rate: float) -> Choice:
     return "speculative", {"draft_length": length}, {"acceptance_rate": rate}
 
 
-def test_every_claim_says_which_of_its_numbers_were_measured() -> None:
+def test_claims_name_their_measured_numbers() -> None:
     choices = [
         drafting(3, 0.7), ("ppd", {"exit_layer": 6, "candidates": 1}, {"match_rate": 0.6}), skipping(6),
         ("bild", {"max_draft_length": 5}, {"fallback_rate": 1.0, "rollback_rate": 0.0}),
@@ -64,9 +64,9 @@ def test_every_claim_says_which_of_its_numbers_were_measured() -> None:
             "the formula: rates counted at each choice (measured), c = 3/12, the ratio of layers",
         ),
         "bus": (
-            "share of the main process's passes with another one at work (measured)",
-            "time of its passes over that of passes alone",
-            "2 processes, each with a core of its own; passes alone by the profile (measured)",
+            "share of the main process's passes concurrent with another process (measured)",
+            "time of its passes relative to passes alone",
+            "2 processes, each on its own core; passes alone from the profile (measured)",
         ),
     }  # fmt: skip
 
@@ -75,20 +75,20 @@ def test_every_claim_says_which_of_its_numbers_were_measured() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7])
-def test_the_theorem_holds_where_a_wide_pass_takes_no_longer(length: int) -> None:
-    """All drafts accepted, whole rounds of length + 1 tokens, and every pass as long as one of a token."""
+def test_theorem_3_8_holds_where_multi_token_passes_take_no_longer(length: int) -> None:
+    """All drafts accepted, full rounds of length + 1 tokens, and every pass takes the time of a single-token pass."""
     tokens = 6 * (length + 1)
     found = rows([drafting(length, 1.0)], FLAT, FLAT, tokens).row(0, named=True)
     ratio = LAYERS["draft"] / LAYERS["target"]
     assert found["claim"] == "verify"
     assert found["x"] == length
     assert found["formula"] == pytest.approx(float(speculative.speedup(1.0, length, ratio)))
-    # But for the last round, whose last token nobody drafts.
+    # Except in the last round, whose last token is not drafted.
     assert found["simulated"] == pytest.approx(found["formula"], rel=0.1)
     assert found["measured"] == pytest.approx(found["simulated"])
 
 
-def test_the_theorem_is_too_fast_where_a_wide_pass_takes_longer() -> None:
+def test_theorem_3_8_is_too_fast_where_multi_token_passes_take_longer() -> None:
     found = rows([drafting(length, 0.7) for length in (1, 3, 6)], WIDE).sort("x")
     off = (found["formula"] / found["measured"]).to_list()
     assert 1 < off[0] < off[1] < off[2]  # the wider the pass, the more
@@ -96,14 +96,14 @@ def test_the_theorem_is_too_fast_where_a_wide_pass_takes_longer() -> None:
     assert found["x"].to_list() == [1, 3, 6]
 
 
-def test_what_the_simulation_knows_is_the_profile_and_the_measurement_is_the_clock() -> None:
+def test_simulation_uses_the_profile_and_not_the_measured_times() -> None:
     known, other = rows([drafting(4, 0.7)], FLAT, WIDE), rows([drafting(4, 0.7)], FLAT, FLAT)
     assert known["simulated"].to_list() == other["simulated"].to_list()
     assert known["formula"].to_list() == other["formula"].to_list()
     assert known["measured"][0] < other["measured"][0]
 
 
-def test_the_constant_is_the_ratio_of_single_passes_and_alpha_is_counted() -> None:
+def test_cost_ratio_is_of_single_passes_and_alpha_is_counted() -> None:
     made = decoded("speculative", 25, {"acceptance_rate": 0.6}, seed=3, draft_length=3)
     found = rows([drafting(3, 0.6)], SLOW).row(0, named=True)
     ratio = (3 + 5) / (12 + 5)  # milliseconds: layers, and a head and a call of each
@@ -117,7 +117,7 @@ def test_the_constant_is_the_ratio_of_single_passes_and_alpha_is_counted() -> No
 
 
 @pytest.mark.parametrize(("early", "rate"), [(6, 0.0), (6, 0.5), (8, 0.7), (10, 1.0)])
-def test_the_theorem_holds_to_the_last_bit_where_nothing_else_takes_time(early: int, rate: float) -> None:
+def test_theorem_4_1_is_exact_where_only_layers_take_time(early: int, rate: float) -> None:
     choice = "ppd", {"exit_layer": early, "candidates": 1}, {"match_rate": rate}
     found = rows([choice], FLAT, FLAT).row(0, named=True)
     assert found["claim"] == "ppd"
@@ -129,13 +129,13 @@ def test_the_theorem_holds_to_the_last_bit_where_nothing_else_takes_time(early: 
     assert abs(p - rate) < 0.35
 
 
-def test_the_theorem_is_too_fast_where_heads_and_calls_take_time() -> None:
+def test_theorem_4_1_is_too_fast_with_heads_and_calls() -> None:
     found = rows([("ppd", {"exit_layer": 6, "candidates": 1}, {"match_rate": 0.8})], SLOW, SLOW).row(0, named=True)
     assert found["formula"] > 1.05 * found["measured"]
     assert found["simulated"] == pytest.approx(found["measured"])
 
 
-def test_the_theorem_is_asked_about_several_processes_and_its_own_form_alone() -> None:
+def test_theorem_4_1_needs_several_processes_and_its_form() -> None:
     early: Choice = ("ppd", {"exit_layer": 6, "candidates": 1}, {"match_rate": 0.8})
     assert not rows([early], FLAT, units=[1, 1]).height
     flat = rows([("ppd", {"exit_layer": 4, "candidates": 1, "form": "flat"}, {"match_rate": 0.8})], FLAT)
@@ -149,7 +149,7 @@ def skipping(least: int) -> Choice:
     return "skipdecode", {"min_layers": least, "max_layers": 12, "prompt": len(PROMPT), "sequence_length": 30}, {}
 
 
-def test_time_is_as_layers_where_layers_are_all() -> None:
+def test_time_is_proportional_to_layers_without_other_costs() -> None:
     found = rows([skipping(each) for each in (3, 6, 9)], FLAT, FLAT).sort("x")
     assert set(found["claim"]) == {"skipdecode"}
     for name in ("simulated", "measured"):
@@ -158,13 +158,13 @@ def test_time_is_as_layers_where_layers_are_all() -> None:
     assert found["formula"].max() < 1  # type: ignore[operator]
 
 
-def test_time_saved_is_less_than_layers_where_calls_take_time() -> None:
+def test_time_saved_is_less_than_layers_with_call_overhead() -> None:
     found = rows([skipping(each) for each in (3, 6, 9)], SLOW, SLOW)
     assert (found["measured"] > 1.03 * found["formula"]).all()
 
 
-def test_a_small_model_that_is_never_sure_costs_what_the_formula_says() -> None:
-    """Each token takes a pass of both, 1 / (1 + c); the last token alone is written without asking."""
+def test_formula_of_bild_holds_without_confident_drafts() -> None:
+    """Each token takes a pass of both models, 1 / (1 + c); only the last token is generated without a draft."""
     choice: Choice = ("bild", {"max_draft_length": 5}, {"fallback_rate": 1.0, "rollback_rate": 0.0})
     found = rows([choice], FLAT, FLAT, tokens=41).row(0, named=True)
     assert found["claim"] == "bild"
@@ -173,7 +173,7 @@ def test_a_small_model_that_is_never_sure_costs_what_the_formula_says() -> None:
     assert found["simulated"] == pytest.approx(found["formula"], rel=1 / 40)
 
 
-def test_rates_are_counted_from_what_was_read() -> None:
+def test_rates_are_counted_from_reads() -> None:
     never = decoded("bild", 40, {"fallback_rate": 0.0, "rollback_rate": 0.0})
     assert bild.counted_rates([never]) == (0.0, 0.0)
     some = decoded("bild", 400, {"fallback_rate": 0.3, "rollback_rate": 0.1})
@@ -188,8 +188,8 @@ def test_rates_are_counted_from_what_was_read() -> None:
 # --- What methods declare -----------------------------------------------------------------------------------------------
 
 
-def test_a_method_brings_its_own_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No method is known here: what declares a check is compared, in its words; plain decoding here is as fast as itself."""
+def test_method_declares_its_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any method that declares a check is compared, with its own labels."""
     theory, kind = autoregressive_theory, registry.parameters("autoregressive")
     monkeypatch.setattr(kind, "FORMULA_CHECK", FormulaCheck("mine", of_time=True))
     assert rows([], FLAT).rows() == []  # a declaration without a formula
@@ -210,13 +210,13 @@ def test_a_method_brings_its_own_formula(monkeypatch: pytest.MonkeyPatch) -> Non
     assert counted[0].drafting.tested == 0
 
 
-def test_formulas_and_declarations_go_together() -> None:
+def test_methods_have_a_formula_if_and_only_if_they_declare_a_check() -> None:
     for name in registry.names():
         assert (registry.parameters(name).FORMULA_CHECK is None) == (registry.method(name).paper_formula is None)
 
 
-def test_several_processes_or_one_sequence_are_asked_for() -> None:
-    """Early prediction on one unit, and a batch, are what no formula is about."""
+def test_formulas_need_several_processes_or_one_sequence() -> None:
+    """No formula covers PPD on one unit, or a batch."""
     together = ("speculative", {"draft_length": 3, "sequences": 2, "batching": "lockstep"}, {"acceptance_rate": 0.7})
     found = rows([PPD, together], FLAT, units=[1, 1, 1])
     assert found.rows() == []
@@ -225,7 +225,7 @@ def test_several_processes_or_one_sequence_are_asked_for() -> None:
 # --- What they are compared with ----------------------------------------------------------------------------------------
 
 
-def test_only_prompts_with_plain_decoding_count() -> None:
+def test_prompts_without_plain_decoding_are_left_out() -> None:
     drafted = [decoded("speculative", 24, {"acceptance_rate": 0.7}, seed, draft_length=3) for seed in (1, 2)]
     made = [decoded("autoregressive", 24, {}), *drafted]
     both = runs_of(made, WIDE, ["one", "one", "two"])
@@ -237,8 +237,8 @@ def test_only_prompts_with_plain_decoding_count() -> None:
     assert formula_validity.limits(none, run_comparison.compare(none, WIDE), WIDE).columns == [*formula_validity.COLUMNS]
 
 
-def test_speed_is_over_all_prompts_together() -> None:
-    """Not the mean of speed-ups: time of a token of all."""
+def test_speed_up_is_over_all_prompts_together() -> None:
+    """The ratio of the mean times per token, not the mean of speed-ups."""
     found, known = every()
     table = run_comparison.compare(found, known)
     row = formula_validity.limits(found, table, known).filter(claim="verify", x=3).row(0, named=True)
@@ -251,7 +251,7 @@ def test_speed_is_over_all_prompts_together() -> None:
     assert row["noise"] == pytest.approx(0.01 * 2**0.5)
 
 
-def test_lines_of_forced_rates_are_told_apart_unless_they_are_the_axis() -> None:
+def test_forced_rates_name_lines_unless_they_are_the_axis() -> None:
     made = [PLAIN, *[drafting(2, rate) for rate in (0.3, 0.9)]]
     made += [("bild", {}, {"fallback_rate": rate, "rollback_rate": 0.1}) for rate in (0.2, 0.6)]
     decodings = [decoded(name, 24, rates, **table) for name, table, rates in made]
@@ -268,7 +268,7 @@ def test_several_files_keep_their_names() -> None:
     assert formula_validity.together(["a", "b"], [one, one])["series"].to_list() == ["a", "a max_layers=12", "b", "b max_layers=12"]
 
 
-def test_another_machines_profile_is_said() -> None:
+def test_profile_of_another_machine_is_reported() -> None:
 
     other = {role: dataclasses.replace(each, facts=dict(each.facts) | {"name": "another"}) for role, each in WIDE.items()}
     made = [decoded("autoregressive", 24, {}), decoded("speculative", 24, {"acceptance_rate": 0.7}, draft_length=3)]
@@ -281,7 +281,7 @@ def test_another_machines_profile_is_said() -> None:
 
 
 def contended(slower: float, known: float) -> dict[str, Any]:
-    """The claim of a run on two units that take `slower` times as long beside each other, predicted as if it were `known`."""
+    """Claim from a run on two units that slow each other down by `slower`, predicted with a slowdown of `known`."""
     clock = profiles()
     found = rows([PPD], profiles(main_alone=1e-3, main_concurrent=known * 1e-3), clock, slower=slower)
     return found.filter(claim="bus").row(0, named=True)
@@ -290,21 +290,21 @@ def contended(slower: float, known: float) -> dict[str, Any]:
 PPD: Choice = ("ppd", {"exit_layer": 6, "candidates": 1}, {"match_rate": 0.6})
 
 
-def test_units_of_a_memory_each_are_as_fast_together_as_alone() -> None:
+def test_units_with_separate_memory_do_not_slow_each_other() -> None:
     found = contended(1.0, 1.0)
     assert 0.2 < found["x"] < 1
     assert found["formula"] == 1
     assert [found["simulated"], found["measured"]] == pytest.approx([1, 1])
 
 
-def test_passes_alone_are_those_of_the_same_place() -> None:
+def test_passes_alone_are_at_the_same_position() -> None:
     further = profiles(further=3.0)
     found = rows([PPD], further, further).filter(claim="bus").row(0, named=True)
     assert found["measured"] == pytest.approx(1)
 
 
-def test_what_units_lose_by_each_other_is_seen_in_their_passes() -> None:
-    """Of a pass in x of whose time another one is made, so much was done beside it, and the rest alone."""
+def test_slowdown_by_other_units_shows_in_passes() -> None:
+    """In a pass that overlaps another for a share x of its time, part of the work is done concurrently and the rest alone."""
     found = contended(1.5, 1.5)
     assert found["measured"] == pytest.approx(1 / (found["x"] / 1.5 + 1 - found["x"]))
     assert found["simulated"] == pytest.approx(found["measured"])
@@ -313,8 +313,8 @@ def test_what_units_lose_by_each_other_is_seen_in_their_passes() -> None:
     assert 1 < other["simulated"] < other["measured"]
 
 
-def test_a_pass_that_was_cancelled_tells_nothing_of_the_bus() -> None:
-    """A pass of the main process that was stopped took part of its time: neither it nor what is beside it counts."""
+def test_cancelled_passes_are_left_out_of_the_bus_claim() -> None:
+    """A cancelled pass of the main process took only part of its time: neither it nor concurrent passes count."""
     known = profiles(main_alone=1e-3, main_concurrent=1.5e-3)
     made = [decoded(name, 25, rates, seed=3, **table) for name, table, rates in (PLAIN, PPD)]
     runs = runs_of(made, profiles(), units=[1, 2], slower=1.5)

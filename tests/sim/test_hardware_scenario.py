@@ -1,4 +1,4 @@
-"""Scenarios on hardware: the seconds of a run are those of the profile's passes, for every method and in every view."""
+"""Scenarios on hardware: the times of a run are those of the profile's passes, for every method and view."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def a100(name: str = "llama-2-13b", tensor_parallel: int = 1) -> Roofline:
     return Roofline(preset(name), of.bandwidth, of.rates["bfloat16"], tensor_parallel=tensor_parallel, link=of.link)
 
 
-def test_plain_decoding_takes_as_many_steps_as_tokens() -> None:
+def test_plain_decoding_takes_one_step_per_token() -> None:
     found = rows_of(scenario({"name": "autoregressive", "sequences": 3}, ROOFLINE | {"prompt": 100}))
     steps = step_time(a100(), 100 + (np.arange(32) + 2 * 16) / 3, 3)  # the two others are half-way through in the mean
     total = float(steps.seconds.sum())
@@ -70,7 +70,7 @@ def test_plain_decoding_takes_as_many_steps_as_tokens() -> None:
         assert row["prompt_s"] == pytest.approx(float(prompt_time(a100(), 100, 3).seconds))
 
 
-def test_rounds_of_drafting_take_their_passes() -> None:
+def test_rounds_take_the_time_of_their_passes() -> None:
     always = {"accept": {"kind": "iid", "acceptance_rate": 1.0}}
     draft = scenario({"name": "speculative", "draft_length": 3}, ROOFLINE | {"draft_shape": "llama-68m"}, always)
     start = 512 + 4 * np.arange(8)
@@ -82,14 +82,14 @@ def test_rounds_of_drafting_take_their_passes() -> None:
         assert row["latency_s"] == pytest.approx(wide + first + later, rel=1e-9)
 
 
-def test_a_batch_makes_width_dear() -> None:
+def test_batching_makes_multi_token_passes_expensive() -> None:
     method = {"name": "speculative", "draft_length": 7}
     cost = ROOFLINE | {"draft_shape": "llama-68m", "prompt": 64}
     speeds = [rows_of(scenario(method | {"sequences": count}, cost, ACCEPT))[0]["speedup"] for count in (1, 32, 256)]
     assert speeds[0] > speeds[1] > speeds[2]
 
 
-def test_units_of_several_devices_are_counted_as_devices() -> None:
+def test_units_of_several_devices_count_as_devices() -> None:
     plain = rows_of(scenario({"name": "autoregressive"}, ROOFLINE))[0]
     split = rows_of(scenario({"name": "autoregressive"}, ROOFLINE | {"tensor_parallel": 4}))
     steps = [step_time(a100(tensor_parallel=tensor_parallel), 512 + np.arange(32)) for tensor_parallel in (1, 4)]
@@ -132,8 +132,8 @@ APART: dict[str, tuple[Tables, Tables, int]] = {
 
 
 @pytest.mark.parametrize("name", APART)
-def test_a_smaller_model_on_its_own_unit_holds_one_device(name: str) -> None:
-    """Its layers are not split: of four devices a unit for the target and one for each smaller model, at work and reserved."""
+def test_separate_draft_model_reserves_one_device(name: str) -> None:
+    """The draft's layers are not split: the target's unit has four devices and each smaller model one, both busy and reserved."""
     method, outcomes, smaller = APART[name]
     costs = ROOFLINE | {"tensor_parallel": 4, "draft_shape": "llama-68m"} | ({"medium_shape": "llama-2-7b"} if smaller == 2 else {})
     tables = scenario(method | {"placement": "separate"}, costs, outcomes, event_replications=16)
@@ -159,7 +159,7 @@ SEVENTY: Tables = {
 
 
 def test_speed_ups_are_over_plain_decoding_on_the_same_devices() -> None:
-    """Of one drafted token a round gives two at most. The model does not fit one device: over one there is nothing to say."""
+    """A round with one drafted token generates two at most. The model does not fit one device, so the column is null."""
     for length in (1, 4):
         accept = {"kind": "iid", "acceptance_rate": 0.7}
         method = {"name": "speculative", "layers": 80, "draft_length": length}
@@ -181,7 +181,7 @@ def target_of(cost: Tables) -> Tables:
     return {key: value for key, value in cost.items() if not key.startswith("draft_")}
 
 
-def test_over_one_device_where_the_batch_fits_it() -> None:
+def test_speed_up_over_one_device_needs_a_batch_that_fits() -> None:
     """13 billion weights fit one A100 of 80 GB, with the cache of eight sequences and not of 160."""
     method = {"name": "speculative", "draft_length": 3}
     drafting = ROOFLINE | {"draft_shape": "llama-68m", "tensor_parallel": 4}
@@ -198,7 +198,7 @@ def test_over_one_device_where_the_batch_fits_it() -> None:
                 assert row["speedup_over_one_device"] == pytest.approx(row["speedup"] * times[0] / times[1], rel=1e-6)
 
 
-def test_a_sampled_speed_up_over_one_device_has_the_interval_of_its_sample() -> None:
+def test_sampled_speed_up_over_one_device_has_its_interval() -> None:
     cost = ROOFLINE | {"draft_shape": "llama-68m", "tensor_parallel": 2}
     row = rows_of(scenario({"name": "speculative", "draft_length": 3}, cost, ACCEPT, views=["paths"]))[0]
     for end in ("low", "high"):
@@ -208,7 +208,7 @@ def test_a_sampled_speed_up_over_one_device_has_the_interval_of_its_sample() -> 
     assert low / row["speedup_input_low"] < row["speedup_over_one_device"] / row["speedup"] < high / row["speedup_input_high"]
 
 
-def test_memory_is_looked_at_before_anything_runs() -> None:
+def test_memory_is_checked_before_the_run() -> None:
     row = rows_of(scenario({"name": "autoregressive", "sequences": 2}, ROOFLINE | {"prompt": 1000}))[0]
     found = memory(preset("llama-2-13b"), DEVICES["a100"].memory_bytes, context=1032, batch=2)
     assert row["memory_share"] == pytest.approx(found.share)
@@ -221,7 +221,7 @@ def test_memory_is_looked_at_before_anything_runs() -> None:
     assert beside["memory_share"] > alone["memory_share"]
 
 
-def test_a_batch_of_texts_is_a_width_of_texts() -> None:
+def test_batch_of_sequences_is_a_pass_over_all_of_them() -> None:
     method = {"name": "skipdecode", "min_layers": 40, "max_layers": 40, "warm_up": 1, "prompt": 0, "sequence_length": 32}
     found = rows_of(scenario(method | {"sequences": 8, "batching": "static"}, ROOFLINE))
     total = float(step_time(a100(), 512 + np.arange(32), 8).seconds.sum())
@@ -251,7 +251,7 @@ def measured(tmp_path: Path) -> Path:
     return profile_files.save(made, tmp_path)
 
 
-def test_a_point_is_priced_for_the_batches_and_devices_of_its_method(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_costs_depend_on_batch_and_devices_of_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
     """The costs of a method, where layers are split of plain decoding on one device, and what is asked of its memory: draft
     models lie on the same devices unless they are placed on others."""
     rooms: list[tuple[Any, Tables]] = []
@@ -306,8 +306,8 @@ def test_a_point_is_priced_for_the_batches_and_devices_of_its_method(monkeypatch
         ]  # fmt: skip
 
 
-def test_a_model_that_just_fits_one_device_is_held_against_it(tmp_path: Path) -> None:
-    """With the cache of all sequences at the end of the text; a byte less, and nobody knows how fast one device were."""
+def test_model_that_just_fits_is_compared_with_one_device(tmp_path: Path) -> None:
+    """With the cache of all sequences at their end; with one byte less memory the speed-up over one device is null."""
     needed = int(memory(preset("llama-68m"), 1.0, context=100 + 32, batch=3).needed)
     for spare in (0, -1):
         path = tmp_path / f"device{spare}.toml"
@@ -318,8 +318,8 @@ def test_a_model_that_just_fits_one_device_is_held_against_it(tmp_path: Path) ->
         assert (row["speedup_over_one_device"] is None) == (spare < 0)
 
 
-def test_a_draft_that_has_a_device_of_its_own_holds_one_of_those_of_a_unit() -> None:
-    """In the middle of what is known of its costs and at both ends; with as few units as the target has it lies on all of these."""
+def test_draft_on_a_separate_device_shares_no_memory() -> None:
+    """At the estimated costs and at both ends; with only the target's units the draft is on these."""
     drafting, draft = {"name": "speculative", "draft_length": 3}, ROOFLINE | {"draft_shape": "llama-68m"}
     for tensor_parallel, placement, units, share in (
         (1, "separate", None, 1.0), (4, "colocated", None, 1.0), (4, "separate", None, 0.25), (4, "separate", 2, 0.25),
@@ -333,8 +333,8 @@ def test_a_draft_that_has_a_device_of_its_own_holds_one_of_those_of_a_unit() -> 
         assert [each.draft_devices for each in (case.cost, case.priced.cost, *case.priced.ends)] == [share] * 4
 
 
-def test_split_layers_are_held_against_one_device_whose_host_is_as_busy(tmp_path: Path) -> None:
-    """By a profile of whole layers, which take half as long on two devices and three times as long beside another unit at work."""
+def test_split_layers_are_compared_with_one_device_equally_busy(tmp_path: Path) -> None:
+    """With a profile of layers that take half as long on two devices and three times as long while another unit is busy."""
     rows: list[dict[str, Any]] = [
         {"part": "layer", "width": 1, "context": context, "batch": 1, "busy": busy, "tensor_parallel": tensor_parallel,
          "time_s": 1e-4 * (1 + 2 * busy) / tensor_parallel}
@@ -354,7 +354,7 @@ def test_split_layers_are_held_against_one_device_whose_host_is_as_busy(tmp_path
         assert row["speedup_over_one_device"] == pytest.approx((layers + 5e-5) / (layers / 2 + 5e-5), rel=1e-9)
 
 
-def test_a_profile_of_ones_own_gives_its_seconds_to_every_view(measured: Path, tmp_path: Path) -> None:
+def test_own_profile_gives_seconds_in_every_view(measured: Path, tmp_path: Path) -> None:
     text = f"""
 [scenario]
 name = "own"
@@ -370,24 +370,24 @@ prompt = 100
 busy = 1
 """
     path = tmp_path / "own.toml"
-    path.write_text(text)  # the profile lies beside it
+    path.write_text(text)  # in the folder of the profile
     step = 2 * 1e-4 * 1.1 * 2 + 5e-5 + 3e-5
     for row in sim.run(path, out=None).to_dicts():
         assert row["latency_s"] == pytest.approx(10 * step, rel=1e-9)
         assert row["cost_source"] == "measured (by hand)"
         assert row["tpot_ms_input_low"] == pytest.approx(1e3 * step * (1 - row["seconds_error"]))
         assert row["tpot_ms_input_high"] == pytest.approx(1e3 * step * (1 + row["seconds_error"]))
-        assert "memory_share" not in row  # nobody knows how much it has
+        assert "memory_share" not in row  # the memory of the device is not known
 
 
-def test_what_a_run_says_of_where_its_times_come_from(measured: Path) -> None:
+def test_run_prints_the_source_of_its_times(measured: Path) -> None:
     tables = scenario({"name": "autoregressive", "layers": 2}, {"kind": "profile", "profile": str(measured)})
     done = CliRunner().invoke(app, ["run", *_written(tables, measured.parent), "--view", "formula"])
     assert done.exit_code == 0, done.output
     said = " ".join(done.stdout.split())
     assert "by-hand.json: measured (by hand); prompt 512, tensor_parallel 1" in said
-    assert "each pass has the price of its own context" in said
-    assert "whether weights and cache fit was not checked" in said
+    assert "the time of each pass depends on its own context length" in said
+    assert "not checked whether weights and KV cache fit" in said
     assert "not measured, assumed 0 (column cost_missing): embedding" in said
 
 
@@ -406,7 +406,7 @@ def _written(tables: dict[str, Any], folder: Path) -> list[str]:
     return [str(path), "-o", str(folder / "out")]
 
 
-def test_methods_may_change_single_costs_of_what_holds_for_all() -> None:
+def test_methods_may_override_single_shared_costs() -> None:
     tables = scenario({"name": "autoregressive"}, ROOFLINE)
     tables["method"].append({"name": "autoregressive", "layers": 40, "cost": {"tensor_parallel": 2}})
     tables["sweep"] = {"cost.device": ["a100", "h100"]}
@@ -428,13 +428,13 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"kind": "roofline", "device": "a100"}, "cost: shape is required by kind 'roofline'"),
     ({}, {"kind": "profile"}, "cost: profile is required by kind 'profile'"),
     ({}, {"kind": "profile", "profile": "h100-llama-13b"}, "cost: profile: unknown profile 'h100-llama-13b'"),
-    ({}, {"kind": "profile", "profile": "nobody.json"}, "cost: profile: nobody.json: there is no such file"),
+    ({}, {"kind": "profile", "profile": "missing.json"}, "cost: profile: missing.json: there is no such file"),
     ({}, {"kind": "profile", "profile": 3}, "cost: profile must be a name in quotes, got 3"),
-    ({}, {"kind": "profile", "profile": "h100-operations"}, "cost: profile: h100-operations is of operations: name the shape"),
+    ({}, {"kind": "profile", "profile": "h100-operations"}, "cost: profile: h100-operations is a profile of operations: name"),
     ({}, H100 | {"shape": "opt-1.3b"}, "cost: profile: h100-llama-2-13b is of llama-2-13b, not of opt-1.3b"),
-    ({}, H100 | {"dtype": "float8"}, "cost: profile: dtype must be bfloat16, what h100-llama-2-13b is of, got 'float8'; it covers"),
-    ({}, H100 | {"tensor_parallel": 3}, "cost: profile: tensor_parallel must be one of 1, 2, 4, 8, what profile"),
-    ({}, H100 | {"busy": 1}, "busy must be 0, what profile h100-llama-2-13b has, got 1"),
+    ({}, H100 | {"dtype": "float8"}, "cost: profile: dtype must be bfloat16, that of h100-llama-2-13b, got 'float8'; it covers"),
+    ({}, H100 | {"tensor_parallel": 3}, "cost: profile: tensor_parallel must be one of 1, 2, 4, 8 in profile"),
+    ({}, H100 | {"busy": 1}, "busy must be 0 in profile h100-llama-2-13b, got 1"),
     ({}, H100 | {"device": "h100"}, "cost: device is not used by kind 'profile'; leave it out"),
     ({}, ROOFLINE | {"profile": "x"}, "cost: profile is not used by kind 'roofline'; leave it out"),
     ({}, ROOFLINE | {"busy": 1}, "cost: busy is not used by kind 'roofline'; leave it out"),
@@ -449,12 +449,12 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (PPD, ROOFLINE | {"link_s": -1}, "cost: link_s must be between 0 and 1e+06, got -1"),
     (PPD, ROOFLINE | {"dispatch_law": "log"}, "cost: unknown dispatch_law 'log'"),
     ({}, ROOFLINE | {"memory_efficiency": 0}, "cost: memory must be above 0, got 0"),
-    ({}, ROOFLINE | {"final_head": 1}, "cost.final_head is of costs in layer-times, got it with kind 'roofline'; leave it out"),
-    ({}, ROOFLINE | {"link": 1}, "cost.link is of costs in layer-times, got it with kind 'roofline'; say link_s instead"),
-    ({}, {"prompt": 5}, "cost.prompt is of kinds profile and roofline, got it with kind 'unit'; leave it out"),
+    ({}, ROOFLINE | {"final_head": 1}, "cost.final_head belongs to costs in layer-times, got it with kind 'roofline'"),
+    ({}, ROOFLINE | {"link": 1}, "cost.link belongs to costs in layer-times, got it with kind 'roofline'; use link_s instead"),
+    ({}, {"prompt": 5}, "cost.prompt belongs to kinds profile and roofline, got it with kind 'unit'; leave it out"),
     ({}, ROOFLINE | {"devise": 1}, "unknown key cost.devise; did you mean device?"),
     ({}, ROOFLINE | {"draft_shape": "llama-68m"}, "cost.draft_shape is used by no method that it is given for; leave it out"),
-    ({"layers": 39}, ROOFLINE, "method.layers must be 40, as cost says, got 39; set it"),
+    ({"layers": 39}, ROOFLINE, "method.layers must be 40, as in cost, got 39; set it"),
     ({"sequences": 4096}, ROOFLINE, "weights (26.0 GB) and cache ("),
     ({"name": "speculative", "draft_length": 2}, ROOFLINE, "cost.draft_shape is required by method speculative"),
     ({}, ROOFLINE | {"batch": 2}, "unknown key cost.batch; it is now method.sequences"),
@@ -462,8 +462,8 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-def test_an_axis_of_costs_has_a_column_beside_a_parameter_of_its_name() -> None:
-    """`prompt` is where SkipDecode's schedule begins; `cost.prompt` is how many positions are cached."""
+def test_cost_axis_has_a_column_next_to_a_parameter_of_its_name() -> None:
+    """`prompt` is the start of SkipDecode's schedule; `cost.prompt` is the number of cached positions."""
     method = {"name": "skipdecode", "min_layers": 20, "max_layers": 40, "prompt": 4, "sequence_length": 64}
     found = sim.run(scenario(method, ROOFLINE) | {"sweep": {"cost.prompt": [64, 640]}}, out=None, views=["formula"])
     assert found.select("prompt", "cost.prompt").rows() == [(4, 64), (4, 640)]
@@ -493,8 +493,8 @@ def test_a_damaged_profile_is_named(measured: Path) -> None:
 @pytest.mark.parametrize(
     ("share", "limit"), [(0.0, ""), (0.8, ""), (1.5, "1e+12 at most (memory)"), (1e6, "1e+14 at most (arithmetic)")]
 )
-def test_a_profile_of_ones_own_that_beats_its_device_is_refused(measured: Path, share: float, limit: str) -> None:
-    """A layer reads 19 MB at 1e12 bytes/s, of which none is spared here: 19 us; it is said to take so much less."""
+def test_own_profile_faster_than_its_device_is_refused(measured: Path, share: float, limit: str) -> None:
+    """A layer reads 19 MB at 1e12 bytes/s, which takes 19 us at least; the profile gives a shorter time."""
     made = replace(profile_files.load(measured), cache_bytes=0.0)
     faster = 1.1e-4 / 19e-6 * share
     if share:
@@ -510,7 +510,7 @@ def test_a_profile_of_ones_own_that_beats_its_device_is_refused(measured: Path, 
         assert done.stderr.count("\n") == 1
 
 
-def test_bundled_profiles_price_every_method_of_a_scenario() -> None:
+def test_bundled_profiles_have_costs_for_every_method() -> None:
     cost = H100 | {"draft_profile": "h100-operations", "draft_shape": "llama-68m"}
     tables = scenario({"name": "speculative", "draft_length": 4}, cost, ACCEPT)
     for row in rows_of(tables):
@@ -520,7 +520,7 @@ def test_bundled_profiles_price_every_method_of_a_scenario() -> None:
         assert row["speedup"] * row["latency_s"] == pytest.approx(float(plain), rel=1e-9)
 
 
-def test_what_is_composed_is_called_by_its_device_and_model() -> None:
+def test_composed_profile_is_named_by_device_and_model() -> None:
     for role, where in (("target", ""), ("draft", "draft_")):
         cost = HardwareCost(**({"kind": "profile", "profile": "h100-llama-2-13b"} | {  # type: ignore[arg-type]
             f"{where}profile": "h100-operations", f"{where}shape": "llama-68m"}))
@@ -529,7 +529,7 @@ def test_what_is_composed_is_called_by_its_device_and_model() -> None:
         assert (found.profile.name, found.profile.model, found.profile.device) == ("h100-llama-68m", "llama-68m", "h100")
 
 
-def test_a_draft_that_nobody_measured_is_estimated_on_the_same_device() -> None:
+def test_unmeasured_draft_is_estimated_on_the_same_device() -> None:
     method = {"name": "speculative", "draft_length": 4, "layers": 32}
     cost = {"kind": "profile", "profile": "rtx-4090-llama-3.1-8b", "draft_shape": "llama-68m"}
     of = DEVICES["rtx-4090"]
@@ -542,7 +542,7 @@ def test_a_draft_that_nobody_measured_is_estimated_on_the_same_device() -> None:
         assert "assumed efficiencies of the published peaks of rtx-4090" in row["cost_source"]
 
 
-def test_what_nobody_has_timed_is_said() -> None:
+def test_unmeasured_parts_are_listed() -> None:
     def missing(cost: Tables, method: Tables | None = None) -> str | None:
         return rows_of(scenario(method or {"name": "autoregressive"}, cost, MATCH if method else None))[0]["cost_missing"]
 
@@ -558,8 +558,8 @@ def test_what_nobody_has_timed_is_said() -> None:
     assert rows_of(handing)[0]["cost_missing"] == "send"
 
 
-def test_batched_candidates_take_the_time_of_many_units_on_two() -> None:
-    """By an H100's own widths; the account of passes is that of as many candidates."""
+def test_batched_candidates_on_two_units_take_the_time_of_many_units() -> None:
+    """With measured multi-token passes of an H100; the account of passes is that of the same number of candidates."""
     table = sim.run("ppd-batched", out=None, views=["formula"])
     for k in (3, 5):
         rows = table.filter((pl.col("method") == "ppd") & (pl.col("candidates") == k))
@@ -570,8 +570,8 @@ def test_batched_candidates_take_the_time_of_many_units_on_two() -> None:
         assert batched["match_rate"] == apart["match_rate"]
 
 
-def test_operations_of_batched_candidates_are_those_of_as_many_units() -> None:
-    """By every view, and by the grid of closed forms."""
+def test_operations_of_batched_candidates_equal_those_of_many_units() -> None:
+    """In every view, and in the vectorised grid."""
     one: Any = {"name": "ppd", "layers": 8, "exit_layer": 5, "candidates": 3}
     for views in (["formula"], ["formula", "paths", "events"]):
         tables = [scenario(one | {"batched": value}, {}, MATCH["match"], tokens=16, views=views) for value in (True, False)]
@@ -583,7 +583,7 @@ def test_operations_of_batched_candidates_are_those_of_as_many_units() -> None:
             assert ours["operations_per_token"] - ours["compute_per_token"] == pytest.approx(more, abs=0.02)
 
 
-def test_tensor_parallel_scenario_says_who_wins() -> None:
+def test_tensor_parallel_scenario_names_the_fastest() -> None:
     table = sim.run("ppd-against-tensor-parallel", out=None, views=["formula"])
     for (name,), part in table.group_by("cost.profile" if "cost.profile" in table.columns else "profile"):
         held = {int(units): group for (units,), group in part.group_by("reserved_units")}
@@ -593,7 +593,7 @@ def test_tensor_parallel_scenario_says_who_wins() -> None:
             assert split > pipelined > 1, name
 
 
-def test_what_a_wide_pass_costs_is_asked_of_batched_candidates_alone() -> None:
+def test_verify_cost_is_used_only_by_batched_candidates() -> None:
     one: Any = {"name": "ppd", "layers": 8, "exit_layer": 4, "candidates": 3}
     curve = {"verify_cost": [[1, 1.0], [2, 1.5]]}
     with pytest.raises(ParameterError, match="verify_cost is used by no method that it is given for; leave it out"):
@@ -609,6 +609,6 @@ def test_what_a_wide_pass_costs_is_asked_of_batched_candidates_alone() -> None:
 
 
 @pytest.mark.parametrize("key", ["shape", "draft_shape", "medium_shape"])
-def test_a_shape_that_is_none_is_told_by_its_key(key: str) -> None:
+def test_invalid_shape_is_named_by_its_key(key: str) -> None:
     with pytest.raises(ParameterError, match=f"unknown {key} 'llama-2-7c'; did you mean llama-2-7b"):
         HardwareCost(**(ROOFLINE | {key: "llama-2-7c"}))

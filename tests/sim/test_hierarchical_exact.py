@@ -1,4 +1,4 @@
-"""Hierarchical decoding: which readings are lossless, when they pay, the deck's numbers, and what a scenario may ask for."""
+"""Hierarchical decoding: lossless readings, break-even, the numbers of the slides, and the keys of a scenario."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ from model.methods.speculative import theory as speculative
 from model.steps import Commit, Forward, Read
 
 DECK_SMALL = 0.75 / 6.39
-"""The deck's times of T5-small and T5-large on English to German."""
+"""Times of T5-small and T5-large on English to German in the slides."""
 VOCABULARY = 2
 ROLES = ("target", "medium", "draft")
 Text = tuple[int, ...]
@@ -30,20 +30,20 @@ def chosen(reading: str, gamma: int, inner: int = 1, **more: Any) -> Parameters:
 
 
 def law(role: str, context: Text) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Any law will do, if it differs from model to model and from context to context; this one has no zeros."""
+    """A distribution without zeros that differs between models and contexts."""
     weights = np.random.default_rng([ROLES.index(role), len(context), *context]).random(VOCABULARY) + 0.1
     return np.asarray(weights / weights.sum())
 
 
 class Seen(NamedTuple):
-    """An output: the context behind each of its positions."""
+    """An output: the context after each of its positions."""
 
     role: str
     contexts: tuple[Text, ...]
 
 
 class Runner:
-    """Interprets a decoder with models that are tables. Every choice by chance follows the script, as far as it goes."""
+    """Interpreter of a decoder whose models are tables. Random choices follow the script, as long as it lasts."""
 
     def __init__(self, script: list[int]) -> None:
         self.script, self.branches, self.chance = script, [], 1.0
@@ -109,7 +109,7 @@ class Runner:
 
 
 def outputs(parameters: Parameters, tokens: int, prompt: list[int]) -> dict[Text, float]:
-    """The law of the output: every run, one after the other, as digits of a number whose bases are told by the run."""
+    """Distribution of the output by enumerating all runs, as digits of a number whose bases depend on the run."""
     found: Counter[Text] = Counter()
     script: list[int] | None = []
     while script is not None:
@@ -124,7 +124,7 @@ def outputs(parameters: Parameters, tokens: int, prompt: list[int]) -> dict[Text
 
 
 def own(tokens: int, prompt: list[int]) -> dict[Text, float]:
-    """The law of the large model alone."""
+    """Distribution of the large model alone."""
     return {
         text: math.prod(law("target", (*prompt, *text[:index]))[token] for index, token in enumerate(text))
         for text in itertools.product(range(VOCABULARY), repeat=tokens)
@@ -144,7 +144,7 @@ def distance(one: dict[Text, float], other: dict[Text, float]) -> float:
     ],
     ids=lambda choice: f"{choice.reading}-{choice.draft_length}",
 )  # fmt: skip
-def test_sampled_output_has_the_law_of_the_large_model(choice: Parameters, prompt: list[int]) -> None:
+def test_sampled_output_has_the_distribution_of_the_large_model(choice: Parameters, prompt: list[int]) -> None:
     choice = chosen(choice.reading, choice.draft_length, choice.inner_draft_length or 0, sampled=True)
     found = outputs(choice, 3, prompt)
     assert sum(found.values()) == pytest.approx(1, abs=1e-12)
@@ -152,7 +152,7 @@ def test_sampled_output_has_the_law_of_the_large_model(choice: Parameters, promp
     assert choice.exact
 
 
-def test_sampled_and_literal_is_biased_by_as_much_as_the_replaced_token_says() -> None:
+def test_sampled_literal_reading_is_biased_by_the_replaced_token() -> None:
     """Offered: min(q_S, q) + (1 - beta) q. Tested against q by the large model, which accepts x with chance min(1, p/q)."""
     choice = chosen("literal", 1, sampled=True)
     found = outputs(choice, 2, [0])
@@ -170,7 +170,7 @@ def test_sampled_and_literal_is_biased_by_as_much_as_the_replaced_token_says() -
     assert distance(outputs(chosen("literal", 2, sampled=True), 3, [1]), own(3, [1])) > 0.001
 
 
-def test_only_the_literal_reading_is_inexact_and_only_sampled() -> None:
+def test_only_the_sampled_literal_reading_is_inexact() -> None:
     inexact = [
         (reading, sampled) for reading in READINGS for sampled in (False, True) if not chosen(reading, 2, sampled=sampled).exact
     ]
@@ -179,7 +179,7 @@ def test_only_the_literal_reading_is_inexact_and_only_sampled() -> None:
 
 @pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize("gamma", [1, 2, 3, 5])
-def test_greedy_output_is_the_large_models_own_and_ends_with_the_stop_token(reading: str, gamma: int) -> None:
+def test_greedy_output_is_the_large_models_and_stops(reading: str, gamma: int) -> None:
     for first, tokens, inner in itertools.product(range(2), (1, 2, 12), (0, 1, 3)):
         prompt = [first, 1]
         expected: list[int] = []
@@ -205,11 +205,11 @@ def test_break_even_against_the_large_and_the_medium_model(reading: str, gamma: 
         assert (three > two) == (kept > needed) or kept == pytest.approx(needed, rel=1e-9)
 
 
-def test_break_even_of_the_deck() -> None:
+def test_break_even_of_the_slides() -> None:
     assert float(hierarchical.breakeven_kept(3, 0.117, 0.5)) == pytest.approx(1.702, abs=1e-12)
 
 
-def test_one_token_that_is_checked_anyway_saves_nothing_however_free_the_small_model() -> None:
+def test_one_checked_token_saves_nothing_with_a_free_small_model() -> None:
     for rate in (0.0, 0.5, 1.0):
         assert float(hierarchical.cost_per_round(rate, 1, 0.0, 0.5, reading="reuse")) == 1.5  # as with the medium model alone
 
@@ -219,7 +219,7 @@ def test_one_token_that_is_checked_anyway_saves_nothing_however_free_the_small_m
 
 @pytest.mark.parametrize(("large", "medium"), [(0.8, 0.6), (0.0, 0.5), (1.0, 0.7), (0.7, 1.0), (0.5, 0.0), (1.0, 1.0)])
 @pytest.mark.parametrize(("n", "k"), [(0, 2), (1, 0), (1, 2), (2, 1), (3, 2)])
-def test_the_cascade_by_enumeration(large: float, medium: float, n: int, k: int) -> None:
+def test_cascade_by_enumeration(large: float, medium: float, n: int, k: int) -> None:
     inner = speculative.tokens_pmf(medium, k)
     tokens = 0.0
     for given in itertools.product(range(k + 1), repeat=n):
@@ -229,7 +229,7 @@ def test_the_cascade_by_enumeration(large: float, medium: float, n: int, k: int)
     assert found == pytest.approx(tokens / (1 + n * 0.3 + n * k * 0.1), rel=1e-12)
 
 
-def test_the_cascade_without_a_small_model_is_theorem_3_8() -> None:
+def test_cascade_without_a_small_model_is_theorem_3_8() -> None:
     for rate, ratio in itertools.product((0.0, 0.3, 0.9, 1.0), (0.0, 0.2, 1.0)):
         found = float(hierarchical.cascade_speedup(rate, 0.5, 1, 0, 0.7, ratio))
         assert found == pytest.approx(float(speculative.speedup(rate, 1, ratio)), rel=1e-12)
@@ -237,7 +237,7 @@ def test_the_cascade_without_a_small_model_is_theorem_3_8() -> None:
         assert many == pytest.approx(float(speculative.speedup(rate, 4, ratio)), rel=1e-12)
 
 
-def test_the_cascade_as_printed() -> None:
+def test_cascade_matches_the_printed_formula() -> None:
     alpha, inner, n, k = 0.8, 0.6, 2, 3
     phi = 1 + (alpha - 1) * (1 - (inner * alpha) ** (k + 1)) / (1 - inner * alpha)
     printed = (1 - alpha * phi**n) / ((1 - alpha) * (1 + n * 0.3 + n * k * 0.1))
@@ -285,7 +285,7 @@ def test_bad_input(call: Any, message: str) -> None:
         call()
 
 
-def test_the_longest_draft_and_the_units() -> None:
+def test_longest_draft_and_units() -> None:
     assert [chosen(reading, 250).longest_draft for reading in READINGS] == [250, 250, 251, 250]
     assert [chosen(reading, 250).widest for reading in READINGS] == [251, 251, 252, 251]
     assert (chosen("reuse", 2).units, chosen("reuse", 2, placement="separate").units) == (1, 3)
@@ -330,12 +330,12 @@ def test_three_views_of_every_law(reading: str, index: int) -> None:
         assert paths[name] == pytest.approx(formula[name], abs=5 * error + 1e-9)
     # Of rounds and drafted tokens the run itself compares them, at a false alarm in a million runs: it would warn, an error here.
     if reading != "recursive":
-        # So many decodings know a deviation to sqrt((kurtosis - 1) / 4 / 4096): a tenth is five of that at a kurtosis of 7.
+        # Over 4096 decodings a deviation has relative error sqrt((kurtosis - 1) / 4 / 4096): 10 % is 5 sigma at kurtosis 7.
         assert paths["latency_sd_layers"] == pytest.approx(formula["latency_sd_layers"], rel=0.1)
     assert (formula["reserved_units"], events["peak_units"]) == (3, 1)
 
 
-def test_a_medium_model_slower_than_the_large_one_must_be_meant() -> None:
+def test_slow_medium_model_needs_a_flag() -> None:
     slow = {"medium_cost_ratio": 1.5}
     with pytest.raises(ParameterError, match=r"medium_cost_ratio must be at most 1, .*got 1.5; .*allow_slow_medium = true"):
         sim.run(scenario(**slow), views=["formula"])
@@ -344,7 +344,7 @@ def test_a_medium_model_slower_than_the_large_one_must_be_meant() -> None:
     assert (meant["latency_layers"] > usual["latency_layers"]).all()
 
 
-def test_what_a_scenario_must_say() -> None:
+def test_required_keys_of_a_scenario() -> None:
     for change, message in (
         ({"cost": {"cost_ratio": 0.1}}, "cost.medium_cost_ratio is required by method hierarchical"),
         ({"cost": {"medium_cost_ratio": 0.5}}, "cost.cost_ratio is required by method hierarchical"),
@@ -360,7 +360,7 @@ def test_what_a_scenario_must_say() -> None:
 
 
 @pytest.mark.parametrize("reading", READINGS)
-def test_three_views_count_operations_alike(reading: str) -> None:
+def test_three_views_agree_on_operations(reading: str) -> None:
     table = sim.run(scenario(reading, operations_ratio=0.125, medium_operations_ratio=0.5))
     found = {row["view"]: row["operations_per_token"] for row in table.to_dicts()}
     formula, paths, events = (found[view] for view in ("formula", "paths", "events"))
@@ -372,18 +372,18 @@ def test_three_views_count_operations_alike(reading: str) -> None:
 
 def test_one_ratio_of_operations_does_not_count_three_models() -> None:
     for given, missing in (("operations_ratio", "medium_operations_ratio"), ("medium_operations_ratio", "operations_ratio")):
-        with pytest.raises(ParameterError, match=rf"cost\.{missing} is required by method hierarchical beside the other"):
+        with pytest.raises(ParameterError, match=rf"cost\.{missing} is required by method hierarchical together with the other"):
             sim.run(scenario(**{given: 0.1}), views=["formula"])
 
 
-def test_results_say_what_is_not_exact() -> None:
+def test_results_mark_inexact_readings() -> None:
     exact = [
         sim.run(scenario(reading, method={"sampled": True}), views=["formula"])["exact"].to_list() for reading in READINGS
     ]
     assert exact == [[False], [True], [True], [True]]
 
 
-def test_the_embedded_scenario() -> None:
+def test_bundled_scenario() -> None:
     table = sim.run("speculative-hierarchy")
     assert table.filter(table["view"] == "events")["paths_difference"].max() < 1e-9
     speeds = table.filter(table["view"] == "formula")["speedup"].to_list()

@@ -1,4 +1,4 @@
-"""Measured runs that cannot be: one line with row and column when they are loaded, whatever is wrong with them."""
+"""Impossible measured runs: loading them gives one line with the row and the column."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.comparisons import decoded, profiles, runs_of
 
 @functools.lru_cache(maxsize=1)
 def honest() -> measured_runs.MeasuredRuns:
-    """A plain decoding, one that drafts and one over two units, three repeats each."""
+    """A plain decoding, one with drafts and one over two units, three repeats each."""
     made = [
         decoded("autoregressive", 6, {}), decoded("speculative", 6, {"acceptance_rate": 0.7}, draft_length=2),
         decoded("ppd", 6, {"match_rate": 0.6}, exit_layer=8, candidates=1),
@@ -32,7 +32,7 @@ def honest() -> measured_runs.MeasuredRuns:
 
 
 def put(folder: Path, about: Callable[[dict[str, Any]], dict[str, Any]] | None = None, table: pl.DataFrame | None = None) -> Path:
-    """The honest runs with something changed, and the profiles beside them; checksums are right."""
+    """The valid runs with one change, saved with their profiles; checksums are correct."""
     found = honest()
     named = {role: profile_files.save(each, folder).name for role, each in profiles(head=2e-3, wake=1e-3, scheduling=1e-4).items()}
     own = measured_runs.MeasuredRuns(
@@ -57,7 +57,7 @@ def refused(path: Path) -> str:
     return line
 
 
-def test_the_honest_runs_are_compared(tmp_path: Path) -> None:
+def test_valid_runs_are_compared(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["compare", str(put(tmp_path)), "--json"])
     assert done.exit_code == 0, done.output
     assert len(json.loads(done.stdout)["files"][0]["runs"]) == 3
@@ -112,13 +112,13 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize("number", range(len(IMPOSSIBLE)))
-def test_a_measurement_that_cannot_be_is_refused_by_row_and_column(number: int, tmp_path: Path) -> None:
+def test_impossible_measurement_is_refused_by_row_and_column(number: int, tmp_path: Path) -> None:
     change, words = IMPOSSIBLE[number]
     said = refused(put(tmp_path, table=cell(*change)))
     assert f"own.json: {words}" in said
 
 
-def test_rows_that_are_there_twice_and_tables_of_another_kind_are_refused(tmp_path: Path) -> None:
+def test_duplicate_rows_and_other_tables_are_refused(tmp_path: Path) -> None:
     table = honest().table
     doubled = pl.concat([table, table])
     assert "row 10, column repeat: decoding 0 was timed for repeat 0 in row 1 already" in refused(put(tmp_path, table=doubled))
@@ -134,8 +134,8 @@ OTHERWISE: tuple[Any, ...] = (None, 3, "x", [], ["x"], {"x": 3}, True, [None], {
 
 
 @pytest.mark.parametrize("key", [*measured_runs.RunsDescription.__annotations__])
-def test_whatever_is_said_of_runs_is_taken_or_refused_in_a_line(key: str, tmp_path: Path) -> None:
-    """Every key with a value of every kind: numbers come out, or one line does."""
+def test_any_value_is_accepted_or_refused_in_one_line(key: str, tmp_path: Path) -> None:
+    """Every key with a value of every type gives numbers, or one line of error."""
     path = put(tmp_path)
     said = json.loads(path.read_text())
     for value in OTHERWISE:
@@ -149,7 +149,7 @@ def test_whatever_is_said_of_runs_is_taken_or_refused_in_a_line(key: str, tmp_pa
         assert f"about.{key} is missing" in refused(without)
 
 
-def test_a_file_imports_nothing(tmp_path: Path) -> None:
+def test_file_imports_no_code(tmp_path: Path) -> None:
     path = put(tmp_path)
     reads = tmp_path / "own.reads.json"
     said = json.loads(reads.read_text())

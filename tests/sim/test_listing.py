@@ -1,4 +1,4 @@
-"""What `sim ls` tells: enough to write a scenario of any method, and nothing that is not so."""
+"""`sim ls` prints all that is needed to write a scenario of any method, and it is correct."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def said(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("what", listing.LISTS)
-def test_there_is_a_line_of_each(what: str) -> None:
+def test_every_list_has_one_line_per_entry(what: str) -> None:
     rows = listing.lines(what)
     assert rows
     assert all(rows.values())
@@ -40,7 +40,7 @@ def test_there_is_a_line_of_each(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", listing.LISTS)
-def test_each_of_a_line_has_details(what: str) -> None:
+def test_every_entry_has_details(what: str) -> None:
     first = next(iter(listing.lines(what)))
     for name in listing.lines(what):
         [text] = listing.details(what, name).values()
@@ -50,7 +50,7 @@ def test_each_of_a_line_has_details(what: str) -> None:
 
 
 @pytest.mark.parametrize("name", registry.names())
-def test_a_method_is_told_with_all_that_its_scenario_needs(name: str) -> None:
+def test_method_description_has_all_that_a_scenario_needs(name: str) -> None:
     text = said("methods", name)
     kind = registry.algorithm(name).Parameters
     parameters = text.partition("[[method]]")[2].partition("[outcomes]")[0]
@@ -81,14 +81,14 @@ def test_outcomes_are_named_in_three_ways(outcome: str) -> None:
         assert all(f"\n{field.name} " in text for field in fields(law))
 
 
-def test_the_columns_of_records_are_told() -> None:
+def test_columns_of_records_are_described() -> None:
     for column in ("confidence", "distance", "agrees"):
         assert f"`{column}`" in said("outcomes", "thresholds")
     for column in ("confidence", "agrees"):
         assert f"`{column}`" in said("outcomes", "confidences")
 
 
-def test_every_cost_is_explained() -> None:
+def test_every_cost_is_described() -> None:
     rows = listing.lines("costs")
     assert [*rows] == [*dict.fromkeys(field.name for kind in (cases.Cost, HardwareCost) for field in fields(kind))]
     assert all(rows.values())
@@ -98,7 +98,7 @@ def test_every_cost_is_explained() -> None:
     assert rows["layer_times"] == "One time per layer, if layers differ [layer-times]."
 
 
-def test_shapes_are_those_that_costs_take() -> None:
+def test_shapes_are_listed() -> None:
     assert {*listing.lines("shapes")} == {*PRESETS}
     assert f"layers          {PRESETS['t5-large'].layers}\n" in said("shapes", "t5-large")
     assert "parameters      13015864320\n" in said("shapes", "llama-2-13b")
@@ -106,7 +106,7 @@ def test_shapes_are_those_that_costs_take() -> None:
         assert line.startswith(f"{PRESETS[name].parameters:,} parameters")
 
 
-def test_devices_say_what_is_published_of_them() -> None:
+def test_devices_list_published_values() -> None:
     assert {*listing.lines("devices")} == {*DEVICES}
     for name, each in DEVICES.items():
         text = said("devices", name)
@@ -115,16 +115,16 @@ def test_devices_say_what_is_published_of_them() -> None:
         assert "(published)" in listing.lines("devices")[name]
 
 
-def test_the_file_of_a_scenario_is_one_to_begin_with() -> None:
+def test_printed_scenario_is_a_valid_file() -> None:
     for name in scenario_file.names():
         tables = tomllib.loads(said("scenarios", name))
         assert tables == scenario_file.load(name)
         Grid(tables)
 
 
-def test_a_method_says_which_costs_it_requires() -> None:
-    """Where early layers may take the place of the small model, that it is required is said with that reservation."""
-    unless = ", but with an exit_layer, which makes that model part of the large one"
+def test_method_description_lists_required_costs() -> None:
+    """`cost_ratio` is required, except where early layers of the large model replace the small model."""
+    unless = ", except with an exit_layer: the draft is then the large model's first layers"
     lines = {name: said("methods", name).splitlines() for name in ("bild", "speculative", "hierarchical", "autoregressive")}
     assert f"cost_ratio  required{unless}" in lines["bild"]
     required = {"speculative": ["cost_ratio"], "hierarchical": ["medium_cost_ratio", "cost_ratio"], "autoregressive": []}
@@ -132,7 +132,7 @@ def test_a_method_says_which_costs_it_requires() -> None:
         assert sorted(line for line in lines[name] if "cost_ratio  " in line) == sorted(f"{key}  required" for key in keys)
     for name, found in lines.items():
         assert "[cost] (`sim ls costs`)" in found
-        assert any(line in ("[outcomes]", "[outcomes]: it asks for none") for line in found), name
+        assert any(line in ("[outcomes]", "[outcomes]: none") for line in found), name
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_method_says_which_costs_it_requires() -> None:
         ("method", "bild", "unknown list 'method'; did you mean methods?"),
     ],
 )
-def test_what_there_is_not(what: str, name: str, message: str) -> None:
+def test_unknown_entries_are_refused(what: str, name: str, message: str) -> None:
     done = CliRunner().invoke(app, ["ls", what, name])
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {message}")
@@ -157,7 +157,7 @@ def test_what_there_is_not(what: str, name: str, message: str) -> None:
         listing.details(what, name)
 
 
-def test_a_profile_of_the_users_own_is_told_about_by_its_path(tmp_path: Path) -> None:
+def test_own_profile_is_described_by_its_path(tmp_path: Path) -> None:
     own = replace(profile_files.load("cpu-llama-68m"), name="mine", notes=("timed at home",))
     path = profile_files.save(own, tmp_path)
     told = said("profiles", str(path))
@@ -169,6 +169,6 @@ def test_a_profile_of_the_users_own_is_told_about_by_its_path(tmp_path: Path) ->
     assert (done.exit_code, done.stderr) == (2, "error: mine.json: its table mine.parquet is missing from the same folder\n")
 
 
-def test_the_help_names_every_list() -> None:
+def test_help_names_every_list() -> None:
     told = " ".join(CliRunner().invoke(app, ["ls", "--help"]).stdout.split())
     assert all(what in told.split("Options")[0].split("Arguments")[1] for what in listing.LISTS)

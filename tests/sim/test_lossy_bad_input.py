@@ -33,7 +33,7 @@ EARLY = SCENARIO + EXIT + HAZARDS
 
 
 def told(folder: Path, patch: pytest.MonkeyPatch, text: str, more: Sequence[str] = (), **files: str | bytes) -> str:
-    """The one line that `sim run` says of a scenario and the files beside it; `lint` says the same where nothing is set."""
+    """Error line of `sim run` for a scenario and its files; `sim lint` prints the same where no value is overridden."""
     held: dict[str, str | bytes] = {"s.toml": text, **{name.replace("_", "."): content for name, content in files.items()}}
     line = one_line(refused(folder, patch, ["run", "s.toml", "--no-figures", *more], held))
     if not more:
@@ -47,7 +47,7 @@ def names(line: str, fragments: Sequence[str]) -> None:
 
 
 def runs(folder: Path, patch: pytest.MonkeyPatch, text: str, more: Sequence[str] = (), **files: str | bytes) -> dict[str, Any]:
-    """The document of a run that must go well."""
+    """JSON document of a run that must succeed."""
     put(folder, {"s.toml": text, **{name.replace("_", "."): content for name, content in files.items()}})
     patch.chdir(folder)
     done = CliRunner().invoke(app, ["run", "s.toml", "--no-figures", "--json", *more])
@@ -75,8 +75,8 @@ SET: list[tuple[str, str, list[str]]] = [
     (LITTLE, "method.max_draft_length=251", ["max_draft_length", "between 1 and 250", "got 251"]),
     (LITTLE, "method.max_draft_length=2.5", ["max_draft_length", "whole number", "got 2.5"]),
     (LITTLE, "method.max_draft=3", ["bild takes no max_draft", "did you mean max_draft_length?"]),
-    (LITTLE, "method.fallback_threshold=0.5", ["fallback_threshold", "no bearing on outcomes.kind 'rates'", "leave it out"]),
-    (LITTLE, "method.rollback_threshold=inf", ["rollback_threshold", "no bearing on outcomes.kind 'rates'", "a record"]),
+    (LITTLE, "method.fallback_threshold=0.5", ["fallback_threshold", "no effect with outcomes.kind 'rates'", "leave it out"]),
+    (LITTLE, "method.rollback_threshold=inf", ["rollback_threshold", "no effect with outcomes.kind 'rates'", "a record"]),
     (LITTLE, "method.fallback_threshold=1.5", ["fallback_threshold", "between 0 and 1", "got 1.5"]),
     (LITTLE, "method.rollback_threshold=-1", ["rollback_threshold", "at least 0", "got -1"]),
     (LITTLE, "method.rollback_threshold=nan", ["rollback_threshold", "at least 0", "got nan"]),
@@ -127,8 +127,8 @@ SET: list[tuple[str, str, list[str]]] = [
     (EARLY, "method.measure=soft", ["unknown measure 'soft'", "did you mean softmax?"]),
     (EARLY, "method.first_check=0", ["first_check", "between 1 and layers=4", "got 0"]),
     (EARLY, "method.first_check=5", ["first_check", "between 1 and layers=4", "got 5"]),
-    (EARLY, "method.first_check=2", ["hazards", "0 before first_check=2", "got 0.2 behind layer 1"]),
-    (EARLY, "method.threshold=0.5", ["threshold", "no bearing on outcomes.kind 'hazards'", "leave it out"]),
+    (EARLY, "method.first_check=2", ["hazards", "0 before first_check=2", "got 0.2 after layer 1"]),
+    (EARLY, "method.threshold=0.5", ["threshold", "no effect with outcomes.kind 'hazards'", "leave it out"]),
     (EARLY, "method.threshold=1.5", ["threshold", "between 0 and 1", "got 1.5"]),
     (EARLY, "method.temperature=4", ["threshold is required with temperature"]),
     (EARLY, "method.decay=paper", ["threshold is required with decay"]),
@@ -145,10 +145,10 @@ SET: list[tuple[str, str, list[str]]] = [
     (SCENARIO + FIXED, "method.fill=backfill", ["fill", "no bearing with an exit_layer", "got 'backfill'", "leave it out"]),
     (SCENARIO + FIXED, "method.decay=paper", ["decay", "no bearing with an exit_layer", "got 'paper'", "leave it out"]),
     (SCENARIO + FIXED, "method.longest=8", ["longest", "no bearing with an exit_layer", "got 8", "leave it out"]),
-    (EARLY, "outcomes.hazards=[0.1]", ["hazards", "one chance for each of layers=4", "got 1"]),
-    (EARLY, "outcomes.hazards=[0.1, 0.1, 0.1, 0.1, 1]", ["hazards", "one chance for each of layers=4", "got 5"]),
-    (EARLY, "outcomes.hazards=[]", ["hazards", "a chance for each layer", "got []"]),
-    (EARLY, "outcomes.hazards=0.1", ["hazards", "a chance for each layer", "got 0.1"]),
+    (EARLY, "outcomes.hazards=[0.1]", ["hazards", "one probability for each of layers=4", "got 1"]),
+    (EARLY, "outcomes.hazards=[0.1, 0.1, 0.1, 0.1, 1]", ["hazards", "one probability for each of layers=4", "got 5"]),
+    (EARLY, "outcomes.hazards=[]", ["hazards", "a probability for each layer", "got []"]),
+    (EARLY, "outcomes.hazards=0.1", ["hazards", "a probability for each layer", "got 0.1"]),
     (EARLY, "outcomes.hazards=[0.1, 0.2, 1.5, 1]", ["hazards[2]", "between 0 and 1", "got 1.5"]),
     (EARLY, "outcomes.hazards=[0.1, nan, 0.5, 1]", ["hazards[1]", "between 0 and 1", "got nan"]),
     (EARLY, 'outcomes.hazards=["a", 0.2, 0.3, 1]', ["hazards[0]", "a number", "got 'a'"]),
@@ -163,7 +163,7 @@ SET: list[tuple[str, str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("base", "setting", "fragments"), SET, ids=[f"{index}-{each[1]}" for index, each in enumerate(SET)])
-def test_a_value_set(base: str, setting: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_value(base: str, setting: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names(told(tmp_path, monkeypatch, base, ["--set", setting]), fragments)
 
 
@@ -175,14 +175,14 @@ TOGETHER: list[tuple[str, list[str], list[str]]] = [
     (LITTLE.replace(COST, ""), ["method.exit_layer=4", "method.placement=separate"],
      ["placement", "'colocated'", "got 'separate'"]),
     (LITTLE.replace(COST, ""), ["method.exit_layer=4", "method.draft_layers=2"], ["draft_layers", "exit_layer", "got 2"]),
-    (LITTLE, ["method.layers=24", "cost.shape=t5-large"], ["cost.draft_shape is required", "beside cost.shape", "or none"]),
+    (LITTLE, ["method.layers=24", "cost.shape=t5-large"], ["cost.draft_shape is required", "together with cost.shape", "or none"]),
     (
         LITTLE, ["method.layers=24", "method.draft_layers=3", "cost.shape=t5-large", "cost.draft_shape=t5-small"],
         ["method.draft_layers", "must be 6", "cost.draft_shape 't5-small'", "got 3"],
     ),
     (
         LITTLE, ["method.draft_layers=6", "cost.draft_shape=t5-small"],
-        ["cost.shape is required by method bild beside cost.draft_shape", "or none"],
+        ["cost.shape is required by method bild together with cost.draft_shape", "or none"],
     ),
     (LATE, ["method.sequences=4", NARROW], ["reach width 4", "skipdecode", "got 3", "fewer sequences"]),
     (EARLY, ["method.sequences=4", NARROW], ["reach width 4", "early_exit", "got 3", "fewer sequences"]),
@@ -201,7 +201,7 @@ TOGETHER: list[tuple[str, list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("base", "settings", "fragments"), TOGETHER, ids=range(len(TOGETHER)))
-def test_values_that_do_not_go_together(
+def test_inconsistent_values(
     base: str, settings: list[str], fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names(told(tmp_path, monkeypatch, base, [word for setting in settings for word in ("--set", setting)]), fragments)
@@ -223,12 +223,12 @@ SWEEPS: list[tuple[str, str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("base", "axis", "fragments"), SWEEPS, ids=[f"{index}-{each[1]}" for index, each in enumerate(SWEEPS)])
-def test_an_axis(base: str, axis: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_axis(base: str, axis: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names(told(tmp_path, monkeypatch, base, ["--sweep", axis]), fragments)
 
 
 @pytest.mark.parametrize("key", ["min_layers", "max_layers", "prompt", "sequence_length"])
-def test_what_a_schedule_needs(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_schedule(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names(told(tmp_path, monkeypatch, LATE.replace(f"\n{key} =", f"\n# {key} =")), [f"method.{key} is required", "no default"])
 
 
@@ -259,9 +259,9 @@ TOML: list[tuple[str, list[str]]] = [
     ),
     (
         little(f'kind = "by-position"\nfallback_rates = {[0.1] * 8}\nrollback_rates = {[0.1] * 8}', THRESHOLDS),
-        ["fallback_threshold", "no bearing on outcomes.kind 'by-position'", "leave it out"],
+        ["fallback_threshold", "no effect with outcomes.kind 'by-position'", "leave it out"],
     ),
-    (SCENARIO + THRESHOLDS + RATES + COST, ["fallback_threshold", "no bearing on outcomes.kind 'rates'", "leave it out"]),
+    (SCENARIO + THRESHOLDS + RATES + COST, ["fallback_threshold", "no effect with outcomes.kind 'rates'", "leave it out"]),
     (little('kind = "thresholds"\nsureness = 3'), ["fallback_threshold is required", "[[method]]"]),
     (
         little('kind = "thresholds"\nsureness = 3', THRESHOLDS.replace("rollback_threshold = 2.0\n", "")),
@@ -280,7 +280,7 @@ TOML: list[tuple[str, list[str]]] = [
     (little('kind = "replay"', THRESHOLDS), ["outcomes must come from a file or from a log"]),
     (little('kind = "replay"\nfile = 3', THRESHOLDS), ["file must be a path in quotes", "got 3"]),
     (little('kind = "replay"\nfile = "no.json"', THRESHOLDS), ["'no.json' cannot be read", "No such file"]),
-    # What nobody looks at, and what is missing where there are several methods.
+    # Unused keys, and missing keys with several methods.
     (LATE + RATES, ["[outcomes] is used by no method", "leave it out"]),
     (SCENARIO + FIXED + HAZARDS, ["[outcomes] is used by no method", "leave it out"]),
     (SCENARIO + PLAIN + '[outcomes]\nkind = "iid"\nmatch_rate = 7', ["[outcomes] is used by no method", "leave it out"]),
@@ -303,7 +303,7 @@ TOML: list[tuple[str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("text", "fragments"), TOML, ids=range(len(TOML)))
-def test_a_scenario_file(text: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_scenario_file(text: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names(told(tmp_path, monkeypatch, text), fragments)
 
 
@@ -316,7 +316,7 @@ HUGE = "1" + "0" * 5000
 
 
 def but(**columns: Any) -> str:
-    """The good record with other columns; a column that is None is left out."""
+    """The valid record with columns replaced; a column that is None is left out."""
     return json.dumps({name: values for name, values in {**GOOD, **columns}.items() if values is not None})
 
 
@@ -337,11 +337,11 @@ JSON: dict[str, tuple[str | bytes, list[str]]] = {
     "null": (but(distance=[0.1, None, 2.5, 0.2]), ["distance must be a list of numbers", "got None in row 2"]),
     "true for a number": (but(confidence=[0.9, 0.4, True, 0.7]), ["confidence must be a list of numbers", "got True in row 3"]),
     "list for a number": (but(confidence=[0.9, [0.4], 0.8, 0.7]), ["confidence must be a list of numbers", "got [0.4] in row 2"]),
-    "list first": (but(confidence=[[0.9], 0.4, 0.8, 0.7]), ["a list for each text in every column", "none in confidence"]),
-    "texts in one column": (but(confidence=[[0.9, 0.4], [0.8, 0.7]]), ["a list for each text in every column", "none in distance"]),
-    "texts cut differently": (
+    "list first": (but(confidence=[[0.9], 0.4, 0.8, 0.7]), ["a list for each sequence in every column", "none in confidence"]),
+    "nested column": (but(confidence=[[0.9, 0.4], [0.8, 0.7]]), ["a list for each sequence in every column", "none in distance"]),
+    "sequences of unequal lengths": (
         json.dumps({"confidence": [[0.9, 0.4], [0.8]], "distance": [[0.1], [0.2, 0.3]], "agrees": [[1, 1], [1]]}),
-        ["confidence 2, distance 1, agrees 2", "distance has none in row 2", "text 1"],
+        ["confidence 2, distance 1, agrees 2", "distance has none in row 2", "sequence 1"],
     ),
     "no list": (but(confidence=0.5), ["'d.json' must hold an object of lists", "confidence, distance, agrees"]),
     "no object": ("[1, 2]", ["'d.json' must hold an object of lists", "confidence, distance, agrees"]),
@@ -350,12 +350,12 @@ JSON: dict[str, tuple[str | bytes, list[str]]] = {
     "too deep": ("[" * 100_000, ["'d.json' cannot be read", "nested too deeply"]),
     "too many digits": (f'{{"confidence": [{HUGE}]}}', ["'d.json' cannot be read", "too many digits"]),
     "too large": (but(confidence=[10**400, 1, 1, 1]), ["confidence must be a list of numbers", "about 401 digits"]),
-    "no text": (b"\xff\xfe\x00", ["'d.json' cannot be read", "no text in UTF-8"]),
+    "no text": (b"\xff\xfe\x00", ["'d.json' cannot be read", "not UTF-8 text"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", JSON)
-def test_a_decision_record_in_json(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_decision_record_in_json(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content, fragments = JSON[case]
     text = little('kind = "thresholds"\nfile = "d.json"', THRESHOLDS)
     names(told(tmp_path, monkeypatch, text, d_json=content), fragments)
@@ -384,46 +384,46 @@ CSV: dict[str, tuple[str, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", CSV)
-def test_a_decision_record_in_csv(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_decision_record_in_csv(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content, fragments = CSV[case]
     text = little('kind = "thresholds"\nfile = "d.csv"', THRESHOLDS)
     names(told(tmp_path, monkeypatch, text, d_csv=content), fragments)
 
 
 def nested(*lengths: int, **columns: Any) -> str:
-    """Texts of these lengths, each column a list for each of them."""
+    """Recorded sequences of these lengths, in every column one list per sequence."""
     texts = {name: [[values[place % 4] for place in range(length)] for length in lengths] for name, values in GOOD.items()}
     return json.dumps({name: values for name, values in {**texts, **columns}.items() if values is not None})
 
 
 TEXTS: dict[str, tuple[str, list[str]]] = {
-    "too short": (nested(6, 9), ["tokens-1=7 positions", "got 6 in the shortest", "decode fewer tokens, or leave out short texts"]),
-    "empty text": (nested(9, 0), ["at least one", "text 2 of the decision record"]),
-    "no texts": (nested(), ["a list for each text in every column", "none in confidence"]),
-    "no columns": ("{}", ["a list for each text in every column", "got no column"]),
-    "flat": (but(), ["a list for each text in every column", "none in confidence", "kind 'thresholds'"]),
-    "one column flat": (nested(8, 8, agrees=GOOD["agrees"]), ["a list for each text in every column", "none in agrees"]),
-    "one text flat": (nested(8, 8, agrees=[[True] * 8, True]), ["a list for each text in every column", "none in agrees"]),
-    "fewer texts": (nested(8, 8, agrees=[[True] * 8]), ["as many texts in every column", "confidence 2, distance 2, agrees 1"]),
+    "too short": (nested(6, 9), ["tokens-1=7 positions", "got 6 in the shortest", "or leave out short sequences"]),
+    "empty text": (nested(9, 0), ["at least one", "sequence 2 of the decision record"]),
+    "no sequences": (nested(), ["a list for each sequence in every column", "none in confidence"]),
+    "no columns": ("{}", ["a list for each sequence in every column", "got no column"]),
+    "flat": (but(), ["a list for each sequence in every column", "none in confidence", "kind 'thresholds'"]),
+    "one column flat": (nested(8, 8, agrees=GOOD["agrees"]), ["a list for each sequence in every column", "none in agrees"]),
+    "one text flat": (nested(8, 8, agrees=[[True] * 8, True]), ["a list for each sequence in every column", "none in agrees"]),
+    "fewer sequences": (nested(8, 8, agrees=[[True] * 8]), ["sequences in every column", "confidence 2, distance 2, agrees 1"]),
     "missing column": (nested(8, 8, agrees=None), ["column agrees is missing", "confidence, distance, agrees"]),
     "unknown column": (nested(8, 8, surprise=[[1] * 8] * 2), ["unknown column 'surprise'", "known: agrees"]),
-    "above 1": (nested(8, 8, confidence=[[0.5] * 8, [0.5] * 3 + [1.5] * 5]), ["between 0 and 1", "got 1.5 in row 4", "text 2"]),
-    "unequal": (nested(8, 8, distance=[[0.5] * 8, [0.5] * 5]), ["confidence 8, distance 5", "none in row 6", "text 2"]),
+    "above 1": (nested(8, 8, confidence=[[0.5] * 8, [0.5] * 3 + [1.5] * 5]), ["between 0 and 1", "got 1.5 in row 4", "sequence 2"]),
+    "unequal": (nested(8, 8, distance=[[0.5] * 8, [0.5] * 5]), ["confidence 8, distance 5", "none in row 6", "sequence 2"]),
     "cut off": ('{"confidence": [[0.9', ["'r.json' cannot be read", "not JSON", "line 1"]),
     "no object": ("3", ["'r.json' must hold an object of lists", "confidence, distance, agrees"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", TEXTS)
-def test_texts_to_replay(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_sequences_to_replay(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content, fragments = TEXTS[case]
     text = little('kind = "replay"\nfile = "r.json"', THRESHOLDS)
     names(told(tmp_path, monkeypatch, text, r_json=content), fragments)
 
 
-def test_texts_to_replay_are_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_to_replay_are_not_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = little('kind = "replay"\nfile = "r.csv"', THRESHOLDS)
-    names(told(tmp_path, monkeypatch, text, r_csv=HEAD + "0.9,0.1,true\n"), ["a list for each text", "suits kind 'thresholds'"])
+    names(told(tmp_path, monkeypatch, text, r_csv=HEAD + "0.9,0.1,true\n"), ["a list for each sequence", "for kind 'thresholds'"])
 
 
 def test_files_on_an_axis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,8 +452,8 @@ LAYERS: dict[str, tuple[Any, list[str]]] = {
     "empty": ({"confidence": []}, ["confidence", "a list for each token", "got []"]),
     "empty row": ({"confidence": [[]]}, ["confidence", "a list for each token", "got [[]]"]),
     "no list": ({"confidence": 0.5}, ["confidence", "a list for each token", "got 0.5"]),
-    "no object": (SURE, ["column confidence is missing in 'c.json'", "an object that has confidence"]),
-    "missing column": ({"agrees": RIGHT}, ["column confidence is missing in 'c.json'", "may have agrees"]),
+    "no object": (SURE, ["column confidence is missing in 'c.json'", "an object with confidence"]),
+    "missing column": ({"agrees": RIGHT}, ["column confidence is missing in 'c.json'", "optionally, agrees"]),
     "unknown column": ({"confidence": SURE, "agree": RIGHT}, ["unknown column 'agree'", "did you mean agrees?", "'c.json'"]),
     "half an answer": (
         {"confidence": SURE, "agrees": [[0.5, 0, 1, 1], RIGHT[1]]}, ["agrees must be true or false", "got 0.5 in row 1"],
@@ -465,12 +465,12 @@ LAYERS: dict[str, tuple[Any, list[str]]] = {
     ),
     "empty file": ("", ["'c.json' cannot be read", "not JSON", "line 1 column 1", "JSON file of confidences"]),
     "cut off": ('{"confidence": [[', ["'c.json' cannot be read", "not JSON", "JSON file of confidences"]),
-    "no text": (b"\xff\xff", ["'c.json' cannot be read", "no text in UTF-8"]),
+    "no text": (b"\xff\xff", ["'c.json' cannot be read", "not UTF-8 text"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", LAYERS)
-def test_a_record_of_confidences(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_record_of_confidences(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given, fragments = LAYERS[case]
     content = given if isinstance(given, str | bytes) else json.dumps(given)
     names(told(tmp_path, monkeypatch, CONFIDENCES, c_json=content), fragments)
@@ -487,7 +487,7 @@ CHOICES: list[tuple[str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("text", "fragments"), CHOICES, ids=range(len(CHOICES)))
-def test_confidences_without_what_they_need(
+def test_confidences_with_missing_keys(
     text: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names(told(tmp_path, monkeypatch, text, c_json=json.dumps({"confidence": SURE})), fragments)
@@ -506,9 +506,9 @@ def test_confidences_without_what_they_need(
         ("d.json", but(agrees=[1, 0, 0.0, 1.0])),
         ("d.json", json.dumps({key: [values[:1], values[1:]] for key, values in GOOD.items()})),
     ],
-    ids=["answers", "spaces and blank lines", "byte-order mark", "json with byte-order mark", "numbers", "texts"],
+    ids=["answers", "spaces and blank lines", "byte-order mark", "json with byte-order mark", "numbers", "sequences"],
 )  # fmt: skip
-def test_one_record_however_it_is_written(name: str, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_record_in_json_and_csv(name: str, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = little(f'kind = "thresholds"\nfile = "{name}"', THRESHOLDS)
     (tmp_path / name).write_text(content, newline="")
     [row, *_] = runs(tmp_path, monkeypatch, text)["results"]
@@ -517,16 +517,16 @@ def test_one_record_however_it_is_written(name: str, content: str, tmp_path: Pat
     assert row["fallback_rate_trials"] == 4
 
 
-def test_a_curve_that_reaches_what_is_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight tokens may leave seven rows behind; a pass that fills in six is not enough, one that fills in seven is."""
+def test_curve_must_reach_the_width_of_backfill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight tokens may leave seven rows to backfill; a curve up to six rows is not enough, one up to seven is."""
     more = ["--set", "method.fill=backfill", "--set", "cost.propagation=0.5", "--set", "cost.verify_cost=[[1, 1.0], [7, 1.2]]"]
     found = runs(tmp_path, monkeypatch, EARLY, more)
     assert [row["view"] for row in found["results"]] == ["formula", "paths", "events"]
     assert found["failed"] == []
 
 
-def test_outcomes_that_some_method_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One law serves the methods that ask for it, beside others that ask for none."""
+def test_outcomes_used_by_one_of_several_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One law is used by some methods, next to methods that use none."""
     found = runs(tmp_path, monkeypatch, SCENARIO + PLAIN + SKIP + BILD + RATES + COST, ["--view", "formula"])
     assert [row["method"] for row in found["results"]] == ["autoregressive", "skipdecode", "bild"]
     assert [row["fallback_rate"] for row in found["results"]] == [None, None, 0.2]

@@ -1,4 +1,4 @@
-"""The lossy methods through scenarios: what each kind of outcomes comes to, who knows the agreement, work, batches, traces."""
+"""Lossy methods in scenarios: kinds of outcomes, agreement, work, batches and traces."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ RECORD: dict[str, list[Any]] = {
     "agrees": [True, False, False, False, True, True],
 }  # fmt: skip
 AT = {"fallback_threshold": 0.5, "rollback_threshold": 2.0}
-"""Of the six one is unsure (.4), and of the other five two are farther than 2; the one at .5 is sure, and at 2 near enough."""
+"""One of the six is below the fallback threshold (.4), and two of the other five are beyond distance 2; .5 and 2 are within."""
 
 
 def tables(name: str, **sections: Any) -> dict[str, Any]:
-    """A small scenario of one lossy method, with sections put in place of its own."""
+    """A small scenario of one lossy method, with sections replaced."""
     method, outcomes, cost = OWN[name]
     base: dict[str, Any] = {
         "scenario": {"name": "small", "tokens": TOKENS, "replications": 4096, "event_replications": 40},
@@ -61,7 +61,7 @@ def view(table: pl.DataFrame, name: str) -> dict[str, Any]:
 
 
 def toml(value: Any) -> str:
-    """Tables as a scenario file would hold them."""
+    """Tables as in a scenario file."""
     lines = []
     for section, table in value.items():
         for each in table if isinstance(table, list) else [table]:
@@ -84,7 +84,7 @@ def record(tmp_path: Path) -> str:
 # --- Who knows the agreement ---------------------------------------------------------------------------------------------
 
 
-def test_what_is_exact_and_what_nobody_knows() -> None:
+def test_lossy_methods_have_unknown_agreement() -> None:
     table = sim.run("compare-lossy", replications=2)
     exact = {"autoregressive", "ppd", "speculative"}
     assert set(table["method"]) == {*exact, "bild", "skipdecode", "early_exit"}
@@ -96,19 +96,19 @@ def test_what_is_exact_and_what_nobody_knows() -> None:
 
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("name_of_view", ["formula", "paths", "events"])
-def test_every_view_says_that_a_method_is_not_exact(name: str, name_of_view: str) -> None:
+def test_every_view_marks_inexact_methods(name: str, name_of_view: str) -> None:
     row = view(sim.run(tables(name), replications=4), name_of_view)
     assert (row["exact"], row["agreement"], row["agreement_source"]) == (False, None, "unknown")
 
 
-def test_exact_methods_alone_have_no_column_of_agreement() -> None:
+def test_agreement_column_is_absent_for_exact_methods() -> None:
     table = sim.run("speculative-deck", views=["formula"])
     assert table["exact"].all()
     assert not {"agreement", "agreement_source"} & {*table.columns}
 
 
 def judged(row: int, variant: str) -> str:
-    """What becomes of the token of a row of the record, at the thresholds above."""
+    """Decision on the token of a row of the record, at the thresholds above."""
     if RECORD["confidence"][row] < AT["fallback_threshold"]:
         return "unsure"
     far = RECORD["distance"][row] > AT["rollback_threshold"]
@@ -116,7 +116,7 @@ def judged(row: int, variant: str) -> str:
 
 
 def counted(variant: str, length: int) -> tuple[float, float, float]:
-    """Fallback rate, rollback rate and agreement of an endless decoding whose tokens are drawn from the record, draft by draft."""
+    """Fallback rate, rollback rate and agreement of an infinite decoding with tokens drawn from the record, draft by draft."""
     fates = [judged(row, variant) for row in range(6)]
     sure = [fate for fate in fates if fate != "unsure"]
     tokens = foreign = 0
@@ -130,7 +130,7 @@ def counted(variant: str, length: int) -> tuple[float, float, float]:
 
 @pytest.mark.parametrize("variant", ["paper", "code"])
 @pytest.mark.parametrize("length", [1, 3, 5])
-def test_the_agreement_that_a_record_tells(variant: str, length: int, record: str) -> None:
+def test_agreement_comes_from_the_record(variant: str, length: int, record: str) -> None:
     method = {**BILD, **AT, "variant": variant, "max_draft_length": length}
     table = sim.run(tables("bild", method=[method], outcomes={"kind": "thresholds", "file": record}), replications=4)
     fallback, rollback, agreement = counted(variant, length)
@@ -142,7 +142,7 @@ def test_the_agreement_that_a_record_tells(variant: str, length: int, record: st
         assert row["outcomes_source"] == f"measured: {record}"
 
 
-def test_thresholds_at_their_ends(record: str) -> None:
+def test_thresholds_at_their_bounds(record: str) -> None:
     method = {**BILD, **AT}
     ends = {"method.fallback_threshold": [0.0, 1.0], "method.rollback_threshold": [0.0, math.inf]}
     table = sim.run(tables("bild", method=[method], outcomes={"kind": "thresholds", "file": record}), sweep=ends, views=["formula"])
@@ -156,7 +156,7 @@ def test_thresholds_at_their_ends(record: str) -> None:
         assert found[1.0, high]["tokens_per_round"] == 1
 
 
-def test_an_assumed_record_says_so_and_has_no_interval() -> None:
+def test_assumed_record_is_marked_and_has_no_interval() -> None:
     law = {"kind": "thresholds", "sureness": 3.0}
     row = view(sim.run(tables("bild", method=[{**BILD, **AT}], outcomes=law), views=["formula"]), "formula")
     # The confidence is Beta(3, 1): below one half with chance 1/8.
@@ -203,8 +203,8 @@ LAWS: list[tuple[dict[str, Any], list[float], list[float]]] = [
 
 
 @pytest.mark.parametrize(("law", "fallback", "rollback"), LAWS, ids=range(len(LAWS)))
-def test_stated_rates(law: dict[str, Any], fallback: list[float], rollback: list[float]) -> None:
-    """Rounds by a recursion of their own; events equal paths, whose mean time is within 5 standard errors of the formula's."""
+def test_given_rates(law: dict[str, Any], fallback: list[float], rollback: list[float]) -> None:
+    """Rounds by a separate recursion; events equal paths, whose mean time is within 5 standard errors of the formula's."""
     table = sim.run(tables("bild", outcomes=law))
     formula, paths, events = (view(table, name) for name in ("formula", "paths", "events"))
     assert formula["fallback_rate"] == pytest.approx(np.mean(fallback))
@@ -217,7 +217,7 @@ def test_stated_rates(law: dict[str, Any], fallback: list[float], rollback: list
     assert paths["latency_layers"] == pytest.approx(formula["latency_layers"], abs=5 * error + 1e-9)
 
 
-def test_a_record_in_csv_is_the_same_record(tmp_path: Path, record: str) -> None:
+def test_csv_and_json_records_are_equal(tmp_path: Path, record: str) -> None:
     other = tmp_path / "decisions.csv"
     with other.open("w", newline="") as file:
         csv.writer(file).writerows([RECORD.keys(), *zip(*RECORD.values(), strict=True)])
@@ -238,11 +238,11 @@ def test_a_record_may_be_published_or_assumed(record: str) -> None:
 
 
 TEXTS = [[0, 1, 2, 3, 4, 5, 0, 3, 2, 4, 1, 0], [4, 3, 0, 3, 0, 4, 2, 1, 3, 3, 5], [1, 2] * 8]
-"""Three texts, of 12, 11 and 16 tokens, by rows of the record."""
+"""Three sequences of 12, 11 and 16 tokens, as rows of the record."""
 
 
 def played(text: Sequence[int], variant: str) -> tuple[int, int]:
-    """Rounds and foreign tokens of a recorded text, decoded token by token."""
+    """Rounds and foreign tokens of a recorded sequence, decoded token by token."""
     out, runs, foreign = 0, 0, 0
     while out < TOKENS:
         runs += 1
@@ -260,21 +260,21 @@ def played(text: Sequence[int], variant: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("variant", ["paper", "code"])
-def test_texts_that_are_replayed(variant: str, tmp_path: Path) -> None:
+def test_replayed_sequences(variant: str, tmp_path: Path) -> None:
     columns = {name: [[values[row] for row in text] for text in TEXTS] for name, values in RECORD.items()}
-    (tmp_path / "texts.json").write_text(json.dumps(columns))
-    law = {"kind": "replay", "file": str(tmp_path / "texts.json")}
+    (tmp_path / "sequences.json").write_text(json.dumps(columns))
+    law = {"kind": "replay", "file": str(tmp_path / "sequences.json")}
     table = sim.run(tables("bild", method=[{**BILD, **AT, "variant": variant}], outcomes=law))
     found = [played(text, variant) for text in TEXTS]
     formula, paths, events = (view(table, name) for name in ("formula", "paths", "events"))
     mean = sum(runs for runs, _ in found) / 3
     assert TOKENS / formula["tokens_per_round"] == pytest.approx(mean)
-    # Five standard errors of so many decodings, each one of the texts: a false alarm in 1.7 million seeds.
+    # Five standard errors over decodings that replay one of the sequences: a false alarm in 1.7 million seeds.
     spread = float(np.std([runs for runs, _ in found]))
     assert TOKENS / paths["tokens_per_round"] == pytest.approx(mean, abs=5 * spread / 4096**0.5 + 1e-9)
     for row in (formula, paths, events):
         assert row["agreement"] == pytest.approx(1 - sum(foreign for _, foreign in found) / 3 / TOKENS)
-        assert row["agreement_source"].startswith("measured: share of tokens that the large model")
+        assert row["agreement_source"].startswith("measured: share of tokens equal to those of the large model")
     assert events["paths_difference"] == 0
     rows = [row for text in TEXTS for row in text]
     fates = [judged(row, variant) for row in rows]
@@ -283,10 +283,10 @@ def test_texts_that_are_replayed(variant: str, tmp_path: Path) -> None:
     assert formula["fallback_rate_trials"] == len(rows) == 39
 
 
-def test_a_text_that_always_agrees_agrees(tmp_path: Path) -> None:
+def test_sequence_in_full_agreement_has_agreement_1(tmp_path: Path) -> None:
     columns = {"confidence": [[0.9] * 12], "distance": [[0.1] * 12], "agrees": [[True] * 12]}
-    (tmp_path / "texts.json").write_text(json.dumps(columns))
-    law = {"kind": "replay", "file": str(tmp_path / "texts.json")}
+    (tmp_path / "sequences.json").write_text(json.dumps(columns))
+    law = {"kind": "replay", "file": str(tmp_path / "sequences.json")}
     table = sim.run(tables("bild", method=[{**BILD, **AT}], outcomes=law), replications=4)
     assert table["agreement"].to_list() == [1.0] * 3
     assert table["tokens_per_round"].to_list() == [4.0] * 3
@@ -331,7 +331,7 @@ FALLS: list[tuple[dict[str, Any], Any]] = [
 @pytest.mark.parametrize(("decay", "needed"), FALLS, ids=["fixed", "paper", "code", "flat"])
 @pytest.mark.parametrize("first_check", [1, 2])
 def test_confidences(decay: dict[str, Any], needed: Any, first_check: int, tmp_path: Path) -> None:
-    """Depth and agreement of every recorded token at every place; the law draws one of the tokens for each place."""
+    """Exit layer and agreement of every recorded token at every position; the law draws one token per position."""
     (tmp_path / "c.json").write_text(json.dumps({"confidence": SURE, "agrees": RIGHT}))
     method = {**EXIT, "threshold": 0.875, "first_check": first_check, **decay}
     law = {"kind": "confidences", "file": str(tmp_path / "c.json")}
@@ -344,7 +344,7 @@ def test_confidences(decay: dict[str, Any], needed: Any, first_check: int, tmp_p
     formula, paths, events = (view(table, name) for name in ("formula", "paths", "events"))
     assert formula["mean_exit_layer"] == pytest.approx(np.mean([layers for _, layers in depths]), rel=1e-12)
     assert formula["agreement"] == pytest.approx(np.mean([RIGHT[token][layers - 1] for token, layers in depths]), rel=1e-12)
-    assert formula["agreement_source"].startswith(f"measured: {tmp_path / 'c.json'}: share of tokens that the last layer")
+    assert formula["agreement_source"].startswith(f"measured: {tmp_path / 'c.json'}: share of tokens equal to")
     assert formula["latency_layers"] == pytest.approx(TOKENS * formula["mean_exit_layer"])
     error = paths["latency_sd_layers"] / 4096**0.5
     assert paths["latency_layers"] == pytest.approx(formula["latency_layers"], abs=5 * error)
@@ -353,7 +353,7 @@ def test_confidences(decay: dict[str, Any], needed: Any, first_check: int, tmp_p
 
 
 def test_forms_of_decay_differ(tmp_path: Path) -> None:
-    """The test above could not tell them apart if all recorded tokens left where they do in any case."""
+    """The test above needs tokens whose exit layer depends on the form of decay."""
     (tmp_path / "c.json").write_text(json.dumps({"confidence": SURE}))
     law = {"kind": "confidences", "file": str(tmp_path / "c.json")}
     given = [tables("early_exit", method=[{**EXIT, "threshold": 0.875, **decay}], outcomes=law) for decay, _ in FALLS]
@@ -364,8 +364,8 @@ def test_forms_of_decay_differ(tmp_path: Path) -> None:
     assert all((row["agreement"], row["agreement_source"]) == (None, "unknown") for row in found)  # which the record does not say
 
 
-def test_of_a_batch_nobody_knows_the_agreement(tmp_path: Path) -> None:
-    """A text goes on to where the others are sure, and the record knows nothing of others."""
+def test_agreement_of_a_batch_is_unknown(tmp_path: Path) -> None:
+    """In a batch a sequence continues until the others are confident, which the record does not contain."""
     (tmp_path / "c.json").write_text(json.dumps({"confidence": SURE, "agrees": RIGHT}))
     method = {**EXIT, "threshold": 0.875, "sequences": 2, "batching": "static"}
     law = {"kind": "confidences", "file": str(tmp_path / "c.json")}
@@ -378,8 +378,8 @@ def test_of_a_batch_nobody_knows_the_agreement(tmp_path: Path) -> None:
 # --- Intervals -----------------------------------------------------------------------------------------------------------
 
 
-def test_trials_give_an_interval_from_the_inputs() -> None:
-    """At the ends of an interval the observed rate is 1.96 standard deviations away: for rollbacks of what was written."""
+def test_trials_give_an_input_interval() -> None:
+    """At the ends of an interval the observed rate is 1.96 standard deviations away; rollbacks are counted over written tokens."""
     trials = 400
     row = view(sim.run(tables("bild", outcomes={**RATES, "trials": trials}), views=["formula"]), "formula")
 
@@ -398,7 +398,7 @@ def test_trials_give_an_interval_from_the_inputs() -> None:
     assert row["speedup_input_low"] < row["speedup"] < row["speedup_input_high"]
 
 
-def test_more_trials_say_more(record: str, tmp_path: Path) -> None:
+def test_more_trials_narrow_the_interval(record: str, tmp_path: Path) -> None:
     longer = tmp_path / "longer.json"
     longer.write_text(json.dumps({name: values * 50 for name, values in RECORD.items()}))
     widths = []
@@ -414,7 +414,7 @@ def test_more_trials_say_more(record: str, tmp_path: Path) -> None:
     ("path", "value"),
     [("fallback_rate", 0.5), ("rollback_rate", 0.5), ("fallback_rates", [0.5] * TOKENS), ("hazards", [0.5, 0.5, 0.5, 1.0])],
 )
-def test_a_rate_that_is_set_forgets_what_the_old_one_rested_on(path: str, value: Any) -> None:
+def test_overridden_rate_loses_trials_and_source(path: str, value: Any) -> None:
     law = {
         "hazards": {**HAZARDS, "source": "measured"},
         "fallback_rates": {**LAWS[-1][0], "source": "measured"},
@@ -459,7 +459,7 @@ SHAPED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", SHAPED)
 def test_work_in_formula_and_events(name: str) -> None:
-    """What the engine counts pass by pass and what the closed form says of the mean, by batches of replications for an error."""
+    """The engine's counts per pass against the closed form of the mean, with an error from batches of replications."""
     given = tables(name.partition("-")[0], **SHAPED[name])
     formula = view(sim.run(given, views=["formula"]), "formula")
     runs = [view(sim.run(given, views=["events"], replications=12, seed=seed), "events") for seed in range(8)]
@@ -496,7 +496,7 @@ def test_without_shapes_there_is_no_work(name: str) -> None:
         (2, [6, 12, 3, 3, 8], 32 / (2 * (12 + 3 + 8))),
     ],
 )  # fmt: skip
-def test_occupancy_is_tokens_over_places(name: str, batch: int, lengths: list[int] | None, occupancy: float) -> None:
+def test_occupancy_is_tokens_over_batch_slots(name: str, batch: int, lengths: list[int] | None, occupancy: float) -> None:
     method = {**OWN[name][0], "sequences": batch, "batching": "static", **({} if lengths is None else {"lengths": lengths})}
     table = sim.run(tables(name, method=[method]), replications=20)
     assert table["occupancy"].to_list() == pytest.approx([occupancy] * 3)
@@ -504,8 +504,8 @@ def test_occupancy_is_tokens_over_places(name: str, batch: int, lengths: list[in
 
 
 @pytest.mark.parametrize("fill", ["propagate", "backfill"])
-def test_texts_one_after_another_have_luck_of_their_own(fill: str) -> None:
-    """Of six texts that are decoded alone the events play the depths of all six, not six times those of the first."""
+def test_consecutive_sequences_have_independent_draws(fill: str) -> None:
+    """For six sequences decoded alone the events use the exit layers of all six, not six times those of the first."""
     method = {**EXIT, "fill": fill, "batching": "static", "lengths": [3, 12, 1, 1, 7, 12]}
     given = tables("early_exit", method=[method], cost={"propagation": 0.125})
     table = sim.run(given)
@@ -515,7 +515,7 @@ def test_texts_one_after_another_have_luck_of_their_own(fill: str) -> None:
     assert paths["latency_layers"] == pytest.approx(formula["latency_layers"], abs=5 * error)
 
 
-def test_a_batch_goes_as_far_as_its_deepest_text() -> None:
+def test_batch_runs_as_deep_as_its_deepest_sequence() -> None:
     methods = [{**EXIT, "sequences": batch, "batching": "static"} for batch in (1, 2, 8)]
     rows = [view(sim.run(tables("early_exit", method=[each]), views=["formula"]), "formula") for each in methods]
     reached = np.cumsum([0.25, 0.375, 0.0, 0.375])  # the chances to need at most 1, 2, 3, 4 layers
@@ -528,7 +528,7 @@ def test_a_batch_goes_as_far_as_its_deepest_text() -> None:
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_results_do_not_depend_on_workers_and_go_on(name: str, tmp_path: Path) -> None:
+def test_results_do_not_depend_on_workers_or_resuming(name: str, tmp_path: Path) -> None:
     given = tables(name, scenario={"name": "s", "tokens": TOKENS, "replications": 9000, "event_replications": 8})
     for jobs in (1, 2):
         sim.run(given, out=tmp_path / str(jobs), jobs=jobs)
@@ -542,7 +542,7 @@ def test_results_do_not_depend_on_workers_and_go_on(name: str, tmp_path: Path) -
     assert (tmp_path / "1" / "results.parquet").read_bytes() == before
 
 
-def test_a_record_that_changes_is_another_run(tmp_path: Path, record: str) -> None:
+def test_changed_record_is_another_run(tmp_path: Path, record: str) -> None:
     given = tables("bild", method=[{**BILD, **AT}], outcomes={"kind": "thresholds", "file": record})
     sim.run(given, out=tmp_path / "run", views=["formula"])
     sim.run(given, out=tmp_path / "run", views=["formula"], resume=True)
@@ -567,8 +567,8 @@ def test_a_record_is_read_once_for_all_points(record: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("kind", ["thresholds", "replay", "confidences"])
-def test_a_record_is_beside_its_scenario(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the command is called; in [outcomes], in a table of it, in a method's own, and on an axis."""
+def test_record_path_is_relative_to_the_scenario(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any working directory; in [outcomes], in its sub-tables, in [method.outcomes], and on an axis."""
     place = tmp_path / "mine" / "records"
     place.mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
@@ -600,7 +600,7 @@ def test_a_record_is_beside_its_scenario(kind: str, tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(("spoil", "message"), [
     ("method", "laayers"), ("outcomes", "rollback"), ("cost", "propagatoin"), ("kind", "unknown .*'hazard'"),
 ])  # fmt: skip
-def test_the_schema_refuses_keys_that_it_does_not_know(name: str, spoil: str, message: str) -> None:
+def test_schema_refuses_unknown_keys(name: str, spoil: str, message: str) -> None:
     schema, given = schema_of_scenarios(), tables(name, views=None)
     del given["views"]
     given = json.loads(json.dumps(given))
@@ -619,9 +619,9 @@ def test_the_schema_refuses_keys_that_it_does_not_know(name: str, spoil: str, me
 
 
 @pytest.mark.parametrize("name", ["bild", "bild-thresholds", "skipdecode", "early-exit", "compare-lossy"])
-def test_embedded_scenarios_fit_run_and_say_what_is_not_exact(name: str, tmp_path: Path) -> None:
+def test_bundled_scenarios_run_and_mark_inexact_methods(name: str, tmp_path: Path) -> None:
     assert fits(scenario_file.load(name), schema_of_scenarios())
-    short = {"scenario.tokens": 24} if name.startswith("bild") else {}  # of many points; elsewhere texts have lengths of their own
+    short = {"scenario.tokens": 24} if name.startswith("bild") else {}  # has many points; the others have given lengths
     report = sweep.run(name, replications=2, set=short, out=tmp_path / "run")
     assert report.failed == []
     table = report.frame()
@@ -642,33 +642,33 @@ def notes(given: Any, folder: Path, **more: Any) -> list[str]:
     return reports.notes(report.table(), report.tables)
 
 
-def test_the_notes_of_rates_that_are_stated(tmp_path: Path) -> None:
+def test_notes_of_given_rates(tmp_path: Path) -> None:
     lines = notes(tables("bild"), tmp_path)
     assert "fallback and rollback rates: assumed" in lines
-    assert "not exact, another text than the target's: bild; nobody has measured how far it agrees with the target's" in lines
-    assert "times: assumed, as [cost] says: cost_ratio; layers not named take one time unit each" in lines
+    assert "not exact, output differs from the target's: bild; token agreement is not measured" in lines
+    assert "times: assumed, as [cost] says: cost_ratio; other layers take one layer-time each" in lines
     assert any("equal to the last bit on all 4 decodings" in line for line in lines)
 
 
-def test_the_notes_of_a_record(tmp_path: Path, record: str) -> None:
+def test_notes_of_a_record(tmp_path: Path, record: str) -> None:
     law = {"kind": "thresholds", "file": record}
     lines = notes(tables("bild", method=[{**BILD, **AT}, SKIP], outcomes=law), tmp_path, views=["formula"])
     assert "fallback and rollback rates: measured" in lines
-    told = f"agreement is measured: {record}: share of tokens that the large model would have written"
-    assert f"not exact, another text than the target's: bild; {told}" in lines
-    assert "not exact, another text than the target's: skipdecode; nobody has measured how far it agrees with the target's" in lines
-    assert any(line.startswith("what is not known of the rates moves a speed-up by at most") for line in lines)
+    source = f"token agreement is measured: {record}: share of tokens equal to those of the large model"
+    assert f"not exact, output differs from the target's: bild; {source}" in lines
+    assert "not exact, output differs from the target's: skipdecode; token agreement is not measured" in lines
+    assert any(line.startswith("input uncertainty: the rates change a speed-up by at most") for line in lines)
 
 
-def test_the_notes_of_several_methods(tmp_path: Path) -> None:
+def test_notes_of_several_methods(tmp_path: Path) -> None:
     lines = notes("compare-lossy", tmp_path)
     assert "match, acceptance, fallback, rollback and exit rates: assumed" in lines
-    unknown = "nobody has measured how far it agrees with the target's"
-    assert f"not exact, another text than the target's: bild, skipdecode, early_exit; {unknown}" in lines
+    unknown = "token agreement is not measured"
+    assert f"not exact, output differs from the target's: bild, skipdecode, early_exit; {unknown}" in lines
 
 
-def test_a_directory_does_not_hide_an_embedded_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `sim run early-exit -o early-exit` leaves one; a file of that name is meant, though."""
+def test_directory_does_not_hide_a_bundled_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory as left by `sim run early-exit -o early-exit`; a file of that name has precedence."""
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         arguments = ["run", "early-exit", "-o", "early-exit", "--replications", "1", "--view", "formula", "--no-figures"]
@@ -697,8 +697,8 @@ TRACED = {
 
 @pytest.mark.parametrize("name", TRACED)
 @pytest.mark.parametrize("tokens", [None, 4, 1, 50])
-def test_a_trace_is_of_as_many_tokens(name: str, tokens: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them, or the first of every text; layer by layer it takes as long."""
+def test_trace_has_the_requested_tokens(name: str, tokens: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tokens, or the first of every sequence; with one event per layer the time is the same."""
     method = TRACED[name]
     given = tables(name.partition("-")[0], method=[method])
     if "exit_layer" in method:
@@ -715,7 +715,7 @@ def test_a_trace_is_of_as_many_tokens(name: str, tokens: int | None, monkeypatch
     assert max(event["ts"] for event in document["traceEvents"] if event["ph"] == "i") == pytest.approx(run.latency * 1000)
 
 
-def test_the_first_tokens_of_a_trace_are_those_of_the_whole() -> None:
+def test_shortened_trace_begins_like_the_full_one() -> None:
     given = tables("early_exit", method=[{**EXIT, "sequences": 2, "batching": "static", "lengths": [5, 12]}])
     whole, some = trace.record(given), trace.record(given, tokens=4)
     assert some.commits == whole.commits[:4]
@@ -723,8 +723,8 @@ def test_the_first_tokens_of_a_trace_are_those_of_the_whole() -> None:
 
 @pytest.mark.parametrize("name", ["bild", "skipdecode-batch", "early_exit-batch"])
 @pytest.mark.parametrize("suffix", ["json.gz", "png"])
-def test_the_command_draws_a_trace(name: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A picture shows six tokens of a text where nobody says how many, whatever the lengths of others."""
+def test_command_draws_a_trace(name: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A picture shows six tokens per sequence by default, for any lengths of the other sequences."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.toml").write_text(toml(tables(name.partition("-")[0], method=[TRACED[name]])))
     done = CliRunner().invoke(app, ["trace", "s.toml", "-o", f"t.{suffix}"])

@@ -1,4 +1,4 @@
-"""Outcomes: their kinds and rates by name, where they come from, and that forced runs and the simulator draw the same."""
+"""Outcomes: names of kinds and rates, sources, and equal draws in forced runs and in the simulator."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LEAST: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", LEAST)
-def test_a_source_that_is_none_and_trials_that_are_none_are_refused(name: str) -> None:
+def test_invalid_sources_and_trials_are_refused(name: str) -> None:
     outcome, _, kind = name.partition(": ")
     law: Any = outcomes_section.LAWS[outcome][kind]
     for source in ("assumed", "measured", "published"):
@@ -45,8 +45,8 @@ def test_a_source_that_is_none_and_trials_that_are_none_are_refused(name: str) -
             law(**LEAST[name], trials=0)
 
 
-def test_kinds_of_outcomes_are_listed_once() -> None:
-    """Each has laws, a column of its own, and whoever asks for one asks for one that there is."""
+def test_each_kind_of_outcome_is_listed_once() -> None:
+    """Each kind has laws and a separate column, and methods use only existing kinds."""
     assert [*outcomes_section.LAWS] == [*KINDS] == [kind.name for kind in KINDS.values()]
     columns = [rate.column for kind in KINDS.values() for rate in kind.rates]
     assert len({*columns}) == len(columns)
@@ -61,8 +61,8 @@ RATED = [name for name in LEAST if any("rate" in key or "low" in key or key == "
 
 
 @pytest.mark.parametrize("name", RATED)
-def test_a_rate_has_one_name(name: str) -> None:
-    """That of its key: in its messages, and where it is set anew, by which what was measured of another rate goes."""
+def test_rate_has_one_name(name: str) -> None:
+    """A rate has the name of its key, in errors and in overrides, which remove the source of the old rate."""
     outcome, _, kind = name.partition(": ")
     record, given = outcomes_section.LAWS[outcome][kind], LEAST[name]
     assert {key for key in given if "rate" in key or "low" in key or key == "hazards"} == {*record.RATES} <= {*given}
@@ -80,7 +80,7 @@ def test_a_rate_has_one_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in RATED if name.endswith("by-position")])
-def test_too_few_rates_are_called_by_their_key(name: str) -> None:
+def test_too_few_rates_are_named_by_their_key(name: str) -> None:
     outcome, _, kind = name.partition(": ")
     record = outcomes_section.LAWS[outcome][kind]
     with pytest.raises(ParameterError, match=f"^{record.RATES[0]} must have one rate for each of 2 output positions, got 1; give"):
@@ -100,8 +100,8 @@ FORCED: list[tuple[dict[str, Any], dict[str, Any], dict[str, float]]] = [
 
 
 @pytest.mark.parametrize(("method", "outcomes", "rates"), FORCED, ids=[method["name"] for method, _, _ in FORCED])
-def test_forced_outcomes_are_the_simulator_s(method: dict[str, Any], outcomes: dict[str, Any], rates: dict[str, float]) -> None:
-    """Of the same rates, seed and replication the counter makes the same commits and the same passes."""
+def test_forced_outcomes_equal_simulated_ones(method: dict[str, Any], outcomes: dict[str, Any], rates: dict[str, float]) -> None:
+    """For the same rates, seed and replication the counter makes the same commits and passes."""
     costs = {"hierarchical": {"cost_ratio": 0.1, "medium_cost_ratio": 0.4}, "ppd": {}, "early_exit": {}}
     tables = {
         "scenario": {"name": "forced", "tokens": 12, "seed": 7}, "method": [{"layers": 8, **method}], "outcomes": outcomes,
@@ -117,8 +117,8 @@ def test_forced_outcomes_are_the_simulator_s(method: dict[str, Any], outcomes: d
 
 
 @pytest.mark.parametrize(("units", "ranks"), [(None, {1}), (2, {1, 2, 3})])
-def test_any_candidate_may_be_the_right_one_where_processes_wait(units: int | None, ranks: set[int]) -> None:
-    """So it is on real passes, whose processes always may."""
+def test_any_candidate_may_be_right_where_processes_wait(units: int | None, ranks: set[int]) -> None:
+    """As with real models, whose processes may always wait."""
     tables = {
         "scenario": {"name": "ranks", "tokens": 40}, "method": [{"name": "ppd", "layers": 8, "exit_layer": 4, "candidates": 3}],
         "outcomes": {"kind": "iid", "match_rate": 1.0}, "cluster": {} if units is None else {"units": units},

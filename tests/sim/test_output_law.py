@@ -1,4 +1,4 @@
-"""The text of speculative decoding has the target's law, as fractions; each known way to lose that is found, and by how much."""
+"""Speculative decoding has exactly the target's distribution, in fractions; known mistakes are detected with their size."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.speculative import algorithm as speculative
 from model.steps import CacheError, Commit, Fork, Forward, LayerSpan, Read, Steps
-from sim.theorems.output_law import Law, Texts, distance, endings, law_of_text, likeliest_text, own_law, residual
+from sim.theorems.output_law import Law, TextLaw, distance, greedy_text, law_of_model, law_of_text, possible_decodings, residual
 from tests.support import spoiled
 from tests.support.trying import after
 
@@ -25,8 +25,8 @@ def laws(words: int = 2) -> st.SearchStrategy[Law]:
     return weights.map(lambda row: tuple(Fraction(weight, sum(row)) for weight in row))
 
 
-def decoding(p: Law, q: Law, gamma: int, tokens: int, *, sampled: bool = True, stop: int | None = None) -> Texts:
-    """The law of the text where both models say the same after any text."""
+def decoding(p: Law, q: Law, gamma: int, tokens: int, *, sampled: bool = True, stop: int | None = None) -> TextLaw:
+    """Return the distribution of the text if both models ignore their context."""
     parameters = speculative.Parameters(2, gamma, sampled)
     models = {"target": lambda text: p, "draft": lambda text: q}
     ends = () if stop is None else (stop,)
@@ -34,42 +34,42 @@ def decoding(p: Law, q: Law, gamma: int, tokens: int, *, sampled: bool = True, s
 
 
 def bias(p: Law, q: Law, gamma: int = 1, tokens: int = 2) -> Fraction:
-    """Distance of the law of the text from the target's own."""
-    return distance(decoding(p, q, gamma, tokens), own_law(lambda text: p, PROMPT, tokens))
+    """Return the total variation distance of the text from the target's distribution."""
+    return distance(decoding(p, q, gamma, tokens), law_of_model(lambda text: p, PROMPT, tokens))
 
 
-def first_token(texts: Texts, token: int) -> Fraction:
-    return sum((chance for text, chance in texts.items() if text[0] == token), Fraction(0))
+def first_token(law: TextLaw, token: int) -> Fraction:
+    return sum((chance for text, chance in law.items() if text[0] == token), Fraction(0))
 
 
 # --- The interpreter ---
 
 
-def test_plain_decoding_has_the_law_and_the_greedy_text_of_its_model() -> None:
+def test_plain_decoding_has_the_distribution_of_its_model() -> None:
     def says(text: tuple[int, ...]) -> Law:
         return (THIRD, 1 - THIRD) if sum(text) % 2 else (HALF, HALF)
 
     parameters = autoregressive.Parameters(2)
     found = law_of_text(lambda: autoregressive.decode(parameters, PROMPT, 3), {"target": says}, PROMPT, 3)
-    assert found == {likeliest_text(says, PROMPT, 3): Fraction(1)} == {(1, 0, 0): Fraction(1)}
-    law = own_law(says, PROMPT, 2)
+    assert found == {greedy_text(says, PROMPT, 3): Fraction(1)} == {(1, 0, 0): Fraction(1)}
+    law = law_of_model(says, PROMPT, 2)
     # After [1, 0]: 1/3 and 2/3; after a 0 the sum stays odd, after a 1 it is even.
     assert law == {(0, 0): THIRD**2, (0, 1): THIRD * 2 / 3, (1, 0): Fraction(1, 3), (1, 1): Fraction(1, 3)}
     assert sum(law.values()) == 1
 
 
-def test_every_way_is_followed_once_and_their_chances_add_up() -> None:
+def test_possible_decodings_are_enumerated_once() -> None:
     parameters, q = speculative.Parameters(1, 2, sampled=True), (HALF, HALF)
     models = {"target": lambda text: (THIRD, 1 - THIRD), "draft": lambda text: q}
-    ways = list(endings(lambda: speculative.decode(parameters, PROMPT, 3), models, PROMPT, 3))
-    assert sum(way.chance for way in ways) == 1
-    assert all(way.chance > 0 for way in ways)
-    assert {way.text for way in ways} == set(product((0, 1), repeat=3))
-    assert {commit.drafted for way in ways for commit in way.commits} == {0, 1, 2}
+    decodings = list(possible_decodings(lambda: speculative.decode(parameters, PROMPT, 3), models, PROMPT, 3))
+    assert sum(each.chance for each in decodings) == 1
+    assert all(each.chance > 0 for each in decodings)
+    assert {each.text for each in decodings} == set(product((0, 1), repeat=3))
+    assert {commit.drafted for each in decodings for commit in each.commits} == {0, 1, 2}
 
 
 def numbers(*bounds: Fraction, at_least: bool = False) -> Callable[[], Steps]:
-    """A process that compares one random number with these bounds, one after another, and puts out what it found."""
+    """Return an algorithm that compares one random number with these bounds in turn, and generates the results."""
 
     def steps() -> Steps:
         out = yield Forward("target", (0,), 0, LayerSpan(0, 1), heads=1)
@@ -79,10 +79,10 @@ def numbers(*bounds: Fraction, at_least: bool = False) -> Callable[[], Steps]:
     return steps
 
 
-def test_a_random_number_remembers_what_it_was_compared_with() -> None:
+def test_uniform_number_remembers_its_comparisons() -> None:
     one = {"target": lambda text: (Fraction(1),)}
 
-    def law(*bounds: Fraction, **how: bool) -> Texts:
+    def law(*bounds: Fraction, **how: bool) -> TextLaw:
         return law_of_text(numbers(*bounds, **how), one, [0], len(bounds))
 
     assert law(THIRD, HALF) == {(1, 1): THIRD, (0, 1): HALF - THIRD, (0, 0): HALF}
@@ -92,7 +92,7 @@ def test_a_random_number_remembers_what_it_was_compared_with() -> None:
     assert law(THIRD, at_least=True) == {(0,): THIRD, (1,): 1 - THIRD}
 
 
-def test_the_likeliest_tokens_come_first_and_of_equals_the_first() -> None:
+def test_top_tokens_are_sorted_and_ties_keep_order() -> None:
     def steps() -> Steps:
         out = yield Forward("target", (0,), 0, LayerSpan(0, 1), heads=1)
         best = yield Read("next", out)
@@ -108,11 +108,11 @@ def test_the_likeliest_tokens_come_first_and_of_equals_the_first() -> None:
         pytest.param(Forward("target", (5,), 2, LayerSpan(0, 1), heads=1), CacheError,
                      "a pass at position 2 of a model that has read 1", id="a gap before the pass"),
         pytest.param(Forward("draft", (5,), 0, LayerSpan(0, 1), heads=1), CacheError, r"draft has read .* where the text is",
-                     id="another text than what was put out"),
+                     id="tokens other than the generated text"),
         pytest.param(Fork((), ()), TypeError, "Fork", id="sub-processes"),
     ],
 )  # fmt: skip
-def test_a_pass_out_of_place_is_refused(step: Any, error: type[Exception], message: str) -> None:
+def test_invalid_step_is_refused(step: Any, error: type[Exception], message: str) -> None:
     def steps() -> Steps:
         yield Forward("target", (0,), 0, LayerSpan(0, 1))
         yield step
@@ -122,7 +122,7 @@ def test_a_pass_out_of_place_is_refused(step: Any, error: type[Exception], messa
 
 
 @pytest.mark.parametrize("offset", [-3, -2, 0])
-def test_what_was_not_projected_cannot_be_read(offset: int) -> None:
+def test_position_without_logits_cannot_be_read(offset: int) -> None:
     def steps() -> Steps:
         out = yield Forward("target", (0, 1), 0, LayerSpan(0, 1), heads=1)
         yield Read("next", out, offset)
@@ -131,7 +131,7 @@ def test_what_was_not_projected_cannot_be_read(offset: int) -> None:
         law_of_text(steps, {"target": lambda text: (HALF, HALF)}, [0, 1], 1)
 
 
-def test_a_pass_cuts_what_its_model_had_read() -> None:
+def test_pass_drops_later_rows_of_its_model() -> None:
     seen: list[tuple[int, ...]] = []
 
     def says(text: tuple[int, ...]) -> Law:
@@ -150,13 +150,13 @@ def test_a_pass_cuts_what_its_model_had_read() -> None:
     assert seen == [(0,), (0, 1, 1, 1), (0, 1, 0), (0, 1, 0, 0)]
 
 
-def test_there_is_no_correction_where_nothing_can_be_rejected() -> None:
+def test_no_residual_where_nothing_can_be_rejected() -> None:
     assert residual((HALF, HALF), (THIRD, 1 - THIRD)) == (1, 0)
     with pytest.raises(ArithmeticError, match="zero everywhere"):
         residual((HALF, HALF), (HALF, HALF))
 
 
-def test_distance_is_half_the_sum_of_the_differences() -> None:
+def test_distance_is_half_the_sum_of_differences() -> None:
     assert distance({(0,): HALF, (1,): HALF}, {(0,): THIRD, (2,): 1 - THIRD}) == Fraction(2, 3)
     assert distance({(0,): Fraction(1)}, {(0,): Fraction(1)}) == 0
 
@@ -166,34 +166,34 @@ def test_distance_is_half_the_sum_of_the_differences() -> None:
 
 @settings(max_examples=60)
 @given(p=laws(), q=laws(), gamma=st.integers(0, 3), tokens=st.integers(1, 4), stop=st.sampled_from([None, 0, 1]))
-def test_the_text_has_the_law_of_the_target(p: Law, q: Law, gamma: int, tokens: int, stop: int | None) -> None:
-    assert decoding(p, q, gamma, tokens, stop=stop) == own_law(lambda text: p, PROMPT, tokens, stop)
+def test_sampled_text_has_the_distribution_of_the_target(p: Law, q: Law, gamma: int, tokens: int, stop: int | None) -> None:
+    assert decoding(p, q, gamma, tokens, stop=stop) == law_of_model(lambda text: p, PROMPT, tokens, stop)
 
 
 @given(p=laws(3), q=laws(3), gamma=st.integers(0, 3), tokens=st.integers(1, 4), stop=st.sampled_from([None, 0, 1]))
-def test_greedy_the_text_is_certain(p: Law, q: Law, gamma: int, tokens: int, stop: int | None) -> None:
-    want = likeliest_text(lambda text: p, PROMPT, tokens, stop)
+def test_greedy_text_is_that_of_the_target(p: Law, q: Law, gamma: int, tokens: int, stop: int | None) -> None:
+    want = greedy_text(lambda text: p, PROMPT, tokens, stop)
     assert decoding(p, q, gamma, tokens, sampled=False, stop=stop) == {want: Fraction(1)}
 
 
-# --- And known mistakes are not ---
+# --- Known mistakes are not exact ---
 
 
 @settings(max_examples=60)
 @given(p=laws(3), q=laws(3))
-def test_a_correction_drawn_from_p_is_wrong_by_half_the_sum_of_min_p_q_less_beta_p(p: Law, q: Law) -> None:
-    """Put out are min(p, q), and (1 - beta) p for what was rejected: right only where min(p, q) = beta p."""
+def test_distance_of_replacement_drawn_from_p(p: Law, q: Law) -> None:
+    """The first token has min(p, q) + (1 - beta) p, which equals p only if min(p, q) = beta p."""
     with pytest.MonkeyPatch.context() as patch:
         after(spoiled.changed(correction="sample"), speculative, "verify")(patch)
         found = decoding(p, q, 1, 2)
     beta = sum(map(min, p, q))
-    off = sum(abs(min(own, drafted) - beta * own) for own, drafted in zip(p, q, strict=True)) / 2
-    ones = [first_token(found, token) for token in range(3)]
-    assert sum(abs(one - own) for one, own in zip(ones, p, strict=True)) / 2 == off
+    want = sum(abs(min(target, draft) - beta * target) for target, draft in zip(p, q, strict=True)) / 2
+    law = [first_token(found, token) for token in range(3)]
+    assert sum(abs(chance - target) for chance, target in zip(law, p, strict=True)) / 2 == want
 
 
-def test_a_correction_drawn_from_p_on_paper() -> None:
-    """p even, q = (4/5, 1/5): beta = 7/10; 1/2 + 3/10 * 1/2 of the first word, where 1/2 are due."""
+def test_worked_example_of_replacement_drawn_from_p() -> None:
+    """p = (1/2, 1/2), q = (4/5, 1/5): beta = 7/10, so the first word has probability 1/2 + 3/10 * 1/2 instead of 1/2."""
     with pytest.MonkeyPatch.context() as patch:
         after(spoiled.changed(correction="sample"), speculative, "verify")(patch)
         found = decoding((HALF, HALF), (Fraction(4, 5), Fraction(1, 5)), 1, 2)
@@ -201,7 +201,7 @@ def test_a_correction_drawn_from_p_on_paper() -> None:
 
 
 def test_one_random_number_for_a_whole_draft_is_wrong() -> None:
-    """A draft that only knows the first word, p even: both drafted tokens are accepted or the first is not. (0, 1) never comes."""
+    """p = (1/2, 1/2), q = (1, 0): both drafted tokens are accepted, or the first is rejected. (0, 1) has probability 0."""
     with pytest.MonkeyPatch.context() as patch:
         after(spoiled.changed(one_number=True), speculative, "verify")(patch)
         p, q = (HALF, HALF), (Fraction(1), Fraction(0))
@@ -210,26 +210,26 @@ def test_one_random_number_for_a_whole_draft_is_wrong() -> None:
 
 
 def test_p_and_q_swapped_is_wrong() -> None:
-    """p = (3/4, 1/4), q = (1/2, 1/2): the first word is kept 2 times in 3, and else the first again; the second is kept always."""
+    """p = (3/4, 1/4), q = (1/2, 1/2): the first word is accepted with probability 2/3, else drawn again; the second always."""
     with pytest.MonkeyPatch.context() as patch:
         after(spoiled.changed(bound=spoiled.upside_down), speculative, "verify")(patch)
         assert bias((Fraction(3, 4), Fraction(1, 4)), (HALF, HALF)) == Fraction(1, 4)
 
 
 @given(p=laws(3), q=laws(3))
-def test_a_greedy_draft_must_be_tested_as_certain(p: Law, q: Law) -> None:
-    """The likeliest word x of q comes with chance min(1, p / q), where p is due; right only if q(x) is 1 or p(x) is 0 or 1."""
+def test_greedy_draft_must_be_tested_with_probability_one(p: Law, q: Law) -> None:
+    """The likeliest word x of q has probability min(1, p / q) instead of p, equal only if q(x) = 1 or p(x) is 0 or 1."""
     x = q.index(max(q))
     with pytest.MonkeyPatch.context() as patch:
         after(spoiled.greedy_draft, speculative, "start")(patch)
         found = decoding(p, q, 1, 2)
         sure = tuple(Fraction(token == x) for token in range(3))
-        assert decoding(p, sure, 1, 2) == own_law(lambda text: p, PROMPT, 2)
+        assert decoding(p, sure, 1, 2) == law_of_model(lambda text: p, PROMPT, 2)
     assert first_token(found, x) == min(Fraction(1), p[x] / q[x])
 
 
-def test_a_draft_s_cache_that_lags_is_found() -> None:
-    """Rejected tokens that stay in the draft's cache do no harm to the law, only to acceptance: the text that was read tells."""
+def test_stale_rows_in_the_draft_cache_are_detected() -> None:
+    """Rejected tokens in the draft model's cache lower acceptance, not exactness; the check of read tokens finds them."""
 
     def never_cut(right: Any, *args: Any) -> Steps:
         steps, answer, held = right(*args), None, 0

@@ -1,4 +1,4 @@
-"""PEARL in scenarios: what the bundled one answers, what is refused, and where only events know."""
+"""PEARL in scenarios: answers of the bundled one, refused settings, and cases that only the events view covers."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def test_bad_settings_are_refused(setting: str, words: list[str], tmp_path: Path
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.split('"')[1])
-def test_laws_by_the_place_in_a_draft_are_refused(law: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_laws_by_draft_position_are_refused(law: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert PLACES in one_line(refused(tmp_path, monkeypatch, ["run", "s.toml"], {"s.toml": BASE + law}))
 
 
 def test_on_one_unit_only_events_have_values(tmp_path: Path) -> None:
-    """Both models wait for the one unit: a round takes the drafts and the pass, one after the other."""
+    """Both models share the one unit: a round takes the drafts plus the pass."""
     small, out = tmp_path / "small.toml", tmp_path / "out"
     small.write_text(BASE + IID)
     more = ["--set", "cluster.units=1", "--set", "outcomes.acceptance_rate=1.0", "--no-figures", "--out", str(out)]
@@ -64,11 +64,11 @@ def test_on_one_unit_only_events_have_values(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     rows = {row["view"]: row for row in pl.read_parquet(out / "results.parquet").iter_rows(named=True)}
     assert rows["formula"]["latency_layers"] is None
-    # Rounds of 1, 3 and 2 tokens that draft 3, 2 and nothing.
+    # Rounds of 1, 3 and 2 tokens that draft 3, 2 and 0 tokens.
     assert rows["events"]["latency_layers"] == pytest.approx(3 * 8 + 5 * 0.8)
 
 
-def test_where_stopped_drafts_meet_on_a_shared_link_only_events_have_values(tmp_path: Path) -> None:
+def test_overlapping_transfers_on_shared_link_only_events_have_values(tmp_path: Path) -> None:
     small = tmp_path / "small.toml"
     small.write_text(BASE + IID)
     more = ["--set", "cluster.links=shared", "--set", "cost.link=3.0", "--no-figures"]
@@ -86,8 +86,8 @@ def rows() -> pl.DataFrame:
     return formula_view.frame(grid, 0, grid.points)
 
 
-def test_the_bundled_scenario_answers_its_question() -> None:
-    """Drafts that fit into a pass are free, so PEARL is the faster the dearer they are; where they are cheap, drafting first is."""
+def test_bundled_scenario_answers_its_question() -> None:
+    """Drafts that fit into a pass take no extra time: PEARL is faster with expensive drafts, drafting first with cheap ones."""
     found = rows()
     keys = ["method", "draft_length", "acceptance_rate", "cost_ratio"]
     speed: dict[Any, float] = {}
@@ -99,15 +99,15 @@ def test_the_bundled_scenario_answers_its_question() -> None:
         for length in (4, 8):
             assert speed["pearl", 4, rate, 0.25] > speed["speculative", length, rate, 0.25]
         assert max(speed["speculative", length, rate, 0.05] for length in (4, 8)) > speed["pearl", 8, rate, 0.05]
-        # Drafts of twice a pass: nothing of that is hidden.
+        # Drafts that take two passes: the second is not hidden.
         assert speed["pearl", 8, rate, 0.25] < speed["pearl", 8, rate, 0.125] / 1.8
-        # A draft with its links is there before the pass ends, a little later, or a pass later.
+        # A draft with its links arrives before the pass ends, slightly later, or a pass later.
         assert stopped["pearl", 8, rate, 0.05] == speed["pearl", 8, rate, 0.05]
         assert 1 < stopped["pearl", 8, rate, 0.125] / speed["pearl", 8, rate, 0.125] < 1.05
         assert stopped["pearl", 8, rate, 0.25] > speed["pearl", 8, rate, 0.25] * (1.05 if rate > 0.9 else 1.2)
 
 
-def test_it_is_listed_with_what_it_needs() -> None:
+def test_pearl_is_listed_with_its_keys() -> None:
     done = CliRunner().invoke(app, ["ls", "methods", "pearl", "--json"])
     assert done.exit_code == 0
     text = json.loads(done.stdout)["pearl"]

@@ -1,4 +1,4 @@
-"""Points of a grid share what they are made of: each is what it is in a scenario of its own, and is resolved once."""
+"""Points of a grid share their parts: each equals a scenario of that point alone, and each part is resolved once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GRIDS: dict[str, dict[str, Any]] = {
         "cost": {"cost_ratio": 0.1},
         "sweep": {"method.draft_layers": [1, 2], "outcomes.accept.acceptance_rate": [0.4, 0.8]},
     },
-    "records that cover so many tokens": {
+    "records that cover all tokens": {
         "scenario": {"name": "x", "tokens": 3},
         "method": [{"name": "speculative", "layers": 8, "draft_length": 2}],
         "outcomes": {"kind": "replay", "source": "measured", "records": [
@@ -59,7 +59,7 @@ GRIDS: dict[str, dict[str, Any]] = {
 
 
 def alone(grid: Grid, point: int) -> dict[str, Any]:
-    """The tables of one point, without a sweep; of several methods its own."""
+    """The tables of one point, without a sweep and with only its method."""
     tables = copy.deepcopy(grid.base)
     for path, value in grid.values(point).items():
         scenario_file.apply(tables, path, value)
@@ -70,7 +70,7 @@ def alone(grid: Grid, point: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", GRIDS)
-def test_every_point_is_what_it_is_alone(name: str) -> None:
+def test_points_equal_single_point_scenarios(name: str) -> None:
     grid = Grid(GRIDS[name])
     rows = results_table.table(formula_view.frame(grid, 0, grid.points)).sort("point")
     assert rows["point"].to_list() == [*range(grid.points)]
@@ -84,8 +84,8 @@ def test_every_point_is_what_it_is_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GRIDS)
-def test_a_choice_and_its_outcomes_are_resolved_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In all views together: as often as there are different ones, not as often as there are points, views or shards."""
+def test_choices_and_outcomes_are_resolved_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over all views each distinct part is resolved once, not once per point, view or shard."""
     choices, outcomes = cases.resolve_but_outcomes, cases.resolve_outcomes
     counts = {"choices": 0, "outcomes": 0}
 
@@ -108,7 +108,7 @@ def test_a_choice_and_its_outcomes_are_resolved_once(name: str, monkeypatch: pyt
     assert counts["outcomes"] <= grid.points
 
 
-def test_a_law_that_nothing_changes_is_shared_by_all_points(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constant_law_is_shared_by_all_points(monkeypatch: pytest.MonkeyPatch) -> None:
     right, made = cases.resolve_outcomes, []
 
     def resolve(*args: Any) -> Any:
@@ -116,13 +116,13 @@ def test_a_law_that_nothing_changes_is_shared_by_all_points(monkeypatch: pytest.
         return made[-1]
 
     monkeypatch.setattr(cases, "resolve_outcomes", resolve)
-    tables = GRIDS["records that cover so many tokens"] | {"outcomes": {"kind": "iid", "acceptance_rate": 0.5}}
+    tables = GRIDS["records that cover all tokens"] | {"outcomes": {"kind": "iid", "acceptance_rate": 0.5}}
     found = sim.run(tables, views=["formula"])
     assert (found.height, len(made)) == (12, 1)
     assert isinstance(found, pl.DataFrame)
 
 
-def test_an_axis_of_costs_has_a_column_where_a_parameter_has_its_name() -> None:
+def test_cost_axis_with_the_name_of_a_parameter_has_a_column() -> None:
     found = sim.run(GRIDS["an axis of costs that is called as a parameter of the method is"], views=["formula"])
     assert found["cost.prompt"].to_list() == [100, 100, 200, 200]
     assert found["prompt"].to_list() == [90, 100, 90, 100]

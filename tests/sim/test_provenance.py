@@ -1,4 +1,4 @@
-"""What a result says of itself: where its rates and times come from, what it holds, and which views know of waiting."""
+"""Provenance of results: sources of rates and times, reserved units, and views that model waiting."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tables(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_a_rate_put_in_place_of_a_measured_one_is_an_assumption() -> None:
+def test_overridden_measured_rate_is_assumed() -> None:
     own = sim.run(tables(), views=["formula"])
     assert own["outcomes_source"].to_list() == ["measured"]
     assert own["match_rate_trials"].to_list() == [5000]
@@ -43,28 +43,28 @@ def test_a_rate_put_in_place_of_a_measured_one_is_an_assumption() -> None:
     assert told["match_rate_trials"].to_list() == [10]
 
 
-def test_a_seed_on_the_command_line_is_no_longer_swept() -> None:
+def test_seed_option_replaces_a_swept_seed() -> None:
     asked = sweep.resolve(tables(sweep={"scenario.seed": [1, 2]}), seed=5)
     assert Grid(asked).points == 1
     assert Grid(asked).case(0).settings.seed == 5
 
 
-def test_times_say_what_they_are(tmp_path: Path) -> None:
-    assert cost_source(tables()) == "assumed: every layer one time unit, nothing else takes time"
+def test_source_of_times_is_reported(tmp_path: Path) -> None:
+    assert cost_source(tables()) == "assumed: every layer takes one layer-time, nothing else takes time"
     uneven = tables(cost={"layer_times": [1.0] * 7 + [3.0], "final_head": 0.5})
     assert "layer_times, final_head" in cost_source(uneven)
     sim.run(uneven, views=["formula"], out=tmp_path / "run")
     assert json.loads((tmp_path / "run" / "metadata.json").read_text())["cost"] == cost_source(uneven)
 
 
-def test_seconds_are_layer_times_in_seconds() -> None:
+def test_columns_in_seconds_scale_layer_times() -> None:
     row = sim.run(tables(cost={"seconds_per_layer": 0.002})).to_dicts()[1]
     assert row["latency_s"] == pytest.approx(row["latency_layers"] * 0.002)
     assert row["tpot_ms"] == pytest.approx(row["latency_s"] * 1e3 / 8)
     assert row["tpot_ms_low"] == pytest.approx(row["tpot_layers_low"] * 2)
 
 
-def test_a_method_s_own_costs_and_outcomes_count_where_the_formula_takes_arrays() -> None:
+def test_own_costs_and_outcomes_are_used_by_vectorised_formulas() -> None:
     plain = {"name": "ppd", "layers": 8, "exit_layer": 4, "candidates": 1}
     for own in ({"cost": {"final_head": 4.0, "dispatch": 2.0}}, {"outcomes": {"kind": "iid", "match_rate": 1.0}}):
         axis = {"method.candidates": [1, 2]} if "outcomes" in own else {"outcomes.match_rate": [0.0, 1.0]}
@@ -74,7 +74,7 @@ def test_a_method_s_own_costs_and_outcomes_count_where_the_formula_takes_arrays(
         assert by_view[0] == pytest.approx(by_view[1])
 
 
-def test_a_nested_tree_that_overheads_let_grow_may_wait_and_says_so() -> None:
+def test_nested_tree_grown_by_overheads_is_contended() -> None:
     method = [{"name": "ppd", "layers": 10, "exit_layer": 5, "candidates": 3, "form": "nested"}]
     held = {}
     for units in (4, 40):  # four generations of processes are alive at once, 1 + 3 + 9 + 27
@@ -82,12 +82,12 @@ def test_a_nested_tree_that_overheads_let_grow_may_wait_and_says_so() -> None:
         assert run["contended"].to_list() == [units < 40]
         held[units] = run.select("latency_layers", "reserved_units", "mean_busy_units").row(0)
     assert held[40][0] < held[4][0]  # with four units it waited
-    assert held[40][1] >= held[40][2]  # nobody is busy on a unit that is not held
+    assert held[40][1] >= held[40][2]  # only reserved units can be busy
     plain = sim.run(tables(method=method), views=["events"])
     assert plain["contended"].to_list() == [False]
 
 
-def test_only_the_points_of_a_grid_that_cannot_be_fail() -> None:
+def test_only_invalid_points_fail() -> None:
     method = [{"name": "ppd", "layers": 8, "exit_layer": 4, "candidates": 1, "form": "nested"}]
     for rates in (3, 300):  # looked at one by one, and as arrays
         change = {
@@ -99,7 +99,7 @@ def test_only_the_points_of_a_grid_that_cannot_be_fail() -> None:
         assert run.height == 3 * rates
 
 
-def test_units_held_are_those_that_there_are() -> None:
+def test_reserved_units_are_at_most_those_of_the_cluster() -> None:
     run = sim.run(tables(cluster={"units": 1}))
     assert dict(run.select("view", "reserved_units").iter_rows()) == {"formula": 1.0, "paths": 1.0, "events": 1.0}
 
@@ -112,15 +112,15 @@ def test_units_held_are_those_that_there_are() -> None:
         {"kind": "replay", "records": [[True, False] * 4, [True] * 5 + [False] * 3, [False, False, True, True] * 2]},
     ],
 )
-def test_every_law_whose_counts_are_known_has_an_interval_from_its_inputs(outcomes: dict[str, Any]) -> None:
+def test_laws_with_known_counts_have_an_input_interval(outcomes: dict[str, Any]) -> None:
     method = [{"name": "ppd", "layers": 40, "exit_layer": 20, "candidates": 3}]
     run = sim.run(tables(method=method, outcomes=outcomes))
     for low, value, high in run.select("speedup_input_low", "speedup", "speedup_input_high").iter_rows():
         assert low < value < high
 
 
-def test_the_interval_of_records_is_that_of_their_mean_rate() -> None:
-    """Student's, between records: positions within one do not count as trials. Alike records, or one, tell nothing."""
+def test_interval_of_records_is_that_of_their_mean_rate() -> None:
+    """Student's interval between records: positions within a record are not trials. Equal records, or a single one, give none."""
     records = [[True] * 6 + [False] * 2, [True, False] * 4, [True] * 2 + [False] * 6, [False, True] * 4]
     outcome = Grid(tables(outcomes={"kind": "replay", "records": records})).case(0).outcome
     assert outcome is not None
@@ -135,8 +135,8 @@ def test_the_interval_of_records_is_that_of_their_mean_rate() -> None:
         assert case.outcome.low is None
 
 
-def test_a_published_table_with_bins_is_not_played_as_one_total_without_a_word() -> None:
-    """Each position at its bin's rate, or all at the printed total: which one must be said, and they differ."""
+def test_published_table_with_bins_needs_by_position() -> None:
+    """Each position has the rate of its bin, or all have the printed total; the key is required, and the results differ."""
     law = {"kind": "published", "table": "ppd-table-6", "data_set": "squad", "head": "trained"}
     method = {"name": "ppd", "layers": 40, "exit_layer": 20, "candidates": 3}
 
@@ -148,6 +148,6 @@ def test_a_published_table_with_bins_is_not_played_as_one_total_without_a_word()
         run()
     rates, _ = published.match_rates_by_position(data_set="squad", layer=20, candidates=3, head="trained", tokens=16)
     total = published.match_rate("ppd-table-6", data_set="squad", layer=20, candidates=3, head="trained").rate
-    # Theorem 4.1: each of the 15 tokens behind the first takes d - d', or d where its early prediction was wrong.
+    # Theorem 4.1: each of the 15 tokens after the first takes d - d', or d where its early prediction was wrong.
     assert run(by_position=True) == pytest.approx(40 + 20 * 15 + 20 * (1 - rates[:15]).sum(), abs=1e-9)
     assert run(by_position=False) == pytest.approx(40 + 20 * 15 + 20 * 15 * (1 - total), abs=1e-9)

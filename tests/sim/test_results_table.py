@@ -1,4 +1,4 @@
-"""Statistics of the table of results: intervals cover what they say, closed forms are the same in arrays and point by point."""
+"""Statistics of the results table: coverage of intervals, and closed forms equal in arrays and point by point."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_sampling_intervals_cover_the_formula() -> None:
         assert stats.binomtest(count, samples, 0.95).pvalue > 1e-6, (name, count)
 
 
-def test_interval_of_mean_busy_units_is_that_of_a_bootstrap() -> None:
+def test_interval_of_mean_busy_units_matches_a_bootstrap() -> None:
     rng = np.random.default_rng(3)
     latency = rng.gamma(20, 50, 2000)
     busy = 2 * latency + rng.normal(0, 200, 2000) + 900
@@ -105,13 +105,13 @@ def test_estimates_of_whole_numbers_are_floats() -> None:
     assert {value.dtype for value in (*found.values(), *each.values())} == {np.dtype(np.float64)}
 
 
-def test_decodings_that_take_no_time_or_less_than_a_layer_have_a_ratio() -> None:
+def test_decodings_without_time_have_a_ratio() -> None:
     sums = Sums.of(np.array([0.0, 0.5, 2.0]), np.array([0.0, 1.0, 6.0]))
     assert (sums.count, sums.latency, sums.busy, sums.ratio, sums.ratio_square) == (3, 2.5, 7.0, 5.0, 13.0)
     assert (sums.latency_square, sums.busy_square, sums.product) == (4.25, 37.0, 12.5)
 
 
-def test_sequences_share_each_reading_of_the_weights_and_nothing_else() -> None:
+def test_sequences_share_only_reads_of_weights() -> None:
     bill = Bill(*(float(3 * 2**number) for number in range(len(Bill._fields))))
     alone, shared = metrics.worked(bill, 3), metrics.worked(bill, 3, 4)
     assert [alone[name] for name in metrics.WORK] == [2.0**number for number in range(len(Bill._fields))]
@@ -121,7 +121,7 @@ def test_sequences_share_each_reading_of_the_weights_and_nothing_else() -> None:
 
 
 def test_two_records_have_an_interval_and_one_has_none() -> None:
-    """That of Student between records, about the rate at each position and within [0, 1]."""
+    """Student's interval between records, around the rate at each position and within [0, 1]."""
     records = ((True, False, True, False), (True, True, True, False))
     found = match_outcomes.RecordedMatches(records=records).outcome(None, 4)
     shares = [0.5, 0.75]
@@ -137,7 +137,7 @@ def test_two_records_have_an_interval_and_one_has_none() -> None:
 
 
 @pytest.mark.parametrize("record", [match_outcomes.CorrelatedMatches, acceptance_outcomes.CorrelatedAcceptance])
-def test_correlated_trials_are_worth_fewer(record: Any) -> None:
+def test_correlated_trials_count_for_fewer(record: Any) -> None:
     """The variance of a mean of neighbours with correlation rho tends to (1 + rho) / (1 - rho) times that of independent ones."""
     for rho, factor in ((0.5, 3.0), (0.0, 1.0), (-0.5, 1 / 3)):
         found = record(0.5, rho, trials=3000).outcome(None, 4)
@@ -146,7 +146,7 @@ def test_correlated_trials_are_worth_fewer(record: Any) -> None:
         assert (float(found.low.rate), float(found.high.rate), found.trials) == (found.rate_low, found.rate_high, 3000)
 
 
-def test_input_intervals_hold_the_formula_at_the_wilson_bounds() -> None:
+def test_input_intervals_are_the_formula_at_wilson_bounds() -> None:
     low, high = wilson(0.6, 500)
     row = formula_view.formula_row(Grid(tables(trials=500)).case(0))
     for rate in np.linspace(float(low), float(high), 7):
@@ -171,7 +171,7 @@ def test_half_width_is_students(count: int) -> None:
 
 
 def same_within(found: pl.DataFrame, expected: pl.DataFrame, error: float) -> None:
-    """The same columns of the same types in any order, floats within an error; by no tolerance of polars, which renamed them."""
+    """The same columns of the same types in any order, floats within an error; polars has renamed its own tolerance arguments."""
     assert dict(found.schema) == dict(expected.schema)
     for name in expected.columns:
         ours, theirs = found[name], expected[name]
@@ -185,7 +185,7 @@ def same_within(found: pl.DataFrame, expected: pl.DataFrame, error: float) -> No
 @pytest.mark.parametrize("outcome", [{}, {"trials": 700}])
 @pytest.mark.parametrize("cluster", [{}, {"units": 3}, {"links": "shared"}, {"stop": "pass"}])
 @pytest.mark.parametrize("form", ["literal", "eager"])
-def test_arrays_are_the_rows_of_their_points(outcome: dict[str, Any], cluster: dict[str, Any], form: str) -> None:
+def test_vectorised_rows_equal_rows_by_point(outcome: dict[str, Any], cluster: dict[str, Any], form: str) -> None:
     scenario = tables(**outcome) | {"cluster": cluster}
     scenario["method"][0]["form"] = form
     scenario["sweep"] = {
@@ -203,7 +203,7 @@ def test_arrays_are_the_rows_of_their_points(outcome: dict[str, Any], cluster: d
         assert one_by_one.filter(pl.col("contended")).height <= one_by_one.filter(waiting).height
 
 
-def test_shards_of_a_point_are_put_together_exactly() -> None:
+def test_shards_of_a_point_are_merged_exactly() -> None:
     grid = Grid(tables())
     pieces = [evaluation.paths_row(grid.case(0), 0, stop) | {"point": 0, "view": "paths"} for stop in (100, 200, 4096)]
     for piece in pieces:
@@ -214,8 +214,8 @@ def test_shards_of_a_point_are_put_together_exactly() -> None:
         assert_frame_equal(rows, backward[1][name], check_exact=True)
 
 
-def test_operations_are_those_of_unit_time_where_units_are_busy_with_layers_alone() -> None:
-    """With overheads the unit-time holds more than operations: nothing is said of these."""
+def test_operations_equal_busy_time_with_layers_only() -> None:
+    """With overheads the busy time has more than operations, so there is no value."""
     plain = formula_view.formula_row(Grid(tables()).case(0))
     assert plain["operations_per_token"] == plain["compute_per_token"] > 1
     found = formula_view.formula_row(Grid(tables() | {"cost": {"early_head": 0.5}}).case(0))
@@ -223,7 +223,7 @@ def test_operations_are_those_of_unit_time_where_units_are_busy_with_layers_alon
 
 
 @pytest.mark.parametrize("few", [1, 2, 3])
-def test_distributions_are_kept_up_to_so_many_points(few: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distributions_are_kept_for_few_points(few: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results_table, "FEW_POINTS", few)
     given = tables() | {"sweep": {"outcomes.match_rate": [0.2, 0.8]}}
     for views_ in (["paths"], ["formula", "paths"]):
@@ -237,8 +237,8 @@ def test_distributions_are_kept_up_to_so_many_points(few: int, tmp_path: Any, mo
         assert kept.select("point", "view").n_unique() == 4
 
 
-def test_units_are_reserved_as_many_as_a_method_wants_whatever_else_waits() -> None:
-    """Where a shared link makes processes wait, and not the number of units, a larger cluster does not reserve more of them."""
+def test_shared_link_does_not_change_reserved_units() -> None:
+    """If a shared link and not the number of units makes processes wait, a larger cluster does not reserve more units."""
     scenario = tables() | {"cluster": {"units": 10, "links": "shared"}, "cost": {"link": 1.0}}
     case = Grid(scenario).case(0)
     assert case.contended

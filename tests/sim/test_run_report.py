@@ -1,10 +1,9 @@
-"""What a run prints beside its verdict: which columns tell points apart, how many rows are left out, and the notes."""
+"""Printed report of a run after its verdict: columns that differ between points, hidden rows, and notes."""
 
 from __future__ import annotations
 
 import io
 import json
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -37,18 +36,18 @@ def printed(given: dict[str, Any], out: Path, capsys: pytest.CaptureFixture[str]
     return capsys.readouterr().out
 
 
-def test_rows_that_are_not_shown_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hidden_rows_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rates = [number / 100 for number in range(75)]
     given = tables(PPD, views=("formula", "paths"), sweep={"outcomes.match_rate": rates})
     shown = printed(given, tmp_path, capsys)
-    assert "... and 30 rows more in the table of results" in shown  # 75 points, 60 of them shown, with two views each
+    assert "... and 30 more rows in the table of results" in shown  # 75 points, 60 of them shown, with two views each
     assert "0.5900" in shown
     assert "0.6000" not in shown
     few = printed(tables(PPD, sweep={"outcomes.match_rate": rates[:60]}), tmp_path / "few", capsys)
     assert "more in the table" not in few
 
 
-def test_occupancy_is_shown_where_something_waits() -> None:
+def test_occupancy_is_shown_where_slots_are_idle() -> None:
     def columns(*lengths: list[int]) -> list[str]:
         methods = [SKIP | {"lengths": each} for each in lengths]
         return run_report.describing(sim.run(tables(PPD | {"layers": 8, "exit_layer": 4}, *methods)))
@@ -57,7 +56,7 @@ def test_occupancy_is_shown_where_something_waits() -> None:
     assert "occupancy" in columns([8, 8], [8, 2])
 
 
-def test_columns_without_a_value_are_not_shown() -> None:
+def test_empty_columns_are_hidden() -> None:
     frame = sim.run(tables(SKIP | {"lengths": [8, 2]}, outcomes={}))
     assert frame["agreement"].null_count() == frame.height
     assert "agreement" not in run_report.describing(frame)
@@ -71,16 +70,16 @@ def test_times_in_seconds_are_not_what_tells_points_apart() -> None:
     assert run_report.describing(frame) == ["candidates", "match_rate"]
 
 
-def test_what_is_not_known_of_rates_moves_a_speed_up_by_half_of_its_interval(tmp_path: Path) -> None:
+def test_input_uncertainty_is_half_of_the_interval(tmp_path: Path) -> None:
     given = tables(PPD, outcomes={"kind": "iid", "match_rate": 0.5, "trials": 40}, sweep={"scenario.tokens": [4, 8]})
     made = sweep.run(given, out=tmp_path, jobs=1)
     frame = made.frame()
     half = max((row["speedup_input_high"] - row["speedup_input_low"]) / 2 for row in frame.to_dicts())
-    (note,) = (each for each in run_report.notes(made.table(), made.tables) if "what is not known" in each)
-    assert note == f"what is not known of the rates moves a speed-up by at most ±{half:.4f} (columns *_input_low, _high)"
+    (note,) = (each for each in run_report.notes(made.table(), made.tables) if "input uncertainty" in each)
+    assert note == f"input uncertainty: the rates change a speed-up by at most ±{half:.4f} (columns *_input_low, _high)"
 
 
-def test_an_interval_is_printed_as_plus_or_minus_half_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interval_is_printed_as_plus_or_minus_half(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = printed(tables(PPD, views=("formula", "paths")), tmp_path, capsys)
     formula, paths = sweep.run(tables(PPD, views=("formula", "paths")), out=tmp_path / "again", jobs=1).frame().to_dicts()
     for name in ("speedup", "mean_busy_units"):
@@ -89,7 +88,7 @@ def test_an_interval_is_printed_as_plus_or_minus_half_of_it(tmp_path: Path, caps
         assert f"{paths[name]:.4f} ±{half:.4f}" in shown
 
 
-def test_notes_on_single_points_are_cut_and_counted() -> None:
+def test_notes_on_single_points_are_limited_and_counted() -> None:
     rows = [{"view": "formula", "point": at, "outcomes_note": f"note {at % 7}", "speedup": 1.0} for at in range(14)]
     lines = run_report.notes(pl.LazyFrame(rows), {"cost": {}})
     assert [line for line in lines if line.startswith("note ")] == [f"note {at}" for at in range(run_report.MOST_NOTES)]
@@ -97,29 +96,31 @@ def test_notes_on_single_points_are_cut_and_counted() -> None:
     assert not any("more such notes" in line for line in run_report.notes(pl.LazyFrame(rows[:5]), {"cost": {}}))
 
 
-def test_the_error_of_plain_decoding_is_said_once() -> None:
+def test_error_of_plain_decoding_is_printed_once() -> None:
     row = {"view": "formula", "speedup": 1.0, "cost_missing": None, "memory_share": 0.5}
     rows = [row | {"seconds_error": error} for error in (0.07, 0.125)]
     lines = run_report.notes(pl.DataFrame(rows, schema_overrides={"cost_missing": pl.String}).lazy(), {"cost": {}})
-    (line,) = (each for each in lines if each.startswith("seconds of plain decoding"))
-    assert line == "seconds of plain decoding are off by up to about ±12.5%; each pass has the price of its own context"
+    (line,) = (each for each in lines if each.startswith("the time of plain decoding"))
+    assert line == (
+        "the time of plain decoding has an error of up to about ±12.5%; the time of each pass depends on its own context length"
+    )
     assert not any("memory of some devices is not known" in each for each in lines)
 
 
-def test_what_nobody_timed_and_memory_that_nobody_knows_are_said_once() -> None:
+def test_unmeasured_parts_and_unknown_memory_are_printed_once() -> None:
     rows = [
         {"view": "formula", "seconds_error": 0.1, "cost_missing": missing, "memory_share": share}
         for missing, share in (("step, draft_step", 0.5), ("step", None), (None, 0.25))
     ]
     lines = run_report.notes(pl.LazyFrame(rows), {"cost": {}})
     (line,) = (each for each in lines if each.startswith("not measured"))
-    assert re.fullmatch(r"not measured, .*\(column cost_missing\): draft_step, step; \[cost\] takes step_s .*", line)
+    assert re.fullmatch(r"not measured, .*\(column cost_missing\): draft_step, step; set step_s .* in \[cost\] .*", line)
     assert sum("memory of some devices is not known" in each for each in lines) == 1
     sends = run_report.notes(pl.LazyFrame([{**rows[2], "cost_missing": "send"}]), {"cost": {}})
     assert "not measured, assumed 0 (column cost_missing): send" in sends
 
 
-def test_the_slides_are_judged_only_where_all_of_their_table_is_replayed() -> None:
+def test_note_on_slides_needs_all_points_of_their_table() -> None:
     rows = deck_analysis.rows()
     printed = sorted({row["speedup"] for row in rows if row["draft_length"] is not None})
     sentences = deck_analysis.sentences(rows)
@@ -127,7 +128,7 @@ def test_the_slides_are_judged_only_where_all_of_their_table_is_replayed() -> No
     def said(speedups: list[float | None]) -> list[str]:
         frame = pl.DataFrame({"view": "formula", "published_speedup": speedups}, schema_overrides={"published_speedup": pl.Float64})
         told = run_report.notes(frame.lazy(), {"cost": {}, "scenario": {"notes": ["deck-table-2"]}})
-        assert not {*run_report.notes(frame.lazy(), {"cost": {}})} & {*sentences}  # none that nobody asked for
+        assert not {*run_report.notes(frame.lazy(), {"cost": {}})} & {*sentences}  # no notes that the scenario does not name
         return [line for line in told if line in sentences]
 
     assert said([*printed, None, 1.0]) == sentences
@@ -135,10 +136,10 @@ def test_the_slides_are_judged_only_where_all_of_their_table_is_replayed() -> No
 
 
 @pytest.mark.parametrize(("differences", "said"), [
-    ([0.0, 0.0], "events and paths are equal to the last bit on all 30 decodings that both played"),
-    ([0.0, 1.5e-12], "events and paths differ by at most 1.5e-12 layer-times on all 30 decodings that both played"),
+    ([0.0, 0.0], "events and paths are equal to the last bit on all 30 decodings that both simulated"),
+    ([0.0, 1.5e-12], "events and paths differ by at most 1.5e-12 layer-times on all 30 decodings that both simulated"),
 ])  # fmt: skip
-def test_how_far_paths_and_events_are_apart_is_said(differences: list[float], said: str) -> None:
+def test_difference_of_paths_and_events_is_printed(differences: list[float], said: str) -> None:
     rows = [{"view": "events", "replications": count, "paths_difference": each}
             for count, each in zip((10, 20), differences, strict=True)]  # fmt: skip
     rows.append({"view": "paths", "replications": 500, "paths_difference": None})
@@ -162,10 +163,10 @@ def test_failed_points_and_disagreements_beyond_ten_are_counted(tmp_path: Path, 
     run_report.show(replace(made, failed=failed[:10], disagreements=apart[:10]), made.frame(), [])
     shown = capsys.readouterr().out
     assert "failed.json" not in shown
-    assert "everything else is kept\n" in shown
+    assert "all results are kept\n" in shown
 
 
-def test_the_document_is_what_is_printed(tmp_path: Path) -> None:
+def test_json_document_equals_the_printed_report(tmp_path: Path) -> None:
     given = tables(PPD, views=("formula", "paths", "events"))
     made = sweep.run(given, out=tmp_path, jobs=1)
     found = run_report.document(made, made.frame(), [Path("a.png")])
@@ -181,7 +182,7 @@ def test_the_document_is_what_is_printed(tmp_path: Path) -> None:
     assert "speed-up" in (tmp_path / "summary.txt").read_text()
 
 
-def test_quiet_or_not_a_run_prints_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_run_prints_the_same_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["run", "--view", "formula", "--no-figures", "-o"]
     texts = [CliRunner().invoke(app, [*words, "out", *more]).stdout for more in ([], ["--resume", "-q"])]
@@ -189,18 +190,19 @@ def test_quiet_or_not_a_run_prints_the_same(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("count", [1, 4, 5])
-def test_reasons_for_no_value_are_told_up_to_four(count: int) -> None:
+def test_at_most_four_reasons_for_no_value_are_printed(count: int) -> None:
     rows = [{"view": view, "no_value_because": f"reason {at}"} for at in range(count) for view in ("formula", "paths")]
     rows.append({"view": "events", "no_value_because": "only the events have one"})
     (line,) = (each for each in run_report.notes(pl.LazyFrame(rows), {"cost": {}}) if each.startswith("no value"))
     told = "; ".join(f"reason {at}" for at in range(min(count, 4))) + "; ..." * (count > 4)
-    assert line.startswith(f"no value in formula and paths where something may wait (column no_value_because; {told}); only the")
+    where = "passes may wait for a unit or link"
+    assert line.startswith(f"no value in formula and paths where {where} (column no_value_because: {told}); only the view events")
     formula = [row for row in rows if row["view"] == "formula"]
     assert any("no value in formula where" in each for each in run_report.notes(pl.LazyFrame(formula), {"cost": {}}))
 
 
-def test_long_words_go_over_several_lines_and_numbers_are_whole(tmp_path: Path) -> None:
-    """A column of words is no wider than it must be where there is no room, and no number of the table is cut."""
+def test_long_words_wrap_and_numbers_are_not_cut(tmp_path: Path) -> None:
+    """On a narrow console columns of words wrap, and no number of the table is cut."""
     text = io.StringIO()
     given = tables(PPD, sweep={"cost.layer_times": [[1, 1, 1, 1], [1.125, 1.25, 1.375, 1.5], [1, 1, 1, 2]]})
     made = sweep.run(given, out=tmp_path, jobs=1)
@@ -215,7 +217,7 @@ def test_long_words_go_over_several_lines_and_numbers_are_whole(tmp_path: Path) 
         assert any(f"{row['speedup']:.3f}" in line for line in lines)
 
 
-def test_a_run_is_printed_with_its_name_its_files_and_its_figures(tmp_path: Path) -> None:
+def test_report_has_name_files_and_figures(tmp_path: Path) -> None:
     out = tmp_path / "a folder whose name is longer than a line of the console [1]"
     made = sweep.run(tables(PPD), out=out, jobs=1)
 
@@ -237,28 +239,26 @@ def test_a_run_is_printed_with_its_name_its_files_and_its_figures(tmp_path: Path
     assert lines()[-2] == f"results: {out}/results.parquet"
 
 
-def test_estimates_are_printed_once_and_two_in_a_table_where_there_is_room(tmp_path: Path) -> None:
+def test_estimates_are_printed_once_in_as_few_tables_as_fit(tmp_path: Path) -> None:
     made = sweep.run(tables(PPD, views=("formula", "paths", "events")), out=tmp_path, jobs=1)
     titles = [title for name, title in run_report.TITLES.items() if name in made.frame().columns and made.frame()[name].count()]
-    for dropped in ([], ["compute_per_token"]):
-        for width, each in ((run_report.WIDE, 2), (80, 1)):
-            text = io.StringIO()
-            frame = made.frame().drop(dropped)
-            run_report.show(made, frame, [], Console(file=text, width=width, highlight=False))
-            own = [title for title in titles if title not in (run_report.TITLES[name] for name in dropped)]
-            assert len(own) == 5 - len(dropped)
-            assert [text.getvalue().count(title) for title in own] == [1] * len(own)
-            rules = [line for line in text.getvalue().splitlines() if {*line.strip()} == {"─"}]
-            assert len(rules) == math.ceil(len(own) / each)
-            headings = [line for line in text.getvalue().splitlines() if {"formula", "paths", "events"} <= {*line.split()}]
-            with_units = [line.rstrip().endswith("held") for line in headings]
-            assert sum(with_units) == 1  # beside the mean of busy units
-            assert with_units.index(True) == own.index("mean busy units") // each
-            assert text.getvalue().count("paths") == len(own) + 1  # and a note on both views
-            assert all(len(line) <= width for line in text.getvalue().splitlines() if "±" in line)
+    assert len(titles) == 3
+    printed_tables = []
+    for width in (80, 120, 200):
+        text = io.StringIO()
+        run_report.show(made, made.frame(), [], Console(file=text, width=width, highlight=False))
+        lines = text.getvalue().splitlines()
+        assert [text.getvalue().count(title.partition("\n")[0]) for title in titles] == [1, 1, 1]
+        assert sum(line.rstrip().endswith("reserved") for line in lines) == 1
+        assert text.getvalue().count("paths") == len(titles) + 1  # and a note on both views
+        assert all(len(line) <= width for line in lines if "±" in line)
+        printed_tables.append(sum({*line.strip()} == {"─"} for line in lines))
+    assert printed_tables[0] == 3
+    assert printed_tables == sorted(printed_tables, reverse=True)
+    assert printed_tables[-1] == 1
 
 
-def test_that_no_view_has_a_value_is_said_unless_a_reason_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_values_are_explained_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = sweep.run(tables(PPD, sweep={"outcomes.match_rate": [0.4, 0.5]}), out=tmp_path, jobs=1)
     silent = made.frame().with_columns(pl.lit(None, pl.Float64).alias(name) for name in run_report.TITLES)
     reasons = [["waits", "waits"], ["waits", None]]
@@ -269,7 +269,7 @@ def test_that_no_view_has_a_value_is_said_unless_a_reason_is(tmp_path: Path, cap
     assert said == [False, True, False, True]
 
 
-def test_units_and_exactness_are_shown_where_they_tell_points_apart() -> None:
+def test_units_and_exactness_are_shown_where_they_differ() -> None:
     frame = sim.run(tables(PPD, sweep={"outcomes.match_rate": [0.4, 0.5]}))
 
     def shown(**columns: Any) -> set[str]:
@@ -289,7 +289,7 @@ def test_units_and_exactness_are_shown_where_they_tell_points_apart() -> None:
     (["match_rate"], "match"), (["rollback_rate", "fallback_rate"], "fallback and rollback"),
     (["mean_exit_layer", "acceptance_rate", "match_rate"], "match, acceptance and exit"),
 ])  # fmt: skip
-def test_whose_rates_these_are_is_said_by_kind(names: list[str], of: str) -> None:
+def test_sources_of_rates_are_printed_by_kind(names: list[str], of: str) -> None:
     frame = pl.DataFrame({"outcomes_source": ["published: a: b", "assumed", "published: c", None]}).with_columns(
         pl.lit(0.5).alias(name) for name in names
     )
@@ -297,28 +297,28 @@ def test_whose_rates_these_are_is_said_by_kind(names: list[str], of: str) -> Non
     assert lines[0] == f"{of} rates: assumed, published"
 
 
-def test_notes_are_in_the_order_of_the_points() -> None:
-    """Those on outcomes, the first few; and methods with another text, by what is known of it: many, so that chance orders none."""
+def test_notes_follow_the_order_of_points() -> None:
+    """The first notes on outcomes, and lossy methods by agreement; many, so that a random order would be noticed."""
     count, most = 20_000, run_report.MOST_NOTES
     many = [f"note {at * 37 % count}" for at in range(count)]
     rows = pl.LazyFrame({"outcomes_note": [None, *many, *reversed(many)]})
     rows = rows.with_columns(match_rate=0.5, outcomes_source=pl.lit("assumed"))
     assert run_report.notes(rows, {"cost": {}})[: most + 3] == [
         "match rates: assumed", *many[:most], f"... and {count - most} more such notes (column outcomes_note)",
-        "times: assumed: every layer one time unit, nothing else takes time",
+        "times: assumed: every layer takes one layer-time, nothing else takes time",
     ]  # fmt: skip
     assert "more such notes" not in "".join(run_report.notes(rows.slice(1, most), {"cost": {}}))
     lossy = [(f"method {at * 37 % count}", f"measured: {at * 7 % 12}") for at in range(count)]
     told = pl.LazyFrame(lossy, schema=["method", "agreement_source"], orient="row").with_columns(exact=pl.lit(False))
     sources = [*dict.fromkeys(source for _, source in lossy)]
     assert [line for line in run_report.notes(told, {"cost": {}}) if line.startswith("not exact")] == [
-        f"not exact, another text than the target's: {', '.join(method for method, own in lossy if own == source)};"
-        f" agreement is {source}" for source in sources
+        f"not exact, output differs from the target's: {', '.join(method for method, own in lossy if own == source)};"
+        f" token agreement is {source}" for source in sources
     ]  # fmt: skip
 
 
 def test_a_table_is_printed_cell_by_cell(tmp_path: Path) -> None:
-    """A line for each point: what tells it apart, its rates, and each estimate by every view, with half of its interval."""
+    """One line per point: the columns that differ, rates, and each estimate in every view with half of its interval."""
     law = {"match": {"kind": "iid", "match_rate": 0.5}, "accept": {"kind": "iid", "acceptance_rate": 0.25}}
     draft, views = {"name": "speculative", "layers": 4, "draft_length": 2}, ("formula", "paths", "events")
     given = tables(PPD, draft, views=views, outcomes=law, cost={"cost_ratio": 0.25}, sweep={"cost.link": [0.0, 0.5]})
@@ -327,7 +327,7 @@ def test_a_table_is_printed_cell_by_cell(tmp_path: Path) -> None:
     named = {"ppd": "ppd, exit_layer 2, candidates 1", "speculative": "speculative, draft_length 2"}
     names = [name for name in run_report.TITLES if name in frame.columns and frame[name].count()]
     wanted = []
-    for pair in (names[at : at + 2] for at in range(0, len(names), 2)):
+    for pair in (names,):  # a console of 400 characters has room for all
         for part in frame.partition_by("point", maintain_order=True):
             rows = {row["view"]: row for row in part.to_dicts()}
             first = rows["formula"]
@@ -341,44 +341,44 @@ def test_a_table_is_printed_cell_by_cell(tmp_path: Path) -> None:
             wanted.append([*cells, *([f"{first['reserved_units']:.0f}"] if "mean_busy_units" in pair else [])])
     text = io.StringIO()
     run_report.show(made, frame, [], Console(file=text, width=400, highlight=False))
-    held = [line.rstrip() for line in text.getvalue().splitlines() if line.rstrip().endswith((" units", " held", " 1", " 2"))]
+    held = [line.rstrip() for line in text.getvalue().splitlines() if line.rstrip().endswith((" units", " reserved", " 1", " 2"))]
     assert len({len(line) for line in held}) == 1, "numbers are to the right"
     lines = [re.split(r" {2,}", line.strip()) for line in text.getvalue().splitlines()]
     assert [line for line in lines if line[0] in named.values()] == wanted
-    assert len(wanted) == 4 * math.ceil(len(names) / 2)
+    assert len(wanted) == 4
     assert {line[0] for line in wanted} == {*named.values()}
 
 
-def test_lossy_methods_are_named_with_what_is_known_of_their_agreement() -> None:
+def test_lossy_methods_are_printed_with_their_agreement() -> None:
     known = [("bild", "measured: a"), ("exit", "unknown"), ("skip", "measured: a"), ("bild", "measured: a"), ("plain", None)]
     rows = [{"method": method, "exact": False, "agreement_source": source} for method, source in [*known, ("z", "assumed: b")]]
     rows.append({"method": "exact", "exact": True, "agreement_source": "measured: a"})
     lines = run_report.notes(pl.LazyFrame(rows), {"cost": {}})
-    unlike = "not exact, another text than the target's"
+    unlike = "not exact, output differs from the target's"
     assert [line for line in lines if line.startswith("not exact")] == [
-        f"{unlike}: bild, skip; agreement is measured: a",
-        f"{unlike}: exit; nobody has measured how far it agrees with the target's",
-        f"{unlike}: z; agreement is assumed: b",
+        f"{unlike}: bild, skip; token agreement is measured: a",
+        f"{unlike}: exit; token agreement is not measured",
+        f"{unlike}: z; token agreement is assumed: b",
     ]
 
 
-def test_a_static_batch_s_loss_is_the_largest_of_all_points() -> None:
+def test_straggler_loss_is_the_largest_of_all_points() -> None:
     lines = run_report.notes(pl.LazyFrame([{"straggler_loss": loss} for loss in (0.05, 0.125, None)]), {"cost": {}})
     (line,) = (each for each in lines if each.startswith("a static batch"))
-    assert "which takes up to 12.5% of its time (column straggler_loss)" in line
+    assert "and loses up to 12.5% of its time (column straggler_loss)" in line
     without = run_report.notes(pl.LazyFrame({"straggler_loss": [None]}, schema={"straggler_loss": pl.Float64}), {"cost": {}})
     assert not any(each.startswith("a static batch") for each in without)
 
 
 @pytest.mark.parametrize(("view", "rate", "said"), [("events", 0.5, True), ("events", None, False), ("paths", 0.5, False)])
-def test_what_events_assume_of_candidates_that_wait_is_said(view: str, rate: float | None, said: bool) -> None:
+def test_assumption_on_waiting_candidates_is_printed(view: str, rate: float | None, said: bool) -> None:
     rows = [{"view": view, "no_value_because": "waits", "match_rate": rate}, {"view": "events", "no_value_because": None,
              "match_rate": 0.5}]  # fmt: skip
     lines = run_report.notes(pl.LazyFrame(rows, schema_overrides={"match_rate": pl.Float64}), {"cost": {}})
-    assert any("assumed to be any with equal chances" in line for line in lines) is said
+    assert any("assumed equally likely to be the correct one" in line for line in lines) is said
 
 
-def test_the_papers_own_limits_are_found_among_other_methods() -> None:
+def test_note_of_a_paper_ignores_rows_of_other_methods() -> None:
     own = sim.run(views=["formula"])
     other = pl.concat([own.with_columns(method=pl.lit("other"), tokens=pl.lit(at, pl.Int64)) for at in range(8)])
     (said,) = ppd_figure_3.sentences(ppd_figure_3.replayed(own.to_dicts()))
@@ -386,3 +386,39 @@ def test_the_papers_own_limits_are_found_among_other_methods() -> None:
         assert said in run_report.notes(frame.lazy(), {"cost": {}, "scenario": {"notes": ["ppd-figure-3"]}})
         assert said not in run_report.notes(frame.lazy(), {"cost": {}, "scenario": {"notes": ["ppd-table-3"]}})
     assert said not in run_report.notes(other.lazy(), {"cost": {}, "scenario": {"notes": ["ppd-figure-3"]}})
+
+
+# --- Columns that are asked for ---
+
+
+def test_columns_that_are_asked_for_are_printed(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(
+        '[scenario]\nname = "s"\ntokens = 8\nviews = ["formula"]\n'
+        '[[method]]\nname = "ppd"\nlayers = 8\nexit_layer = 4\ncandidates = 1\n'
+        '[outcomes]\nkind = "iid"\nmatch_rate = 0.5\n'
+    )
+
+    def printed(*more: str) -> str:
+        words = ["run", str(path), "-o", str(tmp_path / "out"), "--no-figures", "--resume", *more]
+        return str(CliRunner().invoke(app, words).output)
+
+    some = printed("--columns", "relative_latency,speedup_low, tpot_layers")
+    usual, everything = printed(), printed("--columns", "all")
+    assert "GPU-time per token" in usual
+    assert "[layer-times]" not in usual
+    assert "[layer-times]" in some
+    assert "GPU-time per token" not in some
+    assert all(word in everything for word in ("GPU-time per token", "[layer-times]", "operations per token"))
+    wrong = CliRunner().invoke(app, ["run", str(path), "--columns", "speed-up"])
+    assert wrong.exit_code == 2
+    assert "--columns must name columns of results, got 'speed-up'; did you mean speedup? known: speedup, tpot_ms" in wrong.output
+
+
+def test_width_is_that_of_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    given = tables(PPD, views=("formula", "paths"), sweep={"method.candidates": [1, 2]})
+    found = []
+    for width in ("200", "60"):
+        monkeypatch.setenv("COLUMNS", width)
+        found.append(sum({*line.strip()} == {"─"} for line in printed(given, tmp_path / width, capsys).splitlines()))
+    assert found[0] == 1 < found[1]

@@ -1,4 +1,4 @@
-"""Scenarios and their grids: loading, overriding, numbering of points, and what is checked before anything runs."""
+"""Scenarios and their grids: loading, overrides, numbering of points, and checks before a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sim.scenarios.grid import Grid, parse_axis
 
 
 def tables(**sections: Any) -> scenario_file.Tables:
-    """A small scenario, with sections put in place of its own."""
+    """A small scenario, with sections replaced."""
     base = {
         "scenario": {"name": "small", "tokens": 8, "replications": 16},
         "method": [{"name": "ppd", "layers": 4, "exit_layer": 2, "candidates": 1}],
@@ -33,18 +33,18 @@ def tables(**sections: Any) -> scenario_file.Tables:
 # --- loading -----------------------------------------------------------------------------------------------------------
 
 
-def test_no_scenario_is_the_default_one() -> None:
+def test_default_scenario_is_used_without_a_name() -> None:
     assert scenario_file.load() == scenario_file.load(scenario_file.DEFAULT)
 
 
-def test_a_file_hides_an_embedded_scenario_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_hides_a_bundled_scenario_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / scenario_file.DEFAULT).write_text('[scenario]\nname = "mine"\n')
     assert scenario_file.load(scenario_file.DEFAULT)["scenario"]["name"] == "mine"
     assert scenario_file.load()["scenario"]["name"] == scenario_file.DEFAULT
 
 
-def test_tables_given_are_not_changed() -> None:
+def test_given_tables_are_not_changed() -> None:
     given = tables(sweep={"method.candidates": [1, 2]})
     before = tables(sweep={"method.candidates": [1, 2]})
     changed = resolve(given, set={"method.candidates": 3, "cost.link": 1}, sweep={"scenario.tokens": [1]}, seed=5)
@@ -56,7 +56,7 @@ def test_tables_given_are_not_changed() -> None:
 
 
 @pytest.mark.parametrize("name", scenario_file.names())
-def test_embedded_scenarios_load_at_every_point(name: str) -> None:
+def test_bundled_scenarios_load_at_every_point(name: str) -> None:
     grid = Grid(scenario_file.load(name))
     own = scenario_file.load(name)["scenario"]
     assert own["name"] == name
@@ -67,7 +67,7 @@ def test_embedded_scenarios_load_at_every_point(name: str) -> None:
 # --- overriding --------------------------------------------------------------------------------------------------------
 
 
-def test_a_parameter_is_set_in_every_method_and_must_be_known_to_each() -> None:
+def test_parameter_is_set_in_every_method() -> None:
     methods = [{"name": "ppd", "layers": 4, "exit_layer": 2, "candidates": 1}, {"name": "autoregressive", "layers": 4}]
     changed = resolve(tables(method=methods), set={"method.layers": 3})
     assert [method["layers"] for method in changed["method"]] == [3, 3]
@@ -75,12 +75,12 @@ def test_a_parameter_is_set_in_every_method_and_must_be_known_to_each() -> None:
         resolve(tables(method=methods), set={"method.candidates": 3})
 
 
-def test_replications_are_those_of_paths_and_events_alike() -> None:
+def test_replications_apply_to_paths_and_events() -> None:
     changed = resolve(tables(), replications=7)
     assert ShardPlan(Grid(changed)).replications == {"formula": 1, "paths": 7, "events": 7}
 
 
-def test_python_may_give_one_view_and_any_sequence_as_an_axis() -> None:
+def test_python_accepts_one_view_and_any_sequence_as_axis() -> None:
     assert resolve(tables(), views="formula")["scenario"]["views"] == ["formula"]
     for axis in ((1, 2, 3), range(1, 4), np.arange(1, 4)):
         assert resolve(tables(), sweep={"method.candidates": axis})["sweep"] == {"method.candidates": [1, 2, 3]}
@@ -109,7 +109,7 @@ def test_axes_of_the_command_line(text: str, axis: Any) -> None:
     assert parse_axis(text) == axis
 
 
-def test_the_fingerprint_is_of_what_decides_the_results() -> None:
+def test_fingerprint_covers_what_determines_the_results() -> None:
     same = scenario_file.fingerprint(resolve(tables(), set={"outcomes.match_rate": 0.5}))
     assert same == scenario_file.fingerprint(resolve(tables()))
     for change in ({"outcomes.match_rate": 0.4}, {"scenario.seed": 1}, {"cost.link": 1}, {"cluster.units": 1}):
@@ -124,7 +124,7 @@ sweep = { "outcomes.match.log" = ["some.json", "family"] }
 """
 
 
-def test_a_log_lies_beside_the_scenario_and_a_run_is_of_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_is_relative_to_the_scenario_and_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = position_log.bundled()
 
     def write(texts: pl.Expr) -> None:
@@ -150,7 +150,7 @@ def test_a_log_lies_beside_the_scenario_and_a_run_is_of_what_it_holds(tmp_path: 
 # --- the grid ----------------------------------------------------------------------------------------------------------
 
 
-def test_points_are_the_product_of_methods_and_axes_the_last_running_fastest() -> None:
+def test_points_are_methods_times_axes_last_axis_fastest() -> None:
     methods = [{"name": "ppd", "layers": 4, "exit_layer": 2, "candidates": 1}, {"name": "autoregressive", "layers": 4}]
     grid = Grid(tables(method=methods, sweep={"scenario.tokens": [3, 5, 7], "method.layers": [3, 4]}))
     cases = [grid.case(point) for point in range(grid.points)]
@@ -159,7 +159,7 @@ def test_points_are_the_product_of_methods_and_axes_the_last_running_fastest() -
     assert grid.values(3) == {"scenario.tokens": 5, "method.layers": 4}
 
 
-def test_a_range_has_both_ends_and_whole_numbers_where_they_come_out_whole() -> None:
+def test_range_includes_both_ends_and_keeps_integers() -> None:
     grid = Grid(tables(sweep={"scenario.tokens": {"from": 2, "to": 8, "count": 4}}))
     assert [grid.case(point).settings.tokens for point in range(4)] == [2, 4, 6, 8]
     assert all(isinstance(value, int) for value in grid.axes[0].values)
@@ -171,7 +171,7 @@ def test_a_range_has_both_ends_and_whole_numbers_where_they_come_out_whole() -> 
 
 
 @pytest.mark.parametrize("tokens", [[8], [*range(1, 601)]], ids=["small", "large"])
-def test_a_value_is_refused_where_it_is_wrong_with_every_other(tokens: list[int]) -> None:
+def test_value_invalid_in_all_combinations_is_refused(tokens: list[int]) -> None:
     wrong_in_places = {"method.form": ["literal", "flat"], "method.exit_layer": [1, 2], "scenario.tokens": tokens}
     grid = Grid(tables(sweep=wrong_in_places))
     with pytest.raises(ParameterError, match="at least layers/2"):
@@ -189,7 +189,7 @@ def test_a_long_axis_is_checked_at_its_extremes() -> None:
             Grid(tables(sweep={"outcomes.match_rate": rates}))
 
 
-def test_a_billion_points_are_numbered_and_not_listed() -> None:
+def test_billion_points_are_not_listed() -> None:
     axes = {"outcomes.match_rate": {"from": 0, "to": 1, "count": 10**6}, "scenario.tokens": {"from": 1, "to": 1000, "count": 1000}}
     grid = Grid(tables(sweep=axes))
     assert grid.points == 10**9
@@ -198,7 +198,7 @@ def test_a_billion_points_are_numbered_and_not_listed() -> None:
     assert plan.count() > 10**6
 
 
-def test_the_shards_cover_every_piece_of_every_view_once() -> None:
+def test_shards_cover_every_piece_once() -> None:
     plan = ShardPlan(Grid(resolve(tables(sweep={"scenario.tokens": [4, 8]}), replications=9000)))
     shards = plan.shards()
     assert len(shards) == plan.count()

@@ -1,4 +1,4 @@
-"""SkipDecode and early exit as processes, path by path and in the mean: against references without steps, and over all luck."""
+"""SkipDecode and early exit as processes, by path and in the mean: against direct references, and by enumeration."""
 
 import itertools
 import math
@@ -34,7 +34,7 @@ WIDE = UnitCost(4, early_head=0.5, final_head=1.0, propagation=0.25, state_check
 
 
 def goes_on_from_where_it_has_come(step: Forward) -> None:
-    """Each token of a pass from its own state, behind the layer before; rows of one that has left may be made later."""
+    """Each token of a pass starts from its state after the previous layer; rows of a token that has exited may be made later."""
     if not step.layers.first:
         assert step.state is None
         return
@@ -48,7 +48,7 @@ def goes_on_from_where_it_has_come(step: Forward) -> None:
 
 
 def passes(steps: Steps, world: Lossy) -> list[tuple[Any, ...]]:
-    """Position, first and last layer, heads, and what else there is, of every pass."""
+    """Position, first and last layer, heads and other fields of every pass."""
     found: list[tuple[Any, ...]] = []
     answer: Any = None
     while True:
@@ -100,22 +100,22 @@ def test_batches_are_filled_in_order() -> None:
         (1, (2, 0), r"lengths\[1\] must be between 1 and"), (1, (2.5,), r"lengths\[0\] must be a whole number"),
     ],
 )  # fmt: skip
-def test_what_no_batch_may_be(batch: int, lengths: Any, message: str) -> None:
+def test_invalid_batches_are_refused(batch: int, lengths: Any, message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         static(batch, lengths).check_batching()
 
 
-def test_the_longest_text_has_as_many_tokens_as_are_asked_for() -> None:
+def test_longest_sequence_has_the_requested_tokens() -> None:
     static(1, (2, 5)).check_tokens(5)
     static(1).check_tokens(5)
     for tokens in (4, 6):
-        with pytest.raises(ParameterError, match=f"lengths must be at most tokens={tokens}, and one of them that, got 5"):
+        with pytest.raises(ParameterError, match=f"the largest of lengths must equal tokens={tokens}, got 5"):
             static(1, (2, 5)).check_tokens(tokens)
 
 
 @pytest.mark.parametrize("prompt", [1, 2, 3])
-def test_a_prompt_is_read_but_for_its_last_token(prompt: int) -> None:
-    """In one pass through all layers; the last token begins the text."""
+def test_prompt_is_processed_except_its_last_token(prompt: int) -> None:
+    """In one pass through all layers; the last token starts the decoding."""
     choices = skip(), leave(), leave(fill="backfill"), leave(exit_layer=2)
     for algorithm, choice in zip((skipdecode, early_exit, early_exit, early_exit), choices, strict=True):
         steps: Steps = algorithm.decode(choice, [*range(prompt)], 2)
@@ -137,8 +137,8 @@ def skip(**more: Any) -> skipdecode.Parameters:
     return skipdecode.Parameters(**{"layers": 4, "min_layers": 2, "max_layers": 4, "prompt": 3, "sequence_length": 7} | more)
 
 
-def test_a_decoding_by_hand() -> None:
-    """Layers 4, 3.5, 3, 2.5, rounded up at a half: 4, 4, 3, 3; the first and the topmost of them."""
+def test_decoding_by_hand() -> None:
+    """Layers 4, 3.5, 3, 2.5, with halves rounded up: 4, 4, 3, 3; the first layer and the topmost ones."""
     want = [(0, 0, 4, 1), (1, 0, 4, 1), (2, 0, 4, 1, "gaps ((1, 2),)"), (3, 0, 4, 1, "gaps ((1, 2),)")]
     assert passes(skipdecode.decode(skip(), [0], 4), Lossy(1, 4)) == want
     floor = passes(skipdecode.decode(skip(rounding="floor", warm_up=0), [0], 4), Lossy(1, 4))
@@ -150,7 +150,7 @@ def test_a_decoding_by_hand() -> None:
 
 
 @given(st.data())
-def test_a_pass_runs_the_layers_that_the_schedule_says(data: st.DataObject) -> None:
+def test_pass_runs_the_scheduled_layers(data: st.DataObject) -> None:
     layers = data.draw(st.integers(1, 12))
     most = data.draw(st.integers(1, layers))
     least = data.draw(st.integers(1, most))
@@ -167,7 +167,7 @@ def test_a_pass_runs_the_layers_that_the_schedule_says(data: st.DataObject) -> N
     st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 3), st.sampled_from([*skipping.ROUNDINGS]),
     st.sampled_from((0.5, 1.0, 2.0)), st.sampled_from((COST, WIDE)),
 )  # fmt: skip
-def test_batches_of_texts_take_what_their_columns_take(
+def test_batches_take_the_time_of_their_steps(
     lengths: list[int], batch: int, rounding: str, power: float, cost: UnitCost
 ) -> None:
     tokens = max(lengths)
@@ -198,8 +198,8 @@ def test_batches_of_texts_take_what_their_columns_take(
     assert parameters.decoded_sequences == len(lengths)
 
 
-def test_each_text_of_a_batch_reads_its_own() -> None:
-    """A text is put out in order; the next batch begins again behind the prompt."""
+def test_sequences_of_a_batch_read_their_own_rows() -> None:
+    """A sequence is generated in order; the next batch starts again after the prompt."""
     parameters = skip(sequences=2, batching="static", lengths=(3, 1, 2))
     found = count(skipdecode.decode(parameters, [0], 3), Lossy(1, 4), 6)
     assert found.tokens == [1, 1, 2, 3, 1, 2]
@@ -219,18 +219,18 @@ def test_each_text_of_a_batch_reads_its_own() -> None:
         ({"prompt": -1}, "prompt must be between 0 and"), ({"sequence_length": 0}, "sequence_length must be between 1 and"),
         ({"rounding": "up"}, "unknown rounding 'up'"), ({"power": -1}, "power must be at least 0, got -1"),
         ({"sequences": 0}, "^sequences must be between 1 and 100000, got 0"),
-        ({"sequences": 2}, "^batching must be 'static' or 'lockstep' with sequences=2, got 'continuous': its batches go column by"),
+        ({"sequences": 2}, "^batching must be 'static' or 'lockstep' with sequences=2, got 'continuous': all sequences of its"),
     ],
 )  # fmt: skip
-def test_what_no_schedule_may_be(given_: dict[str, Any], message: str) -> None:
+def test_invalid_schedules_are_refused(given_: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         skip(**given_)
 
 
-def test_a_schedule_has_positions_for_all_tokens() -> None:
-    with pytest.raises(ParameterError, match="lengths must be at most tokens=3"):
+def test_schedule_covers_all_tokens() -> None:
+    with pytest.raises(ParameterError, match="the largest of lengths must equal tokens=3"):
         skip(lengths=(2,), batching="static").check_tokens(3)
-    message = "tokens must be at most sequence_length-prompt=4, which the schedule has positions for, got 5"
+    message = "tokens must be at most sequence_length-prompt=4, the positions of the schedule, got 5"
     for refused in (lambda: skip().check_tokens(5), lambda: next(skipdecode.decode(skip(), [0], 5)),
                     lambda: skipping.predict(skip(), 5, None, COST)):  # fmt: skip
         with pytest.raises(ParameterError, match=message):
@@ -249,7 +249,7 @@ def leave(**more: Any) -> early_exit.Parameters:
 
 
 def test_passes_by_hand() -> None:
-    """The first token is sure behind layer 2, the second behind none but the last, the third behind the first."""
+    """The first token is confident after layer 2, the second only after the last layer, the third after the first."""
     world = Lossy(1, 4, depths=[[2, 4, 1]])
     softmax = passes(early_exit.decode(leave(), [0], 3), world)
     assert softmax == [
@@ -274,8 +274,8 @@ def test_passes_by_hand() -> None:
     assert fixed == [(0, 0, 3, 1), (1, 0, 3, 1)]
 
 
-def test_what_fills_in_goes_over_all_that_is_lacking() -> None:
-    """Two tokens have left behind layer 1: layers 2 to 4 lack both, and one pass a layer makes them."""
+def test_backfill_covers_all_missing_rows() -> None:
+    """Two tokens have exited after layer 1: layers 2 to 4 lack both rows, and one pass per layer makes them."""
     made = count(early_exit.decode(leave(fill="backfill"), [0], 3), Lossy(1, 4, depths=[[1, 1, 4]]), 3)
     found = made.account.totals().of["target"]
     assert (found.filled_runs, found.filled, found.layer_passes) == (3, 6, 1 + 1 + 4)
@@ -284,7 +284,7 @@ def test_what_fills_in_goes_over_all_that_is_lacking() -> None:
 
 
 def reference(depths: list[list[int]], parameters: early_exit.Parameters, cost: UnitCost) -> float:
-    """Time of all batches, text by text on paper."""
+    """Time of all batches, computed directly, sequence by sequence."""
     lengths = [*parameters.lengths] if parameters.lengths else [len(depths[0])] * parameters.sequences
     layers, total = parameters.layers, 0.0
     for start in range(0, len(lengths), parameters.sequences):
@@ -339,7 +339,7 @@ def tiles(depths: list[list[int]], rows: int = 3) -> Iterator[Any]:
 
 
 @given(exits(), st.booleans())
-def test_the_clock_takes_what_the_reference_does(drawn: tuple[early_exit.Parameters, list[list[int]]], wide: bool) -> None:
+def test_simulated_time_equals_the_reference(drawn: tuple[early_exit.Parameters, list[list[int]]], wide: bool) -> None:
     choice, depths = drawn
     curve = tuple((width, 4.0 + width) for width in range(1, 9)) if wide else None
     cost = UnitCost(choice.layers, early_head=0.5, final_head=1.0, propagation=0.25, state_check=0.125, verify_cost=curve)
@@ -352,7 +352,7 @@ def test_the_clock_takes_what_the_reference_does(drawn: tuple[early_exit.Paramet
     assert sorted(run.tokens) == sorted(place + 1 for length in lengths for place in range(length))
 
 
-def test_many_replications_are_each_their_own() -> None:
+def test_replications_are_independent() -> None:
     luck = np.random.default_rng(3)
     for fill, cost in itertools.product(early_exit.FILLS, (COST, UnitCost(4, propagation=0.25, verify_cost=CURVE))):
         choice = leave(fill=fill, measure="state", lengths=(6, 2), sequences=1, batching="static")
@@ -362,7 +362,7 @@ def test_many_replications_are_each_their_own() -> None:
         assert near(times, [reference(rows.tolist(), choice, cost) for rows in each])
 
 
-def test_nothing_is_left_to_luck_where_all_leave_at_one_layer() -> None:
+def test_fixed_exit_layer_has_no_randomness() -> None:
     choice = leave(exit_layer=3, sequences=2, batching="static")
     want = 5 * 1.25 * (3 + 0.5)
     assert leave(exit_layer=4).outcomes_for({"exit_layer": 4}) == ()
@@ -374,14 +374,14 @@ def test_nothing_is_left_to_luck_where_all_leave_at_one_layer() -> None:
     assert set(time) == set(busy) == {want}
     times = column_times(leave(exit_layer=4), WIDE, 1)
     assert times[1:].tolist() == [5.0] * 4
-    assert np.isnan([times[0], column_times(leave(), WIDE, 1)[0]]).all()  # nobody leaves above the first
+    assert np.isnan([times[0], column_times(leave(), WIDE, 1)[0]]).all()  # depth 0 does not occur
 
 
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=2), st.integers(1, 3), exits())
-def test_means_are_those_over_all_luck(
+def test_means_equal_enumeration_of_all_outcomes(
     weights: list[int], tokens: int, drawn: tuple[early_exit.Parameters, list[list[int]]]
 ) -> None:
-    """Three layers; of batches of two texts at most, of at most three tokens."""
+    """Three layers; batches of at most two sequences, of at most three tokens."""
     measure, first, fill = drawn[0].measure, min(drawn[0].first_check, 3), drawn[0].fill
     batch = 1 if fill == "backfill" else 1 + (tokens < 3)
     choice = early_exit.Parameters(3, measure, first, fill=fill, sequences=batch, batching="static")
@@ -405,9 +405,9 @@ def test_means_are_those_over_all_luck(
 
 
 @given(exits())
-def test_work_is_what_the_counter_counts(drawn: tuple[early_exit.Parameters, list[list[int]]]) -> None:
+def test_work_equals_the_counter(drawn: tuple[early_exit.Parameters, list[list[int]]]) -> None:
     choice, rows = drawn
-    depths, tokens = [rows[0]] * choice.decoded_sequences, len(rows[0])  # of one luck for all texts
+    depths, tokens = [rows[0]] * choice.decoded_sequences, len(rows[0])  # the same draws for all sequences
     law = Depths(np.eye(choice.layers)[[depth - 1 for depth in rows[0]]])
     world = Lossy(1, choice.layers, depths=depths)
     found = count(early_exit.decode(choice, [0], tokens), world, choice.outputs_of(tokens)).account
@@ -418,7 +418,7 @@ def test_work_is_what_the_counter_counts(drawn: tuple[early_exit.Parameters, lis
 
 
 def test_work_by_hand() -> None:
-    """One token, three layers of four, two texts: a head behind each layer, and a row that nobody ran."""
+    """One token, three layers of four, two sequences: a head after each layer, and one row that was not run."""
     law = Depths([0, 0, 1, 0])
     assert work(leave(sequences=2, batching="static"), 1, law).of["target"] == Totals(4, 3, 6, 6, 6, 1, 2, 3, 6)
     assert work(leave(sequences=2, batching="static", measure="state"), 1, law).of["target"] == Totals(5, 3, 6, 6, 6, 1, 2, 1, 2)
@@ -426,8 +426,8 @@ def test_work_by_hand() -> None:
     assert work(leave(first_check=4), 1, Depths([0, 0, 0, 1])).of["target"] == Totals(1, 4, 4, 4, 4, 0, 0, 1, 1)
 
 
-def test_without_outcomes_all_go_as_deep_as_they_may() -> None:
-    """Four layers, three of them checked, and the last with its head; or the layer at which all leave."""
+def test_without_outcomes_all_tokens_run_all_layers() -> None:
+    """Four layers, three of them checked, and the last with its head; or a fixed exit layer."""
     assert moments(leave(), 5, None, COST) == (5 * (4 + 3 * 0.5 + 1), 0)
     assert work(leave(), 1, None).of["target"] == Totals(4, 4, 4, 4, 4, 0, 0, 4, 4)
     for layer in range(1, 5):
@@ -435,8 +435,8 @@ def test_without_outcomes_all_go_as_deep_as_they_may() -> None:
         assert found == Totals(2, 2 * layer, 2 * layer, 3 * layer, 3 * layer, 0, 0, 2, 2)
 
 
-def test_a_curve_need_not_be_wider_than_what_is_filled_in() -> None:
-    """Four tokens leave behind layer 1: the fifth fills in four rows of each other layer, and nothing is ever wider."""
+def test_curve_need_only_reach_the_width_of_backfill() -> None:
+    """Four tokens exit after layer 1: the fifth backfills four rows of each other layer, the widest pass."""
     cost = UnitCost(4, propagation=0.25, verify_cost=((1, 4.0), (2, 5.0), (4, 6.0)))
     depths = [[1, 1, 1, 1, 4]]
     assert decodings(leave(fill="backfill"), 5, tiles(depths), cost, 1) == [8 + 3 * 0.25 * 1.5]
@@ -448,7 +448,7 @@ def test_a_curve_need_not_be_wider_than_what_is_filled_in() -> None:
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=5).filter(any))
-def test_a_coin_goes_as_deep_as_its_law(weights: list[int]) -> None:
+def test_exit_layers_follow_their_law(weights: list[int]) -> None:
     law = Depths(np.array(weights) / sum(weights))
     coins = (np.arange(1000) + 0.5)[None] / 1000
     (tile,) = law.sample(iter([coins]))
@@ -461,21 +461,21 @@ def test_a_coin_goes_as_deep_as_its_law(weights: list[int]) -> None:
     assert top[0, 0] <= len(weights)
 
 
-def test_places_have_laws_of_their_own_for_all_texts() -> None:
-    law = Depths(np.eye(3)[[0, 2, 1]], texts=2)
+def test_laws_may_differ_by_position() -> None:
+    law = Depths(np.eye(3)[[0, 2, 1]], sequences=2)
     first, second = law.sample(iter([np.full((3, 1), 0.5), np.full((3, 1), 0.5)]))
     assert [*first[:, 0], *second[:, 0]] == [1, 1, 3, 3, 2, 2]
     assert near(law.mean(2), 2.0)
     (alone,) = Depths(np.eye(3)[[0, 2, 1]]).sample(iter([np.full((3, 1), 0.5)]))
     assert alone[:, 0].tolist() == [1, 3, 2]
-    with pytest.raises(ParameterError, match="pmf must have a row for each of 4 places, got 3"):
+    with pytest.raises(ParameterError, match="pmf must have a row for each of 4 positions, got 3"):
         law.cdf(4)
     for index, worse in enumerate(([-0.5, 0.5, 1.0], [0.0, 1.5])):
         with pytest.raises(ParameterError, match=rf"^pmf\[{index}\] must be between 0 and 1, got {worse[index]}"):
             Depths(worse)
     assert Depths([0.5, 0.5 + 5e-10]).layers == 2  # rounding is no mistake
     for bad in ([], [[[1.0]]], [0.5, 0.4], [0.5, 0.5 + 5e-9], [[1.0], [0.5]]):
-        with pytest.raises(ParameterError, match="pmf must be chances of the layers that add up to 1"):
+        with pytest.raises(ParameterError, match="pmf must be probabilities of the layers with sum 1"):
             Depths(bad)
     with pytest.raises(ParameterError, match="outcomes must be known for each of layers=4, got 3"):
         moments(leave(), 2, law, COST)
@@ -494,10 +494,10 @@ def test_places_have_laws_of_their_own_for_all_texts() -> None:
         ({"fill": "never"}, "unknown fill 'never'"), ({"sequences": 0}, "^sequences must be between 1 and 100000, got 0"),
         ({"sequences": 2, "batching": "static", "fill": "backfill"}, "must be 1 with fill='backfill' and batching='static', got 2"),
         ({"exit_layer": 5}, "exit_layer must be between 1 and layers=4, got 5"), ({"exit_layer": 0}, "exit_layer"),
-        ({"exit_layer": 2, "measure": "state"}, "measure has no bearing with an exit_layer"),
-        ({"exit_layer": 2, "first_check": 2}, "first_check has no bearing with an exit_layer"),
-        ({"exit_layer": 2, "threshold": 0.5}, "threshold has no bearing with an exit_layer"),
-        ({"exit_layer": 2, "fill": "backfill"}, "fill has no bearing with an exit_layer"),
+        ({"exit_layer": 2, "measure": "state"}, "measure has no effect with an exit_layer"),
+        ({"exit_layer": 2, "first_check": 2}, "first_check has no effect with an exit_layer"),
+        ({"exit_layer": 2, "threshold": 0.5}, "threshold has no effect with an exit_layer"),
+        ({"exit_layer": 2, "fill": "backfill"}, "fill has no effect with an exit_layer"),
         ({"threshold": 1.5}, "threshold must be between 0 and 1, got 1.5"),
         ({"temperature": 4.0, "decay": "code", "longest": 9}, "threshold is required with temperature"),
         ({"threshold": 0.5, "temperature": 4.0, "longest": 9}, "decay is required with temperature"),
@@ -508,19 +508,19 @@ def test_places_have_laws_of_their_own_for_all_texts() -> None:
         ({"threshold": 0.5, "temperature": 1.0, "decay": "code", "longest": 0}, "longest must be between 1 and"),
     ],
 )  # fmt: skip
-def test_what_no_choice_may_be(given_: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_refused(given_: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         leave(**given_)
 
 
-def test_a_threshold_falls_over_all_tokens() -> None:
+def test_threshold_falls_over_all_tokens() -> None:
     falling = leave(threshold=0.8, temperature=4.0, decay="code", longest=10)
     assert near(falling.needed(5), leaving.decayed_threshold(0.8, 5, 10, 4.0, form="code"))
     assert (leave(threshold=0.7).needed(5), leave().needed(5)) == (0.7, 0.5)
     falling.check_tokens(10)
-    with pytest.raises(ParameterError, match="longest must be at least tokens=11, over which thresholds fall, got 10"):
+    with pytest.raises(ParameterError, match="longest must be at least tokens=11, over which the threshold decays, got 10"):
         falling.check_tokens(11)
-    with pytest.raises(ParameterError, match="lengths must be at most tokens=3"):
+    with pytest.raises(ParameterError, match="the largest of lengths must equal tokens=3"):
         leave(lengths=(2,), batching="static").check_tokens(3)
     for refused in (lambda: leaving.predict(falling, 11, Depths([0, 0, 0, 1]), COST),
                     lambda: next(early_exit.decode(falling, [0], 11))):  # fmt: skip
@@ -535,7 +535,7 @@ def test_a_threshold_falls_over_all_tokens() -> None:
 
 
 @pytest.mark.parametrize(("sure", "depth"), [(0.5, 1), (0.49, 4)])
-def test_a_model_that_says_numbers_is_compared_with_the_threshold(sure: float, depth: int) -> None:
+def test_numeric_confidence_is_compared_with_the_threshold(sure: float, depth: int) -> None:
     class Told(Lossy):
         def read(self, step: Any) -> Any:
             return sure if step.kind in ("confidence", "saturation") else super().read(step)
@@ -547,7 +547,7 @@ def test_a_model_that_says_numbers_is_compared_with_the_threshold(sure: float, d
 
 
 @pytest.mark.parametrize(("measure", "kind"), [("softmax", "confidence"), ("state", "saturation")])
-def test_each_measure_is_asked_by_its_name(measure: str, kind: str) -> None:
+def test_measures_are_read_by_name(measure: str, kind: str) -> None:
     asked = set()
 
     class Told(Lossy):

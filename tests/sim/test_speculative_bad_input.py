@@ -59,13 +59,13 @@ SET = [
 
 
 @pytest.mark.parametrize(("setting", "fragments"), [(first, rest) for first, *rest in SET], ids=[first[0] for first in SET])
-def test_a_value_set(setting: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_value(setting: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     message = one_line(refused(tmp_path, monkeypatch, ["run", "s.toml", "--no-figures", "--set", setting], {"s.toml": BASE}))
     for fragment in fragments:
         assert fragment in message, message
 
 
-def test_a_table_that_dips_is_used_and_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decreasing_verify_cost_warns_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.toml").write_text(BASE + "verify_cost = [[1, 1.0], [2, 1.2], [4, 1.1]]\n")
     done = CliRunner().invoke(app, ["run", "s.toml", "--no-figures"])
@@ -74,8 +74,8 @@ def test_a_table_that_dips_is_used_and_said_once(tmp_path: Path, monkeypatch: py
     assert line.startswith("warning: verify_cost should not fall with the width, got 1.1 at width 4 after 1.2")
 
 
-def test_passes_of_a_profile_that_dip_are_no_table_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the processor 16 tokens take less than 12, and a policy asks what each width takes: nobody set verify_cost."""
+def test_decreasing_profile_times_do_not_warn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU 16 tokens take less time than 12, and a policy uses the time of each width; verify_cost is not set by the user."""
     monkeypatch.chdir(tmp_path)
     method = '[[method]]\nname = "adaptive"\nlayers = 2\nmax_draft_length = 15\npolicy = "optimum"\n\n'
     cost = '[cost]\nkind = "profile"\nprofile = "cpu-llama-68m"\ndraft_profile = "cpu-llama-68m"\nprompt = 64\n'
@@ -92,10 +92,10 @@ def test_passes_of_a_profile_that_dip_are_no_table_of_the_user(tmp_path: Path, m
         ('rule = "per-beam"\narrangement = "sequential"', 4),
     ],
 )  # fmt: skip
-def test_a_beam_search_says_how_wide_its_passes_are(
+def test_beam_search_error_names_the_pass_width(
     method: str, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is run: a curve that is too short is the user's mistake, not a run of which every point failed."""
+    """Before the run: a curve that is too short is invalid input, not a run in which every point fails."""
     text = BASE.replace('"speculative"', f'"beam"\nbeams = 3\n{method}')
     for last, enough in ((width - 1, False), (width, True)):
         files: dict[str, str | bytes] = {"s.toml": f"{text}verify_cost = [[1, 1.0], [{last}, 1.5]]\n"}
@@ -108,7 +108,7 @@ def test_a_beam_search_says_how_wide_its_passes_are(
 
 
 @pytest.mark.parametrize("given", [3, 0.5, True, float("nan"), np.float32(1), object()], ids=lambda given: type(given).__name__)
-def test_a_curve_that_is_no_table(given: Any) -> None:
+def test_invalid_verify_cost(given: Any) -> None:
     for call in (speculative.speedup, speculative.optimal_draft_length):
         more = (0.7, 3, 0.1) if call is speculative.speedup else (0.7, 0.1)
         with pytest.raises(ParameterError, match="verify_cost must be pairs of a width and a time, got"):
@@ -116,22 +116,22 @@ def test_a_curve_that_is_no_table(given: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [np.array([]), np.array([1, 2]), np.array(["vllm"]), ["vllm"], None], ids=repr)
-def test_an_engine_that_is_no_word(given: Any) -> None:
+def test_invalid_engine(given: Any) -> None:
     with pytest.raises(ParameterError, match="unknown engine"):
         speculative.reported_acceptance(given, 5, rate=0.5)
 
 
-def test_inner_drafts_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inner_draft_length_is_required(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = BASE.replace('"speculative"', '"hierarchical"\nreading = "recursive"')
     message = one_line(refused(tmp_path, monkeypatch, ["run", "s.toml", "--no-figures"], {"s.toml": text}))
     assert "inner_draft_length must be given for reading 'recursive'" in message
 
 
 @pytest.mark.parametrize("lengths", [[[1] * 8, [2] * 8], [[10**30] * 8]], ids=["never tested", "without end"])
-def test_rounds_at_their_limits_say_nothing_of_arrays(
+def test_extreme_rounds_give_no_array_warnings(
     lengths: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a decoding drafts nothing no token is tested, and a round may be longer than any number: neither is worth a warning."""
+    """Without drafts no token is tested, and recorded rounds may be very long: neither gives a warning."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.toml").write_text(law(f'kind = "rounds"\nlengths = {lengths}'))
     for setting in ("scenario.tokens=1", "method.draft_length=0", "method.draft_length=3"):
@@ -141,7 +141,7 @@ def test_rounds_at_their_limits_say_nothing_of_arrays(
 
 
 def law(text: str) -> str:
-    """The scenario with other [outcomes]."""
+    """The scenario with [outcomes] replaced."""
     return SCENARIO + METHOD + COST + "[outcomes]\n" + text
 
 
@@ -193,7 +193,7 @@ TOML = [
 
 
 @pytest.mark.parametrize(("text", "fragments"), [(first, rest) for first, *rest in TOML], ids=range(len(TOML)))
-def test_a_scenario_file(text: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_scenario_file(text: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = json.dumps({"acc_eagle": {"acc_len": [1, 2]}, "acc_ngram": {"acc_len": [1, 1]}})
     files: dict[str, str | bytes] = {"s.toml": text, "broken.json": "[[1, 2]", "log.jsonl": line}
     message = one_line(refused(tmp_path, monkeypatch, ["run", "s.toml", "--no-figures"], files))

@@ -1,4 +1,4 @@
-"""Speculative decoding of batches in closed form and path by path: against the steps themselves, and over all luck."""
+"""Speculative decoding of batches in closed form and by path: against the simulated steps, and by enumeration."""
 
 import dataclasses
 import itertools
@@ -46,7 +46,7 @@ DEEPER = COST, WIDE, growing(LAYERS, draft=0.3, smaller_layers=2, link=0.25, pro
 
 
 def played(parameters: Parameters, luck: Sequence[Sequence[int]], cost: StepCosts, **more: Any) -> Run:
-    """The simulator on texts of which so many drafted tokens survive from each place."""
+    """The simulator on sequences with these numbers of accepted tokens from each position."""
     tokens = max(parameters.lengths or (len(luck[0]),))
     answers = together([World(1, LAYERS, drafts={"draft": DraftOutcomes("target", own)}) for own in luck])
     steps = algorithm.decode(parameters, [0], tokens)
@@ -54,7 +54,7 @@ def played(parameters: Parameters, luck: Sequence[Sequence[int]], cost: StepCost
 
 
 def survivors(right: Sequence[bool]) -> list[int]:
-    """The run of right ones from each place on."""
+    """Length of the run of accepted tokens from each position."""
     return [len([*itertools.takewhile(bool, right[place:])]) for place in range(len(right))]
 
 
@@ -66,7 +66,7 @@ LUCK = st.lists(st.lists(st.booleans(), min_size=1, max_size=7), min_size=1, max
 
 @settings(deadline=None, max_examples=60)
 @given(LUCK, st.integers(0, 5), st.integers(1, 5), st.sampled_from(COSTS), st.booleans())
-def test_events_are_paths(luck: list[list[bool]], gamma: int, batch: int, cost: StepCosts, separate: bool) -> None:
+def test_events_equal_paths(luck: list[list[bool]], gamma: int, batch: int, cost: StepCosts, separate: bool) -> None:
     lengths = tuple(map(len, luck))
     placement = "separate" if separate else "colocated"
     parameters = Parameters(LAYERS, gamma, sequences=batch, batching="static", lengths=lengths, placement=placement)
@@ -90,7 +90,7 @@ def test_events_are_paths(luck: list[list[bool]], gamma: int, batch: int, cost: 
     assert near(layered.latency, run.latency, 1e-12)
 
 
-def test_a_pass_costs_what_its_texts_and_its_tokens_of_each_say() -> None:
+def test_time_of_a_pass_depends_on_sequences_and_tokens_of_each() -> None:
     step = Forward("target", (0,) * 6, 3, LayerSpan(0, LAYERS), heads=6, batch=Batch.uniform((0, 1, 2), 3, 2, 2))
     draft = step._replace(
         role="draft", tokens=(0,) * 3, layers=LayerSpan(0, 1), heads=3, batch=Batch.uniform((0, 1, 2), 3, heads=1)
@@ -103,7 +103,7 @@ def test_a_pass_costs_what_its_texts_and_its_tokens_of_each_say() -> None:
 
 
 @pytest.mark.parametrize("per_layer", [False, True])
-def test_passes_over_as_many_tokens_of_fewer_texts_have_a_price_of_their_own(per_layer: bool) -> None:
+def test_passes_with_equal_tokens_of_fewer_sequences_differ_in_time(per_layer: bool) -> None:
     whole = LayerSpan(0, LAYERS)
     two, three = (
         Forward(
@@ -144,7 +144,7 @@ LAWS = st.floats(0, 1).map(Iid) | st.tuples(st.floats(0.1, 0.9), st.floats(0, 0.
 
 
 @given(LAWS, st.integers(0, 5), st.integers(1, 20))
-def test_rounds_that_are_gone_through_are_all_rounds(law: Any, gamma: int, tokens: int) -> None:
+def test_enumerated_rounds_are_all_rounds(law: Any, gamma: int, tokens: int) -> None:
     found, want = static_batches.going(law, gamma, tokens), moments(gamma, tokens, law, round_prices(COST, gamma))
     assert near(found.sum(), want.rounds, 1e-12)
     assert near((found @ np.arange(gamma + 1)).sum(), want.drafted, 1e-12, 1e-300)
@@ -154,7 +154,7 @@ def test_rounds_that_are_gone_through_are_all_rounds(law: Any, gamma: int, token
 
 
 @given(LAWS, st.integers(0, 5), st.integers(1, 12), st.sampled_from(COSTS), st.booleans())
-def test_a_batch_of_one_text_is_the_closed_form_of_one(law: Any, gamma: int, tokens: int, cost: StepCosts, separate: bool) -> None:
+def test_batch_of_one_equals_the_closed_form(law: Any, gamma: int, tokens: int, cost: StepCosts, separate: bool) -> None:
     parameters = Parameters(LAYERS, gamma, placement="separate" if separate else "colocated")
     [rounds] = static_batches.rounds_of(parameters, tokens, law)
     want = moments(gamma, tokens, law, round_prices(cost, gamma, tokens=tokens, separate=separate))
@@ -168,7 +168,7 @@ def test_a_batch_of_one_text_is_the_closed_form_of_one(law: Any, gamma: int, tok
     lonely = predict(dataclasses.replace(parameters, batching="static", lengths=(tokens,)), tokens, law, cost)
     for name, value in vars(alone).items():
         assert near(getattr(lonely, name), value, 1e-12) or np.isnan(value), name
-    # One text behind the other: sums of what they are alone.
+    # Sequences one after another: sums of the single ones.
     behind = predict(dataclasses.replace(parameters, batching="static", lengths=(tokens, tokens)), tokens, law, cost)
     for name in ("latency", "latency_variance", "busy", "plain_latency", "rounds", "drafted", "operations"):
         assert near(getattr(behind, name), 2 * getattr(alone, name), 1e-12, 1e-300), name
@@ -179,7 +179,7 @@ def test_a_batch_of_one_text_is_the_closed_form_of_one(law: Any, gamma: int, tok
     st.lists(st.integers(1, 4), min_size=2, max_size=3), st.integers(0, 3), st.integers(1, 3), st.integers(0, 20),
     st.sampled_from(DEEPER), st.booleans(),
 )  # fmt: skip
-def test_the_mean_is_that_over_all_luck(
+def test_mean_equals_enumeration_of_all_outcomes(
     lengths: list[int], gamma: int, batch: int, twentieths: int, cost: StepCosts, separate: bool
 ) -> None:
     rate, tokens = twentieths / 20, max(lengths)
@@ -238,7 +238,7 @@ def test_records_have_no_closed_form_in_batches() -> None:
     with pytest.raises(ParameterError, match=r"closed form for static batches; ask for views = \['paths'\]"):
         predict(parameters, 4, law, COST)
     assert closed_work(parameters, 4, law) is None
-    # One text behind the other has one.
+    # Sequences one after another have one.
     behind, alone = (
         predict(Parameters(LAYERS, 2, batching="static", lengths=lengths), 4, law, COST).latency for lengths in ((4, 4), None)
     )
@@ -246,8 +246,8 @@ def test_records_have_no_closed_form_in_batches() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 4, 16])
-def test_long_texts_come_near_the_speed_up_of_batches(batch: int) -> None:
-    """The last text of a batch ends later than the mean by some square root of its length; never before."""
+def test_long_sequences_approach_the_asymptotic_speed_up(batch: int) -> None:
+    """The last sequence of a batch ends later than the mean, by about the square root of its length; never earlier."""
     rate, gamma = 0.7, 3
     cost = UnitCost(LAYERS, cost_ratio=0.1, verify_cost=((1, 4.0), (16, 5.0), (64, 12.0)))
     target = PassTimes([batch], [1, 4], [0], [[[cost.slowdown(width * batch)] for width in (1, 4)]])
@@ -274,7 +274,7 @@ BASE: dict[str, Any] = {
 
 
 def test_all_views_of_a_scenario_agree() -> None:
-    """The mean of 4096 paths, at a false alarm in 10^9; the simulator's paths are the sampler's."""
+    """The mean of 4096 paths, with a false-alarm probability of 1e-9; the simulator's paths are the sampler's."""
     rows = {row["view"]: row for row in sim.run(BASE).to_dicts()}
     formula, sampled, events = (rows[view] for view in ("formula", "paths", "events"))
     assert events["paths_difference"] == 0
@@ -290,16 +290,16 @@ def test_all_views_of_a_scenario_agree() -> None:
     assert near(formula["speedup"], 8.0 * steps / formula["latency_layers"])
 
 
-def test_plain_decoding_of_one_text_is_what_it_was() -> None:
-    """To the last bit: a product, not a sum over columns."""
+def test_plain_decoding_of_one_sequence_is_unchanged() -> None:
+    """Exactly equal: a product, not a sum over steps."""
     table = {"name": "speculative", "layers": 8, "draft_length": 3}
     case = Grid(resolve(BASE | {"method": [table], "cost": {"cost_ratio": 0.1, "final_head": 0.1}})).case(0)
     assert case.plain_time == 12 * 8.1 != sum([8.1] * 12)
     assert case.steps == case.outputs == 12
 
 
-def test_a_text_has_the_luck_that_it_has_alone() -> None:
-    """The first of a batch that of a single text, whatever the batch; a longer batch extends a shorter one."""
+def test_sequence_has_the_same_draws_in_any_batch() -> None:
+    """The first sequence of any batch has the draws of a single sequence; a larger batch extends a smaller one."""
     from sim.views import evaluation
 
     def rounds(**method: Any) -> list[Any]:
@@ -320,8 +320,8 @@ def test_a_text_has_the_luck_that_it_has_alone() -> None:
     assert random_streams.of_text("accept", 0) == "accept"
 
 
-def test_hardware_prices_texts_and_their_tokens() -> None:
-    """A pass of the target takes what it takes over so many tokens of each of so many texts, one of the draft what it takes."""
+def test_hardware_costs_depend_on_sequences_and_tokens() -> None:
+    """A target pass takes the profile's time for its tokens per sequence and sequences, and a draft pass likewise."""
 
     class Growing(UniformLayers):
         def layer(self, width: Any, context: Any, batch: Any = 1, *, busy: int = 0) -> Any:
@@ -355,7 +355,7 @@ def test_hardware_prices_texts_and_their_tokens() -> None:
 
 def test_a_scenario_on_hardware_has_its_own_batch() -> None:
     base = BASE | {"cost": {"kind": "roofline", "device": "h100", "shape": "llama-3.1-8b", "draft_shape": "llama-68m"}}
-    base["method"] = [BASE["method"][0] | {"layers": 32, "sequences": 9, "batching": "static"}]  # of six texts
+    base["method"] = [BASE["method"][0] | {"layers": 32, "sequences": 9, "batching": "static"}]  # for six sequences
     base["scenario"] = BASE["scenario"] | {"replications": 64, "event_replications": 4}
     rows = sim.run(base)
     assert rows["paths_difference"].drop_nulls().to_list()[0] < 1e-9 * rows["latency_s"].max()
@@ -365,9 +365,9 @@ def test_a_scenario_on_hardware_has_its_own_batch() -> None:
         sim.run(base | {"cost": base["cost"] | {"batch": 2}})
 
 
-def test_a_curve_must_reach_as_far_as_all_texts_together() -> None:
+def test_verify_cost_must_reach_the_tokens_of_all_sequences() -> None:
     short = BASE | {"cost": BASE["cost"] | {"verify_cost": [[1, 1.0], [15, 2.0]]}}
-    with pytest.raises(ParameterError, match=r"must reach width 16, .* measure wider passes or draft less or take fewer sequences"):
+    with pytest.raises(ParameterError, match=r"must reach width 16, .* measure passes of more tokens or draft less or take fewer"):
         sim.run(short)
     assert sim.run(short | {"cost": BASE["cost"] | {"verify_cost": [[1, 1.0], [16, 2.0]]}}).height == 3
     of_batches = ("sequences", "batching", "lengths")
@@ -375,5 +375,5 @@ def test_a_curve_must_reach_as_far_as_all_texts_together() -> None:
     with pytest.raises(ParameterError, match=r"must reach width 16, .* draft less or take fewer sequences$"):
         sim.run(short | {"method": two})
     alone = [{key: value for key, value in BASE["method"][0].items() if key not in of_batches} | {"draft_length": 15}]
-    with pytest.raises(ParameterError, match=r"must reach width 16, .* measure wider passes or draft less$"):
+    with pytest.raises(ParameterError, match=r"must reach width 16, .* measure passes of more tokens or draft less$"):
         sim.run(short | {"method": alone})

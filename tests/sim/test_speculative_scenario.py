@@ -1,4 +1,4 @@
-"""Speculative decoding through scenarios: every law in three views, laws and costs for each method, what engines print."""
+"""Speculative decoding in scenarios: every law in three views, laws and costs by method, and figures of engines."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LAWS: list[dict[str, Any]] = [
 
 
 def tables(**sections: Any) -> dict[str, Any]:
-    """A small scenario, with sections put in place of its own."""
+    """A small scenario, with sections replaced."""
     base: dict[str, Any] = {
         "scenario": {"name": "small", "tokens": TOKENS, "replications": 4096, "event_replications": 60},
         "method": [METHOD], "outcomes": LAWS[0], "cost": {"cost_ratio": 0.125},
@@ -76,7 +76,7 @@ def spread_of(index: int) -> dict[str, float]:
 @pytest.mark.parametrize("index", range(len(LAWS)), ids=[f"{law['kind']}-{index}" for index, law in enumerate(LAWS)])
 @pytest.mark.parametrize("placement", ["colocated", "separate"])
 def test_three_views_of_every_law(index: int, placement: str) -> None:
-    """Events equal paths on every decoding that both play; the paths' means are within 5 standard errors (one in 1.7 million)."""
+    """Events equal paths on every decoding; the paths' means are within 5 standard errors (one in 1.7 million)."""
     method = {**METHOD, "placement": placement}
     cost = {"cost_ratio": 0.125, "verify_cost": [[1, 1.0], [2, 1.25], [4, 1.5]], "operations_ratio": 0.25}
     cost |= {"link": 0.5} if placement == "separate" else {}
@@ -95,7 +95,7 @@ def test_three_views_of_every_law(index: int, placement: str) -> None:
 
 
 @pytest.mark.parametrize("draft_length", [0, 1, 3, TOKENS - 1, TOKENS, 40])
-def test_the_formula_is_that_of_exactly_so_many_tokens(draft_length: int) -> None:
+def test_formula_is_for_the_exact_number_of_tokens(draft_length: int) -> None:
     table = sim.run(tables(method=[{**METHOD, "draft_length": draft_length}], cost={"cost_ratio": 0.3}), views=["formula"])
     row = view(table, "formula")
     assert row["speedup"] == pytest.approx(float(speculative.finite_speedup(TOKENS, 0.7, draft_length, 0.3)), rel=1e-12)
@@ -111,7 +111,7 @@ def test_a_verify_cost_slows_the_passes_of_its_width() -> None:
 
 
 def test_mixed_with_predictive_pipelined_and_plain_decoding() -> None:
-    """Each method under the outcomes that it asks for: one law each in [outcomes], or [method.outcomes]."""
+    """Each method with its outcomes: one law per kind in [outcomes], or [method.outcomes]."""
     ppd = {"name": "ppd", "layers": 8, "exit_layer": 4, "candidates": 2}
     plain = {"name": "autoregressive", "layers": 8}
     match = {"kind": "iid", "match_rate": 0.5}
@@ -123,12 +123,12 @@ def test_mixed_with_predictive_pipelined_and_plain_decoding() -> None:
     alone = sim.run(tables())
     mixed = by_name.filter(by_name["method"] == "speculative")
     for name in ("latency_layers", "busy_layers", "speedup", "mean_busy_units", "tokens_per_round", "acceptance_rate"):
-        assert mixed[name].to_list() == alone[name].to_list()  # the same luck, whoever else is there
+        assert mixed[name].to_list() == alone[name].to_list()  # the same draws, with or without other methods
     assert mixed["match_rate"].null_count() == 3
 
 
 @pytest.mark.parametrize(("form", "exit_layer"), [("nested", 2), ("flat", 2), ("literal", 4), ("eager", 4)])
-def test_what_a_draft_costs_is_nothing_to_a_method_that_does_not_draft(form: str, exit_layer: int) -> None:
+def test_draft_costs_do_not_affect_other_methods(form: str, exit_layer: int) -> None:
     ppd = {"name": "ppd", "layers": 8, "exit_layer": exit_layer, "candidates": 2, "form": form}
     match = {"kind": "iid", "match_rate": 0.5}
     cost = {"cost_ratio": 0.125, "verify_cost": [[1, 1.0], [4, 2.0]]}
@@ -139,7 +139,7 @@ def test_what_a_draft_costs_is_nothing_to_a_method_that_does_not_draft(form: str
     assert alone["view"].to_list() == ["formula", "paths", "events"]
 
 
-def test_a_method_may_have_costs_of_its_own() -> None:
+def test_method_may_have_separate_costs() -> None:
     methods = [{**METHOD, "cost": {"cost_ratio": ratio}} for ratio in (0.05, 0.2)]
     table = sim.run({key: value for key, value in tables(method=methods).items() if key != "cost"}, views=["formula"])
     assert table["cost_ratio"].to_list() == [0.05, 0.2]
@@ -154,14 +154,14 @@ def test_paths_into_tables_of_methods() -> None:
     assert [each["outcomes"]["acceptance_rate"] for each in both] == [0.5, 0.5]
     swept = sim.run(given, sweep={"outcomes.acceptance_rate": [0.2, 0.4], "cost.cost_ratio": [0.1]}, views=["formula"])
     assert swept["acceptance_rate"].to_list() == [0.2, 0.4, 0.2, 0.4]
-    with pytest.raises(ParameterError, match=r"no \[method.outcomes\] says correlation"):
+    with pytest.raises(ParameterError, match=r"no \[method.outcomes\] has correlation"):
         resolve(given, set={"outcomes.correlation": 0.5})
     by_name = tables(outcomes={"accept": LAWS[0]})
     assert resolve(by_name, set={"outcomes.accept.acceptance_rate": 0.5})["outcomes"]["accept"]["acceptance_rate"] == 0.5
     assert resolve(given, set={"method.outcomes.trials": 10})["method"][1]["outcomes"]["trials"] == 10
 
 
-def test_a_path_may_name_the_method_that_it_means() -> None:
+def test_path_may_name_a_method() -> None:
     mixed = resolve("compare", set={"method.speculative.draft_length": 2, "method.ppd.candidates": 1})
     assert [table.get("draft_length") for table in mixed["method"]] == [None, None, 2, None, 4, 4]
     assert [table.get("candidates") for table in mixed["method"]] == [None, 1, None, None, None, None]
@@ -173,7 +173,7 @@ def test_a_path_may_name_the_method_that_it_means() -> None:
         resolve("compare", set={"method.draft_length": 2})
 
 
-def test_a_rate_that_is_set_forgets_what_the_old_one_rested_on() -> None:
+def test_overridden_rate_loses_trials_and_source() -> None:
     law = {**LAWS[0], "trials": 1000, "source": "measured"}
     own = [{**METHOD, "outcomes": law}]
     for given in (tables(outcomes=law), tables(outcomes={"accept": law}), tables(method=own, outcomes=law)):
@@ -184,7 +184,7 @@ def test_a_rate_that_is_set_forgets_what_the_old_one_rested_on() -> None:
         assert table["acceptance_rate_trials"].to_list() == [None]
 
 
-def test_trials_give_an_interval_from_the_inputs() -> None:
+def test_trials_give_an_input_interval() -> None:
     row = view(sim.run(tables(outcomes={**LAWS[0], "trials": 400}), views=["formula"]), "formula")
     low, high = row["acceptance_rate_low"], row["acceptance_rate_high"]
     assert low < 0.7 < high
@@ -203,8 +203,8 @@ def test_the_other_name_of_a_draft_length() -> None:
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "transformers", "llama.cpp"])
-def test_what_an_engine_prints_of_a_run_leads_back_to_its_acceptance_rate(engine: str) -> None:
-    """The simulated run's own rate and length, as each engine would print them, give the law that it was run under."""
+def test_engine_figures_convert_back_to_the_acceptance_rate(engine: str) -> None:
+    """The rate and length of a simulated run, as each engine prints them, give the law of the run."""
     run = sim.run(tables(scenario={"name": "long", "tokens": 4000, "replications": 4096}), views=["paths"])
     row = view(run, "paths")
     named = {"field": "drafts"} if engine == "sglang" else {}
@@ -214,13 +214,13 @@ def test_what_an_engine_prints_of_a_run_leads_back_to_its_acceptance_rate(engine
         outcome = Grid(tables(outcomes=law)).case(0).outcome
         assert outcome is not None
         assert outcome.rate == pytest.approx(0.7, abs=1e-3)
-        assert outcome.source == f"measured: converted from what {engine} printed"
+        assert outcome.source == f"measured: converted from the output of {engine}"
         assert outcome.note is not None
         assert outcome.note.endswith(f"drafts of 3 -> acceptance_rate {outcome.rate:.4f}")
 
 
-def test_the_output_says_what_was_converted_into_which_column(tmp_path: Path) -> None:
-    """The figures as they were printed, and the column that holds what they mean."""
+def test_output_names_the_converted_figures(tmp_path: Path) -> None:
+    """The printed figures, and the column with the converted rate."""
     law = {"kind": "reported", "engine": "vllm", "draft_length": 5, "rate": 0.62, "length": 4.1}
     report = sweep.run(tables(outcomes=law, scenario={"name": "said", "tokens": 8, "views": ["formula"]}), out=tmp_path / "run")
     [row] = report.table().collect().to_dicts()
@@ -258,8 +258,8 @@ UNEQUAL = [[(5 * i + 3 * j) % 4 + 1 for j in range(4 + 3 * i)] for i in range(5)
 
 @pytest.mark.parametrize("draft_length", [1, 3])
 @pytest.mark.parametrize("placement", ["colocated", "separate"])
-def test_a_log_is_played_as_it_is(draft_length: int, placement: str) -> None:
-    """Over all its tokens each view takes the rounds of the log, whichever sequence comes first."""
+def test_log_is_replayed_in_full(draft_length: int, placement: str) -> None:
+    """Over all tokens of the log every view takes the log's rounds, in any order of the sequences."""
     total = sum(map(len, UNEQUAL))
     method = {**METHOD, "draft_length": draft_length, "placement": placement}
     settings = {"name": "log", "tokens": total, "replications": 50, "event_replications": 6}
@@ -269,15 +269,15 @@ def test_a_log_is_played_as_it_is(draft_length: int, placement: str) -> None:
     rounds = sum(dependent_acceptance.tokens_of_rounds(each, draft_length)[0] for each in UNEQUAL)
     assert table["tokens_per_round"].to_list() == pytest.approx([total / rounds] * 3, rel=1e-12)
     note = table["outcomes_note"][0]
-    assert f"the log's own mean over rounds is {total / rounds:.4f} tokens a round in drafts of {draft_length}" in note
-    assert note.endswith(f"of {total} tokens, which this plays")
+    assert f"; mean of the log: {total / rounds:.4f} tokens per round in drafts of {draft_length}" in note
+    assert note.endswith(f"over {total} tokens, all replayed")
     settings["tokens"] = total + 1
     with pytest.raises(ParameterError, match=f"tokens must be at most {total} with play = 'log', those of the log, got"):
         sim.run(tables(outcomes={"kind": "rounds", "lengths": UNEQUAL, "play": "log"}, scenario=settings))
 
 
-def test_rounds_say_which_mean_they_play() -> None:
-    """The beginnings of the sequences that are long enough: their mean over rounds, the log's own, and where the two part."""
+def test_note_names_the_mean_of_replayed_rounds() -> None:
+    """The beginnings of the sequences that are long enough: their mean over rounds, the log's mean, and the difference."""
     law = {"kind": "rounds", "lengths": UNEQUAL}
     settings = {"name": "log", "tokens": 10, "replications": 8}
     row = view(sim.run(tables(outcomes=law, scenario=settings), views=["formula"]), "formula")
@@ -290,10 +290,10 @@ def test_rounds_say_which_mean_they_play() -> None:
     assert row["tokens_per_round"] == pytest.approx(begun, rel=1e-12)
     alone = np.mean([mean([each]) for each in UNEQUAL])
     assert row["outcomes_note"] == (
-        f"rounds: a mean over rounds, of the first 10 tokens of {len(long)} of 5 sequences alike: {begun:.4f} tokens a round in"
-        f" drafts of 3; the log's own mean over rounds is {mean(UNEQUAL):.4f} and over sequences {alone:.4f}:"
-        f" {mean(long) / mean(UNEQUAL) - 1:+.1%} as shorter sequences are left out, {begun / mean(long) - 1:+.1%} as the others end"
-        f" after 10 tokens; play = 'log' with tokens = {sum(map(len, UNEQUAL))} plays the log's own"
+        f"rounds: the first 10 tokens of {len(long)} of 5 recorded sequences, with equal weights: {begun:.4f} tokens per round in"
+        f" drafts of 3; the log's mean is {mean(UNEQUAL):.4f} over rounds and {alone:.4f} over sequences;"
+        f" {mean(long) / mean(UNEQUAL) - 1:+.1%} because shorter sequences are left out, {begun / mean(long) - 1:+.1%} because the"
+        f" others end after 10 tokens; play = 'log' with tokens = {sum(map(len, UNEQUAL))} gives the log's mean"
     )
     with pytest.raises(ParameterError, match="unknown play 'logs'; did you mean log"):
         sim.run(tables(outcomes=law | {"play": "logs"}))
@@ -301,7 +301,7 @@ def test_rounds_say_which_mean_they_play() -> None:
         sim.run(tables(outcomes=law, scenario=settings | {"tokens": 17}))
 
 
-def test_the_published_deck_is_replayed_with_its_own_cost_ratio() -> None:
+def test_published_slides_are_replayed_with_their_cost_ratio() -> None:
     table = sim.run("speculative-deck", views=["formula"])
     rows = [row for row in deck_analysis.rows() if row["draft_length"] is not None]
     assert len(rows) == 4
@@ -317,7 +317,7 @@ def test_the_published_deck_is_replayed_with_its_own_cost_ratio() -> None:
 
 
 def test_results_do_not_depend_on_workers(tmp_path: Path) -> None:
-    """More replications than one block of random draws has, and events in several shards."""
+    """More replications than a block of random draws has, and events in several shards."""
     some = {"name": "s", "tokens": TOKENS, "replications": 4200, "event_replications": 2100}
     for jobs in (1, 2):
         sim.run(tables(scenario=some), out=tmp_path / str(jobs), jobs=jobs)
@@ -338,7 +338,7 @@ def test_accepted_lengths_are_counted(tmp_path: Path) -> None:
         assert (own["accepted"] * own["rounds"]).sum() + rounds == TOKENS * replications  # accepted and the target's own
 
 
-def test_the_terminal_names_each_method_with_what_was_chosen_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_report_names_methods_with_their_parameters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["run", "compare", "--replications", "5", "--no-figures", "--sweep", "scenario.tokens=4,8"])
     assert done.exit_code == 0
@@ -350,8 +350,8 @@ def test_the_terminal_names_each_method_with_what_was_chosen_for_it(monkeypatch:
 
 
 @pytest.mark.parametrize("width", [148, 100, 60])
-def test_no_number_of_a_table_is_cut(width: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The hierarchy's methods have long names: words go over several lines, and a narrow terminal gets lines wider than itself."""
+def test_numbers_of_a_table_are_not_cut(width: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Methods with long names: words wrap, and on a narrow terminal lines are wider than it."""
     report = sweep.run("speculative-hierarchy", replications=4, out=tmp_path / "run")
     text = io.StringIO()
     reports.show(report, report.frame(), [], Console(file=text, width=width, highlight=False))
@@ -361,8 +361,8 @@ def test_no_number_of_a_table_is_cut(width: int, monkeypatch: pytest.MonkeyPatch
     assert f"{row['speedup']:.{digits}f} ±{half:.{digits}f}" in text.getvalue()
 
 
-def test_a_run_that_gives_no_number_says_so(tmp_path: Path) -> None:
-    """Policies that follow the text have no closed form."""
+def test_run_without_values_is_explained(tmp_path: Path) -> None:
+    """Policies that depend on the decoded sequence have no closed form."""
     method = {"name": "adaptive", "layers": 8, "policy": "optimum"}
     for view, silent in (("formula", True), ("paths", False)):
         report = sweep.run(tables(method=[method]), views=[view], replications=20, out=tmp_path / view)
@@ -371,7 +371,7 @@ def test_a_run_that_gives_no_number_says_so(tmp_path: Path) -> None:
         assert (reports.NOTHING in text.getvalue()) == silent
 
 
-def test_law_of_rounds_is_told_by_what_survives() -> None:
+def test_law_of_rounds_follows_from_survival() -> None:
     law = Grid(tables(outcomes=LAWS[5])).case(0).outcome
     assert law is not None
     assert isinstance(law.law, Rounds)

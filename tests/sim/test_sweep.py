@@ -1,4 +1,4 @@
-"""Runs that are killed, interrupted, damaged or out of room: nothing finished is lost, and the tables are the same to the byte."""
+"""Runs that are killed, interrupted, damaged or out of disk space: finished shards are kept, and the tables are byte-identical."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sim.scenarios.cases import Case
 from sim.views import evaluation
 
 SHARD_SECONDS = 1 / 15
-"""Little work is then cut into five shards."""
+"""With this value a small run has five shards."""
 TABLES = ("results.parquet", "results.csv", "distribution.parquet")
 
 
@@ -78,14 +78,14 @@ compute = sweep.compute
 
 
 def waiting(tables: Any, shard: Shard, path: Path, *more: Any) -> Any:
-    """Compute a shard, the last two when they may."""
+    """Compute a shard; the last two wait for permission."""
     while shard.view == "events" and shard.first and not (path.parents[2] / "go").exists():
         time.sleep(0.01)
     return compute(tables, shard, path, *more)
 
 
 def started(folder: Path, jobs: int) -> subprocess.Popen[str]:
-    """A run in a process of its own that has finished three of its five shards, and waits with the others."""
+    """A run in a separate process that has finished three of its five shards and waits before the others."""
     child = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(folder), str(jobs)], start_new_session=True, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -131,7 +131,7 @@ def test_shards_of_a_dead_worker_are_submitted_again(tmp_path: Path, reference: 
 
 
 @pytest.mark.parametrize(("deaths", "told"), [([2, 2], True), ([3], True), ([2, 3], True), ([2, 1, 2], False)])
-def test_workers_that_die_over_and_over_end_the_run(
+def test_workers_that_keep_dying_end_the_run(
     deaths: list[int], told: bool, tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three times without a shard between; a shard that is finished begins the count anew, also one of which a worker could not
@@ -142,7 +142,7 @@ def test_workers_that_die_over_and_over_end_the_run(
     left = list(deaths)
 
     class Dying:
-        """Replaces worker processes: dies `deaths[0]` times, finishes a shard and dies, and so on; finishes the rest in the end."""
+        """Replacement of worker processes: dies `deaths[0]` times, finishes a shard and dies, and so on; then finishes the rest."""
 
         def __init__(self, n_jobs: int, **_: Any) -> None:
             assert n_jobs == 2
@@ -187,7 +187,7 @@ def test_damaged_shards_are_computed_again(tmp_path: Path, reference: Path) -> N
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_full_disk_keeps_what_was_finished(tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
+def test_full_disk_keeps_finished_shards(tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
     folder = tmp_path / "run"
 
     def full(tables: Any, shard: Shard, path: Path, *more: Any) -> Any:
@@ -211,7 +211,7 @@ def command(*arguments: object) -> list[str]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_interrupted_command_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_command_explains_how_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
     whole = sweep.compute
 
@@ -224,18 +224,18 @@ def test_interrupted_command_says_how_to_go_on(tmp_path: Path, monkeypatch: pyte
     done = CliRunner().invoke(app, ["run", *map(str, ("ppd-forms", "-j", 1, "-o", folder)), "--no-figures"])
     assert done.exit_code == 130
     assert done.stdout == ""
-    assert done.stderr == f"interrupted; what was finished is kept in {folder}; go on with the same command and --resume\n"
+    assert done.stderr == f"interrupted; finished shards are kept in {folder}; resume with the same command and --resume\n"
     assert len(shards(folder)) == 1
 
 
 @pytest.mark.slow  # when it comes to what, and whether it has ended by then, are a clock's to say
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_command_that_is_interrupted_from_outside_says_how_to_go_on(tmp_path: Path, jobs: int) -> None:
+def test_command_interrupted_by_a_signal_explains_how_to_resume(tmp_path: Path, jobs: int) -> None:
     folder = tmp_path / "run"
     child = subprocess.Popen(
         command("ppd-forms", "--set", "scenario.event_replications=1000", "-j", jobs, "-o", folder), start_new_session=True,
         text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whoever runs tests in the background has it ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # it is ignored where tests run in the background
     )  # fmt: skip
     deadline = time.monotonic() + 60
     while len(shards(folder)) < 3 and child.poll() is None and time.monotonic() < deadline:
@@ -244,7 +244,7 @@ def test_a_command_that_is_interrupted_from_outside_says_how_to_go_on(tmp_path: 
     printed, errors = child.communicate(timeout=30)
     assert child.returncode == 130
     assert printed == ""
-    assert errors == f"interrupted; what was finished is kept in {folder}; go on with the same command and --resume\n"
+    assert errors == f"interrupted; finished shards are kept in {folder}; resume with the same command and --resume\n"
     assert len(shards(folder)) >= 3
 
 
@@ -261,7 +261,7 @@ def test_second_run_in_a_directory_is_refused(tmp_path: Path) -> None:
     assert sweep.run(small, out=folder, resume=True).computed == 0
 
 
-def test_point_that_fails_is_kept_apart(tmp_path: Path) -> None:
+def test_failed_point_is_listed_separately(tmp_path: Path) -> None:
     tables = scenario(rates=2, views=["formula"])
     tables["sweep"] |= {"method.exit_layer": [20, 30], "method.layers": [25, 40]}
     report = sweep.run(tables, out=tmp_path / "run")
@@ -271,8 +271,8 @@ def test_point_that_fails_is_kept_apart(tmp_path: Path) -> None:
     assert report.rows == 16 - 4
 
 
-def test_a_view_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one point the events alone cannot be had: the others of that point, and all of the next one, are in the table."""
+def test_failed_view_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One point fails only in the view events: its other views, and all of the next point, are in the table."""
     whole = evaluation.events_row
 
     def events_row(case: Case, start: int, stop: int) -> dict[str, Any]:
@@ -287,24 +287,24 @@ def test_a_view_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
     assert rows == [(0, "formula"), (0, "paths"), (1, "formula"), (1, "paths"), (1, "events")]
 
 
-def test_a_table_that_cannot_be_written_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_table_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise pl.exceptions.ComputeError("no room left\nand more of that")
 
     monkeypatch.setattr(pl.DataFrame, "write_csv", broken)
     with pytest.raises(sweep.RunError) as caught:
         sweep.run(scenario(rates=1, views=["formula"]), out=tmp_path / "run", jobs=1)
-    line, why = str(caught.value), "cannot be written or read again, as on a disk that is full: no room left; "
+    line, why = str(caught.value), "cannot be written or read again (disk full?): no room left; "
     assert line.startswith(f"a table in {tmp_path / 'run'} {why}")
     assert "and more" not in line
 
 
-def test_what_a_run_has_once_cannot_be_swept(tmp_path: Path) -> None:
+def test_run_wide_keys_cannot_be_swept(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"scenario\.replications cannot be swept"):
         sweep.run(scenario(), out=tmp_path / "run", sweep={"scenario.replications": [10, 20]})
 
 
-def test_file_knows_whether_it_is_intact(tmp_path: Path) -> None:
+def test_changed_file_is_detected(tmp_path: Path) -> None:
     path = write_hashed(tmp_path / "a-b.txt", lambda temporary: temporary.write_text("whole", encoding="utf-8"))
     assert intact(path)
     path.write_text("half", encoding="utf-8")
@@ -320,7 +320,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
 
 
 def peak_mib(arguments: list[str]) -> float:
-    """Peak memory of the largest process that a command starts, or of the command itself, in MiB."""
+    """Peak memory of the largest process of a command [MiB]."""
     done = subprocess.run([sys.executable, "-c", MEASURED, *arguments], check=True, capture_output=True, text=True)
     return float(done.stdout)
 

@@ -1,4 +1,4 @@
-"""The paper's own measurements as a scenario: what is fitted on one data set, simulated on the other, and said of both."""
+"""The paper's measurements as a scenario: overheads fitted on one data set and simulated on the other, and the report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def table() -> pl.DataFrame:
     return sim.run("ppd-table-3", set=QUICK)
 
 
-def test_there_is_a_row_of_each_measured_one(table: pl.DataFrame) -> None:
+def test_every_measured_time_has_a_row(table: pl.DataFrame) -> None:
     formula = table.filter(view="formula")
     assert sorted(formula.select("data_set", "candidates").rows()) == [
         (run.data_set, run.candidates) for run in ppd_table_3_fit.runs()
@@ -44,7 +44,7 @@ def test_there_is_a_row_of_each_measured_one(table: pl.DataFrame) -> None:
         assert row["latency_s"] == pytest.approx(measured, rel=0.012)
 
 
-def test_the_views_agree_and_say_what_the_fit_says(table: pl.DataFrame) -> None:
+def test_views_agree_with_the_fit(table: pl.DataFrame) -> None:
     said = {(row["data_set"], row["candidates"]): row["predicted_s"] for row in ppd_table_3_fit.rows()}
     for row in table.to_dicts():
         expected = said[row["data_set"], row["candidates"]]
@@ -67,7 +67,7 @@ def scenario(**cost: Any) -> dict[str, Any]:
     }
 
 
-def test_without_a_fit_it_is_the_theorem_in_seconds() -> None:
+def test_without_a_fit_times_follow_the_theorem() -> None:
     row = sim.run(scenario()).row(0, named=True)
     run = ppd_table_3_fit.runs("squad")[1]
     assert row["latency_s"] == pytest.approx(run.plain_s * (1 - run.match_rate / 2 * 127 / 128))
@@ -77,7 +77,7 @@ def test_without_a_fit_it_is_the_theorem_in_seconds() -> None:
 
 
 @pytest.mark.parametrize("on", ["cnn_dm", "squad", "both"])
-def test_the_overhead_of_a_scenario_is_the_fitted_one(on: str) -> None:
+def test_overhead_of_the_scenario_is_the_fitted_one(on: str) -> None:
     for law, k in (("linear", 3), ("tree", 3), ("linear", 7), ("tree", 7)):
         tables = scenario(fitted_on=on, dispatch_law=law)
         tables["method"][0]["candidates"] = k
@@ -90,8 +90,8 @@ def test_the_overhead_of_a_scenario_is_the_fitted_one(on: str) -> None:
     assert case.fitted_on == on
 
 
-def test_seven_candidates_separate_a_line_from_a_tree_in_the_engine() -> None:
-    """At any match rate: the same coins, so what is left between the two is what the theory says of their costs."""
+def test_seven_candidates_distinguish_linear_from_tree_dispatch() -> None:
+    """At any match rate: with the same random draws, the difference of the two equals that of the theory."""
     tables = scenario(fitted_on="both") | {"outcomes": {"kind": "iid", "match_rate": 0.6}}
     axes = {"method.candidates": [1, 3, 7], "cost.dispatch_law": ["linear", "tree"]}
     for view in ("formula", "events"):
@@ -102,7 +102,7 @@ def test_seven_candidates_separate_a_line_from_a_tree_in_the_engine() -> None:
         assert gaps[2] == pytest.approx(1e3 * (ppd_table_3_fit.per_token_s(7) - ppd_table_3_fit.per_token_s(7, "tree")))
 
 
-def test_a_run_says_measured_against_predicted_row_by_row(table: pl.DataFrame) -> None:
+def test_run_prints_measured_and_predicted_speed_ups(table: pl.DataFrame) -> None:
     text = "\n".join(notes(table.lazy(), load("ppd-table-3")))
     for row in ppd_table_3_fit.rows():
         [line] = [line for line in text.splitlines() if line.startswith(f"{row['source']}: ")]
@@ -116,7 +116,7 @@ def test_a_run_says_measured_against_predicted_row_by_row(table: pl.DataFrame) -
             assert f"{view} {each['latency_s']:.3f} ±{half:.3f} s" in line
     for words in ("four points calibrate it and do not prove it", "exit layer 20 assumed", "7 would: 35.2 ms a token", "26.4 ms"):
         assert words in text
-    assert "times: published: what plain decoding takes, PPD Table 3; fitted to published times" in text
+    assert "times: published: time of plain decoding, PPD Table 3; fitted to published times" in text
 
 
 @pytest.mark.parametrize(
@@ -126,25 +126,25 @@ def test_a_run_says_measured_against_predicted_row_by_row(table: pl.DataFrame) -
     ],
     ids=str,
 )  # fmt: skip
-def test_what_does_not_replay_the_table_is_not_held_against_it(change: dict[str, Any]) -> None:
+def test_other_runs_are_not_compared_with_the_table(change: dict[str, Any]) -> None:
     tables = scenario(fitted_on="cnn_dm")
     assert any("measured 13.712 s" in line for line in notes(sim.run(tables).lazy(), tables))
     assert not any("measured" in line for line in notes(sim.run(tables, set=change).lazy(), tables))
 
 
-def test_times_say_what_is_published_fitted_and_assumed() -> None:
+def test_source_of_times_names_published_fitted_and_assumed() -> None:
     assert cost_source(scenario()) == (
-        "published: what plain decoding takes, PPD Table 3; assumed: every layer one time unit, nothing else takes time"
+        "published: time of plain decoding, PPD Table 3; assumed: every layer takes one layer-time, nothing else takes time"
     )
     fitted = cost_source(scenario(fitted_on="squad"))
     assert fitted == cost_source(load("ppd-table-3"))
     assert "fitted to published times" in fitted
-    assert "assumed: layers alike, and the exit layer" in fitted
+    assert "assumed: equal layers, and the exit layer" in fitted
     assert fitted in cost_source(scenario() | {"sweep": {"cost.fitted_on": ["squad", "both"]}})
     assert "assumed, as [cost] says: final_head" in cost_source(scenario(final_head=1.0))
 
 
-def test_what_was_fitted_on_can_be_swept() -> None:
+def test_fitted_on_can_be_swept() -> None:
     found = sim.run(scenario(), sweep={"cost.fitted_on": ["cnn_dm", "squad", "both"]})
     assert found["fitted_on"].to_list() == ["cnn_dm", "squad", "both"]
     least, *_, most = sorted(found["latency_s"])
@@ -166,7 +166,7 @@ BAD = {
     METHOD + SQUAD + 'fitted_on = "wmt"\n': ["unknown fitted_on 'wmt'", "both, cnn_dm, squad"],
     METHOD + SQUAD + "fitted_on = true\n": ["unknown fitted_on True", "both"],
     METHOD + '[cost]\nfitted_on = "squad"\n': ["fitted_on must be given with kind 'published' and data_set", "leave it out"],
-    METHOD + SQUAD + "seconds_per_layer = 0.003\n": ["seconds_per_layer is the table's own", "leave it out"],
+    METHOD + SQUAD + "seconds_per_layer = 0.003\n": ["seconds_per_layer comes from the table", "leave it out"],
     METHOD + SQUAD + 'fitted_on = "both"\ndispatch = 1\n': ["dispatch must be left out with fitted_on", "got 1"],
     METHOD + SQUAD + 'fitted_on = "both"\nlink = 0.5\n': ["link must be left out with fitted_on", "got 0.5"],
     METHOD + SQUAD + 'fitted_on = "both"\nlayer_times = [1, 2]\n': ["layer_times must be left out with fitted_on", "got [1, 2]"],
@@ -177,7 +177,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_what_the_table_cannot_say_is_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_not_in_the_table_are_refused(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     message = one_line(refused(tmp_path, monkeypatch, ["run", "s.toml"], {"s.toml": SCENARIO + text}))
     for words in BAD[text]:
         assert words in message
@@ -190,14 +190,14 @@ def test_plain_decoding_takes_the_published_time() -> None:
         assert seconds == pytest.approx(18.171)
 
 
-def test_costs_are_told() -> None:
+def test_costs_are_listed() -> None:
     done = CliRunner().invoke(app, ["ls", "costs"])
     assert "fitted_on " in done.stdout
     assert "Table 3 of Predictive Pipelined Decoding" in done.stdout
     assert "fitted_on" in CliRunner().invoke(app, ["ls", "methods", "ppd"]).stdout
 
 
-def test_a_law_of_another_table_has_no_measured_speed_up() -> None:
+def test_law_of_another_table_has_no_published_speed_up() -> None:
     tables = scenario()
     other = tables | {"outcomes": {"kind": "published", "data_set": "squad", "head": "trained"}}
     assert "published_speedup" in sim.run(tables).columns

@@ -1,4 +1,4 @@
-"""The theorems on methods that write another text: they hold where they should, fail where they should, are refuted by faults."""
+"""Theorems on methods that change the text: expected verdicts, and faults that refute each theorem."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -53,27 +53,27 @@ TRUE = [pytest.param(theorem, id=named(theorem)) for theorem in checked(OWN)]
 FALSE = [pytest.param(theorem, id=named(theorem)) for theorem in OWN if theorem.expect == "fails"]
 
 
-# --- Holding and failing ---
+# --- Verdicts ---
 
 
 @pytest.mark.parametrize("theorem", TRUE)
-def test_a_theorem_comes_out_as_the_theory_says(theorem: Theorem) -> None:
+def test_theorem_has_expected_verdict(theorem: Theorem) -> None:
     comes_out(theorem, examples=few(theorem))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("theorem", EVERY)
-def test_a_theorem_comes_out_as_the_theory_says_on_many_examples(theorem: Theorem) -> None:
+def test_theorem_has_expected_verdict_on_many_examples(theorem: Theorem) -> None:
     comes_out(theorem, examples=MANY, seed=1)
 
 
 @pytest.mark.parametrize("theorem", FALSE)
-def test_what_must_not_hold_fails_on_a_small_example(theorem: Theorem) -> None:
+def test_false_statement_fails_on_small_example(theorem: Theorem) -> None:
     fails_small(theorem)
 
 
-def test_a_schedule_that_rises_by_hand() -> None:
-    """Layers 0 and 3, then 0 alone: the third token's layer 3 lacks the second's row."""
+def test_worked_example_of_a_rising_schedule() -> None:
+    """Layers 0 and 3, then only 0: layer 3 of the third token lacks the row of the second."""
     cache = Cache()
     cache.write(Forward("target", (0,), 0, LayerSpan(0, 4, gaps=((1, 3),))))
     cache.write(Forward("target", (0,), 1, LayerSpan(0, 4, gaps=((1, 4),))))
@@ -85,7 +85,7 @@ def test_a_schedule_that_rises_by_hand() -> None:
 
 
 def free_when_unsure(right: Any, *args: Any) -> Any:
-    """The run that finds the small model unsure is forgotten."""
+    """Omit the run in which the small model is unsure."""
     price = right(*args)
     segment = price.segment.copy()
     segment[:, 1] = segment[:, 0]
@@ -109,13 +109,13 @@ def unsure_is_unlikely(right: Any, parameters: Any, tokens: int, decisions: Iter
 
 
 def read_once_more(right: Any, *args: Any) -> Steps:
-    """The small model reads the last token that was kept a second time."""
+    """Let the small model read the last accepted token a second time."""
     read = yield from right(*args)
     return max(read - 1, 0)
 
 
 def keeps_the_first(right: Any, parameters: Any, *args: Any) -> Steps:
-    """Whatever the threshold, likely enough is enough."""
+    """Use a rollback threshold of 1 instead of the given one."""
     return (yield from right(replace(parameters, rollback_threshold=1.0), *args))
 
 
@@ -130,7 +130,7 @@ def falls_back_at_the_threshold(right: Any, parameters: Any, *args: Any) -> Step
 
 
 def read_too_much(steps: Steps) -> Steps:
-    """The small model goes on from what it had written, though it was taken back."""
+    """Let the small model continue from tokens that were rolled back."""
     read = yield from steps
     return read + 1
 
@@ -163,7 +163,7 @@ def without_warm_up(right: Any, parameters: Any, budget: int) -> Any:
     return right(replace(parameters, warm_up=0), budget)
 
 
-def each_text_alone(right: Any, parameters: Any, tokens: int) -> Any:
+def each_sequence_alone(right: Any, parameters: Any, tokens: int) -> Any:
     return right(replace(parameters, sequences=1), tokens)
 
 
@@ -180,7 +180,7 @@ def never_when_sure(right: Any, *args: Any) -> Steps:
     return not (yield from right(*args))
 
 
-def last_text_alone(right: Any, out: Any, measure: str, width: int, threshold: float) -> Steps:
+def last_sequence_alone(right: Any, out: Any, measure: str, width: int, threshold: float) -> Steps:
     return (yield from right(out, measure, 1, threshold))
 
 
@@ -203,7 +203,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("bild 18d", "shorter drafts", after(shorter_drafts, bild, "write")),
     ("bild 18e", "shorter drafts", after(shorter_drafts, bild, "write")),
     ("bild 18f", "infinity is three", after(infinity_is_three, Decisions, "decided")),
-    ("bild 18g", "kept by chance", after(keeps_the_first, bild, "_decide")),
+    ("bild 18g", "threshold of 1", after(keeps_the_first, bild, "_decide")),
     ("bild 18g", "read too much", after(lambda right, *args: read_too_much(right(*args)), bild, "_decide")),
     ("bild 18i", "shorter drafts", after(shorter_drafts, bild, "write")),
     ("bild 18j", "rolls back at the threshold", after(rolls_back_at_the_threshold, bild, "_decide")),
@@ -221,7 +221,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("skipdecode 28a", "paths without warm-up", after(without_warm_up, skip_paths, "_run")),
     ("skipdecode 28a", "last column forgotten", after(last_column_forgotten, batching.StaticBatching, "columns")),
     ("skipdecode 28b", "last column forgotten", after(last_column_forgotten, batching.StaticBatching, "columns")),
-    ("skipdecode 28c", "each text alone", after(each_text_alone, batching.StaticBatching, "batches")),
+    ("skipdecode 28c", "each sequence alone", after(each_sequence_alone, batching.StaticBatching, "batches")),
     ("skipdecode 30a", "rising", after(lambda right, *args, **how: right(*args, **how)[::-1], skipping, "exit_layers")),
     ("skipdecode 30a", "now first, now last layers", after(now_first_now_last, skipdecode, "skipped")),
     ("skipdecode 30b", "one more", after(one_more, skipping, "mean_layers")),
@@ -235,18 +235,18 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("early_exit 30k", "upside down", after(lambda right, seen, level: right(seen, 1 - level), leaving, "exits")),
     ("early_exit 30l", "always sure", after(always_sure, early_exit, "_sure")),
     ("early_exit 30m", "never when sure", after(never_when_sure, early_exit, "_sure")),
-    ("early_exit 30n", "last text alone", after(last_text_alone, early_exit, "_sure")),
+    ("early_exit 30n", "last sequence alone", after(last_sequence_alone, early_exit, "_sure")),
     ("early_exit 30o", "filled for nothing", after(filled_for_nothing, early_exit, "_backfill")),
     ("early_exit 30p", "one more", after(one_more, finite_early_exit, "column_times")),
 ]  # fmt: skip
 
 
-def test_every_theorem_has_a_fault_that_must_refute_it() -> None:
+def test_every_theorem_has_a_refuting_fault() -> None:
     assert list(dict.fromkeys(name for name, *_ in FAULTS)) == [named(theorem) for theorem in OWN if theorem.expect == "holds"]
 
 
 @pytest.mark.parametrize(("name", "fault", "small"), refuting(FAULTS))
-def test_a_fault_refutes_the_theorem(name: str, fault: Fault, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_refutes_theorem(name: str, fault: Fault, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     method, number = name.split()
     (is_refuted if small else shows)(method, number, fault, monkeypatch)
 

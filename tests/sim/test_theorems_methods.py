@@ -1,4 +1,4 @@
-"""The theorems on adaptive, hierarchical and beam drafts: they come out as the theory says, and faults refute them."""
+"""Theorems on adaptive, hierarchical and beam drafts: expected verdicts, and faults that refute each theorem."""
 
 import json
 from dataclasses import replace
@@ -36,18 +36,18 @@ FALSE = [pytest.param(theorem, id=f"{theorem.method}-{theorem.number}") for theo
 
 
 @pytest.mark.parametrize("theorem", TRUE)
-def test_a_theorem_comes_out_as_the_theory_says(theorem: Theorem) -> None:
+def test_theorem_has_expected_verdict(theorem: Theorem) -> None:
     comes_out(theorem, examples=few(theorem))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("theorem", EVERY)
-def test_a_theorem_comes_out_as_the_theory_says_on_many_examples(theorem: Theorem) -> None:
+def test_theorem_has_expected_verdict_on_many_examples(theorem: Theorem) -> None:
     comes_out(theorem, examples=MANY, seed=1)
 
 
 @pytest.mark.parametrize("theorem", FALSE)
-def test_what_must_not_hold_fails_and_can_be_tried_again(theorem: Theorem) -> None:
+def test_false_statement_fails_and_can_be_replayed(theorem: Theorem) -> None:
     for seed in range(3):
         verdict = verdict_on(theorem, examples=200, seed=seed)
         assert not verdict.holds
@@ -57,9 +57,9 @@ def test_what_must_not_hold_fails_and_can_be_tried_again(theorem: Theorem) -> No
 
 
 def later(right: Any, *args: Any) -> Any:
-    """A prediction that is a layer-time late."""
-    found = right(*args)
-    return replace(found, latency=found.latency + 1)
+    """Add one layer-time to the predicted latency."""
+    prediction = right(*args)
+    return replace(prediction, latency=prediction.latency + 1)
 
 
 ALL_KEPT_BY_THE_LARGE = after(spoiled.all_kept, hierarchical_algorithm, "verify")
@@ -92,12 +92,12 @@ FAULTS: list[tuple[str, str, str, Fault]] = [
 ]  # fmt: skip
 
 
-def test_every_positive_theorem_has_a_fault() -> None:
+def test_every_theorem_has_a_refuting_fault() -> None:
     assert {(method, number) for method, number, *_ in FAULTS} == {
         (theorem.method, theorem.number) for theorem in OWN if theorem.expect == "holds"
     }
 
 
 @pytest.mark.parametrize(("method", "number", "fault"), [pytest.param(m, n, f, id=f"{m}-{n}-{what}") for m, n, what, f in FAULTS])
-def test_a_fault_refutes_it(method: str, number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_refutes_theorem(method: str, number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     shows(method, number, fault, monkeypatch)

@@ -1,4 +1,4 @@
-"""The theorems on PEARL: they hold where they should, fail where they should, and faults refute them."""
+"""Theorems on PEARL: expected verdicts, and faults that refute each theorem."""
 
 from collections.abc import Generator
 from dataclasses import replace
@@ -23,18 +23,18 @@ FALSE = [pytest.param(theorem, id=theorem.number) for theorem in OWN if theorem.
 
 
 @pytest.mark.parametrize("theorem", TRUE)
-def test_a_theorem_comes_out_as_the_theory_says(theorem: Theorem) -> None:
+def test_theorem_has_expected_verdict(theorem: Theorem) -> None:
     comes_out(theorem, examples=few(theorem))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("theorem", EVERY)
-def test_a_theorem_comes_out_as_the_theory_says_on_many_examples(theorem: Theorem) -> None:
+def test_theorem_has_expected_verdict_on_many_examples(theorem: Theorem) -> None:
     comes_out(theorem, examples=MANY, seed=1)
 
 
 @pytest.mark.parametrize("theorem", FALSE)
-def test_what_must_not_hold_fails_on_a_small_example(theorem: Theorem) -> None:
+def test_false_statement_fails_on_small_example(theorem: Theorem) -> None:
     fails_small(theorem)
 
 
@@ -42,7 +42,7 @@ def test_what_must_not_hold_fails_on_a_small_example(theorem: Theorem) -> None:
 
 
 def all_kept(right: Any, out: Any, waiting: Any, arriving: Any, sampled: bool) -> Any:
-    """Looks at no drafted token."""
+    """Accept all drafted tokens unread."""
     following = yield from arriving
     if following:
         return len(waiting), following[0].token, True
@@ -50,26 +50,26 @@ def all_kept(right: Any, out: Any, waiting: Any, arriving: Any, sampled: bool) -
 
 
 def never_on(right: Any, out: Any, waiting: Any, arriving: Any, sampled: bool) -> Any:
-    """Drops what was drafted meanwhile, whatever was kept: pre-verify alone."""
+    """Drop the draft in progress in every round, so that only pre-verify occurs."""
     kept, token, _ = yield from right(out, waiting, arriving, sampled)
     return kept, token, False
 
 
 def first_alone(right: Any, out: Any, waiting: Any, arriving: Any, sampled: bool) -> Any:
-    """Of a draft that is kept as a whole it puts out the first token alone."""
+    """Emit only the first token of a draft that is accepted in full."""
     kept, token, goes_on = yield from right(out, waiting, arriving, sampled)
     return (0, waiting[0].token, False) if goes_on and waiting else (kept, token, goes_on)
 
 
 def corrected_from_p(guess: Any, out: Any, offset: int, sampled: bool) -> Generator[Any, Any, int | None]:
-    """What replaces a rejected token is drawn from p."""
+    """Draw the replacement of a rejected token from p instead of the residual."""
     p = yield Read("probability", out, offset, token=guess.token)
     q = yield Read("probability", guess.output, guess.offset, token=guess.token)
     return None if (yield Read("uniform", out, offset)) < p / q else (yield Read("sample", out, offset))
 
 
 def of_the_first_wrong_law(right: Any, guess: Any, out: Any, offset: int, sampled: bool) -> Any:
-    """Tests a token by the law one position on, where the pass says one."""
+    """Test a token against the distribution one position later, if the pass gives one."""
     return (yield from right(guess, out, min(offset + 1, -1), sampled))
 
 
@@ -84,23 +84,23 @@ def sooner(right: Any, *args: Any) -> Any:
 
 
 def a_link_once(right: Any, length: int, tokens: int, cost: UnitCost, *, lockstep: bool) -> Any:
-    """Rounds whose drafts are there at once, and take the link on the way back alone."""
+    """Charge the link once per round instead of twice."""
     return right(length, tokens, replace(cost, link=cost.link / 2), lockstep=lockstep)
 
 
 def longest_instead(right: Any, length: int, tokens: int, cost: UnitCost, *, lockstep: bool) -> Any:
-    """Rounds of one after the other."""
+    """Charge the draft and the pass in sequence."""
     found = right(length, tokens, cost, lockstep=lockstep)
     return found._replace(time=found.busy)
 
 
 def as_in_lockstep(right: Any, length: int, tokens: int, cost: UnitCost, *, lockstep: bool) -> Any:
-    """Rounds that wait for their drafts in any case."""
+    """Let every round wait for its draft."""
     return right(length, tokens, cost)
 
 
 def stopped_at_once(right: Any, length: int, tokens: int, cost: UnitCost, *, lockstep: bool) -> Any:
-    """Rejections that stop the draft a link too early."""
+    """Stop rejected drafts one link time too early."""
     found = right(length, tokens, cost, lockstep=lockstep)
     rejected = np.maximum(found.busy[:KEPT] - (0 if lockstep else cost.link), 0)
     return found._replace(busy=np.concatenate([rejected, found.busy[KEPT:]]))
@@ -109,7 +109,7 @@ def stopped_at_once(right: Any, length: int, tokens: int, cost: UnitCost, *, loc
 def first_at_last(
     right: Any, model: Any, text: Any, length: int, last: Any, running: Any
 ) -> Generator[Any, Any, tuple[list[Any], Any]]:
-    """The first token is sent when the others are there."""
+    """Send the first token only when the others are drafted."""
     yield last.stop()
     drafted = yield from algorithm.draft(model, text, 1)
     if length > 1:
@@ -120,12 +120,12 @@ def first_at_last(
 
 
 def never_stopped(right: Any, model: Any, text: Any, length: int, last: Any, running: Any) -> Any:
-    """The last draft is not stopped."""
+    """Never stop the last draft."""
     return (yield from right(model, text, length, algorithm._Draft(None), running))
 
 
 def rest_forgotten(right: Any, model: Any, text: Any, length: int, last: Any, running: Any) -> Any:
-    """Nothing is drafted after the first token."""
+    """Draft nothing after the first token."""
     return (yield from right(model, text, 1, last, running))
 
 
@@ -166,10 +166,10 @@ FAULTS: list[tuple[str, str, Fault]] = [
 ]
 
 
-def test_every_positive_theorem_has_a_fault() -> None:
+def test_every_theorem_has_a_refuting_fault() -> None:
     assert {number for number, *_ in FAULTS} == {theorem.number for theorem in OWN if theorem.expect == "holds"}
 
 
 @pytest.mark.parametrize(("number", "fault"), [pytest.param(n, fault, id=f"{n}-{what}") for n, what, fault in FAULTS])
-def test_a_fault_refutes_it(number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_refutes_theorem(number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     shows("pearl", number, fault, monkeypatch)

@@ -1,6 +1,6 @@
-"""What every theorem says, what it is tried on and what it compares, so that none says, tries or looks at less unseen.
+"""Snapshot of every theorem: statement, ranges of its examples, and comparisons, so that no theorem is weakened unnoticed.
 
-It is kept in `data/theorems.json`. `python -m tests.sim.test_theorems_said` writes the file anew, to be read before it is kept.
+The snapshot is `data/theorems.json`; `python -m tests.sim.test_theorems_said` rewrites it. Review the diff before committing it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sim.theorems import THEOREMS
 from sim.theorems.theorem import Theorem
 from tests.support.trying import compared
 
-KEPT = Path(__file__).parents[1] / "data" / "theorems.json"
+SNAPSHOT = Path(__file__).parents[1] / "data" / "theorems.json"
 
 
 def name(theorem: Theorem) -> str:
@@ -25,23 +25,23 @@ def name(theorem: Theorem) -> str:
 
 
 @cache
-def kept() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8"))
-    return found
+def snapshot() -> dict[str, Any]:
+    theorems: dict[str, Any] = json.loads(SNAPSHOT.read_text(encoding="utf-8"))
+    return theorems
 
 
-def test_every_theorem_is_here() -> None:
-    assert [*kept()] == [name(each) for each in THEOREMS]
+def test_snapshot_has_every_theorem() -> None:
+    assert [*snapshot()] == [name(theorem) for theorem in THEOREMS]
 
 
 @pytest.mark.parametrize("theorem", THEOREMS, ids=name)
-def test_a_theorem_holds_and_says_and_compares_what_it_is_meant_to(theorem: Theorem) -> None:
-    found, errors = compared(theorem)
-    assert found == kept()[name(theorem)]
+def test_theorem_matches_snapshot_and_holds(theorem: Theorem) -> None:
+    summary, errors = compared(theorem)
+    assert summary == snapshot()[name(theorem)]
     assert not errors or theorem.expect != "holds", errors[0]
 
 
 if __name__ == "__main__":
-    importlib.import_module("tests.conftest")  # draws what tests draw
-    text = json.dumps({name(each): compared(each)[0] for each in THEOREMS}, indent=1, ensure_ascii=False)
-    KEPT.write_text(text + "\n", encoding="utf-8")
+    importlib.import_module("tests.conftest")  # same examples as in the tests
+    text = json.dumps({name(theorem): compared(theorem)[0] for theorem in THEOREMS}, indent=1, ensure_ascii=False)
+    SNAPSHOT.write_text(text + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The theorems on speculative decoding hold where they should, fail where they should, and are refuted by faults."""
+"""Theorems on speculative decoding: expected verdicts, and faults that refute each theorem."""
 
 import re
 from collections.abc import Iterator
@@ -44,26 +44,26 @@ TRUE = [pytest.param(theorem, id=theorem.number) for theorem in checked(OWN)]
 FALSE = [pytest.param(theorem, id=theorem.number) for theorem in OWN if theorem.expect == "fails"]
 
 
-# --- Holding and failing ---
+# --- Verdicts ---
 
 
 @pytest.mark.parametrize("theorem", TRUE)
-def test_a_theorem_comes_out_as_the_theory_says(theorem: Theorem) -> None:
+def test_theorem_has_expected_verdict(theorem: Theorem) -> None:
     comes_out(theorem, examples=few(theorem))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("theorem", EVERY)
-def test_a_theorem_comes_out_as_the_theory_says_on_many_examples(theorem: Theorem) -> None:
+def test_theorem_has_expected_verdict_on_many_examples(theorem: Theorem) -> None:
     comes_out(theorem, examples=MANY, seed=1)
 
 
 @pytest.mark.parametrize("theorem", FALSE)
-def test_what_must_not_hold_fails_on_a_small_example(theorem: Theorem) -> None:
+def test_false_statement_fails_on_small_example(theorem: Theorem) -> None:
     fails_small(theorem)
 
 
-def test_a_finite_text_may_be_faster_than_an_endless_one_by_hand() -> None:
+def test_worked_example_of_finite_speedup_above_its_limit() -> None:
     """l = 2, gamma = 2: the first round drafts one token. R = 2 - alpha and D = 1, so S(2) = 2 / (1.9 + 0.05) at alpha = 0.1."""
     example = {"tokens": 2, "draft_length": 2, "acceptance_rate": 0.1, "cost_ratio": 0.05}
     verdict = replay("2d", example, "speculative")
@@ -71,25 +71,25 @@ def test_a_finite_text_may_be_faster_than_an_endless_one_by_hand() -> None:
     assert (got, bound) == pytest.approx((2 / 1.95, 1.11 / 1.1), rel=1e-12)
 
 
-def test_longer_drafts_may_take_more_rounds_by_hand() -> None:
-    """Where it starts decides: 0 -> 3 -> 6 with drafts of two tokens, 0 -> 4 -> 5 -> 6 with three."""
+def test_worked_example_of_longer_drafts_with_more_rounds() -> None:
+    """Starts of rounds: 0 -> 3 -> 6 with drafts of two tokens, 0 -> 4 -> 5 -> 6 with three."""
     example = {"draft_length": 2, "more": 0, "survive": [3, 0, 0, 2, 0, 0, 0]}
     verdict = replay("29d", example, "speculative")
     assert verdict.error == "rounds of longer drafts: got 4, expected at most 3"
 
 
-def test_a_correction_drawn_from_p_is_off_by_what_it_should_be() -> None:
-    """p even, q always the first word: accepted 1 time in 2, so that it comes first with 3/4 instead of 1/2."""
+def test_worked_example_of_replacement_drawn_from_p() -> None:
+    """p = (1/2, 1/2), q = (1, 0): accepted with probability 1/2, so the first word has probability 3/4 instead of 1/2."""
     example = {"draft_length": 1, "tokens": 2, "target": [[1, 1]], "draft": [[1, 0]]}
     verdict = replay("14d", example, "speculative")
-    assert verdict.error == "chance of (0, 0): got 3/8, expected 1/4; distance of the laws 1/4"
+    assert verdict.error == "probability of (0, 0): got 3/8, expected 1/4; total variation distance 1/4"
 
 
 # --- Every theorem can fail ---
 
 
 def draft_less(right: Any, *args: Any) -> Any:
-    """The formula of a draft that is one token shorter: the bonus token, or the last draft, has been forgotten."""
+    """Use the formula of a draft that is one token shorter: the bonus token or the last drafted one is lost."""
     *given, gamma = args
     return right(*given, np.maximum(np.asarray(gamma) - 1, 0))
 
@@ -111,12 +111,12 @@ def links_forgotten(right: Any, cost: UnitCost, *args: Any, **placement: bool) -
 
 
 def rejections_swapped(right: Any, world: World, prompt: int, layers: int, matches: Any = (), drafts: Any = None) -> None:
-    turned = {role: DraftOutcomes(of, [9 * (not count) for count in survivors]) for role, (of, survivors) in (drafts or {}).items()}
-    right(world, prompt, layers, matches, turned)
+    swapped = {role: DraftOutcomes(of, [9 * (not count) for count in counts]) for role, (of, counts) in (drafts or {}).items()}
+    right(world, prompt, layers, matches, swapped)
 
 
 def outcomes_swapped(right: Any, gamma: int, tokens: int, outcomes: Iterator[Any], *rest: Any, **how: Any) -> Any:
-    return right(gamma, tokens, (lambda place, found=found: ~found(place) for found in outcomes), *rest, **how)
+    return right(gamma, tokens, (lambda position, draw=draw: ~draw(position) for draw in outcomes), *rest, **how)
 
 
 def busy_twice(right: Any, process: Any, fate: str) -> None:
@@ -133,7 +133,7 @@ def heads_by_units(right: Any, engine: Any, cluster: Any, cost: UnitCost, *rest:
     right(engine, cluster, replace(cost, final_head=cost.final_head + cluster.units), *rest)
 
 
-def shorter_in_long_texts(right: Any, parameters: Any, prompt: Any, tokens: int, *stop: Any) -> Any:
+def shorter_in_long_sequences(right: Any, parameters: Any, prompt: Any, tokens: int, *stop: Any) -> Any:
     return right(replace(parameters, draft_length=max(parameters.draft_length - tokens % 2, 0)), prompt, tokens, *stop)
 
 
@@ -149,15 +149,15 @@ def no_final_step(right: Any, alpha: Any, c: Any, **options: Any) -> Any:
     return np.maximum(right(alpha, c, **options), 1)
 
 
-def each_for_itself(right: Any, gamma: int, tokens: int, outcomes: Any, count: Any, most: Any, drafted: Any) -> Any:
-    """Rounds take what the text drafts that comes last, not what the one does that can use the most."""
+def draft_of_the_last_sequence(right: Any, gamma: int, tokens: int, outcomes: Any, count: Any, most: Any, drafted: Any) -> Any:
+    """Cost a round by the draft of its last sequence instead of the longest draft."""
     most[:] = 0
     return right(gamma, tokens, outcomes, count, most, drafted)
 
 
-def luck_of_the_first(right: Any, texts: BatchWorld, step: Any) -> Any:
-    texts.worlds = [texts.worlds[0]] * len(texts.worlds)
-    return right(texts, step)
+def outcomes_of_the_first(right: Any, world: BatchWorld, step: Any) -> Any:
+    world.worlds = [world.worlds[0]] * len(world.worlds)
+    return right(world, step)
 
 
 def drafts_cut(right: Any, choices: Any) -> Any:
@@ -174,10 +174,10 @@ def shorter_in_lockstep(right: Any, parameters: Any, *rest: Any) -> Any:
 
 
 def whole_drafts_of_one(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(speculative.Parameters, "cut", property(lambda own: own.batching != "continuous"))
+    patch.setattr(speculative.Parameters, "cut", property(lambda parameters: parameters.batching != "continuous"))
 
 
-def _texts_of(cost: UnitCost, step: Any) -> int:
+def _sequences_of(cost: UnitCost, step: Any) -> int:
     return int(step.batch_size)
 
 
@@ -230,9 +230,9 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("9", "always a draft", formula(no_final_step, "optimal_draft_length")),
     ("9", "free drafts", formula(lambda right, alpha, gamma, c: right(alpha, gamma, 0 * c), "speedup")),
     ("10a", "free drafts", formula(lambda right, alpha, gamma, c: right(alpha, gamma, 0 * c), "speedup")),
-    ("10a", "drafts at their price twice", formula(lambda right, alpha, c: right(alpha, 2 * c), "oracle_speedup")),
+    ("10a", "drafts twice as expensive", formula(lambda right, alpha, c: right(alpha, 2 * c), "oracle_speedup")),
     ("10b", "half the time", PASSES_IN_HALF_THE_TIME),
-    ("11a", "no token computed in vain", formula(lambda right, *args: 0 * right(*args) + 1, "operations_factor")),
+    ("11a", "no wasted operations", formula(lambda right, *args: 0 * right(*args) + 1, "operations_factor")),
     ("11b", "verified twice", spoil(spoiled.verified_twice)),
     ("12a", "never certain", formula(lambda right, alpha, *rest: right(np.minimum(alpha, 0.9), *rest), "speedup")),
     ("12b", "endless", formula(lambda right, n, *rest: formulas.speedup(*rest), "finite_speedup")),
@@ -247,7 +247,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("14a", "greedy draft", spoil(spoiled.greedy_draft, "start")),
     ("14a", "stop overlooked", spoil(spoiled.stop_overlooked, "commit")),
     ("14a", "all kept", spoil(spoiled.all_kept)),
-    ("14b", "accepted by chance", spoil(spoiled.by_chance)),
+    ("14b", "accepted at random", spoil(spoiled.by_chance)),
     ("14b", "all kept", spoil(spoiled.all_kept)),
     ("14c", "stop overlooked", spoil(spoiled.stop_overlooked, "commit")),
     ("14c", "too many drafts", spoil(spoiled.one_drafted_more, "draft")),
@@ -268,35 +268,35 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("29a", "rejections swapped", REJECTIONS_SWAPPED),
     ("29b", "outcomes swapped", after(outcomes_swapped, sampler, "fixed")),
     ("29c", "long drafts thrown away", spoil(spoiled.long_drafts_thrown_away)),
-    ("29e", "shorter in long texts", spoil(shorter_in_long_texts, "decode")),
+    ("29e", "shorter in long sequences", spoil(shorter_in_long_sequences, "decode")),
     ("29f", "one survives less", after(one_survives_less, outcome_laws.Law, "survivors")),
     ("29f", "one survives less of a round", after(one_survives_less, rounds.Rounds, "survivors")),
     ("29f", "one survives less of a record", after(one_survives_less, rounds.ReplayRounds, "survivors")),
     ("32a", "links forgotten", after(links_forgotten, static_batches, "prices")),
-    ("32a", "drafts of its own alone", after(each_for_itself, static_batches, "_enter")),
-    ("32b", "the first text's luck", after(luck_of_the_first, BatchWorld, "read")),
-    ("32c", "a share of a pass", after(lambda right, *args: right(*args) / _texts_of(*args), UnitCost, "forward")),
-    ("32d", "text by text", after(lambda right, *args: right(*args) * _texts_of(*args) ** 2, UnitCost, "forward")),
+    ("32a", "draft of the last sequence", after(draft_of_the_last_sequence, static_batches, "_enter")),
+    ("32b", "outcomes of the first sequence", after(outcomes_of_the_first, BatchWorld, "read")),
+    ("32c", "a share of a pass", after(lambda right, *args: right(*args) / _sequences_of(*args), UnitCost, "forward")),
+    ("32d", "sequence by sequence", after(lambda right, *args: right(*args) * _sequences_of(*args) ** 2, UnitCost, "forward")),
     ("32f", "all as long as the first", after(lambda right, parts: right(parts[:1] * len(parts)), static_batches, "left")),
-    ("32g", "drafts cut all the same", after(drafts_cut, sampler, "fixed")),
-    ("32h", "drafts cut all the same", after(drafts_cut, formulas, "moments_of_many")),
+    ("32g", "drafts cut", after(drafts_cut, sampler, "fixed")),
+    ("32h", "drafts cut", after(drafts_cut, formulas, "moments_of_many")),
     ("32h", "as narrow at the end", after(work_of_one_alone, formulas, "work")),
     ("32i", "cap gamma", formula(draft_less, "expected_tokens")),
     ("32i", "a batch of one", after(lambda right, self, sequences, widest: self, UnitCost, "of_batch")),
     ("32j", "drafts are shorter in lockstep", spoil(shorter_in_lockstep, "decode")),
-    ("32k", "each as if alone", after(lambda right, *args: right(*args) / _texts_of(*args), UnitCost, "forward")),
-    ("32m", "one that is kept full", whole_drafts_of_one),
+    ("32k", "passes of one sequence", after(lambda right, *args: right(*args) / _sequences_of(*args), UnitCost, "forward")),
+    ("32m", "continuous batch of one", whole_drafts_of_one),
     ("33a", "over one device", plain_decoding_on_one_device),
 ]  # fmt: skip
 
 
-def test_every_theorem_has_a_fault_that_must_refute_it() -> None:
+def test_every_theorem_has_a_refuting_fault() -> None:
     faulted = list(dict.fromkeys(number for number, *_ in FAULTS))
     assert sorted(faulted) == sorted(theorem.number for theorem in OWN if theorem.expect == "holds")
 
 
 @pytest.mark.parametrize(("number", "fault", "small"), refuting(FAULTS))
-def test_a_fault_refutes_the_theorem(number: str, fault: Fault, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_refutes_theorem(number: str, fault: Fault, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     (is_refuted if small else shows)("speculative", number, fault, monkeypatch)
 
 
@@ -308,15 +308,15 @@ def test_examples_survive_json(theorem: Theorem, monkeypatch: pytest.MonkeyPatch
     survives_json(theorem, monkeypatch)
 
 
-def test_each_word_of_a_text_leads_to_another_state() -> None:
-    """Else a model that has read another text than it should might say the same."""
+def test_every_token_of_the_context_changes_the_state() -> None:
+    """Otherwise a model that has read wrong tokens might give the same distribution."""
     model = drafting_examples.model([[1, 0, 0], [0, 1, 0], [0, 0, 1]])
     for before in ((), (0,), (1, 2)):
         assert len({model((*before, token)) for token in range(3)}) == 3
         assert len({model((token, *before)) for token in range(3)}) == 3
 
 
-def test_all_runs_have_chances_that_add_up_to_one() -> None:
+def test_probabilities_of_all_runs_sum_to_one() -> None:
     for law in ({"match_rate": 0.3}, {"survival": [0.8, 0.5, 0.5]}, {"match_rate": 0.5, "correlation": 0.4}):
         runs = list(drafting_examples.all_runs({"draft_length": 2, "law": law}, 3))
         assert sum(chance for chance, _ in runs) == pytest.approx(1, abs=1e-12)

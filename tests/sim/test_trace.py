@@ -1,4 +1,4 @@
-"""The Chrome trace says what the run says: the format's rules, the run's times, and nothing twice on one track."""
+"""The Chrome trace has the run's times, follows the format, and has no overlaps on a track."""
 
 import gzip
 import itertools
@@ -57,7 +57,7 @@ def names(run: Run) -> dict[int, str]:
     return {event["tid"]: event["args"]["name"] for event in events(run, "M") if event["name"] == "thread_name"}
 
 
-def test_every_event_has_what_its_kind_must_have(run: Run) -> None:
+def test_events_have_the_required_fields(run: Run) -> None:
     trace = chrome_trace(run.intervals, run.commits, "test")
     assert json.loads(json.dumps(trace, allow_nan=False)) == trace
     for event in trace["traceEvents"]:
@@ -74,7 +74,7 @@ def test_every_event_has_what_its_kind_must_have(run: Run) -> None:
     assert "1 ms" in trace["otherData"]["time"]
 
 
-def test_every_interval_is_there_once(run: Run) -> None:
+def test_every_interval_appears_once(run: Run) -> None:
     drawn = sorted((event["args"]["start"], event["args"]["end"], event["args"]["process"]) for event in events(run, "X"))
     assert drawn == sorted((row.start, row.end, row.process) for row in run.intervals)
 
@@ -87,7 +87,7 @@ def test_one_layer_time_is_a_millisecond(run: Run) -> None:
 
 
 def test_events_of_one_track_never_overlap(run: Run) -> None:
-    """Viewers compare whole nanoseconds, and drop what overlaps without nesting."""
+    """Viewers compare whole nanoseconds, and drop events that overlap without nesting."""
     tracks = defaultdict(list)
     for event in events(run, "X"):
         start = round(event["ts"] * 1000)
@@ -96,13 +96,13 @@ def test_events_of_one_track_never_overlap(run: Run) -> None:
         assert all(one[1] <= other[0] for one, other in itertools.pairwise(sorted(spans)))
 
 
-def test_durations_on_units_add_up_to_the_unit_time_busy(run: Run) -> None:
+def test_durations_on_units_sum_to_the_busy_time(run: Run) -> None:
     on_units = [event for event in events(run, "X") if names(run)[event["tid"]].startswith("unit")]
     assert math.fsum(event["args"]["end"] - event["args"]["start"] for event in on_units) == pytest.approx(run.busy, rel=1e-12)
     assert math.fsum(event["dur"] for event in on_units) / 1000 == pytest.approx(run.busy, abs=1e-6 * len(on_units))
 
 
-def test_the_counter_of_busy_units_integrates_to_the_unit_time_busy_and_peaks_where_the_run_does(run: Run) -> None:
+def test_counter_of_busy_units_matches_busy_time_and_peak(run: Run) -> None:
     changes = [(event["ts"], event["args"]["units"]) for event in events(run, "C") if event["name"] == "busy units"]
     area = math.fsum(units * (later - at) for (at, units), (later, _) in itertools.pairwise(changes))
     assert area / 1000 == pytest.approx(run.busy, abs=1e-4)
@@ -113,17 +113,17 @@ def test_the_counter_of_busy_units_integrates_to_the_unit_time_busy_and_peaks_wh
 def test_commits_are_instants_and_count_up(run: Run) -> None:
     instants = [(event["args"]["time"], event["args"]["kind"], event["args"]["tokens"]) for event in events(run, "i")]
     assert instants == run.commits
-    counted = [event for event in events(run, "C") if event["name"] == "tokens out"]
+    counted = [event for event in events(run, "C") if event["name"] == "tokens generated"]
     counts = [event["args"]["tokens"] for event in counted]
     assert counts == [*itertools.accumulate(tokens for _, _, tokens in run.commits)]
     assert counts[-1] == len(MATCHES)
-    assert [event["name"].split(": ")[1] for event in events(run, "i")] == [f"{count} out" for count in counts]
+    assert [event["name"].split(": ")[1] for event in events(run, "i")] == [f"{count} generated" for count in counts]
     for event, (time, *_) in zip([*events(run, "i"), *counted], 2 * run.commits, strict=True):
         assert event["ts"] == pytest.approx(1000 * time, abs=1e-3)
 
 
-def test_passes_say_what_they_are_of(run: Run) -> None:
-    """Layers are half-open, fates and roles those of the run."""
+def test_passes_have_their_arguments(run: Run) -> None:
+    """Layers are half-open ranges; fates and roles are those of the run."""
     rows = {(row.start, row.end, row.process, row.unit + 1): row for row in run.intervals if row.what == "forward"}
     passes = [event for event in events(run, "X") if event["cat"].startswith("forward,")]
     assert len(passes) == len(rows)
@@ -154,8 +154,8 @@ def test_a_pass_is_named_by_its_tokens_and_layers(more: dict[str, Any], label: s
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), min_size=1, max_size=12))
-def test_links_have_as_many_tracks_as_transfers_are_under_way_at_once(transfers: list[tuple[int, int]]) -> None:
-    """One that begins where another ends goes to its track."""
+def test_links_have_one_track_per_concurrent_transfer(transfers: list[tuple[int, int]]) -> None:
+    """A transfer that starts when another ends uses its track."""
     rows = [Span(-1, float(start), float(start + length), "link", number, 0, 0, 0, "kept")
             for number, (start, length) in enumerate(transfers)]  # fmt: skip
     found = chrome_trace(rows, [], "test")["traceEvents"]
@@ -177,7 +177,7 @@ def test_tracks_are_named() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
-def test_what_is_written_is_read_back_and_is_the_same_every_time(tmp_path: Path, suffix: str) -> None:
+def test_written_trace_is_read_back_and_reproducible(tmp_path: Path, suffix: str) -> None:
     run = RUNS["eager"]
     one, other = (write(tmp_path / f"{name}{suffix}", run, "test") for name in ("one", "other"))
     assert one.read_bytes() == other.read_bytes()
@@ -188,7 +188,7 @@ def test_what_is_written_is_read_back_and_is_the_same_every_time(tmp_path: Path,
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([one.name, other.name])
 
 
-def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_unwritable_traces_are_refused(tmp_path: Path) -> None:
     run = RUNS["literal"]
     with pytest.raises(ParameterError, match=r"\.json, \.json\.gz, \.png, \.svg, got 'run.txt'"):
         write(tmp_path / "run.txt", run, "test")
@@ -204,7 +204,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["folder.json"]  # nothing half written is left
 
 
-def test_times_are_milliseconds_where_a_layer_s_seconds_are_known() -> None:
+def test_times_are_milliseconds_where_seconds_are_known() -> None:
     law = {"kind": "iid", "match_rate": 0.5}
     given: dict[str, Any] = {"scenario": {"name": "timed", "tokens": 32}, "method": [{"name": "ppd", **TINY}], "outcomes": law}
     run, (plain, about, unit) = record(given), described(given)
@@ -223,8 +223,8 @@ def test_times_are_milliseconds_where_a_layer_s_seconds_are_known() -> None:
 
 
 @pytest.mark.parametrize("rule", ["exact", "per-beam"])
-def test_passes_over_several_hypotheses_are_at_positions_that_there_are(rule: str) -> None:
-    """With two hypotheses at three positions a pass has six tokens; it does not begin five positions before its last."""
+def test_passes_over_hypotheses_have_valid_positions(rule: str) -> None:
+    """With two hypotheses at three positions a pass has six tokens, but starts two positions before its last."""
     run = record({
         "scenario": {"name": "beams", "tokens": 6},
         "method": [{"name": "beam", "layers": 4, "draft_length": 2, "beams": 2, "rule": rule}],

@@ -1,4 +1,4 @@
-"""The verdict, on tables made by hand: the fastest choice under each condition, by how much, and how sure that is."""
+"""The verdict on tables written by hand: the fastest choice under each condition, its speed-up and uncertainty."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def spread(low: float, high: float, kind: str = "") -> dict[str, float]:
     return {f"speedup_{kind}low": low, f"speedup_{kind}high": high}
 
 
-def test_the_fastest_choice_is_named_with_its_interval() -> None:
+def test_fastest_choice_is_named_with_its_interval() -> None:
     rows = [row(at, speed, "paths", **spread(speed - 0.01, speed + 0.01)) for at, speed in enumerate((1.21, 1.15, 0.92))]
     found = of(rows, tables(SPEC, **LENGTHS))
     assert found.text == (
@@ -62,7 +62,7 @@ def test_the_fastest_choice_is_named_with_its_interval() -> None:
     assert (document["over"], document["kernels_only"]) == ("plain decoding on the same devices", None)
 
 
-def test_an_interval_that_ends_at_one_tells_nothing_apart() -> None:
+def test_interval_that_ends_at_one_is_a_tie() -> None:
     def said(low: float, high: float) -> str:
         return of([row(0, (low + high) / 2, "paths", **spread(low, high))], tables(SPEC)).text
 
@@ -72,15 +72,15 @@ def test_an_interval_that_ends_at_one_tells_nothing_apart() -> None:
     assert said(1.001, 1.1).startswith("Fastest")
 
 
-def test_a_choice_without_a_speed_is_no_choice() -> None:
-    """Of a speed-up of nothing there is no time, and neither not-a-number nor infinity says one."""
+def test_choice_without_a_speed_up_is_ignored() -> None:
+    """A speed-up of 0, nan or infinity gives no time."""
     none = [row(1, None), {**row(2, 1.0), "speedup": 0.0}, {**row(3, 1.0), "speedup": float("nan")}]
     found = of([row(0, 1.1), *none], tables(SPEC, **{"method.draft_length": [1, 2, 3, 4]}))
     assert found.text.startswith("Fastest: speculative, draft_length 1: 1.10x")
     assert of(none, tables(SPEC, **{"method.draft_length": [1, 2, 3, 4]})).text.startswith("No verdict")
 
 
-def test_plain_decoding_may_be_the_fastest_or_as_fast() -> None:
+def test_plain_decoding_may_be_fastest_or_tied() -> None:
     slower = of([row(0, 0.85), row(1, 0.92, **spread(0.9, 0.97, "input_")), row(2, 0.6)], tables(SPEC, **LENGTHS))
     assert slower.text.startswith(
         "Plain decoding is fastest: best other choice speculative, draft_length 2: 0.92x (input uncertainty 0.90 to 0.97)"
@@ -99,17 +99,17 @@ def test_plain_decoding_may_be_the_fastest_or_as_fast() -> None:
     assert alone.text == "Only plain decoding was run: there is nothing to compare"
 
 
-def test_choices_that_intervals_do_not_tell_apart_are_said() -> None:
+def test_ties_are_listed() -> None:
     wide = [row(at, speed, **spread(0.96 * speed, 1.04 * speed, "input_")) for at, speed in enumerate((1.21, 1.20, 1.10))]
     found = of(wide, tables(SPEC, **LENGTHS))
-    assert "; not told apart from it: speculative, draft_length 2 (1.20x);" in found.text
+    assert "; tied with it within the uncertainty: speculative, draft_length 2 (1.20x);" in found.text
     assert found.document()["conditions"][0]["ties"] == ["speculative, draft_length 2"]
     for count in (4, 5, 6):
         alike = [row(at, 1.2) for at in range(count + 1)]
         told = ", ".join(f"speculative, draft_length {at} (1.20x)" for at in range(2, 6))
         more = f", {count - 4} more" if count > 4 else ""
         said = of(alike, tables(SPEC, **{"method.draft_length": [*range(1, count + 2)]})).text
-        assert f"; not told apart from it: {told}{more};" in said
+        assert f"; tied with it within the uncertainty: {told}{more};" in said
     # Each must lie within the other's bounds.
     one_sided = [row(0, 1.21, **spread(1.0, 1.4, "input_")), row(1, 1.15, **spread(1.14, 1.16, "input_")), row(2, 0.5)]
     assert of(one_sided, tables(SPEC, **LENGTHS)).document()["conditions"][0]["ties"] == []
@@ -118,7 +118,7 @@ def test_choices_that_intervals_do_not_tell_apart_are_said() -> None:
     assert of(sharp, tables(SPEC, **LENGTHS)).document()["conditions"][0]["ties"] == ["speculative, draft_length 2"]
 
 
-def test_the_view_is_the_first_with_a_value_that_sees_waiting() -> None:
+def test_verdict_uses_the_first_view_with_a_valid_value() -> None:
     rows = [row(0, 1.5, "formula"), row(0, 1.4, "paths"), row(0, 1.3, "events")]
     assert of(rows, tables(SPEC)).answers[0].best.speedup == 1.5
     assert of([row(0, None), *rows[1:]], tables(SPEC)).answers[0].best.speedup == 1.4
@@ -129,7 +129,7 @@ def test_the_view_is_the_first_with_a_value_that_sees_waiting() -> None:
     assert of([row(0, float("nan")), row(0, float("inf"), "paths")], tables(SPEC)).answers == ()
 
 
-def test_what_differs_by_condition_is_said_by_condition() -> None:
+def test_verdict_is_given_by_condition() -> None:
     said = tables(SPEC, **{"method.sequences": [1, 8, 32], **LENGTHS})
     speeds = {1: (1.4, 1.5, 1.6), 8: (1.2, 1.25, 1.3), 32: (1.21, 1.1, 0.9)}
     rows = [row(at, speed) for at, speed in enumerate(speed for own in speeds.values() for speed in own)]
@@ -176,12 +176,12 @@ CHOICES = [
 
 
 @pytest.mark.parametrize("path", CONDITIONS)
-def test_the_load_lengths_rates_and_hardware_are_conditions(path: str) -> None:
+def test_load_lengths_rates_and_hardware_are_conditions(path: str) -> None:
     assert len(of([row(0, 1.5), row(1, 1.2)], tables(SPEC, **{path: [1, 2]})).answers) == 2
 
 
 @pytest.mark.parametrize("path", CHOICES)
-def test_parameters_of_a_method_and_how_many_devices_it_takes_are_choices(path: str) -> None:
+def test_method_parameters_and_number_of_devices_are_choices(path: str) -> None:
     rows = [row(0, 1.5, reserved_units=1.0), row(1, 1.2, reserved_units=2.0)]
     (answer,) = of(rows, tables(SPEC, **{path: [1, 2]})).answers
     assert answer.best is not None
@@ -189,7 +189,7 @@ def test_parameters_of_a_method_and_how_many_devices_it_takes_are_choices(path: 
     assert answer.best.label.endswith(" on 1 unit")
 
 
-def test_methods_are_choices_but_what_their_tables_give_is_not() -> None:
+def test_methods_are_choices_but_their_load_is_a_condition() -> None:
     other = {"name": "ppd", "layers": 40, "exit_layer": 20, "candidates": 2}
     rows = [row(0, 1.5), row(1, 1.6, method="ppd", reserved_units=3.0)]
     (answer,) = of(rows, tables(SPEC, other)).answers
@@ -207,8 +207,8 @@ def test_methods_are_choices_but_what_their_tables_give_is_not() -> None:
     assert answer.best.label == "speculative, draft_length 3 (method 2)"
 
 
-def test_on_more_devices_the_fastest_is_so_by_time() -> None:
-    """A speed-up is over plain decoding on as many devices: on more of them a smaller one may take less time."""
+def test_choices_on_more_devices_are_compared_by_time() -> None:
+    """A speed-up is over plain decoding on the same devices: on more devices a smaller speed-up may take less time."""
     times = {1: 40.0, 4: 15.0}
     rows = [
         row(0, 1.9, tensor_parallel=1, reserved_units=1.0, tpot_ms=times[1] / 1.9, **ON_HARDWARE),
@@ -228,36 +228,36 @@ def test_on_more_devices_the_fastest_is_so_by_time() -> None:
     assert own.answers[0].best.speedup == 1.9
 
 
-def test_a_lossy_winner_is_said_to_be_one_beside_the_fastest_that_is_exact() -> None:
+def test_lossy_winner_is_marked_with_the_fastest_exact_method() -> None:
     lossy = {"name": "bild", "layers": 40}
     rows = [row(0, 1.4), row(1, 2.0, method="bild", exact=False, agreement=0.873)]
     text = of(rows, tables(SPEC, lossy)).text
-    assert "; its output is not the target's (87.3% of its tokens are); fastest of those that keep it: speculative, " in text
+    assert "; not exact, its output differs from the target's (87.3% of the tokens are equal); fastest exact method: spec" in text
     assert "draft_length 3 (1.40x)" in text
     unknown = of([rows[1] | {"point": 0, "agreement": None}], tables(lossy)).text
-    assert "; its output is not the target's (how much is not known); costs" in unknown
+    assert "; not exact, its output differs from the target's (token agreement is not measured); costs" in unknown
     swept = tables(lossy, **{"outcomes.fallback_rate": [0.1, 0.2]})
-    assert "; the output of bild is not the target's;" in of([rows[1] | {"point": at} for at in (0, 1)], swept).text
+    assert "; not exact, output differs from the target's: bild;" in of([rows[1] | {"point": at} for at in (0, 1)], swept).text
     assert "the target's" not in of([rows[0], rows[1] | {"speedup": 1.1}], tables(SPEC, lossy)).text
 
 
 @pytest.mark.parametrize(
     ("missing", "kernels", "ending"),
     [
-        ("step, draft_step", True, "; kernels only: what an engine adds is not included"),
-        ("embedding, step", True, "; kernels only: what an engine adds is not included"),
-        ("draft_step", False, "; what an engine adds to a draft pass is not included"),
+        ("step, draft_step", True, "; kernels only: the engine's overhead is not included"),
+        ("embedding, step", True, "; kernels only: the engine's overhead is not included"),
+        ("draft_step", False, "; the engine's overhead of draft passes is not included"),
         ("embedding", False, "over plain decoding on the same devices"),
         (None, False, "over plain decoding on the same devices"),
     ],
 )
-def test_what_an_engine_adds_is_said_to_be_left_out(missing: str | None, kernels: bool, ending: str) -> None:
+def test_missing_engine_overhead_is_mentioned(missing: str | None, kernels: bool, ending: str) -> None:
     found = of([row(0, 1.5, cost_source="measured", cost_missing=missing)], tables(SPEC))
     assert found.text.endswith(ending)
     assert found.document()["kernels_only"] is kernels
 
 
-def test_a_load_of_several_is_said() -> None:
+def test_number_of_sequences_is_mentioned() -> None:
     assert "; sequences = 32; costs" in of([row(0, 1.5)], tables(SPEC | {"sequences": 32})).text
     assert "; sequences = 4; costs" in of([row(0, 1.5)], tables(SPEC, **{"method.sequences": [4]})).text
     assert "sequences" not in of([row(0, 1.5)], tables(SPEC)).text
@@ -272,8 +272,8 @@ GRID = tables(SPEC, **{"method.sequences": [1, 8], "method.draft_length": [1, 2,
 
 
 @given(SPEEDS, st.integers(0, 10**6), st.floats(0.01, 100))
-def test_neither_the_order_of_rows_nor_the_unit_of_time_matters(speeds: list[float], seed: int, unit: float) -> None:
-    """By brute force, too: of each condition the largest of its speed-ups, or plain decoding."""
+def test_verdict_ignores_row_order_and_time_unit(speeds: list[float], seed: int, unit: float) -> None:
+    """Also by brute force: for each condition the largest speed-up, or plain decoding."""
     rows = [row(at, speeds[at], view) for at in range(6) for view in ("formula", "paths")]
     found = of(rows, GRID)
     random.Random(seed).shuffle(rows)
@@ -298,14 +298,14 @@ sweep = { "method.draft_length" = [1, 3] }
 """
 
 
-def test_a_run_says_its_verdict_first_in_every_form(tmp_path: Path) -> None:
+def test_verdict_is_first_in_every_output(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text(OWN)
     said = ["run", str(path), "--no-figures", "-o", str(tmp_path / "run")]
     first = CliRunner().invoke(app, said).stdout.splitlines()[0]
     assert first.startswith("Fastest: speculative, draft_length 3: ")
     assert " over plain decoding on the same devices; " in first
-    assert first.endswith("; kernels only: what an engine adds is not included")
+    assert first.endswith("; kernels only: the engine's overhead is not included")
     assert (tmp_path / "run" / "summary.txt").read_text().splitlines()[0] == first
     kept = json.loads((tmp_path / "run" / "summary.json").read_text())["verdict"]
     assert kept["text"] == first
@@ -316,7 +316,7 @@ def test_a_run_says_its_verdict_first_in_every_form(tmp_path: Path) -> None:
 
 
 def test_every_bundled_scenario_has_a_verdict() -> None:
-    """Where a single condition is left the sentence names the row that takes least time."""
+    """For a single condition the sentence names the row with the shortest time."""
     for name in ("compare", "compare-lossy", "hardware-compare"):
         said = sweep.resolve(name, views=["formula"])
         table = sim.run(said)
@@ -327,8 +327,8 @@ def test_every_bundled_scenario_has_a_verdict() -> None:
             assert found.answers[0].best.speedup == pytest.approx(table["speedup"][times.arg_min()])
 
 
-def test_bounds_are_scaled_with_what_they_are_bounds_of() -> None:
-    """On other devices plain decoding is another: the quickest of all is what speed-ups and their bounds are over."""
+def test_bounds_are_scaled_with_the_speed_up() -> None:
+    """The time of plain decoding depends on the devices: speed-ups and bounds are over the fastest plain decoding."""
     rows = [
         row(0, 1.2, tensor_parallel=1, reserved_units=1.0, tpot_ms=20 / 1.2, **ON_HARDWARE, **spread(1.1, 1.3, "input_")),
         row(1, 1.5, tensor_parallel=4, reserved_units=4.0, tpot_ms=8 / 1.5, **ON_HARDWARE, **spread(1.4, 1.7, "input_")),
@@ -341,8 +341,8 @@ def test_bounds_are_scaled_with_what_they_are_bounds_of() -> None:
     assert bounds(slow) == pytest.approx((3.0, 0.7, 3.5))
 
 
-def test_a_condition_names_what_tells_it_apart_and_no_more() -> None:
-    """That eight sequences are a static batch goes with their number; where numbers are alike, it is what tells them apart."""
+def test_condition_names_only_keys_that_differ() -> None:
+    """The batching is not named if it follows from the number of sequences; it is named if these numbers are equal."""
     static = SPEC | {"sequences": 8, "batching": "static"}
     assert conditions(SPEC, static) == [{"sequences": 1}, {"sequences": 8}]
     assert conditions(SPEC | {"sequences": 8}, static) == [{"batching": "continuous"}, {"batching": "static"}]
@@ -361,19 +361,19 @@ def conditions(*methods: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def bounds(rows: list[dict[str, Any]]) -> tuple[float, float, float]:
-    """Those of the fastest on one device or four."""
+    """Speed-up and bounds of the fastest on one device or four."""
     (condition,) = of(rows, tables(SPEC, **{"cost.tensor_parallel": [1, 4]})).answers
     assert condition.best is not None
     return condition.best.speedup, condition.best.low, condition.best.high
 
 
-def test_a_single_condition_in_which_plain_decoding_is_fastest() -> None:
+def test_one_condition_with_plain_decoding_fastest() -> None:
     found = of([row(0, 1.5), row(1, 0.9)], tables(SPEC, **{"method.sequences": [1, 8]}))
     assert "1: speculative, draft_length 3 (1.50x)" in found.text
     assert "8: plain decoding (best other choice 0.90x)" in found.text
 
 
-def test_a_parameter_of_one_method_is_no_choice_of_another() -> None:
+def test_parameter_of_one_method_does_not_label_another() -> None:
     other = {"name": "ppd", "layers": 40, "exit_layer": 20, "candidates": 2}
     swept = {"method.speculative.draft_length": [1, 2]}
     rows = [row(at, speed, method=name) for at, (speed, name) in
@@ -386,17 +386,17 @@ def test_a_parameter_of_one_method_is_no_choice_of_another() -> None:
     assert answer.best.label == "ppd, exit_layer 20, candidates 2"
 
 
-def test_kernels_alone_are_said_where_one_of_several_conditions_has_no_choice() -> None:
+def test_kernels_only_is_mentioned_if_a_condition_has_no_choice() -> None:
     """Only plain decoding has a value at the second load."""
     said = tables(PLAIN, SPEC, **{"method.sequences": [1, 8]})
     real = {"cost_source": "measured", "cost_missing": "step"}
     rows = [row(0, 1.0, method="autoregressive", **real), row(1, 1.0, method="autoregressive", **real), row(2, 1.5, **real)]
     found = of([*rows, row(3, None, **real)], said)
     assert [answer.best is None for answer in found.answers] == [False, True]
-    assert found.text.endswith("; kernels only: what an engine adds is not included")
+    assert found.text.endswith("; kernels only: the engine's overhead is not included")
 
 
-def test_units_held_are_the_devices_of_a_pass_where_no_column_says_them() -> None:
+def test_reserved_units_default_to_tensor_parallel() -> None:
     rows = [
         {name: value for name, value in row(at, 1.5 - at / 10, tensor_parallel=1 + at).items() if name != "reserved_units"}
         for at in (0, 1)
@@ -407,7 +407,7 @@ def test_units_held_are_the_devices_of_a_pass_where_no_column_says_them() -> Non
     assert " on " in answer.best.label
 
 
-def test_an_interval_is_said_with_as_many_digits_as_tell_its_ends_apart() -> None:
+def test_interval_has_enough_digits_to_differ() -> None:
     ends = {(1.20, 1.22): "1.20 to 1.22", (1.211, 1.2141): "1.211 to 1.214", (1.21111, 1.21131): "1.2111 to 1.2113",
             (1.211111, 1.211112): "1.21 to 1.21"}  # fmt: skip
     for (low, high), said in ends.items():
@@ -416,7 +416,7 @@ def test_an_interval_is_said_with_as_many_digits_as_tell_its_ends_apart() -> Non
     assert "0.0123x (input uncertainty 0.01229 to 0.01231)" in small.text
 
 
-def test_a_document_of_plain_decoding_that_is_fastest_has_no_bounds() -> None:
+def test_json_of_fastest_plain_decoding_has_no_bounds() -> None:
     (lost,) = of([row(0, 0.9, **spread(0.8, 0.95, "input_"))], tables(SPEC)).document()["conditions"]
     assert lost == {
         "at": {}, "best": "plain decoding", "speedup": 1.0, "low": None, "high": None, "tied_with_plain": False, "ties": [],
@@ -431,15 +431,15 @@ def test_a_document_of_plain_decoding_that_is_fastest_has_no_bounds() -> None:
     assert (even["best"], even["tied_with_plain"], even["next"]) == ("speculative, draft_length 3", True, None)
 
 
-def test_a_choice_that_is_true_or_false_is_said_in_words() -> None:
+def test_boolean_values_are_printed_as_yes_and_no() -> None:
     swept = tables({"name": "bild", "layers": 40}, **{"cost.busy": [True, False]})
     found = of([row(0, 1.5, method="bild"), row(1, 0.9, method="bild")], swept)
     assert "yes: bild" in found.text
     assert "no: plain decoding" in found.text
 
 
-def test_rows_with_units_of_time_of_their_own_are_compared_by_their_ratios_alone() -> None:
-    """Plain decoding takes another time in two rows on one device, so that times on four of them say nothing, either."""
+def test_rows_with_different_time_units_are_compared_by_ratio() -> None:
+    """Plain decoding takes different times in two rows on one device, so times on four devices cannot be compared either."""
     said = tables(SPEC, SPEC | {"draft_length": 5}, **{"cost.tensor_parallel": [1, 4]})
     each = [(1.9, 1, 5.0), (1.2, 4, 0.1), (1.6, 1, 1.0), (1.1, 4, 0.1)]
     rows = [

@@ -1,1 +1,1 @@
-"""What tests share."""
+"""Shared parts of the tests."""

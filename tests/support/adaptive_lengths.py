@@ -1,4 +1,4 @@
-"""Adaptive draft lengths for tests: policies with their defaults, and decodings on given outcomes."""
+"""Adaptive draft lengths for tests: policies with default options, and outcomes from given acceptances."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ RUNNING = ("gradient", "optimum")
 
 
 def choice(policy: str, **own: Any) -> Parameters:
-    """A choice that believes in a cost ratio of .2, if it asks for one."""
+    """Parameters of a policy, with a believed cost ratio of .2 if the policy needs one."""
     known: dict[str, Any] = {"believed_cost_ratio": 0.2} if policy in RUNNING else {}
     return Parameters(4, policy, **{"max_draft_length": 6, **known, **own})
 
 
 def played(rows: Bools) -> Iterator[Outcomes]:
-    """Outcomes by position, whatever the place in the draft."""
+    """Outcomes by output position, independent of the position in the draft."""
     return iter([lambda _, row=row: row for row in rows])
 
 
 def round_speed(rate: float, length: int) -> float:
-    """Theorem 3.8 at c = .2."""
+    """Speed-up of Theorem 3.8 at c = .2."""
     return sum(rate**j for j in range(length + 1)) / (1 + 0.2 * length)

@@ -1,4 +1,4 @@
-"""Figures that are asked for and not drawn: for tests that ask which figures are drawn, of what and under which names."""
+"""Recorder of figures that replaces drawing, for tests of which figures are drawn, from which rows and under which names."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ DRAWING = (
 
 
 class Album:
-    """What was asked to be drawn, by the names of files: the module, what it was given, and what stands above it."""
+    """Requested figures by file name: the module, its arguments, its options, and the line above the figure."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.drawn: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], str]] = {}
         self.folders: set[Path] = set()
         for module in DRAWING:
             name = module.__name__.rpartition(".")[2]
-            monkeypatch.setattr(module, "draw", lambda *given, name=name, **options: (name, given, options, ""))
-        monkeypatch.setattr(match_rates, "draw_by_position", lambda *given: ("by_position", given, {}, ""))
+            monkeypatch.setattr(module, "draw", lambda *arguments, name=name, **options: (name, arguments, options, ""))
+        monkeypatch.setattr(match_rates, "draw_by_position", lambda *arguments: ("by_position", arguments, {}, ""))
         monkeypatch.setattr(style, "headed", lambda figure, about: (*figure[:3], about))
         monkeypatch.setattr(figures, "save", self._saved)
 
@@ -56,6 +56,6 @@ class Album:
         return [path]
 
     def points(self, name: str) -> list[int]:
-        """The points of the rows that a figure was given."""
+        """Points of the rows that a figure was drawn from."""
         rows: pl.DataFrame = self.drawn[name][1][0]
         return rows["point"].unique(maintain_order=True).to_list()

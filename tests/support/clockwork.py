@@ -1,4 +1,4 @@
-"""Clocks of a test's own: what is timed takes as long as the test says, on any machine and however busy it is."""
+"""Fake clocks for tests: timed work takes exactly the time that the test sets, on any machine under any load."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from calibrate.devices import machine
 from calibrate.timing import process_times, read_times
 
 TICK = 1e-5
-"""What looking at a clock takes [s]."""
+"""Time of one reading of a clock [s]."""
 _PRODUCTS = {getattr(torch.ops.aten, name) for name in ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul")}
 _CLOCKS = ("perf_counter", "monotonic", "thread_time", "process_time")
 
 
 class Clockwork:
-    """Stands for the module `time`: its clocks stand still but for what looking at them, sleeping and `spend` take."""
+    """Replacement of the module `time`: its clocks advance only when they are read, and by `sleep` and `spend`."""
 
     def __init__(self, tick: float = TICK) -> None:
         self.now, self.tick = 0.0, tick
@@ -42,7 +42,7 @@ class Clockwork:
         return self.now
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Have all of `calibrate` look at these clocks; processes that it starts look at those of the machine."""
+        """Make all modules of `calibrate` use this clock; processes that it starts use the machine's."""
         for each in pkgutil.walk_packages(calibrate.__path__, "calibrate."):
             if not each.name.endswith("__main__"):
                 importlib.import_module(each.name)
@@ -52,11 +52,11 @@ class Clockwork:
 
 
 def wound(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
-    """A clock that is looked at by all that is timed in this process, with the ceilings of the device tried on little data."""
+    """Install a clock for everything timed in this process, and measure the device's peaks on little data."""
     clock = Clockwork()
     clock.install(monkeypatch)
     monkeypatch.setattr(machine, "LITTLE", 16)
-    monkeypatch.setattr(machine, "_SHARE", 1e-6)  # of looks at this clock; else there were a try between all rows
+    monkeypatch.setattr(machine, "_SHARE", 1e-6)  # of the readings of this clock; otherwise a trial would run between all rows
     monkeypatch.setattr(machine, "QUICK", {"cpu": (48, 2**20)})
     return clock
 
@@ -65,12 +65,12 @@ AXES = {
     "HYPOTHESES": (1, 16), "FILLED": (1, 8), "GAPS": (0, 1000), "WIDE": (4,), "WIDE_GAPS": (0, 1000), "SHORT": (1,), "SETTLED": 1,
     "PROCESS_TEXT": 4, "WARM_UPS": 2,
 }  # fmt: skip
-"""The ends of what a measurement session times besides passes: as many as a prediction interpolates between."""
+"""Ends of the axes that a measurement session times besides passes: the least that a prediction can interpolate between."""
 
 
 def few_parts(monkeypatch: pytest.MonkeyPatch, context: int = 8, repeats: int = 2) -> None:
-    """Time the parts of a measurement session that are no whole passes at fewer places and less often: enough where clocks have no
-    noise."""
+    """Time the parts of a measurement session that are not whole passes at fewer points and less often, which is enough for clocks
+    without noise."""
     for name, times in (("reads", 1), ("after", repeats)):
         whole = getattr(read_times, name)
         monkeypatch.setattr(read_times, name, lambda decoder, whole=whole, times=times: whole(decoder, context, times))
@@ -80,7 +80,7 @@ def few_parts(monkeypatch: pytest.MonkeyPatch, context: int = 8, repeats: int = 
 
 
 class Machine(TorchDispatchMode):
-    """A device whose operations take what its kernels are said to take, on the clock of a test.
+    """A device whose operations take the times of given kernel rates, on the clock of a test.
 
     Products of float16 whose operands are both row-major run at `slow`, those of `inner` columns and rows at `best`, all others at
     `rate` [FLOP/s]; everything else moves its bytes at `bandwidth` [B/s].
@@ -92,12 +92,12 @@ class Machine(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.clock, self.rate, self.bandwidth = clock, rate, bandwidth
-        clock.tick = 1e-9  # next to nothing: operations are shorter than what looking at a clock usually takes
+        clock.tick = 1e-9  # tiny: operations are shorter than the usual time of reading a clock
         self.slow, self.inner, self.best = rate if slow is None else slow, inner, rate if best is None else best
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here: torch need not guard each operation against that."""
+        """Nothing is compiled here, so torch needs no guard for each operation."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -116,11 +116,11 @@ class Machine(TorchDispatchMode):
         return made
 
 
-# --- what the clock says ---
+# --- Readings of clocks ---
 
 
 class Ticking:
-    """A clock on which each part takes what it is told to, and the pass `over` besides."""
+    """A clock with a given time for each part, and some time of the pass outside the parts."""
 
     def __init__(self, layer: float = 1.0) -> None:
         self.parts = {"layer": layer, "head": 3.0, "norm": 0.5, "embedding": 0.25}
@@ -143,7 +143,7 @@ class Ticking:
 
 
 class Clock:
-    """A clock that stands still but for what is done."""
+    """A clock that advances only by its step and by `sleep`."""
 
     def __init__(self, step: float = 0.0) -> None:
         self.now, self.step, self.asked = 1000.0, step, 0

@@ -10,7 +10,7 @@ from calibrate.commands.calibrate_app import app
 
 
 def call(*arguments: str, code: int = 0) -> Any:
-    """What a command has said, which ended with this code."""
+    """Run a command, check its exit code, and return its result."""
     done = CliRunner().invoke(app, [*arguments])
     assert done.exit_code == code, (done.output, done.stderr, done.exception)
     return done

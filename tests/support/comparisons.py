@@ -1,4 +1,4 @@
-"""Runs for the tests of predicted against measured: real algorithms on forced outcomes, timed by a clock of our own; no tensor."""
+"""Runs for the tests of predicted against measured times: real algorithms on forced outcomes, with synthetic times; no tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sim.engine.events import Run, simulate
 LAYERS = {"target": 12, "draft": 3, "medium": 5}
 FACTS = {"name": "a processor", "threads": 1, "cores": 2, "python": "3", "torch": "2", "transformers": "5"}
 PROMPT = (0, 1, 2, 3)
-"""Worlds without tensors call a token by its position."""
+"""Simulated answers number tokens by their positions."""
 
 
 def shape(role: str) -> Shape:
@@ -37,8 +37,8 @@ def shape(role: str) -> Shape:
 
 
 def profile(role: str, wider: float = 0.0, layer: float = 1e-3, further: float = 0.0, **parts: float) -> Profile:
-    """Of a layer alone, each further token of a pass takes `wider` of it more, 128 tokens of context `further`; and other parts by
-    their names [s].
+    """A synthetic profile: each further token of a pass adds `wider` of a layer's time, 128 tokens of context add `further`; other
+    parts have times by name [s].
     """
     rows: list[dict[str, Any]] = [
         {"part": "layer", "width": width, "context": context, "batch": 1,
@@ -61,7 +61,7 @@ def profiles(wider: float = 0.0, **parts: float) -> dict[str, Profile]:
 
 
 class _Recorded:
-    """A world that writes down what it has answered."""
+    """Simulated answers that are recorded."""
 
     def __init__(self, world: Any) -> None:
         self.world, self.reads = world, list[Answered]()
@@ -75,7 +75,7 @@ class _Recorded:
 
 
 def tapped(steps: Steps, see: Callable[[Any], None]) -> Steps:
-    """The same process, each of its steps seen as it comes."""
+    """Pass on the steps of a process, and call `see` with each."""
     answer = None
     while True:
         try:
@@ -87,7 +87,7 @@ def tapped(steps: Steps, see: Callable[[Any], None]) -> Steps:
 
 
 def decoded(method: str, tokens: int, rates: Mapping[str, float], seed: int = 0, **settings: Any) -> Decoding:
-    """A decoding with its reads, of models that answer as these rates say."""
+    """Record a decoding with its reads, of models whose answers follow these rates."""
     kind = registry.algorithm(method).Parameters
     own = {field.name for field in dataclasses.fields(kind)}
     depths = {f"{role}_layers": LAYERS[role] for role in ("draft", "medium") if f"{role}_layers" in own}
@@ -110,8 +110,8 @@ def runs_of(
     decodings: Sequence[Decoding], clock: Mapping[str, Profile], names: Sequence[str] = (), units: Sequence[int] = (),
     rates: Sequence[Mapping[str, float]] | None = None, slower: float = 1.0,
 ) -> MeasuredRuns:
-    """Runs of these decodings, three repeats each 1 % apart, as a machine of these profiles would have timed them, on which two
-    units take `slower` times as long each.
+    """Synthetic runs of these decodings, three repeats each, 1 % apart, timed with these profiles; on two units a pass takes
+    `slower` times as long.
     """
     of = {role: ProfileCosts(each) for role, each in clock.items()}
     between = {
@@ -122,14 +122,15 @@ def runs_of(
     rows = []
     for number, each in enumerate(decodings):
         held = units[number] if units else 1
-        told = run_comparison.predict(each, cost, held, record=held > 1)
+        prediction = run_comparison.predict(each, cost, held, record=held > 1)
         for repeat, factor in enumerate((0.99, 1.0, 1.01)):
             rows.append({
                 "decoding": number, "repeat": repeat, "run_order": 3 * number + repeat, "units": held,
-                "seconds": factor * told.total,
-                "commit_s": [factor * time for time, *_ in told.run.commits],
-                "pass_s": [factor * told.passes(role) for role in ROLES], "read_s": factor * told.reads, "waited": 0.0, "load": 1.0,
-                "spans": plain(_spans(told.run, factor) if held > 1 else [], 0.0),
+                "seconds": factor * prediction.total,
+                "commit_s": [factor * time for time, *_ in prediction.run.commits],
+                "pass_s": [factor * prediction.passes(role) for role in ROLES], "read_s": factor * prediction.reads,
+                "waited": 0.0, "load": 1.0,
+                "spans": plain(_spans(prediction.run, factor) if held > 1 else [], 0.0),
             })  # fmt: skip
     models = {role: {"name": f"made-{role}", "checksum": "0", "layers": LAYERS[role]} for role in ROLES}
     versions = {name: FACTS[name] for name in ("python", "torch", "transformers")}
@@ -145,7 +146,7 @@ def runs_of(
 
 
 def _spans(run: Run, factor: float) -> list[Span]:
-    """What processes would have noted of this run, the main one's waiting included."""
+    """Spans that processes would have recorded in this run, including the waiting of the main one."""
     found, end = [], 0.0
     for each in run.intervals:
         what = "head" if each.what == "read" else each.what
@@ -167,14 +168,14 @@ EVERY: tuple[tuple[str, dict[str, Any], dict[str, float]], ...] = (
     *[("skipdecode", {"min_layers": each, "max_layers": 12, "prompt": 4, "sequence_length": 28}, {}) for each in (3, 6, 9)],
     ("early_exit", {"exit_layer": 6}, {}),
 )
-"""Something of every kind: a method, its settings, and the rates that its outcomes are forced by."""
+"""Examples of every kind: a method, its settings, and the rates of its forced outcomes."""
 
 
 @lru_cache(maxsize=1)
 def every() -> tuple[MeasuredRuns, dict[str, Profile]]:
-    """Runs of `EVERY` on two prompts, and profiles a little other than the machine was."""
+    """Runs of `EVERY` on two prompts, and profiles slightly different from the times of the runs."""
     made = [(decoded(name, 24, rates, seed, **table), f"prompt {seed}", rates) for seed in (1, 2) for name, table, rates in EVERY]
-    decodings, names, forced_by = ([each[place] for each in made] for place in range(3))
+    decodings, names, forced_by = ([each[index] for each in made] for index in range(3))
     units = [2 if each.method == "ppd" else 1 for each in decodings]
     clock = profiles(wider=0.2, head=2e-3, step=1e-3, next=1e-4, first_read=2e-4)
     return runs_of(decodings, clock, names, units, forced_by), profiles(

@@ -1,4 +1,4 @@
-"""What closed forms are tested by: fractions and recursions that share nothing with them, and how near is near."""
+"""Exact references for closed forms: fractions and independent recursions, and tolerances."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -14,7 +14,7 @@ TINY = Fraction(float(np.finfo(np.float64).tiny))
 
 
 def pmf(alpha: Fraction, gamma: int) -> list[Fraction]:
-    """P(N = 1), ..., P(N = gamma + 1): so many tests are passed, then one is not, or none is left."""
+    """P(N = 1), ..., P(N = gamma + 1): tests passed until the first failure, or all gamma passed."""
     return [alpha**j * (1 - alpha) for j in range(gamma)] + [alpha**gamma]
 
 
@@ -23,14 +23,14 @@ def mean(alpha: Fraction, gamma: int) -> Fraction:
 
 
 def recursion(alpha: Fraction, gamma: int, tokens: int, price: Callable[[int], Fraction]) -> Fraction:
-    """Expected price of all rounds until `tokens` are out, where a round with drafts of length w costs price(w)."""
-    chances = pmf(alpha, gamma)
+    """Expected price of all rounds until `tokens` tokens are generated; a round with draft length w costs price(w)."""
+    probabilities = pmf(alpha, gamma)
 
     @cache
     def rest(left: int) -> Fraction:
         if left <= 0:
             return Fraction(0)
-        return price(min(gamma, left - 1)) + sum(chance * rest(left - j) for j, chance in enumerate(chances, 1))
+        return price(min(gamma, left - 1)) + sum(probability * rest(left - j) for j, probability in enumerate(probabilities, 1))
 
     for left in range(tokens):  # shallow recursion
         rest(left)
@@ -38,10 +38,10 @@ def recursion(alpha: Fraction, gamma: int, tokens: int, price: Callable[[int], F
 
 
 def close(value: Any, exact: Fraction, error: float = 1e-13) -> bool:
-    """Within a relative error; below the smallest normal float, whose digits are fixed, within that error of it."""
+    """Return whether a value is within a relative error; below the smallest normal float, within that error of it."""
     return abs(Fraction(float(value)) - exact) <= Fraction(error) * max(abs(exact), TINY)
 
 
 def near(value: Any, expected: Any, rtol: float = 1e-13, atol: float = 0.0) -> bool:
-    """All within a relative error, and nothing beside it: numpy's own default lets 1e-8 pass."""
+    """Return whether all values are within a relative error; numpy's default absolute error of 1e-8 is off."""
     return np.allclose(value, expected, rtol=rtol, atol=atol)

@@ -1,4 +1,4 @@
-"""Tiny models for the tests of the family: 300 tokens, a layer or three of 32, some thousand letters of text."""
+"""Tiny models for tests of the model family: 300 tokens, one to three layers of width 32, 12,000 characters of text."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ RECIPE = Recipe(epochs=1, batch=4, length=32, warm_up=5)
 
 @lru_cache(maxsize=1)
 def text() -> corpus.Corpus:
-    """The beginning of the standard library; read once, as many tests train on it."""
+    """The first part of the standard library, cached because many tests train on it."""
     return corpus.standard_library().cut(12_000)
 
 
 def made(folder: Path, role: str = "tiny", size: Size = TINY, recipe: Recipe = RECIPE, **more: Any) -> Path:
-    """A trained model in a directory of its own, with the tokenizer of the folder."""
+    """Train a model into a separate directory, with the tokenizer of the folder."""
     read = text()
     make_model.make(role, size, recipe, read, make_model.tokenizer_of(folder, read, 300), folder, **more)
     return folder / role
 
 
 def tokens(read: corpus.Corpus) -> tuple[Any, Any, Any]:
-    """A tokenizer and the tokens of both parts."""
+    """Train a tokenizer, and encode both parts of a corpus."""
     tokenizer = vocabulary.learnt(read, 300)
     return tokenizer, vocabulary.encoded(tokenizer, read.training), vocabulary.encoded(tokenizer, read.held_out)
 
@@ -48,12 +48,12 @@ def broken(folder: Path, name: str, how: Any) -> None:
 
 
 def config(folder: Path, **changes: Any) -> None:
-    said = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(said | changes))
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | changes))
 
 
 def told(*arguments: str) -> str:
-    """What a command that must fail says: one line, exit code 2, no traceback, nothing on stdout."""
+    """Run a command that must fail, and return its error: one line, exit code 2, no traceback, nothing on stdout."""
     done = CliRunner().invoke(app, [*arguments])
     assert done.exit_code == 2, (done.exit_code, done.stdout, done.stderr, done.exception)
     assert done.stdout == ""

@@ -1,6 +1,6 @@
-"""Everything that a figure shows, as plain data: where its points, lines, bars and error bars stand, and all its words.
+"""Contents of a figure as plain data: positions of its points, lines, bars and error bars, and all its texts.
 
-Figures are asserted by this data, never by pixels: what stands where, under which name, on which axis with which unit.
+Tests compare this data, never pixels: positions, labels, axes and units.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Box = tuple[float, float, float, float]
 
 @cache
 def formula(scenario: str) -> pl.DataFrame:
-    """The rows of the closed forms of an embedded scenario: worked out once for all figures of it."""
+    """Rows of the closed forms of a built-in scenario, cached for all its figures."""
     return sim.run(scenario, views=["formula"])
 
 
 class Panel(NamedTuple):
-    """One pair of axes. Lines, segments and bars by the label of their artist, in the order in which they were drawn."""
+    """One pair of axes, with its lines, segments and bars by label, in drawing order."""
 
     title: str
     x: str
@@ -48,25 +48,25 @@ class Panel(NamedTuple):
     scales: tuple[str, str]
     lines: list[tuple[str, list[Point]]]
     marks: list[tuple[str, str, Any, str]]
-    """Of each line its label, its marker, its line style and its colour."""
+    """Label, marker, line style and colour of each line."""
     segments: list[tuple[str, list[tuple[Point, Point]]]]
     """Error bars, and other lines between two points."""
     bars: list[tuple[str, list[Box]]]
     """Left, bottom, width, height."""
     bands: list[tuple[str, list[Point]]]
-    """The corners of filled areas."""
+    """Corners of filled areas."""
     texts: list[str]
     ticks: tuple[list[str], list[str]]
     grid: str
-    """The axes that have grid lines: "x", "y", "xy" or ""."""
+    """Axes with grid lines: "x", "y", "xy" or ""."""
 
     def line(self, label: str) -> list[Point]:
-        """The points of the one line of this label."""
+        """Points of the only line with this label."""
         (found,) = (points for name, points in self.lines if name == label)
         return found
 
     def ends(self, label: str) -> list[tuple[Point, Point]]:
-        """The error bars of this label."""
+        """Error bars with this label."""
         return [each for name, pairs in self.segments if name == label for each in pairs]
 
 
@@ -75,13 +75,13 @@ class Shown(NamedTuple):
 
     panels: list[Panel]
     texts: list[str]
-    """Titles and notes beside the axes."""
+    """Titles and notes outside the axes."""
     legends: list[tuple[str, list[str]]]
-    """Of each its title and its entries."""
+    """Title and entries of each legend."""
 
     @property
     def words(self) -> str:
-        """All of it that is words."""
+        """All texts of the figure."""
         parts = [*self.texts]
         for title, entries in self.legends:
             parts += [title, *entries]
@@ -91,7 +91,7 @@ class Shown(NamedTuple):
 
 
 def shown(figure: Figure) -> Shown:
-    """The data of a figure."""
+    """Return the contents of a figure as data."""
     stale = figure.stale
     panels = []
     for axes in figure.axes:
@@ -121,21 +121,21 @@ def shown(figure: Figure) -> Shown:
             "".join(name for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)) if any(
                 each.get_visible() for each in axis.get_gridlines())),
         ))  # fmt: skip
-    figure.stale = stale  # only looked at, though matplotlib takes it for changed
+    figure.stale = stale  # reading it makes matplotlib consider it changed
     legends = [*figure.legends, *(legend for axes in figure.axes if (legend := axes.get_legend()) is not None)]
     said = [(each.get_title().get_text(), [text.get_text() for text in each.get_texts()]) for each in legends]
     return Shown(panels, [text.get_text() for text in figure.texts], said)
 
 
 def laid_out(figure: Figure) -> Figure:
-    """The same figure with each of its texts in its position: once for all that ask, and without rendering it."""
+    """Lay out a figure without rendering it, unless that was done already."""
     if figure.stale:
         figure.draw_without_rendering()
     return figure
 
 
 def words(figure: Figure) -> list[tuple[Text, Bbox]]:
-    """All words that are seen, those of legends included, and where they lie [pixels]: those of arrows without the arrow."""
+    """All visible texts, including legends, with their extents [pixels], without arrows."""
     laid_out(figure)
     parts: list[Text] = [*figure.texts]
     for legend in legends(figure):
@@ -149,16 +149,16 @@ def words(figure: Figure) -> list[tuple[Text, Bbox]]:
 
 
 def legends(figure: Figure) -> list[Legend]:
-    """Those of the figure and those of its axes."""
+    """Legends of the figure and of its axes."""
     return [*figure.legends, *(legend for axes in figure.axes if (legend := axes.get_legend()) is not None)]
 
 
 def stroke(artist: Any) -> str:
-    """How a line, an area or a group of either is drawn: colours, marker, widths, what lies over what, its label, its numbers."""
+    """Describe how an artist is drawn: colours, marker, widths, drawing order, label, numbers."""
     if isinstance(artist, Line2D):
         marker = str(artist.get_marker())
         pen = artist.get_linestyle() not in ("None", "")
-        start, dashes = artist._dash_pattern  # type: ignore[attr-defined]  # the style of all that has a pattern is "--"
+        start, dashes = artist._dash_pattern  # type: ignore[attr-defined]  # every line with a pattern reports the style "--"
         dash = "/".join(f"{each:.2g}" for each in dashes or ()) + f" from {start:g}" * bool(start)
         parts = [to_hex(artist.get_color()), f"{artist.get_linestyle()}{dash} {artist.get_linewidth():.2g}"] if pen else []
         if marker not in ("None", ""):
@@ -186,7 +186,7 @@ def stroke(artist: Any) -> str:
 
 
 def numbers(artist: Any) -> str:
-    """An artist's data, to four digits: few of them all, of many where they reach, how many they are, and two means of them."""
+    """Data of an artist, to four digits: all values if few, else range, count and two means."""
     if artist.axes is None:
         return ""
     if isinstance(artist, Line2D):
@@ -209,7 +209,7 @@ def numbers(artist: Any) -> str:
 
 
 def _digest(values: Any) -> str:
-    """Numbers in their order: the second mean gives later ones more weight."""
+    """Digest of an ordered array: the second mean weights later values more."""
     finite = values[np.isfinite(values)]
     if values.size <= 3 or not finite.size:
         return " ".join(map(digits, values))
@@ -220,12 +220,12 @@ def _digest(values: Any) -> str:
 
 
 def digits(value: float) -> str:
-    """Four of them; what is 0 but for rounding is 0."""
+    """Format to four digits; values below 1e-9 are 0."""
     return f"{value if abs(value) > 1e-9 else 0.0:.4g}"
 
 
 def lettering(text: Text) -> str:
-    """How words are written where it is not in black from left to right: colour, weight, angle, and what ties them to a point."""
+    """Describe the style of a text where it is not the default: colour, weight, angle, box, halo, leader line."""
     parts = [to_hex(text.get_color())] * (to_hex(text.get_color()) != "#000000")
     parts += [str(text.get_weight())] * (text.get_weight() not in ("normal", 400))
     parts += [f"{text.get_rotation():g}°"] * bool(text.get_rotation())
@@ -250,23 +250,23 @@ def _siblings(axes: Axes) -> list[str]:
 
 
 class Layout(NamedTuple):
-    """Where things stand on the page, in hundredths of it, and how they are drawn."""
+    """Positions of all artists, in hundredths of the page, and their styles."""
 
     size: list[float]
     """Width and height [inches]."""
     boxes: list[list[Any]]
-    """Of each pair of axes: left, bottom, right, top, and of how many it shares a scale, across and up, where it does."""
+    """Left, bottom, right and top of each pair of axes, and the number of axes that share a scale with it."""
     limits: list[list[float]]
-    """Of each pair of axes: left, right, bottom, top, as shares of a decade where the scale is a logarithm."""
+    """Left, right, bottom and top limit of each pair of axes, in decades for a log scale."""
     legends: list[list[float]]
     words: list[list[Any]]
-    """Each with how it is written, its left, bottom, right and top, and the size of its letters."""
+    """Each text with its style, left, bottom, right, top and font size."""
     strokes: list[list[str]]
-    """Of each pair of axes and of each legend what is drawn, in turn."""
+    """Styles of the artists of each pair of axes and of each legend, in order."""
 
     @classmethod
     def of(cls, figure: Figure) -> Layout:
-        """The layout of a figure."""
+        """Return the layout of a figure."""
         placed = words(figure)
         page = figure.bbox
 
@@ -292,8 +292,8 @@ class Layout(NamedTuple):
 
 
 def misplaced(figure: Figure) -> list[str]:
-    """What is wrong with where words are: off the page, over each other, over axes that they are not of, or a note that begins
-    neither where the title does nor where its axes do."""
+    """List the misplaced texts: off the page, over each other, over axes that they do not belong to; and notes that begin neither
+    at the title nor at their axes."""
     placed, page, found = words(figure), figure.bbox, []
     for part, box in placed:
         if box.x0 < page.x0 - 0.5 or box.x1 > page.x1 + 0.5 or box.y0 < page.y0 - 0.5 or box.y1 > page.y1 + 0.5:
@@ -301,9 +301,9 @@ def misplaced(figure: Figure) -> list[str]:
     for (one, here), (other, there) in combinations(placed, 2):
         if min(here.x1, there.x1) - max(here.x0, there.x0) > 1.5 and min(here.y1, there.y1) - max(here.y0, there.y0) > 1.5:
             found.append(f"over each other: {one.get_text()} and {other.get_text()}")
-    beside = [(part.get_text(), box) for part, box in placed if part in figure.texts]
-    beside += [(f"legend {each.get_title().get_text()}", each.get_window_extent()) for each in legends(figure)]
-    found += [f"over axes: {text}" for text, box in beside for axes in figure.axes if box.overlaps(axes.bbox)]
+    outside = [(part.get_text(), box) for part, box in placed if part in figure.texts]
+    outside += [(f"legend {each.get_title().get_text()}", each.get_window_extent()) for each in legends(figure)]
+    found += [f"over axes: {text}" for text, box in outside for axes in figure.axes if box.overlaps(axes.bbox)]
     found += [
         f"over other axes: {part.get_text()}" for part, box in placed for axes in figure.axes
         if part.axes not in (None, axes) and box.overlaps(axes.bbox)
@@ -312,12 +312,12 @@ def misplaced(figure: Figure) -> list[str]:
     begin = {round(part.get_position()[0], 6) for part in notes}
     ends = {round(axes.get_position().x0, 6) for axes in figure.axes}
     titles = {round(part.get_position()[0], 6) for part in figure.texts if part.get_fontsize() >= 12}
-    figure.stale = False  # laid out, and only looked at since, though matplotlib takes it for changed
+    figure.stale = False  # only read since its layout, although matplotlib considers it changed
     return found + [f"begins at {x}, the title at {sorted(titles)}" for x in begin if x not in ends | titles]
 
 
 class Signs(NamedTuple):
-    """By what a reader tells one series from another: colours but for greys, markers, and hatches by their characters."""
+    """Signs that distinguish series: colours except greys, markers, and characters of hatches."""
 
     colours: set[str]
     markers: set[str]
@@ -325,7 +325,7 @@ class Signs(NamedTuple):
 
     @classmethod
     def of(cls, artists: Iterable[Artist]) -> Signs:
-        """The signs of lines, areas and groups of either; strokes that stand for other lines are no markers."""
+        """Return the signs of artists; the markers "|" and "_", drawn as strokes, are not counted."""
         colours: list[Any] = []
         markers, hatches = set(), set()
         for each in artists:
@@ -350,7 +350,7 @@ class Signs(NamedTuple):
 
 @cache
 def _marks() -> dict[bytes, str]:
-    """Markers by their outlines."""
+    """Markers by outline."""
     styles = {marker: MarkerStyle(marker) for marker in Line2D.filled_markers if isinstance(marker, str)}
     return {_outline(style.get_path().transformed(style.get_transform())): marker for marker, style in styles.items()}
 
@@ -360,23 +360,23 @@ def _outline(path: Path) -> bytes:
 
 
 def _marker(path: Path) -> str:
-    """The marker of a scatter, "?" for one of its own."""
+    """Marker of a scatter plot, "?" if it is not a standard one."""
     return _marks().get(_outline(path), "?")
 
 
 def unexplained(figure: Figure) -> list[str]:
-    """Signs of legends that nothing in the axes has, and colours that nobody chose."""
+    """List signs in legends that no artist has, and default colours of matplotlib."""
     drawn = Signs.of(artist for axes in figure.axes for artist in [*axes.lines, *axes.patches, *axes.collections])
     found = [f"matplotlib's own colour: {colour}" for colour in drawn.colours & {*map(to_hex, color_sequences["tab10"])}]
     for legend in legends(figure):
         for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=True):
-            for said, there in zip(Signs.of([handle] if handle is not None else []), drawn, strict=True):
-                found += [f"{text.get_text()}: {each} is not drawn" for each in said - there]
+            for shown_signs, there in zip(Signs.of([handle] if handle is not None else []), drawn, strict=True):
+                found += [f"{text.get_text()}: {each} is not drawn" for each in shown_signs - there]
     return found
 
 
 def misnamed(figure: Figure) -> list[str]:
-    """Names to the right of axes, in colour, that are not tied to the end of a line of that colour."""
+    """List coloured names at the right of axes that are not tied to the end of a line of that colour."""
     found = []
     laid_out(figure)
     for axes in figure.axes:
@@ -398,7 +398,7 @@ def misnamed(figure: Figure) -> list[str]:
 
 
 def clipped(figure: Figure) -> list[str]:
-    """Marks that lie beyond the limits of their axes."""
+    """List marks beyond the limits of their axes."""
     found = []
     for axes in figure.axes:
         limits = (sorted(axes.get_xlim()), sorted(axes.get_ylim()))
@@ -411,13 +411,13 @@ def clipped(figure: Figure) -> list[str]:
 
 
 def by_label(panel: Panel) -> dict[str, list[Point]]:
-    """The lines of a panel by their labels, which must differ."""
+    """Lines of a panel by label; labels must differ."""
     assert len({label for label, _ in panel.lines}) == len(panel.lines), "two lines have one label"
     return dict(panel.lines)
 
 
 def odd_dashes(figure: Figure) -> list[str]:
-    """Lines, in axes and legends, whose pattern does not begin with a whole dash."""
+    """List lines, in axes and legends, whose pattern does not begin with a whole dash."""
     every = [line for axes in figure.axes for line in axes.lines]
     every += [handle for each in legends(figure) for handle in each.legend_handles if isinstance(handle, Line2D)]
     return [str(each.get_label()) for each in every if each._dash_pattern[0]]  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Small made-up tables of other projects: copies of them, what is read of them, and how to spoil one."""
+"""Small synthetic tables of other projects: copies, readers, and ways to corrupt them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TABLES = Path(__file__).parents[1] / "data" / "importers"
 
 
 def copied(tmp_path: Path) -> Path:
-    """A copy of the tables, to be spoiled; those that are Parquet elsewhere converted."""
+    """Copy the tables, to be corrupted; tables that are Parquet in the original project are converted."""
     copy = tmp_path / "tables"
     shutil.copytree(TABLES, copy)
     for path in (copy / "aiconfigurator").rglob("*.csv"):
@@ -49,16 +49,16 @@ def times(made: Profile, part: str, tensor_parallel: int = 1) -> dict[tuple[int,
     return {tuple(row[:-3]): round(row[-3] * 1e6, 3) for row in rows.rows()}
 
 
-# --- what is refused ---
+# --- Corrupted tables ---
 
 
 def swap(old: str, new: str, count: int = 1) -> Callable[[Path], None]:
-    """Spoil a file: one text for another."""
+    """Return a function that replaces one text by another in a file."""
 
     def spoil(path: Path) -> None:
-        said = csv_of(path)
-        assert old in said, "the test does not spoil anything"
-        write(path, said.replace(old, new, count))
+        content = csv_of(path)
+        assert old in content, "the test changes nothing"
+        write(path, content.replace(old, new, count))
 
     return spoil
 
@@ -94,14 +94,14 @@ MLP, GEMM = "vidur/mlp.csv", "aiconfigurator/gemm/vllm/1.0/gemm_perf.parquet"
 DECODE = "aiconfigurator/attention/vllm/1.0/generation_attention_perf.parquet"
 DENSE, SEQUENCE, ATTENTION = (f"llmservingsim/tp1/{name}.csv" for name in ("dense", "per_sequence", "attention"))
 FIRST = "0.0015,0.005,0.0015,0.060"
-"""Norm and products of the first row: deviation, median."""
+"""Norm and GEMMs of the first row: deviation, median."""
 
 
-# --- the command ---
+# --- Commands ---
 
 
 def arguments(folder: Path) -> dict[str, list[str]]:
-    """Each command, as a user writes it."""
+    """Arguments of each command."""
     return {
         "vidur": ["import", "vidur", str(folder / "vidur"), "--model", "llama-2-7b", "--gpu", "a100"],
         "aiconfigurator": ["import", "aiconfigurator", str(folder / "aiconfigurator"), "--gpu", "h100", "--engine", "vllm/1.0"],

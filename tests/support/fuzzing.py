@@ -1,4 +1,4 @@
-"""Mutations of valid files, and what every command owes to whatever they make: an end, exit code 0 or 2, and one line of error."""
+"""Mutations of valid files, and the requirements for every command on any of them: an end, exit code 0 or 2, one line of error."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 from model.base.checks import ParameterError
 
 SECONDS = 60.0
-"""Of processor time that one example may take; a valid file takes a few at most."""
+"""Limit of processor time per example [s]; a valid file takes a few seconds at most."""
 MEMORY = 3 * 2**30
-"""By which the process may have grown at the end of an example [bytes]."""
+"""Limit of the growth of the process's memory per example [bytes]."""
 fuzzed = settings(max_examples=500, deadline=None, suppress_health_check=[*HealthCheck])
 
 READERS = {
@@ -45,13 +45,13 @@ READERS = {
     "imported_tables.source": "tables_of_other_projects", "training._restore": "trainings_that_were_broken_off",
     "transformer._read": "configurations",
 }  # fmt: skip
-"""Each function that reads a file which somebody else may have written, by the test that spoils such files."""
+"""Functions that read files from other sources, with the test that corrupts such files."""
 OWN = {
-    # tables that the run itself has just written
+    # tables written by the same run
     "atomic_files._digest", "sweep.table", "sweep._describe", "sweep._merge", "sweep._run",
-    # what was just written, for its checksum
+    # files just written, for their checksum
     "profile_from_timings.profile_of", "transfers._written", "json_and_parquet.save", "measured_runs.save",
-    # no user's files
+    # not files of the user
     "published._read", "scenario_file.text_of", "corpus.standard_library", "machine._last_cache", "machine._processor",
     "atomic_files.alone",  # a directory
 }  # fmt: skip
@@ -60,11 +60,11 @@ VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 7, 10**5, 10**9, 2**63, 10**400, -0.5, 0.5, 1e-320, 1e-200, 1e12, 1e300, "", "x", "nan", "inf",
     "\x00", "ä" * 300, [], {}, [None], [[]], [1, "x"], {"kind": "iid"}, {"x": {"x": {}}}, [0.5] * 50,
 )  # fmt: skip
-"""What may stand where something else is expected."""
+"""Values that may replace an expected value."""
 
 
 def ended(app: Any, *arguments: str | Path, failing: bool = False) -> int:
-    """Call a command; its exit code, if it keeps to what it owes. Of one that is `failing` points may fail: its exit code is 1."""
+    """Run a command, check the requirements, and return its exit code; with `failing`, exit code 1 is allowed (failed points)."""
     begun, grown = time.process_time(), _held()
     done = CliRunner().invoke(app, [*map(str, arguments)])
     if not isinstance(done.exception, SystemExit | None):
@@ -80,20 +80,20 @@ def ended(app: Any, *arguments: str | Path, failing: bool = False) -> int:
 
 
 def read(function: Any, *arguments: Any) -> None:
-    """The same of a function that a command calls first: it gives something, or says in one line what is wrong."""
+    """Check the requirements for a reading function: it returns, or raises a ParameterError of one line."""
     begun, grown = time.process_time(), _held()
-    said = ""
+    message = ""
     try:
         function(*arguments)
     except ParameterError as error:
-        said = str(error)
-    assert len(said.splitlines()) <= 1, said
+        message = str(error)
+    assert len(message.splitlines()) <= 1, message
     assert time.process_time() - begun < SECONDS
     assert _held() - grown < MEMORY
 
 
 def _held() -> int:
-    """Bytes that this process has in memory."""
+    """Resident memory of this process [bytes]."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
     except OSError:
@@ -102,17 +102,17 @@ def _held() -> int:
 
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
-    """A new folder for each example."""
+    """Create a new folder for each example."""
     with tempfile.TemporaryDirectory() as made:
         yield Path(made)
 
 
-# --- mutations ---
+# --- Mutations ---
 
 
 @st.composite
 def bytes_of(draw: st.DrawFn, content: bytes) -> bytes:
-    """Bytes flipped, cut, left out, put twice or put in."""
+    """Draw bytes that are flipped, cut, dropped, repeated or inserted."""
     found = bytearray(content)
     for _ in range(draw(st.integers(1, 4))):
         if not found:
@@ -135,20 +135,20 @@ def bytes_of(draw: st.DrawFn, content: bytes) -> bytes:
 
 @st.composite
 def json_of(draw: st.DrawFn, said: Any) -> Any:
-    """A document with keys dropped, put in or renamed, and values of other types and sizes."""
+    """Draw a document with keys dropped, inserted or renamed, and values of other types and sizes."""
     found = copy.deepcopy(said)
     for _ in range(draw(st.integers(1, 3))):
-        places = _places(found)
-        if not places:
+        positions = _positions(found)
+        if not positions:
             return _value(draw)
-        holder, key = draw(st.sampled_from(places))
+        holder, key = draw(st.sampled_from(positions))
         kind = draw(st.sampled_from(("set", "set", "drop", "scale", "put")))
         if kind == "drop":
             del holder[key]
         elif kind == "put" and isinstance(holder, dict):
             holder[draw(st.sampled_from(("x", "kind", "rows", f"{key}_")))] = _value(draw)
         elif kind == "scale" and isinstance(holder[key], int | float) and not isinstance(holder[key], bool):
-            with contextlib.suppress(OverflowError):  # of whole numbers beyond every float
+            with contextlib.suppress(OverflowError):  # for integers beyond the range of floats
                 holder[key] *= draw(st.sampled_from((-1, 0, 2, 1000, 1e-3, 10**9)))
         else:
             holder[key] = _value(draw)
@@ -156,31 +156,31 @@ def json_of(draw: st.DrawFn, said: Any) -> Any:
 
 
 def _value(draw: st.DrawFn) -> Any:
-    return copy.deepcopy(draw(st.sampled_from(VALUES)))  # it may be spoiled in its turn
+    return copy.deepcopy(draw(st.sampled_from(VALUES)))  # it may be mutated again
 
 
-def _places(found: Any, most: int = 400) -> list[tuple[Any, Any]]:
-    """Where there are values in a document; of long lists the first few."""
-    places: list[tuple[Any, Any]] = []
+def _positions(found: Any, most: int = 400) -> list[tuple[Any, Any]]:
+    """Positions of the values in a document; only the first few of long lists."""
+    positions: list[tuple[Any, Any]] = []
     level = [found]
-    while level and len(places) < most:
+    while level and len(positions) < most:
         inner = []
         for holder in level:
             keys = list(holder) if isinstance(holder, dict) else list(range(min(len(holder), 6)))
-            places += [(holder, key) for key in keys]
+            positions += [(holder, key) for key in keys]
             inner += [holder[key] for key in keys if isinstance(holder[key], dict | list)]
         level = inner
-    return places
+    return positions
 
 
 def written(said: Any) -> str:
-    """As JSON, of numbers that are none too."""
+    """Write as JSON, including nan and inf."""
     return json.dumps(said)
 
 
 @st.composite
 def lines_of(draw: st.DrawFn, text: str, mark: str = "=") -> str:
-    """A text of settings or of cells with lines dropped, put twice or exchanged, and values of other types and sizes."""
+    """Draw settings or cells with lines dropped, repeated or exchanged, and values of other types and sizes."""
     lines = text.splitlines()
     for _ in range(draw(st.integers(1, 3))):
         if not lines:
@@ -196,8 +196,8 @@ def lines_of(draw: st.DrawFn, text: str, mark: str = "=") -> str:
             lines[at], lines[other] = lines[other], lines[at]
         elif mark in lines[at]:
             parts = lines[at].split(mark)
-            place = draw(st.integers(0, len(parts) - 1)) if mark == "," else kind != "name"
-            parts[int(place)] = draw(st.sampled_from(_WORDS if mark == "=" else _CELLS))
+            at_part = draw(st.integers(0, len(parts) - 1)) if mark == "," else kind != "name"
+            parts[int(at_part)] = draw(st.sampled_from(_WORDS if mark == "=" else _CELLS))
             lines[at] = mark.join(parts)
     return "\n".join(lines) + "\n"
 
@@ -212,7 +212,7 @@ _CELLS = ("", "x", "nan", "inf", "-1", "0", "0.5", "1e-320", "1e12", "1e300", "9
 
 @st.composite
 def rows_of(draw: st.DrawFn, lines: list[str]) -> bytes:
-    """Lines of JSON, of which one is another document, or left out, put twice or cut; or their bytes spoiled."""
+    """Draw lines of JSON with one mutated, dropped, repeated or cut; or with mutated bytes."""
     found, at = list(lines), draw(st.integers(0, min(len(lines), 8) - 1))
     kind = draw(st.sampled_from(("said", "said", "said", "drop", "twice", "cut", "bytes", "none")))
     if kind == "bytes":
@@ -232,7 +232,7 @@ def rows_of(draw: st.DrawFn, lines: list[str]) -> bytes:
 
 @st.composite
 def tensors_of(draw: st.DrawFn, content: bytes) -> bytes:
-    """A safetensors file whose header says something else, or whose bytes are spoiled, mostly those of the header."""
+    """Draw a safetensors file with a mutated header, or with mutated bytes, mostly of the header."""
     size = int.from_bytes(content[:8], "little")
     said, data = json.loads(content[8 : 8 + size]), content[8 + size :]
     kind = draw(st.sampled_from(("header", "header", "inner", "bytes", "end")))
@@ -253,7 +253,7 @@ def tensors_of(draw: st.DrawFn, content: bytes) -> bytes:
 
 @st.composite
 def table_of(draw: st.DrawFn, table: pl.DataFrame) -> pl.DataFrame:
-    """A table with columns dropped, renamed or of other types, rows dropped or twice, and cells of other values."""
+    """Draw a table with columns dropped, renamed or of other types, rows dropped or repeated, and cells of other values."""
     for _ in range(draw(st.integers(1, 2))):
         if not table.width:
             break
@@ -301,7 +301,7 @@ def _with_cell(draw: st.DrawFn, column: pl.Series) -> pl.Series:
 
 
 def spoiled(data: st.DataObject, held: dict[str, bytes], name: str, table: pl.DataFrame, here: Path) -> None:
-    """Write all files, the pair NAME.json and NAME.parquet spoiled; checksums are right but where bytes are wrong."""
+    """Write all files, with the pair NAME.json and NAME.parquet mutated; checksums match unless bytes were mutated."""
     for other, content in held.items():
         (here / other).write_bytes(content)
     said = json.loads(held[f"{name}.json"])

@@ -1,8 +1,8 @@
-"""A device that runs nothing and remembers all: streams and events in the place of CUDA's, and who has to have waited for whom.
+"""Happens-before checker for CUDA streams: a fake device with streams and events that records all operations of torch.
 
-What is launched on one stream is in order; of two streams only what events say is. Every operation of torch is noted with the
-elements that it reads and writes, and held against those of other streams: a read must come behind the write that made it, a write
-behind all reads and writes of what it replaces, and whoever may be handed memory that was let go of behind all that used it.
+Work on one stream is in order; between streams only events impose an order. Each operation is recorded with the elements that it
+reads and writes, and compared with those of other streams: a read must come after the write of its value, a write after all reads
+and writes of the value that it replaces, and freed memory may be reused only after all its uses.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 MOST = 32
-"""Streams."""
+"""Most streams."""
 EMPTY = ("aten::new_empty", "aten::empty", "aten::empty_like")
 WITHOUT_ACCESS = ("aten::detach_", "aten::lift_fresh")
 ASKS = ("aten::_local_scalar_dense", "aten::item", "aten::equal")
 
 
 class Stream:
-    """Work in order. `clock` says up to where it comes behind each stream, itself included."""
+    """A stream of ordered work; `clock` is a vector clock: the work of each stream that precedes it, including its own."""
 
     def __init__(self, number: int) -> None:
         self.number, self.clock = number, np.zeros(MOST, np.int64)
@@ -46,7 +46,7 @@ class Event:
         self.at = self.device.now()
 
     def query(self) -> bool:
-        """Whether it is done: if the device says so, all that is launched from now on comes behind it."""
+        """Return whether the event is done; if so, all later launches come after it."""
         done = self.device.done()
         if done:
             np.maximum(self.device.seen, self.clock, out=self.device.seen)
@@ -57,13 +57,13 @@ class Event:
 
 
 class Block:
-    """Memory: who wrote each element last, and who has read it since."""
+    """A block of memory: the last writer of each element, and its readers since then."""
 
     def __init__(self, key: int, ref: _Ref, stream: Stream, size: int) -> None:
         self.key, self.ref, self.owner = key, ref, stream.number
         self.size = size
         self.alone = True
-        """Whether no stream but its owner has used it: what one stream does is in order."""
+        """Whether only its owner has used it; the work of one stream is in order."""
         self.whole = False
         """Whether all of it has been written at once."""
         self.writer = np.full(size, -1)
@@ -72,7 +72,7 @@ class Block:
 
     @property
     def used(self) -> Any:
-        """The last use on each stream, shape (streams,)."""
+        """Last use on each stream, shape (streams,)."""
         found = np.zeros(MOST, np.int64)
         for stream, times in self.reads.items():
             found[stream] = times.max(initial=0)
@@ -82,24 +82,24 @@ class Block:
 
 
 class _Ref(weakref.ref[Any]):
-    """Of memory that nobody holds any more it says where it was."""
+    """Weak reference that remembers the address of freed memory."""
 
     __slots__ = ("key",)
     key: int
 
 
 class _Kind(NamedTuple):
-    """What an operation does with its operands."""
+    """Effects of an operation on its operands."""
 
     name: str
     access: bool
     """Whether it reads or writes memory at all."""
     asks: bool
-    """Whether the processor waits for what it finds."""
+    """Whether the processor waits for the result."""
     fills: bool
-    """Whether what it makes is written."""
+    """Whether the result is initialised."""
     writes: tuple[int, ...]
-    """Which of its operands."""
+    """Operands that it writes."""
 
 
 @cache
@@ -112,7 +112,7 @@ def _kind(func: Any) -> _Kind:
 
 
 class Device(TorchDispatchMode):
-    """In the place of `torch.cuda`; as a context it watches operations. What is wrong is in `races`."""
+    """Replacement of `torch.cuda`; as a context it records operations. `races` lists the errors."""
 
     def __init__(self, done: Callable[[], bool] = lambda: False) -> None:
         super().__init__()
@@ -120,17 +120,17 @@ class Device(TorchDispatchMode):
         self.current = self.streams[0]
         self.done = done
         self.seen = np.zeros(MOST, np.int64)
-        """What the processor knows to be done."""
+        """Work that the processor knows to be done."""
         self.blocks: dict[int, Block] = {}
-        """By where it is."""
+        """Blocks by address."""
         self.let_go: deque[_Ref] = deque()
-        """Memory that nobody holds any more, as it comes."""
+        """Freed memory, in order."""
         self.dead: defaultdict[int, list[Block]] = defaultdict(list)
-        """Of each stream, what was let go of since it was launched last, and was used by others too."""
+        """Blocks freed since the last launch on their stream that other streams have used too, by stream."""
         self.races: list[str] = []
         self.doing = ""
 
-    # --- what torch.cuda has ---
+    # --- Interface of torch.cuda ---
 
     def Stream(self, device: Any = None) -> Stream:  # noqa: N802
         self.streams.append(Stream(len(self.streams)))
@@ -151,14 +151,14 @@ class Device(TorchDispatchMode):
             self.current = before
 
     def now(self) -> float:
-        """Milliseconds: an operation takes one wherever it is."""
+        """Time [ms]: every operation takes one."""
         return float(max(stream.clock[stream.number] for stream in self.streams))
 
-    # --- what it sees ---
+    # --- Recorded operations ---
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here: torch need not guard each operation against that."""
+        """Nothing is compiled here, so torch needs no guard for each operation."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -166,7 +166,7 @@ class Device(TorchDispatchMode):
         return self.dispatched(func, args, kwargs or {}, inputs, [_memory(each) for each in inputs])
 
     def dispatched(self, func: Any, args: Any, kwargs: Any, inputs: list[Any], keys: list[int]) -> Any:
-        """Do an operation, whose tensors are `inputs` in the memory `keys`, and note what it reads and writes."""
+        """Run an operation with the tensors `inputs` in the memory `keys`, and record its reads and writes."""
         kind = _kind(func)
         made = func(*args, **kwargs)
         if not kind.access:
@@ -191,7 +191,7 @@ class Device(TorchDispatchMode):
         return made
 
     def excused(self) -> set[int]:
-        """Streams whose work is for nothing from here on: what they read may change under them."""
+        """Streams whose results are discarded from here on, so their inputs may change."""
         return set()
 
     def _launch(self) -> Stream:
@@ -202,7 +202,7 @@ class Device(TorchDispatchMode):
         return stream
 
     def freed(self, stream: Stream) -> None:
-        """What this stream is launched next may be handed memory of its own that nobody holds any more."""
+        """Check the freed memory of this stream, which its next launch may reuse."""
         while self.let_go:
             ref = self.let_go.popleft()
             block = self.blocks.get(ref.key)
@@ -218,39 +218,39 @@ class Device(TorchDispatchMode):
     def _read(self, name: str, tensor: Any, key: int, stream: Stream) -> None:
         block = self.blocks.get(key)
         if block is None:
-            return  # there before: weights
-        places, number = _elements(tensor), stream.number
-        if not block.whole and (block.writer[places] < 0).any():
-            self.races.append(f"{self.doing}: {name} on stream {number} reads what nobody has written")
+            return  # allocated before: weights
+        elements, number = _elements(tensor), stream.number
+        if not block.whole and (block.writer[elements] < 0).any():
+            self.races.append(f"{self.doing}: {name} on stream {number} reads unwritten memory")
         if not block.alone or block.owner != number:
             block.alone = False
-            writer = block.writer[places]
-            late = {*writer[block.written[places] > stream.clock[writer]].tolist()}
+            writer = block.writer[elements]
+            late = {*writer[block.written[elements] > stream.clock[writer]].tolist()}
             if late:
                 self.races.append(f"{self.doing}: {name} on stream {number} reads what {late} may have yet to write")
-        block.reads[number][places] = stream.clock[number]
+        block.reads[number][elements] = stream.clock[number]
 
     def _write(self, name: str, tensor: Any, key: int, stream: Stream) -> None:
         block = self.blocks.get(key)
         if block is None:
             return
-        places, number = _elements(tensor), stream.number
+        elements, number = _elements(tensor), stream.number
         if not block.alone or block.owner != number:
             block.alone = False
-            writer = block.writer[places]
-            late = {*writer[(writer >= 0) & (block.written[places] > stream.clock[writer])].tolist()}
-            readers = {each for each, times in block.reads.items() if (times[places] > stream.clock[each]).any()}
+            writer = block.writer[elements]
+            late = {*writer[(writer >= 0) & (block.written[elements] > stream.clock[writer])].tolist()}
+            readers = {each for each, times in block.reads.items() if (times[elements] > stream.clock[each]).any()}
             late |= readers and readers - self.excused()
             if late:
                 self.races.append(f"{self.doing}: {name} on stream {number} replaces what {late} may still use")
-        block.writer[places], block.written[places] = number, stream.clock[number]
-        block.whole = block.whole or (isinstance(places, slice) and places == slice(0, block.size))
+        block.writer[elements], block.written[elements] = number, stream.clock[number]
+        block.whole = block.whole or (isinstance(elements, slice) and elements == slice(0, block.size))
         for times in block.reads.values():
-            times[places] = 0
+            times[elements] = 0
 
 
 def _elements(tensor: Any) -> Any:
-    """Where in its memory a tensor's elements are: numbers in order, or a slice where they are without a gap."""
+    """Indices of a tensor's elements in its memory, sorted, or a slice if they are contiguous."""
     if tensor.is_contiguous():
         start = tensor.storage_offset()
         return slice(start, start + tensor.numel())
@@ -262,8 +262,8 @@ def _scattered(shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> 
     found = np.full((1,) * len(shape), offset)
     for axis, (size, step) in enumerate(zip(shape, stride, strict=True)):
         found = found + step * np.arange(size).reshape([-1 if axis == each else 1 for each in range(len(shape))])
-    places = np.unique(found)
-    return slice(int(places[0]), int(places[-1]) + 1) if np.ptp(places) + 1 == places.size else places
+    elements = np.unique(found)
+    return slice(int(elements[0]), int(elements[-1]) + 1) if np.ptp(elements) + 1 == elements.size else elements
 
 
 def _memory(tensor: Any) -> int:

@@ -1,4 +1,4 @@
-"""Costs in seconds that depend on everything they may depend on: width, context, batch, layer and role."""
+"""Costs in seconds that depend on all their arguments: width, context, batch, layer and role."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from model.steps import Forward
 
 
 def estimate(seconds: ArrayLike, error: float = 0.0) -> Estimate:
-    """Seconds of one error."""
+    """An estimate with the same error for all seconds."""
     found = np.asarray(seconds, dtype=np.float64)
     return Estimate(found, np.full(found.shape, error))
 
 
 @dataclass(frozen=True)
 class GrowingContext:
-    """A model whose passes take longer with each cached position, each token of a sequence and each sequence, by other laws."""
+    """A model whose passes grow with cached positions, tokens per sequence and sequences, each by a different law."""
 
     shape: Shape
     scale: float = 1.0
@@ -54,7 +54,7 @@ def growing(
     layers: int, *, draft: float | None = None, medium: float | None = None, error: float = 0.0, smaller_layers: int = 1,
     **more: Any,
 ) -> PassSeconds:  # fmt: skip
-    """Costs of a target of so many layers, and of smaller models whose layers take these shares of its times.
+    """Costs of a target with `layers` layers, and of smaller models whose layers take these shares of its times.
 
     >>> cost = growing(4, draft=0.1)
     >>> float(cost.plain_times(9)) > float(cost.plain_times(0)), cost.uniform
@@ -73,7 +73,7 @@ def _deep(shape: Shape, layers: int) -> Shape:
 
 @dataclass
 class Scattered(StepCosts):
-    """Times drawn at random for every shape of a pass, at each of the first positions: what is asked of a wrong pass is found out.
+    """Random times for every shape of a pass, at each of the first positions, so that costs of a wrong pass are detected.
 
     >>> from model.steps import LayerSpan
     >>> cost, shape = Scattered(4), PassShape(LayerSpan(0, 4), heads=1)

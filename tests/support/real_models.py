@@ -1,4 +1,4 @@
-"""Tiny models of the transformers library with random weights, and what they write one token at a time without any cache."""
+"""Tiny models of the transformers library with random weights, and reference generation one token at a time without a cache."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ KINDS = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "opt", "gpt_neox", "phi",
 ENCODING = ("t5", "mt5")
 """Kinds with an encoder."""
 NEAR, FEWEST = 1e-4, 1000
-"""Logits so close are a near tie, at which float32 may differ first; in one of so many tokens at most."""
+"""Difference of logits that is a near tie, at which float32 may differ; and the tokens per near tie, at least."""
 SOURCE = (5, 6, 7, 8)
-"""What the encoder of an encoder-decoder reads."""
+"""Input of the encoder of an encoder-decoder."""
 
 
 def config(kind: str, layers: int) -> Any:
@@ -45,7 +45,7 @@ def config(kind: str, layers: int) -> Any:
                 vocab_size=VOCABULARY, d_model=16, d_ff=24, d_kv=4, num_layers=2, num_decoder_layers=layers, num_heads=4,
                 decoder_start_token_id=0,
             )  # fmt: skip
-        case "mt5":  # gated, heads narrower than the model, a head of its own
+        case "mt5":  # gated, heads narrower than the model, a separate LM head
             return transformers.MT5Config(
                 vocab_size=VOCABULARY, d_model=16, d_ff=24, d_kv=3, num_layers=2, num_decoder_layers=layers, num_heads=4,
                 feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0,
@@ -55,11 +55,11 @@ def config(kind: str, layers: int) -> Any:
 
 @lru_cache(maxsize=64)
 def model(kind: str, layers: int, seed: int = 0, dtype: str = "float64") -> Any:
-    """A model whose text is not all one token: its weights are larger than those that training begins with."""
+    """A model that does not repeat one token: its weights are larger than initial weights of a training."""
     import torch
     import transformers
 
-    torch.set_num_threads(1)  # several tests run at once, and tiny products gain nothing by more
+    torch.set_num_threads(1)  # several tests run at once, and more threads do not help tiny GEMMs
     torch.manual_seed(seed)
     of = transformers.AutoModelForSeq2SeqLM if kind in ENCODING else transformers.AutoModelForCausalLM
     found = of.from_config(config(kind, layers))
@@ -72,7 +72,7 @@ def model(kind: str, layers: int, seed: int = 0, dtype: str = "float64") -> Any:
 
 
 def decoders(kind: str, *roles: str, seed: int = 0, dtype: str = "float64", same: bool = False) -> dict[str, Any]:
-    """Decoders by role; with `same` all have the target's first weights, so that drafts are often right."""
+    """Decoders by role; with `same` all have the target's first layers, so that drafts are often accepted."""
     from calibrate.decoders.transformers_adapter import decoder_of
 
     found = {}
@@ -85,26 +85,26 @@ def decoders(kind: str, *roles: str, seed: int = 0, dtype: str = "float64", same
 
 
 def logits(full: Any, text: Sequence[int]) -> Any:
-    """Of the token behind a text, computed from scratch: shape (vocabulary,)."""
+    """Logits of the token after a sequence, computed from scratch; shape (vocabulary,)."""
     import torch
 
     with torch.inference_mode():
         ids = torch.tensor([list(text)])
-        given = {"input_ids": ids}
+        inputs = {"input_ids": ids}
         if full.config.is_encoder_decoder:
-            given = {"input_ids": torch.tensor([SOURCE]), "decoder_input_ids": ids}
-        return full(**given, use_cache=False).logits[0, -1]
+            inputs = {"input_ids": torch.tensor([SOURCE]), "decoder_input_ids": ids}
+        return full(**inputs, use_cache=False).logits[0, -1]
 
 
 def oracle(full: Any, prompt: Sequence[int], tokens: int, stop: int | None = None) -> list[int]:
-    """The greedy text, one token at a time, each from scratch; it ends with `stop`, where that comes."""
+    """Generate greedily, one token at a time, each from scratch; the result ends with `stop` if that occurs."""
     text = _oracle(full, tuple(prompt), tokens, SOURCE)
     return [*text[: text.index(stop) + 1]] if stop in text else [*text]
 
 
 @lru_cache(maxsize=1024)
 def _oracle(full: Any, prompt: tuple[int, ...], tokens: int, source: tuple[int, ...]) -> tuple[int, ...]:
-    """The same for all tests of one sequence, which is that of many methods; an encoder-decoder reads `source`, which is SOURCE."""
+    """Generate greedily, cached for the tests of several methods; an encoder-decoder reads `source`, which is SOURCE."""
     assert source == SOURCE
     text = list(prompt)
     for _ in range(tokens):
@@ -113,28 +113,28 @@ def _oracle(full: Any, prompt: tuple[int, ...], tokens: int, source: tuple[int, 
 
 
 def differs(full: Any, prompt: Sequence[int], found: Sequence[int], expected: Sequence[int]) -> bool:
-    """Whether a text differs from the oracle's: it may only in float32, and first at a near tie."""
+    """Return whether a sequence differs from the reference, which is allowed only in float32 at a near tie."""
     import torch
 
     assert len(found) == len(expected)
-    place = next((place for place, (ours, theirs) in enumerate(zip(found, expected, strict=True)) if ours != theirs), None)
-    if place is None:
+    index = next((index for index, (ours, theirs) in enumerate(zip(found, expected, strict=True)) if ours != theirs), None)
+    if index is None:
         return False
-    assert full.dtype == torch.float32, (place, found, expected)
-    best, second = logits(full, [*prompt, *expected[:place]]).topk(2).values.tolist()
-    assert best - second < NEAR, (place, found, expected)
+    assert full.dtype == torch.float32, (index, found, expected)
+    best, second = logits(full, [*prompt, *expected[:index]]).topk(2).values.tolist()
+    assert best - second < NEAR, (index, found, expected)
     return True
 
 
 def beam_oracle(full: Any, prompt: Sequence[int], tokens: int, beams: int) -> list[tuple[float, list[int]]]:
-    """A beam search from scratch: the texts kept last with their scores, best first."""
+    """Beam search from scratch; return the final sequences with their scores, best first."""
     import torch
 
     kept: list[tuple[float, list[int]]] = [(0.0, [])]
     for _ in range(tokens):
         found = []
         for score, text in kept:
-            chances = torch.log_softmax(logits(full, [*prompt, *text]), -1).tolist()
-            found += [(score + chance, [*text, token]) for token, chance in enumerate(chances)]
+            log_probabilities = torch.log_softmax(logits(full, [*prompt, *text]), -1).tolist()
+            found += [(score + log_probability, [*text, token]) for token, log_probability in enumerate(log_probabilities)]
         kept = sorted(found, key=lambda each: -each[0])[:beams]
     return kept

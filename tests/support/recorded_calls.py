@@ -1,4 +1,4 @@
-"""Calls of the functions that do a command's work, recorded in their place."""
+"""Recorded calls of the functions that do a command's work, which are replaced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ APPS = {"sim": sim_app, "calibrate": calibrate_app}
 
 
 class ReachedError(Exception):
-    """The work itself, which is not done here."""
+    """The work was reached; it is not done here."""
 
 
 class Record:
@@ -29,7 +29,7 @@ class Record:
         self.calls: dict[str, dict[str, Any]] = {}
 
     def replace(self, name: str, answer: Any = ReachedError) -> None:
-        """Have a function record its arguments and give this answer: a function of them, a value, or an exception."""
+        """Replace a function: record its arguments, and return `answer` (a function of them or a value) or raise `ReachedError`."""
         module, _, function = name.rpartition(".")
         owner = importlib.import_module(module)
         signature = inspect.signature(getattr(owner, function))

@@ -1,8 +1,8 @@
-"""CUDA's graphs without a GPU: operations of torch are recorded with the tensors that they work on, and done again on the same.
+"""CUDA graphs without a GPU: operations of torch are recorded with their tensors, and replayed on the same tensors.
 
-As on a GPU, nothing is run while it is recorded: what it would have written is as it was, and what it would have made is no number
-yet. A replay writes into the very tensors of the recording. All graphs of a pool share its memory: a replay of one spoils whatever
-others have made there. Whoever asks for a value meanwhile, or brings one from the processor, is told that a GPU would refuse.
+As on a GPU, recording runs nothing: written tensors keep their values, and new tensors have no values yet. A replay writes into
+the tensors of the recording. All graphs of a pool share its memory: a replay of one destroys the results of the others. Reading a
+value, or bringing one from the processor, during a recording raises the error that a GPU would raise.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ REFUSED = {
     "aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero", "aten::masked_select", "aten::equal",
     "aten::_unique2", "aten::unique_dim", "aten::lift_fresh", "aten::lift_fresh_copy",
 }  # fmt: skip
-"""What waits for the device, or brings numbers of the processor's."""
+"""Operations that wait for the device, or bring numbers from the processor."""
 CHOOSES = ("aten::index", "aten::index_put", "aten::index_put_")
 LOOKS = ("tolist", "item", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__")
 BRINGS = ("tensor", "from_numpy", "as_tensor")
 
 
 class Refused(RuntimeError):  # noqa: N818
-    """What a GPU says of such an operation."""
+    """The error of a GPU for such an operation."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"operation not permitted when stream is capturing: {name}")
 
 
 class Pool:
-    """Memory that graphs share, one after another: what the last one has made is there."""
+    """Memory shared by graphs: it holds the results of the last replay."""
 
     def __init__(self) -> None:
         self.last: CUDAGraph | None = None
 
 
 class CUDAGraph:
-    """Operations in their order, each with its very tensors."""
+    """Recorded operations in order, with their tensors."""
 
     def __init__(self) -> None:
         self.operations: list[tuple[Callable[..., Any], Any, Any, list[tuple[int, Any]]]] = []
         self.held: list[Any] = []
-        """Views of memory that is written elsewhere: it is not used again that they are of."""
+        """Views, kept so that their memory is not reused."""
         self.made: list[Any] = []
-        """Tensors whose memory was had meanwhile."""
+        """Tensors allocated during the recording."""
         self.pool: Pool | None = None
         self.replays = 0
 
@@ -63,15 +63,15 @@ class CUDAGraph:
             made = func(*args, **kwargs)
             if fresh:
                 again = [made] if isinstance(made, torch.Tensor) else _tensors([made])
-                for place, old in fresh:
-                    old.copy_(again[place])
+                for index, old in fresh:
+                    old.copy_(again[index])
         if self.pool.last is not self and self.pool.last is not None:
             spoil(self.pool.last.made)
         self.pool.last = self
 
 
 def spoil(tensors: list[Any]) -> None:
-    """No numbers any more."""
+    """Overwrite tensors with nan or large numbers."""
     numbers = [each for each in tensors if each.dtype.is_floating_point]
     if numbers:
         torch._foreach_add_(numbers, float("nan"))  # type: ignore[attr-defined]
@@ -81,14 +81,14 @@ def spoil(tensors: list[Any]) -> None:
 
 
 class _Kind(NamedTuple):
-    """What an operation does with its operands."""
+    """Effects of an operation on its operands."""
 
     refused: bool
     chooses: bool
     writes: tuple[int, ...]
-    """Which of them."""
+    """Operands that it writes."""
     changes: bool
-    """Whether it writes any."""
+    """Whether it writes any operand."""
 
 
 @cache
@@ -107,20 +107,20 @@ class _Recorder(TorchDispatchMode):
         self.graph = graph
         self.own: set[int] = set()
         self.was: dict[int, tuple[Any, Any]] = {}
-        """Of memory that was there before: as it was."""
+        """Memory allocated before, with its values before the recording."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here: torch need not guard each operation against that."""
+        """Nothing is compiled here, so torch needs no guard for each operation."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, kind = kwargs or {}, _kind(func)
         if kind.refused:
             raise Refused(func._schema.name)
-        given = [*args, *kwargs.values()]
-        if kind.chooses and any(each.dtype == torch.bool for each in _tensors(given[1:2])):
-            raise Refused(func._schema.name)  # how many there are, the processor wants to know
+        operands = [*args, *kwargs.values()]
+        if kind.chooses and any(each.dtype == torch.bool for each in _tensors(operands[1:2])):
+            raise Refused(func._schema.name)  # the processor needs the number of true elements
         for index in kind.writes:
             for each in _tensors([*args[index : index + 1]]):
                 key = _memory(each)
@@ -128,8 +128,8 @@ class _Recorder(TorchDispatchMode):
                     whole = each.as_strided((each.untyped_storage().nbytes() // each.element_size(),), (1,), 0)
                     self.was[key] = whole, whole.clone()
         made = func(*args, **kwargs)
-        before = {_memory(each) for each in _tensors(given)}
-        fresh = [(place, each) for place, each in enumerate(_tensors([made])) if _memory(each) not in before]
+        before = {_memory(each) for each in _tensors(operands)}
+        fresh = [(index, each) for index, each in enumerate(_tensors([made])) if _memory(each) not in before]
         for _, each in fresh:
             self.own.add(_memory(each))
             self.graph.made.append(each)
@@ -141,19 +141,19 @@ class _Recorder(TorchDispatchMode):
 
 
 class Cuda:
-    """In the place of `torch.cuda`."""
+    """Replacement of `torch.cuda`."""
 
     CUDAGraph = CUDAGraph
     graph_pool_handle = Pool
 
     def __init__(self) -> None:
         self.waits: list[tuple[Any, Any]] = []
-        """Which stream has waited for which."""
+        """Pairs of streams: the first has waited for the second."""
         self.current = self.Stream()
         self.graphs: list[CUDAGraph] = []
 
     def Stream(self, device: Any = None) -> Any:  # noqa: N802
-        """Work in order, as all is here."""
+        """Create a stream; all work here is in order."""
         stream = SimpleNamespace(device=device)
         stream.wait_stream = lambda other: self.waits.append((stream, other))
         return stream
@@ -171,7 +171,7 @@ class Cuda:
 
     @contextlib.contextmanager
     def graph(self, graph: CUDAGraph, pool: Pool) -> Iterator[None]:
-        """Record what is done meanwhile."""
+        """Record the operations inside the block."""
         recorder = _Recorder(graph)
         with contextlib.ExitStack() as stack:
             for owner, names in ((torch.Tensor, LOOKS), (torch, BRINGS)):
@@ -187,7 +187,7 @@ class Cuda:
 
 
 def installed(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    """Have it in the place of torch's own; the processor then counts as a GPU."""
+    """Replace `torch.cuda`; the processor is then treated as a GPU."""
     cuda = Cuda()
     monkeypatch.setattr(cuda_graphs, "cuda_of", lambda _: cuda)
     return cuda

@@ -1,4 +1,4 @@
-"""Speculative decoding as it goes wrong elsewhere: each of these is a mistake that some implementation or text has made."""
+"""Known mistakes in speculative decoding: each was made by some implementation or text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def verify(
     correction: str = "residual",
     one_number: bool = False,
 ) -> Generator[Step, Any, tuple[int, int]]:
-    """Sampled verification, and what may be wrong about it: the bound, what a correction is drawn from, how many random numbers."""
+    """Sampled verification with optional mistakes: the bound, the distribution of corrections, the number of random numbers."""
     tokens = (text[-1], *[guess.token for guess in guesses])
     out = yield Forward("target", tokens, len(text) - 1, LayerSpan(0, model.layers), None, heads=len(tokens), unit=model.unit)
     number: Any = None
@@ -41,55 +41,55 @@ def verify(
 
 
 def changed(**how: Any) -> Verify:
-    """That verification in place of the right one."""
+    """Replace the right verification by `verify` with these mistakes."""
     return lambda right, *args: verify(*args, **how)
 
 
 def upside_down(p: Fraction, q: Fraction) -> Fraction:
-    """q / p, as in a text that has swapped the letters."""
+    """q / p: the ratio with swapped letters."""
     return q / p if p else Fraction(1)
 
 
 def by_chance(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool, room: int | None = None) -> Any:
-    """Tests greedy drafts by p / q too."""
+    """Test greedy drafts by p / q too."""
     return right(model, text, guesses, True, room)
 
 
 def bonus_dropped(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool, room: int | None = None) -> Any:
-    """Accepts no more than gamma - 1 of gamma tokens and puts the last one out as the target's own: no token comes for free."""
+    """Accept at most gamma - 1 of gamma tokens, and emit the last one as the target's: the bonus token is lost."""
     kept, token = yield from right(model, text, guesses, sampled, room)
     return (kept - 1, guesses[-1].token) if guesses and kept == len(guesses) else (kept, token)
 
 
 def all_kept(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool, room: int | None = None) -> Any:
-    """Looks at no drafted token."""
+    """Accept all drafted tokens without a test."""
     _, token = yield from right(model, text, guesses, sampled, room)
     return len(guesses), token
 
 
 def long_drafts_thrown_away(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool, room: int | None = None) -> Any:
-    """Verifies no draft of more than one token."""
+    """Discard drafts of more than one token."""
     return (yield from right(model, text, guesses if len(guesses) < 2 else (), sampled, room))
 
 
 def verified_twice(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool, room: int | None = None) -> Any:
-    """Runs the target on the last token first, and again with the draft."""
+    """Run the target on the last token first, and again with the draft."""
     yield Forward("target", (text[-1],), len(text) - 1, LayerSpan(0, model.layers), None, heads=1, unit=model.unit)
     return (yield from right(model, text, guesses, sampled, room))
 
 
 def greedy_draft(right: Callable[..., Any], *args: Any) -> Any:
-    """Drafts the likeliest tokens, and has them tested as if they had been drawn."""
+    """Draft the most likely tokens, but test them as sampled ones."""
     drafter = yield from right(*args)
     drafter.sampled = False
     return drafter
 
 
 def one_drafted_more(right: Callable[..., Any], model: Any, text: Any, length: int) -> Any:
-    """Drafts beyond what is left to decode."""
+    """Draft more tokens than are left to decode."""
     return right(model, text, length + 1)
 
 
 def stop_overlooked(right: Callable[..., Any], text: Any, guesses: Any, kept: int, token: int, stop: int | None = None) -> Any:
-    """Puts out what was accepted behind the token that ends the text."""
+    """Emit tokens accepted after the token that ends the sequence."""
     return right(text, guesses, kept, token)

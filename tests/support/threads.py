@@ -1,7 +1,7 @@
-"""Processes that are threads, on GPUs that are not there: `tests.support.ordering` looks at every operation of each.
+"""Worker processes as threads on fake GPUs: `tests.support.ordering` checks every operation of each.
 
-Each thread has a stream of its own, as each process has on its GPU. What goes through pipes is handed over as it is, so all see the
-same memory, and what one reads before another's stream is known to have written it is found out.
+Each thread has a separate stream, like each process on its GPU. Tensors sent through pipes are passed as they are, so all threads
+share the memory, and a read that is not ordered after another stream's write is detected.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from calibrate.workers import worker_loop, worker_pool
 from tests.support import ordering
 
 HANDED: dict[int, Any] = {}
-"""What is on its way through a pipe."""
+"""Objects on their way through a pipe."""
 
 
 class Cuda(ordering.Device):
-    """In the place of `torch.cuda`: several GPUs, each thread's work on a stream of its own."""
+    """Replacement of `torch.cuda`: several GPUs, with a separate stream for each thread."""
 
     def __init__(self, done: Any) -> None:
         self.own = threading.local()
         super().__init__(done)
         self.lock = threading.RLock()
         self.of: dict[str, Any] = {}
-        """The stream of each thread, by its name."""
+        """Stream of each thread, by name."""
         self.chosen: dict[str, str] = {}
-        """The GPU of each thread, by its name."""
+        """GPU of each thread, by name."""
         self.board: Any = None
         self.host: set[int] = set()
-        """What lies in the processor's memory: whoever works on it waits for it."""
+        """Memory of the processor; operations on it wait."""
         self.events: dict[bytes, Any] = {}
         cuda = self
 
@@ -62,7 +62,7 @@ class Cuda(ordering.Device):
                     super().record(stream)
 
             def query(self) -> bool:
-                time.sleep(0)  # others want to run too
+                time.sleep(0)  # let other threads run
                 with cuda.lock:
                     return super().query()
 
@@ -84,7 +84,7 @@ class Cuda(ordering.Device):
 
     @current.setter
     def current(self, stream: Any) -> None:
-        """What `ordering.Device` begins with is nobody's."""
+        """Ignore the initial stream of `ordering.Device`."""
 
     def dispatched(self, func: Any, args: Any, kwargs: Any, inputs: list[Any], keys: list[int]) -> Any:
         """See `ordering.Device`."""
@@ -101,14 +101,14 @@ class Cuda(ordering.Device):
         return made
 
     def lie_on_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same tensor, in the processor's memory."""
+        """Mark a tensor as lying in the processor's memory."""
         key = tensor.untyped_storage()._cdata
         self.host.add(key)
         self.blocks.pop(key, None)
         return tensor
 
     def excused(self) -> set[int]:
-        """Those of passes that are stopped and not over: nobody takes what they have made of rows that were replaced."""
+        """Streams of stopped passes that are still running: their results are not used."""
         found = set()
         for name, stream in self.of.items():
             if name.startswith("unit "):
@@ -135,7 +135,7 @@ class Cuda(ordering.Device):
 
 
 class Stream(ordering.Stream):
-    """One that a process may wait for."""
+    """A stream that a process can wait for."""
 
     def __init__(self, number: int, cuda: Cuda) -> None:
         super().__init__(number)
@@ -151,7 +151,7 @@ class Stream(ordering.Stream):
 
 
 class Watched(TorchDispatchMode):
-    """One thread's look at a device that all threads have."""
+    """Dispatch mode of one thread for a device that all threads share."""
 
     def __init__(self, cuda: Cuda) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class Watched(TorchDispatchMode):
 
 
 class End:
-    """An end of a pipe."""
+    """One end of a pipe."""
 
     def __init__(self, lock: Any) -> None:
         self.other: End
@@ -206,7 +206,7 @@ class End:
 
 
 class Handed:
-    """What is found again when it is unpickled."""
+    """Key of an object; unpickling returns the object itself."""
 
     def __init__(self, key: int) -> None:
         self.key = key
@@ -216,19 +216,19 @@ class Handed:
 
 
 def own(what: Any) -> Any:
-    """The same, each tensor as another object over the same memory: threads must not use one object at once."""
+    """Copy the tensor objects, but not their memory: threads must not share a tensor object."""
     if isinstance(what, torch.Tensor):
         return what.detach()
     return type(what)(own(each) for each in what) if type(what) in (list, tuple) else what
 
 
 def handed(key: int) -> Any:
-    """What was sent, itself."""
+    """Return the object that was sent."""
     return HANDED[key]
 
 
 class Worker(worker_loop._Worker):
-    """What torch looks up when it first meets an operation is not for several threads at once: what comes is taken in turn."""
+    """A worker that receives messages under a lock, because torch's first use of an operation is not thread-safe."""
 
     def __init__(self, connection: Any, orders: Any, cuda: Cuda) -> None:
         self.cuda = cuda
@@ -242,26 +242,26 @@ class Worker(worker_loop._Worker):
 
 
 class Thread(threading.Thread):
-    """In the place of a process."""
+    """Replacement of a process."""
 
     pid, exitcode = 1, None
     failed: BaseException | None = None
 
     def __init__(self, target: Any, args: Any, daemon: bool, name: str, cuda: Cuda) -> None:
         super().__init__(daemon=True, name=name)
-        self.given, self.cuda = args, cuda
+        self.arguments, self.cuda = args, cuda
 
     def run(self) -> None:
         try:
             with Watched(self.cuda), torch.inference_mode():
-                Worker(*self.given, self.cuda).serve()
-        except BaseException as error:  # the main thread says so
-            self.given[0].send(("failed", f"{type(error).__name__}: {error}"))
+                Worker(*self.arguments, self.cuda).serve()
+        except BaseException as error:  # reported by the main thread
+            self.arguments[0].send(("failed", f"{type(error).__name__}: {error}"))
 
     def kill(self) -> None:
-        """Threads cannot be: this one is told."""
+        """A thread cannot be killed, so it receives the message `end`."""
         with contextlib.suppress(BrokenPipeError):
-            self.given[0].other.send(("end",))
+            self.arguments[0].other.send(("end",))
         self.join(10)
         assert not self.is_alive(), f"{self.name} hangs"
 
@@ -270,7 +270,7 @@ class Thread(threading.Thread):
 
 
 class Context:
-    """In the place of `multiprocessing`'s."""
+    """Replacement of the context of `multiprocessing`."""
 
     def __init__(self, cuda: Cuda) -> None:
         self.cuda = cuda
@@ -285,13 +285,13 @@ class Context:
 
 
 def kept_open(end: End) -> End:
-    """The end that the main process closes when the other has it: in one process nobody does."""
+    """Keep an end open that the main process would close after the other process has received it."""
     end.close = lambda: None  # type: ignore[method-assign]
     return end
 
 
 class Elsewhere(worker_loop.SharedState):
-    """Rows that the processor does not reach."""
+    """Shared state that the processor cannot access."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -300,7 +300,7 @@ class Elsewhere(worker_loop.SharedState):
 
 @contextlib.contextmanager
 def standing_in(patch: Any, done: Any = lambda: True) -> Iterator[Cuda]:
-    """Have runs over processes on GPUs be runs over threads; `patch` is pytest's."""
+    """Run workers on GPUs as threads; `patch` is pytest's monkeypatch."""
     cuda = Cuda(done)
     load = Replica.load
 
@@ -322,7 +322,7 @@ def standing_in(patch: Any, done: Any = lambda: True) -> Iterator[Cuda]:
     patch.setattr(worker_pool, "SharedState", Elsewhere)
 
     def loaded(self: Replica) -> Any:
-        with cuda.lock:  # random weights come of one generator for all threads
+        with cuda.lock:  # random weights come from one generator for all threads
             return load(replace(self, device="cpu"))
 
     class Board(worker_loop.Board):
@@ -333,7 +333,7 @@ def standing_in(patch: Any, done: Any = lambda: True) -> Iterator[Cuda]:
     patch.setattr(worker_pool, "Board", Board)
     patch.setattr(Replica, "load", loaded)
     before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-4)  # threads that watch a counter let others on
+    sys.setswitchinterval(1e-4)  # threads that poll a counter let others run
     try:
         with Watched(cuda):
             yield cuda

@@ -1,4 +1,4 @@
-"""Points of a record in closed form, as the figure of BiLD's thresholds draws them."""
+"""Points of a decision record in closed form, as drawn by the figure of BiLD's thresholds."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from model.methods.bild import theory as bild
 from model.methods.bild.threshold_decisions import Decisions
 
 WINDOWS = tuple(range(3, 11))
-"""Lengths after which the small model hands over where nothing else makes it: Section 4.3 of [Kim2023]."""
+"""Draft lengths after which the small model falls back at the latest: Section 4.3 of [Kim2023]."""
 
 
 def points(
@@ -29,11 +29,11 @@ def points(
     verify_cost: CurveLike | None = None,
     name: str = "record",
 ) -> pl.DataFrame:
-    """A row for each choice: its rates, time per token over that of the large model alone, and agreement with it.
+    """One row per choice: its rates, time per token relative to the large model alone, and agreement with it.
 
-    Policies: both, every pair of thresholds; no rollback, every fallback threshold; no fallback, every length of a window and
-    rollback threshold; and the two models alone. `cost_ratio` is a pass of the small model over one of the large, `cost_source`
-    where that is from (measured, published or assumed).
+    Policies: both, every pair of thresholds; no rollback, every fallback threshold; no fallback, every window length and rollback
+    threshold; and the two models alone. `cost_ratio` is the time of a pass of the small model relative to the large model's,
+    `cost_source` its provenance (measured, published or assumed).
 
     >>> record = Decisions([0.9, 0.4, 0.8, 0.7], [0.1, 3.0, 2.5, 0.2], [True, False, False, True], "assumed: by hand")
     >>> rows = points(record, [0.5], [2.0], cost_ratio=0.25, cost_source="assumed", windows=[4])
@@ -45,14 +45,14 @@ def points(
     lengths = checks.whole_array("windows", windows, 1).astype(int)
     checks.whole("max_draft_length", max_draft_length, 1)
     checks.number("cost_ratio", cost_ratio, 0)
-    never = float(record.distance.max())  # nothing is taken back where the distance is not above it
+    never = float(record.distance.max())  # no rollback, because no distance is above it
     choices = [(BOTH, x, y, max_draft_length) for y in high.tolist() for x in low.tolist()]
     choices += [(NO_ROLLBACK, x, never, max_draft_length) for x in low.tolist()]
     choices += [(NO_FALLBACK, 0.0, y, length) for y in high.tolist() for length in lengths.tolist()]
     rows: list[dict[str, Any]] = []
     for policy, fallback, rollback, most in choices:
         found = record.rates(fallback, rollback, variant=variant)
-        falls, back = float(found.fallback_rate), float(np.nan_to_num(found.rollback_rate))  # of nothing written none is taken back
+        falls, back = float(found.fallback_rate), float(np.nan_to_num(found.rollback_rate))  # nan without drafts
         speed = bild.speedup(falls, back, most, cost_ratio, variant=variant, verify_cost=verify_cost)
         rows.append(
             {

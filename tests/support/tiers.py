@@ -1,4 +1,4 @@
-"""What of many cases is drawn in the quick tier, and what in the slow one alone."""
+"""Selection of test cases for the quick and the slow tier."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import settings
 
 
 def crossed(rows: Iterable[Any], columns: Iterable[Any], few: Collection[Any]) -> list[Any]:
-    """Pairs of both: each row with the first column, and `few` rows with every column; the other pairs are of the slow tier."""
+    """Pairs of rows and columns: each row with the first column, and `few` rows with every column; other pairs are slow."""
     rows, columns = list(rows), list(columns)
     assert {*few} <= {*rows}
     return [
@@ -20,5 +20,5 @@ def crossed(rows: Iterable[Any], columns: Iterable[Any], few: Collection[Any]) -
 
 
 def examples(quick: int, thorough: int = 1000) -> int:
-    """Examples of one property: `quick` in the quick tier; with --hypothesis-profile=thorough, `thorough`."""
+    """Number of examples of a property: `quick`, or `thorough` with --hypothesis-profile=thorough."""
     return thorough if settings.default is not None and settings.default.max_examples > 100 else quick

@@ -1,4 +1,4 @@
-"""Configurations of tiny models of every architecture, and these models as the library builds them."""
+"""Configurations of tiny models of every architecture, and the models that the library builds from them."""
 
 from __future__ import annotations
 

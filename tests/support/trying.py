@@ -1,4 +1,4 @@
-"""How theorems are tried in tests: they come out as the theory says, fail small, are refuted by faults, can be written down."""
+"""Checks of theorems in tests: they hold or fail as expected, fail on small examples, detect faults, and survive JSON."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from sim.theorems.theorem import Theorem
 
 Fault = Callable[[pytest.MonkeyPatch], None]
 FEW, MORE, MANY = 30, 60, 1000
-"""Examples in the quick tier, of theorems whose planted faults show late, and in the slow tier."""
+"""Examples in the quick tier, for theorems whose planted faults show late, and in the slow tier."""
 _NUMBER = r"-?\d[\d.]*(e-?\d+)?"
 SHOW_LATE = {("speculative", "28e"), ("ppd", "27c"), ("skipdecode", "30c")}
-"""Theorems with a planted fault that shows within `MORE` examples and not within `FEW`."""
+"""Theorems with a planted fault that shows within `MORE` examples, but not within `FEW`."""
 
 
 def verdict_on(theorem: Theorem, **options: Any) -> TheoremVerdict:
@@ -37,16 +37,15 @@ def verdict_on(theorem: Theorem, **options: Any) -> TheoremVerdict:
 
 
 DRAWN, EVALUATED = 25, 10
-"""Examples of which the ranges are kept, and the first of them, of which the comparisons are."""
+"""Number of examples whose ranges are stored, and of those, the first, whose comparisons are stored."""
 
 
 def compared(theorem: Theorem) -> tuple[dict[str, Any], list[str]]:
-    """What a theorem says, what it is tried on, and what it compares on at least a fifth of its first examples: how closely,
-    between which numbers what it compares lies, and about which mean, so that a test of something else is seen; and the errors of
-    all examples.
+    """Record what a theorem states, its examples, and the comparisons made on at least a fifth of the first examples: tolerance,
+    range and mean of the compared numbers, so that a change of the test is seen; also return the errors of all examples.
 
-    Of a bound it says between which numbers that lies too, and on how many examples it is reached: a looser one is seen. Numbers in
-    words are `#`. Of what must not hold it says on how many examples it fails.
+    For a bound, also its range and the number of examples that reach it, so that a looser bound is seen. Numbers in texts are `#`.
+    For a statement that must not hold, also the number of examples on which it fails.
     """
     seen: Counter[str] = Counter()
     reached: Counter[str] = Counter()
@@ -101,7 +100,7 @@ def compared(theorem: Theorem) -> tuple[dict[str, Any], list[str]]:
 
 
 def _numbers_in(value: Any) -> list[float]:
-    """All numbers of a value, those of its parts included."""
+    """All numbers of a value, including those of its parts."""
     if isinstance(value, np.ndarray | np.generic):
         return _numbers_in(value.tolist())
     if isinstance(value, dict):
@@ -112,13 +111,13 @@ def _numbers_in(value: Any) -> list[float]:
 
 
 def _range(numbers: Sequence[float]) -> str:
-    """From the least to the greatest, and their mean; what is 0 but for rounding is 0."""
+    """Least, greatest and mean; values below 1e-9 are 0."""
     least, greatest, mean = (each if abs(each) > 1e-9 else 0.0 for each in (min(numbers), max(numbers), float(np.mean(numbers))))
     return f"{least:.4g} to {greatest:.4g}, mean {mean:.6g}" if least != greatest else f"{least:.6g}"
 
 
 def ranges(examples: Sequence[Any]) -> list[str]:
-    """The values that each field of the examples takes: from the least number to the greatest, or all words; `-` where it lacks."""
+    """Values of each field of the examples: range of numbers, or all words; `-` where it is missing."""
     found: dict[str, list[Any]] = {}
     count: Counter[str] = Counter()
 
@@ -147,7 +146,7 @@ def ranges(examples: Sequence[Any]) -> list[str]:
 
 
 def _fields(example: Any, name: str = "") -> Iterator[str]:
-    """The names of an example's fields and of theirs, but for those in lists."""
+    """Names of an example's fields, recursively, except in lists."""
     if isinstance(example, dict):
         for key, each in example.items():
             yield from _fields(each, f"{name}.{key}".removeprefix("."))
@@ -156,26 +155,26 @@ def _fields(example: Any, name: str = "") -> Iterator[str]:
 
 
 def checked(theorems: Sequence[Theorem]) -> list[Theorem]:
-    """Of theorems that hold: those on which `check` itself is tried. All are tried, on as many examples, where it is kept what
-    they say (`test_theorems_said`)."""
+    """Select theorems that hold, for tests of `check` itself. All theorems are tested on the same number of examples in
+    `test_theorems_said`."""
     holding = [theorem for theorem in theorems if theorem.expect == "holds"]
     return [theorem for index, theorem in enumerate(holding) if not index % 8 or (theorem.method, theorem.number) in SHOW_LATE]
 
 
 def few(theorem: Theorem) -> int:
-    """The examples of a theorem in the quick tier."""
+    """Number of examples of a theorem in the quick tier."""
     return MORE if (theorem.method, theorem.number) in SHOW_LATE else FEW
 
 
 def comes_out(theorem: Theorem, *, examples: int, seed: int = 0) -> None:
     verdict = verdict_on(theorem, examples=examples, seed=seed)
     assert verdict.expected is not False, f"{theorem.statement}\n{verdict.error}\n{verdict.reproduce}"
-    # Of many examples there may not be so many.
+    # A theorem may have fewer different examples than requested.
     assert verdict.tried == examples or examples > MORE or not verdict.holds
 
 
 def fails_small(theorem: Theorem) -> dict[str, Any]:
-    """What must not hold fails on an example of a few words, and again when that is tried alone."""
+    """Check that a false theorem fails on a small example, and again on that example alone."""
     verdict = verdict_on(theorem, examples=MANY)
     assert not verdict.holds
     assert verdict.expected
@@ -188,8 +187,8 @@ def fails_small(theorem: Theorem) -> dict[str, Any]:
 
 
 def refuting(faults: Sequence[tuple[str, str, Fault]]) -> list[Any]:
-    """Parameters of a test of planted faults: all are searched for, and the first of every eighth theorem is made small; slow: all
-    are."""
+    """Parameters of a test of planted faults: all faults are searched for, and the first of every eighth theorem is minimised;
+    slow: all are minimised."""
     small = {number: what for number, what, _ in reversed(faults)}  # the first of each theorem
     few = [*dict.fromkeys(number for number, *_ in faults)][::8]
     found = []
@@ -201,7 +200,7 @@ def refuting(faults: Sequence[tuple[str, str, Fault]]) -> list[Any]:
 
 
 def shows(method: str, number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault shows on an example, as it was drawn, which is none once it is mended."""
+    """Check that a fault shows on a drawn example, which passes without the fault."""
     [theorem] = select(method, only=[number])
     how = settings(max_examples=MANY, database=None, phases=(Phase.generate,), derandomize=False, verbosity=Verbosity.quiet)
     with monkeypatch.context() as patch:
@@ -211,13 +210,13 @@ def shows(method: str, number: str, fault: Fault, monkeypatch: pytest.MonkeyPatc
 
 
 def is_refuted(method: str, number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault shows on a small example, which is none once it is mended."""
+    """Check that a fault shows on a minimised example, which passes without the fault."""
     with monkeypatch.context() as patch:
         fault(patch)
         (verdict,) = check(method, only=[number], examples=MANY)
         assert not verdict.holds, f"{verdict.tried} examples did not show the fault"
         assert verdict.counterexample is not None
-        assert len(json.dumps(verdict.counterexample)) < 400, "the counterexample is not a small one"
+        assert len(json.dumps(verdict.counterexample)) < 400, "the counterexample is not small"
         again = replay(number, verdict.counterexample, method)
         assert (again.holds, again.error) == (False, verdict.error)
     mended = replay(number, verdict.counterexample, method)
@@ -236,7 +235,7 @@ def survives_json(theorem: Theorem, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def after(fault: Callable[..., Any], what: Any, name: str) -> Fault:
-    """A fault that replaces `what.name` by `fault`, which is given the right one first."""
+    """Return a fault that replaces `what.name` by `fault`, which receives the right function first."""
 
     def spoil(patch: pytest.MonkeyPatch) -> None:
         right = getattr(what, name)
@@ -250,7 +249,7 @@ def one_more(right: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def plain_decoding_on_one_device(patch: pytest.MonkeyPatch) -> None:
-    """A fault: speed-ups on several devices are over plain decoding on one."""
+    """Plant a fault: speed-ups on several devices are relative to plain decoding on one."""
     right = Case.plain_time.fget  # type: ignore[attr-defined]
 
     def fault(case: Case) -> float:

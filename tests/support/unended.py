@@ -1,4 +1,4 @@
-"""Algorithms with a defect that every interpreter must refuse: what is taken over has not ended by itself."""
+"""Algorithms with a defect that every interpreter must refuse: the adopted process has not ended by itself."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from model.steps import Adopt, Fork, Forward, Join, LayerSpan, Steps, Stop
 
 EXIT = 2
-"""The layer at which a sub-process is started, and where its pass ends."""
+"""Layer at which a sub-process is started, and at which its pass ends."""
 
 
 def _started() -> Steps:
-    """Begin the pass of a token, and start the next one's; both tasks and output."""
+    """Begin the pass of a token, and start the next token's; return output and tasks."""
     out = yield Forward("target", (3,), 0, LayerSpan(0, EXIT))
     subs = yield Fork((Forward("target", (4,), 1, LayerSpan(0, EXIT)),), (1,))
     return out, subs
@@ -19,7 +19,7 @@ def _started() -> Steps:
 
 def adopts_one_that_runs_still() -> Steps:
     out, subs = yield from _started()
-    yield Forward("target", (3,), 0, LayerSpan(EXIT, EXIT + 1), out)  # when this ends the other is half through
+    yield Forward("target", (3,), 0, LayerSpan(EXIT, EXIT + 1), out)  # at its end the other pass is half done
     yield Adopt(subs[0], 1, EXIT)
 
 
@@ -57,11 +57,11 @@ AT_ONCE: list[tuple[Callable[[], Steps], str]] = [
     (adopts_one_that_has_not_begun, "running task cannot be adopted; join it first"),
     (adopts_one_that_was_stopped_before_it_began, "stopped task cannot be adopted"),
 ]
-"""Those that do not depend on how long passes take."""
+"""Algorithms whose defect does not depend on the times of passes."""
 UNENDED: list[tuple[Callable[[], Steps], str]] = [
     *AT_ONCE,
     (adopts_one_that_runs_still, "running task cannot be adopted"),
     (adopts_one_that_was_stopped, "stopped task cannot be adopted"),
 ]
 HEIRS: list[tuple[Callable[[], Steps], str]] = [(starts_an_heir_of_one_that_was_stopped, "stopped task cannot be adopted")]
-"""For interpreters that start processes with the caches of ended ones."""
+"""Algorithms for interpreters that start processes with the caches of ended ones."""

@@ -1,4 +1,4 @@
-"""What processes that tests start are given to do; light to import, as each of them imports it."""
+"""Work for processes that tests start; light to import, because each process imports it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tests.support.real_models import DEPTHS
 
 LAYERS = DEPTHS["target"]
 PATIENCE = 300
-"""Seconds after which something is taken to hang: a net under tests that wait, far beyond what the slowest machine takes."""
+"""Time after which a test is considered to hang [s], far longer than the slowest machine needs."""
 
 
 def tiny(kind: str, seed: int = 0) -> Replica:
-    """The model of `real_models`, as any process can make it."""
+    """The model of `real_models`, in a form that any process can build."""
     return Replica(real_models.config(kind, LAYERS).to_json_string(), dtype="float64", random=seed, spread=3.0)
 
 
 def asking(token: int = 5) -> Steps:
-    """A sub-process makes a pass, and the main process waits for it."""
+    """Start a sub-process with one pass, and wait for it."""
     while True:
         out = yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), None, heads=1)
         subs = yield Fork((Forward("target", (token,), 2, LayerSpan(0, LAYERS)),), (1,))
@@ -33,12 +33,12 @@ def asking(token: int = 5) -> Steps:
 
 
 def parent(end: Any, busy: bool) -> None:
-    """Start workers, say which, and keep them at work or idle until somebody ends this process.
+    """Start workers, send their ids, and keep them at work or idle until this process is killed.
 
-    They are of the server that this process is of, which lives on: that is not what they see the end of.
+    The workers belong to the fork server of this process's parent, which survives: its end is not the signal that they see.
     """
     server: Any = forkserver
-    # Else there were another: a process that a server has started does not know that it runs.
+    # Otherwise a second server would start: a process started by a server does not know that it runs.
     server.ensure_running = server._forkserver.ensure_running = lambda: None
     with started(tiny("llama"), 3, 16) as pool:
         end.send(pool.pids)
@@ -48,8 +48,8 @@ def parent(end: Any, busy: bool) -> None:
 
 
 def parent_with_a_server(end: Any) -> None:
-    """Start workers of a server of this process, which have nothing to do, and say which."""
-    pool_of.LIBRARIES = "torch", "calibrate.workers.worker_loop"  # no model is made: loading others would take the most time
+    """Start idle workers from a fork server of this process, and send their ids."""
+    pool_of.LIBRARIES = "torch", "calibrate.workers.worker_loop"  # no model is built; importing more would take most of the time
     pool = pool_of.Pool(["cpu"] * 3, [], pool_of.SPIN, PATIENCE, True)
     for post in pool.posts.values():
         pool._answer(post, "up")

@@ -1,9 +1,9 @@
-"""Speculative decoding whose draft length is chosen while it runs.
+"""Speculative decoding with adaptive draft lengths: a policy sets the draft length of each round while decoding.
 
-`gradient` is the method of [Strawberries]: a running mean of acceptances, and gradient ascent on Theorem 3.8 of [Leviathan2023].
-`optimum` takes the best whole length for that mean at once. `heuristic` and `confidence` are what [transformers] does: two more
-after a round that was accepted as a whole, otherwise one less; or drafting up to a bound and stopping behind the first token of
-which the draft model is unsure, which is still offered.
+`gradient` is the method of [Strawberries]: gradient ascent on Theorem 3.8 of [Leviathan2023] with a running estimate of the
+acceptance rate. `optimum` uses the best whole length for that estimate. `heuristic` and `confidence` are the schedules of
+[transformers]: two tokens more after a completely accepted draft, otherwise one less; or drafting up to a maximum, with an early
+stop after the first token of which the draft model is unsure (that token is still verified).
 
 [Strawberries] Team 28. Fast Inference from Transformers via Speculative Decoding. Project slides ("with adaptive gamma").
 [transformers] huggingface/transformers, src/transformers/generation/candidate_generator.py.
@@ -38,29 +38,37 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "confidence": {"confidence_threshold": 0.4},
     }
 )
-"""What each policy takes, and what it is where it is left out. The prior is one token accepted of two: alpha is taken for 1/2 until
-something is known. 0.4 is the default of transformers, and 5 was its first length before it stopped drafts by confidence."""
+"""Options of each policy with their defaults.
+
+The prior is one accepted token of two: an initial estimate of 1/2. 0.4 is the default of transformers; 5 was its initial length
+before it stopped drafts by confidence."""
 ONLY = np.zeros(1, dtype=np.intp)
 
 
 @dataclass(frozen=True)
 class Parameters(DraftModel):
-    """A choice of speculative decoding with a `policy` for its draft length, of at most `max_draft_length` tokens.
+    """Parameters of speculative decoding with adaptive draft lengths.
 
     Parameters
     ----------
+    layers
+        Layers of the target model.
+    policy
+        `gradient`, `optimum`, `heuristic` or `confidence`.
+    max_draft_length
+        Longest draft.
     draft_length, min_draft_length
-        The first length, and the least one (0: drafting may cease for good, as without drafts nothing more is learnt).
+        Initial and smallest draft length. With a minimum of 0 drafting may stop for good, because the estimate no longer changes.
     estimator, prior_accepted, prior_tested
-        What gradient and optimum take for alpha: (prior_accepted + accepted) / (prior_tested + n), where n counts the tokens that
-        were `tested`, or all that were `drafted`.
+        Estimate of alpha for `gradient` and `optimum`: (prior_accepted + accepted) / (prior_tested + n), where n counts the tokens
+        that were `tested`, or all that were `drafted`.
     step
-        How far gamma moves for a slope of one.
+        Change of gamma per unit slope of the speed-up, for `gradient`.
     believed_cost_ratio, believed_verify_cost
-        The cost ratio that gradient and optimum go by, and what a verification costs by its width, which optimum does (the deck's
-        gradient is that of Theorem 3.8, which knows of no width); the scenario's own where they are left out.
+        Cost ratio assumed by `gradient` and `optimum`, and cost of a verification by its width assumed by `optimum` (Theorem 3.8,
+        which `gradient` uses, has no width). Left out: the scenario's values.
     confidence_threshold
-        A draft ends with the first token of which the draft model is less sure than this.
+        For `confidence`: a draft ends with the first token whose probability in the draft model is below this.
     sampled, placement, draft_layers
         As in speculative decoding.
     """
@@ -84,9 +92,9 @@ class Parameters(DraftModel):
     ROLES = ("draft",)
     COSTS = ("verify_cost", "link")
     IMITATES = MappingProxyType({"draft": ("target", "accept")})
-    # Whether a further token is drafted is decided before it is drawn, by tokens that are on offer and by rounds that are over, so
-    # whatever stands before a position, its own token is still drawn from the target's law: by a test and its residual if it was
-    # drafted, directly if not. (To take back the token of which the draft is unsure would be a choice by the token itself.)
+    # Exact: the decision to draft another token is made before that token is sampled, from earlier tokens and rounds only. So the
+    # token at every position has the target's distribution: by acceptance test and residual if drafted, directly if not. (Dropping
+    # the token of which the draft model is unsure would make the decision depend on the token itself.)
     EXACT = True
 
     def __post_init__(self) -> None:
@@ -141,17 +149,17 @@ class Parameters(DraftModel):
 
     @classmethod
     def outcomes_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
-        """The outcomes that a choice asks for: those of confidence only if its policy looks at it."""
+        """Outcomes that the method reads with these parameters: confidence only for the policy `confidence`."""
         return cls.OUTCOMES if table.get("policy") == "confidence" else cls.OUTCOMES[:1]
 
     def option(self, name: str) -> Any:
-        """What was given for a parameter of the policy's, or what it is otherwise."""
+        """Value of an option of the policy, or its default."""
         given = getattr(self, name)
         return OPTIONS[self.policy][name] if given is None else given
 
     @property
     def first(self) -> int:
-        """The length of the first draft."""
+        """Initial draft length."""
         if self.policy == "confidence":
             return self.max_draft_length
         least = self.min_draft_length or 0
@@ -159,23 +167,23 @@ class Parameters(DraftModel):
 
     @property
     def longest_draft(self) -> int:
-        """The most tokens that a round drafts."""
+        """Largest number of drafted tokens in a round."""
         return self.max_draft_length
 
     @property
     def may_skip(self) -> bool:
-        """Whether a round may draft nothing although tokens remain."""
+        """True if a round may draft nothing although tokens remain."""
         return "min_draft_length" in OPTIONS[self.policy] and not self.option("min_draft_length")
 
     @property
     def widest(self) -> int:
-        """The most tokens of one pass of the target."""
+        """Largest number of tokens in a pass of the target."""
         return self.longest_draft + 1
 
     def with_costs(self, cost: StepCosts) -> Parameters:
-        """The same where the cost is known: a policy that goes by a cost ratio goes by the true one, unless it was told another.
+        """Copy in which costs that the policy uses, and that are not set, are the true ones.
 
-        Where passes take other times at other positions, by those in the middle.
+        If times depend on the position, those at mid-context.
         """
         known: dict[str, Callable[[], Any]] = {
             "believed_cost_ratio": lambda: cost.ratio("draft"),
@@ -185,7 +193,7 @@ class Parameters(DraftModel):
         return replace(self, **missing) if missing else self
 
     def started(self, count: int) -> draft_length_policies.Policy:
-        """The policy at the beginning of so many decodings."""
+        """Initial state of the policy for `count` decodings."""
         if self.policy == "confidence":
             return draft_length_policies.Constant(self.first, count)
         if self.policy == "heuristic":
@@ -193,7 +201,7 @@ class Parameters(DraftModel):
         ratio = self.option("believed_cost_ratio")
         if ratio is None:
             raise checks.ParameterError(
-                f"believed_cost_ratio is required by policy {self.policy!r} where no scenario tells it its cost_ratio"
+                f"believed_cost_ratio is required by policy {self.policy!r} outside of a scenario with a cost_ratio"
             )
         bounds, estimator = (self.option("min_draft_length"), self.longest_draft), self.option("estimator")
         prior = self.option("prior_accepted"), self.option("prior_tested")
@@ -206,7 +214,7 @@ class Parameters(DraftModel):
 
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
-    """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends texts, of `stop`."""
+    """Decode `tokens` tokens after a prompt of at least one token, or up to the first token of `stop`."""
     text, end = list(prompt), len(prompt) + tokens
     policy = parameters.started(1)
     threshold = parameters.option("confidence_threshold") if parameters.policy == "confidence" else None
@@ -220,7 +228,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
 
 
 def offer(model: Model, text: Sequence[int], length: int, threshold: float | None) -> Generator[Step, Any, list[Guess]]:
-    """Have so many tokens drafted behind the text; if the model is less sure of one than `threshold`, that is the last."""
+    """Draft at most `length` tokens after the sequence; stop after a token with confidence below `threshold`."""
     guesses: list[Guess] = []
     ahead = list(text)
     while len(guesses) < length:

@@ -1,7 +1,7 @@
-"""Draft lengths chosen while decoding: each policy sees what a decoder sees, how many tokens of a round were drafted and accepted.
+"""Policies for adaptive draft lengths: they observe the drafted and accepted tokens of each round, as a real decoder does.
 
-A policy serves many decodings at once, and a single one as an array of one. Both must decide alike to the last bit: numpy's own
-logarithm and exponential may round one value and many differently, so those of the C library are used here, value by value.
+A policy controls many decodings at once, or a single one as an array of one. Both must decide identically to the last bit. Numpy's
+logarithm and exponential may round single values and arrays differently, so the C library's are used, value by value.
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
@@ -25,9 +25,9 @@ Whole = NDArray[np.int64]
 Indices = NDArray[np.intp]
 
 ESTIMATORS = ("tested", "drafted")
-"""What accepted tokens are divided by: those that were tested, which estimates alpha, or all that were drafted, which is biased."""
+"""Denominator of the estimate: tested tokens, which estimate alpha, or drafted tokens, which give a biased estimate."""
 RISE = 2
-"""What [transformers] adds to the draft length after a round whose drafts were all accepted; after any other it takes one off."""
+"""Increase of the draft length in [transformers] after a completely accepted draft; after other rounds it falls by one."""
 
 
 # --- Theorem 3.8 along the draft length -----------------------------------------------------------------------------
@@ -37,7 +37,8 @@ def gradient(acceptance_rate: ArrayLike, draft_length: ArrayLike, cost_ratio: Ar
     """dS/dgamma of Theorem 3.8 of [Leviathan2023] at a real draft length, exact at alpha = 0 and 1 [speed-up per token].
 
     S' = (a (-ln alpha)/(1 - alpha) (gamma c + 1) - c (1 - a)/(1 - alpha)) / (gamma c + 1)^2 with a = alpha^(gamma+1). It may be
-    positive at gamma = 0 where no whole draft length helps: at 0 whenever c < -alpha ln(alpha) / (1 - alpha), above alpha > c.
+    positive at gamma = 0 although no whole draft length helps: it is positive there if c < -alpha ln(alpha) / (1 - alpha), a weaker
+    condition than c < alpha.
 
     >>> [round(float(gradient(rate, 2, 0.1)), 6) for rate in (0, 0.7, 1)]
     [-0.069444, 0.187749, 0.625]
@@ -50,7 +51,7 @@ def gradient(acceptance_rate: ArrayLike, draft_length: ArrayLike, cost_ratio: Ar
     log, gap = _each(math.log, safe), 1 - safe
     power = (length + 1) * log
     time = length * ratio + 1
-    # At the ends: -alpha^(gamma+1) ln(alpha) / (1 - alpha) is 0 and 1, and the tokens of a round 1 and gamma + 1.
+    # At alpha = 0 and 1: -alpha^(gamma+1) ln(alpha) / (1 - alpha) is 0 and 1, the tokens of a round are 1 and gamma + 1.
     slope = np.where(inside, _each(math.exp, power) * (-log / gap), rate)
     tokens = np.where(inside, -_each(math.expm1, power) / gap, 1 + rate * length)
     return np.asarray((slope * time - ratio * tokens) / time**2)
@@ -61,11 +62,11 @@ def _each(function: Callable[[float], float], values: Floats) -> Floats:
 
 
 def thresholds(cost_ratio: float, longest: int) -> Floats:
-    """The acceptance rates above which gamma + 1 drafts are faster than gamma, for gamma = 0, ..., longest - 1.
+    """Acceptance rates above which gamma + 1 drafted tokens are faster than gamma, for gamma = 0, ..., longest - 1.
 
-    S(gamma + 1) > S(gamma) in Theorem 3.8 of [Leviathan2023] is alpha^-1 + ... + alpha^-(gamma+1) < gamma + 1/c: true of all rates
-    above one, which is c for gamma = 0 (Corollary 3.9) and rises with gamma. So the best draft length is the number of these that
-    are below alpha.
+    S(gamma + 1) > S(gamma) in Theorem 3.8 of [Leviathan2023] is alpha^-1 + ... + alpha^-(gamma+1) < gamma + 1/c. It holds above a
+    threshold, which is c for gamma = 0 (Corollary 3.9) and rises with gamma. So the best draft length is the number of thresholds
+    below alpha.
 
     >>> thresholds(0.1, 3).round(4).tolist()
     [0.1, 0.3504, 0.533]
@@ -73,7 +74,7 @@ def thresholds(cost_ratio: float, longest: int) -> Floats:
     checks.number("cost_ratio", cost_ratio, 0)
     checks.whole("longest", longest, 0)
     length = np.arange(float(longest))
-    low, high = np.zeros(longest), np.ones(longest)  # beyond 1 if c > 1: no rate is above that either
+    low, high = np.zeros(longest), np.ones(longest)  # for c > 1 a threshold above 1 becomes 1, with the same effect
     for _ in range(64):
         middle = (low + high) / 2
         pays = _one_more_pays(middle, length, cost_ratio)
@@ -82,7 +83,7 @@ def thresholds(cost_ratio: float, longest: int) -> Floats:
 
 
 def _one_more_pays(rate: Floats, length: Floats, ratio: float) -> NDArray[np.bool_]:
-    """alpha^(gamma+1) (gamma c + 1) > c (1 + alpha + ... + alpha^gamma)."""
+    """Test alpha^(gamma+1) (gamma c + 1) > c (1 + alpha + ... + alpha^gamma)."""
     return np.asarray(rate ** (length + 1) * (length * ratio + 1) * (1 - rate) > ratio * (1 - rate ** (length + 1)))
 
 
@@ -90,25 +91,25 @@ def _one_more_pays(rate: Floats, length: Floats, ratio: float) -> NDArray[np.boo
 
 
 class Policy(ABC):
-    """The draft lengths of the next rounds of many decodings."""
+    """Draft lengths of the next rounds of many decodings."""
 
     def __init__(self, first: int, count: int) -> None:
         self.length: Whole = np.full(count, first, dtype=np.int64)
 
     @abstractmethod
     def learn(self, which: Indices, accepted: Whole, drafted: Whole) -> None:
-        """A round of each of these decodings is over; set their lengths."""
+        """Update the lengths after a round of each of the decodings `which`."""
 
 
 class Constant(Policy):
-    """Always the same; drafts that stop earlier do so by themselves."""
+    """Constant draft length; the decoder itself may stop drafts earlier."""
 
     def learn(self, which: Indices, accepted: Whole, drafted: Whole) -> None:
         pass
 
 
 class Heuristic(Policy):
-    """The schedule "heuristic" of [transformers]: two more if all drafts were accepted, otherwise one less, but at least one.
+    """The schedule "heuristic" of [transformers]: two more if all drafted tokens were accepted, else one less, but at least one.
 
     >>> policy = Heuristic(3, longest=4, count=2)
     >>> policy.learn(np.array([0, 1]), np.array([3, 0]), np.array([3, 3]))
@@ -127,10 +128,10 @@ class Heuristic(Policy):
 
 
 class Running(Policy):
-    """A policy that goes by the cumulative mean of acceptances: (prior_accepted + accepted) / (prior_tested + tested).
+    """Base of policies that use the cumulative mean (prior_accepted + accepted) / (prior_tested + tested).
 
-    Of a round, min(accepted + 1, drafted) tokens are tested: what follows the first rejection is not. With estimator "drafted" all
-    that were drafted are counted instead.
+    A round tests min(accepted + 1, drafted) tokens: those after the first rejection are not tested. The estimator "drafted" counts
+    all drafted tokens instead.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class Running(Policy):
         self.thresholds = thresholds(ratio, self.longest)
 
     def estimate(self, which: Indices) -> Floats:
-        """What these decodings take alpha for."""
+        """Current estimates of alpha of these decodings."""
         return np.asarray(self.accepted[which] / self.tested[which])
 
     def learn(self, which: Indices, accepted: Whole, drafted: Whole) -> None:
@@ -154,11 +155,11 @@ class Running(Policy):
 
     @abstractmethod
     def chosen(self, which: Indices) -> Whole:
-        """The next draft lengths of these decodings."""
+        """Next draft lengths of these decodings."""
 
 
 class Optimum(Running):
-    """The whole draft length that is the best for the estimate.
+    """The best whole draft length for the current estimate.
 
     >>> policy = Optimum(5, bounds=(1, 20), ratio=0.1, estimator="tested", prior=(1, 2), count=1)
     >>> policy.learn(np.array([0]), np.array([5]), np.array([5]))  # 6 of 7: the best for a rate of .857 is 7 drafts
@@ -172,12 +173,12 @@ class Optimum(Running):
 
 
 class Measured(Running):
-    """As `Optimum`, where the time of a verification by its width is measured: `widths[g]` is that of g drafts and one token more.
+    """As `Optimum`, with measured verification times: `widths[g]` is the time of a pass over g + 1 tokens.
 
-    All lengths are compared, since a measured curve need not make a best one by steps; of equally good ones the shortest is taken.
+    All lengths are compared, because a measured curve may have several local optima; ties go to the shortest.
 
     >>> policy = Measured(5, bounds=(1, 3), ratio=0.1, estimator="tested", prior=(1, 2), widths=np.array([1, 1, 1, 2]), count=1)
-    >>> policy.learn(np.array([0]), np.array([5]), np.array([5]))  # 7 drafts, were width free; the third doubles the time
+    >>> policy.learn(np.array([0]), np.array([5]), np.array([5]))  # 7 drafts at equal times; the third doubles the time
     >>> policy.length.tolist()
     [2]
     """
@@ -191,7 +192,7 @@ class Measured(Running):
 
     def chosen(self, which: Indices) -> Whole:
         rate = self.estimate(which)
-        # Products and sums one after another: the same, to the last bit, of many decodings and of one.
+        # Sequential products and sums, so that one decoding and many give the same bits.
         power, tokens, speeds = np.ones_like(rate), np.ones_like(rate), []
         for length in range(self.longest + 1):
             if length >= self.shortest:
@@ -202,9 +203,9 @@ class Measured(Running):
 
 
 class Gradient(Running):
-    """Gradient ascent on Theorem 3.8 with the estimate for alpha, one step a round: the method of [Strawberries].
+    """Gradient ascent on Theorem 3.8 with the current estimate of alpha, one step per round: the method of [Strawberries].
 
-    gamma is a real number; of the whole ones below and above it the better one is drafted.
+    gamma is a real number; the draft length is the better of the whole numbers below and above it.
     """
 
     def __init__(
@@ -220,6 +221,6 @@ class Gradient(Running):
         self.place[which] = climbed
         below = np.floor(climbed).astype(np.int64)
         between = climbed > below
-        # Where gamma is whole there is no other choice, and at the longest no threshold.
+        # A whole gamma is used as it is; at the longest length there is no threshold.
         more = estimate > self.thresholds[np.where(between, below, 0)]
         return np.asarray(below + (between & more))

@@ -1,4 +1,4 @@
-"""Speculative decoding with a draft length that changes, path by path: rounds whose lengths the policy sets for each path."""
+"""Adaptive draft lengths, vectorised over replications: the policy sets the draft length of each replication's next round."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What is known in closed form of draft lengths that are chosen while decoding; the policies themselves are in
-`model/methods/adaptive/draft_length_policies.py`.
+"""Adaptive draft lengths in closed form; the policies are in `model/methods/adaptive/draft_length_policies.py`.
 
 Acceptances are independent with rate `acceptance_rate` (alpha) unless a law is given. gamma is the draft length, c the
-`cost_ratio`; times are in passes of the target model unless said otherwise.
+`cost_ratio`; times are in passes of the target model unless stated otherwise.
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
@@ -54,11 +53,11 @@ UNKNOWN = Moments(*[float("nan")] * 6)
 
 
 def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: StepCosts) -> Prediction:
-    """Exactly `tokens` tokens, truncated drafts and the law's memory included; times in the unit of the costs.
+    """Exact prediction for `tokens` tokens, with cut last drafts and dependent outcomes; times in the unit of the costs.
 
-    By dynamic programming over the position and what a policy remembers: for `heuristic` the draft length, for `confidence` nothing
-    (there the variance is nan: drafts that go on behind a rejection share their doubts with the next round's). What `gradient` and
-    `optimum` remember are counts that grow; they have no value here, and all is nan.
+    Dynamic programming over the position and the policy's state: the draft length for `heuristic`, none for `confidence` (its
+    variance is nan, because drafts that continue after a rejection share random draws with the next round). The states of
+    `gradient` and `optimum` are growing counts; for them all values are nan.
 
     >>> from model.outcomes.outcome_laws import Iid
     >>> found = predict(Parameters(40, "heuristic", draft_length=5), 128, Iid(0.7), UnitCost(40, cost_ratio=0.1))
@@ -83,7 +82,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: StepCosts
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
-    """Time and unit-time that no decoding exceeds, whatever is drafted."""
+    """Upper bounds of time and unit-time, for any draft lengths."""
     prices = round_prices(cost, parameters.longest_draft, tokens=tokens, separate=parameters.placement == "separate")
     time, busy = slowest_of(tokens, prices)
     more = tokens * longest_skipped(cost, tokens) if parameters.may_skip and not cost.uniform else 0.0
@@ -91,8 +90,8 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
 
 
 def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
-    """What the passes of both models come to, in the mean; nan where it matters where they stand, None where `predict` is."""
-    found = predict(parameters, tokens, law, UnitCost(1, cost_ratio=1.0))  # whatever a pass costs
+    """Expected work of the passes of both models; nan for totals that depend on positions, None where `predict` is nan."""
+    found = predict(parameters, tokens, law, UnitCost(1, cost_ratio=1.0))  # counts do not depend on costs
     if found.rounds is None:
         return None
     rounds, drafted = float(found.rounds), float(np.asarray(found.drafted))
@@ -101,15 +100,15 @@ def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
 
 
 def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
-    """The arithmetic of rounds that had (accepted, drafted) tokens, in tokens of the target; the `account` is not looked at."""
+    """Arithmetic of rounds counted by (accepted, drafted) tokens, in units of one token in the target; `account` is unused."""
     return operations_of(rounds, round_prices(cost, parameters.longest_draft))
 
 
 def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw, prices: RoundPrices) -> Moments:
-    """The moments of `model.methods.rounds.varying` with the policy of [transformers], exactly, from the draft length `first` on.
+    """Exact moments of `model.methods.rounds.varying` with the heuristic of [transformers], from the draft length `first` on.
 
-    Forward over the positions at which a round starts, the draft length there, and the outcome before it; where rounds take other
-    times elsewhere, over whether the draft before was kept as a whole, too.
+    Forward recursion over (start position of a round, draft length, outcome before it); if times depend on the position, also over
+    whether the draft before was completely accepted.
 
     >>> from model.outcomes.outcome_laws import Iid
     >>> flat = np.ones(4)
@@ -125,8 +124,8 @@ def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw,
     low, high = law.draft_chances(tokens, longest)
     lengths = np.arange(1, longest + 1)
     risen = np.minimum(lengths + RISE, longest) - 1
-    # Mass, first and second moment of the time so far, unit-time, arithmetic, rounds, drafted tokens; by how far ahead of the
-    # position, draft length, outcome before, and whether the draft before was kept as a whole where that makes a difference.
+    # Axes: quantity (probability, first and second moment of the time so far, unit-time, arithmetic, rounds, drafted tokens),
+    # distance of the next start, draft length, outcome before, draft before completely accepted (if that matters).
     kinds = 1 if prices.uniform else 2
     ahead = np.zeros((7, longest + 1, longest, 2, kinds))
     ahead[0, 0, first - 1, 0, 0] = 1.0
@@ -145,9 +144,9 @@ def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw,
             rejected = spent[:, None, :, before] * ends
             ahead[:, :most, :-1, 0, 0] += rejected[:, :, 1:]
             ahead[:, :most, 0, 0, 0] += rejected[:, :, 0]
-            behind = high[start + count, count]  # of the last position alone it may be wrong: no round starts after that
+            following = high[start + count, count]  # wrong only at the last position, after which no round starts
             whole = spent[:, :, before] * survival[count]
-            for outcome, chance in ((0, 1 - behind), (1, behind)):
+            for outcome, chance in ((0, 1 - following), (1, following)):
                 where: Any = slice(None), count, risen, outcome, -1
                 np.add.at(ahead, where, whole * chance)
     _, mean, square, *rest = ahead[:, 0].sum(axis=(1, 2, 3)).tolist()
@@ -155,7 +154,7 @@ def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw,
 
 
 def _spent(now: Floats, prices: RoundPrices, drafted: Whole) -> Floats:
-    """The moments of those that start a round here, once it is paid for; axes: moment, draft length, outcome, kind before."""
+    """Moments after the cost of the rounds that start here; axes: moment, draft length, outcome, kind before."""
     mass, first = now[0], now[1]
     time, busy = (price.T[:, None] for price in (prices.time, prices.busy))
     operations, count = (each[:, None, None] for each in (prices.operations, drafted))
@@ -169,20 +168,20 @@ def _of_records(first: int, longest: int, tokens: int, law: Replay | ReplayRound
 
 
 def confidence_moments(longest: int, tokens: int, law: Chain | Rounds, doubt: TwoClass, prices: RoundPrices) -> Moments:
-    """The means of `model.methods.rounds.varying` with doubts, exactly; the variance is nan.
+    """Exact means of `model.methods.rounds.varying` with doubts; the variance is nan.
 
-    A draft ends behind a kept token with chance `doubt.low_if_accepted`. Behind a rejected one, of which it does not know, it goes
-    on until it is unsure, with chance `doubt.low_if_rejected` a token, or has drafted `longest` tokens.
+    A draft ends after an accepted token with probability `doubt.low_if_accepted`. After a token that will be rejected it continues
+    until the draft model is unsure, with probability `doubt.low_if_rejected` per token, or until `longest` tokens.
 
     >>> from model.outcomes.outcome_laws import Iid
     >>> flat = np.ones(4)
-    >>> confidence_moments(3, 9, Iid(1.0), TwoClass(1, 0), RoundPrices(flat, flat, flat)).rounds  # one draft a round
+    >>> confidence_moments(3, 9, Iid(1.0), TwoClass(1, 0), RoundPrices(flat, flat, flat)).rounds  # one drafted token per round
     5.0
     """
     low, high = law.draft_chances(tokens, longest)
     goes_on = 1 - doubt.low_if_accepted
     kinds = 1 if prices.uniform else 2
-    starts = np.zeros((tokens + 1, 2, kinds))  # by the outcome before, and whether the draft before was kept as a whole
+    starts = np.zeros((tokens + 1, 2, kinds))  # axes: start, outcome before, draft before completely accepted
     starts[0, 0, 0] = 1.0
     total = np.zeros(5)
     for start in range(tokens):
@@ -191,9 +190,9 @@ def confidence_moments(longest: int, tokens: int, law: Chain | Rounds, doubt: Tw
         here = prices.of_starts(start, drafted)
         for kind in range(kinds):
             charges = np.array([here.time[kind], here.busy[kind], here.operations, np.ones(count + 1), drafted])
-            wasted = _behind_a_rejection(charges[:, 1:], doubt.low_if_rejected)
+            wasted = _after_rejection(charges[:, 1:], doubt.low_if_rejected)
             for before in (0, 1):
-                reached = starts[start, before, kind]  # the chance that the draft goes on to this place, and all before it are kept
+                reached = starts[start, before, kind]  # probability of a draft up to this position, all accepted before it
                 for place in range(count):
                     rate = (high if place or before else low)[start + place, place]
                     starts[start + 1 + place, 0, 0] += reached * (1 - rate)
@@ -207,8 +206,8 @@ def confidence_moments(longest: int, tokens: int, law: Chain | Rounds, doubt: Tw
     return Moments(float(total[0]), float("nan"), *total[1:].tolist())
 
 
-def _behind_a_rejection(charges: Floats, unsure: float) -> Floats:
-    """The expected charge of a draft whose first rejected token is at each place; `charges` are by drafted tokens, from 1."""
+def _after_rejection(charges: Floats, unsure: float) -> Floats:
+    """Expected charge of a draft by the position of its first rejected token; `charges` are by drafted tokens, from 1."""
     expected = charges.copy()
     for place in range(charges.shape[1] - 2, -1, -1):
         expected[:, place] = unsure * charges[:, place] + (1 - unsure) * expected[:, place + 1]
@@ -216,27 +215,27 @@ def _behind_a_rejection(charges: Floats, unsure: float) -> Floats:
 
 
 def _bonus(starts: Floats, place: int, chance: float, success: float) -> None:
-    """The target's own token behind a whole draft; its position has an outcome, before the next round's first."""
+    """Add the starts after the target's bonus token, whose position has an outcome before the next round's first."""
     starts[place + 1, 0] += chance * (1 - success)
     starts[place + 1, 1] += chance * success
 
 
-# --- Many tokens: laws of the draft length --------------------------------------------------------------------------
+# --- Many tokens: stationary distributions of the draft length ------------------------------------------------------
 
 
 def heuristic_lengths(acceptance_rate: ArrayLike, longest: int) -> Floats:
-    """The share of rounds that draft 0, 1, ..., `longest` tokens in the long run, with the schedule "heuristic" of [transformers].
+    """Long-run share of rounds that draft 0, 1, ..., `longest` tokens, with the schedule "heuristic" of [transformers].
 
-    gamma goes to min(gamma + 2, longest) with chance alpha^gamma, otherwise to max(gamma - 1, 1). It falls by single steps, so as
-    much goes up across the gap above gamma as comes down: pi(gamma + 1) (1 - alpha^(gamma+1)) = pi(gamma) alpha^gamma +
-    pi(gamma - 1) alpha^(gamma-1). Derived here; shares stand along a new last axis.
+    gamma becomes min(gamma + 2, longest) with probability alpha^gamma, otherwise max(gamma - 1, 1). It falls by single steps, so
+    the flows across the gap above gamma balance: pi(gamma + 1) (1 - alpha^(gamma+1)) = pi(gamma) alpha^gamma + pi(gamma - 1)
+    alpha^(gamma-1). Derived here; shares are along a new last axis.
 
     >>> heuristic_lengths(0.5, 3).round(4).tolist()  # pi(2) = 2/3 pi(1), pi(3) = 16/21 pi(1)
     [0.0, 0.4118, 0.2745, 0.3137]
     """
     rate = checks.array("acceptance_rate", acceptance_rate, 0, 1)
     checks.whole("longest", longest, 1)
-    # What is never rejected ends at the longest; any rate will do until that is put right.
+    # At rate 1 the length is always the longest, set at the end; 0.5 is a placeholder.
     sure = rate == 1
     safe = np.where(sure, 0.5, rate)
     shares = np.zeros((*rate.shape, longest + 1))
@@ -244,16 +243,16 @@ def heuristic_lengths(acceptance_rate: ArrayLike, longest: int) -> Floats:
     for gamma in range(1, longest):
         up = shares[..., gamma] * safe**gamma + shares[..., gamma - 1] * safe ** (gamma - 1)
         shares[..., gamma + 1] = up / (1 - safe ** (gamma + 1))
-        shares /= shares.max(axis=-1, keepdims=True)  # near 1 they would run over
+        shares /= shares.max(axis=-1, keepdims=True)  # avoids overflow near 1
     shares /= shares.sum(axis=-1, keepdims=True)
     shares[sure] = np.arange(longest + 1) == longest
     return np.asarray(shares)
 
 
 def speedup_of_lengths(acceptance_rate: ArrayLike, length_pmf: ArrayLike, cost_ratio: ArrayLike) -> Floats:
-    """Speed over plain decoding for many tokens, where rounds draft 0, 1, ... tokens with these shares: E[N] / (1 + c E[gamma]).
+    """Speed-up over plain decoding for many tokens, if rounds draft 0, 1, ... tokens with these shares: E[N] / (1 + c E[gamma]).
 
-    Theorem 3.8 of [Leviathan2023] for more than one gamma. The length of a round must not depend on what it accepts itself.
+    Theorem 3.8 of [Leviathan2023] for random gamma. The length of a round must not depend on its own acceptances.
 
     >>> float(speedup_of_lengths(0.7, heuristic_lengths(0.7, 50), 0.1).round(4))  # the best single length, 4, gives 1.981
     1.8907
@@ -265,12 +264,12 @@ def speedup_of_lengths(acceptance_rate: ArrayLike, length_pmf: ArrayLike, cost_r
 
 
 def biased_lengths(acceptance_rate: float, cost_ratio: float, longest: int) -> Floats:
-    """The share of rounds that draft 0, 1, ..., `longest` tokens in the end if alpha is taken for the mean of accepted/drafted.
+    """Long-run share of rounds that draft 0, 1, ..., `longest` tokens if accepted/drafted is used as the estimate of alpha.
 
-    At draft length gamma that mean is h(gamma) = (alpha + ... + alpha^gamma)/gamma, which falls with gamma, and the best length for
-    it falls too: so there is one gamma >= 1 that is the best for its own h, or two neighbours of which the shorter calls for the
-    longer and the longer for the shorter. Between these a cumulative mean settles at the threshold, with the share that keeps it
-    there. Derived here; at alpha = .88, c = .117 it drafts 4 tokens where 8 are best, and is 8.9 % slower.
+    At draft length gamma the estimate is h(gamma) = (alpha + ... + alpha^gamma)/gamma, which falls with gamma, and so does the best
+    length for it. So either one gamma >= 1 is the best for its own h, or the policy alternates between two neighbours, each of
+    which favours the other; the cumulative mean then settles at their threshold, which determines their shares. Derived here; at
+    alpha = .88, c = .117 it drafts 4 tokens although 8 are best, and is 8.9 % slower.
 
     >>> import numpy as np
     >>> lengths = biased_lengths(0.88, 0.117, 20)
@@ -282,13 +281,13 @@ def biased_lengths(acceptance_rate: float, cost_ratio: float, longest: int) -> F
     wanted = thresholds(cost_ratio, longest)
     shares = np.zeros(longest + 1)
     for gamma in range(1, longest):
-        # The threshold of gamma is the rate above which gamma + 1 is better.
+        # wanted[gamma] is the rate above which gamma + 1 is better.
         here, longer = (float(drafted_from_acceptance(acceptance_rate, length)) for length in (gamma, gamma + 1))
         if here <= wanted[gamma]:
             shares[gamma] = 1.0
             return shares
         if longer <= wanted[gamma]:
-            # In a round of gamma the mean gains gamma (h - threshold), in one of gamma + 1 it loses as much.
+            # The drift gamma (h - threshold) of rounds of gamma balances that of rounds of gamma + 1.
             gain, loss = gamma * (here - wanted[gamma]), (gamma + 1) * (wanted[gamma] - longer)
             shares[gamma], shares[gamma + 1] = loss / (gain + loss), gain / (gain + loss)
             return shares
@@ -297,10 +296,10 @@ def biased_lengths(acceptance_rate: float, cost_ratio: float, longest: int) -> F
 
 
 def oracle_gain(acceptance_rate: ArrayLike, cost_ratio: ArrayLike) -> Floats:
-    """How much faster the bound on all policies is than the best fixed draft length: `oracle_speedup` over the best `speedup`.
+    """Upper bound of all policies relative to the best fixed draft length: `oracle_speedup` over the best `speedup`.
 
-    Section 3.5 of [Leviathan2023] says "up to ~60%". For each c it is largest at some alpha near one, and that largest gain rises
-    to e/(e - 1) = 1.582 as drafts come to cost nothing.
+    Section 3.5 of [Leviathan2023] says "up to ~60%". For each c the gain is largest at some alpha near 1; the maximum rises to
+    e/(e - 1) = 1.582 as c approaches 0.
 
     >>> round(float(oracle_gain(0.965, 0.05)), 3)
     1.565

@@ -1,4 +1,4 @@
-"""Plain decoding: one token after another, each through all layers."""
+"""Plain decoding: one token per pass, through all layers. The baseline of all speed-ups."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ from model.steps import GREEDY, SAMPLED, Commit, Forward, LayerSpan, Read, Steps
 
 @dataclass(frozen=True)
 class Parameters(MethodParameters):
-    """What the plain decoder needs to know: the depth of the model, and whether tokens are drawn or the likeliest taken.
+    """Parameters of plain decoding.
 
-    A batch of `sequences` takes the same time in every way of `batching`.
+    Parameters
+    ----------
+    layers
+        Layers of the model.
+    sampled
+        Sample tokens instead of greedy decoding.
+    sequences
+        Sequences of a full batch; the time is the same for every value of `batching`.
     """
 
     layers: int
@@ -34,7 +41,7 @@ class Parameters(MethodParameters):
 
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
-    """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends sequences, of `stop`."""
+    """Decode `tokens` tokens after a prompt of at least one token, or up to the first token of `stop`."""
     layers = LayerSpan(0, parameters.layers)
     says: Literal["next", "sample"] = SAMPLED if parameters.sampled else GREEDY
     text = list(prompt)

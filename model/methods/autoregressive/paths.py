@@ -1,4 +1,4 @@
-"""Plain decoding: every path is the same."""
+"""Plain decoding: all replications are equal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from model.steps import LayerSpan
 def walk(
     parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Iterator[NDArray[np.bool_]]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Time and unit-time, each of shape (BLOCK,); `outcomes` are not looked at."""
+    """Time and unit-time, each of shape (BLOCK,); `outcomes` are unused."""
     one = cost.times(PassShape(LayerSpan(0, parameters.layers), heads=1), np.arange(tokens))
     time = np.full(BLOCK, float(one.sum()))
     return time, time

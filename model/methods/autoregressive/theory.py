@@ -1,4 +1,4 @@
-"""Plain decoding in closed form: every token takes every layer and the final head."""
+"""Plain decoding in closed form: every token runs all layers and the final head."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from model.outcomes.outcome_laws import Law
 
 
 def predict(parameters: Parameters, tokens: ArrayLike, law: Law | None, cost: StepCosts) -> Prediction:
-    """Time and unit-time are both the same constant; `law` is not looked at.
+    """Prediction with constant time, equal to the unit-time; `law` is unused.
 
     >>> from model.costs.layer_times import UnitCost
     >>> float(predict(Parameters(40), 128, None, UnitCost(40)).latency)
@@ -27,12 +27,12 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law | None, cost: St
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
-    """Time and unit-time that no decoding exceeds: of every one."""
+    """Upper bounds of time and unit-time, equal to their constant values."""
     return (parameters.plain_time(tokens, cost),) * 2
 
 
 def work(parameters: Parameters, tokens: int, law: Law | None) -> Work:
-    """What the passes of a decoding come to; `law` is not looked at.
+    """Work of the passes of a decoding; `law` is unused.
 
     >>> work(Parameters(40), 10, None).of["target"].layer_passes, work(Parameters(40), 10, None).of["target"].rows_read
     (400.0, 2200.0)

@@ -1,14 +1,14 @@
-"""Speculative decoding for beam search: several hypotheses are followed at once, and drafts save passes of the target.
+"""Speculative decoding for beam search: several hypotheses are decoded at once, and drafts save passes of the target.
 
-Rule `exact` is Appendix A.4 of [Leviathan2023]. The draft model makes a beam search of its own, of u >= k hypotheses, for gamma
-steps; the target scores all k + u gamma of them in one pass. A step is accepted if the target's k best are among the draft's u;
-the first that is not is the target's own all the same. The output is that of a beam search with the target alone.
+Rule `exact` is Appendix A.4 of [Leviathan2023]. The draft model runs its own beam search with u >= k hypotheses for gamma steps;
+the target scores all k + u gamma tokens in one pass. A step is accepted if the target's k best hypotheses are among the draft's u;
+the first rejected step is replaced by the target's own. The output is that of a beam search with the target alone.
 
-Rule `per-beam` is that of the deck on speculative decoding: every hypothesis makes a speculative step of its own, as in greedy
-decoding; each of them is then gone on from by its k likeliest tokens, and of all these the k likeliest are kept. It is not exact:
-what comes of a step differs in length, and a longer text is less likely than a shorter one, so the shorter ones win.
+Rule `per-beam` is that of the slides on speculative decoding: every hypothesis makes a separate greedy speculative step, is then
+extended by its k most likely tokens, and the k most likely of all extended hypotheses are kept. It is not exact: the hypotheses
+differ in length, and longer sequences are less likely, so shorter ones win.
 
-Both are greedy, as beam search is. A text ends with the last token asked for; there is no token that ends it before.
+Both rules are greedy, as beam search is. A sequence ends with the last requested token; there are no stop tokens.
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
@@ -36,13 +36,28 @@ MAX_BEAMS = 1000
 
 @dataclass(frozen=True)
 class Parameters(MethodParameters):
-    """A beam search of k = `beams` hypotheses with drafts of gamma = `draft_length` tokens.
+    """Parameters of speculative beam search.
 
-    `draft_beams` is u, how many hypotheses the draft follows (rule `exact` alone; without it k). `arrangement`: the hypotheses
-    share the passes of one unit (`batched`), have passes of their own on it, one after another (`sequential`), or each a unit of
-    its own with both models (`parallel`). The exact rule compares hypotheses at every step, so there passes are shared.
+    Speed-ups are relative to greedy decoding of one sequence. Beam search without drafts is draft_length = 0.
 
-    Plain decoding, which speed-ups are over, is greedy, of one text; beam search without drafts is draft_length = 0.
+    Parameters
+    ----------
+    layers
+        Layers of the target model.
+    draft_length
+        Drafted steps per round (gamma).
+    beams
+        Number of hypotheses (k).
+    rule
+        `exact` or `per-beam`.
+    draft_beams
+        Hypotheses of the draft model (u), for rule `exact`. Left out: k.
+    arrangement
+        `batched`: the hypotheses share the passes of one unit. `sequential`: they have separate passes, one after another, on one
+        unit. `parallel`: each hypothesis has its own unit with both models. Rule `exact` compares hypotheses at every step and
+        needs `batched`.
+    draft_layers
+        Layers of the draft model. Its time is set by the scenario's `cost_ratio`, not by its depth.
     """
 
     layers: int
@@ -72,8 +87,8 @@ class Parameters(MethodParameters):
         checks.one_of("arrangement", self.arrangement, ARRANGEMENTS)
         if self.rule == "exact" and self.arrangement != "batched":
             raise checks.ParameterError(
-                f"arrangement must be 'batched' for rule 'exact', which scores them all in one pass, got {self.arrangement!r};"
-                " rule 'per-beam' takes the others"
+                f"arrangement must be 'batched' for rule 'exact', which scores all hypotheses in one pass, got"
+                f" {self.arrangement!r}; use rule 'per-beam' for other arrangements"
             )
         if self.rule != "exact" and self.draft_beams is not None:
             given = checks.shown(self.draft_beams)
@@ -87,52 +102,52 @@ class Parameters(MethodParameters):
 
     @classmethod
     def costs_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
-        """Of COSTS those that it looks at with these parameters: one pass over all hypotheses starts no sub-process."""
+        """Subset of COSTS that applies with these parameters; the arrangement `batched` starts no sub-processes."""
         arrangement = table.get("arrangement", "batched")
         return cls.COSTS[: {"batched": 1, "sequential": 4}.get(str(arrangement), 5)]
 
     @property
     def exact(self) -> bool:
-        """Whether the output is that of a beam search with the target alone: the rule decides."""
+        """True if the output is that of a beam search with the target alone."""
         return self.rule == "exact"
 
     @property
     def longest_draft(self) -> int:
-        """The most tokens that a round drafts for a hypothesis."""
+        """Largest number of drafted tokens of a hypothesis in a round."""
         return self.draft_length
 
     @property
     def draft_width(self) -> int:
-        """Hypotheses that the draft follows."""
+        """Hypotheses of the draft model."""
         return self.beams if self.draft_beams is None else self.draft_beams
 
     @property
     def several(self) -> bool:
-        """Whether models follow several hypotheses in the same passes."""
+        """True if passes cover several hypotheses."""
         drafted = self.draft_width > 1 and self.draft_length > 0
         return self.arrangement == "batched" and (self.beams > 1 or drafted)
 
     @property
     def widest(self) -> int:
-        """Tokens of the widest pass of the target that a measured cost must know."""
+        """Largest number of tokens in a pass of the target."""
         if self.rule == "exact":
             return self.beams + self.draft_width * self.draft_length
         return (self.draft_length + 1) * (self.beams if self.arrangement == "batched" else 1)
 
     @property
     def units(self) -> int:
-        """Compute units that it reserves."""
+        """Compute units that are reserved."""
         return self.beams if self.arrangement == "parallel" else 1
 
     def demand(self, cost: StepCosts, tokens: int) -> Demand:
-        """What it may want at once: hypotheses on units of their own change places, all of them at the same time."""
+        """Peak demand: all hypotheses may move between units at the same time."""
         return Demand(self.units, self.units if cost.link else 1)
 
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
-    """The process: decode `tokens` tokens after a prompt of at least one. It returns the hypotheses kept last, best first.
+    """Decode `tokens` tokens after a prompt of at least one token; return the final hypotheses, best first.
 
-    The text put out is that of the best hypothesis so far.
+    The committed output is always that of the currently best hypothesis.
     """
     first = len(prompt) - 1
     target = BeamModel("target", parameters.layers, first, parameters.several)
@@ -140,19 +155,19 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
     if first:
         for model in models:
             yield Forward(model.role, tuple(prompt[:-1]), 0, LayerSpan(0, model.layers))
-    # All hypotheses start as copies of the prompt; only the first has any probability, so that no text is found twice.
+    # All hypotheses start as copies of the prompt; only the first has nonzero probability, which avoids duplicates.
     scores = (0.0, *[-math.inf] * (parameters.beams - 1))
     beams = [Hypothesis(Node(prompt[-1], None, first), score) for score in scores]
     search = _exact if parameters.rule == "exact" else _per_beam
     return (yield from search(parameters, models, beams, first + tokens))
 
 
-# --- Hypotheses, and models that have read some of them ------------------------------------------------------------------
+# --- Hypotheses, and models with the hypotheses in their caches ----------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
-    """A token of a text, with the text before it: None is the prompt up to its last token."""
+    """A token of a sequence, with the node before it: None stands for the prompt without its last token."""
 
     token: int
     before: Node | None
@@ -160,19 +175,19 @@ class Node:
 
 
 class Hypothesis(NamedTuple):
-    """A text by its last token, and the logarithm of its probability."""
+    """A sequence, as the node of its last token, and the logarithm of its probability."""
 
     end: Node
     score: float
 
 
-def texts(beams: Sequence[Hypothesis]) -> list[list[int]]:
-    """What hypotheses say behind the prompt."""
+def token_lists(beams: Sequence[Hypothesis]) -> list[list[int]]:
+    """Tokens of the hypotheses after the prompt."""
     return [[node.token for node in _path(beam.end)[1:]] for beam in beams]
 
 
 def _path(end: Node, at: int = 0) -> list[Node]:
-    """The tokens of a text from position `at` on."""
+    """Nodes of a sequence from position `at` on."""
     found = []
     node: Node | None = end
     while node is not None and node.position >= at:
@@ -183,21 +198,21 @@ def _path(end: Node, at: int = 0) -> list[Node]:
 
 @dataclass
 class BeamModel:
-    """A model, and what its cache holds behind the prompt: at each position some tokens, each with its place among them."""
+    """A model and the content of its KV cache after the prompt: the nodes at each position, with their index there."""
 
     role: str
     layers: int
     first: int
     several: bool
-    """Whether it follows several hypotheses, each pass then a tree; else a token always follows the one before it."""
+    """True if it decodes several hypotheses and its passes are trees; else each token follows the one before."""
     held: list[dict[Node | None, int]] = field(default_factory=list)
 
     def copy(self) -> BeamModel:
-        """What a sub-process goes on from."""
+        """Copy for a sub-process."""
         return BeamModel(self.role, self.layers, self.first, self.several, self.held[:])
 
     def read(self, ends: Sequence[Node]) -> Generator[Step, Any, tuple[Any, list[int]]]:
-        """Read the texts that end with these tokens, all in one pass: its output, and where in it each of them stands."""
+        """Run one pass over the sequences that end with these nodes; return its output and the index of each end in it."""
         at = min(self._lacking_from(end) for end in ends)
         place: dict[Node | None, int] = {}
         nodes: list[Node] = []
@@ -219,7 +234,7 @@ class BeamModel:
         return out, [place[end] for end in ends]
 
     def _lacking_from(self, end: Node) -> int:
-        """The first position of a text that the cache does not hold; its last token is read in any case."""
+        """First position of a sequence that the cache lacks; the last token is always read."""
         at, node = end.position, end.before
         while node is not None and not self._holds(node):
             at, node = node.position, node.before
@@ -246,30 +261,30 @@ def _exact(parameters: Parameters, models: tuple[BeamModel, BeamModel], beams: l
 
 
 def _draft_length(parameters: Parameters, beam: Hypothesis, end: int) -> int:
-    """As many tokens as wanted, and no more than leave the target one to give."""
+    """Tokens to draft for a hypothesis: the target emits the last token itself."""
     return min(parameters.draft_length, end - beam.end.position - 1)
 
 
 def _extended(model: BeamModel, beams: list[Hypothesis], width: int) -> Generator[Step, Any, list[Hypothesis]]:
-    """One step of a beam search: a pass over all hypotheses, and the `width` best of what goes on from them."""
+    """One step of a beam search: a pass over all hypotheses, and their `width` best continuations."""
     out, places = yield from model.read([beam.end for beam in beams])
     best = yield Read("beams", out, width=width, hypotheses=_scored(places, beams))
     ends = {place: beam.end for place, beam in zip(places, beams, strict=True)}
-    return [_behind(ends[each.follows], each) for each in best]
+    return [_continued(ends[each.follows], each) for each in best]
 
 
 def _scored(places: Sequence[int], beams: Sequence[Hypothesis]) -> tuple[tuple[int, float], ...]:
     return tuple([(place, beam.score) for place, beam in zip(places, beams, strict=True)])
 
 
-def _behind(end: Node, found: Continuation) -> Hypothesis:
+def _continued(end: Node, found: Continuation) -> Hypothesis:
     return Hypothesis(Node(found.token, end, end.position + 1), found.score)
 
 
 def _verified(
     model: BeamModel, beams: list[Hypothesis], drafted: Sequence[Sequence[Hypothesis]]
 ) -> Generator[Step, Any, list[Hypothesis]]:
-    """Go on with the model's own best as long as all of them were drafted, and once more; one pass tells them all."""
+    """Accept steps as long as all of the model's best hypotheses were drafted, and add one more step; all from one pass."""
     ends = [beam.end for step in (beams, *drafted) for beam in step]
     out, places = yield from model.read(ends)
     place, node = dict(zip(ends, places, strict=True)), dict(zip(places, ends, strict=True))
@@ -280,14 +295,14 @@ def _verified(
         if not all((each.follows, each.token) in known for each in best):
             break
         beams = [Hypothesis(known[each.follows, each.token], each.score) for each in best]
-    return [_behind(node[each.follows], each) for each in best]
+    return [_continued(node[each.follows], each) for each in best]
 
 
-# --- The deck's rule: every hypothesis has a draft of its own ------------------------------------------------------------
+# --- Rule per-beam: every hypothesis has a separate draft ----------------------------------------------------------------
 
 
 class Branch(NamedTuple):
-    """A hypothesis, the models that have read it, and the ended sub-process that has their caches, if any has."""
+    """A hypothesis, its models, and the ended sub-process that has their caches, if any."""
 
     beam: Hypothesis
     models: tuple[BeamModel, BeamModel]
@@ -297,7 +312,7 @@ class Branch(NamedTuple):
 def _per_beam(parameters: Parameters, models: tuple[BeamModel, BeamModel], beams: list[Hypothesis], end: int) -> Steps:
     branches = [Branch(beam, models) for beam in beams]
     text: list[int] = []
-    # A text that has all its tokens waits until it is the best: then it stays so, as others only become less likely.
+    # A complete sequence waits until it is the best; then it remains the best, because others only become less likely.
     while branches[0].beam.end.position < end:
         count = _draft_length(parameters, branches[0].beam, end)
         growing = [branch for branch in branches if branch.beam.end.position < end]
@@ -313,7 +328,7 @@ def _per_beam(parameters: Parameters, models: tuple[BeamModel, BeamModel], beams
 
 
 def _apart(parameters: Parameters, branches: Sequence[Branch], end: int) -> Generator[Step, Any, list[Branch]]:
-    """A sub-process for each hypothesis, which goes on from the caches of the one that found it."""
+    """Extend each hypothesis in a sub-process that starts from the caches of the sub-process which generated it."""
     bodies = tuple([_alone(parameters, branch, end) for branch in branches])
     units = tuple(range(len(branches))) if parameters.arrangement == "parallel" else (0,) * len(branches)
     tasks = yield Fork(bodies, units, tuple([branch.task for branch in branches]))
@@ -329,17 +344,17 @@ def _alone(parameters: Parameters, branch: Branch, end: int) -> Steps:
 def _speculated(
     parameters: Parameters, models: tuple[BeamModel, BeamModel], beams: Sequence[Hypothesis], end: int
 ) -> Generator[Step, Any, list[Hypothesis]]:
-    """A speculative step of each hypothesis, all in the same passes: what goes on from what has been accepted of its draft."""
+    """Make a speculative step of each hypothesis, all in shared passes; return the continuations of the accepted tokens."""
     target, draft = models
     counts = [_draft_length(parameters, beam, end) for beam in beams]
-    lines = [[beam.end] for beam in beams]  # a hypothesis' last token, and what is drafted behind it
+    lines = [[beam.end] for beam in beams]  # last token of each hypothesis and the tokens drafted after it
     for step in range(max(counts)):
         going = [(beam.score, line) for beam, line, count in zip(beams, lines, counts, strict=True) if step < count]
         out, places = yield from draft.read([line[-1] for _, line in going])
         for (score, line), place in zip(going, places, strict=True):
-            # Its score changes nothing of which token is best, and tells the hypotheses of several processes apart.
+            # The score does not affect the best token; it distinguishes the hypotheses of several processes.
             (best,) = yield Read("beams", out, hypotheses=((place, score),))
-            line.append(_behind(line[-1], best).end)
+            line.append(_continued(line[-1], best).end)
     out, places = yield from target.read([node for line in lines for node in line])
     at, found = iter(places), []
     for beam, line in zip(beams, lines, strict=True):
@@ -347,15 +362,15 @@ def _speculated(
         for node, place, guess in zip(line, [next(at) for _ in line], [*line[1:], None], strict=True):
             best = yield Read("beams", out, width=parameters.beams, hypotheses=((place, score),))
             if guess is None or best[0].token != guess.token:
-                found += [_behind(node, each) for each in best]
+                found += [_continued(node, each) for each in best]
                 break
             score = best[0].score
     return found
 
 
 def _lead(text: list[int], leader: Hypothesis, drafted: int) -> Generator[Step, Any, list[int]]:
-    """Put out the text of the best hypothesis in the place of what led before."""
-    (new,) = texts([leader])
+    """Commit the sequence of the best hypothesis in place of the previous best."""
+    (new,) = token_lists([leader])
     same = 0
     while same < min(len(text), len(new)) and text[same] == new[same]:
         same += 1

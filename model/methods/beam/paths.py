@@ -1,4 +1,4 @@
-"""Speculative beam search, path by path: a step of the search takes the place of a token, and rounds have their own prices."""
+"""Speculative beam search, vectorised over replications: as speculative decoding with a step per token and separate prices."""
 
 from __future__ import annotations
 

@@ -1,17 +1,16 @@
-"""Speculative decoding for beam search in closed form: Appendix A.4 of [Leviathan2023], and the rule of the deck.
+"""Speculative decoding for beam search in closed form: Appendix A.4 of [Leviathan2023], and the rule of the slides.
 
-A beam search keeps the k best hypotheses, `beams`, and every step adds a token to each. In a round the draft model makes gamma
-steps, `draft_length`, and the target tests them in one pass. Both rules of `model.methods.beam.algorithm` then make as many steps
-as drafted ones are accepted, and one more; a tested step is accepted with chance `acceptance_rate` (alpha), not the same in the
-two:
+A beam search keeps the k best hypotheses (`beams`), and every step adds a token to each. In a round the draft model makes gamma
+steps (`draft_length`), and the target verifies them in one pass. Both rules of `model.methods.beam.algorithm` advance by the
+accepted steps and one more. A tested step is accepted with probability `acceptance_rate` (alpha), which means different events:
 
-* `exact`: the target's k best hypotheses are among the draft's u, `draft_beams`, in a step whose steps before were accepted. It is
-  lower than that of one token, and rises with u.
-* `per-beam`: the drafted token of the hypothesis that wins is its likeliest. It is assumed that the rounds of all hypotheses run
-  in lock step and cost the same, and that the progress of a round is that of the hypothesis that wins.
+* `exact`: the target's k best hypotheses are among the draft's u (`draft_beams`), given that the steps before were accepted. It is
+  lower than the rate of single tokens, and rises with u.
+* `per-beam`: the drafted token of the winning hypothesis is its most likely one. Assumption: the rounds of all hypotheses run in
+  lockstep and cost the same, and the progress of a round is that of the winning hypothesis.
 
-Times are in passes of the target over one token; c = `cost_ratio` is that of a pass of the draft model, over however many
-hypotheses. What a pass of the target costs by its width, t, is `verify_cost`; without it width is free. By `arrangement`:
+The unit of time is a single-token pass of the target; c = `cost_ratio` is the time of a pass of the draft model over any number of
+hypotheses. t, the time of a pass of the target by its width, is `verify_cost`; without it t = 1. By `arrangement`:
 
 =====================  ============================================  ===============================
 rule, arrangement      a round of gamma drafted steps                a step of a plain beam search
@@ -51,14 +50,14 @@ Floats = NDArray[np.float64]
 
 
 def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost: StepCosts) -> Prediction:
-    """Exactly `tokens` steps, truncated drafts and the law's memory included; times in the unit of the costs.
+    """Exact prediction for `tokens` steps, with cut last drafts and dependent outcomes; times in the unit of the costs.
 
-    Plain decoding is greedy, of one text, as for every method.
+    Plain decoding is greedy decoding of one sequence, as for every method.
 
     >>> from model.outcomes.outcome_laws import Iid
     >>> choice = Parameters(40, draft_length=3, beams=3, rule="per-beam", arrangement="sequential")
     >>> found = predict(choice, 128, Iid(0.79), UnitCost(40, cost_ratio=0.75 / 6.39))
-    >>> round(float(found.plain_latency / found.latency), 3)  # of many tokens .717
+    >>> round(float(found.plain_latency / found.latency), 3)  # .717 for many tokens
     0.713
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
@@ -73,12 +72,12 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
-    """Time and unit-time that no decoding exceeds."""
+    """Upper bounds of time and unit-time."""
     return slowest_of(tokens, beam_round_prices(parameters, cost, tokens))
 
 
 def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work:
-    """What the passes of both models come to, in the mean; nan where it matters where they stand, and how many are projected.
+    """Expected work of the passes of both models; totals that depend on positions, and numbers of heads, are nan.
 
     >>> from model.outcomes.outcome_laws import Iid
     >>> found = work(Parameters(40, draft_length=3, beams=4), 128, Iid(0.79)).of  # one pass for all beams
@@ -94,23 +93,22 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work:
 
 
 def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
-    """The arithmetic of rounds that had (accepted, drafted) steps, in tokens of the target; the `account` is not looked at."""
+    """Arithmetic of rounds counted by (accepted, drafted) steps, in units of one token in the target; `account` is unused."""
     return operations_of(rounds, beam_round_prices(parameters, cost))
 
 
 def _constant_ratio(time: Floats, busy: Floats) -> float:
-    """Units busy, where they are the same in every round, whatever its length."""
+    """Busy units, if they are the same in rounds of every length; else nan."""
     units = busy / time
     return float(units.flat[0]) if np.ptp(units) < 1e-12 else float("nan")
 
 
 def beam_round_prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) -> RoundPrices:
-    """What a round takes that drafts 0, 1, ..., `draft_length` steps, as in the table above, times in the unit of the costs; where
-    they depend on positions, of rounds that start at each of `tokens`.
+    """Prices of rounds with 0, 1, ..., `draft_length` drafted steps, as in the table above, in the unit of the costs.
 
-    Where hypotheses have sub-processes of their own, starting them takes the dispatch; to other units it takes the link besides.
-    Arithmetic goes by the tokens of passes: k (gamma + 1) in the target and k gamma in the draft model, whatever the arrangement;
-    by the exact rule k + u gamma, and k + u (gamma - 1), since a draft starts from k hypotheses.
+    If times depend on the position, for rounds that start at each of `tokens` positions. Separate sub-processes take the dispatch,
+    and on other units also the link. Arithmetic counts tokens: for rule `per-beam` k (gamma + 1) in the target and k gamma in the
+    draft model; for rule `exact` k + u gamma, and k + u (gamma - 1), because a draft starts from k hypotheses.
 
     >>> cost = UnitCost(40, cost_ratio=0.1, link=2.0, operations_ratio=0.5)
     >>> for arrangement in ("sequential", "parallel", "batched"):
@@ -135,7 +133,7 @@ def beam_round_prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) 
 
 
 def _verifying(parameters: Parameters, cost: StepCosts, tokens: int) -> Floats:
-    """Time of the pass of the target in a round that drafts 0, 1, ... steps, from each position on.
+    """Time of the pass of the target in a round with 0, 1, ... drafted steps, from each position on.
 
     Shape (tokens, steps), or (steps,) of uniform costs.
     """
@@ -145,11 +143,11 @@ def _verifying(parameters: Parameters, cost: StepCosts, tokens: int) -> Floats:
 
 
 def _drafting(parameters: Parameters, cost: StepCosts, tokens: int) -> Floats:
-    """Time of 0, 1, ... draft steps from each position on, by whether the draft before was kept as a whole: shape
-    (2, tokens, steps), or (steps,).
+    """Time of 0, 1, ... draft steps from each position on; shape (2, tokens, steps), or (steps,) for uniform costs.
 
-    The first step is a pass over the beams, those behind it over as many hypotheses as the draft follows. After a draft that was
-    kept as a whole the first one is over the token before as well, that all the beams go on from: nothing has read it.
+    The first step is a pass over the beams, later steps over the draft's hypotheses. Index 1 of the first axis is after a
+    completely accepted draft: then the first step also reads the token before, which all beams share and the draft model has not
+    read.
     """
     cost.require("draft")
     together = parameters.arrangement == "batched"
@@ -164,7 +162,7 @@ def _drafting(parameters: Parameters, cost: StepCosts, tokens: int) -> Floats:
         return np.asarray(drafted * times(beams, beams, 0))
     first = times(beams, beams, start)
     after_whole = np.concatenate([first[:1], times(beams + 1, beams, start[:-1])])
-    later = np.concatenate([times(wide, wide, start[1:]), np.zeros(parameters.draft_length)])  # none behind the last position
+    later = np.concatenate([times(wide, wide, start[1:]), np.zeros(parameters.draft_length)])  # none after the last position
     rest = sums_from(later, parameters.draft_length, tokens)[:, np.maximum(drafted - 1, 0)]
     return np.where(drafted > 0, np.stack([first, after_whole])[..., None] + rest, 0.0)
 
@@ -173,9 +171,9 @@ def _drafting(parameters: Parameters, cost: StepCosts, tokens: int) -> Floats:
 
 
 def expected_steps(acceptance_rate: ArrayLike, draft_length: ArrayLike) -> Floats:
-    """Expected steps of a beam search that a round makes: (1 - alpha^(gamma+1)) / (1 - alpha), Eq. 1 of [Leviathan2023] [steps].
+    """Expected steps of a round: (1 - alpha^(gamma+1)) / (1 - alpha), Eq. 1 of [Leviathan2023] [steps].
 
-    That of tokens in ordinary speculative decoding, since in either rule drafted steps are accepted up to the first that is not.
+    As for tokens in speculative decoding, because both rules accept drafted steps up to the first rejected one.
 
     >>> round(float(expected_steps(0.79, 3)), 3)
     2.907
@@ -184,9 +182,9 @@ def expected_steps(acceptance_rate: ArrayLike, draft_length: ArrayLike) -> Float
 
 
 def pass_width(drafted: ArrayLike, beams: int, draft_beams: int, rule: str, arrangement: str) -> NDArray[np.int64]:
-    """How many tokens a pass of the target tests after so many `drafted` steps.
+    """Tokens of a pass of the target after `drafted` steps.
 
-    w + u gamma for the exact rule (Appendix A.4 of [Leviathan2023]); gamma + 1 for a hypothesis by itself.
+    k + u gamma for the exact rule (Appendix A.4 of [Leviathan2023]); gamma + 1 per hypothesis for rule `per-beam`.
 
     >>> [int(pass_width(3, 2, 5, *form)) for form in (("exact", "batched"), ("per-beam", "batched"), ("per-beam", "parallel"))]
     [17, 8, 4]
@@ -211,11 +209,11 @@ def speedup(
     draft_beams: int | None = None,
     verify_cost: CurveLike | None = None,
 ) -> Floats:
-    """Speed over greedy decoding of one text, for many tokens: expected steps of a round over its time in the table above.
+    """Speed-up over greedy decoding of one sequence, for many tokens: expected steps of a round over its time in the table above.
 
-    For per-beam rounds one after another it is Theorem 3.8 of [Leviathan2023] over k. Of beam widths 3 and 5 the deck reports .79
-    and .45, with acceptance rates of .79 and .75; its draft length, not stated, is taken as 3, and c as 0.75 / 6.39. Read as
-    accepted over drafted tokens, these rates give .831 and .481.
+    For rule `per-beam` with `sequential` rounds it is Theorem 3.8 of [Leviathan2023] divided by k. For beam widths 3 and 5 the
+    slides report .79 and .45, with acceptance rates of .79 and .75; the draft length is not stated and assumed as 3, and c as
+    0.75 / 6.39. Interpreted as accepted over drafted tokens, these rates give .831 and .481.
 
     >>> deck = [(3, 0.79), (5, 0.75)]
     >>> [round(float(speedup(a, 3, 0.75 / 6.39, k, rule="per-beam", arrangement="sequential")), 3) for k, a in deck]
@@ -238,5 +236,5 @@ def _relative(verify_cost: CurveLike | None, width: NDArray[np.int64]) -> Floats
 
 
 def _check(beams: int, rule: str, arrangement: str, draft_beams: int | None) -> int:
-    """Refuse what `Parameters` does; u."""
+    """Check the values as `Parameters` does; return u."""
     return Parameters(1, 0, beams, rule, draft_beams, arrangement).draft_width

@@ -1,14 +1,14 @@
-"""Big Little Decoder: a small model writes until it is unsure, a large one takes back what it would never have written.
+"""Big Little Decoder: a small model generates until it is unsure, then a large model rolls back unlikely tokens.
 
-Algorithm 1 of [Kim2023]. The small model hands over where the largest probability of its next token is below `fallback_threshold`;
-that run gives no token. At `max_draft_length` tokens (Section 7.1.2) it hands over in any case. The large model reads what was
-written in one pass, drops the first token whose cross-entropy is above `rollback_threshold` and all behind it, and writes a token
-itself. Lossy: what the large model lets stand it need not have written. A fallback threshold of 0 is a window of a fixed length, a
-rollback threshold of infinity never takes anything back: the paper's ablations.
+Algorithm 1 of [Kim2023]. The small model falls back to the large model if the largest probability of its next token is below
+`fallback_threshold`; that pass emits no token. It also stops at `max_draft_length` tokens (Section 7.1.2). The large model reads
+the drafted tokens in one pass, rolls back from the first token whose cross-entropy is above `rollback_threshold`, and emits a token
+itself. The method is lossy: the large model may accept tokens that it would not have generated. The paper's ablations: a fallback
+threshold of 0 is a window of fixed length, a rollback threshold of infinity never rolls back.
 
-* variant `paper` is Algorithm 1. After a rollback the released `code` has the large model run once more, over the tokens kept, the
-  corrected one and the one before them, since its cache was not brought forward; it writes another token.
-* with an `exit_layer` the small model is the large one's first layers (Section 4.4): what they computed is not computed again.
+* variant `paper` is Algorithm 1. After a rollback the released `code` runs the large model once more, over the accepted tokens, the
+  corrected one and the one before them, because its cache was not updated; it emits another token.
+* with an `exit_layer` the small model consists of the large model's first layers (Section 4.4), whose states are reused.
 
 [Kim2023] S. Kim et al. Speculative Decoding with Big Little Decoder. NeurIPS 2023, arXiv:2302.07863.
 """
@@ -27,15 +27,31 @@ from model.steps import Commit, Forward, LayerSpan, Read, Step, Steps, ended
 
 VARIANTS = ("paper", "code")
 UNSURE, UNLIKELY = 0.5, 1.0
-"""Thresholds where none are given: for worlds that say 0 or 1, and 0 or infinity."""
+"""Default thresholds, for simulated confidences of 0 or 1 and distances of 0 or infinity."""
 
 
 @dataclass(frozen=True)
 class Parameters(DraftModel):
-    """A choice of Big Little Decoder: G = `max_draft_length`, the two thresholds, the variant, and where its small model is.
+    """Parameters of Big Little Decoder.
 
-    `fallback_threshold` is a probability, `rollback_threshold` a cross-entropy [nats]; where outcomes are given as rates there are
-    none. `placement` separate puts the small model on a unit of its own; `draft_layers` is its depth.
+    Parameters
+    ----------
+    layers
+        Layers of the large model.
+    max_draft_length
+        Largest number of tokens that the small model drafts before the large model verifies them (G).
+    fallback_threshold
+        Probability below which the small model falls back. Left out if outcomes are rates.
+    rollback_threshold
+        Cross-entropy above which the large model rolls back [nats]. Left out if outcomes are rates.
+    variant
+        `paper` or `code`.
+    exit_layer
+        Layers of a small model that consists of the first layers of the large one. Left out: a separate small model.
+    placement
+        `colocated`: both models share a unit; `separate`: each has its own unit.
+    draft_layers
+        Layers of a separate small model. Its time is set by the scenario's `cost_ratio`, not by its depth.
     """
 
     layers: int
@@ -76,45 +92,45 @@ class Parameters(DraftModel):
 
     @classmethod
     def costs_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
-        """Costs that a choice with these parameters has: an early head where the small model is part of the large one."""
+        """Subset of COSTS that applies with these parameters; `early_head` only with an exit layer."""
         early = table.get("exit_layer") is not None
         return tuple(name for name in super().costs_for(table) if early or name != "early_head")
 
     @classmethod
     def roles_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
-        """The models beside the target that a choice has."""
+        """Roles of the models besides the target: none with an exit layer."""
         return cls.ROLES if table.get("exit_layer") is None else ()
 
     @property
     def handover_layer(self) -> int:
-        """Layer that an early head reads: the last of a small model that is part of the large one."""
+        """Layer that the early head reads: the last layer of a small model that is part of the large one; 0: none."""
         return self.exit_layer or 0
 
     @property
     def reads_early(self) -> bool:
-        """Whether tokens are read from layers below the last."""
+        """True if tokens are predicted from layers below the last."""
         return self.exit_layer is not None
 
     def check_thresholds(self) -> None:
-        """Refuse parameters that lack a threshold, by which real models decide."""
+        """Raise ParameterError if a threshold that real models need for their decisions is missing."""
         for name, value in (("fallback_threshold", self.fallback_threshold), ("rollback_threshold", self.rollback_threshold)):
             if value is None:
-                what = "is required: real models are judged by thresholds; give it with --set or --sweep"
+                what = "is required: decisions of real models need thresholds; give it with --set or --sweep"
                 raise checks.ParameterError(f"{name} {what}")
 
     @property
     def longest_draft(self) -> int:
-        """The most tokens that a segment drafts."""
+        """Largest number of drafted tokens in a segment."""
         return self.max_draft_length
 
     @property
     def widest(self) -> int:
-        """The most tokens of one pass of the large model: behind a rollback one more than are kept and corrected."""
+        """Largest number of tokens in a pass of the large model."""
         return self.longest_draft + 1
 
 
 class Draft(NamedTuple):
-    """What the small model wrote, whether it stopped because it was unsure, and the outputs of all its passes."""
+    """Tokens drafted by the small model, whether it stopped because it was unsure, and the outputs of all its passes."""
 
     guesses: list[Guess]
     unsure: bool
@@ -122,7 +138,7 @@ class Draft(NamedTuple):
 
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
-    """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends texts, of `stop`."""
+    """Decode `tokens` tokens after a prompt of at least one token, or up to the first token of `stop`."""
     text, end = list(prompt), len(prompt) + tokens
     large = Model("target", parameters.layers, 0)
     if parameters.exit_layer is None:
@@ -142,7 +158,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
 
 
 def write(parameters: Parameters, model: Model, text: Sequence[int], length: int) -> Generator[Step, Any, Draft]:
-    """Have the small model write at most so many tokens behind the text, until it is unsure."""
+    """Draft at most `length` tokens after the sequence with the small model, until it is unsure."""
     threshold = UNSURE if parameters.fallback_threshold is None else parameters.fallback_threshold
     guesses: list[Guess] = []
     outputs: list[Any] = []
@@ -160,7 +176,7 @@ def write(parameters: Parameters, model: Model, text: Sequence[int], length: int
 
 
 def _look_deeper(parameters: Parameters, model: Model, text: Sequence[int], written: Draft) -> Generator[Step, Any, Any]:
-    """The large model's layers behind the small one's, over what these have read; the last token first goes through them too."""
+    """Run the large model's remaining layers on the small model's states; run the last token through the first layers before."""
     new = (text[-1], *[guess.token for guess in written.guesses])
     states = written.outputs
     if model.rows < len(text) + len(new) - 1:
@@ -173,9 +189,9 @@ def _look_deeper(parameters: Parameters, model: Model, text: Sequence[int], writ
 def _decide(
     parameters: Parameters, large: Model, text: list[int], written: Draft, out: Any, stop: Collection[int]
 ) -> Generator[Step, Any, int]:
-    """What of the tokens written stays; the large model's own token behind it; in the released code one more after a rollback.
+    """Commit the accepted tokens and the large model's own; in the variant `code` one more after a rollback.
 
-    Returns how much of the text may have been read by the small model: nothing from the large model's token on.
+    Return the number of positions that the small model may have read: all before the large model's token.
     """
     threshold = UNLIKELY if parameters.rollback_threshold is None else parameters.rollback_threshold
     guesses = written.guesses
@@ -191,7 +207,7 @@ def _decide(
     text += new
     read = len(text) - 1
     yield Commit("rollback" if back else "fallback" if written.unsure else "cap", tuple(new), len(guesses))
-    # What was taken back had room behind it for the large model's token: so has one more.
+    # A rolled-back token leaves room for one more token of the large model.
     if back and parameters.variant == "code" and text[-1] not in stop:
         unread = kept + 2
         out = yield Forward("target", tuple(text[-unread:]), len(text) - unread, large.span, heads=1, unit=large.unit)
@@ -201,5 +217,5 @@ def _decide(
 
 
 def _own(out: Any, kept: int, guesses: Sequence[Guess]) -> Read:
-    """The large model's own token behind so many of those written."""
+    """Read of the large model's own token after `kept` drafted tokens."""
     return Read("next", out, kept - len(guesses) - 1)

@@ -1,10 +1,9 @@
-"""Big Little Decoder of exactly so many tokens, with its decisions by output position: paths, and exact expectations.
+"""Big Little Decoder for a given number of tokens, with decisions by output position: simulation and exact expectations.
 
-A segment that starts at output position s drafts at most min(G, l - 1 - s) tokens, so that the large model writes the last one.
-What becomes of the small model's token at a position is decided there once for all (`model.methods.bild.threshold_decisions`):
-behind a rollback the positions that were drafted in vain are met again, with the same luck. Where the next segment starts depends
-on positions before it alone, what it costs on those from there on: so means by position are exact. Costs of neighbours are not
-independent; there is no variance here.
+A segment that starts at output position s drafts at most min(G, l - 1 - s) tokens, so that the large model emits the last token.
+The decision on the small model's token is drawn once per position (`model.methods.bild.threshold_decisions`): positions that are
+drafted again after a rollback keep their decisions. The start of a segment depends only on earlier positions, its cost only on
+later ones, so means by position are exact. Costs of successive segments are dependent, so there is no variance here.
 """
 
 from __future__ import annotations
@@ -28,21 +27,22 @@ Floats = NDArray[np.float64]
 
 
 class SegmentPrices(NamedTuple):
-    """Time, unit-time and arithmetic of a segment [unsure, tokens written], and of the pass behind a rollback [tokens kept].
+    """Time, unit-time and arithmetic of segments (`segment`) and of the pass after a rollback (`again`).
 
-    The last axis of each is the number of tokens; the first of `segment` and `again` are the three prices. Where passes take other
-    times elsewhere, the axis before the last is the position at which the segment starts.
+    `segment` has axes (price, unsure, drafted tokens), `again` (price, kept tokens). If times depend on the position, there is an
+    additional axis before the last: the start position of the segment.
     """
 
     segment: Floats
     again: Floats
     reread: Floats | None = None
-    """Time and unit-time that a segment takes more, by the position at which it starts, if the small model has two tokens to read
-    first; shape (2, positions). None where that takes no longer."""
+    """Additional time and unit-time of a segment, by its start position, if the small model must read two tokens first.
+
+    Shape (2, positions); None if that takes no longer."""
 
     @property
     def uniform(self) -> bool:
-        """Whether a segment takes the same time at every position."""
+        """True if a segment takes the same time at every position."""
         return self.again.ndim == 2
 
     def at(self, position: int) -> tuple[Floats, Floats]:
@@ -51,10 +51,10 @@ class SegmentPrices(NamedTuple):
 
 
 def prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) -> SegmentPrices:
-    """What a segment takes: a run of the small model for each token it wrote, one if it was unsure, and a pass of the large one.
+    """Prices of segments: a pass of the small model per drafted token, one more if it was unsure, and a pass of the large model.
 
-    It starts at one of the positions below `tokens`, if that makes a difference. Apart, what is written goes to the large model and
-    back. With an exit layer each token goes through the first layers by itself: behind a whole draft the last one too, without a
+    Start positions are below `tokens`, if times depend on the position. On separate units a segment with drafts uses the link
+    twice. With an exit layer each token runs through the first layers alone, after a full draft also the last token, without a
     head. Times are in the unit of the costs.
 
     >>> from model.costs.layer_times import UnitCost
@@ -88,12 +88,12 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) -> SegmentP
     again = np.concatenate([back, np.full((*back.shape[:-1], 1), np.nan)], axis=-1)
     if not cost.uniform:
         moved, operations = moved[:, None], operations[:, None]
-    segment, behind = np.broadcast_arrays(time + moved, busy, operations), np.broadcast_arrays(again, again, written + 2.0)
-    return SegmentPrices(np.array(segment), np.array(behind), reread)
+    segment, more = np.broadcast_arrays(time + moved, busy, operations), np.broadcast_arrays(again, again, written + 2.0)
+    return SegmentPrices(np.array(segment), np.array(more), reread)
 
 
 def _times_of_runs(cost: StepCosts, shape: PassShape, runs: NDArray[np.int64], tokens: int) -> Floats:
-    """Time of so many runs of the small model, one after another, from each position on if that makes a difference."""
+    """Time of `runs` successive passes of the small model, from each position on if times depend on the position."""
     if shape.role == "draft":
         cost.require("draft")
     if cost.uniform:
@@ -103,11 +103,11 @@ def _times_of_runs(cost: StepCosts, shape: PassShape, runs: NDArray[np.int64], t
 
 
 def segments(parameters: Parameters, tokens: int, decisions: Iterator[Digits], price: SegmentPrices, replications: int) -> Tally:
-    """Segments of many replications at once, from tiles of the decisions at the first tokens - 1 positions.
+    """Walk the segments of many replications at once, from tiles of the decisions at the first tokens - 1 positions.
 
     >>> flat = SegmentPrices(np.ones((3, 2, 3)), np.ones((3, 3)))
-    >>> luck = iter([np.array([[0], [1], [0], [2], [0]], dtype=np.uint8)])  # two stay, for one it is unsure; then it is taken back
-    >>> tally = segments(Parameters(24, max_draft_length=2), 6, luck, flat, 1)
+    >>> drawn = iter([np.array([[0], [1], [0], [2], [0]], dtype=np.uint8)])  # 0: accepted, 1: unsure, 2: rolled back
+    >>> tally = segments(Parameters(24, max_draft_length=2), 6, drawn, flat, 1)
     >>> tally.rounds.tolist(), tally.drafted.tolist(), tally.accepted.tolist()
     ([3.0], [4.0], [0, 3, 0])
     """
@@ -115,16 +115,16 @@ def segments(parameters: Parameters, tokens: int, decisions: Iterator[Digits], p
     time, busy, operations, passes, drafted = np.zeros((5, replications))
     accepted = np.zeros(longest + 1, dtype=np.int64)
     place, written = np.zeros((2, replications), dtype=np.uint8)
-    behind = np.zeros(replications, dtype=np.bool_)  # a rollback: this position is the large model's too
-    late = np.zeros(replications, dtype=np.bool_)  # when the next segment starts, the small model has two tokens to read
+    after_back = np.zeros(replications, dtype=np.bool_)  # variant code, after a rollback: the large model's second token
+    late = np.zeros(replications, dtype=np.bool_)  # the small model must read two tokens at the next segment
     for position, (decision, clear) in enumerate(_looking_ahead(decisions, longest, tokens, replications)):
         most = min(longest, tokens - 1 - position)
-        starting = (place == 0) & ~behind
+        starting = (place == 0) & ~after_back
         np.copyto(written, np.minimum(clear, most), where=starting)
         unsure = (written < most).view(np.uint8)
         at = unsure * np.intp(longest + 1) + written
         for total, each in zip((time, busy, operations), price.at(position)[0], strict=True):
-            total += each.take(at) * starting  # looked up by one number, which is faster than by two
+            total += each.take(at) * starting  # one flat index is faster than two
         if price.reread is not None:
             if most:
                 time += price.reread[0, position] * (starting & late)
@@ -132,23 +132,23 @@ def segments(parameters: Parameters, tokens: int, decisions: Iterator[Digits], p
             np.copyto(late, written == most, where=starting)
         passes += starting
         drafted += written * starting
-        back = (place < written) & (decision == UNLIKELY) & ~behind
-        ends = (back | (place == written)) & ~behind
+        back = (place < written) & (decision == UNLIKELY) & ~after_back
+        ends = (back | (place == written)) & ~after_back
         accepted += np.bincount(place[ends], minlength=longest + 1)
         if again:
-            accepted[0] += int(np.count_nonzero(behind))
-            passes += behind
+            accepted[0] += int(np.count_nonzero(after_back))
+            passes += after_back
             kept: Any = place if price.uniform else (position - place.astype(np.intp), place)
             for total, each in zip((time, busy, operations), price.again, strict=True):
                 total += np.where(back, each[kept], 0.0)
         np.copyto(late, again, where=back)
-        place = (place + 1) * ~(ends | behind)
-        behind = back & again
+        place = (place + 1) * ~(ends | after_back)
+        after_back = back & again
     return Tally(time, busy, operations, passes, drafted, accepted)
 
 
 def _looking_ahead(tiles: Iterator[Digits], longest: int, tokens: int, replications: int) -> Iterator[tuple[Digits, Digits]]:
-    """For each of `tokens` positions its decisions, and at how many from there on, of at most `longest`, the model is sure."""
+    """Yield the decisions at each position, and the number of positions (at most `longest`) until the next unsure one."""
     rows = np.zeros((0, replications), dtype=np.uint8)
     ended = False
     while not ended:
@@ -157,7 +157,7 @@ def _looking_ahead(tiles: Iterator[Digits], longest: int, tokens: int, replicati
             ended = tile is None
             rows = rows if tile is None else np.concatenate([rows, tile])
         if ended:
-            # At the last position nothing is decided.
+            # There is no decision at the last position.
             rows = np.concatenate([rows, np.zeros((1, replications), dtype=np.uint8)])
         ready = len(rows) if ended else len(rows) - longest
         clear = np.zeros_like(rows)
@@ -173,11 +173,11 @@ _ROWS = 256
 
 
 def moments(parameters: Parameters, tokens: int, law: DecisionLaw, price: SegmentPrices) -> rounds.Moments:
-    """Means of what `segments` adds up, exactly; the variance is nan but for records, each of which is played once.
+    """Exact means of `segments`; the variance is nan except for records, each of which is replayed once.
 
     >>> flat = SegmentPrices(np.ones((3, 2, 4)), np.ones((3, 4)))
     >>> found = moments(Parameters(24, max_draft_length=3), 128, Independent(0.0, 0.21), flat)
-    >>> round(found.rounds, 3)  # a window of 3 tokens, of which each stays with chance 0.79: as speculative decoding
+    >>> round(found.rounds, 3)  # without fallbacks: speculative decoding with gamma = 3 and alpha = 0.79
     44.446
     """
     if isinstance(law, RecordedDecisions):
@@ -198,23 +198,23 @@ def moments(parameters: Parameters, tokens: int, law: DecisionLaw, price: Segmen
 
 
 class Start(NamedTuple):
-    """What may come of a segment that starts at a position, with the chance that one does."""
+    """Probabilities of a segment at a position; `mass` is the probability that a segment starts there."""
 
     mass: float
     late: float
-    """The chance that one does and the small model has two tokens to read first."""
+    """Probability that a segment starts there and the small model must read two tokens first."""
     unsure: Floats
-    """The chances that 0, 1, ... tokens are written, and then it is unsure."""
+    """Probabilities of a fallback after 0, 1, ... drafted tokens."""
     whole: float
-    """The chance that as many are written as may be."""
+    """Probability of a full draft."""
     drafted: float
-    """Tokens written, in the mean."""
+    """Expected drafted tokens."""
     again: Floats
-    """The chances that 0, 1, ... tokens are kept, the next is taken back, and the large model runs once more."""
+    """Probabilities of a rollback after 0, 1, ... accepted tokens with another pass of the large model."""
 
 
 def starts(parameters: Parameters, tokens: int, law: Independent) -> Iterator[Start]:
-    """The segments of `segments`, position by position: where the next starts depends on decisions before it alone."""
+    """Distribution of segments, position by position: a start depends only on earlier decisions."""
     fallback, rollback = law.chances(tokens - 1)
     mass, late = np.zeros((2, tokens + 1))
     mass[0] = 1.0
@@ -223,23 +223,23 @@ def starts(parameters: Parameters, tokens: int, law: Independent) -> Iterator[St
         most = min(parameters.longest_draft, tokens - 1 - start)
         here = slice(start, start + most)
         f, r = fallback[here], rollback[here]
-        written = np.concatenate([[1.0], np.cumprod(1 - f)])  # at least so many
+        written = np.concatenate([[1.0], np.cumprod(1 - f)])  # at least 0, 1, ... tokens drafted
         stays = np.concatenate([[1.0], np.cumprod((1 - f) * (1 - r))])
-        back = stays[:-1] * (1 - f) * r  # so many kept, and the next taken back
+        back = stays[:-1] * (1 - f) * r  # 0, 1, ... accepted, and the next rolled back
         again = back if code else np.zeros_like(back)
         yield Start(mass[start], late[start], written[:-1] * f, written[-1], written[1:].sum(), again)
         mass[start + 1 : start + 1 + most] += mass[start] * stays[:-1] * f
         mass[start + 1 + code : start + 1 + code + most] += mass[start] * back
         mass[start + 1 + most] += mass[start] * stays[-1]
-        # It has not read the last token of a whole draft; nor, behind one more token of the large model, that before it.
+        # The small model has not read the last token of a full draft, nor the first of two tokens of the large model.
         late[start + 1 + most] += mass[start] * stays[-1]
         late[start + 2 : start + 2 + most] += mass[start] * again
 
 
 def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
-    """What the passes of both models come to, in the mean; None for records.
+    """Expected work of the passes of both models; None for records.
 
-    With an exit layer all passes are the target's: one token at a time through the first layers, together through the others.
+    With an exit layer all passes are the target's: single-token passes through the first layers, one pass through the others.
 
     >>> found = work(Parameters(24, draft_layers=6), 10, Independent(1.0, 0.0)).of  # always unsure
     >>> found["target"].passes, found["draft"].passes  # the last token needs no draft
@@ -257,7 +257,7 @@ def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
         kept = np.arange(float(most))
         large += each.mass * _wide(place, kept + 2, each.again, heads=np.ones(most))
         asked = np.minimum(drafted + 1, most)
-        runs = asked if early is None else drafted + 1  # the last token of a whole draft goes through the first layers too
+        runs = asked if early is None else drafted + 1  # the last token of a full draft runs through the first layers too
         seen = place * runs + runs * (runs + 1) / 2
         small += each.mass * np.array([written @ runs, written @ runs, written @ seen, written @ seen, written @ asked])
         if early is None:
@@ -270,8 +270,7 @@ def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
 
 
 def _wide(place: int, width: Floats, chances: Floats, heads: Floats) -> Floats:
-    """Passes over so many tokens from a place on, each with a chance: their number, tokens, what these attend to and read, heads.
-    """
+    """Expected passes from a position: their number, tokens, attended positions, rows read and heads, weighted by `chances`."""
     attended = place * width + width * (width + 1) / 2
     return np.array([chances.sum(), chances @ width, chances @ attended, chances @ (place + width), chances @ heads])
 

@@ -1,4 +1,4 @@
-"""Big Little Decoder, path by path: where the small model is unsure says how long a segment is, what goes back where it ends."""
+"""Big Little Decoder, vectorised over replications: fallbacks determine the length of segments, rollbacks their end."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""Big Little Decoder in closed form: a small model writes until it is unsure, a large one reads what it wrote [Kim2023].
+"""Big Little Decoder in closed form [Kim2023]: a small model drafts until it is unsure, a large model verifies.
 
-In a segment the small model writes n tokens: before each it runs, and with chance `fallback_rate` (f) it is unsure and hands over;
-at `max_draft_length` tokens (G, Section 7.1.2) it hands over in any case. The large model reads them in one pass, takes the first
-one back that it finds too unlikely, each with chance `rollback_rate` (r), independently, and writes a token itself. A token is
-written and kept with chance s = (1 - f)(1 - r), so a segment gives the tokens of a speculative round with alpha = s and gamma = G.
-The run that finds the small model unsure gives no token; Algorithm 1 makes it too (its line 3 runs the small model, line 4 asks
-it).
+In a segment the small model drafts n tokens: before each token it runs, and with probability `fallback_rate` (f) it is unsure and
+falls back; it also stops at `max_draft_length` tokens (G, Section 7.1.2). The large model reads them in one pass, rolls back from
+the first token that it finds too unlikely (each with probability `rollback_rate` (r), independently), and emits a token itself. A
+token is drafted and accepted with probability s = (1 - f)(1 - r), so a segment gives the tokens of a speculative round with
+alpha = s and gamma = G. The pass that ends in a fallback gives no token, also in Algorithm 1 (line 3 runs the small model, line 4
+tests its confidence).
 
-Two variants, named: `paper` is Algorithm 1; `code` what its authors released: after a rollback the large model runs once more, over
-the j tokens kept, the corrected one and one more, and writes another token. There a rollback needs that the two models also
-disagree about the likeliest token; r means that.
+Two variants: `paper` is Algorithm 1; `code` is the authors' released code: after a rollback the large model runs once more, over
+the j accepted tokens, the corrected one and one more, and emits another token. In `code` a rollback also requires that the two
+models disagree about the most likely token; r includes this condition.
 
-Functions broadcast over numpy arrays. Times are in passes of the large model over one token; `cost_ratio` (c) is a pass of the
-small model, and `verify_cost` what a pass of the large one costs by its width (`model.costs.width_curve`).
+Functions broadcast over numpy arrays. The unit of time is a single-token pass of the large model; `cost_ratio` (c) is the time of a
+pass of the small model, and `verify_cost` the time of a pass of the large model by its width (`model.costs.width_curve`).
 
 [Kim2023] S. Kim et al. Speculative Decoding with Big Little Decoder. NeurIPS 2023, arXiv:2302.07863.
 """
@@ -48,7 +48,9 @@ Floats = NDArray[np.float64]
 
 
 def predict(parameters: Parameters, tokens: ArrayLike, law: DecisionLaw, cost: StepCosts) -> Prediction:
-    """Exactly `tokens` tokens, the last draft cut short; times in the costs' unit. The variance is nan but for recorded decisions.
+    """Exact prediction for `tokens` tokens, with cut last drafts; times in the costs' unit.
+
+    The variance is nan except for recorded decisions.
 
     >>> from model.costs.layer_times import UnitCost
     >>> from model.methods.bild.threshold_decisions import Independent
@@ -67,14 +69,14 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: DecisionLaw, cost: S
 
 
 def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
-    """The arithmetic of passes, in that of a token in the large model; runs of the small one count one token each."""
+    """Arithmetic of a run, in units of one token in the large model; a pass of the small model counts as one token."""
     large = account.of("target").layer_passes / parameters.layers
     small = account.passes_of["draft"]
     return large + (small * cost.operations("draft") if small else 0.0)
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
-    """Time and unit-time that no decoding exceeds: a segment puts out one token, and one taken back takes a pass more."""
+    """Upper bounds of time and unit-time: every segment emits one token and has the additional pass of a rollback."""
     price = prices(parameters, cost, tokens)
     again = float(np.nanmax(price.again[0], initial=0.0))
     time, busy = (0.0, 0.0) if price.reread is None else price.reread.max(axis=1).tolist()
@@ -82,7 +84,7 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
 
 
 def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
-    """What the passes of both models come to, in the mean; None for records."""
+    """Expected work of the passes of both models; None for records."""
     return finite_bild.work(parameters, tokens, law)
 
 
@@ -92,7 +94,7 @@ def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
 def expected_tokens(
     fallback_rate: ArrayLike, rollback_rate: ArrayLike, max_draft_length: ArrayLike, *, variant: str = "paper"
 ) -> Floats:
-    """Expected tokens of a segment: 1 + s + ... + s^G, s = (1 - f)(1 - r); in the variant `code` P(rollback) more [tokens].
+    """Expected tokens of a segment: 1 + s + ... + s^G, s = (1 - f)(1 - r); plus P(rollback) in the variant `code` [tokens].
 
     Eq. 1 of Leviathan et al. with alpha = s and gamma = G.
 
@@ -117,7 +119,7 @@ def small_runs(fallback_rate: ArrayLike, max_draft_length: ArrayLike) -> Floats:
 def large_inputs(fallback_rate: ArrayLike, max_draft_length: ArrayLike) -> Floats:
     """Expected tokens that the large model reads in a segment: 1 + E[n] = 1 + (1 - f) + ... + (1 - f)^G [tokens].
 
-    What was written since its last pass, and its own last token. `extra_large_inputs` are those of the variant `code` besides.
+    The tokens drafted since its last pass, and its own last token. The variant `code` adds `extra_large_inputs`.
 
     >>> float(large_inputs(0.5, 2)), float(large_inputs(1, 10))
     (1.75, 1.0)
@@ -127,7 +129,7 @@ def large_inputs(fallback_rate: ArrayLike, max_draft_length: ArrayLike) -> Float
 
 
 def extra_large_inputs(fallback_rate: ArrayLike, rollback_rate: ArrayLike, max_draft_length: ArrayLike) -> Floats:
-    """What the variant `code` reads besides: j + 2 tokens behind a rollback that keeps j, sum over j < G [tokens].
+    """Additional tokens that the variant `code` reads: j + 2 after a rollback that keeps j tokens, sum over j < G [tokens].
 
     >>> round(float(extra_large_inputs(0.11, 0.01, 10)), 3)
     0.295
@@ -137,9 +139,9 @@ def extra_large_inputs(fallback_rate: ArrayLike, rollback_rate: ArrayLike, max_d
 
 
 def rollback_probability(fallback_rate: ArrayLike, rollback_rate: ArrayLike, max_draft_length: ArrayLike) -> Floats:
-    """The chance that a segment ends in a rollback: r (1 - f) (1 + s + ... + s^(G-1)).
+    """Probability that a segment ends in a rollback: r (1 - f) (1 + s + ... + s^(G-1)).
 
-    The first token taken back is the (j+1)-th with chance (1 - f)^(j+1) (1 - r)^j r.
+    The first rolled-back token is the (j+1)-th with probability (1 - f)^(j+1) (1 - r)^j r.
 
     >>> round(float(rollback_probability(0.11, 0.01, 10)), 4), float(rollback_probability(0.3, 0, 10))
     (0.0537, 0.0)
@@ -159,10 +161,10 @@ def agreement(
     *,
     variant: str = "paper",
 ) -> Floats:
-    """The share of a decoding's tokens that the large model would have written itself: all of its own, and of the others some.
+    """Share of generated tokens that are the large model's own choice: all of its own tokens, and some of the small model's.
 
     >>> record = Decisions([0.9, 0.9], [0.1, 3.0], [True, False], "assumed: by hand")
-    >>> [float(value) for value in agreement(record, 0.0, [2.0, 9.0], 1)]  # the wrong one taken back, or left
+    >>> [float(value) for value in agreement(record, 0.0, [2.0, 9.0], 1)]  # the wrong token is rolled back, or accepted
     [1.0, 0.75]
     """
     found = record.rates(fallback_threshold, rollback_threshold, variant=variant)
@@ -184,10 +186,10 @@ def speedup(
     variant: str = "paper",
     verify_cost: CurveLike | None = None,
 ) -> Floats:
-    """Speed over the large model alone, for many tokens: E[tokens] / (1 + c (1 - (1 - f)^G) / f).
+    """Speed-up over the large model alone, for many tokens: E[tokens] / (1 + c (1 - (1 - f)^G) / f).
 
     With `verify_cost` the 1 is E[t(n + 1)] / t(1). In the variant `code` a rollback takes one more pass of the large model.
-    f = 0 is a draft of a fixed length, Theorem 3.8 of Leviathan et al. with gamma = G and alpha = 1 - r; f = 1 is 1 / (1 + c).
+    f = 0 is a draft of fixed length, Theorem 3.8 of Leviathan et al. with gamma = G and alpha = 1 - r; f = 1 gives 1 / (1 + c).
 
     >>> round(float(speedup(0.11, 0.01, 10, 6 / 24)), 2), round(float(speedup(1, 0, 10, 0.25)), 2)
     (2.47, 0.8)
@@ -201,9 +203,9 @@ def speedup(
 def effective_cost_ratio(
     speed: ArrayLike, fallback_rate: ArrayLike, rollback_rate: ArrayLike, max_draft_length: ArrayLike, *, variant: str = "paper"
 ) -> Floats:
-    """The c at which `speedup` is `speed`: (E[tokens] / S - large runs) f / (1 - (1 - f)^G); nan where no c is small enough.
+    """Cost ratio c at which `speedup` equals `speed`: (E[tokens] / S - large runs) f / (1 - (1 - f)^G); nan if no c >= 0 does.
 
-    The rates that the paper's Figure 8 says and its 1.85x give .386 to .408, where layers give 6/24 = .25.
+    The rates of the paper's Figure 8 and its 1.85x give .386 to .408, while the ratio of layers is 6/24 = .25.
 
     >>> [round(float(effective_cost_ratio(1.85, 0.11, r, 10)), 3) for r in (0.01, 0.0)]
     [0.386, 0.408]
@@ -224,10 +226,10 @@ def operations_factor(
     *,
     variant: str = "paper",
 ) -> Floats:
-    """Arithmetic over that of the large model alone: (E[inputs] + c^ E[small runs]) / E[tokens]; FLOPs in Figure 8 of [Kim2023].
+    """Arithmetic relative to the large model alone: (E[inputs] + c^ E[small runs]) / E[tokens]; FLOPs in Figure 8 of [Kim2023].
 
-    `operations_ratio` (c^) is the arithmetic of a token in the small model over that in the large one: of weights alone, without
-    embeddings and heads, 25.2M / 402.7M for T5 (Table 2).
+    `operations_ratio` (c^) is the arithmetic per token of the small model over that of the large one: 25.2M / 402.7M for T5 by the
+    number of weights, without embeddings and heads (Table 2).
 
     >>> [round(float(operations_factor(0.11, r, 10, 25.2 / 402.7)), 2) for r in (0.0, 0.01)]
     [1.06, 1.1]
@@ -248,9 +250,9 @@ def memory_factor(
     *,
     variant: str = "paper",
 ) -> Floats:
-    """Weights read over those that the large model alone reads: (large runs + m E[small runs]) / E[tokens]; MOPs in Figure 8.
+    """Weights read relative to the large model alone: (large runs + m E[small runs]) / E[tokens]; MOPs in Figure 8.
 
-    `memory_ratio` (m) is the weights of the small model over those of the large one. A pass reads them once, however wide it is.
+    `memory_ratio` (m) is the weights of the small model over those of the large one. A pass of any width reads them once.
 
     >>> [round(float(memory_factor(0.11, r, 10, 25.2 / 402.7)), 3) for r in (0.0, 0.01)]
     [0.212, 0.22]
@@ -270,11 +272,11 @@ def intensity_factor(
     *,
     variant: str = "paper",
 ) -> Floats:
-    """Arithmetic per weight read over that of the large model alone: `operations_factor` / `memory_factor`; Figure 8's intensity.
+    """Arithmetic intensity relative to the large model alone: `operations_factor` / `memory_factor`; Figure 8's intensity.
 
-    Of the variant `paper` it does not depend on the rollback rate: tokens cancel. In `code` it does, by the pass behind a rollback:
-    that is j + 2 tokens wide, so while rollbacks are rare and drafts long the intensity rises a little; counted for the one token
-    that it is good for, it falls, to 4.85 and 4.72 here.
+    In the variant `paper` it does not depend on the rollback rate: tokens cancel. In `code` it does, because the pass after a
+    rollback reads j + 2 tokens: with rare rollbacks and long drafts the intensity rises slightly. If that pass is counted with the
+    single token that it emits, the intensity falls, to 4.85 and 4.72 here.
 
     >>> phi = 25.2 / 402.7
     >>> [[round(float(intensity_factor(0.11, r, 10, phi, phi, variant=v)), 2) for r in (0, 0.01, 0.02)] for v in VARIANTS]
@@ -306,7 +308,7 @@ def _is_code(variant: str) -> bool:
 
 
 def _extra(fallback: Floats, rollback: Floats, most: Floats, variant: str) -> Floats:
-    """Passes of the large model, and tokens, that a rollback gives besides."""
+    """Expected additional passes of the large model after rollbacks, equal to the additional tokens."""
     return _rollback(fallback, rollback, most) if _is_code(variant) else np.asarray(0.0)
 
 
@@ -316,7 +318,7 @@ def _rollback(fallback: Floats, rollback: Floats, most: Floats) -> Floats:
 
 
 def _sum(fallback: Floats, rollback: Floats, most: Floats, weight: Callable[[int], Floats]) -> Floats:
-    """The sum of weight(j) over j < G times the chance that a rollback keeps j tokens."""
+    """Sum over j < G of weight(j) times the probability that a rollback keeps j tokens."""
     total = np.zeros(np.broadcast_shapes(fallback.shape, rollback.shape, most.shape))
     chance = np.asarray((1 - fallback) * rollback)
     for j in range(_largest(most)):
@@ -326,12 +328,12 @@ def _sum(fallback: Floats, rollback: Floats, most: Floats, weight: Callable[[int
 
 
 def _verification(fallback: Floats, rollback: Floats, most: Floats, variant: str, verify_cost: CurveLike | None) -> Floats:
-    """Expected time of the large model's passes in a segment, in passes over one token."""
+    """Expected time of the large model's passes in a segment, in single-token passes."""
     if verify_cost is None:
         return np.asarray(1 + _extra(fallback, rollback, most, variant))
     curve = as_curve(verify_cost)
     total = np.zeros(np.broadcast_shapes(fallback.shape, most.shape))
-    written = np.ones_like(fallback)  # the chance that the small model writes j tokens at least
+    written = np.ones_like(fallback)  # probability that the small model drafts at least j tokens
     for j in range(_largest(most) + 1):
         ends = np.where(j < most, written * fallback, np.where(j == most, written, 0.0))
         total = total + ends * curve.relative(j + 1)
@@ -349,7 +351,7 @@ def _largest(most: Floats) -> int:
 
 
 def paper_formula(runs: ComparedRuns) -> FormulaPoint | None:
-    """Speed-up where a pass of the small model costs its share of layers, as [Kim2023] compares models."""
+    """Speed-up if a pass of the small model costs its share of layers, as [Kim2023] compares models."""
     choice = runs.settings
     fallback, rollback = counted_rates(runs.decodings)
     if choice["exit_layer"] is not None or np.isnan(fallback):
@@ -363,9 +365,9 @@ def paper_formula(runs: ComparedRuns) -> FormulaPoint | None:
 
 
 def counted_rates(decodings: Iterable[Decoding]) -> tuple[float, float]:
-    """How often the small model was unsure, of the times that it was asked, and how often a token was rolled back of those judged.
+    """Fallback rate and rollback rate counted in real decodings.
 
-    Counted from what was read in real decodings; nan, or 0, where nothing was asked.
+    Unsure reads over all confidence reads (nan without any), and rollbacks over all distance reads (0 without any).
     """
     asked: Counter[str] = Counter()
     unsure = back = 0

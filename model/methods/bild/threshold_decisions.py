@@ -1,10 +1,9 @@
-"""What two models say of the same tokens, and what follows for the thresholds of Big Little Decoder [Kim2023].
+"""Decision records of two models, and the rates that follow for the thresholds of Big Little Decoder [Kim2023].
 
 A decision record has, for each token that the small model proposes, its largest probability (`confidence`) and the large model's
-cross-entropy of the token it would write (`distance` [nats]): Sections 3.3 and 3.4 of [Kim2023]. It hands over where it is less
-confident than `fallback_threshold`; what it kept is taken back where the distance is above `rollback_threshold`. So one record
-answers for every pair of thresholds, as long as the text that was read is the one that would have been written: a threshold changes
-what follows, and the record does not know that.
+cross-entropy of the token (`distance` [nats]): Sections 3.3 and 3.4 of [Kim2023]. The small model falls back if its confidence is
+below `fallback_threshold`; a drafted token is rolled back if its distance is above `rollback_threshold`. So one record gives the
+rates for every pair of thresholds. This ignores that thresholds change the generated text, and so the later records.
 
 [Kim2023] S. Kim et al. Speculative Decoding with Big Little Decoder. NeurIPS 2023, arXiv:2302.07863.
 """
@@ -29,22 +28,23 @@ COLUMNS = ("confidence", "distance", "agrees")
 
 
 class ThresholdRates(NamedTuple):
-    """What thresholds come to: arrays of the thresholds' shape; nan where nothing is kept."""
+    """Rates at given thresholds: arrays of the thresholds' shape; nan where no token is kept."""
 
     fallback_rate: Floats
     rollback_rate: Floats
     agreement_kept: Floats
-    """Of the small model's tokens that stay, the share that the large model would have written itself."""
+    """Share of the accepted tokens of the small model that the large model would have generated itself."""
 
 
 @dataclass(frozen=True, eq=False)
 class Decisions:
-    """A decision record: a value of each kind for each token, and where they are from.
+    """A decision record: values for each token, and their source.
 
-    `agrees`: whether the token is the large model's likeliest too. `source` begins with `measured` or `assumed`, and says of what.
+    `agrees`: the token is also the large model's most likely token. `source` begins with `measured` or `assumed` and describes the
+    origin.
 
     >>> record = Decisions([0.9, 0.4, 0.8, 0.7], [0.1, 3.0, 2.5, 0.2], [True, False, False, True], "assumed: by hand")
-    >>> [round(float(value), 3) for value in record.rates(0.5, 2.0)]  # one of four falls back, one of three is taken back
+    >>> [round(float(value), 3) for value in record.rates(0.5, 2.0)]  # one of four falls back, one of three is rolled back
     [0.25, 0.333, 1.0]
     """
 
@@ -74,7 +74,7 @@ class Decisions:
 
     @classmethod
     def of_columns(cls, columns: Mapping[str, ArrayLike], source: str) -> Decisions:
-        """From a table's columns; others than these are an error."""
+        """Build a record from a table's columns; raise ParameterError for missing or unknown columns."""
         missing = [name for name in COLUMNS if name not in columns]
         if missing:
             raise checks.ParameterError(
@@ -86,10 +86,10 @@ class Decisions:
         return cls(**columns, source=source)
 
     def rates(self, fallback_threshold: ArrayLike, rollback_threshold: ArrayLike, *, variant: str = "paper") -> ThresholdRates:
-        """The rates at these thresholds; in the variant `code` a rollback needs that the two disagree besides."""
+        """Rates at these thresholds; in the variant `code` a rollback also requires that the models disagree."""
         checks.one_of("variant", variant, VARIANTS)
         low = checks.array("fallback_threshold", fallback_threshold, 0)
-        # None is far enough for a threshold of infinity, which is as good as the largest number.
+        # A threshold of infinity is equivalent to the largest finite number.
         high = checks.array("rollback_threshold", np.minimum(rollback_threshold, np.finfo(np.float64).max), 0)
         low, high = np.broadcast_arrays(low, high)
         found = np.array([self._rates(*pair, variant) for pair in zip(low.ravel(), high.ravel(), strict=True)]).reshape(low.size, 3)
@@ -110,7 +110,7 @@ class Decisions:
         )
 
     def decided(self, fallback_threshold: float, rollback_threshold: float, *, variant: str = "paper") -> Digits:
-        """What becomes of each token at these thresholds: 0, 1 or 2 as in `model.interpret.simulated_answers`.
+        """Decision for each token at these thresholds: 0, 1 or 2 as in `model.interpret.simulated_answers`.
 
         >>> record = Decisions([0.9, 0.4, 0.8], [0.1, 3.0, 2.5], [True, False, False], "assumed: by hand")
         >>> record.decided(0.5, 2.0).tolist()
@@ -125,10 +125,10 @@ class Decisions:
 
 
 class Independent:
-    """What becomes of the small model's token at each output position: it falls back with chance f, is taken back with (1 - f) r.
+    """Independent decisions: at each output position a fallback with probability f, a rollback with probability (1 - f) r.
 
-    One coin a position decides: below f nothing is written, up to f + (1 - f) r what is written is taken back, above it stays.
-    `fallback_rate` and `rollback_rate` are numbers, or lists with one for each position.
+    One uniform draw per position: below f a fallback, up to f + (1 - f) r a rollback, above it the token is accepted.
+    `fallback_rate` and `rollback_rate` are numbers, or lists with one value per position.
 
     >>> [tile.tolist() for tile in Independent(0.2, 0.5).sample(iter([np.array([[0.1, 0.5, 0.7]])]))]
     [[[1, 2, 0]]]
@@ -145,10 +145,10 @@ class Independent:
         """f and r at each position, each of shape (positions,)."""
         return self._first("fallback_rate", positions), self._first("rollback_rate", positions)
 
-    def sample(self, coins: Iterator[Floats]) -> Iterator[Digits]:
-        """Tiles of decisions, as in `model.interpret.simulated_answers`, from tiles of coins."""
+    def sample(self, draws: Iterator[Floats]) -> Iterator[Digits]:
+        """Tiles of decisions, as in `model.interpret.simulated_answers`, from tiles of uniform draws."""
         start = 0
-        for tile in coins:
+        for tile in draws:
             fallback, rollback = (rates[start:, None] for rates in self.chances(start + len(tile)))
             start += len(tile)
             unsure = tile < fallback
@@ -165,9 +165,9 @@ class Independent:
 
 
 class RecordedDecisions:
-    """Decisions of recorded texts; a replication is one of them, drawn with equal chances by its first coin.
+    """Recorded decisions; a replication is one of the records, chosen uniformly by its first random draw.
 
-    `records` has shape (texts, positions) and holds 0, 1 and 2 as in `model.interpret.simulated_answers`.
+    `records` has shape (sequences, positions) and holds 0, 1 and 2 as in `model.interpret.simulated_answers`.
     """
 
     def __init__(self, records: ArrayLike) -> None:
@@ -176,10 +176,10 @@ class RecordedDecisions:
             raise checks.ParameterError("records must be lists of decisions, all of one length of at least 1")
         self.records: Digits = values.astype(np.uint8)
 
-    def sample(self, coins: Iterator[Floats]) -> Iterator[Digits]:
-        """Tiles of decisions from tiles of coins."""
+    def sample(self, draws: Iterator[Floats]) -> Iterator[Digits]:
+        """Tiles of decisions from tiles of uniform draws."""
         chosen, start = None, 0
-        for tile in coins:
+        for tile in draws:
             if chosen is None:
                 chosen = (tile[0] * len(self.records)).astype(np.intp)
             self.cover(start + len(tile))
@@ -187,22 +187,22 @@ class RecordedDecisions:
             start += len(tile)
 
     def cover(self, positions: int) -> None:
-        """Refuse more positions than there are."""
+        """Raise ParameterError for more positions than the records have."""
         if positions > self.records.shape[1]:
             raise checks.ParameterError(
-                f"records must cover {positions} output positions, got {self.records.shape[1]}; give longer texts or fewer tokens"
+                f"records must cover {positions} output positions, got {self.records.shape[1]}; give longer records or fewer tokens"
             )
 
 
 DecisionLaw = Independent | RecordedDecisions
 
 
-def synthetic(count: int, coins: ArrayLike, *, sureness: float = 3.0) -> Decisions:
-    """A record that nobody measured: of a small model that knows how often it is right. `coins` are uniform, shape (3, count).
+def synthetic(count: int, draws: ArrayLike, *, sureness: float = 3.0) -> Decisions:
+    """An assumed record of a perfectly calibrated small model; `draws` are uniform, shape (3, count).
 
-    Its confidence is u^(1/sureness), which is Beta(sureness, 1); it agrees with the large model with just that chance c. The large
-    model gives the token 1 - (1 - c) v if it agrees and (1 - c) v if not, v uniform. Assumed in every part; for figures and tests
-    until there are records.
+    Its confidence is c = u^(1/sureness), which is Beta(sureness, 1); it agrees with the large model with probability c. The large
+    model's probability of the token is 1 - (1 - c) v if it agrees and (1 - c) v if not, v uniform. For figures and tests without
+    measured records.
 
     >>> record = synthetic(2, [[0.5, 0.01], [0.5, 0.5], [0.5, 0.5]])
     >>> record.confidence.round(3).tolist(), record.agrees.tolist(), record.distance.round(3).tolist()
@@ -210,12 +210,12 @@ def synthetic(count: int, coins: ArrayLike, *, sureness: float = 3.0) -> Decisio
     """
     checks.whole("count", count, 1)
     checks.number("sureness", sureness, 0)
-    luck = checks.array("coins", coins, 0, 1)
-    if luck.shape != (3, count):
-        raise checks.ParameterError(f"coins must have the shape [3, {count}], got {list(luck.shape)}")
-    confidence = luck[0] ** (1 / sureness) if sureness else np.zeros(count)
-    agrees = luck[1] < confidence
-    rest = (1 - confidence) * luck[2]
+    uniform = checks.array("draws", draws, 0, 1)
+    if uniform.shape != (3, count):
+        raise checks.ParameterError(f"draws must have the shape [3, {count}], got {list(uniform.shape)}")
+    confidence = uniform[0] ** (1 / sureness) if sureness else np.zeros(count)
+    agrees = uniform[1] < confidence
+    rest = (1 - confidence) * uniform[2]
     likely = np.maximum(np.where(agrees, 1 - rest, rest), np.finfo(np.float64).tiny)
     return Decisions(confidence, -np.log(likely), agrees, "assumed: a small model that knows how often it is right")
 
@@ -223,7 +223,7 @@ def synthetic(count: int, coins: ArrayLike, *, sureness: float = 3.0) -> Decisio
 def _column(name: str, values: ArrayLike, low: float, high: float) -> Floats:
     if isinstance(values, list | tuple):
         for row, value in enumerate(values, start=1):
-            # Words are none, though they may read as numbers, nor is true where it is no answer.
+            # Strings are refused although some convert to numbers; booleans only where they are valid answers.
             if not isinstance(value, int | float | np.number | np.bool_) or (isinstance(value, bool) and name != "agrees"):
                 raise checks.ParameterError(f"{name} must be a list of numbers, got {checks.shown(value)} in row {row}")
     try:

@@ -1,12 +1,12 @@
-"""Early exit: a token leaves the model at the first layer that is sure of it, a batch at the layer that is sure of all its texts.
+"""Early exit: a token leaves the model at the first layer with enough confidence; a batch waits for all its sequences.
 
-[Schuster2022]. Behind each layer from `first_check` on the confidence is compared with a threshold that falls with the position
-(`decayed_threshold`). Keys and values of the layers that a token skips are made from the state that it left with:
-for each token at once (`propagate`), or when a later token first comes to the layer (`backfill`, CALM-DEC in Section 4.4 of
-[DelCorro2023]). With an `exit_layer` all tokens leave there, unasked. Lossy.
+[Schuster2022]. After each layer from `first_check` on, the confidence is compared with a threshold that falls with the position
+(`decayed_threshold`). Keys and values of skipped layers are computed from the state at the exit: for each token immediately
+(`propagate`), or when a later token first reaches the layer (`backfill`, CALM-DEC in Section 4.4 of [DelCorro2023]). With an
+`exit_layer` all tokens leave there without a check. The method is lossy.
 
 [Schuster2022] T. Schuster et al. Confident Adaptive Language Modeling. NeurIPS 2022, arXiv:2207.07061.
-[t5x] google-research/t5x, t5x/contrib/calm, which decays its threshold in another way than the paper.
+[t5x] google-research/t5x, t5x/contrib/calm; its threshold decays differently from the paper.
 [DelCorro2023] L. Del Corro et al. SkipDecode. arXiv:2307.02628.
 """
 
@@ -29,17 +29,35 @@ MEASURES = ("softmax", "state")
 
 FILLS = ("propagate", "backfill")
 SURE = 0.5
-"""The threshold where none is given: for worlds that say 0 or 1."""
+"""Default threshold, for simulated confidences of 0 or 1."""
 
 
 @dataclass(frozen=True)
 class Parameters(batching.StaticBatching):
-    """A choice of early exit.
+    """Parameters of early exit.
 
-    `measure`: the largest probability behind a layer (`softmax`), for which the state is projected onto the vocabulary there, or
-    how little the state has changed in it (`state`). `threshold` (lambda), `temperature` (tau), `decay` (`paper` or `code`) and
-    `longest` (N) say how sure is sure; where outcomes are given as hazards there are none. `fill` is `propagate` or `backfill`.
-    `sequences` are decoded together; `lengths` are those of all sequences of static batches.
+    Parameters
+    ----------
+    layers
+        Layers of the model.
+    measure
+        Measure of confidence after a layer. `softmax`: the largest probability, which needs logits after the layer. `state`: the
+        similarity of the states before and after the layer.
+    first_check
+        First layer after which a token may leave.
+    threshold
+        Confidence at which a token leaves (lambda). Left out if outcomes are hazards.
+    temperature, decay, longest
+        Decay of the threshold with the position: temperature (tau), form (`paper` or `code`) and longest sequence (N). All three
+        or none.
+    fill
+        Keys and values of skipped layers: `propagate` or `backfill`.
+    exit_layer
+        One exit layer for all tokens, without checks.
+    sequences
+        Sequences of a full batch.
+    lengths
+        Tokens of each sequence of static batches, if they differ; the largest equals the scenario's `tokens`.
     """
 
     layers: int
@@ -65,8 +83,8 @@ class Parameters(batching.StaticBatching):
         self.check_batching()
         if self.fill == "backfill" and self.batching == STATIC and self.sequences > 1:
             raise checks.ParameterError(
-                f"sequences must be 1 with fill='backfill' and batching='static', got {self.sequences}; sequences of a batch would"
-                " each lack other rows; choose fill='propagate'"
+                f"sequences must be 1 with fill='backfill' and batching='static', got {self.sequences}, because sequences of a"
+                " batch lack different rows; choose fill='propagate'"
             )
         if self.exit_layer is not None:
             self._check_fixed()
@@ -78,7 +96,7 @@ class Parameters(batching.StaticBatching):
         for name, plain in (plain_choice | dict.fromkeys(("temperature", "decay", "longest"))).items():
             if getattr(self, name) != plain:
                 raise checks.ParameterError(
-                    f"{name} has no bearing with an exit_layer, where all tokens leave, got {checks.shown(getattr(self, name))};"
+                    f"{name} has no effect with an exit_layer, where all tokens leave, got {checks.shown(getattr(self, name))};"
                     " leave it out"
                 )
 
@@ -95,15 +113,16 @@ class Parameters(batching.StaticBatching):
         given = [name for name, value in falling.items() if value is not None]
         missing = [name for name, value in falling.items() if value is None]
         if given and self.threshold is None:
-            raise checks.ParameterError(f"threshold is required with {given[0]}, which says how it falls")
+            raise checks.ParameterError(f"threshold is required with {given[0]}, which sets its decay")
         if given and missing:
             raise checks.ParameterError(
-                f"{missing[0]} is required with {given[0]}: thresholds fall by all of {', '.join(falling)}; give all three, or none"
+                f"{missing[0]} is required with {given[0]}: the decay of the threshold needs {', '.join(falling)}; give all three,"
+                " or none"
             )
 
     @classmethod
     def costs_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
-        """Of COSTS those that it looks at with these parameters: with one exit for all nothing is compared or propagated."""
+        """Subset of COSTS that applies with these parameters; a fixed exit layer needs no checks or propagation."""
         fixed = table.get("exit_layer") is not None
         alone = table.get("lengths") is None and table.get("fill") != "backfill"
         unless = {"propagation": fixed, "state_check": fixed or table.get("measure") != "state", "verify_cost": alone}
@@ -111,54 +130,56 @@ class Parameters(batching.StaticBatching):
 
     @classmethod
     def outcomes_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
-        """The outcomes that a choice asks for: none where all tokens leave at one layer."""
+        """Outcomes that the method reads with these parameters: none with a fixed exit layer."""
         return cls.OUTCOMES if table.get("exit_layer") is None else ()
 
     @property
     def handover_layer(self) -> int:
-        """Layer that an early head reads, where it is one for all tokens."""
+        """Layer that the early head reads, if it is the same for all tokens; 0: none."""
         return self.exit_layer or 0
 
     @property
     def reads_early(self) -> bool:
-        """Whether tokens are read from layers below the last."""
+        """True: tokens are predicted from layers below the last."""
         return True
 
     @property
     def decides_by_threshold(self) -> bool:
-        """Whether a threshold was given."""
+        """True if a threshold is set."""
         return self.threshold is not None
 
     def check_thresholds(self) -> None:
-        """Refuse parameters that say neither a threshold nor a layer where all tokens leave."""
+        """Raise ParameterError if neither a threshold nor a fixed exit layer is set."""
         if self.threshold is None and self.exit_layer is None:
             raise checks.ParameterError(
-                "threshold or exit_layer is required: the confidence at which a token leaves, or one layer for all; give one of"
-                " the two"
+                "threshold or exit_layer is required: the confidence at which a token leaves, or one layer for all tokens; set one"
+                " of the two"
             )
 
     @property
     def counts_layers(self) -> bool:
-        """Whether its operations are those of the layers that it runs, and not its unit-time."""
+        """True: operations are counted by the layers that run."""
         return True
 
     @property
     def widest(self) -> int:
-        """The most tokens of one pass that runs layers."""
+        """Largest number of tokens in a pass that runs layers."""
         return self.concurrent_sequences
 
     def check_tokens(self, tokens: int) -> None:
-        """Refuse a threshold that falls over fewer tokens than there are, and lengths that do not go with them."""
+        """Raise ParameterError for more tokens than `longest`, or lengths that contradict `tokens`."""
         if self.longest is not None and tokens > self.longest:
-            raise checks.ParameterError(f"longest must be at least tokens={tokens}, over which thresholds fall, got {self.longest}")
+            raise checks.ParameterError(
+                f"longest must be at least tokens={tokens}, over which the threshold decays, got {self.longest}"
+            )
         super().check_tokens(tokens)
 
     def widest_of(self, tokens: int) -> int:
-        """The most tokens of one pass, whatever it runs: `backfill` may have to make the rows of all places before at once."""
+        """Largest number of tokens in any pass: `backfill` may compute the rows of all earlier positions at once."""
         return max(self.widest, tokens - 1) if self.fill == "backfill" else self.widest
 
     def needed(self, column: int) -> float:
-        """The confidence that the token of this place, from 0, needs."""
+        """Confidence at which the token at this output position, from 0, leaves."""
         if self.threshold is None:
             return SURE
         if self.decay is None or self.longest is None or self.temperature is None:
@@ -169,9 +190,9 @@ class Parameters(batching.StaticBatching):
 def decode(
     parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = (), prompts: Sequence[Sequence[int]] = ()
 ) -> Steps:
-    """The process: decode `tokens` tokens, or as many as `lengths` says of each sequence, after a prompt of at least one.
+    """Decode `tokens` tokens, or `lengths` of each sequence, after a prompt of at least one token.
 
-    A sequence ends with a token of `stop` too. All have the same prompt, or one of `prompts` each, all as long as that.
+    A sequence also ends with a token of `stop`. All sequences have the same prompt, or separate `prompts` of the same length.
     """
     parameters.check_tokens(tokens)
     start, whole = len(prompt) - 1, LayerSpan(0, parameters.exit_layer or parameters.layers)
@@ -200,7 +221,7 @@ def decode(
 
 
 class Owed:
-    """Rows that were skipped: of each layer how many it holds, and of all positions the tokens and the states they left with."""
+    """State of `backfill`: rows that each layer holds, and the tokens and exit states of all positions."""
 
     def __init__(self, layers: int, start: int, sequences: tuple[int, ...]) -> None:
         self.sequences = sequences
@@ -211,18 +232,18 @@ class Owed:
 
 
 def _leave_early(parameters: Parameters, step: Forward, threshold: float, owed: Owed | None) -> Generator[Step, Any, Any]:
-    """Run layers until they are sure of all sequences; the output that the tokens are read from."""
+    """Run layers until all sequences are confident; return the output that the tokens are read from."""
     layers, width = parameters.layers, len(step.tokens)
     softmax = parameters.measure == "softmax"
     out, depth = None, 0
     while depth < layers:
-        behind = parameters.first_check if not depth else depth + 1
+        until = parameters.first_check if not depth else depth + 1
         if owed is not None:
-            yield from _backfill(owed, step.at, depth, behind)
-        heads = width if softmax or behind == layers else 0
-        compared = 0 if softmax or behind == layers else width
-        out = yield _replaced(step, LayerSpan(depth, behind), out, heads, compared)
-        depth = behind
+            yield from _backfill(owed, step.at, depth, until)
+        heads = width if softmax or until == layers else 0
+        compared = 0 if softmax or until == layers else width
+        out = yield _replaced(step, LayerSpan(depth, until), out, heads, compared)
+        depth = until
         if depth < layers and (yield from _sure(out, "confidence" if softmax else "saturation", width, threshold)):
             break
     if depth < layers and not softmax:
@@ -239,7 +260,7 @@ def _leave_early(parameters: Parameters, step: Forward, threshold: float, owed: 
 
 
 def _replaced(step: Forward, layers: LayerSpan, state: Any, heads: int = 0, compared: int = 0) -> Forward:
-    """The same tokens in other layers."""
+    """The same tokens in the given layers."""
     batch = step.batch and Batch.uniform(step.batch.sequences, step.at, heads=int(heads > 0))
     return step._replace(layers=layers, state=state, heads=heads, batch=batch, compared=compared)
 
@@ -252,7 +273,7 @@ def _sure(out: Any, measure: Literal["confidence", "saturation"], width: int, th
 
 
 def _backfill(owed: Owed, until: int, first: int, last: int) -> Steps:
-    """Make the rows that layers [first, last) lack of the positions before `until`."""
+    """Compute the rows of positions before `until` that layers [first, last) lack."""
     for layer in range(first, last):
         lacking = owed.held[layer] - owed.start
         tokens = tuple(owed.tokens[lacking:])
@@ -267,10 +288,10 @@ def _backfill(owed: Owed, until: int, first: int, last: int) -> Steps:
 def decayed_threshold(
     threshold: ArrayLike, position: ArrayLike, longest: ArrayLike, temperature: ArrayLike, *, form: str = "paper"
 ) -> NDArray[np.float64]:
-    """The confidence that the token at `position` needs: early tokens more, as their errors go on.
+    """Confidence at which the token at `position` leaves; higher for early tokens, because their errors propagate.
 
     paper: clip(0.9 lambda + 0.1 exp(-tau t / N), 0, 1), [Schuster2022]; code: lambda (0.9 + 0.1 exp(-tau t / N)), [t5x].
-    They are the same at lambda = 1 alone; the paper's starts above lambda, the code's at it. There is nothing to clip.
+    They are equal only at lambda = 1; the paper's starts above lambda, the code's at lambda. Clipping is never needed.
 
     >>> [round(float(decayed_threshold(0.8, t, 100, 4, form=form)), 3) for form in FORMS for t in (0, 50, 100)]
     [0.82, 0.734, 0.722, 0.8, 0.731, 0.721]

@@ -1,8 +1,8 @@
-"""Early exit over whole decodings: what a column of a batch takes by the depth at which it leaves, its moments, and many at once.
+"""Early exit over whole decodings: time of a batch step by its exit depth, exact moments, and many replications at once.
 
-How deep a token must go is told by one coin for each text and place, so columns are independent of each other: a batch goes as deep
-as the deepest of its texts. What is filled in later depends on the depths before: there the mean is a sum over layers, and there is
-no variance.
+A column is one step of a batch: one token of each of its sequences. The depth of each token is one independent random draw, so
+columns are independent; a batch goes as deep as the deepest of its sequences. `backfill` depends on the depths of earlier
+positions: its mean is a sum over layers, and its variance is not computed.
 """
 
 from __future__ import annotations
@@ -25,64 +25,64 @@ Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
 Depth = NDArray[np.uint16]
 _PART = 2**20
-"""Columns times depths that are priced together: about eight megabytes an array."""
+"""Cells (columns x depths) that are priced together: about 8 MB per array."""
 
 
 class Depths:
-    """A law of depths: `pmf[..., e - 1]` is the chance to leave behind layer e, for every place or one row for each.
+    """A law of depths: `pmf[..., e - 1]` is the probability to leave after layer e, at every position or with one row per position.
 
-    Coins are laid out place by place, for each those of all `texts`.
+    Random draws are ordered by position, then by sequence.
 
     >>> [tile.tolist() for tile in Depths([0.2, 0.3, 0.5]).sample(iter([np.array([[0.1], [0.2], [0.9]])]))]
     [[[1], [2], [3]]]
     """
 
-    def __init__(self, pmf: ArrayLike, texts: int = 1) -> None:
+    def __init__(self, pmf: ArrayLike, sequences: int = 1) -> None:
         self.pmf = checks.array("pmf", pmf, 0, 1)
         if not self.pmf.size or self.pmf.ndim > 2 or not np.allclose(self.pmf.sum(axis=-1), 1, rtol=0, atol=1e-9):
             given = checks.shown(self.pmf.tolist())
-            raise checks.ParameterError(f"pmf must be chances of the layers that add up to 1, got {given}")
-        self.texts = texts
+            raise checks.ParameterError(f"pmf must be probabilities of the layers with sum 1, got {given}")
+        self.sequences = sequences
 
     @property
     def layers(self) -> int:
-        """The deepest that a token may go."""
+        """Largest depth of a token."""
         return int(self.pmf.shape[-1])
 
     @property
     def by_position(self) -> bool:
-        """Whether each position has a separate law."""
+        """True if each position has a separate law."""
         return self.pmf.ndim == 2
 
-    def cdf(self, places: int) -> Floats:
-        """The chances to need at most 1, 2, ... layers, for each place; shape (places, layers)."""
-        if self.pmf.ndim == 2 and len(self.pmf) < places:
-            raise checks.ParameterError(f"pmf must have a row for each of {places} places, got {len(self.pmf)}")
-        rising = np.cumsum(self.pmf[:places] if self.pmf.ndim == 2 else self.pmf, axis=-1)
+    def cdf(self, positions: int) -> Floats:
+        """Probabilities to need at most 1, 2, ... layers at each position; shape (positions, layers)."""
+        if self.pmf.ndim == 2 and len(self.pmf) < positions:
+            raise checks.ParameterError(f"pmf must have a row for each of {positions} positions, got {len(self.pmf)}")
+        rising = np.cumsum(self.pmf[:positions] if self.pmf.ndim == 2 else self.pmf, axis=-1)
         rising[..., -1] = 1.0
-        return np.asarray(np.broadcast_to(rising, (places, self.layers)))
+        return np.asarray(np.broadcast_to(rising, (positions, self.layers)))
 
-    def mean(self, places: int) -> float:
-        """Mean depth of a text's tokens."""
-        return float((1 - self.cdf(places)[:, :-1]).sum() / places) + 1
+    def mean(self, positions: int) -> float:
+        """Mean depth of a sequence's tokens."""
+        return float((1 - self.cdf(positions)[:, :-1]).sum() / positions) + 1
 
-    def sample(self, coins: Iterator[Floats]) -> Iterator[Depth]:
-        """Tiles of depths from tiles of coins."""
+    def sample(self, draws: Iterator[Floats]) -> Iterator[Depth]:
+        """Tiles of depths from tiles of uniform draws."""
         row = 0
-        for tile in coins:
-            rising = self.cdf((row + len(tile) - 1) // self.texts + 1)
+        for tile in draws:
+            rising = self.cdf((row + len(tile) - 1) // self.sequences + 1)
             found = np.empty(tile.shape, dtype=np.uint16)
-            for index, luck in enumerate(tile):
-                found[index] = np.searchsorted(rising[(row + index) // self.texts], luck, side="right") + 1
+            for index, uniform in enumerate(tile):
+                found[index] = np.searchsorted(rising[(row + index) // self.sequences], uniform, side="right") + 1
             row += len(tile)
             yield found
 
 
 def column_times(parameters: Parameters, cost: StepCosts, width: ArrayLike, at: ArrayLike = 0) -> Floats:
-    """Time of a column of so many sequences, by the depth that is needed, along the last axis: index 0 is not used.
+    """Time of a batch step over `width` sequences, by the needed depth along the last axis (index 0 is unused).
 
-    Layers from `first_check` on are checked, but for the last; what `propagate` owes is paid at once. Broadcasts over `width` and
-    the positions `at` which columns stand, which are one number where costs are `uniform`. Times are in the cost's unit.
+    Layers from `first_check` on are checked, except the last; `propagate` is included. Broadcasts over `width` and the positions
+    `at` of the steps (a single number for `uniform` costs). Times are in the cost's unit.
 
     >>> from model.costs.layer_times import UnitCost
     >>> column_times(Parameters(4, first_check=2), UnitCost(4, early_head=1.0, final_head=1.0, propagation=0.25), 1).tolist()
@@ -112,7 +112,7 @@ def column_times(parameters: Parameters, cost: StepCosts, width: ArrayLike, at: 
 
 
 def filling_times(parameters: Parameters, cost: StepCosts, position: int, most: int) -> Floats:
-    """Time of making the rows that a layer lacks of the last 0, 1, ..., `most` positions before this one, in one pass over them.
+    """Time of one pass that fills the rows of the last 0, 1, ..., `most` positions before this one in a layer.
 
     It is the same for every layer.
 
@@ -126,7 +126,7 @@ def filling_times(parameters: Parameters, cost: StepCosts, position: int, most: 
 
 
 class Columns(NamedTuple):
-    """Columns of all batches: `counts[i]` are over `widths[i]` sequences at `positions[i]`, and take `times[i]` by depth."""
+    """Batch steps: `counts[i]` steps over `widths[i]` sequences at `positions[i]` take `times[i]`, by depth."""
 
     positions: Whole
     widths: Whole
@@ -135,7 +135,7 @@ class Columns(NamedTuple):
 
 
 def priced_columns(parameters: Parameters, tokens: int, cost: StepCosts, *, apart: bool = True) -> Iterator[Columns]:
-    """All columns, in parts; where costs are `uniform`, positions are told `apart` or counted as one, 0."""
+    """Yield all batch steps in parts; for `uniform` costs steps of equal width are combined unless `apart`."""
     apart = apart or not cost.uniform
     found = Counter((position if apart else 0, width) for position, width in parameters.columns(tokens))
     positions, widths = np.array([*found]).T
@@ -148,13 +148,13 @@ def priced_columns(parameters: Parameters, tokens: int, cost: StepCosts, *, apar
         at, width = positions[part], widths[part]
         if prices is not None:
             times = prices[which[part]]
-        else:  # a single width is a number, which costs look up faster
+        else:  # a single width as a number is faster
             times = column_times(parameters, cost, int(known[0]) if len(known) == 1 else width, at)
         yield Columns(at, width, counts[part], times)
 
 
 def moments(parameters: Parameters, tokens: int, law: Depths | None, cost: StepCosts) -> tuple[float, float]:
-    """Mean and variance of the time of all batches, exactly; the variance of `backfill` is nan.
+    """Exact mean and variance of the total time of all batches; the variance of `backfill` is nan.
 
     >>> from model.costs.layer_times import UnitCost
     >>> choice, law = Parameters(3, fill="backfill"), Depths([0.5, 0.25, 0.25])
@@ -178,7 +178,7 @@ def moments(parameters: Parameters, tokens: int, law: Depths | None, cost: StepC
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> float:
-    """Time that no decoding exceeds: the slowest column at every step, and for each layer the most expensive rows to fill in."""
+    """Upper bound of the time: every step at its slowest exit, and every layer with the most expensive backfill."""
     parts = priced_columns(parameters, tokens, cost, apart=False)
     time = sum(float(part.counts @ part.times[:, 1:].max(axis=1)) for part in parts)
     if parameters.fill == "backfill":
@@ -188,10 +188,10 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> float:
 
 
 def work(parameters: Parameters, tokens: int, law: Depths | None) -> Work:
-    """What the passes of all batches come to, in the mean.
+    """Expected work of the passes of all batches.
 
     >>> found = work(Parameters(4, first_check=2), 100, Depths([0.2, 0.2, 0.3, 0.3])).of["target"]
-    >>> round(found.layer_passes), round(found.filled), round(found.heads)  # layers 2 and 3 are checked, the last projects too
+    >>> round(found.layer_passes), round(found.filled), round(found.heads)  # heads after layers 2 and 3 (checks) and the last
     (290, 110, 190)
     """
     law = _deepest(parameters) if law is None else law
@@ -228,20 +228,20 @@ def _each(place: int) -> Floats:
 
 
 def _filling(parameters: Parameters, tokens: int, rising: Floats, price: Callable[[int], Floats]) -> float:
-    """Expected price of all passes that fill in rows, by position and width: w where a layer lacks w rows before it, no more."""
-    left = np.concatenate([np.zeros_like(rising[:, :1]), rising[:, :-1]], axis=1)  # the chance to have left above layer j + 1
+    """Expected total price of backfill passes; a pass fills the w rows that a layer lacks directly before a position."""
+    left = np.concatenate([np.zeros_like(rising[:, :1]), rising[:, :-1]], axis=1)  # probability of an exit before layer j + 1
     left[:, : parameters.first_check] = 0.0
     columns = np.bincount([place for place, _ in parameters.columns(tokens)])
     found = 0.0
     for place in range(1, tokens):
-        lacking = np.cumprod(left[place - 1 :: -1], axis=0)  # at least so many rows
+        lacking = np.cumprod(left[place - 1 :: -1], axis=0)  # at least 1, 2, ... missing rows
         exactly = lacking - np.concatenate([lacking[1:], np.zeros_like(lacking[:1])])
         found += int(columns[place]) * float((1 - left[place]) @ (price(place)[1:] @ exactly))
     return found
 
 
 def decodings(parameters: Parameters, tokens: int, depths: Iterator[Depth], cost: StepCosts, replications: int) -> Floats:
-    """Times of many replications at once, from tiles of the depths of all sequences at each place."""
+    """Times of many replications at once, from tiles of the depths of all sequences at each position."""
     batches = parameters.batches(tokens)
     sequences = sum(map(len, batches))
     prices = {
@@ -268,7 +268,7 @@ def decodings(parameters: Parameters, tokens: int, depths: Iterator[Depth], cost
 
 
 def _filled(owed: NDArray[np.int64], depth: Depth, times: Floats) -> Floats:
-    """The passes that fill in what a token needs, each by its width; and what it leaves behind."""
+    """Time of the backfill passes that a token needs; updates the missing rows `owed`."""
     reached = np.arange(len(owed))[:, None] < depth
     found = np.asarray((times[owed] * reached).sum(axis=0))
     owed += 1
@@ -282,7 +282,7 @@ def _rows(tiles: Iterator[Depth]) -> Iterator[Depth]:
 
 
 def _deepest(parameters: Parameters) -> Depths:
-    """The law of a choice in which nothing is left to luck."""
+    """Deterministic law: the fixed exit layer, or the last layer."""
     pmf = np.zeros(parameters.layers)
     pmf[-1 if parameters.exit_layer is None else parameters.exit_layer - 1] = 1.0
     return Depths(pmf)

@@ -1,4 +1,4 @@
-"""Early exit, path by path: a column takes what its deepest text takes."""
+"""Early exit, vectorised over replications: the deepest sequence of a batch determines the time of a step."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ from model.outcomes.random_streams import BLOCK
 def walk(
     parameters: Parameters, tokens: int, cost: StepCosts, depths: Iterator[Depth]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Time and unit-time, each of shape (BLOCK,), from the depths of all texts at each place."""
+    """Time and unit-time, each of shape (BLOCK,), from the depths of all sequences at each position."""
     time = decodings(parameters, tokens, depths, cost, BLOCK)
     return time, time

@@ -1,15 +1,14 @@
-"""Early exit in closed form: a token leaves the model at the first layer that is sure of it [Schuster2022], or at a fixed one.
+"""Early exit in closed form: a token leaves the model at the first layer with enough confidence [Schuster2022], or at a fixed one.
 
-Behind each layer from `first` on a measure of confidence is compared with a threshold that may fall with the position; a token that
-passes leaves. `hazards` are the chances h_1, ..., h_L that a token which has come to a layer leaves behind it, along the last axis;
-behind layer L all do, whatever h_L says. What is skipped is owed: a later token that goes deeper attends to keys and values which
-were not computed. They are projected from the state at the exit, for each token at once (`propagation`). A batch goes on until its
-last token leaves.
+After each layer from `first` on, a measure of confidence is compared with a threshold that may fall with the position; a token that
+reaches it leaves. `hazards` are the probabilities h_1, ..., h_L that a token which has run a layer leaves after it, along the last
+axis; after layer L all tokens leave, at any h_L. A later token that goes deeper attends to keys and values of skipped layers. They
+are projected from the state at the exit, for each token immediately (`propagation`). A batch runs until its last token leaves.
 
-Times are in the cost's unit. Lossy: what it does to the text no formula says.
+Times are in the cost's unit. The method is lossy; no formula gives the effect on the output.
 
 [Schuster2022] T. Schuster et al. Confident Adaptive Language Modeling. NeurIPS 2022, arXiv:2207.07061.
-[t5x] google-research/t5x, t5x/contrib/calm, which decays its threshold in another way than the paper.
+[t5x] google-research/t5x, t5x/contrib/calm; its threshold decays differently from the paper.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ Whole = NDArray[np.int64]
 
 
 def exits(confidences: ArrayLike, thresholds: ArrayLike, *, first: int = 1, strict: bool = False) -> Whole:
-    """The layer that each token leaves at: the first from `first` on whose confidence is at least its threshold, or the last.
+    """Exit layer of each token: the first from `first` on whose confidence is at least the threshold, or the last.
 
-    `confidences` has shape (..., layers), `thresholds` that without the last axis. [t5x] leaves at equality; with `strict` not.
+    `confidences` has shape (..., layers), `thresholds` shape (...). [t5x] exits at equality; with `strict` equality is not enough.
 
     >>> exits([[0.2, 0.9, 0.3, 1.0], [0.9, 0.1, 0.2, 0.4]], [0.9, 0.95]).tolist()
     [2, 4]
@@ -61,7 +60,7 @@ def exits(confidences: ArrayLike, thresholds: ArrayLike, *, first: int = 1, stri
 
 
 def exit_pmf(hazards: ArrayLike) -> Floats:
-    """The chances to leave behind layer 1, 2, ..., L.
+    """Probabilities to leave after layer 1, 2, ..., L.
 
     >>> exit_pmf([0.2, 0.3, 0.5, 1]).round(2).tolist()
     [0.2, 0.24, 0.28, 0.28]
@@ -71,9 +70,9 @@ def exit_pmf(hazards: ArrayLike) -> Floats:
 
 
 def expected_layers(hazards: ArrayLike, batch: int = 1) -> Floats:
-    """Layers of a token, in the mean: the sum over i < L of (1 - h_1) ... (1 - h_i) [layers].
+    """Expected layers of a token: the sum over i < L of (1 - h_1) ... (1 - h_i) [layers].
 
-    With a `batch` that of the token that leaves last: sum of 1 - (1 - (1 - h_1) ... (1 - h_i))^batch, if they are independent.
+    With a `batch` of independent tokens, layers of the last one: the sum of 1 - (1 - (1 - h_1) ... (1 - h_i))^batch.
 
     >>> round(float(expected_layers([0.2, 0.3, 0.5, 1])), 2), round(float(expected_layers([0.2, 0.3, 0.5, 1], batch=8)), 2)
     (2.64, 3.93)
@@ -86,7 +85,7 @@ def expected_layers(hazards: ArrayLike, batch: int = 1) -> Floats:
 
 
 def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts) -> Prediction:
-    """`tokens` tokens of every text, or as many as `lengths` says; plain decoding is that of the same batches.
+    """Prediction for `tokens` tokens of every sequence, or `lengths` of each; plain decoding is that of the same batches.
 
     >>> from model.costs.layer_times import UnitCost
     >>> from model.methods.early_exit.algorithm import Parameters
@@ -103,18 +102,18 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
-    """Time and unit-time that no decoding exceeds: the slowest column at every step, and of each layer the most expensive rows."""
+    """Upper bounds of time and unit-time: every step at its slowest exit, and every layer with the most expensive backfill."""
     time = finite_early_exit.slowest(parameters, tokens, cost)
     return time, time
 
 
 def operations(parameters: Parameters, cost: StepCosts, rounds: Any, account: Account) -> float:
-    """The arithmetic of the layers run, in that of a token in the whole model; heads, and rows filled in, left out."""
+    """Arithmetic of the layers run, in units of one token in the whole model; without heads and propagated rows."""
     return account.layer_passes / parameters.layers
 
 
 def work(parameters: Parameters, tokens: int, law: Any) -> Work:
-    """What the passes of all batches come to, in the mean."""
+    """Expected work of the passes of all batches."""
     return finite_early_exit.work(parameters, tokens, law)
 
 
@@ -124,11 +123,11 @@ def work(parameters: Parameters, tokens: int, law: Any) -> Work:
 def expected_time(
     hazards: ArrayLike, *, measure: str, head: float, check: float = 0.0, propagation: float = 0.0, first: int = 1
 ) -> Floats:
-    """Time of a token in the mean: its layers, checks behind them, a projection onto the vocabulary, what is owed [layer-times].
+    """Expected time of a token: layers, checks, projection onto the vocabulary, and propagation [layer-times].
 
-    Layers from `first` on are checked, but for the last, behind which all leave. `softmax` projects onto the vocabulary (`head`) at
-    each check; the one that lets a token go is its own projection. `state` compares two states (`check`). `propagation` is the
-    keys and values of a skipped layer.
+    Layers from `first` on are checked, except the last. `softmax` projects onto the vocabulary (`head`) at each check; the last
+    check of a token is its final projection. `state` compares two states (`check`). `propagation` is the time of keys and values
+    per skipped layer.
 
     >>> [round(float(expected_time([0.2, 0.3, 0.5, 1], measure=name, head=2.0, propagation=0.1)), 3) for name in MEASURES]
     [8.056, 4.776]
@@ -140,10 +139,10 @@ def expected_time(
     layers = arriving.shape[-1]
     checks.whole("first", first, 1, layers, "layers")
     if np.any(arriving[..., first - 1] != 1):
-        raise checks.ParameterError(f"hazards must be 0 at the layers before first={first}, which no token leaves at")
+        raise checks.ParameterError(f"hazards must be 0 at the layers before first={first}, where tokens cannot leave")
     deep = arriving.sum(axis=-1)
     checked = arriving[..., first - 1 : layers - 1].sum(axis=-1)
-    # Of the checks of `softmax` one is the token's own, but for those that go through all layers.
+    # The last check of `softmax` is the token's projection, except for tokens that run all layers.
     through = arriving[..., -1]
     projections = checked + through if measure == "softmax" else np.ones_like(deep)
     compared = checked if measure == "state" else np.zeros_like(deep)
@@ -151,9 +150,9 @@ def expected_time(
 
 
 def _arriving(hazards: ArrayLike) -> Floats:
-    """The chances to come to layer 1, 2, ..., L."""
+    """Probabilities to reach layer 1, 2, ..., L."""
     rates = checks.array("hazards", hazards, 0, 1)
     if not rates.shape or not rates.shape[-1]:
-        raise checks.ParameterError(f"hazards must have a chance for each layer, got {checks.shown(hazards)}")
+        raise checks.ParameterError(f"hazards must have a probability for each layer, got {checks.shown(hazards)}")
     stays = np.cumprod(1 - rates[..., :-1], axis=-1)
     return np.asarray(np.concatenate([np.ones_like(rates[..., :1]), stays], axis=-1))

@@ -1,19 +1,19 @@
-"""Hierarchical speculative decoding: a small model drafts for a medium one, and what the medium makes of it the large one checks.
+"""Hierarchical speculative decoding: a small model drafts for a medium model, which drafts for the large model.
 
 "First, gamma tokens are generated sequentially using the small model. The medium model then processes the resulting gamma + 1
 prefixes in parallel. If n tokens are accepted, the medium model sequentially generates the remaining gamma - n tokens. These
-prefixes are then evaluated in parallel by the large model" [Deck]. The sentence can be read in more than one way:
+prefixes are then evaluated in parallel by the large model" [Deck]. This can be interpreted in several ways (`reading`):
 
-* `literal`: as it stands. What the medium's parallel pass says of token n + 1 is thrown away, and the token decoded again.
-* `reuse`: that pass gives token n + 1, as in any speculative decoding; only gamma - n - 1 are left to be generated.
-* `bonus`: as `reuse`, and where n = gamma the medium's own token behind the draft is offered too, gamma + 1 in all.
-* `recursive`: the medium decodes speculatively, with inner drafts of its own, until there are `draft_length` tokens.
+* `literal`: as written. The medium's own prediction of token n + 1 from its parallel pass is discarded; the token is decoded again.
+* `reuse`: that pass gives token n + 1, as in usual speculative decoding; only gamma - n - 1 tokens remain to be generated.
+* `bonus`: as `reuse`, and for n = gamma the medium's bonus token is offered too, gamma + 1 tokens in all.
+* `recursive`: the medium model decodes speculatively, with inner drafts, until there are `draft_length` tokens.
 
-Greedy decoding is exact in all of them. Sampled decoding is exact if the large model tests a token against the law that it was
-drawn from. A kept token and the residual one that replaces a rejected one have the medium's law q together, not each by itself.
-`literal` replaces a rejected token by a fresh one from q, so its tokens have the law min(q_S, q) + (1 - beta) q, beta being the
-chance that the small model's token is kept, and the large model still tests them against q: the output is biased, and `EXACT` is
-false.
+Greedy decoding is exact in all of them. Sampled decoding is exact if the large model tests a token against the distribution that it
+was sampled from. An accepted token and the residual token that replaces a rejected one together have the medium's distribution q,
+but neither alone. `literal` replaces a rejected token by a new sample from q, so its tokens have the distribution
+min(q_S, q) + (1 - beta) q, where beta is the probability that the small model's token is accepted. The large model still tests them
+against q, so the output is biased and `exact` is false.
 
 [Deck] N. Tulsian, V. Goyal, R. Aggarwal. Speculative decoding (slides), "Hierarchical speculative decoding".
 """
@@ -35,11 +35,25 @@ READINGS = ("literal", "reuse", "bonus", "recursive")
 
 @dataclass(frozen=True)
 class Parameters(DraftModel):
-    """A choice of hierarchical decoding: gamma = `draft_length` at both levels, and how the deck is read (`reading`).
+    """Parameters of hierarchical decoding.
 
-    With `recursive`, `draft_length` is how many tokens the medium model offers to the large one, and `inner_draft_length` how many
-    the small one drafts for the medium. `placement` separate puts each model on a unit of its own. `draft_layers` and
-    `medium_layers` are depths; times are the scenario's `cost_ratio` and `medium_cost_ratio`.
+    Parameters
+    ----------
+    layers
+        Layers of the large model.
+    draft_length
+        Tokens that the medium model offers to the large one per round (gamma); except for `recursive` also the draft length of the
+        small model.
+    reading
+        `literal`, `reuse`, `bonus` or `recursive`.
+    inner_draft_length
+        Draft length of the small model, for `recursive` only.
+    sampled
+        Sample tokens instead of greedy decoding.
+    placement
+        `colocated`: all models share a unit; `separate`: each has its own unit.
+    draft_layers, medium_layers
+        Layers of the small and the medium model. Their times are set by the scenario's `cost_ratio` and `medium_cost_ratio`.
     """
 
     layers: int
@@ -65,8 +79,8 @@ class Parameters(DraftModel):
         if self.reading == "recursive":
             if self.inner_draft_length is None:
                 raise checks.ParameterError(
-                    "inner_draft_length must be given for reading 'recursive', got none; it is how many tokens the small model"
-                    " drafts for the medium one"
+                    "inner_draft_length must be given for reading 'recursive', got none; it is the number of tokens that the small"
+                    " model drafts for the medium one"
                 )
             checks.whole("inner_draft_length", self.inner_draft_length, 0, MAX_DRAFT)
         elif self.inner_draft_length is not None:
@@ -80,22 +94,22 @@ class Parameters(DraftModel):
 
     @property
     def exact(self) -> bool:
-        """Whether the output is the large model's own; see above for the one that is not."""
+        """True if the output has the large model's distribution: all but sampled `literal`."""
         return not (self.sampled and self.reading == "literal")
 
     @property
     def longest_draft(self) -> int:
-        """The most tokens that are offered to the large model in a round."""
+        """Largest number of tokens that are offered to the large model in a round."""
         return self.draft_length + (self.reading == "bonus")
 
     @property
     def widest(self) -> int:
-        """The most tokens of one pass of the large model."""
+        """Largest number of tokens in a pass of the large model."""
         return self.longest_draft + 1
 
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
-    """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends texts, of `stop`."""
+    """Decode `tokens` tokens after a prompt of at least one token, or up to the first token of `stop`."""
     text, end = list(prompt), len(prompt) + tokens
     small = yield from start(parameters, text, parameters.sampled)
     medium = Model("medium", parameters.medium_layers, min(1, parameters.units - 1), small.rows, parameters.sampled)
@@ -104,7 +118,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
     target = Model("target", parameters.layers, 0)
     offer = _recursively if parameters.reading == "recursive" else _at_once
     while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
-        room = end - len(text) - 1  # the large model gives the last token itself
+        room = end - len(text) - 1  # the large model emits the last token itself
         guesses = yield from offer(parameters, small, medium, text, room)
         kept, token = yield from verify(target, text, guesses, parameters.sampled)
         yield from commit(text, guesses, kept, token, stop)
@@ -114,7 +128,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
 def _at_once(
     parameters: Parameters, small: Model, medium: Model, text: Sequence[int], room: int
 ) -> Generator[Step, Any, list[Guess]]:
-    """One draft of the small model, one pass of the medium over it, and token by token what is missing."""
+    """One draft of the small model, one pass of the medium model over it, and single-token passes for the missing tokens."""
     count = min(parameters.draft_length, room)
     if not count:
         return []
@@ -130,7 +144,7 @@ def _at_once(
 def _recursively(
     parameters: Parameters, small: Model, medium: Model, text: Sequence[int], room: int
 ) -> Generator[Step, Any, list[Guess]]:
-    """Speculative decoding of the medium model by the small one, until exactly as many tokens as are to be offered are there."""
+    """Speculative decoding with the medium model as target, until the number of tokens to offer is reached."""
     assert parameters.inner_draft_length is not None
     count = min(parameters.draft_length, room)
     guesses: list[Guess] = []
@@ -144,17 +158,17 @@ def _recursively(
 
 
 def _corrected(small: Model, medium: Model, text: Sequence[int], length: int) -> Generator[Step, Any, list[Guess]]:
-    """A draft of the small model, as far as the medium keeps it, and the medium's own token: all of them of the medium's law."""
+    """The accepted tokens of a draft of the small model and the medium's own token; all have the medium's distribution."""
     drafted = yield from draft(small, text, length)
     out = yield look(medium, text, drafted, len(text) - medium.rows)
     medium.rows = len(text) + length
     kept, token = yield from judge(out, drafted, medium.sampled)
     tokens = [*[guess.token for guess in drafted[:kept]], token]
-    small.rows = min(small.rows, len(text) + kept)  # what it read behind these is not what the text will be
+    small.rows = min(small.rows, len(text) + kept)  # rows after these belong to rejected tokens
     return [Guess(token, out, index - length - 1) for index, token in enumerate(tokens)]
 
 
 def _forget(text: Sequence[int], *models: Model) -> None:
-    """The last token is still to be read, and nothing behind it counts."""
+    """Roll back the caches to the positions before the last token."""
     for model in models:
         model.rows = min(model.rows, len(text) - 1)

@@ -1,10 +1,10 @@
-"""Hierarchical decoding of exactly so many tokens, with its coins by output position: exact expectations.
+"""Hierarchical decoding of a given number of tokens, with outcomes by output position: exact expectations.
 
-Whether the large model accepts a token, and whether the medium accepts the small model's token there, are told by two independent
-coins for each output position. Behind a token that the large model rejects the small model's coins are used a second time. Where
-they are independent of each other that changes no mean, not even of the reading `bonus`, whose rounds are longer where a draft was
-kept as a whole: such a round ends behind all of these coins. It changes the variance, and with coins that depend on each other the
-mean of `bonus`: `one_pass` carries along what is known of them.
+Two independent outcomes per output position decide whether the large model accepts a token, and whether the medium model accepts
+the small model's token there. After a token that the large model rejects, the medium's outcomes at later positions are used a
+second time. If they are independent of each other, this changes no mean, not even of the reading `bonus`, whose rounds are longer
+after a fully accepted draft: such a round ends after all of these outcomes. It changes the variance, and with dependent outcomes
+the mean of `bonus`; so `one_pass` tracks the known outcomes.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Law, Markov, Rep
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 Chances = tuple[Floats, Floats]
-"""The chance of a success after a failure, and after a success."""
+"""Probability of a success after a failure, and after a success."""
 
 
 class PassPrices(NamedTuple):
-    """Times of passes of the three models, and of a move between units, by the position from which on they are made.
+    """Times of passes of the three models and of a move between units, by position.
 
-    The first axis of arrays is that position, or has one entry where passes take the same time everywhere.
+    The first axis of arrays is the start position; it has a single entry for uniform costs.
     """
 
     small: Floats
-    """0, 1, ... passes of the small model, one after another, from the position on; the first reads one token."""
+    """0, 1, ... successive passes of the small model; the first reads one token."""
     medium: Floats
-    """The same of the medium model."""
+    """0, 1, ... successive passes of the medium model."""
     looks: Floats
-    """A pass of the medium model over the last token and 0, 1, ... drafted ones."""
+    """Pass of the medium model over the last token and 0, 1, ... drafted tokens."""
     verify: Floats
-    """The same of the large model."""
+    """Pass of the large model over the last token and 0, 1, ... offered tokens."""
     late_small: Floats
-    """What a round takes longer if the small model has 0, 1, ... tokens from before it to read."""
+    """Additional time of a round if the small model must read 0, 1, ... tokens from before it."""
     late_look: Floats
-    """The same if the medium model has one token from before it to read; shape (positions,)."""
+    """Additional time of a round if the medium model must read one token from before it; shape (positions,)."""
     link: float
     draft_operations: float
-    """Arithmetic of a token in a pass of the small model; the next, of the medium one."""
+    """Arithmetic per token of the small model; `medium_operations` of the medium model."""
     medium_operations: float
     share: float
     """Units that a pass of the small or the medium model keeps busy."""
 
     @property
     def uniform(self) -> bool:
-        """Whether passes take the same time at every position."""
+        """True if passes take the same time at every position."""
         return len(self.verify) == 1
 
     def row(self, position: int) -> int:
@@ -65,7 +65,7 @@ class PassPrices(NamedTuple):
 
 
 def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> PassPrices:
-    """What passes and moves between units take, at each of the positions below `tokens` if that makes a difference."""
+    """Prices of passes and moves between units, at each position below `tokens` if times depend on the position."""
     longest, most = parameters.longest_draft, longest_inner(parameters)
     others = (
         cost.link if parameters.placement == "separate" else 0.0, cost.operations("draft"), cost.operations("medium"),
@@ -89,7 +89,7 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> PassPrices:
     room = tokens - 1 - start
     count = np.minimum(parameters.draft_length, room)
     drafted = count if parameters.inner_draft_length is None else np.minimum(most, np.maximum(count - 1, 0))
-    # Nothing is late for a round without passes of that model.
+    # A round without passes of a model has no additional time for it.
     late_small = [
         (cost.draft_times(np.maximum(start - unread, 0), width=unread + 1) - small[:, 1]) * (drafted > 0)
         for unread in range(longest + 1)
@@ -100,15 +100,15 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> PassPrices:
 
 
 def longest_inner(parameters: Parameters) -> int:
-    """The most tokens that are drafted for the medium model at a time."""
+    """Longest draft for the medium model."""
     inner = parameters.inner_draft_length
     return parameters.draft_length if inner is None else min(inner, parameters.draft_length)
 
 
 class OuterRounds(NamedTuple):
-    """What comes of a round whose draft has 0, 1, ... tokens that the medium model keeps, or of a round of each replication.
+    """Prices and properties of rounds, by the draft tokens 0, 1, ... that the medium model accepts, or by replication.
 
-    Arrays of one length.
+    Arrays of equal length.
     """
 
     time: Floats
@@ -116,28 +116,28 @@ class OuterRounds(NamedTuple):
     operations: Floats
     offered: Counts
     read: Counts
-    """How many positions from its start on the small model has read of what is offered."""
+    """Offered positions that the small model has read, counted from the start of the round."""
 
     def of(self, which: Counts) -> OuterRounds:
-        """Those of each of these rounds."""
+        """Select rounds by index."""
         time, busy, operations, offered, read = self
         return OuterRounds(time[which], busy[which], operations[which], offered[which], read[which])
 
 
 def round_prices(parameters: Parameters, price: PassPrices, start: int, room: int) -> OuterRounds:
-    """A round from a position on, behind which the large model gives the last of `room` + 1 tokens itself.
+    """Rounds that start at a position with `room` + 1 remaining tokens, the last of which the large model emits itself.
 
-    The smaller models have but one token to read first; `PassPrices` says what more take.
+    The smaller models have one token to read first; `PassPrices` has the additional time of more tokens.
 
     >>> from model.costs.layer_times import UnitCost
     >>> choice = Parameters(40, draft_length=2)
     >>> price = prices(choice, UnitCost(40, cost_ratio=0.1, medium_cost_ratio=0.5), tokens=10)
-    >>> round_prices(choice, price, 0, 9).time.tolist()  # two, one, and none that the medium model writes by itself
+    >>> round_prices(choice, price, 0, 9).time.tolist()  # two, one, and no tokens that the medium model generates alone
     [108.0, 88.0, 68.0]
     """
     count, row = min(parameters.draft_length, room), price.row(start)
     kept = np.arange(count + 1)
-    # What the medium's pass over the draft gives: behind the tokens that it keeps one of its own, but for the reading `literal`.
+    # Tokens from the medium's pass over the draft: the accepted ones and, except in `literal`, its own next token.
     given = kept if parameters.reading == "literal" else np.minimum(kept + 1, count)
     missing = count - given
     offered = np.full(count + 1, count)
@@ -148,16 +148,16 @@ def round_prices(parameters: Parameters, price: PassPrices, start: int, room: in
         return OuterRounds(verify, verify, np.ones(1), offered, kept)
     places = 0 * given if price.uniform else start + given
     smaller = price.small[row, count] + price.looks[row, count] + price.medium[places, missing]
-    beside = count * price.draft_operations + (count + 1 + missing) * price.medium_operations
+    others = count * price.draft_operations + (count + 1 + missing) * price.medium_operations
     moved = 3 * price.link  # to the small model, on to the medium, and back
     read = np.minimum(kept + 1, count)
-    return OuterRounds(smaller + verify + moved, smaller * price.share + verify, offered + 1 + beside, offered, read)
+    return OuterRounds(smaller + verify + moved, smaller * price.share + verify, offered + 1 + others, offered, read)
 
 
 def moments(parameters: Parameters, tokens: int, accept: AcceptanceLaw, medium_accept: Law, cost: StepCosts) -> rounds.Moments:
     """Moments of time, unit-time, rounds and offered tokens of a decoding; the variance is nan in the reading `recursive`.
 
-    There the work of a round depends on all of its coins, not on the first failure alone, and coins are used again.
+    There the work of a round depends on all of its outcomes, not only on the first rejection, and outcomes are used again.
 
     >>> from model.costs.layer_times import UnitCost
     >>> choice = Parameters(40, draft_length=3)
@@ -176,7 +176,7 @@ def moments(parameters: Parameters, tokens: int, accept: AcceptanceLaw, medium_a
 
 
 def _chains(law: Law) -> list[Chain]:
-    """A recorded sequence is a chain whose chances are 0 and 1."""
+    """Chains of a law; a recorded sequence is a chain with probabilities 0 and 1."""
     if isinstance(law, Replay):
         return [ByPosition(record) for record in law.records.astype(np.float64)]
     if not isinstance(law, Iid | ByPosition | Markov):
@@ -185,7 +185,7 @@ def _chains(law: Law) -> list[Chain]:
 
 
 def _large_chances(law: AcceptanceLaw, tokens: int, longest: int) -> list[Chances]:
-    """By position and place in the draft."""
+    """Acceptance probabilities by output position and position in the draft, for each chain of the law."""
     if isinstance(law, ReplayRounds):
         position, place = np.arange(tokens)[:, None], np.arange(longest + 1)
         begun = np.maximum(position - place, 0)
@@ -200,16 +200,17 @@ def _large_chances(law: AcceptanceLaw, tokens: int, longest: int) -> list[Chance
 
 
 def one_pass(parameters: Parameters, tokens: int, large: Chances, medium: Chain, price: PassPrices) -> Floats:
-    """Mean and mean square of the time, means of unit-time, arithmetic, rounds and offered tokens: forward over starts of rounds.
+    """Mean and mean square of the time, means of unit-time, arithmetic, rounds and offered tokens.
 
-    A round tells the small model's coins up to their first failure, or to the end of its draft. What the next rounds know of them
-    is the last coin told, if all between are successes (it lies ahead), or the last one at all (it lies behind). How much the
-    smaller models have still to read when the next round starts is known where this one ends: it is entered there.
+    Forward recursion over starts of rounds. A round reveals the medium's outcomes up to the first rejection, or to the end of the
+    draft. The next round's knowledge of them is the position and value of the last revealed outcome: if it is ahead, all outcomes
+    before it are acceptances. The tokens that the smaller models must still read at the next round are known at the end of this
+    one, and their time is added there.
     """
     gamma, chances = parameters.draft_length, medium.chances(tokens)
     ring = zero = gamma + 2
-    # Mass, first and second moment of the time so far, unit-time, arithmetic, rounds, offered tokens; position a round starts at;
-    # where the last coin told is from there, and what it says; the large model's outcome just before.
+    # Axes: quantity (probability, first and second moment of the time so far, unit-time, arithmetic, rounds, offered tokens), start
+    # of a round, position of the last revealed outcome relative to it, its value, the large model's outcome before.
     state = np.zeros((7, ring, 2 * gamma + 1, 2, 2))
     state[0, 0, zero - 1, 0, 0] = 1.0
     for start in range(tokens):
@@ -218,7 +219,7 @@ def one_pass(parameters: Parameters, tokens: int, large: Chances, medium: Chain,
         room = tokens - 1 - start
         count = min(gamma, room)
         by_kept = np.einsum("xkvb,kvn->xnb", here, _kept_chances(here[0].sum(axis=-1), start, count, zero, chances))
-        if not start or room <= gamma or not price.uniform:  # else it is as the last one
+        if not start or room <= gamma or not price.uniform:  # else equal to the one before
             of_round = [*zip(*(each.tolist() for each in round_prices(parameters, price, start, room)), strict=True)]
         for kept, (time, busy, operations, offered, read) in enumerate(of_round):
             spent = _spend(by_kept[:, kept], time, busy, operations, 1.0, offered)
@@ -244,7 +245,7 @@ def _spend(
 
 
 def _kept_chances(mass: Floats, start: int, count: int, zero: int, chances: Chances) -> Floats:
-    """The chances that 0, 1, ..., `count` of the small model's tokens are kept, by what is known of its coins."""
+    """Probabilities that 0, 1, ..., `count` of the small model's tokens are accepted, by the last revealed outcome."""
     low, high = chances
     found = np.zeros((*mass.shape, count + 1))
     for index, says in np.argwhere(mass > 0):
@@ -254,7 +255,7 @@ def _kept_chances(mass: Floats, start: int, count: int, zero: int, chances: Chan
         elif told >= 0 and not says:
             found[index, says, told] = 1.0
         else:
-            known = max(told + 1, 0)  # so many successes lie ahead
+            known = max(told + 1, 0)  # known acceptances ahead
             rates = high[start + known : start + count].copy()
             if told < 0:
                 chance = float(says)
@@ -266,13 +267,13 @@ def _kept_chances(mass: Floats, start: int, count: int, zero: int, chances: Chan
 
 
 def _first_failure(rates: Floats) -> Floats:
-    """The chances of 0, 1, ... successes before the first failure, and of no failure."""
+    """Probabilities of 0, 1, ... successes before the first failure, and of no failure."""
     survival = np.concatenate([[1.0], np.cumprod(rates)])
     return np.append(survival[:-1] * (1 - rates), survival[-1])
 
 
 def _ends(large: Chances, start: int, offered: int) -> list[tuple[int, int, int, float]]:
-    """Where the next round starts, the large model's outcome before this and before that round, and the chance."""
+    """List (start of the next round, outcome before this round, outcome before the next round, probability)."""
     low, high = large
     along = start + np.arange(offered), np.arange(offered)
     found = []
@@ -282,21 +283,22 @@ def _ends(large: Chances, start: int, offered: int) -> list[tuple[int, int, int,
             rates[0] = low[start, 0]
         *ends, whole = _first_failure(rates).tolist()
         found += [(start + 1 + place, before, 0, chance) for place, chance in enumerate(ends)]
-        # The token behind a whole draft has an outcome too: it is before the next round's first.
-        behind = float((high if offered or before else low)[start + offered, offered])
-        found += [(start + 1 + offered, before, outcome, whole * chance) for outcome, chance in ((0, 1 - behind), (1, behind))]
+        # The token after a fully accepted draft has an outcome too: it precedes the next round.
+        following = float((high if offered or before else low)[start + offered, offered])
+        chances = (0, 1 - following), (1, following)
+        found += [(start + 1 + offered, before, outcome, whole * chance) for outcome, chance in chances]
     return found
 
 
-# --- The reading with rounds inside of rounds -------------------------------------------------------------------------
+# --- The reading `recursive`: rounds inside of rounds -----------------------------------------------------------------
 
 
 def recursive(parameters: Parameters, tokens: int, large: Chances, medium: Chain, price: PassPrices) -> Floats:
-    """The same means, and nan for the mean square: the chance that a round starts somewhere, times what one takes from there."""
+    """Means as in `one_pass`, with nan for the mean square: sums over start positions of probability times cost of a round."""
     gamma, inner = parameters.draft_length, longest_inner(parameters)
-    medium.chances(tokens - 1)  # refuses too few rates
+    medium.chances(tokens - 1)  # raises ParameterError for too few rates
     inside, total, offers = _inside(price, inner), np.zeros(6), _Offers(medium, inner)
-    # Times and arithmetic of an offer; the same from everywhere where neither the law nor the prices depend on the position.
+    # Times and arithmetic of an offer; independent of the start if neither the law nor the prices depend on the position.
     starting = [*_rounds(large, gamma, tokens)]
     alike = price.uniform and isinstance(medium, Iid | Markov)
     kinds = {(0 if alike else start, len(ends) - 1) for start, ends in enumerate(starting)}
@@ -311,7 +313,7 @@ def recursive(parameters: Parameters, tokens: int, large: Chances, medium: Chain
         time, busy, operations = verify, verify, count + 1.0
         if count:
             offer = found[0 if alike else start, count]
-            moves = 1 if inner and count > 1 else 2  # back; and where nothing is drafted, there
+            moves = 1 if inner and count > 1 else 2  # the way back; without inner drafts also the way there
             time += offer.time + moves * price.link
             busy += offer.busy
             operations += offer.operations
@@ -340,7 +342,7 @@ def _inside(price: PassPrices, inner: int) -> rounds.RoundPrices:
 
 
 def _from_position(inside: rounds.RoundPrices, start: int, count: int) -> rounds.RoundPrices:
-    """Prices of so many positions from `start` on."""
+    """Prices of the `count` positions from `start` on."""
     if inside.uniform:
         return inside
     here = slice(start, start + count)
@@ -348,29 +350,29 @@ def _from_position(inside: rounds.RoundPrices, start: int, count: int) -> rounds
 
 
 class _Offers:
-    """What the small model has read of the tokens that the medium one offers."""
+    """Positions of the medium model's offers that the small model has read."""
 
     def __init__(self, law: Chain, inner: int) -> None:
         self.law, self.inner = law, inner
         self.known: dict[tuple[int, int], Floats] = {}
 
     def unread(self, start: int, count: int) -> Floats:
-        """The chances that it has not read the last one of `count` tokens, and the last two.
+        """Probabilities that the small model has not read the last one of `count` tokens, and the last two.
 
-        The last inner round is kept as a whole. Where nothing was drafted in it, the small model had not read the last token of the
-        draft before if that was kept as a whole, too.
+        The draft of the last inner round is always accepted completely. If that round drafted nothing, the small model has also not
+        read the token before, provided that the inner draft before was accepted completely.
         """
         alike = isinstance(self.law, Iid | Markov)
         key = (0 if alike else start), count
         if key not in self.known:
             found = rounds.starts(self.inner, count, _from(self.law, start, count))
-            two = float(found.behind_whole[-1])
+            two = float(found.after_whole[-1])
             self.known[key] = np.array([1 - two, two])
         return self.known[key]
 
 
 def _rounds(large: Chances, gamma: int, tokens: int) -> Iterator[Floats]:
-    """Of each position the chances that a round starts there and that 0, 1, ... of its tokens are accepted."""
+    """Yield, for each position, the probabilities that a round starts there and 0, 1, ... of its tokens are accepted."""
     state = np.zeros((tokens + 1, 2))
     state[0, 0] = 1.0
     for start in range(tokens):
@@ -383,5 +385,5 @@ def _rounds(large: Chances, gamma: int, tokens: int) -> Iterator[Floats]:
 
 
 def _from(law: Chain, start: int, count: int) -> Chain:
-    """The law of the positions from `start` on."""
+    """Law of the `count` positions from `start` on."""
     return ByPosition(law.rates[start : start + count]) if isinstance(law, ByPosition) else law

@@ -1,4 +1,4 @@
-"""Hierarchical decoding, path by path: the small model's outcomes say what a round costs, the large model's where it ends."""
+"""Hierarchical decoding, vectorised: outcomes of the small model set the cost of a round, those of the large model its end."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def walk(parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Mapping
     offer = _recursively if parameters.reading == "recursive" else _at_once
     time, busy, operations, rounds, drafted = np.zeros((5, BLOCK))
     longest = parameters.longest_draft
-    reached = np.zeros(longest + 1, dtype=np.int64)  # positions whose place in the draft is 0, 1, 2, ...
+    reached = np.zeros(longest + 1, dtype=np.int64)  # output positions at position 0, 1, 2, ... of a draft
     phase, limit = np.zeros(BLOCK, dtype=np.uint8), np.zeros(BLOCK, dtype=np.int64)
-    # What the small model has read of a round, and has not when the next starts; whether the medium has a token to read then.
-    read, unread, behind_whole = np.zeros((3, BLOCK), dtype=np.int64)
-    anywhere = phase.copy()  # the medium model's outcomes do not depend on the place in a draft
+    # Positions of a round that the small model has read, and has not read when the next starts; 1 after a fully accepted draft.
+    read, unread, after_whole = np.zeros((3, BLOCK), dtype=np.int64)
+    anywhere = phase.copy()  # the medium model's outcomes do not depend on the position in a draft
     ahead: deque[Bools] = deque()
     for position in range(tokens):
         room = tokens - 1 - position
@@ -45,12 +45,12 @@ def walk(parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Mapping
         drafted += starting * found.offered
         np.copyto(limit, found.offered, where=starting)
         if not price.uniform:
-            more = starting * (price.late_small[position, unread] + price.late_look[position] * behind_whole)
+            more = starting * (price.late_small[position, unread] + price.late_look[position] * after_whole)
             time += more
             busy += more * price.share
             np.copyto(read, found.read, where=starting)
             unread = np.clip(phase + 1 - read, 0, longest)
-            behind_whole = 1 * (phase == limit)
+            after_whole = 1 * (phase == limit)
         reached += np.bincount(phase, minlength=len(reached))
         if not room:
             break
@@ -60,19 +60,19 @@ def walk(parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Mapping
     return Tally(time, busy, operations, rounds, drafted, reached - np.append(reached[1:], 0))
 
 
-def _at_once(parameters: Parameters, price: PassPrices, start: int, coins: Sequence[Bools], room: int) -> OuterRounds:
+def _at_once(parameters: Parameters, price: PassPrices, start: int, outcomes: Sequence[Bools], room: int) -> OuterRounds:
     kept = np.zeros(BLOCK, dtype=np.int64)
-    for row in reversed(coins):
+    for row in reversed(outcomes):
         kept = (kept + 1) * row
     return round_prices(parameters, price, start, room).of(kept)
 
 
-def _recursively(parameters: Parameters, price: PassPrices, start: int, coins: Sequence[Bools], room: int) -> OuterRounds:
-    count, most = len(coins), longest_inner(parameters)
+def _recursively(parameters: Parameters, price: PassPrices, start: int, outcomes: Sequence[Bools], room: int) -> OuterRounds:
+    count, most = len(outcomes), longest_inner(parameters)
     time, operations, drafted = np.zeros((3, BLOCK))
     phase, limit = np.zeros((2, BLOCK), dtype=np.int64)
     starting = unread = last = np.zeros(BLOCK, dtype=np.bool_)
-    for index, row in enumerate(coins):
+    for index, row in enumerate(outcomes):
         at, length = price.row(start + index), min(most, count - 1 - index)
         starting, last = phase == 0, unread
         time += starting * (price.small[at, length] + price.looks[at, length])
@@ -81,9 +81,9 @@ def _recursively(parameters: Parameters, price: PassPrices, start: int, coins: S
             time += starting * unread * price.late_small[at, 1]
             drafted += starting
         np.copyto(limit, length, where=starting)
-        unread = (phase == limit) & (limit > 0)  # the last token of a draft that was kept as a whole
+        unread = (phase == limit) & (limit > 0)  # the last token of a fully accepted inner draft
         phase = (phase + 1) * ((phase < limit) & row)
-    # To the small model and on to the medium, again and again; where nothing is drafted, straight to the medium; and back.
+    # Moves: to the small model and on to the medium for each inner draft; without inner drafts only to the medium; and back.
     moves = (2 * drafted + (drafted == 0) + 1) * (count > 0)
     verify = price.verify[price.row(start), count]
     read = np.maximum(count - 1 - (starting & last), 0)

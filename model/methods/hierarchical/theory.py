@@ -1,8 +1,8 @@
 """Hierarchical speculative decoding in closed form: a small model drafts for a medium one, which drafts for the large one.
 
-What is counted of a round, with a1 = `medium_acceptance_rate` (of the small model's tokens by the medium one), a2 =
+Tokens and cost of a round, with a1 = `medium_acceptance_rate` (of the small model's tokens by the medium one), a2 =
 `acceptance_rate` (of the medium model's tokens by the large one), gamma = `draft_length`, c = `cost_ratio` and m =
-`medium_cost_ratio` (times of passes of the small and the medium model over one of the large), E[n] = a1 + ... + a1^gamma, E2 =
+`medium_cost_ratio` (pass times of the small and the medium model relative to the large), E[n] = a1 + ... + a1^gamma, E2 =
 (1 - a2^(gamma+1)) / (1 - a2):
 
     reading      tokens                     cost in passes of the large model
@@ -12,10 +12,11 @@ What is counted of a round, with a1 = `medium_acceptance_rate` (of the small mod
     recursive    E2                         1 + m R(gamma) + c D(gamma), R and D of a1 and the inner draft length
 
 The readings are those of `model.methods.hierarchical.algorithm`; R and D are `model.methods.speculative.theory.target_runs` and
-`draft_runs`. All tokens are independent. That luck goes by output position in all simulations here, and the small model's is used
-again behind a token that the large one rejects, changes no mean: whether a round starts at a position is told by the luck before
-it. `predict` has the variance, and laws with memory. In `literal`, sampled, a2 is what the large model accepts of the tokens that
-are really offered, which are not of the medium model's law. Every function broadcasts over numpy arrays.
+`draft_runs`. All tokens are independent. In the simulations outcomes belong to output positions, and those of the small model are
+used again after a token that the large model rejects. This changes no mean, because earlier outcomes alone decide whether a round
+starts at a position. `predict` has the variance, and laws with dependent outcomes. For sampled `literal`, a2 is the acceptance rate
+of the tokens that are actually offered, which do not have the medium model's distribution. Every function broadcasts over numpy
+arrays.
 
 [Deck] N. Tulsian, V. Goyal, R. Aggarwal. Speculative decoding (slides), "Hierarchical speculative decoding".
 [Chen2024] Z. Chen et al. Cascade Speculative Drafting for Even Faster LLM Inference. NeurIPS 2024, arXiv:2312.11462.
@@ -46,7 +47,7 @@ Floats = NDArray[np.float64]
 
 
 def predict(parameters: Parameters, tokens: ArrayLike, laws: dict[str, Any], cost: StepCosts) -> Prediction:
-    """Exactly `tokens` tokens, truncated drafts, coins that are used again and the laws' memory included; times in the costs' unit.
+    """Exact prediction for `tokens` tokens, with cut last drafts, reused and dependent outcomes; times in the costs' unit.
 
     `laws` has the laws of `accept` and `medium_accept`. The variance is nan in the reading `recursive`.
 
@@ -69,7 +70,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, laws: dict[str, Any], cos
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
-    """Time and unit-time that no decoding exceeds: more passes of the smaller models, and moves, than any round has."""
+    """Upper bounds of time and unit-time: more passes of the smaller models, and more moves, than any round has."""
     price = finite_hierarchical.prices(parameters, cost, tokens)
     mediums = parameters.longest_draft + 2
     drafts = mediums * max(parameters.draft_length, parameters.inner_draft_length or 0)
@@ -80,9 +81,9 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
 
 
 def work(parameters: Parameters, tokens: int, laws: dict[str, Any]) -> Work:
-    """What the passes of the three models come to, in the mean; nan where it matters where they stand, and how wide they are.
+    """Expected work of the passes of the three models; totals that depend on positions and widths are nan.
 
-    Passes of a model are what one more unit of time for each of its passes adds to the time.
+    The passes of a model are the increase of the time if each of its passes takes one unit of time more.
 
     >>> from model.outcomes.outcome_laws import Iid
     >>> found = work(Parameters(40, draft_length=3), 128, {"accept": Iid(0.79), "medium_accept": Iid(0.9)}).of
@@ -101,10 +102,10 @@ def work(parameters: Parameters, tokens: int, laws: dict[str, Any]) -> Work:
 
 
 def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
-    """The arithmetic of rounds of which so many had (accepted, offered) tokens, in that of a token in a pass of the large model.
+    """Arithmetic of rounds counted by (accepted, offered) tokens, in units of one token in the large model.
 
-    A pass of the large model is over what is offered and one token more; one of the medium over what the small model has drafted
-    for it since its last, and one more.
+    A pass of the large model covers the offered tokens and one more; a pass of the medium model covers the tokens that the small
+    model has drafted since its last pass, and one more.
     """
     large = sum(count * (offered + 1) for (_, offered), count in rounds.items())
     small, medium = (account.passes_of[role] for role in ("draft", "medium"))
@@ -117,10 +118,10 @@ def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[in
 def tokens_per_round(
     acceptance_rate: ArrayLike, medium_acceptance_rate: ArrayLike, draft_length: ArrayLike, *, reading: str = "literal"
 ) -> Floats:
-    """Expected tokens of a round: E2 = (1 - a2^(gamma+1)) / (1 - a2), and (a1 a2)^gamma a2 more in the reading `bonus` [tokens].
+    """Expected tokens of a round: E2 = (1 - a2^(gamma+1)) / (1 - a2), plus (a1 a2)^gamma a2 in the reading `bonus` [tokens].
 
-    Eq. 1 of Leviathan et al. at the rate of the medium model; a bonus token counts if the small model's draft was kept as a whole,
-    and the large model accepts all of it and the token itself.
+    Eq. 1 of Leviathan et al. at the rate of the medium model. The bonus token counts if the medium model accepts the small model's
+    whole draft, and the large model accepts all of it and the bonus token.
 
     >>> float(tokens_per_round(0.5, 1.0, 2)), float(tokens_per_round(0.5, 1.0, 2, reading="bonus"))
     (1.75, 1.875)
@@ -156,7 +157,7 @@ def medium_passes(
     kept = rate * sum_of_powers(rate, gamma)
     if reading == "literal":
         return np.asarray(1 + gamma - kept)
-    # gamma - E[n] + a1^gamma, written as 1 + (gamma - 1 tokens that may be missing).
+    # gamma - E[n] + a1^gamma, written as 1 + expected missing tokens among gamma - 1.
     return np.asarray(1 + (gamma - 1) - rate * sum_of_powers(rate, gamma - 1))
 
 
@@ -167,7 +168,7 @@ def small_passes(
     reading: str = "literal",
     inner_draft_length: ArrayLike | None = None,
 ) -> Floats:
-    """Expected passes of the small model in a round: gamma, and in the reading `recursive` D(gamma) of the inner drafts [passes].
+    """Expected passes of the small model in a round: gamma, or in the reading `recursive` D(gamma) of the inner drafts [passes].
 
     >>> float(small_passes(0.5, 3)), float(small_passes(1.0, 7, reading="recursive", inner_draft_length=3))
     (3.0, 5.0)
@@ -189,10 +190,10 @@ def cost_per_round(
     inner_draft_length: ArrayLike | None = None,
     verify_cost: CurveLike | None = None,
 ) -> Floats:
-    """Expected time of a round, as in the table above [passes of the large model over one token].
+    """Expected time of a round, as in the table above [single-token passes of the large model].
 
-    With `verify_cost` its 1 is t(gamma + 1) / t(1), and for a bonus token t(gamma + 2) / t(1); the medium model's passes cost the
-    same whatever their width.
+    With `verify_cost` its 1 is t(gamma + 1) / t(1), and with a bonus token t(gamma + 2) / t(1). The time of the medium model's
+    passes does not depend on their width.
 
     >>> round(float(cost_per_round(0.944, 3, 0.117, 0.5, reading="reuse")), 3)
     1.934
@@ -217,9 +218,9 @@ def speedup(
     inner_draft_length: ArrayLike | None = None,
     verify_cost: CurveLike | None = None,
 ) -> Floats:
-    """Speed over plain decoding, for many tokens: expected tokens over the expected cost of a round.
+    """Speed-up over plain decoding, for many tokens: expected tokens over expected cost of a round.
 
-    >>> round(float(speedup(0.771, 0.972, 3, 0.117, 0.5)), 2)  # the deck's hierarchy, its rates fitted
+    >>> round(float(speedup(0.771, 0.972, 3, 0.117, 0.5)), 2)  # the hierarchy of the slides, with fitted rates
     1.46
     """
     tokens = tokens_per_round(acceptance_rate, medium_acceptance_rate, draft_length, reading=reading)
@@ -230,14 +231,14 @@ def speedup(
     return np.asarray(tokens / cost)
 
 
-# --- Does it pay? -----------------------------------------------------------------------------------------------------
+# --- Break-even -------------------------------------------------------------------------------------------------------
 
 
 def breakeven_kept(draft_length: ArrayLike, cost_ratio: ArrayLike, medium_cost_ratio: ArrayLike) -> Floats:
-    """How many tokens E[n] of a draft the medium model must keep, in the reading `literal`: 1 + gamma c / m [tokens].
+    """Break-even of the expected tokens E[n] that the medium model accepts, in the reading `literal`: 1 + gamma c / m [tokens].
 
-    More than that, and the hierarchy is faster than the large and the medium model alone, with the same draft length: then
-    1 + gamma c + m (1 + gamma - E[n]) < 1 + gamma m. In `reuse` it is E[n] + 1 - a1^gamma that must be more.
+    Above it the hierarchy is faster than speculative decoding with the large and the medium model at the same draft length, because
+    1 + gamma c + m (1 + gamma - E[n]) < 1 + gamma m. In `reuse` E[n] + 1 - a1^gamma must exceed this value.
 
     >>> round(float(breakeven_kept(3, 0.117, 0.5)), 2)
     1.7
@@ -257,11 +258,11 @@ def cascade_speedup(
     cost_ratio: ArrayLike,
     medium_cost_ratio: ArrayLike,
 ) -> Floats:
-    """Speed of a vertical cascade: (1 - a2 phi(a2)^n) / ((1 - a2) (1 + n m + n k c)), whatever n = `inner_rounds` rounds give.
+    """Speed-up of a vertical cascade with n = `inner_rounds`: (1 - a2 phi(a2)^n) / ((1 - a2) (1 + n m + n k c)).
 
     The expected walltime improvement factor of a vertical cascade in [Chen2024]: the medium model makes n speculative rounds with
-    inner drafts of k = `inner_draft_length`, and offers all that they give. phi(x) = 1 - (1 - x) (1 + a1 x + ... + (a1 x)^k) is the
-    generating function of the tokens of one. With n = 1, k = 0 it is Theorem 3.8 of Leviathan et al. with gamma = 1.
+    inner drafts of k = `inner_draft_length`, and offers all their tokens. phi(x) = 1 - (1 - x) (1 + a1 x + ... + (a1 x)^k) is the
+    generating function of the tokens of a round. With n = 1, k = 0 it is Theorem 3.8 of Leviathan et al. with gamma = 1.
 
     >>> round(float(cascade_speedup(0.8, 0.6, 1, 0, 0.1, 0.3)), 6), round(1.8 / 1.3, 6)
     (1.384615, 1.384615)
@@ -272,7 +273,7 @@ def cascade_speedup(
     n = checks.whole_array("inner_rounds", inner_rounds, 0)
     k = checks.whole_array("inner_draft_length", inner_draft_length, 0)
     small, ratio = checks.array("cost_ratio", cost_ratio, 0), checks.array("medium_cost_ratio", medium_cost_ratio, 0)
-    # In powers that are added up, so that nothing cancels near a2 = 1: 1 - phi^n = (1 - phi) (1 + phi + ... + phi^(n-1)).
+    # As sums of powers, which avoid cancellation near a2 = 1: 1 - phi^n = (1 - phi) (1 + phi + ... + phi^(n-1)).
     series = sum_of_powers(medium * rate, k + 1)
     phi = np.asarray(1 - (1 - rate) * series)
     return np.asarray((1 + rate * series * sum_of_powers(phi, n)) / (1 + n * ratio + n * k * small))
@@ -292,7 +293,7 @@ def _length(values: ArrayLike) -> Floats:
 def _medium_ratio(values: ArrayLike) -> Floats:
     ratio = checks.array("medium_cost_ratio", values, 0)
     if np.any(ratio == 0):
-        raise checks.ParameterError("medium_cost_ratio must be above 0, got 0; nothing is saved where the medium model is free")
+        raise checks.ParameterError("medium_cost_ratio must be above 0, got 0; a free medium model has no break-even")
     return ratio
 
 

@@ -1,1 +1,1 @@
-"""PEARL: drafting and verifying at the same time."""
+"""PEARL: drafting and verifying concurrently."""

@@ -1,30 +1,31 @@
-"""PEARL: the draft model drafts while the target verifies, each on a unit of its own.
+"""PEARL: the draft model drafts while the target model verifies, on separate units.
 
-Algorithm 2 of [Liu2024]. Both models work at the same time, round by round; a round is over when both have done their part.
+Algorithm 2 of [Liu2024]. Both models work concurrently, round by round; a round ends when both have finished.
 
-* pre-verify: nothing that was drafted waits to be verified. The draft model drafts gamma tokens; meanwhile the target reads the
-  last token of the text, and what it says verifies the first of them.
-* post-verify: the rest of the last draft waits. The target reads it; meanwhile the draft model goes on behind it with gamma tokens
-  more, of which the target's last position verifies the first.
+* pre-verify: no drafted token is waiting. The draft model drafts gamma tokens; meanwhile the target reads the last token of the
+  sequence, and its prediction verifies the first of them.
+* post-verify: the rest of the previous draft is waiting. The target reads it; meanwhile the draft model drafts gamma more tokens
+  after it, and the prediction at the target's last position verifies the first of these.
 
-So the draft length adapts itself: a draft goes on for as long as all of it is kept, round after round, and one whose first token
-is rejected is dropped before any other token of it is read by the target. Rejections, greedy and sampled, are those of speculative
-decoding. Where all is kept, the target gives no token beyond the draft: it has read none of what comes next.
+The draft length is adaptive: a draft continues over several rounds while all of its tokens are accepted. A draft whose first token
+is rejected is dropped before the target reads its other tokens. Tokens are accepted and rejected as in speculative decoding, greedy
+and sampled. When all tokens are accepted there is no bonus token: the target has not yet read the token that follows.
 
-`draft_stop` says when a draft in progress is stopped that continues a rejected token.
+`draft_stop` sets when a draft in progress stops if it continues a rejected token.
 
-* `round`, as in the paper's engine: rounds go in lock-step. Its draft is made as a whole and dropped then.
-* `rejection`: a round is over with the rejection. That of a token that waited is known with the target's pass. That of the first
-  drafted one needs that token, too: it is sent as soon as it is there, ahead of the others. Where that is kept the round waits for
-  the rest, as in lock-step. The order to stop is the order to draft after what was kept, with which the next round begins: so the
-  draft model works on what was rejected for the link that this takes, then begins anew at once, from its rows of what was kept.
-  Tokens and rounds are those of lock-step.
+* `round`, as in the paper's engine: rounds run in lock-step. The draft is completed and then dropped.
+* `rejection`: the round ends with the rejection. The target's pass alone decides on waiting tokens. The decision on the first
+  drafted token also needs that token, which is sent as soon as it exists, ahead of the others; if it is accepted, the round waits
+  for the rest of the draft, as in lock-step. The next round begins by sending the accepted tokens to the draft model, which is also
+  the order to stop: the draft model works on rejected tokens for the link time of this transfer, then restarts from its cache rows
+  of accepted tokens. Tokens and rounds are those of lock-step.
 
-Drafts are cut to what remains to be decoded, and the last token is the target's own: nothing is drafted beside the pass that gives
-it. What was kept goes to the draft model's unit, what was drafted comes back: a round that drafts takes the link there, the drafts
-and the link back, or the target's pass where that takes longer (a round that rejects, of `rejection`: the link there, one draft
-pass and the link back, or the target's pass; or that alone). On offer in a round is what the target's pass reads of the draft;
-the last token of a round counts as the target's own (`Commit`), whether that was drafted meanwhile or not.
+Drafts are cut at the end of the sequence, and the target generates the last token itself: nothing is drafted during that pass.
+Accepted tokens go to the draft model's unit and drafted tokens come back. A round that drafts therefore takes the longer of the
+target's pass and link + drafts + link. With `rejection`, a round that rejects the first drafted token takes the longer of the
+target's pass and link + one draft pass + link; a round that rejects a waiting token takes the target's pass. The drafted tokens
+of a round are those that the target's pass reads; the last token of a round counts as the target's own (`Commit`), even if it was
+drafted during the round.
 
 [Liu2024] T. Liu et al. PEARL: Parallel Speculative Decoding with Adaptive Draft Length. arXiv:2408.11850.
 """
@@ -51,13 +52,13 @@ ROUND, REJECTION = DRAFT_STOPS = ("round", "rejection")
 
 @dataclass(frozen=True)
 class Parameters(DraftModel):
-    """A choice of PEARL: gamma = `draft_length` tokens are drafted in a round, and whether tokens are `sampled`.
+    """Parameters of PEARL: gamma = `draft_length` tokens drafted per round, `sampled` or greedy.
 
-    `draft_stop` says when a rejected draft in progress is stopped: at the end of its `round`, which waits for it (as in the
-    paper's engine), or at the `rejection`, with which the round ends.
+    `draft_stop` sets when a rejected draft in progress stops: at the end of its `round`, which waits for it (as in the paper's
+    engine), or at the `rejection`, which ends the round.
 
-    The paper takes gamma near 1 / cost_ratio, so that both models are done at the same time. `draft_layers` is the depth of the
-    draft model, which is always on a unit of its own (`placement` separate).
+    The paper sets gamma near 1 / cost_ratio, so that both models finish at the same time. `draft_layers` is the depth of the draft
+    model, which always has a separate unit (`placement` separate).
     """
 
     layers: int
@@ -81,60 +82,60 @@ class Parameters(DraftModel):
         if self.placement != SEPARATE:
             raise checks.ParameterError(
                 f"placement must be {SEPARATE!r}, got {self.placement!r}: the draft model drafts while the target verifies; leave"
-                " it out, or choose method 'speculative', which does one after the other"
+                " placement out, or choose method 'speculative', which drafts and verifies in turn"
             )
         checks.one_of("draft_stop", self.draft_stop, DRAFT_STOPS)
         self.check_batching()
 
     @classmethod
     def costs_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
-        """Costs that a choice with these parameters has: always a link, as the models are on units of their own."""
+        """Cost fields that apply: always with a link, as the models are on separate units."""
         return cls.COSTS
 
     def check_law(self, outcome: str, law: Any) -> None:
-        """Refuse laws by the place in a draft: a draft that goes on behind what is verified has no first place."""
+        """Reject laws by position within a draft: a draft that continues after unverified tokens has no first position."""
         if isinstance(law, Rounds | ReplayRounds):
             raise checks.ParameterError(
-                f"outcomes of {outcome} must be by output position with method pearl, whose drafts go on behind what waits to be"
-                " verified, got some by the place in a draft; choose kind 'iid', 'markov', 'by-position' or 'replay'"
+                f"outcomes of {outcome} must be by output position with method pearl, whose drafts continue after unverified"
+                " tokens, got outcomes by position within the draft; choose kind 'iid', 'markov', 'by-position' or 'replay'"
             )
 
     @property
     def lockstep(self) -> bool:
-        """Whether a round waits for its draft in any case."""
+        """True if every round waits for its whole draft."""
         return self.draft_stop == ROUND
 
     @property
     def longest_draft(self) -> int:
-        """The most tokens that are drafted behind what is verified: those that wait, and those that are drafted meanwhile."""
+        """Largest number of unverified tokens: those that wait and those drafted in the same round."""
         return 2 * self.draft_length - 1
 
     @property
     def widest(self) -> int:
-        """The most tokens of one pass of the target."""
+        """Largest number of tokens in one pass of the target."""
         return self.draft_length
 
     def demand(self, cost: StepCosts, tokens: int) -> Demand:
-        """The most that it may want at once: both models work, and what goes between them goes there and back in turn.
+        """Peak demand for units and links: both models work concurrently, and transfers between them alternate in direction.
 
-        Where rejections stop drafts, the first token goes back ahead of the others and the next order goes out at once: these may
-        meet, and what is stopped may be in the middle of a pass.
+        If rejections stop drafts, the first drafted token is sent ahead of the others and the next order follows at once: transfers
+        may then overlap, and a draft pass may be stopped midway.
         """
         units = min(self.units, tokens)
         if self.lockstep:
             return Demand(units)
-        inside, meeting = stopped_drafts(self.draft_length, tokens, cost)
-        return Demand(units, 1 + meeting, "anywhere" if inside else None)
+        midway, overlapping = stopped_drafts(self.draft_length, tokens, cost)
+        return Demand(units, 1 + overlapping, "anywhere" if midway else None)
 
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
-    """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends texts, of `stop`."""
+    """Yield the steps that decode `tokens` tokens after a prompt of at least one, ending early at a token of `stop`."""
     text, end = list(prompt), len(prompt) + tokens
     if prompt[:-1]:
         yield Forward("target", tuple(prompt[:-1]), 0, LayerSpan(0, parameters.layers))
     target, lockstep = Model("target", parameters.layers, TARGET_UNIT), parameters.lockstep
-    waiting: list[Guess] = []  # drafted, and not verified: none in pre-verify
-    running, rows = _Draft(None), 0  # the last draft, and how many rows of what the draft model has read stay
+    waiting: list[Guess] = []  # drafted, not yet verified: empty in pre-verify
+    running, rows = _Draft(None), 0  # the last draft; rows of the draft model's cache that stay valid
     while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
         last, running = running, _Draft(running.home)
         length = min(parameters.draft_length, end - len(text) - 1 - len(waiting))
@@ -157,48 +158,49 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
 
 
 class _Draft:
-    """A draft in progress, as the target's process knows it: who makes it, and what has come back of it."""
+    """A draft in progress, as seen by the target's process: its processes, and the drafted tokens received so far."""
 
     def __init__(self, home: Any) -> None:
         self.begun: Sequence[Any] = ()
-        """The process that begins it, if anything is drafted."""
+        """Process that drafts the first token, or the whole draft in lock-step; empty if nothing is drafted."""
         self.going_on: Sequence[Any] = ()
-        """The one that drafts on after the first token, once there is one."""
+        """Process that drafts the tokens after the first; empty before it starts."""
         self.guesses: list[Guess] = []
         self.home = home
-        """The process that came back last, of this draft or one before: with the draft model's cache."""
+        """Process that returned last, of this draft or an earlier one; it holds the draft model's cache."""
 
     def first(self) -> Generator[Step, Any, list[Guess]]:
-        """Wait for the first token, if any is drafted; what has come back."""
+        """Wait for the first token, if any is drafted; return the tokens received."""
         if self.begun and not self.guesses:
             ((self.guesses, self.home),) = yield Join(tuple(self.begun))
         return self.guesses
 
     def whole(self) -> Steps:
-        """Wait for all of it."""
+        """Wait for the whole draft."""
         yield from self.first()
         if self.going_on:
             ((more, self.home),) = yield Join(tuple(self.going_on))
             self.guesses += more
 
     def stop(self) -> Stop:
-        """End all processes that still work on it."""
+        """Stop all processes that still work on this draft."""
         return Stop((*self.begun, *self.going_on))
 
 
 _Made = tuple[list[Guess], Any]
-"""What was drafted, and the process that brought it back."""
+"""Drafted tokens, and the process that returned them."""
 
 
 def _drafting(model: Model, text: Sequence[int], length: int) -> Generator[Step, Any, _Made]:
-    """The draft model's part of a round in lock-step: a draft that comes back as a whole."""
+    """Draft model's part of a lock-step round: the draft is returned as a whole."""
     drafted = yield from draft(model, text, length)
     return drafted, (yield from _brought_back())
 
 
 def _first_ahead(model: Model, text: Sequence[int], length: int, last: _Draft, running: _Draft) -> Generator[Step, Any, _Made]:
-    """Its part where rejections stop it: the last draft is stopped, if it is still in progress; the first token of the running one
-    comes back by itself, while another process drafts on.
+    """Draft model's part of a round that a rejection may stop.
+
+    Stop the last draft if it is still in progress; return the first token of the new one while another process drafts the rest.
     """
     yield last.stop()
     drafted = yield from draft(model, text, 1)
@@ -208,24 +210,25 @@ def _first_ahead(model: Model, text: Sequence[int], length: int, last: _Draft, r
 
 
 def _brought_back() -> Generator[Step, Any, Any]:
-    """Bring what was drafted to the target's unit; the process that is there then, with the draft model's cache."""
+    """Send the drafted tokens to the target's unit; return the process that arrives there, with the draft model's cache."""
     tasks = yield Fork((_back(),), (TARGET_UNIT,))
     yield Join(tuple(tasks))
     return tasks[0]
 
 
 def _back() -> Steps:
-    """A process that does nothing: it is there as soon as the link has been taken."""
+    """A process without steps: it arrives when its transfer over the link ends."""
     yield from ()
 
 
 def verify(
     out: Any, waiting: Sequence[Guess], arriving: Generator[Step, Any, Sequence[Guess]], sampled: bool
 ) -> Generator[Step, Any, tuple[int, int, bool]]:
-    """What a pass over the text's last token and the waiting ones says of these and of the one that follows them, if there is one.
+    """Verify the waiting tokens and the first token of the draft in progress against one pass of the target.
 
-    That one is the first of what is `arriving`, which is waited for where all that waited are kept. How many of those that waited
-    are kept; the token after them; whether that is the drafted one, and drafting goes on after it.
+    `out` is the output of the target's pass over the last token and the waiting ones. `arriving` waits for the draft in progress,
+    and is used only if all waiting tokens are accepted. Return the number of accepted waiting tokens, the token after them, and
+    whether that token is the drafted one, so that drafting continues after it.
     """
     for kept, guess in enumerate(waiting):
         own = yield from _in_place_of(guess, out, kept - len(waiting) - 1, sampled)
@@ -239,7 +242,7 @@ def verify(
 
 
 def _in_place_of(guess: Guess, out: Any, offset: int, sampled: bool) -> Generator[Step, Any, int | None]:
-    """The target's token where it rejects the drafted one; None where it keeps it."""
+    """Return the target's token if it rejects the drafted one, None if it accepts it."""
     if not sampled:
         own: int = yield Read(GREEDY, out, offset)
         return None if own == guess.token else own

@@ -1,12 +1,11 @@
-"""PEARL for exactly so many tokens: what each round takes, and its moments, forward over where rounds start.
+"""PEARL for a finite number of tokens: costs of each round, and exact moments by a forward recursion over starts of rounds.
 
-A round that starts with s of l tokens out is in pre-verify, with none that wait, or in post-verify, with min(gamma - 1, l - 1 - s):
-so near the end too, where drafts are cut to what remains. What stands before a round is a rejected token in pre-verify and a kept
-one in post-verify, so that position and phase are all that the next round depends on, under any law whose outcomes depend on the
-one before.
+A round that starts after s of l tokens is in pre-verify, with no token waiting, or in post-verify, with min(gamma - 1, l - 1 - s)
+waiting; this includes the end, where drafts are cut to what remains. The token before a round was rejected in pre-verify and
+accepted in post-verify. So position and phase determine the law of the next round, if each outcome depends only on the one before.
 
-A round ends in one of three ways: a token that waited is rejected, or the first of those that are drafted meanwhile, or all are
-kept. In lock-step it takes the same time whichever it is; where a rejection stops the draft in progress, that ends the round.
+A round ends in one of three ways: a waiting token is rejected, the first token drafted in the round is rejected, or all are
+accepted. In lock-step its time is the same in all three; if rejections stop drafts, the rejection ends the round.
 """
 
 from __future__ import annotations
@@ -24,40 +23,41 @@ from model.outcomes.outcome_laws import ByPosition, Chain, Floats, Replay, Repla
 
 PRE, POST = PHASES = range(2)
 WAITING_REJECTED, FIRST_REJECTED, KEPT = ENDS = range(3)
-"""How a round ends; one that drafts nothing, as the last does, takes the same however it ends."""
+"""Ways in which a round ends. A round that drafts nothing, such as the last one, takes the same time in all of them."""
 Counts = NDArray[np.int64]
 
 
 class RoundTables(NamedTuple):
-    """Of a round in each phase that starts at each position, shape (2, tokens): what waits, and what is drafted; and by how it
-    ends, shape (3, 2, tokens), what it takes.
+    """Tokens and costs of a round by phase and start position.
+
+    Counts have shape (2, tokens); costs also depend on how the round ends, shape (3, 2, tokens).
     """
 
     waiting: Counts
-    """Drafted tokens that the target reads and verifies: those on offer."""
+    """Waiting drafted tokens that the target's pass reads and verifies."""
     drafted: Counts
-    """Tokens that are drafted meanwhile, where nothing stops that."""
+    """Tokens drafted in the round, unless a rejection stops the draft."""
     time: Floats
     busy: Floats
     operations: Floats
-    """Arithmetic, in that of a token in a pass of the target; a draft pass that is stopped counts as a whole."""
+    """Arithmetic, in units of one token in a pass of the target; a stopped draft pass counts in full."""
 
 
 def round_tables(draft_length: int, tokens: int, cost: StepCosts, *, lockstep: bool = True) -> RoundTables:
-    """The rounds of a decoding at these costs, in lock-step or not: then a rejection stops the draft in progress.
+    """Tabulate the rounds of a decoding at these costs; if not in lock-step, a rejection stops the draft in progress.
 
-    The target's pass stands at the position where its round starts, the draft model's first pass at that of the last token that
-    waits. Each is over one token: behind what was rejected, and behind what was kept, the draft model lacks no other.
+    The target's pass is priced at the position where its round starts, the first draft pass at the position of the last waiting
+    token. Each draft pass reads one token: the draft model's cache has all rows before it.
 
-    It begins a link later than the round. Where a rejection ends the round, what stops it comes a link after that: so it works for
-    as long as the round takes, or until all is drafted.
+    The draft model begins one link time after the round. If a rejection ends the round, the order to stop arrives one link time
+    after that. So the draft model works as long as the round takes, or until all is drafted.
 
     >>> from model.costs.layer_times import UnitCost
     >>> cost = UnitCost(10, cost_ratio=0.75, link=1.0)
-    >>> found = round_tables(2, 4, cost)
-    >>> found.waiting.tolist(), found.drafted.tolist()
+    >>> tables = round_tables(2, 4, cost)
+    >>> tables.waiting.tolist(), tables.drafted.tolist()
     ([[0, 0, 0, 0], [1, 1, 1, 0]], [[2, 2, 1, 0], [2, 1, 0, 0]])
-    >>> found.time[KEPT].tolist()  # gamma c = 1.5 passes and the link there and back; with one drafted the target is as slow
+    >>> tables.time[KEPT].tolist()  # gamma c = 1.5 passes + 2 links; with one drafted token the target is as slow
     [[17.0, 17.0, 10.0, 10.0], [17.0, 10.0, 10.0, 10.0]]
     >>> stopped = round_tables(2, 4, cost, lockstep=False)  # the second draft pass is stopped 10 after the start of the first
     >>> stopped.time[:, POST, 0].tolist(), stopped.busy[:, POST, 0].tolist()
@@ -71,8 +71,8 @@ def round_tables(draft_length: int, tokens: int, cost: StepCosts, *, lockstep: b
     else:
         time = np.stack([verify, np.maximum(verify, drafts(np.minimum(drafted, 1)) + links), whole])
         worked = np.minimum(draft, time)
-        # As one pass ends the next begins, before anything stops that; after the first another process makes it, and in the
-        # simulator it may be stopped before, where both models' passes take the same to the last bit.
+        # A pass that would begin exactly at the stop is counted. In the simulator the second pass belongs to another process, which
+        # may be stopped before it begins if the passes of both models take exactly the same time.
         begun = ((place < drafted) & (drafts(place) <= time * (1 + _ROUNDING)) for place in range(draft_length))
         passes = sum(begun, np.zeros(time.shape, dtype=np.int64))
     operations = np.asarray(1.0 + waiting + np.where(passes > 0, passes * cost.operations("draft"), 0.0), dtype=np.float64)
@@ -80,7 +80,7 @@ def round_tables(draft_length: int, tokens: int, cost: StepCosts, *, lockstep: b
 
 
 def stopped_drafts(draft_length: int, tokens: int, cost: StepCosts) -> tuple[bool, bool]:
-    """Whether a rejection may stop a draft in the middle, and whether two transfers may be under way at once where it does.
+    """Tell whether a rejection may stop a draft midway, and whether two transfers may then overlap.
 
     >>> from model.costs.layer_times import UnitCost
     >>> [stopped_drafts(4, 9, UnitCost(10, cost_ratio=ratio, link=0.5)) for ratio in (0.125, 0.25, 0.5)]
@@ -90,18 +90,19 @@ def stopped_drafts(draft_length: int, tokens: int, cost: StepCosts) -> tuple[boo
     link, first, whole = cost.link, drafts(np.minimum(drafted, 1)), drafts(drafted)
     at_first = np.maximum(verify, first + 2 * link)
     rejections = [(verify, (waiting > 0) & (drafted > 0)), (at_first, drafted > 0)]
-    inside = any(bool(np.any(may & (end < whole * (1 - _ROUNDING)))) for end, may in rejections)
-    # On the way: the order to draft, the first token, the others; and the next order, a link from the end of the round on.
-    meeting = [(drafted > 1) & (whole - first < link * (1 - _ROUNDING))]
+    midway = any(bool(np.any(may & (end < whole * (1 - _ROUNDING)))) for end, may in rejections)
+    # Transfers: the order to draft, the first token, the others, and the next order, which leaves as the round ends.
+    overlapping = [(drafted > 1) & (whole - first < link * (1 - _ROUNDING))]
     for end, may in rejections:
         for sent in (0 * first, first + link, whole + link):
-            meeting.append(may & (sent <= (end + link) * (1 + _ROUNDING)) & (end * (1 + _ROUNDING) < sent + link))
-    return inside, link > 0 and any(bool(np.any(each)) for each in meeting)
+            overlapping.append(may & (sent <= (end + link) * (1 + _ROUNDING)) & (end * (1 + _ROUNDING) < sent + link))
+    return midway, link > 0 and any(bool(np.any(overlap)) for overlap in overlapping)
 
 
 def _parts(draft_length: int, tokens: int, cost: StepCosts) -> tuple[Counts, Counts, Floats, Callable[[Any], Floats]]:
-    """Of a round in each phase that starts at each position, shape (2, tokens): what waits, what is drafted, what the target's
-    pass takes; and a function that says what a number of draft passes take.
+    """Return waiting tokens, drafted tokens and time of the target's pass by phase and start position, shape (2, tokens).
+
+    The last item is a function from numbers of draft passes to their time.
     """
     start = np.arange(tokens)
     left = tokens - 1 - start
@@ -116,11 +117,11 @@ def _parts(draft_length: int, tokens: int, cost: StepCosts) -> tuple[Counts, Cou
 
 
 _ROUNDING = 1e-9
-"""Relative error up to which two times are one."""
+"""Relative error within which two times count as equal."""
 
 
 def round_starts(tables: RoundTables, law: Chain) -> Floats:
-    """The chance that a round in each phase starts at each position, shape (2, tokens).
+    """Probability that a round in each phase starts at each position, shape (2, tokens).
 
     >>> from model.costs.layer_times import UnitCost
     >>> from model.outcomes.outcome_laws import ByPosition
@@ -131,7 +132,7 @@ def round_starts(tables: RoundTables, law: Chain) -> Floats:
 
 
 class FiniteChoice(NamedTuple):
-    """A decoding whose moments are asked for."""
+    """A decoding of `tokens` tokens whose moments are computed."""
 
     draft_length: int
     tokens: int
@@ -141,19 +142,19 @@ class FiniteChoice(NamedTuple):
 
 
 def moments(draft_length: int, tokens: int, law: Any, cost: StepCosts) -> Moments:
-    """The moments of a decoding, exactly; `drafted` are the tokens that were on offer.
+    """Return the exact moments of a decoding in lock-step; `drafted` counts the tokens that the target verifies.
 
     >>> from model.costs.layer_times import UnitCost
     >>> from model.outcomes.outcome_laws import Iid
-    >>> found = moments(4, 200, Iid(0.8), UnitCost(1, cost_ratio=0.2))
-    >>> round(200 / found.time, 3), round(200 / found.rounds, 3)
+    >>> exact = moments(4, 200, Iid(0.8), UnitCost(1, cost_ratio=0.2))
+    >>> round(200 / exact.time, 3), round(200 / exact.rounds, 3)
     (2.104, 2.104)
     """
     return moments_of_many([FiniteChoice(draft_length, tokens, law, cost)])[0]
 
 
 def moments_of_many(choices: Sequence[FiniteChoice]) -> list[Moments]:
-    """The moments of many decodings, computed side by side; of records each by itself, and then their mixture."""
+    """Return the moments of many decodings, computed together; a law of records gives the mixture of its records."""
     chains = [_chains(each.law) for each in choices]
     tables = [round_tables(each.draft_length, each.tokens, each.cost, lockstep=each.lockstep) for each in choices]
     wanted = [(table, chain) for table, own in zip(tables, chains, strict=True) for chain in own]
@@ -170,11 +171,11 @@ def moments_of_many(choices: Sequence[FiniteChoice]) -> list[Moments]:
 
 
 _MOST_CELLS = 300_000
-"""Positions times places in a window times decodings that are computed together: about two megabytes an array."""
+"""Bound on positions x window x decodings of an array computed together: about two megabytes per array."""
 
 
 def _chains(law: Any) -> list[Chain]:
-    """A recorded sequence is a chain whose chances are 0 and 1."""
+    """Return the chains whose mixture is the law; a record is a chain with probabilities 0 and 1."""
     if isinstance(law, Replay):
         return [ByPosition(record) for record in law.records.astype(np.float64)]
     if isinstance(law, ReplayChances):
@@ -182,21 +183,21 @@ def _chains(law: Any) -> list[Chain]:
     if isinstance(law, Chain):
         return [law]
     raise checks.ParameterError(
-        "this law of acceptances has no closed form for drafts that go on behind what is verified; choose one by output"
-        " position, such as kind 'iid', 'markov', 'by-position' or 'replay'"
+        "this law of acceptances has no closed form for PEARL, whose drafts continue after unverified tokens; choose one by"
+        " output position, such as kind 'iid', 'markov', 'by-position' or 'replay'"
     )
 
 
 def _moments_of_chains(tables: Sequence[RoundTables], laws: Sequence[Chain]) -> list[Moments]:
-    mass, first, ending = _forward(tables, laws)
+    mass, first, rejecting = _forward(tables, laws)
     spent, busy, operations = (_side_by_side([getattr(each, name) for each in tables]) for name in ("time", "busy", "operations"))
     waiting = _side_by_side([each.waiting for each in tables])
 
     def expected(by_end: Floats) -> Floats:
-        """The mean over how a round ends: in lock-step what they all take, to the last bit."""
+        """Mean over the ways in which a round ends; in lock-step, where all are equal, exactly their value."""
         found: Floats = by_end[KEPT].copy()
         for end in (WAITING_REJECTED, FIRST_REJECTED):
-            found += ending[end] * (by_end[end] - by_end[KEPT])
+            found += rejecting[end] * (by_end[end] - by_end[KEPT])
         return found
 
     time = expected(spent)
@@ -208,7 +209,7 @@ def _moments_of_chains(tables: Sequence[RoundTables], laws: Sequence[Chain]) -> 
 
 
 def _side_by_side(arrays: Sequence[NDArray[Any]]) -> Floats:
-    """Arrays whose last axis is the position along a new last axis; behind the end of a shorter one there are zeros."""
+    """Stack arrays whose last axis is the position along a new last axis; shorter ones are padded with zeros."""
     found = np.zeros((*arrays[0].shape[:-1], max(each.shape[-1] for each in arrays), len(arrays)))
     for index, each in enumerate(arrays):
         found[..., : each.shape[-1], index] = each
@@ -216,23 +217,24 @@ def _side_by_side(arrays: Sequence[NDArray[Any]]) -> Floats:
 
 
 def _forward(tables: Sequence[RoundTables], laws: Sequence[Chain]) -> tuple[Floats, Floats, Floats]:
-    """The chance that a round starts at each position in each phase, and the mean time until then on these paths; and the chance
-    that it ends with either rejection.
+    """Return probabilities and mean times of starts of rounds, and probabilities of both kinds of rejection.
 
-    Shapes (2, tokens, decodings), the last (2, 2, tokens, decodings): first by the end.
+    The first is the probability that a round starts at each position in each phase; the second is the expectation of the time until
+    then on these paths; both have shape (2, tokens, decodings). The third is the probability that such a round ends with a
+    rejection, shape (2, 2, tokens, decodings), whose first axis is the kind of rejection.
     """
     tokens = np.array([each.waiting.shape[1] for each in tables])
     time, waiting = _side_by_side([each.time for each in tables]), _side_by_side([each.waiting for each in tables]).astype(np.int64)
     last, decoding, most = int(tokens.max()), np.arange(len(tables)), int(waiting.max()) + 1
     chances = _side_by_side([np.array(law.chances(count)) for law, count in zip(laws, tokens.tolist(), strict=True)])
-    # In each phase a round verifies all that wait, and the first that is drafted meanwhile, unless the text ends there.
+    # A round verifies all waiting tokens, and the first token drafted in the round unless the sequence ends there.
     position, place = np.arange(last)[:, None, None], np.arange(most)[:, None]
     inside = (place <= waiting[:, :, None]) & (position < tokens - 1)
     kept = np.where(inside, chances[:, np.minimum(position + place, last - 1), decoding], 1.0)
     reached = np.cumprod(kept, axis=2)
     before = np.concatenate([np.ones_like(reached[:, :, :1]), reached[:, :, :-1]], axis=2)
     ends, whole = np.where(inside, before * (1 - kept), 0.0), reached[:, :, -1] * (position[:, 0] < tokens - 1)
-    first_drafted = place == waiting[:, :, None]  # the first that is drafted meanwhile
+    first_drafted = place == waiting[:, :, None]  # the first token drafted in the round
     took = np.where(first_drafted, time[FIRST_REJECTED, :, :, None], time[WAITING_REJECTED, :, :, None])
     found = np.zeros((2, 2, last + most, len(tables)))  # mass and first moment of the time; phase; position; decoding
     found[0, PRE, 0] = 1.0
@@ -244,6 +246,6 @@ def _forward(tables: Sequence[RoundTables], laws: Sequence[Chain]) -> tuple[Floa
         for phase in PHASES:
             spent = np.stack([mass[phase], first[phase] + mass[phase] * time[KEPT, phase, start]])
             found[:, POST, start + 1 + waiting[phase, start], decoding] += spent * whole[phase, start]
-    started = np.where(np.arange(last)[:, None] < tokens, found[:, :, :last], 0.0)  # behind its end a decoding has no rounds
+    started = np.where(np.arange(last)[:, None] < tokens, found[:, :, :last], 0.0)  # no rounds after the end
     ending = np.stack([np.where(first_drafted, 0.0, ends).sum(axis=2), np.where(first_drafted, ends, 0.0).sum(axis=2)])
     return started[0], started[1], ending

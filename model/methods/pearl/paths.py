@@ -1,4 +1,4 @@
-"""PEARL, path by path: the outcome of each position says whether its round goes on, and in which phase the next one starts."""
+"""PEARL on given outcomes: the outcome of each position decides where its round ends and in which phase the next one starts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from model.outcomes.outcome_laws import Outcomes
 from model.outcomes.random_streams import BLOCK
 
 LAST_MATTERS = False
-"""The last token is never a drafted one."""
+"""The outcome of the last position has no effect: the last token is never a drafted one."""
 
 
 def walk(parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Iterator[Outcomes]) -> Tally:
-    """Time, unit-time and rounds of a block of replications, from the outcomes of the first tokens - 1 positions."""
+    """Return the tally of a block of replications, from the outcomes of the first `tokens` - 1 positions."""
     tables = round_tables(parameters.draft_length, tokens, cost, lockstep=parameters.lockstep)
     start, phase = np.zeros((2, BLOCK), dtype=np.int64)
     time, busy, operations, offered = np.zeros((4, BLOCK))

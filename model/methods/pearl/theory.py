@@ -1,11 +1,11 @@
-"""PEARL in closed form: drafting and verifying at the same time, on units of their own [Liu2024].
+"""PEARL in closed form: drafting and verifying concurrently, on separate units [Liu2024].
 
-Rounds go in lock-step, each as long as the slower of a draft of gamma tokens and a pass of the target. While the first token of a
-new draft is verified, the rest of it is drafted (pre-verify); if that token stays, whole drafts are verified while the next ones
-are drafted (post-verify), until one token is rejected. With `draft_stop` "rejection" a round that rejects does not wait for its
-draft: it takes the target's pass, or the first draft pass where that token decides and comes later. `predict` is exact for a
-number of tokens, under any law of single positions (`model.methods.pearl.finite_pearl`); the equations are its limit for many
-tokens, where acceptances are independent with one rate.
+Rounds run in lock-step; a round takes the longer of a draft of gamma tokens and a pass of the target. While the target verifies the
+first token of a new draft, the rest is drafted (pre-verify). If that token is accepted, whole drafts are verified while the next
+ones are drafted (post-verify), until a token is rejected. With `draft_stop` "rejection" a round that rejects does not wait for its
+draft: it takes the target's pass, or the first draft pass if that token decides and arrives later. `predict` is exact for a finite
+number of tokens, under any law of single positions (`model.methods.pearl.finite_pearl`). The equations are its limit for many
+tokens with i.i.d. acceptances.
 
 [Liu2024] T. Liu et al. PEARL: Parallel Speculative Decoding with Adaptive Draft Length. arXiv:2408.11850.
 """
@@ -32,21 +32,21 @@ from model.outcomes.outcome_laws import Chain
 Floats = NDArray[np.float64]
 
 
-# --- A decoding as a whole ------------------------------------------------------------------------------------------
+# --- A finite decoding ---------------------------------------------------------------------------------------------
 
 
 def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts) -> Prediction:
-    """Exactly `tokens` tokens, the cut drafts at their end and the law's memory included; times in the unit of the costs.
+    """Predict the decoding of exactly `tokens` tokens, times in the unit of the costs; cut drafts at the end are included.
 
-    A round takes the longer of the target's pass and the drafts with the link there and back; unit-time is of both. If rejections
-    stop drafts, a round takes the target's pass alone where it rejects a token that waited, and the longer of that and the first
-    draft pass with its links where it rejects the first drafted one; the draft model works for as long, or until all is drafted.
-    `drafted` are the tokens on offer: those that the target's passes read and verified, not those that were dropped unread. Rounds
-    of many tokens are `expected_tokens` long.
+    A round takes the longer of the target's pass and link + drafts + link; unit-time sums both units. If rejections stop drafts, a
+    round that rejects a waiting token takes the target's pass; one that rejects the first drafted token takes the longer of the
+    target's pass and link + one draft pass + link; the draft model works until the round ends or all is drafted. `drafted` counts
+    the tokens that the target's passes read and verify, not those dropped unread. Tokens per round tend to `expected_tokens` as
+    `tokens` grows.
 
     >>> from model.outcomes.outcome_laws import Iid
-    >>> found = [predict(Parameters(40, 4), 200, Iid(rate), UnitCost(40, cost_ratio=0.2)) for rate in (0.5, 0.8, 1.0)]
-    >>> [round(float(each.plain_latency / each.latency), 3) for each in found]
+    >>> predictions = [predict(Parameters(40, 4), 200, Iid(rate), UnitCost(40, cost_ratio=0.2)) for rate in (0.5, 0.8, 1.0)]
+    >>> [round(float(prediction.plain_latency / prediction.latency), 3) for prediction in predictions]
     [1.301, 2.104, 3.922]
     >>> [round(float(speedup(rate, 4, 0.2)), 3) for rate in (0.5, 0.8, 1.0)]
     [1.304, 2.123, 4.0]
@@ -63,11 +63,11 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts
 def predict_points(points: PredictionPoints) -> Prediction:
     """`predict` at many points, computed together."""
     chosen, laws, index = points.pairs()
-    asked = []
+    finite = []
     for choice, law in zip(chosen.tolist(), laws.tolist(), strict=True):
         parameters, tokens, cost = points.choices[choice]
-        asked.append(FiniteChoice(parameters.draft_length, tokens, points.laws[law], cost, parameters.lockstep))
-    found = Moments(*(np.array(column)[index] for column in zip(*moments_of_many(asked), strict=True)))
+        finite.append(FiniteChoice(parameters.draft_length, tokens, points.laws[law], cost, parameters.lockstep))
+    moments = Moments(*(np.array(column)[index] for column in zip(*moments_of_many(finite), strict=True)))
 
     def ratio(choice: MethodChoice) -> float:
         tables = _tables(choice.parameters, choice.tokens, choice.cost)
@@ -75,12 +75,12 @@ def predict_points(points: PredictionPoints) -> Prediction:
 
     units = points.of_choices(lambda each: each.parameters.units)
     plain = points.of_choices(lambda each: each.parameters.plain_time(each.tokens, each.cost))
-    times = found.time, found.variance, found.busy, points.of_choices(ratio), units, plain
-    return Prediction(*times, found.rounds, found.drafted, found.operations)
+    times = moments.time, moments.variance, moments.busy, points.of_choices(ratio), units, plain
+    return Prediction(*times, moments.rounds, moments.drafted, moments.operations)
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
-    """Time and unit-time that no decoding exceeds: a round puts out one token."""
+    """Upper bounds of time and unit-time: every round generates only one token."""
     tables = _tables(parameters, tokens, cost)
     return tokens * float(tables.time.max()), tokens * float(tables.busy.max())
 
@@ -90,37 +90,37 @@ def _tables(parameters: Parameters, tokens: int, cost: StepCosts) -> RoundTables
 
 
 def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
-    """The arithmetic of all tokens that either model has read, in tokens of the target: each has a projection."""
+    """Arithmetic of all tokens that both models read, in tokens of the target; every token has a projection onto the vocabulary."""
     drafted = account.of("draft").heads
     return account.of("target").heads + (drafted * cost.operations("draft") if drafted else 0.0)
 
 
 def work(parameters: Parameters, tokens: int, law: Any) -> Work | None:
-    """What the passes of both models come to, in the mean; None under laws of records, and where rejections stop drafts: how many
-    passes these make then depends on what they take.
+    """Mean work of the passes of both models.
 
-    The target reads the text's last token and what waits behind it, the draft model one token in each of its passes.
+    None under laws of records, and if rejections stop drafts: the number of draft passes then depends on their times. The target
+    reads the last token of the sequence and the waiting ones after it; the draft model reads one token per pass.
 
     >>> from model.outcomes.outcome_laws import Iid
-    >>> found = work(Parameters(40, 4, draft_layers=2), 200, Iid(0.8)).of
-    >>> round(found["target"].passes, 3), round(found["draft"].passes, 3)
+    >>> totals = work(Parameters(40, 4, draft_layers=2), 200, Iid(0.8)).of
+    >>> round(totals["target"].passes, 3), round(totals["draft"].passes, 3)
     (95.061, 372.284)
     """
     if not isinstance(law, Chain) or not parameters.lockstep:
         return None
     tables = round_tables(parameters.draft_length, tokens, UnitCost(1, cost_ratio=0.0))
-    mass, place = round_starts(tables, law), np.arange(tokens)
-    width, drafted, behind = tables.waiting + 1, tables.drafted, place + tables.waiting
-    seen, read = place * width + width * (width + 1) / 2, place + width
-    target = _totals(parameters.layers, *(float((mass * each).sum()) for each in (np.ones_like(mass), width, seen, read)))
+    mass, position = round_starts(tables, law), np.arange(tokens)
+    width, drafted, draft_position = tables.waiting + 1, tables.drafted, position + tables.waiting
+    attended, read = position * width + width * (width + 1) / 2, position + width
+    target = _totals(parameters.layers, *(float((mass * count).sum()) for count in (np.ones_like(mass), width, attended, read)))
     passes = float((mass * drafted).sum())
-    reading = float((mass * (drafted * behind + drafted * (drafted + 1) / 2)).sum())
-    draft = _totals(parameters.draft_layers, passes, passes, reading, reading)
+    draft_read = float((mass * (drafted * draft_position + drafted * (drafted + 1) / 2)).sum())
+    draft = _totals(parameters.draft_layers, passes, passes, draft_read, draft_read)
     return Work({"target": target, "draft": draft} if passes else {"target": target})
 
 
 def _totals(layers: int, passes: float, tokens: float, attended: float, read: float) -> Totals:
-    """Passes over so many tokens together, all of which are projected."""
+    """Totals of passes over `tokens` tokens in all, each with a projection onto the vocabulary."""
     sums = passes, layers * passes, layers * tokens, layers * attended, layers * read
     return Totals(*sums, head_runs=passes, heads=tokens)
 
@@ -129,10 +129,10 @@ def _totals(layers: int, passes: float, tokens: float, attended: float, read: fl
 
 
 def expected_tokens(acceptance_rate: ArrayLike, draft_length: ArrayLike) -> Floats:
-    """Tokens of a round in the long run: (1 - alpha^gamma) / ((1 - alpha) (1 + alpha - alpha^gamma)) [tokens].
+    """Mean tokens per round in the long run: (1 - alpha^gamma) / ((1 - alpha) (1 + alpha - alpha^gamma)) [tokens].
 
-    A round that verifies a first token gives one; one that verifies a whole draft gives 1 + alpha + ... + alpha^(gamma-1). Of
-    those rounds there are alpha to every 1 - alpha^gamma of the first kind. gamma at alpha = 1, 1 at alpha = 0.
+    A pre-verify round gives one token; a post-verify round gives 1 + alpha + ... + alpha^(gamma-1). The ratio of post-verify to
+    pre-verify rounds is alpha / (1 - alpha^gamma). The mean is gamma at alpha = 1 and 1 at alpha = 0.
 
     >>> float(expected_tokens(1, 5)), float(expected_tokens(0, 5)), round(float(expected_tokens(0.8, 5)), 3)
     (5.0, 1.0, 2.284)
@@ -144,10 +144,10 @@ def expected_tokens(acceptance_rate: ArrayLike, draft_length: ArrayLike) -> Floa
 def speedup(
     acceptance_rate: ArrayLike, draft_length: ArrayLike, cost_ratio: ArrayLike, draft_stop: str = ROUND
 ) -> Floats:
-    """Speed over plain decoding, for many tokens: `expected_tokens` / max(gamma c, 1); gamma / max(gamma c, 1) at alpha = 1.
+    """Speed-up over plain decoding for many tokens [-]: `expected_tokens` / max(gamma c, 1); gamma / max(gamma c, 1) at alpha = 1.
 
-    Where rejections stop drafts, those over the mean time of a round in passes: with b = alpha^(gamma-1), in pre-verify
-    (1 - alpha) max(c, 1) + alpha max(gamma c, 1), in post-verify 1 - b + b ((1 - alpha) max(c, 1) + alpha max(gamma c, 1)).
+    If rejections stop drafts, the divisor is the mean time of a round in passes of the target: with b = alpha^(gamma-1) and
+    v = (1 - alpha) max(c, 1) + alpha max(gamma c, 1), a pre-verify round takes v, a post-verify round 1 - b + b v.
 
     >>> float(speedup(1, 5, 0.2)), float(speedup(1, 5, 0.4)), round(float(speedup(0.8, 5, 0.1)), 3)
     (5.0, 2.5, 2.284)
@@ -161,6 +161,6 @@ def speedup(
     if draft_stop == ROUND:
         return np.asarray(tokens / whole)
     rate = checks.array("acceptance_rate", acceptance_rate, 0, 1)
-    decided_first = (1 - rate) * np.maximum(ratio, 1.0) + rate * whole  # a round that comes to the first drafted token
+    decided_first = (1 - rate) * np.maximum(ratio, 1.0) + rate * whole  # passes of a round that decides on its first drafted token
     to_it, post = rate ** (gamma - 1), rate / (1 + rate - rate**gamma)
     return np.asarray(tokens / ((1 - post) * decided_first + post * (1 - to_it + to_it * decided_first)))

@@ -1,18 +1,21 @@
-"""Predictive Pipelined Decoding: early candidates decoded ahead on other units.
+"""Predictive Pipelined Decoding: an early exit layer predicts the next token, and other units start to decode it in advance.
 
-Algorithms 1 and 2 of [Yang2024], and three forms that the paper leaves open.
+Algorithms 1 and 2 of [Yang2024], and three forms that the paper leaves open. The main process decodes a token; at the exit layer a
+head predicts k candidates for it, and k sub-processes start the pass of the next token with one candidate each. If a candidate
+matches the final token, its sub-process becomes the main process and saves its layers; the others are stopped.
 
 * `literal`: Algorithm 2 (Algorithm 1 is the case exit_layer = layers/2), with its barrier: main process and sub-processes wait
-  for each other before the match is looked at. Needs exit_layer >= layers/2.
-* `eager`: sub-processes run on towards their own exit layer and nobody waits for them; the wrong ones are stopped when the main
-  process knows. Needs exit_layer >= layers/2. Without overheads it takes the time of `literal`, to the last bit.
-* `flat`: Algorithm 2 for any exit layer on k+1 units: a promoted process that is already past the exit layer predicts where it is.
-* `nested`: for any exit layer, sub-processes predict too: a tree of processes; stopping one stops what it started.
+  for each other before the match is tested. Needs exit_layer >= layers/2.
+* `eager`: no barrier. Sub-processes run on towards their own exit layer; the wrong ones are stopped when the final token is known.
+  Needs exit_layer >= layers/2. Without overheads its time equals that of `literal`, to the last bit.
+* `flat`: Algorithm 2 for any exit layer on k+1 units: a promoted process that is already past the exit layer predicts from its
+  current layer.
+* `nested`: any exit layer; sub-processes predict too, which gives a tree of processes. Stopping a process stops its descendants.
 
-In all but the nested form the candidates of a round may be `batched`: one pass over k hypotheses on one other unit, in place of k
-passes on k. They share the weights of its layers, so where reading these is what takes time it takes the time of one candidate.
+In all forms except `nested` the candidates of a round may be `batched`: one pass over k hypotheses on one other unit instead of k
+passes on k units. They share the weights of the layers, so a memory-bound pass takes as long as for one candidate.
 
-In all of them the last token's sub-processes are started and counted, as the paper counts them.
+In all forms the last token's sub-processes are started and counted, as in the paper.
 
 [Yang2024] S. Yang, G. Lee, J. Cho, D. Papailiopoulos, K. Lee. Predictive Pipelined Decoding: A Compute-Latency Trade-off for
 Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
@@ -35,16 +38,28 @@ from model.methods.method_parameters import MethodParameters
 from model.methods.peak_demand import Demand
 from model.steps import GREEDY, SAMPLED, Adopt, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, Stop
 
-HEAD = 1  # a pass projects one position; the steps' fields go unnamed here because naming them costs the simulator 2 %
+HEAD = 1  # logits for one position; steps have positional arguments here, because keywords slow the simulator by 2 %
 FORMS = ("literal", "eager", "nested", "flat")
 
 
 @dataclass(frozen=True)
 class Parameters(MethodParameters):
-    """A choice of Predictive Pipelined Decoding: d = `layers`, d-bar = `exit_layer`, k = `candidates`, and the form.
+    """Parameters of Predictive Pipelined Decoding.
 
-    `sampled` draws the final token in place of taking the likeliest (Appendix B); the candidates are the likeliest all the same.
-    `batched` has one unit read all candidates in one pass.
+    Parameters
+    ----------
+    layers
+        Layers of the model (d).
+    exit_layer
+        Layer after which the early head predicts (d-bar).
+    candidates
+        Number of candidates, the most likely tokens of the early head, that are decoded in advance (k).
+    form
+        `literal`, `eager`, `flat` or `nested`.
+    sampled
+        Sample the final token instead of greedy decoding (Appendix B); the candidates are the most likely tokens in both cases.
+    batched
+        One unit decodes all candidates in one pass.
     """
 
     layers: int
@@ -89,71 +104,72 @@ class Parameters(MethodParameters):
 
     @property
     def units(self) -> int:
-        """Compute units that it reserves: k+1, where candidates are batched 2, and in the nested form as many as are busy at once
-        where layers alone take time.
+        """Compute units that are reserved.
+
+        k+1; with batched candidates 2; in the nested form the peak number of busy units without overheads.
         """
         if self.form != "nested":
             return 2 if self.batched else self.candidates + 1
         generations = -(-self.layers // self.exit_layer)
-        # The sum of candidates**i over the generations, in one step: with thousands of them it has thousands of digits.
+        # The closed form of the sum of candidates**i over generations; a loop would be slow for thousands of generations.
         return generations if self.candidates == 1 else (self.candidates**generations - 1) // (self.candidates - 1)
 
     @property
     def widest(self) -> int:
-        """Tokens of its widest pass behind the prompt."""
+        """Largest number of tokens in a pass after the prompt."""
         return self.candidates if self.batched else 1
 
     @classmethod
     def costs_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
-        """Of COSTS those that it looks at with these parameters: without batched candidates no pass is wide."""
+        """Subset of COSTS that applies with these parameters; `verify_cost` only for batched candidates."""
         return cls.COSTS if table.get("batched", False) is not False else cls.COSTS[:-1]
 
     @property
     def handover_layer(self) -> int:
-        """Layer whose state other passes start from, or an early head reads."""
+        """Layer whose hidden state the early head reads and sub-processes start from."""
         return self.exit_layer
 
     @property
     def reads_early(self) -> bool:
-        """Whether tokens are read from layers below the last."""
+        """True: tokens are predicted from layers below the last."""
         return True
 
     @property
     def match_candidates(self) -> int:
-        """Candidates of which one may match."""
+        """Number of candidates, one of which may match."""
         return self.candidates
 
     @property
     def counts_layers(self) -> bool:
-        """Whether its operations are those of the layers that it runs, and not its unit-time."""
+        """True if operations are counted by the layers that run instead of by unit-time."""
         return self.batched
 
     @property
     def bounded(self) -> bool:
-        """Whether it never wants more units than these, whatever anything costs; heads and links make nested trees grow."""
+        """True if the method never needs more than `units` units; nested trees grow with the times of heads and links."""
         return self.form != "nested"
 
     @property
     def sub_processes(self) -> int:
-        """Processes that a round starts: one for each candidate, or one for all."""
+        """Processes that a round starts: one per candidate, or one for all."""
         return 1 if self.batched else self.candidates
 
     def sub_process(self, layers: int) -> PassShape:
-        """The pass of a sub-process through so many layers from the first on, behind one position more than the main process."""
+        """Pass of a sub-process through the first `layers` layers, one position after that of the main process."""
         tree = self.batched and self.candidates > 1
         return PassShape(LayerSpan(0, layers), width=self.candidates if tree else 1, tree=tree)
 
     def demand(self, cost: StepCosts, tokens: int) -> Demand:
-        """What it may want at once: heads, links and dispatches change who is at work beside whom, and let nested trees grow.
+        """Peak demand: heads, links and dispatches change which processes overlap, and let nested trees grow.
 
-        Where passes take other times at other positions it is the most that is wanted at any of them.
+        If times depend on the position, the maximum over positions.
         """
         at = np.arange(1 if cost.uniform else tokens)
         if self.form == "nested":
             return self._demand_of_tree(cost, at, tokens)
         if self.form == "eager":
             return self._eager_demand(cost, at, tokens)
-        later, units = at if cost.uniform else at[1:], 1  # behind a match
+        later, units = at if cost.uniform else at[1:], 1  # after a match
         gaps = [(self.exit_layer, at), (max(self.exit_layer, self.layers - self.exit_layer), later)]
         for gap, where in gaps[: min(tokens, 2)]:
             rest = cost.times(main_process(gap, self.layers), where)
@@ -164,21 +180,21 @@ class Parameters(MethodParameters):
     def _eager_demand(self, cost: StepCosts, at: NDArray[np.intp], tokens: int) -> Demand:
         exit_layer, subs = self.exit_layer, self.sub_processes
         rest, whole = cost.times(main_process(exit_layer, self.layers), at), cost.times(self.sub_process(exit_layer), at + 1)
-        run = rest - cost.link  # for so long a sub-process has been at work when it is stopped
+        run = rest - cost.link  # working time of a sub-process until it is stopped
         transfers = subs if cost.link else 1
-        # Where it is none they arrive when it is known which one is right.
+        # Without working time sub-processes arrive when the final token is already known.
         units = 1 + int(np.where(run > 0, np.where(whole > 0, subs, 1), 0).max())
         if tokens == 1:
             return Demand(units, transfers)
-        but_last = slice(None) if cost.uniform else slice(-1)  # behind the last token comes nothing
+        but_last = slice(None) if cost.uniform else slice(-1)  # no round follows the last token
         at, rest, whole, run = at[but_last], rest[but_last], whole[but_last], run[but_last]
         if np.any(cost.link > cost.times(main_process(0, exit_layer), at + 1) + cost.dispatching(subs) + rest):
-            transfers = max(transfers, 2)  # the next round's are sent while these are under way, wanted or not
+            transfers = max(transfers, 2)  # transfers of the next round overlap with these
         marks = (cost.times(self.sub_process(layers), at + 1) for layers in range(exit_layer + 1))
         return Demand(units, transfers, _within(run, whole, [(0 * whole, whole, marks)]))
 
     def _demand_of_tree(self, cost: StepCosts, starts: NDArray[np.intp], tokens: int) -> Demand:
-        """That of the nested form, whose processes send out their own after `before`."""
+        """Peak demand of the nested form; a process starts its sub-processes after the time `before`."""
         k, exit_layer, layers = self.candidates, self.exit_layer, self.layers
         dispatching = cost.dispatching(k)
 
@@ -188,7 +204,7 @@ class Parameters(MethodParameters):
 
         life = before(0) + cost.times(main_process(exit_layer, layers), starts)
         until = life * (1 - _ROUNDING)
-        births, units = [before(0) + cost.link], 1  # by generation, from the birth of the first process on
+        births, units = [before(0) + cost.link], 1  # start times by generation, since the start of the first process
         if np.any(births[0] * checks.MAX_UNITS <= life):
             units = checks.MAX_UNITS + 1
         while units <= checks.MAX_UNITS and np.any(births[-1] < until):
@@ -198,25 +214,25 @@ class Parameters(MethodParameters):
         transfers = k if cost.link else 1
         if tokens == 1:
             return Demand(units, transfers)
-        but_last = slice(None) if cost.uniform else slice(-1)  # behind the last token comes nothing
+        but_last = slice(None) if cost.uniform else slice(-1)  # no round follows the last token
         born, life, until = np.reshape(births, (-1, starts.size))[:, but_last], life[but_last], until[but_last]
         at = starts[but_last] + (0 if cost.uniform else 1 + np.arange(len(births))[:, None])
         below = cost.times(main_process(0, exit_layer), at)
         second = below + dispatching
         end = second + cost.times(main_process(exit_layer, layers), at)
         if cost.link:
-            # What is under way when the first process has ended and begins anew may still be when that sends.
+            # Transfers that are in flight at the end of the first process may overlap with those of its successor.
             sent = np.maximum(before(0)[but_last], np.where(born + second < until, born + second, 0.0).max(axis=0, initial=0.0))
             anew = life + before(0 if cost.uniform else 1)[but_last]
             transfers += k == 1 and bool(np.any(sent + cost.link > anew * (1 + _ROUNDING)))
         to_exit = (cost.times(PassShape(LayerSpan(0, layer)), at) for layer in range(exit_layer + 1))
-        behind = (second + cost.times(PassShape(LayerSpan(exit_layer, layer)), at) for layer in range(exit_layer, layers + 1))
-        stretches: list[_Stretch] = [(0 * end, below, to_exit), (below, second, ()), (second, end, behind)]
+        to_end = (second + cost.times(PassShape(LayerSpan(exit_layer, layer)), at) for layer in range(exit_layer, layers + 1))
+        stretches: list[_Stretch] = [(0 * end, below, to_exit), (below, second, ()), (second, end, to_end)]
         return Demand(units, transfers, _within(np.where(born < until, life - born, 0.0), end, stretches))
 
 
 def main_process(first: int, last: int) -> PassShape:
-    """A pass of the main process, whose state is projected at its end."""
+    """Pass of the main process through layers [first, last), with a head at its end."""
     return PassShape(LayerSpan(first, last), heads=HEAD)
 
 
@@ -225,9 +241,10 @@ _Stretch = tuple[NDArray[np.float64], NDArray[np.float64], Iterable[NDArray[np.f
 
 
 def _within(age: NDArray[np.float64], life: NDArray[np.float64], stretches: Iterable[_Stretch]) -> str | None:
-    """Where processes of these ages are, in the stretches for which they hold a unit: each a start, an end, and all between layers.
+    """Points at which processes of these ages are stopped: "layers" if all are between layers, else "anywhere".
 
-    None where all are at the end of a stretch, or beyond the last.
+    A stretch is an interval during which a process holds a unit: start, end, and the times of layer boundaries. None if all
+    processes are at the end of a stretch or after the last.
     """
     near, found = _ROUNDING * life, False
     for start, end, marks in stretches:
@@ -243,7 +260,7 @@ def _within(age: NDArray[np.float64], life: NDArray[np.float64], stretches: Iter
 
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
-    """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends sequences, of `stop`."""
+    """Decode `tokens` tokens after a prompt of at least one token, or up to the first token of `stop`."""
     if prompt[:-1]:
         yield Forward("target", tuple(prompt[:-1]), 0, LayerSpan(0, parameters.layers))
     form = {"literal": _barrier, "flat": _barrier, "eager": _eager, "nested": _nested}[parameters.form]
@@ -251,9 +268,9 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
 
 
 def _barrier(parameters: Parameters, token: int, at: int, end: int, stop: Collection[int]) -> Steps:
-    """Algorithm 2. The main process is at depth `depth` of `token`, whose early prediction is made at layer `gap`."""
+    """Algorithm 2. The main process has run `depth` layers of `token` and predicts early at layer `gap`."""
     layers, exit_layer, candidates, places, says = _fields(parameters)
-    span = cache(LayerSpan)  # few differ, and every round has some
+    span = cache(LayerSpan)  # every round needs some of few different spans
     depth, gap, out = 0, exit_layer, None
     while True:
         out = yield Forward("target", (token,), at, span(depth, gap), out, HEAD)
@@ -275,7 +292,7 @@ def _barrier(parameters: Parameters, token: int, at: int, end: int, stop: Collec
 
 
 def _eager(parameters: Parameters, token: int, at: int, end: int, stop: Collection[int]) -> Steps:
-    """As Algorithm 2, but sub-processes run to their exit layer, and only the right one is ever waited for."""
+    """Algorithm 2 without its barrier: sub-processes run to their exit layer; the main process waits only for the right one."""
     layers, exit_layer, candidates, places, says = _fields(parameters)
     below, head_alone, above = LayerSpan(0, exit_layer), LayerSpan(exit_layer, exit_layer), LayerSpan(exit_layer, layers)
     first, out = below, None
@@ -300,7 +317,7 @@ def _eager(parameters: Parameters, token: int, at: int, end: int, stop: Collecti
 
 
 def _nested(parameters: Parameters, token: int, at: int, end: int, stop: Collection[int]) -> Steps:
-    """A process that decodes what follows `token` and starts the like for each candidate. On a match the right one goes on."""
+    """Decode the token after `token` and start a process of the same kind for each candidate; on a match that one continues."""
     layers, exit_layer, candidates, _, says = _fields(parameters)
     below, above = LayerSpan(0, exit_layer), LayerSpan(exit_layer, layers)
     anywhere = (None,) * candidates
@@ -320,14 +337,14 @@ def _nested(parameters: Parameters, token: int, at: int, end: int, stop: Collect
 
 
 def _ahead(early: Sequence[int], at: int, layers: LayerSpan, places: Sequence[int]) -> tuple[Forward, ...]:
-    """The passes of a round's sub-processes: one for each candidate, or on a single unit one for all, none following another."""
+    """Passes of a round's sub-processes: one per candidate, or a single pass over independent candidates."""
     if len(places) < len(early):
         return (Forward("target", tuple(early), at, layers, tree=(-1,) * len(early)),)
     return tuple([Forward("target", (guess,), at, layers) for guess in early])
 
 
 def _promoted(subs: Sequence[Any], right: int, at: int, depth: int, candidates: int) -> Adopt:
-    """Take over the right candidate: its process, or what is its own of the one that read them all."""
+    """Continue from the right candidate: adopt its process, or its row of the batched process."""
     return Adopt(subs[right], at, depth) if len(subs) == candidates else Adopt(subs[0], at, depth, right)
 
 

@@ -1,4 +1,4 @@
-"""Predictive Pipelined Decoding, path by path: every token is decoded in the stage that the matches before it lead to."""
+"""Predictive Pipelined Decoding, vectorised over replications: the matches before a token determine its stage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from model.methods.stages import sums
 from model.outcomes.random_streams import BLOCK
 
 LAST_MATTERS = False
-"""The match of the last token starts nothing, so its coin is not drawn."""
+"""The match of the last token has no effect, so it is not drawn."""
 
 
 def walk(

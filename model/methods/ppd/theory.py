@@ -1,8 +1,8 @@
-"""Predictive Pipelined Decoding in closed form: Theorem 4.1 of [Yang2024] and what holds beyond it.
+"""Predictive Pipelined Decoding in closed form: Theorem 4.1 of [Yang2024] and extensions.
 
-Every function broadcasts over numpy arrays. Times are in layer-times [layers], compute in layer-times summed over the units that
-are busy [layer-units]. Output positions count from 1; a match at position j lets the process of position j + 1 start early, so the
-last position's match never shortens anything.
+Every function broadcasts over numpy arrays. Times are in layer-times [layers], compute in layer-times summed over busy units
+[layer-units]. Output positions count from 1. A match at position j lets the process of position j + 1 start early, so the match at
+the last position has no effect.
 
 [Yang2024] S. Yang, G. Lee, J. Cho, D. Papailiopoulos, K. Lee. Predictive Pipelined Decoding: A Compute-Latency Trade-off for
 Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
@@ -35,7 +35,7 @@ def expected_latency(layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike
     """Expected time to generate `tokens` tokens: E[T] = d l - (d - d') (l - 1) p [layers].
 
     Theorem 4.1 of [Yang2024], for exit_layer >= layers/2. Below that it is the latency of the nested form, in which sub-processes
-    predict too (`nested_compute`, `nested_units` give its price); the flat form on k+1 units has `flat_latency`.
+    predict too (its compute: `nested_compute`, `nested_units`); the flat form on k+1 units has `flat_latency`.
 
     >>> round(float(expected_latency(40, 20, 128, 0.6837)), 3)
     3383.402
@@ -50,9 +50,9 @@ def expected_latency(layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike
 def expected_compute(
     layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike, candidates: ArrayLike
 ) -> Floats:
-    """Expected unit-time busy: E[C] = E[T] + k (d - d') l [layer-units].
+    """Expected busy unit-time: E[C] = E[T] + k (d - d') l [layer-units].
 
-    Theorem 4.1 of [Yang2024]; the last token's sub-processes are counted. It holds for exit_layer >= layers/2 only.
+    Theorem 4.1 of [Yang2024], with the last token's sub-processes; valid for exit_layer >= layers/2 only.
 
     >>> round(float(expected_compute(40, 20, 128, 0.6837, 3)), 3)
     11063.402
@@ -66,7 +66,7 @@ def expected_compute(
 def expected_runs(tokens: ArrayLike, match_rate: ArrayLike) -> Floats:
     """Expected number of runs (maximal stretches of tokens joined by matches): E[N] = l - (l - 1) p.
 
-    From the proof of Theorem 4.1 of [Yang2024]: N - 1 is binomial with l - 1 trials of chance 1 - p.
+    From the proof of Theorem 4.1 of [Yang2024]: N - 1 is binomial with l - 1 trials of probability 1 - p.
 
     >>> float(expected_runs(128, 0.5))
     64.5
@@ -76,7 +76,7 @@ def expected_runs(tokens: ArrayLike, match_rate: ArrayLike) -> Floats:
 
 
 def latency_variance(layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike) -> Floats:
-    """Var T = (d - d')^2 (l - 1) p (1 - p) [layers^2]; from the law of N in the proof of Theorem 4.1.
+    """Var T = (d - d')^2 (l - 1) p (1 - p) [layers^2]; from the distribution of N in the proof of Theorem 4.1.
 
     >>> float(latency_variance(40, 20, 128, 0.5))
     12700.0
@@ -86,10 +86,10 @@ def latency_variance(layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike
 
 
 def latency_pmf(layers: int, exit_layer: int, tokens: int, match_rate: float) -> tuple[Floats, Floats]:
-    """The law of T: values in increasing order [layers], and their probabilities.
+    """Distribution of T: values in increasing order [layers], and their probabilities.
 
-    T = d l - (d - d') B with B ~ Bin(l - 1, p), from the proof of Theorem 4.1 of [Yang2024]. With exit_layer = layers all the mass
-    is at d l.
+    T = d l - (d - d') B with B ~ Bin(l - 1, p), from the proof of Theorem 4.1 of [Yang2024]. With exit_layer = layers T is always
+    d l.
 
     >>> values, probabilities = latency_pmf(40, 20, 3, 0.5)
     >>> values.tolist(), probabilities.round(12).tolist()
@@ -99,7 +99,7 @@ def latency_pmf(layers: int, exit_layer: int, tokens: int, match_rate: float) ->
 
 
 def relative_latency(match_rate: ArrayLike) -> Floats:
-    """Latency per token over that of plain decoding, for exit_layer = layers/2 and many tokens: 1 - p/2.
+    """Latency per token relative to plain decoding, for exit_layer = layers/2 and many tokens: 1 - p/2.
 
     Eq. 3 of [Yang2024] over d.
 
@@ -110,11 +110,11 @@ def relative_latency(match_rate: ArrayLike) -> Floats:
 
 
 def mean_busy_units(match_rate: ArrayLike, candidates: ArrayLike) -> Floats:
-    """Average number of busy units, for exit_layer = layers/2 and many tokens: (k + 2 - p) / (2 - p).
+    """Mean busy units, for exit_layer = layers/2 and many tokens: (k + 2 - p) / (2 - p).
 
     Eq. 5 of [Yang2024]: the limit of E[C] / E[T], and of E[C / T]. For a finite number of tokens the two differ
-    (`expected_compute` over `expected_latency`, and `expected_units_ratio`). Candidates that are batched on one unit count as one
-    here, as in all unit-times: (3 - p) / (2 - p), however many they are, where a wide pass takes no longer than a narrow one.
+    (`expected_compute` over `expected_latency`, and `expected_units_ratio`). Candidates that are batched on one unit count as
+    k = 1: (3 - p) / (2 - p) for any number of them, if a multi-token pass takes as long as a single-token pass.
 
     >>> tuple(round(float(mean_busy_units(*each)), 3) for each in ((0.7415, 5), (0.2163, 1), (0.6837, 3)))
     (4.973, 1.561, 3.279)
@@ -150,7 +150,7 @@ def expected_units_ratio(
     k = checks.whole_array("candidates", candidates, 1)
     mass = _binomial(n - 1, checks.array("match_rate", match_rate, 0, 1))
     saved = (d - exit_at)[..., None] * np.arange(mass.shape[-1])
-    # Where there are fewer tokens than columns the mass is zero, and the time must only not be.
+    # Columns beyond the number of tokens have zero mass; their time must only be nonzero.
     time = np.maximum((d * n)[..., None] - saved, 1.0)
     return np.asarray(1 + k * (d - exit_at) * n * (mass / time).sum(axis=-1))
 
@@ -159,9 +159,9 @@ def expected_units_ratio(
 
 
 def position_latency(layers: ArrayLike, exit_layer: ArrayLike, match_rates: ArrayLike) -> tuple[Floats, Floats]:
-    """Mean and variance of T [layers, layers^2] where position j matches with chance `match_rates[j]`, independently.
+    """Mean and variance of T [layers, layers^2] if position j matches with probability `match_rates[j]`, independently.
 
-    One rate per token, the last of which has no effect. E[T] = d l - (d - d') sum p_j; Var T = (d - d')^2 sum p_j (1 - p_j), over
+    One rate per token; the last has no effect. E[T] = d l - (d - d') sum p_j; Var T = (d - d')^2 sum p_j (1 - p_j), over
     j < l. For exit_layer >= layers/2, or the nested form.
 
     >>> mean, variance = position_latency(40, 20, [0.1, 0.9, 0.5])
@@ -182,17 +182,17 @@ def position_latency(layers: ArrayLike, exit_layer: ArrayLike, match_rates: Arra
 def markov_latency(
     layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike, correlation: ArrayLike
 ) -> tuple[Floats, Floats]:
-    """Mean and variance of T [layers, layers^2] where matches are a stationary chain with correlation rho between neighbours.
+    """Mean and variance of T [layers, layers^2] if matches are a stationary Markov chain with correlation rho between neighbours.
 
     The mean is that of independent matches; the variance grows with rho (`model.outcomes.outcome_laws.Markov`). For exit_layer >=
-    layers/2, or the nested form; in the flat form the mean moves too (`flat_latency`).
+    layers/2, or the nested form; in the flat form the mean changes too (`flat_latency`).
     """
     d, exit_at, n = _shape(layers, exit_layer, tokens)
     spread = Markov(match_rate, correlation, name="match_rate").variance(n - 1)
     return expected_latency(d, exit_at, n, match_rate), np.asarray((d - exit_at) ** 2 * spread)
 
 
-# --- What the theorem leaves out: heads, dispatch, links, promotion ------------------------------------------------------
+# --- Overheads that the theorem omits: heads, dispatch, links, promotion -------------------------------------------------
 
 
 def literal_gaps(
@@ -208,8 +208,8 @@ def literal_gaps(
     """Time between two tokens of Algorithm 2 with its barrier, after a miss and after a match [layers].
 
     The main process and the sub-processes wait for each other: after a miss d + e + s + max(e_f, b); after a match d - d' less,
-    and the promotion more. All overheads are in layer-times. For exit_layer >= layers/2; at exit_layer = layers nothing is early,
-    and the head there is a final one.
+    plus the promotion. All overheads are in layer-times. For exit_layer >= layers/2; at exit_layer = layers the early head is the
+    final head.
 
     >>> [float(gap) for gap in literal_gaps(40, 20, early_head=0.5, dispatch=0.5, link=2, final_head=0.5, promotion=1)]
     [43.0, 24.0]
@@ -233,9 +233,9 @@ def eager_gaps(
 ) -> tuple[Floats, Floats]:
     """Time between two tokens of the eager form, after a miss and after a match [layers].
 
-    Sub-processes run on towards their exit layer and a miss waits for nobody: after a miss d + e + s + e_f; after a match
-    min(d', d - d' + e_f - b) less, which is how far the right sub-process has come, and the promotion more. (It is negative where
-    the link is so slow that the right sub-process has not started when its token is known; it is waited for all the same.)
+    Sub-processes run on towards their exit layer, and after a miss there is no wait: after a miss d + e + s + e_f; after a match
+    min(d', d - d' + e_f - b) less (the progress of the right sub-process), plus the promotion. The progress is negative if the link
+    is so slow that the right sub-process has not started when its token is known; the main process waits for it.
 
     >>> [round(float(gap), 2) for gap in eager_gaps(32, 24, early_head=2.41, final_head=2.41)]
     [36.82, 26.41]
@@ -262,18 +262,18 @@ def latency_of_gaps(after_miss: ArrayLike, after_match: ArrayLike, tokens: Array
 
 
 def nested_waste(layers: ArrayLike, exit_layer: ArrayLike, candidates: ArrayLike) -> Floats:
-    """Unit-time that one wrong sub-process costs, with all that it starts before it is stopped [layer-units].
+    """Unit-time of one wrong sub-process and all its descendants until they are stopped [layer-units].
 
-    W = sum over i of k^i (d - (i + 1) d')^+: its i-th generation starts i d' later and is stopped with it. d - d' for
+    W = sum over i of k^i (d - (i + 1) d')^+: its i-th generation starts i d' later and is stopped at the same time. d - d' for
     exit_layer >= layers/2.
     """
     d, exit_at, _ = _shape(layers, exit_layer, 1)
     k = checks.whole_array("candidates", candidates, 1)
-    nested_units(d, exit_at, k)  # refuses trees whose numbers would run over
+    nested_units(d, exit_at, k)  # refuses trees whose size would overflow
     total = np.zeros(np.broadcast_shapes(d.shape, exit_at.shape, k.shape))
     for generation in range(int(np.max(np.ceil(d / exit_at))) - 1):
         rest = d - (generation + 1) * exit_at
-        # Where there is no such generation its power is not taken: it might run over.
+        # Powers of missing generations are not computed: they might overflow.
         total = total + k ** np.where(rest > 0, generation, 0) * np.maximum(rest, 0)
     return total
 
@@ -281,9 +281,10 @@ def nested_waste(layers: ArrayLike, exit_layer: ArrayLike, candidates: ArrayLike
 def nested_compute(
     layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike, candidates: ArrayLike
 ) -> Floats:
-    """Expected unit-time busy of the nested form, any exit layer: d l + (k l - (l - 1) p) W [layer-units].
+    """Expected busy unit-time of the nested form, any exit layer: d l + (k l - (l - 1) p) W [layer-units].
 
-    W is `nested_waste`. Its latency is `expected_latency`. What is started for beyond the last token is counted, as in the paper.
+    W is `nested_waste`. The latency is `expected_latency`. Processes for positions after the last token are counted, as in the
+    paper.
 
     >>> round(float(nested_compute(40, 10, 64, 0.23, 3))), float(nested_compute(40, 20, 128, 0.5, 3))
     (34512, 11530.0)
@@ -296,7 +297,7 @@ def nested_compute(
 
 
 def nested_units(layers: ArrayLike, exit_layer: ArrayLike, candidates: ArrayLike) -> Floats:
-    """Most units the nested form ever uses at once: sum of k^i for i below ceil(d / d'). k + 1 at layers/2 <= exit_layer < layers.
+    """Peak number of units of the nested form: sum of k^i for i below ceil(d / d'). k + 1 for layers/2 <= exit_layer < layers.
 
     >>> float(nested_units(12, 4, 2))
     7.0
@@ -319,10 +320,10 @@ def nested_units(layers: ArrayLike, exit_layer: ArrayLike, candidates: ArrayLike
 def flat_latency(layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike) -> Floats:
     """Expected time of the flat form with independent matches, any exit layer on k+1 units [layers].
 
-    A promoted process that is past the exit layer predicts where it is, so below layers/2 the depths of prediction alternate
-    between d' and d - d' along a run: E[T] = d l - p [A (d - d') + (l - 1 - A) d'], where A = (l - 1)/(1 + p)
-    + p (1 - (-p)^(l - 1))/(1 + p)^2 is the expected number of positions that predict at d'. (The match rate is taken to be the
-    same at both depths.) From layers/2 on it is Theorem 4.1. Other laws: `flat_latency_of_law`.
+    A promoted process that is past the exit layer predicts from its current layer, so below layers/2 the depths of prediction
+    alternate between d' and d - d' along a run: E[T] = d l - p [A (d - d') + (l - 1 - A) d'], where A = (l - 1)/(1 + p)
+    + p (1 - (-p)^(l - 1))/(1 + p)^2 is the expected number of positions that predict at d'. The match rate is assumed equal at both
+    depths. For exit_layer >= layers/2 it is Theorem 4.1. For other laws of matches see `stages`.
 
     >>> round(float(flat_latency(40, 10, 128, 0.5)))
     3636
@@ -337,10 +338,10 @@ def flat_latency(layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, ma
 def flat_compute(
     layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike, match_rate: ArrayLike, candidates: ArrayLike
 ) -> Floats:
-    """Expected unit-time busy of the flat form with independent matches: E[T] + k [A (d - d') + (l - A) d'] [layer-units].
+    """Expected busy unit-time of the flat form with independent matches: E[T] + k [A (d - d') + (l - A) d'] [layer-units].
 
     A is the expected number of the l positions that predict at the exit layer (see `flat_latency`); each token's sub-processes
-    run from its prediction to its verification. From layers/2 on it is Theorem 4.1.
+    run from its prediction to its verification. For exit_layer >= layers/2 it is Theorem 4.1.
 
     >>> float(flat_compute(40, 20, 128, 0.5, 3)) == float(expected_compute(40, 20, 128, 0.5, 3))
     True
@@ -356,11 +357,11 @@ def flat_compute(
 
 
 def stages(parameters: Parameters, cost: StepCosts, tokens: int) -> tuple[Stage, ...]:
-    """The stages of a form of Predictive Pipelined Decoding, for as many units as it wants [the cost's unit].
+    """Stages of a form of Predictive Pipelined Decoding, with enough units [the cost's unit].
 
-    Time and unit-time of a decoding are sums over its tokens, whatever the law of the matches. They are numbers, or where passes
-    take other times at other positions arrays over `tokens` tokens; the first token is decoded in the first stage, whatever the
-    others have there. The nested form has stages without overheads only.
+    Time and unit-time of a decoding are sums over its tokens, for any law of matches. Values are numbers, or arrays of shape
+    (tokens,) if times depend on the position; the first token is always in the first stage. The nested form has stages only without
+    overheads.
 
     >>> from model.costs.layer_times import UnitCost
     >>> for stage in stages(Parameters(40, 10, 3, form="flat"), UnitCost(40), 128):
@@ -389,30 +390,30 @@ def stages(parameters: Parameters, cost: StepCosts, tokens: int) -> tuple[Stage,
 
 
 class _StagePasses(NamedTuple):
-    """Times of the passes of each token, which stand one position behind those of the token before it."""
+    """Pass times of each token; the passes of successive tokens are one position apart."""
 
     parameters: Parameters
     cost: StepCosts
     tokens: int
 
     def main(self, first: int, last: int) -> Floats:
-        """The main process, to a head behind its last layer."""
+        """Time of the main process through layers [first, last) and a head."""
         return self._times(main_process(first, last), 0)
 
     def sub(self, layers: int) -> Floats:
-        """A sub-process that a token starts: it decodes the next."""
+        """Time of a sub-process, which decodes the next token, through its first `layers` layers."""
         return self._times(self.parameters.sub_process(layers), 1)
 
     def _times(self, shape: PassShape, ahead: int) -> Floats:
         return self.cost.times(shape, 0 if self.cost.uniform else np.arange(ahead, ahead + self.tokens))
 
     def stage(self, time: Floats, busy: Floats, on_match: int) -> Stage:
-        """A stage, of numbers where times are the same at every position."""
+        """Stage of numbers, or of arrays if times depend on the position."""
         return Stage(float(time), float(busy), on_match) if self.cost.uniform else Stage(time, busy, on_match)
 
 
 def _barrier_stage(passes: _StagePasses, depth: int, gap: int, *, promoted: bool, on_match: int) -> Stage:
-    """Algorithm 2, taken up at layer `depth` and predicting at `gap`: main process and k sub-processes wait for each other."""
+    """Stage of Algorithm 2 that begins at layer `depth` and predicts at layer `gap`, with its barrier."""
     cost, subs, layers = passes.cost, passes.parameters.sub_processes, passes.parameters.layers
     before = passes.main(depth, gap) + cost.dispatching(subs)
     rest, run = passes.main(gap, layers), passes.sub(layers - gap)
@@ -424,15 +425,15 @@ def _eager_stages(passes: _StagePasses) -> tuple[Stage, ...]:
     cost, subs, exit_at = passes.cost, passes.parameters.sub_processes, passes.parameters.exit_layer
     alone, head = passes.main(0, exit_at), passes.main(exit_at, exit_at)
     rest, whole = passes.main(exit_at, passes.parameters.layers), passes.sub(exit_at)
-    behind = cost.dispatching(subs) + rest
-    # How far a sub-process has come when its token is known: below zero where it has yet to start, and is waited for all the same.
+    after_head = cost.dispatching(subs) + rest
+    # Progress of a sub-process when its token is known; negative if it has yet to start: the main process waits for it.
     ahead = np.minimum(whole, rest - cost.link)
     run = np.maximum(ahead, 0.0)
-    # What is left of it then is run for the next token.
+    # The rest of it runs as part of the next token.
     waited, left = (each if cost.uniform else np.append(0.0, each[:-1]) for each in (whole - ahead, whole - run))
     return (
-        passes.stage(alone + behind, alone + behind + subs * run, 1),
-        passes.stage(waited + cost.promotion + head + behind, left + head + behind + subs * run, 1),
+        passes.stage(alone + after_head, alone + after_head + subs * run, 1),
+        passes.stage(waited + cost.promotion + head + after_head, left + head + after_head + subs * run, 1),
     )
 
 
@@ -444,15 +445,12 @@ def _nested_stages(d: int, exit_at: int, k: int, cost: StepCosts) -> tuple[Stage
     return Stage(float(d), d + k * waste, 1), Stage(float(exit_at), d + (k - 1) * waste, 1)
 
 
-"""`predict` takes arrays in the fields of its parameters, the tokens and the match rate, where these are all there is."""
-
-
 def predict(parameters: Parameters, tokens: int, law: Law, cost: StepCosts) -> Prediction:
-    """What the theory says of a decoding, for as many units as the method reserves.
+    """Prediction for a decoding on as many units as the method reserves.
 
-    With the papers' plain cost and independent matches these are the closed forms. Otherwise, and for what has no closed form, the
-    stages are summed over the law. E[busy / latency] is nan where the number of matches does not say both (the flat form below
-    layers/2, and passes that take other times at other positions): only of a record is it known then.
+    The closed forms for the papers' plain cost and independent matches; otherwise the stages are summed over the law. E[busy /
+    latency] is nan if the number of matches does not determine both (the flat form below layers/2, and times by position), unless
+    the law is a record.
     """
     checks.whole("tokens", tokens, 1)
     one = np.zeros(1, dtype=np.intp)
@@ -460,7 +458,7 @@ def predict(parameters: Parameters, tokens: int, law: Law, cost: StepCosts) -> P
 
 
 def predict_points(points: PredictionPoints) -> Prediction:
-    """`predict` at many points: where the closed forms hold, all of a form together."""
+    """`predict` at many points; points with closed forms are computed together by form."""
     iid = np.array([isinstance(law, Iid) for law in points.laws])[points.law]
     form = np.where(iid, np.array([_closed(each) for each in points.choices])[points.choice], "")
     parts: list[tuple[NDArray[np.intp], Prediction]] = []
@@ -473,12 +471,12 @@ def predict_points(points: PredictionPoints) -> Prediction:
 
 
 def _closed(choice: MethodChoice) -> str:
-    """The form whose closed forms a choice has if matches are independent; empty if it has none."""
+    """Form whose closed forms hold for a choice with independent matches; empty if there are none."""
     parameters, _, cost = choice
     if not cost.plain:
         return ""
     layers = parameters.layers
-    if parameters.batched and cost.times(parameters.sub_process(layers)) != layers:  # wide passes take longer
+    if parameters.batched and cost.times(parameters.sub_process(layers)) != layers:  # multi-token passes take longer
         return ""
     if parameters.form == "nested" or (parameters.form == "flat" and 2 * parameters.exit_layer < parameters.layers):
         return str(parameters.form)
@@ -490,19 +488,19 @@ def _of_form(form: str, points: PredictionPoints) -> Prediction:
     exit_layer = points.of_choices(lambda each: each.parameters.exit_layer)
     candidates = points.of_choices(lambda each: 1 if each.parameters.batched else each.parameters.candidates)
     tokens = points.of_choices(lambda each: each.tokens)
-    rate = points.of_laws(lambda law: float(law.rate) if isinstance(law, Iid) else float("nan"))  # others are of other points
+    rate = points.of_laws(lambda law: float(law.rate) if isinstance(law, Iid) else float("nan"))  # laws of other points
     closed = _closed_form(form, layers, exit_layer, candidates, tokens, rate)
     lacking = np.flatnonzero(np.isnan(closed.latency_variance) | np.isnan(closed.units_ratio))
     if not 0 < lacking.size <= _MOST_SUMMED:
         return closed
-    summed = _summed(points.at(lacking))  # what has no closed form
+    summed = _summed(points.at(lacking))  # points without a closed form
     variance, ratio = closed.latency_variance.copy(), closed.units_ratio.copy()
     variance[lacking], ratio[lacking] = summed.latency_variance, summed.units_ratio
     return replace(closed, latency_variance=variance, units_ratio=ratio)
 
 
 def _summed(points: PredictionPoints) -> Prediction:
-    """Stages summed over the law; those of a choice once for all its laws."""
+    """Prediction from stages summed over the law; the stages of a choice are computed once for all laws."""
     chosen, laws, index = points.pairs()
     choices = {choice: points.choices[choice] for choice in dict.fromkeys(chosen.tolist())}
     steps = {choice: stages(parameters, cost, tokens) for choice, (parameters, tokens, cost) in choices.items()}
@@ -514,7 +512,7 @@ def _summed(points: PredictionPoints) -> Prediction:
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
-    """Time and unit-time that no decoding exceeds: every token in the stage that takes most.
+    """Upper bounds of time and unit-time: every token in the slowest stage.
 
     >>> from model.costs.layer_times import UnitCost
     >>> slowest(Parameters(40, 20, 3), 10, UnitCost(40))
@@ -523,16 +521,16 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
     steps = stages(parameters, cost, tokens)
     if cost.uniform:
         return tokens * max(float(step.time) for step in steps), tokens * max(float(step.busy) for step in steps)
-    # Only in the first stage is the first token decoded.
+    # The first token is always decoded in the first stage.
     time, busy = (np.array(each)[:, 1:].max(axis=0).sum() + each[0][0] for each in list(zip(*steps, strict=True))[:2])
     return float(time), float(busy)
 
 
 def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
-    """What the passes of a decoding come to, in the mean; None in the forms that stop processes, or start some behind others.
+    """Expected work of the passes of a decoding; None for forms that stop processes or start them one after another.
 
-    A token takes the main process through all layers, or behind a match through those from d - d-bar on, and k others through
-    d - d-bar, one position on: k passes, or where they are batched one. Two heads a token.
+    Per token the main process runs all layers, or after a match those from d - d-bar on; k candidates run d - d-bar layers at the
+    next position, in k passes or, if batched, in one. Two heads per token.
 
     >>> found = work(Parameters(40, 20, 3), 10, Iid(0.5))
     >>> float(found.of["target"].layer_passes), float(expected_compute(40, 20, 10, 0.5, 3)), found.adopted_rows
@@ -543,7 +541,7 @@ def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
     ahead, places = parameters.layers - parameters.exit_layer, np.arange(tokens)
     matched = np.append(0.0, np.diff(law.mean(places)))
     main, candidates = parameters.layers - ahead * matched, parameters.candidates
-    # The passes of others a token, and of how many tokens each is.
+    # Passes of sub-processes per token, and tokens per pass.
     others, wide = (1, candidates) if parameters.batched else (candidates, 1)
     layers = float(main.sum())
     seen = float(main @ (places + 1))
@@ -556,10 +554,9 @@ def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
 
 
 def distribution(parameters: Parameters, tokens: int, law: Law, cost: StepCosts) -> tuple[Floats, Floats] | None:
-    """The law of the latency: values in increasing order and their probabilities.
+    """Distribution of the latency: values in increasing order and their probabilities.
 
-    None where it is not a matter of the number of matches alone: in the flat form below layers/2, and where passes take other times
-    at other positions.
+    None if the number of matches does not determine the latency: in the flat form below layers/2, and with times by position.
 
     >>> from model.costs.layer_times import UnitCost
     >>> values, probabilities = distribution(Parameters(40, 20, 1), 3, Iid(0.5), UnitCost(40))
@@ -571,13 +568,13 @@ def distribution(parameters: Parameters, tokens: int, law: Law, cost: StepCosts)
         return None
     miss, match = steps
     times = np.asarray(tokens * miss.time - np.arange(tokens) * (miss.time - match.time), dtype=np.float64)
-    # Where a match saves nothing all numbers of matches take the same time.
+    # If a match saves nothing, all values are equal.
     values, which = np.unique(times, return_inverse=True)
     return values, np.asarray(np.bincount(which, weights=law.pmf(tokens - 1)), dtype=np.float64)
 
 
 def _closed_form(form: str, layers: Floats, exit_layer: Floats, candidates: Floats, tokens: Floats, rate: Floats) -> Prediction:
-    """The closed forms over arrays; nan where there is none."""
+    """Closed forms over arrays; nan where there is none."""
     d, exit_at, n = _shape(layers, exit_layer, tokens)
     k = checks.whole_array("candidates", candidates, 1)
     unknown, units = np.full_like(rate, np.nan), k + 1
@@ -595,9 +592,9 @@ def _closed_form(form: str, layers: Floats, exit_layer: Floats, candidates: Floa
 
 
 _MOST_TERMS = 20_000_000
-"""Beyond so many terms E[C / T] of a grid is left out: it is a sum over the number of matches, at every point."""
+"""Largest number of terms for which E[C / T] is computed on a grid: it is a sum over the number of matches at every point."""
 _MOST_SUMMED = 2_000
-"""Beyond so many points what has no closed form is left out."""
+"""Largest number of points for which values without a closed form are computed."""
 
 
 # --- Helpers ---------------------------------------------------------------------------------------------------------
@@ -614,7 +611,7 @@ def _shape(layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike) -> tuple
 
 
 def _early_predictions(positions: Floats, p: Floats) -> Floats:
-    """Expected number among the first positions of a flat decoding that predict at the exit layer, not at layers - exit_layer."""
+    """Expected number of the first `positions` of a flat decoding that predict at the exit layer, not at layers - exit_layer."""
     return np.asarray(positions / (1 + p) + p * (1 - (-p) ** positions) / (1 + p) ** 2)
 
 
@@ -657,12 +654,12 @@ def _binomial(trials: Floats, p: Floats) -> Floats:
 
 
 def paper_formula(runs: ComparedRuns) -> FormulaPoint | None:
-    """Theorem 4.1 of [Yang2024], in which early predictions, dispatch and promotion take no time."""
+    """Theorem 4.1 of [Yang2024], which assumes that early heads, dispatch and promotion take no time."""
     layers, early = runs.settings["layers"], runs.settings["exit_layer"]
     if runs.settings["form"] != "nested" and 2 * early < layers:
-        return None  # which the theorem is not about
+        return None  # outside the theorem
     (decoding,) = runs.decodings
-    # The last token's match shortens nothing; the first token is not looked at.
+    # The last token's match has no effect; the first token is not timed.
     matches = [commit.kind == "match" for commit in decoding.commits[:-1]]
     tokens, rate = len(matches) + 1, float(np.mean(matches))
     whole, first = (float(expected_latency(layers, early, count, rate)) for count in (tokens, 1))

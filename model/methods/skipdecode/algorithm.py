@@ -1,9 +1,9 @@
-"""SkipDecode: the later a token, the fewer layers it goes through; all texts of a batch at once.
+"""SkipDecode: later tokens run fewer layers; all sequences of a batch use the same layers.
 
-Sections 2.3 and 2.4 of [DelCorro2023]. The prompt goes through all layers, the token that is generated at a position through as
-many as the schedule has for it (`exit_layers`): the first `warm_up` ones, then the topmost. As the schedule never rises, no
-layer that is run lacks keys and values: the cache refuses a pass for which it does. A batch begins when the one before has ended,
-since its texts must stand at the same position; the place of a text that has ended stays empty. Lossy.
+Sections 2.3 and 2.4 of [DelCorro2023]. The prompt runs all layers. A generated token runs the number of layers that the schedule
+has for its position (`exit_layers`): the first `warm_up` ones, then the topmost. The schedule never rises, so no layer that runs
+lacks keys and values of earlier tokens (the cache would refuse such a pass). A batch begins when the one before has ended, because
+its sequences must be at the same position; an ended sequence is not replaced. The method is lossy.
 
 [DelCorro2023] L. Del Corro et al. SkipDecode: Autoregressive Skip Decoding with Batching and Caching for Efficient LLM Inference.
 arXiv:2307.02628.
@@ -31,19 +31,37 @@ ROUNDINGS: dict[str, Callable[[Floats], Floats]] = {
     "floor": np.floor,
     "ceil": np.ceil,
 }
-"""How a whole number of layers is made of the schedule, to nine digits; the paper does not say. Table 4 speaks for
-`half-up` if the decay starts behind 60 tokens, the longest prompt of E2E, and behind 38, the median, as much for `half-even`."""
+"""Rounding of the schedule to whole layers, after rounding to nine digits; the paper does not specify it.
+
+Table 4 supports `half-up` if the decay starts after 60 tokens, the longest prompt of E2E; if it starts after 38, the median,
+`half-even` fits equally well."""
 
 
 @dataclass(frozen=True)
 class Parameters(batching.StaticBatching):
-    """A choice of SkipDecode: the least and the most layers of a token, and between which positions they fall.
+    """Parameters of SkipDecode.
 
-    `prompt` and `sequence_length` are the positions where the schedule begins and ends: the longest prompt, and the longest text
-    with it. `warm_up` layers are the first ones of every token. `power` 1 is the linear schedule, `rounding` makes whole layers of
-    it (`half-up`, `half-even`, `floor` or `ceil`). `sequences` are decoded together; `lengths` are those of all sequences of static
-    batches, in the order that they come, if not all of one length: the longest of as many tokens as the scenario says, at most
-    sequence_length - prompt.
+    Parameters
+    ----------
+    layers
+        Layers of the model.
+    min_layers, max_layers
+        Layers of a token at the end and at the start of the schedule.
+    prompt
+        Position where the schedule starts: the longest prompt.
+    sequence_length
+        Position where the schedule ends: the longest sequence, including its prompt.
+    warm_up
+        First layers that every token runs.
+    rounding
+        Rounding of the schedule to whole layers: `half-up`, `half-even`, `floor` or `ceil`.
+    power
+        Exponent of the schedule; 1 is linear.
+    sequences
+        Sequences of a full batch.
+    lengths
+        Tokens of each sequence of static batches, in their order, if they differ; the largest equals the scenario's `tokens` and is
+        at most sequence_length - prompt.
     """
 
     layers: int
@@ -74,26 +92,26 @@ class Parameters(batching.StaticBatching):
 
     @classmethod
     def costs_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
-        """Of COSTS those that it looks at with these parameters: a pass is wide only in a batch."""
+        """Subset of COSTS that applies with these parameters; `verify_cost` only in a batch."""
         return () if table.get("sequences", 1) == 1 and table.get("lengths") is None else cls.COSTS
 
     @property
     def counts_layers(self) -> bool:
-        """Whether its operations are those of the layers that it runs, and not its unit-time."""
+        """True: operations are counted by the layers that run."""
         return True
 
     @property
     def widest(self) -> int:
-        """The most tokens of one pass."""
+        """Largest number of tokens in a pass."""
         return self.concurrent_sequences
 
     def check_tokens(self, tokens: int) -> None:
-        """Refuse more tokens than the schedule has positions for."""
+        """Raise ParameterError for more tokens than the schedule has positions."""
         room = self.sequence_length - self.prompt
         if tokens > room:
             raise checks.ParameterError(
-                f"tokens must be at most sequence_length-prompt={room}, which the schedule has positions for, got {tokens};"
-                " give a longer sequence or fewer tokens"
+                f"tokens must be at most sequence_length-prompt={room}, the positions of the schedule, got {tokens};"
+                " set a larger sequence_length or fewer tokens"
             )
         super().check_tokens(tokens)
 
@@ -101,9 +119,9 @@ class Parameters(batching.StaticBatching):
 def decode(
     parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = (), prompts: Sequence[Sequence[int]] = ()
 ) -> Steps:
-    """The process: decode `tokens` tokens, or as many as `lengths` says of each sequence, after a prompt of at least one.
+    """Decode `tokens` tokens, or `lengths` of each sequence, after a prompt of at least one token.
 
-    A sequence_length ends with a token of `stop` too. All have the same prompt, or one of `prompts` each, all as long as that.
+    A sequence also ends with a token of `stop`. All sequences have the same prompt, or separate `prompts` of the same length.
     """
     parameters.check_tokens(tokens)
     layers, start = parameters.layers, len(prompt) - 1
@@ -115,7 +133,7 @@ def decode(
         yield from batching.read_prompts(layers, prompt, prompts, sequences)
         words = batching.last_words(prompt, prompts, sequences)
         for column in range(max(batch.values())):
-            if column in batch.values() or any(word in stop for word in words):  # sequences that have ended
+            if column in batch.values() or any(word in stop for word in words):  # some sequences have ended
                 going = [word not in stop or not column for word in words]
                 live = [index for index, number in enumerate(sequences) if batch[number] > column and going[index]]
                 sequences, words = tuple([sequences[index] for index in live]), tuple([words[index] for index in live])
@@ -141,10 +159,10 @@ def exit_layers(
     rounding: str | None = None,
     power: float = 1.0,
 ) -> Floats:
-    """The layers of the first, second, ..., last of `generated` tokens: min + (max - min) (1 - t)^power [layers].
+    """Layers of the first, second, ..., last of `generated` tokens: min + (max - min) (1 - t)^power [layers].
 
-    power = 1 is the paper's linear decay, "token_idx" in Section 2.3; another is the power law that it leaves for later. The last
-    position of the longest sequence has t < 1: min_layers is reached there by rounding alone.
+    power = 1 is the paper's linear decay, "token_idx" in Section 2.3; other values are the power law that it leaves for future
+    work. The last position of the longest sequence has t < 1, so min_layers is reached only by rounding.
 
     >>> exit_layers(8, 16, 60, 160, 4).tolist(), exit_layers(8, 16, 60, 160, 100, rounding="half-up")[[0, 6, 7, 99]].tolist()
     ([16.0, 15.92, 15.84, 15.76], [16.0, 16.0, 15.0, 8.0])
@@ -155,14 +173,14 @@ def exit_layers(
 
 
 def schedule(parameters: Parameters, tokens: int) -> list[int]:
-    """The layers of the first, second, ... token."""
+    """Whole layers of the first, second, ... token."""
     bounds = parameters.min_layers, parameters.max_layers, parameters.prompt, parameters.sequence_length
     layers = exit_layers(*bounds, tokens, rounding=parameters.rounding, power=parameters.power)
     return [int(each) for each in layers]
 
 
 def skipped(parameters: Parameters, budget: int) -> tuple[tuple[int, int], ...]:
-    """The layers that a token with so many leaves out: those between the first `warm_up` and the topmost."""
+    """Layers that a token with this budget skips, as half-open ranges: those between the first `warm_up` and the topmost."""
     top = parameters.layers - (budget - parameters.warm_up)
     return ((parameters.warm_up, top),) if parameters.warm_up < top else ()
 
@@ -184,5 +202,5 @@ def _rounded(layers: Floats, rounding: str | None) -> Floats:
     if rounding is None:
         return layers
     checks.one_of("rounding", rounding, ROUNDINGS)
-    # Steps of tenths and the like are not exact: what is a half but for rounding is one.
+    # Rounding to nine digits first, so that a half with a floating-point error counts as a half.
     return np.asarray(ROUNDINGS[rounding](np.round(layers, 9)))

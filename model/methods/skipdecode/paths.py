@@ -1,6 +1,6 @@
-"""SkipDecode, pass by pass: which layers each position runs, and how many sequences still run them; every path is the same.
+"""SkipDecode, pass by pass: layers and sequences of each step; all replications are equal.
 
-It shares the schedule of budgets with the algorithm, and nothing else: which layers are run is said of each layer by itself.
+It shares only the schedule of layer budgets with the algorithm; the layers of a pass are computed independently.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from model.steps import LayerSpan
 def walk(
     parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Iterator[NDArray[np.bool_]]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Time and unit-time, each of shape (BLOCK,); `outcomes` are not looked at."""
+    """Time and unit-time, each of shape (BLOCK,); `outcomes` are unused."""
     parameters.check_tokens(tokens)
     batch = parameters.sequences
     lengths = np.array([tokens] * parameters.decoded_sequences if parameters.lengths is None else parameters.lengths)
@@ -39,12 +39,12 @@ def walk(
 
 
 def _span(run: NDArray[np.bool_]) -> LayerSpan:
-    """A pass through these layers of all, up to the end of the model."""
+    """Span of the layers that are run; the others are gaps."""
     edges = np.flatnonzero(np.diff(~run, prepend=False, append=False)).tolist()
     return LayerSpan(0, len(run), tuple(zip(edges[::2], edges[1::2], strict=True)))
 
 
 def _run(parameters: Parameters, budget: int) -> NDArray[np.bool_]:
-    """Whether each layer is run on a token with this budget: the first `warm_up`, and the topmost of the rest."""
+    """Mask of the layers that run with this budget: the first `warm_up`, and the topmost of the rest."""
     layer = np.arange(parameters.layers)
     return np.asarray((layer < parameters.warm_up) | (layer >= parameters.layers - (budget - parameters.warm_up)))

@@ -1,12 +1,12 @@
-"""SkipDecode in closed form: the layers that a generated token goes through fall with its position [DelCorro2023].
+"""SkipDecode in closed form: the number of layers of a generated token falls with its position [DelCorro2023].
 
-The prompt goes through all layers. The token at position i, counted from 0, goes through (1 - t) max + t min of them, with
-t = (i - prompt) / (sequence_length - prompt) and `sequence_length` the longest text, prompt included (Section 2.3). All texts of a
-batch exit together, at the position of the column. Layers are the first `warm_up` ones and then the topmost (Section 2.4); as the
-schedule never rises, every layer that a token uses has the keys and values of all tokens before it, and none is computed again.
+The prompt runs all layers. The token at position i, counted from 0, runs (1 - t) max + t min layers, with
+t = (i - prompt) / (sequence_length - prompt) and `sequence_length` the longest sequence including its prompt (Section 2.3). All
+sequences of a batch run the same layers at a position: the first `warm_up` ones and then the topmost (Section 2.4). The schedule
+never rises, so every layer that a token runs has the keys and values of all tokens before it, without recomputation.
 
-The "speed-up" of the paper is a ratio of layers, `layer_speedup`. Time is another thing: what does not shrink with
-the layers, the projection onto the vocabulary first of all, is not skipped. Lossy: what it does to the text no formula says.
+The "speed-up" of the paper is a ratio of layers, `layer_speedup`. The speed-up in time is smaller, because other parts, such as the
+projection onto the vocabulary, are not skipped. The method is lossy; no formula gives the effect on the output.
 
 [DelCorro2023] L. Del Corro et al. SkipDecode: Autoregressive Skip Decoding with Batching and Caching for Efficient LLM Inference.
 arXiv:2307.02628.
@@ -46,9 +46,9 @@ def mean_layers(
     *,
     power: float = 1.0,
 ) -> float:
-    """The mean of `exit_layers`: max - (max - min) (n - 1) / (2 (sequence_length - prompt)) for the linear schedule [layers].
+    """Mean of `exit_layers`: max - (max - min) (n - 1) / (2 (sequence_length - prompt)) for the linear schedule [layers].
 
-    Of a whole budget, n = sequence_length - prompt, that is (max + min) / 2 and half a step more.
+    For the whole schedule, n = sequence_length - prompt, it is (max + min) / 2 plus half a step.
 
     >>> mean_layers(8, 16, 60, 160, 100), round(mean_layers(8, 16, 60, 160, 34, "half-up"), 1)
     (12.04, 14.7)
@@ -69,7 +69,7 @@ def generated_of_mean(
     rounding: str | None = None,
     within: float = 0.05,
 ) -> tuple[int, ...]:
-    """The response lengths whose mean layers are a printed `mean`, to `within` half a unit of its last digit.
+    """Response lengths whose mean layers agree with a printed `mean`, to `within` (half a unit of its last digit).
 
     >>> generated_of_mean(14.7, 8, 16, 60, 160, rounding="half-up")
     (34, 35)
@@ -82,7 +82,7 @@ def generated_of_mean(
 
 
 def spans(budget: int, warm_up: int, layers: int) -> tuple[tuple[int, int], ...]:
-    """The layers that a token with a budget of so many goes through, as half-open ranges: the first `warm_up`, then the topmost.
+    """Layers that a token with this budget runs, as half-open ranges: the first `warm_up`, then the topmost.
 
     >>> spans(8, 1, 24), spans(24, 1, 24), spans(1, 1, 24)
     (((0, 1), (17, 24)), ((0, 24),), ((0, 1),))
@@ -100,7 +100,7 @@ def spans(budget: int, warm_up: int, layers: int) -> tuple[tuple[int, int], ...]
 
 
 def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts) -> Prediction:
-    """`tokens` tokens of every text, or as many as `lengths` says; nothing is left to luck, `law` is not looked at.
+    """Prediction for `tokens` tokens of every sequence, or `lengths` of each; deterministic, `law` is unused.
 
     Plain decoding is that of the same batches. Times are in the cost's unit.
 
@@ -119,7 +119,7 @@ def _times(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float,
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
-    """Time and unit-time that no decoding exceeds: of every one. Passes with a budget are priced together, each where it stands."""
+    """Upper bounds of time and unit-time, equal to their constant values. Passes of equal budget are priced together."""
     parameters.check_tokens(tokens)
     budgets = np.array(schedule(parameters, tokens))
     places, widths = np.array([*parameters.columns(tokens)]).T
@@ -134,12 +134,12 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
 
 
 def operations(parameters: Parameters, cost: StepCosts, rounds: Any, account: Account) -> float:
-    """The arithmetic of the passes, in that of a token in the whole model; heads left out."""
+    """Arithmetic of the passes, in units of one token in the whole model; without heads."""
     return account.layer_passes / parameters.layers
 
 
 def work(parameters: Parameters, tokens: int, law: Any) -> Work:
-    """What the passes of all batches come to; `law` is not looked at.
+    """Work of the passes of all batches; `law` is unused.
 
     >>> from model.methods.skipdecode.algorithm import Parameters
     >>> work(Parameters(24, 8, 16, 60, 160), 100, None).of["target"].layer_passes
@@ -157,7 +157,7 @@ def work(parameters: Parameters, tokens: int, law: Any) -> Work:
 
 
 def layer_speedup(layers: ArrayLike, mean: ArrayLike) -> Floats:
-    """What the paper calls speed-up: the layers of the whole model over the mean layers of a generated token [-].
+    """The paper's speed-up: layers of the whole model over mean layers of a generated token [-].
 
     >>> round(float(layer_speedup(24, 14.7)), 2)  # Table 4, E2E, labelled 2x
     1.63
@@ -172,14 +172,14 @@ def layer_speedup(layers: ArrayLike, mean: ArrayLike) -> Floats:
 
 def _refuse_nothing(name: str, values: Floats) -> None:
     if np.any(values == 0):
-        raise checks.ParameterError(f"{name} must be above 0, got 0.0; a token goes through a layer at least")
+        raise checks.ParameterError(f"{name} must be above 0, got 0.0; a token runs at least one layer")
 
 
 # --- Real runs -------------------------------------------------------------------------------------------------------
 
 
 def paper_formula(runs: ComparedRuns) -> FormulaPoint:
-    """Time over plain decoding, if a token that goes through half of the layers takes half of the time."""
+    """Time relative to plain decoding, if time is proportional to the layers of a token."""
     share = runs.layers_per_token() / runs.settings["layers"]
     about = "the formula: layers of a token over all layers (counted)"
     return FormulaPoint(runs.settings["min_layers"], share, "least layers of a token", about)

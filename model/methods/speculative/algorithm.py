@@ -1,13 +1,14 @@
-"""Speculative decoding: a small model drafts, the large one checks all drafted tokens in one pass.
+"""Speculative decoding: a small draft model proposes tokens, the target model verifies all of them in one pass.
 
-Algorithm 1 of [Leviathan2023] (Algorithm 2 of [Chen2023] is the same with other letters). Greedy, a drafted token is kept if it is
-the target's own; sampled, with chance min(1, p/q), and the first that is not is replaced by one from norm(max(0, p - q)), so that
-the output has the target's law exactly. A round gives one token more than it accepts. Drafts are cut to what remains to be decoded.
+Algorithm 1 of [Leviathan2023] (Algorithm 2 of [Chen2023] is the same in other notation). In greedy decoding a drafted token is
+accepted if it is the target's own choice. In sampling it is accepted with probability min(1, p/q); the first rejected token is
+replaced by a sample from norm(max(0, p - q)), which keeps the target's distribution exactly. A round emits one token more than it
+accepts. The last drafts are cut to the remaining tokens.
 
-Sequences of a batch draft together and are verified in one pass; each takes what it accepts, so that their positions differ. A
-round drafts as many tokens for all as for the sequence that can use the most, and what is beyond the end of a sequence is not
-looked at. Those that have ended leave the batch; the next one begins when all have. So a static batch is decoded; of one that is
-kept full one sequence is, whose drafts are never cut (`model/methods/batching.py`).
+Static batches: all sequences draft together and are verified in one pass. They accept different numbers of tokens, so their
+positions differ. A round drafts the same number of tokens for all sequences, limited by the sequence with the most remaining
+tokens; drafted tokens after the end of a sequence are ignored. Ended sequences leave the batch; the next batch begins when all have
+ended. In continuous batching one sequence is decoded, and its drafts are never cut (`model/methods/batching.py`).
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
@@ -31,11 +32,24 @@ from model.steps import GREEDY, SAMPLED, Batch, Commit, Forward, LayerSpan, Read
 
 @dataclass(frozen=True)
 class Parameters(batching.StaticBatching, DraftModel):
-    """A choice of speculative decoding: gamma = `draft_length`, whether tokens are `sampled`, and whether the draft model is on a
-    unit of its own (`placement` separate).
+    """Parameters of speculative decoding.
 
-    `draft_layers` is the depth of the draft model; its time is the scenario's `cost_ratio`, whatever its depth. `sequences` are
-    decoded together, by default in continuous batching; `lengths` are those of all sequences of static batches.
+    Parameters
+    ----------
+    layers
+        Layers of the target model.
+    draft_length
+        Drafted tokens per round (gamma).
+    sampled
+        Sample tokens instead of greedy decoding.
+    placement
+        `colocated`: draft and target share a unit; `separate`: each has its own unit.
+    draft_layers
+        Layers of the draft model. Its time is set by the scenario's `cost_ratio`, not by its depth.
+    sequences
+        Sequences of a full batch, by default in continuous batching.
+    lengths
+        Tokens of each sequence of static batches, if they differ; the largest equals the scenario's `tokens`.
     """
 
     layers: int
@@ -61,29 +75,30 @@ class Parameters(batching.StaticBatching, DraftModel):
 
     @property
     def longest_draft(self) -> int:
-        """The most tokens that a round drafts."""
+        """Largest number of drafted tokens in a round."""
         return self.draft_length
 
     @property
     def widest(self) -> int:
-        """The most tokens of one pass of the target, of all sequences that are played together."""
+        """Largest number of tokens in a pass of the target, over all sequences that are decoded together."""
         return self.concurrent_sequences * (self.longest_draft + 1)
 
     @property
     def overrun(self) -> int:
-        """How many positions after the end of the longest sequence a pass may reach: sequences draft along with others."""
+        """Positions after the end of the longest sequence that a pass may reach, because drafts of a batch have equal length."""
         return self.longest_draft if self.concurrent_sequences > 1 or not self.cut else 0
 
     @property
     def cut(self) -> bool:
-        """Whether the last drafts of a sequence are cut to what remains to be decoded: an engine that keeps its batch full drafts
-        as many tokens for every sequence in each step.
+        """True if the last drafts of a sequence are cut to its remaining tokens.
+
+        False in continuous batching: an engine drafts the same number of tokens for every sequence in each step.
         """
         return self.sequences == 1 or self.batching != CONTINUOUS
 
 
 class Guess(NamedTuple):
-    """A drafted token, and the output, at a position of it, that it was read from: the law that it was drawn from, if it was."""
+    """A drafted token, and the draft model's output and offset that it was read from (its distribution, if sampled)."""
 
     token: int
     output: Any
@@ -92,8 +107,18 @@ class Guess(NamedTuple):
 
 @dataclass
 class RunningSequence:
-    """A sequence that is decoded: its tokens so far and where it ends, how many positions of it the draft model's cache holds, and
-    its number in a batch.
+    """A sequence during decoding.
+
+    Parameters
+    ----------
+    tokens
+        Prompt and output so far.
+    end
+        Length of prompt and output together.
+    rows
+        Positions in the draft model's KV cache.
+    number
+        Index in the batch; None if it is decoded alone.
     """
 
     tokens: list[int]
@@ -103,17 +128,17 @@ class RunningSequence:
 
     @property
     def room(self) -> int:
-        """How many drafted tokens it can use: the target gives one more."""
+        """Drafted tokens that it can use; the target emits the last token."""
         return self.end - len(self.tokens) - 1
 
 
 def decode(
     parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = (), prompts: Sequence[Sequence[int]] = ()
 ) -> Steps:
-    """The process: decode `tokens` tokens, or as many as `lengths` says of each sequence, after a prompt of at least one.
+    """Decode `tokens` tokens, or `lengths` of each sequence, after a prompt of at least one token.
 
-    A sequence ends with a token of `stop` too. All have the same prompt, or one of `prompts` each. Of a batch that is kept full
-    it is one sequence, and so of one in lockstep.
+    A sequence also ends with a token of `stop`. All sequences have the same prompt, or separate `prompts`. In continuous batching
+    and in lockstep one sequence is decoded.
     """
     parameters.check_tokens(tokens)
     if parameters.decoded_sequences > 1:
@@ -133,7 +158,7 @@ def decode(
 def _in_batches(
     parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int], prompts: Sequence[Sequence[int]]
 ) -> Steps:
-    """The same of several sequences: all that are left draft together, then are verified together."""
+    """Decode static batches: all remaining sequences draft together, then are verified together."""
     target, gamma = Model("target", parameters.layers, 0), parameters.draft_length
     drafter = yield from start(parameters, [0] if prompts else prompt, parameters.sampled)
     for batch in parameters.batches(tokens):
@@ -152,7 +177,7 @@ def _in_batches(
 def _take(
     target: Model, live: Sequence[RunningSequence], drafted: Sequence[Sequence[Guess]], sampled: bool, stop: Collection[int]
 ) -> Steps:
-    """Check the drafted tokens of all sequences in one pass, and commit what each keeps."""
+    """Verify the drafted tokens of all sequences in one pass, and commit each sequence's tokens."""
     width = len(drafted[0]) + 1
     words = [(each.tokens[-1], *[guess.token for guess in guesses]) for each, guesses in zip(live, drafted, strict=True)]
     out = yield _over(target, live, words, [len(each.tokens) - 1 for each in live], width)
@@ -165,7 +190,7 @@ def _take(
 
 @dataclass
 class Model:
-    """A model of the decoder's, the unit it runs on, and how many positions of the sequence its cache holds."""
+    """A model, its compute unit, and the number of positions in its KV cache."""
 
     role: str
     layers: int
@@ -173,14 +198,14 @@ class Model:
     rows: int = 0
     sampled: bool = False
     span: LayerSpan = field(init=False)
-    """All its layers: what each of its passes runs."""
+    """All layers of the model."""
 
     def __post_init__(self) -> None:
         self.span = LayerSpan(0, self.layers)
 
 
 def start(parameters: DraftModel, text: Sequence[int], sampled: bool = False) -> Generator[Step, Any, Model]:
-    """Let both models read the prompt but for its last token; the draft model."""
+    """Prefill both models with the prompt without its last token; return the draft model."""
     rows = len(text) - 1
     drafter = Model("draft", parameters.draft_layers, parameters.units - 1, rows, sampled)
     yield from read(parameters, drafter, RunningSequence([*text], 0, rows))
@@ -188,7 +213,7 @@ def start(parameters: DraftModel, text: Sequence[int], sampled: bool = False) ->
 
 
 def read(parameters: Any, drafter: Model, sequence: RunningSequence) -> Steps:
-    """Let both models read a sequence but for its last token."""
+    """Prefill both models with a sequence without its last token."""
     words, batch = tuple(sequence.tokens[:-1]), None
     if words:
         if sequence.number is not None:
@@ -198,7 +223,7 @@ def read(parameters: Any, drafter: Model, sequence: RunningSequence) -> Steps:
 
 
 def draft(model: Model, text: Sequence[int], length: int) -> Generator[Step, Any, list[Guess]]:
-    """Have so many tokens drafted after the text, one after another."""
+    """Draft `length` tokens after the sequence."""
     one = RunningSequence([*text], 0, model.rows)
     found = yield from draft_together(model, [one], length)
     model.rows = one.rows
@@ -206,12 +231,12 @@ def draft(model: Model, text: Sequence[int], length: int) -> Generator[Step, Any
 
 
 def draft_together(model: Model, live: Sequence[RunningSequence], length: int) -> Generator[Step, Any, list[list[Guess]]]:
-    """Have so many tokens drafted after each sequence, one after another, in passes over all of them."""
+    """Draft `length` tokens after each sequence; each pass covers all sequences."""
     guesses: list[list[Guess]] = [[] for _ in live]
     ahead = [[*each.tokens] for each in live]
     for _ in range(length):
-        # After a round whose drafts were all kept a sequence has two tokens to read: the last of them, and the target's own. All
-        # sequences of the batch read two then, the others one of them again.
+        # After a completely accepted draft the draft model reads two tokens: the last drafted one and the target's own. Then all
+        # sequences of the batch read two tokens; the other sequences read one of them again.
         width = max(len(own) - each.rows for each, own in zip(live, ahead, strict=True))
         out = yield _over(model, live, [own[-width:] for own in ahead], [len(own) - width for own in ahead], 1)
         for index, (each, own) in enumerate(zip(live, ahead, strict=True)):
@@ -224,7 +249,7 @@ def draft_together(model: Model, live: Sequence[RunningSequence], length: int) -
 def _over(
     model: Model, live: Sequence[RunningSequence], words: Sequence[Sequence[int]], positions: Sequence[int], heads: int
 ) -> Forward:
-    """One pass over `words` of each sequence, as many of each, from `positions` on: the last `heads` of each are projected."""
+    """One pass over `words` of each sequence (equal numbers) from `positions` on; logits for the last `heads` of each."""
     if live[0].number is None:
         return Forward(model.role, tuple(words[0]), positions[0], model.span, None, heads, model.unit)
     tokens = tuple([word for own in words for word in own])
@@ -236,13 +261,13 @@ def _over(
 def verify(
     model: Model, text: Sequence[int], guesses: Sequence[Guess], sampled: bool, room: int | None = None
 ) -> Generator[Step, Any, tuple[int, int]]:
-    """Check the drafted tokens in one pass: how many are kept, of at most `room`, and the model's own token that follows them."""
+    """Verify drafted tokens in one pass; return the accepted length (at most `room`) and the model's own next token."""
     out = yield look(model, text, guesses)
     return (yield from judge(out, guesses[:room], sampled, -len(guesses) - 1))
 
 
 def look(model: Model, text: Sequence[int], guesses: Sequence[Guess], unread: int = 1) -> Forward:
-    """The pass over the drafted tokens, and over so many of the text's last that the model has not read."""
+    """Pass over the last `unread` tokens of the sequence and the drafted tokens."""
     width = (*text[-unread:], *[guess.token for guess in guesses])
     return Forward(model.role, width, len(text) - unread, model.span, None, len(guesses) + 1, model.unit)
 
@@ -250,10 +275,10 @@ def look(model: Model, text: Sequence[int], guesses: Sequence[Guess], unread: in
 def judge(
     out: Any, guesses: Sequence[Guess], sampled: bool, first: int | None = None
 ) -> Generator[Step, Any, tuple[int, int]]:
-    """What a pass over drafted tokens says of them: how many are kept, and the model's own token that follows them.
+    """Accept or reject drafted tokens by the output of a pass; return the accepted length and the model's own next token.
 
-    The first of them is judged by the position of the pass whose index, from its end, is `first`; in a pass over nothing but one
-    text there is one for each and one more.
+    `first` is the index, from the end of the pass, of the output that predicts the first drafted token. By default the pass has one
+    position per drafted token and one more.
     """
     count = len(guesses)
     begin = -count - 1 if first is None else first
@@ -274,7 +299,7 @@ def judge(
 def commit(
     text: list[int], guesses: Sequence[Guess], kept: int, token: int, stop: Collection[int] = (), number: int | None = None
 ) -> Steps:
-    """Commit what a round gave: the drafted tokens that were kept and one more, up to one that ends sequences, of `stop`."""
+    """Commit the tokens of a round: the accepted drafted tokens and `token`, up to the first token of `stop`."""
     new = [*[guess.token for guess in guesses[:kept]], token]
     new = ended(new, stop)
     text += new

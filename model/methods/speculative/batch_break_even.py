@@ -1,9 +1,9 @@
-"""Speculative decoding of many sequences at once: up to which batch does it pay?
+"""Largest batch for which speculative decoding is faster than plain decoding.
 
-A pass over one token of each sequence is bound by memory and leaves arithmetic units idle, which a verification of more tokens puts
-to use. A large batch uses them already, so there the verification's own time decides. Times are those of a measured table
-(`model.costs.width_curve.PassTimes`), at each batch its own. The batch is kept full, and sequences are long: of a given number of
-tokens it is a little less (`model.methods.speculative.theory.predict`), and a static batch waits for its slowest sequence
+A pass over one token of each sequence is memory-bound and leaves arithmetic units idle, so verifying more tokens is almost free. A
+large batch is compute-bound, and verification takes more time. Times are read from a measured table by batch
+(`model.costs.width_curve.PassTimes`). The formulas hold for continuous batching of long sequences; the gain is slightly smaller for
+a given number of tokens (`model.methods.speculative.theory.predict`), and a static batch waits for its slowest sequence
 (`model.methods.speculative.static_batches`).
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
@@ -32,9 +32,10 @@ def batched_speedup(
     batch: ArrayLike,
     context: ArrayLike,
 ) -> Floats:
-    """Speed over plain decoding of `batch` sequences at once: E[N] t(B, 1) / (gamma t_draft(B, 1) + t(B, gamma + 1)).
+    """Speed-up over plain decoding of `batch` sequences at once: E[N] t(B, 1) / (gamma t_draft(B, 1) + t(B, gamma + 1)).
 
-    Theorem 3.8 of [Leviathan2023] with measured times of a pass by batch, width and context: continuous batching of long sequences.
+    Theorem 3.8 of [Leviathan2023] with measured pass times by batch, tokens per sequence and context, for continuous batching of
+    long sequences.
 
     >>> target = PassTimes([1, 32], [1, 4], [1024], [[[10.0], [10.5]], [[12.0], [30.0]]])
     >>> draft = PassTimes([1, 32], [1], [1024], [[[1.0]], [[1.2]]])
@@ -48,7 +49,7 @@ def batched_speedup(
 
 @dataclass(frozen=True)
 class BatchGain:
-    """The best draft length and its speed for each batch, and the largest batch up to which drafting pays (0: it never does)."""
+    """Best draft length and its speed-up for each batch, and the largest batch up to which drafting is faster (0: none)."""
 
     batches: tuple[int, ...]
     draft_lengths: tuple[int, ...]
@@ -57,9 +58,9 @@ class BatchGain:
 
 
 def largest_batch(acceptance_rate: float, target: PassTimes, draft: PassTimes, context: float) -> BatchGain:
-    """Up to which batch does speculative decoding pay? Over the batches and widths of the target's table.
+    """Find the largest batch up to which speculative decoding is faster, over the batches and widths of the target's table.
 
-    A batch pays where some draft length is faster than none. `largest` has no batch below it in the table that does not pay.
+    Drafting must be faster than plain decoding, at its best draft length, for all batches of the table up to `largest`.
 
     >>> target = PassTimes([1, 32, 64], [1, 4], [1024], [[[10.0], [10.5]], [[12.0], [30.0]], [[15.0], [50.0]]])
     >>> draft = PassTimes([1, 64], [1], [1024], [[[1.0]], [[1.5]]])

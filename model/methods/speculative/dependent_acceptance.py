@@ -1,9 +1,9 @@
-"""Speculative decoding where acceptances are not independent coins of one rate: what each mechanism does to the tokens of a round.
+"""Speculative decoding when acceptances are not i.i.d.: expected tokens per round for different kinds of dependence.
 
-In [Leviathan2023] every tested token is accepted with one chance alpha (Section 3.1, after Definition 3.1). Real drafts depart from
-it in different ways, and two that sound alike, a rate shared by a round and coins that follow each other, move the mean in opposite
-directions. So each function is named for its mechanism. The draft length is gamma; expectations are per round [tokens], with the
-bonus token.
+In [Leviathan2023] every tested token is accepted with the same probability alpha (Section 3.1, after Definition 3.1). Real drafts
+deviate in different ways. Two similar ones change the mean in opposite directions: a rate shared by all tokens of a round, and
+correlation between successive outcomes. So each function is named for its mechanism. The draft length is gamma; expectations are
+per round [tokens] and include the bonus token.
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
@@ -25,10 +25,10 @@ Whole = NDArray[np.int64]
 
 
 def expected_tokens_by_draft_position(acceptance_rates: ArrayLike) -> Floats:
-    """E[N] = 1 + sum over j of alpha_1 ... alpha_j, where the j-th draft, if it is tested, is accepted with chance alpha_j.
+    """E[N] = 1 + sum over j of alpha_1 ... alpha_j, where the j-th drafted token, if tested, is accepted with probability alpha_j.
 
-    The rates of one draft stand along the last axis. Of rates with one mean, those that fall along the draft give more tokens than
-    equal ones do, those that rise give fewer: the first draft is tested most often.
+    The last axis of `acceptance_rates` is the position in the draft. At equal mean, falling rates give more tokens than constant
+    rates, and rising rates give fewer: the first drafted token is tested most often.
 
     >>> [round(float(expected_tokens_by_draft_position(rates)), 3) for rates in ([0.9, 0.7], [0.8, 0.8], [0.7, 0.9])]
     [2.53, 2.44, 2.33]
@@ -40,7 +40,7 @@ def expected_tokens_by_draft_position(acceptance_rates: ArrayLike) -> Floats:
 
 
 def beta_moments(a: ArrayLike, b: ArrayLike, draft_length: int) -> Floats:
-    """The moments E[B], ..., E[B^gamma] of a Beta(a, b) law, along a new last axis: products of (a + i) / (a + b + i).
+    """Moments E[B], ..., E[B^gamma] of a Beta(a, b) distribution, along a new last axis: products of (a + i) / (a + b + i).
 
     >>> beta_moments(1, 1, 3).round(4).tolist()
     [0.5, 0.3333, 0.25]
@@ -48,17 +48,17 @@ def beta_moments(a: ArrayLike, b: ArrayLike, draft_length: int) -> Floats:
     first, second = checks.array("a", a, 0), checks.array("b", b, 0)
     for name, values in (("a", first), ("b", second)):
         if np.any(values == 0):
-            raise checks.ParameterError(f"{name} must be above 0, got 0.0; a rate that is certain is no Beta law")
+            raise checks.ParameterError(f"{name} must be above 0, got 0.0; a constant rate has no Beta distribution")
     checks.whole("draft_length", draft_length, 0)
     step = np.arange(float(draft_length))
     return np.asarray(np.cumprod((first[..., None] + step) / ((first + second)[..., None] + step), axis=-1))
 
 
 def expected_tokens_shared_rate(moments: ArrayLike) -> Floats:
-    """E[N] = 1 + E[B] + ... + E[B^gamma], where all tests of a round share one rate, drawn from a law with these moments.
+    """E[N] = 1 + E[B] + ... + E[B^gamma], where all tokens of a round share one random rate with these moments.
 
-    Easy rounds and hard rounds: at least the value of independent coins of the rate E[B] (Jensen). `beta_moments` gives the moments
-    of a Beta law; for a sample of rates they are the means of its powers.
+    Models easy and hard rounds; never below the i.i.d. value at rate E[B] (Jensen). `beta_moments` gives the moments of a Beta
+    distribution; for a sample of rates they are the means of its powers.
 
     >>> round(float(expected_tokens_shared_rate(beta_moments(8, 2, 5))), 3)  # expected_tokens(0.8, 5) is 3.689
     3.857
@@ -67,10 +67,10 @@ def expected_tokens_shared_rate(moments: ArrayLike) -> Floats:
     if not values.shape:
         raise checks.ParameterError(f"moments must be a list, E[B], E[B^2] and so on, got {values:g}")
     if np.any(np.diff(values, axis=-1) > 1e-12):
-        raise checks.ParameterError(f"moments must not rise, got {checks.shown(moments)}; give E[B], E[B^2], ... in this order")
+        raise checks.ParameterError(f"moments must not increase, got {checks.shown(moments)}; give E[B], E[B^2], ... in this order")
     power = np.arange(1.0, values.shape[-1] + 1)
     if np.any(values < values[..., :1] ** power - 1e-9):
-        raise checks.ParameterError(f"moments must be at least E[B]^j, got {checks.shown(moments)}; no law has these")
+        raise checks.ParameterError(f"moments must be at least E[B]^j, got {checks.shown(moments)}; no distribution has these")
     return np.asarray(1 + values.sum(axis=-1))
 
 
@@ -80,17 +80,15 @@ def expected_tokens_markov(
     draft_length: ArrayLike,
     chain: Literal["output", "tested"] = "output",
 ) -> Floats:
-    """E[N] where acceptances are a stationary chain: rate p, correlation rho between neighbours
-    (`model.outcomes.outcome_laws.Markov`).
+    """E[N] if acceptances form a stationary Markov chain: rate p, correlation rho between neighbours.
 
-    chain="output": one coin for every output position, also for that of a corrected or a bonus token, which no one tests.
-    chain="tested": one coin for every tested draft; a bonus token moves nothing.
+    The chain is `model.outcomes.outcome_laws.Markov`. chain="output": one outcome per output position, also for corrected and bonus
+    tokens, which are not tested. chain="tested": one outcome per tested token; a bonus token does not advance the chain.
     With a = p + rho (1 - p) after an acceptance, b = p (1 - rho) after a rejection, and w the share of rounds that start after an
     acceptance, E[N] = w (1 + a + ... + a^gamma) + (1 - w) (1 + b (1 + a + ... + a^(gamma-1))). A round that starts after an
-    acceptance ends in one with chance a^m, any other with b a^(m-1), for m = gamma + 1 coins (output) or gamma (tested), so
+    acceptance ends in one with probability a^m, any other with b a^(m-1), for m = gamma + 1 outcomes (output) or gamma (tested), so
     w = p a^(m-1) / ((1 - p) (1 + a + ... + a^(m-1)) + p a^(m-1)).
-    A positive correlation lowers the mean, since a round ends in a rejection more often than a token does: the opposite of a rate
-    that a round shares.
+    A positive correlation lowers the mean, because rounds usually start after a rejection: the opposite effect of a shared rate.
 
     >>> [round(float(expected_tokens_markov(0.8, 0.4, 4, chain)), 4) for chain in ("output", "tested")]
     [3.1065, 3.2013]
@@ -100,18 +98,19 @@ def expected_tokens_markov(
     law = Markov(p, correlation, name="acceptance_rate")
     a, b = law.after_success, law.after_failure
     gamma = checks.whole_array("draft_length", draft_length, 0)
-    coins = gamma + 1 if chain == "output" else np.maximum(gamma, 1.0)
-    kept = p * a ** (coins - 1)
-    # Both chances of the chain share the factor 1 - rho, which is taken out: rho = 1 is its limit.
-    start = kept / ((1 - p) * sum_of_powers(a, coins) + kept)
+    outcomes = gamma + 1 if chain == "output" else np.maximum(gamma, 1.0)
+    kept = p * a ** (outcomes - 1)
+    # Both transition probabilities share the factor 1 - rho, which is cancelled; rho = 1 is the limit.
+    start = kept / ((1 - p) * sum_of_powers(a, outcomes) + kept)
     return np.asarray(start * sum_of_powers(a, gamma + 1) + (1 - start) * (1 + b * sum_of_powers(a, gamma)))
 
 
 def expected_tokens_random_length(acceptance_rate: ArrayLike, length_pmf: ArrayLike) -> Floats:
-    """E[N] = (1 - alpha E[alpha^D]) / (1 - alpha), where a round drafts D tokens, whatever their acceptances will be.
+    """E[N] = (1 - alpha E[alpha^D]) / (1 - alpha), where a round drafts D tokens, independent of their acceptances.
 
-    `length_pmf` has the chances of D = 0, 1, ... along its last axis. Never above Eq. 1 of [Leviathan2023] at a whole E[D]: E[N] is
-    concave in the draft length. A drafter that stops when it is unsure is not independent of the acceptances, and does better.
+    `length_pmf` has the probabilities of D = 0, 1, ... along its last axis. Never above Eq. 1 of [Leviathan2023] at a whole E[D],
+    because E[N] is concave in the draft length. Not for drafts that stop at unsure tokens: their lengths depend on the acceptances,
+    and they do better.
 
     >>> float(expected_tokens_random_length(0.5, [0, 0.5, 0, 0.5]))  # expected_tokens(0.5, 2) is 1.75
     1.6875
@@ -123,16 +122,15 @@ def expected_tokens_random_length(acceptance_rate: ArrayLike, length_pmf: ArrayL
 
 # --- Rounds replayed from a log -------------------------------------------------------------------------------------
 #
-# A draft head that reads the target's features (EAGLE, MTP) has no coin for an output position: whether its draft of a token is
-# right depends on where the draft started. Its law is over rounds: how many tokens a round yields if a draft starts here.
+# For a draft head that reads the target's features (EAGLE, MTP) acceptance is not a property of the output position: it depends on
+# where the draft started. So its log records, for each start position, the number of tokens of a round.
 
 
 def tokens_of_rounds(lengths: ArrayLike, draft_length: int, tokens: int | None = None) -> tuple[int, float]:
-    """Rounds, and tokens per round, of decoding over a log: a round that starts at s goes on to s + min(lengths[s], gamma + 1).
+    """Rounds and tokens per round of a replayed log; the round after one that starts at s starts at s + min(lengths[s], gamma + 1).
 
-    `lengths` has, for each output position, how many tokens a round would yield if its draft started there (the bonus token
-    included, so at least 1). The first round starts at the first position; the last is cut at the end, which is that of the log or
-    `tokens`.
+    `lengths` has, for each output position, the tokens of a round that starts there (including the bonus token, so at least 1). The
+    first round starts at the first position; the last is cut at the end of the log, or at `tokens`.
 
     >>> tokens_of_rounds([3, 9, 9, 1, 4, 9], 3)
     (3, 2.0)
@@ -154,7 +152,7 @@ def _log(lengths: ArrayLike) -> Whole:
 
 
 def _starts(log: Whole, draft_length: int) -> Whole:
-    """Where the rounds start."""
+    """Start positions of the rounds."""
     step = np.minimum(log, draft_length + 1).tolist()
     starts, at = [], 0
     while at < len(step):

@@ -1,9 +1,9 @@
-"""Figures that engines print of drafts, each as the accepted tokens of a round that it stands for.
+"""Acceptance figures that serving engines print, converted to accepted tokens per round.
 
-In D rounds of K drafted tokens a were accepted: a / D a round, and with the target's own (bonus) token a mean acceptance length of
-1 + a / D. Engines print this length or a rate, and mean different things by one name;
-`model.methods.speculative.theory.reported_acceptance` makes the acceptance rate of them. Definitions are the engines' own source
-code and pull requests; SGLang's changed in #11572 and #23530.
+Of D rounds with K drafted tokens each, a tokens are accepted: a / D per round, and a mean acceptance length of 1 + a / D with the
+target's own (bonus) token. Engines print this length or a rate, and use one name for different figures;
+`model.methods.speculative.theory.reported_acceptance` converts them to the acceptance rate. The definitions are those of the
+engines' source code and pull requests; SGLang's changed in #11572 and #23530.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Figure:
-    """One printed figure: its words, and how it follows from the accepted tokens of a round, and back."""
+    """A printed figure: its name in the log, its meaning, and the conversion from and to accepted tokens per round."""
 
     words: str
     means: str
     printed: Callable[[Floats, Floats], Floats] | None
-    """From accepted tokens a round and draft length; None where the figure cannot be converted."""
+    """Figure from accepted tokens per round and draft length; None if it cannot be converted."""
     accepted: Callable[[Floats, Floats], Floats] | None
-    """From the figure and the draft length."""
+    """Accepted tokens per round from the figure and the draft length."""
     over_drafted: bool = False
-    """Whether it is a share of the tokens that were really drafted."""
+    """True if it is a share of the tokens that were actually drafted."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """The figures of one engine, rates and lengths, by the names that `field` takes; without a `field` the first is meant."""
+    """Rates and lengths that an engine prints, by the names that `field` takes; the first is the default."""
 
     rates: Mapping[str, Figure]
     lengths: Mapping[str, Figure]
     ambiguous: tuple[str, ...] = ()
-    """Of "rate" and "length" those with no figure that could be meant without a `field`."""
+    """Values ("rate", "length") that have no default and need a `field`."""
     shorter: bool = False
-    """Whether the rate is over tokens really drafted where drafts may be shorter than asked: it then only bounds the length."""
+    """True if drafts may be shorter than K and the rate is over the tokens actually drafted: it then only bounds the length."""
 
 
 def _of_drafted(words: str, means: str = "accepted over drafted tokens, a / (D K)") -> Figure:
@@ -103,16 +103,16 @@ ALIASES = {"mlx": "mlx-lm", "llama-cpp": "llama.cpp", "tensorrt-llm": "trtllm"}
 
 @dataclass(frozen=True)
 class Reading:
-    """Accepted tokens a round as they follow from printed figures, and the figures in words."""
+    """Accepted tokens per round from printed figures, and a description of the figures."""
 
     accepted: Floats
     words: str
 
 
 def read(engine: str, draft_length: ArrayLike, *, rate: ArrayLike | None, length: ArrayLike | None, field: str | None) -> Reading:
-    """Accepted tokens a round from a printed rate, a printed length, or both, which must agree within their rounding.
+    """Convert a printed rate, a printed length, or both, if they agree within rounding, to accepted tokens per round.
 
-    Of both the length counts: it holds also where some drafts were shorter than `draft_length`.
+    With both, the length is used: it is also right if some drafts were shorter than `draft_length`.
 
     >>> read("sglang", 3, rate=0.49, length=1.95, field="with-bonus")  # as printed on 2025-10-22
     Reading(accepted=array(0.95), words='sglang accept rate 0.49 (with-bonus) and accept len 1.95')
@@ -139,14 +139,14 @@ def read(engine: str, draft_length: ArrayLike, *, rate: ArrayLike | None, length
 
 
 def _figure(engine: str, dialect: Dialect, name: str, field: str | None, *, other: bool) -> tuple[str, Figure]:
-    """The printed figure that is meant, by its name."""
+    """Key and definition of the printed rate or length."""
     known = dialect.rates if name == "rate" else dialect.lengths
     if not known:
         raise ParameterError(f"{name} must be left out for engine {engine!r}, which prints none; give its rate")
     if field not in known and name in dialect.ambiguous:
         means = "; ".join(f"{key!r}, {figure.means}" for key, figure in known.items())
         raise ParameterError(
-            f"field is required with a {name} of {engine}, which meant {len(known)} things in turn: {means}; name one, or give the"
+            f"field is required with a {name} of {engine}, whose meaning changed; it is one of {means}; set field, or give the"
             f" length{' alone' if other else ''}"
         )
     key = field if field in known else next(iter(known))
@@ -157,7 +157,7 @@ def _figure(engine: str, dialect: Dialect, name: str, field: str | None, *, othe
 
 
 def _within(name: str, value: ArrayLike, figure: Figure, gamma: Floats) -> Floats:
-    """The figure, refused where no drafts of this length could print it, by more than its rounding."""
+    """Clip the figure to its possible range; raise ParameterError if it is outside by more than its rounding."""
     assert figure.printed is not None
     given = checks.array(name, value)
     low, high = figure.printed(0 * gamma, gamma), figure.printed(gamma, gamma)
@@ -171,7 +171,7 @@ def _within(name: str, value: ArrayLike, figure: Figure, gamma: Floats) -> Float
 
 
 def _span(name: str, value: Floats, figure: Figure, gamma: Floats) -> tuple[Floats, Floats, Floats]:
-    """Accepted tokens a round at the low end of the figure's rounding, as given, and at its high end."""
+    """Accepted tokens per round at the lower end of the figure's rounding, at its value, and at the upper end."""
     assert figure.accepted is not None
     assert figure.printed is not None
     slack, least, most = _rounding(name, value), figure.printed(0 * gamma, gamma), figure.printed(gamma, gamma)
@@ -180,7 +180,7 @@ def _span(name: str, value: Floats, figure: Figure, gamma: Floats) -> tuple[Floa
 
 
 def _rounding(name: str, values: Floats) -> Floats:
-    """Half of the last decimal given, at least the second of a rate, which engines print in per cent, and the first of a length."""
+    """Half a unit of the last decimal; at least two decimals for a rate (printed in per cent) and one for a length."""
     fewest = 2 if name == "rate" else 1
 
     def half(value: float) -> float:
@@ -194,9 +194,9 @@ def _check_agreement(
     engine: str, dialect: Dialect, figures: Mapping[str, tuple[str, Figure]], values: Mapping[str, Floats],
     spans: Mapping[str, tuple[Floats, Floats, Floats]], gamma: Floats,
 ) -> None:  # fmt: skip
-    """Refuse a rate and a length that no drafts of this length print together."""
+    """Raise ParameterError if a rate and a length contradict each other at this draft length."""
     (least, by_rate, most), (low, by_length, high) = spans["rate"], spans["length"]
-    # Drafts that end early lower the length at one rate, but where fewer are drafted than half a token below, K is another.
+    # Drafts that end early lower the length at the same rate; by more than half a token on average, draft_length is wrong.
     floor = least * (gamma - 0.5) / gamma if dialect.shorter else least
     wrong = (high < floor) | (low > most)
     if not np.any(wrong):

@@ -1,6 +1,6 @@
-"""Speculative decoding, path by path: the place of each position in its draft follows from the outcomes before it.
+"""Speculative decoding, vectorised over replications: rounds follow from the outcomes, position by position.
 
-Of a static batch a round takes what those sequences take that are left.
+In static batches the price of a round depends on the sequences that are left.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ LAST_MATTERS = False
 def walk(
     parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Iterator[Outcomes] | Iterable[Iterator[Outcomes]]
 ) -> Tally:
-    """Time, unit-time and rounds of a block of replications, from the outcomes of the first tokens - 1 positions, those of each
-    text where there are several.
+    """Time, unit-time and rounds of a block of replications, from the outcomes of the first tokens - 1 positions.
+
+    With several sequences, `outcomes` yields the outcomes of each.
     """
     if parameters.decoded_sequences > 1:
         return decodings(parameters, tokens, cast("Iterable[Iterator[Outcomes]]", outcomes), cost, BLOCK)

@@ -1,15 +1,14 @@
-"""Acceptance rates from logs of rounds: estimates with their intervals, and whether acceptances are the theory's coins.
+"""Acceptance rates from logs of rounds: estimates with confidence intervals, and tests of the i.i.d. assumption.
 
-A log has, for each output position of each request, how many tokens a round gives if its draft starts there (the target's own
-included, so at least 1), as in `model.methods.speculative.dependent_acceptance.tokens_of_rounds`. Played with drafts of gamma
-tokens it gives rounds: one that starts at s drafts min(gamma, l - 1 - s) tokens, accepts n of them, and tests n + 1, or all of them
-where all are accepted. The
-*coin* of a position says whether the first token of a draft that starts there is accepted.
+A log has, for each output position of each request, the number of tokens of a round whose draft starts there (including the
+target's own, so at least 1), as in `model.methods.speculative.dependent_acceptance.tokens_of_rounds`. A replay with drafts of gamma
+tokens gives rounds: one that starts at s drafts min(gamma, l - 1 - s) tokens, accepts n of them, and tests n + 1, or all of them if
+all are accepted. The *first-token outcome* of a position is 1 if the first token of a draft that starts there is accepted, else 0.
 
-[Leviathan2023] says (Section 3.1): independent coins of one rate alpha. Three tests ask three things of that: `lag_correlation`
-whether neighbours go together, by one mean for all requests, so that it also finds easy and hard requests; `runs_test` only the
-order within each request, whatever its own rate; `geometric_test` the law of accepted lengths. `dependence` says what it does to
-a speed-up.
+[Leviathan2023] assumes i.i.d. outcomes with rate alpha (Section 3.1). Three tests check parts of this: `lag_correlation` tests the
+correlation of neighbours around the mean of all requests, so it also detects easy and hard requests; `runs_test` tests the order
+within each request, at any rate; `geometric_test` tests the distribution of accepted lengths. `dependence` gives the effect on the
+speed-up.
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
@@ -34,11 +33,11 @@ Whole = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 FEWEST = 5
-"""Expected rounds in a cell of the chi-square test, at least: the usual rule."""
+"""Smallest expected number of rounds in a cell of the chi-square test (the usual rule)."""
 
 
 class EstimatedRates(NamedTuple):
-    """Shares of trials, with Wilson's interval of 95 % for independent trials; arrays of one shape, nan where nothing was tried."""
+    """Rates with Wilson's 95 % interval for independent trials; arrays of one shape, nan without trials."""
 
     rate: Floats
     low: Floats
@@ -47,7 +46,7 @@ class EstimatedRates(NamedTuple):
 
 
 def rates(successes: ArrayLike, trials: ArrayLike) -> EstimatedRates:
-    """Of counts, element by element.
+    """Rates and intervals from counts, element by element.
 
     >>> found = rates([37, 0], [50, 0])
     >>> found.rate.tolist(), [round(float(end[0]), 4) for end in (found.low, found.high)]
@@ -64,17 +63,19 @@ def rates(successes: ArrayLike, trials: ArrayLike) -> EstimatedRates:
 
 
 def ratio_interval(successes: ArrayLike, trials: ArrayLike) -> tuple[float, float]:
-    """The interval of 95 % of sum(successes) / sum(trials) where only the requests are independent; both of shape (requests,).
+    """95 % interval of sum(successes) / sum(trials) if only requests are independent; both of shape (requests,).
 
-    A ratio estimator's, Eq. 2.46 of [Cochran1977] without its correction for finite populations. Trials of one text depend on each
-    other; Wilson's interval does not know that and is too narrow. nan for fewer than two requests, or without a trial.
+    Ratio estimator, Eq. 2.46 of [Cochran1977] without its correction for finite populations. Trials of one request are dependent,
+    so Wilson's interval is too narrow. nan for fewer than two requests, or without trials.
 
     >>> [round(end, 3) for end in ratio_interval([9, 8, 2, 1], [10, 10, 10, 10])]  # of 20 in 40, Wilson's is .352 to .648
     [0.0, 1.0]
     """
     kept, tried = checks.whole_array("successes", successes, 0), checks.whole_array("trials", trials, 0)
     if kept.ndim != 1 or kept.shape != tried.shape or np.any(kept > tried):
-        raise checks.ParameterError("successes and trials must be lists of one length, a number for each request, the former fewer")
+        raise checks.ParameterError(
+            "successes and trials must be lists of the same length, a number for each request, and successes at most trials"
+        )
     if kept.size < 2 or not tried.any():
         return float("nan"), float("nan")
     rate = kept.sum() / tried.sum()
@@ -87,7 +88,7 @@ def ratio_interval(successes: ArrayLike, trials: ArrayLike) -> tuple[float, floa
 
 
 class Played(NamedTuple):
-    """The rounds of all requests, one behind the other; arrays of shape (rounds,)."""
+    """Replayed rounds of all requests, one after another; arrays of shape (rounds,)."""
 
     draft_length: int
     request: Whole
@@ -97,7 +98,7 @@ class Played(NamedTuple):
 
     @property
     def tested(self) -> Whole:
-        """The tokens of each round that were judged: those behind a rejected one are not."""
+        """Tested tokens of each round: the accepted tokens and the first rejected one."""
         return np.minimum(self.accepted + 1, self.drafted)
 
     def of_requests(self) -> tuple[Whole, Whole]:
@@ -107,7 +108,7 @@ class Played(NamedTuple):
 
 
 def play(logs: Sequence[ArrayLike], draft_length: int) -> Played:
-    """The rounds that drafts of this length take over the logs, each from its first position to its last.
+    """Replay the logs with drafts of this length, each from its first to its last position.
 
     >>> played = play([[3, 9, 9, 1, 4, 9]], 3)
     >>> played.start.tolist(), played.accepted.tolist(), played.drafted.tolist()
@@ -126,10 +127,10 @@ def play(logs: Sequence[ArrayLike], draft_length: int) -> Played:
 
 
 def accepted_of_tested(played: Played) -> EstimatedRates:
-    """Accepted over tested tokens, of all rounds together: an estimate of alpha, and the likeliest if the theory holds.
+    """Accepted over tested tokens of all rounds: the maximum likelihood estimate of alpha for i.i.d. outcomes.
 
-    For independent coins accepted - alpha tested has mean zero, whatever ends a round or a text: whether a coin is tossed depends
-    only on those before it.
+    For i.i.d. outcomes accepted - alpha tested has mean zero for any rule that ends rounds and sequences, because earlier outcomes
+    alone decide which tokens are tested.
 
     >>> float(accepted_of_tested(play([[3, 9, 9, 1, 4, 9]], 3)).rate)  # 3 of 5
     0.6
@@ -138,10 +139,10 @@ def accepted_of_tested(played: Played) -> EstimatedRates:
 
 
 def accepted_of_drafted(played: Played) -> EstimatedRates:
-    """Accepted over drafted tokens, which engines print as acceptance rate: for independent coins at most alpha.
+    """Accepted over drafted tokens, printed by engines as acceptance rate; at most alpha for i.i.d. outcomes.
 
-    In whole drafts (alpha + ... + alpha^gamma) / gamma, from Eq. 1 of [Leviathan2023]. Drafted tokens behind a rejected one are no
-    trials: Wilson's interval is that of the printed figure, as if they were.
+    Equals (alpha + ... + alpha^gamma) / gamma for whole drafts, from Eq. 1 of [Leviathan2023]. Wilson's interval treats tokens
+    after a rejection as trials, although they are not tested.
 
     >>> float(accepted_of_drafted(play([[3, 9, 9, 1, 4, 9]], 3)).rate)
     0.5
@@ -150,32 +151,32 @@ def accepted_of_drafted(played: Played) -> EstimatedRates:
 
 
 class Means(NamedTuple):
-    """Tokens a round in the mean over rounds and in that over sequences, each with its interval of 95 % between sequences."""
+    """Mean tokens per round, over rounds and over sequences, each with its 95 % interval (sequences are independent)."""
 
     draft_length: int
     over_rounds: float
-    """Every round weighs alike: the tokens of all sequences over all their rounds."""
+    """Equal weight of all rounds: total tokens over total rounds."""
     rounds_low: float
     rounds_high: float
     over_sequences: float
-    """Every sequence weighs alike, whatever its length: the mean of each one's tokens over its rounds."""
+    """Equal weight of all sequences: mean over sequences of tokens per round."""
     sequences_low: float
     sequences_high: float
     rounds: int
     sequences: int
     half: int
-    """The fewest sequences that have half of the rounds between them."""
+    """Smallest number of sequences that have half of all rounds."""
 
     @property
     def few(self) -> bool:
-        """Whether few sequences weigh most: a quarter of them, or less, has half of the rounds."""
+        """True if few sequences dominate: a quarter of them, or less, has half of the rounds."""
         return self.half <= self.sequences / 4
 
 
 def means(played: Played) -> Means:
-    """Mean acceptance lengths of played rounds, the target's own token counted.
+    """Mean acceptance lengths of replayed rounds, including the target's own token.
 
-    Of equal sequences both means are one. The interval over rounds is that of a ratio, as in `ratio_interval`.
+    Both means are equal if all sequences are equal. The interval over rounds is that of a ratio, as in `ratio_interval`.
 
     >>> found = means(play([[4, 3, 2, 1] * 9, [1, 1]], 3))  # 9 rounds of four tokens, and two of one
     >>> round(found.over_rounds, 3), found.over_sequences, found.half
@@ -195,10 +196,10 @@ def means(played: Played) -> Means:
 
 
 def accepted_of_positions(logs: Sequence[ArrayLike]) -> EstimatedRates:
-    """The share of positions whose own draft's first token is accepted: the mean of the `coins`, each once, whoever tests it.
+    """Share of positions at which the first token of a draft that starts there is accepted: the mean of `coins`.
 
-    For independent coins it estimates the same alpha as `accepted_of_tested`, from more of them. A draft that reads the target's
-    features is best right behind a pass of it: there this is above what its rounds accept.
+    For i.i.d. outcomes it estimates the same alpha as `accepted_of_tested`, from more trials. A draft head that reads the target's
+    features is best directly after a pass of the target; for it this share is above the acceptance rate of its rounds.
 
     >>> float(accepted_of_positions([[3, 9, 9, 1, 4, 9]]).rate)
     0.8
@@ -208,7 +209,7 @@ def accepted_of_positions(logs: Sequence[ArrayLike]) -> EstimatedRates:
 
 
 def by_place(played: Played) -> EstimatedRates:
-    """Of the first, second, ... token of a draft, where it is tested; shape (gamma,). Theory: all alpha.
+    """Acceptance rate of the first, second, ... tested token of a draft; shape (gamma,). Theory: all alpha.
 
     >>> by_place(play([[3, 9, 9, 1, 4, 9]], 3)).rate.tolist()
     [0.6666666666666666, 1.0, 0.0]
@@ -218,19 +219,19 @@ def by_place(played: Played) -> EstimatedRates:
 
 
 def by_output_position(played: Played, edges: Sequence[int]) -> EstimatedRates:
-    """Of tested tokens, by where in the output they are: from each edge to below the next; shape (edges - 1,). Theory: all alpha.
+    """Acceptance rate of tested tokens by output position, in bins [edge, next edge); shape (edges - 1,). Theory: all alpha.
 
     >>> by_output_position(play([[3, 9, 9, 1, 4, 9]], 3), [0, 2, 6]).trials.tolist()
     [2, 3]
     """
     limits = checks.whole_array("edges", edges, 0)
     if limits.ndim != 1 or limits.size < 2 or np.any(np.diff(limits) <= 0):
-        raise checks.ParameterError(f"edges must be at least two whole numbers that rise, got {checks.shown(edges)}")
+        raise checks.ParameterError(f"edges must be at least two increasing whole numbers, got {checks.shown(edges)}")
     place = np.arange(played.draft_length)[:, None]
     position = played.start + place
     tested, accepted = played.tested > place, played.accepted > place
     counts = (np.histogram(position[mask], limits)[0] for mask in (accepted, tested))
-    # A histogram's last bin has its upper edge in it; ours has not.
+    # numpy's last bin includes its upper edge; this one does not.
     last = (int(np.count_nonzero(position[mask] == limits[-1])) for mask in (accepted, tested))
     kept, tried = (np.append(count[:-1], count[-1] - extra) for count, extra in zip(counts, last, strict=True))
     return rates(kept, tried)
@@ -240,7 +241,7 @@ def by_output_position(played: Played, edges: Sequence[int]) -> EstimatedRates:
 
 
 def coins(logs: Sequence[ArrayLike]) -> list[Bools]:
-    """Of each request, the coin of each position but the last, which no round drafts; shapes (positions - 1,).
+    """First-token outcomes of each request at all positions but the last, which is never drafted; shapes (positions - 1,).
 
     >>> coins([[3, 1, 2, 2]])
     [array([ True, False,  True])]
@@ -249,7 +250,7 @@ def coins(logs: Sequence[ArrayLike]) -> list[Bools]:
 
 
 class Correlation(NamedTuple):
-    """A correlation between coins, its standard error if they are independent, and the two-sided chance of one as large."""
+    """Correlation between outcomes, its standard error under independence, and the two-sided p-value."""
 
     correlation: float
     standard_error: float
@@ -258,10 +259,11 @@ class Correlation(NamedTuple):
 
 
 def lag_correlation(sequences: Sequence[ArrayLike], lag: int = 1) -> Correlation:
-    """The correlation of coins that stand `lag` separate in one request, about the mean of all.
+    """Correlation of outcomes `lag` positions apart in one request, around the mean of all requests.
 
-    The standard error is 1 / sqrt(pairs): for independent coins of one known rate it is exact, as products of different pairs are
-    uncorrelated; that the mean is estimated shifts it by about 1 / coins. nan where all coins are equal or none has a neighbour.
+    The standard error is 1 / sqrt(pairs). It is exact for independent outcomes of a known rate, because products of different pairs
+    are uncorrelated; estimating the mean shifts the correlation by about 1 / outcomes. nan if all outcomes are equal or there are
+    no pairs.
 
     >>> found = lag_correlation([[1, 0] * 50])
     >>> round(found.correlation, 3), round(found.standard_error, 4)
@@ -280,7 +282,7 @@ def lag_correlation(sequences: Sequence[ArrayLike], lag: int = 1) -> Correlation
 
 
 class RunsTest(NamedTuple):
-    """How many runs of equal coins there are, how many chance alone gives, and the two-sided chance of so many more or fewer."""
+    """Number of runs of equal outcomes, its expectation and standard deviation in random order, z and two-sided p-value."""
 
     runs: int
     expected: float
@@ -290,11 +292,11 @@ class RunsTest(NamedTuple):
 
 
 def runs_test(sequences: Sequence[ArrayLike]) -> RunsTest:
-    """Wald and Wolfowitz's test of the order of coins, given how many of each kind a request has, over all requests together.
+    """Wald-Wolfowitz runs test of the order of outcomes, given the counts of 0 and 1 in each request; total over all requests.
 
-    Of n = a + b coins, all orders equally likely, the runs have mean 1 + 2ab/n and variance 2ab (2ab - n) / (n^2 (n - 1)), of
-    [Wald1940]. Requests are independent, so both add up, and their sum is taken for normal. Fewer runs than expected: coins follow
-    each other. nan where no request has both kinds.
+    If all orders of n = a + b outcomes are equally likely, the number of runs has mean 1 + 2ab/n and variance
+    2ab (2ab - n) / (n^2 (n - 1)) [Wald1940]. Requests are independent, so both are summed, and the sum is taken as normal. Fewer
+    runs than expected: equal outcomes cluster. nan if no request has both kinds.
 
     >>> found = runs_test([[letter == "M" for letter in "MMMFFFMMMMFFMMMFFFFFFFMMFMM"]])  # the example of the APA's dictionary
     >>> found.runs, round(found.expected, 3), round(found.z, 3)  # 14 M and 13 F
@@ -313,7 +315,7 @@ def runs_test(sequences: Sequence[ArrayLike]) -> RunsTest:
 
 
 class Geometric(NamedTuple):
-    """Rounds by their accepted tokens against the theory's: 0, 1, ..., and in the last cell so many or more."""
+    """Observed and expected rounds by accepted length 0, 1, ...; the last cell holds its length and all longer ones."""
 
     counts: Whole
     expected: Floats
@@ -324,11 +326,11 @@ class Geometric(NamedTuple):
 
 
 def geometric_test(played: Played) -> Geometric:
-    """Pearson's chi-square test of accepted lengths against the cut geometric law, Section 3.1 of [Leviathan2023].
+    """Pearson's chi-square test of accepted lengths against the truncated geometric distribution, Section 3.1 of [Leviathan2023].
 
-    Of rounds that the end of the text does not cut. Lengths are cut at the largest m <= gamma at which every cell expects `FEWEST`
-    rounds; alpha is accepted over tested tokens of rounds so cut, the likeliest for these very cells, so that m + 1 cells leave
-    m - 1 degrees of freedom. nan where they leave none.
+    Uses rounds that the end of the sequence does not cut. Lengths are truncated at the largest m <= gamma at which every cell
+    expects `FEWEST` rounds. alpha is accepted over tested tokens of the truncated rounds, the maximum likelihood estimate for these
+    cells, so m + 1 cells leave m - 1 degrees of freedom. nan if none is left.
 
     >>> found = geometric_test(play([[1] * 20 + [2, 9] * 10 + [3, 9, 9] * 11], 2))
     >>> found.counts.tolist(), found.degrees
@@ -358,20 +360,21 @@ def _two_sided(z: float) -> float:
     return float(2 * ndtr(-abs(z)))
 
 
-# --- What it does to a speed-up -------------------------------------------------------------------------------------
+# --- Effect on the speed-up -----------------------------------------------------------------------------------------
 
 
 class Dependence(NamedTuple):
-    """What independent coins predict for drafts of one length, and what the logs give."""
+    """Prediction under independence for drafts of one length, and observation in the logs."""
 
     draft_length: int
     acceptance_rate: float
     expected_tokens: float
-    """A round, if acceptances are independent coins of this rate."""
+    """Tokens per round for i.i.d. outcomes of this rate."""
     observed_tokens: float
     error: float
-    """The error of independence, expected / observed - 1: 0.1 is 10 % too many. With its interval of 95 %."""
+    """Relative error of the i.i.d. prediction, expected / observed - 1."""
     low: float
+    """95 % interval of `error`."""
     high: float
     expected_speedup: float
     observed_speedup: float
@@ -380,13 +383,13 @@ class Dependence(NamedTuple):
 def dependence(
     logs: Sequence[ArrayLike], draft_lengths: Sequence[int], cost_ratio: float, replications: int, rng: np.random.Generator
 ) -> list[Dependence]:
-    """How far off one is, by draft length, who takes `accepted_of_positions` for alpha and acceptances for independent.
+    """Relative error of the i.i.d. prediction that uses `accepted_of_positions` as alpha, by draft length.
 
-    Predicted are the rounds of each request as long as it is (`model.methods.speculative.theory.target_runs`), and the speed-up
-    with draft passes of `cost_ratio`; observed, the rounds of `play`. The interval is of percentiles, over requests drawn again
-    with replacement: alpha, prediction and observation are all taken anew from each draw. nan for a single request.
+    The prediction is the number of rounds of requests of the same lengths (`model.methods.speculative.theory.target_runs`), and the
+    speed-up with draft passes of `cost_ratio`; the observation is that of `play`. The interval is a percentile bootstrap over
+    requests: alpha, prediction and observation are computed anew from each resample. nan for a single request.
 
-    >>> (row,) = dependence([[2, 1] * 500], [1], 0.1, 10, np.random.default_rng(1))  # every second coin, and always the tested one
+    >>> (row,) = dependence([[2, 1] * 500], [1], 0.1, 10, np.random.default_rng(1))  # every second outcome is 1, and tested
     >>> round(row.acceptance_rate, 2), round(row.expected_tokens, 2), row.observed_tokens, round(row.observed_speedup, 3)
     (0.5, 1.5, 2.0, 1.818)
     """
@@ -398,7 +401,7 @@ def dependence(
     positions = np.array([log.size for log in held])
     lengths, kind = np.unique(positions, return_inverse=True)
     accepted, tossed = (np.array([count(each) for each in coins(logs)]) for count in (np.sum, np.size))
-    # How often each request is in a draw; the first row is the logs themselves.
+    # Multiplicity of each request in each resample; the first row is the original sample.
     drawn = rng.multinomial(len(held), np.full(len(held), 1 / len(held)), size=replications)
     weights = np.vstack([np.ones(len(held)), drawn])
     of_length = np.stack([weights[:, kind == each].sum(axis=1) for each in range(lengths.size)], axis=1)
@@ -438,8 +441,8 @@ def _sequences(sequences: Sequence[ArrayLike]) -> list[Floats]:
     for index, each in enumerate(held):
         if each.ndim != 1 or np.any((each != 0) & (each != 1)):
             given = checks.shown(sequences[index])
-            raise checks.ParameterError(f"sequences[{index}] must be a list of coins, each 0 or 1, got {given}")
+            raise checks.ParameterError(f"sequences[{index}] must be a list of outcomes, each 0 or 1, got {given}")
     held = [each for each in held if each.size]
     if not held:
-        raise checks.ParameterError("sequences must have at least one coin, got none; take longer requests")
+        raise checks.ParameterError("sequences must have at least one outcome, got none; take longer requests")
     return held

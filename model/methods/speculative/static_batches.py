@@ -1,8 +1,8 @@
-"""Speculative decoding of static batches over whole decodings: how many texts are left at each round, and what their rounds take.
+"""Speculative decoding of static batches: distribution of the sequences left in each round, and the prices of rounds.
 
-Texts have independent luck, so a text is at its r-th round with the chance that it has alone, and of texts of one length the number
-that are is binomial. A round of a batch takes as long as its texts and the longest of their drafts say; the next batch begins when
-all have ended. Rounds of a batch are not independent of each other: the variance of its time is nan.
+Sequences have independent random outcomes, so the number of sequences of equal length that have an r-th round is binomial. The time
+of a round depends on the number of sequences and on the longest of their drafts; the next batch begins when all sequences have
+ended. Successive rounds are dependent, so the variance of the time is not computed (nan).
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ Floats = NDArray[np.float64]
 
 
 class BatchPrices(NamedTuple):
-    """What a round takes, by how many sequences are left and how many tokens it drafts of each.
+    """Price of a round, by the number of sequences left and the tokens drafted per sequence.
 
-    Shapes (sequences + 1, longest + 1). Where passes take other times elsewhere, `time` and `busy` have the shape
-    (2, sequences + 1, positions, longest + 1): first by whether the draft of any sequence was kept as a whole in the round before,
-    so that the first draft pass reads two tokens of each, and third by the position of the longest, to which others are padded.
+    Shapes (sequences + 1, longest + 1). If times depend on the position, `time` and `busy` have shape (2, sequences + 1, positions,
+    longest + 1): index 1 of the first axis is for a round after one in which any sequence accepted its whole draft, so that the
+    first draft pass reads two tokens of each sequence; the third axis is the position of the longest sequence, to which the others
+    are padded.
     """
 
     time: Floats
@@ -49,7 +50,7 @@ class BatchPrices(NamedTuple):
 
 @lru_cache(maxsize=8)  # the same for all laws
 def prices(cost: StepCosts, longest: int, sequences: int, *, tokens: int = 1, separate: bool = False) -> BatchPrices:
-    """`model.methods.rounds.round_prices` for each number of sequences; without sequences nothing is done.
+    """`model.methods.rounds.round_prices` for each number of sequences; 0 without sequences.
 
     >>> from model.costs.layer_times import UnitCost
     >>> found = prices(UnitCost(40, cost_ratio=0.1, verify_cost=((1, 1.0), (4, 2.5))), 1, 2)
@@ -76,7 +77,7 @@ def prices(cost: StepCosts, longest: int, sequences: int, *, tokens: int = 1, se
 
 @lru_cache(maxsize=64)  # choices of one law differ in batches and prices
 def going(law: Chain | Rounds, draft_length: int, tokens: int) -> Floats:
-    """The chance that a text of so many tokens has an r-th round and can use so many drafted tokens in it; shape (rounds, room).
+    """Probability that a sequence has an r-th round and can use m drafted tokens in it; shape (rounds, draft_length + 1).
 
     >>> from model.outcomes.outcome_laws import Iid
     >>> going(Iid(0.5), 1, 3).tolist()  # its second round has two tokens left, or one
@@ -98,7 +99,7 @@ def going(law: Chain | Rounds, draft_length: int, tokens: int) -> Floats:
 
 
 def _steps(law: Chain | Rounds, draft_length: int, tokens: int) -> Floats:
-    """Chances of a round that starts at a position, by the outcome before it, to give 1, 2, ... tokens and end with an outcome.
+    """Probabilities that a round gives 1, 2, ... tokens and ends with an outcome, by its start and the outcome before it.
 
     Shape (positions, 2, draft_length + 1, 2).
     """
@@ -112,22 +113,22 @@ def _steps(law: Chain | Rounds, draft_length: int, tokens: int) -> Floats:
                 rates[0] = low[start, 0]
             survival = np.concatenate([[1.0], np.cumprod(rates)])
             found[start, before, :count, 0] = survival[:-1] * (1 - rates)
-            behind = high[start + count, count]  # without a draft there is no round behind it that would ask
-            found[start, before, count] = survival[-1] * np.array([1 - behind, behind])
+            following = high[start + count, count]  # has no effect without a draft
+            found[start, before, count] = survival[-1] * np.array([1 - following, following])
     return found
 
 
-def left(texts: Iterable[Floats]) -> Floats:
-    """The chance that so many of these texts (`going`) have an r-th round, and can use at most so many drafted tokens in it.
+def left(each: Iterable[Floats]) -> Floats:
+    """Probability that n sequences have an r-th round, and none of them can use more than m drafted tokens in it.
 
-    Shape (rounds, texts + 1, room), the sum over texts taken one by one.
+    `each` has the arrays of `going`, one per sequence. Shape (rounds, sequences + 1, draft_length + 1).
     """
     found: Floats | None = None
-    for text in texts:
-        ends, goes = 1 - text.sum(axis=1), np.cumsum(text, axis=1)
+    for sequence in each:
+        ends, goes = 1 - sequence.sum(axis=1), np.cumsum(sequence, axis=1)
         if found is None:
-            found = np.ones((len(text), 1, text.shape[1]))
-        more = np.zeros((len(text), found.shape[1] + 1, text.shape[1]))
+            found = np.ones((len(sequence), 1, sequence.shape[1]))
+        more = np.zeros((len(sequence), found.shape[1] + 1, sequence.shape[1]))
         more[:, :-1] = found * np.maximum(ends, 0.0)[:, None, None]
         more[:, 1:] += found * goes[:, None, :]
         found = more
@@ -136,13 +137,13 @@ def left(texts: Iterable[Floats]) -> Floats:
 
 
 def rounds_of(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Iterator[Floats]:
-    """Of each batch the expected rounds over so many texts, each drafting so many tokens for all; shape (texts + 1, room)."""
+    """Expected rounds of each batch, by remaining sequences and drafted tokens; shape (sequences + 1, draft_length + 1)."""
     known = _with_closed_form(law)
     for batch in parameters.batches(tokens):
         yield _rounds_of_batch(known, parameters.draft_length, tuple(batch.values()))
 
 
-@lru_cache(maxsize=64)  # whatever passes cost
+@lru_cache(maxsize=64)  # independent of costs
 def _rounds_of_batch(law: Chain | Rounds, draft_length: int, lengths: tuple[int, ...]) -> Floats:
     rounds = max(lengths)
     known = {length: np.pad(going(law, draft_length, length), ((0, rounds - length), (0, 0))) for length in {*lengths}}
@@ -152,8 +153,9 @@ def _rounds_of_batch(law: Chain | Rounds, draft_length: int, lengths: tuple[int,
 
 
 class _Places(NamedTuple):
-    """Where a sequence stands that has an r-th round: chances, shape (2, rounds, positions), first by whether its draft was kept as
-    a whole in the round before.
+    """Distribution of a sequence's position at its r-th round.
+
+    `chance` has shape (2, rounds, positions); index 1 of the first axis is after a completely accepted draft.
     """
 
     chance: Floats
@@ -161,7 +163,7 @@ class _Places(NamedTuple):
 
     @property
     def ended(self) -> Floats:
-        """The chance that it has ended, by round."""
+        """Probability that the sequence has ended, by round."""
         return np.asarray(np.maximum(1 - self.chance.sum(axis=(0, 2)), 0.0))
 
 
@@ -185,17 +187,18 @@ def _places(law: Chain | Rounds, draft_length: int, tokens: int) -> _Places:
 
 
 def _rounds_by_place(law: Chain | Rounds, draft_length: int, lengths: tuple[int, ...]) -> Floats:
-    """The expected rounds of a batch, by what `BatchPrices` with positions are by; shape (2, sequences + 1, positions, room).
+    """Expected rounds of a batch with the axes of position-dependent `BatchPrices`.
 
-    Sequences are independent: the chance that m are left, none beyond a position and none with more room than so many tokens, is a
-    product over them. Differences of such chances are those of the longest position and of the most room.
+    Shape (2, sequences + 1, positions, draft_length + 1). Sequences are independent: the probability that n are left, none beyond a
+    position and none with room for more than m drafted tokens, is a product over sequences. Its differences are the probabilities
+    of the longest position and of the largest room.
     """
     tokens = max(lengths)
-    low = max(min(lengths) - 1 - draft_length, 0)  # below it a sequence can use all that is drafted
+    low = max(min(lengths) - 1 - draft_length, 0)  # below this position every sequence can use a whole draft
     groups = [(_places(law, draft_length, length), size) for length, count in Counter(lengths).items() for size in _parts(count)]
     each = [_left_of(places, count, tokens, draft_length, low) for places, count in groups]
     by_chance = [np.einsum("r,frk->fk", weight, power) for weight, power in each[0]] if len(each) == 1 else _of_groups(each)
-    # By whether any draft was kept as a whole, sequences, and positions alone or with less room.
+    # Axes: any completely accepted draft, sequences, positions (alone, then with limited room).
     both = np.stack(by_chance, axis=1)
     chances = np.zeros((2, len(by_chance), tokens, draft_length + 1))
     chances[..., draft_length] = both[..., :tokens]
@@ -207,28 +210,30 @@ def _rounds_by_place(law: Chain | Rounds, draft_length: int, lengths: tuple[int,
 
 
 _few_rounds_by_place = lru_cache(maxsize=128)(_rounds_by_place)
-"""The same of batches of few sequences, whatever passes cost."""
+"""Cached for small batches; independent of costs."""
 _FEW = 64
 _MOST_ALIKE = 500
-"""Sequences of which binomial coefficients can be computed."""
+"""Largest group of equal sequences; larger ones overflow binomial coefficients."""
 
 
 def _parts(count: int) -> list[int]:
-    """So many sequences in groups of at most `_MOST_ALIKE`."""
+    """Split `count` sequences into groups of at most `_MOST_ALIKE`."""
     return [_MOST_ALIKE] * (count // _MOST_ALIKE) + [count % _MOST_ALIKE] * (count % _MOST_ALIKE > 0)
 
 
 def _left_of(each: _Places, count: int, tokens: int, draft_length: int, low: int) -> Iterator[tuple[Floats, Floats]]:
-    """For each number of `count` alike sequences two factors of the chance that so many are left, none of them beyond a position,
-    and then none with more room than so many tokens either: by round, and of the shape (2, rounds, positions, then positions and
-    room), first with no draft kept as a whole, then with any.
+    """Yield, for each number n of `count` equal sequences, two factors whose product is the probability that n are left.
+
+    The first factor has shape (rounds,). The second has shape (2, rounds, cells): the cells are "none beyond a position", then
+    "none beyond a position and none with more than this room"; index 0 of the first axis is without completely accepted drafts,
+    index 1 with any drafts.
     """
     chance = np.zeros((2, tokens, tokens))
     chance[:, : each.length, : each.length] = each.chance
     chance[1] += chance[0]
     until = np.cumsum(chance, axis=2)
     before = np.concatenate([np.zeros((2, tokens, 1)), until], axis=2)
-    first = np.maximum(each.length - 1 - np.arange(draft_length), 0)  # the first position with no more than so much room
+    first = np.maximum(each.length - 1 - np.arange(draft_length), 0)  # first position with room for at most 0, 1, ... tokens
     within = np.maximum(until[:, :, low:, None] - before[:, :, None, first], 0.0)
     alone = np.concatenate([until, within.reshape(2, tokens, -1)], axis=2)
     ended = np.ones(tokens)
@@ -240,7 +245,7 @@ def _left_of(each: _Places, count: int, tokens: int, draft_length: int, low: int
 
 
 def _of_groups(groups: Sequence[Iterable[tuple[Floats, Floats]]]) -> list[Floats]:
-    """Sums over rounds of the chances of the number of sequences of several groups together."""
+    """Combine groups: expected rounds by the total number of remaining sequences, summed over rounds."""
     found: list[Any] = [1.0]
     for group in groups:
         more = [weight[:, None] * power for weight, power in group]
@@ -252,7 +257,7 @@ def _of_groups(groups: Sequence[Iterable[tuple[Floats, Floats]]]) -> list[Floats
 
 
 def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: StepCosts) -> Moments:
-    """The moments of all batches together; the variance is nan where there is a batch of several texts.
+    """Moments of the total over all batches; the variance is nan if a batch has several sequences.
 
     >>> from model.costs.layer_times import UnitCost
     >>> from model.outcomes.outcome_laws import Iid
@@ -279,7 +284,7 @@ def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: Step
 
 
 def _expected_rounds(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: StepCosts) -> Iterator[Floats]:
-    """The expected rounds of each batch, by what their prices are by."""
+    """Expected rounds of each batch, with the axes of their prices."""
     if cost.uniform:
         yield from rounds_of(parameters, tokens, law)
         return
@@ -298,18 +303,18 @@ def _with_closed_form(law: AcceptanceLaw) -> Chain | Rounds:
 
 @lru_cache(maxsize=64)
 def _rounds_and_drafted(law: AcceptanceLaw, draft_length: int, tokens: int) -> tuple[float, float]:
-    """Expected rounds and drafted tokens of one sequence, whatever they cost."""
+    """Expected rounds and drafted tokens of one sequence."""
     free = np.zeros(draft_length + 1)
     found = moments(draft_length, tokens, law, RoundPrices(free, free, free))
     return found.rounds, found.drafted
 
 
 def straggler_loss(parameters: Parameters, cost: StepCosts, rounds: float, time: float, tokens: int) -> float:
-    """Share of a static batch's time that is lost by waiting for its slowest sequence, given the rounds of all and its time.
+    """Share of a static batch's time that is lost by waiting for its slowest sequence [-].
 
-    What is compared with is a batch of as many sequences that is kept full, in which each round takes what one of the full batch
-    does, in the mean over positions: of equal lengths the speed-up is that of continuous batching, less this share. Below zero
-    where cutting the last drafts short saves more than waiting costs.
+    `rounds` is the total over all sequences, `time` that of all batches. The reference is continuous batching of the same number of
+    sequences, in which every round costs as much as a full-batch round (mean over positions). For equal lengths the speed-up is
+    that of continuous batching times (1 - share). Negative if cutting the last drafts saves more time than waiting costs.
 
     >>> from model.costs.layer_times import UnitCost
     >>> from model.outcomes.outcome_laws import Iid
@@ -329,19 +334,19 @@ def _lengths(parameters: Parameters, tokens: int) -> list[int]:
 
 
 def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None:
-    """What the passes of both models come to, in the mean, but for where they stand: that is nan; None under laws of records."""
+    """Expected work of the passes of both models; None for laws of records. Totals that depend on positions are nan."""
     if not isinstance(law, Chain | Rounds):
         return None
     passes = verified = drafts = drafted = 0.0
     for rounds in rounds_of(parameters, tokens, law):
-        texts, room = (np.arange(float(size)) for size in rounds.shape)
+        sequences, room = (np.arange(float(size)) for size in rounds.shape)
         passes += float(rounds.sum())
-        verified += float(texts @ rounds @ (room + 1))
+        verified += float(sequences @ rounds @ (room + 1))
         drafts += float(rounds.sum(axis=0) @ room)
-        drafted += float(texts @ rounds @ room)
+        drafted += float(sequences @ rounds @ room)
     nan, layers, deep = float("nan"), parameters.layers, parameters.draft_layers
     target = Totals(passes, layers * passes, layers * verified, nan, nan, head_runs=passes, heads=verified)
-    # A draft pass reads two tokens of every text where one of them was kept as a whole: how often is not said.
+    # A draft pass reads two tokens per sequence after any completely accepted draft; how often is not computed, so it is nan.
     draft = Totals(drafts, deep * drafts, nan, nan, nan, head_runs=drafts, heads=drafted)
     return Work({"target": target, "draft": draft} if drafts else {"target": target})
 
@@ -349,10 +354,8 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
 def decodings(
     parameters: Parameters, tokens: int, outcomes: Iterable[Iterator[Outcomes]], cost: StepCosts, replications: int
 ) -> Tally:
-    """Many replications at once, from the outcomes of each text at its first positions.
-
-    """
-    gamma, texts = parameters.draft_length, iter(outcomes)
+    """Simulate static batches in many replications at once, from the outcomes of each sequence."""
+    gamma, sequences = parameters.draft_length, iter(outcomes)
     separate = parameters.placement == "separate"
     price = prices(cost, gamma, parameters.concurrent_sequences, tokens=tokens, separate=separate)
     time, busy, operations, rounds, drafted = np.zeros((5, replications))
@@ -360,7 +363,7 @@ def decodings(
     for batch in parameters.batches(tokens):
         kept = RoundsKept.empty(max(batch.values()), replications)
         for length in batch.values():
-            accepted += _enter(gamma, length, next(texts), kept, drafted)
+            accepted += _enter(gamma, length, next(sequences), kept, drafted)
         for here, drafts, longest, reread in zip(*kept, strict=True):
             if not here.any():
                 break
@@ -371,20 +374,20 @@ def decodings(
 
 
 class RoundsKept(NamedTuple):
-    """What is kept of each round of a batch, in each replication; shape (rounds, replications)."""
+    """Properties of each round of a batch in each replication that determine its price; shape (rounds, replications)."""
 
     left: NDArray[np.uint16]
-    """Sequences that are left."""
+    """Sequences left."""
     most: NDArray[np.uint8]
-    """Tokens that it drafts: as many as the sequence that can use the most."""
+    """Drafted tokens per sequence: the largest number that a sequence can use."""
     longest: NDArray[np.int32]
     """Position of the longest sequence."""
     reread: NDArray[np.bool_]
-    """Whether the draft of any sequence was kept as a whole in the round before."""
+    """True if a sequence accepted its whole draft in the round before."""
 
     @staticmethod
     def empty(rounds: int, replications: int) -> RoundsKept:
-        """Of a batch without sequences."""
+        """Rounds of a batch without sequences."""
         kinds: tuple[Any, ...] = (np.uint16, np.uint8, np.int32, np.bool_)
         return RoundsKept(*(np.zeros((rounds, replications), dtype=kind) for kind in kinds))
 
@@ -392,7 +395,7 @@ class RoundsKept(NamedTuple):
 def _enter(
     gamma: int, tokens: int, outcomes: Iterator[Outcomes], kept: RoundsKept, drafted: Floats
 ) -> NDArray[np.int64]:
-    """Enter the rounds of one text; how many of them accepted 0, 1, 2, ... tokens, in all replications together."""
+    """Add the rounds of one sequence to `kept`; return the number of rounds, over all replications, by accepted length."""
     place, number = np.zeros(drafted.size, dtype=np.uint8), np.zeros(drafted.size, dtype=np.intp)
     reached, whole = np.zeros(gamma + 1, dtype=np.int64), np.zeros(drafted.size, dtype=np.bool_)
     for position in range(tokens):

@@ -1,11 +1,11 @@
-"""Speculative decoding in closed form: [Leviathan2023], and what its theorems leave out.
+"""Speculative decoding in closed form: the theorems of [Leviathan2023] and extensions.
 
-A draft model proposes `draft_length` tokens (gamma), the target model tests them in one pass and gives one token more: its own
-choice at the first rejected position, or a bonus token. Every tested token is accepted with chance `acceptance_rate` (alpha),
+A draft model proposes `draft_length` tokens (gamma). The target model verifies them in one pass and emits one token more: its own
+choice at the first rejected position, or a bonus token. Every tested token is accepted with probability `acceptance_rate` (alpha),
 independently; other laws are in `model/methods/speculative/dependent_acceptance.py`, batches in
-`model/methods/speculative/batch_break_even.py`. Every function broadcasts over numpy arrays. Times are in passes of the target
-model over one token, so `cost_ratio` (c) is the time of a draft pass over that of such a pass. A verification costs 1 as in the
-paper, or what a measured curve says (`verify_cost`, a `model.costs.width_curve.WidthCurve` or its pairs).
+`model/methods/speculative/batch_break_even.py`. Every function broadcasts over numpy arrays. The unit of time is a single-token
+pass of the target; `cost_ratio` (c) is the time of a draft pass in this unit. A verification costs 1 as in the paper, or follows a
+measured curve (`verify_cost`, a `model.costs.width_curve.WidthCurve` or its pairs).
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
@@ -46,12 +46,12 @@ Floats = NDArray[np.float64]
 
 
 def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost: StepCosts) -> Prediction:
-    """Exactly `tokens` tokens, truncated drafts and the law's memory included; times in the unit of the costs.
+    """Exact prediction for `tokens` tokens, with cut last drafts and dependent outcomes; times in the unit of the costs.
 
-    On one unit a decoding is busy as long as it takes; on two, all but the links' time. Of static batches it is the time of all of
-    them (`model.methods.speculative.static_batches`), and plain decoding is that of the same batches. In a batch that is kept full
-    no draft is cut: with R sequences, at the prices of R (`UnitCost.of_batch`), l tokens of one take as many rounds as R(l) says,
-    each of the same time, so that the speed-up is l T(R, 1) / (R(l) (T(R, gamma + 1) + T_d)); for many tokens R(l) is l / E[N].
+    Busy time equals latency on one unit; on two units it lacks the time of the links. For static batches the latency is the total
+    of all batches (`model.methods.speculative.static_batches`), and so is that of plain decoding. In continuous batching no draft
+    is cut: with B sequences, at the prices of B (`UnitCost.of_batch`), l tokens of a sequence take R(l) rounds of equal time, so
+    the speed-up is l T(B, 1) / (R(l) (T(B, gamma + 1) + T_d)); for many tokens R(l) is l / E[N].
 
     >>> from model.costs.layer_times import UnitCost
     >>> from model.outcomes.outcome_laws import Iid
@@ -65,7 +65,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
 
 
 def predict_points(points: PredictionPoints) -> Prediction:
-    """`predict` at many points; sequences that are alone, or of batches that are kept full, are computed together."""
+    """`predict` at many points; all points except static batches are computed together."""
     prices = []
     for parameters, tokens, cost in points.choices:
         parameters.check_tokens(tokens)
@@ -90,7 +90,7 @@ def predict_points(points: PredictionPoints) -> Prediction:
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
-    """Time and unit-time that no decoding exceeds: a round puts out one token, of a batch one of each text that is left."""
+    """Upper bounds of time and unit-time: every round emits a single token, in a batch one per remaining sequence."""
     separate = parameters.placement == "separate"
     if parameters.decoded_sequences == 1:
         return slowest_of(tokens, round_prices(cost, parameters.draft_length, tokens=tokens, separate=separate))
@@ -102,9 +102,9 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
 
 
 def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
-    """The arithmetic of rounds that had (accepted, drafted) tokens, in tokens of the target.
+    """Arithmetic of a run, in units of one token in the target.
 
-    In a batch that drafts for all of its texts, of all tokens that the `account` has a projection of.
+    Of a single sequence from its rounds, counted by (accepted, drafted) tokens; of static batches from the `account`'s logits.
     """
     if parameters.decoded_sequences == 1:
         return operations_of(rounds, round_prices(cost, parameters.draft_length))
@@ -113,16 +113,18 @@ def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[in
 
 
 def straggler_loss(parameters: Parameters, cost: StepCosts, rounds: float, time: float, tokens: int) -> float | None:
-    """Share of the time of static batches that is lost by waiting (`model.methods.speculative.static_batches`); None of other
-    batches."""
+    """Share of the time of static batches that is lost by waiting; None for other batches.
+
+    See `model.methods.speculative.static_batches`.
+    """
     return None if parameters.concurrent_sequences == 1 else static_batches.straggler_loss(parameters, cost, rounds, time, tokens)
 
 
 def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None:
-    """What the passes of both models come to, in the mean; None under laws of records.
+    """Expected work of the passes of both models; None for laws of records.
 
-    A round of the target goes over its drafted tokens and one more. The draft model goes over one token for each that it drafts,
-    and behind a draft that was kept as a whole over one more, the last that it drafted.
+    A pass of the target covers the drafted tokens and one more. The draft model reads one token per drafted token; after a
+    completely accepted draft it also reads the last drafted token.
 
     >>> from model.outcomes.outcome_laws import Iid
     >>> found = work(Parameters(40, draft_length=3, draft_layers=2), 128, Iid(0.79)).of
@@ -133,14 +135,14 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
         return static_batches.work(parameters, tokens, law)
     if not isinstance(law, Chain | Rounds):
         return None
-    mass, behind_whole = starts(parameters.draft_length, tokens, law)
+    mass, after_whole = starts(parameters.draft_length, tokens, law)
     place = np.arange(tokens)
     most = parameters.draft_length
     count = np.minimum(most, tokens - 1 - place) if parameters.cut else np.full(tokens, most)
     width = count + 1
     attended = place * width + width * (width + 1) / 2
     target = _totals(parameters.layers, mass, width, attended, place + width)
-    again = behind_whole * (count > 0)
+    again = after_whole * (count > 0)
     reading = place * count + count * (count + 1) / 2
     draft = Totals(
         passes=float(mass @ count), layer_runs=float(mass @ count) * parameters.draft_layers,
@@ -152,7 +154,7 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
 
 
 def _totals(layers: int, mass: Floats, width: Floats, attended: Floats, read: Floats) -> Totals:
-    """Passes of such widths, each with a chance; all positions are projected."""
+    """Totals of passes of these widths, weighted by `mass`; logits at all positions."""
     runs = float(mass.sum())
     tokens = float(mass @ width)
     seen, rows = float(mass @ attended), float(mass @ read)
@@ -163,7 +165,7 @@ def _totals(layers: int, mass: Floats, width: Floats, attended: Floats, read: Fl
 
 
 def expected_tokens(acceptance_rate: ArrayLike, draft_length: ArrayLike) -> Floats:
-    """Expected tokens of a round, the bonus token included: E[N] = (1 - alpha^(gamma+1)) / (1 - alpha) [tokens].
+    """Expected tokens of a round, including the bonus token: E[N] = (1 - alpha^(gamma+1)) / (1 - alpha) [tokens].
 
     Eq. 1 of [Leviathan2023]. gamma + 1 at alpha = 1, which is its limit.
 
@@ -174,9 +176,9 @@ def expected_tokens(acceptance_rate: ArrayLike, draft_length: ArrayLike) -> Floa
 
 
 def tokens_pmf(acceptance_rate: float, draft_length: int) -> Floats:
-    """The chances that a round gives 1, 2, ..., gamma + 1 tokens; for one acceptance rate and one draft length.
+    """Probabilities that a round gives 1, 2, ..., gamma + 1 tokens; for one acceptance rate and one draft length.
 
-    A geometric law cut at gamma + 1, Section 3.1 of [Leviathan2023]: alpha^(j-1) (1 - alpha), and alpha^gamma for the last.
+    Truncated geometric distribution, Section 3.1 of [Leviathan2023]: alpha^(j-1) (1 - alpha), and alpha^gamma for the last.
 
     >>> tokens_pmf(0.5, 3).tolist()
     [0.5, 0.25, 0.125, 0.125]
@@ -188,16 +190,16 @@ def tokens_pmf(acceptance_rate: float, draft_length: int) -> Floats:
 
 
 def tokens_variance(acceptance_rate: ArrayLike, draft_length: ArrayLike) -> Floats:
-    """Var N of the tokens of a round [tokens^2], from the law in Section 3.1 of [Leviathan2023].
+    """Var N of the tokens of a round [tokens^2], from the distribution in Section 3.1 of [Leviathan2023].
 
-    The accepted tokens are a sum of indicators "at least j are", whose covariance is alpha^max(i,j) (1 - alpha^min(i,j)). Added up
-    in this form every term is positive, so nothing cancels near alpha = 1, where the variance vanishes.
+    The accepted length is a sum of indicators "at least j accepted", with covariances alpha^max(i,j) (1 - alpha^min(i,j)). All
+    terms of this sum are positive, so nothing cancels near alpha = 1, where the variance vanishes.
 
     >>> float(tokens_variance(0.5, 1)), float(tokens_variance(1, 5))
     (0.25, 0.0)
     """
     rate, gamma = _rate(acceptance_rate), _length(draft_length)
-    checks.array("draft_length", gamma, 0, checks.MAX_TOKENS)  # it is a sum of so many terms
+    checks.array("draft_length", gamma, 0, checks.MAX_TOKENS)  # number of terms of the sum
     total = np.zeros(np.broadcast_shapes(rate.shape, gamma.shape))
     power, misses = np.ones_like(rate), np.zeros_like(rate)
     below = np.zeros_like(rate)  # sum over i < j of (1 - alpha^i)
@@ -217,7 +219,7 @@ def tokens_variance(acceptance_rate: ArrayLike, draft_length: ArrayLike) -> Floa
 def speedup(
     acceptance_rate: ArrayLike, draft_length: ArrayLike, cost_ratio: ArrayLike, *, verify_cost: CurveLike | None = None
 ) -> Floats:
-    """Speed over plain decoding, for many tokens: S = (1 - alpha^(gamma+1)) / ((1 - alpha) (gamma c + 1)).
+    """Speed-up over plain decoding, for many tokens: S = (1 - alpha^(gamma+1)) / ((1 - alpha) (gamma c + 1)).
 
     Theorem 3.8 of [Leviathan2023]. With `verify_cost` the 1 of the last factor is t(gamma + 1) / t(1). `finite_speedup` is for a
     given number of tokens.
@@ -233,10 +235,10 @@ def speedup(
 
 
 def operations_factor(acceptance_rate: ArrayLike, draft_length: ArrayLike, operations_ratio: ArrayLike) -> Floats:
-    """Arithmetic operations over those of plain decoding: (1 - alpha) (gamma c^ + gamma + 1) / (1 - alpha^(gamma+1)).
+    """Operations relative to plain decoding: (1 - alpha) (gamma c^ + gamma + 1) / (1 - alpha^(gamma+1)).
 
-    Theorem 3.11 of [Leviathan2023]; `operations_ratio` (c^) is the draft's operations for a token over the target's. Never below 1:
-    tokens that are thrown away were computed too.
+    Theorem 3.11 of [Leviathan2023]; `operations_ratio` (c^) is the draft's operations per token over the target's. Never below 1,
+    because rejected tokens are computed too.
 
     >>> round(float(operations_factor(0.8, 5, 0.05)), 3), float(operations_factor(1, 5, 0))
     (1.694, 1.0)
@@ -247,11 +249,11 @@ def operations_factor(acceptance_rate: ArrayLike, draft_length: ArrayLike, opera
 
 
 def oracle_speedup(acceptance_rate: ArrayLike, cost_ratio: ArrayLike) -> Floats:
-    """The bound on any policy that drafts, then verifies, one after the other: 1 / (1 - alpha + c alpha), and 1 for c > 1.
+    """Upper bound for all policies that alternate drafting and verification: 1 / (1 - alpha + c alpha), and 1 for c > 1.
 
-    I rounds give T tokens, of which T - I were drafted, and E[T - I] <= alpha E[T]; the time is at least I + c (T - I) =
-    c T + (1 - c) I, which for c <= 1 is at least (1 - alpha + c alpha) T in the mean. It is what Section 3.5 of [Leviathan2023]
-    calls an oracle for gamma, with the price of its drafts. Infinite for a free draft that is always right.
+    I rounds give T tokens, of which T - I were drafted, and E[T - I] <= alpha E[T]. The time is at least I + c (T - I) =
+    c T + (1 - c) I, which for c <= 1 is at least (1 - alpha + c alpha) T in expectation. Section 3.5 of [Leviathan2023] calls this
+    an oracle for gamma; here its drafts have a cost. Infinite for a free draft that is always right.
 
     >>> round(float(oracle_speedup(0.79, 0.75 / 6.39)), 3), float(oracle_speedup(0.9, 2.0))
     (3.303, 1.0)
@@ -268,11 +270,11 @@ def optimal_draft_length(
     verify_cost: CurveLike | None = None,
     longest: int | None = None,
 ) -> NDArray[np.int64]:
-    """The whole draft length with the largest `speedup`, the smaller of two that are equal; Section 3.5 of [Leviathan2023].
+    """Whole draft length with the largest `speedup`, the smaller in a tie; Section 3.5 of [Leviathan2023].
 
-    Where the derivative of Theorem 3.8 in gamma vanishes, w = gamma L + A with L = -ln alpha and A = 1 + L (1 - c) / c solves
-    w - ln w = A, so gamma + 1 = ln(w) / L. The whole optimum is its floor or its ceiling, since S rises up to it and falls after.
-    `longest` is the longest draft allowed. With `verify_cost` all lengths up to it (or to the end of the curve) are tried.
+    At the zero of the derivative of Theorem 3.8 in gamma, w = gamma L + A with L = -ln alpha and A = 1 + L (1 - c) / c solves
+    w - ln w = A, so gamma + 1 = ln(w) / L. The whole optimum is its floor or ceiling, since S rises up to it and falls after.
+    `longest` is the longest draft allowed. With `verify_cost` all lengths up to it (or to the end of the curve) are compared.
 
     >>> [int(optimal_draft_length(*at)) for at in ((0.79, 0.75 / 6.39), (0.3, 0.4))], int(optimal_draft_length(0.9, 0, longest=8))
     ([5, 0], 8)
@@ -284,13 +286,13 @@ def optimal_draft_length(
         curve = as_curve(verify_cost)
         last = curve.last - 1 if longest is None else longest
         return best_draft_length(lambda gamma: speedup(rate, gamma, ratio, verify_cost=curve), last)[0]
-    # A longer draft is always better if it is free, or never wrong and cheaper than a pass.
+    # A longer draft is always better if it is free, or always right and cheaper than a pass of the target.
     endless = ((ratio == 0) & (rate > 0)) | ((rate == 1) & (ratio < 1))
     if longest is None and endless.any():
         first = tuple(np.argwhere(endless)[0])
         raise checks.ParameterError(
-            f"longest must be given for cost_ratio={ratio[first]:g} and acceptance_rate={rate[first]:g}, where no draft length is"
-            " the best: a longer one is always better; set longest to the longest draft allowed"
+            f"longest must be given for cost_ratio={ratio[first]:g} and acceptance_rate={rate[first]:g}, where a longer draft is"
+            " always better; set longest to the longest draft allowed"
         )
     inside = (ratio > 0) & (ratio < 1) & (rate > 0) & (rate < 1)
     gamma = np.maximum(np.floor(_best_real_length(np.where(inside, rate, 0.5), np.where(inside, ratio, 0.5))), 0.0)
@@ -301,11 +303,11 @@ def optimal_draft_length(
 
 
 def _best_real_length(rate: Floats, ratio: Floats) -> Floats:
-    """gamma = ln(w) / L - 1 for w - ln w = A; in v = w - 1 and delta = A - 1, v - log1p(v) = delta, which keeps its digits."""
+    """Solve w - ln w = A for gamma = ln(w) / L - 1; in v = w - 1 and delta = A - 1, v - log1p(v) = delta, without cancellation."""
     decay = -np.log(rate)
-    # Below 1e-300 the ratio no longer moves any speed-up, and its inverse would run over.
+    # Below 1e-300 the ratio has no effect on the speed-up, and its inverse would overflow.
     delta = decay * (1 - ratio) / np.maximum(ratio, 1e-300)
-    # exp(s) >= 1 + s + s^2/2 puts this start above the root; the left side is convex, so Newton's steps come down to it.
+    # By exp(s) >= 1 + s + s^2/2 this start is above the root; the left side is convex, so Newton's steps descend to it.
     v = np.asarray(delta + np.sqrt(2 * delta))
     for _ in range(8):
         v = np.maximum(v - (v - np.log1p(v) - delta) * (1 + v) / v, 1e-300)
@@ -313,16 +315,16 @@ def _best_real_length(rate: Floats, ratio: Floats) -> Floats:
 
 
 def _one_more_pays(rate: Floats, gamma: Floats, ratio: Floats) -> NDArray[np.bool_]:
-    """Whether S(gamma + 1) > S(gamma): alpha^(gamma+1) (gamma c + 1) > c E[N], Theorem 3.8 with both denominators cleared.
+    """Test S(gamma + 1) > S(gamma), which is alpha^(gamma+1) (gamma c + 1) > c E[N], Theorem 3.8 without denominators.
 
-    The left side less the right falls by (1 - alpha) alpha^(gamma+1) ((gamma + 1) c + 1) a step: once no more pays, none ever does.
+    The left side minus the right falls by (1 - alpha) alpha^(gamma+1) ((gamma + 1) c + 1) per step, so S has a single maximum.
     """
-    # In this form no rounding makes a draft pay where alpha = c, when S(1) = S(0).
+    # In this form rounding cannot favour a draft at alpha = c, where S(1) = S(0).
     return np.asarray(rate ** (gamma + 1) * (gamma * ratio + 1) > ratio * (1 + rate * sum_of_powers(rate, gamma)))
 
 
 def best_draft_length(speed: Callable[[int], Floats], longest: int) -> tuple[NDArray[np.int64], Floats]:
-    """The draft length of 0..longest with the largest `speed(gamma)`, the smaller of equals, and that speed.
+    """Draft length in 0..longest with the largest `speed(gamma)`, the smallest in a tie, and that speed.
 
     >>> [float(best) for best in best_draft_length(lambda gamma: speedup(0.8, gamma, 0.1), 4)] == [4.0, float(speedup(0.8, 4, 0.1))]
     True
@@ -339,19 +341,19 @@ def best_draft_length(speed: Callable[[int], Floats], longest: int) -> tuple[NDA
 # --- A given number of tokens ---------------------------------------------------------------------------------------
 #
 # With G = gamma + 1 and mu = E[N], the generating function f of N has 1 - f(z) = (1 - z) (1 - (alpha z)^G) / (1 - alpha z), so a
-# round starts after m tokens with chance
+# round starts after m tokens with probability
 #     u_m = (1 - alpha) S(q) + alpha^m [G divides m],   q = floor((m - 1) / G),   S(q) = 1 + a + ... + a^q,   a = alpha^G,
 # and R(l) = u_0 + ... + u_(l-1) rounds are expected. With l - 1 = q G + r, 0 <= r < G, the sum is
 #     R(l) = sum_{i<=q} a^i (1 + (1 - alpha) ((q - i) G + r)) = S(q) (1 + (1 - alpha) r) + (G / mu) (q + 1 - S(q)),
-# because (1 - a) / (1 - alpha) = mu. S(q) = (1 + alpha + ... + alpha^((q+1)G-1)) / mu needs no power of a power. q + 1 - S(q)
-# cancels where a is near 1, but then it is small beside S(q): the error stays that of the larger term.
+# because (1 - a) / (1 - alpha) = mu. S(q) = (1 + alpha + ... + alpha^((q+1)G-1)) / mu avoids powers of powers. q + 1 - S(q)
+# cancels for a near 1, but is then small compared with S(q): the error is that of the larger term.
 
 
 def target_runs(tokens: ArrayLike, acceptance_rate: ArrayLike, draft_length: ArrayLike) -> Floats:
-    """Expected passes of the target model until `tokens` tokens are out: R(l), exact for every l.
+    """Expected passes of the target model until `tokens` tokens are emitted: R(l), exact for every l.
 
-    Renewal theory on the law in Section 3.1 of [Leviathan2023] (above). More than l / E[N], since the last round is cut short. A
-    draft that is cut short at the end changes nothing: a round that reaches the end does so either way.
+    Renewal theory with the distribution in Section 3.1 of [Leviathan2023] (above). More than l / E[N], because tokens of the last
+    round after the end are lost. Cutting the last draft has no effect: a round reaches the end with or without it.
 
     >>> round(float(target_runs(128, 0.79, 3)), 3), round(128 / float(expected_tokens(0.79, 3)), 3)
     (44.446, 44.030)
@@ -361,10 +363,10 @@ def target_runs(tokens: ArrayLike, acceptance_rate: ArrayLike, draft_length: Arr
 
 
 def draft_runs(tokens: ArrayLike, acceptance_rate: ArrayLike, draft_length: ArrayLike) -> Floats:
-    """Expected passes of the draft model until `tokens` tokens are out: D(l) = R(l - 1) + ... + R(l - gamma), R = 0 below 1.
+    """Expected passes of the draft model until `tokens` tokens are emitted: D(l) = R(l - 1) + ... + R(l - gamma), R = 0 below 1.
 
-    The last drafts are cut short: a round that starts with m tokens out drafts min(gamma, l - m - 1), as the target gives the last
-    token itself.
+    The last drafts are cut: a round that starts after m tokens drafts min(gamma, l - m - 1), because the target emits the last
+    token.
 
     >>> float(draft_runs(1, 0.5, 7)), round(float(draft_runs(128, 0.79, 3)), 3)
     (0.0, 131.273)
@@ -381,7 +383,7 @@ def draft_runs(tokens: ArrayLike, acceptance_rate: ArrayLike, draft_length: Arra
 
 
 def renewal_density(tokens: int, acceptance_rate: float, draft_length: int) -> Floats:
-    """The chances u_0, ..., u_(l-1) that a round starts when 0, ..., l - 1 tokens are out; they add up to R(l).
+    """Probabilities u_0, ..., u_(l-1) that a round starts after 0, ..., l - 1 tokens; their sum is R(l).
 
     >>> renewal_density(4, 0.5, 1).tolist()
     [1.0, 0.5, 0.75, 0.625]
@@ -399,10 +401,10 @@ def finite_speedup(
     *,
     verify_cost: CurveLike | None = None,
 ) -> Floats:
-    """Speed over plain decoding for `tokens` tokens: l / (R + c D), the ratio of the expected times.
+    """Speed-up over plain decoding for `tokens` tokens: l / (R + c D), the ratio of the expected times.
 
-    With `verify_cost` a round that is cut short is verified at its own width. Not always below `speedup`: where gamma is too long,
-    cutting the last draft short helps.
+    With `verify_cost` a cut round is verified at its smaller width. Not always below `speedup`: if gamma is too long, cutting the
+    last draft helps.
 
     >>> [round(float(finite_speedup(n, 0.85, 7, 0.117)), 3) for n in (8, 128)], round(float(speedup(0.85, 7, 0.117)), 3)
     ([2.47, 2.648], 2.666)
@@ -412,7 +414,7 @@ def finite_speedup(
     if verify_cost is None:
         return np.asarray(n / (target_runs(n, rate, gamma) + drafting))
     curve = as_curve(verify_cost)
-    whole = n - gamma  # rounds that start before this many tokens are out are not cut short
+    whole = n - gamma  # rounds that start after fewer tokens are not cut
     verifying = np.where(whole >= 1, _runs(np.maximum(whole, 1.0), rate, gamma + 1), 0.0) * curve.relative(gamma + 1)
     for left in range(1, _largest(gamma) + 1):
         starts = (left <= gamma) & (left <= n)
@@ -427,7 +429,7 @@ def _runs(n: Floats, rate: Floats, width: Floats) -> Floats:
 
 
 def _block_sum(rate: Floats, width: Floats, mu: Floats, q: Floats, count: Floats, remainders: Floats) -> Floats:
-    """The sum of R over `count` lengths of block q whose remainders add up to `remainders`."""
+    """Sum of R over `count` lengths of block q whose remainders have the sum `remainders`."""
     series = sum_of_powers(rate, (q + 1) * width) / mu
     return np.asarray(series * (count + (1 - rate) * remainders) + count * (width / mu) * (q + 1 - series))
 
@@ -442,10 +444,10 @@ def _density(m: Floats, rate: Floats, width: Floats) -> Floats:
 
 
 def acceptance_rate(p: ArrayLike, q: ArrayLike) -> Floats:
-    """The chance that a token drawn from the draft's q is accepted by the target's p: sum of min(p, q), over the last axis.
+    """Probability that a token sampled from the draft's q is accepted by the target's p: sum of min(p, q), over the last axis.
 
-    Lemma 3.3 and Theorem 3.5 of [Leviathan2023]: one less their total variation distance; its mean over contexts is alpha
-    (Corollary 3.6).
+    Lemma 3.3 and Theorem 3.5 of [Leviathan2023]: 1 minus the total variation distance; its mean over contexts is alpha (Corollary
+    3.6).
 
     >>> round(float(acceptance_rate([0.5, 0.5], [0.8, 0.2])), 12)
     0.7
@@ -454,10 +456,10 @@ def acceptance_rate(p: ArrayLike, q: ArrayLike) -> Floats:
 
 
 def lenient_acceptance_rate(p: ArrayLike, q: ArrayLike, lenience: float) -> Floats:
-    """The same where q is multiplied by `lenience` l before it is compared with p: sum of min(p / l, q).
+    """Acceptance rate if q is multiplied by the lenience l before the comparison with p: sum of min(p / l, q).
 
-    Appendix A.5 of [Leviathan2023], 0 < l <= 1 (the paper's l = 0 would accept whatever is drafted). l = 1 is exact decoding; below
-    it no token is more than 1/l times as likely as the target says. Falls as l grows.
+    Appendix A.5 of [Leviathan2023], 0 < l <= 1 (the paper's l = 0 would accept every draft). l = 1 is exact decoding; below it the
+    probability of a token is at most 1/l times the target's. Decreases in l.
 
     >>> round(float(lenient_acceptance_rate([0.5, 0.5], [0.8, 0.2], 0.8)), 12)
     0.825
@@ -470,7 +472,7 @@ def lenient_acceptance_rate(p: ArrayLike, q: ArrayLike, lenience: float) -> Floa
 
 
 def _overlap(p: Floats, q: Floats) -> Floats:
-    # Rows that add up to one within rounding may overlap by a little more than one.
+    # The overlap of rows that sum to 1 within rounding may exceed 1 slightly.
     return np.asarray(np.minimum(np.minimum(p, q).sum(axis=-1), 1.0))
 
 
@@ -483,13 +485,13 @@ def _distributions(p: ArrayLike, q: ArrayLike) -> tuple[Floats, Floats]:
     return first, second
 
 
-# --- What logs and engines print ------------------------------------------------------------------------------------
+# --- Acceptance rates from figures of logs and engines --------------------------------------------------------------
 
 
 def drafted_from_acceptance(acceptance_rate: ArrayLike, draft_length: ArrayLike) -> Floats:
     """Accepted over drafted tokens: (alpha + alpha^2 + ... + alpha^gamma) / gamma, from Eq. 1 of [Leviathan2023].
 
-    Below alpha, and further below the longer the draft, since what follows a rejection was drafted but not tested.
+    At most alpha, and smaller for longer drafts, because tokens after a rejection are drafted but not tested.
 
     >>> round(float(drafted_from_acceptance(0.8, 3)), 4)
     0.6507
@@ -509,7 +511,7 @@ def acceptance_from_drafted(rate: ArrayLike, draft_length: ArrayLike) -> Floats:
 
 
 def acceptance_from_length(mean_acceptance_length: ArrayLike, draft_length: ArrayLike) -> Floats:
-    """alpha from the mean tokens of a round, the bonus token counted; the inverse of Eq. 1 of [Leviathan2023].
+    """alpha from the mean tokens of a round, including the bonus token; the inverse of Eq. 1 of [Leviathan2023].
 
     >>> float(acceptance_from_length(1.75, 2)), float(acceptance_from_length(4, 3))
     (0.5, 1.0)
@@ -525,7 +527,7 @@ def acceptance_from_length(mean_acceptance_length: ArrayLike, draft_length: Arra
 
 
 ENGINES = ("alpha", *engine_dialects.DIALECTS)
-"""Whose figures `reported_acceptance` reads; "alpha" is the theory's own."""
+"""Sources of figures that `reported_acceptance` converts; "alpha" is the theory's rate itself."""
 
 
 def reported_acceptance(
@@ -536,10 +538,10 @@ def reported_acceptance(
     length: ArrayLike | None = None,
     field: str | None = None,
 ) -> Floats:
-    """alpha from what an engine prints: its `rate` (a fraction, not a percentage), its `length`, or both, which must then agree.
+    """alpha from figures that an engine prints: its `rate` (a fraction, not a percentage), its `length`, or both, if they agree.
 
-    In D rounds of K = `draft_length` drafted tokens a were accepted (`model.methods.speculative.engine_dialects`). `field` says
-    which figure is meant where an engine has several; without it the first of each.
+    Notation: D rounds of K = `draft_length` drafted tokens have a accepted tokens in total (see
+    `model.methods.speculative.engine_dialects`). `field` selects the figure if an engine prints several; by default the first.
 
     alpha: the rate is alpha, accepted over tested tokens; there is no length.
     vllm: rate "draft acceptance rate" = a / (D K), or field "system-efficiency" of V0; length = 1 + a / D (add 1 to V1's before
@@ -548,7 +550,8 @@ def reported_acceptance(
     (a + D) / (D (K + 1)), 2025-10 to 2026-04; "before-2025-10" cannot be converted.
     trtllm: length = 1 + a / D as printed, or field "forced" for the variable that forces acceptance, a / D; rate = a / (D K).
     transformers: rate = a / (D K); length = tokens of a streamed chunk, matches + 1.
-    llama.cpp: length = 1 + a / D; rate "draft acceptance" is over the tokens really drafted, so that it bounds the length.
+    llama.cpp: length = 1 + a / D; rate "draft acceptance" is over the tokens that were drafted (drafts may be shorter than K), so
+    it only bounds the length.
     mlx-lm: rate = share of tokens with from_draft = a / (a + D); there is no length.
 
     >>> [round(float(reported_acceptance(e, 3, length=2.952)), 6) for e in ("vllm", "trtllm")]
@@ -575,15 +578,15 @@ def reported_acceptance(
         return _rate_of_accepted(read.accepted, _length(draft_length, 1))
     for name, value in (("length", length), ("field", field)):
         if value is not None:
-            raise checks.ParameterError(f"{name} must be left out for engine 'alpha', got one; name the engine that printed it")
+            raise checks.ParameterError(f"{name} must be left out for engine 'alpha'; name the engine that printed it")
     if rate is None:
         raise checks.ParameterError("rate must be given for engine 'alpha', got none")
     return _rate(rate, "rate").copy()
 
 
 def _rate_of_accepted(accepted: Floats, gamma: Floats) -> Floats:
-    """Solve alpha + ... + alpha^gamma = accepted. Newton from above: the left side is convex and rises, so no step overshoots."""
-    # The mean of the powers is at least alpha^((gamma+1)/2), their geometric mean, and their sum at least alpha: both bound alpha.
+    """Solve alpha + ... + alpha^gamma = accepted by Newton's method from above; the left side is convex, so no step overshoots."""
+    # Upper bounds of alpha: the mean of the powers is at least their geometric mean alpha^((gamma+1)/2), their sum at least alpha.
     rate = np.minimum(np.minimum((accepted / gamma) ** (2 / (gamma + 1)), accepted), 1.0)
     for _ in range(100):
         series = sum_of_powers(rate, gamma)
@@ -595,7 +598,7 @@ def _rate_of_accepted(accepted: Floats, gamma: Floats) -> Floats:
 
 
 def _slope(rate: Floats, gamma: Floats, series: Floats) -> Floats:
-    """The derivative of alpha + ... + alpha^gamma; near alpha = 1 its upper bound, which only makes a step shorter."""
+    """Derivative of alpha + ... + alpha^gamma; near alpha = 1 an upper bound, which makes a Newton step shorter."""
     gap = 1 - rate
     near = gap < 1e-7
     inner = (series - gamma * rate**gamma) / np.where(near, 1.0, gap)
@@ -606,25 +609,25 @@ def _slope(rate: Floats, gamma: Floats, series: Floats) -> Floats:
 
 
 def sum_of_powers(rate: Floats, terms: Floats) -> Floats:
-    """1 + x + ... + x^(n-1) = (1 - x^n) / (1 - x) for x in [0, 1], exact at 0 and 1, for one term, and to the last digits between.
+    """1 + x + ... + x^(n-1) = (1 - x^n) / (1 - x) for x in [0, 1]; exact at x = 0, x = 1 and n = 1, else to the last digits.
 
     >>> float(sum_of_powers(np.asarray(0.5), np.asarray(3.0)))
     1.75
     """
-    # In place: a large grid of rates needs two arrays of its size. x - 1 is exact where it matters, near x = 1.
+    # In place, so that a large grid of rates needs only two arrays of its size. x - 1 is exact near x = 1.
     gap = np.asarray(rate - 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         out = _with_shape_of(np.asarray(np.log(rate)), terms)
         out *= terms
         np.expm1(out, out=out)
         out /= gap
-    # At x = 1 the sum is its terms. None is 0, also for x = 0, and one is 1: a round without a draft gives just one token.
+    # At x = 1 the sum is n. It is also n for n = 0 and n = 1, for every x.
     np.copyto(out, terms, where=(gap == 0) | (terms <= 1))
     return out
 
 
 def _with_shape_of(values: Floats, other: Floats) -> Floats:
-    """`values` itself, to be written to, or a copy of the shape that both broadcast to."""
+    """`values` itself, or a writable copy of the shape that both broadcast to."""
     shape = np.broadcast_shapes(values.shape, other.shape)
     return values if values.shape == shape else np.array(np.broadcast_to(values, shape))
 
@@ -663,7 +666,7 @@ def _largest(gamma: Floats) -> int:
 
 
 def paper_formula(runs: ComparedRuns) -> FormulaPoint | None:
-    """Theorem 3.8 of [Leviathan2023], in which a pass over gamma + 1 tokens takes as long as over one."""
+    """Theorem 3.8 of [Leviathan2023], which assumes that a pass over gamma + 1 tokens takes as long as a single-token pass."""
     if not runs.drafting.tested:
         return None
     length, ratio = runs.settings["draft_length"], runs.pass_ratio("draft")

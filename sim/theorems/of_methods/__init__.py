@@ -1,1 +1,1 @@
-"""The theorems on the methods: a file for each method, several where it has many."""
+"""Theorems on the methods: one or more files per method."""

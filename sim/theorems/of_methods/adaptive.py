@@ -1,7 +1,7 @@
-"""The theorems on adaptive draft lengths: what no policy can do, and that all views tell of one decoding.
+"""Theorems on adaptive draft lengths: a bound for every policy, and agreement of all views.
 
-An example has a `policy`, its options under `options`, the longest draft, and what is accepted at each output position
-(`accept`), or the rate of it, for all luck.
+An example has a `policy`, its `options`, the longest draft, and either the outcome at each output position (`accept`), or an
+acceptance rate, over all outcomes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from model.outcomes.outcome_laws import Iid
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import PROMPT, accepted, always, ends, model, pairs, rounds
-from sim.theorems.output_law import distance, law_of_text, own_law
+from sim.theorems.output_law import distance, law_of_model, law_of_text
 from sim.theorems.pipelined_examples import CLOSE, chances, paths, rates, survivors, whole
 from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
 
 _RATIO = 0.5
-_SEEING = ("gradient", "optimum", "heuristic")
-"""The policies that look at nothing but what was drafted and accepted."""
+_COUNT_BASED = ("gradient", "optimum", "heuristic")
+"""Policies that use only counts of drafted and accepted tokens."""
 
 
 theorem = Collected("adaptive")
 
 
-# --- What they are tried on ---
+# --- Examples ---
 
 
 @drawn
-def _policies(draw: DrawFn, more: dict[str, SearchStrategy[Any]], policies: tuple[str, ...] = _SEEING) -> Example:
+def _policies(draw: DrawFn, more: dict[str, SearchStrategy[Any]], policies: tuple[str, ...] = _COUNT_BASED) -> Example:
     name, longest = draw(st.sampled_from(policies)), draw(whole(1, 5))
     options: dict[str, Any] = {}
     if "draft_length" in OPTIONS[name]:
@@ -57,13 +57,15 @@ def _decodings(tokens: int = 20) -> SearchStrategy[Example]:
 
 
 def _turning() -> SearchStrategy[Example]:
-    """A text that goes well and then ill: the acceptance at the turn makes drafts long where nothing is accepted."""
-    def text(numbers: tuple[int, int]) -> Example:
+    """Draw acceptances followed by rejections: one more acceptance lengthens drafts where nothing is accepted."""
+    def outcomes(numbers: tuple[int, int]) -> Example:
         good, bad = numbers
         return {"accept": [True] * good + [False] * bad, "at": good}
 
     rule = _policies({}, ("heuristic",))
-    return st.tuples(rule, st.tuples(whole(0, 6), whole(5, 14)).map(text)).map(lambda both: {**both[0], "longest": 5, **both[1]})
+    return st.tuples(rule, st.tuples(whole(0, 6), whole(5, 14)).map(outcomes)).map(
+        lambda both: {**both[0], "longest": 5, **both[1]}
+    )
 
 
 def _rated() -> SearchStrategy[Example]:
@@ -80,7 +82,7 @@ def _within(x: Example) -> Example:
     return {**{name: value for name, value in x.items() if name != "draft_length"}, "options": options}
 
 
-@theorem("1", "Simulator and paths agree on every path, exactly, whatever the policy.", source="one policy", given=_decodings)
+@theorem("1", "Events and paths agree exactly on every path, for every policy.", source="same policy", given=_decodings)
 def events_are_paths(x: Example) -> None:
     run, n = play(x), len(x["accept"])
     tally = sampler.walk(choice(x), n, _COST, always(x["accept"][:-1]))
@@ -88,8 +90,8 @@ def events_are_paths(x: Example) -> None:
     equal("rounds", int(tally.rounds[0]), rounds(run))
 
 
-@theorem("4", "Accepted tokens and rounds add up to l, no draft is too long, and the text is the target's own.",
-         source="a round gives one token more than it accepts", given=_decodings)
+@theorem("4", "Accepted tokens and rounds add up to l, no draft exceeds the longest, and the text is that of the target.",
+         source="a round gives one more token than it accepts", given=_decodings)
 def accepted_and_rounds(x: Example) -> None:
     run = play(x)
     equal("accepted tokens and rounds", accepted(run) + rounds(run), len(x["accept"]))
@@ -97,19 +99,20 @@ def accepted_and_rounds(x: Example) -> None:
     at_most("tokens of a draft", max(count for _, count in run.rounds), choice(x).longest_draft)
 
 
-@theorem("10a", "No policy's mean time, over all luck, is below 1 + (1 - alpha + c alpha) (l - 1).",
+@theorem("10a", "The mean time of every policy is at least 1 + (1 - alpha + c alpha) (l - 1) passes of the target.",
          source="[Leviathan2023], 3.5: the oracle", given=_rated)
-def nobody_beats_the_oracle(x: Example) -> None:
+def no_policy_beats_the_oracle(x: Example) -> None:
     n, alpha = x["tokens"], x["rate"]
     outcomes = paths(n - 1)
     runs = [play(x, accept=[*row, False]).latency for row in outcomes.T.tolist()]
     mean = float(chances(Iid(alpha), outcomes) @ np.array(runs))
-    # The last token is never a drafted one: it takes a pass whatever its luck.
+    # The last token is never a drafted one: it always takes a pass.
     bound = 1 + (n - 1) / float(speculative.oracle_speedup(alpha, _RATIO))
     at_most("least mean time of any policy", bound, mean, CLOSE)
 
 
-@theorem("10b", "Mean and variance of the time of the +2/-1 rule are those over all luck.", source="over position and length",
+@theorem("10b", "The formula of the +2/-1 rule gives the mean and variance of the time over all outcomes.",
+         source="recursion over position and draft length",
          given=_rated)
 def heuristic_in_the_mean(x: Example) -> None:
     n, alpha = x["tokens"], x["rate"]
@@ -117,29 +120,29 @@ def heuristic_in_the_mean(x: Example) -> None:
     outcomes = paths(n - 1)
     times = np.array([play(x, accept=[*row, False]).latency for row in outcomes.T.tolist()])
     mass = chances(Iid(alpha), outcomes)
-    found = formulas.predict(choice(x), n, Iid(alpha), _COST)
+    prediction = formulas.predict(choice(x), n, Iid(alpha), _COST)
     mean = math.fsum(mass * times)
-    equal("mean latency", float(found.latency), mean, CLOSE)
-    equal("its variance", float(found.latency_variance) + mean**2, math.fsum(mass * times**2), CLOSE)
+    equal("mean latency", float(prediction.latency), mean, CLOSE)
+    equal("mean square of the latency", float(prediction.latency_variance) + mean**2, math.fsum(mass * times**2), CLOSE)
 
 
-@theorem("14", "Sampled, the text has the target's own law, exactly, whatever ends the drafts: lengths or confidence.",
-         source="whether to draft is decided before a token is drawn", given=_models)
+@theorem("14", "The sampled text has exactly the target's distribution, whether drafts end by length or by confidence.",
+         source="the decision to draft precedes the draw of a token", given=_models)
 def right_law(x: Example) -> None:
     parameters = choice({**x, "options": x["options"], "sampled": True})
     models = {role: model(x[role]) for role in ("target", "draft")}
     law = law_of_text(lambda: decode(parameters, PROMPT, x["tokens"], ends(x)), models, PROMPT, x["tokens"])
-    want = own_law(models["target"], PROMPT, x["tokens"], x.get("stop"))
+    want = law_of_model(models["target"], PROMPT, x["tokens"], x.get("stop"))
     if law != want:
-        raise AssertionError(f"the laws of the text are apart by {distance(law, want)}")
+        raise AssertionError(f"total variation distance to the target's distribution: {distance(law, want)}")
 
 
 @theorem("29", "An acceptance in place of a rejection never makes an adaptive decoding longer.",
-         source="false: it may make the policy draft more where nothing is accepted", given=_turning, expect="fails")
+         source="false: the policy may then draft more where nothing is accepted", given=_turning, expect="fails")
 def acceptance_never_costs(x: Example) -> None:
     at = x["at"] % len(x["accept"])
     better = [*x["accept"][:at], True, *x["accept"][at + 1 :]]
-    at_most("latency with one acceptance more", play(x, accept=better).latency, play(x).latency)
+    at_most("latency with one more acceptance", play(x, accept=better).latency, play(x).latency)
 
 
 # --- Playing an example ---
@@ -148,13 +151,13 @@ _COST = UnitCost(1, cost_ratio=_RATIO)
 
 
 def choice(x: Example) -> Parameters:
-    """The parameters of an example's decoding."""
+    """Return the parameters of an example's decoding."""
     given = Parameters(1, x["policy"], x["longest"], sampled=x.get("sampled", False), **x["options"])
     return given.with_costs(_COST)
 
 
 def play(x: Example, **changes: Any) -> Run:
-    """Simulate an example's decoding, with some of its fields changed."""
+    """Simulate an example's decoding, with fields replaced by `changes`."""
     x = {**x, **changes}
     n, parameters = len(x["accept"]), choice(x)
     draft = DraftOutcomes("target", survivors({"draft_length": n, "accept": x["accept"]}))

@@ -1,7 +1,7 @@
-"""The theorems on speculative beam search: arrangements of one algorithm, and what they cost.
+"""Theorems on speculative beam search: arrangements of one algorithm, and their costs.
 
-An example has a `rule`, an `arrangement`, `beams`, `draft_length` and what is accepted at each output position (`accept`), or the
-rate of it, for all luck. Progress is that of the hypothesis that wins.
+An example has a `rule`, an `arrangement`, `beams`, `draft_length`, and either the outcome at each output position (`accept`), or an
+acceptance rate, over all outcomes. Progress is that of the best hypothesis.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _FORMS = (("per-beam", "sequential"), ("per-beam", "parallel"), ("per-beam", "ba
 theorem = Collected("beam")
 
 
-# --- What they are tried on ---
+# --- Examples ---
 
 
 @drawn
 def _decodings(draw: DrawFn, tokens: int = 0) -> Example:
-    """With all of their luck given, or with a rate of it and at most so many tokens."""
+    """Draw decodings with given outcomes, or with a rate and at most `tokens` tokens."""
     rule, arrangement = draw(st.sampled_from(_FORMS))
     example: Example = {
         "rule": rule, "arrangement": arrangement, "beams": draw(whole(1, 3)), "draft_length": draw(whole(0, 3)),
@@ -49,7 +49,7 @@ def _decodings(draw: DrawFn, tokens: int = 0) -> Example:
     return example | {"accept": [bool(bit) for bit in digits(draw, draw(whole(1, 9)), 1)]}
 
 
-@theorem("1", "Simulator and paths agree on every path, exactly, for both rules and all arrangements.", source="one algorithm",
+@theorem("1", "Events and paths agree exactly on every path, for both rules and all arrangements.", source="same algorithm",
          given=_decodings)
 def events_are_paths(x: Example) -> None:
     run, n = play(x), len(x["accept"])
@@ -58,58 +58,61 @@ def events_are_paths(x: Example) -> None:
     equal("compute", float(tally.busy[0]), run.busy)
 
 
-@theorem("2", "Mean latency and compute are those over all luck.", source="rounds of one price", given=lambda: _decodings(5))
-def mean_over_all_luck(x: Example) -> None:
+@theorem("2", "The formula gives the mean latency and compute over all outcomes.", source="all rounds cost the same",
+         given=lambda: _decodings(5))
+def mean_over_all_outcomes(x: Example) -> None:
     n = x["tokens"]
     outcomes = paths(n - 1)
     runs = [play(x, accept=[*row, False]) for row in outcomes.T.tolist()]
-    mass, found = chances(Iid(x["rate"]), outcomes), formulas.predict(choice(x), n, Iid(x["rate"]), cost(x))
+    mass, prediction = chances(Iid(x["rate"]), outcomes), formulas.predict(choice(x), n, Iid(x["rate"]), cost(x))
     for what in ("latency", "busy"):
         mean = math.fsum(mass * np.array([getattr(run, what) for run in runs]))
-        equal(f"mean {what}", float(getattr(found, what)), mean, CLOSE)
+        equal(f"mean {what}", float(getattr(prediction, what)), mean, CLOSE)
 
 
-@theorem("3", "k hypotheses one after another take k times as long as one, and on k units as long as one.",
-         source="the deck's own timing, S / k", given=_decodings)
+@theorem("3", "k hypotheses in sequence take k times as long as one; on k units they take as long as one.",
+         source="timing of the slides [Deck], S / k", given=_decodings)
 def one_after_another(x: Example) -> None:
     form = {"rule": "per-beam", "link": 0.0}
     alone = play({**x, **form, "arrangement": "sequential", "beams": 1})
     queued, at_once = (play({**x, **form, "arrangement": arrangement}) for arrangement in ("sequential", "parallel"))
-    equal("time of hypotheses one after another", queued.latency, x["beams"] * alone.latency)
-    equal("time of hypotheses at once", at_once.latency, alone.latency)
+    equal("time of hypotheses in sequence", queued.latency, x["beams"] * alone.latency)
+    equal("time of hypotheses in parallel", at_once.latency, alone.latency)
 
 
-@theorem("4", "Per beam and one after another the speed is Theorem 3.8 over k.", source="the deck's own timing, S / k",
+@theorem("4", "With the per-beam rule in sequence the speed-up is that of Theorem 3.8 divided by k.",
+         source="timing of the slides [Deck], S / k",
          given=lambda: _decodings(5))
 def speed_over_beams(x: Example) -> None:
     rate, gamma, beams, c = x["rate"], x["draft_length"], x["beams"], x["cost_ratio"]
-    found = formulas.speedup(rate, gamma, c, beams, rule="per-beam", arrangement="sequential")
-    equal("speed of sequential beams", float(found), float(speculative.speedup(rate, gamma, c)) / beams, CLOSE)
+    speed = formulas.speedup(rate, gamma, c, beams, rule="per-beam", arrangement="sequential")
+    equal("speed of sequential beams", float(speed), float(speculative.speedup(rate, gamma, c)) / beams, CLOSE)
 
 
-@theorem("5", "One hypothesis more costs no time, one after another.", source="false: each has passes of its own", given=_decodings,
+@theorem("5", "One more hypothesis in sequence costs no time.", source="false: each hypothesis has separate passes",
+         given=_decodings,
          expect="fails")
-def faster_with_more(x: Example) -> None:
+def one_more_hypothesis(x: Example) -> None:
     form = {"rule": "per-beam", "arrangement": "sequential", "link": 0.0}
     one, more = (play({**x, **form, "beams": x["beams"] + extra}).latency for extra in (0, 1))
-    equal("time with one hypothesis more", more, one)
+    equal("time with one more hypothesis", more, one)
 
 
 # --- Playing an example ---
 
 
 def choice(x: Example) -> Parameters:
-    """The parameters of an example's decoding."""
+    """Return the parameters of an example's decoding."""
     return Parameters(1, x["draft_length"], x["beams"], x["rule"], arrangement=x["arrangement"])
 
 
 def cost(x: Example) -> UnitCost:
-    """Ratios in quarters, so that times add up exactly."""
+    """Return costs with ratios in quarters, so that sums of times are exact."""
     return UnitCost(1, cost_ratio=x["cost_ratio"], link=x["link"])
 
 
 def play(x: Example, **changes: Any) -> Run:
-    """Simulate an example's decoding, with some of its fields changed."""
+    """Simulate an example's decoding, with fields replaced by `changes`."""
     x = {**x, **changes}
     n, parameters = len(x["accept"]), choice(x)
     world = World(1, 1, drafts={"draft": DraftOutcomes("target", survivors({"draft_length": n, "accept": x["accept"]}))})

@@ -1,7 +1,7 @@
-"""The theorems on Big Little Decoder, 18 and 19, with those of every method, 28 and 29.
+"""Theorems on Big Little Decoder, 18 and 19, and those of every method, 28 and 29.
 
-An example has `max_draft_length`, a `variant` or an `exit_layer`, and what becomes of the small model's token at each output
-position, `decisions`: 0 stays, 1 it is unsure, 2 taken back; or the rates, in twentieths, for all luck. Costs are in quarters.
+An example has `max_draft_length`, a `variant` or an `exit_layer`, and either `decisions` on the small model's token at each output
+position (0 accepted, 1 small model unsure, 2 rolled back), or their rates in twentieths, over all outcomes. Costs are in quarters.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems import pipelined_examples
 from sim.theorems.drafting_examples import PROMPT, accepted, digits, drafted, model, rounds
-from sim.theorems.output_law import law_of_text, likeliest_text
+from sim.theorems.output_law import greedy_text, law_of_text
 from sim.theorems.pipelined_examples import CLOSE, rates, whole
 from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
 
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 theorem = Collected("bild")
 
 
-# --- What they are tried on ---
+# --- Examples ---
 
 
 @drawn
 def _forms(draw: DrawFn, forms: tuple[str, ...]) -> Example:
-    """A variant of two models, or the early-exit form."""
+    """Draw a variant of two models, or the early-exit form."""
     quarters = whole(0, 6).map(lambda number: number / 4)
     name = draw(st.sampled_from(forms))
     early = name == "early"
@@ -105,9 +105,9 @@ def _thresholds(most: int) -> SearchStrategy[list[int]]:
 # --- 18: tokens and time ---
 
 
-@theorem("18b", "Mean latency, compute, segments and drafted tokens are those over all luck, in every form.",
-         source="where a segment starts depends on decisions before it alone", given=lambda: _rated(5, ("paper", "code", "early")))
-def mean_over_all_luck(x: Example) -> None:
+@theorem("18b", "In every form the formula gives the mean latency, compute, segments and drafted tokens over all outcomes.",
+         source="the start of a segment depends only on earlier decisions", given=lambda: _rated(5, ("paper", "code", "early")))
+def mean_over_all_outcomes(x: Example) -> None:
     n = x["tokens"]
     prediction = formulas.predict(choice(x), n, Independent(x["fallback_rate"], x["rollback_rate"]), cost(x))
     every = [*_all_runs(x, n)]
@@ -119,7 +119,7 @@ def mean_over_all_luck(x: Example) -> None:
         equal(f"mean {what}", float(np.asarray(getattr(prediction, what))), mean, CLOSE)
 
 
-@theorem("18a", "Mean segments of l tokens are the rounds of speculative decoding with alpha = (1 - f)(1 - r) and gamma = G.",
+@theorem("18a", "The mean segments of l tokens equal the rounds of speculative decoding with alpha = (1 - f)(1 - r), gamma = G.",
          source="[Kim2023], Algorithm 1; [Leviathan2023], Eq. 1", given=lambda: _rated(5, ("paper", "early")))
 def segments_of_eq_1(x: Example) -> None:
     stays = (1 - x["fallback_rate"]) * (1 - x["rollback_rate"])
@@ -127,29 +127,29 @@ def segments_of_eq_1(x: Example) -> None:
     equal("mean segments", float(speculative.target_runs(x["tokens"], stays, x["max_draft_length"])), mean, CLOSE)
 
 
-@theorem("18c", "A segment has the mean tokens, runs of the small model and inputs of the large one, and the chance of a rollback.",
+@theorem("18c", "The formulas give a segment's mean tokens, small-model runs, large-model inputs and rollback probability.",
          source="[Kim2023], Section 3", given=lambda: _rated(1, most=2))
 def one_segment(x: Example) -> None:
-    """The first segment of a decoding that goes on beyond it, all luck of it."""
+    """Enumerate all outcomes of the first segment of a longer decoding."""
     f, r, most = x["fallback_rate"], x["rollback_rate"], x["max_draft_length"]
-    tokens, smalls, back, wide = [], [], [], []
+    tokens, small_runs, rollbacks, widths = [], [], [], []
     for chance, run in _all_runs(x, most + 3):
         kinds = [kind for _, kind, _ in run.commits]
         segment = 1 + (kinds[1] == "again")
         tokens.append(chance * sum(count for *_, count in run.commits[:segment]))
         passes = [row for row in run.intervals if row.what == "forward"]
         first = next(index for index, row in enumerate(passes) if row.role == "target")
-        smalls.append(chance * first)  # the small model's runs before it
-        wide.append(chance * passes[first].width)
-        back.append(chance * (kinds[0] == "rollback"))
+        small_runs.append(chance * first)  # passes before the first of the large model
+        widths.append(chance * passes[first].width)
+        rollbacks.append(chance * (kinds[0] == "rollback"))
     equal("tokens of a segment", float(formulas.expected_tokens(f, r, most, variant=x["variant"])), math.fsum(tokens), CLOSE)
-    equal("runs of the small model", float(formulas.small_runs(f, most)), math.fsum(smalls), CLOSE)
-    equal("tokens that the large model reads", float(formulas.large_inputs(f, most)), math.fsum(wide), CLOSE)
-    equal("chance of a rollback", float(formulas.rollback_probability(f, r, most)), math.fsum(back), CLOSE)
+    equal("runs of the small model", float(formulas.small_runs(f, most)), math.fsum(small_runs), CLOSE)
+    equal("tokens that the large model reads", float(formulas.large_inputs(f, most)), math.fsum(widths), CLOSE)
+    equal("probability of a rollback", float(formulas.rollback_probability(f, r, most)), math.fsum(rollbacks), CLOSE)
 
 
-@theorem("18d", "A small model that is never unsure (f = 0) is speculative decoding with gamma = G, token for token, time for"
-         " time.", source="a fixed window", given=lambda: _decodings(("paper",)))
+@theorem("18d", "With a small model that is never unsure (f = 0), tokens and times are those of speculative decoding with"
+         " gamma = G.", source="fixed window", given=lambda: _decodings(("paper",)))
 def sure_is_a_fixed_window(x: Example) -> None:
     decisions = [decision * (decision == UNLIKELY) for decision in x["decisions"]]
     run = play(x, decisions=decisions)
@@ -161,53 +161,53 @@ def sure_is_a_fixed_window(x: Example) -> None:
           [(time, count) for time, _, count in other.commits])  # fmt: skip
 
 
-@theorem("18e", "One that always is (f = 1) costs a run for each token but the last: speed 1 / (1 + c).",
-         source="Algorithm 1: it runs before it is asked", given=lambda: _decodings(("paper", "code")))
-def never_sure_is_a_wasted_run(x: Example) -> None:
+@theorem("18e", "A small model that is always unsure (f = 1) costs one run per token except the last: speed 1 / (1 + c).",
+         source="Algorithm 1: it runs before its confidence is known", given=lambda: _decodings(("paper", "code")))
+def always_unsure_wastes_a_run(x: Example) -> None:
     n = len(x["decisions"])
     run = play(x, decisions=[UNSURE] * n, placement="colocated")
     one = cost(x).target_pass
     equal("latency", run.latency, n * one + (n - 1) * one * x["cost_ratio"])
-    equal("its limit", float(formulas.speedup(1, 0, x["max_draft_length"], x["cost_ratio"])), 1 / (1 + x["cost_ratio"]), CLOSE)
+    equal("long-run speed", float(formulas.speedup(1, 0, x["max_draft_length"], x["cost_ratio"])), 1 / (1 + x["cost_ratio"]), CLOSE)
 
 
-@theorem("18f", "A rollback threshold of infinity takes nothing back.", source="[Kim2023], Eq. 3", given=_records)
-def nothing_taken_back(x: Example) -> None:
+@theorem("18f", "A rollback threshold of infinity causes no rollback.", source="[Kim2023], Eq. 3", given=_records)
+def no_rollback(x: Example) -> None:
     record = Decisions([0.5] * len(x["distances"]), x["distances"], [False] * len(x["distances"]), "assumed: an example")
     decisions = record.decided(0.0, float("inf")).tolist()
     run = play({**x, "variant": "paper"}, decisions=decisions)
     equal("commits of a rollback", [kind for _, kind, _ in run.commits if kind == "rollback"], [])
 
 
-@theorem("18g", "A rollback threshold of 0 takes back what the large model would not have written: the text is its own.",
-         source="[Kim2023], Eq. 3: a cross-entropy of 0 is certainty", given=_models)
+@theorem("18g", "With a rollback threshold of 0 the text is that of the large model.",
+         source="[Kim2023], Eq. 3: only a token that the large model would generate has cross-entropy 0", given=_models)
 def on_disagreement(x: Example) -> None:
-    """Nothing stays that the large model would not have written: the text is its own."""
-    text, own = _texts({**x, "rollback_threshold": 0.0})
-    equal("text", text, own)
+    text, want = _both_texts({**x, "rollback_threshold": 0.0})
+    equal("text", text, want)
 
 
-@theorem("18h", "Any threshold does.", source="false: what is likely enough stays", given=_models, expect="fails")
+@theorem("18h", "With any rollback threshold the text is that of the large model.", source="false: likely tokens are kept",
+         given=_models, expect="fails")
 def at_any_threshold(x: Example) -> None:
-    text, own = _texts(x)
-    equal("text", text, own)
+    text, want = _both_texts(x)
+    equal("text", text, want)
 
 
-@theorem("18i", "Never unsure and with nothing taken back, a window is the small model's own text.", source="a fixed window",
+@theorem("18i", "Without fallbacks and rollbacks a window is the small model's text.", source="fixed window",
          given=_models)
-def nothing_but_the_small_models_own(x: Example) -> None:
-    """Never unsure, and nothing taken back: a window of the small model's tokens, and one of the large model's."""
+def window_of_the_small_model(x: Example) -> None:
+    """Decode one window of the small model and one token of the large model."""
     x = {**x, "fallback_threshold": 0.0, "rollback_threshold": float("inf"), "tokens": 1 + x["max_draft_length"]}
-    text, _ = _texts(x)
-    small = likeliest_text(model(x["draft"]), PROMPT, x["max_draft_length"])
+    text, _ = _both_texts(x)
+    small = greedy_text(model(x["draft"]), PROMPT, x["max_draft_length"])
     equal("text of a window", text[:-1], small)
 
 
-@theorem("18j", "A token is not written where the small model is less sure than its threshold, and taken back above the other one.",
+@theorem("18j", "A token falls back below the confidence threshold, and is rolled back above the distance threshold.",
          source="[Kim2023], Eqs. 2 and 3: both are strict",
          given=lambda: _records(fallback_threshold=whole(0, 8), rollback_threshold=whole(0, 7)))
 def thresholds_decide(x: Example) -> None:
-    """The algorithm on numbers, with its thresholds, is the algorithm on what a record says of them; ties included."""
+    """Compare the algorithm on numbers and thresholds with its run on recorded decisions, ties included."""
     fallback, rollback = x["fallback_threshold"] / 8, x["rollback_threshold"]
     sure, wrong = [value / 8 for value in x["confidences"]], [False] * len(x["distances"])
     record, paper = Decisions(sure, x["distances"], wrong, "assumed: an example"), {**x, "variant": "paper"}
@@ -222,22 +222,24 @@ def thresholds_decide(x: Example) -> None:
 # --- 19: the released code, and intensity ---
 
 
-@theorem("19a", "The released code gives as many tokens and large runs a segment more as there are rollbacks.",
+@theorem("19a", "Per rollback the released code has one token and one large run more than Algorithm 1.",
          source="after a rollback it runs the large model again", given=lambda: _rated(1, most=2))
 def code_gives_more_by_rollbacks(x: Example) -> None:
     given = x["fallback_rate"], x["rollback_rate"], x["max_draft_length"]
     more = formulas.expected_tokens(*given, variant="code") - formulas.expected_tokens(*given)
-    equal("tokens of a segment more", float(more), float(formulas.rollback_probability(*given)), 1e-9)
-    each = {name: [*_all_runs({**x, "variant": name}, x["max_draft_length"] + 3)] for name in bild.VARIANTS}
-    found = {
-        name: math.fsum(chance * (1 + (run.commits[1][1] == "again")) for chance, run in runs) for name, runs in each.items()
+    equal("extra tokens per segment", float(more), float(formulas.rollback_probability(*given)), 1e-9)
+    every = {name: [*_all_runs({**x, "variant": name}, x["max_draft_length"] + 3)] for name in bild.VARIANTS}
+    large_runs = {
+        name: math.fsum(chance * (1 + (run.commits[1][1] == "again")) for chance, run in runs) for name, runs in every.items()
     }
-    equal("large runs of a segment more", found["code"] - found["paper"], float(formulas.rollback_probability(*given)), 1e-9)
+    extra = large_runs["code"] - large_runs["paper"]
+    equal("extra large runs per segment", extra, float(formulas.rollback_probability(*given)), 1e-9)
 
 
-@theorem("19b", "Arithmetic intensity does not depend on the rollback rate in Algorithm 1.", source="[Kim2023], Figure 8",
+@theorem("19b", "In Algorithm 1 the arithmetic intensity does not depend on the rollback rate.", source="[Kim2023], Figure 8",
          given=lambda: _intensities("paper"))
-@theorem("19c", "Nor in the released code.", source="false: the pass behind a rollback is j + 2 tokens wide",
+@theorem("19c", "In the released code the arithmetic intensity does not depend on the rollback rate.",
+         source="false: the pass after a rollback has j + 2 tokens",
          given=lambda: _intensities("code"), expect="fails")
 def intensity_knows_no_rollbacks(x: Example) -> None:
     given = x["fallback_rate"], np.array([0.0, x["rollback_rate"]]), x["max_draft_length"], x["operations_ratio"], x["memory_ratio"]
@@ -248,7 +250,7 @@ def intensity_knows_no_rollbacks(x: Example) -> None:
 # --- 28: conservation, and agreement of the views ---
 
 
-@theorem("28a", "Simulator and paths agree on every path, exactly, in every form, together and apart.", source="one algorithm",
+@theorem("28a", "Events and paths agree exactly on every path, in every form, colocated and separate.", source="same algorithm",
          given=lambda: _decodings(curve=True))
 def events_are_paths(x: Example) -> None:
     run, n = play(x), len(x["decisions"])
@@ -265,54 +267,56 @@ def events_are_paths(x: Example) -> None:
         equal("operations", float(tally.operations[0]), counted, CLOSE)
 
 
-@theorem("28b", "Passes, layers, rows read and written, heads of both models are the closed form's, by counter and by clock.",
+@theorem("28b", "Counter, events and formula agree on passes, layers, rows read and written, and heads of both models.",
          source="conservation of work", given=_decodings)
 def work_is_the_closed_form(x: Example) -> None:
     n, decisions = len(x["decisions"]), np.array(x["decisions"])
-    found = interpreter.count(bild.decode(choice(x), [0], n), _world(x), n).account.totals()
+    counted = interpreter.count(bild.decode(choice(x), [0], n), _world(x), n).account.totals()
     want = formulas.work(choice(x), n, Independent(decisions == UNSURE, decisions == UNLIKELY))
     assert want is not None
-    equal("models at work", sorted(found.of), sorted(want.of))
-    for role, totals in found.of.items():
+    equal("models at work", sorted(counted.of), sorted(want.of))
+    for role, totals in counted.of.items():
         for name, got, sum_ in zip(totals._fields, totals, want.of[role], strict=True):
             equal(f"{name} of the {role} model", float(got), sum_, CLOSE)
-    equal("passes by the clock", play(x).account.totals(), found)
+    equal("passes of the simulator", play(x).account.totals(), counted)
 
 
-@theorem("28c", "Accepted tokens and runs of the large model add up to l.", source="each gives one token more", given=_decodings)
+@theorem("28c", "Accepted tokens and runs of the large model add up to l.", source="each run gives one token", given=_decodings)
 def tokens_and_segments(x: Example) -> None:
     run = play(x)
     equal("tokens", accepted(run) + rounds(run), len(x["decisions"]))
     equal("text", run.tokens, [*range(1, len(x["decisions"]) + 1)])
 
 
-# --- 29: luck by position, and thresholds ---
+# --- 29: outcomes by position, and thresholds ---
 
 
-@theorem("29a", "A token that stays in place of one taken back, or of one not written, never makes more segments.",
-         source="the next start is monotone in the start and in the luck", given=lambda: _decodings(("paper",), at=whole(0, 7)))
+@theorem("29a", "Accepting a token in place of a rollback or a fallback never increases the segments.",
+         source="the next start is monotone in the start and in the outcomes", given=lambda: _decodings(("paper",), at=whole(0, 7)))
 def one_rollback_less(x: Example) -> None:
     at = x["at"] % len(x["decisions"])
     stays = [*x["decisions"][:at], 0, *x["decisions"][at + 1 :]]
-    at_most("segments with one token more that stays", rounds(play(x, decisions=stays)), rounds(play(x)))
+    at_most("segments with one more accepted token", rounds(play(x, decisions=stays)), rounds(play(x)))
 
 
-@theorem("29b", "On a replayed record a higher rollback threshold never makes more segments.", source="fewer are taken back",
+@theorem("29b", "On a replayed record a higher rollback threshold never increases the segments.", source="fewer rollbacks",
          given=lambda: _records(rollback_thresholds=_thresholds(7)))
 def higher_rollback_threshold(x: Example) -> None:
     low, high = (_replayed(x, rollback=threshold) for threshold in sorted(x["rollback_thresholds"]))
     at_most("segments at the higher rollback threshold", rounds(high), rounds(low))
 
 
-@theorem("29c", "On a record of which nothing is taken back, a lower fallback threshold never takes more segments, nor longer.",
-         source="a run that gives a token costs what a wasted one does", given=lambda: _records(fallback_thresholds=_thresholds(8)))
+@theorem("29c", "On a record without rollbacks, a lower fallback threshold never increases the segments or the latency.",
+         source="a run that gives a token costs as much as a wasted one",
+         given=lambda: _records(fallback_thresholds=_thresholds(8)))
 def lower_fallback_threshold(x: Example) -> None:
     low, high = (_replayed(x, fallback=threshold) for threshold in sorted(x["fallback_thresholds"]))
-    at_most("segments at the lower fallback threshold, nothing taken back", rounds(low), rounds(high))
-    at_most("latency at the lower fallback threshold, nothing taken back", low.latency, high.latency)
+    at_most("segments at the lower fallback threshold, without rollbacks", rounds(low), rounds(high))
+    at_most("latency at the lower fallback threshold, without rollbacks", low.latency, high.latency)
 
 
-@theorem("29d", "Nor is it ever slower where some are taken back.", source="false: what is written behind them is in vain",
+@theorem("29d", "On a record with rollbacks, a lower fallback threshold is never slower.",
+         source="false: tokens drafted after a rolled-back one are wasted",
          given=lambda: _records(fallback_thresholds=_thresholds(8)), expect="fails")
 def lower_fallback_threshold_is_no_slower(x: Example) -> None:
     low, high = (_replayed(x, fallback=threshold, rollback=2.0) for threshold in sorted(x["fallback_thresholds"]))
@@ -323,7 +327,7 @@ def lower_fallback_threshold_is_no_slower(x: Example) -> None:
 
 
 def choice(x: Example) -> bild.Parameters:
-    """The parameters of an example's decoding."""
+    """Return the parameters of an example's decoding."""
     if x.get("exit_layer") is not None:
         return bild.Parameters(4, x["max_draft_length"], exit_layer=x["exit_layer"])
     return bild.Parameters(
@@ -332,7 +336,7 @@ def choice(x: Example) -> bild.Parameters:
 
 
 def cost(x: Example) -> UnitCost:
-    """Ratios and times in quarters, so that they add up exactly."""
+    """Return costs in quarters, so that sums of times are exact."""
     curve = x.get("verify_cost")
     return UnitCost(
         4, cost_ratio=x.get("cost_ratio", 0.25), operations_ratio=0.5, link=x.get("link", 0.0), early_head=x.get("head", 0.0),
@@ -341,14 +345,14 @@ def cost(x: Example) -> UnitCost:
 
 
 def play(x: Example, **changes: Any) -> Run:
-    """Simulate an example's decoding, with some of its fields changed."""
+    """Simulate an example's decoding, with fields replaced by `changes`."""
     x = {**x, **changes}
     n, parameters = len(x["decisions"]), choice(x)
     return simulate(bild.decode(parameters, [0], n), n, Cluster(parameters.units), cost(x), _world(x), record=True)
 
 
 class _Measured(Lossy):
-    """Answers with a record's numbers; the small model writes what the large one does, so that thresholds alone decide."""
+    """Answers with recorded numbers; both models generate the same tokens, so that only thresholds decide."""
 
     def __init__(self, confidence: Sequence[float], distance: Sequence[float]) -> None:
         super().__init__(1, 4, [0] * len(distance))
@@ -380,13 +384,13 @@ def _all_runs(x: Example, tokens: int) -> Iterator[tuple[float, Run]]:
             yield chance, play(x, decisions=[*decisions, 0])
 
 
-def _texts(x: Example) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What two models put out together, and the large one alone; each model reads what has been put out, or it is an error."""
+def _both_texts(x: Example) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the text that both models generate together, and that of the large model alone."""
     parameters = bild.Parameters(1, x["max_draft_length"], x["fallback_threshold"], x["rollback_threshold"], x["variant"])
     models = {role: model(x[role]) for role in ("target", "draft")}
     law = law_of_text(lambda: bild.decode(parameters, PROMPT, x["tokens"]), models, PROMPT, x["tokens"])
     (text,) = law
-    return text, likeliest_text(models["target"], PROMPT, x["tokens"])
+    return text, greedy_text(models["target"], PROMPT, x["tokens"])
 
 
 THEOREMS = theorem.all()

@@ -1,7 +1,7 @@
-"""The theorems on early exit, 30 and 28: thresholds, depths, what is filled in, batches that wait for their deepest token.
+"""Theorems on early exit, 30 and 28: thresholds, exit depths, filled cache rows, batches that wait for their deepest token.
 
-An example has `depths`, the layer that each token needs at each place, for every text, `measure`, `first_check`, `fill`, `batch`;
-or `hazards`, in twentieths, for all luck. Costs are in quarters.
+An example has `depths`, the layers that each token of each sequence needs, `measure`, `first_check`, `fill` and `batch`; or
+`hazards`, exit probabilities by layer in twentieths, over all outcomes. Costs are in quarters.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 theorem = Collected("early_exit")
 
 
-# --- What they are tried on ---
+# --- Examples ---
 
 
 @drawn
-def _exits(draw: DrawFn, /, texts: int = 3, *, ragged: bool = False, alike: bool = False, **more: Any) -> Example:
-    layers, tokens, count = draw(whole(1, 5)), draw(whole(1, 5)), draw(whole(1, texts))
+def _exits(draw: DrawFn, /, most: int = 3, *, ragged: bool = False, alike: bool = False, **more: Any) -> Example:
+    layers, tokens, count = draw(whole(1, 5)), draw(whole(1, 5)), draw(whole(1, most))
     rows = [[1 + deep for deep in digits(draw, tokens, layers - 1)] for _ in range(1 if alike else count)]
     fill = draw(st.sampled_from(early_exit.FILLS))
     batch = 1 if fill == "backfill" else draw(whole(1, 3)) if ragged else count
-    lengths = [tokens, *(1 + place for place in digits(draw, draw(whole(0, 3)), tokens - 1))]
+    lengths = [tokens, *(1 + length for length in digits(draw, draw(whole(0, 3)), tokens - 1))]
     example = {
         "layers": layers, "depths": rows, "measure": draw(st.sampled_from(formulas.MEASURES)), "first_check": draw(whole(1, 3)),
         "fill": fill, "batch": batch, "lengths": lengths if ragged or fill == "backfill" else None, "cost": draw(quarters()),
@@ -77,10 +77,10 @@ def _confidences() -> SearchStrategy[Example]:
     return st.fixed_dictionaries({"confidences": rows, "thresholds": st.lists(whole(0, 8), min_size=2, max_size=2)})
 
 
-# --- 30: thresholds, and how deep tokens go ---
+# --- 30: thresholds and exit depths ---
 
 
-@theorem("30h", "Both thresholds fall with the position; the released one from lambda, not below .9 lambda.",
+@theorem("30h", "Both thresholds fall with the position; that of the released code from lambda to no less than .9 lambda.",
          source="[Schuster2022]; t5x", given=_thresholds)
 def thresholds_fall(x: Example) -> None:
     level, longest = x["threshold"] / 20, x["longest"]
@@ -90,10 +90,10 @@ def thresholds_fall(x: Example) -> None:
         at_most("threshold of a later token", later, sooner, CLOSE)
     low, high = (0.9 * level, level) if x["form"] == "code" else (0.9 * level, min(0.9 * level + 0.1, 1.0))
     at_most("least threshold", low, float(falling.min()), CLOSE)
-    at_most("greatest threshold", float(falling.max()), high, CLOSE)
+    at_most("largest threshold", float(falling.max()), high, CLOSE)
 
 
-@theorem("30i", "The two forms of the threshold are the same at lambda = 1.", source="algebra", given=_thresholds)
+@theorem("30i", "The paper's and the code's thresholds are equal at lambda = 1.", source="algebra", given=_thresholds)
 def forms_meet_at_one(x: Example) -> None:
     given = np.arange(x["longest"] + 1), x["longest"], x["temperature"] / 4
     paper, code = (formulas.decayed_threshold(1.0, *given, form=form) for form in formulas.FORMS)
@@ -101,26 +101,26 @@ def forms_meet_at_one(x: Example) -> None:
         equal("threshold at lambda = 1, in both forms", one, other, CLOSE)
 
 
-@theorem("30j", "They are the same.", source="false: the paper adds .1 exp(-tau t / N), the code lambda times that",
+@theorem("30j", "The paper's and the code's thresholds are equal.",
+         source="false: the paper adds .1 exp(-tau t / N), the code lambda times that",
          given=_thresholds, expect="fails")
 def forms_are_the_same(x: Example) -> None:
     given = np.arange(x["longest"] + 1), x["longest"], x["temperature"] / 4
     paper, code = (formulas.decayed_threshold(x["threshold"] / 20, *given, form=form) for form in formulas.FORMS)
-    equal("greatest difference of the forms", float(np.abs(paper - code).max()), 0.0)
+    equal("largest difference of both thresholds", float(np.abs(paper - code).max()), 0.0)
 
 
-@theorem("30k", "On replayed confidences no token leaves earlier at a higher threshold.", source="fewer layers pass it",
+@theorem("30k", "On replayed confidences no token exits earlier at a higher threshold.", source="fewer layers exceed it",
          given=_confidences)
 def higher_threshold_is_no_earlier(x: Example) -> None:
-    seen = np.array(x["confidences"]) / 8
-    low, high = (formulas.exits(seen, np.full(len(seen), level / 8)) for level in sorted(x["thresholds"]))
-    equal("tokens that leave earlier at the higher threshold", int((high < low).sum()), 0)
+    confidences = np.array(x["confidences"]) / 8
+    low, high = (formulas.exits(confidences, np.full(len(confidences), level / 8)) for level in sorted(x["thresholds"]))
+    equal("tokens that exit earlier at the higher threshold", int((high < low).sum()), 0)
 
 
-@theorem("30l", "A model that is never sure before its end takes the plain model's time, where checks are free.",
+@theorem("30l", "If no token exits early and checks are free, the time is that of plain decoding.",
          source="all layers, one head", given=_exits)
 def never_sure_is_the_plain_model(x: Example) -> None:
-    """With nothing to pay for the checks."""
     depths = [[x["layers"]] * len(row) for row in x["depths"]]
     x = {**x, "depths": depths, "cost": {**x["cost"], "early_head": 0, "state_check": 0}, "batch": 1, "lengths": None}
     one = {**x, "depths": depths[:1]}
@@ -129,56 +129,57 @@ def never_sure_is_the_plain_model(x: Example) -> None:
     equal("text", run.tokens, [*range(1, len(run.tokens) + 1)])
 
 
-@theorem("30m", "A token that leaves a layer later makes no decoding faster, where a row costs no more than running its layer.",
-         source="a layer more, and a row less", given=lambda: _exits(text=whole(0, 2), place=whole(0, 4)).map(_one_head))
+@theorem("30m", "One more layer for a token never makes a decoding faster, if filling in a row costs no more than its layer.",
+         source="one more layer, one row less", given=lambda: _exits(text=whole(0, 2), place=whole(0, 4)).map(_one_head))
 def deeper_is_slower(x: Example) -> None:
     text, place = x["text"] % len(x["depths"]), x["place"] % len(x["depths"][0])
     deeper = [list(row) for row in x["depths"]]
     deeper[text][place] = min(deeper[text][place] + 1, x["layers"])
-    at_most("latency of the one that leaves earlier", play(x).latency, play({**x, "depths": deeper}).latency)
+    at_most("latency with the earlier exit", play(x).latency, play({**x, "depths": deeper}).latency)
 
 
-@theorem("30n", "A batch is never faster than any of its texts alone.", source="the deepest token decides",
+@theorem("30n", "A batch is never faster than any of its sequences alone.", source="the deepest token decides",
          given=lambda: _one_batch().map(_one_head))
 def batches_wait(x: Example) -> None:
     together = play({**x, "batch": len(x["depths"]), "lengths": None}).latency
     for row in x["depths"]:
         alone = play({**x, "depths": [row], "batch": 1, "lengths": None}).latency
-        at_most("latency of one text alone", alone, together)
+        at_most("latency of one sequence alone", alone, together)
 
 
-@theorem("30o", "Filling rows in when they are needed is never slower than at once, where a pass costs the same however wide.",
-         source="rows that nobody needs are never made", given=_exits)
+@theorem("30o", "If a pass costs the same for any number of tokens, filling in rows on demand is never slower than at once.",
+         source="rows that are never needed are never computed", given=_exits)
 def later_is_cheaper(x: Example) -> None:
-    """Where a pass that fills in rows costs the same however many they are."""
     alone = {**x, "batch": 1, "lengths": None, "depths": x["depths"][:1]}
     at_once, later = (play({**alone, "fill": fill}).latency for fill in ("propagate", "backfill"))
-    at_most("latency of filling in when needed", later, at_once)
+    at_most("latency of filling in on demand", later, at_once)
 
 
-@theorem("30p", "Mean and variance of the latency are those over all luck; of backfill the mean.", source="columns are independent",
+@theorem("30p", "The formula gives the mean of the latency over all outcomes, and its variance except for backfill.",
+         source="columns are independent",
          given=_hazards)
-def mean_over_all_luck(x: Example) -> None:
+def mean_over_all_outcomes(x: Example) -> None:
     law = Depths(formulas.exit_pmf(np.array([*x["hazards"], 20]) / 20))
-    layers, n, texts = x["layers"], x["tokens"], x["batch"]
+    layers, n, batch = x["layers"], x["tokens"], x["batch"]
     given = {**x, "lengths": None}
-    prediction = formulas.predict(choice({**given, "depths": [[1] * n] * texts}), n, law, in_quarters(x))
+    prediction = formulas.predict(choice({**given, "depths": [[1] * n] * batch}), n, law, in_quarters(x))
     pmf = law.pmf.tolist()
     mean = square = 0.0
-    for luck in itertools.product(range(1, layers + 1), repeat=n * texts):
-        chance = math.prod(pmf[depth - 1] for depth in luck)
+    for depths in itertools.product(range(1, layers + 1), repeat=n * batch):
+        chance = math.prod(pmf[depth - 1] for depth in depths)
         if chance:
-            run = play({**given, "depths": [list(luck[text::texts]) for text in range(texts)]})
+            run = play({**given, "depths": [list(depths[sequence::batch]) for sequence in range(batch)]})
             mean, square = mean + chance * run.latency, square + chance * run.latency**2
     equal("mean latency", float(prediction.latency), mean, CLOSE)
     if x["fill"] == "propagate":
-        equal("variance and the square of the mean", float(prediction.latency_variance) + mean**2, square, 1e-11)
+        equal("mean square of the latency", float(prediction.latency_variance) + mean**2, square, 1e-11)
 
 
 # --- 28: agreement of the views, conservation of work ---
 
 
-@theorem("28a", "Simulator and paths agree on every path, exactly, alone and in batches of unequal texts.", source="one algorithm",
+@theorem("28a", "Events and paths agree exactly on every path, for single sequences and batches of unequal lengths.",
+         source="same algorithm",
          given=lambda: _exits(ragged=True))
 def events_are_paths(x: Example) -> None:
     run = play(x)
@@ -189,24 +190,24 @@ def events_are_paths(x: Example) -> None:
     equal("compute", float(busy[0]), run.busy)
 
 
-@theorem("28b", "Passes, layers, rows made and filled in, and heads are the closed form's, by counter and by clock.",
+@theorem("28b", "Counter, events and formula agree on passes, layers, computed and filled-in rows, and heads.",
          source="conservation of work", given=lambda: _exits(ragged=True, alike=True))
 def work_is_the_closed_form(x: Example) -> None:
     n, parameters = _longest(x), choice(x)
-    found = (
+    counted = (
         interpreter.count(early_exit.decode(parameters, [0], n), _world(x), parameters.outputs_of(n)).account.totals().of["target"]
     )
     law = Depths(np.eye(x["layers"])[[depth - 1 for depth in x["depths"][0]]])
-    for name, got, expected in zip(found._fields, found, formulas.work(parameters, n, law).of["target"], strict=True):
+    for name, got, expected in zip(counted._fields, counted, formulas.work(parameters, n, law).of["target"], strict=True):
         equal(name, float(got), expected, CLOSE)
-    equal("passes by the clock", play(x).account.totals().of["target"], found)
+    equal("passes of the simulator", play(x).account.totals().of["target"], counted)
 
 
 # --- Playing an example ---
 
 
 def choice(x: Example) -> early_exit.Parameters:
-    """The parameters of an example's decoding."""
+    """Return the parameters of an example's decoding."""
     lengths = x.get("lengths")
     return early_exit.Parameters(
         x["layers"], x["measure"], min(x["first_check"], x["layers"]), fill=x["fill"], sequences=x["batch"], batching="static",
@@ -226,8 +227,8 @@ def _world(x: Example) -> Lossy:
 
 def _all_depths(x: Example) -> list[list[int]]:
     rows: list[list[int]] = x["depths"]
-    texts = len(x["lengths"]) if x.get("lengths") else x["batch"]
-    return [rows[text % len(rows)] for text in range(texts)]
+    sequences = len(x["lengths"]) if x.get("lengths") else x["batch"]
+    return [rows[sequence % len(rows)] for sequence in range(sequences)]
 
 
 def _longest(x: Example) -> int:
@@ -235,7 +236,7 @@ def _longest(x: Example) -> int:
 
 
 def _one_head(x: Example) -> Example:
-    """All heads cost the same, as they do where there is one projection."""
+    """Give all heads the same cost, as with a single projection."""
     return {**x, "cost": {**x["cost"], "early_head": x["cost"]["final_head"]}}
 
 

@@ -1,7 +1,8 @@
-"""The theorems on hierarchical speculative decoding, 16 and 17: three models, in every reading of the deck's sentence.
+"""Theorems on hierarchical speculative decoding, 16 and 17: three models, in every reading of the sentence in [Deck].
 
-An example has a `reading`, `draft_length` and `inner_draft_length`, and what is accepted at each output position: `accept` of the
-medium model's tokens by the large one, `medium_accept` of the small one's by the medium; or the two rates, for all luck.
+An example has a `reading`, `draft_length` and `inner_draft_length`, and either outcomes at each output position (`accept`: the
+large model accepts the medium model's token, `medium_accept`: the medium model accepts the small model's), or both rates, over all
+outcomes.
 
 [Deck] N. Tulsian, V. Goyal, R. Aggarwal. Speculative decoding (slides), "Hierarchical speculative decoding".
 [CSDrafting2023] Z. Chen et al. Cascade Speculative Drafting for Even Faster LLM Inference. arXiv:2312.11462.
@@ -26,7 +27,7 @@ from model.outcomes.outcome_laws import Iid
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import PROMPT, accepted, always, digits, model, rounds
-from sim.theorems.output_law import Texts, distance, law_of_text, likeliest_text, own_law
+from sim.theorems.output_law import TextLaw, distance, greedy_text, law_of_model, law_of_text
 from sim.theorems.pipelined_examples import CLOSE, chances, paths, rates, survivors, whole
 from sim.theorems.theorem import Collected, Example, drawn, equal, st
 
@@ -39,7 +40,7 @@ _LOSSLESS = READINGS[1:]
 theorem = Collected("hierarchical")
 
 
-# --- What they are tried on ---
+# --- Examples ---
 
 
 def _shapes(most: int = 4, readings: tuple[str, ...] = READINGS) -> dict[str, SearchStrategy[Any]]:
@@ -71,10 +72,10 @@ def _models(draw: DrawFn, readings: tuple[str, ...], sampled: bool) -> Example:
     return example | {"tokens": draw(whole(1, 3)), "sampled": sampled}
 
 
-# --- 16: what a decoding takes ---
+# --- 16: time and compute ---
 
 
-@theorem("16a", "Simulator and paths agree on every path, exactly, in every reading, together and apart.", source="one algorithm",
+@theorem("16a", "Events and paths agree exactly on every path, in every reading, colocated and separate.", source="same algorithm",
          given=_decodings)
 def events_are_paths(x: Example) -> None:
     run, n = play(x), len(x["accept"])
@@ -85,7 +86,7 @@ def events_are_paths(x: Example) -> None:
     equal("rounds", int(tally.rounds[0]), rounds(run))
 
 
-@theorem("16b", "Accepted tokens and rounds add up to l, and the text is the large model's own.", source="a round gives one more",
+@theorem("16b", "Accepted tokens and rounds add up to l, and the text is that of the large model.", source="a round gives one more",
          given=_decodings)
 def accepted_and_rounds(x: Example) -> None:
     run = play(x)
@@ -93,9 +94,9 @@ def accepted_and_rounds(x: Example) -> None:
     equal("text", run.tokens, [*range(1, len(x["accept"]) + 1)])
 
 
-@theorem("16c", "Mean latency, compute and rounds are those over all luck.", source="[Deck], exactly so many tokens",
+@theorem("16c", "The formula gives the mean latency, compute and rounds over all outcomes.", source="[Deck], for a finite l",
          given=lambda: _rated(tokens=4))
-def mean_over_all_luck(x: Example) -> None:
+def mean_over_all_outcomes(x: Example) -> None:
     n = x["tokens"]
     prediction = formulas.predict(choice(x), n, {name: Iid(x[name]) for name in _RATES}, cost(x))
     every = [(chance, run) for chance, run in _all_runs(x, n)]
@@ -105,34 +106,36 @@ def mean_over_all_luck(x: Example) -> None:
     equal("mean rounds", float(np.asarray(prediction.rounds)), math.fsum(chance * rounds(run) for chance, run in every), CLOSE)
 
 
-@theorem("16d", "A round has the mean tokens and the mean cost that each reading says.", source="[Deck], in four readings",
+@theorem("16d", "The formulas of each reading give the mean tokens and the mean cost of a round.",
+         source="[Deck], in four readings",
          given=_rated)
 def one_round(x: Example) -> None:
-    """The first round of a decoding that goes on beyond it, all luck of it."""
+    """Enumerate all outcomes of the first round of a longer decoding."""
     parameters = choice(x)
-    # One token more than it can give, so that nothing is cut short.
+    # Longer than a round, so that no draft is cut.
     every = [(chance, run.commits[0]) for chance, run in _all_runs(x, parameters.longest_draft + 2)]
     gamma, reading = x["draft_length"], x["reading"]
     tokens = formulas.tokens_per_round(x["accept"], x["medium_accept"], gamma, reading=reading)
     equal("mean tokens of a round", float(tokens), math.fsum(chance * count for chance, (_, _, count) in every), CLOSE)
-    price = formulas.cost_per_round(
+    round_cost = formulas.cost_per_round(
         x["medium_accept"], gamma, x["cost_ratio"], x["medium_cost_ratio"], reading=reading,
         inner_draft_length=parameters.inner_draft_length,
     )  # fmt: skip
-    equal("mean cost of a round", float(price), math.fsum(chance * time for chance, (time, *_) in every), CLOSE)
+    equal("mean cost of a round", float(round_cost), math.fsum(chance * time for chance, (time, *_) in every), CLOSE)
 
 
-@theorem("16e", "With a small model that is free and always right a round costs 1 + c_M, and 1 + c_M ceil(gamma / (inner + 1)).",
+@theorem("16e", "With a free small model that is always accepted a round costs 1 + c_M with reuse, and"
+         " 1 + c_M ceil(gamma / (inner + 1)) in the recursion.",
          source="limits of the cost of a round", given=lambda: _rated(8))
 def limits(x: Example) -> None:
     gamma, medium, inner = x["draft_length"], x["medium_cost_ratio"], x["inner_draft_length"]
     reuse = formulas.cost_per_round(1, gamma, 0, medium, reading="reuse")
-    equal("cost where the small model is free and always right", float(reuse), 1 + medium, CLOSE)
+    equal("cost with a free small model that is always accepted", float(reuse), 1 + medium, CLOSE)
     inside = formulas.cost_per_round(1, gamma, 0, medium, reading="recursive", inner_draft_length=inner)
-    equal("the same in the recursion", float(inside), 1 + medium * math.ceil(gamma / (inner + 1)), CLOSE)
+    equal("cost in the recursion", float(inside), 1 + medium * math.ceil(gamma / (inner + 1)), CLOSE)
 
 
-@theorem("16f", "Three models beat large and medium just where the medium keeps more than 1 + gamma c_S / c_M tokens (literal).",
+@theorem("16f", "Literally read, three models beat two if and only if the medium one accepts more than 1 + gamma c_S / c_M tokens.",
          source="the costs of a round compared", given=lambda: _rated(8).map(_with_medium))
 def break_even(x: Example) -> None:
     gamma, small, medium, rate = x["draft_length"], x["cost_ratio"], x["medium_cost_ratio"], x["accept"]
@@ -144,49 +147,51 @@ def break_even(x: Example) -> None:
         equal("whether three models beat large and medium", three > two, kept > needed)
 
 
-# --- 16: the law of the text ---
+# --- 16: distribution of the text ---
 
 
-@theorem("16g", "Greedy, the text is the large model's own in every reading, with certainty.", source="token by token",
+@theorem("16g", "The greedy text is that of the large model in every reading.", source="token by token",
          given=lambda: _models(READINGS, False))
-@theorem("16h", "Sampled, the text has the large model's own law in every reading but the literal one, exactly.",
-         source="kept and residual tokens together have the medium's law", given=lambda: _models(_LOSSLESS, True))
-@theorem("16i", "Sampled, the text has the large model's own law in the literal reading.",
-         source="false: it draws afresh what was rejected, so its tokens have not the law that they are tested against",
+@theorem("16h", "The sampled text has exactly the large model's distribution in every reading except the literal one.",
+         source="accepted and residual tokens together have the medium model's distribution",
+         given=lambda: _models(_LOSSLESS, True))
+@theorem("16i", "In the literal reading the sampled text has the large model's distribution.",
+         source="false: rejected tokens are drawn again, so the tokens do not have the distribution they are tested with",
          given=lambda: _models(("literal",), True), expect="fails")
 def right_law(x: Example) -> None:
     law, want = _text_law(x), _target_law(x)
     if law != want:
-        raise AssertionError(f"the laws of the text are apart by {distance(law, want)}")
+        raise AssertionError(f"total variation distance to the target's distribution: {distance(law, want)}")
 
 
-# --- 17 ---
+# --- 17: vertical cascades ---
 
 
-@theorem("17", "A vertical cascade of one draft without inner ones is Theorem 3.8 with gamma = 1.", source="[CSDrafting2023]",
+@theorem("17", "The speed-up of a vertical cascade with one draft and no inner drafts is that of Theorem 3.8 with gamma = 1.",
+         source="[CSDrafting2023]",
          given=_rated)
 def cascade(x: Example) -> None:
     alpha, c = x["accept"], x["medium_cost_ratio"]
-    found = formulas.cascade_speedup(alpha, x["medium_accept"], 1, 0, x["cost_ratio"], c)
-    equal("speed of a cascade of one draft", float(found), float(speculative.speedup(alpha, 1, c)), CLOSE)
+    speed = formulas.cascade_speedup(alpha, x["medium_accept"], 1, 0, x["cost_ratio"], c)
+    equal("speed of a cascade of one draft", float(speed), float(speculative.speedup(alpha, 1, c)), CLOSE)
 
 
 # --- Playing an example ---
 
 
 def choice(x: Example) -> Parameters:
-    """The parameters of an example's decoding."""
+    """Return the parameters of an example's decoding."""
     inner = x["inner_draft_length"] if x["reading"] == "recursive" else None
     return Parameters(1, x["draft_length"], x["reading"], inner, x.get("sampled", False), placement=x.get("placement", "colocated"))
 
 
 def cost(x: Example) -> UnitCost:
-    """Ratios in quarters, so that times add up exactly."""
+    """Return costs with ratios in quarters, so that sums of times are exact."""
     return UnitCost(1, cost_ratio=x["cost_ratio"], medium_cost_ratio=x["medium_cost_ratio"], link=x.get("link", 0.0))
 
 
 def play(x: Example, **changes: Any) -> Run:
-    """Simulate an example's decoding, with some of its fields changed."""
+    """Simulate an example's decoding, with fields replaced by `changes`."""
     x = {**x, **changes}
     n, parameters = len(x["accept"]), choice(x)
     lengths = {name: survivors({"draft_length": n, "accept": x[name]}) for name in _RATES}
@@ -204,15 +209,15 @@ def _all_runs(x: Example, tokens: int) -> Iterator[tuple[float, Run]]:
                 yield chance * other, play(x, accept=accept, medium_accept=medium_accept)
 
 
-def _text_law(x: Example) -> Texts:
+def _text_law(x: Example) -> TextLaw:
     models = {role: model(x[role]) for role in ("target", "medium", "draft")}
     return law_of_text(lambda: decode(choice(x), PROMPT, x["tokens"]), models, PROMPT, x["tokens"])
 
 
-def _target_law(x: Example) -> Texts:
+def _target_law(x: Example) -> TextLaw:
     if x["sampled"]:
-        return own_law(model(x["target"]), PROMPT, x["tokens"])
-    return {likeliest_text(model(x["target"]), PROMPT, x["tokens"]): Fraction(1)}
+        return law_of_model(model(x["target"]), PROMPT, x["tokens"])
+    return {greedy_text(model(x["target"]), PROMPT, x["tokens"]): Fraction(1)}
 
 
 _RATES = ("accept", "medium_accept")

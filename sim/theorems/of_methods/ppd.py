@@ -1,7 +1,7 @@
-"""The theorems on Predictive Pipelined Decoding, 21 to 23: the time and the compute of each form, on every path and in the mean.
+"""Theorems on Predictive Pipelined Decoding, 21 to 23: latency T and compute C of each form, on every path and in the mean.
 
-The formulas of `model.methods.ppd.theory` are asked of the simulator. Times are in layer-times: d = layers, d' = exit layer, k =
-candidates, l = tokens, M = matches before the last position. Laws, overheads and limits are in `ppd_laws`.
+The formulas of `model.methods.ppd.theory` are compared with the simulator. Times are in layer-times: d = layers, d' = exit layer,
+k = candidates, l = tokens, p = match rate, M = matches before the last position. Laws, overheads and limits are in `ppd_laws`.
 
 [Yang2024] S. Yang, G. Lee, J. Cho, D. Papailiopoulos, K. Lee. Predictive Pipelined Decoding: A Compute-Latency Trade-off for
 Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
@@ -41,7 +41,7 @@ _YANG = "Theorem 4.1 of [Yang2024]"
 _PROOF = "proof of Theorem 4.1 of [Yang2024]"
 
 
-# --- What they are tried on ---
+# --- Examples ---
 
 
 def _reordered() -> SearchStrategy[Example]:
@@ -55,9 +55,9 @@ def _reordered() -> SearchStrategy[Example]:
 # --- 21: Theorem 4.1, on every path and in the mean ---
 
 
-@theorem("21a", "From d' = d/2 on, T = d l - (d - d') M on every path, so d + (l - 1) d' <= T <= d l.", source=_PROOF,
+@theorem("21a", "For d' >= d/2, T = d l - (d - d') M on every path, so d + (l - 1) d' <= T <= d l.", source=_PROOF,
          given=lambda: decodings(UPPER_HALF))
-@theorem("22a", "Nested, at any d', T = d l - (d - d') M on every path, so d + (l - 1) d' <= T <= d l.",
+@theorem("22a", "In the nested form, T = d l - (d - d') M on every path for any d', so d + (l - 1) d' <= T <= d l.",
          source="derived: each token starts d' or d after the one before", given=lambda: decodings(("nested",)))
 def latency_on_every_path(x: Example) -> None:
     d, exit_at, _, n, matches = numbers(x)
@@ -67,14 +67,14 @@ def latency_on_every_path(x: Example) -> None:
     at_most("latency", latency, d * n)
 
 
-@theorem("21b", "From d' = d/2 on, C - T = k (d - d') l on every path.", source=_PROOF, given=lambda: decodings(UPPER_HALF))
+@theorem("21b", "For d' >= d/2, C - T = k (d - d') l on every path.", source=_PROOF, given=lambda: decodings(UPPER_HALF))
 def compute_on_every_path(x: Example) -> None:
     d, exit_at, k, n, _ = numbers(x)
     run = play(x)
-    equal("compute less latency", run.busy - run.latency, k * (d - exit_at) * n)
+    equal("compute minus latency", run.busy - run.latency, k * (d - exit_at) * n)
 
 
-@theorem("21c", "From d' = d/2 on, E[T] = d l - (d - d') (l - 1) p and E[C] = E[T] + k (d - d') l, over all outcomes.",
+@theorem("21c", "For d' >= d/2, E[T] = d l - (d - d') (l - 1) p and E[C] = E[T] + k (d - d') l.",
          source=_YANG, given=lambda: few(UPPER_HALF))
 def theorem_4_1(x: Example) -> None:
     d, exit_at, k, n, _ = numbers(x)
@@ -83,7 +83,7 @@ def theorem_4_1(x: Example) -> None:
     equal("mean of the compute", mass @ busy, float(formulas.expected_compute(d, exit_at, n, x["match_rate"], k)), CLOSE)
 
 
-@theorem("21d", "From d' = d/2 on, (d l - T) / (d - d') is binomial with l - 1 trials of chance p, over all outcomes.",
+@theorem("21d", "For d' >= d/2, (d l - T) / (d - d') is binomial with l - 1 trials of probability p.",
          source=_PROOF, given=lambda: few(UPPER_HALF))
 def law_of_latency(x: Example) -> None:
     d, exit_at, _, n, _ = numbers(x)
@@ -91,10 +91,10 @@ def law_of_latency(x: Example) -> None:
     values, probabilities = formulas.latency_pmf(d, exit_at, n, x["match_rate"])
     equal("values of the latency", values.tolist(), sorted(set(latency.tolist())))
     for value, probability in zip(values, probabilities, strict=True):
-        equal(f"chance of latency {value:g}", probability, math.fsum(mass[latency == value]), CLOSE)
+        equal(f"probability of latency {value:g}", probability, math.fsum(mass[latency == value]), CLOSE)
 
 
-@theorem("21e", "T = d N + d' (l - N), N being the number of runs: 1 + misses before the last position; E[N] = l - (l - 1) p.",
+@theorem("21e", "T = d N + d' (l - N) with N = 1 + misses before the last position, the number of runs; E[N] = l - (l - 1) p.",
          source=_PROOF, given=lambda: decodings((*UPPER_HALF, "nested"), match_rate=rates()))
 def runs(x: Example) -> None:
     d, exit_at, _, n, _ = numbers(x)
@@ -107,26 +107,26 @@ def runs(x: Example) -> None:
         equal("mean number of runs", float(formulas.expected_runs(n, x["match_rate"])), mean, CLOSE)
 
 
-@theorem("21f", "Candidates batched on one unit, where a wide pass takes no longer: T as ever, and C - T one k-th, on two units.",
-         source="derived: they are read side by side all the same", given=lambda: decodings((*UPPER_HALF, "flat")))
+@theorem("21f", "If wider passes cost the same, candidates batched on one unit keep T, divide C - T by k and use two units.",
+         source="derived: candidates are read at the same time in both cases", given=lambda: decodings((*UPPER_HALF, "flat")))
 def batched_on_every_path(x: Example) -> None:
-    apart, batched = play(x, batched=False), play(x, batched=True)
-    equal("latency", batched.latency, apart.latency)
-    equal("compute less latency, times k", x["candidates"] * (batched.busy - batched.latency), apart.busy - apart.latency)
+    separate, batched = play(x, batched=False), play(x, batched=True)
+    equal("latency", batched.latency, separate.latency)
+    equal("compute minus latency, times k", x["candidates"] * (batched.busy - batched.latency), separate.busy - separate.latency)
     at_most("units in use", batched.peak_units, 2)
 
 
 # --- 22: the nested form ---
 
 
-@theorem("22b", "Nested, C = d l + (k l - M) W on every path, with W = sum of k^i (d - (i + 1) d')^+.",
-         source="derived: every wrong sub-process costs W, with all that it starts", given=lambda: decodings(("nested",)))
+@theorem("22b", "In the nested form, C = d l + (k l - M) W on every path, with W = sum of k^i (d - (i + 1) d')^+.",
+         source="derived: every wrong sub-process costs W, including its sub-processes", given=lambda: decodings(("nested",)))
 def nested_compute_on_every_path(x: Example) -> None:
     d, exit_at, k, n, matches = numbers(x)
     equal("compute", play(x).busy, d * n + (k * n - matches) * float(formulas.nested_waste(d, exit_at, k)))
 
 
-@theorem("22c", "Nested, E[T] = d l - (d - d') (l - 1) p and E[C] = d l + (k l - (l - 1) p) W, over all outcomes.",
+@theorem("22c", "In the nested form, E[T] = d l - (d - d') (l - 1) p and E[C] = d l + (k l - (l - 1) p) W.",
          source="22a and 22b", given=lambda: few(("nested",), tokens=4))
 def nested_compute_in_the_mean(x: Example) -> None:
     d, exit_at, k, n, _ = numbers(x)
@@ -135,35 +135,36 @@ def nested_compute_in_the_mean(x: Example) -> None:
     equal("mean of the compute", mass @ busy, float(formulas.nested_compute(d, exit_at, n, x["match_rate"], k)), CLOSE)
 
 
-@theorem("22d", "Nested, the most units ever in use are the sum of k^i for i below ceil(d/d'), and they are reached.",
-         source="derived: the generations that start before the first is verified", given=lambda: decodings(("nested",), tokens=5))
+@theorem("22d", "In the nested form, the peak of units in use equals the sum of k^i for i < ceil(d/d').",
+         source="derived: generations that start before the first is verified", given=lambda: decodings(("nested",), tokens=5))
 def nested_peak(x: Example) -> None:
     d, exit_at, k, _, _ = numbers(x)
     want = int(formulas.nested_units(d, exit_at, k))
-    equal("units that are reserved", choice(x).units, want)
-    # With units to spare, so that it is not the cluster that holds the peak down.
+    equal("reserved units", choice(x).units, want)
+    # With spare units, so that the cluster does not limit the peak.
     equal("most units in use", play(x, cluster={"units": want * (k + 1) + 1}).peak_units, want)
 
 
-@theorem("22e", "From d' = d/2 on, the nested form takes the time and the compute of Algorithm 2.", source="W = d - d' there",
+@theorem("22e", "For d' >= d/2, the nested form has the latency and compute of Algorithm 2.", source="W = d - d' there",
          given=lambda: decodings(("literal",), tokens=6, many=12))
 def nested_from_half_on(x: Example) -> None:
     literal, nested = play(x), play(x, form="nested")
     equal("latency and compute", (nested.latency, nested.busy), (literal.latency, literal.busy))
 
 
-@theorem("22f", "Nested below d/2, C - T = k (d - d') l as in Theorem 4.1.", source="the theorem, taken beyond where it holds",
+@theorem("22f", "In the nested form with d' < d/2, C - T = k (d - d') l as in Theorem 4.1.",
+         source="false: the theorem needs d' >= d/2",
          given=lambda: decodings(("nested",), half="below"), expect="fails")
 def compute_of_theorem_4_1_when_nested(x: Example) -> None:
     d, exit_at, k, n, _ = numbers(x)
     run = play(x)
-    equal("compute less latency", run.busy - run.latency, k * (d - exit_at) * n)
+    equal("compute minus latency", run.busy - run.latency, k * (d - exit_at) * n)
 
 
-# --- 23: the flat form below half of the layers ---
+# --- 23: the flat form with d' < d/2 ---
 
 
-@theorem("23a", "Flat below d/2, the times from token to token of any two that follow each other add up to at least d.",
+@theorem("23a", "In the flat form with d' < d/2, any two consecutive times between tokens sum to at least d.",
          source="derived: after a match at depth g the next prediction is no earlier than d - g",
          given=lambda: decodings(("flat",), half="below"))
 def flat_gaps(x: Example) -> None:
@@ -171,13 +172,14 @@ def flat_gaps(x: Example) -> None:
         at_most("layers", x["layers"], first + second)
 
 
-@theorem("23b", "Flat below d/2, T >= d + floor((l - 1)/2) d.", source="23a", given=lambda: decodings(("flat",), half="below"))
+@theorem("23b", "In the flat form with d' < d/2, T >= d + floor((l - 1)/2) d.", source="23a",
+         given=lambda: decodings(("flat",), half="below"))
 def flat_bound(x: Example) -> None:
     d, _, _, n, _ = numbers(x)
     at_most("lower bound of the latency", d + (n - 1) // 2 * d, play(x).latency)
 
 
-@theorem("23c", "Flat, E[T] and E[C] are flat_latency and flat_compute at any d', over all outcomes.",
+@theorem("23c", "In the flat form, `flat_latency` and `flat_compute` give E[T] and E[C] for any d'.",
          source="derived: depths of prediction alternate along a run", given=lambda: few(("flat",)))
 def flat_closed_form(x: Example) -> None:
     d, exit_at, k, n, _ = numbers(x)
@@ -186,23 +188,23 @@ def flat_closed_form(x: Example) -> None:
     equal("mean of the compute", mass @ busy, float(formulas.flat_compute(d, exit_at, n, x["match_rate"], k)), CLOSE)
 
 
-@theorem("23d", "Flat below d/2, a match in place of a miss never makes a run longer.", source="derived",
+@theorem("23d", "In the flat form with d' < d/2, a match in place of a miss never makes a run longer.", source="derived",
          given=lambda: decodings(("flat",), half="below", at=whole(0, 39)))
 def flat_match_in_place_of_a_miss(x: Example) -> None:
-    at_most("latency with one match more", play(x, matches=_hit(x)).latency, play(x).latency)
+    at_most("latency with one more match", play(x, matches=_hit(x)).latency, play(x).latency)
 
 
-@theorem("23e", "Flat below d/2, T depends on how many matches there are, not on their order.",
-         source="the theorem, taken beyond where it holds", given=_reordered, expect="fails")
+@theorem("23e", "In the flat form with d' < d/2, T depends only on the number of matches, not on their order.",
+         source="false: the theorem needs d' >= d/2", given=_reordered, expect="fails")
 def flat_latency_from_the_number_of_matches(x: Example) -> None:
-    equal("latency of the matches reordered", play(x, matches=[*x["order"], True]).latency, play(x, matches=x["given"]).latency)
+    equal("latency with matches reordered", play(x, matches=[*x["order"], True]).latency, play(x, matches=x["given"]).latency)
 
 
 # --- Helpers ---
 
 
 def _hit(x: Example) -> list[bool]:
-    """The matches of an example, with one at `at` in any case."""
+    """Return the matches of an example, with a match at `at`."""
     at = x["at"] % len(x["matches"])
     return [*x["matches"][:at], True, *x["matches"][at + 1 :]]
 

@@ -1,7 +1,7 @@
-"""The theorems on SkipDecode, 30 and 28: layers by position, what the cache allows, batches that wait.
+"""Theorems on SkipDecode, 30 and 28: layers by position, limits set by the KV cache, batches that wait.
 
-An example has `layers`, `min_layers`, `max_layers`, `warm_up`, `rounding`, `power`, how many positions the schedule has (`room`),
-and the `lengths` of all texts, of which `batch` are decoded together. Costs are in quarters.
+An example has `layers`, `min_layers`, `max_layers`, `warm_up`, `rounding`, `power`, the number of positions of the schedule
+(`room`), and the `lengths` of all sequences, of which `batch` are decoded together. Costs are in quarters.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
 
-_PROMPT = 3  # where the schedule begins
+_PROMPT = 3  # position at which the schedule begins
 
 
 theorem = Collected("skipdecode")
 
 
-# --- What they are tried on ---
+# --- Examples ---
 
 
 @drawn
-def _skips(draw: DrawFn, /, texts: int = 4, **more: Any) -> Example:
+def _skips(draw: DrawFn, /, sequences: int = 4, **more: Any) -> Example:
     layers, room = draw(whole(1, 8)), draw(whole(1, 6))
     most = draw(whole(1, layers))
     least = draw(whole(1, most))
-    lengths = [1 + place for place in digits(draw, draw(whole(1, texts)), room - 1)]
+    lengths = [1 + length for length in digits(draw, draw(whole(1, sequences)), room - 1)]
     example = {
         "layers": layers, "min_layers": least, "max_layers": most, "warm_up": draw(whole(0, least)), "room": room,
         "rounding": draw(st.sampled_from([*formulas.ROUNDINGS])), "power": draw(st.sampled_from((1.0, 0.5, 2.0))),
@@ -61,7 +61,7 @@ def _rising(draw: DrawFn) -> Example:
 
 
 def _uneven() -> SearchStrategy[Example]:
-    """Layers of unequal times, and what each sequence more adds to a pass."""
+    """Draw layers of unequal times, and the time that each further sequence adds to a pass."""
     return _skips(layer_times=_several(8, 1, 6), wider=_several(2, 0, 3))
 
 
@@ -69,21 +69,21 @@ def _several(count: int, least: int, most: int) -> SearchStrategy[list[int]]:
     return st.lists(whole(least, most), min_size=count, max_size=count)
 
 
-# --- 30: the schedule, and the layers that it leaves out ---
+# --- 30: the schedule and the skipped layers ---
 
 
-@theorem("30a", "The schedule never rises and stays within its bounds; the layers of a token are among those of every token"
-         " before.", source="[DelCorro2023], Sections 2.3 and 2.4", given=_skips)
+@theorem("30a", "The schedule never rises and stays within its bounds; the layers of a token are a subset of those of every"
+         " earlier token.", source="[DelCorro2023], Sections 2.3 and 2.4", given=_skips)
 def schedule_falls(x: Example) -> None:
     parameters = choice(x)
     layers = formulas.exit_layers(x["min_layers"], x["max_layers"], _PROMPT, _PROMPT + x["room"], x["room"], power=x["power"])
     for sooner, later in pairwise(layers.tolist()):
         at_most("layers of a later token", later, sooner, CLOSE)
-    at_most("most layers", float(layers.max()), x["max_layers"], CLOSE)
-    at_most("least layers", x["min_layers"], float(layers.min()), CLOSE)
+    at_most("largest number of layers", float(layers.max()), x["max_layers"], CLOSE)
+    at_most("least number of layers", x["min_layers"], float(layers.min()), CLOSE)
     sets = [_run_by(skipdecode.skipped(parameters, budget), x["layers"]) for budget in skipdecode.schedule(parameters, x["room"])]
     for sooner, later in pairwise(sets):
-        equal("layers of a later token that one before it has not", sorted(later - sooner), [])
+        equal("layers of a later token that an earlier one skips", sorted(later - sooner), [])
 
 
 @theorem("30b", "The mean of the linear schedule is max - (max - min)(n - 1) / (2 (sequence - prompt)).",
@@ -94,18 +94,18 @@ def mean_of_the_schedule(x: Example) -> None:
         equal("mean layers", formulas.mean_layers(*given, count), float(formulas.exit_layers(*given, count).mean()), 1e-11)
 
 
-@theorem("30c", "No layer that is run lacks a row: nothing is ever computed again or filled in.",
+@theorem("30c", "No layer that runs lacks a cache row: nothing is recomputed or filled in.",
          source="[DelCorro2023], Section 2.4", given=_skips)
-def nothing_is_lacking(x: Example) -> None:
-    """The cache refuses a pass through a layer that lacks a row: no row is ever made but by running the layer."""
+def no_row_is_missing(x: Example) -> None:
+    """The cache rejects a pass through a layer that lacks a row, so rows are only made by running the layer."""
     account = counted(x).account.totals().of["target"]
-    equal("rows made without running the layer", account.filled, 0)
+    equal("rows filled in without running the layer", account.filled, 0)
     play(x)
 
 
-@theorem("30d", "A schedule that rises comes to a layer that lacks a row, and is refused.", source="the cache", given=_rising)
-def what_rises_is_refused(x: Example) -> None:
-    """A token with more layers than one before it comes to a layer that lacks that row."""
+@theorem("30d", "A rising schedule reaches a layer that lacks a cache row, and is rejected.", source="the cache", given=_rising)
+def rising_schedule_is_rejected(x: Example) -> None:
+    """A token with more layers than an earlier one reaches a layer that lacks the earlier row."""
     layers, (fewer, more) = x["layers"], sorted(x["budgets"])
     if fewer == more:
         return
@@ -118,10 +118,10 @@ def what_rises_is_refused(x: Example) -> None:
         cache.write(passes[2])
     except CacheError:
         return
-    raise AssertionError(f"{more} layers behind {fewer} of {layers} were let through")
+    raise AssertionError(f"{more} layers after {fewer} of {layers} were not rejected")
 
 
-@theorem("30e", "With min_layers = max_layers = layers it is plain decoding, token for token and time for time.",
+@theorem("30e", "With min_layers = max_layers = layers, tokens and times are those of plain decoding.",
          source="nothing is skipped", given=_skips)
 def all_layers_are_the_plain_model(x: Example) -> None:
     everything = {"min_layers": x["layers"], "max_layers": x["layers"], "batch": 1, "lengths": [x["lengths"][0]]}
@@ -129,14 +129,15 @@ def all_layers_are_the_plain_model(x: Example) -> None:
     _equal_to_plain(run, {**x, **everything})
 
 
-@theorem("30f", "The last token of the longest text goes through min_layers layers.",
-         source="false: there t < 1; only rounding may bring it down", given=_skips, expect="fails")
+@theorem("30f", "The last token of the longest sequence runs min_layers layers.",
+         source="false: t < 1 there; only rounding may reach min_layers", given=_skips, expect="fails")
 def last_token_has_the_least(x: Example) -> None:
     layers = formulas.exit_layers(x["min_layers"], x["max_layers"], _PROMPT, _PROMPT + x["room"], x["room"])
     equal("layers of the last token", float(layers[-1]), float(x["min_layers"]))
 
 
-@theorem("30g", "It is as much faster as its layers are fewer.", source="false: the projection onto the vocabulary is not skipped",
+@theorem("30g", "The speed-up equals the ratio of layers to mean layers run.",
+         source="false: the projection onto the vocabulary is not skipped",
          given=_skips, expect="fails")
 def layers_are_time(x: Example) -> None:
     widths = [width for _, width in choice(x).columns(_longest(x))]
@@ -144,10 +145,10 @@ def layers_are_time(x: Example) -> None:
     equal("speed", plain / play(x).latency, x["layers"] / mean, CLOSE)
 
 
-# --- 28: agreement of the views, conservation of work, waiting ---
+# --- 28: agreement of the views, conservation of work, batches ---
 
 
-@theorem("28a", "Simulator, paths and formula agree exactly.", source="one algorithm", given=_uneven)
+@theorem("28a", "Events, paths and formula agree exactly.", source="same algorithm", given=_uneven)
 def events_are_paths(x: Example) -> None:
     run = play(x)
     time, busy = sampler.walk(choice(x), _longest(x), cost(x), iter(()))
@@ -158,18 +159,18 @@ def events_are_paths(x: Example) -> None:
     equal("compute of the formula", float(predicted.busy), run.busy)
 
 
-@theorem("28b", "Passes, layers, rows and heads are the closed form's, by counter and by clock.", source="conservation of work",
+@theorem("28b", "Counter, events and formula agree on passes, layers, rows and heads.", source="conservation of work",
          given=_skips)
 def work_is_the_closed_form(x: Example) -> None:
-    found, want = counted(x).account.totals().of["target"], formulas.work(choice(x), _longest(x), None).of["target"]
-    for name, got, expected in zip(found._fields, found, want, strict=True):
-        equal(name, float(got), expected, CLOSE)
-    equal("passes by the clock", play(x).account.totals().of["target"], found)
+    got, want = counted(x).account.totals().of["target"], formulas.work(choice(x), _longest(x), None).of["target"]
+    for name, value, expected in zip(got._fields, got, want, strict=True):
+        equal(name, float(value), expected, CLOSE)
+    equal("passes of the simulator", play(x).account.totals().of["target"], got)
 
 
-@theorem("28c", "A batch takes as long as its longest text alone, and the next begins when it ends.",
-         source="texts of a batch stand at one position", given=_skips)
-def a_batch_takes_as_long_as_its_longest_text(x: Example) -> None:
+@theorem("28c", "A batch takes as long as its longest sequence alone, and the next batch begins when it ends.",
+         source="all sequences of a batch are at the same position", given=_skips)
+def batch_takes_as_long_as_its_longest_sequence(x: Example) -> None:
     run, lengths = play(x), x["lengths"]
     batches = [lengths[start : start + x["batch"]] for start in range(0, len(lengths), x["batch"])]
     want = sum(play({**x, "lengths": [max(batch)], "batch": 1}).latency for batch in batches)
@@ -181,7 +182,7 @@ def a_batch_takes_as_long_as_its_longest_text(x: Example) -> None:
 
 
 def choice(x: Example) -> skipdecode.Parameters:
-    """The parameters of an example's decoding."""
+    """Return the parameters of an example's decoding."""
     lengths = x.get("lengths")
     return skipdecode.Parameters(
         x["layers"], x["min_layers"], x["max_layers"], _PROMPT, _PROMPT + x["room"], x["warm_up"], x.get("rounding", "half-up"),
@@ -197,7 +198,7 @@ def play(x: Example) -> Run:
 
 
 def cost(x: Example) -> UnitCost:
-    """Times in quarters, so that they add up exactly: of layers that may be uneven, and of passes over several sequences."""
+    """Return costs in quarters, so that sums are exact; layers may be unequal, and passes over several sequences take longer."""
     if "layer_times" not in x:
         return in_quarters(x)
     times, curve = x["layer_times"][: x["layers"]], itertools.accumulate(x["wider"], initial=4)
@@ -205,7 +206,7 @@ def cost(x: Example) -> UnitCost:
 
 
 def counted(x: Example) -> interpreter.CountedWork:
-    """The work of an example's decoding."""
+    """Count the work of an example's decoding."""
     n, parameters = _longest(x), choice(x)
     return interpreter.count(skipdecode.decode(parameters, [0], n), Lossy(1, x["layers"]), parameters.outputs_of(n))
 

@@ -1,4 +1,4 @@
-"""The theorems on speculative decoding, 28 and 29: all views tell of one and the same decoding, and luck is indexed by position."""
+"""Theorems on speculative decoding, 28 and 29: all views agree, and random draws are indexed by position."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
 
-_SOME = 8  # of a block of replications
-_MOST = 4  # drafted tokens
+_SOME = 8  # replications compared of a block
+_MOST = 4  # largest draft length
 
 
 theorem = Collected("speculative")
 
 
-# --- What they are tried on ---
+# --- Examples ---
 
 
 def _clusters() -> SearchStrategy[Example]:
-    return drafting(luck="survive", costs="tenths", cluster=True)
+    return drafting(outcomes="survive", costs="tenths", cluster=True)
 
 
 @drawn
-def _luck(draw: DrawFn) -> Example:
+def _random_draws(draw: DrawFn) -> Example:
     tokens = draw(whole(1, 40))
     kind = draw(st.sampled_from(("survival", "law", "records")))
     if kind == "records":
@@ -42,7 +42,7 @@ def _luck(draw: DrawFn) -> Example:
 
 
 def _rare_survivors() -> SearchStrategy[Example]:
-    """A first draft that survives, and others some of which do: where a longer one ends then matters to the next."""
+    """Draw an accepted first draft and later drafts accepted in part, so that the end of a round affects the next."""
     survive = st.lists(st.sampled_from((0, 2)), min_size=5, max_size=7).map(lambda rest: [3, *rest])
     return st.fixed_dictionaries({"draft_length": whole(1, 2), "survive": survive, "more": st.just(0)})
 
@@ -50,20 +50,20 @@ def _rare_survivors() -> SearchStrategy[Example]:
 # --- 28: conservation, and agreement of the views ---
 
 
-@theorem("28d", "Simulator and paths agree on every path, exactly, with costs in quarters of a pass of the target.",
-         source="nothing contends", given=lambda: drafting(luck="survive", costs="whole"))
-@theorem("28e", "Simulator and paths agree on every path, to rounding, with costs in tenths.", source="nothing contends",
-         given=lambda: drafting(luck="survive", costs="tenths"))
+@theorem("28d", "Events and paths agree exactly on every path, with costs in quarters of a pass of the target.",
+         source="no contention", given=lambda: drafting(outcomes="survive", costs="whole"))
+@theorem("28e", "Events and paths agree to rounding on every path, with costs in tenths.", source="no contention",
+         given=lambda: drafting(outcomes="survive", costs="tenths"))
 def events_are_paths(x: Example) -> None:
     run, tally = play(x), walked(x)
     equal("latency", float(tally.time[0]), run.latency, rounding(x))
     equal("compute", float(tally.busy[0]), run.busy, rounding(x))
 
 
-@theorem("28g", "The passes that the counter counts are the busy time, and with the links between units apart the latency.",
-         source="nothing contends", given=lambda: drafting(luck="survive", costs="tenths"))
+@theorem("28g", "The cost of the counted passes equals the busy time; with the links of separate units it equals the latency.",
+         source="no contention", given=lambda: drafting(outcomes="survive", costs="tenths"))
 def work_is_busy_time(x: Example) -> None:
-    """Passes at their prices; and on units apart a link there and back for each round that drafts."""
+    """Sum the costs of passes; on separate units add two links per round that drafts."""
     run, work, prices = play(x), counted(x), cost(x)
     draft = prices.whole("draft") or 0.0
     verified = sum(times * prices.slowdown(count + 1) for (_, count), times in work.rounds.items())
@@ -75,22 +75,22 @@ def work_is_busy_time(x: Example) -> None:
     equal("passes", run.passes, work.passes)
 
 
-# --- 29: luck is indexed by position ---
+# --- 29: random draws are indexed by position ---
 
 
-@theorem("29a", "An acceptance in place of a rejection takes no more rounds, drafts or time.",
-         source="the start of the next round rises with the start of this one and with every outcome",
+@theorem("29a", "An acceptance in place of a rejection never increases rounds, drafted tokens or time.",
+         source="the start of the next round is monotone in the start of this one and in every outcome",
          given=lambda: drafting(costs="whole", at=whole(0, 39)).filter(_flat))
 def acceptance_in_place_of_a_rejection(x: Example) -> None:
     at = x["at"] % size(x)
     right = {**x, "accept": [*x["accept"][:at], True, *x["accept"][at + 1 :]]}
     fewer, run = play(right), play(x)
-    at_most("rounds with one acceptance more", rounds(fewer), rounds(run))
-    at_most("drafted tokens with one acceptance more", drafted(fewer), drafted(run))
-    at_most("latency with one acceptance more", fewer.latency, run.latency)
+    at_most("rounds with one more acceptance", rounds(fewer), rounds(run))
+    at_most("drafted tokens with one more acceptance", drafted(fewer), drafted(run))
+    at_most("latency with one more acceptance", fewer.latency, run.latency)
 
 
-@theorem("29b", "On the same coins a higher acceptance rate never takes more rounds, drafts or time.", source="29a",
+@theorem("29b", "With the same random draws a higher acceptance rate never increases rounds, drafted tokens or time.", source="29a",
          given=lambda: drafting(tokens=24, seed=whole(0, 2**32), match_rate=rates(), other_rate=rates()))
 def higher_rate_takes_no_more(x: Example) -> None:
     low, high = sorted((x["match_rate"], x["other_rate"]))
@@ -100,33 +100,34 @@ def higher_rate_takes_no_more(x: Example) -> None:
         equal(f"replications of more {what} at a rate of {high} than at one of {low}", more, 0)
 
 
-@theorem("29c", "On the same outcomes by position longer drafts never take more rounds.", source="as 29a",
+@theorem("29c", "On the same outcomes by position longer drafts never increase the rounds.", source="as 29a",
          given=lambda: drafting(more=whole(0, 3)))
-@theorem("29d", "Longer drafts never take more rounds, whatever survives of a draft from each position.",
-         source="false: a round that ends later may start the next one where drafts are worse", given=_rare_survivors,
+@theorem("29d", "With any numbers of accepted tokens by position longer drafts never increase the rounds.",
+         source="false: a round that ends later may start the next one at a position with fewer acceptances", given=_rare_survivors,
          expect="fails")
 def longer_drafts_take_no_more_rounds(x: Example) -> None:
     short, long = (play(x, draft_length=x["draft_length"] + more) for more in (0, 1 + x["more"]))
     at_most("rounds of longer drafts", rounds(long), rounds(short))
 
 
-@theorem("29e", "The rounds of a longer text start as those of a shorter one do.", source="nothing looks ahead but to cut drafts",
+@theorem("29e", "The first rounds of a longer sequence start where those of a shorter one do.",
+         source="only the cut of drafts looks ahead",
          given=lambda: drafting(at=whole(0, 39)))
-def longer_texts_extend_shorter(x: Example) -> None:
+def longer_sequences_extend_shorter(x: Example) -> None:
     short = play(x, accept=x["accept"][: 1 + x["at"] % size(x)])
-    equal("starts of rounds of the shorter text", starts(short), starts(play(x))[: len(starts(short))])
+    equal("starts of rounds of the shorter sequence", starts(short), starts(play(x))[: len(starts(short))])
 
 
-@theorem("29f", "Outcomes by place in the draft and numbers of survivors tell of the same rounds, under any law, on the same"
-         " coins.", source="one law", given=_luck)
+@theorem("29f", "With the same random draws, outcomes by position in the draft and numbers of accepted tokens give the same rounds"
+         " under any law.", source="same law", given=_random_draws)
 def outcomes_and_survivors(x: Example) -> None:
     law, gamma, n = _law(x), x["draft_length"], x["tokens"]
     tally = _walked(x, law)
     lengths = law.survivors(random_streams.tiles(x["seed"], "accept", 0, n), gamma)
     for replication in range(_SOME):
         run = play({"draft_length": gamma, "survive": lengths[:, replication].tolist()})
-        took = float(tally.rounds[replication]), float(tally.drafted[replication])
-        equal("rounds and drafted tokens by the outcomes", took, (rounds(run), drafted(run)))
+        counts = float(tally.rounds[replication]), float(tally.drafted[replication])
+        equal("rounds and drafted tokens by the outcomes", counts, (rounds(run), drafted(run)))
 
 
 # --- Helpers ---
@@ -143,23 +144,23 @@ def _walked(x: Example, law: Any) -> Any:
 
 
 def _flat(x: Example) -> bool:
-    """A wider pass costs nothing, or a longer draft that is accepted may."""
+    """True if passes cost the same for any number of tokens; otherwise an accepted longer draft may cost time."""
     return "verify_cost" not in x["cost"]
 
 
 theorem("28a", "Busy time is the sum of the intervals on units, and at most units x latency.", source="conservation",
         given=_clusters)(engine_invariants.busy_time)
-theorem("28b", "No unit does two things at a time, none is used that the cluster has not, nor any after the last token.",
+theorem("28b", "Each unit runs one pass at a time; only units of the cluster are used, and none after the last token.",
         source="conservation", given=_clusters)(engine_invariants.one_at_a_time)
 theorem("28c", "A shared link carries one transfer at a time.", source="conservation",
         given=_clusters)(engine_invariants.one_transfer_at_a_time)
-theorem("28f", "One event a pass or one a layer: the same run, to rounding.", source="layers of a pass follow each other",
-        given=_clusters)(engine_invariants.layer_by_layer)
-theorem("28h", "The text is the plain decoder's, on any cluster and whatever is accepted, and the counter's.", source="exactness",
-        given=_clusters)(engine_invariants.plain_text)
-theorem("28i", "Units beyond those it reserves change nothing.", source="one thing happens at a time",
+theorem("28f", "One event per pass and one event per layer give the same run, to rounding.",
+        source="the layers of a pass run in sequence", given=_clusters)(engine_invariants.layer_by_layer)
+theorem("28h", "Events and counter generate the text of plain decoding, on any cluster and for any acceptances.",
+        source="exactness", given=_clusters)(engine_invariants.plain_text)
+theorem("28i", "Units beyond those reserved change nothing.", source="passes run in sequence",
         given=lambda: drafting(costs="tenths", spare=whole(1, 3)))(engine_invariants.spare_units)
-theorem("28j", "One unit more never makes a run longer.", source="false: on a unit of its own the draft model is behind a link",
+theorem("28j", "One more unit never makes a run longer.", source="false: a draft model on a separate unit needs a link",
         given=_clusters, expect="fails")(engine_invariants.fewer_units)
 
 THEOREMS = theorem.all()
