@@ -284,7 +284,8 @@ class _Run:
         load_models.read_source(self.models, begun.source)
         stop, random_draws = self.target.decoder.ends, RandomDraws(self.seed, number)
         own = real_decoding.decode(
-            self.method, self.decoders, begun.prompt, self.tokens, self.settings, sampling=self.sampling, random_draws=random_draws, stop=stop,
+            self.method, self.decoders, begun.prompt, self.tokens, self.settings, sampling=self.sampling,
+            random_draws=random_draws, stop=stop,
             log=self.log, pool=self.pool,
         )  # fmt: skip
         plainly = None

@@ -170,7 +170,8 @@ def decode(
         parameters = _parameters(each, used, tokens)
         world = forced_outcomes.world(parameters, len(prompt), tokens, each.rates, seed=seed, replication=each.replication)
         more["answers"] = world
-    return real_decoding.decode(each.method, used, prompt, tokens, each.settings, random_draws=RandomDraws(seed, each.replication), **more)
+    draws = RandomDraws(seed, each.replication)
+    return real_decoding.decode(each.method, used, prompt, tokens, each.settings, random_draws=draws, **more)
 
 
 def timed(

@@ -222,7 +222,8 @@ class Streams(Real):
     """
 
     def __init__(
-        self, lanes: Lanes, *, sampling: Sampling | None = None, random_draws: RandomDraws | None = None, log: list[Answered] | None = None,
+        self, lanes: Lanes, *, sampling: Sampling | None = None, random_draws: RandomDraws | None = None,
+        log: list[Answered] | None = None,
         answers: Answers | None = None, times: RunTimes | None = None, record: bool = False,
     ) -> None:  # fmt: skip
         super().__init__({ROLE: lanes.decoder}, sampling=sampling, random_draws=random_draws, log=log, answers=answers, times=times)

@@ -104,7 +104,8 @@ class Parallel(Real):
     """
 
     def __init__(
-        self, pool: Pool, *, sampling: Sampling | None = None, random_draws: RandomDraws | None = None, log: list[Answered] | None = None,
+        self, pool: Pool, *, sampling: Sampling | None = None, random_draws: RandomDraws | None = None,
+        log: list[Answered] | None = None,
         answers: Answers | None = None, times: RunTimes | None = None, record: bool = False,
     ) -> None:  # fmt: skip
         super().__init__({ROLE: pool.decoder}, sampling=sampling, random_draws=random_draws, log=log, answers=answers, times=times)

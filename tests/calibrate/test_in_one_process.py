@@ -195,7 +195,7 @@ def test_exact_beam_search_is_that_of_the_target_alone(kind: str, beams: int, le
     # Ask for more tokens than there are, so that the process ends by itself and returns its hypotheses.
     real.run(steps(), 9)
     assert real.work.tokens == expected[0][1]
-    assert beam.texts(kept) == [text for _, text in expected]
+    assert beam.token_lists(kept) == [text for _, text in expected]
     assert [each.score for each in kept] == pytest.approx([score for score, _ in expected])
 
 
@@ -407,7 +407,8 @@ def test_random_draws_decide_exactly_at_their_bounds() -> None:
 
     def decided(*numbers: float) -> tuple[list[int], list[tuple[str, int, int]]]:
         random_draws = Scripted(*numbers)
-        return Real(decoders, sampling=sampling, random_draws=random_draws).run(speculative.decode(parameters, prompt, 2), 2).tokens, random_draws.asked
+        run = Real(decoders, sampling=sampling, random_draws=random_draws)
+        return run.run(speculative.decode(parameters, prompt, 2), 2).tokens, random_draws.asked
 
     drafted, residual = shares(q), shares(np.maximum(p - q, 0))
     doubtful = sorted((token for token in drafted if p[token] < q[token]), key=lambda token: abs(p[token] / q[token] - 0.5))[:2]
@@ -479,7 +480,8 @@ def test_sampled_outputs_depend_on_the_seed_only() -> None:
 
 def test_sampled_ppd_draws_what_plain_sampling_draws() -> None:
     """Final tokens use the same random draws for any early predictions: Appendix B of the paper."""
-    plain = run("llama", autoregressive, autoregressive.Parameters(LAYERS, sampled=True), [3, 4], 16, random_draws=RandomDraws(3)).tokens
+    parameters = autoregressive.Parameters(LAYERS, sampled=True)
+    plain = run("llama", autoregressive, parameters, [3, 4], 16, random_draws=RandomDraws(3)).tokens
     for form, layer in (("literal", 3), ("eager", 3), ("flat", 2), ("nested", 3)):
         parameters = ppd.Parameters(LAYERS, layer, 2, form, sampled=True)
         assert run("llama", ppd, parameters, [3, 4], 16, random_draws=RandomDraws(3)).tokens == plain

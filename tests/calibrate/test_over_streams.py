@@ -569,5 +569,6 @@ def test_process_on_a_missing_unit_is_refused(unit: int) -> None:
 def test_options_of_a_run_work_as_on_one_stream() -> None:
     sampling, random_draws, log, times = Sampling(0.5), RandomDraws(3, 4), list[Any](), RunTimes()
     run = Streams(Lanes(decoder_of("llama"), 1, Device()), sampling=sampling, random_draws=random_draws, log=log, times=times)
-    assert (run.sampling, run.random_draws, run.log, run.times, run.answers, run.recording) == (sampling, random_draws, log, times, None, False)
+    got = run.sampling, run.random_draws, run.log, run.times, run.answers, run.recording
+    assert got == (sampling, random_draws, log, times, None, False)
     assert [*run.decoders] == ["target"]

@@ -129,7 +129,8 @@ def test_a_run_is_played_again(
     choice: tuple[str, dict[str, Any]], prompt: list[int], tokens: int, seed: int, stop: tuple[int, ...]
 ) -> None:
     method, table = choice
-    same(record("llama", method, table, prompt, tokens, seed=seed, sampling=Sampling(0.5), random_draws=RandomDraws(seed), stop=stop))
+    draws = RandomDraws(seed)
+    same(record("llama", method, table, prompt, tokens, seed=seed, sampling=Sampling(0.5), random_draws=draws, stop=stop))
 
 
 ALL = {

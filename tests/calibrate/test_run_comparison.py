@@ -629,7 +629,7 @@ def test_reads_that_depend_on_times_are_refused() -> None:
     cost = ReplayedSeconds(
         {"target": ProfileCosts(profiles(first_read=0.02)["target"])}
     )  # who looks for the next token stops the others later
-    with pytest.raises(ParameterError, match=r"ppd \(exit_layer=4, .*form=nested\) does not: the log has no further read top"):
+    with pytest.raises(ParameterError, match=r"ppd \(exit_layer=4, .*form=nested\) do: the log has no further read top"):
         run_comparison.predict(found, cost, 31)
 
 

@@ -62,7 +62,8 @@ CHOICES = st.fixed_dictionaries({
 
 
 def choice(random_draws: Sequence[Sequence[int]], batch: int, **more: Any) -> Parameters:
-    return Parameters(LAYERS, sequences=batch, batching="static", lengths=tuple(map(len, random_draws)), **{"draft_length": 2} | more)
+    lengths = tuple(map(len, random_draws))
+    return Parameters(LAYERS, sequences=batch, batching="static", lengths=lengths, **{"draft_length": 2} | more)
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=9), CHOICES, st.integers(1, 3))
