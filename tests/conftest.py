@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # To be said before a library looks; processes and notebooks that tests start hear it too.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):
     os.environ.setdefault(_name, "1")
+# Workers have the width of a terminal; what is printed here has none.
+os.environ.pop("COLUMNS", None)
 
 # The same examples every time: a change fails because of what it changed, never because of other random examples.
 # Nor does it fail because a busy machine takes long to draw them.

@@ -254,7 +254,7 @@ def test_stored_tables_are_checked_before_drawing(
     ppd.drop("view").write_parquet(path)
     with pytest.raises(ParameterError, match=f"^{path} cannot be read: column view is missing; .+{remedy}$"):
         figures.of_run(tmp_path)
-    for name, kind in (("point", "whole numbers"), ("view", "texts"), ("method", "texts")):
+    for name, kind in (("point", "whole numbers"), ("view", "strings"), ("method", "strings")):
         ppd.with_columns(pl.lit(0.5).alias(name)).write_parquet(path)
         refused(f"{path} cannot be read: column {name} must hold {kind}, got Float64{remedy}")
     ppd.with_columns(tokens=pl.lit([1, 2])).write_parquet(path)

@@ -20,7 +20,6 @@ ALLOWED: dict[str, set[str]] = {
     "tests/calibrate/test_interleaved_profiles.py": {"texts"},
     "tests/calibrate/test_layers_command.py": {"nobody"},
     "tests/calibrate/test_run_command.py": {"beside"},
-    "tests/figures/test_figures_chosen.py": {"texts"},
     "tests/project/test_fuzzed_models.py": {"texts"},
     "tests/project/test_renamed_keys.py": {"texts"},
 }

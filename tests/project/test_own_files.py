@@ -178,7 +178,7 @@ def test_a_device_without_a_name_is_called_after_its_file(tmp_path: Path) -> Non
         ("memory_bytes = 85899345920.0", "memory_bytes = 80", "memory_bytes must be between 1e+06 and 1e+16, got 80"),
         ("float8 =", "fp8 =", "unknown dtype 'fp8'; "),
         ("float8 = 1.9789e+15", "float8 = 1978.9", "rates[float8] must be between 1e+08 and 1e+20, got 1978.9"),
-        ("[rates]", "[[rates]]", "rates must be a table with one for some of"),
+        ("[rates]", "[[rates]]", "rates must be a table of rates by dtype"),
         ('name = "h100"', 'name = "../h100"', "name must be usable in the name of a file"),
         ('name = "h100"', "name = 100", "name must be a line of text, got 100"),
         ('name = "h100"', "name h100", "must be TOML: "),

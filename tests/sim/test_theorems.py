@@ -119,7 +119,7 @@ def stopped_work_awaited(right: Any, *args: Any) -> Steps:
 
 def born_at_once(right: Any, engine: Any, subs: Any) -> None:
     for sub in subs:
-        sub.born()
+        sub.begin()
 
 
 def stopped_work_forgotten(right: Any, process: Any, fate: str) -> None:
@@ -214,7 +214,7 @@ FAULTS: dict[str, Fault] = {
     "22a": DISPATCH_OF_ONE_LAYER,
     "22b": after(one_more, formulas, "nested_waste"),
     "22c": after(one_more, formulas, "nested_compute"),
-    "22d": after(born_at_once, events._Engine, "bear"),
+    "22d": after(born_at_once, events._Engine, "launch"),
     "22e": NOTHING_STOPPED,
     "23a": PASSES_IN_HALF_THE_TIME,
     "23b": PASSES_IN_HALF_THE_TIME,

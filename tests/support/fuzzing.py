@@ -27,9 +27,9 @@ MEMORY = 3 * 2**30
 fuzzed = settings(max_examples=500, deadline=None, suppress_health_check=[*HealthCheck])
 
 READERS = {
-    "public_acceptance_logs._rows": "public_logs_of_rounds", "align_draft.kept_texts": "texts_of_an_alignment_that_was_broken_off",
+    "public_acceptance_logs._rows": "public_logs_of_rounds", "align_draft.kept_texts": "sequences_of_an_interrupted_alignment",
     "architectures._from_file": "architectures",
-    "bundled_profiles.origins": "lists_of_sources", "comparison_report.put": "pages", "corpus._read": "texts_to_train_on",
+    "bundled_profiles.origins": "lists_of_sources", "comparison_report.put": "pages", "corpus._read": "training_text",
     "devices._of_file": "devices", "engine_run.read": "runs_of_engines",
     "figures._stored": "results", "timing_grid.read": "raw_rows", "exit_heads.about": "heads", "exit_heads.load": "heads",
     "llmservingsim._facts": "tables_of_other_projects", "outcome_files.text_of": "recorded_outcomes",
