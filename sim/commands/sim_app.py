@@ -382,7 +382,7 @@ def check(
 
     sim check --method ppd --examples 1000 --seed 0
 
-    sim check --theorem 21a --examples 5000
+    sim check --method ppd --theorem 21a --examples 5000
 
     Exit code 1 if a theorem fails. Some statements must have a counterexample: without one among 200 or more examples they count
     as failed; among fewer they are open, which the last line reports and which is not an error.
