@@ -51,7 +51,7 @@ def decode(
     dtype: options.Dtype = "float32",
     device: options.Device = None,
     threads: options.Threads = None,
-    processes: Annotated[bool, typer.Option("--processes", help="Run each model in a separate process, on one core.")] = False,
+    processes: Annotated[bool, typer.Option("--processes", help="Run each model in a process on a separate core.")] = False,
     log: Annotated[Path | None, typer.Option(help="FILE.parquet to log every read and its answer, with FILE.json.")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Also run plain decoding, and compare outputs and times.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,

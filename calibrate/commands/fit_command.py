@@ -26,7 +26,7 @@ def _group() -> None:
 def roofline(
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="[DATA_DIR]", envvar="DECODESIM_DATA", help="The folder that holds gpu and SOURCES.md."),
+        typer.Argument(metavar="[DATA_DIR]", envvar="DECODESIM_DATA", help="Folder of the public tables (gpu/, SOURCES.md)."),
     ] = None,
     layer: Annotated[
         list[str] | None,

@@ -110,7 +110,7 @@ def llmservingsim(folder: Folder, model: Model, gpu: Gpu, out: Out, name: Name =
 
 @guarded
 def bundle(
-    folder: Annotated[Path, typer.Argument(metavar="DATA_DIR", help="The folder that holds gpu and SOURCES.md.")],
+    folder: Annotated[Path, typer.Argument(metavar="DATA_DIR", help="Folder of the public tables: SOURCES.md and gpu/.")],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Output folder. Default: the package's profiles.")] = None,
 ) -> None:
     """Regenerate the bundled profiles from their source files.

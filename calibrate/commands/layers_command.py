@@ -35,7 +35,7 @@ def layers(
     busy: Annotated[str, typer.Option(help="Other processes that run the same passes, on cpu: --busy 0,1")] = "0",
     rounds: Annotated[int, typer.Option(help="Repeats of the whole grid, for shared machines.")] = 1,
     source: Annotated[int, typer.Option(help="Encoder positions of an encoder-decoder.")] = 512,
-    minutes: Annotated[float | None, typer.Option(help="Time limit for all points. Default: 8.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Time limit for all points. Default: 8; 1 with --quick.")] = None,
     target: Annotated[float, typer.Option(help="Stop a point at this relative error of its median.")] = 0.005,
     threads: Annotated[int | None, typer.Option(help="PyTorch threads of each process, on cpu.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short trial: a small grid, few repeats.")] = False,

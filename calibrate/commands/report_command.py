@@ -14,7 +14,7 @@ from calibrate.commands.common_options import guarded
 @guarded
 def report(
     folder: Annotated[
-        Path, typer.Argument(metavar="DATA_DIR", envvar="DECODESIM_DATA", help="The folder that holds gpu and SOURCES.md.")
+        Path, typer.Argument(metavar="DATA_DIR", envvar="DECODESIM_DATA", help="Folder of the public tables (gpu/, SOURCES.md).")
     ],
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit with 1 if the page is out of date.")] = False,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="The page. Default: VALIDATION.md in the package.")] = None,

@@ -200,7 +200,7 @@ def _lines(found: Mapping[str, Any], solid: str) -> Iterator[str]:
         yield f"{found['tokens']} tokens"
     passes = ", ".join(f"{role} {count}" for role, count in found["passes"].items())
     more = "".join(f", {role} {count}" for role, count in found["layer_passes"].items() if role != "target")
-    over = f"{found['target_layer_passes_over_plain']:.3f} of the {found['plain_layer_passes']} of plain decoding"
+    over = f"{found['target_layer_passes_over_plain']:.3f} times the {found['plain_layer_passes']} of plain decoding"
     yield f"passes: {passes}; layer-passes (layers x tokens): target {over}{more} (counted)"
     pace = f", {found['tokens_per_s']:.1f} tok/s" if found["tokens_per_s"] else ""
     yield f"{found['seconds']:.3f} s{pace} (measured, prompts included)"

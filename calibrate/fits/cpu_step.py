@@ -63,7 +63,7 @@ class HeldOutPass(NamedTuple):
 
 
 def path_of(name: str) -> Path:
-    """Path of a file in `calibrate/measurements`, by its name without the ending."""
+    """Path of NAME.jsonl in `calibrate/measurements`."""
     return Path(str(resources.files("calibrate") / "measurements" / f"{name}.jsonl"))
 
 

@@ -333,7 +333,7 @@ class Pool:
                 raise self._gone(post)
 
     def post(self, number: int, command: Command) -> int:
-        """Post a pass to a worker; return its slot."""
+        """Put a pass into the next message slot of a worker, once one is free; return the slot."""
         post, board = self.posts[number], self.board
         words = board.words[number]
         place = post.count % SLOTS

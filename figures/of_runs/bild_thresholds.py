@@ -103,7 +103,7 @@ def draw(rows: pl.DataFrame) -> Figure:
     """Draw two panels per record, from rows of `of_run`.
 
     Left, a curve per rollback threshold along the fallback thresholds (Figure 9 of the paper); right, the Pareto fronts of both
-    policies together and of each alone (Figure 5), and of both on the other records (Figure 4).
+    policies together and of each alone (Figure 5), and, in grey, the fronts of the other records with both policies (Figure 4).
     """
     table = demand(rows, "the figure of thresholds", _NEEDED, ("view", "tokens"))
     records = table.partition_by("name", maintain_order=True)

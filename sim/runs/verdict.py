@@ -125,7 +125,8 @@ class Verdict:
 
 def of(table: pl.LazyFrame | pl.DataFrame, tables: Mapping[str, Any]) -> Verdict:
     """Return the verdict on a table of results; `tables` is the scenario, whose grid has the table's points."""
-    rows = _rows(table.lazy())
+    silent: list[str] = []
+    rows = _rows(table.lazy(), silent)
     if rows is None:
         return Verdict(f"No verdict: there are more than {MOST_POINTS:,} points; sweep fewer")
     if not rows:
@@ -138,15 +139,23 @@ def of(table: pl.LazyFrame | pl.DataFrame, tables: Mapping[str, Any]) -> Verdict
     for _, own in itertools.groupby(sorted(placed, key=lambda point: point.key), key=lambda point: point.key):
         answers.append(_answer([*own], several))
     text = _of_one(answers[0]) + _load(tables) if len(answers) == 1 else _of_several(answers)
-    text += _closing(rows, answers, kernels)
+    text += _left_out(silent) + _closing(rows, answers, kernels)
     return Verdict(text[0].upper() + text[1:], tuple(answers), kernels)
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------------
 
 
-def _rows(table: pl.LazyFrame) -> list[dict[str, Any]] | None:
-    """One row per point, from the first view that has a value and models waiting where there is any; None for too many points."""
+def _left_out(silent: Sequence[str]) -> str:
+    """Closing words on methods that are in the tables without a value."""
+    return f"; some points have no value in these views and are not compared: {', '.join(dict.fromkeys(silent))}" if silent else ""
+
+
+def _rows(table: pl.LazyFrame, silent: list[str] | None = None) -> list[dict[str, Any]] | None:
+    """One row per point, from the first view that has a value and models waiting where there is any; None for too many points.
+
+    Methods of points without a value are appended to `silent`.
+    """
     if table.select(pl.col("point").n_unique()).collect(engine="streaming").item() > MOST_POINTS:
         return None
     names = table.collect_schema().names()
@@ -156,10 +165,13 @@ def _rows(table: pl.LazyFrame) -> list[dict[str, Any]] | None:
     }  # fmt: skip
     chosen = table.select([name for name in names if name in wanted]).collect()
     found: dict[int, dict[str, Any]] = {}
-    for row in sorted(chosen.to_dicts(), key=lambda row: (row["point"], VIEWS.index(row["view"]))):
+    rows = sorted(chosen.to_dicts(), key=lambda row: (row["point"], VIEWS.index(row["view"])))
+    for row in rows:
         blind = row.get("contended") and row["view"] != "events"
         if row["point"] not in found and not blind and _number(row.get("speedup")) and row["speedup"] > 0:
             found[row["point"]] = row
+    if silent is not None:
+        silent += [row["method"] for row in rows if row["point"] not in found]
     timed = [name for name in ("tpot_ms", "tpot_layers") if all(_number(row.get(name)) for row in found.values())]
     for row in found.values():
         row["time"] = row[timed[0]] if timed else 1 / row["speedup"]

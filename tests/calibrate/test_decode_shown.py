@@ -100,14 +100,14 @@ def test_printed_lines_after_the_output(capsys: pytest.CaptureFixture[str]) -> N
     assert [line.split()[:2] for line in lines[2:5]] == [["0", "1"], ["1", "0"], ["2", "1"]]
     assert lines[5] == ("4 tokens in 2 rounds; mean acceptance length 2.000 (with the target's token), draft acceptance rate"
                         " 0.500 (accepted / drafted), acceptance rate 0.500 (accepted / tested)")  # fmt: skip
-    assert lines[6] == ("passes: target 3, draft 2; layer-passes (layers x tokens): target 1.500 of the 30 of plain decoding,"
+    assert lines[6] == ("passes: target 3, draft 2; layer-passes (layers x tokens): target 1.500 times the 30 of plain decoding,"
                         " draft 4 (counted)")  # fmt: skip
     assert lines[7] == "2.000 s, 2.0 tok/s (measured, prompts included)"
     assert lines[8:] == ["plain decoding: the same output; 6.000 s, 0.7 tok/s; speed-up 3.000 (measured)"]
     lines = shown([of(decoded("autoregressive"))], capsys)
     assert lines == [
         "tokens by source: target [token] 4", "4 tokens",
-        "passes: target 1; layer-passes (layers x tokens): target 0.500 of the 30 of plain decoding (counted)",
+        "passes: target 1; layer-passes (layers x tokens): target 0.500 times the 30 of plain decoding (counted)",
         "2.000 s, 2.0 tok/s (measured, prompts included)",
     ]  # fmt: skip
 

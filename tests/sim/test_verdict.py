@@ -451,3 +451,16 @@ def test_rows_with_different_time_units_are_compared_by_ratio() -> None:
     assert (answer.best.label, answer.best.speedup, answer.plain) == (
         "speculative, draft_length 3 on 1 unit", 1.9, "plain decoding",
     )  # fmt: skip
+
+
+def test_methods_without_a_value_are_named() -> None:
+    """Policies that depend on the decoded sequence have no closed form: the fastest of the others may not be the fastest."""
+    given = {
+        "scenario": {"name": "some", "tokens": 8, "views": ["formula"]},
+        "method": [
+            {"name": "speculative", "layers": 4, "draft_length": 2}, {"name": "adaptive", "layers": 4, "policy": "gradient"},
+        ],
+        "outcomes": {"kind": "iid", "acceptance_rate": 0.9}, "cost": {"cost_ratio": 0.1},
+    }  # fmt: skip
+    text = verdict.of(sim.run(given), given).text
+    assert "; some points have no value in these views and are not compared: adaptive; " in text

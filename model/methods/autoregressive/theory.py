@@ -14,7 +14,7 @@ from model.outcomes.outcome_laws import Law
 
 
 def predict(parameters: Parameters, tokens: ArrayLike, law: Law | None, cost: StepCosts) -> Prediction:
-    """Prediction with constant time, equal to the unit-time; `law` is unused.
+    """Latency without variance; busy time equals latency, since one unit works throughout; `law` is unused.
 
     >>> from model.costs.layer_times import UnitCost
     >>> float(predict(Parameters(40), 128, None, UnitCost(40)).latency)
