@@ -35,6 +35,7 @@ def store(path: Path) -> None:
         cell.metadata = {}
         if cell.cell_type == "code":
             cell.execution_count = None
+            cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]  # warnings name paths of one machine
             for output in cell.outputs:
                 output.metadata = {}
                 if "execution_count" in output:

@@ -171,7 +171,7 @@ def _written(
     sequences = [list(prompt) for prompt in prompts.values()]
     layers, numbers = LayerSpan(0, target.layers), tuple(range(len(prompts)))
     (width,) = {len(sequence) for sequence in sequences}
-    lucks = [RandomDraws(seed, number) for number in prompts]
+    sequence_draws = [RandomDraws(seed, number) for number in prompts]
     rows = target.rows()
     if width > 1:
         tokens_before = tuple(token for sequence in sequences for token in sequence[:-1])
@@ -187,7 +187,7 @@ def _written(
             last = tuple(logits.argmax(dim=-1).tolist())
         else:
             scores = logits.double().cpu().numpy()
-            draws = [random_draws.draw("target: sample", at + 1) for random_draws in lucks]
+            draws = [random_draws.draw("target: sample", at + 1) for random_draws in sequence_draws]
             last = tuple(drawn(sampling.law(row), draw) for row, draw in zip(scores, draws, strict=True))
         for sequence, token in zip(sequences, last, strict=True):
             sequence.append(token)

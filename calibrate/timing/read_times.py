@@ -20,6 +20,7 @@ from model.steps import Commit, Forward, LayerSpan, Read, Steps
 
 if TYPE_CHECKING:
     from calibrate.decoders.transformers_adapter import Decoder
+    from model.methods.method_parameters import MethodParameters
 
 REPEATS = 12
 """Repeats of each read in a round."""
@@ -164,7 +165,7 @@ def _forks(decoder: Decoder, repeats: int) -> dict[str, list[float]]:
     from model.methods.autoregressive import algorithm as autoregressive
     from model.methods.ppd import algorithm as ppd
 
-    def rest(parameters: Any, algorithm: Any, rates: Mapping[str, float], turn: int) -> float:
+    def rest(parameters: MethodParameters, algorithm: Any, rates: Mapping[str, float], turn: int) -> float:
         """Return the time per token that is neither pass nor read [s]."""
         times = RunTimes()
         world = forced_outcomes.world(parameters, PROCESS_TEXT, PROCESS_TEXT, rates, seed=turn)

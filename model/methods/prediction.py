@@ -4,27 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model.costs.step_costs import StepCosts
+from model.methods.method_parameters import MethodParameters
 
 Floats = NDArray[np.float64]
 
 
-class MethodChoice(NamedTuple):
+Chosen = TypeVar("Chosen", bound=MethodParameters, covariant=True)
+
+
+class MethodChoice(NamedTuple, Generic[Chosen]):
     """Arguments of a prediction except the law of outcomes."""
 
-    parameters: Any
-    """Instance of the method's `Parameters`."""
+    parameters: Chosen
     tokens: int
     cost: StepCosts
 
 
 @dataclass(frozen=True)
-class PredictionPoints:
+class PredictionPoints(Generic[Chosen]):
     """Many points to predict together: each combines one of `choices` with one of `laws`.
 
     Parameters
@@ -35,16 +38,16 @@ class PredictionPoints:
         Index into `choices` and `laws` of each point; shape (points,).
     """
 
-    choices: Sequence[MethodChoice]
+    choices: Sequence[MethodChoice[Chosen]]
     laws: Sequence[Any]
     choice: NDArray[np.intp]
     law: NDArray[np.intp]
 
-    def at(self, index: NDArray[np.intp]) -> PredictionPoints:
+    def at(self, index: NDArray[np.intp]) -> PredictionPoints[Chosen]:
         """Subset of the points, in this order."""
         return PredictionPoints(self.choices, self.laws, self.choice[index], self.law[index])
 
-    def of_choices(self, value: Callable[[MethodChoice], float]) -> Floats:
+    def of_choices(self, value: Callable[[MethodChoice[Chosen]], float]) -> Floats:
         """Value of each point's choice; shape (points,)."""
         return np.array([value(each) for each in self.choices], dtype=np.float64)[self.choice]
 
@@ -118,7 +121,7 @@ def by_outcome(of: Mapping[str, Any]) -> Any:
     return of if len(of) > 1 else next(iter(of.values()), None)
 
 
-def one_by_one(predict: Callable[..., Prediction], points: PredictionPoints) -> Prediction:
+def one_by_one(predict: Callable[..., Prediction], points: PredictionPoints[Any]) -> Prediction:
     """Predict all points with a function of a single point; equal points are computed once."""
     chosen, laws, index = points.pairs()
     each = []

@@ -128,7 +128,7 @@ class Method:
     """Expectations: (parameters, tokens, law or laws by outcome, cost)."""
     walk: Callable[..., Any]
     """Time and unit-time of a block of replications: (parameters, tokens, cost, outcomes)."""
-    predict_together: Callable[[PredictionPoints], Prediction] | None = None
+    predict_together: Callable[[PredictionPoints[Any]], Prediction] | None = None
     """Expectations at many points at once."""
     last_matters: bool = True
     """True if the outcome of the last token can change the time of a decoding."""
@@ -145,7 +145,7 @@ class Method:
     paper_formula: Callable[[ComparedRuns], FormulaPoint | None] | None = None
     """Value of the paper's formula for real runs with one set of parameters; None: not defined. See `FORMULA_CHECK`."""
 
-    def predict_points(self, points: PredictionPoints) -> Prediction:
+    def predict_points(self, points: PredictionPoints[Any]) -> Prediction:
         """Expectations at many points; arrays with one value per point."""
         return one_by_one(self.predict, points) if self.predict_together is None else self.predict_together(points)
 

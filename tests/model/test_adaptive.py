@@ -262,8 +262,8 @@ def test_recorded_outcomes_are_averaged() -> None:
     tally = varying(Heuristic(2, 5, 7), 18, played(rows.T), uneven(5))
     found = adaptive.heuristic_moments(2, 5, 18, law, uneven(5))
     assert list(found) == pytest.approx(means(tally, np.full(7, 1 / 7)))
-    lucky = adaptive.heuristic_moments(2, 5, 6, ReplayRounds([[2, 0, 1, 2, 0, 1]]), uneven(5))
-    assert lucky.rounds == 2  # 2 of 2, then both of the next draft, which is cut from 4 to 2
+    whole = adaptive.heuristic_moments(2, 5, 6, ReplayRounds([[2, 0, 1, 2, 0, 1]]), uneven(5))
+    assert whole.rounds == 2  # 2 of 2, then both of the next draft, which is cut from 4 to 2
     unknown: Any = object()
     with pytest.raises(ParameterError, match="no closed form"):
         adaptive.heuristic_moments(2, 5, 6, unknown, uneven(5))

@@ -194,12 +194,12 @@ def test_mean_equals_enumeration_of_all_outcomes(
     )
     mean = np.zeros(6)
     works: dict[str, Any] = {}
-    for all_luck in itertools.product(*(itertools.product((False, True), repeat=length - 1) for length in lengths)):
-        flat = [one for own in all_luck for one in own]
+    for acceptances in itertools.product(*(itertools.product((False, True), repeat=length - 1) for length in lengths)):
+        flat = [one for own in acceptances for one in own]
         chance = math.prod(rate if one else 1 - rate for one in flat)
         if not chance:
             continue
-        random_draws = [survivors([*own, False]) for own in all_luck]
+        random_draws = [survivors([*own, False]) for own in acceptances]
         run = played(parameters, random_draws, cost)
         drafted = sum(count * times for (_, count), times in run.rounds.items())
         arithmetic = operations(parameters, cost, run.rounds, run.account)

@@ -29,40 +29,18 @@ from sim.commands.sim_app import app
 from sim.engine import events
 from sim.theorems import THEOREMS, check, replay, select
 from sim.theorems.theorem import Theorem
-from tests.support.trying import (
-    MANY,
-    Fault,
-    after,
-    checked,
-    comes_out,
-    fails_small,
-    few,
-    is_refuted,
-    one_more,
-    refuting,
-    shows,
-    survives_json,
-)
+from tests.support.trying import Fault, after, fails_small, is_refuted, one_more, refuting, shows, survives_json, verdict_tests
 
 ROOT = Path(__file__).parents[2]
 OWN = select("ppd")
 EVERY = [pytest.param(theorem, id=theorem.number) for theorem in OWN]
-TRUE = [pytest.param(theorem, id=theorem.number) for theorem in checked(OWN)]
 FALSE = [theorem for theorem in OWN if theorem.expect == "fails"]
 
 
 # --- Verdicts ---
 
 
-@pytest.mark.parametrize("theorem", TRUE)
-def test_theorem_has_expected_verdict(theorem: Theorem) -> None:
-    comes_out(theorem, examples=few(theorem))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("theorem", EVERY)
-def test_theorem_has_expected_verdict_on_many_examples(theorem: Theorem) -> None:
-    comes_out(theorem, examples=MANY, seed=1)
+test_theorem_has_expected_verdict, test_theorem_has_expected_verdict_on_many_examples = verdict_tests(OWN)
 
 
 @pytest.mark.parametrize("theorem", [pytest.param(theorem, id=theorem.number) for theorem in FALSE])

@@ -25,20 +25,7 @@ from model.methods.speculative import theory as speculative
 from model.steps import Forward, LayerSpan, Steps
 from sim.theorems import select
 from sim.theorems.theorem import Theorem
-from tests.support.trying import (
-    MANY,
-    Fault,
-    after,
-    checked,
-    comes_out,
-    fails_small,
-    few,
-    is_refuted,
-    one_more,
-    refuting,
-    shows,
-    survives_json,
-)
+from tests.support.trying import Fault, after, fails_small, is_refuted, one_more, refuting, shows, survives_json, verdict_tests
 
 METHODS = ("bild", "skipdecode", "early_exit")
 OWN = [theorem for method in METHODS for theorem in select(method)]
@@ -49,22 +36,13 @@ def named(theorem: Theorem) -> str:
 
 
 EVERY = [pytest.param(theorem, id=named(theorem)) for theorem in OWN]
-TRUE = [pytest.param(theorem, id=named(theorem)) for theorem in checked(OWN)]
 FALSE = [pytest.param(theorem, id=named(theorem)) for theorem in OWN if theorem.expect == "fails"]
 
 
 # --- Verdicts ---
 
 
-@pytest.mark.parametrize("theorem", TRUE)
-def test_theorem_has_expected_verdict(theorem: Theorem) -> None:
-    comes_out(theorem, examples=few(theorem))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("theorem", EVERY)
-def test_theorem_has_expected_verdict_on_many_examples(theorem: Theorem) -> None:
-    comes_out(theorem, examples=MANY, seed=1)
+test_theorem_has_expected_verdict, test_theorem_has_expected_verdict_on_many_examples = verdict_tests(OWN, named)
 
 
 @pytest.mark.parametrize("theorem", FALSE)

@@ -14,23 +14,13 @@ from model.methods.pearl.finite_pearl import KEPT
 from model.steps import Fork, Join, Read
 from sim.theorems import select
 from sim.theorems.theorem import Theorem
-from tests.support.trying import MANY, Fault, after, checked, comes_out, fails_small, few, one_more, shows
+from tests.support.trying import Fault, after, fails_small, one_more, shows, verdict_tests
 
 OWN = select("pearl")
-EVERY = [pytest.param(theorem, id=theorem.number) for theorem in OWN]
-TRUE = [pytest.param(theorem, id=theorem.number) for theorem in checked(OWN)]
 FALSE = [pytest.param(theorem, id=theorem.number) for theorem in OWN if theorem.expect == "fails"]
 
 
-@pytest.mark.parametrize("theorem", TRUE)
-def test_theorem_has_expected_verdict(theorem: Theorem) -> None:
-    comes_out(theorem, examples=few(theorem))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("theorem", EVERY)
-def test_theorem_has_expected_verdict_on_many_examples(theorem: Theorem) -> None:
-    comes_out(theorem, examples=MANY, seed=1)
+test_theorem_has_expected_verdict, test_theorem_has_expected_verdict_on_many_examples = verdict_tests(OWN)
 
 
 @pytest.mark.parametrize("theorem", FALSE)

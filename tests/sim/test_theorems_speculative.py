@@ -23,39 +23,27 @@ from sim.theorems.theorem import Theorem
 from tests.sim.test_theorems import LAYERS_LONGER, PASSES_IN_HALF_THE_TIME
 from tests.support import spoiled
 from tests.support.trying import (
-    MANY,
     Fault,
     after,
-    checked,
-    comes_out,
     fails_small,
-    few,
     is_refuted,
     one_more,
     plain_decoding_on_one_device,
     refuting,
     shows,
     survives_json,
+    verdict_tests,
 )
 
 OWN = select("speculative")
 EVERY = [pytest.param(theorem, id=theorem.number) for theorem in OWN]
-TRUE = [pytest.param(theorem, id=theorem.number) for theorem in checked(OWN)]
 FALSE = [pytest.param(theorem, id=theorem.number) for theorem in OWN if theorem.expect == "fails"]
 
 
 # --- Verdicts ---
 
 
-@pytest.mark.parametrize("theorem", TRUE)
-def test_theorem_has_expected_verdict(theorem: Theorem) -> None:
-    comes_out(theorem, examples=few(theorem))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("theorem", EVERY)
-def test_theorem_has_expected_verdict_on_many_examples(theorem: Theorem) -> None:
-    comes_out(theorem, examples=MANY, seed=1)
+test_theorem_has_expected_verdict, test_theorem_has_expected_verdict_on_many_examples = verdict_tests(OWN)
 
 
 @pytest.mark.parametrize("theorem", FALSE)

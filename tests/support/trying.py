@@ -223,6 +223,21 @@ def is_refuted(method: str, number: str, fault: Fault, monkeypatch: pytest.Monke
     assert (mended.holds, mended.error, mended.counterexample) == (True, "", None)
 
 
+def verdict_tests(theorems: Sequence[Theorem], named: Callable[[Theorem], str] = lambda theorem: theorem.number) -> tuple[Any, Any]:
+    """Return two tests of these theorems: their expected verdicts on few examples, and in the slow tier on many."""
+
+    @pytest.mark.parametrize("theorem", [pytest.param(theorem, id=named(theorem)) for theorem in checked(theorems)])
+    def expected(theorem: Theorem) -> None:
+        comes_out(theorem, examples=few(theorem))
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("theorem", [pytest.param(theorem, id=named(theorem)) for theorem in theorems])
+    def expected_on_many(theorem: Theorem) -> None:
+        comes_out(theorem, examples=MANY, seed=1)
+
+    return expected, expected_on_many
+
+
 def survives_json(theorem: Theorem, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
     monkeypatch.setattr("sim.theorems.THEOREMS", (replace(theorem, holds=lambda example: seen.append(example)),))

@@ -60,7 +60,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts
     return predict_points(PredictionPoints([choice], [law], one, one)).single()
 
 
-def predict_points(points: PredictionPoints) -> Prediction:
+def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points, computed together."""
     chosen, laws, index = points.pairs()
     finite = []
@@ -69,7 +69,7 @@ def predict_points(points: PredictionPoints) -> Prediction:
         finite.append(FiniteChoice(parameters.draft_length, tokens, points.laws[law], cost, parameters.lockstep))
     moments = Moments(*(np.array(column)[index] for column in zip(*moments_of_many(finite), strict=True)))
 
-    def ratio(choice: MethodChoice) -> float:
+    def ratio(choice: MethodChoice[Parameters]) -> float:
         tables = _tables(choice.parameters, choice.tokens, choice.cost)
         return 1.0 if np.array_equal(tables.time, tables.busy) else np.nan
 

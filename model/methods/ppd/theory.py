@@ -457,7 +457,7 @@ def predict(parameters: Parameters, tokens: int, law: Law, cost: StepCosts) -> P
     return predict_points(PredictionPoints([MethodChoice(parameters, int(tokens), cost)], [law], one, one)).single()
 
 
-def predict_points(points: PredictionPoints) -> Prediction:
+def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; points with closed forms are computed together by form."""
     iid = np.array([isinstance(law, Iid) for law in points.laws])[points.law]
     form = np.where(iid, np.array([_closed(each) for each in points.choices])[points.choice], "")
@@ -470,7 +470,7 @@ def predict_points(points: PredictionPoints) -> Prediction:
     return Prediction.joined([found for _, found in parts]).at(order)
 
 
-def _closed(choice: MethodChoice) -> str:
+def _closed(choice: MethodChoice[Parameters]) -> str:
     """Form whose closed forms hold for a choice with independent matches; empty if there are none."""
     parameters, _, cost = choice
     if not cost.plain:
@@ -483,7 +483,7 @@ def _closed(choice: MethodChoice) -> str:
     return "literal"
 
 
-def _of_form(form: str, points: PredictionPoints) -> Prediction:
+def _of_form(form: str, points: PredictionPoints[Parameters]) -> Prediction:
     layers = points.of_choices(lambda each: each.parameters.layers)
     exit_layer = points.of_choices(lambda each: each.parameters.exit_layer)
     candidates = points.of_choices(lambda each: 1 if each.parameters.batched else each.parameters.candidates)
@@ -499,7 +499,7 @@ def _of_form(form: str, points: PredictionPoints) -> Prediction:
     return replace(closed, latency_variance=variance, units_ratio=ratio)
 
 
-def _summed(points: PredictionPoints) -> Prediction:
+def _summed(points: PredictionPoints[Parameters]) -> Prediction:
     """Prediction from stages summed over the law; the stages of a choice are computed once for all laws."""
     chosen, laws, index = points.pairs()
     choices = {choice: points.choices[choice] for choice in dict.fromkeys(chosen.tolist())}

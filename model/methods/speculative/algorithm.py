@@ -214,7 +214,7 @@ def start(parameters: DraftModel, text: Sequence[int], sampled: bool = False) ->
     return drafter
 
 
-def read(parameters: Any, drafter: Model, sequence: RunningSequence) -> Steps:
+def read(parameters: DraftModel, drafter: Model, sequence: RunningSequence) -> Steps:
     """Prefill both models with a sequence without its last token."""
     words, batch = tuple(sequence.tokens[:-1]), None
     if words:

@@ -64,7 +64,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
     return predict_points(PredictionPoints([choice], [law], one, one)).single()
 
 
-def predict_points(points: PredictionPoints) -> Prediction:
+def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; all points except static batches are computed together."""
     prices = []
     for parameters, tokens, cost in points.choices:
