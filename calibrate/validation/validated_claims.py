@@ -7,7 +7,7 @@ Nothing is entered by hand: numbers in sentences are computed together with the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -39,15 +39,36 @@ ASKED = {"h100": 0.022, "a100": 0.03, "l40s": 0.03}
 """Targets of the median leave-one-out error of products, by GPU [-]."""
 
 
+@dataclass(frozen=True)
+class Target:
+    """Target of another quantity than an error: its value, and the largest that is allowed [-]."""
+
+    name: str
+    value: float
+    most: float
+
+    @property
+    def kept(self) -> bool:
+        """True if the target is met."""
+        return self.value <= self.most
+
+
 @dataclass(frozen=True, eq=False)
 class PredictionErrors:
-    """Relative errors of one case, shape (predictions,) [-], the coordinate of the largest, and targets of median and 90 %."""
+    """Relative errors of one case, shape (predictions,) [-], and the coordinate of the largest.
+
+    `asked`, `asked_90` and `asked_worst` are targets of median, 90th percentile and largest error; `targets` are those of other
+    quantities, and `columns` further columns of the table of a claim, by heading.
+    """
 
     name: str
     errors: Floats
     where: str = ""
     asked: float | None = None
     asked_90: float | None = None
+    asked_worst: float | None = None
+    targets: tuple[Target, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.errors.size or not np.isfinite(self.errors).all():
@@ -71,8 +92,8 @@ class PredictionErrors:
     @property
     def kept(self) -> bool:
         """True if the targets are met."""
-        median = self.asked is None or self.median <= self.asked
-        return median and (self.asked_90 is None or self.ninety <= self.asked_90)
+        found = ((self.median, self.asked), (self.ninety, self.asked_90), (self.largest, self.asked_worst))
+        return all(most is None or value <= most for value, most in found) and all(each.kept for each in self.targets)
 
 
 @dataclass(frozen=True, eq=False)

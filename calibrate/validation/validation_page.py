@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -26,26 +27,43 @@ def text(found: Sequence[Claim]) -> str:
         worst = claim.ordered[0]
         lines.append(f"* **{claim.title}**: {worst.name}, median {percent(worst.median)}, worst {percent(worst.largest)}.")
         over = [case for case in claim.cases if not case.kept]
-        lines += [f"  * target missed: {_over(case)}" for case in over]
+        lines += [f"  * target missed: {missed_targets(case)}" for case in over]
     for number, claim in enumerate(found, 1):
-        lines += ["", f"## {number}. {claim.title}", "", claim.says, "", f"**Known weaknesses.** {claim.bad}", ""]
-        lines += ["| case | count | median | 90th percentile | worst | target |", "|---|---:|---:|---:|---|---:|"]
-        for case in claim.ordered:
-            asked = "" if case.asked is None else percent(case.asked)
-            worst_ = percent(case.largest) + (f" ({case.where})" if case.where else "")
-            lines.append(
-                f"| {case.name} | {case.errors.size} | {percent(case.median)} | {percent(case.ninety)} | {worst_} | {asked} |"
-            )
-        lines += ["", f"Times {claim.sources}."]
+        lines += ["", *section(claim, number)]
     return "\n".join(lines) + "\n"
 
 
-def _over(case: PredictionErrors) -> str:
+def section(claim: Claim, number: int) -> list[str]:
+    """Lines of the section of one claim."""
+    further = list(dict.fromkeys(name for case in claim.cases for name in case.columns))
+    heads = ["case", "count", "median", "90th percentile", "worst", *further, "target"]
+    lines = [f"## {number}. {claim.title}", "", claim.says, "", f"**Known weaknesses.** {claim.bad}", ""]
+    lines += [f"| {' | '.join(heads)} |", "|---|---:|---:|---:|---|" + "---|" * len(further) + "---:|"]
+    for case in claim.ordered:
+        worst = percent(case.largest) + (f" ({case.where})" if case.where else "")
+        others = [case.columns.get(name, "") for name in further]
+        cells = [case.name, str(case.errors.size), percent(case.median), percent(case.ninety), worst, *others, _asked(case)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, "", f"Times {claim.sources}."]
+
+
+def _asked(case: PredictionErrors) -> str:
+    """Targets of a case; a single one is that of the median."""
+    said = [] if case.asked is None else [percent(case.asked)]
+    said += [] if case.asked_worst is None else [f"worst {percent(case.asked_worst)}"]
+    return ", ".join([*said, *(f"{each.name} {percent(each.most)}" for each in case.targets)])
+
+
+def missed_targets(case: PredictionErrors) -> str:
+    """The case and each of its targets that is missed, in words."""
     missed = []
     if case.asked is not None and case.median > case.asked:
         missed.append(f"median {percent(case.median)} over {percent(case.asked)}")
     if case.asked_90 is not None and case.ninety > case.asked_90:
         missed.append(f"90th percentile {percent(case.ninety)} over {percent(case.asked_90)}")
+    if case.asked_worst is not None and case.largest > case.asked_worst:
+        missed.append(f"worst {percent(case.largest)} over {percent(case.asked_worst)}")
+    missed += [f"{each.name} {percent(each.value)} over {percent(each.most)}" for each in case.targets if not each.kept]
     return f"{case.name}, {', '.join(missed)}"
 
 
@@ -73,11 +91,47 @@ def write(found: Sequence[Claim], path: Path) -> Path:
 
 def stale(found: Sequence[Claim], path: Path) -> str:
     """Return the first difference between the page and its claims; empty if there is none."""
-    wanted = text(found).splitlines()
     if not path.is_file():
         return f"{path.name} does not exist"
     present = bounded_files.read_page(path).partition(f"\n{OTHERS}")[0].splitlines()
-    for number, (line, other) in enumerate(zip(present, wanted, strict=False), 1):
-        if line != other:
-            return f"{path.name}, line {number}: {line!r} should be {other!r}"
-    return "" if len(present) == len(wanted) else f"{path.name} should have {len(wanted)} lines, got {len(present)}"
+    return _difference(present, text(found).splitlines(), path.name, 1)
+
+
+def stale_sections(found: Sequence[Claim], path: Path) -> str:
+    """Return the first difference between these claims and their sections of the page, which may have others; empty if none."""
+    lines = bounded_files.read_page(path).partition(f"\n{OTHERS}")[0].splitlines()
+    starts = [row for row, line in enumerate(lines) if line.startswith("## ")]
+    for claim in found:
+        at = next((row for row in starts if re.fullmatch(rf"## \d+\. {re.escape(claim.title)}", lines[row])), None)
+        if at is None:
+            return f"{path.name} has no section {claim.title}"
+        end = min((row for row in starts if row > at), default=len(lines) + 1) - 1
+        wanted = section(claim, int(lines[at].split()[1].rstrip(".")))
+        if said := _difference(lines[at:end], wanted, path.name, at + 1):
+            return said
+    return ""
+
+
+ESTIMATE = re.compile(r"≈ (-?\d+(?:\.\d+)?)( %)?")
+"""A number from random draws: rounding of another processor gives other draws."""
+_TOLERANCE = {"": (0.15, 3.0), " %": (0.5, 1.0)}
+"""Relative and absolute difference of estimates that counts as none, of counts and of percentages."""
+
+
+def _difference(present: Sequence[str], wanted: Sequence[str], name: str, first: int) -> str:
+    for number, (line, other) in enumerate(zip(present, wanted, strict=False), first):
+        if not _alike(line, other):
+            return f"{name}, line {number}: {line!r} should be {other!r}"
+    return "" if len(present) == len(wanted) else f"{name} should have {len(wanted)} lines, got {len(present)}"
+
+
+def _alike(line: str, other: str) -> bool:
+    """True if two lines are equal but for estimates, which may differ by their tolerance."""
+    if line == other:
+        return True
+    if ESTIMATE.sub(r"≈\2", line) != ESTIMATE.sub(r"≈\2", other):
+        return False
+    return all(
+        abs(float(one) - float(two)) <= _TOLERANCE[unit][1] + _TOLERANCE[unit][0] * abs(float(one))
+        for (one, unit), (two, _) in zip(ESTIMATE.findall(line), ESTIMATE.findall(other), strict=True)
+    )

@@ -467,6 +467,7 @@ def test_pages(data: bytes) -> None:
     with folder() as here:
         (here / "page.md").write_bytes(data)
         read(validation_page.stale, (), here / "page.md")
+        read(validation_page.stale_sections, (), here / "page.md")
         read(validation_page.write, (), here / "page.md")
 
 
