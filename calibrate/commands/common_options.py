@@ -59,7 +59,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         method = kwargs.get("method")
         named = [*(kwargs.get("methods") or ()), *([method] if isinstance(method, str) and "." in method else [])]
         try:
-            with user_errors.in_one_line(), user_warnings.in_words(), allowing(named):
+            with user_errors.exit_on_user_errors(), user_warnings.print_warnings(), allowing(named):
                 command(*args, **kwargs)
         except ImportError as error:
             library = (error.name or "").partition(".")[0]

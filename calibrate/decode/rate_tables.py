@@ -111,14 +111,14 @@ def other_texts(log: AcceptanceLog) -> RateTable:
 
 def tables(log: PositionLog, candidates: Sequence[int], draft_lengths: Sequence[int], cost_ratio: float) -> Iterator[RateTable]:
     """Yield all tables of a position log."""
-    heads = [head for head in position_log.HEADS if head == "common" or log.said.get("heads")]
+    heads = [head for head in position_log.HEADS if head == "common" or log.header.get("heads")]
     yield matches(log, candidates, heads)
     for count in candidates:
         yield by_position(log, count, heads[-1])
     yield match_independence(log, candidates, heads[-1])
     if log.drafted:
-        about = f"{log.said['draft']['name']}, {len(log.starts) - 1} sequences"
-        if log.said.get("sampling") is None:
+        about = f"{log.header['draft']['name']}, {len(log.starts) - 1} sequences"
+        if log.header.get("sampling") is None:
             yield from acceptance([each + 1 for each in log.column("accepted")], draft_lengths, cost_ratio, about)
         else:
             yield drawn(log, about)
@@ -261,7 +261,7 @@ def _dependence(lengths: Sequence[Any], draft_lengths: Sequence[int], cost_ratio
 def drawn(log: PositionLog, about: str) -> RateTable:
     """Table of the acceptance of sampled drafts: mean of sum min(p, q), and its estimate min(1, q/p) of generated tokens."""
     overlap = np.concatenate(log.column("overlap"))
-    chance = np.concatenate(log.chances())
+    chance = np.concatenate(log.acceptance_probabilities())
     rows = tuple(
         (name, float(each.mean()), float(each.std(ddof=1) / np.sqrt(each.size)), int(each.size))
         for name, each in (("sum min(p, q)", overlap), ("min(1, q/p) of the generated token", chance))

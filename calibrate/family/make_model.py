@@ -45,7 +45,7 @@ def tokenizer_of(folder: Path, corpus: Corpus, size: int = vocabulary.SIZE, reci
         recipe.steps(vocabulary.encoded(learnt, corpus.training).size)
         training.enough("held-out text", vocabulary.encoded(learnt, corpus.held_out), recipe.length)
     whole_files.write_text(folder / CORPUS, strict_json.dumps(now, indent=1) + "\n")
-    with whole_files.whole(folder / TOKENIZER) as part:
+    with whole_files.atomic_path(folder / TOKENIZER) as part:
         learnt.save(str(part))
     return learnt
 

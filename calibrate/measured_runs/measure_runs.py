@@ -29,7 +29,7 @@ from model.base import bounded_files, checks, strict_json, typed_values
 from model.base.checks import ParameterError
 from model.logs import forced_outcomes, measured_runs
 from model.logs.measured_runs import MeasuredRuns
-from model.logs.read_log import DecisionLog, plain
+from model.logs.read_log import ReadLog, plain
 from model.logs.recorded_decoding import Decoding
 from model.logs.spans import KEPT
 from model.methods import registry
@@ -383,12 +383,12 @@ def _facts(models: Mapping[str, Decoder]) -> dict[str, Any]:
     return facts
 
 
-def _log(plan: MeasurementPlan, models: Mapping[str, Decoder], decodings: Sequence[Decoding]) -> DecisionLog:
+def _log(plan: MeasurementPlan, models: Mapping[str, Decoder], decodings: Sequence[Decoding]) -> ReadLog:
     facts = machine.facts(str(models["target"].device))
     versions = {name: str(facts[name]) for name in ("python", "torch", "transformers")}
     unforced = all(each.rates is None for each in plan.wanted)
     source = "measured: what the models said" if unforced else "assumed: outcomes were forced"
-    return DecisionLog(
+    return ReadLog(
         tuple(decodings), tuple(each.name for each in plan.wanted), _models(models), None, plan.seed, str(facts["date"]), versions,
         source,
     )  # fmt: skip

@@ -147,7 +147,7 @@ def _draw(axes: Axes, profile: Profile, stored: Points, look: Look, tensor_paral
     axes.plot(stored.intensity, stored.rate, zorder=3, label=f"points {profile.name}", **style)
     if part == "dense":
         model = Roofline(shape_of(profile), profile.bandwidth, profile.rate, tensor_parallel=tensor_parallel)
-        work, size = products_work(model.part, stored.width)
-        reached = work / model.products(stored.width)
+        work, size = products_work(model.shard, stored.width)
+        reached = work / model.gemms(stored.width)
         axes.plot(work / size, reached, color=look.colour, zorder=2, label=f"model {profile.name}", **_DOTTED)
     return Line2D([], [], label=f"{profile.name}:\n{of_part(profile, part, tensor_parallel)}", **style)

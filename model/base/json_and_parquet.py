@@ -22,7 +22,7 @@ def save(path: Path, header: Mapping[str, Any], table: pl.DataFrame) -> Path:
     """Write a JSON file and its table into the same folder, both or neither; return the path of the JSON file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = path.with_name(f"{path.name.removesuffix('.json')}.parquet")
-    with whole_files.beside(data) as content, whole_files.whole(path) as about:
+    with whole_files.temporary_path(data) as content, whole_files.atomic_path(path) as about:
         table.write_parquet(content, statistics=False)
         digest = hashlib.sha256(content.read_bytes()).hexdigest()
         about.write_text(strict_json.dumps({**header, "sha256": digest}, indent=1) + "\n", encoding="utf-8")

@@ -220,7 +220,7 @@ class UnitCost(LayerTimeCosts, StepCosts):
         """The pairs of `verify_cost` as given, even if they do not reach `widest`."""
         return self.verify_cost
 
-    def runs(self, role: str) -> bool:
+    def has_model(self, role: str) -> bool:
         """True for the target, and for models with a cost ratio."""
         return role not in RATIOS or self.ratio(role) is not None
 

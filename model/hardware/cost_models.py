@@ -2,8 +2,8 @@
 
 Three cost models share one interface (`Hardware`): `UniformLayers`, the papers' assumption, in seconds;
 `model.hardware.roofline.Roofline`, from the operations of a transformer and the peaks of a device;
-`model.hardware.profile_costs.ProfileCosts`, from a profile. Each estimates its own error. `Served` adds the overhead of an engine
-per step to any of them.
+`model.hardware.profile_costs.ProfileCosts`, from a profile. Each estimates its own error. `WithEngineOverhead` adds the
+overhead of an engine per step to any of them.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ class UniformLayers:
 
 
 @dataclass(frozen=True)
-class Served:
+class WithEngineOverhead:
     """Cost model with an engine's overhead: each pass takes `step_s` more, independent of width, context and batch.
 
     >>> from model.architectures.transformer import preset
     >>> kernels = UniformLayers(preset("llama-2-13b"), 0.001)
-    >>> float(pass_time(Served(kernels, 0.002), 4, 500, 8).seconds)
+    >>> float(pass_time(WithEngineOverhead(kernels, 0.002), 4, 500, 8).seconds)
     0.042
     """
 

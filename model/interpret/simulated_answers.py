@@ -163,7 +163,7 @@ class BatchWorld(World):
         return world.read(step._replace(output=output.part(index), offset=token_index - batch.widths[index]))
 
 
-def together(worlds: Sequence[World]) -> World:
+def batch_world(worlds: Sequence[World]) -> World:
     """World of a decoding of these sequences; a single world is returned as it is."""
     return BatchWorld(worlds) if len(worlds) > 1 else worlds[0]
 

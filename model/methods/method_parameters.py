@@ -92,7 +92,7 @@ class MethodParameters(TableRecord):
     """Reason given when another value is refused."""
     FORMULA_CHECK: ClassVar[FormulaCheck | None] = None
     """Comparison of real runs with the formula of the method's paper (`paper_formula` of its theory); None: not compared."""
-    GONE = MappingProxyType({
+    REMOVED_KEYS = MappingProxyType({
         "batch": "it is now sequences, with batching = 'continuous' (a batch that is kept full), 'static' (a batch that waits for"
         " its slowest sequence) or 'lockstep'"
     })

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
 from model.costs.step_costs import PassShape, StepCosts
-from model.outcomes.outcome_laws import Bools, Chain, Floats, Law, Outcomes, Replay, ReplayChances
+from model.outcomes.outcome_laws import Bools, Chain, Floats, Law, Outcomes, RecordedProbabilities, Replay
 
 Bytes = NDArray[np.uint8]
 
@@ -71,7 +71,7 @@ class Rounds:
         """Acceptance of drafted tokens, position by position."""
         return _by_rounds(row for tile in draws for row in self._lengths(tile, len(self.survival)))
 
-    def draft_chances(self, positions: int, longest: int) -> tuple[Floats, Floats]:
+    def draft_probabilities(self, positions: int, longest: int) -> tuple[Floats, Floats]:
         """Acceptance probabilities by output position and position in the draft, after a rejection and after an acceptance.
 
         Both arrays are equal; shape (positions, longest + 1).
@@ -544,7 +544,7 @@ def moments_of_many(choices: Sequence[RoundChoice]) -> list[Moments]:
     for index, (draft_length, tokens, law, prices, cut) in enumerate(choices):
         if isinstance(law, Replay | ReplayRounds):
             found[index] = _of_records(draft_length, tokens, law, prices, cut)
-        elif isinstance(law, ReplayChances):
+        elif isinstance(law, RecordedProbabilities):
             found[index] = mixed(moments_of_many([RoundChoice(draft_length, tokens, each, prices, cut) for each in law.chains]))
         elif isinstance(law, Chain | Rounds):
             chains.append(index)
@@ -597,7 +597,7 @@ class _RoundSteps:
         self.tokens, longest, size = int(tokens.max()), int(lengths.max()), len(decodings)
         low, high = np.zeros((2, self.tokens, longest + 1, size))
         for index, (length, count, law) in enumerate(decodings):
-            low[:count, : length + 1, index], high[:count, : length + 1, index] = law.draft_chances(count, length)
+            low[:count, : length + 1, index], high[:count, : length + 1, index] = law.draft_probabilities(count, length)
         position, place, each = np.arange(self.tokens)[:, None, None], np.arange(longest)[None, :, None], np.arange(size)
         remaining = tokens - 1 - position[:, 0]
         self.count = np.clip(remaining, 0, lengths)  # drafted tokens that can be used; shape (position, decoding)

@@ -75,9 +75,9 @@ def details(what: str, name: str) -> dict[str, str]:
     if what == "profiles" and name.endswith(".json"):
         return {name: _rows(_of_profile(profile_files.load(name)))}
     if what == "shapes" and transformer.is_path(name):
-        return {name: _rows(_of_shape(transformer.named(name), f"read from {name}; bfloat16 if it names no dtype"))}
+        return {name: _rows(_of_shape(transformer.named_shape(name), f"read from {name}; bfloat16 if it names no dtype"))}
     if what == "devices" and devices.is_path(name):
-        return {name: devices.written(devices.device(name))}
+        return {name: devices.toml_text(devices.device(name))}
     if name not in (there := _names(what)):
         raise checks.unknown(what.removesuffix("s"), name, there)
     if what == "methods":
@@ -87,7 +87,7 @@ def details(what: str, name: str) -> dict[str, str]:
     if what == "shapes":
         return {name: _rows(_of_shape(PRESETS[name], "published: its checkpoint's configuration; assumed: dtype"))}
     if what == "devices":
-        return {name: f"# published\n{devices.written(DEVICES[name])}"}
+        return {name: f"# published\n{devices.toml_text(DEVICES[name])}"}
     if what == "profiles":
         return {name: _rows(_of_profile(profile_files.load(name)))}
     if what == "costs":

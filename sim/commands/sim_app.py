@@ -67,7 +67,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         from model.base import user_errors, user_warnings
         from model.methods.registry import allowing
 
-        with user_errors.in_one_line(), user_warnings.in_words(), allowing(kwargs.get("methods") or ()):
+        with user_errors.exit_on_user_errors(), user_warnings.print_warnings(), allowing(kwargs.get("methods") or ()):
             command(*args, **kwargs)
 
     return inner

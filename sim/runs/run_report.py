@@ -334,7 +334,7 @@ def _of_paper(table: pl.LazyFrame, names: Sequence[str], note: Note) -> list[str
     """Sentences of a note on a paper's tables that apply to these results."""
     if not {*note.columns} <= {*names}:
         return []
-    wanted = [*note.columns, *(name for name in note.more if name in names)]
+    wanted = [*note.columns, *(name for name in note.optional_columns if name in names)]
     return note.sentences(table.select(wanted).unique(maintain_order=True).head(MOST_LISTED).collect().to_dicts())
 
 

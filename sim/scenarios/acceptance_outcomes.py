@@ -86,16 +86,16 @@ class RecordedAcceptance(RecordedOutcomes):
 
     def law_of_log(
         self, log: PositionLog, parameters: MethodParameters, tokens: int
-    ) -> outcome_laws.Replay | outcome_laws.ReplayChances:
+    ) -> outcome_laws.Replay | outcome_laws.RecordedProbabilities:
         """Law of agreements (greedy log) or acceptance probabilities (sampled log); the method must be sampled if the log is."""
         check_depth(log, parameters)
-        drawn, sampled = log.said.get("sampling") is not None, bool(parameters.sampled)
+        drawn, sampled = log.header.get("sampling") is not None, bool(parameters.sampled)
         if drawn != sampled:
             kind, remedy = ("sampled", "set it to true") if drawn else ("greedy", "set it to false, or log with --sample")
             raise checks.ParameterError(f"sampled must be {str(drawn).lower()} with a log of {kind} decodings; {remedy}")
         if not drawn:
-            return outcome_laws.Replay(log.covering(log.agreements(), tokens))
-        return outcome_laws.ReplayChances(log.covering(log.chances(), tokens))
+            return outcome_laws.Replay(log.first_tokens(log.agreements(), tokens))
+        return outcome_laws.RecordedProbabilities(log.first_tokens(log.acceptance_probabilities(), tokens))
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ class Cost(LayerTimeCosts, TableRecord):
     medium_shape: str | None = None
     seconds_per_layer: float | None = None
 
-    GONE = hardware_cost.GONE
+    REMOVED_KEYS = hardware_cost.REMOVED_KEYS
 
     def __post_init__(self) -> None:
         checks.one_of("kind", self.kind, ("unit", "published", *hardware_cost.KINDS))
@@ -142,7 +142,7 @@ class Cost(LayerTimeCosts, TableRecord):
                 _check_time(name, getattr(self, name))
         for name in SHAPES_OF.values():
             if getattr(self, name) is not None:
-                transformer.named(getattr(self, name), key=name)
+                transformer.named_shape(getattr(self, name), key=name)
         checks.flag("allow_slow_medium", self.allow_slow_medium)
         if not self.allow_slow_medium and self.medium_cost_ratio is not None and self.medium_cost_ratio > 1:
             raise ParameterError(
@@ -403,7 +403,7 @@ def resolve_but_outcomes(tables: Tables, index: int = 0, used: Sequence[frozense
     assert isinstance(cost, Cost)
     model = cost.model(parameters.layers)
     for role in parameters.roles:
-        if not model.runs(role):
+        if not model.has_model(role):
             raise ParameterError(
                 f"{where['cost']}.{RATIOS[role]} is required by method {name} and has no default: the time of a forward pass of the"
                 f" {role} model relative to the target's"
@@ -443,7 +443,7 @@ def _depth(cost: Cost | HardwareCost, role: str) -> int | None:
     """Layers of a model, where a shape or a profile knows them."""
     if isinstance(cost, Cost):
         given = getattr(cost, SHAPES_OF[role])
-        return None if given is None else transformer.named(given).layers
+        return None if given is None else transformer.named_shape(given).layers
     hardware = cost.of(role)
     return None if hardware is None else hardware.shape.layers
 
@@ -485,7 +485,7 @@ def _shapes(cost: Cost, parameters: MethodParameters, name: str, where: str) -> 
         given = getattr(cost, key)
         if given is None:
             continue
-        found[role] = transformer.named(given)
+        found[role] = transformer.named_shape(given)
         layers = "layers" if role == "target" else f"{role}_layers"
         if found[role].layers != depth:
             raise ParameterError(

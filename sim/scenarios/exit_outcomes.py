@@ -100,7 +100,7 @@ class RecordedConfidences(LawRecord):
             log = log_of(self.log)
             agrees = log.table["rank_common"].to_numpy() == 1
             agrees[:, -1] = True  # the generated token is the last layer's, sampled or not
-            return {"confidence": log.sureness(measure), "agrees": agrees.astype(np.float64)}
+            return {"confidence": log.confidence_by_layer(measure), "agrees": agrees.astype(np.float64)}
         assert self.file is not None
         found: dict[str, Floats] = read_once(_record_of, self.file, self.source)
         return found

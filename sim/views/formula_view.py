@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from model.base.checks import ParameterError
 from model.costs.step_costs import StepCosts
-from model.interpret.account import bill
+from model.interpret.account import flops_and_bytes
 from model.methods import registry
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints, by_outcome
 from model.steps import CacheError
@@ -325,7 +325,7 @@ def straggling(case: Case, rounds: float, latency: float) -> Row:
 def work_of(case: Case) -> Row:
     """FLOPs and bytes per token by the theory, if shapes are given and the theory has them."""
     found = _work(case) if case.shapes else None
-    return {} if found is None else metrics.worked(bill(found, case.shapes), case.outputs, case.full_batch)
+    return {} if found is None else metrics.worked(flops_and_bytes(found, case.shapes), case.outputs, case.full_batch)
 
 
 def _work(case: Case) -> Any:

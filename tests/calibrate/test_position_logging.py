@@ -65,7 +65,7 @@ def made(seed: int = 0, **more: Any) -> PositionLog:
 
 def test_sequences_are_those_of_the_target() -> None:
     log = made()
-    for number, tokens in enumerate(log.by_text(log.table["token"].to_numpy())):
+    for number, tokens in enumerate(log.by_sequence(log.table["token"].to_numpy())):
         assert tokens.tolist() == real_models.oracle(real_models.model("llama", LAYERS), PROMPTS[number], TOKENS)
 
 
@@ -126,7 +126,7 @@ def test_accepted_lengths_are_those_of_drafts_that_start_there() -> None:
     """A speculative run after the sequence up to a position accepts this number of tokens in its first round."""
     decoders, log = kin(), made()
     for number, lengths in enumerate(log.column("accepted")):
-        tokens = PROMPTS[number] + log.by_text(log.table["token"].to_numpy())[number].tolist()
+        tokens = PROMPTS[number] + log.by_sequence(log.table["token"].to_numpy())[number].tolist()
         for position in range(0, TOKENS - 1, 3):
             room = TOKENS - position
             steps = speculative.decode(speculative.Parameters(LAYERS, room - 1, draft_layers=2), tokens[: 5 + position], room)
@@ -235,7 +235,7 @@ def test_sampled_sequences_equal_plain_decoding_with_the_same_draws() -> None:
 
 def test_acceptance_given_the_token_has_the_mean_of_the_overlap() -> None:
     log = made(sampling=Sampling(), seed=1)
-    chances, overlap = np.concatenate(log.chances()), np.concatenate(log.column("overlap"))
+    chances, overlap = np.concatenate(log.acceptance_probabilities()), np.concatenate(log.column("overlap"))
     difference = chances - overlap  # of mean zero at each position, given the tokens before it
     assert abs(difference.mean()) < 3.3 * difference.std(ddof=1) / np.sqrt(difference.size)
 
@@ -248,7 +248,7 @@ def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = position_log.save(log, tmp_path / "log.json")
     again = position_log.load(path)
     assert again.table.equals(log.table)
-    assert again.said == log.said
+    assert again.header == log.header
 
 
 def test_truncated_and_other_files_are_refused(tmp_path: Path) -> None:
@@ -304,15 +304,15 @@ def _by_layer(value: int, layers: int = LAYERS) -> pl.Series:
 def test_impossible_columns_are_refused(column: str, value: Any, message: str) -> None:
     log = made()
     with pytest.raises(ParameterError, match=message):
-        PositionLog(log.table.with_columns(value.alias(column)), log.said)
+        PositionLog(log.table.with_columns(value.alias(column)), log.header)
 
 
 def test_header_must_agree_with_the_columns() -> None:
     log = made()
     with pytest.raises(ParameterError, match="must name its draft, got none"):
-        PositionLog(log.table, {**log.said, "draft": None})
+        PositionLog(log.table, {**log.header, "draft": None})
     with pytest.raises(ParameterError, match="column rank_common must be whole numbers, one for each layer"):
-        PositionLog(log.table, {**log.said, "target": {"name": "target", "layers": LAYERS + 1}})
+        PositionLog(log.table, {**log.header, "target": {"name": "target", "layers": LAYERS + 1}})
 
 
 def test_a_resumed_log_equals_an_uninterrupted_one(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_a_resumed_log_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     own.write_text(kept)
     tomorrow = said | {"date": "2026-01-02"}
     again, spent = logging.make(out, tomorrow, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2, resume=True)
-    assert again.said["date"] == "2026-01-02"
+    assert again.header["date"] == "2026-01-02"
     assert again.table.equals(whole.table)
     assert spent.total > 0
     assert not out.with_suffix(".parts").exists()
@@ -379,7 +379,7 @@ def test_match_rates_have_a_row_for_each_head_of_a_layer() -> None:
     common = log.table["rank_common"].to_numpy()
     ranks = np.maximum(common - 1, 1) * np.isin(np.arange(1, LAYERS + 1), (2, 3))
     table = log.table.with_columns(pl.Series("rank_trained", ranks, log.table.schema["rank_trained"]))
-    found = PositionLog(table, log.said | {"heads": {"name": "heads", "checksum": "0"}})
+    found = PositionLog(table, log.header | {"heads": {"name": "heads", "checksum": "0"}})
     rows = {row[:3]: row[3] for row in rate_tables.matches(found, [1, 2], position_log.HEADS).rows}
     heads = [(layer, "N") for layer in range(1, LAYERS)] + [(2, "Y"), (3, "Y")]
     assert {*rows} == {(*each, k) for each in heads for k in (1, 2)}
@@ -544,7 +544,7 @@ def test_a_table_is_printed_with_aligned_columns() -> None:
 def test_acceptance_of_sampled_drafts_is_the_mean_of_two_columns() -> None:
     log = made(sampling=Sampling(temperature=2.0))
     (drawn,) = (each for each in rate_tables.tables(log, [1], [1], 0.1) if each.title.startswith("Acceptance of sampled"))
-    for (_, rate, error, count), column in zip(drawn.rows, (log.column("overlap"), log.chances()), strict=True):
+    for (_, rate, error, count), column in zip(drawn.rows, (log.column("overlap"), log.acceptance_probabilities()), strict=True):
         values = np.concatenate(column)
         assert (rate, count) == (pytest.approx(values.mean()), values.size)
         assert error == pytest.approx(np.sqrt(((values - values.mean()) ** 2).sum() / (values.size - 1) / values.size))
@@ -740,7 +740,7 @@ def test_lossy_drafts_need_a_log_of_a_draft(kind: str, tmp_path: Path, monkeypat
 
     monkeypatch.chdir(tmp_path)
     log = made()
-    position_log.save(PositionLog(log.table.select([*position_log.TARGET]), {**log.said, "draft": None}), "log.json")
+    position_log.save(PositionLog(log.table.select([*position_log.TARGET]), {**log.header, "draft": None}), "log.json")
     method = 'name = "bild"\ndraft_layers = 2\nfallback_threshold = 0.5\nrollback_threshold = 2.0\n'
     law = f'[outcomes]\nkind = "{kind}"\nlog = "log.json"\n[cost]\ncost_ratio = 0.2\n'
     Path("s.toml").write_text(f'[scenario]\nname = "logged"\ntokens = 8\n[[method]]\nlayers = {LAYERS}\n{method}{law}')

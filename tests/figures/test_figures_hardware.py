@@ -130,7 +130,7 @@ def test_points_are_the_rows_and_roofs_the_peaks() -> None:
         assert roof == pytest.approx(np.minimum(each.rate, each.bandwidth * at))
         assert at[1] == pytest.approx(each.rate / each.bandwidth)
         model = Roofline(shape, each.bandwidth, each.rate)
-        assert xy(drawn[f"model {each.name}"])[1] == pytest.approx([2 * weights * w / model.products(w) for w in widths])
+        assert xy(drawn[f"model {each.name}"])[1] == pytest.approx([2 * weights * w / model.gemms(w) for w in widths])
     assert [hollow(drawn[f"points {each.name}"]) for each in found] == [False, True]
     said = all_text(figure)
     for word in (f"{MEASURED}:\nmeasured", f"{COMPOSED}:\ncomposed of operations", "assumed efficiencies", ";\npeaks published"):
@@ -635,7 +635,7 @@ def test_rooflines_by_hand(whole: Profile) -> None:
     assert rate == pytest.approx(2 * weights * tokens / row["time_s"])
     model = Roofline(shape_of(split), split.bandwidth, split.rate, tensor_parallel=2)
     modelled = halves.panels[0].line(f"model {split.name}")
-    assert 2 * weights * tokens / float(model.products(tokens)) == pytest.approx(
+    assert 2 * weights * tokens / float(model.gemms(tokens)) == pytest.approx(
         next(y for (_, y), width in zip(modelled, reached_peaks.points(split, 2).width, strict=True) if width == tokens)
     )
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
-from model.interpret.account import Account, Bill, Kind, Totals, Work, bill, context_of, kind_of
+from model.interpret.account import Account, FlopsAndBytes, Kind, Totals, Work, context_of, flops_and_bytes, kind_of
 from model.interpret.interpreter import count
 from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.adaptive import algorithm as policies
@@ -90,38 +90,39 @@ def test_bill_by_hand() -> None:
     model = preset("llama-2-13b")
     layer, head, row, making = model.layer_weights, 5120 * 32_000, 2 * 40 * 128, 5120 * 2 * 40 * 128
     own = Totals(3, 7, 11, 13, 17, 19, 23, 2, 5)
-    found = bill(Work({"target": own}, 2, 30), {"target": model}, bytes_each=4)
+    found = flops_and_bytes(Work({"target": own}, 2, 30), {"target": model}, bytes_each=4)
     assert found.flops == 2 * (layer * 11 + head * 5 + making * 23) + 4 * 40 * 128 * 13
     assert found.weight_bytes == 4 * (layer * 7 + head * 2 + making * 19)
     assert (found.kv_read_bytes, found.kv_written_bytes) == (4 * row * 17, 4 * row * (11 + 23))
     assert (found.head_passes, found.transferred_bytes) == (5, 4 * row * 30 + 4 * 5120 * 2)
     assert found.intensity == found.flops / (found.weight_bytes + found.kv_read_bytes + found.kv_written_bytes)
-    assert bill(Work({"target": own}), {"target": model}) == bill(Work({"target": own}), {"target": model}, bytes_each=2)
-    assert bill(Work({"target": own}), {"target": model}).transferred_bytes == 0
-    both = bill(Work({"target": own, "draft": own}), {"target": model, "draft": model}, bytes_each=4)
+    target = Work({"target": own})
+    assert flops_and_bytes(target, {"target": model}) == flops_and_bytes(target, {"target": model}, bytes_each=2)
+    assert flops_and_bytes(target, {"target": model}).transferred_bytes == 0
+    both = flops_and_bytes(Work({"target": own, "draft": own}), {"target": model, "draft": model}, bytes_each=4)
     assert both[:5] == tuple(2 * value for value in found[:5])
-    assert np.isnan(Bill(0, 0, 0, 0, 0, 0).intensity)
+    assert np.isnan(FlopsAndBytes(0, 0, 0, 0, 0, 0).intensity)
 
 
 def test_operations_of_a_pass_equal_those_of_its_shape() -> None:
     account, model = Account(), preset("opt-1.3b")
     account.add(Forward("target", (7, 8, 9), 5, LayerSpan(0, 24), heads=2))
-    assert account.bill({"target": model}).flops == model.operations(3, 5, heads=2)
+    assert account.flops_and_bytes({"target": model}).flops == model.operations(3, 5, heads=2)
     for more in ({}, {"bytes_each": 1}):
-        assert account.bill({"target": model}, **more) == bill(account.totals(), {"target": model}, **more)
+        assert account.flops_and_bytes({"target": model}, **more) == flops_and_bytes(account.totals(), {"target": model}, **more)
 
 
 def test_bill_needs_the_shape_of_every_model() -> None:
     account = Account()
     account.add(Forward("draft", (7,), 0, LayerSpan(0, 6)))
     with pytest.raises(ParameterError, match="shapes must have one for the draft model, got those of target"):
-        account.bill({"target": preset("t5-large")})
+        account.flops_and_bytes({"target": preset("t5-large")})
     with pytest.raises(ParameterError, match="got those of none"):
-        account.bill({})
+        account.flops_and_bytes({})
     with pytest.raises(ParameterError, match="bytes_each must be"):
-        account.bill({"draft": preset("t5-small")}, bytes_each=0)
+        account.flops_and_bytes({"draft": preset("t5-small")}, bytes_each=0)
     with pytest.raises(ParameterError, match="bytes_each must be at least 1, got 0"):
-        bill(Work({}), {}, bytes_each=0)
+        flops_and_bytes(Work({}), {}, bytes_each=0)
 
 
 # --- Closed forms ---

@@ -26,7 +26,7 @@ from model.methods.adaptive.draft_length_policies import (
 from model.methods.rounds import ReplayRounds, RoundPrices, Rounds, Tally, moments, round_prices, varying
 from model.methods.speculative.theory import optimal_draft_length, oracle_speedup, speedup
 from model.outcomes import random_streams
-from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov, Replay, ReplayChances, TwoClass
+from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov, RecordedProbabilities, Replay, TwoClass
 from model.steps import Forward, LayerSpan, Read
 from sim.scenarios import cases
 from sim.views import evaluation
@@ -184,7 +184,7 @@ CHAINS = [Iid(0.7), Iid(0.0), Iid(1.0), ByPosition([0.9, 0.2, 0.6, 0.8, 0.5, 0.3
 def sequences(law: Chain, positions: int) -> tuple[Bools, NDArray[np.float64]]:
     """All sequences of outcomes, shape (positions, sequences), and their probabilities."""
     rows = np.array(list(itertools.product((False, True), repeat=positions)), dtype=np.bool_).reshape(2**positions, positions).T
-    low, high = law.chances(positions)
+    low, high = law.probabilities(positions)
     chance = np.ones(rows.shape[1])
     for place, row in enumerate(rows):
         success = np.where(rows[place - 1], high[place], low[place]) if place else np.full(len(chance), low[0])
@@ -271,7 +271,7 @@ def test_recorded_outcomes_are_averaged() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 8])
 def test_recorded_probabilities_are_averaged_over_records_and_draws(tokens: int) -> None:
-    law = ReplayChances([[0.9, 0.2, 1.0, 0.5, 0.3, 0.8, 0.6, 0.7], [0.4, 0.0, 0.6, 0.9, 0.7, 1.0, 0.1, 0.5]])
+    law = RecordedProbabilities([[0.9, 0.2, 1.0, 0.5, 0.3, 0.8, 0.6, 0.7], [0.4, 0.0, 0.6, 0.9, 0.7, 1.0, 0.1, 0.5]])
     ways = [sequences(chain, tokens) for chain in law.chains]
     rows, chance = np.concatenate([rows for rows, _ in ways], axis=1), np.concatenate([chance for _, chance in ways]) / 2
     for first, longest in ((1, 4), (3, 3)):

@@ -118,10 +118,10 @@ def test_broadcast_times_equal_those_of_single_passes(width, sequences, position
 
 
 def test_continuous_batch_reads_the_mean_context():
-    cost = PassSeconds({"target": Made(LLAMA)}, prompt=100, batch=4, others_at=16.0)
+    cost = PassSeconds({"target": Made(LLAMA)}, prompt=100, batch=4, others_position=16.0)
     assert cost.context([0, 16, 32]).tolist() == [112, 116, 120]
     assert float(cost.plain_times(32)) == near(float(pass_time(Made(LLAMA), 1, 120, 4).seconds))
-    assert replace(cost, others_at=None).context([0, 16, 32]).tolist() == [100, 116, 132]
+    assert replace(cost, others_position=None).context([0, 16, 32]).tolist() == [100, 116, 132]
 
 
 def test_ragged_pass_is_padded_to_its_longest_and_widest():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from model.base.checks import ParameterError
 from model.interpret import interpreter
 from model.interpret.account import Account
-from model.interpret.simulated_answers import DraftOutcomes, World, together
+from model.interpret.simulated_answers import DraftOutcomes, World, batch_world
 from model.methods.draft_model import PLACEMENTS
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative.algorithm import Model, Parameters
@@ -83,7 +83,7 @@ def test_a_sequence_is_independent_of_its_batch(
     prompts = data.draw(st.none() | st.lists(st.integers(1, 4), min_size=len(random_draws), max_size=len(random_draws)))
     lengths = [1] * len(random_draws) if prompts is None else prompts
     own = [] if prompts is None else [range(length) for length in prompts]
-    answers = together([world(survivors, length) for survivors, length in zip(random_draws, lengths, strict=True)])
+    answers = batch_world([world(survivors, length) for survivors, length in zip(random_draws, lengths, strict=True)])
     parameters = choice(random_draws, batch, **more)
     steps = speculative.decode(parameters, [0], max(map(len, random_draws)), prompts=own)
     found = interpreter.count(steps, answers, parameters.outputs_of(max(map(len, random_draws))))
@@ -124,7 +124,7 @@ def test_passes_cover_all_remaining_sequences(random_draws: list[list[int]], mor
                 again = behind and not index
                 want.append(("draft", 1 + again, [*here], [at + index - again for at in places], 1))
             want.append(("target", drafts + 1, [*here], places, drafts + 1))
-    answers = together([world(own) for own in random_draws])
+    answers = batch_world([world(own) for own in random_draws])
     made = steps_of(speculative.decode(choice(random_draws, batch, **more), [0], max(map(len, random_draws))), answers)
     passes = [each for each in made if isinstance(each, Forward)]
     found = []
@@ -146,7 +146,7 @@ def test_two_sequences_by_hand() -> None:
     """
     random_draws = [[2, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0]]
     steps = speculative.decode(Parameters(LAYERS, 2, sequences=2, batching="static", lengths=(7, 4)), [0], 7)
-    made = steps_of(steps, together([world(own) for own in random_draws]))
+    made = steps_of(steps, batch_world([world(own) for own in random_draws]))
     passes = [
         (each.role, each.tokens, each.at, each.batch.sequences, () if each.batch.aligned else each.batch.positions)
         for each in made if isinstance(each, Forward) and each.batch
@@ -173,7 +173,7 @@ def test_two_sequences_by_hand() -> None:
 def test_sequences_leave_at_a_stop_token() -> None:
     random_draws = [[2, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]]
     steps = speculative.decode(Parameters(LAYERS, 2, sequences=2, batching="static"), [0], 6, stop=(2,))
-    made = steps_of(steps, together([world(own) for own in random_draws]))
+    made = steps_of(steps, batch_world([world(own) for own in random_draws]))
     commits = [each for each in made if isinstance(each, Commit)]
     assert [(each.sequence, each.tokens) for each in commits] == [(0, (1, 2)), (1, (1,)), (1, (2,))]
     assert [each.batch.sequences for each in made if isinstance(each, Forward) and each.batch][-1] == (1,)

@@ -20,7 +20,7 @@ from model.costs.step_costs import StepCosts
 from model.costs.width_curve import PassTimes
 from model.hardware.cost_models import UniformLayers, pass_time
 from model.interpret import interpreter
-from model.interpret.simulated_answers import DraftOutcomes, World, together
+from model.interpret.simulated_answers import DraftOutcomes, World, batch_world
 from model.methods.rounds import Rounds, moments, round_prices
 from model.methods.speculative import algorithm, paths, static_batches
 from model.methods.speculative.algorithm import Parameters
@@ -48,7 +48,7 @@ DEEPER = COST, WIDE, growing(LAYERS, draft=0.3, smaller_layers=2, link=0.25, pro
 def played(parameters: Parameters, random_draws: Sequence[Sequence[int]], cost: StepCosts, **more: Any) -> Run:
     """The simulator on sequences with these numbers of accepted tokens from each position."""
     tokens = max(parameters.lengths or (len(random_draws[0]),))
-    answers = together([World(1, LAYERS, drafts={"draft": DraftOutcomes("target", own)}) for own in random_draws])
+    answers = batch_world([World(1, LAYERS, drafts={"draft": DraftOutcomes("target", own)}) for own in random_draws])
     steps = algorithm.decode(parameters, [0], tokens)
     return simulate(steps, parameters.outputs_of(tokens), Cluster(parameters.units), cost, answers, **more)
 
@@ -317,7 +317,7 @@ def test_sequence_has_the_same_draws_in_any_batch() -> None:
         assert [each._replace(sequence=0) for each in one] == [each for each in pair if each.sequence == 0]
         assert [each for each in pair if each.sequence == 1] == [each for each in many if each.sequence == 1]
         assert [each._replace(sequence=1) for each in one] != [each for each in pair if each.sequence == 1]
-    assert random_streams.of_text("accept", 0) == "accept"
+    assert random_streams.sequence_purpose("accept", 0) == "accept"
 
 
 def test_hardware_costs_depend_on_sequences_and_tokens() -> None:

@@ -63,7 +63,7 @@ def wound(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
 
 AXES = {
     "HYPOTHESES": (1, 16), "FILLED": (1, 8), "GAPS": (0, 1000), "WIDE": (4,), "WIDE_GAPS": (0, 1000), "SHORT": (1,), "SETTLED": 1,
-    "PROCESS_TEXT": 4, "WARM_UPS": 2,
+    "PROCESS_PROMPT": 4, "WARM_UPS": 2,
 }  # fmt: skip
 """Ends of the axes that a measurement session times besides passes: the least that a prediction can interpolate between."""
 
@@ -76,7 +76,7 @@ def few_parts(monkeypatch: pytest.MonkeyPatch, context: int = 8, repeats: int = 
         monkeypatch.setattr(read_times, name, lambda decoder, whole=whole, times=times: whole(decoder, context, times))
     for constant, value in AXES.items():
         monkeypatch.setattr(read_times, constant, value)
-    monkeypatch.setattr(process_times, "PROCESS_TEXT", AXES["PROCESS_TEXT"])
+    monkeypatch.setattr(process_times, "PROCESS_PROMPT", AXES["PROCESS_PROMPT"])
 
 
 class Machine(TorchDispatchMode):

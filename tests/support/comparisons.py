@@ -17,8 +17,8 @@ from model.hardware.profile import Profile, Source, table_of
 from model.hardware.profile_costs import ProfileCosts
 from model.logs import forced_outcomes
 from model.logs.measured_runs import ROLES, MeasuredRuns
-from model.logs.read_log import DecisionLog
-from model.logs.recorded_decoding import Answered, Decoding, question
+from model.logs.read_log import ReadLog
+from model.logs.recorded_decoding import AnsweredRead, Decoding, question
 from model.logs.spans import OWN, Span, plain
 from model.methods import registry
 from model.steps import Commit, Read, Steps
@@ -64,13 +64,13 @@ class _Recorded:
     """Simulated answers that are recorded."""
 
     def __init__(self, world: Any) -> None:
-        self.world, self.reads = world, list[Answered]()
+        self.world, self.reads = world, list[AnsweredRead]()
         self.written: Sequence[int] = ()
 
     def read(self, step: Read) -> Any:
         self.world.written = self.written
         answer = self.world.read(step)
-        self.reads.append(Answered(question(step, step.output), answer))
+        self.reads.append(AnsweredRead(question(step, step.output), answer))
         return answer
 
 
@@ -118,7 +118,7 @@ def runs_of(
         name: of["target"].part("wake" if name == "link" else name, 1) for name in ("dispatch", "link", "promotion", "scheduling")
     }
     known = {name: 0.0 if each is None else float(each.seconds) for name, each in between.items()}
-    cost = ReplayedSeconds(of, slower=(1.0, slower), **known)
+    cost = ReplayedSeconds(of, slowdowns=(1.0, slower), **known)
     rows = []
     for number, each in enumerate(decodings):
         held = units[number] if units else 1
@@ -134,7 +134,7 @@ def runs_of(
             })  # fmt: skip
     models = {role: {"name": f"made-{role}", "checksum": "0", "layers": LAYERS[role]} for role in ROLES}
     versions = {name: FACTS[name] for name in ("python", "torch", "transformers")}
-    log = DecisionLog(
+    log = ReadLog(
         tuple(decodings), tuple(names or ["one"] * len(decodings)), models, None, 0, "2026-01-01", versions, "assumed: forced"
     )
     about = {

@@ -40,7 +40,7 @@ from model.methods.rounds import (
 )
 from model.methods.speculative.dependent_acceptance import expected_tokens_random_length
 from model.methods.speculative.theory import drafted_from_acceptance, optimal_draft_length, oracle_speedup, speedup
-from model.outcomes.outcome_laws import Chain, Replay, ReplayChances, TwoClass
+from model.outcomes.outcome_laws import Chain, RecordedProbabilities, Replay, TwoClass
 
 Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
@@ -117,11 +117,11 @@ def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw,
     """
     if isinstance(law, Replay | ReplayRounds):
         return _of_records(first, longest, tokens, law, prices)
-    if isinstance(law, ReplayChances):
+    if isinstance(law, RecordedProbabilities):
         return mixed([heuristic_moments(first, longest, tokens, chain, prices) for chain in law.chains])
     if not isinstance(law, Chain | Rounds):
         raise checks.ParameterError("this law of outcomes has no closed form for drafts; ask for views = ['paths']")
-    low, high = law.draft_chances(tokens, longest)
+    low, high = law.draft_probabilities(tokens, longest)
     lengths = np.arange(1, longest + 1)
     risen = np.minimum(lengths + RISE, longest) - 1
     # Axes: quantity (probability, first and second moment of the time so far, unit-time, arithmetic, rounds, drafted tokens),
@@ -178,7 +178,7 @@ def confidence_moments(longest: int, tokens: int, law: Chain | Rounds, doubt: Tw
     >>> confidence_moments(3, 9, Iid(1.0), TwoClass(1, 0), RoundPrices(flat, flat, flat)).rounds  # one drafted token per round
     5.0
     """
-    low, high = law.draft_chances(tokens, longest)
+    low, high = law.draft_probabilities(tokens, longest)
     goes_on = 1 - doubt.low_if_accepted
     kinds = 1 if prices.uniform else 2
     starts = np.zeros((tokens + 1, 2, kinds))  # axes: start, outcome before, draft before completely accepted

@@ -215,7 +215,7 @@ class Start(NamedTuple):
 
 def starts(parameters: Parameters, tokens: int, law: Independent) -> Iterator[Start]:
     """Distribution of segments, position by position: a start depends only on earlier decisions."""
-    fallback, rollback = law.chances(tokens - 1)
+    fallback, rollback = law.probabilities(tokens - 1)
     mass, late = np.zeros((2, tokens + 1))
     mass[0] = 1.0
     code = parameters.variant == "code"
@@ -269,10 +269,10 @@ def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
     return Work(found | {"draft": _totals(parameters.draft_layers, small)} if tokens > 1 else found)
 
 
-def _wide(place: int, width: Floats, chances: Floats, heads: Floats) -> Floats:
-    """Expected passes from a position: their number, tokens, attended positions, rows read and heads, weighted by `chances`."""
+def _wide(place: int, width: Floats, mass: Floats, heads: Floats) -> Floats:
+    """Expected passes from a position: their number, tokens, attended positions, rows read and heads, weighted by `mass`."""
     attended = place * width + width * (width + 1) / 2
-    return np.array([chances.sum(), chances @ width, chances @ attended, chances @ (place + width), chances @ heads])
+    return np.array([mass.sum(), mass @ width, mass @ attended, mass @ (place + width), mass @ heads])
 
 
 def _totals(layers: int, sums: Floats) -> Totals:

@@ -192,8 +192,8 @@ def _large_chances(law: AcceptanceLaw, tokens: int, longest: int) -> list[Chance
         played = [np.asarray(place < record[begun], dtype=np.float64) for record in law.records]
         return [(chances, chances) for chances in played]
     if isinstance(law, Rounds):
-        return [law.draft_chances(tokens, longest)]
-    return [chain.draft_chances(tokens, longest) for chain in _chains(law)]
+        return [law.draft_probabilities(tokens, longest)]
+    return [chain.draft_probabilities(tokens, longest) for chain in _chains(law)]
 
 
 # --- Readings with one pass of the medium model, and one first failure ------------------------------------------------
@@ -207,7 +207,7 @@ def one_pass(parameters: Parameters, tokens: int, large: Chances, medium: Chain,
     before it are acceptances. The tokens that the smaller models must still read at the next round are known at the end of this
     one, and their time is added there.
     """
-    gamma, chances = parameters.draft_length, medium.chances(tokens)
+    gamma, chances = parameters.draft_length, medium.probabilities(tokens)
     ring = zero = gamma + 2
     # Axes: quantity (probability, first and second moment of the time so far, unit-time, arithmetic, rounds, offered tokens), start
     # of a round, position of the last revealed outcome relative to it, its value, the large model's outcome before.
@@ -296,7 +296,7 @@ def _ends(large: Chances, start: int, offered: int) -> list[tuple[int, int, int,
 def recursive(parameters: Parameters, tokens: int, large: Chances, medium: Chain, price: PassPrices) -> Floats:
     """Means as in `one_pass`, with nan for the mean square: sums over start positions of probability times cost of a round."""
     gamma, inner = parameters.draft_length, longest_inner(parameters)
-    medium.chances(tokens - 1)  # raises ParameterError for too few rates
+    medium.probabilities(tokens - 1)  # raises ParameterError for too few rates
     inside, total, offers = _inside(price, inner), np.zeros(6), _Offers(medium, inner)
     # Times and arithmetic of an offer; independent of the start if neither the law nor the prices depend on the position.
     starting = [*_rounds(large, gamma, tokens)]

@@ -103,7 +103,7 @@ def _steps(law: Chain | Rounds, draft_length: int, tokens: int) -> Floats:
 
     Shape (positions, 2, draft_length + 1, 2).
     """
-    low, high = law.draft_chances(tokens, draft_length)
+    low, high = law.draft_probabilities(tokens, draft_length)
     found = np.zeros((tokens, 2, draft_length + 1, 2))
     for start in range(tokens):
         count = min(draft_length, tokens - 1 - start)

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from model.costs.layer_times import UnitCost
 from model.costs.step_costs import Floats, PassShape
 from model.interpret import interpreter
-from model.interpret.simulated_answers import DraftOutcomes, World, together
+from model.interpret.simulated_answers import DraftOutcomes, World, batch_world
 from model.methods.draft_model import PLACEMENTS
 from model.methods.method_parameters import BATCHING
 from model.methods.rounds import ReplayRounds
@@ -321,7 +321,7 @@ def _run(x: Example, cost: UnitCost) -> Run:
 
 def _world(x: Example) -> World:
     accepted = [survivors({**x, "survive": counts}) for counts in x["sequences"]]
-    return together([World(1, x.get("layers", 1), drafts={"draft": DraftOutcomes("target", counts)}) for counts in accepted])
+    return batch_world([World(1, x.get("layers", 1), drafts={"draft": DraftOutcomes("target", counts)}) for counts in accepted])
 
 
 def _counted(x: Example) -> interpreter.CountedWork:
