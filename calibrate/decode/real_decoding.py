@@ -44,7 +44,7 @@ def decode(
     Parameters
     ----------
     method
-        A folder of `model/methods`, or the dotted path of a module that is allowed (`model.methods.registry.allowing`).
+        A folder of `model/methods`, or the dotted path of a module that is allowed (`model.methods.registry.allow_modules`).
     models
         Decoders by role: the target and the other models of the method.
     settings
@@ -79,7 +79,7 @@ def decode(
     table = scheduled(method, {} if settings is None else settings, len(text), tokens)
     parameters = parameters_of(method, models, table, batches=answers is not None)
     check_room(models, parameters, len(text), tokens)
-    whole = parameters.outputs_of(tokens)
+    whole = parameters.total_tokens(tokens)
     reads: list[AnsweredRead] = []
     more_of: dict[str, Any] = {"log": reads if log else None, "answers": answers, "times": times}
     more_of |= {"sampling": sampling, "random_draws": random_draws}

@@ -152,12 +152,12 @@ class UnitCost(LayerTimeCosts, StepCosts):
         ratio = 1.0 if role == "target" else getattr(self, OPERATIONS[role])
         return float("nan") if ratio is None else float(ratio)
 
-    def of_batch(self, sequences: int, widest: int = 1) -> UnitCost:
+    def of_batch(self, sequences: int, max_width: int = 1) -> UnitCost:
         """Costs of a full batch: the time of a pass is that of a pass over `sequences` times as many tokens.
 
-        `widest` is the largest width that will be used, in tokens per sequence; `verify_cost` must reach `widest * sequences`.
+        `max_width` is the largest width that will be used, in tokens per sequence; `verify_cost` must reach `sequences` times that.
 
-        >>> cost = UnitCost(4, verify_cost=((1, 1.0), (2, 1.25), (8, 2.0)), cost_ratio=0.1).of_batch(2, widest=4)
+        >>> cost = UnitCost(4, verify_cost=((1, 1.0), (2, 1.25), (8, 2.0)), cost_ratio=0.1).of_batch(2, max_width=4)
         >>> cost.target_pass, cost.slowdown(4) * cost.target_pass, cost.whole("draft")
         (5.0, 8.0, 0.5)
         """
@@ -166,7 +166,7 @@ class UnitCost(LayerTimeCosts, StepCosts):
         factor = self.slowdown(sequences)
         scaled = {name: getattr(self, name) * factor for name in ("early_head", "final_head", "propagation", "state_check")}
         times = tuple(time * factor for time in self.layer_times or (1.0,) * self.layers)
-        pairs = tuple((width, float(self.curve.relative(width * sequences))) for width in range(1, widest + 1))
+        pairs = tuple((width, float(self.curve.relative(width * sequences))) for width in range(1, max_width + 1))
         return replace(self, layer_times=times, verify_cost=pairs, **scaled)
 
     def layer_times_of(self, step: Forward) -> list[float]:
@@ -216,8 +216,8 @@ class UnitCost(LayerTimeCosts, StepCosts):
             return time
         return np.broadcast_to(time, np.broadcast_shapes(time.shape, np.shape(shape.width), np.shape(at)))
 
-    def verify_curve(self, widest: int) -> tuple[tuple[int, float], ...] | None:
-        """The pairs of `verify_cost` as given, even if they do not reach `widest`."""
+    def verify_curve(self, max_width: int) -> tuple[tuple[int, float], ...] | None:
+        """The pairs of `verify_cost` as given, even if they do not reach `max_width`."""
         return self.verify_cost
 
     def has_model(self, role: str) -> bool:

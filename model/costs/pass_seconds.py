@@ -242,14 +242,14 @@ class PassSeconds(StepCosts):
         """Time of a whole pass of a smaller model relative to a pass of the target, at position `middle` [-]."""
         return float(self.draft_times(self.middle, role=role) / self.plain_times(self.middle)) if self.has_model(role) else None
 
-    def verify_curve(self, widest: int) -> tuple[tuple[int, float], ...] | None:
+    def verify_curve(self, max_width: int) -> tuple[tuple[int, float], ...] | None:
         """Pairs (width, time of a pass of the target relative to width 1) at position `middle`; None if the time is constant.
 
         >>> from model.hardware.cost_models import UniformLayers
         >>> from model.architectures.transformer import preset
         >>> PassSeconds({"target": UniformLayers(preset("llama-2-13b"), 0.001)}).verify_curve(3)
         """
-        times = [float(self.verify_times(width, self.middle)) for width in range(1, widest + 1)]
+        times = [float(self.verify_times(width, self.middle)) for width in range(1, max_width + 1)]
         if min(times) == max(times):
             return None
         return tuple((width, time / times[0]) for width, time in enumerate(times, 1))

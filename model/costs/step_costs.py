@@ -173,8 +173,8 @@ class StepCosts:
         self.require(role)
         return self.times(PassShape(WHOLE, role, width, sequences, heads=1), at)
 
-    def verify_curve(self, widest: int) -> tuple[tuple[int, float], ...] | None:
-        """Pairs (width, time of a pass of the target relative to width 1) up to `widest`; None if the time is constant.
+    def verify_curve(self, max_width: int) -> tuple[tuple[int, float], ...] | None:
+        """Pairs (width, time of a pass of the target relative to width 1) up to `max_width`; None if the time is constant.
 
         For policies that choose the draft length: one curve, at one fixed position.
         """

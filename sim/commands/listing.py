@@ -148,7 +148,8 @@ def _method(name: str) -> str:
     perhaps = ", with some of its parameters" if "outcomes_for" in vars(kind) else ""
     asked = [f"{outcome}: {about} (`sim ls outcomes {outcome}`){perhaps}" for outcome, about in laws.items()]
     parts.append("\n".join(["[outcomes]", *asked]) if asked else "[outcomes]: none")
-    parts.append("batching of several sequences\n" + _rows({way: method_parameters.SAID[way] for way in kind.BATCHINGS}))
+    batchings = {batching: method_parameters.BATCHING_DESCRIPTIONS[batching] for batching in kind.BATCHINGS}
+    parts.append("batching of several sequences\n" + _rows(batchings))
     required = [RATIOS[role] for role in kind.roles_for({})]
     looked_at, given = kind.all_costs_for({}), {*_given(cases.Cost), *_given(HardwareCost)}
     also = sorted({f"{key}_s" if key not in given else key for key in looked_at} - {*required})

@@ -53,7 +53,7 @@ def compute(
 
     A worker makes the plan of its tables once; without workers, `plan` is the plan of the run.
     """
-    with registry.allowing(allowed):
+    with registry.allow_modules(allowed):
         plan = plan or _plan_of(tables)
         grid = plan.grid
         if shard.view == "formula":
@@ -92,7 +92,7 @@ _plans: dict[tuple[Any, ...], ShardPlan] = {}
 
 
 def _plan_of(tables: Tables) -> ShardPlan:
-    key = scenario_file.fingerprint(tables), registry.allowed()
+    key = scenario_file.fingerprint(tables), registry.allowed_modules()
     if key not in _plans:
         _plans.clear()
         _plans[key] = ShardPlan(Grid(tables, check=False))
@@ -319,7 +319,7 @@ def _computed(plan: ShardPlan, missing: dict[Shard, Path], workers: int) -> Iter
         before = len(left)
         work = joblib.Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1, pre_dispatch="2*n_jobs")
         try:
-            wanted = [(tables, shard, path, registry.allowed()) for shard, path in left.items()]
+            wanted = [(tables, shard, path, registry.allowed_modules()) for shard, path in left.items()]
             for shard, path in work(joblib.delayed(_in_worker)(os.getpid(), compute, *each) for each in wanted):
                 del left[shard]
                 yield shard, path

@@ -226,8 +226,8 @@ def _frozen(records: Sequence[Sequence[int]], least: int = 1, cut: int | None = 
 
 
 @lru_cache(maxsize=32)
-def _played(records: Lengths, longest: int) -> tuple[rates_from_logs.Means, rates_from_logs.Played]:
-    played = rates_from_logs.play(records, longest)
+def _played(records: Lengths, longest: int) -> tuple[rates_from_logs.Means, rates_from_logs.ReplayedRounds]:
+    played = rates_from_logs.replay(records, longest)
     return rates_from_logs.means(played), played
 
 
@@ -309,7 +309,8 @@ class ReportedByEngine(LawRecord):
     def _words(self) -> str:
         if self.engine == "alpha":
             return f"acceptance rate {self.rate}"
-        return engine_dialects.read(self.engine, self.draft_length, rate=self.rate, length=self.length, field=self.field).words
+        reading = engine_dialects.read(self.engine, self.draft_length, rate=self.rate, length=self.length, field=self.field)
+        return reading.description
 
     def _alpha(self) -> float:
         from model.methods.speculative.theory import reported_acceptance

@@ -266,12 +266,12 @@ class Case:
     @property
     def outputs(self) -> int:
         """Number of generated tokens, of all decoded sequences."""
-        return self.parameters.outputs_of(self.settings.tokens)
+        return self.parameters.total_tokens(self.settings.tokens)
 
     @property
     def steps(self) -> int:
         """Number of output positions decoded one after another; for methods that decode whole batches, their steps."""
-        return self.parameters.steps_of(self.settings.tokens)
+        return self.parameters.plain_steps(self.settings.tokens)
 
     @property
     def full_batch(self) -> int:
@@ -415,7 +415,7 @@ def resolve_but_outcomes(tables: Tables, index: int = 0, used: Sequence[frozense
             f"{where['cost']}.{unknown[0]} is required by method {name} together with the other: the arithmetic of a token in that"
             " model relative to the target's; or leave out both, and operations are not counted"
         )
-    widest = parameters.widest_of(settings.tokens)
+    widest = parameters.largest_pass_of(settings.tokens)
     _refuse_narrow(model, widest, parameters, where["cost"], name)
     model = model.of_batch(parameters.full_batch, widest)
     parameters = parameters.with_costs(model)

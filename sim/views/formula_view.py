@@ -340,7 +340,7 @@ def operations_of(case: Case, compute_per_token: float, *, sampled: bool = False
     For simulated views the busy time is preferred if every pass has one token, since it belongs to the same decodings.
     """
     known = not case.parameters.roles and case.parameters.decoded_sequences == 1 and case.cost.only_layers
-    if case.parameters.counts_layers and not (sampled and known and case.parameters.widest == 1):
+    if case.parameters.counts_layers and not (sampled and known and case.parameters.largest_pass == 1):
         worked = _work(case)
         layers = None if worked is None else float(worked.of["target"].layer_passes)
         return {} if layers is None else {"operations_per_token": layers / case.parameters.layers / case.outputs}

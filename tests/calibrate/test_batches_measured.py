@@ -42,7 +42,7 @@ def test_forced_outcomes_give_the_passes_of_the_simulation(kind: str, batch: int
     found = measure_runs.decode(choice, models, 9, 1, log=True)
     parameters = speculative.Parameters(**found.settings)
     world = forced_outcomes.world(parameters, 4, 9, RATES, seed=1)
-    work = count(speculative.decode(parameters, tuple(range(4)), 9), world, parameters.outputs_of(9))
+    work = count(speculative.decode(parameters, tuple(range(4)), 9), world, parameters.total_tokens(9))
     assert tuple(work.committed) == found.commits
     assert work.account.passes_by_kind == found.account.passes_by_kind
     for number, tokens in work.sequences.items():

@@ -425,7 +425,7 @@ def test_tables_by_position_and_of_independence_are_plain_counts() -> None:
         expected = np.sqrt(((sums - TOKENS * mean) ** 2).mean() / (TOKENS * mean * (1 - mean))) if 0 < mean < 1 else np.nan
         assert spread == pytest.approx(expected, nan_ok=True)
     lengths = [each + 1 for each in log.column("accepted")]
-    played = rates_from_logs.play(lengths, 3)
+    played = rates_from_logs.replay(lengths, 3)
     rows = {row[0]: row for row in table("Acceptance (measured").rows}
     assert rows["mean_acceptance_length"][1:3] == (3, pytest.approx(played.accepted.mean() + 1))
     assert rows["mean_acceptance_length"][5] == played.accepted.size
@@ -489,7 +489,7 @@ def test_all_tables_of_a_log_cell_by_cell(
         runs, correlation = rates_from_logs.runs_test(matched), rates_from_logs.lag_correlation(matched)
         assert found == pytest.approx((common[:, layer - 1] <= k).mean())
         assert (lag, p, z, p_z) == pytest.approx((correlation.correlation, correlation.p_value, runs.z, runs.p_value), nan_ok=True)
-    played = {gamma: rates_from_logs.play(lengths, gamma) for gamma in (2, 3)}
+    played = {gamma: rates_from_logs.replay(lengths, gamma) for gamma in (2, 3)}
     flat = tables[3].rows[0]
     assert flat[:6] == ("positions", "-", *map(float, rates_from_logs.accepted_of_positions(lengths)))
     assert np.isnan(flat[6:]).all()
@@ -504,9 +504,9 @@ def test_all_tables_of_a_log_cell_by_cell(
         assert np.isnan([*drafted[6:], *mean[3:5], *mean[6:]]).all()
         means = rates_from_logs.means(played[gamma])
         [row] = [row for row in tables[4].rows if row[0] == gamma]
-        assert row == (*means[:8], means.half)
+        assert row == (*means[:8], means.sequences_with_half)
     assert len(tables[4].notes) == 1
-    place, position = rates_from_logs.by_place(played[3]), rates_from_logs.by_output_position(played[3], [0, 3, 6, 9, 12])
+    place, position = rates_from_logs.by_draft_position(played[3]), rates_from_logs.by_output_position(played[3], [0, 3, 6, 9, 12])
     names = ("1-3", "4-6", "7-9", "10-12")
     for table, by, first in ((tables[5], place, (1, 2, 3)), (tables[6], position, names)):
         expected = [
@@ -514,7 +514,7 @@ def test_all_tables_of_a_log_cell_by_cell(
             for name, *each, count in zip(first, by.rate, by.low, by.high, by.trials, strict=True)
         ]
         assert [*table.rows] == expected
-    accepted = rates_from_logs.coins(lengths)
+    accepted = rates_from_logs.first_token_outcomes(lengths)
     correlation, runs = rates_from_logs.lag_correlation(accepted), rates_from_logs.runs_test(accepted)
     tests = [rates_from_logs.geometric_test(played[gamma]) for gamma in (2, 3)]
     assert tables[7].rows == (

@@ -104,7 +104,7 @@ def twin(parameters: Parameters, tokens: int, accept: Bools, doubts: Whole | Non
     """The vectorised walk, at a cost ratio of 1/4."""
     prices = round_prices(UnitCost(1, cost_ratio=0.25), parameters.longest_draft)
     unsure = doubts[: tokens - 1].astype(np.uint8) if doubts is not None and parameters.policy == "confidence" else None
-    return varying(parameters.started(accept.shape[1]), tokens, played(accept), prices, unsure)
+    return varying(parameters.initial_policy(accept.shape[1]), tokens, played(accept), prices, unsure)
 
 
 @pytest.mark.parametrize("policy", ALL)
@@ -165,7 +165,7 @@ def test_one_decoding_and_many_decide_identically(data: st.DataObject) -> None:
     policy = data.draw(st.sampled_from(ALL))
     parameters = choice(policy, max_draft_length=30, **({"step": data.draw(st.floats(0, 50))} if policy == "gradient" else {}))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    many, single = parameters.started(17), [parameters.started(1) for _ in range(17)]
+    many, single = parameters.initial_policy(17), [parameters.initial_policy(1) for _ in range(17)]
     for _ in range(15):
         which = np.flatnonzero(rng.random(17) < 0.7)
         drafted = many.length[which]
@@ -287,7 +287,7 @@ def test_prediction_equals_the_mean_of_the_walk() -> None:
     rows, chance = sequences(Iid(0.6), 8)
     for placement, units in (("colocated", 1), ("separate", 2)):
         parameters = choice("heuristic", placement=placement, draft_length=2)
-        tally = varying(parameters.started(len(chance)), 8, played(rows), round_prices(cost, 6, separate=units == 2))
+        tally = varying(parameters.initial_policy(len(chance)), 8, played(rows), round_prices(cost, 6, separate=units == 2))
         found = adaptive.predict(parameters, 8, Iid(0.6), cost)
         values = [found.latency, found.latency_variance, found.busy, found.operations, found.rounds, found.drafted]
         assert [float(np.asarray(value)) for value in values] == pytest.approx(means(tally, chance))
@@ -341,7 +341,7 @@ def test_no_policy_exceeds_the_oracle_bound(rate: float, ratio: float, tokens: i
     bound = tokens * (1 - rate + ratio * rate)
     assert bound == pytest.approx(tokens / float(oracle_speedup(rate, ratio)) if bound else 0)
     prices = round_prices(UnitCost(1, cost_ratio=ratio), 6)
-    for policy in [*(choice(name).started(len(chance)) for name in ALL), Arbitrary(seed, 6, len(chance))]:
+    for policy in [*(choice(name).initial_policy(len(chance)) for name in ALL), Arbitrary(seed, 6, len(chance))]:
         tally = varying(policy, tokens, played(rows), prices)
         assert float(tally.time @ chance) >= bound * (1 - 1e-12) - 1e-12
 
@@ -534,7 +534,7 @@ def test_defaults_are_as_documented() -> None:
     assert Parameters(4, "optimum", min_draft_length=7).first == 7
     assert Parameters(4, "optimum", min_draft_length=0, draft_length=0, believed_cost_ratio=0.5).first == 0
     assert (Parameters(4, "optimum").units, Parameters(4, "optimum", placement="separate").units) == (1, 2)
-    assert (plain["optimum"].longest_draft, plain["optimum"].widest) == (20, 21)
+    assert (plain["optimum"].longest_draft, plain["optimum"].largest_pass) == (20, 21)
     told = Parameters(4, "gradient", believed_cost_ratio=0.3)
     cost = UnitCost(4, cost_ratio=0.1)
     assert told.with_costs(cost) is told
@@ -542,7 +542,7 @@ def test_defaults_are_as_documented() -> None:
     assert plain["heuristic"].with_costs(cost) is plain["heuristic"]
     for policy in RUNNING:
         with pytest.raises(ParameterError, match=f"believed_cost_ratio is required by policy '{policy}'"):
-            plain[policy].started(1)
+            plain[policy].initial_policy(1)
 
 
 def test_the_estimate_stays_without_drafts() -> None:

@@ -241,7 +241,7 @@ def test_invalid_parameters_are_refused(given_: dict[str, Any], message: str) ->
 
 def test_reserved_units() -> None:
     assert [Parameters(8, placement=name).units for name in ("colocated", "separate")] == [1, 2]
-    assert (Parameters(8).max_draft_length, Parameters(8, 5).longest_draft, Parameters(8, 5).widest) == (10, 5, 6)
+    assert (Parameters(8).max_draft_length, Parameters(8, 5).longest_draft, Parameters(8, 5).largest_pass) == (10, 5, 6)
     assert Parameters.roles_for({}) == ("draft",)
     assert Parameters.roles_for({"exit_layer": 2}) == ()
     assert not Parameters.EXACT
@@ -301,8 +301,8 @@ def test_prices_by_width_and_with_links() -> None:
     assert apart.segment[0].tolist() == [[8, 13, 19], [11, 15, 21]]  # nothing is sent without a draft
     assert apart.segment[1].tolist() == together.segment[1].tolist() == together.segment[0].tolist()
     assert apart.segment[2].tolist() == [[1, 2.5, 4], [1.5, 3, 4.5]]
-    assert apart.again[0].tolist()[:2] == [10, 14]
-    assert apart.again[2].tolist() == [2, 3, 4]
+    assert apart.rollback_pass[0].tolist()[:2] == [10, 14]
+    assert apart.rollback_pass[2].tolist() == [2, 3, 4]
     uncounted = prices(choice("paper", 2), UnitCost(8, cost_ratio=0.25)).segment[2]
     assert uncounted[0, 0] == 1  # without the small model its unknown price does not matter
     assert np.isnan(uncounted.ravel()[1:]).all()
@@ -453,7 +453,7 @@ def test_start_probabilities_sum_to_one_per_position() -> None:
     parameters, law = choice("code", 3), Independent(0.3, 0.2)
     every = [*starts(parameters, 9, law)]
     assert len(every) == 9
-    assert near(sum(each.mass * (1 + each.again.sum()) for each in every), moments(parameters, 9, law, FLAT).rounds)
+    assert near(sum(each.mass * (1 + each.rollback_pass.sum()) for each in every), moments(parameters, 9, law, FLAT).rounds)
     assert every[0].mass == 1
     assert every[1].late == 0
     assert near([each.unsure.sum() + each.whole for each in every], np.ones(9))

@@ -16,7 +16,7 @@ from model.methods.peak_demand import Demand
 from model.methods.pearl import paths
 from model.methods.pearl import theory as pearl
 from model.methods.pearl.algorithm import DRAFT_STOPS, REJECTION, Parameters, decode
-from model.methods.prediction import MethodChoice, PredictionPoints, one_by_one
+from model.methods.prediction import MethodChoice, PredictionPoints, predict_separately
 from model.outcomes.outcome_laws import ByPosition, Iid, Markov, RecordedProbabilities, Replay
 from model.outcomes.random_streams import BLOCK
 from sim.engine.cluster import LINKS, STOPS, Cluster
@@ -257,7 +257,7 @@ def test_predict_points_equals_single_predictions() -> None:
     ]  # fmt: skip
     choice, law = (each.reshape(-1) for each in np.indices((len(choices), len(laws))))
     together = pearl.predict_points(PredictionPoints(choices, laws, choice, law))
-    alone = one_by_one(pearl.predict, PredictionPoints(choices, laws, choice, law))
+    alone = predict_separately(pearl.predict, PredictionPoints(choices, laws, choice, law))
     for name in ("latency", "latency_variance", "busy", "units_ratio", "units", "plain_latency", "rounds", "drafted", "operations"):
         assert getattr(together, name) == pytest.approx(getattr(alone, name), rel=1e-12, abs=1e-9, nan_ok=True), name
 

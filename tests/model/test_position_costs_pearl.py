@@ -15,7 +15,7 @@ from model.hardware.cost_models import UniformLayers
 from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.pearl import paths, theory
 from model.methods.pearl.algorithm import DRAFT_STOPS, REJECTION, ROUND, Parameters, decode
-from model.methods.prediction import MethodChoice, PredictionPoints, one_by_one
+from model.methods.prediction import MethodChoice, PredictionPoints, predict_separately
 from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay
 from model.outcomes.random_streams import BLOCK
 from sim.engine.cluster import Cluster
@@ -100,7 +100,7 @@ def test_predict_points_equals_single_predictions() -> None:
     ]  # fmt: skip
     choice, law = (each.reshape(-1) for each in np.indices((len(choices), len(laws))))
     together = theory.predict_points(PredictionPoints(choices, laws, choice, law))
-    alone = one_by_one(theory.predict, PredictionPoints(choices, laws, choice, law))
+    alone = predict_separately(theory.predict, PredictionPoints(choices, laws, choice, law))
     for name in ("latency", "latency_variance", "busy", "units_ratio", "plain_latency", "rounds", "drafted", "operations"):
         assert getattr(together, name) == pytest.approx(getattr(alone, name), rel=1e-12, abs=1e-9, nan_ok=True), name
 

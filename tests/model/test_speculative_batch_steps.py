@@ -86,7 +86,7 @@ def test_a_sequence_is_independent_of_its_batch(
     answers = batch_world([world(survivors, length) for survivors, length in zip(random_draws, lengths, strict=True)])
     parameters = choice(random_draws, batch, **more)
     steps = speculative.decode(parameters, [0], max(map(len, random_draws)), prompts=own)
-    found = interpreter.count(steps, answers, parameters.outputs_of(max(map(len, random_draws))))
+    found = interpreter.count(steps, answers, parameters.total_tokens(max(map(len, random_draws))))
     assert len(found.tokens) == sum(map(len, random_draws))
     for number, (survivors, length) in enumerate(zip(random_draws, lengths, strict=True)):
         steps = speculative.decode(Parameters(LAYERS, **more), range(length), len(survivors))
@@ -218,11 +218,11 @@ def test_attention_and_rows_of_passes_over_unequal_sequences() -> None:
 
 def test_properties_of_parameters_of_batches() -> None:
     choice = Parameters(LAYERS, 3, sequences=4, batching="static", lengths=(5, 2))
-    assert (choice.decoded_sequences, choice.widest, choice.outputs_of(5), choice.steps_of(5)) == (2, 8, 7, 5)
+    assert (choice.decoded_sequences, choice.largest_pass, choice.total_tokens(5), choice.plain_steps(5)) == (2, 8, 7, 5)
     four = Parameters(LAYERS, 3, sequences=4, batching="static")
-    assert (four.decoded_sequences, four.widest) == (4, 16)
+    assert (four.decoded_sequences, four.largest_pass) == (4, 16)
     one = Parameters(LAYERS, 3)
-    assert (one.decoded_sequences, one.widest, one.outputs_of(5), one.steps_of(5)) == (1, 4, 5, 5)
+    assert (one.decoded_sequences, one.largest_pass, one.total_tokens(5), one.plain_steps(5)) == (1, 4, 5, 5)
     for wrong in ({"sequences": 0}, {"lengths": ()}, {"lengths": (0,)}):
         with pytest.raises(ParameterError, match=r"sequences|lengths"):
             Parameters(LAYERS, 3, **wrong)  # type: ignore[arg-type]

@@ -14,8 +14,6 @@ ALLOWED: dict[str, set[str]] = {
     "calibrate/family/corpus.py": {"texts"},  # a variable within a string
     "calibrate/measured_runs/measure_runs.py": {"beside"},  # a parameter
     "model/base/renamed_keys.py": {"beside", "texts"},  # keys of earlier versions
-    "model/logs/spans.py": {"beside"},  # a function
-    "model/methods/speculative/rates_from_logs.py": {"coins"},  # a function
     "tests/calibrate/test_align_draft.py": {"texts"},
     "tests/calibrate/test_interleaved_profiles.py": {"texts"},
     "tests/calibrate/test_layers_command.py": {"nobody"},

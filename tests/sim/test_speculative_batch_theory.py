@@ -50,7 +50,7 @@ def played(parameters: Parameters, random_draws: Sequence[Sequence[int]], cost: 
     tokens = max(parameters.lengths or (len(random_draws[0]),))
     answers = batch_world([World(1, LAYERS, drafts={"draft": DraftOutcomes("target", own)}) for own in random_draws])
     steps = algorithm.decode(parameters, [0], tokens)
-    return simulate(steps, parameters.outputs_of(tokens), Cluster(parameters.units), cost, answers, **more)
+    return simulate(steps, parameters.total_tokens(tokens), Cluster(parameters.units), cost, answers, **more)
 
 
 def survivors(right: Sequence[bool]) -> list[int]:
@@ -145,7 +145,7 @@ LAWS = st.floats(0, 1).map(Iid) | st.tuples(st.floats(0.1, 0.9), st.floats(0, 0.
 
 @given(LAWS, st.integers(0, 5), st.integers(1, 20))
 def test_enumerated_rounds_are_all_rounds(law: Any, gamma: int, tokens: int) -> None:
-    found, want = static_batches.going(law, gamma, tokens), moments(gamma, tokens, law, round_prices(COST, gamma))
+    found, want = static_batches.round_probabilities(law, gamma, tokens), moments(gamma, tokens, law, round_prices(COST, gamma))
     assert near(found.sum(), want.rounds, 1e-12)
     assert near((found @ np.arange(gamma + 1)).sum(), want.drafted, 1e-12, 1e-300)
     assert near(found[0].sum(), 1.0)

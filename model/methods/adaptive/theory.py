@@ -29,7 +29,7 @@ from model.methods.rounds import (
     ReplayRounds,
     RoundPrices,
     Rounds,
-    each_record,
+    draws_of_records,
     longest_skipped,
     mean_of,
     mixed,
@@ -46,7 +46,7 @@ Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
 Law = AcceptanceLaw | Mapping[str, AcceptanceLaw | TwoClass]
 
-UNKNOWN = Moments(*[float("nan")] * 6)
+NO_MOMENTS = Moments(*[float("nan")] * 6)
 
 
 # --- A decoding as a whole ------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: StepCosts
     count = int(np.asarray(tokens))
     prices = round_prices(cost, parameters.longest_draft, tokens=count, separate=parameters.placement == "separate")
     accept, doubt = (law["accept"], law["confidence"]) if isinstance(law, Mapping) else (law, None)
-    found = UNKNOWN
+    found = NO_MOMENTS
     if parameters.policy == "heuristic" and not isinstance(accept, TwoClass):
         found = heuristic_moments(parameters.first, parameters.longest_draft, count, accept, prices)
     elif isinstance(doubt, TwoClass) and isinstance(accept, Chain | Rounds):
@@ -163,7 +163,7 @@ def _spent(now: Floats, prices: RoundPrices, drafted: Whole) -> Floats:
 
 
 def _of_records(first: int, longest: int, tokens: int, law: Replay | ReplayRounds, prices: RoundPrices) -> Moments:
-    choice = each_record(law, tokens)
+    choice = draws_of_records(law, tokens)
     return mean_of(varying(Heuristic(first, longest, choice.shape[1]), tokens, law.drafts(iter([choice])), prices))
 
 

@@ -139,7 +139,8 @@ def _verifying(parameters: Parameters, cost: StepCosts, tokens: int) -> Floats:
     """
     form = parameters.beams, parameters.draft_width, parameters.rule, parameters.arrangement
     widths, whole = pass_width(np.arange(parameters.draft_length + 1), *form), LayerSpan(0, cost.layers)
-    return times_by_width(cost, lambda width: PassShape(whole, width=width, heads=width, tree=parameters.several), widths, tokens)
+    tree = parameters.several_hypotheses
+    return times_by_width(cost, lambda width: PassShape(whole, width=width, heads=width, tree=tree), widths, tokens)
 
 
 def _drafting(parameters: Parameters, cost: StepCosts, tokens: int) -> Floats:
@@ -155,7 +156,7 @@ def _drafting(parameters: Parameters, cost: StepCosts, tokens: int) -> Floats:
     layers = LayerSpan(0, parameters.draft_layers)
 
     def times(width: int, heads: int, at: ArrayLike) -> Floats:
-        return cost.times(PassShape(layers, "draft", width, heads=heads, tree=parameters.several), at)
+        return cost.times(PassShape(layers, "draft", width, heads=heads, tree=parameters.several_hypotheses), at)
 
     drafted, start = np.arange(parameters.draft_length + 1), np.arange(tokens)
     if cost.uniform:

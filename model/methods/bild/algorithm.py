@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from model.base import checks
 from model.methods.draft_model import MAX_DRAFT, DraftModel
 from model.methods.formula_check import FormulaCheck
-from model.methods.speculative.algorithm import Guess, Model, look, start
+from model.methods.speculative.algorithm import DraftedToken, Model, start, verification_pass
 from model.steps import Commit, Forward, LayerSpan, Read, Step, Steps, ended
 
 VARIANTS = ("paper", "code")
@@ -126,7 +126,7 @@ class Parameters(DraftModel):
         return self.max_draft_length
 
     @property
-    def widest(self) -> int:
+    def largest_pass(self) -> int:
         """Largest number of tokens in a pass of the large model."""
         return self.longest_draft + 1
 
@@ -134,7 +134,7 @@ class Parameters(DraftModel):
 class Draft(NamedTuple):
     """Tokens drafted by the small model, whether it stopped because it was unsure, and the outputs of all its passes."""
 
-    guesses: list[Guess]
+    guesses: list[DraftedToken]
     unsure: bool
     outputs: list[Any]
 
@@ -152,7 +152,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
     while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
         written = yield from write(parameters, small, text, min(parameters.max_draft_length, end - len(text) - 1))
         if parameters.exit_layer is None:
-            out = yield look(large, text, written.guesses)
+            out = yield verification_pass(large, text, written.guesses)
         else:
             out = yield from _look_deeper(parameters, small, text, written)
         read = yield from _decide(parameters, large, text, written, out, stop)
@@ -162,7 +162,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
 def write(parameters: Parameters, model: Model, text: Sequence[int], length: int) -> Generator[Step, Any, Draft]:
     """Draft at most `length` tokens after the sequence with the small model, until it is unsure."""
     threshold = UNSURE if parameters.fallback_threshold is None else parameters.fallback_threshold
-    guesses: list[Guess] = []
+    guesses: list[DraftedToken] = []
     outputs: list[Any] = []
     ahead = list(text)
     while len(guesses) < length:
@@ -172,7 +172,7 @@ def write(parameters: Parameters, model: Model, text: Sequence[int], length: int
         token = yield Read("next", out)
         if (yield Read("confidence", out, token=token)) < threshold:
             return Draft(guesses, True, outputs)
-        guesses.append(Guess(token, out))
+        guesses.append(DraftedToken(token, out))
         ahead.append(token)
     return Draft(guesses, False, outputs)
 
@@ -218,6 +218,6 @@ def _decide(
     return read
 
 
-def _own(out: Any, kept: int, guesses: Sequence[Guess]) -> Read:
+def _own(out: Any, kept: int, guesses: Sequence[DraftedToken]) -> Read:
     """Read of the large model's own token after `kept` drafted tokens."""
     return Read("next", out, kept - len(guesses) - 1)

@@ -27,14 +27,14 @@ Floats = NDArray[np.float64]
 
 
 class SegmentPrices(NamedTuple):
-    """Time, unit-time and arithmetic of segments (`segment`) and of the pass after a rollback (`again`).
+    """Time, unit-time and arithmetic of segments (`segment`) and of the pass after a rollback (`rollback_pass`).
 
-    `segment` has axes (price, unsure, drafted tokens), `again` (price, kept tokens). If times depend on the position, there is an
-    additional axis before the last: the start position of the segment.
+    `segment` has axes (price, unsure, drafted tokens), `rollback_pass` (price, kept tokens). If times depend on the position, there
+    is an additional axis before the last: the start position of the segment.
     """
 
     segment: Floats
-    again: Floats
+    rollback_pass: Floats
     reread: Floats | None = None
     """Additional time and unit-time of a segment, by its start position, if the small model must read two tokens first.
 
@@ -43,11 +43,13 @@ class SegmentPrices(NamedTuple):
     @property
     def uniform(self) -> bool:
         """True if a segment takes the same time at every position."""
-        return self.again.ndim == 2
+        return self.rollback_pass.ndim == 2
 
     def at(self, position: int) -> tuple[Floats, Floats]:
-        """`segment` and `again` of segments that start at a position."""
-        return (self.segment, self.again) if self.uniform else (self.segment[:, :, position], self.again[:, position])
+        """`segment` and `rollback_pass` of segments that start at a position."""
+        if self.uniform:
+            return self.segment, self.rollback_pass
+        return self.segment[:, :, position], self.rollback_pass[:, position]
 
 
 def prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) -> SegmentPrices:
@@ -63,7 +65,7 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) -> SegmentP
     ([[24.0, 30.0, 36.0], [30.0, 36.0, 42.0]], [[1.0, 2.0625, 3.125], [1.0625, 2.125, 3.1875]])
     """
     layers, longest = parameters.layers, parameters.longest_draft
-    whole, widths = LayerSpan(0, layers), np.arange(1, parameters.widest + 1)
+    whole, widths = LayerSpan(0, layers), np.arange(1, parameters.largest_pass + 1)
     written = np.arange(longest + 1)
     runs = written + np.array([[0], [1]])
     reread = None
@@ -139,7 +141,7 @@ def segments(parameters: Parameters, tokens: int, decisions: Iterator[Digits], p
             accepted[0] += int(np.count_nonzero(after_back))
             passes += after_back
             kept: Any = place if price.uniform else (position - place.astype(np.intp), place)
-            for total, each in zip((time, busy, operations), price.again, strict=True):
+            for total, each in zip((time, busy, operations), price.rollback_pass, strict=True):
                 total += np.where(back, each[kept], 0.0)
         np.copyto(late, again, where=back)
         place = (place + 1) * ~(ends | after_back)
@@ -189,15 +191,15 @@ def moments(parameters: Parameters, tokens: int, law: DecisionLaw, price: Segmen
         most = len(each.unsure)
         own, again = price.at(position)
         segment = own[:, 1, :most] @ each.unsure + own[:, 0, most] * each.whole
-        totals += each.mass * (segment + again[:, :most] @ each.again)
+        totals += each.mass * (segment + again[:, :most] @ each.rollback_pass)
         if price.reread is not None and most:
             totals[:2] += each.late * price.reread[:, position]
-        passes += each.mass * (1 + each.again.sum())
+        passes += each.mass * (1 + each.rollback_pass.sum())
         drafted += each.mass * each.drafted
     return rounds.Moments(float(totals[0]), float("nan"), float(totals[1]), float(totals[2]), float(passes), float(drafted))
 
 
-class Start(NamedTuple):
+class SegmentStart(NamedTuple):
     """Probabilities of a segment at a position; `mass` is the probability that a segment starts there."""
 
     mass: float
@@ -209,11 +211,11 @@ class Start(NamedTuple):
     """Probability of a full draft."""
     drafted: float
     """Expected drafted tokens."""
-    again: Floats
+    rollback_pass: Floats
     """Probabilities of a rollback after 0, 1, ... accepted tokens with another pass of the large model."""
 
 
-def starts(parameters: Parameters, tokens: int, law: Independent) -> Iterator[Start]:
+def starts(parameters: Parameters, tokens: int, law: Independent) -> Iterator[SegmentStart]:
     """Distribution of segments, position by position: a start depends only on earlier decisions."""
     fallback, rollback = law.probabilities(tokens - 1)
     mass, late = np.zeros((2, tokens + 1))
@@ -227,7 +229,7 @@ def starts(parameters: Parameters, tokens: int, law: Independent) -> Iterator[St
         stays = np.concatenate([[1.0], np.cumprod((1 - f) * (1 - r))])
         back = stays[:-1] * (1 - f) * r  # 0, 1, ... accepted, and the next rolled back
         again = back if code else np.zeros_like(back)
-        yield Start(mass[start], late[start], written[:-1] * f, written[-1], written[1:].sum(), again)
+        yield SegmentStart(mass[start], late[start], written[:-1] * f, written[-1], written[1:].sum(), again)
         mass[start + 1 : start + 1 + most] += mass[start] * stays[:-1] * f
         mass[start + 1 + code : start + 1 + code + most] += mass[start] * back
         mass[start + 1 + most] += mass[start] * stays[-1]
@@ -255,7 +257,7 @@ def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
         drafted = np.arange(most + 1.0)
         large += each.mass * _wide(place, drafted + 1, written, heads=drafted + 1)
         kept = np.arange(float(most))
-        large += each.mass * _wide(place, kept + 2, each.again, heads=np.ones(most))
+        large += each.mass * _wide(place, kept + 2, each.rollback_pass, heads=np.ones(most))
         asked = np.minimum(drafted + 1, most)
         runs = asked if early is None else drafted + 1  # the last token of a full draft runs through the first layers too
         seen = place * runs + runs * (runs + 1) / 2

@@ -134,10 +134,10 @@ class Columns(NamedTuple):
     times: Floats
 
 
-def priced_columns(parameters: Parameters, tokens: int, cost: StepCosts, *, apart: bool = True) -> Iterator[Columns]:
+def priced_columns(parameters: Parameters, tokens: int, cost: StepCosts, *, separately: bool = True) -> Iterator[Columns]:
     """Yield all batch steps in parts; for `uniform` costs steps of equal width are combined unless `apart`."""
-    apart = apart or not cost.uniform
-    found = Counter((position if apart else 0, width) for position, width in parameters.columns(tokens))
+    separately = separately or not cost.uniform
+    found = Counter((position if separately else 0, width) for position, width in parameters.columns(tokens))
     positions, widths = np.array([*found]).T
     counts = np.array([*found.values()])
     known, which = np.unique(widths, return_inverse=True)
@@ -165,7 +165,7 @@ def moments(parameters: Parameters, tokens: int, law: Depths | None, cost: StepC
     _same_depth(parameters, law)
     mean = variance = 0.0
     rising = law.cdf(tokens)
-    for part in priced_columns(parameters, tokens, cost, apart=law.by_position):
+    for part in priced_columns(parameters, tokens, cost, separately=law.by_position):
         chance = np.diff(rising[part.positions] ** part.widths[:, None], prepend=0.0)
         times = part.times[:, 1:]
         first = (chance * times).sum(axis=1)
@@ -179,7 +179,7 @@ def moments(parameters: Parameters, tokens: int, law: Depths | None, cost: StepC
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> float:
     """Upper bound of the time: every step at its slowest exit, and every layer with the most expensive backfill."""
-    parts = priced_columns(parameters, tokens, cost, apart=False)
+    parts = priced_columns(parameters, tokens, cost, separately=False)
     time = sum(float(part.counts @ part.times[:, 1:].max(axis=1)) for part in parts)
     if parameters.fill == "backfill":
         most = np.array([filling_times(parameters, cost, position, position).max() for position in range(tokens)])
@@ -246,7 +246,7 @@ def decodings(parameters: Parameters, tokens: int, depths: Iterator[Depth], cost
     sequences = sum(map(len, batches))
     prices = {
         (int(position), int(width)): times
-        for part in priced_columns(parameters, tokens, cost, apart=False)
+        for part in priced_columns(parameters, tokens, cost, separately=False)
         for position, width, times in zip(part.positions, part.widths, part.times, strict=True)
     }
     time = np.zeros(replications)

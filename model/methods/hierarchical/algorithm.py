@@ -27,7 +27,16 @@ from typing import Any
 
 from model.base import checks
 from model.methods.draft_model import MAX_DRAFT, DraftModel
-from model.methods.speculative.algorithm import Guess, Model, commit, draft, judge, look, start, verify
+from model.methods.speculative.algorithm import (
+    DraftedToken,
+    Model,
+    accept_or_reject,
+    commit,
+    draft,
+    start,
+    verification_pass,
+    verify,
+)
 from model.steps import Forward, Step, Steps
 
 READINGS = ("literal", "reuse", "bonus", "recursive")
@@ -105,7 +114,7 @@ class Parameters(DraftModel):
         return self.draft_length + (self.reading == "bonus")
 
     @property
-    def widest(self) -> int:
+    def largest_pass(self) -> int:
         """Largest number of tokens in a pass of the large model."""
         return self.longest_draft + 1
 
@@ -129,7 +138,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
 
 def _at_once(
     parameters: Parameters, small: Model, medium: Model, text: Sequence[int], room: int
-) -> Generator[Step, Any, list[Guess]]:
+) -> Generator[Step, Any, list[DraftedToken]]:
     """One draft of the small model, one pass of the medium model over it, and single-token passes for the missing tokens."""
     count = min(parameters.draft_length, room)
     if not count:
@@ -145,11 +154,11 @@ def _at_once(
 
 def _recursively(
     parameters: Parameters, small: Model, medium: Model, text: Sequence[int], room: int
-) -> Generator[Step, Any, list[Guess]]:
+) -> Generator[Step, Any, list[DraftedToken]]:
     """Speculative decoding with the medium model as target, until the number of tokens to offer is reached."""
     assert parameters.inner_draft_length is not None
     count = min(parameters.draft_length, room)
-    guesses: list[Guess] = []
+    guesses: list[DraftedToken] = []
     ahead = list(text)
     while len(guesses) < count:
         new = yield from _corrected(small, medium, ahead, min(parameters.inner_draft_length, count - len(guesses) - 1))
@@ -159,15 +168,15 @@ def _recursively(
     return guesses
 
 
-def _corrected(small: Model, medium: Model, text: Sequence[int], length: int) -> Generator[Step, Any, list[Guess]]:
+def _corrected(small: Model, medium: Model, text: Sequence[int], length: int) -> Generator[Step, Any, list[DraftedToken]]:
     """The accepted tokens of a draft of the small model and the medium's own token; all have the medium's distribution."""
     drafted = yield from draft(small, text, length)
-    out = yield look(medium, text, drafted, len(text) - medium.rows)
+    out = yield verification_pass(medium, text, drafted, len(text) - medium.rows)
     medium.rows = len(text) + length
-    kept, token = yield from judge(out, drafted, medium.sampled)
+    kept, token = yield from accept_or_reject(out, drafted, medium.sampled)
     tokens = [*[guess.token for guess in drafted[:kept]], token]
     small.rows = min(small.rows, len(text) + kept)  # rows after these belong to rejected tokens
-    return [Guess(token, out, index - length - 1) for index, token in enumerate(tokens)]
+    return [DraftedToken(token, out, index - length - 1) for index, token in enumerate(tokens)]
 
 
 def _forget(text: Sequence[int], *models: Model) -> None:

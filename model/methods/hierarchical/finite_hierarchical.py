@@ -39,13 +39,13 @@ class PassPrices(NamedTuple):
     """0, 1, ... successive passes of the small model; the first reads one token."""
     medium: Floats
     """0, 1, ... successive passes of the medium model."""
-    looks: Floats
+    medium_verify: Floats
     """Pass of the medium model over the last token and 0, 1, ... drafted tokens."""
     verify: Floats
     """Pass of the large model over the last token and 0, 1, ... offered tokens."""
     late_small: Floats
     """Additional time of a round if the small model must read 0, 1, ... tokens from before it."""
-    late_look: Floats
+    late_verify: Floats
     """Additional time of a round if the medium model must read one token from before it; shape (positions,)."""
     link: float
     draft_operations: float
@@ -72,19 +72,19 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> PassPrices:
         cost.draft_devices,
     )  # fmt: skip
 
-    def looks(unread: int) -> Floats:
+    def medium_verify(unread: int) -> Floats:
         widths = np.arange(most + 1) + 1 + unread
         found = rounds.times_by_width(
             cost, lambda width: PassShape(WHOLE, "medium", width=width, heads=width - unread), widths, tokens, before=unread
         )
         return np.atleast_2d(found)
 
-    verify = rounds.verify_from(cost, longest + 1, 1 if cost.uniform else tokens)
+    verify = rounds.verify_times(cost, longest + 1, 1 if cost.uniform else tokens)
     if cost.uniform:
         passes = np.arange(longest + 1.0)
         small, medium = (np.atleast_2d(passes * cost.draft_times(role=role)) for role in ("draft", "medium"))
-        return PassPrices(small, medium, looks(0), verify, np.zeros((1, longest + 1)), np.zeros(1), *others)
-    small, medium = (rounds.drafts_from(cost, longest, tokens, role=role) for role in ("draft", "medium"))
+        return PassPrices(small, medium, medium_verify(0), verify, np.zeros((1, longest + 1)), np.zeros(1), *others)
+    small, medium = (rounds.draft_times(cost, longest, tokens, role=role) for role in ("draft", "medium"))
     start = np.arange(tokens)
     room = tokens - 1 - start
     count = np.minimum(parameters.draft_length, room)
@@ -94,9 +94,9 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> PassPrices:
         (cost.draft_times(np.maximum(start - unread, 0), width=unread + 1) - small[:, 1]) * (drafted > 0)
         for unread in range(longest + 1)
     ]
-    first = looks(0)
-    late_look = (looks(1) - first)[start, drafted] * (room > 0)
-    return PassPrices(small, medium, first, verify, np.stack(late_small, axis=1), late_look, *others)
+    first = medium_verify(0)
+    late_verify = (medium_verify(1) - first)[start, drafted] * (room > 0)
+    return PassPrices(small, medium, first, verify, np.stack(late_small, axis=1), late_verify, *others)
 
 
 def longest_inner(parameters: Parameters) -> int:
@@ -147,7 +147,7 @@ def round_prices(parameters: Parameters, price: PassPrices, start: int, room: in
     if not count:
         return OuterRounds(verify, verify, np.ones(1), offered, kept)
     places = 0 * given if price.uniform else start + given
-    smaller = price.small[row, count] + price.looks[row, count] + price.medium[places, missing]
+    smaller = price.small[row, count] + price.medium_verify[row, count] + price.medium[places, missing]
     others = count * price.draft_operations + (count + 1 + missing) * price.medium_operations
     moved = 3 * price.link  # to the small model, on to the medium, and back
     read = np.minimum(kept + 1, count)
@@ -228,7 +228,7 @@ def one_pass(parameters: Parameters, tokens: int, large: Chances, medium: Chain,
                 ended = spent[:, before]
                 if not price.uniform and after < tokens:
                     whole = after - start == offered + 1
-                    more = float(price.late_small[after, max(after - start - read, 0)] + whole * price.late_look[after])
+                    more = float(price.late_small[after, max(after - start - read, 0)] + whole * price.late_verify[after])
                     ended = _spend(ended, more, more * price.share) if more else ended
                 state[:, after % ring, zero + told - after, says, outcome] += ended * chance
     sums = state[:, tokens % ring].sum(axis=(1, 2, 3))
@@ -324,7 +324,8 @@ def recursive(parameters: Parameters, tokens: int, large: Chances, medium: Chain
             after = start + accepted + 1
             if after < tokens:
                 unread = np.clip(accepted + 1 - count + np.array([1, 2]), 0, gamma)
-                more = offers.unread(start, count) @ price.late_small[after, unread] + price.late_look[after] * (accepted == count)
+                more = offers.unread(start, count) @ price.late_small[after, unread]
+                more = more + price.late_verify[after] * (accepted == count)
                 total += chance * np.array([more, np.nan, more * price.share, 0.0, 0.0, 0.0])
     return total
 
@@ -332,7 +333,7 @@ def recursive(parameters: Parameters, tokens: int, large: Chances, medium: Chain
 def _inside(price: PassPrices, inner: int) -> rounds.RoundPrices:
     """Prices of the rounds of the small and the medium model."""
     drafted = np.arange(inner + 1)
-    small, looks = price.small[:, : inner + 1], price.looks
+    small, looks = price.small[:, : inner + 1], price.medium_verify
     operations = drafted * price.draft_operations + (drafted + 1) * price.medium_operations
     moved = np.where(drafted > 0, 2 * price.link, 0.0)
     usual = small + looks

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from model.base import checks
 from model.costs.step_costs import StepCosts
-from model.methods.rounds import Moments, drafts_from, mixed, verify_from
+from model.methods.rounds import Moments, draft_times, mixed, verify_times
 from model.outcomes.outcome_laws import ByPosition, Chain, Floats, RecordedProbabilities, Replay
 
 PRE, POST = PHASES = range(2)
@@ -108,12 +108,12 @@ def _parts(draft_length: int, tokens: int, cost: StepCosts) -> tuple[Counts, Cou
     left = tokens - 1 - start
     waiting = np.stack([np.zeros_like(left), np.minimum(draft_length - 1, left)])
     drafted = np.minimum(draft_length, left - waiting)
-    drafts = drafts_from(cost, draft_length, tokens)
+    drafts = draft_times(cost, draft_length, tokens)
 
     def taken(passes: Any) -> Floats:
         return np.asarray(drafts[start + waiting, passes])
 
-    return waiting, drafted, verify_from(cost, draft_length, tokens)[start, waiting], taken
+    return waiting, drafted, verify_times(cost, draft_length, tokens)[start, waiting], taken
 
 
 _ROUNDING = 1e-9

@@ -81,7 +81,7 @@ class Parameters(batching.StaticBatching, DraftModel):
         return self.draft_length
 
     @property
-    def widest(self) -> int:
+    def largest_pass(self) -> int:
         """Largest number of tokens in a pass of the target, over all sequences that are decoded together."""
         return self.concurrent_sequences * (self.longest_draft + 1)
 
@@ -99,7 +99,7 @@ class Parameters(batching.StaticBatching, DraftModel):
         return self.sequences == 1 or self.batching != CONTINUOUS
 
 
-class Guess(NamedTuple):
+class DraftedToken(NamedTuple):
     """A drafted token, and the draft model's output and offset that it was read from (its distribution, if sampled)."""
 
     token: int
@@ -177,7 +177,7 @@ def _in_batches(
 
 
 def _take(
-    target: Model, live: Sequence[RunningSequence], drafted: Sequence[Sequence[Guess]], sampled: bool, stop: Collection[int]
+    target: Model, live: Sequence[RunningSequence], drafted: Sequence[Sequence[DraftedToken]], sampled: bool, stop: Collection[int]
 ) -> Steps:
     """Verify the drafted tokens of all sequences in one pass, and commit each sequence's tokens."""
     width = len(drafted[0]) + 1
@@ -185,7 +185,7 @@ def _take(
     out = yield _over(target, live, words, [len(each.tokens) - 1 for each in live], width)
     for index, (each, guesses) in enumerate(zip(live, drafted, strict=True), -len(live)):
         own = guesses[: each.room]
-        kept, token = yield from judge(out, own, sampled, index * width)
+        kept, token = yield from accept_or_reject(out, own, sampled, index * width)
         yield from commit(each.tokens, own, kept, token, stop, each.number)
         each.rows = min(each.rows, len(each.tokens) - 1)
 
@@ -224,7 +224,7 @@ def read(parameters: DraftModel, drafter: Model, sequence: RunningSequence) -> S
         yield Forward("draft", words, 0, drafter.span, unit=drafter.unit, batch=batch)
 
 
-def draft(model: Model, text: Sequence[int], length: int) -> Generator[Step, Any, list[Guess]]:
+def draft(model: Model, text: Sequence[int], length: int) -> Generator[Step, Any, list[DraftedToken]]:
     """Draft `length` tokens after the sequence."""
     one = RunningSequence([*text], 0, model.rows)
     found = yield from draft_together(model, [one], length)
@@ -232,9 +232,9 @@ def draft(model: Model, text: Sequence[int], length: int) -> Generator[Step, Any
     return found[0]
 
 
-def draft_together(model: Model, live: Sequence[RunningSequence], length: int) -> Generator[Step, Any, list[list[Guess]]]:
+def draft_together(model: Model, live: Sequence[RunningSequence], length: int) -> Generator[Step, Any, list[list[DraftedToken]]]:
     """Draft `length` tokens after each sequence; each pass covers all sequences."""
-    guesses: list[list[Guess]] = [[] for _ in live]
+    guesses: list[list[DraftedToken]] = [[] for _ in live]
     ahead = [[*each.tokens] for each in live]
     for _ in range(length):
         # After a completely accepted draft the draft model reads two tokens: the last drafted one and the target's own. Then all
@@ -243,7 +243,7 @@ def draft_together(model: Model, live: Sequence[RunningSequence], length: int) -
         out = yield _over(model, live, [own[-width:] for own in ahead], [len(own) - width for own in ahead], 1)
         for index, (each, own) in enumerate(zip(live, ahead, strict=True)):
             each.rows, offset = len(own), (index + 1 - len(live)) * width - 1
-            guesses[index].append(Guess((yield Read(SAMPLED if model.sampled else GREEDY, out, offset)), out, offset))
+            guesses[index].append(DraftedToken((yield Read(SAMPLED if model.sampled else GREEDY, out, offset)), out, offset))
             own.append(guesses[index][-1].token)
     return guesses
 
@@ -261,21 +261,21 @@ def _over(
 
 
 def verify(
-    model: Model, text: Sequence[int], guesses: Sequence[Guess], sampled: bool, room: int | None = None
+    model: Model, text: Sequence[int], guesses: Sequence[DraftedToken], sampled: bool, room: int | None = None
 ) -> Generator[Step, Any, tuple[int, int]]:
     """Verify drafted tokens in one pass; return the accepted length (at most `room`) and the model's own next token."""
-    out = yield look(model, text, guesses)
-    return (yield from judge(out, guesses[:room], sampled, -len(guesses) - 1))
+    out = yield verification_pass(model, text, guesses)
+    return (yield from accept_or_reject(out, guesses[:room], sampled, -len(guesses) - 1))
 
 
-def look(model: Model, text: Sequence[int], guesses: Sequence[Guess], unread: int = 1) -> Forward:
+def verification_pass(model: Model, text: Sequence[int], guesses: Sequence[DraftedToken], unread: int = 1) -> Forward:
     """Pass over the last `unread` tokens of the sequence and the drafted tokens."""
     width = (*text[-unread:], *[guess.token for guess in guesses])
     return Forward(model.role, width, len(text) - unread, model.span, None, len(guesses) + 1, model.unit)
 
 
-def judge(
-    out: Any, guesses: Sequence[Guess], sampled: bool, first: int | None = None
+def accept_or_reject(
+    out: Any, guesses: Sequence[DraftedToken], sampled: bool, first: int | None = None
 ) -> Generator[Step, Any, tuple[int, int]]:
     """Accept or reject drafted tokens by the output of a pass; return the accepted length and the model's own next token.
 
@@ -299,7 +299,7 @@ def judge(
 
 
 def commit(
-    text: list[int], guesses: Sequence[Guess], kept: int, token: int, stop: Collection[int] = (), number: int | None = None
+    text: list[int], guesses: Sequence[DraftedToken], kept: int, token: int, stop: Collection[int] = (), number: int | None = None
 ) -> Steps:
     """Commit the tokens of a round: the accepted drafted tokens and `token`, up to the first token of `stop`."""
     new = [*[guess.token for guess in guesses[:kept]], token]

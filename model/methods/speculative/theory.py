@@ -97,7 +97,7 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
     price = static_batches.prices(
         cost, parameters.draft_length, parameters.concurrent_sequences, tokens=tokens, separate=separate
     )
-    rounds = parameters.steps_of(tokens)
+    rounds = parameters.plain_steps(tokens)
     return rounds * float(price.time.max()), rounds * float(price.busy.max())
 
 

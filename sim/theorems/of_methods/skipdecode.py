@@ -194,7 +194,7 @@ def play(x: Example) -> Run:
     """Simulate an example's decoding."""
     n, parameters = _longest(x), choice(x)
     world = Lossy(1, x["layers"])
-    return simulate(skipdecode.decode(parameters, [0], n), parameters.outputs_of(n), Cluster(1), cost(x), world)
+    return simulate(skipdecode.decode(parameters, [0], n), parameters.total_tokens(n), Cluster(1), cost(x), world)
 
 
 def cost(x: Example) -> UnitCost:
@@ -208,7 +208,7 @@ def cost(x: Example) -> UnitCost:
 def counted(x: Example) -> interpreter.CountedWork:
     """Count the work of an example's decoding."""
     n, parameters = _longest(x), choice(x)
-    return interpreter.count(skipdecode.decode(parameters, [0], n), Lossy(1, x["layers"]), parameters.outputs_of(n))
+    return interpreter.count(skipdecode.decode(parameters, [0], n), Lossy(1, x["layers"]), parameters.total_tokens(n))
 
 
 def _longest(x: Example) -> int:

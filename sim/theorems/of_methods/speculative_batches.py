@@ -316,7 +316,7 @@ def _run(x: Example, cost: UnitCost) -> Run:
     parameters = choice(x)
     n = max(map(len, x["sequences"]))
     steps, cluster = speculative.decode(parameters, [0], n), Cluster(parameters.units)
-    return simulate(steps, parameters.outputs_of(n), cluster, cost, _world(x))
+    return simulate(steps, parameters.total_tokens(n), cluster, cost, _world(x))
 
 
 def _world(x: Example) -> World:
@@ -326,7 +326,7 @@ def _world(x: Example) -> World:
 
 def _counted(x: Example) -> interpreter.CountedWork:
     parameters, n = choice(x), max(map(len, x["sequences"]))
-    return interpreter.count(speculative.decode(parameters, [0], n), _world(x), parameters.outputs_of(n))
+    return interpreter.count(speculative.decode(parameters, [0], n), _world(x), parameters.total_tokens(n))
 
 
 def _alone(x: Example) -> Sequence[float]:
