@@ -31,7 +31,7 @@ from model.logs import forced_outcomes, measured_runs
 from model.logs.measured_runs import MeasuredRuns
 from model.logs.read_log import ReadLog, plain
 from model.logs.recorded_decoding import Decoding
-from model.logs.spans import KEPT
+from model.logs.spans import STORED_FIELDS
 from model.methods import registry
 from model.methods.method_parameters import MethodParameters
 
@@ -424,7 +424,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
     schema: dict[str, Any] = dict.fromkeys(("decoding", "repeat", "run_order", "units"), integer)
     schema |= dict.fromkeys(("seconds", "read_s", "waited", "load"), pl.Float64) | {"commit_s": numbers, "pass_s": numbers}
     strings, times = ("what", "fate", "role"), ("start", "end")
-    kinds = {name: pl.String if name in strings else pl.Float32 if name in times else integer for name in KEPT}
+    kinds = {name: pl.String if name in strings else pl.Float32 if name in times else integer for name in STORED_FIELDS}
     schema["spans"] = pl.List(pl.Struct(kinds))
     load = pl.col("load").fill_null(float("nan"))  # not every system has it
     try:

@@ -106,7 +106,7 @@ class PassSeconds(StepCosts):
         """Depth of the target model."""
         return self.hardware("target").shape.layers
 
-    def with_ends(self) -> tuple[PassSeconds, PassSeconds]:
+    def uncertainty_ends(self) -> tuple[PassSeconds, PassSeconds]:
         """The same costs at the upper and the lower end of their uncertainty."""
         ends = replace(self, uncertainty_end=1.0), replace(self, uncertainty_end=-1.0)
         for each in ends:

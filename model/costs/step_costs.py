@@ -171,7 +171,7 @@ class StepCosts:
     def draft_times(self, at: ArrayLike = 0, *, role: str = "draft", width: ArrayLike = 1, sequences: ArrayLike = 1) -> Floats:
         """Time of a whole pass of a smaller model over `width` tokens per sequence, with logits of the last token."""
         self.require(role)
-        return self.times(PassShape(WHOLE, role, width, sequences, heads=1), at)
+        return self.times(PassShape(ALL_LAYERS, role, width, sequences, heads=1), at)
 
     def verify_curve(self, max_width: int) -> tuple[tuple[int, float], ...] | None:
         """Pairs (width, time of a pass of the target relative to width 1) up to `max_width`; None if the time is constant.
@@ -185,5 +185,5 @@ class StepCosts:
         return float(tokens * self.plain_times() if self.uniform else self.plain_times(np.arange(tokens)).sum())
 
 
-WHOLE = LayerSpan(0, -1)
+ALL_LAYERS = LayerSpan(0, -1)
 """All layers of a smaller model; the cost model knows their number."""

@@ -221,14 +221,14 @@ class DeviceMemory:
     available: float
 
     @property
-    def needed(self) -> float:
+    def required(self) -> float:
         """Weights plus cache [bytes]."""
         return self.weights + self.cache
 
     @property
     def share(self) -> float:
         """Needed over available memory [-]."""
-        return self.needed / self.available if self.available else math.inf
+        return self.required / self.available if self.available else math.inf
 
 
 def memory(
@@ -254,6 +254,6 @@ def refuse_too_large(what: DeviceMemory, device: str) -> None:
     if what.share > 1:
         raise checks.ParameterError(
             f"weights ({what.weights / 1e9:.1f} GB) and cache ({what.cache / 1e9:.1f} GB) must be at most the"
-            f" {what.available / 1e9:.1f} GB of {device}, got {what.needed / 1e9:.1f} GB; take a smaller batch, context or model,"
+            f" {what.available / 1e9:.1f} GB of {device}, got {what.required / 1e9:.1f} GB; take a smaller batch, context or model,"
             " a larger tensor_parallel, or another device"
         )

@@ -82,7 +82,7 @@ class Account:
 
     >>> account = Account()
     >>> account.add(Forward("target", (7, 8), 5, LayerSpan(0, 24, gaps=((1, 17),)), heads=1))
-    >>> totals = account.totals().of["target"]
+    >>> totals = account.totals().by_model["target"]
     >>> totals.layer_passes, totals.layer_runs, totals.attended, totals.heads  # 8 layers, 2 tokens that see 6 and 7 positions
     (16, 8, 104, 1)
     """
@@ -214,7 +214,7 @@ def of_passes(layers: int, passes: float, tokens: float = math.nan, heads: float
 class Work(NamedTuple):
     """Work of a decoding: totals by model, and moves of hidden states and KV cache rows between processes."""
 
-    of: Mapping[str, Totals]
+    by_model: Mapping[str, Totals]
     adoptions: float = 0.0
     adopted_rows: float = 0.0
 
@@ -222,7 +222,7 @@ class Work(NamedTuple):
 def plain_work(layers: int, positions: ArrayLike, sequences: ArrayLike = 1) -> Work:
     """Work of plain decoding, given the position of each step's tokens (from 0) and the number of sequences in each step.
 
-    >>> plain_work(40, range(10)).of["target"].layer_passes, plain_work(40, range(10)).of["target"].rows_read
+    >>> plain_work(40, range(10)).by_model["target"].layer_passes, plain_work(40, range(10)).by_model["target"].rows_read
     (400.0, 2200.0)
     """
     seen, widths = np.broadcast_arrays(np.asarray(positions, dtype=np.float64) + 1, np.asarray(sequences, dtype=np.float64))
@@ -255,7 +255,7 @@ def flops_and_bytes(work: Work, shapes: Mapping[str, Shape], *, bytes_each: int 
     if bytes_each is not None:
         checks.whole("bytes_each", bytes_each, 1)
     flops = weights = read = written = heads = 0.0
-    for role, totals in work.of.items():
+    for role, totals in work.by_model.items():
         if role not in shapes:
             raise checks.ParameterError(f"shapes must have one for the {role} model, got those of {', '.join(shapes) or 'none'}")
         shape = shapes[role]

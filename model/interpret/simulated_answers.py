@@ -27,14 +27,14 @@ class Answers(Protocol):
 
 
 class DraftOutcomes(NamedTuple):
-    """Outcomes of a model that drafts for the model of role `of`.
+    """Outcomes of a model that drafts for the model of role `drafts_for`.
 
     `survivors[j]` is the number of its tokens that survive if a draft starts at output position j. Drafts for the target start
     after the generated tokens. Drafts for another draft model may start anywhere, so their outcomes must depend on the position
     only.
     """
 
-    of: str
+    drafts_for: str
     survivors: Sequence[int]
 
 

@@ -39,7 +39,7 @@ from model.base.checks import ParameterError
 from model.logs import read_log, replay, spans
 from model.logs.read_log import ReadLog
 from model.logs.recorded_decoding import Decoding
-from model.logs.spans import KEPT, Span
+from model.logs.spans import STORED_FIELDS, Span
 
 if TYPE_CHECKING:
     import polars as pl
@@ -92,7 +92,7 @@ _COLUMNS: dict[str, Any] = {
     "pass_s": list[float], "read_s": float, "waited": float, "load": float, "spans": list[dict[str, Any]],
 }  # fmt: skip
 _SPAN: dict[str, Any] = {
-    **dict.fromkeys(KEPT, int), **dict.fromkeys(("start", "end"), float), **dict.fromkeys(("what", "fate", "role"), str),
+    **dict.fromkeys(STORED_FIELDS, int), **dict.fromkeys(("start", "end"), float), **dict.fromkeys(("what", "fate", "role"), str),
 }  # fmt: skip
 FEWEST = 3
 """Minimum number of repeats for an estimate of the noise."""

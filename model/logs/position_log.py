@@ -27,7 +27,7 @@ from model.methods.early_exit.theory import MEASURES
 if TYPE_CHECKING:
     import polars as pl
 
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
@@ -71,11 +71,11 @@ DRAFT: Mapping[str, str] = {
     "distance": "the target's cross-entropy with respect to the draft's likeliest token [nats]",
     "accepted": "accepted tokens of a greedy draft that starts here",
 }  # fmt: skip
-BY_LAYER = ("rank_common", "rank_trained", "confidence", "saturation")
-WHOLE = ("prompt", "position", "token", "rank_common", "rank_trained", "draft_token", "accepted")
-OPEN = (*WHOLE, "distance")
+COLUMNS_BY_LAYER = ("rank_common", "rank_trained", "confidence", "saturation")
+INTEGER_COLUMNS = ("prompt", "position", "token", "rank_common", "rank_trained", "draft_token", "accepted")
+UNBOUNDED_COLUMNS = (*INTEGER_COLUMNS, "distance")
 """Columns without an upper bound; all others are probabilities or cosines."""
-ROUNDED = 1e-3
+ROUNDING_TOLERANCE = 1e-3
 """Tolerance for values outside their bounds because of rounding in half precision."""
 
 
@@ -118,17 +118,18 @@ class PositionLog:
         for name in self.table.columns:
             column = self.table[name]
             values = column.to_numpy() if not column.null_count() else np.array(None)
-            width = (layers or (values.shape[1:] or (0,))[0],) if name in BY_LAYER else ()
+            width = (layers or (values.shape[1:] or (0,))[0],) if name in COLUMNS_BY_LAYER else ()
             layers = width[0] if width else layers  # the same for all columns
-            kind = "iu" if name in WHOLE else "f"
+            kind = "iu" if name in INTEGER_COLUMNS else "f"
             if values.dtype.kind not in kind or values.shape != (column.len(), *width) or 0 in values.shape:
-                wanted = f"{'whole numbers' if name in WHOLE else 'numbers'}{', one for each layer' if width else ''}, none missing"
-                raise ParameterError(f"column {name} must be {wanted}, got {column.dtype}; log it again")
-            low, high = 1 if name == "rank_common" else -1 if name == "saturation" else 0, np.inf if name in OPEN else 1
+                numbers = f"{'whole numbers' if name in INTEGER_COLUMNS else 'numbers'}{', one for each layer' if width else ''}"
+                raise ParameterError(f"column {name} must be {numbers}, none missing, got {column.dtype}; log it again")
+            low = 1 if name == "rank_common" else -1 if name == "saturation" else 0
+            high = np.inf if name in UNBOUNDED_COLUMNS else 1
             # Probabilities are sums of rounded numbers. A probability of 0 gives an infinite distance.
-            bad = np.isnan(values) | (values < low - ROUNDED) | (values > high + ROUNDED)
+            bad = np.isnan(values) | (values < low - ROUNDING_TOLERANCE) | (values > high + ROUNDING_TOLERANCE)
             if bad.any():
-                bound = f"at least {low}" if name in OPEN else f"between {low} and {high}"
+                bound = f"at least {low}" if name in UNBOUNDED_COLUMNS else f"between {low} and {high}"
                 raise ParameterError(f"column {name} must be {bound}, got {values[bad][0]}; log it again")
         prompt, position = self.table["prompt"].to_numpy(), self.table["position"].to_numpy()
         expected = np.concatenate([np.arange(count) for count in np.diff(self.starts)])
@@ -145,7 +146,7 @@ class PositionLog:
         return int(self.table["rank_common"].to_numpy().shape[1])
 
     @cached_property
-    def starts(self) -> Whole:
+    def starts(self) -> Integers:
         """First row of each sequence, followed by the number of rows; shape (sequences + 1,)."""
         prompt = self.table["prompt"].to_numpy()
         return np.concatenate([[0], np.flatnonzero(np.diff(prompt)) + 1, [prompt.size]])
@@ -159,11 +160,11 @@ class PositionLog:
         """Split the values of a column by sequence."""
         return np.split(values, self.starts[1:-1])
 
-    def ranks(self, layer: int, head: str = "common") -> Whole:
+    def ranks(self, layer: int, head: str = "common") -> Integers:
         """Rank of the target's token after a layer, shape (rows,)."""
         checks.whole("layer", layer, 1, self.layers)
         checks.one_of("head", head, HEADS)
-        ranks: Whole = self.table[f"rank_{head}"].to_numpy()[:, layer - 1]
+        ranks: Integers = self.table[f"rank_{head}"].to_numpy()[:, layer - 1]
         if not ranks.all():
             trained = [each + 1 for each in np.flatnonzero(self.table["rank_trained"].to_numpy()[0])]
             known = f"heads of this log are at layers {checks.shown(trained)}" if trained else "this log has no trained heads"

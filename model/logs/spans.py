@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-OWN = ("dispatch", "promotion")
+MAIN_PROCESS_KINDS = ("dispatch", "promotion")
 """Spans that occupy the main process, even if recorded for another unit or a link."""
 
 
@@ -61,7 +61,7 @@ class Span(NamedTuple):
         return self.end - self.start
 
 
-KEPT = ("unit", "start", "end", "what", "process", "position", "first", "last", "fate", "role", "width", "depth")
+STORED_FIELDS = ("unit", "start", "end", "what", "process", "position", "first", "last", "fate", "role", "width", "depth")
 """Fields of a span that files contain; methods over several processes do not use the others."""
 
 
@@ -73,7 +73,7 @@ def plain(spans: Iterable[Span], run_start: float) -> list[dict[str, Any]]:
     """
     rows = []
     for span in spans:
-        row = {name: getattr(span, name) for name in KEPT}
+        row = {name: getattr(span, name) for name in STORED_FIELDS}
         rows.append(row | {name: round(row[name] - run_start, 7) for name in ("start", "end")})
     return rows
 
@@ -89,7 +89,7 @@ def main_process_seconds(spans: Sequence[Span]) -> dict[str, float]:
     """
     seconds: dict[str, float] = {}
     open_: list[Span] = []
-    main = [span for span in spans if span.unit == 0 or span.what in OWN]
+    main = [span for span in spans if span.unit == 0 or span.what in MAIN_PROCESS_KINDS]
     for span in sorted(main, key=lambda each: (each.start, -each.end)):
         while open_ and open_[-1].end <= span.start:
             open_.pop()

@@ -105,9 +105,9 @@ class Prediction:
         return Prediction(*values)
 
     @staticmethod
-    def stacked(each: Sequence[Prediction]) -> Prediction:
+    def stacked(predictions: Sequence[Prediction]) -> Prediction:
         """Stack predictions of single points."""
-        columns = zip(*(one._values() for one in each), strict=True)
+        columns = zip(*(one._values() for one in predictions), strict=True)
         return Prediction(*(_column(values) for values in columns))
 
 

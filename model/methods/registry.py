@@ -188,7 +188,7 @@ def label(name: str, *, short: bool = False) -> str:
     return f"{said}, {how}" if how else said
 
 
-def check_whole(name: str) -> None:
+def check_complete(name: str) -> None:
     """Raise ParameterError if an outside method lacks the function of a view, because views are compared with one another."""
     for part in ("predict", "walk") if "." in name else ():
         require_function(algorithm(name), part)

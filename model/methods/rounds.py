@@ -212,12 +212,12 @@ class RoundPrices(NamedTuple):
         """True if a round takes the same time at every position."""
         return self.time.ndim == 1
 
-    def of_rounds(self, after_whole: Bools, start: NDArray[np.int64], drafted: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    def of_rounds(self, after_full_draft: Bools, start: NDArray[np.int64], drafted: NDArray[np.int64]) -> tuple[Floats, Floats]:
         """Time and unit-time of rounds with these start positions and numbers of drafted tokens.
 
-        `after_whole` marks the rounds that follow a completely accepted draft.
+        `after_full_draft` marks the rounds that follow a completely accepted draft.
         """
-        where: Any = drafted if self.uniform else (after_whole.astype(np.intp), start, drafted)
+        where: Any = drafted if self.uniform else (after_full_draft.astype(np.intp), start, drafted)
         return self.time[where], self.busy[where]
 
     def of_starts(self, start: int, drafted: NDArray[np.int64]) -> RoundPrices:
@@ -568,7 +568,7 @@ class Starts(NamedTuple):
     """Probabilities that a round starts at each position, in all and after a completely accepted draft of at least one token."""
 
     mass: Floats
-    after_whole: Floats
+    after_full_draft: Floats
 
 
 def starts(draft_length: int, tokens: int, law: Chain | Rounds) -> Starts:

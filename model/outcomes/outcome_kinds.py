@@ -17,7 +17,7 @@ class RateColumn(NamedTuple):
     """A result column that holds a rate, and the word for the rate in sentences (empty if never mentioned)."""
 
     column: str
-    word: str = ""
+    label: str = ""
 
 
 @dataclass(frozen=True)

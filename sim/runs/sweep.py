@@ -19,7 +19,7 @@ import polars as pl
 
 from model.base import bounded_files, checks, strict_json
 from model.base.checks import ParameterError
-from model.base.parent_process import end_with
+from model.base.parent_process import exit_with_parent
 from model.base.table_records import parse_value
 from model.base.whole_files import TEMPORARY, write_text
 from model.methods import registry
@@ -336,7 +336,7 @@ def _computed(plan: ShardPlan, missing: dict[Shard, Path], workers: int) -> Iter
 
 def _in_worker(parent: int, work: Callable[..., tuple[Shard, Path]], *arguments: Any) -> tuple[Shard, Path]:
     """Run `work` in a worker process, which ends with its parent; Ctrl-C is ignored here and handled by the parent."""
-    end_with(parent)
+    exit_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return work(*arguments)
 

@@ -372,7 +372,7 @@ def resolve_but_outcomes(tables: Tables, index: int = 0, used: Sequence[frozense
     if name is None:
         raise ParameterError(f"method.name is required; known: {', '.join(registry.names())}")
     kind = registry.parameters(name)
-    registry.check_whole(name)
+    registry.check_complete(name)
     own = {section: table.pop(section, None) for section in OWN}
     where = {section: f"method.{section}" if own[section] is not None else section for section in OWN}
     cost_table = cost_of(tables, chosen[index])

@@ -275,7 +275,7 @@ class Priced:
     @cached_property
     def ends(self) -> tuple[PassSeconds, PassSeconds]:
         """Costs at the upper and at the lower end of the times' uncertainty."""
-        return self.cost.with_ends()
+        return self.cost.uncertainty_ends()
 
 
 def priced(cost: HardwareCost, parameters: MethodParameters, tokens: int, units: int, where: str, name: str) -> Priced:

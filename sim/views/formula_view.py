@@ -342,6 +342,6 @@ def operations_of(case: Case, compute_per_token: float, *, sampled: bool = False
     known = not case.parameters.roles and case.parameters.decoded_sequences == 1 and case.cost.only_layers
     if case.parameters.counts_layers and not (sampled and known and case.parameters.largest_pass == 1):
         worked = _work(case)
-        layers = None if worked is None else float(worked.of["target"].layer_passes)
+        layers = None if worked is None else float(worked.by_model["target"].layer_passes)
         return {} if layers is None else {"operations_per_token": layers / case.parameters.layers / case.outputs}
     return {"operations_per_token": compute_per_token} if known else {}

@@ -160,7 +160,7 @@ def test_timed_passes_have_the_positions_of_a_decoding(
     account = Account()
     for each in timed:
         account.add(each)
-    assert account.totals().of["target"].heads == len(timed) * width * batch
+    assert account.totals().by_model["target"].heads == len(timed) * width * batch
 
 
 # --- what is refused ---

@@ -181,7 +181,7 @@ def test_curves_of_pass_cost_equal_the_costs_charged_to_methods() -> None:
     """The curve and its error bounds equal the simulator's costs at that context."""
     hardware = ProfileCosts(profile_files.load(COMPOSED))
     cost = PassSeconds({"target": hardware}, prompt=1024, batch=32)
-    slow, fast = cost.with_ends()
+    slow, fast = cost.uncertainty_ends()
     widths, plain = np.arange(1, 13), float(cost.plain_times())
     figure = wide_pass_cost.draw({"H100": hardware}, batches=(1, 32), widest=12, context=1024)
     [axes] = figure.axes
@@ -265,7 +265,7 @@ def test_memory_fits_exactly_that_many_sequences() -> None:
     assert found.fits is not None
     for context, fits in zip((1024, 8192), found.fits.tolist(), strict=True):
         both: dict[str, Any] = {"context": context, "tensor_parallel": 2, "also": (DRAFT.shape,)}
-        needed = [memory(hardware.shape, room, batch=batch, **both).needed for batch in (fits, fits + 1)]
+        needed = [memory(hardware.shape, room, batch=batch, **both).required for batch in (fits, fits + 1)]
         assert needed[0] <= room < needed[1]
     small = largest_batch.limits(hardware, DRAFT, **options, contexts=(1024,), available=1e9)
     assert small.fits is not None

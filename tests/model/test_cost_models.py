@@ -446,10 +446,10 @@ def test_memory_is_weights_and_cache(name, context, batch):
     assert found.weights == shape.parameters * 2
     assert found.cache == 2 * 2 * shape.layers * shape.kv_heads * shape.head_dim * context * batch
     split = memory(shape, 80e9, context=context, batch=batch, tensor_parallel=8)
-    assert split.needed < found.needed
+    assert split.required < found.required
     beside = memory(shape, 80e9, context=context, batch=batch, also=(preset("llama-68m"),))
     assert beside.weights - found.weights == preset("llama-68m").parameters * 2
-    assert found.share == pytest.approx(found.needed / 80e9)
+    assert found.share == pytest.approx(found.required / 80e9)
     if found.share > 1:
         with pytest.raises(ParameterError, match=r"weights \(.* GB\) and cache \(.* GB\) must be at most the 80\.0 GB of a100"):
             cost_models.refuse_too_large(found, "a100")

@@ -65,7 +65,7 @@ def test_pass_takes_the_time_of_its_hardware(prompt, at, batch, width, sequences
     assert float(cost.plain_times(at, sequences)) == near(float(step.seconds))
     wide = pass_time(target, width, context, many, busy=busy)
     assert float(cost.verify_times(width, at, sequences)) == near(float(wide.seconds))
-    slow, fast = cost.with_ends()
+    slow, fast = cost.uncertainty_ends()
     off = float(wide.error) if width > 1 or sequences > 1 else 0.0
     assert float(slow.verify_times(width, at, sequences)) == near(float(wide.seconds) * (1 + off))
     assert float(fast.verify_times(width, at, sequences)) == near(float(wide.seconds) * max(1 - off, 0.0))
@@ -133,7 +133,7 @@ def test_ragged_pass_is_padded_to_its_longest_and_widest():
 
 
 def test_times_are_never_negative():
-    slow, fast = PassSeconds({"target": Made(LLAMA, off=2.0), "draft": Made(SMALL, off=2.0)}).with_ends()
+    slow, fast = PassSeconds({"target": Made(LLAMA, off=2.0), "draft": Made(SMALL, off=2.0)}).uncertainty_ends()
     assert float(fast.draft_times()) == float(fast.verify_times(3)) == 0
     assert float(slow.verify_times(3)) > float(slow.plain_times()) == float(fast.plain_times()) > 0
 

@@ -94,7 +94,7 @@ def test_counter_formula_and_paths_agree(gamma: int) -> None:
             assert work.tokens == [*range(1, tokens + 1)]
             found, known = pearl.predict(parameters, tokens, law, COST), pearl.work(parameters, tokens, law)
             assert known is not None
-            assert known.of == work.account.totals().of
+            assert known.by_model == work.account.totals().by_model
             assert found.rounds is not None
             assert found.drafted is not None
             assert found.operations is not None

@@ -210,7 +210,7 @@ def test_attention_and_rows_of_passes_over_unequal_sequences() -> None:
     """Tokens attend to their own sequence; the rows read per sequence are those of the longest."""
     account = Account()
     account.add(Forward("target", (0,) * 6, 2, LayerSpan(0, 3), heads=6, batch=Batch.uniform((0, 1, 2), (2, 7, 4), 2, heads=2)))
-    found = account.totals().of["target"]
+    found = account.totals().by_model["target"]
     assert found.attended == 3 * (3 + 4 + 8 + 9 + 5 + 6)
     assert found.rows_read == 3 * 3 * 9
     assert (found.layer_passes, found.layer_runs, found.heads) == (18, 3, 6)

@@ -308,7 +308,7 @@ def test_costs_depend_on_batch_and_devices_of_the_method(monkeypatch: pytest.Mon
 
 def test_model_that_just_fits_is_compared_with_one_device(tmp_path: Path) -> None:
     """With the cache of all sequences at their end; with one byte less memory the speed-up over one device is null."""
-    needed = int(memory(preset("llama-68m"), 1.0, context=100 + 32, batch=3).needed)
+    needed = int(memory(preset("llama-68m"), 1.0, context=100 + 32, batch=3).required)
     for spare in (0, -1):
         path = tmp_path / f"device{spare}.toml"
         small = replace(DEVICES["a100"], name="small", memory_bytes=float(needed + spare))

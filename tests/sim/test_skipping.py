@@ -190,8 +190,8 @@ def test_batches_take_the_time_of_their_steps(
     assert near(prediction.plain_latency, sum(5.0 * cost.slowdown(width) for width in sizes))
     assert (float(prediction.latency_variance), float(prediction.units_ratio), float(prediction.units)) == (0, 1, 1)
     assert {value.dtype for value in vars(prediction).values() if value is not None} == {np.dtype(np.float64)}
-    totals = count(skipdecode.decode(parameters, [0], tokens), Lossy(1, 4), sum(lengths)).account.totals().of["target"]
-    assert near(totals, skipping.work(parameters, tokens, None).of["target"])
+    totals = count(skipdecode.decode(parameters, [0], tokens), Lossy(1, 4), sum(lengths)).account.totals().by_model["target"]
+    assert near(totals, skipping.work(parameters, tokens, None).by_model["target"])
     operations = skipping.operations(parameters, cost, {}, run.account)
     assert operations == totals.layer_passes / 4
     assert parameters.plain_steps(tokens) == len(sizes)
@@ -277,7 +277,7 @@ def test_passes_by_hand() -> None:
 def test_backfill_covers_all_missing_rows() -> None:
     """Two tokens have exited after layer 1: layers 2 to 4 lack both rows, and one pass per layer makes them."""
     made = count(early_exit.decode(leave(fill="backfill"), [0], 3), Lossy(1, 4, depths=[[1, 1, 4]]), 3)
-    found = made.account.totals().of["target"]
+    found = made.account.totals().by_model["target"]
     assert (found.filled_runs, found.filled, found.layer_passes) == (3, 6, 1 + 1 + 4)
     last = passes(early_exit.decode(leave(fill="backfill"), [0], 3), Lossy(1, 4, depths=[[1, 1, 4]]))[2:]
     assert last == [(2, 0, 1, 1), *[row for n in (1, 2, 3) for row in ((0, n, n + 1, 0, "rows"), (2, n, n + 1, 1))]]
@@ -413,25 +413,26 @@ def test_work_equals_the_counter(drawn: tuple[early_exit.Parameters, list[list[i
     found = count(early_exit.decode(choice, [0], tokens), world, choice.total_tokens(tokens)).account
     want = work(choice, tokens, law)
     assert leaving.work(choice, tokens, law) == want
-    assert near(found.totals().of["target"], want.of["target"])
+    assert near(found.totals().by_model["target"], want.by_model["target"])
     assert leaving.operations(choice, COST, {}, found) == found.layer_passes / choice.layers
 
 
 def test_work_by_hand() -> None:
     """One token, three layers of four, two sequences: a head after each layer, and one row that was not run."""
     law = Depths([0, 0, 1, 0])
-    assert work(leave(sequences=2, batching="static"), 1, law).of["target"] == Totals(4, 3, 6, 6, 6, 1, 2, 3, 6)
-    assert work(leave(sequences=2, batching="static", measure="state"), 1, law).of["target"] == Totals(5, 3, 6, 6, 6, 1, 2, 1, 2)
-    assert work(leave(exit_layer=2), 2, None).of["target"] == Totals(2, 4, 4, 2 * (1 + 2), 2 * (1 + 2), 0, 0, 2, 2)
-    assert work(leave(first_check=4), 1, Depths([0, 0, 0, 1])).of["target"] == Totals(1, 4, 4, 4, 4, 0, 0, 1, 1)
+    assert work(leave(sequences=2, batching="static"), 1, law).by_model["target"] == Totals(4, 3, 6, 6, 6, 1, 2, 3, 6)
+    by_state = leave(sequences=2, batching="static", measure="state")
+    assert work(by_state, 1, law).by_model["target"] == Totals(5, 3, 6, 6, 6, 1, 2, 1, 2)
+    assert work(leave(exit_layer=2), 2, None).by_model["target"] == Totals(2, 4, 4, 2 * (1 + 2), 2 * (1 + 2), 0, 0, 2, 2)
+    assert work(leave(first_check=4), 1, Depths([0, 0, 0, 1])).by_model["target"] == Totals(1, 4, 4, 4, 4, 0, 0, 1, 1)
 
 
 def test_without_outcomes_all_tokens_run_all_layers() -> None:
     """Four layers, three of them checked, and the last with its head; or a fixed exit layer."""
     assert moments(leave(), 5, None, COST) == (5 * (4 + 3 * 0.5 + 1), 0)
-    assert work(leave(), 1, None).of["target"] == Totals(4, 4, 4, 4, 4, 0, 0, 4, 4)
+    assert work(leave(), 1, None).by_model["target"] == Totals(4, 4, 4, 4, 4, 0, 0, 4, 4)
     for layer in range(1, 5):
-        found = work(leave(exit_layer=layer), 2, None).of["target"]
+        found = work(leave(exit_layer=layer), 2, None).by_model["target"]
         assert found == Totals(2, 2 * layer, 2 * layer, 3 * layer, 3 * layer, 0, 0, 2, 2)
 
 

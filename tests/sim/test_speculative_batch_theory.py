@@ -205,7 +205,7 @@ def test_mean_equals_enumeration_of_all_outcomes(
         arithmetic = operations(parameters, cost, run.rounds, run.account)
         square = run.latency**2
         mean += chance * np.array([run.latency, square, run.busy, run.rounds.total(), drafted, arithmetic])
-        for role, totals in run.account.totals().of.items():
+        for role, totals in run.account.totals().by_model.items():
             works[role] = np.asarray(works.get(role, 0.0)) + chance * np.array(totals)
     found = predict(parameters, tokens, Iid(rate), cost)
     values = found.latency, found.busy, found.rounds, found.drafted, found.operations
@@ -218,13 +218,13 @@ def test_mean_equals_enumeration_of_all_outcomes(
         assert near(found.plain_latency, sum(float(cost.plain_times(sequences=n)) for n in _columns(lengths, batch)))
     closed = closed_work(parameters, tokens, Iid(rate))
     assert closed is not None
-    assert {*closed.of} == {*works}
-    for role, totals in closed.of.items():
+    assert {*closed.by_model} == {*works}
+    for role, totals in closed.by_model.items():
         for name, value, want in zip(totals._fields, totals, works[role].tolist(), strict=True):
             assert math.isnan(value) or near(value, want, 1e-12, 1e-300), (role, name)
     said = ("passes", "layer_runs", "head_runs", "heads")
-    assert not any(math.isnan(getattr(closed.of[role], name)) for role in closed.of for name in said)
-    assert not math.isnan(closed.of["target"].layer_passes)
+    assert not any(math.isnan(getattr(closed.by_model[role], name)) for role in closed.by_model for name in said)
+    assert not math.isnan(closed.by_model["target"].layer_passes)
 
 
 def _columns(lengths: Sequence[int], batch: int) -> list[int]:
@@ -337,7 +337,8 @@ def test_hardware_costs_depend_on_sequences_and_tokens() -> None:
     target, draft = Growing(preset("llama-2-13b"), 0.001), Growing(preset("llama-2-7b"), 0.0002)
     off = PassSeconds({"target": Unsure(preset("llama-2-13b"), 0.001)}, prompt=100, busy=3)
     for sequences, width in ((1, 1), (8, 1), (8, 4)):
-        here = [float(each.verify_times(width, sequences=sequences)) for each in (off.with_ends()[0], off, off.with_ends()[1])]
+        upper, lower = off.uncertainty_ends()
+        here = [float(each.verify_times(width, sequences=sequences)) for each in (upper, off, lower)]
         assert near(here, here[1] * np.array([1.0] * 3 if sequences == 1 else [1.1, 1.0, 0.9]))
     cost = PassSeconds({"target": target, "draft": draft}, prompt=100)
     for sequences in (1, 2, 8):
@@ -347,7 +348,8 @@ def test_hardware_costs_depend_on_sequences_and_tokens() -> None:
             step = Forward("target", (0,) * (width * sequences), 9, LayerSpan(0, 40), heads=width * sequences, batch=batch)
             want = float(pass_time(target, width, 109, sequences).seconds)
             assert near(cost.forward(step), want, 1e-12)
-            assert near([each.forward(step) for each in cost.with_ends()], cost.forward(step), 1e-12)  # nothing is uncertain here
+            # Nothing is uncertain here.
+            assert near([each.forward(step) for each in cost.uncertainty_ends()], cost.forward(step), 1e-12)
         batch = Batch.uniform(numbers, 9, heads=1) if sequences > 1 else None
         step = Forward("draft", (0,) * sequences, 9, LayerSpan(0, 32), heads=sequences, batch=batch)
         assert near(cost.forward(step), float(pass_time(draft, 1, 109, sequences).seconds), 1e-12)

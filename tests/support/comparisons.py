@@ -19,7 +19,7 @@ from model.logs import forced_outcomes
 from model.logs.measured_runs import ROLES, MeasuredRuns
 from model.logs.read_log import ReadLog
 from model.logs.recorded_decoding import AnsweredRead, Decoding, question
-from model.logs.spans import OWN, Span, plain
+from model.logs.spans import MAIN_PROCESS_KINDS, Span, plain
 from model.methods import registry
 from model.steps import Commit, Read, Steps
 from sim.comparison import run_comparison
@@ -151,7 +151,7 @@ def _spans(run: Run, factor: float) -> list[Span]:
     for each in run.intervals:
         what = "head" if each.what == "read" else each.what
         found.append(Span(*each._replace(start=factor * each.start, end=factor * each.end, what=what)))
-    for each in sorted((span for span in found if span.unit == 0 or span.what in OWN), key=lambda span: span.start):
+    for each in sorted((span for span in found if span.unit == 0 or span.what in MAIN_PROCESS_KINDS), key=lambda span: span.start):
         if each.start > end:
             found.append(Span(0, end, each.start, "wait", 0, -1, 0, 0, "kept"))
         end = max(end, each.end)

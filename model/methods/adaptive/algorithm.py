@@ -221,22 +221,22 @@ class Parameters(DraftModel):
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
     """Decode `tokens` tokens after a prompt of at least one token, or up to the first token of `stop`."""
-    text, end = list(prompt), len(prompt) + tokens
+    sequence, end = list(prompt), len(prompt) + tokens
     policy = parameters.initial_policy(1)
     threshold = parameters.option("confidence_threshold") if parameters.policy == "confidence" else None
-    drafter, target = (yield from start(parameters, text, parameters.sampled)), Model("target", parameters.layers, 0)
-    while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
-        guesses = yield from offer(drafter, text, min(int(policy.length[0]), end - len(text) - 1), threshold)
-        kept, token = yield from verify(target, text, guesses, parameters.sampled)
-        yield from commit(text, guesses, kept, token, stop)
+    drafter, target = (yield from start(parameters, sequence, parameters.sampled)), Model("target", parameters.layers, 0)
+    while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
+        guesses = yield from offer(drafter, sequence, min(int(policy.length[0]), end - len(sequence) - 1), threshold)
+        kept, token = yield from verify(target, sequence, guesses, parameters.sampled)
+        yield from commit(sequence, guesses, kept, token, stop)
         policy.learn(ONLY, np.array([kept]), np.array([len(guesses)]))
-        drafter.rows = min(drafter.rows, len(text) - 1)
+        drafter.rows = min(drafter.rows, len(sequence) - 1)
 
 
-def offer(model: Model, text: Sequence[int], length: int, threshold: float | None) -> Generator[Step, Any, list[DraftedToken]]:
+def offer(model: Model, sequence: Sequence[int], length: int, threshold: float | None) -> Generator[Step, Any, list[DraftedToken]]:
     """Draft at most `length` tokens after the sequence; stop after a token with confidence below `threshold`."""
     guesses: list[DraftedToken] = []
-    ahead = list(text)
+    ahead = list(sequence)
     while len(guesses) < length:
         guess = (yield from draft(model, ahead, 1))[0]
         guesses.append(guess)

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 
 Floats = NDArray[np.float64]
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 Indices = NDArray[np.intp]
 
 ESTIMATORS = ("tested", "drafted")
@@ -94,17 +94,17 @@ class Policy(ABC):
     """Draft lengths of the next rounds of many decodings."""
 
     def __init__(self, first: int, count: int) -> None:
-        self.length: Whole = np.full(count, first, dtype=np.int64)
+        self.length: Integers = np.full(count, first, dtype=np.int64)
 
     @abstractmethod
-    def learn(self, which: Indices, accepted: Whole, drafted: Whole) -> None:
+    def learn(self, which: Indices, accepted: Integers, drafted: Integers) -> None:
         """Update the lengths after a round of each of the decodings `which`."""
 
 
 class Constant(Policy):
     """Constant draft length; the decoder itself may stop drafts earlier."""
 
-    def learn(self, which: Indices, accepted: Whole, drafted: Whole) -> None:
+    def learn(self, which: Indices, accepted: Integers, drafted: Integers) -> None:
         pass
 
 
@@ -121,7 +121,7 @@ class Heuristic(Policy):
         super().__init__(first, count)
         self.longest = longest
 
-    def learn(self, which: Indices, accepted: Whole, drafted: Whole) -> None:
+    def learn(self, which: Indices, accepted: Integers, drafted: Integers) -> None:
         length = self.length[which]
         risen, fallen = np.minimum(length + RISE, self.longest), np.maximum(length - 1, 1)
         self.length[which] = np.where(accepted == drafted, risen, fallen)
@@ -148,13 +148,13 @@ class CumulativeMean(Policy):
         """Current estimates of alpha of these decodings."""
         return np.asarray(self.accepted[which] / self.tested[which])
 
-    def learn(self, which: Indices, accepted: Whole, drafted: Whole) -> None:
+    def learn(self, which: Indices, accepted: Integers, drafted: Integers) -> None:
         self.accepted[which] += accepted
         self.tested[which] += drafted if self.estimator == "drafted" else np.minimum(accepted + 1, drafted)
         self.length[which] = self.next_lengths(which)
 
     @abstractmethod
-    def next_lengths(self, which: Indices) -> Whole:
+    def next_lengths(self, which: Indices) -> Integers:
         """Next draft lengths of these decodings."""
 
 
@@ -167,7 +167,7 @@ class Optimum(CumulativeMean):
     [7]
     """
 
-    def next_lengths(self, which: Indices) -> Whole:
+    def next_lengths(self, which: Indices) -> Integers:
         best = np.searchsorted(self.thresholds, self.estimate(which), side="left")
         return np.asarray(np.clip(best, self.shortest, self.longest), dtype=np.int64)
 
@@ -191,7 +191,7 @@ class MeasuredOptimum(CumulativeMean):
         super().__init__(first, bounds, ratio, estimator, prior, count)
         self.times = (np.asarray(widths) + ratio * np.arange(self.longest + 1))[self.shortest :]
 
-    def next_lengths(self, which: Indices) -> Whole:
+    def next_lengths(self, which: Indices) -> Integers:
         rate = self.estimate(which)
         # Sequential products and sums, so that one decoding and many give the same bits.
         power, tokens, speeds = np.ones_like(rate), np.ones_like(rate), []
@@ -216,7 +216,7 @@ class Gradient(CumulativeMean):
         self.step = step
         self.place = np.full(count, float(first))
 
-    def next_lengths(self, which: Indices) -> Whole:
+    def next_lengths(self, which: Indices) -> Integers:
         estimate, place = self.estimate(which), self.place[which]
         climbed = np.clip(place + self.step * gradient(estimate, place, self.ratio), self.shortest, self.longest)
         self.place[which] = climbed

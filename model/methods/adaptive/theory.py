@@ -43,7 +43,7 @@ from model.methods.speculative.theory import drafted_from_acceptance, optimal_dr
 from model.outcomes.outcome_laws import Chain, RecordedProbabilities, Replay, TwoClass
 
 Floats = NDArray[np.float64]
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 Law = AcceptanceLaw | Mapping[str, AcceptanceLaw | TwoClass]
 
 NO_MOMENTS = Moments(*[float("nan")] * 6)
@@ -153,7 +153,7 @@ def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw,
     return Moments(mean, max(square - mean**2, 0.0), *rest)
 
 
-def _spent(now: Floats, prices: RoundPrices, drafted: Whole) -> Floats:
+def _spent(now: Floats, prices: RoundPrices, drafted: Integers) -> Floats:
     """Moments after the cost of the rounds that start here; axes: moment, draft length, outcome, kind before."""
     mass, first = now[0], now[1]
     time, busy = (price.T[:, None] for price in (prices.time, prices.busy))

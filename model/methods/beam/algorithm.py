@@ -252,13 +252,13 @@ class BeamModel:
 
 def _exact(parameters: Parameters, models: tuple[BeamModel, BeamModel], beams: list[Hypothesis], end: int) -> Steps:
     target, draft = models
-    text: list[int] = []
+    sequence: list[int] = []
     while beams[0].end.position < end:
         drafted: list[list[Hypothesis]] = []
         for _ in range(_draft_length(parameters, beams[0], end)):
             drafted.append((yield from _extended(draft, drafted[-1] if drafted else beams, parameters.draft_width)))
         beams = yield from _verified(target, beams, drafted)
-        text = yield from _lead(text, beams[0], len(drafted))
+        sequence = yield from _lead(sequence, beams[0], len(drafted))
     return beams
 
 
@@ -313,7 +313,7 @@ class Branch(NamedTuple):
 
 def _per_beam(parameters: Parameters, models: tuple[BeamModel, BeamModel], beams: list[Hypothesis], end: int) -> Steps:
     branches = [Branch(beam, models) for beam in beams]
-    text: list[int] = []
+    sequence: list[int] = []
     # A complete sequence waits until it is the best; then it remains the best, because others only become less likely.
     while branches[0].beam.end.position < end:
         count = _draft_length(parameters, branches[0].beam, end)
@@ -325,7 +325,7 @@ def _per_beam(parameters: Parameters, models: tuple[BeamModel, BeamModel], beams
             found = yield from _apart(parameters, growing, end)
         found += [branch for branch in branches if branch not in growing]
         branches = sorted(found, key=lambda branch: branch.beam.score, reverse=True)[: parameters.beams]
-        text = yield from _lead(text, branches[0].beam, count)
+        sequence = yield from _lead(sequence, branches[0].beam, count)
     return [branch.beam for branch in branches]
 
 
@@ -370,11 +370,11 @@ def _speculated(
     return found
 
 
-def _lead(text: list[int], leader: Hypothesis, drafted: int) -> Generator[Step, Any, list[int]]:
+def _lead(sequence: list[int], leader: Hypothesis, drafted: int) -> Generator[Step, Any, list[int]]:
     """Commit the sequence of the best hypothesis in place of the previous best."""
     (new,) = token_lists([leader])
     same = 0
-    while same < min(len(text), len(new)) and text[same] == new[same]:
+    while same < min(len(sequence), len(new)) and sequence[same] == new[same]:
         same += 1
-    yield Commit("round", tuple(new[same:]), drafted, len(text) - same)
+    yield Commit("round", tuple(new[same:]), drafted, len(sequence) - same)
     return new

@@ -80,7 +80,7 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work:
     """Expected work of the passes of both models; totals that depend on positions, and numbers of heads, are nan.
 
     >>> from model.outcomes.outcome_laws import Iid
-    >>> found = work(Parameters(40, draft_length=3, beams=4), 128, Iid(0.79)).of  # one pass for all beams
+    >>> found = work(Parameters(40, draft_length=3, beams=4), 128, Iid(0.79)).by_model  # one pass for all beams
     >>> round(found["target"].passes, 3), round(found["draft"].passes, 3)
     (44.446, 131.273)
     """

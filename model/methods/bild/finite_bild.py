@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from model.costs.step_costs import WHOLE, PassShape, StepCosts
+from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
 from model.interpret.account import Totals, Work
 from model.interpret.simulated_answers import UNLIKELY, UNSURE
 from model.methods import rounds
@@ -70,7 +70,7 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) -> SegmentP
     runs = written + np.array([[0], [1]])
     reread = None
     if parameters.exit_layer is None:
-        small = _times_of_runs(cost, PassShape(WHOLE, "draft", heads=1), runs, tokens)
+        small = _times_of_runs(cost, PassShape(ALL_LAYERS, "draft", heads=1), runs, tokens)
         large = rounds.times_by_width(cost, lambda width: PassShape(whole, width=width, heads=width), widths, tokens)
         time, busy = (small * share + large for share in (1.0, cost.draft_devices))
         if not cost.uniform:
@@ -190,10 +190,10 @@ def moments(parameters: Parameters, tokens: int, law: DecisionLaw, price: Segmen
     for position, each in enumerate(starts(parameters, tokens, law)):
         most = len(each.unsure)
         own, again = price.at(position)
-        segment = own[:, 1, :most] @ each.unsure + own[:, 0, most] * each.whole
+        segment = own[:, 1, :most] @ each.unsure + own[:, 0, most] * each.full_draft
         totals += each.mass * (segment + again[:, :most] @ each.rollback_pass)
         if price.reread is not None and most:
-            totals[:2] += each.late * price.reread[:, position]
+            totals[:2] += each.reread * price.reread[:, position]
         passes += each.mass * (1 + each.rollback_pass.sum())
         drafted += each.mass * each.drafted
     return rounds.Moments(float(totals[0]), float("nan"), float(totals[1]), float(totals[2]), float(passes), float(drafted))
@@ -203,11 +203,11 @@ class SegmentStart(NamedTuple):
     """Probabilities of a segment at a position; `mass` is the probability that a segment starts there."""
 
     mass: float
-    late: float
+    reread: float
     """Probability that a segment starts there and the small model must read two tokens first."""
     unsure: Floats
     """Probabilities of a fallback after 0, 1, ... drafted tokens."""
-    whole: float
+    full_draft: float
     """Probability of a full draft."""
     drafted: float
     """Expected drafted tokens."""
@@ -243,7 +243,7 @@ def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
 
     With an exit layer all passes are the target's: single-token passes through the first layers, one pass through the others.
 
-    >>> found = work(Parameters(24, draft_layers=6), 10, Independent(1.0, 0.0)).of  # always unsure
+    >>> found = work(Parameters(24, draft_layers=6), 10, Independent(1.0, 0.0)).by_model  # always unsure
     >>> found["target"].passes, found["draft"].passes  # the last token needs no draft
     (10.0, 9.0)
     """
@@ -253,7 +253,7 @@ def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
     large, small = np.zeros((2, 5))  # passes, tokens, positions attended to and read; heads
     for place, each in enumerate(starts(parameters, tokens, law)):
         most = len(each.unsure)
-        written = np.append(each.unsure, each.whole)
+        written = np.append(each.unsure, each.full_draft)
         drafted = np.arange(most + 1.0)
         large += each.mass * _wide(place, drafted + 1, written, heads=drafted + 1)
         kept = np.arange(float(most))
@@ -263,7 +263,7 @@ def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
         seen = place * runs + runs * (runs + 1) / 2
         small += each.mass * np.array([written @ runs, written @ runs, written @ seen, written @ seen, written @ asked])
         if early is None:
-            small += each.late * (most > 0) * np.array([0.0, 1.0, place, 0.0, 0.0])
+            small += each.reread * (most > 0) * np.array([0.0, 1.0, place, 0.0, 0.0])
     if early is not None:
         first, others = _totals(early, small)._replace(head_runs=float(small[4])), _totals(parameters.layers - early, large)
         return Work({"target": Totals(*(one + other for one, other in zip(first, others, strict=True)))})

@@ -22,7 +22,7 @@ from model.methods.early_exit.algorithm import Parameters
 from model.steps import LayerSpan
 
 Floats = NDArray[np.float64]
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 Depth = NDArray[np.uint16]
 _PART = 2**20
 """Cells (columns x depths) that are priced together: about 8 MB per array."""
@@ -128,9 +128,9 @@ def filling_times(parameters: Parameters, cost: StepCosts, position: int, most: 
 class Columns(NamedTuple):
     """Batch steps: `counts[i]` steps over `widths[i]` sequences at `positions[i]` take `times[i]`, by depth."""
 
-    positions: Whole
-    widths: Whole
-    counts: Whole
+    positions: Integers
+    widths: Integers
+    counts: Integers
     times: Floats
 
 
@@ -190,7 +190,7 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> float:
 def work(parameters: Parameters, tokens: int, law: Depths | None) -> Work:
     """Expected work of the passes of all batches.
 
-    >>> found = work(Parameters(4, first_check=2), 100, Depths([0.2, 0.2, 0.3, 0.3])).of["target"]
+    >>> found = work(Parameters(4, first_check=2), 100, Depths([0.2, 0.2, 0.3, 0.3])).by_model["target"]
     >>> round(found.layer_passes), round(found.filled), round(found.heads)  # heads after layers 2 and 3 (checks) and the last
     (290, 110, 190)
     """

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.base import checks
-from model.costs.step_costs import WHOLE, PassShape, StepCosts
+from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
 from model.methods import rounds
 from model.methods.hierarchical.algorithm import Parameters
 from model.methods.rounds import AcceptanceLaw, ReplayRounds, Rounds
@@ -75,7 +75,7 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> PassPrices:
     def medium_verify(unread: int) -> Floats:
         widths = np.arange(most + 1) + 1 + unread
         found = rounds.times_by_width(
-            cost, lambda width: PassShape(WHOLE, "medium", width=width, heads=width - unread), widths, tokens, before=unread
+            cost, lambda width: PassShape(ALL_LAYERS, "medium", width=width, heads=width - unread), widths, tokens, before=unread
         )
         return np.atleast_2d(found)
 
@@ -367,7 +367,7 @@ class _Offers:
         key = (0 if alike else start), count
         if key not in self.known:
             found = rounds.starts(self.inner, count, _from(self.law, start, count))
-            two = float(found.after_whole[-1])
+            two = float(found.after_full_draft[-1])
             self.known[key] = np.array([1 - two, two])
         return self.known[key]
 

@@ -86,7 +86,7 @@ def work(parameters: Parameters, tokens: int, laws: dict[str, Any]) -> Work:
     The passes of a model are the increase of the time if each of its passes takes one unit of time more.
 
     >>> from model.outcomes.outcome_laws import Iid
-    >>> found = work(Parameters(40, draft_length=3), 128, {"accept": Iid(0.79), "medium_accept": Iid(0.9)}).of
+    >>> found = work(Parameters(40, draft_length=3), 128, {"accept": Iid(0.79), "medium_accept": Iid(0.9)}).by_model
     >>> round(found["target"].passes, 3), round(found["draft"].passes, 3)
     (44.446, 131.273)
     """

@@ -130,29 +130,29 @@ class Parameters(DraftModel):
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
     """Yield the steps that decode `tokens` tokens after a prompt of at least one, ending early at a token of `stop`."""
-    text, end = list(prompt), len(prompt) + tokens
+    sequence, end = list(prompt), len(prompt) + tokens
     if prompt[:-1]:
         yield Forward("target", tuple(prompt[:-1]), 0, LayerSpan(0, parameters.layers))
     target, lockstep = Model("target", parameters.layers, TARGET_UNIT), parameters.lockstep
     waiting: list[DraftedToken] = []  # drafted, not yet verified: empty in pre-verify
     running, rows = _Draft(None), 0  # the last draft; rows of the draft model's cache that stay valid
-    while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
+    while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
         last, running = running, _Draft(running.home)
-        length = min(parameters.draft_length, end - len(text) - 1 - len(waiting))
+        length = min(parameters.draft_length, end - len(sequence) - 1 - len(waiting))
         if length:
-            ahead = [*text, *(guess.token for guess in waiting)]
+            ahead = [*sequence, *(guess.token for guess in waiting)]
             model = Model("draft", parameters.draft_layers, DRAFT_UNIT, rows, parameters.sampled)
             body = _drafting(model, ahead, length) if lockstep else _first_ahead(model, ahead, length, last, running)
             running.begun = yield Fork((body,), (DRAFT_UNIT,), (running.home,))
-        out = yield verification_pass(target, text, waiting)
+        out = yield verification_pass(target, sequence, waiting)
         if lockstep:
             yield from running.whole()
         kept, token, goes_on = yield from verify(out, waiting, running.first(), parameters.sampled)
-        yield from commit(text, waiting, kept, token, stop)
-        if goes_on and text[-1] not in stop:
+        yield from commit(sequence, waiting, kept, token, stop)
+        if goes_on and sequence[-1] not in stop:
             yield from running.whole()
         waiting = running.guesses[1:] if goes_on else []
-        rows = len(text) + len(waiting) - 1
+        rows = len(sequence) + len(waiting) - 1
     if not lockstep:
         yield running.stop()
 
@@ -191,21 +191,23 @@ _Drafted = tuple[list[DraftedToken], Any]
 """Drafted tokens, and the process that returned them."""
 
 
-def _drafting(model: Model, text: Sequence[int], length: int) -> Generator[Step, Any, _Drafted]:
+def _drafting(model: Model, sequence: Sequence[int], length: int) -> Generator[Step, Any, _Drafted]:
     """Draft model's part of a lock-step round: the draft is returned as a whole."""
-    drafted = yield from draft(model, text, length)
+    drafted = yield from draft(model, sequence, length)
     return drafted, (yield from _returned())
 
 
-def _first_ahead(model: Model, text: Sequence[int], length: int, last: _Draft, running: _Draft) -> Generator[Step, Any, _Drafted]:
+def _first_ahead(
+    model: Model, sequence: Sequence[int], length: int, last: _Draft, running: _Draft
+) -> Generator[Step, Any, _Drafted]:
     """Draft model's part of a round that a rejection may stop.
 
     Stop the last draft if it is still in progress; return the first token of the new one while another process drafts the rest.
     """
     yield last.stop()
-    drafted = yield from draft(model, text, 1)
+    drafted = yield from draft(model, sequence, 1)
     if length > 1:
-        running.going_on = yield Fork((_drafting(model, [*text, drafted[0].token], length - 1),), (DRAFT_UNIT,))
+        running.going_on = yield Fork((_drafting(model, [*sequence, drafted[0].token], length - 1),), (DRAFT_UNIT,))
     return drafted, (yield from _returned())
 
 

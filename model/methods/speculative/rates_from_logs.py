@@ -29,7 +29,7 @@ from model.methods.speculative.theory import draft_runs, target_runs, tokens_pmf
 from model.outcomes.intervals import LEVEL, half_width, wilson
 
 Floats = NDArray[np.float64]
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 FEWEST = 5
@@ -42,7 +42,7 @@ class EstimatedRates(NamedTuple):
     rate: Floats
     low: Floats
     high: Floats
-    trials: Whole
+    trials: Integers
 
 
 def rates(successes: ArrayLike, trials: ArrayLike) -> EstimatedRates:
@@ -91,17 +91,17 @@ class ReplayedRounds(NamedTuple):
     """Replayed rounds of all requests, one after another; arrays of shape (rounds,)."""
 
     draft_length: int
-    request: Whole
-    start: Whole
-    drafted: Whole
-    accepted: Whole
+    request: Integers
+    start: Integers
+    drafted: Integers
+    accepted: Integers
 
     @property
-    def tested(self) -> Whole:
+    def tested(self) -> Integers:
         """Tested tokens of each round: the accepted tokens and the first rejected one."""
         return np.minimum(self.accepted + 1, self.drafted)
 
-    def of_requests(self) -> tuple[Whole, Whole]:
+    def of_requests(self) -> tuple[Integers, Integers]:
         """Accepted and tested tokens of each request, for `ratio_interval`; shape (requests,)."""
         accepted, tested = (np.bincount(self.request, weights=each) for each in (self.accepted, self.tested))
         return accepted.astype(np.int64), tested.astype(np.int64)
@@ -317,7 +317,7 @@ def runs_test(sequences: Sequence[ArrayLike]) -> RunsTest:
 class Geometric(NamedTuple):
     """Observed and expected rounds by accepted length 0, 1, ...; the last cell holds its length and all longer ones."""
 
-    counts: Whole
+    counts: Integers
     expected: Floats
     acceptance_rate: float
     statistic: float
@@ -425,7 +425,7 @@ def dependence(
     return rows
 
 
-def _checked(logs: Sequence[ArrayLike]) -> list[Whole]:
+def _checked(logs: Sequence[ArrayLike]) -> list[Integers]:
     form = "logs must be lists of whole numbers of at least 1, one for each request, with a number for each output position"
     if not len(logs):
         raise checks.ParameterError(f"{form}, got {checks.shown(logs)}")

@@ -118,13 +118,13 @@ def _steps(law: Chain | Rounds, draft_length: int, tokens: int) -> Floats:
     return found
 
 
-def remaining_probabilities(each: Iterable[Floats]) -> Floats:
+def remaining_probabilities(sequences: Iterable[Floats]) -> Floats:
     """Probability that n sequences have an r-th round, and none of them can use more than m drafted tokens in it.
 
     `each` has the arrays of `round_probabilities`, one per sequence. Shape (rounds, sequences + 1, draft_length + 1).
     """
     found: Floats | None = None
-    for sequence in each:
+    for sequence in sequences:
         ends, goes = 1 - sequence.sum(axis=1), np.cumsum(sequence, axis=1)
         if found is None:
             found = np.ones((len(sequence), 1, sequence.shape[1]))

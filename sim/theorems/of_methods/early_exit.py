@@ -195,11 +195,11 @@ def events_are_paths(x: Example) -> None:
 def work_is_the_closed_form(x: Example) -> None:
     n, parameters = _longest(x), choice(x)
     run = interpreter.count(early_exit.decode(parameters, [0], n), _world(x), parameters.total_tokens(n))
-    counted = run.account.totals().of["target"]
+    counted = run.account.totals().by_model["target"]
     law = Depths(np.eye(x["layers"])[[depth - 1 for depth in x["depths"][0]]])
-    for name, got, expected in zip(counted._fields, counted, formulas.work(parameters, n, law).of["target"], strict=True):
+    for name, got, expected in zip(counted._fields, counted, formulas.work(parameters, n, law).by_model["target"], strict=True):
         equal(name, float(got), expected, CLOSE)
-    equal("passes of the simulator", play(x).account.totals().of["target"], counted)
+    equal("passes of the simulator", play(x).account.totals().by_model["target"], counted)
 
 
 # --- Playing an example ---

@@ -154,7 +154,7 @@ def mean_over_all_outcomes(x: Example) -> None:
     parameters = choice({**x, "sequences": [[0] * length for length in lengths]})
     predicted = formulas.predict(parameters, max(lengths), Iid(rate), pipelined_examples.cost(x))
     closed = formulas.work(parameters, max(lengths), Iid(rate))
-    heads = sum(each.heads for each in closed.of.values()) if closed is not None else math.nan
+    heads = sum(each.heads for each in closed.by_model.values()) if closed is not None else math.nan
     names = "mean latency", "mean compute", "mean rounds", "mean drafted tokens", "mean heads"
     formula_means = predicted.latency, predicted.busy, predicted.rounds, predicted.drafted, heads
     for name, got, want in zip(names, formula_means, mean, strict=True):
@@ -189,7 +189,7 @@ def mean_of_a_continuous_batch(x: Example) -> None:
         moments += math.prod(rate if kept else 1 - rate for kept in outcomes) * np.array(values)
     predicted, closed = formulas.predict(parameters, n, Iid(rate), cost), formulas.work(parameters, n, Iid(rate))
     assert closed is not None
-    heads, layers = (sum(getattr(each, name) for each in closed.of.values()) for name in ("heads", "layer_passes"))
+    heads, layers = (sum(getattr(each, name) for each in closed.by_model.values()) for name in ("heads", "layer_passes"))
     second = predicted.latency_variance + predicted.latency**2
     names = ("latency", "square of the latency", "compute", "rounds", "drafted tokens", "heads", "layers of tokens")
     expected = predicted.latency, second, predicted.busy, predicted.rounds, predicted.drafted, heads, layers
