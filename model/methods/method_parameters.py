@@ -90,6 +90,8 @@ class MethodParameters(TableRecord):
         " a price"
     )
     """Reason given when another value is refused."""
+    TESTS_WHOLE_DRAFTS: ClassVar[bool] = True
+    """True if each round tests a draft from its first token on, so that outcome laws by position in a draft apply."""
     FORMULA_CHECK: ClassVar[FormulaCheck | None] = None
     """Comparison of real runs with the formula of the method's paper (`paper_formula` of its theory); None: not compared."""
     GONE = MappingProxyType({

@@ -23,6 +23,16 @@ RATES = frozenset(name for kinds in LAWS.values() for record in kinds.values() f
 """Keys of these records that are rates; overriding one of them removes its `trials` and `source`."""
 
 
+def kinds(parameters: type[MethodParameters], outcome: str) -> list[str]:
+    """Kinds of laws of an outcome that a method accepts.
+
+    >>> from model.methods.pearl.algorithm import Parameters
+    >>> kinds(Parameters, "accept")
+    ['by-position', 'iid', 'markov', 'published', 'replay', 'reported']
+    """
+    return sorted(kind for kind, law in LAWS[outcome].items() if parameters.TESTS_WHOLE_DRAFTS or not law.BY_DRAFT_POSITION)
+
+
 def resolve(table: Any, where: str, method: str, parameters: MethodParameters, tokens: int) -> dict[str, Outcome]:
     """Return the laws of the outcomes that a method uses, by kind; error messages call the table `where`."""
     wanted = parameters.outcomes

@@ -73,6 +73,7 @@ class Parameters(DraftModel):
     COSTS = ("verify_cost", "link")
     IMITATES = MappingProxyType({"draft": ("target", "accept")})
     EXACT = True
+    TESTS_WHOLE_DRAFTS = False
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length"})
 
     def __post_init__(self) -> None:
@@ -97,7 +98,8 @@ class Parameters(DraftModel):
         if isinstance(law, Rounds | ReplayRounds):
             raise checks.ParameterError(
                 f"outcomes of {outcome} must be by output position with method pearl, whose drafts continue after unverified"
-                " tokens, got outcomes by position within the draft; choose kind 'iid', 'markov', 'by-position' or 'replay'"
+                " tokens, got outcomes by position within the draft; choose kind 'iid', 'markov', 'by-position', 'replay',"
+                " 'published' or 'reported'"
             )
 
     @property
