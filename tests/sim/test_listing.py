@@ -90,7 +90,8 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
     "medium_accept": BY_POSITION,
     "match": {
         "iid": {"match_rate": 0.5}, "markov": {"match_rate": 0.5, "correlation": 0.1},
-        "by-position": {"match_rates": [0.5] * TOKENS}, "replay": BY_POSITION["replay"], "published": {"data_set": "squad", "head": "final"},
+        "by-position": {"match_rates": [0.5] * TOKENS}, "replay": BY_POSITION["replay"],
+        "published": {"data_set": "squad", "head": "final"},
     },
     "confidence": {"two-class": {"low_if_accepted": 0.1, "low_if_rejected": 0.5}},
     "decision": {
