@@ -145,7 +145,7 @@ def _rows(values: Mapping[str, object]) -> str:
 def _method(name: str) -> str:
     module = registry.algorithm(name)
     kind = module.Parameters
-    values = _fields(kind, {"batching": _batching(kind)})
+    values = _fields(kind, {"batching": default_batching(kind)})
     parts = [inspect.getdoc(module) or "", f'[[method]]\nname = "{name}"\n\n{inspect.getdoc(kind)}\n\n{values}']
     kinds = {outcome: ", ".join(outcomes_section.kinds(kind, outcome)) for outcome in kind.OUTCOMES}
     laws = {outcome: f"{kind_of(outcome).rate}; kinds {each}" for outcome, each in kinds.items()}
@@ -176,7 +176,7 @@ def laws() -> dict[str, Any]:
     return {f"{name}: {kind}": law for name, kinds in LAWS.items() for kind, law in kinds.items()}
 
 
-def _batching(kind: type[MethodParameters]) -> str:
+def default_batching(kind: type[MethodParameters]) -> str:
     """Value of `batching` where it is left out: its default, if the method can decode several sequences with it."""
     default = next(field.default for field in fields(kind) if field.name == "batching")
     choices = " or ".join(map(repr, kind.BATCHINGS))
