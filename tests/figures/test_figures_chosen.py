@@ -329,7 +329,7 @@ def test_figures_of_a_log_use_its_numbers(album: Album, tmp_path: Path) -> None:
     assert lengths.tolist() == [1, 3]
     assert album.drawn["accepted_lengths"][1][1:] == ([2, 5], about)
     assert album.drawn["acceptance_by_position"][1][1:] == (5, about)
-    for changed in ({"drafted": False}, {"header": said | {"sampling": {"temperature": 1.0}}}):
+    for changed in ({"drafted": False}, {"header": header | {"sampling": {"temperature": 1.0}}}):
         few: Any = SimpleNamespace(**(vars(log) | changed))
         assert [path.name for path in figures.of_log(few, tmp_path, [1], [2])] == both
 
