@@ -149,10 +149,10 @@ def placed(device: str | None, threads: int | None) -> str:
     from calibrate.devices import machine
     from model.base import checks
 
-    machine.needed()
+    machine.import_libraries()
     if threads is not None:
         checks.whole("threads", threads, 1, 4096)
-    where = machine.chosen(device)
+    where = machine.choose_device(device)
     if threads is not None:
         import torch
 

@@ -13,7 +13,7 @@ from calibrate.commands import common_options as options
 from model.base import strict_json
 
 if TYPE_CHECKING:
-    from calibrate.decode.position_logging import Spent
+    from calibrate.decode.position_logging import LogSeconds
     from calibrate.loading.load_models import LoadedModel
 
 _GAMMAS = "1,2,3,5,7"
@@ -68,7 +68,7 @@ def log(
     decoders = {role: each.decoder for role, each in opened.items()}
     kept = f"logged sequences are kept next to {out.name}; resume with the same command and --resume"
     with options.progress(quiet, "sequences", kept) as bar:
-        log, spent = work.make(
+        log, spent = work.write_log(
             out, said, decoders["target"], [ids for _, ids in found], tokens, draft=decoders.get("draft"), sampling=sampling,
             seed=seed, resume=resume, report=bar,
         )  # fmt: skip
@@ -83,7 +83,7 @@ def log(
     print("\n".join(_shares(spent)))
 
 
-def _shares(spent: Spent) -> Iterator[str]:
+def _shares(spent: LogSeconds) -> Iterator[str]:
     """Lines with the measured seconds of each part, and its share of the total."""
     for name, seconds in vars(spent).items():
         share = f"{seconds / spent.total:7.0%}" if spent.total else ""
@@ -111,7 +111,7 @@ def _opened(
         said[role] = {
             "name": each.name, "checksum": each.checksum, "layers": decoder.layers, "vocabulary": decoder.vocabulary,
         }  # fmt: skip
-    path = load_models.heads_beside(target) if heads is None else heads
+    path = load_models.heads_path(target) if heads is None else heads
     if heads is not None or path.is_file():
         said["heads"] = {"file": path.name, "layers": [*load_models.use_heads(first, path)]}
     return models, said
@@ -134,7 +134,7 @@ def prompted(
     else:
         found = prompts.load(where, template=template, limit=limit, seed=seed)
     chat = template == prompts.CHAT
-    begun = [(each.id, load_models.begun(target, each.text, each.id, chat=chat).prompt) for each in found]
+    begun = [(each.id, load_models.tokenize(target, each.text, each.id, chat=chat).prompt) for each in found]
     return [(name, [*(ids if chat else ids[-length:])]) for name, ids in begun]
 
 
@@ -157,7 +157,7 @@ def rates(
     from calibrate.decode import rate_tables
 
     asked = options.numbers("candidates", candidates), options.numbers("lengths", lengths)
-    made = rate_tables.of(where, *asked, cost_ratio, drafter)
+    made = rate_tables.tables_of_file(where, *asked, cost_ratio, drafter)
     drawn = [] if figures is None else _drawn(where, *asked, drafter, figures)
     if as_json:
         print(strict_json.dumps([table.document() for table in made], indent=2))
@@ -177,5 +177,5 @@ def _drawn(
 
     if drafter is None:
         return figures.of_log(position_log.load(where), folder, candidates, lengths)
-    held, about = rate_tables.public(where, drafter)
+    held, about = rate_tables.read_public_log(where, drafter)
     return figures.of_lengths(held, folder, lengths, f"{about} (measured)")

@@ -82,7 +82,7 @@ def standard_library(root: Path | None = None) -> Corpus:
     return Corpus(training, held_out, platform.python_version(), _checksum(training | held_out))
 
 
-def own(path: Path) -> Corpus:
+def corpus_of_files(path: Path) -> Corpus:
     """Return the corpus of a text file, or of the text files below a folder, with 1/14 held out.
 
     From a file its end is held out; from a folder whole files, those with the smallest sha256 of their names, so that adding a file

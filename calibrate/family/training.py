@@ -134,7 +134,7 @@ def train(
     import torch
 
     steps = recipe.steps(tokens.size)
-    enough("held-out text", held_out, recipe.length)
+    check_length("held-out text", held_out, recipe.length)
     model.to(device).train()
 
     def learn(step: int) -> Tensor:
@@ -225,7 +225,7 @@ def _finite(loss: float, step: int) -> None:
         raise ParameterError(f"the loss must be a number, and is {loss} after step {step + 1}: take a lower rate")
 
 
-def enough(what: str, tokens: Tokens, length: int) -> None:
+def check_length(what: str, tokens: Tokens, length: int) -> None:
     """Refuse a text without one whole window."""
     if tokens.size <= length:
         raise ParameterError(f"{what} must have at least length+1={length + 1} tokens, got {tokens.size}; give a longer one")

@@ -70,7 +70,7 @@ class EngineRun:
         return np.asarray((self.prompts == 0) & (self.running >= FEWEST) & (self.tokens > 0))
 
     @property
-    def reading_again(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def recomputing(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Mask of the seconds with recomputation: more sequences were resumed than preempted; shape (seconds,)."""
         return np.asarray(self.returned > 0)
 

@@ -39,7 +39,7 @@ class InterpretedPass:
         self.real = Real({"target": model.decoder})
         self.real.wanted = 1  # runs until a token is committed
         self.sequences = tuple(range(batch)) if batch > 1 else ()
-        self._told = self._tokens(width * batch)
+        self._input_tokens = self._tokens(width * batch)
         self.unequal = batch > 1 and context > 0 and (width > 1 or model.unequal)
         self.task = Task(self._steps())
         self.task.cache = self._filled()
@@ -64,7 +64,7 @@ class InterpretedPass:
 
     def _steps(self) -> Steps:
         layers = self.model.decoder.layers
-        step = Forward("target", self._told, self.context, LayerSpan(0, layers), heads=self.width * self.batch)
+        step = Forward("target", self._input_tokens, self.context, LayerSpan(0, layers), heads=self.width * self.batch)
         for turn in itertools.count():
             # Every other pass is one position further: consecutive passes of a sequence are never at the same position.
             at = self.context + turn % 2
@@ -80,7 +80,7 @@ class InterpretedPass:
         self.real.work.committed.clear()
         self.real.work.commits.clear()
 
-    def back(self) -> None:
+    def roll_back(self) -> None:
         """Do nothing: `run` rolls back."""
 
     def run_watched(self, mark: Callable[[str, int, int], None]) -> None:
@@ -115,7 +115,7 @@ class InterpretedPass:
         decoder.forget()  # tokens and position are copied to the device again, as for the whole pass; likewise afterwards
         with watched(self.real, layers_alone):
             at = self.context + 1
-            step = Forward("target", self._told, at, LayerSpan(0, self.short), batch=self._batch(at, self.width))
+            step = Forward("target", self._input_tokens, at, LayerSpan(0, self.short), batch=self._batch(at, self.width))
             self.real.forward(self.task.cache, step)
         decoder.settle()
         decoder.forget()
@@ -131,7 +131,7 @@ class InterpretedPass:
     def check(self) -> None:
         """Raise `RuntimeError` if the layers have another number of rows than requested."""
         held: ProcessState = self.task.cache
-        rows = held.of("target", self.sequences)
+        rows = held.rows_of("target", self.sequences)
         lengths = {layer.length for layer in rows.layers}
         end = self.context + self.width
         if lengths not in ({end}, {end + 1}):

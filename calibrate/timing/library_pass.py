@@ -140,12 +140,12 @@ class LibraryModel:
 
 
 class Repeatable(Protocol):
-    """One pass that can be run again: `run` does it, `back` restores the cache."""
+    """One pass that can be run again: `run` does it, `roll_back` restores the cache."""
 
     def run(self) -> None:
         """Run the pass: the body, and the projection of all its positions."""
 
-    def back(self) -> None:
+    def roll_back(self) -> None:
         """Remove the pass from the cache, and check the cache's length."""
 
     def run_watched(self, mark: Mark) -> None:
@@ -187,7 +187,7 @@ class Pass:
         """Run the pass: the body, and the projection of all its positions."""
         raise NotImplementedError
 
-    def back(self) -> None:
+    def roll_back(self) -> None:
         """Remove the pass from the cache, and check the cache's length."""
         raise NotImplementedError
 
@@ -238,7 +238,7 @@ class EagerPass(Pass):
         with self.model.watched(mark):
             self.logits()
 
-    def back(self) -> None:
+    def roll_back(self) -> None:
         """See `Pass`."""
         # Negative: until 5.13 a positive number was the length to keep, since 5.23 it is refused.
         self.cache.crop(-self.width)
@@ -297,15 +297,15 @@ class GraphPass(Pass):
         with torch.cuda.stream(stream):
             for _ in range(3):
                 self.logits()
-                self.back()
+                self.roll_back()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with watching, torch.cuda.graph(graph):
             self.logits()
-        self.back()  # capturing runs no kernel, but Python's length counts advance
+        self.roll_back()  # capturing runs no kernel, but Python's length counts advance
         return graph
 
-    def back(self) -> None:
+    def roll_back(self) -> None:
         """Reset the lengths in place: the graph holds their addresses."""
         layers = self.cache.self_attention_cache.layers if self.model.architecture.crossing else self.cache.layers
         for layer in layers:

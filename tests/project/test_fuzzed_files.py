@@ -429,7 +429,7 @@ def test_training_text(data: st.DataObject) -> None:
             (here / name).write_bytes(b"one line\nanother line\n" * 20)
         (here / "a.txt").write_bytes(data.draw(bytes_of(b"one line\nanother line\r\n" * 3)))
         for where in (here, here / "a.txt"):
-            read(corpus.own, where)
+            read(corpus.corpus_of_files, where)
 
 
 DEVICE = """name = "mine"
