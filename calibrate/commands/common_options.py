@@ -144,7 +144,7 @@ def _bar(quiet: bool, what: str) -> Iterator[Callable[[int, int, str], None] | N
         yield lambda done, total, at: bar.update(task, completed=done, total=total, at=at)
 
 
-def placed(device: str | None, threads: int | None) -> str:
+def prepare_device(device: str | None, threads: int | None) -> str:
     """Set the number of PyTorch threads, and return the device to use."""
     from calibrate.devices import machine
     from model.base import checks

@@ -83,7 +83,7 @@ def decode(
     names = load_models.named({"target": model, "draft": draft, "medium": medium}, roles, method)
     _refuse_existing(log)
     asked = _prompts(prompt, prompts, template, limit)
-    where = options.placed(device, threads)
+    where = options.prepare_device(device, threads)
     models = load_models.models(names, where, dtype)
     run = _Run(method, settings, models, tokens, sampling, seed or 0, plain, log is not None)
     tokenized = run.tokenize(asked, chat=template == CHAT)

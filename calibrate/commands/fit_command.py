@@ -98,7 +98,7 @@ def _fitted(folder: Path) -> None:
         ("GPU with one measured layer of 1 token", fits.errors_with_one_measured(layers, [1])),
     )  # fmt: skip
     for kind, left in left_out:
-        for least, most in ((1, fits.FEW), (fits.MANY + 1, np.inf)):
+        for least, most in ((1, fits.MEMORY_BOUND_TOKENS), (fits.COMPUTE_BOUND_TOKENS + 1, np.inf)):
             where = f"to {most} tokens" if least == 1 else f"beyond {least - 1} tokens"
             listed = ", ".join(f"{gpu} {percent(error)}" for gpu, error in fits.pooled(left, most, least).items())
             print(f"median errors on an unseen {kind}, {where}: {listed}")

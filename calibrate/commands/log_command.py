@@ -60,7 +60,7 @@ def log(
         raise ParameterError(f"{next(iter(asked))} is used only with --sample; add that, or leave it out")
     sampling = Sampling(**asked) if sample else None  # type: ignore[arg-type]
     opened, said = _opened(target, draft, heads, dtype, device, threads)
-    found = prompted(prompts, template, limit, prompt_tokens, seed, opened["target"])
+    found = tokenized_prompts(prompts, template, limit, prompt_tokens, seed, opened["target"])
     said |= {
         "prompts": [{"id": name, "tokens": ids} for name, ids in found], "max_tokens": tokens, "seed": seed,
         "sampling": None if sampling is None else vars(sampling),
@@ -100,7 +100,7 @@ def _opened(
 
     roles = ("target",) if draft is None and target != load_models.FAMILY else ("target", "draft")
     named = load_models.named({"target": target, "draft": draft}, roles, "log")
-    models = load_models.models(named, options.placed(device, threads), dtype)
+    models = load_models.models(named, options.prepare_device(device, threads), dtype)
     first = models["target"]
     if first.has_encoder:
         raise ParameterError(f"target must be decoder-only, and {first.name} has an encoder; use calibrate decode --log instead")
@@ -117,7 +117,7 @@ def _opened(
     return models, said
 
 
-def prompted(
+def tokenized_prompts(
     where: str | None, template: str | None, limit: int, length: int, seed: int, target: LoadedModel
 ) -> list[tuple[str, list[int]]]:
     """Return names and tokens of the prompts: the last `length` tokens of each, all tokens of a chat."""

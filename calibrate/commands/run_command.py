@@ -99,7 +99,8 @@ def run(
     kept = f"timed repeats are kept next to {out.name}; resume with the same command and --resume"
     with options.progress(quiet, "runs", kept) as bar:
         found = measure_plan(
-            written, out, options.placed(device, threads), gpus=_listed(gpus), resume=resume, report=bar, warn=warnings.append
+            written, out, options.prepare_device(device, threads), gpus=_listed(gpus), resume=resume, report=bar,
+            warn=warnings.append,
         )
     if as_json:
         said = {"runs": _rows(found), "file": str(out), "warnings": [*found.warnings, *warnings], "about": dict(found.about)}
@@ -243,8 +244,9 @@ def _wanted(written: WrittenPlan, models: Mapping[str, Decoder], opened: Mapping
     real = any(each.rates is None for each in written.choices)
     prompts: list[tuple[str, list[int]]] = []
     if real:
-        target = opened["target"]
-        prompts = log_command.prompted(settings.file, None, settings.prompts, settings.prompt_tokens, settings.seed, target)
+        prompts = log_command.tokenized_prompts(
+            settings.file, None, settings.prompts, settings.prompt_tokens, settings.seed, opened["target"]
+        )
     # With an encoder, the prompt is the encoder's and the decoder begins with one token, as in `load_models.tokenize`.
     length = settings.prompt_tokens if models["target"].source is None else 1
     lengths = {len(tokens) for _, tokens in prompts} or {length}

@@ -46,9 +46,9 @@ def run_layers(layers: LayerSpan) -> list[int]:
 class Padding(NamedTuple):
     """Tokens of a batch with unequal widths, padded to a rectangle with copies of each sequence's last token."""
 
-    taken: Tensor
+    token_indices: Tensor
     """Index among the tokens of the pass, shape (sequences, widest)."""
-    kept: Tensor
+    is_token: Tensor
     """True for tokens of the pass, False for copies; same shape."""
 
 
@@ -151,7 +151,7 @@ class Decoder:
             if state is None:
                 hidden = self._begin(tokens, count, place, padding)
             else:
-                hidden = state.view(count, -1, state.shape[-1]) if padding is None else state[padding.taken]
+                hidden = state.view(count, -1, state.shape[-1]) if padding is None else state[padding.token_indices]
             before: list[Tensor] | None = None if seen is None else []
             rows.kv_only = layers.kv_only
             hidden = self._through(run_layers(layers), hidden, place, rows, before, between)
@@ -233,8 +233,8 @@ class Decoder:
         if padding is None:
             written = positions = positions + torch.arange(batch.widths[0], device=self.device)
         else:  # a copy has the position of its token
-            positions = positions + padding.taken - padding.taken[:, :1]
-            kept = padding.kept
+            positions = positions + padding.token_indices - padding.token_indices[:, :1]
+            kept = padding.is_token
             written, numbers = positions[kept], numbers.expand_as(kept)[kept]
         mask = torch.arange(end, device=self.device) <= positions[:, None, :, None]
         ends = tuple([at + width for at, width in zip(batch.positions, batch.widths, strict=True)])
@@ -254,7 +254,7 @@ class Decoder:
             numbers = self.numbers[tokens[0] : tokens[0] + 1]
         else:
             numbers = torch.tensor(tokens, device=self.device)
-        return self._embedded(numbers.view(count, -1) if padding is None else numbers[padding.taken], place)
+        return self._embedded(numbers.view(count, -1) if padding is None else numbers[padding.token_indices], place)
 
     def _embedded(self, tokens: Tensor, place: PassPositions) -> Tensor:
         result: Tensor = self.embedding(tokens)
@@ -438,7 +438,7 @@ def decoder_of(full: Any, name: str) -> Decoder:
 
 def _flat(hidden: Tensor, padding: Padding | None) -> Tensor:
     """Return the states of the tokens of a pass without padding, shape (tokens, hidden)."""
-    return hidden.reshape(-1, hidden.shape[-1]) if padding is None else hidden[padding.kept]
+    return hidden.reshape(-1, hidden.shape[-1]) if padding is None else hidden[padding.is_token]
 
 
 def _unknown(name: str, kind: str) -> ParameterError:

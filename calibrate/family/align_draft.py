@@ -202,7 +202,7 @@ def _written(target: Loaded, inputs: Tokens, tokens: int, kept: Path, settings: 
         done = np.concatenate([done, _output(target, inputs[len(done) : len(done) + AT_ONCE], tokens)])
         if report is not None:
             report(len(done), len(inputs), f"{target.name} generates")
-        if len(done) == len(inputs) or time.perf_counter() - last > training.KEEP_EVERY:
+        if len(done) == len(inputs) or time.perf_counter() - last > training.SAVE_EVERY:
             with whole_files.whole(kept) as part:
                 save_file({"texts": done}, part, {"settings": settings})
             last = time.perf_counter()
@@ -257,7 +257,7 @@ def _train(
         return loss.detach()
 
     def seen() -> float:
-        loss = training.loss_of(model, held_out, settings.length, str(model.device), training.SEEN)
+        loss = training.loss_of(model, held_out, settings.length, str(model.device), training.HELD_OUT_WINDOWS)
         model.train()
         return loss
 

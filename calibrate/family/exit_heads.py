@@ -103,7 +103,7 @@ def train(
     heads = initial_heads(loaded, chosen)
 
     def seen() -> float:
-        rows = evaluate_heads(loaded, {"trained": heads}, held_out, settings.length, training.SEEN)
+        rows = evaluate_heads(loaded, {"trained": heads}, held_out, settings.length, training.HELD_OUT_WINDOWS)
         return float(np.mean([row["loss"] for row in rows]))
 
     work = training.TrainingJob(

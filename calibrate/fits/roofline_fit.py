@@ -36,8 +36,8 @@ MODELS = {**bundled_profiles.VIDUR, "phi-2": "microsoft/phi-2"}
 """Models with measured layers, and their folders."""
 GPUS = tuple(bundled_profiles.NETWORKS)
 """GPUs of these measurements."""
-FEW, MANY = 64, 256
-"""Layers are memory-bound up to `FEW` tokens, and compute-bound beyond `MANY` tokens, on all of these GPUs."""
+MEMORY_BOUND_TOKENS, COMPUTE_BOUND_TOKENS = 64, 256
+"""Layers are memory-bound up to the first number of tokens, and compute-bound beyond the second, on all of these GPUs."""
 SPREAD = {"memory": 0.1, "compute": 0.15, "elementwise": 0.5, "launch": 0.4}
 """Standard deviations of the logarithms of efficiencies between fits to single GPUs [-]."""
 NOISE = 0.05
@@ -265,13 +265,14 @@ def pooled(left_out: Iterable[UnseenModelErrors], most: float = np.inf, least: f
 
 
 def fit(measured: Sequence[MeasuredLayers], tables: Sequence[MeasuredAttention]) -> Efficiency:
-    """Fit all efficiencies. Their errors are the largest over held-out GPUs, all models pooled, up to `FEW` and beyond `MANY`
-    tokens."""
+    """Fit all efficiencies. Their errors are the largest over held-out GPUs, all models pooled, up to
+    `MEMORY_BOUND_TOKENS` and beyond `COMPUTE_BOUND_TOKENS`."""
     of_layers = fit_layers(measured)
     errors = {"error": of_layers.error, "compute_error": of_layers.compute_error}
     if len({each.gpu for each in measured}) > 1:
         unseen = unseen_gpus(measured)
-        errors = {"error": max(pooled(unseen, FEW).values()), "compute_error": max(pooled(unseen, least=MANY + 1).values())}
+        few, many = pooled(unseen, MEMORY_BOUND_TOKENS), pooled(unseen, least=COMPUTE_BOUND_TOKENS + 1)
+        errors = {"error": max(few.values()), "compute_error": max(many.values())}
     return replace(fit_attention(tables, of_layers), **errors)
 
 

@@ -119,7 +119,7 @@ class LibraryModel:
         return {key: module for key, module in parts.items() if module is not None}
 
     @contextlib.contextmanager
-    def watched(self, mark: Mark) -> Iterator[None]:
+    def marked_parts(self, mark: Mark) -> Iterator[None]:
         """Mark the beginning and the end of each part of the passes within the block.
 
         The hooks are removed afterwards: unmarked passes pay nothing for them.
@@ -148,7 +148,7 @@ class Repeatable(Protocol):
     def roll_back(self) -> None:
         """Remove the pass from the cache, and check the cache's length."""
 
-    def run_watched(self, mark: Mark) -> None:
+    def run_marked(self, mark: Mark) -> None:
         """Run the pass with the beginning and the end of each part marked."""
 
     @property
@@ -191,7 +191,7 @@ class Pass:
         """Remove the pass from the cache, and check the cache's length."""
         raise NotImplementedError
 
-    def run_watched(self, mark: Mark) -> None:
+    def run_marked(self, mark: Mark) -> None:
         """Run the pass with the beginning and the end of each part marked."""
         raise NotImplementedError
 
@@ -233,9 +233,9 @@ class EagerPass(Pass):
         """See `Pass`."""
         self.logits()
 
-    def run_watched(self, mark: Mark) -> None:
+    def run_marked(self, mark: Mark) -> None:
         """See `Pass`."""
-        with self.model.watched(mark):
+        with self.model.marked_parts(mark):
             self.logits()
 
     def roll_back(self) -> None:
@@ -282,10 +282,10 @@ class GraphPass(Pass):
             self.plain = self.capture(contextlib.nullcontext())
         self.plain.replay()
 
-    def run_watched(self, mark: Mark) -> None:
+    def run_marked(self, mark: Mark) -> None:
         """Replay the pass with marks; later calls keep the `mark` of the first one."""
         if self.marked is None:
-            self.marked = self.capture(self.model.watched(mark))
+            self.marked = self.capture(self.model.marked_parts(mark))
         self.marked.replay()
 
     def capture(self, watching: contextlib.AbstractContextManager[None]) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.interpreters.in_one_process import PassOutput, ProcessState, Real
-from calibrate.timing.interpreter_pass import watched
+from calibrate.timing.interpreter_pass import marked_parts
 from calibrate.timing.single_pass import means, table_times
 from calibrate.untested_on_gpu.cuda_graphs import Graphs
 from model.hardware.profile import EARLY, PROCESS_TEXT, READS
@@ -134,7 +134,7 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
             took = []
             for last in (half, layers) if half else (layers,):
                 marks.clear()
-                with watched(real, mark):
+                with marked_parts(real, mark):
                     out = yield Forward("target", (5,), at + turn % 2, LayerSpan(0, last), heads=last == layers)
                 took.append(_between(marks, "layer"))
             yield Read("next", out, -1)
@@ -286,7 +286,7 @@ def _layer_of_short_pass(real: Real, held: ProcessState, context: int, layers: i
         at[name, index, edge] = _now(decoder)
 
     times = []
-    with watched(real, mark):
+    with marked_parts(real, mark):
         for turn in range(repeats + STEADY_AFTER):
             real.forward(held, Forward("target", (5,), context + turn % 2, LayerSpan(0, layers)))
             if turn >= STEADY_AFTER:

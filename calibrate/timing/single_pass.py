@@ -128,7 +128,7 @@ def measure(model: LibraryModel, point: Point, effort: Effort, until: float) -> 
         for _ in range(effort.warmups):
             work.run()
             work.roll_back()
-        work.run_watched(clock.mark)
+        work.run_marked(clock.mark)
         work.roll_back()
         while True:
             clock.start()
@@ -137,7 +137,7 @@ def measure(model: LibraryModel, point: Point, effort: Effort, until: float) -> 
             interrupted = clock.disturbed()
             work.roll_back()
             clock.start()
-            work.run_watched(clock.mark)
+            work.run_marked(clock.mark)
             marked = clock.stop()
             interrupted |= clock.disturbed()
             work.roll_back()

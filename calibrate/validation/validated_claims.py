@@ -86,7 +86,7 @@ class Claim:
     sources: str
 
     @property
-    def ordered(self) -> list[PredictionErrors]:
+    def by_error(self) -> list[PredictionErrors]:
         """Cases in descending order of the median."""
         return sorted(self.cases, key=lambda case: -case.median)
 
@@ -274,7 +274,7 @@ def elementwise_kernels(kernels: Sequence[small_kernels.ElementwiseKernels], sou
     )  # fmt: skip
 
 
-def beyond(measured: Iterable[Profile], sources: str = "") -> Claim:
+def extrapolated_layers(measured: Iterable[Profile], sources: str = "") -> Claim:
     """Errors of extrapolated layers: tables are cut, and the times beyond the cut are predicted."""
     whole, cases = [*measured], []
     for last in (64, 512):
@@ -303,7 +303,7 @@ def beyond(measured: Iterable[Profile], sources: str = "") -> Claim:
     )  # fmt: skip
 
 
-def ordered(measured: Iterable[Profile], sources: str = "") -> Claim:
+def monotonic_layers(measured: Iterable[Profile], sources: str = "") -> Claim:
     """Changes of measured layers by isotonic regression (`model.hardware.isotonic`)."""
     cases = []
     for one in measured:
@@ -347,8 +347,8 @@ def step(run: engine_run.EngineRun, profile: Profile, sources: str = "") -> Clai
     return Claim(
         "Decoding steps of Llama-3.1-8B on an RTX 4090, against a real engine",
         f"The bundled profile {profile.name} (times of single kernels) against a run of vLLM with 300 requests that was logged "
-        f"once a second. Compared are the {decoding.sum()} seconds without prompts in which at least {engine_run.FEWEST} sequences "
-        "ran: their number over the tokens per second is the measured time of a step. The target is a median of 5 %.",
+        f"once a second. Compared are the {decoding.sum()} seconds without prompts in which at least {engine_run.MIN_RUNNING} "
+        "sequences ran: their number over the tokens per second is the measured time of a step. The target is a median of 5 %.",
         f"In {slow.sum()} seconds the engine took over a tenth longer than predicted. In {explained} of them more sequences were "
         "resumed than preempted; the engine recomputed their prompts, which its log does not count again. A part of such a second "
         "is prefill, and steps are fewer, not slower. A neighbouring second with prompts does not explain it: the median error is "
@@ -459,7 +459,7 @@ def rooflines(measured: Sequence[fits.MeasuredLayers], sources: str = "") -> Cla
     """Errors of rooflines on models, and on GPUs, that the fit of the efficiencies has not seen."""
     cases = []
     by_model, usual = fits.unseen_models(measured), Efficiency()
-    few, many = f"to {fits.FEW} tokens", f"beyond {fits.MANY} tokens"
+    few, many = f"to {fits.MEMORY_BOUND_TOKENS} tokens", f"beyond {fits.COMPUTE_BOUND_TOKENS} tokens"
     kinds: tuple[tuple[str, list[fits.UnseenModelErrors], float | None, float | None], ...] = (
         ("unseen model", by_model, 0.12, 0.12), ("unseen GPU", fits.unseen_gpus(measured), usual.error * 1.02, usual.compute_error),
         ("unseen GPU, one layer of 1 token measured", fits.errors_with_one_measured(measured, [1]),
@@ -470,8 +470,8 @@ def rooflines(measured: Sequence[fits.MeasuredLayers], sources: str = "") -> Cla
     for kind, found, asked, asked_many in kinds:
         for gpu in dict.fromkeys(each.gpu for each in found):
             together = _together([LeaveOneOutErrors(each.tokens, each.error) for each in found if each.gpu == gpu])
-            large = together.at > fits.MANY
-            cases.append(_case(f"{kind}: {gpu}, {few}", _up_to(together, fits.FEW), "tokens", asked))
+            large = together.at > fits.COMPUTE_BOUND_TOKENS
+            cases.append(_case(f"{kind}: {gpu}, {few}", _up_to(together, fits.MEMORY_BOUND_TOKENS), "tokens", asked))
             cases.append(
                 _case(f"{kind}: {gpu}, {many}", LeaveOneOutErrors(together.at[large], together.error[large]), "tokens", asked_many)
             )
@@ -651,8 +651,8 @@ def claims(data: str | Path) -> tuple[Claim, ...]:
         attention(with_attention, refused, origin(root, aic)),
         composed(operations, whole, sources=origin(root, aic, vid)),
         elementwise_kernels(small_kernels.measured(root, small_kernels.HELD_OUT), origin(root, vid)),
-        beyond([*whole, *a40], origin(root, vid)),
-        ordered([*whole, *a40], origin(root, vid)),
+        extrapolated_layers([*whole, *a40], origin(root, vid)),
+        monotonic_layers([*whole, *a40], origin(root, vid)),
         step(engine_run.read(root / RUN), profile_files.load("rtx-4090-llama-3.1-8b"), origin(root, sim)),
         two_sources(root, made, origin(root, aic, vid, "gpu/frontier")),
         rooflines(of_layers, origin(root, vid, sim)),

@@ -23,14 +23,14 @@ def text(found: Sequence[Claim]) -> str:
     """Return all claims as a Markdown page that begins with the largest errors."""
     lines = [HEADER, "## Largest errors", ""]
     for claim in found:
-        worst = claim.ordered[0]
+        worst = claim.by_error[0]
         lines.append(f"* **{claim.title}**: {worst.name}, median {percent(worst.median)}, worst {percent(worst.largest)}.")
         over = [case for case in claim.cases if not case.met]
         lines += [f"  * target missed: {_over(case)}" for case in over]
     for number, claim in enumerate(found, 1):
         lines += ["", f"## {number}. {claim.title}", "", claim.description, "", f"**Known weaknesses.** {claim.weaknesses}", ""]
         lines += ["| case | count | median | 90th percentile | worst | target |", "|---|---:|---:|---:|---|---:|"]
-        for case in claim.ordered:
+        for case in claim.by_error:
             target = "" if case.target is None else percent(case.target)
             worst_ = percent(case.largest) + (f" ({case.where})" if case.where else "")
             lines.append(

@@ -65,7 +65,7 @@ def test_training_prompts_are_not_from_held_out_text(target: Loaded, folders: tu
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(align_draft, "prompts", lambda tokens, *more: seen.append(tokens) or cut(tokens, *more))
-        patch.setattr(training, "KEEP_EVERY", 0.0)
+        patch.setattr(training, "SAVE_EVERY", 0.0)
         told: list[Any] = []
         more = {"report": lambda *said: told.append(said)}
         align_draft.align(target, draft, family.text(), replace(FEW, epochs=0.4), tmp_path / "out", **more)
@@ -212,7 +212,7 @@ def test_only_generated_tokens_are_learnt(folders: tuple[Path, Path], target: Lo
 def test_resumed_alignment_ends_with_the_same_draft(
     stop: int, aligned: Path, folders: tuple[Path, Path], target: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
     monkeypatch.setattr(align_draft, "AT_ONCE", 8)
     calls: list[int] = []
 

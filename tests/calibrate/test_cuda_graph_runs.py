@@ -281,7 +281,7 @@ def test_replays_are_marked(
         monkeypatch.setattr(recording.CUDAGraph, "replay", counted)
         spans = []
         for _ in range(2):  # at either position
-            work.run_watched(clock.mark)
+            work.run_marked(clock.mark)
             spans.append([clock.span(*part) for part in work.parts])
         before = clock.replays
         work.run()

@@ -185,7 +185,7 @@ def test_agreement_equals_a_count_with_topk(loaded: Loaded, trained: Path) -> No
 def test_resumed_training_ends_with_the_same_heads(
     loaded: Loaded, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
     path = tmp_path / "heads"
 
     def pull(step: int, *_: object) -> None:

@@ -126,7 +126,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_resumed_training_ends_with_the_same_weights(
     stop: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
     recipe = SHORT
 
     def pull(step: int, steps: int, at: str) -> None:
@@ -151,7 +151,7 @@ def test_seconds_of_resumed_training_add_up(tmp_path: Path, monkeypatch: pytest.
     """The clock advances by one at each reading."""
     clock = iter(range(10_000))
     monkeypatch.setattr(training.time, "perf_counter", lambda: float(next(clock)))
-    monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
 
     def pull(step: int, *_: object) -> None:
         if step == 9:
@@ -169,7 +169,7 @@ def test_seconds_of_resumed_training_add_up(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_saved_state_of_another_training_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
     recipe = replace(family.RECIPE, epochs=0.2)
     modes, begun = list[Any](), make_model.untrained_model
 
@@ -268,7 +268,7 @@ def test_updates_follow_the_rate_and_clipped_gradients(
     """Gradient descent on a weight with gradient 4, or 1 if clipped; losses are means over 50 steps, and over the rest."""
     clock = iter(range(10_000))
     monkeypatch.setattr(training.time, "perf_counter", lambda: float(next(clock)))
-    monkeypatch.setattr(training, "KEEP_EVERY", 99.5)
+    monkeypatch.setattr(training, "SAVE_EVERY", 99.5)
     for clip, slope in ((1.0, 1.0), (None, 4.0)):
         weight = torch.nn.Parameter(torch.zeros(1))
 

@@ -117,7 +117,7 @@ def test_graph_is_captured_once_plain_and_once_with_marks(config: Callable[..., 
             work.run()
             work.roll_back()
             work.check()
-            work.run_watched(lambda *mark: marks.append(mark))
+            work.run_marked(lambda *mark: marks.append(mark))
             work.roll_back()
             work.check()
     assert len(set(map(id, replayed))) == 2
@@ -131,7 +131,7 @@ def test_parts_of_a_pass_are_marked_in_order(kind: str, config: Callable[..., st
     marks: list[tuple[str, int, int]] = []
     with torch.inference_mode():
         work = prepare(model, 2, 5, 1)
-        work.run_watched(lambda *mark: marks.append(mark))
+        work.run_marked(lambda *mark: marks.append(mark))
         work.roll_back()
         work.run()  # no longer watched
     order = [("embedding", 0), *(("layer", index) for index in range(3)), ("norm", 0), ("head", 0)]

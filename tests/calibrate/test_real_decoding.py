@@ -313,7 +313,7 @@ def test_template_chat_uses_the_models_chat_template(tmp_path: Path) -> None:
         assert text["prompt_tokens"] == numbers("u hello b ")
     # Other prompts are cut to their last tokens; a chat stays whole.
     for template, ids in ((None, numbers("llo")), ("chat", numbers("u hello b "))):
-        found = log_command.prompted(str(folder / "prompts.jsonl"), template, 1, 3, 0, load_models.model(str(folder)))
+        found = log_command.tokenized_prompts(str(folder / "prompts.jsonl"), template, 1, 3, 0, load_models.model(str(folder)))
         assert [tokens for _, tokens in found] == [ids]
     assert json.loads(call(*ask, "--prompt", "u hello b ")[0])["sequences"][0]["written"] == text["written"]
     own.chat_template = "{{ raise_exception('users must wait') }}"

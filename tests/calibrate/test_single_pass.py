@@ -110,7 +110,7 @@ class Stub:
     def run(self) -> None:
         self.done.append("run")
 
-    def run_watched(self, mark: Any) -> None:
+    def run_marked(self, mark: Any) -> None:
         self.done.append("watched")
 
     def roll_back(self) -> None:
@@ -290,7 +290,7 @@ def test_interpreter_pass_alternates_between_two_positions(monkeypatch: pytest.M
     passes = [((3, 4), at, 0, depth, 1, ()) for at in (6, 7)]
     assert asked == ["source", *filling, *passes]
     marks: list[Any] = []
-    work.run_watched(lambda *mark: marks.append(mark))
+    work.run_marked(lambda *mark: marks.append(mark))
     work.run()
     work.roll_back()
     assert asked[5:] == passes
@@ -298,7 +298,7 @@ def test_interpreter_pass_alternates_between_two_positions(monkeypatch: pytest.M
     assert work.parts == [("embedding", 0), *layers, ("head", 0), ("call", 0)]
     inner = [(*part, edge) for part in [("embedding", 0), *layers] for edge in (0, 1)]
     assert marks == [("call", 0, 0), *inner, ("call", 0, 1), ("head", 0, 0), ("head", 0, 1)]
-    assert (work.replayed, work.short) == (False, 0)
+    assert (work.replayed, work.short_layers) == (False, 0)
     assert work.real.work.tokens == work.real.work.committed == work.real.work.commits == []
     work.check()
     for length in (7, 10):

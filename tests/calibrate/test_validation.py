@@ -167,7 +167,7 @@ def test_roofline_of_an_unseen_model_is_within_12_percent(layers: tuple[fits.Mea
 def test_roofline_of_an_unseen_gpu_is_within_the_stated_error(layers: tuple[fits.MeasuredLayers, ...]) -> None:
     found, usual = fits.unseen_gpus(layers), Efficiency()
     assert {each.gpu for each in found} == {"a100", "a40", "h100", "rtx-4090"}
-    few, many = fits.pooled(found, fits.FEW), fits.pooled(found, least=fits.MANY + 1)
+    few, many = fits.pooled(found, fits.MEMORY_BOUND_TOKENS), fits.pooled(found, least=fits.COMPUTE_BOUND_TOKENS + 1)
     assert max(few.values()) == pytest.approx(usual.error, rel=0.05)
     assert max(many.values()) == pytest.approx(usual.compute_error, rel=0.05)
     # Only one GPU has such a large error: the others are far smaller.
@@ -177,13 +177,15 @@ def test_roofline_of_an_unseen_gpu_is_within_the_stated_error(layers: tuple[fits
 
 def test_one_measured_layer_of_a_gpu_reduces_its_error(layers: tuple[fits.MeasuredLayers, ...]) -> None:
     """Each GPU is held out, and a layer of another model on it is given: large errors fall to a third at most."""
-    unseen, one = (fits.pooled(found, fits.FEW) for found in (fits.unseen_gpus(layers), fits.errors_with_one_measured(layers, [1])))
+    errors = fits.unseen_gpus(layers), fits.errors_with_one_measured(layers, [1])
+    unseen, one = (fits.pooled(found, fits.MEMORY_BOUND_TOKENS) for found in errors)
     assert max(one.values()) <= fits.ADAPTED_ERRORS["error"]
     for gpu in ("h100", "rtx-4090"):
         assert one[gpu] <= unseen[gpu] / 3
     assert all(one[gpu] <= unseen[gpu] for gpu in one)
     # A layer over one token does not depend on the compute rate: a second layer does.
-    many, two = (fits.pooled(fits.errors_with_one_measured(layers, tokens), least=fits.MANY + 1) for tokens in ([1], [1, 512]))
+    errors = fits.errors_with_one_measured(layers, [1]), fits.errors_with_one_measured(layers, [1, 512])
+    many, two = (fits.pooled(found, least=fits.COMPUTE_BOUND_TOKENS + 1) for found in errors)
     assert many["rtx-4090"] > 0.4
     assert max(two.values()) <= fits.ADAPTED_ERRORS["compute_error"]
 
@@ -472,7 +474,9 @@ def test_fit_command_prints_errors_on_unseen_models_and_gpus(
 ) -> None:
     """A GPU takes twice as long over few tokens only: the errors printed for this range show it."""
     measured = [made_up(gpu, model) for gpu in ("a100", "a40") for model in ("llama-2-7b", "llama-2-13b")]
-    measured[2:] = [replace(each, seconds=each.seconds * np.where(each.tokens <= fits.FEW, 2, 1)) for each in measured[2:]]
+    for index in (2, 3):
+        few = measured[index].tokens <= fits.MEMORY_BOUND_TOKENS
+        measured[index] = replace(measured[index], seconds=measured[index].seconds * np.where(few, 2, 1))
     monkeypatch.setattr(fits, "layers", lambda _: measured)
     monkeypatch.setattr(fits, "attention", lambda _: [attention_made_up(operations["a100"], LAW)])
     done = CliRunner().invoke(app, [*FIT, str(tmp_path)])
@@ -684,7 +688,7 @@ def test_a_case_is_kept_up_to_its_target() -> None:
         assert replace(case, **{"target": None, "target_90": None} | {name: bound}).met
         assert not replace(case, **{"target": None, "target_90": None} | {name: bound - 1e-9}).met
     both = claim(GOOD, case)
-    assert [each.name for each in both.ordered] == ["ten", "good"]
+    assert [each.name for each in both.by_error] == ["ten", "good"]
     assert both.case("good") is GOOD
     with pytest.raises(ParameterError, match="claim 'Something' has no case 'bad'; there are good, ten"):
         both.case("bad")

@@ -139,7 +139,7 @@ def work_of_six_steps() -> training.TrainingJob:
 def half_trained() -> bytes:
     """What is kept of it after some steps."""
     with folder() as here, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "KEEP_EVERY", 0.0)
+        patch.setattr(training, "SAVE_EVERY", 0.0)
         broken_off(work_of_six_steps().done, here / "some.kept", after=4)
         return (here / "some.kept").read_bytes()
 

@@ -45,7 +45,7 @@ def record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Record:
     """What commands on real models call before and around their work."""
     monkeypatch.chdir(tmp_path)
     found = Record(monkeypatch)
-    found.replace("calibrate.commands.common_options.placed", "there")
+    found.replace("calibrate.commands.common_options.prepare_device", "there")
     found.replace("calibrate.commands.common_options._bar", lambda quiet, what: no_bar())
     found.replace("calibrate.loading.load_models.models", lambda named, **_: {role: SimpleNamespace(**MODELS) for role in named})
     found.replace("calibrate.loading.load_models.use_heads", (3, 5))
@@ -77,7 +77,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
             },
             "calibrate.family.make_model.tokenizer_of": {"folder": Path("out"), "size": 300},
             "calibrate.family.corpus.corpus_of_files": {"path": Path("notes")},
-            "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.common_options.prepare_device": {"device": "cuda:1", "threads": 3},
             "calibrate.commands.common_options._bar": {"quiet": True},
         },
     ),
@@ -90,7 +90,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
                 "corpus": CORPUS, "path": Path("some.heads"), "layers": (2, 4), "resume": True, "report": "a bar",
             },
             "calibrate.family.model_directory.load": {"model": "big"},
-            "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.common_options.prepare_device": {"device": "cuda:1", "threads": 3},
             "calibrate.commands.common_options._bar": {"quiet": True},
         },
     ),
@@ -104,7 +104,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
                 },
                 "target": {"name": "big"}, "draft": {"name": "small"}, "corpus": CORPUS, "resume": True, "report": "a bar",
             },
-            "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.common_options.prepare_device": {"device": "cuda:1", "threads": 3},
             "calibrate.commands.common_options._bar": {"quiet": True},
         },
     ),
@@ -117,7 +117,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
                 "named": {"target": "big", "draft": "small", "medium": "middle"}, "device": "there", "dtype": "float64",
             },
             "calibrate.loading.prompts.load": {"where": "notes", "template": "squad", "limit": 4},
-            "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.common_options.prepare_device": {"device": "cuda:1", "threads": 3},
             "calibrate.workers.model_processes.started": {
                 "replicas": {
                     "target": {"model": "big", "device": "there", "dtype": "float64"}, "draft": {"model": "small"},
@@ -144,7 +144,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
                 "dtype": "float64"},
             "calibrate.loading.load_models.use_heads": {"path": Path("some.heads")},
             "calibrate.loading.prompts.load": {"where": "notes", "template": "squad", "limit": 4, "seed": 9},
-            "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.common_options.prepare_device": {"device": "cuda:1", "threads": 3},
             "calibrate.commands.common_options._bar": {"quiet": True},
             "calibrate.decode.position_logging.write_log": {
                 "out": Path("log.json"), "prompts": [[5, 6]], "tokens": 12, "seed": 9, "resume": True, "report": "a bar",
@@ -162,7 +162,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
                 "dtype": "float64"},
             "calibrate.loading.load_models.use_heads_of": {"where": "big", "heads": "some.heads"},
             "calibrate.loading.prompts.load": {"where": "notes", "template": "squad", "limit": 4, "seed": 9},
-            "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.common_options.prepare_device": {"device": "cuda:1", "threads": 3},
             "calibrate.commands.common_options._bar": {"quiet": True},
             "calibrate.decode.output_quality.measure": {
                 "out": Path("rows.csv"), "prompts": [[5, 6]], "tokens": 12, "resume": True, "report": "a bar", "method": "bild",
@@ -177,7 +177,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
         f" --mode cuda-graph --gpus cuda:1,cuda:2 --resume -o runs.json {REAL}",
         "calibrate.commands.run_command.measure_plan",
         {
-            "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.common_options.prepare_device": {"device": "cuda:1", "threads": 3},
             "calibrate.commands.common_options._bar": {"quiet": True},
             "calibrate.commands.run_command.measure_plan": {
                 "written": {
@@ -656,7 +656,7 @@ def test_a_figure_that_has_no_room_is_told(record: Record) -> None:
 def test_what_a_table_is_of_is_said_in_its_rows(record: Record) -> None:
     """Names and checksums of the models, the heads that were read, prompts, type and seed: columns of `calibrate quality`."""
     record.replace("calibrate.decode.output_quality.measure")
-    record.replace("calibrate.commands.log_command.prompted", [("one", [1, 2, 3])])
+    record.replace("calibrate.commands.log_command.tokenized_prompts", [("one", [1, 2, 3])])
     for prompts, called in ((["--prompts", "a/notes.json"], "notes.json"), ([], "held-out standard library")):
         ran("calibrate quality", f"bild --model big --draft small --set fallback_threshold=1 --seed 3 -o a.csv {' '.join(prompts)}")
         models = {f"{role}_{key}": value for role in ("target", "draft") for key, value in (("name", "made"), ("checksum", "0"))}
@@ -664,13 +664,13 @@ def test_what_a_table_is_of_is_said_in_its_rows(record: Record) -> None:
             "heads": "heads read", "dtype": "float32", "prompts": called, "seed": 3, "source": "measured",
         }  # fmt: skip
         asked = {"limit": 20, "length": 64, "seed": 3, "template": None}
-        assert has(record.calls["calibrate.commands.log_command.prompted"], asked)
+        assert has(record.calls["calibrate.commands.log_command.tokenized_prompts"], asked)
 
 
 def test_what_a_log_is_of_is_said_in_it(record: Record) -> None:
     """Models with shapes and heads, prompts as tokens, and sampling; prompts of the family by default."""
     record.replace("calibrate.decode.position_logging.write_log")
-    record.replace("calibrate.commands.log_command.prompted", [("one", [1, 2, 3]), ("two", [4])])
+    record.replace("calibrate.commands.log_command.tokenized_prompts", [("one", [1, 2, 3]), ("two", [4])])
     model = {"name": "made", "checksum": "0", "layers": 8, "vocabulary": 99}
     ran("calibrate log", "--target big --draft small --heads a/some.heads --sample --top-k 4 -o a.json")
     said = record.calls["calibrate.decode.position_logging.write_log"]["description"]
@@ -681,7 +681,7 @@ def test_what_a_log_is_of_is_said_in_it(record: Record) -> None:
     }  # fmt: skip
     assert said["date"] == datetime.now(tz=UTC).date().isoformat()
     asked = {"where": None, "limit": 200, "length": 64, "seed": 0, "template": None}
-    assert has(record.calls["calibrate.commands.log_command.prompted"], asked)
+    assert has(record.calls["calibrate.commands.log_command.tokenized_prompts"], asked)
     ran("calibrate log", "--target big -o a.json")
     said = record.calls["calibrate.decode.position_logging.write_log"]["description"]
     assert (said["heads"], said["draft"], said["sampling"]) == (None, None, None)
@@ -699,7 +699,7 @@ def test_prompts_keep_their_last_tokens_and_chats_all(record: Record) -> None:
     target: Any = SimpleNamespace(tokenizer=SimpleNamespace(backend_tokenizer="a tokenizer"))
     record.replace("calibrate.loading.prompts.held_out", PROMPTS)
     for where, template, ids in ((None, None, [5, 6]), ("notes", "none", [5, 6]), ("notes", "chat", [1, 2, 3, 4, 5, 6])):
-        assert log_command.prompted(where, template, 7, 2, 9, target) == [("one", ids)]
+        assert log_command.tokenized_prompts(where, template, 7, 2, 9, target) == [("one", ids)]
         assert record.calls["calibrate.loading.load_models.tokenize"] == {
             "target": target, "text": "a text", "name": "one", "chat": template == "chat",
         }  # fmt: skip
@@ -711,7 +711,7 @@ def test_prompts_keep_their_last_tokens_and_chats_all(record: Record) -> None:
                         (("notes", None, 0, 2, 9), "limit must be at least 1, got 0"),
                         (("notes", None, 7, 0, 9), "prompt_tokens must be at least 1, got 0")):  # fmt: skip
         with pytest.raises(ParameterError, match=said):
-            log_command.prompted(*wrong, target)  # type: ignore[arg-type]
+            log_command.tokenized_prompts(*wrong, target)  # type: ignore[arg-type]
 
 
 def test_bundled_profiles_are_named_as_they_are_written(record: Record) -> None:
