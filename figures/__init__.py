@@ -211,14 +211,14 @@ def _of_the_deck(drafting: pl.DataFrame) -> Drawn:
     """Figure of the slides' printed speed-ups, where the run compares with them."""
     import polars as pl
 
-    from figures.of_papers import deck_speedups
+    from figures.of_papers import slides_speedups
     from model.published import deck_analysis
 
     if not all(name in drafting.columns for name in ("published_speedup", "outcomes_source")):
         return
     printed = drafting.drop_nulls("published_speedup").filter(pl.col("outcomes_source").str.starts_with("published: Deck"))
     if printed.height:
-        yield "deck", deck_speedups.draw(deck_analysis.rows())
+        yield "deck", slides_speedups.draw(deck_analysis.rows())
 
 
 def _of_table_3(rows: pl.DataFrame) -> Drawn:
@@ -231,12 +231,12 @@ def _of_table_3(rows: pl.DataFrame) -> Drawn:
 
 def _of_devices(rows: pl.DataFrame) -> Drawn:
     """Speed-ups by device, if several were swept; by reserved devices, if tensor parallelism and replicas are compared."""
-    from figures.of_runs import devices_held, speedup_by_device
+    from figures.of_runs import reserved_devices, speedup_by_device
 
     if speedup_by_device.fits(rows):
         yield "speedup_by_device", speedup_by_device.draw(rows)
-    if devices_held.fits(rows):
-        yield "devices_held", devices_held.draw(rows)
+    if reserved_devices.fits(rows):
+        yield "devices_held", reserved_devices.draw(rows)
 
 
 def of_profiles(names: Sequence[str], folder: str | Path) -> list[Path]:
@@ -244,7 +244,7 @@ def of_profiles(names: Sequence[str], folder: str | Path) -> list[Path]:
 
     `names` are bundled profiles or paths of profile .json files; at most three.
     """
-    from figures.of_hardware import layer_time, reached_peaks, wide_pass_cost
+    from figures.of_hardware import layer_time, pass_cost, reached_peaks
     from model.hardware import profile_files
     from model.hardware.profile_costs import ProfileCosts
 
@@ -256,7 +256,7 @@ def of_profiles(names: Sequence[str], folder: str | Path) -> list[Path]:
         raise checks.ParameterError(f"profiles must differ in their names, got {twice[0]} twice; leave one out")
     drawn = {
         "roofline": reached_peaks.draw(found),
-        "verify_cost": wide_pass_cost.draw({each.name: ProfileCosts(each) for each in found}),
+        "verify_cost": pass_cost.draw({each.name: ProfileCosts(each) for each in found}),
         "layer_time": layer_time.draw(found),
     }
     target = _folder(folder)

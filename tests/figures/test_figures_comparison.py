@@ -31,13 +31,13 @@ from sim.comparison import formula_validity, run_comparison
 from tests.figures.test_figures_real import dashes
 from tests.figures.test_figures_speculative import inside, xy
 from tests.figures.test_figures_tradeoff import lines, words
-from tests.support.comparisons import every
+from tests.support.comparisons import example_runs
 from tests.support.figure_checks import odd_dashes, shown
 
 
 @lru_cache(maxsize=1)
 def table() -> pl.DataFrame:
-    return run_comparison.compare(*every())
+    return run_comparison.compare(*example_runs())
 
 
 def rows(**more: Any) -> pl.DataFrame:
@@ -229,7 +229,7 @@ def test_parts_of_a_prediction_sum_to_its_total() -> None:
 
 
 def intervals(stretch: float = 1.0, start: float = 0.0) -> pl.DataFrame:
-    found, profiles = every()
+    found, profiles = example_runs()
     (number,) = [number for number, each in found.timed.items() if each.units == 2 and found.log.names[number] == "prompt 1"]
     cost = ReplayedSeconds({role: ProfileCosts(each) for role, each in profiles.items()}, dispatch=2e-4, promotion=1e-4)
     run = run_comparison.predict(found.timed[number].decoding, cost, 2, record=True).run
@@ -296,7 +296,7 @@ def test_heads_and_waits_of_real_processes_have_bars() -> None:
 
 @lru_cache(maxsize=1)
 def claims() -> pl.DataFrame:
-    found, profiles = every()
+    found, profiles = example_runs()
     return formula_validity.limits(found, table(), profiles)
 
 
@@ -360,7 +360,7 @@ def test_rows_that_cannot_be_drawn_are_refused() -> None:
 def test_a_comparison_is_drawn_by_the_command(tmp_path: Path) -> None:
     from model.hardware import profile_files
 
-    found, profiles = every()
+    found, profiles = example_runs()
     measured_runs.save(found, tmp_path / "one.json")
     options = []
     for role, each in profiles.items():

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import figures
 import sim
 from figures.common import provenance
-from figures.of_hardware import layer_time, reached_peaks, wide_pass_cost
+from figures.of_hardware import layer_time, pass_cost, reached_peaks
 from figures.of_theory import largest_batch
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
@@ -104,7 +104,7 @@ def test_extrapolation_beyond_the_table_is_noted(whole: Profile) -> None:
     figure = layer_time.draw([whole], batches=(1, 32), longest=1024)
     assert "measured\nbeyond the table: layers from batch 8" in all_text(figure)
     costs = {"mine": ProfileCosts(whole)}
-    assert "layers from width 4" in all_text(wide_pass_cost.draw(costs, batches=(1,), widest=8, context=512))
+    assert "layers from width 4" in all_text(pass_cost.draw(costs, batches=(1,), widest=8, context=512))
     options: dict[str, Any] = {"acceptance_rate": 0.5, "draft_length": 4, "source": "assumed", "most": 8}
     assert "beyond the table:\nlayers from width 4, context 1024" in all_text(largest_batch.draw(costs, {"mine": DRAFT}, **options))
     assert provenance.of_hardware_beyond(UniformLayers(preset("llama-68m"), 1.0), width=99, context=9, batch=9) == ""
@@ -183,12 +183,12 @@ def test_curves_of_pass_cost_equal_the_costs_charged_to_methods() -> None:
     cost = PassSeconds({"target": hardware}, prompt=1024, batch=32)
     slow, fast = cost.with_ends()
     widths, plain = np.arange(1, 13), float(cost.plain_times())
-    figure = wide_pass_cost.draw({"H100": hardware}, batches=(1, 32), widest=12, context=1024)
+    figure = pass_cost.draw({"H100": hardware}, batches=(1, 32), widest=12, context=1024)
     [axes] = figure.axes
     at, drawn = xy(lines(axes)["batch 32"])
     assert drawn == pytest.approx(cost.verify_times(widths) / plain)
     assert at.tolist() == widths.tolist()
-    found = wide_pass_cost.curve(hardware, range(1, 13), 32, 1024)
+    found = pass_cost.curve(hardware, range(1, 13), 32, 1024)
     for ends, theirs in ((found.low, fast), (found.high, slow)):
         assert ends == pytest.approx(theirs.verify_times(widths) / plain)
     assert "composed of operations" in all_text(figure)
@@ -198,17 +198,17 @@ def test_curves_of_pass_cost_equal_the_costs_charged_to_methods() -> None:
 def test_width_is_free_if_memory_bound_and_proportional_if_compute_bound() -> None:
     shape = preset("llama-2-7b")
     wide = np.array([1, 2, 4, 16])
-    by_memory = wide_pass_cost.curve(Roofline(shape, 1e12, 1e30, PEAKS), wide.tolist(), 1, 0)
-    by_arithmetic = wide_pass_cost.curve(Roofline(shape, 1e30, 1e14, PEAKS), wide.tolist(), 1, 0)
+    by_memory = pass_cost.curve(Roofline(shape, 1e12, 1e30, PEAKS), wide.tolist(), 1, 0)
+    by_arithmetic = pass_cost.curve(Roofline(shape, 1e30, 1e14, PEAKS), wide.tolist(), 1, 0)
     assert by_memory.relative == pytest.approx(np.ones(4), rel=0.02)
     assert by_arithmetic.relative == pytest.approx(wide, rel=0.01)
-    flat = wide_pass_cost.curve(UniformLayers(shape, 1e-3), wide.tolist(), 8, 512)
+    flat = pass_cost.curve(UniformLayers(shape, 1e-3), wide.tolist(), 8, 512)
     assert flat.relative.tolist() == [1, 1, 1, 1]
 
 
 def test_every_device_has_its_panel_and_every_batch_its_curve() -> None:
     costs = {name: ProfileCosts(profile_files.load(name)) for name in ("a100-llama-2-13b", COMPOSED, TAKEN_OVER)}
-    figure = wide_pass_cost.draw(costs, batches=(1, 8, 64), widest=8)
+    figure = pass_cost.draw(costs, batches=(1, 8, 64), widest=8)
     assert [axes.get_title(loc="left") for axes in figure.axes] == list(costs)
     for axes, hardware in zip(figure.axes, costs.values(), strict=True):
         for batch in (1, 8, 64):
@@ -220,11 +220,11 @@ def test_every_device_has_its_panel_and_every_batch_its_curve() -> None:
     assert "attention composed at the efficiency of a100: assumed" in all_text(figure)
     assert inside(figure)
     with pytest.raises(ParameterError, match="costs must be 1 to 4, got 0"):
-        wide_pass_cost.draw({})
+        pass_cost.draw({})
     with pytest.raises(ParameterError, match="batches must be 1 to 5, got 0"):
-        wide_pass_cost.draw(costs, batches=())
+        pass_cost.draw(costs, batches=())
     with pytest.raises(ParameterError, match="widest must be"):
-        wide_pass_cost.draw(costs, widest=1)
+        pass_cost.draw(costs, widest=1)
 
 
 # --- The largest batch --------------------------------------------------------------------------------------------------
@@ -493,15 +493,15 @@ def test_ends_of_tables_are_noted_for_the_longest_context(whole: Profile) -> Non
     costs, options = {"mine": ProfileCosts(whole)}, {"acceptance_rate": 0.5, "draft_length": 3, "source": "", "most": 8}
     for contexts, said in (((512, 1024), "measured"), ((512, 2048), "measured\nbeyond the table:\nlayers from context 1024")):
         assert shown(largest_batch.draw(costs, {"mine": DRAFT}, **options, contexts=contexts)).legends[0][1] == [f"mine:\n{said}"]  # type: ignore[arg-type]
-    past = shown(wide_pass_cost.draw(costs, batches=(8, 9, 1), widest=4, context=1024)).panels[0]
+    past = shown(pass_cost.draw(costs, batches=(8, 9, 1), widest=4, context=1024)).panels[0]
     assert past.texts[-1:] == ["measured\nbeyond the table: layers from batch 8"]
-    assert shown(wide_pass_cost.draw(costs, batches=(8,), widest=4, context=1025)).panels[0].texts[-1:] == ["measured"]
-    assert "context 1024" in shown(wide_pass_cost.draw(costs, batches=(8,), widest=4, context=1026)).panels[0].texts[-1]
+    assert shown(pass_cost.draw(costs, batches=(8,), widest=4, context=1025)).panels[0].texts[-1:] == ["measured"]
+    assert "context 1024" in shown(pass_cost.draw(costs, batches=(8,), widest=4, context=1026)).panels[0].texts[-1]
 
 
 def test_multi_token_passes_by_hand() -> None:
     """A pass of n tokens takes max(n / 8, 1) of the time of one token, with an error of 10 % where n is above 1."""
-    figure = wide_pass_cost.draw({"a": BUSY, "b": FREE_OF_WIDTH})
+    figure = pass_cost.draw({"a": BUSY, "b": FREE_OF_WIDTH})
     drawn = shown(figure)
     assert drawn.texts == ["Cost of a forward pass over several tokens", "context 1,024; shaded: median error of the estimate"]
     assert drawn.legends == [("", ["tokens one at a time, in as many passes"])]
@@ -529,7 +529,7 @@ def test_multi_token_passes_by_hand() -> None:
     assert {corner[1] for corner in corners if corner[0] == 1} == {1.0}
     assert not odd_dashes(figure)
     # Where cost does not grow the axis ends at 2.2, like the diagonal; large widths are thinned.
-    flat = wide_pass_cost.draw({"b": FREE_OF_WIDTH}, batches=(1,), widest=200, context=7)
+    flat = pass_cost.draw({"b": FREE_OF_WIDTH}, batches=(1,), widest=200, context=7)
     panel = shown(flat).panels[0]
     assert flat.axes[0].get_ylim() == (0.85, 2.2)
     assert panel.line("one after another") == [(1, 1), (2.2, 2.2)]
@@ -539,11 +539,11 @@ def test_multi_token_passes_by_hand() -> None:
     assert 64 < len(across) < 100
     assert shown(flat).texts[1].startswith("context 7;")
     costs = {str(each): BUSY for each in range(5)}
-    assert len(wide_pass_cost.draw(dict([*costs.items()][:4]), batches=(1, 2, 3, 4, 5), widest=2).axes) == 4
+    assert len(pass_cost.draw(dict([*costs.items()][:4]), batches=(1, 2, 3, 4, 5), widest=2).axes) == 4
     with pytest.raises(ParameterError, match="costs must be 1 to 4, got 5"):
-        wide_pass_cost.draw(costs)
+        pass_cost.draw(costs)
     with pytest.raises(ParameterError, match="batches must be 1 to 5, got 6"):
-        wide_pass_cost.draw({"a": BUSY}, batches=(1, 2, 3, 4, 5, 6))
+        pass_cost.draw({"a": BUSY}, batches=(1, 2, 3, 4, 5, 6))
 
 
 FREE_OF_WIDTH = UniformLayers(preset("llama-68m"), 1e-3)

@@ -21,7 +21,7 @@ from model.costs.layer_times import UnitCost
 from model.methods.ppd import theory as ppd
 from model.methods.ppd.algorithm import Parameters
 from model.outcomes.outcome_laws import Iid
-from tests.support.tiers import crossed
+from tests.support.tiers import cross_rows
 
 TOKENS = {"squad": 16, "wmt": 128, "cnn_dm": 128}
 AXES = ("mean_busy_units", "compute_per_token")
@@ -81,7 +81,7 @@ FORMS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("of", "x"), crossed(FORMS, AXES, few=[("literal", 20), ("flat", 10), ("eager batched", 30)]))
+@pytest.mark.parametrize(("of", "x"), cross_rows(FORMS, AXES, few=[("literal", 20), ("flat", 10), ("eager batched", 30)]))
 def test_curves_pass_the_points_of_the_formula(of: tuple[str, int], x: str) -> None:
     """With l tokens a rate p acts like p (l - 1) / l, so one curve fits all lengths; the flat form has one curve per length."""
     form, exit_layer = of

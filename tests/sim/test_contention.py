@@ -19,7 +19,7 @@ from sim.engine.events import Run, simulate
 from sim.scenarios import cases
 from sim.scenarios.cases import Case, contention
 from sim.views import evaluation
-from tests.support.position_costs import Scattered, growing
+from tests.support.position_costs import RandomCosts, growing
 
 Tables = dict[str, Any]
 QUARTERS = st.integers(0, 12).map(lambda number: number / 4)
@@ -94,7 +94,7 @@ def test_contended_points_with_times_by_position(case: Case, seed: int) -> None:
     """Random times for each pass; increasing times for nested trees, where no process may overtake its parent."""
     layers, more = case.parameters.layers, {name: getattr(case.cost, name) for name in ("link", "dispatch", "promotion")}
     nested = case.parameters.form == "nested"
-    cost: Any = growing(layers, prompt=seed, **more) if nested else Scattered(layers, seed, **more)
+    cost: Any = growing(layers, prompt=seed, **more) if nested else RandomCosts(layers, seed, **more)
     case = replace(case, cost=cost)
     found = [differs(*pair) for pair in runs(case)]
     told = f"{case.parameters} {case.cost} {case.cluster} {case.settings.tokens} {case.contention} {case.demand}"

@@ -74,7 +74,7 @@ class _Recorded:
         return answer
 
 
-def tapped(steps: Steps, see: Callable[[Any], None]) -> Steps:
+def observed(steps: Steps, see: Callable[[Any], None]) -> Steps:
     """Pass on the steps of a process, and call `see` with each."""
     answer = None
     while True:
@@ -86,7 +86,7 @@ def tapped(steps: Steps, see: Callable[[Any], None]) -> Steps:
         answer = yield step
 
 
-def decoded(method: str, tokens: int, rates: Mapping[str, float], seed: int = 0, **settings: Any) -> Decoding:
+def record_decoding(method: str, tokens: int, rates: Mapping[str, float], seed: int = 0, **settings: Any) -> Decoding:
     """Record a decoding with its reads, of models whose answers follow these rates."""
     kind = registry.algorithm(method).Parameters
     own = {field.name for field in dataclasses.fields(kind)}
@@ -99,14 +99,14 @@ def decoded(method: str, tokens: int, rates: Mapping[str, float], seed: int = 0,
         if isinstance(step, Commit):
             commits.append(step)
 
-    steps = tapped(registry.algorithm(method).decode(parameters, list(PROMPT), tokens), see)
+    steps = observed(registry.algorithm(method).decode(parameters, list(PROMPT), tokens), see)
     cost = UnitCost(LAYERS["target"], cost_ratio=0.25, medium_cost_ratio=0.4)
     run = simulate(steps, tokens, Cluster(parameters.units), cost, world)
     made = dataclasses.asdict(parameters)
     return Decoding(method, made, PROMPT, tokens, tuple(commits), run.account, seconds=1.0, reads=tuple(world.reads))
 
 
-def runs_of(
+def synthetic_runs(
     decodings: Sequence[Decoding], clock: Mapping[str, Profile], names: Sequence[str] = (), units: Sequence[int] = (),
     rates: Sequence[Mapping[str, float]] | None = None, slower: float = 1.0,
 ) -> MeasuredRuns:
@@ -158,7 +158,7 @@ def _spans(run: Run, factor: float) -> list[Span]:
     return found
 
 
-EVERY: tuple[tuple[str, dict[str, Any], dict[str, float]], ...] = (
+EXAMPLES: tuple[tuple[str, dict[str, Any], dict[str, float]], ...] = (
     ("autoregressive", {}, {}),
     *[("speculative", {"draft_length": each}, {"acceptance_rate": 0.7}) for each in (1, 3, 5)],
     ("adaptive", {"policy": "heuristic"}, {"acceptance_rate": 0.7}),
@@ -172,12 +172,15 @@ EVERY: tuple[tuple[str, dict[str, Any], dict[str, float]], ...] = (
 
 
 @lru_cache(maxsize=1)
-def every() -> tuple[MeasuredRuns, dict[str, Profile]]:
-    """Runs of `EVERY` on two prompts, and profiles slightly different from the times of the runs."""
-    made = [(decoded(name, 24, rates, seed, **table), f"prompt {seed}", rates) for seed in (1, 2) for name, table, rates in EVERY]
+def example_runs() -> tuple[MeasuredRuns, dict[str, Profile]]:
+    """Runs of `EXAMPLES` on two prompts, and profiles slightly different from the times of the runs."""
+    made = [
+        (record_decoding(name, 24, rates, seed, **table), f"prompt {seed}", rates)
+        for seed in (1, 2) for name, table, rates in EXAMPLES
+    ]  # fmt: skip
     decodings, names, forced_by = ([each[index] for each in made] for index in range(3))
     units = [2 if each.method == "ppd" else 1 for each in decodings]
     clock = profiles(wider=0.2, head=2e-3, step=1e-3, next=1e-4, first_read=2e-4)
-    return runs_of(decodings, clock, names, units, forced_by), profiles(
+    return synthetic_runs(decodings, clock, names, units, forced_by), profiles(
         wider=0.18, head=2e-3, step=0.7e-3, next=1e-4, first_read=2e-4
     )

@@ -24,7 +24,7 @@ SECONDS = 60.0
 """Limit of processor time per example [s]; a valid file takes a few seconds at most."""
 MEMORY = 3 * 2**30
 """Limit of the growth of the process's memory per example [bytes]."""
-fuzzed = settings(max_examples=500, deadline=None, suppress_health_check=[*HealthCheck])
+fuzz_settings = settings(max_examples=500, deadline=None, suppress_health_check=[*HealthCheck])
 
 READERS = {
     "public_acceptance_logs._rows": "public_logs_of_rounds", "align_draft.kept_texts": "sequences_of_an_interrupted_alignment",
@@ -46,7 +46,7 @@ READERS = {
     "transformer._read": "configurations",
 }  # fmt: skip
 """Functions that read files from other sources, with the test that corrupts such files."""
-OWN = {
+TRUSTED_READERS = {
     # tables written by the same run
     "atomic_files._digest", "sweep.table", "sweep._describe", "sweep._merge", "sweep._run",
     # files just written, for their checksum
@@ -63,7 +63,7 @@ VALUES: tuple[Any, ...] = (
 """Values that may replace an expected value."""
 
 
-def ended(app: Any, *arguments: str | Path, failing: bool = False) -> int:
+def run_command(app: Any, *arguments: str | Path, failing: bool = False) -> int:
     """Run a command, check the requirements, and return its exit code; with `failing`, exit code 1 is allowed (failed points)."""
     begun, grown = time.process_time(), _held()
     done = CliRunner().invoke(app, [*map(str, arguments)])
@@ -79,7 +79,7 @@ def ended(app: Any, *arguments: str | Path, failing: bool = False) -> int:
     return done.exit_code
 
 
-def read(function: Any, *arguments: Any) -> None:
+def call_reader(function: Any, *arguments: Any) -> None:
     """Check the requirements for a reading function: it returns, or raises a ParameterError of one line."""
     begun, grown = time.process_time(), _held()
     message = ""
@@ -173,7 +173,7 @@ def _positions(found: Any, most: int = 400) -> list[tuple[Any, Any]]:
     return positions
 
 
-def written(said: Any) -> str:
+def to_json(said: Any) -> str:
     """Write as JSON, including nan and inf."""
     return json.dumps(said)
 
@@ -218,7 +218,7 @@ def rows_of(draw: st.DrawFn, lines: list[str]) -> bytes:
     if kind == "bytes":
         return draw(bytes_of("\n".join(found).encode()))
     if kind == "said":
-        found[at] = written(draw(json_of(json.loads(found[at]))))
+        found[at] = to_json(draw(json_of(json.loads(found[at]))))
     elif kind == "drop":
         del found[at]
     elif kind == "twice":
@@ -244,10 +244,10 @@ def tensors_of(draw: st.DrawFn, content: bytes) -> bytes:
     inner = [name for name, text in about.items() if text.startswith(("{", "["))]
     if kind == "inner" and inner:
         name = draw(st.sampled_from(inner))
-        said["__metadata__"] = about | {name: written(draw(json_of(json.loads(about[name]))))}
+        said["__metadata__"] = about | {name: to_json(draw(json_of(json.loads(about[name]))))}
     else:
         said = draw(json_of(said))
-    header = written(said).encode()
+    header = to_json(said).encode()
     return len(header).to_bytes(8, "little") + header + data
 
 
@@ -300,7 +300,7 @@ def _with_cell(draw: st.DrawFn, column: pl.Series) -> pl.Series:
         return column
 
 
-def spoiled(data: st.DataObject, held: dict[str, bytes], name: str, table: pl.DataFrame, here: Path) -> None:
+def write_mutated_pair(data: st.DataObject, held: dict[str, bytes], name: str, table: pl.DataFrame, here: Path) -> None:
     """Write all files, with the pair NAME.json and NAME.parquet mutated; checksums match unless bytes were mutated."""
     for other, content in held.items():
         (here / other).write_bytes(content)
@@ -318,6 +318,6 @@ def spoiled(data: st.DataObject, held: dict[str, bytes], name: str, table: pl.Da
         content = data.draw(bytes_of(content))
     if isinstance(said, dict) and kind != "bytes":
         said["sha256"] = hashlib.sha256(content).hexdigest()
-    text = data.draw(bytes_of(held[f"{name}.json"])) if kind == "bytes" else written(said).encode()
+    text = data.draw(bytes_of(held[f"{name}.json"])) if kind == "bytes" else to_json(said).encode()
     (here / f"{name}.json").write_bytes(text)
     (here / f"{name}.parquet").write_bytes(content)

@@ -22,7 +22,7 @@ _PRODUCTS = {getattr(torch.ops.aten, name) for name in ("mm", "addmm", "bmm", "b
 _CLOCKS = ("perf_counter", "monotonic", "thread_time", "process_time")
 
 
-class Clockwork:
+class FakeTime:
     """Replacement of the module `time`: its clocks advance only when they are read, and by `sleep` and `spend`."""
 
     def __init__(self, tick: float = TICK) -> None:
@@ -51,9 +51,9 @@ class Clockwork:
                 monkeypatch.setattr(module, "time", self)
 
 
-def wound(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
+def install_fake_time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     """Install a clock for everything timed in this process, and measure the device's peaks on little data."""
-    clock = Clockwork()
+    clock = FakeTime()
     clock.install(monkeypatch)
     monkeypatch.setattr(machine, "LITTLE", 16)
     monkeypatch.setattr(machine, "_SHARE", 1e-6)  # of the readings of this clock; otherwise a trial would run between all rows
@@ -87,7 +87,7 @@ class Machine(TorchDispatchMode):
     """
 
     def __init__(
-        self, clock: Clockwork, rate: float = 1e11, slow: float | None = None, inner: int = 0, best: float | None = None,
+        self, clock: FakeTime, rate: float = 1e11, slow: float | None = None, inner: int = 0, best: float | None = None,
         bandwidth: float = 1e11,
     ) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Machine(TorchDispatchMode):
 # --- Readings of clocks ---
 
 
-class Ticking:
+class PassClock:
     """A clock with a given time for each part, and some time of the pass outside the parts."""
 
     def __init__(self, layer: float = 1.0) -> None:
@@ -142,7 +142,7 @@ class Ticking:
         return self.parts[name] * (index + 1) * 1e-6 if name == "layer" else self.parts[name] * 1e-6
 
 
-class Clock:
+class SteppedClock:
     """A clock that advances only by its step and by `sleep`."""
 
     def __init__(self, step: float = 0.0) -> None:

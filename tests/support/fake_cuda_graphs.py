@@ -25,12 +25,12 @@ REFUSED = {
     "aten::_unique2", "aten::unique_dim", "aten::lift_fresh", "aten::lift_fresh_copy",
 }  # fmt: skip
 """Operations that wait for the device, or bring numbers from the processor."""
-CHOOSES = ("aten::index", "aten::index_put", "aten::index_put_")
-LOOKS = ("tolist", "item", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__")
-BRINGS = ("tensor", "from_numpy", "as_tensor")
+INDEXING = ("aten::index", "aten::index_put", "aten::index_put_")
+VALUE_READS = ("tolist", "item", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__")
+HOST_COPIES = ("tensor", "from_numpy", "as_tensor")
 
 
-class Refused(RuntimeError):  # noqa: N818
+class CaptureError(RuntimeError):
     """The error of a GPU for such an operation."""
 
     def __init__(self, name: str) -> None:
@@ -66,11 +66,11 @@ class CUDAGraph:
                 for index, old in fresh:
                     old.copy_(again[index])
         if self.pool.last is not self and self.pool.last is not None:
-            spoil(self.pool.last.made)
+            overwrite(self.pool.last.made)
         self.pool.last = self
 
 
-def spoil(tensors: list[Any]) -> None:
+def overwrite(tensors: list[Any]) -> None:
     """Overwrite tensors with nan or large numbers."""
     numbers = [each for each in tensors if each.dtype.is_floating_point]
     if numbers:
@@ -98,7 +98,7 @@ def _kind(func: Any) -> _Kind:
         index for index, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )  # fmt: skip
-    return _Kind(schema.name in REFUSED, schema.name in CHOOSES, writes, schema.is_mutable)
+    return _Kind(schema.name in REFUSED, schema.name in INDEXING, writes, schema.is_mutable)
 
 
 class _Recorder(TorchDispatchMode):
@@ -117,10 +117,10 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, kind = kwargs or {}, _kind(func)
         if kind.refused:
-            raise Refused(func._schema.name)
+            raise CaptureError(func._schema.name)
         operands = [*args, *kwargs.values()]
         if kind.chooses and any(each.dtype == torch.bool for each in _tensors(operands[1:2])):
-            raise Refused(func._schema.name)  # the processor needs the number of true elements
+            raise CaptureError(func._schema.name)  # the processor needs the number of true elements
         for index in kind.writes:
             for each in _tensors([*args[index : index + 1]]):
                 key = _memory(each)
@@ -174,19 +174,19 @@ class Cuda:
         """Record the operations inside the block."""
         recorder = _Recorder(graph)
         with contextlib.ExitStack() as stack:
-            for owner, names in ((torch.Tensor, LOOKS), (torch, BRINGS)):
+            for owner, names in ((torch.Tensor, VALUE_READS), (torch, HOST_COPIES)):
                 for name in names:
                     stack.enter_context(mock.patch.object(owner, name, _refusing(name)))
             stack.enter_context(recorder)
             yield
         for whole, was in recorder.was.values():
             whole.copy_(was)
-        spoil(graph.made)
+        overwrite(graph.made)
         graph.pool = pool
         self.graphs.append(graph)
 
 
-def installed(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+def install(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     """Replace `torch.cuda`; the processor is then treated as a GPU."""
     cuda = Cuda()
     monkeypatch.setattr(cuda_graphs, "cuda_of", lambda _: cuda)
@@ -195,7 +195,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 def _refusing(name: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
-        raise Refused(name)
+        raise CaptureError(name)
 
     return refuse
 

@@ -18,18 +18,18 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-MOST = 32
+MAX_STREAMS = 32
 """Most streams."""
-EMPTY = ("aten::new_empty", "aten::empty", "aten::empty_like")
+UNINITIALISED = ("aten::new_empty", "aten::empty", "aten::empty_like")
 WITHOUT_ACCESS = ("aten::detach_", "aten::lift_fresh")
-ASKS = ("aten::_local_scalar_dense", "aten::item", "aten::equal")
+WAITS_FOR_RESULT = ("aten::_local_scalar_dense", "aten::item", "aten::equal")
 
 
 class Stream:
     """A stream of ordered work; `clock` is a vector clock: the work of each stream that precedes it, including its own."""
 
     def __init__(self, number: int) -> None:
-        self.number, self.clock = number, np.zeros(MOST, np.int64)
+        self.number, self.clock = number, np.zeros(MAX_STREAMS, np.int64)
 
     def wait_event(self, event: Event) -> None:
         np.maximum(self.clock, event.clock, out=self.clock)
@@ -38,7 +38,7 @@ class Stream:
 class Event:
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.clock = np.zeros(MOST, np.int64)
+        self.clock = np.zeros(MAX_STREAMS, np.int64)
         self.at = 0.0
 
     def record(self, stream: Stream) -> None:
@@ -73,7 +73,7 @@ class Block:
     @property
     def used(self) -> Any:
         """Last use on each stream, shape (streams,)."""
-        found = np.zeros(MOST, np.int64)
+        found = np.zeros(MAX_STREAMS, np.int64)
         for stream, times in self.reads.items():
             found[stream] = times.max(initial=0)
         for stream in {*self.writer.tolist()} - {-1}:
@@ -108,7 +108,7 @@ def _kind(func: Any) -> _Kind:
     writes = tuple(
         index for index, argument in enumerate(arguments) if argument.alias_info is not None and argument.alias_info.is_write
     )
-    return _Kind(name, name not in WITHOUT_ACCESS, name in ASKS, name not in EMPTY, writes)
+    return _Kind(name, name not in WITHOUT_ACCESS, name in WAITS_FOR_RESULT, name not in UNINITIALISED, writes)
 
 
 class Device(TorchDispatchMode):
@@ -119,7 +119,7 @@ class Device(TorchDispatchMode):
         self.streams = [Stream(0)]
         self.current = self.streams[0]
         self.done = done
-        self.seen = np.zeros(MOST, np.int64)
+        self.seen = np.zeros(MAX_STREAMS, np.int64)
         """Work that the processor knows to be done."""
         self.blocks: dict[int, Block] = {}
         """Blocks by address."""
