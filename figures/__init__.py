@@ -64,7 +64,7 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
     import polars as pl
 
     from figures.common import subject
-    from figures.common.style import headed
+    from figures.common.style import with_subject_line
 
     folder = Path(folder)
     if table is None:
@@ -81,7 +81,7 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
             raise checks.ParameterError(f"{stored} is not a table that a run has written ({why}); run the scenario again") from None
     target, about = folder / "figures", subject.of_run(folder)
     target.mkdir(exist_ok=True)
-    return [path for name, figure in _of_run(folder, table) for path in save(headed(figure, about), target / name)]
+    return [path for name, figure in _of_run(folder, table) for path in save(with_subject_line(figure, about), target / name)]
 
 
 def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:

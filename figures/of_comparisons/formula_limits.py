@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from figures.common.style import COLOURS, GREY, INK, LINES, MARKERS, canvas, demand, styled
+from figures.common.style import COLOURS, GREY, INK, LINES, MARKERS, canvas, require_columns, styled
 from model.base.checks import ParameterError
 
 MOST_SERIES = 6
@@ -44,7 +44,7 @@ def draw(rows: pl.DataFrame) -> Figure:
     `rows` are those of `sim.comparison.formula_validity`: claim, x, formula, simulated, measured, noise (relative), x_name, y_name;
     optionally series, which distinguishes rows of the same x, and about, the inputs of the formula. Each series has its marker.
     """
-    table = demand(rows, "the figure of a formula's limits", _NEEDED, ("series", "about"))
+    table = require_columns(rows, "the figure of a formula's limits", _NEEDED, ("series", "about"))
     claims = list(dict.fromkeys(table["claim"]))
     if len(claims) > 1:
         raise ParameterError(f"the figure of a formula's limits needs rows of one claim, got {', '.join(claims)}; draw each alone")

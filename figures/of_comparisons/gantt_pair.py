@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from figures.common.style import GREY, INK, LINES, canvas, demand, styled
+from figures.common.style import GREY, INK, LINES, canvas, require_columns, styled
 from figures.of_runs import timeline
 from model.base.checks import ParameterError
 
@@ -65,7 +65,7 @@ def aligned(intervals: pl.DataFrame, name: str) -> pl.DataFrame:
     >>> aligned(pl.DataFrame([step | {"start": 2.0, "end": 2.5}]), "one").select("start", "end", "what").row(0)
     (0.0, 500.0, 'head')
     """
-    rows = demand(intervals, f"the Gantt chart, {name},", _NEEDED)
+    rows = require_columns(intervals, f"the Gantt chart, {name},", _NEEDED)
     first = pl.col("start").min()
     head = (pl.col("what") == "forward") & (pl.col("first") == pl.col("last"))
     start, end = (1e3 * (pl.col(name) - first) for name in ("start", "end"))

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 
-from figures.common.style import GREY, INK, LINES, MARKERS, PALE, Look, canvas, categories, demand, styled
+from figures.common.style import GREY, INK, LINES, MARKERS, PALE, Look, canvas, categories, require_columns, styled
 from model.base.checks import ParameterError
 from model.logs.prediction_error import BAND, choices, floor
 from model.methods import registry
@@ -30,7 +30,7 @@ def draw(table: pl.DataFrame) -> Figure:
     On the solid line both are equal; the band is ±5 %; the dotted lines show the error that the noise of the measurements alone
     explains, 1.5 times its median. Hollow points are runs that other work on the machine disturbed.
     """
-    rows = demand(table, "the figure of predicted against measured", NEEDED, ("disturbed", "mismatch"))
+    rows = require_columns(table, "the figure of predicted against measured", NEEDED, ("disturbed", "mismatch"))
     rows = rows.with_columns(pl.col("disturbed").cast(pl.Boolean).fill_null(value=False))
     if not (rows["predicted_s"].min() > 0 and rows["measured_s"].min() > 0):  # type: ignore[operator]
         raise ParameterError("predicted_s and measured_s must be above 0 in every row; leave out decodings with a single commit")

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike, NDArray
 
-from figures.common.label_placement import drawn, place
+from figures.common.label_placement import drawn_lines, label_points
 from figures.common.provenance import is_measured, of_part
 from figures.common.style import GREY, INK, LINES, Look, canvas, looks, styled
 from model.architectures.transformer import Shape
@@ -43,11 +43,11 @@ class Points(NamedTuple):
     rate: Floats
 
 
-def products_work(part: Shape, tokens: ArrayLike) -> tuple[Floats, Floats]:
+def gemm_work(part: Shape, tokens: ArrayLike) -> tuple[Floats, Floats]:
     """Operations of a layer's GEMMs over `tokens` tokens, and the least bytes that they move: weights once, states in and out.
 
     >>> from model.architectures.transformer import preset
-    >>> work, size = products_work(preset("llama-2-7b"), 1)
+    >>> work, size = gemm_work(preset("llama-2-7b"), 1)
     >>> round(float(work / size), 3)  # two operations per weight of two bytes
     1.0
     """
@@ -64,7 +64,7 @@ def points(profile: Profile, tensor_parallel: int = 1) -> Points:
     if "dense" in profile.parts:
         rows = profile.rows("dense", tensor_parallel)
         width, seconds = rows["tokens"].to_numpy().astype(np.float64), rows["time_s"].to_numpy()
-        work, size = products_work(part, width)
+        work, size = gemm_work(part, width)
     else:
         rows = profile.rows("layer", tensor_parallel)
         rows = rows.filter(rows["batch"] == rows["batch"].min())
@@ -119,7 +119,7 @@ def draw(profiles: Sequence[Profile], *, tensor_parallel: int = 1) -> Figure:
         axes.grid(True, which="major")
         axes.set_xlabel("operations per byte [FLOP/byte]")
         axes.set_ylabel("operations per second of a device [FLOP/s]")
-        place(axes, labels, drawn(axes), size=8)
+        label_points(axes, labels, drawn_lines(axes), size=8)
         figure.text(0.02, 0.945, "Throughput that a decoder layer reaches on its device", fontsize=13, weight="bold", va="center")
         apart = all("dense" in each.parts for each in profiles)
         without = "attention left out" if apart else "attention left out where timed separately"
@@ -147,7 +147,7 @@ def _draw(axes: Axes, profile: Profile, stored: Points, look: Look, tensor_paral
     axes.plot(stored.intensity, stored.rate, zorder=3, label=f"points {profile.name}", **style)
     if part == "dense":
         model = Roofline(shape_of(profile), profile.bandwidth, profile.rate, tensor_parallel=tensor_parallel)
-        work, size = products_work(model.part, stored.width)
+        work, size = gemm_work(model.part, stored.width)
         reached = work / model.products(stored.width)
         axes.plot(work / size, reached, color=look.colour, zorder=2, label=f"model {profile.name}", **_DOTTED)
     return Line2D([], [], label=f"{profile.name}:\n{of_part(profile, part, tensor_parallel)}", **style)

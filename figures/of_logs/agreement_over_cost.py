@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from figures.common.style import GREY, INK, LINES, Look, demand, looks, side_by_side, styled
+from figures.common.style import GREY, INK, LINES, Look, looks, panels_in_row, require_columns, styled
 from model.base import checks
 from model.methods import registry
 
@@ -91,7 +91,7 @@ def draw(rows: pl.DataFrame, cost: str | None = None, quality: str = "agreement"
     """
     checks.one_of("quality", quality, QUALITIES)
     optional = (*COSTS, *_KEYS, "agreement_low", "agreement_high", "target_name")
-    table = demand(rows, "the figure of agreement", _NEEDED, optional)
+    table = require_columns(rows, "the figure of agreement", _NEEDED, optional)
     wanted = cost or next((name for name in COSTS if table[name].null_count() == 0), "layer_passes_over_plain")
     checks.one_of("cost", wanted, COSTS)
     if table[wanted].null_count():
@@ -105,7 +105,7 @@ def draw(rows: pl.DataFrame, cost: str | None = None, quality: str = "agreement"
     with styled():
         down = 0.32 + 0.22 * -(-(len(lines) + 1) // 2)  # of the legend [inches]
         height = 4.35 + down
-        figure, panels = side_by_side(len(scales) + 1, height, (0.55 + down) / height, 1 - 0.85 / height, 0.5)
+        figure, panels = panels_in_row(len(scales) + 1, height, (0.55 + down) / height, 1 - 0.85 / height, 0.5)
         for axes, along in zip(panels, scales, strict=False):
             for each in swept:
                 if each.along == along:

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from figures.common.style import COLOURS, GREY, LINES, MARKERS, Look, canvas, demand, looks, side_by_side, styled
+from figures.common.style import COLOURS, GREY, LINES, MARKERS, Look, canvas, looks, panels_in_row, require_columns, styled
 from model.base import checks
 from model.logs import position_log
 from model.logs.position_log import PositionLog
@@ -90,7 +90,7 @@ def draw(log: PositionLog, candidates: Sequence[int] = (1, 3, 5)) -> Figure:
 
 def draw_rows(rows: pl.DataFrame, about: str) -> Figure:
     """Draw rows of `by_layer`; `about` names the measured data."""
-    table = demand(rows, "the figure of match rates", _NEEDED)
+    table = require_columns(rows, "the figure of match rates", _NEEDED)
     counts = table["k"].unique().sort().to_list()
     if len(counts) > MOST_CANDIDATES:
         raise checks.ParameterError(f"candidates must be at most {MOST_CANDIDATES} different ones, got {len(counts)}")
@@ -166,7 +166,7 @@ def draw_by_position(
         raise checks.ParameterError(f"layers must be 1 to {MOST_LAYERS}, got {len(picked)}")
     table = by_position(log, candidates, picked, chosen, bins).with_columns(middle=(pl.col("first") + pl.col("last")) / 2)
     with styled():
-        figure, panels = side_by_side(len(candidates), 4.6, 0.13, 0.78, 0.35)
+        figure, panels = panels_in_row(len(candidates), 4.6, 0.13, 0.78, 0.35)
         for axes, count in zip(panels, candidates, strict=True):
             for layer, look in zip(picked, looks(len(picked)), strict=True):
                 _line(axes, table.filter(k=count, layer=layer), "middle", look, f"layer {layer}", "trained")

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.markers import CARETLEFT, CARETRIGHT
 
-from figures.common.style import COLOURS, GREY, INK, LINES, VIEWS, canvas, demand, points, styled, view_handles
+from figures.common.style import COLOURS, GREY, INK, LINES, VIEWS, canvas, points, require_columns, styled, view_handles
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.published import ppd_table_3_fit as measured
@@ -41,7 +41,7 @@ def draw(rows: pl.DataFrame) -> Figure:
 
     `rows` is a results table, one row per point and view. Points that do not replay the table are left out.
     """
-    found = measured.replayed(demand(rows, "the figure of Table 3", _NEEDED).to_dicts())
+    found = measured.replayed(require_columns(rows, "the figure of Table 3", _NEEDED).to_dicts())
     if not found:
         raise ParameterError("the figure of Table 3 needs points that replay it, got none; take rows of `sim run ppd-table-3`")
     with styled():

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from figures.common.style import GREY, INK, VIEWS, Look, canvas, demand, looks, points, styled, view_handles
+from figures.common.style import GREY, INK, VIEWS, Look, canvas, looks, points, require_columns, styled, view_handles
 from figures.of_runs.operations_and_bytes import WORDS, relative
 from model.base import checks
 
@@ -48,7 +48,7 @@ def draw(rows: pl.DataFrame) -> Figure:
     `rows` is a table of results, filtered by `of_run`. Simulated points lie over the formula, the speed-up with its interval. Where
     the shapes of the models are known, further panels show the work relative to plain decoding.
     """
-    table = demand(rows, "the figure of rates", _NEEDED, (*_BOUNDS, "outcomes_source", *_CHOICES))
+    table = require_columns(rows, "the figure of rates", _NEEDED, (*_BOUNDS, "outcomes_source", *_CHOICES))
     for view in table["view"].unique().sort():
         checks.one_of("view", view, VIEWS)
     table = relative(table.sort("point", maintain_order=True) if "point" in table.columns else table)

@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
-from figures.common.style import COLOURS, GREY, INK, LINES, MARKERS, NAMES, VIEWS, Look, canvas, demand, looks, styled
+from figures.common.style import COLOURS, GREY, INK, LINES, MARKERS, NAMES, VIEWS, Look, canvas, looks, require_columns, styled
 from model.base import checks
 
 Floats = NDArray[np.float64]
@@ -105,7 +105,7 @@ def draw(rows: pl.DataFrame) -> Figure:
     Left, a curve per rollback threshold along the fallback thresholds (Figure 9 of the paper); right, the Pareto fronts of both
     policies together and of each alone (Figure 5), and, in grey, the fronts of the other records with both policies (Figure 4).
     """
-    table = demand(rows, "the figure of thresholds", _NEEDED, ("view", "tokens"))
+    table = require_columns(rows, "the figure of thresholds", _NEEDED, ("view", "tokens"))
     records = table.partition_by("name", maintain_order=True)
     if len(records) > MOST_RECORDS:
         raise checks.ParameterError(f"rows must be of at most {MOST_RECORDS} records, got {len(records)}")

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 
 from figures.common import point_names
 from figures.common.speedup_baseline import ONE, over_one_device
-from figures.common.style import GREY, INK, MARKERS, VIEWS, Look, categories, demand, looks, styled
+from figures.common.style import GREY, INK, MARKERS, VIEWS, Look, categories, looks, require_columns, styled
 from model.base import checks
 from model.methods import registry
 
@@ -57,11 +57,11 @@ def draw(rows: pl.DataFrame) -> Figure:
     Each choice of a method has a colour and marker; plain decoding is a star at (1, 1). `rows` is a results table of several
     methods. The last view of a point is drawn: only `events` includes waiting. Marks are hollow for lossy methods (`exact` false).
     """
-    demand(rows, "the figure of methods", ("point", "view", "method", _Y, *AXES))
+    require_columns(rows, "the figure of methods", ("point", "view", "method", _Y, *AXES))
     for view in rows["view"].unique().sort():
         checks.one_of("view", view, VIEWS)
     table = _table(rows)
-    demand(table.rows, "the figure of methods (with values of speedup)", ())
+    require_columns(table.rows, "the figure of methods (with values of speedup)", ())
     checks.whole("settings of the figure of methods", len(table.settings), 1, MOST_SETTINGS)
     checks.whole("choices of the figure of methods", len(table.choices), 1, MOST_CHOICES)
     styles = dict(zip(table.choices, (looks if len(table.choices) <= 6 else categories)(len(table.choices)), strict=True))
@@ -89,7 +89,7 @@ def draw(rows: pl.DataFrame) -> Figure:
 def _table(rows: pl.DataFrame) -> _Table:
     bounds = [f"{metric}_{end}" for metric in (_Y, *AXES) for end in ("low", "high")]
     over_one = [f"speedup_over_one_device{end}" for end in ("", "_low", "_high")]
-    table = demand(rows, "the figure of methods", (), ("exact", *bounds, *over_one))
+    table = require_columns(rows, "the figure of methods", (), ("exact", *bounds, *over_one))
     order = pl.col("view").replace_strict({view: index for index, view in enumerate(VIEWS)}, return_dtype=pl.Int8)
     table = table.drop_nulls([_Y]).sort("point", order).unique("point", keep="last", maintain_order=True)
     table, baseline = over_one_device(table)
@@ -99,10 +99,10 @@ def _table(rows: pl.DataFrame) -> _Table:
         table = table.with_columns(pl.col(name) / split for name in names).filter(pl.col("method") != registry.PLAIN)
     table = table.filter((pl.col("method") != registry.PLAIN) | (split > 1))  # plain decoding on one unit is the star
     over = baseline if "tensor_parallel" in table.columns and table["tensor_parallel"].count() else "plain decoding"
-    keys = [name for name in point_names.telling(table) if name in point_names.CHOICES]
+    keys = [name for name in point_names.distinguishing(table) if name in point_names.CHOICES]
     # Swept columns vary where the choice is the same.
     group = ["method", *keys]
-    others = [name for name in point_names.telling(table) if name not in keys]
+    others = [name for name in point_names.distinguishing(table) if name not in keys]
     counts = table.group_by(group).agg(pl.col(name).drop_nulls().n_unique() for name in others)
     swept = [name for name in others if (counts[name] > 1).any()]
     own = [name for name in others if name not in swept]

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from figures.common.speedup_baseline import ONE, over_one_device
-from figures.common.style import GREY, INK, demand, looks, side_by_side, styled
+from figures.common.style import GREY, INK, looks, panels_in_row, require_columns, styled
 from figures.of_runs.speedup_by_device import device_column, most_exact, rates_from, times_from
 from model.base.checks import ParameterError
 from model.methods import registry
@@ -74,7 +74,7 @@ def draw(rows: pl.DataFrame) -> Figure:
 
     `rows` is a results table. Bars show the uncertainty of rates and costs.
     """
-    demand(rows, "the figure of reserved devices", _NEEDED)
+    require_columns(rows, "the figure of reserved devices", _NEEDED)
     if not fits(rows):
         raise ParameterError(
             "the figure of reserved devices needs rows of autoregressive with tensor_parallel above 1, and of another method on as"
@@ -87,7 +87,7 @@ def draw(rows: pl.DataFrame) -> Figure:
     parts = [table if column is None else table.filter(pl.col(column) == name) for name in names]
     ways = [_Way(*key) for key in dict.fromkeys((row["method"], row["tensor_parallel"] > 1) for row in table.iter_rows(named=True))]
     with styled():
-        figure, panels = side_by_side(len(parts), 5.3, 0.1, 0.685, 0.35)
+        figure, panels = panels_in_row(len(parts), 5.3, 0.1, 0.685, 0.35)
         width = figure.get_figwidth()
         most = max(2.0, float(table["reserved_units"].max()))  # type: ignore[arg-type]
         top = 1.08 * float(table.select(pl.max_horizontal("speedup", _BOUNDS[1]).max()).item())

@@ -25,8 +25,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
 from figures.common import point_names
-from figures.common.label_placement import at_right
-from figures.common.style import GREY, INK, VIEWS, Look, canvas, demand, looks, points, styled, view_handles
+from figures.common.label_placement import label_at_right
+from figures.common.style import GREY, INK, VIEWS, Look, canvas, looks, points, require_columns, styled, view_handles
 from model.base import checks
 from model.methods.speculative import theory as speculative
 
@@ -81,7 +81,7 @@ def draw(rows: pl.DataFrame, x: str = "acceptance_rate") -> Figure:
     """
     checks.one_of("x", x, AXES)
     needed = [name for name in AXES if name not in (x, "tokens")]
-    table = demand(rows, "the speed-up figure", needed, (*AXES, *_KEYS, "outcomes", "view", "speedup", *_BOUNDS))
+    table = require_columns(rows, "the speed-up figure", needed, (*AXES, *_KEYS, "outcomes", "view", "speedup", *_BOUNDS))
     for view in table["view"].drop_nulls().unique().sort():
         checks.one_of("view", view, VIEWS)
     panel_key = "acceptance_rate" if x == "cost_ratio" else "cost_ratio"
@@ -103,7 +103,7 @@ def draw(rows: pl.DataFrame, x: str = "acceptance_rate") -> Figure:
             _limits(one, x, series, (low, high))
             for each in series:
                 _draw(one, each, x)
-            left_out += at_right(one, [(_end(each, x), each.name, each.look.colour) for each in series if each.name])
+            left_out += label_at_right(one, [(_end(each, x), each.name, each.look.colour) for each in series if each.name])
             if len(shown) > 1:
                 one.set_title(_panel_name(shown[index], table, panel_key, x), fontsize=10)
             if index % 3 == 0:
@@ -152,7 +152,7 @@ def _keys(table: pl.DataFrame) -> list[str]:
 
 def swept(table: pl.DataFrame) -> list[str]:
     """Return the axes along which rows differ while all else is equal."""
-    table = demand(table, "the speed-up figure", list(AXES), _KEYS)
+    table = require_columns(table, "the speed-up figure", list(AXES), _KEYS)
     keys, found = _keys(table), []
     for x in AXES:
         counts = table.group_by([key for key in keys if key != x]).agg(pl.col(x).drop_nulls().n_unique())

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from figures.common.label_placement import at_right
-from figures.common.style import GREY, INK, NAMES, VIEWS, Look, demand, looks, points, side_by_side, styled
+from figures.common.label_placement import label_at_right
+from figures.common.style import GREY, INK, NAMES, VIEWS, Look, looks, panels_in_row, points, require_columns, styled
 from model.base import checks
 from model.methods.method_parameters import SAID
 
@@ -44,7 +44,7 @@ def draw(rows: pl.DataFrame) -> Figure:
     `rows` is a results table: sequences, batching (the same for all), draft_length, acceptance_rate, view, speedup and, for sampled
     views, its interval.
     """
-    table = demand(rows, "the figure of batches", _NEEDED, ("speedup_low", "speedup_high"))
+    table = require_columns(rows, "the figure of batches", _NEEDED, ("speedup_low", "speedup_high"))
     for view in table["view"].unique().sort():
         checks.one_of("view", view, VIEWS)
     for name, most in (("acceptance_rate", MOST_PANELS), ("draft_length", MOST_LENGTHS)):
@@ -57,7 +57,7 @@ def draw(rows: pl.DataFrame) -> Figure:
     views = [view for view in VIEWS if view in table["view"]]
     with styled():
         height = 4.9
-        figure, axes = side_by_side(len(rates), height, 0.13, 1 - 1.25 / height, 0.75)
+        figure, axes = panels_in_row(len(rates), height, 0.13, 1 - 1.25 / height, 0.75)
         low, high = _heights(table)
         for one, rate in zip(axes, rates, strict=True):
             own = table.filter(pl.col("acceptance_rate") == rate)
@@ -65,7 +65,7 @@ def draw(rows: pl.DataFrame) -> Figure:
             ends = []
             for (length,), part in own.sort("draft_length", "sequences").group_by("draft_length", maintain_order=True):
                 ends.append((_line(one, part, styles[length], views), f"γ = {length}", styles[length].colour))
-            at_right(one, ends)
+            label_at_right(one, ends)
             one.set_title(f"acceptance rate α = {rate:g}", fontsize=10.5)
             one.tick_params(labelleft=one is axes[0])
         axes[0].set_ylabel("speed-up over plain decoding of the same batch")

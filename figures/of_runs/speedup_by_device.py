@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from figures.common import point_names
 from figures.common.speedup_baseline import ONE, over_one_device
-from figures.common.style import GREY, INK, VIEWS, canvas, demand, looks, styled
+from figures.common.style import GREY, INK, VIEWS, canvas, looks, require_columns, styled
 from model.base.checks import ParameterError
 from model.methods import registry
 
@@ -84,7 +84,7 @@ def draw(rows: pl.DataFrame) -> Figure:
 
     `rows` is a results table with a column `cost.device` or `cost.profile`. The most exact view of a point is drawn.
     """
-    found = chosen(demand(rows, "the figure of devices", _NEEDED))
+    found = chosen(require_columns(rows, "the figure of devices", _NEEDED))
     if found is None:
         raise ParameterError(
             "the figure of devices needs rows of several devices or profiles, and one of each method and choice for each of them;"

@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from figures.common.label_placement import drawn, ends, place
-from figures.common.style import GREY, INK, PALE, VIEWS, Look, canvas, demand, looks, points, styled, view_handles
+from figures.common.label_placement import drawn_lines, label_curve_ends, label_points
+from figures.common.style import GREY, INK, PALE, VIEWS, Look, canvas, looks, points, require_columns, styled, view_handles
 from model.base import checks
 from model.methods.ppd import theory as ppd
 from model.published.ppd_tables import TOKENS
@@ -64,9 +64,9 @@ def draw(rows: pl.DataFrame, x: str = "mean_busy_units") -> Figure:
     checks.one_of("x", x, AXES)
     intervals = [f"{metric}_{end}" for metric in (x, _Y) for end in _ENDS]
     optional = ("point", "tokens", "match_rate", "data_set", "head", "batched", *_KEYS, *intervals)
-    table = demand(rows, "the trade-off figure", ("view", x, _Y), optional)
+    table = require_columns(rows, "the trade-off figure", ("view", x, _Y), optional)
     table = table.filter(pl.col(x).is_not_null() & pl.col(_Y).is_not_null())
-    table = demand(table, f"the trade-off figure (with values of {x} and {_Y})", ())
+    table = require_columns(table, f"the trade-off figure (with values of {x} and {_Y})", ())
     for view in table["view"].unique().sort():
         checks.one_of("view", view, VIEWS)
     series = _series(table, x)
@@ -83,10 +83,10 @@ def draw(rows: pl.DataFrame, x: str = "mean_busy_units") -> Figure:
         _extend(axes)
         cut = "  (axis starts above 0)" if axes.get_ylim()[0] > 0 else ""
         axes.set_ylabel(f"latency per token, relative to plain decoding{cut}")
-        lines = drawn(axes)
+        lines = drawn_lines(axes)
         if len(series) <= _MOST_ENTRIES:
-            lines += ends(axes, [one.curve for one in series if one.curve is not None])
-        left_out = place(axes, _labels(table, x, axes), lines)
+            lines += label_curve_ends(axes, [one.curve for one in series if one.curve is not None])
+        left_out = label_points(axes, _labels(table, x, axes), lines)
         _legends(figure, series, table, x)
         notes = [_caption_note(table)] if x == "mean_busy_units" else []
         if left_out:

@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike, NDArray
 
-from figures.common.style import COLOURS, GREY, INK, LINES, MARKERS, Look, canvas, demand, styled
+from figures.common.style import COLOURS, GREY, INK, LINES, MARKERS, Look, canvas, require_columns, styled
 from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.methods.adaptive.algorithm import Parameters
@@ -154,7 +154,7 @@ def draw(rows: pl.DataFrame) -> Figure:
 
     `rows` are those of `trajectories`, of up to three sequences.
     """
-    table = demand(rows, "the figure of adaptive draft lengths", _NEEDED)
+    table = require_columns(rows, "the figure of adaptive draft lengths", _NEEDED)
     for name in table["policy"].unique(maintain_order=True):
         checks.one_of("policy", name, (*CHOICES, FIXED, BOUND))
     sequences = table.partition_by("text", maintain_order=True)

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import ArrayLike, NDArray
 
-from figures.common.label_placement import at_right
+from figures.common.label_placement import label_at_right
 from figures.common.style import GREY, INK, Look, canvas, looks, styled
 from model.base import checks
 from model.methods.early_exit.theory import MEASURES, exit_pmf, expected_layers, expected_time
@@ -28,7 +28,7 @@ _LINES = {"softmax": (0, ()), "state": (0, (4, 1.6))}
 _WORDS = {"softmax": "a projection onto the vocabulary per check", "state": "a comparison of two hidden states per check"}
 
 
-class EarlyExitPrices(NamedTuple):
+class EarlyExitCosts(NamedTuple):
     """Prices that `model.methods.early_exit.theory.expected_time` takes."""
 
     head: float
@@ -71,7 +71,7 @@ def draw(
     """
     layers = _check(profiles, batches)
     sizes = np.array(sorted(set(batches)))
-    prices = EarlyExitPrices(head, check, propagation, first)
+    prices = EarlyExitCosts(head, check, propagation, first)
     with styled():
         figure, left = canvas(12.2, 5.1, (0.06, 0.11, 0.29, 0.66))
         right = figure.add_axes((0.54, 0.11, 0.29, 0.66))
@@ -84,8 +84,8 @@ def draw(
         for axes, whole, words in ((left, float(layers), "all layers"), (right, layers + head, "whole model")):
             axes.axhline(whole, color=INK, linewidth=1.2, linestyle=(0, (1.2, 1.2)), label=words)
             _frame(axes, sizes)
-        at_right(left, [*depths, (float(layers), f"all {layers} layers", INK)])
-        at_right(right, [*times, (layers + head, f"whole model: {layers + head:.1f}", INK)])
+        label_at_right(left, [*depths, (float(layers), f"all {layers} layers", INK)])
+        label_at_right(right, [*times, (layers + head, f"whole model: {layers + head:.1f}", INK)])
         left.set_ylabel("mean layers per token")
         right.set_ylabel("time per token  [layer-times]")
         left.set_title("The batch continues until its last token exits", fontsize=10.5)
@@ -117,7 +117,7 @@ def _check(profiles: Mapping[str, Sequence[float]], batches: Sequence[int]) -> i
 
 
 def _times(
-    axes: Axes, name: str, hazards: Sequence[float], sizes: NDArray[np.int64], prices: EarlyExitPrices, look: Look
+    axes: Axes, name: str, hazards: Sequence[float], sizes: NDArray[np.int64], prices: EarlyExitCosts, look: Look
 ) -> list[tuple[float, str, str]]:
     """Draw the time for both measures, and return the end, the name and the colour of each curve."""
     ends = []

@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
-from figures.common.provenance import of_hardware, of_hardware_beyond
+from figures.common.provenance import extrapolated_parts_of, of_hardware
 from figures.common.style import GREY, Look, canvas, looks, styled
 from model.base import checks
 from model.base.checks import ParameterError
@@ -115,7 +115,7 @@ def draw(
         for (name, hardware), look in zip(costs.items(), looks(len(costs)), strict=True):
             found = limits(hardware, drafts[name], **rates, contexts=contexts, most=most, available=rooms.get(name))  # type: ignore[arg-type]
             _draw(axes, name, contexts, found, look, most)
-            past = of_hardware_beyond(hardware, width=draft_length + 1, context=contexts[-1], batch=most)
+            past = extrapolated_parts_of(hardware, width=draft_length + 1, context=contexts[-1], batch=most)
             said = "\n".join(filter(None, (of_hardware(hardware).replace(", ", ",\n"), past.replace(": ", ":\n"))))
             handles.append(Line2D([], [], color=look.colour, marker=look.marker, linestyle=look.line, markersize=5.5,
                                   linewidth=1.6, label=f"{name}:\n{said}"))  # fmt: skip

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from figures.common.label_placement import at_right
+from figures.common.label_placement import label_at_right
 from figures.common.style import COLOURS, GREY, INK, canvas, looks, styled
 from model import published
 from model.base import checks
@@ -139,7 +139,7 @@ def _curves(axes: Axes, schedules: Sequence[Schedule], layers: int, prompt: int,
     axes.set_xlabel("position  [tokens]")
     axes.set_ylabel("layers per token")
     axes.set_title("dashed: mean over generated tokens", fontsize=10.5)
-    at_right(axes, ends)
+    label_at_right(axes, ends)
 
 
 def _used(axes: Axes, schedule: Schedule, layers: int, prompt: int, sequence_length: int, warm_up: int) -> None:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from figures.common.label_placement import at_right
+from figures.common.label_placement import label_at_right
 from figures.common.style import GREY, INK, canvas, looks, styled
 from model.base import checks
 from model.costs.width_curve import PassTimes
@@ -79,7 +79,7 @@ def _lengths(axes: Axes, rate: float, target: PassTimes, draft: PassTimes, conte
     axes.set_xlabel("draft length γ  [tokens]")
     axes.set_ylabel("speed-up over plain decoding of the same batch")
     axes.set_title(f"α = {rate:g}   (star: best draft length)", fontsize=10.5)
-    at_right(axes, ends)
+    label_at_right(axes, ends)
 
 
 def _batches(axes: Axes, rates: Sequence[float], target: PassTimes, draft: PassTimes, context: float) -> None:
@@ -113,4 +113,4 @@ def _batches(axes: Axes, rates: Sequence[float], target: PassTimes, draft: PassT
     axes.set_xlabel("sequences per batch")
     axes.set_ylabel("speed-up at the best draft length")
     axes.set_title(f"ring: largest batch that pays;  numbers: best γ at α = {rates[-1]:g}", fontsize=10.5)
-    at_right(axes, ends)
+    label_at_right(axes, ends)

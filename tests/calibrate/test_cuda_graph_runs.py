@@ -93,7 +93,7 @@ def test_runs_record_the_mode_of_their_passes(made: tuple[Path, measured_runs.Me
     assert not {"tree", "beams", "fork"} & {*timed["target"].parts}
     _, table, about = run_comparison.of_file(out)
     assert set(table["mismatch"]) == {""}
-    assert comparison_report.place_of(about).endswith("float32, cuda-graph")
+    assert comparison_report.setup_of(about).endswith("float32, cuda-graph")
     assert any("float32, cuda-graph: medians" in line for line in run_command._lines(found))
     assert cuda.graphs
 

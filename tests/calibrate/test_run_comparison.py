@@ -582,13 +582,13 @@ def test_parts_of_time_are_those_of_the_main_process() -> None:
     assert table["predicted_waiting_s"].min() > 1e-3  # type: ignore[operator]  # for those that woke up late
     forks = [each.account.adoptions for each in made[1:]]
     assert all(0.5e-4 * count < transfers for count, transfers in zip(forks, table["predicted_transfers_s"], strict=True))
-    measured, simulated = run_comparison.side_by_side(found, clock, table["decoding"][0])
+    measured, simulated = run_comparison.measured_and_simulated_spans(found, clock, table["decoding"][0])
     own = measured.filter(pl.col("what") != "wait").sort("start", "unit", "what")
     assert own["end"].to_list() == pytest.approx(simulated.sort("start", "unit", "what")["end"].to_list(), abs=1e-6)
     over = ", ".join(str(number) for number, each in found.timed.items() if each.units > 1)
     for runs_, there in ((found, over), (synthetic_runs(made[:1], clock, units=[1]), "none of these runs is")):
         with pytest.raises(ParameterError) as refused:
-            run_comparison.side_by_side(runs_, clock, 0)
+            run_comparison.measured_and_simulated_spans(runs_, clock, 0)
         assert str(refused.value) == f"decoding must be one over several processes ({there}), got 0"
 
 
@@ -646,7 +646,7 @@ def test_measured_and_simulated_units_side_by_side() -> None:
     known, clock = profiles(scheduling=3e-4), profiles(layer=2e-3, scheduling=3e-4)
     made = [record_decoding("ppd", 20, {"match_rate": 0.6}, seed=3, exit_layer=6, candidates=1)]
     found = synthetic_runs(made, clock, units=[2])
-    measured_, simulated = run_comparison.side_by_side(found, known, 0)
+    measured_, simulated = run_comparison.measured_and_simulated_spans(found, known, 0)
     timed = found.timed[0]
     assert measured_["end"].max() == pytest.approx(max(span.end for span in timed.spans(timed.middle)))
     assert measured_.height == len(timed.spans(timed.middle))

@@ -99,15 +99,15 @@ def test_an_efficiency_of_another_device_is_called_assumed() -> None:
 
 
 def test_extrapolation_beyond_the_table_is_noted(whole: Profile) -> None:
-    assert provenance.beyond(whole, width=4, context=1024, batch=8) == ""
-    assert provenance.beyond(whole, width=5, context=1024, batch=9) == "beyond the table: layers from width 4, batch 8"
+    assert provenance.extrapolated_parts(whole, width=4, context=1024, batch=8) == ""
+    assert provenance.extrapolated_parts(whole, width=5, context=1024, batch=9) == "beyond the table: layers from width 4, batch 8"
     figure = layer_time.draw([whole], batches=(1, 32), longest=1024)
     assert "measured\nbeyond the table: layers from batch 8" in all_text(figure)
     costs = {"mine": ProfileCosts(whole)}
     assert "layers from width 4" in all_text(pass_cost.draw(costs, batches=(1,), widest=8, context=512))
     options: dict[str, Any] = {"acceptance_rate": 0.5, "draft_length": 4, "source": "assumed", "most": 8}
     assert "beyond the table:\nlayers from width 4, context 1024" in all_text(largest_batch.draw(costs, {"mine": DRAFT}, **options))
-    assert provenance.of_hardware_beyond(UniformLayers(preset("llama-68m"), 1.0), width=99, context=9, batch=9) == ""
+    assert provenance.extrapolated_parts_of(UniformLayers(preset("llama-68m"), 1.0), width=99, context=9, batch=9) == ""
 
 
 # --- Roofline -----------------------------------------------------------------------------------------------------------
@@ -339,9 +339,9 @@ def test_a_layer_is_its_gemms_and_its_attention() -> None:
     found = layer_time.times(hardware, [256, 1000, 4096], 8)
     assert (found.context.dtype, found.context.tolist()) == (np.float64, [256, 1000, 4096])
     assert found.whole == pytest.approx(hardware.layer(1, [256, 1000, 4096], 8).seconds)
-    assert found.products is not None
-    assert np.ptp(found.products) < 1e-12
-    assert (found.whole - found.products) == pytest.approx(hardware.attention(1, [256, 1000, 4096], 8).seconds)
+    assert found.gemms is not None
+    assert np.ptp(found.gemms) < 1e-12
+    assert (found.whole - found.gemms) == pytest.approx(hardware.attention(1, [256, 1000, 4096], 8).seconds)
     figure = layer_time.draw([hardware.profile], tensor_parallel=4)
     at, drawn = xy(lines(figure.axes[0])["whole 8"])
     assert drawn == pytest.approx(1e6 * hardware.layer(1, at, 8).seconds)
@@ -552,7 +552,7 @@ FREE_OF_WIDTH = UniformLayers(preset("llama-68m"), 1e-3)
 def test_layers_by_hand(whole: Profile) -> None:
     hardware = ProfileCosts(whole)
     found = layer_time.times(hardware, [128, 1024], 8)
-    assert (found.context.tolist(), found.products) == ([128, 1024], None)
+    assert (found.context.tolist(), found.gemms) == ([128, 1024], None)
     assert found.whole.tolist() == pytest.approx([taken_s(1, context, 8) for context in (128, 1024)])
     several = [whole, replace(whole, name="yours"), replace(whole, name="theirs")]
     figure = layer_time.draw(several, batches=(1,), longest=4096)
@@ -648,24 +648,23 @@ def test_provenance_of_parts_by_hand(whole: Profile) -> None:
     sources = (Source("mine", "mine.csv", parts=("dense",)),)
     two = replace(whole, provenance="composed", table=table_of(rows), notes=("nothing", note), sources=sources)
     assert [provenance.of_part(two, part) for part in ("dense", "attention")] == ["measured", "composed of operations"]
-    assert provenance.parts_said(two) == "GEMMs measured, attention composed of operations"
+    assert provenance.parts_provenance(two) == "GEMMs measured, attention composed of operations"
     both = replace(two, sources=(Source("mine", "mine.csv", parts=("dense", "attention")),))
     assert [provenance.of_part(both, "attention", tensor_parallel) for tensor_parallel in (1, 2, 4, 3)] == [
         "measured", "composed of eager kernels", "composed of eager kernels", "measured",
     ]  # fmt: skip
     assert [provenance.is_measured(both, "attention", tensor_parallel) for tensor_parallel in (1, 2)] == [True, False]
-    assert provenance.parts_said(both) == "measured"
-    assert provenance.parts_said(both, 2) == "GEMMs measured, attention composed of eager kernels"
-    assert provenance.beyond(both, width=4, context=129, batch=8) == "beyond the table: GEMMs from tokens 8"
-    assert provenance.beyond(both, width=1, context=130, batch=8) == "beyond the table: attention from context 128"
-    assert provenance.beyond(both, width=2, context=130, batch=8) == (
+    assert provenance.parts_provenance(both) == "measured"
+    assert provenance.parts_provenance(both, 2) == "GEMMs measured, attention composed of eager kernels"
+    assert provenance.extrapolated_parts(both, width=4, context=129, batch=8) == "beyond the table: GEMMs from tokens 8"
+    assert provenance.extrapolated_parts(both, width=1, context=130, batch=8) == "beyond the table: attention from context 128"
+    assert provenance.extrapolated_parts(both, width=2, context=130, batch=8) == (
         "beyond the table: GEMMs from tokens 8; attention from context 128"
     )
-    assert provenance.beyond(both, 2, width=9, context=999, batch=99) == ""  # no rows for this number of devices
+    assert provenance.extrapolated_parts(both, 2, width=9, context=999, batch=99) == ""  # no rows for this number of devices
     assert provenance.of_hardware(ProfileCosts(both)) == "measured"
-    assert provenance.of_hardware_beyond(ProfileCosts(both), width=1, context=1, batch=9) == provenance.beyond(
-        both, width=1, context=1, batch=9
-    )
+    largest = {"width": 1, "context": 1, "batch": 9}
+    assert provenance.extrapolated_parts_of(ProfileCosts(both), **largest) == provenance.extrapolated_parts(both, **largest)
     axes = Figure().add_subplot()
     provenance.under_title(axes, "name", "one, two, three", "also")
     assert (axes.get_title(loc="left") or axes.get_title(), axes.texts[0].get_text()) == ("name", "one,\ntwo, three\nalso")

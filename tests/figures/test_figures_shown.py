@@ -24,7 +24,7 @@ import polars as pl
 import pytest
 from matplotlib.figure import Figure
 
-from figures.common.style import headed
+from figures.common.style import with_subject_line
 from figures.of_comparisons import error_by_method, formula_limits, gantt_pair, predicted_measured, time_parts
 from figures.of_hardware import layer_time, pass_cost, reached_peaks
 from figures.of_logs import acceptance_by_position, accepted_lengths, agreement_over_cost, match_rates, tokens_by_source
@@ -255,7 +255,7 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "tradeoff_compute": lambda: tradeoff.draw(test_figures_tradeoff.paper(), "compute_per_token"),
     "tradeoff_devices": lambda: tradeoff.draw(devices("ppd-against-tensor-parallel").filter(method="ppd", tensor_parallel=1)),
     "timeline": lambda: timeline.draw(*(short(each) for each in (test_figures.INTERVALS, test_figures.COMMITS))),
-    "timeline_ms": lambda: headed(timeline.draw(short(test_figures.INTERVALS), title="PPD", time_unit="ms"), "mine"),
+    "timeline_ms": lambda: with_subject_line(timeline.draw(short(test_figures.INTERVALS), title="PPD", time_unit="ms"), "mine"),
     "distribution": lambda: latency_distribution.draw(test_figures.histogram(2)),
     "distribution_ms": lambda: latency_distribution.draw(
         test_figures.histogram().with_columns(latency_ms=2 * pl.col("latency_layers"), name=pl.lit("PPD, k = 3"))

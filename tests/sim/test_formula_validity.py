@@ -264,8 +264,9 @@ def test_forced_rates_name_lines_unless_they_are_the_axis() -> None:
 
 def test_several_files_keep_their_names() -> None:
     one = rows([drafting(3, 0.7), skipping(6)], WIDE)
-    assert formula_validity.together(["a"], [one]).equals(one)
-    assert formula_validity.together(["a", "b"], [one, one])["series"].to_list() == ["a", "a max_layers=12", "b", "b max_layers=12"]
+    assert formula_validity.concatenate(["a"], [one]).equals(one)
+    two = formula_validity.concatenate(["a", "b"], [one, one])
+    assert two["series"].to_list() == ["a", "a max_layers=12", "b", "b max_layers=12"]
 
 
 def test_profile_of_another_machine_is_reported() -> None:

@@ -47,7 +47,7 @@ class Album:
             name = module.__name__.rpartition(".")[2]
             monkeypatch.setattr(module, "draw", lambda *arguments, name=name, **options: (name, arguments, options, ""))
         monkeypatch.setattr(match_rates, "draw_by_position", lambda *arguments: ("by_position", arguments, {}, ""))
-        monkeypatch.setattr(style, "headed", lambda figure, about: (*figure[:3], about))
+        monkeypatch.setattr(style, "with_subject_line", lambda figure, about: (*figure[:3], about))
         monkeypatch.setattr(figures, "save", self._saved)
 
     def _saved(self, figure: Any, path: Path) -> list[Path]:

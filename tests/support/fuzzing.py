@@ -29,7 +29,7 @@ fuzz_settings = settings(max_examples=500, deadline=None, suppress_health_check=
 READERS = {
     "public_acceptance_logs._rows": "public_logs_of_rounds", "align_draft.kept_texts": "sequences_of_an_interrupted_alignment",
     "architectures._from_file": "architectures",
-    "bundled_profiles.origins": "lists_of_sources", "comparison_report.put": "pages", "corpus._read": "training_text",
+    "bundled_profiles.origins": "lists_of_sources", "comparison_report.page_with_section": "pages", "corpus._read": "training_text",
     "devices._of_file": "devices", "engine_run.read": "runs_of_engines",
     "figures._stored": "results", "timing_grid.read": "raw_rows", "exit_heads.about": "heads", "exit_heads.load": "heads",
     "llmservingsim._facts": "tables_of_other_projects", "outcome_files.text_of": "recorded_outcomes",
@@ -53,7 +53,7 @@ TRUSTED_READERS = {
     "profile_from_timings.profile_of", "transfers._written", "json_and_parquet.save", "measured_runs.save",
     # not files of the user
     "published._read", "scenario_file.text_of", "corpus.standard_library", "machine._last_cache", "machine._processor",
-    "atomic_files.alone",  # a directory
+    "atomic_files.locked",  # a directory
 }  # fmt: skip
 
 VALUES: tuple[Any, ...] = (
