@@ -49,7 +49,7 @@ _RULES: dict[Any, Any] = {
 }
 
 
-class Look(NamedTuple):
+class SeriesStyle(NamedTuple):
     """Colour, marker and line that distinguish one series."""
 
     colour: str
@@ -100,20 +100,20 @@ def with_subject_line(figure: Figure, about: str) -> Figure:
     return figure
 
 
-def looks(count: int) -> list[Look]:
-    """Return one look per series. More series than colours get a ramp from dark to light, which stays ordered in grey."""
+def series_styles(count: int) -> list[SeriesStyle]:
+    """Return one style per series. More series than colours get a ramp from dark to light, which stays ordered in grey."""
     if count <= len(COLOURS):
         colours = list(COLOURS[:count])
     else:
         colours = [to_hex(colormaps["cividis"](0.85 * index / (count - 1))) for index in range(count)]
     return [
-        Look(colour, MARKERS[index % len(MARKERS)], LINES[index % len(LINES)]) for index, colour in enumerate(colours)
+        SeriesStyle(colour, MARKERS[index % len(MARKERS)], LINES[index % len(LINES)]) for index, colour in enumerate(colours)
     ]
 
 
-def categories(count: int) -> list[Look]:
-    """Return one look per series for many unordered series: each marker once, colours in turn."""
-    return [Look(COLOURS[index % len(COLOURS)], MARKERS[index], LINES[index % len(LINES)]) for index in range(count)]
+def category_styles(count: int) -> list[SeriesStyle]:
+    """Return one style per series for many unordered series: each marker once, colours in turn."""
+    return [SeriesStyle(COLOURS[index % len(COLOURS)], MARKERS[index], LINES[index % len(LINES)]) for index in range(count)]
 
 
 def points(colour: str) -> dict[str, tuple[float, str, str]]:

@@ -132,8 +132,8 @@ def _legend(figure: Figure, names: list[str]) -> None:
     handles = []
     for each in QUANTITIES:
         colour, face = _COLOURS[each], _COLOURS[each] if each == "measured" else "white"
-        look = {"linestyle": _LINES[each], "linewidth": 1.6, "marker": MARKERS[0], "markersize": 6, "markerfacecolor": face}
-        handles.append(Line2D([], [], color=colour, label=_NAMES[each], **look))
+        style = {"linestyle": _LINES[each], "linewidth": 1.6, "marker": MARKERS[0], "markersize": 6, "markerfacecolor": face}
+        handles.append(Line2D([], [], color=colour, label=_NAMES[each], **style))
     handles += [
         Line2D([], [], color=GREY, linestyle="none", marker=marker, markersize=6, label=name)
         for name, marker in zip(names, MARKERS, strict=False)

@@ -111,8 +111,8 @@ def _bars(axes: Axes, row: Mapping[str, Any]) -> None:
 
 
 def _word(axes: Axes, x: float, y: float, text: str, *, bold: bool = False) -> None:
-    look: dict[str, Any] = {"fontsize": 9, "weight": "bold" if bold else "normal", "linespacing": 1.15}
-    axes.annotate(text, (x, y), (0, 4), textcoords="offset points", ha="center", va="bottom", **look)
+    style: dict[str, Any] = {"fontsize": 9, "weight": "bold" if bold else "normal", "linespacing": 1.15}
+    axes.annotate(text, (x, y), (0, 4), textcoords="offset points", ha="center", va="bottom", **style)
 
 
 def _signed(value: float) -> str:

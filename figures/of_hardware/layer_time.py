@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from figures.common.label_placement import label_at_right
 from figures.common.provenance import extrapolated_parts, is_measured, parts_provenance, under_title
-from figures.common.style import GREY, looks, panels_in_row, styled
+from figures.common.style import GREY, panels_in_row, series_styles, styled
 from model.base import checks
 from model.base.checks import ParameterError
 from model.hardware.profile import Profile
@@ -98,21 +98,21 @@ def _panel(axes: Axes, hardware: ProfileCosts, batches: Sequence[int], longest: 
     measured = all(is_measured(profile, part, hardware.tensor_parallel) for part in parts)
     contexts = np.unique(np.geomspace(128, longest, 120).round())
     ends = []
-    for batch, look in zip(batches, looks(len(batches)), strict=True):
+    for batch, style in zip(batches, series_styles(len(batches)), strict=True):
         layer, rows = times(hardware, contexts, batch), stored(hardware, batch)
-        axes.plot(contexts, 1e6 * layer.whole, color=look.colour, linewidth=1.6, label=f"whole {batch}")
+        axes.plot(contexts, 1e6 * layer.whole, color=style.colour, linewidth=1.6, label=f"whole {batch}")
         if layer.gemms is not None:
             axes.plot(
-                contexts, 1e6 * layer.gemms, color=look.colour, linewidth=1.2, linestyle=(0, (4, 1.6)), label=f"products {batch}"
+                contexts, 1e6 * layer.gemms, color=style.colour, linewidth=1.2, linestyle=(0, (4, 1.6)), label=f"products {batch}"
             )
-            axes.fill_between(contexts, 1e6 * layer.gemms, 1e6 * layer.whole, color=look.colour, alpha=0.12, linewidth=0)
+            axes.fill_between(contexts, 1e6 * layer.gemms, 1e6 * layer.whole, color=style.colour, alpha=0.12, linewidth=0)
         shown = _apart(rows.context, contexts[0], contexts[-1])
         axes.plot(
-            rows.context[shown], 1e6 * rows.whole[shown], linestyle="none", marker=look.marker, markersize=5.5, zorder=3,
-            markerfacecolor=look.colour if measured else "white", markeredgecolor=look.colour, markeredgewidth=1.2,
+            rows.context[shown], 1e6 * rows.whole[shown], linestyle="none", marker=style.marker, markersize=5.5, zorder=3,
+            markerfacecolor=style.colour if measured else "white", markeredgecolor=style.colour, markeredgewidth=1.2,
             label=f"rows {batch}",
         )  # fmt: skip
-        ends.append((1e6 * float(layer.whole[-1]), f"batch {batch}: {1e6 * layer.whole[-1]:,.0f}", look.colour))
+        ends.append((1e6 * float(layer.whole[-1]), f"batch {batch}: {1e6 * layer.whole[-1]:,.0f}", style.colour))
     axes.set_xscale("log", base=2)
     axes.set_xlim(contexts[0] / 1.08, contexts[-1] * 1.08)
     axes.set_ylim(bottom=0)

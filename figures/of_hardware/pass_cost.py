@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from figures.common.label_placement import label_at_right
 from figures.common.provenance import extrapolated_parts_of, of_hardware, under_title
-from figures.common.style import GREY, looks, panels_in_row, styled
+from figures.common.style import GREY, panels_in_row, series_styles, styled
 from model.base import checks
 from model.base.checks import ParameterError
 from model.hardware.cost_models import Hardware, pass_time
@@ -87,10 +87,10 @@ def _panel(axes: Axes, curves: Sequence[Curve], batches: Sequence[int], widest: 
     most = min(widest, top)  # above the top the diagonal would cross the panel's title
     axes.plot([1, most], [1, most], color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1.5, label="one after another")
     ends = []
-    for batch, found, look in zip(batches, curves, looks(len(batches)), strict=True):
-        axes.fill_between(found.width, found.low, found.high, color=look.colour, alpha=0.13, linewidth=0, label=f"off {batch}")
-        axes.plot(found.width, found.relative, color=look.colour, linestyle=look.line, linewidth=1.6, label=f"batch {batch}")
-        ends.append((float(found.relative[-1]), f"batch {batch}: {found.relative[-1]:.2f}×", look.colour))
+    for batch, found, style in zip(batches, curves, series_styles(len(batches)), strict=True):
+        axes.fill_between(found.width, found.low, found.high, color=style.colour, alpha=0.13, linewidth=0, label=f"off {batch}")
+        axes.plot(found.width, found.relative, color=style.colour, linestyle=style.line, linewidth=1.6, label=f"batch {batch}")
+        ends.append((float(found.relative[-1]), f"batch {batch}: {found.relative[-1]:.2f}×", style.colour))
     axes.set_xlim(1, widest)
     axes.set_ylim(0.85, top)
     ticks = [2**power for power in range(int(np.log2(widest)) + 1)]

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from figures.common.label_placement import drawn_lines, label_points
 from figures.common.provenance import is_measured, of_part
-from figures.common.style import GREY, INK, LINES, Look, canvas, looks, styled
+from figures.common.style import GREY, INK, LINES, SeriesStyle, canvas, series_styles, styled
 from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
 from model.hardware.profile import Profile
@@ -109,8 +109,8 @@ def draw(profiles: Sequence[Profile], *, tensor_parallel: int = 1) -> Figure:
             axes.plot(at, roof, color=INK, linestyle=line, linewidth=1.4, zorder=1.6, label=f"roof {device}")
             handles.append(Line2D([], [], color=INK, linestyle=line, linewidth=1.4, label=label))
         labels: list[tuple[float, float, str]] = []
-        for profile, stored, look in zip(profiles, found, looks(len(profiles)), strict=True):
-            handles.append(_draw(axes, profile, stored, look, tensor_parallel))
+        for profile, stored, style in zip(profiles, found, series_styles(len(profiles)), strict=True):
+            handles.append(_draw(axes, profile, stored, style, tensor_parallel))
             labels += [(x, y, f"{width:g}") for width, x, y in zip(*stored, strict=True) if width in _NAMED]
         if any("dense" in each.parts for each in profiles):
             handles.append(Line2D([], [], color=GREY, label="cost model of kind roofline:\nassumed efficiencies", **_DOTTED))
@@ -139,15 +139,15 @@ def _rate_text(rate: float) -> str:
     return f"{rate / 1e12:,.0f} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:,.0f} GFLOP/s"
 
 
-def _draw(axes: Axes, profile: Profile, stored: Points, look: Look, tensor_parallel: int) -> Line2D:
+def _draw(axes: Axes, profile: Profile, stored: Points, style: SeriesStyle, tensor_parallel: int) -> Line2D:
     part = "dense" if "dense" in profile.parts else "layer"
     measured = is_measured(profile, part, tensor_parallel)
-    style: dict[str, Any] = {"linestyle": "none", "marker": look.marker, "markersize": 6.5, "markeredgecolor": look.colour,
-                             "markerfacecolor": look.colour if measured else "white", "markeredgewidth": 1.3}  # fmt: skip
-    axes.plot(stored.intensity, stored.rate, zorder=3, label=f"points {profile.name}", **style)
+    marks: dict[str, Any] = {"linestyle": "none", "marker": style.marker, "markersize": 6.5, "markeredgecolor": style.colour,
+                             "markerfacecolor": style.colour if measured else "white", "markeredgewidth": 1.3}  # fmt: skip
+    axes.plot(stored.intensity, stored.rate, zorder=3, label=f"points {profile.name}", **marks)
     if part == "dense":
         model = Roofline(shape_of(profile), profile.bandwidth, profile.rate, tensor_parallel=tensor_parallel)
         work, size = gemm_work(model.part, stored.width)
         reached = work / model.products(stored.width)
-        axes.plot(work / size, reached, color=look.colour, zorder=2, label=f"model {profile.name}", **_DOTTED)
-    return Line2D([], [], label=f"{profile.name}:\n{of_part(profile, part, tensor_parallel)}", **style)
+        axes.plot(work / size, reached, color=style.colour, zorder=2, label=f"model {profile.name}", **_DOTTED)
+    return Line2D([], [], label=f"{profile.name}:\n{of_part(profile, part, tensor_parallel)}", **marks)

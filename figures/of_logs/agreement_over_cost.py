@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from figures.common.style import GREY, INK, LINES, Look, looks, panels_in_row, require_columns, styled
+from figures.common.style import GREY, INK, LINES, SeriesStyle, panels_in_row, require_columns, series_styles, styled
 from model.base import checks
 from model.methods import registry
 
@@ -101,7 +101,7 @@ def draw(rows: pl.DataFrame, cost: str | None = None, quality: str = "agreement"
         raise checks.ParameterError(f"there is room for at most {MOST_SERIES} lines, got {len(lines)}; draw fewer")
     swept = [each for each in lines if each.along and each.rows[each.along].n_unique() > 1]
     scales = list(dict.fromkeys(each.along for each in swept))[:2]
-    styles = dict(zip((each.name for each in lines), looks(len(lines)), strict=True))
+    styles = dict(zip((each.name for each in lines), series_styles(len(lines)), strict=True))
     with styled():
         down = 0.32 + 0.22 * -(-(len(lines) + 1) // 2)  # of the legend [inches]
         height = 4.35 + down
@@ -120,8 +120,8 @@ def draw(rows: pl.DataFrame, cost: str | None = None, quality: str = "agreement"
         figure.text(left, 1 - 0.28 / height, "How much quality does the saving cost?", fontsize=13, weight="bold", va="center")
         figure.text(left, 1 - 0.57 / height, _subtitle(table, quality), fontsize=9, color=GREY, va="center")
         handles = [
-            Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=5.5, linewidth=1.5, label=name)
-            for name, look in styles.items()
+            Line2D([], [], color=style.colour, linestyle=style.line, marker=style.marker, markersize=5.5, linewidth=1.5, label=name)
+            for name, style in styles.items()
         ]
         handles.append(Line2D([], [], linestyle="none", marker="X", markersize=9, color=INK, label="the target alone"))
         figure.legend(handles=handles, loc="lower left", bbox_to_anchor=(left, 0.08 / height), ncols=2 if len(handles) > 2 else 1,
@@ -138,15 +138,15 @@ def _subtitle(table: pl.DataFrame, quality: str) -> str:
     return f"{name}{first['sequences']} sequences per point (measured{under}); dotted: the target alone{bars}"
 
 
-def _curve(axes: Axes, each: Series, x: str, quality: str, look: Look) -> None:
+def _curve(axes: Axes, each: Series, x: str, quality: str, style: SeriesStyle) -> None:
     rows = each.rows
-    axes.plot(rows[x], rows[quality], color=look.colour, linestyle=look.line, linewidth=1.4, marker=look.marker, markersize=5.5,
+    axes.plot(rows[x], rows[quality], color=style.colour, linestyle=style.line, linewidth=1.4, marker=style.marker, markersize=5.5,
               label=each.name)  # fmt: skip
     if quality == "agreement":
         ends = pl.col("agreement_low", "agreement_high").cast(pl.Float64)
         known = rows.with_columns(ends).drop_nulls(["agreement_low", "agreement_high"])
         known = known.drop_nans(["agreement_low", "agreement_high"])
-        axes.vlines(known[x], known["agreement_low"], known["agreement_high"], colors=look.colour, linewidth=0.9, alpha=0.6,
+        axes.vlines(known[x], known["agreement_low"], known["agreement_high"], colors=style.colour, linewidth=0.9, alpha=0.6,
                     label=f"{each.name} interval")  # fmt: skip
 
 

@@ -135,17 +135,17 @@ def _missing(axes: Axes) -> None:
 
 
 def _legends(figure: Figure, left: Axes, right: Axes, found: Sequence[Mapping[str, Any]]) -> None:
-    look: dict[str, Any] = {"linestyle": "none"}
+    dots: dict[str, Any] = {"linestyle": "none"}
     handles: list[Any] = [
-        Line2D([], [], marker="|", markersize=13, markeredgewidth=2, color=GREY, label="plain decoding, published", **look),
-        Line2D([], [], marker="|", markersize=13, markeredgewidth=2.2, color=INK, label="with early prediction, published", **look),
-        Line2D([], [], marker="D", markersize=7, color=_IDEAL, label="Theorem 4.1, no overheads", **look),
+        Line2D([], [], marker="|", markersize=13, markeredgewidth=2, color=GREY, label="plain decoding, published", **dots),
+        Line2D([], [], marker="|", markersize=13, markeredgewidth=2.2, color=INK, label="with early prediction, published", **dots),
+        Line2D([], [], marker="D", markersize=7, color=_IDEAL, label="Theorem 4.1, no overheads", **dots),
     ]
     handles += view_handles({view for point in found for view in point["latency_s"]}, _FITTED)
     low = 0.86 / figure.get_figheight()
     figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.02, low), ncols=2, borderaxespad=0)
     handles = [
-        Line2D([], [], marker=pointer, markersize=7.5, color=INK, label=f"published − theorem, {name}", **look)
+        Line2D([], [], marker=pointer, markersize=7.5, color=INK, label=f"published − theorem, {name}", **dots)
         for name, pointer in zip(measured.data_sets(), _POINTERS, strict=True)
     ]
     handles.append(Line2D([], [], color=_IDEAL, linewidth=1.6, label="Theorem 4.1, no overheads"))

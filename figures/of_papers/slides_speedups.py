@@ -124,10 +124,10 @@ def _frame(axes: Axes, end: float) -> None:
 
 def _legend(figure: Figure, table: pl.DataFrame, height: float) -> None:
     kinds = {_kind(row) for row in table.iter_rows(named=True)}
-    looks = [look for kind, look in _MARKS.items() if kind in kinds]
+    marks = [mark for kind, mark in _MARKS.items() if kind in kinds]
     handles: list[Any] = [
         Line2D([], [], linestyle="none", marker=marker, markersize=size, color=colour, label=label)
-        for marker, size, colour, label in looks
+        for marker, size, colour, label in marks
     ]
     handles += [
         Patch(facecolor=_STATED, label="bound at the printed α and cost"),

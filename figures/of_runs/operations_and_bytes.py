@@ -18,7 +18,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from figures.common import point_names
-from figures.common.style import GREY, INK, NAMES, VIEWS, canvas, looks, require_columns, styled
+from figures.common.style import GREY, INK, NAMES, VIEWS, canvas, require_columns, series_styles, styled
 from model.base import checks
 from model.methods import registry
 
@@ -70,7 +70,8 @@ def draw(rows: pl.DataFrame) -> Figure:
     table = table.sort("point", order, maintain_order=True)
     names = [name for name in WORDS if name in table.columns and table[name].count()]
     methods = [name for name in table["method"].unique(maintain_order=True) if name != registry.PLAIN]
-    colours = {registry.PLAIN: GREY} | {name: look.colour for name, look in zip(methods, looks(len(methods)), strict=True)}
+    colours = {registry.PLAIN: GREY}
+    colours |= {name: style.colour for name, style in zip(methods, series_styles(len(methods)), strict=True)}
     with styled():
         width = _SIDE + _WIDE * max(len(names), 2)
         height = _HEAD + _BAR * max(count, 3) + _FOOT

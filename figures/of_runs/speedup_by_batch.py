@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from figures.common.label_placement import label_at_right
-from figures.common.style import GREY, INK, NAMES, VIEWS, Look, looks, panels_in_row, points, require_columns, styled
+from figures.common.style import GREY, INK, NAMES, VIEWS, SeriesStyle, panels_in_row, points, require_columns, series_styles, styled
 from model.base import checks
 from model.methods.method_parameters import SAID
 
@@ -53,7 +53,7 @@ def draw(rows: pl.DataFrame) -> Figure:
         checks.one_of("batching", batching, SAID)
     checks.whole("values of batching", table["batching"].n_unique(), 1, 1)
     rates, lengths = (sorted(table[name].unique()) for name in ("acceptance_rate", "draft_length"))
-    styles = dict(zip(lengths, looks(len(lengths)), strict=True))
+    styles = dict(zip(lengths, series_styles(len(lengths)), strict=True))
     views = [view for view in VIEWS if view in table["view"]]
     with styled():
         height = 4.9
@@ -84,15 +84,15 @@ def _mark(view: str, colour: str) -> dict[str, Any]:
     return {"linestyle": "none", "markersize": size, "markerfacecolor": face, "markeredgecolor": edge}
 
 
-def _line(axes: Axes, own: pl.DataFrame, look: Look, views: list[str]) -> float:
+def _line(axes: Axes, own: pl.DataFrame, style: SeriesStyle, views: list[str]) -> float:
     """Draw one draft length, and return the last speed-up of its line."""
     first = own.filter(pl.col("view") == next(view for view in views if view in own["view"]))
-    axes.plot(first["sequences"], first["speedup"], color=look.colour, linewidth=1.4, linestyle=look.line)
+    axes.plot(first["sequences"], first["speedup"], color=style.colour, linewidth=1.4, linestyle=style.line)
     for view in views:
         part = own.filter(pl.col("view") == view)
-        axes.plot(part["sequences"], part["speedup"], marker=look.marker, **_mark(view, look.colour))
+        axes.plot(part["sequences"], part["speedup"], marker=style.marker, **_mark(view, style.colour))
         bounds = part.drop_nulls(["speedup_low", "speedup_high"])
-        axes.vlines(bounds["sequences"], bounds["speedup_low"], bounds["speedup_high"], color=look.colour, linewidth=1.2)
+        axes.vlines(bounds["sequences"], bounds["speedup_low"], bounds["speedup_high"], color=style.colour, linewidth=1.2)
     return float(first["speedup"][-1])
 
 

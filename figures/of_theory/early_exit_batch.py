@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import ArrayLike, NDArray
 
 from figures.common.label_placement import label_at_right
-from figures.common.style import GREY, INK, Look, canvas, looks, styled
+from figures.common.style import GREY, INK, SeriesStyle, canvas, series_styles, styled
 from model.base import checks
 from model.methods.early_exit.theory import MEASURES, exit_pmf, expected_layers, expected_time
 
@@ -76,11 +76,11 @@ def draw(
         figure, left = canvas(12.2, 5.1, (0.06, 0.11, 0.29, 0.66))
         right = figure.add_axes((0.54, 0.11, 0.29, 0.66))
         depths, times = [], []
-        for (name, hazards), look in zip(profiles.items(), looks(len(profiles)), strict=True):
+        for (name, hazards), style in zip(profiles.items(), series_styles(len(profiles)), strict=True):
             means = [float(expected_layers(hazards, int(size))) for size in sizes]
-            left.plot(sizes, means, color=look.colour, marker=look.marker, markersize=4.5, linewidth=1.5, label=name)
-            depths.append((means[-1], f"{name}: {means[-1]:.1f}", look.colour))
-            times += _times(right, name, hazards, sizes, prices, look)
+            left.plot(sizes, means, color=style.colour, marker=style.marker, markersize=4.5, linewidth=1.5, label=name)
+            depths.append((means[-1], f"{name}: {means[-1]:.1f}", style.colour))
+            times += _times(right, name, hazards, sizes, prices, style)
         for axes, whole, words in ((left, float(layers), "all layers"), (right, layers + head, "whole model")):
             axes.axhline(whole, color=INK, linewidth=1.2, linestyle=(0, (1.2, 1.2)), label=words)
             _frame(axes, sizes)
@@ -117,17 +117,17 @@ def _check(profiles: Mapping[str, Sequence[float]], batches: Sequence[int]) -> i
 
 
 def _times(
-    axes: Axes, name: str, hazards: Sequence[float], sizes: NDArray[np.int64], prices: EarlyExitCosts, look: Look
+    axes: Axes, name: str, hazards: Sequence[float], sizes: NDArray[np.int64], prices: EarlyExitCosts, style: SeriesStyle
 ) -> list[tuple[float, str, str]]:
     """Draw the time for both measures, and return the end, the name and the colour of each curve."""
     ends = []
     for measure in MEASURES:
         values = [float(expected_time(deepest(hazards, int(size)), measure=measure, **prices._asdict())) for size in sizes]
         axes.plot(
-            sizes, values, color=look.colour, linestyle=_LINES[measure], marker=look.marker, markersize=4.5, linewidth=1.5,
+            sizes, values, color=style.colour, linestyle=_LINES[measure], marker=style.marker, markersize=4.5, linewidth=1.5,
             label=f"{measure} {name}",
         )  # fmt: skip
-        ends.append((values[-1], f"{name}, {measure}: {values[-1]:.1f}", look.colour))
+        ends.append((values[-1], f"{name}, {measure}: {values[-1]:.1f}", style.colour))
     return ends
 
 

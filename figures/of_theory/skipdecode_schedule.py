@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from figures.common.label_placement import label_at_right
-from figures.common.style import COLOURS, GREY, INK, canvas, looks, styled
+from figures.common.style import COLOURS, GREY, INK, canvas, series_styles, styled
 from model import published
 from model.base import checks
 from model.methods.skipdecode.theory import exit_layers, mean_layers, spans
@@ -122,12 +122,12 @@ def _curves(axes: Axes, schedules: Sequence[Schedule], layers: int, prompt: int,
     ends = []
     axes.plot([0, prompt], [layers, layers], color=INK, linewidth=1.5, label="prompt")
     generated = sequence_length - prompt
-    for each, look in zip(schedules, looks(len(schedules)), strict=True):
+    for each, style in zip(schedules, series_styles(len(schedules)), strict=True):
         bounds = each.min_layers, each.max_layers, prompt, sequence_length, generated
         values = exit_layers(*bounds, rounding="half-up", power=each.power)
         mean = mean_layers(*bounds, "half-up", power=each.power)
-        colour, positions = look.colour, np.arange(prompt, sequence_length)
-        axes.step(positions, values, where="post", color=colour, linestyle=look.line, linewidth=1.5, label=each.label)
+        colour, positions = style.colour, np.arange(prompt, sequence_length)
+        axes.step(positions, values, where="post", color=colour, linestyle=style.line, linewidth=1.5, label=each.label)
         axes.plot(
             [prompt, sequence_length], [mean, mean], color=colour, linewidth=0.9, linestyle=(0, (3, 3)), label=f"mean {each.label}"
         )

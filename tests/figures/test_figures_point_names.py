@@ -138,22 +138,22 @@ def test_columns_are_added_only_until_points_are_distinct() -> None:
 
 
 def test_looks_are_distinct_for_any_number() -> None:
-    few = style.looks(6)
-    assert [look.colour for look in few] == [*style.COLOURS]
-    assert [look.marker for look in few] == [*style.MARKERS[:6]]
-    assert [look.line for look in few] == [*style.LINES]
+    few = style.series_styles(6)
+    assert [style.colour for style in few] == [*style.COLOURS]
+    assert [style.marker for style in few] == [*style.MARKERS[:6]]
+    assert [style.line for style in few] == [*style.LINES]
     # Solid, dashed, dash-dotted, dotted, long dashes, and dash with two dots: each begins with its first stroke.
     dashes = [(), (4, 1.6), (6, 2, 1, 2), (1, 1.6), (10, 2), (5, 1, 1, 1, 1, 1)]
     assert [*style.LINES] == [(0, each) for each in dashes]
-    many = style.looks(14)
-    shades = [sum(to_rgb(look.colour)) for look in many]
+    many = style.series_styles(14)
+    shades = [sum(to_rgb(style.colour)) for style in many]
     assert shades == sorted(shades)  # from dark to light
     assert len({*shades}) == 14
     assert [to_hex(colormaps["cividis"](share)) for share in (0.0, 0.85)] == [many[0].colour, many[-1].colour]
-    assert [look.marker for look in many] == [*style.MARKERS, *style.MARKERS[:2]]
-    assert [look.line for look in many] == [style.LINES[index % 6] for index in range(14)]
-    kinds = style.categories(12)
-    assert [(look.colour, look.marker, look.line) for look in kinds] == [
+    assert [style.marker for style in many] == [*style.MARKERS, *style.MARKERS[:2]]
+    assert [style.line for style in many] == [style.LINES[index % 6] for index in range(14)]
+    kinds = style.category_styles(12)
+    assert [(style.colour, style.marker, style.line) for style in kinds] == [
         (style.COLOURS[index % 6], style.MARKERS[index], style.LINES[index % 6]) for index in range(12)
     ]
     assert style.points("#123456") == {

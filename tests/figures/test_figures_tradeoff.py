@@ -14,7 +14,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from figures.common.style import COLOURS, looks
+from figures.common.style import COLOURS, series_styles
 from figures.of_runs import tradeoff
 from model import published
 from model.costs.layer_times import UnitCost
@@ -172,8 +172,8 @@ def test_note_is_drawn_only_for_the_papers_figure() -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 6, 7, 20])
 def test_series_differ_without_colour(count: int) -> None:
-    signs = [(look.marker, look.line) for look in looks(count)]
-    shades = [float(np.dot(to_rgb(look.colour), (0.3, 0.59, 0.11))) for look in looks(count)]
+    signs = [(style.marker, style.line) for style in series_styles(count)]
+    shades = [float(np.dot(to_rgb(style.colour), (0.3, 0.59, 0.11))) for style in series_styles(count)]
     # Few series differ in marker and line; many have a ramp of colours that stays ordered in grey.
     assert len(set(signs)) == count if count <= len(COLOURS) else shades == sorted(shades)
 
