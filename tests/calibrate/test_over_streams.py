@@ -95,7 +95,7 @@ def watched(decoder: Any, device: Device, steps: Steps, units: int, tokens: int,
         first, last = layers.first, layers.last
         stream = device.current
         begun = stream.clock.copy()
-        device.doing = f"layers [{first}, {last}) at {at}"
+        device.operation = f"layers [{first}, {last}) at {at}"
         made = whole(tokens, at, layers, *given_, **others)
         passes.append(Pass(stream.number, first, last, at, begun, stream.clock.copy()))
         return made
@@ -105,8 +105,8 @@ def watched(decoder: Any, device: Device, steps: Steps, units: int, tokens: int,
         with device:
             found = Streams(Lanes(decoder, units, device), **more)
             found.run(steps, tokens)
-            device.doing = "the end"
-            device.freed(device.streams[0])
+            device.operation = "the end"
+            device.check_freed(device.streams[0])
     finally:
         del vars(decoder)["run"]
     return found, passes

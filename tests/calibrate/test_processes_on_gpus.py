@@ -66,7 +66,7 @@ def test_tokens_are_those_of_the_plain_decoder(cuda: Cuda, kind: str, some: list
     expected = real_models.reference_tokens(real_models.model(kind, LAYERS), prompt, 10)
     with started(on_gpus(kind), 4, 64, source=source, pin=False, devices=[*TWO, *TWO[::-1]]) as pool:
         for parameters in some:
-            cuda.doing = str(parameters)
+            cuda.operation = str(parameters)
             run = Parallel(pool)
             assert run.run(ppd.decode(parameters, prompt, 10), 10).tokens == expected, parameters
             as_believed(pool)
@@ -102,8 +102,8 @@ def pair(cuda: Cuda) -> tuple[worker_loop.Unit, worker_loop.Unit]:
     cuda.synchronize("cuda:0")
     found = []
     for number, device in enumerate(TWO):
-        cuda.own.stream = Stream(len(cuda.streams), cuda)
-        cuda.streams.append(cuda.own.stream)
+        cuda.local.stream = Stream(len(cuda.streams), cuda)
+        cuda.streams.append(cuda.local.stream)
         found.append(worker_loop.Unit(number, decoder, memory, gpu_ordering.Events(number, device, rings, memory.marks)))
     return found[0], found[1]
 
@@ -111,9 +111,9 @@ def pair(cuda: Cuda) -> tuple[worker_loop.Unit, worker_loop.Unit]:
 def made_on(cuda: Cuda, unit: worker_loop.Unit, command: worker_loop.Command, meanwhile: Any = None) -> None:
     """Launch a pass on the stream of its unit."""
     order: Any = unit.order
-    before, cuda.own.stream = cuda.own.stream, order.stream
+    before, cuda.local.stream = cuda.local.stream, order.stream
     unit.make(command, None, meanwhile)
-    cuda.own.stream = before
+    cuda.local.stream = before
 
 
 def making(followed: bool = True) -> worker_loop.Command:
@@ -272,8 +272,8 @@ def test_stopped_passes_finish_before_later_work_on_their_gpu(cuda: Cuda) -> Non
         run.run(stopping(), 20)
         assert len(run.work.tokens) == 20
         assert not any(post.flights for post in pool.posts.values())
-        stream = cuda.of["unit 1"]
-        assert cuda.seen[stream.number] == stream.clock[stream.number]  # none of its work is left
+        stream = cuda.stream_of_thread["unit 1"]
+        assert cuda.finished[stream.number] == stream.clock[stream.number]  # none of its work is left
         fates = {span.fate for span in run.spans if span.unit == 1}
         assert fates & {"cancelled", "discarded"}
         assert sum(of_main(run.spans).values()) > 0
@@ -290,7 +290,7 @@ def test_units_of_one_gpu_share_weights(cuda: Cuda) -> None:
     loads = [what for what in sent if what[0] == "load"]
     assert [what[1].device for what in loads] == ["cuda:1", "cuda:0"]
     assert [what[4] is not None for what in loads] == [False, True]
-    assert cuda.chosen == {"unit 1": "cuda:1", "unit 2": "cuda:0"}
+    assert cuda.device_of_thread == {"unit 1": "cuda:1", "unit 2": "cuda:0"}
 
 
 def test_failed_process_is_reported(cuda: Cuda) -> None:

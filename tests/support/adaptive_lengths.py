@@ -17,10 +17,10 @@ POLICIES = tuple(OPTIONS)
 ONLINE_POLICIES = ("gradient", "optimum")
 
 
-def parameters_of(policy: str, **own: Any) -> Parameters:
+def parameters_of(policy: str, **options: Any) -> Parameters:
     """Parameters of a policy, with a believed cost ratio of .2 if the policy needs one."""
-    known: dict[str, Any] = {"believed_cost_ratio": 0.2} if policy in ONLINE_POLICIES else {}
-    return Parameters(4, policy, **{"max_draft_length": 6, **known, **own})
+    required: dict[str, Any] = {"believed_cost_ratio": 0.2} if policy in ONLINE_POLICIES else {}
+    return Parameters(4, policy, **{"max_draft_length": 6, **required, **options})
 
 
 def outcomes_of_rows(rows: Bools) -> Iterator[Outcomes]:

@@ -60,7 +60,7 @@ def profiles(wider: float = 0.0, **parts: float) -> dict[str, Profile]:
     return {role: profile(role, wider, **parts) for role in ROLES}
 
 
-class _Recorded:
+class _RecordedWorld:
     """Simulated answers that are recorded."""
 
     def __init__(self, world: Any) -> None:
@@ -89,10 +89,10 @@ def observed(steps: Steps, see: Callable[[Any], None]) -> Steps:
 def record_decoding(method: str, tokens: int, rates: Mapping[str, float], seed: int = 0, **settings: Any) -> Decoding:
     """Record a decoding with its reads, of models whose answers follow these rates."""
     kind = registry.algorithm(method).Parameters
-    own = {field.name for field in dataclasses.fields(kind)}
-    depths = {f"{role}_layers": LAYERS[role] for role in ("draft", "medium") if f"{role}_layers" in own}
+    fields = {field.name for field in dataclasses.fields(kind)}
+    depths = {f"{role}_layers": LAYERS[role] for role in ("draft", "medium") if f"{role}_layers" in fields}
     parameters = kind(layers=LAYERS["target"], **depths, **settings)
-    world = _Recorded(forced_outcomes.world(parameters, len(PROMPT), tokens, rates, seed=seed))
+    world = _RecordedWorld(forced_outcomes.world(parameters, len(PROMPT), tokens, rates, seed=seed))
     commits: list[Commit] = []
 
     def see(step: Any) -> None:
@@ -117,20 +117,20 @@ def synthetic_runs(
     between = {
         name: of["target"].part("wake" if name == "link" else name, 1) for name in ("dispatch", "link", "promotion", "scheduling")
     }
-    known = {name: 0.0 if each is None else float(each.seconds) for name, each in between.items()}
-    cost = ReplayedSeconds(of, slower=(1.0, slower), **known)
+    seconds = {name: 0.0 if each is None else float(each.seconds) for name, each in between.items()}
+    cost = ReplayedSeconds(of, slower=(1.0, slower), **seconds)
     rows = []
     for number, each in enumerate(decodings):
-        held = units[number] if units else 1
-        prediction = run_comparison.predict(each, cost, held, record=held > 1)
+        unit_count = units[number] if units else 1
+        prediction = run_comparison.predict(each, cost, unit_count, record=unit_count > 1)
         for repeat, factor in enumerate((0.99, 1.0, 1.01)):
             rows.append({
-                "decoding": number, "repeat": repeat, "run_order": 3 * number + repeat, "units": held,
+                "decoding": number, "repeat": repeat, "run_order": 3 * number + repeat, "units": unit_count,
                 "seconds": factor * prediction.total,
                 "commit_s": [factor * time for time, *_ in prediction.run.commits],
                 "pass_s": [factor * prediction.passes(role) for role in ROLES], "read_s": factor * prediction.reads,
                 "waited": 0.0, "load": 1.0,
-                "spans": plain(_spans(prediction.run, factor) if held > 1 else [], 0.0),
+                "spans": plain(_spans(prediction.run, factor) if unit_count > 1 else [], 0.0),
             })  # fmt: skip
     models = {role: {"name": f"made-{role}", "checksum": "0", "layers": LAYERS[role]} for role in ROLES}
     versions = {name: FACTS[name] for name in ("python", "torch", "transformers")}

@@ -35,9 +35,9 @@ class FakeTime:
     sleep = spend
 
     def __getattr__(self, name: str) -> Any:
-        return self._look if name in _CLOCKS else getattr(time, name)
+        return self._read if name in _CLOCKS else getattr(time, name)
 
-    def _look(self) -> float:
+    def _read(self) -> float:
         self.now += self.tick
         return self.now
 
@@ -101,7 +101,7 @@ class Machine(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         operands = [each for each in args if isinstance(each, torch.Tensor) and each.ndim >= 2][-2:]
         if func._overloadpacket in _PRODUCTS and len(operands) == 2:
             left, right = operands if func._overloadpacket is not torch.ops.aten.linear else (operands[0], operands[1].mT)
@@ -110,10 +110,10 @@ class Machine(TorchDispatchMode):
                 rate = self.slow
             if left.shape[-1] == self.inner:
                 rate = self.best
-            self.clock.spend(2 * made.numel() * left.shape[-1] / rate)
-        elif isinstance(made, torch.Tensor):
-            self.clock.spend(made.numel() * made.itemsize / self.bandwidth)
-        return made
+            self.clock.spend(2 * result.numel() * left.shape[-1] / rate)
+        elif isinstance(result, torch.Tensor):
+            self.clock.spend(result.numel() * result.itemsize / self.bandwidth)
+        return result
 
 
 # --- Readings of clocks ---
@@ -146,14 +146,14 @@ class SteppedClock:
     """A clock that advances only by its step and by `sleep`."""
 
     def __init__(self, step: float = 0.0) -> None:
-        self.now, self.step, self.asked = 1000.0, step, 0
+        self.now, self.step, self.readings = 1000.0, step, 0
 
-    def tell(self) -> float:
-        self.asked += 1
+    def read(self) -> float:
+        self.readings += 1
         self.now += self.step
         return self.now
 
-    perf_counter = monotonic = tell
+    perf_counter = monotonic = read
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds

@@ -49,9 +49,9 @@ class CUDAGraph:
 
     def __init__(self) -> None:
         self.operations: list[tuple[Callable[..., Any], Any, Any, list[tuple[int, Any]]]] = []
-        self.held: list[Any] = []
+        self.views: list[Any] = []
         """Views, kept so that their memory is not reused."""
-        self.made: list[Any] = []
+        self.tensors: list[Any] = []
         """Tensors allocated during the recording."""
         self.pool: Pool | None = None
         self.replays = 0
@@ -60,13 +60,13 @@ class CUDAGraph:
         assert self.pool is not None, "a graph is captured first"
         self.replays += 1
         for func, args, kwargs, fresh in self.operations:
-            made = func(*args, **kwargs)
+            result = func(*args, **kwargs)
             if fresh:
-                again = [made] if isinstance(made, torch.Tensor) else _tensors([made])
+                again = [result] if isinstance(result, torch.Tensor) else _tensors([result])
                 for index, old in fresh:
                     old.copy_(again[index])
         if self.pool.last is not self and self.pool.last is not None:
-            overwrite(self.pool.last.made)
+            overwrite(self.pool.last.tensors)
         self.pool.last = self
 
 
@@ -84,7 +84,7 @@ class _Kind(NamedTuple):
     """Effects of an operation on its operands."""
 
     refused: bool
-    chooses: bool
+    indexes: bool
     writes: tuple[int, ...]
     """Operands that it writes."""
     changes: bool
@@ -105,8 +105,8 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, graph: CUDAGraph) -> None:
         super().__init__()
         self.graph = graph
-        self.own: set[int] = set()
-        self.was: dict[int, tuple[Any, Any]] = {}
+        self.graph_memory: set[int] = set()
+        self.previous: dict[int, tuple[Any, Any]] = {}
         """Memory allocated before, with its values before the recording."""
 
     @classmethod
@@ -119,25 +119,25 @@ class _Recorder(TorchDispatchMode):
         if kind.refused:
             raise CaptureError(func._schema.name)
         operands = [*args, *kwargs.values()]
-        if kind.chooses and any(each.dtype == torch.bool for each in _tensors(operands[1:2])):
+        if kind.indexes and any(each.dtype == torch.bool for each in _tensors(operands[1:2])):
             raise CaptureError(func._schema.name)  # the processor needs the number of true elements
         for index in kind.writes:
             for each in _tensors([*args[index : index + 1]]):
                 key = _memory(each)
-                if key not in self.own and key not in self.was:
+                if key not in self.graph_memory and key not in self.previous:
                     whole = each.as_strided((each.untyped_storage().nbytes() // each.element_size(),), (1,), 0)
-                    self.was[key] = whole, whole.clone()
-        made = func(*args, **kwargs)
+                    self.previous[key] = whole, whole.clone()
+        result = func(*args, **kwargs)
         before = {_memory(each) for each in _tensors(operands)}
-        fresh = [(index, each) for index, each in enumerate(_tensors([made])) if _memory(each) not in before]
+        fresh = [(index, each) for index, each in enumerate(_tensors([result])) if _memory(each) not in before]
         for _, each in fresh:
-            self.own.add(_memory(each))
-            self.graph.made.append(each)
+            self.graph_memory.add(_memory(each))
+            self.graph.tensors.append(each)
         if fresh or kind.changes:
             self.graph.operations.append((func, args, kwargs, fresh))
         else:
-            self.graph.held.append(made)
-        return made
+            self.graph.views.append(result)
+        return result
 
 
 class Cuda:
@@ -179,9 +179,9 @@ class Cuda:
                     stack.enter_context(mock.patch.object(owner, name, _refusing(name)))
             stack.enter_context(recorder)
             yield
-        for whole, was in recorder.was.values():
-            whole.copy_(was)
-        overwrite(graph.made)
+        for whole, before in recorder.previous.values():
+            whole.copy_(before)
+        overwrite(graph.tensors)
         graph.pool = pool
         self.graphs.append(graph)
 

@@ -56,23 +56,23 @@ def summary_of(theorem: Theorem) -> tuple[dict[str, Any], list[str]]:
     statement = importlib.import_module("sim.theorems.theorem")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("equal", "at_most"):
-            own = getattr(statement, name)
+            original = getattr(statement, name)
 
-            def recording(what: str, *rest: Any, own: Any = own, name: str = name, **more: Any) -> None:
+            def recorded_check(what: str, *rest: Any, original: Any = original, name: str = name, **more: Any) -> None:
                 within = more.get("within", rest[2] if len(rest) > 2 else 0.0)
-                said = f"{name}: {re.sub(_NUMBER, '#', what)}"
-                now.add(said)
-                within_most[said] = max(within_most.get(said, 0.0), float(np.max(within)))
-                found = values.setdefault(said, {"got": [], "bound": []})
+                comparison = f"{name}: {re.sub(_NUMBER, '#', what)}"
+                now.add(comparison)
+                within_most[comparison] = max(within_most.get(comparison, 0.0), float(np.max(within)))
+                found = values.setdefault(comparison, {"got": [], "bound": []})
                 found["got"] += _numbers_in(rest[0])
                 found["bound"] += _numbers_in(rest[1]) if name == "at_most" else []
                 if name == "at_most" and np.all(np.isclose(rest[0], rest[1], rtol=1e-9, atol=0)):
-                    tight.add(said)
-                own(what, *rest, **more)
+                    tight.add(comparison)
+                original(what, *rest, **more)
 
             for module in [*sys.modules.values()]:
-                if getattr(module, "__name__", "").startswith("sim.theorems") and getattr(module, name, None) is own:
-                    patch.setattr(module, name, recording)
+                if getattr(module, "__name__", "").startswith("sim.theorems") and getattr(module, name, None) is original:
+                    patch.setattr(module, name, recorded_check)
         how = settings(
             max_examples=STORED_EXAMPLES, database=None, phases=(Phase.generate,), derandomize=False, verbosity=Verbosity.quiet
         )
@@ -87,16 +87,16 @@ def summary_of(theorem: Theorem) -> tuple[dict[str, Any], list[str]]:
     wrong = len(errors) - errors.count(None)
     errors += [theorem.error(example) for example in examples[COMPARED_EXAMPLES:]]
 
-    def said_of(what: str) -> str:
+    def describe(what: str) -> str:
         parts = [f"within {within_most[what]:.3g}" if within_most[what] else "exactly"]
         parts += [f"{name} {_range(found)}" for name, found in values[what].items() if found]
         return f"{what} ({'; '.join([*parts, *[f'reached {reached[what]} times'] * (what in reached)])})"
 
-    often = [what for what, count in seen.items() if 5 * count >= min(len(examples), COMPARED_EXAMPLES)]
+    frequent = [what for what, count in seen.items() if 5 * count >= min(len(examples), COMPARED_EXAMPLES)]
     kept = {
         "statement": theorem.statement, "source": theorem.source, "expect": theorem.expect,
         **({"fails_on": wrong} if theorem.expect == "fails" else {}),
-        "tried_on": ranges(examples), "compares": sorted(map(said_of, often)),
+        "tried_on": ranges(examples), "compares": sorted(map(describe, frequent)),
     }  # fmt: skip
     return kept, [error for error in errors if error is not None]
 
@@ -123,28 +123,28 @@ def ranges(examples: Sequence[Any]) -> list[str]:
     found: dict[str, list[Any]] = {}
     count: Counter[str] = Counter()
 
-    def look(value: Any, name: str) -> None:
+    def collect(value: Any, name: str) -> None:
         if isinstance(value, dict):
             for key, each in value.items():
-                look(each, f"{name}.{key}".removeprefix("."))
+                collect(each, f"{name}.{key}".removeprefix("."))
         elif isinstance(value, list | tuple):
             found.setdefault(f"length of {name}", []).append(len(value))
             for each in value:
-                look(each, f"{name}[]")
+                collect(each, f"{name}[]")
         else:
             found.setdefault(name, []).append(value)
 
     for example in examples:
-        look(example, "")
+        collect(example, "")
         count.update(_fields(example))
-    said = []
+    lines = []
     for name, values in sorted(found.items()):
         numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
         words = sorted({str(value) for value in values if not isinstance(value, int | float) or isinstance(value, bool)})
         parts = [f"{min(numbers):g} to {max(numbers):g}"] if numbers else []
         missing = ["-"] if name in count and count[name] < len(examples) else []
-        said.append(f"{name}: {', '.join([*parts, *words, *missing])}")
-    return said
+        lines.append(f"{name}: {', '.join([*parts, *words, *missing])}")
+    return lines
 
 
 def _fields(example: Any, name: str = "") -> Iterator[str]:

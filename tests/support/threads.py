@@ -33,12 +33,12 @@ class Cuda(happens_before.Device):
     """Replacement of `torch.cuda`: several GPUs, with a separate stream for each thread."""
 
     def __init__(self, done: Any) -> None:
-        self.own = threading.local()
+        self.local = threading.local()
         super().__init__(done)
         self.lock = threading.RLock()
-        self.of: dict[str, Any] = {}
+        self.stream_of_thread: dict[str, Any] = {}
         """Stream of each thread, by name."""
-        self.chosen: dict[str, str] = {}
+        self.device_of_thread: dict[str, str] = {}
         """GPU of each thread, by name."""
         self.board: Any = None
         self.host: set[int] = set()
@@ -50,7 +50,7 @@ class Cuda(happens_before.Device):
             def __init__(self, interprocess: bool = False) -> None:
                 assert interprocess
                 super().__init__(cuda)
-                self.gpu = cuda.own.device
+                self.gpu = cuda.local.device
 
             def ipc_handle(self) -> bytes:
                 name = str(id(self)).encode()
@@ -75,57 +75,57 @@ class Cuda(happens_before.Device):
 
     @property
     def current(self) -> Any:
-        if not hasattr(self.own, "stream"):
+        if not hasattr(self.local, "stream"):
             with self.lock:
-                self.own.stream = Stream(len(self.streams), self)
-                self.streams.append(self.own.stream)
-                self.of[threading.current_thread().name] = self.own.stream
-        return self.own.stream
+                self.local.stream = Stream(len(self.streams), self)
+                self.streams.append(self.local.stream)
+                self.stream_of_thread[threading.current_thread().name] = self.local.stream
+        return self.local.stream
 
     @current.setter
     def current(self, stream: Any) -> None:
         """Ignore the initial stream of `happens_before.Device`."""
 
-    def dispatched(self, func: Any, args: Any, kwargs: Any, inputs: list[Any], keys: list[int]) -> Any:
+    def record_dispatch(self, func: Any, args: Any, kwargs: Any, inputs: list[Any], keys: list[int]) -> Any:
         """See `happens_before.Device`."""
         on_host = [key in self.host for key in keys]
         if on_host and all(on_host):
-            made = func(*args, **kwargs)
-            self.host.update(map(happens_before._memory, happens_before._tensors((made,))))
-            return made
-        made = super().dispatched(func, args, kwargs, inputs, keys)
+            result = func(*args, **kwargs)
+            self.host.update(map(happens_before._memory, happens_before._tensors((result,))))
+            return result
+        result = super().record_dispatch(func, args, kwargs, inputs, keys)
         if self.host:
-            self.host -= {happens_before._memory(each) for each in happens_before._tensors((made,))} - {*keys}
+            self.host -= {happens_before._memory(each) for each in happens_before._tensors((result,))} - {*keys}
         if any(on_host):
             self.current.synchronize()
-        return made
+        return result
 
-    def lie_on_host(self, tensor: torch.Tensor) -> torch.Tensor:
+    def mark_on_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """Mark a tensor as lying in the processor's memory."""
         key = tensor.untyped_storage()._cdata
         self.host.add(key)
         self.blocks.pop(key, None)
         return tensor
 
-    def excused(self) -> set[int]:
+    def ignored_streams(self) -> set[int]:
         """Streams of stopped passes that are still running: their results are not used."""
         found = set()
-        for name, stream in self.of.items():
+        for name, stream in self.stream_of_thread.items():
             if name.startswith("unit "):
                 unit = int(name[5:])
                 done = self.board.words[unit][worker_loop.DONE]
-                going = self.board.words[unit][worker_loop.POSTED] > done
-                if going and self.board.slots[unit][done % worker_loop.SLOTS][worker_loop.STOPPED]:
+                running = self.board.words[unit][worker_loop.POSTED] > done
+                if running and self.board.slots[unit][done % worker_loop.SLOTS][worker_loop.STOPPED]:
                     found.add(stream.number)
         return found
 
     @contextlib.contextmanager
     def device(self, device: str) -> Iterator[None]:
-        self.own.device = device
+        self.local.device = device
         yield
 
     def set_device(self, device: str) -> None:
-        self.chosen[threading.current_thread().name] = device
+        self.device_of_thread[threading.current_thread().name] = device
 
     def device_count(self) -> int:
         return 2
@@ -147,7 +147,7 @@ class Stream(happens_before.Stream):
 
     def synchronize(self) -> None:
         with self.cuda.lock:
-            np.maximum(self.cuda.seen, self.clock, out=self.cuda.seen)
+            np.maximum(self.cuda.finished, self.clock, out=self.cuda.finished)
 
 
 class SharedDispatchMode(TorchDispatchMode):
@@ -172,8 +172,8 @@ class PipeEnd:
     def __init__(self, lock: Any) -> None:
         self.other: PipeEnd
         self.lock = lock
-        self.came = threading.Condition()
-        self.said: deque[bytes] = deque()
+        self.arrived = threading.Condition()
+        self.messages: deque[bytes] = deque()
         self.closed = False
 
     def send(self, what: Any) -> None:
@@ -182,24 +182,24 @@ class PipeEnd:
         SENT_OBJECTS[id(what)] = what
         self.send_bytes(pickle.dumps(ObjectKey(id(what))))
 
-    def send_bytes(self, said: bytes) -> None:
+    def send_bytes(self, message: bytes) -> None:
         if self.other.closed:
             raise BrokenPipeError
-        with self.other.came:
-            self.other.said.append(said)
-            self.other.came.notify()
+        with self.other.arrived:
+            self.other.messages.append(message)
+            self.other.arrived.notify()
 
     def poll(self, timeout: float = 0.0) -> bool:
-        with self.came:
-            if not self.said and timeout:
-                self.came.wait(timeout)
-            return bool(self.said)
+        with self.arrived:
+            if not self.messages and timeout:
+                self.arrived.wait(timeout)
+            return bool(self.messages)
 
     def recv_bytes(self) -> bytes:
-        with self.came:
-            while not self.said:
-                self.came.wait(1)
-            return self.said.popleft()
+        with self.arrived:
+            while not self.messages:
+                self.arrived.wait(1)
+            return self.messages.popleft()
 
     def close(self) -> None:
         self.closed = True
@@ -276,12 +276,12 @@ class Context:
         self.cuda = cuda
 
     def Pipe(self) -> tuple[PipeEnd, PipeEnd]:  # noqa: N802
-        one, other = PipeEnd(self.cuda.lock), PipeEnd(self.cuda.lock)
-        one.other, other.other = other, one
-        return one, without_close(other)
+        near, far = PipeEnd(self.cuda.lock), PipeEnd(self.cuda.lock)
+        near.other, far.other = far, near
+        return near, without_close(far)
 
-    def Process(self, **given: Any) -> Thread:  # noqa: N802
-        return Thread(**given, cuda=self.cuda)
+    def Process(self, **arguments: Any) -> Thread:  # noqa: N802
+        return Thread(**arguments, cuda=self.cuda)
 
 
 def without_close(end: PipeEnd) -> PipeEnd:
@@ -293,8 +293,8 @@ def without_close(end: PipeEnd) -> PipeEnd:
 class DeviceOnlyState(worker_loop.SharedState):
     """Shared state that the processor cannot access."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.bits = []
 
 
@@ -314,8 +314,8 @@ def workers_as_threads(patch: Any, done: Any = lambda: True) -> Iterator[Cuda]:
     patch.setattr(worker_pool, "connection", type("Waits", (), {"wait": staticmethod(wait), "Connection": PipeEnd}))
 
     def shared(shape: Any, dtype: Any, device: Any = "cpu") -> torch.Tensor:
-        made = torch.zeros(shape, dtype=dtype)
-        return cuda.lie_on_host(made) if isinstance(device, str) and device == "cpu" else made
+        result = torch.zeros(shape, dtype=dtype)
+        return cuda.mark_on_host(result) if isinstance(device, str) and device == "cpu" else result
 
     patch.setattr(worker_loop, "_shared", shared)
     patch.setattr(worker_loop, "SharedState", DeviceOnlyState)
@@ -326,8 +326,8 @@ def workers_as_threads(patch: Any, done: Any = lambda: True) -> Iterator[Cuda]:
             return load(replace(self, device="cpu"))
 
     class Board(worker_loop.Board):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
             cuda.board = self
 
     patch.setattr(worker_pool, "Board", Board)
