@@ -123,7 +123,8 @@ def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:
         if "paths" in first["view"]:
             first = first.filter(pl.col("view") != "events")  # the same decodings, but fewer
         if first.height:
-            yield f"distribution_point_{first['point'][0]}", latency_distribution.draw(latency_distribution.described(first, rows))
+            named = latency_distribution.with_point_names(first, rows)
+            yield f"distribution_point_{first['point'][0]}", latency_distribution.draw(named)
     if (lengths := folder / "accepted.parquet").exists():
         yield from _of_accepted(_stored(lengths, {"point": int, "view": str}), drafting, rows)
 
@@ -353,6 +354,6 @@ def of_comparison(
     if pair is not None:
         drawn["gantt_pair"] = gantt_pair.draw(*pair, between=gantt_pair.rounds(*pair))
     claims = {} if limits is None else dict(limits.group_by("claim", maintain_order=True))
-    for claim in sorted((claim for (claim,) in claims), key=formula_limits.place):
-        drawn[f"limits_{claim}"] = formula_limits.draw(formula_limits.few(claims[claim,]))
+    for claim in sorted((claim for (claim,) in claims), key=formula_limits.figure_index):
+        drawn[f"limits_{claim}"] = formula_limits.draw(formula_limits.limit_series(claims[claim,]))
     return [path for name, figure in drawn.items() for path in save(figure, target / name)]

@@ -117,7 +117,7 @@ def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fake_time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
-    """What is timed in this process takes what the test says, and the ceilings of the device are tried on little data."""
+    """Clocks of this process advance as the test says, and the peaks of the device are measured on little data."""
     from tests.support.fake_clocks import install_fake_time
 
     return install_fake_time(monkeypatch)

@@ -32,7 +32,7 @@ _LINES: dict[str, Any] = {"formula": LINES[1], "simulated": LINES[0], "measured"
 _NEEDED = ("claim", "x", "formula", "simulated", "measured", "noise", "x_name", "y_name")
 
 
-def place(claim: str) -> int:
+def figure_index(claim: str) -> int:
     """Index of a claim's figure."""
     known = [*TITLES]
     return known.index(claim) if claim in known else len(known)
@@ -65,11 +65,11 @@ def draw(rows: pl.DataFrame) -> Figure:
     return figure
 
 
-def few(rows: pl.DataFrame) -> pl.DataFrame:
+def limit_series(rows: pl.DataFrame) -> pl.DataFrame:
     """Keep an even selection of the series where there are too many; `about` then says so.
 
     >>> rows = pl.DataFrame({"series": [f"k={k}" for k in range(11)], "about": "measured"})
-    >>> few(rows)["series"].to_list(), few(rows)["about"][0]
+    >>> limit_series(rows)["series"].to_list(), limit_series(rows)["about"][0]
     (['k=0', 'k=2', 'k=4', 'k=6', 'k=8', 'k=10'], 'measured; 6 of 11 series drawn')
     """
     names = list(dict.fromkeys(rows["series"]))

@@ -36,7 +36,7 @@ def draw(
         width, left, bottom, top, gap = _INCHES
         heights = [timeline.inches(names, links=bool((rows["unit"] < 0).any())) for rows, names in parts]
         kinds = [kind for rows, _ in parts for kind in rows["kind"]]
-        spare = max(timeline.room(kinds) - sum(heights) - gap, 0.0) / 2
+        spare = max(timeline.legend_height(kinds) - sum(heights) - gap, 0.0) / 2
         heights = [each + spare for each in heights]
         height = bottom + sum(heights) + gap + top
         across = left / width, (width - left - _AT_RIGHT) / width

@@ -21,7 +21,7 @@ MOST_BARS = 80
 _NEGLIGIBLE = 1e-4  # of the greatest probability; the axis ends where all are smaller
 
 
-def described(rows: pl.DataFrame, results: pl.DataFrame) -> pl.DataFrame:
+def with_point_names(rows: pl.DataFrame, results: pl.DataFrame) -> pl.DataFrame:
     """Add a `name` for each point and, where all latencies are known in seconds, `latency_ms` [ms]."""
     points = results.join(rows.select("point").unique(), "point", how="semi", maintain_order="left")
     common = {row["point"]: ", ".join(_words(row)) for row in point_names.one_row_per_point(points).iter_rows(named=True)}
@@ -48,7 +48,7 @@ def draw(rows: pl.DataFrame) -> Figure:
 
     `rows` has point, view, latency_layers and probability: one row per point, view and value. Each point has a panel. With more
     than `MOST_BARS` latencies, and none of a formula, each bar is a range. With `latency_ms` the axis is in milliseconds;
-    `name` is the title of a point's panel (see `described`).
+    `name` is the title of a point's panel (see `with_point_names`).
     """
     unit = "ms" if "latency_ms" in rows.columns else "layer-times"
     rows = rows.with_columns(latency_layers="latency_ms") if unit == "ms" else rows

@@ -61,7 +61,7 @@ def draw(
     links = bool((rows["unit"] < 0).any())
     with styled():
         width, left, bottom, top = _INCHES
-        inner = min(max(inches(names, links=links), room(rows["kind"]) - bottom), 14.0)
+        inner = min(max(inches(names, links=links), legend_height(rows["kind"]) - bottom), 14.0)
         height = bottom + inner + top
         figure, axes = canvas(width, height, (left / width, bottom / height, (width - left - 2.75) / width, inner / height))
         ends = [rows["end"].max(), 1e-9, *(commits["time"] if commits is not None else ())]
@@ -101,7 +101,7 @@ def inches(names: Sequence[str], *, links: bool) -> float:
     return max(0.46 * (len(names) + links), 1.6)
 
 
-def room(kinds: Iterable[str]) -> float:
+def legend_height(kinds: Iterable[str]) -> float:
     """Height of the legend [inches]."""
     return 0.19 * (5 + sum(1 + _KINDS[kind][2].count("\n") for kind in set(kinds)))
 

@@ -375,7 +375,7 @@ class TwoClassConfidence(LawRecord):
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """Law for one point."""
         law = outcome_laws.TwoClass(self.low_if_accepted, self.low_if_rejected)
-        return Outcome(law, self.low_if_accepted, self.source, also={"low_if_rejected": self.low_if_rejected})
+        return Outcome(law, self.low_if_accepted, self.source, further_values={"low_if_rejected": self.low_if_rejected})
 
 
 BY_POSITION: dict[str, type[LawRecord]] = {

@@ -103,7 +103,7 @@ class DecisionRatesByPosition(LawRecord):
         rates = (float(np.mean(each[:tokens])) for each in (self.fallback_rates, self.rollback_rates))
         fallback, rollback = rates
         return Outcome(
-            Independent(self.fallback_rates, self.rollback_rates), fallback, self.source, also={"rollback_rate": rollback}
+            Independent(self.fallback_rates, self.rollback_rates), fallback, self.source, further_values={"rollback_rate": rollback}
         )
 
 
@@ -210,9 +210,10 @@ class DecisionRecord(LawRecord):
         found = whole.rates(low, high, variant=deciding.variant)
         foreign = [_foreign(deciding, *pair, tokens) for pair in zip(decided, sequences, strict=True)]
         agreement = 1 - float(np.mean(foreign)) / tokens
-        also = {"rollback_rate": float(np.nan_to_num(found.rollback_rate))}
+        further = {"rollback_rate": float(np.nan_to_num(found.rollback_rate))}
         trials = int(whole.confidence.size)
-        outcome = Outcome(RecordedDecisions(decided), float(found.fallback_rate), self.source, also=also, trials=trials)
+        law, fallback = RecordedDecisions(decided), float(found.fallback_rate)
+        outcome = Outcome(law, fallback, self.source, further_values=further, trials=trials)
         return with_agreement(outcome, agreement, self.source, "large model")
 
 
@@ -230,13 +231,14 @@ def _foreign(parameters: DecidesByThresholds, decided: Digits, record: Decisions
 
 
 def _independent(fallback: float, rollback: float, trials: int | None, source: str) -> Outcome:
-    law, also = Independent(fallback, rollback), {"rollback_rate": rollback}
+    law, further = Independent(fallback, rollback), {"rollback_rate": rollback}
     if trials is None:
-        return Outcome(law, fallback, source, also=also)
+        return Outcome(law, fallback, source, further_values=further)
     low, high = (float(bound) for bound in wilson(fallback, trials))
     written = max(trials * (1 - fallback), 1.0)
     back_low, back_high = (float(bound) for bound in wilson(rollback, written))
-    return Outcome(law, fallback, source, Independent(low, back_low), Independent(high, back_high), low, high, trials, also=also)
+    laws = Independent(low, back_low), Independent(high, back_high)
+    return Outcome(law, fallback, source, *laws, low, high, trials, further_values=further)
 
 
 def _thresholds(parameters: DecidesByThresholds) -> tuple[float, float]:

@@ -47,7 +47,7 @@ class Outcome:
     """Speed-up printed next to a published rate, or the ratio of two published times."""
     note: str | None = None
     """Sentence on the origin of the rate, or on what the law replays."""
-    also: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    further_values: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Further values of the law, by column name."""
 
 

@@ -48,7 +48,7 @@ def of_outcomes(case: Case, table: Mapping[str, Any]) -> Row:
         rate = KINDS[name].rate
         row |= {
             rate: float(outcome.rate), f"{rate}_low": outcome.rate_low, f"{rate}_high": outcome.rate_high,
-            f"{rate}_trials": outcome.trials, **outcome.also,
+            f"{rate}_trials": outcome.trials, **outcome.further_values,
         }  # fmt: skip
         if outcome.published_speedup is not None:
             row["published_speedup"] = outcome.published_speedup

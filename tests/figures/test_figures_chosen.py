@@ -359,7 +359,7 @@ def test_each_quality_has_a_figure_if_it_fits(album: Album, monkeypatch: pytest.
 def test_a_comparison_draws_its_figures_and_those_of_optional_input(
     album: Album, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(formula_limits, "few", lambda rows: rows["x"].to_list())
+    monkeypatch.setattr(formula_limits, "limit_series", lambda rows: rows["x"].to_list())
     monkeypatch.setattr(gantt_pair, "rounds", lambda *pair: ("between", *pair))
     three = ["predicted_measured", "error_by_method", "time_parts"]
     assert [path.name for path in figures.of_comparison("table", tmp_path)] == three  # type: ignore[arg-type]

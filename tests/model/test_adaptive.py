@@ -574,7 +574,7 @@ def test_only_the_policy_confidence_needs_confidence_outcomes() -> None:
         cases.resolve(tables("confidence", confidence={**DOUBT, "low_if_accepted": -1}))
     assert cases.resolve(tables("gradient")).parameters.believed_cost_ratio == 0.25
     case = cases.resolve(tables("confidence", confidence=DOUBT))
-    assert case.outcomes["confidence"].also == {"low_if_rejected": 0.7}
+    assert case.outcomes["confidence"].further_values == {"low_if_rejected": 0.7}
 
 
 def test_simulated_doubts_follow_the_draws() -> None:
