@@ -14,7 +14,10 @@ from calibrate.commands.common_options import guarded
 @guarded
 def report(
     folder: Annotated[
-        Path, typer.Argument(metavar="DATA_DIR", envvar="DECODESIM_DATA", help="Folder of the public tables (gpu/, engine/, SOURCES.md).")
+        Path,
+        typer.Argument(
+            metavar="DATA_DIR", envvar="DECODESIM_DATA", help="Folder of the public tables (gpu/, engine/, SOURCES.md)."
+        ),
     ],
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit with 1 if the page is out of date.")] = False,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="The page. Default: VALIDATION.md in the package.")] = None,
@@ -28,7 +31,7 @@ def report(
     from calibrate.validation import engine_tables, validated_claims
     from calibrate.validation import validation_page as page
 
-    path = page.usual() if out is None else out
+    path = page.default_path() if out is None else out
     claims = (*validated_claims.claims(folder), *engine_tables.claims(folder))
     if check:
         wrong = page.stale(claims, path)
@@ -40,5 +43,5 @@ def report(
     print(page.write(claims, path))
     for claim in claims:
         for case in claim.cases:
-            if not case.kept:
+            if not case.met:
                 print(f"bound missed: {claim.title}: {page.missed_targets(case)}")

@@ -102,9 +102,9 @@ def load(
     """Load the prompts of a file or data set, at most `limit`: the first ones, or with `seed` a random choice.
 
     `template` is one of `TEMPLATES`; `none` for the bare columns (SQuAD: context, newline, question); or `chat`, which
-    `calibrate.loading.load_models.begun` applies later, with the model. By default, rows of a data set get its template and other
-    prompts none. A seed orders prompts by a hash of their ids, so a smaller `limit` selects the first of a larger one, and the
-    order of the file does not matter.
+    `calibrate.loading.load_models.tokenize` applies later, with the model. By default, rows of a data set get its template and
+    other prompts none. A seed orders prompts by a hash of their ids, so a smaller `limit` selects the first of a larger one, and
+    the order of the file does not matter.
 
     >>> load("sqad")
     Traceback (most recent call last):
@@ -296,8 +296,9 @@ def _of_rows(rows: Iterator[tuple[str, Any]], shown: str, template: str | None) 
         else:
             text = TEMPLATES[put].format(**(inputs if put == form else dict.fromkeys(_fields(put), *inputs.values())))
         source = f"{Path(shown).name}, {name}" + ("" if put == "none" else f"; template {put}, Table 1 of arXiv:2307.05908")
+        key = _id(row, index, at)
         try:
-            yield Prompt(_id(row, index, at), text, source)
+            yield Prompt(key, text, source)
         except ParameterError as error:
             raise ParameterError(f"{at}: {error}") from None
 

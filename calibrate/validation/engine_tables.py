@@ -1,9 +1,9 @@
 """Claims of `calibrate report` on tables of serving engines: step laws fitted to a few cells, and the other cells predicted.
 
-Each case says the cells that a law was fitted to; its errors are those of all other cells of the table. Beside them stand the share
-of the other cells that are within the 80 % intervals, the median half-width of these, and, where draft lengths were measured
-against each other, the *loss* of the draft length that the law chooses: the share of the best measured throughput at that batch
-that it gives away. Priors and terms are those of `model.engines`: nothing here sets a number of a law.
+Each case says the cells that a law was fitted to; its errors are those of all other cells of the table. Next to them are the
+number of other cells within the 80 % intervals, the median half-width of these, and, where draft lengths were measured against each
+other, the *loss* of the draft length that the law chooses: the share of the best measured throughput at that batch that it gives
+away. Priors and terms are those of `model.engines`: nothing here sets a number of a law.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def together(tables: Sequence[PredictedTable]) -> PredictedTable:
 
 
 def case(
-    name: str, table: PredictedTable, asked: float | None = None, asked_worst: float | None = None, *,
+    name: str, table: PredictedTable, target: float | None = None, target_worst: float | None = None, *,
     losses: Callable[[Mapping[float, float]], tuple[Target, ...]] | None = None, targets: tuple[Target, ...] = (),
 ) -> PredictionErrors:  # fmt: skip
     """Errors of a table with its intervals; `losses` gives the targets of the losses by batch, and shows these."""
@@ -105,7 +105,7 @@ def case(
         worst = max(lost, key=lambda batch: lost[batch])
         columns[LOSS] = f"{np.mean([*lost.values()]):.2%}".replace("%", " %")
         columns[WORST_LOSS] = f"{percent(lost[worst])} (batch {worst:g})" if lost[worst] > 0 else percent(0)
-    return PredictionErrors(name, table.errors, table.worst, asked, None, asked_worst, targets, columns)
+    return PredictionErrors(name, table.errors, table.worst, target, None, target_worst, targets, columns)
 
 
 # --- Throughput by batch and draft length ---
@@ -131,7 +131,7 @@ def chosen(cells: Cells, draft_lengths: Sequence[float], sequences: Sequence[flo
 def throughput(cells: Cells) -> Claim:
     """Throughputs by draft length and batch, from four or six cells of them."""
 
-    def asked(lost: Mapping[float, float]) -> tuple[Target, ...]:
+    def target(lost: Mapping[float, float]) -> tuple[Target, ...]:
         return Target("mean loss", float(np.mean([*lost.values()])), 0.005), Target("worst loss", max(lost.values()), 0.021)
 
     def no_target(_: Mapping[float, float]) -> tuple[Target, ...]:
@@ -141,7 +141,7 @@ def throughput(cells: Cells) -> Claim:
         return predicted(cells, chosen(cells, (1, longer), (1, third, 64)), experts=QWEN)
 
     main = split(4, 8)
-    cases = [case("K = 1, 4 at batch 1, 8, 64", main, 0.025, 0.08, losses=asked)]
+    cases = [case("K = 1, 4 at batch 1, 8, 64", main, 0.025, 0.08, losses=target)]
     for longer in (3, 4, 5):
         for third in (4, 8, 16):
             name = f"K = 1, {longer} at batch 1, {third}, 64"
@@ -158,17 +158,21 @@ def throughput(cells: Cells) -> Claim:
         "Engine: throughput of Qwen3-235B in SGLang by draft length and batch",
         "42 cells: draft lengths (K) 1 to 6 at batch 1 to 64. A step law is fitted to the cells that a case names and predicts the "
         "others. The acceptance length is not in the source: one rate and its trend are fitted with the law. *Loss* is throughput "
-        "given away by the chosen K against the best measured K, over the seven batches; intervals are of 80 %, and numbers after ≈ "
+        "given away by the chosen K against the best measured K, over the seven batches; intervals are of 80 %, and numbers after "
+        "≈ "
         "come from random draws. Targets are 2.5 % in the median, 8 % at worst, and losses of 0.5 % (mean) and 2.1 % (worst) for "
         f"K = 1, 4 at batch 1, 8, 64; and 4 % and 12 % for the other sets of six. {_missed(cases)} "
         "Two other tables of engines are not predicted here: suffix_arctic_tokens_per_s.csv and magicdec_table_2.csv have no two "
         "cells of one drafter that differ in batch or draft length only.",
-        f"Without the experts' term the median is {percent(_median(without))} instead of {percent(_median(main))}, and the chosen K "
+        f"Without the experts' term the median is {percent(_median(without))} instead of {percent(_median(main))}, and the chosen "
+        "K "
         f"loses {percent(_mean(lost))} in the mean and {percent(max(lost.values()))} at worst instead of "
         f"{percent(_mean(main_loss))} and {percent(max(main_loss.values()))}: what a step reads grows with the union of its "
-        "tokens' experts, which no line in the tokens follows. Which errors are minimised matters too. A plain least-squares fit of "
+        "tokens' experts, which no line in the tokens follows. Which errors are minimised matters too. A plain least-squares fit "
+        "of "
         "five numbers (a constant, per token, per draft pass, all experts, one acceptance rate) to the same six cells loses "
-        f"{percent(_mean(relative))} in the mean and {percent(max(relative.values()))} at worst if it minimises relative errors, and "
+        f"{percent(_mean(relative))} in the mean and {percent(max(relative.values()))} at worst if it minimises relative errors, "
+        "and "
         f"{percent(_mean(absolute))} and {percent(max(absolute.values()))} if absolute errors of throughput. "
         f"{_next_sentence(advice)}",
         tuple(cases), "published: sgl-project/sglang#22246",
@@ -263,10 +267,13 @@ def time_per_token(plain: Cells, drafted: Callable[[int], Cells]) -> Claim:
     names = ", ".join(f"{each:g}" for each in by_length[1].cells[~by_length[1].fitted].sequences)
     return Claim(
         "Engine: time per token of DeepSeek-R1 in SGLang, plain and with MTP",
-        "Mean time per output token by concurrency, 8 x B300, FP8, prompts and outputs of 1,024 tokens. Plain decoding and MTP are two "
-        "laws, each fitted to three cells. **The draft length of MTP is not in the source**, and neither is its acceptance: 1, 2 and 3 "
+        "Mean time per output token by concurrency, 8 x B300, FP8, prompts and outputs of 1,024 tokens. Plain decoding and MTP are "
+        "two "
+        "laws, each fitted to three cells. **The draft length of MTP is not in the source**, and neither is its acceptance: 1, 2 "
+        "and 3 "
         f"are assumed in turn. Targets are 3 % in the median and 6 % at worst for the cells of both. {_missed(cases)}",
-        f"How much the assumed draft length matters: signed errors of MTP at concurrency {names} are {signs}. They are of one sign from "
+        f"How much the assumed draft length matters: signed errors of MTP at concurrency {names} are {signs}. They are of one sign "
+        "from "
         "64 on: between two fitted cells far apart (32 and 512) the time bends more than the law does. The time contains prompts "
         "of other requests, whose share grows with the concurrency and is not in the source.",
         tuple(cases), "published: InferenceX-app at 3a600f1d, fixture of benchmarks",
@@ -341,10 +348,13 @@ def ratio(table: DrafterRatio) -> Claim:
         "Engine: P-EAGLE over EAGLE-3 on gpt-oss-20b in vLLM",
         f"Ratio of throughputs by concurrency on one B200. A law is fitted to the ratios at concurrency 1, 8 and 64, with the "
         f"acceptance lengths of each data set: P-EAGLE drafts K = {P_EAGLE_LENGTH} in one pass, EAGLE-3 K = {EAGLE_3_LENGTH} in "
-        f"{EAGLE_3_LENGTH} (each drafter's fastest; the ratio's table does not say them). Targets are the right sign everywhere, 5 % in the "
+        f"{EAGLE_3_LENGTH} (each drafter's fastest; the ratio's table does not say them). Targets are the right sign everywhere, 5 "
+        "% in the "
         f"median and 10 % at worst. {_missed(cases)}",
-        f"A ratio says nothing of the time of a step itself. The measured ratios fall with the concurrency but for {rises} of their "
-        f"{sum(part.cells.size - 1 for part in parts.values())} steps, by up to {percent(_largest_rise(parts))}: no law that is smooth follows "
+        f"A ratio says nothing of the time of a step itself. The measured ratios fall with the concurrency but for {rises} of "
+        "their "
+        f"{sum(part.cells.size - 1 for part in parts.values())} steps, by up to {percent(_largest_rise(parts))}: no law that is "
+        "smooth follows "
         f"them. A straight line between the fitted ratios is {percent(_median(lines))} off in the median and "
         f"{percent(float(np.abs(lines.errors).max()))} at worst.",
         tuple(cases), "published: P-EAGLE in vLLM, vLLM blog; draft lengths: sgl-project/sglang#23171",
@@ -401,12 +411,15 @@ def acceptance(measured: Mapping[str, tuple[Floats, Floats]]) -> Claim:
     worst_of = {base: [float(np.abs(each).max()) for each in found.values()] for base, found in errors.items()}
     return Claim(
         "Engine: acceptance lengths by draft length, from one law by draft position",
-        "Mean acceptance lengths of five drafters at K = 1 to 8 (SPEED-Bench, coding, vLLM on B300). The best law by draft position "
+        "Mean acceptance lengths of five drafters at K = 1 to 8 (SPEED-Bench, coding, vLLM on B300). The best law by draft "
+        "position "
         "has the smallest largest error of all laws whose share of accepted tokens never rises with the position "
-        "(`model.engines.acceptance_curves`); it is fitted to the whole curve, so its error is what such a law cannot say. A constant "
+        "(`model.engines.acceptance_curves`); it is fitted to the whole curve, so its error is what such a law cannot say. A "
+        "constant "
         "rate has the measured length at K = 1, or at K = 3. The target is 2.7 % at every K for the best law by position. "
         f"{_missed(cases)}",
-        f"Curves fall at {len(falling)} places, which no law by position can follow: {'; '.join(falling)}. A constant rate is up to "
+        f"Curves fall at {len(falling)} places, which no law by position can follow: {'; '.join(falling)}. A constant rate is up "
+        "to "
         f"{percent(max(worst_of[1]))} off from K = 1 and up to {percent(max(worst_of[3]))} from K = 3, and at least "
         f"{percent(min(worst_of[3]))} on every curve.",
         tuple(cases), "published: SemiAnalysisAI/InferenceX at 843c6254, golden_al_distribution",
@@ -423,7 +436,7 @@ def claims(data: str | Path) -> tuple[Claim, ...]:
 
 
 def _missed(cases: Sequence[PredictionErrors]) -> str:
-    over = [each.name for each in cases if not each.kept]
+    over = [each.name for each in cases if not each.met]
     return f"Missed: {'; '.join(over)}." if over else "All targets are met."
 
 

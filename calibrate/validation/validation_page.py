@@ -24,9 +24,9 @@ def text(found: Sequence[Claim]) -> str:
     """Return all claims as a Markdown page that begins with the largest errors."""
     lines = [HEADER, "## Largest errors", ""]
     for claim in found:
-        worst = claim.ordered[0]
+        worst = claim.by_error[0]
         lines.append(f"* **{claim.title}**: {worst.name}, median {percent(worst.median)}, worst {percent(worst.largest)}.")
-        over = [case for case in claim.cases if not case.kept]
+        over = [case for case in claim.cases if not case.met]
         lines += [f"  * target missed: {missed_targets(case)}" for case in over]
     for number, claim in enumerate(found, 1):
         lines += ["", *section(claim, number)]
@@ -37,69 +37,69 @@ def section(claim: Claim, number: int) -> list[str]:
     """Lines of the section of one claim."""
     further = list(dict.fromkeys(name for case in claim.cases for name in case.columns))
     heads = ["case", "count", "median", "90th percentile", "worst", *further, "target"]
-    lines = [f"## {number}. {claim.title}", "", claim.says, "", f"**Known weaknesses.** {claim.bad}", ""]
+    lines = [f"## {number}. {claim.title}", "", claim.description, "", f"**Known weaknesses.** {claim.weaknesses}", ""]
     lines += [f"| {' | '.join(heads)} |", "|---|---:|---:|---:|---|" + "---|" * len(further) + "---:|"]
-    for case in claim.ordered:
+    for case in claim.by_error:
         worst = percent(case.largest) + (f" ({case.where})" if case.where else "")
-        others = [case.columns.get(name, "") for name in further]
-        cells = [case.name, str(case.errors.size), percent(case.median), percent(case.ninety), worst, *others, _asked(case)]
+        errors = [str(case.errors.size), percent(case.median), percent(case.percentile_90), worst]
+        cells = [case.name, *errors, *(case.columns.get(name, "") for name in further), _targets(case)]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, "", f"Times {claim.sources}."]
 
 
-def _asked(case: PredictionErrors) -> str:
+def _targets(case: PredictionErrors) -> str:
     """Targets of a case; a single one is that of the median."""
-    said = [] if case.asked is None else [percent(case.asked)]
-    said += [] if case.asked_worst is None else [f"worst {percent(case.asked_worst)}"]
+    said = [] if case.target is None else [percent(case.target)]
+    said += [] if case.target_worst is None else [f"worst {percent(case.target_worst)}"]
     return ", ".join([*said, *(f"{each.name} {percent(each.most)}" for each in case.targets)])
 
 
 def missed_targets(case: PredictionErrors) -> str:
     """The case and each of its targets that is missed, in words."""
     missed = []
-    if case.asked is not None and case.median > case.asked:
-        missed.append(f"median {percent(case.median)} over {percent(case.asked)}")
-    if case.asked_90 is not None and case.ninety > case.asked_90:
-        missed.append(f"90th percentile {percent(case.ninety)} over {percent(case.asked_90)}")
-    if case.asked_worst is not None and case.largest > case.asked_worst:
-        missed.append(f"worst {percent(case.largest)} over {percent(case.asked_worst)}")
-    missed += [f"{each.name} {percent(each.value)} over {percent(each.most)}" for each in case.targets if not each.kept]
+    if case.target is not None and case.median > case.target:
+        missed.append(f"median {percent(case.median)} over {percent(case.target)}")
+    if case.target_90 is not None and case.percentile_90 > case.target_90:
+        missed.append(f"90th percentile {percent(case.percentile_90)} over {percent(case.target_90)}")
+    if case.target_worst is not None and case.largest > case.target_worst:
+        missed.append(f"worst {percent(case.largest)} over {percent(case.target_worst)}")
+    missed += [f"{each.name} {percent(each.value)} over {percent(each.most)}" for each in case.targets if not each.met]
     return f"{case.name}, {', '.join(missed)}"
 
 
 # --- The file ---
 
 
-def usual() -> Path:
+def default_path() -> Path:
     """Path of the page in the package."""
     return Path(str(resources.files("calibrate") / "VALIDATION.md"))
 
 
-OTHERS = "<!-- "
+LATER_SECTION = "<!-- "
 """Beginning of sections after the claims, which other commands write; they are kept."""
 
 
-def _behind(path: Path) -> str:
-    _, mark, rest = bounded_files.read_page(path).partition(f"\n{OTHERS}")
+def _after_claims(path: Path) -> str:
+    _, mark, rest = bounded_files.read_page(path).partition(f"\n{LATER_SECTION}")
     return mark + rest
 
 
 def write(found: Sequence[Claim], path: Path) -> Path:
     """Write the page, completely or not at all."""
-    return whole_files.write_text(path, text(found) + _behind(path))
+    return whole_files.write_text(path, text(found) + _after_claims(path))
 
 
 def stale(found: Sequence[Claim], path: Path) -> str:
     """Return the first difference between the page and its claims; empty if there is none."""
     if not path.is_file():
         return f"{path.name} does not exist"
-    present = bounded_files.read_page(path).partition(f"\n{OTHERS}")[0].splitlines()
+    present = bounded_files.read_page(path).partition(f"\n{LATER_SECTION}")[0].splitlines()
     return _difference(present, text(found).splitlines(), path.name, 1)
 
 
 def stale_sections(found: Sequence[Claim], path: Path) -> str:
     """Return the first difference between these claims and their sections of the page, which may have others; empty if none."""
-    lines = bounded_files.read_page(path).partition(f"\n{OTHERS}")[0].splitlines()
+    lines = bounded_files.read_page(path).partition(f"\n{LATER_SECTION}")[0].splitlines()
     starts = [row for row, line in enumerate(lines) if line.startswith("## ")]
     for claim in found:
         at = next((row for row in starts if re.fullmatch(rf"## \d+\. {re.escape(claim.title)}", lines[row])), None)

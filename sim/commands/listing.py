@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from types import MappingProxyType
 from typing import Any
 
 from model import published
@@ -18,8 +19,9 @@ from model.hardware import devices, profile_files
 from model.hardware.devices import DEVICES, Device
 from model.hardware.profile import Profile
 from model.methods import method_parameters, registry
+from model.methods.method_parameters import MethodParameters
 from model.outcomes.outcome_kinds import kind_of
-from sim.scenarios import cases, scenario_file
+from sim.scenarios import cases, outcomes_section, scenario_file
 from sim.scenarios.hardware_cost import HardwareCost
 from sim.scenarios.outcomes_section import LAWS
 
@@ -75,9 +77,9 @@ def details(what: str, name: str) -> dict[str, str]:
     if what == "profiles" and name.endswith(".json"):
         return {name: _rows(_of_profile(profile_files.load(name)))}
     if what == "shapes" and transformer.is_path(name):
-        return {name: _rows(_of_shape(transformer.named(name), f"read from {name}; bfloat16 if it names no dtype"))}
+        return {name: _rows(_of_shape(transformer.named_shape(name), f"read from {name}; bfloat16 if it names no dtype"))}
     if what == "devices" and devices.is_path(name):
-        return {name: devices.written(devices.device(name))}
+        return {name: devices.toml_text(devices.device(name))}
     if name not in (there := _names(what)):
         raise checks.unknown(what.removesuffix("s"), name, there)
     if what == "methods":
@@ -87,7 +89,7 @@ def details(what: str, name: str) -> dict[str, str]:
     if what == "shapes":
         return {name: _rows(_of_shape(PRESETS[name], "published: its checkpoint's configuration; assumed: dtype"))}
     if what == "devices":
-        return {name: f"# published\n{devices.written(DEVICES[name])}"}
+        return {name: f"# published\n{devices.toml_text(DEVICES[name])}"}
     if what == "profiles":
         return {name: _rows(_of_profile(profile_files.load(name)))}
     if what == "costs":
@@ -143,17 +145,20 @@ def _rows(values: Mapping[str, object]) -> str:
 def _method(name: str) -> str:
     module = registry.algorithm(name)
     kind = module.Parameters
-    parts = [inspect.getdoc(module) or "", f'[[method]]\nname = "{name}"\n\n{inspect.getdoc(kind)}\n\n{_fields(kind)}']
-    laws = {outcome: f"{kind_of(outcome).rate}; kinds {', '.join(sorted(LAWS[outcome]))}" for outcome in kind.OUTCOMES}
+    values = _fields(kind, {"batching": default_batching(kind)})
+    parts = [inspect.getdoc(module) or "", f'[[method]]\nname = "{name}"\n\n{inspect.getdoc(kind)}\n\n{values}']
+    kinds = {outcome: ", ".join(outcomes_section.kinds(kind, outcome)) for outcome in kind.OUTCOMES}
+    laws = {outcome: f"{kind_of(outcome).rate}; kinds {each}" for outcome, each in kinds.items()}
     perhaps = ", with some of its parameters" if "outcomes_for" in vars(kind) else ""
     asked = [f"{outcome}: {about} (`sim ls outcomes {outcome}`){perhaps}" for outcome, about in laws.items()]
     parts.append("\n".join(["[outcomes]", *asked]) if asked else "[outcomes]: none")
-    parts.append("batching of several sequences\n" + _rows({way: method_parameters.SAID[way] for way in kind.BATCHINGS}))
+    batchings = {batching: method_parameters.BATCHING_DESCRIPTIONS[batching] for batching in kind.BATCHINGS}
+    parts.append("batching of several sequences\n" + _rows(batchings))
     required = [RATIOS[role] for role in kind.roles_for({})]
     looked_at, given = kind.all_costs_for({}), {*_given(cases.Cost), *_given(HardwareCost)}
     also = sorted({f"{key}_s" if key not in given else key for key in looked_at} - {*required})
     sometimes = sorted({*kind.COSTS} - looked_at)
-    every = [key for key in _given(cases.Cost) if key not in cases.gated()]
+    every = [key for key in _given(cases.Cost) if key not in cases.optional_costs()]
     unless = ", except with an exit_layer: the draft is then the large model's first layers" if "exit_layer" in _given(kind) else ""
     costs = [f"{key}  required{unless}" for key in required]
     its = [f"of this method: {', '.join(also)}"] if also else []
@@ -172,10 +177,17 @@ def laws() -> dict[str, Any]:
     return {f"{name}: {kind}": law for name, kinds in LAWS.items() for kind, law in kinds.items()}
 
 
-def _fields(kind: type) -> str:
+def default_batching(kind: type[MethodParameters]) -> str:
+    """Value of `batching` where it is left out: its default, if the method can decode several sequences with it."""
+    default = next(field.default for field in fields(kind) if field.name == "batching")
+    choices = " or ".join(map(repr, kind.BATCHINGS))
+    return _default(default) if default in kind.BATCHINGS else f"required with several sequences: {choices}"
+
+
+def _fields(kind: type, instead: Mapping[str, str] = MappingProxyType({})) -> str:
+    """One line per field: its default, or what `instead` says."""
     width = max(map(len, _given(kind)))
-    rows = ((field.name, field.default) for field in fields(kind))
-    return "\n".join(f"{name:{width}}  {_default(default)}" for name, default in rows)
+    return "\n".join(f"{field.name:{width}}  {instead.get(field.name) or _default(field.default)}" for field in fields(kind))
 
 
 def _default(value: object) -> str:

@@ -11,7 +11,7 @@ from figures import of_run, save
 from figures.common.style import NAMES
 from figures.of_runs import speedup, speedup_by_batch
 from model.base.checks import ParameterError
-from model.methods.method_parameters import SAID
+from model.methods.method_parameters import BATCHING_DESCRIPTIONS
 from tests.figures.test_figures_speculative import xy
 from tests.support.figure_checks import odd_dashes, shown
 
@@ -49,6 +49,11 @@ def test_lines_go_through_the_speed_ups_of_the_first_view(views: tuple[str, ...]
         assert low < 1.0 < 1 + 0.64 + 0.3 + 0.8 < high
     assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
     assert [text.get_text() for text in figure.legends[0].texts] == [NAMES[view] for view in views]
+
+
+def test_rates_have_three_digits() -> None:
+    figure = speedup_by_batch.draw(rows().with_columns(acceptance_rate=0.844692).unique(["sequences", "draft_length", "view"]))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["acceptance rate α = 0.845"]
 
 
 @pytest.mark.slow
@@ -92,7 +97,7 @@ def test_batches_by_hand() -> None:
     both = pl.concat([made, more.filter(pl.col("view") == "paths")])
     figure = speedup_by_batch.draw(both.sample(fraction=1, shuffle=True, seed=1))
     drawn = shown(figure)
-    assert drawn.texts == ["Does drafting still pay in a batch?", SAID["static"]]
+    assert drawn.texts == ["Does drafting still pay in a batch?", BATCHING_DESCRIPTIONS["static"]]
     assert drawn.legends == [("", [NAMES[view] for view in ("formula", "paths", "events")])]
     [panel] = drawn.panels
     assert (panel.title, panel.x) == ("acceptance rate α = 0.75", "batch size [sequences]")

@@ -60,8 +60,10 @@ class Parameters(MethodParameters):
         Sample the final token instead of greedy decoding (Appendix B); the candidates are the most likely tokens in both cases.
     batched
         One unit decodes all candidates in one pass.
-    sequences, batching
-        Sequences of a full batch; several need batching = 'lockstep'.
+    sequences
+        Sequences of a full batch.
+    batching
+        `lockstep` with several sequences.
     """
 
     layers: int
@@ -117,7 +119,7 @@ class Parameters(MethodParameters):
         return generations if self.candidates == 1 else (self.candidates**generations - 1) // (self.candidates - 1)
 
     @property
-    def widest(self) -> int:
+    def largest_pass(self) -> int:
         """Largest number of tokens in a pass after the prompt."""
         return self.candidates if self.batched else 1
 
