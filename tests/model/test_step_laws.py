@@ -225,8 +225,10 @@ BAD = [
     (_changed(schema_version=9), "schema_version must be 1, got 9"), (_changed(unit="ms"), "unknown unit 'ms'"),
     (_changed(more=1), "unknown key 'more'"), (_changed(draws={}), "draws must have one list for each coefficient"),
     (lambda document: {key: value for key, value in document.items() if key != "cells"}, "cells is missing"),
-    (_changed(coefficients={"weight": 1.0}), "draws must have one list"), (_changed(experts={"number": 8}), "experts must have the keys"),
-    (_changed(kernels={"model": "x"}), "kernels must have the keys"), (_changed(experts={"number": 8, "active": 9}), "active_experts must be between 1 and experts=8, got 9"),
+    (_changed(coefficients={"weight": 1.0}), "draws must have one list"),
+    (_changed(experts={"number": 8}), "experts must have the keys"),
+    (_changed(kernels={"model": "x"}), "kernels must have the keys"),
+    (_changed(experts={"number": 8, "active": 9}), "active_experts must be between 1 and experts=8, got 9"),
     (lambda document: document | {"coefficients": document["coefficients"] | {"step": -1.0}}, "step must be between 0"),
     (_changed(cells=[{"sequences": 1.0}]), "draft_length"), (_changed(facts={"a": 1}), "facts"),
 ]  # fmt: skip
