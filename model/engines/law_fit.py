@@ -100,8 +100,12 @@ class _Posterior:
 
     @cached_property
     def fits_acceptance(self) -> bool:
-        """True if an acceptance rate is fitted: anything is drafted, and no rates are given."""
-        return not self.acceptance and (self.cells is None or bool(np.any(self.cells.draft_length > 0))) and self.unit != "step_ms"
+        """True if an acceptance rate is fitted: something is drafted, no rates are given, and the values or lengths depend on
+        it."""
+        if self.acceptance or self.cells is None:
+            return not self.acceptance and self.unit != "step_ms"
+        drafted = self.cells.draft_length > 0
+        return bool(np.any(drafted & ((self.unit != "step_ms") | ~np.isnan(self.cells.mean_acceptance_length))))
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ from model.engines.cells import Cells, Floats
 from model.engines.step_law import StepLaw
 
 MOST_CANDIDATES = 400
+SCALINGS = 12
+"""Steps of the symmetric scaling to unit sums; the error falls by about half in each."""
 
 
 class Choice(NamedTuple):
@@ -143,11 +145,7 @@ def _after(law: StepLaw, values: Floats, losses: Floats) -> tuple[Floats, Floats
     after, spreads, tells = np.empty(values.shape[1]), np.empty(values.shape[1]), []
     centred = values - values.mean(axis=0)
     for cell in range(values.shape[1]):
-        column = values[:, cell]
-        # A draw is compared with the measurement by its own error plus a floor, so that few draws do not pretend to certainty.
-        scale = np.sqrt(noise**2 + 0.005**2)
-        weights = np.exp(-0.5 * ((column[:, None] - column[None, :]) / scale[None, :]) ** 2) / scale[None, :]
-        weights /= weights.sum(axis=1, keepdims=True)
+        weights = _weights(values[:, cell], noise)
         then = (weights @ flat).reshape(count, *losses.shape[1:])
         after[cell] = then.min(axis=2).mean()
         around = weights @ centred
@@ -157,6 +155,21 @@ def _after(law: StepLaw, values: Floats, losses: Floats) -> tuple[Floats, Floats
         removed = 1 - left / spread
         tells.append(tuple((names[i], float(removed[i])) for i in np.argsort(-removed)[:3] if removed[i] > 0.05))
     return after, spreads, tells
+
+
+def _weights(values: Floats, noise: Floats) -> Floats:
+    """Weights of all draws after a measurement that comes from each of them; shape (draws, draws), rows and columns sum to 1.
+
+    Doubly stochastic, so that the mean over all measurements is what is known now: measuring never raises an expected loss.
+    """
+    # The floor keeps few draws from pretending to certainty.
+    variance = noise**2 + 0.005**2
+    both = variance[:, None] + variance[None, :]
+    weights = np.exp(-((values[:, None] - values[None, :]) ** 2) / both) / np.sqrt(both)
+    for _ in range(SCALINGS):
+        root = np.sqrt(weights.sum(axis=1))
+        weights = weights / root[:, None] / root[None, :]
+    return np.asarray(weights)
 
 
 def unsure(law: StepLaw) -> NDArray[np.str_]:

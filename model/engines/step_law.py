@@ -279,21 +279,23 @@ def _read(found: Any) -> StepLaw:
         low = -math.inf if name in step_terms.PLAIN else 0.0
         checks.array(name, each, low, 1.0 if name in step_terms.LOGITS else 1e9)
     rows = found["cells"]
-    for name in _required(found):
-        if name not in found["coefficients"]:
-            raise ParameterError(f"coefficients must have {name}, got {', '.join(found['coefficients']) or 'none'}")
-    return StepLaw(
+    experts, kernels = found["experts"], found["kernels"]
+    law = StepLaw(
         found["name"], found["unit"], found["coefficients"], draws,
-        None if found["experts"] is None else Experts(**_exact(found["experts"], "experts", ("number", "active"))),
-        None if found["kernels"] is None else KernelSource(**_exact(found["kernels"], "kernels", _NAMES_OF_KERNELS)),
+        None if experts is None else Experts(**_exact(experts, "experts", ("number", "active"))),
+        None if kernels is None else KernelSource(**_exact(kernels, "kernels", _NAMES_OF_KERNELS)),
         tuple(found["acceptance"]), None if rows is None else cell_tables.of_rows(found["unit"], rows), tuple(found["left_out"]),
         found["facts"],
     )  # fmt: skip
+    for name in _required(law):
+        if name not in law.coefficients:
+            raise ParameterError(f"coefficients must have {name}, got {', '.join(law.coefficients) or 'none'}")
+    return law
 
 
-def _required(found: Mapping[str, Any]) -> tuple[str, ...]:
-    target = ("kernels",) if found["kernels"] is not None else ("weights", "ridge_tokens")
-    return (*target, "draft_pass", *(("experts", "expert_skew", "expert_correlation") if found["experts"] is not None else ()))
+def _required(law: StepLaw) -> tuple[str, ...]:
+    target = ("kernels",) if law.kernels is not None else ("weights", "ridge_tokens")
+    return (*target, "draft_pass", *(("experts", "expert_skew", "expert_correlation") if law.experts is not None else ()))
 
 
 def _exact(table: Mapping[str, Any], where: str, keys: tuple[str, ...]) -> dict[str, Any]:
