@@ -10,8 +10,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
-from figures.common.label_placement import at_right
-from figures.common.style import GREY, INK, Look, looks, side_by_side, styled
+from figures.common.label_placement import label_at_right
+from figures.common.style import GREY, INK, SeriesStyle, panels_in_row, series_styles, styled
 from model.base import checks
 from model.base.checks import ParameterError
 from model.engines.cells import Cells, Floats
@@ -49,23 +49,23 @@ def draw(law: StepLaw, cells: Cells) -> Figure:
     found, own, base = law.predict(cells), fitted(law, cells), shortest(law, cells)
     with styled():
         height = 5.3
-        figure, (left, right) = side_by_side(2, height, 0.11, 1 - 1.35 / height, 1.35)
+        figure, (left, right) = panels_in_row(2, height, 0.11, 1 - 1.35 / height, 1.35)
         for axes in (left, right):
             _frame(axes, np.unique(cells.sequences))
         ends = []
-        for length, look in zip(lengths, looks(lengths.size), strict=True):
+        for length, style in zip(lengths, series_styles(lengths.size), strict=True):
             rows = cells.draft_length == length
-            ends.append((_line(left, cells[rows], _of(found, rows), base[rows], own[rows], look), f"K = {length:g}", look.colour))
+            ends.append((_line(left, cells[rows], _of(found, rows), base[rows], own[rows], style), f"K = {length:g}", style.colour))
         left.set_ylabel(f"{NAMES[law.unit]}, over the law at K = {lengths[0]:g}")
         right.axhline(1.0, color=INK, linewidth=1.0)
-        for place, (length, look) in enumerate(zip(lengths, looks(lengths.size), strict=True)):
+        for place, (length, style) in enumerate(zip(lengths, series_styles(lengths.size), strict=True)):
             rows = (cells.draft_length == length) & cells.measured
             shift = _DODGE * (place - (lengths.size - 1) / 2)
-            _ratios(right, cells[rows], _of(found, rows), own[rows], look, shift)
+            _ratios(right, cells[rows], _of(found, rows), own[rows], style, shift)
         right.set_ylabel("measured over predicted")
         for axes in (left, right):
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
-        at_right(left, ends)
+        label_at_right(left, ends)
         _words(figure, law, cells, own, height)
     return figure
 
@@ -85,31 +85,31 @@ def _of(found: Predictions, rows: NDArray[np.bool_]) -> Predictions:
     return Predictions(*(each[rows] for each in found))
 
 
-def _line(axes: Axes, cells: Cells, found: Predictions, base: Floats, own: NDArray[np.bool_], look: Look) -> float:
+def _line(axes: Axes, cells: Cells, found: Predictions, base: Floats, own: NDArray[np.bool_], style: SeriesStyle) -> float:
     """Draw one draft length, and return the last prediction of its line."""
     order = np.argsort(cells.sequences)
     number, length = cells.sequences[order], f"{cells.draft_length[0]:g}"
     low, value, high = ((each / base)[order] for each in (found.low, found.values, found.high))
-    axes.fill_between(number, low, high, color=look.colour, alpha=0.1, linewidth=0, label=f"off {length}")
-    axes.plot(number, value, color=look.colour, linestyle=look.line, linewidth=1.5, label=f"law {length}")
-    _points(axes, cells.sequences, cells.values / base, own, look, length)
+    axes.fill_between(number, low, high, color=style.colour, alpha=0.1, linewidth=0, label=f"off {length}")
+    axes.plot(number, value, color=style.colour, linestyle=style.line, linewidth=1.5, label=f"law {length}")
+    _points(axes, cells.sequences, cells.values / base, own, style, length)
     return float(value[-1])
 
 
-def _ratios(axes: Axes, cells: Cells, found: Predictions, own: NDArray[np.bool_], look: Look, shift: float) -> None:
+def _ratios(axes: Axes, cells: Cells, found: Predictions, own: NDArray[np.bool_], style: SeriesStyle, shift: float) -> None:
     if not cells.size:
         return
     number, length = cells.sequences * 2.0**shift, f"{cells.draft_length[0]:g}"
     low, high = found.low / found.values, found.high / found.values
-    axes.vlines(number, low, high, color=look.colour, alpha=0.35, linewidth=3.0, label=f"off {length}")
-    _points(axes, number, cells.values / found.values, own, look, length)
+    axes.vlines(number, low, high, color=style.colour, alpha=0.35, linewidth=3.0, label=f"off {length}")
+    _points(axes, number, cells.values / found.values, own, style, length)
 
 
-def _points(axes: Axes, number: Floats, values: Floats, own: NDArray[np.bool_], look: Look, length: str) -> None:
-    for rows, face, name in ((own, look.colour, "fitted"), (~own, "white", "predicted")):
+def _points(axes: Axes, number: Floats, values: Floats, own: NDArray[np.bool_], style: SeriesStyle, length: str) -> None:
+    for rows, face, name in ((own, style.colour, "fitted"), (~own, "white", "predicted")):
         axes.plot(
-            number[rows], values[rows], linestyle="none", marker=look.marker, markersize=6.0, zorder=3, markerfacecolor=face,
-            markeredgecolor=look.colour, markeredgewidth=1.0, label=f"{name} {length}",
+            number[rows], values[rows], linestyle="none", marker=style.marker, markersize=6.0, zorder=3, markerfacecolor=face,
+            markeredgecolor=style.colour, markeredgewidth=1.0, label=f"{name} {length}",
         )  # fmt: skip
 
 

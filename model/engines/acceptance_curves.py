@@ -11,6 +11,7 @@ acceptance rate, s_i = rate^i, has one number for all positions and follows a cu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -162,7 +163,7 @@ def _curve(draft_lengths: ArrayLike, lengths: ArrayLike) -> tuple[Floats, Floats
     return drafted, measured
 
 
-def _solved(wanted: Floats, among: Floats, below: Floats, bounds: list[tuple[float, float | None]]) -> Floats:
+def _solved(wanted: Floats, among: Floats, below: Floats, bounds: Sequence[tuple[float, float | None]]) -> Floats:
     found = optimize.linprog(wanted, A_ub=among, b_ub=below, bounds=bounds, method="highs")
     if not found.success:  # never: survival 0 satisfies every constraint of the first programme, its optimum those of the second
         raise RuntimeError(f"linear programme: {found.message}")
