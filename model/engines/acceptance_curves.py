@@ -1,6 +1,6 @@
 """Acceptance by draft position from mean acceptance lengths at several draft lengths (a *curve*), and how well such a law fits.
 
-If the i-th drafted token is accepted in the share s_i of all steps, whatever the draft length, then the mean acceptance length is
+If the i-th drafted token is accepted in the share s_i of all steps, at every draft length, then the mean acceptance length is
 
     AL(K) = 1 + s_1 + ... + s_K,    1 >= s_1 >= s_2 >= ... >= 0.
 
