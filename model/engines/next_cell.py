@@ -38,6 +38,8 @@ class Choice(NamedTuple):
 
 TIE = 0.01
 """Largest difference of expected losses of draft lengths that count as equal [-]."""
+CLOSE = 0.1
+"""Share of the possible reduction of the loss by which candidates may differ and count as equally good [-]."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,10 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Advice:
-    """What is known of the best draft lengths, and candidates for the next cell, the best one first."""
+    """What is known of the best draft lengths, and candidates for the next cell, the best one first.
+
+    The best cell lowers the expected loss most; of cells that lower it about as much, it leaves the least uncertainty.
+    """
 
     choices: tuple[Choice, ...]
     candidates: tuple[Candidate, ...]
@@ -104,7 +109,9 @@ def advise(
     )  # fmt: skip
     values = np.log(law.draws_of(cells))
     after, spread, tells = _after(law, values, losses)
-    order = np.argsort(after, kind="stable")
+    # Losses of a few hundred draws do not distinguish similar cells: of those, the one that teaches most about all others is first.
+    close = after <= after.min() + CLOSE * (expected.min(axis=1).mean() - after.min())
+    order = np.lexsort((after, np.where(close, spread, np.inf)))
     found = tuple(Candidate(float(grid[i, 0]), int(grid[i, 1]), float(after[i]), float(spread[i]), tells[i]) for i in order)
     return Advice(choices, found, float(values.std(axis=0).mean()))
 

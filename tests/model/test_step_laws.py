@@ -278,7 +278,11 @@ def test_measuring_never_raises_the_expected_loss() -> None:
     assert len(advice.candidates) == len(BATCHES) * len(LENGTHS)
     assert all(each.loss <= advice.loss * (1 + 1e-3) + 1e-9 for each in advice.candidates)
     assert all(each.spread <= advice.spread * (1 + 1e-3) for each in advice.candidates)
-    assert [each.loss for each in advice.candidates] == sorted(each.loss for each in advice.candidates)
+    least = min(each.loss for each in advice.candidates)
+    close = [each for each in advice.candidates if each.loss <= least + next_cell.CLOSE * (advice.loss - least)]
+    first, others = advice.candidates[: len(close)], advice.candidates[len(close) :]
+    assert [each.spread for each in first] == sorted(each.spread for each in close)
+    assert [each.loss for each in others] == sorted(each.loss for each in others)
     for choice in advice.choices:
         assert choice.draft_length in choice.ties
         assert 0 <= choice.loss <= 1
