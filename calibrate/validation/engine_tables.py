@@ -216,13 +216,12 @@ def third_batches(advice: Advice) -> dict[float, tuple[float, float]]:
 
 
 def _next_sentence(advice: Advice) -> str:
-    left = third_batches(advice)
-    loss, spread = (min(left, key=lambda batch: left[batch][index]) for index in (0, 1))
+    left, first = third_batches(advice), advice.candidates[0]
     listed = "; ".join(f"batch {batch:g}: ≈ {100 * after:.2f} %, ≈ {percent(wide)}" for batch, (after, wide) in left.items())
     return (
         f"With K = 1, 4 at batch 1 and 64 alone, `calibrate engine next` expects a loss of ≈ {100 * advice.loss:.2f} % and an "
-        f"uncertainty of ≈ {percent(advice.spread)} of all cells. What one further cell would leave of them (the best K at each "
-        f"batch): {listed}. The uncertainty is least after batch {spread:g}, the loss after batch {loss:g}."
+        f"uncertainty of ≈ {percent(advice.spread)} of all cells, and asks for batch {first.sequences:g}, which tells the time per "
+        f"token from that of the experts. What one further cell would leave of both (the best K at each batch): {listed}."
     )
 
 

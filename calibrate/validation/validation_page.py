@@ -56,15 +56,18 @@ def _targets(case: PredictionErrors) -> str:
 
 def missed_targets(case: PredictionErrors) -> str:
     """The case and each of its targets that is missed, in words."""
-    missed = []
-    if case.target is not None and case.median > case.target:
-        missed.append(f"median {percent(case.median)} over {percent(case.target)}")
-    if case.target_90 is not None and case.percentile_90 > case.target_90:
-        missed.append(f"90th percentile {percent(case.percentile_90)} over {percent(case.target_90)}")
-    if case.target_worst is not None and case.largest > case.target_worst:
-        missed.append(f"worst {percent(case.largest)} over {percent(case.target_worst)}")
-    missed += [f"{each.name} {percent(each.value)} over {percent(each.most)}" for each in case.targets if not each.met]
+    found = [
+        ("median", case.median, case.target), ("90th percentile", case.percentile_90, case.target_90),
+        ("worst", case.largest, case.target_worst), *((each.name, each.value, each.most) for each in case.targets),
+    ]  # fmt: skip
+    missed = [f"{name} {_over(value, most)}" for name, value, most in found if most is not None and value > most]
     return f"{case.name}, {', '.join(missed)}"
+
+
+def _over(value: float, most: float) -> str:
+    """A value over its target, with as many digits as distinguish them."""
+    pairs = ((f"{100 * value:.{digits}f} %", f"{100 * most:.{digits}f} %") for digits in range(1, 16))
+    return " over ".join(next((pair for pair in pairs if pair[0] != pair[1]), (percent(value), percent(most))))
 
 
 # --- The file ---
