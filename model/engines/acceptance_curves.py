@@ -30,7 +30,7 @@ _SLACK = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class AcceptanceByPosition:
+class AcceptanceCurveFit:
     """Acceptance by draft position, fitted to a curve.
 
     Parameters
@@ -62,7 +62,7 @@ class AcceptanceByPosition:
         return self.predicted / self.lengths - 1
 
 
-def fit(draft_lengths: ArrayLike, lengths: ArrayLike) -> AcceptanceByPosition:
+def fit(draft_lengths: ArrayLike, lengths: ArrayLike) -> AcceptanceCurveFit:
     """Fit acceptance by draft position to a curve, so that its largest relative error is the smallest possible.
 
     Of all such laws the one with the smallest sum of errors is taken, and of positions between two draft lengths, which the curve
@@ -108,7 +108,7 @@ def fit(draft_lengths: ArrayLike, lengths: ArrayLike) -> AcceptanceByPosition:
     below = np.concatenate([-offset, offset, np.zeros(positions - 1 + 2 * curved)])
     bounds = [(0.0, 1.0)] * positions + [(0.0, least + _SLACK)] * count + [(0.0, None)] * curved
     survival = np.minimum.accumulate(np.clip(_solved(wanted, among, below, bounds)[:positions], 0.0, 1.0))
-    return AcceptanceByPosition(np.where(survival < _SLACK, 0.0, survival), drafted, measured)
+    return AcceptanceCurveFit(np.where(survival < _SLACK, 0.0, survival), drafted, measured)
 
 
 def falls(draft_lengths: ArrayLike, lengths: ArrayLike) -> tuple[tuple[int, int], ...]:
