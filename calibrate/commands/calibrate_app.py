@@ -6,6 +6,7 @@ import typer
 
 from calibrate.commands import (
     decode_command,
+    engine_command,
     family_commands,
     fit_command,
     import_command,
@@ -26,6 +27,7 @@ app = typer.Typer(
 )  # fmt: skip
 app.add_typer(import_command.importing, name="import")
 app.add_typer(fit_command.fitting, name="fit")
+app.add_typer(engine_command.engine, name="engine")
 for command in (
     import_command.bundle, layers_command.layers, links_command.links, report_command.report, family_commands.train,
     family_commands.heads, family_commands.align, decode_command.decode, log_command.log, log_command.rates,

@@ -93,7 +93,7 @@ def details(what: str, name: str) -> dict[str, str]:
     if what == "profiles":
         return {name: _rows(_of_profile(profile_files.load(name)))}
     if what == "costs":
-        kinds = {"unit, published": cases.Cost, "profile, roofline": HardwareCost}
+        kinds = {"unit, published": cases.Cost, "profile, roofline, engine": HardwareCost}
         having = {kind: of for kind, of in kinds.items() if name in _given(of)}
         return {name: _rows({kind: (documented(LayerTimeCosts) | documented(of))[name] for kind, of in having.items()})}
     table = published.table(name)

@@ -1,0 +1,393 @@
+"""`calibrate engine`: step laws of serving engines, fitted to a few measured cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from calibrate.commands.common_options import Json, RenamedOptions, guarded, numbers
+from model.base.command_help import SETTINGS
+
+if TYPE_CHECKING:
+    from model.engines.cells import Cells
+    from model.engines.kernel_times import KernelSource
+    from model.engines.next_cell import Advice
+    from model.engines.step_law import StepLaw
+    from model.engines.step_terms import Experts
+
+engine = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, context_settings=SETTINGS,
+    help="Learn what a serving engine's steps take from a few measured cells, and predict the others.",
+    epilog="Start with: calibrate engine commands --model meta-llama/Llama-3.1-8B-Instruct --batch 1,8,64 --draft-length 0,3",
+)  # fmt: skip
+
+CellsFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CELLS.csv",
+        help="Measured cells: columns sequences, draft_length, mean_acceptance_length (empty: fitted), and one of tpot_ms, step_ms"
+        " and output_tokens_per_s; optional context, weight, draft_passes.",
+    ),
+]
+Model = Annotated[
+    str | None, typer.Option(help="Model: a name of `sim ls shapes`, or its config.json. With --gpu, its kernels give the shape.")
+]
+Gpu = Annotated[str | None, typer.Option(help="Device: a name of `sim ls devices`, or its .toml.")]
+Parallel = Annotated[int, typer.Option("--tensor-parallel", help="Devices that the model is split over.")]
+Dtype = Annotated[str | None, typer.Option(help="Type of the weights, such as float8. Default: the profile's, or bfloat16.")]
+Draft = Annotated[
+    str | None,
+    typer.Option(help="Draft model: a name of `sim ls shapes`, or its config.json. Default: one fitted time per draft pass."),
+]
+Kernels = Annotated[
+    str | None,
+    typer.Option(help="Times of the kernels: profile, operations or roofline. Default: the first that covers the model."),
+]
+ExpertsOption = Annotated[int | None, typer.Option("--experts", help="Without --gpu: routed experts per layer of the model.")]
+ActiveExperts = Annotated[int | None, typer.Option("--active-experts", help="Routed experts that a token uses.")]
+Acceptance = Annotated[
+    str | None,
+    typer.Option(help="Acceptance where mean_acceptance_length is empty: conditional rates by draft position, or a record of"
+                 " `calibrate import engine-log`. Default: one rate is fitted."),
+]  # fmt: skip
+Seed = Annotated[int, typer.Option(help="Seed of the posterior draws.")]
+Batch = Annotated[str, typer.Option("--batch", help="Numbers of running sequences of interest.")]
+DraftLength = Annotated[str, typer.Option("--draft-length", help="Draft lengths to choose from; 0 is plain decoding.")]
+
+
+@engine.command("fit", cls=RenamedOptions)
+@guarded
+def fit(
+    file: CellsFile,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="NAME", help="File to write the law to: NAME.json.")],
+    model: Model = None,
+    gpu: Gpu = None,
+    tensor_parallel: Parallel = 1,
+    dtype: Dtype = None,
+    draft: Draft = None,
+    kernels: Kernels = None,
+    experts: ExpertsOption = None,
+    active_experts: ActiveExperts = None,
+    acceptance: Acceptance = None,
+    engine_name: Annotated[str, typer.Option("--engine", help="Engine and version, kept with the law.")] = "",
+    seed: Seed = 0,
+    json_: Json = False,
+) -> None:
+    """Fit a step law to measured cells: a few are enough.
+
+    The law is a sum of terms: the target's pass (from its kernels, or its weights and experts), a fixed time, times per running
+    sequence, token and draft pass. It predicts in the unit of the cells. Printed are the coefficients with 80 % intervals, what the
+    cells do not determine, and the error of each cell predicted from the others.
+
+    calibrate engine fit cells.csv --model llama-3.1-8b --gpu h100 -o mine
+
+    calibrate engine fit cells.csv --experts 128 --active-experts 8 -o qwen3
+    """
+    from model.engines import law_fit, step_law
+
+    cells, unused = _read(file)
+    path = _json_path(out)
+    source, of = _model(model, gpu, tensor_parallel, dtype, draft, kernels, experts, active_experts)
+    facts = {"engine": engine_name} if engine_name else {}
+    law = law_fit.fit(
+        cells, path.stem, experts=of, kernels=source, acceptance=_acceptance(acceptance), facts=facts, seed=seed
+    )  # fmt: skip
+    step_law.write(law, path)
+    if json_:
+        _print_json(_description(law) | {"file": str(path), "unused_columns": list(unused)})
+        return
+    _print_law(law)
+    for name in unused:
+        print(f"note: column {name} is not used")
+    print(f"{path}")
+
+
+@engine.command("predict", cls=RenamedOptions)
+@guarded
+def predict(
+    law: Annotated[str, typer.Argument(metavar="LAW", help="A fitted law (.json), or a bundled one (`sim ls laws`).")],
+    file: CellsFile,
+    prefill_share: Annotated[
+        float | None,
+        typer.Option(help="Share of the time that goes to prompts, for cells in another unit than the law's. Default: 0, assumed."),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Predict cells by a step law, with 80 % intervals, and compare them with measured values where the file has them.
+
+    calibrate engine predict mine.json cells.csv
+
+    calibrate engine predict qwen3.json others.csv --json
+    """
+    from model.engines import step_law
+    from model.engines.conversion import predict_in_unit
+
+    found = step_law.load(law)
+    cells, unused = _read(file, unit=found.unit)
+    converted = predict_in_unit(found, cells, prefill_share)
+    rows = converted.rows
+    if json_:
+        _print_json(
+            {"law": found.name, "unit": cells.unit, "rows": rows, "notes": list(converted.notes), "unused_columns": list(unused)}
+        )
+        return
+    columns = ("sequences", "draft_length", "measured", "predicted", "low", "high", "error")
+    print(f"{found.name}: {cells.unit}, with 80 % intervals")
+    _print_table(
+        columns,
+        [[row["sequences"], row["draft_length"], row[cells.unit], *(row[name] for name in columns[3:])] for row in rows],
+        percent={"error"},
+    )
+    errors = [abs(row["error"]) for row in rows if row["error"] is not None]
+    if errors:
+        cells_ = "cell" if len(errors) == 1 else "cells"
+        print(f"{len(errors)} {cells_} with a measured value: median error {_median(errors):.1%}, worst {max(errors):.1%}")
+    for note in (*converted.notes, *(f"column {name} is not used" for name in unused)):
+        print(f"note: {note}")
+
+
+@engine.command("next", cls=RenamedOptions)
+@guarded
+def next_(
+    file: Annotated[Path, typer.Argument(metavar="CELLS.csv|LAW.json", help="Measured cells, or a law that was fitted to some.")],
+    batch: Batch = "1,2,4,8,16,32,64",
+    draft_length: DraftLength = "0,1,2,3,4,5,6",
+    model: Model = None,
+    gpu: Gpu = None,
+    tensor_parallel: Parallel = 1,
+    dtype: Dtype = None,
+    draft: Draft = None,
+    kernels: Kernels = None,
+    experts: ExpertsOption = None,
+    active_experts: ActiveExperts = None,
+    acceptance: Acceptance = None,
+    seed: Seed = 0,
+    json_: Json = False,
+) -> None:
+    """Say which draft length is best by batch and how sure that is, and which cell to measure next.
+
+    The loss is the share of throughput given away against the best draft length, expected over what the cells leave open.
+
+    calibrate engine next cells.csv --experts 128 --active-experts 8 --batch 1,4,16,64
+
+    calibrate engine next mine.json --draft-length 0,1,3,5
+    """
+    from model.engines import law_fit, next_cell, step_law
+
+    if file.suffix == ".json":
+        law = step_law.load(str(file))
+    else:
+        cells, _ = _read(file)
+        source, of = _model(model, gpu, tensor_parallel, dtype, draft, kernels, experts, active_experts)
+        law = law_fit.fit(cells, file.stem, experts=of, kernels=source, acceptance=_acceptance(acceptance), seed=seed)
+    advice = next_cell.advise(law, tuple(map(float, numbers("batch", batch))), numbers("draft_length", draft_length))
+    if json_:
+        _print_json(_advice(advice))
+    else:
+        _print_advice(advice)
+
+
+@engine.command("commands", cls=RenamedOptions)
+@guarded
+def commands(
+    model: Annotated[str, typer.Option(help="Model as the engine names it, such as meta-llama/Llama-3.1-8B-Instruct.")],
+    batch: Batch = "1,8,64",
+    draft_length: DraftLength = "0,3",
+    engine_name: Annotated[str, typer.Option("--engine", help="vllm or sglang.")] = "vllm",
+    draft: Annotated[str | None, typer.Option(help="Draft as the engine names it; required if anything is drafted.")] = None,
+    method: Annotated[
+        str, typer.Option(help="Drafting method as the engine names it: eagle3, eagle, mtp, draft_model, ...")
+    ] = "eagle3",
+    acceptance_length: Annotated[
+        float | None, typer.Option(help="Pin the mean acceptance length, so that any prompts will do. Default: real acceptance.")
+    ] = None,
+    prompt: Annotated[int, typer.Option(help="Prompt length [tokens].")] = 1024,
+    tokens: Annotated[int, typer.Option(help="Output length [tokens].")] = 256,
+) -> None:
+    """Print the commands of vLLM or SGLang that measure cells, to paste.
+
+    calibrate engine commands --model meta-llama/Llama-3.1-8B-Instruct --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B
+
+    calibrate engine commands --engine sglang --model Qwen/Qwen3-8B --draft Tengyunw/qwen3_8b_eagle3 --batch 1,4,16,64
+    """
+    from model.engines import benchmark_commands
+
+    for line in benchmark_commands.lines(
+        engine_name, model, numbers("batch", batch), numbers("draft_length", draft_length), draft=draft, method=method,
+        acceptance_length=acceptance_length, prompt=prompt, tokens=tokens,
+    ):  # fmt: skip
+        print(line)
+
+
+# --- Options ---
+
+
+def _read(file: Path, unit: str | None = None) -> tuple[Cells, tuple[str, ...]]:
+    from model.engines import cells
+
+    found = cells.read_csv(file, unit=unit)
+    return found.cells, found.unused
+
+
+def _json_path(out: Path) -> Path:
+    from model.base.checks import ParameterError, shown
+
+    if out.suffix == ".json":
+        out = out.with_suffix("")
+    if not out.name or out.name == "..":
+        raise ParameterError(f"out must name a file, got {shown(str(out))}")
+    return out.with_name(f"{out.name}.json")
+
+
+def _model(
+    model: str | None, gpu: str | None, tensor_parallel: int, dtype: str | None, draft: str | None, kernels: str | None,
+    experts: int | None, active: int | None,
+) -> tuple[KernelSource | None, Experts | None]:  # fmt: skip
+    from model.base.checks import ParameterError
+    from model.engines.kernel_times import KernelSource, hardware
+    from model.engines.step_terms import Experts
+
+    if (experts is None) != (active is None):
+        given, other = ("experts", "active-experts") if active is None else ("active-experts", "experts")
+        raise ParameterError(f"--{given} needs --{other} too; both are in the model's config.json")
+    if experts is not None and active is not None:
+        if gpu is not None:
+            raise ParameterError("--experts is for laws without --gpu; with it, the model says its experts")
+        return None, Experts(experts, active)
+    if gpu is None:
+        for name, value in (("draft", draft), ("kernels", kernels), ("dtype", dtype)):
+            if value is not None:
+                raise ParameterError(f"--{name} needs --model and --gpu, whose kernels it is about")
+        if model is not None:
+            raise ParameterError(
+                "--model needs --gpu, so that its kernels give the law's shape; or give --experts and --active-experts"
+            )
+        return None, None
+    if model is None:
+        raise ParameterError("--gpu needs --model, so that its kernels give the law's shape; `sim ls shapes` lists models")
+    source = KernelSource(model, gpu, tensor_parallel, dtype, draft, kernels)
+    hardware(source)  # refused here, before the cells are fitted
+    return source, None
+
+
+def _acceptance(text: str | None) -> tuple[float, ...]:
+    from model.base import checks
+    from model.base.checks import ParameterError
+
+    if text is None:
+        return ()
+    try:
+        rates = tuple(float(each) for each in text.split(","))
+    except ValueError:
+        raise ParameterError(
+            f"--acceptance must be conditional rates by draft position, such as 0.8,0.7,0.6, got {checks.shown(text)}"
+        ) from None
+    checks.array("acceptance", rates, 0, 1)
+    return rates
+
+
+# --- Output ---
+
+
+def _print_json(document: Any) -> None:
+    from model.base import strict_json
+
+    print(strict_json.dumps(strict_json.plain(document), indent=2))
+
+
+def _description(law: StepLaw) -> dict[str, Any]:
+    """The law as a document: coefficients with intervals, what is not determined, errors, and the range of its cells."""
+    from model.engines import law_report
+
+    return law_report.description(law)
+
+
+def _print_law(law: StepLaw) -> None:
+    from model.engines import law_report
+
+    found = law_report.description(law)
+    print(f"{law.name}: {found['about']}")
+    columns = ("term", "value", "low", "high", "unit", "from", "meaning")
+    _print_table(columns, [[row[name] for name in columns] for row in map(_in_milliseconds, found["coefficients"])])
+    for line in law_report.sentences(law):
+        print(line)
+
+
+def _in_milliseconds(row: dict[str, Any]) -> dict[str, Any]:
+    if row["unit"] != "s":
+        return row
+    return row | {"unit": "ms"} | {name: 1e3 * row[name] for name in ("value", "low", "high")}
+
+
+def _advice(advice: Advice) -> dict[str, Any]:
+    return {
+        "expected_loss": advice.loss, "spread": advice.spread,
+        "choices": [
+            {"sequences": each.sequences, "draft_length": each.draft_length, "probability": each.probability, "loss": each.loss,
+             "ties": list(each.ties)}
+            for each in advice.choices
+        ],
+        "candidates": [
+            {"sequences": each.sequences, "draft_length": each.draft_length, "loss": each.loss, "spread": each.spread,
+             "tells": [{"coefficient": name, "share": share} for name, share in each.tells]}
+            for each in advice.candidates
+        ],
+    }  # fmt: skip
+
+
+def _print_advice(advice: Advice) -> None:
+    from model.engines.step_terms import PRIORS
+
+    print("best draft length now, by running sequences:")
+    rows = [
+        [each.sequences, each.draft_length, each.probability, each.loss, " ".join(map(str, each.ties))] for each in advice.choices
+    ]
+    _print_table(("sequences", "draft_length", "probability", "loss", "within 1 %"), rows, percent={"probability", "loss"})
+    first = advice.candidates[0]
+    print(f"measure next: {first.sequences:g} sequences with draft length {first.draft_length}")
+    print(f"  it lowers the expected loss from {advice.loss:.2%} to {first.loss:.2%}, and the uncertainty of all cells from"
+          f" {advice.spread:.1%} to {first.spread:.1%}")  # fmt: skip
+    for name, share in first.tells:
+        print(f"  it removes {share:.0%} of the uncertainty of {name}: {PRIORS[name].meaning}")
+    others = [[each.sequences, each.draft_length, each.loss, each.spread, ", ".join(name for name, _ in each.tells)]
+              for each in advice.candidates[1:6]]  # fmt: skip
+    if others:
+        print("or:")
+        _print_table(
+            ("sequences", "draft_length", "loss after", "spread after", "tells about"),
+            others,
+            percent={"loss after", "spread after"},
+        )
+
+
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], percent: frozenset[str] | set[str] = frozenset()) -> None:
+    cells = [list(columns)] + [
+        [_shown(value, column in percent) for column, value in zip(columns, row, strict=True)] for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        words = [each.ljust(width) if _is_text(each) else each.rjust(width) for each, width in zip(row, widths, strict=True)]
+        print("  " + "  ".join(words).rstrip())
+
+
+def _is_text(word: str) -> bool:
+    return not word[:1].isdigit() and word[:1] not in "-+"
+
+
+def _shown(value: Any, percent: bool) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    return f"{100 * value:.2f} %" if percent else f"{value:.4g}"
+
+
+def _median(values: Sequence[float]) -> float:
+    import statistics
+
+    return statistics.median(values)
+
+

@@ -1,0 +1,90 @@
+"""Predictions in the unit of the cells: between throughput and time per token stands the time that the engine spends on prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from model.base import checks
+from model.engines import cells as cell_tables
+from model.engines.cells import Cells
+from model.engines.step_law import StepLaw
+
+
+@dataclass(frozen=True)
+class ConvertedPredictions:
+    """Rows of predictions in the unit of the cells, and what was assumed."""
+
+    rows: list[dict[str, Any]]
+    notes: tuple[str, ...]
+
+
+def predict_in_unit(law: StepLaw, cells: Cells, prefill_share: float | None = None) -> ConvertedPredictions:
+    """Predict cells in their own unit.
+
+    Throughput counts the time that goes to prompts, the time of a step does not; time per output token contains the prompts that
+    were processed while a sequence was generating. `prefill_share` is the share of the time that throughput contains and the other
+    unit does not; None is taken as 0, and a note says so.
+
+    Each row has `sequences`, `draft_length`, `mean_acceptance_length` (used), the measured value (null if none), `predicted`, `low`
+    and `high` (80 %), `error` (predicted over measured, minus 1; null without a measured value) and `beyond` (doublings beyond the
+    fitted cells).
+    """
+    if prefill_share is not None:
+        checks.number("prefill_share", prefill_share, 0, 0.99)
+    asked = Cells.of(
+        law.unit, cells.sequences, cells.draft_length, mean_acceptance_length=cells.mean_acceptance_length,
+        draft_passes=cells.draft_passes, context=cells.context, weight=cells.weight,
+    )  # fmt: skip
+    values, low, high, beyond = law.predict(asked)
+    notes = []
+    lengths = np.full(cells.size, np.nan)
+    if (
+        law.unit != "step_ms"
+        or law.acceptance
+        or "acceptance_rate" in law.coefficients
+        or not np.isnan(cells.mean_acceptance_length).all()
+    ):
+        lengths = np.where(cells.draft_length == 0, 1.0, cells.mean_acceptance_length)
+        if "acceptance_rate" in law.coefficients or law.acceptance or law.unit != "step_ms":
+            lengths = law.acceptance_lengths(asked)[0]
+    if cells.unit != law.unit:
+        length = law.acceptance_lengths(asked)[0]
+        share = 0.0 if prefill_share is None else prefill_share
+        values, low, high = (_converted(each, law.unit, cells.unit, asked, length, share) for each in (values, low, high))
+        low, high = np.minimum(low, high), np.maximum(low, high)
+        of = "assumed" if prefill_share is None else "given"
+        notes.append(
+            f"converted from {law.unit}, with {share:.1%} of the time of throughput for prompts ({of}); --prefill-share sets it"
+        )
+    if np.any(beyond > 0):
+        notes.append(
+            f"{int(np.sum(beyond > 0))} cells are beyond the fitted ones, by up to {beyond.max():.1f} doublings: wider intervals"
+        )
+    if law.cells is None:
+        notes.append("the law has no cells: its predictions and intervals are those of the priors")
+    rows = [
+        {
+            "sequences": float(cells.sequences[i]), "draft_length": int(cells.draft_length[i]),
+            "mean_acceptance_length": _number(lengths[i]), cells.unit: _number(cells.values[i]), "predicted": float(values[i]),
+            "low": float(low[i]), "high": float(high[i]),
+            "error": None if np.isnan(cells.values[i]) else float(values[i] / cells.values[i] - 1), "beyond": float(beyond[i]),
+        }
+        for i in range(cells.size)
+    ]  # fmt: skip
+    return ConvertedPredictions(rows, tuple(notes))
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def _converted(values: Any, unit: str, wanted: str, cells: Cells, length: Any, share: float) -> Any:
+    seconds = cell_tables.from_unit(unit, values, cells.sequences, length)
+    if unit == "output_tokens_per_s":
+        seconds = seconds * (1 - share)
+    elif wanted == "output_tokens_per_s":
+        seconds = seconds / (1 - share)
+    return cell_tables.to_unit(wanted, seconds, cells.sequences, length)

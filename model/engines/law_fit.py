@@ -1,0 +1,253 @@
+"""Fit of a step law to measured cells: posterior of its coefficients under wide priors.
+
+Few cells cannot determine all coefficients. With priors they need not: what the cells do not say stays as wide as its prior, and
+intervals of predictions say so. The errors of cells are relative (of logarithms) with Student's t distribution, so that throughput
+and time, small and large batches count alike, and one bad cell does not decide. Coefficients are positive by construction.
+
+The law's coefficients are at the maximum of the posterior density; draws are from an ensemble sampler [Goodman2010].
+
+[Goodman2010] J. Goodman, J. Weare. Ensemble samplers with affine invariance. Comm. App. Math. Comp. Sci. 5(1), 2010.
+[Leviathan2023] Y. Leviathan et al. Fast Inference from Transformers via Speculative Decoding. ICML 2023, arXiv:2211.17192.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy import optimize, special
+
+from model.base.checks import ParameterError
+from model.engines import cells as cell_tables
+from model.engines import kernel_times, step_terms
+from model.engines.cells import Cells, Floats
+from model.engines.kernel_times import KernelSource
+from model.engines.step_law import DEGREES, StepLaw
+from model.engines.step_terms import LOGITS, PLAIN, PRIORS, Experts, StepShape
+
+WALKERS, STEPS, KEEP_EVERY, DRAWS = 64, 1500, 10, 256
+"""Size of the ensemble, its steps (the first third is discarded), and draws that a law keeps."""
+ACCEPTANCE_ERROR = 0.02
+"""Relative error of a measured acceptance length, where a rate is fitted to it [-]."""
+USUAL_SECONDS = 0.01
+"""Reference of ratios, which do not depend on it [s]."""
+
+
+def fit(
+    cells: Cells | None, name: str, *, unit: str | None = None, experts: Experts | None = None, kernels: KernelSource | None = None,
+    acceptance: Sequence[float] = (), over: Cells | None = None, facts: Mapping[str, str] | None = None, seed: int = 0,
+) -> StepLaw:  # fmt: skip
+    """Fit a step law.
+
+    Parameters
+    ----------
+    cells
+        Measured cells; those without a value are left out. None: the law of the priors alone, which needs `kernels` and `unit`.
+    experts, kernels
+        Experts of the model; source of the kernels' seconds, which then give the shape over batch, width and context.
+    acceptance
+        Conditional acceptance rates by draft position, for cells without an acceptance length. Where neither is known, one rate
+        (and its trend by position) is fitted with the law; a speed-up over plain decoding then rests on priors unless plain cells
+        are given.
+    over
+        Cells that the values are relative to: the values of `cells` are ratios, and the cells of `over` need none.
+    seed
+        Seed of the sampler.
+    """
+    if cells is not None:
+        kept = cells.measured
+        if not kept.any():
+            raise ParameterError(f"at least one cell needs a value in column {cells.unit}")
+        cells, over = cells[kept], None if over is None else over[kept]
+        unit = cells.unit
+    if unit is None or (cells is None and kernels is None):
+        raise ParameterError("a law without cells needs a unit, and a model and a GPU, whose kernels give its shape; or give cells")
+    posterior = _Posterior(unit, cells, over, experts if kernels is None else None, kernels, tuple(acceptance))
+    best = posterior.maximum()
+    drawn = posterior.sample(best, np.random.Generator(np.random.Philox(seed)))
+    chosen = drawn[np.linspace(0, len(drawn) - 1, DRAWS).astype(int)]
+    left_out = () if cells is None or cells.size < 2 else tuple(posterior.left_out(best))
+    values = posterior.natural(best[None])
+    return StepLaw(
+        name, posterior.unit, {key: float(each[0]) for key, each in values.items() if key != "noise"}, posterior.natural(chosen),
+        posterior.experts, kernels, tuple(acceptance), cells, left_out, dict(facts or {}),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class _Posterior:
+    """Posterior density of the coefficients, in coordinates in which priors are normal.
+
+    A point is a vector: logarithms of seconds relative to the reference, logarithms or logits of other coefficients.
+    """
+
+    unit: str
+    cells: Cells | None
+    over: Cells | None
+    experts: Experts | None
+    kernels: KernelSource | None
+    acceptance: tuple[float, ...]
+
+    @cached_property
+    def shapes(self) -> tuple[StepShape, ...]:
+        """Shapes of the cells, and of those that they are relative to."""
+        return tuple(
+            kernel_times.step_shape(self.kernels, each.sequences, each.draft_length, each.draft_passes, each.context)
+            for each in (self.cells, self.over) if each is not None
+        )  # fmt: skip
+
+    @cached_property
+    def fits_acceptance(self) -> bool:
+        """True if an acceptance rate is fitted: something is drafted, no rates are given, and the values or lengths depend on
+        it."""
+        if self.acceptance or self.cells is None:
+            return not self.acceptance and self.unit != "step_ms"
+        drafted = self.cells.draft_length > 0
+        return bool(np.any(drafted & ((self.unit != "step_ms") | ~np.isnan(self.cells.mean_acceptance_length))))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the coordinates."""
+        target: tuple[str, ...] = ("kernels",) if self.kernels is not None else ("weights", "ridge_tokens")
+        if self.experts is not None:
+            target += ("experts", "expert_correlation", "expert_skew")
+        context = self.cells is not None and not np.isnan(self.cells.context).any() and self.kernels is None
+        added = ("step", "sequence", "token", *(("kv_position",) if context else ()), "draft_pass", "round")
+        return (*target, *added, *(("acceptance_rate", "acceptance_trend") if self.fits_acceptance else ()), "noise")
+
+    @cached_property
+    def reference(self) -> float:
+        """Reference of priors in seconds: the kernels of a plain step of one sequence, or the median step of the cells [s]."""
+        if self.kernels is not None:
+            return kernel_times.reference_seconds(self.kernels)
+        if self.over is not None or self.cells is None:
+            return USUAL_SECONDS
+        length = step_terms.acceptance_length(PRIORS["acceptance_rate"].median, 0.0, self.cells.draft_length)
+        known = np.where(np.isnan(self.cells.mean_acceptance_length), length, self.cells.mean_acceptance_length)
+        return float(np.median(self.cells.step_seconds(known)))
+
+    @cached_property
+    def normal(self) -> tuple[Floats, Floats]:
+        """Means and standard deviations of the priors in these coordinates."""
+        means, sds = [], []
+        for name in self.names:
+            prior = PRIORS[name]
+            to = special.logit if name in LOGITS else (lambda value: value) if name in PLAIN else np.log
+            means.append(float(to(prior.median)) + (np.log(self.reference) if name == "weights" else 0.0))
+            sds.append(prior.sd)
+        if self.kernels is not None and self.shapes:
+            # A median error of e means a standard deviation of e / .67.
+            sds[self.names.index("kernels")] = max(0.05, kernel_times.stated_error(self.kernels, self.shapes[0]) / 0.674)
+        return np.array(means), np.array(sds)
+
+    def natural(self, points: Floats) -> dict[str, Floats]:
+        """Coefficients by name, each of shape (points,)."""
+        found = {}
+        base = np.log(self.reference) if self.kernels is not None else points[:, 0]
+        for column, name in enumerate(self.names):
+            values = points[:, column]
+            if name in PLAIN:
+                found[name] = values
+            elif name in LOGITS:
+                found[name] = special.expit(values)
+            else:
+                found[name] = np.exp(values + (base if PRIORS[name].unit == "s" and name != "weights" else 0.0))
+        return found
+
+    def log_density(self, points: Floats, heed: Floats | None = None) -> Floats:
+        """Logarithm of the posterior density; shape (points,). `heed` weights cells (0: left out)."""
+        means, sds = self.normal
+        total: Floats = np.asarray(-0.5 * np.sum(((points - means) / sds) ** 2, axis=1))
+        if self.cells is None:
+            return total
+        of = self.natural(points)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            predicted = self._log_values(of, 0) - (self._log_values(of, 1) if self.over is not None else 0.0)
+            scale = of["noise"][:, None] / np.sqrt(self.cells.weight)
+            error = (np.log(self.cells.values) - predicted) / scale
+            each = -(DEGREES + 1) / 2 * np.log1p(error**2 / DEGREES) - np.log(scale)
+        total = total + (each if heed is None else each * heed).sum(axis=1) + self._of_lengths(of)
+        return np.where(np.isfinite(total), total, -1e300)
+
+    def _log_values(self, of: Mapping[str, Floats], which: int) -> Floats:
+        """Logarithms of the predicted values of the cells (0), or of those that they are relative to (1)."""
+        cells = self.cells if which == 0 else self.over
+        assert cells is not None
+        seconds = step_terms.step_seconds({name: each[:, None] for name, each in of.items()}, self.shapes[which], self.experts)
+        if self.unit == "step_ms":
+            return np.log(1e3 * seconds)
+        length = np.where(cells.draft_length == 0, 1.0, cells.mean_acceptance_length)
+        missing = np.isnan(length)
+        if missing.any():
+            length = np.where(missing, self._fitted_lengths(of, cells), length)
+        return np.log(cell_tables.to_unit(self.unit, seconds, cells.sequences, length))
+
+    def _fitted_lengths(self, of: Mapping[str, Floats], cells: Cells) -> Floats:
+        if self.acceptance:
+            missing = np.isnan(cells.mean_acceptance_length)
+            return step_terms.length_by_position(self.acceptance, np.where(missing, cells.draft_length, 0))
+        lengths = np.unique(cells.draft_length)
+        found = step_terms.acceptance_length(of["acceptance_rate"][:, None], of["acceptance_trend"][:, None], lengths)
+        return np.asarray(found[:, np.searchsorted(lengths, cells.draft_length)])
+
+    def _of_lengths(self, of: Mapping[str, Floats]) -> Floats | float:
+        """Density of the measured acceptance lengths, so that the fitted rate holds at draft lengths that were not measured."""
+        assert self.cells is not None
+        if not self.fits_acceptance:
+            return 0.0
+        known = ~np.isnan(self.cells.mean_acceptance_length) & (self.cells.draft_length > 0)
+        if not known.any():
+            return 0.0
+        pairs = np.unique(np.stack([self.cells.draft_length[known], self.cells.mean_acceptance_length[known]]), axis=1)
+        fitted = step_terms.acceptance_length(of["acceptance_rate"][:, None], of["acceptance_trend"][:, None], pairs[0])
+        return np.asarray(-0.5 * np.sum((np.log(pairs[1] / fitted) / ACCEPTANCE_ERROR) ** 2, axis=1))
+
+    # --- Maximum and draws ---
+
+    def maximum(self, start: Floats | None = None, heed: Floats | None = None) -> Floats:
+        """Point of the largest density."""
+        means, sds = self.normal
+
+        size, apart = means.size, 1e-5
+        shifts = np.concatenate([np.zeros((1, size)), apart * np.eye(size), -apart * np.eye(size)])
+
+        def descent(scaled: Floats) -> tuple[float, Floats]:
+            # Value and central differences in one call, over an array of points.
+            heights = -self.log_density(means + sds * (scaled + shifts), heed)
+            return float(heights[0]), (heights[1 : size + 1] - heights[size + 1 :]) / (2 * apart)
+
+        first = np.zeros(size) if start is None else (start - means) / sds
+        return np.asarray(means + sds * optimize.minimize(descent, first, jac=True, method="BFGS").x)
+
+    def left_out(self, best: Floats) -> list[float]:
+        """Relative error of each cell, predicted by the maximum of the posterior of the other cells."""
+        assert self.cells is not None
+        errors = []
+        for index in range(self.cells.size):
+            heed = np.ones(self.cells.size)
+            heed[index] = 0.0
+            of = self.natural(self.maximum(best, heed)[None])
+            predicted = self._log_values(of, 0) - (self._log_values(of, 1) if self.over is not None else 0.0)
+            errors.append(float(np.exp(predicted[0, index]) / self.cells.values[index] - 1))
+        return errors
+
+    def sample(self, best: Floats, random: np.random.Generator) -> Floats:
+        """Draws from the posterior by the stretch move of [Goodman2010]; shape (draws, coordinates)."""
+        _, sds = self.normal
+        walkers = best + 0.1 * sds * random.standard_normal((WALKERS, best.size))
+        height, half, kept = self.log_density(walkers), WALKERS // 2, []
+        for step in range(STEPS):
+            for mine, others in ((slice(0, half), slice(half, None)), (slice(half, None), slice(0, half))):
+                # Density of the stretch proportional to 1 / sqrt(z) between 1/2 and 2.
+                stretch = (random.random(half) * (2**0.5 - 0.5**0.5) + 0.5**0.5) ** 2
+                anchor = walkers[others][random.integers(0, half, half)]
+                moved = anchor + stretch[:, None] * (walkers[mine] - anchor)
+                now = self.log_density(moved)
+                accepted = np.log(random.random(half)) < (best.size - 1) * np.log(stretch) + now - height[mine]
+                walkers[mine] = np.where(accepted[:, None], moved, walkers[mine])
+                height[mine] = np.where(accepted, now, height[mine])
+            if step >= STEPS // 3 and step % KEEP_EVERY == 0:
+                kept.append(walkers.copy())
+        return np.concatenate(kept)

@@ -1,0 +1,86 @@
+"""A step law in words: its coefficients with intervals, what its cells do not determine, its errors and its range."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from model.engines import cells as cell_tables
+from model.engines import kernel_times, next_cell
+from model.engines.step_law import EXTRAPOLATION, SHARE, StepLaw
+from model.engines.step_terms import LOGITS, PLAIN, PRIORS
+
+PRIOR_ONLY = 0.8
+"""A coefficient whose uncertainty is more than this share of its prior's is not determined by the cells [-]."""
+
+
+def description(law: StepLaw) -> dict[str, Any]:
+    """The law as a document of plain values."""
+    rows = []
+    for name in (*law.coefficients, "noise"):
+        drawn, prior = law.draws[name], PRIORS[name]
+        low, high = np.quantile(drawn, [(1 - SHARE) / 2, (1 + SHARE) / 2])
+        value = law.coefficients.get(name, float(np.median(drawn)))
+        rows.append({
+            "term": name, "value": value, "low": min(float(low), value), "high": max(float(high), value), "unit": prior.unit,
+            "from": "prior" if law.cells is None or _share_of_prior(name, drawn) > PRIOR_ONLY else "cells",
+            "meaning": prior.meaning,
+        })  # fmt: skip
+    found: dict[str, Any] = {
+        "name": law.name, "about": about(law), "unit": law.unit, "coefficients": rows,
+        "not_told_apart": [list(map(str, pair)) for pair in next_cell.unsure(law)],
+        "left_out_errors": list(law.left_out), "range": None, "facts": dict(law.facts),
+    }  # fmt: skip
+    if law.cells is not None:
+        found["cells"] = [
+            row | {"left_out_error": error}
+            for row, error in zip(cell_tables.rows(law.cells), law.left_out or [None] * law.cells.size, strict=True)
+        ]
+        found["range"] = {
+            "sequences": [float(law.cells.sequences.min()), float(law.cells.sequences.max())],
+            "draft_length": [int(law.cells.draft_length.min()), int(law.cells.draft_length.max())],
+        }
+    return found
+
+
+def _share_of_prior(name: str, drawn: Any) -> float:
+    to = (lambda value: np.log(value / (1 - value))) if name in LOGITS else (lambda value: value) if name in PLAIN else np.log
+    return float(np.std(to(drawn)) / PRIORS[name].sd)
+
+
+def about(law: StepLaw) -> str:
+    """One line: what the law was fitted to, and what gives its shape."""
+    count = 0 if law.cells is None else law.cells.size
+    shape = "no kernel model" if law.kernels is None else kernel_times.provenance(law.kernels)
+    if law.experts is not None:
+        shape = f"{law.experts.active} of {law.experts.number} experts"
+    return f"step law fitted to {count} cells ({cell_tables.UNITS[law.unit]}); {shape}"
+
+
+def sentences(law: StepLaw) -> list[str]:
+    """What the cells do not determine, the errors, and the range, as printed lines."""
+    lines = []
+    unknown = [row["term"] for row in description(law)["coefficients"] if row["from"] == "prior"]
+    if unknown:
+        lines.append(f"not determined by the cells (priors): {', '.join(unknown)}")
+    for one, other in next_cell.unsure(law):
+        lines.append(f"not told apart by the cells: {one} and {other}; their sum is known better than each")
+    if law.cells is None:
+        return [*lines, "no cells: intervals are those of the priors"]
+    if law.left_out:
+        errors = np.abs(law.left_out)
+        worst = int(errors.argmax())
+        where = f"{law.cells.sequences[worst]:g} sequences, draft length {law.cells.draft_length[worst]:g}"
+        lines.append(
+            f"each cell predicted from the others: median error {np.median(errors):.1%}, worst {errors[worst]:.1%} ({where})"
+        )
+    spare = law.cells.size - sum(row["from"] == "cells" for row in description(law)["coefficients"] if row["term"] != "noise")
+    if spare <= 0:
+        lines.append("no cell to spare: the width of the intervals comes from the prior of the cells' errors")
+    low, high = law.cells.sequences.min(), law.cells.sequences.max()
+    lines.append(
+        f"cells: {low:g} to {high:g} sequences, draft length {law.cells.draft_length.min():g} to {law.cells.draft_length.max():g};"
+        f" beyond them the intervals widen by {EXTRAPOLATION:.0%} per doubling"
+    )
+    return lines

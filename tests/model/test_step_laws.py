@@ -1,0 +1,306 @@
+"""Step laws: fits to synthetic cells, their intervals, invariances, files, and the choice of the next cell.
+
+Truths of synthetic engines are sums of plain terms that the law does not contain in this form (a knee at the ridge, one number of
+experts), with errors of 2 %; seeds are fixed, so that results do not vary from run to run.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.base.checks import ParameterError
+from model.engines import cells as cell_tables
+from model.engines import conversion, kernel_times, law_fit, law_report, next_cell, step_law, step_terms
+from model.engines.cells import Cells, Floats
+from model.engines.kernel_times import KernelSource
+from model.engines.step_law import StepLaw
+from model.engines.step_terms import PRIORS, Experts
+
+BATCHES, LENGTHS = (1, 2, 4, 8, 16, 32, 64), (0, 1, 2, 3, 4, 5)
+GRID = np.array([(batch, length) for batch in BATCHES for length in LENGTHS], dtype=float).T
+NOISE = 0.02
+UNITS = ("tpot_ms", "step_ms", "output_tokens_per_s")
+
+
+def dense(random: np.random.Generator) -> tuple[Callable[[Floats, Floats], Floats], Experts | None]:
+    """Seconds of a dense model: reading or computing, whichever is longer, and an engine."""
+    base, ridge = random.uniform(3e-3, 30e-3), random.uniform(120, 420)
+    fixed, sequence, drafting, verifying = (
+        base * random.uniform(*ends) for ends in ((0.05, 0.5), (0, 0.005), (0.02, 0.12), (0, 0.08))
+    )
+
+    def seconds(number: Floats, length: Floats) -> Floats:
+        reading = np.maximum(base, base * number * (length + 1) / ridge)
+        return reading + fixed + sequence * number + drafting * length + verifying * (length > 0)
+
+    return seconds, None
+
+
+def mixture(random: np.random.Generator) -> tuple[Callable[[Floats, Floats], Floats], Experts | None]:
+    """Seconds of a mixture of experts whose tokens choose independently."""
+    base, number_, active = random.uniform(3e-3, 30e-3), int(random.choice([32, 64, 128, 256])), int(random.choice([4, 6, 8]))
+    token, drafting, reading = (base * random.uniform(*ends) for ends in ((0.002, 0.008), (0.02, 0.12), (0.5, 4)))
+
+    def seconds(number: Floats, length: Floats) -> Floats:
+        tokens = number * (length + 1)
+        return base + token * tokens + drafting * length + reading * (1 - (1 - active / number_) ** tokens)
+
+    return seconds, Experts(number_, active)
+
+
+def synthetic(seed: int, *, lengths_known: bool = True) -> tuple[Cells, Experts | None]:
+    """All cells of a synthetic engine, in one of the units."""
+    random = np.random.Generator(np.random.Philox(seed))
+    seconds, experts = (dense, mixture)[seed % 2](random)
+    number, length = GRID
+    emitted = step_terms.acceptance_length(random.uniform(0.5, 0.9), 0.0, length)
+    unit = UNITS[seed % 3]
+    values = cell_tables.to_unit(unit, seconds(number, length), number, emitted) * np.exp(
+        NOISE * random.standard_normal(number.size)
+    )
+    return Cells.of(unit, number, length, values, mean_acceptance_length=emitted if lengths_known else None), experts
+
+
+def chosen(lengths: tuple[int, ...], batches: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    return np.asarray(np.isin(GRID[1], lengths) & np.isin(GRID[0], batches))
+
+
+SIX, SIXTEEN = chosen((0, 3), (1, 8, 64)), chosen((0, 1, 3, 5), (1, 4, 16, 64))
+SEEDS = range(6)
+
+
+@functools.cache
+def fitted(seed: int, known: bool, six: bool) -> tuple[StepLaw, Cells]:
+    table, experts = synthetic(seed, lengths_known=known)
+    return law_fit.fit(table[SIX if six else SIXTEEN], "synthetic", experts=experts), table
+
+
+def unseen(seed: int, known: bool, six: bool) -> tuple[Floats, Floats, Floats]:
+    """Relative errors, coverage and relative half-widths of the intervals of the cells that were not fitted."""
+    law, table = fitted(seed, known, six)
+    other = table[~(SIX if six else SIXTEEN)]
+    found = law.predict(other)
+    covered = (found.low <= other.values) & (other.values <= found.high)
+    return found.values / other.values - 1, covered, (found.high - found.low) / 2 / found.values
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["lengths_known", "lengths_fitted"])
+@pytest.mark.parametrize(("six", "median", "worst"), [(True, 0.03, 0.16), (False, 0.022, 0.12)], ids=["six_cells", "sixteen_cells"])
+def test_unseen_cells_are_predicted_within_stated_intervals(known: bool, six: bool, median: float, worst: float) -> None:
+    errors, covered, widths = (np.stack(each) for each in zip(*(unseen(seed, known, six) for seed in SEEDS), strict=True))
+    assert np.median(np.abs(errors)) <= median
+    assert np.abs(errors).max() <= worst
+    assert 0.65 <= covered.mean() <= 0.95
+    assert np.median(widths) <= 3 * np.median(np.abs(errors))
+
+
+def test_no_experts_term_is_noticed_in_the_errors() -> None:
+    table, _ = synthetic(1)
+    without = law_fit.fit(table[SIXTEEN], "plain")
+    with_, _ = fitted(1, True, False)
+    other = table[~SIXTEEN]
+    plain, better = (np.median(np.abs(law.predict(other).values / other.values - 1)) for law in (without, with_))
+    assert plain > 1.5 * better
+    assert np.median(np.abs(without.left_out)) > np.median(np.abs(with_.left_out))
+
+
+# --- Invariances ---
+
+
+def test_same_seed_gives_the_same_law_and_order_of_cells_matters_little() -> None:
+    law, table = fitted(0, True, True)
+    again = law_fit.fit(table[SIX], "synthetic", experts=law.experts)
+    assert step_law.text(again) == step_law.text(law)
+    turned = law_fit.fit(table[np.flatnonzero(SIX)[::-1]], "synthetic", experts=law.experts)
+    np.testing.assert_allclose(turned.predict(table).values, law.predict(table).values, rtol=2e-3)
+
+
+def test_time_in_another_scale_gives_the_same_law_in_that_scale() -> None:
+    law, table = fitted(3, True, True)
+    slower = replace(table, values=table.values * 7)
+    found = law_fit.fit(slower[SIX], "slow", experts=law.experts)
+    np.testing.assert_allclose(found.predict(slower).values, 7 * law.predict(table).values, rtol=5e-3)
+
+
+def test_throughput_and_time_per_token_give_the_same_law() -> None:
+    law, table = fitted(0, True, True)
+    assert table.unit == "tpot_ms"
+    rates = replace(table, unit="output_tokens_per_s", values=1e3 * table.sequences / table.values)
+    found = law_fit.fit(rates[SIX], "rates", experts=law.experts)
+    np.testing.assert_allclose(1e3 * table.sequences / found.predict(rates).values, law.predict(table).values, rtol=1e-3)
+
+
+def test_one_bad_cell_does_not_decide() -> None:
+    law, table = fitted(0, True, False)
+    values = table.values.copy()
+    values[np.flatnonzero(SIXTEEN)[5]] *= 2
+    spoiled = law_fit.fit(replace(table, values=values)[SIXTEEN], "spoiled", experts=law.experts)
+    assert np.argmax(np.abs(spoiled.left_out)) == 5
+    change = spoiled.predict(table).values / law.predict(table).values - 1
+    assert np.median(np.abs(change)) < 0.03
+
+
+def test_more_cells_narrow_the_intervals_and_distance_widens_them() -> None:
+    few, many = (fitted(1, True, six)[0] for six in (True, False))
+    far = Cells.of(few.unit, [16, 1024], [3, 3], mean_acceptance_length=[2.5, 2.5])
+    narrow, wide = ((found.high - found.low) / found.values for found in (many.predict(far), few.predict(far)))
+    assert narrow[0] < wide[0] < wide[1]
+    assert few.predict(far).beyond.tolist() == [0, 4]
+
+
+# --- Kernels ---
+
+LLAMA = KernelSource("llama-3.1-8b", "h100")
+
+
+@functools.cache
+def prior_law() -> StepLaw:
+    return law_fit.fit(None, "none", unit="tpot_ms", kernels=LLAMA)
+
+
+def test_law_without_cells_is_its_priors() -> None:
+    # Tests the sampler: means and standard deviations of 256 draws within five standard errors of the priors'.
+    law = prior_law()
+    reference = kernel_times.reference_seconds(LLAMA)
+    for name in ("step", "sequence", "draft_pass", "noise"):
+        drawn = np.log(law.draws[name] / (reference if PRIORS[name].unit == "s" else 1.0))
+        prior = PRIORS[name]
+        assert abs(drawn.mean() - np.log(prior.median)) < 5 * prior.sd / 16, name
+        assert abs(drawn.std() / prior.sd - 1) < 5 / np.sqrt(2 * 256), name
+    assert any("priors" in line for line in law_report.sentences(law))
+    with pytest.raises(ParameterError, match="a law without cells needs a unit, and a model and a GPU"):
+        law_fit.fit(None, "none", unit="tpot_ms")
+
+
+def test_two_cells_and_kernels_predict_an_engine_around_these_kernels() -> None:
+    number, length = GRID
+    emitted = step_terms.acceptance_length(0.7, 0.0, length)
+    kernels = kernel_times.step_shape(LLAMA, number, length, length, np.full(number.size, np.nan)).kernels
+    assert kernels is not None
+    seconds = 1.08 * kernels + 1.2e-3 + 2e-5 * number + 4e-4 * length
+    table = Cells.of("tpot_ms", number, length, 1e3 * seconds / emitted, mean_acceptance_length=emitted)
+    two = chosen((0,), (1,)) | chosen((3,), (64,))
+    law = law_fit.fit(table[two], "two", kernels=LLAMA)
+    found = law.predict(table)
+    assert np.median(np.abs(found.values / table.values - 1)) < 0.05
+    assert np.mean((found.low <= table.values) & (table.values <= found.high)) >= 0.65
+    widths = (found.high - found.low) / found.values
+    before = prior_law().predict(table)
+    assert np.median(widths) < np.median((before.high - before.low) / before.values)
+
+
+def test_no_prediction_is_faster_than_the_peaks_of_the_device() -> None:
+    impossible = Cells.of("step_ms", [1, 8], [0, 0], [0.1, 0.1])  # 16 GB of weights in .1 ms
+    law = law_fit.fit(impossible, "fast", kernels=LLAMA)
+    shape = kernel_times.step_shape(LLAMA, *(np.array([each]) for each in (1.0, 0.0, 0.0, 1000.0)))
+    assert shape.bound is not None
+    assert law.predict(impossible).values[0] / 1e3 >= shape.bound[0] >= 15e9 / 3.35e12
+
+
+# --- Files ---
+
+
+def test_written_law_predicts_the_same(tmp_path: Path) -> None:
+    law, table = fitted(3, False, True)
+    found = step_law.load(str(step_law.write(law, tmp_path / "law.json")))
+    for one, other in zip(law.predict(table), found.predict(table), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3)
+    assert step_law.text(found) == step_law.text(law)
+
+
+def _changed(**change: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda document: document | change
+
+
+BAD = [
+    (lambda document: [], "it is not an engine law"), (_changed(kind="profile"), "it is not an engine law"),
+    (_changed(schema_version=9), "schema_version must be 1, got 9"), (_changed(unit="ms"), "unknown unit 'ms'"),
+    (_changed(more=1), "unknown key 'more'"), (_changed(draws={}), "draws must have one list for each coefficient"),
+    (lambda document: {key: value for key, value in document.items() if key != "cells"}, "cells is missing"),
+    (_changed(coefficients={"weight": 1.0}), "draws must have one list"),
+    (_changed(experts={"number": 8}), "experts must have the keys"),
+    (_changed(kernels={"model": "x"}), "kernels must have the keys"),
+    (_changed(experts={"number": 8, "active": 9}), "active_experts must be between 1 and experts=8, got 9"),
+    (lambda document: document | {"coefficients": document["coefficients"] | {"step": -1.0}}, "step must be between 0"),
+    (_changed(cells=[{"sequences": 1.0}]), "draft_length"), (_changed(facts={"a": 1}), "facts"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), BAD, ids=[message[:30] for _, message in BAD])
+def test_bad_law_is_refused_in_one_line(change: Callable[[dict[str, Any]], Any], message: str, tmp_path: Path) -> None:
+    law, _ = fitted(1, True, True)
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(change(json.loads(step_law.text(law)))))
+    with pytest.raises(ParameterError) as caught:
+        step_law.load(str(path))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# --- Conversion ---
+
+
+def test_conversion_to_throughput_and_back_names_prefill() -> None:
+    law, table = fitted(0, True, True)
+    rates = replace(table, unit="output_tokens_per_s", values=np.full(table.size, np.nan))
+    plain = conversion.predict_in_unit(law, rates)
+    share = conversion.predict_in_unit(law, rates, 0.1)
+    assert "0.0% of the time of throughput for prompts (assumed)" in plain.notes[0]
+    assert "10.0% of the time of throughput for prompts (given)" in share.notes[0]
+    for one, other, tpot, number in zip(plain.rows, share.rows, law.predict(table).values, table.sequences, strict=True):
+        assert one["predicted"] == pytest.approx(1e3 * number / tpot)
+        assert other["predicted"] == pytest.approx(0.9 * one["predicted"])
+        assert one["low"] <= one["predicted"] <= one["high"]
+        assert one["error"] is None
+
+
+def test_law_without_acceptance_asks_for_it() -> None:
+    law = law_fit.fit(Cells.of("step_ms", [1, 8], [0, 3], [10.0, 12.0]), "steps")
+    with pytest.raises(ParameterError, match="row 1: mean_acceptance_length is required, because law steps was fitted without"):
+        conversion.predict_in_unit(law, Cells.of("tpot_ms", [8], [3]))
+
+
+# --- The next cell ---
+
+
+def test_measuring_never_raises_the_expected_loss() -> None:
+    law, _ = fitted(1, True, True)
+    advice = next_cell.advise(law, BATCHES, LENGTHS)
+    assert len(advice.choices) == len(BATCHES)
+    assert len(advice.candidates) == len(BATCHES) * len(LENGTHS)
+    assert all(each.loss <= advice.loss * (1 + 1e-3) + 1e-9 for each in advice.candidates)
+    assert all(each.spread <= advice.spread * (1 + 1e-3) for each in advice.candidates)
+    assert [each.loss for each in advice.candidates] == sorted(each.loss for each in advice.candidates)
+    for choice in advice.choices:
+        assert choice.draft_length in choice.ties
+        assert 0 <= choice.loss <= 1
+        assert 0 < choice.probability <= 1
+
+
+def test_a_cell_that_was_measured_tells_less_than_one_far_from_all() -> None:
+    table, experts = synthetic(1)
+    law = law_fit.fit(table[chosen((0, 3), (1,))], "two", experts=experts)
+    spreads = {(each.sequences, each.draft_length): each.spread for each in next_cell.advise(law, BATCHES, LENGTHS).candidates}
+    assert max(spreads[64, 3], spreads[16, 3]) < spreads[1, 3] / 1.5
+
+
+def test_known_law_has_one_choice_and_no_loss() -> None:
+    law, _ = fitted(1, True, True)
+    sure = replace(law, draws={name: np.full(256, law.coefficients.get(name, 1e-3)) for name in law.draws})
+    advice = next_cell.advise(sure, (1, 16), LENGTHS)
+    assert advice.loss == pytest.approx(0, abs=1e-12)
+    assert all(each.probability == 1 for each in advice.choices)
+
+
+def test_too_many_candidates_are_refused() -> None:
+    law, _ = fitted(1, True, True)
+    with pytest.raises(ParameterError, match="at most 400 pairs, got 50 x 9"):
+        next_cell.advise(law, tuple(range(1, 51)), tuple(range(9)))
