@@ -120,15 +120,15 @@ def engine_log(
         str, typer.Option("--engine", help="vllm, sglang, tensorrt-llm, llama.cpp, lmdeploy, mlx-lm, eagle. Default: by content.")
     ] = "auto",
     draft_length: Annotated[
-        int | None, typer.Option("--draft-length", help="Draft length of output that does not say it; 0: it is of plain decoding.")
+        int | None, typer.Option("--draft-length", help="Draft length of output that does not say it; 0: plain decoding.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Import how many draft tokens an engine accepted, and how fast it was, from its logs and benchmarks.
 
-    Read are log lines of vLLM, SGLang, llama.cpp and LMDeploy, results of vllm bench serve, bench_serving and trtllm-bench, counters
-    of /metrics, statistics in JSON responses, and EAGLE's answers. Counts of several files are added. The record is an outcome of a
-    scenario: [outcomes] kind = "engine-log", file = "NAME.json"; the speeds are cells.
+    Read are log lines of vLLM, SGLang, llama.cpp and LMDeploy, results of vllm bench serve, bench_serving and trtllm-bench,
+    counters of /metrics, statistics in JSON responses, and EAGLE's answers. Counts of several files are added. The record is an
+    outcome of a scenario: [outcomes] kind = "engine-log", file = "NAME.json"; the speeds are cells.
 
     calibrate import engine-log server.log -o mine
 

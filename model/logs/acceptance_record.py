@@ -36,7 +36,7 @@ TIMES = ("tpot_ms", "step_ms", "output_tokens_per_s")
 
 
 @dataclass(frozen=True)
-class Source:
+class LogSource:
     """A file that was read: its name without folders, and its number of lines."""
 
     file: str
@@ -127,7 +127,7 @@ class AcceptanceRecord:
 
     engine: str
     dialects: tuple[str, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[LogSource, ...]
     draft_length: int | None = None
     drafts: int | None = None
     drafted: int | None = None
@@ -260,7 +260,7 @@ def of_document(found: Any) -> AcceptanceRecord:
     for name in names:
         if name not in given:
             raise ParameterError(f"{name} is missing; {again}")
-    for name, kind in (("sources", Source), ("identities", Identity), ("cells", MeasuredCell)):
+    for name, kind in (("sources", LogSource), ("identities", Identity), ("cells", MeasuredCell)):
         given[name] = _records(name, given[name], kind)
     if isinstance(given["per_request"], dict):
         given["per_request"] = {name: _tuple(values) for name, values in given["per_request"].items()}

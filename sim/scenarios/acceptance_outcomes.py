@@ -347,7 +347,7 @@ class EngineLog(LawRecord):
         record, longest = self._record(), parameters.longest_draft
         name, rates = Path(self.file).name, record.known_rates
         source = f"{self.source}: {record.engine}, {name}"
-        if 0 < longest <= len(rates):
+        if rates and longest <= len(rates):
             return self._by_position(record, rates, source)
         bound = len(rates) if record.draft_length is None else record.draft_length
         if longest > bound > 0:

@@ -1,4 +1,4 @@
-"""Dialect of EAGLE's evaluation scripts, and of Spec-Bench, which has their format: JSON lines of answers.
+"""Output of EAGLE's evaluation scripts, and of Spec-Bench, which has their format: JSON lines of answers.
 
 Source: SafeAILab/EAGLE, eagle/evaluation/gen_ea_answer_llama3chat.py: for each turn `idxs` is the index of the last step, counted
 from 0, `new_tokens` its tokens and `wall_time` its seconds, the prompt's included.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from calibrate.importers.engine_logs.dialects import Dialect, objects, separate
 from calibrate.importers.engine_logs.observations import Observation
+from calibrate.importers.engine_logs.output_forms import OutputForm, objects, separate
 from calibrate.importers.engine_logs.printed_figures import optional
 from calibrate.importers.engine_logs.vllm import MOST_STEPS, histogram_of
 from model.base import checks
@@ -80,4 +80,4 @@ def _answers(document: Any, draft_length: int | None) -> list[Observation]:
     return [_choice(each, draft_length) for each in found]
 
 
-DIALECTS = (Dialect("eagle-answers", "choices with idxs and new_tokens", documents=separate(_answers)),)
+DIALECTS = (OutputForm("eagle-answers", "choices with idxs and new_tokens", documents=separate(_answers)),)

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from calibrate.importers.engine_logs import eagle, llama_cpp, lmdeploy, mlx_lm, sglang, tensorrt_llm, vllm
-from calibrate.importers.engine_logs.dialects import Dialect, Reader
-from calibrate.importers.engine_logs.observations import Observation, Totals
+from calibrate.importers.engine_logs.observations import Observation, ObservationSums
+from calibrate.importers.engine_logs.output_forms import OutputForm, Reader
 from model.base import bounded_files, checks, whole_files
 from model.base.checks import ParameterError
 from model.logs import acceptance_record
-from model.logs.acceptance_record import MOST_POSITIONS, TIMES, AcceptanceRecord, MeasuredCell, Source
+from model.logs.acceptance_record import MOST_POSITIONS, TIMES, AcceptanceRecord, LogSource, MeasuredCell
 from model.outcomes.intervals import half_width
 
-ENGINES: Mapping[str, Sequence[Dialect]] = {
+ENGINES: Mapping[str, Sequence[OutputForm]] = {
     "vllm": vllm.DIALECTS, "sglang": sglang.DIALECTS, "tensorrt-llm": tensorrt_llm.DIALECTS, "llama.cpp": llama_cpp.DIALECTS,
     "lmdeploy": lmdeploy.DIALECTS, "mlx-lm": mlx_lm.DIALECTS, "eagle": eagle.DIALECTS,
 }  # fmt: skip
@@ -61,11 +61,11 @@ def read(files: Sequence[str | Path], engine: str = AUTO, draft_length: int | No
     if len(names) > 1:
         each_of = ", ".join(f"{each.path.name}: {each.engine}" for each in found)
         raise ParameterError(f"files of one record must be of one engine, got {each_of}; import them separately")
-    totals, dialects = Totals(), dict[str, None]()
+    totals, dialects = ObservationSums(), dict[str, None]()
     for each in found:
         totals.merge(each.totals)
         dialects |= dict.fromkeys(each.dialects)
-    record = totals.record(found[0].engine, [*dialects], [Source(each.path.name, each.lines) for each in found])
+    record = totals.record(found[0].engine, [*dialects], [LogSource(each.path.name, each.lines) for each in found])
     if draft_length and record.draft_length not in (None, draft_length):
         note = f"draft_length {draft_length} was given and is not used: the output says {record.draft_length}"
         record = replace(record, notes=(*record.notes, note))
@@ -82,7 +82,7 @@ class _File:
 
     def __init__(self, path: Path, among: Sequence[str], draft_length: int | None) -> None:
         self.path, self.lines, self.draft_length = path, 0, draft_length
-        self.held: dict[tuple[str, str], Totals] = {}
+        self.held: dict[tuple[str, str], ObservationSums] = {}
         self.among = among
         self.pinned: dict[str, None] = {}
         try:
@@ -110,42 +110,45 @@ class _File:
             self.lines += 1
             yield line
 
-    def _kept(self, engine: str, dialect: Dialect, seen: Observation) -> None:
+    def _kept(self, engine: str, form: OutputForm, seen: Observation) -> None:
         if seen.draft_length is None and self.draft_length and seen.speaks():
             seen.draft_length = self.draft_length
         if self.draft_length:
             seen.cells = [
                 replace(cell, draft_length=self.draft_length) if cell.draft_length is None else cell for cell in seen.cells
             ]
-        self.held.setdefault((engine, dialect.name), Totals()).add(seen)
+        self.held.setdefault((engine, form.name), ObservationSums()).add(seen)
 
     # --- Text ---
 
     def _texts(self, lines: Iterator[str]) -> None:
         begun = [
-            (engine, dialect, dialect.lines(self.draft_length), dialect.marks)
-            for engine in self.among for dialect in ENGINES[engine] if dialect.lines is not None
+            (engine, form, form.lines(self.draft_length))
+            for engine in self.among for form in ENGINES[engine] if form.lines is not None
         ]  # fmt: skip
-        every = dict.fromkeys([*PINNED, *(mark for *_, own in begun for mark in own)])
-        marks = re.compile("|".join(map(re.escape, every)))
+        by_mark: dict[str, list[int]] = {name: [] for name in PINNED}
+        for index, (_, form, _) in enumerate(begun):
+            for mark in form.marks:
+                by_mark.setdefault(mark, []).append(index)
+        marks = [*by_mark.items()]
         for line in lines:
             if len(line) > bounded_files.MOST_LINE:
                 bound = f"at most {bounded_files.MOST_LINE:,} characters"
                 raise ParameterError(f"line {self.lines} must have {bound}, got {len(line):,}")
-            if not marks.search(line):
+            found = [(mark, indices) for mark, indices in marks if mark in line]  # faster than a regular expression
+            if not found:
                 continue
-            self.pinned |= dict.fromkeys(name for name in PINNED if name in line)
-            for engine, dialect, reader, own in begun:
-                if any(mark in line for mark in own):
-                    self._take(engine, dialect, reader, line, f"line {self.lines}")
-        for engine, dialect, reader, _ in begun:
+            self.pinned |= dict.fromkeys(mark for mark, _ in found if mark in PINNED)
+            for index in sorted({index for _, indices in found for index in indices}):
+                self._take(*begun[index], line, f"line {self.lines}")
+        for engine, form, reader in begun:
             for seen in reader.end():
-                self._kept(engine, dialect, seen)
+                self._kept(engine, form, seen)
 
-    def _take(self, engine: str, dialect: Dialect, reader: Reader, found: Any, where: str) -> None:
+    def _take(self, engine: str, form: OutputForm, reader: Reader, found: Any, where: str) -> None:
         try:
             for seen in reader.take(found):
-                self._kept(engine, dialect, seen)
+                self._kept(engine, form, seen)
         except ParameterError as error:
             raise ParameterError(f"{where}: {error}") from None
 
@@ -188,7 +191,7 @@ class _File:
 
     # --- Choice ---
 
-    def _chosen(self) -> tuple[str, list[str], Totals]:
+    def _chosen(self) -> tuple[str, list[str], ObservationSums]:
         """Engine, names of dialects and sums of this file; raise `ParameterError` if there is none, or more than one engine."""
         speaking = {key: totals for key, totals in self.held.items() if totals.count}
         timed = {key: totals for key, totals in self.held.items() if totals.cells or totals.timed[0]}
@@ -242,7 +245,7 @@ def report(record: AcceptanceRecord) -> Iterator[str]:
     if record.draft_ms_per_token is not None:
         yield f"  {'drafting [ms per token]':30}{record.draft_ms_per_token:20.4f}"
     if record.survival is not None:
-        yield "\n  draft position   at least so many accepted        95 %            accepted if those before were"
+        yield "\n  draft position   at least this number accepted     95 %            accepted if those before were"
         for index, rate in enumerate(record.survival):
             low, high = record.survival_low, record.survival_high
             between = "" if low is None or high is None else f"{low[index]:.2%} to {high[index]:.2%}"
@@ -253,10 +256,8 @@ def report(record: AcceptanceRecord) -> Iterator[str]:
         for cell in record.cells:
             name = next(name for name in TIMES if getattr(cell, name) is not None)
             longest, mean = cell.draft_length, cell.mean_acceptance_length
-            yield (
-                f"  {cell.sequences:9g}  {'?' if longest is None else longest:>12}  {'?' if mean is None else format(mean, '.3f'):>17}"
-                f"  {getattr(cell, name):g} {UNITS[name]}"
-            )
+            known = "?" if longest is None else longest, "?" if mean is None else f"{mean:.3f}"
+            yield f"  {cell.sequences:9g}  {known[0]:>12}  {known[1]:>17}  {getattr(cell, name):g} {UNITS[name]}"
     failed = [each for each in record.identities if not each.holds]
     holds = len(record.identities) - len(failed)
     if record.identities:
@@ -302,6 +303,9 @@ def save(record: AcceptanceRecord, name: str | Path) -> list[Path]:
     """Write NAME.json, and NAME.cells.csv if there are cells, both or neither; return their paths."""
     base = Path(str(name).removesuffix(".json"))
     path, table = base.with_name(f"{base.name}.json"), base.with_name(f"{base.name}.cells.csv")
+    for each in (path, table):
+        if each.is_dir():
+            raise ParameterError(f"{each.name} is a folder, and must be a file; choose another NAME")
     with whole_files.whole(path) as about:
         about.write_text(acceptance_record.dumps(record), encoding="utf-8")
         if not record.cells:

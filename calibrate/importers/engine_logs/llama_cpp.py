@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from calibrate.importers.engine_logs import prometheus_counters
-from calibrate.importers.engine_logs.dialects import Dialect, objects, separate
 from calibrate.importers.engine_logs.observations import (
     OF_RATIO,
     Check,
@@ -21,6 +20,7 @@ from calibrate.importers.engine_logs.observations import (
     checks_of,
     counts_of,
 )
+from calibrate.importers.engine_logs.output_forms import OutputForm, objects, separate
 from calibrate.importers.engine_logs.printed_figures import (
     Printed,
     after,
@@ -45,7 +45,7 @@ _TIMES = re.compile(r"dur\s*\(b,g,a\)\s*=\s*([^\s,]+),\s*([^\s,]+),\s*([^\s,]+)\
 
 
 @dataclass
-class _Series:
+class _GrowingCounts:
     """Statistics that grow from line to line: their last values, added up over restarts."""
 
     last: Observation | None = None
@@ -78,8 +78,8 @@ class _Server:
 
     def __init__(self, draft_length: int | None) -> None:
         self.seen: list[Observation] = []
-        self.together: dict[str, _Series] = {}
-        self.by_slot: dict[tuple[str, str], _Series] = {}
+        self.together: dict[str, _GrowingCounts] = {}
+        self.by_slot: dict[tuple[str, str], _GrowingCounts] = {}
         self.slot = ""
 
     def take(self, text: str) -> Iterator[Observation]:
@@ -95,8 +95,8 @@ class _Server:
         name = _STATISTICS.search(text)
         if name is not None and "#gen tokens" in text:
             statistics = _statistics(text[name.start() :])
-            self.together.setdefault(name["name"], _Series()).add(statistics)
-            self.by_slot.setdefault((name["name"], self.slot), _Series()).add(statistics)
+            self.together.setdefault(name["name"], _GrowingCounts()).add(statistics)
+            self.by_slot.setdefault((name["name"], self.slot), _GrowingCounts()).add(statistics)
         return iter(())
 
     def end(self) -> Iterator[Observation]:
@@ -221,11 +221,11 @@ def _responses(document: Any, draft_length: int | None) -> list[Observation]:
 
 
 DIALECTS = (
-    Dialect(
+    OutputForm(
         "llama.cpp-server", "'draft acceptance = ... accepted / ... generated' or 'statistics'",
         ("draft acceptance", "statistics ", "print_timing"), _Server,
     ),
-    Dialect("llama-speculative", "'n_drafted =' and 'n_accept  ='", ("n_draft", "n_accept", "n_predict", "accept "), _Speculative),
-    Dialect("llama.cpp-responses", "timings.draft_n", documents=separate(_responses)),
-    prometheus_counters.dialect("llamacpp", "llama.cpp-prometheus"),
+    OutputForm("llama-speculative", "n_drafted and n_accept", ("n_draft", "n_accept", "n_predict", "accept "), _Speculative),
+    OutputForm("llama.cpp-responses", "timings.draft_n", documents=separate(_responses)),
+    prometheus_counters.counters("llamacpp", "llama.cpp-prometheus"),
 )  # fmt: skip

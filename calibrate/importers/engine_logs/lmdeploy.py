@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 
 from calibrate.importers.engine_logs import prometheus_counters
-from calibrate.importers.engine_logs.dialects import Dialect
 from calibrate.importers.engine_logs.observations import Observation
+from calibrate.importers.engine_logs.output_forms import OutputForm
 from calibrate.importers.engine_logs.printed_figures import count, printed
 from calibrate.importers.engine_logs.vllm import IntervalCells, spec_decoding
 
@@ -18,7 +18,7 @@ _THROUGHPUT = re.compile(r"Avg thr \(in/out\)\s*:\s*(?P<prompts>\S+)\s*/\s*(?P<r
 _RUNNING = re.compile(r"Engine \(running/waiting\)\s*:\s*(?P<running>\S+)\s*/")
 
 
-class _Log:
+class _LogLines:
     """Reader of lines that have throughput, running requests and, if there were drafts, speculative decoding."""
 
     def __init__(self, draft_length: int | None) -> None:
@@ -44,6 +44,6 @@ class _Log:
 
 
 DIALECTS = (
-    Dialect("lmdeploy-log", "'Avg thr (in/out):' with 'SpecDecoding metrics:'", ("Avg thr (in/out)",), _Log),
-    prometheus_counters.dialect("lmdeploy", "lmdeploy-prometheus"),
+    OutputForm("lmdeploy-log", "'Avg thr (in/out):' with 'SpecDecoding metrics:'", ("Avg thr (in/out)",), _LogLines),
+    prometheus_counters.counters("lmdeploy", "lmdeploy-prometheus"),
 )

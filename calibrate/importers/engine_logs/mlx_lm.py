@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.importers.engine_logs.dialects import Dialect, objects, separate
 from calibrate.importers.engine_logs.observations import Observation
+from calibrate.importers.engine_logs.output_forms import OutputForm, objects, separate
 from calibrate.importers.engine_logs.printed_figures import Printed, json_number, printed, share
 from model.base.checks import ParameterError
 from model.methods.speculative.engine_dialects import DIALECTS as FIGURES
@@ -50,6 +50,6 @@ def _tokens(document: Any, draft_length: int | None) -> list[Observation]:
 
 
 DIALECTS = (
-    Dialect("mlx-lm-share", "a share of tokens 'from_draft: ...'", ("from_draft",), separate(_line)),
-    Dialect("mlx-lm-tokens", "from_draft of tokens", documents=separate(_tokens)),
+    OutputForm("mlx-lm-share", "a share of tokens 'from_draft: ...'", ("from_draft",), separate(_line)),
+    OutputForm("mlx-lm-tokens", "from_draft of tokens", documents=separate(_tokens)),
 )

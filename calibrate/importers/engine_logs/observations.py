@@ -24,8 +24,8 @@ from model.logs.acceptance_record import (
     MOST_REQUESTS,
     AcceptanceRecord,
     Identity,
+    LogSource,
     MeasuredCell,
-    Source,
     with_intervals,
 )
 
@@ -173,7 +173,7 @@ def checks_of(
 # --- Sums ---
 
 
-class Totals:
+class ObservationSums:
     """Sums of observations of one dialect, file or set of files; memory does not grow with their number."""
 
     def __init__(self) -> None:
@@ -276,7 +276,7 @@ class Totals:
         if len(self.notes) < MOST_NOTES - 50:
             self.notes[text] = None
 
-    def merge(self, other: Totals) -> None:
+    def merge(self, other: ObservationSums) -> None:
         """Add the sums of another file."""
         if other.count:
             self.rates = other.rates if not self.count else None
@@ -307,7 +307,7 @@ class Totals:
 
     # --- The record ---
 
-    def record(self, engine: str, dialects: Sequence[str], sources: Sequence[Source]) -> AcceptanceRecord:
+    def record(self, engine: str, dialects: Sequence[str], sources: Sequence[LogSource]) -> AcceptanceRecord:
         """Record of these sums."""
         lengths = self.draft_lengths
         if len(lengths) > 1:

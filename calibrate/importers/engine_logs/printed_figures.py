@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from model.base import checks
@@ -34,7 +35,7 @@ def _pattern(label: str) -> re.Pattern[str]:
 def after(text: str, label: str) -> str | None:
     """Text of the number after a label (a regular expression), with its per cent sign; None without the label."""
     found = _pattern(label).search(text)
-    return None if found is None else found["number"] + found["percent"]
+    return None if found is None else found["number"].rstrip(".") + found["percent"]
 
 
 def printed(name: str, number: str) -> Printed:
@@ -78,8 +79,10 @@ def count(name: str, value: object) -> int:
             raise ParameterError(f"{name} must be a whole number, got {checks.shown(value)}") from None
     if isinstance(value, float) and math.isfinite(value) and value == math.floor(value):
         value = int(value)
-    checks.whole(name, value, 0, MOST_COUNT)
+    checks.whole(name, value, 0)
     assert isinstance(value, int)
+    if value > MOST_COUNT:
+        raise ParameterError(f"{name} must be at most {MOST_COUNT}, got {checks.shown(value)}")
     return value
 
 
@@ -99,10 +102,11 @@ def length(name: str, value: Printed) -> Printed:
 
 def shares_after(text: str, label: str, name: str) -> list[Printed] | None:
     """Rates in a comma-separated list after a label; the list ends at the first word."""
-    found = re.search(rf"{label}\s*[:=]\s*\(?(?P<list>[^A-Za-z#)]*(?:nan[^A-Za-z#)]*)*)", text, re.IGNORECASE)
+    found = re.search(rf"{label}\s*[:=]\s*\(?(?P<list>[^)]*)", text, re.IGNORECASE)
     if found is None:
         return None
-    numbers = [each.strip() for each in found["list"].split(",") if each.strip()]
+    parts = (each.strip().rstrip(".") for each in found["list"].split(","))
+    numbers = list(takewhile(lambda part: not re.match(r"(?!nan|inf)[A-Za-z#]|$", part, re.IGNORECASE), parts))
     if len(numbers) > MOST_POSITIONS:
         raise ParameterError(f"{name} must have at most {MOST_POSITIONS} rates, got {len(numbers)}")
     return [share(name, printed(name, each)) for each in numbers]

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from calibrate.importers.engine_logs.dialects import Dialect
 from calibrate.importers.engine_logs.observations import OF_RATES, Check, Observation, checked_drafts, whole_length
+from calibrate.importers.engine_logs.output_forms import OutputForm
 from calibrate.importers.engine_logs.printed_figures import count
 from model.base.checks import ParameterError, shown
 from model.logs.acceptance_record import MOST_POSITIONS
@@ -78,7 +78,7 @@ class _Scrape:
         return (found,)
 
 
-def dialect(prefix: str, name: str) -> Dialect:
-    """Dialect of counters with this prefix."""
+def counters(prefix: str, name: str) -> OutputForm:
+    """Form of counters with this prefix."""
     mark = f"{prefix}:spec_decode_num_"
-    return Dialect(name, f"counters {mark}drafts_total", (mark,), partial(_Scrape))
+    return OutputForm(name, f"counters {mark}drafts_total", (mark,), partial(_Scrape))

@@ -14,8 +14,8 @@ from statistics import median
 from typing import Any
 
 from calibrate.importers.engine_logs import serving_benchmarks
-from calibrate.importers.engine_logs.dialects import Dialect, objects, separate
 from calibrate.importers.engine_logs.observations import Check, Observation, whole_length
+from calibrate.importers.engine_logs.output_forms import OutputForm, objects, separate
 from calibrate.importers.engine_logs.printed_figures import (
     Printed,
     count_of,
@@ -245,8 +245,8 @@ def _result(document: Any, draft_length: int | None) -> list[Observation]:
 
 
 DIALECTS = (
-    Dialect("sglang-log", "'Decode batch' with 'accept len:'", ("Decode batch", "speculative_num_steps"), _Decode),
-    Dialect("sglang-bench-text", "'Accept length:' of bench_serving", serving_benchmarks.MARKS, _text),
-    Dialect("sglang-bench-json", "accept_length of bench_serving", documents=separate(_result)),
-    Dialect("sglang-responses", "spec_verify_ct in meta_info or sglext", documents=separate(_responses)),
+    OutputForm("sglang-log", "'Decode batch' with 'accept len:'", ("Decode batch", "speculative_num_steps"), _Decode),
+    OutputForm("sglang-bench-text", "'Accept length:' of bench_serving", serving_benchmarks.MARKS, _text),
+    OutputForm("sglang-bench-json", "accept_length of bench_serving", documents=separate(_result)),
+    OutputForm("sglang-responses", "spec_verify_ct in meta_info or sglext", documents=separate(_responses)),
 )

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
 
-from calibrate.importers.engine_logs.dialects import Dialect, objects, separate
 from calibrate.importers.engine_logs.observations import Check, Observation, whole_length
+from calibrate.importers.engine_logs.output_forms import OutputForm, objects, separate
 from calibrate.importers.engine_logs.printed_figures import (
     Printed,
     count,
@@ -216,8 +216,8 @@ def _responses(document: Any, draft_length: int | None) -> list[Observation]:
 
 
 DIALECTS = (
-    Dialect("trtllm-bench-text", "'[AL] AVERAGE:' of trtllm-bench", tuple(_LABELS), _Report),
-    Dialect("trtllm-bench-json", "decoding_stats of trtllm-bench", documents=separate(_report)),
-    Dialect("trtllm-iterations", "specDecodingStats of iterations", documents=_Iterations),
-    Dialect("trtllm-responses", "speculative_decoding with total_accepted_draft_tokens", documents=separate(_responses)),
+    OutputForm("trtllm-bench-text", "'[AL] AVERAGE:' of trtllm-bench", tuple(_LABELS), _Report),
+    OutputForm("trtllm-bench-json", "decoding_stats of trtllm-bench", documents=separate(_report)),
+    OutputForm("trtllm-iterations", "specDecodingStats of iterations", documents=_Iterations),
+    OutputForm("trtllm-responses", "speculative_decoding with total_accepted_draft_tokens", documents=separate(_responses)),
 )

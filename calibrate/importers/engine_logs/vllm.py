@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from calibrate.importers.engine_logs import prometheus_counters, serving_benchmarks
-from calibrate.importers.engine_logs.dialects import Dialect, objects, separate
 from calibrate.importers.engine_logs.observations import (
     MOMENT,
     OF_COUNTS,
@@ -27,6 +26,7 @@ from calibrate.importers.engine_logs.observations import (
     drafts_of,
     whole_length,
 )
+from calibrate.importers.engine_logs.output_forms import OutputForm, objects, separate
 from calibrate.importers.engine_logs.printed_figures import (
     Printed,
     after,
@@ -110,7 +110,7 @@ def of_figures(
         made.positions, made.whole = counts_of(rates, made.drafts, accepted if len(rates) == draft_length else None, made.exact)
     elif rates:
         made.rates = rates
-    made.checks = checks_of(mean, rates, ratio, accepted, drafted, made.drafts if made.exact else None, draft_length)
+    made.checks = checks_of(mean, rates, ratio, accepted, drafted, made.drafts, draft_length)
     return made
 
 
@@ -128,7 +128,7 @@ class _Interval:
 
 
 class IntervalCells:
-    """Cells of a log that prints throughput and running requests beside each line of speculative decoding.
+    """Cells of a log that prints throughput and running requests before each line of speculative decoding.
 
     Throughput is of the whole interval and running requests are of its end, so that intervals in which their number changed are
     used only for numbers that have no other.
@@ -270,7 +270,7 @@ class _V0:
         self.last = found
 
     def end(self) -> Iterator[Observation]:
-        """Totals of the last line."""
+        """ObservationSums of the last line."""
         if self.last is not None:
             yield self.last
 
@@ -396,12 +396,12 @@ def of_histogram(histogram: Sequence[int], drafts: int | None, accepted: int | N
 
 
 DIALECTS = (
-    Dialect(
+    OutputForm(
         "vllm-v1-log", "'SpecDecoding metrics:'", ("SpecDecoding metrics", "Avg generation throughput"), _V1,
     ),
-    Dialect("vllm-v0-log", "'Speculative metrics:'", ("Speculative metrics",), _V0),
-    Dialect("vllm-bench-text", "'Acceptance length:' of vllm bench serve", serving_benchmarks.MARKS, _text),
-    Dialect("vllm-bench-json", "spec_decode_num_drafts of vllm bench serve", documents=separate(_result)),
-    Dialect("vllm-requests", "metrics.speculative_decoding of responses", documents=separate(_requests)),
-    prometheus_counters.dialect("vllm", "vllm-prometheus"),
+    OutputForm("vllm-v0-log", "'Speculative metrics:'", ("Speculative metrics",), _V0),
+    OutputForm("vllm-bench-text", "'Acceptance length:' of vllm bench serve", serving_benchmarks.MARKS, _text),
+    OutputForm("vllm-bench-json", "spec_decode_num_drafts of vllm bench serve", documents=separate(_result)),
+    OutputForm("vllm-requests", "metrics.speculative_decoding of responses", documents=separate(_requests)),
+    prometheus_counters.counters("vllm", "vllm-prometheus"),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a dialect is: a form of an engine's output, how it is found, and how it becomes observations."""
+"""Form of an engine's output: how it is found, and how it becomes observations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True)
-class Dialect:
+class OutputForm:
     """A form of output: lines of text with certain `marks`, or JSON `documents`.
 
     Both begin a reader for one file, with the draft length that the user gave for output that does not say it (None without one, 0
