@@ -416,6 +416,23 @@ def test_cells_of_vllm_are_of_intervals_with_steady_requests() -> None:
     assert any("1 cells are of intervals" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("first", ["throughput", "drafts", "drafts of the interval before"])
+def test_lines_of_an_interval_are_paired_in_any_order(first: str) -> None:
+    """Throughput k belongs to the k-th line of drafts; a log that was cut begins with drafts of an interval without throughput."""
+    lines = [Steps(3, (index,) * 4) for index in range(1, 4)]
+    pairs = [(engine_line(8, 100.0 * index), writers.vllm_v1(line, range(7))) for index, line in enumerate(lines, start=1)]
+    if first == "drafts of the interval before":
+        earlier = writers.vllm_v1(Steps(3, (0,)), range(7)).replace("04:30:45", "04:30:35")
+        text = [earlier, *(line for pair in pairs for line in pair)]
+    else:
+        text = [line for pair in pairs for line in (pair if first == "throughput" else pair[::-1])]
+    cell, = imported("\n".join(text)).cells
+    # Of intervals 2 and 3, which begin and end with 8 requests: tokens over seconds, each of 4 drafts.
+    tokens, seconds = 4 * (3 + 4), 4 * (3 / 200 + 4 / 300)
+    assert (cell.output_tokens_per_s, cell.weight) == (pytest.approx(tokens / seconds, abs=1e-3), 2)
+    assert cell.mean_acceptance_length == 3.5
+
+
 def test_plain_decoding_is_a_cell_if_the_user_says_so() -> None:
     text = "\n".join(engine_line(8, rate) for rate in (200.0, 300.0, 300.0))
     assert "--draft-length 0" in refused(text)
@@ -427,6 +444,20 @@ def test_plain_decoding_is_a_cell_if_the_user_says_so() -> None:
     assert "--draft-length 0" in refused(bare)
     cell, = imported(bare, draft_length=0).cells
     assert (cell.draft_length, cell.step_ms) == (0, pytest.approx(40.0))
+
+
+def test_plain_and_speculative_benchmarks_are_cells_of_one_table(tmp_path: Path) -> None:
+    speculative = writers.vllm_bench_json(Steps(3, (0, 1, 2, 3)))
+    plain = {key: value for key, value in speculative.items() if not key.startswith("spec_decode")} | {"mean_tpot_ms": 20.0}
+    paths = [tmp_path / "plain.json", tmp_path / "mtp.json"]
+    for path, result in zip(paths, (plain, speculative), strict=True):
+        path.write_text(json.dumps(result))
+    found = engine_log.read(paths, draft_length=0)
+    cells = [(cell.draft_length, cell.tpot_ms, cell.mean_acceptance_length) for cell in found.cells]
+    assert cells == [(0, 20.0, 1.0), (3, 10.0, 2.5)]
+    assert (found.draft_length, found.drafts) == (3, 4)
+    with pytest.raises(ParameterError, match="--draft-length 0"):
+        engine_log.read(paths)
 
 
 def test_draft_length_of_the_user_fills_in_what_is_missing() -> None:

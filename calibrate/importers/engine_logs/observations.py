@@ -375,7 +375,7 @@ class ObservationSums:
             self.check(Check(AT_MOST, max(length - draft_length - 1, 0.0), (slack or 0.0) + 1e-9))
         survival = self._survival(drafts)
         if survival and drafts and drafts >= FEW:
-            self.check(Check(REAL_TEXT, survival[0], 0.999 - 1e-12))
+            self.check(Check(REAL_TEXT, max(survival[0] - 0.999 + 1e-9, 0.0), 0.0))
             if survival[0] >= 0.999:
                 self.note("the first draft position accepts .999 or more: no real text, but repetitions or forced acceptance")
 

@@ -8,6 +8,7 @@ vllm/benchmarks/serve.py, docs/features/speculative_decoding (metrics of request
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -47,6 +48,7 @@ from model.logs.acceptance_record import MOST_POSITIONS, MeasuredCell
 
 MOST_STEPS = 10**6
 """Maximum number of steps of one request."""
+_TIME = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
 EFFICIENCY = "system efficiency = emitted / (drafts * (draft_length + 1))"
 PLAIN = "no figures of speculative decoding in a benchmark or log; if it is of plain decoding, --draft-length 0 makes it a cell"
 
@@ -177,42 +179,64 @@ class IntervalCells:
 
 
 class _V1:
-    """Reader of V1's log: lines of throughput, each followed by one of speculative decoding if there were drafts."""
+    """Reader of V1's log: each interval has a line of throughput and, if there were drafts, one of speculative decoding after it.
+
+    A log may also be sorted or filtered so that the line of speculative decoding is first: then the next line of throughput is of
+    the same interval, if it has the same time.
+    """
 
     def __init__(self, draft_length: int | None) -> None:
         self.plain = draft_length == 0
         self.cells = IntervalCells()
-        self.pending: tuple[int, float, float] | None = None
-        self.speculative = self.seen = False
+        self.interval: tuple[str, int, float, float] | None = None
+        """Time, running requests and throughputs of the last line of throughput, if no line of speculative decoding followed."""
+        self.waiting: tuple[str, Observation] | None = None
+        """Line of speculative decoding without a line of throughput before it, with its time."""
+        self.reversed = self.speculative = self.seen = False
 
     def take(self, text: str) -> Iterator[Observation]:
         """Observation of a line of speculative decoding."""
-        if "SpecDecoding metrics" in text:
-            if "Avg thr (in/out)" in text:  # LMDeploy's
-                return
+        time = _TIME.search(text)
+        shown = "" if time is None else time[0]
+        if "SpecDecoding metrics" not in text:
+            self._throughput(text, shown)
+        elif "Avg thr (in/out)" not in text:  # that one is LMDeploy's
             found = spec_decoding(text)
             if found is None:
                 return
-            self.speculative = self.speculative or found.speaks()
-            if self.pending is not None and found.speaks():
-                self.cells.add(*self.pending, found)
-            self.pending = None
+            if found.speaks():
+                self.speculative = True
+                if self.interval is not None and not self.reversed:
+                    self.cells.add(*self.interval[1:], found)
+                    self.interval = None
+                else:
+                    self.waiting = shown, found
             yield found
-            return
+
+    def _throughput(self, text: str, time: str) -> None:
         self._plain()
         rate, running = number_of(text, "Avg generation throughput"), count_of(text, "Running")
         prompts = number_of(text, "Avg prompt throughput")
-        if rate is not None and running is not None:
-            self.seen = True
-            self.pending = running, rate.value, 0.0 if prompts is None else prompts.value
+        if rate is None or running is None:
+            return
+        if rate.value < 0:
+            raise ParameterError(f"Avg generation throughput must be at least 0, got {rate.value:g}")
+        figures = running, rate.value, 0.0 if prompts is None else prompts.value
+        if self.waiting is not None and self.waiting[0] == time and (self.reversed or not self.seen):
+            self.cells.add(*figures, self.waiting[1])
+            self.reversed = True
+        else:
+            self.interval = time, *figures
+        self.seen, self.waiting = True, None
 
     def _plain(self) -> None:
-        if self.pending is not None:
+        """Close an interval without drafts."""
+        if self.interval is not None:
             if self.plain and not self.speculative:
-                self.cells.add(*self.pending, None)
+                self.cells.add(*self.interval[1:], None)
             else:
-                self.cells.last = self.pending[0]
-            self.pending = None
+                self.cells.last = self.interval[1]
+            self.interval = None
 
     def end(self) -> Iterator[Observation]:
         """Cells of all intervals."""
