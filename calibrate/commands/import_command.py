@@ -117,7 +117,7 @@ def engine_log(
         Path, typer.Option("-o", "--out", metavar="NAME", help="Write NAME.json, and NAME.cells.csv if there are speeds.")
     ],
     engine: Annotated[
-        str, typer.Option("--engine", help="vllm, sglang, tensorrt-llm, llama.cpp, lmdeploy, mlx-lm, eagle. Default: by content.")
+        str, typer.Option("--engine", help="vllm, sglang, trtllm, llama.cpp, lmdeploy, mlx-lm or eagle; auto: by content.")
     ] = "auto",
     draft_length: Annotated[
         int | None, typer.Option("--draft-length", help="Draft length of output that does not say it; 0: plain decoding.")

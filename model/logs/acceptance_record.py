@@ -21,7 +21,7 @@ from model.outcomes.intervals import wilson
 
 KIND = "acceptance-record"
 SCHEMA_VERSION = 1
-ENGINES = ("vllm", "sglang", "tensorrt-llm", "llama.cpp", "lmdeploy", "mlx-lm", "eagle")
+ENGINES = ("vllm", "sglang", "trtllm", "llama.cpp", "lmdeploy", "mlx-lm", "eagle")
 """Engines of records, by the names that `--engine` takes."""
 MOST_COUNT = 2**53
 """Maximum of a count; larger whole numbers are not exact as floats."""

@@ -243,6 +243,7 @@ def test_iterations_of_tensorrt_llm(lines: list[Steps]) -> None:
         assert found.draft_length == whole.draft_length
         cell, = found.cells
         assert (cell.step_ms, cell.sequences, cell.weight) == (5.0, 1, whole.drafts)
+        assert cell.mean_acceptance_length == pytest.approx(whole.length, abs=1e-4)
         assert any("1 iterations without drafts" in note for note in found.notes)
 
 
@@ -250,7 +251,7 @@ def test_iterations_of_tensorrt_llm(lines: list[Steps]) -> None:
 @few
 def test_report_of_tensorrt_llm(requests: list[Steps]) -> None:
     whole, found = together(requests), imported(writers.trtllm_report(requests))
-    assert found.engine == "tensorrt-llm"
+    assert found.engine == "trtllm"
     assert found.mean_acceptance_length is not None
     assert found.mean_acceptance_length_rounding is not None
     difference = abs(found.mean_acceptance_length - whole.length)
@@ -365,6 +366,49 @@ def test_drafts_of_several_lengths_are_within_rounding(rows: list[tuple[int, int
         assert sum(found.histogram) == found.drafts
 
 
+def test_histogram_that_rounding_hides_is_null() -> None:
+    """Of 4000 drafts, 2001 and 999 print as 2000 and 1000 would, which have the same sum."""
+    line = Steps(2, (2,) * 999 + (1,) * 1002 + (0,) * 1999)
+    found = imported(writers.vllm_v1(line, range(7)))
+    assert (found.drafts, found.accepted, found.histogram) == (4000, 3000, None)
+    assert found.survival == pytest.approx([each / 4000 for each in line.positions], abs=0.0005)
+
+
+def test_lengths_of_requests_are_weighted_by_their_drafts() -> None:
+    """Responses with steps and a length, but no counts."""
+    rows = [{"meta_info": {"spec_verify_ct": drafts, "spec_accept_length": length}} for drafts, length in ((10, 1.5), (30, 3.5))]
+    found = imported(json.dumps(rows))
+    assert (found.drafts, found.accepted, found.mean_acceptance_length) == (40, None, 3.0)
+
+
+def test_positions_of_a_result_that_was_cut_are_those_of_all() -> None:
+    first, second = Steps(3, (0, 1, 2, 3)), Steps(3, (3, 3))
+    cut = writers.vllm_bench(second).partition("  Position 2")[0]
+    found = imported(f"{writers.vllm_bench(first)}\n{cut}\n")
+    assert (found.drafts, found.draft_length, found.histogram) == (6, 3, None)
+    assert found.survival == pytest.approx([5 / 6, 4 / 6])
+
+
+def test_draft_cost_of_files_is_summed(tmp_path: Path) -> None:
+    paths = [tmp_path / "a.log", tmp_path / "b.log"]
+    for path, line, spent in zip(paths, (Steps(3, (0, 3)), Steps(3, (1,))), (4.0, 8.0), strict=True):
+        path.write_text(writers.llama_statistics(line, spent))
+    assert engine_log.read(paths).draft_ms_per_token == pytest.approx(12 / 9)
+    paths[0].write_text(
+        writers.llama_statistics(Steps(3, (0, 3)), 4.0) + "\n"
+        + writers.llama_statistics(Steps(3, (1,)), 8.0).replace("draft-eagle3", "ngram-simple")
+    )  # fmt: skip
+    both = engine_log.read(paths[:1])
+    assert (both.drafts, both.draft_ms_per_token) == (3, pytest.approx(12 / 9))
+
+
+def test_accept_rate_of_sglang_is_read_with_the_meanings_of_its_date() -> None:
+    """A length of 2 at .50 is drafts of 3 with the bonus and drafts of 2 without; before 2026-04 only the former."""
+    for date, expected in (("2025-11-01", 3), ("2026-05-01", None)):
+        line = writers.sglang_line(2.0, 2, 100.0, 10, date, "accept rate: 0.50, ")
+        assert imported(line).draft_length == expected
+
+
 # --- What dialects define otherwise ---
 
 
@@ -393,6 +437,7 @@ def test_first_lengths_of_vllm_v1_lack_the_bonus_token() -> None:
     text = writers.vllm_v1(line, range(7)).replace(f"length: {line.length:.2f}", f"length: {line.length - 1:.2f}")
     found = imported(text)
     assert (found.drafts, found.mean_acceptance_length) == (5, pytest.approx(line.length))
+    assert all(holding(found).values())
     assert any("before 2025-05" in note for note in found.notes)
 
 
@@ -578,6 +623,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "nan": (V1.replace("5.14", "nan"), "Mean acceptance length must be a finite number, got nan"),
     "inf": (V1.replace("0.863", "inf"), "rate must be a finite number, got inf"),
     "percent": (V1.replace("82.7%", "182.7%"), "must be between 0 and 1 (100 per cent), got 1.827"),
+    "negative rate": (V1.replace("0.960", "-0.960"), "must be between 0 and 1 (100 per cent), got -0.96"),
     "rate": (V1.replace("0.960", "1.960"), "must be between 0 and 1 (100 per cent), got 1.96"),
     "length": (V1.replace("5.14", "0.14"), "must be between 1 and 1025, got 0.14"),
     "word": (V1.replace("5.14", "five"), "must be a number, got 'five'"),

@@ -19,13 +19,13 @@ from model.base import bounded_files, checks, whole_files
 from model.base.checks import ParameterError
 from model.logs import acceptance_record
 from model.logs.acceptance_record import MOST_POSITIONS, TIMES, AcceptanceRecord, LogSource, MeasuredCell
+from model.methods.speculative import engine_dialects
 from model.outcomes.intervals import half_width
 
 ENGINES: Mapping[str, Sequence[OutputForm]] = {
-    "vllm": vllm.DIALECTS, "sglang": sglang.DIALECTS, "tensorrt-llm": tensorrt_llm.DIALECTS, "llama.cpp": llama_cpp.DIALECTS,
+    "vllm": vllm.DIALECTS, "sglang": sglang.DIALECTS, "trtllm": tensorrt_llm.DIALECTS, "llama.cpp": llama_cpp.DIALECTS,
     "lmdeploy": lmdeploy.DIALECTS, "mlx-lm": mlx_lm.DIALECTS, "eagle": eagle.DIALECTS,
 }  # fmt: skip
-ALIASES = {"trtllm": "tensorrt-llm", "llama-cpp": "llama.cpp", "mlx": "mlx-lm"}
 AUTO = "auto"
 MOST_JSON = 2**26
 """Maximum size of a JSON document, or of a line of JSON [bytes]."""
@@ -47,7 +47,7 @@ def read(files: Sequence[str | Path], engine: str = AUTO, draft_length: int | No
         Draft length K [tokens] for output that does not say it; 0 if output without drafts is of plain decoding.
     """
     if engine != AUTO:
-        engine = ALIASES.get(engine, engine)
+        engine = engine_dialects.ALIASES.get(engine, engine)
         checks.one_of("engine", engine, (*ENGINES, AUTO))
     if draft_length is not None:
         checks.whole("draft_length", draft_length, 0, MOST_POSITIONS)
