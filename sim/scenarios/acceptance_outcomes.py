@@ -106,6 +106,7 @@ class AcceptanceByDraftPosition(LawRecord):
     """The j-th token of a draft is accepted with probability `acceptance_rates[j]` if those before it were."""
 
     RATES = ("acceptance_rates",)
+    BY_DRAFT_POSITION = True
 
     acceptance_rates: tuple[float, ...]
     source: str = "assumed"
@@ -132,6 +133,7 @@ class SharedRate(LawRecord):
     """
 
     RATES = ("acceptance_rate",)
+    BY_DRAFT_POSITION = True
 
     acceptance_rate: float
     concentration: float
@@ -158,6 +160,8 @@ class RecordedRounds(LawRecord):
     of the log, the mean tokens per round are those of the log.
     """
 
+    BY_DRAFT_POSITION = True
+
     lengths: tuple[tuple[int, ...], ...] | None = None
     file: str | None = None
     drafter: str | None = None
@@ -172,7 +176,7 @@ class RecordedRounds(LawRecord):
                 raise checks.ParameterError(f"{name} must be a string in quotes, got {checks.shown(getattr(self, name))}")
         if self.drafter is not None and self.file is None:
             raise checks.TableError("outcomes", ".drafter names a column of a file of JSON lines; leave it out without a file")
-        checks.one_of("play", self.play, PLAYS)
+        checks.one_of("play", self.play, PLAY_MODES)
         check_provenance(None, self.source)
         self._lengths()
 
@@ -219,7 +223,7 @@ class RecordedRounds(LawRecord):
         return [[min(length, checks.MAX_TOKENS + 1) for length in record] for record in records]
 
 
-PLAYS = ("sequences", "log")
+PLAY_MODES = ("sequences", "log")
 Lengths = tuple[tuple[int, ...], ...]
 
 
@@ -329,8 +333,8 @@ class ReportedByEngine(LawRecord):
 class EngineLog(LawRecord):
     """The acceptance that an engine printed: `file` is the JSON of `calibrate import engine-log`.
 
-    By draft position if the record has all positions; else independent, with the rate that gives its mean acceptance length at its
-    draft length. Drafts may not be longer than those of the record.
+    By draft position if the record has all positions, and the method tests whole drafts; else independent, with the rate that gives
+    the record's mean acceptance length at its draft length. Drafts may not be longer than those of the record.
     """
 
     file: str
@@ -347,7 +351,7 @@ class EngineLog(LawRecord):
         record, longest = self._record(), parameters.longest_draft
         name, rates = Path(self.file).name, record.known_rates
         source = f"{self.source}: {record.engine}, {name}"
-        if rates and longest <= len(rates):
+        if rates and longest <= len(rates) and parameters.TESTS_WHOLE_DRAFTS:
             return self._by_position(record, rates, source)
         bound = len(rates) if record.draft_length is None else record.draft_length
         if longest > bound > 0:
@@ -445,7 +449,7 @@ class TwoClassConfidence(LawRecord):
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """Law for one point."""
         law = outcome_laws.TwoClass(self.low_if_accepted, self.low_if_rejected)
-        return Outcome(law, self.low_if_accepted, self.source, also={"low_if_rejected": self.low_if_rejected})
+        return Outcome(law, self.low_if_accepted, self.source, further_values={"low_if_rejected": self.low_if_rejected})
 
 
 BY_POSITION: dict[str, type[LawRecord]] = {

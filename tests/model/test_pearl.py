@@ -165,13 +165,13 @@ def test_worked_decoding_with_stopped_drafts() -> None:
 def test_formula_declines_where_the_cluster_causes_waiting(
     gamma: int, ratio: float, link: float, links: str, end: str, stop: str
 ) -> None:
-    """All paths of five tokens; in lock-step nothing waits, and drafts no longer than a pass are never stopped."""
+    """All paths of five tokens; nothing waits for units if drafts are whole, and drafts no longer than a pass are never stopped."""
     cost, parameters = UnitCost(4, cost_ratio=ratio, link=link), Parameters(4, gamma, draft_stop=stop)
     wanted, differs = parameters.demand(cost, 5), False
     for outcomes in itertools.product([True, False], repeat=4):
         here, ample = (simulated(parameters, [*outcomes, False], cost, on) for on in (Cluster(2, links, end), Cluster(2)))
-        assert ample.waited == 0
-        differs |= here.waited > 1e-9 or abs(here.latency - ample.latency) > 1e-9 or abs(here.busy - ample.busy) > 1e-9
+        assert ample.waiting_time == 0
+        differs |= here.waiting_time > 1e-9 or abs(here.latency - ample.latency) > 1e-9 or abs(here.busy - ample.busy) > 1e-9
     assert not differs or contention(wanted, Cluster(2, links, end)) is not None
     assert stop == REJECTION or wanted == Demand(2)
     if gamma * ratio + link / 2 <= 1:  # link in layer-times, four per pass: a draft with its links is no longer than a pass

@@ -50,7 +50,7 @@ def test_hidden_rows_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_occupancy_is_shown_where_slots_are_idle() -> None:
     def columns(*lengths: list[int]) -> list[str]:
         methods = [SKIP | {"lengths": each} for each in lengths]
-        return run_report.describing(sim.run(tables(PPD | {"layers": 8, "exit_layer": 4}, *methods)))
+        return run_report.describing_columns(sim.run(tables(PPD | {"layers": 8, "exit_layer": 4}, *methods)))
 
     assert "occupancy" not in columns([8, 8])
     assert "occupancy" in columns([8, 8], [8, 2])
@@ -59,15 +59,15 @@ def test_occupancy_is_shown_where_slots_are_idle() -> None:
 def test_empty_columns_are_hidden() -> None:
     frame = sim.run(tables(SKIP | {"lengths": [8, 2]}, outcomes={}))
     assert frame["agreement"].null_count() == frame.height
-    assert "agreement" not in run_report.describing(frame)
-    assert "agreement" in run_report.describing(frame.with_columns(agreement=pl.lit(0.9)))
+    assert "agreement" not in run_report.describing_columns(frame)
+    assert "agreement" in run_report.describing_columns(frame.with_columns(agreement=pl.lit(0.9)))
 
 
 def test_times_in_seconds_are_not_what_tells_points_apart() -> None:
     cost = {"kind": "roofline", "device": "a100", "shape": "opt-1.3b"}
     frame = sim.run(tables(PPD | {"layers": 24, "exit_layer": 12}, cost=cost, sweep={"method.candidates": [1, 2]}))
     assert {"latency_s_input_low", "busy_s_input_high", "reserved_s"} <= {*frame.columns}
-    assert run_report.describing(frame) == ["candidates", "match_rate"]
+    assert run_report.describing_columns(frame) == ["candidates", "match_rate"]
 
 
 def test_input_uncertainty_is_half_of_the_interval(tmp_path: Path) -> None:
@@ -254,6 +254,9 @@ def test_estimates_are_printed_once_in_as_few_tables_as_fit(tmp_path: Path) -> N
         assert all(len(line) <= width for line in lines if "±" in line)
         printed_tables.append(sum({*line.strip()} == {"─"} for line in lines))
     assert printed_tables[0] == 3
+    for view, count in (("formula", 0), ("paths", 1)):  # the mark is explained where it is printed
+        notes = run_report.notes(made.table().filter(pl.col("view") == view), made.tables)
+        assert sum(line.startswith("±: ") for line in notes) == count
     assert printed_tables == sorted(printed_tables, reverse=True)
     assert printed_tables[-1] == 1
 
@@ -265,7 +268,7 @@ def test_missing_values_are_explained_once(tmp_path: Path, capsys: pytest.Captur
     said = []
     for frame in (made.frame(), silent, *(silent.with_columns(pl.Series("no_value_because", each)) for each in reasons)):
         run_report.show(made, frame, [])
-        said.append(run_report.NOTHING in capsys.readouterr().out)
+        said.append(run_report.NO_CLOSED_FORM in capsys.readouterr().out)
     assert said == [False, True, False, True]
 
 
@@ -274,7 +277,7 @@ def test_units_and_exactness_are_shown_where_they_differ() -> None:
 
     def shown(**columns: Any) -> set[str]:
         changed = frame.with_columns(**{name: pl.Series(values) for name, values in columns.items()})
-        return {"units", "exact"} & {*run_report.describing(changed)}
+        return {"units", "exact"} & {*run_report.describing_columns(changed)}
 
     assert shown() == shown(units=[2, 3], reserved_units=[2, 3]) == shown(contended=[True, True]) == set()
     assert (
@@ -305,7 +308,7 @@ def test_notes_follow_the_order_of_points() -> None:
     rows = rows.with_columns(match_rate=0.5, outcomes_source=pl.lit("assumed"))
     assert run_report.notes(rows, {"cost": {}})[: most + 3] == [
         "match rates: assumed", *many[:most], f"... and {count - most} more such notes (column outcomes_note)",
-        "times: assumed: every layer takes one layer-time, nothing else takes time",
+        "times: assumed: every layer of the target takes one layer-time; nothing else takes time",
     ]  # fmt: skip
     assert "more such notes" not in "".join(run_report.notes(rows.slice(1, most), {"cost": {}}))
     lossy = [(f"method {at * 37 % count}", f"measured: {at * 7 % 12}") for at in range(count)]
