@@ -149,6 +149,13 @@ def test_time_of_sglang_steps_and_of_llama_drafts() -> None:
     assert imported(LINES["llama.cpp"][0]).draft_ms_per_token == pytest.approx(325.555 / 259)
 
 
+def test_line_ends_marks_and_colours_do_not_matter() -> None:
+    plain = imported(V1)
+    for text in (f"\ufeff{V1}\r\n", f"\n\x1b[1;36m(APIServer pid=1)\x1b[0;0m {V1}\n", f"2026-01-01T00:00:00Z stderr F {V1}."):
+        found = imported(text)
+        assert (found.drafts, found.histogram, found.draft_length) == (plain.drafts, plain.histogram, plain.draft_length)
+
+
 def test_histogram_and_intervals_of_a_line() -> None:
     found = imported(LINES["vllm v1"][0])
     assert found.histogram == (5, 12, 5, 5, 9, 88)
@@ -207,6 +214,7 @@ def test_results_of_vllm_bench(lines: list[Steps]) -> None:
     as_list = imported(json.dumps([writers.vllm_bench_json(line) for line in lines], indent=2))
     for found in (as_text, as_json, as_list):
         as_counts(found, together(lines), "vllm")
+        assert found.requests == 20 * len(lines)
         assert [cell.tpot_ms for cell in found.cells] == [10.0] * len(lines)
         assert {(cell.sequences, cell.context) for cell in found.cells} == {(8, 125.0)}
         assert holding(found)[SPACING]
@@ -371,6 +379,7 @@ def test_histogram_that_rounding_hides_is_null() -> None:
     line = Steps(2, (2,) * 999 + (1,) * 1002 + (0,) * 1999)
     found = imported(writers.vllm_v1(line, range(7)))
     assert (found.drafts, found.accepted, found.histogram) == (4000, 3000, None)
+    assert any("survival is of rounded rates" in note for note in found.notes)
     assert found.survival == pytest.approx([each / 4000 for each in line.positions], abs=0.0005)
 
 

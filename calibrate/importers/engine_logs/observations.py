@@ -194,7 +194,6 @@ class ObservationSums:
         self.rates: Sequence[Printed] | None = None
         self.histogram: list[int] | None = []
         self.draft_lengths: set[int | None] = set()
-        self.longest: int | None = 0
         self.requests: int | None = 0
         self.per_request: dict[str, array[float]] = {name: array("d") for name in ("drafts", "drafted", "accepted")}
         self.drafting = [0.0, 0]
@@ -318,6 +317,8 @@ class ObservationSums:
         drafts = None if self.drafts is None or not self.count else round(self.drafts)
         if drafts is not None and not self.exact:
             self.note("drafts is computed from rounded figures; it is right within their rounding")
+        if self.positions and not self.whole:
+            self.note("survival is of rounded rates, without exact counts; it is right within their rounding")
         length, slack = self._length()
         self._check_sums(drafts, draft_length, length, slack)
         seconds, tokens = self.timed

@@ -325,6 +325,7 @@ def _benchmark(block: Mapping[str, Any], rates: Sequence[Printed] | None, draft_
         found.checks = checks_of(mean, rates, ratio, accepted, drafted, drafts, found.draft_length)
     if found.draft_length is None and draft_length:
         found.draft_length = draft_length
+    found.requests = count("completed", block["completed"].value) if "completed" in block else None
     known = 1 + found.accepted / found.drafts if found.accepted is not None and found.drafts else mean and mean.value
     found.checks += serving_benchmarks.spacing(block, known)
     found.cells, notes = serving_benchmarks.cells(block, None if known is None else round(known, 4), found.draft_length)
