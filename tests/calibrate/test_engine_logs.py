@@ -411,6 +411,17 @@ def test_draft_cost_of_files_is_summed(tmp_path: Path) -> None:
     assert (both.drafts, both.draft_ms_per_token) == (3, pytest.approx(12 / 9))
 
 
+def test_statistics_of_llama_cpp_are_shared_or_of_a_slot_or_of_several_logs() -> None:
+    """Which it is, the lines of requests tell: two requests, with totals of the server, of the slot, or of another log."""
+    first, second = Steps(3, (0, 3, 1)), Steps(3, (1, 2, 2, 3))
+    for later, slot in ((together([first, second]), 1), (second, 2), (second, 1)):
+        text = "\n".join((
+            writers.llama_request(first, 1), writers.llama_statistics(first, 6.0),
+            writers.llama_request(second, 2).replace("id  1", f"id  {slot}"), writers.llama_statistics(later, 6.0),
+        ))  # fmt: skip
+        as_counts(imported(text), together([first, second]), "llama.cpp")
+
+
 def test_accept_rate_of_sglang_is_read_with_the_meanings_of_its_date() -> None:
     """A length of 2 at .50 is drafts of 3 with the bonus and drafts of 2 without; before 2026-04 only the former."""
     for date, expected in (("2025-11-01", 3), ("2026-05-01", None)):
@@ -519,6 +530,8 @@ def test_draft_length_of_the_user_fills_in_what_is_missing() -> None:
     assert imported(line).cells[0].draft_length is None
     found = imported(line, draft_length=3)
     assert (found.draft_length, found.cells[0].draft_length) == (3, 3)
+    bare = "draft acceptance rate = 0.57576 (  171 accepted /   297 generated)"
+    assert (imported(bare).draft_length, imported(bare, draft_length=8).draft_length) == (None, 8)
     said = imported(LINES["vllm v1"][0], draft_length=3)
     assert said.draft_length == 5
     assert any("is not used" in note for note in said.notes)

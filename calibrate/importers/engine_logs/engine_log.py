@@ -110,7 +110,12 @@ class _File:
             self.lines += 1
             yield line
 
-    def _kept(self, engine: str, form: OutputForm, seen: Observation) -> None:
+    def _kept(self, engine: str, form: OutputForm, seen: Observation | ObservationSums) -> None:
+        if isinstance(seen, ObservationSums):
+            if self.draft_length:
+                seen.draft_lengths = {self.draft_length if each is None else each for each in seen.draft_lengths}
+            self.held.setdefault((engine, form.name), ObservationSums()).merge(seen)
+            return
         if seen.draft_length is None and self.draft_length and seen.speaks():
             seen.draft_length = self.draft_length
         if self.draft_length:

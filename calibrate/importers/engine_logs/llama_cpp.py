@@ -8,8 +8,8 @@ lengths and rates are over accept calls, the third of #calls(b,g,a)), examples/s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from calibrate.importers.engine_logs import prometheus_counters
@@ -17,6 +17,7 @@ from calibrate.importers.engine_logs.observations import (
     OF_RATIO,
     Check,
     Observation,
+    ObservationSums,
     checks_of,
     counts_of,
 )
@@ -44,20 +45,18 @@ _CALLS = re.compile(r"#calls\s*\(b,g,a\)\s*=\s*(\d+)[ ,]+(\d+)[ ,]+(\d+)")
 _TIMES = re.compile(r"dur\s*\(b,g,a\)\s*=\s*([^\s,]+),\s*([^\s,]+),\s*([^\s,]+)\s*ms")
 
 
-@dataclass
 class _GrowingCounts:
-    """Statistics that grow from line to line: their last values, added up over restarts."""
+    """Statistics that grow from line to line: their last values, added up over restarts, at which they fall."""
 
-    last: Observation | None = None
-    before: list[Observation] = field(default_factory=list)
-    fell: bool = False
+    def __init__(self) -> None:
+        self.last: Observation | None = None
+        self.before: list[Observation] = []
 
     def add(self, seen: Observation) -> None:
         """Take the next line."""
         pairs = zip(_growing(seen), _growing(seen if self.last is None else self.last), strict=True)
         if self.last is not None and any(now < last for now, last in pairs):
             self.before.append(self.last)
-            self.fell = True
         self.last = seen
 
     def found(self) -> list[Observation]:
@@ -72,14 +71,16 @@ def _growing(seen: Observation) -> tuple[float, ...]:
 class _Server:
     """Reader of a server's log: a line for each request, and statistics that are totals since the start.
 
-    The statistics have the exact number of drafts and the time of drafting, so they are used if they are there; the requests' lines
-    otherwise. Where each slot has separate statistics, they are added up.
+    The statistics have the exact number of drafts and the time of drafting, so they are used if they are there, and the requests'
+    lines otherwise. Slots share their statistics or, in other versions, each has separate ones, and a log may be put together of
+    several: of these readings the one is right that has as many tokens as the lines of requests; the first one if none has.
     """
 
     def __init__(self, draft_length: int | None) -> None:
-        self.seen: list[Observation] = []
-        self.together: dict[str, _GrowingCounts] = {}
+        self.requests = ObservationSums()
+        self.shared: dict[str, _GrowingCounts] = {}
         self.by_slot: dict[tuple[str, str], _GrowingCounts] = {}
+        self.separate = ObservationSums()
         self.slot = ""
 
     def take(self, text: str) -> Iterator[Observation]:
@@ -91,32 +92,40 @@ class _Server:
         if found is not None:
             seen = _request(text[found.start() :], found)
             if seen is not None:
-                self.seen.append(seen)
+                self.requests.add(seen)
         name = _STATISTICS.search(text)
         if name is not None and "#gen tokens" in text:
             statistics = _statistics(text[name.start() :])
-            self.together.setdefault(name["name"], _GrowingCounts()).add(statistics)
-            self.by_slot.setdefault((name["name"], self.slot), _GrowingCounts()).add(statistics)
+            if statistics.drafted:
+                self.shared.setdefault(name["name"], _GrowingCounts()).add(statistics)
+                self.by_slot.setdefault((name["name"], self.slot), _GrowingCounts()).add(statistics)
+                self.separate.add(statistics)
         return iter(())
 
-    def end(self) -> Iterator[Observation]:
-        """Observations of the statistics, or of the requests' lines."""
-        shared = not any(series.fell for series in self.together.values())
-        held = [each for series in (self.together if shared else self.by_slot).values() for each in series.found()]
-        held = [each for each in held if each.drafted]
-        if held and all(each.drafts is not None for each in held):
-            accepted = sum(each.accepted or 0 for each in held)
-            listed = sum(each.accepted or 0 for each in self.seen)
-            if self.seen and accepted != listed:
-                note = f"statistics have {accepted} accepted tokens and the lines of requests {listed}: the statistics are used"
-                held[0].notes.append(note)
-            if self.seen:
-                checks = [check for each in self.seen for check in each.checks]
-                held[0] = replace(held[0], requests=len(self.seen), checks=held[0].checks + checks)
-                held[1:] = [replace(each, requests=0) for each in held[1:]]
-            yield from held
+    def end(self) -> Iterator[Observation | ObservationSums]:
+        """Sums of the statistics, or of the requests' lines."""
+        listed = self.requests
+        if not self.separate.count or self.separate.drafts is None:
+            yield listed
             return
-        yield from self.seen
+        readings = [_summed(each) for each in (self.shared, self.by_slot)] + [self.separate]
+        same = [each for each in readings if (each.accepted, each.drafted) == (listed.accepted, listed.drafted)]
+        chosen = (same or readings)[0]
+        if listed.count:
+            if not same:
+                note = f"statistics have {chosen.accepted} accepted tokens and the lines of requests {listed.accepted}"
+                chosen.note(f"{note}: the statistics are used")
+            chosen.requests = listed.count
+            chosen.merge_checks(listed)
+        yield chosen
+
+
+def _summed(series: Mapping[Any, _GrowingCounts]) -> ObservationSums:
+    sums = ObservationSums()
+    for each in series.values():
+        for seen in each.found():
+            sums.add(seen)
+    return sums
 
 
 def _request(text: str, found: re.Match[str]) -> Observation | None:

@@ -294,15 +294,19 @@ class ObservationSums:
         for name, values in self.per_request.items():
             values.extend(other.per_request[name][: MOST_REQUESTS - len(values)])
         self.drafting = [mine + theirs for mine, theirs in zip(self.drafting, other.drafting, strict=True)]
+        self.merge_checks(other)
+        self.timed = [mine + theirs for mine, theirs in zip(self.timed, other.timed, strict=True)]
+        self.cells += other.cells
+        for note in other.notes:
+            self.note(note)
+
+    def merge_checks(self, other: ObservationSums) -> None:
+        """Add the checked identities of others."""
         for name, (excess, difference, tolerance, count, failed) in other.checks.items():
             worst = self.checks.setdefault(name, [-math.inf, 0.0, 0.0, 0, 0])
             if excess > worst[0]:
                 worst[:3] = [excess, difference, tolerance]
             worst[3], worst[4] = worst[3] + count, worst[4] + failed
-        self.timed = [mine + theirs for mine, theirs in zip(self.timed, other.timed, strict=True)]
-        self.cells += other.cells
-        for note in other.notes:
-            self.note(note)
 
     # --- The record ---
 

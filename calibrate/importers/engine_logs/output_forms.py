@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from calibrate.importers.engine_logs.observations import Observation
+from calibrate.importers.engine_logs.observations import Observation, ObservationSums
 
 
 class Reader(Protocol):
@@ -17,8 +17,8 @@ class Reader(Protocol):
         """Observations that this line or document completes."""
         ...
 
-    def end(self) -> Iterable[Observation]:
-        """Observations that the end of the file completes."""
+    def end(self) -> Iterable[Observation | ObservationSums]:
+        """Observations that the end of the file completes, or their sums."""
         ...
 
 
