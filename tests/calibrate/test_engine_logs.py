@@ -420,6 +420,12 @@ def test_statistics_of_llama_cpp_are_shared_or_of_a_slot_or_of_several_logs() ->
             writers.llama_request(second, 2).replace("id  1", f"id  {slot}"), writers.llama_statistics(later, 6.0),
         ))  # fmt: skip
         as_counts(imported(text), together([first, second]), "llama.cpp")
+    restarted = "\n".join((
+        writers.llama_request(first, 1), writers.llama_statistics(first, 6.0), writers.llama_request(second, 2),
+        writers.llama_statistics(together([first, second]), 6.0), writers.llama_request(first, 1),
+        writers.llama_statistics(first, 6.0),
+    ))  # fmt: skip
+    as_counts(imported(restarted), together([first, second, first]), "llama.cpp")
 
 
 def test_accept_rate_of_sglang_is_read_with_the_meanings_of_its_date() -> None:
@@ -535,6 +541,15 @@ def test_draft_length_of_the_user_fills_in_what_is_missing() -> None:
     said = imported(LINES["vllm v1"][0], draft_length=3)
     assert said.draft_length == 5
     assert any("is not used" in note for note in said.notes)
+
+
+def test_a_histogram_alone_has_all_counts() -> None:
+    line = Steps(3, (0, 1, 1, 3))
+    found = imported(json.dumps({"choices": [{"text": "x"}], "sglext_spec": {"spec_correct_drafts_histogram": line.histogram}}))
+    assert (found.engine, found.drafts, found.accepted, found.histogram) == ("sglang", 4, 5, tuple(line.histogram))
+    assert found.draft_length is None  # the histogram ends at the most tokens that were accepted
+    alone = imported(json.dumps({"meta_info": {"spec_accept_length": 2.5, "completion_tokens": 100}}))
+    assert (alone.mean_acceptance_length, alone.drafts) == (2.5, None)
 
 
 def test_bench_serving_of_sglang() -> None:

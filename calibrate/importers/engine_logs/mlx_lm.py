@@ -37,7 +37,7 @@ def _line(text: str, draft_length: int | None) -> list[Observation]:
 
 def _tokens(document: Any, draft_length: int | None) -> list[Observation]:
     """Observation of tokens with from_draft true or false: those from drafts are accepted, each other one ends a step."""
-    marks = [each["from_draft"] for each in objects(document) if "from_draft" in each]
+    marks = [value for each in objects(document) for key, value in each.items() if "from_draft" in key]
     flags = [each for each in marks if isinstance(each, bool)]
     found = [_of_share(json_number("from_draft", each)) for each in marks if not isinstance(each, bool)]
     if flags:

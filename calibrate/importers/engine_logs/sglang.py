@@ -171,9 +171,13 @@ def _responses(document: Any, draft_length: int | None) -> list[Observation]:
     ]  # fmt: skip
 
 
+_HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
+_KEYS = ("spec_verify_ct", "spec_accept_length", *_HISTOGRAMS)
+
+
 def _of_response(response: Any) -> list[dict[str, Any]]:
     """Objects with the counts of a response: of meta_info, or else of sglext, which repeats them."""
-    found = [each for each in objects(response) if each.get("spec_verify_ct")]
+    found = [each for each in objects(response) if any(each.get(key) for key in _KEYS) and each.get("spec_verify_ct") != 0]
     extensions = [value for each in objects(response) for key, value in each.items() if key.startswith("sglext")]
     repeated = {id(each) for each in objects(extensions)}
     return [each for each in found if id(each) not in repeated] or found
@@ -184,11 +188,13 @@ def _response(found: Mapping[str, Any], given: int | None) -> Observation:
     drafts = json_count(found, "spec_verify_ct")
     accepted = json_count(found, "spec_accept_token_num", "spec_num_correct_drafts", "spec_accepted_drafts")
     drafted = json_count(found, "spec_draft_token_num", "spec_num_proposed_drafts", "spec_proposed_drafts")
-    listed = optional(found, "spec_correct_drafts_histogram", "spec_accept_histogram")
-    histogram = json_counts("spec_correct_drafts_histogram", listed) if listed else None
+    listed = optional(found, *_HISTOGRAMS)
+    histogram = json_counts(_HISTOGRAMS[0], listed) if listed else None
     checks: list[Check] = []
     if histogram is not None:
         checks += of_histogram(histogram, drafts, accepted)
+        if drafts is None:
+            drafts = sum(histogram)
         if accepted is None:
             accepted = sum(index * number for index, number in enumerate(histogram))
     draft_length = whole_length(drafted, drafts)
@@ -201,10 +207,11 @@ def _response(found: Mapping[str, Any], given: int | None) -> Observation:
     if draft_length:
         made.notes.append("draft_length is the tokens drafted per step; of a tree it is more than its depth")
     mean = optional(found, "spec_accept_length")
-    if mean is not None and drafts:
+    if mean is not None:
         shown = length("spec_accept_length", json_number("spec_accept_length", mean))
-        if accepted is None:
+        if accepted is None or not drafts:
             made.length = shown
+            made.weight = (json_count(found, "completion_tokens") or shown.value) / shown.value
         else:  # the length is generated tokens / steps: with the prompt's token, without those after the end
             slack = ((draft_length or 8) + 1) / drafts
             made.checks.append(Check(OF_RESPONSE, abs(shown.value - 1 - accepted / drafts), slack))
@@ -248,5 +255,5 @@ DIALECTS = (
     OutputForm("sglang-log", "'Decode batch' with 'accept len:'", ("Decode batch", "speculative_num_steps"), _Decode),
     OutputForm("sglang-bench-text", "'Accept length:' of bench_serving", serving_benchmarks.MARKS, _text),
     OutputForm("sglang-bench-json", "accept_length of bench_serving", documents=separate(_result)),
-    OutputForm("sglang-responses", "spec_verify_ct in meta_info or sglext", documents=separate(_responses)),
+    OutputForm("sglang-responses", "spec_verify_ct or a histogram in meta_info or sglext", documents=separate(_responses)),
 )
