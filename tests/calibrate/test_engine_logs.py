@@ -142,6 +142,47 @@ def test_lines_of_the_data_folder() -> None:
     assert all(line.strip() in held for text, _ in LINES.values() for line in text.splitlines())
 
 
+def test_example_of_vllm_documentation() -> None:
+    """docs/features/speculative_decoding, per-request acceptance metrics (vllm-project/vllm#48915)."""
+    example = {
+        "mean_acceptance_length": 1.2325581395348837, "draft_acceptance_rate": 0.07751937984496124,
+        "acceptance_histogram": [39, 1, 0, 3], "num_spec_steps": 43, "num_accepted_draft_tokens": 10, "num_draft_tokens": 129,
+        "num_spec_tokens": 3,
+    }  # fmt: skip
+    found = imported(json.dumps({"choices": [], "metrics": {"speculative_decoding": example}}))
+    assert (found.drafts, found.drafted, found.accepted, found.draft_length) == (43, 129, 10, 3)
+    assert found.mean_acceptance_length == example["mean_acceptance_length"]
+    assert found.draft_acceptance_rate == example["draft_acceptance_rate"]
+    assert all(holding(found).values())
+
+
+def test_answer_in_the_repository_of_eagle() -> None:
+    """Question 82 of eagle/outputs/llama-2-chat-70b-fp16-ea-in-temperature-0.0.jsonl (SafeAILab/EAGLE @2320d52e), without text."""
+    choice = {
+        "index": 0, "turns": ["", ""], "idxs": [40, 92], "new_tokens": [179, 399],
+        "wall_time": [6.674628019332886, 15.282948017120361],
+    }  # fmt: skip
+    found = imported(json.dumps({"question_id": 82, "choices": [choice], "tstamp": 1702393956.4881084}))
+    assert (found.engine, found.drafts, found.accepted) == ("eagle", 41 + 93, 179 + 399 - 41 - 93)
+    cell, = found.cells
+    assert cell.tpot_ms == pytest.approx(1000 * (6.674628019332886 + 15.282948017120361) / (179 + 399), abs=1e-4)
+
+
+def test_counters_in_the_tests_of_lmdeploy() -> None:
+    """Two drafts of 3 tokens with 2 and 1 accepted (InternLM/lmdeploy, tests of the Prometheus logger)."""
+    labels = 'model_name="test-model",engine="2"'
+    names = {"drafts": 2, "draft_tokens": 6, "accepted_tokens": 3}
+    rows = [f"lmdeploy:spec_decode_num_{name}_total{{{labels}}} {value}.0" for name, value in names.items()]
+    rows += [f"lmdeploy:spec_decode_mean_accept_rate{{{labels}}} 0.5", f"lmdeploy:spec_decode_mean_accept_length{{{labels}}} 2.5"]
+    rows += [f'lmdeploy:spec_decode_num_accepted_tokens_per_pos_total{{{labels},position="{index}"}} {value}.0'
+             for index, value in enumerate((2, 1, 0))]  # fmt: skip
+    found = imported("\n".join(rows))
+    assert (found.engine, found.mean_acceptance_length, found.draft_acceptance_rate) == ("lmdeploy", 2.5, 0.5)
+    assert found.survival == (1.0, 0.5, 0.0)
+    assert found.conditional_rates == (1.0, 0.5, 0.0)
+    assert found.known_rates == (1.0, 0.5, 0.0)
+
+
 def test_time_of_sglang_steps_and_of_llama_drafts() -> None:
     cell, = imported(LINES["sglang"][0]).cells
     assert cell.step_ms == pytest.approx(1000 * 1 * 1.95 / 178.86, abs=1e-4)

@@ -234,7 +234,7 @@ def _json(text: str) -> Any:
 def report(record: AcceptanceRecord) -> Iterator[str]:
     """Lines of a printed report: counts and length, survival by draft position, cells, identities that fail, notes."""
     engine = f"{record.engine}: {', '.join(record.dialects)}, {len(record.sources)} file{'s' * (len(record.sources) != 1)}"
-    yield f"{engine}, {sum(source.lines for source in record.sources):,} lines"
+    yield f"{engine}, {sum(source.lines for source in record.sources):,} lines (measured)"
     rows = [("draft length", record.draft_length), ("requests", record.requests), ("drafts", record.drafts),
             ("drafted tokens", record.drafted), ("accepted tokens", record.accepted)]  # fmt: skip
     for name, value in rows:
