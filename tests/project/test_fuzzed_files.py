@@ -315,7 +315,7 @@ def logged() -> tuple[dict[str, bytes], pl.DataFrame]:
     log = position_log.bundled()
     table = log.table.filter(pl.col("prompt") < 3)
     with folder() as here:
-        position_log.save(position_log.PositionLog(table, {**log.said, "prompts": log.said["prompts"][:3]}), here / "log.json")
+        position_log.save(position_log.PositionLog(table, {**log.header, "prompts": log.header["prompts"][:3]}), here / "log.json")
         return {path.name: path.read_bytes() for path in here.iterdir()}, table
 
 
@@ -497,7 +497,7 @@ def test_training_text(data: st.DataObject) -> None:
             (here / name).write_bytes(b"one line\nanother line\n" * 20)
         (here / "a.txt").write_bytes(data.draw(bytes_of(b"one line\nanother line\r\n" * 3)))
         for where in (here, here / "a.txt"):
-            call_reader(corpus.own, where)
+            call_reader(corpus.corpus_of_files, where)
 
 
 DEVICE = """name = "mine"
