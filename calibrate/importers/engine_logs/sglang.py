@@ -120,7 +120,7 @@ class _Decode:
         if len(months) < len(self.months):
             return None, ["accept rate is ignored: its meaning changed in 2025-10 and 2026-04, and lines have no date"]
         if min(months) < _SINCE["before-2025-10"]:
-            return None, [f"accept rate is ignored: before 2025-10 it {FIGURES['sglang'].rates['before-2025-10'].means}"]
+            return None, [f"accept rate is ignored: before 2025-10 it {FIGURES['sglang'].rates['before-2025-10'].meaning}"]
         found = {}
         for name, (low, high) in self.drafted.items():
             if name == "drafts" and max(months) < _SINCE["with-bonus"]:
@@ -131,8 +131,8 @@ class _Decode:
         if len(found) != 1 or min(found.values()) < 1:
             return None, ["accept rate is ignored: of its meanings since 2025-10 more or less than one fits a whole draft length"]
         name, number = found.popitem()
-        means = FIGURES["sglang"].rates[name].means
-        note = f"draft_length is the tokens drafted per step, from accept len and accept rate ({means})"
+        meaning = FIGURES["sglang"].rates[name].meaning
+        note = f"draft_length is the tokens drafted per step, from accept len and accept rate ({meaning})"
         return number, [f"{note}; of a tree it is more than its depth"]
 
     def end(self) -> Iterator[Observation]:
