@@ -197,6 +197,12 @@ def test_line_ends_marks_and_colours_do_not_matter() -> None:
         assert (found.drafts, found.histogram, found.draft_length) == (plain.drafts, plain.histogram, plain.draft_length)
 
 
+@pytest.mark.parametrize("key", ["log", "message", "msg"])
+def test_lines_that_a_collector_wraps_in_json(key: str) -> None:
+    text = "\n".join(json.dumps({key: f"{line}\n", "stream": "stderr"}) for line in ("starting", V1, V1))
+    assert imported(text).drafts == 248
+
+
 def test_histogram_and_intervals_of_a_line() -> None:
     found = imported(LINES["vllm v1"][0])
     assert found.histogram == (5, 12, 5, 5, 9, 88)

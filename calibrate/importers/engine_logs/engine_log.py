@@ -30,6 +30,8 @@ AUTO = "auto"
 MOST_JSON = 2**26
 """Maximum size of a JSON document, or of a line of JSON [bytes]."""
 _BEGINS_JSON = re.compile(r'\s*(\{\s*("|$|\})|\[\s*($|[\[{"\]]))')
+WRAPPED = ("log", "message", "msg")
+"""Keys under which collectors of logs keep a line, in JSON lines."""
 PINNED = ("synthetic_acceptance_length", "SGLANG_SIMULATE_ACC_LEN", "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS")
 """Settings by which engines accept a given number of tokens instead of those that agree."""
 
@@ -85,6 +87,16 @@ class _File:
         self.held: dict[tuple[str, str], ObservationSums] = {}
         self.among = among
         self.pinned: dict[str, None] = {}
+        forms = [(engine, form) for engine in among for form in ENGINES[engine]]
+        self.of_lines = [(engine, form, form.lines(draft_length)) for engine, form in forms if form.lines is not None]
+        self.of_documents = [
+            (engine, form, form.documents(draft_length)) for engine, form in forms if form.documents is not None
+        ]
+        by_mark: dict[str, list[int]] = {name: [] for name in PINNED}
+        for index, (_, form, _) in enumerate(self.of_lines):
+            for mark in form.marks:
+                by_mark.setdefault(mark, []).append(index)
+        self.marks = [*by_mark.items()]
         try:
             self._read()
             self.engine, self.dialects, self.totals = self._chosen()
@@ -103,7 +115,11 @@ class _File:
         if _BEGINS_JSON.match(first):
             self._documents(itertools.chain([first], self._counted(lines)))
         else:
-            self._texts(itertools.chain([first], self._counted(lines)))
+            for line in itertools.chain([first], self._counted(lines)):
+                self._line(line)
+        for engine, form, reader in (*self.of_lines, *self.of_documents):
+            for seen in reader.end():
+                self._kept(engine, form, seen)
 
     def _counted(self, lines: Iterator[str]) -> Iterator[str]:
         for line in lines:
@@ -124,31 +140,28 @@ class _File:
             ]
         self.held.setdefault((engine, form.name), ObservationSums()).add(seen)
 
-    # --- Text ---
+    # --- Lines and documents ---
 
-    def _texts(self, lines: Iterator[str]) -> None:
-        begun = [
-            (engine, form, form.lines(self.draft_length))
-            for engine in self.among for form in ENGINES[engine] if form.lines is not None
-        ]  # fmt: skip
-        by_mark: dict[str, list[int]] = {name: [] for name in PINNED}
-        for index, (_, form, _) in enumerate(begun):
-            for mark in form.marks:
-                by_mark.setdefault(mark, []).append(index)
-        marks = [*by_mark.items()]
-        for line in lines:
-            if len(line) > bounded_files.MOST_LINE:
-                bound = f"at most {bounded_files.MOST_LINE:,} characters"
-                raise ParameterError(f"line {self.lines} must have {bound}, got {len(line):,}")
-            found = [(mark, indices) for mark, indices in marks if mark in line]  # faster than a regular expression
-            if not found:
-                continue
-            self.pinned |= dict.fromkeys(mark for mark, _ in found if mark in PINNED)
-            for index in sorted({index for _, indices in found for index in indices}):
-                self._take(*begun[index], line, f"line {self.lines}")
-        for engine, form, reader in begun:
-            for seen in reader.end():
-                self._kept(engine, form, seen)
+    def _line(self, text: str) -> None:
+        """Give a line of text to the readers that have a mark in it."""
+        if len(text) > bounded_files.MOST_LINE:
+            bound = f"at most {bounded_files.MOST_LINE:,} characters"
+            raise ParameterError(f"line {self.lines} must have {bound}, got {len(text):,}")
+        found = [(mark, indices) for mark, indices in self.marks if mark in text]  # faster than a regular expression
+        if not found:
+            return
+        self.pinned |= dict.fromkeys(mark for mark, _ in found if mark in PINNED)
+        for index in sorted({index for _, indices in found for index in indices}):
+            self._take(*self.of_lines[index], text, f"line {self.lines}")
+
+    def _document(self, document: Any, where: str) -> None:
+        """Give a JSON document to all readers, and the line of text that it wraps, if it is a record of a log collector."""
+        for each in self.of_documents:
+            self._take(*each, document, where)
+        if isinstance(document, dict):
+            for text in (document[key] for key in WRAPPED if isinstance(document.get(key), str)):
+                for line in text.splitlines():
+                    self._line(line)
 
     def _take(self, engine: str, form: OutputForm, reader: Reader, found: Any, where: str) -> None:
         try:
@@ -157,42 +170,29 @@ class _File:
         except ParameterError as error:
             raise ParameterError(f"{where}: {error}") from None
 
-    # --- JSON ---
-
     def _documents(self, lines: Iterator[str]) -> None:
         """Read one JSON document per line, or one document of many lines."""
-        begun = [
-            (engine, dialect, dialect.documents(self.draft_length))
-            for engine in self.among for dialect in ENGINES[engine] if dialect.documents is not None
-        ]  # fmt: skip
         first = next(lines)
         single = _json(first)
         if isinstance(single, dict | list):
-            for engine, dialect, reader in begun:
-                self._take(engine, dialect, reader, single, f"line {self.lines}")
+            self._document(single, f"line {self.lines}")
             for line in lines:
-                if not line.strip():
-                    continue
-                document = _json(line)
-                if not isinstance(document, dict | list):
-                    raise ParameterError(f"line {self.lines} must be JSON as the first line is, {document}")
-                for engine, dialect, reader in begun:
-                    self._take(engine, dialect, reader, document, f"line {self.lines}")
-        else:
-            size, parts = len(first), [first]
-            for line in lines:
-                size += len(line) + 1
-                if size > MOST_JSON:
-                    raise ParameterError(f"a JSON document must have at most {MOST_JSON:,} characters; give JSON lines")
-                parts.append(line)
-            document = _json("\n".join(parts))
-            if not isinstance(document, dict | list):
-                raise ParameterError(f"it begins as JSON, {document}")
-            for engine, dialect, reader in begun:
-                self._take(engine, dialect, reader, document, "its JSON")
-        for engine, dialect, reader in begun:
-            for seen in reader.end():
-                self._kept(engine, dialect, seen)
+                if line.strip():
+                    document = _json(line)
+                    if not isinstance(document, dict | list):
+                        raise ParameterError(f"line {self.lines} must be JSON as the first line is, {document}")
+                    self._document(document, f"line {self.lines}")
+            return
+        size, parts = len(first), [first]
+        for line in lines:
+            size += len(line) + 1
+            if size > MOST_JSON:
+                raise ParameterError(f"a JSON document must have at most {MOST_JSON:,} characters; give JSON lines")
+            parts.append(line)
+        document = _json("\n".join(parts))
+        if not isinstance(document, dict | list):
+            raise ParameterError(f"it begins as JSON, {document}")
+        self._document(document, "its JSON")
 
     # --- Choice ---
 
