@@ -257,6 +257,8 @@ def _loaded(path: Path, _: tuple[int, int] | None) -> StepLaw:
         raise ParameterError(f"{path.name} must be text in UTF-8; it is no engine law") from None
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}") from None
+    except ValueError:
+        raise ParameterError(f"{path.name} must be JSON, and is not; `calibrate engine fit` writes laws") from None
 
 
 def _read(found: Any) -> StepLaw:
