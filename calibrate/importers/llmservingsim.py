@@ -13,7 +13,6 @@ Times are in the unit at the end of the column's name.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ def read(folder: str | Path, *, model: str, gpu: str, name: str = "", commit: st
     sources = tuple(imported_tables.source(table, root, REPOSITORY, LICENCE, commit, parts) for table, parts in tables.values())
     facts = _facts(root.parent / "meta.yaml", device)
     return imported_tables.profile_of(
-        device, rows, sources, notes, name=name or f"{device.name}-{model}", model=model, shape=asdict(shape),
+        device, rows, sources, notes, name=name or f"{device.name}-{model}", model=model, shape=transformer.described(shape),
         engine=f"vLLM {facts.get('vllm_version', '')}".strip() + " (profiled by LLMServingSim)", mode="kernel-only", kind="model",
         date=facts.get("profiled_at", "")[:10], errors=imported_tables.errors(rows), facts=facts,
     )  # fmt: skip

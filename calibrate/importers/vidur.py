@@ -14,7 +14,6 @@ the same columns and can be used for attention.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,7 @@ def read(
         rows, notes = rows + more_rows, notes + more_notes
         sources += [_source(table, Path(network), commit, (part,)) for part, table in read_.items()]
     return imported_tables.profile_of(
-        device, rows, sources, notes, name=name or f"{device.name}-{model}", model=model, shape=asdict(shape),
+        device, rows, sources, notes, name=name or f"{device.name}-{model}", model=model, shape=transformer.described(shape),
         engine="Sarathi (profiled by Vidur)", mode="kernel-only", kind="model", errors=imported_tables.errors(rows),
     )  # fmt: skip
 

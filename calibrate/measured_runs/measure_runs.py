@@ -403,7 +403,7 @@ def _about(plan: MeasurementPlan, models: Mapping[str, Decoder]) -> dict[str, An
             shape = transformer.from_config(each.config.to_dict(), str(each.dtype).removeprefix("torch."))
         except ParameterError:
             continue  # the operations of this architecture are not modelled
-        shapes[role] = json.loads(strict_json.dumps(asdict(shape)))
+        shapes[role] = json.loads(strict_json.dumps(transformer.described(shape)))
     rates = [None if each.rates is None else dict(each.rates) for each in plan.wanted]
     forced_by = None if all(each is None for each in rates) else rates
     versions = {name: str(facts[name]) for name in ("python", "torch", "transformers")}

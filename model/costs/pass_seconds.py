@@ -261,8 +261,8 @@ class PassSeconds(StepCosts):
 
 
 def share_of_rows(shape: Shape) -> float:
-    """Fraction of a layer's weights that compute keys and values."""
-    return 2 * shape.hidden * shape.kv_heads * shape.head_dim / shape.layer_weights
+    """Fraction of the weights of a layer that a token uses that compute keys and values."""
+    return shape.cache_weights / shape.active_layer_weights
 
 
 def spread_over(layers: LayerSpan, run: float, head: float, embedding: float, step: float, *, end: float = 0.0) -> list[float]:

@@ -236,7 +236,8 @@ def memory(
 ) -> DeviceMemory:
     """Memory of one device that holds a replica of the model, or one of `tensor_parallel` parts, and whole models `also` (a draft).
 
-    A method on several units keeps a replica on each, so their number does not change the memory per unit.
+    A method on several units keeps a replica on each, so their number does not change the memory per unit. A draft head shares the
+    embedding, and perhaps the head, of the target.
 
     >>> from model.architectures.transformer import preset
     >>> device = memory(preset("llama-2-13b"), 80e9, context=4096, batch=8)
@@ -244,8 +245,8 @@ def memory(
     (26.0, 26.8, True)
     """
     parts = [shape.shard(tensor_parallel), *also]
-    weights = float(sum(each.parameters * each.bytes_each for each in parts))
-    cache = float(sum(each.cache_bytes() * context * batch for each in parts))
+    weights = float(sum(each.weight_bytes for each in parts))
+    cache = float(sum(each.cache_bytes_at(context) * batch for each in parts))
     return DeviceMemory(weights, cache, available)
 
 
