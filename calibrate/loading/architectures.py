@@ -11,7 +11,10 @@ from model.architectures import transformer
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 
-LLAMA = {"vicuna": "llama", "codellama": "llama", "pythia": "gpt_neox", "qwen2.5": "qwen2"}
+LLAMA = {
+    "vicuna": "llama", "codellama": "llama", "pythia": "gpt_neox", "qwen2.5": "qwen2", "gemma": "gemma3_text", "gpt": "gpt_oss",
+    "deepseek": "deepseek_v3",
+}  # fmt: skip
 """Architectures of presets whose names do not contain them."""
 GATED_T5 = {True: "gated-gelu", False: "relu"}
 
@@ -104,7 +107,10 @@ def _library_config(name: str, shape: transformer.Shape) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     family = name.split("-")[0]
-    family = LLAMA.get(family, family)
+    family = "phi3" if name.startswith("phi-4") else LLAMA.get(family, family)
+    experts, latent, window = shape.experts, shape.latent, shape.window
+    if family == "qwen3" and experts is not None:
+        family = "qwen3_moe"
     common = {"vocab_size": shape.vocabulary, "tie_word_embeddings": shape.tied_head}
     usual = {
         "hidden_size": shape.hidden, "intermediate_size": shape.ffn, "num_hidden_layers": shape.layers,
@@ -116,6 +122,8 @@ def _library_config(name: str, shape: transformer.Shape) -> Any:
         "mistral": lambda: grouped | {"head_dim": shape.head_dim, "sliding_window": None},
         "qwen2": lambda: grouped,
         "phi": lambda: grouped,
+        "phi3": lambda: grouped,
+        "qwen3": lambda: grouped | {"head_dim": shape.head_dim},
         "gpt_neox": lambda: usual,
         "opt": lambda: {
             "hidden_size": shape.hidden, "ffn_dim": shape.ffn, "num_hidden_layers": shape.layers,
@@ -129,6 +137,24 @@ def _library_config(name: str, shape: transformer.Shape) -> Any:
         "t5": lambda: _t5(shape),
         "mt5": lambda: _t5(shape),
     }  # fmt: skip
+    if window is not None:
+        known["gemma3_text"] = lambda: grouped | {"head_dim": shape.head_dim, "sliding_window": window.size}
+    if experts is not None:
+        some = grouped | {"num_experts_per_tok": experts.active}
+        known |= {
+            "mixtral": lambda: some | {"num_local_experts": experts.count},
+            "gpt_oss": lambda: some | {"num_local_experts": experts.count, "head_dim": shape.head_dim},
+            "qwen3_moe": lambda: some | {
+                "num_experts": experts.count, "head_dim": shape.head_dim, "moe_intermediate_size": shape.ffn,
+            },
+        }  # fmt: skip
+        if latent is not None:
+            known["deepseek_v3"] = lambda: some | {
+                "n_routed_experts": experts.count, "moe_intermediate_size": shape.ffn, "n_shared_experts": experts.shared // shape.ffn,
+                "intermediate_size": experts.dense_ffn, "first_k_dense_replace": experts.dense_layers,
+                "q_lora_rank": latent.query_rank, "kv_lora_rank": latent.rank, "qk_rope_head_dim": latent.rope,
+                "qk_nope_head_dim": latent.nope, "v_head_dim": shape.head_dim,
+            }  # fmt: skip
     if family not in known:
         raise ParameterError(f"{checks.unknown('architecture of preset', name, known)}; give the model's config.json instead")
     library: Any = CONFIG_MAPPING[family]

@@ -180,6 +180,22 @@ class QuantisedWeights:
         return self.bits / 8
 
 
+def quantised(name: str, *, key: str = "weights") -> QuantisedWeights:
+    """Return a format of quantised weights by name (`FORMATS`); int4-gN and int8-gN have a 16-bit scale for each N weights.
+
+    Error messages call the name `key`.
+
+    >>> quantised("int4-g32").bits
+    4.5
+    """
+    base, mark, group = name.partition("-g")
+    if mark and base in ("int4", "int8") and group.isdigit() and 0 < int(group) < 2**24:
+        return QuantisedWeights(base, int(group))
+    if name not in FORMATS:
+        raise ParameterError(f"{checks.unknown(key, name, FORMATS)}; or int4-gN, int8-gN with a scale for each N weights")
+    return FORMATS[name]
+
+
 FORMATS = {
     "int4": QuantisedWeights("int4", 128),
     "int8": QuantisedWeights("int8"),
@@ -190,6 +206,10 @@ FORMATS = {
 """Formats of quantised weights by name: int4 with a 16-bit scale for each 128 weights [Lin2024]; int8 with a scale per row, which
 is left out; float8 in blocks of 128 x 128 with scales of 32 bits and products in float8, as DeepSeek-V3 publishes it; mxfp4 with a
 scale of 8 bits for each 32 [OCP2023], computed in 16 bits as on GPUs without its arithmetic; nvfp4, 8 bits for each 16."""
+
+
+DRAFT_KINDS = ("eagle", "eagle3", "medusa", "mtp", "p-eagle")
+"""Kinds of draft heads (`model.architectures.draft_heads`)."""
 
 
 @dataclass(frozen=True)
@@ -224,6 +244,7 @@ class DraftInput:
     copies: int = 1
 
     def __post_init__(self) -> None:
+        checks.one_of("draft.kind", self.kind, DRAFT_KINDS)
         checks.whole("draft.states", self.states, 0)
         checks.whole("draft.norms", self.norms, -1)
         for name in ("attention_states", "copies"):

@@ -629,8 +629,7 @@ def layer_kinds(shape: Shape) -> tuple[tuple[int, Shape], ...]:
         return ((window.layers, replace(shape, layers=window.layers)), (full, replace(shape, layers=full, window=None)))
     if draft is not None and shape.layers > 1:
         # Only the first layer has further inputs.
-        plain = DraftInput(draft.kind, shared_head=draft.shared_head)
-        return ((1, replace(shape, layers=1)), (shape.layers - 1, replace(shape, layers=shape.layers - 1, draft=plain)))
+        return ((1, replace(shape, layers=1)), (shape.layers - 1, replace(shape, layers=shape.layers - 1, draft=None)))
     return ((shape.layers, shape),)
 
 
@@ -656,13 +655,13 @@ def _weights_of_layer(kind: Shape, *, active: bool = False) -> int:
 
 def _products_of_layer(kind: Shape) -> tuple[MatrixProduct, ...]:
     hidden, inner, rows = kind.hidden, kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim
-    draft = DraftInput("") if kind.draft is None else kind.draft
-    fused = (MatrixProduct(draft.states * hidden, hidden),) if draft.states else ()
+    states, wide = (0, 1) if kind.draft is None else (kind.draft.states, kind.draft.attention_states)
+    fused = (MatrixProduct(states * hidden, hidden),) if states else ()
     if not kind.attends:
         return (*fused, MatrixProduct(hidden, hidden))
     attention: tuple[MatrixProduct, ...]
     if kind.latent is None:
-        attention = (MatrixProduct(draft.attention_states * hidden, inner + 2 * rows), MatrixProduct(inner, hidden))
+        attention = (MatrixProduct(wide * hidden, inner + 2 * rows), MatrixProduct(inner, hidden))
     else:
         attention = _latent_products(kind, kind.latent)
     across = (MatrixProduct(hidden, inner), MatrixProduct(inner, hidden)) if kind.encoder_layers else ()
@@ -852,13 +851,19 @@ def preset(name: str) -> Shape:
 
 
 def named(name: Any, dtype: str | None = None, *, key: str = "shape") -> Shape:
-    """Return the shape of a published model, or of a `config.json` of the transformers library (its path or its folder).
+    """Return the shape of a published model, of a `config.json` of the transformers library (its path or its folder), or of a draft
+    head of one of these (`model.architectures.draft_heads`).
 
     Error messages call the name `key`. The type of the numbers is `dtype`, else that of the file, else bfloat16.
 
     >>> named("llama-2-13b", "float16").bytes_each, named("llama-2-13b") == preset("llama-2-13b")
     (2, True)
     """
+    from model.architectures import draft_heads
+
+    if isinstance(name, str) and draft_heads.is_head(name):
+        head = draft_heads.head(name, functools.partial(named, key="target shape"))
+        return head if dtype is None else replace(head, dtype=dtype)
     if not isinstance(name, str) or (name not in PRESETS and not is_path(name)):
         raise ParameterError(f"{checks.unknown(key, name, PRESETS)}; or give the path of a config.json")
     made = PRESETS[name] if name in PRESETS else _of_file(name, bounded_files.stamp(_config_at(name)))
@@ -867,15 +872,24 @@ def named(name: Any, dtype: str | None = None, *, key: str = "shape") -> Shape:
 
 def is_path(name: str) -> bool:
     """Return True if a model's name is a path, which need not exist."""
+    from model.architectures import draft_heads
+
+    if draft_heads.is_head(name):
+        return is_path(draft_heads.parts(name)[1])
     return name not in PRESETS and (name.endswith(".json") or "/" in name or os.sep in name)
 
 
 def label(name: str) -> str:
     """Return a short name of a model given by name or by file; a `config.json` is named after its folder.
 
-    >>> label("llama-2-13b"), label("models/mine/config.json"), label("mine.json")
-    ('llama-2-13b', 'mine', 'mine')
+    >>> label("llama-2-13b"), label("models/mine/config.json"), label("mine.json"), label("eagle3:llama-3.1-8b")
+    ('llama-2-13b', 'mine', 'mine', 'eagle3-llama-3.1-8b')
     """
+    from model.architectures import draft_heads
+
+    if draft_heads.is_head(name):
+        kind, target, vocabulary = draft_heads.parts(name)
+        return "-".join([kind, label(target), *([] if vocabulary is None else [str(vocabulary)])])
     path = _config_at(name)
     if name in PRESETS or not is_path(name):
         return name
@@ -1027,7 +1041,18 @@ def from_config(source: str | Path | Mapping[str, Any], dtype: str | None = None
             more |= {"biases": _BLOCK, "sinks": True}
             more |= {"experts": Experts(_whole(config, "num_local_experts"), active, biased_router=True)}
     head_dim = _head_dim(config, kind, hidden, heads)
+    if _is_eagle3(config):
+        if _whole(config, "target_hidden_size", hidden) != hidden:
+            raise ParameterError(f"target_hidden_size must be hidden_size={hidden}, got {config['target_hidden_size']}")
+        vocabulary, tied = _whole(config, "draft_vocab_size", vocabulary), False
+        more |= {"draft": DraftInput("eagle3", 3, attention_states=2, norms=1)}
     return Shape(layers, hidden, heads, kv_heads, head_dim, ffn, gated, vocabulary, tied, **more)
+
+
+def _is_eagle3(config: Mapping[str, Any]) -> bool:
+    """Return True for the configuration of an EAGLE-3 head, which calls itself a model of the type of its layer."""
+    classes = config.get("architectures")
+    return isinstance(classes, list) and any(isinstance(each, str) and "eagle3" in each.lower() for each in classes)
 
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:

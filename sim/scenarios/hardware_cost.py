@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from model.architectures import transformer
+from model.architectures import layer_parts, transformer
 from model.architectures.transformer import Shape
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
@@ -38,6 +38,7 @@ _EFFICIENCIES = {
     "memory_error": "error", "compute_error": "compute_error",
 }  # fmt: skip
 """Keys of kind `roofline`, with their fields of `Efficiency`."""
+_FORMATS = ("weights", "draft_weights", "cache_dtype")
 MAX_SECONDS = 1e6
 GONE = MappingProxyType({
     "batch": "it is now method.sequences, the number of sequences decoded together; those that share one set of random outcomes, as"
@@ -66,8 +67,20 @@ class HardwareCost(TableRecord):
         Kind `roofline`: a name (`sim ls devices`), or the path of a .toml file such as the output of `sim ls devices h100`.
     shape, draft_shape, medium_shape
         Shapes of the models (`sim ls shapes`): names, or paths of a config.json. For kind `roofline` and profiles of operations.
+        Draft heads are named by kind and target, such as eagle3:llama-3.1-8b or mtp:deepseek-v3.
     dtype
-        Data type of weights and cache. With kind `roofline` the default is the shape's; it must be the data type of a profile.
+        Data type of activations, weights and cache. With kind `roofline` the default is the shape's; it must be the data type of a
+        profile.
+    weights, draft_weights
+        Kind `roofline`: format of the quantised weights of the large model's layers, and of the smaller models': int4, int8,
+        float8, mxfp4, nvfp4, int4-gN or int8-gN with a scale for each N weights, or none. The default is that of the shape.
+        Products of int4, int8 and mxfp4 weights are computed in `dtype`; of float8 and nvfp4 in their type where the device has a
+        rate for it.
+    cache_dtype
+        Kind `roofline`: data type of the KV cache. Default: `dtype`.
+    expert_correlation
+        Kind `roofline`, a large model with sparse experts: correlation of the experts of successive tokens of a sequence, 0
+        (independent, the default, assumed) to 1 (the same).
     prompt
         Positions in the KV cache when the first token is decoded. The time of each pass depends on its own position and on the
         batch (`sequences`). In a lockstep batch all sequences are at the same position; in a continuous batch a pass reads the mean
@@ -106,6 +119,10 @@ class HardwareCost(TableRecord):
     draft_shape: str | None = None
     medium_shape: str | None = None
     dtype: str | None = None
+    weights: str | None = None
+    draft_weights: str | None = None
+    cache_dtype: str | None = None
+    expert_correlation: float = 0.0
     prompt: int = 512
     tensor_parallel: int = 1
     busy: int = 0
@@ -129,7 +146,7 @@ class HardwareCost(TableRecord):
     def __post_init__(self) -> None:
         checks.one_of("kind", self.kind, KINDS)
         of_profile = ("profile", "draft_profile", "medium_profile", "busy")
-        of_roofline = ("device", *_EFFICIENCIES)
+        of_roofline = ("device", "weights", "draft_weights", "cache_dtype", "expert_correlation", *_EFFICIENCIES)
         for name in of_roofline if self.kind == "profile" else of_profile:
             if getattr(self, name):
                 raise ParameterError(f"{name} is not used by kind {self.kind!r}; leave it out")
@@ -137,13 +154,15 @@ class HardwareCost(TableRecord):
             if getattr(self, name) is None:
                 known = "`sim ls profiles`" if name == "profile" else f"`sim ls {name}s`"
                 raise ParameterError(f"{name} is required by kind {self.kind!r} and has no default; {known} lists them")
-        for name in ("profile", "draft_profile", "medium_profile", "device", "shape", "draft_shape", "medium_shape", "dtype"):
+        for name in ("profile", "draft_profile", "medium_profile", "device", "shape", "draft_shape", "medium_shape", "dtype", *_FORMATS):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise ParameterError(f"{name} must be a name in quotes, got {checks.shown(value)}")
         for name in ("shape", "draft_shape", "medium_shape"):
             if getattr(self, name) is not None:
-                transformer.named(getattr(self, name), self.dtype, key=name)
+                made = transformer.named(getattr(self, name), self.dtype, key=name)
+                if self.kind == "roofline":
+                    self._stored(made, "target" if name == "shape" else "draft")
         if self.device is not None:
             devices.device(self.device)
         checks.whole("prompt", self.prompt, 0, checks.MAX_TOKENS)
@@ -155,6 +174,21 @@ class HardwareCost(TableRecord):
         self._efficiency()
         for role in ROLES:
             self.of(role)
+
+    def _stored(self, made: Shape, role: str) -> Shape:
+        """Shape of a model whose weights and cache have the types that the scenario gives."""
+        key = "weights" if role == "target" else "draft_weights"
+        name = getattr(self, key)
+        if name is not None:
+            made = replace(made, weights=None if name == "none" else layer_parts.quantised(name, key=key))
+        if self.cache_dtype is not None:
+            made = replace(made, cache_dtype=self.cache_dtype)
+        if role == "target" and self.expert_correlation:
+            if made.experts is None:
+                raise ParameterError(f"expert_correlation is used only by a shape with sparse experts, got {self.shape}; leave it out")
+            checks.number("expert_correlation", self.expert_correlation, 0, 1)
+            made = replace(made, experts=replace(made.experts, correlation=float(self.expert_correlation)))
+        return made
 
     def _efficiency(self) -> Efficiency:
         given = {field: getattr(self, name) for name, field in _EFFICIENCIES.items()}
@@ -171,9 +205,8 @@ class HardwareCost(TableRecord):
         if self.kind == "roofline":
             if shape is None:
                 return None
-            return _roofline(
-                devices.device(str(self.device)), transformer.named(shape, self.dtype), self._efficiency(), tensor_parallel
-            )
+            made = self._stored(transformer.named(shape, self.dtype), role)
+            return _roofline(devices.device(str(self.device)), made, self._efficiency(), tensor_parallel)
         name = getattr(self, f"{where}profile")
         if name is None:
             # Not measured: estimate it by a roofline of the same device.
@@ -195,9 +228,11 @@ def _roofline(of: devices.Device, made: Shape, efficiency: Efficiency, tensor_pa
         known = f"{', '.join(of.rates)}, {'published' if published else 'given'} for {of.name}"
         raise ParameterError(f"dtype must be one of {known}, got {checks.shown(made.dtype)}")
     source = f"assumed efficiencies of the {'published peaks' if published else 'peaks given'} of {of.name}"
+    arithmetic = None if made.weights is None else made.weights.arithmetic
     return Roofline(
-        made, of.bandwidth, of.rates[made.dtype], efficiency, tensor_parallel, of.link or of.host_link, provenance=source
-    )
+        made, of.bandwidth, of.rates[made.dtype], efficiency, tensor_parallel, of.link or of.host_link, provenance=source,
+        product_rate=None if arithmetic is None else of.rates.get(arithmetic),
+    )  # fmt: skip
 
 
 _Stamp = tuple[int, int] | None

@@ -50,8 +50,36 @@ def config_of(name: str, shape: Shape) -> dict[str, Any]:
     if kind == "pythia":
         return said | usual | {"model_type": "gpt_neox"}
     grouped = usual | {"num_key_value_heads": shape.kv_heads}
-    of = "phi" if kind == "phi" else "llama" if kind in llamas else "qwen2" if kind.startswith("qwen") else kind
-    return said | grouped | {"model_type": of}
+    if shape.latent is not None or shape.experts is not None or shape.window is not None:
+        return said | grouped | special(kind, shape)
+    types = {"phi": "phi3" if name.startswith("phi-4") else "phi", "qwen2.5": "qwen2"} | dict.fromkeys(llamas, "llama")
+    own_width = {"head_dim": shape.head_dim} if kind == "qwen3" else {}
+    return said | grouped | own_width | {"model_type": types.get(kind, kind)}
+
+
+def special(kind: str, shape: Shape) -> dict[str, Any]:
+    """The keys of types with experts, latent attention or windows."""
+    experts, latent, window = shape.experts, shape.latent, shape.window
+    keys: dict[str, Any] = {"head_dim": shape.head_dim, "attention_bias": False}
+    if window is not None:
+        each = ["sliding_attention"] * window.layers + ["full_attention"] * (shape.layers - window.layers)
+        keys |= {"sliding_window": window.size, "layer_types": each}
+    if experts is None:
+        return keys | {"model_type": "gemma3_text"}
+    keys |= {"num_experts_per_tok": experts.active}
+    if latent is None:
+        count = "num_experts" if kind == "qwen3" else "num_local_experts"
+        keys |= {count: experts.count} | ({"moe_intermediate_size": shape.ffn, "intermediate_size": 9} if kind == "qwen3" else {})
+        if shape.weights is not None:
+            keys |= {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.embed_tokens"]}}
+            return keys | {"model_type": "gpt_oss", "attention_bias": True}
+        return keys | {"model_type": {"qwen3": "qwen3_moe"}.get(kind, kind)}
+    return keys | {
+        "model_type": "deepseek_v3", "n_routed_experts": experts.count, "n_shared_experts": experts.shared // shape.ffn,
+        "moe_intermediate_size": shape.ffn, "intermediate_size": experts.dense_ffn, "moe_layer_freq": 1,
+        "first_k_dense_replace": experts.dense_layers, "kv_lora_rank": latent.rank, "q_lora_rank": latent.query_rank,
+        "qk_rope_head_dim": latent.rope, "qk_nope_head_dim": latent.nope, "v_head_dim": shape.head_dim,
+    }  # fmt: skip
 
 
 def written(folder_: Path, name: str, called: str = "", **more: Any) -> Path:
@@ -93,13 +121,13 @@ def test_a_type_that_neither_says_is_of_16_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"model_type": "deepseek_v3"}, "unknown model_type 'deepseek_v3'; known: gpt2, gpt_neox, llama, mistral, mt5, opt, phi"),
+        ({"model_type": "rwkv6"}, "unknown model_type 'rwkv6'; known: deepseek_v3, gemma3_text, gpt2, gpt_neox, gpt_oss"),
         ({"model_type": None}, "unknown model_type None; "),
         ({"num_hidden_layers": 10**7}, "num_hidden_layers must be between 1 and 1000, got 10000000"),
         ({"hidden_size": "wide"}, "hidden_size must be a whole number, got 'wide'"),
         ({"intermediate_size": 10**12}, "intermediate_size must be between 1 and 16777216, got 1000000000000"),
         ({"num_attention_heads": None}, "num_attention_heads is missing in a config of model_type llama"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config must be absent"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config.quant_method must be one of awq, fp8, gptq, mxfp4, got None"),
         ({"torch_dtype": "float64"}, "unknown dtype 'float64'"),
     ],
 )
