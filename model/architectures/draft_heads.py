@@ -1,7 +1,7 @@
 """Draft heads as models: shapes of EAGLE, EAGLE-3, MTP, Medusa and P-EAGLE heads for any target.
 
-A name is KIND:TARGET or KIND:TARGET:VOCABULARY, such as `eagle3:llama-3.1-8b`. Each drafts one token in one pass. The embedding is the
-target's, so it takes no memory of its own; a shared head takes none either, but each pass reads it.
+A name is KIND:TARGET or KIND:TARGET:VOCABULARY, such as `eagle3:llama-3.1-8b`. Each drafts one token in one pass. The embedding is
+the target's, so it takes no memory of its own; a shared head takes none either, but each pass reads it.
 
 * `eagle` (also EAGLE-2, whose head is the same): one Llama layer after a product that joins the token's embedding and the hidden
   state before it; the head is the target's [Li2024].
@@ -12,8 +12,8 @@ target's, so it takes no memory of its own; a shared head takes none either, but
   target's [DeepSeek2024].
 * `medusa`: a residual block and a head for each drafted position, without attention or cache. A pass is one head; memory holds
   `MEDUSA_HEADS` [Cai2024].
-* `p-eagle`: the head of EAGLE-3 with `P_EAGLE_LAYERS` layers. It drafts all tokens in one pass over as many positions; where a method
-  makes a pass for each, it is charged too much. Its learned states for unknown positions are left out [Hui2026].
+* `p-eagle`: the head of EAGLE-3 with `P_EAGLE_LAYERS` layers. It drafts all tokens in one pass over as many positions; where a
+  method makes a pass for each, it is charged too much. Its learned states for unknown positions are left out [Hui2026].
 
 [Li2024] Y. Li et al. EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty. ICML 2024, arXiv:2401.15077;
 SafeAILab/EAGLE @c9292914, eagle/model/cnets1.py.
@@ -124,7 +124,7 @@ def head_of(kind: str, target: Shape, vocabulary: int | None = None) -> Shape:
             draft=block, experts=None, latent=None, window=None, weights=None,
         )  # fmt: skip
     if target.latent is not None:
-        raise ParameterError("an EAGLE head of a target with latent attention has no rule for its heads; give its config.json, or mtp")
+        raise ParameterError("an EAGLE head of a target with latent attention has no rule; give the head's config.json, or mtp:TARGET")
     ffn = target.ffn
     if target.experts is not None:
         ffn = target.experts.dense_ffn or FFN_WIDTHS * target.hidden

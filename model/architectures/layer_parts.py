@@ -214,7 +214,7 @@ DRAFT_KINDS = ("eagle", "eagle3", "medusa", "mtp", "p-eagle")
 
 @dataclass(frozen=True)
 class DraftInput:
-    """What a draft head adds to its first layer: it reads hidden states of the target beside the token.
+    """What a draft head adds to its first layer: it reads hidden states of the target as well as the token.
 
     Parameters
     ----------

@@ -67,7 +67,8 @@ class Device:
             checks.number(name, getattr(self, name), *BETWEEN[name])
         rates: Any = self.rates
         if not isinstance(rates, Mapping) or not rates:
-            raise ParameterError(f"rates must be a table of rates by dtype ({', '.join(ARITHMETIC)}), got {checks.shown(self.rates)}")
+            known = ", ".join(ARITHMETIC)
+            raise ParameterError(f"rates must be a table of rates by dtype ({known}), got {checks.shown(self.rates)}")
         for dtype, rate in self.rates.items():
             checks.one_of("dtype", dtype, ARITHMETIC)
             checks.number(f"rates[{dtype}]", rate, *BETWEEN["rates"])
@@ -152,7 +153,8 @@ DEVICES = {
                "NVIDIA HGX B300 data sheet (eight GPUs: 2.1 TB at 62 TB/s, 108 PFLOP/s of dense FP4); cache as B200"),
         Device("l4", 24 * _GB, 300e9,
                {"bfloat16": 121e12, "float16": 121e12, "float32": 30.3e12, "float8": 242.5e12, "int8": 242.5e12},
-               _GEN4, _GEN4, 48 * _MB, "NVIDIA L4 datasheet; cache: NVIDIA Ada GPU Architecture whitepaper, of the whole chip AD104"),
+               _GEN4, _GEN4, 48 * _MB,
+               "NVIDIA L4 datasheet; cache: NVIDIA Ada GPU Architecture whitepaper, of the whole chip AD104"),
         Device("a10g", 24 * _GB, 600e9, {"bfloat16": 70e12, "float16": 70e12, "float32": 35e12, "int8": 140e12},
                _GEN4, _GEN4, 6 * _MB,
                "NVIDIA A10G data sheet for Amazon EC2 G5; cache: NVIDIA Ampere GA102 GPU Architecture whitepaper"),
@@ -160,7 +162,8 @@ DEVICES = {
                {"bfloat16": 364.2e12, "float16": 364.2e12, "float32": 91.1e12, "float8": 728.5e12, "int8": 728.5e12},
                _GEN4, _GEN4, 96 * _MB, "NVIDIA Ada GPU Architecture whitepaper, RTX 6000 Ada Generation"),
         Device("rtx-5090", 32 * _GB, 1792e9,
-               {"bfloat16": 209.5e12, "float16": 209.5e12, "float32": 104.8e12, "float8": 419e12, "float4": 1676e12, "int8": 838e12},
+               {"bfloat16": 209.5e12, "float16": 209.5e12, "float32": 104.8e12, "float8": 419e12, "float4": 1676e12,
+                "int8": 838e12},
                _GEN5, _GEN5, 96 * _MB, "NVIDIA RTX Blackwell GPU Architecture whitepaper"),
         Device("rtx-pro-6000", 96 * _GB, 1792e9,
                {"bfloat16": 503.8e12, "float16": 503.8e12, "float32": 126e12, "float8": 1007.6e12, "float4": 2015.2e12,

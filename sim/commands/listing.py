@@ -65,8 +65,8 @@ def _names(what: str) -> list[str]:
 def details(what: str, name: str) -> dict[str, str]:
     """Return the full description of an entry, by title; for a scenario, its file.
 
-    Draft heads are named by kind and target. Outcomes are named by their subject (`decision`), their kind (`thresholds`), or both (`decision: thresholds`). Profiles, shapes
-    and devices are named, or given by the path of a .json, a config.json or a .toml.
+    Outcomes are named by their subject (`decision`), their kind (`thresholds`), or both (`decision: thresholds`). Profiles, shapes
+    and devices are named, or given by the path of a .json, a config.json or a .toml; draft heads by kind and target.
     """
     checks.one_of("list", what, LISTS)
     if what == "outcomes":

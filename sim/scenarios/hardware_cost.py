@@ -38,7 +38,7 @@ _EFFICIENCIES = {
     "memory_error": "error", "compute_error": "compute_error",
 }  # fmt: skip
 """Keys of kind `roofline`, with their fields of `Efficiency`."""
-_FORMATS = ("weights", "draft_weights", "cache_dtype")
+_TYPES = ("dtype", "weights", "draft_weights", "cache_dtype")
 MAX_SECONDS = 1e6
 GONE = MappingProxyType({
     "batch": "it is now method.sequences, the number of sequences decoded together; those that share one set of random outcomes, as"
@@ -154,7 +154,7 @@ class HardwareCost(TableRecord):
             if getattr(self, name) is None:
                 known = "`sim ls profiles`" if name == "profile" else f"`sim ls {name}s`"
                 raise ParameterError(f"{name} is required by kind {self.kind!r} and has no default; {known} lists them")
-        for name in ("profile", "draft_profile", "medium_profile", "device", "shape", "draft_shape", "medium_shape", "dtype", *_FORMATS):
+        for name in ("profile", "draft_profile", "medium_profile", "device", "shape", "draft_shape", "medium_shape", *_TYPES):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise ParameterError(f"{name} must be a name in quotes, got {checks.shown(value)}")
@@ -185,7 +185,7 @@ class HardwareCost(TableRecord):
             made = replace(made, cache_dtype=self.cache_dtype)
         if role == "target" and self.expert_correlation:
             if made.experts is None:
-                raise ParameterError(f"expert_correlation is used only by a shape with sparse experts, got {self.shape}; leave it out")
+                raise ParameterError(f"expert_correlation is used only by a shape with sparse experts, got {self.shape}; omit it")
             checks.number("expert_correlation", self.expert_correlation, 0, 1)
             made = replace(made, experts=replace(made.experts, correlation=float(self.expert_correlation)))
         return made

@@ -53,9 +53,10 @@ def test_experts_read_equal_the_mean_over_all_selections(count: int, active: int
 @given(EXPERTS, WIDTHS, BATCHES)
 def test_experts_read_grow_from_one_selection_to_all(made: Experts, width: int, batch: int) -> None:
     found = float(made.read(width, batch))
-    assert made.active <= found * (1 + 1e-12) and found <= made.count * (1 + 1e-12)
+    assert made.active * (1 - 1e-12) <= found <= made.count * (1 + 1e-12)
     assert made.read(1, 1) == made.active
-    assert made.read(width + 1, batch) >= found and made.read(width, batch + 1) >= found
+    assert made.read(width + 1, batch) >= found * (1 - 1e-12)
+    assert made.read(width, batch + 1) >= found * (1 - 1e-12)
     assert made.read(10**4, 10**4) == pytest.approx(made.count)
     # Correlated tokens read no more, and never fewer than one token of each sequence.
     alone, together = replace(made, correlation=0.0), replace(made, correlation=1.0)
@@ -220,7 +221,8 @@ def test_weight_only_formats_change_bytes_not_operations(name: str, experts_only
         made = replace(bare, weights=stored)
         assert made.layer_flops(3, 5, batch) == bare.layer_flops(3, 5, batch)
         share = stored.bits / 16
-        changed = sum(each.weights for each in bare.products if each.part == "experts" or (each.part != "router" and not experts_only))
+        stored_so = {"experts"} if experts_only else {"experts", "layer"}
+        changed = sum(each.weights for each in bare.products if each.part in stored_so)
         assert bare.layer_weight_bytes - made.layer_weight_bytes == pytest.approx(2 * changed * (1 - share))
         assert bare.weight_bytes - made.weight_bytes == pytest.approx(3 * 2 * changed * (1 - share))
 
@@ -290,14 +292,14 @@ def test_a_dense_shape_is_described_by_the_same_fields_as_before() -> None:
 
 BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: Experts(4, 5), "experts.active must be between 1 and experts.count=4, got 5"),
-    (lambda: Experts(4, 2, dense_layers=1), "experts.dense_layers and experts.dense_ffn must both be 0 or both above 0, got 1 and 0"),
+    (lambda: Experts(4, 2, dense_layers=1), "experts.dense_layers and experts.dense_ffn must both be 0 or both above 0, got 1 and"),
     (lambda: Experts(4, 2, correlation=1.5), "experts.correlation must be between 0 and 1, got 1.5"),
     (lambda: LatentAttention(0, 0, 2, 2), "latent.rank must be at least 1, got 0"),
     (lambda: SlidingWindow(0, 2), "window.size must be at least 1, got 0"),
     (lambda: QuantisedWeights("int3"), "unknown weights.dtype 'int3'"),
     (lambda: DraftInput("eagle9"), "unknown draft.kind 'eagle9'"),
     (lambda: replace(TINY, window=SlidingWindow(4, 4)), "window.layers must be at most layers=3, got 4"),
-    (lambda: replace(TINY, experts=Experts(4, 2, 0, 1, 8), window=SlidingWindow(4, 2)), "window.layers must be layers=3 after dense"),
+    (lambda: replace(TINY, experts=Experts(4, 2, 0, 1, 8), window=SlidingWindow(4, 2)), "window.layers must be layers=3 after"),
     (lambda: replace(TINY, experts=4), "experts must be none or Experts"),  # type: ignore[arg-type]
     (lambda: replace(preset("t5-small"), experts=Experts(4, 2)), "encoder_layers must be 0 with experts"),
     (lambda: replace(TINY, cache_dtype="int4"), "unknown cache_dtype 'int4'"),
@@ -318,4 +320,5 @@ def test_bad_parts_name_the_value_and_its_bound(call: Callable[[], Any], message
 def test_more_tokens_never_take_less_time(width: int, batch: int, name: str) -> None:
     made = Roofline(preset(name), 4.8e12, 989e12)
     grid = made.layer(np.arange(width, width + 3)[:, None], 700, np.arange(batch, batch + 3)).seconds
-    assert np.all(np.diff(grid, axis=0) >= -1e-15) and np.all(np.diff(grid, axis=1) >= -1e-15)
+    for axis in (0, 1):
+        assert np.all(np.diff(grid, axis=axis) >= -1e-15)

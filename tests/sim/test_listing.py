@@ -112,7 +112,8 @@ def test_shapes_are_listed() -> None:
 
 def test_draft_heads_are_described_by_kind_and_target() -> None:
     text = said("shapes", "eagle3:llama-3.1-8b")
-    assert "parameters              424689664\n" in text and "memory                  0.85 GB\n" in text
+    for line in ("parameters              424689664\n", "memory                  0.85 GB\n"):
+        assert line in text
     for name, words in {
         "eagle3:llama-3.1-9b": "eagle3:llama-3.1-9b: unknown target shape 'llama-3.1-9b'; did you mean llama-3.1-8b",
         "eagle4:llama-3.1-8b": "unknown shape 'eagle4:llama-3.1-8b'",
