@@ -151,7 +151,8 @@ def _library_config(name: str, shape: transformer.Shape) -> Any:
         if latent is not None:
             known["deepseek_v3"] = lambda: some | {
                 "n_routed_experts": experts.count, "moe_intermediate_size": shape.ffn,
-                "n_shared_experts": experts.shared // shape.ffn, "intermediate_size": experts.dense_ffn, "first_k_dense_replace": experts.dense_layers,
+                "n_shared_experts": experts.shared // shape.ffn, "intermediate_size": experts.dense_ffn,
+                "first_k_dense_replace": experts.dense_layers,
                 "q_lora_rank": latent.query_rank, "kv_lora_rank": latent.rank, "qk_rope_head_dim": latent.rope,
                 "qk_nope_head_dim": latent.nope, "v_head_dim": shape.head_dim,
             }  # fmt: skip

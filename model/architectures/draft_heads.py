@@ -124,7 +124,7 @@ def head_of(kind: str, target: Shape, vocabulary: int | None = None) -> Shape:
             draft=block, experts=None, latent=None, window=None, weights=None,
         )  # fmt: skip
     if target.latent is not None:
-        raise ParameterError("an EAGLE head of a target with latent attention has no rule; give the head's config.json, or mtp:TARGET")
+        raise ParameterError("an EAGLE head of a target with latent attention has no rule; name its config.json, or mtp:TARGET")
     ffn = target.ffn
     if target.experts is not None:
         ffn = target.experts.dense_ffn or FFN_WIDTHS * target.hidden

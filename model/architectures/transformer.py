@@ -589,7 +589,7 @@ _PARTS: dict[str, type] = {
 def described(shape: Shape) -> dict[str, Any]:
     """Return the fields of a shape as a table for files; parts that it lacks are left out.
 
-    >>> restored(described(preset("deepseek-v3"))) == preset("deepseek-v3")
+    >>> Shape(**restored(described(preset("deepseek-v3")))) == preset("deepseek-v3")
     True
     """
     table = asdict(shape)
