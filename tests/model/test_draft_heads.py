@@ -21,6 +21,7 @@ from model.hardware import composed_layers, profile_files
 from model.hardware.cost_models import memory, pass_time
 from model.hardware.profile_costs import PEAKS, ProfileCosts
 from model.hardware.roofline import Roofline
+from sim.scenarios.hardware_cost import HardwareCost
 
 TINY = Shape(3, 8, 4, 2, 2, 12, True, 100, False)
 
@@ -192,6 +193,23 @@ def test_a_sparse_scenario_with_quantised_weights() -> None:
     assert plain["memory_share"] == pytest.approx((2 * (whole.shard(8).parameters + head.parameters) + cache) / (141 * 2**30))
 
 
+@pytest.mark.parametrize(("device", "weights", "rate"), [
+    ("h100", "float8", 1978.9e12), ("a100", "float8", None), ("h100", "int4", None), ("b200", "nvfp4", 9000e12),
+    ("h100", "nvfp4", None), ("b200", "mxfp4", None), ("b200", "none", None),
+])  # fmt: skip
+def test_products_are_computed_in_the_type_that_format_and_device_have(device: str, weights: str, rate: float | None) -> None:
+    found = HardwareCost("roofline", device=device, shape="llama-3.1-8b", weights=weights).of("target")
+    assert isinstance(found, Roofline)
+    assert found.product_rate == rate
+    assert found.shape.weights == (None if weights == "none" else FORMATS[weights])
+
+
+def test_experts_of_gpt_oss_can_be_unquantised() -> None:
+    found = HardwareCost("roofline", device="b200", shape="gpt-oss-20b", weights="none").of("target")
+    assert found is not None
+    assert found.shape == replace(preset("gpt-oss-20b"), weights=None)
+
+
 @pytest.mark.parametrize(("cost", "message"), [
     ({"weights": "int3"}, "unknown weights 'int3'"),
     ({"draft_weights": "int3", "draft_shape": "llama-68m"}, "unknown draft_weights 'int3'"),
@@ -226,4 +244,6 @@ def test_bad_heads_name_the_value_and_its_bound(call: Callable[[], object], mess
 def test_quantised_target_leaves_the_head_alone() -> None:
     assert head_of("eagle", replace(TINY, weights=FORMATS["int4"])).weights is None
     assert head_of("mtp", replace(TINY, weights=FORMATS["int4"])).weights == FORMATS["int4"]  # of the checkpoint itself
-    assert np.isclose(head_of("medusa", TINY).weight_bytes, 2 * draft_heads.MEDUSA_HEADS * (64 + 8 + 800))
+    medusa, heads = head_of("medusa", TINY), draft_heads.MEDUSA_HEADS
+    assert medusa.weight_bytes == 2 * heads * (64 + 8 + 800)
+    assert np.isclose(replace(medusa, weights=FORMATS["int8"]).weight_bytes, heads * (64 + 2 * (8 + 800)))

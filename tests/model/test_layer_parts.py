@@ -173,6 +173,9 @@ def test_a_window_limits_what_is_attended_to(width: int, context: int, batch: in
     kept = min(context, size - 1)
     assert made.layer_kv_bytes(width, context, batch) == batch * (kept + 2 * width) * TINY.cache_bytes(1)
     assert made.cache_bytes_at(context) == min(context, size) * TINY.cache_bytes()
+    assert memory(made, 1e9, context=context, batch=batch).cache == batch * made.cache_bytes_at(context)
+    computed = Roofline(made, 1e30, 1e6, PEAKS).attention(width, context, batch)
+    assert float(computed) == pytest.approx(batch * TINY.attended_flops * seen / 1e6)
     ours, theirs = (Roofline(shape, 1e9, 1e12).layer(width, context, batch) for shape in (made, TINY))
     assert ours.seconds <= theirs.seconds * (1 + 1e-12)
     if size >= context + width:
