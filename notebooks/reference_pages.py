@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import typer
@@ -15,6 +15,7 @@ import typer
 from calibrate.commands import calibrate_app
 from model.base.table_records import documented
 from model.methods import registry
+from model.methods.method_parameters import MethodParameters
 from sim.commands import listing, sim_app
 from sim.scenarios import cases
 from sim.scenarios.hardware_cost import HardwareCost
@@ -111,7 +112,8 @@ def scenarios() -> str:
         "## [scenario]", _keys(cases.Settings), "## [[method]]",
     ]  # fmt: skip
     for name in registry.names():
-        parts += [f"### {name}", *_documentation(registry.algorithm(name)), _keys(registry.parameters(name))]
+        kind = registry.parameters(name)
+        parts += [f"### {name}", *_documentation(registry.algorithm(name)), _keys(kind, {"batching": _batching(kind)})]
     parts += ["## [outcomes]", "Which drafts are accepted, matches found, decisions taken; one kind for each section."]
     for key, law in listing.laws().items():
         parts += [f"### {key}", *_documentation(law), _keys(law)]
@@ -126,13 +128,18 @@ def _documentation(of: type | ModuleType) -> list[str]:
     return [text.partition("\n\nParameters\n")[0].partition("\n\n>>>")[0]]
 
 
-def _keys(kind: type) -> str:
+def _keys(kind: type, instead: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Table of the keys of a record with their defaults, or what `instead` says of a default."""
     said = documented(kind)
     rows = []
     for field in fields(kind):
         default = "required" if field.default is MISSING and field.default_factory is MISSING else _default(field.default)
-        rows.append((f"`{field.name}`", said.get(field.name, ""), default))
+        rows.append((f"`{field.name}`", said.get(field.name, ""), instead.get(field.name, default)))
     return _table(["key", "meaning", "default"], rows)
+
+
+def _batching(kind: type[MethodParameters]) -> str:
+    return listing.default_batching(kind).removeprefix("default ").replace("'", "`")
 
 
 def _default(value: Any) -> str:

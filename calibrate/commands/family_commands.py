@@ -190,10 +190,12 @@ def align(
 
 
 def _match_table(about: dict[str, Any]) -> Iterator[str]:
-    """Lines of a table: loss and top-k match of the shared and the trained head, by layer."""
+    """Lines of a table: loss and top-k match of the model's own and the trained head, by layer."""
     kind = f"measured on {about['corpus']['held_out_tokens']} held-out tokens"
     yield f"{about['name']}: loss [nats per token], and share of the model's tokens in the top 1, 3 and 5; {kind}"
-    yield f"{'layer':>5}{'common head':>34}{'trained head':>34}"
+    names = f"{'loss':>10}" + "".join(f"{name:>8}" for name in ("top 1", "top 3", "top 5"))
+    yield " " * 5 + "".join(f"{head:>{len(names)}}" for head in ("model's own head", "trained head"))
+    yield f"{'layer':>5}" + 2 * names
     rows = {(row["head"], row["layer"]): row for row in about["results"]}
     for layer in sorted({layer for _, layer in rows}):
         cells = [rows[head, layer] for head in ("common", "trained")]

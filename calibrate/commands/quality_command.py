@@ -21,6 +21,11 @@ _SHOWN = (
     "fallback_rate", "rollback_rate", "mean_layers",
 )  # fmt: skip
 """Columns of the printed table, after the swept parameters; columns that a method lacks are left out."""
+_MEANINGS = {
+    "agreement": "share of tokens equal to the target's", "common_prefix": "tokens before the first that differs",
+    "plain_log_likelihood": "that of the target's own output", "_over_plain": "per token, divided by that of plain decoding",
+}  # fmt: skip
+"""Notes below the table, by the end of the name of a column."""
 
 
 @options.guarded
@@ -49,7 +54,11 @@ def quality(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Decode with a lossy method, and measure agreement with the target's output, log-likelihood under the target, and cost.
+    """Decode with a lossy method, and measure its quality, and its cost per token relative to plain decoding.
+
+    Quality is the share of tokens that are the target's own, and the log-likelihood that the target gives to the output [nats per
+    token]. Costs are the weights read [bytes], operations, layer passes and time, all per token and divided by those of plain
+    decoding.
 
     calibrate quality bild --sweep fallback_threshold=0.1,0.3,0.5 --sweep rollback_threshold=1,2,4 -o bild.csv --figures bild
 
@@ -107,4 +116,5 @@ def _lines(table: pl.DataFrame, swept: Sequence[str]) -> Iterator[str]:
     known = [name for name in (*swept, *_SHOWN) if name in table.columns and table[name].count()]
     words = {None: "-", float("inf"): "inf"}
     rows = tuple(tuple(words.get(value, value) for value in row) for row in table.select(known).iter_rows())
-    yield from RateTable(title, tuple(known), rows).lines()
+    notes = tuple(f"{name}: {words}" for name, words in _MEANINGS.items() if any(each.endswith(name) for each in known))
+    yield from RateTable(title, tuple(known), rows, notes).lines()

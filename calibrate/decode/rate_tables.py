@@ -17,6 +17,7 @@ from model.base.checks import ParameterError
 from model.logs import position_log
 from model.logs.position_log import PositionLog
 from model.methods.speculative import rates_from_logs
+from model.outcomes.intervals import LEVEL
 
 if TYPE_CHECKING:
     from calibrate.decode.public_acceptance_logs import AcceptanceLog
@@ -135,7 +136,12 @@ def matches(log: PositionLog, candidates: Sequence[int], heads: Sequence[str]) -
                 found = rates_from_logs.rates(int((log.ranks(layer, head) <= count).sum()), log.table.height)
                 rows.append((layer, "NY"[head == "trained"], count, *map(float, found[:3]), int(found.trials)))
     columns = ("layer", "head", "k", "match_rate", "low", "high", "trials")
-    return RateTable("Match rates (measured): the target's token is among the k early candidates", columns, tuple(rows))
+    title = "Match rates (measured): the target's token is among the k early candidates"
+    notes = (
+        "head: N, the model's own (common) head after the layer; Y, a head trained for the layer",
+        f"low, high: {LEVEL:.0%} confidence interval",
+    )
+    return RateTable(title, columns, tuple(rows), notes)
 
 
 def by_position(log: PositionLog, count: int, head: str) -> RateTable:
@@ -177,7 +183,11 @@ def match_independence(log: PositionLog, candidates: Sequence[int], head: str) -
             spread = float(np.sqrt(np.square(sums - sizes * rate).mean()) / expected) if expected else float("nan")
             rows.append((layer, count, float(rate), correlation.correlation, correlation.p_value, runs.z, runs.p_value, spread))
     columns = ("layer", "k", "match_rate", "lag_1", "p_value", "runs_z", "p_value_", "spread")
-    return RateTable(f"Are matches independent? (measured; {head} head)", columns, tuple(rows))
+    notes = (
+        "lag_1: correlation of neighbouring positions, with its p_value; runs_z: runs test, with its p_value_",
+        "spread: standard deviation of a sequence's number of matches, relative to independent matches",
+    )
+    return RateTable(f"Are matches independent? (measured; {head} head)", columns, tuple(rows), notes)
 
 
 def acceptance(lengths: Sequence[Any], draft_lengths: Sequence[int], cost_ratio: float, about: str) -> Iterator[RateTable]:
@@ -198,7 +208,12 @@ def acceptance(lengths: Sequence[Any], draft_lengths: Sequence[int], cost_ratio:
         rows.append(("mean_acceptance_length", gamma, mean, *[NONE] * 2, int(played.accepted.size), *[NONE] * 2))
     columns = ("accepted over", "gamma", "rate", "low", "high", "trials", "text_low", "text_high")
     title = f"Acceptance (measured; {about}): alpha is accepted / tested; text_low and text_high: interval over sequences"
-    yield RateTable(title, columns, tuple(rows))
+    notes = (
+        "positions: where the first token of a draft that starts there is accepted, over all positions",
+        "tested: over drafted tokens that the target tested; drafted: over all drafted tokens",
+        "mean_acceptance_length: tokens per round, the target's token included",
+    )
+    yield RateTable(title, columns, tuple(rows), notes)
     yield _means(lengths, draft_lengths)
     played = rates_from_logs.play(lengths, max(draft_lengths))
     found = rates_from_logs.by_place(played)

@@ -296,8 +296,9 @@ def _of_rows(rows: Iterator[tuple[str, Any]], shown: str, template: str | None) 
         else:
             text = TEMPLATES[put].format(**(inputs if put == form else dict.fromkeys(_fields(put), *inputs.values())))
         source = f"{Path(shown).name}, {name}" + ("" if put == "none" else f"; template {put}, Table 1 of arXiv:2307.05908")
+        key = _id(row, index, at)
         try:
-            yield Prompt(_id(row, index, at), text, source)
+            yield Prompt(key, text, source)
         except ParameterError as error:
             raise ParameterError(f"{at}: {error}") from None
 

@@ -390,7 +390,11 @@ class Pool:
             raise ProcessError(f"the process of {names} did not answer within {self.patience:g} s; the run is over")
 
     def close(self) -> None:
-        """End all workers: idle ones by request, others at once."""
+        """Stop all passes and end all worker processes; a second call does nothing.
+
+        Workers are asked to end and have two seconds together; those that still run then are killed. After an error all are killed
+        at once.
+        """
         if self.closed:
             return
         self.closed = True

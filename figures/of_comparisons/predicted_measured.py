@@ -25,10 +25,11 @@ NEEDED = ("method", "settings", "predicted_s", "measured_s", "error", "noise")
 
 
 def draw(table: pl.DataFrame) -> Figure:
-    """Draw a point per row of `sim compare`: above, predicted against measured time after the first commit [ms]; below, the error.
+    """Draw a point per row of `sim compare`: above, predicted against measured time; below, the error.
 
-    On the solid line both are equal; the band is ±5 %; the dotted lines show the error that the noise of the measurements alone
-    explains, 1.5 times its median. Hollow points are runs that other work on the machine disturbed.
+    Times are from the first token to the last [ms]. On the solid line both are equal; the band is ±5 %; the dotted lines show the
+    error that the noise of the measurements alone explains, 1.5 times its median. Hollow points are runs that other work on the
+    machine disturbed.
     """
     rows = demand(table, "the figure of predicted against measured", NEEDED, ("disturbed", "mismatch"))
     rows = rows.with_columns(pl.col("disturbed").cast(pl.Boolean).fill_null(value=False))
@@ -106,7 +107,7 @@ def _frame(axes: Axes, below: Axes, ends: Floats) -> None:
         axis.set_minor_locator(NullLocator())
     axes.tick_params(labelbottom=False)
     below.set_ylabel("error [%]")
-    below.set_xlabel("measured time after the first commit: median of the repeats [ms]")
+    below.set_xlabel("measured time from first to last token: median of the repeats [ms]")
     axes.set_ylabel("predicted time, from profiles alone [ms]")
 
 

@@ -31,7 +31,7 @@ COSTS = {
 """Columns that can be the cost, with their axis labels."""
 QUALITIES = {
     "agreement": "tokens that agree with the target",
-    "log_likelihood": "log-likelihood [nats per token]",
+    "log_likelihood": "log-likelihood of the output under the target [nats per token]",
 }
 MOST_SERIES = 8
 _ALONG = {"bild": ("fallback_threshold",), "early_exit": ("threshold", "exit_layer"), "skipdecode": ("min_layers", "max_layers")}
@@ -131,11 +131,10 @@ def draw(rows: pl.DataFrame, cost: str | None = None, quality: str = "agreement"
 
 def _subtitle(table: pl.DataFrame, quality: str) -> str:
     first = table.row(0, named=True)
-    name = f"{first['target_name']}: " if first["target_name"] else ""
-    under = "" if quality == "agreement" else " under the target"
+    name = f"target: {first['target_name']}; " if first["target_name"] else ""
     known = quality == "agreement" and table["agreement_low"].cast(pl.Float64).drop_nulls().drop_nans().len()
-    bars = "; bars: 95 % between sequences" if known else ""
-    return f"{name}{first['sequences']} sequences per point (measured{under}); dotted: the target alone{bars}"
+    bars = "; bars: 95 % intervals" if known else ""
+    return f"{name}{first['sequences']} sequences per point, measured; dotted: the target alone{bars}"
 
 
 def _curve(axes: Axes, each: Series, x: str, quality: str, look: Look) -> None:

@@ -1,4 +1,4 @@
-"""Speed-up of each method against its price: reserved units, busy units, and unit-time per token."""
+"""Speed-up of each method against its price: reserved units, busy units, and GPU-time per token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from model.methods import registry
 AXES = {
     "reserved_units": "units reserved",
     "mean_busy_units": "mean busy units",
-    "compute_per_token": "unit-time per token, relative to plain decoding",
+    "compute_per_token": "GPU-time per token, relative to plain decoding",
 }
 _Y = "speedup"
 MOST_SETTINGS = 6
@@ -125,7 +125,7 @@ def _panels(across: int, settings: int, choices: Sequence[str]) -> tuple[Figure,
     """Return the figure, a row of panels per setting (single panels stand three in a row), and the legend's width [inches]."""
     columns = (2 if settings == 4 else min(settings, 3)) if across == 1 else across
     down = -(-settings // columns) if across == 1 else settings
-    side = 0.75 + 0.072 * max(len("same tokens per unit-time"), *map(len, choices))
+    side = 0.75 + 0.072 * max(len("same tokens per GPU-time"), *map(len, choices))
     width = _SIDE + columns * (_WIDE + _GAP) + side
     height = max(_HEAD + down * _HIGH + (down - 1) * _BETWEEN + _FOOT, _HEAD + 0.2 * (len(choices) + 4))
     figure = Figure(figsize=(width, height))
@@ -188,6 +188,6 @@ def _legend(figure: Figure, styles: dict[str, Look], lossy: set[str], corner: tu
                **_mark(look, hollow=choice in lossy))
         for choice, look in styles.items()
     ]  # fmt: skip
-    even = "same tokens per unit-time\nas plain decoding"
+    even = "same tokens per GPU-time\nas plain decoding"
     handles.append(Line2D([], [], color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), label=even))
     figure.legend(handles=handles, loc="upper left", bbox_to_anchor=corner, borderaxespad=0, borderpad=0, handlelength=1.6)

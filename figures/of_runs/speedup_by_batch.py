@@ -66,7 +66,7 @@ def draw(rows: pl.DataFrame) -> Figure:
             for (length,), part in own.sort("draft_length", "sequences").group_by("draft_length", maintain_order=True):
                 ends.append((_line(one, part, styles[length], views), f"γ = {length}", styles[length].colour))
             at_right(one, ends)
-            one.set_title(f"acceptance rate α = {rate:g}", fontsize=10.5)
+            one.set_title(f"acceptance rate α = {rate:.3g}", fontsize=10.5)
             one.tick_params(labelleft=one is axes[0])
         axes[0].set_ylabel("speed-up over plain decoding of the same batch")
         left = axes[0].get_position().x0

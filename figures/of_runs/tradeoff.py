@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 
 AXES = {
     "mean_busy_units": "mean busy units",
-    "compute_per_token": "unit-time per token, relative to plain decoding",
+    "compute_per_token": "GPU-time per token, relative to plain decoding",
 }
 _Y = "relative_latency"
 _KEYS = {
@@ -74,7 +74,7 @@ def draw(rows: pl.DataFrame, x: str = "mean_busy_units") -> Figure:
         figure, axes = canvas(9.6, 5.8, (0.075, 0.11, 0.62, 0.75))
         axes.grid(True)
         axes.set_xlabel(AXES[x])
-        title = "Latency against busy units" if x == "mean_busy_units" else "Latency against unit-time"
+        title = "Latency against busy units" if x == "mean_busy_units" else "Latency against GPU-time"
         figure.text(0.075, 0.935, title, fontsize=13, weight="bold")
         figure.text(0.075, 0.9, _constants(table), fontsize=9.5, color=GREY)
         axes.plot([1], [1], linestyle="none", marker="*", markersize=11, color=INK, label="plain decoding", zorder=4)

@@ -152,7 +152,10 @@ class BatchWorld(World):
         self.worlds = worlds
 
     def read(self, step: Read) -> Token | list[Token] | list[Continuation] | float:
-        """Answer a read."""
+        """Answer a read of a pass over the batch, by the world of the sequence that is read.
+
+        The offset of the read counts the tokens of all sequences of the pass, one sequence after another.
+        """
         output: Forward = step.output
         batch = output.batch
         assert batch is not None

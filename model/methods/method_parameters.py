@@ -90,6 +90,8 @@ class MethodParameters(TableRecord):
         " a price"
     )
     """Reason given when another value is refused."""
+    TESTS_WHOLE_DRAFTS: ClassVar[bool] = True
+    """True if each round tests a draft from its first token on, so that outcome laws by position in a draft apply."""
     FORMULA_CHECK: ClassVar[FormulaCheck | None] = None
     """Comparison of real runs with the formula of the method's paper (`paper_formula` of its theory); None: not compared."""
     GONE = MappingProxyType({
@@ -273,7 +275,10 @@ class MethodParameters(TableRecord):
         """Raise ParameterError if this number of tokens contradicts the parameters."""
 
     def check_law(self, outcome: str, law: Any) -> None:
-        """Raise ParameterError for an outcome law that the method does not support, such as rates by position in a draft."""
+        """Raise ParameterError for an outcome law that the method does not support, such as rates by position in a draft.
+
+        `TESTS_WHOLE_DRAFTS` = False leaves laws by position in a draft out of the kinds that are listed for the method.
+        """
 
     def check_thresholds(self) -> None:
         """Raise ParameterError if a threshold that real models need for their decisions is missing."""

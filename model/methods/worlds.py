@@ -1,4 +1,4 @@
-"""Model answers drawn from given laws of outcomes, in the same way for the simulator and for forced runs."""
+"""Simulated models of each replication, whose answers are drawn from outcome laws; forced runs on real models draw the same."""
 
 from __future__ import annotations
 
@@ -17,10 +17,18 @@ def worlds(
     parameters: MethodParameters, prompt: int, tokens: int, laws: Mapping[str, Any], seed: int, replications: range, *,
     ranked: bool = True,
 ) -> Iterator[World]:
-    """Model answers in these replications (all in one block), after a prompt of `prompt` tokens.
+    """Yield the simulated model of each replication.
 
-    `laws` maps kinds of outcomes (`model.outcomes.outcome_kinds`) to laws. The matching candidate is uniformly distributed over the
-    early candidates, from a separate random stream; without `ranked` it is the first.
+    Parameters
+    ----------
+    parameters, prompt, tokens
+        The method, and the numbers of prompt tokens and of generated tokens.
+    laws
+        A law for each kind of outcome (`model.outcomes.outcome_kinds`) that the method uses.
+    seed, replications
+        Key of the random draws. All replications must belong to one block of `random_streams.BLOCK`.
+    ranked
+        Draw which of the early candidates matches, uniformly and from a separate random stream; else it is the first.
     """
     drawn = {name: _drawn(parameters, tokens, name, law, seed, replications, ranked) for name, law in laws.items()}
     for index in range(len(replications)):
@@ -52,11 +60,15 @@ def _drawn(
 
 
 def world_of(parameters: MethodParameters, prompt: int, outcomes: Mapping[str, Any]) -> World:
-    """Model answers in one decoding, given its random outcomes.
+    """Return the simulated model of one decoding with these outcomes.
 
-    `outcomes` maps kinds to values by output position. `match`: rank of the matching early candidate, 0 for none. Kinds with
-    drafts: tokens accepted of a draft that starts there, a list per sequence. `confidence`: the doubts of `World`. `decision`: what
-    happens to the small model's token. `exit`: layers that the token needs, a list per sequence.
+    `outcomes` holds a list for each kind, with one value per output position:
+
+    * `match`: rank of the early candidate that matches, 0 for none;
+    * `accept` and `medium_accept`: number of accepted tokens of a draft that starts there; one list per sequence;
+    * `confidence`: the `doubts` of `World`;
+    * `decision`: fate of the small model's token (`STAYS`, `UNSURE` or `UNLIKELY`);
+    * `exit`: number of layers that the token needs; one list per sequence.
 
     >>> from model.methods.ppd.algorithm import Parameters
     >>> world_of(Parameters(layers=8, exit_layer=4, candidates=2), 1, {"match": [2, 0]}).matches

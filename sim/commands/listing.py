@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from types import MappingProxyType
 from typing import Any
 
 from model import published
@@ -18,8 +19,9 @@ from model.hardware import devices, profile_files
 from model.hardware.devices import DEVICES, Device
 from model.hardware.profile import Profile
 from model.methods import method_parameters, registry
+from model.methods.method_parameters import MethodParameters
 from model.outcomes.outcome_kinds import kind_of
-from sim.scenarios import cases, scenario_file
+from sim.scenarios import cases, outcomes_section, scenario_file
 from sim.scenarios.hardware_cost import HardwareCost
 from sim.scenarios.outcomes_section import LAWS
 
@@ -157,8 +159,10 @@ def _rows(values: Mapping[str, object]) -> str:
 def _method(name: str) -> str:
     module = registry.algorithm(name)
     kind = module.Parameters
-    parts = [inspect.getdoc(module) or "", f'[[method]]\nname = "{name}"\n\n{inspect.getdoc(kind)}\n\n{_fields(kind)}']
-    laws = {outcome: f"{kind_of(outcome).rate}; kinds {', '.join(sorted(LAWS[outcome]))}" for outcome in kind.OUTCOMES}
+    values = _fields(kind, {"batching": default_batching(kind)})
+    parts = [inspect.getdoc(module) or "", f'[[method]]\nname = "{name}"\n\n{inspect.getdoc(kind)}\n\n{values}']
+    kinds = {outcome: ", ".join(outcomes_section.kinds(kind, outcome)) for outcome in kind.OUTCOMES}
+    laws = {outcome: f"{kind_of(outcome).rate}; kinds {each}" for outcome, each in kinds.items()}
     perhaps = ", with some of its parameters" if "outcomes_for" in vars(kind) else ""
     asked = [f"{outcome}: {about} (`sim ls outcomes {outcome}`){perhaps}" for outcome, about in laws.items()]
     parts.append("\n".join(["[outcomes]", *asked]) if asked else "[outcomes]: none")
@@ -186,10 +190,17 @@ def laws() -> dict[str, Any]:
     return {f"{name}: {kind}": law for name, kinds in LAWS.items() for kind, law in kinds.items()}
 
 
-def _fields(kind: type) -> str:
+def default_batching(kind: type[MethodParameters]) -> str:
+    """Value of `batching` where it is left out: its default, if the method can decode several sequences with it."""
+    default = next(field.default for field in fields(kind) if field.name == "batching")
+    choices = " or ".join(map(repr, kind.BATCHINGS))
+    return _default(default) if default in kind.BATCHINGS else f"required with several sequences: {choices}"
+
+
+def _fields(kind: type, instead: Mapping[str, str] = MappingProxyType({})) -> str:
+    """One line per field: its default, or what `instead` says."""
     width = max(map(len, _given(kind)))
-    rows = ((field.name, field.default) for field in fields(kind))
-    return "\n".join(f"{name:{width}}  {_default(default)}" for name, default in rows)
+    return "\n".join(f"{field.name:{width}}  {instead.get(field.name) or _default(field.default)}" for field in fields(kind))
 
 
 def _default(value: object) -> str:

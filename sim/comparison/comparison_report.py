@@ -13,18 +13,29 @@ from rich.table import Table
 from model.base import bounded_files, strict_json
 from model.base.checks import ParameterError
 from model.logs import prediction_error
+from model.logs.measured_runs import ROLES
 from model.logs.prediction_error import PARTS
 
 if TYPE_CHECKING:
     import polars as pl
 
 WORST = 5
+NOTE_ON_ERRORS = (
+    "bias: median error with its sign; noise: median deviation of a repeat from the median repeat; bound of median: the larger of"
+    f" {prediction_error.BAND:.0%} and {prediction_error.NOISES:g} times the noise; within bounds: the median is at most its bound,"
+    " and the 90th percentile at most twice that bound"
+)
+NOTE_ON_PARTS = (
+    f"{', '.join(ROLES)}: passes of that model; reads: heads, and reading their outputs; transfers: starting and adopting"
+    " processes; waiting: for other processes; rest: all else"
+)
+NOTE_ON_SLOWDOWN = "mutual slowdown: part of the predicted total, lost because processes on one machine slow each other"
 
 
 def show(table: pl.DataFrame, about: dict[str, Any], console: Console) -> None:
     """Print the comparison of one file of runs."""
     where = f"{place_of(about)}, {about['date']}"
-    console.print(f"Predicted from profiles, against measured wall times after the first commit: {where}")
+    console.print(f"Predicted from profiles, against measured wall times from the first generated token to the last: {where}")
     for warning in sorted({*table["warnings"]} - {""}):
         console.print(f"warning: {warning}", style="yellow")
     for mismatch in sorted({*table["mismatch"]} - {""}):
@@ -32,11 +43,13 @@ def show(table: pl.DataFrame, about: dict[str, Any], console: Console) -> None:
     for line in _lacking(table):
         console.print(f"warning: {line}", style="yellow")
     console.print(_methods(table))
+    console.print(NOTE_ON_ERRORS)
     console.print(_worst(table))
     console.print(_parts(table))
+    console.print(NOTE_ON_PARTS + (f"; {NOTE_ON_SLOWDOWN}" if any(table["contention_s"]) else ""))
     pairs, right = prediction_error.ranking(table)
     if pairs:
-        share = f"{right} of {pairs} pairs ({right / pairs:.1%})"
+        share = f"{right} of {pairs} pairs of settings ({right / pairs:.1%})"
         console.print(f"ranking: {share} that differ by more than twice the noise are ranked correctly")
 
 
@@ -56,8 +69,8 @@ def _lacking(table: pl.DataFrame) -> Iterator[str]:
 
 
 def _methods(table: pl.DataFrame) -> Table:
-    columns = ("method", "settings", "runs", "median", "90th percentile", "worst", "bias", "noise", "bound", "within bound")
-    found = _table("Errors by method (|predicted / measured - 1|)", *columns)
+    columns = ("method", "settings", "runs", "median", "90th percentile", "worst", "bias", "noise")
+    found = _table("Errors by method (|predicted / measured - 1|)", *columns, "bound of median", "within bounds")
     for row in prediction_error.by_method(table):
         found.add_row(
             row["method"], str(row["settings"]), str(row["runs"]), *[_percent(row[name]) for name in _ERRORS],
@@ -80,7 +93,7 @@ def _worst(table: pl.DataFrame) -> Table:
 
 
 def _parts(table: pl.DataFrame) -> Table:
-    found = _table("Parts of the time in ms per run (mean), predicted / measured", "method", *PARTS, "total", "contention")
+    found = _table("Parts of the time in ms per run (mean), predicted / measured", "method", *PARTS, "total", "mutual slowdown")
     for method in dict.fromkeys(table["method"]):
         own = table.filter(table["method"] == method)
         cells = []
@@ -139,7 +152,7 @@ def markdown(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> Itera
         for line in _lacking(table):
             yield f"{line[0].upper()}{line[1:]}."
             yield ""
-        yield "| method | settings | runs | median | 90th percentile | worst | bias | noise | bound of the median | within bound |"
+        yield "| method | settings | runs | median | 90th percentile | worst | bias | noise | bound of the median | within bounds |"
         yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|"
         for row in sorted(prediction_error.by_method(table), key=lambda each: -each["median_error"]):
             errors = " | ".join(_percent(row[each]) for each in _ERRORS)
@@ -165,7 +178,8 @@ def put(page: Path, named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -
 INTRODUCTION = """## Predicted against measured
 
 Each decoding was measured on real models, with repeats. The simulator replays the models' recorded answers with times from the
-profile of that machine only. Times are medians of repeats, after the first commit. *Noise*: median deviation of a repeat from the
-median repeat. *Bound*: the larger of 5 % and 1.5 times the noise; the 90th percentile of the errors may be twice that.
+profile of that machine only. Times are from the first generated token to the last, medians of repeats. *Noise*: median deviation of
+a repeat from the median repeat. *Bound of the median*: the larger of 5 % and 1.5 times the noise. *Within bounds*: the median error
+is at most its bound, and the 90th percentile at most twice that bound.
 `sim compare RUNS --page FILE` writes this section.
 """

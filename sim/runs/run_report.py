@@ -266,7 +266,8 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
         lines += _lossy(table)
     lines.append(f"times: {cost_source(tables)}")
     lines += [line for name in tables.get("scenario", {}).get("notes", ()) for line in _of_paper(table, names, NOTES[name])]
-    lines.append("±: 95 % interval of the sampling error")
+    if "view" in names and table.select((pl.col("view") != "formula").any()).collect().item():
+        lines.append("±: 95 % confidence interval from sampling")
     if "seconds_error" in names:
         lines.append(
             f"the time of plain decoding has an error of up to about ±{_one(table, pl.col('seconds_error').max()):.1%}; the time of"

@@ -103,6 +103,7 @@ class AcceptanceByDraftPosition(LawRecord):
     """The j-th token of a draft is accepted with probability `acceptance_rates[j]` if those before it were."""
 
     RATES = ("acceptance_rates",)
+    BY_DRAFT_POSITION = True
 
     acceptance_rates: tuple[float, ...]
     source: str = "assumed"
@@ -129,6 +130,7 @@ class SharedRate(LawRecord):
     """
 
     RATES = ("acceptance_rate",)
+    BY_DRAFT_POSITION = True
 
     acceptance_rate: float
     concentration: float
@@ -154,6 +156,8 @@ class RecordedRounds(LawRecord):
     enough. With `play` "log" the sequences follow one another, each to its end, where a draft is cut off; if `tokens` is the total
     of the log, the mean tokens per round are those of the log.
     """
+
+    BY_DRAFT_POSITION = True
 
     lengths: tuple[tuple[int, ...], ...] | None = None
     file: str | None = None

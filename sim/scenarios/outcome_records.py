@@ -60,6 +60,9 @@ class LawRecord(ABC):
     FIXED: ClassVar[bool] = False
     """True if the law does not depend on the method's parameters or the number of tokens; points then share it."""
 
+    BY_DRAFT_POSITION: ClassVar[bool] = False
+    """True if the law is by position in a draft, which methods with drafts that continue over rounds refuse."""
+
     @abstractmethod
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """Law for one point of the grid."""

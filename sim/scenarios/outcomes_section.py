@@ -23,6 +23,16 @@ RATES = frozenset(name for kinds in LAWS.values() for record in kinds.values() f
 """Keys of these records that are rates; overriding one of them removes its `trials` and `source`."""
 
 
+def kinds(parameters: type[MethodParameters], outcome: str) -> list[str]:
+    """Kinds of laws of an outcome that a method accepts.
+
+    >>> from model.methods.pearl.algorithm import Parameters
+    >>> kinds(Parameters, "accept")
+    ['by-position', 'iid', 'markov', 'published', 'replay', 'reported']
+    """
+    return sorted(kind for kind, law in LAWS[outcome].items() if parameters.TESTS_WHOLE_DRAFTS or not law.BY_DRAFT_POSITION)
+
+
 def resolve(table: Any, where: str, method: str, parameters: MethodParameters, tokens: int) -> dict[str, Outcome]:
     """Return the laws of the outcomes that a method uses, by kind; error messages call the table `where`."""
     wanted = parameters.outcomes
@@ -39,7 +49,7 @@ def resolve(table: Any, where: str, method: str, parameters: MethodParameters, t
         raise ParameterError(f"[{where}] must be a table, got {table!r}")
     one = "kind" in table
     if not one and not {*table} & {*LAWS} and not any(isinstance(value, Mapping) for value in table.values()):
-        raise ParameterError(f"{where}.kind is required: one of {', '.join(sorted(LAWS[(*wanted, 'match')[0]]))}")
+        raise ParameterError(f"{where}.kind is required: one of {', '.join(kinds(type(parameters), (*wanted, 'match')[0]))}")
     unknown = [] if one else [key for key in table if key not in LAWS]
     if unknown:
         raise ParameterError(f"unknown key {where}.{unknown[0]}; {checks.nearest(unknown[0], LAWS)}")
@@ -49,7 +59,7 @@ def resolve(table: Any, where: str, method: str, parameters: MethodParameters, t
         raise ParameterError(f"method {method} needs {tables_}" + (f", and [{where}.{missing[0]}] is missing" if missing else ""))
     if one and not wanted:
         # Not used by this method, but the kind must exist.
-        checks.one_of(f"{where}.kind", table["kind"], {kind for kinds in LAWS.values() for kind in kinds})
+        checks.one_of(f"{where}.kind", table["kind"], {kind for laws in LAWS.values() for kind in laws})
         return {}
     return {key: _law(table if one else table[key], where if one else f"{where}.{key}", key, parameters, tokens) for key in wanted}
 
@@ -59,20 +69,20 @@ def fixed(table: Any) -> bool:
     if not isinstance(table, Mapping):
         return False
     if "kind" in table:
-        return all(kinds[table["kind"]].FIXED for kinds in LAWS.values() if table["kind"] in kinds)
+        return all(laws[table["kind"]].FIXED for laws in LAWS.values() if table["kind"] in laws)
     return all(name in LAWS and isinstance(each, Mapping) and fixed(each) for name, each in table.items())
 
 
 def _law(table: Any, where: str, outcome: str, parameters: MethodParameters, tokens: int) -> Outcome:
     if not isinstance(table, Mapping):
         raise ParameterError(f"[{where}] must be a table, got {checks.shown(table)}")
-    kinds = LAWS[outcome]
+    laws = LAWS[outcome]
     if "kind" not in table:
-        raise ParameterError(f"{where}.kind is required: one of {', '.join(sorted(kinds))}")
-    checks.one_of(f"{where}.kind", table["kind"], kinds)
+        raise ParameterError(f"{where}.kind is required: one of {', '.join(kinds(type(parameters), outcome))}")
+    checks.one_of(f"{where}.kind", table["kind"], laws)
     own = {key: value for key, value in table.items() if key != "kind"}
-    refuse_unknown(kinds[table["kind"]], own, where, f" (of {where}.kind {table['kind']!r}, for {kind_of(outcome).rate})")
-    record: LawRecord = build(kinds[table["kind"]], own, where)
+    refuse_unknown(laws[table["kind"]], own, where, f" (of {where}.kind {table['kind']!r}, for {kind_of(outcome).rate})")
+    record: LawRecord = build(laws[table["kind"]], own, where)
     found = record.outcome(parameters, tokens)
     parameters.check_law(outcome, found.law)
     return replace(found, kind=table["kind"])

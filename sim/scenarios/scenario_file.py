@@ -240,12 +240,11 @@ def cost_source(tables: Mapping[str, Any]) -> str:
     given += [path.rpartition(".")[2] for path in tables.get("sweep", {}) if path.startswith(("cost.", "method.cost."))]
     published = "".join(f"{words}; " for key, words in _PUBLISHED_COSTS.items() if key in given)
     rest = [key for key in dict.fromkeys(given) if key not in ("kind", *NO_TIMES, *_PUBLISHED_COSTS)]
-    if rest:
-        return f"{published}assumed, as [cost] says: {', '.join(rest)}; other layers take one layer-time each"
-    last = "equal layers, and the exit layer of the fitted runs" if "fitted_on" in given else (
-        "every layer takes one layer-time, nothing else takes time"
-    )
-    return f"{published}assumed: {last}"
+    if not rest and "fitted_on" in given:
+        return f"{published}assumed: equal layers, and the exit layer of the fitted runs"
+    layers = [] if "layer_times" in rest else ["every layer of the target takes one layer-time"]
+    parts = [*layers, *([f"{', '.join(rest)} as set in [cost]"] if rest else []), "nothing else takes time"]
+    return f"{published}assumed: {'; '.join(parts)}"
 
 
 NO_TIMES = ("operations_ratio", "medium_operations_ratio", "allow_slow_medium", "shape", "draft_shape", "medium_shape")

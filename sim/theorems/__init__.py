@@ -88,7 +88,8 @@ class TheoremVerdict:
         verdict = ("holds" if self.holds else "fails") + ("  <-- WRONG" if self.expected is False else "")
         verdict = "open" if self.undecided else verdict
         name = f"{self.theorem.method} {self.theorem.number:4}"
-        lines = [f"{name} {verdict:6} {self.tried:6} examples  {self.theorem.statement}{must}"]
+        examples = "example " if self.tried == 1 else "examples"
+        lines = [f"{name} {verdict:6} {self.tried:6} {examples}  {self.theorem.statement}{must}"]
         if not self.holds:
             lines += [f"      {self.error}", f"      {self.reproduce}"]
         return "\n".join(lines)

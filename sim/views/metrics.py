@@ -12,7 +12,7 @@ with their bounds. With seconds_per_layer both sets of columns have values.
 `speedup_over_one_device` speed-up over plain decoding on one device, for grids with `tensor_parallel` above 1; null where the
                           model with the KV cache of its batch is not known to fit one device
 `busy_layers`             busy time summed over units: the compute of Theorem 4.1
-`compute_per_token`       busy time per token over that of plain decoding on the same devices, both summed over devices
+`compute_per_token`       GPU-time per token: busy time of all devices per token, over that of plain decoding on the same devices
 `mean_busy_units`         mean busy_layers over mean latency_layers (Eq. 5 in the limit)
 `mean_busy_units_per_run` mean over decodings of busy_layers over latency_layers; it is larger than mean_busy_units
 `reserved_units`          units reserved for the whole decoding; `reserved_layers` is their number times the latency

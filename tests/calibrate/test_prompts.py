@@ -323,6 +323,7 @@ def test_a_wrong_file_is_one_line_and_exit_code_2(
     with pytest.raises(ParameterError, match=message) as caught:
         load(path, **options)
     assert str(caught.value).startswith(f"{path}: ")
+    assert str(caught.value).count(str(path)) == 1
     with pytest.raises(SystemExit) as left:
         guarded(lambda: print(load(path, **options)))()
     assert left.value.code == 2

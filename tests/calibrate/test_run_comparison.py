@@ -666,7 +666,7 @@ def test_the_printed_tables_agree_with_the_rows() -> None:
     text = io.StringIO()
     comparison_report.show(table, dict(found.about), Console(file=text, width=250, highlight=False))
     lines = [" ".join(line.split()) for line in text.getvalue().splitlines()]
-    assert "method settings runs median 90th percentile worst bias noise bound within bound" in lines
+    assert "method settings runs median 90th percentile worst bias noise bound of median within bounds" in lines
     for row in prediction_error.by_method(table):
         errors = " ".join(f"{row[name]:.1%}" for name in ("median_error", "p90_error", "worst_error", "bias", "noise", "bound"))
         assert f"{row['method']} {row['settings']} {row['runs']} {errors} {'yes' if row['held'] else 'NO'}" in lines
@@ -677,7 +677,9 @@ def test_the_printed_tables_agree_with_the_rows() -> None:
         times = " ".join(f"{1e3 * row[name]:.1f} ms" for name in ("predicted_s", "measured_s"))
         said = f"{row['method']} {row['settings'] or '-'} a prompt with a very lon {times} {row['error']:.1%} {row['noise']:.1%}"
         assert line == said
-    assert " ".join(["method", *PARTS, "total contention"]) in lines
+    assert " ".join(["method", *PARTS, "total mutual slowdown"]) in lines
+    for name in ("bound of median", "within bounds", "mutual slowdown", *PARTS[3:]):
+        assert any(f"{name}: " in line for line in lines)
     for method in dict.fromkeys(table["method"]):
         own = table.filter(table["method"] == method)
         cells = []
@@ -688,8 +690,8 @@ def test_the_printed_tables_agree_with_the_rows() -> None:
         assert " ".join([method, *cells, f"{slower:.1f}" if slower else "-"]) in lines
     pairs, right = prediction_error.ranking(table)
     assert pairs
-    said = f"{right} of {pairs} pairs ({right / pairs:.1%}) that differ by more than twice the noise are ranked correctly"
-    assert f"ranking: {said}" in lines
+    said = f"{right} of {pairs} pairs of settings ({right / pairs:.1%})"
+    assert f"ranking: {said} that differ by more than twice the noise are ranked correctly" in lines
     page = [*comparison_report.markdown([("own", table, dict(found.about) | {"mode": "cuda-graph", "devices": ["cuda:0", "cpu"]})])]
     assert page[0] == f"### own: {found.about['machine']['name']}, float32, cuda-graph, processes on cuda:0"
     said = f"Of {pairs} pairs of settings that differ by more than twice the noise {right / pairs:.1%} are ranked correctly."

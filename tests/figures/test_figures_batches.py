@@ -51,6 +51,11 @@ def test_lines_go_through_the_speed_ups_of_the_first_view(views: tuple[str, ...]
     assert [text.get_text() for text in figure.legends[0].texts] == [NAMES[view] for view in views]
 
 
+def test_rates_have_three_digits() -> None:
+    figure = speedup_by_batch.draw(rows().with_columns(acceptance_rate=0.844692).unique(["sequences", "draft_length", "view"]))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["acceptance rate α = 0.845"]
+
+
 @pytest.mark.slow
 def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     one, other = (save(speedup_by_batch.draw(rows()), tmp_path / name) for name in ("one", "other"))

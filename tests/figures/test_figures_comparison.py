@@ -400,7 +400,7 @@ def test_predicted_over_measured_by_hand() -> None:
     above, below = drawn.panels
     assert (above.x, above.y, above.scales) == ("", "predicted time, from profiles alone [ms]", ("log", "log"))
     assert (below.x, below.y, below.scales) == (
-        "measured time after the first commit: median of the repeats [ms]", "error [%]", ("log", "linear"),
+        "measured time from first to last token: median of the repeats [ms]", "error [%]", ("log", "linear"),
     )  # fmt: skip
     low, high = 100 / 1.2, 960 * 1.2  # over all measured and predicted times
     axes, under = figure.axes

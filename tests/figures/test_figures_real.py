@@ -225,7 +225,7 @@ def test_every_row_is_drawn_at_its_cost(name: str) -> None:
     at = xy(lines(whole)["target alone"])
     assert (float(at[0][0]), float(at[1][0])) == (1.0, 1.0 if name == "agreement" else -1.0)
     assert inside(figure)
-    assert "8 sequences per point (measured" in words(figure)
+    assert "target: large; 8 sequences per point, measured; dotted: the target alone" in words(figure)
 
 
 def test_bild_is_also_drawn_over_its_thresholds() -> None:

@@ -165,7 +165,7 @@ def test_worked_decoding_with_stopped_drafts() -> None:
 def test_formula_declines_where_the_cluster_causes_waiting(
     gamma: int, ratio: float, link: float, links: str, end: str, stop: str
 ) -> None:
-    """All paths of five tokens; in lock-step nothing waits, and drafts no longer than a pass are never stopped."""
+    """All paths of five tokens; nothing waits for units if drafts are whole, and drafts no longer than a pass are never stopped."""
     cost, parameters = UnitCost(4, cost_ratio=ratio, link=link), Parameters(4, gamma, draft_stop=stop)
     wanted, differs = parameters.demand(cost, 5), False
     for outcomes in itertools.product([True, False], repeat=4):

@@ -186,7 +186,12 @@ def _aside(node: ast.AST) -> bool:
 def planted(path: str, number: int) -> Fault:
     """Return the fault with this number in a file."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    parent, field, index, child, kind, changed = next(each for at, each in enumerate(places(tree)) if at == number)
+    fault = _put(path, *next(each for at, each in enumerate(places(tree)) if at == number))
+    return fault._replace(source=ast.unparse(ast.fix_missing_locations(tree)) + "\n")
+
+
+def _put(path: str, parent: Any, field: str, index: int | None, child: ast.AST, kind: str, changed: ast.AST | None) -> Fault:
+    """Change a place of the tree, and return the fault without its source."""
     line = getattr(child, "lineno", getattr(getattr(child, "value", None), "lineno", 0))
     whole = isinstance(child, ast.stmt)
     before = _first_line(child if whole else parent)
@@ -195,7 +200,21 @@ def planted(path: str, number: int) -> Fault:
     else:
         getattr(parent, field)[index : index + 1] = [] if changed is None else [changed]
     after = _first_line(changed if whole and changed is not None else parent)
-    return Fault(path, line, kind, before, after, ast.unparse(ast.fix_missing_locations(tree)) + "\n")
+    return Fault(path, line, kind, before, after, "")
+
+
+def named(path: str) -> list[Fault]:
+    """All faults of a file, without their sources."""
+    found = []
+    for parent, field, index, *rest in places(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+        held = getattr(parent, field)
+        whole = [*held] if index is not None else held
+        found.append(_put(path, parent, field, index, *rest))
+        if index is None:
+            setattr(parent, field, whole)
+        else:
+            held[:] = whole
+    return found
 
 
 def _first_line(node: ast.AST) -> str:

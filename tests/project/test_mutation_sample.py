@@ -10,7 +10,20 @@ import coverage
 import pytest
 
 from tests.mutation import mutation_sample
-from tests.mutation.mutation_sample import ROOT, Fault, Map, Outcome, changes, drawn, hunted, is_listed, places, summary
+from tests.mutation.mutation_sample import (
+    ROOT,
+    Fault,
+    Map,
+    Outcome,
+    changes,
+    drawn,
+    equivalent,
+    hunted,
+    is_listed,
+    named,
+    places,
+    summary,
+)
 
 
 @pytest.mark.parametrize(("before", "kind", "after"), [
@@ -148,3 +161,11 @@ def test_a_summary_has_rates_with_intervals_and_what_was_left() -> None:
     assert said[1].split()[:7] == ["sim", "5", "3", "1", "0", "1", "75.0%"]
     assert said[1].split()[-1] == "60.0%"
     assert said[-1] == "not caught, by kind: number 1"
+
+
+@pytest.mark.slow
+def test_every_listed_fault_exists() -> None:
+    """A fault listed as equivalent occurs in the code as it is now."""
+    rows = equivalent()
+    faults = {path: named(path) for path in {row["path"] for row in rows}}
+    assert [row for row in rows if not any(is_listed(fault, [row]) for fault in faults[row["path"]])] == []

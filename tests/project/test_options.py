@@ -545,7 +545,8 @@ ANSWERS: dict[str, tuple[str, Any, list[str], dict[str, Any]]] = {
         [
             "big: loss [nats per token], and share of the model's tokens in the top 1, 3 and 5; measured on 789 held-out "
             "tokens",
-            "layer                       common head                      trained head",
+            "                       model's own head                      trained head",
+            "layer      loss   top 1   top 3   top 5      loss   top 1   top 3   top 5",
             "    1     2.100   0.130   0.170   0.210     2.200   0.230   0.270   0.310",
             "    2     2.200   0.140   0.180   0.220     2.400   0.240   0.280   0.320",
             "loss of the whole model: 1.235", "heads",
@@ -580,7 +581,7 @@ ANSWERS: dict[str, tuple[str, Any, list[str], dict[str, Any]]] = {
             " decay  agreement  common_prefix  log_likelihood  mean_layers",
             "0.5000     0.2500         3.0000         -1.5000       3.2500",
             "     -     1.0000          12.50         -0.2500          inf",
-            "rows.csv",
+            "agreement: share of tokens equal to the target's", "common_prefix: tokens before the first that differs", "rows.csv",
         ],
         {},
     ),

@@ -149,7 +149,7 @@ def test_unused_costs_in_seconds_are_refused(key: str) -> None:
 
 def test_source_of_times_names_only_keys_of_times() -> None:
     tables = scenario("hierarchical", {"draft_length": 3}, allow_slow_medium=True, shape="t5-large")
-    assert cost_source(tables).startswith("assumed, as [cost] says: cost_ratio, medium_cost_ratio; ")
+    assert "; cost_ratio, medium_cost_ratio as set in [cost]; " in cost_source(tables)
     slow = scenario("hierarchical", {"draft_length": 3}, medium_cost_ratio=1.5)
     with pytest.raises(ValueError, match="allow_slow_medium"):
         sim.run(slow)
@@ -164,23 +164,27 @@ def test_source_of_times_names_all_sources() -> None:
         given = {"cost": cost, "sweep": sweep}
         return cost_source({"method": [*methods] or [own], **{name: table for name, table in given.items() if table}})
 
-    one = "assumed: every layer takes one layer-time, nothing else takes time"
-    rest = "other layers take one layer-time each"
+    one = "assumed: every layer of the target takes one layer-time; nothing else takes time"
+
+    def set_to(keys: str) -> str:
+        return f"assumed: every layer of the target takes one layer-time; {keys} as set in [cost]; nothing else takes time"
+
     deck = "published: the cost ratio, Table 1 of the slides; "
     table_3 = "published: time of plain decoding, PPD Table 3; "
     fitted = "fitted to published times, PPD Table 3: a cost per process and token; "
     assert said() == said({}) == said({"kind": "unit", "operations_ratio": 0.1}) == one
     assert said({"link": 1.0, "shape": "t5-large"}, {"method.cost.early_head": [1], "cost.link": [2], "method.cost_": [1]}) == (
-        f"assumed, as [cost] says: link, early_head; {rest}"
+        set_to("link, early_head")
     )
     assert said({}, None, own | {"cost": {"dispatch": 1.0}}, shared | {"cost": {"link": 2.0}}) == (
-        f"assumed, as [cost] says: dispatch, link; {rest}"
+        set_to("dispatch, link")
     )
     assert said({"kind": "published", "task": "x"}) == deck + one
     assert said({"kind": "published"}, {"cost.data_set": ["a"]}) == table_3 + one
     layers = "equal layers, and the exit layer of the fitted runs"
     assert said({"data_set": "a", "fitted_on": "both"}) == f"{table_3}{fitted}assumed: {layers}"
-    assert said({"task": "x", "link": 1}) == f"{deck}assumed, as [cost] says: link; {rest}"
+    assert said({"task": "x", "link": 1}) == deck + set_to("link")
+    assert said({"layer_times": [1.0, 2.0]}) == "assumed: layer_times as set in [cost]; nothing else takes time"
 
     roofline = {"kind": "roofline", "device": "a100", "shape": "llama-2-13b", "draft_shape": "llama-68m"}
 

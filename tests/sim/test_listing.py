@@ -7,10 +7,12 @@ import re
 import tomllib
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+import sim
 from model.architectures import draft_heads
 from model.architectures.transformer import PRESETS
 from model.base.checks import ParameterError
@@ -60,8 +62,6 @@ def test_method_description_has_all_that_a_scenario_needs(name: str) -> None:
         assert (table[field.name] == "required") == (field.default is MISSING)
     for outcome in kind.OUTCOMES:
         assert f"sim ls outcomes {outcome}" in text
-        for law in outcomes_section.LAWS[outcome]:
-            assert law in text.partition("[outcomes]")[2]
     costs = text.partition("[cost]")[2]
     assert ("cost_ratio  required" in costs) == ("draft" in kind.roles_for({}))
     for key in ("propagation", "state_check"):
@@ -69,6 +69,87 @@ def test_method_description_has_all_that_a_scenario_needs(name: str) -> None:
     for each in scenario_file.names():
         used = name in {table["name"] for table in scenario_file.method_tables(scenario_file.load(each))}
         assert (each in text.rpartition("scenarios: ")[2].partition(" (")[0].split(", ")) == used
+
+
+TOKENS, LAYERS = 3, 8
+METHODS: dict[str, dict[str, Any]] = {
+    "adaptive": {"policy": "confidence", "max_draft_length": 3, "confidence_threshold": 0.5}, "autoregressive": {},
+    "beam": {"draft_length": 3, "beams": 2}, "bild": {}, "early_exit": {}, "hierarchical": {"draft_length": 3},
+    "pearl": {"draft_length": 3}, "ppd": {"exit_layer": 20, "candidates": 1, "layers": 40},
+    "skipdecode": {"min_layers": 2, "max_layers": 6, "prompt": 4, "sequence_length": 20}, "speculative": {"draft_length": 3},
+}  # fmt: skip
+BY_POSITION: dict[str, dict[str, Any]] = {
+    "iid": {"acceptance_rate": 0.5}, "markov": {"acceptance_rate": 0.5, "correlation": 0.1},
+    "by-position": {"acceptance_rates": [0.5] * TOKENS}, "replay": {"records": [[True] * TOKENS, [False] * TOKENS]},
+}  # fmt: skip
+EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
+    "accept": BY_POSITION | {
+        "by-draft-position": {"acceptance_rates": [0.5] * 5}, "shared-rate": {"acceptance_rate": 0.5, "concentration": 2.0},
+        "rounds": {"lengths": [[1, 2, 1]]}, "reported": {"engine": "vllm", "draft_length": 5, "rate": 0.6},
+        "published": {"task": "ende", "table": "deck-adaptive"},
+    },
+    "medium_accept": BY_POSITION,
+    "match": {
+        "iid": {"match_rate": 0.5}, "markov": {"match_rate": 0.5, "correlation": 0.1},
+        "by-position": {"match_rates": [0.5] * TOKENS}, "replay": BY_POSITION["replay"],
+        "published": {"data_set": "squad", "head": "final"},
+    },
+    "confidence": {"two-class": {"low_if_accepted": 0.1, "low_if_rejected": 0.5}},
+    "decision": {
+        "rates": {"fallback_rate": 0.5, "rollback_rate": 0.5},
+        "by-position": {"fallback_rates": [0.5] * TOKENS, "rollback_rates": [0.5] * TOKENS},
+        "thresholds": {"sureness": 2.0}, "replay": {"file": "decisions.json"},
+    },
+    "exit": {"hazards": {"hazards": [0.5] * 7 + [1.0]}, "confidences": {"file": "confidences.json"}},
+}  # fmt: skip
+"""A table of each kind of outcome."""
+RECORDS = {
+    "decisions.json": {"confidence": [[0.1, 0.9]], "distance": [[0.1, 0.1]], "agrees": [[True, True]]},
+    "confidences.json": {"confidence": [[0.1] * LAYERS, [0.9] * LAYERS]},
+}
+THRESHOLDS = {
+    "decision: thresholds": {"fallback_threshold": 0.5, "rollback_threshold": 1.0}, "exit: confidences": {"threshold": 0.5},
+    "decision: replay": {"fallback_threshold": 0.5, "rollback_threshold": 1.0},
+}  # fmt: skip
+"""Parameters that a kind of outcome requires."""
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_listed_kinds_of_outcomes_are_those_that_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file, record in RECORDS.items():
+        Path(file).write_text(json.dumps(record))
+    kind, text = registry.algorithm(name).Parameters, said("methods", name)
+    costs = {f"{role}_cost_ratio".removeprefix("draft_"): 0.2 for role in kind.roles_for({})}
+    assert {*EXAMPLES} == {*outcomes_section.LAWS}
+    for outcome in kind.OUTCOMES:
+        [listed] = re.findall(rf"^{outcome}: .*; kinds (.*) \(", text, re.MULTILINE)
+        assert {*EXAMPLES[outcome]} == {*outcomes_section.LAWS[outcome]}
+        for law, table in EXAMPLES[outcome].items():
+            method = {"name": name, "layers": LAYERS} | METHODS[name] | THRESHOLDS.get(f"{outcome}: {law}", {})
+            others = {other: {"kind": (first := next(iter(EXAMPLES[other])))} | EXAMPLES[other][first] for other in kind.OUTCOMES}
+            tables = {
+                "scenario": {"name": "kinds", "tokens": TOKENS, "replications": 4, "views": ["paths"]}, "method": [method],
+                "outcomes": others | {outcome: {"kind": law} | table}, "cost": costs,
+            }  # fmt: skip
+            if law in listed.split(", "):
+                assert sim.run(tables).height == 1
+            else:
+                with pytest.raises(ParameterError, match="must be by output position with method pearl"):
+                    sim.run(tables)
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_listed_batching_is_what_several_sequences_get(name: str) -> None:
+    """A default that several sequences are refused with is not listed as a default."""
+    kind = registry.algorithm(name).Parameters
+    table = {"layers": LAYERS, "sequences": 2} | METHODS[name]
+    [listed] = re.findall(r"^batching +(default|required with several sequences:) (.*)$", said("methods", name), re.MULTILINE)
+    if listed[0] == "default":
+        assert repr(kind(**table).batching) == listed[1]
+    else:
+        with pytest.raises(ParameterError, match=f"batching must be {listed[1]} with sequences=2"):
+            kind(**table)
 
 
 @pytest.mark.parametrize("outcome", ["decision", "exit"])

@@ -50,7 +50,7 @@ def test_seed_option_replaces_a_swept_seed() -> None:
 
 
 def test_source_of_times_is_reported(tmp_path: Path) -> None:
-    assert cost_source(tables()) == "assumed: every layer takes one layer-time, nothing else takes time"
+    assert cost_source(tables()) == "assumed: every layer of the target takes one layer-time; nothing else takes time"
     uneven = tables(cost={"layer_times": [1.0] * 7 + [3.0], "final_head": 0.5})
     assert "layer_times, final_head" in cost_source(uneven)
     sim.run(uneven, views=["formula"], out=tmp_path / "run")

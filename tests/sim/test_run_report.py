@@ -254,6 +254,9 @@ def test_estimates_are_printed_once_in_as_few_tables_as_fit(tmp_path: Path) -> N
         assert all(len(line) <= width for line in lines if "±" in line)
         printed_tables.append(sum({*line.strip()} == {"─"} for line in lines))
     assert printed_tables[0] == 3
+    for view, count in (("formula", 0), ("paths", 1)):  # the mark is explained where it is printed
+        notes = run_report.notes(made.table().filter(pl.col("view") == view), made.tables)
+        assert sum(line.startswith("±: ") for line in notes) == count
     assert printed_tables == sorted(printed_tables, reverse=True)
     assert printed_tables[-1] == 1
 
@@ -305,7 +308,7 @@ def test_notes_follow_the_order_of_points() -> None:
     rows = rows.with_columns(match_rate=0.5, outcomes_source=pl.lit("assumed"))
     assert run_report.notes(rows, {"cost": {}})[: most + 3] == [
         "match rates: assumed", *many[:most], f"... and {count - most} more such notes (column outcomes_note)",
-        "times: assumed: every layer takes one layer-time, nothing else takes time",
+        "times: assumed: every layer of the target takes one layer-time; nothing else takes time",
     ]  # fmt: skip
     assert "more such notes" not in "".join(run_report.notes(rows.slice(1, most), {"cost": {}}))
     lossy = [(f"method {at * 37 % count}", f"measured: {at * 7 % 12}") for at in range(count)]

@@ -134,14 +134,15 @@ def test_other_runs_are_not_compared_with_the_table(change: dict[str, Any]) -> N
 
 def test_source_of_times_names_published_fitted_and_assumed() -> None:
     assert cost_source(scenario()) == (
-        "published: time of plain decoding, PPD Table 3; assumed: every layer takes one layer-time, nothing else takes time"
+        "published: time of plain decoding, PPD Table 3; assumed: every layer of the target takes one layer-time;"
+        " nothing else takes time"
     )
     fitted = cost_source(scenario(fitted_on="squad"))
     assert fitted == cost_source(load("ppd-table-3"))
     assert "fitted to published times" in fitted
     assert "assumed: equal layers, and the exit layer" in fitted
     assert fitted in cost_source(scenario() | {"sweep": {"cost.fitted_on": ["squad", "both"]}})
-    assert "assumed, as [cost] says: final_head" in cost_source(scenario(final_head=1.0))
+    assert "; final_head as set in [cost]; " in cost_source(scenario(final_head=1.0))
 
 
 def test_fitted_on_can_be_swept() -> None:

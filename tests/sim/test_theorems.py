@@ -376,6 +376,7 @@ def test_wrong_statement_is_named_in_summary(monkeypatch: pytest.MonkeyPatch) ->
     assert last.startswith("1 statement came out wrong: ppd 1c; open (expected to fail")
     assert "ppd 1b (7 tried)" in last
     assert found.exit_code == 1
+    assert re.search(r"^ppd 1c +fails +<-- WRONG +1 example  ", found.stdout, re.MULTILINE)
     right = CliRunner().invoke(app, ["check", "--theorem", "1a", "--examples", "3"])
     assert (right.exit_code, right.stdout.splitlines()[-1]) == (0, "every statement came out as expected")
 

@@ -75,8 +75,10 @@ class Parameters(DraftModel):
         `colocated`: draft and target share a unit; `separate`: each has its own unit.
     draft_layers
         Layers of the draft model. Its time is set by the scenario's `cost_ratio`, not by its depth.
-    sequences, batching
-        Sequences of a full batch; several need batching = 'lockstep'.
+    sequences
+        Sequences of a full batch.
+    batching
+        `lockstep` with several sequences.
     """
 
     layers: int

@@ -58,8 +58,10 @@ class Parameters(MethodParameters):
         needs `batched`.
     draft_layers
         Layers of the draft model. Its time is set by the scenario's `cost_ratio`, not by its depth.
-    sequences, batching
-        Sequences of a full batch; several need batching = 'lockstep'.
+    sequences
+        Sequences of a full batch.
+    batching
+        `lockstep` with several sequences.
     """
 
     layers: int

@@ -6,8 +6,8 @@ accepted steps and one more. A tested step is accepted with probability `accepta
 
 * `exact`: the target's k best hypotheses are among the draft's u (`draft_beams`), given that the steps before were accepted. It is
   lower than the rate of single tokens, and rises with u.
-* `per-beam`: the drafted token of the winning hypothesis is its most likely one. Assumption: the rounds of all hypotheses run in
-  lockstep and cost the same, and the progress of a round is that of the winning hypothesis.
+* `per-beam`: the drafted token of the winning hypothesis is its most likely one. Assumption: all hypotheses
+  begin their rounds together at the same cost, and the progress of a round is that of the winning hypothesis.
 
 The unit of time is a single-token pass of the target; c = `cost_ratio` is the time of a pass of the draft model over any number of
 hypotheses. t, the time of a pass of the target by its width, is `verify_cost`; without it t = 1. By `arrangement`:

@@ -52,8 +52,10 @@ class Parameters(DraftModel):
         `colocated`: both models share a unit; `separate`: each has its own unit.
     draft_layers
         Layers of a separate small model. Its time is set by the scenario's `cost_ratio`, not by its depth.
-    sequences, batching
-        Sequences of a full batch; several need batching = 'lockstep'.
+    sequences
+        Sequences of a full batch.
+    batching
+        `lockstep` with several sequences.
     """
 
     layers: int

@@ -54,8 +54,10 @@ class Parameters(DraftModel):
         `colocated`: all models share a unit; `separate`: each has its own unit.
     draft_layers, medium_layers
         Layers of the small and the medium model. Their times are set by the scenario's `cost_ratio` and `medium_cost_ratio`.
-    sequences, batching
-        Sequences of a full batch; several need batching = 'lockstep'.
+    sequences
+        Sequences of a full batch.
+    batching
+        `lockstep` with several sequences.
     """
 
     layers: int

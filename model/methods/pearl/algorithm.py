@@ -13,12 +13,12 @@ and sampled. When all tokens are accepted there is no bonus token: the target ha
 
 `draft_stop` sets when a draft in progress stops if it continues a rejected token.
 
-* `round`, as in the paper's engine: rounds run in lock-step. The draft is completed and then dropped.
+* `round`, as in the paper's engine: each round waits for its whole draft. A rejected draft is completed and then dropped.
 * `rejection`: the round ends with the rejection. The target's pass alone decides on waiting tokens. The decision on the first
   drafted token also needs that token, which is sent as soon as it exists, ahead of the others; if it is accepted, the round waits
-  for the rest of the draft, as in lock-step. The next round begins by sending the accepted tokens to the draft model, which is also
+  for the rest of the draft, as with `round`. The next round begins by sending the accepted tokens to the draft model, which is also
   the order to stop: the draft model works on rejected tokens for the link time of this transfer, then restarts from its cache rows
-  of accepted tokens. Tokens and rounds are those of lock-step.
+  of accepted tokens. Tokens and rounds are those of `round`.
 
 Drafts are cut at the end of the sequence, and the target generates the last token itself: nothing is drafted during that pass.
 Accepted tokens go to the draft model's unit and drafted tokens come back. A round that drafts therefore takes the longer of the
@@ -73,6 +73,7 @@ class Parameters(DraftModel):
     COSTS = ("verify_cost", "link")
     IMITATES = MappingProxyType({"draft": ("target", "accept")})
     EXACT = True
+    TESTS_WHOLE_DRAFTS = False
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length"})
 
     def __post_init__(self) -> None:
@@ -97,7 +98,8 @@ class Parameters(DraftModel):
         if isinstance(law, Rounds | ReplayRounds):
             raise checks.ParameterError(
                 f"outcomes of {outcome} must be by output position with method pearl, whose drafts continue after unverified"
-                " tokens, got outcomes by position within the draft; choose kind 'iid', 'markov', 'by-position' or 'replay'"
+                " tokens, got outcomes by position within the draft; choose kind 'iid', 'markov', 'by-position', 'replay',"
+                " 'published' or 'reported'"
             )
 
     @property
@@ -162,7 +164,7 @@ class _Draft:
 
     def __init__(self, home: Any) -> None:
         self.begun: Sequence[Any] = ()
-        """Process that drafts the first token, or the whole draft in lock-step; empty if nothing is drafted."""
+        """Process that drafts the first token, or the whole draft if rounds wait for it; empty if nothing is drafted."""
         self.going_on: Sequence[Any] = ()
         """Process that drafts the tokens after the first; empty before it starts."""
         self.guesses: list[Guess] = []
@@ -192,7 +194,7 @@ _Drafted = tuple[list[Guess], Any]
 
 
 def _drafting(model: Model, text: Sequence[int], length: int) -> Generator[Step, Any, _Drafted]:
-    """Draft model's part of a lock-step round: the draft is returned as a whole."""
+    """Draft model's part of a round that waits for its whole draft."""
     drafted = yield from draft(model, text, length)
     return drafted, (yield from _returned())
 

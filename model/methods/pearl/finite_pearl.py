@@ -5,7 +5,7 @@ waiting; this includes the end, where drafts are cut to what remains. The token 
 accepted in post-verify. So position and phase determine the law of the next round, if each outcome depends only on the one before.
 
 A round ends in one of three ways: a waiting token is rejected, the first token drafted in the round is rejected, or all are
-accepted. In lock-step its time is the same in all three; if rejections stop drafts, the rejection ends the round.
+accepted. If it waits for its whole draft, its time is the same in all three; if rejections stop drafts, they end it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RoundTables(NamedTuple):
 
 
 def round_tables(draft_length: int, tokens: int, cost: StepCosts, *, lockstep: bool = True) -> RoundTables:
-    """Tabulate the rounds of a decoding at these costs; if not in lock-step, a rejection stops the draft in progress.
+    """Tabulate the rounds of a decoding at these costs; without `lockstep`, a rejection stops the draft in progress.
 
     The target's pass is priced at the position where its round starts, the first draft pass at the position of the last waiting
     token. Each draft pass reads one token: the draft model's cache has all rows before it.
@@ -142,7 +142,7 @@ class FiniteChoice(NamedTuple):
 
 
 def moments(draft_length: int, tokens: int, law: Any, cost: StepCosts) -> Moments:
-    """Return the exact moments of a decoding in lock-step; `drafted` counts the tokens that the target verifies.
+    """Return the exact moments if rounds wait for their drafts; `drafted` counts the tokens that the target verifies.
 
     >>> from model.costs.layer_times import UnitCost
     >>> from model.outcomes.outcome_laws import Iid
@@ -194,7 +194,7 @@ def _moments_of_chains(tables: Sequence[RoundTables], laws: Sequence[Chain]) -> 
     waiting = _side_by_side([each.waiting for each in tables])
 
     def expected(by_end: Floats) -> Floats:
-        """Mean over the ways in which a round ends; in lock-step, where all are equal, exactly their value."""
+        """Mean over the ways in which a round ends; exactly their value where all are equal."""
         mean: Floats = by_end[KEPT].copy()
         for end in (WAITING_REJECTED, FIRST_REJECTED):
             mean += rejecting[end] * (by_end[end] - by_end[KEPT])

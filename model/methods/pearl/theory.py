@@ -1,11 +1,11 @@
 """PEARL in closed form: drafting and verifying concurrently, on separate units [Liu2024].
 
-Rounds run in lock-step; a round takes the longer of a draft of gamma tokens and a pass of the target. While the target verifies the
-first token of a new draft, the rest is drafted (pre-verify). If that token is accepted, whole drafts are verified while the next
-ones are drafted (post-verify), until a token is rejected. With `draft_stop` "rejection" a round that rejects does not wait for its
-draft: it takes the target's pass, or the first draft pass if that token decides and arrives later. `predict` is exact for a finite
-number of tokens, under any law of single positions (`model.methods.pearl.finite_pearl`). The equations are its limit for many
-tokens with i.i.d. acceptances.
+A round waits for both models: it takes the longer of a draft of gamma tokens and a pass of the target. While the target verifies
+the first token of a new draft, the rest is drafted (pre-verify). If that token is accepted, whole drafts are verified while the
+next ones are drafted (post-verify), until a token is rejected. With `draft_stop` "rejection" a round that rejects does not wait for
+its draft: it takes the target's pass, or the first draft pass if that token decides and arrives later. `predict` is exact for a
+finite number of tokens, under any law of single positions (`model.methods.pearl.finite_pearl`). The equations are its limit for
+many tokens with i.i.d. acceptances.
 
 [Liu2024] T. Liu et al. PEARL: Parallel Speculative Decoding with Adaptive Draft Length. arXiv:2408.11850.
 """

@@ -60,8 +60,10 @@ class Parameters(MethodParameters):
         Sample the final token instead of greedy decoding (Appendix B); the candidates are the most likely tokens in both cases.
     batched
         One unit decodes all candidates in one pass.
-    sequences, batching
-        Sequences of a full batch; several need batching = 'lockstep'.
+    sequences
+        Sequences of a full batch.
+    batching
+        `lockstep` with several sequences.
     """
 
     layers: int

@@ -139,7 +139,7 @@ def pearl_beats_speculative(x: Example) -> None:
     at_most("speed of speculative decoding", float(speculative.speedup(*given)), float(pearl.speedup(*given)), CLOSE)
 
 
-@theorem("20d", "The formula gives the mean and variance of the time, and mean unit-time, rounds and drafted tokens.",
+@theorem("20d", "The formula gives the mean and variance of the time, and mean GPU-time, rounds and drafted tokens.",
          source="a chain over positions and both phases", given=_all_outcomes)
 def moments_over_all_outcomes(x: Example) -> None:
     outcomes = paths(x["tokens"] - 1)
@@ -207,26 +207,26 @@ def never_slower_than_plain(x: Example) -> None:
 # --- 21: drafts that stop at rejections ---
 
 
-@theorem("21a", "On two units with point-to-point links, stopping drafts at rejections takes no more time and unit-time than"
-         " lock-step.", source="induction over rounds: each ends no later, and its transfers arrive no later",
+@theorem("21a", "On two units with point-to-point links, stopping drafts at rejections takes no more time and GPU-time than"
+         " completing them.", source="induction over rounds: each ends no later, and its transfers arrive no later",
          given=lambda: _stopped_on("point-to-point"))
-@theorem("21b", "On a shared link, stopping drafts at rejections takes no longer than lock-step.",
+@theorem("21b", "On a shared link, stopping drafts at rejections takes no longer than completing them.",
          source="false: the transfer of the first token delays the others", given=lambda: _stopped_on("shared"), expect="fails")
 def stopping_takes_no_longer(x: Example) -> None:
     stopped, lockstep = play(x), play(x, draft_stop=algorithm.ROUND)
     at_most("latency", stopped.latency, lockstep.latency, rounding(x))
-    at_most("unit-time", stopped.busy, lockstep.busy, rounding(x))
+    at_most("GPU-time", stopped.busy, lockstep.busy, rounding(x))
 
 
 @theorem("21c", "If drafts with their links take no longer than a pass, stopping them at rejections changes no token time,"
-         " unit-time or pass.", source="every draft ends before the rejection",
+         " GPU-time or pass.", source="every draft ends before the rejection",
          given=lambda: _stopped().filter(_hidden))
 @theorem("21d", "Stopping drafts at rejections changes no time, for any draft time.",
          source="false: a round that rejects does not wait for its draft", given=_stopped, expect="fails")
 def nothing_to_stop(x: Example) -> None:
     stopped, lockstep = play(x), play(x, draft_stop=algorithm.ROUND)
     equal("times of commits", stopped.commits, lockstep.commits)
-    equal("unit-time", stopped.busy, lockstep.busy, rounding(x))
+    equal("GPU-time", stopped.busy, lockstep.busy, rounding(x))
     equal("passes", stopped.account.totals(), lockstep.account.totals())
 
 
@@ -275,8 +275,8 @@ def events_are_paths(x: Example) -> None:
     equal("rounds and drafted tokens", (float(tally.rounds[0]), float(tally.drafted[0])), (rounds(run), drafted(run)))
 
 
-@theorem("28h", "Events and counter generate the text of plain decoding, on any cluster, with equal passes in lock-step.",
-         source="exactness", given=lambda: _decodings("tenths", cluster=True))
+@theorem("28h", "Events and counter generate the text of plain decoding, on any cluster, with equal passes if drafts are"
+         " completed.", source="exactness", given=lambda: _decodings("tenths", cluster=True))
 def plain_text(x: Example) -> None:
     run, n = play(x), size(x)
     work = interpreter.count(steps(x), world(x), n)
