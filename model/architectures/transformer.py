@@ -360,6 +360,16 @@ class Shape:
             return 2 * self.heads * (2 * self.latent.rank + self.latent.rope)
         return 4 * self.heads * self.head_dim if self.attends else 0
 
+    @property
+    def prompt_attended_flops(self) -> int:
+        """Operations of attention as `attended_flops`, where no position is cached: keys and values of all heads are computed.
+
+        Only latent attention differs: 4 times fewer in DeepSeek-V3, but from the cache each position would be projected again.
+        """
+        if self.latent is not None:
+            return 2 * self.heads * (self.latent.nope + self.latent.rope + self.head_dim)
+        return self.attended_flops
+
     def cache_bytes_at(self, context: int) -> int:
         """KV cache of a sequence of `context` positions in all layers; those with a sliding window keep no more than it [bytes].
 

@@ -7,7 +7,7 @@ of reading and computing; so does attention; launches are added [Williams2009].
 CACM 52(4), 2009.
 
 Sparse experts are two grouped products that read the experts selected by some token of the pass, in expectation. Latent attention
-is in its absorbed form, also for prompts. A layer of a model whose layers differ is their mean.
+is in its absorbed form, but for prompts. A layer of a model whose layers differ is their mean.
 """
 
 from __future__ import annotations
@@ -172,12 +172,13 @@ class Roofline:
     def _attention(self, part: Shape, new: Floats, before: Floats, sequences: Floats) -> Floats:
         if not part.attends:
             return np.zeros(np.broadcast_shapes(new.shape, before.shape, sequences.shape))
+        each = np.where((before == 0) & (new > 1), float(part.prompt_attended_flops), float(part.attended_flops))
         if part.window is None:
             size = sequences * (before + new) * part.cache_bytes(1)
-            work = float(part.attended_flops) * sequences * new * (before + (new + 1) / 2)
+            work = each * sequences * new * (before + (new + 1) / 2)
         else:
             size = sequences * (kept(part, before) + new) * part.cache_bytes(1)
-            work = float(part.attended_flops) * sequences * windowed(part, new, before)
+            work = each * sequences * windowed(part, new, before)
         return self._slower(size, work, self.efficiency.cache) + self.efficiency.attention_launch
 
     def layer(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, *, busy: int = 0) -> Estimate:

@@ -139,6 +139,15 @@ def test_one_latent_pass_by_hand() -> None:
     assert LATENT.layer_kv_bytes(2, 5) == (5 + 2 + 2) * 16
 
 
+def test_a_prompt_computes_the_keys_of_all_heads() -> None:
+    """Scores of width 3 + 2 and values of width 2, instead of 6 + 2 and 6."""
+    computed = Roofline(LATENT, 1e30, 1e6, PEAKS)
+    seen = sum(range(1, 8))
+    assert float(computed.attention(7, 0, 3)) == pytest.approx(3 * seen * 2 * 4 * (3 + 2 + 2) / 1e6)
+    assert float(computed.attention(7, 1, 3)) == pytest.approx(3 * (seen + 7) * LATENT.attended_flops / 1e6)
+    assert float(computed.attention(1, 0, 3)) == pytest.approx(3 * LATENT.attended_flops / 1e6)
+
+
 def test_latent_attention_of_whole_width_equals_one_shared_key() -> None:
     """Without a rotated part and with a rank of a head's width: attention of many queries over one vector, half the cache."""
     latent = replace(TINY, kv_heads=4, latent=LatentAttention(0, 2, 0, 2))
