@@ -130,5 +130,5 @@ def _warn_of(disagreements: list[dict[str, Any]]) -> None:
         from sim.views import agreement
 
         more = f"; and {len(disagreements) - 1} more" if len(disagreements) > 1 else ""
-        message = f"views disagree, which is a bug in the program: {agreement.in_words(disagreements[0])}{more}"
+        message = f"views disagree, which is a bug in the program: {agreement.describe(disagreements[0])}{more}"
         warnings.warn(message, stacklevel=3)

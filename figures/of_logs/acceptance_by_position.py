@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import ArrayLike
 
-from figures.common.style import COLOURS, GREY, INK, LINES, side_by_side, styled
+from figures.common.style import COLOURS, GREY, INK, LINES, panels_in_row, styled
 from model.base import checks
 from model.methods.speculative import rates_from_logs
 
@@ -43,7 +43,7 @@ def draw(lengths: Sequence[ArrayLike], draft_length: int, about: str, bins: int 
         raise checks.ParameterError("lengths must hold a sequence in which a draft is tested, got one token each; take longer ones")
     alpha, ends = float(whole.rate), rates_from_logs.ratio_interval(*played.of_requests())
     with styled():
-        figure, (left, right) = side_by_side(2, 4.8, 0.22, 0.78, 0.35)
+        figure, (left, right) = panels_in_row(2, 4.8, 0.22, 0.78, 0.35)
         along = rates_from_logs.by_output_position(played, edges)
         middles = np.array([(low + 1 + high) / 2 for low, high in pairwise(edges)])
         _panel(left, middles, along, alpha, ends)

@@ -171,7 +171,7 @@ def _method(name: str) -> str:
     looked_at, given = kind.all_costs_for({}), {*_given(cases.Cost), *_given(HardwareCost)}
     also = sorted({f"{key}_s" if key not in given else key for key in looked_at} - {*required})
     sometimes = sorted({*kind.COSTS} - looked_at)
-    every = [key for key in _given(cases.Cost) if key not in cases.gated()]
+    every = [key for key in _given(cases.Cost) if key not in cases.optional_costs()]
     unless = ", except with an exit_layer: the draft is then the large model's first layers" if "exit_layer" in _given(kind) else ""
     costs = [f"{key}  required{unless}" for key in required]
     its = [f"of this method: {', '.join(also)}"] if also else []

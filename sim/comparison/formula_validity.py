@@ -83,7 +83,7 @@ def of_file(path: Path, table: pl.DataFrame, profiles: Sequence[str] = ()) -> pl
     return limits(found, table, profiles_of(profiles, found, path.parent))
 
 
-def together(names: Sequence[str], found: Sequence[pl.DataFrame]) -> pl.DataFrame:
+def concatenate(names: Sequence[str], found: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """Concatenate the rows of several files; the name of the file is added to each line if there is more than one."""
     import polars as pl
 

@@ -139,15 +139,15 @@ def of_file(path: Path, profiles: Sequence[str] = (), *, allow_mismatch: bool = 
 
 
 def pair_of_file(path: Path, profiles: Sequence[str] = ()) -> tuple[pl.DataFrame, pl.DataFrame] | None:
-    """Return `side_by_side` for the first decoding over processes with recorded spans in a file; None if there is none."""
+    """Return `measured_and_simulated_spans` of a file's first decoding over processes with recorded spans, or None."""
     from model.logs import measured_runs as files
 
     found = files.load(path)
     number = next((each for each, timed in found.timed.items() if timed.units > 1 and timed.spans(timed.middle)), None)
-    return None if number is None else side_by_side(found, profiles_of(profiles, found, path.parent), number)
+    return None if number is None else measured_and_simulated_spans(found, profiles_of(profiles, found, path.parent), number)
 
 
-def together(named: Sequence[Named]) -> pl.DataFrame:
+def concatenate(named: Sequence[Named]) -> pl.DataFrame:
     """Concatenate the tables of several files, with a column for the file's name."""
     import polars as pl
 
@@ -201,7 +201,9 @@ def over_processes(of: Mapping[str, ProfileCosts], timed: TimedDecoding, *, cont
     )  # fmt: skip
 
 
-def side_by_side(runs: MeasuredRuns, profiles: Mapping[str, Profile], number: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+def measured_and_simulated_spans(
+    runs: MeasuredRuns, profiles: Mapping[str, Profile], number: int
+) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Spans on each unit in a decoding over several processes: of its median repeat as measured, and as simulated [s]."""
     import polars as pl
 

@@ -42,7 +42,7 @@ def write_hashed(path: Path, write: Callable[[Path], object]) -> Path:
         return temporary.replace(path.with_name(f"{path.stem}-{_digest(temporary)}{path.suffix}"))
 
 
-def intact(path: Path) -> bool:
+def is_unchanged(path: Path) -> bool:
     """Return whether a file written by `write_hashed` is unchanged."""
     try:
         check_regular(path)
@@ -52,7 +52,7 @@ def intact(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[bool]:
+def locked(folder: Path) -> Iterator[bool]:
     """Lock a directory until the block or the process ends; yield False if another process holds the lock."""
     try:
         import fcntl

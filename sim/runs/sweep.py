@@ -24,7 +24,7 @@ from model.base.table_records import parse_value
 from model.base.whole_files import TEMPORARY, write_text
 from model.methods import registry
 from sim.runs import results_table
-from sim.runs.atomic_files import alone, intact, parquet, write_hashed, write_whole
+from sim.runs.atomic_files import is_unchanged, locked, parquet, write_hashed, write_whole
 from sim.runs.shard_plan import Shard, ShardPlan
 from sim.scenarios import outcomes_section, scenario_file
 from sim.scenarios.grid import Grid, parse_axis
@@ -204,7 +204,7 @@ def run(
         Path(out) if out is not None else Path("runs") / f"{tables['scenario']['name']}-{scenario_file.fingerprint(tables)[:8]}"
     )
     _make(folder)
-    with alone(folder) as free:
+    with locked(folder) as free:
         if not free:
             raise ParameterError(f"another run is at work in {folder}; wait until it ends, or name another directory with -o")
         _prepare(folder, tables, resume=resume)
@@ -297,7 +297,7 @@ def _held(todo: Mapping[Shard, Path]) -> dict[Shard, Path]:
             shard = wanted.get(path.stem.rpartition("-")[0])
             if shard is None or shard in found:
                 continue
-            if intact(path):
+            if is_unchanged(path):
                 found[shard] = path
             else:
                 path.unlink(missing_ok=True)

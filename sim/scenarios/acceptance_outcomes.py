@@ -173,7 +173,7 @@ class RecordedRounds(LawRecord):
                 raise checks.ParameterError(f"{name} must be a string in quotes, got {checks.shown(getattr(self, name))}")
         if self.drafter is not None and self.file is None:
             raise checks.TableError("outcomes", ".drafter names a column of a file of JSON lines; leave it out without a file")
-        checks.one_of("play", self.play, PLAYS)
+        checks.one_of("play", self.play, PLAY_MODES)
         check_provenance(None, self.source)
         self._lengths()
 
@@ -220,7 +220,7 @@ class RecordedRounds(LawRecord):
         return [[min(length, checks.MAX_TOKENS + 1) for length in record] for record in records]
 
 
-PLAYS = ("sequences", "log")
+PLAY_MODES = ("sequences", "log")
 Lengths = tuple[tuple[int, ...], ...]
 
 
@@ -379,7 +379,7 @@ class TwoClassConfidence(LawRecord):
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """Law for one point."""
         law = outcome_laws.TwoClass(self.low_if_accepted, self.low_if_rejected)
-        return Outcome(law, self.low_if_accepted, self.source, also={"low_if_rejected": self.low_if_rejected})
+        return Outcome(law, self.low_if_accepted, self.source, further_values={"low_if_rejected": self.low_if_rejected})
 
 
 BY_POSITION: dict[str, type[LawRecord]] = {

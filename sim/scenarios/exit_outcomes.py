@@ -19,13 +19,13 @@ from sim.scenarios.outcome_files import json_of, read_once
 from sim.scenarios.outcome_records import (
     LawRecord,
     Outcome,
-    agreeing,
+    check_one_source,
     check_provenance,
     check_rates,
-    having,
+    checked_parameters,
     log_of,
-    one_source,
     refuse_thresholds,
+    with_agreement,
 )
 
 Floats = NDArray[np.float64]
@@ -90,7 +90,7 @@ class RecordedConfidences(LawRecord):
     source: str = "measured"
 
     def __post_init__(self) -> None:
-        one_source(self.file, self.log)
+        check_one_source(self.file, self.log)
         check_provenance(None, self.source)
         self.record("softmax")
 
@@ -107,7 +107,7 @@ class RecordedConfidences(LawRecord):
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """Law for one point: at each position, the exit layers of all recorded tokens with equal probability."""
-        leaving: LeavesByConfidence = having(parameters, LeavesByConfidence, "confidences")
+        leaving: LeavesByConfidence = checked_parameters(parameters, LeavesByConfidence, "confidences")
         if leaving.threshold is None:
             raise checks.ParameterError("threshold is required where outcomes are confidences; give it under [[method]]")
         record = self.record(leaving.measure)
@@ -125,7 +125,7 @@ class RecordedConfidences(LawRecord):
             return outcome
         picked = {level: float(record["agrees"][np.arange(count), found - 1].mean()) for level, found in depths.items()}
         agreement = float(np.mean([picked[level] for level in levels]))
-        return agreeing(outcome, agreement, f"{self.source}: {self.file or self.log}", "last layer")
+        return with_agreement(outcome, agreement, f"{self.source}: {self.file or self.log}", "last layer")
 
 
 def _record_of(file: str, _: str) -> dict[str, Floats]:

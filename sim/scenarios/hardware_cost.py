@@ -45,9 +45,9 @@ GONE = MappingProxyType({
     " with batch, are method.batching = 'lockstep'"
 })
 """Removed keys of costs, with their replacements."""
-MAY_SEEM = 0.1
+PEAK_TOLERANCE = 0.1
 """Tolerance by which times of a user's profile may be below the limit of the peaks [-]: clocks vary, peaks are measured roughly."""
-MISTAKEN = 100.0
+UNIT_MISTAKE_FACTOR = 100.0
 """Factor above its measured peaks from which a user's profile is refused as a mistake of units [-]."""
 
 
@@ -280,7 +280,8 @@ def _loaded(name: str, _: _Stamp) -> profile.Profile:
         across = found.facts.get("source", 0) if shape.encoder_layers else 0
         try:
             checks.whole("source in facts", across, 0)
-            for line in physical_limits.check(found, shape, source=across, in_sequence=False, tolerance=MAY_SEEM, most=MISTAKEN):
+            limits = {"tolerance": PEAK_TOLERANCE, "most": UNIT_MISTAKE_FACTOR}
+            for line in physical_limits.check(found, shape, source=across, in_sequence=False, **limits):
                 warnings.warn(f"{Path(name).name}: {line}", stacklevel=2)
         except ParameterError as error:
             raise ParameterError(f"{Path(name).name}: {error}") from None
@@ -288,7 +289,7 @@ def _loaded(name: str, _: _Stamp) -> profile.Profile:
 
 
 @dataclass(frozen=True)
-class Priced:
+class PointCosts:
     """Costs of a point on hardware."""
 
     cost: PassSeconds
@@ -313,7 +314,7 @@ class Priced:
         return self.cost.with_ends()
 
 
-def priced(cost: HardwareCost, parameters: MethodParameters, tokens: int, units: int, where: str, name: str) -> Priced:
+def point_costs(cost: HardwareCost, parameters: MethodParameters, tokens: int, units: int, where: str, name: str) -> PointCosts:
     """Costs of a method with these parameters, for `tokens` tokens on a cluster of `units` units."""
     models: dict[str, Hardware] = {}
     for role in ("target", *parameters.roles):
@@ -346,7 +347,7 @@ def priced(cost: HardwareCost, parameters: MethodParameters, tokens: int, units:
     reading = float(cost_models.prompt_time(served[0][1], max(cost.prompt, 1), parameters.full_batch).seconds)
     missing = _missing(cost, models, parameters)
     off, other = _error_of(seconds, tokens), 0.0 if alone is None else _error_of(alone, tokens)
-    return Priced(seconds, off, shapes, cost.tensor_parallel, alone, other, room, source, reading, missing)
+    return PointCosts(seconds, off, shapes, cost.tensor_parallel, alone, other, room, source, reading, missing)
 
 
 @functools.lru_cache(maxsize=64)  # points that differ only in drafts or outcomes share the times of passes

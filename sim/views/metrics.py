@@ -104,7 +104,7 @@ def of_prediction(prediction: Prediction, tokens: Any, tensor_parallel: Any = 1)
     return estimates(prediction.latency, prediction.busy, prediction.units_ratio, prediction.plain_latency, tokens, tensor_parallel)
 
 
-def worked(bill: Bill, tokens: float, sequences: int = 1) -> dict[str, float]:
+def work_per_token(bill: Bill, tokens: float, sequences: int = 1) -> dict[str, float]:
     """FLOPs and bytes per output token, and their ratio; `sequences` of a batch share each read of the weights."""
     bill = bill._replace(weight_bytes=bill.weight_bytes / sequences)
     each = {name: float(value) / tokens for name, value in zip(WORK, bill, strict=True)}

@@ -31,7 +31,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     place = tmp_path_factory.mktemp("family")
-    return family.made(place, "large"), family.made(place, "small", Size(1, 32, 32), replace(family.RECIPE, epochs=0.3))
+    recipe = replace(family.RECIPE, epochs=0.3)
+    return family.train_model(place, "large"), family.train_model(place, "small", Size(1, 32, 32), recipe)
 
 
 @pytest.fixture(scope="module")
@@ -326,10 +327,10 @@ def test_align_is_a_command(folders: tuple[Path, Path], tmp_path: Path) -> None:
     log = model_directory.log_of(out)
     assert str(tmp_path) not in log["command"]
     assert f"{log['agreement']['after']:.4f} after" in done.stdout
-    assert "is there already" in family.told(*common)
+    assert "is there already" in family.error_of(*common)
     again = CliRunner().invoke(app, [*common, "--resume", "--json"])
     assert json.loads(again.stdout) == log | {"folder": str(out)}
-    assert "made with prompts 16, now asked for 17" in family.told(*common, "--resume", "--prompts", "17")
+    assert "made with prompts 16, now asked for 17" in family.error_of(*common, "--resume", "--prompts", "17")
 
 
 @pytest.mark.parametrize(
@@ -347,7 +348,7 @@ def test_align_refuses_wrong_options_leaving_nothing(words: str, message: str, f
     text = tmp_path / "text.txt"
     text.write_text("a line of text\n" * 2000)
     given = ["--target", str(folders[0]), "--draft", str(folders[1]), "--text", str(text), "--device", "cpu", "--quick"]
-    assert message in family.told("align", "-o", str(tmp_path / "out" / "aligned"), *given, *words.split())
+    assert message in family.error_of("align", "-o", str(tmp_path / "out" / "aligned"), *given, *words.split())
     assert not (tmp_path / "out").exists()
 
 

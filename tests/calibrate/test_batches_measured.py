@@ -26,7 +26,7 @@ from sim.comparison import formula_validity, run_comparison
 from tests.calibrate.test_measure_runs import models_of, wanted
 from tests.calibrate.test_run_comparison import profile_of
 from tests.support import real_models
-from tests.support.clockwork import few_parts
+from tests.support.fake_clocks import few_parts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

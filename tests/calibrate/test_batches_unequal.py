@@ -16,9 +16,9 @@ from model.methods.speculative import algorithm as speculative
 from model.methods.speculative.algorithm import Parameters
 from model.steps import Batch, CacheError, Commit, Forward, LayerSpan, Read
 from tests.support import real_models
-from tests.support.tiers import crossed, examples
+from tests.support.tiers import cross_rows, examples
 
-KINDS = [kind for kind in real_models.KINDS if kind not in real_models.ENCODING]
+KINDS = [kind for kind in real_models.KINDS if kind not in real_models.ENCODER_DECODERS]
 LAYERS, DRAFT = real_models.DEPTHS["target"], real_models.DEPTHS["draft"]
 PROMPTS = [[3, 4, 5], [6], [9, 9, 8, 7, 1, 2], [3, 4, 6], [11, 2]]
 LENGTHS = (12, 5, 9, 12, 1)
@@ -47,13 +47,13 @@ def choice(batch: int, gamma: int = 3, **more: Any) -> Parameters:
     return Parameters(LAYERS, gamma, draft_layers=DRAFT, sequences=batch, batching="static", lengths=LENGTHS, **more)
 
 
-@pytest.mark.parametrize(("drafts", "kind"), crossed(DRAFTS, KINDS, (("others", 5), ("its own", 2))))
+@pytest.mark.parametrize(("drafts", "kind"), cross_rows(DRAFTS, KINDS, (("others", 5), ("its own", 2))))
 def test_greedy_batches_equal_the_target_alone(drafts: tuple[str, int], kind: str) -> None:
     same, batch = drafts[0] == "its own", drafts[1]
     found = written(real_models.decoders(kind, "draft", same=same), choice(batch))
     full = real_models.model(kind, LAYERS)
     for number, length in enumerate(LENGTHS):
-        assert found[number] == real_models.oracle(full, PROMPTS[number], length), number
+        assert found[number] == real_models.reference_tokens(full, PROMPTS[number], length), number
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 2, 5])
@@ -61,7 +61,7 @@ def test_greedy_batches_for_any_draft_length(gamma: int) -> None:
     """The target is its own draft, so all drafts are accepted, and two tokens are read in every round."""
     target = real_models.decoders("llama")["target"]
     full = real_models.model("llama", LAYERS)
-    want = {number: real_models.oracle(full, PROMPTS[number], length) for number, length in enumerate(LENGTHS)}
+    want = {number: real_models.reference_tokens(full, PROMPTS[number], length) for number, length in enumerate(LENGTHS)}
     parameters = Parameters(LAYERS, gamma, draft_layers=LAYERS, sequences=4, batching="static", lengths=LENGTHS)
     assert written({"target": target, "draft": target}, parameters) == want
 
@@ -226,7 +226,7 @@ def test_prompts_of_unequal_lengths_are_read_in_one_pass(kind: str) -> None:
     full = real_models.model(kind, LAYERS)
     assert {number: len(own) for number, own in found.items()} == {0: 4, 1: 6, 2: 6} or sum(map(len, found.values())) == 14
     for number, own in found.items():
-        assert own == real_models.oracle(full, prompts[number], len(own))
+        assert own == real_models.reference_tokens(full, prompts[number], len(own))
 
 
 def test_sequences_at_equal_positions_again_need_no_mask() -> None:

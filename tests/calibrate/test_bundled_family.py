@@ -28,7 +28,7 @@ from model.methods.ppd import algorithm as ppd
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
 from tests.support import real_models
-from tests.support.tiers import crossed
+from tests.support.tiers import cross_rows
 
 pytestmark = pytest.mark.skipif(not model_directory.names(), reason="no models are bundled")
 
@@ -82,7 +82,7 @@ def held_out(count: int) -> list[list[int]]:
 @lru_cache(maxsize=512)
 def expected(number: int, tokens: int, dtype: str, count: int) -> tuple[int, ...]:
     """Decode greedily with the library's code, one token at a time, without a cache."""
-    return tuple(real_models.oracle(models(dtype)["target"].full, held_out(count)[number], tokens))
+    return tuple(real_models.reference_tokens(models(dtype)["target"].full, held_out(count)[number], tokens))
 
 
 def differs(name: str, number: int, tokens: int, dtype: str, count: int = 3) -> bool:
@@ -90,10 +90,10 @@ def differs(name: str, number: int, tokens: int, dtype: str, count: int = 3) -> 
     module, parameters = EXACT[name]
     prompt = held_out(count)[number]
     found = Real(models(dtype)).run(module.decode(parameters, prompt, tokens), tokens).tokens
-    return real_models.differs(models(dtype)["target"].full, prompt, found, expected(number, tokens, dtype, count))
+    return real_models.differs_from_reference(models(dtype)["target"].full, prompt, found, expected(number, tokens, dtype, count))
 
 
-@pytest.mark.parametrize(("name", "dtype"), crossed(EXACT, ["float64", "float32"], ("ppd literal", "speculative")))
+@pytest.mark.parametrize(("name", "dtype"), cross_rows(EXACT, ["float64", "float32"], ("ppd literal", "speculative")))
 def test_exact_methods_generate_the_targets_tokens(name: str, dtype: str) -> None:
     if dtype == "float64":
         assert not differs(name, 0, 16, dtype)

@@ -10,7 +10,7 @@ from calibrate.timing import profile_from_timings
 from model.architectures import transformer
 from model.hardware import profile_files
 
-pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 
 
 # --- Bundled CPU profiles ---

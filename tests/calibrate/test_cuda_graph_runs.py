@@ -1,6 +1,6 @@
 """Measured runs with CUDA graphs: chosen by name, recorded in every file, and never compared with times without graphs.
 
-`tests.support.recording` stands in for the device, so no test says anything about real times.
+`tests.support.fake_cuda_graphs` stands in for the device, so no test says anything about real times.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from model.hardware import profile_files
 from model.logs import measured_runs
 from model.steps import LayerSpan
 from sim.comparison import comparison_report, run_comparison
-from tests.support import real_models, recording
-from tests.support.clockwork import few_parts, wound
-from tests.support.recording import Cuda
+from tests.support import fake_cuda_graphs, real_models
+from tests.support.fake_clocks import few_parts, install_fake_time
+from tests.support.fake_cuda_graphs import Cuda
 
-pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 
 TEXT = tuple(range(3, 9))
 
@@ -42,7 +42,7 @@ TEXT = tuple(range(3, 9))
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     """Graphs on the CPU, where a disturbed pass may seem to leave its layers no time."""
     monkeypatch.setattr(profile_from_timings, "check", lambda _: None)
-    return recording.installed(monkeypatch)
+    return fake_cuda_graphs.install(monkeypatch)
 
 
 def shapes(folder: Path, **layers_of: int) -> dict[str, str]:
@@ -76,10 +76,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, measured_runs.
     folder = tmp_path_factory.mktemp("made")
     out = folder / "out" / "runs.json"
     with pytest.MonkeyPatch.context() as patch:
-        wound(patch)
+        install_fake_time(patch)
         few_parts(patch, read_times.CONTEXT)
         patch.setattr(profile_from_timings, "check", lambda _: None)
-        device = recording.installed(patch)
+        device = fake_cuda_graphs.install(patch)
         return out, run_command.measured(plan_of(folder), out, "cpu"), device
 
 
@@ -93,7 +93,7 @@ def test_runs_record_the_mode_of_their_passes(made: tuple[Path, measured_runs.Me
     assert not {"tree", "beams", "fork"} & {*timed["target"].parts}
     _, table, about = run_comparison.of_file(out)
     assert set(table["mismatch"]) == {""}
-    assert comparison_report.place_of(about).endswith("float32, cuda-graph")
+    assert comparison_report.setup_of(about).endswith("float32, cuda-graph")
     assert any("float32, cuda-graph: medians" in line for line in run_command._lines(found))
     assert cuda.graphs
 
@@ -266,7 +266,7 @@ def test_replays_are_marked(
     known = architecture(config)
     own = library_pass.LibraryModel(known, "cpu", "float32")
     model = library_pass.LibraryModel(known, "cpu", "float32", decoder=Graphs(own.decoder, 64, 2))
-    clock, replay = Marked(), recording.CUDAGraph.replay
+    clock, replay = Marked(), fake_cuda_graphs.CUDAGraph.replay
 
     def counted(graph: Any) -> None:
         clock.replays += 1
@@ -274,7 +274,7 @@ def test_replays_are_marked(
 
     with torch.inference_mode():
         work = interpreter_pass.InterpretedPass(model, width, context, batch)
-        monkeypatch.setattr(recording.CUDAGraph, "replay", counted)
+        monkeypatch.setattr(fake_cuda_graphs.CUDAGraph, "replay", counted)
         spans = []
         for _ in range(2):  # at either position
             work.run_watched(clock.mark)

@@ -1,7 +1,7 @@
 """Decoding by CUDA graphs gives the results of decoding without, for every sequence and every read, after any replays.
 
-A stand-in for graphs (`tests.support.recording`) detects constant arguments in a capture, memory that others reuse, and waits for
-the device, as a GPU would.
+A stand-in for graphs (`tests.support.fake_cuda_graphs`) detects constant arguments in a capture, memory that others reuse, and
+waits for the device, as a GPU would.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from model.methods.ppd import algorithm as ppd
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
 from model.steps import Batch, Forward, LayerSpan, Read
-from tests.support import real_models, recording
+from tests.support import fake_cuda_graphs, real_models
+from tests.support.fake_cuda_graphs import Cuda
 from tests.support.real_models import DEPTHS
-from tests.support.recording import Cuda
 from tests.support.tiers import examples
 
 KINDS = ("llama", "gpt2", "opt", "gpt_neox", "phi")
@@ -418,8 +418,8 @@ def test_models_that_cannot_be_captured_are_refused() -> None:
 
 
 def captured(body: Any, pool: Any = None) -> tuple[Any, Any]:
-    graph, cuda = recording.CUDAGraph(), Cuda()
-    with cuda.graph(graph, pool=recording.Pool() if pool is None else pool):
+    graph, cuda = fake_cuda_graphs.CUDAGraph(), Cuda()
+    with cuda.graph(graph, pool=fake_cuda_graphs.Pool() if pool is None else pool):
         made = body()
     return graph, made
 
@@ -437,7 +437,7 @@ def test_replay_repeats_the_recorded_operations() -> None:
 
 
 def test_graphs_of_a_pool_overwrite_each_others_outputs() -> None:
-    pool, number = recording.Pool(), torch.tensor([2.0])
+    pool, number = fake_cuda_graphs.Pool(), torch.tensor([2.0])
     (first, one), (second, two) = (captured(lambda each=each: number * each, pool) for each in (2, 3))
     first.replay()
     assert one.item() == 4
@@ -456,12 +456,12 @@ def test_graphs_of_a_pool_overwrite_each_others_outputs() -> None:
 )  # fmt: skip
 def test_values_cannot_be_read_or_copied_in_a_capture(asking: Any) -> None:
     number = torch.ones(2)
-    with pytest.raises(recording.Refused, match="not permitted when stream is capturing"):
+    with pytest.raises(fake_cuda_graphs.CaptureError, match="not permitted when stream is capturing"):
         captured(lambda: asking(number))
 
 
 def test_constant_tokens_in_a_capture_are_detected() -> None:
     """The plain decoder's pass cannot be captured as it is."""
     decoder = real_models.decoders("llama")["target"]
-    with pytest.raises(recording.Refused, match="tensor"):
+    with pytest.raises(fake_cuda_graphs.CaptureError, match="tensor"):
         captured(lambda: decoder.run((1, 2), 3, LayerSpan(0, LAYERS), decoder.rows()))

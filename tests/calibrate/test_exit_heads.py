@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return family.made(tmp_path_factory.mktemp("family"))
+    return family.train_model(tmp_path_factory.mktemp("family"))
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +291,7 @@ def test_broken_heads_are_refused_in_one_line(case: str, loaded: Loaded, trained
 
 def test_heads_of_another_model_are_refused(trained: Path, folder: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(folder, tmp_path / "other"))
-    family.broken(other, "model.norm.weight", lambda value: value + 0.5)
+    family.change_tensor(other, "model.norm.weight", lambda value: value + 0.5)
     with pytest.raises(ParameterError, match=r"belongs to the model with checksum .* \(tiny\), and this one has"):
         exit_heads.of(model_directory.load(other), trained)
 
@@ -353,10 +353,10 @@ def test_heads_command_trains_heads(folder: Path, tmp_path: Path) -> None:
     assert "measured on" in done.stdout
     assert [line.split()[0] for line in done.stdout.splitlines() if line[:5].strip().isdecimal()] == ["2"]
     assert str(tmp_path) not in exit_heads.about(path)["command"]
-    assert "is there already" in family.told(*common, "-o", str(path))
+    assert "is there already" in family.error_of(*common, "-o", str(path))
     again = CliRunner().invoke(app, [*common, "-o", str(path), "--layers", "2", "--resume", "--json"])
     assert json.loads(again.stdout) == exit_heads.about(path) | {"file": str(path)}
-    assert "made with heads of layers [2], now asked for [1, 2]" in family.told(*common, "-o", str(path), "--resume")
+    assert "made with heads of layers [2], now asked for [1, 2]" in family.error_of(*common, "-o", str(path), "--resume")
 
 
 @pytest.mark.parametrize(
@@ -378,13 +378,13 @@ def test_heads_command_refuses_wrong_options_and_leaves_nothing(words: str, mess
     text.write_text("a line\n" * 2000)
     given = words.split() if "--text" in words else [*words.split(), "--text", str(text)]
     out = tmp_path / "out" / "heads"
-    assert message in family.told("heads", "--model", str(folder), "-o", str(out), "--device", "cpu", *given)
+    assert message in family.error_of("heads", "--model", str(folder), "-o", str(out), "--device", "cpu", *given)
     assert not out.parent.exists()
 
 
 def test_model_of_another_corpus_requires_a_text(loaded: Loaded, tmp_path: Path) -> None:
     other = _other("gpt2", GPT2, loaded, tmp_path / "gpt2")
-    assert "text must be given for model gpt2" in family.told("heads", "--model", str(other), "--device", "cpu")
+    assert "text must be given for model gpt2" in family.error_of("heads", "--model", str(other), "--device", "cpu")
 
 
 def test_model_of_a_cut_library_requires_no_text(
@@ -411,7 +411,7 @@ def test_model_of_a_cut_library_requires_no_text(
 
 
 def test_every_command_refuses_a_missing_model(tmp_path: Path) -> None:
-    assert "model must be a directory" in family.told("heads", "--model", "./no-such", "--device", "cpu")
+    assert "model must be a directory" in family.error_of("heads", "--model", "./no-such", "--device", "cpu")
 
 
 def test_help_has_examples_and_current_defaults() -> None:

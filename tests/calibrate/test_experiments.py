@@ -21,8 +21,8 @@ from model.architectures.transformer import preset
 from model.base.checks import ParameterError
 from model.hardware import profile_files
 from sim.comparison import run_comparison
-from tests.support.clockwork import few_parts
-from tests.support.recording import installed
+from tests.support.fake_clocks import few_parts
+from tests.support.fake_cuda_graphs import install
 
 FOLDER = Path(str(resources.files("calibrate"))) / "experiments"
 GPU = sorted(each.stem for each in FOLDER.glob("gpu-*.toml"))
@@ -35,7 +35,7 @@ SMALL: dict[str, dict[str, int]] = {
 }
 """Keys that make an architecture narrow; its depth is kept, because settings refer to it."""
 
-pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 
 
 def narrow(name: str, folder: Path) -> str:
@@ -105,7 +105,7 @@ def test_every_setting_of_a_plan_runs_and_is_compared(
     written = run_plan.read(FOLDER / f"{name}.toml")
     written = replace(written, run=replace(written.run, mode=mode))
     if mode != "eager":
-        installed(monkeypatch)
+        install(monkeypatch)
         monkeypatch.setattr(
             profile_from_timings, "check", lambda _: None
         )  # disturbances may make layer times negative

@@ -29,8 +29,8 @@ from calibrate.timing import read_times, single_pass
 from calibrate.untested_on_gpu import cuda_graphs
 from sim.comparison import run_comparison
 from tests.support import real_models
-from tests.support.clockwork import few_parts
-from tests.support.recording import CUDAGraph, installed
+from tests.support.fake_clocks import few_parts
+from tests.support.fake_cuda_graphs import CUDAGraph, install
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -120,7 +120,7 @@ def on(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def by_graphs(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Add graphs: a graph is launched at once, and takes the time of its work."""
-    cuda = installed(monkeypatch)
+    cuda = install(monkeypatch)
     capture, replay = cuda.graph, CUDAGraph.replay
 
     @contextlib.contextmanager

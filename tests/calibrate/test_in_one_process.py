@@ -32,9 +32,9 @@ from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
 from model.steps import Batch, CacheError, Commit, Forward, LayerSpan, Read, Steps
 from tests.support import real_models
+from tests.support.adoption_defects import ADOPTION_DEFECTS, CACHE_DEFECTS
 from tests.support.real_models import DEPTHS, KINDS
-from tests.support.tiers import crossed, examples
-from tests.support.unended import HEIRS, UNENDED
+from tests.support.tiers import cross_rows, examples
 
 LAYERS = DEPTHS["target"]
 SMALL = {"draft_layers": DEPTHS["draft"]}
@@ -102,18 +102,18 @@ def run(
 
 def prompt_of(kind: str) -> list[int]:
     """A prompt; for an encoder-decoder its start token."""
-    return [0] if kind in real_models.ENCODING else [3, 4, 5, 6, 17]
+    return [0] if kind in real_models.ENCODER_DECODERS else [3, 4, 5, 6, 17]
 
 
 FEW = ("ppd nested 2 3", "hierarchical recursive", "one beam", "bild in itself")
 """Methods that the quick tier runs on every architecture: sub-processes, three models, copied caches, a span of layers."""
 
 
-@pytest.mark.parametrize(("name", "kind"), crossed(EXACT, KINDS, FEW))
+@pytest.mark.parametrize(("name", "kind"), cross_rows(EXACT, KINDS, FEW))
 def test_exact_methods_generate_the_tokens_of_plain_decoding(name: str, kind: str) -> None:
     module, parameters = EXACT[name]
     prompt = prompt_of(kind)
-    expected = real_models.oracle(real_models.model(kind, LAYERS), prompt, 16)
+    expected = real_models.reference_tokens(real_models.model(kind, LAYERS), prompt, 16)
     assert run(kind, module, parameters, prompt, 16).tokens == expected
 
 
@@ -124,7 +124,7 @@ def test_exact_methods_generate_the_tokens_of_plain_decoding(name: str, kind: st
 @settings(max_examples=examples(25, 250), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_exact_for_any_prompt_and_length(name: str, kind: str, seed: int, prompt: list[int], tokens: int) -> None:
     module, parameters = EXACT[name]
-    expected = real_models.oracle(real_models.model(kind, LAYERS, seed), prompt, tokens)
+    expected = real_models.reference_tokens(real_models.model(kind, LAYERS, seed), prompt, tokens)
     assert run(kind, module, parameters, prompt, tokens, seed=seed).tokens == expected
 
 
@@ -140,9 +140,9 @@ def test_float32_differs_first_at_a_near_tie(name: str) -> None:
     module, parameters = EXACT[name]
     full = real_models.model("llama", LAYERS, dtype="float32")
     prompt = prompt_of("llama")
-    expected = real_models.oracle(full, prompt, 16)
+    expected = real_models.reference_tokens(full, prompt, 16)
     found = run("llama", module, parameters, prompt, 16, dtype="float32").tokens
-    real_models.differs(full, prompt, found, expected)
+    real_models.differs_from_reference(full, prompt, found, expected)
 
 
 @lru_cache(maxsize=8)
@@ -150,9 +150,9 @@ def long_sequences(kind: str, dtype: str) -> list[tuple[list[int], list[int]]]:
     """Two hundred prompts of 1 to 24 tokens, and the 64 tokens that the oracle generates for each."""
     full = real_models.model(kind, LAYERS, dtype=dtype)
     random = np.random.default_rng(7)
-    begun = [0] if kind in real_models.ENCODING else []
+    begun = [0] if kind in real_models.ENCODER_DECODERS else []
     prompts = [[*begun, *random.integers(0, real_models.VOCABULARY, random.integers(1, 25)).tolist()] for _ in range(200)]
-    return [(prompt, real_models.oracle(full, prompt, 64)) for prompt in prompts]
+    return [(prompt, real_models.reference_tokens(full, prompt, 64)) for prompt in prompts]
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ def test_two_hundred_long_sequences_differ_only_at_near_ties(kind: str, dtype: s
     for number, (prompt, expected) in enumerate(long_sequences(kind, dtype)):
         # The drafts of every other sequence are often right.
         found = run(kind, module, parameters, prompt, 64, dtype=dtype, same=number % 2 == 1).tokens
-        first += real_models.differs(full, prompt, found, expected)
+        first += real_models.differs_from_reference(full, prompt, found, expected)
     print(f"{name} on {kind} in {dtype}: {first} of {200 * 64} tokens differ first, at near ties")
     assert first <= 200 * 64 / real_models.FEWEST
 
@@ -175,7 +175,7 @@ def test_two_hundred_long_sequences_differ_only_at_near_ties(kind: str, dtype: s
 def test_a_sequence_stops_at_the_end_token(name: str) -> None:
     module, parameters = EXACT[name]
     full, prompt = real_models.model("llama", LAYERS), prompt_of("llama")
-    whole = real_models.oracle(full, prompt, 16)
+    whole = real_models.reference_tokens(full, prompt, 16)
     stop = next(token for index, token in enumerate(whole) if index > 3 and token not in whole[:index])
     assert run("llama", module, parameters, prompt, 16, stop=(stop,)).tokens == whole[: whole.index(stop) + 1]
 
@@ -184,7 +184,7 @@ def test_a_sequence_stops_at_the_end_token(name: str) -> None:
 @pytest.mark.parametrize(("beams", "length", "draft_beams"), [(2, 0, None), (2, 2, None), (3, 3, 5), (4, 1, 4)])
 def test_exact_beam_search_is_that_of_the_target_alone(kind: str, beams: int, length: int, draft_beams: int | None) -> None:
     prompt = prompt_of(kind)
-    expected = real_models.beam_oracle(real_models.model(kind, LAYERS), prompt, 8, beams)
+    expected = real_models.reference_beams(real_models.model(kind, LAYERS), prompt, 8, beams)
     real = Real(real_models.decoders(kind, "draft"))
     parameters = beam.Parameters(LAYERS, length, beams, draft_beams=draft_beams, **SMALL)
     kept: list[beam.Hypothesis] = []
@@ -228,7 +228,7 @@ def test_sequences_of_a_batch_are_independent(kind: str, batch: int, name: str) 
     _follow(real, steps, sequences, sum(lengths))
     full = real_models.model(kind, LAYERS)
     for number, length in enumerate(lengths):
-        assert sequences[number] == real_models.oracle(full, PROMPTS[number], length)
+        assert sequences[number] == real_models.reference_tokens(full, PROMPTS[number], length)
 
 
 def _follow(real: Real, steps: Any, sequences: dict[int, list[int]], tokens: int) -> None:
@@ -318,7 +318,7 @@ def test_bild_with_the_target_as_draft_never_rolls_back(variant: str) -> None:
     twin = {role: real_models.decoders("llama")["target"] for role in ("target", "draft")}
     parameters = bild.Parameters(LAYERS, 4, 0.0, float("inf"), variant, draft_layers=LAYERS)
     work = Real(twin).run(bild.decode(parameters, [3, 4, 5], 12), 12)
-    assert work.tokens == real_models.oracle(real_models.model("llama", LAYERS), [3, 4, 5], 12)
+    assert work.tokens == real_models.reference_tokens(real_models.model("llama", LAYERS), [3, 4, 5], 12)
     assert {*work.commits} == {"cap"}
 
 
@@ -697,7 +697,7 @@ def test_saturation_is_the_cosine_of_two_states_and_never_negative(after: list[f
     assert seen == pytest.approx([cosine], abs=1e-7)
 
 
-@pytest.mark.parametrize(("defect", "message"), [*UNENDED, *HEIRS])
+@pytest.mark.parametrize(("defect", "message"), [*ADOPTION_DEFECTS, *CACHE_DEFECTS])
 def test_unended_tasks_cannot_be_adopted_on_real_models(defect: Callable[[], Steps], message: str) -> None:
     with pytest.raises(CacheError, match=message):
         Real(real_models.decoders("llama")).run(defect(), 1)

@@ -18,9 +18,9 @@ from calibrate.timing.timing_grid import TimingGrid
 from model.base.checks import ParameterError
 from model.hardware import profile_files
 from model.logs import measured_runs
-from tests.support.clockwork import few_parts
+from tests.support.fake_clocks import few_parts
 
-pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 
 PASSES = Passes(widths=(1, 3), contexts=(0, 8), rounds=2, repeats=2)
 NAMES = {"target": "family:medium", "draft": "family:draft"}

@@ -28,11 +28,11 @@ from model.base.checks import ParameterError
 from model.hardware import physical_limits, profile_files
 from sim.scenarios.hardware_cost import HardwareCost
 from tests.support import real_models
-from tests.support.clockwork import Clockwork, Machine, Ticking
 from tests.support.commands import call
+from tests.support.fake_clocks import FakeTime, Machine, PassClock
 from tests.support.tiny_configurations import TINY
 
-pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -161,7 +161,7 @@ def test_points_after_the_last_minute_are_reported(config: Callable[..., str], t
 def test_negative_times_write_no_profile(
     config: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(single_pass, "clock_of", lambda *_: Ticking(layer=1e-3))
+    monkeypatch.setattr(single_pass, "clock_of", lambda *_: PassClock(layer=1e-3))
     called_h100(monkeypatch)
     model, out = config(intermediate_size=4096), str(tmp_path / "out")
     done = call("layers", "--model", model, *QUICK, "--dtype", "bfloat16", "--widths", "1,16", "-o", out, code=1)
@@ -182,10 +182,10 @@ HALF = (*QUICK, "--dtype", "float16")
 
 
 def test_slow_layout_of_operands_is_no_ceiling(
-    config: Callable[..., str], clockwork: Clockwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Callable[..., str], fake_time: FakeTime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If row-major products take 20 times as long as those of layers, the layers are not too fast for their device."""
-    with Machine(clockwork, rate=2.2e10, slow=1.1e9, bandwidth=1e15):
+    with Machine(fake_time, rate=2.2e10, slow=1.1e9, bandwidth=1e15):
         done = call("layers", "--model", config(), *HALF, "-o", str(tmp_path / "out"))
     assert done.stderr == ""
     found = profile_files.load(tmp_path / "out" / "cpu-tiny-llama.json")
@@ -196,9 +196,9 @@ def test_slow_layout_of_operands_is_no_ceiling(
     assert (layer.rate() > 2 * 1.1e9).all()  # faster than the slow layout, which is no ceiling
 
 
-def test_small_products_may_set_the_ceiling(clockwork: Clockwork) -> None:
+def test_small_products_may_set_the_ceiling(fake_time: FakeTime) -> None:
     """Products in a cache are faster here than all larger ones: the fastest of them, in any layout, is the ceiling."""
-    with Machine(clockwork, rate=1e9, slow=1e8, inner=machine.LITTLE, best=1e10, bandwidth=1e15):
+    with Machine(fake_time, rate=1e9, slow=1e8, inner=machine.LITTLE, best=1e10, bandwidth=1e15):
         found = machine.Ceilings("cpu", "float16", quick=True)
     assert found.best["flop_per_s"] == pytest.approx(1e10, rel=0.05)
 
@@ -421,11 +421,11 @@ def test_closed_pipe_ends_the_command_quietly(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_times_above_a_measured_ceiling_are_kept_with_a_warning(
-    config: Callable[..., str], clockwork: Clockwork, tmp_path: Path
+    config: Callable[..., str], fake_time: FakeTime, tmp_path: Path
 ) -> None:
     """Layers may use a kernel that no try used: their times are kept, and a warning is given."""
     out = tmp_path / "out"
-    with Machine(clockwork, rate=1e9, inner=32, best=1e11, bandwidth=1e15):  # the width of the model, which no product has
+    with Machine(fake_time, rate=1e9, inner=32, best=1e11, bandwidth=1e15):  # the width of the model, which no product has
         done = call("layers", "--model", config(), *QUICK, "-o", str(out))
     found = profile_files.load(out / "cpu-tiny-llama.json")
     [layer, _] = found.facts["warnings"]
@@ -442,16 +442,16 @@ def test_times_above_a_measured_ceiling_are_kept_with_a_warning(
 
 
 def test_ceiling_is_the_best_of_all_tries(
-    config: Callable[..., str], clockwork: Clockwork, tmp_path: Path
+    config: Callable[..., str], fake_time: FakeTime, tmp_path: Path
 ) -> None:
     """A machine may be slow only for a while, so tries between the points count too."""
-    device = Machine(clockwork, rate=1e9, bandwidth=1e12)
+    device = Machine(fake_time, rate=1e9, bandwidth=1e12)
     timed = 0
 
     def quicker(done: int, *_: Any) -> None:
         nonlocal timed
         timed = done
-        clockwork.spend(1e4)  # tries take a negligible share of the time
+        fake_time.spend(1e4)  # tries take a negligible share of the time
         device.rate = 1e10 if done == 2 else 1e9
 
     with device:

@@ -8,12 +8,12 @@ import pytest
 
 from calibrate.decode import position_logging as logging
 from tests.support import real_models
-from tests.support.clockwork import Clock
+from tests.support.fake_clocks import SteppedClock
 
 
 def test_parts_of_a_log_sum_to_at_most_the_elapsed_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that advances by a second per call: each stretch of a part takes a second."""
-    clock = Clock(step=1.0)
+    clock = SteppedClock(step=1.0)
     monkeypatch.setattr(logging, "time", clock)
     decoders = real_models.decoders("llama", "draft")
     spent = logging.Spent()

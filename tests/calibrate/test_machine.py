@@ -17,7 +17,7 @@ import transformers
 from calibrate.devices import clocks, machine
 from model.base.checks import ParameterError
 from model.hardware.devices import DEVICES, device
-from tests.support.clockwork import Clockwork
+from tests.support.fake_clocks import FakeTime
 
 GPU = SimpleNamespace(name="NVIDIA H100 80GB HBM3", L2_cache_size=50, total_memory=80, multi_processor_count=132, uuid="4-5")
 
@@ -198,7 +198,7 @@ def test_products_of_all_shapes_have_similar_work() -> None:
 
 def test_ceilings_take_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """1/50; without memory for a try, the measurement continues without it."""
-    clock, kernels = Clockwork(0.0), Kernels(monkeypatch)
+    clock, kernels = FakeTime(0.0), Kernels(monkeypatch)
     clock.spend(1e3)  # not the first measurement
     monkeypatch.setattr(machine, "time", clock)
     made = kernels.fastest

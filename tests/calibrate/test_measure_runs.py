@@ -35,7 +35,7 @@ from model.logs.recorded_decoding import Decoding
 from model.logs.replay import told
 from model.methods import registry
 from tests.support import real_models
-from tests.support.clockwork import wound
+from tests.support.fake_clocks import install_fake_time
 from tests.support.real_models import DEPTHS
 
 LAYERS = DEPTHS["target"]
@@ -64,7 +64,7 @@ def models_of(name: str, table: dict[str, Any], kind: str = "llama") -> dict[str
     return real_models.decoders(kind, *real_decoding.roles(name, table)[1:])
 
 
-pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 
 
 # --- Forced outcomes ---
@@ -216,7 +216,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MeasuredRu
     """Three repeats of the plan, run once: their folder, and the runs."""
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
-        wound(patch)
+        install_fake_time(patch)
         return folder, measured(folder)
 
 
@@ -232,7 +232,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return timed(*given_)
 
     with pytest.MonkeyPatch.context() as patch:
-        wound(patch)
+        install_fake_time(patch)
         patch.setattr(measure_runs, "timed", broken)
         with pytest.raises(KeyboardInterrupt):
             measure_runs.measure(folder / "runs.json", wanted_, models)

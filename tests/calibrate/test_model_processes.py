@@ -66,7 +66,7 @@ def test_decoding_equals_that_of_one_process(module: Any, parameters: Any, model
         assert found.account == want.account
         assert found.rounds == want.rounds
         if not parameters.sampled:
-            assert found.tokens == [*real_models.oracle(decoders["target"].full, prompt, tokens)]
+            assert found.tokens == [*real_models.reference_tokens(decoders["target"].full, prompt, tokens)]
         assert len(apart.spans) == found.account.passes
         assert {(span.unit, span.role) for span in apart.spans} <= {(0, "target"), (1, "draft")}
 

@@ -1,6 +1,6 @@
 """Decoding over streams generates the plain decoder's tokens; dependent work is ordered, and independent work is not.
 
-No GPU: `tests.support.ordering` stands in for it, and records every operation of torch.
+No GPU: `tests.support.happens_before` stands in for it, and records every operation of torch.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from model.methods.speculative import algorithm as speculative
 from model.steps import Adopt, Batch, CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, Stop
 from sim.comparison import run_comparison
 from tests.support import real_models
-from tests.support.ordering import Device, Event, Stream
+from tests.support.adoption_defects import ADOPTION_DEFECTS
+from tests.support.happens_before import Device, Event, Stream
 from tests.support.real_models import DEPTHS
-from tests.support.tiers import crossed, examples
-from tests.support.unended import UNENDED
+from tests.support.tiers import cross_rows, examples
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LAYERS = DEPTHS["target"]
@@ -95,7 +95,7 @@ def watched(decoder: Any, device: Device, steps: Steps, units: int, tokens: int,
         first, last = layers.first, layers.last
         stream = device.current
         begun = stream.clock.copy()
-        device.doing = f"layers [{first}, {last}) at {at}"
+        device.operation = f"layers [{first}, {last}) at {at}"
         made = whole(tokens, at, layers, *given_, **others)
         passes.append(Pass(stream.number, first, last, at, begun, stream.clock.copy()))
         return made
@@ -105,8 +105,8 @@ def watched(decoder: Any, device: Device, steps: Steps, units: int, tokens: int,
         with device:
             found = Streams(Lanes(decoder, units, device), **more)
             found.run(steps, tokens)
-            device.doing = "the end"
-            device.freed(device.streams[0])
+            device.operation = "the end"
+            device.check_freed(device.streams[0])
     finally:
         del vars(decoder)["run"]
     return found, passes
@@ -128,7 +128,7 @@ def rounds(passes: list[Pass]) -> Iterator[tuple[Pass, list[Pass]]]:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "kind"), crossed(CHOICES, ["llama", "gpt2", "opt", "gpt_neox", "t5"], [CHOICES[0], CHOICES[-3], CHOICES[-1]]),
+    ("parameters", "kind"), cross_rows(CHOICES, ["llama", "gpt2", "opt", "gpt_neox", "t5"], [CHOICES[0], CHOICES[-3], CHOICES[-1]]),
     ids=lambda each: each if isinstance(each, str) else named(each),
 )  # fmt: skip
 def test_tokens_are_those_of_the_plain_decoder(parameters: Any, kind: str) -> None:
@@ -136,7 +136,7 @@ def test_tokens_are_those_of_the_plain_decoder(parameters: Any, kind: str) -> No
     alone = Real({"target": decoder_of(kind)})
     expected = alone.run(ppd.decode(parameters, prompt, 10), 10)
     made = Streams(Lanes(decoder_of(kind), parameters.units, Device())).run(ppd.decode(parameters, prompt, 10), 10)
-    assert made.tokens == expected.tokens == real_models.oracle(real_models.model(kind, LAYERS), prompt, 10)
+    assert made.tokens == expected.tokens == real_models.reference_tokens(real_models.model(kind, LAYERS), prompt, 10)
     assert made.commits == expected.commits
     assert made.account == expected.account
     assert made.forks == expected.forks
@@ -158,7 +158,7 @@ def test_reads_writes_and_releases_are_ordered(
     with crowded():
         found, _ = watched(decoder, device, ppd.decode(parameters, prompt, tokens), parameters.units, tokens)
     assert device.races == []
-    assert found.work.tokens == real_models.oracle(real_models.model(kind, LAYERS, seed), prompt, tokens)
+    assert found.work.tokens == real_models.reference_tokens(real_models.model(kind, LAYERS, seed), prompt, tokens)
 
 
 APART = [each for each in CHOICES if each.form != "nested" and each.exit_layer < LAYERS]
@@ -236,7 +236,7 @@ def test_sampling_and_reads_equal_those_of_one_process() -> None:
 
 
 def test_sequence_ends_at_the_end_token() -> None:
-    whole = real_models.oracle(real_models.model("llama", LAYERS), [3, 4, 5], 16)
+    whole = real_models.reference_tokens(real_models.model("llama", LAYERS), [3, 4, 5], 16)
     stop = next(token for place, token in enumerate(whole) if place > 3 and token not in whole[:place])
     for parameters in CHOICES:
         steps = ppd.decode(parameters, [3, 4, 5], 16, (stop,))
@@ -403,7 +403,7 @@ def test_late_adoption_is_refused() -> None:
         Streams(Lanes(decoder_of("llama"), 2, Device())).run(steps(), 8)
 
 
-@pytest.mark.parametrize(("defect", "message"), UNENDED)
+@pytest.mark.parametrize(("defect", "message"), ADOPTION_DEFECTS)
 def test_running_sub_process_is_not_adopted(defect: Callable[[], Steps], message: str) -> None:
     with pytest.raises(CacheError, match=message):
         Streams(Lanes(decoder_of("llama"), 2, Device())).run(defect(), 8)
@@ -434,7 +434,7 @@ def test_adoption_without_a_join_waits() -> None:
     device = Device()
     found, passes = watched(decoder_of("llama"), device, steps(), 2, 1)
     assert device.races == []
-    assert found.work.tokens == real_models.oracle(real_models.model("llama", LAYERS), [3, 4, 5], 1)
+    assert found.work.tokens == real_models.reference_tokens(real_models.model("llama", LAYERS), [3, 4, 5], 1)
     assert passes[-1].is_after(passes[-2])
 
 

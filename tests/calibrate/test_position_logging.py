@@ -66,7 +66,7 @@ def made(seed: int = 0, **more: Any) -> PositionLog:
 def test_sequences_are_those_of_the_target() -> None:
     log = made()
     for number, tokens in enumerate(log.by_text(log.table["token"].to_numpy())):
-        assert tokens.tolist() == real_models.oracle(real_models.model("llama", LAYERS), PROMPTS[number], TOKENS)
+        assert tokens.tolist() == real_models.reference_tokens(real_models.model("llama", LAYERS), PROMPTS[number], TOKENS)
 
 
 def raw_last(full: Any, before: Any) -> Any:
@@ -830,7 +830,7 @@ def test_trained_ranks_use_trained_heads_and_the_models_head_last() -> None:
 def test_sequences_are_generated_until_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no pass beyond the longest sequence, and a sequence is cut after its end token."""
     target = kin()["target"]
-    outputs = [real_models.oracle(target.full, prompt, TOKENS) for prompt in PROMPTS.values()]
+    outputs = [real_models.reference_tokens(target.full, prompt, TOKENS) for prompt in PROMPTS.values()]
     ends = sorted({output[3] for output in outputs})  # each output has one of these among its first four tokens
     lengths = [min(output.index(end) for end in ends if end in output) + 1 for output in outputs]
     monkeypatch.setattr(target.full.generation_config, "eos_token_id", ends)
@@ -888,11 +888,11 @@ def test_prompts_of_one_length_form_batches_and_progress_is_reported(tmp_path: P
 
 def test_an_end_token_in_the_prompt_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     target = kin()["target"]
-    outputs = [real_models.oracle(target.full, prompt, TOKENS) for prompt in PROMPTS.values()]
+    outputs = [real_models.reference_tokens(target.full, prompt, TOKENS) for prompt in PROMPTS.values()]
     unused = next(token for token in range(VOCABULARY) if not any(token in output for output in outputs))
     monkeypatch.setattr(target.full.generation_config, "eos_token_id", unused)
     prompts = {number: [*prompt[:-1], unused, prompt[-1]] for number, prompt in PROMPTS.items()}
-    expected = [real_models.oracle(target.full, prompt, TOKENS, stop=unused) for prompt in prompts.values()]
+    expected = [real_models.reference_tokens(target.full, prompt, TOKENS, stop=unused) for prompt in prompts.values()]
     table = logging.logged(target, prompts, TOKENS)
     assert [part["token"].to_list() for part in table.partition_by("prompt", maintain_order=True)] == expected
     assert min(map(len, expected)) > 1

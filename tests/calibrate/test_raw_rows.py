@@ -27,7 +27,7 @@ from model.hardware.profile_files import save
 from model.logs.spans import Span
 from tests.support.tiers import examples
 
-pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 
 
 def by_place(table: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], tuple[float, ...]]:

@@ -15,7 +15,7 @@ from model.logs import forced_outcomes
 from model.methods.ppd import algorithm as ppd
 from model.steps import Forward, Read
 from tests.support import real_models
-from tests.support.clockwork import Clockwork
+from tests.support.fake_clocks import FakeTime
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LAYERS = real_models.DEPTHS["target"]
@@ -38,7 +38,7 @@ class Costs:
     Layers are launched, as on a GPU: their time passes when the caller waits for the device.
     """
 
-    def __init__(self, clock: Clockwork) -> None:
+    def __init__(self, clock: FakeTime) -> None:
         self.clock = clock
         self.copies = 0
         self.asked: list[Read] = []
@@ -57,7 +57,7 @@ class Costs:
 
 @pytest.fixture
 def costs(monkeypatch: pytest.MonkeyPatch) -> Costs:
-    clock = Clockwork(1e-8)
+    clock = FakeTime(1e-8)
     clock.install(monkeypatch)
     found = Costs(clock)
     layer, embedded, logits, make, look, copy = (

@@ -148,7 +148,7 @@ def test_exact_methods_generate_the_tokens_of_the_oracle(method: str, tiny: Path
     found = said(tiny, method, "--prompt", "hello", "--tokens", "20", "--dtype", "float64", "--plain")
     assert found["exact"]
     full = load_models.model(str(tiny / "target"), dtype="float64").decoder.full
-    assert found["sequences"][0]["written"] == real_models.oracle(full, numbers("hello"), 20)
+    assert found["sequences"][0]["written"] == real_models.reference_tokens(full, numbers("hello"), 20)
     assert found["sequences"][0]["plain"]["same_sequences"] == 1
     assert found["sequences"][0]["plain"]["first_differences"] == [None]
 
@@ -297,7 +297,7 @@ def test_an_empty_prompt_begins_with_the_start_token(tiny: Path) -> None:
     (text,) = said(tiny, "autoregressive", "--prompt", "", "--tokens", "8")["sequences"]
     assert text["prompt_tokens"] == [1]  # bos of LLaMA
     full = load_models.model(str(tiny / "target")).decoder.full
-    assert text["written"] == real_models.oracle(full, [1], 8)
+    assert text["written"] == real_models.reference_tokens(full, [1], 8)
 
 
 def test_template_chat_uses_the_models_chat_template(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def test_an_encoder_reads_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for words, text in zip(("hello", "zq x"), found["sequences"], strict=True):
         monkeypatch.setattr(real_models, "SOURCE", tuple(numbers(words)))
         assert text["prompt_tokens"] == [0]
-        assert text["written"] == real_models.oracle(full, [0], 12)
+        assert text["written"] == real_models.reference_tokens(full, [0], 12)
     assert found["sequences"][0]["written"] != found["sequences"][1]["written"]
 
 

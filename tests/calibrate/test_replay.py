@@ -27,7 +27,7 @@ from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from tests.support import real_models
 from tests.support.real_models import DEPTHS, KINDS, VOCABULARY
-from tests.support.tiers import crossed, examples
+from tests.support.tiers import cross_rows, examples
 
 LAYERS = DEPTHS["target"]
 COST = UnitCost(LAYERS, cost_ratio=0.2, medium_cost_ratio=0.5)
@@ -146,9 +146,9 @@ def test_every_method_is_among_them() -> None:
     assert {*ALL} == {*registry.names()}
 
 
-@pytest.mark.parametrize(("method", "kind"), crossed(ALL, KINDS, ("ppd", "early_exit")))
+@pytest.mark.parametrize(("method", "kind"), cross_rows(ALL, KINDS, ("ppd", "early_exit")))
 def test_every_method_on_every_architecture(method: str, kind: str) -> None:
-    same(record(kind, method, ALL[method], [0] if kind in real_models.ENCODING else [3, 4, 5], 12, seed=1))
+    same(record(kind, method, ALL[method], [0] if kind in real_models.ENCODER_DECODERS else [3, 4, 5], 12, seed=1))
 
 
 @pytest.mark.parametrize("method", ALL)

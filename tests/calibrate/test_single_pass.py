@@ -17,15 +17,15 @@ from calibrate.timing.single_pass import Effort, Point
 from model.base.checks import ParameterError
 from model.steps import Batch, LayerSpan
 from tests.support import real_models
-from tests.support.clockwork import Ticking
-from tests.support.tiny_configurations import built
+from tests.support.fake_clocks import PassClock
+from tests.support.tiny_configurations import build_library_model
 
-pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 
 
 def test_row_holds_the_clock_readings(config: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single_pass, "clock_of", lambda *_: Ticking())
-    row = single_pass.measure(built(config()), Point("eager", 2, 4, 1, 0), Effort(least=4), 0.0)
+    monkeypatch.setattr(single_pass, "clock_of", lambda *_: PassClock())
+    row = single_pass.measure(build_library_model(config()), Point("eager", 2, 4, 1, 0), Effort(least=4), 0.0)
     assert row["layers_us"] == [[1.0] * 3, [2.0] * 3, [3.0] * 3]
     assert row["head_us"] == [3.5] * 3
     assert row["embedding_us"] == [0.25] * 3
@@ -34,7 +34,7 @@ def test_row_holds_the_clock_readings(config: Callable[..., str], monkeypatch: p
 
 
 def test_point_is_repeated_until_its_spread_is_small(config: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    class Swinging(Ticking):
+    class Swinging(PassClock):
         turn = 0
 
         def stop(self) -> float:
@@ -42,7 +42,7 @@ def test_point_is_repeated_until_its_spread_is_small(config: Callable[..., str],
             return (1.0, 1.0, 1.1, 1.1)[(self.turn // 2) % 4] * 1e-3
 
     monkeypatch.setattr(single_pass, "clock_of", lambda *_: Swinging())
-    model, point = built(config()), Point("eager", 1, 0, 1, 0)
+    model, point = build_library_model(config()), Point("eager", 1, 0, 1, 0)
     forever = float("inf")
     for target in (0.02, 0.01):
         found = single_pass.measure(model, point, Effort(target, least=4), forever)
@@ -57,7 +57,7 @@ def test_point_is_repeated_until_its_spread_is_small(config: Callable[..., str],
 def test_interrupted_repeats_are_left_out_if_there_are_others(
     config: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Interrupted(Ticking):
+    class Interrupted(PassClock):
         turn = 0
         every = 3
 
@@ -69,7 +69,7 @@ def test_interrupted_repeats_are_left_out_if_there_are_others(
             return self.turn % self.every == 0
 
     monkeypatch.setattr(single_pass, "clock_of", lambda *_: Interrupted())
-    model, point = built(config()), Point("eager", 1, 0, 1, 0)
+    model, point = build_library_model(config()), Point("eager", 1, 0, 1, 0)
     row = single_pass.measure(model, point, Effort(0.5, least=4, most=100), float("inf"))
     assert row["whole_us"] == [1000.0] * 3
     assert (row["repeats"], row["disturbed"], row["taken_anyway"]) == (4, 6, 0)

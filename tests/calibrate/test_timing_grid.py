@@ -16,9 +16,9 @@ from calibrate.timing.single_pass import Effort, Point
 from calibrate.timing.timing_grid import TimingGrid
 from model.base.checks import ParameterError
 from tests.support import real_models
-from tests.support.clockwork import Clock
+from tests.support.fake_clocks import SteppedClock
 
-pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 
 
 def test_each_round_has_every_point_once() -> None:
@@ -35,7 +35,7 @@ def gone_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, takes: Any, minutes: float = 1.0
 ) -> tuple[timing_grid.TimedGrid, list[float], list[Any]]:
     """Time a grid of four points that take or raise `takes(share)`; return the outcome, the shares, and the progress reports."""
-    clock, shares, told = Clock(), list[float](), list[Any]()
+    clock, shares, told = SteppedClock(), list[float](), list[Any]()
     monkeypatch.setattr(timing_grid, "time", clock)
 
     def measure(model: Any, point: Point, effort: Effort, until: float) -> dict[str, Any]:

@@ -19,10 +19,10 @@ from model.base.checks import ParameterError
 from model.hardware import profile_files
 from model.hardware.profile_files import load
 from tests.support import workers
-from tests.support.clockwork import Clock
 from tests.support.commands import call
+from tests.support.fake_clocks import SteppedClock
 
-pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 
 
 # --- links ---
@@ -163,7 +163,7 @@ def test_failed_link_is_reported_and_the_others_are_written(tmp_path: Path, monk
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_message_time_is_half_a_round_trip_after_warm_up(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, done = Clock(), list[str]()
+    clock, done = SteppedClock(), list[str]()
     monkeypatch.setattr(transfers, "time", clock)
 
     def step(name: str, seconds: float) -> None:
@@ -274,7 +274,7 @@ def test_two_ends_exchange_messages(backend: str, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("link", ["shared-memory", "gloo", "nccl"])
 def test_link_between_processes_is_timed_or_reports_its_error(link: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes are the ends; one that ends or does not answer ends the wait."""
-    clock, ends = Clock(), list[Any]()
+    clock, ends = SteppedClock(), list[Any]()
     monkeypatch.setattr(transfers, "time", clock)
 
     class End:

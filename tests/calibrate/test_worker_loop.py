@@ -30,14 +30,14 @@ from calibrate.workers.worker_loop import (
 )
 from model.steps import CacheError, LayerSpan
 from tests.support import real_models
-from tests.support.workers import tiny
+from tests.support.workers import tiny_replica
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LAYERS = real_models.DEPTHS["target"]
 
 
 def test_shared_weights_are_aligned_to_64_bytes() -> None:
-    decoder = tiny("llama").load()
+    decoder = tiny_replica("llama").load()
     decoder.heads[2] = torch.arange(29 * 16, dtype=torch.float64).view(29, 16)
     decoder.heads[3] = torch.ones(29 * 8, 16, dtype=torch.float64)
     before = [where.data.clone() if name == "data" else where[name].clone() for where, name in worker_loop.weights_of(decoder)]
@@ -271,7 +271,7 @@ def test_idle_worker_sleeps_and_ends_by_request(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_worker_reads_its_source_and_uses_its_core_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    flat, other = worker_loop.share_weights(tiny("llama").load()), tiny("llama", 1).load()
+    flat, other = worker_loop.share_weights(tiny_replica("llama").load()), tiny_replica("llama", 1).load()
     set_: list[Any] = []
     monkeypatch.setattr(worker_loop.os, "sched_setaffinity", lambda *what: set_.append(what))
     monkeypatch.setattr(gpu_ordering, "cuda", lambda: SimpleNamespace(set_device=set_.append))

@@ -566,7 +566,7 @@ def test_missing_rows_and_abandoned_passes_end_the_run(three: Any, monkeypatch: 
 
 
 def test_forms_of_the_paper_generate_the_same_tokens(three: Any) -> None:
-    expected = real_models.oracle(real_models.model("llama", LAYERS), [3, 4], 8)
+    expected = real_models.reference_tokens(real_models.model("llama", LAYERS), [3, 4], 8)
     for form, layer in (("literal", 3), ("eager", 3)):
         parameters = ppd.Parameters(LAYERS, layer, 2, form)
         pool: Any = AtOnce(3)

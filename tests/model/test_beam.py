@@ -742,7 +742,7 @@ def test_a_scenario_with_all_three_views() -> None:
             assert not case.contended
             assert row["paths_difference"] <= limit * row["latency"]
             formula = formula_view.formula_row(case)
-            assert formula["reserved_units"] == case.held == (2 if case.parameters.arrangement == "parallel" else 1)
+            assert formula["reserved_units"] == case.reserved_units == (2 if case.parameters.arrangement == "parallel" else 1)
             assert point_columns.described(grid, point, case)["exact"] is (case.parameters.rule == "exact")
             paths = evaluation.paths_row(case, 0, 40)
             assert paths["rounds"] == row["rounds"]

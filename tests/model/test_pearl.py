@@ -170,8 +170,8 @@ def test_formula_declines_where_the_cluster_causes_waiting(
     wanted, differs = parameters.demand(cost, 5), False
     for outcomes in itertools.product([True, False], repeat=4):
         here, ample = (simulated(parameters, [*outcomes, False], cost, on) for on in (Cluster(2, links, end), Cluster(2)))
-        assert ample.waited == 0
-        differs |= here.waited > 1e-9 or abs(here.latency - ample.latency) > 1e-9 or abs(here.busy - ample.busy) > 1e-9
+        assert ample.waiting_time == 0
+        differs |= here.waiting_time > 1e-9 or abs(here.latency - ample.latency) > 1e-9 or abs(here.busy - ample.busy) > 1e-9
     assert not differs or contention(wanted, Cluster(2, links, end)) is not None
     assert stop == REJECTION or wanted == Demand(2)
     if gamma * ratio + link / 2 <= 1:  # link in layer-times, four per pass: a draft with its links is no longer than a pass

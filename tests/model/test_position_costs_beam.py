@@ -21,7 +21,7 @@ from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay
 from model.outcomes.random_streams import BLOCK
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
-from tests.support.position_costs import Scattered, growing
+from tests.support.position_costs import RandomCosts, growing
 from tests.support.tiers import examples
 
 LAYERS, DRAFT_LAYERS = 4, 2
@@ -49,7 +49,7 @@ def simulated(parameters: Parameters, tokens: int, cost: StepCosts, accepted: tu
 choices = st.builds(choice, st.sampled_from(FORMS), st.integers(1, 3), st.integers(0, 4), st.integers(0, 2))
 _LINKS, _STARTING, _DEVICES = (st.sampled_from((0.0, value)) for value in (0.4, 0.3, 0.5))
 _SCATTERED = st.builds(
-    lambda seed, link, dispatch, devices: Scattered(LAYERS, seed, link=link, dispatch=dispatch, draft_devices=1 - devices),
+    lambda seed, link, dispatch, devices: RandomCosts(LAYERS, seed, link=link, dispatch=dispatch, draft_devices=1 - devices),
     st.integers(0, 99), _LINKS, _STARTING, _DEVICES,
 )  # fmt: skip
 _GROWING = st.builds(
@@ -59,7 +59,7 @@ _GROWING = st.builds(
     ),
     st.floats(0.02, 0.8), st.integers(0, 30), st.integers(1, 3), _LINKS, _STARTING, _DEVICES,
 )  # fmt: skip
-ALL_DIFFER = Scattered(LAYERS, 3, link=0.4, dispatch=0.3, draft_devices=0.5)
+ALL_DIFFER = RandomCosts(LAYERS, 3, link=0.4, dispatch=0.3, draft_devices=0.5)
 
 
 def chance_of(law: Any, path: tuple[bool, ...]) -> float:
@@ -126,7 +126,7 @@ def test_long_decodings_have_the_same_rounds_in_events(form: tuple[str, str]) ->
 def test_busy_units_are_constant_if_only_passes_take_time() -> None:
     """One unit per hypothesis, or one for all; if starting takes time too, some rounds are busier than others."""
     for form, units in zip(FORMS, (1, 1, 1, 3), strict=True):
-        free, starting = Scattered(LAYERS), Scattered(LAYERS, dispatch=0.3, link=0.4)
+        free, starting = RandomCosts(LAYERS), RandomCosts(LAYERS, dispatch=0.3, link=0.4)
         assert float(theory.predict(choice(form, 3, 2), 9, Iid(0.6), free).units_ratio) == pytest.approx(units, rel=1e-12)
         other = float(theory.predict(choice(form, 3, 2), 9, Iid(0.6), starting).units_ratio)
         assert np.isnan(other) if units > 1 else other == 1

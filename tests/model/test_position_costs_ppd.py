@@ -23,7 +23,7 @@ from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Law, Markov, Rep
 from model.outcomes.random_streams import BLOCK, tiles
 from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
-from tests.support.position_costs import Scattered, growing
+from tests.support.position_costs import RandomCosts, growing
 from tests.support.tiers import examples
 
 Floats = NDArray[np.float64]
@@ -55,7 +55,7 @@ def on_hardware(layers: int) -> st.SearchStrategy[StepCosts]:
 
 def scattered(layers: int) -> st.SearchStrategy[StepCosts]:
     """A separate time for each shape of a pass at each position: heads, widths, trees and spans are distinguished."""
-    return st.builds(Scattered, st.just(layers), st.integers(0, 99), _LINKS, _PROMOTIONS, st.sampled_from((0.0, 0.4)))
+    return st.builds(RandomCosts, st.just(layers), st.integers(0, 99), _LINKS, _PROMOTIONS, st.sampled_from((0.0, 0.4)))
 
 
 @st.composite
@@ -206,7 +206,7 @@ def test_a_small_variance_keeps_its_digits() -> None:
 
 
 def test_nested_form_has_no_stages_with_times_by_position() -> None:
-    for cost in (growing(8), Scattered(8)):
+    for cost in (growing(8), RandomCosts(8)):
         with pytest.raises(ParameterError, match=r"form 'nested' has no closed form with times by position; .*\['events'\] alone"):
             theory.predict(Parameters(8, 3, 2, form="nested"), 4, Iid(0.5), cost)
 

@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
 
 def test_words_of_a_private_language_are_not_used() -> None:
     folders = [ROOT / each for each in (*plain_words.PACKAGES, *plain_words.PAGES)]
-    places = [place for place in plain_words.places(folders) if place.path != Path(__file__)]
+    places = [place for place in plain_words.occurrences(folders) if place.path != Path(__file__)]
     found = [place for place in places if place.word not in ALLOWED.get(str(place.path.relative_to(ROOT)), ())]
     assert not found, "\n".join(map(str, found))
 
@@ -47,4 +47,4 @@ def test_words_are_found_in_comments_strings_and_names(
     monkeypatch.setattr(plain_words, "ROOT", tmp_path)
     path = tmp_path / "test_made.py"
     path.write_text(text + "\n")
-    assert [place.word for place in plain_words.places([path])] == words
+    assert [place.word for place in plain_words.occurrences([path])] == words

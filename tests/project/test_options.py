@@ -29,7 +29,7 @@ from calibrate.timing.single_pass import Effort
 from model.base.checks import ParameterError
 from sim.commands.sim_app import app as sim_app
 from sim.runs import sweep
-from tests.support.recorded_calls import APPS, ReachedError, Record, no_bar, ran
+from tests.support.recorded_calls import APPS, ReachedError, Record, no_progress_bar, run_until_work
 
 TESTS = {path.name: path for path in Path(__file__).parents[1].rglob("test_*.py")}
 
@@ -46,7 +46,7 @@ def record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Record:
     monkeypatch.chdir(tmp_path)
     found = Record(monkeypatch)
     found.replace("calibrate.commands.common_options.placed", "there")
-    found.replace("calibrate.commands.common_options._bar", lambda quiet, what: no_bar())
+    found.replace("calibrate.commands.common_options._bar", lambda quiet, what: no_progress_bar())
     found.replace("calibrate.loading.load_models.models", lambda named, **_: {role: SimpleNamespace(**MODELS) for role in named})
     found.replace("calibrate.loading.load_models.use_heads", (3, 5))
     found.replace("calibrate.loading.load_models.use_heads_of", "heads read")
@@ -307,7 +307,7 @@ def has(given: Any, expected: Any) -> bool:
 def test_options_reach_the_work(command: str, record: Record) -> None:
     words, work, expected = CASES[command]
     record.replace(work)
-    ran(command, words)
+    run_until_work(command, words)
     for function, arguments in expected.items():
         for name, value in arguments.items():
             assert has(record.calls[function][name], value), (function, name, record.calls[function][name])
@@ -318,7 +318,7 @@ def test_flags_are_off_by_default(command: str, record: Record) -> None:
     words, expected = LEFT_OUT[command]
     work = CASES[command][1]
     record.replace(work)
-    ran(command, words)
+    run_until_work(command, words)
     for name, value in expected.items():
         assert has(record.calls[work][name], value), (name, record.calls[work][name])
     for function in record.calls:
@@ -336,15 +336,17 @@ def test_flags_are_off_by_default(command: str, record: Record) -> None:
 
 
 def test_options_of_a_run_reach_it(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
-    record.replace("sim.commands.sim_app._progress", lambda quiet: no_bar())
+    record.replace("sim.commands.sim_app._progress", lambda quiet: no_progress_bar())
     record.replace("sim.runs.sweep.run")
-    ran("sim run", "s.toml -o out -j 3 --resume --yes -q --view formula,events --replications 5 --seed 7 --set a=1 --set b=2"
-        " --sweep c=1,2")  # fmt: skip
+    run_until_work(
+        "sim run", "s.toml -o out -j 3 --resume --yes -q --view formula,events --replications 5 --seed 7 --set a=1 --set b=2"
+        " --sweep c=1,2",
+    )  # fmt: skip
     given = {"out": Path("out"), "jobs": 3, "resume": True, "yes": True, "progress": "a bar"}
     overrides = {"set": ["a=1", "b=2"], "sweep": ["c=1,2"], "views": ["formula", "events"], "replications": 5, "seed": 7}
     assert record.calls["sim.runs.sweep.run"] == {"source": "s.toml", **given, "overrides": overrides}
     assert record.calls["sim.commands.sim_app._progress"] == {"quiet": True}
-    ran("sim run")
+    run_until_work("sim run")
     given = dict.fromkeys(("out", "jobs"), None) | {"resume": False, "yes": False, "progress": "a bar", "source": None}
     overrides = {"set": [], "sweep": [], "views": None, "replications": None, "seed": None}
     assert record.calls["sim.runs.sweep.run"] == {**given, "overrides": overrides}
@@ -465,8 +467,8 @@ def test_methods_from_outside_hold_while_a_command_runs(command: str, record: Re
         raise ReachedError
 
     record.replace(place, work)
-    ran(command, f"{words} --methods model.methods.autoregressive.algorithm")
-    ran(command, words)
+    run_until_work(command, f"{words} --methods model.methods.autoregressive.algorithm")
+    run_until_work(command, words)
     assert seen == [["model.methods.autoregressive.algorithm"], []]
 
 
@@ -501,7 +503,7 @@ QUICK: dict[str, dict[str, Any]] = {
 def test_quick_is_a_little_of_the_work(command: str, record: Record) -> None:
     work = CASES[command][1]
     record.replace(work)
-    ran(command, f"{LEFT_OUT[command][0]} --quick")
+    run_until_work(command, f"{LEFT_OUT[command][0]} --quick")
     assert has(record.calls[work], QUICK[command]), record.calls[work]
 
 
@@ -659,7 +661,8 @@ def test_what_a_table_is_of_is_said_in_its_rows(record: Record) -> None:
     record.replace("calibrate.decode.output_quality.measure")
     record.replace("calibrate.commands.log_command.prompted", [("one", [1, 2, 3])])
     for prompts, called in ((["--prompts", "a/notes.json"], "notes.json"), ([], "held-out standard library")):
-        ran("calibrate quality", f"bild --model big --draft small --set fallback_threshold=1 --seed 3 -o a.csv {' '.join(prompts)}")
+        words = f"bild --model big --draft small --set fallback_threshold=1 --seed 3 -o a.csv {' '.join(prompts)}"
+        run_until_work("calibrate quality", words)
         models = {f"{role}_{key}": value for role in ("target", "draft") for key, value in (("name", "made"), ("checksum", "0"))}
         assert record.calls["calibrate.decode.output_quality.measure"]["said"] == models | {
             "heads": "heads read", "dtype": "float32", "prompts": called, "seed": 3, "source": "measured",
@@ -673,7 +676,7 @@ def test_what_a_log_is_of_is_said_in_it(record: Record) -> None:
     record.replace("calibrate.decode.position_logging.make")
     record.replace("calibrate.commands.log_command.prompted", [("one", [1, 2, 3]), ("two", [4])])
     model = {"name": "made", "checksum": "0", "layers": 8, "vocabulary": 99}
-    ran("calibrate log", "--target big --draft small --heads a/some.heads --sample --top-k 4 -o a.json")
+    run_until_work("calibrate log", "--target big --draft small --heads a/some.heads --sample --top-k 4 -o a.json")
     said = record.calls["calibrate.decode.position_logging.make"]["said"]
     assert said | {"versions": 0, "date": 0} == {
         "dtype": "float32", "versions": 0, "date": 0, "target": model, "draft": model, "max_tokens": 64, "seed": 0,
@@ -683,13 +686,13 @@ def test_what_a_log_is_of_is_said_in_it(record: Record) -> None:
     assert said["date"] == datetime.now(tz=UTC).date().isoformat()
     asked = {"where": None, "limit": 200, "length": 64, "seed": 0, "template": None}
     assert has(record.calls["calibrate.commands.log_command.prompted"], asked)
-    ran("calibrate log", "--target big -o a.json")
+    run_until_work("calibrate log", "--target big -o a.json")
     said = record.calls["calibrate.decode.position_logging.make"]["said"]
     assert (said["heads"], said["draft"], said["sampling"]) == (None, None, None)
-    ran("calibrate log", "--target family -o a.json")  # the bundled family has its own draft
+    run_until_work("calibrate log", "--target family -o a.json")  # the bundled family has its own draft
     assert record.calls["calibrate.loading.load_models.models"]["named"].keys() == {"target", "draft"}
     Path("nowhere").touch()  # heads next to the target are read too
-    ran("calibrate log", "--target big -o a.json")
+    run_until_work("calibrate log", "--target big -o a.json")
     assert record.calls["calibrate.decode.position_logging.make"]["said"]["heads"] == {"file": "nowhere", "layers": [3, 5]}
 
 
@@ -729,7 +732,7 @@ def test_options_change_a_plan(record: Record) -> None:
         '[run]\nmodel = "big"\ntokens = 5\nrepeats = 9\n[[method]]\nname = "speculative"\ndraft_length = 2\n', encoding="utf-8"
     )
     record.replace("calibrate.commands.run_command.measured")
-    ran("calibrate run", "--plan plan.toml --tokens 6 --seed 3 -o runs.json")
+    run_until_work("calibrate run", "--plan plan.toml --tokens 6 --seed 3 -o runs.json")
     written = {
         "run": {"model": "big", "tokens": 6, "repeats": 9, "seed": 3},
         "choices": [{"method": "speculative", "settings": {"draft_length": 2}, "rates": None, "unit_kind": None}],
@@ -739,7 +742,7 @@ def test_options_change_a_plan(record: Record) -> None:
 
 def test_attention_of_another_engine(record: Record) -> None:
     record.replace("calibrate.importers.aiconfigurator.read")
-    ran("calibrate import aiconfigurator", "data --gpu h100 --engine a/1 --attention b/2 --name mine --unit us -o out")
+    run_until_work("calibrate import aiconfigurator", "data --gpu h100 --engine a/1 --attention b/2 --name mine --unit us -o out")
     given = {"gpu": "h100", "engine": "a/1", "attention": "b/2", "name": "mine", "unit": "us", "commit": ""}
     assert record.calls["calibrate.importers.aiconfigurator.read"] == {"folder": Path("data"), **given}
 

@@ -24,7 +24,7 @@ from model.hardware import devices
 from model.hardware.devices import DEVICES, Device
 from sim.commands.sim_app import app
 from sim.scenarios import scenario_file
-from tests.support.foreign_tables import copied
+from tests.support.foreign_tables import copy_tables
 
 
 def config_of(name: str, shape: Shape) -> dict[str, Any]:
@@ -325,7 +325,7 @@ def test_files_are_next_to_the_scenario_and_identify_the_run(tmp_path: Path, mon
 
 
 def test_importers_take_files_for_names(tmp_path: Path) -> None:
-    folder = copied(tmp_path)
+    folder = copy_tables(tmp_path)
     # Some rows are of a model by its name: that of the folder, in any case.
     model = str(written(tmp_path, "llama-2-7b", "Llama-2-7b-hf", torch_dtype="float32"))
     gpu = str(device_file(tmp_path, "a100", name="my-gpu"))

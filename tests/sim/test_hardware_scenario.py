@@ -278,16 +278,16 @@ def test_costs_depend_on_batch_and_devices_of_the_method(monkeypatch: pytest.Mon
     ):  # fmt: skip
         rooms.clear()
         case = Grid(scenario(method, cost, law)).case(0)
-        assert case.priced is not None
+        assert case.hardware is not None
         tensor_parallel, prompt, sequences = cost.get("tensor_parallel", 1), cost.get("prompt", 512), method.get("sequences", 1)
-        for found, held in ((case.priced.cost, tensor_parallel), (case.priced.one_device, 1)):
+        for found, held in ((case.hardware.cost, tensor_parallel), (case.hardware.one_device, 1)):
             if found is None:
                 assert tensor_parallel == 1
                 continue
             assert (found.prompt, found.batch, found.others_at, found.middle) == (prompt, batch, others_at, 16)
             target: Any = found.hardware("target")
             assert (target.tensor_parallel, target.step_s) == (held, cost.get("step_s", 0.0))
-        found = case.priced.cost
+        found = case.hardware.cost
         small: Any = found.of.get("draft")
         assert (small is None) == ("draft_shape" not in cost)
         if small is not None:
@@ -329,8 +329,8 @@ def test_draft_on_a_separate_device_shares_no_memory() -> None:
             drafting | {"placement": placement}, draft | {"tensor_parallel": tensor_parallel}, ACCEPT, views=["events"]
         )
         case = Grid(tables | ({} if units is None else {"cluster": {"units": units}})).case(0)
-        assert case.priced is not None
-        assert [each.draft_devices for each in (case.cost, case.priced.cost, *case.priced.ends)] == [share] * 4
+        assert case.hardware is not None
+        assert [each.draft_devices for each in (case.cost, case.hardware.cost, *case.hardware.ends)] == [share] * 4
 
 
 def test_split_layers_are_compared_with_one_device_equally_busy(tmp_path: Path) -> None:
@@ -418,7 +418,7 @@ def test_methods_may_override_single_shared_costs() -> None:
     whole = copy.deepcopy(tables)
     whole["method"][1]["cost"] = {"kind": "unit", "final_head": 1.0}
     del whole["sweep"]
-    assert Grid(whole).case(1).priced is None  # a table with a kind does not inherit
+    assert Grid(whole).case(1).hardware is None  # a table with a kind does not inherit
 
 
 H100 = {"kind": "profile", "profile": "h100-llama-2-13b"}
