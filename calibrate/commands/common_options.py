@@ -144,15 +144,15 @@ def _bar(quiet: bool, what: str) -> Iterator[Callable[[int, int, str], None] | N
         yield lambda done, total, at: bar.update(task, completed=done, total=total, at=at)
 
 
-def placed(device: str | None, threads: int | None) -> str:
+def prepare_device(device: str | None, threads: int | None) -> str:
     """Set the number of PyTorch threads, and return the device to use."""
     from calibrate.devices import machine
     from model.base import checks
 
-    machine.needed()
+    machine.import_libraries()
     if threads is not None:
         checks.whole("threads", threads, 1, 4096)
-    where = machine.chosen(device)
+    where = machine.choose_device(device)
     if threads is not None:
         import torch
 

@@ -67,7 +67,7 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def of(
+def tables_of_file(
     where: str, candidates: Sequence[int], draft_lengths: Sequence[int], cost_ratio: float, drafter: str | None = None
 ) -> list[RateTable]:
     """Return all tables of a log: a position log, or a public log of accepted lengths (JSON lines) with its `drafter`."""
@@ -80,13 +80,13 @@ def of(
         if drafter is None:
             raise ParameterError(f"drafter is required: one of {', '.join(public_acceptance_logs.drafters(where))}")
         log = public_acceptance_logs.read(where, drafter)
-        return [other_texts(log), *acceptance(log.lengths, draft_lengths, cost_ratio, _about(log))]
+        return [other_outputs(log), *acceptance(log.lengths, draft_lengths, cost_ratio, _about(log))]
     if drafter is not None:
         raise ParameterError("drafter is used only with public logs (.jsonl); leave it out")
     return [*tables(position_log.load(where), candidates, draft_lengths, cost_ratio)]
 
 
-def public(where: str, drafter: str) -> tuple[Sequence[Any], str]:
+def read_public_log(where: str, drafter: str) -> tuple[Sequence[Any], str]:
     """Return the accepted lengths of a public log, and their description."""
     from calibrate.decode import public_acceptance_logs
 
@@ -98,9 +98,9 @@ def _about(log: AcceptanceLog) -> str:
     return f"{log.drafter}, {len(log.requests)} requests"
 
 
-def other_texts(log: AcceptanceLog) -> RateTable:
+def other_outputs(log: AcceptanceLog) -> RateTable:
     """Table of requests whose lengths belong to another output than the logged one."""
-    other = {*log.of_other_texts}
+    other = {*log.of_other_outputs}
     rows = tuple((each.id, len(each.lengths), each.output_tokens) for each in log.requests if each.id in other)
     columns, count = ("id", "lengths", "output_tokens"), len(log.requests)
     if not rows:
@@ -122,7 +122,7 @@ def tables(log: PositionLog, candidates: Sequence[int], draft_lengths: Sequence[
         if log.said.get("sampling") is None:
             yield from acceptance([each + 1 for each in log.column("accepted")], draft_lengths, cost_ratio, about)
         else:
-            yield drawn(log, about)
+            yield overlap_table(log, about)
 
 
 def matches(log: PositionLog, candidates: Sequence[int], heads: Sequence[str]) -> RateTable:
@@ -273,7 +273,7 @@ def _dependence(lengths: Sequence[Any], draft_lengths: Sequence[int], cost_ratio
     return RateTable(title, columns, tuple(tuple(row) for row in found))
 
 
-def drawn(log: PositionLog, about: str) -> RateTable:
+def overlap_table(log: PositionLog, about: str) -> RateTable:
     """Table of the acceptance of sampled drafts: mean of sum min(p, q), and its estimate min(1, q/p) of generated tokens."""
     overlap = np.concatenate(log.column("overlap"))
     chance = np.concatenate(log.chances())

@@ -93,15 +93,15 @@ def read(path: Path) -> WrittenPlan:
     except (OSError, ValueError) as error:
         raise ParameterError(f"{path.name} cannot be read as TOML: {str(error).splitlines()[0]}") from None
     try:
-        return of(tables)
+        return from_tables(tables)
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}") from None
 
 
-def of(tables: Mapping[str, Any]) -> WrittenPlan:
+def from_tables(tables: Mapping[str, Any]) -> WrittenPlan:
     """Build a plan from its tables.
 
-    >>> found = of({"method": [{"name": "speculative", "sweep": {"draft_length": [1, 2]}}]})
+    >>> found = from_tables({"method": [{"name": "speculative", "sweep": {"draft_length": [1, 2]}}]})
     >>> [each.settings for each in found.choices]
     [{'draft_length': 1}, {'draft_length': 2}]
     """

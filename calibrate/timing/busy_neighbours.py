@@ -118,14 +118,14 @@ def _run(connection: Connection, model: Any, asked: tuple[int, int, int, str]) -
     """Repeat a pass until a message arrives; return the number of passes."""
     import torch
 
-    from calibrate.timing.single_pass import prepared
+    from calibrate.timing.single_pass import prepare
 
     done = 0
     with torch.inference_mode():
-        work = prepared(model, *asked)
+        work = prepare(model, *asked)
         while not connection.poll():
             work.run()
-            work.back()
+            work.roll_back()
             done += 1
             if done == 1:
                 connection.send(0)

@@ -36,14 +36,14 @@ _WARMUPS = 3
 
 
 @dataclass(frozen=True)
-class Linked:
+class TimedLinks:
     """Result of timing links: profiles by link, and the links that failed, each with its error."""
 
     profiles: dict[str, Path]
     failed: dict[str, str]
 
 
-def there() -> tuple[str, ...]:
+def available_links() -> tuple[str, ...]:
     """Return the links that this machine has."""
     import torch
 
@@ -64,9 +64,9 @@ def time_links(
     repeats: int = 50,
     name: str = "links",
     progress: Callable[[int, int, str], None] | None = None,
-) -> Linked:
+) -> TimedLinks:
     """Time links by message size [bytes]; write a profile and raw rows for each. Without `links`, all links of this machine."""
-    machine.needed()
+    machine.import_libraries()
     checks.whole("repeats", repeats, 1, 1_000_000)
     if not sizes:
         raise ParameterError("sizes must have at least one number, got none")
@@ -76,7 +76,7 @@ def time_links(
         raise ParameterError(f"sizes must be different numbers, got {checks.shown(sizes)}")
     if not NAME.fullmatch(name):
         raise ParameterError(f"name must be letters, digits, dots and dashes, got {checks.shown(name)}")
-    present = there()
+    present = available_links()
     for link in links or ():
         checks.one_of("link", link, LINKS)
         if link not in present:
@@ -99,7 +99,7 @@ def time_links(
             written[link] = _written(link, rows, Path(out), f"{name}-{link}")
     if progress is not None:
         progress(len(chosen), len(chosen), "")
-    return Linked(written, failed)
+    return TimedLinks(written, failed)
 
 
 def _timed(link: str, sizes: tuple[int, ...], repeats: int) -> list[dict[str, Any]]:

@@ -66,7 +66,7 @@ def test_training_prompts_are_not_from_held_out_text(target: Loaded, folders: tu
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(align_draft, "prompts", lambda tokens, *more: seen.append(tokens) or cut(tokens, *more))
-        patch.setattr(training, "KEEP_EVERY", 0.0)
+        patch.setattr(training, "SAVE_EVERY", 0.0)
         told: list[Any] = []
         more = {"report": lambda *said: told.append(said)}
         align_draft.align(target, draft, family.text(), replace(FEW, epochs=0.4), tmp_path / "out", **more)
@@ -133,7 +133,7 @@ def test_standard_errors_are_over_sequences() -> None:
 
 def test_aligned_draft_agrees_more(folders: tuple[Path, Path], tmp_path: Path) -> None:
     """The target has large random weights, so that its generations cannot be learnt from a text."""
-    loud = make_model.begun(family.TINY, 300, family.RECIPE)
+    loud = make_model.untrained_model(family.TINY, 300, family.RECIPE)
     with torch.no_grad():
         for name, parameter in loud.named_parameters():
             if parameter.ndim == 2 and ".layers." in name:
@@ -167,7 +167,7 @@ def test_log_of_an_alignment_describes_the_saved_weights(aligned: Path, folders:
         "draft": {"name": "small", "checksum": model_directory.checksum(folders[1])},
         "corpus": read.about() | {name: int(target.tokens(part).size) for name, part in (
             ("tokens", read.training), ("held_out_tokens", read.held_out))},
-        **make_model.worth(model_directory.load(aligned).model, target.tokens(read.held_out), FEW.length),
+        **make_model.held_out_losses(model_directory.load(aligned).model, target.tokens(read.held_out), FEW.length),
         "held_out_loss_before": round(training.loss_of(draft.model, target.tokens(read.held_out), FEW.length), 5),
         "written_tokens": int(
             (align_draft._labels(align_draft.outputs(target, inputs, 16), 8, draft) != align_draft.IGNORED).sum()
@@ -213,7 +213,7 @@ def test_only_generated_tokens_are_learnt(folders: tuple[Path, Path], target: Lo
 def test_resumed_alignment_ends_with_the_same_draft(
     stop: int, aligned: Path, folders: tuple[Path, Path], target: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
     monkeypatch.setattr(align_draft, "AT_ONCE", 8)
     calls: list[int] = []
 
@@ -253,7 +253,7 @@ def test_saved_sequences_are_checked(tmp_path: Path) -> None:
 
     def kept(texts: Any, settings: str = "these", name: str = "texts") -> Any:
         save_file({name: np.asarray(texts)}, path, {"settings": settings})
-        return align_draft.kept_texts(path, "these", count=2, length=3, vocabulary=9)
+        return align_draft.saved_sequences(path, "these", count=2, length=3, vocabulary=9)
 
     assert kept([[0, 8, 1], [2, 3, 4]]).tolist() == [[0, 8, 1], [2, 3, 4]]
     assert kept([[0, 8, 1]]).tolist() == [[0, 8, 1]]
@@ -270,7 +270,7 @@ def test_saved_sequences_are_checked(tmp_path: Path) -> None:
     path.unlink()
     path.mkdir()
     with pytest.raises(ParameterError, match=r"^texts is a folder, and must be a file$"):
-        align_draft.kept_texts(path, "these", count=2, length=3, vocabulary=9)
+        align_draft.saved_sequences(path, "these", count=2, length=3, vocabulary=9)
 
 
 def test_sequences_of_an_update_depend_on_the_seed_only() -> None:
@@ -301,10 +301,10 @@ def test_models_with_different_tokenizers_are_refused(target: Loaded, folders: t
     read = family.text()
     other = Path(shutil.copytree(folders[1], tmp_path / "other"))
     shuffled = replace(read, training=dict(list(read.training.items())[2:]))
-    vocabulary.wrapped(vocabulary.learnt(shuffled, 300), 32).save_pretrained(other)
+    vocabulary.wrap_tokenizer(vocabulary.train_tokenizer(shuffled, 300), 32).save_pretrained(other)
     with pytest.raises(ParameterError, match=r"models large and other must have the same tokenizer: '.*' is .* and .*; take two"):
         align_draft.align(target, model_directory.load(other), read, FEW, tmp_path / "out")
-    wider = make_model.begun(family.TINY, 320, family.RECIPE)
+    wider = make_model.untrained_model(family.TINY, 320, family.RECIPE)
     model_directory.save(wider, target.tokenizer, {}, tmp_path / "wider")
     with pytest.raises(ParameterError, match="vocabularies are of 300 and 320 tokens"):
         align_draft.align(target, model_directory.load(tmp_path / "wider"), read, FEW, tmp_path / "out")

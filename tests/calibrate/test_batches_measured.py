@@ -12,7 +12,7 @@ from calibrate.measured_runs import measure_runs, run_plan
 from calibrate.measured_runs.interleaved_profiles import Passes
 from calibrate.measured_runs.measure_runs import MeasurementPlan
 from calibrate.timing import interpreter_pass, library_pass
-from calibrate.timing.single_pass import prepared
+from calibrate.timing.single_pass import prepare
 from model.base.checks import ParameterError
 from model.costs.replayed_seconds import ReplayedSeconds
 from model.hardware.profile_costs import ProfileCosts
@@ -71,7 +71,7 @@ def test_files_keep_the_sequence_of_each_commit(tmp_path: Path) -> None:
 
 def test_batches_are_predicted_with_profiles_of_their_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few_parts(monkeypatch)
-    written = run_plan.of({
+    written = run_plan.from_tables({
         "run": {"model": "family:medium", "draft": "family:draft", "tokens": 4, "repeats": 1, "prompts": 1},
         "method": [
             {"name": "autoregressive", "forced": {}},
@@ -81,7 +81,7 @@ def test_batches_are_predicted_with_profiles_of_their_session(tmp_path: Path, mo
             "widths": [1, 2, 3], "contexts": [0, 24], "batches": [1, 3], "batched_widths": [1, 2, 3], "rounds": 1, "repeats": 2,
         },
     })  # fmt: skip
-    found = run_command.measured(written, tmp_path / "runs.json", "cpu")
+    found = run_command.measure_plan(written, tmp_path / "runs.json", "cpu")
     assert len(found.timed) == 2
     _, table, about = run_comparison.of_file(tmp_path / "runs.json")
     assert table["missing"].to_list() == ["", ""]
@@ -146,8 +146,8 @@ def test_timed_passes_have_the_positions_of_a_decoding(
     seen: list[Forward] = []
     whole = interpreter_pass.Real.forward
     monkeypatch.setattr(interpreter_pass.Real, "forward", lambda self, held, step: seen.append(step) or whole(self, held, step))
-    monkeypatch.setattr(real_models.decoders("llama")["target"].__class__, "_longest", lambda self: None)
-    work = prepared(model_of(unequal), width, context, batch, "interpreter")
+    monkeypatch.setattr(real_models.decoders("llama")["target"].__class__, "_max_positions", lambda self: None)
+    work = prepare(model_of(unequal), width, context, batch, "interpreter")
     work.run()
     timed = [each for each in seen if each.heads]
     assert {len(each.tokens) for each in timed} == {width * batch}
@@ -171,9 +171,9 @@ def test_a_batch_needs_positions_for_its_longest_drafts() -> None:
     table = {"draft_length": 5, "sequences": 2, "batching": "static"}
     models, prompt = models_of("speculative", table), 96 - 9 + 1
     own = {"prompt": tuple(range(prompt - 5)), "method": "speculative", "settings": table, "name": "long", "rates": RATES}
-    measure_runs.check(MeasurementPlan([measure_runs.Wanted(**own)], 9), models)
-    assert len(measure_runs.decode(measure_runs.Wanted(**own), models, 9, 0).tokens) == 18
-    longer = measure_runs.Wanted(**own | {"prompt": tuple(range(prompt - 4))})
+    measure_runs.check(MeasurementPlan([measure_runs.PlannedDecoding(**own)], 9), models)
+    assert len(measure_runs.decode(measure_runs.PlannedDecoding(**own), models, 9, 0).tokens) == 18
+    longer = measure_runs.PlannedDecoding(**own | {"prompt": tuple(range(prompt - 4))})
     for made in (
         lambda: measure_runs.check(MeasurementPlan([longer], 9), models),
         lambda: measure_runs.decode(longer, models, 9, 0),
@@ -182,7 +182,7 @@ def test_a_batch_needs_positions_for_its_longest_drafts() -> None:
             made()
     for alone in ({"draft_length": 5}, {"draft_length": 5, "lengths": (9, 3), "batching": "static"}):
         measure_runs.check(
-            MeasurementPlan([measure_runs.Wanted(**own | {"prompt": tuple(range(prompt)), "settings": alone})], 9), models
+            MeasurementPlan([measure_runs.PlannedDecoding(**own | {"prompt": tuple(range(prompt)), "settings": alone})], 9), models
         )
 
 

@@ -161,8 +161,8 @@ def test_logged_settings_match_the_logged_command() -> None:
         assert log["recipe"] == asked(training.Recipe(), log["command"])
         assert log["held_out_sample"]["windows"] == make_model.SAMPLE
     said = trained.about(model_directory.bundled("target") / model_directory.HEADS)
-    assert said["settings"] == asked(trained.OWN, said["command"])
-    assert trained.SETTINGS["own"] == trained.OWN == trained.HeadTrainingSettings()
+    assert said["settings"] == asked(trained.DEFAULT_SETTINGS, said["command"])
+    assert trained.SETTINGS["own"] == trained.DEFAULT_SETTINGS == trained.HeadTrainingSettings()
     log = model_directory.log_of(model_directory.bundled("aligned"))
     assert log["settings"] == asked(align_draft.AlignmentSettings(), log["command"])
 
@@ -173,7 +173,7 @@ def test_aligned_draft_agrees_more() -> None:
 
 
 def test_bundled_log_belongs_to_these_models() -> None:
-    from calibrate.decode.position_logging import logged
+    from calibrate.decode.position_logging import log_rows
 
     log = position_log.bundled()
     for role in ("target", "draft"):
@@ -182,7 +182,7 @@ def test_bundled_log_belongs_to_these_models() -> None:
         )
     target = models()["target"]
     numbers = [0, 7]
-    again = logged(target, {number: log.said["prompts"][number]["tokens"] for number in numbers}, log.said["max_tokens"])
+    again = log_rows(target, {number: log.said["prompts"][number]["tokens"] for number in numbers}, log.said["max_tokens"])
     for number, text in zip(numbers, again.partition_by("prompt", maintain_order=True), strict=True):
         before = log.by_text(log.table["token"].to_numpy())[number].tolist()
         after = text["token"].to_list()

@@ -129,7 +129,7 @@ def test_every_method_gives_the_same_with_graphs(
         for name in choices:
             for place, prompt in enumerate(prompts[turn:], turn):
                 same(looked(by, CHOICES[name], prompt, tokens), expected[name, place])
-                assert not cuda_graphs.apart(by.values()), name
+                assert not cuda_graphs.launched_separately(by.values()), name
         if turn == 0:
             made, replayed = cuda_graphs.captured(by.values()), sum(each.replays for each in cuda.graphs)
             assert made == len(cuda.graphs)
@@ -144,7 +144,7 @@ def test_passes_that_cannot_be_captured_use_the_same_rows(name: str) -> None:
     for prompt in PROMPTS[:2]:
         same(looked(by, APART[name], prompt, 8), looked(plain, APART[name], prompt, 8))
         same(looked(by, CHOICES["speculative"], prompt, 8), looked(plain, CHOICES["speculative"], prompt, 8))
-    assert bool(cuda_graphs.apart(by.values())) == (name != "ppd")
+    assert bool(cuda_graphs.launched_separately(by.values())) == (name != "ppd")
 
 
 RAGGED: dict[str, Any] = {"lengths": (9, 4, 9, 6), "sequences": 3, "batching": "static"}
@@ -170,7 +170,7 @@ def test_batches_give_the_same_with_graphs(kind: str, name: str) -> None:
         forcing = [forced_outcomes.world(choice[1], 5, 9, rates, seed=4) for _ in range(2)]
         both = zip((by, plain), forcing, strict=True)
         same(*[looked(each, choice, [*range(5)], 9, answers=world) for each, world in both])
-    assert not cuda_graphs.apart(by.values())
+    assert not cuda_graphs.launched_separately(by.values())
 
 
 def test_sequences_take_turns_in_the_buffers() -> None:
@@ -243,7 +243,7 @@ def test_prompts_are_launched_by_kernel_on_the_same_rows() -> None:
         assert torch.allclose(found, plain.run(tokens, at, LayerSpan(0, LAYERS), own), rtol=1e-9, atol=1e-9)
         assert (made.captured == before) == (width > cuda_graphs.WIDEST)
         assert all(layer.fixed and layer.length == at + width for layer in rows.layers)
-    assert not made.apart
+    assert not made.separate_launches
 
 
 def test_passes_with_a_callback_are_launched_by_kernel() -> None:
@@ -251,7 +251,7 @@ def test_passes_with_a_callback_are_launched_by_kernel() -> None:
     called: list[int] = []
     made.run((1,), 0, LayerSpan(0, LAYERS), made.rows(), between=called.append)
     assert called == [*range(LAYERS)]
-    assert made.apart == {"has a callback": 1}
+    assert made.separate_launches == {"has a callback": 1}
     assert made.captured == 0
 
 
@@ -266,7 +266,7 @@ def test_rows_of_hypotheses_are_not_captured() -> None:
         decoder.run((4, 5), 3, whole, rows, tree=(-1, -1))
         found.append(decoder.run((6,), 4, whole, rows))
     assert torch.allclose(*found, rtol=1e-9, atol=1e-9)
-    assert made.apart == {"follows several hypotheses": 2}
+    assert made.separate_launches == {"follows several hypotheses": 2}
 
 
 def test_pass_is_run_on_a_side_stream_before_its_capture(monkeypatch: pytest.MonkeyPatch) -> None:

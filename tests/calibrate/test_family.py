@@ -126,7 +126,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_resumed_training_ends_with_the_same_weights(
     stop: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
     recipe = SHORT
 
     def pull(step: int, steps: int, at: str) -> None:
@@ -151,7 +151,7 @@ def test_seconds_of_resumed_training_add_up(tmp_path: Path, monkeypatch: pytest.
     """The clock advances by one at each reading."""
     clock = iter(range(10_000))
     monkeypatch.setattr(training.time, "perf_counter", lambda: float(next(clock)))
-    monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
 
     def pull(step: int, *_: object) -> None:
         if step == 9:
@@ -169,9 +169,9 @@ def test_seconds_of_resumed_training_add_up(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_saved_state_of_another_training_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
     recipe = replace(family.RECIPE, epochs=0.2)
-    modes, begun = list[Any](), make_model.begun
+    modes, begun = list[Any](), make_model.untrained_model
 
     def watched(*given: Any) -> Any:
         model = begun(*given)
@@ -184,7 +184,7 @@ def test_saved_state_of_another_training_is_refused(tmp_path: Path, monkeypatch:
 
     windows, loss_of = list[Any](), training.loss_of
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(make_model, "begun", watched)
+        patch.setattr(make_model, "untrained_model", watched)
         patch.setattr(training, "loss_of", lambda *given: windows.append(given[-1]) or loss_of(*given))
         with pytest.raises(InterruptedTrainingError):
             family.train_model(tmp_path, recipe=recipe, report=pull)
@@ -207,7 +207,7 @@ def test_training_learns_and_logs_the_loss_of_the_saved_weights(kept: Path, read
     log = model_directory.log_of(kept)
     _, numbers, held_out = family.tokens(read)
     assert log["corpus"] == read.about() | {"tokens": numbers.size, "held_out_tokens": held_out.size}
-    fresh = make_model.begun(family.TINY, 300, family.RECIPE)
+    fresh = make_model.untrained_model(family.TINY, 300, family.RECIPE)
     before = training.loss_of(fresh, held_out, 32)
     assert before == pytest.approx(math.log(300), abs=0.1), "weights that know nothing"
     loaded = model_directory.load(kept)
@@ -230,7 +230,7 @@ def test_training_learns_and_logs_the_loss_of_the_saved_weights(kept: Path, read
 
 
 def test_mean_loss_is_that_over_all_tokens(read: corpus.Corpus) -> None:
-    model = make_model.begun(family.TINY, 300, family.RECIPE).eval()
+    model = make_model.untrained_model(family.TINY, 300, family.RECIPE).eval()
     numbers = np.arange(100, 231) % 300
     alone = []
     for start in range(0, 128, 32):
@@ -268,7 +268,7 @@ def test_updates_follow_the_rate_and_clipped_gradients(
     """Gradient descent on a weight with gradient 4, or 1 if clipped; losses are means over 50 steps, and over the rest."""
     clock = iter(range(10_000))
     monkeypatch.setattr(training.time, "perf_counter", lambda: float(next(clock)))
-    monkeypatch.setattr(training, "KEEP_EVERY", 99.5)
+    monkeypatch.setattr(training, "SAVE_EVERY", 99.5)
     for clip, slope in ((1.0, 1.0), (None, 4.0)):
         weight = torch.nn.Parameter(torch.zeros(1))
 
@@ -296,7 +296,7 @@ def test_updates_follow_the_rate_and_clipped_gradients(
 
 
 def test_matrices_within_layers_have_a_separate_optimizer() -> None:
-    model = make_model.begun(family.TINY, 300, family.RECIPE)
+    model = make_model.untrained_model(family.TINY, 300, family.RECIPE)
     frozen = model.model.layers[0].mlp.up_proj.weight.requires_grad_(False)
     muon, adam = training.optimizers_of(model, Recipe(weight_decay=0.25))
     names = {id(each): name for name, each in model.named_parameters()}
@@ -318,7 +318,7 @@ def test_incomplete_optimizer_state_is_refused(tmp_path: Path) -> None:
     """Each tensor of the state is checked by name, type and shape."""
     from safetensors.torch import save_file
 
-    model = make_model.begun(family.TINY, 300, family.RECIPE)
+    model = make_model.untrained_model(family.TINY, 300, family.RECIPE)
     recipe = Recipe(batch=1, length=8)
     optimizers = training.optimizers_of(model, recipe)
     model(input_ids=torch.arange(8)[None]).logits.sum().backward()
@@ -326,7 +326,7 @@ def test_incomplete_optimizer_state_is_refused(tmp_path: Path) -> None:
         optimizer.step()
     path = tmp_path / "tiny.kept"
     training._keep(path, model, optimizers, "these", 3, 1.5, {"losses": [[3, 1.0]], "held_out": []})
-    fresh = make_model.begun(family.TINY, 300, replace(family.RECIPE, seed=1))
+    fresh = make_model.untrained_model(family.TINY, 300, replace(family.RECIPE, seed=1))
     step, seconds, log = training._restore(path, fresh, training.optimizers_of(fresh, recipe), "these")
     assert (step, seconds, log) == (3, 1.5, {"losses": [[3, 1.0]], "held_out": []})
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), fresh.parameters(), strict=True))
@@ -357,7 +357,7 @@ def test_diverging_training_is_reported_and_writes_nothing(tmp_path: Path) -> No
 
 
 def test_too_short_text_is_refused(read: corpus.Corpus) -> None:
-    model = make_model.begun(family.TINY, 300, family.RECIPE)
+    model = make_model.untrained_model(family.TINY, 300, family.RECIPE)
     some, none = np.zeros(500, np.int64), np.zeros(32, np.int64)
     with pytest.raises(ParameterError, match="at least batch\\*length\\+1=129 tokens, got 128"):
         training.train(model, some[:128], some, family.RECIPE, Path("unused"))
@@ -366,7 +366,7 @@ def test_too_short_text_is_refused(read: corpus.Corpus) -> None:
 
 
 def test_trained_model_is_in_evaluation_mode(tmp_path: Path) -> None:
-    model = make_model.begun(Size(1, 32, 32), 300, family.RECIPE)
+    model = make_model.untrained_model(Size(1, 32, 32), 300, family.RECIPE)
     numbers = np.arange(200) % 300
     log = training.train(model, numbers, numbers[:40], replace(family.RECIPE, epochs=0.2, batch=1), tmp_path / "kept")
     assert not model.training
@@ -400,7 +400,7 @@ def test_family_models_are_small() -> None:
 def test_loaded_weights_are_the_saved_ones_in_half_precision(kept: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    model = make_model.begun(family.TINY, 300, family.RECIPE)
+    model = make_model.untrained_model(family.TINY, 300, family.RECIPE)
     model_directory.save(model, model_directory.load(kept).tokenizer, {"role": "none"}, tmp_path / "one")
     assert all(value.dtype is torch.float16 for value in family.tensors_of(tmp_path / "one").values())
     back = model_directory.load(tmp_path / "one").model
@@ -408,7 +408,7 @@ def test_loaded_weights_are_the_saved_ones_in_half_precision(kept: Path, tmp_pat
         assert torch.equal(back.get_parameter(name), value.half().float())
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "one")
     assert theirs.dtype is torch.float16
-    model_directory.halved(model)
+    model_directory.round_to_half(model)
     line = torch.arange(20)[None]
     with torch.no_grad():
         assert torch.equal(model.eval()(line).logits, back(line).logits)
@@ -653,7 +653,7 @@ def test_code_of_a_known_model_is_not_run(copied: Path) -> None:
 
 
 def test_tokenizer_of_another_model_is_refused(copied: Path, tmp_path: Path, read: corpus.Corpus) -> None:
-    vocabulary.wrapped(vocabulary.learnt(read, 310), 32).save_pretrained(copied)
+    vocabulary.wrap_tokenizer(vocabulary.train_tokenizer(read, 310), 32).save_pretrained(copied)
     with pytest.raises(ParameterError, match="must be at most its vocabulary=300, got a tokenizer of 310"):
         model_directory.load(copied)
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from calibrate.decoders.kv_rows import joined
+from calibrate.decoders.kv_rows import join_rows
 from calibrate.interpreters.in_one_process import Answered, RandomDraws, Real, Sampling, softmax
 from model.base.checks import ParameterError
 from model.interpret.interpreter import CountedWork
@@ -359,9 +359,9 @@ def test_sampled_speculative_decoding_has_the_targets_distribution() -> None:
     sampling = Sampling(temperature=1.0, top_k=4)
     full, prompt = real_models.model("llama", LAYERS, 5), [3, 4]
     exact: dict[tuple[int, int], float] = {}
-    first = sampling.law(real_models.logits(full, prompt).numpy())
+    first = sampling.probabilities(real_models.logits(full, prompt).numpy())
     for token in np.flatnonzero(first):
-        second = sampling.law(real_models.logits(full, [*prompt, int(token)]).numpy())
+        second = sampling.probabilities(real_models.logits(full, [*prompt, int(token)]).numpy())
         exact |= {(int(token), int(other)): float(first[token] * second[other]) for other in np.flatnonzero(second)}
     decoders = real_models.decoders("llama", "draft", seed=5)
     parameters = speculative.Parameters(LAYERS, 2, sampled=True, **SMALL)
@@ -403,7 +403,7 @@ def test_random_draws_decide_exactly_at_their_bounds() -> None:
     decoders = real_models.decoders("llama", "draft", seed=5)
     parameters = speculative.Parameters(LAYERS, 1, sampled=True, **SMALL)
     full = real_models.model("llama", LAYERS, 5)
-    p, q = (sampling.law(real_models.logits(each, prompt).numpy()) for each in (full, decoders["draft"].full))
+    p, q = (sampling.probabilities(real_models.logits(each, prompt).numpy()) for each in (full, decoders["draft"].full))
 
     def decided(*numbers: float) -> tuple[list[int], list[tuple[str, int, int]]]:
         random_draws = Scripted(*numbers)
@@ -417,7 +417,7 @@ def test_random_draws_decide_exactly_at_their_bounds() -> None:
     assert 0.1 < p[doubtful[0]] / q[doubtful[0]] < 0.9
     for token in doubtful:
         bound = p[token] / q[token]
-        following = shares(sampling.law(real_models.logits(full, [*prompt, token]).numpy()))
+        following = shares(sampling.probabilities(real_models.logits(full, [*prompt, token]).numpy()))
         for index, (drawn, (other, range_of)) in enumerate(zip(drafted[token], [*following.items()][:2], strict=True)):
             written, asked = decided(drawn, bound * (1 - 1e-9), range_of[index])
             assert written == [token, other]
@@ -493,7 +493,7 @@ def test_sampled_ppd_draws_what_plain_sampling_draws() -> None:
 )  # fmt: skip
 def test_distributions_keep_the_likeliest_tokens(logits: list[float], top_k: int, top_p: float, temperature: float) -> None:
     scores = np.array(logits)
-    law = Sampling(temperature, top_k, top_p).law(scores)
+    law = Sampling(temperature, top_k, top_p).probabilities(scores)
     whole = softmax(scores / temperature)
     kept = law > 0
     assert law.sum() == pytest.approx(1)
@@ -525,8 +525,8 @@ def test_models_of_different_vocabularies_are_refused() -> None:
 def test_no_cut_keeps_all_probabilities() -> None:
     """Also those that a sum in floating point would lose."""
     for sampling in (Sampling(), Sampling(top_k=2), Sampling(top_p=1.0)):
-        assert (sampling.law(np.array([0.0, -60.0])) > 0).all()
-    assert Sampling(top_p=0.5).law(np.array([0.0, -60.0])).tolist() == [1.0, 0.0]
+        assert (sampling.probabilities(np.array([0.0, -60.0])) > 0).all()
+    assert Sampling(top_p=0.5).probabilities(np.array([0.0, -60.0])).tolist() == [1.0, 0.0]
 
 
 def test_a_sequence_longer_than_the_positions_is_refused() -> None:
@@ -546,7 +546,7 @@ def test_length_is_that_of_the_furthest_position(given: dict[str, Any], length: 
     decoder = real_models.decoders("gpt2")["target"]
     rows = decoder.rows()
     decoder.run((3,) * 95, 0, LayerSpan(0, LAYERS), rows)
-    two = joined([rows.copy(), rows.copy()])
+    two = join_rows([rows.copy(), rows.copy()])
     if length <= 96:
         assert decoder.run(layers=LayerSpan(0, LAYERS), rows=two if "batch" in given else rows, **given).shape[0] == len(
             given["tokens"]
@@ -586,7 +586,7 @@ class Choosing(Real):
         self.likelihood *= chances[possible[number]]
         return possible[number]
 
-    def _drawn(self, law: Any, purpose: str, output: Any, offset: int) -> int:
+    def _token_at(self, law: Any, purpose: str, output: Any, offset: int) -> int:
         return self.choose((law / law.sum()).tolist())
 
     def read(self, step: Any) -> Any:
@@ -625,9 +625,9 @@ def test_sampled_outputs_have_the_targets_distribution_by_enumeration(method: st
             scripts += [[*script, *[0] * (index - len(script)), other] for other in range(1, real.open[index])]
     full = real_models.model("llama", LAYERS, 5)
     exact: dict[tuple[int, ...], float] = {}
-    first = sampling.law(real_models.logits(full, prompt).numpy())
+    first = sampling.probabilities(real_models.logits(full, prompt).numpy())
     for token in np.flatnonzero(first):
-        second = sampling.law(real_models.logits(full, [*prompt, int(token)]).numpy())
+        second = sampling.probabilities(real_models.logits(full, [*prompt, int(token)]).numpy())
         exact |= {(int(token), int(other)): float(first[token] * second[other]) for other in np.flatnonzero(second)}
     assert sum(found.values()) == pytest.approx(1)
     assert {output: chance for output, chance in found.items() if chance > 1e-12} == pytest.approx(exact, abs=1e-9)
@@ -638,8 +638,8 @@ def test_sampled_outputs_have_the_targets_distribution_by_enumeration(method: st
 
 def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
     """Of four equal probabilities, two are exactly one half; a third is not kept."""
-    assert Sampling(top_p=0.5).law(np.zeros(4)).tolist() == [0.5, 0.5, 0, 0]
-    assert np.count_nonzero(Sampling(top_p=0.51).law(np.zeros(4))) == 3
+    assert Sampling(top_p=0.5).probabilities(np.zeros(4)).tolist() == [0.5, 0.5, 0, 0]
+    assert np.count_nonzero(Sampling(top_p=0.51).probabilities(np.zeros(4))) == 3
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3])
@@ -748,7 +748,7 @@ def test_positions_start_and_end_tokens_come_from_the_configuration() -> None:
         ({"max_position_embeddings": 96, "sliding_window": 32}, 32), ({"max_position_embeddings": 16, "sliding_window": 32}, 16),
         ({"sliding_window": 32}, 32), ({"max_position_embeddings": 96, "sliding_window": 32, "use_sliding_window": False}, 96),
     ):  # fmt: skip
-        assert of(**config)._longest() == longest, config
+        assert of(**config)._max_positions() == longest, config
     assert [of(ends=ends).ends for ends in (None, 2, [2, 3])] == [(), (2,), (2, 3)]
     assert of(bos_token_id=1, ends=2).start == 1
     assert of(bos_token_id=0, ends=2).start == 0
@@ -764,7 +764,7 @@ def test_positions_start_and_end_tokens_come_from_the_configuration() -> None:
         transformers_adapter.decoder_of(reads, "some").rows()
     assert transformers_adapter.run_layers(LayerSpan(2, 5)) == [2, 3, 4]
     whole = real_models.decoders("llama")["target"]
-    assert whole._place(3, 1, (), whole.rows()).mask is None  # a single token attends to all rows
+    assert whole._pass_positions(3, 1, (), whole.rows()).mask is None  # a single token attends to all rows
     assert transformers_adapter.run_layers(LayerSpan(1, 7, ((2, 3), (4, 6)))) == [1, 3, 6]
     settled: list[Any] = []
     found = of()

@@ -117,14 +117,14 @@ def test_rows_of_another_machine_are_not_resumed(config: Callable[..., str], tmp
 
 def failing(monkeypatch: pytest.MonkeyPatch, width: int, error: Exception) -> None:
     """Let passes of a width fail at their beginning."""
-    begin = single_pass.prepared
+    begin = single_pass.prepare
 
     def fails(model: LibraryModel, asked: int, *more: Any) -> Any:
         if asked == width:
             raise error
         return begin(model, asked, *more)
 
-    monkeypatch.setattr(single_pass, "prepared", fails)
+    monkeypatch.setattr(single_pass, "prepare", fails)
 
 
 def test_point_without_memory_fails_alone(
@@ -198,7 +198,7 @@ def test_slow_layout_of_operands_is_no_ceiling(
 
 def test_small_products_may_set_the_ceiling(fake_time: FakeTime) -> None:
     """Products in a cache are faster here than all larger ones: the fastest of them, in any layout, is the ceiling."""
-    with Machine(fake_time, rate=1e9, slow=1e8, inner=machine.LITTLE, best=1e10, bandwidth=1e15):
+    with Machine(fake_time, rate=1e9, slow=1e8, inner=machine.SMALL_SIDE, best=1e10, bandwidth=1e15):
         found = machine.Ceilings("cpu", "float16", quick=True)
     assert found.best["flop_per_s"] == pytest.approx(1e10, rel=0.05)
 
@@ -209,10 +209,10 @@ def test_gpu_gets_more_warm_up_passes(device: str, warmups: int, tmp_path: Path,
     seen: list[Effort] = []
     begun = SimpleNamespace(
         spec=SimpleNamespace(device=device), built=None, rows=SimpleNamespace(header={}, rows=[]),
-        ceilings=SimpleNamespace(between=None),
+        ceilings=SimpleNamespace(measure_if_due=None),
     )  # fmt: skip
     monkeypatch.setattr(profile_from_timings, "open_model", lambda *_, **__: begun)
-    monkeypatch.setattr(profile_from_timings, "go_over", lambda *_, effort, **__: seen.append(effort))
+    monkeypatch.setattr(profile_from_timings, "time_grid", lambda *_, effort, **__: seen.append(effort))
     monkeypatch.setattr(profile_from_timings, "write", lambda *_: ({}, {}))
     monkeypatch.setattr(profile_from_timings, "ceilings_of", lambda *_: {})
     for asked in (None, Effort(warmups=3)):
@@ -228,7 +228,7 @@ def test_profiles_are_named_by_device_model_and_mode(monkeypatch: pytest.MonkeyP
     assert profile_from_timings.stem_of("llama-68m", "cuda:1", "cuda-graph") == "h100-llama-68m-graph"
     assert profile_from_timings.stem_of("llama-68m", "cuda:0") == "cuda-llama-68m"
     modes = {"eager": "mine", "cuda-graph": "mine-graph", "interpreter": "mine-interpreter"}
-    assert {mode: profile_from_timings.called_name("mine", mode) for mode in modes} == modes
+    assert {mode: profile_from_timings.profile_name("mine", mode) for mode in modes} == modes
 
 
 def test_interpreter_rounds_time_the_work_besides_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,15 +239,15 @@ def test_interpreter_rounds_time_the_work_besides_passes(tmp_path: Path, monkeyp
     rows = SimpleNamespace(header={}, rows=[{"kind": "reads", "round": 1}, {"kind": "point", "round": 0}], add=added.append)
     built = SimpleNamespace(decoder="a decoder", read_source=lambda: read.append(1))
     begun: Any = SimpleNamespace(
-        spec=SimpleNamespace(device="cpu"), built=built, rows=rows, ceilings=SimpleNamespace(between="between"),
+        spec=SimpleNamespace(device="cpu"), built=built, rows=rows, ceilings=SimpleNamespace(measure_if_due="between"),
     )  # fmt: skip
     asked = list[Any]()
     monkeypatch.setattr(profile_from_timings, "open_model", lambda *args, **more: asked.append((args, more)) or begun)
-    monkeypatch.setattr(profile_from_timings, "go_over", lambda *args, **more: asked.append((args, more)) or "outcome")
+    monkeypatch.setattr(profile_from_timings, "time_grid", lambda *args, **more: asked.append((args, more)) or "outcome")
     monkeypatch.setattr(profile_from_timings, "write", lambda *args: ({"eager": Path("a.json")}, {"interpreter": "why"}))
     monkeypatch.setattr(profile_from_timings, "ceilings_of", lambda *_: {"flop_per_s": 1.0})
-    monkeypatch.setattr(read_times, "reads", lambda decoder: {"reads_of": decoder})
-    monkeypatch.setattr(read_times, "after", lambda decoder: {"after_of": decoder})
+    monkeypatch.setattr(read_times, "time_reads", lambda decoder: {"reads_of": decoder})
+    monkeypatch.setattr(read_times, "time_after_pauses", lambda decoder: {"after_of": decoder})
     wanted = TimingGrid((1,), (4,), modes=("eager", "interpreter"), rounds=2)
     found = profile_from_timings.time_layers("any", wanted, tmp_path)
     assert added == [

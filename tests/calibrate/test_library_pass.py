@@ -12,7 +12,7 @@ import torch
 from calibrate.devices import machine
 from calibrate.loading.architectures import architecture
 from calibrate.timing import library_pass
-from calibrate.timing.single_pass import prepared
+from calibrate.timing.single_pass import prepare
 from model.architectures import transformer
 from model.base.checks import ParameterError
 from tests.support.tiny_configurations import TINY, build_library_model
@@ -32,7 +32,7 @@ def test_pass_on_a_cache_equals_the_end_of_the_whole_sequence(
     model = build_library_model(config(kind))
     if kind == "mistral" and mode == "cuda-graph":  # its window is 6
         with pytest.raises(ParameterError, match=r"supports at most the sliding window of 6 positions, got 4 \+ 3"):
-            prepared(model, 3, 4, 1, mode)
+            prepare(model, 3, 4, 1, mode)
         return
     monkeypatch.setattr(library_pass, "CHUNK", 4)
     context, width = 10, 3
@@ -46,10 +46,10 @@ def test_pass_on_a_cache_equals_the_end_of_the_whole_sequence(
 
     monkeypatch.setattr(model, "tokens", tokens)
     with torch.inference_mode():
-        work = prepared(model, width, context, 2, mode)
+        work = prepare(model, width, context, 2, mode)
         ours = work.logits()
         assert work.length() == context + width
-        work.back()
+        work.roll_back()
         work.check()
         again = work.logits()
         if work.encoded:
@@ -69,9 +69,9 @@ def test_graph_pass_reads_no_tensor_value(
     """Capturing on a GPU fails if the CPU waits for a value: this test finds it without a GPU."""
     model = build_library_model(config(kind))
     with torch.inference_mode():
-        work = prepared(model, 3, 10, 2, "cuda-graph")
+        work = prepare(model, 3, 10, 2, "cuda-graph")
         work.logits()  # the first use may read values
-        work.back()
+        work.roll_back()
         asked: list[str] = []
 
         def heard(name: str, whole: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
@@ -112,13 +112,13 @@ def test_graph_is_captured_once_plain_and_once_with_marks(config: Callable[..., 
     model = build_library_model(config())
     marks: list[tuple[str, int, int]] = []
     with torch.inference_mode():
-        work = prepared(model, 3, 10, 2, "cuda-graph")
+        work = prepare(model, 3, 10, 2, "cuda-graph")
         for _ in range(4):
             work.run()
-            work.back()
+            work.roll_back()
             work.check()
-            work.run_watched(lambda *mark: marks.append(mark))
-            work.back()
+            work.run_marked(lambda *mark: marks.append(mark))
+            work.roll_back()
             work.check()
     assert len(set(map(id, replayed))) == 2
     assert replayed == replayed[:2] * 4
@@ -130,9 +130,9 @@ def test_parts_of_a_pass_are_marked_in_order(kind: str, config: Callable[..., st
     model = build_library_model(config(kind))
     marks: list[tuple[str, int, int]] = []
     with torch.inference_mode():
-        work = prepared(model, 2, 5, 1)
-        work.run_watched(lambda *mark: marks.append(mark))
-        work.back()
+        work = prepare(model, 2, 5, 1)
+        work.run_marked(lambda *mark: marks.append(mark))
+        work.roll_back()
         work.run()  # no longer watched
     order = [("embedding", 0), *(("layer", index) for index in range(3)), ("norm", 0), ("head", 0)]
     assert marks == [(name, index, edge) for name, index in order for edge in (0, 1)]
@@ -163,7 +163,7 @@ def test_every_preset_can_be_built(name: str) -> None:
 
 def test_pass_that_was_not_cropped_is_refused(config: Callable[..., str]) -> None:
     with torch.inference_mode():
-        work = prepared(build_library_model(config()), 2, 5, 1)
+        work = prepare(build_library_model(config()), 2, 5, 1)
         work.run()
         with pytest.raises(RuntimeError, match="should hold 5 positions, it holds 7"):
             work.check()
@@ -172,9 +172,9 @@ def test_pass_that_was_not_cropped_is_refused(config: Callable[..., str]) -> Non
 def test_learned_positions_are_a_bound(config: Callable[..., str]) -> None:
     model = build_library_model(config("opt"))
     with torch.inference_mode():
-        prepared(model, 4, 60, 1).run()
+        prepare(model, 4, 60, 1).run()
         with pytest.raises(ParameterError, match=r"learned 64 positions, and width \+ context must be at most that, got 5 \+ 60"):
-            prepared(model, 5, 60, 1)
+            prepare(model, 5, 60, 1)
 
 
 def test_model_larger_than_the_memory_is_refused(

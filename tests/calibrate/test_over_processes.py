@@ -29,7 +29,7 @@ from calibrate.measured_runs import measure_runs
 from calibrate.timing import process_times
 from calibrate.workers import over_processes, worker_loop
 from calibrate.workers import worker_pool as pool_of
-from calibrate.workers.over_processes import GONE, Parallel, Pool, ProcessError, started
+from calibrate.workers.over_processes import UNKNOWN_ROWS, Parallel, Pool, ProcessError, started
 from model.base.checks import ParameterError
 from model.logs import forced_outcomes
 from model.logs.recorded_decoding import Answered
@@ -79,7 +79,7 @@ def both(pool: Pool, parameters: Any, prompt: list[int], tokens: int, **more: An
 
 def as_believed(pool: Pool) -> None:
     """Check that all rows are those that the scheduler expects, and that copies of a pass's rows are equal."""
-    memory, known = pool.memory, pool.tags != GONE
+    memory, known = pool.memory, pool.tags != UNKNOWN_ROWS
     assert (memory.tags[known] == pool.tags[known]).all()
     first = pool.tags[0]
     for unit in range(1, pool.units):
@@ -203,7 +203,7 @@ def test_spans_are_complete_and_in_order(pool: Pool) -> None:
     for unit in range(4):
         of = sorted(span for span in passes if span.unit == unit)
         assert all(one.end <= other.start for one, other in itertools.pairwise(of))  # a unit makes one pass at a time
-    assert all(run.begun <= span.start <= span.end <= run.begun + run.seconds for span in spans if span.fate == "kept")
+    assert all(run.run_start <= span.start <= span.end <= run.run_start + run.seconds for span in spans if span.fate == "kept")
     without_layers = sum(counts[0] for kind, counts in run.work.account.passes_by_kind.items() if kind.layers.size == 0)
     assert len(passes) == run.work.account.passes - without_layers
     kept = [span for span in passes if span.unit and span.fate == "kept"]
@@ -220,7 +220,7 @@ def test_spans_are_complete_and_in_order(pool: Pool) -> None:
 
 def test_timed_run_records_the_main_process(pool: Pool) -> None:
     use(pool, tiny_replica("llama"))
-    asked = measure_runs.Wanted("ppd", {"exit_layer": 3, "candidates": 3, "form": "eager"}, (3, 4, 5), "one", units=4)
+    asked = measure_runs.PlannedDecoding("ppd", {"exit_layer": 3, "candidates": 3, "form": "eager"}, (3, 4, 5), "one", units=4)
     row = measure_runs.timed(asked, {"target": pool.decoder}, 12, 0, pool)
     spans = [Span(**each) for each in row["spans"]]
     whole = of_main(spans)
@@ -236,14 +236,14 @@ def test_process_times_are_measured_by_number_of_processes(pool: Pool, monkeypat
     use(pool, tiny_replica("llama"))
     seeds, whole = [], forced_outcomes.world
     monkeypatch.setattr(forced_outcomes, "world", lambda *args, seed, **more: seeds.append(seed) or whole(*args, seed=seed, **more))
-    raw = process_times.apart([process_times.over_processes(pool, seed) for seed in range(2)], LAYERS)
+    raw = process_times.raw_row([process_times.over_processes(pool, seed) for seed in range(2)], LAYERS)
     assert seeds == [0, 0, 0, 1, 1, 1]  # each sequence has separate outcomes
     assert raw["exit_layer"] == 3
-    for part in process_times.BETWEEN:
+    for part in process_times.OVERHEADS:
         assert [*raw[f"{part}_us"]] == ["1", "2", "3"]
         assert all(middle > 0 for _, middle, _ in raw[f"{part}_us"].values())
     rows = process_times.process_rows([raw], {"main_alone": 0.0, "main_concurrent": 0.0}, LAYERS)
-    assert {row["part"] for row in rows} >= {*process_times.BETWEEN}
+    assert {row["part"] for row in rows} >= {*process_times.OVERHEADS}
 
 
 def test_layers_of_the_main_process_share_the_rest_of_its_passes() -> None:
@@ -258,7 +258,7 @@ def test_layers_of_the_main_process_share_the_rest_of_its_passes() -> None:
         }
         for each in (190, 200, 900)
     ]
-    empty = {f"{part}_us": {} for part in process_times.BETWEEN}
+    empty = {f"{part}_us": {} for part in process_times.OVERHEADS}
     empty |= {"subprocess_step_us": {"1": [1230.0] * 3}}  # 4 layers of 0.3 ms, as in the main process at that time, and 0.03 ms
     found = process_times.process_rows([each | empty for each in rounds], {"main_alone": 1e-4, "main_concurrent": 5e-5}, 12)
     assert {row["part"]: row["time_s"] for row in found} == pytest.approx(
@@ -307,16 +307,16 @@ def test_unsupported_runs_are_refused(units: int, steps: Any, said: str) -> None
 
 def test_unexpected_rows_are_refused() -> None:
     decoder = tiny_replica("llama").load()
-    memory = worker_loop.SharedState.of(decoder, 2, 16)
+    memory = worker_loop.SharedState.allocate(decoder, 2, 16)
     one, other = worker_loop.Unit(0, decoder, memory), worker_loop.Unit(1, decoder, memory)
-    believed = worker_loop.believed_of(b"")
+    believed = worker_loop.tags_checksum(b"")
     one.make(worker_loop.Command(7, (3, 4), 0, 0, 5, 0, None, (), believed))
-    believed = worker_loop.believed_of(np.full((5, 2), 7).tobytes())
+    believed = worker_loop.tags_checksum(np.full((5, 2), 7).tobytes())
     step = worker_loop.Command(8, (9,), 2, 0, 5, 0, None, (worker_loop.MissingRows(0, 0, 5, 0, 2),), believed)
     expected = one.make(step._replace(pieces=()))
     assert other.make(step).equal(expected)
     with pytest.raises(CacheError, match="unit 1: pass 9 at position 2 saw other rows than it should have"):
-        other.make(step._replace(serial=9, believed=believed + 1))
+        other.make(step._replace(serial=9, tags_checksum=believed + 1))
     memory.tags[1, 3, 1] = 8  # one row of one layer was made by another pass
     with pytest.raises(CacheError, match="saw other rows"):
         other.make(step._replace(serial=10, pieces=()))
@@ -348,7 +348,7 @@ def test_passes_of_parents_publish_each_layer(
         yield Commit("token", (1,))
 
     Parallel(pool).run(steps(), 1)
-    assert {each.tokens: each.followed for each in made} == {(3, 4): True, (5,): False, (6,): True}
+    assert {each.tokens: each.announces_layers for each in made} == {(3, 4): True, (5,): False, (6,): True}
 
 
 @pytest.mark.parametrize(("kind", "longest", "capacity"), [("llama", 96, 96), ("t5", None, 2048), ("llama", 4096, 2048)])
@@ -357,7 +357,7 @@ def test_default_capacity_is_that_of_the_model_up_to_2048(kind: str, longest: in
     if longest is not None:
         replica = dataclasses.replace(replica, model=json.dumps(json.loads(replica.model) | {"max_position_embeddings": longest}))
     with started(replica, 1, source=SOURCE if kind == "t5" else ()) as pool:
-        assert (pool.decoder.longest, pool.capacity) == (longest, capacity)
+        assert (pool.decoder.max_positions, pool.capacity) == (longest, capacity)
 
 
 def test_replicas_share_only_equal_weights() -> None:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from calibrate.decoders import kv_rows as rows_of
 from calibrate.interpreters.in_one_process import RandomDraws, Real, RunTimes, Sampling
 from calibrate.measured_runs import measure_runs
-from calibrate.measured_runs.measure_runs import MeasurementPlan, Wanted
+from calibrate.measured_runs.measure_runs import MeasurementPlan, PlannedDecoding
 from calibrate.timing import process_times
 from calibrate.untested_on_gpu import over_streams
 from calibrate.untested_on_gpu.over_streams import Lanes, Streams
@@ -209,7 +209,7 @@ def test_streams_and_tokens_stay_on_the_device() -> None:
     texts = [Streams(lanes).run(ppd.decode(CHOICES[0], [3, 4], 8), 8).tokens for _ in range(3)]
     assert texts[0] == texts[1] == texts[2]
     assert len(device.streams) == 3
-    assert decoder._placed is None  # it belonged to one stream
+    assert decoder._last_positions is None  # it belonged to one stream
 
 
 def test_tokens_are_not_copied_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +314,7 @@ def test_unsupported_runs_are_refused(steps: Any, said: str) -> None:
     lanes = Lanes(decoder_of("llama"), 2, Device())
     with pytest.raises(ParameterError, match=said):
         Streams(lanes).run(steps, 8)
-    assert lanes.decoder._placed is None
+    assert lanes.decoder._last_positions is None
 
 
 # --- timed runs ---
@@ -325,7 +325,7 @@ def test_timed_run_records_streams_and_spans(tmp_path: Path, monkeypatch: pytest
     # An operation of the stand-in takes a nanosecond, so all end within the real seconds of the run.
     monkeypatch.setattr(device, "now", lambda: Device.now(device) * 1e-6)
     settings_ = {"exit_layer": 3, "candidates": 2}
-    wanted = [Wanted("ppd", settings_, (3, 4, 5), "one", units=units, unit_kind="streams") for units in (1, 3)]
+    wanted = [PlannedDecoding("ppd", settings_, (3, 4, 5), "one", units=units, unit_kind="streams") for units in (1, 3)]
     models, lanes = {"target": decoder}, Lanes(decoder, 3, device)
     with device:
         found = measure_runs.measure(tmp_path / "runs.json", MeasurementPlan(wanted, 6, 1, 0), models, lanes=lanes)
@@ -337,7 +337,7 @@ def test_timed_run_records_streams_and_spans(tmp_path: Path, monkeypatch: pytest
     assert {each.unit for each in apart.spans(0) if each.what == "forward"} == {0, 1, 2}
     assert {"wait", "forward", "head"} <= {*apart.of_main()}
     assert found.about["unit_kind"] == ["streams", "streams"]
-    few = Wanted("ppd", settings_, (3, 4, 5), "one", units=2, unit_kind="streams")
+    few = PlannedDecoding("ppd", settings_, (3, 4, 5), "one", units=2, unit_kind="streams")
     with pytest.raises(ParameterError, match="units must be 3, which ppd reserves with these parameters, got 2 streams"):
         measure_runs.check(MeasurementPlan([few]), models)
     with pytest.raises(ParameterError, match="units must be at least 3, which the method reserves, got 2 streams"):
@@ -348,7 +348,7 @@ def test_stream_times_are_measured_by_number_of_streams(monkeypatch: pytest.Monk
     monkeypatch.setattr(process_times, "PROCESS_TEXT", 6)
     device = Device()
     with device:
-        raw = process_times.apart([process_times.over_streams(Lanes(decoder_of("llama"), 3, device), 0)], LAYERS)
+        raw = process_times.raw_row([process_times.over_streams(Lanes(decoder_of("llama"), 3, device), 0)], LAYERS)
     assert raw["exit_layer"] == 3
     for part in ("promotion", "scheduling"):
         assert [*raw[f"{part}_us"]] == ["1", "2"]
@@ -521,7 +521,7 @@ def test_spans_name_their_unit_and_fate() -> None:
         (0, "wait", 0, *nothing), (0, "wait", 0, *nothing), (-1, "promotion", 1, *nothing), (0, "head", 0, *nothing),
         (0, "forward", 0, 3, 0, 2, "kept", "target", 1, 0), (0, "head", 0, *nothing),
     ]  # fmt: skip
-    assert run.begun == 0.0 < run.seconds
+    assert run.run_start == 0.0 < run.seconds
     later: Any = SimpleNamespace(event="later")
     run.origin = SimpleNamespace(event=SimpleNamespace(elapsed_time={"later": 2500.0}.__getitem__))  # type: ignore[assignment]
     assert run._at(later) == 2.5  # event times are in milliseconds

@@ -58,7 +58,7 @@ def kin(seed: int = 0) -> dict[str, Any]:
 def made(seed: int = 0, **more: Any) -> PositionLog:
     """A log of six short sequences."""
     decoders = kin(seed)
-    table = logging.logged(decoders["target"], PROMPTS, TOKENS, draft=decoders["draft"], **more)
+    table = logging.log_rows(decoders["target"], PROMPTS, TOKENS, draft=decoders["draft"], **more)
     sampling = more.get("sampling")
     return PositionLog(table, SAID | {"sampling": None if sampling is None else vars(sampling)})
 
@@ -136,9 +136,9 @@ def test_accepted_lengths_are_those_of_drafts_that_start_there() -> None:
 
 def test_groups_and_order_do_not_matter() -> None:
     decoders = kin()
-    whole = logging.logged(decoders["target"], PROMPTS, TOKENS, draft=decoders["draft"])
+    whole = logging.log_rows(decoders["target"], PROMPTS, TOKENS, draft=decoders["draft"])
     for number, prompt in PROMPTS.items():
-        alone = logging.logged(decoders["target"], {number: prompt}, TOKENS, draft=decoders["draft"])
+        alone = logging.log_rows(decoders["target"], {number: prompt}, TOKENS, draft=decoders["draft"])
         same = whole.filter(pl.col("prompt") == number)
         for name in ("token", "rank_common", "draft_token", "accepted"):
             assert alone[name].to_list() == same[name].to_list()
@@ -210,7 +210,7 @@ def test_sampled_drafts_are_accepted_at_the_rate_of_the_log() -> None:
     sampling = Sampling(top_k=6)
     decoders = kin()
     prompts = dict.fromkeys(range(12), PROMPTS[0])
-    table = logging.logged(decoders["target"], prompts, 4, draft=decoders["draft"], sampling=sampling, seed=3)
+    table = logging.log_rows(decoders["target"], prompts, 4, draft=decoders["draft"], sampling=sampling, seed=3)
     first = table.filter(pl.col("position") == 0)["overlap"].to_numpy()
     assert np.ptp(first) < 1e-6  # the same prompt has the same distributions
     accepted = [
@@ -318,7 +318,8 @@ def test_header_must_agree_with_the_columns() -> None:
 def test_a_resumed_log_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     decoders, prompts = kin(), [*PROMPTS.values()]
     said = SAID
-    whole, _ = logging.make(tmp_path / "whole.json", said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2)
+    target, draft = decoders["target"], decoders["draft"]
+    whole, _ = logging.write_log(tmp_path / "whole.json", said, target, prompts, TOKENS, draft=draft, group=2)
 
     def stop(done: int, total: int, at: str) -> None:
         if done == 4:
@@ -326,26 +327,26 @@ def test_a_resumed_log_equals_an_uninterrupted_one(tmp_path: Path) -> None:
 
     out = tmp_path / "log.json"
     with pytest.raises(KeyboardInterrupt):
-        logging.make(out, said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2, report=stop)
+        logging.write_log(out, said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2, report=stop)
     assert not out.exists()
     with pytest.raises(ParameterError, match="interrupted log; resume with --resume"):
-        logging.make(out, said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2)
+        logging.write_log(out, said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2)
     with pytest.raises(ParameterError, match="parts of another log: seed differs"):
-        logging.make(out, said | {"seed": 1}, decoders["target"], prompts, TOKENS, group=2, resume=True)
+        logging.write_log(out, said | {"seed": 1}, decoders["target"], prompts, TOKENS, group=2, resume=True)
     part = next(out.with_suffix(".parts").glob("*.parquet"))
     content = part.read_bytes()
     part.write_bytes(content[:100])
     with pytest.raises(ParameterError, match=r"log\.parts/00000\.json: .*sha256.*; remove log\.parts/00000\.json, and --resume"):
-        logging.make(out, said, decoders["target"], prompts, TOKENS, group=2, resume=True)
+        logging.write_log(out, said, decoders["target"], prompts, TOKENS, group=2, resume=True)
     part.write_bytes(content)
     own = part.with_suffix(".json")
     kept = own.read_text()
     own.write_text(json.dumps(json.loads(kept) | {"schema_version": 99}))
     with pytest.raises(ParameterError, match=r"00000\.json: schema_version must be \d+, got 99; log it again; remove log\.parts/0"):
-        logging.make(out, said, decoders["target"], prompts, TOKENS, group=2, resume=True)
+        logging.write_log(out, said, decoders["target"], prompts, TOKENS, group=2, resume=True)
     own.write_text(kept)
     tomorrow = said | {"date": "2026-01-02"}
-    again, spent = logging.make(out, tomorrow, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2, resume=True)
+    again, spent = logging.write_log(out, tomorrow, target, prompts, TOKENS, draft=draft, group=2, resume=True)
     assert again.said["date"] == "2026-01-02"
     assert again.table.equals(whole.table)
     assert spent.total > 0
@@ -354,15 +355,15 @@ def test_a_resumed_log_equals_an_uninterrupted_one(tmp_path: Path) -> None:
 
 def test_invalid_logs_are_refused_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoders, prompts = kin(), [*PROMPTS.values()]
-    monkeypatch.setattr(logging, "logged", lambda *_, **__: pytest.fail("prompts were decoded"))
+    monkeypatch.setattr(logging, "log_rows", lambda *_, **__: pytest.fail("prompts were decoded"))
 
     def refused(match: str, out: Path, tokens: int = TOKENS, **more: Any) -> None:
         with pytest.raises(ParameterError, match=match):
-            logging.make(out, SAID, decoders["target"], prompts, tokens, **more)
+            logging.write_log(out, SAID, decoders["target"], prompts, tokens, **more)
 
     refused(r"must fit the 96 positions of model llama target \(target\), got 5 and 600 tokens", tmp_path / "log.json", 600)
     short = kin()["draft"]
-    short.longest = 9
+    short.max_positions = 9
     refused(r"must fit the 9 positions of model draft \(draft\), got 5 and 12 tokens", tmp_path / "log.json", draft=short)
     (tmp_path / "log.parquet").write_text("another file")
     refused("out must be a new file, and log.parquet is there", tmp_path / "log.json")
@@ -463,13 +464,13 @@ def test_all_tables_of_a_log_cell_by_cell(
     monkeypatch.setattr(rate_tables, "DRAWS", 10)
     log = made()
     path = position_log.save(log, tmp_path / "log.json")
-    ours = {table.title: table for table in rate_tables.of(str(path), [1], [2, 3], 0.2)}
+    ours = {table.title: table for table in rate_tables.tables_of_file(str(path), [1], [2, 3], 0.2)}
     assert {title: table.columns for title, table in ours.items()} == TITLES
     lengths = [each + 1 for each in log.column("accepted")]
     text = {"prompt_token_ids": [1], "generated_token_ids": [3] * TOKENS}
     rows = [{"id": f"q{number}", **text, "acc_mine": {"acc_len": each.tolist()}} for number, each in enumerate(lengths)]
     (tmp_path / "public.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    public = {table.title: table for table in rate_tables.of(str(tmp_path / "public.jsonl"), [1], [2, 3], 0.2, "mine")}
+    public = {table.title: table for table in rate_tables.tables_of_file(str(tmp_path / "public.jsonl"), [1], [2, 3], 0.2, "mine")}
     none, *others = [*public]
     assert none == "Requests with lengths of another output: none of 6"
     assert (public[none].rows, public[none].notes) == ((), ())
@@ -785,7 +786,7 @@ def test_the_greedy_token_ranks_first_among_ties() -> None:
 
     full = copy.deepcopy(real_models.model("llama", LAYERS))
     full.lm_head.weight.data.zero_()
-    table = logging.logged(decoder_of(full, "ties"), PROMPTS, TOKENS)
+    table = logging.log_rows(decoder_of(full, "ties"), PROMPTS, TOKENS)
     assert ({*table["token"]}, {*table["rank_common"].to_numpy().flatten().tolist()}) == ({0}, {1})
 
 
@@ -799,7 +800,7 @@ def test_a_sampled_token_ranks_after_ties_with_smaller_ids() -> None:
     full.lm_head.weight.data.zero_()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logging, "PIECE", 5)
-        table = logging.logged(decoder_of(full, "ties"), PROMPTS, TOKENS, sampling=Sampling(), seed=1)
+        table = logging.log_rows(decoder_of(full, "ties"), PROMPTS, TOKENS, sampling=Sampling(), seed=1)
     tokens = table["token"].to_numpy()
     assert np.unique(tokens).size > 10
     assert (table["rank_common"].to_numpy() == tokens[:, None] + 1).all()
@@ -813,7 +814,7 @@ def test_trained_ranks_use_trained_heads_and_the_models_head_last() -> None:
     target.heads = {2: torch.as_tensor(np.random.default_rng(1).normal(size=(VOCABULARY, 16)))}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logging, "PIECE", 5)
-        table = logging.logged(target, PROMPTS, TOKENS)
+        table = logging.log_rows(target, PROMPTS, TOKENS)
     ranks = table["rank_trained"].to_numpy()
     for number, rows in enumerate(table.partition_by("prompt", maintain_order=True)):
         ids = torch.tensor([PROMPTS[number] + rows["token"].to_list()[:-1]])
@@ -824,7 +825,7 @@ def test_trained_ranks_use_trained_heads_and_the_models_head_last() -> None:
         assert rows["rank_trained"].to_numpy()[:, 1].tolist() == ((logits > logit).sum(-1) + 1).tolist()
     assert (ranks[:, -1] == table["rank_common"].to_numpy()[:, -1]).all()
     assert not ranks[:, [0, 2, 3]].any()
-    assert not logging.logged(kin()["target"], PROMPTS, TOKENS)["rank_trained"].to_numpy().any()
+    assert not logging.log_rows(kin()["target"], PROMPTS, TOKENS)["rank_trained"].to_numpy().any()
 
 
 def test_sequences_are_generated_until_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -837,7 +838,7 @@ def test_sequences_are_generated_until_all_have_ended(monkeypatch: pytest.Monkey
     run, passes = target.run, list[Any]()
     monkeypatch.setattr(target, "run", lambda *args, **more: passes.append(args) or run(*args, **more))
     draft = kin()["draft"]
-    table = logging.logged(target, PROMPTS, TOKENS, draft=draft)
+    table = logging.log_rows(target, PROMPTS, TOKENS, draft=draft)
     assert [part.height for part in table.partition_by("prompt", maintain_order=True)] == lengths
     assert len(passes) == 1 + max(lengths) <= 5  # the first reads the prompts without their last tokens
     assert [part["token"].to_list() for part in table.partition_by("prompt", maintain_order=True)] == [
@@ -862,12 +863,12 @@ def test_other_vocabularies_and_empty_prompts_are_refused(tmp_path: Path) -> Non
     draft = decoders["draft"]
     draft.vocabulary = VOCABULARY + 1
     with pytest.raises(ParameterError, match=f"same vocabulary, got target {VOCABULARY}, draft {VOCABULARY + 1} tokens; use a"):
-        logging.logged(decoders["target"], PROMPTS, TOKENS, draft=draft)
+        logging.log_rows(decoders["target"], PROMPTS, TOKENS, draft=draft)
     for prompts in ([], [[1], []]):
         with pytest.raises(ParameterError, match="prompts must hold at least one prompt, and each at least one token"):
-            logging.make(tmp_path / "log.json", SAID, decoders["target"], prompts, TOKENS)
+            logging.write_log(tmp_path / "log.json", SAID, decoders["target"], prompts, TOKENS)
     with pytest.raises(ParameterError, match=r"out must end in \.json \(the table goes to \.parquet\), got log\.parquet"):
-        logging.make(tmp_path / "log.parquet", SAID, decoders["target"], [[1]], TOKENS)
+        logging.write_log(tmp_path / "log.parquet", SAID, decoders["target"], [[1]], TOKENS)
     assert not [*tmp_path.iterdir()]
 
 
@@ -877,7 +878,7 @@ def test_prompts_of_one_length_form_batches_and_progress_is_reported(tmp_path: P
     assert logging.groups([[1]] * 51) == [[*range(50)], [50]]
     reported: list[Any] = []
     target = kin()["target"]
-    log, spent = logging.make(tmp_path / "log.json", SAID | {"draft": None}, target, prompts, 2, group=2,
+    log, spent = logging.write_log(tmp_path / "log.json", SAID | {"draft": None}, target, prompts, 2, group=2,
                               report=lambda *said: reported.append(said))  # fmt: skip
     assert reported == [(2, 5, ""), (3, 5, ""), (5, 5, "")]
     assert log.table.select("prompt", "position").rows() == [(prompt, position) for prompt in range(5) for position in range(2)]
@@ -893,6 +894,6 @@ def test_an_end_token_in_the_prompt_is_ignored(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(target.full.generation_config, "eos_token_id", unused)
     prompts = {number: [*prompt[:-1], unused, prompt[-1]] for number, prompt in PROMPTS.items()}
     expected = [real_models.reference_tokens(target.full, prompt, TOKENS, stop=unused) for prompt in prompts.values()]
-    table = logging.logged(target, prompts, TOKENS)
+    table = logging.log_rows(target, prompts, TOKENS)
     assert [part["token"].to_list() for part in table.partition_by("prompt", maintain_order=True)] == expected
     assert min(map(len, expected)) > 1

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from calibrate.commands.calibrate_app import app
 from calibrate.loading.replicas import Replica
 from calibrate.measured_runs import measure_runs
-from calibrate.measured_runs.measure_runs import MeasurementPlan, Wanted
+from calibrate.measured_runs.measure_runs import MeasurementPlan, PlannedDecoding
 from calibrate.untested_on_gpu import gpu_ordering
-from calibrate.untested_on_gpu.gpu_ordering import GaveUp
+from calibrate.untested_on_gpu.gpu_ordering import PassStopped
 from calibrate.workers import worker_loop
 from calibrate.workers.over_processes import Parallel, ProcessError, started
 from model.base.checks import ParameterError
@@ -98,7 +98,7 @@ def test_events_are_reused(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
 def pair(cuda: Cuda) -> tuple[worker_loop.Unit, worker_loop.Unit]:
     """Return two units of one thread, each with a separate stream."""
     decoder = on_gpus().load()
-    memory, rings = DeviceOnlyState.of(decoder, 2, 16, TWO), gpu_ordering.made(TWO)
+    memory, rings = DeviceOnlyState.allocate(decoder, 2, 16, TWO), gpu_ordering.make_events(TWO)
     cuda.synchronize("cuda:0")
     found = []
     for number, device in enumerate(TWO):
@@ -118,12 +118,12 @@ def made_on(cuda: Cuda, unit: worker_loop.Unit, command: worker_loop.Command, me
 
 def making(followed: bool = True) -> worker_loop.Command:
     """Return a command over two tokens."""
-    return worker_loop.Command(7, (3, 4), 0, 0, LAYERS, 0, None, (), worker_loop.believed_of(b""), followed)
+    return worker_loop.Command(7, (3, 4), 0, 0, LAYERS, 0, None, (), worker_loop.tags_checksum(b""), followed)
 
 
 def copying(layers: int) -> worker_loop.Command:
     """Return a command that lacks the rows of those tokens."""
-    believed = worker_loop.believed_of(np.full((layers, 2), 7).tobytes())
+    believed = worker_loop.tags_checksum(np.full((layers, 2), 7).tobytes())
     return worker_loop.Command(8, (9,), 2, 0, layers, 0, None, (worker_loop.MissingRows(0, 0, layers, 0, 2),), believed)
 
 
@@ -136,7 +136,7 @@ def test_rows_are_copied_after_the_work_that_makes_them(cuda: Cuda, followed: bo
     made_on(cuda, other, copying(LAYERS))
     assert cuda.races == []
     orders: Any = one.order, other.order
-    assert orders[1].known == [orders[0].count, 0]  # it waited once, for this event only
+    assert orders[1].waited_marks == [orders[0].count, 0]  # it waited once, for this event only
 
 
 def test_rows_of_a_running_pass_are_copied_after_their_last_layer(cuda: Cuda) -> None:
@@ -162,7 +162,7 @@ def test_stopped_pass_ends_at_the_progress_of_its_gpu(cuda: Cuda) -> None:
         turns.append(0)
         return len(turns) > 50
 
-    with pytest.raises(GaveUp):
+    with pytest.raises(PassStopped):
         one.make(making(), stopped)
     order: Any = one.order
     assert order.count == gpu_ordering.AHEAD + 1 < LAYERS  # layers with a recorded end; no others were launched
@@ -170,7 +170,7 @@ def test_stopped_pass_ends_at_the_progress_of_its_gpu(cuda: Cuda) -> None:
 
 def test_rows_are_copied_between_devices(cuda: Cuda) -> None:
     for kind in (DeviceOnlyState, DeviceOnlyState.__base__):
-        memory = kind.of(tiny_replica("llama").load(), 2, 16)
+        memory = kind.allocate(tiny_replica("llama").load(), 2, 16)
         memory.rows[1].normal_()
         memory.copy(0, 1, slice(0, 3), slice(2, 4), slice(5, 7))
         assert memory.rows[0][:3, ..., 2:4, :].equal(memory.rows[1][:3, ..., 5:7, :])
@@ -230,7 +230,7 @@ def test_all_ordering_is_necessary(
 def test_stoppable_pass_is_launched_few_layers_ahead(cuda: Cuda) -> None:
     """Launched work cannot be cancelled, so an idle GPU gets no more than a few layers."""
     cuda.done = lambda: False
-    order = gpu_ordering.Events(0, "cuda:0", gpu_ordering.made(["cuda:0"]), np.zeros((1, 9), np.int64))
+    order = gpu_ordering.Events(0, "cuda:0", gpu_ordering.make_events(["cuda:0"]), np.zeros((1, 9), np.int64))
     asked, turns = [], []
 
     def stopped() -> bool:
@@ -241,11 +241,11 @@ def test_stoppable_pass_is_launched_few_layers_ahead(cuda: Cuda) -> None:
         order.mark(layer, layer + 1)
         try:
             order.limit_ahead(stopped, None)
-        except GaveUp:
+        except PassStopped:
             break
         asked.append(layer)
     assert len(asked) == gpu_ordering.AHEAD
-    with pytest.raises(GaveUp):
+    with pytest.raises(PassStopped):
         order.finish(stopped)
     order.limit_ahead(None, None)  # it cannot be stopped: no limit
     seen: list[int] = []
@@ -306,7 +306,7 @@ def test_failed_process_is_reported(cuda: Cuda) -> None:
 
 def test_timed_run_records_the_gpus_of_its_units(cuda: Cuda, tmp_path: Path) -> None:
     plan = MeasurementPlan(
-        [Wanted("ppd", {"exit_layer": 3, "candidates": 1}, (3, 4, 5), "one", units=2)], 6, 1, 0, about={"devices": TWO}
+        [PlannedDecoding("ppd", {"exit_layer": 3, "candidates": 1}, (3, 4, 5), "one", units=2)], 6, 1, 0, facts={"devices": TWO}
     )
     made = on_gpus()
     found = measure_runs.measure(
@@ -329,13 +329,13 @@ def test_timed_run_records_the_gpus_of_its_units(cuda: Cuda, tmp_path: Path) -> 
 )
 def test_wrong_gpu_names_are_refused(device: str, units: int, named: list[str], said: str) -> None:
     with pytest.raises(ParameterError, match=said):
-        gpu_ordering.of_units(device, units, named)
+        gpu_ordering.unit_devices(device, units, named)
 
 
 def test_each_unit_has_a_separate_gpu_by_default() -> None:
-    assert gpu_ordering.of_units("cuda", 3) == ["cuda:0", "cuda:1", "cuda:2"]
-    assert gpu_ordering.of_units("cuda:2", 2) == ["cuda:2", "cuda:3"]
-    assert gpu_ordering.of_units("cuda", 2, ["cuda:0", "cuda:0"]) == ["cuda:0", "cuda:0"]
+    assert gpu_ordering.unit_devices("cuda", 3) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert gpu_ordering.unit_devices("cuda:2", 2) == ["cuda:2", "cuda:3"]
+    assert gpu_ordering.unit_devices("cuda", 2, ["cuda:0", "cuda:0"]) == ["cuda:0", "cuda:0"]
 
 
 def test_missing_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def gone_over(
     monkeypatch.setattr(timing_grid, "measure", measure)
     rows = timing_grid.RawTimings(tmp_path / "raw.jsonl", {"kind": "machine"}, resume=False)
     spec: Any = None
-    outcome = timing_grid.go_over(
+    outcome = timing_grid.time_grid(
         SimpleNamespace(device="cpu"), TimingGrid((1, 2), (4, 8)), rows, spec, effort=Effort(), minutes=minutes,  # type: ignore[arg-type]
         progress=lambda *said: told.append(said), between=lambda: told.append("between"),
     )  # fmt: skip

@@ -93,7 +93,7 @@ def test_sizes_are_powers_of_four_from_1_kib_to_64_mib(tmp_path: Path, monkeypat
                 for size in sizes]  # fmt: skip
 
     monkeypatch.setattr(transfers, "_timed", timed)
-    monkeypatch.setattr(transfers, "there", lambda: ("shared-memory", "gloo"))
+    monkeypatch.setattr(transfers, "available_links", lambda: ("shared-memory", "gloo"))
     told: list[Any] = []
     out = tmp_path / "new" / "deeper"  # made with its parents
     found = transfers.time_links(out, repeats=6, name="some", progress=lambda *said: told.append(said))
@@ -122,7 +122,7 @@ def test_profile_of_a_link_records_machine_and_method(tmp_path: Path, monkeypatc
     took = {8: [0.0, 0.0, 1.0], 64: [3.0, 4.0, 5.0], 128: [9.0, 10.0, 11.0]}
     rows = [{"kind": "link", "size": size, "repeats": 7, "time_us": times} for size, times in took.items()]
     monkeypatch.setattr(transfers, "_timed", lambda *_: rows)
-    monkeypatch.setattr(transfers, "there", lambda: transfers.LINKS)
+    monkeypatch.setattr(transfers, "available_links", lambda: transfers.LINKS)
     found = transfers.time_links(tmp_path, sizes=(8, 64, 128))
     assert asked == ["cpu", "cpu", "cuda", "cuda", "cuda", "cuda"]
     for link, path in found.profiles.items():
@@ -149,7 +149,7 @@ def test_failed_link_is_reported_and_the_others_are_written(tmp_path: Path, monk
         return [{"kind": "link", "link": link, "size": 8, "repeats": 1, "time_us": [1.0, 2.0, 3.0]}]
 
     monkeypatch.setattr(transfers, "_timed", timed)
-    monkeypatch.setattr(transfers, "there", lambda: ("gloo", "shared-memory"))
+    monkeypatch.setattr(transfers, "available_links", lambda: ("gloo", "shared-memory"))
     found = transfers.time_links(tmp_path, sizes=(8,))
     assert found.failed == {"gloo": "RuntimeError: no answer"}
     assert [*found.profiles] == ["shared-memory"]
@@ -365,7 +365,7 @@ def test_available_links_follow_from_gpus_and_libraries(monkeypatch: pytest.Monk
             monkeypatch.setattr(torch.distributed, name, lambda answer=answer: answer, raising=False)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-        return transfers.there()
+        return transfers.available_links()
 
     host, copies = ("shared-memory", "gloo"), ("host-to-device", "device-to-host")
     assert has(0) == has(2, cuda=False) == host

@@ -18,7 +18,7 @@ from calibrate.loading.replicas import Replica
 from calibrate.untested_on_gpu import gpu_ordering
 from calibrate.workers import worker_loop
 from calibrate.workers import worker_pool as pool_of
-from calibrate.workers.over_processes import GONE
+from calibrate.workers.over_processes import UNKNOWN_ROWS
 from calibrate.workers.worker_loop import (
     ASLEEP,
     DONE,
@@ -264,7 +264,7 @@ def test_commands_that_cannot_be_posted_are_refused() -> None:
         Flight(None, Forward("target", (3, 4), 0, LayerSpan(0, LAYERS)), Command(1, (3,), 0, 0, 1, 0, None, (), 0), 0, 0.0).stopped
         is False
     )
-    assert (LENGTH, GONE) == (2, -1)
+    assert (LENGTH, UNKNOWN_ROWS) == (2, -1)
 
 
 def test_processes_come_from_a_fork_server_or_are_spawned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -456,7 +456,7 @@ def test_training_text(data: st.DataObject) -> None:
             (here / name).write_bytes(b"one line\nanother line\n" * 20)
         (here / "a.txt").write_bytes(data.draw(bytes_of(b"one line\nanother line\r\n" * 3)))
         for where in (here, here / "a.txt"):
-            call_reader(corpus.own, where)
+            call_reader(corpus.corpus_of_files, where)
 
 
 DEVICE = """name = "mine"

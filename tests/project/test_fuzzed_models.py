@@ -125,7 +125,7 @@ def test_heads(data: st.DataObject) -> None:
         path = here / model_directory.HEADS
         path.write_bytes(data.draw(tensors_of(model()[model_directory.HEADS])))
         call_reader(exit_heads.about, path)
-        call_reader(exit_heads.of, loaded(), path)
+        call_reader(exit_heads.heads_of, loaded(), path)
 
 
 # --- work that was broken off ---
@@ -149,7 +149,7 @@ def work_of_six_steps() -> training.TrainingJob:
 def half_trained() -> bytes:
     """What is kept of it after some steps."""
     with folder() as here, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "KEEP_EVERY", 0.0)
+        patch.setattr(training, "SAVE_EVERY", 0.0)
         broken_off(work_of_six_steps().done, here / "some.kept", after=4)
         return (here / "some.kept").read_bytes()
 
@@ -170,7 +170,7 @@ def test_sequences_of_an_interrupted_alignment(data: st.DataObject) -> None:
         kept = here / "out.written"
         save_file({"texts": np.arange(12).reshape(3, 4)}, kept, {"settings": "{}"})
         kept.write_bytes(data.draw(tensors_of(kept.read_bytes())))
-        call_reader(partial(align_draft.kept_texts, kept, "{}", count=5, length=4, vocabulary=300))
+        call_reader(partial(align_draft.saved_sequences, kept, "{}", count=5, length=4, vocabulary=300))
 
 
 SAID = {
@@ -192,7 +192,7 @@ def work_of(kind: str) -> Callable[..., Any]:
     """What goes on with such work in a folder; all of it on a tiny model."""
     models = real_models.decoders("llama")
     if kind == "log":
-        return lambda here, **more: logging.make(here / "log.json", SAID, models["target"], PROMPTS, 3, group=1, **more)
+        return lambda here, **more: logging.write_log(here / "log.json", SAID, models["target"], PROMPTS, 3, group=1, **more)
     if kind == "quality":
         settings = [{"exit_layer": 3}, {"exit_layer": 4}, {"exit_layer": 5}]
         told = {"target_name": "tiny", "source": "measured"}
@@ -200,7 +200,7 @@ def work_of(kind: str) -> Callable[..., Any]:
             here / "rows.csv", told, "early_exit", models, PROMPTS, 3, settings, **more
         )  # fmt: skip
     plan = measure_runs.MeasurementPlan(
-        [measure_runs.Wanted("autoregressive", {}, prompt, str(prompt)) for prompt in PROMPTS], 3, 2
+        [measure_runs.PlannedDecoding("autoregressive", {}, prompt, str(prompt)) for prompt in PROMPTS], 3, 2
     )
     return lambda here, **more: measure_runs.measure(here / "runs.json", plan, models, **more)
 
@@ -249,7 +249,7 @@ def test_raw_rows(data: st.DataObject) -> None:
             rows.done()
             best = SimpleNamespace(best={name: said[name] for name in profile_from_timings.CEILINGS})
             profile_from_timings.write(
-                profile_from_timings.Open(None, rows, None, "x", best), ["eager", "interpreter"], here / "out"
+                profile_from_timings.TimedModel(None, rows, None, "x", best), ["eager", "interpreter"], here / "out"
             )
 
         call_reader(gone_on)

@@ -12,14 +12,11 @@ ROOT = Path(__file__).parents[2]
 ALLOWED: dict[str, set[str]] = {
     "calibrate/family/align_draft.py": {"texts"},  # a key of saved files
     "calibrate/family/corpus.py": {"texts"},  # a variable within a string
-    "calibrate/measured_runs/measure_runs.py": {"beside"},  # a parameter
     "model/base/renamed_keys.py": {"beside", "texts"},  # keys of earlier versions
     "model/logs/spans.py": {"beside"},  # a function
     "model/methods/speculative/rates_from_logs.py": {"coins"},  # a function
     "tests/calibrate/test_align_draft.py": {"texts"},
-    "tests/calibrate/test_interleaved_profiles.py": {"texts"},
     "tests/calibrate/test_layers_command.py": {"nobody"},
-    "tests/calibrate/test_run_command.py": {"beside"},
     "tests/project/test_fuzzed_models.py": {"texts"},
     "tests/project/test_renamed_keys.py": {"texts"},
 }

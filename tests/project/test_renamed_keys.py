@@ -78,7 +78,7 @@ def test_a_plan_with_an_old_name_is_refused_by_the_new_one() -> None:
         ({"method": [method], "profile": {"together": [1]}}, "unknown key profile.together; it is now batched_widths"),
     ):
         with pytest.raises(ParameterError, match=f"^{message}$"):
-            run_plan.of(plan)
+            run_plan.from_tables(plan)
 
 
 @pytest.mark.parametrize(("words", "old"), [

@@ -55,15 +55,15 @@ def install_fake_time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     """Install a clock for everything timed in this process, and measure the device's peaks on little data."""
     clock = FakeTime()
     clock.install(monkeypatch)
-    monkeypatch.setattr(machine, "LITTLE", 16)
+    monkeypatch.setattr(machine, "SMALL_SIDE", 16)
     monkeypatch.setattr(machine, "_SHARE", 1e-6)  # of the readings of this clock; otherwise a trial would run between all rows
-    monkeypatch.setattr(machine, "QUICK", {"cpu": (48, 2**20)})
+    monkeypatch.setattr(machine, "QUICK_SIZES", {"cpu": (48, 2**20)})
     return clock
 
 
 AXES = {
-    "HYPOTHESES": (1, 16), "FILLED": (1, 8), "GAPS": (0, 1000), "WIDE": (4,), "WIDE_GAPS": (0, 1000), "SHORT": (1,), "SETTLED": 1,
-    "PROCESS_TEXT": 4, "WARM_UPS": 2,
+    "HYPOTHESES": (1, 16), "KV_ONLY_TOKENS": (1, 8), "GAPS": (0, 1000), "WIDTHS_AFTER_PAUSES": (4,), "GAPS_OF_WIDTHS": (0, 1000),
+    "SHORT_PASSES": (1,), "STEADY_AFTER": 1, "PROCESS_TEXT": 4, "WARM_UPS": 2,
 }  # fmt: skip
 """Ends of the axes that a measurement session times besides passes: the least that a prediction can interpolate between."""
 
@@ -71,7 +71,7 @@ AXES = {
 def few_parts(monkeypatch: pytest.MonkeyPatch, context: int = 8, repeats: int = 2) -> None:
     """Time the parts of a measurement session that are not whole passes at fewer points and less often, which is enough for clocks
     without noise."""
-    for name, times in (("reads", 1), ("after", repeats)):
+    for name, times in (("time_reads", 1), ("time_after_pauses", repeats)):
         whole = getattr(read_times, name)
         monkeypatch.setattr(read_times, name, lambda decoder, whole=whole, times=times: whole(decoder, context, times))
     for constant, value in AXES.items():

@@ -33,8 +33,8 @@ def train_model(folder: Path, role: str = "tiny", size: Size = TINY, recipe: Rec
 
 def tokens(read: corpus.Corpus) -> tuple[Any, Any, Any]:
     """Train a tokenizer, and encode both parts of a corpus."""
-    tokenizer = vocabulary.learnt(read, 300)
-    return tokenizer, vocabulary.encoded(tokenizer, read.training), vocabulary.encoded(tokenizer, read.held_out)
+    tokenizer = vocabulary.train_tokenizer(read, 300)
+    return tokenizer, vocabulary.encode(tokenizer, read.training), vocabulary.encode(tokenizer, read.held_out)
 
 
 def change_tensor(folder: Path, name: str, how: Any) -> None:

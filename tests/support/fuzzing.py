@@ -27,14 +27,14 @@ MEMORY = 3 * 2**30
 fuzz_settings = settings(max_examples=500, deadline=None, suppress_health_check=[*HealthCheck])
 
 READERS = {
-    "public_acceptance_logs._rows": "public_logs_of_rounds", "align_draft.kept_texts": "sequences_of_an_interrupted_alignment",
+    "public_acceptance_logs._rows": "public_logs_of_rounds", "align_draft.saved_sequences": "sequences_of_an_interrupted_alignment",
     "architectures._from_file": "architectures",
     "bundled_profiles.origins": "lists_of_sources", "comparison_report.page_with_section": "pages", "corpus._read": "training_text",
     "devices._of_file": "devices", "engine_run.read": "runs_of_engines",
     "figures._stored": "results", "timing_grid.read": "raw_rows", "exit_heads.about": "heads", "exit_heads.load": "heads",
     "llmservingsim._facts": "tables_of_other_projects", "outcome_files.text_of": "recorded_outcomes",
     "json_and_parquet.load": "measured_runs",
-    "prompts._of_file": "prompts", "output_quality._kept": "work_that_was_broken_off", "validation_page._behind": "pages",
+    "prompts._of_file": "prompts", "output_quality._kept": "work_that_was_broken_off", "validation_page._after_claims": "pages",
     "validation_page.stale": "pages",
     "run_plan.read": "plans", "measure_runs._read": "work_that_was_broken_off", "measured_runs.load": "logs_of_decisions",
     "scenario_file._digest": "recorded_outcomes", "scenario_file.load": "scenarios", "sim_app.compare": "pages",
