@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.architectures.layer_parts import (
+    BITS,
     FORMATS,
     DraftInput,
     Experts,
@@ -1118,9 +1119,33 @@ def _quantised(config: Mapping[str, Any]) -> QuantisedWeights | None:
             checks.one_of("quantization_config.bits", f"{bits}", ("4", "8"))
             checks.whole("quantization_config.group_size", group, -1)
             return QuantisedWeights(f"int{bits}", max(group, 0))
-    known = "awq, fp8, gptq, mxfp4"
+        case "compressed-tensors":
+            return _compressed(found.get("config_groups"))
+    known = "awq, compressed-tensors, fp8, gptq, mxfp4"
     raise ParameterError(f"quantization_config.quant_method must be one of {known}, got {checks.shown(method)}; leave the table out"
                          " and name a format of weights in the scenario")  # fmt: skip
+
+
+def _compressed(groups: Any) -> QuantisedWeights:
+    """Format of a checkpoint of compressed-tensors, whose groups of modules must have one; products are in the inputs' type."""
+    made = {_format_of_group(each) for each in groups.values()} if isinstance(groups, Mapping) else set()
+    if len(made) != 1:
+        raise ParameterError(f"quantization_config.config_groups must be a table of groups of one format, got {len(made)} formats")
+    return made.pop()
+
+
+def _format_of_group(group: Any) -> QuantisedWeights:
+    where = "quantization_config.config_groups"
+    weights, inputs = (group.get(key) if isinstance(group, Mapping) else None for key in ("weights", "input_activations"))
+    if not isinstance(weights, Mapping):
+        raise ParameterError(f"{where}: weights must be a table, got {checks.shown(weights)}")
+    bits, kind, size = weights.get("num_bits"), weights.get("type", "int"), weights.get("group_size")
+    checks.one_of(f"{where}: type and num_bits of weights", f"{kind}{bits}", BITS)
+    checks.whole(f"{where}: group_size", 0 if size is None else size, -1)
+    return QuantisedWeights(
+        f"{kind}{bits}", max(size or 0, 0), 8 if (kind, bits) == ("float", 4) else 16,
+        arithmetic=f"{kind}{bits}" if isinstance(inputs, Mapping) else None,
+    )  # fmt: skip
 
 
 def _count(config: Mapping[str, Any], key: str) -> int:

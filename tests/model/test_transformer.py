@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model import published
+from model.architectures.layer_parts import FORMATS, QuantisedWeights
 from model.architectures.transformer import BIASED, PRESETS, Shape, from_config, preset
 from model.base.checks import ParameterError
 
@@ -624,13 +625,16 @@ BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
     (LLAMA | {"num_key_value_heads": 3}, "kv_heads must divide heads=4, got 3"),
     (LLAMA | {"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, got 'no'"),
     (LLAMA | {"quantization_config": {"bits": 4}},
-     "quantization_config.quant_method must be one of awq, fp8, gptq, mxfp4, got None"),
+     "quantization_config.quant_method must be one of awq, compressed-tensors, fp8, gptq, mxfp4"),
     (LLAMA | {"quantization_config": 4}, "quantization_config must be a table, got 4"),
     (LLAMA | {"quantization_config": {"quant_method": "awq", "bits": 3}}, "unknown quantization_config.bits '3'"),
     (LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": "x"}},
      "quantization_config.group_size must be a whole number, got 'x'"),
     (LLAMA | {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128]}},
      "quantization_config.weight_block_size must be two numbers"),
+    (LLAMA | {"quantization_config": {"quant_method": "compressed-tensors"}}, "quantization_config.config_groups must be a table"),
+    (LLAMA | {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 3}}}}},
+     "unknown quantization_config.config_groups: type and num_bits of weights 'int3'"),
     (MIXTRAL | {"num_experts_per_tok": 9}, "experts.active must be between 1 and experts.count=5, got 9"),
     (MIXTRAL | {"num_local_experts": None}, "num_local_experts is missing in a config of model_type mixtral"),
     (LATENT | {"moe_layer_freq": 2}, "moe_layer_freq must be 1 in a config of model_type deepseek_v3"),
@@ -654,6 +658,24 @@ BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
 def test_an_unknown_config_is_refused_by_key(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=f"^{message}"):
         from_config(config)
+
+
+@pytest.mark.parametrize(("said", "wanted"), [
+    (None, None),
+    ({"quant_method": "mxfp4"}, replace(FORMATS["mxfp4"], experts_only=True)),
+    ({"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}, FORMATS["float8"]),
+    ({"quant_method": "fp8"}, replace(FORMATS["float8"], group=0)),
+    ({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}, FORMATS["int4"]),
+    ({"quant_method": "gptq", "bits": 8, "group_size": -1}, FORMATS["int8"]),
+    ({"quant_method": "compressed-tensors", "config_groups": {
+        "group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 64}, "input_activations": None},
+    }}, QuantisedWeights("int4", 64)),
+    ({"quant_method": "compressed-tensors", "config_groups": {
+        "group_0": {"weights": {"num_bits": 8, "type": "float", "group_size": None}, "input_activations": {"num_bits": 8}},
+    }}, QuantisedWeights("float8", arithmetic="float8")),
+])  # fmt: skip
+def test_quantised_checkpoints_by_their_method(said: dict[str, Any] | None, wanted: QuantisedWeights | None) -> None:
+    assert from_config(LLAMA | {"quantization_config": said}).weights == wanted
 
 
 @pytest.mark.parametrize("config", [LLAMA, OPT, T5, GPT2, MIXTRAL, LATENT, GEMMA])
