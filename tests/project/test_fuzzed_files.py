@@ -375,6 +375,8 @@ CONFIGS = [CONFIG, *(
         {"model_type": "gemma3", "text_config": CONFIG | {"model_type": "gemma3_text", "sliding_window": 8}},
         {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 100,
          "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64}},
+        {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {
+            "a": {"weights": {"num_bits": 4, "type": "int", "group_size": 64}, "input_activations": {}}}}},
     )
 )]  # fmt: skip
 
