@@ -271,9 +271,9 @@ def of_log(log: PositionLog, folder: str | Path, candidates: Sequence[int], draf
     target = _folder(folder)
     paths = save(match_rates.draw(log, candidates), target / "match_rate")
     paths += save(match_rates.draw_by_position(log, candidates), target / "match_rate_by_position")
-    if not log.drafted or log.said.get("sampling") is not None:
+    if not log.drafted or log.header.get("sampling") is not None:
         return paths
-    about = f"{log.said['draft']['name']} for {log.said['target']['name']}, {len(log.starts) - 1} sequences (measured)"
+    about = f"{log.header['draft']['name']} for {log.header['target']['name']}, {len(log.starts) - 1} sequences (measured)"
     return paths + of_lengths([each + 1 for each in log.column("accepted")], target, draft_lengths, about)
 
 

@@ -104,11 +104,11 @@ def run(
     """
     import tempfile
 
-    from model.methods.registry import allowing
+    from model.methods.registry import allow_modules
     from sim.runs import sweep as sweeps
 
     overrides: dict[str, Any] = {"set": set or {}, "sweep": sweep or {}, "views": views, "replications": replications, "seed": seed}
-    with allowing(methods):
+    with allow_modules(methods):
         if out is not None:
             from sim.runs import run_report as reports
 

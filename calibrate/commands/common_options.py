@@ -54,12 +54,12 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def inner(*args: Any, **kwargs: Any) -> None:
         from model.base import user_errors, user_warnings
-        from model.methods.registry import allowing
+        from model.methods.registry import allow_modules
 
         method = kwargs.get("method")
         named = [*(kwargs.get("methods") or ()), *([method] if isinstance(method, str) and "." in method else [])]
         try:
-            with user_errors.in_one_line(), user_warnings.in_words(), allowing(named):
+            with user_errors.exit_on_user_errors(), user_warnings.print_warnings(), allow_modules(named):
                 command(*args, **kwargs)
         except ImportError as error:
             library = (error.name or "").partition(".")[0]

@@ -341,7 +341,7 @@ def _save(run: _Run, results: Sequence[Result], log: Path) -> None:
     from model.logs import read_log
 
     path = read_log.save(
-        read_log.DecisionLog(
+        read_log.ReadLog(
             tuple(each.decoding for each in results), tuple(each.name for each in results), run.about,
             None if run.sampling is None else vars(run.sampling), run.seed, time.strftime("%Y-%m-%d", time.gmtime()), run.versions,
         ),

@@ -316,7 +316,7 @@ def _rows(found: MeasuredRuns) -> list[dict[str, Any]]:
 
 def _lines(found: MeasuredRuns) -> Iterator[str]:
     from calibrate.decode.rate_tables import RateTable
-    from model.logs.replay import told
+    from model.logs.replay import changed_settings
 
     said = found.about
     mode = "" if found.mode == "eager" else f", {found.mode}"
@@ -326,7 +326,8 @@ def _lines(found: MeasuredRuns) -> Iterator[str]:
     for number, each in found.timed.items():
         per_token = each.median() / max(len(each.decoding.tokens) - len(each.decoding.commits[0].tokens), 1)
         rows.append((
-            each.decoding.method, told(each.decoding), found.log.names[number][:24], len(each.decoding.tokens), each.repeats,
+            each.decoding.method, changed_settings(each.decoding), found.log.names[number][:24], len(each.decoding.tokens),
+            each.repeats,
             f"{each.median(prompt=True) * 1e3:.1f}", f"{per_token * 1e3:.3f}", f"{each.noise():.1%}",
             "yes" if each.disturbed else "",
         ))  # fmt: skip

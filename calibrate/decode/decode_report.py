@@ -11,7 +11,7 @@ from typing import Any
 
 from model.interpret.account import Account
 from model.logs import read_log
-from model.logs.recorded_decoding import Decoding, drafting, plain_layer_passes, together
+from model.logs.recorded_decoding import Decoding, drafting, plain_layer_passes, rounds_and_passes
 
 TOKEN_SOURCES: Mapping[str, tuple[str, str]] = {
     "draft": ("draft, accepted", "green"), "target": ("target", "bold cyan"), "token": ("target", "bold cyan"),
@@ -63,7 +63,7 @@ def _number(value: float) -> float | None:
 
 def summary(decodings: Sequence[Decoding], layers: int) -> dict[str, Any]:
     """Totals of decodings: tokens, rounds, rates, passes and seconds (measured). `layers` is the depth of the target."""
-    rounds, account = together(decodings)
+    rounds, account = rounds_and_passes(decodings)
     acceptance = drafting(rounds)
     tokens = sum(len(each.tokens) for each in decodings)
     seconds = math.fsum(each.seconds or 0.0 for each in decodings)

@@ -29,7 +29,7 @@ from model.base import bounded_files, strict_json, typed_values, whole_files
 from model.base.checks import ParameterError
 from model.interpret.account import Account
 from model.logs.read_log import plain
-from model.logs.recorded_decoding import Decoding, together
+from model.logs.recorded_decoding import Decoding, rounds_and_passes
 from model.methods import registry
 from model.methods.speculative import rates_from_logs
 from model.steps import LayerSpan
@@ -243,7 +243,7 @@ def row(
     low, high = rates_from_logs.ratio_interval(agrees, written)
     prefixes = [common_prefix(each.tokens, plainly.output.tokens) for each, plainly in zip(outputs, plain_decodings, strict=True)]
     equal = [each.tokens == plainly.output.tokens for each, plainly in zip(outputs, plain_decodings, strict=True)]
-    _, account = together(found)
+    _, account = rounds_and_passes(found)
     bare = Account()
     for plainly in plain_decodings:
         bare.include(plainly.account)
@@ -280,7 +280,7 @@ def _billed(
         shapes = {role: transformer.from_config(each.config.to_dict(), "float32") for role, each in models.items()}
     except ParameterError:
         return {"flops_over_plain": None, "weight_bytes_over_plain": None}
-    work, other = account.bill(shapes), bare.bill(shapes)
+    work, other = account.flops_and_bytes(shapes), bare.flops_and_bytes(shapes)
     return {name + "_over_plain": over(getattr(work, name), getattr(other, name)) for name in ("flops", "weight_bytes")}
 
 
@@ -327,7 +327,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
 
 def _write(table: pl.DataFrame, out: Path) -> None:
     """Write the table, completely or not at all."""
-    with whole_files.whole(out) as part:
+    with whole_files.atomic_path(out) as part:
         if out.suffix == ".csv":
             import polars as pl
 

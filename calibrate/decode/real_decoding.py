@@ -19,7 +19,7 @@ from calibrate.untested_on_gpu import cuda_graphs
 from model.base import checks, table_records
 from model.base.checks import ParameterError
 from model.interpret.simulated_answers import Answers
-from model.logs.recorded_decoding import Answered, Decoding
+from model.logs.recorded_decoding import AnsweredRead, Decoding
 from model.logs.spans import plain
 from model.methods import registry
 from model.methods.method_parameters import MethodParameters
@@ -44,7 +44,7 @@ def decode(
     Parameters
     ----------
     method
-        A folder of `model/methods`, or the dotted path of a module that is allowed (`model.methods.registry.allowing`).
+        A folder of `model/methods`, or the dotted path of a module that is allowed (`model.methods.registry.allow_modules`).
     models
         Decoders by role: the target and the other models of the method.
     settings
@@ -79,8 +79,8 @@ def decode(
     table = scheduled(method, {} if settings is None else settings, len(text), tokens)
     parameters = parameters_of(method, models, table, batches=answers is not None)
     check_room(models, parameters, len(text), tokens)
-    whole = parameters.outputs_of(tokens)
-    reads: list[Answered] = []
+    whole = parameters.total_tokens(tokens)
+    reads: list[AnsweredRead] = []
     more_of: dict[str, Any] = {"log": reads if log else None, "answers": answers, "times": times}
     more_of |= {"sampling": sampling, "random_draws": random_draws}
     real: Any

@@ -203,7 +203,7 @@ def _written(target: Loaded, inputs: Tokens, tokens: int, kept: Path, settings: 
         if report is not None:
             report(len(done), len(inputs), f"{target.name} generates")
         if len(done) == len(inputs) or time.perf_counter() - last > training.SAVE_EVERY:
-            with whole_files.whole(kept) as part:
+            with whole_files.atomic_path(kept) as part:
                 save_file({"texts": done}, part, {"settings": settings})
             last = time.perf_counter()
     return done

@@ -307,5 +307,5 @@ def _write(path: Path, heads: dict[int, Tensor], described: dict[str, Any]) -> N
     from safetensors.torch import save_file
 
     tensors = {f"layer.{layer}": head.cpu().contiguous() for layer, head in heads.items()}
-    with whole_files.whole(path) as part:
+    with whole_files.atomic_path(path) as part:
         save_file(tensors, part, {"about": strict_json.dumps(described)})

@@ -45,7 +45,7 @@ def tokenizer_of(folder: Path, corpus: Corpus, size: int = vocabulary.SIZE, reci
         recipe.steps(vocabulary.encode(trained, corpus.training).size)
         training.check_length("held-out text", vocabulary.encode(trained, corpus.held_out), recipe.length)
     whole_files.write_text(folder / CORPUS, strict_json.dumps(now, indent=1) + "\n")
-    with whole_files.whole(folder / TOKENIZER) as part:
+    with whole_files.atomic_path(folder / TOKENIZER) as part:
         trained.save(str(part))
     return trained
 

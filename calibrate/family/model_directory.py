@@ -296,7 +296,7 @@ def save(model: Any, tokenizer: Any, log: dict[str, Any], folder: Path) -> None:
     finite(f"{folder.name} in half precision", half.named_parameters())
     if not hasattr(tokenizer, "save_pretrained"):
         tokenizer = vocabulary.wrap_tokenizer(tokenizer, half.config.max_position_embeddings)
-    with whole_files.whole(folder) as part, quiet():
+    with whole_files.atomic_path(folder) as part, quiet():
         part.mkdir()
         half.save_pretrained(part)
         tokenizer.save_pretrained(part)

@@ -95,7 +95,7 @@ class MeasuredLayers:
 
     def predicted(self, efficiency: Efficiency) -> Floats:
         """Predicted times with these efficiencies [s]."""
-        return replace(self.roofline, efficiency=efficiency).products(self.tokens)
+        return replace(self.roofline, efficiency=efficiency).gemms(self.tokens)
 
     def errors(self, efficiency: Efficiency) -> Floats:
         """Relative errors of the predicted times [-]."""
@@ -291,7 +291,7 @@ class Cell(NamedTuple):
     def predicted(self, efficiency: Efficiency) -> float:
         """Predicted time with these efficiencies [s]."""
         line = replace(self.line, efficiency=efficiency)
-        return float(line.products(self.tokens) if self.product is None else line.product(self.tokens, *self.product))
+        return float(line.gemms(self.tokens) if self.product is None else line.product(self.tokens, *self.product))
 
     def limit(self, efficiency: Efficiency) -> str:
         """Return the error that this time reduces: `error` if it is memory-bound, `compute_error` if it is compute-bound."""

@@ -21,7 +21,7 @@ from model.base import checks
 from model.base.checks import ParameterError
 from model.interpret.interpreter import Cache, CountedWork, Interpreter, Task
 from model.interpret.simulated_answers import Answers
-from model.logs.recorded_decoding import Answered, question
+from model.logs.recorded_decoding import AnsweredRead, question
 from model.steps import Batch, CacheError, Commit, Continuation, Forward, Read, Steps
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ class Real(Interpreter):
 
     def __init__(
         self, decoders: Mapping[str, Decoder], *, sampling: Sampling | None = None, random_draws: RandomDraws | None = None,
-        log: list[Answered] | None = None, answers: Answers | None = None, times: RunTimes | None = None,
+        log: list[AnsweredRead] | None = None, answers: Answers | None = None, times: RunTimes | None = None,
     ) -> None:
         super().__init__()
         self.answers, self.times = answers, times
@@ -364,7 +364,7 @@ class Real(Interpreter):
         if self.times is not None:
             self.times.reads += time.perf_counter() - begun
         if self.log is not None:
-            self.log.append(Answered(question(step, step.output.step), found))
+            self.log.append(AnsweredRead(question(step, step.output.step), found))
         return found
 
     def _evaluate(self, step: Read) -> Any:

@@ -29,9 +29,9 @@ from model.base import bounded_files, checks, strict_json, typed_values
 from model.base.checks import ParameterError
 from model.logs import forced_outcomes, measured_runs
 from model.logs.measured_runs import MeasuredRuns
-from model.logs.read_log import DecisionLog, plain
+from model.logs.read_log import ReadLog, plain
 from model.logs.recorded_decoding import Decoding
-from model.logs.spans import KEPT
+from model.logs.spans import STORED_FIELDS
 from model.methods import registry
 from model.methods.method_parameters import MethodParameters
 
@@ -384,12 +384,12 @@ def _facts(models: Mapping[str, Decoder]) -> dict[str, Any]:
     return facts
 
 
-def _log(plan: MeasurementPlan, models: Mapping[str, Decoder], decodings: Sequence[Decoding]) -> DecisionLog:
+def _log(plan: MeasurementPlan, models: Mapping[str, Decoder], decodings: Sequence[Decoding]) -> ReadLog:
     facts = machine.facts(str(models["target"].device))
     versions = {name: str(facts[name]) for name in ("python", "torch", "transformers")}
     unforced = all(each.rates is None for each in plan.decodings)
     source = "measured: what the models said" if unforced else "assumed: outcomes were forced"
-    return DecisionLog(
+    return ReadLog(
         tuple(decodings), tuple(each.name for each in plan.decodings), _models(models), None, plan.seed, str(facts["date"]),
         versions, source,
     )  # fmt: skip
@@ -425,7 +425,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
     schema: dict[str, Any] = dict.fromkeys(("decoding", "repeat", "run_order", "units"), integer)
     schema |= dict.fromkeys(("seconds", "read_s", "waited", "load"), pl.Float64) | {"commit_s": numbers, "pass_s": numbers}
     strings, times = ("what", "fate", "role"), ("start", "end")
-    kinds = {name: pl.String if name in strings else pl.Float32 if name in times else integer for name in KEPT}
+    kinds = {name: pl.String if name in strings else pl.Float32 if name in times else integer for name in STORED_FIELDS}
     schema["spans"] = pl.List(pl.Struct(kinds))
     load = pl.col("load").fill_null(float("nan"))  # not every system has it
     try:

@@ -121,7 +121,7 @@ def _choices(table: Any) -> list[MethodSetting]:
     if not isinstance(table, Mapping) or "name" not in table:
         raise ParameterError("method.name is required in each [[method]]; `sim ls methods` lists them")
     for old in table:
-        if (new := renamed_keys.now(old, ("unit_kind",))) is not None:
+        if (new := renamed_keys.current_name(old, ("unit_kind",))) is not None:
             raise ParameterError(f"unknown key method.{old}; it is now {new}")
     fixed = {key: value for key, value in table.items() if key not in ("name", "sweep", "forced", "unit_kind")}
     unit_kind = table.get("unit_kind")

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from calibrate.timing.single_pass import means, table_times
-from model.hardware.profile import PROCESS_TEXT
+from model.hardware.profile import PROCESS_PROMPT
 from model.interpret.simulated_answers import Answers
-from model.logs.spans import beside, of_main
+from model.logs.spans import main_process_seconds, overlap_with_other_units
 
 if TYPE_CHECKING:
     from calibrate.decoders.transformers_adapter import Decoder
@@ -57,9 +57,9 @@ def _decoding_times(interpreter: Callable[[Answers], Any], decoder: Decoder, uni
     for candidates in range(1, units):
         parameters = ppd.Parameters(layers, _exit_layer(layers), candidates)
         seconds: dict[str, list[float]] = {name: [] for name in (*OVERHEADS, *MAIN_PASSES, SUBPROCESS_PASS)}
-        world = forced_outcomes.world(parameters, PROCESS_TEXT, 2 * PROCESS_TEXT, {"match_rate": 0.6}, seed=seed)
+        world = forced_outcomes.world(parameters, PROCESS_PROMPT, 2 * PROCESS_PROMPT, {"match_rate": 0.6}, seed=seed)
         over = interpreter(world)
-        over.run(ppd.decode(parameters, tuple(range(PROCESS_TEXT)), 2 * PROCESS_TEXT), 2 * PROCESS_TEXT)
+        over.run(ppd.decode(parameters, tuple(range(PROCESS_PROMPT)), 2 * PROCESS_PROMPT), 2 * PROCESS_PROMPT)
         decoder.settle()  # the spans of a GPU are complete when it is idle
         spans = over.spans
         for span in spans:
@@ -68,13 +68,13 @@ def _decoding_times(interpreter: Callable[[Answers], Any], decoder: Decoder, uni
             elif span.what == "forward" and span.unit > 0:
                 seconds[SUBPROCESS_PASS].append(span.seconds)
             elif span.what == "forward" and span.width == 1:
-                share = beside(spans, span) / span.seconds
+                share = overlap_with_other_units(spans, span) / span.seconds
                 if span.first == 0 and share < 0.05:
                     seconds["main_alone"].append(span.seconds)
                 elif span.first and share > 0.9:
                     seconds["main_concurrent"].append(span.seconds)
         read_count = sum(span.what == "head" for span in spans)
-        seconds["scheduling"].append(max(over.seconds - sum(of_main(spans).values()), 0.0) / read_count)
+        seconds["scheduling"].append(max(over.seconds - sum(main_process_seconds(spans).values()), 0.0) / read_count)
         found[candidates] = seconds
     return found
 
@@ -94,7 +94,7 @@ def raw_row(decodings: Sequence[DecodingTimes], layers: int) -> dict[str, Any]:
             times = [seconds for decoding in decodings for seconds in decoding[candidates][part]]
             if times:
                 found[f"{part}_us"][str(candidates)] = means(times)
-    return {**found, "repeats": 2 * PROCESS_TEXT, "exit_layer": _exit_layer(layers)}
+    return {**found, "repeats": 2 * PROCESS_PROMPT, "exit_layer": _exit_layer(layers)}
 
 
 def process_rows(rows: list[dict[str, Any]], calls: Mapping[str, float], layers: int) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from calibrate.interpreters.in_one_process import PassOutput, ProcessState, Real
 from calibrate.timing.interpreter_pass import marked_parts
 from calibrate.timing.single_pass import means, table_times
 from calibrate.untested_on_gpu.cuda_graphs import Graphs
-from model.hardware.profile import EARLY, PROCESS_TEXT, READS
+from model.hardware.profile import EARLY_EXIT_READS, PROCESS_PROMPT, READS
 from model.steps import Commit, Forward, LayerSpan, Read, Steps
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
     Timed as early exit makes them, layer by layer with a read after each, so that the head's weights have just been used.
     """
     calls: list[float] = []
-    read_times: dict[str, list[float]] = {name: [] for name in ("early_head", *EARLY.values())}
+    read_times: dict[str, list[float]] = {name: [] for name in ("early_head", *EARLY_EXIT_READS.values())}
     marks: list[tuple[str, int, float]] = []
     at, layers = len(text), decoder.layers
     half = layers // 2 if isinstance(decoder, Graphs) else 0
@@ -115,7 +115,7 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
         yield Forward("target", text, 0, LayerSpan(0, layers))
         for turn in range(repeats + WARM_UPS):
             seconds: dict[str, list[float]] = {name: [] for name in ("call", *read_times)}
-            for kind, name in EARLY.items():
+            for kind, name in EARLY_EXIT_READS.items():
                 out: Any = None
                 for layer in range(layers):
                     begun = _now(decoder)
@@ -146,7 +146,7 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
         yield Commit("last", (0,))
 
     real = Real({"target": decoder})
-    real.run(steps(), 2 * len(EARLY) * (repeats + WARM_UPS))
+    real.run(steps(), 2 * len(EARLY_EXIT_READS) * (repeats + WARM_UPS))
     return means(calls), {name: means(times) for name, times in read_times.items()}
 
 
@@ -168,12 +168,12 @@ def _forks(decoder: Decoder, repeats: int) -> dict[str, list[float]]:
     def rest(parameters: MethodParameters, algorithm: Any, rates: Mapping[str, float], turn: int) -> float:
         """Return the time per token that is neither pass nor read [s]."""
         times = RunTimes()
-        world = forced_outcomes.world(parameters, PROCESS_TEXT, PROCESS_TEXT, rates, seed=turn)
+        world = forced_outcomes.world(parameters, PROCESS_PROMPT, PROCESS_PROMPT, rates, seed=turn)
         begun = time.perf_counter()
         Real({"target": decoder}, answers=world, times=times).run(
-            algorithm.decode(parameters, tuple(range(PROCESS_TEXT)), PROCESS_TEXT), PROCESS_TEXT
+            algorithm.decode(parameters, tuple(range(PROCESS_PROMPT)), PROCESS_PROMPT), PROCESS_PROMPT
         )
-        return (time.perf_counter() - begun - sum(times.passes.values()) - times.reads) / PROCESS_TEXT
+        return (time.perf_counter() - begun - sum(times.passes.values()) - times.reads) / PROCESS_PROMPT
 
     layers, found = decoder.layers, {}
     if layers < 2:

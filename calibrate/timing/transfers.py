@@ -24,7 +24,7 @@ from calibrate.timing.profile_from_timings import NAME
 from calibrate.timing.single_pass import quartiles
 from model.base import checks, strict_json
 from model.base.checks import ParameterError
-from model.base.parent_process import end_with_starter
+from model.base.parent_process import exit_with_starter
 from model.hardware.profile import Profile, Source, table_of
 from model.hardware.profile_files import save
 
@@ -172,7 +172,7 @@ def _between_processes(link: str, sizes: tuple[int, ...], repeats: int) -> list[
 
 def _share(rank: int, report: Connection, sizes: tuple[int, ...], repeats: int, buffer: Any, other: Connection) -> None:
     """Transfer bytes through shared memory, as one of two processes: one copies in, the other copies out."""
-    end_with_starter()
+    exit_with_starter()
     import numpy as np
 
     room = np.frombuffer(buffer, dtype=np.uint8)
@@ -196,7 +196,7 @@ def _share(rank: int, report: Connection, sizes: tuple[int, ...], repeats: int, 
 
 def _talk(rank: int, report: Connection, sizes: tuple[int, ...], repeats: int, backend: str, meeting: str) -> None:
     """Send messages through torch.distributed, as one of two processes."""
-    end_with_starter()
+    exit_with_starter()
     # Both ends are on this host. Without this, gloo fails on a host whose name cannot be resolved.
     if backend == "gloo" and os.path.exists("/sys/class/net/lo"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

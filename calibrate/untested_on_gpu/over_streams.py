@@ -31,7 +31,7 @@ from model.base import checks
 from model.base.checks import ParameterError
 from model.interpret.interpreter import CountedWork, Task
 from model.interpret.simulated_answers import Answers
-from model.logs.recorded_decoding import Answered
+from model.logs.recorded_decoding import AnsweredRead
 from model.logs.spans import Span
 from model.steps import CacheError, Commit, Fork, Forward, Join, Read, Steps
 
@@ -224,7 +224,7 @@ class Streams(Real):
 
     def __init__(
         self, lanes: Lanes, *, sampling: Sampling | None = None, random_draws: RandomDraws | None = None,
-        log: list[Answered] | None = None,
+        log: list[AnsweredRead] | None = None,
         answers: Answers | None = None, times: RunTimes | None = None, record: bool = False,
     ) -> None:  # fmt: skip
         super().__init__({ROLE: lanes.decoder}, sampling=sampling, random_draws=random_draws, log=log, answers=answers, times=times)

@@ -296,7 +296,7 @@ def extrapolated_layers(measured: Iterable[Profile], sources: str = "") -> Claim
     return Claim(
         "Layers over more tokens than their table",
         "Vidur's tables of three GPUs are cut. Beyond the cut, times follow from the efficiency of the last pass before it, with "
-        f"a stated error that grows by {interpolation.UNKNOWN:.0%} per factor e, which was selected on these tables.",
+        f"a stated error that grows by {interpolation.EXTRAPOLATION_ERROR:.0%} per factor e, which was selected on these tables.",
         "All errors have one sign, too fast: memory-bound passes do not show how fast arithmetic is. Bundled tables of layers and "
         "of products reach 4,096 tokens.",
         tuple(cases), sources,
@@ -307,7 +307,7 @@ def monotonic_layers(measured: Iterable[Profile], sources: str = "") -> Claim:
     """Changes of measured layers by isotonic regression (`model.hardware.isotonic`)."""
     cases = []
     for one in measured:
-        after = isotonic.profile(one)
+        after = isotonic.isotonic_profile(one)
         found = []
         for tensor_parallel in one.tensor_parallel:
             rows, moved = (each.rows("dense", tensor_parallel) for each in (one, after))

@@ -35,7 +35,7 @@ from model.base import checks
 from model.base.checks import ParameterError
 from model.interpret.interpreter import Cache, CountedWork, Task
 from model.interpret.simulated_answers import Answers
-from model.logs.recorded_decoding import Answered
+from model.logs.recorded_decoding import AnsweredRead
 from model.logs.spans import Span
 from model.steps import CacheError, Forward, LayerSpan, Steps
 
@@ -235,7 +235,7 @@ class OverModels(Real):
 
     def __init__(
         self, models: ModelProcesses, *, sampling: Sampling | None = None, random_draws: RandomDraws | None = None,
-        log: list[Answered] | None = None, answers: Answers | None = None, times: RunTimes | None = None, record: bool = False,
+        log: list[AnsweredRead] | None = None, answers: Answers | None = None, times: RunTimes | None = None, record: bool = False,
     ) -> None:  # fmt: skip
         distant: Any = models.models  # `Real` makes no pass here, and reads only the sizes of its decoders
         super().__init__(distant, sampling=sampling, random_draws=random_draws, log=log, answers=answers, times=times)

@@ -34,7 +34,7 @@ from calibrate.workers.worker_pool import Flight, Pool, ProcessError, started
 from model.base.checks import ParameterError
 from model.interpret.interpreter import Cache, CountedWork, Task
 from model.interpret.simulated_answers import Answers
-from model.logs.recorded_decoding import Answered
+from model.logs.recorded_decoding import AnsweredRead
 from model.logs.spans import Span
 from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop, require_ended
 
@@ -105,7 +105,7 @@ class Parallel(Real):
 
     def __init__(
         self, pool: Pool, *, sampling: Sampling | None = None, random_draws: RandomDraws | None = None,
-        log: list[Answered] | None = None,
+        log: list[AnsweredRead] | None = None,
         answers: Answers | None = None, times: RunTimes | None = None, record: bool = False,
     ) -> None:  # fmt: skip
         super().__init__({ROLE: pool.decoder}, sampling=sampling, random_draws=random_draws, log=log, answers=answers, times=times)

@@ -147,7 +147,7 @@ def _draw(axes: Axes, profile: Profile, stored: Points, style: SeriesStyle, tens
     axes.plot(stored.intensity, stored.rate, zorder=3, label=f"points {profile.name}", **marks)
     if part == "dense":
         model = Roofline(shape_of(profile), profile.bandwidth, profile.rate, tensor_parallel=tensor_parallel)
-        work, size = gemm_work(model.part, stored.width)
-        reached = work / model.products(stored.width)
+        work, size = gemm_work(model.shard, stored.width)
+        reached = work / model.gemms(stored.width)
         axes.plot(work / size, reached, color=style.colour, zorder=2, label=f"model {profile.name}", **_DOTTED)
     return Line2D([], [], label=f"{profile.name}:\n{of_part(profile, part, tensor_parallel)}", **marks)

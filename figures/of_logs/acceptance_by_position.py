@@ -35,7 +35,7 @@ def draw(lengths: Sequence[ArrayLike], draft_length: int, about: str, bins: int 
     says whether they were measured.
     """
     checks.whole("bins", bins, 1)
-    played = rates_from_logs.play(lengths, draft_length)
+    played = rates_from_logs.replay(lengths, draft_length)
     longest = max(np.asarray(each).size for each in lengths)
     edges = np.unique(np.linspace(0, longest, bins + 1).astype(int)).tolist()
     whole = rates_from_logs.accepted_of_tested(played)
@@ -51,7 +51,7 @@ def draw(lengths: Sequence[ArrayLike], draft_length: int, about: str, bins: int 
         left.set_ylabel("acceptance rate  [accepted / tested tokens]")
         left.set_xlim(0.5, longest + 0.5)
         left.set_title("Along the sequence", fontsize=10.5)
-        _panel(right, np.arange(1, draft_length + 1), rates_from_logs.by_place(played), alpha, ends)
+        _panel(right, np.arange(1, draft_length + 1), rates_from_logs.by_draft_position(played), alpha, ends)
         right.set_xlabel("position in the draft")
         right.set_yticklabels([])
         right.set_xticks(range(1, draft_length + 1, 1 + draft_length // 16))

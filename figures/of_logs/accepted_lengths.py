@@ -56,7 +56,7 @@ def draw(lengths: Sequence[ArrayLike], draft_lengths: Sequence[int], about: str)
 
 def _panel(axes: Axes, lengths: Sequence[ArrayLike], gamma: int) -> None:
     axes.grid(True, axis="y")
-    played = rates_from_logs.play(lengths, gamma)
+    played = rates_from_logs.replay(lengths, gamma)
     whole = played.accepted[played.drafted == gamma]
     if not whole.size:
         raise checks.ParameterError(f"draft_lengths must be short enough for a whole draft in some sequence, got {gamma}")

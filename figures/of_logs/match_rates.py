@@ -86,8 +86,8 @@ def by_position(log: PositionLog, candidates: Sequence[int], layers: Sequence[in
 
 def subtitle(log: PositionLog) -> str:
     """Describe a log in one line: model, sequences, positions."""
-    drawn = "greedy" if log.said.get("sampling") is None else "sampled"
-    name = log.said["target"]["name"]
+    drawn = "greedy" if log.header.get("sampling") is None else "sampled"
+    name = log.header["target"]["name"]
     return f"{name}, {log.layers} layers: {len(log.starts) - 1} {drawn} sequences, {log.table.height} positions (measured)"
 
 

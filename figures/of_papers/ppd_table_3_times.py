@@ -118,7 +118,7 @@ def _missing(axes: Axes) -> None:
         axes.plot(ks, costs, color=_FITTED, linestyle=line, linewidth=1.6, label=law)
         axes.plot(ks[-1:], costs[-1:], linestyle="none", marker=marker, markersize=7, markerfacecolor="white",
                   markeredgecolor=_FITTED, markeredgewidth=1.4, label=f"{law} end")  # fmt: skip
-        says = measured.PER_PROCESS[law].says
+        says = measured.PER_PROCESS[law].formula
         axes.annotate(f"{costs[-1]:.1f} ms:\n{says}", (ks[-1], costs[-1]), (10, 0), textcoords="offset points", va="center",
                       fontsize=9, color=_FITTED, annotation_clip=False)  # fmt: skip
     axes.axhline(0, color=_IDEAL, linewidth=1.6, label="ideal")
@@ -150,7 +150,7 @@ def _legends(figure: Figure, left: Axes, right: Axes, found: Sequence[Mapping[st
     ]
     handles.append(Line2D([], [], color=_IDEAL, linewidth=1.6, label="Theorem 4.1, no overheads"))
     handles += [
-        Line2D([], [], color=_FITTED, linestyle=line, linewidth=1.6, label=f"fitted on both: {each.says}")
+        Line2D([], [], color=_FITTED, linestyle=line, linewidth=1.6, label=f"fitted on both: {each.formula}")
         for line, each in zip(LINES, measured.PER_PROCESS.values(), strict=False)
     ]
     figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.52, low), ncols=2, borderaxespad=0)

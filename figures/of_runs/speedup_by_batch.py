@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from figures.common.label_placement import label_at_right
 from figures.common.style import GREY, INK, NAMES, VIEWS, SeriesStyle, panels_in_row, points, require_columns, series_styles, styled
 from model.base import checks
-from model.methods.method_parameters import SAID
+from model.methods.method_parameters import BATCHING_DESCRIPTIONS
 
 MOST_PANELS = 4
 MOST_LENGTHS = 6
@@ -50,7 +50,7 @@ def draw(rows: pl.DataFrame) -> Figure:
     for name, most in (("acceptance_rate", MOST_PANELS), ("draft_length", MOST_LENGTHS)):
         checks.whole(f"values of {name}", table[name].n_unique(), 1, most)
     for batching in table["batching"].unique().sort():
-        checks.one_of("batching", batching, SAID)
+        checks.one_of("batching", batching, BATCHING_DESCRIPTIONS)
     checks.whole("values of batching", table["batching"].n_unique(), 1, 1)
     rates, lengths = (sorted(table[name].unique()) for name in ("acceptance_rate", "draft_length"))
     styles = dict(zip(lengths, series_styles(len(lengths)), strict=True))
@@ -71,7 +71,7 @@ def draw(rows: pl.DataFrame) -> Figure:
         axes[0].set_ylabel("speed-up over plain decoding of the same batch")
         left = axes[0].get_position().x0
         figure.text(left, 1 - 0.3 / height, "Does drafting still pay in a batch?", fontsize=13, weight="bold", va="center")
-        figure.text(left, 1 - 0.57 / height, SAID[table["batching"][0]], fontsize=9.5, color=GREY, va="center")
+        figure.text(left, 1 - 0.57 / height, BATCHING_DESCRIPTIONS[table["batching"][0]], fontsize=9.5, color=GREY, va="center")
         handles = [Line2D([], [], label=NAMES[view], marker="o", **_mark(view, GREY)) for view in views]
         figure.legend(
             handles=handles, loc="center left", bbox_to_anchor=(left, 1 - 0.83 / height), ncols=3, borderaxespad=0, borderpad=0

@@ -88,7 +88,7 @@ def trajectories(
     results: dict[str, tuple[Floats, float]] = {}
     for name, options in CHOICES.items():
         parameters = Parameters(_LAYERS, max_draft_length=longest, **options).with_costs(cost)
-        results[name] = _simulate(parameters.started(replications), accepted, cost, longest)
+        results[name] = _simulate(parameters.initial_policy(replications), accepted, cost, longest)
     fixed = [_simulate(Constant(length, replications), accepted, cost, longest) for length in range(longest + 1)]
     results[FIXED] = max(fixed, key=lambda result: result[1])
     bound = tokens / (tokens - (1 - min(cost_ratio, 1.0)) * rates.sum())

@@ -861,19 +861,19 @@ def preset(name: str) -> Shape:
     return PRESETS[name]
 
 
-def named(name: Any, dtype: str | None = None, *, key: str = "shape") -> Shape:
+def named_shape(name: Any, dtype: str | None = None, *, key: str = "shape") -> Shape:
     """Return the shape of a published model, of a `config.json` of the transformers library (its path or its folder), or of a draft
     head of one of these (`model.architectures.draft_heads`).
 
     Error messages call the name `key`. The type of the numbers is `dtype`, else that of the file, else bfloat16.
 
-    >>> named("llama-2-13b", "float16").bytes_each, named("llama-2-13b") == preset("llama-2-13b")
+    >>> named_shape("llama-2-13b", "float16").bytes_each, named_shape("llama-2-13b") == preset("llama-2-13b")
     (2, True)
     """
     from model.architectures import draft_heads
 
     if isinstance(name, str) and draft_heads.is_head(name):
-        head = draft_heads.head(name, functools.partial(named, key="target shape"))
+        head = draft_heads.head(name, functools.partial(named_shape, key="target shape"))
         return head if dtype is None else replace(head, dtype=dtype)
     if not isinstance(name, str) or (name not in PRESETS and not is_path(name)):
         raise ParameterError(f"{checks.unknown(key, name, PRESETS)}; or give the path of a config.json")

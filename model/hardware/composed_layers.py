@@ -28,7 +28,7 @@ SHAPES_NEAR = ((0, 1), (0, -1), (0, 2), (0, -2), (1, 0), (-1, 0))
 72 choices on the tables of the H100 and the A100; the L40S was held out."""
 M_NEAR = (1, -1, 2, -2)
 """Steps along m to the times at which neighbouring shapes are compared."""
-OFF = 0.05
+DEFAULT_LAYER_ERROR = 0.05
 """Default relative error of a composed layer [-]. The median error is smaller for layers of three models that Vidur measured on
 two GPUs, up to 64 tokens, composed of products from another source."""
 TILE = 64
@@ -349,12 +349,12 @@ def with_quartiles(rows: list[dict[str, Any]], error: ArrayLike) -> list[dict[st
     ]
 
 
-def layer_error(operations: Profile, tokens: ArrayLike, tensor_parallel: int, off: float | None = None) -> Floats:
+def layer_error(operations: Profile, tokens: ArrayLike, tensor_parallel: int, default_error: float | None = None) -> Floats:
     """Relative error of a composed layer over `tokens` tokens: `off`, or the table's `LAYER_ERRORS` at the nearest entry [-]."""
     at = np.asarray(tokens, dtype=np.float64)
-    known = [] if off is not None else operations.facts.get(LAYER_ERRORS, [])
+    known = [] if default_error is not None else operations.facts.get(LAYER_ERRORS, [])
     if not known:
-        return np.full(at.shape, OFF if off is None else off)
+        return np.full(at.shape, DEFAULT_LAYER_ERROR if default_error is None else default_error)
     near = min({row[0] for row in known}, key=lambda each: (abs(each - tensor_parallel), -each))
     own = sorted((most, error) for split, most, error in known if split == near)
     bounds, errors = (np.asarray(each, dtype=np.float64) for each in zip(*own, strict=True))
@@ -369,7 +369,7 @@ def layer(
     model: str = "",
     name: str = "",
     most: int = 4096,
-    off: float | None = None,
+    default_error: float | None = None,
 ) -> Profile:
     """Compose the profile of a model from measured times of its operations.
 
@@ -389,7 +389,7 @@ def layer(
         Largest number of tokens of a pass.
     off
         Relative error of a composed layer, at least that of its products [-]. Default: by tensor_parallel and tokens, from layers
-        of other models on the same GPU (`LAYER_ERRORS` in `facts`), else `OFF`.
+        of other models on the same GPU (`LAYER_ERRORS` in `facts`), else `DEFAULT_LAYER_ERROR`.
 
     >>> from model.architectures.transformer import preset
     >>> from model.hardware import profile_files
@@ -398,8 +398,8 @@ def layer(
     {1: 256, 2: 141}
     """
     _of_operations(operations)
-    if off is not None:
-        checks.number("off", off, 0, 1)
+    if default_error is not None:
+        checks.number("off", default_error, 0, 1)
     if shape.encoder_layers:
         raise ParameterError(f"encoder_layers must be 0, got {shape.encoder_layers}; no table has attention to an encoder")
     refuse_unmeasured(operations, shape)
@@ -409,7 +409,7 @@ def layer(
     wanted = {"head": "gemm", "attention": "decode", "all_reduce": "all_reduce"}
     errors = {part: operations.errors[source] for part, source in wanted.items() if source in operations.errors}
     least = errors.get("head", 0.0)
-    errors["dense"] = max(least, float(layer_error(operations, 1, splits[0], off)))
+    errors["dense"] = max(least, float(layer_error(operations, 1, splits[0], default_error)))
     rows: list[dict[str, Any]] = []
     stood_in = []
     for many in splits:
@@ -421,7 +421,7 @@ def layer(
         for what, seconds in (("dense", dense), ("embedding", embedding)):
             points = zip(tokens, seconds, strict=True)
             found = [{"part": what, "tokens": int(at), "tensor_parallel": many, "time_s": float(each)} for at, each in points]
-            rows += with_quartiles(found, np.maximum(layer_error(operations, tokens, many, off), least))
+            rows += with_quartiles(found, np.maximum(layer_error(operations, tokens, many, default_error), least))
         rows += with_quartiles(head_rows(operations, products, part, tokens, many), layer_error(operations, tokens, many, least))
         if "decode" in operations.parts and part.attends:
             attention = AttentionTimes(operations, part.heads, part.kv_heads, part.head_dim)
@@ -441,7 +441,7 @@ def layer(
         notes.append(
             f"attention at tensor_parallel {split}: these heads were not measured; the nearest group size at equal bytes is used"
         )
-    return isotonic.profile(replace(
+    return isotonic.isotonic_profile(replace(
         operations, name=name or f"{operations.device}-{model}", model=model, kind="model", provenance="composed",
         shape=described(shape), table=profile.table_of(rows), notes=(*notes, *operations.notes), errors=errors,
     ))  # fmt: skip

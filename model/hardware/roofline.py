@@ -102,10 +102,10 @@ class Roofline:
         for name in ("bandwidth", "rate", "link", *(["product_rate"] if self.product_rate is not None else [])):
             checks.number(name, getattr(self, name), 1)
         checks.number("latency", self.latency, 0)
-        self.part  # noqa: B018  raises if the model cannot be split over this many devices
+        self.shard  # noqa: B018  raises if the model cannot be split over this many devices
 
     @cached_property
-    def part(self) -> Shape:
+    def shard(self) -> Shape:
         """Shape of the part of the model on each device."""
         return self.shape.shard(self.tensor_parallel)
 
@@ -124,7 +124,7 @@ class Roofline:
         size = (inputs * outputs + m * (inputs + outputs)) * self.shape.bytes_each
         return self._slower(size, 2.0 * inputs * outputs * m, self.efficiency.memory) + self.efficiency.launch
 
-    def products(self, tokens: ArrayLike, independent: ArrayLike | None = None) -> Floats:
+    def gemms(self, tokens: ArrayLike, independent: ArrayLike | None = None) -> Floats:
         """Seconds of a layer without its attention, over `tokens` tokens: matrix products and elementwise operations [s].
 
         Sparse experts are read as by `independent` independent tokens (`Experts.independent`; default: `tokens`).
@@ -135,10 +135,10 @@ class Roofline:
 
     def _mean(self, quantity: Callable[[Shape], Floats]) -> Floats:
         """Mean of a quantity of a layer over the layers on one device."""
-        kinds = self.part.kinds
+        kinds = self.shard.kinds
         if len(kinds) == 1:
             return quantity(kinds[0][1])
-        return np.asarray(sum(count * quantity(kind) for count, kind in kinds) / self.part.layers)
+        return np.asarray(sum(count * quantity(kind) for count, kind in kinds) / self.shard.layers)
 
     def _products(self, part: Shape, count: Floats, apart: Floats) -> Floats:
         total = np.zeros(count.shape)
@@ -183,14 +183,14 @@ class Roofline:
 
     def layer(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, *, busy: int = 0) -> Estimate:
         """Seconds of one decoder layer [s]; `busy` has no effect, because other units are separate devices."""
-        tokens, part = np.asarray(width) * np.asarray(batch), self.part
+        tokens, part = np.asarray(width) * np.asarray(batch), self.shard
         if part.experts is None and part.weights is None:
-            total = self._estimate(self.products(tokens), self.arithmetic(tokens, part.layer_weights))
+            total = self._estimate(self.gemms(tokens), self.arithmetic(tokens, part.layer_weights))
         else:
             independent = None if part.experts is None else part.experts.independent(width, batch)
             apart = np.asarray(tokens if independent is None else independent, dtype=np.float64)
             read = part.expected_read_bytes(apart)
-            total = self._estimate(self.products(tokens, apart), self.arithmetic(tokens, part.active_layer_weights, read))
+            total = self._estimate(self.gemms(tokens, apart), self.arithmetic(tokens, part.active_layer_weights, read))
         total = total + self._assumed(self.attention(width, context, batch))
         if self.tensor_parallel > 1:
             total = total + self._assumed(2 * self.all_reduce(tokens * self.shape.hidden * self.shape.bytes_each))
@@ -204,7 +204,7 @@ class Roofline:
     def head(self, positions: ArrayLike) -> Estimate:
         """Seconds of the projection of `positions` positions onto the vocabulary [s]."""
         count = np.asarray(positions, dtype=np.float64)
-        weights = self.part.head_weights
+        weights = self.shard.head_weights
         seconds = self._slower(weights * self.shape.bytes_each, 2 * weights * count, self.efficiency.memory)
         return self._estimate(seconds, self.arithmetic(count, weights))
 

@@ -65,9 +65,9 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def inner(*args: Any, **kwargs: Any) -> None:
         from model.base import user_errors, user_warnings
-        from model.methods.registry import allowing
+        from model.methods.registry import allow_modules
 
-        with user_errors.in_one_line(), user_warnings.in_words(), allowing(kwargs.get("methods") or ()):
+        with user_errors.exit_on_user_errors(), user_warnings.print_warnings(), allow_modules(kwargs.get("methods") or ()):
             command(*args, **kwargs)
 
     return inner

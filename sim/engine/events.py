@@ -95,7 +95,7 @@ class _Engine:
         self.dispatching = cache(cost.dispatching)
         self.by_position, self.draft_devices = not cost.uniform, cost.draft_devices
         self.reading = cost.reading if cost.reads_take_time else None
-        self.among = cost.among if cost.units_share and not per_layer else None
+        self.among = cost.slowdown_among if cost.units_share and not per_layer else None
         self.sharing: list[_Process] = []  # the processes that slow each other down
         # Cached times of passes, or of their layers, by kind and tokens per sequence, with counts of passes and of
         # positions attended to and read, as in an account.

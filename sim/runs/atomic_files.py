@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` make a temporary file in the folder of `path`, then rename it to `path`; leave no file if that fails."""
-    with whole_files.whole(path) as temporary:
+    with whole_files.atomic_path(path) as temporary:
         write(temporary)
 
 
@@ -37,7 +37,7 @@ def parquet(frame: pl.DataFrame) -> Callable[[Path], object]:
 
 def write_hashed(path: Path, write: Callable[[Path], object]) -> Path:
     """Write as `write_whole` does, with a hash of the content added to the file name; return the path."""
-    with whole_files.beside(path) as temporary:
+    with whole_files.temporary_path(path) as temporary:
         write(temporary)
         return temporary.replace(path.with_name(f"{path.stem}-{_digest(temporary)}{path.suffix}"))
 

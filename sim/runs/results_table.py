@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from model.interpret.account import Bill
+from model.interpret.account import FlopsAndBytes
 from model.methods import registry
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
@@ -23,7 +23,7 @@ MANY_POINTS = 100_000
 
 ROUNDS = ("rounds", "drafted", "operations", "accepted_lengths", *agreement.SQUARES)
 """Columns on rounds: sums over replications, and the number of rounds that accepted 0, 1, 2, ... tokens."""
-BILL = Bill._fields
+WORK_COLUMNS = FlopsAndBytes._fields
 """Work counted by the view events where shapes are known: sums over replications."""
 SUMS = tuple(Sums.__dataclass_fields__)
 
@@ -60,7 +60,7 @@ class Finished(NamedTuple):
 def finish(grid: Grid, partial: pl.DataFrame) -> Finished:
     """Return the tables of a run and the disagreements of its views, from the rows of all shards in order."""
     theory = partial.filter(pl.col("view") == "formula")
-    theory = theory.drop([name for name in (*SUMS, "values", "counts", *ROUNDS, *BILL) if name in theory.columns])
+    theory = theory.drop([name for name in (*SUMS, "values", "counts", *ROUNDS, *WORK_COLUMNS) if name in theory.columns])
     by_point = {row["point"]: row for row in theory.to_dicts()} if grid.points <= MANY_POINTS else {}
     rows: list[dict[str, Any]] = []
     distributions: list[dict[str, Any]] = []
@@ -88,9 +88,9 @@ def finish(grid: Grid, partial: pl.DataFrame) -> Finished:
             row["operations_per_token"] = math.fsum(part["operations"]) / sums.count / case.outputs
         else:
             row |= formula_view.operations_of(case, row["compute_per_token"], sampled=True)
-        if case.shapes and BILL[0] in part.columns and part[BILL[0]].count():
-            bill = Bill(*(math.fsum(part[name]) for name in BILL))
-            row |= metrics.work_per_token(bill, sums.count * case.outputs, case.full_batch)
+        if case.shapes and WORK_COLUMNS[0] in part.columns and part[WORK_COLUMNS[0]].count():
+            total = FlopsAndBytes(*(math.fsum(part[name]) for name in WORK_COLUMNS))
+            row |= metrics.work_per_token(total, sums.count * case.outputs, case.full_batch)
         if view == "events":
             row |= {"peak_units": part["peak_units"].max(), "paths_difference": part["paths_difference"].max()}
             disagreements += agreement.paths_against_events(point, part)

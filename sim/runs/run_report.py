@@ -227,7 +227,7 @@ def describing_columns(frame: pl.DataFrame) -> list[str]:
         aside -= {"exact"}
     if "occupancy" in frame.columns and not frame.select((pl.col("occupancy") < 1).any()).item():
         aside |= {"occupancy"}
-    further = (rate.column for kind in KINDS.values() for rate in kind.rates[1:] if rate.word)
+    further = (rate.column for kind in KINDS.values() for rate in kind.rates[1:] if rate.label)
     more = (*further, "agreement", "published_speedup")
     rates = [name for name in (*_RATES, *more) if name in frame.columns and (name in _RATES or frame[name].count())]
     telling = [name for name in frame.columns if name not in {*aside, *rates} and frame[name].n_unique() > 1]
@@ -254,7 +254,7 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     names, lines = table.collect_schema().names(), []
     if "outcomes_source" in names:
         known = table.select(pl.col("outcomes_source").drop_nulls().unique()).collect()["outcomes_source"]
-        kinds = [rate.word for kind in KINDS.values() for rate in kind.rates if rate.word and rate.column in names]
+        kinds = [rate.label for kind in KINDS.values() for rate in kind.rates if rate.label and rate.column in names]
         of = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
         sources = {part.partition(":")[0].strip() for source in known for part in str(source).split(";")}
         lines.append(f"{of} rates: {', '.join(sorted(sources))}")
@@ -335,7 +335,7 @@ def _of_paper(table: pl.LazyFrame, names: Sequence[str], note: Note) -> list[str
     """Sentences of a note on a paper's tables that apply to these results."""
     if not {*note.columns} <= {*names}:
         return []
-    wanted = [*note.columns, *(name for name in note.more if name in names)]
+    wanted = [*note.columns, *(name for name in note.optional_columns if name in names)]
     return note.sentences(table.select(wanted).unique(maintain_order=True).head(MOST_LISTED).collect().to_dicts())
 
 

@@ -132,7 +132,7 @@ class Cost(LayerTimeCosts, TableRecord):
     medium_shape: str | None = None
     seconds_per_layer: float | None = None
 
-    GONE = hardware_cost.GONE
+    REMOVED_KEYS = hardware_cost.REMOVED_KEYS
 
     def __post_init__(self) -> None:
         checks.one_of("kind", self.kind, ("unit", "published", *hardware_cost.KINDS))
@@ -142,7 +142,7 @@ class Cost(LayerTimeCosts, TableRecord):
                 _check_time(name, getattr(self, name))
         for name in SHAPES_OF.values():
             if getattr(self, name) is not None:
-                transformer.named(getattr(self, name), key=name)
+                transformer.named_shape(getattr(self, name), key=name)
         checks.flag("allow_slow_medium", self.allow_slow_medium)
         if not self.allow_slow_medium and self.medium_cost_ratio is not None and self.medium_cost_ratio > 1:
             raise ParameterError(
@@ -266,12 +266,12 @@ class Case:
     @property
     def outputs(self) -> int:
         """Number of generated tokens, of all decoded sequences."""
-        return self.parameters.outputs_of(self.settings.tokens)
+        return self.parameters.total_tokens(self.settings.tokens)
 
     @property
     def steps(self) -> int:
         """Number of output positions decoded one after another; for methods that decode whole batches, their steps."""
-        return self.parameters.steps_of(self.settings.tokens)
+        return self.parameters.plain_steps(self.settings.tokens)
 
     @property
     def full_batch(self) -> int:
@@ -372,7 +372,7 @@ def resolve_but_outcomes(tables: Tables, index: int = 0, used: Sequence[frozense
     if name is None:
         raise ParameterError(f"method.name is required; known: {', '.join(registry.names())}")
     kind = registry.parameters(name)
-    registry.check_whole(name)
+    registry.check_complete(name)
     own = {section: table.pop(section, None) for section in OVERRIDABLE}
     where = {section: f"method.{section}" if own[section] is not None else section for section in OVERRIDABLE}
     cost_table = cost_of(tables, chosen[index])
@@ -403,7 +403,7 @@ def resolve_but_outcomes(tables: Tables, index: int = 0, used: Sequence[frozense
     assert isinstance(cost, Cost)
     model = cost.model(parameters.layers)
     for role in parameters.roles:
-        if not model.runs(role):
+        if not model.has_model(role):
             raise ParameterError(
                 f"{where['cost']}.{RATIOS[role]} is required by method {name} and has no default: the time of a forward pass of the"
                 f" {role} model relative to the target's"
@@ -415,7 +415,7 @@ def resolve_but_outcomes(tables: Tables, index: int = 0, used: Sequence[frozense
             f"{where['cost']}.{unknown[0]} is required by method {name} together with the other: the arithmetic of a token in that"
             " model relative to the target's; or leave out both, and operations are not counted"
         )
-    widest = parameters.widest_of(settings.tokens)
+    widest = parameters.largest_pass_of(settings.tokens)
     _refuse_narrow(model, widest, parameters, where["cost"], name)
     model = model.of_batch(parameters.full_batch, widest)
     parameters = parameters.with_costs(model)
@@ -443,7 +443,7 @@ def _depth(cost: Cost | HardwareCost, role: str) -> int | None:
     """Layers of a model, where a shape or a profile knows them."""
     if isinstance(cost, Cost):
         given = getattr(cost, SHAPES_OF[role])
-        return None if given is None else transformer.named(given).layers
+        return None if given is None else transformer.named_shape(given).layers
     hardware = cost.of(role)
     return None if hardware is None else hardware.shape.layers
 
@@ -485,7 +485,7 @@ def _shapes(cost: Cost, parameters: MethodParameters, name: str, where: str) -> 
         given = getattr(cost, key)
         if given is None:
             continue
-        found[role] = transformer.named(given)
+        found[role] = transformer.named_shape(given)
         layers = "layers" if role == "target" else f"{role}_layers"
         if found[role].layers != depth:
             raise ParameterError(

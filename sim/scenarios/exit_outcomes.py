@@ -38,7 +38,7 @@ class LeavesByConfidence(Protocol):
     threshold: float | None
     measure: str
 
-    def needed(self, column: int) -> float:
+    def exit_threshold(self, column: int) -> float:
         """Confidence required of the token at this position, counted from 0."""
 
 
@@ -100,7 +100,7 @@ class RecordedConfidences(LawRecord):
             log = log_of(self.log)
             agrees = log.table["rank_common"].to_numpy() == 1
             agrees[:, -1] = True  # the generated token is the last layer's, sampled or not
-            return {"confidence": log.sureness(measure), "agrees": agrees.astype(np.float64)}
+            return {"confidence": log.confidence_by_layer(measure), "agrees": agrees.astype(np.float64)}
         assert self.file is not None
         found: dict[str, Floats] = read_once(_record_of, self.file, self.source)
         return found
@@ -115,10 +115,10 @@ class RecordedConfidences(LawRecord):
         count, layers = seen.shape
         if layers != parameters.layers:
             raise checks.ParameterError(f"confidence must have a number for each of layers={parameters.layers}, got {layers}")
-        needed = {leaving.needed(position) for position in range(tokens)}
-        depths = {level: exits(seen, np.full(count, level), first=parameters.first_check) for level in needed}
+        thresholds = {leaving.exit_threshold(position) for position in range(tokens)}
+        depths = {level: exits(seen, np.full(count, level), first=parameters.first_check) for level in thresholds}
         shares = {level: np.bincount(found, minlength=layers + 1)[1:] / count for level, found in depths.items()}
-        levels = [leaving.needed(position) for position in range(tokens)]
+        levels = [leaving.exit_threshold(position) for position in range(tokens)]
         law = Depths([shares[level] for level in levels], parameters.decoded_sequences)
         outcome = Outcome(law, law.mean(tokens), f"{self.source}: {self.file or self.log}", trials=count)
         if "agrees" not in record or parameters.decoded_sequences > 1:

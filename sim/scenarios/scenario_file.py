@@ -23,7 +23,7 @@ from typing import Any
 from model.architectures import transformer
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
-from model.base.table_records import instead
+from model.base.table_records import unknown_key_remedy
 from model.hardware import devices
 from model.methods import registry
 
@@ -223,7 +223,7 @@ def _apply_to_methods(tables: Tables, key: str, value: Any) -> None:
             known = [field.name for field in fields(kind)]
             aliases = kind.ALIASES
             if key not in known and key not in aliases:
-                raise ParameterError(f"method {name} takes no {key}; {instead(kind, key)}")
+                raise ParameterError(f"method {name} takes no {key}; {unknown_key_remedy(kind, key)}")
             for other in (alias for alias, meant in aliases.items() if meant == aliases.get(key, key)):
                 table.pop(other, None)  # keep a single value under any of its names
             table.pop(aliases.get(key, key), None)

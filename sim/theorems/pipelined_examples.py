@@ -139,7 +139,7 @@ def paths(positions: int) -> NDArray[np.bool_]:
 
 def chances(law: Chain, outcomes: NDArray[np.bool_]) -> Floats:
     """Return the probability of each column of outcomes."""
-    after_failure, after_success = law.chances(len(outcomes))
+    after_failure, after_success = law.probabilities(len(outcomes))
     total, last = np.ones(outcomes.shape[1]), np.zeros(outcomes.shape[1], dtype=np.bool_)
     for outcome, low, high in zip(outcomes, after_failure, after_success, strict=True):
         success = np.where(last, high, low)

@@ -73,7 +73,7 @@ def _pairs(case: Case) -> list[tuple[float, float]]:
 
 
 def _cost_rises_with_width(case: Case) -> bool:
-    widths, at = np.arange(1, case.parameters.widest + 1), np.arange(case.settings.tokens)[:, None]
+    widths, at = np.arange(1, case.parameters.largest_pass + 1), np.arange(case.settings.tokens)[:, None]
     return bool((np.diff(case.cost.verify_times(widths, at), axis=1) >= 0).all())
 
 

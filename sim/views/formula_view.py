@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from model.base.checks import ParameterError
 from model.costs.step_costs import StepCosts
-from model.interpret.account import bill
+from model.interpret.account import flops_and_bytes
 from model.methods import registry
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints, by_outcome
 from model.steps import CacheError
@@ -325,7 +325,7 @@ def straggler_loss(case: Case, rounds: float, latency: float) -> Row:
 def work_of(case: Case) -> Row:
     """FLOPs and bytes per token by the theory, if shapes are given and the theory has them."""
     found = _work(case) if case.shapes else None
-    return {} if found is None else metrics.work_per_token(bill(found, case.shapes), case.outputs, case.full_batch)
+    return {} if found is None else metrics.work_per_token(flops_and_bytes(found, case.shapes), case.outputs, case.full_batch)
 
 
 def _work(case: Case) -> Any:
@@ -340,8 +340,8 @@ def operations_of(case: Case, compute_per_token: float, *, sampled: bool = False
     For simulated views the busy time is preferred if every pass has one token, since it belongs to the same decodings.
     """
     known = not case.parameters.roles and case.parameters.decoded_sequences == 1 and case.cost.only_layers
-    if case.parameters.counts_layers and not (sampled and known and case.parameters.widest == 1):
+    if case.parameters.counts_layers and not (sampled and known and case.parameters.largest_pass == 1):
         worked = _work(case)
-        layers = None if worked is None else float(worked.of["target"].layer_passes)
+        layers = None if worked is None else float(worked.by_model["target"].layer_passes)
         return {} if layers is None else {"operations_per_token": layers / case.parameters.layers / case.outputs}
     return {"operations_per_token": compute_per_token} if known else {}

@@ -7,7 +7,7 @@ from typing import Any
 
 from model.base import strict_json
 from model.costs.step_costs import RATIOS
-from model.interpret.account import bill
+from model.interpret.account import flops_and_bytes
 from model.outcomes.outcome_kinds import KINDS
 from sim.scenarios import scenario_file
 from sim.scenarios.cases import Case
@@ -85,7 +85,7 @@ def _plain_work(case: Case) -> Row:
     if not case.shapes:
         return {}
     plain = case.parameters.plain_work(case.settings.tokens)
-    worked = metrics.work_per_token(bill(plain, case.shapes), case.outputs, case.full_batch)
+    worked = metrics.work_per_token(flops_and_bytes(plain, case.shapes), case.outputs, case.full_batch)
     return {f"plain_{name}": worked[name] for name in metrics.PLAIN_WORK}
 
 

@@ -19,7 +19,7 @@ from model.hardware.profile_costs import ProfileCosts
 from model.interpret.account import Account
 from model.interpret.interpreter import count
 from model.logs import forced_outcomes, measured_runs
-from model.logs.replay import Replayed, steps_of, told
+from model.logs.replay import Replayed, changed_settings, steps_of
 from model.methods.speculative import algorithm as speculative
 from model.steps import Batch, Forward, LayerSpan
 from sim.comparison import formula_validity, run_comparison
@@ -42,7 +42,7 @@ def test_forced_outcomes_give_the_passes_of_the_simulation(kind: str, batch: int
     found = measure_runs.decode(choice, models, 9, 1, log=True)
     parameters = speculative.Parameters(**found.settings)
     world = forced_outcomes.world(parameters, 4, 9, RATES, seed=1)
-    work = count(speculative.decode(parameters, tuple(range(4)), 9), world, parameters.outputs_of(9))
+    work = count(speculative.decode(parameters, tuple(range(4)), 9), world, parameters.total_tokens(9))
     assert tuple(work.committed) == found.commits
     assert work.account.passes_by_kind == found.account.passes_by_kind
     for number, tokens in work.sequences.items():
@@ -51,7 +51,7 @@ def test_forced_outcomes_give_the_passes_of_the_simulation(kind: str, batch: int
     again = Replayed(found.reads)
     played = count(steps_of(found), again, len(found.tokens))  # type: ignore[arg-type]
     assert tuple(played.committed) == found.commits
-    assert again.left == 0
+    assert again.remaining == 0
 
 
 def test_files_keep_the_sequence_of_each_commit(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_files_keep_the_sequence_of_each_commit(tmp_path: Path) -> None:
     assert {each.sequence for each in kept.log.decodings[0].commits} == {0, 1, 2, 3}
     assert {each.sequence for each in kept.log.decodings[1].commits} == {None}
     assert '"sequence": null' not in (tmp_path / "runs.reads.json").read_text()
-    assert told(kept.log.decodings[0]) == "sequences=3, batching=static, lengths=(6, 3, 6, 2), draft_length=2"
+    assert changed_settings(kept.log.decodings[0]) == "sequences=3, batching=static, lengths=(6, 3, 6, 2), draft_length=2"
 
 
 def test_batches_are_predicted_with_profiles_of_their_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_a_batched_pass_costs_the_context_of_its_longest_sequence() -> None:
     step = at(5, 20, 9)
     assert cost.forward(step) == cost.forward(at(20, 20, 20))
     assert cost.forward(step) > cost.forward(at(5, 5, 5))
-    assert cost.in_run(step).layers == 5 * float(cost.of["target"].layer(2, 20, 3).seconds)
+    assert cost.in_run(step).layers == 5 * float(cost.hardware_models["target"].layer(2, 20, 3).seconds)
 
 
 def test_timed_points_are_those_that_methods_use() -> None:
@@ -160,7 +160,7 @@ def test_timed_passes_have_the_positions_of_a_decoding(
     account = Account()
     for each in timed:
         account.add(each)
-    assert account.totals().of["target"].heads == len(timed) * width * batch
+    assert account.totals().by_model["target"].heads == len(timed) * width * batch
 
 
 # --- what is refused ---

@@ -40,7 +40,7 @@ def uninitialized_memory_is_nan() -> Iterator[None]:
 def written(decoders: Any, parameters: Parameters, prompts: Sequence[Sequence[int]] = PROMPTS, **more: Any) -> dict[int, list[int]]:
     real = Real(decoders, **more)
     steps = speculative.decode(parameters, prompts[0], max(LENGTHS), prompts=prompts)
-    return real.run(steps, parameters.outputs_of(max(LENGTHS))).sequences
+    return real.run(steps, parameters.total_tokens(max(LENGTHS))).sequences
 
 
 def choice(batch: int, gamma: int = 3, **more: Any) -> Parameters:

@@ -122,7 +122,7 @@ def test_larger_models_have_lower_losses() -> None:
 def test_target_generates_python_like_text() -> None:
     """Indented by fours, with Python's keywords, and without endless lines."""
     tokenizer, log = models()["target"].tokenizer, position_log.bundled()
-    texts = [tokenizer.decode(text.tolist()) for text in log.by_text(log.table["token"].to_numpy())]
+    texts = [tokenizer.decode(text.tolist()) for text in log.by_sequence(log.table["token"].to_numpy())]
     lines = [line for text in texts for line in text.split("\n")[1:-1] if line.strip()]
     indents = np.array([len(line) - len(line.lstrip(" ")) for line in lines])
     assert (indents % 4 == 0).mean() > 0.75
@@ -177,14 +177,14 @@ def test_bundled_log_belongs_to_these_models() -> None:
 
     log = position_log.bundled()
     for role in ("target", "draft"):
-        assert log.said[role]["checksum"] == model_directory.checksum(
-            model_directory.bundled(log.said[role]["name"].removeprefix("family:"))
+        assert log.header[role]["checksum"] == model_directory.checksum(
+            model_directory.bundled(log.header[role]["name"].removeprefix("family:"))
         )
     target = models()["target"]
     numbers = [0, 7]
-    again = log_rows(target, {number: log.said["prompts"][number]["tokens"] for number in numbers}, log.said["max_tokens"])
+    again = log_rows(target, {number: log.header["prompts"][number]["tokens"] for number in numbers}, log.header["max_tokens"])
     for number, text in zip(numbers, again.partition_by("prompt", maintain_order=True), strict=True):
-        before = log.by_text(log.table["token"].to_numpy())[number].tolist()
+        before = log.by_sequence(log.table["token"].to_numpy())[number].tolist()
         after = text["token"].to_list()
         differing = [place for place, (a, b) in enumerate(zip(before, after, strict=False)) if a != b]
         assert min([*differing, len(before), len(after)]) >= 16  # other CPUs round differently; a near tie may come later

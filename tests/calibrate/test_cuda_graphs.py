@@ -89,7 +89,7 @@ def looked(decoders: Any, choice: tuple[Any, Any], prompt: list[int], tokens: in
     module, parameters = choice
     own = {name: more.pop(name) for name in ("answers",) if name in more}
     real = Looking(decoders, random_draws=RandomDraws(3), **own)
-    real.run(module.decode(parameters, prompt, tokens, **more), parameters.outputs_of(tokens) if more or own else tokens)
+    real.run(module.decode(parameters, prompt, tokens, **more), parameters.total_tokens(tokens) if more or own else tokens)
     return real
 
 

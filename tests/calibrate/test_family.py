@@ -818,14 +818,14 @@ def test_size_gives_its_configuration() -> None:
 
 def test_file_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "new" / "deeper" / "file"
-    with whole_files.whole(path) as part:
+    with whole_files.atomic_path(path) as part:
         part.write_text("some")
         assert part.parent == path.parent
         assert not path.exists()
     assert path.read_text() == "some"
 
     def broken_off() -> None:
-        with whole_files.whole(path) as part:
+        with whole_files.atomic_path(path) as part:
             part.write_text("other")
             raise KeyboardInterrupt
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from calibrate.decoders.kv_rows import join_rows
-from calibrate.interpreters.in_one_process import Answered, RandomDraws, Real, Sampling, softmax
+from calibrate.interpreters.in_one_process import AnsweredRead, RandomDraws, Real, Sampling, softmax
 from model.base.checks import ParameterError
 from model.interpret.interpreter import CountedWork
 from model.logs import forced_outcomes
@@ -90,7 +90,7 @@ def run(
     seed: int = 0,
     dtype: str = "float64",
     same: bool = False,
-    log: list[Answered] | None = None,
+    log: list[AnsweredRead] | None = None,
     **more: Any,
 ) -> CountedWork:
     """Decode on tiny models of an architecture."""
@@ -324,7 +324,7 @@ def test_bild_with_the_target_as_draft_never_rolls_back(variant: str) -> None:
 
 def test_bild_decides_by_the_thresholds() -> None:
     """Fallbacks have a confidence below the threshold, rollbacks a distance above it, and no kept token has either."""
-    log: list[Answered] = []
+    log: list[AnsweredRead] = []
     work = run("llama", bild, bild.Parameters(LAYERS, 4, 0.2, 3.0, **SMALL), [3, 4, 5], 30, seed=1, log=log)
     low = sum(each.question.kind == "confidence" and each.answer < 0.2 for each in log)
     far = sum(each.question.kind == "distance" and each.answer > 3.0 for each in log)
@@ -464,7 +464,7 @@ def test_forced_tokens_are_mapped_into_the_vocabulary(module: Any, parameters: A
     """Forced tokens are positions of a sequence, here beyond the vocabulary on both sides."""
     tokens, prompt = 12, real_models.VOCABULARY - 3
     world = forced_outcomes.world(parameters, prompt, tokens, rates, seed=2)
-    log: list[Answered] = []
+    log: list[AnsweredRead] = []
     steps = module.decode(parameters, tuple(range(prompt)), tokens)
     written = Real(real_models.decoders("llama", "draft"), answers=world, log=log).run(steps, tokens).tokens
     assert written[-1] > real_models.VOCABULARY

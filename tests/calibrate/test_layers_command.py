@@ -192,7 +192,8 @@ def test_slow_layout_of_operands_is_no_ceiling(
     assert found.rate == pytest.approx(2.2e10, rel=0.05)  # plus the clock readings
     assert found.facts["peaks"] == "measured"
     assert "warnings" not in found.facts
-    layer = next(each for each in physical_limits.reached(found, profile_from_timings.shape_of(found)) if each.part == "layer")
+    implied = physical_limits.implied_rates(found, profile_from_timings.shape_of(found))
+    layer = next(each for each in implied if each.part == "layer")
     assert (layer.rate() > 2 * 1.1e9).all()  # faster than the slow layout, which is no ceiling
 
 
@@ -328,9 +329,9 @@ def test_rates_of_layers_are_printed_next_to_the_peaks(monkeypatch: pytest.Monke
     peaks = f"peaks (measured): {found.bandwidth / 1e9:.0f} GB/s, {found.rate / 1e12:.2f} TFLOP/s"
     assert third == f"eager, {peaks}; limits: {physical_limits.limit(found, shape)}"
     assert names.split() == ["measured", "time", "GB/s", "of", "peak", "TFLOP/s", "of", "peak"]
-    reached = [(each, row) for each in physical_limits.reached(found, shape) for row in range(each.seconds.size)]
+    reached = [(each, row) for each in physical_limits.implied_rates(found, shape) for row in range(each.seconds.size)]
     for line, (each, row) in zip(lines, reached, strict=False):
-        place, seconds = each.place(row), each.seconds[row]
+        place, seconds = each.row_name(row), each.seconds[row]
         assert line.startswith(f"{place:44}{seconds * 1e6:9.1f} us")
         speed, rate = float(each.bandwidth()[row]), float(each.rate()[row])
         expected = [f"{speed / 1e9:.1f}", f"{speed / found.bandwidth:.0%}", f"{rate / 1e12:.3f}", f"{rate / found.rate:.0%}"]

@@ -32,7 +32,7 @@ from model.interpret.interpreter import count
 from model.logs import forced_outcomes, measured_runs
 from model.logs.measured_runs import MeasuredRuns
 from model.logs.recorded_decoding import Decoding
-from model.logs.replay import told
+from model.logs.replay import changed_settings
 from model.methods import registry
 from tests.support import real_models
 from tests.support.fake_clocks import install_fake_time
@@ -260,7 +260,7 @@ def test_saved_runs_are_loaded_unchanged(finished: tuple[Path, MeasuredRuns]) ->
     again = measured_runs.load(folder / "runs.json")
     assert again.table.equals(found.table.select(*measured_runs.UNITS))
     assert [each.tokens for each in again.log.decodings] == [each.tokens for each in found.log.decodings]
-    assert [told(each) for each in again.log.decodings] == ["draft_length=1"] * 2 + ["draft_length=3"] * 2
+    assert [changed_settings(each) for each in again.log.decodings] == ["draft_length=1"] * 2 + ["draft_length=3"] * 2
     assert json.loads(json.dumps(dict(again.about))) == json.loads(json.dumps(dict(found.about)))
     names = sorted(each.name for each in folder.iterdir())
     assert names == ["runs.json", "runs.parquet", "runs.reads.json", "runs.reads.parquet"]
@@ -373,11 +373,11 @@ def test_repeats_that_waited_are_excluded_if_enough_remain(tmp_path: Path) -> No
         pl.when(pl.col("repeat") < 2).then(0.9).otherwise(0.0).alias("waited"),
     )
     timed = MeasuredRuns(found.log, table, found.about).timed[0]
-    assert timed.kept.tolist() == [False, False, True, True, True]
+    assert timed.used_repeats.tolist() == [False, False, True, True, True]
     assert timed.median(prompt=True) < 100
     assert not timed.disturbed
     all_waited = MeasuredRuns(found.log, table.with_columns(pl.lit(0.9).alias("waited")), found.about).timed[0]
-    assert all_waited.kept.all()
+    assert all_waited.used_repeats.all()
     assert all_waited.disturbed
 
 

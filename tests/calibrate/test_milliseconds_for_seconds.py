@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from calibrate.commands.calibrate_app import app as calibrate
 from model.base.checks import ParameterError
 from model.hardware import profile_files
-from model.hardware.physical_limits import LAUNCHES, longest
+from model.hardware.physical_limits import LAUNCHES, longest_time
 from model.hardware.profile import TIMES
 from model.logs import measured_runs
 from sim.commands.sim_app import app
@@ -145,5 +145,5 @@ def test_measured_runs_a_thousand_times_too_long_are_refused_by_row(tmp_path: Pa
 
 
 def test_the_upper_bound_of_times_by_hand() -> None:
-    assert float(longest(2e9, 0, 1e12, 1e15)) == pytest.approx(0.2 + 1e-4)
-    assert float(longest(0, 1e12, 1e12, 1e15, LAUNCHES["layer"])) == pytest.approx(0.1 + 5e-3)
+    assert float(longest_time(2e9, 0, 1e12, 1e15)) == pytest.approx(0.2 + 1e-4)
+    assert float(longest_time(0, 1e12, 1e12, 1e15, LAUNCHES["layer"])) == pytest.approx(0.1 + 5e-3)

@@ -32,8 +32,8 @@ from calibrate.workers import worker_pool as pool_of
 from calibrate.workers.over_processes import UNKNOWN_ROWS, Parallel, Pool, ProcessError, started
 from model.base.checks import ParameterError
 from model.logs import forced_outcomes
-from model.logs.recorded_decoding import Answered
-from model.logs.spans import Span, of_main
+from model.logs.recorded_decoding import AnsweredRead
+from model.logs.spans import Span, main_process_seconds
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.beam import algorithm as beam
 from model.methods.ppd import algorithm as ppd
@@ -166,7 +166,7 @@ def test_processes_serve_several_sequences(pool: Pool) -> None:
 def test_sampling_reads_and_ends_equal_those_of_one_process(pool: Pool) -> None:
     use(pool, tiny_replica("llama"))
     parameters = ppd.Parameters(LAYERS, 3, 2, "literal", sampled=True)
-    logs: list[list[Answered]] = [[], []]
+    logs: list[list[AnsweredRead]] = [[], []]
     texts = []
     for log, kind in zip(logs, ("processes", "one"), strict=True):
         more: dict[str, Any] = {"sampling": Sampling(1.5), "random_draws": RandomDraws(3), "log": log}
@@ -223,7 +223,7 @@ def test_timed_run_records_the_main_process(pool: Pool) -> None:
     asked = measure_runs.PlannedDecoding("ppd", {"exit_layer": 3, "candidates": 3, "form": "eager"}, (3, 4, 5), "one", units=4)
     row = measure_runs.timed(asked, {"target": pool.decoder}, 12, 0, pool)
     spans = [Span(**each) for each in row["spans"]]
-    whole = of_main(spans)
+    whole = main_process_seconds(spans)
     assert {"forward", "head", "dispatch", "promotion"} <= set(whole)
     assert min(whole.values()) > 0
     assert sum(whole.values()) <= row["seconds"] * 1.001 + 1e-6  # each moment counts once, and none after the last token
@@ -232,7 +232,7 @@ def test_timed_run_records_the_main_process(pool: Pool) -> None:
 
 
 def test_process_times_are_measured_by_number_of_processes(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_times, "PROCESS_TEXT", 8)
+    monkeypatch.setattr(process_times, "PROCESS_PROMPT", 8)
     use(pool, tiny_replica("llama"))
     seeds, whole = [], forced_outcomes.world
     monkeypatch.setattr(forced_outcomes, "world", lambda *args, seed, **more: seeds.append(seed) or whole(*args, seed=seed, **more))

@@ -27,8 +27,8 @@ from calibrate.untested_on_gpu import over_streams
 from calibrate.untested_on_gpu.over_streams import Lanes, Streams
 from model.base.checks import ParameterError
 from model.logs import measured_runs
-from model.logs.recorded_decoding import Answered
-from model.logs.spans import beside, of_main
+from model.logs.recorded_decoding import AnsweredRead
+from model.logs.spans import main_process_seconds, overlap_with_other_units
 from model.methods.beam import algorithm as beam
 from model.methods.ppd import algorithm as ppd
 from model.methods.speculative import algorithm as speculative
@@ -224,7 +224,7 @@ def test_tokens_are_not_copied_from_the_host(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_sampling_and_reads_equal_those_of_one_process() -> None:
     parameters = ppd.Parameters(LAYERS, 3, 2, "eager", sampled=True)
-    logs: list[list[Answered]] = [[], []]
+    logs: list[list[AnsweredRead]] = [[], []]
     texts = []
     for log in logs:
         more: dict[str, Any] = {"sampling": Sampling(1.5), "random_draws": RandomDraws(3), "log": log}
@@ -277,8 +277,8 @@ def test_spans_are_complete_and_in_order() -> None:
             assert all(one.end <= other.start for one, other in itertools.pairwise(of))
         kept = [span for span in forward if span.unit and span.fate == "kept"]
         assert len(kept) == commits[:-1].count("match") == sum(span.what == "promotion" for span in spans)
-        assert {"forward", "head", "wait", "promotion"} == {*of_main(spans)}
-        assert all(beside(spans, span) >= 0 for span in forward)
+        assert {"forward", "head", "wait", "promotion"} == {*main_process_seconds(spans)}
+        assert all(overlap_with_other_units(spans, span) >= 0 for span in forward)
         assert found.seconds > 0
     assert Streams(Lanes(decoder_of("llama"), 2, Device())).spans == []
 
@@ -335,7 +335,7 @@ def test_timed_run_records_streams_and_spans(tmp_path: Path, monkeypatch: pytest
     assert apart.unit_kind == "streams"
     assert alone.spans(0) == []
     assert {each.unit for each in apart.spans(0) if each.what == "forward"} == {0, 1, 2}
-    assert {"wait", "forward", "head"} <= {*apart.of_main()}
+    assert {"wait", "forward", "head"} <= {*apart.main_process_seconds()}
     assert found.about["unit_kind"] == ["streams", "streams"]
     few = PlannedDecoding("ppd", settings_, (3, 4, 5), "one", units=2, unit_kind="streams")
     with pytest.raises(ParameterError, match="units must be 3, which ppd reserves with these parameters, got 2 streams"):
@@ -345,7 +345,7 @@ def test_timed_run_records_streams_and_spans(tmp_path: Path, monkeypatch: pytest
 
 
 def test_stream_times_are_measured_by_number_of_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_times, "PROCESS_TEXT", 6)
+    monkeypatch.setattr(process_times, "PROCESS_PROMPT", 6)
     device = Device()
     with device:
         raw = process_times.raw_row([process_times.over_streams(Lanes(decoder_of("llama"), 3, device), 0)], LAYERS)

@@ -65,7 +65,7 @@ def made(seed: int = 0, **more: Any) -> PositionLog:
 
 def test_sequences_are_those_of_the_target() -> None:
     log = made()
-    for number, tokens in enumerate(log.by_text(log.table["token"].to_numpy())):
+    for number, tokens in enumerate(log.by_sequence(log.table["token"].to_numpy())):
         assert tokens.tolist() == real_models.reference_tokens(real_models.model("llama", LAYERS), PROMPTS[number], TOKENS)
 
 
@@ -126,7 +126,7 @@ def test_accepted_lengths_are_those_of_drafts_that_start_there() -> None:
     """A speculative run after the sequence up to a position accepts this number of tokens in its first round."""
     decoders, log = kin(), made()
     for number, lengths in enumerate(log.column("accepted")):
-        tokens = PROMPTS[number] + log.by_text(log.table["token"].to_numpy())[number].tolist()
+        tokens = PROMPTS[number] + log.by_sequence(log.table["token"].to_numpy())[number].tolist()
         for position in range(0, TOKENS - 1, 3):
             room = TOKENS - position
             steps = speculative.decode(speculative.Parameters(LAYERS, room - 1, draft_layers=2), tokens[: 5 + position], room)
@@ -235,7 +235,7 @@ def test_sampled_sequences_equal_plain_decoding_with_the_same_draws() -> None:
 
 def test_acceptance_given_the_token_has_the_mean_of_the_overlap() -> None:
     log = made(sampling=Sampling(), seed=1)
-    chances, overlap = np.concatenate(log.chances()), np.concatenate(log.column("overlap"))
+    chances, overlap = np.concatenate(log.acceptance_probabilities()), np.concatenate(log.column("overlap"))
     difference = chances - overlap  # of mean zero at each position, given the tokens before it
     assert abs(difference.mean()) < 3.3 * difference.std(ddof=1) / np.sqrt(difference.size)
 
@@ -248,7 +248,7 @@ def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = position_log.save(log, tmp_path / "log.json")
     again = position_log.load(path)
     assert again.table.equals(log.table)
-    assert again.said == log.said
+    assert again.header == log.header
 
 
 def test_truncated_and_other_files_are_refused(tmp_path: Path) -> None:
@@ -304,15 +304,15 @@ def _by_layer(value: int, layers: int = LAYERS) -> pl.Series:
 def test_impossible_columns_are_refused(column: str, value: Any, message: str) -> None:
     log = made()
     with pytest.raises(ParameterError, match=message):
-        PositionLog(log.table.with_columns(value.alias(column)), log.said)
+        PositionLog(log.table.with_columns(value.alias(column)), log.header)
 
 
 def test_header_must_agree_with_the_columns() -> None:
     log = made()
     with pytest.raises(ParameterError, match="must name its draft, got none"):
-        PositionLog(log.table, {**log.said, "draft": None})
+        PositionLog(log.table, {**log.header, "draft": None})
     with pytest.raises(ParameterError, match="column rank_common must be whole numbers, one for each layer"):
-        PositionLog(log.table, {**log.said, "target": {"name": "target", "layers": LAYERS + 1}})
+        PositionLog(log.table, {**log.header, "target": {"name": "target", "layers": LAYERS + 1}})
 
 
 def test_a_resumed_log_equals_an_uninterrupted_one(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_a_resumed_log_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     own.write_text(kept)
     tomorrow = said | {"date": "2026-01-02"}
     again, spent = logging.write_log(out, tomorrow, target, prompts, TOKENS, draft=draft, group=2, resume=True)
-    assert again.said["date"] == "2026-01-02"
+    assert again.header["date"] == "2026-01-02"
     assert again.table.equals(whole.table)
     assert spent.total > 0
     assert not out.with_suffix(".parts").exists()
@@ -380,7 +380,7 @@ def test_match_rates_have_a_row_for_each_head_of_a_layer() -> None:
     common = log.table["rank_common"].to_numpy()
     ranks = np.maximum(common - 1, 1) * np.isin(np.arange(1, LAYERS + 1), (2, 3))
     table = log.table.with_columns(pl.Series("rank_trained", ranks, log.table.schema["rank_trained"]))
-    found = PositionLog(table, log.said | {"heads": {"name": "heads", "checksum": "0"}})
+    found = PositionLog(table, log.header | {"heads": {"name": "heads", "checksum": "0"}})
     rows = {row[:3]: row[3] for row in rate_tables.matches(found, [1, 2], position_log.HEADS).rows}
     heads = [(layer, "N") for layer in range(1, LAYERS)] + [(2, "Y"), (3, "Y")]
     assert {*rows} == {(*each, k) for each in heads for k in (1, 2)}
@@ -426,7 +426,7 @@ def test_tables_by_position_and_of_independence_are_plain_counts() -> None:
         expected = np.sqrt(((sums - TOKENS * mean) ** 2).mean() / (TOKENS * mean * (1 - mean))) if 0 < mean < 1 else np.nan
         assert spread == pytest.approx(expected, nan_ok=True)
     lengths = [each + 1 for each in log.column("accepted")]
-    played = rates_from_logs.play(lengths, 3)
+    played = rates_from_logs.replay(lengths, 3)
     rows = {row[0]: row for row in table("Acceptance (measured").rows}
     assert rows["mean_acceptance_length"][1:3] == (3, pytest.approx(played.accepted.mean() + 1))
     assert rows["mean_acceptance_length"][5] == played.accepted.size
@@ -490,7 +490,7 @@ def test_all_tables_of_a_log_cell_by_cell(
         runs, correlation = rates_from_logs.runs_test(matched), rates_from_logs.lag_correlation(matched)
         assert found == pytest.approx((common[:, layer - 1] <= k).mean())
         assert (lag, p, z, p_z) == pytest.approx((correlation.correlation, correlation.p_value, runs.z, runs.p_value), nan_ok=True)
-    played = {gamma: rates_from_logs.play(lengths, gamma) for gamma in (2, 3)}
+    played = {gamma: rates_from_logs.replay(lengths, gamma) for gamma in (2, 3)}
     flat = tables[3].rows[0]
     assert flat[:6] == ("positions", "-", *map(float, rates_from_logs.accepted_of_positions(lengths)))
     assert np.isnan(flat[6:]).all()
@@ -505,9 +505,9 @@ def test_all_tables_of_a_log_cell_by_cell(
         assert np.isnan([*drafted[6:], *mean[3:5], *mean[6:]]).all()
         means = rates_from_logs.means(played[gamma])
         [row] = [row for row in tables[4].rows if row[0] == gamma]
-        assert row == (*means[:8], means.half)
+        assert row == (*means[:8], means.sequences_with_half)
     assert len(tables[4].notes) == 1
-    place, position = rates_from_logs.by_place(played[3]), rates_from_logs.by_output_position(played[3], [0, 3, 6, 9, 12])
+    place, position = rates_from_logs.by_draft_position(played[3]), rates_from_logs.by_output_position(played[3], [0, 3, 6, 9, 12])
     names = ("1-3", "4-6", "7-9", "10-12")
     for table, by, first in ((tables[5], place, (1, 2, 3)), (tables[6], position, names)):
         expected = [
@@ -515,7 +515,7 @@ def test_all_tables_of_a_log_cell_by_cell(
             for name, *each, count in zip(first, by.rate, by.low, by.high, by.trials, strict=True)
         ]
         assert [*table.rows] == expected
-    accepted = rates_from_logs.coins(lengths)
+    accepted = rates_from_logs.first_token_outcomes(lengths)
     correlation, runs = rates_from_logs.lag_correlation(accepted), rates_from_logs.runs_test(accepted)
     tests = [rates_from_logs.geometric_test(played[gamma]) for gamma in (2, 3)]
     assert tables[7].rows == (
@@ -545,7 +545,7 @@ def test_a_table_is_printed_with_aligned_columns() -> None:
 def test_acceptance_of_sampled_drafts_is_the_mean_of_two_columns() -> None:
     log = made(sampling=Sampling(temperature=2.0))
     (drawn,) = (each for each in rate_tables.tables(log, [1], [1], 0.1) if each.title.startswith("Acceptance of sampled"))
-    for (_, rate, error, count), column in zip(drawn.rows, (log.column("overlap"), log.chances()), strict=True):
+    for (_, rate, error, count), column in zip(drawn.rows, (log.column("overlap"), log.acceptance_probabilities()), strict=True):
         values = np.concatenate(column)
         assert (rate, count) == (pytest.approx(values.mean()), values.size)
         assert error == pytest.approx(np.sqrt(((values - values.mean()) ** 2).sum() / (values.size - 1) / values.size))
@@ -741,7 +741,7 @@ def test_lossy_drafts_need_a_log_of_a_draft(kind: str, tmp_path: Path, monkeypat
 
     monkeypatch.chdir(tmp_path)
     log = made()
-    position_log.save(PositionLog(log.table.select([*position_log.TARGET]), {**log.said, "draft": None}), "log.json")
+    position_log.save(PositionLog(log.table.select([*position_log.TARGET]), {**log.header, "draft": None}), "log.json")
     method = 'name = "bild"\ndraft_layers = 2\nfallback_threshold = 0.5\nrollback_threshold = 2.0\n'
     law = f'[outcomes]\nkind = "{kind}"\nlog = "log.json"\n[cost]\ncost_ratio = 0.2\n'
     Path("s.toml").write_text(f'[scenario]\nname = "logged"\ntokens = 8\n[[method]]\nlayers = {LAYERS}\n{method}{law}')

@@ -25,7 +25,7 @@ from calibrate.workers import worker_loop
 from calibrate.workers.over_processes import Parallel, ProcessError, started
 from model.base.checks import ParameterError
 from model.logs import measured_runs
-from model.logs.spans import of_main
+from model.logs.spans import main_process_seconds
 from model.methods.ppd import algorithm as ppd
 from model.steps import CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, Stop
 from tests.calibrate.test_over_processes import BATCHED, CHOICES, LAYERS, NESTED, as_believed
@@ -276,7 +276,7 @@ def test_stopped_passes_finish_before_later_work_on_their_gpu(cuda: Cuda) -> Non
         assert cuda.finished[stream.number] == stream.clock[stream.number]  # none of its work is left
         fates = {span.fate for span in run.spans if span.unit == 1}
         assert fates & {"cancelled", "discarded"}
-        assert sum(of_main(run.spans).values()) > 0
+        assert sum(main_process_seconds(run.spans).values()) > 0
     assert cuda.races == []
 
 

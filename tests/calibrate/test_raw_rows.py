@@ -22,7 +22,7 @@ from calibrate.timing import process_times, profile_from_timings, read_times, ti
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
 from model.hardware import physical_limits, profile
-from model.hardware.profile import AXES, PROCESS_TEXT
+from model.hardware.profile import AXES, PROCESS_PROMPT
 from model.hardware.profile_files import save
 from model.logs.spans import Span
 from tests.support.tiers import examples
@@ -173,7 +173,7 @@ def test_times_over_processes_follow_from_spans(monkeypatch: pytest.MonkeyPatch)
     pool: Any = SimpleNamespace(decoder=decoder, units=2)
     seconds = 92.0
     found = process_times.over_processes(pool, 3)
-    assert made == [(pool, True), 2 * PROCESS_TEXT]
+    assert made == [(pool, True), 2 * PROCESS_PROMPT]
     assert settled == [1]
     # The main process worked or waited for 77 of 92 s: the rest, divided by its two reads.
     assert found == {1: {
@@ -379,7 +379,8 @@ def test_command_prints_the_values_of_the_profile(tmp_path: Path, monkeypatch: p
     assert [line.split(" us")[0].split()[-1] for line in found] == ["1200.0", "2400.0"]
     for line, each in zip(found, [1.2e-3, 2.4e-3], strict=True):
         speed, share, rate, of_peak = line.split(" us")[1].split()
-        reached = next(one for one in physical_limits.reached(made, profile_from_timings.shape_of(made)) if one.part == "layer")
+        implied = physical_limits.implied_rates(made, profile_from_timings.shape_of(made))
+        reached = next(rates for rates in implied if rates.part == "layer")
         row = [*reached.seconds].index(pytest.approx(each))
         assert (speed, share) == (f"{reached.bandwidth()[row] / 1e9:.1f}", f"{reached.bandwidth()[row] / 3e10:.0%}")
         assert (rate, of_peak) == (f"{reached.rate()[row] / 1e12:.3f}", f"{reached.rate()[row] / 5e10:.0%}")

@@ -105,7 +105,7 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Costs:
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, instead)
     monkeypatch.setattr(read_times, "means", lambda times: found.samples.append(len(times)) or single_pass.means(times))
-    monkeypatch.setattr(read_times, "PROCESS_TEXT", 6)
+    monkeypatch.setattr(read_times, "PROCESS_PROMPT", 6)
     return found
 
 

@@ -182,10 +182,10 @@ def test_time_between_a_read_and_the_next_pass_counts_as_pause() -> None:
     whole, spent = Forward("target", (7,), 5, LayerSpan(0, 5)), []
     for turn, pause in ((3e-3, 0.0), (0.0, 3e-3)):
         cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=COOLING))}, scheduling=turn)
-        cost.made(whole)
+        cost.record_pass(whole)
         cost.reading(Read("next", whole))
         cost.elapsed += pause
-        spent.append(cost.made(whole).cooling)
+        spent.append(cost.record_pass(whole).cooling)
     assert spent[0] == pytest.approx(spent[1])
     assert spent[0] > 0
 
@@ -267,7 +267,7 @@ def passes(cost: ReplayedSeconds, *spans: tuple[int, int], at: int = 5, pause: f
     """Seconds of consecutive passes over these layers at one position."""
     made = []
     for span in spans:
-        made.append(cost.made(Forward("target", (7,), at, LayerSpan(*span))))
+        made.append(cost.record_pass(Forward("target", (7,), at, LayerSpan(*span))))
         cost.elapsed += pause
     return made
 
@@ -316,7 +316,7 @@ def test_sub_processes_within_a_process_cost_their_start() -> None:
     profiles = {"target": ProfileCosts(profile_of("target", further=forks))}
     cost = ReplayedSeconds(profiles)
     assert [cost.dispatching(count) for count in (0, 1, 3)] == pytest.approx([0, 1e-4, 4e-4])
-    assert ReplayedSeconds(profiles, single=False).dispatching(3) == 0
+    assert ReplayedSeconds(profiles, single_process=False).dispatching(3) == 0
     found = record("llama", "ppd", {"exit_layer": 3, "candidates": 1}, [1, 2, 3], 10, seed=2)
     free = run_comparison.predict(found, ReplayedSeconds({"target": ProfileCosts(profile_of("target"))}))
     forked = run_comparison.predict(found, cost)
@@ -337,13 +337,13 @@ def test_a_pause_makes_the_next_layers_slower() -> None:
     cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=COOLING))})
     whole = [each.cooling for each in passes(cost, (0, 5), (0, 5), (0, 5))]
     assert whole[0] == 0
-    others = cost.made(Forward("target", (7,), 5, LayerSpan(0, 5)))
+    others = cost.record_pass(Forward("target", (7,), 5, LayerSpan(0, 5)))
     assert others.cooling == pytest.approx(whole[2]) == pytest.approx(whole[1])
     cooled = []
     for pause in (0.0, 1e-3, 3e-3, 1.0):
         cost.begin()
         passes(cost, (0, 5), (0, 5), pause=pause)
-        cooled.append(cost.made(Forward("target", (7,), 5, LayerSpan(0, 5))).cooling)
+        cooled.append(cost.record_pass(Forward("target", (7,), 5, LayerSpan(0, 5))).cooling)
     assert cooled == sorted(cooled)
     assert cooled[0] == pytest.approx(others.cooling)
     assert cooled[0] < cooled[1] < cooled[2]
@@ -361,9 +361,9 @@ def test_pauses_before_multi_token_passes_use_their_own_times() -> None:
     for width in (1, 5, 9, 12):
         cost.begin()
         step = Forward("target", (7,) * width, 5, LayerSpan(0, 5))
-        cost.made(step)
+        cost.record_pass(step)
         cost.elapsed += 1.0
-        found.append(cost.made(step).cooling)
+        found.append(cost.record_pass(step).cooling)
     assert found == pytest.approx([2.5e-3, (2.5e-3 + 1.25e-3) / 2, 1.25e-3, 1.25e-3])
 
 
@@ -377,14 +377,14 @@ def test_layers_repeated_sooner_take_less() -> None:
     more = [each.cooling for each in passes(cost, *[(0, 3)] * 20)]
     assert 3 * few[-1] < more[-1] < 0
     # The other layers have not been run for long; then all are as before.
-    rest = cost.made(Forward("target", (7,), 5, LayerSpan(3, 5))).cooling
+    rest = cost.record_pass(Forward("target", (7,), 5, LayerSpan(3, 5))).cooling
     assert rest > 0
 
 
 def test_a_pass_in_pieces_has_no_extra_pause() -> None:
     cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=[*COOLING, *CALLS]))})
     passes(cost, (0, 5), (0, 5))
-    whole = cost.made(Forward("target", (7,), 5, LayerSpan(0, 5))).cooling
+    whole = cost.record_pass(Forward("target", (7,), 5, LayerSpan(0, 5))).cooling
     cost.begin()
     pieces: list[Any] = []
     for _ in range(3):
@@ -609,7 +609,7 @@ def test_streams_need_no_times_of_dispatch_and_wake() -> None:
 def test_passes_of_sub_processes_use_their_own_times() -> None:
     """They replace those of a single process; heads, later layers and prompts belong to the main process."""
     clock = {"target": ProfileCosts(profiles(step=5e-4, embedding=1e-4)["target"])}
-    own, told = ReplayedSeconds(clock, single=False), ReplayedSeconds(clock, single=False, subprocess_step=2e-4)
+    own, told = ReplayedSeconds(clock, single_process=False), ReplayedSeconds(clock, single_process=False, subprocess_step=2e-4)
     sub = Forward("target", (7,), 5, LayerSpan(0, 8))
     assert own.forward(sub) == pytest.approx(8e-3 + 6e-4)
     assert told.forward(sub) == pytest.approx(8e-3 + 2e-4)
@@ -621,7 +621,7 @@ def test_passes_of_sub_processes_use_their_own_times() -> None:
     runs = synthetic_runs([record_decoding("ppd", 24, {"match_rate": 0.6}, exit_layer=8, candidates=1)], profiles(), units=[2])
     timed = profiles(main_concurrent=1.5e-3, subprocess_step=6e-4)
     cost = run_comparison.over_processes({"target": ProfileCosts(timed["target"])}, next(iter(runs.timed.values())))
-    assert (cost.subprocess_step, cost.slower) == (pytest.approx(4e-4), (1.0, pytest.approx(1.5)))
+    assert (cost.subprocess_step, cost.slowdowns) == (pytest.approx(4e-4), (1.0, pytest.approx(1.5)))
 
 
 def test_reads_that_depend_on_times_are_refused() -> None:
@@ -648,8 +648,8 @@ def test_measured_and_simulated_units_side_by_side() -> None:
     found = synthetic_runs(made, clock, units=[2])
     measured_, simulated = run_comparison.measured_and_simulated_spans(found, known, 0)
     timed = found.timed[0]
-    assert measured_["end"].max() == pytest.approx(max(span.end for span in timed.spans(timed.middle)))
-    assert measured_.height == len(timed.spans(timed.middle))
+    assert measured_["end"].max() == pytest.approx(max(span.end for span in timed.spans(timed.median_repeat)))
+    assert measured_.height == len(timed.spans(timed.median_repeat))
     assert simulated["end"].max() == pytest.approx(run_comparison.compare(found, known)["predicted_total_s"][0])
     assert simulated["end"].max() < 0.7 * measured_["end"].max()
 

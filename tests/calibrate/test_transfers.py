@@ -177,7 +177,7 @@ def test_message_time_is_half_a_round_trip_after_warm_up(rank: int, monkeypatch:
 
 def test_shared_memory_transfers_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ends are threads of this process; the first alone reports times."""
-    monkeypatch.setattr(transfers, "end_with_starter", lambda: None)
+    monkeypatch.setattr(transfers, "exit_with_starter", lambda: None)
     ends, (report, other) = multiprocessing.Pipe(), multiprocessing.Pipe()
     room = multiprocessing.RawArray("b", 64)
     sizes = (8, 64)
@@ -239,7 +239,7 @@ def test_two_ends_exchange_messages(backend: str, monkeypatch: pytest.MonkeyPatc
     """The calls of torch at each end, in order; no message is sent."""
     import torch
 
-    monkeypatch.setattr(transfers, "end_with_starter", lambda: None)
+    monkeypatch.setattr(transfers, "exit_with_starter", lambda: None)
     monkeypatch.setattr(transfers.os.path, "exists", lambda path: path == "/sys/class/net/lo")
     done = list[Any]()
     for rank in (0, 1):

@@ -192,7 +192,7 @@ def test_one_measured_layer_of_a_gpu_reduces_its_error(layers: tuple[fits.Measur
 
 def made_cells(gpu: str, law: Efficiency, tokens: tuple[float, ...]) -> list[fits.Cell]:
     line = fits.roofline_on(gpu, preset("llama-2-7b"))
-    return [fits.Cell(line, at, float(replace(line, efficiency=law).products(at))) for at in tokens]
+    return [fits.Cell(line, at, float(replace(line, efficiency=law).gemms(at))) for at in tokens]
 
 
 def test_adapted_efficiencies_lie_between_prior_and_measurement() -> None:
@@ -330,7 +330,7 @@ def test_one_fitted_cost_explains_ppd_table_3() -> None:
 def made_up(gpu: str, model: str, law: Efficiency = LAW, factor: float = 1.0) -> fits.MeasuredLayers:
     tokens = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096], dtype=np.float64)
     line = replace(fits.roofline_on(gpu, preset(model)), efficiency=law)
-    return fits.MeasuredLayers(gpu, model, tokens, factor * line.products(tokens))
+    return fits.MeasuredLayers(gpu, model, tokens, factor * line.gemms(tokens))
 
 
 def attention_made_up(operations: Profile, law: Efficiency) -> fits.MeasuredAttention:

@@ -317,9 +317,9 @@ def test_each_profile_is_drawn_once(album: Album, monkeypatch: pytest.MonkeyPatc
 
 
 def test_figures_of_a_log_use_its_numbers(album: Album, tmp_path: Path) -> None:
-    said: dict[str, Any] = {"target": {"name": "large"}, "draft": {"name": "small"}}
+    header: dict[str, Any] = {"target": {"name": "large"}, "draft": {"name": "small"}}
     columns = {"accepted": [np.array([0, 2])]}
-    log: Any = SimpleNamespace(drafted=True, said=said, starts=[0, 4, 9], column=columns.__getitem__)
+    log: Any = SimpleNamespace(drafted=True, header=header, starts=[0, 4, 9], column=columns.__getitem__)
     both = ["match_rate", "match_rate_by_position"]
     found = figures.of_log(log, tmp_path, [1, 3], [2, 5])
     assert [path.name for path in found] == [*both, "acceptance_by_position", "accepted_lengths"]
@@ -329,7 +329,7 @@ def test_figures_of_a_log_use_its_numbers(album: Album, tmp_path: Path) -> None:
     assert lengths.tolist() == [1, 3]
     assert album.drawn["accepted_lengths"][1][1:] == ([2, 5], about)
     assert album.drawn["acceptance_by_position"][1][1:] == (5, about)
-    for changed in ({"drafted": False}, {"said": said | {"sampling": {"temperature": 1.0}}}):
+    for changed in ({"drafted": False}, {"header": header | {"sampling": {"temperature": 1.0}}}):
         few: Any = SimpleNamespace(**(vars(log) | changed))
         assert [path.name for path in figures.of_log(few, tmp_path, [1], [2])] == both
 

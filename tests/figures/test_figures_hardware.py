@@ -130,7 +130,7 @@ def test_points_are_the_rows_and_roofs_the_peaks() -> None:
         assert roof == pytest.approx(np.minimum(each.rate, each.bandwidth * at))
         assert at[1] == pytest.approx(each.rate / each.bandwidth)
         model = Roofline(shape, each.bandwidth, each.rate)
-        assert xy(drawn[f"model {each.name}"])[1] == pytest.approx([2 * weights * w / model.products(w) for w in widths])
+        assert xy(drawn[f"model {each.name}"])[1] == pytest.approx([2 * weights * w / model.gemms(w) for w in widths])
     assert [hollow(drawn[f"points {each.name}"]) for each in found] == [False, True]
     said = all_text(figure)
     for word in (f"{MEASURED}:\nmeasured", f"{COMPOSED}:\ncomposed of operations", "assumed efficiencies", ";\npeaks published"):
@@ -181,7 +181,7 @@ def test_curves_of_pass_cost_equal_the_costs_charged_to_methods() -> None:
     """The curve and its error bounds equal the simulator's costs at that context."""
     hardware = ProfileCosts(profile_files.load(COMPOSED))
     cost = PassSeconds({"target": hardware}, prompt=1024, batch=32)
-    slow, fast = cost.with_ends()
+    slow, fast = cost.uncertainty_ends()
     widths, plain = np.arange(1, 13), float(cost.plain_times())
     figure = pass_cost.draw({"H100": hardware}, batches=(1, 32), widest=12, context=1024)
     [axes] = figure.axes
@@ -265,7 +265,7 @@ def test_memory_fits_exactly_that_many_sequences() -> None:
     assert found.fits is not None
     for context, fits in zip((1024, 8192), found.fits.tolist(), strict=True):
         both: dict[str, Any] = {"context": context, "tensor_parallel": 2, "also": (DRAFT.shape,)}
-        needed = [memory(hardware.shape, room, batch=batch, **both).needed for batch in (fits, fits + 1)]
+        needed = [memory(hardware.shape, room, batch=batch, **both).required for batch in (fits, fits + 1)]
         assert needed[0] <= room < needed[1]
     small = largest_batch.limits(hardware, DRAFT, **options, contexts=(1024,), available=1e9)
     assert small.fits is not None
@@ -635,7 +635,7 @@ def test_rooflines_by_hand(whole: Profile) -> None:
     assert rate == pytest.approx(2 * weights * tokens / row["time_s"])
     model = Roofline(shape_of(split), split.bandwidth, split.rate, tensor_parallel=2)
     modelled = halves.panels[0].line(f"model {split.name}")
-    assert 2 * weights * tokens / float(model.products(tokens)) == pytest.approx(
+    assert 2 * weights * tokens / float(model.gemms(tokens)) == pytest.approx(
         next(y for (_, y), width in zip(modelled, reached_peaks.points(split, 2).width, strict=True) if width == tokens)
     )
 

@@ -26,7 +26,7 @@ from model.methods.adaptive.draft_length_policies import (
 from model.methods.rounds import ReplayRounds, RoundPrices, Rounds, Tally, moments, round_prices, varying
 from model.methods.speculative.theory import optimal_draft_length, oracle_speedup, speedup
 from model.outcomes import random_streams
-from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov, Replay, ReplayChances, TwoClass
+from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov, RecordedProbabilities, Replay, TwoClass
 from model.steps import Forward, LayerSpan, Read
 from sim.scenarios import cases
 from sim.views import evaluation
@@ -104,7 +104,7 @@ def twin(parameters: Parameters, tokens: int, accept: Bools, doubts: Whole | Non
     """The vectorised walk, at a cost ratio of 1/4."""
     prices = round_prices(UnitCost(1, cost_ratio=0.25), parameters.longest_draft)
     unsure = doubts[: tokens - 1].astype(np.uint8) if doubts is not None and parameters.policy == "confidence" else None
-    return varying(parameters.started(accept.shape[1]), tokens, outcomes_of_rows(accept), prices, unsure)
+    return varying(parameters.initial_policy(accept.shape[1]), tokens, outcomes_of_rows(accept), prices, unsure)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -166,7 +166,7 @@ def test_one_decoding_and_many_decide_identically(data: st.DataObject) -> None:
     options = {"step": data.draw(st.floats(0, 50))} if policy == "gradient" else {}
     parameters = parameters_of(policy, max_draft_length=30, **options)
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    many, single = parameters.started(17), [parameters.started(1) for _ in range(17)]
+    many, single = parameters.initial_policy(17), [parameters.initial_policy(1) for _ in range(17)]
     for _ in range(15):
         which = np.flatnonzero(rng.random(17) < 0.7)
         drafted = many.length[which]
@@ -185,7 +185,7 @@ CHAINS = [Iid(0.7), Iid(0.0), Iid(1.0), ByPosition([0.9, 0.2, 0.6, 0.8, 0.5, 0.3
 def sequences(law: Chain, positions: int) -> tuple[Bools, NDArray[np.float64]]:
     """All sequences of outcomes, shape (positions, sequences), and their probabilities."""
     rows = np.array(list(itertools.product((False, True), repeat=positions)), dtype=np.bool_).reshape(2**positions, positions).T
-    low, high = law.chances(positions)
+    low, high = law.probabilities(positions)
     chance = np.ones(rows.shape[1])
     for place, row in enumerate(rows):
         success = np.where(rows[place - 1], high[place], low[place]) if place else np.full(len(chance), low[0])
@@ -272,7 +272,7 @@ def test_recorded_outcomes_are_averaged() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 8])
 def test_recorded_probabilities_are_averaged_over_records_and_draws(tokens: int) -> None:
-    law = ReplayChances([[0.9, 0.2, 1.0, 0.5, 0.3, 0.8, 0.6, 0.7], [0.4, 0.0, 0.6, 0.9, 0.7, 1.0, 0.1, 0.5]])
+    law = RecordedProbabilities([[0.9, 0.2, 1.0, 0.5, 0.3, 0.8, 0.6, 0.7], [0.4, 0.0, 0.6, 0.9, 0.7, 1.0, 0.1, 0.5]])
     ways = [sequences(chain, tokens) for chain in law.chains]
     rows, chance = np.concatenate([rows for rows, _ in ways], axis=1), np.concatenate([chance for _, chance in ways]) / 2
     for first, longest in ((1, 4), (3, 3)):
@@ -288,7 +288,8 @@ def test_prediction_equals_the_mean_of_the_walk() -> None:
     rows, chance = sequences(Iid(0.6), 8)
     for placement, units in (("colocated", 1), ("separate", 2)):
         parameters = parameters_of("heuristic", placement=placement, draft_length=2)
-        tally = varying(parameters.started(len(chance)), 8, outcomes_of_rows(rows), round_prices(cost, 6, separate=units == 2))
+        prices = round_prices(cost, 6, separate=units == 2)
+        tally = varying(parameters.initial_policy(len(chance)), 8, outcomes_of_rows(rows), prices)
         found = adaptive.predict(parameters, 8, Iid(0.6), cost)
         values = [found.latency, found.latency_variance, found.busy, found.operations, found.rounds, found.drafted]
         assert [float(np.asarray(value)) for value in values] == pytest.approx(means(tally, chance))
@@ -342,7 +343,7 @@ def test_no_policy_exceeds_the_oracle_bound(rate: float, ratio: float, tokens: i
     bound = tokens * (1 - rate + ratio * rate)
     assert bound == pytest.approx(tokens / float(oracle_speedup(rate, ratio)) if bound else 0)
     prices = round_prices(UnitCost(1, cost_ratio=ratio), 6)
-    for policy in [*(parameters_of(name).started(len(chance)) for name in POLICIES), Arbitrary(seed, 6, len(chance))]:
+    for policy in [*(parameters_of(name).initial_policy(len(chance)) for name in POLICIES), Arbitrary(seed, 6, len(chance))]:
         tally = varying(policy, tokens, outcomes_of_rows(rows), prices)
         assert float(tally.time @ chance) >= bound * (1 - 1e-12) - 1e-12
 
@@ -535,7 +536,7 @@ def test_defaults_are_as_documented() -> None:
     assert Parameters(4, "optimum", min_draft_length=7).first == 7
     assert Parameters(4, "optimum", min_draft_length=0, draft_length=0, believed_cost_ratio=0.5).first == 0
     assert (Parameters(4, "optimum").units, Parameters(4, "optimum", placement="separate").units) == (1, 2)
-    assert (plain["optimum"].longest_draft, plain["optimum"].widest) == (20, 21)
+    assert (plain["optimum"].longest_draft, plain["optimum"].largest_pass) == (20, 21)
     told = Parameters(4, "gradient", believed_cost_ratio=0.3)
     cost = UnitCost(4, cost_ratio=0.1)
     assert told.with_costs(cost) is told
@@ -543,7 +544,7 @@ def test_defaults_are_as_documented() -> None:
     assert plain["heuristic"].with_costs(cost) is plain["heuristic"]
     for policy in ONLINE_POLICIES:
         with pytest.raises(ParameterError, match=f"believed_cost_ratio is required by policy '{policy}'"):
-            plain[policy].started(1)
+            plain[policy].initial_policy(1)
 
 
 def test_the_estimate_stays_without_drafts() -> None:

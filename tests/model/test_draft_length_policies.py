@@ -17,7 +17,7 @@ from model.methods.adaptive.draft_length_policies import (
     Constant,
     Gradient,
     Heuristic,
-    Measured,
+    MeasuredOptimum,
     Optimum,
     Policy,
     gradient,
@@ -61,7 +61,7 @@ def test_measured_policy_takes_the_best_length_for_the_estimate(
     steps: list[int], shortest: int, accepted: int, rejected: int
 ) -> None:
     widths = np.concatenate([[1.0], np.array(steps) / 4])  # not monotone, like measured tables
-    policy = Measured(3, (shortest, 7), 0.125, "tested", (1.0, 2.0), widths, 1)
+    policy = MeasuredOptimum(3, (shortest, 7), 0.125, "tested", (1.0, 2.0), widths, 1)
     for drafts in [*[(1, 1)] * accepted, *[(0, 1)] * rejected]:
         policy.learn(np.array([0]), np.array([drafts[0]]), np.array([drafts[1]]))
     rate = Fraction(1 + accepted, 2 + accepted + rejected)
@@ -73,11 +73,11 @@ def test_measured_policy_takes_the_best_length_for_the_estimate(
 
 
 def test_measured_policy_treats_decodings_separately() -> None:
-    many = Measured(3, (0, 7), 0.125, "tested", (1.0, 2.0), np.linspace(1.0, 2.0, 8), 3)
+    many = MeasuredOptimum(3, (0, 7), 0.125, "tested", (1.0, 2.0), np.linspace(1.0, 2.0, 8), 3)
     rounds = [(0, 5), (3, 3), (5, 5)]
     many.learn(np.arange(3), *(np.array(column) for column in zip(*rounds, strict=True)))
     for index, each in enumerate(rounds):
-        single = Measured(3, (0, 7), 0.125, "tested", (1.0, 2.0), np.linspace(1.0, 2.0, 8), 1)
+        single = MeasuredOptimum(3, (0, 7), 0.125, "tested", (1.0, 2.0), np.linspace(1.0, 2.0, 8), 1)
         assert lengths(single, [each]) == [many.length[index]]
     assert len(set(many.length.tolist())) > 1
 
@@ -85,8 +85,8 @@ def test_measured_policy_treats_decodings_separately() -> None:
 def test_optimum_uses_the_verify_cost_of_the_scenario() -> None:
     steep = UnitCost(4, cost_ratio=0.1, verify_cost=((1, 1.0), (2, 1.1), (3, 5.0), (40, 50.0)))
     told = parameters_of("optimum", max_draft_length=30, believed_cost_ratio=None).with_costs(steep)
-    policy, free = told.started(1), parameters_of("optimum", max_draft_length=30, believed_cost_ratio=0.1).started(1)
-    assert isinstance(policy, Measured)
+    policy, free = told.initial_policy(1), parameters_of("optimum", max_draft_length=30, believed_cost_ratio=0.1).initial_policy(1)
+    assert isinstance(policy, MeasuredOptimum)
     for each in (policy, free):
         each.learn(np.array([0]), np.array([9]), np.array([9]))
     assert (policy.length.tolist(), free.length.tolist()) == ([1], [int(optimal_draft_length(10 / 11, 0.1))])
@@ -338,7 +338,7 @@ def test_policies_converge_to_the_predicted_lengths(estimator: str, expected: in
     prices = round_prices(UnitCost(1, cost_ratio=0.117), 30)
     for policy in ONLINE_POLICIES:
         parameters = Parameters(1, policy, 30, believed_cost_ratio=0.117, estimator=estimator)
-        running = parameters.started(12)
+        running = parameters.initial_policy(12)
         varying(running, 6001, outcomes_of_rows(accept), prices)
         assert np.abs(running.length - expected).max() <= 1
 

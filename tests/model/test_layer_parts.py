@@ -27,7 +27,7 @@ from model.hardware import composed_layers, profile_files
 from model.hardware.cost_models import memory
 from model.hardware.profile_costs import PEAKS
 from model.hardware.roofline import SMALL_LAUNCH, Efficiency, Roofline
-from model.interpret.account import Totals, Work, bill
+from model.interpret.account import Totals, Work, flops_and_bytes
 
 TINY = Shape(3, 8, 4, 2, 2, 12, True, 100, False)
 SPARSE = replace(TINY, experts=Experts(6, 2))
@@ -94,10 +94,10 @@ def test_one_sparse_pass_by_hand() -> None:
     assert SPARSE.operations(3, 5, heads=1) == 3 * SPARSE.layer_flops(3, 5) + 2 * 800
     bound = Roofline(SPARSE, 1e6, 1e30, PEAKS)
     activations = 3 * (8 + 16 + 8 + 8 + 8 + 6) + 3 * 2 * (8 + 24 + 12 + 8)
-    assert float(bound.products(3)) == pytest.approx((SPARSE.layer_read_bytes(3) + 2 * activations) / 1e6)
+    assert float(bound.gemms(3)) == pytest.approx((SPARSE.layer_read_bytes(3) + 2 * activations) / 1e6)
     slow = Roofline(SPARSE, 1e30, 1e6, PEAKS)
-    assert float(slow.products(3)) == pytest.approx(2 * 3 * (attention + router + 2 * each) / 1e6)
-    kernels = float(Roofline(SPARSE, 1e30, 1e30, Efficiency(attention_launch=0)).products(3))
+    assert float(slow.gemms(3)) == pytest.approx(2 * 3 * (attention + router + 2 * each) / 1e6)
+    kernels = float(Roofline(SPARSE, 1e30, 1e30, Efficiency(attention_launch=0)).gemms(3))
     assert kernels == pytest.approx(5 * 6.6e-6 + 6 * SMALL_LAUNCH)  # five products; two norms, four others
 
 
@@ -242,13 +242,13 @@ def test_weight_only_formats_change_bytes_not_operations(name: str, experts_only
 def test_only_products_of_quantised_weights_use_their_rate() -> None:
     made = replace(TINY, weights=FORMATS["float8"])
     slow, fast = (Roofline(made, 1e30, 1e9, PEAKS, product_rate=rate) for rate in (None, 2e9))
-    assert float(slow.products(64)) == pytest.approx(2 * float(fast.products(64)))
+    assert float(slow.gemms(64)) == pytest.approx(2 * float(fast.gemms(64)))
     assert slow.attention(3, 5, 2) == fast.attention(3, 5, 2)
     assert slow.head(3) == fast.head(3)
     # Memory-bound, times are proportional to the bytes.
     read = Roofline(made, 1e9, 1e30, PEAKS)
     activations = 2 * (8 + 16 + 8 + 8 + 8 + 24 + 12 + 8)
-    assert float(read.products(1)) == pytest.approx((made.layer_weight_bytes + activations) / 1e9)
+    assert float(read.gemms(1)) == pytest.approx((made.layer_weight_bytes + activations) / 1e9)
 
 
 def test_formats_by_name() -> None:
@@ -269,7 +269,7 @@ def test_a_bill_counts_what_the_passes_need() -> None:
     passes, width, context = 5, 3, 20
     layers, seen = 3 * passes, sum(context + place + 1 for place in range(width))
     totals = Totals(passes, layers, layers * width, layers * seen, layers * (context + width), head_runs=passes, heads=passes)
-    found = bill(Work({"target": totals}), {"target": made})
+    found = flops_and_bytes(Work({"target": totals}), {"target": made})
     assert found.weight_bytes == pytest.approx(layers * float(made.layer_read_bytes(width)) + passes * 2 * made.head_weights)
     # The window of one of three layers applies to mean positions: a token sees 4, a pass reads 4.
     assert found.kv_read_bytes == pytest.approx(passes * made.cache_bytes(1) * (2 * (context + width) + 4))

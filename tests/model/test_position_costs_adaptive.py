@@ -31,7 +31,8 @@ LAYERS = 4
 def costs(placement: str) -> st.SearchStrategy[PassSeconds]:
     return st.builds(
         lambda draft, prompt, batch, link, devices: growing(
-            LAYERS, draft=draft, prompt=prompt, batch=batch, link=link, draft_devices=devices, others_at=None if batch < 3 else 4.5
+            LAYERS, draft=draft, prompt=prompt, batch=batch, link=link, draft_devices=devices,
+            others_position=None if batch < 3 else 4.5,
         ),
         st.floats(0.02, 0.8), st.integers(0, 30), st.integers(1, 4),
         st.sampled_from((0.0, 0.4) if placement == "separate" else (0.0,)), st.sampled_from((1.0, 0.5)),
@@ -105,7 +106,7 @@ def test_the_draft_model_reads_skipped_tokens() -> None:
 
 
 def chance_of(law: Chain, path: tuple[bool, ...]) -> float:
-    low, high = law.chances(max(len(path), 1))
+    low, high = law.probabilities(max(len(path), 1))
     before = (False, *path)
     rates = [high[place] if before[place] else low[place] for place in range(len(path))]
     return math.prod(float(rate if hit else 1 - rate) for rate, hit in zip(rates, path, strict=True))
@@ -151,7 +152,7 @@ def test_formula_of_confidence_stops_is_the_mean_over_all_outcomes(
 
 def test_uniform_seconds_equal_layer_times() -> None:
     """Results in seconds are those in layer-times, multiplied by the seconds per layer; policies assume the same costs."""
-    shape, draft = growing(LAYERS).of["target"].shape, growing(1).of["target"].shape
+    shape, draft = growing(LAYERS).hardware_models["target"].shape, growing(1).hardware_models["target"].shape
     of = {"target": UniformLayers(shape, 0.002), "draft": UniformLayers(draft, 0.002)}
     seconds, layers = PassSeconds(of, prompt=7), UnitCost(LAYERS, cost_ratio=1 / LAYERS)
     for policy in POLICIES:

@@ -66,7 +66,7 @@ def chance_of(law: Any, path: tuple[bool, ...]) -> float:
     """Probability of these outcomes."""
     if isinstance(law, Replay):
         return float(np.mean([tuple(record[: len(path)]) == path for record in law.records.astype(bool).tolist()]))
-    low, high = law.chances(max(len(path), 1))
+    low, high = law.probabilities(max(len(path), 1))
     before = (False, *path)
     rates = [high[place] if before[place] else low[place] for place in range(len(path))]
     return math.prod(float(rate if hit else 1 - rate) for rate, hit in zip(rates, path, strict=True))
@@ -135,7 +135,7 @@ def test_busy_units_are_constant_if_only_passes_take_time() -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_uniform_seconds_equal_layer_times(form: tuple[str, str]) -> None:
     """Results in seconds are those in layer-times, multiplied by the seconds per layer."""
-    target, draft = (UniformLayers(growing(depth).of["target"].shape, 0.002) for depth in (LAYERS, DRAFT_LAYERS))
+    target, draft = (UniformLayers(growing(depth).hardware_models["target"].shape, 0.002) for depth in (LAYERS, DRAFT_LAYERS))
     more = {"draft_devices": 0.5, "dispatch_law": "tree"}
     seconds = PassSeconds({"target": target, "draft": draft}, prompt=7, link=0.003, dispatch=0.001, **more)  # type: ignore[arg-type]
     layers = UnitCost(LAYERS, cost_ratio=DRAFT_LAYERS / LAYERS, link=1.5, dispatch=0.5, **more)  # type: ignore[arg-type]

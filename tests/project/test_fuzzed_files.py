@@ -260,7 +260,7 @@ def logged() -> tuple[dict[str, bytes], pl.DataFrame]:
     log = position_log.bundled()
     table = log.table.filter(pl.col("prompt") < 3)
     with folder() as here:
-        position_log.save(position_log.PositionLog(table, {**log.said, "prompts": log.said["prompts"][:3]}), here / "log.json")
+        position_log.save(position_log.PositionLog(table, {**log.header, "prompts": log.header["prompts"][:3]}), here / "log.json")
         return {path.name: path.read_bytes() for path in here.iterdir()}, table
 
 

@@ -13,8 +13,6 @@ ALLOWED: dict[str, set[str]] = {
     "calibrate/family/align_draft.py": {"texts"},  # a key of saved files
     "calibrate/family/corpus.py": {"texts"},  # a variable within a string
     "model/base/renamed_keys.py": {"beside", "texts"},  # keys of earlier versions
-    "model/logs/spans.py": {"beside"},  # a function
-    "model/methods/speculative/rates_from_logs.py": {"coins"},  # a function
     "tests/calibrate/test_align_draft.py": {"texts"},
     "tests/calibrate/test_layers_command.py": {"nobody"},
     "tests/project/test_fuzzed_models.py": {"texts"},

@@ -463,7 +463,7 @@ def test_methods_from_outside_hold_while_a_command_runs(command: str, record: Re
     place, words = places[command]
 
     def work(**_: Any) -> None:
-        seen.append([*registry.allowed()])
+        seen.append([*registry.allowed_modules()])
         raise ReachedError
 
     record.replace(place, work)

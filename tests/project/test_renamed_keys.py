@@ -56,7 +56,7 @@ def test_an_old_name_is_known_nowhere_and_the_new_one_somewhere(old: str, new: s
 
 @pytest.mark.parametrize("known", KNOWN)
 def test_a_name_that_is_known_is_none_of_the_old_ones(known: str) -> None:
-    assert [name for name in KNOWN[known] if renamed_keys.now(name, KNOWN[known]) is not None] == []
+    assert [name for name in KNOWN[known] if renamed_keys.current_name(name, KNOWN[known]) is not None] == []
 
 
 @pytest.mark.parametrize(("name", "key", "value", "new"), [

@@ -266,7 +266,7 @@ def test_costs_depend_on_batch_and_devices_of_the_method(monkeypatch: pytest.Mon
     taking = {"dispatch": 1e-3, "dispatch_per_process": 2e-3, "link": 3e-3, "promotion": 4e-3, "state_check": 5e-3}
     in_seconds = {f"{name}_s": seconds for name, seconds in taking.items() if name != "state_check"} | {"dispatch_law": "tree"}
     several = {"sequences": 4, "batching": "static"}
-    for method, cost, law, batch, others_at, handed_over in (
+    for method, cost, law, batch, others_position, handed_over in (
         ({"name": "autoregressive", "sequences": 3}, ROOFLINE | {"prompt": 100}, None, 3, 16.0, 0),
         (drafting | {"sequences": 4, "batching": "lockstep"}, draft, ACCEPT, 4, None, 0),
         (drafting | several, draft | {"draft_step_s": 1e-3}, ACCEPT, 1, None, 0),
@@ -284,11 +284,11 @@ def test_costs_depend_on_batch_and_devices_of_the_method(monkeypatch: pytest.Mon
             if found is None:
                 assert tensor_parallel == 1
                 continue
-            assert (found.prompt, found.batch, found.others_at, found.middle) == (prompt, batch, others_at, 16)
+            assert (found.prompt, found.batch, found.others_position, found.middle) == (prompt, batch, others_position, 16)
             target: Any = found.hardware("target")
             assert (target.tensor_parallel, target.step_s) == (held, cost.get("step_s", 0.0))
         found = case.hardware.cost
-        small: Any = found.of.get("draft")
+        small: Any = found.hardware_models.get("draft")
         assert (small is None) == ("draft_shape" not in cost)
         if small is not None:
             assert (small.shape, small.tensor_parallel, small.step_s) == (preset("llama-68m"), 1, cost.get("draft_step_s", 0.0))
@@ -308,11 +308,11 @@ def test_costs_depend_on_batch_and_devices_of_the_method(monkeypatch: pytest.Mon
 
 def test_model_that_just_fits_is_compared_with_one_device(tmp_path: Path) -> None:
     """With the cache of all sequences at their end; with one byte less memory the speed-up over one device is null."""
-    needed = int(memory(preset("llama-68m"), 1.0, context=100 + 32, batch=3).needed)
+    needed = int(memory(preset("llama-68m"), 1.0, context=100 + 32, batch=3).required)
     for spare in (0, -1):
         path = tmp_path / f"device{spare}.toml"
         small = replace(DEVICES["a100"], name="small", memory_bytes=float(needed + spare))
-        path.write_text(devices.written(small), encoding="utf-8")
+        path.write_text(devices.toml_text(small), encoding="utf-8")
         cost = ROOFLINE | {"device": str(path), "shape": "llama-68m", "tensor_parallel": 2, "prompt": 100}
         (row,) = rows_of(scenario({"name": "autoregressive", "layers": 2, "sequences": 3}, cost, views=["formula"]))
         assert (row["speedup_over_one_device"] is None) == (spare < 0)

@@ -63,7 +63,7 @@ FAULTS: list[tuple[str, str, str, Fault]] = [
     ("hierarchical", "16d", "a token more", with_fault(plus_one, hierarchical, "tokens_per_round")),
     ("hierarchical", "16d", "a pass more", with_fault(plus_one, hierarchical, "cost_per_round")),
     ("hierarchical", "16e", "a pass more", with_fault(plus_one, hierarchical, "cost_per_round")),
-    ("hierarchical", "16f", "a token more", with_fault(plus_one, hierarchical, "breakeven_kept")),
+    ("hierarchical", "16f", "a token more", with_fault(plus_one, hierarchical, "breakeven_accepted")),
     ("hierarchical", "16g", "all kept", ALL_KEPT_BY_THE_LARGE),
     ("hierarchical", "16h", "all kept", ALL_KEPT_BY_THE_LARGE),
     ("hierarchical", "33", "over one device", plain_decoding_on_one_device),

@@ -265,7 +265,10 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("32b", "outcomes of the first sequence", with_fault(outcomes_of_the_first, BatchWorld, "read")),
     ("32c", "a share of a pass", with_fault(lambda right, *args: right(*args) / _sequences_of(*args), UnitCost, "forward")),
     ("32d", "sequence by sequence", with_fault(lambda right, *args: right(*args) * _sequences_of(*args) ** 2, UnitCost, "forward")),
-    ("32f", "all as long as the first", with_fault(lambda right, parts: right(parts[:1] * len(parts)), static_batches, "left")),
+    (
+        "32f", "all as long as the first",
+        with_fault(lambda right, parts: right(parts[:1] * len(parts)), static_batches, "remaining_probabilities"),
+    ),
     ("32g", "drafts cut", with_fault(drafts_cut, sampler, "fixed")),
     ("32h", "drafts cut", with_fault(drafts_cut, formulas, "moments_of_many")),
     ("32h", "as narrow at the end", with_fault(work_of_one_alone, formulas, "work")),

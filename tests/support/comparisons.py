@@ -17,9 +17,9 @@ from model.hardware.profile import Profile, Source, table_of
 from model.hardware.profile_costs import ProfileCosts
 from model.logs import forced_outcomes
 from model.logs.measured_runs import ROLES, MeasuredRuns
-from model.logs.read_log import DecisionLog
-from model.logs.recorded_decoding import Answered, Decoding, question
-from model.logs.spans import OWN, Span, plain
+from model.logs.read_log import ReadLog
+from model.logs.recorded_decoding import AnsweredRead, Decoding, question
+from model.logs.spans import MAIN_PROCESS_KINDS, Span, plain
 from model.methods import registry
 from model.steps import Commit, Read, Steps
 from sim.comparison import run_comparison
@@ -64,13 +64,13 @@ class _RecordedWorld:
     """Simulated answers that are recorded."""
 
     def __init__(self, world: Any) -> None:
-        self.world, self.reads = world, list[Answered]()
+        self.world, self.reads = world, list[AnsweredRead]()
         self.written: Sequence[int] = ()
 
     def read(self, step: Read) -> Any:
         self.world.written = self.written
         answer = self.world.read(step)
-        self.reads.append(Answered(question(step, step.output), answer))
+        self.reads.append(AnsweredRead(question(step, step.output), answer))
         return answer
 
 
@@ -118,7 +118,7 @@ def synthetic_runs(
         name: of["target"].part("wake" if name == "link" else name, 1) for name in ("dispatch", "link", "promotion", "scheduling")
     }
     seconds = {name: 0.0 if each is None else float(each.seconds) for name, each in between.items()}
-    cost = ReplayedSeconds(of, slower=(1.0, slower), **seconds)
+    cost = ReplayedSeconds(of, slowdowns=(1.0, slower), **seconds)
     rows = []
     for number, each in enumerate(decodings):
         unit_count = units[number] if units else 1
@@ -134,7 +134,7 @@ def synthetic_runs(
             })  # fmt: skip
     models = {role: {"name": f"made-{role}", "checksum": "0", "layers": LAYERS[role]} for role in ROLES}
     versions = {name: FACTS[name] for name in ("python", "torch", "transformers")}
-    log = DecisionLog(
+    log = ReadLog(
         tuple(decodings), tuple(names or ["one"] * len(decodings)), models, None, 0, "2026-01-01", versions, "assumed: forced"
     )
     about = {
@@ -151,7 +151,7 @@ def _spans(run: Run, factor: float) -> list[Span]:
     for each in run.intervals:
         what = "head" if each.what == "read" else each.what
         found.append(Span(*each._replace(start=factor * each.start, end=factor * each.end, what=what)))
-    for each in sorted((span for span in found if span.unit == 0 or span.what in OWN), key=lambda span: span.start):
+    for each in sorted((span for span in found if span.unit == 0 or span.what in MAIN_PROCESS_KINDS), key=lambda span: span.start):
         if each.start > end:
             found.append(Span(0, end, each.start, "wait", 0, -1, 0, 0, "kept"))
         end = max(end, each.end)

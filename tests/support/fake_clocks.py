@@ -63,7 +63,7 @@ def install_fake_time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
 
 AXES = {
     "HYPOTHESES": (1, 16), "KV_ONLY_TOKENS": (1, 8), "GAPS": (0, 1000), "WIDTHS_AFTER_PAUSES": (4,), "GAPS_OF_WIDTHS": (0, 1000),
-    "SHORT_PASSES": (1,), "STEADY_AFTER": 1, "PROCESS_TEXT": 4, "WARM_UPS": 2,
+    "SHORT_PASSES": (1,), "STEADY_AFTER": 1, "PROCESS_PROMPT": 4, "WARM_UPS": 2,
 }  # fmt: skip
 """Ends of the axes that a measurement session times besides passes: the least that a prediction can interpolate between."""
 
@@ -76,7 +76,7 @@ def few_parts(monkeypatch: pytest.MonkeyPatch, context: int = 8, repeats: int = 
         monkeypatch.setattr(read_times, name, lambda decoder, whole=whole, times=times: whole(decoder, context, times))
     for constant, value in AXES.items():
         monkeypatch.setattr(read_times, constant, value)
-    monkeypatch.setattr(process_times, "PROCESS_TEXT", AXES["PROCESS_TEXT"])
+    monkeypatch.setattr(process_times, "PROCESS_PROMPT", AXES["PROCESS_PROMPT"])
 
 
 class Machine(TorchDispatchMode):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from fractions import Fraction
 from typing import Any
 
-from model.methods.speculative.algorithm import Guess, Model
+from model.methods.speculative.algorithm import DraftedToken, Model
 from model.steps import Forward, LayerSpan, Read, Step
 
 Verify = Callable[..., Generator[Step, Any, tuple[int, int]]]
@@ -15,7 +15,7 @@ Verify = Callable[..., Generator[Step, Any, tuple[int, int]]]
 def verify(
     model: Model,
     text: Sequence[int],
-    guesses: Sequence[Guess],
+    guesses: Sequence[DraftedToken],
     sampled: bool,
     room: int | None = None,
     *,

@@ -106,7 +106,7 @@ class RandomCosts(StepCosts):
     def dispatching(self, processes: int) -> float:
         return self.dispatch * processes
 
-    def runs(self, role: str) -> bool:
+    def has_model(self, role: str) -> bool:
         return True
 
     def operations(self, role: str) -> float:

@@ -274,9 +274,9 @@ def work_is_the_closed_form(x: Example) -> None:
     counted = interpreter.count(bild.decode(parameters_of(x), [0], n), _world(x), n).account.totals()
     want = formulas.work(parameters_of(x), n, Independent(decisions == UNSURE, decisions == UNLIKELY))
     assert want is not None
-    equal("models at work", sorted(counted.of), sorted(want.of))
-    for role, totals in counted.of.items():
-        for name, got, sum_ in zip(totals._fields, totals, want.of[role], strict=True):
+    equal("models at work", sorted(counted.by_model), sorted(want.by_model))
+    for role, totals in counted.by_model.items():
+        for name, got, sum_ in zip(totals._fields, totals, want.by_model[role], strict=True):
             equal(f"{name} of the {role} model", float(got), sum_, CLOSE)
     equal("passes of the simulator", play(x).account.totals(), counted)
 

@@ -195,13 +195,12 @@ def events_are_paths(x: Example) -> None:
          source="conservation of work", given=lambda: _exits(ragged=True, alike=True))
 def work_is_the_closed_form(x: Example) -> None:
     n, parameters = _longest(x), parameters_of(x)
-    counted = (
-        interpreter.count(early_exit.decode(parameters, [0], n), _world(x), parameters.outputs_of(n)).account.totals().of["target"]
-    )
+    run = interpreter.count(early_exit.decode(parameters, [0], n), _world(x), parameters.total_tokens(n))
+    counted = run.account.totals().by_model["target"]
     law = Depths(np.eye(x["layers"])[[depth - 1 for depth in x["depths"][0]]])
-    for name, got, expected in zip(counted._fields, counted, formulas.work(parameters, n, law).of["target"], strict=True):
+    for name, got, expected in zip(counted._fields, counted, formulas.work(parameters, n, law).by_model["target"], strict=True):
         equal(name, float(got), expected, CLOSE)
-    equal("passes of the simulator", play(x).account.totals().of["target"], counted)
+    equal("passes of the simulator", play(x).account.totals().by_model["target"], counted)
 
 
 # --- Playing an example ---
@@ -219,7 +218,7 @@ def parameters_of(x: Example) -> early_exit.Parameters:
 def play(x: Example) -> Run:
     """Simulate an example's decoding."""
     n, parameters = _longest(x), parameters_of(x)
-    return simulate(early_exit.decode(parameters, [0], n), parameters.outputs_of(n), Cluster(1), in_quarters(x), _world(x))
+    return simulate(early_exit.decode(parameters, [0], n), parameters.total_tokens(n), Cluster(1), in_quarters(x), _world(x))
 
 
 def _world(x: Example) -> Lossy:

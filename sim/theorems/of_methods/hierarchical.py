@@ -142,7 +142,7 @@ def break_even(x: Example) -> None:
     three = float(formulas.speedup(rate, x["medium_accept"], gamma, small, medium))
     two = float(speculative.speedup(rate, gamma, medium))
     kept = float(speculative.expected_tokens(x["medium_accept"], gamma)) - 1
-    needed = float(formulas.breakeven_kept(gamma, small, medium))
+    needed = float(formulas.breakeven_accepted(gamma, small, medium))
     if abs(kept - needed) > 1e-9:
         equal("whether three models beat large and medium", three > two, kept > needed)
 

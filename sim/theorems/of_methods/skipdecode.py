@@ -98,7 +98,7 @@ def mean_of_the_schedule(x: Example) -> None:
          source="[DelCorro2023], Section 2.4", given=_skips)
 def no_row_is_missing(x: Example) -> None:
     """The cache rejects a pass through a layer that lacks a row, so rows are only made by running the layer."""
-    account = count_work(x).account.totals().of["target"]
+    account = count_work(x).account.totals().by_model["target"]
     equal("rows filled in without running the layer", account.filled, 0)
     play(x)
 
@@ -162,10 +162,11 @@ def events_are_paths(x: Example) -> None:
 @theorem("28b", "Counter, events and formula agree on passes, layers, rows and heads.", source="conservation of work",
          given=_skips)
 def work_is_the_closed_form(x: Example) -> None:
-    got, want = count_work(x).account.totals().of["target"], formulas.work(parameters_of(x), _longest(x), None).of["target"]
+    got = count_work(x).account.totals().by_model["target"]
+    want = formulas.work(parameters_of(x), _longest(x), None).by_model["target"]
     for name, value, expected in zip(got._fields, got, want, strict=True):
         equal(name, float(value), expected, CLOSE)
-    equal("passes of the simulator", play(x).account.totals().of["target"], got)
+    equal("passes of the simulator", play(x).account.totals().by_model["target"], got)
 
 
 @theorem("28c", "A batch takes as long as its longest sequence alone, and the next batch begins when it ends.",
@@ -194,7 +195,7 @@ def play(x: Example) -> Run:
     """Simulate an example's decoding."""
     n, parameters = _longest(x), parameters_of(x)
     world = Lossy(1, x["layers"])
-    return simulate(skipdecode.decode(parameters, [0], n), parameters.outputs_of(n), Cluster(1), cost(x), world)
+    return simulate(skipdecode.decode(parameters, [0], n), parameters.total_tokens(n), Cluster(1), cost(x), world)
 
 
 def cost(x: Example) -> UnitCost:
@@ -208,7 +209,7 @@ def cost(x: Example) -> UnitCost:
 def count_work(x: Example) -> interpreter.CountedWork:
     """Count the work of an example's decoding."""
     n, parameters = _longest(x), parameters_of(x)
-    return interpreter.count(skipdecode.decode(parameters, [0], n), Lossy(1, x["layers"]), parameters.outputs_of(n))
+    return interpreter.count(skipdecode.decode(parameters, [0], n), Lossy(1, x["layers"]), parameters.total_tokens(n))
 
 
 def _longest(x: Example) -> int:

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from model.costs.layer_times import UnitCost
 from model.costs.step_costs import Floats, PassShape
 from model.interpret import interpreter
-from model.interpret.simulated_answers import DraftOutcomes, World, together
+from model.interpret.simulated_answers import DraftOutcomes, World, batch_world
 from model.methods.draft_model import PLACEMENTS
 from model.methods.method_parameters import BATCHING
 from model.methods.rounds import ReplayRounds
@@ -154,7 +154,7 @@ def mean_over_all_outcomes(x: Example) -> None:
     parameters = parameters_of({**x, "sequences": [[0] * length for length in lengths]})
     predicted = formulas.predict(parameters, max(lengths), Iid(rate), pipelined_examples.cost(x))
     closed = formulas.work(parameters, max(lengths), Iid(rate))
-    heads = sum(each.heads for each in closed.of.values()) if closed is not None else math.nan
+    heads = sum(each.heads for each in closed.by_model.values()) if closed is not None else math.nan
     names = "mean latency", "mean compute", "mean rounds", "mean drafted tokens", "mean heads"
     formula_means = predicted.latency, predicted.busy, predicted.rounds, predicted.drafted, heads
     for name, got, want in zip(names, formula_means, mean, strict=True):
@@ -189,7 +189,7 @@ def mean_of_a_continuous_batch(x: Example) -> None:
         moments += math.prod(rate if kept else 1 - rate for kept in outcomes) * np.array(values)
     predicted, closed = formulas.predict(parameters, n, Iid(rate), cost), formulas.work(parameters, n, Iid(rate))
     assert closed is not None
-    heads, layers = (sum(getattr(each, name) for each in closed.of.values()) for name in ("heads", "layer_passes"))
+    heads, layers = (sum(getattr(each, name) for each in closed.by_model.values()) for name in ("heads", "layer_passes"))
     second = predicted.latency_variance + predicted.latency**2
     names = ("latency", "square of the latency", "compute", "rounds", "drafted tokens", "heads", "layers of tokens")
     expected = predicted.latency, second, predicted.busy, predicted.rounds, predicted.drafted, heads, layers
@@ -316,17 +316,17 @@ def _run(x: Example, cost: UnitCost) -> Run:
     parameters = parameters_of(x)
     n = max(map(len, x["sequences"]))
     steps, cluster = speculative.decode(parameters, [0], n), Cluster(parameters.units)
-    return simulate(steps, parameters.outputs_of(n), cluster, cost, _world(x))
+    return simulate(steps, parameters.total_tokens(n), cluster, cost, _world(x))
 
 
 def _world(x: Example) -> World:
     accepted = [survivors({**x, "survive": counts}) for counts in x["sequences"]]
-    return together([World(1, x.get("layers", 1), drafts={"draft": DraftOutcomes("target", counts)}) for counts in accepted])
+    return batch_world([World(1, x.get("layers", 1), drafts={"draft": DraftOutcomes("target", counts)}) for counts in accepted])
 
 
 def _counted(x: Example) -> interpreter.CountedWork:
     parameters, n = parameters_of(x), max(map(len, x["sequences"]))
-    return interpreter.count(speculative.decode(parameters, [0], n), _world(x), parameters.outputs_of(n))
+    return interpreter.count(speculative.decode(parameters, [0], n), _world(x), parameters.total_tokens(n))
 
 
 def _alone(x: Example) -> Sequence[float]:

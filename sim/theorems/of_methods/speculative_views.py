@@ -65,7 +65,7 @@ def events_are_paths(x: Example) -> None:
 def work_is_busy_time(x: Example) -> None:
     """Sum the costs of passes; on separate units add two links per round that drafts."""
     run, work, prices = play(x), count_work(x), cost(x)
-    draft = prices.whole("draft") or 0.0
+    draft = prices.pass_time("draft") or 0.0
     verified = sum(times * prices.slowdown(count + 1) for (_, count), times in work.rounds.items())
     busy = draft * work.passes_of["draft"] + prices.target_pass * verified
     equal("compute", run.busy, busy, rounding(x))
