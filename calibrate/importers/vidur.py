@@ -21,7 +21,7 @@ import numpy as np
 
 from calibrate.importers import imported_tables
 from calibrate.importers.imported_tables import ImportedTable
-from model.architectures import transformer
+from model.architectures import published_shapes, transformer
 from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
 from model.hardware import devices
@@ -67,8 +67,8 @@ def read(
     folder
         Folder with `mlp.csv`, and optionally `attention.csv` and `cpu_overheads.csv`.
     model, gpu
-        The model and the device that were measured: names of `model.architectures.transformer` and `model.hardware.devices`, or
-        files.
+        The model and the device that were measured: names of `model.architectures.published_shapes` and `model.hardware.devices`,
+        or files.
     attention, overheads, network
         Paths of attention and overhead tables in other folders, and the folder of `all_reduce.csv` and `send_recv.csv`.
     name
@@ -79,8 +79,8 @@ def read(
         Commit of the repository that the files come from.
     """
     root = Path(folder)
-    shape, device = transformer.named_shape(model, imported_tables.DTYPE, key="model"), devices.device(gpu)
-    model = transformer.label(model)
+    shape, device = published_shapes.named_shape(model, imported_tables.DTYPE, key="model"), devices.device(gpu)
+    model = published_shapes.label(model)
     layer = [each for each in LAYER if each != SECOND_NORM or shape.norms > 1]
     mlp = imported_tables.read(
         root / "mlp.csv", [*_columns([*layer, "emb"]), "num_tokens", "num_tensor_parallel_workers"], root=root

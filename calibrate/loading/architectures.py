@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.architectures import transformer
+from model.architectures import published_shapes, shape_configs, transformer
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 
@@ -56,8 +56,8 @@ def architecture(model: str) -> Architecture:
         from calibrate.family import model_directory
 
         return _from_file(model_directory.bundled(role) / "config.json", f"family-{role}")
-    if model in transformer.PRESETS:
-        shape = transformer.preset(model)
+    if model in published_shapes.PRESETS:
+        shape = published_shapes.preset(model)
         return Architecture(model, _library_config(model, shape), shape)
     path = Path(model)
     if path.is_dir():
@@ -66,7 +66,7 @@ def architecture(model: str) -> Architecture:
         return _from_file(path, path.parent.name if path.name == "config.json" else path.stem)
     if model.count("/") == 1 and all(model.split("/")):
         return _from_file(_from_hub(model), model.split("/")[1].lower())
-    raise ParameterError(f"{checks.unknown('model', model, transformer.PRESETS)}; or a config.json, or OWNER/NAME of the hub")
+    raise ParameterError(f"{checks.unknown('model', model, published_shapes.PRESETS)}; or a config.json, or OWNER/NAME of the hub")
 
 
 def _from_file(path: Path, name: str) -> Architecture:
@@ -80,7 +80,7 @@ def _from_file(path: Path, name: str) -> Architecture:
         raise ParameterError(f"{path.name} must be a table of keys, such as model_type, got {checks.shown(said)}")
     try:
         # The file's dtype is that of the saved checkpoint; the dtype to run in is chosen separately.
-        shape = transformer.from_config(said, dtype="bfloat16")
+        shape = shape_configs.from_config(said, dtype="bfloat16")
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
         config = CONFIG_MAPPING[said["model_type"]].from_dict(said)

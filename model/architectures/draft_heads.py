@@ -96,7 +96,7 @@ def head_of(kind: str, target: Shape, vocabulary: int | None = None) -> Shape:
     vocabulary
         Rows of the head, at most those of the target. Only heads of EAGLE-3 and P-EAGLE have their own vocabulary.
 
-    >>> from model.architectures.transformer import preset
+    >>> from model.architectures.published_shapes import preset
     >>> made = head_of("eagle3", preset("llama-3.1-8b"))
     >>> round(made.parameters * made.bytes_each / 1e6)  # the published checkpoint has 850 MB
     849

@@ -17,18 +17,14 @@ arXiv:1909.08053.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.architectures.layer_parts import (
-    BITS,
-    FORMATS,
     DraftInput,
     Experts,
     LatentAttention,
@@ -37,7 +33,7 @@ from model.architectures.layer_parts import (
     SlidingWindow,
     experts_read,
 )
-from model.base import bounded_files, checks, table_records
+from model.base import checks, table_records
 from model.base.checks import ParameterError
 
 Floats = NDArray[np.float64]
@@ -48,6 +44,8 @@ NORMS = {"rms": 1, "layer": 2}
 """Vectors per norm: a factor, or a factor and a shift."""
 BIASED = ("qkv", "out", "ffn", "head")
 """Matrices that may have a bias: queries, keys and values; the output of attention; feed-forward; the head."""
+BLOCK = ("qkv", "out", "ffn")
+"""Matrices of a layer that have a bias in models with biases."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +156,7 @@ class Shape:
     def kinds(self) -> tuple[tuple[int, Shape], ...]:
         """Shapes whose layers are all alike, of which this one consists, with the number of layers of each.
 
+        >>> from model.architectures.published_shapes import preset
         >>> [(count, kind.experts is None) for count, kind in preset("deepseek-v3").kinds]
         [(3, True), (58, False)]
         """
@@ -190,6 +189,7 @@ class Shape:
     def parameters(self) -> int:
         """Parameters of the model.
 
+        >>> from model.architectures.published_shapes import preset
         >>> preset("llama-2-13b").parameters, preset("t5-large").parameters
         (13015864320, 737668096)
         """
@@ -202,6 +202,7 @@ class Shape:
     def active_parameters(self) -> int:
         """Parameters that a pass over one token uses: without the experts that it does not select, and an embedding of its own.
 
+        >>> from model.architectures.published_shapes import preset
         >>> [round(preset(name).active_parameters / 1e9, 2) for name in ("gpt-oss-20b", "gpt-oss-120b")]  # as its model card says
         [3.61, 5.13]
         """
@@ -213,6 +214,8 @@ class Shape:
     def weight_bytes(self) -> float:
         """Memory that the parameters take, quantised weights in their own type [bytes].
 
+        >>> from model.architectures.layer_parts import FORMATS
+        >>> from model.architectures.published_shapes import preset
         >>> made = replace(preset("llama-3.1-70b"), weights=FORMATS["int4"])
         >>> round(made.weight_bytes / 1e9, 2), round(preset("llama-3.1-70b").weight_bytes / 1e9, 2)
         (39.5, 141.11)
@@ -246,6 +249,7 @@ class Shape:
     def head_parameters(self) -> int:
         """Parameters of the head that are not already in the embedding: a tied head adds at most its bias.
 
+        >>> from model.architectures.published_shapes import preset
         >>> preset("gpt2").head_parameters, preset("llama-2-7b").head_parameters, preset("phi-2").head_parameters - 2560 * 51200
         (0, 131072000, 51200)
         """
@@ -256,6 +260,7 @@ class Shape:
     def layer_weights(self) -> float:
         """Weights of one decoder layer, those of all experts included.
 
+        >>> from model.architectures.published_shapes import preset
         >>> [preset(name).layers * preset(name).layer_weights for name in ("t5-large", "t5-small")]
         [402653184, 25165824]
         """
@@ -306,6 +311,7 @@ class Shape:
         Query, key and value in one product; attention output; queries and output of cross-attention; feed-forward, with gate and
         up projection in one product. Layers with sparse experts or latent attention have no such list (`products`).
 
+        >>> from model.architectures.published_shapes import preset
         >>> preset("llama-2-7b").matrices
         ((4096, 12288), (4096, 4096), (4096, 22016), (11008, 4096))
         """
@@ -317,6 +323,7 @@ class Shape:
     def special(self) -> str:
         """Parts of the layers that a dense layer lacks, as text; empty for dense layers.
 
+        >>> from model.architectures.published_shapes import preset
         >>> preset("deepseek-v3").special, preset("gpt-oss-20b").special, preset("llama-3.1-8b").special
         ('sparse experts and latent attention', 'sparse experts and a sliding window', '')
         """
@@ -335,6 +342,7 @@ class Shape:
 
         A position outside a sliding window is not kept: `cache_bytes_at` counts those that are.
 
+        >>> from model.architectures.published_shapes import preset
         >>> preset("llama-2-13b").cache_bytes(20) / 1e6  # sent by a sub-process of PPD at half depth
         0.4096
         """
@@ -347,6 +355,7 @@ class Shape:
     def cached_numbers(self) -> int:
         """Numbers that one layer caches per position: of keys and values, or of the two vectors of latent attention.
 
+        >>> from model.architectures.published_shapes import preset
         >>> preset("deepseek-v3").cached_numbers, preset("llama-3.1-70b").cached_numbers
         (576, 2048)
         """
@@ -374,6 +383,7 @@ class Shape:
     def cache_bytes_at(self, context: int) -> int:
         """KV cache of a sequence of `context` positions in all layers; those with a sliding window keep no more than it [bytes].
 
+        >>> from model.architectures.published_shapes import preset
         >>> gemma = preset("gemma-3-27b")
         >>> round(gemma.cache_bytes_at(32_768) / (gemma.cache_bytes() * 32_768), 2)
         0.19
@@ -390,6 +400,7 @@ class Shape:
         encoder's keys and values count at every position, although they are used once per sequence (`layer_flops` omits them).
         Each token uses its own experts. A part of layers of several kinds has each in proportion, rounded down.
 
+        >>> from model.architectures.published_shapes import preset
         >>> preset("llama-2-13b").operations(1, 0) / (2 * 40 * preset("llama-2-13b").layer_weights) < 1.0001
         True
         """
@@ -414,6 +425,7 @@ class Shape:
         A new token attends to `context` cached positions, to the new tokens before it and to itself, and to `source` encoder
         positions, whose keys and values are cached. Arguments are numbers or arrays that broadcast.
 
+        >>> from model.architectures.published_shapes import preset
         >>> print(preset("llama-2-7b").layer_flops([1, 5], 1000) / 1e9)
         [0.42 2.11]
         """
@@ -432,6 +444,7 @@ class Shape:
         The weights that compute the encoder's keys and values are not read again: 2 of 16 matrices in T5. All experts count;
         `layer_read_bytes` counts those that a pass is expected to read.
 
+        >>> from model.architectures.published_shapes import preset
         >>> preset("llama-2-7b").layer_weight_bytes / 1e6
         404.75
         >>> preset("t5-large").layer_weight_bytes / (2 * preset("t5-large").layer_weights)
@@ -447,6 +460,7 @@ class Shape:
 
         Sparse experts that no token selects are not read. Arguments are numbers or arrays that broadcast.
 
+        >>> from model.architectures.published_shapes import preset
         >>> made = preset("qwen3-235b-a22b")
         >>> print(made.layer_read_bytes(1, [1, 8, 64, 512]) / made.layer_weight_bytes)
         [0.09 0.43 0.98 1.  ]
@@ -476,6 +490,7 @@ class Shape:
 
         Each position of a sequence, cached or new, is read once for all its new tokens; the new ones are also written.
 
+        >>> from model.architectures.published_shapes import preset
         >>> float(preset("llama-2-7b").layer_kv_bytes(1, 1000)) / 1e6  # 1001 read and one written, 16 kB each
         16.42
         """
@@ -504,6 +519,7 @@ class Shape:
         a slice of every expert (tensor parallelism, not expert parallelism) and the whole router. Of latent attention it has its
         heads, and all of the projections to the cached vectors and of the cache.
 
+        >>> from model.architectures.published_shapes import preset
         >>> part = preset("llama-2-70b").shard(16)
         >>> part.heads, part.kv_heads, part.ffn, part.hidden
         (4, 1, 1792, 8192)
@@ -600,6 +616,7 @@ _PARTS: dict[str, type] = {
 def described(shape: Shape) -> dict[str, Any]:
     """Return the fields of a shape as a table for files; parts that it lacks are left out.
 
+    >>> from model.architectures.published_shapes import preset
     >>> Shape(**restored(described(preset("deepseek-v3")))) == preset("deepseek-v3")
     True
     """
@@ -716,543 +733,3 @@ def _attended(kind: Shape, width: int, context: int) -> int:
     if kind.window is None:
         return width * context + width * (width + 1) // 2
     return int(windowed(kind, width, context))
-
-
-# --- Published models ---
-
-
-def _llama(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocabulary: int = 32_000, **more: Any) -> Shape:
-    return Shape(layers, hidden, heads, kv_heads, hidden // heads, ffn, True, vocabulary, False, **more)
-
-
-_BLOCK = ("qkv", "out", "ffn")
-
-
-def _opt(layers: int, hidden: int, heads: int) -> Shape:
-    # Two position rows are padding.
-    wide = hidden // heads, 4 * hidden
-    return Shape(layers, hidden, heads, heads, *wide, False, 50_272, True, norm="layer", biases=_BLOCK, positions=2048 + 2)
-
-
-def _gpt2(layers: int, hidden: int, heads: int) -> Shape:
-    wide = hidden // heads, 4 * hidden
-    return Shape(layers, hidden, heads, heads, *wide, False, 50_257, True, norm="layer", biases=_BLOCK, positions=1024)
-
-
-def _pythia(layers: int, hidden: int, heads: int, vocabulary: int) -> Shape:
-    wide = hidden // heads, 4 * hidden
-    return Shape(layers, hidden, heads, heads, *wide, False, vocabulary, False, norm="layer", biases=_BLOCK)
-
-
-def _t5(layers: int, hidden: int, heads: int, head_dim: int, ffn: int) -> Shape:
-    return Shape(layers, hidden, heads, heads, head_dim, ffn, False, 32_128, True, layers, buckets=32)
-
-
-def _mt5(layers: int, hidden: int, heads: int, ffn: int) -> Shape:
-    return Shape(layers, hidden, heads, heads, 64, ffn, True, 250_112, False, layers, buckets=32)
-
-
-def _qwen(
-    layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, *, tied: bool = False, vocabulary: int = 152_064
-) -> Shape:
-    return replace(_llama(layers, hidden, heads, kv_heads, ffn, vocabulary, biases=("qkv",)), tied_head=tied)
-
-
-def _qwen3(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, *, tied: bool = False, **more: Any) -> Shape:
-    return Shape(layers, hidden, heads, kv_heads, 128, ffn, True, 151_936, tied, qk_norms=True, **more)
-
-
-def _gemma3(
-    layers: int, hidden: int, heads: int, kv_heads: int, head_dim: int, ffn: int, window: int, vocabulary: int = 262_208
-) -> Shape:
-    # The text part. Every sixth layer attends to all positions.
-    windows = SlidingWindow(window, layers - layers // 6)
-    return Shape(layers, hidden, heads, kv_heads, head_dim, ffn, True, vocabulary, True, norms=4, qk_norms=True, window=windows)
-
-
-def _gpt_oss(layers: int, experts: int) -> Shape:
-    return Shape(
-        layers, 2880, 64, 8, 64, 2880, True, 201_088, False, biases=_BLOCK, sinks=True,
-        experts=Experts(experts, 4, biased_router=True), window=SlidingWindow(128, layers // 2),
-        weights=replace(FORMATS["mxfp4"], experts_only=True),
-    )  # fmt: skip
-
-
-_DEEPSEEK_V3 = Shape(
-    61, 7168, 128, 128, 128, 2048, True, 129_280, False, experts=Experts(256, 8, 2048, 3, 18_432),
-    latent=LatentAttention(1536, 512, 64, 128),
-)  # fmt: skip
-
-
-PRESETS = {
-    "t5-small": _t5(6, 512, 8, 64, 2048),
-    "t5-base": _t5(12, 768, 12, 64, 3072),
-    "t5-large": _t5(24, 1024, 16, 64, 4096),
-    "t5-3b": _t5(24, 1024, 32, 128, 16_384),
-    "mt5-small": _mt5(8, 512, 6, 1024),
-    "mt5-base": _mt5(12, 768, 12, 2048),
-    "mt5-large": _mt5(24, 1024, 16, 2816),
-    "opt-125m": _opt(12, 768, 12),
-    "opt-1.3b": _opt(24, 2048, 32),
-    "opt-2.7b": _opt(32, 2560, 32),
-    "opt-6.7b": _opt(32, 4096, 32),
-    "opt-13b": _opt(40, 5120, 40),
-    "llama-68m": _llama(2, 768, 12, 12, 3072),
-    "llama-2-7b": _llama(32, 4096, 32, 32, 11_008),
-    "llama-2-13b": _llama(40, 5120, 40, 40, 13_824),
-    "llama-2-70b": _llama(80, 8192, 64, 8, 28_672),
-    "llama-3-8b": _llama(32, 4096, 32, 8, 14_336, 128_256),
-    "llama-3.1-8b": _llama(32, 4096, 32, 8, 14_336, 128_256),
-    "llama-3.1-70b": _llama(80, 8192, 64, 8, 28_672, 128_256),
-    "llama-3.1-405b": _llama(126, 16_384, 128, 8, 53_248, 128_256),
-    "llama-3.2-1b": replace(_llama(16, 2048, 32, 8, 8192, 128_256), tied_head=True),
-    "llama-3.2-3b": replace(_llama(28, 3072, 24, 8, 8192, 128_256), tied_head=True),
-    "llama-3.3-70b": _llama(80, 8192, 64, 8, 28_672, 128_256),
-    "codellama-34b": _llama(48, 8192, 64, 8, 22_016),
-    "vicuna-7b": _llama(32, 4096, 32, 32, 11_008),
-    "vicuna-13b": _llama(40, 5120, 40, 40, 13_824),
-    "mistral-7b": _llama(32, 4096, 32, 8, 14_336),
-    "mixtral-8x7b": replace(_llama(32, 4096, 32, 8, 14_336), experts=Experts(8, 2)),
-    "mixtral-8x22b": replace(_llama(56, 6144, 48, 8, 16_384, 32_768), experts=Experts(8, 2)),
-    "qwen2.5-0.5b": _qwen(24, 896, 14, 2, 4864, tied=True, vocabulary=151_936),
-    "qwen2.5-1.5b": _qwen(28, 1536, 12, 2, 8960, tied=True, vocabulary=151_936),
-    "qwen2.5-3b": _qwen(36, 2048, 16, 2, 11_008, tied=True, vocabulary=151_936),
-    "qwen2.5-7b": _qwen(28, 3584, 28, 4, 18_944),
-    "qwen2.5-14b": _qwen(48, 5120, 40, 8, 13_824),
-    "qwen2.5-32b": _qwen(64, 5120, 40, 8, 27_648),
-    "qwen2.5-72b": _qwen(80, 8192, 64, 8, 29_568),
-    "qwen3-0.6b": _qwen3(28, 1024, 16, 8, 3072, tied=True),
-    "qwen3-1.7b": _qwen3(28, 2048, 16, 8, 6144, tied=True),
-    "qwen3-4b": _qwen3(36, 2560, 32, 8, 9728, tied=True),
-    "qwen3-8b": _qwen3(36, 4096, 32, 8, 12_288),
-    "qwen3-14b": _qwen3(40, 5120, 40, 8, 17_408),
-    "qwen3-32b": _qwen3(64, 5120, 64, 8, 25_600),
-    "qwen3-30b-a3b": _qwen3(48, 2048, 32, 4, 768, experts=Experts(128, 8)),
-    "qwen3-235b-a22b": _qwen3(94, 4096, 64, 4, 1536, experts=Experts(128, 8)),
-    "gemma-3-1b": _gemma3(26, 1152, 4, 1, 256, 6912, 512, 262_144),
-    "gemma-3-4b": _gemma3(34, 2560, 8, 4, 256, 10_240, 1024),
-    "gemma-3-12b": _gemma3(48, 3840, 16, 8, 256, 15_360, 1024),
-    "gemma-3-27b": _gemma3(62, 5376, 32, 16, 128, 21_504, 1024),
-    "gpt-oss-20b": _gpt_oss(24, 32),
-    "gpt-oss-120b": _gpt_oss(36, 128),
-    "deepseek-v3": _DEEPSEEK_V3,
-    "deepseek-r1": _DEEPSEEK_V3,
-    "gpt2": _gpt2(12, 768, 12),
-    "gpt2-xl": _gpt2(48, 1600, 25),
-    "pythia-160m": _pythia(12, 768, 12, 50_304),
-    "pythia-1.4b": _pythia(24, 2048, 16, 50_304),
-    "pythia-6.9b": _pythia(32, 4096, 32, 50_432),
-    "phi-2": Shape(32, 2560, 32, 32, 80, 10_240, False, 51_200, False, norm="layer", norms=1, biases=BIASED),
-    "phi-4": _llama(40, 5120, 40, 10, 17_920, 100_352),
-    "phi-4-mini": replace(_llama(32, 3072, 24, 8, 8192, 200_064), tied_head=True),
-}
-"""Models that the papers use, and widely known ones, as published in the configuration of their checkpoint. `dtype` is that of
-serving, 16 bits, also for models that were released in 32 or, DeepSeek, in 8; the experts of gpt-oss are in mxfp4, as released.
-Gemma 3 is its text part, without the vision encoder; DeepSeek without its module for further tokens (`mtp:deepseek-v3`)."""
-
-
-def preset(name: str) -> Shape:
-    """Return the shape of a published model.
-
-    >>> preset("opt-1.3b").layers
-    24
-    """
-    checks.one_of("shape", name, PRESETS)
-    return PRESETS[name]
-
-
-def named_shape(name: Any, dtype: str | None = None, *, key: str = "shape") -> Shape:
-    """Return the shape of a published model, of a `config.json` of the transformers library (its path or its folder), or of a draft
-    head of one of these (`model.architectures.draft_heads`).
-
-    Error messages call the name `key`. The type of the numbers is `dtype`, else that of the file, else bfloat16.
-
-    >>> named_shape("llama-2-13b", "float16").bytes_each, named_shape("llama-2-13b") == preset("llama-2-13b")
-    (2, True)
-    """
-    from model.architectures import draft_heads
-
-    if isinstance(name, str) and draft_heads.is_head(name):
-        head = draft_heads.head(name, functools.partial(named_shape, key="target shape"))
-        return head if dtype is None else replace(head, dtype=dtype)
-    if not isinstance(name, str) or (name not in PRESETS and not is_path(name)):
-        raise ParameterError(f"{checks.unknown(key, name, PRESETS)}; or give the path of a config.json")
-    made = PRESETS[name] if name in PRESETS else _of_file(name, bounded_files.stamp(_config_at(name)))
-    return made if dtype is None else replace(made, dtype=dtype)
-
-
-def is_path(name: str) -> bool:
-    """Return True if a model's name is a path, which need not exist."""
-    from model.architectures import draft_heads
-
-    if draft_heads.is_head(name):
-        return is_path(draft_heads.parts(name)[1])
-    return name not in PRESETS and (name.endswith(".json") or "/" in name or os.sep in name)
-
-
-def label(name: str) -> str:
-    """Return a short name of a model given by name or by file; a `config.json` is named after its folder.
-
-    >>> label("llama-2-13b"), label("models/mine/config.json"), label("mine.json"), label("eagle3:llama-3.1-8b")
-    ('llama-2-13b', 'mine', 'mine', 'eagle3-llama-3.1-8b')
-    """
-    from model.architectures import draft_heads
-
-    if draft_heads.is_head(name):
-        kind, target, vocabulary = draft_heads.parts(name)
-        return "-".join([kind, label(target), *([] if vocabulary is None else [str(vocabulary)])])
-    path = _config_at(name)
-    if name in PRESETS or not is_path(name):
-        return name
-    return path.absolute().parent.name or "model" if path.name == "config.json" else path.stem
-
-
-def _config_at(name: str) -> Path:
-    path = Path(name)
-    return path if path.suffix == ".json" else path / "config.json"
-
-
-@functools.lru_cache(maxsize=64)
-def _of_file(name: str, _: object) -> Shape:
-    path = _config_at(name)
-    config = _read(path)
-    try:
-        check_config(config)
-        return from_config(config, None if _says_dtype(config) else "bfloat16")
-    except ParameterError as error:
-        raise ParameterError(f"{path}: {error}") from None
-
-
-# --- Configurations of the transformers library ---
-
-_COMMON = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
-_SIZES = {
-    "llama": _COMMON,
-    "mistral": (*_COMMON, "num_key_value_heads"),
-    "qwen2": (*_COMMON, "num_key_value_heads"),
-    "qwen3": (*_COMMON, "num_key_value_heads", "head_dim"),
-    "qwen3_moe": (*_COMMON, "num_key_value_heads", "head_dim", "moe_intermediate_size", "num_experts_per_tok"),
-    "mixtral": (*_COMMON, "num_key_value_heads", "num_local_experts", "num_experts_per_tok"),
-    "gpt_oss": (*_COMMON, "num_key_value_heads", "head_dim", "num_local_experts", "sliding_window"),
-    "deepseek_v3": (
-        *_COMMON, "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok", "n_shared_experts", "first_k_dense_replace",
-        "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim",
-    ),
-    "gemma3_text": (*_COMMON, "num_key_value_heads", "head_dim", "sliding_window"),
-    "phi3": (*_COMMON, "num_key_value_heads"),
-    "opt": ("num_hidden_layers", "hidden_size", "num_attention_heads", "ffn_dim", "vocab_size", "max_position_embeddings"),
-    "gpt2": ("n_layer", "n_embd", "n_head", "n_inner", "vocab_size", "n_positions"),
-    "gpt_neox": _COMMON,
-    "phi": _COMMON,
-    "t5": ("num_layers", "d_model", "num_heads", "d_ff", "vocab_size", "d_kv", "relative_attention_num_buckets"),
-    "mt5": ("num_layers", "d_model", "num_heads", "d_ff", "vocab_size", "d_kv", "relative_attention_num_buckets"),
-}
-"""Required keys by model type: layers, width, heads, feed-forward width and vocabulary, then keys whose default differs between
-versions of the library."""  # fmt: skip
-# Defaults of the library. That of mT5 has changed, so its files must state it.
-_UNTIED = ("llama", "mistral", "qwen2", "qwen3", "gpt_neox", "phi", "qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "phi3")
-_TIED = dict.fromkeys(_UNTIED, False) | dict.fromkeys(("opt", "gpt2", "t5", "gemma3_text"), True)
-_FFN = {"t5": "relu", "mt5": "gated-gelu"}
-_OWN_HEAD_DIM = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gpt_oss", "gemma3_text")
-_WITH_EXPERTS = ("qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3")
-_WITH_WINDOW = ("mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gpt_oss", "gemma3_text", "phi3")
-# The only variant supported.
-_NO_EXPERTS: dict[str, object] = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"))
-_ONLY: dict[str, dict[str, object]] = {
-    "opt": {"do_layer_norm_before": True, "layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
-    "gpt2": {"add_cross_attention": False},
-    "t5": {"is_encoder_decoder": True},
-    "mt5": {"is_encoder_decoder": True},
-    "qwen3_moe": {"decoder_sparse_step": 1, "mlp_only_layers": []},
-    "deepseek_v3": {"moe_layer_freq": 1, "attention_bias": False},
-}
-
-
-def from_config(source: str | Path | Mapping[str, Any], dtype: str | None = None) -> Shape:
-    """Return the shape described by a `config.json` of the transformers library, given as a path or as its content.
-
-    `_SIZES` lists the model types. Another type, a missing key and an unsupported variant are errors. The type of the numbers is
-    `dtype`, else that of the file.
-
-    >>> sizes = {"n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
-    >>> from_config({"model_type": "gpt2", **sizes}, dtype="bfloat16") == preset("gpt2")
-    True
-    """
-    config = source if isinstance(source, Mapping) else _read(Path(source))
-    check_config(config)
-    if config.get("model_type") == "gemma3" and isinstance(config.get("text_config"), Mapping):
-        config = _text_part(config)
-    kind = config.get("model_type")
-    checks.one_of("model_type", kind, _SIZES)
-    assert isinstance(kind, str)
-    for key, value in (({} if kind in _WITH_EXPERTS else _NO_EXPERTS) | _ONLY.get(kind, {})).items():
-        setting = config.get(key, value)
-        if setting != value:
-            raise ParameterError(
-                f"{key} must be {'absent' if value is None else str(value).lower()} in a config of model_type {kind}: other"
-                f" variants are not supported, got {checks.shown(setting)}"
-            )
-    if kind == "gpt2" and config.get("n_inner") is None:
-        config = {**config, "n_inner": 4 * _whole(config, "n_embd")}
-    layers, hidden, heads, ffn, vocabulary = (_whole(config, key) for key in _SIZES[kind][:5])
-    more: dict[str, Any] = {"dtype": _dtype(config) if dtype is None else dtype, "weights": _quantised(config)}
-    kv_heads, gated = heads, False
-    tied = _flag(config, "tie_word_embeddings", _TIED.get(kind))
-    if kind in ("t5", "mt5"):
-        head_dim, gated = _whole(config, "d_kv"), str(config.get("feed_forward_proj", _FFN[kind])).startswith("gated-")
-        more |= {"encoder_layers": layers, "buckets": _whole(config, "relative_attention_num_buckets")}
-        layers = _whole(config, "num_decoder_layers", layers)
-        return Shape(layers, hidden, heads, kv_heads, head_dim, ffn, gated, vocabulary, tied, **more)
-    if kind in ("opt", "gpt2", "gpt_neox", "phi"):
-        more |= {"norm": "layer", "biases": _BLOCK}
-    match kind:
-        case "opt":
-            if _whole(config, "word_embed_proj_dim", hidden) != hidden:
-                raise ParameterError(
-                    f"word_embed_proj_dim must be hidden_size={hidden}, got {config['word_embed_proj_dim']}: a projection after"
-                    " the embedding is not supported"
-                )
-            # Two rows are padding.
-            more |= {"positions": _whole(config, "max_position_embeddings") + 2}
-            more |= {} if _flag(config, "enable_bias", True) else {"biases": ()}
-        case "gpt2":
-            more |= {"positions": _whole(config, "n_positions")}
-        case "gpt_neox":
-            more |= {} if _flag(config, "attention_bias", True) else {"biases": ("ffn",)}
-        case "phi":
-            kv_heads = _whole(config, "num_key_value_heads", heads)
-            more |= {"norms": 1, "biases": BIASED, "qk_norms": _flag(config, "qk_layernorm", False)}
-        case "deepseek_v3":
-            gated, latent = True, {key: _whole(config, f"{key}_dim") for key in ("qk_rope_head", "qk_nope_head", "v_head")}
-            query_rank = 0 if config.get("q_lora_rank", 1536) is None else _whole(config, "q_lora_rank", 1536)
-            made = LatentAttention(query_rank, _whole(config, "kv_lora_rank"), latent["qk_rope_head"], latent["qk_nope_head"])
-            wide = _whole(config, "moe_intermediate_size")
-            dense = _count(config, "first_k_dense_replace")
-            experts = Experts(
-                _whole(config, "n_routed_experts"), _whole(config, "num_experts_per_tok"),
-                _count(config, "n_shared_experts") * wide, dense, ffn if dense else 0,
-            )  # fmt: skip
-            more |= {"latent": made, "experts": experts}
-            return Shape(layers, hidden, heads, heads, latent["v_head"], wide, gated, vocabulary, tied, **more)
-        case _:
-            gated, kv_heads = True, _whole(config, "num_key_value_heads", heads if kind == "llama" else None)
-            more |= {"biases": _llama_biases(config, kind), "qk_norms": kind in ("qwen3", "qwen3_moe", "gemma3_text")}
-            more |= {"window": _window(config, kind, layers)}
-    match kind:
-        case "gemma3_text":
-            more |= {"norms": 4}
-        case "qwen3_moe":
-            ffn = _whole(config, "moe_intermediate_size")
-            named_ = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
-            more |= {"experts": Experts(_whole(config, named_), _whole(config, "num_experts_per_tok"))}
-        case "mixtral":
-            more |= {"experts": Experts(_whole(config, "num_local_experts"), _whole(config, "num_experts_per_tok"))}
-        case "gpt_oss":
-            active = _whole(config, "num_experts_per_tok", config.get("experts_per_token", 4))
-            more |= {"biases": _BLOCK, "sinks": True}
-            more |= {"experts": Experts(_whole(config, "num_local_experts"), active, biased_router=True)}
-    head_dim = _head_dim(config, kind, hidden, heads)
-    if _is_eagle3(config):
-        if _whole(config, "target_hidden_size", hidden) != hidden:
-            raise ParameterError(f"target_hidden_size must be hidden_size={hidden}, got {config['target_hidden_size']}")
-        vocabulary, tied = _whole(config, "draft_vocab_size", vocabulary), False
-        more |= {"draft": DraftInput("eagle3", 3, attention_states=2, norms=1)}
-    return Shape(layers, hidden, heads, kv_heads, head_dim, ffn, gated, vocabulary, tied, **more)
-
-
-def _is_eagle3(config: Mapping[str, Any]) -> bool:
-    """Return True for the configuration of an EAGLE-3 head, which calls itself a model of the type of its layer."""
-    classes = config.get("architectures")
-    return isinstance(classes, list) and any(isinstance(each, str) and "eagle3" in each.lower() for each in classes)
-
-
-def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Configuration of the text part of Gemma 3; its keys in the whole's configuration hold where it leaves them out."""
-    whole = {key: config[key] for key in ("dtype", "torch_dtype", "quantization_config") if config.get(key) is not None}
-    return whole | {key: value for key, value in config["text_config"].items() if value is not None or key not in whole}
-
-
-def _window(config: Mapping[str, Any], kind: str, layers: int) -> SlidingWindow | None:
-    """Sliding window: of the layers that `layer_types` names, else of those that the type of model has by default."""
-    if kind not in _WITH_WINDOW or config.get("sliding_window") is None or config.get("use_sliding_window") is False:
-        return None
-    if kind in ("qwen2", "qwen3", "qwen3_moe") and not config.get("use_sliding_window"):
-        return None  # off by default
-    size, types = _whole(config, "sliding_window"), config.get("layer_types")
-    if isinstance(types, list):
-        if len(types) != layers:
-            raise ParameterError(f"layer_types must have num_hidden_layers={layers} entries, got {len(types)}")
-        windowed_layers = sum(each == "sliding_attention" for each in types)
-    elif kind == "gemma3_text":
-        pattern = next((config[key] for key in ("sliding_window_pattern", "_sliding_window_pattern") if config.get(key)), 6)
-        checks.whole("sliding_window_pattern", pattern, 1)
-        windowed_layers = layers - layers // pattern
-    elif kind == "gpt_oss":
-        windowed_layers = (layers + 1) // 2
-    elif kind in ("qwen2", "qwen3"):
-        windowed_layers = max(layers - _whole(config, "max_window_layers", 28), 0)
-    else:
-        windowed_layers = layers
-    return SlidingWindow(size, windowed_layers) if windowed_layers else None
-
-
-def _quantised(config: Mapping[str, Any]) -> QuantisedWeights | None:
-    """Format of the weights of a checkpoint, by the method that quantised it."""
-    found = config.get("quantization_config")
-    if found is None:
-        return None
-    if not isinstance(found, Mapping):
-        raise ParameterError(f"quantization_config must be a table, got {checks.shown(found)}")
-    method = found.get("quant_method")
-    match method:
-        case "mxfp4":
-            return replace(FORMATS["mxfp4"], experts_only=True)
-        case "fp8":
-            block = found.get("weight_block_size") or [0, 0]
-            if not isinstance(block, list) or len(block) != 2:
-                raise ParameterError(f"quantization_config.weight_block_size must be two numbers, got {checks.shown(block)}")
-            for each in block:
-                checks.whole("quantization_config.weight_block_size", each, 0, MOST_WIDE)
-            return replace(FORMATS["float8"], group=block[0] * block[1])
-        case "awq" | "gptq":
-            bits, group = found.get("bits"), found.get("group_size", 128)
-            checks.one_of("quantization_config.bits", f"{bits}", ("4", "8"))
-            checks.whole("quantization_config.group_size", group, -1)
-            return QuantisedWeights(f"int{bits}", max(group, 0))
-        case "compressed-tensors":
-            return _compressed(found.get("config_groups"))
-    known = "awq, compressed-tensors, fp8, gptq, mxfp4"
-    raise ParameterError(f"quantization_config.quant_method must be one of {known}, got {checks.shown(method)}; leave the table out"
-                         " and name a format of weights in the scenario")  # fmt: skip
-
-
-def _compressed(groups: Any) -> QuantisedWeights:
-    """Format of a checkpoint of compressed-tensors, whose groups of modules must have one; products are in the inputs' type."""
-    made = {_format_of_group(each) for each in groups.values()} if isinstance(groups, Mapping) else set()
-    if len(made) != 1:
-        raise ParameterError(f"quantization_config.config_groups must be a table of groups of one format, got {len(made)} formats")
-    return made.pop()
-
-
-def _format_of_group(group: Any) -> QuantisedWeights:
-    where = "quantization_config.config_groups"
-    weights, inputs = (group.get(key) if isinstance(group, Mapping) else None for key in ("weights", "input_activations"))
-    if not isinstance(weights, Mapping):
-        raise ParameterError(f"{where}: weights must be a table, got {checks.shown(weights)}")
-    bits, kind, size = weights.get("num_bits"), weights.get("type", "int"), weights.get("group_size")
-    checks.one_of(f"{where}: type and num_bits of weights", f"{kind}{bits}", BITS)
-    checks.whole(f"{where}: group_size", 0 if size is None else size, -1)
-    return QuantisedWeights(
-        f"{kind}{bits}", max(size or 0, 0), 8 if (kind, bits) == ("float", 4) else 16,
-        arithmetic=f"{kind}{bits}" if isinstance(inputs, Mapping) else None,
-    )  # fmt: skip
-
-
-def _count(config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    if value is None:
-        raise _missing(config, key)
-    checks.whole(key, value, 0, MOST_WIDE)
-    return int(value)
-
-
-
-def _head_dim(config: Mapping[str, Any], kind: str, hidden: int, heads: int) -> int:
-    if kind in _OWN_HEAD_DIM and ("head_dim" in _SIZES[kind] or config.get("head_dim") is not None):
-        return _whole(config, "head_dim")
-    if hidden % heads:
-        key, width = _SIZES[kind][2], _SIZES[kind][1]
-        raise ParameterError(f"{key} must divide {width}={hidden}, got {heads}")
-    return hidden // heads
-
-
-def _llama_biases(config: Mapping[str, Any], kind: str) -> tuple[str, ...]:
-    if kind == "qwen2":
-        return ("qkv",)
-    without = ("mistral", "mixtral", "phi3")
-    attention = ("qkv", "out") if kind not in without and _flag(config, "attention_bias", False) else ()
-    return (*attention, "ffn") if kind == "llama" and _flag(config, "mlp_bias", False) else attention
-
-
-MOST_LAYERS, MOST_WIDE = 1_000, 2**24
-"""Largest layers, and largest other size, of a configuration. The largest published models have 126 and about a million."""
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers")
-_MAY_BE_0 = ("n_shared_experts", "first_k_dense_replace")
-_WIDE = {key for keys in _SIZES.values() for key in keys if key not in (*_LAYERS, *_MAY_BE_0)} | {
-    "num_key_value_heads", "head_dim", "d_kv", "num_experts", "q_lora_rank",
-}  # fmt: skip
-_SMALL = ("eps", "epsilon")
-DEEP = ("text_config", "rope_parameters", "rope_scaling")
-
-
-def check_config(config: Mapping[str, Any]) -> None:
-    """Refuse a configuration of the transformers library with sizes that no machine can build, or with invalid numbers.
-
-    Any model type is accepted: all of them use the keys that are checked.
-
-    >>> check_config({"num_hidden_layers": 10**9})
-    Traceback (most recent call last):
-        ...
-    model.base.checks.ParameterError: num_hidden_layers must be between 1 and 1000, got 1000000000
-    """
-    for key, value in config.items():
-        if isinstance(value, Mapping) and key in DEEP:
-            check_config(value)
-        if value is None or isinstance(value, str | list | Mapping):
-            continue
-        if key in _LAYERS:
-            checks.whole(key, value, 1, MOST_LAYERS)
-        elif key in _WIDE:
-            checks.whole(key, value, 1, MOST_WIDE)
-        elif key == "rope_theta" or key.endswith(_SMALL):
-            checks.number(key, value, 0, 1e-1 if key.endswith(_SMALL) else 1e12)
-            if not value and key == "rope_theta":
-                raise ParameterError("rope_theta must be above 0, got 0")
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        found = bounded_files.json_of(bounded_files.read_bytes(path, bounded_files.MOST_TOML))
-    except OSError as error:
-        raise ParameterError(f"cannot read the config {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ParameterError(f"the config {path} must be JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ParameterError(f"the config {path} must be a table of keys, got {checks.shown(found)}")
-    return found
-
-
-def _missing(config: Mapping[str, Any], key: str) -> ParameterError:
-    kind = config["model_type"]
-    needed = [each for each in _SIZES[kind] if each != "n_inner"] + ([] if kind in _TIED else ["tie_word_embeddings"])
-    return ParameterError(f"{key} is missing in a config of model_type {kind}, which needs {', '.join(needed)}")
-
-
-def _whole(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    value = default if value is None else value  # the library writes null for derived values
-    if value is None:
-        raise _missing(config, key)
-    checks.whole(key, value, 1)
-    return int(value)
-
-
-def _flag(config: Mapping[str, Any], key: str, default: bool | None) -> bool:
-    value = config.get(key, default)
-    if value is None:
-        raise _missing(config, key)
-    checks.flag(key, value)
-    return bool(value)
-
-
-def _says_dtype(config: Mapping[str, Any]) -> Any:
-    return config.get("dtype") or config.get("torch_dtype")
-
-
-def _dtype(config: Mapping[str, Any]) -> str:
-    value = _says_dtype(config)
-    if value is None:
-        raise ParameterError(f"dtype is missing in the config; give one of {', '.join(BYTES)}: from_config(source, dtype=...)")
-    name = str(value).removeprefix("torch.")
-    checks.one_of("dtype", name, BYTES)
-    return name

@@ -67,7 +67,7 @@ class PassSeconds(StepCosts):
         at the full batch, the reference of speed-ups, stay at their estimates.
 
     >>> from model.hardware.cost_models import UniformLayers
-    >>> from model.architectures.transformer import preset
+    >>> from model.architectures.published_shapes import preset
     >>> cost = PassSeconds({"target": UniformLayers(preset("llama-2-13b"), 0.001)}, prompt=512)
     >>> cost.plain_time(100), cost.times(PassShape(LayerSpan(10, 40)), [0, 1]).tolist()
     (4.0, [0.03, 0.03])
@@ -246,7 +246,7 @@ class PassSeconds(StepCosts):
         """Pairs (width, time of a pass of the target relative to width 1) at position `middle`; None if the time is constant.
 
         >>> from model.hardware.cost_models import UniformLayers
-        >>> from model.architectures.transformer import preset
+        >>> from model.architectures.published_shapes import preset
         >>> PassSeconds({"target": UniformLayers(preset("llama-2-13b"), 0.001)}).verify_curve(3)
         """
         times = [float(self.verify_times(width, self.middle)) for width in range(1, max_width + 1)]

@@ -391,7 +391,7 @@ def layer(
         Relative error of a composed layer, at least that of its products [-]. Default: by tensor_parallel and tokens, from layers
         of other models on the same GPU (`LAYER_ERRORS` in `facts`), else `DEFAULT_LAYER_ERROR`.
 
-    >>> from model.architectures.transformer import preset
+    >>> from model.architectures.published_shapes import preset
     >>> from model.hardware import profile_files
     >>> made = layer(profile_files.load("h100-operations"), preset("llama-2-13b"), [1, 2])
     >>> {size: round(float(made.rows("dense", size)["time_s"][0]) * 1e6) for size in made.tensor_parallel}  # 189 us to read it
@@ -450,7 +450,7 @@ def layer(
 def refuse_unmeasured(operations: Profile, shape: Shape) -> None:
     """Raise ParameterError for a model whose layers need operations that no table of products and attention has.
 
-    >>> from model.architectures.transformer import preset
+    >>> from model.architectures.published_shapes import preset
     >>> from model.hardware import profile_files
     >>> refuse_unmeasured(profile_files.load("h100-operations"), preset("gpt-oss-20b"))
     Traceback (most recent call last):

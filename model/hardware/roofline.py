@@ -143,7 +143,7 @@ class Roofline:
     def _products(self, part: Shape, count: Floats, apart: Floats) -> Floats:
         total = np.zeros(count.shape)
         for each in part.products:
-            size = read_bytes(part, each, apart) + each.used * count * (each.inputs + each.outputs) * part.bytes_each
+            size = product_bytes(part, each, apart) + each.used * count * (each.inputs + each.outputs) * part.bytes_each
             rate = self.product_rate if part.quantises(each) else None
             work = 2.0 * each.used_weights * count
             total = total + (self._slower(size, work, self.efficiency.memory, rate) + self.efficiency.launch)
@@ -232,7 +232,7 @@ class Roofline:
         return Estimate(times, np.full(times.shape, self.efficiency.attention_error))
 
 
-def read_bytes(part: Shape, product: MatrixProduct, independent: ArrayLike) -> Floats:
+def product_bytes(part: Shape, product: MatrixProduct, independent: ArrayLike) -> Floats:
     """Weights of a product that a pass reads [bytes]; of sparse experts those that `independent` tokens select, in expectation."""
     size = product.weights * part.product_bytes_each(product)
     if not product.sparse:

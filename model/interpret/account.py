@@ -167,7 +167,7 @@ class Account:
     def flops_and_bytes(self, shapes: Mapping[str, Shape], *, bytes_each: int | None = None) -> FlopsAndBytes:
         """Operations and bytes; `shapes` holds the shape of each model by role.
 
-        >>> from model.architectures.transformer import preset
+        >>> from model.architectures.published_shapes import preset
         >>> account = Account()
         >>> account.add(Forward("target", (7,), 0, LayerSpan(0, 40), heads=1))
         >>> work = account.flops_and_bytes({"target": preset("llama-2-13b")})

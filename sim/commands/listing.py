@@ -9,8 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from model import published
-from model.architectures import draft_heads, transformer
-from model.architectures.transformer import PRESETS, Shape
+from model.architectures import draft_heads, published_shapes, transformer
+from model.architectures.published_shapes import PRESETS
+from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.table_records import documented
 from model.costs.layer_times import LayerTimeCosts
@@ -83,9 +84,9 @@ def details(what: str, name: str) -> dict[str, str]:
         return {name: f"{rules[name]}\n\nwith the name of a shape or the path of a config.json, such as {kind}:llama-3.1-8b"}
     if what == "shapes" and draft_heads.is_head(name):
         source = "as published heads of this kind; what it shares with the target is not counted; assumed: dtype"
-        return {name: _rows(_of_shape(transformer.named_shape(name), source))}
-    if what == "shapes" and transformer.is_path(name):
-        return {name: _rows(_of_shape(transformer.named_shape(name), f"read from {name}; bfloat16 if it names no dtype"))}
+        return {name: _rows(_of_shape(published_shapes.named_shape(name), source))}
+    if what == "shapes" and published_shapes.is_path(name):
+        return {name: _rows(_of_shape(published_shapes.named_shape(name), f"read from {name}; bfloat16 if it names no dtype"))}
     if what == "devices" and devices.is_path(name):
         return {name: devices.toml_text(devices.device(name))}
     if name not in (there := _names(what)):

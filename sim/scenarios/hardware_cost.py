@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from model.architectures import layer_parts, transformer
+from model.architectures import layer_parts, published_shapes
 from model.architectures.transformer import Shape
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
@@ -160,7 +160,7 @@ class HardwareCost(TableRecord):
                 raise ParameterError(f"{name} must be a name in quotes, got {checks.shown(value)}")
         for name in ("shape", "draft_shape", "medium_shape"):
             if getattr(self, name) is not None:
-                made = transformer.named_shape(getattr(self, name), self.dtype, key=name)
+                made = published_shapes.named_shape(getattr(self, name), self.dtype, key=name)
                 if self.kind == "roofline":
                     self._stored(made, "target" if name == "shape" else "draft")
         if self.device is not None:
@@ -205,7 +205,7 @@ class HardwareCost(TableRecord):
         if self.kind == "roofline":
             if shape is None:
                 return None
-            made = self._stored(transformer.named_shape(shape, self.dtype), role)
+            made = self._stored(published_shapes.named_shape(shape, self.dtype), role)
             return _roofline(devices.device(str(self.device)), made, self._efficiency(), tensor_parallel)
         name = getattr(self, f"{where}profile")
         if name is None:
@@ -214,7 +214,7 @@ class HardwareCost(TableRecord):
             if not isinstance(at, ProfileCosts) or at.profile.device not in devices.DEVICES:
                 return None
             of = devices.device(at.profile.device)
-            return _roofline(of, transformer.named_shape(str(shape), at.profile.dtype), Efficiency(), tensor_parallel)
+            return _roofline(of, published_shapes.named_shape(str(shape), at.profile.dtype), Efficiency(), tensor_parallel)
         try:
             return _measured(name, shape, self.dtype, tensor_parallel)
         except ParameterError as error:
@@ -242,7 +242,7 @@ _Stamp = tuple[int, int] | None
 def _measured(name: str, shape: str | None, dtype: str | None, tensor_parallel: int) -> ProfileCosts:
     path = Path(name)
     changed = bounded_files.stamp(path) if path.suffix == ".json" else None
-    return _looked_up(name, shape, None if shape is None else transformer.named_shape(shape), dtype, tensor_parallel, changed)
+    return _looked_up(name, shape, None if shape is None else published_shapes.named_shape(shape), dtype, tensor_parallel, changed)
 
 
 @functools.lru_cache(maxsize=64)
@@ -258,7 +258,7 @@ def _looked_up(
         if shape is None or made is None:
             raise ParameterError(f"{found.name} is a profile of operations: name the shape to compose from it (`sim ls shapes`)")
         found = composed_layers.layer(
-            found, replace(made, dtype=found.dtype), model=transformer.label(shape), tensor_parallel=tensor_parallel
+            found, replace(made, dtype=found.dtype), model=published_shapes.label(shape), tensor_parallel=tensor_parallel
         )
     elif made is not None and replace(made, dtype=shape_of(found).dtype) != shape_of(found):
         raise ParameterError(

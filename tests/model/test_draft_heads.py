@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sim
-from model.architectures import draft_heads, transformer
+from model.architectures import draft_heads, published_shapes
 from model.architectures.draft_heads import ABOUT, head_of, is_head, parts
 from model.architectures.layer_parts import DRAFT_KINDS, FORMATS
-from model.architectures.transformer import PRESETS, Shape, from_config, named_shape, preset
+from model.architectures.published_shapes import PRESETS, named_shape, preset
+from model.architectures.shape_configs import from_config
+from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
 from model.hardware import composed_layers, profile_files
 from model.hardware.cost_models import memory, pass_time
@@ -103,7 +105,7 @@ def test_every_decoder_has_heads(kind: str) -> None:
         assert (made.hidden, made.dtype, made.draft.kind) == (whole.hidden, "float16", kind)
         # One copy is no larger than the target, or not much: a small model is mostly its vocabulary.
         assert 0 < made.parameters / made.draft.copies < 1.5 * whole.parameters
-        assert transformer.label(f"{kind}:{target}") == f"{kind}-{target}"
+        assert published_shapes.label(f"{kind}:{target}") == f"{kind}-{target}"
 
 
 def test_kinds_are_those_of_shapes() -> None:
@@ -118,7 +120,7 @@ def test_a_head_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "llama", **sizes}))
     assert named_shape(f"eagle3:{path}:50") == head_of("eagle3", named_shape(str(path)), 50)
-    assert transformer.label(f"eagle3:{path}:50") == f"eagle3-{tmp_path.name}-50"
+    assert published_shapes.label(f"eagle3:{path}:50") == f"eagle3-{tmp_path.name}-50"
     # The configuration of a published head says what it is by its class.
     config = {
         "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 4096,

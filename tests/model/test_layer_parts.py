@@ -21,7 +21,8 @@ from model.architectures.layer_parts import (
     experts_read,
     quantised,
 )
-from model.architectures.transformer import PRESETS, Shape, described, preset, restored
+from model.architectures.published_shapes import PRESETS, preset
+from model.architectures.transformer import Shape, described, restored
 from model.base.checks import ParameterError
 from model.hardware import composed_layers, profile_files
 from model.hardware.cost_models import memory

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from model import published
 from model.architectures.layer_parts import FORMATS, QuantisedWeights
-from model.architectures.transformer import BIASED, PRESETS, Shape, from_config, preset
+from model.architectures.published_shapes import PRESETS, preset
+from model.architectures.shape_configs import from_config
+from model.architectures.transformer import BIASED, Shape
 from model.base.checks import ParameterError
 
 TINY = Shape(3, 8, 4, 2, 2, 12, True, 100, False)

@@ -26,7 +26,7 @@ from calibrate.loading import prompts
 from calibrate.measured_runs import run_plan
 from calibrate.validation import validation_page
 from figures.common import subject
-from model.architectures import transformer
+from model.architectures import shape_configs
 from model.hardware import devices, profile_files
 from model.logs import measured_runs, position_log, read_log
 from sim.commands.sim_app import app as sim
@@ -390,7 +390,7 @@ def test_configurations(data: st.DataObject) -> None:
             bytes_of(json.dumps(config).encode())
         )  # fmt: skip
         (here / "config.json").write_bytes(text)
-        call_reader(transformer.from_config, here / "config.json")
+        call_reader(shape_configs.from_config, here / "config.json")
         run_command(sim, "ls", "shapes", here / "config.json")
 
 

@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 
 import sim
 from calibrate.importers import aiconfigurator, llmservingsim, vidur
-from model.architectures import transformer
-from model.architectures.transformer import BYTES, PRESETS, Shape
+from model.architectures import published_shapes
+from model.architectures.published_shapes import PRESETS
+from model.architectures.transformer import BYTES, Shape
 from model.base import bounded_files
 from model.base.checks import ParameterError
 from model.hardware import devices
@@ -104,18 +105,19 @@ def device_file(folder_: Path, like: str, **more: Any) -> Path:
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_config_gives_the_shape_of_its_preset(name: str, tmp_path: Path) -> None:
     path = written(tmp_path, name)
-    found = transformer.named_shape(str(path))
-    assert found == PRESETS[name] == transformer.named_shape(f"{path.parent}/") == transformer.named_shape(name)
+    found = published_shapes.named_shape(str(path))
+    assert found == PRESETS[name] == published_shapes.named_shape(f"{path.parent}/") == published_shapes.named_shape(name)
     assert found.parameters == PRESETS[name].parameters
-    assert transformer.named_shape(str(path), "float8") == transformer.named_shape(name, "float8") == replace(found, dtype="float8")
-    assert transformer.label(str(path)) == transformer.label(str(path.parent)) == f"{name}-files"
+    eight = replace(found, dtype="float8")
+    assert published_shapes.named_shape(str(path), "float8") == published_shapes.named_shape(name, "float8") == eight
+    assert published_shapes.label(str(path)) == published_shapes.label(str(path.parent)) == f"{name}-files"
 
 
 def test_a_type_that_neither_says_is_of_16_bits(tmp_path: Path) -> None:
     path = written(tmp_path, "opt-1.3b", torch_dtype=None)
-    assert transformer.named_shape(str(path)).dtype == "bfloat16"
+    assert published_shapes.named_shape(str(path)).dtype == "bfloat16"
     written(tmp_path, "opt-1.3b", torch_dtype="float32")
-    assert transformer.named_shape(str(path)).dtype == "float32"  # a file that was written again is read again
+    assert published_shapes.named_shape(str(path)).dtype == "float32"  # a file that was written again is read again
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,7 @@ def test_what_is_no_config_is_one_line(tmp_path: Path) -> None:
         assert len(done.stderr.splitlines()) == 1
     for name in ("lama-2-7b", 5, None, ["gpt2"]):
         with pytest.raises(ParameterError, match=r"unknown draft_shape .*; or give the path of a config\.json"):
-            transformer.named_shape(name, key="draft_shape")
+            published_shapes.named_shape(name, key="draft_shape")
 
 
 # --- devices ---
@@ -351,7 +353,7 @@ def test_importers_take_files_for_names(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    for name, read in {"x.toml": devices.device, "x.json": transformer.named_shape}.items():
+    for name, read in {"x.toml": devices.device, "x.json": published_shapes.named_shape}.items():
         os.mkfifo(tmp_path / name)
         with pytest.raises(ParameterError, match="must be a regular file"):
             read(str(tmp_path / name))
@@ -372,7 +374,7 @@ def test_any_model_and_any_device_is_one_or_is_refused_in_a_line(tmp_path: Path,
     lines = devices.toml_text(DEVICES["h100"]).splitlines()
     lines[data.draw(st.integers(0, len(lines) - 1))] = data.draw(st.text(max_size=20))
     gpu = data.draw(st.just("\n".join(lines).encode(errors="replace")) | st.binary(max_size=60))
-    for name, content, read in (("x.json", model, transformer.named_shape), ("x.toml", gpu, devices.device)):
+    for name, content, read in (("x.json", model, published_shapes.named_shape), ("x.toml", gpu, devices.device)):
         (tmp_path / name).write_bytes(content)
         try:
             assert read(str(tmp_path / name)) is not None

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import sim
 from model.architectures import draft_heads
-from model.architectures.transformer import PRESETS
+from model.architectures.published_shapes import PRESETS
 from model.base.checks import ParameterError
 from model.hardware import profile_files
 from model.hardware.devices import DEVICES, Device
