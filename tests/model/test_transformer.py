@@ -238,15 +238,21 @@ SAYS_QUANTISED = {"gpt_oss": {"quantization_config": {"quant_method": "mxfp4"}}}
 """Keys of published files that the library's own configurations lack."""
 
 
+def library_config(kind: str, sizes: Mapping[str, Any]) -> Any:
+    import transformers
+
+    config = getattr(transformers, f"{CONFIGS.get(kind, CLASSES[kind][0])}Config")(**sizes)
+    config._attn_implementation = config._experts_implementation = "eager"
+    return config
+
+
 def built(kind: str, sizes: Mapping[str, Any], device: str = "meta") -> Any:
     import torch
     import transformers
 
-    name = CLASSES[kind][0]
-    config = getattr(transformers, f"{CONFIGS.get(kind, name)}Config")(**sizes)
-    config._attn_implementation = config._experts_implementation = "eager"
     with torch.device(device):
-        return getattr(transformers, name + HEADS.get(kind, "ForCausalLM"))(config).eval()
+        kind_of_model = getattr(transformers, CLASSES[kind][0] + HEADS.get(kind, "ForCausalLM"))
+        return kind_of_model(library_config(kind, sizes)).eval()
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -324,7 +330,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 def file_of(kind: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
     """The `config.json` that the library writes."""
-    return json.loads(built(kind, sizes).config.to_json_string(use_diff=False))  # type: ignore[no-any-return]
+    return json.loads(library_config(kind, sizes).to_json_string(use_diff=False))  # type: ignore[no-any-return]
 
 
 def test_every_type_has_a_variant() -> None:
