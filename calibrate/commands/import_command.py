@@ -88,13 +88,15 @@ def aiconfigurator(
     """
     from calibrate.importers import aiconfigurator as source
     from calibrate.importers import imported_tables
-    from model.architectures import transformer
+    from model.architectures import published_shapes
     from model.hardware import composed_layers
 
     splits = numbers("tensor_parallel", tensor_parallel)
-    shape = transformer.named_shape(model, imported_tables.DTYPE, key="model") if model else None
+    shape = published_shapes.named_shape(model, imported_tables.DTYPE, key="model") if model else None
     made = source.read(folder, gpu=gpu, engine=engine, attention=attention, name="" if model else name, unit=unit, commit=commit)
-    _save(made if shape is None else composed_layers.layer(made, shape, splits, model=transformer.label(model), name=name), out)
+    if shape is not None:
+        made = composed_layers.layer(made, shape, splits, model=published_shapes.label(model), name=name)
+    _save(made, out)
 
 
 @importing.command("llmservingsim", cls=RenamedOptions)

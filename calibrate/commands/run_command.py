@@ -208,11 +208,11 @@ def _pool(
 def _models(written: WrittenPlan, device: str) -> tuple[dict[str, Decoder], dict[str, LoadedModel]]:
     """Return the models by role: loaded ones, or ones with random weights if all outcomes are forced."""
     from calibrate.loading import load_models
-    from model.architectures import transformer
+    from model.architectures import published_shapes
     from model.base.checks import ParameterError
 
     settings, names = written.run, _named(written)
-    free = [role for role, name in names.items() if name in transformer.PRESETS or name.endswith("config.json")]
+    free = [role for role, name in names.items() if name in published_shapes.PRESETS or name.endswith("config.json")]
     if not free:
         opened = load_models.models(names, device, settings.dtype)
         load_models.use_heads_of(opened["target"], settings.model, settings.heads)

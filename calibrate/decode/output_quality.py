@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from calibrate.decode import real_decoding
 from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.family import model_directory
-from model.architectures import transformer
+from model.architectures import shape_configs
 from model.base import bounded_files, strict_json, typed_values, whole_files
 from model.base.checks import ParameterError
 from model.interpret.account import Account
@@ -277,7 +277,7 @@ def _billed(
 ) -> dict[str, float | None]:
     """Ratios of operations and of weight bytes to plain decoding; None if the shape of a model is not supported."""
     try:
-        shapes = {role: transformer.from_config(each.config.to_dict(), "float32") for role, each in models.items()}
+        shapes = {role: shape_configs.from_config(each.config.to_dict(), "float32") for role, each in models.items()}
     except ParameterError:
         return {"flops_over_plain": None, "weight_bytes_over_plain": None}
     work, other = account.flops_and_bytes(shapes), bare.flops_and_bytes(shapes)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model.architectures import transformer
+from model.architectures import shape_configs
 from model.base import checks, strict_json, whole_files
 from model.base.bounded_files import MOST_BYTES, MOST_TOML, check_regular, json_of, read_bytes
 from model.base.checks import ParameterError
@@ -219,7 +219,7 @@ def _check_files(folder: Path, name: str, files: Sequence[Path]) -> None:
             check_regular(each, None if each in files else MOST_BYTES)
     config = table(folder / CONFIG)
     try:
-        transformer.check_config(config)
+        shape_configs.check_config(config)
     except ParameterError as error:
         raise ParameterError(f"{CONFIG} of model {name}: {error}") from None
     held = [tensor for path in files for tensor in _header(path).items()]

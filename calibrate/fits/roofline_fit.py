@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.importers import aiconfigurator, bundled_profiles, llmservingsim, vidur
-from model.architectures import transformer
+from model.architectures import published_shapes
 from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
@@ -86,7 +86,7 @@ class MeasuredLayers:
     @cached_property
     def roofline(self) -> Roofline:
         """Roofline of the model on the GPU."""
-        return roofline_on(self.gpu, transformer.preset(self.model))
+        return roofline_on(self.gpu, published_shapes.preset(self.model))
 
     @cached_property
     def weights(self) -> Floats:
@@ -309,7 +309,7 @@ KEYS = {
 def layer_cell(text: str) -> tuple[str, Cell]:
     """Parse a GPU and a measured layer: GPU,MODEL,TOKENS,SECONDS."""
     gpu, model, tokens, seconds = _parts(text, "layer", ("GPU", "MODEL", "TOKENS", "SECONDS"))
-    return gpu, Cell(roofline_on(gpu, transformer.preset(model)), _number("TOKENS", tokens, 1), _number("SECONDS", seconds, 0))
+    return gpu, Cell(roofline_on(gpu, published_shapes.preset(model)), _number("TOKENS", tokens, 1), _number("SECONDS", seconds, 0))
 
 
 def product_cell(text: str) -> tuple[str, Cell]:

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from calibrate.fits import roofline_fit
 from calibrate.importers import bundled_profiles, imported_tables, vidur
-from model.architectures import transformer
+from model.architectures import published_shapes
 from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
 from model.hardware import composed_layers
@@ -52,7 +52,7 @@ def measured(data: str | Path, models: Sequence[str]) -> list[ElementwiseKernels
     found = []
     for gpu in roofline_fit.GPUS:
         for model in models:
-            folder, shape = root / gpu / roofline_fit.MODELS[model], transformer.preset(model)
+            folder, shape = root / gpu / roofline_fit.MODELS[model], published_shapes.preset(model)
             of = vidur.read(folder, model=model, gpu=gpu)
             names = [f"time_stats.{each}.median" for each in KERNELS if each != vidur.SECOND_NORM or shape.norms > 1]
             table = imported_tables.read(folder / "mlp.csv", [*names, "num_tokens", "num_tensor_parallel_workers"], root=folder)

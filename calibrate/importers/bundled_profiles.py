@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.importers import aiconfigurator, imported_tables, llmservingsim, vidur
-from model.architectures import transformer
+from model.architectures import published_shapes
 from model.architectures.transformer import BYTES, Shape
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
@@ -85,7 +85,7 @@ def profiles(data: str | Path) -> Iterator[Profile]:
         for model, gpus in COMPOSED.items():
             if gpu not in gpus:
                 continue
-            made = composed_layers.layer(table, transformer.preset(model), TENSOR_PARALLEL, model=model)
+            made = composed_layers.layer(table, published_shapes.preset(model), TENSOR_PARALLEL, model=model)
             made = _with_links(made, root, gpu, networks)
             whole = [f"{error:.1%} up to {most} tokens" for tensor_parallel, most, error in off[gpu] if tensor_parallel == 1]
             where = "" if gpu in NETWORKS else " on two other GPUs"
@@ -168,7 +168,7 @@ def differences(table: Profile, measured: Profile, tensor_parallel: tuple[int, .
     """Relative errors of composed layers, including the rotary embedding, against measured ones."""
     facts = {name: value for name, value in table.facts.items() if name != "decode_includes"}  # Vidur's dense part rotates
     bare = replace(table, facts=facts, table=table.table.filter(table.table["part"] == "gemm"))
-    made = composed_layers.layer(bare, transformer.preset(measured.model), tensor_parallel, model=measured.model)
+    made = composed_layers.layer(bare, published_shapes.preset(measured.model), tensor_parallel, model=measured.model)
     each = [composed_layers.differences(made, measured, tensor_parallel=many, most=most) for many in tensor_parallel]
     return LeaveOneOutErrors(np.concatenate([one.at for one in each]), np.concatenate([one.error for one in each]))
 
@@ -262,7 +262,7 @@ def completed(measured: Profile, table: Profile, moved: Mapping[str, float]) -> 
 
 def _composed(measured: Profile, table: Profile, errors: Mapping[str, float]) -> tuple[list[dict[str, Any]], list[int]]:
     """Rows of the parts head and attention, and the tensor parallel sizes whose heads were not measured."""
-    shape, other = transformer.preset(measured.model), table.device != measured.device
+    shape, other = published_shapes.preset(measured.model), table.device != measured.device
     products = composed_layers.Products(table)
     tokens = products.steps(MOST_TOKENS)
     have = {*zip(measured.table["part"], measured.table["tensor_parallel"], strict=True)}
@@ -304,7 +304,7 @@ def attention_transfer_error(table: Profile, other: Profile) -> float:
     errors: list[float] = []
     launch = composed_layers.Products(table).launch
     for model in ("llama-2-7b", "llama-2-70b"):
-        part = transformer.preset(model)
+        part = published_shapes.preset(model)
         ours, theirs = (composed_layers.AttentionTimes(each, part.heads, part.kv_heads, part.head_dim) for each in (table, other))
         for row in composed_layers.attention_rows(ours):
             if theirs.near(row["context"], row["batch"]):
@@ -315,7 +315,7 @@ def attention_transfer_error(table: Profile, other: Profile) -> float:
 
 def product_transfer_error(table: Profile, measured: Profile, other: Profile, most: int = 64) -> float:
     """Median relative error of layer times transferred from one GPU to another, up to `most` tokens [-]."""
-    shape = transformer.preset(measured.model)
+    shape = published_shapes.preset(measured.model)
     launch = composed_layers.Products(table).launch * 4
     moved = float(shape.layer_weight_bytes)
     ours, theirs = (each.rows("dense") for each in (measured, other))

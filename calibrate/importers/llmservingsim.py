@@ -13,14 +13,13 @@ Times are in the unit at the end of the column's name.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from calibrate.importers import imported_tables
-from model.architectures import transformer
+from model.architectures import published_shapes, transformer
 from model.architectures.transformer import Shape
 from model.base import bounded_files
 from model.base.checks import ParameterError
@@ -46,16 +45,16 @@ def read(folder: str | Path, *, model: str, gpu: str, name: str = "", commit: st
     folder
         Folder with `dense.csv`, `attention.csv` and `per_sequence.csv`; its name ends in the tensor parallel size.
     model, gpu
-        The model and the device that were measured: names of `model.architectures.transformer` and `model.hardware.devices`, or
-        files.
+        The model and the device that were measured: names of `model.architectures.published_shapes` and `model.hardware.devices`,
+        or files.
     name
         Name of the profile; default: GPU-MODEL.
     commit
         Commit of the repository that the files come from.
     """
     root = Path(folder)
-    shape, device = transformer.named_shape(model, imported_tables.DTYPE, key="model"), devices.device(gpu)
-    model = transformer.label(model)
+    shape, device = published_shapes.named_shape(model, imported_tables.DTYPE, key="model"), devices.device(gpu)
+    model = published_shapes.label(model)
     split = re.fullmatch(r"tp(\d+)", root.resolve().name)
     tensor_parallel = int(split[1]) if split else 1
     if tensor_parallel < 1 or shape.heads % tensor_parallel:
@@ -75,7 +74,7 @@ def read(folder: str | Path, *, model: str, gpu: str, name: str = "", commit: st
     sources = tuple(imported_tables.source(table, root, REPOSITORY, LICENCE, commit, parts) for table, parts in tables.values())
     facts = _facts(root.parent / "meta.yaml", device)
     return imported_tables.profile_of(
-        device, rows, sources, notes, name=name or f"{device.name}-{model}", model=model, shape=asdict(shape),
+        device, rows, sources, notes, name=name or f"{device.name}-{model}", model=model, shape=transformer.described(shape),
         engine=f"vLLM {facts.get('vllm_version', '')}".strip() + " (profiled by LLMServingSim)", mode="kernel-only", kind="model",
         date=facts.get("profiled_at", "")[:10], errors=imported_tables.errors(rows), facts=facts,
     )  # fmt: skip

@@ -14,7 +14,6 @@ the same columns and can be used for attention.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import numpy as np
 
 from calibrate.importers import imported_tables
 from calibrate.importers.imported_tables import ImportedTable
-from model.architectures import transformer
+from model.architectures import published_shapes, transformer
 from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
 from model.hardware import devices
@@ -68,8 +67,8 @@ def read(
     folder
         Folder with `mlp.csv`, and optionally `attention.csv` and `cpu_overheads.csv`.
     model, gpu
-        The model and the device that were measured: names of `model.architectures.transformer` and `model.hardware.devices`, or
-        files.
+        The model and the device that were measured: names of `model.architectures.published_shapes` and `model.hardware.devices`,
+        or files.
     attention, overheads, network
         Paths of attention and overhead tables in other folders, and the folder of `all_reduce.csv` and `send_recv.csv`.
     name
@@ -80,8 +79,8 @@ def read(
         Commit of the repository that the files come from.
     """
     root = Path(folder)
-    shape, device = transformer.named_shape(model, imported_tables.DTYPE, key="model"), devices.device(gpu)
-    model = transformer.label(model)
+    shape, device = published_shapes.named_shape(model, imported_tables.DTYPE, key="model"), devices.device(gpu)
+    model = published_shapes.label(model)
     layer = [each for each in LAYER if each != SECOND_NORM or shape.norms > 1]
     mlp = imported_tables.read(
         root / "mlp.csv", [*_columns([*layer, "emb"]), "num_tokens", "num_tensor_parallel_workers"], root=root
@@ -100,7 +99,7 @@ def read(
         rows, notes = rows + more_rows, notes + more_notes
         sources += [_source(table, Path(network), commit, (part,)) for part, table in read_.items()]
     return imported_tables.profile_of(
-        device, rows, sources, notes, name=name or f"{device.name}-{model}", model=model, shape=asdict(shape),
+        device, rows, sources, notes, name=name or f"{device.name}-{model}", model=model, shape=transformer.described(shape),
         engine="Sarathi (profiled by Vidur)", mode="kernel-only", kind="model", errors=imported_tables.errors(rows),
     )  # fmt: skip
 

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.architectures import transformer
+from model.architectures import published_shapes, shape_configs, transformer
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 
-LLAMA = {"vicuna": "llama", "codellama": "llama", "pythia": "gpt_neox", "qwen2.5": "qwen2"}
+LLAMA = {
+    "vicuna": "llama", "codellama": "llama", "pythia": "gpt_neox", "qwen2.5": "qwen2", "gemma": "gemma3_text", "gpt": "gpt_oss",
+    "deepseek": "deepseek_v3",
+}  # fmt: skip
 """Architectures of presets whose names do not contain them."""
 GATED_T5 = {True: "gated-gelu", False: "relu"}
 
@@ -53,8 +56,8 @@ def architecture(model: str) -> Architecture:
         from calibrate.family import model_directory
 
         return _from_file(model_directory.bundled(role) / "config.json", f"family-{role}")
-    if model in transformer.PRESETS:
-        shape = transformer.preset(model)
+    if model in published_shapes.PRESETS:
+        shape = published_shapes.preset(model)
         return Architecture(model, _library_config(model, shape), shape)
     path = Path(model)
     if path.is_dir():
@@ -63,7 +66,7 @@ def architecture(model: str) -> Architecture:
         return _from_file(path, path.parent.name if path.name == "config.json" else path.stem)
     if model.count("/") == 1 and all(model.split("/")):
         return _from_file(_from_hub(model), model.split("/")[1].lower())
-    raise ParameterError(f"{checks.unknown('model', model, transformer.PRESETS)}; or a config.json, or OWNER/NAME of the hub")
+    raise ParameterError(f"{checks.unknown('model', model, published_shapes.PRESETS)}; or a config.json, or OWNER/NAME of the hub")
 
 
 def _from_file(path: Path, name: str) -> Architecture:
@@ -77,7 +80,7 @@ def _from_file(path: Path, name: str) -> Architecture:
         raise ParameterError(f"{path.name} must be a table of keys, such as model_type, got {checks.shown(said)}")
     try:
         # The file's dtype is that of the saved checkpoint; the dtype to run in is chosen separately.
-        shape = transformer.from_config(said, dtype="bfloat16")
+        shape = shape_configs.from_config(said, dtype="bfloat16")
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
         config = CONFIG_MAPPING[said["model_type"]].from_dict(said)
@@ -104,7 +107,10 @@ def _library_config(name: str, shape: transformer.Shape) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     family = name.split("-")[0]
-    family = LLAMA.get(family, family)
+    family = "phi3" if name.startswith("phi-4") else LLAMA.get(family, family)
+    experts, latent, window = shape.experts, shape.latent, shape.window
+    if family == "qwen3" and experts is not None:
+        family = "qwen3_moe"
     common = {"vocab_size": shape.vocabulary, "tie_word_embeddings": shape.tied_head}
     usual = {
         "hidden_size": shape.hidden, "intermediate_size": shape.ffn, "num_hidden_layers": shape.layers,
@@ -116,6 +122,8 @@ def _library_config(name: str, shape: transformer.Shape) -> Any:
         "mistral": lambda: grouped | {"head_dim": shape.head_dim, "sliding_window": None},
         "qwen2": lambda: grouped,
         "phi": lambda: grouped,
+        "phi3": lambda: grouped,
+        "qwen3": lambda: grouped | {"head_dim": shape.head_dim},
         "gpt_neox": lambda: usual,
         "opt": lambda: {
             "hidden_size": shape.hidden, "ffn_dim": shape.ffn, "num_hidden_layers": shape.layers,
@@ -129,6 +137,25 @@ def _library_config(name: str, shape: transformer.Shape) -> Any:
         "t5": lambda: _t5(shape),
         "mt5": lambda: _t5(shape),
     }  # fmt: skip
+    if window is not None:
+        known["gemma3_text"] = lambda: grouped | {"head_dim": shape.head_dim, "sliding_window": window.size}
+    if experts is not None:
+        some = grouped | {"num_experts_per_tok": experts.active}
+        known |= {
+            "mixtral": lambda: some | {"num_local_experts": experts.count},
+            "gpt_oss": lambda: some | {"num_local_experts": experts.count, "head_dim": shape.head_dim},
+            "qwen3_moe": lambda: some | {
+                "num_experts": experts.count, "head_dim": shape.head_dim, "moe_intermediate_size": shape.ffn,
+            },
+        }  # fmt: skip
+        if latent is not None:
+            known["deepseek_v3"] = lambda: some | {
+                "n_routed_experts": experts.count, "moe_intermediate_size": shape.ffn,
+                "n_shared_experts": experts.shared // shape.ffn, "intermediate_size": experts.dense_ffn,
+                "first_k_dense_replace": experts.dense_layers,
+                "q_lora_rank": latent.query_rank, "kv_lora_rank": latent.rank, "qk_rope_head_dim": latent.rope,
+                "qk_nope_head_dim": latent.nope, "v_head_dim": shape.head_dim,
+            }  # fmt: skip
     if family not in known:
         raise ParameterError(f"{checks.unknown('architecture of preset', name, known)}; give the model's config.json instead")
     library: Any = CONFIG_MAPPING[family]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -140,7 +140,7 @@ def open_model(
     header = {"kind": "machine", "model": known.name, "device": chosen, "dtype": dtype, "source": source}
     header |= {"weights": "random" if decoder is None else "its own"}
     header |= {} if passes_of == "eager" else {"passes": passes_of}
-    header |= machine.facts(chosen) | {"shape": asdict(known.shape)}
+    header |= machine.facts(chosen) | {"shape": transformer.described(known.shape)}
     raw = Path(out) / f"{stem}.jsonl"
     raw.parent.mkdir(parents=True, exist_ok=True)
     existing = RawTimings(raw, header, resume) if raw.exists() else None  # fails before anything takes time
@@ -227,7 +227,7 @@ def shape_of(profile: Profile) -> transformer.Shape:
 
 def shape_from_fields(fields: Mapping[str, Any]) -> transformer.Shape:
     """Return a shape from its fields as files hold them."""
-    return transformer.Shape(**{**fields, "biases": tuple(fields["biases"])})
+    return transformer.Shape(**transformer.restored({**fields, "biases": tuple(fields["biases"])}))
 
 
 def source_of(profile: Profile) -> int:
@@ -266,7 +266,7 @@ def profile_of(
         engine=f"{'decodesim on ' if mode == 'interpreter' else ''}transformers {header['transformers']}",
         mode=passes_of, kind="model", provenance="measured", date=header["date"],
         bandwidth=bandwidth, rate=rate, cache_bytes=float(header["cache_bytes"]), table=frame, sources=(source,),
-        shape=asdict(shape), notes=tuple(notes), facts=facts,
+        shape=transformer.described(shape), notes=tuple(notes), facts=facts,
     )  # fmt: skip
     return replace(profile, errors=errors_of(profile))
 

@@ -16,7 +16,7 @@ import numpy as np
 from calibrate.fits import cpu_step, engine_run, ppd_overheads, small_kernels
 from calibrate.fits import roofline_fit as fits
 from calibrate.importers import aiconfigurator, bundled_profiles, imported_tables, vidur
-from model.architectures import transformer
+from model.architectures import published_shapes
 from model.base.checks import ParameterError
 from model.hardware import composed_layers, interpolation, isotonic, profile_files
 from model.hardware.composed_layers import LeaveOneOutErrors
@@ -425,7 +425,7 @@ def _outputs(root: Path, gpu: str, table: Profile) -> LeaveOneOutErrors:
     found = []
     tabulated = composed_layers.Products(table)
     for model, folder in bundled_profiles.VIDUR.items():
-        shape = transformer.preset(model)
+        shape = published_shapes.preset(model)
         where = root / "vidur/compute" / gpu / folder
         column = "time_stats.attn_post_proj.median"
         read = imported_tables.read(where / "mlp.csv", [column, "num_tokens", "num_tensor_parallel_workers"], root=where)

@@ -46,7 +46,7 @@ class Points(NamedTuple):
 def gemm_work(part: Shape, tokens: ArrayLike) -> tuple[Floats, Floats]:
     """Operations of a layer's GEMMs over `tokens` tokens, and the least bytes that they move: weights once, states in and out.
 
-    >>> from model.architectures.transformer import preset
+    >>> from model.architectures.published_shapes import preset
     >>> work, size = gemm_work(preset("llama-2-7b"), 1)
     >>> round(float(work / size), 3)  # two operations per weight of two bytes
     1.0

@@ -3,8 +3,10 @@
 *Weights* are the entries of matrices; *parameters* are all numbers of a model, including norms, biases, learned positions,
 relative-position tables, embedding and encoder. Operations and memory traffic count weights, keys and values, and embedding rows;
 norms, biases and activations are left out (well below one percent). The projection onto the vocabulary (the head) is not a layer.
-A multiplication and an addition are two operations. Every position is attended to: sliding windows are not modelled, so a shape
-that has one is charged too much once the context exceeds the window.
+A multiplication and an addition are two operations.
+
+Layers may be of several kinds: sparse experts after some dense layers, sliding windows in some layers (`layer_kinds`). A quantity
+of "a layer" is then the mean over the layers, and a part of the depth is assumed to have each kind in proportion.
 
 [Kim2023] S. Kim et al. Speculative Decoding with Big Little Decoder. NeurIPS 2023, arXiv:2302.07863, Table 2.
 [Shoeybi2019] M. Shoeybi et al. Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism.
@@ -15,16 +17,23 @@ arXiv:1909.08053.
 from __future__ import annotations
 
 import functools
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from model.base import bounded_files, checks
+from model.architectures.layer_parts import (
+    DraftInput,
+    Experts,
+    LatentAttention,
+    MatrixProduct,
+    QuantisedWeights,
+    SlidingWindow,
+    experts_read,
+)
+from model.base import checks, table_records
 from model.base.checks import ParameterError
 
 Floats = NDArray[np.float64]
@@ -35,6 +44,8 @@ NORMS = {"rms": 1, "layer": 2}
 """Vectors per norm: a factor, or a factor and a shift."""
 BIASED = ("qkv", "out", "ffn", "head")
 """Matrices that may have a bias: queries, keys and values; the output of attention; feed-forward; the head."""
+BLOCK = ("qkv", "out", "ffn")
+"""Matrices of a layer that have a bias in models with biases."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,7 @@ class Shape:
         Layers of an encoder of the same sizes. If there are any, each decoder layer also attends to the encoder (cross-attention),
         with as many heads.
     dtype
-        Type of weights, keys and values: bfloat16, float16, float32, float8 or int8.
+        Type of activations, and of weights, keys and values unless these have their own: bfloat16, float16, float32, float8, int8.
     norm, norms
         `rms` (a factor) or `layer` (a factor and a shift), and norms per layer, without that of cross-attention.
     biases
@@ -65,6 +76,20 @@ class Shape:
         encoder.
     qk_norms
         True if queries and keys have a norm each, of the width of a head.
+    sinks
+        True if each attention head has a learned sink.
+    experts
+        Sparse experts, whose inner width is `ffn`; None if all feed-forward layers are dense.
+    latent
+        Latent attention (MLA), with values of width `head_dim`; None if keys and values of `kv_heads` heads are cached.
+    window
+        Sliding window of some or all layers; None if all positions are attended to.
+    weights
+        Type of quantised weights; None if all weights are of type `dtype`.
+    cache_dtype
+        Type of the cached keys and values; None for `dtype`.
+    draft
+        Inputs and shared parts of a draft head (`model.architectures.draft_heads`); None for a whole model.
     """
 
     layers: int
@@ -84,13 +109,20 @@ class Shape:
     positions: int = 0
     buckets: int = 0
     qk_norms: bool = False
+    sinks: bool = False
+    experts: Experts | None = None
+    latent: LatentAttention | None = None
+    window: SlidingWindow | None = None
+    weights: QuantisedWeights | None = None
+    cache_dtype: str | None = None
+    draft: DraftInput | None = None
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocabulary"):
             checks.whole(name, getattr(self, name), 1)
         for name in ("encoder_layers", "norms", "positions", "buckets"):
             checks.whole(name, getattr(self, name), 0)
-        for name in ("gated", "tied_head", "qk_norms"):
+        for name in ("gated", "tied_head", "qk_norms", "sinks"):
             checks.flag(name, getattr(self, name))
         checks.one_of("dtype", self.dtype, BYTES)
         checks.one_of("norm", self.norm, NORMS)
@@ -100,29 +132,106 @@ class Shape:
             checks.one_of("bias", name, BIASED)
         if self.heads % self.kv_heads:
             raise ParameterError(f"kv_heads must divide heads={self.heads}, got {self.kv_heads}")
+        if self.cache_dtype is not None:
+            checks.one_of("cache_dtype", self.cache_dtype, BYTES)
+        self._check_parts()
+
+    def _check_parts(self) -> None:
+        for name, kind in _PARTS.items():
+            if not isinstance(getattr(self, name), kind | None):
+                raise ParameterError(f"{name} must be none or {kind.__name__}(...), got {checks.shown(getattr(self, name))}")
+        dense = 0 if self.experts is None else self.experts.dense_layers
+        windowed = 0 if self.window is None else self.window.layers
+        for name, count in (("experts.dense_layers", dense), ("window.layers", windowed)):
+            if count > self.layers:
+                raise ParameterError(f"{name} must be at most layers={self.layers}, got {count}")
+        if dense and 0 < windowed < self.layers:
+            raise ParameterError(f"window.layers must be layers={self.layers} after dense layers of experts, got {windowed}")
+        if self.encoder_layers and any(getattr(self, name) is not None for name in ("experts", "latent", "window", "draft")):
+            raise ParameterError(f"encoder_layers must be 0 with experts, latent attention or a window, got {self.encoder_layers}")
+
+    # --- Kinds of layers ---
+
+    @property
+    def kinds(self) -> tuple[tuple[int, Shape], ...]:
+        """Shapes whose layers are all alike, of which this one consists, with the number of layers of each.
+
+        >>> from model.architectures.published_shapes import preset
+        >>> [(count, kind.experts is None) for count, kind in preset("deepseek-v3").kinds]
+        [(3, True), (58, False)]
+        """
+        return layer_kinds(self)
+
+    def _sum(self, quantity: Callable[[Shape], int]) -> int:
+        """Sum of a quantity of one layer over the layers."""
+        return sum(count * quantity(kind) for count, kind in self.kinds)
+
+    def _mean(self, quantity: Callable[[Shape], Any]) -> Any:
+        """Mean of a quantity of one layer over the layers; exactly the quantity if they are alike."""
+        if len(self.kinds) == 1:
+            return quantity(self.kinds[0][1])
+        total = sum(count * quantity(kind) for count, kind in self.kinds)
+        return total // self.layers if isinstance(total, int) and total % self.layers == 0 else total / self.layers
 
     # --- Parameters and weights ---
 
     @property
     def bytes_each(self) -> int:
-        """Bytes per number [bytes]."""
+        """Bytes per number: of activations, and of weights that are not quantised [bytes]."""
         return BYTES[self.dtype]
+
+    @property
+    def cache_bytes_each(self) -> int:
+        """Bytes per cached number [bytes]."""
+        return BYTES[self.dtype if self.cache_dtype is None else self.cache_dtype]
 
     @property
     def parameters(self) -> int:
         """Parameters of the model.
 
+        >>> from model.architectures.published_shapes import preset
         >>> preset("llama-2-13b").parameters, preset("t5-large").parameters
         (13015864320, 737668096)
         """
-        decoder = self.layers * self.layer_parameters + self._norm + self.buckets * self.heads
-        return decoder + self.encoder_parameters + self.embedding_parameters + self.head_parameters
+        last_norm = self._norm if self.draft is None or self.draft.last_norm else 0
+        decoder = self._sum(_parameters_of_layer) + last_norm + self.buckets * self.heads
+        copies = 1 if self.draft is None else self.draft.copies
+        return copies * (decoder + self.encoder_parameters + self.embedding_parameters + self.head_parameters)
 
     @property
-    def layer_parameters(self) -> int:
+    def active_parameters(self) -> int:
+        """Parameters that a pass over one token uses: without the experts that it does not select, and an embedding of its own.
+
+        >>> from model.architectures.published_shapes import preset
+        >>> [round(preset(name).active_parameters / 1e9, 2) for name in ("gpt-oss-20b", "gpt-oss-120b")]  # as its model card says
+        [3.61, 5.13]
+        """
+        unused = self._sum(_unused_of_layer)
+        table = (self.vocabulary + self.positions) * self.hidden if self.draft is None else 0
+        return self.parameters - unused - (table if not self.tied_head else 0)
+
+    @property
+    def weight_bytes(self) -> float:
+        """Memory that the parameters take, quantised weights in their own type [bytes].
+
+        >>> from model.architectures.layer_parts import FORMATS
+        >>> from model.architectures.published_shapes import preset
+        >>> made = replace(preset("llama-3.1-70b"), weights=FORMATS["int4"])
+        >>> round(made.weight_bytes / 1e9, 2), round(preset("llama-3.1-70b").weight_bytes / 1e9, 2)
+        (39.5, 141.11)
+        """
+        if self.weights is None:
+            return self.parameters * self.bytes_each
+        quantised = self._sum(lambda kind: sum(each.weights for each in kind.products if kind.quantises(each)))
+        if not self.weights.experts_only:
+            quantised += self._sum(lambda kind: kind._crossing_weights) + self.encoder_layers * self.encoder_layer_weights
+        copies = 1 if self.draft is None else self.draft.copies
+        return self.parameters * self.bytes_each - copies * quantised * (self.bytes_each - self.weights.bytes_each)
+
+    @property
+    def layer_parameters(self) -> float:
         """Parameters of one decoder layer, without the table of relative positions."""
-        across = self._attention_biases + self._norm if self.encoder_layers else 0
-        return self.layer_weights + self._layer_vectors + across
+        return self._mean(_parameters_of_layer)  # type: ignore[no-any-return]
 
     @property
     def encoder_parameters(self) -> int:
@@ -133,41 +242,93 @@ class Shape:
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters of the embedding of tokens, and of learned positions."""
-        return (self.vocabulary + self.positions) * self.hidden
+        """Parameters of the embedding of tokens, and of learned positions; 0 in a draft head, which shares the target's."""
+        return (self.vocabulary + self.positions) * self.hidden if self.draft is None else 0
 
     @property
     def head_parameters(self) -> int:
         """Parameters of the head that are not already in the embedding: a tied head adds at most its bias.
 
+        >>> from model.architectures.published_shapes import preset
         >>> preset("gpt2").head_parameters, preset("llama-2-7b").head_parameters, preset("phi-2").head_parameters - 2560 * 51200
         (0, 131072000, 51200)
         """
-        return (0 if self.tied_head else self.head_weights) + (self.vocabulary if "head" in self.biases else 0)
+        shared = self.tied_head if self.draft is None else self.draft.shared_head
+        return (0 if shared else self.head_weights) + (self.vocabulary if "head" in self.biases else 0)
 
     @property
-    def layer_weights(self) -> int:
-        """Weights of one decoder layer.
+    def layer_weights(self) -> float:
+        """Weights of one decoder layer, those of all experts included.
 
+        >>> from model.architectures.published_shapes import preset
         >>> [preset(name).layers * preset(name).layer_weights for name in ("t5-large", "t5-small")]
         [402653184, 25165824]
         """
-        return self.encoder_layer_weights + (self._attention_weights if self.encoder_layers else 0)
+        return self._mean(_weights_of_layer)  # type: ignore[no-any-return]
+
+    @property
+    def active_layer_weights(self) -> float:
+        """Weights of one decoder layer that one token uses: without the experts that it does not select."""
+        return self._mean(lambda kind: _weights_of_layer(kind, active=True))  # type: ignore[no-any-return]
+
+    @property
+    def cache_weights(self) -> int:
+        """Weights of one layer that compute the cached keys and values of a position."""
+        if self.latent is not None:
+            return self.hidden * (self.latent.rank + self.latent.rope)
+        wide = 1 if self.draft is None else self.draft.attention_states
+        return wide * self.hidden * 2 * self.kv_heads * self.head_dim if self.attends else 0
+
+    @property
+    def attends(self) -> bool:
+        """True if layers have attention; those of Medusa heads have none."""
+        return self.draft is None or self.draft.kind != "medusa"
+
+    @property
+    def products(self) -> tuple[MatrixProduct, ...]:
+        """Matrix products of a decoder layer in a pass, fused as engines fuse them; of shapes whose layers are all alike.
+
+        Cached encoder positions need no product. With latent attention they are those of the absorbed form.
+        """
+        if len(self.kinds) > 1:
+            raise ParameterError("layers are of several kinds: each of `kinds` has its own products")
+        return _products_of_layer(self)
+
+    def quantises(self, product: MatrixProduct) -> bool:
+        """Return True if the weights of this product are quantised."""
+        if self.weights is None or product.part == "router":
+            return False
+        return product.part == "experts" or not self.weights.experts_only
+
+    def product_bytes_each(self, product: MatrixProduct) -> float:
+        """Bytes per weight of this product [bytes]."""
+        return self.weights.bytes_each if self.weights is not None and self.quantises(product) else self.bytes_each
 
     @property
     def matrices(self) -> tuple[tuple[int, int], ...]:
         """Matrix products of a decoder layer, fused as engines fuse them: (inputs, outputs) of each.
 
         Query, key and value in one product; attention output; queries and output of cross-attention; feed-forward, with gate and
-        up projection in one product.
+        up projection in one product. Layers with sparse experts or latent attention have no such list (`products`).
 
+        >>> from model.architectures.published_shapes import preset
         >>> preset("llama-2-7b").matrices
         ((4096, 12288), (4096, 4096), (4096, 22016), (11008, 4096))
         """
-        inner, rows = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        across = ((self.hidden, inner), (inner, self.hidden)) if self.encoder_layers else ()
-        own = ((self.hidden, inner + 2 * rows), (inner, self.hidden))
-        return (*own, *across, (self.hidden, (2 if self.gated else 1) * self.ffn), (self.ffn, self.hidden))
+        if self.experts is not None or self.latent is not None:
+            raise ParameterError(f"{self.special} has products of several matrices, which no table of products holds")
+        return tuple((each.inputs, each.outputs) for each in self.products)
+
+    @property
+    def special(self) -> str:
+        """Parts of the layers that a dense layer lacks, as text; empty for dense layers.
+
+        >>> from model.architectures.published_shapes import preset
+        >>> preset("deepseek-v3").special, preset("gpt-oss-20b").special, preset("llama-3.1-8b").special
+        ('sparse experts and latent attention', 'sparse experts and a sliding window', '')
+        """
+        parts = {"sparse experts": self.experts, "latent attention": self.latent, "a sliding window": self.window}
+        return " and ".join(name for name, part in parts.items() if part is not None)
 
     @property
     def head_weights(self) -> int:
@@ -179,13 +340,57 @@ class Shape:
     def cache_bytes(self, layers: int | None = None, *, bytes_each: int | None = None) -> int:
         """KV cache of one position in `layers` layers (default: all) [bytes]; a number has `bytes_each` bytes (default: by dtype).
 
+        A position outside a sliding window is not kept: `cache_bytes_at` counts those that are.
+
+        >>> from model.architectures.published_shapes import preset
         >>> preset("llama-2-13b").cache_bytes(20) / 1e6  # sent by a sub-process of PPD at half depth
         0.4096
         """
         depth = self._depth(layers)
-        each = self.bytes_each if bytes_each is None else bytes_each
+        each = self.cache_bytes_each if bytes_each is None else bytes_each
         checks.whole("bytes_each", each, 1)
-        return 2 * depth * self.kv_heads * self.head_dim * each
+        return depth * self.cached_numbers * each
+
+    @property
+    def cached_numbers(self) -> int:
+        """Numbers that one layer caches per position: of keys and values, or of the two vectors of latent attention.
+
+        >>> from model.architectures.published_shapes import preset
+        >>> preset("deepseek-v3").cached_numbers, preset("llama-3.1-70b").cached_numbers
+        (576, 2048)
+        """
+        if self.latent is not None:
+            return self.latent.rank + self.latent.rope
+        return 2 * self.kv_heads * self.head_dim if self.attends else 0
+
+    @property
+    def attended_flops(self) -> int:
+        """Operations of the attention of one token over one position in one layer: scores and weighted sum of all heads."""
+        if self.latent is not None:
+            return 2 * self.heads * (2 * self.latent.rank + self.latent.rope)
+        return 4 * self.heads * self.head_dim if self.attends else 0
+
+    @property
+    def prompt_attended_flops(self) -> int:
+        """Operations of attention as `attended_flops`, where no position is cached: keys and values of all heads are computed.
+
+        Only latent attention differs: 4 times fewer in DeepSeek-V3, but from the cache each position would be projected again.
+        """
+        if self.latent is not None:
+            return 2 * self.heads * (self.latent.nope + self.latent.rope + self.head_dim)
+        return self.attended_flops
+
+    def cache_bytes_at(self, context: int) -> int:
+        """KV cache of a sequence of `context` positions in all layers; those with a sliding window keep no more than it [bytes].
+
+        >>> from model.architectures.published_shapes import preset
+        >>> gemma = preset("gemma-3-27b")
+        >>> round(gemma.cache_bytes_at(32_768) / (gemma.cache_bytes() * 32_768), 2)
+        0.19
+        """
+        checks.whole("context", context, 0)
+        row = self.cache_bytes(1)
+        return self._sum(lambda kind: row * (context if kind.window is None else min(context, kind.window.size)))
 
     def operations(self, width: int, context: int, layers: int | None = None, *, heads: int = 0) -> int:
         """Operations of a pass over `width` positions after `context` cached ones, through `layers` layers (default: all).
@@ -193,7 +398,9 @@ class Shape:
         2 per weight and position, plus 4 heads head_dim per position and position that it attends to, itself included. `heads`
         positions are projected onto the vocabulary. Attention over encoder positions is left out. The weights that compute the
         encoder's keys and values count at every position, although they are used once per sequence (`layer_flops` omits them).
+        Each token uses its own experts. A part of layers of several kinds has each in proportion, rounded down.
 
+        >>> from model.architectures.published_shapes import preset
         >>> preset("llama-2-13b").operations(1, 0) / (2 * 40 * preset("llama-2-13b").layer_weights) < 1.0001
         True
         """
@@ -201,9 +408,14 @@ class Shape:
         checks.whole("width", width, 1)
         checks.whole("context", context, 0)
         checks.whole("heads", heads, 0, width, "width")
-        attended = width * context + width * (width + 1) // 2
-        through = depth * (2 * width * self.layer_weights + 4 * self.heads * self.head_dim * attended)
-        return through + 2 * heads * self.head_weights
+
+        def through(kind: Shape) -> int:
+            attended = _attended(kind, width, context)
+            return 2 * width * int(kind.active_layer_weights) + self.attended_flops * attended
+
+        if len(self.kinds) == 1:
+            return depth * through(self) + 2 * heads * self.head_weights
+        return depth * self._sum(through) // self.layers + 2 * heads * self.head_weights
 
     # --- One layer in a pass; arguments are numbers or arrays that broadcast ---
 
@@ -213,36 +425,81 @@ class Shape:
         A new token attends to `context` cached positions, to the new tokens before it and to itself, and to `source` encoder
         positions, whose keys and values are cached. Arguments are numbers or arrays that broadcast.
 
+        >>> from model.architectures.published_shapes import preset
         >>> print(preset("llama-2-7b").layer_flops([1, 5], 1000) / 1e9)
         [0.42 2.11]
         """
         w, past, sequences, across = self._pass(width, context, batch, source)
-        attended = w * past + w * (w + 1) / 2 + w * across
-        return np.asarray(sequences * (2 * w * self._decoding_weights + 4 * self.heads * self.head_dim * attended))
+
+        def of(kind: Shape) -> Floats:
+            attended = windowed(kind, w, past) if kind.window is not None else w * past + w * (w + 1) / 2 + w * across
+            return np.asarray(sequences * (2 * w * kind._decoding_weights + kind.attended_flops * attended))
+
+        return np.asarray(self._mean(of))
 
     @property
-    def layer_weight_bytes(self) -> int:
-        """Weights of one decoder layer that a pass reads, once for the whole batch [bytes].
+    def layer_weight_bytes(self) -> float:
+        """Weights of one decoder layer that a pass reads at most, once for the whole batch [bytes].
 
-        The weights that compute the encoder's keys and values are not read again: 2 of 16 matrices in T5.
+        The weights that compute the encoder's keys and values are not read again: 2 of 16 matrices in T5. All experts count;
+        `layer_read_bytes` counts those that a pass is expected to read.
 
+        >>> from model.architectures.published_shapes import preset
         >>> preset("llama-2-7b").layer_weight_bytes / 1e6
         404.75
         >>> preset("t5-large").layer_weight_bytes / (2 * preset("t5-large").layer_weights)
         0.875
         """
-        return self._decoding_weights * self.bytes_each
+        if self.weights is None and self.experts is None:
+            return self._mean(lambda kind: kind._decoding_weights * kind.bytes_each)  # type: ignore[no-any-return]
+        found: float = self._mean(lambda kind: sum(each.weights * kind.product_bytes_each(each) for each in kind.products))
+        return found
+
+    def layer_read_bytes(self, width: ArrayLike, batch: ArrayLike = 1) -> Floats:
+        """Weights of one decoder layer that a pass over `width` tokens of each of `batch` sequences reads, in expectation [bytes].
+
+        Sparse experts that no token selects are not read. Arguments are numbers or arrays that broadcast.
+
+        >>> from model.architectures.published_shapes import preset
+        >>> made = preset("qwen3-235b-a22b")
+        >>> print(made.layer_read_bytes(1, [1, 8, 64, 512]) / made.layer_weight_bytes)
+        [0.09 0.43 0.98 1.  ]
+        """
+        w, sequences = checks.whole_array("width", width, 1), checks.whole_array("batch", batch, 1)
+        experts = self.experts
+        return self.expected_read_bytes(w * sequences if experts is None else experts.independent(w, sequences))
+
+    def expected_read_bytes(self, independent: ArrayLike, *, bytes_each: float | None = None) -> Floats:
+        """Weights of one decoder layer that a pass over `independent` independent tokens is expected to read [bytes].
+
+        The number of tokens need not be whole. A weight has `bytes_each` bytes (default: its own type's).
+        """
+        apart = np.asarray(independent, dtype=np.float64)
+
+        def of(kind: Shape) -> Floats:
+            total = np.zeros(apart.shape)
+            for each in kind.products:
+                found = experts_read(each.blocks, each.used, apart) / each.blocks if each.sparse else 1.0
+                total = total + each.weights * (kind.product_bytes_each(each) if bytes_each is None else bytes_each) * found
+            return total
+
+        return np.asarray(self._mean(of))
 
     def layer_kv_bytes(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, source: ArrayLike = 0) -> Floats:
         """Keys and values that one decoder layer reads and writes in such a pass [bytes].
 
         Each position of a sequence, cached or new, is read once for all its new tokens; the new ones are also written.
 
+        >>> from model.architectures.published_shapes import preset
         >>> float(preset("llama-2-7b").layer_kv_bytes(1, 1000)) / 1e6  # 1001 read and one written, 16 kB each
         16.42
         """
         w, past, sequences, across = self._pass(width, context, batch, source)
-        return np.asarray(sequences * (past + 2 * w + across) * self.cache_bytes(1))
+
+        def of(kind: Shape) -> Floats:
+            return np.asarray(sequences * (kept(kind, past) + 2 * w + across) * self.cache_bytes(1))
+
+        return np.asarray(self._mean(of))
 
     def head_flops(self, positions: ArrayLike) -> Floats:
         """Operations that project `positions` positions onto the vocabulary."""
@@ -258,24 +515,32 @@ class Shape:
         """Shape of the part of the model on one of `tensor_parallel` devices: Section 3 of [Shoeybi2019].
 
         Heads, feed-forward and vocabulary (rounded up) are divided. Norms, learned positions and biases added after a reduction are
-        on every device. With more devices than `kv_heads`, each device holds one KV head, so heads are replicated.
+        on every device. With more devices than `kv_heads`, each device holds one KV head, so heads are replicated. Each device has
+        a slice of every expert (tensor parallelism, not expert parallelism) and the whole router. Of latent attention it has its
+        heads, and all of the projections to the cached vectors and of the cache.
 
+        >>> from model.architectures.published_shapes import preset
         >>> part = preset("llama-2-70b").shard(16)
         >>> part.heads, part.kv_heads, part.ffn, part.hidden
         (4, 1, 1792, 8192)
         """
         checks.whole("tensor_parallel", tensor_parallel, 1)
-        for name in ("heads", "ffn"):
-            if getattr(self, name) % tensor_parallel:
-                raise ParameterError(f"tensor_parallel must divide {name}={getattr(self, name)}, got {tensor_parallel}")
+        divided: dict[str, int] = {"heads": self.heads, "ffn": self.ffn}
+        if self.experts is not None:
+            divided |= {f"experts.{name}": getattr(self.experts, name) for name in ("shared", "dense_ffn")}
+        for name, size in divided.items():
+            if size % tensor_parallel:
+                raise ParameterError(f"tensor_parallel must divide {name}={size}, got {tensor_parallel}")
         if self.kv_heads % tensor_parallel and tensor_parallel % self.kv_heads:
             raise ParameterError(
                 f"tensor_parallel must divide kv_heads={self.kv_heads} or be a multiple of it, got {tensor_parallel}"
             )
         heads, kv_heads = self.heads // tensor_parallel, max(1, self.kv_heads // tensor_parallel)
-        return replace(
-            self, heads=heads, kv_heads=kv_heads, ffn=self.ffn // tensor_parallel, vocabulary=-(-self.vocabulary // tensor_parallel)
+        experts = None if self.experts is None else replace(
+            self.experts, shared=self.experts.shared // tensor_parallel, dense_ffn=self.experts.dense_ffn // tensor_parallel
         )
+        words, ffn = -(-self.vocabulary // tensor_parallel), self.ffn // tensor_parallel
+        return replace(self, heads=heads, kv_heads=kv_heads, ffn=ffn, vocabulary=words, experts=experts)
 
     # --- Parts ---
 
@@ -289,7 +554,7 @@ class Shape:
 
     @property
     def _attention_biases(self) -> int:
-        own = {"qkv": (self.heads + 2 * self.kv_heads) * self.head_dim, "out": self.hidden}
+        own = {"qkv": (self.heads + 2 * self.kv_heads) * self.head_dim, "out": self.hidden} if self.attends else {}
         return sum(each for name, each in own.items() if name in self.biases)
 
     @property
@@ -298,11 +563,23 @@ class Shape:
         return self._attention_weights + (3 if self.gated else 2) * self.hidden * self.ffn
 
     @property
+    def layer_norms(self) -> int:
+        """Norms of a layer, without that of cross-attention."""
+        return self.norms if self.draft is None else self.norms + self.draft.norms
+
+    @property
     def _layer_vectors(self) -> int:
-        """Norms and biases of a layer, without those of cross-attention."""
+        """Norms, biases and sinks of a layer, without those of cross-attention."""
         ffn = (2 if self.gated else 1) * self.ffn + self.hidden if "ffn" in self.biases else 0
         between = 2 * NORMS[self.norm] * self.head_dim if self.qk_norms else 0
-        return self.norms * self._norm + self._attention_biases + ffn + between
+        if self.latent is not None:
+            between += NORMS[self.norm] * (self.latent.query_rank + self.latent.rank)
+        router = 0
+        if self.experts is not None:
+            ffn, router = ffn * self.experts.count, self.experts.count if self.experts.biased_router else 0
+        fused = self.hidden if self.draft is not None and self.draft.biased else 0
+        sinks = self.heads if self.sinks else 0
+        return self.layer_norms * self._norm + self._attention_biases + ffn + between + router + fused + sinks
 
     @property
     def _crossing_weights(self) -> int:
@@ -311,7 +588,7 @@ class Shape:
 
     @property
     def _decoding_weights(self) -> int:
-        return self.layer_weights - self._crossing_weights
+        return int(self.active_layer_weights) - self._crossing_weights
 
     def _pass(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike, source: ArrayLike) -> tuple[Floats, ...]:
         w, past = checks.whole_array("width", width, 1), checks.whole_array("context", context, 0)
@@ -330,316 +607,129 @@ class Shape:
         return layers
 
 
-# --- Published models ---
+_PARTS: dict[str, type] = {
+    "experts": Experts, "latent": LatentAttention, "window": SlidingWindow, "weights": QuantisedWeights, "draft": DraftInput,
+}  # fmt: skip
+"""Records of a shape's parts, by its field."""
 
 
-def _llama(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocabulary: int = 32_000, **more: Any) -> Shape:
-    return Shape(layers, hidden, heads, kv_heads, hidden // heads, ffn, True, vocabulary, False, **more)
+def described(shape: Shape) -> dict[str, Any]:
+    """Return the fields of a shape as a table for files; parts that it lacks are left out.
 
-
-_BLOCK = ("qkv", "out", "ffn")
-
-
-def _opt(layers: int, hidden: int, heads: int) -> Shape:
-    # Two position rows are padding.
-    wide = hidden // heads, 4 * hidden
-    return Shape(layers, hidden, heads, heads, *wide, False, 50_272, True, norm="layer", biases=_BLOCK, positions=2048 + 2)
-
-
-def _gpt2(layers: int, hidden: int, heads: int) -> Shape:
-    wide = hidden // heads, 4 * hidden
-    return Shape(layers, hidden, heads, heads, *wide, False, 50_257, True, norm="layer", biases=_BLOCK, positions=1024)
-
-
-def _pythia(layers: int, hidden: int, heads: int, vocabulary: int) -> Shape:
-    wide = hidden // heads, 4 * hidden
-    return Shape(layers, hidden, heads, heads, *wide, False, vocabulary, False, norm="layer", biases=_BLOCK)
-
-
-def _t5(layers: int, hidden: int, heads: int, head_dim: int, ffn: int) -> Shape:
-    return Shape(layers, hidden, heads, heads, head_dim, ffn, False, 32_128, True, layers, buckets=32)
-
-
-def _mt5(layers: int, hidden: int, heads: int, ffn: int) -> Shape:
-    return Shape(layers, hidden, heads, heads, 64, ffn, True, 250_112, False, layers, buckets=32)
-
-
-PRESETS = {
-    "t5-small": _t5(6, 512, 8, 64, 2048),
-    "t5-base": _t5(12, 768, 12, 64, 3072),
-    "t5-large": _t5(24, 1024, 16, 64, 4096),
-    "t5-3b": _t5(24, 1024, 32, 128, 16_384),
-    "mt5-small": _mt5(8, 512, 6, 1024),
-    "mt5-base": _mt5(12, 768, 12, 2048),
-    "mt5-large": _mt5(24, 1024, 16, 2816),
-    "opt-125m": _opt(12, 768, 12),
-    "opt-1.3b": _opt(24, 2048, 32),
-    "opt-2.7b": _opt(32, 2560, 32),
-    "opt-6.7b": _opt(32, 4096, 32),
-    "opt-13b": _opt(40, 5120, 40),
-    "llama-68m": _llama(2, 768, 12, 12, 3072),
-    "llama-2-7b": _llama(32, 4096, 32, 32, 11_008),
-    "llama-2-13b": _llama(40, 5120, 40, 40, 13_824),
-    "llama-2-70b": _llama(80, 8192, 64, 8, 28_672),
-    "llama-3-8b": _llama(32, 4096, 32, 8, 14_336, 128_256),
-    "llama-3.1-8b": _llama(32, 4096, 32, 8, 14_336, 128_256),
-    "llama-3.2-1b": replace(_llama(16, 2048, 32, 8, 8192, 128_256), tied_head=True),
-    "codellama-34b": _llama(48, 8192, 64, 8, 22_016),
-    "vicuna-7b": _llama(32, 4096, 32, 32, 11_008),
-    "vicuna-13b": _llama(40, 5120, 40, 40, 13_824),
-    "mistral-7b": _llama(32, 4096, 32, 8, 14_336),
-    "qwen2.5-7b": _llama(28, 3584, 28, 4, 18_944, 152_064, biases=("qkv",)),
-    "gpt2": _gpt2(12, 768, 12),
-    "gpt2-xl": _gpt2(48, 1600, 25),
-    "pythia-160m": _pythia(12, 768, 12, 50_304),
-    "pythia-1.4b": _pythia(24, 2048, 16, 50_304),
-    "pythia-6.9b": _pythia(32, 4096, 32, 50_432),
-    "phi-2": Shape(32, 2560, 32, 32, 80, 10_240, False, 51_200, False, norm="layer", norms=1, biases=BIASED),
-}
-"""Models that the papers use, and widely known ones, as published in the configuration of their checkpoint. `dtype` is that of
-serving, 16 bits, also for models that were released in 32."""
-
-
-def preset(name: str) -> Shape:
-    """Return the shape of a published model.
-
-    >>> preset("opt-1.3b").layers
-    24
-    """
-    checks.one_of("shape", name, PRESETS)
-    return PRESETS[name]
-
-
-def named_shape(name: Any, dtype: str | None = None, *, key: str = "shape") -> Shape:
-    """Return the shape of a published model, or of a `config.json` of the transformers library (its path or its folder).
-
-    Error messages call the name `key`. The type of the numbers is `dtype`, else that of the file, else bfloat16.
-
-    >>> named_shape("llama-2-13b", "float16").bytes_each, named_shape("llama-2-13b") == preset("llama-2-13b")
-    (2, True)
-    """
-    if not isinstance(name, str) or (name not in PRESETS and not is_path(name)):
-        raise ParameterError(f"{checks.unknown(key, name, PRESETS)}; or give the path of a config.json")
-    made = PRESETS[name] if name in PRESETS else _of_file(name, bounded_files.stamp(_config_at(name)))
-    return made if dtype is None else replace(made, dtype=dtype)
-
-
-def is_path(name: str) -> bool:
-    """Return True if a model's name is a path, which need not exist."""
-    return name not in PRESETS and (name.endswith(".json") or "/" in name or os.sep in name)
-
-
-def label(name: str) -> str:
-    """Return a short name of a model given by name or by file; a `config.json` is named after its folder.
-
-    >>> label("llama-2-13b"), label("models/mine/config.json"), label("mine.json")
-    ('llama-2-13b', 'mine', 'mine')
-    """
-    path = _config_at(name)
-    if name in PRESETS or not is_path(name):
-        return name
-    return path.absolute().parent.name or "model" if path.name == "config.json" else path.stem
-
-
-def _config_at(name: str) -> Path:
-    path = Path(name)
-    return path if path.suffix == ".json" else path / "config.json"
-
-
-@functools.lru_cache(maxsize=64)
-def _of_file(name: str, _: object) -> Shape:
-    path = _config_at(name)
-    config = _read(path)
-    try:
-        check_config(config)
-        return from_config(config, None if _says_dtype(config) else "bfloat16")
-    except ParameterError as error:
-        raise ParameterError(f"{path}: {error}") from None
-
-
-# --- Configurations of the transformers library ---
-
-_COMMON = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
-_SIZES = {
-    "llama": _COMMON,
-    "mistral": (*_COMMON, "num_key_value_heads"),
-    "qwen2": (*_COMMON, "num_key_value_heads"),
-    "qwen3": (*_COMMON, "num_key_value_heads", "head_dim"),
-    "opt": ("num_hidden_layers", "hidden_size", "num_attention_heads", "ffn_dim", "vocab_size", "max_position_embeddings"),
-    "gpt2": ("n_layer", "n_embd", "n_head", "n_inner", "vocab_size", "n_positions"),
-    "gpt_neox": _COMMON,
-    "phi": _COMMON,
-    "t5": ("num_layers", "d_model", "num_heads", "d_ff", "vocab_size", "d_kv", "relative_attention_num_buckets"),
-    "mt5": ("num_layers", "d_model", "num_heads", "d_ff", "vocab_size", "d_kv", "relative_attention_num_buckets"),
-}
-"""Required keys by model type: layers, width, heads, feed-forward width and vocabulary, then keys whose default differs between
-versions of the library."""
-# Defaults of the library. That of mT5 has changed, so its files must state it.
-_TIED = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gpt_neox", "phi"), False) | dict.fromkeys(("opt", "gpt2", "t5"), True)
-_FFN = {"t5": "relu", "mt5": "gated-gelu"}
-_OWN_HEAD_DIM = ("llama", "mistral", "qwen2", "qwen3")
-# The only variant supported. Quantised weights have several types, and a pass does not read all experts.
-_ALWAYS: dict[str, object] = dict.fromkeys(("quantization_config", "num_experts", "num_local_experts", "n_routed_experts"))
-_ONLY: dict[str, dict[str, object]] = {
-    "opt": {"do_layer_norm_before": True, "layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False},
-    "gpt2": {"add_cross_attention": False},
-    "t5": {"is_encoder_decoder": True},
-    "mt5": {"is_encoder_decoder": True},
-}
-
-
-def from_config(source: str | Path | Mapping[str, Any], dtype: str | None = None) -> Shape:
-    """Return the shape described by a `config.json` of the transformers library, given as a path or as its content.
-
-    `_SIZES` lists the model types. Another type, a missing key and an unsupported variant are errors. The type of the numbers is
-    `dtype`, else that of the file.
-
-    >>> sizes = {"n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
-    >>> from_config({"model_type": "gpt2", **sizes}, dtype="bfloat16") == preset("gpt2")
+    >>> from model.architectures.published_shapes import preset
+    >>> Shape(**restored(described(preset("deepseek-v3")))) == preset("deepseek-v3")
     True
     """
-    config = source if isinstance(source, Mapping) else _read(Path(source))
-    check_config(config)
-    kind = config.get("model_type")
-    checks.one_of("model_type", kind, _SIZES)
-    assert isinstance(kind, str)
-    for key, value in (_ALWAYS | _ONLY.get(kind, {})).items():
-        setting = config.get(key, value)
-        if setting != value:
-            raise ParameterError(
-                f"{key} must be {'absent' if value is None else str(value).lower()} in a config of model_type {kind}: other"
-                f" variants are not supported, got {checks.shown(setting)}"
-            )
-    if kind == "gpt2" and config.get("n_inner") is None:
-        config = {**config, "n_inner": 4 * _whole(config, "n_embd")}
-    layers, hidden, heads, ffn, vocabulary = (_whole(config, key) for key in _SIZES[kind][:5])
-    more: dict[str, Any] = {"dtype": _dtype(config) if dtype is None else dtype}
-    kv_heads, gated = heads, False
-    tied = _flag(config, "tie_word_embeddings", _TIED.get(kind))
-    if kind in ("t5", "mt5"):
-        head_dim, gated = _whole(config, "d_kv"), str(config.get("feed_forward_proj", _FFN[kind])).startswith("gated-")
-        more |= {"encoder_layers": layers, "buckets": _whole(config, "relative_attention_num_buckets")}
-        layers = _whole(config, "num_decoder_layers", layers)
-        return Shape(layers, hidden, heads, kv_heads, head_dim, ffn, gated, vocabulary, tied, **more)
-    if kind in ("opt", "gpt2", "gpt_neox", "phi"):
-        more |= {"norm": "layer", "biases": _BLOCK}
-    match kind:
-        case "opt":
-            if _whole(config, "word_embed_proj_dim", hidden) != hidden:
-                raise ParameterError(
-                    f"word_embed_proj_dim must be hidden_size={hidden}, got {config['word_embed_proj_dim']}: a projection after"
-                    " the embedding is not supported"
-                )
-            # Two rows are padding.
-            more |= {"positions": _whole(config, "max_position_embeddings") + 2}
-            more |= {} if _flag(config, "enable_bias", True) else {"biases": ()}
-        case "gpt2":
-            more |= {"positions": _whole(config, "n_positions")}
-        case "gpt_neox":
-            more |= {} if _flag(config, "attention_bias", True) else {"biases": ("ffn",)}
-        case "phi":
-            kv_heads = _whole(config, "num_key_value_heads", heads)
-            more |= {"norms": 1, "biases": BIASED, "qk_norms": _flag(config, "qk_layernorm", False)}
-        case _:
-            gated, kv_heads = True, _whole(config, "num_key_value_heads", heads if kind == "llama" else None)
-            more |= {"biases": _llama_biases(config, kind), "qk_norms": kind == "qwen3"}
-    head_dim = _head_dim(config, kind, hidden, heads)
-    return Shape(layers, hidden, heads, kv_heads, head_dim, ffn, gated, vocabulary, tied, **more)
+    table = asdict(shape)
+    return {name: value for name, value in table.items() if value is not None and not (name == "sinks" and not value)}
 
 
-
-def _head_dim(config: Mapping[str, Any], kind: str, hidden: int, heads: int) -> int:
-    if kind in _OWN_HEAD_DIM and (kind == "qwen3" or config.get("head_dim") is not None):
-        return _whole(config, "head_dim")
-    if hidden % heads:
-        key, width = _SIZES[kind][2], _SIZES[kind][1]
-        raise ParameterError(f"{key} must divide {width}={hidden}, got {heads}")
-    return hidden // heads
+def restored(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a shape from a table of a file: tables become records of its parts."""
+    return {name: _part(name, value) if isinstance(value, Mapping) else value for name, value in table.items()}
 
 
-def _llama_biases(config: Mapping[str, Any], kind: str) -> tuple[str, ...]:
-    if kind == "qwen2":
-        return ("qkv",)
-    attention = ("qkv", "out") if kind != "mistral" and _flag(config, "attention_bias", False) else ()
-    return (*attention, "ffn") if kind == "llama" and _flag(config, "mlp_bias", False) else attention
+def _part(name: str, table: Mapping[str, Any]) -> Any:
+    if name not in _PARTS:
+        raise ParameterError(f"{name} must be a number, a word or a list of words, got a table")
+    return table_records.build(_PARTS[name], table, name)
 
 
-MOST_LAYERS, MOST_WIDE = 1_000, 2**24
-"""Largest layers, and largest other size, of a configuration. The largest published models have 126 and about a million."""
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers")
-_WIDE = {key for keys in _SIZES.values() for key in keys} - {*_LAYERS} | {"num_key_value_heads", "head_dim", "d_kv", "num_experts"}
-_SMALL = ("eps", "epsilon")
-DEEP = ("text_config", "rope_parameters", "rope_scaling")
+# --- One layer ---
 
 
-def check_config(config: Mapping[str, Any]) -> None:
-    """Refuse a configuration of the transformers library with sizes that no machine can build, or with invalid numbers.
+@functools.lru_cache(maxsize=256)
+def layer_kinds(shape: Shape) -> tuple[tuple[int, Shape], ...]:
+    """Return the shapes whose layers are all alike, of which a shape consists, with the number of layers of each."""
+    experts, window, draft = shape.experts, shape.window, shape.draft
+    if experts is not None and experts.dense_layers:
+        dense, sparse = experts.dense_layers, shape.layers - experts.dense_layers
+        bare = replace(experts, dense_layers=0, dense_ffn=0)
 
-    Any model type is accepted: all of them use the keys that are checked.
+        def window_of(layers: int) -> SlidingWindow | None:
+            return None if window is None else replace(window, layers=layers)
 
-    >>> check_config({"num_hidden_layers": 10**9})
-    Traceback (most recent call last):
-        ...
-    model.base.checks.ParameterError: num_hidden_layers must be between 1 and 1000, got 1000000000
-    """
-    for key, value in config.items():
-        if isinstance(value, Mapping) and key in DEEP:
-            check_config(value)
-        if value is None or isinstance(value, str | list | Mapping):
-            continue
-        if key in _LAYERS:
-            checks.whole(key, value, 1, MOST_LAYERS)
-        elif key in _WIDE:
-            checks.whole(key, value, 1, MOST_WIDE)
-        elif key == "rope_theta" or key.endswith(_SMALL):
-            checks.number(key, value, 0, 1e-1 if key.endswith(_SMALL) else 1e12)
-            if not value and key == "rope_theta":
-                raise ParameterError("rope_theta must be above 0, got 0")
+        first = replace(shape, layers=dense, experts=None, ffn=experts.dense_ffn, window=window_of(dense))
+        rest = ((sparse, replace(shape, layers=sparse, experts=bare, window=window_of(sparse))),) if sparse else ()
+        return ((dense, first), *rest)
+    if window is not None and window.layers < shape.layers:
+        full = shape.layers - window.layers
+        return ((window.layers, replace(shape, layers=window.layers)), (full, replace(shape, layers=full, window=None)))
+    if draft is not None and shape.layers > 1:
+        # Only the first layer has further inputs.
+        return ((1, replace(shape, layers=1)), (shape.layers - 1, replace(shape, layers=shape.layers - 1, draft=None)))
+    return ((shape.layers, shape),)
 
 
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        found = bounded_files.json_of(bounded_files.read_bytes(path, bounded_files.MOST_TOML))
-    except OSError as error:
-        raise ParameterError(f"cannot read the config {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ParameterError(f"the config {path} must be JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ParameterError(f"the config {path} must be a table of keys, got {checks.shown(found)}")
-    return found
+def _parameters_of_layer(kind: Shape) -> int:
+    across = kind._attention_biases + kind._norm if kind.encoder_layers else 0
+    return _weights_of_layer(kind) + kind._layer_vectors + across
 
 
-def _missing(config: Mapping[str, Any], key: str) -> ParameterError:
-    kind = config["model_type"]
-    needed = [each for each in _SIZES[kind] if each != "n_inner"] + ([] if kind in _TIED else ["tie_word_embeddings"])
-    return ParameterError(f"{key} is missing in a config of model_type {kind}, which needs {', '.join(needed)}")
+def _unused_of_layer(kind: Shape) -> int:
+    """Parameters of the experts that a token does not select."""
+    if kind.experts is None:
+        return 0
+    biases = (2 if kind.gated else 1) * kind.ffn + kind.hidden if "ffn" in kind.biases else 0
+    each = ((2 if kind.gated else 1) + 1) * kind.hidden * kind.ffn + biases
+    return (kind.experts.count - kind.experts.active) * each
 
 
-def _whole(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    value = default if value is None else value  # the library writes null for derived values
-    if value is None:
-        raise _missing(config, key)
-    checks.whole(key, value, 1)
-    return int(value)
+def _weights_of_layer(kind: Shape, *, active: bool = False) -> int:
+    if kind.experts is None and kind.latent is None and kind.draft is None:
+        return kind.encoder_layer_weights + (kind._attention_weights if kind.encoder_layers else 0)
+    return sum(each.used_weights if active else each.weights for each in kind.products)
 
 
-def _flag(config: Mapping[str, Any], key: str, default: bool | None) -> bool:
-    value = config.get(key, default)
-    if value is None:
-        raise _missing(config, key)
-    checks.flag(key, value)
-    return bool(value)
+def _products_of_layer(kind: Shape) -> tuple[MatrixProduct, ...]:
+    hidden, inner, rows = kind.hidden, kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim
+    states, wide = (0, 1) if kind.draft is None else (kind.draft.states, kind.draft.attention_states)
+    fused = (MatrixProduct(states * hidden, hidden),) if states else ()
+    if not kind.attends:
+        return (*fused, MatrixProduct(hidden, hidden))
+    attention: tuple[MatrixProduct, ...]
+    if kind.latent is None:
+        attention = (MatrixProduct(wide * hidden, inner + 2 * rows), MatrixProduct(inner, hidden))
+    else:
+        attention = _latent_products(kind, kind.latent)
+    across = (MatrixProduct(hidden, inner), MatrixProduct(inner, hidden)) if kind.encoder_layers else ()
+    gates, experts = 2 if kind.gated else 1, kind.experts
+    if experts is None:
+        return (*fused, *attention, *across, MatrixProduct(hidden, gates * kind.ffn), MatrixProduct(kind.ffn, hidden))
+    common = (MatrixProduct(hidden, gates * experts.shared), MatrixProduct(experts.shared, hidden)) if experts.shared else ()
+    return (
+        *fused, *attention, MatrixProduct(hidden, experts.count, part="router"), *common,
+        MatrixProduct(hidden, gates * kind.ffn, experts.count, experts.active, "experts"),
+        MatrixProduct(kind.ffn, hidden, experts.count, experts.active, "experts"),
+    )  # fmt: skip
 
 
-def _says_dtype(config: Mapping[str, Any]) -> Any:
-    return config.get("dtype") or config.get("torch_dtype")
+def _latent_products(kind: Shape, latent: LatentAttention) -> tuple[MatrixProduct, ...]:
+    """Products of latent attention in the absorbed form: the keys' projection on queries, the values' on outputs, by head."""
+    hidden, heads = kind.hidden, kind.heads
+    queries, cached = heads * (latent.nope + latent.rope), latent.rank + latent.rope
+    first: tuple[MatrixProduct, ...] = (MatrixProduct(hidden, queries + cached),)
+    if latent.query_rank:
+        first = MatrixProduct(hidden, latent.query_rank + cached), MatrixProduct(latent.query_rank, queries)
+    by_head = MatrixProduct(latent.nope, latent.rank, heads, heads), MatrixProduct(latent.rank, kind.head_dim, heads, heads)
+    return (*first, *by_head, MatrixProduct(heads * kind.head_dim, hidden))
 
 
-def _dtype(config: Mapping[str, Any]) -> str:
-    value = _says_dtype(config)
-    if value is None:
-        raise ParameterError(f"dtype is missing in the config; give one of {', '.join(BYTES)}: from_config(source, dtype=...)")
-    name = str(value).removeprefix("torch.")
-    checks.one_of("dtype", name, BYTES)
-    return name
+def kept(kind: Shape, context: ArrayLike) -> Floats:
+    """Cached positions that new tokens read in a layer: at most a window without the first new token."""
+    past = np.asarray(context, dtype=np.float64)
+    return past if kind.window is None else np.minimum(past, kind.window.size - 1)
+
+
+def windowed(kind: Shape, width: ArrayLike, context: ArrayLike) -> Floats:
+    """Positions that `width` new tokens after `context` cached ones attend to in a layer with a sliding window, in total."""
+    assert kind.window is not None
+    w, past, size = np.asarray(width, dtype=np.float64), np.asarray(context, dtype=np.float64), kind.window.size
+    growing = np.clip(size - past, 0, w)  # tokens that still see every position
+    return np.asarray(growing * past + growing * (growing + 1) / 2 + (w - growing) * size)
+
+
+def _attended(kind: Shape, width: int, context: int) -> int:
+    if kind.window is None:
+        return width * context + width * (width + 1) // 2
+    return int(windowed(kind, width, context))

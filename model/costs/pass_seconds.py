@@ -67,7 +67,7 @@ class PassSeconds(StepCosts):
         at the full batch, the reference of speed-ups, stay at their estimates.
 
     >>> from model.hardware.cost_models import UniformLayers
-    >>> from model.architectures.transformer import preset
+    >>> from model.architectures.published_shapes import preset
     >>> cost = PassSeconds({"target": UniformLayers(preset("llama-2-13b"), 0.001)}, prompt=512)
     >>> cost.plain_time(100), cost.times(PassShape(LayerSpan(10, 40)), [0, 1]).tolist()
     (4.0, [0.03, 0.03])
@@ -246,7 +246,7 @@ class PassSeconds(StepCosts):
         """Pairs (width, time of a pass of the target relative to width 1) at position `middle`; None if the time is constant.
 
         >>> from model.hardware.cost_models import UniformLayers
-        >>> from model.architectures.transformer import preset
+        >>> from model.architectures.published_shapes import preset
         >>> PassSeconds({"target": UniformLayers(preset("llama-2-13b"), 0.001)}).verify_curve(3)
         """
         times = [float(self.verify_times(width, self.middle)) for width in range(1, max_width + 1)]
@@ -261,8 +261,8 @@ class PassSeconds(StepCosts):
 
 
 def share_of_rows(shape: Shape) -> float:
-    """Fraction of a layer's weights that compute keys and values."""
-    return 2 * shape.hidden * shape.kv_heads * shape.head_dim / shape.layer_weights
+    """Fraction of the weights of a layer that a token uses that compute keys and values."""
+    return shape.cache_weights / shape.active_layer_weights
 
 
 def spread_over(layers: LayerSpan, run: float, head: float, embedding: float, step: float, *, end: float = 0.0) -> list[float]:

@@ -58,7 +58,7 @@ class ReplayedSeconds(PassSeconds):
 
     >>> from model.hardware.cost_models import UniformLayers
     >>> from model.steps import LayerSpan
-    >>> from model.architectures.transformer import preset
+    >>> from model.architectures.published_shapes import preset
     >>> cost = ReplayedSeconds({"target": UniformLayers(preset("llama-2-13b"), 0.001)})
     >>> cost.forward(Forward("target", (7,), 5, LayerSpan(10, 40), heads=1))
     0.03

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from model.architectures import transformer
+from model.architectures import published_shapes
+from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
 from model.engines.cells import Floats
@@ -57,16 +58,16 @@ class KernelSource:
 @functools.lru_cache(maxsize=64)
 def hardware(source: KernelSource) -> tuple[Hardware, Hardware | None]:
     """Cost models of the target and of the draft (None: no draft is named)."""
-    shape = transformer.named_shape(source.model, source.dtype)
+    shape = published_shapes.named_shape(source.model, source.dtype)
     device = devices.device(source.gpu)
     target = _covering(source, source.model, shape, device, source.tensor_parallel)
     if source.draft is None:
         return target, None
-    return target, _covering(source, source.draft, transformer.named_shape(source.draft, source.dtype), device, 1)
+    return target, _covering(source, source.draft, published_shapes.named_shape(source.draft, source.dtype), device, 1)
 
 
 def _covering(
-    source: KernelSource, name: str, shape: transformer.Shape, device: devices.Device, tensor_parallel: int
+    source: KernelSource, name: str, shape: Shape, device: devices.Device, tensor_parallel: int
 ) -> Hardware:  # fmt: skip
     """The first kind of cost model that covers this shape on this device, or the kind that is asked for."""
     wanted, refused = SOURCES if source.source is None else (source.source,), ""
@@ -80,8 +81,8 @@ def _covering(
     raise ParameterError(refused)
 
 
-def _of_profile(kind: str, name: str, shape: transformer.Shape, gpu: str, dtype: str | None, tensor_parallel: int) -> ProfileCosts:
-    path = f"{gpu}-{transformer.label(name) if kind == 'profile' else 'operations'}"
+def _of_profile(kind: str, name: str, shape: Shape, gpu: str, dtype: str | None, tensor_parallel: int) -> ProfileCosts:
+    path = f"{gpu}-{published_shapes.label(name) if kind == 'profile' else 'operations'}"
     if path not in profile_files.names():
         raise ParameterError(f"no profile {path} is bundled; use source 'roofline'")
     found = profile_files.load(path)
@@ -91,14 +92,14 @@ def _of_profile(kind: str, name: str, shape: transformer.Shape, gpu: str, dtype:
         from model.hardware import composed_layers
 
         found = composed_layers.layer(
-            found, replace(shape, dtype=found.dtype), model=transformer.label(name), tensor_parallel=tensor_parallel
+            found, replace(shape, dtype=found.dtype), model=published_shapes.label(name), tensor_parallel=tensor_parallel
         )
     elif replace(shape, dtype=found.dtype) != shape_of(found):
         raise ParameterError(f"{path} is of another shape than {name}; use source 'operations' or 'roofline'")
     return ProfileCosts(found, tensor_parallel=tensor_parallel)
 
 
-def _roofline(shape: transformer.Shape, device: devices.Device, tensor_parallel: int) -> Roofline:
+def _roofline(shape: Shape, device: devices.Device, tensor_parallel: int) -> Roofline:
     of = f"assumed efficiencies of the {'published peaks' if device.published else 'peaks given'} of {device.name}"
     return Roofline(
         shape,

@@ -9,14 +9,14 @@ Leave-one-out errors of the tables estimate how accurate that is (`gemm_left_out
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from model.architectures.transformer import BYTES, Shape
+from model.architectures.transformer import BYTES, Shape, described
 from model.base import checks
 from model.base.checks import ParameterError
 from model.hardware import isotonic, profile
@@ -294,8 +294,10 @@ def elementwise_kernels(
     Each kernel is launched, and reads and writes hidden states. A norm is fused with the addition before it: it reads two states
     and writes two.
     """
-    states = part.norms * 4 * part.hidden + (3 if part.gated else 2) * part.ffn
-    kernels = part.norms + 1
+    if not part.attends:  # a Medusa head: an activation
+        return elementwise_kernel(operations, tokens, 2 * part.hidden, launch, share=share, lane=lane)
+    states = part.layer_norms * 4 * part.hidden + (3 if part.gated else 2) * part.ffn
+    kernels = part.layer_norms + 1
     rotated = not part.positions and not part.buckets
     if rotated and ROPE not in operations.facts.get("decode_includes", ()):
         kernels += 1
@@ -318,11 +320,11 @@ def elementwise_kernel(
 
 def layer_products(products: Products, part: Shape, tokens: ArrayLike) -> Floats:
     """Seconds of the matrix products of a layer, fused as in engines: query, key and value in one, gate and up in one [s]."""
-    inner = part.heads * part.head_dim
-    total = products.cold(tokens, inner + 2 * part.kv_heads * part.head_dim, part.hidden)
-    total = total + products.cold(tokens, part.hidden, inner)
-    total = total + products.cold(tokens, (2 if part.gated else 1) * part.ffn, part.hidden)
-    return total + products.cold(tokens, part.hidden, part.ffn)
+    (inputs, outputs), *rest = part.matrices
+    total = products.cold(tokens, outputs, inputs)
+    for inputs, outputs in rest:
+        total = total + products.cold(tokens, outputs, inputs)
+    return total
 
 
 def head_rows(
@@ -389,7 +391,7 @@ def layer(
         Relative error of a composed layer, at least that of its products [-]. Default: by tensor_parallel and tokens, from layers
         of other models on the same GPU (`LAYER_ERRORS` in `facts`), else `DEFAULT_LAYER_ERROR`.
 
-    >>> from model.architectures.transformer import preset
+    >>> from model.architectures.published_shapes import preset
     >>> from model.hardware import profile_files
     >>> made = layer(profile_files.load("h100-operations"), preset("llama-2-13b"), [1, 2])
     >>> {size: round(float(made.rows("dense", size)["time_s"][0]) * 1e6) for size in made.tensor_parallel}  # 189 us to read it
@@ -400,6 +402,7 @@ def layer(
         checks.number("off", default_error, 0, 1)
     if shape.encoder_layers:
         raise ParameterError(f"encoder_layers must be 0, got {shape.encoder_layers}; no table has attention to an encoder")
+    refuse_unmeasured(operations, shape)
     splits = tuple(dict.fromkeys([tensor_parallel] if isinstance(tensor_parallel, int) else tensor_parallel))
     products = Products(operations)
     tokens = products.steps(most)
@@ -411,14 +414,16 @@ def layer(
     stood_in = []
     for many in splits:
         part = shape.shard(many)
-        dense = layer_products(products, part, tokens) + elementwise_kernels(operations, part, tokens, products.launch)
+        dense = over_kinds(part, lambda kind: (
+            layer_products(products, kind, tokens) + elementwise_kernels(operations, kind, tokens, products.launch)
+        ))  # fmt: skip
         embedding = elementwise_kernel(operations, tokens, 2 * shape.hidden, products.launch)
         for what, seconds in (("dense", dense), ("embedding", embedding)):
             points = zip(tokens, seconds, strict=True)
             found = [{"part": what, "tokens": int(at), "tensor_parallel": many, "time_s": float(each)} for at, each in points]
             rows += with_quartiles(found, np.maximum(layer_error(operations, tokens, many, default_error), least))
         rows += with_quartiles(head_rows(operations, products, part, tokens, many), layer_error(operations, tokens, many, least))
-        if "decode" in operations.parts:
+        if "decode" in operations.parts and part.attends:
             attention = AttentionTimes(operations, part.heads, part.kv_heads, part.head_dim)
             if not attention.measured:
                 stood_in.append(many)
@@ -438,8 +443,33 @@ def layer(
         )
     return isotonic.isotonic_profile(replace(
         operations, name=name or f"{operations.device}-{model}", model=model, kind="model", provenance="composed",
-        shape=asdict(shape), table=profile.table_of(rows), notes=(*notes, *operations.notes), errors=errors,
+        shape=described(shape), table=profile.table_of(rows), notes=(*notes, *operations.notes), errors=errors,
     ))  # fmt: skip
+
+
+def refuse_unmeasured(operations: Profile, shape: Shape) -> None:
+    """Raise ParameterError for a model whose layers need operations that no table of products and attention has.
+
+    >>> from model.architectures.published_shapes import preset
+    >>> from model.hardware import profile_files
+    >>> refuse_unmeasured(profile_files.load("h100-operations"), preset("gpt-oss-20b"))
+    Traceback (most recent call last):
+        ...
+    model.base.checks.ParameterError: profile h100-operations has no times of sparse experts and a sliding window; ...
+    """
+    lacks = shape.special or ("quantised weights" if shape.weights is not None else "")
+    if lacks:
+        raise ParameterError(
+            f"profile {operations.name} has no times of {lacks}; estimate the model with cost kind 'roofline'"
+            f" (device = {operations.device!r})"
+        )
+
+
+def over_kinds(shape: Shape, seconds: Callable[[Shape], Floats]) -> Floats:
+    """Mean over the layers of a model of the seconds of a layer of each kind [s]."""
+    if len(shape.kinds) == 1:
+        return seconds(shape)
+    return np.asarray(sum(count * seconds(kind) for count, kind in shape.kinds) / shape.layers)
 
 
 def reductions(operations: Profile, splits: Iterable[int]) -> list[dict[str, Any]]:

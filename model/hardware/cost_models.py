@@ -58,7 +58,7 @@ class Hardware(Protocol):
 class UniformLayers:
     """Cost model in which every layer takes the same time at any width, context and batch: the papers' assumption.
 
-    >>> from model.architectures.transformer import preset
+    >>> from model.architectures.published_shapes import preset
     >>> float(pass_time(UniformLayers(preset("llama-2-13b"), 0.001), 1, 500).seconds)
     0.04
     """
@@ -97,7 +97,7 @@ class UniformLayers:
 class WithEngineOverhead:
     """Cost model with an engine's overhead: each pass takes `step_s` more, independent of width, context and batch.
 
-    >>> from model.architectures.transformer import preset
+    >>> from model.architectures.published_shapes import preset
     >>> kernels = UniformLayers(preset("llama-2-13b"), 0.001)
     >>> float(pass_time(WithEngineOverhead(kernels, 0.002), 4, 500, 8).seconds)
     0.042
@@ -202,7 +202,7 @@ def largest_batch(hardware: Hardware, context: int, width: int, *, most: int = 1
 def bytes_of_state(shape: Shape, layers: int) -> int:
     """Bytes that a process sends with a token: its hidden state, and its keys and values of `layers` layers [bytes].
 
-    >>> from model.architectures.transformer import preset
+    >>> from model.architectures.published_shapes import preset
     >>> bytes_of_state(preset("llama-2-13b"), 20) / 1e6  # 0.41 MB and 10 kB
     0.41984
     """
@@ -236,16 +236,17 @@ def memory(
 ) -> DeviceMemory:
     """Memory of one device that holds a replica of the model, or one of `tensor_parallel` parts, and whole models `also` (a draft).
 
-    A method on several units keeps a replica on each, so their number does not change the memory per unit.
+    A method on several units keeps a replica on each, so their number does not change the memory per unit. A draft head shares the
+    embedding, and perhaps the head, of the target.
 
-    >>> from model.architectures.transformer import preset
+    >>> from model.architectures.published_shapes import preset
     >>> device = memory(preset("llama-2-13b"), 80e9, context=4096, batch=8)
     >>> round(device.weights / 1e9, 1), round(device.cache / 1e9, 1), device.share < 1
     (26.0, 26.8, True)
     """
     parts = [shape.shard(tensor_parallel), *also]
-    weights = float(sum(each.parameters * each.bytes_each for each in parts))
-    cache = float(sum(each.cache_bytes() * context * batch for each in parts))
+    weights = float(sum(each.weight_bytes for each in parts))
+    cache = float(sum(each.cache_bytes_at(context) * batch for each in parts))
     return DeviceMemory(weights, cache, available)
 
 

@@ -18,6 +18,8 @@ from model.architectures.transformer import BYTES
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 
+ARITHMETIC = (*BYTES, "float4")
+"""Types of numbers that devices have rates for; weights, not activations, may be in float4."""
 BETWEEN = {
     "memory_bytes": (1e6, 1e16), "bandwidth": (1e8, 1e17), "link": (1e5, 1e17), "host_link": (1e5, 1e17),
     "cache_bytes": (1e2, 1e13), "rates": (1e8, 1e20),
@@ -36,7 +38,7 @@ class Device:
     memory_bytes, bandwidth
         Memory capacity [bytes], and memory bandwidth [bytes/s].
     rates
-        Dense arithmetic rate by type of the numbers, on tensor cores where they support the type [operations/s].
+        Dense arithmetic rate by type of the numbers (`ARITHMETIC`), on tensor cores where they support the type [operations/s].
     link, host_link
         Bandwidth in one direction to another such device, and to the host [bytes/s]. Devices without a direct link use the host's.
     cache_bytes
@@ -65,9 +67,10 @@ class Device:
             checks.number(name, getattr(self, name), *BETWEEN[name])
         rates: Any = self.rates
         if not isinstance(rates, Mapping) or not rates:
-            raise ParameterError(f"rates must be a table of rates by dtype ({', '.join(BYTES)}), got {checks.shown(self.rates)}")
+            known = ", ".join(ARITHMETIC)
+            raise ParameterError(f"rates must be a table of rates by dtype ({known}), got {checks.shown(self.rates)}")
         for dtype, rate in self.rates.items():
-            checks.one_of("dtype", dtype, BYTES)
+            checks.one_of("dtype", dtype, ARITHMETIC)
             checks.number(f"rates[{dtype}]", rate, *BETWEEN["rates"])
 
     @property
@@ -102,6 +105,8 @@ class Device:
 _MB, _GB = 2**20, 2**30
 _AMPERE = {"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12, "int8": 624e12}
 _HOPPER = {"bfloat16": 989.4e12, "float16": 989.4e12, "float32": 66.9e12, "float8": 1978.9e12, "int8": 1978.9e12}
+_BLACKWELL = {"bfloat16": 2250e12, "float16": 2250e12, "float32": 80e12, "float8": 4500e12}
+_CDNA3 = {"bfloat16": 1307.4e12, "float16": 1307.4e12, "float32": 163.4e12, "float8": 2614.9e12, "int8": 2614.9e12}
 _GEN3, _GEN4, _GEN5 = 16e9, 32e9, 64e9
 """PCI Express with 16 lanes in one direction, by generation, as vendors print it [bytes/s]."""
 
@@ -134,9 +139,48 @@ DEVICES = {
                "NVIDIA H100 datasheet, SXM; rates and cache: NVIDIA H100 Tensor Core GPU Architecture whitepaper"),
         Device("h200", 141 * _GB, 4800e9, _HOPPER, 450e9, _GEN5, 50 * _MB,
                "NVIDIA H200 datasheet, SXM; rates and cache as H100, whose chip it has"),
+        Device("h20", 96 * _GB, 4000e9,
+               {"bfloat16": 148e12, "float16": 148e12, "float32": 44e12, "float8": 296e12, "int8": 296e12}, 450e9, _GEN5, 60 * _MB,
+               "NVIDIA H20 data sheet, SXM, as its sellers print it; cache: the whole 60 MB of the chip GH100"),
+        Device("b200", 180 * _GB, 7700e9, _BLACKWELL | {"float4": 9000e12, "int8": 4500e12}, 900e9, _GEN5, 126 * _MB,
+               "NVIDIA HGX B200 data sheet (eight GPUs: 1,440 GB at 62 TB/s); rates: NVIDIA Blackwell Architecture Technical Brief;"
+               " cache: as its driver says (pytorch/ao, pull request 4002)"),
+        Device("gb200", 186 * _GB, 8000e9,
+               {"bfloat16": 2500e12, "float16": 2500e12, "float32": 80e12, "float8": 5000e12, "float4": 10_000e12, "int8": 5000e12},
+               900e9, 450e9, 126 * _MB,
+               "NVIDIA GB200 NVL72 data sheet, half of a superchip; host: NVLink-C2C; cache as B200"),
+        Device("b300", 270 * _GB, 7700e9, _BLACKWELL | {"float32": 75e12, "float4": 13_500e12}, 900e9, _GEN5, 126 * _MB,
+               "NVIDIA HGX B300 data sheet (eight GPUs: 2.1 TB at 62 TB/s, 108 PFLOP/s of dense FP4); cache as B200"),
+        Device("l4", 24 * _GB, 300e9,
+               {"bfloat16": 121e12, "float16": 121e12, "float32": 30.3e12, "float8": 242.5e12, "int8": 242.5e12},
+               _GEN4, _GEN4, 48 * _MB,
+               "NVIDIA L4 datasheet; cache: NVIDIA Ada GPU Architecture whitepaper, of the whole chip AD104"),
+        Device("a10g", 24 * _GB, 600e9, {"bfloat16": 70e12, "float16": 70e12, "float32": 35e12, "int8": 140e12},
+               _GEN4, _GEN4, 6 * _MB,
+               "NVIDIA A10G data sheet for Amazon EC2 G5; cache: NVIDIA Ampere GA102 GPU Architecture whitepaper"),
+        Device("rtx-6000-ada", 48 * _GB, 960e9,
+               {"bfloat16": 364.2e12, "float16": 364.2e12, "float32": 91.1e12, "float8": 728.5e12, "int8": 728.5e12},
+               _GEN4, _GEN4, 96 * _MB, "NVIDIA Ada GPU Architecture whitepaper, RTX 6000 Ada Generation"),
+        Device("rtx-5090", 32 * _GB, 1792e9,
+               {"bfloat16": 209.5e12, "float16": 209.5e12, "float32": 104.8e12, "float8": 419e12, "float4": 1676e12,
+                "int8": 838e12},
+               _GEN5, _GEN5, 96 * _MB, "NVIDIA RTX Blackwell GPU Architecture whitepaper"),
+        Device("rtx-pro-6000", 96 * _GB, 1792e9,
+               {"bfloat16": 503.8e12, "float16": 503.8e12, "float32": 126e12, "float8": 1007.6e12, "float4": 2015.2e12,
+                "int8": 1007.6e12},
+               _GEN5, _GEN5, 128 * _MB, "NVIDIA RTX Blackwell PRO GPU Architecture whitepaper, RTX PRO 6000 Workstation Edition"),
+        Device("mi300x", 192 * _GB, 5325e9, _CDNA3, 64e9, _GEN5, 256 * _MB,
+               "AMD Instinct MI300X data sheet; link: one of seven, each to another device; cache: Infinity Cache"),
+        Device("mi325x", 256 * _GB, 6000e9, _CDNA3, 64e9, _GEN5, 256 * _MB,
+               "AMD Instinct MI325X data sheet; link: one of seven, each to another device; cache: Infinity Cache"),
+        Device("mi355x", 288 * _GB, 8000e9,
+               {"bfloat16": 2516.6e12, "float16": 2516.6e12, "float32": 157.3e12, "float8": 5033.2e12, "float4": 10_066.3e12,
+                "int8": 5033.2e12},
+               76.8e9, _GEN5, 256 * _MB,
+               "AMD Instinct MI355X data sheet; link: one of seven, each to another device; cache: Infinity Cache"),
     )
 }  # fmt: skip
-"""Devices of the papers and of the bundled measurements, by name."""
+"""Devices of the papers, of the bundled measurements, and others in use, by name."""
 
 
 def device(name: str) -> Device:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from model.architectures.transformer import BYTES, Shape
+from model.architectures.transformer import BYTES, Shape, restored
 from model.base.checks import ParameterError
 from model.hardware.profile import AXES, Profile
 
@@ -178,7 +178,7 @@ def _work_of(profile: Profile, part: str, axes: dict[str, Floats]) -> tuple[Floa
         return tiled(axes, BYTES[profile.dtype])
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in profile.shape.items()}
     try:
-        shape = replace(Shape(**values), dtype=profile.dtype)
+        shape = replace(Shape(**restored(values)), dtype=profile.dtype)
     except (TypeError, ParameterError):  # `model.hardware.profile_costs.shape_of` raises it where the shape is needed
         return np.full(axes[AXES[part][0]].shape, np.inf), np.zeros(axes[AXES[part][0]].shape)
     if part == "attention":
@@ -204,9 +204,9 @@ def longest_run(decoding: Decoding, profiles: Mapping[str, Profile], shapes: Map
         layers = max(kind.layers.size, 0)
         kept = shape.cache_bytes(1)
         moved = passes * (layers * shape.layer_weight_bytes + float(shape.head_bytes(min(heads, 1)))) + layers * read * kept
-        each = 2.0 * shape.layer_weight_bytes / shape.bytes_each * kind.width
+        each = 2.0 * used_weights(shape) * kind.width
         work = passes * (layers * each + float(shape.head_flops(heads)))
-        work += layers * attended * 4 * shape.heads * shape.head_dim
+        work += layers * attended * shape.attended_flops
         count = passes * (layers * LAUNCHES["layer"] + LAUNCHES["head"] + LAUNCHES["layer"])
         total += float(longest_time(moved, work, profile.bandwidth, profile.rate, count))
     return total
@@ -228,11 +228,22 @@ def _needed(shape: Shape, part: str, axes: dict[str, Floats], tensor_parallel: i
         return _full(shape.head_bytes(positions), positions), _full(shape.head_flops(positions), positions)
     if part == "dense":
         tokens = axes["tokens"]
-        operations = 2.0 * shape.layer_weight_bytes / shape.bytes_each * tokens
-        return _full(shape.layer_weight_bytes, tokens), _full(operations, tokens)
+        return _full(least_bytes(shape), tokens), _full(2.0 * used_weights(shape) * tokens, tokens)
     width, context, batch = axes["width"], axes["context"], axes["batch"]
-    moved = shape.layer_weight_bytes + shape.layer_kv_bytes(width, context, batch, source)
+    moved = least_bytes(shape) + shape.layer_kv_bytes(width, context, batch, source)
     return _full(moved, width), _full(shape.layer_flops(width, context, batch, source), width)
+
+
+def least_bytes(shape: Shape) -> float:
+    """Weights of a layer that every pass reads at least: of sparse experts, those of one token [bytes]."""
+    return shape.layer_weight_bytes if shape.experts is None else float(shape.expected_read_bytes(1))
+
+
+def used_weights(shape: Shape) -> float:
+    """Weights of a layer that each token is multiplied with: without those of the encoder's keys and values."""
+    if shape.weights is None and shape.experts is None:
+        return shape.layer_weight_bytes / shape.bytes_each
+    return shape.active_layer_weights
 
 
 def _full(values: object, like: Floats) -> Floats:

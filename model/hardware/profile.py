@@ -126,8 +126,8 @@ class Profile:
     Parameters
     ----------
     name, device, model, dtype
-        Name of the profile; a device of `model.hardware.devices` or any other name; a model of `model.architectures.transformer` or
-        any other name (empty in profiles of operations and links); type of the numbers.
+        Name of the profile; a device of `model.hardware.devices` or any other name; a model of
+        `model.architectures.published_shapes` or any other name (empty in profiles of operations and links); type of the numbers.
     engine, mode
         Software that ran it; `eager` (kernels launched one by one), `cuda-graph` (replayed) or `kernel-only` (sum of kernel times
         without the gaps between them).

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from model.architectures.transformer import Shape
+from model.architectures.transformer import Shape, restored
 from model.base import checks
 from model.base.checks import ParameterError
 from model.base.table_records import build
@@ -21,7 +21,7 @@ PEAKS = Efficiency(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 def shape_of(profile: Profile) -> Shape:
     """Shape of the profiled model."""
-    found: Shape = build(Shape, profile.shape, f"profile {profile.name}.shape", "it is written with the profile")
+    found: Shape = build(Shape, restored(profile.shape), f"profile {profile.name}.shape", "it is written with the profile")
     return found
 
 
@@ -133,6 +133,11 @@ class ProfileCosts:
         whole = self.surface("attention", tensor_parallel=1)
         if whole is None:
             return NONE
+        if self.shape.latent is not None:
+            raise ParameterError(
+                f"profile {self.profile.name} must have attention at tensor_parallel {self.tensor_parallel}: the cache of latent"
+                " attention is on every device, so that a smaller batch does not stand in"
+            )
         share = np.asarray(batch) * self.shape.shard(self.tensor_parallel).kv_heads / self.shape.kv_heads
         return whole(width, context, share)
 

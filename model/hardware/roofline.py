@@ -5,17 +5,22 @@ of reading and computing; so does attention; launches are added [Williams2009].
 
 [Williams2009] S. Williams, A. Waterman, D. Patterson. Roofline: an insightful visual performance model for multicore architectures.
 CACM 52(4), 2009.
+
+Sparse experts are two grouped products that read the experts selected by some token of the pass, in expectation. Latent attention
+is in its absorbed form, but for prompts. A layer of a model whose layers differ is their mean.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from model.architectures.transformer import Shape
+from model.architectures.layer_parts import MatrixProduct, experts_read
+from model.architectures.transformer import Shape, kept, windowed
 from model.base import checks
 from model.hardware.interpolation import Estimate, Floats
 
@@ -75,6 +80,8 @@ class Roofline:
         The model, and the number of devices that its layers are split over.
     bandwidth, rate
         Peaks of each device [bytes/s], [operations/s].
+    product_rate
+        Rate of products with quantised weights [operations/s]; None for `rate`, if they are computed in the activations' type.
     link, latency
         Bandwidth to another device [bytes/s], and latency of a transfer [s].
     efficiency
@@ -89,9 +96,10 @@ class Roofline:
     link: float = 50e9
     latency: float = 10e-6
     provenance: str = "assumed efficiencies of published peaks"
+    product_rate: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("bandwidth", "rate", "link"):
+        for name in ("bandwidth", "rate", "link", *(["product_rate"] if self.product_rate is not None else [])):
             checks.number(name, getattr(self, name), 1)
         checks.number("latency", self.latency, 0)
         self.shard  # noqa: B018  raises if the model cannot be split over this many devices
@@ -101,13 +109,13 @@ class Roofline:
         """Shape of the part of the model on each device."""
         return self.shape.shard(self.tensor_parallel)
 
-    def _slower(self, size: ArrayLike, work: ArrayLike, share: float) -> Floats:
-        """Seconds of reading `size` bytes and computing `work` operations [s].
+    def _slower(self, size: ArrayLike, work: ArrayLike, share: float, rate: float | None = None) -> Floats:
+        """Seconds of reading `size` bytes and computing `work` operations, at `rate` (default: the device's) [s].
 
         Both overlap, but not fully if they take about as long. A bound (no launch time) assumes full overlap.
         """
         reading = np.asarray(size) / (self.bandwidth * share)
-        computing = np.asarray(work) / (self.rate * self.efficiency.compute)
+        computing = np.asarray(work) / ((self.rate if rate is None else rate) * self.efficiency.compute)
         return np.asarray(np.cbrt(reading**3 + computing**3)) if self.efficiency.launch else np.maximum(reading, computing)
 
     def product(self, rows: ArrayLike, outputs: float, inputs: float) -> Floats:
@@ -116,38 +124,73 @@ class Roofline:
         size = (inputs * outputs + m * (inputs + outputs)) * self.shape.bytes_each
         return self._slower(size, 2.0 * inputs * outputs * m, self.efficiency.memory) + self.efficiency.launch
 
-    def gemms(self, tokens: ArrayLike) -> Floats:
-        """Seconds of a layer without its attention, over `tokens` tokens: matrix products and elementwise operations [s]."""
-        part, count = self.shard, np.asarray(tokens, dtype=np.float64)
+    def gemms(self, tokens: ArrayLike, independent: ArrayLike | None = None) -> Floats:
+        """Seconds of a layer without its attention, over `tokens` tokens: matrix products and elementwise operations [s].
+
+        Sparse experts are read as by `independent` independent tokens (`Experts.independent`; default: `tokens`).
+        """
+        count = np.asarray(tokens, dtype=np.float64)
+        apart = count if independent is None else np.asarray(independent, dtype=np.float64)
+        return self._mean(lambda kind: self._products(kind, count, apart))
+
+    def _mean(self, quantity: Callable[[Shape], Floats]) -> Floats:
+        """Mean of a quantity of a layer over the layers on one device."""
+        kinds = self.shard.kinds
+        if len(kinds) == 1:
+            return quantity(kinds[0][1])
+        return np.asarray(sum(count * quantity(kind) for count, kind in kinds) / self.shard.layers)
+
+    def _products(self, part: Shape, count: Floats, apart: Floats) -> Floats:
         total = np.zeros(count.shape)
-        for inputs, outputs in part.matrices:
-            total = total + self.product(count, outputs, inputs)
+        for each in part.products:
+            size = product_bytes(part, each, apart) + each.used * count * (each.inputs + each.outputs) * part.bytes_each
+            rate = self.product_rate if part.quantises(each) else None
+            work = 2.0 * each.used_weights * count
+            total = total + (self._slower(size, work, self.efficiency.memory, rate) + self.efficiency.launch)
         if not self.efficiency.launch:  # a bound: only reading the weights and computing
             return total
-        # A norm fused with an addition reads and writes two states; an activation its inputs and output; a rotation all heads.
-        rotated = 2 * (part.heads + part.kv_heads) * part.head_dim
-        moved = count * (4 * part.norms * part.hidden + (3 if part.gated else 2) * part.ffn + rotated) * part.bytes_each
-        small = (part.norms + 2) * SMALL_LAUNCH
+        moved = count * moved_numbers(part) * part.bytes_each
+        # Experts add kernels that score, sort and sum up: as many as without them are assumed.
+        small = (part.layer_norms + (2 if part.experts is None else 4)) * SMALL_LAUNCH
         return np.asarray(total + moved / (self.bandwidth * self.efficiency.elementwise) + small)
 
-    def arithmetic(self, tokens: ArrayLike, weights: float) -> Floats:
-        """Degree to which products over `tokens` tokens are compute-bound: 0 (memory-bound) to 1 [-]."""
+    def arithmetic(self, tokens: ArrayLike, weights: float, size: ArrayLike | None = None) -> Floats:
+        """Degree to which products over `tokens` tokens are compute-bound: 0 (memory-bound) to 1 [-].
+
+        A token uses `weights` weights; a pass reads `size` bytes, by default one time these weights.
+        """
         computing = 2.0 * weights * np.asarray(tokens, dtype=np.float64) / (self.rate * self.efficiency.compute)
-        reading = weights * self.shape.bytes_each / (self.bandwidth * self.efficiency.memory)
+        read = weights * self.shape.bytes_each if size is None else np.asarray(size)
+        reading = read / (self.bandwidth * self.efficiency.memory)
         return np.asarray(computing**3 / (reading**3 + computing**3))
 
     def attention(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike) -> Floats:
         """Seconds of a layer's attention over the KV cache [s]."""
-        part = self.shard
         new, before, sequences = (np.asarray(each, dtype=np.float64) for each in (width, context, batch))
-        size = sequences * (before + new) * part.cache_bytes(1)
-        work = 4.0 * part.heads * part.head_dim * sequences * new * (before + (new + 1) / 2)
+        return self._mean(lambda kind: self._attention(kind, new, before, sequences))
+
+    def _attention(self, part: Shape, new: Floats, before: Floats, sequences: Floats) -> Floats:
+        if not part.attends:
+            return np.zeros(np.broadcast_shapes(new.shape, before.shape, sequences.shape))
+        each = np.where((before == 0) & (new > 1), float(part.prompt_attended_flops), float(part.attended_flops))
+        if part.window is None:
+            size = sequences * (before + new) * part.cache_bytes(1)
+            work = each * sequences * new * (before + (new + 1) / 2)
+        else:
+            size = sequences * (kept(part, before) + new) * part.cache_bytes(1)
+            work = each * sequences * windowed(part, new, before)
         return self._slower(size, work, self.efficiency.cache) + self.efficiency.attention_launch
 
     def layer(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, *, busy: int = 0) -> Estimate:
         """Seconds of one decoder layer [s]; `busy` has no effect, because other units are separate devices."""
-        tokens = np.asarray(width) * np.asarray(batch)
-        total = self._estimate(self.gemms(tokens), self.arithmetic(tokens, self.shard.layer_weights))
+        tokens, part = np.asarray(width) * np.asarray(batch), self.shard
+        if part.experts is None and part.weights is None:
+            total = self._estimate(self.gemms(tokens), self.arithmetic(tokens, part.layer_weights))
+        else:
+            independent = None if part.experts is None else part.experts.independent(width, batch)
+            apart = np.asarray(tokens if independent is None else independent, dtype=np.float64)
+            read = part.expected_read_bytes(apart)
+            total = self._estimate(self.gemms(tokens, apart), self.arithmetic(tokens, part.active_layer_weights, read))
         total = total + self._assumed(self.attention(width, context, batch))
         if self.tensor_parallel > 1:
             total = total + self._assumed(2 * self.all_reduce(tokens * self.shape.hidden * self.shape.bytes_each))
@@ -187,3 +230,27 @@ class Roofline:
         """Seconds with the error of attention and transfers."""
         times = np.asarray(seconds, dtype=np.float64)
         return Estimate(times, np.full(times.shape, self.efficiency.attention_error))
+
+
+def product_bytes(part: Shape, product: MatrixProduct, independent: ArrayLike) -> Floats:
+    """Weights of a product that a pass reads [bytes]; of sparse experts those that `independent` tokens select, in expectation."""
+    size = product.weights * part.product_bytes_each(product)
+    if not product.sparse:
+        return np.asarray(size, dtype=np.float64)
+    return np.asarray(size * experts_read(product.blocks, product.used, independent) / product.blocks)
+
+
+def moved_numbers(part: Shape) -> int:
+    """Numbers that the elementwise operations of a layer read and write per token.
+
+    A norm fused with an addition reads and writes two states; an activation its inputs and output; a rotation all rotated heads.
+    """
+    if not part.attends:
+        return 2 * part.hidden
+    gates, inner = 3 if part.gated else 2, part.ffn
+    if part.experts is not None:
+        inner = part.experts.active * part.ffn + part.experts.shared
+    rotated = 2 * (part.heads + part.kv_heads) * part.head_dim
+    if part.latent is not None:
+        rotated = 2 * (part.heads + 1) * part.latent.rope
+    return 4 * part.layer_norms * part.hidden + gates * inner + rotated

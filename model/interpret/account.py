@@ -167,7 +167,7 @@ class Account:
     def flops_and_bytes(self, shapes: Mapping[str, Shape], *, bytes_each: int | None = None) -> FlopsAndBytes:
         """Operations and bytes; `shapes` holds the shape of each model by role.
 
-        >>> from model.architectures.transformer import preset
+        >>> from model.architectures.published_shapes import preset
         >>> account = Account()
         >>> account.add(Forward("target", (7,), 0, LayerSpan(0, 40), heads=1))
         >>> work = account.flops_and_bytes({"target": preset("llama-2-13b")})
@@ -250,7 +250,9 @@ class FlopsAndBytes(NamedTuple):
 def flops_and_bytes(work: Work, shapes: Mapping[str, Shape], *, bytes_each: int | None = None) -> FlopsAndBytes:
     """Operations and bytes of a decoding's work; `shapes` holds the shape of each model by role.
 
-    A number takes the bytes of its model's `dtype`, or `bytes_each` if given.
+    A number takes the bytes of its model's `dtype`, or `bytes_each` if given; quantised weights and cached numbers have their own.
+    Sparse experts are read as by passes of the mean number of independent tokens, and a sliding window is applied to the mean
+    number of positions: both are at most a few percent above a sum over passes.
     """
     if bytes_each is not None:
         checks.whole("bytes_each", bytes_each, 1)
@@ -260,21 +262,38 @@ def flops_and_bytes(work: Work, shapes: Mapping[str, Shape], *, bytes_each: int 
             raise checks.ParameterError(f"shapes must have one for the {role} model, got those of {', '.join(shapes) or 'none'}")
         shape = shapes[role]
         each = shape.bytes_each if bytes_each is None else bytes_each
-        row = shape.cache_bytes(1, bytes_each=each)
-        kv_weights = shape.hidden * 2 * shape.kv_heads * shape.head_dim
-        flops += 2 * (shape.layer_weights * totals.layer_passes + shape.head_weights * totals.heads + kv_weights * totals.filled)
-        flops += 4 * shape.heads * shape.head_dim * totals.attended
-        weights += each * (shape.layer_weights * totals.layer_runs + shape.head_weights * totals.head_runs)
+        row = shape.cache_bytes(1, bytes_each=bytes_each)
+        kv_weights, active = shape.cache_weights, shape.active_layer_weights
+        flops += 2 * (active * totals.layer_passes + shape.head_weights * totals.heads + kv_weights * totals.filled)
+        attended, rows = totals.attended, totals.rows_read
+        if shape.window is not None:
+            attended *= _share_in_window(shape, attended, totals.layer_passes)
+            rows *= _share_in_window(shape, rows, totals.layer_runs)
+        flops += shape.attended_flops * attended
+        layer_bytes = float(each * shape.layer_weights)
+        if shape.experts is not None or shape.weights is not None:
+            width = totals.layer_passes / totals.layer_runs if totals.layer_runs else 1.0
+            layer_bytes = float(shape.expected_read_bytes(width, bytes_each=bytes_each))
+        weights += layer_bytes * totals.layer_runs + each * (shape.head_weights * totals.head_runs)
         weights += each * kv_weights * totals.filled_runs
-        read += row * totals.rows_read
+        read += row * rows
         written += row * (totals.layer_passes + totals.filled)
         heads += totals.heads
     moved = 0.0
     if work.adoptions:
         shape = shapes["target"]
         each = shape.bytes_each if bytes_each is None else bytes_each
-        moved = shape.cache_bytes(1, bytes_each=each) * work.adopted_rows + each * shape.hidden * work.adoptions
+        moved = shape.cache_bytes(1, bytes_each=bytes_each) * work.adopted_rows + each * shape.hidden * work.adoptions
     return FlopsAndBytes(flops, weights, read, written, heads, moved)
+
+
+def _share_in_window(shape: Shape, positions: float, passes: float) -> float:
+    """Share of the mean positions of a pass that layers with a sliding window see, in the mean over the layers."""
+    mean = positions / passes if passes else 0.0
+    if not mean:
+        return 1.0
+    seen = sum(count * (mean if kind.window is None else min(mean, kind.window.size)) for count, kind in shape.kinds)
+    return seen / shape.layers / mean
 
 
 def _run(kind: Kind) -> int:

@@ -9,8 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from model import published
-from model.architectures import transformer
-from model.architectures.transformer import PRESETS, Shape
+from model.architectures import draft_heads, published_shapes, transformer
+from model.architectures.published_shapes import PRESETS
+from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.table_records import documented
 from model.costs.layer_times import LayerTimeCosts
@@ -43,7 +44,9 @@ def lines(what: str) -> dict[str, str]:
     if what == "outcomes":
         return {name: f"{_first(law)} ({', '.join(_given(law))})" for name, law in laws().items()}
     if what == "shapes":
-        return {name: _shape(each) for name, each in PRESETS.items()}
+        return {name: _shape(each) for name, each in PRESETS.items()} | {
+            f"{kind}:SHAPE": about for kind, about in draft_heads.ABOUT.items()
+        }
     if what == "devices":
         return {name: _device(each) for name, each in DEVICES.items()}
     if what == "profiles":
@@ -66,7 +69,7 @@ def details(what: str, name: str) -> dict[str, str]:
     """Return the full description of an entry, by title; for a scenario, its file.
 
     Outcomes are named by their subject (`decision`), their kind (`thresholds`), or both (`decision: thresholds`). Profiles, shapes
-    and devices are named, or given by the path of a .json, a config.json or a .toml.
+    and devices are named, or given by the path of a .json, a config.json or a .toml; draft heads by kind and target.
     """
     checks.one_of("list", what, LISTS)
     if what == "outcomes":
@@ -76,8 +79,14 @@ def details(what: str, name: str) -> dict[str, str]:
         return {key: f"{key}: {inspect.getdoc(law)}\n\n{_fields(law)}" for key, law in found.items()}
     if what == "profiles" and name.endswith(".json"):
         return {name: _rows(_of_profile(profile_files.load(name)))}
-    if what == "shapes" and transformer.is_path(name):
-        return {name: _rows(_of_shape(transformer.named_shape(name), f"read from {name}; bfloat16 if it names no dtype"))}
+    if what == "shapes" and name in (rules := lines(what)) and name not in PRESETS:
+        kind = name.partition(":")[0]
+        return {name: f"{rules[name]}\n\nwith the name of a shape or the path of a config.json, such as {kind}:llama-3.1-8b"}
+    if what == "shapes" and draft_heads.is_head(name):
+        source = "as published heads of this kind; what it shares with the target is not counted; assumed: dtype"
+        return {name: _rows(_of_shape(published_shapes.named_shape(name), source))}
+    if what == "shapes" and published_shapes.is_path(name):
+        return {name: _rows(_of_shape(published_shapes.named_shape(name), f"read from {name}; bfloat16 if it names no dtype"))}
     if what == "devices" and devices.is_path(name):
         return {name: devices.toml_text(devices.device(name))}
     if name not in (there := _names(what)):
@@ -122,7 +131,8 @@ def _of_profile(found: Profile) -> dict[str, Any]:
 def _shape(shape: Shape) -> str:
     encoder = f"{shape.encoder_layers} + " if shape.encoder_layers else ""
     wide = f"{encoder}{shape.layers} layers of width {shape.hidden}, vocabulary {shape.vocabulary}"
-    return f"{shape.parameters:,} parameters, {wide}"
+    active = f" ({shape.active_parameters:,} active)" if shape.experts is not None else ""
+    return f"{shape.parameters:,} parameters{active}, {wide}" + (f", with {shape.special}" if shape.special else "")
 
 
 def _device(of: Device) -> str:
@@ -132,9 +142,14 @@ def _device(of: Device) -> str:
 
 
 def _of_shape(shape: Shape, source: str) -> dict[str, object]:
-    own = {field.name: getattr(shape, field.name) for field in fields(shape)}
+    own: dict[str, object] = {}
+    for name, value in transformer.described(shape).items():
+        own |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
     own["biases"] = ", ".join(shape.biases) or "none"
-    return own | {"parameters": shape.parameters, "source": source}
+    own |= {"parameters": shape.parameters}
+    own |= {"active parameters": shape.active_parameters} if shape.experts is not None else {}
+    own |= {"memory": f"{shape.weight_bytes / 1e9:,.2f} GB", "cache": f"{shape.cache_bytes():,} bytes per position"}
+    return own | {"source": source}
 
 
 def _rows(values: Mapping[str, object]) -> str:

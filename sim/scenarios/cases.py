@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from model import published
-from model.architectures import transformer
+from model.architectures import published_shapes
 from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
@@ -142,7 +142,7 @@ class Cost(LayerTimeCosts, TableRecord):
                 _check_time(name, getattr(self, name))
         for name in SHAPES_OF.values():
             if getattr(self, name) is not None:
-                transformer.named_shape(getattr(self, name), key=name)
+                published_shapes.named_shape(getattr(self, name), key=name)
         checks.flag("allow_slow_medium", self.allow_slow_medium)
         if not self.allow_slow_medium and self.medium_cost_ratio is not None and self.medium_cost_ratio > 1:
             raise ParameterError(
@@ -443,7 +443,7 @@ def _depth(cost: Cost | HardwareCost, role: str) -> int | None:
     """Layers of a model, where a shape or a profile knows them."""
     if isinstance(cost, Cost):
         given = getattr(cost, SHAPES_OF[role])
-        return None if given is None else transformer.named_shape(given).layers
+        return None if given is None else published_shapes.named_shape(given).layers
     hardware = cost.of(role)
     return None if hardware is None else hardware.shape.layers
 
@@ -485,7 +485,7 @@ def _shapes(cost: Cost, parameters: MethodParameters, name: str, where: str) -> 
         given = getattr(cost, key)
         if given is None:
             continue
-        found[role] = transformer.named_shape(given)
+        found[role] = published_shapes.named_shape(given)
         layers = "layers" if role == "target" else f"{role}_layers"
         if found[role].layers != depth:
             raise ParameterError(

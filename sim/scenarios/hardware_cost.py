@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from model.architectures import transformer
+from model.architectures import layer_parts, published_shapes
 from model.architectures.transformer import Shape
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
@@ -40,14 +40,15 @@ _EFFICIENCIES = {
     "memory_error": "error", "compute_error": "compute_error",
 }  # fmt: skip
 """Keys of kind `roofline`, with their fields of `Efficiency`."""
+_TYPES = ("dtype", "weights", "draft_weights", "cache_dtype")
 _OVERHEADS = ("step_s", "draft_step_s")
 _KEYS = {
     "profile": ("profile", "draft_profile", "medium_profile", "busy", "medium_shape", "dtype", *_OVERHEADS),
-    "roofline": ("device", "medium_shape", "dtype", *_OVERHEADS, *_EFFICIENCIES), "engine": ("law",),
+    "roofline": ("device", "medium_shape", *_TYPES, "expert_correlation", *_OVERHEADS, *_EFFICIENCIES), "engine": ("law",),
 }  # fmt: skip
 """Keys that not all kinds have."""
 _REQUIRED = {"profile": ("profile",), "roofline": ("device", "shape"), "engine": ("law",)}
-_NAMES = ("profile", "draft_profile", "medium_profile", "law", "device", "shape", "draft_shape", "medium_shape", "dtype")
+_NAMES = ("profile", "draft_profile", "medium_profile", "law", "device", "shape", "draft_shape", "medium_shape", *_TYPES)
 MAX_SECONDS = 1e6
 REMOVED_KEYS = MappingProxyType({
     "batch": "it is now method.sequences, the number of sequences decoded together; those that share one set of random outcomes, as"
@@ -80,9 +81,21 @@ class HardwareCost(TableRecord):
         Kind `roofline`: a name (`sim ls devices`), or the path of a .toml file such as the output of `sim ls devices h100`.
     shape, draft_shape, medium_shape
         Shapes of the models (`sim ls shapes`): names, or paths of a config.json. For kind `roofline`, profiles of operations,
-        and laws that name no model; a draft without a shape has one layer.
+        and laws that name no model; a law's draft without a shape has one layer. Draft heads are named by kind and target, such as
+        eagle3:llama-3.1-8b or mtp:deepseek-v3.
     dtype
-        Data type of weights and cache. With kind `roofline` the default is the shape's; it must be the data type of a profile.
+        Data type of activations, weights and cache. With kind `roofline` the default is the shape's; it must be the data type of a
+        profile.
+    weights, draft_weights
+        Kind `roofline`: format of the quantised weights of the large model's layers, and of the smaller models': int4, int8,
+        float8, mxfp4, nvfp4, int4-gN or int8-gN with a scale for each N weights, or none. The default is that of the shape.
+        Products of int4, int8 and mxfp4 weights are computed in `dtype`; of float8 and nvfp4 in their type where the device has a
+        rate for it.
+    cache_dtype
+        Kind `roofline`: data type of the KV cache. Default: `dtype`.
+    expert_correlation
+        Kind `roofline`, a large model with sparse experts: correlation of the experts of successive tokens of a sequence, 0
+        (independent, the default, assumed) to 1 (the same).
     prompt
         Positions in the KV cache when the first token is decoded. The time of each pass depends on its own position and on the
         batch (`sequences`). In a lockstep batch all sequences are at the same position; in a continuous batch a pass reads the mean
@@ -122,6 +135,10 @@ class HardwareCost(TableRecord):
     draft_shape: str | None = None
     medium_shape: str | None = None
     dtype: str | None = None
+    weights: str | None = None
+    draft_weights: str | None = None
+    cache_dtype: str | None = None
+    expert_correlation: float = 0.0
     prompt: int = 512
     tensor_parallel: int = 1
     busy: int = 0
@@ -156,7 +173,9 @@ class HardwareCost(TableRecord):
                 raise ParameterError(f"{name} must be a name in quotes, got {checks.shown(value)}")
         for name in ("shape", "draft_shape", "medium_shape"):
             if getattr(self, name) is not None:
-                transformer.named_shape(getattr(self, name), self.dtype, key=name)
+                made = published_shapes.named_shape(getattr(self, name), self.dtype, key=name)
+                if self.kind == "roofline":
+                    self._stored(made, "target" if name == "shape" else "draft")
         if self.device is not None:
             devices.device(self.device)
         checks.whole("prompt", self.prompt, 0, checks.MAX_TOKENS)
@@ -168,6 +187,21 @@ class HardwareCost(TableRecord):
         self._efficiency()
         for role in ROLES:
             self.of(role)
+
+    def _stored(self, made: Shape, role: str) -> Shape:
+        """Shape of a model whose weights and cache have the types that the scenario gives."""
+        key = "weights" if role == "target" else "draft_weights"
+        name = getattr(self, key)
+        if name is not None:
+            made = replace(made, weights=None if name == "none" else layer_parts.quantised(name, key=key))
+        if self.cache_dtype is not None:
+            made = replace(made, cache_dtype=self.cache_dtype)
+        if role == "target" and self.expert_correlation:
+            if made.experts is None:
+                raise ParameterError(f"expert_correlation is used only by a shape with sparse experts, got {self.shape}; omit it")
+            checks.number("expert_correlation", self.expert_correlation, 0, 1)
+            made = replace(made, experts=replace(made.experts, correlation=float(self.expert_correlation)))
+        return made
 
     def _efficiency(self) -> Efficiency:
         given = {field: getattr(self, name) for name, field in _EFFICIENCIES.items()}
@@ -186,9 +220,8 @@ class HardwareCost(TableRecord):
         if self.kind == "roofline":
             if shape is None:
                 return None
-            return _roofline(
-                devices.device(str(self.device)), transformer.named_shape(shape, self.dtype), self._efficiency(), tensor_parallel
-            )
+            made = self._stored(published_shapes.named_shape(shape, self.dtype), role)
+            return _roofline(devices.device(str(self.device)), made, self._efficiency(), tensor_parallel)
         name = getattr(self, f"{where}profile")
         if name is None:
             # Not measured: estimate it by a roofline of the same device.
@@ -196,7 +229,7 @@ class HardwareCost(TableRecord):
             if not isinstance(at, ProfileCosts) or at.profile.device not in devices.DEVICES:
                 return None
             of = devices.device(at.profile.device)
-            return _roofline(of, transformer.named_shape(str(shape), at.profile.dtype), Efficiency(), tensor_parallel)
+            return _roofline(of, published_shapes.named_shape(str(shape), at.profile.dtype), Efficiency(), tensor_parallel)
         try:
             return _measured(name, shape, self.dtype, tensor_parallel)
         except ParameterError as error:
@@ -215,11 +248,11 @@ class HardwareCost(TableRecord):
         model, dtype = (None, None) if law.kernels is None else (law.kernels.model, law.kernels.dtype)
         if self.shape is None and model is None:
             raise ParameterError(f"shape is required with law {law.name}, which names no model; `sim ls shapes` lists them")
-        shape = transformer.named_shape(str(self.shape or model), dtype)
+        shape = published_shapes.named_shape(str(self.shape or model), dtype)
         if role == "target":
             return LawTarget(law, shape, tensor_parallel)
         draft = self.draft_shape or (None if law.kernels is None else law.kernels.draft)
-        return LawDraft(law, replace(shape, layers=1) if draft is None else transformer.named_shape(draft))
+        return LawDraft(law, replace(shape, layers=1) if draft is None else published_shapes.named_shape(draft))
 
 
 @functools.lru_cache(maxsize=256)
@@ -229,9 +262,11 @@ def _roofline(of: devices.Device, made: Shape, efficiency: Efficiency, tensor_pa
         known = f"{', '.join(of.rates)}, {'published' if published else 'given'} for {of.name}"
         raise ParameterError(f"dtype must be one of {known}, got {checks.shown(made.dtype)}")
     source = f"assumed efficiencies of the {'published peaks' if published else 'peaks given'} of {of.name}"
+    arithmetic = None if made.weights is None else made.weights.arithmetic
     return Roofline(
-        made, of.bandwidth, of.rates[made.dtype], efficiency, tensor_parallel, of.link or of.host_link, provenance=source
-    )
+        made, of.bandwidth, of.rates[made.dtype], efficiency, tensor_parallel, of.link or of.host_link, provenance=source,
+        product_rate=None if arithmetic is None else of.rates.get(arithmetic),
+    )  # fmt: skip
 
 
 _Stamp = tuple[int, int] | None
@@ -241,7 +276,7 @@ _Stamp = tuple[int, int] | None
 def _measured(name: str, shape: str | None, dtype: str | None, tensor_parallel: int) -> ProfileCosts:
     path = Path(name)
     changed = bounded_files.stamp(path) if path.suffix == ".json" else None
-    return _looked_up(name, shape, None if shape is None else transformer.named_shape(shape), dtype, tensor_parallel, changed)
+    return _looked_up(name, shape, None if shape is None else published_shapes.named_shape(shape), dtype, tensor_parallel, changed)
 
 
 @functools.lru_cache(maxsize=64)
@@ -257,7 +292,7 @@ def _looked_up(
         if shape is None or made is None:
             raise ParameterError(f"{found.name} is a profile of operations: name the shape to compose from it (`sim ls shapes`)")
         found = composed_layers.layer(
-            found, replace(made, dtype=found.dtype), model=transformer.label(shape), tensor_parallel=tensor_parallel
+            found, replace(made, dtype=found.dtype), model=published_shapes.label(shape), tensor_parallel=tensor_parallel
         )
     elif made is not None and replace(made, dtype=shape_of(found).dtype) != shape_of(found):
         raise ParameterError(

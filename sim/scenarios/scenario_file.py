@@ -20,7 +20,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from model.architectures import transformer
+from model.architectures import published_shapes
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 from model.base.table_records import unknown_key_remedy
@@ -104,7 +104,7 @@ def _outcome_files(tables: Mapping[str, Any]) -> list[tuple[Tables, str]]:
 SHAPES = ("shape", "draft_shape", "medium_shape")
 NAME_OR_FILE = {
     **dict.fromkeys(("profile", "draft_profile", "medium_profile", "law"), lambda name: name.endswith(".json")),
-    **dict.fromkeys(SHAPES, transformer.is_path), "device": devices.is_path,
+    **dict.fromkeys(SHAPES, published_shapes.is_path), "device": devices.is_path,
 }  # fmt: skip
 """Keys of costs that are bundled names or files, with a test whether a value is a file."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model.architectures.transformer import PRESETS
+from model.architectures.published_shapes import PRESETS
 from model.methods.method_parameters import CONTINUOUS, LOCKSTEP
 from model.methods.rounds import Tally
 from sim.scenarios import cases

@@ -127,7 +127,7 @@ def test_timed_points_are_those_that_methods_use() -> None:
 
 def model_of(unequal: bool = False) -> library_pass.LibraryModel:
     decoder = real_models.decoders("llama")["target"]
-    from model.architectures.transformer import from_config
+    from model.architectures.shape_configs import from_config
 
     shape = from_config(decoder.config.to_dict(), "float32")
     made = library_pass.LibraryModel(Architecture("tiny", decoder.config, shape), "cpu", "float32", decoder=decoder)

@@ -7,7 +7,7 @@ import pytest
 
 from calibrate.fits import cpu_step
 from calibrate.timing import profile_from_timings
-from model.architectures import transformer
+from model.architectures import published_shapes
 from model.hardware import profile_files
 
 pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
@@ -24,7 +24,7 @@ def test_bundled_cpu_profiles_follow_from_their_rows(name: str) -> None:
     assert again.table.equals(bundled.table)
     assert again.sources == bundled.sources
     assert again.errors == bundled.errors
-    assert profile_from_timings.shape_from_fields(header["shape"]) == transformer.preset(header["model"])
+    assert profile_from_timings.shape_from_fields(header["shape"]) == published_shapes.preset(header["model"])
     profile_from_timings.check(bundled)
 
 

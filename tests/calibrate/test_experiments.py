@@ -17,7 +17,7 @@ from calibrate.commands import run_command
 from calibrate.loading.architectures import architecture
 from calibrate.measured_runs import measure_runs, run_plan
 from calibrate.timing import profile_from_timings
-from model.architectures.transformer import preset
+from model.architectures.published_shapes import preset
 from model.base.checks import ParameterError
 from model.hardware import profile_files
 from sim.comparison import run_comparison

@@ -8,7 +8,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from typer.testing import CliRunner
 
 from calibrate.commands.calibrate_app import app
 from calibrate.importers import aiconfigurator, imported_tables, llmservingsim, vidur
-from model.architectures import transformer
+from model.architectures import published_shapes, transformer
 from model.base.checks import ParameterError
 from model.hardware import devices, profile_files
 from model.hardware.profile import TIMES
@@ -253,7 +252,7 @@ def test_metadata_of_imported_profiles_and_command_output(source: str, folder: P
     assert {each.commit for each in made.sources} == {""}
     gpu = devices.device(wanted["device"])
     assert (made.bandwidth, made.rate, made.cache_bytes) == (gpu.bandwidth, gpu.rate("bfloat16"), gpu.cache_bytes)
-    assert made.shape == (asdict(transformer.preset(wanted["model"])) if wanted["model"] else {})
+    assert made.shape == (transformer.described(published_shapes.preset(wanted["model"])) if wanted["model"] else {})
     more = ["--network", str(folder / "vidur/network")] if source == "vidur" else []
     done = CliRunner().invoke(app, [*arguments(folder)[source], *more, "-o", str(tmp_path)])
     assert done.stdout.splitlines() == [
@@ -559,7 +558,7 @@ def test_times_of_another_gpu_than_in_meta_yaml_are_refused(folder: Path) -> Non
 ])  # fmt: skip
 def test_parts_with_a_total_time_of_zero_are_refused(folder: Path, file: str, column: str) -> None:
     """In the second row of a model that fits the cache; single operations may have been rounded to zero."""
-    small, path = transformer.preset("gpt2"), folder / "vidur" / f"{file}.csv"
+    small, path = published_shapes.preset("gpt2"), folder / "vidur" / f"{file}.csv"
     known = {"n_head": small.heads, "n_kv_head": small.kv_heads, "n_embd": small.hidden, "n_expanded_embd": small.ffn}
     for each in (folder / "vidur").glob("*.csv"):
         table = pl.read_csv(each).head(2)
@@ -610,7 +609,7 @@ def test_the_unit_applies_to_all_tables(folder: Path) -> None:
 
 def test_the_model_name_is_matched_literally(folder: Path) -> None:
     """In lower case; a config.json has the name of its folder. Rows without a name are ignored."""
-    shape = transformer.preset("llama-2-7b")
+    shape = published_shapes.preset("llama-2-7b")
     said = {"model_type": "llama", "hidden_size": shape.hidden, "num_hidden_layers": shape.layers, "vocab_size": shape.vocabulary,
             "intermediate_size": shape.ffn, "num_attention_heads": shape.heads}  # fmt: skip
     mine, path = folder / "Mine-1.5", folder / "vidur/cpu_overheads.csv"
@@ -697,7 +696,7 @@ def test_parts_of_a_vidur_folder_are_optional(folder: Path) -> None:
     without = from_vidur(folder)
     assert "attention: includes attn_input_reshape, attn_output_reshape; passes of several" in "".join(without.notes)
     assert not any("saving keys and values" in note for note in without.notes)
-    small = transformer.preset("phi-2")
+    small = published_shapes.preset("phi-2")
     table = pl.read_csv(where / "mlp.csv").head(1).with_columns(
         pl.lit(value).alias(name) for name, value in (("n_head", small.heads), ("n_kv_head", small.kv_heads),
                                                       ("n_embd", small.hidden), ("n_expanded_embd", small.ffn))

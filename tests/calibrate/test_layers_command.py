@@ -373,7 +373,7 @@ def test_errors_of_the_library_are_one_line(tmp_path: Path, monkeypatch: pytest.
     def refused(*_: Any, **__: Any) -> None:
         raise RuntimeError(f"one\n  two {'x' * 300}")
 
-    monkeypatch.setattr(architectures.transformer, "from_config", refused)
+    monkeypatch.setattr(architectures.shape_configs, "from_config", refused)
     with pytest.raises(ParameterError) as caught:
         architectures.architecture(str(other))
     assert str(caught.value) == f"tiny.json: transformers does not accept it: one two {'x' * 292}"

@@ -13,7 +13,7 @@ from calibrate.devices import machine
 from calibrate.loading.architectures import architecture
 from calibrate.timing import library_pass
 from calibrate.timing.single_pass import prepare
-from model.architectures import transformer
+from model.architectures import published_shapes, transformer
 from model.base.checks import ParameterError
 from tests.support.tiny_configurations import TINY, build_library_model
 
@@ -149,7 +149,7 @@ def test_built_model_has_the_parameters_of_its_shape(kind: str, config: Callable
     assert sum(each.numel() for each in model.full.parameters()) == in_library(model.architecture.shape)
 
 
-@pytest.mark.parametrize("name", transformer.PRESETS)
+@pytest.mark.parametrize("name", published_shapes.PRESETS)
 def test_every_preset_can_be_built(name: str) -> None:
     known = architecture(name)
     kind: Any

@@ -14,7 +14,7 @@ import pytest
 
 from calibrate.fits import small_kernels
 from calibrate.importers import aiconfigurator, bundled_profiles, vidur
-from model.architectures import transformer
+from model.architectures import published_shapes
 from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
 from model.hardware import composed_layers, devices, profile, profile_files
@@ -75,7 +75,7 @@ def test_device_and_model_of_a_profile_agree_with_its_name(name: str) -> None:
     peaks = devices.device(made.device)
     assert (made.bandwidth, made.rate, made.cache_bytes) == (peaks.bandwidth, peaks.rate(made.dtype), peaks.cache_bytes)
     if made.kind == "model":
-        assert shape_of(made) == transformer.preset(made.model)
+        assert shape_of(made) == published_shapes.preset(made.model)
 
 
 @pytest.mark.parametrize("name", MODELS)

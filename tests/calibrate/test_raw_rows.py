@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from calibrate.commands.calibrate_app import app
 from calibrate.fits import cpu_step
 from calibrate.timing import process_times, profile_from_timings, read_times, timing_grid
-from model.architectures.transformer import preset
+from model.architectures.published_shapes import preset
 from model.base.checks import ParameterError
 from model.hardware import physical_limits, profile
 from model.hardware.profile import AXES, PROCESS_PROMPT

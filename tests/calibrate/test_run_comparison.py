@@ -20,7 +20,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from calibrate.interpreters.in_one_process import Real
-from model.architectures.transformer import Shape, from_config
+from model.architectures.shape_configs import from_config
+from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.costs.replayed_seconds import ReplayedSeconds

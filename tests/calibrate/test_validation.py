@@ -23,7 +23,7 @@ from calibrate.fits import roofline_fit as fits
 from calibrate.importers import bundled_profiles
 from calibrate.validation import engine_tables, validated_claims
 from calibrate.validation import validation_page as page
-from model.architectures.transformer import preset
+from model.architectures.published_shapes import preset
 from model.base.checks import ParameterError
 from model.hardware import composed_layers, profile, profile_files
 from model.hardware.cost_models import step_time

@@ -15,7 +15,7 @@ from figures import save
 from figures.of_theory import bild_operations
 from figures.of_theory.bild_operations import PANELS, fallback_of_intensity
 from model import published
-from model.architectures.transformer import preset
+from model.architectures.published_shapes import preset
 from model.base.checks import ParameterError
 from model.methods.bild import theory as bild
 from model.published.bild_tables import FIGURE_8

@@ -21,7 +21,7 @@ import sim
 from figures.common import provenance
 from figures.of_hardware import layer_time, pass_cost, reached_peaks
 from figures.of_theory import largest_batch
-from model.architectures.transformer import preset
+from model.architectures.published_shapes import preset
 from model.base.checks import ParameterError
 from model.costs.pass_seconds import PassSeconds
 from model.hardware import profile_files

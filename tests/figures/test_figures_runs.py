@@ -24,7 +24,7 @@ from figures.of_runs.accepted_tokens import draw as draw_accepted
 from figures.of_theory import skipdecode_schedule
 from figures.of_theory.skipdecode_layers import draw as draw_layers
 from model import published
-from model.architectures.transformer import preset
+from model.architectures.published_shapes import preset
 from model.base.checks import ParameterError
 from model.interpret.account import Account
 from model.methods import registry

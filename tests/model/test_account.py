@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.architectures.transformer import preset
+from model.architectures.published_shapes import preset
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.interpret.account import Account, FlopsAndBytes, Kind, Totals, Work, context_of, flops_and_bytes, kind_of

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import sim
 from figures.of_theory import largest_batch
-from model.architectures.transformer import preset
+from model.architectures.published_shapes import preset
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.hardware.cost_models import memory, pass_time, step_time

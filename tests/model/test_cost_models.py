@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.architectures.transformer import preset
+from model.architectures.published_shapes import preset
 from model.base.checks import ParameterError
 from model.hardware import cost_models
 from model.hardware.cost_models import DeviceMemory, UniformLayers, memory, pass_time, prompt_time, step_time

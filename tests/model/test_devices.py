@@ -14,6 +14,7 @@ from model.base.checks import ParameterError
 from model.hardware.devices import DEVICES, device
 
 DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[3] / "shared" / "data"))
+GEFORCE = ("rtx-3090", "rtx-4090", "rtx-5090")
 NAMES = {"a100_sxm": "a100", "h100_sxm": "h100", "l40s": "l40s"}
 
 
@@ -59,17 +60,23 @@ def test_rates_double_for_types_of_half_the_size() -> None:
         assert each.rates.get("bfloat16", half) == half
         if "int8" in each.rates:
             # GeForce boards accumulate 16-bit products in 32 bits at half the rate of others, 8-bit products at the full rate.
-            factor = 4 if each.name.startswith("rtx") else 2
+            factor = 4 if each.name in GEFORCE else 2
             assert each.rate("int8") == pytest.approx(factor * half, rel=0.02)
         if "float8" in each.rates:
             assert each.rate("float8") == pytest.approx(2 * half, rel=0.02)
+        if "float4" in each.rates:
+            # Those of GeForce boards accumulate in 32 bits at the full rate; the B300 has further units for 4 bits.
+            factor = 8 if each.name in GEFORCE else 6 if each.name == "b300" else 4
+            assert each.rate("float4") == pytest.approx(factor * half, rel=0.02)
         assert each.rate("float32") < half
 
 
 @pytest.mark.parametrize(
     ("name", "cores", "clock"),
     [("t4", 2560, 1590e6), ("titan-xp", 3840, 1582e6), ("v100", 5120, 1530e6), ("a40", 10_752, 1740e6), ("a100", 6912, 1410e6),
-     ("rtx-3090", 10_496, 1695e6), ("rtx-4090", 16_384, 2520e6), ("l40s", 18_176, 2520e6)],
+     ("rtx-3090", 10_496, 1695e6), ("rtx-4090", 16_384, 2520e6), ("l40s", 18_176, 2520e6), ("l4", 7424, 2040e6),
+     ("rtx-6000-ada", 18_176, 2505e6), ("rtx-5090", 21_760, 2407e6), ("rtx-pro-6000", 24_064, 2617e6), ("mi300x", 38_912, 2100e6),
+     ("mi325x", 38_912, 2100e6), ("mi355x", 32_768, 2400e6)],
 )  # fmt: skip
 def test_float32_rate_is_two_operations_per_core_and_cycle(name: str, cores: int, clock: float) -> None:
     """The vendor's cores and boost clocks give its rates, within the printed digits."""
@@ -80,13 +87,14 @@ def test_float32_rate_is_two_operations_per_core_and_cycle(name: str, cores: int
     ("name", "bits", "gigabits"),
     [("t4", 256, 10), ("titan-xp", 384, 11.41), ("v100", 4096, 1.752), ("a40", 384, 14.5), ("a100", 5120, 3.186),
      ("a100-40gb", 5120, 2.43), ("l40s", 384, 18), ("rtx-3090", 384, 19.5), ("rtx-4090", 384, 21), ("h100", 5120, 5.238),
-     ("h200", 6144, 6.25)],
+     ("h200", 6144, 6.25), ("b200", 7680, 7.992), ("rtx-6000-ada", 384, 20), ("rtx-5090", 512, 28), ("rtx-pro-6000", 512, 28),
+     ("a10g", 384, 12.5), ("mi300x", 8192, 5.2)],
 )  # fmt: skip
 def test_bandwidth_is_bus_width_times_data_rate(name: str, bits: int, gigabits: float) -> None:
     """Within the printed digits; and a device reads all of its memory in some hundredths of a second."""
     assert device(name).bandwidth == pytest.approx(bits / 8 * gigabits * 1e9, rel=4e-3)
     made = device(name)
-    assert 0.02 < made.memory_bytes / made.bandwidth < 0.08
+    assert 0.015 < made.memory_bytes / made.bandwidth < 0.08
     assert 1e-4 < made.cache_bytes / made.memory_bytes < 4e-3
     assert made.memory_bytes % 2**30 == made.cache_bytes % 2**20 == 0
     assert 1e10 < made.host_link <= made.link < made.bandwidth / 3
@@ -101,7 +109,7 @@ def test_at_the_ridge_arithmetic_and_memory_take_equally_long() -> None:
 
 def test_names_are_keys_and_sources_are_named() -> None:
     assert [each.name for each in DEVICES.values()] == [*DEVICES]
-    assert all("NVIDIA" in each.source for each in DEVICES.values())
+    assert all(("AMD" if each.name.startswith("mi") else "NVIDIA") in each.source for each in DEVICES.values())
     assert len({*DEVICES.values()}) == len(DEVICES)
 
 

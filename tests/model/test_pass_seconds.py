@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.architectures.transformer import Shape, preset
+from model.architectures.published_shapes import preset
+from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
 from model.costs.pass_seconds import PassSeconds
 from model.costs.step_costs import PassShape

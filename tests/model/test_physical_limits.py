@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from model.architectures import transformer
+from model.architectures import published_shapes
 from model.base.checks import ParameterError
 from model.hardware import physical_limits, profile
 
@@ -26,7 +26,7 @@ def of_layer(seconds: float, **more: Any) -> profile.Profile:
     return profile.Profile(**made | said | {"table": profile.table_of([row]), "sources": (source,)} | more)
 
 
-SEVEN = transformer.preset("llama-2-7b")
+SEVEN = published_shapes.preset("llama-2-7b")
 
 
 def test_weights_are_not_read_faster_than_memory_allows() -> None:

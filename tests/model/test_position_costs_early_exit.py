@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.architectures.transformer import preset
+from model.architectures.published_shapes import preset
 from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import PassSeconds, share_of_rows
 from model.costs.step_costs import StepCosts

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.architectures.transformer import preset
+from model.architectures.published_shapes import preset
 from model.base.checks import ParameterError
 from model.hardware.interpolation import NONE
 from model.hardware.profile import AXES, Profile, Source, table_of

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from model.architectures.transformer import preset
+from model.architectures.published_shapes import preset
 from model.costs.layer_times import UnitCost
 from model.costs.replayed_seconds import ReplayedSeconds
 from model.costs.step_costs import Floats, PassShape, StepCosts

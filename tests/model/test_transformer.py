@@ -13,7 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model import published
-from model.architectures.transformer import BIASED, PRESETS, Shape, from_config, preset
+from model.architectures.layer_parts import FORMATS, QuantisedWeights
+from model.architectures.published_shapes import PRESETS, preset
+from model.architectures.shape_configs import from_config
+from model.architectures.transformer import BIASED, Shape
 from model.base.checks import ParameterError
 
 TINY = Shape(3, 8, 4, 2, 2, 12, True, 100, False)
@@ -53,10 +56,23 @@ CHECKPOINTS = {
     "llama-2-7b": 6_738_415_616, "llama-2-13b": 13_015_864_320, "llama-2-70b": 68_976_648_192, "llama-3-8b": 8_030_261_248,
     "llama-3.1-8b": 8_030_261_248, "llama-3.2-1b": 1_235_814_400, "codellama-34b": 33_743_970_304, "vicuna-7b": 6_738_415_616,
     "vicuna-13b": 13_015_864_320,
-    "mistral-7b": 7_241_732_096, "qwen2.5-7b": 7_615_616_512, "gpt2": 124_439_808, "gpt2-xl": 1_557_611_200,
+    "mistral-7b": 7_241_732_096, "qwen2.5-7b": 7_615_616_512, "llama-3.1-70b": 70_553_706_496, "llama-3.1-405b": 405_853_388_800,
+    "llama-3.2-3b": 3_212_749_824, "llama-3.3-70b": 70_553_706_496, "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_630_071_296, "qwen2.5-0.5b": 494_032_768, "qwen2.5-1.5b": 1_543_714_304, "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-14b": 14_770_033_664, "qwen2.5-32b": 32_763_876_352, "qwen2.5-72b": 72_706_203_648, "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096, "qwen3-8b": 8_190_735_360, "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264, "qwen3-30b-a3b": 30_532_122_624, "qwen3-235b-a22b": 235_093_634_560, "gemma-3-1b": 999_885_952,
+    "gemma-3-4b": 3_880_263_168, "gemma-3-12b": 11_766_034_176, "gemma-3-27b": 27_009_346_304, "gpt-oss-20b": 20_914_757_184,
+    "gpt-oss-120b": 116_829_156_672, "deepseek-v3": 671_026_404_352, "deepseek-r1": 671_026_404_352, "phi-4": 14_659_507_200,
+    "phi-4-mini": 3_836_021_760, "gpt2": 124_439_808, "gpt2-xl": 1_557_611_200,
     "pythia-160m": 162_322_944, "pythia-1.4b": 1_414_647_808, "pythia-6.9b": 6_857_302_016, "phi-2": 2_779_683_840,
 }  # fmt: skip
-"""Parameters of released checkpoints."""
+"""Parameters of released checkpoints.
+
+Some hold more: those of Qwen3 with tied heads a copy of the embedding; those of Gemma 3 the vision encoder and its projector;
+those of DeepSeek a number per expert that corrects its score (58 x 256), which the library holds as a buffer, scales of float8,
+and the module for further tokens.
+"""
 
 
 def test_parameters_of_checkpoints_exactly() -> None:
@@ -95,8 +111,9 @@ def test_cache_rows() -> None:
 
 def test_weights_are_the_products_of_a_pass() -> None:
     for made in PRESETS.values():
-        bare = made.operations(1, 0) - 4 * made.layers * made.heads * made.head_dim
-        assert bare == 2 * made.layers * made.layer_weights
+        bare = made.operations(1, 0) - made.layers * made.attended_flops
+        assert bare == 2 * made.layers * made.active_layer_weights
+        assert (made.active_layer_weights < made.layer_weights) == (made.experts is not None)
 
 
 # --- Against the transformers library; models are built from sizes, nothing is downloaded ---
@@ -116,6 +133,27 @@ def opt(layers: int, hidden: int, heads: int) -> tuple[str, dict[str, Any]]:
 def neox(layers: int, hidden: int, heads: int, vocabulary: int) -> tuple[str, dict[str, Any]]:
     return "gpt_neox", {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads,
                         "intermediate_size": 4 * hidden, "vocab_size": vocabulary}  # fmt: skip
+
+
+def deepseek() -> tuple[str, dict[str, Any]]:
+    return "deepseek_v3", {}  # the library's defaults are this model
+
+
+def experts(kind: str, layers: int, hidden: int, heads: int, kv_heads: int, **more: int) -> tuple[str, dict[str, Any]]:
+    return kind, {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads,
+                  "num_key_value_heads": kv_heads} | more  # fmt: skip
+
+
+def gemma3(*sizes: int, head_dim: int, window: int) -> tuple[str, dict[str, Any]]:
+    return "gemma3_text", common("", *sizes)[1] | {"head_dim": head_dim, "sliding_window": window}
+
+
+def tied(pair: tuple[str, dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    return pair[0], pair[1] | {"tie_word_embeddings": True}
+
+
+def qwen3(*sizes: int) -> tuple[str, dict[str, Any]]:
+    return "qwen3", common("", *sizes, 151_936)[1] | {"head_dim": 128}
 
 
 def t5(kind: str, layers: int, hidden: int, heads: int, head_dim: int, ffn: int) -> tuple[str, dict[str, Any]]:
@@ -145,7 +183,37 @@ LIBRARY: dict[str, tuple[str, dict[str, Any]]] = {
     "codellama-34b": common("llama", 48, 8192, 64, 8, 22_016, 32_000),
     "vicuna-7b": common("llama", 32, 4096, 32, 32, 11_008, 32_000),
     "vicuna-13b": common("llama", 40, 5120, 40, 40, 13_824, 32_000),
-    "mistral-7b": ("mistral", {}),
+    "llama-3.1-70b": common("llama", 80, 8192, 64, 8, 28_672, 128_256),
+    "llama-3.1-405b": common("llama", 126, 16_384, 128, 8, 53_248, 128_256),
+    "llama-3.2-3b": tied(common("llama", 28, 3072, 24, 8, 8192, 128_256)),
+    "llama-3.3-70b": common("llama", 80, 8192, 64, 8, 28_672, 128_256),
+    "mixtral-8x7b": ("mixtral", {}),
+    "mixtral-8x22b": experts("mixtral", 56, 6144, 48, 8, intermediate_size=16_384, vocab_size=32_768),
+    "qwen2.5-0.5b": tied(common("qwen2", 24, 896, 14, 2, 4864, 151_936)),
+    "qwen2.5-1.5b": tied(common("qwen2", 28, 1536, 12, 2, 8960, 151_936)),
+    "qwen2.5-3b": tied(common("qwen2", 36, 2048, 16, 2, 11_008, 151_936)),
+    "qwen2.5-14b": common("qwen2", 48, 5120, 40, 8, 13_824, 152_064),
+    "qwen2.5-32b": common("qwen2", 64, 5120, 40, 8, 27_648, 152_064),
+    "qwen2.5-72b": common("qwen2", 80, 8192, 64, 8, 29_568, 152_064),
+    "qwen3-0.6b": tied(qwen3(28, 1024, 16, 8, 3072)),
+    "qwen3-1.7b": tied(qwen3(28, 2048, 16, 8, 6144)),
+    "qwen3-4b": tied(qwen3(36, 2560, 32, 8, 9728)),
+    "qwen3-8b": qwen3(36, 4096, 32, 8, 12_288),
+    "qwen3-14b": qwen3(40, 5120, 40, 8, 17_408),
+    "qwen3-32b": qwen3(64, 5120, 64, 8, 25_600),
+    "qwen3-30b-a3b": experts("qwen3_moe", 48, 2048, 32, 4, head_dim=128, moe_intermediate_size=768),
+    "qwen3-235b-a22b": experts("qwen3_moe", 94, 4096, 64, 4, head_dim=128, moe_intermediate_size=1536),
+    "gemma-3-1b": gemma3(26, 1152, 4, 1, 6912, 262_144, head_dim=256, window=512),
+    "gemma-3-4b": gemma3(34, 2560, 8, 4, 10_240, 262_208, head_dim=256, window=1024),
+    "gemma-3-12b": gemma3(48, 3840, 16, 8, 15_360, 262_208, head_dim=256, window=1024),
+    "gemma-3-27b": gemma3(62, 5376, 32, 16, 21_504, 262_208, head_dim=128, window=1024),
+    "gpt-oss-20b": ("gpt_oss", {"num_hidden_layers": 24, "num_local_experts": 32}),
+    "gpt-oss-120b": ("gpt_oss", {}),
+    "deepseek-v3": deepseek(),
+    "deepseek-r1": deepseek(),
+    "phi-4": common("phi3", 40, 5120, 40, 10, 17_920, 100_352),
+    "phi-4-mini": tied(common("phi3", 32, 3072, 24, 8, 8192, 200_064)),
+    "mistral-7b": ("mistral", {"sliding_window": None}),  # as released since version 0.2
     "qwen2.5-7b": common("qwen2", 28, 3584, 28, 4, 18_944, 152_064),
     "gpt2": ("gpt2", {}),
     "gpt2-xl": ("gpt2", {"n_layer": 48, "n_embd": 1600, "n_head": 25}),
@@ -159,21 +227,32 @@ CLASSES = {
     "llama": ("Llama", "model.layers"), "mistral": ("Mistral", "model.layers"), "qwen2": ("Qwen2", "model.layers"),
     "qwen3": ("Qwen3", "model.layers"), "opt": ("OPT", "model.decoder.layers"), "gpt2": ("GPT2", "transformer.h"),
     "gpt_neox": ("GPTNeoX", "gpt_neox.layers"), "phi": ("Phi", "model.layers"), "t5": ("T5", "decoder.block"),
-    "mt5": ("MT5", "decoder.block"),
+    "mt5": ("MT5", "decoder.block"), "qwen3_moe": ("Qwen3Moe", "model.layers"), "mixtral": ("Mixtral", "model.layers"),
+    "gpt_oss": ("GptOss", "model.layers"), "deepseek_v3": ("DeepseekV3", "model.layers"),
+    "gemma3_text": ("Gemma3", "model.layers"), "phi3": ("Phi3", "model.layers"),
 }  # fmt: skip
 """Classes of the library by model type, and the attribute of their decoder layers."""
 HEADS = {"t5": "ForConditionalGeneration", "mt5": "ForConditionalGeneration", "gpt2": "LMHeadModel"}
+CONFIGS = {"gemma3_text": "Gemma3Text"}
+SAYS_QUANTISED = {"gpt_oss": {"quantization_config": {"quant_method": "mxfp4"}}}
+"""Keys of published files that the library's own configurations lack."""
+
+
+def library_config(kind: str, sizes: Mapping[str, Any]) -> Any:
+    import transformers
+
+    config = getattr(transformers, f"{CONFIGS.get(kind, CLASSES[kind][0])}Config")(**sizes)
+    config._attn_implementation = config._experts_implementation = "eager"
+    return config
 
 
 def built(kind: str, sizes: Mapping[str, Any], device: str = "meta") -> Any:
     import torch
     import transformers
 
-    name = CLASSES[kind][0]
-    config = getattr(transformers, f"{name}Config")(**sizes)
-    config._attn_implementation = "eager"
     with torch.device(device):
-        return getattr(transformers, name + HEADS.get(kind, "ForCausalLM"))(config).eval()
+        kind_of_model = getattr(transformers, CLASSES[kind][0] + HEADS.get(kind, "ForCausalLM"))
+        return kind_of_model(library_config(kind, sizes)).eval()
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -189,19 +268,28 @@ def test_parameters_equal_those_of_the_library(name: str) -> None:
         assert made.encoder_parameters == sum(own.values()) - made.embedding_parameters
     layers = model.get_submodule(CLASSES[kind][1])
     assert len(layers) == made.layers
-    for layer in layers:
+    dense = made.experts.dense_layers if made.experts is not None else 0
+    for number, layer in enumerate(layers):
+        alike = made.kinds[1 if dense and number >= dense else 0][1]
         # The table of relative positions is looked up, not multiplied, and only the first layer has one.
         sizes_of = {key: each.numel() for key, each in layer.named_parameters() if "relative" not in key}
-        matrices = [each.numel() for key, each in layer.named_parameters() if each.dim() == 2 and key in sizes_of]
-        assert sum(sizes_of.values()) == made.layer_parameters
-        assert sum(matrices) == made.layer_weights
-        assert 0 < made.layer_parameters - made.layer_weights < 0.01 * made.layer_weights
+        matrices = [
+            each.numel() for key, each in layer.named_parameters() if each.dim() >= 2 and key in sizes_of and "bias" not in key
+        ]
+        assert sum(sizes_of.values()) == alike.layer_parameters
+        assert sum(matrices) == alike.layer_weights
+        assert 0 < alike.layer_parameters - alike.layer_weights < 0.01 * alike.layer_weights
 
 
 # Few heads and layers, with different numbers for every size; keys that a type lacks are left out.
 SMALL = {"num_hidden_layers": 3, "hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 80, "vocab_size": 101}
 SMALL_T5 = {"num_layers": 2, "num_decoder_layers": 3, "d_model": 48, "num_heads": 4, "d_kv": 10, "d_ff": 80, "vocab_size": 101}
 GROUPED = SMALL | {"num_key_value_heads": 2}
+DEEPSEEK = SMALL | {
+    "num_key_value_heads": 4, "moe_intermediate_size": 24, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "kv_lora_rank": 14, "q_lora_rank": 22, "qk_rope_head_dim": 6, "qk_nope_head_dim": 10,
+    "v_head_dim": 12, "n_group": 2, "topk_group": 1,
+}  # fmt: skip
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("llama", SMALL),
     ("llama", GROUPED | {"head_dim": 10, "tie_word_embeddings": True}),
@@ -225,12 +313,24 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("t5", SMALL_T5 | {"feed_forward_proj": "gated-gelu"}),
     ("mt5", SMALL_T5),
     ("mt5", SMALL_T5 | {"feed_forward_proj": "relu"}),
+    ("mistral", GROUPED | {"sliding_window": 6}),
+    ("qwen2", GROUPED | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    ("phi3", GROUPED | {"pad_token_id": 0}),
+    ("phi3", GROUPED | {"sliding_window": 7, "tie_word_embeddings": True, "pad_token_id": 0}),
+    ("mixtral", GROUPED | {"num_local_experts": 5, "num_experts_per_tok": 3}),
+    ("qwen3_moe", GROUPED | {"head_dim": 10, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}),
+    ("qwen3_moe", GROUPED | {"head_dim": 10, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2,
+                             "attention_bias": True, "tie_word_embeddings": True}),
+    ("gpt_oss", GROUPED | {"head_dim": 10, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5}),
+    ("gemma3_text", GROUPED | {"head_dim": 10, "sliding_window": 5, "pad_token_id": 0}),
+    ("deepseek_v3", DEEPSEEK),
+    ("deepseek_v3", DEEPSEEK | {"q_lora_rank": None, "n_shared_experts": 2, "first_k_dense_replace": 0}),
 ]
 
 
 def file_of(kind: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
     """The `config.json` that the library writes."""
-    return json.loads(built(kind, sizes).config.to_json_string(use_diff=False))  # type: ignore[no-any-return]
+    return json.loads(library_config(kind, sizes).to_json_string(use_diff=False))  # type: ignore[no-any-return]
 
 
 def test_every_type_has_a_variant() -> None:
@@ -262,8 +362,8 @@ def test_defaults_of_a_config_are_those_of_the_library(kind: str, sizes: dict[st
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_agree_with_their_configs(name: str) -> None:
     kind, sizes = LIBRARY[name]
-    tied = {"tie_word_embeddings": False} if kind == "mt5" else {}
-    assert from_config(file_of(kind, sizes) | tied, dtype="bfloat16") == preset(name)
+    more: dict[str, Any] = {"tie_word_embeddings": False} if kind == "mt5" else SAYS_QUANTISED.get(kind, {})
+    assert from_config(file_of(kind, sizes) | more, dtype="bfloat16") == preset(name)
 
 
 @cache
@@ -288,14 +388,28 @@ DECODERS = [index for index, (kind, _) in enumerate(VARIANTS) if kind not in ("t
 ENCODERS = [index for index, (kind, _) in enumerate(VARIANTS) if kind in ("t5", "mt5")]
 
 
-def masked(made: Shape, width: int, batch: int) -> int:
-    """Operations that the library masks: half of the square of scores among new tokens, those with later tokens."""
-    return batch * made.layers * 4 * made.heads * made.head_dim * (width * (width - 1) // 2)
+def masked(made: Shape, width: int, batch: int, context: int = 0) -> int:
+    """Operations that the library masks: scores of new tokens with later ones, and with positions outside a sliding window.
+
+    It caches no more positions than a window's. Instead of the absorbed form of latent attention it computes keys and values of all
+    heads and cached positions again, and scores and values of whole heads, not of the cached vectors.
+    """
+    total = 0
+    for count, kind in made.kinds:
+        positions = context if kind.window is None else min(context, kind.window.size - 1)
+        seen = [min(context + place + 1, kind.window.size if kind.window else 10**9) for place in range(width)]
+        per_score = 4 * made.heads * made.head_dim
+        if kind.latent is not None:
+            per_score = 2 * made.heads * (kind.latent.nope + kind.latent.rope + kind.head_dim)
+            total += count * context * 2 * kind.latent.rank * made.heads * (kind.latent.nope + kind.head_dim)
+        total += count * (width * (positions + width) * per_score - sum(seen) * kind.attended_flops)
+    return batch * total
 
 
 def pass_flops(made: Shape, width: int, context: int, batch: int, source: int = 0, heads: int | None = None) -> float:
     """Operations of a pass through all decoder layers, with `heads` projected positions per sequence (default: all)."""
-    return float(made.layers * made.layer_flops(width, context, batch, source) + made.head_flops(batch * (heads or width)))
+    layers = sum(count * float(kind.layer_flops(width, context, batch, source)) for count, kind in made.kinds)
+    return layers + float(made.head_flops(batch * (heads or width)))
 
 
 @pytest.mark.parametrize("index", DECODERS)
@@ -308,7 +422,7 @@ def test_operations_of_a_decoder_equal_those_of_the_library(index: int, context:
     first, result = counted(lambda: model(tokens[:, :context], use_cache=True, logits_to_keep=1))
     assert first == pass_flops(made, context, 0, batch, heads=1) + masked(made, context, batch)
     again, _ = counted(lambda: model(tokens[:, context:], past_key_values=result.past_key_values, use_cache=True))
-    assert again == pass_flops(made, width, context, batch) + masked(made, width, batch)
+    assert again == pass_flops(made, width, context, batch) + masked(made, width, batch, context)
 
 
 @pytest.mark.parametrize("index", ENCODERS)
@@ -497,8 +611,11 @@ LLAMA = {"model_type": "llama", **SMALL, "dtype": "bfloat16"}
 OPT = {"model_type": "opt", **VARIANTS[10][1], "dtype": "bfloat16"}
 T5 = {"model_type": "t5", **SMALL_T5, "relative_attention_num_buckets": 32, "dtype": "bfloat16"}
 GPT2 = {"model_type": "gpt2", **VARIANTS[12][1], "dtype": "bfloat16"}
+MIXTRAL = {"model_type": "mixtral", **GROUPED, "num_local_experts": 5, "num_experts_per_tok": 3, "dtype": "bfloat16"}
+LATENT = {"model_type": "deepseek_v3", **DEEPSEEK, "dtype": "bfloat16"}
+GEMMA = {"model_type": "gemma3_text", **GROUPED, "head_dim": 12, "sliding_window": 5, "dtype": "bfloat16"}
 BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
-    (LLAMA | {"model_type": "mixtral"}, "unknown model_type 'mixtral'; did you mean mistral[?] known: gpt2, gpt_neox, llama"),
+    (LLAMA | {"model_type": "mixtra"}, "unknown model_type 'mixtra'; did you mean mixtral[?] known: deepseek_v3, gemma3_text"),
     ({}, "unknown model_type None"),
     *[({key: value for key, value in LLAMA.items() if key != name},
        f"{name} is missing in a config of model_type llama, which needs num_hidden_layers, hidden_size") for name in SMALL],
@@ -515,7 +632,24 @@ BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
     (GPT2 | {"n_embd": 47}, "n_head must divide n_embd=47, got 4"),
     (LLAMA | {"num_key_value_heads": 3}, "kv_heads must divide heads=4, got 3"),
     (LLAMA | {"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, got 'no'"),
-    (LLAMA | {"quantization_config": {"bits": 4}}, "quantization_config must be absent in a config of model_type llama"),
+    (LLAMA | {"quantization_config": {"bits": 4}},
+     "quantization_config.quant_method must be one of awq, compressed-tensors, fp8, gptq, mxfp4"),
+    (LLAMA | {"quantization_config": 4}, "quantization_config must be a table, got 4"),
+    (LLAMA | {"quantization_config": {"quant_method": "awq", "bits": 3}}, "unknown quantization_config.bits '3'"),
+    (LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": "x"}},
+     "quantization_config.group_size must be a whole number, got 'x'"),
+    (LLAMA | {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128]}},
+     "quantization_config.weight_block_size must be two numbers"),
+    (LLAMA | {"quantization_config": {"quant_method": "compressed-tensors"}}, "quantization_config.config_groups must be a table"),
+    (LLAMA | {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 3}}}}},
+     "unknown quantization_config.config_groups: type and num_bits of weights 'int3'"),
+    (MIXTRAL | {"num_experts_per_tok": 9}, "experts.active must be between 1 and experts.count=5, got 9"),
+    (MIXTRAL | {"num_local_experts": None}, "num_local_experts is missing in a config of model_type mixtral"),
+    (LATENT | {"moe_layer_freq": 2}, "moe_layer_freq must be 1 in a config of model_type deepseek_v3"),
+    (LATENT | {"first_k_dense_replace": 4}, "experts.dense_layers must be at most layers=3, got 4"),
+    (LATENT | {"kv_lora_rank": None}, "kv_lora_rank is missing in a config of model_type deepseek_v3"),
+    (GEMMA | {"layer_types": ["full_attention"]}, "layer_types must have num_hidden_layers=3 entries, got 1"),
+    (GEMMA | {"sliding_window": 0}, "sliding_window must be between 1"),
     (LLAMA | {"num_experts": 8}, "num_experts must be absent .* llama: other variants are not supported, got 8"),
     (LLAMA | {"num_local_experts": 8}, "num_local_experts must be absent"),
     (LLAMA | {"n_routed_experts": 8}, "n_routed_experts must be absent"),
@@ -534,7 +668,25 @@ def test_an_unknown_config_is_refused_by_key(config: dict[str, Any], message: st
         from_config(config)
 
 
-@pytest.mark.parametrize("config", [LLAMA, OPT, T5, GPT2])
+@pytest.mark.parametrize(("said", "wanted"), [
+    (None, None),
+    ({"quant_method": "mxfp4"}, replace(FORMATS["mxfp4"], experts_only=True)),
+    ({"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}, FORMATS["float8"]),
+    ({"quant_method": "fp8"}, replace(FORMATS["float8"], group=0)),
+    ({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}, FORMATS["int4"]),
+    ({"quant_method": "gptq", "bits": 8, "group_size": -1}, FORMATS["int8"]),
+    ({"quant_method": "compressed-tensors", "config_groups": {
+        "group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 64}, "input_activations": None},
+    }}, QuantisedWeights("int4", 64)),
+    ({"quant_method": "compressed-tensors", "config_groups": {
+        "group_0": {"weights": {"num_bits": 8, "type": "float", "group_size": None}, "input_activations": {"num_bits": 8}},
+    }}, QuantisedWeights("float8", arithmetic="float8")),
+])  # fmt: skip
+def test_quantised_checkpoints_by_their_method(said: dict[str, Any] | None, wanted: QuantisedWeights | None) -> None:
+    assert from_config(LLAMA | {"quantization_config": said}).weights == wanted
+
+
+@pytest.mark.parametrize("config", [LLAMA, OPT, T5, GPT2, MIXTRAL, LATENT, GEMMA])
 def test_the_base_of_bad_configs_is_accepted(config: dict[str, Any]) -> None:
     made = from_config(config)
     assert (made.layers, made.hidden, made.heads) == (3, 48, 4)

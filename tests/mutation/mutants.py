@@ -51,7 +51,10 @@ TESTS = {
     "model.methods.bild.finite_bild": ("model/test_bild_algorithm.py",),
     "model.methods.bild.algorithm": ("model/test_bild_algorithm.py",),
     "model.methods.bild.threshold_decisions": ("model/test_threshold_decisions.py", "model/test_bild_algorithm.py"),
-    "model.architectures.transformer": ("model/test_transformer.py",),
+    "model.architectures.transformer": ("model/test_transformer.py", "model/test_layer_parts.py"),
+    "model.architectures.layer_parts": ("model/test_layer_parts.py",),
+    "model.architectures.draft_heads": ("model/test_draft_heads.py",),
+    "model.architectures.shape_configs": ("model/test_transformer.py",),
     "model.methods.skipdecode.theory": (
         "model/test_skipdecode_theory.py", "sim/test_skipping.py", "model/test_position_costs_skipdecode.py",
     ),

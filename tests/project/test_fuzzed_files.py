@@ -27,7 +27,7 @@ from calibrate.loading import prompts
 from calibrate.measured_runs import run_plan
 from calibrate.validation import validation_page
 from figures.common import subject
-from model.architectures import transformer
+from model.architectures import shape_configs
 from model.hardware import devices, profile_files
 from model.logs import acceptance_record, measured_runs, position_log, read_log
 from sim.commands.sim_app import app as sim
@@ -419,17 +419,33 @@ CONFIG = {
     "intermediate_size": 128, "vocab_size": 256, "tie_word_embeddings": False, "rope_theta": 1e4, "rms_norm_eps": 1e-6,
     "torch_dtype": "bfloat16", "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "head_dim": 16,
 }  # fmt: skip
+CONFIGS = [CONFIG, *(
+    CONFIG | more for more in (
+        {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8,
+         "layer_types": ["sliding_attention", "full_attention"],
+         "quantization_config": {"quant_method": "mxfp4"}},
+        {"model_type": "deepseek_v3", "moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2,
+         "n_shared_experts": 1, "first_k_dense_replace": 1, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4,
+         "qk_nope_head_dim": 4, "v_head_dim": 4, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+        {"model_type": "gemma3", "text_config": CONFIG | {"model_type": "gemma3_text", "sliding_window": 8}},
+        {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 100,
+         "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64}},
+        {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {
+            "a": {"weights": {"num_bits": 4, "type": "int", "group_size": 64}, "input_activations": {}}}}},
+    )
+)]  # fmt: skip
 
 
 @given(data=st.data())
 @fuzz_settings
 def test_configurations(data: st.DataObject) -> None:
     with folder() as here:
-        text = to_json(data.draw(json_of(CONFIG))).encode() if data.draw(st.booleans()) else data.draw(
-            bytes_of(json.dumps(CONFIG).encode())
+        config = data.draw(st.sampled_from(CONFIGS))
+        text = to_json(data.draw(json_of(config))).encode() if data.draw(st.booleans()) else data.draw(
+            bytes_of(json.dumps(config).encode())
         )  # fmt: skip
         (here / "config.json").write_bytes(text)
-        call_reader(transformer.from_config, here / "config.json")
+        call_reader(shape_configs.from_config, here / "config.json")
         run_command(sim, "ls", "shapes", here / "config.json")
 
 

@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from calibrate.commands.calibrate_app import app as calibrate
-from model.architectures import transformer
+from model.architectures import published_shapes, shape_configs
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 from model.logs import position_log
@@ -157,8 +157,8 @@ def test_a_configuration_is_looked_at_before_a_model_is_built(number: int, tmp_p
 
 
 def test_configurations_in_use_are_within_the_bounds() -> None:
-    for shape in transformer.PRESETS.values():
-        transformer.check_config({"num_hidden_layers": shape.layers, "hidden_size": shape.hidden, "vocab_size": shape.vocabulary,
+    for shape in published_shapes.PRESETS.values():
+        shape_configs.check_config({"num_hidden_layers": shape.layers, "hidden_size": shape.hidden, "vocab_size": shape.vocabulary,
                                   "rope_theta": 5e5, "rms_norm_eps": 1e-6, "layer_norm_epsilon": 1e-5})  # fmt: skip
 
 

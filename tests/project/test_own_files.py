@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 
 import sim
 from calibrate.importers import aiconfigurator, llmservingsim, vidur
-from model.architectures import transformer
-from model.architectures.transformer import BYTES, PRESETS, Shape
+from model.architectures import published_shapes
+from model.architectures.published_shapes import PRESETS
+from model.architectures.transformer import BYTES, Shape
 from model.base import bounded_files
 from model.base.checks import ParameterError
 from model.hardware import devices
@@ -50,8 +51,36 @@ def config_of(name: str, shape: Shape) -> dict[str, Any]:
     if kind == "pythia":
         return said | usual | {"model_type": "gpt_neox"}
     grouped = usual | {"num_key_value_heads": shape.kv_heads}
-    of = "phi" if kind == "phi" else "llama" if kind in llamas else "qwen2" if kind.startswith("qwen") else kind
-    return said | grouped | {"model_type": of}
+    if shape.latent is not None or shape.experts is not None or shape.window is not None:
+        return said | grouped | special(kind, shape)
+    types = {"phi": "phi3" if name.startswith("phi-4") else "phi", "qwen2.5": "qwen2"} | dict.fromkeys(llamas, "llama")
+    own_width = {"head_dim": shape.head_dim} if kind == "qwen3" else {}
+    return said | grouped | own_width | {"model_type": types.get(kind, kind)}
+
+
+def special(kind: str, shape: Shape) -> dict[str, Any]:
+    """The keys of types with experts, latent attention or windows."""
+    experts, latent, window = shape.experts, shape.latent, shape.window
+    keys: dict[str, Any] = {"head_dim": shape.head_dim, "attention_bias": False}
+    if window is not None:
+        each = ["sliding_attention"] * window.layers + ["full_attention"] * (shape.layers - window.layers)
+        keys |= {"sliding_window": window.size, "layer_types": each}
+    if experts is None:
+        return keys | {"model_type": "gemma3_text"}
+    keys |= {"num_experts_per_tok": experts.active}
+    if latent is None:
+        count = "num_experts" if kind == "qwen3" else "num_local_experts"
+        keys |= {count: experts.count} | ({"moe_intermediate_size": shape.ffn, "intermediate_size": 9} if kind == "qwen3" else {})
+        if shape.weights is not None:
+            keys |= {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.embed_tokens"]}}
+            return keys | {"model_type": "gpt_oss", "attention_bias": True}
+        return keys | {"model_type": {"qwen3": "qwen3_moe"}.get(kind, kind)}
+    return keys | {
+        "model_type": "deepseek_v3", "n_routed_experts": experts.count, "n_shared_experts": experts.shared // shape.ffn,
+        "moe_intermediate_size": shape.ffn, "intermediate_size": experts.dense_ffn, "moe_layer_freq": 1,
+        "first_k_dense_replace": experts.dense_layers, "kv_lora_rank": latent.rank, "q_lora_rank": latent.query_rank,
+        "qk_rope_head_dim": latent.rope, "qk_nope_head_dim": latent.nope, "v_head_dim": shape.head_dim,
+    }  # fmt: skip
 
 
 def written(folder_: Path, name: str, called: str = "", **more: Any) -> Path:
@@ -76,30 +105,31 @@ def device_file(folder_: Path, like: str, **more: Any) -> Path:
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_config_gives_the_shape_of_its_preset(name: str, tmp_path: Path) -> None:
     path = written(tmp_path, name)
-    found = transformer.named_shape(str(path))
-    assert found == PRESETS[name] == transformer.named_shape(f"{path.parent}/") == transformer.named_shape(name)
+    found = published_shapes.named_shape(str(path))
+    assert found == PRESETS[name] == published_shapes.named_shape(f"{path.parent}/") == published_shapes.named_shape(name)
     assert found.parameters == PRESETS[name].parameters
-    assert transformer.named_shape(str(path), "float8") == transformer.named_shape(name, "float8") == replace(found, dtype="float8")
-    assert transformer.label(str(path)) == transformer.label(str(path.parent)) == f"{name}-files"
+    eight = replace(found, dtype="float8")
+    assert published_shapes.named_shape(str(path), "float8") == published_shapes.named_shape(name, "float8") == eight
+    assert published_shapes.label(str(path)) == published_shapes.label(str(path.parent)) == f"{name}-files"
 
 
 def test_a_type_that_neither_says_is_of_16_bits(tmp_path: Path) -> None:
     path = written(tmp_path, "opt-1.3b", torch_dtype=None)
-    assert transformer.named_shape(str(path)).dtype == "bfloat16"
+    assert published_shapes.named_shape(str(path)).dtype == "bfloat16"
     written(tmp_path, "opt-1.3b", torch_dtype="float32")
-    assert transformer.named_shape(str(path)).dtype == "float32"  # a file that was written again is read again
+    assert published_shapes.named_shape(str(path)).dtype == "float32"  # a file that was written again is read again
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"model_type": "deepseek_v3"}, "unknown model_type 'deepseek_v3'; known: gpt2, gpt_neox, llama, mistral, mt5, opt, phi"),
+        ({"model_type": "rwkv6"}, "unknown model_type 'rwkv6'; known: deepseek_v3, gemma3_text, gpt2, gpt_neox, gpt_oss"),
         ({"model_type": None}, "unknown model_type None; "),
         ({"num_hidden_layers": 10**7}, "num_hidden_layers must be between 1 and 1000, got 10000000"),
         ({"hidden_size": "wide"}, "hidden_size must be a whole number, got 'wide'"),
         ({"intermediate_size": 10**12}, "intermediate_size must be between 1 and 16777216, got 1000000000000"),
         ({"num_attention_heads": None}, "num_attention_heads is missing in a config of model_type llama"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config must be absent"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config.quant_method must be one of awq"),
         ({"torch_dtype": "float64"}, "unknown dtype 'float64'"),
     ],
 )
@@ -128,7 +158,7 @@ def test_what_is_no_config_is_one_line(tmp_path: Path) -> None:
         assert len(done.stderr.splitlines()) == 1
     for name in ("lama-2-7b", 5, None, ["gpt2"]):
         with pytest.raises(ParameterError, match=r"unknown draft_shape .*; or give the path of a config\.json"):
-            transformer.named_shape(name, key="draft_shape")
+            published_shapes.named_shape(name, key="draft_shape")
 
 
 # --- devices ---
@@ -323,7 +353,7 @@ def test_importers_take_files_for_names(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    for name, read in {"x.toml": devices.device, "x.json": transformer.named_shape}.items():
+    for name, read in {"x.toml": devices.device, "x.json": published_shapes.named_shape}.items():
         os.mkfifo(tmp_path / name)
         with pytest.raises(ParameterError, match="must be a regular file"):
             read(str(tmp_path / name))
@@ -344,7 +374,7 @@ def test_any_model_and_any_device_is_one_or_is_refused_in_a_line(tmp_path: Path,
     lines = devices.toml_text(DEVICES["h100"]).splitlines()
     lines[data.draw(st.integers(0, len(lines) - 1))] = data.draw(st.text(max_size=20))
     gpu = data.draw(st.just("\n".join(lines).encode(errors="replace")) | st.binary(max_size=60))
-    for name, content, read in (("x.json", model, transformer.named_shape), ("x.toml", gpu, devices.device)):
+    for name, content, read in (("x.json", model, published_shapes.named_shape), ("x.toml", gpu, devices.device)):
         (tmp_path / name).write_bytes(content)
         try:
             assert read(str(tmp_path / name)) is not None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sim
-from model.architectures import transformer
+from model.architectures import published_shapes
 from model.base.checks import ParameterError
 from model.costs.pass_seconds import PassSeconds
 from model.engines import law_fit, step_law, step_terms
@@ -56,7 +56,7 @@ SHAPE = {"shape": "llama-3.1-8b"}
 @pytest.mark.parametrize("batch", [1, 8, 64])
 def test_layers_and_overhead_of_a_pass_sum_to_the_law(width: int, batch: int) -> None:
     found = law()
-    shape = transformer.named_shape("llama-3.1-8b")
+    shape = published_shapes.named_shape("llama-3.1-8b")
     cost = PassSeconds({"target": LawTarget(found, shape), "draft": LawDraft(found, shape)}, batch=batch)
     expected = found.pass_seconds(batch, width, 0)[0]
     assert float(cost.verify_times(width, 0)) == pytest.approx(float(expected), rel=1e-12)

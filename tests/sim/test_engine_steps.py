@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sim
-from model.architectures.transformer import preset
+from model.architectures.published_shapes import preset
 from model.base.checks import ParameterError
 from model.costs.pass_seconds import PassSeconds
 from model.hardware.cost_models import WithEngineOverhead, pass_time, prompt_time, step_time

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import sim
-from model.architectures.transformer import preset
+from model.architectures.published_shapes import preset
 from model.base.checks import ParameterError
 from model.hardware import devices, profile, profile_files
 from model.hardware.cost_models import bytes_of_state, memory, pass_time, prompt_time, step_time

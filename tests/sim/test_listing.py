@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 import sim
-from model.architectures.transformer import PRESETS
+from model.architectures import draft_heads
+from model.architectures.published_shapes import PRESETS
 from model.base.checks import ParameterError
 from model.hardware import profile_files
 from model.hardware.devices import DEVICES, Device
@@ -186,11 +187,27 @@ def test_every_cost_is_described() -> None:
 
 
 def test_shapes_are_listed() -> None:
-    assert {*listing.lines("shapes")} == {*PRESETS}
+    heads = {f"{kind}:SHAPE" for kind in draft_heads.ABOUT}
+    assert {*listing.lines("shapes")} == {*PRESETS} | heads
     assert f"layers          {PRESETS['t5-large'].layers}\n" in said("shapes", "t5-large")
     assert "parameters      13015864320\n" in said("shapes", "llama-2-13b")
     for name, line in listing.lines("shapes").items():
-        assert line.startswith(f"{PRESETS[name].parameters:,} parameters")
+        assert name in heads or line.startswith(f"{PRESETS[name].parameters:,} parameters")
+    assert "(36,625,603,584 active)" in listing.lines("shapes")["deepseek-v3"]
+    assert "experts.count          256\n" in said("shapes", "deepseek-v3")
+
+
+def test_draft_heads_are_described_by_kind_and_target() -> None:
+    text = said("shapes", "eagle3:llama-3.1-8b")
+    for line in ("parameters              424689664\n", "memory                  0.85 GB\n"):
+        assert line in text
+    for name, words in {
+        "eagle3:llama-3.1-9b": "eagle3:llama-3.1-9b: unknown target shape 'llama-3.1-9b'; did you mean llama-3.1-8b",
+        "eagle4:llama-3.1-8b": "unknown shape 'eagle4:llama-3.1-8b'",
+        "medusa:vicuna-7b:3": "medusa:vicuna-7b:3: a vocabulary is not used by draft head medusa",
+    }.items():
+        with pytest.raises(ParameterError, match=f"^{re.escape(words)}"):
+            listing.details("shapes", name)
 
 
 def test_devices_list_published_values() -> None:
@@ -230,7 +247,7 @@ def test_method_description_lists_required_costs() -> None:
         ("scenarios", "skip-decode", "unknown scenario 'skip-decode'; did you mean skipdecode?"),
         ("costs", "propagatoin", "unknown cost 'propagatoin'; did you mean propagation?"),
         ("shapes", "t5-larg", "unknown shape 't5-larg'; did you mean t5-large?"),
-        ("devices", "a10", "unknown device 'a10'; did you mean a100?"),
+        ("devices", "a1000", "unknown device 'a1000'; did you mean a100?"),
         ("published", "ppd-table-9", "unknown published 'ppd-table-9'; did you mean ppd-table-"),
         ("method", "bild", "unknown list 'method'; did you mean methods?"),
     ],

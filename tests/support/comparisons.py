@@ -10,7 +10,8 @@ from typing import Any
 
 import polars as pl
 
-from model.architectures.transformer import Shape, preset
+from model.architectures.published_shapes import preset
+from model.architectures.transformer import Shape
 from model.costs.layer_times import UnitCost
 from model.costs.replayed_seconds import ReplayedSeconds
 from model.hardware.profile import Profile, Source, table_of

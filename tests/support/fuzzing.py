@@ -44,7 +44,7 @@ READERS = {
     "subject.of_run": "what_a_run_says_of_itself",
     "sweep._prepare": "what_a_run_says_of_itself", "imported_tables.read": "tables_of_other_projects",
     "imported_tables.source": "tables_of_other_projects", "training._restore": "trainings_that_were_broken_off",
-    "transformer._read": "configurations",
+    "shape_configs.read": "configurations",
 }  # fmt: skip
 """Functions that read files from other sources, with the test that corrupts such files."""
 TRUSTED_READERS = {

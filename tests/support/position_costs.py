@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from model.architectures.transformer import Shape, preset
+from model.architectures.published_shapes import preset
+from model.architectures.transformer import Shape
 from model.costs.pass_seconds import PassSeconds
 from model.costs.step_costs import Floats, PassShape, StepCosts
 from model.hardware.interpolation import Estimate

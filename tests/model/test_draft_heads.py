@@ -1,0 +1,251 @@
+"""Draft heads: parameters of published heads, what is shared with the target, and prices like those of any draft."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sim
+from model.architectures import draft_heads, published_shapes
+from model.architectures.draft_heads import ABOUT, head_of, is_head, parts
+from model.architectures.layer_parts import DRAFT_KINDS, FORMATS
+from model.architectures.published_shapes import PRESETS, named_shape, preset
+from model.architectures.shape_configs import from_config
+from model.architectures.transformer import Shape
+from model.base.checks import ParameterError
+from model.hardware import composed_layers, profile_files
+from model.hardware.cost_models import memory, pass_time
+from model.hardware.profile_costs import PEAKS, ProfileCosts
+from model.hardware.roofline import Roofline
+from sim.scenarios.hardware_cost import HardwareCost
+
+TINY = Shape(3, 8, 4, 2, 2, 12, True, 100, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("eagle:llama-2-7b", 0.24), ("eagle:llama-2-13b", 0.37), ("eagle:llama-2-70b", 0.99), ("eagle:llama-3-8b", 0.25)],
+)
+def test_eagle_heads_have_the_parameters_of_their_table(name: str, billions: float) -> None:
+    """SafeAILab/EAGLE, README, weights: 0.24B, 0.37B, 0.99B and 0.25B; without the embedding, which they copy from the target."""
+    assert round(named_shape(name).parameters / 1e9, 2) == billions
+
+
+def test_parameters_of_published_heads() -> None:
+    """yuhuili/EAGLE3-LLaMA3.1-Instruct-8B: 850 MB in 16 bits; FasterDecoding/medusa-vicuna-7b-v1.3: 1.48 GB, five heads."""
+    assert named_shape("eagle3:llama-3.1-8b").weight_bytes / 1e6 == pytest.approx(850, abs=1)
+    assert named_shape("medusa:vicuna-7b").weight_bytes / 1e9 == pytest.approx(1.48, abs=0.005)
+
+
+def test_deepseek_with_its_module_has_the_size_of_its_checkpoint() -> None:
+    """685B: the model, the module with copies of embedding and head, a correction per expert, scales of 128 x 128 blocks."""
+    whole, module = preset("deepseek-v3"), named_shape("mtp:deepseek-v3")
+    corrections, copies = 59 * 256, 2 * 129_280 * 7168
+    products = [(count, each) for shape in (whole, module) for count, kind in shape.kinds for each in kind.products]
+    quantised = sum(count * each.weights for count, each in products if each.part != "router")
+    total = whole.parameters + module.parameters + corrections + copies + quantised / 128**2
+    assert round(total / 1e9) == 685
+    # Its documentation of weights: 11.5B of its own and the joining product of 0.1B.
+    assert (module.parameters - 2 * 7168**2) / 1e9 == pytest.approx(11.5, abs=0.05)
+
+
+def test_heads_by_hand() -> None:
+    attention, ffn = 8 * 8 + 2 * 8 * 4 + 8 * 8, 3 * 8 * 12
+    eagle, eagle3, mtp, medusa = (head_of(kind, TINY) for kind in ("eagle", "eagle3", "mtp", "medusa"))
+    assert eagle.parameters == 16 * 8 + 8 + attention + ffn + 8  # a product with a bias, and one norm
+    assert eagle3.parameters == 24 * 8 + (2 * (8 * 8 + 2 * 8 * 4) + 8 * 8) + ffn + 4 * 8 + 800
+    assert mtp.parameters == 16 * 8 + attention + ffn + 5 * 8
+    assert medusa.parameters == 5 * (8 * 8 + 8 + 800)
+    several = head_of("p-eagle", TINY)
+    assert several.layers == 4
+    assert several.parameters == eagle3.parameters + 3 * (attention + ffn + 2 * 8)
+    assert [shape.cache_bytes() for shape in (eagle, eagle3, mtp, medusa, several)] == [16, 16, 16, 0, 64]
+
+
+def test_a_shared_head_is_read_but_not_kept() -> None:
+    for kind, shared in (("eagle", True), ("mtp", True), ("eagle3", False), ("medusa", False)):
+        made = head_of(kind, TINY)
+        assert made.head_bytes(3) == 2 * 800
+        assert made.head_parameters == (0 if shared else 800)
+        assert made.embedding_parameters == 0
+        both = memory(TINY, 1e9, context=10, also=(made,))
+        assert both.weights == 2 * (TINY.parameters + made.parameters)
+
+
+def test_vocabulary_of_a_head() -> None:
+    assert {named_shape(f"eagle3:{name}").vocabulary for name in ("llama-3.1-8b", "llama-2-7b", "gpt2-xl")} == {32_000}
+    assert head_of("eagle3", TINY).vocabulary == 100  # at most the target's
+    larger = named_shape("eagle3:llama-3.1-8b:64000")
+    assert larger.parameters - named_shape("eagle3:llama-3.1-8b").parameters == 32_000 * 4096
+
+
+@pytest.mark.parametrize(("target", "ffn"), [("gpt-oss-120b", 17_280), ("qwen3-235b-a22b", 24_576), ("llama-3.3-70b", 28_672)])
+def test_inner_width_of_published_eagle3_heads(target: str, ffn: int) -> None:
+    """lmsys/EAGLE3-gpt-oss-120b-bf16, lmsys/Qwen3-235B-A22B-EAGLE3, yuhuili/EAGLE3-LLaMA3.3-Instruct-70B: intermediate_size."""
+    assert named_shape(f"eagle3:{target}").ffn == ffn
+
+
+@pytest.mark.parametrize("kind", ABOUT)
+def test_every_decoder_has_heads(kind: str) -> None:
+    for target, whole in PRESETS.items():
+        if whole.encoder_layers:
+            continue
+        if whole.latent is not None and kind not in ("mtp", "medusa"):
+            with pytest.raises(ParameterError, match=f"^{kind}:{target}: an EAGLE head of a target with latent attention has no"):
+                named_shape(f"{kind}:{target}")
+            continue
+        made = named_shape(f"{kind}:{target}", "float16")
+        assert made.draft is not None
+        assert (made.hidden, made.dtype, made.draft.kind) == (whole.hidden, "float16", kind)
+        # One copy is no larger than the target, or not much: a small model is mostly its vocabulary.
+        assert 0 < made.parameters / made.draft.copies < 1.5 * whole.parameters
+        assert published_shapes.label(f"{kind}:{target}") == f"{kind}-{target}"
+
+
+def test_kinds_are_those_of_shapes() -> None:
+    assert sorted(ABOUT) == sorted(DRAFT_KINDS)
+    assert not is_head("eagle3")
+    assert not is_head("llama-3.1-8b")
+    assert parts("mtp:a/b.json") == ("mtp", "a/b.json", None)
+
+
+def test_a_head_of_a_file(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 3, "hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 80, "vocab_size": 101}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", **sizes}))
+    assert named_shape(f"eagle3:{path}:50") == head_of("eagle3", named_shape(str(path)), 50)
+    assert published_shapes.label(f"eagle3:{path}:50") == f"eagle3-{tmp_path.name}-50"
+    # The configuration of a published head says what it is by its class.
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 4096,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14_336, "vocab_size": 128_256,
+        "draft_vocab_size": 32_000, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+    }  # fmt: skip
+    assert from_config(config) == named_shape("eagle3:llama-3.1-8b")
+    with pytest.raises(ParameterError, match=r"^target_hidden_size must be hidden_size=4096, got 5120"):
+        from_config(config | {"target_hidden_size": 5120})
+
+
+# --- Prices ---
+
+
+@given(st.sampled_from(["eagle", "eagle3", "mtp", "medusa", "p-eagle"]), st.integers(1, 8), st.integers(0, 50), st.integers(1, 4))
+def test_a_pass_reads_its_weights_and_the_head(kind: str, width: int, context: int, batch: int) -> None:
+    """Bound by memory: all matrices, activations, the cache, the head and a row of the embedding per token."""
+    made = head_of(kind, TINY)
+    bound = Roofline(made, 1e6, 1e30, PEAKS)
+    tokens = width * batch
+    moved = 2 * tokens * sum(count * (each.inputs + each.outputs) for count, part in made.kinds for each in part.products)
+    weights = sum(count * 2 * each.weights for count, part in made.kinds for each in part.products)
+    cache = batch * (context + width) * made.cache_bytes()
+    expected = weights + moved + cache + 2 * 8 * made.vocabulary + 2 * 8 * tokens
+    assert float(pass_time(bound, width, context, batch).seconds) == pytest.approx(expected / 1e6, rel=1e-9)
+
+
+def test_heads_are_composed_from_operations() -> None:
+    """As other drafts: the products of the layer at their measured times."""
+    operations = profile_files.load("h100-operations")
+    for kind in ("eagle", "eagle3", "p-eagle", "medusa"):
+        shape = named_shape(f"{kind}:llama-3.1-8b")
+        made = ProfileCosts(composed_layers.layer(operations, shape, most=64))
+        assert made.shape == shape
+        seconds, bound = (pass_time(each, 1, 500, heads=1).seconds for each in (made, Roofline(shape, 3.35e12, 989e12, PEAKS)))
+        assert bound < seconds < 2.5 * bound
+    with pytest.raises(ParameterError, match="has no times of sparse experts"):
+        composed_layers.layer(operations, named_shape("mtp:qwen3-235b-a22b"))
+
+
+def scenario(**cost: Any) -> dict[str, Any]:
+    return {
+        "scenario": {"name": "head", "tokens": 32, "replications": 32}, "cost": {"kind": "roofline", **cost},
+        "method": [{"name": "speculative", "draft_length": 3}], "outcomes": {"accept": {"kind": "iid", "acceptance_rate": 0.7}},
+    }  # fmt: skip
+
+
+def test_a_scenario_prices_a_head_like_any_draft() -> None:
+    cost = {"device": "h100", "shape": "llama-3.1-8b", "draft_shape": "eagle3:llama-3.1-8b", "prompt": 500}
+    row, *_ = sim.run(scenario(**cost), out=None).to_dicts()
+    prices = [Roofline(named_shape(cost[key]), 3.35e12, 989.4e12, link=450e9) for key in ("draft_shape", "shape")]  # type: ignore[arg-type]
+    draft, target = (pass_time(each, 1, 516, heads=1).seconds for each in prices)
+    assert row["cost_ratio"] == pytest.approx(float(draft / target))
+    assert 1.5 < row["speedup"] < 2.5
+
+
+def test_a_sparse_scenario_with_quantised_weights() -> None:
+    """Qwen3-235B on eight H200: times between all active weights at full bandwidth and a few tens of milliseconds."""
+    cost = {"device": "h200", "shape": "qwen3-235b-a22b", "tensor_parallel": 8, "draft_shape": "eagle3:qwen3-235b-a22b"}
+    rows = {}
+    for key, more in {"plain": {}, "float8": {"weights": "float8"}, "alike": {"expert_correlation": 0.9}}.items():
+        rows[key], *_ = sim.run(scenario(**cost, **more), out=None).to_dicts()
+        assert rows[key]["latency_s"] / 32 < 0.03
+    whole = preset("qwen3-235b-a22b")
+    plain = rows["plain"]
+    assert plain["latency_s"] * plain["speedup"] / 32 > 2 * whole.active_parameters / 8 / 4.8e12
+    assert rows["float8"]["latency_s"] < plain["latency_s"]
+    assert rows["alike"]["latency_s"] < plain["latency_s"]
+    assert rows["float8"]["memory_share"] < 0.55 * plain["memory_share"]
+    head = named_shape("eagle3:qwen3-235b-a22b")
+    cache = (whole.shard(8).cache_bytes() + head.cache_bytes()) * (512 + 32)
+    assert plain["memory_share"] == pytest.approx((2 * (whole.shard(8).parameters + head.parameters) + cache) / (141 * 2**30))
+
+
+@pytest.mark.parametrize(("device", "weights", "rate"), [
+    ("h100", "float8", 1978.9e12), ("a100", "float8", None), ("h100", "int4", None), ("b200", "nvfp4", 9000e12),
+    ("h100", "nvfp4", None), ("b200", "mxfp4", None), ("b200", "none", None),
+])  # fmt: skip
+def test_products_are_computed_in_the_type_that_format_and_device_have(device: str, weights: str, rate: float | None) -> None:
+    found = HardwareCost("roofline", device=device, shape="llama-3.1-8b", weights=weights).of("target")
+    assert isinstance(found, Roofline)
+    assert found.product_rate == rate
+    assert found.shape.weights == (None if weights == "none" else FORMATS[weights])
+
+
+def test_experts_of_gpt_oss_can_be_unquantised() -> None:
+    found = HardwareCost("roofline", device="b200", shape="gpt-oss-20b", weights="none").of("target")
+    assert found is not None
+    assert found.shape == replace(preset("gpt-oss-20b"), weights=None)
+
+
+@pytest.mark.parametrize(("cost", "message"), [
+    ({"weights": "int3"}, "unknown weights 'int3'"),
+    ({"draft_weights": "int3", "draft_shape": "llama-68m"}, "unknown draft_weights 'int3'"),
+    ({"cache_dtype": "int4"}, "unknown cache_dtype 'int4'"),
+    ({"expert_correlation": 0.5}, "expert_correlation is used only by a shape with sparse experts, got llama-3.1-8b"),
+    ({"shape": "mixtral-8x7b", "expert_correlation": 2.0}, "expert_correlation must be between 0 and 1"),
+    ({"draft_shape": "eagle3:llama-9"}, "eagle3:llama-9: unknown target shape 'llama-9'"),
+    ({"kind": "profile", "profile": "h100-llama-2-13b", "shape": None, "device": None, "weights": "int4"},
+     "weights is not used by kind 'profile'"),
+])  # fmt: skip
+def test_bad_costs_are_one_line(cost: dict[str, Any], message: str) -> None:
+    given_cost = {"device": "h100", "shape": "llama-3.1-8b"} | cost
+    tables = scenario(**{key: value for key, value in given_cost.items() if value is not None})
+    with pytest.raises(ParameterError, match=message):
+        sim.run(tables, out=None)
+
+
+BAD: list[tuple[Callable[[], object], str]] = [
+    (lambda: head_of("eagle4", TINY), "unknown draft head 'eagle4'; did you mean eagle"),
+    (lambda: head_of("mtp", TINY, 50), "a vocabulary is not used by draft head mtp"),
+    (lambda: head_of("eagle3", TINY, 101), "vocabulary must be between 1 and that of the target=100, got 101"),
+    (lambda: named_shape("eagle:t5-small"), "eagle:t5-small: the target must be a decoder without encoder, got encoder_layers=6"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), BAD)
+def test_bad_heads_name_the_value_and_its_bound(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ParameterError, match=f"^{message}"):
+        call()
+
+
+def test_quantised_target_leaves_the_head_alone() -> None:
+    assert head_of("eagle", replace(TINY, weights=FORMATS["int4"])).weights is None
+    assert head_of("mtp", replace(TINY, weights=FORMATS["int4"])).weights == FORMATS["int4"]  # of the checkpoint itself
+    medusa, heads = head_of("medusa", TINY), draft_heads.MEDUSA_HEADS
+    assert medusa.weight_bytes == 2 * heads * (64 + 8 + 800)
+    assert np.isclose(replace(medusa, weights=FORMATS["int8"]).weight_bytes, heads * (64 + 2 * (8 + 800)))
