@@ -72,11 +72,13 @@ def test_constant_curve_is_also_a_law_by_position() -> None:
     law = acceptance_curves.fit([4, 2, 1], expected_tokens(0.8, np.array([4, 2, 1])))
     assert law.draft_lengths.tolist() == [1, 2, 4]  # sorted
     assert law.conditional_rates[:2] == pytest.approx([0.8, 0.8])
-    assert law.survival[2:].sum() == pytest.approx(0.8**3 + 0.8**4)  # positions 3 and 4 are known together alone
+    # Positions 3 and 4 are known together alone: the smoothest survival puts them on a line with the second.
+    assert law.survival[2:].sum() == pytest.approx(0.8**3 + 0.8**4)
+    assert np.diff(law.survival[1:], n=2) == pytest.approx(0, abs=1e-7)
 
 
 def test_falling_curves_are_named_and_missed() -> None:
-    assert acceptance_curves.falls([1, 2, 4, 5], [1.8, 1.7, 2.0, 1.9]) == ((1, 2), (4, 5))
+    assert acceptance_curves.falls([1, 2, 4, 5, 6], [1.8, 1.7, 2.0, 1.9, 1.9]) == ((1, 2), (4, 5))
     law = acceptance_curves.fit([1, 2], [1.8, 1.7])
     # The best length of both is between them: (1.8 - x) / 1.8 = (x - 1.7) / 1.7.
     assert law.predicted == pytest.approx([1.8 * (1 - 0.1 / 3.5)] * 2)
