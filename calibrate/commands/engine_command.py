@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from model.engines.kernel_times import KernelSource
     from model.engines.next_cell import Advice
     from model.engines.step_law import StepLaw
-    from model.engines.step_terms import Experts
+    from model.engines.step_terms import RoutedExperts
 
 engine = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, context_settings=SETTINGS,
@@ -245,10 +245,10 @@ def _json_path(out: Path) -> Path:
 def _model(
     model: str | None, gpu: str | None, tensor_parallel: int, dtype: str | None, draft: str | None, kernels: str | None,
     experts: int | None, active: int | None,
-) -> tuple[KernelSource | None, Experts | None]:  # fmt: skip
+) -> tuple[KernelSource | None, RoutedExperts | None]:  # fmt: skip
     from model.base.checks import ParameterError
     from model.engines.kernel_times import KernelSource, hardware
-    from model.engines.step_terms import Experts
+    from model.engines.step_terms import RoutedExperts
 
     if (experts is None) != (active is None):
         given, other = ("experts", "active-experts") if active is None else ("active-experts", "experts")
@@ -256,14 +256,20 @@ def _model(
     if experts is not None and active is not None:
         if gpu is not None:
             raise ParameterError("--experts is for laws without --gpu; with it, the model says its experts")
-        return None, Experts(experts, active)
+        return None, RoutedExperts(experts, active)
+    if gpu is None and model is not None and draft is None and kernels is None and dtype is None:
+        from model.architectures import published_shapes
+
+        found = published_shapes.named_shape(model).experts
+        if found is not None:
+            return None, RoutedExperts(found.count, found.active)
     if gpu is None:
         for name, value in (("draft", draft), ("kernels", kernels), ("dtype", dtype)):
             if value is not None:
                 raise ParameterError(f"--{name} needs --model and --gpu, whose kernels it is about")
         if model is not None:
             raise ParameterError(
-                "--model needs --gpu, so that its kernels give the law's shape; or give --experts and --active-experts"
+                "--model needs --gpu, so that its kernels give the law's shape: without it only experts matter, and it has none"
             )
         return None, None
     if model is None:
@@ -274,19 +280,38 @@ def _model(
 
 
 def _acceptance(text: str | None) -> tuple[float, ...]:
+    """Conditional acceptance rates by draft position: as typed, or of an acceptance record."""
     from model.base import checks
     from model.base.checks import ParameterError
 
     if text is None:
         return ()
+    if text.endswith(".json"):
+        return _recorded_acceptance(text)
     try:
         rates = tuple(float(each) for each in text.split(","))
     except ValueError:
         raise ParameterError(
-            f"--acceptance must be conditional rates by draft position, such as 0.8,0.7,0.6, got {checks.shown(text)}"
+            f"--acceptance must be conditional rates by draft position, such as 0.8,0.7,0.6, or the .json of an acceptance record,"
+            f" got {checks.shown(text)}"
         ) from None
     checks.array("acceptance", rates, 0, 1)
     return rates
+
+
+def _recorded_acceptance(file: str) -> tuple[float, ...]:
+    """Rates of a record by draft position; where it has only a mean length, the constant rate that gives it."""
+    from model.base.checks import ParameterError
+    from model.logs import acceptance_record
+    from model.methods.speculative.theory import reported_acceptance
+
+    record = acceptance_record.load(file)
+    if record.known_rates:
+        return record.known_rates
+    if not record.draft_length or record.mean_acceptance_length is None:
+        raise ParameterError(f"{Path(file).name} has neither acceptance by draft position nor a mean length at one draft length")
+    rate = float(reported_acceptance("vllm", record.draft_length, length=record.mean_acceptance_length))
+    return (rate,) * record.draft_length
 
 
 # --- Output ---

@@ -25,7 +25,7 @@ from model.engines import kernel_times, step_terms
 from model.engines.cells import Cells, Floats
 from model.engines.kernel_times import KernelSource
 from model.engines.step_law import DEGREES, StepLaw
-from model.engines.step_terms import LOGITS, PLAIN, PRIORS, Experts, StepShape
+from model.engines.step_terms import LOGITS, PLAIN, PRIORS, RoutedExperts, StepShape
 
 WALKERS, STEPS, KEEP_EVERY, DRAWS = 64, 1500, 10, 256
 """Size of the ensemble, its steps (the first third is discarded), and draws that a law keeps."""
@@ -36,8 +36,8 @@ USUAL_SECONDS = 0.01
 
 
 def fit(
-    cells: Cells | None, name: str, *, unit: str | None = None, experts: Experts | None = None, kernels: KernelSource | None = None,
-    acceptance: Sequence[float] = (), over: Cells | None = None, facts: Mapping[str, str] | None = None, seed: int = 0,
+    cells: Cells | None, name: str, *, unit: str | None = None, experts: RoutedExperts | None = None,
+    kernels: KernelSource | None = None, acceptance: Sequence[float] = (), over: Cells | None = None, facts: Mapping[str, str] | None = None, seed: int = 0,
 ) -> StepLaw:  # fmt: skip
     """Fit a step law.
 
@@ -46,7 +46,7 @@ def fit(
     cells
         Measured cells; those without a value are left out. None: the law of the priors alone, which needs `kernels` and `unit`.
     experts, kernels
-        Experts of the model; source of the kernels' seconds, which then give the shape over batch, width and context.
+        RoutedExperts of the model; source of the kernels' seconds, which then give the shape over batch, width and context.
     acceptance
         Conditional acceptance rates by draft position, for cells without an acceptance length. Where neither is known, one rate
         (and its trend by position) is fitted with the law; a speed-up over plain decoding then rests on priors unless plain cells
@@ -86,7 +86,7 @@ class _Posterior:
     unit: str
     cells: Cells | None
     over: Cells | None
-    experts: Experts | None
+    experts: RoutedExperts | None
     kernels: KernelSource | None
     acceptance: tuple[float, ...]
 

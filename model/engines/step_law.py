@@ -28,7 +28,7 @@ from model.engines import cells as cell_tables
 from model.engines import kernel_times, step_terms
 from model.engines.cells import Cells, Floats
 from model.engines.kernel_times import KernelSource
-from model.engines.step_terms import PRIORS, Experts, StepShape
+from model.engines.step_terms import PRIORS, RoutedExperts, StepShape
 
 SCHEMA_VERSION = 1
 SHARE = 0.8
@@ -67,7 +67,7 @@ class StepLaw:
     draws
         Draws of the coefficients, and of `noise`, from the posterior; arrays of shape (draws,).
     experts, kernels
-        Experts of the model, and source of the kernels' seconds; None: none.
+        RoutedExperts of the model, and source of the kernels' seconds; None: none.
     acceptance
         Conditional acceptance rates by draft position, if they were given; else empty.
     cells
@@ -82,7 +82,7 @@ class StepLaw:
     unit: str
     coefficients: Mapping[str, float]
     draws: Mapping[str, Floats]
-    experts: Experts | None = None
+    experts: RoutedExperts | None = None
     kernels: KernelSource | None = None
     acceptance: tuple[float, ...] = ()
     cells: Cells | None = None
@@ -286,7 +286,7 @@ def _read(found: Any) -> StepLaw:
     experts, kernels = found["experts"], found["kernels"]
     law = StepLaw(
         found["name"], found["unit"], found["coefficients"], draws,
-        None if experts is None else Experts(**_exact(experts, "experts", ("number", "active"))),
+        None if experts is None else RoutedExperts(**_exact(experts, "experts", ("number", "active"))),
         None if kernels is None else KernelSource(**_exact(kernels, "kernels", _NAMES_OF_KERNELS)),
         tuple(found["acceptance"]), None if rows is None else cell_tables.of_rows(found["unit"], rows), tuple(found["left_out"]),
         found["facts"],
