@@ -76,6 +76,8 @@ class StepLaw:
         Relative errors of the prediction of each cell by a law fitted to the others.
     facts
         Engine, model, GPU, source and notes, as text.
+    engine
+        Engine whose priors were used; None: the priors of all engines.
     """
 
     name: str
@@ -88,6 +90,7 @@ class StepLaw:
     cells: Cells | None = None
     left_out: tuple[float, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
+    engine: str | None = None
 
     # --- Predictions ---
 
@@ -191,6 +194,7 @@ _KEYS = {
     "kind": str, "schema_version": int, "name": str, "unit": str, "coefficients": dict[str, float],
     "draws": dict[str, list[float]], "experts": dict[str, int] | None, "kernels": dict[str, Any] | None, "acceptance": list[float],
     "cells": list[dict[str, float | None]] | None, "left_out": list[float], "facts": dict[str, str],
+    "engine": str | None,
 }  # fmt: skip
 
 
@@ -206,7 +210,7 @@ def text(law: StepLaw) -> str:
     """Law as JSON text."""
     found = {
         "kind": "step-law", "schema_version": SCHEMA_VERSION, "name": law.name, "unit": law.unit, "facts": dict(law.facts),
-        "coefficients": {name: _digits(value, 8) for name, value in law.coefficients.items()},
+        "engine": law.engine, "coefficients": {name: _digits(value, 8) for name, value in law.coefficients.items()},
         "experts": None if law.experts is None else {"number": law.experts.number, "active": law.experts.active},
         "kernels": None if law.kernels is None else vars(law.kernels), "acceptance": list(law.acceptance),
         "cells": None if law.cells is None else cell_tables.rows(law.cells),
@@ -285,7 +289,7 @@ def _read(found: Any) -> StepLaw:
         None if experts is None else Experts(**_exact(experts, "experts", ("number", "active"))),
         None if kernels is None else KernelSource(**_exact(kernels, "kernels", _NAMES_OF_KERNELS)),
         tuple(found["acceptance"]), None if rows is None else cell_tables.of_rows(found["unit"], rows), tuple(found["left_out"]),
-        found["facts"],
+        found["facts"], found["engine"],
     )  # fmt: skip
     for name in _required(law):
         if name not in law.coefficients:
