@@ -37,8 +37,8 @@ FEWEST, NU = 2, 2
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """Estimate of one term of one engine from one source [s]."""
+class EngineEstimate:
+    """EngineEstimate of one term of one engine from one source [s]."""
 
     engine: str
     term: str
@@ -74,7 +74,7 @@ def used(engine: str | None, kernels: KernelSource | None) -> Mapping[str, Prior
     return {name: prior for name, prior in priors(engine).items() if name != "draft_pass" or kernels.draft is None}
 
 
-def estimates(engine: str, term: str) -> tuple[Estimate, ...]:
+def estimates(engine: str, term: str) -> tuple[EngineEstimate, ...]:
     """Estimates of a term, one for each source; `any`: those of all engines."""
     checks.one_of("term", term, TERMS)
     return tuple(each for each in _read() if each.term == term and engine in (ANY, each.engine))
@@ -91,12 +91,12 @@ def named(text: str) -> str | None:
 
 
 @functools.cache
-def _read() -> tuple[Estimate, ...]:
+def _read() -> tuple[EngineEstimate, ...]:
     path = Path(str(resources.files("model"))) / "engines" / "engine_priors.toml"
     return tuple(_estimate(each) for each in tomllib.loads(bounded_files.read_text(path))["estimate"])
 
 
-def _estimate(said: Mapping[str, Any]) -> Estimate:
+def _estimate(said: Mapping[str, Any]) -> EngineEstimate:
     """Check an entry; the geometric mean of the coefficients, where laws are named."""
     if {*said} not in ({"engine", "term", "seconds", "source"}, {"engine", "term", "laws"}):
         raise ParameterError(f"an estimate needs engine, term, and either seconds and source or laws; got {', '.join(said)}")
@@ -104,6 +104,6 @@ def _estimate(said: Mapping[str, Any]) -> Estimate:
     checks.one_of("term", said["term"], TERMS)
     if "laws" in said:
         seconds = float(np.exp(np.mean([math.log(step_law.load(name).coefficients[said["term"]]) for name in said["laws"]])))
-        return Estimate(said["engine"], said["term"], seconds, f"bundled laws {', '.join(said['laws'])}")
+        return EngineEstimate(said["engine"], said["term"], seconds, f"bundled laws {', '.join(said['laws'])}")
     checks.number("seconds", said["seconds"], 1e-9, 10)
-    return Estimate(said["engine"], said["term"], said["seconds"], said["source"])
+    return EngineEstimate(said["engine"], said["term"], said["seconds"], said["source"])

@@ -68,7 +68,8 @@ def fit(
         unit = cells.unit
     if unit is None or (cells is None and kernels is None):
         raise ParameterError("a law without cells needs a unit, and a model and a GPU, whose kernels give its shape; or give cells")
-    posterior = _Posterior(unit, cells, over, experts if kernels is None else None, kernels, tuple(acceptance), engine)
+    experts, engine = (experts, None) if kernels is None else (None, engine)
+    posterior = _Posterior(unit, cells, over, experts, kernels, tuple(acceptance), engine)
     best = posterior.maximum()
     random = np.random.Generator(np.random.Philox(seed))
     drawn = posterior.sample(best, random) if cells is not None else posterior.of_priors(random)
@@ -169,7 +170,7 @@ class _Posterior:
         means, sds = self.normal
         total = -0.5 * np.sum(((points - means) / sds) ** 2, axis=1)
         if self.cells is None:
-            return total
+            return np.asarray(total)
         of = self.natural(points)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             predicted = self._log_values(of, 0) - (self._log_values(of, 1) if self.over is not None else 0.0)

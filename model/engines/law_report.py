@@ -18,7 +18,7 @@ PRIOR_ONLY = 0.8
 def description(law: StepLaw) -> dict[str, Any]:
     """The law as a document of plain values."""
     rows = []
-    priors = PRIORS | engine_priors.used(law.engine, law.kernels)
+    priors = {**PRIORS, **engine_priors.used(law.engine, law.kernels)}
     for name in (*law.coefficients, "noise"):
         drawn, prior = law.draws[name], priors[name]
         low, high = np.quantile(drawn, [(1 - SHARE) / 2, (1 + SHARE) / 2])
@@ -84,10 +84,10 @@ def sentences(law: StepLaw) -> list[str]:
         lines.append(f"not told apart by the cells: {one} and {other}; their sum is known better than each")
     if law.engine is not None:
         used = engine_priors.used(law.engine, law.kernels)
-        told = [f"{name} ({prior.why})" for name, prior in used.items()]
-        lines.append(f"priors of {law.engine}: {', '.join(told) or 'none, too few sources'}; all other priors are those of any engine")
+        told = ", ".join(f"{name} ({prior.why})" for name, prior in used.items()) or "none, too few sources"
+        lines.append(f"priors in seconds of {law.engine}: {told}; the others are shares of a plain step, as for all engines")
     if law.cells is None:
-        return [*lines, "no cells: intervals are those of the priors, wide; a few measured cells narrow them (`calibrate engine fit`)"]
+        return [*lines, "no cells: intervals are those of the priors; a few measured cells narrow them (`calibrate engine fit`)"]
     if law.left_out:
         errors = np.abs(law.left_out)
         worst = int(errors.argmax())
