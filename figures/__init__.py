@@ -64,7 +64,7 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
     import polars as pl
 
     from figures.common import subject
-    from figures.common.style import headed
+    from figures.common.style import with_subject_line
 
     folder = Path(folder)
     if table is None:
@@ -81,7 +81,7 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
             raise checks.ParameterError(f"{stored} is not a table that a run has written ({why}); run the scenario again") from None
     target, about = folder / "figures", subject.of_run(folder)
     target.mkdir(exist_ok=True)
-    return [path for name, figure in _of_run(folder, table) for path in save(headed(figure, about), target / name)]
+    return [path for name, figure in _of_run(folder, table) for path in save(with_subject_line(figure, about), target / name)]
 
 
 def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:
@@ -123,7 +123,8 @@ def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:
         if "paths" in first["view"]:
             first = first.filter(pl.col("view") != "events")  # the same decodings, but fewer
         if first.height:
-            yield f"distribution_point_{first['point'][0]}", latency_distribution.draw(latency_distribution.described(first, rows))
+            named = latency_distribution.with_point_names(first, rows)
+            yield f"distribution_point_{first['point'][0]}", latency_distribution.draw(named)
     if (lengths := folder / "accepted.parquet").exists():
         yield from _of_accepted(_stored(lengths, {"point": int, "view": str}), drafting, rows)
 
@@ -211,14 +212,14 @@ def _of_the_deck(drafting: pl.DataFrame) -> Drawn:
     """Figure of the slides' printed speed-ups, where the run compares with them."""
     import polars as pl
 
-    from figures.of_papers import deck_speedups
+    from figures.of_papers import slides_speedups
     from model.published import deck_analysis
 
     if not all(name in drafting.columns for name in ("published_speedup", "outcomes_source")):
         return
     printed = drafting.drop_nulls("published_speedup").filter(pl.col("outcomes_source").str.starts_with("published: Deck"))
     if printed.height:
-        yield "deck", deck_speedups.draw(deck_analysis.rows())
+        yield "deck", slides_speedups.draw(deck_analysis.rows())
 
 
 def _of_table_3(rows: pl.DataFrame) -> Drawn:
@@ -231,12 +232,12 @@ def _of_table_3(rows: pl.DataFrame) -> Drawn:
 
 def _of_devices(rows: pl.DataFrame) -> Drawn:
     """Speed-ups by device, if several were swept; by reserved devices, if tensor parallelism and replicas are compared."""
-    from figures.of_runs import devices_held, speedup_by_device
+    from figures.of_runs import reserved_devices, speedup_by_device
 
     if speedup_by_device.fits(rows):
         yield "speedup_by_device", speedup_by_device.draw(rows)
-    if devices_held.fits(rows):
-        yield "devices_held", devices_held.draw(rows)
+    if reserved_devices.fits(rows):
+        yield "devices_held", reserved_devices.draw(rows)
 
 
 def of_profiles(names: Sequence[str], folder: str | Path) -> list[Path]:
@@ -244,7 +245,7 @@ def of_profiles(names: Sequence[str], folder: str | Path) -> list[Path]:
 
     `names` are bundled profiles or paths of profile .json files; at most three.
     """
-    from figures.of_hardware import layer_time, reached_peaks, wide_pass_cost
+    from figures.of_hardware import layer_time, pass_cost, reached_peaks
     from model.hardware import profile_files
     from model.hardware.profile_costs import ProfileCosts
 
@@ -256,7 +257,7 @@ def of_profiles(names: Sequence[str], folder: str | Path) -> list[Path]:
         raise checks.ParameterError(f"profiles must differ in their names, got {twice[0]} twice; leave one out")
     drawn = {
         "roofline": reached_peaks.draw(found),
-        "verify_cost": wide_pass_cost.draw({each.name: ProfileCosts(each) for each in found}),
+        "verify_cost": pass_cost.draw({each.name: ProfileCosts(each) for each in found}),
         "layer_time": layer_time.draw(found),
     }
     target = _folder(folder)
@@ -270,9 +271,9 @@ def of_log(log: PositionLog, folder: str | Path, candidates: Sequence[int], draf
     target = _folder(folder)
     paths = save(match_rates.draw(log, candidates), target / "match_rate")
     paths += save(match_rates.draw_by_position(log, candidates), target / "match_rate_by_position")
-    if not log.drafted or log.said.get("sampling") is not None:
+    if not log.drafted or log.header.get("sampling") is not None:
         return paths
-    about = f"{log.said['draft']['name']} for {log.said['target']['name']}, {len(log.starts) - 1} sequences (measured)"
+    about = f"{log.header['draft']['name']} for {log.header['target']['name']}, {len(log.starts) - 1} sequences (measured)"
     return paths + of_lengths([each + 1 for each in log.column("accepted")], target, draft_lengths, about)
 
 
@@ -353,6 +354,6 @@ def of_comparison(
     if pair is not None:
         drawn["gantt_pair"] = gantt_pair.draw(*pair, between=gantt_pair.rounds(*pair))
     claims = {} if limits is None else dict(limits.group_by("claim", maintain_order=True))
-    for claim in sorted((claim for (claim,) in claims), key=formula_limits.place):
-        drawn[f"limits_{claim}"] = formula_limits.draw(formula_limits.few(claims[claim,]))
+    for claim in sorted((claim for (claim,) in claims), key=formula_limits.figure_index):
+        drawn[f"limits_{claim}"] = formula_limits.draw(formula_limits.limit_series(claims[claim,]))
     return [path for name, figure in drawn.items() for path in save(figure, target / name)]

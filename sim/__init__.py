@@ -104,11 +104,11 @@ def run(
     """
     import tempfile
 
-    from model.methods.registry import allowing
+    from model.methods.registry import allow_modules
     from sim.runs import sweep as sweeps
 
     overrides: dict[str, Any] = {"set": set or {}, "sweep": sweep or {}, "views": views, "replications": replications, "seed": seed}
-    with allowing(methods):
+    with allow_modules(methods):
         if out is not None:
             from sim.runs import run_report as reports
 
@@ -130,5 +130,5 @@ def _warn_of(disagreements: list[dict[str, Any]]) -> None:
         from sim.views import agreement
 
         more = f"; and {len(disagreements) - 1} more" if len(disagreements) > 1 else ""
-        message = f"views disagree, which is a bug in the program: {agreement.in_words(disagreements[0])}{more}"
+        message = f"views disagree, which is a bug in the program: {agreement.describe(disagreements[0])}{more}"
         warnings.warn(message, stacklevel=3)

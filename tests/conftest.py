@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from tests.support.album import Album
-    from tests.support.clockwork import Clockwork
+    from tests.support.fake_clocks import FakeTime
 
 # Workers share the cores, and tests are of small products: further threads would only wait for each other, and use the time up.
 # To be said before a library looks; processes and notebooks that tests start hear it too.
@@ -116,8 +116,8 @@ def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def clockwork(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
-    """What is timed in this process takes what the test says, and the ceilings of the device are tried on little data."""
-    from tests.support.clockwork import wound
+def fake_time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    """Clocks of this process advance as the test says, and the peaks of the device are measured on little data."""
+    from tests.support.fake_clocks import install_fake_time
 
-    return wound(monkeypatch)
+    return install_fake_time(monkeypatch)

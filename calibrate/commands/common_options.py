@@ -54,12 +54,12 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def inner(*args: Any, **kwargs: Any) -> None:
         from model.base import user_errors, user_warnings
-        from model.methods.registry import allowing
+        from model.methods.registry import allow_modules
 
         method = kwargs.get("method")
         named = [*(kwargs.get("methods") or ()), *([method] if isinstance(method, str) and "." in method else [])]
         try:
-            with user_errors.in_one_line(), user_warnings.in_words(), allowing(named):
+            with user_errors.exit_on_user_errors(), user_warnings.print_warnings(), allow_modules(named):
                 command(*args, **kwargs)
         except ImportError as error:
             library = (error.name or "").partition(".")[0]
@@ -144,15 +144,15 @@ def _bar(quiet: bool, what: str) -> Iterator[Callable[[int, int, str], None] | N
         yield lambda done, total, at: bar.update(task, completed=done, total=total, at=at)
 
 
-def placed(device: str | None, threads: int | None) -> str:
+def prepare_device(device: str | None, threads: int | None) -> str:
     """Set the number of PyTorch threads, and return the device to use."""
     from calibrate.devices import machine
     from model.base import checks
 
-    machine.needed()
+    machine.import_libraries()
     if threads is not None:
         checks.whole("threads", threads, 1, 4096)
-    where = machine.chosen(device)
+    where = machine.choose_device(device)
     if threads is not None:
         import torch
 

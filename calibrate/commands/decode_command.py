@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from calibrate.decode.decode_report import Result
     from calibrate.decoders.transformers_adapter import Decoder
     from calibrate.interpreters.in_one_process import Sampling
-    from calibrate.loading.load_models import Begun, LoadedModel
+    from calibrate.loading.load_models import LoadedModel, TokenizedPrompt
     from calibrate.loading.prompts import Prompt
     from calibrate.loading.replicas import Replica
     from calibrate.workers.model_processes import ModelProcesses
@@ -83,11 +83,11 @@ def decode(
     names = load_models.named({"target": model, "draft": draft, "medium": medium}, roles, method)
     _refuse_existing(log)
     asked = _prompts(prompt, prompts, template, limit)
-    where = options.placed(device, threads)
+    where = options.prepare_device(device, threads)
     models = load_models.models(names, where, dtype)
     run = _Run(method, settings, models, tokens, sampling, seed or 0, plain, log is not None)
-    begun = run.begun(asked, chat=template == CHAT)
-    read_by = run.use_heads(heads, begun[0])
+    tokenized = run.tokenize(asked, chat=template == CHAT)
+    read_by = run.use_heads(heads, tokenized[0])
     replicas = {role: Replica(name, where, dtype) for role, name in names.items()} if processes else {}
     head = {
         "method": method, "exact": run.exact, "settings": settings, "tokens": tokens, "seed": run.seed,
@@ -95,7 +95,7 @@ def decode(
         "models": run.about, "versions": run.versions,
     }  # fmt: skip
     with _apart(replicas) as pool:
-        _follow(replace(run, pool=pool), asked, begun, head | {"processes": processes}, log, as_json, quiet)
+        _follow(replace(run, pool=pool), asked, tokenized, head | {"processes": processes}, log, as_json, quiet)
 
 
 @contextlib.contextmanager
@@ -237,7 +237,7 @@ class _Run:
         settings = real_decoding.scheduled(self.method, self.settings, len(prompt), self.tokens)
         return real_decoding.parameters_of(self.method, self.decoders, settings)
 
-    def begun(self, asked: Sequence[Prompt | str], *, chat: bool) -> list[Begun]:
+    def tokenize(self, asked: Sequence[Prompt | str], *, chat: bool) -> list[TokenizedPrompt]:
         """Tokenize all prompts, and refuse those that cannot be decoded before any is."""
         from calibrate.decode import real_decoding
         from calibrate.loading import load_models
@@ -246,16 +246,16 @@ class _Run:
         found = []
         for each in asked:
             named = "prompt" if isinstance(each, str) else f"prompt {each.id}"
-            one = load_models.begun(self.target, each if isinstance(each, str) else each.text, named, chat=chat)
+            one = load_models.tokenize(self.target, each if isinstance(each, str) else each.text, named, chat=chat)
             try:
-                real_decoding.check_text(self.decoders, one.prompt, self.tokens)
+                real_decoding.check_prompt(self.decoders, one.prompt, self.tokens)
             except ParameterError as error:
                 raise ParameterError(str(error) if isinstance(each, str) else f"{named}: {error}") from None
             found.append(one)
         self.parameters(found[0].prompt)
         return found
 
-    def use_heads(self, heads: Path | None, begun: Begun) -> list[int]:
+    def use_heads(self, heads: Path | None, tokenized: TokenizedPrompt) -> list[int]:
         """Attach trained heads to the target, and return their layers."""
         from calibrate.decode import real_decoding
         from calibrate.loading import load_models
@@ -263,7 +263,7 @@ class _Run:
 
         if heads is None:
             return []
-        if not real_decoding.exits_early(self.parameters(begun.prompt)):
+        if not real_decoding.exits_early(self.parameters(tokenized.prompt)):
             raise ParameterError(f"--heads is not used by method {self.method} here, which exits at no early layer; leave it out")
         return [*load_models.use_heads(self.target, heads)]
 
@@ -273,7 +273,7 @@ class _Run:
 
         real_decoding.warm(self.decoders)
 
-    def one(self, number: int, prompt: Prompt | str, begun: Begun) -> Result:
+    def decode(self, number: int, prompt: Prompt | str, tokenized: TokenizedPrompt) -> Result:
         """Decode a prompt, and also by plain decoding if wanted."""
         from calibrate.decode import real_decoding
         from calibrate.decode.decode_report import Result
@@ -281,29 +281,29 @@ class _Run:
         from calibrate.loading import load_models
         from model.methods import registry
 
-        load_models.read_source(self.models, begun.source)
+        load_models.read_source(self.models, tokenized.source)
         stop, random_draws = self.target.decoder.ends, RandomDraws(self.seed, number)
         own = real_decoding.decode(
-            self.method, self.decoders, begun.prompt, self.tokens, self.settings, sampling=self.sampling,
+            self.method, self.decoders, tokenized.prompt, self.tokens, self.settings, sampling=self.sampling,
             random_draws=random_draws, stop=stop,
             log=self.log, pool=self.pool,
         )  # fmt: skip
         plainly = None
         if self.plain:
             plainly = real_decoding.decode(
-                registry.PLAIN, {"target": self.target.decoder}, begun.prompt, self.tokens,
+                registry.PLAIN, {"target": self.target.decoder}, tokenized.prompt, self.tokens,
                 {"sampled": self.sampling is not None},
                 sampling=self.sampling, random_draws=RandomDraws(self.seed, number), stop=own.stop, pool=self.pool,
             )  # fmt: skip
-        pieces = load_models.pieces(self.target.tokenizer, begun.prompt, own.tokens)
+        pieces = load_models.pieces(self.target.tokenizer, tokenized.prompt, own.tokens)
         if isinstance(prompt, str):
             return Result("prompt", "the command line", own, pieces, plainly)
         return Result(prompt.id, prompt.source, own, pieces, plainly)
 
 
 def _follow(
-    run: _Run, asked: Sequence[Prompt | str], begun: Sequence[Begun], head: Mapping[str, Any], log: Path | None, as_json: bool,
-    quiet: bool,
+    run: _Run, asked: Sequence[Prompt | str], tokenized: Sequence[TokenizedPrompt], head: Mapping[str, Any], log: Path | None,
+    as_json: bool, quiet: bool,
 ) -> None:
     """Decode prompt by prompt and show each result, then the totals; an interrupt keeps the results so far."""
     from calibrate.decode.decode_report import Printer, document
@@ -316,8 +316,8 @@ def _follow(
         # Results that are printed as they finish need no progress bar.
         with options.progress(quiet or len(asked) == 1 or (printer.styled and not as_json), "prompts") as bar:
             run.warm()
-            for number, (prompt, one) in enumerate(zip(asked, begun, strict=True)):
-                results.append(run.one(number, prompt, one))
+            for number, (prompt, one) in enumerate(zip(asked, tokenized, strict=True)):
+                results.append(run.decode(number, prompt, one))
                 if not as_json:
                     printer.result(results[-1], several=len(asked) > 1)
                 if bar is not None:
@@ -341,7 +341,7 @@ def _save(run: _Run, results: Sequence[Result], log: Path) -> None:
     from model.logs import read_log
 
     path = read_log.save(
-        read_log.DecisionLog(
+        read_log.ReadLog(
             tuple(each.decoding for each in results), tuple(each.name for each in results), run.about,
             None if run.sampling is None else vars(run.sampling), run.seed, time.strftime("%Y-%m-%d", time.gmtime()), run.versions,
         ),

@@ -57,8 +57,8 @@ def train(
     given = {"epochs": epochs, "batch": batch, "length": length, "rate": rate, "seed": seed}
     small: dict[str, Any] = {"epochs": 1.0, "batch": 4, "length": 64, "warm_up": 10} if quick else {}
     recipe = training.Recipe(**small | {key: value for key, value in given.items() if value is not None})
-    where = options.placed(device, threads)
-    read = corpus.standard_library() if text is None else corpus.own(text)
+    where = options.prepare_device(device, threads)
+    read = corpus.standard_library() if text is None else corpus.corpus_of_files(text)
     read = read.cut(_QUICK_TEXT) if quick else read
     note = _note(read) if text is None and not quick else ""
     tokenizer = make_model.tokenizer_of(out, read, SIZE if vocabulary is None else vocabulary, recipe)
@@ -116,8 +116,8 @@ def heads(
     small: dict[str, Any] = {"epochs": 1.0, "batch": 4, "length": 64} if quick else {}
     wanted = replace(work.SETTINGS[settings], **small | {key: value for key, value in given.items() if value is not None})
     chosen = None if layers is None else options.numbers("layers", layers)
-    where = options.placed(device, threads)
-    path = model_directory.found(model) / model_directory.HEADS if out is None else out
+    where = options.prepare_device(device, threads)
+    path = model_directory.locate_model(model) / model_directory.HEADS if out is None else out
     loaded = model_directory.load(model, where)
     read = _text(loaded, text, quick)
     said = {"settings": settings, **given, "layers": layers, "text": None if text is None else read.name}
@@ -168,7 +168,7 @@ def align(
     }  # fmt: skip
     small: dict[str, Any] = {"prompts": 16, "prompt": 16, "tokens": 16, "held_out": 8, "batch": 4} if quick else {}
     settings = work.AlignmentSettings(**small | {key: value for key, value in given.items() if value is not None})
-    where = options.placed(device, threads)
+    where = options.prepare_device(device, threads)
     large, little = model_directory.load(target, where), model_directory.load(draft, where)
     read = _text(little, text, quick)
     said = given | {"text": None if text is None else read.name, "threads": threads}
@@ -211,7 +211,7 @@ def _text(loaded: Loaded, text: Path | None, quick: bool) -> Corpus:
     from model.base.checks import ParameterError
 
     if text is not None:
-        return corpus.own(text).cut(_QUICK_TEXT) if quick else corpus.own(text)
+        return corpus.corpus_of_files(text).cut(_QUICK_TEXT) if quick else corpus.corpus_of_files(text)
     read = model_directory.log_of(loaded.folder)["corpus"] if (loaded.folder / model_directory.LOG).exists() else {"name": ""}
     if not read["name"].startswith(corpus.STANDARD):
         raise ParameterError(f"text must be given for model {loaded.name}, not trained on the standard library: --text FILE")

@@ -66,7 +66,7 @@ def _adapted(layers: list[str], products: list[str]) -> None:
     if len(gpus) > 1:
         raise ParameterError(f"all times must be of one GPU, got {', '.join(gpus)}; fit them one at a time")
     usual = Efficiency()
-    found = fits.adapted([cell for _, cell in cells])
+    found = fits.adapt_efficiency([cell for _, cell in cells])
     print(f"# {len(cells)} measured on {gpus.popitem()[0]}; in brackets the bundled values, fitted to other GPUs")
     for key, name in fits.KEYS.items():
         print(f"{key} = {getattr(found, name):.4g}  # [{getattr(usual, name):.4g}]")
@@ -95,10 +95,10 @@ def _fitted(folder: Path) -> None:
         print(f"  {name:16} {fitted:7.3f}{unit:3}  bundled: {default:.3f}{unit}")
     left_out = (
         ("model on the same GPU", fits.unseen_models(layers)), ("GPU", fits.unseen_gpus(layers)),
-        ("GPU with one measured layer of 1 token", fits.one_measured(layers, [1])),
+        ("GPU with one measured layer of 1 token", fits.errors_with_one_measured(layers, [1])),
     )  # fmt: skip
     for kind, left in left_out:
-        for least, most in ((1, fits.FEW), (fits.MANY + 1, np.inf)):
+        for least, most in ((1, fits.MEMORY_BOUND_TOKENS), (fits.COMPUTE_BOUND_TOKENS + 1, np.inf)):
             where = f"to {most} tokens" if least == 1 else f"beyond {least - 1} tokens"
             listed = ", ".join(f"{gpu} {percent(error)}" for gpu, error in fits.pooled(left, most, least).items())
             print(f"median errors on an unseen {kind}, {where}: {listed}")

@@ -91,7 +91,7 @@ def aiconfigurator(
     from model.hardware import composed_layers
 
     splits = numbers("tensor_parallel", tensor_parallel)
-    shape = transformer.named(model, imported_tables.DTYPE, key="model") if model else None
+    shape = transformer.named_shape(model, imported_tables.DTYPE, key="model") if model else None
     made = source.read(folder, gpu=gpu, engine=engine, attention=attention, name="" if model else name, unit=unit, commit=commit)
     _save(made if shape is None else composed_layers.layer(made, shape, splits, model=transformer.label(model), name=name), out)
 

@@ -111,11 +111,11 @@ def _lines(result: TimedProfiles) -> Iterator[str]:
         peaks = f"peaks ({profile.facts['peaks']}): {profile.bandwidth / 1e9:.0f} GB/s, {profile.rate / 1e12:.2f} TFLOP/s"
         yield f"{mode}, {peaks}; limits: {physical_limits.limit(profile, shape, source=source)}"
         yield f"{'measured':44}{'time':>12}{'GB/s':>9}{'of peak':>9}{'TFLOP/s':>10}{'of peak':>9}"
-        for each in physical_limits.reached(profile, shape, source=source):
+        for each in physical_limits.implied_rates(profile, shape, source=source):
             for row, seconds in enumerate(each.seconds):
                 speed, rate = each.bandwidth()[row], each.rate()[row]
                 yield (
-                    f"{each.place(row):44}{seconds * 1e6:9.1f} us{speed / 1e9:9.1f}{speed / profile.bandwidth:9.0%}"
+                    f"{each.row_name(row):44}{seconds * 1e6:9.1f} us{speed / 1e9:9.1f}{speed / profile.bandwidth:9.0%}"
                     f"{rate / 1e12:10.3f}{rate / profile.rate:9.0%}"
                 )
         yield from _others(profile)

@@ -13,7 +13,7 @@ from calibrate.commands import common_options as options
 from model.base import strict_json
 
 if TYPE_CHECKING:
-    from calibrate.decode.position_logging import Spent
+    from calibrate.decode.position_logging import LogSeconds
     from calibrate.loading.load_models import LoadedModel
 
 _GAMMAS = "1,2,3,5,7"
@@ -60,7 +60,7 @@ def log(
         raise ParameterError(f"{next(iter(asked))} is used only with --sample; add that, or leave it out")
     sampling = Sampling(**asked) if sample else None  # type: ignore[arg-type]
     opened, said = _opened(target, draft, heads, dtype, device, threads)
-    found = prompted(prompts, template, limit, prompt_tokens, seed, opened["target"])
+    found = tokenized_prompts(prompts, template, limit, prompt_tokens, seed, opened["target"])
     said |= {
         "prompts": [{"id": name, "tokens": ids} for name, ids in found], "max_tokens": tokens, "seed": seed,
         "sampling": None if sampling is None else vars(sampling),
@@ -68,7 +68,7 @@ def log(
     decoders = {role: each.decoder for role, each in opened.items()}
     kept = f"logged sequences are kept next to {out.name}; resume with the same command and --resume"
     with options.progress(quiet, "sequences", kept) as bar:
-        log, spent = work.make(
+        log, spent = work.write_log(
             out, said, decoders["target"], [ids for _, ids in found], tokens, draft=decoders.get("draft"), sampling=sampling,
             seed=seed, resume=resume, report=bar,
         )  # fmt: skip
@@ -83,7 +83,7 @@ def log(
     print("\n".join(_shares(spent)))
 
 
-def _shares(spent: Spent) -> Iterator[str]:
+def _shares(spent: LogSeconds) -> Iterator[str]:
     """Lines with the measured seconds of each part, and its share of the total."""
     for name, seconds in vars(spent).items():
         share = f"{seconds / spent.total:7.0%}" if spent.total else ""
@@ -100,7 +100,7 @@ def _opened(
 
     roles = ("target",) if draft is None and target != load_models.FAMILY else ("target", "draft")
     named = load_models.named({"target": target, "draft": draft}, roles, "log")
-    models = load_models.models(named, options.placed(device, threads), dtype)
+    models = load_models.models(named, options.prepare_device(device, threads), dtype)
     first = models["target"]
     if first.has_encoder:
         raise ParameterError(f"target must be decoder-only, and {first.name} has an encoder; use calibrate decode --log instead")
@@ -111,13 +111,13 @@ def _opened(
         said[role] = {
             "name": each.name, "checksum": each.checksum, "layers": decoder.layers, "vocabulary": decoder.vocabulary,
         }  # fmt: skip
-    path = load_models.heads_beside(target) if heads is None else heads
+    path = load_models.heads_path(target) if heads is None else heads
     if heads is not None or path.is_file():
         said["heads"] = {"file": path.name, "layers": [*load_models.use_heads(first, path)]}
     return models, said
 
 
-def prompted(
+def tokenized_prompts(
     where: str | None, template: str | None, limit: int, length: int, seed: int, target: LoadedModel
 ) -> list[tuple[str, list[int]]]:
     """Return names and tokens of the prompts: the last `length` tokens of each, all tokens of a chat."""
@@ -134,7 +134,7 @@ def prompted(
     else:
         found = prompts.load(where, template=template, limit=limit, seed=seed)
     chat = template == prompts.CHAT
-    begun = [(each.id, load_models.begun(target, each.text, each.id, chat=chat).prompt) for each in found]
+    begun = [(each.id, load_models.tokenize(target, each.text, each.id, chat=chat).prompt) for each in found]
     return [(name, [*(ids if chat else ids[-length:])]) for name, ids in begun]
 
 
@@ -157,7 +157,7 @@ def rates(
     from calibrate.decode import rate_tables
 
     asked = options.numbers("candidates", candidates), options.numbers("lengths", lengths)
-    made = rate_tables.of(where, *asked, cost_ratio, drafter)
+    made = rate_tables.tables_of_file(where, *asked, cost_ratio, drafter)
     drawn = [] if figures is None else _drawn(where, *asked, drafter, figures)
     if as_json:
         print(strict_json.dumps([table.document() for table in made], indent=2))
@@ -177,5 +177,5 @@ def _drawn(
 
     if drafter is None:
         return figures.of_log(position_log.load(where), folder, candidates, lengths)
-    held, about = rate_tables.public(where, drafter)
+    held, about = rate_tables.read_public_log(where, drafter)
     return figures.of_lengths(held, folder, lengths, f"{about} (measured)")

@@ -81,10 +81,10 @@ def quality(
     settings = work.settings_of(table_records.renamed(kind, fixed), table_records.renamed(kind, swept))
     table_records.refuse_unknown(kind, settings[0], "method")
     named = load_models.named({"target": model, "draft": draft}, real_decoding.roles(method, settings[0]), method)
-    opened = load_models.models(named, options.placed(device, threads), dtype)
+    opened = load_models.models(named, options.prepare_device(device, threads), dtype)
     decoders = {role: each.decoder for role, each in opened.items()}
     read_by = load_models.use_heads_of(opened["target"], model, heads)
-    found = log_command.prompted(prompts, template, limit, prompt_tokens, seed, opened["target"])
+    found = log_command.tokenized_prompts(prompts, template, limit, prompt_tokens, seed, opened["target"])
     said = {f"{role}_{key}": getattr(each, key) for role, each in opened.items() for key in ("name", "checksum")} | {
         "heads": read_by, "dtype": dtype, "prompts": "held-out standard library" if prompts is None else Path(prompts).name,
         "seed": seed, "source": "measured",

@@ -28,7 +28,7 @@ def report(
     from calibrate.validation import validated_claims
     from calibrate.validation import validation_page as page
 
-    path = page.usual() if out is None else out
+    path = page.default_path() if out is None else out
     claims = validated_claims.claims(folder)
     if check:
         wrong = page.stale(claims, path)
@@ -40,5 +40,5 @@ def report(
     print(page.write(claims, path))
     for claim in claims:
         for case in claim.cases:
-            if not case.kept:
+            if not case.met:
                 print(f"bound missed: {claim.title}: {case.name}, median {validated_claims.percent(case.median)}")

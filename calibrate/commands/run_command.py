@@ -17,7 +17,7 @@ from model.base import strict_json
 if TYPE_CHECKING:
     from calibrate.decoders.transformers_adapter import Decoder
     from calibrate.loading.load_models import LoadedModel
-    from calibrate.measured_runs.measure_runs import Wanted
+    from calibrate.measured_runs.measure_runs import PlannedDecoding
     from calibrate.measured_runs.run_plan import WrittenPlan
     from calibrate.workers.worker_pool import Pool
     from model.logs.measured_runs import MeasuredRuns
@@ -94,12 +94,13 @@ def run(
         written = run_plan.read(plan)
         written = replace(written, run=replace(written.run, **changed))
     else:
-        written = run_plan.of({"run": changed, "method": [_table(str(method), set_, sweep, forced, unit_kind)]})
+        written = run_plan.from_tables({"run": changed, "method": [_table(str(method), set_, sweep, forced, unit_kind)]})
     warnings: list[str] = []
     kept = f"timed repeats are kept next to {out.name}; resume with the same command and --resume"
     with options.progress(quiet, "runs", kept) as bar:
-        found = measured(
-            written, out, options.placed(device, threads), gpus=_listed(gpus), resume=resume, report=bar, warn=warnings.append
+        found = measure_plan(
+            written, out, options.prepare_device(device, threads), gpus=_listed(gpus), resume=resume, report=bar,
+            warn=warnings.append,
         )
     if as_json:
         said = {"runs": _rows(found), "file": str(out), "warnings": [*found.warnings, *warnings], "about": dict(found.about)}
@@ -124,14 +125,14 @@ def _listed(gpus: str | None) -> list[str]:
     return [] if gpus is None else [each.strip() for each in gpus.split(",")]
 
 
-def measured(
+def measure_plan(
     written: WrittenPlan, out: Path, device: str, *, gpus: Sequence[str] = (), resume: bool = False,
     report: Callable[[int, int, str], None] | None = None, warn: Callable[[str], None] | None = None,
 ) -> MeasuredRuns:  # fmt: skip
     """Run a plan on a device, and write the measured runs to `out`.
 
     Profiles of the same measurement session go into the folder of `out`; `warn` receives their warnings. `gpus` are the devices of
-    the units of runs over processes (`calibrate.untested_on_gpu.gpu_ordering.of_units`).
+    the units of runs over processes (`calibrate.untested_on_gpu.gpu_ordering.unit_devices`).
     """
     from calibrate.measured_runs import measure_runs
     from calibrate.untested_on_gpu import cuda_graphs
@@ -140,26 +141,26 @@ def measured(
     from model.logs import measured_runs as files
 
     files.json_of(out)
-    said = written.run
-    if said.mode != files.MODES[0]:
+    settings = written.run
+    if settings.mode != files.MODES[0]:
         cuda_graphs.cuda_of(device)
     models, opened = _models(written, device)
-    wanted = [*_wanted(written, models, opened)]
-    most = {kind: max((each.units for each in wanted if each.unit_kind == kind), default=1) for kind in files.UNIT_KINDS}
+    planned = [*_wanted(written, models, opened)]
+    most = {kind: max((each.units for each in planned if each.unit_kind == kind), default=1) for kind in files.UNIT_KINDS}
     if gpus and most["processes"] == 1:
         remedy = "leave them out, or set unit_kind = processes"
         raise ParameterError(f"gpus are for methods that run over processes, and none does; {remedy}")
-    devices = at_gpus.of_units(device, most["processes"], gpus)
+    devices = at_gpus.unit_devices(device, most["processes"], gpus)
     if most["processes"] > 1 and device != "cpu":
         at_gpus.check(devices)
     about: dict[str, Any] = {"prompts": _source(written), "profiles": _profiles(written, device)}
     if most["processes"] > 1:
         about["devices"] = devices
-    plan = measure_runs.MeasurementPlan(wanted, said.tokens, said.repeats, said.warm_ups, said.seed, about)
+    plan = measure_runs.MeasurementPlan(planned, settings.tokens, settings.repeats, settings.warm_ups, settings.seed, about)
     measure_runs.check(plan, models)
-    if said.mode != files.MODES[0]:
+    if settings.mode != files.MODES[0]:
         also = (0, 1) if written.profile is None else (written.profile.room, max(written.profile.batches))
-        models = measure_runs.by_graphs(wanted, models, said.tokens, *also)
+        models = measure_runs.by_graphs(planned, models, settings.tokens, *also)
         measure_runs.check(plan, models)
     pool = None if most["processes"] == 1 else _pool(written, models, devices)
     lanes = None
@@ -167,21 +168,21 @@ def measured(
         from calibrate.untested_on_gpu.over_streams import Lanes
 
         lanes = Lanes(models["target"], most["streams"])
-    beside = None
+    session = None
     if written.profile is not None:
         from calibrate.measured_runs.interleaved_profiles import MeasurementSession
 
-        named = _named(written)
-        beside = MeasurementSession(
-            models, named, written.profile, out.parent, device=device, dtype=said.dtype, seed=said.seed,
+        names = _named(written)
+        session = MeasurementSession(
+            models, names, written.profile, out.parent, device=device, dtype=settings.dtype, seed=settings.seed,
             processes=pool is not None, lanes=lanes,
         )  # fmt: skip
-    found = measure_runs.measure(out, plan, models, resume=resume, report=report, beside=beside, pool=pool, lanes=lanes)
-    if beside is not None and warn is not None:
-        for role, lines in beside.warnings.items():
+    found = measure_runs.measure(out, plan, models, resume=resume, report=report, session=session, pool=pool, lanes=lanes)
+    if session is not None and warn is not None:
+        for role, lines in session.warnings.items():
             for line in lines:
                 warn(f"profile of the {role}: {line}")
-    for role, reason in {} if beside is None else beside.refused.items():
+    for role, reason in {} if session is None else session.refused.items():
         raise ParameterError(f"{out.name} is written, but there is no profile of the {role}: {reason}; raw rows are kept")
     return found
 
@@ -194,14 +195,14 @@ def _pool(
     from calibrate.loading.replicas import Replica
     from calibrate.workers.worker_pool import started
 
-    said, name = written.run, _named(written)["target"]
+    settings, name = written.run, _named(written)["target"]
     heads = None
     if models["target"].heads:
-        heads = str(load_models.heads_beside(said.model) if said.heads is None else Path(said.heads))
-    random = None if models["target"].checksum else said.seed
-    replica = Replica(name, devices[0], said.dtype, random, heads=heads)
-    given = [] if devices[0] == "cpu" else devices
-    return lambda: started(replica, len(devices), said.prompt_tokens + said.tokens + 8, devices=given)
+        heads = str(load_models.heads_path(settings.model) if settings.heads is None else Path(settings.heads))
+    random = None if models["target"].checksum else settings.seed
+    replica = Replica(name, devices[0], settings.dtype, random, heads=heads)
+    others = [] if devices[0] == "cpu" else devices
+    return lambda: started(replica, len(devices), settings.prompt_tokens + settings.tokens + 8, devices=others)
 
 
 def _models(written: WrittenPlan, device: str) -> tuple[dict[str, Decoder], dict[str, LoadedModel]]:
@@ -210,65 +211,71 @@ def _models(written: WrittenPlan, device: str) -> tuple[dict[str, Decoder], dict
     from model.architectures import transformer
     from model.base.checks import ParameterError
 
-    said, named = written.run, _named(written)
-    free = [role for role, name in named.items() if name in transformer.PRESETS or name.endswith("config.json")]
+    settings, names = written.run, _named(written)
+    free = [role for role, name in names.items() if name in transformer.PRESETS or name.endswith("config.json")]
     if not free:
-        opened = load_models.models(named, device, said.dtype)
-        load_models.use_heads_of(opened["target"], said.model, said.heads)
+        opened = load_models.models(names, device, settings.dtype)
+        load_models.use_heads_of(opened["target"], settings.model, settings.heads)
         return {role: each.decoder for role, each in opened.items()}, opened
     if any(each.rates is None for each in written.choices):
-        what = f"{free[0]} {named[free[0]]} is a shape without weights"
+        what = f"{free[0]} {names[free[0]]} is a shape without weights"
         remedy = "force the outcomes of all methods (none for those without random outcomes), or give a model"
         raise ParameterError(f"{what}: {remedy}")
     from calibrate.loading.architectures import architecture
     from calibrate.timing import library_pass
 
     made = {
-        role: library_pass.LibraryModel(architecture(name), device, said.dtype, said.prompt_tokens) for role, name in named.items()
+        role: library_pass.LibraryModel(architecture(name), device, settings.dtype, settings.prompt_tokens)
+        for role, name in names.items()
     }
     for each in made.values():
         each.read_source()
     return {role: each.decoder for role, each in made.items()}, {}
 
 
-def _wanted(written: WrittenPlan, models: Mapping[str, Decoder], opened: Mapping[str, LoadedModel]) -> Iterator[Wanted]:
+def _wanted(written: WrittenPlan, models: Mapping[str, Decoder], opened: Mapping[str, LoadedModel]) -> Iterator[PlannedDecoding]:
     from calibrate.commands import log_command
     from calibrate.decode import real_decoding
     from calibrate.measured_runs import measure_runs
     from model.base.checks import ParameterError
     from model.logs import measured_runs as files
 
-    said = written.run
+    settings = written.run
     real = any(each.rates is None for each in written.choices)
     prompts: list[tuple[str, list[int]]] = []
     if real:
-        prompts = log_command.prompted(said.file, None, said.prompts, said.prompt_tokens, said.seed, opened["target"])
-    # With an encoder, the prompt is the encoder's and the decoder begins with one token, as for real prompts (`loading.begun`).
-    length = said.prompt_tokens if models["target"].source is None else 1
+        prompts = log_command.tokenized_prompts(
+            settings.file, None, settings.prompts, settings.prompt_tokens, settings.seed, opened["target"]
+        )
+    # With an encoder, the prompt is the encoder's and the decoder begins with one token, as in `load_models.tokenize`.
+    length = settings.prompt_tokens if models["target"].source is None else 1
     lengths = {len(tokens) for _, tokens in prompts} or {length}
     for each in written.choices:
         units, unit_kind = 1, each.unit_kind or files.UNIT_KINDS[0]
         if each.unit_kind is not None:
-            table = real_decoding.scheduled(each.method, each.settings, max(lengths), said.tokens)
+            table = real_decoding.scheduled(each.method, each.settings, max(lengths), settings.tokens)
             units = real_decoding.parameters_of(each.method, {"target": models["target"]}, table).units
             if units == 1:
                 held = f"and {each.method} uses one with these parameters"
                 raise ParameterError(f"unit_kind is for methods that use several units, {held}; leave it out")
         if each.rates is None:
             for name, tokens in prompts:
-                yield measure_runs.Wanted(each.method, each.settings, tuple(tokens), name, units=units, unit_kind=unit_kind)
+                yield measure_runs.PlannedDecoding(
+                    each.method, each.settings, tuple(tokens), name, units=units, unit_kind=unit_kind
+                )
         else:
-            for number in range(1 if not real else said.prompts):
+            for number in range(1 if not real else settings.prompts):
                 prompt = tuple(range(length))
                 name = f"forced {number}"
-                yield measure_runs.Wanted(each.method, each.settings, prompt, name, each.rates, number, units, unit_kind)
+                yield measure_runs.PlannedDecoding(each.method, each.settings, prompt, name, each.rates, number, units, unit_kind)
 
 
 def _source(written: WrittenPlan) -> str:
-    said = written.run
+    settings = written.run
     if all(each.rates is not None for each in written.choices):
-        return f"none: outcomes were forced after {said.prompt_tokens} positions"
-    return f"{'held-out standard library' if said.file is None else Path(said.file).name}, {said.prompt_tokens} tokens each"
+        return f"none: outcomes were forced after {settings.prompt_tokens} positions"
+    prompts = "held-out standard library" if settings.file is None else Path(settings.file).name
+    return f"{prompts}, {settings.prompt_tokens} tokens each"
 
 
 def _named(written: WrittenPlan) -> dict[str, str]:
@@ -276,11 +283,12 @@ def _named(written: WrittenPlan) -> dict[str, str]:
     from calibrate.decode import real_decoding
     from calibrate.loading import load_models
 
-    said = written.run
+    settings = written.run
     roles: dict[str, None] = {"target": None}
     for each in written.choices:
         roles |= dict.fromkeys(real_decoding.roles(each.method, each.settings))
-    return load_models.named({"target": said.model, "draft": said.draft, "medium": said.medium}, tuple(roles), "of the plan")
+    models = {"target": settings.model, "draft": settings.draft, "medium": settings.medium}
+    return load_models.named(models, tuple(roles), "of the plan")
 
 
 def _profiles(written: WrittenPlan, device: str) -> dict[str, str]:
@@ -290,7 +298,7 @@ def _profiles(written: WrittenPlan, device: str) -> dict[str, str]:
     if written.profile is None:
         return {}
     stems = {role: profile_from_timings.stem_of(name, device, written.run.mode) for role, name in _named(written).items()}
-    return {role: f"{profile_from_timings.called_name(stem, 'interpreter')}.json" for role, stem in stems.items()}
+    return {role: f"{profile_from_timings.profile_name(stem, 'interpreter')}.json" for role, stem in stems.items()}
 
 
 def _rows(found: MeasuredRuns) -> list[dict[str, Any]]:
@@ -308,7 +316,7 @@ def _rows(found: MeasuredRuns) -> list[dict[str, Any]]:
 
 def _lines(found: MeasuredRuns) -> Iterator[str]:
     from calibrate.decode.rate_tables import RateTable
-    from model.logs.replay import told
+    from model.logs.replay import changed_settings
 
     said = found.about
     mode = "" if found.mode == "eager" else f", {found.mode}"
@@ -318,7 +326,8 @@ def _lines(found: MeasuredRuns) -> Iterator[str]:
     for number, each in found.timed.items():
         per_token = each.median() / max(len(each.decoding.tokens) - len(each.decoding.commits[0].tokens), 1)
         rows.append((
-            each.decoding.method, told(each.decoding), found.log.names[number][:24], len(each.decoding.tokens), each.repeats,
+            each.decoding.method, changed_settings(each.decoding), found.log.names[number][:24], len(each.decoding.tokens),
+            each.repeats,
             f"{each.median(prompt=True) * 1e3:.1f}", f"{per_token * 1e3:.3f}", f"{each.noise():.1%}",
             "yes" if each.disturbed else "",
         ))  # fmt: skip

@@ -11,9 +11,9 @@ from typing import Any
 
 from model.interpret.account import Account
 from model.logs import read_log
-from model.logs.recorded_decoding import Decoding, drafting, plain_layer_passes, together
+from model.logs.recorded_decoding import Decoding, drafting, plain_layer_passes, rounds_and_passes
 
-PRODUCERS: Mapping[str, tuple[str, str]] = {
+TOKEN_SOURCES: Mapping[str, tuple[str, str]] = {
     "draft": ("draft, accepted", "green"), "target": ("target", "bold cyan"), "token": ("target", "bold cyan"),
     "match": ("predicted early", "green"), "miss": ("not predicted", "underline yellow"), "column": ("target", "bold cyan"),
     "fallback": ("target, after a fallback", "underline yellow"), "cap": ("target, draft at its longest", "bold cyan"),
@@ -63,7 +63,7 @@ def _number(value: float) -> float | None:
 
 def summary(decodings: Sequence[Decoding], layers: int) -> dict[str, Any]:
     """Totals of decodings: tokens, rounds, rates, passes and seconds (measured). `layers` is the depth of the target."""
-    rounds, account = together(decodings)
+    rounds, account = rounds_and_passes(decodings)
     acceptance = drafting(rounds)
     tokens = sum(len(each.tokens) for each in decodings)
     seconds = math.fsum(each.seconds or 0.0 for each in decodings)
@@ -148,7 +148,7 @@ class Printer:
 
         shown = Text()
         for who, piece in zip(result.decoding.producers, result.pieces, strict=True):
-            shown.append(visible(piece), PRODUCERS.get(who, (who, ""))[1] if self.styled else "")
+            shown.append(visible(piece), TOKEN_SOURCES.get(who, (who, ""))[1] if self.styled else "")
         self.console.print(shown)
 
     def result(self, result: Result, *, several: bool) -> None:
@@ -166,7 +166,7 @@ class Printer:
         found = summary([each.decoding for each in results], self.layers)
         legend = Text("tokens by source: ")
         for index, (who, count) in enumerate(sorted(found["producers"].items(), key=lambda each: -each[1])):
-            words, style = PRODUCERS.get(who, (who, ""))
+            words, style = TOKEN_SOURCES.get(who, (who, ""))
             legend.append(", " if index else "").append(f"{words} [{who}] {count}", style if self.styled else "")
         self.console.print(legend)
         for line in _lines(found, self.solid):

@@ -29,7 +29,7 @@ from model.base import bounded_files, strict_json, typed_values, whole_files
 from model.base.checks import ParameterError
 from model.interpret.account import Account
 from model.logs.read_log import plain
-from model.logs.recorded_decoding import Decoding, together
+from model.logs.recorded_decoding import Decoding, rounds_and_passes
 from model.methods import registry
 from model.methods.speculative import rates_from_logs
 from model.steps import LayerSpan
@@ -44,7 +44,7 @@ ENDINGS = ("fallback", "rollback", "cap", "again")
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class EvaluatedOutput:
     """An output with the target's predictions along it: arrays (tokens,)."""
 
     tokens: tuple[int, ...]
@@ -59,7 +59,7 @@ class Judged:
         return np.asarray(self.greedy == np.array(self.tokens))
 
 
-def judged(target: Decoder, prompt: Sequence[int], tokens: Sequence[int]) -> Judged:
+def evaluate(target: Decoder, prompt: Sequence[int], tokens: Sequence[int]) -> EvaluatedOutput:
     """Judge an output after its prompt: one target pass over both, without the caches of the decoding.
 
     A pass over many tokens rounds differently from one pass per token. If two tokens tie within rounding, it may prefer the other.
@@ -73,7 +73,7 @@ def judged(target: Decoder, prompt: Sequence[int], tokens: Sequence[int]) -> Jud
         chances = torch.log_softmax(logits.double(), -1)
         written = torch.tensor([*tokens], device=logits.device)[:, None]
         found = chances.gather(1, written)[:, 0]
-        return Judged(tuple(tokens), logits.argmax(-1).cpu().numpy(), found.cpu().numpy())
+        return EvaluatedOutput(tuple(tokens), logits.argmax(-1).cpu().numpy(), found.cpu().numpy())
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
@@ -116,7 +116,7 @@ def check(
     """Refuse exact methods, invalid settings and prompts that are too long, before anything is decoded."""
     check_lossy(method)
     for prompt in prompts:
-        real_decoding.check_text(models, prompt, tokens)
+        real_decoding.check_prompt(models, prompt, tokens)
     longest = max(map(len, prompts))
     for each in settings:
         parameters = real_decoding.parameters_of(method, models, real_decoding.scheduled(method, each, longest, tokens))
@@ -128,7 +128,7 @@ def check(
 
 
 def measure(
-    out: Path, said: Mapping[str, Any], method: str, models: Mapping[str, Decoder], prompts: Sequence[Sequence[int]],
+    out: Path, description: Mapping[str, Any], method: str, models: Mapping[str, Decoder], prompts: Sequence[Sequence[int]],
     tokens: int, settings: Sequence[Mapping[str, Any]], *, resume: bool = False, report: Report | None = None,
 ) -> pl.DataFrame:
     """Measure all settings, and write one row for each to `out` (.csv or .parquet).
@@ -157,32 +157,32 @@ def measure(
     folder = out.with_suffix(".parts")
     if folder.exists() and not resume:
         raise ParameterError(f"{folder.name} holds settings of an interrupted run; resume with --resume, or remove it")
-    asked = {"said": dict(said), "prompts": [[*map(int, prompt)] for prompt in prompts], "tokens": tokens}
+    asked = {"said": dict(description), "prompts": [[*map(int, prompt)] for prompt in prompts], "tokens": tokens}
     plain_runs = _kept(folder / "plain.json", asked, lambda: _plain_runs(models["target"], prompts, tokens), list[_PlainRun])
     _check_plain_runs(plain_runs, folder / "plain.json", prompts, tokens, models["target"].vocabulary)
-    begun, rows = [Plain.of(models, prompt, **each) for prompt, each in zip(prompts, plain_runs, strict=True)], []
+    plain_decodings, rows = [PlainDecoding.of(models, prompt, **each) for prompt, each in zip(prompts, plain_runs, strict=True)], []
     for number, each in enumerate(settings):
         if report is not None:
             report(number, len(settings), ", ".join(f"{key}={value}" for key, value in each.items()))
         key = {**asked, "method": method, "settings": plain(each)}
-        make = partial(row, method, models, prompts, tokens, each, begun)
+        make = partial(row, method, models, prompts, tokens, each, plain_decodings)
         rows.append(_kept(folder / f"{number:05}.json", key, make, dict[str, _Cell]))
-    table = _table([{**row_of, **said} for row_of in rows])
+    table = _table([{**row_of, **description} for row_of in rows])
     _write(table, out)
     shutil.rmtree(folder)
     return table
 
 
 @dataclass(frozen=True, eq=False)
-class Plain:
-    """Plain decoding of a prompt: the judged output, its account and its seconds."""
+class PlainDecoding:
+    """Plain decoding of a prompt: the evaluated output, its account and its seconds."""
 
-    judged: Judged
+    output: EvaluatedOutput
     account: Account
     seconds: float
 
     @classmethod
-    def of(cls, models: Mapping[str, Decoder], prompt: Sequence[int], tokens: Sequence[int], seconds: float) -> Plain:
+    def of(cls, models: Mapping[str, Decoder], prompt: Sequence[int], tokens: Sequence[int], seconds: float) -> PlainDecoding:
         """Judge an output of plain decoding, and count its passes."""
         from model.interpret.interpreter import count
         from model.interpret.simulated_answers import World
@@ -191,7 +191,7 @@ class Plain:
         layers = models["target"].layers
         steps = autoregressive.decode(autoregressive.Parameters(layers), [*range(len(prompt))], len(tokens))
         account = count(steps, World(len(prompt), layers), len(tokens)).account
-        return cls(judged(models["target"], prompt, tokens), account, seconds)
+        return cls(evaluate(models["target"], prompt, tokens), account, seconds)
 
 
 class _PlainRun(TypedDict):
@@ -233,20 +233,21 @@ def _decoded(
 
 def row(
     method: str, models: Mapping[str, Decoder], prompts: Sequence[Sequence[int]], tokens: int, settings: Mapping[str, Any],
-    begun: Sequence[Plain],
+    plain_decodings: Sequence[PlainDecoding],
 ) -> dict[str, Any]:
     """Return the row of one setting, over all prompts."""
     found = _decoded(method, models, prompts, tokens, settings)
-    outputs = [judged(models["target"], each.prompt, each.tokens) for each in found]
+    outputs = [evaluate(models["target"], each.prompt, each.tokens) for each in found]
     agrees, written = [int(each.agrees.sum()) for each in outputs], [len(each.tokens) for each in outputs]
-    total, before = sum(written), sum(len(each.judged.tokens) for each in begun)
+    total, before = sum(written), sum(len(each.output.tokens) for each in plain_decodings)
     low, high = rates_from_logs.ratio_interval(agrees, written)
-    prefixes = [common_prefix(each.tokens, plainly.judged.tokens) for each, plainly in zip(outputs, begun, strict=True)]
-    _, account = together(found)
+    prefixes = [common_prefix(each.tokens, plainly.output.tokens) for each, plainly in zip(outputs, plain_decodings, strict=True)]
+    equal = [each.tokens == plainly.output.tokens for each, plainly in zip(outputs, plain_decodings, strict=True)]
+    _, account = rounds_and_passes(found)
     bare = Account()
-    for plainly in begun:
+    for plainly in plain_decodings:
         bare.include(plainly.account)
-    seconds, plain_seconds = (sum(each.seconds or 0.0 for each in many) for many in (found, begun))
+    seconds, plain_seconds = (sum(each.seconds or 0.0 for each in many) for many in (found, plain_decodings))
 
     def over(work: float, other: float) -> float:
         return work / total / (other / before)
@@ -254,9 +255,9 @@ def row(
     return {
         "method": method, **plain(_shared(found)), "sequences": len(outputs), "tokens": total, "agreement": sum(agrees) / total,
         "agreement_low": low, "agreement_high": high, "common_prefix": float(np.mean(prefixes)),
-        "plain_texts": sum(each.tokens == other.judged.tokens for each, other in zip(outputs, begun, strict=True)) / len(outputs),
+        "plain_texts": sum(equal) / len(outputs),
         "log_likelihood": float(np.concatenate([each.log_likelihood for each in outputs]).mean()),
-        "plain_log_likelihood": float(np.concatenate([each.judged.log_likelihood for each in begun]).mean()),
+        "plain_log_likelihood": float(np.concatenate([each.output.log_likelihood for each in plain_decodings]).mean()),
         **{f"{role}_passes_per_token": count / total for role, count in account.passes_of.items()},
         # Layers of all models count equally here; the next two columns weigh them by their size.
         "layer_passes_over_plain": over(account.layer_passes, bare.layer_passes), **_billed(models, account, bare, over),
@@ -279,7 +280,7 @@ def _billed(
         shapes = {role: transformer.from_config(each.config.to_dict(), "float32") for role, each in models.items()}
     except ParameterError:
         return {"flops_over_plain": None, "weight_bytes_over_plain": None}
-    work, other = account.bill(shapes), bare.bill(shapes)
+    work, other = account.flops_and_bytes(shapes), bare.flops_and_bytes(shapes)
     return {name + "_over_plain": over(getattr(work, name), getattr(other, name)) for name in ("flops", "weight_bytes")}
 
 
@@ -326,7 +327,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
 
 def _write(table: pl.DataFrame, out: Path) -> None:
     """Write the table, completely or not at all."""
-    with whole_files.whole(out) as part:
+    with whole_files.atomic_path(out) as part:
         if out.suffix == ".csv":
             import polars as pl
 

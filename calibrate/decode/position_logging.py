@@ -19,7 +19,7 @@ import numpy as np
 from calibrate.decode import real_decoding
 from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.family import model_directory
-from calibrate.interpreters.in_one_process import RandomDraws, Sampling, drawn
+from calibrate.interpreters.in_one_process import RandomDraws, Sampling, token_at
 from model.base import checks, json_and_parquet, strict_json
 from model.base.checks import ParameterError
 from model.logs.position_log import DRAFT, TARGET, PositionLog, save
@@ -39,7 +39,7 @@ Report = Callable[[int, int, str], None]
 
 
 @dataclass
-class Spent:
+class LogSeconds:
     """Seconds of the parts of a log."""
 
     writing: float = 0.0
@@ -56,14 +56,14 @@ class Spent:
 _PART = 1
 
 
-def make(
-    out: Path, said: Mapping[str, Any], target: Decoder, prompts: Sequence[Sequence[int]], tokens: int, *,
+def write_log(
+    out: Path, description: Mapping[str, Any], target: Decoder, prompts: Sequence[Sequence[int]], tokens: int, *,
     draft: Decoder | None = None, sampling: Sampling | None = None, seed: int = 0, group: int = GROUP, resume: bool = False,
     report: Report | None = None,
-) -> tuple[PositionLog, Spent]:
+) -> tuple[PositionLog, LogSeconds]:
     """Log sequences for all prompts, and write the log to `out`.
 
-    Finished batches are kept in a folder next to `out` until all are done. `said` is the description in the log's header; kept
+    Finished batches are kept in a folder next to `out` until all are done. `description` goes into the log's header; kept
     parts with another description are refused.
     """
     import polars as pl
@@ -78,30 +78,30 @@ def make(
     if not prompts or not all(prompts):
         raise ParameterError("prompts must hold at least one prompt, and each at least one token")
     for prompt in prompts:  # check all before decoding the first
-        real_decoding.check_text({"target": target, **({} if draft is None else {"draft": draft})}, prompt, tokens)
+        real_decoding.check_prompt({"target": target, **({} if draft is None else {"draft": draft})}, prompt, tokens)
     folder = out.with_suffix(".parts")
     if folder.exists() and not resume:
         raise ParameterError(f"{folder.name} holds an interrupted log; resume with --resume, or remove it")
-    spent, found = Spent(), []
+    spent, found = LogSeconds(), []
     numbered = groups(prompts, group)
     for index, numbers in enumerate(numbered):
         path = folder / f"{index:05}.json"
         if path.exists():
-            table = _kept(path, said)
+            table = _kept(path, description)
         else:
             batch = {number: prompts[number] for number in numbers}
-            table = logged(target, batch, tokens, draft=draft, sampling=sampling, seed=seed, spent=spent)
-            json_and_parquet.save(path, {"schema_version": _PART, "said": said}, table)
+            table = log_rows(target, batch, tokens, draft=draft, sampling=sampling, seed=seed, spent=spent)
+            json_and_parquet.save(path, {"schema_version": _PART, "said": description}, table)
         found.append(table)
         if report is not None:
             report(sum(map(len, numbered[: index + 1])), len(prompts), "")
-    log = PositionLog(pl.concat(found).sort("prompt", "position"), said)
+    log = PositionLog(pl.concat(found).sort("prompt", "position"), description)
     save(log, out)
     shutil.rmtree(folder)
     return log, spent
 
 
-def _kept(path: Path, said: Mapping[str, Any]) -> pl.DataFrame:
+def _kept(path: Path, description: Mapping[str, Any]) -> pl.DataFrame:
     """Load a part that was logged before; refuse one of another log. The date may differ."""
     folder = path.parent.name
     try:
@@ -110,7 +110,7 @@ def _kept(path: Path, said: Mapping[str, Any]) -> pl.DataFrame:
             raise ParameterError(f"said must be a table of keys, got {checks.shown(before['said'])}")
     except ParameterError as error:
         raise ParameterError(f"{folder}/{path.name}: {error}; remove {folder}/{path.name}, and --resume logs it again") from None
-    then, now = before["said"], json.loads(strict_json.dumps(said))
+    then, now = before["said"], json.loads(strict_json.dumps(description))
     for key in {**then, **now}:
         if key != "date" and then.get(key) != now.get(key):
             raise ParameterError(f"{folder} holds parts of another log: {key} differs; remove it, or use the same options")
@@ -125,9 +125,9 @@ def groups(prompts: Sequence[Sequence[int]], size: int = GROUP) -> list[list[int
     return [numbers[start : start + size] for numbers in by_length.values() for start in range(0, len(numbers), size)]
 
 
-def logged(
+def log_rows(
     target: Decoder, prompts: Mapping[int, Sequence[int]], tokens: int, *, draft: Decoder | None = None,
-    sampling: Sampling | None = None, seed: int = 0, spent: Spent | None = None,
+    sampling: Sampling | None = None, seed: int = 0, spent: LogSeconds | None = None,
 ) -> pl.DataFrame:
     """Return the log rows of sequences for prompts of one length, by prompt number. A sequence stops at an end token.
 
@@ -136,7 +136,7 @@ def logged(
     import torch
 
     checks.whole("tokens", tokens, 1)
-    spent = Spent() if spent is None else spent
+    spent = LogSeconds() if spent is None else spent
     if draft is not None and draft.vocabulary != target.vocabulary:
         sizes = f"target {target.vocabulary}, draft {draft.vocabulary}"
         raise ParameterError(f"models must have the same vocabulary, got {sizes} tokens; use a draft with the same tokenizer")
@@ -182,13 +182,13 @@ def _written(
         seen: list[Tensor] = []
         state = target.run(last, at, layers, rows, batch=Batch.uniform(numbers, at), seen=seen)
         columns.append([*seen, state])
-        logits = target.common(state)
+        logits = target.final_head_logits(state)
         if sampling is None:
             last = tuple(logits.argmax(dim=-1).tolist())
         else:
             scores = logits.double().cpu().numpy()
             draws = [random_draws.draw("target: sample", at + 1) for random_draws in sequence_draws]
-            last = tuple(drawn(sampling.law(row), draw) for row, draw in zip(scores, draws, strict=True))
+            last = tuple(token_at(sampling.probabilities(row), draw) for row, draw in zip(scores, draws, strict=True))
         for sequence, token in zip(sequences, last, strict=True):
             sequence.append(token)
         if target.ends and all(any(end in sequence[width:] for end in target.ends) for sequence in sequences):
@@ -197,7 +197,7 @@ def _written(
     return [sequence[width:] for sequence in sequences], whole
 
 
-def _by_layer(target: Decoder, states: list[Tensor], chosen: Tensor, spent: Spent) -> dict[str, Any]:
+def _by_layer(target: Decoder, states: list[Tensor], chosen: Tensor, spent: LogSeconds) -> dict[str, Any]:
     """Ranks, confidences and saturations of the tokens at every layer: arrays (rows, layers)."""
     import torch
 
@@ -211,7 +211,7 @@ def _by_layer(target: Decoder, states: list[Tensor], chosen: Tensor, spent: Spen
         before, after = states[layer - 1], states[layer]
         found["saturation"][:, layer - 1] = torch.cosine_similarity(before.float(), after.float(), dim=-1).cpu().numpy()
         for piece in _pieces(len(chosen)):
-            logits = target.common(after[piece]).float()
+            logits = target.final_head_logits(after[piece]).float()
             found["rank_common"][piece, layer - 1] = _ranks(logits, chosen[piece])
             found["confidence"][piece, layer - 1] = torch.exp(logits.amax(-1) - logits.logsumexp(-1)).cpu().numpy()
         now = time.perf_counter()
@@ -257,7 +257,8 @@ def _of_draft(
     found: dict[str, Any] = {name: np.zeros(len(chosen), np.float32) for name in names}
     found["draft_token"] = np.zeros(len(chosen), np.int64)
     for piece in _pieces(len(chosen)):
-        for name, values in _compared(target.common(states[piece]), draft.common(made[piece]), chosen[piece], sampling).items():
+        logits = target.final_head_logits(states[piece]), draft.final_head_logits(made[piece])
+        for name, values in _compared(*logits, chosen[piece], sampling).items():
             found[name][piece] = values
     agrees = found["draft_token"] == chosen.cpu().numpy()
     found["accepted"] = np.concatenate([_survivors(part) for part in np.split(agrees, np.cumsum(lengths)[:-1])])
@@ -273,7 +274,7 @@ def _compared(target: Tensor, draft: Tensor, tokens: Tensor, sampling: Sampling 
     p, q = raw_p.exp(), raw_q.exp()
     if sampling is not None and sampling != Sampling():
         scores = (target.double().cpu().numpy(), draft.double().cpu().numpy())
-        p, q = (torch.from_numpy(np.stack([sampling.law(row) for row in each])).to(p.device) for each in scores)
+        p, q = (torch.from_numpy(np.stack([sampling.probabilities(row) for row in each])).to(p.device) for each in scores)
 
     def at(chances: Tensor, where: Tensor) -> Any:
         return chances.gather(1, where[:, None])[:, 0].cpu().numpy()

@@ -45,7 +45,7 @@ class AcceptanceLog:
     """Requests of one drafter. `source` is their provenance, such as the published file that they were measured for.
 
     >>> log = AcceptanceLog("eagle", (Request("a", 12, 4, (3, 2, 1, 2)), Request("b", 9, 5, (1, 1))), "assumed: by hand")
-    >>> log.lengths, log.of_other_texts
+    >>> log.lengths, log.of_other_outputs
     ([[3, 2, 1, 2], [1, 1]], ('b',))
     """
 
@@ -68,7 +68,7 @@ class AcceptanceLog:
         return [[*request.lengths] for request in self.requests]
 
     @property
-    def of_other_texts(self) -> tuple[str, ...]:
+    def of_other_outputs(self) -> tuple[str, ...]:
         """Ids of requests whose numbers of lengths and output tokens differ: the lengths belong to another output."""
         return tuple(request.id for request in self.requests if len(request.lengths) != request.output_tokens)
 

@@ -67,7 +67,7 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def of(
+def tables_of_file(
     where: str, candidates: Sequence[int], draft_lengths: Sequence[int], cost_ratio: float, drafter: str | None = None
 ) -> list[RateTable]:
     """Return all tables of a log: a position log, or a public log of accepted lengths (JSON lines) with its `drafter`."""
@@ -80,13 +80,13 @@ def of(
         if drafter is None:
             raise ParameterError(f"drafter is required: one of {', '.join(public_acceptance_logs.drafters(where))}")
         log = public_acceptance_logs.read(where, drafter)
-        return [other_texts(log), *acceptance(log.lengths, draft_lengths, cost_ratio, _about(log))]
+        return [other_outputs(log), *acceptance(log.lengths, draft_lengths, cost_ratio, _about(log))]
     if drafter is not None:
         raise ParameterError("drafter is used only with public logs (.jsonl); leave it out")
     return [*tables(position_log.load(where), candidates, draft_lengths, cost_ratio)]
 
 
-def public(where: str, drafter: str) -> tuple[Sequence[Any], str]:
+def read_public_log(where: str, drafter: str) -> tuple[Sequence[Any], str]:
     """Return the accepted lengths of a public log, and their description."""
     from calibrate.decode import public_acceptance_logs
 
@@ -98,9 +98,9 @@ def _about(log: AcceptanceLog) -> str:
     return f"{log.drafter}, {len(log.requests)} requests"
 
 
-def other_texts(log: AcceptanceLog) -> RateTable:
+def other_outputs(log: AcceptanceLog) -> RateTable:
     """Table of requests whose lengths belong to another output than the logged one."""
-    other = {*log.of_other_texts}
+    other = {*log.of_other_outputs}
     rows = tuple((each.id, len(each.lengths), each.output_tokens) for each in log.requests if each.id in other)
     columns, count = ("id", "lengths", "output_tokens"), len(log.requests)
     if not rows:
@@ -112,17 +112,17 @@ def other_texts(log: AcceptanceLog) -> RateTable:
 
 def tables(log: PositionLog, candidates: Sequence[int], draft_lengths: Sequence[int], cost_ratio: float) -> Iterator[RateTable]:
     """Yield all tables of a position log."""
-    heads = [head for head in position_log.HEADS if head == "common" or log.said.get("heads")]
+    heads = [head for head in position_log.HEADS if head == "common" or log.header.get("heads")]
     yield matches(log, candidates, heads)
     for count in candidates:
         yield by_position(log, count, heads[-1])
     yield match_independence(log, candidates, heads[-1])
     if log.drafted:
-        about = f"{log.said['draft']['name']}, {len(log.starts) - 1} sequences"
-        if log.said.get("sampling") is None:
+        about = f"{log.header['draft']['name']}, {len(log.starts) - 1} sequences"
+        if log.header.get("sampling") is None:
             yield from acceptance([each + 1 for each in log.column("accepted")], draft_lengths, cost_ratio, about)
         else:
-            yield drawn(log, about)
+            yield overlap_table(log, about)
 
 
 def matches(log: PositionLog, candidates: Sequence[int], heads: Sequence[str]) -> RateTable:
@@ -196,7 +196,7 @@ def acceptance(lengths: Sequence[Any], draft_lengths: Sequence[int], cost_ratio:
     position = rates_from_logs.accepted_of_positions(lengths)
     rows.append(("positions", "-", *map(float, position[:3]), int(position.trials), NONE, NONE))
     for gamma in draft_lengths:
-        played = rates_from_logs.play(lengths, gamma)
+        played = rates_from_logs.replay(lengths, gamma)
         mean = float((played.accepted + 1).mean())
         low, high = rates_from_logs.ratio_interval(*played.of_requests())
         for name, found in (
@@ -215,8 +215,8 @@ def acceptance(lengths: Sequence[Any], draft_lengths: Sequence[int], cost_ratio:
     )
     yield RateTable(title, columns, tuple(rows), notes)
     yield _means(lengths, draft_lengths)
-    played = rates_from_logs.play(lengths, max(draft_lengths))
-    found = rates_from_logs.by_place(played)
+    played = rates_from_logs.replay(lengths, max(draft_lengths))
+    found = rates_from_logs.by_draft_position(played)
     positions = tuple(
         (index + 1, *[float(part[index]) for part in found[:3]], int(found.trials[index])) for index in range(len(found.rate))
     )
@@ -228,21 +228,21 @@ def acceptance(lengths: Sequence[Any], draft_lengths: Sequence[int], cost_ratio:
 
 
 def _means(lengths: Sequence[Any], draft_lengths: Sequence[int]) -> RateTable:
-    found = [rates_from_logs.means(rates_from_logs.play(lengths, gamma)) for gamma in draft_lengths]
+    found = [rates_from_logs.means(rates_from_logs.replay(lengths, gamma)) for gamma in draft_lengths]
     columns = (
         "gamma", "over_rounds", "low", "high", "over_sequences", "sequences_low", "sequences_high", "rounds", "half_of_rounds_from",
     )  # fmt: skip
-    rows = tuple((*each[:8], each.half) for each in found)
+    rows = tuple((*each[:8], each.sequences_with_half) for each in found)
     notes = [
-        f"gamma={each.draft_length}: half of the rounds belong to {each.half} of {each.sequences} sequences"
-        + (": a few long ones dominate the mean over rounds" if each.few else "")
-        for each in (min(found, key=lambda each: each.half),)
+        f"gamma={each.draft_length}: half of the rounds belong to {each.sequences_with_half} of {each.sequences} sequences"
+        + (": a few long ones dominate the mean over rounds" if each.few_dominate else "")
+        for each in (min(found, key=lambda each: each.sequences_with_half),)
     ]
     title = "Tokens per round (measured, with the target's token): mean over rounds, and mean over sequences"
     return RateTable(title, columns, rows, tuple(notes))
 
 
-def _acceptance_by_position(lengths: Sequence[Any], played: rates_from_logs.Played) -> RateTable:
+def _acceptance_by_position(lengths: Sequence[Any], played: rates_from_logs.ReplayedRounds) -> RateTable:
     edges = np.unique(np.linspace(0, max(len(each) for each in lengths), BINS + 1).astype(int)).tolist()
     found = rates_from_logs.by_output_position(played, edges)
     rows = tuple(
@@ -254,14 +254,14 @@ def _acceptance_by_position(lengths: Sequence[Any], played: rates_from_logs.Play
 
 
 def _independence(lengths: Sequence[Any], draft_lengths: Sequence[int]) -> RateTable:
-    accepted = rates_from_logs.coins(lengths)
+    accepted = rates_from_logs.first_token_outcomes(lengths)
     correlation, runs = rates_from_logs.lag_correlation(accepted), rates_from_logs.runs_test(accepted)
     rows: list[tuple[Any, ...]] = [
         ("correlation of neighbours", "-", correlation.correlation, correlation.p_value),
         ("runs test, z", "-", runs.z, runs.p_value),
     ]
     for gamma in draft_lengths:
-        geometric = rates_from_logs.geometric_test(rates_from_logs.play(lengths, gamma))
+        geometric = rates_from_logs.geometric_test(rates_from_logs.replay(lengths, gamma))
         rows.append(("accepted lengths, chi-square", gamma, geometric.statistic, geometric.p_value))
     return RateTable("Are acceptances independent (measured)?", ("test", "gamma", "statistic", "p_value"), tuple(rows))
 
@@ -273,10 +273,10 @@ def _dependence(lengths: Sequence[Any], draft_lengths: Sequence[int], cost_ratio
     return RateTable(title, columns, tuple(tuple(row) for row in found))
 
 
-def drawn(log: PositionLog, about: str) -> RateTable:
+def overlap_table(log: PositionLog, about: str) -> RateTable:
     """Table of the acceptance of sampled drafts: mean of sum min(p, q), and its estimate min(1, q/p) of generated tokens."""
     overlap = np.concatenate(log.column("overlap"))
-    chance = np.concatenate(log.chances())
+    chance = np.concatenate(log.acceptance_probabilities())
     rows = tuple(
         (name, float(each.mean()), float(each.std(ddof=1) / np.sqrt(each.size)), int(each.size))
         for name, each in (("sum min(p, q)", overlap), ("min(1, q/p) of the generated token", chance))

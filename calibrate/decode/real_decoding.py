@@ -19,7 +19,7 @@ from calibrate.untested_on_gpu import cuda_graphs
 from model.base import checks, table_records
 from model.base.checks import ParameterError
 from model.interpret.simulated_answers import Answers
-from model.logs.recorded_decoding import Answered, Decoding
+from model.logs.recorded_decoding import AnsweredRead, Decoding
 from model.logs.spans import plain
 from model.methods import registry
 from model.methods.method_parameters import MethodParameters
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from calibrate.workers.model_processes import ModelProcesses
     from calibrate.workers.worker_pool import Pool
 
-DEPTHS = MappingProxyType({"target": "layers", "draft": "draft_layers", "medium": "medium_layers"})
+DEPTH_KEYS = MappingProxyType({"target": "layers", "draft": "draft_layers", "medium": "medium_layers"})
 """Parameter that holds the depth of a model, by role."""
 
 
@@ -44,7 +44,7 @@ def decode(
     Parameters
     ----------
     method
-        A folder of `model/methods`, or the dotted path of a module that is allowed (`model.methods.registry.allowing`).
+        A folder of `model/methods`, or the dotted path of a module that is allowed (`model.methods.registry.allow_modules`).
     models
         Decoders by role: the target and the other models of the method.
     settings
@@ -75,12 +75,12 @@ def decode(
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
     text = tuple(int(token) for token in prompt)
-    check_text(models, (0,) * len(text) if answers is not None else text, tokens)
+    check_prompt(models, (0,) * len(text) if answers is not None else text, tokens)
     table = scheduled(method, {} if settings is None else settings, len(text), tokens)
     parameters = parameters_of(method, models, table, batches=answers is not None)
     check_room(models, parameters, len(text), tokens)
-    whole = parameters.outputs_of(tokens)
-    reads: list[Answered] = []
+    whole = parameters.total_tokens(tokens)
+    reads: list[AnsweredRead] = []
     more_of: dict[str, Any] = {"log": reads if log else None, "answers": answers, "times": times}
     more_of |= {"sampling": sampling, "random_draws": random_draws}
     real: Any
@@ -94,7 +94,7 @@ def decode(
     start = time.perf_counter()
     if times is not None:
         times.start = start
-    apart = cuda_graphs.apart(models.values())
+    before = cuda_graphs.launched_separately(models.values())
     try:
         work = real.run(steps, whole)
         settle(models)
@@ -104,11 +104,11 @@ def decode(
         needed = f"a prompt of {len(text)} tokens and {tokens} more"
         raise ParameterError(f"the device has too little memory for {needed}; take fewer, or --device cpu") from None
     seconds = time.perf_counter() - start if over is None else real.seconds
-    why = ["has sub-processes"] * bool(work.forks) + [*(cuda_graphs.apart(models.values()) - apart)]
+    why = ["has sub-processes"] * bool(work.forks) + [*(cuda_graphs.launched_separately(models.values()) - before)]
     if why and cuda_graphs.mode_of(models["target"]) != "eager":
         raise ParameterError(f"mode must be eager for method {method}, which {why[0]} with these parameters, got cuda-graph")
     if spans is not None and over is not None:
-        spans += plain(real.spans, real.begun)
+        spans += plain(real.spans, real.run_start)
     return Decoding(
         method, parameters.table(), text, tokens, tuple(work.committed), work.account, ends, seconds, tuple(reads)
     )  # fmt: skip
@@ -150,7 +150,7 @@ def parameters_of(
             has = f"has no {role} model" if len(wanted) > 1 else "drafts with no other model"
             raise ParameterError(f"--{role} is not used by method {method}, which {has} with these parameters; leave it out")
     for role in wanted:
-        key = DEPTHS[role]
+        key = DEPTH_KEYS[role]
         if key in table and table[key] != models[role].layers:
             name = models[role].name
             given = checks.shown(table[key])
@@ -199,7 +199,7 @@ def takes_stop(method: str) -> bool:
     return "stop" in inspect.signature(registry.algorithm(method).decode).parameters
 
 
-def check_text(models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int) -> None:
+def check_prompt(models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int) -> None:
     """Refuse a prompt that is empty, has tokens outside a vocabulary, or exceeds a model's positions with the new tokens."""
     if not prompt:
         raise ParameterError("prompt must have at least one token, got none; begin with the model's start token")
@@ -209,10 +209,10 @@ def check_text(models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int
             bound = f"between 0 and {decoder.vocabulary - 1}, the vocabulary of model {decoder.name}"
             raise ParameterError(f"prompt must hold tokens {bound}, got {wrong[0]}; tokenize it with that model's tokenizer")
         needed = len(prompt) + tokens - 1  # no pass reads the last token
-        if decoder.longest is not None and needed > decoder.longest:
+        if decoder.max_positions is not None and needed > decoder.max_positions:
             raise ParameterError(
-                f"prompt and tokens must fit the {decoder.longest} positions of model {decoder.name} ({role}), got {len(prompt)}"
-                f" and {tokens} tokens; take a shorter prompt or fewer tokens"
+                f"prompt and tokens must fit the {decoder.max_positions} positions of model {decoder.name} ({role}), got"
+                f" {len(prompt)} and {tokens} tokens; take a shorter prompt or fewer tokens"
             )
 
 
@@ -220,10 +220,10 @@ def check_room(models: Mapping[str, Decoder], parameters: MethodParameters, prom
     """Refuse a batch whose drafts can exceed a model's positions: all sequences draft as long as any of them does."""
     beyond = parameters.overrun
     for role, decoder in models.items() if beyond else ():
-        if decoder.longest is not None and prompt + tokens - 1 + beyond > decoder.longest:
+        if decoder.max_positions is not None and prompt + tokens - 1 + beyond > decoder.max_positions:
             raise ParameterError(
-                f"prompt, tokens and draft_length must fit the {decoder.longest} positions of model {decoder.name} ({role}) in a"
-                f" batch, all of whose sequences draft as long as any, got {prompt}, {tokens} and {beyond}; take fewer tokens"
+                f"prompt, tokens and draft_length must fit the {decoder.max_positions} positions of model {decoder.name} ({role})"
+                f" in a batch, all of whose sequences draft as long as any, got {prompt}, {tokens} and {beyond}; take fewer tokens"
             )
 
 

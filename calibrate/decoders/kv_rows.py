@@ -18,11 +18,11 @@ ROOM = 64
 """Least spare rows of a new buffer."""
 
 
-class RowsMade(Exception):  # noqa: N818  it is no error: it ends a layer of which only keys and values are wanted
+class RowsWritten(Exception):  # noqa: N818  it is no error: it ends a layer of which only keys and values are wanted
     """Raised to end a layer after its keys and values are written."""
 
 
-class Spots(NamedTuple):
+class WritePositions(NamedTuple):
     """Write positions of a pass over sequences at unequal positions."""
 
     sequences: Tensor
@@ -35,7 +35,7 @@ class Spots(NamedTuple):
     """End after the last position."""
     ends: tuple[int, ...]
     """End of each sequence."""
-    kept: Tensor | None = None
+    written: Tensor | None = None
     """With unequal widths: True for tokens that write rows, False for padding, shape (sequences, widest)."""
 
 
@@ -45,18 +45,18 @@ class LayerRows:
     If sequences hold unequal numbers of rows, `ends` has the number of each, and `length` is the largest.
     """
 
-    __slots__ = ("ends", "fixed", "keys", "length", "lent", "values", "whole")
+    __slots__ = ("ends", "fixed", "initialized", "keys", "length", "shared_rows", "values")
 
     def __init__(self) -> None:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         self.length = 0
-        self.lent = 0
+        self.shared_rows = 0
         """Rows of the buffer that a copy may read: writing there needs a new buffer."""
         self.fixed = False
         """True for the buffer of a CUDA graph (`calibrate.untested_on_gpu.cuda_graphs`), which no copy shares."""
         self.ends: tuple[int, ...] | None = None
-        self.whole = False
+        self.initialized = False
         """True if the whole buffer is initialised: masked attention reads the rows after the end of a shorter sequence."""
 
     def copy(self) -> LayerRows:
@@ -67,16 +67,16 @@ class LayerRows:
                 other.write(self.keys[:, :, : self.length], self.values[:, :, : self.length])
             return other
         other.keys, other.values, other.length = self.keys, self.values, self.length
-        other.ends, other.whole = self.ends, self.whole
-        other.lent = self.keys.shape[2] if self.keys is not None else 0
-        self.lent = max(self.lent, self.length)
+        other.ends, other.initialized = self.ends, self.initialized
+        other.shared_rows = self.keys.shape[2] if self.keys is not None else 0
+        self.shared_rows = max(self.shared_rows, self.length)
         return other
 
-    def write(self, keys: Tensor, values: Tensor, whole: bool = False) -> tuple[Tensor, Tensor]:
+    def write(self, keys: Tensor, values: Tensor, initialized: bool = False) -> tuple[Tensor, Tensor]:
         """Append rows, and return views of all valid rows."""
         start, end = self.length, self.length + keys.shape[2]
-        if self.keys is None or end > self.keys.shape[2] or start < self.lent:
-            self._move(keys, end, whole)
+        if self.keys is None or end > self.keys.shape[2] or start < self.shared_rows:
+            self._move(keys, end, initialized)
         assert self.keys is not None
         assert self.values is not None
         self.keys[:, :, start:end] = keys
@@ -84,30 +84,30 @@ class LayerRows:
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
-    def write_each(self, keys: Tensor, values: Tensor, spots: Spots) -> tuple[Tensor, Tensor]:
+    def write_each(self, keys: Tensor, values: Tensor, at: WritePositions) -> tuple[Tensor, Tensor]:
         """Write rows of sequences at unequal positions, and return views up to the end of the longest sequence."""
-        if self.keys is None or spots.end > self.keys.shape[2] or spots.first < self.lent or not self.whole:
-            self._move(keys, spots.end, True)
+        if self.keys is None or at.end > self.keys.shape[2] or at.first < self.shared_rows or not self.initialized:
+            self._move(keys, at.end, True)
         assert self.keys is not None
         assert self.values is not None
         for buffer, made in ((self.keys, keys.transpose(1, 2)), (self.values, values.transpose(1, 2))):
-            buffer[spots.sequences, :, spots.positions] = made if spots.kept is None else made[spots.kept]
-        self.length, self.ends = spots.end, spots.ends
-        return self.keys[:, :, : spots.end], self.values[:, :, : spots.end]
+            buffer[at.sequences, :, at.positions] = made if at.written is None else made[at.written]
+        self.length, self.ends = at.end, at.ends
+        return self.keys[:, :, : at.end], self.values[:, :, : at.end]
 
-    def hold(self, ends: tuple[int, ...]) -> None:
+    def set_ends(self, ends: tuple[int, ...]) -> None:
         """Set the number of valid rows of each sequence."""
         self.length, self.ends = max(ends), ends if len({*ends}) > 1 else None
 
-    def _move(self, like: Tensor, end: int, whole: bool = False) -> None:
+    def _move(self, like: Tensor, end: int, initialized: bool = False) -> None:
         """Move the rows to a new buffer, with spare capacity of a half."""
         shape = (*like.shape[:2], end + max(end // 2, ROOM), like.shape[3])
-        old_keys, old_values, self.whole = self.keys, self.values, whole
-        self.keys, self.values = (like.new_zeros(shape) if whole else like.new_empty(shape) for _ in range(2))
+        old_keys, old_values, self.initialized = self.keys, self.values, initialized
+        self.keys, self.values = (like.new_zeros(shape) if initialized else like.new_empty(shape) for _ in range(2))
         if old_keys is not None and old_values is not None and self.length:
             self.keys[:, :, : self.length] = old_keys[:, :, : self.length]
             self.values[:, :, : self.length] = old_values[:, :, : self.length]
-        self.lent, self.fixed = 0, False
+        self.shared_rows, self.fixed = 0, False
 
     def keep(self, rows: list[int]) -> None:
         """Keep only these rows, in this order."""
@@ -118,14 +118,14 @@ class LayerRows:
             self.length, self.keys, self.values = 0, None, None
             self.write(keys, values)
 
-    def of(self, chosen: list[int]) -> LayerRows:
+    def select(self, chosen: list[int]) -> LayerRows:
         """Return the rows of some of the sequences."""
         other = LayerRows()
         if self.keys is not None and self.values is not None:
             ends = (self.length,) if self.ends is None else tuple([self.ends[index] for index in chosen])
             rows = slice(0, max(ends))
-            other.write(self.keys[chosen, :, rows], self.values[chosen, :, rows], whole=len({*ends}) > 1)
-            other.hold(ends)
+            other.write(self.keys[chosen, :, rows], self.values[chosen, :, rows], initialized=len({*ends}) > 1)
+            other.set_ends(ends)
         return other
 
 
@@ -133,17 +133,17 @@ class KvRows:
     """Rows of all layers, of one or several sequences.
 
     The rows of a sequence are in order of position. After passes over several hypotheses they are in order of arrival: `at` has the
-    position of each row, and `sees` the rows that it attends to.
+    position of each row, and `attended` the rows that it attends to.
     """
 
     def __init__(self, layers: int) -> None:
         self.layers = [LayerRows() for _ in range(layers)]
         self.at: list[int] | None = None
-        self.sees: list[Sequence[int]] = []
-        self.crossed: Any = None
+        self.attended: list[Sequence[int]] = []
+        self.cross_attention: Any = None
         """Encoder output and its keys and values, for cross-attention; the same for all positions."""
         self.kv_only = False
-        self.spots: Spots | None = None
+        self.write_positions: WritePositions | None = None
         """Write positions of the current pass, if its sequences are at unequal positions."""
 
     def copy(self) -> KvRows:
@@ -151,16 +151,16 @@ class KvRows:
         other = KvRows(0)
         other.layers = [layer.copy() for layer in self.layers]
         other.at = None if self.at is None else self.at[:]
-        other.sees = self.sees[:]
-        other.crossed = self.crossed
+        other.attended = self.attended[:]
+        other.cross_attention = self.cross_attention
         return other
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Write new rows and return all rows, as the library's attention expects."""
-        held, spots = self.layers[layer], self.spots
-        found = held.write(keys, values) if spots is None else held.write_each(keys, values, spots)
+        held, at = self.layers[layer], self.write_positions
+        found = held.write(keys, values) if at is None else held.write_each(keys, values, at)
         if self.kv_only:
-            raise RowsMade
+            raise RowsWritten
         return found
 
     def get_seq_length(self, layer: int = 0) -> int:
@@ -181,20 +181,20 @@ class KvRows:
         for layer in self.layers:
             layer.keep(kept)
         self.at = [self.at[row] for row in kept]
-        self.sees = self.sees[:first] + [[new[each] for each in self.sees[row]] for row in kept[first:]]
+        self.attended = self.attended[:first] + [[new[each] for each in self.attended[row]] for row in kept[first:]]
 
-    def follow(self, at: int, tree: tuple[int, ...]) -> list[Sequence[int]]:
+    def add_hypotheses(self, at: int, tree: tuple[int, ...]) -> list[Sequence[int]]:
         """Add rows for a pass over several hypotheses (`Forward.tree`); return the rows that each token sees, itself the last."""
         if self.at is None:
             length = max(layer.length for layer in self.layers)
-            self.at, self.sees = [*range(length)], [range(row + 1) for row in range(length)]
+            self.at, self.attended = [*range(length)], [range(row + 1) for row in range(length)]
         before = [row for row, position in enumerate(self.at) if position == at - 1]
         first = len(self.at)
         for index, follows in enumerate(tree):
             parent = before[-1 - follows] if follows < 0 and at else first + follows if follows >= 0 else None
             self.at.append(at if parent is None else self.at[parent] + 1)
-            self.sees.append([*([] if parent is None else self.sees[parent]), first + index])
-        return self.sees[first:]
+            self.attended.append([*([] if parent is None else self.attended[parent]), first + index])
+        return self.attended[first:]
 
     def adopt(self, other: KvRows, at: int, layers: int, hypothesis: int | None = None) -> None:
         """Copy the row of `other` at a position, or of a hypothesis there, for layers [0, layers)."""
@@ -205,14 +205,14 @@ class KvRows:
                 raise RuntimeError(f"the row at position {at} cannot be copied: {theirs.length} rows there, {mine.length} here")
             mine.write(theirs.keys[:, :, row : row + 1], theirs.values[:, :, row : row + 1])
 
-    def of(self, chosen: list[int]) -> KvRows:
+    def select(self, chosen: list[int]) -> KvRows:
         """Return the rows of some of the sequences."""
         other = KvRows(0)
-        other.layers = [layer.of(chosen) for layer in self.layers]
+        other.layers = [layer.select(chosen) for layer in self.layers]
         return other
 
 
-def joined(parts: list[KvRows]) -> KvRows:
+def join_rows(parts: list[KvRows]) -> KvRows:
     """Join the rows of several single sequences to those of a batch."""
     import torch
 
@@ -224,8 +224,8 @@ def joined(parts: list[KvRows]) -> KvRows:
             continue
         ends = tuple([each.length for each in singles])
         keys, values = (torch.cat([_padded(each, kind, held[0][kind], max(ends)) for each in singles]) for kind in (0, 1))
-        layer.write(keys, values, whole=len({*ends}) > 1)
-        layer.hold(ends)
+        layer.write(keys, values, initialized=len({*ends}) > 1)
+        layer.set_ends(ends)
     return result
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from calibrate.decoders.kv_rows import KvRows, RowsMade, Spots
+from calibrate.decoders.kv_rows import KvRows, RowsWritten, WritePositions
 from model.base.checks import ParameterError
 from model.steps import Batch, LayerSpan
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Tensor = torch.Tensor
 
 
-class Place(NamedTuple):
+class PassPositions(NamedTuple):
     """Positions and attention mask of the tokens of a pass."""
 
     positions: Tensor
@@ -30,7 +30,7 @@ class Place(NamedTuple):
     """True if a token attends to a row, shape (1 or sequences, 1, width, rows); None: causal, to itself and all before it."""
     extras: Any
     """The architecture's encoding of the positions, for all layers."""
-    spots: Spots | None = None
+    write_positions: WritePositions | None = None
     """Write positions of the rows, if sequences are at unequal positions."""
 
 
@@ -46,9 +46,9 @@ def run_layers(layers: LayerSpan) -> list[int]:
 class Padding(NamedTuple):
     """Tokens of a batch with unequal widths, padded to a rectangle with copies of each sequence's last token."""
 
-    taken: Tensor
+    token_indices: Tensor
     """Index among the tokens of the pass, shape (sequences, widest)."""
-    kept: Tensor
+    is_token: Tensor
     """True for tokens of the pass, False for copies; same shape."""
 
 
@@ -94,13 +94,13 @@ class Decoder:
         """Checksum of the weights, if loaded from files."""
         self.source: Any = None
         """Output of the encoder, for an encoder-decoder."""
-        self.longest = self._longest()
-        self._placed: tuple[int, int, Place] | None = None
+        self.max_positions = self._max_positions()
+        self._last_positions: tuple[int, int, PassPositions] | None = None
         """Positions of the last pass, kept for the next pass, which may run later layers of the same tokens."""
         self.numbers: Tensor | None = None
         """All token ids, on the device: a view of it needs no synchronous copy from the host."""
 
-    def _longest(self) -> int | None:
+    def _max_positions(self) -> int | None:
         """Return the most positions of the model, None if unlimited."""
         found = getattr(self.config, "max_position_embeddings", None)
         window = getattr(self.config, "sliding_window", None)
@@ -143,15 +143,15 @@ class Decoder:
             padding = None
             if batch is None or batch.aligned:
                 self._cut(rows, at, layers)
-                place = self._place(at, len(tokens) // count, tree, rows)
+                place = self._pass_positions(at, len(tokens) // count, tree, rows)
             else:
                 padding = None if len({*batch.widths}) == 1 else self._padding(batch)
-                place = self._place_each(batch, padding)
-            rows.spots = place.spots
+                place = self._unequal_positions(batch, padding)
+            rows.write_positions = place.write_positions
             if state is None:
                 hidden = self._begin(tokens, count, place, padding)
             else:
-                hidden = state.view(count, -1, state.shape[-1]) if padding is None else state[padding.taken]
+                hidden = state.view(count, -1, state.shape[-1]) if padding is None else state[padding.token_indices]
             before: list[Tensor] | None = None if seen is None else []
             rows.kv_only = layers.kv_only
             hidden = self._through(run_layers(layers), hidden, place, rows, before, between)
@@ -169,7 +169,7 @@ class Decoder:
         return Padding(starts + torch.minimum(index, widths - 1), index < widths)
 
     def _through(
-        self, layers: Iterable[int], hidden: Tensor, place: Place, rows: KvRows, seen: list[Tensor] | None = None,
+        self, layers: Iterable[int], hidden: Tensor, place: PassPositions, rows: KvRows, seen: list[Tensor] | None = None,
         between: Callable[[int], None] | None = None,
     ) -> Tensor:
         """Return the state after these layers, shape (batch, width, hidden); append the state before each of them to `seen`."""
@@ -180,7 +180,7 @@ class Decoder:
                 seen.append(hidden)
             try:
                 made = self._layer(layer, hidden, place, rows)
-            except RowsMade:
+            except RowsWritten:
                 continue  # the state skips this layer
             hidden = made
         return hidden
@@ -194,69 +194,69 @@ class Decoder:
             layer.length = min(layer.length, at)
             layer.ends = None
 
-    def _place(self, at: int, width: int, tree: tuple[int, ...], rows: KvRows) -> Place:
+    def _pass_positions(self, at: int, width: int, tree: tuple[int, ...], rows: KvRows) -> PassPositions:
         import torch
 
         if not tree and rows.at is None:
-            if self._placed is not None and self._placed[:2] == (at, width):
-                return self._placed[2]
-            if self.longest is not None and at + width > self.longest:
+            if self._last_positions is not None and self._last_positions[:2] == (at, width):
+                return self._last_positions[2]
+            if self.max_positions is not None and at + width > self.max_positions:
                 self._too_long(at + width)
             positions = torch.arange(at, at + width, device=self.device)[None]
             mask = None
             if width > 1 and at:
                 mask = torch.ones(width, at + width, dtype=torch.bool, device=self.device).tril_(at)[None, None]
-            place = Place(positions, mask, self._extras(positions, at + width))
-            self._placed = at, width, place
+            place = PassPositions(positions, mask, self._extras(positions, at + width))
+            self._last_positions = at, width, place
             return place
-        seen = rows.follow(at, tree or (-1, *range(width - 1)))
+        seen = rows.add_hypotheses(at, tree or (-1, *range(width - 1)))
         assert rows.at is not None
         held = rows.at[-width:]
-        if self.longest is not None and max(held) >= self.longest:
+        if self.max_positions is not None and max(held) >= self.max_positions:
             self._too_long(max(held) + 1)
         sees = np.zeros((width, len(rows.at)), dtype=np.bool_)  # index assignment in torch is ten times slower
         for index, attended in enumerate(seen):
             sees[index, attended] = True
         mask = None if sees.all() else torch.from_numpy(sees).to(self.device)[None, None]
         positions = torch.tensor(held, device=self.device)[None]
-        return Place(positions, mask, self._extras(positions, torch.tensor(rows.at, device=self.device)))
+        return PassPositions(positions, mask, self._extras(positions, torch.tensor(rows.at, device=self.device)))
 
-    def _place_each(self, batch: Batch, padding: Padding | None) -> Place:
+    def _unequal_positions(self, batch: Batch, padding: Padding | None) -> PassPositions:
         """Place sequences at unequal positions. Rows are in order of position; each token attends to its sequence up to itself."""
         import torch
 
         end, count = batch.end, len(batch.sequences)
-        if self.longest is not None and end > self.longest:
+        if self.max_positions is not None and end > self.max_positions:
             self._too_long(end)
         positions = torch.tensor(batch.positions, device=self.device)[:, None]
         numbers, kept = torch.arange(count, device=self.device)[:, None], None
         if padding is None:
             written = positions = positions + torch.arange(batch.widths[0], device=self.device)
         else:  # a copy has the position of its token
-            positions = positions + padding.taken - padding.taken[:, :1]
-            kept = padding.kept
+            positions = positions + padding.token_indices - padding.token_indices[:, :1]
+            kept = padding.is_token
             written, numbers = positions[kept], numbers.expand_as(kept)[kept]
         mask = torch.arange(end, device=self.device) <= positions[:, None, :, None]
         ends = tuple([at + width for at, width in zip(batch.positions, batch.widths, strict=True)])
-        spots = Spots(numbers, written, min(batch.positions), end, ends, kept)
-        return Place(positions, mask, self._extras(positions, end), spots)
+        spots = WritePositions(numbers, written, min(batch.positions), end, ends, kept)
+        return PassPositions(positions, mask, self._extras(positions, end), spots)
 
     def _too_long(self, length: int) -> None:
         raise ParameterError(
-            f"prompt and tokens together must be at most {self.longest} positions, the limit of {self.name}, got {length}; take a"
-            " shorter prompt or fewer tokens"
+            f"prompt and tokens together must be at most {self.max_positions} positions, the limit of {self.name}, got {length};"
+            " take a shorter prompt or fewer tokens"
         )
 
-    def _begin(self, tokens: tuple[int, ...], count: int, place: Place, padding: Padding | None = None) -> Tensor:
+    def _begin(self, tokens: tuple[int, ...], count: int, place: PassPositions, padding: Padding | None = None) -> Tensor:
         import torch
 
         if self.numbers is not None and len(tokens) == 1:
             numbers = self.numbers[tokens[0] : tokens[0] + 1]
         else:
             numbers = torch.tensor(tokens, device=self.device)
-        return self._embedded(numbers.view(count, -1) if padding is None else numbers[padding.taken], place)
+        return self._embedded(numbers.view(count, -1) if padding is None else numbers[padding.token_indices], place)
 
-    def _embedded(self, tokens: Tensor, place: Place) -> Tensor:
+    def _embedded(self, tokens: Tensor, place: PassPositions) -> Tensor:
         result: Tensor = self.embedding(tokens)
         return result
 
@@ -264,7 +264,7 @@ class Decoder:
         """Return the encoding of positions for the layers; `rows` is the number of rows, or the position of each."""
         return self.body.rotary_emb(self.embedding.weight, position_ids=positions)
 
-    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: KvRows) -> Tensor:
+    def _layer(self, layer: int, hidden: Tensor, place: PassPositions, rows: KvRows) -> Tensor:
         result: Tensor = self.modules[layer](
             hidden, attention_mask=place.mask, position_ids=place.positions, position_embeddings=place.extras,
             **{self.cache_name: rows},
@@ -278,9 +278,9 @@ class Decoder:
         with torch.inference_mode():
             if layer < self.layers and layer in self.heads:
                 return torch.nn.functional.linear(self._normed(states), self.heads[layer])
-            return self.common(states)
+            return self.final_head_logits(states)
 
-    def common(self, states: Tensor) -> Tensor:
+    def final_head_logits(self, states: Tensor) -> Tensor:
         """Return the logits of the model's head, applied to states after any layer as if it were the last."""
         import torch
 
@@ -326,14 +326,14 @@ class GPT2(Decoder):
     body_layers = "h"
     body_norm = "ln_f"
 
-    def _embedded(self, tokens: Tensor, place: Place) -> Tensor:
+    def _embedded(self, tokens: Tensor, place: PassPositions) -> Tensor:
         result: Tensor = self.embedding(tokens) + self.body.wpe(place.positions)
         return result
 
     def _extras(self, positions: Tensor, rows: int | Tensor) -> Any:
         return None
 
-    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: KvRows) -> Tensor:
+    def _layer(self, layer: int, hidden: Tensor, place: PassPositions, rows: KvRows) -> Tensor:
         result: Tensor = self.modules[layer](hidden, past_key_values=rows, attention_mask=place.mask)
         return result
 
@@ -343,7 +343,7 @@ class OPT(Decoder):
 
     body_norm = "final_layer_norm"
 
-    def _embedded(self, tokens: Tensor, place: Place) -> Tensor:
+    def _embedded(self, tokens: Tensor, place: PassPositions) -> Tensor:
         hidden: Tensor = self.embedding(tokens)
         if self.body.project_in is not None:
             hidden = self.body.project_in(hidden)
@@ -352,7 +352,7 @@ class OPT(Decoder):
     def _extras(self, positions: Tensor, rows: int | Tensor) -> Any:
         return None
 
-    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: KvRows) -> Tensor:
+    def _layer(self, layer: int, hidden: Tensor, place: PassPositions, rows: KvRows) -> Tensor:
         result: Tensor = self.modules[layer](
             hidden, attention_mask=place.mask, position_ids=place.positions, past_key_values=rows
         )
@@ -370,7 +370,7 @@ class T5(Decoder):
     body_layers = "block"
     body_norm = "final_layer_norm"
 
-    def _longest(self) -> int | None:
+    def _max_positions(self) -> int | None:
         return None  # distances beyond the last bucket share its bias
 
     def read_source(self, tokens: tuple[int, ...]) -> None:
@@ -393,7 +393,7 @@ class T5(Decoder):
         if self.source is None:
             raise RuntimeError(f"{self.name} has an encoder, which has not read a text yet")
         found = KvRows(self.layers)
-        found.crossed = self.source, EncoderDecoderCache(DynamicCache(), DynamicCache())
+        found.cross_attention = self.source, EncoderDecoderCache(DynamicCache(), DynamicCache())
         return found
 
     def _extras(self, positions: Tensor, rows: int | Tensor) -> Any:
@@ -407,9 +407,9 @@ class T5(Decoder):
         )  # fmt: skip
         return attention.relative_attention_bias(buckets).permute(2, 0, 1)[None]
 
-    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: KvRows) -> Tensor:
+    def _layer(self, layer: int, hidden: Tensor, place: PassPositions, rows: KvRows) -> Tensor:
         own, across, forward = self.modules[layer].layer
-        source, crossed = rows.crossed
+        source, crossed = rows.cross_attention
         hidden = own(hidden, attention_mask=place.mask, position_bias=place.extras, past_key_values=rows)[0]
         hidden = across(hidden, key_value_states=source, past_key_values=crossed)[0]
         result: Tensor = forward(hidden)
@@ -438,7 +438,7 @@ def decoder_of(full: Any, name: str) -> Decoder:
 
 def _flat(hidden: Tensor, padding: Padding | None) -> Tensor:
     """Return the states of the tokens of a pass without padding, shape (tokens, hidden)."""
-    return hidden.reshape(-1, hidden.shape[-1]) if padding is None else hidden[padding.kept]
+    return hidden.reshape(-1, hidden.shape[-1]) if padding is None else hidden[padding.is_token]
 
 
 def _unknown(name: str, kind: str) -> ParameterError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Protocol
 
-WAITED = 0.02
+INTERRUPTED_SHARE = 0.02
 """Share of a stretch without CPU time above which it was interrupted [-]."""
 
 
@@ -37,23 +37,23 @@ class HostClock:
     def __init__(self, single: bool = False) -> None:
         self.single = single
         self.at: dict[tuple[str, int, int], float] = {}
-        self.begun = self.worked = 0.0
-        self.waited = 0.0
+        self.started_at = self.cpu_started_at = 0.0
+        self.waiting_share = 0.0
 
     def start(self) -> None:
         """See `Clock`."""
-        self.worked = time.thread_time()
-        self.begun = time.perf_counter()
+        self.cpu_started_at = time.thread_time()
+        self.started_at = time.perf_counter()
 
     def stop(self) -> float:
         """See `Clock`."""
-        passed = time.perf_counter() - self.begun
-        self.waited = 1 - (time.thread_time() - self.worked) / passed
+        passed = time.perf_counter() - self.started_at
+        self.waiting_share = 1 - (time.thread_time() - self.cpu_started_at) / passed
         return passed
 
     def disturbed(self) -> bool:
         """See `Clock`."""
-        return self.single and self.waited > WAITED
+        return self.single and self.waiting_share > INTERRUPTED_SHARE
 
     def mark(self, name: str, index: int, edge: int) -> None:
         """See `Clock`."""

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     import torch
 
 DEVICES = ("cpu", "cuda")
-MOVING = ("sm_mhz", "memory_mhz")
+CLOCK_FACTS = ("sm_mhz", "memory_mhz")
 """Facts that change over time: the clocks of a GPU, which rise with its load."""
-LITTLE = 128
+SMALL_SIDE = 128
 """Side of the small products that are tried first, to find the fast kernels."""
-QUICK = {"cpu": (512, 2**27), "cuda": (2048, 2**27)}
+QUICK_SIZES = {"cpu": (512, 2**27), "cuda": (2048, 2**27)}
 """Sizes of quick tries: side of products, and bytes that are read and copied."""
 _TRIES = 7
 _SHARE = 0.02
@@ -39,13 +39,13 @@ _LAYOUTS = ((False, True), (False, False), (True, False), (True, True))
 _OTHERS = {"pcie", "nvl", "laptop", "mig"}  # variants of the same name that are slower
 
 
-def needed() -> None:
+def import_libraries() -> None:
     """Import the libraries that timing needs, before anything is written; a command reports how to install a missing one."""
     for name in ("torch", "transformers"):
         importlib.import_module(name)
 
 
-def chosen(name: str | None) -> str:
+def choose_device(name: str | None) -> str:
     """Return the device to time: the requested one, or by default a GPU if there is one."""
     import torch
 
@@ -171,12 +171,12 @@ class Ceilings:
     def __init__(self, name: str, dtype: str, quick: bool = False) -> None:
         self.name, self.dtypes, self.quick = name, tuple(dict.fromkeys((dtype, "float32"))), quick
         self.best: dict[str, float] = {}
-        self.opened, self.spent = time.monotonic(), 0.0
+        self.started_at, self.measured_seconds = time.monotonic(), 0.0
         kinds = [(name, each) for each in self.dtypes]
         products = [partial(_product, *kind, shape, layout) for kind in kinds for shape in _SHAPES for layout in _LAYOUTS]
         reads = [partial(_read, *kind, layout) for kind in kinds for layout in range(3)]
         # On large data a slow kernel may take a thousand times as long as a fast one, so the fast ones are found on small data.
-        small = {each: _fastest(each(LITTLE), name, tries=2) for each in products}
+        small = {each: _fastest(each(SMALL_SIDE), name, tries=2) for each in products}
         self.best["flop_per_s"] = max(small.values())
         little = {each: _fastest(each(2**20), name, tries=2) for each in reads}  # fits a cache, so no bandwidth
         self.makers = {
@@ -184,9 +184,9 @@ class Ceilings:
             "read_bytes_per_s": sorted(little, key=lambda each: -little[each])[:2],
             "copy_bytes_per_s": [partial(_copy, name, dtype)],
         }  # fmt: skip
-        self.again()
+        self.measure()
 
-    def again(self) -> None:
+    def measure(self) -> None:
         """Measure the fastest kernels once more, and keep the higher rates."""
         begun = time.monotonic()
         side, size = _sizes(self.name, self.quick)
@@ -194,21 +194,21 @@ class Ceilings:
             for make in makers:
                 rate = _fastest(make(side if ceiling == "flop_per_s" else size), self.name)
                 self.best[ceiling] = max(rate, self.best.get(ceiling, 0.0))
-        self.spent += time.monotonic() - begun
+        self.measured_seconds += time.monotonic() - begun
 
-    def between(self) -> None:
+    def measure_if_due(self) -> None:
         """Measure once more if tries took a small share of the time so far; ignore errors, such as too little memory next to the
         model.
         """
-        if self.spent < _SHARE * (time.monotonic() - self.opened):
+        if self.measured_seconds < _SHARE * (time.monotonic() - self.started_at):
             with contextlib.suppress(RuntimeError, MemoryError):  # a lost device fails at the next pass too
-                self.again()
+                self.measure()
 
 
 def _sizes(name: str, quick: bool) -> tuple[int, int]:
     """Return the side of large products, and the bytes that are read and copied: twice the last cache or, if quick, less."""
     if quick:
-        return QUICK[name.partition(":")[0]]
+        return QUICK_SIZES[name.partition(":")[0]]
     if name.startswith("cuda"):
         return 8192, 2**31
     return 2048, min(max(2 * _last_cache(), 2**28), max(memory(name) // 12, 2**26))
@@ -279,10 +279,11 @@ def _fastest(kernel: _Kernel, name: str, tries: int = _TRIES) -> float:
     return best
 
 
-def known(name: str, memory_bytes: float) -> devices.Device | None:
+def published_device(name: str, memory_bytes: float) -> devices.Device | None:
     """Return the device of `model.hardware.devices` with this name and memory; None if none matches or several do.
 
-    >>> [getattr(known(*each), "name", None) for each in (("NVIDIA H100 80GB HBM3", 85e9), ("NVIDIA H100 PCIe", 85e9), ("T4", 9e9))]
+    >>> cards = ("NVIDIA H100 80GB HBM3", 85e9), ("NVIDIA H100 PCIe", 85e9), ("T4", 9e9)
+    >>> [getattr(published_device(*each), "name", None) for each in cards]
     ['h100', None, None]
     """
     words = set(name.lower().replace("-", " ").split())

@@ -106,21 +106,21 @@ def align(
             bound = f"prompt + tokens must be at most the {each.positions} positions of model {each.name}"
             raise ParameterError(f"{bound}, got {settings.prompt} + {settings.tokens}")
     tokens, held_out = draft.tokens(corpus.training), draft.tokens(corpus.held_out)
-    training.enough("held-out text", held_out, settings.length)
+    training.check_length("held-out text", held_out, settings.length)
     inputs = prompts(tokens, settings.prompts, settings.prompt, settings.seed)
     checked = prompts(held_out, min(settings.held_out, held_out.size // settings.prompt), settings.prompt, settings.seed)
     reference = outputs(target, checked, settings.tokens)
-    before = agreement(draft, reference, settings.prompt) | make_model.worth(draft.model, held_out, settings.length)
+    before = agreement(draft, reference, settings.prompt) | make_model.held_out_losses(draft.model, held_out, settings.length)
     folder.parent.mkdir(parents=True, exist_ok=True)
     sequences = _written(target, inputs, settings.tokens, written, described, report)
     log = _train(draft, sequences, held_out, settings, kept, described, resume, report)
-    model_directory.halved(draft.model)
+    model_directory.round_to_half(draft.model)
     after = agreement(draft, reference, settings.prompt)
     whole = make_model.about(draft.model, "aligned", command) | {
         "target": {"name": target.name, "checksum": target.checksum}, "draft": {"name": draft.name, "checksum": draft.checksum},
         "settings": asdict(settings), "agreement": _compared(before, after),
         "corpus": corpus.about() | {"tokens": int(tokens.size), "held_out_tokens": int(held_out.size)},
-        **make_model.worth(draft.model, held_out, settings.length), "held_out_loss_before": before["held_out_loss"],
+        **make_model.held_out_losses(draft.model, held_out, settings.length), "held_out_loss_before": before["held_out_loss"],
         "written_tokens": int((_labels(sequences, settings.prompt, draft) != IGNORED).sum()),
         "while_training": {"losses": log["losses"], "held_out": log["held_out"]}, "seconds": log["seconds"],
     }  # fmt: skip
@@ -196,20 +196,20 @@ def _written(target: Loaded, inputs: Tokens, tokens: int, kept: Path, settings: 
 
     done = np.empty((0, inputs.shape[1] + tokens), np.int64)
     if kept.exists():
-        done = kept_texts(kept, settings, count=len(inputs), length=done.shape[1], vocabulary=target.vocabulary)
+        done = saved_sequences(kept, settings, count=len(inputs), length=done.shape[1], vocabulary=target.vocabulary)
     last = time.perf_counter()
     while len(done) < len(inputs):
         done = np.concatenate([done, _output(target, inputs[len(done) : len(done) + AT_ONCE], tokens)])
         if report is not None:
             report(len(done), len(inputs), f"{target.name} generates")
-        if len(done) == len(inputs) or time.perf_counter() - last > training.KEEP_EVERY:
-            with whole_files.whole(kept) as part:
+        if len(done) == len(inputs) or time.perf_counter() - last > training.SAVE_EVERY:
+            with whole_files.atomic_path(kept) as part:
                 save_file({"texts": done}, part, {"settings": settings})
             last = time.perf_counter()
     return done
 
 
-def kept_texts(kept: Path, settings: str, *, count: int, length: int, vocabulary: int) -> Tokens:
+def saved_sequences(kept: Path, settings: str, *, count: int, length: int, vocabulary: int) -> Tokens:
     """Return the sequences that an alignment with these settings has saved: at most `count`, shape (sequences, length)."""
     from safetensors import SafetensorError, safe_open
 
@@ -222,7 +222,7 @@ def kept_texts(kept: Path, settings: str, *, count: int, length: int, vocabulary
             fits = len(shape) == 2 and shape[0] <= count and shape[1] == length and kind == "I64"
             sequences = file.get_tensor("texts") if fits else np.empty((0, length), np.int64)
     except (SafetensorError, OSError) as error:
-        raise ParameterError(f"{kept.name} cannot be read for --resume: {model_directory.line(error)}; remove it") from None
+        raise ParameterError(f"{kept.name} cannot be read for --resume: {model_directory.first_line(error)}; remove it") from None
     if there != settings:
         raise ParameterError(f"{kept.name} is from another alignment; give the same settings, or remove it and start again")
     if not fits or (sequences < 0).any() or (sequences >= vocabulary).any():
@@ -257,7 +257,7 @@ def _train(
         return loss.detach()
 
     def seen() -> float:
-        loss = training.loss_of(model, held_out, settings.length, str(model.device), training.SEEN)
+        loss = training.loss_of(model, held_out, settings.length, str(model.device), training.HELD_OUT_WINDOWS)
         model.train()
         return loss
 

@@ -18,7 +18,7 @@ from typing import Any
 from model.base import bounded_files
 from model.base.checks import ParameterError
 
-LEFT_OUT = frozenset(
+EXCLUDED = frozenset(
     {"test", "tests", "site-packages", "dist-packages", "__pycache__", "idlelib", "turtledemo", "lib2to3", "distutils", "ensurepip",
      "encodings", "__phello__", "tkinter", "lib-dynload", "_sysconfigdata"}
 )  # fmt: skip
@@ -28,7 +28,7 @@ HELD_OUT = (
 )  # fmt: skip
 """Modules and packages of all kinds, about 1/14 of the text."""
 STANDARD = "Python standard library"
-PART = 14
+HELD_OUT_PART = 14
 """Of a user's text, one part in this number is held out."""
 SUFFIXES = (".md", ".py", ".rst", ".txt")
 
@@ -82,7 +82,7 @@ def standard_library(root: Path | None = None) -> Corpus:
     return Corpus(training, held_out, platform.python_version(), _checksum(training | held_out))
 
 
-def own(path: Path) -> Corpus:
+def corpus_of_files(path: Path) -> Corpus:
     """Return the corpus of a text file, or of the text files below a folder, with 1/14 held out.
 
     From a file its end is held out; from a folder whole files, those with the smallest sha256 of their names, so that adding a file
@@ -90,13 +90,13 @@ def own(path: Path) -> Corpus:
     """
     if path.is_file():
         lines = _read(path).splitlines(keepends=True)
-        kept = len(lines) - max(len(lines) // PART, 1)
+        kept = len(lines) - max(len(lines) // HELD_OUT_PART, 1)
         training, held_out = {path.name: "".join(lines[:kept])}, {f"{path.name}, its end": "".join(lines[kept:])}
     elif path.is_dir():
         found = sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES and each.is_file())
         texts = {each.relative_to(path).as_posix(): each for each in found if not _hidden(each.relative_to(path))}
         by_hash = sorted(texts, key=lambda name: hashlib.sha256(name.encode()).digest())
-        aside = set(by_hash[: max(len(texts) // PART, 1)])
+        aside = set(by_hash[: max(len(texts) // HELD_OUT_PART, 1)])
         training = {name: _read(each) for name, each in texts.items() if name not in aside}
         held_out = {name: _read(texts[name]) for name in sorted(aside)}
     else:
@@ -136,7 +136,7 @@ def _hidden(path: Path) -> bool:
 
 
 def _modules(root: Path) -> Iterator[PurePosixPath]:
-    """Yield the paths of modules below the root, without entering the folders in `LEFT_OUT`, which may hold every installed
+    """Yield the paths of modules below the root, without entering the folders in `EXCLUDED`, which may hold every installed
     package.
     """
     for folder, below, names in os.walk(root):
@@ -146,4 +146,4 @@ def _modules(root: Path) -> Iterator[PurePosixPath]:
 
 
 def _kept(part: str) -> bool:
-    return part not in LEFT_OUT and not part.startswith(("config-", "_sysconfigdata"))
+    return part not in EXCLUDED and not part.startswith(("config-", "_sysconfigdata"))

@@ -59,20 +59,20 @@ class HeadTrainingSettings:
     def recipe(self, tokens: int) -> Recipe:
         """Return the recipe for a text of `tokens` tokens.
 
-        >>> PAPER.recipe(100 * 128 * 2048 + 1).warm_up  # .04 of 300 updates
+        >>> PAPER_SETTINGS.recipe(100 * 128 * 2048 + 1).warm_up  # .04 of 300 updates
         12
         """
         recipe = Recipe(self.epochs, self.batch, self.length, self.rate, 0, self.weight_decay, self.seed)
         return replace(recipe, warm_up=round(self.warm_up * recipe.steps(tokens)))
 
 
-OWN = HeadTrainingSettings()
+DEFAULT_SETTINGS = HeadTrainingSettings()
 """Settings for a small text. Tried from 3e-4 to 1e-2 on a model of six layers: with a higher rate heads agree more often with the
 model at the first layers, and less often at the last, where the common head is hard to beat.
 """
-PAPER = HeadTrainingSettings(epochs=3, rate=2e-5, batch=128, length=2048, warm_up=0.04)
+PAPER_SETTINGS = HeadTrainingSettings(epochs=3, rate=2e-5, batch=128, length=2048, warm_up=0.04)
 """Settings of the paper's Table 4, published, for a model of 13 billion parameters. The linear decrease of the rate is assumed."""
-SETTINGS = {"own": OWN, "paper": PAPER}
+SETTINGS = {"own": DEFAULT_SETTINGS, "paper": PAPER_SETTINGS}
 
 
 def train(
@@ -99,11 +99,12 @@ def train(
     tokens, held_out = loaded.tokens(corpus.training), loaded.tokens(corpus.held_out)
     recipe = settings.recipe(tokens.size)
     steps = recipe.steps(tokens.size)
-    training.enough("held-out text", held_out, settings.length)
-    heads = started(loaded, chosen)
+    training.check_length("held-out text", held_out, settings.length)
+    heads = initial_heads(loaded, chosen)
 
     def seen() -> float:
-        return float(np.mean([row["loss"] for row in judged(loaded, {"trained": heads}, held_out, settings.length, training.SEEN)]))
+        rows = evaluate_heads(loaded, {"trained": heads}, held_out, settings.length, training.HELD_OUT_WINDOWS)
+        return float(np.mean([row["loss"] for row in rows]))
 
     work = training.TrainingJob(
         _Module(heads), [torch.optim.AdamW(heads.values(), lr=0.0, weight_decay=settings.weight_decay)],
@@ -114,11 +115,11 @@ def train(
     log = work.done(kept, resume=resume, report=report)
     saved = {layer: head.detach().half() for layer, head in heads.items()}
     model_directory.finite("heads in half precision", ((f"layer.{layer}", head) for layer, head in saved.items()))
-    both = {"common": started(loaded, chosen), "trained": {layer: head.float() for layer, head in saved.items()}}
+    both = {"common": initial_heads(loaded, chosen), "trained": {layer: head.float() for layer, head in saved.items()}}
     whole = {
         "schema": SCHEMA, "source": "measured", "model": loaded.checksum, "name": loaded.name,
         "layers": loaded.layers, "hidden": loaded.hidden, "vocabulary": loaded.vocabulary, "settings": asdict(settings),
-        "results": judged(loaded, both, held_out, settings.length),
+        "results": evaluate_heads(loaded, both, held_out, settings.length),
         "held_out_loss": round(training.loss_of(loaded.model, held_out, settings.length, str(loaded.model.device)), 5),
         "corpus": corpus.about() | {"tokens": int(tokens.size), "held_out_tokens": int(held_out.size)},
         "seconds": log["seconds"], "versions": model_directory.versions(), "command": command,
@@ -150,12 +151,12 @@ def load(path: Path, *, checksum: str, layers: int, hidden: int, vocabulary: int
                     raise ParameterError(f"{bound}, got {shape}; train the heads again")
                 heads[known[name]] = file.get_tensor(name).float()
     except (SafetensorError, OSError) as error:
-        raise ParameterError(f"{path.name} cannot be read: {model_directory.line(error)}; train the heads again") from None
+        raise ParameterError(f"{path.name} cannot be read: {model_directory.first_line(error)}; train the heads again") from None
     model_directory.finite(path.name, ((f"layer.{layer}", head) for layer, head in heads.items()))
     return dict(sorted(heads.items()))
 
 
-def of(loaded: Loaded, path: Path | None = None) -> dict[int, Tensor]:
+def heads_of(loaded: Loaded, path: Path | None = None) -> dict[int, Tensor]:
     """Return the heads of a model, from the file in its directory or from another file."""
     where = loaded.folder / model_directory.HEADS if path is None else path
     return load(where, checksum=loaded.checksum, layers=loaded.layers, hidden=loaded.hidden, vocabulary=loaded.vocabulary)
@@ -172,13 +173,13 @@ def about(path: Path) -> dict[str, Any]:
             text = (file.metadata() or {}).get("about", "{}")
         described = bounded_files.json_of(text) if len(text) <= bounded_files.MOST_TOML else None
     except (SafetensorError, OSError, ValueError) as error:
-        raise ParameterError(f"{path.name} cannot be read: {model_directory.line(error)}; train the heads again") from None
+        raise ParameterError(f"{path.name} cannot be read: {model_directory.first_line(error)}; train the heads again") from None
     if not isinstance(described, dict) or described.get("schema") != SCHEMA:
         raise ParameterError(f"{path.name} must be a file of heads, of schema {SCHEMA}; make one with calibrate heads")
     return described
 
 
-def started(loaded: Loaded, layers: Iterable[int]) -> dict[int, Any]:
+def initial_heads(loaded: Loaded, layers: Iterable[int]) -> dict[int, Any]:
     """Return untrained heads: the common head for each layer."""
     import torch
 
@@ -220,7 +221,7 @@ def check(loaded: Loaded) -> None:
         )
 
 
-def judged(
+def evaluate_heads(
     loaded: Loaded, heads: dict[str, dict[int, Tensor]], tokens: Tokens, length: int, windows: int | None = None
 ) -> list[dict[str, Any]]:
     """Evaluate heads along a text; return a row for each kind and layer.
@@ -306,5 +307,5 @@ def _write(path: Path, heads: dict[int, Tensor], described: dict[str, Any]) -> N
     from safetensors.torch import save_file
 
     tensors = {f"layer.{layer}": head.cpu().contiguous() for layer, head in heads.items()}
-    with whole_files.whole(path) as part:
+    with whole_files.atomic_path(path) as part:
         save_file(tensors, part, {"about": strict_json.dumps(described)})

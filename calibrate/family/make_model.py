@@ -38,16 +38,16 @@ def tokenizer_of(folder: Path, corpus: Corpus, size: int = vocabulary.SIZE, reci
         try:
             return Tokenizer.from_file(str(folder / TOKENIZER))
         except Exception as error:  # the library raises plain exceptions
-            why = model_directory.line(error)
+            why = model_directory.first_line(error)
             raise ParameterError(f"{TOKENIZER} of {folder} cannot be read: {why}; remove it, to learn it again") from None
-    learnt = vocabulary.learnt(corpus, size)
+    trained = vocabulary.train_tokenizer(corpus, size)
     if recipe is not None:
-        recipe.steps(vocabulary.encoded(learnt, corpus.training).size)
-        training.enough("held-out text", vocabulary.encoded(learnt, corpus.held_out), recipe.length)
+        recipe.steps(vocabulary.encode(trained, corpus.training).size)
+        training.check_length("held-out text", vocabulary.encode(trained, corpus.held_out), recipe.length)
     whole_files.write_text(folder / CORPUS, strict_json.dumps(now, indent=1) + "\n")
-    with whole_files.whole(folder / TOKENIZER) as part:
-        learnt.save(str(part))
-    return learnt
+    with whole_files.atomic_path(folder / TOKENIZER) as part:
+        trained.save(str(part))
+    return trained
 
 
 def make(
@@ -64,13 +64,13 @@ def make(
     model_directory.refuse_existing(place)
     if kept.exists() and not resume:
         raise ParameterError(f"{kept} is from an interrupted training; --resume continues it, or remove it")
-    tokens, held_out = vocabulary.encoded(tokenizer, corpus.training), vocabulary.encoded(tokenizer, corpus.held_out)
-    model = begun(size, tokenizer.get_vocab_size(), recipe)
+    tokens, held_out = vocabulary.encode(tokenizer, corpus.training), vocabulary.encode(tokenizer, corpus.held_out)
+    model = untrained_model(size, tokenizer.get_vocab_size(), recipe)
     log = training.train(model, tokens, held_out, recipe, kept, device=device, resume=resume, report=report)
     return finish(model, log, role, size, recipe, corpus, tokenizer, tokens, held_out, place, command=command)
 
 
-def begun(size: Size, vocabulary: int, recipe: Recipe) -> Any:
+def untrained_model(size: Size, vocabulary: int, recipe: Recipe) -> Any:
     """Return an untrained model; its weights follow from the seed."""
     import torch
     from transformers import LlamaForCausalLM
@@ -85,18 +85,18 @@ def finish(
     held_out: NDArray[Any], folder: Path, *, command: str = "",
 ) -> dict[str, Any]:
     """Round a trained model to half precision, evaluate it on all of the held-out text, and write it; return the log."""
-    model_directory.halved(model)
+    model_directory.round_to_half(model)
     whole = about(model, role, command) | {
         "size": asdict(size), "recipe": asdict(recipe),
         "corpus": corpus.about() | {"tokens": int(tokens.size), "held_out_tokens": int(held_out.size)},
-        **worth(model, held_out, recipe.length),
+        **held_out_losses(model, held_out, recipe.length),
         "while_training": {"losses": log["losses"], "held_out": log["held_out"]}, "seconds": log["seconds"],
     }  # fmt: skip
     model_directory.save(model, tokenizer, whole, folder)
     return model_directory.log_of(folder)
 
 
-def worth(model: Any, held_out: NDArray[Any], length: int) -> dict[str, Any]:
+def held_out_losses(model: Any, held_out: NDArray[Any], length: int) -> dict[str, Any]:
     """Return the loss on all of the held-out text, and on a few windows, which is quick to verify."""
     device = str(model.device)
     sample = {"windows": SAMPLE, "length": length, "loss": round(training.loss_of(model, held_out, length, device, SAMPLE), 5)}

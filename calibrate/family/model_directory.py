@@ -32,11 +32,11 @@ MODELS = Path(__file__).parent / "models"
 CONFIG, WEIGHTS, INDEX, LOG, HEADS = (
     "config.json", "model.safetensors", "model.safetensors.index.json", "training.json", "heads.safetensors",
 )  # fmt: skip
-OTHERS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".pkl")
+UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".pkl")
 """Suffixes of other formats of weights, which may run any code when they are read."""
 SCHEMA = "decodesim.model/1"
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-WANTED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 """Files to fetch from the hub: weights, settings and tokenizers, no code."""
 
 
@@ -97,7 +97,7 @@ def names() -> list[str]:
     return sorted(path.parent.name for path in MODELS.glob(f"*/{CONFIG}"))
 
 
-def found(model: str) -> Path:
+def locate_model(model: str) -> Path:
     """Return the directory of a model: a directory, a name of the family (`family:target`, or `target`), or OWNER/NAME of the hub.
 
     Only the last accesses the network.
@@ -116,9 +116,10 @@ def found(model: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model, allow_patterns=[*WANTED], ignore_patterns=["*/*"]))
+        return Path(snapshot_download(model, allow_patterns=[*HUB_FILES], ignore_patterns=["*/*"]))
     except Exception as error:  # any error of the network
-        raise ParameterError(f"model {model} could not be fetched from the hub: {line(error)}; give a directory instead") from None
+        why = first_line(error)
+        raise ParameterError(f"model {model} could not be fetched from the hub: {why}; give a directory instead") from None
 
 
 def checksum(folder: Path) -> str:
@@ -145,7 +146,7 @@ def weights(folder: Path) -> list[Path]:
             if path.parent != folder or path.suffix != ".safetensors" or not path.is_file():
                 raise ParameterError(f"{INDEX} of {folder.name} names {path.name}, which must be a safetensors file in its folder")
         return paths
-    others = sorted(path.name for path in folder.glob("*") if path.suffix in OTHERS)
+    others = sorted(path.name for path in folder.glob("*") if path.suffix in UNSAFE_SUFFIXES)
     instead = f", and only {', '.join(others)}, which are not read" if others else ""
     raise ParameterError(f"{folder.name} has no {WEIGHTS}{instead}; only safetensors are loaded: convert it with save_pretrained")
 
@@ -159,7 +160,7 @@ def load(model: str | Path, device: str = "cpu", dtype: str = "float32", *, enco
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
     checks.one_of("dtype", dtype, DTYPES)
-    folder = found(str(model))
+    folder = locate_model(str(model))
     name = folder.resolve().name if Path(model).is_dir() else str(model)
     crossing = _crossing(folder, name)
     if crossing and not encoders:
@@ -176,7 +177,8 @@ def load(model: str | Path, device: str = "cpu", dtype: str = "float32", *, enco
             )  # fmt: skip
         except Exception as error:  # a truncated file, inconsistent sizes, or a model without output
             names_of = ", ".join(path.name for path in files)
-            raise ParameterError(f"model {name} cannot be loaded from {names_of}: {line(error)}; fetch or make it again") from None
+            why = first_line(error)
+            raise ParameterError(f"model {name} cannot be loaded from {names_of}: {why}; fetch or make it again") from None
         if loading["missing_keys"]:
             lacks = sorted(loading["missing_keys"])
             raise ParameterError(f"model {name} lacks {len(lacks)} tensors that its config.json requires, such as {lacks[0]}")
@@ -193,7 +195,7 @@ def load(model: str | Path, device: str = "cpu", dtype: str = "float32", *, enco
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, **ours)
         except Exception as error:  # no tokenizer, or one that needs the model's code
-            what = f"model {name} has no tokenizer that can be loaded: {line(error)}"
+            what = f"model {name} has no tokenizer that can be loaded: {first_line(error)}"
             raise ParameterError(f"{what}; add tokenizer.json to its folder") from None
     finite(name, built.named_parameters())
     result = Loaded(name, folder, built.to(device).eval(), tokenizer, checksum(folder))
@@ -285,7 +287,7 @@ def _different(one: Loaded, other: Loaded, why: str) -> ParameterError:
 def save(model: Any, tokenizer: Any, log: dict[str, Any], folder: Path) -> None:
     """Write a model in half precision, with its tokenizer and log, to a new directory, completely or not at all.
 
-    `tokenizer` is one of transformers, or of `tokenizers` as `vocabulary.learnt` returns it.
+    `tokenizer` is one of transformers, or of `tokenizers` as `vocabulary.train_tokenizer` returns it.
     """
     from calibrate.family import vocabulary
 
@@ -293,15 +295,15 @@ def save(model: Any, tokenizer: Any, log: dict[str, Any], folder: Path) -> None:
     half = copy.deepcopy(model).cpu().half()
     finite(f"{folder.name} in half precision", half.named_parameters())
     if not hasattr(tokenizer, "save_pretrained"):
-        tokenizer = vocabulary.wrapped(tokenizer, half.config.max_position_embeddings)
-    with whole_files.whole(folder) as part, quiet():
+        tokenizer = vocabulary.wrap_tokenizer(tokenizer, half.config.max_position_embeddings)
+    with whole_files.atomic_path(folder) as part, quiet():
         part.mkdir()
         half.save_pretrained(part)
         tokenizer.save_pretrained(part)
         (part / LOG).write_text(strict_json.dumps({"schema": SCHEMA, **log}, indent=1) + "\n", encoding="utf-8")
 
 
-def halved(model: Any) -> None:
+def round_to_half(model: Any) -> None:
     """Round the weights to half precision, in place, so that its losses are those of the saved weights."""
     import torch
 
@@ -373,16 +375,16 @@ def table(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ParameterError(f"{folder} has no {path.name}; give a model in the format of transformers") from None
     except (OSError, ValueError) as error:
-        raise ParameterError(f"{path.name} of {folder} cannot be read as JSON: {line(error)}") from None
+        raise ParameterError(f"{path.name} of {folder} cannot be read as JSON: {first_line(error)}") from None
     if not isinstance(content, dict):
         raise ParameterError(f"{path.name} of {folder} must be a table of keys, got {checks.shown(content)}")
     return content
 
 
-def line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return the first line of an error without its full stop, and the second line too if the first ends with a colon.
 
-    >>> line(ValueError("Validation error for field 'layers':\\n    TypeError: got 'two'.\\nMore")), line(ValueError())
+    >>> first_line(ValueError("Validation error for field 'layers':\\n    TypeError: got 'two'.\\nMore")), first_line(ValueError())
     ("Validation error for field 'layers': TypeError: got 'two'", 'ValueError')
     """
     lines = [each.strip() for each in str(error).splitlines() if each.strip()] or [type(error).__name__]

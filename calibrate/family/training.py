@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 HEAD_DIM = 32
 MOST_EPOCHS = 1000.0
-KEEP_EVERY = 120.0
+SAVE_EVERY = 120.0
 """Time between two saved states [s]."""
-SEEN = 64
+HELD_OUT_WINDOWS = 64
 """Windows of the held-out text for the loss during training; the final loss uses all windows."""
 
 
@@ -134,7 +134,7 @@ def train(
     import torch
 
     steps = recipe.steps(tokens.size)
-    enough("held-out text", held_out, recipe.length)
+    check_length("held-out text", held_out, recipe.length)
     model.to(device).train()
 
     def learn(step: int) -> Tensor:
@@ -143,7 +143,7 @@ def train(
         return loss.detach()
 
     def seen() -> float:
-        loss = loss_of(model, held_out, recipe.length, device, SEEN)
+        loss = loss_of(model, held_out, recipe.length, device, HELD_OUT_WINDOWS)
         model.train()
         return loss
 
@@ -209,7 +209,7 @@ class TrainingJob:
                 recent = []
             if report is not None:
                 report(step + 1, self.steps, f"loss {log['losses'][-1][1]:.3f}" if log["losses"] else "")
-            if time.perf_counter() - last_kept > KEEP_EVERY:
+            if time.perf_counter() - last_kept > SAVE_EVERY:
                 log["held_out"].append([step + 1, round(self.seen(), 4)])
                 _finite(log["held_out"][-1][1], step)  # never save such a state
                 seconds = before + time.perf_counter() - begun
@@ -225,7 +225,7 @@ def _finite(loss: float, step: int) -> None:
         raise ParameterError(f"the loss must be a number, and is {loss} after step {step + 1}: take a lower rate")
 
 
-def enough(what: str, tokens: Tokens, length: int) -> None:
+def check_length(what: str, tokens: Tokens, length: int) -> None:
     """Refuse a text without one whole window."""
     if tokens.size <= length:
         raise ParameterError(f"{what} must have at least length+1={length + 1} tokens, got {tokens.size}; give a longer one")

@@ -17,7 +17,7 @@ LEAST, MOST = 257, 65536
 """Smallest and largest vocabulary: all bytes and END, and more than small models can use."""
 
 
-def learnt(corpus: Corpus, size: int = SIZE) -> Any:
+def train_tokenizer(corpus: Corpus, size: int = SIZE) -> Any:
     """Learn a tokenizer of the `tokenizers` library with `size` tokens; its alphabet is bytes, so that it encodes any text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -32,7 +32,7 @@ def learnt(corpus: Corpus, size: int = SIZE) -> Any:
     return tokenizer
 
 
-def wrapped(tokenizer: Any, positions: int) -> Any:
+def wrap_tokenizer(tokenizer: Any, positions: int) -> Any:
     """Return the tokenizer for transformers, for a model of `positions` positions; decoding restores a text exactly."""
     from transformers import PreTrainedTokenizerFast
 
@@ -40,7 +40,7 @@ def wrapped(tokenizer: Any, positions: int) -> Any:
     return kind(tokenizer_object=tokenizer, eos_token=END, clean_up_tokenization_spaces=False, model_max_length=positions)
 
 
-def encoded(tokenizer: Any, texts: dict[str, str]) -> NDArray[Any]:
+def encode(tokenizer: Any, texts: dict[str, str]) -> NDArray[Any]:
     """Return the tokens of all modules, each followed by END, shape (tokens,)."""
     import numpy as np
 

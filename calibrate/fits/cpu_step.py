@@ -13,7 +13,7 @@ Rows with `disturbed` exclude repeats in which the thread was interrupted; rows 
 points (widths 1 and 2 after 256 positions, next to another process) were timed again in rounds 3 to 7 *after* their errors were
 seen. Only rounds up to `LAST_ROUND` are free of that selection; `main` prints both results.
 
-The shortest of several rounds is also the one with the least interference from the other process, so `slowing` is a lower bound.
+The shortest of several rounds is also the one with the least interference from the other process, so `slowdowns` is a lower bound.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LAST_ROUND = 2
 POWERS = (1, 2, 4, 8, 16)
 """Widths of the parts if widths are held out, too."""
 
-HELD = (
+HOLD_OUTS = (
     ("contexts", None, False),
     ("contexts and widths, overhead fitted", POWERS, True),
     ("contexts and widths", POWERS, False),
@@ -118,7 +118,7 @@ def held_out(
     return found
 
 
-def unchosen(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def unselected_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of rounds over the whole grid, without points that were timed again because of their errors."""
     return [row for row in rows if row.get("round", 0) <= LAST_ROUND]
 
@@ -128,7 +128,7 @@ def _surface(table: Sequence[dict[str, Any]], part: str, axes: Sequence[str]) ->
     return Surface({axis: [row[axis] for row in chosen] for axis in axes}, [row["time_s"] for row in chosen])
 
 
-def slowing(rows: Sequence[dict[str, Any]], mode: str = "eager", *, typical: bool = False) -> dict[tuple[int, int, int], float]:
+def slowdowns(rows: Sequence[dict[str, Any]], mode: str = "eager", *, typical: bool = False) -> dict[tuple[int, int, int], float]:
     """Ratio of the time of a whole pass next to one equally loaded process to its time alone, by (width, context, batch) [-].
 
     A lower bound: the two were timed minutes apart, and the least disturbed round of each is used. With `typical` it is the median
@@ -152,22 +152,22 @@ def main() -> None:
         header, rows = rows_of(name)
         layers = header["shape"]["layers"]
         print(f"{name}: {header['name']}, {header['threads']} thread, {header['dtype']}, {header['date']}")
-        for which, widths, alone in HELD:
+        for which, widths, alone in HOLD_OUTS:
             for busy in (0, 1):
                 errors = [abs(each.error) for each in held_out(rows, layers, widths, overhead_alone=alone) if each.busy == busy]
                 if errors:
                     median, worst = np.median(errors), max(errors)
                     print(f"  other {which}, busy {busy}: {len(errors)} passes, median error {median:.1%}, worst {worst:.1%}")
-        whole_rounds = unchosen(rows)
+        whole_rounds = unselected_rows(rows)
         errors = [abs(each.error) for each in held_out(whole_rounds, layers) if each.busy]
         if errors and len(whole_rounds) < len(rows):
             print(f"  before points were timed again, busy 1: median error {np.median(errors):.1%}, worst {max(errors):.1%}")
-        ratios = slowing(rows)
+        ratios = slowdowns(rows)
         if ratios:
             low, middle, high = np.percentile([*ratios.values()], (25, 50, 75))
             single = [ratio for (width, _, _), ratio in ratios.items() if width == 1]
             print(f"  next to one process: {middle:.2f} times as long ({low:.2f} to {high:.2f}); width 1: {np.median(single):.2f}")
-            low, middle, high = np.percentile([*slowing(rows, typical=True).values()], (25, 50, 75))
+            low, middle, high = np.percentile([*slowdowns(rows, typical=True).values()], (25, 50, 75))
             print(f"  in the median round instead of the shortest: {middle:.2f} ({low:.2f} to {high:.2f})")
 
 

@@ -26,7 +26,7 @@ from model.base.checks import ParameterError
 from model.hardware.cost_models import Hardware, step_time
 from model.hardware.interpolation import Floats
 
-FEWEST = 10
+MIN_RUNNING = 10
 """Smallest number of running sequences: with fewer, the run may be ending within the second."""
 LENGTHS = ("input_toks", "output_toks", "first_token_ts")
 """Keys that requests need if the capacity of the cache is unknown."""
@@ -67,10 +67,10 @@ class EngineRun:
     @property
     def decoding(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Mask of the seconds to compare: no prompts, and enough running sequences; shape (seconds,)."""
-        return np.asarray((self.prompts == 0) & (self.running >= FEWEST) & (self.tokens > 0))
+        return np.asarray((self.prompts == 0) & (self.running >= MIN_RUNNING) & (self.tokens > 0))
 
     @property
-    def reading_again(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def recomputing(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Mask of the seconds with recomputation: more sequences were resumed than preempted; shape (seconds,)."""
         return np.asarray(self.returned > 0)
 

@@ -108,7 +108,7 @@ def fit(overhead: Overhead, runs: Sequence[PublishedRun], exit_layer: int = EXIT
     if np.linalg.matrix_rank(np.asarray(found.jac), tol=1e-6) < len(overhead.unknowns):
         given = ", ".join(str(run.candidates) for run in used)
         raise checks.ParameterError(
-            f"runs must tell the {len(overhead.unknowns)} unknowns of overhead {overhead.name!r} ({overhead.says}) apart, got"
+            f"runs must tell the {len(overhead.unknowns)} unknowns of overhead {overhead.name!r} ({overhead.formula}) apart, got"
             f" k = {given}; add runs with other candidates, or fit an overhead with fewer unknowns"
         )
     return Fit(overhead, tuple(float(value) / 1e3 for value in found.x), used, exit_layer)
@@ -152,7 +152,7 @@ def report(exit_layer: int = EXIT_LAYER) -> list[dict[str, Any]]:
         best = fit(overhead, ppd_table_3_fit.runs(), exit_layer)
         unseen = [abs(error) for errors in held_out(overhead, exit_layer).values() for error in errors]
         found.append({
-            "name": name, "says": overhead.says, "values": best.values, "rms": best.rms, "held_out": max(unseen),
+            "name": name, "says": overhead.formula, "values": best.values, "rms": best.rms, "held_out": max(unseen),
             "leave_one_out": leave_one_out(overhead, exit_layer),
         })  # fmt: skip
     return found

@@ -36,8 +36,8 @@ MODELS = {**bundled_profiles.VIDUR, "phi-2": "microsoft/phi-2"}
 """Models with measured layers, and their folders."""
 GPUS = tuple(bundled_profiles.NETWORKS)
 """GPUs of these measurements."""
-FEW, MANY = 64, 256
-"""Layers are memory-bound up to `FEW` tokens, and compute-bound beyond `MANY` tokens, on all of these GPUs."""
+MEMORY_BOUND_TOKENS, COMPUTE_BOUND_TOKENS = 64, 256
+"""Layers are memory-bound up to the first number of tokens, and compute-bound beyond the second, on all of these GPUs."""
 SPREAD = {"memory": 0.1, "compute": 0.15, "elementwise": 0.5, "launch": 0.4}
 """Standard deviations of the logarithms of efficiencies between fits to single GPUs [-]."""
 NOISE = 0.05
@@ -46,9 +46,9 @@ CLOCKS = 1.1
 """Largest ratio by which a time may beat the peaks: cards run above their rated clock [-]."""
 SLOWEST, SLOW_LAUNCH = 0.01, 1e-4
 """Smallest plausible share of the peaks [-], and largest plausible launch time [s]: slower times are in another unit."""
-ADAPTED = {"error": 0.05, "compute_error": 0.11}
+ADAPTED_ERRORS = {"error": 0.05, "compute_error": 0.11}
 """Relative errors after one memory-bound, and one compute-bound, layer of a GPU was measured [-]: at least as large as on any
-held-out GPU (`one_measured`)."""
+held-out GPU (`errors_with_one_measured`)."""
 TABLES = (
     ("h100", "h100_sxm", "trtllm/1.3.0rc20"), ("h100", "h100_sxm", "vllm/0.14.0"), ("h100", "h100_sxm", "vllm/0.19.0"),
     ("a100", "a100_sxm", "vllm/0.14.0"), ("l40s", "l40s", "trtllm/1.3.0rc20"), ("l40s", "l40s", "vllm/0.14.0"),
@@ -86,7 +86,7 @@ class MeasuredLayers:
     @cached_property
     def roofline(self) -> Roofline:
         """Roofline of the model on the GPU."""
-        return on(self.gpu, transformer.preset(self.model))
+        return roofline_on(self.gpu, transformer.preset(self.model))
 
     @cached_property
     def weights(self) -> Floats:
@@ -95,7 +95,7 @@ class MeasuredLayers:
 
     def predicted(self, efficiency: Efficiency) -> Floats:
         """Predicted times with these efficiencies [s]."""
-        return replace(self.roofline, efficiency=efficiency).products(self.tokens)
+        return replace(self.roofline, efficiency=efficiency).gemms(self.tokens)
 
     def errors(self, efficiency: Efficiency) -> Floats:
         """Relative errors of the predicted times [-]."""
@@ -131,7 +131,7 @@ class MeasuredAttention(NamedTuple):
         return self.predicted(efficiency) / self.seconds - 1
 
 
-def on(gpu: str, shape: Shape) -> Roofline:
+def roofline_on(gpu: str, shape: Shape) -> Roofline:
     """Roofline of a model on a GPU, from the vendor's peaks."""
     peaks = devices.device(gpu)
     return Roofline(shape, peaks.bandwidth, peaks.rate(shape.dtype))
@@ -162,7 +162,7 @@ def attention_of(operations: Profile) -> MeasuredAttention:
     for (heads, kv_heads, head_dim), each in rows.group_by("heads", "kv_heads", "head_dim", maintain_order=True):
         shape = Shape(1, int(heads) * int(head_dim), int(heads), int(kv_heads), int(head_dim), 1, False, 1, True)
         context, batch, seconds = (each[name].to_numpy().astype(np.float64) for name in ("context", "batch", "time_s"))
-        line = on(operations.device, shape)
+        line = roofline_on(operations.device, shape)
         least = replace(line, efficiency=PEAKS).attention(1, context, batch)
         groups.append((line, context, batch, np.asarray(np.maximum(seconds, least))))
     return MeasuredAttention(operations.device, operations.facts["decode_engine"], tuple(groups))
@@ -265,13 +265,14 @@ def pooled(left_out: Iterable[UnseenModelErrors], most: float = np.inf, least: f
 
 
 def fit(measured: Sequence[MeasuredLayers], tables: Sequence[MeasuredAttention]) -> Efficiency:
-    """Fit all efficiencies. Their errors are the largest over held-out GPUs, all models pooled, up to `FEW` and beyond `MANY`
-    tokens."""
+    """Fit all efficiencies. Their errors are the largest over held-out GPUs, all models pooled, up to
+    `MEMORY_BOUND_TOKENS` and beyond `COMPUTE_BOUND_TOKENS`."""
     of_layers = fit_layers(measured)
     errors = {"error": of_layers.error, "compute_error": of_layers.compute_error}
     if len({each.gpu for each in measured}) > 1:
         unseen = unseen_gpus(measured)
-        errors = {"error": max(pooled(unseen, FEW).values()), "compute_error": max(pooled(unseen, least=MANY + 1).values())}
+        few, many = pooled(unseen, MEMORY_BOUND_TOKENS), pooled(unseen, least=COMPUTE_BOUND_TOKENS + 1)
+        errors = {"error": max(few.values()), "compute_error": max(many.values())}
     return replace(fit_attention(tables, of_layers), **errors)
 
 
@@ -290,7 +291,7 @@ class Cell(NamedTuple):
     def predicted(self, efficiency: Efficiency) -> float:
         """Predicted time with these efficiencies [s]."""
         line = replace(self.line, efficiency=efficiency)
-        return float(line.products(self.tokens) if self.product is None else line.product(self.tokens, *self.product))
+        return float(line.gemms(self.tokens) if self.product is None else line.product(self.tokens, *self.product))
 
     def limit(self, efficiency: Efficiency) -> str:
         """Return the error that this time reduces: `error` if it is memory-bound, `compute_error` if it is compute-bound."""
@@ -308,7 +309,7 @@ KEYS = {
 def layer_cell(text: str) -> tuple[str, Cell]:
     """Parse a GPU and a measured layer: GPU,MODEL,TOKENS,SECONDS."""
     gpu, model, tokens, seconds = _parts(text, "layer", ("GPU", "MODEL", "TOKENS", "SECONDS"))
-    return gpu, Cell(on(gpu, transformer.preset(model)), _number("TOKENS", tokens, 1), _number("SECONDS", seconds, 0))
+    return gpu, Cell(roofline_on(gpu, transformer.preset(model)), _number("TOKENS", tokens, 1), _number("SECONDS", seconds, 0))
 
 
 def product_cell(text: str) -> tuple[str, Cell]:
@@ -316,7 +317,7 @@ def product_cell(text: str) -> tuple[str, Cell]:
     gpu, *sizes, seconds = _parts(text, "product", ("GPU", "M", "N", "K", "SECONDS"))
     m, n, k = (_number(name, each, 1) for name, each in zip("MNK", sizes, strict=True))
     shape = Shape(1, int(k), 1, 1, 1, 1, False, 1, True)
-    return gpu, Cell(on(gpu, shape), m, _number("SECONDS", seconds, 0), (int(n), int(k)))
+    return gpu, Cell(roofline_on(gpu, shape), m, _number("SECONDS", seconds, 0), (int(n), int(k)))
 
 
 def _parts(text: str, what: str, names: Sequence[str]) -> list[str]:
@@ -335,7 +336,7 @@ def _number(name: str, text: str, least: float) -> float:
     return value
 
 
-def adapted(cells: Sequence[Cell], prior: Efficiency | None = None) -> Efficiency:
+def adapt_efficiency(cells: Sequence[Cell], prior: Efficiency | None = None) -> Efficiency:
     """Maximum a posteriori efficiencies of a GPU, from a `prior` of other GPUs and a few measured times.
 
     Logarithms of efficiencies are distributed around the prior like fits to single GPUs (`SPREAD`), logarithms of times around
@@ -364,10 +365,11 @@ def adapted(cells: Sequence[Cell], prior: Efficiency | None = None) -> Efficienc
         return np.concatenate([np.asarray(values), [np.log(cell.predicted(trial) / cell.seconds) / NOISE for cell in cells]])
 
     found = of(least_squares(missed, np.zeros(len(names))).x)
-    return replace(found, **{each: min(ADAPTED[each], getattr(usual, each)) for each in {cell.limit(found) for cell in cells}})
+    limits = {cell.limit(found) for cell in cells}
+    return replace(found, **{each: min(ADAPTED_ERRORS[each], getattr(usual, each)) for each in limits})
 
 
-def one_measured(measured: Sequence[MeasuredLayers], tokens: Sequence[float]) -> list[UnseenModelErrors]:
+def errors_with_one_measured(measured: Sequence[MeasuredLayers], tokens: Sequence[float]) -> list[UnseenModelErrors]:
     """Errors of each model on each GPU, predicted from the other GPUs and from layers of one other model on the same GPU.
 
     The layers are those nearest to `tokens`. If a GPU has only one model, they are its own and are left out of the errors.
@@ -379,7 +381,7 @@ def one_measured(measured: Sequence[MeasuredLayers], tokens: Sequence[float]) ->
         for source in models:
             indices = [int(np.argmin(np.abs(source.tokens - each))) for each in tokens]
             cells = [Cell(source.roofline, float(source.tokens[at]), float(source.seconds[at])) for at in indices]
-            efficiency = adapted(cells, prior)
+            efficiency = adapt_efficiency(cells, prior)
             for one in models:
                 kept = np.ones(one.tokens.size, dtype=bool)
                 if one is source:

@@ -23,7 +23,7 @@ from model.hardware.interpolation import Floats
 from model.hardware.profile import Profile
 
 KERNELS = ("input_layernorm", "post_attention_layernorm", "attn_rope", "mlp_act", "add")
-FITTED, HELD = ("llama-2-7b", "phi-2"), ("llama-2-70b", "codellama-34b")
+FITTED, HELD_OUT = ("llama-2-7b", "phi-2"), ("llama-2-70b", "codellama-34b")
 """Fitted models, and held-out models."""
 LAUNCH = 2.5e-6
 """Launch time: that of the shortest product in the tables of operations [s]."""
@@ -35,15 +35,15 @@ START, LOW, HIGH, UNITS = (0.6, 12.0), (0.1, 1.0), (1.5, 200.0), (1.0, 1e9)
 class ElementwiseKernels:
     """Elementwise kernels of a device's part of a layer: tokens and seconds, both of shape (passes,)."""
 
-    of: Profile
-    part: Shape
+    profile: Profile
+    shard: Shape
     tensor_parallel: int
     tokens: Floats
     seconds: Floats
 
     def predicted(self, share: float = composed_layers.SMALL_SHARE, lane: float = composed_layers.SMALL_LANE) -> Floats:
         """Predicted seconds with these two numbers [s]."""
-        return composed_layers.elementwise_kernels(self.of, self.part, self.tokens, LAUNCH, share=share, lane=lane)
+        return composed_layers.elementwise_kernels(self.profile, self.shard, self.tokens, LAUNCH, share=share, lane=lane)
 
 
 def measured(data: str | Path, models: Sequence[str]) -> list[ElementwiseKernels]:

@@ -360,7 +360,7 @@ def trimmed(table: Profile) -> Profile:
 
 def _finished(one: Profile, root: Path, known: Mapping[str, Source]) -> Profile:
     """Return the profile with its sources and a date, thinned and rounded."""
-    one = isotonic.profile(one) if one.kind == "model" else one
+    one = isotonic.isotonic_profile(one) if one.kind == "model" else one
     table, sources = _rounded(_thinned(one.table)), _sourced(one, root, known)
     return replace(one, table=table, sources=sources, date=one.date or IMPORTED)
 

@@ -161,7 +161,7 @@ def check_reached(
     table: ImportedTable, column: str, seconds: Floats, device: Device, *, moved: Floats | None = None,
     operations: Floats | None = None, rounding: float = 0.0, launches: float = 1, most: tuple[Floats, Floats] | None = None,
 ) -> None:  # fmt: skip
-    """Refuse a time that is too short for the device, or far too long for it (`model.hardware.physical_limits.longest`).
+    """Refuse a time that is too short for the device, or far too long for it (`model.hardware.physical_limits.longest_time`).
 
     Bytes beyond the capacity of the last-level cache must come from memory, and no arithmetic is faster than its peak.
 
@@ -179,7 +179,7 @@ def check_reached(
         Upper bounds of the bytes and the operations, for kernels that do more than necessary.
     """
     bytes_, work = (0.0 if moved is None else moved, 0.0 if operations is None else operations) if most is None else most
-    slowest = physical_limits.longest(bytes_, work, device.bandwidth, device.rate(DTYPE), launches)
+    slowest = physical_limits.longest_time(bytes_, work, device.bandwidth, device.rate(DTYPE), launches)
     _refuse_slower(table, column, seconds, np.broadcast_to(slowest, seconds.shape), device)
     longest = seconds + rounding
     if moved is not None:

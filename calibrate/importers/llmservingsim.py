@@ -54,7 +54,7 @@ def read(folder: str | Path, *, model: str, gpu: str, name: str = "", commit: st
         Commit of the repository that the files come from.
     """
     root = Path(folder)
-    shape, device = transformer.named(model, imported_tables.DTYPE, key="model"), devices.device(gpu)
+    shape, device = transformer.named_shape(model, imported_tables.DTYPE, key="model"), devices.device(gpu)
     model = transformer.label(model)
     split = re.fullmatch(r"tp(\d+)", root.resolve().name)
     tensor_parallel = int(split[1]) if split else 1

@@ -80,7 +80,7 @@ def read(
         Commit of the repository that the files come from.
     """
     root = Path(folder)
-    shape, device = transformer.named(model, imported_tables.DTYPE, key="model"), devices.device(gpu)
+    shape, device = transformer.named_shape(model, imported_tables.DTYPE, key="model"), devices.device(gpu)
     model = transformer.label(model)
     layer = [each for each in LAYER if each != SECOND_NORM or shape.norms > 1]
     mlp = imported_tables.read(

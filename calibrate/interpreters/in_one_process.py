@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.decoders.kv_rows import KvRows, joined
+from calibrate.decoders.kv_rows import KvRows, join_rows
 from calibrate.decoders.transformers_adapter import Decoder
 from model.base import checks
 from model.base.checks import ParameterError
 from model.interpret.interpreter import Cache, CountedWork, Interpreter, Task
 from model.interpret.simulated_answers import Answers
-from model.logs.recorded_decoding import Answered, question
+from model.logs.recorded_decoding import AnsweredRead, question
 from model.steps import Batch, CacheError, Commit, Continuation, Forward, Read, Steps
 
 if TYPE_CHECKING:
@@ -48,21 +48,23 @@ class Sampling:
         checks.whole("top_k", self.top_k, 0)
         checks.number("top_p", self.top_p, 0, 1)
 
-    def law(self, logits: Floats) -> Floats:
+    def probabilities(self, logits: Floats) -> Floats:
         """Return the probabilities of all tokens, shape (vocabulary,), from their logits.
 
-        >>> Sampling(top_k=2).law(np.log([0.5, 0.3, 0.2])).round(3).tolist(), Sampling(top_p=0.4).law(np.log([0.5, 0.5])).tolist()
-        ([0.625, 0.375, 0.0], [1.0, 0.0])
+        >>> Sampling(top_k=2).probabilities(np.log([0.5, 0.3, 0.2])).round(3).tolist()
+        [0.625, 0.375, 0.0]
+        >>> Sampling(top_p=0.4).probabilities(np.log([0.5, 0.5])).tolist()
+        [1.0, 0.0]
         """
-        chances = softmax(logits / self.temperature)
-        if 0 < self.top_k < chances.size:
-            order = np.argsort(-chances, kind="stable")  # ties keep the first
-            chances[order[self.top_k :]] = 0
+        found = softmax(logits / self.temperature)
+        if 0 < self.top_k < found.size:
+            order = np.argsort(-found, kind="stable")  # ties keep the first
+            found[order[self.top_k :]] = 0
         if self.top_p < 1:
-            order = np.argsort(-chances, kind="stable")
-            before = np.cumsum(chances[order]) - chances[order]
-            chances[order[before >= self.top_p * chances.sum()][max(0, int(self.top_p == 0)) :]] = 0
-        return np.asarray(chances / chances.sum())
+            order = np.argsort(-found, kind="stable")
+            before = np.cumsum(found[order]) - found[order]
+            found[order[before >= self.top_p * found.sum()][max(0, int(self.top_p == 0)) :]] = 0
+        return np.asarray(found / found.sum())
 
 
 def softmax(logits: Floats) -> Floats:
@@ -71,14 +73,14 @@ def softmax(logits: Floats) -> Floats:
     return np.asarray(found / found.sum())
 
 
-def drawn(law: Floats, uniform: float) -> int:
+def token_at(probabilities: Floats, uniform: float) -> int:
     """Return the token at quantile `uniform` in [0, 1) of a distribution, which need not be normalised.
 
-    >>> [drawn(np.array([0.0, 0.2, 0.2]), uniform) for uniform in (0.0, 0.49, 0.5)]
+    >>> [token_at(np.array([0.0, 0.2, 0.2]), uniform) for uniform in (0.0, 0.49, 0.5)]
     [1, 1, 2]
     """
-    reached = np.cumsum(law)
-    return min(int(np.searchsorted(reached, uniform * reached[-1], side="right")), int(np.flatnonzero(law)[-1]))
+    reached = np.cumsum(probabilities)
+    return min(int(np.searchsorted(reached, uniform * reached[-1], side="right")), int(np.flatnonzero(probabilities)[-1]))
 
 
 class RandomDraws:
@@ -104,14 +106,14 @@ class RandomDraws:
 class PassOutput:
     """Output of a pass: states after its last layer, and logits, computed at the first read."""
 
-    __slots__ = ("_best", "_laws", "_logits", "before", "decoder", "positions", "states", "step")
+    __slots__ = ("_best", "_logits", "_probabilities", "before", "decoder", "positions", "states", "step")
 
     def __init__(self, step: Forward, decoder: Decoder, states: Tensor | None, before: Tensor | None) -> None:
         self.step, self.decoder, self.states, self.before = step, decoder, states, before
         self.positions: Sequence[int] = step.positions
         self._logits: Tensor | None = None
         self._best: list[int] | None = None
-        self._laws: dict[int, Floats] = {}
+        self._probabilities: dict[int, Floats] = {}
 
     def alone(self, hypothesis: int) -> PassOutput:
         """Return the output of a single hypothesis of a pass over several, one token each."""
@@ -158,13 +160,13 @@ class PassOutput:
         """Return the logits of a position, shape (vocabulary,)."""
         return np.asarray(self.logits[self.row(offset)].double().cpu().numpy())
 
-    def law(self, offset: int, sampling: Sampling | None) -> Floats:
+    def probabilities(self, offset: int, sampling: Sampling | None) -> Floats:
         """Return the probabilities of all tokens: of the model, or of the sampling distribution."""
         row = self.row(offset) if sampling is None else -1 - self.row(offset)
-        if row not in self._laws:
+        if row not in self._probabilities:
             scores = self.scores(offset)
-            self._laws[row] = softmax(scores) if sampling is None else sampling.law(scores)
-        return self._laws[row]
+            self._probabilities[row] = softmax(scores) if sampling is None else sampling.probabilities(scores)
+        return self._probabilities[row]
 
 
 def projected(batch: Batch) -> list[int]:
@@ -178,11 +180,11 @@ def projected(batch: Batch) -> list[int]:
 
 
 class ProcessState:
-    """State of a process: its KV cache rows, and its book of the rows that each layer should hold."""
+    """State of a process: its KV cache rows, and the number of rows that each layer should hold."""
 
     def __init__(self, decoders: Mapping[str, Decoder]) -> None:
         self.decoders = decoders
-        self.book = Cache()
+        self.expected_rows = Cache()
         self.rows = {role: decoder.rows() for role, decoder in decoders.items()}
         self.sequences: dict[tuple[str, int], tuple[tuple[int, ...], KvRows]] = {}
         """For each sequence of a batch: the sequences stored together with it, and their rows."""
@@ -191,27 +193,27 @@ class ProcessState:
         """Return the state that a sub-process starts with."""
         other = ProcessState.__new__(ProcessState)
         other.decoders = self.decoders
-        other.book = self.book.copy()
+        other.expected_rows = self.expected_rows.copy()
         other.rows = {role: rows.copy() for role, rows in self.rows.items()}
         blocks = {id(rows): rows.copy() for _, rows in self.sequences.values()}
         other.sequences = {key: (numbers, blocks[id(rows)]) for key, (numbers, rows) in self.sequences.items()}
         return other
 
-    def of(self, role: str, numbers: tuple[int, ...]) -> KvRows:
+    def rows_of(self, role: str, numbers: tuple[int, ...]) -> KvRows:
         """Return the rows of these sequences, stored together; without numbers, those of the process."""
         if not numbers:
             return self.rows[role]
         found = self.sequences.get((role, numbers[0]))
         if found is not None and found[0] == numbers:
             return found[1]
-        if len(numbers) > 1 and self.rows[role].crossed is not None:
+        if len(numbers) > 1 and self.rows[role].cross_attention is not None:
             name = self.decoders[role].name
             raise ParameterError(f"batch must be 1 with an encoder-decoder such as {name}, got {len(numbers)}")
         if found is not None and {*numbers} <= {*found[0]}:
-            rows = found[1].of([found[0].index(number) for number in numbers])
+            rows = found[1].select([found[0].index(number) for number in numbers])
         else:
             parts = [self._alone(role, number) for number in numbers]
-            rows = parts[0] if len(parts) == 1 else joined(parts)
+            rows = parts[0] if len(parts) == 1 else join_rows(parts)
         for number in numbers:
             self.sequences[role, number] = numbers, rows
         return rows
@@ -220,25 +222,25 @@ class ProcessState:
         found = self.sequences.get((role, number))
         if found is None:
             return self.rows[role].copy()
-        return found[1] if len(found[0]) == 1 else found[1].of([found[0].index(number)])
+        return found[1] if len(found[0]) == 1 else found[1].select([found[0].index(number)])
 
     def check(self, step: Forward, rows: KvRows) -> None:
         """Raise an error if a layer holds another number of rows than the algorithm expects, for any sequence."""
         layers, batch = step.layers, step.batch
         if batch is not None and not batch.aligned:
-            books = [self.book.sequences[number].rows[step.role] for number in batch.sequences]
+            caches = [self.expected_rows.sequences[number].rows[step.role] for number in batch.sequences]
             for layer in range(layers.first, layers.last):
-                wanted, ends = tuple([book[layer] for book in books]), rows.layers[layer].ends
-                if ends != wanted:
-                    raise CacheError(f"{step.role}: layer {layer} should hold {wanted} positions, it holds {ends}")
+                expected, ends = tuple([cache[layer] for cache in caches]), rows.layers[layer].ends
+                if ends != expected:
+                    raise CacheError(f"{step.role}: layer {layer} should hold {expected} positions, it holds {ends}")
             return
-        book = self.book if batch is None else self.book.sequences.get(batch.sequences[0], self.book)
-        believed = book.rows[step.role]
+        cache = self.expected_rows if batch is None else self.expected_rows.sequences.get(batch.sequences[0], self.expected_rows)
+        lengths = cache.rows[step.role]
         for low, high in layers.ranges:
             for layer in range(low, high):
                 held = rows.layers[layer].length if rows.at is None else max(rows.at[: rows.layers[layer].length]) + 1
-                if held != believed[layer]:
-                    raise CacheError(f"{step.role}: layer {layer} should hold {believed[layer]} positions, it holds {held}")
+                if held != lengths[layer]:
+                    raise CacheError(f"{step.role}: layer {layer} should hold {lengths[layer]} positions, it holds {held}")
 
 
 @dataclass
@@ -278,7 +280,7 @@ class Real(Interpreter):
 
     def __init__(
         self, decoders: Mapping[str, Decoder], *, sampling: Sampling | None = None, random_draws: RandomDraws | None = None,
-        log: list[Answered] | None = None, answers: Answers | None = None, times: RunTimes | None = None,
+        log: list[AnsweredRead] | None = None, answers: Answers | None = None, times: RunTimes | None = None,
     ) -> None:
         super().__init__()
         self.answers, self.times = answers, times
@@ -329,7 +331,7 @@ class Real(Interpreter):
         if layers.last > decoder.layers:
             bound = f"{decoder.layers}, as {decoder.name} has"
             raise ParameterError(f"layers of the {role} must be {bound}, got at least {layers.last}")
-        cache.book.write(step)
+        cache.expected_rows.write(step)
         states: Tensor | None = None
         if step.state is not None and layers.first:
             outputs: tuple[PassOutput, ...] = step.state if isinstance(step.state, tuple) else (step.state,)
@@ -337,9 +339,9 @@ class Real(Interpreter):
             states = (made[0] if len(made) == 1 else torch.cat(made))[-len(tokens) :]
         if layers.first == layers.last:
             return PassOutput(step, decoder, states, None)
-        rows = cache.of(role, () if step.batch is None else step.batch.sequences)
+        rows = cache.rows_of(role, () if step.batch is None else step.batch.sequences)
         if self.answers is not None:
-            tokens = self.known(role, tokens)
+            tokens = self.to_vocabulary(role, tokens)
         seen: list[Tensor] | None = [] if step.compared else None
         states = decoder.run(
             tokens, step.at, layers, rows, states, batch=step.batch, tree=step.tree, seen=seen, between=self.between
@@ -350,22 +352,22 @@ class Real(Interpreter):
     def adopt(self, cache: ProcessState, task: Task, at: int, layers: int, hypothesis: int | None) -> None:
         """Copy rows of a sub-process."""
         role = task.last.role
-        cache.book.adopt(task.last, at, layers, hypothesis)
+        cache.expected_rows.adopt(task.last, at, layers, hypothesis)
         cache.rows[role].adopt(task.cache.rows[role], at, layers, hypothesis)
 
     def read(self, step: Read) -> Any:
         """Evaluate a read of a pass."""
         begun = time.perf_counter()
-        found = self._found(step if self.answers is None else self._known(step))
+        found = self._evaluate(step if self.answers is None else self._in_vocabulary(step))
         if self.answers is not None:
             found = self._forced(step)
         if self.times is not None:
             self.times.reads += time.perf_counter() - begun
         if self.log is not None:
-            self.log.append(Answered(question(step, step.output.step), found))
+            self.log.append(AnsweredRead(question(step, step.output.step), found))
         return found
 
-    def _found(self, step: Read) -> Any:
+    def _evaluate(self, step: Read) -> Any:
         output, offset, token, against = step.output, step.offset, step.token, step.against
         match step.kind:
             case "next":
@@ -373,19 +375,19 @@ class Real(Interpreter):
             case "top":
                 return output.logits[output.row(offset)].topk(step.width).indices.tolist()
             case "sample":
-                return self._drawn(output.law(offset, self.sampling), f"{output.step.role}: sample", output, offset)
+                return self._token_at(output.probabilities(offset, self.sampling), f"{output.step.role}: sample", output, offset)
             case "probability":
-                return float(output.law(offset, self.sampling)[token])
+                return float(output.probabilities(offset, self.sampling)[token])
             case "uniform":
-                return self._luck("test", output, offset)
+                return self._random_number("test", output, offset)
             case "residual":
-                rest = np.maximum(output.law(offset, self.sampling) - against.law(step.against_offset, self.sampling), 0.0)
+                target = output.probabilities(offset, self.sampling)
+                rest = np.maximum(target - against.probabilities(step.against_offset, self.sampling), 0.0)
                 # Equal distributions reject nothing, except by rounding.
-                law = rest if rest.sum() > 0 else output.law(offset, self.sampling)
-                return self._drawn(law, "residual", output, offset)
+                return self._token_at(rest if rest.sum() > 0 else target, "residual", output, offset)
             case "confidence":
-                law = output.law(offset, None)
-                return float(law.max() if token is None else law[token])
+                probabilities = output.probabilities(offset, None)
+                return float(probabilities.max() if token is None else probabilities[token])
             case "distance":
                 scores = output.scores(offset)
                 return float(np.log(np.exp(scores - scores.max()).sum()) + scores.max() - scores[token])
@@ -394,11 +396,11 @@ class Real(Interpreter):
             case "beams":
                 return _continued(output, step.hypotheses, step.width)
 
-    def known(self, role: str, tokens: tuple[int, ...]) -> tuple[int, ...]:
+    def to_vocabulary(self, role: str, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Map forced tokens (positions of a sequence, negative if wrong) to tokens of the vocabulary."""
         return tuple(token % self.decoders[role].vocabulary for token in tokens)
 
-    def _known(self, step: Read) -> Read:
+    def _in_vocabulary(self, step: Read) -> Read:
         """Map the token of a read to one of the vocabulary."""
         return step if step.token is None else step._replace(token=step.token % self.decoders[step.output.step.role].vocabulary)
 
@@ -408,11 +410,11 @@ class Real(Interpreter):
         against = None if step.against is None else step.against.step
         return self.answers.read(step._replace(output=step.output.step, against=against))
 
-    def _drawn(self, law: Floats, purpose: str, output: PassOutput, offset: int) -> int:
+    def _token_at(self, probabilities: Floats, purpose: str, output: PassOutput, offset: int) -> int:
         """Draw a token of a distribution, which need not be normalised."""
-        return drawn(law, self._luck(purpose, output, offset))
+        return token_at(probabilities, self._random_number(purpose, output, offset))
 
-    def _luck(self, purpose: str, output: PassOutput, offset: int) -> float:
+    def _random_number(self, purpose: str, output: PassOutput, offset: int) -> float:
         return self.random_draws.draw(purpose, output.positions[offset] + 1, output.step.sequence_of(offset))
 
 

@@ -36,7 +36,7 @@ class Architecture:
             return None
         return int(self.config.max_position_embeddings)
 
-    def longest(self, width: int, context: int) -> None:
+    def check_positions(self, width: int, context: int) -> None:
         """Refuse a pass beyond the learned positions, which on a GPU would crash the process."""
         if self.positions is not None and width + context > self.positions:
             bound = f"{self.name} has learned {self.positions} positions, and width + context"

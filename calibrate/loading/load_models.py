@@ -69,14 +69,14 @@ def load(where: str, *, device: str = "cpu", dtype: str = "float32") -> Decoder:
 def model(where: str, device: str = "cpu", dtype: str = "float32") -> LoadedModel:
     """Load a model and its tokenizer. Only OWNER/NAME of the hub uses the network."""
     of_family, _, name = where.partition(":")
-    folder = model_directory.bundled(name) if of_family == FAMILY and name else model_directory.found(where)
+    folder = model_directory.bundled(name) if of_family == FAMILY and name else model_directory.locate_model(where)
     shown = where if folder != Path(where) else folder.resolve().name
     try:
         with model_directory.quiet():
             decoder = load(str(folder), device=device, dtype=dtype)
     except RuntimeError as error:
         raise ParameterError(
-            f"model {shown} cannot be moved to {device}: {model_directory.line(error)}; take another --device"
+            f"model {shown} cannot be moved to {device}: {model_directory.first_line(error)}; take another --device"
         ) from None
     decoder.name = shown
     return LoadedModel(shown, decoder, decoder.tokenizer, decoder.checksum)
@@ -114,10 +114,10 @@ def _number(vocabulary: Mapping[str, int], token: str) -> str:
     return f"token {vocabulary[token]}" if token in vocabulary else "unknown"
 
 
-def heads_beside(where: str) -> Path:
+def heads_path(where: str) -> Path:
     """Return the path of a model's trained heads, which need not exist."""
     of_family, _, name = where.partition(":")
-    folder = model_directory.bundled(name or "target") if of_family == FAMILY else model_directory.found(where)
+    folder = model_directory.bundled(name or "target") if of_family == FAMILY else model_directory.locate_model(where)
     return folder / model_directory.HEADS
 
 
@@ -136,14 +136,14 @@ NO_HEADS = "none"
 
 def use_heads_of(found: LoadedModel, where: str, heads: str | None) -> str:
     """Attach the given heads, none, or by default those in the model's folder; return their description for result rows."""
-    path = heads_beside(where) if heads is None else Path(heads)
+    path = heads_path(where) if heads is None else Path(heads)
     if heads == NO_HEADS or (heads is None and not path.is_file()):
         return "common"
     use_heads(found, path)
     return f"trained: {path.name}"
 
 
-class Begun(NamedTuple):
+class TokenizedPrompt(NamedTuple):
     """Initial tokens of a decoding."""
 
     prompt: tuple[int, ...]
@@ -152,7 +152,7 @@ class Begun(NamedTuple):
     """Tokens of the encoder, if the model has one."""
 
 
-def begun(target: LoadedModel, text: str, name: str = "prompt", *, chat: bool = False) -> Begun:
+def tokenize(target: LoadedModel, text: str, name: str = "prompt", *, chat: bool = False) -> TokenizedPrompt:
     """Tokenize a prompt.
 
     With an encoder, the encoder reads the text and the decoder begins with its start token, as does a decoder with an empty
@@ -163,14 +163,14 @@ def begun(target: LoadedModel, text: str, name: str = "prompt", *, chat: bool = 
     found = tuple(int(token) for token in ids)
     start = target.decoder.start
     if found and not target.has_encoder:
-        return Begun(found, ())
+        return TokenizedPrompt(found, ())
     if start is None:
         said = "is empty" if not found else "cannot be decoded"
         remedy = "give a text" if not found else "take another model"
         raise ParameterError(f"{name} {said}, and model {target.name} has no start token; {remedy}")
     if target.has_encoder and not found:
         raise ParameterError(f"{name} is empty, and the encoder of model {target.name} has nothing to read; give a text")
-    return Begun((start,), found)
+    return TokenizedPrompt((start,), found)
 
 
 def _chat(target: LoadedModel, text: str) -> list[int]:

@@ -102,9 +102,9 @@ def load(
     """Load the prompts of a file or data set, at most `limit`: the first ones, or with `seed` a random choice.
 
     `template` is one of `TEMPLATES`; `none` for the bare columns (SQuAD: context, newline, question); or `chat`, which
-    `calibrate.loading.load_models.begun` applies later, with the model. By default, rows of a data set get its template and other
-    prompts none. A seed orders prompts by a hash of their ids, so a smaller `limit` selects the first of a larger one, and the
-    order of the file does not matter.
+    `calibrate.loading.load_models.tokenize` applies later, with the model. By default, rows of a data set get its template and
+    other prompts none. A seed orders prompts by a hash of their ids, so a smaller `limit` selects the first of a larger one, and
+    the order of the file does not matter.
 
     >>> load("sqad")
     Traceback (most recent call last):

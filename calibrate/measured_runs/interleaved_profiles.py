@@ -17,7 +17,7 @@ import numpy as np
 from calibrate.devices.device_failures import failure_of
 from calibrate.timing import process_times, profile_from_timings, read_times
 from calibrate.timing.single_pass import Effort, Point, measure
-from calibrate.timing.timing_grid import TimingGrid, go_over, release
+from calibrate.timing.timing_grid import TimingGrid, release, time_grid
 from calibrate.untested_on_gpu.cuda_graphs import WIDEST, Graphs
 from model.base import checks
 from model.base.checks import ParameterError
@@ -132,19 +132,19 @@ class MeasurementSession:
         self.effort = Effort(target=0.0, least=passes.repeats, most=passes.repeats, warmups=3)
         grid, *busy_grids = passes.grids
         target_grid = busy_grids[0] if busy_grids else grid
-        self.of = {
+        self.timed_models = {
             role: profile_from_timings.open_model(
                 name, target_grid if role == "target" else grid, folder, device=device, dtype=dtype, quick=True, resume=True,
                 decoder=decoders[role],
             )
             for role, name in names.items()
         }  # fmt: skip
-        for role, begun in self.of.items():
+        for role, timed in self.timed_models.items():
             # Only methods whose sequences reach different positions draft in batches; graphs do not support these.
-            begun.built.unequal = role != "target" and not isinstance(decoders[role], Graphs)
+            timed.built.unequal = role != "target" and not isinstance(decoders[role], Graphs)
         self.pieces: list[RoundPart] = []
-        self.made = self.turn = 0
-        self.texts: list[process_times.Apart] = []
+        self.pieces_done = self.turn = 0
+        self.decoding_times: list[process_times.DecodingTimes] = []
         """Timed sequences over processes or streams, in this repeat of the runs."""
         self.refused: dict[str, str] = {}
         """Roles whose profile was refused at the last attempt, with the reason."""
@@ -153,70 +153,70 @@ class MeasurementSession:
 
     def begin(self, turn: int) -> None:
         """Time passes next to busy processes, before the processes of the runs are started."""
-        target = self.of["target"]
+        target = self.timed_models["target"]
         for grid in self.passes.grids[1:]:
             busy_grid = TimingGrid(grid.widths, grid.contexts, busy=grid.busy, modes=grid.modes, rounds=turn + 1)
             minutes = LONGEST / 60 * len(busy_grid.points())
-            found = go_over(target.built, busy_grid, target.rows, target.spec, effort=self.effort, minutes=minutes)
+            found = time_grid(target.built, busy_grid, target.rows, target.spec, effort=self.effort, minutes=minutes)
             for point, why in found.failed:
                 raise ParameterError(f"{point} of the target could not be timed: {why}")
-        self.pieces, self.made, self.turn, self.texts = [*self._pieces(turn)], 0, turn, []
+        self.pieces, self.pieces_done, self.turn, self.decoding_times = [*self._pieces(turn)], 0, turn, []
         key = np.random.SeedSequence(self.seed, spawn_key=(turn, 1))
         order = np.random.Generator(np.random.Philox(key)).permutation(len(self.pieces))
         self.pieces = [self.pieces[number] for number in order]
 
     def _pieces(self, turn: int) -> Iterator[RoundPart]:
         for number in range(turn * self.passes.rounds, (turn + 1) * self.passes.rounds):
-            for role in self.of:
+            for role in self.timed_models:
                 for point in self.passes.points:
                     yield RoundPart(role, number, Point(**{**vars(point), "round": number}))
                 for what in REST:
                     yield RoundPart(role, number, what)
-        rows = self.of["target"].rows.rows
+        rows = self.timed_models["target"].rows.rows
         timed = any(row["kind"] == "processes" and row["round"] == turn for row in rows)
         if (self.processes or self.lanes is not None) and not timed:
-            for number in range(process_times.TEXTS):
-                yield RoundPart("target", turn * process_times.TEXTS + number, PROCESSES)
+            for number in range(process_times.DECODINGS):
+                yield RoundPart("target", turn * process_times.DECODINGS + number, PROCESSES)
 
     def between(self, share: float, pool: Pool | None = None) -> None:
         """Time all pieces that belong before this share of a repeat, over the processes of the runs if there are any."""
-        while self.made < min(round(share * len(self.pieces)), len(self.pieces)):
-            self._time(self.pieces[self.made], pool)
-            self.made += 1
+        while self.pieces_done < min(round(share * len(self.pieces)), len(self.pieces)):
+            self._time(self.pieces[self.pieces_done], pool)
+            self.pieces_done += 1
 
     def _time(self, piece: RoundPart, pool: Pool | None) -> None:
-        begun = self.of[piece.role]
+        timed = self.timed_models[piece.role]
         if piece.what == PROCESSES:
             if self.lanes is not None:
-                self.texts.append(process_times.over_streams(self.lanes, piece.round))
+                self.decoding_times.append(process_times.over_streams(self.lanes, piece.round))
             elif pool is not None:
-                self.texts.append(process_times.over_processes(pool, piece.round))
+                self.decoding_times.append(process_times.over_processes(pool, piece.round))
         elif isinstance(piece.what, str):
-            profile_from_timings.time_rest(begun, piece.round, (piece.what,))
-        elif piece.what not in begun.rows.done():
-            begun.rows.add(self._point(begun, piece.what))
-            begun.ceilings.between()
+            profile_from_timings.time_besides_passes(timed, piece.round, (piece.what,))
+        elif piece.what not in timed.rows.done():
+            timed.rows.add(self._point(timed, piece.what))
+            timed.ceilings.measure_if_due()
 
-    def _point(self, begun: profile_from_timings.Open, point: Point) -> dict[str, Any]:
+    def _point(self, timed: profile_from_timings.TimedModel, point: Point) -> dict[str, Any]:
         """Return the raw row of a point. A point that does not fit into memory fails; runs and other points continue."""
         try:
-            return measure(begun.built, point, self.effort, time.monotonic() + LONGEST)
+            return measure(timed.built, point, self.effort, time.monotonic() + LONGEST)
         except (RuntimeError, MemoryError) as error:
             failure = failure_of(error)
             if not failure.memory:
                 raise
-        release(begun.built.device)
+        release(timed.built.device)
         return {"kind": "failed", **asdict(point), "error": failure.line}
 
     def end(self) -> None:
         """Write the profiles of all rows so far. A refused profile does not stop the runs, which may be costly to repeat."""
         self.refused, self.warnings = {}, {}
-        if self.texts:
-            target = self.of["target"]
+        if self.decoding_times:
+            target = self.timed_models["target"]
             target.rows.add(
-                {"kind": "processes", "round": self.turn} | process_times.apart(self.texts, target.built.decoder.layers)
+                {"kind": "processes", "round": self.turn} | process_times.raw_row(self.decoding_times, target.built.decoder.layers)
             )
-        for role, begun in self.of.items():
-            written, refused = profile_from_timings.write(begun, (MODE,), self.folder)
+        for role, timed in self.timed_models.items():
+            written, refused = profile_from_timings.write(timed, (MODE,), self.folder)
             self.warnings[role] = [line for path in written.values() for line in load(path).facts.get("warnings", [])]
             self.refused |= dict.fromkeys([role] * len(refused), "; ".join(refused.values()))

@@ -29,9 +29,9 @@ from model.base import bounded_files, checks, strict_json, typed_values
 from model.base.checks import ParameterError
 from model.logs import forced_outcomes, measured_runs
 from model.logs.measured_runs import MeasuredRuns
-from model.logs.read_log import DecisionLog, plain
+from model.logs.read_log import ReadLog, plain
 from model.logs.recorded_decoding import Decoding
-from model.logs.spans import KEPT
+from model.logs.spans import STORED_FIELDS
 from model.methods import registry
 from model.methods.method_parameters import MethodParameters
 
@@ -56,7 +56,7 @@ class Interleaved(Protocol):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PlannedDecoding:
     """A decoding that is to be timed.
 
     Parameters
@@ -99,12 +99,12 @@ class Wanted:
 class MeasurementPlan:
     """Decodings, their length, and the number of timed repeats."""
 
-    wanted: Sequence[Wanted]
+    decodings: Sequence[PlannedDecoding]
     tokens: int = 48
     repeats: int = 7
     warm_ups: int = 1
     seed: int = 0
-    about: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
     """Further facts of the runs: `prompts`, their origin; `profiles` of the same measurement session, files by role; `devices` of
     the units of runs over processes."""
 
@@ -113,21 +113,21 @@ class MeasurementPlan:
         checks.whole("repeats", self.repeats, 1, 10_000)
         checks.whole("warm_ups", self.warm_ups, 0, 100)
         checks.whole("seed", self.seed, 0)
-        if not self.wanted:
+        if not self.decodings:
             raise ParameterError("methods must be at least one with one prompt, got none")
 
     def order(self, turn: int) -> list[int]:
         """Return the random order of the decodings in repeat `turn`."""
         key = np.random.SeedSequence(self.seed, spawn_key=(turn,))
-        return [int(each) for each in np.random.Generator(np.random.Philox(key)).permutation(len(self.wanted))]
+        return [int(each) for each in np.random.Generator(np.random.Philox(key)).permutation(len(self.decodings))]
 
 
 def check(plan: MeasurementPlan, models: Mapping[str, Decoder]) -> None:
     """Refuse a plan with a decoding that is impossible, before any is made."""
-    for each in plan.wanted:
+    for each in plan.decodings:
         used = _of(each, models, plan.tokens)
         prompt = (0,) * len(each.prompt) if each.rates is not None else each.prompt
-        real_decoding.check_text(used, prompt, plan.tokens)
+        real_decoding.check_prompt(used, prompt, plan.tokens)
         parameters = _parameters(each, used, plan.tokens)
         real_decoding.check_room(used, parameters, len(each.prompt), plan.tokens)
         if each.rates is not None:
@@ -145,19 +145,19 @@ def check(plan: MeasurementPlan, models: Mapping[str, Decoder]) -> None:
             raise ParameterError(f"{what}, got {each.units} {each.unit_kind}")
 
 
-def _of(each: Wanted, models: Mapping[str, Decoder], tokens: int) -> dict[str, Decoder]:
+def _of(each: PlannedDecoding, models: Mapping[str, Decoder], tokens: int) -> dict[str, Decoder]:
     settings = real_decoding.scheduled(each.method, each.settings, len(each.prompt), tokens)
     return {role: models[role] for role in real_decoding.roles(each.method, settings) if role in models}
 
 
-def _parameters(each: Wanted, used: Mapping[str, Decoder], tokens: int) -> MethodParameters:
+def _parameters(each: PlannedDecoding, used: Mapping[str, Decoder], tokens: int) -> MethodParameters:
     settings = real_decoding.scheduled(each.method, each.settings, len(each.prompt), tokens)
     return real_decoding.parameters_of(each.method, used, settings, batches=each.rates is not None)
 
 
 def decode(
-    each: Wanted, models: Mapping[str, Decoder], tokens: int, seed: int, pool: Pool | None = None, lanes: Lanes | None = None,
-    **more: Any,
+    each: PlannedDecoding, models: Mapping[str, Decoder], tokens: int, seed: int, pool: Pool | None = None,
+    lanes: Lanes | None = None, **more: Any,
 ) -> Decoding:
     """Run a decoding; `more` are further arguments of `calibrate.decode.real_decoding.decode`."""
     used, prompt = _of(each, models, tokens), each.prompt
@@ -175,7 +175,8 @@ def decode(
 
 
 def timed(
-    each: Wanted, models: Mapping[str, Decoder], tokens: int, seed: int, pool: Pool | None = None, lanes: Lanes | None = None
+    each: PlannedDecoding, models: Mapping[str, Decoder], tokens: int, seed: int, pool: Pool | None = None,
+    lanes: Lanes | None = None,
 ) -> dict[str, Any]:
     """Time one decoding and return its part of a row."""
     times, spans = RunTimes(), list[dict[str, Any]]()
@@ -209,11 +210,11 @@ def _load() -> float | None:
 
 def measure(
     out: Path, plan: MeasurementPlan, models: Mapping[str, Decoder], *, resume: bool = False, report: Report | None = None,
-    beside: Interleaved | None = None, pool: Callable[[], AbstractContextManager[Pool]] | None = None, lanes: Lanes | None = None,
+    session: Interleaved | None = None, pool: Callable[[], AbstractContextManager[Pool]] | None = None, lanes: Lanes | None = None,
 ) -> MeasuredRuns:
     """Time a plan and write the runs to `out`, NAME.json.
 
-    `beside` is measured in the same session, spread over all runs. `pool` starts the processes of runs over processes, anew for
+    `session` is measured next to the runs, spread over all runs. `pool` starts the processes of runs over processes, anew for
     each repeat; `lanes` are the streams of runs over streams. Rows are kept in NAME.jsonl until all are complete. With `resume`
     only missing repeats are run; surplus repeats are kept.
     """
@@ -222,9 +223,9 @@ def measure(
         raise ParameterError(f"out must be a new file, and {out.name} exists; give another, or remove it")
     check(plan, models)
     kept = _PartialRuns(out.with_suffix(".jsonl"), _asked(plan, models), resume)
-    total = len(plan.wanted) * (plan.repeats + 1)
+    total = len(plan.decodings) * (plan.repeats + 1)
     decodings = []
-    for number, each in enumerate(plan.wanted):
+    for number, each in enumerate(plan.decodings):
         if report is not None:
             report(number, total, str(each))
         try:
@@ -234,7 +235,7 @@ def measure(
                 kept.path.unlink()  # there is nothing to resume
             raise
     with _quick_collections():
-        _repeat(plan, models, kept, report, beside, pool, lanes)
+        _repeat(plan, models, kept, report, session, pool, lanes)
     found = MeasuredRuns(_log(plan, models, decodings), _table(kept.rows), _about(plan, models))
     measured_runs.save(found, out)
     kept.path.unlink()
@@ -253,31 +254,31 @@ def _quick_collections() -> Iterator[None]:
 
 
 def _repeat(
-    plan: MeasurementPlan, models: Mapping[str, Decoder], kept: _PartialRuns, report: Report | None, beside: Interleaved | None,
+    plan: MeasurementPlan, models: Mapping[str, Decoder], kept: _PartialRuns, report: Report | None, session: Interleaved | None,
     pool: Callable[[], AbstractContextManager[Pool]] | None, lanes: Lanes | None,
 ) -> None:
     """Run all repeats that are not saved yet."""
-    total = len(plan.wanted) * (plan.repeats + 1)
+    total = len(plan.decodings) * (plan.repeats + 1)
     for turn in range(plan.repeats):
         left = [number for number in plan.order(turn) if (number, turn) not in kept.done]
         if not left:
             continue
-        if beside is not None:
-            beside.begin(turn)
+        if session is not None:
+            session.begin(turn)
         with contextlib.nullcontext() if pool is None else pool() as processes:
             for _ in range(plan.warm_ups):
                 for number in _first_of_each(plan, left):
-                    decode(plan.wanted[number], models, plan.tokens, plan.seed, processes, lanes)
+                    decode(plan.decodings[number], models, plan.tokens, plan.seed, processes, lanes)
             for index, number in enumerate(left):
                 if report is not None:
-                    report((turn + 2) * len(plan.wanted) - len(left) + index, total, str(plan.wanted[number]))
-                if beside is not None:
-                    beside.between(index / len(left), processes)
-                row = {"decoding": number, "repeat": turn, "run_order": turn * len(plan.wanted) + index}
+                    report((turn + 2) * len(plan.decodings) - len(left) + index, total, str(plan.decodings[number]))
+                if session is not None:
+                    session.between(index / len(left), processes)
+                row = {"decoding": number, "repeat": turn, "run_order": turn * len(plan.decodings) + index}
                 kept.add(row | _timed_alone(plan, number, models, processes, lanes))
-            if beside is not None:
-                beside.between(1.0, processes)
-                beside.end()
+            if session is not None:
+                session.between(1.0, processes)
+                session.end()
 
 
 def _timed_alone(
@@ -289,14 +290,14 @@ def _timed_alone(
     """
     while True:
         before = cuda_graphs.captured(models.values())
-        found = timed(plan.wanted[number], models, plan.tokens, plan.seed, pool, lanes)
+        found = timed(plan.decodings[number], models, plan.tokens, plan.seed, pool, lanes)
         if cuda_graphs.captured(models.values()) == before:
             return found
 
 
 def _first_of_each(plan: MeasurementPlan, numbers: Sequence[int]) -> list[int]:
     """Return the first of these decodings for each number and kind of units; it warms them up for the others."""
-    found = {(plan.wanted[number].units, plan.wanted[number].unit_kind): number for number in reversed(numbers)}
+    found = {(plan.decodings[number].units, plan.decodings[number].unit_kind): number for number in reversed(numbers)}
     return [*found.values()]
 
 
@@ -362,14 +363,14 @@ class _PartialRuns:
 
 
 def _asked(plan: MeasurementPlan, models: Mapping[str, Decoder]) -> dict[str, Any]:
-    wanted = [asdict(each) | {"settings": plain(each.settings)} for each in plan.wanted]
+    planned = [asdict(each) | {"settings": plain(each.settings)} for each in plan.decodings]
     same = {name: getattr(plan, name) for name in ("tokens", "warm_ups", "seed")}
     mode = {"mode": cuda_graphs.mode_of(models["target"])}
-    return {"wanted": wanted, **same, "models": _models(models), "machine": _facts(models), **_devices(plan), **mode}
+    return {"wanted": planned, **same, "models": _models(models), "machine": _facts(models), **_devices(plan), **mode}
 
 
 def _devices(plan: MeasurementPlan) -> dict[str, list[str]]:
-    return {"devices": list(plan.about.get("devices", ()))}
+    return {"devices": list(plan.facts.get("devices", ()))}
 
 
 def _models(models: Mapping[str, Decoder]) -> dict[str, dict[str, Any]]:
@@ -378,19 +379,19 @@ def _models(models: Mapping[str, Decoder]) -> dict[str, dict[str, Any]]:
 
 def _facts(models: Mapping[str, Decoder]) -> dict[str, Any]:
     facts = machine.facts(str(models["target"].device))
-    for name in ("date", *machine.MOVING):
+    for name in ("date", *machine.CLOCK_FACTS):
         facts.pop(name, None)
     return facts
 
 
-def _log(plan: MeasurementPlan, models: Mapping[str, Decoder], decodings: Sequence[Decoding]) -> DecisionLog:
+def _log(plan: MeasurementPlan, models: Mapping[str, Decoder], decodings: Sequence[Decoding]) -> ReadLog:
     facts = machine.facts(str(models["target"].device))
     versions = {name: str(facts[name]) for name in ("python", "torch", "transformers")}
-    unforced = all(each.rates is None for each in plan.wanted)
+    unforced = all(each.rates is None for each in plan.decodings)
     source = "measured: what the models said" if unforced else "assumed: outcomes were forced"
-    return DecisionLog(
-        tuple(decodings), tuple(each.name for each in plan.wanted), _models(models), None, plan.seed, str(facts["date"]), versions,
-        source,
+    return ReadLog(
+        tuple(decodings), tuple(each.name for each in plan.decodings), _models(models), None, plan.seed, str(facts["date"]),
+        versions, source,
     )  # fmt: skip
 
 
@@ -404,15 +405,15 @@ def _about(plan: MeasurementPlan, models: Mapping[str, Decoder]) -> dict[str, An
         except ParameterError:
             continue  # the operations of this architecture are not modelled
         shapes[role] = json.loads(strict_json.dumps(asdict(shape)))
-    rates = [None if each.rates is None else dict(each.rates) for each in plan.wanted]
+    rates = [None if each.rates is None else dict(each.rates) for each in plan.decodings]
     forced_by = None if all(each is None for each in rates) else rates
     versions = {name: str(facts[name]) for name in ("python", "torch", "transformers")}
     return {
         "device": str(target.device), "dtype": str(target.dtype).removeprefix("torch."), "threads": facts.get("threads"),
         "machine": {key: value for key, value in facts.items() if key not in ("date", *versions)}, "shapes": shapes,
-        "prompts": plan.about.get("prompts", ""), "warm_ups": plan.warm_ups, "forced": forced_by,
-        "unit_kind": [each.unit_kind for each in plan.wanted], **_devices(plan), "mode": cuda_graphs.mode_of(target),
-        "roles": [*measured_runs.ROLES], "profiles": dict(plan.about.get("profiles", {})), "date": facts["date"],
+        "prompts": plan.facts.get("prompts", ""), "warm_ups": plan.warm_ups, "forced": forced_by,
+        "unit_kind": [each.unit_kind for each in plan.decodings], **_devices(plan), "mode": cuda_graphs.mode_of(target),
+        "roles": [*measured_runs.ROLES], "profiles": dict(plan.facts.get("profiles", {})), "date": facts["date"],
         "versions": versions,
     } | ({"room": target.room} if isinstance(target, cuda_graphs.Graphs) else {})  # fmt: skip
 
@@ -424,7 +425,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
     schema: dict[str, Any] = dict.fromkeys(("decoding", "repeat", "run_order", "units"), integer)
     schema |= dict.fromkeys(("seconds", "read_s", "waited", "load"), pl.Float64) | {"commit_s": numbers, "pass_s": numbers}
     strings, times = ("what", "fate", "role"), ("start", "end")
-    kinds = {name: pl.String if name in strings else pl.Float32 if name in times else integer for name in KEPT}
+    kinds = {name: pl.String if name in strings else pl.Float32 if name in times else integer for name in STORED_FIELDS}
     schema["spans"] = pl.List(pl.Struct(kinds))
     load = pl.col("load").fill_null(float("nan"))  # not every system has it
     try:
@@ -436,11 +437,11 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def by_graphs(
-    wanted: Sequence[Wanted], models: Mapping[str, Decoder], tokens: int, room: int = 0, sequences: int = 1
+    planned: Sequence[PlannedDecoding], models: Mapping[str, Decoder], tokens: int, room: int = 0, sequences: int = 1
 ) -> dict[str, Decoder]:
     """Return the models with passes as CUDA graphs, with room for all decodings, at least `room` KV rows per sequence."""
-    room = max(room, *[len(each.prompt) + tokens for each in wanted])
-    for each in wanted:
+    room = max(room, *[len(each.prompt) + tokens for each in planned])
+    for each in planned:
         sequences = max(sequences, _parameters(each, _of(each, models, tokens), tokens).decoded_sequences)
     return {role: cuda_graphs.Graphs(each, cuda_graphs.rounded(room), sequences) for role, each in models.items()}
 

@@ -93,15 +93,15 @@ def read(path: Path) -> WrittenPlan:
     except (OSError, ValueError) as error:
         raise ParameterError(f"{path.name} cannot be read as TOML: {str(error).splitlines()[0]}") from None
     try:
-        return of(tables)
+        return from_tables(tables)
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}") from None
 
 
-def of(tables: Mapping[str, Any]) -> WrittenPlan:
+def from_tables(tables: Mapping[str, Any]) -> WrittenPlan:
     """Build a plan from its tables.
 
-    >>> found = of({"method": [{"name": "speculative", "sweep": {"draft_length": [1, 2]}}]})
+    >>> found = from_tables({"method": [{"name": "speculative", "sweep": {"draft_length": [1, 2]}}]})
     >>> [each.settings for each in found.choices]
     [{'draft_length': 1}, {'draft_length': 2}]
     """
@@ -121,7 +121,7 @@ def _choices(table: Any) -> list[MethodSetting]:
     if not isinstance(table, Mapping) or "name" not in table:
         raise ParameterError("method.name is required in each [[method]]; `sim ls methods` lists them")
     for old in table:
-        if (new := renamed_keys.now(old, ("unit_kind",))) is not None:
+        if (new := renamed_keys.current_name(old, ("unit_kind",))) is not None:
             raise ParameterError(f"unknown key method.{old}; it is now {new}")
     fixed = {key: value for key, value in table.items() if key not in ("name", "sweep", "forced", "unit_kind")}
     unit_kind = table.get("unit_kind")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from model.base.parent_process import end_with_starter
+from model.base.parent_process import exit_with_starter
 
 _PATIENCE = 300.0  # seconds in which a companion must have built its model, or filled its cache
 
@@ -93,7 +93,7 @@ class Companions:
 def _work(connection: Connection, spec: Spec) -> None:
     """Build the model, then repeat each requested pass until the next message: the main function of a companion."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
-    end_with_starter()
+    exit_with_starter()
     import torch
 
     from calibrate.loading.architectures import architecture
@@ -118,14 +118,14 @@ def _run(connection: Connection, model: Any, asked: tuple[int, int, int, str]) -
     """Repeat a pass until a message arrives; return the number of passes."""
     import torch
 
-    from calibrate.timing.single_pass import prepared
+    from calibrate.timing.single_pass import prepare
 
     done = 0
     with torch.inference_mode():
-        work = prepared(model, *asked)
+        work = prepare(model, *asked)
         while not connection.poll():
             work.run()
-            work.back()
+            work.roll_back()
             done += 1
             if done == 1:
                 connection.send(0)

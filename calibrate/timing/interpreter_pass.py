@@ -39,7 +39,7 @@ class InterpretedPass:
         self.real = Real({"target": model.decoder})
         self.real.wanted = 1  # runs until a token is committed
         self.sequences = tuple(range(batch)) if batch > 1 else ()
-        self._told = self._tokens(width * batch)
+        self._input_tokens = self._tokens(width * batch)
         self.unequal = batch > 1 and context > 0 and (width > 1 or model.unequal)
         self.task = Task(self._steps())
         self.task.cache = self._filled()
@@ -64,7 +64,7 @@ class InterpretedPass:
 
     def _steps(self) -> Steps:
         layers = self.model.decoder.layers
-        step = Forward("target", self._told, self.context, LayerSpan(0, layers), heads=self.width * self.batch)
+        step = Forward("target", self._input_tokens, self.context, LayerSpan(0, layers), heads=self.width * self.batch)
         for turn in itertools.count():
             # Every other pass is one position further: consecutive passes of a sequence are never at the same position.
             at = self.context + turn % 2
@@ -80,17 +80,17 @@ class InterpretedPass:
         self.real.work.committed.clear()
         self.real.work.commits.clear()
 
-    def back(self) -> None:
+    def roll_back(self) -> None:
         """Do nothing: `run` rolls back."""
 
-    def run_watched(self, mark: Callable[[str, int, int], None]) -> None:
+    def run_marked(self, mark: Callable[[str, int, int], None]) -> None:
         """Run the pass with the beginning and the end of each part marked.
 
         A layer is marked around its call, so that the library's work around each layer is included.
         """
-        if self.short:
+        if self.short_layers:
             self._run_short(mark)
-        with watched(self.real, mark):
+        with marked_parts(self.real, mark):
             self.run()
 
     @property
@@ -100,7 +100,7 @@ class InterpretedPass:
         return isinstance(decoder, Graphs) and decoder.replays(self.width)
 
     @property
-    def short(self) -> int:
+    def short_layers(self) -> int:
         """Layers of a second, shorter pass from which the time of a graph's layers is derived; 0 without graphs."""
         return self.model.decoder.layers // 2 if self.replayed else 0
 
@@ -109,13 +109,13 @@ class InterpretedPass:
 
         def layers_alone(name: str, _: int, edge: int) -> None:
             if name == "layer":
-                mark("short", self.short, edge)
+                mark("short", self.short_layers, edge)
 
         mark("aside", 0, 0)
         decoder.forget()  # tokens and position are copied to the device again, as for the whole pass; likewise afterwards
-        with watched(self.real, layers_alone):
+        with marked_parts(self.real, layers_alone):
             at = self.context + 1
-            step = Forward("target", self._told, at, LayerSpan(0, self.short), batch=self._batch(at, self.width))
+            step = Forward("target", self._input_tokens, at, LayerSpan(0, self.short_layers), batch=self._batch(at, self.width))
             self.real.forward(self.task.cache, step)
         decoder.settle()
         decoder.forget()
@@ -125,13 +125,13 @@ class InterpretedPass:
     def parts(self) -> list[tuple[str, int]]:
         """Parts that are marked. `call` is the whole pass without its read; the layers of a graph are one stretch."""
         layers = [("layer", index) for index in range(1 if self.replayed else self.model.decoder.layers)]
-        short = [("short", self.short), ("aside", 0)] if self.short else []
+        short = [("short", self.short_layers), ("aside", 0)] if self.short_layers else []
         return [("embedding", 0), *layers, ("head", 0), ("call", 0), *short]
 
     def check(self) -> None:
         """Raise `RuntimeError` if the layers have another number of rows than requested."""
         held: ProcessState = self.task.cache
-        rows = held.of("target", self.sequences)
+        rows = held.rows_of("target", self.sequences)
         lengths = {layer.length for layer in rows.layers}
         end = self.context + self.width
         if lengths not in ({end}, {end + 1}):
@@ -139,7 +139,7 @@ class InterpretedPass:
 
 
 @contextlib.contextmanager
-def watched(real: Real, mark: Callable[[str, int, int], None]) -> Iterator[None]:
+def marked_parts(real: Real, mark: Callable[[str, int, int], None]) -> Iterator[None]:
     """Mark the beginning and the end of each part of the target's passes within the block; the norm belongs to the head.
 
     A graph is marked around its replay, as if all its layers were the first; its embedding is within that stretch.

@@ -119,7 +119,7 @@ class LibraryModel:
         return {key: module for key, module in parts.items() if module is not None}
 
     @contextlib.contextmanager
-    def watched(self, mark: Mark) -> Iterator[None]:
+    def marked_parts(self, mark: Mark) -> Iterator[None]:
         """Mark the beginning and the end of each part of the passes within the block.
 
         The hooks are removed afterwards: unmarked passes pay nothing for them.
@@ -140,15 +140,15 @@ class LibraryModel:
 
 
 class Repeatable(Protocol):
-    """One pass that can be run again: `run` does it, `back` restores the cache."""
+    """One pass that can be run again: `run` does it, `roll_back` restores the cache."""
 
     def run(self) -> None:
         """Run the pass: the body, and the projection of all its positions."""
 
-    def back(self) -> None:
+    def roll_back(self) -> None:
         """Remove the pass from the cache, and check the cache's length."""
 
-    def run_watched(self, mark: Mark) -> None:
+    def run_marked(self, mark: Mark) -> None:
         """Run the pass with the beginning and the end of each part marked."""
 
     @property
@@ -187,11 +187,11 @@ class Pass:
         """Run the pass: the body, and the projection of all its positions."""
         raise NotImplementedError
 
-    def back(self) -> None:
+    def roll_back(self) -> None:
         """Remove the pass from the cache, and check the cache's length."""
         raise NotImplementedError
 
-    def run_watched(self, mark: Mark) -> None:
+    def run_marked(self, mark: Mark) -> None:
         """Run the pass with the beginning and the end of each part marked."""
         raise NotImplementedError
 
@@ -233,12 +233,12 @@ class EagerPass(Pass):
         """See `Pass`."""
         self.logits()
 
-    def run_watched(self, mark: Mark) -> None:
+    def run_marked(self, mark: Mark) -> None:
         """See `Pass`."""
-        with self.model.watched(mark):
+        with self.model.marked_parts(mark):
             self.logits()
 
-    def back(self) -> None:
+    def roll_back(self) -> None:
         """See `Pass`."""
         # Negative: until 5.13 a positive number was the length to keep, since 5.23 it is refused.
         self.cache.crop(-self.width)
@@ -282,10 +282,10 @@ class GraphPass(Pass):
             self.plain = self.capture(contextlib.nullcontext())
         self.plain.replay()
 
-    def run_watched(self, mark: Mark) -> None:
+    def run_marked(self, mark: Mark) -> None:
         """Replay the pass with marks; later calls keep the `mark` of the first one."""
         if self.marked is None:
-            self.marked = self.capture(self.model.watched(mark))
+            self.marked = self.capture(self.model.marked_parts(mark))
         self.marked.replay()
 
     def capture(self, watching: contextlib.AbstractContextManager[None]) -> Any:
@@ -297,15 +297,15 @@ class GraphPass(Pass):
         with torch.cuda.stream(stream):
             for _ in range(3):
                 self.logits()
-                self.back()
+                self.roll_back()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with watching, torch.cuda.graph(graph):
             self.logits()
-        self.back()  # capturing runs no kernel, but Python's length counts advance
+        self.roll_back()  # capturing runs no kernel, but Python's length counts advance
         return graph
 
-    def back(self) -> None:
+    def roll_back(self) -> None:
         """Reset the lengths in place: the graph holds their addresses."""
         layers = self.cache.self_attention_cache.layers if self.model.architecture.crossing else self.cache.layers
         for layer in layers:

@@ -13,7 +13,7 @@ import numpy as np
 
 from calibrate.devices import machine
 from calibrate.timing.single_pass import Effort
-from calibrate.timing.timing_grid import RawTimings, TimedGrid, TimingGrid, go_over, shares
+from calibrate.timing.timing_grid import RawTimings, TimedGrid, TimingGrid, shares, time_grid
 from model.architectures import transformer
 from model.base import checks
 from model.base.checks import ParameterError
@@ -68,28 +68,29 @@ def time_layers(
     `model` is a preset, a `config.json` or OWNER/NAME of the hub; weights are random. `threads` is the number of torch's threads
     per process. `quick` measures the ceilings roughly.
     """
-    machine.needed()
+    machine.import_libraries()
     checks.number("minutes", minutes, 0)
     if threads is not None:
         import torch
 
         checks.whole("threads", threads, 1, 4096)
         torch.set_num_threads(threads)
-    begun = open_model(model, grid, out, device=device, dtype=dtype, source=source, quick=quick, resume=resume, name=name)
-    cpu = not begun.spec.device.startswith("cuda")
+    timed = open_model(model, grid, out, device=device, dtype=dtype, source=source, quick=quick, resume=resume, name=name)
+    cpu = not timed.spec.device.startswith("cuda")
     if effort is None:
         effort = Effort(warmups=5 if cpu else 20)
-    outcome = go_over(
-        begun.built, grid, begun.rows, begun.spec, effort=effort, minutes=minutes, progress=progress, between=begun.ceilings.between
+    outcome = time_grid(
+        timed.built, grid, timed.rows, timed.spec, effort=effort, minutes=minutes, progress=progress,
+        between=timed.ceilings.measure_if_due,
     )
     if "interpreter" in grid.modes:
         for turn in range(grid.rounds):
-            time_rest(begun, turn)
-    written, refused = write(begun, grid.modes, out)
-    return TimedProfiles(written, outcome, refused, ceilings_of(begun.rows.header, begun.rows.rows))
+            time_besides_passes(timed, turn)
+    written, refused = write(timed, grid.modes, out)
+    return TimedProfiles(written, outcome, refused, ceilings_of(timed.rows.header, timed.rows.rows))
 
 
-class Open(NamedTuple):
+class TimedModel(NamedTuple):
     """A model that is being timed: the model, its raw rows, the arguments of its companions, the stem of its profiles' names, and
     the device's ceilings.
     """
@@ -104,9 +105,9 @@ class Open(NamedTuple):
 def open_model(
     model: str, grid: TimingGrid, out: str | Path, *, device: str | None = None, dtype: str | None = None, source: int = 512,
     quick: bool = False, resume: bool = False, name: str | None = None, decoder: Decoder | None = None,
-) -> Open:
+) -> TimedModel:
     """Begin or resume timing a model; `decoder` makes the passes, if there is one already."""
-    machine.needed()
+    machine.import_libraries()
     checks.whole("source", source, 1, 1_000_000)
     import torch
 
@@ -115,7 +116,7 @@ def open_model(
     from calibrate.timing.busy_neighbours import Spec
     from calibrate.untested_on_gpu.cuda_graphs import mode_of
 
-    chosen = machine.chosen(device)
+    chosen = machine.choose_device(device)
     cpu = not chosen.startswith("cuda")
     if not cpu:
         machine.make_current(chosen)  # events are recorded on the streams of the current device
@@ -129,7 +130,7 @@ def open_model(
     known = architecture(model)
     for width in grid.widths:
         for context in grid.contexts:
-            known.longest(width, context)
+            known.check_positions(width, context)
     passes_of = "eager" if decoder is None else mode_of(decoder)
     stem = name or stem_of(model, chosen, passes_of)
     if not NAME.fullmatch(stem):
@@ -142,41 +143,42 @@ def open_model(
     header |= machine.facts(chosen) | {"shape": asdict(known.shape)}
     raw = Path(out) / f"{stem}.jsonl"
     raw.parent.mkdir(parents=True, exist_ok=True)
-    begun = RawTimings(raw, header, resume) if raw.exists() else None  # fails before anything takes time
+    existing = RawTimings(raw, header, resume) if raw.exists() else None  # fails before anything takes time
     ceilings = machine.Ceilings(chosen, dtype, quick)
     header |= ceilings.best
     built = library_pass.LibraryModel(known, chosen, dtype, source, decoder)
-    rows = RawTimings(raw, header, resume) if begun is None else begun  # written last: a model that does not fit leaves no file
+    # Written last: a model that does not fit leaves no file.
+    rows = RawTimings(raw, header, resume) if existing is None else existing
     spec = Spec(model, chosen, dtype, source, torch.get_num_threads())
-    return Open(built, rows, spec, stem, ceilings)
+    return TimedModel(built, rows, spec, stem, ceilings)
 
 
-def time_rest(begun: Open, turn: int, kinds: Sequence[str] = ("reads", "after")) -> None:
+def time_besides_passes(timed: TimedModel, turn: int, kinds: Sequence[str] = ("reads", "after")) -> None:
     """Time the work of decoding besides whole passes, as round `turn`, unless it is timed already."""
     from calibrate.timing import read_times
 
-    begun.built.read_source()
-    done = {row["kind"] for row in begun.rows.rows if row.get("round") == turn}
+    timed.built.read_source()
+    done = {row["kind"] for row in timed.rows.rows if row.get("round") == turn}
     for kind in kinds:
         if kind not in done:
             made = (
-                read_times.reads(begun.built.decoder)
+                read_times.time_reads(timed.built.decoder)
                 if kind == "reads"
-                else read_times.after(begun.built.decoder)
+                else read_times.time_after_pauses(timed.built.decoder)
             )
-            begun.rows.add({"kind": kind, "round": turn} | ({"busy": 0} if kind == "reads" else {}) | made)
+            timed.rows.add({"kind": kind, "round": turn} | ({"busy": 0} if kind == "reads" else {}) | made)
 
 
-def write(begun: Open, modes: Sequence[str], out: str | Path) -> tuple[dict[str, Path], dict[str, str]]:
+def write(timed: TimedModel, modes: Sequence[str], out: str | Path) -> tuple[dict[str, Path], dict[str, str]]:
     """Write the profiles, one per mode; return their paths and the errors of refused ones, by mode."""
     written, refused = {}, {}
-    rows = begun.rows
-    rows.add({"kind": "ceilings"} | begun.ceilings.best)
+    rows = timed.rows
+    rows.add({"kind": "ceilings"} | timed.ceilings.best)
     for mode in modes:
         if not any(row["kind"] == "point" and row["mode"] == mode for row in rows.rows):
             continue
         try:
-            profile = profile_of(rows.header, rows.rows, mode, called_name(begun.stem, mode), rows.path)
+            profile = profile_of(rows.header, rows.rows, mode, profile_name(timed.stem, mode), rows.path)
             if warnings := check(profile):
                 profile = replace(profile, facts={**profile.facts, "warnings": warnings})
         except ParameterError as error:
@@ -196,12 +198,12 @@ def stem_of(model: str, device: str, passes: str = "eager") -> str:
     if device.startswith("cuda"):
         import torch
 
-        known = machine.known(torch.cuda.get_device_name(device), machine.memory(device))
+        known = machine.published_device(torch.cuda.get_device_name(device), machine.memory(device))
     graphs = "" if passes == "eager" else "-graph"
     return f"{known.name if known else device.partition(':')[0]}-{architecture(model).name}{graphs}"
 
 
-def called_name(stem: str, mode: str) -> str:
+def profile_name(stem: str, mode: str) -> str:
     """Return the name of a mode's profile: every mode but eager adds a suffix."""
     return stem + {"eager": "", "cuda-graph": "-graph"}.get(mode, f"-{mode}")
 
@@ -220,10 +222,10 @@ def ceilings_of(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) ->
 
 def shape_of(profile: Profile) -> transformer.Shape:
     """Return the shape of a profile's model."""
-    return made_shape(profile.shape)
+    return shape_from_fields(profile.shape)
 
 
-def made_shape(fields: Mapping[str, Any]) -> transformer.Shape:
+def shape_from_fields(fields: Mapping[str, Any]) -> transformer.Shape:
     """Return a shape from its fields as files hold them."""
     return transformer.Shape(**{**fields, "biases": tuple(fields["biases"])})
 
@@ -241,10 +243,10 @@ def profile_of(
     `folder` is the raw file's folder in the repository, for bundled profiles.
     """
 
-    shape = made_shape(header["shape"])
+    shape = shape_from_fields(header["shape"])
     table, notes = part_rows(rows, mode, shape.layers)
     notes[0] = f"weights are {header.get('weights', 'random')}; {notes[0]}"
-    known = machine.known(header["name"], header["memory_bytes"])
+    known = machine.published_device(header["name"], header["memory_bytes"])
     dtype = header["dtype"]
     vendor = known is not None and dtype in known.rates
     best = ceilings_of(header, rows)
@@ -341,7 +343,7 @@ def _besides(
     from calibrate.timing import process_times, read_times
 
     kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in ("reads", "after", "processes")}
-    found = read_times.part_rows(kinds["reads"], dict(calls), layers) + read_times.after_rows(
+    found = read_times.part_rows(kinds["reads"], dict(calls), layers) + read_times.rows_after_pauses(
         kinds["after"], layers
     )
     [again] = [row["time_s"] for row in found if row["part"] == "resumed_step" and row["busy"] == 0] or [0.0]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.interpreters.in_one_process import PassOutput, ProcessState, Real
-from calibrate.timing.interpreter_pass import watched
+from calibrate.timing.interpreter_pass import marked_parts
 from calibrate.timing.single_pass import means, table_times
 from calibrate.untested_on_gpu.cuda_graphs import Graphs
-from model.hardware.profile import EARLY, PROCESS_TEXT, READS
+from model.hardware.profile import EARLY_EXIT_READS, PROCESS_PROMPT, READS
 from model.steps import Commit, Forward, LayerSpan, Read, Steps
 
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ ROOM = CONTEXT + 16
 """Largest number of positions of such a pass."""
 HYPOTHESES = (1, 2, 4, 8, 16)
 """Numbers of hypotheses in a pass, and in the read of the tokens that follow them."""
-FILLED = (1, 2, 4, 8)
+KV_ONLY_TOKENS = (1, 2, 4, 8)
 """Numbers of tokens whose key and value rows alone are computed."""
-FORKED = (1, 3)
+FORKED_TOGETHER = (1, 3)
 """Numbers of sub-processes that start together."""
 
 
-def reads(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> dict[str, Any]:
+def time_reads(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> dict[str, Any]:
     """Time every kind of read, key and value rows alone, layers one by one, and sub-processes within one process.
 
     Returns a raw row without its point: means between quartiles [us].
@@ -70,7 +70,7 @@ def reads(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> d
                 if turn >= WARM_UPS:
                     times.append((_now(decoder) - begun) / read_count)
             found[kind] = means(times)
-        for count in FILLED:
+        for count in KV_ONLY_TOKENS:
             times = []
             only = Forward("target", tokens[:count], context, LayerSpan(1, decoder.layers, kv_only=True))
             whole = real.forward(held, Forward("target", tokens[:count], context, LayerSpan(0, 1)))
@@ -102,7 +102,7 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
     Timed as early exit makes them, layer by layer with a read after each, so that the head's weights have just been used.
     """
     calls: list[float] = []
-    read_times: dict[str, list[float]] = {name: [] for name in ("early_head", *EARLY.values())}
+    read_times: dict[str, list[float]] = {name: [] for name in ("early_head", *EARLY_EXIT_READS.values())}
     marks: list[tuple[str, int, float]] = []
     at, layers = len(text), decoder.layers
     half = layers // 2 if isinstance(decoder, Graphs) else 0
@@ -115,7 +115,7 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
         yield Forward("target", text, 0, LayerSpan(0, layers))
         for turn in range(repeats + WARM_UPS):
             seconds: dict[str, list[float]] = {name: [] for name in ("call", *read_times)}
-            for kind, name in EARLY.items():
+            for kind, name in EARLY_EXIT_READS.items():
                 out: Any = None
                 for layer in range(layers):
                     begun = _now(decoder)
@@ -134,7 +134,7 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
             took = []
             for last in (half, layers) if half else (layers,):
                 marks.clear()
-                with watched(real, mark):
+                with marked_parts(real, mark):
                     out = yield Forward("target", (5,), at + turn % 2, LayerSpan(0, last), heads=last == layers)
                 took.append(_between(marks, "layer"))
             yield Read("next", out, -1)
@@ -146,7 +146,7 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
         yield Commit("last", (0,))
 
     real = Real({"target": decoder})
-    real.run(steps(), 2 * len(EARLY) * (repeats + WARM_UPS))
+    real.run(steps(), 2 * len(EARLY_EXIT_READS) * (repeats + WARM_UPS))
     return means(calls), {name: means(times) for name, times in read_times.items()}
 
 
@@ -168,17 +168,17 @@ def _forks(decoder: Decoder, repeats: int) -> dict[str, list[float]]:
     def rest(parameters: MethodParameters, algorithm: Any, rates: Mapping[str, float], turn: int) -> float:
         """Return the time per token that is neither pass nor read [s]."""
         times = RunTimes()
-        world = forced_outcomes.world(parameters, PROCESS_TEXT, PROCESS_TEXT, rates, seed=turn)
+        world = forced_outcomes.world(parameters, PROCESS_PROMPT, PROCESS_PROMPT, rates, seed=turn)
         begun = time.perf_counter()
         Real({"target": decoder}, answers=world, times=times).run(
-            algorithm.decode(parameters, tuple(range(PROCESS_TEXT)), PROCESS_TEXT), PROCESS_TEXT
+            algorithm.decode(parameters, tuple(range(PROCESS_PROMPT)), PROCESS_PROMPT), PROCESS_PROMPT
         )
-        return (time.perf_counter() - begun - sum(times.passes.values()) - times.reads) / PROCESS_TEXT
+        return (time.perf_counter() - begun - sum(times.passes.values()) - times.reads) / PROCESS_PROMPT
 
     layers, found = decoder.layers, {}
     if layers < 2:
         return {}
-    for candidates in FORKED:
+    for candidates in FORKED_TOGETHER:
         times = []
         for turn in range(max(repeats // 4, 2)):
             plain = rest(autoregressive.Parameters(layers), autoregressive, {}, turn)
@@ -197,7 +197,7 @@ def _trees(
     trees: dict[str, list[float]] = {}
     beams: dict[str, list[float]] = {}
     contexts = [length, length // 3]  # longest first: rolled back rows are gone
-    if decoder.longest is None or 3 * length + max(HYPOTHESES) <= decoder.longest:
+    if decoder.max_positions is None or 3 * length + max(HYPOTHESES) <= decoder.max_positions:
         contexts.insert(0, 3 * length)  # dropped hypotheses keep their rows: there are more rows than positions
         real.forward(held, Forward("target", tokens * 2, length, LayerSpan(0, layers)))
     for context in contexts:
@@ -230,15 +230,15 @@ def _projected(output: PassOutput) -> PassOutput:
 
 GAPS = (0, 500, 1000, 2000, 4000, 8000)
 """Pauses between two passes [us]: other processes share the caches, which lose what is not used for a while."""
-WIDE, WIDE_GAPS = (4, 9), (0, 1000, 4000)
+WIDTHS_AFTER_PAUSES, GAPS_OF_WIDTHS = (4, 9), (0, 1000, 4000)
 """Tokens of wider passes that are timed after pauses too, and these pauses [us]: more work waits less for weights."""
-SHORT = (1, 2, 4, 6, 9)
+SHORT_PASSES = (1, 2, 4, 6, 9)
 """Numbers of layers of passes that run only the first layers: their weights are used again sooner."""
-SETTLED = 10
+STEADY_AFTER = 10
 """Untimed passes before the timed ones, enough for a steady state: a single pause cools the caches less."""
 
 
-def after(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> dict[str, Any]:
+def time_after_pauses(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> dict[str, Any]:
     """Time passes over one and several tokens after pauses of each length, and a layer of passes over few layers.
 
     Returns a raw row without its point: means between quartiles [us].
@@ -249,32 +249,35 @@ def after(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> d
         real = Real({"target": decoder})
         held = real.new_cache()
         real.forward(held, Forward("target", tuple(range(2, 2 + context)), 0, LayerSpan(0, decoder.layers)))
-        one = {str(gap): _after(real, held, context, 1, gap, repeats) for gap in GAPS}
-        wide = {f"{width} {gap}": _after(real, held, context, width, gap, repeats // 2) for width in WIDE for gap in WIDE_GAPS}
-        few = () if isinstance(decoder, Graphs) else SHORT  # the overhead of a graph would be attributed to its few layers
+        one = {str(gap): _pass_after_pause(real, held, context, 1, gap, repeats) for gap in GAPS}
+        wide = {
+            f"{width} {gap}": _pass_after_pause(real, held, context, width, gap, repeats // 2)
+            for width in WIDTHS_AFTER_PAUSES for gap in GAPS_OF_WIDTHS
+        }  # fmt: skip
+        few = () if isinstance(decoder, Graphs) else SHORT_PASSES  # the overhead of a graph would be attributed to its few layers
         layers = [*[each for each in few if each < decoder.layers], decoder.layers]
-        short = {str(each): _of_few(real, held, context, each, repeats) for each in layers}
+        short = {str(each): _layer_of_short_pass(real, held, context, each, repeats) for each in layers}
     return {"after_gap_us": one, "wide_us": wide, "short_us": short, "repeats": repeats}
 
 
-def _after(real: Real, held: ProcessState, context: int, width: int, gap: int, repeats: int) -> list[float]:
+def _pass_after_pause(real: Real, held: ProcessState, context: int, width: int, gap: int, repeats: int) -> list[float]:
     """Time a pass `gap` microseconds after the previous one."""
     decoder = real.decoders["target"]
     step = Forward("target", tuple(range(5, 5 + width)), context, LayerSpan(0, decoder.layers), heads=1)
     times = []
-    for turn in range(repeats + SETTLED):
+    for turn in range(repeats + STEADY_AFTER):
         end = _now(decoder) + gap / 1e6
         while time.perf_counter() < end:
             pass
         begun = time.perf_counter()
         real.forward(held, step._replace(at=context + turn % 2))
         ended = _now(decoder)
-        if turn >= SETTLED:
+        if turn >= STEADY_AFTER:
             times.append(ended - begun)
     return means(times)
 
 
-def _of_few(real: Real, held: ProcessState, context: int, layers: int, repeats: int) -> list[float]:
+def _layer_of_short_pass(real: Real, held: ProcessState, context: int, layers: int, repeats: int) -> list[float]:
     """Time a layer of passes that run only the first `layers` layers."""
     at: dict[tuple[str, int, int], float] = {}
     decoder = real.decoders["target"]
@@ -283,17 +286,17 @@ def _of_few(real: Real, held: ProcessState, context: int, layers: int, repeats: 
         at[name, index, edge] = _now(decoder)
 
     times = []
-    with watched(real, mark):
-        for turn in range(repeats + SETTLED):
+    with marked_parts(real, mark):
+        for turn in range(repeats + STEADY_AFTER):
             real.forward(held, Forward("target", (5,), context + turn % 2, LayerSpan(0, layers)))
-            if turn >= SETTLED:
+            if turn >= STEADY_AFTER:
                 marked = [index for name, index, edge in at if name == "layer" and edge]  # a graph has one stretch
                 times.append(sum(at["layer", index, 1] - at["layer", index, 0] for index in marked) / layers)
     return means(times)
 
 
-def after_rows(rows: list[dict[str, Any]], layers: int) -> list[dict[str, Any]]:
-    """Return rows of a profile's table from raw rows of `after`: medians over rounds.
+def rows_after_pauses(rows: list[dict[str, Any]], layers: int) -> list[dict[str, Any]]:
+    """Return rows of a profile's table from raw rows of `time_after_pauses`: medians over rounds.
 
     In a pass over few layers each layer runs again sooner, by the time of the missing layers. It gives the row of a whole pass with
     a negative gap, whose layers all take as long.
@@ -319,7 +322,7 @@ def after_rows(rows: list[dict[str, Any]], layers: int) -> list[dict[str, Any]]:
 
 
 def part_rows(rows: list[dict[str, Any]], steps: dict[int, float], layers: int) -> list[dict[str, Any]]:
-    """Return rows of a profile's table from raw rows of `reads`: medians over rounds.
+    """Return rows of a profile's table from raw rows of `time_reads`: medians over rounds.
 
     Key and value rows were timed as passes: the overhead of a call (`steps` [s], by number of busy processes) is subtracted, shared
     among the layers.

@@ -96,11 +96,11 @@ def spread(seconds: Sequence[float]) -> float:
     return float((high - low) / middle / math.sqrt(len(seconds)))
 
 
-def prepared(model: LibraryModel, width: int, context: int, batch: int, mode: str = "eager") -> Repeatable:
+def prepare(model: LibraryModel, width: int, context: int, batch: int, mode: str = "eager") -> Repeatable:
     """Return a repeatable pass over `width` tokens of each of `batch` sequences after `context` cached positions."""
     from calibrate.timing import library_pass
 
-    model.architecture.longest(width, context)
+    model.architecture.check_positions(width, context)
     if mode == "interpreter":
         from calibrate.timing.interpreter_pass import InterpretedPass
 
@@ -124,23 +124,23 @@ def measure(model: LibraryModel, point: Point, effort: Effort, until: float) -> 
     clean: list[_Repeat] = []
     disturbed: list[_Repeat] = []
     with torch.inference_mode(), _undisturbed():
-        work = prepared(model, point.width, point.context, point.batch, point.mode)
+        work = prepare(model, point.width, point.context, point.batch, point.mode)
         for _ in range(effort.warmups):
             work.run()
-            work.back()
-        work.run_watched(clock.mark)
-        work.back()
+            work.roll_back()
+        work.run_marked(clock.mark)
+        work.roll_back()
         while True:
             clock.start()
             work.run()
             whole = clock.stop()
             interrupted = clock.disturbed()
-            work.back()
+            work.roll_back()
             clock.start()
-            work.run_watched(clock.mark)
+            work.run_marked(clock.mark)
             marked = clock.stop()
             interrupted |= clock.disturbed()
-            work.back()
+            work.roll_back()
             repeat = _Repeat(whole, marked, {key: clock.span(*key) for key in work.parts})
             (disturbed if interrupted else clean).append(repeat)
             late = time.monotonic() >= until or len(clean) + len(disturbed) >= effort.most

@@ -165,7 +165,7 @@ class TimedGrid:
     path: Path
 
 
-def go_over(
+def time_grid(
     model: LibraryModel,
     grid: TimingGrid,
     rows: RawTimings,

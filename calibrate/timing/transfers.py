@@ -24,7 +24,7 @@ from calibrate.timing.profile_from_timings import NAME
 from calibrate.timing.single_pass import quartiles
 from model.base import checks, strict_json
 from model.base.checks import ParameterError
-from model.base.parent_process import end_with_starter
+from model.base.parent_process import exit_with_starter
 from model.hardware.profile import Profile, Source, table_of
 from model.hardware.profile_files import save
 
@@ -36,14 +36,14 @@ _WARMUPS = 3
 
 
 @dataclass(frozen=True)
-class Linked:
+class TimedLinks:
     """Result of timing links: profiles by link, and the links that failed, each with its error."""
 
     profiles: dict[str, Path]
     failed: dict[str, str]
 
 
-def there() -> tuple[str, ...]:
+def available_links() -> tuple[str, ...]:
     """Return the links that this machine has."""
     import torch
 
@@ -64,9 +64,9 @@ def time_links(
     repeats: int = 50,
     name: str = "links",
     progress: Callable[[int, int, str], None] | None = None,
-) -> Linked:
+) -> TimedLinks:
     """Time links by message size [bytes]; write a profile and raw rows for each. Without `links`, all links of this machine."""
-    machine.needed()
+    machine.import_libraries()
     checks.whole("repeats", repeats, 1, 1_000_000)
     if not sizes:
         raise ParameterError("sizes must have at least one number, got none")
@@ -76,7 +76,7 @@ def time_links(
         raise ParameterError(f"sizes must be different numbers, got {checks.shown(sizes)}")
     if not NAME.fullmatch(name):
         raise ParameterError(f"name must be letters, digits, dots and dashes, got {checks.shown(name)}")
-    present = there()
+    present = available_links()
     for link in links or ():
         checks.one_of("link", link, LINKS)
         if link not in present:
@@ -99,7 +99,7 @@ def time_links(
             written[link] = _written(link, rows, Path(out), f"{name}-{link}")
     if progress is not None:
         progress(len(chosen), len(chosen), "")
-    return Linked(written, failed)
+    return TimedLinks(written, failed)
 
 
 def _timed(link: str, sizes: tuple[int, ...], repeats: int) -> list[dict[str, Any]]:
@@ -172,7 +172,7 @@ def _between_processes(link: str, sizes: tuple[int, ...], repeats: int) -> list[
 
 def _share(rank: int, report: Connection, sizes: tuple[int, ...], repeats: int, buffer: Any, other: Connection) -> None:
     """Transfer bytes through shared memory, as one of two processes: one copies in, the other copies out."""
-    end_with_starter()
+    exit_with_starter()
     import numpy as np
 
     room = np.frombuffer(buffer, dtype=np.uint8)
@@ -196,7 +196,7 @@ def _share(rank: int, report: Connection, sizes: tuple[int, ...], repeats: int, 
 
 def _talk(rank: int, report: Connection, sizes: tuple[int, ...], repeats: int, backend: str, meeting: str) -> None:
     """Send messages through torch.distributed, as one of two processes."""
-    end_with_starter()
+    exit_with_starter()
     # Both ends are on this host. Without this, gloo fails on a host whose name cannot be resolved.
     if backend == "gloo" and os.path.exists("/sys/class/net/lo"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -15,9 +15,9 @@ All graphs share one memory pool, so the next replay of any graph may overwrite 
 therefore copied directly after the replay; tensors that one graph writes and another reads (`_Inputs`) are outside the pool.
 
 Passes over more than `WIDEST` tokens of a sequence, which are prompts, are launched kernel by kernel on the same rows. So are
-passes that cannot be captured: those over several hypotheses, and those with a callback between layers (`Graphs.apart` counts
-them). Sub-processes within one process take turns in the buffers, which is correct but slow; `calibrate.decode.real_decoding` uses
-neither.
+passes that cannot be captured: those over several hypotheses, and those with a callback between layers (`Graphs.separate_launches`
+counts them). Sub-processes within one process take turns in the buffers, which is correct but slow;
+`calibrate.decode.real_decoding` uses neither.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from calibrate.decoders.kv_rows import KvRows, RowsMade
-from calibrate.decoders.transformers_adapter import Decoder, Place, run_layers
+from calibrate.decoders.kv_rows import KvRows, RowsWritten
+from calibrate.decoders.transformers_adapter import Decoder, PassPositions, run_layers
 from calibrate.devices import machine
 from model.base import checks
 from model.base.checks import ParameterError
@@ -77,7 +77,7 @@ class Graphs(Decoder):
         self.cuda = cuda_of(inner.device) if cuda is None else cuda
         self.side = self.cuda.Stream(device=self.device)
         self.pool = self.cuda.graph_pool_handle()
-        self.apart: Counter[str] = Counter()
+        self.separate_launches: Counter[str] = Counter()
         """Passes that were launched kernel by kernel although they are no wider than graphs, by reason."""
         self.captured = 0
         """Number of graphs."""
@@ -116,7 +116,7 @@ class Graphs(Decoder):
         why = "follows several hypotheses" if tree or rows.at is not None else "has a callback" if between is not None else ""
         if why or not self.replays(width):
             if self.replays(width):
-                self.apart[why] += 1
+                self.separate_launches[why] += 1
             return super().run(tokens, at, layers, rows, state, batch=batch, tree=tree, seen=seen, between=between)
         end, numbers = at + width, run_layers(layers)
         self._check(end, count)
@@ -202,7 +202,7 @@ class Graphs(Decoder):
         return self._all_inputs[batch, width]
 
     def _check(self, end: int, batch: int) -> None:
-        if self.longest is not None and end > self.longest:
+        if self.max_positions is not None and end > self.max_positions:
             self._too_long(end)
         if end > self.room:
             what = f"prompt and tokens must be at most {self.room} positions together, for which graphs of {self.name} are made"
@@ -213,13 +213,13 @@ class Graphs(Decoder):
 
     # --- passes that are launched kernel by kernel ---
 
-    def _embedded(self, tokens: Tensor, place: Place) -> Tensor:
+    def _embedded(self, tokens: Tensor, place: PassPositions) -> Tensor:
         return self.inner._embedded(tokens, place)
 
     def _extras(self, positions: Tensor, rows: int | Tensor) -> Any:
         return self.inner._extras(positions, rows)
 
-    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: KvRows) -> Tensor:
+    def _layer(self, layer: int, hidden: Tensor, place: PassPositions, rows: KvRows) -> Tensor:
         return self.inner._layer(layer, hidden, place, rows)
 
     def _normed(self, states: Tensor) -> Tensor:
@@ -271,10 +271,10 @@ class _Inputs:
         self.place = _cloned(self._placed())
         self.graph = graphs._capture(lambda: _written(self.place, self._placed()))
 
-    def _placed(self) -> Place:
+    def _placed(self) -> PassPositions:
         positions = (self.numbers[-1:] + self.steps)[None]
         mask = (self.rows[None, :] <= positions[0][:, None])[None, None]
-        return Place(positions, mask, self.graphs.inner._extras(positions, self.graphs.room))
+        return PassPositions(positions, mask, self.graphs.inner._extras(positions, self.graphs.room))
 
     def set_tokens(self, tokens: tuple[int, ...], at: int) -> None:
         """Copy these tokens and their position to the device, if they have changed."""
@@ -328,7 +328,7 @@ class _Buffers:
             if layer.keys is not None and layer.values is not None and layer.length:
                 keys[:, :, : layer.length] = layer.keys[:, :, : layer.length]
                 values[:, :, : layer.length] = layer.values[:, :, : layer.length]
-            layer.keys, layer.values, layer.fixed, layer.lent = keys, values, True, 0
+            layer.keys, layer.values, layer.fixed, layer.shared_rows = keys, values, True, 0
 
 
 def _leave(layer: Any) -> None:
@@ -353,25 +353,25 @@ class _BufferRows:
             own.index_copy_(2, self.at, made)
             found.append(own)
         if self.kv_only:
-            raise RowsMade
+            raise RowsWritten
         return found[0], found[1]
 
 
-def _tensors(place: Place) -> list[Tensor]:
+def _tensors(place: PassPositions) -> list[Tensor]:
     extras = place.extras if isinstance(place.extras, tuple) else () if place.extras is None else (place.extras,)
     return [place.positions, *(() if place.mask is None else (place.mask,)), *extras]
 
 
-def _cloned(place: Place) -> Place:
+def _cloned(place: PassPositions) -> PassPositions:
     """Return a copy of the place."""
     assert place.mask is not None
     extras = place.extras
     if extras is not None:
         extras = tuple(each.clone() for each in extras) if isinstance(extras, tuple) else extras.clone()
-    return Place(place.positions.clone(), place.mask.clone(), extras)
+    return PassPositions(place.positions.clone(), place.mask.clone(), extras)
 
 
-def _written(to: Place, place: Place) -> None:
+def _written(to: PassPositions, place: PassPositions) -> None:
     for old, new in zip(_tensors(to), _tensors(place), strict=True):
         old.copy_(new)
 
@@ -405,12 +405,12 @@ def captured(models: Iterable[Decoder]) -> int:
     return sum(each.captured for each in models if isinstance(each, Graphs))
 
 
-def apart(models: Iterable[Decoder]) -> Counter[str]:
+def launched_separately(models: Iterable[Decoder]) -> Counter[str]:
     """Return the passes of these models that were launched kernel by kernel although no wider than graphs, by reason."""
     found: Counter[str] = Counter()
     for each in models:
         if isinstance(each, Graphs):
-            found.update(each.apart)
+            found.update(each.separate_launches)
     return found
 
 

@@ -29,7 +29,7 @@ Handles = Sequence[tuple[str, Sequence[bytes]]]
 """GPU of each unit, and handles of its events in other processes."""
 
 
-class GaveUp(Exception):  # noqa: N818  no error: the pass is stopped
+class PassStopped(Exception):  # noqa: N818  no error: the pass is stopped
     """The pass is stopped."""
 
 
@@ -67,15 +67,15 @@ class Events(Order):
         self.number, self.rings, self.marks = number, rings, marks
         self.stream = cuda().current_stream(device)
         self.count = int(marks[number].max())
-        self.known = [0] * len(rings)
+        self.waited_marks = [0] * len(rings)
         """Mark of each unit for which this unit's work already waits."""
 
     def wait_for(self, source: int, low: int, high: int) -> None:
         """See `Order`."""
         mark = int(self.marks[source, low:high].max())
-        if mark > self.known[source]:
+        if mark > self.waited_marks[source]:
             self.stream.wait_event(self.rings[source][mark % RING])
-            self.known[source] = mark
+            self.waited_marks[source] = mark
 
     def mark(self, low: int, high: int) -> None:
         """See `Order`."""
@@ -100,7 +100,7 @@ class Events(Order):
         event = self.rings[self.number][mark % RING]
         while not event.query():
             if stopped is not None and stopped():
-                raise GaveUp
+                raise PassStopped
             if meanwhile is not None:
                 meanwhile()
 
@@ -112,7 +112,7 @@ def cuda() -> Any:
     return torch.cuda
 
 
-def made(devices: Sequence[str]) -> list[list[Any]]:
+def make_events(devices: Sequence[str]) -> list[list[Any]]:
     """Return events for units on these GPUs, which any process may record and wait for."""
     found = []
     for device in devices:
@@ -128,11 +128,11 @@ def handles(devices: Sequence[str], rings: Sequence[Sequence[Any]]) -> Handles:
     return [(device, [event.ipc_handle() for event in ring]) for device, ring in zip(devices, rings, strict=False)]
 
 
-def opened(known: Handles) -> list[list[Any]]:
+def open_events(handles_of_units: Handles) -> list[list[Any]]:
     """Return the events of another process."""
     import torch
 
-    return [[cuda().Event.from_ipc_handle(torch.device(device), each) for each in ring] for device, ring in known]
+    return [[cuda().Event.from_ipc_handle(torch.device(device), each) for each in ring] for device, ring in handles_of_units]
 
 
 def settle(devices: Sequence[str]) -> None:
@@ -141,14 +141,14 @@ def settle(devices: Sequence[str]) -> None:
         cuda().synchronize(device)
 
 
-def of_units(device: str, units: int, named: Sequence[str] = ()) -> list[str]:
+def unit_devices(device: str, units: int, named: Sequence[str] = ()) -> list[str]:
     """Return the GPU of each unit, beginning with `device`: the named ones, or consecutive ones.
 
-    >>> of_units("cpu", 3)
+    >>> unit_devices("cpu", 3)
     ['cpu', 'cpu', 'cpu']
-    >>> of_units("cuda", 2, ["cuda:0", "cuda:0"])
+    >>> unit_devices("cuda", 2, ["cuda:0", "cuda:0"])
     ['cuda:0', 'cuda:0']
-    >>> of_units("cpu", 2, ["cuda:0", "cuda:1"])
+    >>> unit_devices("cpu", 2, ["cuda:0", "cuda:1"])
     Traceback (most recent call last):
         ...
     model.base.checks.ParameterError: gpus must begin with the device of the run, cpu, got cuda:0; leave them out, or name the same

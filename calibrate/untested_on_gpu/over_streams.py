@@ -31,7 +31,7 @@ from model.base import checks
 from model.base.checks import ParameterError
 from model.interpret.interpreter import CountedWork, Task
 from model.interpret.simulated_answers import Answers
-from model.logs.recorded_decoding import Answered
+from model.logs.recorded_decoding import AnsweredRead
 from model.logs.spans import Span
 from model.steps import CacheError, Commit, Fork, Forward, Join, Read, Steps
 
@@ -97,9 +97,9 @@ class _Lane:
     def __init__(self, number: int, stream: Any, cuda: Any, timed: bool) -> None:
         self.number, self.stream, self.cuda, self.timed = number, stream, cuda, timed
         self.serial = 0
-        self.known: dict[int, int] = {}
+        self.waited_marks: dict[int, int] = {}
         """Last mark of each other stream that this one has waited for."""
-        self.placed: Any = None
+        self.last_positions: Any = None
         """Positions of its last pass and their encoding, made on this stream and for it alone."""
         self.kept: list[_HeldTensors] = []
         self.owner: _StreamProcess | None = None
@@ -118,13 +118,13 @@ class _Lane:
 
     def is_after(self, mark: Mark) -> bool:
         """Whether later launches run after a mark."""
-        return mark.lane == self.number or self.known.get(mark.lane, 0) >= mark.serial
+        return mark.lane == self.number or self.waited_marks.get(mark.lane, 0) >= mark.serial
 
     def wait(self, mark: Mark) -> None:
         """Make later launches run after a mark."""
         if not self.is_after(mark):
             self.stream.wait_event(mark.event)
-            self.known[mark.lane] = mark.serial
+            self.waited_marks[mark.lane] = mark.serial
 
     def keep(self, until: Mark, tensors: Sequence[Any]) -> None:
         """Keep tensors that work before a mark may read until it is done; release those of finished work."""
@@ -144,12 +144,12 @@ class _StreamProcess:
     lane: _Lane | None = None
     """Its stream, once it has started."""
     unit: int | None = None
-    since: Mark | None = None
+    forked_at: Mark | None = None
     """Mark of its parent's stream at the fork."""
-    followed: int = 0
+    layers_followed: int = 0
     """Layers below which forked sub-processes may need rows of the next pass."""
     started: list[Task] = field(default_factory=list)
-    kept: bool = False
+    used: bool = False
     """Whether any of its results was used."""
 
 
@@ -159,10 +159,10 @@ class _StreamState(ProcessState):
     def __init__(self, decoders: Mapping[str, Decoder], process: _StreamProcess) -> None:
         super().__init__(decoders)
         self.process = process
-        self.made: Marks = [{} for _ in range(decoders[ROLE].layers)]
-        self.tip: Mark | None = None
+        self.marks: Marks = [{} for _ in range(decoders[ROLE].layers)]
+        self.last_mark: Mark | None = None
         """Mark after the last pass."""
-        self.lent: set[int] = set()
+        self.borrowed_layers: set[int] = set()
         """Layers whose rows are in the parent's buffers; before a write they move to buffers of the own stream."""
 
     @property
@@ -175,9 +175,9 @@ class _StreamState(ProcessState):
         """Return the cache with which a sub-process starts; its process is set when it starts."""
         other = _StreamState.__new__(_StreamState)
         vars(other).update(vars(super().copy()))
-        other.process, other.tip = self.process, None
-        other.made = [each.copy() for each in self.made]
-        other.lent = {*range(len(self.made))}
+        other.process, other.last_mark = self.process, None
+        other.marks = [each.copy() for each in self.marks]
+        other.borrowed_layers = {*range(len(self.marks))}
         return other
 
 
@@ -218,12 +218,13 @@ class Streams(Real):
     record
         Whether to record `spans`: events on the device's clock. Timed events take time.
 
-    After a run, `seconds` is its length to the last token, without waiting for stopped passes. Spans begin at `begun`, which is 0.
+    After a run, `seconds` is its length to the last token, without waiting for stopped passes. Spans begin at `run_start`, which is
+    0.
     """
 
     def __init__(
         self, lanes: Lanes, *, sampling: Sampling | None = None, random_draws: RandomDraws | None = None,
-        log: list[Answered] | None = None,
+        log: list[AnsweredRead] | None = None,
         answers: Answers | None = None, times: RunTimes | None = None, record: bool = False,
     ) -> None:  # fmt: skip
         super().__init__({ROLE: lanes.decoder}, sampling=sampling, random_draws=random_draws, log=log, answers=answers, times=times)
@@ -231,14 +232,14 @@ class Streams(Real):
         self.recording = record
         streams = [cuda.current_stream(lanes.decoder.device), *lanes.others]
         self.lanes = [_Lane(number, stream, cuda, record) for number, stream in enumerate(streams)]
-        self.main = _StreamProcess(0, self.lanes[0], kept=True)
+        self.main = _StreamProcess(0, self.lanes[0], used=True)
         self.lanes[0].owner = self.main
         self.processes = 1
-        self.unplaced: dict[Task, _StreamProcess] = {}
+        self.not_started: dict[Task, _StreamProcess] = {}
         """Forked sub-processes that have not started yet."""
         self.rows: list[_MarkedSpan] = []
         self.origin: Mark | None = None
-        self.begun = self.seconds = 0.0
+        self.run_start = self.seconds = 0.0
 
     def run(self, steps: Steps, tokens: int) -> CountedWork:
         """See `Interpreter`."""
@@ -276,7 +277,7 @@ class Streams(Real):
                         answer = yield step
                         self._joined(step.tasks, process)
                     case Commit():
-                        process.kept = True
+                        process.used = True
                         answer = yield step
                     case _:
                         answer = yield step
@@ -297,13 +298,13 @@ class Streams(Real):
         bodies = [
             body if isinstance(body, Forward) else self._tapped(body, sub) for body, sub in zip(step.bodies, subs, strict=True)
         ]
-        process.followed = max((body.layers.last for body in bodies if isinstance(body, Forward)), default=0)
+        process.layers_followed = max((body.layers.last for body in bodies if isinstance(body, Forward)), default=0)
         for old in process.started:
             if old.ended:
                 old.cache = old.value = old.answer = None  # frees its copy of the rows; the task itself is kept to the end
         tasks = yield step._replace(bodies=tuple(bodies))
         process.started = [task for task in process.started if not task.ended] + [*tasks]
-        self.unplaced.update(zip(tasks, subs, strict=True))
+        self.not_started.update(zip(tasks, subs, strict=True))
         return tasks
 
     def _too_few(self, bound: str) -> ParameterError:
@@ -314,25 +315,25 @@ class Streams(Real):
         assert process.lane is not None
         with self._span(process.lane, "wait", process):
             for task in tasks:
-                if task.cache is not None and task.cache.tip is not None:
-                    process.lane.wait(task.cache.tip)
+                if task.cache is not None and task.cache.last_mark is not None:
+                    process.lane.wait(task.cache.last_mark)
 
     def _bear_all(self) -> None:
         births, self.unborn = self.unborn, []
         for task in births:
-            process = self.unplaced.pop(task)
+            process = self.not_started.pop(task)
             if task.ended:
                 continue
             parent: Any = task.parent
             lane = self._lane_for(process)
             process.lane, lane.owner = lane, process
-            parent.cache.process.followed = 0
+            parent.cache.process.layers_followed = 0
             task.cache = parent.cache.copy()
             task.cache.process = process
-            assert process.since is not None
+            assert process.forked_at is not None
             # After all that its parent had launched at the fork: rows of earlier passes, and the parent's reads of outputs of this
             # stream, whose memory is about to be reused.
-            lane.wait(process.since)
+            lane.wait(process.forked_at)
             self._drive(task)
 
     def _lane_for(self, process: _StreamProcess) -> _Lane:
@@ -371,10 +372,10 @@ class Streams(Real):
         unmade = self._unmade(cache, lane, step)
         first, last = step.layers.first, step.layers.last
         rows = cache.rows[ROLE].layers
-        for layer in cache.lent & {*range(first, last)}:
+        for layer in cache.borrowed_layers & {*range(first, last)}:
             read += [each for each in (rows[layer].keys, rows[layer].values) if each is not None]
-            cache.lent.discard(layer)
-        followed = process.followed > first
+            cache.borrowed_layers.discard(layer)
+        followed = process.layers_followed > first
         made: dict[int, Mark] = {}
 
         def between(layer: int) -> None:
@@ -385,14 +386,14 @@ class Streams(Real):
 
         with lane.current(), self._span(lane, "forward", process, step if first < last else None):
             self.between = between if followed or unmade else None
-            decoder._placed = lane.placed  # those of another stream would be read before they exist
+            decoder._last_positions = lane.last_positions  # those of another stream would be read before they exist
             try:
                 output = super()._make_pass(cache, step)
             finally:
-                lane.placed, decoder._placed, self.between = decoder._placed, None, None
-        tip = cache.tip = lane.mark()
+                lane.last_positions, decoder._last_positions, self.between = decoder._last_positions, None, None
+        tip = cache.last_mark = lane.mark()
         for layer in range(first, last):
-            cache.made[layer][lane.number] = made.get(layer, tip)
+            cache.marks[layer][lane.number] = made.get(layer, tip)
         if read:
             lane.keep(tip, read)
         return _StreamOutput(output, lane, tip)
@@ -416,7 +417,7 @@ class Streams(Real):
         """Return the marks for which each layer has to wait, because other streams make its rows."""
         found = {}
         first, last = step.layers.first, step.layers.last
-        for layer, made in enumerate(cache.made[first:last], first):
+        for layer, made in enumerate(cache.marks[first:last], first):
             marks = [mark for mark in made.values() if not lane.is_after(mark)]
             if marks:
                 found[layer] = marks
@@ -436,7 +437,7 @@ class Streams(Real):
         # The copy read memory of the sub-process's stream, which reuses it once it is released.
         made.lane.wait(mark)
         made.lane, made.mark = lane, mark  # later forks run after it: layers need no marks of it
-        theirs.process.kept = True
+        theirs.process.used = True
 
     def read(self, step: Read) -> Any:
         """Read an output on the stream that made it; the answer is ready when the stream has reached it."""
@@ -467,7 +468,7 @@ class Streams(Real):
             if step is None:
                 found.append(Span(unit, start, stop, what, process.number, -1, 0, 0, "kept"))
             else:
-                fate = "kept" if process.kept else "discarded"
+                fate = "kept" if process.used else "discarded"
                 depth = step.end - step.at if step.tree else 0
                 more = process.number, step.end - 1, step.layers.first, step.layers.last, fate, step.role, len(step.tokens), depth
                 found.append(Span(unit, start, stop, what, *more))

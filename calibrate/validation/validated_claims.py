@@ -31,11 +31,11 @@ DENSE = range(1, 18)
 """Values of m that every dense grid has."""
 NARROW = 32
 """Largest number of rows of a product when short drafts are verified."""
-MOST_90 = 0.17
+TARGET_90 = 0.17
 """Target of the 90th percentile of the leave-one-out errors of products [-]."""
-SHARED = 16
+MAX_HEADS_PER_KV_HEAD = 16
 """Largest number of heads per KV head in the models known here."""
-ASKED = {"h100": 0.022, "a100": 0.03, "l40s": 0.03}
+MEDIAN_TARGETS = {"h100": 0.022, "a100": 0.03, "l40s": 0.03}
 """Targets of the median leave-one-out error of products, by GPU [-]."""
 
 
@@ -46,8 +46,8 @@ class PredictionErrors:
     name: str
     errors: Floats
     where: str = ""
-    asked: float | None = None
-    asked_90: float | None = None
+    target: float | None = None
+    target_90: float | None = None
 
     def __post_init__(self) -> None:
         if not self.errors.size or not np.isfinite(self.errors).all():
@@ -59,7 +59,7 @@ class PredictionErrors:
         return float(np.median(np.abs(self.errors)))
 
     @property
-    def ninety(self) -> float:
+    def percentile_90(self) -> float:
         """90th percentile of the absolute errors [-]."""
         return float(np.percentile(np.abs(self.errors), 90))
 
@@ -69,24 +69,24 @@ class PredictionErrors:
         return float(np.abs(self.errors).max())
 
     @property
-    def kept(self) -> bool:
+    def met(self) -> bool:
         """True if the targets are met."""
-        median = self.asked is None or self.median <= self.asked
-        return median and (self.asked_90 is None or self.ninety <= self.asked_90)
+        median = self.target is None or self.median <= self.target
+        return median and (self.target_90 is None or self.percentile_90 <= self.target_90)
 
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """A claim: what is predicted and how (`says`), its known weaknesses (`bad`), its cases, and the sources of measured times."""
+    """A claim: what is predicted and how (`description`), its known weaknesses, its cases, and the sources of measured times."""
 
     title: str
-    says: str
-    bad: str
+    description: str
+    weaknesses: str
     cases: tuple[PredictionErrors, ...]
     sources: str
 
     @property
-    def ordered(self) -> list[PredictionErrors]:
+    def by_error(self) -> list[PredictionErrors]:
         """Cases in descending order of the median."""
         return sorted(self.cases, key=lambda case: -case.median)
 
@@ -108,10 +108,10 @@ def percent(share: float) -> str:
 
 
 def _case(
-    name: str, found: LeaveOneOutErrors, axis: str, asked: float | None = None, asked_90: float | None = None
+    name: str, found: LeaveOneOutErrors, axis: str, target: float | None = None, target_90: float | None = None
 ) -> PredictionErrors:
     where = found.at[np.argmax(np.abs(found.error))]
-    return PredictionErrors(name, found.error, f"{axis} {where:,.0f}", asked, asked_90)
+    return PredictionErrors(name, found.error, f"{axis} {where:,.0f}", target, target_90)
 
 
 def _up_to(found: LeaveOneOutErrors, most: float) -> LeaveOneOutErrors:
@@ -136,15 +136,15 @@ def products(made: Mapping[str, Profile], sources: str = "") -> Claim:
     cases = []
     for name, table in made.items():
         found = composed_layers.gemm_left_out(table)
-        cases.append(_case(f"{name}, all m", found, "m", ASKED.get(table.device), MOST_90))
+        cases.append(_case(f"{name}, all m", found, "m", MEDIAN_TARGETS.get(table.device), TARGET_90))
         cases.append(_case(f"{name}, m to {NARROW}", _up_to(found, NARROW), "m", 0.01 if is_dense(table) else None))
-    over, count = [case for case in cases if not case.kept], len(composed_layers.SHAPES_NEAR) * len(composed_layers.M_NEAR)
+    over, count = [case for case in cases if not case.met], len(composed_layers.SHAPES_NEAR) * len(composed_layers.M_NEAR)
     return Claim(
         "Matrix products, leave-one-out",
         "A time is predicted from a neighbouring shape in n or k: its time at the same m, times the ratio of the two shapes at a "
         f"nearby m. The prediction is the median over {count} such pairs of neighbours, which were selected on tables of the H100 "
         "and the A100 only. This is the error of one missing time in a table that has all its neighbours; the next section has "
-        f"the errors at an m that was not measured for any shape. Targets are medians of 2.2 % (H100) and 3 %, {MOST_90:.0%} for "
+        f"the errors at an m that was not measured for any shape. Targets are medians of 2.2 % (H100) and 3 %, {TARGET_90:.0%} for "
         f"the 90th percentile, and a median of 1 % for m to {NARROW} if every m to {DENSE[-1]} was measured.",
         f"{_missed(over)} Errors of single products are far larger where the kernel changes: {_worst_by_device(cases)}.",
         tuple(cases), sources,
@@ -174,7 +174,7 @@ def attention(made: Mapping[str, Profile], refused: Sequence[str] = (), sources:
     """Leave-one-out errors of attention, with and without a correction by shapes that read equally many bytes."""
     cases = []
     for name, table in made.items():
-        cases.append(_case(f"{name}, corrected", composed_layers.attention_left_out(table), "context", 0.03, MOST_90))
+        cases.append(_case(f"{name}, corrected", composed_layers.attention_left_out(table), "context", 0.03, TARGET_90))
         cases.append(_case(f"{name}, interpolated", composed_layers.attention_left_out(table, alike=False), "context"))
     interpolated = [case for case in cases if case.name.endswith("interpolated")]
     listed = ", ".join(refused)
@@ -213,7 +213,7 @@ def composed(
             least = min(least, float(one.rows("dense", size)["time_s"].to_numpy().min()))
     within, biased = [], []
     for gpu in dict.fromkeys(one.device for one in whole):
-        held = [one for one in whole if one.device == gpu and one.model in small_kernels.HELD]
+        held = [one for one in whole if one.device == gpu and one.model in small_kernels.HELD_OUT]
         for size in tensor_parallel if held else ():
             together = _together([found[gpu, one.model, size] for one in held])
             for low, most in pairwise((bundled_profiles.RANGES[0], *bundled_profiles.RANGES[1:])):
@@ -237,7 +237,7 @@ def composed(
         "Products are from AIConfigurator's tables; norms, rotation and activation follow from two numbers fitted to other "
         f"models; rows beyond a tile of {composed_layers.TILE} are padded to whole tiles, which was selected on the A40. Measured "
         "layers are Vidur's, of the same GPU and model but of other engines and years. *Held-out models*, "
-        f"{' and '.join(small_kernels.HELD)}, were used in no fit or selection. Targets are medians of 6 % "
+        f"{' and '.join(small_kernels.HELD_OUT)}, were used in no fit or selection. Targets are medians of 6 % "
         f"up to {bundled_profiles.RANGES[0]} tokens and of 21 % beyond.",
         f"Beyond {bundled_profiles.RANGES[0]} tokens composed layers are too fast nearly everywhere, most on the {fast[0]}: "
         f"{_sign(fast[1])} in the median. The cause is the products: kernels of 2025 against those of 2023, whose steps between "
@@ -253,11 +253,11 @@ def _split(tensor_parallel: int) -> str:
     return f", tensor_parallel {tensor_parallel}" if tensor_parallel > 1 else ""
 
 
-def elementwise_kernels(held: Sequence[small_kernels.ElementwiseKernels], sources: str = "") -> Claim:
+def elementwise_kernels(kernels: Sequence[small_kernels.ElementwiseKernels], sources: str = "") -> Claim:
     """Errors of the elementwise kernels of a layer, for held-out models."""
     cases = []
-    for gpu in dict.fromkeys(each.of.device for each in held):
-        on_gpu = [each for each in held if each.of.device == gpu]
+    for gpu in dict.fromkeys(each.profile.device for each in kernels):
+        on_gpu = [each for each in kernels if each.profile.device == gpu]
         together = _together([LeaveOneOutErrors(each.tokens, each.predicted() / each.seconds - 1) for each in on_gpu])
         for low, most in pairwise((0, *bundled_profiles.RANGES)):
             kept = (together.at > low) & (together.at <= most)
@@ -267,14 +267,14 @@ def elementwise_kernels(held: Sequence[small_kernels.ElementwiseKernels], source
         "Norms, rotation, activation and additions of a layer",
         f"Each kernel is a launch, plus hidden states read and written at {composed_layers.SMALL_SHARE:.0%} of the bandwidth, or "
         f"at {composed_layers.SMALL_LANE / 1e9:.1f} GB/s per block if few tokens keep few blocks busy. The two numbers were "
-        f"fitted to {' and '.join(small_kernels.FITTED)} on three GPUs, and tested on {' and '.join(small_kernels.HELD)}.",
+        f"fitted to {' and '.join(small_kernels.FITTED)} on three GPUs, and tested on {' and '.join(small_kernels.HELD_OUT)}.",
         "Such kernels reach a larger share of the bandwidth on the A40 than on the A100 and the H100: one share for all is too "
         "slow on the first and too fast on the others.",
         tuple(cases), sources,
     )  # fmt: skip
 
 
-def beyond(measured: Iterable[Profile], sources: str = "") -> Claim:
+def extrapolated_layers(measured: Iterable[Profile], sources: str = "") -> Claim:
     """Errors of extrapolated layers: tables are cut, and the times beyond the cut are predicted."""
     whole, cases = [*measured], []
     for last in (64, 512):
@@ -296,18 +296,18 @@ def beyond(measured: Iterable[Profile], sources: str = "") -> Claim:
     return Claim(
         "Layers over more tokens than their table",
         "Vidur's tables of three GPUs are cut. Beyond the cut, times follow from the efficiency of the last pass before it, with "
-        f"a stated error that grows by {interpolation.UNKNOWN:.0%} per factor e, which was selected on these tables.",
+        f"a stated error that grows by {interpolation.EXTRAPOLATION_ERROR:.0%} per factor e, which was selected on these tables.",
         "All errors have one sign, too fast: memory-bound passes do not show how fast arithmetic is. Bundled tables of layers and "
         "of products reach 4,096 tokens.",
         tuple(cases), sources,
     )  # fmt: skip
 
 
-def ordered(measured: Iterable[Profile], sources: str = "") -> Claim:
+def monotonic_layers(measured: Iterable[Profile], sources: str = "") -> Claim:
     """Changes of measured layers by isotonic regression (`model.hardware.isotonic`)."""
     cases = []
     for one in measured:
-        after = isotonic.profile(one)
+        after = isotonic.isotonic_profile(one)
         found = []
         for tensor_parallel in one.tensor_parallel:
             rows, moved = (each.rows("dense", tensor_parallel) for each in (one, after))
@@ -324,14 +324,14 @@ def ordered(measured: Iterable[Profile], sources: str = "") -> Claim:
     )  # fmt: skip
 
 
-def step(run: engine_run.EngineRun, of: Profile, sources: str = "") -> Claim:
+def step(run: engine_run.EngineRun, profile: Profile, sources: str = "") -> Claim:
     """Errors of decoding steps of an engine, predicted from a profile of the same GPU and model."""
-    errors, second = run.errors(ProfileCosts(of)), np.arange(1, run.tokens.size + 1)
-    decoding, again = run.decoding, run.reading_again
+    errors, second = run.errors(ProfileCosts(profile)), np.arange(1, run.tokens.size + 1)
+    decoding, recomputing = run.decoding, run.recomputing
     kinds = (
         ("all seconds without prompts", decoding, 0.05),
-        ("of these: with recomputation", decoding & again, None),
-        ("of these: without recomputation", decoding & ~again, 0.05),
+        ("of these: with recomputation", decoding & recomputing, None),
+        ("of these: without recomputation", decoding & ~recomputing, 0.05),
         ("of these: no sequence waited", decoding & (run.waiting == 0), None),
     )
     cases = [
@@ -339,16 +339,16 @@ def step(run: engine_run.EngineRun, of: Profile, sources: str = "") -> Claim:
         for name, kept, asked in kinds if kept.any()
     ]  # fmt: skip
     slow = errors[decoding] < -0.1
-    explained = int((slow & again[decoding]).sum())
+    explained = int((slow & recomputing[decoding]).sum())
     final = float(np.median(errors[decoding & (run.waiting == 0)]))
     reading = run.prompts > 0
     adjacent = np.append(False, reading[:-1]) | np.append(reading[1:], False)
     near, far = (percent(float(np.median(np.abs(errors[decoding & each])))) for each in (adjacent, ~adjacent))
     return Claim(
         "Decoding steps of Llama-3.1-8B on an RTX 4090, against a real engine",
-        f"The bundled profile {of.name} (times of single kernels) against a run of vLLM with 300 requests that was logged once a "
-        f"second. Compared are the {decoding.sum()} seconds without prompts in which at least {engine_run.FEWEST} sequences ran: "
-        "their number over the tokens per second is the measured time of a step. The target is a median of 5 %.",
+        f"The bundled profile {profile.name} (times of single kernels) against a run of vLLM with 300 requests that was logged "
+        f"once a second. Compared are the {decoding.sum()} seconds without prompts in which at least {engine_run.MIN_RUNNING} "
+        "sequences ran: their number over the tokens per second is the measured time of a step. The target is a median of 5 %.",
         f"In {slow.sum()} seconds the engine took over a tenth longer than predicted. In {explained} of them more sequences were "
         "resumed than preempted; the engine recomputed their prompts, which its log does not count again. A part of such a second "
         "is prefill, and steps are fewer, not slower. A neighbouring second with prompts does not explain it: the median error is "
@@ -459,18 +459,19 @@ def rooflines(measured: Sequence[fits.MeasuredLayers], sources: str = "") -> Cla
     """Errors of rooflines on models, and on GPUs, that the fit of the efficiencies has not seen."""
     cases = []
     by_model, usual = fits.unseen_models(measured), Efficiency()
-    few, many = f"to {fits.FEW} tokens", f"beyond {fits.MANY} tokens"
+    few, many = f"to {fits.MEMORY_BOUND_TOKENS} tokens", f"beyond {fits.COMPUTE_BOUND_TOKENS} tokens"
     kinds: tuple[tuple[str, list[fits.UnseenModelErrors], float | None, float | None], ...] = (
         ("unseen model", by_model, 0.12, 0.12), ("unseen GPU", fits.unseen_gpus(measured), usual.error * 1.02, usual.compute_error),
-        ("unseen GPU, one layer of 1 token measured", fits.one_measured(measured, [1]), fits.ADAPTED["error"], None),
-        ("unseen GPU, layers of 1 and 512 tokens measured", fits.one_measured(measured, [1, 512]), fits.ADAPTED["error"],
-         fits.ADAPTED["compute_error"]),
+        ("unseen GPU, one layer of 1 token measured", fits.errors_with_one_measured(measured, [1]),
+         fits.ADAPTED_ERRORS["error"], None),
+        ("unseen GPU, layers of 1 and 512 tokens measured", fits.errors_with_one_measured(measured, [1, 512]),
+         fits.ADAPTED_ERRORS["error"], fits.ADAPTED_ERRORS["compute_error"]),
     )  # fmt: skip
     for kind, found, asked, asked_many in kinds:
         for gpu in dict.fromkeys(each.gpu for each in found):
             together = _together([LeaveOneOutErrors(each.tokens, each.error) for each in found if each.gpu == gpu])
-            large = together.at > fits.MANY
-            cases.append(_case(f"{kind}: {gpu}, {few}", _up_to(together, fits.FEW), "tokens", asked))
+            large = together.at > fits.COMPUTE_BOUND_TOKENS
+            cases.append(_case(f"{kind}: {gpu}, {few}", _up_to(together, fits.MEMORY_BOUND_TOKENS), "tokens", asked))
             cases.append(
                 _case(f"{kind}: {gpu}, {many}", LeaveOneOutErrors(together.at[large], together.error[large]), "tokens", asked_many)
             )
@@ -485,7 +486,7 @@ def rooflines(measured: Sequence[fits.MeasuredLayers], sources: str = "") -> Cla
         "layers of another model on the GPU (`calibrate fit roofline --layer`), or of the same model on the RTX 4090, which has "
         "only one. Targets are medians of 12 % over a GPU's models; on an unseen GPU the errors that a roofline states "
         f"({percent(usual.error)} {few}, {percent(usual.compute_error)} {many}); and with measured layers "
-        f"{percent(fits.ADAPTED['error'])} and {percent(fits.ADAPTED['compute_error'])}.",
+        f"{percent(fits.ADAPTED_ERRORS['error'])} and {percent(fits.ADAPTED_ERRORS['compute_error'])}.",
         f"The worst of the unseen models is {worst.model}: on the {worst.gpu} it is predicted {_sign(share)} in the median. The "
         "time of real products grows in steps with the number of tokens, that of a roofline does not: errors at single widths "
         "reach a third. On an unseen GPU the errors of all layers have the same sign, because its kernels reach a larger or "
@@ -499,8 +500,9 @@ def roofline_attention(measured: Sequence[fits.MeasuredAttention], efficiency: E
     cases = []
     for each in measured:
         shared, errors = each.shared, each.errors(efficiency)
-        few = shared <= SHARED
-        for what, kept in ((f"up to {SHARED} heads per KV head", few), (f"more than {SHARED} heads per KV head", ~few)):
+        few = shared <= MAX_HEADS_PER_KV_HEAD
+        most = f"{MAX_HEADS_PER_KV_HEAD} heads per KV head"
+        for what, kept in ((f"up to {most}", few), (f"more than {most}", ~few)):
             if kept.any():
                 cases.append(PredictionErrors(f"{each.gpu} {each.engine}, {what}", errors[kept]))
     longest = max(float(np.max(1 / (1 + case.errors))) for case in cases)
@@ -543,7 +545,7 @@ def processor(files: Mapping[str, tuple[Mapping[str, object], list[dict[str, obj
     for name, (header, rows) in files.items():
         shape = header["shape"]
         assert isinstance(shape, dict)
-        for what, widths, alone in cpu_step.HELD:
+        for what, widths, alone in cpu_step.HOLD_OUTS:
             for busy in (0, 1):
                 every = cpu_step.held_out(rows, shape["layers"], widths, overhead_alone=alone)
                 held = [each for each in every if each.busy == busy]
@@ -553,7 +555,7 @@ def processor(files: Mapping[str, tuple[Mapping[str, object], list[dict[str, obj
                 loaded = ", next to another process" if busy else ""
                 cases.append(_case(f"{name}: other {what}{loaded}", found, "width", 0.05 if widths is None or alone else None))
         # Points were timed again because of their errors, so the earlier result is shown, too.
-        whole_rounds = cpu_step.unchosen(rows)
+        whole_rounds = cpu_step.unselected_rows(rows)
         if len(whole_rounds) < len(rows):
             held = [each for each in cpu_step.held_out(whole_rounds, shape["layers"]) if each.busy]
             found = LeaveOneOutErrors(np.array([float(each.width) for each in held]), np.array([each.error for each in held]))
@@ -648,9 +650,9 @@ def claims(data: str | Path) -> tuple[Claim, ...]:
         products_between(made, origin(root, aic)),
         attention(with_attention, refused, origin(root, aic)),
         composed(operations, whole, sources=origin(root, aic, vid)),
-        elementwise_kernels(small_kernels.measured(root, small_kernels.HELD), origin(root, vid)),
-        beyond([*whole, *a40], origin(root, vid)),
-        ordered([*whole, *a40], origin(root, vid)),
+        elementwise_kernels(small_kernels.measured(root, small_kernels.HELD_OUT), origin(root, vid)),
+        extrapolated_layers([*whole, *a40], origin(root, vid)),
+        monotonic_layers([*whole, *a40], origin(root, vid)),
         step(engine_run.read(root / RUN), profile_files.load("rtx-4090-llama-3.1-8b"), origin(root, sim)),
         two_sources(root, made, origin(root, aic, vid, "gpu/frontier")),
         rooflines(of_layers, origin(root, vid, sim)),

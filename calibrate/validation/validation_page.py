@@ -23,18 +23,19 @@ def text(found: Sequence[Claim]) -> str:
     """Return all claims as a Markdown page that begins with the largest errors."""
     lines = [HEADER, "## Largest errors", ""]
     for claim in found:
-        worst = claim.ordered[0]
+        worst = claim.by_error[0]
         lines.append(f"* **{claim.title}**: {worst.name}, median {percent(worst.median)}, worst {percent(worst.largest)}.")
-        over = [case for case in claim.cases if not case.kept]
+        over = [case for case in claim.cases if not case.met]
         lines += [f"  * target missed: {_over(case)}" for case in over]
     for number, claim in enumerate(found, 1):
-        lines += ["", f"## {number}. {claim.title}", "", claim.says, "", f"**Known weaknesses.** {claim.bad}", ""]
+        lines += ["", f"## {number}. {claim.title}", "", claim.description, "", f"**Known weaknesses.** {claim.weaknesses}", ""]
         lines += ["| case | count | median | 90th percentile | worst | target |", "|---|---:|---:|---:|---|---:|"]
-        for case in claim.ordered:
-            asked = "" if case.asked is None else percent(case.asked)
+        for case in claim.by_error:
+            target = "" if case.target is None else percent(case.target)
             worst_ = percent(case.largest) + (f" ({case.where})" if case.where else "")
             lines.append(
-                f"| {case.name} | {case.errors.size} | {percent(case.median)} | {percent(case.ninety)} | {worst_} | {asked} |"
+                f"| {case.name} | {case.errors.size} | {percent(case.median)} | {percent(case.percentile_90)} | {worst_} "
+                f"| {target} |"
             )
         lines += ["", f"Times {claim.sources}."]
     return "\n".join(lines) + "\n"
@@ -42,33 +43,33 @@ def text(found: Sequence[Claim]) -> str:
 
 def _over(case: PredictionErrors) -> str:
     missed = []
-    if case.asked is not None and case.median > case.asked:
-        missed.append(f"median {percent(case.median)} over {percent(case.asked)}")
-    if case.asked_90 is not None and case.ninety > case.asked_90:
-        missed.append(f"90th percentile {percent(case.ninety)} over {percent(case.asked_90)}")
+    if case.target is not None and case.median > case.target:
+        missed.append(f"median {percent(case.median)} over {percent(case.target)}")
+    if case.target_90 is not None and case.percentile_90 > case.target_90:
+        missed.append(f"90th percentile {percent(case.percentile_90)} over {percent(case.target_90)}")
     return f"{case.name}, {', '.join(missed)}"
 
 
 # --- The file ---
 
 
-def usual() -> Path:
+def default_path() -> Path:
     """Path of the page in the package."""
     return Path(str(resources.files("calibrate") / "VALIDATION.md"))
 
 
-OTHERS = "<!-- "
+LATER_SECTION = "<!-- "
 """Beginning of sections after the claims, which other commands write; they are kept."""
 
 
-def _behind(path: Path) -> str:
-    _, mark, rest = bounded_files.read_page(path).partition(f"\n{OTHERS}")
+def _after_claims(path: Path) -> str:
+    _, mark, rest = bounded_files.read_page(path).partition(f"\n{LATER_SECTION}")
     return mark + rest
 
 
 def write(found: Sequence[Claim], path: Path) -> Path:
     """Write the page, completely or not at all."""
-    return whole_files.write_text(path, text(found) + _behind(path))
+    return whole_files.write_text(path, text(found) + _after_claims(path))
 
 
 def stale(found: Sequence[Claim], path: Path) -> str:
@@ -76,7 +77,7 @@ def stale(found: Sequence[Claim], path: Path) -> str:
     wanted = text(found).splitlines()
     if not path.is_file():
         return f"{path.name} does not exist"
-    present = bounded_files.read_page(path).partition(f"\n{OTHERS}")[0].splitlines()
+    present = bounded_files.read_page(path).partition(f"\n{LATER_SECTION}")[0].splitlines()
     for number, (line, other) in enumerate(zip(present, wanted, strict=False), 1):
         if line != other:
             return f"{path.name}, line {number}: {line!r} should be {other!r}"

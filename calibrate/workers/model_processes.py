@@ -35,7 +35,7 @@ from model.base import checks
 from model.base.checks import ParameterError
 from model.interpret.interpreter import Cache, CountedWork, Task
 from model.interpret.simulated_answers import Answers
-from model.logs.recorded_decoding import Answered
+from model.logs.recorded_decoding import AnsweredRead
 from model.logs.spans import Span
 from model.steps import CacheError, Forward, LayerSpan, Steps
 
@@ -55,9 +55,9 @@ class DistantModel:
     def __init__(self, role: str, unit: int, process: Any, end: Connection, patience: float) -> None:
         self.role, self.unit, self.process, self.end, self.patience = role, unit, process, end, patience
         self.name, self.layers, self.vocabulary = "", 0, 0
-        self.made: list[int] = []
+        self.row_passes: list[int] = []
         """Number of the pass that made the row of each position."""
-        self.asked: deque[_DistantOutput | None] = deque()
+        self.pending: deque[_DistantOutput | None] = deque()
         """Outputs that wait for an answer, in the order of their requests; None for an answer that is not needed."""
 
     def ask(self, *what: Any) -> None:
@@ -81,10 +81,10 @@ class DistantModel:
 
     def take(self) -> _DistantOutput | None:
         """Receive the answer to the oldest request; return its output."""
-        output = self.asked.popleft()
+        output = self.pending.popleft()
         answer = self.answer(self.patience)
         if output is not None:
-            output.arrived(*answer)
+            output.receive(*answer)
         return output
 
     def _gone(self) -> ProcessError:
@@ -101,7 +101,7 @@ class _DistantOutput(PassOutput):
         self.model = model
         self.span: tuple[float, float] | None = None
 
-    def arrived(self, logits: Any, begun: float, ended: float) -> None:
+    def receive(self, logits: Any, begun: float, ended: float) -> None:
         """Store the worker's answer."""
         import torch
 
@@ -124,13 +124,13 @@ class _Rows:
     """Rows that the models hold according to a process: the number of positions, and the pass that made each."""
 
     def __init__(self) -> None:
-        self.book = Cache()
+        self.expected_rows = Cache()
         self.made: dict[str, list[int]] = {}
 
     def copy(self) -> _Rows:
         """Return the rows with which a sub-process starts."""
         other = _Rows()
-        other.book, other.made = self.book.copy(), {role: held[:] for role, held in self.made.items()}
+        other.expected_rows, other.made = self.expected_rows.copy(), {role: held[:] for role, held in self.made.items()}
         return other
 
 
@@ -169,10 +169,10 @@ class ModelProcesses:
             raise ProcessError(f"the processes {why}; start them again")
         for model in self.models.values():
             model.ask("new")
-            model.asked.append(None)
-            while model.asked:
+            model.pending.append(None)
+            while model.pending:
                 model.take()
-            model.made = []
+            model.row_passes = []
 
     def close(self) -> None:
         """End all workers: idle ones by request, others at once."""
@@ -230,18 +230,18 @@ class OverModels(Real):
     record
         Whether to keep `spans`: the recorded passes, in the order of their ends.
 
-    After a run, `begun` is its start, and `seconds` its length to the last token.
+    After a run, `run_start` is its start, and `seconds` its length to the last token.
     """
 
     def __init__(
         self, models: ModelProcesses, *, sampling: Sampling | None = None, random_draws: RandomDraws | None = None,
-        log: list[Answered] | None = None, answers: Answers | None = None, times: RunTimes | None = None, record: bool = False,
+        log: list[AnsweredRead] | None = None, answers: Answers | None = None, times: RunTimes | None = None, record: bool = False,
     ) -> None:  # fmt: skip
         distant: Any = models.models  # `Real` makes no pass here, and reads only the sizes of its decoders
         super().__init__(distant, sampling=sampling, random_draws=random_draws, log=log, answers=answers, times=times)
         self.models, self.recording = models, record
         self.outputs: list[_DistantOutput] = []
-        self.begun = self.seconds = 0.0
+        self.run_start = self.seconds = 0.0
         self.serial = 0
 
     @property
@@ -259,12 +259,12 @@ class OverModels(Real):
         """See `Interpreter`. An error leaves the processes broken."""
         models = self.models
         models.renew()
-        self.begun = time.perf_counter()
+        self.run_start = time.perf_counter()
         try:
             work = super().run(steps, tokens)
-            self.seconds = time.perf_counter() - self.begun
+            self.seconds = time.perf_counter() - self.run_start
             for model in models.models.values():  # the next run shall have all cores
-                while model.asked:
+                while model.pending:
                     model.take()
         except BaseException:
             models.broken = True
@@ -287,20 +287,20 @@ class OverModels(Real):
             raise ParameterError(f"models must have one of role {step.role}, which the algorithm uses, got {has}")
         self._refuse(step, model)
         rows: _Rows = cache
-        rows.book.write(step)
+        rows.expected_rows.write(step)
         mine = rows.made.setdefault(step.role, [])
-        if mine[: step.at] != model.made[: step.at]:
+        if mine[: step.at] != model.row_passes[: step.at]:
             raise ParameterError(
                 "a run over processes with a model each keeps the rows of one chain of processes, and two processes continue those"
                 f" of the {step.role} model; run this method in one process"
             )
         self.serial += 1
-        for held in (mine, model.made):
+        for held in (mine, model.row_passes):
             held[step.at :] = [self.serial] * len(step.tokens)
-        tokens = step.tokens if self.answers is None else self.known(step.role, step.tokens)
+        tokens = step.tokens if self.answers is None else self.to_vocabulary(step.role, step.tokens)
         output = _DistantOutput(step, model)
         model.ask("pass", tokens, step.at, step.heads)
-        model.asked.append(output)
+        model.pending.append(output)
         if self.recording or self.times is not None:
             self.outputs.append(output)
         return output

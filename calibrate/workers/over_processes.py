@@ -29,12 +29,12 @@ from numpy.typing import NDArray
 from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.interpreters.in_one_process import PassOutput, RandomDraws, Real, RunTimes, Sampling
 from calibrate.untested_on_gpu import gpu_ordering
-from calibrate.workers.worker_loop import DONE, MADE, STATUS, STOPPED, Command, MissingRows, believed_of
+from calibrate.workers.worker_loop import DONE, MADE, STATUS, STOPPED, Command, MissingRows, tags_checksum
 from calibrate.workers.worker_pool import Flight, Pool, ProcessError, started
 from model.base.checks import ParameterError
 from model.interpret.interpreter import Cache, CountedWork, Task
 from model.interpret.simulated_answers import Answers
-from model.logs.recorded_decoding import Answered
+from model.logs.recorded_decoding import AnsweredRead
 from model.logs.spans import Span
 from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop, require_ended
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Parallel", "Pool", "ProcessError", "started"]
 ROLE = "target"
-GONE: Final = -1
+UNKNOWN_ROWS: Final = -1
 """Tag of rows whose content is unknown."""
 
 
@@ -72,13 +72,13 @@ class _UnitProcess(Task):
         self.single = body if isinstance(body, Forward) else None
         self.unit = -1 if unit is None else unit
         self.number = 0
-        self.book = Cache()
+        self.expected_rows = Cache()
         self.tags: NDArray[np.int64] | None = None
         self.since: Callable[[], bool] | None = None
         """Condition that it waits for, if it waits."""
         self.serial = 0
         """Number of its last pass."""
-        self.kept = False
+        self.used = False
 
     @property
     def leads(self) -> bool:
@@ -99,25 +99,25 @@ class Parallel(Real):
     record
         Whether to keep `spans`: the recorded events. It takes 1 % of the time of the family's target.
 
-    After a run, `spans` are the events, `begun` is its start, and `seconds` its length to the last token. The workers' remaining
-    passes are stopped after that, and their ends awaited.
+    After a run, `spans` are the events, `run_start` is its start, and `seconds` its length to the last token. The workers'
+    remaining passes are stopped after that, and their ends awaited.
     """
 
     def __init__(
         self, pool: Pool, *, sampling: Sampling | None = None, random_draws: RandomDraws | None = None,
-        log: list[Answered] | None = None,
+        log: list[AnsweredRead] | None = None,
         answers: Answers | None = None, times: RunTimes | None = None, record: bool = False,
     ) -> None:  # fmt: skip
         super().__init__({ROLE: pool.decoder}, sampling=sampling, random_draws=random_draws, log=log, answers=answers, times=times)
         self.pool = pool
         self.recording = record
         self.rows: list[tuple[Span, _UnitProcess | None]] = []
-        self.begun = self.seconds = 0.0
+        self.run_start = self.seconds = 0.0
         self.processes = 0
         self.ready: deque[_UnitProcess] = deque()
         self.forked: list[_UnitProcess] = []
         self.blocked: list[_UnitProcess] = []
-        self.unplaced: deque[_UnitProcess] = deque()
+        self.not_started: deque[_UnitProcess] = deque()
         self.local: tuple[_UnitProcess, Forward, Command] | None = None
         self.running_here: tuple[_UnitProcess, Forward, Command] | None = None
         self.free = [False, *[True] * (pool.units - 1)]
@@ -126,7 +126,7 @@ class Parallel(Real):
     def spans(self) -> list[Span]:
         """Recorded events, in the order of their ends; unused passes of sub-processes are marked as discarded."""
         return [
-            row._replace(fate="discarded") if process is not None and not process.kept and row.fate == "kept" else row
+            row._replace(fate="discarded") if process is not None and not process.used and row.fate == "kept" else row
             for row, process in self.rows
         ]
 
@@ -149,9 +149,9 @@ class Parallel(Real):
         pool = self.pool
         main = _UnitProcess(steps, None, 0)
         main.tags = np.zeros(pool.tags.shape[1:], np.int64)
-        main.kept = True
+        main.used = True
         self._number(main)
-        self.begun = time.perf_counter()
+        self.run_start = time.perf_counter()
         self.ready.append(main)
         while not self._over():
             if self.ready:
@@ -163,11 +163,11 @@ class Parallel(Real):
                 pool.wait(start)
                 self._note(0, start, "wait", None)
                 self._collect()
-            elif self.blocked or self.unplaced:
+            elif self.blocked or self.not_started:
                 raise CacheError("the algorithm came to a halt before it had generated all its tokens")
             else:
                 break  # the algorithm has ended
-        self.seconds = time.perf_counter() - self.begun
+        self.seconds = time.perf_counter() - self.run_start
         self._give_up()
 
     def _over(self) -> bool:
@@ -241,7 +241,7 @@ class Parallel(Real):
     def _committed(self, task: _UnitProcess, step: Commit) -> bool:
         if not task.leads:
             return False
-        task.kept = True
+        task.used = True
         self.commit(step)
         return True
 
@@ -312,12 +312,12 @@ class Parallel(Real):
     def _forget(self, unit: int, command: Command) -> None:
         """Mark the rows that a stopped pass was to copy or make as unknown."""
         low = min((piece.start for piece in command.pieces), default=command.at)
-        self.pool.tags[unit, command.first : command.last, low : command.at + len(command.tokens)] = GONE
+        self.pool.tags[unit, command.first : command.last, low : command.at + len(command.tokens)] = UNKNOWN_ROWS
 
     def _settle(self, task: _UnitProcess) -> bool:
         """Assign a free unit to a process without one; return whether there was one."""
         if True not in self.free:
-            self.unplaced.append(task)
+            self.not_started.append(task)
             return False
         task.unit = self.free.index(True)
         self.free[task.unit] = False
@@ -327,8 +327,8 @@ class Parallel(Real):
         if task.unit < 0:
             return
         self.free[task.unit] = True
-        while self.unplaced:
-            waiting = self.unplaced.popleft()
+        while self.not_started:
+            waiting = self.not_started.popleft()
             if not waiting.ended:
                 self.ready.append(waiting)
                 return
@@ -364,12 +364,12 @@ class Parallel(Real):
             if sub.single is not None:
                 step = sub.single
                 self._refuse(step, single=True)
-                parent.book.require(step)
+                parent.expected_rows.require(step)
                 if sub.unit < 0 and not self._settle(sub):
                     raise CacheError("a single pass without a requested unit found no free unit")
                 self._begin(sub, step)
             else:
-                sub.book = parent.book.copy()
+                sub.expected_rows = parent.expected_rows.copy()
                 sub.tags = parent.tags.copy()
                 self._advance(sub)
         self._note(parent.unit, start, "dispatch", parent)
@@ -396,7 +396,7 @@ class Parallel(Real):
 
     def _forward(self, task: _UnitProcess, step: Forward) -> bool:
         """Post a pass of a process with a cache; return whether it is done already, having no layers."""
-        task.book.write(step)
+        task.expected_rows.write(step)
         if step.layers.first == step.layers.last:
             self._start_forked()
             self._begin(task, step)
@@ -448,7 +448,7 @@ class Parallel(Real):
         tokens, at, state = step.tokens, step.at, step.state
         first, last, end = step.layers.first, step.layers.last, step.at + len(step.tokens)
         if self.answers is not None:
-            tokens = self.known(ROLE, tokens)
+            tokens = self.to_vocabulary(ROLE, tokens)
         want, have = tags[first:last, :at], pool.tags[unit, first:last]
         wanted = want.tobytes()
         pieces: tuple[MissingRows, ...] = ()
@@ -465,7 +465,7 @@ class Parallel(Real):
                 raise CacheError(f"{step.role}: unit {unit} cannot continue the pass of unit {state.unit}")
             resumed = state.states if unit == 0 else state.serial
         # Only processes with a cache fork others, which may follow their passes; unit 0 checks whether any does.
-        more = resumed, pieces, believed_of(wanted), task.single is None, step.tree
+        more = resumed, pieces, tags_checksum(wanted), task.single is None, step.tree
         return Command(serial, tokens, at, first, last, step.heads, *more)
 
     def _pieces(
@@ -518,9 +518,9 @@ class Parallel(Real):
                 states = self.pool.unit.make(command, stopped, meanwhile)
                 self.pool.unit.finish(stopped, meanwhile)
             else:
-                states = self.pool.unit.make(command._replace(followed=followed))
+                states = self.pool.unit.make(command._replace(announces_layers=followed))
                 self.pool.unit.finish()
-        except gpu_ordering.GaveUp:
+        except gpu_ordering.PassStopped:
             self.pool.unit.finish()
             self._note(0, start, "forward", task, step, "cancelled")
             return
@@ -581,7 +581,7 @@ class Parallel(Real):
         if task.unit != 0 or task.tags is None:
             raise CacheError("only the main process can adopt the pass of a sub-process")
         require_ended(sub)
-        task.book.adopt(sub.last, at, layers, hypothesis)
+        task.expected_rows.adopt(sub.last, at, layers, hypothesis)
         unit, memory, place = sub.unit, pool.memory, at + (hypothesis or 0)
         if layers:
             for tags in (pool.tags, memory.tags):
@@ -594,13 +594,13 @@ class Parallel(Real):
         made = sub.value
         if hypothesis is not None:
             # The pass made one row per hypothesis; which of them the unit keeps for this position is unknown.
-            pool.tags[unit, :layers, at : at + len(sub.last.tokens)] = GONE
+            pool.tags[unit, :layers, at : at + len(sub.last.tokens)] = UNKNOWN_ROWS
             made = made.alone(hypothesis)
         states = None if made.states is None else made.states.clone()
         pool.unit.finish()  # the unit that made them may overwrite them next
         task.answer = _UnitOutput(made.step, pool.decoder, states, 0, made.serial)
         task.answer._logits = made._logits
-        sub.kept = True
+        sub.used = True
         self.work.account.adoptions += 1
         self.work.account.adopted_rows += layers
         self._note(-1, start, "promotion", sub)

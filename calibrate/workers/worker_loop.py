@@ -80,9 +80,9 @@ class Command(NamedTuple):
     state: Any
     """If `first` is above 0: the number of this unit's pass to resume, or in the main process the hidden states."""
     pieces: tuple[MissingRows, ...]
-    believed: int
-    """Checksum of the passes that made the rows that it sees: `believed_of`."""
-    followed: bool = True
+    tags_checksum: int
+    """Checksum of the passes that made the rows that it sees: `tags_checksum`."""
+    announces_layers: bool = True
     """Whether other units may wait for its rows, layer by layer."""
     tree: tuple[int, ...] = ()
     """Parents of several hypotheses, as in `model.steps.Forward`. Their rows are adjacent, from position `at` on."""
@@ -138,7 +138,7 @@ class SharedState:
         self.capacity = self.tags.shape[2]
 
     @classmethod
-    def of(cls, decoder: Decoder, units: int, capacity: int, devices: Sequence[str] = ()) -> SharedState:
+    def allocate(cls, decoder: Decoder, units: int, capacity: int, devices: Sequence[str] = ()) -> SharedState:
         """Allocate the state of `units` units and `capacity` positions, with each unit's rows on its device."""
         import torch
 
@@ -179,11 +179,11 @@ def shape_of_rows(decoder: Decoder) -> tuple[int, int]:
     return heads, size
 
 
-def believed_of(tags: bytes) -> int:
+def tags_checksum(tags: bytes) -> int:
     """Return one number for the passes that made rows: the checksum of their tags' bytes, shape (layers, positions).
 
     >>> one, other = np.array([[3, 4], [3, 4]]), np.array([[3, 4], [4, 3]])
-    >>> believed_of(one.tobytes()) == believed_of(one.copy().tobytes()) != believed_of(other.tobytes())
+    >>> tags_checksum(one.tobytes()) == tags_checksum(one.copy().tobytes()) != tags_checksum(other.tobytes())
     True
     """
     return zlib.crc32(tags)
@@ -192,7 +192,7 @@ def believed_of(tags: bytes) -> int:
 class SharedRows(LayerRows):
     """One layer's rows in the unit's buffer, which never grows."""
 
-    def _move(self, like: Tensor, end: int, whole: bool = False) -> None:
+    def _move(self, like: Tensor, end: int, initialized: bool = False) -> None:
         raise CacheError(f"rows up to position {end} do not fit the shared buffer")
 
 
@@ -205,7 +205,7 @@ class Unit:
         self.rows = KvRows(0)
         self.tags, self.stamps = memory.tags[number], memory.stamps[number]
         self.fence, self.parent = threading.Lock(), os.getppid()
-        self.made = 0
+        self.last_pass = 0
         self.states: Tensor | None = None
         self.renew()
 
@@ -229,7 +229,7 @@ class Unit:
         Between layers it checks `stopped` and calls `meanwhile`. `ready` is called when the rows that exist at the beginning are
         copied.
         """
-        serial, tokens, at, first, last, _, state, pieces, believed, followed, tree = command
+        serial, tokens, at, first, last, _, state, pieces, checksum, followed, tree = command
         end = at + len(tokens)
         later = self._fetch(pieces)
         if ready is not None:
@@ -241,7 +241,7 @@ class Unit:
 
         def between(layer: int) -> None:
             if stopped is not None and stopped():
-                raise gpu_ordering.GaveUp
+                raise gpu_ordering.PassStopped
             if layer > first:
                 self.order.mark(layer - 1, layer)
                 self.order.limit_ahead(stopped, meanwhile)
@@ -256,20 +256,20 @@ class Unit:
                     self._follow(piece, layer, stopped, meanwhile)
 
         states = self.states if isinstance(state, int) else state
-        if first and (states is None or (isinstance(state, int) and state != self.made)):
-            raise CacheError(f"unit {self.number} is to go on from pass {state}, but made {self.made} last")
+        if first and (states is None or (isinstance(state, int) and state != self.last_pass)):
+            raise CacheError(f"unit {self.number} is to go on from pass {state}, but made {self.last_pass} last")
         watched = between if followed or later or stopped is not None or meanwhile is not None else None
         before = states if first else None
         try:
             states = self.decoder.run(tokens, at, LayerSpan(first, last), self.rows, before, between=watched, tree=tree)
         finally:
-            self.rows.at, self.rows.sees = None, []  # the next pass finds its rows by position again
+            self.rows.at, self.rows.attended = None, []  # the next pass finds its rows by position again
         self.order.mark(first, last)
         tags[first:last, at:end] = serial
         with self.fence:
             stamps[first:last] = serial
-        self._check(command, believed)
-        self.states, self.made = states, serial
+        self._check(command, checksum)
+        self.states, self.last_pass = states, serial
         return states
 
     def finish(self, stopped: Callable[[], bool] | None = None, meanwhile: Callable[[], None] | None = None) -> None:
@@ -303,16 +303,16 @@ class Unit:
         until = piece.since[layer - piece.low]
         while stamp[layer] < until:
             if os.getppid() != self.parent or (stopped is not None and stopped()):
-                raise gpu_ordering.GaveUp  # also if the process that writes them is gone
+                raise gpu_ordering.PassStopped  # also if the process that writes them is gone
             if meanwhile is not None:
                 meanwhile()
         self._copy(piece.source, layer, layer + 1, piece.start, piece.stop)
 
-    def _check(self, command: Command, believed: int) -> None:
+    def _check(self, command: Command, checksum: int) -> None:
         """Raise `CacheError` if the pass saw other rows than the algorithm expects, or if the rows now have another length."""
         serial, tokens, at, first, last, *_ = command
         end = at + len(tokens)
-        if believed_of(self.tags[first:last, :at].tobytes()) != believed:
+        if tags_checksum(self.tags[first:last, :at].tobytes()) != checksum:
             raise CacheError(f"unit {self.number}: pass {serial} at position {at} saw other rows than it should have")
         for layer in range(first, last):
             held = self.rows.layers[layer].length
@@ -325,8 +325,8 @@ def weights_of(decoder: Decoder) -> list[tuple[Any, Any]]:
     return [*[(parameter, "data") for parameter in decoder.full.parameters()], *[(decoder.heads, layer) for layer in decoder.heads]]
 
 
-def share_weights(decoder: Decoder, given: Tensor | None = None) -> Tensor:
-    """Make a model use weights in shared memory: in `given`, which must hold the same weights, or else in new memory.
+def share_weights(decoder: Decoder, tensors: Tensor | None = None) -> Tensor:
+    """Make a model use weights in shared memory: in `tensors`, which must hold the same weights, or else in new memory.
 
     Shape (bytes,). Processes on one CPU then share the weights in its cache.
     """
@@ -336,14 +336,14 @@ def share_weights(decoder: Decoder, given: Tensor | None = None) -> Tensor:
         containers = weights_of(decoder)
         found = [where.data if name == "data" else where[name] for where, name in containers]
         ends = np.cumsum([-(-tensor.numel() * tensor.element_size() // 64) * 64 for tensor in found])
-        flat = _shared((int(ends[-1]),), torch.uint8, decoder.device) if given is None else given
+        flat = _shared((int(ends[-1]),), torch.uint8, decoder.device) if tensors is None else tensors
         if len(flat) != ends[-1]:
             raise ValueError("the replica has weights of another size")
         for (where, name), tensor, end in zip(containers, found, ends.tolist(), strict=True):
             size = tensor.numel() * tensor.element_size()
             start = end - -(-size // 64) * 64
             own = flat[start : start + size].view(tensor.dtype).view(tensor.shape)
-            if given is None:
+            if tensors is None:
                 own.copy_(tensor)
             elif not own.equal(tensor):
                 raise ValueError("the replica has other weights")
@@ -461,7 +461,7 @@ class _Worker:
         what, *rest = pickle.loads(message)
         match what:
             case "board":
-                self.board, self.rings = Board(self.orders.units, rest[0]), gpu_ordering.opened(rest[1])
+                self.board, self.rings = Board(self.orders.units, rest[0]), gpu_ordering.open_events(rest[1])
                 return True
             case "load":
                 self._load(*rest)
@@ -523,7 +523,7 @@ class _Worker:
                     memory.logits[number] = self.unit.decoder.logits(states[-1:], command.last)[0]
                 self.unit.finish(stopped)
                 slot[STATUS] = MADE
-        except gpu_ordering.GaveUp:
+        except gpu_ordering.PassStopped:
             self.unit.finish()  # launched work ends first: others that wait for this unit's GPU wait for it
         except CacheError:
             if not slot[STOPPED]:  # a stopped pass may copy rows that were overwritten since

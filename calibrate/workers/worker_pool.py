@@ -99,7 +99,7 @@ def started(
     checks.whole("units", units, 1, checks.MAX_UNITS)
     checks.number("spin", spin, 0)
     checks.number("patience", patience, 0.001)
-    named = gpu_ordering.of_units(replica.device, units, devices)
+    named = gpu_ordering.unit_devices(replica.device, units, devices)
     if replica.device != "cpu":
         gpu_ordering.check(named)
     with _one_thread():
@@ -189,7 +189,7 @@ class Pool:
         """Events of units on GPUs. They must exist as long as other processes use them."""
         try:
             if devices[0] != "cpu":
-                self.rings = gpu_ordering.made(devices)
+                self.rings = gpu_ordering.make_events(devices)
             context = context_of_workers()
             for number in range(1, units):
                 ours, theirs = context.Pipe()
@@ -215,13 +215,13 @@ class Pool:
             raise ParameterError(f"model {decoder.name} {what}; {'give what it reads' if encodes else 'leave it out'}")
         if source:
             decoder.read_source(tuple(source))
-        most = decoder.longest
+        most = decoder.max_positions
         if capacity is None:
             capacity = min(most or 2048, 2048)
         checks.whole("capacity", capacity, 1, most, f"positions of model {decoder.name}")
         order = None
         with torch.inference_mode(False):
-            memory = SharedState.of(decoder, self.units, capacity, self.devices)
+            memory = SharedState.allocate(decoder, self.units, capacity, self.devices)
             weights = share_weights(decoder) if self.share else None
         if self.rings:
             order = gpu_ordering.Events(0, self.devices[0], self.rings, memory.marks)

@@ -23,7 +23,7 @@ _MOST_NAMES = 12  # next to a pair of axes: more are not readable
 _LEADER = 20  # [pixels] a label farther away than this is tied to its point by a line
 
 
-def place(axes: Axes, labels: Sequence[tuple[float, float, str]], lines: Sequence[Floats], size: float = 8.5) -> int:
+def label_points(axes: Axes, labels: Sequence[tuple[float, float, str]], lines: Sequence[Floats], size: float = 8.5) -> int:
     """Write each (x, y, text) next to its point, clear of `lines` (arrays of shape (n, 2)); return the number of omitted labels.
 
     Set the axes' limits first: overlaps are computed in pixels.
@@ -61,7 +61,7 @@ def place(axes: Axes, labels: Sequence[tuple[float, float, str]], lines: Sequenc
     return left_out
 
 
-def drawn(axes: Axes) -> list[Floats]:
+def drawn_lines(axes: Axes) -> list[Floats]:
     """Return the lines on the axes, which labels must not cover; a point is a line with one corner."""
     lines = []
     for line in axes.lines:
@@ -70,8 +70,8 @@ def drawn(axes: Axes) -> list[Floats]:
     return lines
 
 
-def ends(axes: Axes, curves: Sequence[tuple[Floats, Floats]]) -> list[Floats]:
-    """Label the ends of each curve `p = 0` and `p = 1`, except where labels crowd; return their extents as lines, like `drawn`."""
+def label_curve_ends(axes: Axes, curves: Sequence[tuple[Floats, Floats]]) -> list[Floats]:
+    """Label the ends of each curve `p = 0` and `p = 1`, except where labels crowd; return their extents, like `drawn_lines`."""
     marks: list[Floats] = []
     for xs, ys in curves:
         for index, rate, above in ((0, 0, 7), (-1, 1, -11)):
@@ -84,7 +84,7 @@ def ends(axes: Axes, curves: Sequence[tuple[Floats, Floats]]) -> list[Floats]:
     return [axes.transData.inverted().transform(mark + half) for mark in marks]
 
 
-def at_right(axes: Axes, curves: Sequence[tuple[float, str, str]], size: float = 8.5) -> int:
+def label_at_right(axes: Axes, curves: Sequence[tuple[float, str, str]], size: float = 8.5) -> int:
     """Name each curve (y of its end, text, colour) to the right of the axes; return the number of curves without a name.
 
     Crowded names are moved apart, and a line ties each to its curve. Where there is not room for all, an even selection is named.

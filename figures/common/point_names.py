@@ -49,15 +49,15 @@ _USUAL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def once(rows: pl.DataFrame) -> pl.DataFrame:
+def one_row_per_point(rows: pl.DataFrame) -> pl.DataFrame:
     """One row per point: its last."""
     return rows.unique("point", keep="last", maintain_order=True)
 
 
-def telling(rows: pl.DataFrame, names: Collection[str] | None = None) -> list[str]:
+def distinguishing(rows: pl.DataFrame, names: Collection[str] | None = None) -> list[str]:
     """Return the fewest columns, in their order, that distinguish the points as far as possible; `names` restricts the choice.
 
-    >>> telling(pl.DataFrame({"draft_length": [3, 3, 5], "acceptance_rate": [0.6, 0.7, 0.7], "match_rate": [0.1, 0.2, 0.2]}))
+    >>> distinguishing(pl.DataFrame({"draft_length": [3, 3, 5], "acceptance_rate": [0.6, 0.7, 0.7], "match_rate": [0.1, 0.2, 0.2]}))
     ['draft_length', 'match_rate']
     """
     known = [name for name in [*CHOICES, *_axes(rows), *SETTINGS] if name in rows.columns and (names is None or name in names)]
@@ -96,9 +96,9 @@ def method(row: Mapping[str, Any]) -> str:
 
 def names(rows: pl.DataFrame) -> dict[Any, str]:
     """Return a name for each point number: its method where there are several, and the columns that distinguish it."""
-    table = once(rows)
+    table = one_row_per_point(rows)
     several = table["method"].n_unique() > 1 if "method" in table.columns else False
-    keys = telling(table)
+    keys = distinguishing(table)
     found = {}
     for row in table.iter_rows(named=True):
         said = words(row, keys)
@@ -109,7 +109,7 @@ def names(rows: pl.DataFrame) -> dict[Any, str]:
 
 def common(rows: pl.DataFrame, wanted: Collection[str] = COMMON) -> list[str]:
     """Values that all points share, of the wanted columns, in words; a shared method comes first."""
-    table = once(rows) if "point" in rows.columns else rows
+    table = one_row_per_point(rows) if "point" in rows.columns else rows
     said = [method(table.row(0, named=True))] if "method" in table.columns and table["method"].n_unique() == 1 else []
     same = [name for name in WORDS if name in table.columns and name in wanted and table[name].n_unique() == 1]
     return said + (words(table.row(0, named=True), same) if table.height else [])

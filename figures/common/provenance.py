@@ -41,11 +41,11 @@ def is_measured(profile: Profile, part: str, tensor_parallel: int = 1) -> bool:
     return of_part(profile, part, tensor_parallel) == "measured"
 
 
-def parts_said(profile: Profile, tensor_parallel: int = 1) -> str:
+def parts_provenance(profile: Profile, tensor_parallel: int = 1) -> str:
     """Provenance of each part of a layer; one word where it is the same for all.
 
     >>> from model.hardware import profile_files
-    >>> parts_said(profile_files.load("h100-llama-2-7b")), parts_said(profile_files.load("rtx-4090-llama-3.1-8b"))
+    >>> parts_provenance(profile_files.load("h100-llama-2-7b")), parts_provenance(profile_files.load("rtx-4090-llama-3.1-8b"))
     ('GEMMs measured, attention composed of operations', 'measured')
     """
     found = {part: of_part(profile, part, tensor_parallel) for part in WORDS if part in profile.parts}
@@ -54,13 +54,13 @@ def parts_said(profile: Profile, tensor_parallel: int = 1) -> str:
     return ", ".join(f"{WORDS[part]} {said}" for part, said in found.items())
 
 
-def beyond(profile: Profile, tensor_parallel: int = 1, *, width: int, context: int, batch: int) -> str:
+def extrapolated_parts(profile: Profile, tensor_parallel: int = 1, *, width: int, context: int, batch: int) -> str:
     """Name the parts of a layer for which a figure extrapolates beyond the table (constant share of the peaks), or return "".
 
     >>> from model.hardware import profile_files
-    >>> beyond(profile_files.load("h100-llama-2-13b"), width=16, context=1024, batch=128)
+    >>> extrapolated_parts(profile_files.load("h100-llama-2-13b"), width=16, context=1024, batch=128)
     'beyond the table: attention from width 1'
-    >>> beyond(profile_files.load("rtx-4090-llama-3.1-8b"), width=16, context=1024, batch=128)
+    >>> extrapolated_parts(profile_files.load("rtx-4090-llama-3.1-8b"), width=16, context=1024, batch=128)
     ''
     """
     asked = {"width": width, "context": context, "batch": batch, "tokens": width * batch}
@@ -87,12 +87,12 @@ def under_title(axes: Axes, title: str, said: str, also: str = "") -> None:
 def of_hardware(hardware: Hardware) -> str:
     """Provenance of a cost model's seconds."""
     if isinstance(hardware, ProfileCosts):
-        return parts_said(hardware.profile, hardware.tensor_parallel)
+        return parts_provenance(hardware.profile, hardware.tensor_parallel)
     return hardware.provenance
 
 
-def of_hardware_beyond(hardware: Hardware, *, width: int, context: int, batch: int) -> str:
-    """Return `beyond` for a cost model that is based on a table, else ""."""
+def extrapolated_parts_of(hardware: Hardware, *, width: int, context: int, batch: int) -> str:
+    """Return `extrapolated_parts` for a cost model that is based on a table, else ""."""
     if not isinstance(hardware, ProfileCosts):
         return ""
-    return beyond(hardware.profile, hardware.tensor_parallel, width=width, context=context, batch=batch)
+    return extrapolated_parts(hardware.profile, hardware.tensor_parallel, width=width, context=context, batch=batch)

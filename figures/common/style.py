@@ -49,7 +49,7 @@ _RULES: dict[Any, Any] = {
 }
 
 
-class Look(NamedTuple):
+class SeriesStyle(NamedTuple):
     """Colour, marker and line that distinguish one series."""
 
     colour: str
@@ -73,7 +73,7 @@ def canvas(width: float, height: float, box: tuple[float, float, float, float]) 
     return figure, figure.add_axes(box)
 
 
-def side_by_side(count: int, height: float, bottom: float, top: float, gap: float) -> tuple[Figure, list[Axes]]:
+def panels_in_row(count: int, height: float, bottom: float, top: float, gap: float) -> tuple[Figure, list[Axes]]:
     """Return a figure of `count` panels in a row, between `bottom` and `top` (shares of its height), `gap` [inches] after each."""
     left, panel = 0.8, {1: 5.6, 2: 4.2}.get(count, 3.2)
     width = left + count * (panel + gap)
@@ -89,7 +89,7 @@ def page(figure: Figure) -> Bbox:
     return Bbox.union([Bbox.from_bounds(0, 0, *figure.get_size_inches()), extent])
 
 
-def headed(figure: Figure, about: str) -> Figure:
+def with_subject_line(figure: Figure, about: str) -> Figure:
     """Return the figure with a small line at its top that names its subject; unchanged for an empty line."""
     if about:
         width, height = figure.get_size_inches()
@@ -100,20 +100,20 @@ def headed(figure: Figure, about: str) -> Figure:
     return figure
 
 
-def looks(count: int) -> list[Look]:
-    """Return one look per series. More series than colours get a ramp from dark to light, which stays ordered in grey."""
+def series_styles(count: int) -> list[SeriesStyle]:
+    """Return one style per series. More series than colours get a ramp from dark to light, which stays ordered in grey."""
     if count <= len(COLOURS):
         colours = list(COLOURS[:count])
     else:
         colours = [to_hex(colormaps["cividis"](0.85 * index / (count - 1))) for index in range(count)]
     return [
-        Look(colour, MARKERS[index % len(MARKERS)], LINES[index % len(LINES)]) for index, colour in enumerate(colours)
+        SeriesStyle(colour, MARKERS[index % len(MARKERS)], LINES[index % len(LINES)]) for index, colour in enumerate(colours)
     ]
 
 
-def categories(count: int) -> list[Look]:
-    """Return one look per series for many unordered series: each marker once, colours in turn."""
-    return [Look(COLOURS[index % len(COLOURS)], MARKERS[index], LINES[index % len(LINES)]) for index in range(count)]
+def category_styles(count: int) -> list[SeriesStyle]:
+    """Return one style per series for many unordered series: each marker once, colours in turn."""
+    return [SeriesStyle(COLOURS[index % len(COLOURS)], MARKERS[index], LINES[index % len(LINES)]) for index in range(count)]
 
 
 def points(colour: str) -> dict[str, tuple[float, str, str]]:
@@ -131,7 +131,7 @@ def view_handles(views: Collection[str], colour: str = GREY, scale: float = 1.0)
     ]  # fmt: skip
 
 
-def demand(rows: pl.DataFrame, what: str, needed: Sequence[str], optional: Sequence[str] = ()) -> pl.DataFrame:
+def require_columns(rows: pl.DataFrame, what: str, needed: Sequence[str], optional: Sequence[str] = ()) -> pl.DataFrame:
     """Return the rows, with absent optional columns as null; refuse an empty table and a missing needed column."""
     if not rows.height:
         raise ParameterError(f"{what} needs at least one row, got none; take rows of a finished run")

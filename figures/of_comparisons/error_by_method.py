@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from numpy.typing import NDArray
 
-from figures.common.style import COLOURS, GREY, INK, PALE, canvas, demand, styled
+from figures.common.style import COLOURS, GREY, INK, PALE, canvas, require_columns, styled
 from model.logs.prediction_error import by_method
 from model.methods import registry
 
@@ -29,7 +29,7 @@ def draw(table: pl.DataFrame) -> Figure:
     (`model.logs.prediction_error`). Columns at the right print the median absolute error and whether the method keeps its bound
     (nine of ten errors within twice the bound).
     """
-    rows = demand(table, "the figure of errors by method", _NEEDED)
+    rows = require_columns(table, "the figure of errors by method", _NEEDED)
     found = by_method(rows)
     with styled():
         height = 1.75 + 0.42 * max(len(found), 3)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from figures.common.style import COLOURS, GREY, INK, LINES, MARKERS, canvas, demand, styled
+from figures.common.style import COLOURS, GREY, INK, LINES, MARKERS, canvas, require_columns, styled
 from model.base.checks import ParameterError
 
 MOST_SERIES = 6
@@ -32,7 +32,7 @@ _LINES: dict[str, Any] = {"formula": LINES[1], "simulated": LINES[0], "measured"
 _NEEDED = ("claim", "x", "formula", "simulated", "measured", "noise", "x_name", "y_name")
 
 
-def place(claim: str) -> int:
+def figure_index(claim: str) -> int:
     """Index of a claim's figure."""
     known = [*TITLES]
     return known.index(claim) if claim in known else len(known)
@@ -44,7 +44,7 @@ def draw(rows: pl.DataFrame) -> Figure:
     `rows` are those of `sim.comparison.formula_validity`: claim, x, formula, simulated, measured, noise (relative), x_name, y_name;
     optionally series, which distinguishes rows of the same x, and about, the inputs of the formula. Each series has its marker.
     """
-    table = demand(rows, "the figure of a formula's limits", _NEEDED, ("series", "about"))
+    table = require_columns(rows, "the figure of a formula's limits", _NEEDED, ("series", "about"))
     claims = list(dict.fromkeys(table["claim"]))
     if len(claims) > 1:
         raise ParameterError(f"the figure of a formula's limits needs rows of one claim, got {', '.join(claims)}; draw each alone")
@@ -65,11 +65,11 @@ def draw(rows: pl.DataFrame) -> Figure:
     return figure
 
 
-def few(rows: pl.DataFrame) -> pl.DataFrame:
+def limit_series(rows: pl.DataFrame) -> pl.DataFrame:
     """Keep an even selection of the series where there are too many; `about` then says so.
 
     >>> rows = pl.DataFrame({"series": [f"k={k}" for k in range(11)], "about": "measured"})
-    >>> few(rows)["series"].to_list(), few(rows)["about"][0]
+    >>> limit_series(rows)["series"].to_list(), limit_series(rows)["about"][0]
     (['k=0', 'k=2', 'k=4', 'k=6', 'k=8', 'k=10'], 'measured; 6 of 11 series drawn')
     """
     names = list(dict.fromkeys(rows["series"]))
@@ -132,8 +132,8 @@ def _legend(figure: Figure, names: list[str]) -> None:
     handles = []
     for each in QUANTITIES:
         colour, face = _COLOURS[each], _COLOURS[each] if each == "measured" else "white"
-        look = {"linestyle": _LINES[each], "linewidth": 1.6, "marker": MARKERS[0], "markersize": 6, "markerfacecolor": face}
-        handles.append(Line2D([], [], color=colour, label=_NAMES[each], **look))
+        style = {"linestyle": _LINES[each], "linewidth": 1.6, "marker": MARKERS[0], "markersize": 6, "markerfacecolor": face}
+        handles.append(Line2D([], [], color=colour, label=_NAMES[each], **style))
     handles += [
         Line2D([], [], color=GREY, linestyle="none", marker=marker, markersize=6, label=name)
         for name, marker in zip(names, MARKERS, strict=False)

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from figures.common.style import GREY, INK, LINES, canvas, demand, styled
+from figures.common.style import GREY, INK, LINES, canvas, require_columns, styled
 from figures.of_runs import timeline
 from model.base.checks import ParameterError
 
@@ -36,7 +36,7 @@ def draw(
         width, left, bottom, top, gap = _INCHES
         heights = [timeline.inches(names, links=bool((rows["unit"] < 0).any())) for rows, names in parts]
         kinds = [kind for rows, _ in parts for kind in rows["kind"]]
-        spare = max(timeline.room(kinds) - sum(heights) - gap, 0.0) / 2
+        spare = max(timeline.legend_height(kinds) - sum(heights) - gap, 0.0) / 2
         heights = [each + spare for each in heights]
         height = bottom + sum(heights) + gap + top
         across = left / width, (width - left - _AT_RIGHT) / width
@@ -65,7 +65,7 @@ def aligned(intervals: pl.DataFrame, name: str) -> pl.DataFrame:
     >>> aligned(pl.DataFrame([step | {"start": 2.0, "end": 2.5}]), "one").select("start", "end", "what").row(0)
     (0.0, 500.0, 'head')
     """
-    rows = demand(intervals, f"the Gantt chart, {name},", _NEEDED)
+    rows = require_columns(intervals, f"the Gantt chart, {name},", _NEEDED)
     first = pl.col("start").min()
     head = (pl.col("what") == "forward") & (pl.col("first") == pl.col("last"))
     start, end = (1e3 * (pl.col(name) - first) for name in ("start", "end"))

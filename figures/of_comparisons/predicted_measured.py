@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 
-from figures.common.style import GREY, INK, LINES, MARKERS, PALE, Look, canvas, categories, demand, styled
+from figures.common.style import GREY, INK, LINES, MARKERS, PALE, SeriesStyle, canvas, category_styles, require_columns, styled
 from model.base.checks import ParameterError
 from model.logs.prediction_error import BAND, choices, floor
 from model.methods import registry
@@ -31,14 +31,14 @@ def draw(table: pl.DataFrame) -> Figure:
     error that the noise of the measurements alone explains, 1.5 times its median. Hollow points are runs that other work on the
     machine disturbed.
     """
-    rows = demand(table, "the figure of predicted against measured", NEEDED, ("disturbed", "mismatch"))
+    rows = require_columns(table, "the figure of predicted against measured", NEEDED, ("disturbed", "mismatch"))
     rows = rows.with_columns(pl.col("disturbed").cast(pl.Boolean).fill_null(value=False))
     if not (rows["predicted_s"].min() > 0 and rows["measured_s"].min() > 0):  # type: ignore[operator]
         raise ParameterError("predicted_s and measured_s must be above 0 in every row; leave out decodings with a single commit")
     methods = list(dict.fromkeys(rows["method"]))
     if len(methods) > MOST_METHODS:
         raise ParameterError(f"there is room for at most {MOST_METHODS} methods, got {len(methods)}; draw fewer")
-    styles = dict(zip(methods, categories(len(methods)), strict=True))
+    styles = dict(zip(methods, category_styles(len(methods)), strict=True))
     allowed = floor(rows["noise"].to_numpy())
     with styled():
         figure, axes = canvas(8.4, 7.6, (0.095, 0.31, 0.64, 0.565))
@@ -47,9 +47,9 @@ def draw(table: pl.DataFrame) -> Figure:
         _bands(axes, ends, ends, allowed)
         _bands(below, ends, np.zeros(2), allowed)
         for (method, hollow), own in rows.group_by("method", "disturbed", maintain_order=True):
-            look = styles[str(method)]
-            _points(axes, own["measured_s"], 1e3 * own["predicted_s"], str(method), look, hollow=bool(hollow))
-            _points(below, own["measured_s"], 100 * own["error"], str(method), look, hollow=bool(hollow))
+            style = styles[str(method)]
+            _points(axes, own["measured_s"], 1e3 * own["predicted_s"], str(method), style, hollow=bool(hollow))
+            _points(below, own["measured_s"], 100 * own["error"], str(method), style, hollow=bool(hollow))
         _frame(axes, below, ends)
         figure.text(0.095, 0.96, "Does the simulator predict real wall time?", fontsize=13, weight="bold", va="center")
         figure.text(0.095, 0.92, subtitle(rows), fontsize=9.5, color=GREY, va="center")
@@ -85,10 +85,10 @@ def _bands(axes: Axes, x: Floats, middle: Floats, allowed: float) -> None:
         axes.plot(x, middle + side * half, color=GREY, linewidth=1.1, linestyle=LINES[3], zorder=1.5, label="noise")
 
 
-def _points(axes: Axes, measured: pl.Series, y: pl.Series, method: str, look: Look, *, hollow: bool) -> None:
+def _points(axes: Axes, measured: pl.Series, y: pl.Series, method: str, style: SeriesStyle, *, hollow: bool) -> None:
     axes.plot(
-        1e3 * measured, y, linestyle="none", marker=look.marker, markersize=5.5, zorder=3, color=look.colour,
-        markerfacecolor="none" if hollow else look.colour, markeredgecolor=look.colour if hollow else "white",
+        1e3 * measured, y, linestyle="none", marker=style.marker, markersize=5.5, zorder=3, color=style.colour,
+        markerfacecolor="none" if hollow else style.colour, markeredgecolor=style.colour if hollow else "white",
         markeredgewidth=1.1 if hollow else 0.5, label=f"{method} disturbed" if hollow else method,
     )  # fmt: skip
 
@@ -111,12 +111,12 @@ def _frame(axes: Axes, below: Axes, ends: Floats) -> None:
     axes.set_ylabel("predicted time, from profiles alone [ms]")
 
 
-def _legend(figure: Figure, rows: pl.DataFrame, styles: dict[str, Look], allowed: float) -> None:
+def _legend(figure: Figure, rows: pl.DataFrame, styles: dict[str, SeriesStyle], allowed: float) -> None:
     dot: dict[str, Any] = {"linestyle": "none", "markersize": 7}
     handles: list[Line2D | Patch] = []
-    for method, look in styles.items():
+    for method, style in styles.items():
         name = registry.label(method, short=True)
-        handles.append(Line2D([], [], marker=look.marker, color=look.colour, markeredgecolor="white", label=name, **dot))
+        handles.append(Line2D([], [], marker=style.marker, color=style.colour, markeredgecolor="white", label=name, **dot))
     if rows["disturbed"].any():
         name = "hollow: disturbed by\nother work"
         handles.append(Line2D([], [], marker="o", markerfacecolor="none", color=GREY, label=name, **dot))

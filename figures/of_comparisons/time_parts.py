@@ -10,7 +10,7 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures.common.style import COLOURS, GREY, INK, canvas, demand, styled
+from figures.common.style import COLOURS, GREY, INK, canvas, require_columns, styled
 from model.base import checks
 from model.logs.prediction_error import PARTS
 from model.methods import registry
@@ -56,7 +56,7 @@ def draw(table: pl.DataFrame, row: int | None = None) -> Figure:
     `table` is written by `sim compare`; `row` is the number of its row, by default the one with the largest error. Totals include
     the prompt, in which all parts were timed; for several processes they are those of the main process.
     """
-    rows = demand(table, "the figure of times by part", _NEEDED, ("prompt", "units"))
+    rows = require_columns(table, "the figure of times by part", _NEEDED, ("prompt", "units"))
     if row is None:
         row = int(rows["error"].abs().arg_max() or 0)
         which = f"the largest error of {rows.height} decodings" if rows.height > 1 else "the only decoding"
@@ -111,8 +111,8 @@ def _bars(axes: Axes, row: Mapping[str, Any]) -> None:
 
 
 def _word(axes: Axes, x: float, y: float, text: str, *, bold: bool = False) -> None:
-    look: dict[str, Any] = {"fontsize": 9, "weight": "bold" if bold else "normal", "linespacing": 1.15}
-    axes.annotate(text, (x, y), (0, 4), textcoords="offset points", ha="center", va="bottom", **look)
+    style: dict[str, Any] = {"fontsize": 9, "weight": "bold" if bold else "normal", "linespacing": 1.15}
+    axes.annotate(text, (x, y), (0, 4), textcoords="offset points", ha="center", va="bottom", **style)
 
 
 def _signed(value: float) -> str:

@@ -13,9 +13,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
-from figures.common.label_placement import at_right
-from figures.common.provenance import beyond, is_measured, parts_said, under_title
-from figures.common.style import GREY, looks, side_by_side, styled
+from figures.common.label_placement import label_at_right
+from figures.common.provenance import extrapolated_parts, is_measured, parts_provenance, under_title
+from figures.common.style import GREY, panels_in_row, series_styles, styled
 from model.base import checks
 from model.base.checks import ParameterError
 from model.hardware.profile import Profile
@@ -33,7 +33,7 @@ class LayerTimes(NamedTuple):
 
     context: Floats
     whole: Floats
-    products: Floats | None
+    gemms: Floats | None
 
 
 class Stored(NamedTuple):
@@ -79,7 +79,7 @@ def draw(
     checks.whole("longest", longest, 256, checks.MAX_TOKENS)
     models = [ProfileCosts(each, tensor_parallel=tensor_parallel) for each in profiles]
     with styled():
-        figure, panels = side_by_side(len(profiles), 5.3, 0.105, 0.655, 1.75)
+        figure, panels = panels_in_row(len(profiles), 5.3, 0.105, 0.655, 1.75)
         width = figure.get_figwidth()
         for axes, hardware in zip(panels, models, strict=True):
             _panel(axes, hardware, batches, longest)
@@ -98,21 +98,21 @@ def _panel(axes: Axes, hardware: ProfileCosts, batches: Sequence[int], longest: 
     measured = all(is_measured(profile, part, hardware.tensor_parallel) for part in parts)
     contexts = np.unique(np.geomspace(128, longest, 120).round())
     ends = []
-    for batch, look in zip(batches, looks(len(batches)), strict=True):
+    for batch, style in zip(batches, series_styles(len(batches)), strict=True):
         layer, rows = times(hardware, contexts, batch), stored(hardware, batch)
-        axes.plot(contexts, 1e6 * layer.whole, color=look.colour, linewidth=1.6, label=f"whole {batch}")
-        if layer.products is not None:
+        axes.plot(contexts, 1e6 * layer.whole, color=style.colour, linewidth=1.6, label=f"whole {batch}")
+        if layer.gemms is not None:
             axes.plot(
-                contexts, 1e6 * layer.products, color=look.colour, linewidth=1.2, linestyle=(0, (4, 1.6)), label=f"products {batch}"
+                contexts, 1e6 * layer.gemms, color=style.colour, linewidth=1.2, linestyle=(0, (4, 1.6)), label=f"products {batch}"
             )
-            axes.fill_between(contexts, 1e6 * layer.products, 1e6 * layer.whole, color=look.colour, alpha=0.12, linewidth=0)
+            axes.fill_between(contexts, 1e6 * layer.gemms, 1e6 * layer.whole, color=style.colour, alpha=0.12, linewidth=0)
         shown = _apart(rows.context, contexts[0], contexts[-1])
         axes.plot(
-            rows.context[shown], 1e6 * rows.whole[shown], linestyle="none", marker=look.marker, markersize=5.5, zorder=3,
-            markerfacecolor=look.colour if measured else "white", markeredgecolor=look.colour, markeredgewidth=1.2,
+            rows.context[shown], 1e6 * rows.whole[shown], linestyle="none", marker=style.marker, markersize=5.5, zorder=3,
+            markerfacecolor=style.colour if measured else "white", markeredgecolor=style.colour, markeredgewidth=1.2,
             label=f"rows {batch}",
         )  # fmt: skip
-        ends.append((1e6 * float(layer.whole[-1]), f"batch {batch}: {1e6 * layer.whole[-1]:,.0f}", look.colour))
+        ends.append((1e6 * float(layer.whole[-1]), f"batch {batch}: {1e6 * layer.whole[-1]:,.0f}", style.colour))
     axes.set_xscale("log", base=2)
     axes.set_xlim(contexts[0] / 1.08, contexts[-1] * 1.08)
     axes.set_ylim(bottom=0)
@@ -122,9 +122,9 @@ def _panel(axes: Axes, hardware: ProfileCosts, batches: Sequence[int], longest: 
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xlabel("context [cached positions per sequence]")
-    past = beyond(profile, hardware.tensor_parallel, width=1, context=longest, batch=max(batches))
-    under_title(axes, profile.name, parts_said(profile, hardware.tensor_parallel), past)
-    at_right(axes, ends)
+    past = extrapolated_parts(profile, hardware.tensor_parallel, width=1, context=longest, batch=max(batches))
+    under_title(axes, profile.name, parts_provenance(profile, hardware.tensor_parallel), past)
+    label_at_right(axes, ends)
 
 
 def _apart(contexts: Floats, low: float, high: float) -> list[int]:

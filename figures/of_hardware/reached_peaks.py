@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike, NDArray
 
-from figures.common.label_placement import drawn, place
+from figures.common.label_placement import drawn_lines, label_points
 from figures.common.provenance import is_measured, of_part
-from figures.common.style import GREY, INK, LINES, Look, canvas, looks, styled
+from figures.common.style import GREY, INK, LINES, SeriesStyle, canvas, series_styles, styled
 from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
 from model.hardware.profile import Profile
@@ -43,11 +43,11 @@ class Points(NamedTuple):
     rate: Floats
 
 
-def products_work(part: Shape, tokens: ArrayLike) -> tuple[Floats, Floats]:
+def gemm_work(part: Shape, tokens: ArrayLike) -> tuple[Floats, Floats]:
     """Operations of a layer's GEMMs over `tokens` tokens, and the least bytes that they move: weights once, states in and out.
 
     >>> from model.architectures.transformer import preset
-    >>> work, size = products_work(preset("llama-2-7b"), 1)
+    >>> work, size = gemm_work(preset("llama-2-7b"), 1)
     >>> round(float(work / size), 3)  # two operations per weight of two bytes
     1.0
     """
@@ -64,7 +64,7 @@ def points(profile: Profile, tensor_parallel: int = 1) -> Points:
     if "dense" in profile.parts:
         rows = profile.rows("dense", tensor_parallel)
         width, seconds = rows["tokens"].to_numpy().astype(np.float64), rows["time_s"].to_numpy()
-        work, size = products_work(part, width)
+        work, size = gemm_work(part, width)
     else:
         rows = profile.rows("layer", tensor_parallel)
         rows = rows.filter(rows["batch"] == rows["batch"].min())
@@ -109,8 +109,8 @@ def draw(profiles: Sequence[Profile], *, tensor_parallel: int = 1) -> Figure:
             axes.plot(at, roof, color=INK, linestyle=line, linewidth=1.4, zorder=1.6, label=f"roof {device}")
             handles.append(Line2D([], [], color=INK, linestyle=line, linewidth=1.4, label=label))
         labels: list[tuple[float, float, str]] = []
-        for profile, stored, look in zip(profiles, found, looks(len(profiles)), strict=True):
-            handles.append(_draw(axes, profile, stored, look, tensor_parallel))
+        for profile, stored, style in zip(profiles, found, series_styles(len(profiles)), strict=True):
+            handles.append(_draw(axes, profile, stored, style, tensor_parallel))
             labels += [(x, y, f"{width:g}") for width, x, y in zip(*stored, strict=True) if width in _NAMED]
         if any("dense" in each.parts for each in profiles):
             handles.append(Line2D([], [], color=GREY, label="cost model of kind roofline:\nassumed efficiencies", **_DOTTED))
@@ -119,7 +119,7 @@ def draw(profiles: Sequence[Profile], *, tensor_parallel: int = 1) -> Figure:
         axes.grid(True, which="major")
         axes.set_xlabel("operations per byte [FLOP/byte]")
         axes.set_ylabel("operations per second of a device [FLOP/s]")
-        place(axes, labels, drawn(axes), size=8)
+        label_points(axes, labels, drawn_lines(axes), size=8)
         figure.text(0.02, 0.945, "Throughput that a decoder layer reaches on its device", fontsize=13, weight="bold", va="center")
         apart = all("dense" in each.parts for each in profiles)
         without = "attention left out" if apart else "attention left out where timed separately"
@@ -139,15 +139,15 @@ def _rate_text(rate: float) -> str:
     return f"{rate / 1e12:,.0f} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:,.0f} GFLOP/s"
 
 
-def _draw(axes: Axes, profile: Profile, stored: Points, look: Look, tensor_parallel: int) -> Line2D:
+def _draw(axes: Axes, profile: Profile, stored: Points, style: SeriesStyle, tensor_parallel: int) -> Line2D:
     part = "dense" if "dense" in profile.parts else "layer"
     measured = is_measured(profile, part, tensor_parallel)
-    style: dict[str, Any] = {"linestyle": "none", "marker": look.marker, "markersize": 6.5, "markeredgecolor": look.colour,
-                             "markerfacecolor": look.colour if measured else "white", "markeredgewidth": 1.3}  # fmt: skip
-    axes.plot(stored.intensity, stored.rate, zorder=3, label=f"points {profile.name}", **style)
+    marks: dict[str, Any] = {"linestyle": "none", "marker": style.marker, "markersize": 6.5, "markeredgecolor": style.colour,
+                             "markerfacecolor": style.colour if measured else "white", "markeredgewidth": 1.3}  # fmt: skip
+    axes.plot(stored.intensity, stored.rate, zorder=3, label=f"points {profile.name}", **marks)
     if part == "dense":
         model = Roofline(shape_of(profile), profile.bandwidth, profile.rate, tensor_parallel=tensor_parallel)
-        work, size = products_work(model.part, stored.width)
-        reached = work / model.products(stored.width)
-        axes.plot(work / size, reached, color=look.colour, zorder=2, label=f"model {profile.name}", **_DOTTED)
-    return Line2D([], [], label=f"{profile.name}:\n{of_part(profile, part, tensor_parallel)}", **style)
+        work, size = gemm_work(model.shard, stored.width)
+        reached = work / model.gemms(stored.width)
+        axes.plot(work / size, reached, color=style.colour, zorder=2, label=f"model {profile.name}", **_DOTTED)
+    return Line2D([], [], label=f"{profile.name}:\n{of_part(profile, part, tensor_parallel)}", **marks)

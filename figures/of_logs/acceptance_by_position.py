@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import ArrayLike
 
-from figures.common.style import COLOURS, GREY, INK, LINES, side_by_side, styled
+from figures.common.style import COLOURS, GREY, INK, LINES, panels_in_row, styled
 from model.base import checks
 from model.methods.speculative import rates_from_logs
 
@@ -35,7 +35,7 @@ def draw(lengths: Sequence[ArrayLike], draft_length: int, about: str, bins: int 
     says whether they were measured.
     """
     checks.whole("bins", bins, 1)
-    played = rates_from_logs.play(lengths, draft_length)
+    played = rates_from_logs.replay(lengths, draft_length)
     longest = max(np.asarray(each).size for each in lengths)
     edges = np.unique(np.linspace(0, longest, bins + 1).astype(int)).tolist()
     whole = rates_from_logs.accepted_of_tested(played)
@@ -43,7 +43,7 @@ def draw(lengths: Sequence[ArrayLike], draft_length: int, about: str, bins: int 
         raise checks.ParameterError("lengths must hold a sequence in which a draft is tested, got one token each; take longer ones")
     alpha, ends = float(whole.rate), rates_from_logs.ratio_interval(*played.of_requests())
     with styled():
-        figure, (left, right) = side_by_side(2, 4.8, 0.22, 0.78, 0.35)
+        figure, (left, right) = panels_in_row(2, 4.8, 0.22, 0.78, 0.35)
         along = rates_from_logs.by_output_position(played, edges)
         middles = np.array([(low + 1 + high) / 2 for low, high in pairwise(edges)])
         _panel(left, middles, along, alpha, ends)
@@ -51,7 +51,7 @@ def draw(lengths: Sequence[ArrayLike], draft_length: int, about: str, bins: int 
         left.set_ylabel("acceptance rate  [accepted / tested tokens]")
         left.set_xlim(0.5, longest + 0.5)
         left.set_title("Along the sequence", fontsize=10.5)
-        _panel(right, np.arange(1, draft_length + 1), rates_from_logs.by_place(played), alpha, ends)
+        _panel(right, np.arange(1, draft_length + 1), rates_from_logs.by_draft_position(played), alpha, ends)
         right.set_xlabel("position in the draft")
         right.set_yticklabels([])
         right.set_xticks(range(1, draft_length + 1, 1 + draft_length // 16))

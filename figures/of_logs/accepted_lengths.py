@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike
 
-from figures.common.style import COLOURS, GREY, INK, side_by_side, styled
+from figures.common.style import COLOURS, GREY, INK, panels_in_row, styled
 from figures.of_runs import accepted_tokens
 from model.base import checks
 from model.methods.speculative import rates_from_logs
@@ -36,7 +36,7 @@ def draw(lengths: Sequence[ArrayLike], draft_lengths: Sequence[int], about: str)
     if not 1 <= len(draft_lengths) <= MOST_LENGTHS:
         raise checks.ParameterError(f"draft_lengths must be 1 to {MOST_LENGTHS}, got {len(draft_lengths)}")
     with styled():
-        figure, panels = side_by_side(len(draft_lengths), 4.7, 0.22, 0.7, 0.45)
+        figure, panels = panels_in_row(len(draft_lengths), 4.7, 0.22, 0.7, 0.45)
         for axes, gamma in zip(panels, draft_lengths, strict=True):
             _panel(axes, lengths, gamma)
             axes.set_xlabel("accepted draft tokens per round")
@@ -56,7 +56,7 @@ def draw(lengths: Sequence[ArrayLike], draft_lengths: Sequence[int], about: str)
 
 def _panel(axes: Axes, lengths: Sequence[ArrayLike], gamma: int) -> None:
     axes.grid(True, axis="y")
-    played = rates_from_logs.play(lengths, gamma)
+    played = rates_from_logs.replay(lengths, gamma)
     whole = played.accepted[played.drafted == gamma]
     if not whole.size:
         raise checks.ParameterError(f"draft_lengths must be short enough for a whole draft in some sequence, got {gamma}")

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from figures.common.style import GREY, INK, LINES, Look, demand, looks, side_by_side, styled
+from figures.common.style import GREY, INK, LINES, SeriesStyle, panels_in_row, require_columns, series_styles, styled
 from model.base import checks
 from model.methods import registry
 
@@ -91,7 +91,7 @@ def draw(rows: pl.DataFrame, cost: str | None = None, quality: str = "agreement"
     """
     checks.one_of("quality", quality, QUALITIES)
     optional = (*COSTS, *_KEYS, "agreement_low", "agreement_high", "target_name")
-    table = demand(rows, "the figure of agreement", _NEEDED, optional)
+    table = require_columns(rows, "the figure of agreement", _NEEDED, optional)
     wanted = cost or next((name for name in COSTS if table[name].null_count() == 0), "layer_passes_over_plain")
     checks.one_of("cost", wanted, COSTS)
     if table[wanted].null_count():
@@ -101,11 +101,11 @@ def draw(rows: pl.DataFrame, cost: str | None = None, quality: str = "agreement"
         raise checks.ParameterError(f"there is room for at most {MOST_SERIES} lines, got {len(lines)}; draw fewer")
     swept = [each for each in lines if each.along and each.rows[each.along].n_unique() > 1]
     scales = list(dict.fromkeys(each.along for each in swept))[:2]
-    styles = dict(zip((each.name for each in lines), looks(len(lines)), strict=True))
+    styles = dict(zip((each.name for each in lines), series_styles(len(lines)), strict=True))
     with styled():
         down = 0.32 + 0.22 * -(-(len(lines) + 1) // 2)  # of the legend [inches]
         height = 4.35 + down
-        figure, panels = side_by_side(len(scales) + 1, height, (0.55 + down) / height, 1 - 0.85 / height, 0.5)
+        figure, panels = panels_in_row(len(scales) + 1, height, (0.55 + down) / height, 1 - 0.85 / height, 0.5)
         for axes, along in zip(panels, scales, strict=False):
             for each in swept:
                 if each.along == along:
@@ -120,8 +120,8 @@ def draw(rows: pl.DataFrame, cost: str | None = None, quality: str = "agreement"
         figure.text(left, 1 - 0.28 / height, "How much quality does the saving cost?", fontsize=13, weight="bold", va="center")
         figure.text(left, 1 - 0.57 / height, _subtitle(table, quality), fontsize=9, color=GREY, va="center")
         handles = [
-            Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=5.5, linewidth=1.5, label=name)
-            for name, look in styles.items()
+            Line2D([], [], color=style.colour, linestyle=style.line, marker=style.marker, markersize=5.5, linewidth=1.5, label=name)
+            for name, style in styles.items()
         ]
         handles.append(Line2D([], [], linestyle="none", marker="X", markersize=9, color=INK, label="the target alone"))
         figure.legend(handles=handles, loc="lower left", bbox_to_anchor=(left, 0.08 / height), ncols=2 if len(handles) > 2 else 1,
@@ -137,15 +137,15 @@ def _subtitle(table: pl.DataFrame, quality: str) -> str:
     return f"{name}{first['sequences']} sequences per point, measured; dotted: the target alone{bars}"
 
 
-def _curve(axes: Axes, each: Series, x: str, quality: str, look: Look) -> None:
+def _curve(axes: Axes, each: Series, x: str, quality: str, style: SeriesStyle) -> None:
     rows = each.rows
-    axes.plot(rows[x], rows[quality], color=look.colour, linestyle=look.line, linewidth=1.4, marker=look.marker, markersize=5.5,
+    axes.plot(rows[x], rows[quality], color=style.colour, linestyle=style.line, linewidth=1.4, marker=style.marker, markersize=5.5,
               label=each.name)  # fmt: skip
     if quality == "agreement":
         ends = pl.col("agreement_low", "agreement_high").cast(pl.Float64)
         known = rows.with_columns(ends).drop_nulls(["agreement_low", "agreement_high"])
         known = known.drop_nans(["agreement_low", "agreement_high"])
-        axes.vlines(known[x], known["agreement_low"], known["agreement_high"], colors=look.colour, linewidth=0.9, alpha=0.6,
+        axes.vlines(known[x], known["agreement_low"], known["agreement_high"], colors=style.colour, linewidth=0.9, alpha=0.6,
                     label=f"{each.name} interval")  # fmt: skip
 
 

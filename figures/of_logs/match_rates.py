@@ -18,7 +18,18 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from figures.common.style import COLOURS, GREY, LINES, MARKERS, Look, canvas, demand, looks, side_by_side, styled
+from figures.common.style import (
+    COLOURS,
+    GREY,
+    LINES,
+    MARKERS,
+    SeriesStyle,
+    canvas,
+    panels_in_row,
+    require_columns,
+    series_styles,
+    styled,
+)
 from model.base import checks
 from model.logs import position_log
 from model.logs.position_log import PositionLog
@@ -75,8 +86,8 @@ def by_position(log: PositionLog, candidates: Sequence[int], layers: Sequence[in
 
 def subtitle(log: PositionLog) -> str:
     """Describe a log in one line: model, sequences, positions."""
-    drawn = "greedy" if log.said.get("sampling") is None else "sampled"
-    name = log.said["target"]["name"]
+    drawn = "greedy" if log.header.get("sampling") is None else "sampled"
+    name = log.header["target"]["name"]
     return f"{name}, {log.layers} layers: {len(log.starts) - 1} {drawn} sequences, {log.table.height} positions (measured)"
 
 
@@ -90,7 +101,7 @@ def draw(log: PositionLog, candidates: Sequence[int] = (1, 3, 5)) -> Figure:
 
 def draw_rows(rows: pl.DataFrame, about: str) -> Figure:
     """Draw rows of `by_layer`; `about` names the measured data."""
-    table = demand(rows, "the figure of match rates", _NEEDED)
+    table = require_columns(rows, "the figure of match rates", _NEEDED)
     counts = table["k"].unique().sort().to_list()
     if len(counts) > MOST_CANDIDATES:
         raise checks.ParameterError(f"candidates must be at most {MOST_CANDIDATES} different ones, got {len(counts)}")
@@ -99,7 +110,7 @@ def draw_rows(rows: pl.DataFrame, about: str) -> Figure:
         figure, axes = canvas(9.0, 5.4, (0.085, 0.1, 0.7, 0.74))
         for index, count in enumerate(counts):
             for head in heads:
-                _line(axes, table.filter(k=count, head=head), "layer", _look(index, head), f"k={count} {HEADS[head]}", head)
+                _line(axes, table.filter(k=count, head=head), "layer", _style(index, head), f"k={count} {HEADS[head]}", head)
         axes.set_xlabel("early prediction after layer")
         last = int(table["layer"].max())  # type: ignore[arg-type]
         axes.set_xticks(range(1, last + 1, 1 + last // 20))
@@ -117,7 +128,7 @@ def draw_rows(rows: pl.DataFrame, about: str) -> Figure:
                               alignment="left")  # fmt: skip
         figure.add_artist(first)
         handles = [
-            Line2D([], [], color=GREY, linewidth=1.6, linestyle=_look(0, head).line, marker="o", label=_SHORT[head],
+            Line2D([], [], color=GREY, linewidth=1.6, linestyle=_style(0, head).line, marker="o", label=_SHORT[head],
                    markerfacecolor="white" if head == "common" else GREY)
             for head in reversed(heads)
         ]  # fmt: skip
@@ -126,16 +137,16 @@ def draw_rows(rows: pl.DataFrame, about: str) -> Figure:
     return figure
 
 
-def _look(index: int, head: str) -> Look:
-    return Look(COLOURS[index], MARKERS[index], LINES[1] if head == "common" else LINES[0])
+def _style(index: int, head: str) -> SeriesStyle:
+    return SeriesStyle(COLOURS[index], MARKERS[index], LINES[1] if head == "common" else LINES[0])
 
 
-def _line(axes: Axes, own: pl.DataFrame, x: str, look: Look, label: str, head: str) -> None:
+def _line(axes: Axes, own: pl.DataFrame, x: str, style: SeriesStyle, label: str, head: str) -> None:
     part = own.sort(x)
-    axes.fill_between(part[x], part["low"], part["high"], color=look.colour, alpha=_BAND, linewidth=0, label=f"{label} band")
+    axes.fill_between(part[x], part["low"], part["high"], color=style.colour, alpha=_BAND, linewidth=0, label=f"{label} band")
     axes.plot(
-        part[x], part["match_rate"], color=look.colour, linestyle=look.line, linewidth=1.6, marker=look.marker, markersize=5.5,
-        markerfacecolor="white" if head == "common" else look.colour, label=label,
+        part[x], part["match_rate"], color=style.colour, linestyle=style.line, linewidth=1.6, marker=style.marker, markersize=5.5,
+        markerfacecolor="white" if head == "common" else style.colour, label=label,
     )  # fmt: skip
 
 
@@ -166,10 +177,10 @@ def draw_by_position(
         raise checks.ParameterError(f"layers must be 1 to {MOST_LAYERS}, got {len(picked)}")
     table = by_position(log, candidates, picked, chosen, bins).with_columns(middle=(pl.col("first") + pl.col("last")) / 2)
     with styled():
-        figure, panels = side_by_side(len(candidates), 4.6, 0.13, 0.78, 0.35)
+        figure, panels = panels_in_row(len(candidates), 4.6, 0.13, 0.78, 0.35)
         for axes, count in zip(panels, candidates, strict=True):
-            for layer, look in zip(picked, looks(len(picked)), strict=True):
-                _line(axes, table.filter(k=count, layer=layer), "middle", look, f"layer {layer}", "trained")
+            for layer, style in zip(picked, series_styles(len(picked)), strict=True):
+                _line(axes, table.filter(k=count, layer=layer), "middle", style, f"layer {layer}", "trained")
             _frame(axes)
             axes.set_title(f"k = {count}", fontsize=10.5)
             axes.set_xlabel("output position")
@@ -185,8 +196,8 @@ def draw_by_position(
         figure.text(left, 0.945, "Does the match rate hold throughout the sequence?", fontsize=13, weight="bold", va="center")
         figure.text(left, 0.885, f"{subtitle(log)};\n{_WORDS[chosen]}; bands: 95 % (Wilson)", fontsize=9, color=GREY, va="center")
         handles = [
-            Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=5.5, label=f"{layer}")
-            for layer, look in reversed([*zip(picked, looks(len(picked)), strict=True)])
+            Line2D([], [], color=style.colour, linestyle=style.line, marker=style.marker, markersize=5.5, label=f"{layer}")
+            for layer, style in reversed([*zip(picked, series_styles(len(picked)), strict=True)])
         ]
         right = panels[-1].get_position().x1 + 0.15 / figure.get_figwidth()
         figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(right, 0.78), borderaxespad=0, title="after layer",

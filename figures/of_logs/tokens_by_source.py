@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from figures.common.style import GREY, INK, Look, canvas, looks, styled
+from figures.common.style import GREY, INK, SeriesStyle, canvas, series_styles, styled
 from model.base import checks
 from model.logs.recorded_decoding import Decoding
 
@@ -93,7 +93,7 @@ def draw(decoding: Decoding, words: Sequence[str], *, prompt: Sequence[str] = ()
     producers = decoding.producers
     counts = Counter(producers)
     order = [*[who for who in WORDS if who in counts], *[who for who in counts if who not in WORDS]]
-    styles = dict(zip(order, looks(len(order)), strict=True))
+    styles = dict(zip(order, series_styles(len(order)), strict=True))
     about = _settings(decoding, columns)
     with styled():
         width, head = 2 * _SIDE + columns * _WIDE, _HEAD + _SETTINGS * len(about)
@@ -110,9 +110,9 @@ def draw(decoding: Decoding, words: Sequence[str], *, prompt: Sequence[str] = ()
             level = 1 - (_HEAD + _SETTINGS * (number + 0.5)) / height
             figure.text(_SIDE / width, level, line, fontsize=9, color=GREY, va="center")
         handles = [
-            Line2D([], [], color=look.colour, linestyle=look.line, linewidth=2.4,
+            Line2D([], [], color=style.colour, linestyle=style.line, linewidth=2.4,
                    label=f"{WORDS.get(who, who)}: {counts[who]} of {len(producers)} tokens")
-            for who, look in styles.items()
+            for who, style in styles.items()
         ]  # fmt: skip
         figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(_SIDE / width, 1 - (head + 0.08) / height),
                       borderaxespad=0, borderpad=0, handlelength=3, labelspacing=0.45)  # fmt: skip
@@ -127,17 +127,17 @@ def _settings(decoding: Decoding, columns: int) -> list[str]:
     return [*wrap(f"{settings};", columns), *wrap(f"{len(decoding.tokens)} tokens, passes: {passes}", columns)]
 
 
-def _piece(axes: Axes, piece: TokenPart, look: Look | None) -> None:
+def _piece(axes: Axes, piece: TokenPart, style: SeriesStyle | None) -> None:
     size = len(piece.text)
-    if look is None:
+    if style is None:
         axes.text(piece.column, piece.line + 0.5, piece.text, family="DejaVu Sans Mono", fontsize=_SIZE, color=GREY, va="center",
                   parse_math=False)  # fmt: skip
         return
-    pale = tuple(1 - 0.22 * (1 - part) for part in to_rgb(look.colour))
+    pale = tuple(1 - 0.22 * (1 - part) for part in to_rgb(style.colour))
     corner, name = (piece.column + 0.06, piece.line + 0.1), f"token {piece.token}"
     axes.add_patch(Rectangle(corner, size - 0.12, 0.72, facecolor=pale, linewidth=0, label=name))
     level = piece.line + 0.88
-    axes.plot([piece.column + 0.12, piece.column + size - 0.12], [level, level], color=look.colour, linestyle=look.line,
+    axes.plot([piece.column + 0.12, piece.column + size - 0.12], [level, level], color=style.colour, linestyle=style.line,
               linewidth=2.0, dash_capstyle="butt", solid_capstyle="butt", clip_on=False)  # fmt: skip
     axes.text(piece.column, piece.line + 0.5, piece.text, family="DejaVu Sans Mono", fontsize=_SIZE, color=INK, va="center",
               parse_math=False)  # fmt: skip

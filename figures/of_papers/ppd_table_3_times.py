@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.markers import CARETLEFT, CARETRIGHT
 
-from figures.common.style import COLOURS, GREY, INK, LINES, VIEWS, canvas, demand, points, styled, view_handles
+from figures.common.style import COLOURS, GREY, INK, LINES, VIEWS, canvas, points, require_columns, styled, view_handles
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.published import ppd_table_3_fit as measured
@@ -41,7 +41,7 @@ def draw(rows: pl.DataFrame) -> Figure:
 
     `rows` is a results table, one row per point and view. Points that do not replay the table are left out.
     """
-    found = measured.replayed(demand(rows, "the figure of Table 3", _NEEDED).to_dicts())
+    found = measured.replayed(require_columns(rows, "the figure of Table 3", _NEEDED).to_dicts())
     if not found:
         raise ParameterError("the figure of Table 3 needs points that replay it, got none; take rows of `sim run ppd-table-3`")
     with styled():
@@ -118,7 +118,7 @@ def _missing(axes: Axes) -> None:
         axes.plot(ks, costs, color=_FITTED, linestyle=line, linewidth=1.6, label=law)
         axes.plot(ks[-1:], costs[-1:], linestyle="none", marker=marker, markersize=7, markerfacecolor="white",
                   markeredgecolor=_FITTED, markeredgewidth=1.4, label=f"{law} end")  # fmt: skip
-        says = measured.PER_PROCESS[law].says
+        says = measured.PER_PROCESS[law].formula
         axes.annotate(f"{costs[-1]:.1f} ms:\n{says}", (ks[-1], costs[-1]), (10, 0), textcoords="offset points", va="center",
                       fontsize=9, color=_FITTED, annotation_clip=False)  # fmt: skip
     axes.axhline(0, color=_IDEAL, linewidth=1.6, label="ideal")
@@ -135,22 +135,22 @@ def _missing(axes: Axes) -> None:
 
 
 def _legends(figure: Figure, left: Axes, right: Axes, found: Sequence[Mapping[str, Any]]) -> None:
-    look: dict[str, Any] = {"linestyle": "none"}
+    dots: dict[str, Any] = {"linestyle": "none"}
     handles: list[Any] = [
-        Line2D([], [], marker="|", markersize=13, markeredgewidth=2, color=GREY, label="plain decoding, published", **look),
-        Line2D([], [], marker="|", markersize=13, markeredgewidth=2.2, color=INK, label="with early prediction, published", **look),
-        Line2D([], [], marker="D", markersize=7, color=_IDEAL, label="Theorem 4.1, no overheads", **look),
+        Line2D([], [], marker="|", markersize=13, markeredgewidth=2, color=GREY, label="plain decoding, published", **dots),
+        Line2D([], [], marker="|", markersize=13, markeredgewidth=2.2, color=INK, label="with early prediction, published", **dots),
+        Line2D([], [], marker="D", markersize=7, color=_IDEAL, label="Theorem 4.1, no overheads", **dots),
     ]
     handles += view_handles({view for point in found for view in point["latency_s"]}, _FITTED)
     low = 0.86 / figure.get_figheight()
     figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.02, low), ncols=2, borderaxespad=0)
     handles = [
-        Line2D([], [], marker=pointer, markersize=7.5, color=INK, label=f"published − theorem, {name}", **look)
+        Line2D([], [], marker=pointer, markersize=7.5, color=INK, label=f"published − theorem, {name}", **dots)
         for name, pointer in zip(measured.data_sets(), _POINTERS, strict=True)
     ]
     handles.append(Line2D([], [], color=_IDEAL, linewidth=1.6, label="Theorem 4.1, no overheads"))
     handles += [
-        Line2D([], [], color=_FITTED, linestyle=line, linewidth=1.6, label=f"fitted on both: {each.says}")
+        Line2D([], [], color=_FITTED, linestyle=line, linewidth=1.6, label=f"fitted on both: {each.formula}")
         for line, each in zip(LINES, measured.PER_PROCESS.values(), strict=False)
     ]
     figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.52, low), ncols=2, borderaxespad=0)

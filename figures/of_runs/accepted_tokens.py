@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from figures.common import point_names
-from figures.common.style import COLOURS, GREY, INK, NAMES, canvas, demand, styled
+from figures.common.style import COLOURS, GREY, INK, NAMES, canvas, require_columns, styled
 from model.base import checks
 from model.base.checks import ParameterError
 from model.methods.speculative import theory as speculative
@@ -33,7 +33,7 @@ def draw(rows: pl.DataFrame, about: str = "") -> Figure:
     point has a panel, titled by `name` if there is one. The law is drawn for points with acceptance_rate and draft_length; with
     tokens, also the law for decodings of that length, whose last drafts are shorter. `about` states what all points share.
     """
-    table = demand(rows, "the figure of accepted tokens", ("point", "view", "accepted", "rounds"), (*_KEYS,))
+    table = require_columns(rows, "the figure of accepted tokens", ("point", "view", "accepted", "rounds"), (*_KEYS,))
     for view in table["view"].unique().sort():
         checks.one_of("view", view, ("paths", "events"))
     shown = table["point"].unique(maintain_order=True).to_list()

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from figures.common.style import GREY, INK, VIEWS, Look, canvas, demand, looks, points, styled, view_handles
+from figures.common.style import GREY, INK, VIEWS, SeriesStyle, canvas, points, require_columns, series_styles, styled, view_handles
 from figures.of_runs.operations_and_bytes import WORDS, relative
 from model.base import checks
 
@@ -48,7 +48,7 @@ def draw(rows: pl.DataFrame) -> Figure:
     `rows` is a table of results, filtered by `of_run`. Simulated points lie over the formula, the speed-up with its interval. Where
     the shapes of the models are known, further panels show the work relative to plain decoding.
     """
-    table = demand(rows, "the figure of rates", _NEEDED, (*_BOUNDS, "outcomes_source", *_CHOICES))
+    table = require_columns(rows, "the figure of rates", _NEEDED, (*_BOUNDS, "outcomes_source", *_CHOICES))
     for view in table["view"].unique().sort():
         checks.one_of("view", view, VIEWS)
     table = relative(table.sort("point", maintain_order=True) if "point" in table.columns else table)
@@ -58,7 +58,7 @@ def draw(rows: pl.DataFrame) -> Figure:
     rates = table["rollback_rate"].unique().sort().to_list()
     if len(rates) > MOST_RATES:
         raise checks.ParameterError(f"rows must have at most {MOST_RATES} rollback rates, got {len(rates)}")
-    styles = dict(zip(rates, looks(len(rates)), strict=True))
+    styles = dict(zip(rates, series_styles(len(rates)), strict=True))
     names = [name for name in WORDS if name in table.columns and table[name].count()]
     with styled():
         width, height = _SIDE + _WIDE * max(len(names), 3), _HEAD + _HIGH * len(parts) + _FOOT
@@ -96,27 +96,27 @@ def _panel_name(part: pl.DataFrame) -> str:
     return ", ".join(words)
 
 
-def _panel(axes: Axes, part: pl.DataFrame, name: str, styles: dict[float, Look]) -> None:
+def _panel(axes: Axes, part: pl.DataFrame, name: str, styles: dict[float, SeriesStyle]) -> None:
     axes.grid(True)
     axes.axhline(1, color=INK, linewidth=1.0, linestyle=(0, (1.2, 1.2)), zorder=1.5, label="plain decoding")
-    for rate, look in styles.items():
+    for rate, style in styles.items():
         own = part.filter(rollback_rate=rate).drop_nulls([name]).sort("fallback_rate")
         views = [view for view in VIEWS if view in set(own["view"])]
         if views:
             curve = own.filter(view=views[0])
             axes.plot(
-                curve["fallback_rate"], curve[name], color=look.colour, linestyle=look.line, linewidth=1.3,
+                curve["fallback_rate"], curve[name], color=style.colour, linestyle=style.line, linewidth=1.3,
                 label=f"rollback {rate:g}",
             )  # fmt: skip
         if name == "speedup":
             whole = own.drop_nulls([*_BOUNDS])
             low, high = (whole[bound] for bound in _BOUNDS)
-            axes.vlines(whole["fallback_rate"], low, high, colors=look.colour, linewidth=1.2, label="interval")
-        for view, (size, face, edge) in points(look.colour).items():
+            axes.vlines(whole["fallback_rate"], low, high, colors=style.colour, linewidth=1.2, label="interval")
+        for view, (size, face, edge) in points(style.colour).items():
             seen = own.filter(view=view)
             if seen.height:
                 axes.plot(
-                    seen["fallback_rate"], seen[name], linestyle="none", marker=look.marker, markersize=0.8 * size,
+                    seen["fallback_rate"], seen[name], linestyle="none", marker=style.marker, markersize=0.8 * size,
                     markerfacecolor=face, markeredgecolor=edge, markeredgewidth=1.2 if view == "formula" else 0.0, zorder=3,
                     label=f"{view} {rate:g}",
                 )  # fmt: skip
@@ -124,7 +124,7 @@ def _panel(axes: Axes, part: pl.DataFrame, name: str, styles: dict[float, Look])
     axes.margins(0.06)
 
 
-def _heading(figure: Figure, table: pl.DataFrame, styles: dict[float, Look], height: float) -> None:
+def _heading(figure: Figure, table: pl.DataFrame, styles: dict[float, SeriesStyle], height: float) -> None:
     title = "Big Little Decoder: speed-up and work by fallback and rollback rate"
     left = _SIDE / figure.get_figwidth()
     figure.text(left, 1 - 0.28 / height, title, fontsize=13, weight="bold", va="center")
@@ -135,9 +135,10 @@ def _heading(figure: Figure, table: pl.DataFrame, styles: dict[float, Look], hei
     figure.text(left, 1 - 0.52 / height, "; ".join(part for part in parts if part), fontsize=9.5, color=GREY, va="center")
     handles = [
         Line2D(
-            [], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=5, label=f"rollback {100 * rate:.3g} %"
+            [], [], color=style.colour, linestyle=style.line, marker=style.marker, markersize=5,
+            label=f"rollback {100 * rate:.3g} %",
         )
-        for rate, look in styles.items()
+        for rate, style in styles.items()
     ]
     handles += view_handles(set(table["view"]), scale=0.8)
     figure.legend(

@@ -18,7 +18,20 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
-from figures.common.style import COLOURS, GREY, INK, LINES, MARKERS, NAMES, VIEWS, Look, canvas, demand, looks, styled
+from figures.common.style import (
+    COLOURS,
+    GREY,
+    INK,
+    LINES,
+    MARKERS,
+    NAMES,
+    VIEWS,
+    SeriesStyle,
+    canvas,
+    require_columns,
+    series_styles,
+    styled,
+)
 from model.base import checks
 
 Floats = NDArray[np.float64]
@@ -26,8 +39,8 @@ Floats = NDArray[np.float64]
 BOTH, NO_ROLLBACK, NO_FALLBACK, LARGE, SMALL = "both policies", "no rollback", "no fallback", "large model", "small model"
 MOST_RECORDS, MOST_CURVES = 3, 8
 _LOOKS = {
-    BOTH: Look(COLOURS[0], MARKERS[0], LINES[0]), NO_ROLLBACK: Look(COLOURS[1], MARKERS[1], LINES[1]),
-    NO_FALLBACK: Look(COLOURS[2], MARKERS[2], LINES[3]),
+    BOTH: SeriesStyle(COLOURS[0], MARKERS[0], LINES[0]), NO_ROLLBACK: SeriesStyle(COLOURS[1], MARKERS[1], LINES[1]),
+    NO_FALLBACK: SeriesStyle(COLOURS[2], MARKERS[2], LINES[3]),
 }  # fmt: skip
 _NEEDED = (
     "name", "source", "cost_source", "variant", "policy", "fallback_threshold", "rollback_threshold", "max_draft_length",
@@ -105,7 +118,7 @@ def draw(rows: pl.DataFrame) -> Figure:
     Left, a curve per rollback threshold along the fallback thresholds (Figure 9 of the paper); right, the Pareto fronts of both
     policies together and of each alone (Figure 5), and, in grey, the fronts of the other records with both policies (Figure 4).
     """
-    table = demand(rows, "the figure of thresholds", _NEEDED, ("view", "tokens"))
+    table = require_columns(rows, "the figure of thresholds", _NEEDED, ("view", "tokens"))
     records = table.partition_by("name", maintain_order=True)
     if len(records) > MOST_RECORDS:
         raise checks.ParameterError(f"rows must be of at most {MOST_RECORDS} records, got {len(records)}")
@@ -156,17 +169,17 @@ def _thresholds(axes: Axes, record: pl.DataFrame) -> None:
     own = _pairs(record)
     values = own["rollback_threshold"].unique().sort()
     handles = []
-    for value, look in zip(values, looks(len(values)), strict=True):
+    for value, style in zip(values, series_styles(len(values)), strict=True):
         curve = own.filter(rollback_threshold=value).sort("fallback_threshold")
         name, label = f"{value:g}", "never" if np.isinf(value) else f"{value:g}"
         at, shares = curve["latency"], curve["agreement"]
-        axes.plot(at, shares, color=look.colour, linestyle=look.line, linewidth=1.3, label=f"rollback {name}")
+        axes.plot(at, shares, color=style.colour, linestyle=style.line, linewidth=1.3, label=f"rollback {name}")
         axes.scatter(
-            at, shares, s=_sizes(curve["fallback_threshold"].to_numpy(), own), color=look.colour, marker=look.marker,
+            at, shares, s=_sizes(curve["fallback_threshold"].to_numpy(), own), color=style.colour, marker=style.marker,
             edgecolor="white", linewidth=0.5, zorder=2.5, label=f"fallback {name}",
         )  # fmt: skip
         handles.append(
-            Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=5, linewidth=1.3, label=label)
+            Line2D([], [], color=style.colour, linestyle=style.line, marker=style.marker, markersize=5, linewidth=1.3, label=label)
         )
     _alone(axes, record)
     low, high = _ends(own["fallback_threshold"])
@@ -183,15 +196,15 @@ def _sizes(thresholds: Floats, own: pl.DataFrame) -> Floats:
 
 
 def _ablations(axes: Axes, record: pl.DataFrame, others: Sequence[pl.DataFrame]) -> None:
-    for policy, look in _LOOKS.items():
+    for policy, style in _LOOKS.items():
         own = record.filter(policy=policy)
         axes.plot(
-            own["latency"], own["agreement"], linestyle="none", marker=look.marker, markersize=3.2, color=look.colour, alpha=0.3,
+            own["latency"], own["agreement"], linestyle="none", marker=style.marker, markersize=3.2, color=style.colour, alpha=0.3,
             markeredgewidth=0, label=f"all {policy}",
         )  # fmt: skip
         best = frontier(own)
         axes.plot(
-            best["latency"], best["agreement"], color=look.colour, linestyle=look.line, linewidth=1.6, marker=look.marker,
+            best["latency"], best["agreement"], color=style.colour, linestyle=style.line, linewidth=1.6, marker=style.marker,
             markersize=4.5, label=policy,
         )  # fmt: skip
     for other in others:
@@ -235,8 +248,8 @@ def _legend(figure: Figure, table: pl.DataFrame, height: float) -> None:
         if name in present
     ]
     handles += [
-        Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=4.5, label=words[policy])
-        for policy, look in _LOOKS.items()
+        Line2D([], [], color=style.colour, linestyle=style.line, marker=style.marker, markersize=4.5, label=words[policy])
+        for policy, style in _LOOKS.items()
         if policy in present
     ]
     if table["name"].n_unique() > 1:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.common import point_names
-from figures.common.style import COLOURS, GREY, INK, NAMES, VIEWS, canvas, demand, styled
+from figures.common.style import COLOURS, GREY, INK, NAMES, VIEWS, canvas, require_columns, styled
 from model.base import checks
 from model.base.checks import ParameterError
 
@@ -21,10 +21,10 @@ MOST_BARS = 80
 _NEGLIGIBLE = 1e-4  # of the greatest probability; the axis ends where all are smaller
 
 
-def described(rows: pl.DataFrame, results: pl.DataFrame) -> pl.DataFrame:
+def with_point_names(rows: pl.DataFrame, results: pl.DataFrame) -> pl.DataFrame:
     """Add a `name` for each point and, where all latencies are known in seconds, `latency_ms` [ms]."""
     points = results.join(rows.select("point").unique(), "point", how="semi", maintain_order="left")
-    common = {row["point"]: ", ".join(_words(row)) for row in point_names.once(points).iter_rows(named=True)}
+    common = {row["point"]: ", ".join(_words(row)) for row in point_names.one_row_per_point(points).iter_rows(named=True)}
     found = rows.with_columns(name=pl.col("point").replace_strict(common, default="", return_dtype=pl.String))
     if "latency_s" in found.columns and found["latency_s"].null_count() == 0:
         found = found.with_columns(latency_ms=1e3 * pl.col("latency_s"))
@@ -48,11 +48,11 @@ def draw(rows: pl.DataFrame) -> Figure:
 
     `rows` has point, view, latency_layers and probability: one row per point, view and value. Each point has a panel. With more
     than `MOST_BARS` latencies, and none of a formula, each bar is a range. With `latency_ms` the axis is in milliseconds;
-    `name` is the title of a point's panel (see `described`).
+    `name` is the title of a point's panel (see `with_point_names`).
     """
     unit = "ms" if "latency_ms" in rows.columns else "layer-times"
     rows = rows.with_columns(latency_layers="latency_ms") if unit == "ms" else rows
-    table = demand(rows, "the distribution", ("point", "view", "latency_layers", "probability"), ("name",))
+    table = require_columns(rows, "the distribution", ("point", "view", "latency_layers", "probability"), ("name",))
     for view in table["view"].unique().sort():
         checks.one_of("view", view, VIEWS)
     points = table["point"].unique(maintain_order=True).to_list()

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 
 from figures.common import point_names
 from figures.common.speedup_baseline import ONE, over_one_device
-from figures.common.style import GREY, INK, MARKERS, VIEWS, Look, categories, demand, looks, styled
+from figures.common.style import GREY, INK, MARKERS, VIEWS, SeriesStyle, category_styles, require_columns, series_styles, styled
 from model.base import checks
 from model.methods import registry
 
@@ -57,14 +57,15 @@ def draw(rows: pl.DataFrame) -> Figure:
     Each choice of a method has a colour and marker; plain decoding is a star at (1, 1). `rows` is a results table of several
     methods. The last view of a point is drawn: only `events` includes waiting. Marks are hollow for lossy methods (`exact` false).
     """
-    demand(rows, "the figure of methods", ("point", "view", "method", _Y, *AXES))
+    require_columns(rows, "the figure of methods", ("point", "view", "method", _Y, *AXES))
     for view in rows["view"].unique().sort():
         checks.one_of("view", view, VIEWS)
     table = _table(rows)
-    demand(table.rows, "the figure of methods (with values of speedup)", ())
+    require_columns(table.rows, "the figure of methods (with values of speedup)", ())
     checks.whole("settings of the figure of methods", len(table.settings), 1, MOST_SETTINGS)
     checks.whole("choices of the figure of methods", len(table.choices), 1, MOST_CHOICES)
-    styles = dict(zip(table.choices, (looks if len(table.choices) <= 6 else categories)(len(table.choices)), strict=True))
+    styles_of = series_styles if len(table.choices) <= 6 else category_styles
+    styles = dict(zip(table.choices, styles_of(len(table.choices)), strict=True))
     prices = [x for x in AXES if not np.allclose([value for value in table.rows[x] if value is not None], 1)] or [[*AXES][-1]]
     with styled():
         figure, panels, side = _panels(len(prices), len(table.settings), table.choices)
@@ -89,7 +90,7 @@ def draw(rows: pl.DataFrame) -> Figure:
 def _table(rows: pl.DataFrame) -> _Table:
     bounds = [f"{metric}_{end}" for metric in (_Y, *AXES) for end in ("low", "high")]
     over_one = [f"speedup_over_one_device{end}" for end in ("", "_low", "_high")]
-    table = demand(rows, "the figure of methods", (), ("exact", *bounds, *over_one))
+    table = require_columns(rows, "the figure of methods", (), ("exact", *bounds, *over_one))
     order = pl.col("view").replace_strict({view: index for index, view in enumerate(VIEWS)}, return_dtype=pl.Int8)
     table = table.drop_nulls([_Y]).sort("point", order).unique("point", keep="last", maintain_order=True)
     table, baseline = over_one_device(table)
@@ -99,10 +100,10 @@ def _table(rows: pl.DataFrame) -> _Table:
         table = table.with_columns(pl.col(name) / split for name in names).filter(pl.col("method") != registry.PLAIN)
     table = table.filter((pl.col("method") != registry.PLAIN) | (split > 1))  # plain decoding on one unit is the star
     over = baseline if "tensor_parallel" in table.columns and table["tensor_parallel"].count() else "plain decoding"
-    keys = [name for name in point_names.telling(table) if name in point_names.CHOICES]
+    keys = [name for name in point_names.distinguishing(table) if name in point_names.CHOICES]
     # Swept columns vary where the choice is the same.
     group = ["method", *keys]
-    others = [name for name in point_names.telling(table) if name not in keys]
+    others = [name for name in point_names.distinguishing(table) if name not in keys]
     counts = table.group_by(group).agg(pl.col(name).drop_nulls().n_unique() for name in others)
     swept = [name for name in others if (counts[name] > 1).any()]
     own = [name for name in others if name not in swept]
@@ -141,20 +142,20 @@ def _panels(across: int, settings: int, choices: Sequence[str]) -> tuple[Figure,
     return figure, [found[row * across : (row + 1) * across] for row in range(settings)], side
 
 
-def _panel(axes: Axes, table: pl.DataFrame, x: str, styles: dict[str, Look], lossy: set[str]) -> None:
+def _panel(axes: Axes, table: pl.DataFrame, x: str, styles: dict[str, SeriesStyle], lossy: set[str]) -> None:
     axes.grid(True)
     axes.axhline(1, color=INK, linewidth=1.0, zorder=1.5, label="plain speed")
     axes.plot([1], [1], linestyle="none", marker="*", markersize=13, color=INK, zorder=2.5, label="plain decoding")
-    for choice, look in styles.items():
+    for choice, style in styles.items():
         rows = table.filter(pl.col("choice") == choice).drop_nulls([x])
         for whole, lines, across in (
             (rows.drop_nulls([f"{_Y}_low", f"{_Y}_high"]), axes.vlines, False),
             (rows.drop_nulls([f"{x}_low", f"{x}_high"]), axes.hlines, True),
         ):
             metric, other = (x, _Y) if across else (_Y, x)
-            lines(whole[other], whole[f"{metric}_low"], whole[f"{metric}_high"], colors=look.colour, linewidth=1.2, label=metric)
+            lines(whole[other], whole[f"{metric}_low"], whole[f"{metric}_high"], colors=style.colour, linewidth=1.2, label=metric)
         axes.plot(
-            rows[x], rows[_Y], linestyle="none", markersize=7, zorder=3, label=choice, **_mark(look, hollow=choice in lossy)
+            rows[x], rows[_Y], linestyle="none", markersize=7, zorder=3, label=choice, **_mark(style, hollow=choice in lossy)
         )
     axes.margins(0.08)
     axes.autoscale_view()
@@ -166,10 +167,10 @@ def _panel(axes: Axes, table: pl.DataFrame, x: str, styles: dict[str, Look], los
         axes.axvline(1, color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), label="plain compute")
 
 
-def _mark(look: Look, *, hollow: bool) -> dict[str, Any]:
+def _mark(style: SeriesStyle, *, hollow: bool) -> dict[str, Any]:
     if hollow:
-        return {"marker": look.marker, "color": look.colour, "markerfacecolor": "#ffffff", "markeredgewidth": 1.7}
-    return {"marker": look.marker, "color": look.colour, "markeredgecolor": "white", "markeredgewidth": 0.6}
+        return {"marker": style.marker, "color": style.colour, "markerfacecolor": "#ffffff", "markeredgewidth": 1.7}
+    return {"marker": style.marker, "color": style.colour, "markeredgecolor": "white", "markeredgewidth": 0.6}
 
 
 def _fair(axes: Axes) -> None:
@@ -181,12 +182,12 @@ def _fair(axes: Axes) -> None:
     axes.set_ylim(low, high)
 
 
-def _legend(figure: Figure, styles: dict[str, Look], lossy: set[str], corner: tuple[float, float]) -> None:
+def _legend(figure: Figure, styles: dict[str, SeriesStyle], lossy: set[str], corner: tuple[float, float]) -> None:
     handles = [Line2D([], [], linestyle="none", marker="*", markersize=12, color=INK, label="plain decoding")]
     handles += [
         Line2D([], [], linestyle="none", markersize=7, label=choice + (" (lossy)" if choice in lossy else ""),
-               **_mark(look, hollow=choice in lossy))
-        for choice, look in styles.items()
+               **_mark(style, hollow=choice in lossy))
+        for choice, style in styles.items()
     ]  # fmt: skip
     even = "same tokens per GPU-time\nas plain decoding"
     handles.append(Line2D([], [], color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), label=even))

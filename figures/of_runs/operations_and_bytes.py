@@ -18,7 +18,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from figures.common import point_names
-from figures.common.style import GREY, INK, NAMES, VIEWS, canvas, demand, looks, styled
+from figures.common.style import GREY, INK, NAMES, VIEWS, canvas, require_columns, series_styles, styled
 from model.base import checks
 from model.methods import registry
 
@@ -59,18 +59,19 @@ def draw(rows: pl.DataFrame) -> Figure:
     A cross shows the last view, with the interval of its speed-up. Bars of lossy methods (`exact` false) are hatched.
     """
     optional = ("exact", "speedup_low", "speedup_high", "outcomes_source", *_MAIN, *_MORE)
-    table = demand(rows, "the figure of choices", ("point", "view", "method", "speedup"), optional)
+    table = require_columns(rows, "the figure of choices", ("point", "view", "method", "speedup"), optional)
     for view in table["view"].unique().sort():
         checks.one_of("view", view, VIEWS)
     table = relative(table).drop_nulls(["speedup"])
-    table = demand(table, "the figure of choices (with values of speedup)", ())
+    table = require_columns(table, "the figure of choices (with values of speedup)", ())
     if (count := table["point"].n_unique()) > MOST_POINTS:
         raise checks.ParameterError(f"the figure of choices has room for at most {MOST_POINTS} points, got {count}; choose some")
     order = pl.col("view").replace_strict({view: index for index, view in enumerate(VIEWS)}, return_dtype=pl.Int8)
     table = table.sort("point", order, maintain_order=True)
     names = [name for name in WORDS if name in table.columns and table[name].count()]
     methods = [name for name in table["method"].unique(maintain_order=True) if name != registry.PLAIN]
-    colours = {registry.PLAIN: GREY} | {name: look.colour for name, look in zip(methods, looks(len(methods)), strict=True)}
+    colours = {registry.PLAIN: GREY}
+    colours |= {name: style.colour for name, style in zip(methods, series_styles(len(methods)), strict=True)}
     with styled():
         width = _SIDE + _WIDE * max(len(names), 2)
         height = _HEAD + _BAR * max(count, 3) + _FOOT

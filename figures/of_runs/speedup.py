@@ -25,8 +25,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
 from figures.common import point_names
-from figures.common.label_placement import at_right
-from figures.common.style import GREY, INK, VIEWS, Look, canvas, demand, looks, points, styled, view_handles
+from figures.common.label_placement import label_at_right
+from figures.common.style import GREY, INK, VIEWS, SeriesStyle, canvas, points, require_columns, series_styles, styled, view_handles
 from model.base import checks
 from model.methods.speculative import theory as speculative
 
@@ -59,7 +59,7 @@ class _Series:
     rows: pl.DataFrame
     curve: tuple[Floats, Floats] | None
     choice: Mapping[str, Any]
-    look: Look
+    style: SeriesStyle
 
 
 def grid(**values: Sequence[float]) -> pl.DataFrame:
@@ -81,7 +81,7 @@ def draw(rows: pl.DataFrame, x: str = "acceptance_rate") -> Figure:
     """
     checks.one_of("x", x, AXES)
     needed = [name for name in AXES if name not in (x, "tokens")]
-    table = demand(rows, "the speed-up figure", needed, (*AXES, *_KEYS, "outcomes", "view", "speedup", *_BOUNDS))
+    table = require_columns(rows, "the speed-up figure", needed, (*AXES, *_KEYS, "outcomes", "view", "speedup", *_BOUNDS))
     for view in table["view"].drop_nulls().unique().sort():
         checks.one_of("view", view, VIEWS)
     panel_key = "acceptance_rate" if x == "cost_ratio" else "cost_ratio"
@@ -103,7 +103,7 @@ def draw(rows: pl.DataFrame, x: str = "acceptance_rate") -> Figure:
             _limits(one, x, series, (low, high))
             for each in series:
                 _draw(one, each, x)
-            left_out += at_right(one, [(_end(each, x), each.name, each.look.colour) for each in series if each.name])
+            left_out += label_at_right(one, [(_end(each, x), each.name, each.style.colour) for each in series if each.name])
             if len(shown) > 1:
                 one.set_title(_panel_name(shown[index], table, panel_key, x), fontsize=10)
             if index % 3 == 0:
@@ -126,7 +126,7 @@ def _series(part: pl.DataFrame, table: pl.DataFrame, x: str, panel_key: str, whe
     varying = [key for key in keys if part[key].drop_nulls().n_unique() > 1] or (["draft_length"] if x != "draft_length" else [])
     order = table.select(keys).unique(maintain_order=True).rows()
     order.sort(key=lambda row: [(value is None, value) for value in row])
-    styles = dict(zip(order, looks(len(order)), strict=True))
+    styles = dict(zip(order, series_styles(len(order)), strict=True))
     groups = part.partition_by(keys, maintain_order=True)
     groups.sort(key=lambda group: order.index(group.select(keys).row(0)))
     result = []
@@ -152,7 +152,7 @@ def _keys(table: pl.DataFrame) -> list[str]:
 
 def swept(table: pl.DataFrame) -> list[str]:
     """Return the axes along which rows differ while all else is equal."""
-    table = demand(table, "the speed-up figure", list(AXES), _KEYS)
+    table = require_columns(table, "the speed-up figure", list(AXES), _KEYS)
     keys, found = _keys(table), []
     for x in AXES:
         counts = table.group_by([key for key in keys if key != x]).agg(pl.col(x).drop_nulls().n_unique())
@@ -282,11 +282,11 @@ def _limits(axes: Axes, x: str, series: Sequence[_Series], heights: tuple[float,
         at = {name: each.choice[name] for name in ("acceptance_rate", "draft_length", "cost_ratio")}
         if x == "tokens":
             many = float(speculative.speedup(**at))
-            axes.axhline(many, color=each.look.colour, linewidth=0.8, linestyle=(0, (1, 2)), label=f"many tokens {each.name}")
+            axes.axhline(many, color=each.style.colour, linewidth=0.8, linestyle=(0, (1, 2)), label=f"many tokens {each.name}")
         if x == "draft_length":
             best = int(each.curve[1].argmax())
             axes.plot(
-                [best], [each.curve[1][best]], linestyle="none", marker="*", markersize=17, color=each.look.colour,
+                [best], [each.curve[1][best]], linestyle="none", marker="*", markersize=17, color=each.style.colour,
                 markeredgecolor="white", zorder=2.4, label=f"best {each.name}",
             )  # fmt: skip
 
@@ -321,10 +321,10 @@ def _name_limits(axes: Axes, x: str, other: float, where: Floats, bound: Floats)
 
 
 def _draw(axes: Axes, series: _Series, x: str) -> None:
-    colour, marker, line = series.look
+    colour, marker, line = series.style
     if series.curve is not None:
-        style: dict[str, Any] = {"marker": ".", "markersize": 4} if x == "draft_length" else {}
-        axes.plot(*series.curve, color=colour, linestyle=line, linewidth=1.5, zorder=2, label=f"curve {series.name}", **style)
+        marks: dict[str, Any] = {"marker": ".", "markersize": 4} if x == "draft_length" else {}
+        axes.plot(*series.curve, color=colour, linestyle=line, linewidth=1.5, zorder=2, label=f"curve {series.name}", **marks)
     rows = series.rows.drop_nulls([x, "speedup", "view"])
     whole = rows.drop_nulls(_BOUNDS)
     whole = whole.filter(pl.all_horizontal(pl.col(_BOUNDS).is_finite()))

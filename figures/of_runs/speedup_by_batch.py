@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from figures.common.label_placement import at_right
-from figures.common.style import GREY, INK, NAMES, VIEWS, Look, demand, looks, points, side_by_side, styled
+from figures.common.label_placement import label_at_right
+from figures.common.style import GREY, INK, NAMES, VIEWS, SeriesStyle, panels_in_row, points, require_columns, series_styles, styled
 from model.base import checks
-from model.methods.method_parameters import SAID
+from model.methods.method_parameters import BATCHING_DESCRIPTIONS
 
 MOST_PANELS = 4
 MOST_LENGTHS = 6
@@ -44,20 +44,20 @@ def draw(rows: pl.DataFrame) -> Figure:
     `rows` is a results table: sequences, batching (the same for all), draft_length, acceptance_rate, view, speedup and, for sampled
     views, its interval.
     """
-    table = demand(rows, "the figure of batches", _NEEDED, ("speedup_low", "speedup_high"))
+    table = require_columns(rows, "the figure of batches", _NEEDED, ("speedup_low", "speedup_high"))
     for view in table["view"].unique().sort():
         checks.one_of("view", view, VIEWS)
     for name, most in (("acceptance_rate", MOST_PANELS), ("draft_length", MOST_LENGTHS)):
         checks.whole(f"values of {name}", table[name].n_unique(), 1, most)
     for batching in table["batching"].unique().sort():
-        checks.one_of("batching", batching, SAID)
+        checks.one_of("batching", batching, BATCHING_DESCRIPTIONS)
     checks.whole("values of batching", table["batching"].n_unique(), 1, 1)
     rates, lengths = (sorted(table[name].unique()) for name in ("acceptance_rate", "draft_length"))
-    styles = dict(zip(lengths, looks(len(lengths)), strict=True))
+    styles = dict(zip(lengths, series_styles(len(lengths)), strict=True))
     views = [view for view in VIEWS if view in table["view"]]
     with styled():
         height = 4.9
-        figure, axes = side_by_side(len(rates), height, 0.13, 1 - 1.25 / height, 0.75)
+        figure, axes = panels_in_row(len(rates), height, 0.13, 1 - 1.25 / height, 0.75)
         low, high = _heights(table)
         for one, rate in zip(axes, rates, strict=True):
             own = table.filter(pl.col("acceptance_rate") == rate)
@@ -65,13 +65,13 @@ def draw(rows: pl.DataFrame) -> Figure:
             ends = []
             for (length,), part in own.sort("draft_length", "sequences").group_by("draft_length", maintain_order=True):
                 ends.append((_line(one, part, styles[length], views), f"γ = {length}", styles[length].colour))
-            at_right(one, ends)
+            label_at_right(one, ends)
             one.set_title(f"acceptance rate α = {rate:.3g}", fontsize=10.5)
             one.tick_params(labelleft=one is axes[0])
         axes[0].set_ylabel("speed-up over plain decoding of the same batch")
         left = axes[0].get_position().x0
         figure.text(left, 1 - 0.3 / height, "Does drafting still pay in a batch?", fontsize=13, weight="bold", va="center")
-        figure.text(left, 1 - 0.57 / height, SAID[table["batching"][0]], fontsize=9.5, color=GREY, va="center")
+        figure.text(left, 1 - 0.57 / height, BATCHING_DESCRIPTIONS[table["batching"][0]], fontsize=9.5, color=GREY, va="center")
         handles = [Line2D([], [], label=NAMES[view], marker="o", **_mark(view, GREY)) for view in views]
         figure.legend(
             handles=handles, loc="center left", bbox_to_anchor=(left, 1 - 0.83 / height), ncols=3, borderaxespad=0, borderpad=0
@@ -84,15 +84,15 @@ def _mark(view: str, colour: str) -> dict[str, Any]:
     return {"linestyle": "none", "markersize": size, "markerfacecolor": face, "markeredgecolor": edge}
 
 
-def _line(axes: Axes, own: pl.DataFrame, look: Look, views: list[str]) -> float:
+def _line(axes: Axes, own: pl.DataFrame, style: SeriesStyle, views: list[str]) -> float:
     """Draw one draft length, and return the last speed-up of its line."""
     first = own.filter(pl.col("view") == next(view for view in views if view in own["view"]))
-    axes.plot(first["sequences"], first["speedup"], color=look.colour, linewidth=1.4, linestyle=look.line)
+    axes.plot(first["sequences"], first["speedup"], color=style.colour, linewidth=1.4, linestyle=style.line)
     for view in views:
         part = own.filter(pl.col("view") == view)
-        axes.plot(part["sequences"], part["speedup"], marker=look.marker, **_mark(view, look.colour))
+        axes.plot(part["sequences"], part["speedup"], marker=style.marker, **_mark(view, style.colour))
         bounds = part.drop_nulls(["speedup_low", "speedup_high"])
-        axes.vlines(bounds["sequences"], bounds["speedup_low"], bounds["speedup_high"], color=look.colour, linewidth=1.2)
+        axes.vlines(bounds["sequences"], bounds["speedup_low"], bounds["speedup_high"], color=style.colour, linewidth=1.2)
     return float(first["speedup"][-1])
 
 

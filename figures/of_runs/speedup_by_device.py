@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from figures.common import point_names
 from figures.common.speedup_baseline import ONE, over_one_device
-from figures.common.style import GREY, INK, VIEWS, canvas, demand, looks, styled
+from figures.common.style import GREY, INK, VIEWS, canvas, require_columns, series_styles, styled
 from model.base.checks import ParameterError
 from model.methods import registry
 
@@ -84,7 +84,7 @@ def draw(rows: pl.DataFrame) -> Figure:
 
     `rows` is a results table with a column `cost.device` or `cost.profile`. The most exact view of a point is drawn.
     """
-    found = chosen(demand(rows, "the figure of devices", _NEEDED))
+    found = chosen(require_columns(rows, "the figure of devices", _NEEDED))
     if found is None:
         raise ParameterError(
             "the figure of devices needs rows of several devices or profiles, and one of each method and choice for each of them;"
@@ -127,15 +127,15 @@ def _two_lines(name: str) -> str:
 def _marks(axes: Axes, table: pl.DataFrame, column: str, devices: list[str], choices: list[str]) -> list[Line2D]:
     handles = []
     spread = np.linspace(-0.32, 0.32, len(choices)) if len(choices) > 1 else [0.0]
-    for name, look, aside in zip(choices, looks(len(choices)), spread, strict=True):
+    for name, style, aside in zip(choices, series_styles(len(choices)), spread, strict=True):
         own = table.filter(pl.col("choice") == name)
         at = np.array([devices.index(each) for each in own[column]]) + aside
         known = own.select(pl.all_horizontal(pl.col(_BOUNDS).is_not_null()).alias("known"))["known"].to_numpy()
         low, high = (own[bound].to_numpy()[known] for bound in _BOUNDS)
-        axes.vlines(at[known], low, high, colors=look.colour, linewidth=1.4, zorder=2, label=f"inputs {name}")
-        style: dict[str, Any] = {"linestyle": "none", "marker": look.marker, "color": look.colour, "markersize": 7}
-        axes.plot(at, own["speedup"], markeredgecolor="white", markeredgewidth=0.6, zorder=3, label=name, **style)
-        handles.append(Line2D([], [], label=name, **style))
+        axes.vlines(at[known], low, high, colors=style.colour, linewidth=1.4, zorder=2, label=f"inputs {name}")
+        marks: dict[str, Any] = {"linestyle": "none", "marker": style.marker, "color": style.colour, "markersize": 7}
+        axes.plot(at, own["speedup"], markeredgecolor="white", markeredgewidth=0.6, zorder=3, label=name, **marks)
+        handles.append(Line2D([], [], label=name, **marks))
     return handles
 
 

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from figures.common.style import INK, canvas, demand, styled
+from figures.common.style import INK, canvas, require_columns, styled
 from model.base import checks
 from model.base.checks import ParameterError
 
@@ -61,7 +61,7 @@ def draw(
     links = bool((rows["unit"] < 0).any())
     with styled():
         width, left, bottom, top = _INCHES
-        inner = min(max(inches(names, links=links), room(rows["kind"]) - bottom), 14.0)
+        inner = min(max(inches(names, links=links), legend_height(rows["kind"]) - bottom), 14.0)
         height = bottom + inner + top
         figure, axes = canvas(width, height, (left / width, bottom / height, (width - left - 2.75) / width, inner / height))
         ends = [rows["end"].max(), 1e-9, *(commits["time"] if commits is not None else ())]
@@ -78,7 +78,7 @@ def draw(
 
 def prepared(intervals: pl.DataFrame, commits: pl.DataFrame | None = None) -> tuple[pl.DataFrame, list[str]]:
     """Return intervals for `panel`, with the kind and the row of each, and the names of the rows."""
-    rows = demand(intervals, "the timeline", _COLUMNS)
+    rows = require_columns(intervals, "the timeline", _COLUMNS)
     for fate in rows["fate"].unique().sort():
         checks.one_of("fate", fate, _FATES)
     for what in rows["what"].unique().sort():
@@ -101,7 +101,7 @@ def inches(names: Sequence[str], *, links: bool) -> float:
     return max(0.46 * (len(names) + links), 1.6)
 
 
-def room(kinds: Iterable[str]) -> float:
+def legend_height(kinds: Iterable[str]) -> float:
     """Height of the legend [inches]."""
     return 0.19 * (5 + sum(1 + _KINDS[kind][2].count("\n") for kind in set(kinds)))
 
@@ -141,7 +141,7 @@ def _with_rollbacks(rows: pl.DataFrame, kinds: list[str], commits: pl.DataFrame)
     small model's pass that has read the sequence up to a position wrote the token after it. Where the small model is the first
     layers of the large one, its passes are those through these layers only.
     """
-    commits = demand(commits, "the timeline's commits", ("time", "kind", "tokens"))
+    commits = require_columns(commits, "the timeline's commits", ("time", "kind", "tokens"))
     if not commits["kind"].is_in(_SEGMENTS).any():
         return kinds
     deepest = rows["last"].max()

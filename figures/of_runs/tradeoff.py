@@ -18,8 +18,20 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from figures.common.label_placement import drawn, ends, place
-from figures.common.style import GREY, INK, PALE, VIEWS, Look, canvas, demand, looks, points, styled, view_handles
+from figures.common.label_placement import drawn_lines, label_curve_ends, label_points
+from figures.common.style import (
+    GREY,
+    INK,
+    PALE,
+    VIEWS,
+    SeriesStyle,
+    canvas,
+    points,
+    require_columns,
+    series_styles,
+    styled,
+    view_handles,
+)
 from model.base import checks
 from model.methods.ppd import theory as ppd
 from model.published.ppd_tables import TOKENS
@@ -52,7 +64,7 @@ class _MethodCurve:
     name: str
     rows: pl.DataFrame
     curve: tuple[Floats, Floats] | None
-    look: Look
+    style: SeriesStyle
 
 
 def draw(rows: pl.DataFrame, x: str = "mean_busy_units") -> Figure:
@@ -64,9 +76,9 @@ def draw(rows: pl.DataFrame, x: str = "mean_busy_units") -> Figure:
     checks.one_of("x", x, AXES)
     intervals = [f"{metric}_{end}" for metric in (x, _Y) for end in _ENDS]
     optional = ("point", "tokens", "match_rate", "data_set", "head", "batched", *_KEYS, *intervals)
-    table = demand(rows, "the trade-off figure", ("view", x, _Y), optional)
+    table = require_columns(rows, "the trade-off figure", ("view", x, _Y), optional)
     table = table.filter(pl.col(x).is_not_null() & pl.col(_Y).is_not_null())
-    table = demand(table, f"the trade-off figure (with values of {x} and {_Y})", ())
+    table = require_columns(table, f"the trade-off figure (with values of {x} and {_Y})", ())
     for view in table["view"].unique().sort():
         checks.one_of("view", view, VIEWS)
     series = _series(table, x)
@@ -83,10 +95,10 @@ def draw(rows: pl.DataFrame, x: str = "mean_busy_units") -> Figure:
         _extend(axes)
         cut = "  (axis starts above 0)" if axes.get_ylim()[0] > 0 else ""
         axes.set_ylabel(f"latency per token, relative to plain decoding{cut}")
-        lines = drawn(axes)
+        lines = drawn_lines(axes)
         if len(series) <= _MOST_ENTRIES:
-            lines += ends(axes, [one.curve for one in series if one.curve is not None])
-        left_out = place(axes, _labels(table, x, axes), lines)
+            lines += label_curve_ends(axes, [one.curve for one in series if one.curve is not None])
+        left_out = label_points(axes, _labels(table, x, axes), lines)
         _legends(figure, series, table, x)
         notes = [_caption_note(table)] if x == "mean_busy_units" else []
         if left_out:
@@ -109,12 +121,12 @@ def _series(table: pl.DataFrame, x: str) -> list[_MethodCurve]:
     # A parameter that some method lacks does not vary for that reason.
     varying = [key for key in keys if table[key].drop_nulls().n_unique() > 1] or ["candidates"]
     result = []
-    for group, look in zip(groups, looks(len(groups)), strict=True):
+    for group, style in zip(groups, series_styles(len(groups)), strict=True):
         first = group.row(0, named=True)
         words = [_KEYS[key].format(first[key]) for key in varying if first[key] is not None]
         name = textwrap.fill(", ".join(words) or first["method"] or "points", 34)
         tokens = group["tokens"].max()
-        result.append(_MethodCurve(name, group, _curve(first, tokens, x), look))
+        result.append(_MethodCurve(name, group, _curve(first, tokens, x), style))
     return result
 
 
@@ -136,7 +148,7 @@ def _curve(choice: Mapping[str, Any], tokens: Any, x: str) -> tuple[Floats, Floa
 
 
 def _draw(axes: Axes, series: _MethodCurve, x: str) -> None:
-    colour, marker, line = series.look
+    colour, marker, line = series.style
     if series.curve is not None:
         axes.plot(*series.curve, color=colour, linestyle=line, linewidth=1.4, label=f"curve {series.name}", zorder=2)
     for kind, shade, width in (("", colour, 1.2), ("_input", PALE, 4.5)):
@@ -208,8 +220,8 @@ def _legends(figure: Figure, series: list[_MethodCurve], table: pl.DataFrame, x:
     if len(series) > _MOST_ENTRIES:
         shown = [series[index] for index in np.linspace(0, len(series) - 1, _MOST_ENTRIES).round().astype(int)]
     handles = [
-        Line2D([], [], color=one.look.colour, marker=one.look.marker, markersize=6, label=one.name,
-               linestyle=one.look.line if one.curve is not None else "none")
+        Line2D([], [], color=one.style.colour, marker=one.style.marker, markersize=6, label=one.name,
+               linestyle=one.style.line if one.curve is not None else "none")
         for one in shown
     ]  # fmt: skip
     title = "series"

@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike, NDArray
 
-from figures.common.style import COLOURS, GREY, INK, LINES, MARKERS, Look, canvas, demand, styled
+from figures.common.style import COLOURS, GREY, INK, LINES, MARKERS, SeriesStyle, canvas, require_columns, styled
 from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.methods.adaptive.algorithm import Parameters
@@ -49,9 +49,9 @@ _HEADS = {
     "optimum": "optimum: best for the running mean",
 }  # fmt: skip
 _LOOKS = {
-    "heuristic": Look(COLOURS[2], MARKERS[0], LINES[0]), "gradient": Look(COLOURS[0], MARKERS[1], LINES[0]),
-    "gradient, biased": Look(COLOURS[1], MARKERS[2], LINES[1]), "optimum": Look(COLOURS[0], MARKERS[3], LINES[0]),
-    "optimum, biased": Look(COLOURS[1], MARKERS[4], LINES[1]),
+    "heuristic": SeriesStyle(COLOURS[2], MARKERS[0], LINES[0]), "gradient": SeriesStyle(COLOURS[0], MARKERS[1], LINES[0]),
+    "gradient, biased": SeriesStyle(COLOURS[1], MARKERS[2], LINES[1]), "optimum": SeriesStyle(COLOURS[0], MARKERS[3], LINES[0]),
+    "optimum, biased": SeriesStyle(COLOURS[1], MARKERS[4], LINES[1]),
 }  # fmt: skip
 _NEEDED = ("text", "policy", "position", "acceptance_rate", "cost_ratio", "low", "median", "high", "speedup")
 
@@ -88,7 +88,7 @@ def trajectories(
     results: dict[str, tuple[Floats, float]] = {}
     for name, options in CHOICES.items():
         parameters = Parameters(_LAYERS, max_draft_length=longest, **options).with_costs(cost)
-        results[name] = _simulate(parameters.started(replications), accepted, cost, longest)
+        results[name] = _simulate(parameters.initial_policy(replications), accepted, cost, longest)
     fixed = [_simulate(Constant(length, replications), accepted, cost, longest) for length in range(longest + 1)]
     results[FIXED] = max(fixed, key=lambda result: result[1])
     bound = tokens / (tokens - (1 - min(cost_ratio, 1.0)) * rates.sum())
@@ -154,7 +154,7 @@ def draw(rows: pl.DataFrame) -> Figure:
 
     `rows` are those of `trajectories`, of up to three sequences.
     """
-    table = demand(rows, "the figure of adaptive draft lengths", _NEEDED)
+    table = require_columns(rows, "the figure of adaptive draft lengths", _NEEDED)
     for name in table["policy"].unique(maintain_order=True):
         checks.one_of("policy", name, (*CHOICES, FIXED, BOUND))
     sequences = table.partition_by("text", maintain_order=True)
@@ -207,13 +207,13 @@ def _lengths(axes: Axes, text: pl.DataFrame, policy: str) -> None:
         part = text.filter(policy=name)
         if not part.height:
             continue
-        look = _LOOKS[name]
+        style = _LOOKS[name]
         axes.fill_between(
-            part["position"], part["low"], part["high"], color=look.colour, alpha=0.22, linewidth=0, step="mid",
+            part["position"], part["low"], part["high"], color=style.colour, alpha=0.22, linewidth=0, step="mid",
             label=f"band {name}",
         )  # fmt: skip
         axes.step(
-            part["position"], part["median"], where="mid", color=look.colour, linestyle=look.line, linewidth=1.6, zorder=2.5,
+            part["position"], part["median"], where="mid", color=style.colour, linestyle=style.line, linewidth=1.6, zorder=2.5,
             label=name,
         )  # fmt: skip
     axes.set_xlim(0, max(float(at[-1]), 1))
@@ -234,15 +234,15 @@ def _speeds(axes: Axes, text: pl.DataFrame) -> None:
     high = max(speeds.values())
     start = speeds.get(FIXED, min(speeds.values()))
     for level, name in enumerate(names):
-        look, speed = _LOOKS[name], speeds[name]
-        axes.plot([start, speed], [level, level], color=look.colour, linewidth=2.5, zorder=2.4, label=f"from {FIXED} {name}")
+        style, speed = _LOOKS[name], speeds[name]
+        axes.plot([start, speed], [level, level], color=style.colour, linewidth=2.5, zorder=2.4, label=f"from {FIXED} {name}")
         axes.plot(
-            [speed], [level], linestyle="none", marker=look.marker, markersize=7.5, color=look.colour, markeredgecolor="white",
+            [speed], [level], linestyle="none", marker=style.marker, markersize=7.5, color=style.colour, markeredgecolor="white",
             zorder=3, label=name,
         )  # fmt: skip
         label = f"{speed:.2f}×" + (f"  ({100 * (speed / start - 1):+.1f} %)".replace("-", "−") if FIXED in speeds else "")
         right = max(speed, start)
-        axes.annotate(label, (right, level), (8, 0), textcoords="offset points", va="center", fontsize=8.5, color=look.colour)
+        axes.annotate(label, (right, level), (8, 0), textcoords="offset points", va="center", fontsize=8.5, color=style.colour)
     for name, line, words in (
         (FIXED, (0, (5, 2)), f"best fixed, γ = {_fixed(text)}\n{{:.2f}}×"), (BOUND, (0, (1.2, 1.2)), "upper bound\n{:.2f}×"),
     ):  # fmt: skip

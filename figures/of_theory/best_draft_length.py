@@ -20,8 +20,8 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
-from figures.common.label_placement import at_right, place
-from figures.common.style import GREY, INK, canvas, demand, styled
+from figures.common.label_placement import label_at_right, label_points
+from figures.common.style import GREY, INK, canvas, require_columns, styled
 from model.methods.speculative import theory as speculative
 
 Floats = NDArray[np.float64]
@@ -40,7 +40,8 @@ def draw(rows: pl.DataFrame | None = None) -> Figure:
     """
     rates = np.linspace(0.002, 0.998, 500)
     ratios = np.geomspace(_LOW, _HIGH, 500)
-    marked = None if rows is None else demand(rows, "the map of draft lengths", ("acceptance_rate", "cost_ratio"), ("name",))
+    needed = "acceptance_rate", "cost_ratio"
+    marked = None if rows is None else require_columns(rows, "the map of draft lengths", needed, ("name",))
     with styled():
         figure, axes = canvas(8.6, 6.0, (0.09, 0.105, 0.74, 0.745))
         _limits(axes)
@@ -101,7 +102,7 @@ def _speeds(axes: Axes, rates: Floats, ratios: Floats, speeds: Floats) -> None:
         axes.contour(rates, ratios, speeds, levels=SPEEDS, colors=colour, linewidths=width)
     # Along the right edge the speed falls as the cost of drafts grows.
     edge = np.interp(np.negative(SPEEDS), -speeds[:, -1], ratios)
-    at_right(axes, [(float(ratio), f"{speed:g}×", INK) for ratio, speed in zip(edge, SPEEDS, strict=True)], size=9)
+    label_at_right(axes, [(float(ratio), f"{speed:g}×", INK) for ratio, speed in zip(edge, SPEEDS, strict=True)], size=9)
 
 
 def _points(axes: Axes, rows: pl.DataFrame) -> None:
@@ -111,6 +112,6 @@ def _points(axes: Axes, rows: pl.DataFrame) -> None:
     )  # fmt: skip
     labels = [(rate, ratio, name) for rate, ratio, name in rows.select("acceptance_rate", "cost_ratio", "name").rows() if name]
     before = len(axes.texts)
-    place(axes, labels, [np.array([(rate, ratio)]) for rate, ratio, _ in labels], size=9)
+    label_points(axes, labels, [np.array([(rate, ratio)]) for rate, ratio, _ in labels], size=9)
     for text in axes.texts[before:]:
         text.set_path_effects([withStroke(linewidth=2.5, foreground="#ffffff")])

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
-from figures.common.style import COLOURS, GREY, INK, canvas, demand, styled
+from figures.common.style import COLOURS, GREY, INK, canvas, require_columns, styled
 from model.base import checks
 from model.methods.bild import theory as bild
 from model.methods.bild.algorithm import VARIANTS
@@ -102,7 +102,7 @@ def draw(rows: pl.DataFrame, *, source: str, stated: Mapping[str, float] | None 
     `source` is the provenance of rates and ratios (measured, published or assumed). `stated` are published values of some of
     `PANELS`, as in `model.published.bild_tables.FIGURE_8`; each is a line across its panel.
     """
-    table = demand(rows, "the figure of operations", _NEEDED)
+    table = require_columns(rows, "the figure of operations", _NEEDED)
     rates = table["rollback_rate"].unique().sort().to_list()
     if len(rates) > MOST_RATES:
         raise checks.ParameterError(f"rows must have at most {MOST_RATES} rollback rates, got {len(rates)}")

@@ -15,8 +15,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import ArrayLike, NDArray
 
-from figures.common.label_placement import at_right
-from figures.common.style import GREY, INK, Look, canvas, looks, styled
+from figures.common.label_placement import label_at_right
+from figures.common.style import GREY, INK, SeriesStyle, canvas, series_styles, styled
 from model.base import checks
 from model.methods.early_exit.theory import MEASURES, exit_pmf, expected_layers, expected_time
 
@@ -28,7 +28,7 @@ _LINES = {"softmax": (0, ()), "state": (0, (4, 1.6))}
 _WORDS = {"softmax": "a projection onto the vocabulary per check", "state": "a comparison of two hidden states per check"}
 
 
-class EarlyExitPrices(NamedTuple):
+class EarlyExitCosts(NamedTuple):
     """Prices that `model.methods.early_exit.theory.expected_time` takes."""
 
     head: float
@@ -71,21 +71,21 @@ def draw(
     """
     layers = _check(profiles, batches)
     sizes = np.array(sorted(set(batches)))
-    prices = EarlyExitPrices(head, check, propagation, first)
+    prices = EarlyExitCosts(head, check, propagation, first)
     with styled():
         figure, left = canvas(12.2, 5.1, (0.06, 0.11, 0.29, 0.66))
         right = figure.add_axes((0.54, 0.11, 0.29, 0.66))
         depths, times = [], []
-        for (name, hazards), look in zip(profiles.items(), looks(len(profiles)), strict=True):
+        for (name, hazards), style in zip(profiles.items(), series_styles(len(profiles)), strict=True):
             means = [float(expected_layers(hazards, int(size))) for size in sizes]
-            left.plot(sizes, means, color=look.colour, marker=look.marker, markersize=4.5, linewidth=1.5, label=name)
-            depths.append((means[-1], f"{name}: {means[-1]:.1f}", look.colour))
-            times += _times(right, name, hazards, sizes, prices, look)
+            left.plot(sizes, means, color=style.colour, marker=style.marker, markersize=4.5, linewidth=1.5, label=name)
+            depths.append((means[-1], f"{name}: {means[-1]:.1f}", style.colour))
+            times += _times(right, name, hazards, sizes, prices, style)
         for axes, whole, words in ((left, float(layers), "all layers"), (right, layers + head, "whole model")):
             axes.axhline(whole, color=INK, linewidth=1.2, linestyle=(0, (1.2, 1.2)), label=words)
             _frame(axes, sizes)
-        at_right(left, [*depths, (float(layers), f"all {layers} layers", INK)])
-        at_right(right, [*times, (layers + head, f"whole model: {layers + head:.1f}", INK)])
+        label_at_right(left, [*depths, (float(layers), f"all {layers} layers", INK)])
+        label_at_right(right, [*times, (layers + head, f"whole model: {layers + head:.1f}", INK)])
         left.set_ylabel("mean layers per token")
         right.set_ylabel("time per token  [layer-times]")
         left.set_title("The batch continues until its last token exits", fontsize=10.5)
@@ -117,17 +117,17 @@ def _check(profiles: Mapping[str, Sequence[float]], batches: Sequence[int]) -> i
 
 
 def _times(
-    axes: Axes, name: str, hazards: Sequence[float], sizes: NDArray[np.int64], prices: EarlyExitPrices, look: Look
+    axes: Axes, name: str, hazards: Sequence[float], sizes: NDArray[np.int64], prices: EarlyExitCosts, style: SeriesStyle
 ) -> list[tuple[float, str, str]]:
     """Draw the time for both measures, and return the end, the name and the colour of each curve."""
     ends = []
     for measure in MEASURES:
         values = [float(expected_time(deepest(hazards, int(size)), measure=measure, **prices._asdict())) for size in sizes]
         axes.plot(
-            sizes, values, color=look.colour, linestyle=_LINES[measure], marker=look.marker, markersize=4.5, linewidth=1.5,
+            sizes, values, color=style.colour, linestyle=_LINES[measure], marker=style.marker, markersize=4.5, linewidth=1.5,
             label=f"{measure} {name}",
         )  # fmt: skip
-        ends.append((values[-1], f"{name}, {measure}: {values[-1]:.1f}", look.colour))
+        ends.append((values[-1], f"{name}, {measure}: {values[-1]:.1f}", style.colour))
     return ends
 
 

@@ -17,8 +17,8 @@ from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
-from figures.common.label_placement import place
-from figures.common.style import COLOURS, GREY, INK, canvas, demand, styled
+from figures.common.label_placement import label_points
+from figures.common.style import COLOURS, GREY, INK, canvas, require_columns, styled
 from model.base import checks
 from model.methods.hierarchical import theory as hierarchical
 from model.methods.speculative import theory as speculative
@@ -94,10 +94,10 @@ def draw(rows: pl.DataFrame) -> Figure:
     `rows` has cost_ratio, medium_cost_ratio and draft_length, optionally points: acceptance_rate, medium_acceptance_rate, the
     reading in which they are marked (all, if null) and a name.
     """
-    table = demand(
+    table = require_columns(
         rows, "the figure of hierarchies", _COSTS, ("acceptance_rate", "medium_acceptance_rate", "reading", "name")
     ).drop_nulls(_COSTS)
-    table = demand(table, "the figure of hierarchies (with costs)", ())
+    table = require_columns(table, "the figure of hierarchies (with costs)", ())
     for reading in table["reading"].drop_nulls().unique().sort():
         checks.one_of("reading", reading, READINGS)
     parts = table.partition_by(_COSTS, maintain_order=True)
@@ -161,7 +161,7 @@ def _map(axes: Axes, part: pl.DataFrame, reading: str) -> None:
         found = np.where((np.abs(rates - x) < 0.2) & (np.abs(rates[:, None] - y) < 0.1), -1, found)
     _names(axes, rates, found)
     before = len(axes.texts)
-    place(axes, [(x, y, name) for x, y, name in at if name], [], size=9)
+    label_points(axes, [(x, y, name) for x, y, name in at if name], [], size=9)
     for text in axes.texts[before:]:
         text.set_path_effects([withStroke(linewidth=2.5, foreground="#ffffff")])
 

@@ -17,8 +17,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
-from figures.common.provenance import of_hardware, of_hardware_beyond
-from figures.common.style import GREY, Look, canvas, looks, styled
+from figures.common.provenance import extrapolated_parts_of, of_hardware
+from figures.common.style import GREY, SeriesStyle, canvas, series_styles, styled
 from model.base import checks
 from model.base.checks import ParameterError
 from model.costs.width_curve import PassTimes
@@ -112,12 +112,12 @@ def draw(
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         handles = []
-        for (name, hardware), look in zip(costs.items(), looks(len(costs)), strict=True):
+        for (name, hardware), style in zip(costs.items(), series_styles(len(costs)), strict=True):
             found = limits(hardware, drafts[name], **rates, contexts=contexts, most=most, available=rooms.get(name))  # type: ignore[arg-type]
-            _draw(axes, name, contexts, found, look, most)
-            past = of_hardware_beyond(hardware, width=draft_length + 1, context=contexts[-1], batch=most)
+            _draw(axes, name, contexts, found, style, most)
+            past = extrapolated_parts_of(hardware, width=draft_length + 1, context=contexts[-1], batch=most)
             said = "\n".join(filter(None, (of_hardware(hardware).replace(", ", ",\n"), past.replace(": ", ":\n"))))
-            handles.append(Line2D([], [], color=look.colour, marker=look.marker, linestyle=look.line, markersize=5.5,
+            handles.append(Line2D([], [], color=style.colour, marker=style.marker, linestyle=style.line, markersize=5.5,
                                   linewidth=1.6, label=f"{name}:\n{said}"))  # fmt: skip
         if rooms:
             dot: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 6, "markeredgecolor": GREY}
@@ -147,19 +147,19 @@ def _check(
         checks.whole("context", each, 1)
 
 
-def _draw(axes: Axes, name: str, contexts: Sequence[int], found: Limits, look: Look, most: int) -> None:
+def _draw(axes: Axes, name: str, contexts: Sequence[int], found: Limits, style: SeriesStyle, most: int) -> None:
     # A batch of 0 has no position on a logarithmic axis: it is drawn at a half and labelled "never".
     at = np.where(found.pays == 0, 0.5, found.pays)
-    axes.plot(contexts, at, color=look.colour, linestyle=look.line, linewidth=1.6, label=f"pays {name}")
+    axes.plot(contexts, at, color=style.colour, linestyle=style.line, linewidth=1.6, label=f"pays {name}")
     held = np.ones(at.shape, dtype=bool) if found.fits is None else found.pays <= found.fits
-    for face, kept, name_of in ((look.colour, held, "within"), ("white", ~held, "beyond")):
+    for face, kept, name_of in ((style.colour, held, "within"), ("white", ~held, "beyond")):
         axes.plot(
-            np.asarray(contexts)[kept], at[kept], linestyle="none", marker=look.marker, markersize=6, markerfacecolor=face,
-            markeredgecolor=look.colour, markeredgewidth=1.3, zorder=3, label=f"{name_of} {name}",
+            np.asarray(contexts)[kept], at[kept], linestyle="none", marker=style.marker, markersize=6, markerfacecolor=face,
+            markeredgecolor=style.colour, markeredgewidth=1.3, zorder=3, label=f"{name_of} {name}",
         )  # fmt: skip
     if found.fits is not None:
         axes.plot(
-            contexts, np.clip(found.fits, 0.5, 2 * most), color=look.colour, linestyle=(0, (1, 1.6)), linewidth=1.4, zorder=1.8,
+            contexts, np.clip(found.fits, 0.5, 2 * most), color=style.colour, linestyle=(0, (1, 1.6)), linewidth=1.4, zorder=1.8,
             label=f"fits {name}",
         )  # fmt: skip
 

@@ -14,8 +14,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from figures.common.label_placement import at_right
-from figures.common.style import COLOURS, GREY, INK, canvas, looks, styled
+from figures.common.label_placement import label_at_right
+from figures.common.style import COLOURS, GREY, INK, canvas, series_styles, styled
 from model import published
 from model.base import checks
 from model.methods.skipdecode.theory import exit_layers, mean_layers, spans
@@ -122,12 +122,12 @@ def _curves(axes: Axes, schedules: Sequence[Schedule], layers: int, prompt: int,
     ends = []
     axes.plot([0, prompt], [layers, layers], color=INK, linewidth=1.5, label="prompt")
     generated = sequence_length - prompt
-    for each, look in zip(schedules, looks(len(schedules)), strict=True):
+    for each, style in zip(schedules, series_styles(len(schedules)), strict=True):
         bounds = each.min_layers, each.max_layers, prompt, sequence_length, generated
         values = exit_layers(*bounds, rounding="half-up", power=each.power)
         mean = mean_layers(*bounds, "half-up", power=each.power)
-        colour, positions = look.colour, np.arange(prompt, sequence_length)
-        axes.step(positions, values, where="post", color=colour, linestyle=look.line, linewidth=1.5, label=each.label)
+        colour, positions = style.colour, np.arange(prompt, sequence_length)
+        axes.step(positions, values, where="post", color=colour, linestyle=style.line, linewidth=1.5, label=each.label)
         axes.plot(
             [prompt, sequence_length], [mean, mean], color=colour, linewidth=0.9, linestyle=(0, (3, 3)), label=f"mean {each.label}"
         )
@@ -139,7 +139,7 @@ def _curves(axes: Axes, schedules: Sequence[Schedule], layers: int, prompt: int,
     axes.set_xlabel("position  [tokens]")
     axes.set_ylabel("layers per token")
     axes.set_title("dashed: mean over generated tokens", fontsize=10.5)
-    at_right(axes, ends)
+    label_at_right(axes, ends)
 
 
 def _used(axes: Axes, schedule: Schedule, layers: int, prompt: int, sequence_length: int, warm_up: int) -> None:

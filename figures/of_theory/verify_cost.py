@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from figures.common.label_placement import at_right
-from figures.common.style import GREY, INK, canvas, looks, styled
+from figures.common.label_placement import label_at_right
+from figures.common.style import GREY, INK, canvas, series_styles, styled
 from model.base import checks
 from model.costs.width_curve import PassTimes
 from model.methods.speculative.batch_break_even import batched_speedup, largest_batch
@@ -64,29 +64,29 @@ def _lengths(axes: Axes, rate: float, target: PassTimes, draft: PassTimes, conte
     chosen = every[np.unique(np.linspace(0, len(every) - 1, min(len(every), _MOST_CURVES)).round().astype(int))]
     lengths = np.arange(int(target.widths[-1]))
     ends = []
-    for batch, look in zip(chosen, looks(len(chosen)), strict=True):
+    for batch, style in zip(chosen, series_styles(len(chosen)), strict=True):
         speeds = batched_speedup(rate, lengths, target, draft, int(batch), context)
         best = int(speeds.argmax())
-        axes.plot(lengths, speeds, color=look.colour, linestyle=look.line, linewidth=1.5, label=f"batch {batch}")
+        axes.plot(lengths, speeds, color=style.colour, linestyle=style.line, linewidth=1.5, label=f"batch {batch}")
         axes.plot(
-            [best], [speeds[best]], linestyle="none", marker="*", markersize=12, color=look.colour, markeredgecolor="white",
+            [best], [speeds[best]], linestyle="none", marker="*", markersize=12, color=style.colour, markeredgecolor="white",
             zorder=3, label=f"best {batch}",
         )  # fmt: skip
-        ends.append((float(speeds[-1]), f"batch {batch}", look.colour))
+        ends.append((float(speeds[-1]), f"batch {batch}", style.colour))
     axes.set_xlim(0, max(lengths[-1], 1))
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("draft length γ  [tokens]")
     axes.set_ylabel("speed-up over plain decoding of the same batch")
     axes.set_title(f"α = {rate:g}   (star: best draft length)", fontsize=10.5)
-    at_right(axes, ends)
+    label_at_right(axes, ends)
 
 
 def _batches(axes: Axes, rates: Sequence[float], target: PassTimes, draft: PassTimes, context: float) -> None:
     ends, found = [], [largest_batch(rate, target, draft, context) for rate in rates]
-    for rate, gain, look in zip(rates, found, looks(len(rates)), strict=True):
+    for rate, gain, style in zip(rates, found, series_styles(len(rates)), strict=True):
         axes.plot(
-            gain.batches, gain.speedups, color=look.colour, linestyle=look.line, linewidth=1.5, marker=look.marker, markersize=5,
+            gain.batches, gain.speedups, color=style.colour, linestyle=style.line, linewidth=1.5, marker=style.marker, markersize=5,
             label=f"rate {rate:g}",
         )  # fmt: skip
         label = f"α = {rate:g}: never"
@@ -94,15 +94,15 @@ def _batches(axes: Axes, rates: Sequence[float], target: PassTimes, draft: PassT
             at = gain.batches.index(gain.largest)
             axes.plot(
                 [gain.largest], [gain.speedups[at]], linestyle="none", marker="o", markersize=14, markeredgewidth=1.6,
-                markerfacecolor="none", color=look.colour, label=f"largest {rate:g}",
+                markerfacecolor="none", color=style.colour, label=f"largest {rate:g}",
             )  # fmt: skip
             label = f"α = {rate:g}: to {gain.largest}"
-        ends.append((gain.speedups[-1], label, look.colour))
+        ends.append((gain.speedups[-1], label, style.colour))
     # Best draft lengths at the greatest rate, as numbers above its points.
     for batch, speed, length in zip(found[-1].batches, found[-1].speedups, found[-1].draft_lengths, strict=True):
         axes.annotate(
             f"{length}", (batch, speed), (0, 9), textcoords="offset points", ha="center", fontsize=8,
-            color=looks(len(rates))[-1].colour,
+            color=series_styles(len(rates))[-1].colour,
         )  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_xticks(found[0].batches, [f"{batch}" for batch in found[0].batches])
@@ -113,4 +113,4 @@ def _batches(axes: Axes, rates: Sequence[float], target: PassTimes, draft: PassT
     axes.set_xlabel("sequences per batch")
     axes.set_ylabel("speed-up at the best draft length")
     axes.set_title(f"ring: largest batch that pays;  numbers: best γ at α = {rates[-1]:g}", fontsize=10.5)
-    at_right(axes, ends)
+    label_at_right(axes, ends)

@@ -410,12 +410,12 @@ def preset(name: str) -> Shape:
     return PRESETS[name]
 
 
-def named(name: Any, dtype: str | None = None, *, key: str = "shape") -> Shape:
+def named_shape(name: Any, dtype: str | None = None, *, key: str = "shape") -> Shape:
     """Return the shape of a published model, or of a `config.json` of the transformers library (its path or its folder).
 
     Error messages call the name `key`. The type of the numbers is `dtype`, else that of the file, else bfloat16.
 
-    >>> named("llama-2-13b", "float16").bytes_each, named("llama-2-13b") == preset("llama-2-13b")
+    >>> named_shape("llama-2-13b", "float16").bytes_each, named_shape("llama-2-13b") == preset("llama-2-13b")
     (2, True)
     """
     if not isinstance(name, str) or (name not in PRESETS and not is_path(name)):

@@ -51,7 +51,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     'it is now tensor_parallel'
     """
     names = sorted(known)
-    if (new := renamed_keys.now(word, names)) is not None:
+    if (new := renamed_keys.current_name(word, names)) is not None:
         return f"it is now {new}"
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return (f"did you mean {close[0]}? " if close else "") + f"known: {', '.join(names)}"

@@ -7,12 +7,12 @@ import os
 import threading
 import time
 
-EVERY_S = 0.5
+CHECK_INTERVAL_S = 0.5
 """Interval between a worker's checks of its parent [s]."""
 _watched: set[int] = set()
 
 
-def end_with(parent: int, every: float = EVERY_S) -> None:
+def exit_with_parent(parent: int, interval_s: float = CHECK_INTERVAL_S) -> None:
     """End this process soon after its parent, whose process number is `parent`, has ended. Repeated calls have no effect.
 
     The kernel assigns a new parent to a process whose parent ends; a thread checks for that. (The kernel's own signal is sent when
@@ -23,14 +23,14 @@ def end_with(parent: int, every: float = EVERY_S) -> None:
     if parent in _watched:
         return
     _watched.add(parent)
-    threading.Thread(target=_watch, args=(parent, every), name="watches the parent", daemon=True).start()
+    threading.Thread(target=_watch, args=(parent, interval_s), name="watches the parent", daemon=True).start()
 
 
-def end_with_starter() -> None:
-    """`end_with` the parent, in a process started by `multiprocessing`."""
+def exit_with_starter() -> None:
+    """`exit_with_parent` the parent, in a process started by `multiprocessing`."""
     starter = multiprocessing.parent_process()
     if starter is not None and starter.pid is not None:
-        end_with(starter.pid)
+        exit_with_parent(starter.pid)
 
 
 def _watch(parent: int, every: float) -> None:

@@ -45,11 +45,12 @@ RESULTS = ("held_units", "held_layers", "held_s", "mean_units", "mean_units_per_
 """Old names of result columns."""
 
 
-def now(old: str, known: Collection[str]) -> str | None:
+def current_name(old: str, known: Collection[str]) -> str | None:
     """Return the new name of an old one, chosen among the known names; None if `old` was never renamed to one of them.
 
-    >>> now("apart", ["colocated", "separate"]), now("apart", ["unit_kind", "sweep"]), now("layers", ["layers"])
-    ('separate', 'unit_kind', None)
+    >>> current_name("apart", ["colocated", "separate"]), current_name("apart", ["unit_kind", "sweep"])
+    ('separate', 'unit_kind')
+    >>> current_name("layers", ["layers"])
     """
     return next((new for new in RENAMED.get(old, ()) if new in known), None)
 

@@ -19,7 +19,7 @@ Built = TypeVar("Built")
 class TableRecord:
     """Base of records with removed keys or aliases."""
 
-    GONE: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    REMOVED_KEYS: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Keys of earlier versions, and the message about each."""
     ALIASES: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Names that other programs use, and the keys that they stand for."""
@@ -57,7 +57,7 @@ def refuse_unknown(kind: type, table: Mapping[str, Any], where: str, about: str 
     known = _names(kind)
     for key in table:
         if key not in known:
-            raise ParameterError(f"unknown key {where}.{key}; {instead(kind, key)}{about}")
+            raise ParameterError(f"unknown key {where}.{key}; {unknown_key_remedy(kind, key)}{about}")
 
 
 @cache
@@ -70,9 +70,9 @@ def _required(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind) if field.default is MISSING)
 
 
-def instead(kind: type, key: str) -> str:
-    """Clause of a message about an unknown key: its entry in `GONE`, or the closest known key."""
-    gone = kind.GONE if issubclass(kind, TableRecord) else {}
+def unknown_key_remedy(kind: type, key: str) -> str:
+    """Clause of a message about an unknown key: its entry in `REMOVED_KEYS`, or the closest known key."""
+    gone = kind.REMOVED_KEYS if issubclass(kind, TableRecord) else {}
     return gone[key] if key in gone else checks.nearest(key, [field.name for field in fields(kind)])
 
 

@@ -10,7 +10,7 @@ from model.base.checks import ParameterError
 
 
 @contextlib.contextmanager
-def in_one_line() -> Iterator[None]:
+def exit_on_user_errors() -> Iterator[None]:
     """Turn a wrong argument or file into a line on stderr and exit code 2, and a closed output pipe into exit code 0."""
     try:
         yield

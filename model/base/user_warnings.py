@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def in_words() -> Iterator[None]:
+def print_warnings() -> Iterator[None]:
     """Print each warning as one line on stderr.
 
     Warnings of numeric overflow are printed at the end, and only if no error was raised, because the error explains them.

@@ -13,19 +13,19 @@ TEMPORARY = ".tmp"
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Iterator[Path]:
     """Temporary path in the folder of `path` for a file or folder that is moved to `path` at the end, or removed on failure.
 
     Parent folders are created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with beside(path) as part:
+    with temporary_path(path) as part:
         yield part
         part.replace(path)
 
 
 @contextlib.contextmanager
-def beside(path: Path) -> Iterator[Path]:
+def temporary_path(path: Path) -> Iterator[Path]:
     """Temporary path in the folder of `path`; anything left there is removed at the end."""
     part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY}")
     try:
@@ -39,13 +39,13 @@ def beside(path: Path) -> Iterator[Path]:
 
 def write_text(path: Path, text: str) -> Path:
     """Write a text file and return its path."""
-    with whole(path) as part:
+    with atomic_path(path) as part:
         part.write_text(text, encoding="utf-8")
     return path
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
     """Write a file into an existing folder and return its path."""
-    with beside(path) as part:
+    with temporary_path(path) as part:
         part.write_bytes(content)
         return part.replace(path)

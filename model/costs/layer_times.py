@@ -142,7 +142,7 @@ class UnitCost(LayerTimeCosts, StepCosts):
         ratio: float | None = getattr(self, RATIOS[role])
         return ratio
 
-    def whole(self, role: str) -> float | None:
+    def pass_time(self, role: str) -> float | None:
         """Time of a whole pass of a smaller model, with logits; None without a ratio for its role."""
         ratio = getattr(self, RATIOS[role]) if role in RATIOS else None
         return None if ratio is None else ratio * self.target_pass
@@ -152,13 +152,13 @@ class UnitCost(LayerTimeCosts, StepCosts):
         ratio = 1.0 if role == "target" else getattr(self, OPERATIONS[role])
         return float("nan") if ratio is None else float(ratio)
 
-    def of_batch(self, sequences: int, widest: int = 1) -> UnitCost:
+    def of_batch(self, sequences: int, max_width: int = 1) -> UnitCost:
         """Costs of a full batch: the time of a pass is that of a pass over `sequences` times as many tokens.
 
-        `widest` is the largest width that will be used, in tokens per sequence; `verify_cost` must reach `widest * sequences`.
+        `max_width` is the largest width that will be used, in tokens per sequence; `verify_cost` must reach `sequences` times that.
 
-        >>> cost = UnitCost(4, verify_cost=((1, 1.0), (2, 1.25), (8, 2.0)), cost_ratio=0.1).of_batch(2, widest=4)
-        >>> cost.target_pass, cost.slowdown(4) * cost.target_pass, cost.whole("draft")
+        >>> cost = UnitCost(4, verify_cost=((1, 1.0), (2, 1.25), (8, 2.0)), cost_ratio=0.1).of_batch(2, max_width=4)
+        >>> cost.target_pass, cost.slowdown(4) * cost.target_pass, cost.pass_time("draft")
         (5.0, 8.0, 0.5)
         """
         if sequences == 1 or self.curve is None:
@@ -166,13 +166,13 @@ class UnitCost(LayerTimeCosts, StepCosts):
         factor = self.slowdown(sequences)
         scaled = {name: getattr(self, name) * factor for name in ("early_head", "final_head", "propagation", "state_check")}
         times = tuple(time * factor for time in self.layer_times or (1.0,) * self.layers)
-        pairs = tuple((width, float(self.curve.relative(width * sequences))) for width in range(1, widest + 1))
+        pairs = tuple((width, float(self.curve.relative(width * sequences))) for width in range(1, max_width + 1))
         return replace(self, layer_times=times, verify_cost=pairs, **scaled)
 
     def layer_times_of(self, step: Forward) -> list[float]:
         """Times of the layers of a pass; the last one includes the head."""
         first, last = step.layers.first, step.layers.last
-        whole = self.whole(step.role)
+        whole = self.pass_time(step.role)
         if whole is not None:
             return [whole / last * self.slowdown(step.batch_size)] * (last - first)
         times = [self.propagation if step.layers.kv_only else self.span(layer, layer + 1) for layer in range(first, last)]
@@ -187,7 +187,7 @@ class UnitCost(LayerTimeCosts, StepCosts):
 
         The head costs the same for any number of positions, because its weights are read once, like those of the layers.
         """
-        whole = self.whole(step.role)
+        whole = self.pass_time(step.role)
         if whole is not None:
             return whole if step.batch is None else whole * self.slowdown(step.batch_size)
         if step.layers.kv_only:
@@ -205,7 +205,7 @@ class UnitCost(LayerTimeCosts, StepCosts):
         (3.5, [4.5, 6.75], 0.45)
         """
         sequences, layers = np.asarray(shape.sequences), shape.layers
-        whole = self.whole(shape.role)
+        whole = self.pass_time(shape.role)
         if whole is not None:
             time = np.asarray(whole * self.slowdowns(sequences))
         else:
@@ -216,11 +216,11 @@ class UnitCost(LayerTimeCosts, StepCosts):
             return time
         return np.broadcast_to(time, np.broadcast_shapes(time.shape, np.shape(shape.width), np.shape(at)))
 
-    def verify_curve(self, widest: int) -> tuple[tuple[int, float], ...] | None:
-        """The pairs of `verify_cost` as given, even if they do not reach `widest`."""
+    def verify_curve(self, max_width: int) -> tuple[tuple[int, float], ...] | None:
+        """The pairs of `verify_cost` as given, even if they do not reach `max_width`."""
         return self.verify_cost
 
-    def runs(self, role: str) -> bool:
+    def has_model(self, role: str) -> bool:
         """True for the target, and for models with a cost ratio."""
         return role not in RATIOS or self.ratio(role) is not None
 

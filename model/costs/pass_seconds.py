@@ -44,14 +44,14 @@ class PassSeconds(StepCosts):
 
     Parameters
     ----------
-    of
+    hardware_models
         Hardware model by role. Parts that a profile lacks take no time; `model.hardware.profile_costs.ProfileCosts.missing` lists
         them.
     prompt
         Cached positions at output position 0.
     batch
         Sequences per pass, all like the decoded one.
-    others_at
+    others_position
         Mean position of the other sequences of the batch in continuous batching; attention then reads the mean context. None: all
         sequences are at the same position.
     middle
@@ -62,7 +62,7 @@ class PassSeconds(StepCosts):
         As in `model.costs.layer_times.UnitCost`, but in seconds [s].
     draft_devices
         As in `model.costs.layer_times.UnitCost` [-].
-    sway
+    uncertainty_end
         End of the uncertainty interval of the times. 0: the estimates; 1: the upper end; -1: the lower end. Steps of plain decoding
         at the full batch, the reference of speed-ups, stay at their estimates.
 
@@ -73,10 +73,10 @@ class PassSeconds(StepCosts):
     (4.0, [0.03, 0.03])
     """
 
-    of: Mapping[str, Hardware]
+    hardware_models: Mapping[str, Hardware]
     prompt: int = 0
     batch: int = 1
-    others_at: float | None = None
+    others_position: float | None = None
     middle: int = 0
     busy: int = 0
     dispatch: float = 0.0
@@ -86,7 +86,7 @@ class PassSeconds(StepCosts):
     promotion: float = 0.0
     state_check: float = 0.0
     draft_devices: float = 1.0
-    sway: float = 0.0
+    uncertainty_end: float = 0.0
     _times: dict[PassShape, Floats] = field(default_factory=dict, init=False, repr=False)
     """Cache of times of passes, by shape and position."""
     _layers: dict[tuple[str, int, int], Estimate] = field(default_factory=dict, init=False, repr=False)
@@ -106,24 +106,24 @@ class PassSeconds(StepCosts):
         """Depth of the target model."""
         return self.hardware("target").shape.layers
 
-    def with_ends(self) -> tuple[PassSeconds, PassSeconds]:
+    def uncertainty_ends(self) -> tuple[PassSeconds, PassSeconds]:
         """The same costs at the upper and the lower end of their uncertainty."""
-        ends = replace(self, sway=1.0), replace(self, sway=-1.0)
+        ends = replace(self, uncertainty_end=1.0), replace(self, uncertainty_end=-1.0)
         for each in ends:
             each._layers, each._totals = self._layers, self._totals
         return ends
 
     def hardware(self, role: str) -> Hardware:
         """Hardware model of a role."""
-        if role not in self.of:
+        if role not in self.hardware_models:
             raise ParameterError(f"profiles must include every model that makes passes; the {role} has none")
-        return self.of[role]
+        return self.hardware_models[role]
 
     def context(self, at: ArrayLike) -> Floats:
         """Mean number of cached positions per sequence of a pass at position `at`."""
         mean = np.asarray(at, dtype=np.float64)
-        if self.others_at is not None and self.batch > 1:
-            mean = (mean + (self.batch - 1) * self.others_at) / self.batch
+        if self.others_position is not None and self.batch > 1:
+            mean = (mean + (self.batch - 1) * self.others_position) / self.batch
         return self.prompt + mean
 
     # --- A pass ---
@@ -171,7 +171,7 @@ class PassSeconds(StepCosts):
     def _kv_rows(self, role: str, tokens: ArrayLike, layer: Estimate) -> Estimate:
         """Time of keys and values of one layer: as measured, or in proportion to their share of the layer's weights."""
         measured = self.part(role, "kv_rows", tokens)
-        return layer.repeated(share_of_rows(self.of[role].shape)) if measured is None else measured
+        return layer.repeated(share_of_rows(self.hardware_models[role].shape)) if measured is None else measured
 
     def _step(self, shape: PassShape, sequences: ArrayLike, at: ArrayLike) -> Estimate:
         """Time that occurs once per pass: the engine step, and the handling of several hypotheses."""
@@ -181,7 +181,7 @@ class PassSeconds(StepCosts):
 
     def part(self, role: str, part: str, *point: ArrayLike) -> Estimate | None:
         """Time of a part of a model's profile [s]; None without a profile, or if the profile lacks the part."""
-        hardware = self.of.get(role)
+        hardware = self.hardware_models.get(role)
         return hardware.part(part, *point) if isinstance(hardware, ProfileCosts) else None
 
     def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
@@ -189,14 +189,14 @@ class PassSeconds(StepCosts):
         where = np.asarray(at)
         single = isinstance(shape.width, int) and isinstance(shape.sequences, int) and isinstance(shape.heads, int)
         if not single or where.dtype.kind not in "iu":
-            return self._swayed(shape, self._total(shape, where), where)
+            return self._at_end(shape, self._total(shape, where), where)
         table, last = self._times.get(shape), int(where.max(initial=0))
         if table is None or table.size <= last:
             positions, total = np.arange(max(last + 1, _GROWTH, 0 if table is None else 2 * table.size)), self._totals.get(shape)
             if total is None or total.seconds.size < positions.size:
                 total = self._totals[shape] = self._total(shape, positions)
             estimate = Estimate(*(each[: positions.size] for each in total))
-            table = self._times[shape] = self._swayed(shape, estimate, positions)
+            table = self._times[shape] = self._at_end(shape, estimate, positions)
         return np.asarray(table[where])
 
     def _total(self, shape: PassShape, at: ArrayLike) -> Estimate:
@@ -206,11 +206,11 @@ class PassSeconds(StepCosts):
         seconds = total.seconds + (self.state_check if shape.compared else 0.0)
         return Estimate(np.broadcast_to(seconds, extent), np.broadcast_to(total.error, extent))
 
-    def _swayed(self, shape: PassShape, estimate: Estimate, at: ArrayLike) -> Floats:
-        """Times at the end of their uncertainty interval that `sway` selects."""
-        if not self.sway:
+    def _at_end(self, shape: PassShape, estimate: Estimate, at: ArrayLike) -> Floats:
+        """Times at the end of their uncertainty interval that `uncertainty_end` selects."""
+        if not self.uncertainty_end:
             return estimate.seconds
-        return np.maximum(estimate.seconds * (1 + self.sway * self._error(shape, estimate, at)), 0.0)
+        return np.maximum(estimate.seconds * (1 + self.uncertainty_end * self._error(shape, estimate, at)), 0.0)
 
     def _error(self, shape: PassShape, estimate: Estimate, at: ArrayLike) -> Floats:
         """Relative error of the time of a pass compared with a step of plain decoding [-].
@@ -234,22 +234,22 @@ class PassSeconds(StepCosts):
 
     # --- The rest of `StepCosts` ---
 
-    def runs(self, role: str) -> bool:
+    def has_model(self, role: str) -> bool:
         """True if there is a hardware model for this role."""
-        return role in self.of
+        return role in self.hardware_models
 
     def ratio(self, role: str) -> float | None:
         """Time of a whole pass of a smaller model relative to a pass of the target, at position `middle` [-]."""
-        return float(self.draft_times(self.middle, role=role) / self.plain_times(self.middle)) if self.runs(role) else None
+        return float(self.draft_times(self.middle, role=role) / self.plain_times(self.middle)) if self.has_model(role) else None
 
-    def verify_curve(self, widest: int) -> tuple[tuple[int, float], ...] | None:
+    def verify_curve(self, max_width: int) -> tuple[tuple[int, float], ...] | None:
         """Pairs (width, time of a pass of the target relative to width 1) at position `middle`; None if the time is constant.
 
         >>> from model.hardware.cost_models import UniformLayers
         >>> from model.architectures.transformer import preset
         >>> PassSeconds({"target": UniformLayers(preset("llama-2-13b"), 0.001)}).verify_curve(3)
         """
-        times = [float(self.verify_times(width, self.middle)) for width in range(1, widest + 1)]
+        times = [float(self.verify_times(width, self.middle)) for width in range(1, max_width + 1)]
         if min(times) == max(times):
             return None
         return tuple((width, time / times[0]) for width, time in enumerate(times, 1))

@@ -18,7 +18,7 @@ from model.costs.pass_seconds import PassSeconds, spread_over
 from model.costs.step_costs import PassShape, position_of
 from model.hardware.cost_models import Hardware
 from model.hardware.interpolation import Estimate
-from model.hardware.profile import EARLY
+from model.hardware.profile import EARLY_EXIT_READS
 from model.hardware.profile_costs import ProfileCosts
 from model.steps import Forward, Read
 
@@ -45,9 +45,9 @@ class ReplayedSeconds(PassSeconds):
 
     Parameters
     ----------
-    slower
+    slowdowns
         Slowdown factors of all times while 0, 1, ... other units of this run are busy [-]; the last factor holds for more units.
-    single
+    single_process
         True if one operating system process makes all passes. Passes then pay for the time since their layers last ran, and
         starting sub-processes takes the time of `fork` in the profile. With several processes each unit has separate caches, and
         timings taken on them already include these pauses.
@@ -64,8 +64,8 @@ class ReplayedSeconds(PassSeconds):
     0.03
     """
 
-    slower: Sequence[float] = (1.0,)
-    single: bool = True
+    slowdowns: Sequence[float] = (1.0,)
+    single_process: bool = True
     subprocess_step: float | None = None
     scheduling: float = 0.0
 
@@ -131,9 +131,9 @@ class ReplayedSeconds(PassSeconds):
 
     def forward(self, step: Forward) -> float:
         """Time of a whole pass [s]."""
-        return self.made(step).total
+        return self.record_pass(step).total
 
-    def made(self, step: Forward) -> PartSeconds:
+    def record_pass(self, step: Forward) -> PartSeconds:
         """Time by part of a pass made now, after all passes since `begin`; records it as made."""
         before = self._before(step)
         parts = self.in_run(step, before)
@@ -142,7 +142,7 @@ class ReplayedSeconds(PassSeconds):
         if step.layers.first and tokens == self._last_pass.get(step.role):  # positions and masks have been prepared already
             parts = parts._replace(step=min(parts.step, self._timed(step.role, "resumed_step", 1, otherwise=parts.step)))
         self._last_pass[step.role] = tokens
-        if parts.layers and self.single:
+        if parts.layers and self.single_process:
             parts = parts._replace(cooling=self._cooled(step, parts if before is None else None))
         self.elapsed += parts.total - parts.cooling
         for name, seconds in parts._asdict().items():
@@ -174,7 +174,7 @@ class ReplayedSeconds(PassSeconds):
         """
         role, width = step.role, len(step.tokens)
         if role not in self._cooling:
-            self._cooling[role] = _cooling(self.of[role])
+            self._cooling[role] = _cooling(self.hardware_models[role])
         if not self._cooling[role]:
             return 0.0
         if (role, width) not in self._nearest_cooling:
@@ -183,7 +183,8 @@ class ReplayedSeconds(PassSeconds):
         others = float(np.interp(width, [*curves], [curve.others for curve in curves.values()]))
         layers = [layer for low, high in step.layers.ranges for layer in range(low, high)]
         time, start = (parts or self.in_run(step)).layers / len(layers), self.elapsed
-        ended = self._run_at.setdefault(role, [start + layer * time - others for layer in range(self.of[role].shape.layers)])
+        depth = self.hardware_models[role].shape.layers
+        ended = self._run_at.setdefault(role, [start + layer * time - others for layer in range(depth)])
         idle = 0.0
         for index, layer in enumerate(layers):
             idle += start + index * time - ended[layer]
@@ -203,7 +204,7 @@ class ReplayedSeconds(PassSeconds):
         first = step.kind == "next" and output is not self._last_read
         if first:
             self._last_read = output
-        early = EARLY.get(step.kind) if output.layers.last - output.layers.first == 1 else None
+        early = EARLY_EXIT_READS.get(step.kind) if output.layers.last - output.layers.first == 1 else None
         point = output.batch_size if first else max(len(step.hypotheses), 1)  # a first read covers all sequences of a batch
         key = output.role, "first_read" if first else early or step.kind, point
         if key not in self._reads:
@@ -215,14 +216,14 @@ class ReplayedSeconds(PassSeconds):
         self.scheduled += self.scheduling
         return self._reads[key] + self.scheduling
 
-    def among(self, others: int) -> float:
+    def slowdown_among(self, others: int) -> float:
         """Slowdown factor of all times while `others` other units are busy [-]."""
-        return self.slower[min(max(others, 0), len(self.slower) - 1)]
+        return self.slowdowns[min(max(others, 0), len(self.slowdowns) - 1)]
 
     def dispatching(self, processes: int) -> float:
         """Time that starting `processes` sub-processes occupies the starter's unit [s]."""
         self._forked = self._forked or processes > 0
-        forking = self._timed("target", "fork", processes) if self.single and processes else 0.0
+        forking = self._timed("target", "fork", processes) if self.single_process and processes else 0.0
         return super().dispatching(processes) + forking
 
 

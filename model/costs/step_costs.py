@@ -81,7 +81,7 @@ class StepCosts:
     """Base of all costs, with defaults for optional parts.
 
     A subclass provides `layers`, `times` and `layer_times_of`; for methods with several models or adaptive draft lengths also
-    `runs`, `ratio`, `operations` and `verify_curve`.
+    `has_model`, `ratio`, `operations` and `verify_curve`.
     """
 
     layers: int
@@ -101,7 +101,7 @@ class StepCosts:
     reads_take_time: bool = False
     """True if reads take time: the engine then calls `reading`."""
     units_share: bool = False
-    """True if busy units slow each other down: the engine then calls `among`."""
+    """True if busy units slow each other down: the engine then calls `slowdown_among`."""
 
     @property
     def only_layers(self) -> bool:
@@ -137,17 +137,17 @@ class StepCosts:
         """Time of a read."""
         return 0.0
 
-    def among(self, others: int) -> float:
+    def slowdown_among(self, others: int) -> float:
         """Slowdown factor of all times while `others` other units are busy."""
         return 1.0
 
-    def runs(self, role: str) -> bool:
+    def has_model(self, role: str) -> bool:
         """True if the time of passes of this model is known."""
         raise NotImplementedError
 
     def require(self, role: str) -> None:
         """Raise `ParameterError` unless the time of passes of this model is known."""
-        if not self.runs(role):
+        if not self.has_model(role):
             raise ParameterError(f"{RATIOS[role]} is required: the time of a pass of the {role} model relative to the target")
 
     def ratio(self, role: str) -> float | None:
@@ -171,10 +171,10 @@ class StepCosts:
     def draft_times(self, at: ArrayLike = 0, *, role: str = "draft", width: ArrayLike = 1, sequences: ArrayLike = 1) -> Floats:
         """Time of a whole pass of a smaller model over `width` tokens per sequence, with logits of the last token."""
         self.require(role)
-        return self.times(PassShape(WHOLE, role, width, sequences, heads=1), at)
+        return self.times(PassShape(ALL_LAYERS, role, width, sequences, heads=1), at)
 
-    def verify_curve(self, widest: int) -> tuple[tuple[int, float], ...] | None:
-        """Pairs (width, time of a pass of the target relative to width 1) up to `widest`; None if the time is constant.
+    def verify_curve(self, max_width: int) -> tuple[tuple[int, float], ...] | None:
+        """Pairs (width, time of a pass of the target relative to width 1) up to `max_width`; None if the time is constant.
 
         For policies that choose the draft length: one curve, at one fixed position.
         """
@@ -185,5 +185,5 @@ class StepCosts:
         return float(tokens * self.plain_times() if self.uniform else self.plain_times(np.arange(tokens)).sum())
 
 
-WHOLE = LayerSpan(0, -1)
+ALL_LAYERS = LayerSpan(0, -1)
 """All layers of a smaller model; the cost model knows their number."""

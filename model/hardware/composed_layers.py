@@ -28,7 +28,7 @@ SHAPES_NEAR = ((0, 1), (0, -1), (0, 2), (0, -2), (1, 0), (-1, 0))
 72 choices on the tables of the H100 and the A100; the L40S was held out."""
 M_NEAR = (1, -1, 2, -2)
 """Steps along m to the times at which neighbouring shapes are compared."""
-OFF = 0.05
+DEFAULT_LAYER_ERROR = 0.05
 """Default relative error of a composed layer [-]. The median error is smaller for layers of three models that Vidur measured on
 two GPUs, up to 64 tokens, composed of products from another source."""
 TILE = 64
@@ -347,12 +347,12 @@ def with_quartiles(rows: list[dict[str, Any]], error: ArrayLike) -> list[dict[st
     ]
 
 
-def layer_error(operations: Profile, tokens: ArrayLike, tensor_parallel: int, off: float | None = None) -> Floats:
+def layer_error(operations: Profile, tokens: ArrayLike, tensor_parallel: int, default_error: float | None = None) -> Floats:
     """Relative error of a composed layer over `tokens` tokens: `off`, or the table's `LAYER_ERRORS` at the nearest entry [-]."""
     at = np.asarray(tokens, dtype=np.float64)
-    known = [] if off is not None else operations.facts.get(LAYER_ERRORS, [])
+    known = [] if default_error is not None else operations.facts.get(LAYER_ERRORS, [])
     if not known:
-        return np.full(at.shape, OFF if off is None else off)
+        return np.full(at.shape, DEFAULT_LAYER_ERROR if default_error is None else default_error)
     near = min({row[0] for row in known}, key=lambda each: (abs(each - tensor_parallel), -each))
     own = sorted((most, error) for split, most, error in known if split == near)
     bounds, errors = (np.asarray(each, dtype=np.float64) for each in zip(*own, strict=True))
@@ -367,7 +367,7 @@ def layer(
     model: str = "",
     name: str = "",
     most: int = 4096,
-    off: float | None = None,
+    default_error: float | None = None,
 ) -> Profile:
     """Compose the profile of a model from measured times of its operations.
 
@@ -387,7 +387,7 @@ def layer(
         Largest number of tokens of a pass.
     off
         Relative error of a composed layer, at least that of its products [-]. Default: by tensor_parallel and tokens, from layers
-        of other models on the same GPU (`LAYER_ERRORS` in `facts`), else `OFF`.
+        of other models on the same GPU (`LAYER_ERRORS` in `facts`), else `DEFAULT_LAYER_ERROR`.
 
     >>> from model.architectures.transformer import preset
     >>> from model.hardware import profile_files
@@ -396,8 +396,8 @@ def layer(
     {1: 256, 2: 141}
     """
     _of_operations(operations)
-    if off is not None:
-        checks.number("off", off, 0, 1)
+    if default_error is not None:
+        checks.number("off", default_error, 0, 1)
     if shape.encoder_layers:
         raise ParameterError(f"encoder_layers must be 0, got {shape.encoder_layers}; no table has attention to an encoder")
     splits = tuple(dict.fromkeys([tensor_parallel] if isinstance(tensor_parallel, int) else tensor_parallel))
@@ -406,7 +406,7 @@ def layer(
     wanted = {"head": "gemm", "attention": "decode", "all_reduce": "all_reduce"}
     errors = {part: operations.errors[source] for part, source in wanted.items() if source in operations.errors}
     least = errors.get("head", 0.0)
-    errors["dense"] = max(least, float(layer_error(operations, 1, splits[0], off)))
+    errors["dense"] = max(least, float(layer_error(operations, 1, splits[0], default_error)))
     rows: list[dict[str, Any]] = []
     stood_in = []
     for many in splits:
@@ -416,7 +416,7 @@ def layer(
         for what, seconds in (("dense", dense), ("embedding", embedding)):
             points = zip(tokens, seconds, strict=True)
             found = [{"part": what, "tokens": int(at), "tensor_parallel": many, "time_s": float(each)} for at, each in points]
-            rows += with_quartiles(found, np.maximum(layer_error(operations, tokens, many, off), least))
+            rows += with_quartiles(found, np.maximum(layer_error(operations, tokens, many, default_error), least))
         rows += with_quartiles(head_rows(operations, products, part, tokens, many), layer_error(operations, tokens, many, least))
         if "decode" in operations.parts:
             attention = AttentionTimes(operations, part.heads, part.kv_heads, part.head_dim)
@@ -436,7 +436,7 @@ def layer(
         notes.append(
             f"attention at tensor_parallel {split}: these heads were not measured; the nearest group size at equal bytes is used"
         )
-    return isotonic.profile(replace(
+    return isotonic.isotonic_profile(replace(
         operations, name=name or f"{operations.device}-{model}", model=model, kind="model", provenance="composed",
         shape=asdict(shape), table=profile.table_of(rows), notes=(*notes, *operations.notes), errors=errors,
     ))  # fmt: skip

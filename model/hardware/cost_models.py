@@ -2,8 +2,8 @@
 
 Three cost models share one interface (`Hardware`): `UniformLayers`, the papers' assumption, in seconds;
 `model.hardware.roofline.Roofline`, from the operations of a transformer and the peaks of a device;
-`model.hardware.profile_costs.ProfileCosts`, from a profile. Each estimates its own error. `Served` adds the overhead of an engine
-per step to any of them.
+`model.hardware.profile_costs.ProfileCosts`, from a profile. Each estimates its own error. `WithEngineOverhead` adds the
+overhead of an engine per step to any of them.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ class UniformLayers:
 
 
 @dataclass(frozen=True)
-class Served:
+class WithEngineOverhead:
     """Cost model with an engine's overhead: each pass takes `step_s` more, independent of width, context and batch.
 
     >>> from model.architectures.transformer import preset
     >>> kernels = UniformLayers(preset("llama-2-13b"), 0.001)
-    >>> float(pass_time(Served(kernels, 0.002), 4, 500, 8).seconds)
+    >>> float(pass_time(WithEngineOverhead(kernels, 0.002), 4, 500, 8).seconds)
     0.042
     """
 
@@ -221,14 +221,14 @@ class DeviceMemory:
     available: float
 
     @property
-    def needed(self) -> float:
+    def required(self) -> float:
         """Weights plus cache [bytes]."""
         return self.weights + self.cache
 
     @property
     def share(self) -> float:
         """Needed over available memory [-]."""
-        return self.needed / self.available if self.available else math.inf
+        return self.required / self.available if self.available else math.inf
 
 
 def memory(
@@ -254,6 +254,6 @@ def refuse_too_large(what: DeviceMemory, device: str) -> None:
     if what.share > 1:
         raise checks.ParameterError(
             f"weights ({what.weights / 1e9:.1f} GB) and cache ({what.cache / 1e9:.1f} GB) must be at most the"
-            f" {what.available / 1e9:.1f} GB of {device}, got {what.needed / 1e9:.1f} GB; take a smaller batch, context or model,"
+            f" {what.available / 1e9:.1f} GB of {device}, got {what.required / 1e9:.1f} GB; take a smaller batch, context or model,"
             " a larger tensor_parallel, or another device"
         )

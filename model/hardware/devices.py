@@ -140,7 +140,7 @@ DEVICES = {
 
 
 def device(name: str) -> Device:
-    """Return a published device by name, or a device from a TOML file (`written` makes its text).
+    """Return a published device by name, or a device from a TOML file (`toml_text` makes its text).
 
     >>> device("h100").bandwidth / 1e12
     3.35
@@ -181,10 +181,10 @@ def _of_file(name: str, _: object) -> Device:
         raise ParameterError(f"{path}: {error}") from None
 
 
-def written(of: Device) -> str:
+def toml_text(of: Device) -> str:
     """Return the TOML text of a device, with units as comments.
 
-    >>> print(written(device("titan-xp")).splitlines()[2])
+    >>> print(toml_text(device("titan-xp")).splitlines()[2])
     bandwidth = 5.477e+11  # bytes/s
     """
     units = {"memory_bytes": "bytes", "bandwidth": "bytes/s", "link": "bytes/s in one direction, to another such device",

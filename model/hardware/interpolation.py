@@ -20,11 +20,11 @@ from model.base import checks
 Floats = NDArray[np.float64]
 Bound = Callable[..., Floats]
 
-NOTHING = 1e-9
+SMALLEST_TIME = 1e-9
 """Smallest time inside a logarithm, for times that were rounded to 0 [s]."""
 PIECE = 1 << 15
 """Points per block of a lookup."""
-UNKNOWN = 0.2
+EXTRAPOLATION_ERROR = 0.2
 """Relative error added per factor e beyond the grid: about the error of tables that are cut at 64 or 512 tokens
 (`calibrate report`)."""
 
@@ -120,7 +120,7 @@ class Surface:
 
     def _filled(self) -> Floats:
         """Logarithms of the times; points without a measurement take the efficiency of their neighbour."""
-        logs = np.log(np.maximum(self.times, NOTHING))
+        logs = np.log(np.maximum(self.times, SMALLEST_TIME))
         if self.known.all():
             return logs
         bounds = np.log(self._bounds(*np.meshgrid(*self.axes, indexing="ij")))
@@ -149,7 +149,7 @@ class Surface:
         """Lower bound plus the shortest measured time, which stands for the launch [s]."""
         if self._bound is None:
             return np.ones(np.broadcast_shapes(*(np.shape(each) for each in point)))
-        return np.asarray(self._bound(*point) + max(self._floor, NOTHING))
+        return np.asarray(self._bound(*point) + max(self._floor, SMALLEST_TIME))
 
     @cached_property
     def _slowness(self) -> float:
@@ -216,7 +216,7 @@ class Surface:
             reached = self._bounds(*within_last)
             added = self._bounds(*asked) - reached
             seconds = seconds * (reached / self._bounds(*inside)) + self._slowness * added
-            error = error + UNKNOWN * far
+            error = error + EXTRAPOLATION_ERROR * far
         return np.asarray(seconds), np.asarray(error)
 
     def _blend(self, base: NDArray[np.intp], parts: list[tuple[int, Floats]], depth: int) -> Floats:
@@ -274,7 +274,7 @@ def _running(larger: np.ufunc, values: Floats, axis: int) -> Floats:
 
 def _scaled(name: str, values: Floats) -> Floats:
     """Coordinates used for interpolation: logarithms, log(1 + context) for contexts, which start at 0."""
-    return np.log1p(values) if name == "context" else np.log(np.maximum(values, NOTHING))
+    return np.log1p(values) if name == "context" else np.log(np.maximum(values, SMALLEST_TIME))
 
 
 def residuals(logs: Floats, scaled: Floats) -> Floats:

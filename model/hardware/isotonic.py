@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from model.hardware.interpolation import NOTHING
+from model.hardware.interpolation import SMALLEST_TIME
 from model.hardware.profile import AXES, TIMES, Profile
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ PARTS = ("layer", "dense", "attention", "head", "embedding", "step", "kv_rows", 
 """Parts whose time never falls with more work."""
 
 
-def line(values: Floats) -> Floats:
+def isotonic_line(values: Floats) -> Floats:
     """Isotonic regression of one line with absolute errors; values of shape (points,), nan at missing points.
 
-    >>> line(np.array([1.0, 5.0, 2.0, 3.0, 9.0]))
+    >>> isotonic_line(np.array([1.0, 5.0, 2.0, 3.0, 9.0]))
     array([1., 3., 3., 3., 9.])
     """
     known = np.flatnonzero(~np.isnan(values))
@@ -50,13 +50,13 @@ def line(values: Floats) -> Floats:
     return result
 
 
-def grid(values: Floats) -> Floats:
+def isotonic_grid(values: Floats) -> Floats:
     """Isotonic regression along every axis of a grid, one axis after another; nan at missing points.
 
     On a complete grid, regression along an axis preserves the order along the others. With missing points it may not; then each
     value becomes the middle between the largest value that must not exceed it and the smallest that it must not exceed.
 
-    >>> grid(np.array([[1.0, 4.0], [3.0, 2.0]]))
+    >>> isotonic_grid(np.array([[1.0, 4.0], [3.0, 2.0]]))
     array([[1., 3.],
            [3., 3.]])
     """
@@ -65,7 +65,7 @@ def grid(values: Floats) -> Floats:
         # Lines that fall nowhere are as they were: most of them.
         lines = np.moveaxis(result, axis, -1)
         for place in np.argwhere((np.fmax.accumulate(lines, axis=-1) > lines).any(axis=-1)):
-            lines[tuple(place)] = line(lines[tuple(place)])
+            lines[tuple(place)] = isotonic_line(lines[tuple(place)])
     least, most = result, result
     for axis in range(values.ndim):
         least = np.fmax.accumulate(least, axis=axis)
@@ -73,7 +73,7 @@ def grid(values: Floats) -> Floats:
     return np.where(np.isnan(values), np.nan, least + (most - least) / 2)
 
 
-def profile(measured: Profile) -> Profile:
+def isotonic_profile(measured: Profile) -> Profile:
     """Return the profile with times that never fall along an axis of a part.
 
     The quartiles of a moved time are widened symmetrically to include the measured values.
@@ -88,7 +88,7 @@ def profile(measured: Profile) -> Profile:
     for part in measured.parts:
         own = measured.table["part"] == part
         before, after = (each.filter(own)["time_s"].cast(pl.Float64).to_numpy() for each in (measured.table, found))
-        moved = np.abs(after / np.maximum(before, NOTHING) - 1)[before != after]
+        moved = np.abs(after / np.maximum(before, SMALLEST_TIME) - 1)[before != after]
         if moved.size:
             notes.append(
                 f"{part}: {moved.size} of {before.size} times adjusted so that none falls with more work, by {np.median(moved):.1%}"
@@ -109,7 +109,7 @@ def _settled(rows: pl.DataFrame) -> pl.DataFrame:
     time, low, high = (rows[name].cast(pl.Float64).to_numpy() for name in TIMES)
     values: Floats = np.full(sizes, np.nan)
     values[tuple(indices)] = time
-    found = grid(values)[tuple(indices)]
+    found = isotonic_grid(values)[tuple(indices)]
     moved = found != time
     half = np.maximum(np.maximum(found - np.minimum(low, time), np.maximum(high, time) - found), 0.0)
     new = {

@@ -27,7 +27,7 @@ PARTS = ("layer", "dense", "head")
 """Parts whose arithmetic and bytes follow from a model's shape."""
 
 
-class Reached(NamedTuple):
+class ImpliedRates(NamedTuple):
     """Bandwidth and arithmetic rate that the rows of one part imply; arrays of shape (rows,)."""
 
     part: str
@@ -49,13 +49,13 @@ class Reached(NamedTuple):
         """Arithmetic rate [operations/s]."""
         return self.operations / self.seconds
 
-    def place(self, row: int) -> str:
+    def row_name(self, row: int) -> str:
         """Return the name of a row for error messages."""
         split = [f"tensor_parallel {self.tensor_parallel}"] * (self.tensor_parallel > 1) + [f"busy {self.busy}"] * (self.busy > 0)
         return f"{self.part} at {', '.join([f'{axis} {values[row]:g}' for axis, values in self.axes.items()] + split)}"
 
 
-def reached(profile: Profile, shape: Shape, *, source: int = 0, in_sequence: bool = True) -> Iterator[Reached]:
+def implied_rates(profile: Profile, shape: Shape, *, source: int = 0, in_sequence: bool = True) -> Iterator[ImpliedRates]:
     """Yield the bandwidth and rate that each row implies, part by part, for a model of this shape.
 
     Parameters
@@ -78,7 +78,7 @@ def reached(profile: Profile, shape: Shape, *, source: int = 0, in_sequence: boo
             moved, operations = _needed(shape, part, axes, tensor_parallel, source)
             users = 1 if part == "head" else sharing
             from_memory = np.maximum(moved - profile.cache_bytes * tensor_parallel / users, 0.0)
-            yield Reached(part, int(tensor_parallel), int(busy), axes, seconds, moved, operations, from_memory)
+            yield ImpliedRates(part, int(tensor_parallel), int(busy), axes, seconds, moved, operations, from_memory)
 
 
 def check(
@@ -98,7 +98,7 @@ def check(
     """
     beaten = []
     measured = profile.facts.get("peaks") == "measured"
-    for each in reached(profile, shape, source=source, in_sequence=in_sequence):
+    for each in implied_rates(profile, shape, source=source, in_sequence=in_sequence):
         limits = (
             ("arithmetic", each.operations, profile.rate * each.tensor_parallel, "FLOP/s"),
             ("memory", each.from_memory, profile.bandwidth * each.tensor_parallel, "B/s"),
@@ -110,7 +110,7 @@ def check(
                 continue
             implied = f"{amount[worst] / each.seconds[worst]:.3g} {unit}"
             cached = f" beyond what its cache of {profile.cache_bytes / 1e6:.0f} MB can hold" if limit == "memory" else ""
-            where = f"{each.place(worst)}: time_s={each.seconds[worst]:.3g} would be {implied}{cached}, and {profile.device}"
+            where = f"{each.row_name(worst)}: time_s={each.seconds[worst]:.3g} would be {implied}{cached}, and {profile.device}"
             known = f"{where} was measured to reach {peak:.3g} ({limit})"
             remedy = "check the clock, the shape and the dtype"
             if not measured:
@@ -135,13 +135,13 @@ TILE = 128
 """Smallest number of positions that attention kernels process together."""
 
 
-def longest(moved: Floats | float, operations: Floats | float, bandwidth: float, rate: float, launches: float = 1) -> Floats:
+def longest_time(moved: Floats | float, operations: Floats | float, bandwidth: float, rate: float, launches: float = 1) -> Floats:
     """Upper bound of the time of a pass on a device with these peaks [s].
 
     It moves its bytes, then computes, at a hundredth of each peak, and launches each kernel in a tenth of a millisecond. Times in
     milliseconds that are read as seconds are far beyond it.
 
-    >>> print(longest(2 * 4096**2, 2 * 4096**2, 2e12, 312e12))  # a product of a model of 7 billion weights on an A100: 20 us
+    >>> print(longest_time(2 * 4096**2, 2 * 4096**2, 2e12, 312e12))  # a product of a model of 7 billion weights on an A100: 20 us
     0.0018
     """
     return np.asarray(SLOWEST * (moved / bandwidth + operations / rate) + launches * LAUNCH_S, dtype=np.float64)
@@ -158,7 +158,7 @@ def refuse_slow(profile: Profile) -> None:
         tensor_parallel, busy = (rows[name].to_numpy() for name in ("tensor_parallel", "busy"))
         moved, operations = _work_of(profile, part, axes)
         # Other busy units share the same memory.
-        bound = longest(moved, operations, profile.bandwidth, profile.rate, launches) * (1 + busy)
+        bound = longest_time(moved, operations, profile.bandwidth, profile.rate, launches) * (1 + busy)
         seconds = rows["time_s"].to_numpy()
         if (seconds > bound).any():
             row = int(np.argmax(seconds / bound))
@@ -208,13 +208,13 @@ def longest_run(decoding: Decoding, profiles: Mapping[str, Profile], shapes: Map
         work = passes * (layers * each + float(shape.head_flops(heads)))
         work += layers * attended * 4 * shape.heads * shape.head_dim
         count = passes * (layers * LAUNCHES["layer"] + LAUNCHES["head"] + LAUNCHES["layer"])
-        total += float(longest(moved, work, profile.bandwidth, profile.rate, count))
+        total += float(longest_time(moved, work, profile.bandwidth, profile.rate, count))
     return total
 
 
 def limit(profile: Profile, shape: Shape, *, source: int = 0, in_sequence: bool = True) -> str:
     """Return a sentence that names the limits that apply to a profile's layers."""
-    parts = [each for each in reached(profile, shape, source=source, in_sequence=in_sequence) if each.part != "head"]
+    parts = [each for each in implied_rates(profile, shape, source=source, in_sequence=in_sequence) if each.part != "head"]
     cached = all((each.from_memory == 0).all() for each in parts)
     if cached:
         return "arithmetic only: the cache can hold the weights and may deliver them faster than memory"

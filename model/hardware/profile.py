@@ -66,10 +66,10 @@ from model.steps import Read
 if TYPE_CHECKING:
     import polars as pl
 
-PROCESS_TEXT = 24
+PROCESS_PROMPT = 24
 """Prompt tokens of the sequences that time parts by `processes`. Twice as many tokens are generated, for `fork` equally many."""
 READS: tuple[str, ...] = get_args(get_type_hints(Read)["kind"])
-EARLY = {"confidence": "early_softmax", "saturation": "early_state"}
+EARLY_EXIT_READS = {"confidence": "early_softmax", "saturation": "early_state"}
 """Parts of the reads that decide about an early exit after a single layer."""
 AXES: dict[str, tuple[str, ...]] = {
     "layer": ("width", "context", "batch"),
@@ -81,7 +81,7 @@ AXES: dict[str, tuple[str, ...]] = {
     "resumed_step": ("batch",),
     "first_read": ("batch",),
     "kv_rows": ("tokens",),
-    **dict.fromkeys((*READS, "early_head", *EARLY.values()), ("positions",)),
+    **dict.fromkeys((*READS, "early_head", *EARLY_EXIT_READS.values()), ("positions",)),
     "after_gap": ("gap",),
     "wide_after_gap": ("width", "gap"),
     "tree": ("width", "context"),
@@ -100,7 +100,7 @@ TIMES = ("time_s", "low_s", "high_s")
 UNITS = dict.fromkeys(COUNTED, "1") | {"size": "bytes", "gap": "us"} | dict.fromkeys(TIMES, "s") | {"repeats": "1", "part": "name"}
 KINDS = {"model": ("layer", "dense"), "operations": ("gemm",), "links": ("send", "all_reduce")}
 """Kinds of profiles; each needs at least one of its parts."""
-TAKING_TIME = ("layer", "dense", "gemm")
+NONZERO_TIMES = ("layer", "dense", "gemm")
 """Parts whose times must be above 0. Other operations may be short enough to be rounded to 0."""
 MODES = ("eager", "cuda-graph", "kernel-only")
 PROVENANCE = ("measured", "composed")
@@ -280,7 +280,7 @@ def _check_part(part: str, rows: NDArray[np.int64], columns: Mapping[str, NDArra
         least = -(10**9) if axis == "gap" else 0 if axis in ("busy", "context") or axis in TIMES else 1
         bad = ~(np.isfinite(values) & (values >= least))
         bound = f"a number of at least {least}"
-        if axis == "time_s" and part in TAKING_TIME and not bad.any():
+        if axis == "time_s" and part in NONZERO_TIMES and not bad.any():
             bad, bound = values == 0, "above 0"
         if bad.any():
             where = int(np.argmax(bad))

@@ -83,7 +83,7 @@ class ProfileCosts:
         peak = Roofline(self.shape, self.profile.bandwidth, self.profile.rate, PEAKS, tensor_parallel)
         bounds: dict[str, Bound] = {
             "layer": lambda width, context, batch: peak.layer(width, context, batch).seconds,
-            "dense": peak.products,
+            "dense": peak.gemms,
             "attention": peak.attention,
             "head": lambda positions: peak.head(positions).seconds,
             "embedding": lambda tokens: peak.embedding(tokens).seconds,

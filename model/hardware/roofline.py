@@ -94,10 +94,10 @@ class Roofline:
         for name in ("bandwidth", "rate", "link"):
             checks.number(name, getattr(self, name), 1)
         checks.number("latency", self.latency, 0)
-        self.part  # noqa: B018  raises if the model cannot be split over this many devices
+        self.shard  # noqa: B018  raises if the model cannot be split over this many devices
 
     @cached_property
-    def part(self) -> Shape:
+    def shard(self) -> Shape:
         """Shape of the part of the model on each device."""
         return self.shape.shard(self.tensor_parallel)
 
@@ -116,9 +116,9 @@ class Roofline:
         size = (inputs * outputs + m * (inputs + outputs)) * self.shape.bytes_each
         return self._slower(size, 2.0 * inputs * outputs * m, self.efficiency.memory) + self.efficiency.launch
 
-    def products(self, tokens: ArrayLike) -> Floats:
+    def gemms(self, tokens: ArrayLike) -> Floats:
         """Seconds of a layer without its attention, over `tokens` tokens: matrix products and elementwise operations [s]."""
-        part, count = self.part, np.asarray(tokens, dtype=np.float64)
+        part, count = self.shard, np.asarray(tokens, dtype=np.float64)
         total = np.zeros(count.shape)
         for inputs, outputs in part.matrices:
             total = total + self.product(count, outputs, inputs)
@@ -138,7 +138,7 @@ class Roofline:
 
     def attention(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike) -> Floats:
         """Seconds of a layer's attention over the KV cache [s]."""
-        part = self.part
+        part = self.shard
         new, before, sequences = (np.asarray(each, dtype=np.float64) for each in (width, context, batch))
         size = sequences * (before + new) * part.cache_bytes(1)
         work = 4.0 * part.heads * part.head_dim * sequences * new * (before + (new + 1) / 2)
@@ -147,7 +147,7 @@ class Roofline:
     def layer(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, *, busy: int = 0) -> Estimate:
         """Seconds of one decoder layer [s]; `busy` has no effect, because other units are separate devices."""
         tokens = np.asarray(width) * np.asarray(batch)
-        total = self._estimate(self.products(tokens), self.arithmetic(tokens, self.part.layer_weights))
+        total = self._estimate(self.gemms(tokens), self.arithmetic(tokens, self.shard.layer_weights))
         total = total + self._assumed(self.attention(width, context, batch))
         if self.tensor_parallel > 1:
             total = total + self._assumed(2 * self.all_reduce(tokens * self.shape.hidden * self.shape.bytes_each))
@@ -161,7 +161,7 @@ class Roofline:
     def head(self, positions: ArrayLike) -> Estimate:
         """Seconds of the projection of `positions` positions onto the vocabulary [s]."""
         count = np.asarray(positions, dtype=np.float64)
-        weights = self.part.head_weights
+        weights = self.shard.head_weights
         seconds = self._slower(weights * self.shape.bytes_each, 2 * weights * count, self.efficiency.memory)
         return self._estimate(seconds, self.arithmetic(count, weights))
 

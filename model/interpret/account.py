@@ -82,7 +82,7 @@ class Account:
 
     >>> account = Account()
     >>> account.add(Forward("target", (7, 8), 5, LayerSpan(0, 24, gaps=((1, 17),)), heads=1))
-    >>> totals = account.totals().of["target"]
+    >>> totals = account.totals().by_model["target"]
     >>> totals.layer_passes, totals.layer_runs, totals.attended, totals.heads  # 8 layers, 2 tokens that see 6 and 7 positions
     (16, 8, 104, 1)
     """
@@ -164,17 +164,17 @@ class Account:
     def _sum(self, count: Callable[[Kind, list[int]], int]) -> float:
         return sum(count(kind, counts) for kind, counts in self.passes_by_kind.items())
 
-    def bill(self, shapes: Mapping[str, Shape], *, bytes_each: int | None = None) -> Bill:
+    def flops_and_bytes(self, shapes: Mapping[str, Shape], *, bytes_each: int | None = None) -> FlopsAndBytes:
         """Operations and bytes; `shapes` holds the shape of each model by role.
 
         >>> from model.architectures.transformer import preset
         >>> account = Account()
         >>> account.add(Forward("target", (7,), 0, LayerSpan(0, 40), heads=1))
-        >>> bill = account.bill({"target": preset("llama-2-13b")})
-        >>> round(bill.flops / 1e9, 1), round(bill.weight_bytes / 1e9, 1), round(bill.intensity, 2)
+        >>> work = account.flops_and_bytes({"target": preset("llama-2-13b")})
+        >>> round(work.flops / 1e9, 1), round(work.weight_bytes / 1e9, 1), round(work.intensity, 2)
         (25.7, 25.7, 1.0)
         """
-        return bill(self.totals(), shapes, bytes_each=bytes_each)
+        return flops_and_bytes(self.totals(), shapes, bytes_each=bytes_each)
 
 
 class Totals(NamedTuple):
@@ -214,7 +214,7 @@ def of_passes(layers: int, passes: float, tokens: float = math.nan, heads: float
 class Work(NamedTuple):
     """Work of a decoding: totals by model, and moves of hidden states and KV cache rows between processes."""
 
-    of: Mapping[str, Totals]
+    by_model: Mapping[str, Totals]
     adoptions: float = 0.0
     adopted_rows: float = 0.0
 
@@ -222,7 +222,7 @@ class Work(NamedTuple):
 def plain_work(layers: int, positions: ArrayLike, sequences: ArrayLike = 1) -> Work:
     """Work of plain decoding, given the position of each step's tokens (from 0) and the number of sequences in each step.
 
-    >>> plain_work(40, range(10)).of["target"].layer_passes, plain_work(40, range(10)).of["target"].rows_read
+    >>> plain_work(40, range(10)).by_model["target"].layer_passes, plain_work(40, range(10)).by_model["target"].rows_read
     (400.0, 2200.0)
     """
     seen, widths = np.broadcast_arrays(np.asarray(positions, dtype=np.float64) + 1, np.asarray(sequences, dtype=np.float64))
@@ -230,7 +230,7 @@ def plain_work(layers: int, positions: ArrayLike, sequences: ArrayLike = 1) -> W
     return Work({"target": Totals(steps, layers * steps, layers * heads, attended, attended, head_runs=steps, heads=heads)})
 
 
-class Bill(NamedTuple):
+class FlopsAndBytes(NamedTuple):
     """Operations and bytes of a decoding. Transferred bytes count KV cache rows and hidden states, not token ids."""
 
     flops: float
@@ -247,7 +247,7 @@ class Bill(NamedTuple):
         return self.flops / moved if moved else float("nan")
 
 
-def bill(work: Work, shapes: Mapping[str, Shape], *, bytes_each: int | None = None) -> Bill:
+def flops_and_bytes(work: Work, shapes: Mapping[str, Shape], *, bytes_each: int | None = None) -> FlopsAndBytes:
     """Operations and bytes of a decoding's work; `shapes` holds the shape of each model by role.
 
     A number takes the bytes of its model's `dtype`, or `bytes_each` if given.
@@ -255,7 +255,7 @@ def bill(work: Work, shapes: Mapping[str, Shape], *, bytes_each: int | None = No
     if bytes_each is not None:
         checks.whole("bytes_each", bytes_each, 1)
     flops = weights = read = written = heads = 0.0
-    for role, totals in work.of.items():
+    for role, totals in work.by_model.items():
         if role not in shapes:
             raise checks.ParameterError(f"shapes must have one for the {role} model, got those of {', '.join(shapes) or 'none'}")
         shape = shapes[role]
@@ -274,7 +274,7 @@ def bill(work: Work, shapes: Mapping[str, Shape], *, bytes_each: int | None = No
         shape = shapes["target"]
         each = shape.bytes_each if bytes_each is None else bytes_each
         moved = shape.cache_bytes(1, bytes_each=each) * work.adopted_rows + each * shape.hidden * work.adoptions
-    return Bill(flops, weights, read, written, heads, moved)
+    return FlopsAndBytes(flops, weights, read, written, heads, moved)
 
 
 def _run(kind: Kind) -> int:

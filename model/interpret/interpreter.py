@@ -217,9 +217,9 @@ class Task:
         self.watcher: Task | None = None  # the task that waits for this one
 
     @property
-    def at_work(self) -> bool:
+    def running(self) -> bool:
         """True while this task or any of its sub-processes runs."""
-        return not self.ended or any(sub.at_work for sub in self.started)
+        return not self.ended or any(sub.running for sub in self.started)
 
 
 def _one_pass(step: Forward) -> Steps:
@@ -337,7 +337,7 @@ class Interpreter(ABC):
                             require_ended(old)
                     task.answer = tuple(Task(body, old or task) for body, old in zip(step.bodies, heirs_of, strict=True))
                     # Drop finished tasks whose sub-processes have finished too, to free the rows that they copied.
-                    task.started = [sub for sub in task.started if sub.at_work]
+                    task.started = [sub for sub in task.started if sub.running]
                     task.started.extend(task.answer)
                     self.unborn.extend(task.answer)
                     work.forks += len(task.answer)

@@ -27,14 +27,14 @@ class Answers(Protocol):
 
 
 class DraftOutcomes(NamedTuple):
-    """Outcomes of a model that drafts for the model of role `of`.
+    """Outcomes of a model that drafts for the model of role `drafts_for`.
 
     `survivors[j]` is the number of its tokens that survive if a draft starts at output position j. Drafts for the target start
     after the generated tokens. Drafts for another draft model may start anywhere, so their outcomes must depend on the position
     only.
     """
 
-    of: str
+    drafts_for: str
     survivors: Sequence[int]
 
 
@@ -166,7 +166,7 @@ class BatchWorld(World):
         return world.read(step._replace(output=output.part(index), offset=token_index - batch.widths[index]))
 
 
-def together(worlds: Sequence[World]) -> World:
+def batch_world(worlds: Sequence[World]) -> World:
     """World of a decoding of these sequences; a single world is returned as it is."""
     return BatchWorld(worlds) if len(worlds) > 1 else worlds[0]
 

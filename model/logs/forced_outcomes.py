@@ -24,11 +24,11 @@ from model.outcomes.outcome_kinds import KINDS, OutcomeKind
 from model.outcomes.outcome_laws import Iid
 
 
-def needed(parameters: MethodParameters) -> tuple[str, ...]:
+def required_rates(parameters: MethodParameters) -> tuple[str, ...]:
     """Names of the rates required to force the outcomes of a method with these parameters.
 
     >>> from model.methods.bild import algorithm as bild
-    >>> needed(bild.Parameters(24, 8))
+    >>> required_rates(bild.Parameters(24, 8))
     ('fallback_rate', 'rollback_rate')
     """
     return tuple(rate for kind in _asked(parameters) for rate in KINDS[kind].forced or ())
@@ -43,7 +43,7 @@ def _asked(parameters: MethodParameters) -> tuple[str, ...]:
 
 def check(method: str, parameters: MethodParameters, rates: Mapping[str, float]) -> None:
     """Raise `ParameterError` for rates that the method does not have, and for missing ones."""
-    wanted = needed(parameters)
+    wanted = required_rates(parameters)
     for name, value in rates.items():
         if name not in wanted:
             has = f"it has {', '.join(wanted)}" if wanted else "it has no random outcomes"

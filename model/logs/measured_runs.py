@@ -37,9 +37,9 @@ from numpy.typing import NDArray
 from model.base import bounded_files, checks, json_and_parquet, typed_values
 from model.base.checks import ParameterError
 from model.logs import read_log, replay, spans
-from model.logs.read_log import DecisionLog
+from model.logs.read_log import ReadLog
 from model.logs.recorded_decoding import Decoding
-from model.logs.spans import KEPT, Span
+from model.logs.spans import STORED_FIELDS, Span
 
 if TYPE_CHECKING:
     import polars as pl
@@ -92,7 +92,7 @@ _COLUMNS: dict[str, Any] = {
     "pass_s": list[float], "read_s": float, "waited": float, "load": float, "spans": list[dict[str, Any]],
 }  # fmt: skip
 _SPAN: dict[str, Any] = {
-    **dict.fromkeys(KEPT, int), **dict.fromkeys(("start", "end"), float), **dict.fromkeys(("what", "fate", "role"), str),
+    **dict.fromkeys(STORED_FIELDS, int), **dict.fromkeys(("start", "end"), float), **dict.fromkeys(("what", "fate", "role"), str),
 }  # fmt: skip
 FEWEST = 3
 """Minimum number of repeats for an estimate of the noise."""
@@ -115,7 +115,7 @@ class MeasuredRuns:
         kind of units of each decoding (`unit_kind`, default processes) and the execution of passes (`mode`).
     """
 
-    log: DecisionLog
+    log: ReadLog
     table: pl.DataFrame
     about: Mapping[str, Any]
 
@@ -187,7 +187,7 @@ class TimedDecoding:
         return int(self.rows["units"][0])
 
     @cached_property
-    def kept(self) -> NDArray[np.bool_]:
+    def used_repeats(self) -> NDArray[np.bool_]:
         """Mask of the repeats that are used, shape (repeats,): the undisturbed ones if there are enough, else all."""
         calm = np.asarray(self.rows["waited"].to_numpy() <= BUSY)
         return calm if calm.sum() >= FEWEST else np.ones_like(calm)
@@ -195,17 +195,17 @@ class TimedDecoding:
     @property
     def disturbed(self) -> bool:
         """True if too few repeats were undisturbed, so that all are used."""
-        return bool((self.rows["waited"].to_numpy()[self.kept] > BUSY).any())
+        return bool((self.rows["waited"].to_numpy()[self.used_repeats] > BUSY).any())
 
     @cached_property
     def totals(self) -> NDArray[np.float64]:
         """Times from the first step to the last token, of the repeats that are used [s]."""
-        return np.asarray(self.rows["seconds"].to_numpy()[self.kept], dtype=np.float64)
+        return np.asarray(self.rows["seconds"].to_numpy()[self.used_repeats], dtype=np.float64)
 
     @cached_property
     def after_first(self) -> NDArray[np.float64]:
         """Times from the first commit to the last token, without the prompt, of the repeats that are used [s]."""
-        first = np.array([each[0] for each in self.rows["commit_s"].to_list()])[self.kept]
+        first = np.array([each[0] for each in self.rows["commit_s"].to_list()])[self.used_repeats]
         return np.asarray(self.totals - first)
 
     def median(self, *, prompt: bool = False) -> float:
@@ -219,28 +219,31 @@ class TimedDecoding:
         return float(np.median(np.abs(times - middle)) / middle) if middle > 0 else 0.0
 
     @cached_property
-    def middle(self) -> int:
+    def median_repeat(self) -> int:
         """Row of the median repeat among those that are used; for an even number, of the shorter middle one."""
         order = np.argsort(self.after_first, kind="stable")
-        return int(np.flatnonzero(self.kept)[order[(len(order) - 1) // 2]])
+        return int(np.flatnonzero(self.used_repeats)[order[(len(order) - 1) // 2]])
 
     def spans(self, row: int) -> list[Span]:
         """Time spans of a repeat, from its start [s]; empty for runs on one unit."""
         return [Span(**each) for each in self.rows["spans"][row].to_list()]
 
-    def of_main(self) -> dict[str, float]:
-        """Time of the main process by kind of span [s], median of the repeats that are used (`model.logs.spans.of_main`)."""
-        repeats = [spans.of_main(self.spans(row)) for row in np.flatnonzero(self.kept).tolist()]
+    def main_process_seconds(self) -> dict[str, float]:
+        """Time of the main process by kind of span [s], median of the repeats that are used.
+
+        See `model.logs.spans.main_process_seconds`.
+        """
+        repeats = [spans.main_process_seconds(self.spans(row)) for row in np.flatnonzero(self.used_repeats).tolist()]
         names = dict.fromkeys(name for each in repeats for name in each)
         return {name: float(np.median([each.get(name, 0.0) for each in repeats])) for name in names}
 
-    def part(self, name: str, index: int | None = None) -> float:
+    def column_median(self, name: str, index: int | None = None) -> float:
         """Median of column `name` [s]: `read_s`, or `pass_s` of the role with this index."""
         values = [each if index is None else each[index] for each in self.rows[name].to_list()]
-        return float(np.median(np.array(values)[self.kept]))
+        return float(np.median(np.array(values)[self.used_repeats]))
 
 
-def _check_rows(table: pl.DataFrame, log: DecisionLog) -> None:
+def _check_rows(table: pl.DataFrame, log: ReadLog) -> None:
     """Raise `ParameterError` for impossible measurements, with row (counted from 1) and column."""
     typed_values.check_columns(table, _COLUMNS)
     every = np.arange(table.height)

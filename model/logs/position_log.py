@@ -27,13 +27,13 @@ from model.methods.early_exit.theory import MEASURES
 if TYPE_CHECKING:
     import polars as pl
 
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 VERSION, PART = 2, "positions"
-_SAID = ("target", "draft", "heads", "prompts", "max_tokens", "sampling", "seed", "dtype", "versions", "date")
-_KEYS = ("part", *_SAID, "columns", "rows")
+_HEADER = ("target", "draft", "heads", "prompts", "max_tokens", "sampling", "seed", "dtype", "versions", "date")
+_KEYS = ("part", *_HEADER, "columns", "rows")
 
 
 class _PositionLogHeader(TypedDict):
@@ -71,11 +71,11 @@ DRAFT: Mapping[str, str] = {
     "distance": "the target's cross-entropy with respect to the draft's likeliest token [nats]",
     "accepted": "accepted tokens of a greedy draft that starts here",
 }  # fmt: skip
-BY_LAYER = ("rank_common", "rank_trained", "confidence", "saturation")
-WHOLE = ("prompt", "position", "token", "rank_common", "rank_trained", "draft_token", "accepted")
-OPEN = (*WHOLE, "distance")
+COLUMNS_BY_LAYER = ("rank_common", "rank_trained", "confidence", "saturation")
+INTEGER_COLUMNS = ("prompt", "position", "token", "rank_common", "rank_trained", "draft_token", "accepted")
+UNBOUNDED_COLUMNS = (*INTEGER_COLUMNS, "distance")
 """Columns without an upper bound; all others are probabilities or cosines."""
-ROUNDED = 1e-3
+ROUNDING_TOLERANCE = 1e-3
 """Tolerance for values outside their bounds because of rounding in half precision."""
 
 
@@ -84,7 +84,7 @@ class PositionLog:
     """Position log.
 
     `table` has the columns `TARGET` and, if a draft model was logged, `DRAFT`; columns by layer are arrays of length `layers`.
-    `said` describes its origin: models with checksums, prompts, number of tokens, sampling, versions.
+    `header` describes its origin: models with checksums, prompts, number of tokens, sampling, versions.
 
     >>> log = bundled()
     >>> log.layers, log.ranks(6).shape == (log.table.height,)
@@ -92,7 +92,7 @@ class PositionLog:
     """
 
     table: pl.DataFrame
-    said: Mapping[str, Any]
+    header: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         missing = [name for name in TARGET if name not in self.table.columns]
@@ -107,28 +107,29 @@ class PositionLog:
                 raise ParameterError(f"unknown column {name} of a decision log; {checks.nearest(name, {**TARGET, **DRAFT})}")
         if not self.table.height:
             raise ParameterError("a decision log must have at least one row")
-        if present and not self.said.get("draft"):
+        if present and not self.header.get("draft"):
             raise ParameterError("a decision log with a draft must name its draft, got none; log it again")
         self._check_values()
 
     def _check_values(self) -> None:
         """Raise `ParameterError` for columns of a wrong type or shape, and for impossible values."""
-        target = self.said.get("target")
+        target = self.header.get("target")
         layers = target.get("layers") if isinstance(target, Mapping) else None
         for name in self.table.columns:
             column = self.table[name]
             values = column.to_numpy() if not column.null_count() else np.array(None)
-            width = (layers or (values.shape[1:] or (0,))[0],) if name in BY_LAYER else ()
+            width = (layers or (values.shape[1:] or (0,))[0],) if name in COLUMNS_BY_LAYER else ()
             layers = width[0] if width else layers  # the same for all columns
-            kind = "iu" if name in WHOLE else "f"
+            kind = "iu" if name in INTEGER_COLUMNS else "f"
             if values.dtype.kind not in kind or values.shape != (column.len(), *width) or 0 in values.shape:
-                wanted = f"{'whole numbers' if name in WHOLE else 'numbers'}{', one for each layer' if width else ''}, none missing"
-                raise ParameterError(f"column {name} must be {wanted}, got {column.dtype}; log it again")
-            low, high = 1 if name == "rank_common" else -1 if name == "saturation" else 0, np.inf if name in OPEN else 1
+                numbers = f"{'whole numbers' if name in INTEGER_COLUMNS else 'numbers'}{', one for each layer' if width else ''}"
+                raise ParameterError(f"column {name} must be {numbers}, none missing, got {column.dtype}; log it again")
+            low = 1 if name == "rank_common" else -1 if name == "saturation" else 0
+            high = np.inf if name in UNBOUNDED_COLUMNS else 1
             # Probabilities are sums of rounded numbers. A probability of 0 gives an infinite distance.
-            bad = np.isnan(values) | (values < low - ROUNDED) | (values > high + ROUNDED)
+            bad = np.isnan(values) | (values < low - ROUNDING_TOLERANCE) | (values > high + ROUNDING_TOLERANCE)
             if bad.any():
-                bound = f"at least {low}" if name in OPEN else f"between {low} and {high}"
+                bound = f"at least {low}" if name in UNBOUNDED_COLUMNS else f"between {low} and {high}"
                 raise ParameterError(f"column {name} must be {bound}, got {values[bad][0]}; log it again")
         prompt, position = self.table["prompt"].to_numpy(), self.table["position"].to_numpy()
         expected = np.concatenate([np.arange(count) for count in np.diff(self.starts)])
@@ -145,7 +146,7 @@ class PositionLog:
         return int(self.table["rank_common"].to_numpy().shape[1])
 
     @cached_property
-    def starts(self) -> Whole:
+    def starts(self) -> Integers:
         """First row of each sequence, followed by the number of rows; shape (sequences + 1,)."""
         prompt = self.table["prompt"].to_numpy()
         return np.concatenate([[0], np.flatnonzero(np.diff(prompt)) + 1, [prompt.size]])
@@ -155,15 +156,15 @@ class PositionLog:
         """True if a draft model was logged."""
         return "accepted" in self.table.columns
 
-    def by_text(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+    def by_sequence(self, values: NDArray[Any]) -> list[NDArray[Any]]:
         """Split the values of a column by sequence."""
         return np.split(values, self.starts[1:-1])
 
-    def ranks(self, layer: int, head: str = "common") -> Whole:
+    def ranks(self, layer: int, head: str = "common") -> Integers:
         """Rank of the target's token after a layer, shape (rows,)."""
         checks.whole("layer", layer, 1, self.layers)
         checks.one_of("head", head, HEADS)
-        ranks: Whole = self.table[f"rank_{head}"].to_numpy()[:, layer - 1]
+        ranks: Integers = self.table[f"rank_{head}"].to_numpy()[:, layer - 1]
         if not ranks.all():
             trained = [each + 1 for each in np.flatnonzero(self.table["rank_trained"].to_numpy()[0])]
             known = f"heads of this log are at layers {checks.shown(trained)}" if trained else "this log has no trained heads"
@@ -178,9 +179,9 @@ class PositionLog:
         """
         checks.whole("candidates", candidates, 1)
         if form != "flat" or 2 * layer >= self.layers:
-            return self.by_text(self.ranks(layer, head) <= candidates)
+            return self.by_sequence(self.ranks(layer, head) <= candidates)
         later = max(layer, self.layers - layer)
-        kept = {each: self.by_text(self.ranks(each, head) <= candidates) for each in (layer, later)}
+        kept = {each: self.by_sequence(self.ranks(each, head) <= candidates) for each in (layer, later)}
         by_sequence = []
         for sequence in range(len(self.starts) - 1):
             gap, matches = layer, []
@@ -194,13 +195,13 @@ class PositionLog:
         """A column about the draft model; one array (positions,) per sequence."""
         if not self.drafted:
             raise ParameterError("this log was made without a draft; make one with --draft")
-        return self.by_text(self.table[name].to_numpy())
+        return self.by_sequence(self.table[name].to_numpy())
 
-    def covering(self, texts: list[NDArray[Any]], tokens: int) -> NDArray[Any]:
+    def first_tokens(self, sequences: list[NDArray[Any]], tokens: int) -> NDArray[Any]:
         """First `tokens` values of all sequences that are long enough, shape (sequences, tokens)."""
-        long = [each[:tokens] for each in texts if len(each) >= tokens]
+        long = [each[:tokens] for each in sequences if len(each) >= tokens]
         if not long:
-            longest = max(len(each) for each in texts)
+            longest = max(len(each) for each in sequences)
             bound = f"tokens must be at most {longest}, the longest sequence of this log"
             raise ParameterError(f"{bound}, got {tokens}; decode fewer")
         return np.stack(long)
@@ -216,14 +217,14 @@ class PositionLog:
         `model.methods.bild.threshold_decisions` discusses the consequences.
         """
         columns = [self.column(name) for name in ("draft_confidence", "distance")]
-        source = f"measured: {self.said['draft']['name']} along the text of {self.said['target']['name']}"
+        source = f"measured: {self.header['draft']['name']} along the text of {self.header['target']['name']}"
         sequences = zip(*columns, self.agreements(), strict=True)
         return [
             Decisions(np.minimum(confidence.astype(np.float64), 1.0), np.maximum(distance.astype(np.float64), 0.0), agrees, source)
             for confidence, distance, agrees in sequences
         ]
 
-    def sureness(self, measure: str) -> Floats:
+    def confidence_by_layer(self, measure: str) -> Floats:
         """Confidence in each token after each layer, shape (rows, layers).
 
         `measure` is `softmax` or `state`, as in `model.methods.early_exit.theory`.
@@ -232,7 +233,7 @@ class PositionLog:
         confidence = self.table["confidence" if measure == "softmax" else "saturation"].to_numpy().astype(np.float64)
         return np.asarray(np.clip(confidence, 0.0, 1.0))
 
-    def chances(self) -> list[Floats]:
+    def acceptance_probabilities(self) -> list[Floats]:
         """Probability that a sampled draft token is accepted, given the emitted token; one array (positions,) per sequence.
 
         The joint probability of drafting and accepting token x is min(p(x), q(x)); given that x is emitted it is min(1, q/p).
@@ -252,23 +253,24 @@ def load(where: str | Path) -> PositionLog:
         header, table = json_and_parquet.load(path, _KEYS, "a decision log", VERSION, "log it again", PART)
         typed_values.check(header, _PositionLogHeader, "")
         checks.whole("target.layers", header["target"]["layers"], 1, checks.MAX_LAYERS)
-        return PositionLog(table, {name: header[name] for name in _SAID})
+        return PositionLog(table, {name: header[name] for name in _HEADER})
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}") from None
 
 
 def save(log: PositionLog, path: str | Path) -> Path:
     """Write a position log as a JSON file and a table in the same folder."""
-    return json_and_parquet.save(Path(path), document(log.said, log.table), log.table)
+    return json_and_parquet.save(Path(path), document(log.header, log.table), log.table)
 
 
-def document(said: Mapping[str, Any], table: pl.DataFrame) -> dict[str, Any]:
+def document(header: Mapping[str, Any], table: pl.DataFrame) -> dict[str, Any]:
     """Content of a log's JSON file, without its checksum."""
-    lacking = [name for name in _SAID if name not in said]
+    lacking = [name for name in _HEADER if name not in header]
     if lacking:
         raise ParameterError(f"the description of a decision log must have {lacking[0]}")
-    about = {name: {**TARGET, **DRAFT}[name] for name in table.columns}
-    return {"schema_version": VERSION, "part": PART, **{name: said[name] for name in _SAID}, "columns": about, "rows": table.height}
+    kept = {name: header[name] for name in _HEADER}
+    columns = {name: {**TARGET, **DRAFT}[name] for name in table.columns}
+    return {"schema_version": VERSION, "part": PART, **kept, "columns": columns, "rows": table.height}
 
 
 def bundled(name: str = "family") -> PositionLog:

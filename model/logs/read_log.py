@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, get_args, get_typ
 from model.base import checks, json_and_parquet, strict_json, typed_values
 from model.base.checks import ParameterError
 from model.interpret.account import Account, Kind
-from model.logs.recorded_decoding import Answered, Decoding, ModelIdentity, Question
+from model.logs.recorded_decoding import AnsweredRead, Decoding, ModelIdentity, Question
 from model.steps import Commit, Continuation, Read
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ _KEYS = ("part", "source", "models", "sampling", "seed", "date", "versions", "de
 
 
 @dataclass(frozen=True, eq=False)
-class DecisionLog:
+class ReadLog:
     """Read log: decodings with all their reads, and the models and settings that produced them.
 
     Parameters
@@ -160,7 +160,7 @@ class DecisionLog:
         return pl.DataFrame(columns, schema=schema)
 
 
-def _row(each: Answered) -> dict[str, Any]:
+def _row(each: AnsweredRead) -> dict[str, Any]:
     asked = each.question
     row = {name: getattr(asked, name) for name in ("kind", "role", "layer", "at", "position", "offset", "width", "token")}
     row |= {"sequence": asked.sequence, "tail": [*asked.tail]}
@@ -176,7 +176,7 @@ def _row(each: Answered) -> dict[str, Any]:
 _CONTINUATION = (("tokens", "token"), ("follows", "follows"), ("scores", "score"))
 
 
-def _answered(row: Mapping[str, Any]) -> Answered:
+def _answered(row: Mapping[str, Any]) -> AnsweredRead:
     kind = row["kind"]
     if kind in NUMBERS:
         answer: Any = row["number"]
@@ -190,13 +190,13 @@ def _answered(row: Mapping[str, Any]) -> Answered:
         row["offset"],
         row["width"], hypotheses,
     )  # fmt: skip
-    return Answered(asked, answer)
+    return AnsweredRead(asked, answer)
 
 
 # --- Files ---
 
 
-def save(log: DecisionLog, where: str | Path) -> Path:
+def save(log: ReadLog, where: str | Path) -> Path:
     """Write FILE.parquet and FILE.json, given the name of either, both or neither; return the path of the JSON file."""
     table = log.table()
     content = {
@@ -266,7 +266,7 @@ def _full(value: Any) -> Any:
     return math.inf if value == "inf" else value
 
 
-def load(where: str | Path) -> DecisionLog:
+def load(where: str | Path) -> ReadLog:
     """Load a log, given the name of either of its files. Nothing is executed: methods are only named."""
     path = json_of(where)
     try:
@@ -280,7 +280,7 @@ def load(where: str | Path) -> DecisionLog:
         decodings = tuple(_decodings(header["decodings"], table))
         names = tuple(each["name"] for each in header["decodings"])
         more = {key: header[key] for key in ("models", "sampling", "seed", "date", "versions", "source")}
-        return DecisionLog(decodings, names, **more)
+        return ReadLog(decodings, names, **more)
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}") from None
 
@@ -317,7 +317,7 @@ def _check_table(table: pl.DataFrame, decodings: int) -> None:
 def _decodings(listed: list[dict[str, Any]], table: pl.DataFrame) -> Iterator[Decoding]:
     if not listed:
         return
-    reads: list[list[Answered]] = [[] for _ in listed]
+    reads: list[list[AnsweredRead]] = [[] for _ in listed]
     for row in table.sort("decoding", "order").iter_rows(named=True):
         reads[row["decoding"]].append(_answered(row))
     for each, answered in zip(listed, reads, strict=True):

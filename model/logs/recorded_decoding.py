@@ -48,7 +48,7 @@ class Question(NamedTuple):
     hypotheses: tuple[tuple[int, float], ...]
 
 
-class Answered(NamedTuple):
+class AnsweredRead(NamedTuple):
     """A read of a run and its answer."""
 
     question: Question
@@ -101,7 +101,7 @@ class Decoding:
     account: Account
     stop: tuple[int, ...] = ()
     seconds: float | None = None
-    reads: tuple[Answered, ...] = field(default=(), repr=False)
+    reads: tuple[AnsweredRead, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -186,7 +186,7 @@ def drafting(rounds: Mapping[tuple[int, int], int]) -> Drafting:
     return Drafting(*sums)
 
 
-def together(decodings: Iterable[Decoding]) -> tuple[Counter[tuple[int, int]], Account]:
+def rounds_and_passes(decodings: Iterable[Decoding]) -> tuple[Counter[tuple[int, int]], Account]:
     """Rounds and passes of several decodings together."""
     rounds: Counter[tuple[int, int]] = Counter()
     account = Account()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-OWN = ("dispatch", "promotion")
+MAIN_PROCESS_KINDS = ("dispatch", "promotion")
 """Spans that occupy the main process, even if recorded for another unit or a link."""
 
 
@@ -61,11 +61,11 @@ class Span(NamedTuple):
         return self.end - self.start
 
 
-KEPT = ("unit", "start", "end", "what", "process", "position", "first", "last", "fate", "role", "width", "depth")
+STORED_FIELDS = ("unit", "start", "end", "what", "process", "position", "first", "last", "fate", "role", "width", "depth")
 """Fields of a span that files contain; methods over several processes do not use the others."""
 
 
-def plain(spans: Iterable[Span], begun: float) -> list[dict[str, Any]]:
+def plain(spans: Iterable[Span], run_start: float) -> list[dict[str, Any]]:
     """Spans as stored in files: times relative to `begun`, the start of the run, rounded to 0.1 us.
 
     >>> plain([Span(1, 7.0, 7.25, "forward", 3, 17, 0, 6, "kept")], 7.0)[0]["end"]
@@ -73,23 +73,23 @@ def plain(spans: Iterable[Span], begun: float) -> list[dict[str, Any]]:
     """
     rows = []
     for span in spans:
-        row = {name: getattr(span, name) for name in KEPT}
-        rows.append(row | {name: round(row[name] - begun, 7) for name in ("start", "end")})
+        row = {name: getattr(span, name) for name in STORED_FIELDS}
+        rows.append(row | {name: round(row[name] - run_start, 7) for name in ("start", "end")})
     return rows
 
 
-def of_main(spans: Sequence[Span]) -> dict[str, float]:
+def main_process_seconds(spans: Sequence[Span]) -> dict[str, float]:
     """Time of the main process by kind of span [s]; where spans overlap, the time counts for the one that began last.
 
     Spans overlap because the main process may start processes, or read their outputs, between two layers of a pass.
 
     >>> whole, within = Span(0, 0.0, 1.0, "forward", 0, 17, 0, 6, "kept"), Span(1, 0.5, 0.75, "dispatch", 1, -1, 0, 0, "kept")
-    >>> of_main([within, whole, Span(1, 0.0, 9.0, "forward", 1, 18, 0, 6, "kept")])
+    >>> main_process_seconds([within, whole, Span(1, 0.0, 9.0, "forward", 1, 18, 0, 6, "kept")])
     {'forward': 0.75, 'dispatch': 0.25}
     """
     seconds: dict[str, float] = {}
     open_: list[Span] = []
-    main = [span for span in spans if span.unit == 0 or span.what in OWN]
+    main = [span for span in spans if span.unit == 0 or span.what in MAIN_PROCESS_KINDS]
     for span in sorted(main, key=lambda each: (each.start, -each.end)):
         while open_ and open_[-1].end <= span.start:
             open_.pop()
@@ -100,11 +100,11 @@ def of_main(spans: Sequence[Span]) -> dict[str, float]:
     return seconds
 
 
-def beside(spans: Sequence[Span], span: Span) -> float:
+def overlap_with_other_units(spans: Sequence[Span], span: Span) -> float:
     """Time within a span during which at least one other unit made a pass [s].
 
     >>> rows = [Span(unit, start, start + 1.0, "forward", unit, 0, 0, 6, "kept") for unit, start in ((0, 0.0), (1, 0.5), (2, 0.75))]
-    >>> beside(rows, rows[0])
+    >>> overlap_with_other_units(rows, rows[0])
     0.5
     """
     others = [each for each in spans if each.what == "forward" and each.unit not in (-1, span.unit)]

@@ -34,7 +34,7 @@ class StaticBatching(MethodParameters):
     lengths: tuple[int, ...] | None = None
 
     BATCHINGS: ClassVar[tuple[str, ...]] = (STATIC, LOCKSTEP)
-    WHY_NOT: ClassVar[str] = "all sequences of its batches are at the same position, so an ended sequence cannot be replaced"
+    REFUSAL_REASON: ClassVar[str] = "all sequences of its batches are at the same position, so an ended sequence cannot be replaced"
 
     def check_batching(self) -> None:
         """Raise ParameterError for impossible batches or lengths of sequences."""
@@ -95,11 +95,11 @@ class StaticBatching(MethodParameters):
             for column in range(max(batch.values())):
                 yield column, sum(length > column for length in batch.values())
 
-    def steps_of(self, tokens: int) -> int:
+    def plain_steps(self, tokens: int) -> int:
         """Steps of plain decoding of the same batches."""
         return sum(max(batch.values()) for batch in self.batches(tokens))
 
-    def outputs_of(self, tokens: int) -> int:
+    def total_tokens(self, tokens: int) -> int:
         """Total tokens of all decoded sequences."""
         return sum(sum(batch.values()) for batch in self.batches(tokens))
 

@@ -19,7 +19,7 @@ from model.methods.formula_check import FormulaCheck
 from model.methods.peak_demand import Demand
 
 CONTINUOUS, STATIC, LOCKSTEP = BATCHING = ("continuous", "static", "lockstep")
-SAID = {
+BATCHING_DESCRIPTIONS = {
     CONTINUOUS: "the batch is kept full: a sequence that has ended is replaced at once",
     STATIC: "all sequences begin together, and the next batch begins when the slowest has ended",
     LOCKSTEP: "all sequences share one set of random outcomes: the effect of costs alone",
@@ -85,7 +85,7 @@ class MethodParameters(TableRecord):
     """Subset of the optional costs (`COSTS` of this module) that the method may have."""
     BATCHINGS: ClassVar[tuple[str, ...]] = (LOCKSTEP,)
     """Values of `batching` with which several sequences can be decoded."""
-    WHY_NOT: ClassVar[str] = (
+    REFUSAL_REASON: ClassVar[str] = (
         "sequences with separate random outcomes need different passes of this method, and only passes of a batch in lockstep have"
         " a price"
     )
@@ -94,7 +94,7 @@ class MethodParameters(TableRecord):
     """True if each round tests a draft from its first token on, so that outcome laws by position in a draft apply."""
     FORMULA_CHECK: ClassVar[FormulaCheck | None] = None
     """Comparison of real runs with the formula of the method's paper (`paper_formula` of its theory); None: not compared."""
-    GONE = MappingProxyType({
+    REMOVED_KEYS = MappingProxyType({
         "batch": "it is now sequences, with batching = 'continuous' (a batch that is kept full), 'static' (a batch that waits for"
         " its slowest sequence) or 'lockstep'"
     })
@@ -191,13 +191,13 @@ class MethodParameters(TableRecord):
         return 0
 
     @property
-    def widest(self) -> int:
+    def largest_pass(self) -> int:
         """Largest number of tokens in a pass of the target, over all sequences that are decoded together."""
         return 1
 
-    def widest_of(self, tokens: int) -> int:
+    def largest_pass_of(self, tokens: int) -> int:
         """Largest number of tokens in a pass of the target when `tokens` are decoded."""
-        return self.widest
+        return self.largest_pass
 
     @property
     def handover_layer(self) -> int:
@@ -238,7 +238,8 @@ class MethodParameters(TableRecord):
         if self.sequences > 1 and self.batching not in self.BATCHINGS:
             known = " or ".join(repr(each) for each in self.BATCHINGS)
             raise checks.ParameterError(
-                f"batching must be {known} with sequences={self.sequences}, got {self.batching!r}: {self.WHY_NOT}; set batching"
+                f"batching must be {known} with sequences={self.sequences}, got {self.batching!r}: {self.REFUSAL_REASON};"
+                " set batching"
             )
 
     @property
@@ -288,11 +289,11 @@ class MethodParameters(TableRecord):
         """True if thresholds are set; outcomes then cannot be forced by rates."""
         return False
 
-    def steps_of(self, tokens: int) -> int:
+    def plain_steps(self, tokens: int) -> int:
         """Steps of plain decoding of the same sequences."""
         return tokens
 
-    def outputs_of(self, tokens: int) -> int:
+    def total_tokens(self, tokens: int) -> int:
         """Total tokens of all decoded sequences."""
         return tokens
 

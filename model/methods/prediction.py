@@ -105,9 +105,9 @@ class Prediction:
         return Prediction(*values)
 
     @staticmethod
-    def stacked(each: Sequence[Prediction]) -> Prediction:
+    def stacked(predictions: Sequence[Prediction]) -> Prediction:
         """Stack predictions of single points."""
-        columns = zip(*(one._values() for one in each), strict=True)
+        columns = zip(*(one._values() for one in predictions), strict=True)
         return Prediction(*(_column(values) for values in columns))
 
 
@@ -121,7 +121,7 @@ def by_outcome(of: Mapping[str, Any]) -> Any:
     return of if len(of) > 1 else next(iter(of.values()), None)
 
 
-def one_by_one(predict: Callable[..., Prediction], points: PredictionPoints[Any]) -> Prediction:
+def predict_separately(predict: Callable[..., Prediction], points: PredictionPoints[Any]) -> Prediction:
     """Predict all points with a function of a single point; equal points are computed once."""
     chosen, laws, index = points.pairs()
     each = []

@@ -1,7 +1,7 @@
 """Methods by name: the modules of each method and the functions that it offers.
 
 A name with a dot is the dotted path of a module outside the project. Importing it runs its code, so a name in a file is not enough:
-the module must be allowed explicitly, on the command line or as an argument (`allowing`).
+the module must be allowed explicitly, on the command line or as an argument (`allow_modules`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from model.base.checks import ParameterError
 from model.interpret.account import Work
 from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.method_parameters import MethodParameters
-from model.methods.prediction import Prediction, PredictionPoints, one_by_one
+from model.methods.prediction import Prediction, PredictionPoints, predict_separately
 from model.steps import Steps
 
 PLAIN = "autoregressive"
@@ -35,7 +35,7 @@ _allowed: ContextVar[tuple[str, ...]] = ContextVar("methods from outside that ma
 
 def names() -> list[str]:
     """Names of the methods: the folders of `model/methods`, then the outside methods that are currently allowed."""
-    return [*_own(), *allowed()]
+    return [*_own(), *allowed_modules()]
 
 
 @cache
@@ -44,16 +44,16 @@ def _own() -> tuple[str, ...]:
     return tuple(sorted(each.name for each in resources.files("model.methods").iterdir() if (each / "algorithm.py").is_file()))
 
 
-def allowed() -> tuple[str, ...]:
+def allowed_modules() -> tuple[str, ...]:
     """Outside methods that may currently be imported."""
     return _allowed.get()
 
 
 @contextlib.contextmanager
-def allowing(modules: Sequence[Any]) -> Iterator[None]:
+def allow_modules(modules: Sequence[Any]) -> Iterator[None]:
     """Allow the methods of these modules (dotted paths), in addition to those already allowed; each is imported and checked.
 
-    >>> with allowing(["os.path"]):
+    >>> with allow_modules(["os.path"]):
     ...     pass
     Traceback (most recent call last):
         ...
@@ -65,7 +65,7 @@ def allowing(modules: Sequence[Any]) -> Iterator[None]:
             bound = "the dotted path of a module, such as my_package.mine; the project's own methods need not be named"
             raise ParameterError(f"{OPTION} must be {bound}, got {checks.shown(name)}")
         _imported(name)
-    token = _allowed.set((*dict.fromkeys((*allowed(), *wanted)),))
+    token = _allowed.set((*dict.fromkeys((*allowed_modules(), *wanted)),))
     try:
         yield
     finally:
@@ -103,11 +103,11 @@ def _imported(name: str) -> ModuleType:
     for part in _PARTS:
         if not hasattr(kind, part):
             raise ParameterError(f"method {name!r} must define {part} in its Parameters; see CONTRIBUTING.md")
-    needed(module, "decode")
+    require_function(module, "decode")
     return module
 
 
-def needed(module: ModuleType, part: str) -> None:
+def require_function(module: ModuleType, part: str) -> None:
     """Raise ParameterError if the module lacks the function `part`."""
     if not callable(getattr(module, part, None)):
         raise ParameterError(f"method {module.__name__!r} must have a function {part}, and has none; see CONTRIBUTING.md")
@@ -147,7 +147,7 @@ class Method:
 
     def predict_points(self, points: PredictionPoints[Any]) -> Prediction:
         """Expectations at many points; arrays with one value per point."""
-        return one_by_one(self.predict, points) if self.predict_together is None else self.predict_together(points)
+        return predict_separately(self.predict, points) if self.predict_together is None else self.predict_together(points)
 
 
 OPTIONAL = ("work", "operations", "slowest", "distribution", "straggler_loss", "paper_formula")
@@ -188,7 +188,7 @@ def label(name: str, *, short: bool = False) -> str:
     return f"{said}, {how}" if how else said
 
 
-def check_whole(name: str) -> None:
+def check_complete(name: str) -> None:
     """Raise ParameterError if an outside method lacks the function of a view, because views are compared with one another."""
     for part in ("predict", "walk") if "." in name else ():
-        needed(algorithm(name), part)
+        require_function(algorithm(name), part)

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
 from model.costs.step_costs import PassShape, StepCosts
-from model.outcomes.outcome_laws import Bools, Chain, Floats, Law, Outcomes, Replay, ReplayChances
+from model.outcomes.outcome_laws import Bools, Chain, Floats, Law, Outcomes, RecordedProbabilities, Replay
 
 Bytes = NDArray[np.uint8]
 
@@ -71,7 +71,7 @@ class Rounds:
         """Acceptance of drafted tokens, position by position."""
         return _by_rounds(row for tile in draws for row in self._lengths(tile, len(self.survival)))
 
-    def draft_chances(self, positions: int, longest: int) -> tuple[Floats, Floats]:
+    def draft_probabilities(self, positions: int, longest: int) -> tuple[Floats, Floats]:
         """Acceptance probabilities by output position and position in the draft, after a rejection and after an acceptance.
 
         Both arrays are equal; shape (positions, longest + 1).
@@ -177,9 +177,9 @@ class ReplayLog(ReplayRounds):
         """Complete cycle from each sequence on; shape (sequences, positions of the log)."""
         return np.stack([np.roll(self.line, -begin) for begin in self.begins])
 
-    def _rows(self, coins: Iterator[Floats]) -> Iterator[NDArray[np.int64]]:
+    def _rows(self, draws: Iterator[Floats]) -> Iterator[NDArray[np.int64]]:
         at: NDArray[np.intp] | None = None
-        for tile in coins:
+        for tile in draws:
             if at is None:
                 at = self.begins[(tile[0] * self.count).astype(np.intp)]
             for _ in tile:
@@ -212,12 +212,12 @@ class RoundPrices(NamedTuple):
         """True if a round takes the same time at every position."""
         return self.time.ndim == 1
 
-    def taken(self, after_whole: Bools, start: NDArray[np.int64], drafted: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    def of_rounds(self, after_full_draft: Bools, start: NDArray[np.int64], drafted: NDArray[np.int64]) -> tuple[Floats, Floats]:
         """Time and unit-time of rounds with these start positions and numbers of drafted tokens.
 
-        `after_whole` marks the rounds that follow a completely accepted draft.
+        `after_full_draft` marks the rounds that follow a completely accepted draft.
         """
-        where: Any = drafted if self.uniform else (after_whole.astype(np.intp), start, drafted)
+        where: Any = drafted if self.uniform else (after_full_draft.astype(np.intp), start, drafted)
         return self.time[where], self.busy[where]
 
     def of_starts(self, start: int, drafted: NDArray[np.int64]) -> RoundPrices:
@@ -362,7 +362,7 @@ def varying(
             drafted = np.minimum(drafted, unsure[position, which] + 1 - start[which])
             # An accepted token of which the draft model is unsure is the last of its draft.
             limit = np.where(~ends & (doubts[position] >= 2), place + 1, limit)
-        took, held = prices.taken(unread[which] > 0, start[which], drafted)
+        took, held = prices.of_rounds(unread[which] > 0, start[which], drafted)
         if skipping is not None:
             more = _reading_skipped(skipping, np.where(drafted > 0, unread[which], 0), start[which])
             took, held = took + more, held + more * skipping.draft_devices
@@ -411,8 +411,8 @@ def round_prices(cost: StepCosts, longest: int, *, tokens: int = 1, separate: bo
     drafted = np.arange(longest + 1.0)
     operations = sequences * (1.0 + drafted + np.where(drafted > 0, drafted * cost.operations("draft"), 0.0))
     link = np.where(drafted > 0, 2 * cost.link * separate, 0.0)
-    drafts = drafts_from(cost, longest, tokens, sequences=sequences)
-    verify = verify_from(cost, longest + 1, tokens, sequences=sequences)
+    drafts = draft_times(cost, longest, tokens, sequences=sequences)
+    verify = verify_times(cost, longest + 1, tokens, sequences=sequences)
     if cost.uniform:
         drafts, verify = drafts[0], verify[0]
     else:
@@ -421,7 +421,7 @@ def round_prices(cost: StepCosts, longest: int, *, tokens: int = 1, separate: bo
     return RoundPrices(drafts + verify + link, drafts * cost.draft_devices + verify, operations)
 
 
-def drafts_from(cost: StepCosts, longest: int, tokens: int, *, role: str = "draft", sequences: int = 1) -> Floats:
+def draft_times(cost: StepCosts, longest: int, tokens: int, *, role: str = "draft", sequences: int = 1) -> Floats:
     """Time of 0, 1, ..., `longest` single-token draft passes from each position on; shape (tokens, longest + 1)."""
     if cost.uniform:
         return np.broadcast_to(np.arange(longest + 1) * cost.draft_times(role=role, sequences=sequences), (tokens, longest + 1))
@@ -458,14 +458,14 @@ def times_by_width(
     return np.stack([cost.times(shape_of(int(width)), start) for width in widths], axis=1)
 
 
-def verify_from(cost: StepCosts, widest: int, tokens: int, *, sequences: int = 1) -> Floats:
-    """Time of a pass of the target over 1, 2, ..., `widest` tokens from each position on; shape (tokens, widest).
+def verify_times(cost: StepCosts, max_width: int, tokens: int, *, sequences: int = 1) -> Floats:
+    """Time of a pass of the target over 1, 2, ..., `max_width` tokens from each position on; shape (tokens, max_width).
 
     With several `sequences` the tokens are per sequence.
     """
-    start, widths = np.arange(tokens), np.arange(1, widest + 1)
+    start, widths = np.arange(tokens), np.arange(1, max_width + 1)
     if cost.uniform:
-        return np.broadcast_to(cost.verify_times(widths, sequences=sequences), (tokens, widest))
+        return np.broadcast_to(cost.verify_times(widths, sequences=sequences), (tokens, max_width))
     return np.stack([cost.verify_times(width, start, sequences) for width in widths.tolist()], axis=1)
 
 
@@ -544,7 +544,7 @@ def moments_of_many(choices: Sequence[RoundChoice]) -> list[Moments]:
     for index, (draft_length, tokens, law, prices, cut) in enumerate(choices):
         if isinstance(law, Replay | ReplayRounds):
             found[index] = _of_records(draft_length, tokens, law, prices, cut)
-        elif isinstance(law, ReplayChances):
+        elif isinstance(law, RecordedProbabilities):
             found[index] = mixed(moments_of_many([RoundChoice(draft_length, tokens, each, prices, cut) for each in law.chains]))
         elif isinstance(law, Chain | Rounds):
             chains.append(index)
@@ -568,7 +568,7 @@ class Starts(NamedTuple):
     """Probabilities that a round starts at each position, in all and after a completely accepted draft of at least one token."""
 
     mass: Floats
-    after_whole: Floats
+    after_full_draft: Floats
 
 
 def starts(draft_length: int, tokens: int, law: Chain | Rounds) -> Starts:
@@ -597,7 +597,7 @@ class _RoundSteps:
         self.tokens, longest, size = int(tokens.max()), int(lengths.max()), len(decodings)
         low, high = np.zeros((2, self.tokens, longest + 1, size))
         for index, (length, count, law) in enumerate(decodings):
-            low[:count, : length + 1, index], high[:count, : length + 1, index] = law.draft_chances(count, length)
+            low[:count, : length + 1, index], high[:count, : length + 1, index] = law.draft_probabilities(count, length)
         position, place, each = np.arange(self.tokens)[:, None, None], np.arange(longest)[None, :, None], np.arange(size)
         remaining = tokens - 1 - position[:, 0]
         self.count = np.clip(remaining, 0, lengths)  # drafted tokens that can be used; shape (position, decoding)
@@ -711,11 +711,11 @@ def _squares(steps: _RoundSteps, time: Floats, visits: _Visits) -> Floats:
 
 
 def _of_records(draft_length: int, tokens: int, law: Replay | ReplayRounds, prices: RoundPrices, cut: bool) -> Moments:
-    choice = each_record(law, tokens)
+    choice = draws_of_records(law, tokens)
     return mean_of(fixed(draft_length, tokens, law.drafts(iter([choice])), prices, choice.shape[1], cut=cut))
 
 
-def each_record(law: Replay | ReplayRounds, tokens: int) -> Floats:
+def draws_of_records(law: Replay | ReplayRounds, tokens: int) -> Floats:
     """Random draws that select each record of a law once; shape (tokens - 1 or 1, records)."""
     count = law.count if isinstance(law, ReplayRounds) else len(law.records)
     return np.broadcast_to((np.arange(count) + 0.5) / count, (max(tokens - 1, 1), count))

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.base import checks
-from model.outcomes.outcome_laws import Chain, Law, Replay, ReplayChances
+from model.outcomes.outcome_laws import Chain, Law, RecordedProbabilities, Replay
 
 Floats = NDArray[np.float64]
 
@@ -96,7 +96,7 @@ def _forward_moments(points: Sequence[StagePoint], n: int, on_match: tuple[int, 
     chances = np.zeros((n, 2, sum(map(len, chains.values()))))
     for name, each in chains.items():
         for number, chain in enumerate(each):
-            chances[:-1, :, first[name] + number] = np.transpose(chain.chances(n - 1))
+            chances[:-1, :, first[name] + number] = np.transpose(chain.probabilities(n - 1))
     walks = {id(point.steps): point.steps for point in points}
     walk = {name: index for index, name in enumerate(walks)}
     times, busies = (
@@ -137,7 +137,7 @@ def _chains(law: Law) -> Sequence[Chain]:
     """Equally likely chains that form the law."""
     if isinstance(law, Chain):
         return (law,)
-    if isinstance(law, ReplayChances):
+    if isinstance(law, RecordedProbabilities):
         return law.chains
     raise checks.ParameterError("these stages need a law of single positions; ask for views = ['paths']")
 

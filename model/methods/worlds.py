@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from model.interpret.simulated_answers import DraftOutcomes, Lossy, World, together
+from model.interpret.simulated_answers import DraftOutcomes, Lossy, World, batch_world
 from model.methods.method_parameters import MethodParameters
 from model.outcomes import random_streams
 from model.outcomes.outcome_kinds import KINDS, any_lossy
@@ -47,7 +47,7 @@ def _drawn(
 
     kind, sequences = KINDS[name], parameters.decoded_sequences
     if kind.drafted:
-        purposes = [random_streams.of_text(name, sequence) for sequence in range(sequences)]
+        purposes = [random_streams.sequence_purpose(name, sequence) for sequence in range(sequences)]
         survivors = [law.survivors(draws(purpose, tokens), parameters.longest_draft).T.tolist() for purpose in purposes]
         return [*zip(*survivors, strict=True)]
     positions = kind.positions(tokens, sequences)
@@ -56,7 +56,7 @@ def _drawn(
     if kind.ranked and ranked:
         which = np.concatenate([tile.copy() for tile in draws("rank", positions)]).T
         found = found * (1 + (which * parameters.match_candidates).astype(np.int64))
-    return [each.reshape(-1, sequences).T.tolist() if kind.of_sequences else each.tolist() for each in found]
+    return [each.reshape(-1, sequences).T.tolist() if kind.per_sequence else each.tolist() for each in found]
 
 
 def world_of(parameters: MethodParameters, prompt: int, outcomes: Mapping[str, Any]) -> World:
@@ -83,4 +83,4 @@ def world_of(parameters: MethodParameters, prompt: int, outcomes: Mapping[str, A
     for sequence in range(parameters.decoded_sequences):
         drafts = {role: DraftOutcomes(of, outcomes[kind][sequence]) for role, (of, kind) in parameters.IMITATES.items()}
         answers.append(World(prompt, layers, drafts=drafts, doubts=outcomes.get("confidence", ())))
-    return together(answers)
+    return batch_world(answers)

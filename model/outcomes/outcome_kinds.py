@@ -17,7 +17,7 @@ class RateColumn(NamedTuple):
     """A result column that holds a rate, and the word for the rate in sentences (empty if never mentioned)."""
 
     column: str
-    word: str = ""
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class OutcomeKind:
         True if methods with this kind of outcome may generate other tokens than the target.
     ranked
         True if the outcome concerns one of several candidates, whose rank is drawn too.
-    of_last
+    includes_last
         True if the last output position has an outcome too.
-    of_sequences
+    per_sequence
         True if every sequence of a batch has a separate outcome at every position.
     """
 
@@ -52,8 +52,8 @@ class OutcomeKind:
     drafted: bool = False
     lossy: bool = False
     ranked: bool = False
-    of_last: bool = True
-    of_sequences: bool = False
+    includes_last: bool = True
+    per_sequence: bool = False
 
     @property
     def rate(self) -> str:
@@ -62,7 +62,7 @@ class OutcomeKind:
 
     def positions(self, tokens: int, sequences: int) -> int:
         """Number of outcomes to draw for a decoding of `tokens` tokens in each of `sequences` sequences."""
-        return (tokens if self.of_last else tokens - 1) * (sequences if self.of_sequences else 1)
+        return (tokens if self.includes_last else tokens - 1) * (sequences if self.per_sequence else 1)
 
 
 _ALL = (
@@ -72,10 +72,10 @@ _ALL = (
     OutcomeKind("confidence", (RateColumn("low_if_accepted"), RateColumn("low_if_rejected")), None),
     OutcomeKind(
         "decision", (RateColumn("fallback_rate", "fallback"), RateColumn("rollback_rate", "rollback")),
-        ("fallback_rate", "rollback_rate"), lossy=True, of_last=False,
+        ("fallback_rate", "rollback_rate"), lossy=True, includes_last=False,
     ),
     # exit_rate is the probability to exit after a layer that a token has reached, from the first checked layer on.
-    OutcomeKind("exit", (RateColumn("mean_exit_layer", "exit"),), ("exit_rate",), lossy=True, of_sequences=True),
+    OutcomeKind("exit", (RateColumn("mean_exit_layer", "exit"),), ("exit_rate",), lossy=True, per_sequence=True),
 )  # fmt: skip
 KINDS = {kind.name: kind for kind in _ALL}
 """All kinds, by name."""

@@ -66,23 +66,23 @@ class Chain(Law):
     """Law in which the success probability at position j depends on j and on the outcome at j - 1."""
 
     @abstractmethod
-    def chances(self, positions: int) -> tuple[Floats, Floats]:
+    def probabilities(self, positions: int) -> tuple[Floats, Floats]:
         """Success probabilities at each position (after a failure, after a success), each of shape (positions,).
 
         Both entries of the first position are its unconditional probability.
         """
 
-    def draft_chances(self, positions: int, longest: int) -> tuple[Floats, Floats]:
-        """`chances` for each index in a draft of at most `longest` tokens, and for the token after it.
+    def draft_probabilities(self, positions: int, longest: int) -> tuple[Floats, Floats]:
+        """`probabilities` for each index in a draft of at most `longest` tokens, and for the token after it.
 
         Each array has the shape (positions, longest + 1).
         """
-        after_failure, after_success = self.chances(positions)
+        after_failure, after_success = self.probabilities(positions)
         shape = positions, longest + 1
         return np.broadcast_to(after_failure[:, None], shape), np.broadcast_to(after_success[:, None], shape)
 
     def pmf(self, positions: int) -> Floats:
-        after_failure, after_success = self.chances(positions)
+        after_failure, after_success = self.probabilities(positions)
         # mass[s, n]: probability of n successes so far with last outcome s.
         mass = np.zeros((2, positions + 1))
         mass[0, 0] = 1.0
@@ -111,7 +111,7 @@ class Iid(Chain):
     def variance(self, positions: ArrayLike) -> Floats:
         return np.asarray(np.asarray(positions) * self.rate * (1 - self.rate))
 
-    def chances(self, positions: int) -> tuple[Floats, Floats]:
+    def probabilities(self, positions: int) -> tuple[Floats, Floats]:
         rates = np.full(positions, float(self.rate))
         return rates, rates
 
@@ -146,7 +146,7 @@ class ByPosition(Chain):
     def variance(self, positions: ArrayLike) -> Floats:
         return self._sums(self.rates * (1 - self.rates), positions)
 
-    def chances(self, positions: int) -> tuple[Floats, Floats]:
+    def probabilities(self, positions: int) -> tuple[Floats, Floats]:
         self._cover(positions)
         return self.rates[:positions], self.rates[:positions]
 
@@ -206,7 +206,7 @@ class Markov(Chain):
         close = n * n - gap * cube / 3 + gap**2 * cube * (n - 2) / 12
         return np.asarray(self.rate * (1 - self.rate) * np.where(near, close, spread))
 
-    def chances(self, positions: int) -> tuple[Floats, Floats]:
+    def probabilities(self, positions: int) -> tuple[Floats, Floats]:
         after_failure = np.full(positions, float(self.after_failure))
         after_success = np.full(positions, float(self.after_success))
         after_failure[:1] = after_success[:1] = float(self.rate)
@@ -277,13 +277,13 @@ class Replay(Law):
             )
 
 
-class ReplayChances(Law):
+class RecordedProbabilities(Law):
     """Recorded success probabilities: a replication draws one of the records uniformly, then independent outcomes by position.
 
     `records` has shape (sequences, positions). Logs of sampled drafts give such records: the probability, given the emitted token,
     that a drafted token is accepted at a position.
 
-    >>> ReplayChances([[1.0, 0.5], [0.0, 0.5]]).pmf(2).tolist()
+    >>> RecordedProbabilities([[1.0, 0.5], [0.0, 0.5]]).pmf(2).tolist()
     [0.25, 0.5, 0.25]
     """
 

@@ -26,9 +26,9 @@ def stream(seed: int, purpose: str, block: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key))
 
 
-def of_text(purpose: str, text: int) -> str:
+def sequence_purpose(purpose: str, sequence: int) -> str:
     """Purpose of the random stream of sequence number `text` of a batch; the first sequence has the stream of a single one."""
-    return f"{purpose}, text {text}" if text else purpose
+    return f"{purpose}, text {sequence}" if sequence else purpose
 
 
 def tiles(seed: int, purpose: str, block: int, positions: int) -> Iterator[NDArray[np.float64]]:

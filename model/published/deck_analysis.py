@@ -193,7 +193,7 @@ def _hierarchical(small_rate: float, large_rate: float, medium_cost: float, read
     return float(theory.speedup(large_rate, small_rate, DRAFT_LENGTH, cost_ratio("ende"), medium_cost, reading=reading))
 
 
-def of_run(points: Sequence[Mapping[str, Any]]) -> list[str]:
+def run_sentences(points: Sequence[Mapping[str, Any]]) -> list[str]:
     """Report in sentences if the values `published_speedup` of these points include all of Table 2, else none."""
     found = rows()
     printed = {row["speedup"] for row in found if row["draft_length"] is not None}

@@ -13,7 +13,7 @@ from model.methods.ppd import theory as ppd
 DATA_SETS = ("squad", "wmt", "cnn_dm")
 
 
-def of_run(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def run_sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """`sentences` about those points of a run that are the paper's."""
     return sentences(replayed(rows))
 

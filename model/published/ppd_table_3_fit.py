@@ -80,7 +80,7 @@ class Overhead:
     """
 
     name: str
-    says: str
+    formula: str
     unknowns: tuple[tuple[str, ...], ...] = ()
     law: str = "linear"
     relative: bool = False
@@ -141,13 +141,13 @@ def seconds_per_layer(data_set: str) -> float:
 
 
 @functools.cache
-def fitted(fitted_on: str = BOTH, law: str = "linear", exit_layer: int = EXIT_LAYER) -> float:
+def fitted_seconds(fitted_on: str = BOTH, law: str = "linear", exit_layer: int = EXIT_LAYER) -> float:
     """Cost per process and token [s] fitted to the measured times of a data set by least squares; at least 0.
 
     Times are linear in it, so that two predictions determine the solution. `calibrate.fits.ppd_overheads` finds the same solution
     by a search, and fits other overheads.
 
-    >>> [round(1e3 * fitted(on), 2) for on in ("cnn_dm", "squad", "both")]
+    >>> [round(1e3 * fitted_seconds(on), 2) for on in ("cnn_dm", "squad", "both")]
     [4.5, 4.28, 4.39]
     """
     checks.one_of("dispatch_law", law, DISPATCH_LAWS)
@@ -168,7 +168,7 @@ def costs(data_set: str, fitted_on: str, law: str = "linear") -> dict[str, Any]:
     >>> {name: round(value, 3) for name, value in costs("squad", fitted_on="cnn_dm").items()}
     {'dispatch': 1.538, 'dispatch_per_process': 1.538}
     """
-    return PER_PROCESS[law].costs((fitted(fitted_on, law),), seconds_per_layer(data_set))
+    return PER_PROCESS[law].costs((fitted_seconds(fitted_on, law),), seconds_per_layer(data_set))
 
 
 def per_token_s(candidates: int, law: str = "linear", fitted_on: str = BOTH) -> float:
@@ -180,7 +180,7 @@ def per_token_s(candidates: int, law: str = "linear", fitted_on: str = BOTH) -> 
     [[8.79, 17.58], [8.79, 17.58]]
     """
     checks.whole("candidates", candidates, 1, checks.MAX_CANDIDATES)
-    return PER_PROCESS[law].cost((fitted(fitted_on, law),), 1.0).dispatching(candidates)
+    return PER_PROCESS[law].cost((fitted_seconds(fitted_on, law),), 1.0).dispatching(candidates)
 
 
 def rows() -> list[dict[str, Any]]:
@@ -203,13 +203,13 @@ def rows() -> list[dict[str, Any]]:
         ideal = run.predicted_s(plain)
         found.append(vars(run) | {
             "ideal_s": ideal, "ideal_error": run.error(plain), "missing_s": (run.latency_s - ideal) / TOKENS,
-            "fitted_on": fitted_on, "per_process_s": fitted(fitted_on), "predicted_s": run.predicted_s(with_overhead),
+            "fitted_on": fitted_on, "per_process_s": fitted_seconds(fitted_on), "predicted_s": run.predicted_s(with_overhead),
             "error": run.error(with_overhead),
         })  # fmt: skip
     return found
 
 
-def of_run(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def run_sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """`sentences` about those points of a run that replay measured times; empty if there are none."""
     points = replayed(rows)
     return sentences(points) if points else []
@@ -262,12 +262,12 @@ def sentences(points: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [_line(**point) for point in points]
     used = [name for name in dict.fromkeys(point["fitted_on"] for point in points) if name is not None]
     if used:
-        words = [f"{1e3 * fitted(name):.2f} ms on {'both data sets' if name == BOTH else name}" for name in used]
+        words = [f"{1e3 * fitted_seconds(name):.2f} ms on {'both data sets' if name == BOTH else name}" for name in used]
         lines.append(
             f"the fitted cost per process and token is {', '.join(words)}, exit layer {EXIT_LAYER} assumed; four points"
             " calibrate it and do not prove it"
         )
-    laws = [f"{1e3 * per_token_s(SEPARATING, law):.1f} ms a token as {each.says}" for law, each in PER_PROCESS.items()]
+    laws = [f"{1e3 * per_token_s(SEPARATING, law):.1f} ms a token as {each.formula}" for law, each in PER_PROCESS.items()]
     probed = " and ".join(dict.fromkeys(str(run.candidates) for run in runs()))
     lines.append(f"{probed} candidates cannot show how this cost grows with k; {SEPARATING} would: {' or '.join(laws)}")
     return lines

@@ -137,7 +137,7 @@ def _ends(lengths: Sequence[int]) -> tuple[int, int] | None:
     return (lengths[0], lengths[-1]) if lengths else None
 
 
-def of_run(points: Sequence[Mapping[str, Any]]) -> list[str]:
+def run_sentences(points: Sequence[Mapping[str, Any]]) -> list[str]:
     """Short report on each model and data set whose settings are all among a run's points."""
     settings = [point for point in points if point["method"] == "skipdecode"]
     return [sentence for pair in replayed(settings) for sentence in sentences_on(*pair)]

@@ -84,9 +84,9 @@ def details(what: str, name: str) -> dict[str, str]:
     if what == "laws" and name.endswith(".json"):
         return {name: _rows(_of_law(step_law.load(name)))}
     if what == "shapes" and transformer.is_path(name):
-        return {name: _rows(_of_shape(transformer.named(name), f"read from {name}; bfloat16 if it names no dtype"))}
+        return {name: _rows(_of_shape(transformer.named_shape(name), f"read from {name}; bfloat16 if it names no dtype"))}
     if what == "devices" and devices.is_path(name):
-        return {name: devices.written(devices.device(name))}
+        return {name: devices.toml_text(devices.device(name))}
     if name not in (there := _names(what)):
         raise checks.unknown(what.removesuffix("s"), name, there)
     if what == "methods":
@@ -96,7 +96,7 @@ def details(what: str, name: str) -> dict[str, str]:
     if what == "shapes":
         return {name: _rows(_of_shape(PRESETS[name], "published: its checkpoint's configuration; assumed: dtype"))}
     if what == "devices":
-        return {name: f"# published\n{devices.written(DEVICES[name])}"}
+        return {name: f"# published\n{devices.toml_text(DEVICES[name])}"}
     if what == "profiles":
         return {name: _rows(_of_profile(profile_files.load(name)))}
     if what == "laws":
@@ -180,12 +180,13 @@ def _method(name: str) -> str:
     perhaps = ", with some of its parameters" if "outcomes_for" in vars(kind) else ""
     asked = [f"{outcome}: {about} (`sim ls outcomes {outcome}`){perhaps}" for outcome, about in laws.items()]
     parts.append("\n".join(["[outcomes]", *asked]) if asked else "[outcomes]: none")
-    parts.append("batching of several sequences\n" + _rows({way: method_parameters.SAID[way] for way in kind.BATCHINGS}))
+    batchings = {batching: method_parameters.BATCHING_DESCRIPTIONS[batching] for batching in kind.BATCHINGS}
+    parts.append("batching of several sequences\n" + _rows(batchings))
     required = [RATIOS[role] for role in kind.roles_for({})]
     looked_at, given = kind.all_costs_for({}), {*_given(cases.Cost), *_given(HardwareCost)}
     also = sorted({f"{key}_s" if key not in given else key for key in looked_at} - {*required})
     sometimes = sorted({*kind.COSTS} - looked_at)
-    every = [key for key in _given(cases.Cost) if key not in cases.gated()]
+    every = [key for key in _given(cases.Cost) if key not in cases.optional_costs()]
     unless = ", except with an exit_layer: the draft is then the large model's first layers" if "exit_layer" in _given(kind) else ""
     costs = [f"{key}  required{unless}" for key in required]
     its = [f"of this method: {', '.join(also)}"] if also else []

@@ -65,9 +65,9 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def inner(*args: Any, **kwargs: Any) -> None:
         from model.base import user_errors, user_warnings
-        from model.methods.registry import allowing
+        from model.methods.registry import allow_modules
 
-        with user_errors.in_one_line(), user_warnings.in_words(), allowing(kwargs.get("methods") or ()):
+        with user_errors.exit_on_user_errors(), user_warnings.print_warnings(), allow_modules(kwargs.get("methods") or ()):
             command(*args, **kwargs)
 
     return inner
@@ -286,7 +286,7 @@ def trace(
 
         rows = pl.DataFrame([row._asdict() for row in result.intervals], infer_schema_length=None)
         commits = pl.DataFrame(result.commits, schema=["time", "kind", "tokens"], orient="row")
-        figure = style.headed(timeline.draw(rows, commits, title=name, time_unit=unit), where)
+        figure = style.with_subject_line(timeline.draw(rows, commits, title=name, time_unit=unit), where)
         figures.save(figure, out.with_suffix(""), formats=(out.suffix.removeprefix("."),))
     else:
         traces.write(out, result, name=f"{where}: {name}", time_unit=unit)
@@ -334,7 +334,7 @@ def compare(
     chosen = profile or []
     named = [comparing.of_file(path, chosen, allow_mismatch=allow_mismatch) for path in runs]
     if page is not None:
-        written = comparison_report.put(page, named)
+        written = comparison_report.page_with_section(page, named)
         if check:
             stale = bounded_files.read_page(page) != written
             print(f"{page.name} is {'out of date; update it without --check' if stale else 'up to date'}")
@@ -344,7 +344,7 @@ def compare(
         from model.base.whole_files import write_text
 
         write_text(page, written)
-    table = comparing.together(named)
+    table = comparing.concatenate(named)
     if out is not None:
         comparing.write(table, out)
     drawn: list[Path] = []
@@ -354,7 +354,7 @@ def compare(
 
         found = [formula_validity.of_file(path, own, chosen) for path, (_, own, _) in zip(runs, named, strict=True)]
         pair = next(filter(None, (comparing.pair_of_file(path, chosen) for path in runs)), None)
-        drawn = drawing.of_comparison(table, figures, formula_validity.together([name for name, *_ in named], found), pair)
+        drawn = drawing.of_comparison(table, figures, formula_validity.concatenate([name for name, *_ in named], found), pair)
     if as_json:
         print(comparison_report.document(named))
         return

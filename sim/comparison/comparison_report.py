@@ -34,7 +34,7 @@ NOTE_ON_SLOWDOWN = "mutual slowdown: part of the predicted total, lost because p
 
 def show(table: pl.DataFrame, about: dict[str, Any], console: Console) -> None:
     """Print the comparison of one file of runs."""
-    where = f"{place_of(about)}, {about['date']}"
+    where = f"{setup_of(about)}, {about['date']}"
     console.print(f"Predicted from profiles, against measured wall times from the first generated token to the last: {where}")
     for warning in sorted({*table["warnings"]} - {""}):
         console.print(f"warning: {warning}", style="yellow")
@@ -53,7 +53,7 @@ def show(table: pl.DataFrame, about: dict[str, Any], console: Console) -> None:
         console.print(f"ranking: {share} that differ by more than twice the noise are ranked correctly")
 
 
-def place_of(about: Mapping[str, Any]) -> str:
+def setup_of(about: Mapping[str, Any]) -> str:
     """Machine, dtype, mode and GPUs of the runs; eager mode and processes on CPU cores are not mentioned."""
     mode, gpus = about.get("mode", "eager"), [each for each in about.get("devices", ()) if each != "cpu"]
     more = [*([] if mode == "eager" else [mode]), *([f"processes on {' '.join(gpus)}"] if gpus else [])]
@@ -140,7 +140,7 @@ def markdown(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> Itera
     """Lines of a section of the page of errors, the worst method first."""
     for name, table, about in named:
         pairs, right = prediction_error.ranking(table)
-        yield f"### {name}: {place_of(about)}"
+        yield f"### {name}: {setup_of(about)}"
         yield ""
         fewest = min(table["repeats"])
         yield (
@@ -165,7 +165,7 @@ MARK = "<!-- predicted against measured: sim compare -->"
 """First line of the section on a page with other content; the section continues to the end of the page."""
 
 
-def put(page: Path, named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> str:
+def page_with_section(page: Path, named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> str:
     """Return the page with its comparison section replaced or added."""
     try:
         before = bounded_files.read_page(page).partition(MARK)[0]

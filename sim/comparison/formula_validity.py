@@ -20,10 +20,10 @@ from model.hardware.profile import Profile
 from model.hardware.profile_costs import ProfileCosts
 from model.logs.measured_runs import MeasuredRuns
 from model.logs.recorded_decoding import Decoding, drafting
-from model.logs.recorded_decoding import together as pooled
-from model.logs.replay import told
-from model.logs.spans import Span, of_main
-from model.logs.spans import beside as at_once
+from model.logs.recorded_decoding import rounds_and_passes as pooled
+from model.logs.replay import changed_settings
+from model.logs.spans import Span, main_process_seconds
+from model.logs.spans import overlap_with_other_units as at_once
 from model.methods import registry
 from model.methods.formula_check import ComparedRuns
 from model.steps import Forward, LayerSpan
@@ -83,7 +83,7 @@ def of_file(path: Path, table: pl.DataFrame, profiles: Sequence[str] = ()) -> pl
     return limits(found, table, profiles_of(profiles, found, path.parent))
 
 
-def together(names: Sequence[str], found: Sequence[pl.DataFrame]) -> pl.DataFrame:
+def concatenate(names: Sequence[str], found: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """Concatenate the rows of several files; the name of the file is added to each line if there is more than one."""
     import polars as pl
 
@@ -134,10 +134,10 @@ def _counted(group: Sequence[Compared], cost: ReplayedSeconds) -> ComparedRuns:
 
 def _bus(runs: MeasuredRuns, timed: Sequence[Compared], cost: ReplayedSeconds) -> Iterator[dict[str, Any]]:
     """Rows on the memory bus: slowdown of the main process's passes while other processes, each on its own core, are busy."""
-    of = {role: each for role, each in cost.of.items() if isinstance(each, ProfileCosts)}
+    of = {role: each for role, each in cost.hardware_models.items() if isinstance(each, ProfileCosts)}
     for each in timed:
         own = runs.timed[each.row["decoding"]]
-        spans = own.spans(own.middle)
+        spans = own.spans(own.median_repeat)
         if own.units < 2 or own.unit_kind != "processes" or not spans:
             continue
         slowed, free = (
@@ -147,11 +147,11 @@ def _bus(runs: MeasuredRuns, timed: Sequence[Compared], cost: ReplayedSeconds) -
         cost.begin()
         for span in spans:
             if span.unit == 0 and span.what == "forward" and span.fate != "cancelled":
-                alone += cost.made(_pass_of(span)).total
+                alone += cost.record_pass(_pass_of(span)).total
                 beside += at_once(spans, span)
                 whole += span.seconds
         made = [span for span in spans if span.what != "forward" or span.fate != "cancelled"]
-        nested = whole - of_main(made)["forward"]  # in which processes were started, between two of its layers
+        nested = whole - main_process_seconds(made)["forward"]  # in which processes were started, between two of its layers
         yield {
             "claim": "bus", "series": _other(each.decoding, ()), "x": beside / whole, "formula": 1.0,
             "simulated": spent_by_main(slowed)["forward"] / spent_by_main(free)["forward"], "measured": (whole - nested) / alone,
@@ -192,7 +192,7 @@ def _groups(timed: Sequence[Compared], plain: Sequence[Compared], along: str, ra
 
 def _other(decoding: Decoding, known: Sequence[str]) -> str:
     """Settings of a decoding in words, without these parameters."""
-    return ", ".join(word for word in told(decoding).split(", ") if word.partition("=")[0] not in known)
+    return ", ".join(word for word in changed_settings(decoding).split(", ") if word.partition("=")[0] not in known)
 
 
 def _speeds(group: Sequence[Compared], plain: Sequence[Compared]) -> dict[str, float]:

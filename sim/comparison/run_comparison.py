@@ -15,11 +15,11 @@ from model.base import checks
 from model.base.checks import ParameterError
 from model.costs.replayed_seconds import ReplayedSeconds
 from model.hardware import physical_limits
-from model.hardware.profile import PROCESS_TEXT, Profile
+from model.hardware.profile import PROCESS_PROMPT, Profile
 from model.hardware.profile_costs import ProfileCosts, shape_of
 from model.logs.measured_runs import ROLES, MeasuredRuns, TimedDecoding
 from model.logs.prediction_error import PARTS
-from model.logs.replay import Replayed, UnloggedError, steps_of, told
+from model.logs.replay import Replayed, UnloggedError, changed_settings, steps_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -78,7 +78,7 @@ def predict(decoding: Decoding, cost: ReplayedSeconds, units: int = 1, *, record
 
 def _other_way(decoding: Decoding, why: str) -> ParameterError:
     """Error for a decoding whose reads depend on the times of passes, so that it cannot be replayed."""
-    choice = f"{decoding.method} ({told(decoding)})"
+    choice = f"{decoding.method} ({changed_settings(decoding)})"
     bound = f"runs must be of methods whose reads do not depend on the times of passes; those of {choice} do"
     return ParameterError(f"{bound}: {why}; leave it out")
 
@@ -139,15 +139,15 @@ def of_file(path: Path, profiles: Sequence[str] = (), *, allow_mismatch: bool = 
 
 
 def pair_of_file(path: Path, profiles: Sequence[str] = ()) -> tuple[pl.DataFrame, pl.DataFrame] | None:
-    """Return `side_by_side` for the first decoding over processes with recorded spans in a file; None if there is none."""
+    """Return `measured_and_simulated_spans` of a file's first decoding over processes with recorded spans, or None."""
     from model.logs import measured_runs as files
 
     found = files.load(path)
-    number = next((each for each, timed in found.timed.items() if timed.units > 1 and timed.spans(timed.middle)), None)
-    return None if number is None else side_by_side(found, profiles_of(profiles, found, path.parent), number)
+    number = next((each for each, timed in found.timed.items() if timed.units > 1 and timed.spans(timed.median_repeat)), None)
+    return None if number is None else measured_and_simulated_spans(found, profiles_of(profiles, found, path.parent), number)
 
 
-def together(named: Sequence[Named]) -> pl.DataFrame:
+def concatenate(named: Sequence[Named]) -> pl.DataFrame:
     """Concatenate the tables of several files, with a column for the file's name."""
     import polars as pl
 
@@ -192,16 +192,18 @@ def over_processes(of: Mapping[str, ProfileCosts], timed: TimedDecoding, *, cont
     seconds = (0.0 if each is None else float(each.seconds) for each in times.values())
     dispatch, link, promotion, scheduling, alone, concurrent, subprocess_step = seconds
     # The slowdown is measured on a layer in the middle of the sequence that processes were timed on.
-    layer = float(target.layer(1, 2 * PROCESS_TEXT).seconds)
+    layer = float(target.layer(1, 2 * PROCESS_PROMPT).seconds)
     slower = [alone / layer if alone else 1.0]
     slower += [concurrent / layer] if concurrent and contention else []
     return ReplayedSeconds(
-        of, slower=tuple(slower), dispatch=dispatch, link=link, promotion=promotion, scheduling=scheduling, single=False,
+        of, slowdowns=tuple(slower), dispatch=dispatch, link=link, promotion=promotion, scheduling=scheduling, single_process=False,
         subprocess_step=subprocess_step * layer / concurrent if subprocess_step and concurrent else None,
     )  # fmt: skip
 
 
-def side_by_side(runs: MeasuredRuns, profiles: Mapping[str, Profile], number: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+def measured_and_simulated_spans(
+    runs: MeasuredRuns, profiles: Mapping[str, Profile], number: int
+) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Spans on each unit in a decoding over several processes: of its median repeat as measured, and as simulated [s]."""
     import polars as pl
 
@@ -212,7 +214,7 @@ def side_by_side(runs: MeasuredRuns, profiles: Mapping[str, Profile], number: in
         raise ParameterError(f"decoding must be one over several processes ({there}), got {checks.shown(number)}")
     of = {role: ProfileCosts(each) for role, each in profiles.items()}
     played = predict(timed.decoding, over_processes(of, timed), timed.units, record=True).run.intervals
-    measured = [span._asdict() for span in timed.spans(timed.middle)]
+    measured = [span._asdict() for span in timed.spans(timed.median_repeat)]
     frames = [pl.DataFrame(rows, infer_schema_length=None) for rows in (measured, [each._asdict() for each in played])]
     return frames[0], frames[1]
 
@@ -263,10 +265,10 @@ def _row(runs: MeasuredRuns, number: int, timed: TimedDecoding, predicted: Predi
     noise = timed.noise(prompt=not several)
     return {
         "decoding": number, "method": decoding.method + (f"-{timed.unit_kind}" if timed.units > 1 else ""),
-        "settings": told(decoding),
+        "settings": changed_settings(decoding),
         "prompt": runs.log.names[number], "forced": "" if not forced or forced[number] is None else _said(forced[number]),
         "tokens": len(decoding.tokens), "units": timed.units, "predicted_s": expected, "measured_s": measured,
-        "error": expected / measured - 1, "noise": noise, "repeats": int(timed.kept.sum()), "disturbed": timed.disturbed,
+        "error": expected / measured - 1, "noise": noise, "repeats": int(timed.used_repeats.sum()), "disturbed": timed.disturbed,
         "predicted_total_s": predicted.total, "measured_total_s": timed.median(prompt=True),
         **_parts(timed, predicted), "source": "measured", "warnings": "; ".join(runs.warnings),
     }  # fmt: skip
@@ -276,7 +278,7 @@ def _parts(timed: TimedDecoding, predicted: Predicted) -> dict[str, float]:
     """Parts of the total time, predicted and measured (`model.logs.prediction_error.PARTS`)."""
     found = {f"{whose}_{name}_s": 0.0 for whose in ("predicted", "measured") for name in PARTS}
     if timed.units > 1:
-        for whose, spent in (("predicted", spent_by_main(predicted)), ("measured", timed.of_main())):
+        for whose, spent in (("predicted", spent_by_main(predicted)), ("measured", timed.main_process_seconds())):
             for what, seconds in spent.items():
                 found[f"{whose}_{MAIN[what]}_s"] += seconds
         found["predicted_target_s"] -= predicted.scheduled  # scheduling follows a read, and both are in one busy interval
@@ -285,8 +287,8 @@ def _parts(timed: TimedDecoding, predicted: Predicted) -> dict[str, float]:
         found["measured_rest_s"] = timed.median(prompt=True) - sum(found[f"measured_{name}_s"] for name in PARTS)
         return found
     for index, role in enumerate(ROLES):
-        found |= {f"predicted_{role}_s": predicted.passes(role), f"measured_{role}_s": timed.part("pass_s", index)}
-    found |= {"predicted_reads_s": predicted.reads, "measured_reads_s": timed.part("read_s")}
+        found |= {f"predicted_{role}_s": predicted.passes(role), f"measured_{role}_s": timed.column_median("pass_s", index)}
+    found |= {"predicted_reads_s": predicted.reads, "measured_reads_s": timed.column_median("read_s")}
     for whose, total in (("predicted", predicted.total), ("measured", timed.median(prompt=True))):
         known = sum(found[f"{whose}_{name}_s"] for name in (*ROLES, "reads"))
         found[f"{whose}_rest_s"] = total - known

@@ -44,7 +44,7 @@ class Run:
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Number of rounds by (accepted, drafted) tokens."""
     intervals: list[Span] = field(default_factory=list)
-    waited: float = 0.0
+    waiting_time: float = 0.0
     """Waiting time of processes for units and of transfers for links, summed."""
 
     @property
@@ -95,7 +95,7 @@ class _Engine:
         self.dispatching = cache(cost.dispatching)
         self.by_position, self.draft_devices = not cost.uniform, cost.draft_devices
         self.reading = cost.reading if cost.reads_take_time else None
-        self.among = cost.among if cost.units_share and not per_layer else None
+        self.among = cost.slowdown_among if cost.units_share and not per_layer else None
         self.sharing: list[_Process] = []  # the processes that slow each other down
         # Cached times of passes, or of their layers, by kind and tokens per sequence, with counts of passes and of
         # positions attended to and read, as in an account.
@@ -108,7 +108,7 @@ class _Engine:
         self.changed = self.done = False
         self.active = self.peak = 0
         self.account = Account()
-        self.busy = self.link_free = self.waited = 0.0
+        self.busy = self.link_free = self.waiting_time = 0.0
         self.result = Run()
         self.records: list[tuple[Span, _Process | None]] = []
         self.numbers: dict[_Process, int] = {}  # of the processes on record
@@ -135,7 +135,7 @@ class _Engine:
                 holder.release("cancelled")
         result = self.result
         result.latency, result.busy, result.peak_units, result.account = self.env.now, self.busy, self.peak, self.account
-        result.waited = self.waited
+        result.waiting_time = self.waiting_time
         for (*kind, _), (_, counts) in self.known.items():
             if counts[0]:
                 self.account.include(Account({Kind._make(kind): counts}))
@@ -214,7 +214,7 @@ class _Engine:
         now = start = self.env.now
         if self.cluster.links == "shared":  # a transfer is not cancelled, even if its receiver is stopped
             start = max(now, self.link_free)
-            self.waited += start - now
+            self.waiting_time += start - now
             self.link_free = start + seconds
         if self.record:
             row = Span(-1, start, start + seconds, what, self.number(process), -1, 0, 0, "kept")
@@ -454,7 +454,7 @@ class _Process:
     def end_wait(self) -> None:
         """End the wait for a unit: the process has one, or no longer needs one."""
         if self.asked is not None:
-            self.engine.waited += self.engine.env.now - self.asked
+            self.engine.waiting_time += self.engine.env.now - self.asked
             self.asked = None
 
     def due(self, turn: int, event: Event) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` make a temporary file in the folder of `path`, then rename it to `path`; leave no file if that fails."""
-    with whole_files.whole(path) as temporary:
+    with whole_files.atomic_path(path) as temporary:
         write(temporary)
 
 
@@ -37,12 +37,12 @@ def parquet(frame: pl.DataFrame) -> Callable[[Path], object]:
 
 def write_hashed(path: Path, write: Callable[[Path], object]) -> Path:
     """Write as `write_whole` does, with a hash of the content added to the file name; return the path."""
-    with whole_files.beside(path) as temporary:
+    with whole_files.temporary_path(path) as temporary:
         write(temporary)
         return temporary.replace(path.with_name(f"{path.stem}-{_digest(temporary)}{path.suffix}"))
 
 
-def intact(path: Path) -> bool:
+def is_unchanged(path: Path) -> bool:
     """Return whether a file written by `write_hashed` is unchanged."""
     try:
         check_regular(path)
@@ -52,7 +52,7 @@ def intact(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[bool]:
+def locked(folder: Path) -> Iterator[bool]:
     """Lock a directory until the block or the process ends; yield False if another process holds the lock."""
     try:
         import fcntl

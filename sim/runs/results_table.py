@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from model.interpret.account import Bill
+from model.interpret.account import FlopsAndBytes
 from model.methods import registry
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
@@ -23,7 +23,7 @@ MANY_POINTS = 100_000
 
 ROUNDS = ("rounds", "drafted", "operations", "accepted_lengths", *agreement.SQUARES)
 """Columns on rounds: sums over replications, and the number of rounds that accepted 0, 1, 2, ... tokens."""
-BILL = Bill._fields
+WORK_COLUMNS = FlopsAndBytes._fields
 """Work counted by the view events where shapes are known: sums over replications."""
 SUMS = tuple(Sums.__dataclass_fields__)
 
@@ -43,7 +43,7 @@ def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None, view: 
             for bound in ("input_low", "input_high"):
                 row[f"{name}_{bound}"] = values[name] * formula[f"{name}_{bound}"] / formula[name]
     row |= formula_view.over_one_device(case, row)
-    row |= {"latency_sd_layers": spread, "replications": sums.count, "reserved_units": float(case.devices(case.held))}
+    row |= {"latency_sd_layers": spread, "replications": sums.count, "reserved_units": float(case.devices(case.reserved_units))}
     return row
 
 
@@ -60,7 +60,7 @@ class Finished(NamedTuple):
 def finish(grid: Grid, partial: pl.DataFrame) -> Finished:
     """Return the tables of a run and the disagreements of its views, from the rows of all shards in order."""
     theory = partial.filter(pl.col("view") == "formula")
-    theory = theory.drop([name for name in (*SUMS, "values", "counts", *ROUNDS, *BILL) if name in theory.columns])
+    theory = theory.drop([name for name in (*SUMS, "values", "counts", *ROUNDS, *WORK_COLUMNS) if name in theory.columns])
     by_point = {row["point"]: row for row in theory.to_dicts()} if grid.points <= MANY_POINTS else {}
     rows: list[dict[str, Any]] = []
     distributions: list[dict[str, Any]] = []
@@ -78,21 +78,22 @@ def finish(grid: Grid, partial: pl.DataFrame) -> Finished:
         row = point_columns.described(grid, point, case) | {"view": view} | sampled_row(sums, case, formula, view)
         if formula is not None and theory.height and (view == "paths" or point not in walked):
             rounds = {name: math.fsum(part[name]) for name in ("rounds", "drafted", *agreement.SQUARES) if _whole(part, name)}
-            disagreements += agreement.with_the_formula(point, case, formula, sums, rounds, str(view), grid.points)
+            disagreements += agreement.simulated_against_formula(point, case, formula, sums, rounds, str(view), grid.points)
         if "rounds" in part.columns and part["rounds"].count():
             means = [math.fsum(part[name]) / sums.count for name in ROUNDS[:3]]
             each_round = metrics.per_round(case.outputs, *means)
             row |= {name: float(value) for name, value in each_round.items()}
-            row |= formula_view.straggling(case, means[0], row["latency_layers"])
+            row |= formula_view.straggler_loss(case, means[0], row["latency_layers"])
         elif "operations" in part.columns and part["operations"].count():
             row["operations_per_token"] = math.fsum(part["operations"]) / sums.count / case.outputs
         else:
             row |= formula_view.operations_of(case, row["compute_per_token"], sampled=True)
-        if case.shapes and BILL[0] in part.columns and part[BILL[0]].count():
-            row |= metrics.worked(Bill(*(math.fsum(part[name]) for name in BILL)), sums.count * case.outputs, case.full_batch)
+        if case.shapes and WORK_COLUMNS[0] in part.columns and part[WORK_COLUMNS[0]].count():
+            total = FlopsAndBytes(*(math.fsum(part[name]) for name in WORK_COLUMNS))
+            row |= metrics.work_per_token(total, sums.count * case.outputs, case.full_batch)
         if view == "events":
             row |= {"peak_units": part["peak_units"].max(), "paths_difference": part["paths_difference"].max()}
-            disagreements += agreement.on_the_same_decodings(point, part)
+            disagreements += agreement.paths_against_events(point, part)
         rows.append(row)
         if grid.points <= FEW_POINTS:
             distributions += _distribution(point, view, case, part)
@@ -135,7 +136,7 @@ def _latency(case: Case, value: float) -> dict[str, float | None]:
     """Latency in layer-times and in seconds; None for a unit in which it is not known."""
     seconds = case.seconds
     return {
-        "latency_layers": None if case.priced is not None else value, "latency_s": None if seconds is None else value * seconds
+        "latency_layers": None if case.hardware is not None else value, "latency_s": None if seconds is None else value * seconds
     }
 
 

@@ -36,9 +36,9 @@ _MOST_REASONS = 4
 MOST_LISTED = 10_000
 """Rows read for printing, listing and figures; the whole table may be larger than memory."""
 WIDE = 148
-LEAST_OF_WORDS = 24
+MIN_TEXT_WIDTH = 24
 """Width to which a column of words is narrowed where the table is too wide; longer words wrap."""
-NOTHING = "no closed form for these points; use --view paths or --view events"
+NO_CLOSED_FORM = "no closed form for these points; use --view paths or --view events"
 TITLES = {
     "speedup": "speed-up\n(plain decoding = 1)", "tpot_ms": "time per output\ntoken [ms]",
     "compute_per_token": "GPU-time per token\n(plain decoding = 1)", "mean_busy_units": "mean busy\nunits",
@@ -105,7 +105,7 @@ def show(
     console.print(verdict.of(report.table(), report.tables).text, soft_wrap=True, markup=False)
     name, about = (escape(report.tables["scenario"].get(key, "")) for key in ("name", "description"))
     console.print(f"[bold]{name}[/bold]" + (f": {about}" if about else ""))
-    shown = chosen(frame.filter(pl.col("point").rank("dense") <= MOST_ROWS), report.tables)
+    shown = with_method_labels(frame.filter(pl.col("point").rank("dense") <= MOST_ROWS), report.tables)
     names = columns(asked, shown)
     digits = 4 if console.width >= 100 else 3
     while names:
@@ -118,7 +118,7 @@ def show(
         _print_whole(console, table)
         names = names[taken:]
     if not columns(None, shown) and not _all_wait(shown):
-        console.print(NOTHING, markup=False)
+        console.print(NO_CLOSED_FORM, markup=False)
     hidden = report.rows - shown.height
     if hidden:
         console.print(f"... and {hidden:,} more rows in the table of results")
@@ -129,7 +129,7 @@ def show(
     if len(report.failed) > 10:
         console.print(f"... and {len(report.failed) - 10} more in failed.json")
     for found in report.disagreements[:10]:
-        console.print(f"[red]views disagree[/red]: {escape(agreement.in_words(found))}")
+        console.print(f"[red]views disagree[/red]: {escape(agreement.describe(found))}")
     if report.disagreements:
         more = f"; {len(report.disagreements) - 10} more are in disagreements.json" if len(report.disagreements) > 10 else ""
         console.print(f"a disagreement between views is a bug in the program, please report it; all results are kept{more}")
@@ -158,7 +158,7 @@ def _print_whole(console: Console, table: Table) -> None:
 
 def _table(frame: pl.DataFrame, estimates: tuple[str, ...], digits: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    keys = describing(frame)
+    keys = describing_columns(frame)
     for key in keys:
         title = key.rpartition(".")[2].replace("_", "\n")
         numeric = frame[key].dtype.is_numeric()
@@ -181,11 +181,11 @@ def _table(frame: pl.DataFrame, estimates: tuple[str, ...], digits: int) -> Tabl
         # Words may wrap, but a number must not be cut: it would read as a different number.
         lines = [line for cell in (column.header, *column.cells) for line in str(cell).split("\n")]
         longest = max(map(len, lines))
-        column.min_width = min(longest, LEAST_OF_WORDS) if not column.no_wrap and column.justify == "left" else longest
+        column.min_width = min(longest, MIN_TEXT_WIDTH) if not column.no_wrap and column.justify == "left" else longest
     return table
 
 
-def chosen(frame: pl.DataFrame, tables: Mapping[str, Any]) -> pl.DataFrame:
+def with_method_labels(frame: pl.DataFrame, tables: Mapping[str, Any]) -> pl.DataFrame:
     """Replace the parameter columns of a table of several methods by one column: the method with its chosen parameters."""
     methods = method_tables(tables)
     if frame["method"].n_unique() < 2:
@@ -208,7 +208,7 @@ def _size(values: Any) -> int:
     return int(values["count"]) if isinstance(values, Mapping) else len(values)
 
 
-def describing(frame: pl.DataFrame) -> list[str]:
+def describing_columns(frame: pl.DataFrame) -> list[str]:
     """Columns that differ between points, and the rates."""
     aside = {
         "point", "view", "replications", "latency_sd_layers", "reserved_units", "reserved_layers", "peak_units", "paths_difference",
@@ -227,7 +227,7 @@ def describing(frame: pl.DataFrame) -> list[str]:
         aside -= {"exact"}
     if "occupancy" in frame.columns and not frame.select((pl.col("occupancy") < 1).any()).item():
         aside |= {"occupancy"}
-    further = (rate.column for kind in KINDS.values() for rate in kind.rates[1:] if rate.word)
+    further = (rate.column for kind in KINDS.values() for rate in kind.rates[1:] if rate.label)
     more = (*further, "agreement", "published_speedup")
     rates = [name for name in (*_RATES, *more) if name in frame.columns and (name in _RATES or frame[name].count())]
     telling = [name for name in frame.columns if name not in {*aside, *rates} and frame[name].n_unique() > 1]
@@ -254,7 +254,7 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     names, lines = table.collect_schema().names(), []
     if "outcomes_source" in names:
         known = table.select(pl.col("outcomes_source").drop_nulls().unique()).collect()["outcomes_source"]
-        kinds = [rate.word for kind in KINDS.values() for rate in kind.rates if rate.word and rate.column in names]
+        kinds = [rate.label for kind in KINDS.values() for rate in kind.rates if rate.label and rate.column in names]
         of = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
         sources = {part.partition(":")[0].strip() for source in known for part in str(source).split(";")}
         lines.append(f"{of} rates: {', '.join(sorted(sources))}")
@@ -335,7 +335,7 @@ def _of_paper(table: pl.LazyFrame, names: Sequence[str], note: Note) -> list[str
     """Sentences of a note on a paper's tables that apply to these results."""
     if not {*note.columns} <= {*names}:
         return []
-    wanted = [*note.columns, *(name for name in note.more if name in names)]
+    wanted = [*note.columns, *(name for name in note.optional_columns if name in names)]
     return note.sentences(table.select(wanted).unique(maintain_order=True).head(MOST_LISTED).collect().to_dicts())
 
 

@@ -12,7 +12,7 @@ from sim.views import evaluation, formula_view
 SAMPLED_POINTS = 5
 SAMPLED_DECODINGS = 1, 4
 """Simulated decodings of each sampled point in the view events: few and more, as a piece has a fixed cost too."""
-SAMPLED_TOGETHER = 32, 128
+SAMPLED_NEIGHBOURS = 32, 128
 """Neighbouring points whose closed forms are evaluated together, likewise."""
 MOST_SECONDS = 4.0
 """No further point is sampled after this time [s]."""
@@ -38,7 +38,7 @@ def _sample(points: int) -> list[int]:
 
 def _formula(plan: ShardPlan) -> float:
     """Closed forms: all points together if they are few, else by neighbouring points [s]."""
-    points, (few, more) = int(plan.grid.points), SAMPLED_TOGETHER
+    points, (few, more) = int(plan.grid.points), SAMPLED_NEIGHBOURS
     if points <= more:
         return _timed(lambda: formula_view.frame(plan.grid, 0, points))
     middle = max((points - more) // 2, 0)

@@ -18,7 +18,7 @@ from sim.scenarios.grid import Grid
 SHARD_SECONDS = 1.0
 SECONDS_PER_PASS, SECONDS_PER_DRAW = 6e-6, 1e-8
 """Rough costs, used to size shards and to estimate the duration; results do not depend on them."""
-FORMULA_POINTS, POINTS_TOGETHER = 2_000, 20_000
+FORMULA_POINTS, VECTORISED_POINTS = 2_000, 20_000
 """Points in a shard of the view formula: for a theory that is evaluated point by point, and for a vectorised one."""
 
 
@@ -70,7 +70,7 @@ class ShardPlan:
     def step(self, view: str) -> int:
         """Pieces in one shard of a view."""
         if view == "formula":
-            return POINTS_TOGETHER if self.together else FORMULA_POINTS
+            return VECTORISED_POINTS if self.together else FORMULA_POINTS
         return max(1, int(SHARD_SECONDS / self.seconds[view]))
 
     def count(self) -> int:

@@ -19,12 +19,12 @@ import polars as pl
 
 from model.base import bounded_files, checks, strict_json
 from model.base.checks import ParameterError
-from model.base.parent_process import end_with
+from model.base.parent_process import exit_with_parent
 from model.base.table_records import parse_value
 from model.base.whole_files import TEMPORARY, write_text
 from model.methods import registry
 from sim.runs import results_table
-from sim.runs.atomic_files import alone, intact, parquet, write_hashed, write_whole
+from sim.runs.atomic_files import is_unchanged, locked, parquet, write_hashed, write_whole
 from sim.runs.shard_plan import Shard, ShardPlan
 from sim.scenarios import outcomes_section, scenario_file
 from sim.scenarios.grid import Grid, parse_axis
@@ -53,7 +53,7 @@ def compute(
 
     A worker makes the plan of its tables once; without workers, `plan` is the plan of the run.
     """
-    with registry.allowing(allowed):
+    with registry.allow_modules(allowed):
         plan = plan or _plan_of(tables)
         grid = plan.grid
         if shard.view == "formula":
@@ -92,7 +92,7 @@ _plans: dict[tuple[Any, ...], ShardPlan] = {}
 
 
 def _plan_of(tables: Tables) -> ShardPlan:
-    key = scenario_file.fingerprint(tables), registry.allowed()
+    key = scenario_file.fingerprint(tables), registry.allowed_modules()
     if key not in _plans:
         _plans.clear()
         _plans[key] = ShardPlan(Grid(tables, check=False))
@@ -204,7 +204,7 @@ def run(
         Path(out) if out is not None else Path("runs") / f"{tables['scenario']['name']}-{scenario_file.fingerprint(tables)[:8]}"
     )
     _make(folder)
-    with alone(folder) as free:
+    with locked(folder) as free:
         if not free:
             raise ParameterError(f"another run is at work in {folder}; wait until it ends, or name another directory with -o")
         _prepare(folder, tables, resume=resume)
@@ -297,7 +297,7 @@ def _held(todo: Mapping[Shard, Path]) -> dict[Shard, Path]:
             shard = wanted.get(path.stem.rpartition("-")[0])
             if shard is None or shard in found:
                 continue
-            if intact(path):
+            if is_unchanged(path):
                 found[shard] = path
             else:
                 path.unlink(missing_ok=True)
@@ -319,7 +319,7 @@ def _computed(plan: ShardPlan, missing: dict[Shard, Path], workers: int) -> Iter
         before = len(left)
         work = joblib.Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1, pre_dispatch="2*n_jobs")
         try:
-            wanted = [(tables, shard, path, registry.allowed()) for shard, path in left.items()]
+            wanted = [(tables, shard, path, registry.allowed_modules()) for shard, path in left.items()]
             for shard, path in work(joblib.delayed(_in_worker)(os.getpid(), compute, *each) for each in wanted):
                 del left[shard]
                 yield shard, path
@@ -336,7 +336,7 @@ def _computed(plan: ShardPlan, missing: dict[Shard, Path], workers: int) -> Iter
 
 def _in_worker(parent: int, work: Callable[..., tuple[Shard, Path]], *arguments: Any) -> tuple[Shard, Path]:
     """Run `work` in a worker process, which ends with its parent; Ctrl-C is ignored here and handled by the parent."""
-    end_with(parent)
+    exit_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return work(*arguments)
 

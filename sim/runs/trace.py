@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from model.base import checks, strict_json, whole_files
 from model.base.checks import ParameterError
 from model.logs.spans import Span
-from model.methods.registry import allowing
+from model.methods.registry import allow_modules
 from sim.engine.events import Run
 from sim.runs.sweep import resolve
 from sim.scenarios.cases import Case
@@ -66,7 +66,7 @@ def _recorded(
     scenario: str | Path | Mapping[str, Any] | None, *, point: int, replication: int, tokens: int | None = None,
     methods: Sequence[str] = (), **overrides: Any,
 ) -> tuple[Run, Case, dict[str, Any]]:  # fmt: skip
-    with allowing(methods):
+    with allow_modules(methods):
         grid = Grid(resolve(scenario, **overrides))
         checks.whole("point", point, 0, grid.points - 1)
         checks.whole("replication", replication, 0)

@@ -28,15 +28,15 @@ DEVICES = ("tensor_parallel", "units")
 """Keys of [cost] and [cluster] that are choices; the other keys are conditions."""
 LOAD = {"batching": "continuous", "sequences": 1, "lengths": None}
 """Keys that describe the batch, with their defaults."""
-GIVEN = (*LOAD, "layers", "draft_layers", "medium_layers", "prompt", "sequence_length", "beams", "sampled")
+CONDITIONS = (*LOAD, "layers", "draft_layers", "medium_layers", "prompt", "sequence_length", "beams", "sampled")
 """Method parameters that describe the load, the models or the task: conditions, not choices."""
 COSTS = ("device", "profile", "shape", "prompt", "dtype", "busy")
 """Keys of a method's own [cost] that are conditions; its draft and medium models are part of the choice."""
 DATA = ("task", "data_set")
 PLAIN = "plain decoding"
-OVER, OVER_ANY = "plain decoding on the same devices", "the fastest plain decoding"
+BASELINE, FASTEST_BASELINE = "plain decoding on the same devices", "the fastest plain decoding"
 VIEWS = ("formula", "paths", "events")
-ADDED = "kernels only: the engine's overhead is not included"
+KERNELS_ONLY = "kernels only: the engine's overhead is not included"
 
 
 @dataclass(frozen=True)
@@ -246,9 +246,9 @@ def _chosen(path: str, names: Collection[Any]) -> bool:
     section, *rest = path.split(".")
     if section == "method" and len(rest) > 1 and rest[0] in names:
         rest = rest[1:]
-    if section in ("cost", "cluster") or (section == "method" and rest[0] in scenario_file.OWN):
+    if section in ("cost", "cluster") or (section == "method" and rest[0] in scenario_file.OVERRIDABLE):
         return rest[-1] in DEVICES
-    return section == "method" and rest[-1] not in GIVEN
+    return section == "method" and rest[-1] not in CONDITIONS
 
 
 def _conditions(tables: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,8 +268,9 @@ def _conditions(tables: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str
 def _label(table: Mapping[str, Any]) -> str:
     """Name of a method with its chosen parameters."""
     aliases = registry.parameters(table["name"]).ALIASES
-    given = {aliases.get(key, key): value for key, value in table.items() if key not in ("name", "units", *scenario_file.OWN)}
-    keys = [key for key in given if key not in GIVEN and key not in DEVICES]
+    others = "name", "units", *scenario_file.OVERRIDABLE
+    given = {aliases.get(key, key): value for key, value in table.items() if key not in others}
+    keys = [key for key in given if key not in CONDITIONS and key not in DEVICES]
     return ", ".join([str(table["name"]), *(f"{key} {_plain(given[key])}" for key in keys)])
 
 
@@ -342,7 +343,7 @@ def _of_one(answer: Answer) -> str:
     best = answer.best
     if best is None:
         return f"only {answer.plain} was run: there is nothing to compare"
-    over = OVER if answer.plain == PLAIN else answer.plain
+    over = BASELINE if answer.plain == PLAIN else answer.plain
     if best.high < 1:
         return f"{answer.plain} is fastest: best other choice {best.label}: {best.sentence()}{_lossy(answer)}"
     if best.low <= 1:
@@ -368,7 +369,7 @@ def _listed(words: Sequence[str]) -> str:
 
 def _over(answers: Iterable[Answer]) -> str:
     """Baseline of the speed-ups: where choices differ in their devices, plain decoding on the fastest number of them."""
-    return OVER if all(answer.plain == PLAIN for answer in answers) else OVER_ANY
+    return BASELINE if all(answer.plain == PLAIN for answer in answers) else FASTEST_BASELINE
 
 
 # --- several conditions -------------------------------------------------------------------------------------------------
@@ -439,7 +440,7 @@ def _closing(rows: Sequence[Mapping[str, Any]], answers: Sequence[Answer], kerne
     if all(answer.best is None for answer in answers):
         return ""
     if kernels:
-        return f"; {ADDED}"
+        return f"; {KERNELS_ONLY}"
     if kernels is None:
         return "; costs are in layer-times"
     drafts = any("draft_step" in (row.get("cost_missing") or "").split(", ") for row in rows)

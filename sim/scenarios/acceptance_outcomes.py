@@ -86,16 +86,16 @@ class RecordedAcceptance(RecordedOutcomes):
 
     def law_of_log(
         self, log: PositionLog, parameters: MethodParameters, tokens: int
-    ) -> outcome_laws.Replay | outcome_laws.ReplayChances:
+    ) -> outcome_laws.Replay | outcome_laws.RecordedProbabilities:
         """Law of agreements (greedy log) or acceptance probabilities (sampled log); the method must be sampled if the log is."""
         check_depth(log, parameters)
-        drawn, sampled = log.said.get("sampling") is not None, bool(parameters.sampled)
+        drawn, sampled = log.header.get("sampling") is not None, bool(parameters.sampled)
         if drawn != sampled:
             kind, remedy = ("sampled", "set it to true") if drawn else ("greedy", "set it to false, or log with --sample")
             raise checks.ParameterError(f"sampled must be {str(drawn).lower()} with a log of {kind} decodings; {remedy}")
         if not drawn:
-            return outcome_laws.Replay(log.covering(log.agreements(), tokens))
-        return outcome_laws.ReplayChances(log.covering(log.chances(), tokens))
+            return outcome_laws.Replay(log.first_tokens(log.agreements(), tokens))
+        return outcome_laws.RecordedProbabilities(log.first_tokens(log.acceptance_probabilities(), tokens))
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class RecordedRounds(LawRecord):
                 raise checks.ParameterError(f"{name} must be a string in quotes, got {checks.shown(getattr(self, name))}")
         if self.drafter is not None and self.file is None:
             raise checks.TableError("outcomes", ".drafter names a column of a file of JSON lines; leave it out without a file")
-        checks.one_of("play", self.play, PLAYS)
+        checks.one_of("play", self.play, PLAY_MODES)
         check_provenance(None, self.source)
         self._lengths()
 
@@ -220,7 +220,7 @@ class RecordedRounds(LawRecord):
         return [[min(length, checks.MAX_TOKENS + 1) for length in record] for record in records]
 
 
-PLAYS = ("sequences", "log")
+PLAY_MODES = ("sequences", "log")
 Lengths = tuple[tuple[int, ...], ...]
 
 
@@ -230,8 +230,8 @@ def _frozen(records: Sequence[Sequence[int]], least: int = 1, cut: int | None = 
 
 
 @lru_cache(maxsize=32)
-def _played(records: Lengths, longest: int) -> tuple[rates_from_logs.Means, rates_from_logs.Played]:
-    played = rates_from_logs.play(records, longest)
+def _played(records: Lengths, longest: int) -> tuple[rates_from_logs.Means, rates_from_logs.ReplayedRounds]:
+    played = rates_from_logs.replay(records, longest)
     return rates_from_logs.means(played), played
 
 
@@ -313,7 +313,8 @@ class ReportedByEngine(LawRecord):
     def _words(self) -> str:
         if self.engine == "alpha":
             return f"acceptance rate {self.rate}"
-        return engine_dialects.read(self.engine, self.draft_length, rate=self.rate, length=self.length, field=self.field).words
+        reading = engine_dialects.read(self.engine, self.draft_length, rate=self.rate, length=self.length, field=self.field)
+        return reading.description
 
     def _alpha(self) -> float:
         from model.methods.speculative.theory import reported_acceptance
@@ -379,7 +380,7 @@ class TwoClassConfidence(LawRecord):
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """Law for one point."""
         law = outcome_laws.TwoClass(self.low_if_accepted, self.low_if_rejected)
-        return Outcome(law, self.low_if_accepted, self.source, also={"low_if_rejected": self.low_if_rejected})
+        return Outcome(law, self.low_if_accepted, self.source, further_values={"low_if_rejected": self.low_if_rejected})
 
 
 BY_POSITION: dict[str, type[LawRecord]] = {

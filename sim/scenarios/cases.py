@@ -27,9 +27,9 @@ from model.published import ppd_table_3_fit
 from model.published.paper_notes import NOTES
 from sim.engine.cluster import Cluster
 from sim.scenarios import hardware_cost, outcomes_section
-from sim.scenarios.hardware_cost import HardwareCost, Priced
+from sim.scenarios.hardware_cost import HardwareCost, PointCosts
 from sim.scenarios.outcome_records import Outcome
-from sim.scenarios.scenario_file import OWN, SECTIONS, Tables, cost_of, method_tables
+from sim.scenarios.scenario_file import OVERRIDABLE, SECTIONS, Tables, cost_of, method_tables
 
 VIEWS = ("formula", "paths", "events")
 SHAPES_OF = {"target": "shape", "draft": "draft_shape", "medium": "medium_shape"}
@@ -132,7 +132,7 @@ class Cost(LayerTimeCosts, TableRecord):
     medium_shape: str | None = None
     seconds_per_layer: float | None = None
 
-    GONE = hardware_cost.GONE
+    REMOVED_KEYS = hardware_cost.REMOVED_KEYS
 
     def __post_init__(self) -> None:
         checks.one_of("kind", self.kind, ("unit", "published", *hardware_cost.KINDS))
@@ -142,7 +142,7 @@ class Cost(LayerTimeCosts, TableRecord):
                 _check_time(name, getattr(self, name))
         for name in SHAPES_OF.values():
             if getattr(self, name) is not None:
-                transformer.named(getattr(self, name), key=name)
+                transformer.named_shape(getattr(self, name), key=name)
         checks.flag("allow_slow_medium", self.allow_slow_medium)
         if not self.allow_slow_medium and self.medium_cost_ratio is not None and self.medium_cost_ratio > 1:
             raise ParameterError(
@@ -247,7 +247,7 @@ class Case:
     cluster: Cluster
     shapes: Mapping[str, Shape] = dataclasses.field(default_factory=dict)
     """Shapes of all its models, by role, or of none."""
-    priced: Priced | None = None
+    hardware: PointCosts | None = None
     """Costs on hardware, with kind `profile` or `roofline`."""
     fitted_on: str | None = None
     """Data set of the published times that its overhead is fitted to."""
@@ -266,12 +266,12 @@ class Case:
     @property
     def outputs(self) -> int:
         """Number of generated tokens, of all decoded sequences."""
-        return self.parameters.outputs_of(self.settings.tokens)
+        return self.parameters.total_tokens(self.settings.tokens)
 
     @property
     def steps(self) -> int:
         """Number of output positions decoded one after another; for methods that decode whole batches, their steps."""
-        return self.parameters.steps_of(self.settings.tokens)
+        return self.parameters.plain_steps(self.settings.tokens)
 
     @property
     def full_batch(self) -> int:
@@ -286,18 +286,18 @@ class Case:
     @property
     def plain_time_on_one_device(self) -> float | None:
         """Time of plain decoding on one device, if a unit has several devices and the model fits one; else None."""
-        alone = None if self.priced is None else self.priced.one_device
+        alone = None if self.hardware is None else self.hardware.one_device
         return None if alone is None else self.parameters.plain_time(self.settings.tokens, alone)
 
     @property
     def seconds(self) -> float | None:
         """Duration of one unit of the costs [s]; None if not known."""
-        return self.seconds_per_layer if self.priced is None else 1.0
+        return self.seconds_per_layer if self.hardware is None else 1.0
 
     @property
     def tensor_parallel(self) -> int:
         """Number of devices in a unit, over which each layer is split."""
-        return 1 if self.priced is None else self.priced.tensor_parallel
+        return 1 if self.hardware is None else self.hardware.tensor_parallel
 
     def devices(self, units: int) -> int:
         """Number of devices in `units`: `tensor_parallel` per unit of the target, one per separate unit of a smaller model."""
@@ -307,7 +307,7 @@ class Case:
     @cached_property
     def contention(self) -> str | None:
         """Reason why passes may wait, so that formula and paths have no values; None if nothing waits."""
-        return contention(self.demand, self.cluster)
+        return contention(self.peak_demand, self.cluster)
 
     @property
     def contended(self) -> bool:
@@ -315,16 +315,16 @@ class Case:
         return self.contention is not None
 
     @cached_property
-    def demand(self) -> Demand:
+    def peak_demand(self) -> Demand:
         """Largest number of units and transfers that the method may need at once."""
         return self.parameters.demand(self.cost, self.settings.tokens)
 
     @property
-    def held(self) -> int:
+    def reserved_units(self) -> int:
         """Units reserved for the whole decoding: as many as the method needs, at most those of the cluster."""
         if self.contended and not self.parameters.bounded:
             return self.cluster.units
-        return min(max(self.parameters.units, self.demand.units), self.cluster.units)
+        return min(max(self.parameters.units, self.peak_demand.units), self.cluster.units)
 
 
 def contention(wanted: Demand, cluster: Cluster) -> str | None:
@@ -372,9 +372,9 @@ def resolve_but_outcomes(tables: Tables, index: int = 0, used: Sequence[frozense
     if name is None:
         raise ParameterError(f"method.name is required; known: {', '.join(registry.names())}")
     kind = registry.parameters(name)
-    registry.check_whole(name)
-    own = {section: table.pop(section, None) for section in OWN}
-    where = {section: f"method.{section}" if own[section] is not None else section for section in OWN}
+    registry.check_complete(name)
+    own = {section: table.pop(section, None) for section in OVERRIDABLE}
+    where = {section: f"method.{section}" if own[section] is not None else section for section in OVERRIDABLE}
     cost_table = cost_of(tables, chosen[index])
     real = isinstance(cost_table, Mapping) and cost_table.get("kind") in hardware_cost.KINDS
     _refuse_of_other_kinds(cost_table, where["cost"], real)
@@ -389,21 +389,21 @@ def resolve_but_outcomes(tables: Tables, index: int = 0, used: Sequence[frozense
     cost = build(cost_record, cost_table, where["cost"])
     parameters = replace(parameters, **_depths(cost, parameters, table))
     cluster = build(Machine, tables.get("cluster", {}), "cluster").cluster(parameters.units)
-    priced = None
+    hardware = None
     if isinstance(cost, HardwareCost):
-        priced = hardware_cost.priced(cost, parameters, settings.tokens, cluster.units, where["cost"], name)
+        hardware = hardware_cost.point_costs(cost, parameters, settings.tokens, cluster.units, where["cost"], name)
     if isinstance(cost, Cost) and cost.data_set is not None and parameters.layers != ppd_table_3_fit.LAYERS:
         raise ParameterError(
             f"method.layers must be {ppd_table_3_fit.LAYERS} with {where['cost']}.data_set, whose times are of "
             f"{ppd_table_3_fit.MODEL}, got {parameters.layers}; set it, or give seconds_per_layer instead"
         )
-    if priced is not None:
-        parameters = parameters.with_costs(priced.cost)
-        return Case(name, parameters, settings, {}, priced.cost, None, cluster, priced.shapes, priced)
+    if hardware is not None:
+        parameters = parameters.with_costs(hardware.cost)
+        return Case(name, parameters, settings, {}, hardware.cost, None, cluster, hardware.shapes, hardware)
     assert isinstance(cost, Cost)
     model = cost.model(parameters.layers)
     for role in parameters.roles:
-        if not model.runs(role):
+        if not model.has_model(role):
             raise ParameterError(
                 f"{where['cost']}.{RATIOS[role]} is required by method {name} and has no default: the time of a forward pass of the"
                 f" {role} model relative to the target's"
@@ -415,7 +415,7 @@ def resolve_but_outcomes(tables: Tables, index: int = 0, used: Sequence[frozense
             f"{where['cost']}.{unknown[0]} is required by method {name} together with the other: the arithmetic of a token in that"
             " model relative to the target's; or leave out both, and operations are not counted"
         )
-    widest = parameters.widest_of(settings.tokens)
+    widest = parameters.largest_pass_of(settings.tokens)
     _refuse_narrow(model, widest, parameters, where["cost"], name)
     model = model.of_batch(parameters.full_batch, widest)
     parameters = parameters.with_costs(model)
@@ -443,7 +443,7 @@ def _depth(cost: Cost | HardwareCost, role: str) -> int | None:
     """Layers of a model, where a shape or a profile knows them."""
     if isinstance(cost, Cost):
         given = getattr(cost, SHAPES_OF[role])
-        return None if given is None else transformer.named(given).layers
+        return None if given is None else transformer.named_shape(given).layers
     hardware = cost.of(role)
     return None if hardware is None else hardware.shape.layers
 
@@ -485,7 +485,7 @@ def _shapes(cost: Cost, parameters: MethodParameters, name: str, where: str) -> 
         given = getattr(cost, key)
         if given is None:
             continue
-        found[role] = transformer.named(given)
+        found[role] = transformer.named_shape(given)
         layers = "layers" if role == "target" else f"{role}_layers"
         if found[role].layers != depth:
             raise ParameterError(
@@ -535,13 +535,13 @@ def _refuse_unused_cost(where: str, table: Any, of: Sequence[tuple[type[MethodPa
         return
     for key in table:
         name = key.removesuffix("_s") if isinstance(key, str) else key
-        if name not in gated() or any(name in used for _, used in of):
+        if name not in optional_costs() or any(name in used for _, used in of):
             continue
         elsewhere = any(name in kind.COSTS for kind, _ in of)
         also = ", or choose parameters with which it has an effect (`sim ls methods NAME`)" if elsewhere else ""
         raise ParameterError(f"{where}.{key} is used by no method that it is given for; leave it out{also}")
 
 
-def gated() -> frozenset[str]:
+def optional_costs() -> frozenset[str]:
     """Costs that not every method uses, without the suffix _s of those in seconds."""
     return frozenset(method_parameters.COSTS).union(*method_parameters.COSTS_OF.values())

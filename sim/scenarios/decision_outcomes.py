@@ -25,14 +25,14 @@ from sim.scenarios.outcome_files import columns_of, read_once
 from sim.scenarios.outcome_records import (
     LawRecord,
     Outcome,
-    agreeing,
     check_file,
+    check_one_source,
     check_provenance,
     check_rates,
-    having,
+    checked_parameters,
     log_of,
-    one_source,
     refuse_thresholds,
+    with_agreement,
 )
 
 ASSUMED = 100_000
@@ -103,7 +103,7 @@ class DecisionRatesByPosition(LawRecord):
         rates = (float(np.mean(each[:tokens])) for each in (self.fallback_rates, self.rollback_rates))
         fallback, rollback = rates
         return Outcome(
-            Independent(self.fallback_rates, self.rollback_rates), fallback, self.source, also={"rollback_rate": rollback}
+            Independent(self.fallback_rates, self.rollback_rates), fallback, self.source, further_values={"rollback_rate": rollback}
         )
 
 
@@ -157,7 +157,7 @@ class DecisionsAtThresholds(LawRecord):
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """Law for one point: independent, with the record's rates and the interval for its number of tokens."""
-        deciding: DecidesByThresholds = having(parameters, DecidesByThresholds, "thresholds")
+        deciding: DecidesByThresholds = checked_parameters(parameters, DecidesByThresholds, "thresholds")
         low, high = _thresholds(deciding)
         record = self.record()
         found = record.rates(low, high, variant=deciding.variant)
@@ -165,7 +165,7 @@ class DecisionsAtThresholds(LawRecord):
         rates = float(found.fallback_rate), float(np.nan_to_num(found.rollback_rate))
         trials = None if self.sureness is not None else int(record.confidence.size)
         outcome = _independent(*rates, trials, record.source)
-        return agreeing(outcome, agreement, record.source, "large model")
+        return with_agreement(outcome, agreement, record.source, "large model")
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class DecisionRecord(LawRecord):
     source: str = "measured"
 
     def __post_init__(self) -> None:
-        one_source(self.file, self.log)
+        check_one_source(self.file, self.log)
         check_provenance(None, self.source)
         self.sequences()
 
@@ -196,7 +196,7 @@ class DecisionRecord(LawRecord):
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """Law for one point; the rates are those of all tokens, the agreement is that of the replayed sequences."""
-        deciding: DecidesByThresholds = having(parameters, DecidesByThresholds, "replay")
+        deciding: DecidesByThresholds = checked_parameters(parameters, DecidesByThresholds, "replay")
         low, high = _thresholds(deciding)
         sequences = self.sequences()
         lengths = sorted({sequence.confidence.size for sequence in sequences})
@@ -210,10 +210,11 @@ class DecisionRecord(LawRecord):
         found = whole.rates(low, high, variant=deciding.variant)
         foreign = [_foreign(deciding, *pair, tokens) for pair in zip(decided, sequences, strict=True)]
         agreement = 1 - float(np.mean(foreign)) / tokens
-        also = {"rollback_rate": float(np.nan_to_num(found.rollback_rate))}
+        further = {"rollback_rate": float(np.nan_to_num(found.rollback_rate))}
         trials = int(whole.confidence.size)
-        outcome = Outcome(RecordedDecisions(decided), float(found.fallback_rate), self.source, also=also, trials=trials)
-        return agreeing(outcome, agreement, self.source, "large model")
+        law, fallback = RecordedDecisions(decided), float(found.fallback_rate)
+        outcome = Outcome(law, fallback, self.source, further_values=further, trials=trials)
+        return with_agreement(outcome, agreement, self.source, "large model")
 
 
 def _foreign(parameters: DecidesByThresholds, decided: Digits, record: Decisions, tokens: int) -> int:
@@ -230,13 +231,14 @@ def _foreign(parameters: DecidesByThresholds, decided: Digits, record: Decisions
 
 
 def _independent(fallback: float, rollback: float, trials: int | None, source: str) -> Outcome:
-    law, also = Independent(fallback, rollback), {"rollback_rate": rollback}
+    law, further = Independent(fallback, rollback), {"rollback_rate": rollback}
     if trials is None:
-        return Outcome(law, fallback, source, also=also)
+        return Outcome(law, fallback, source, further_values=further)
     low, high = (float(bound) for bound in wilson(fallback, trials))
     written = max(trials * (1 - fallback), 1.0)
     back_low, back_high = (float(bound) for bound in wilson(rollback, written))
-    return Outcome(law, fallback, source, Independent(low, back_low), Independent(high, back_high), low, high, trials, also=also)
+    laws = Independent(low, back_low), Independent(high, back_high)
+    return Outcome(law, fallback, source, *laws, low, high, trials, further_values=further)
 
 
 def _thresholds(parameters: DecidesByThresholds) -> tuple[float, float]:

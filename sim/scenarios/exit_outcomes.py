@@ -19,13 +19,13 @@ from sim.scenarios.outcome_files import json_of, read_once
 from sim.scenarios.outcome_records import (
     LawRecord,
     Outcome,
-    agreeing,
+    check_one_source,
     check_provenance,
     check_rates,
-    having,
+    checked_parameters,
     log_of,
-    one_source,
     refuse_thresholds,
+    with_agreement,
 )
 
 Floats = NDArray[np.float64]
@@ -38,7 +38,7 @@ class LeavesByConfidence(Protocol):
     threshold: float | None
     measure: str
 
-    def needed(self, column: int) -> float:
+    def exit_threshold(self, column: int) -> float:
         """Confidence required of the token at this position, counted from 0."""
 
 
@@ -90,7 +90,7 @@ class RecordedConfidences(LawRecord):
     source: str = "measured"
 
     def __post_init__(self) -> None:
-        one_source(self.file, self.log)
+        check_one_source(self.file, self.log)
         check_provenance(None, self.source)
         self.record("softmax")
 
@@ -100,14 +100,14 @@ class RecordedConfidences(LawRecord):
             log = log_of(self.log)
             agrees = log.table["rank_common"].to_numpy() == 1
             agrees[:, -1] = True  # the generated token is the last layer's, sampled or not
-            return {"confidence": log.sureness(measure), "agrees": agrees.astype(np.float64)}
+            return {"confidence": log.confidence_by_layer(measure), "agrees": agrees.astype(np.float64)}
         assert self.file is not None
         found: dict[str, Floats] = read_once(_record_of, self.file, self.source)
         return found
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """Law for one point: at each position, the exit layers of all recorded tokens with equal probability."""
-        leaving: LeavesByConfidence = having(parameters, LeavesByConfidence, "confidences")
+        leaving: LeavesByConfidence = checked_parameters(parameters, LeavesByConfidence, "confidences")
         if leaving.threshold is None:
             raise checks.ParameterError("threshold is required where outcomes are confidences; give it under [[method]]")
         record = self.record(leaving.measure)
@@ -115,17 +115,17 @@ class RecordedConfidences(LawRecord):
         count, layers = seen.shape
         if layers != parameters.layers:
             raise checks.ParameterError(f"confidence must have a number for each of layers={parameters.layers}, got {layers}")
-        needed = {leaving.needed(position) for position in range(tokens)}
-        depths = {level: exits(seen, np.full(count, level), first=parameters.first_check) for level in needed}
+        thresholds = {leaving.exit_threshold(position) for position in range(tokens)}
+        depths = {level: exits(seen, np.full(count, level), first=parameters.first_check) for level in thresholds}
         shares = {level: np.bincount(found, minlength=layers + 1)[1:] / count for level, found in depths.items()}
-        levels = [leaving.needed(position) for position in range(tokens)]
+        levels = [leaving.exit_threshold(position) for position in range(tokens)]
         law = Depths([shares[level] for level in levels], parameters.decoded_sequences)
         outcome = Outcome(law, law.mean(tokens), f"{self.source}: {self.file or self.log}", trials=count)
         if "agrees" not in record or parameters.decoded_sequences > 1:
             return outcome
         picked = {level: float(record["agrees"][np.arange(count), found - 1].mean()) for level, found in depths.items()}
         agreement = float(np.mean([picked[level] for level in levels]))
-        return agreeing(outcome, agreement, f"{self.source}: {self.file or self.log}", "last layer")
+        return with_agreement(outcome, agreement, f"{self.source}: {self.file or self.log}", "last layer")
 
 
 def _record_of(file: str, _: str) -> dict[str, Floats]:

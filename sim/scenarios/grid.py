@@ -19,17 +19,17 @@ from sim.scenarios.cases import Case
 from sim.scenarios.outcome_records import Outcome
 from sim.scenarios.scenario_file import SECTIONS, Tables
 
-KEPT = 4096
+CACHE_SIZE = 4096
 """Number of resolved parts that a grid caches: points share the parts that do not vary."""
-LOOKED_AT_UP_TO = 512
+MAX_CHECKED_POINTS = 512
 """Number of points up to which every point is checked before a run; in a larger grid each axis is checked separately."""
-ELSEWHERE = 64
+RANDOM_COMBINATIONS = 64
 """Number of random combinations with other axes in which an invalid value of a large grid is tried before it is refused."""
 MAX_POINTS = 10**12
 """Bound on the points of a grid, so that point numbers do not overflow."""
 SWEPT = ("scenario.tokens", "scenario.seed")
 """Keys of [scenario] that may be swept; the others apply to the whole run."""
-EACH_UP_TO = 64
+MAX_CHECKED_VALUES = 64
 """A longer axis is checked only at its ends, since the valid values of every numeric parameter form an interval."""
 
 
@@ -48,9 +48,9 @@ class Axis:
     def ends(self) -> list[int]:
         """Indices of the values to check before a run: all of a short axis, the extremes of a long one."""
         values = self.values
-        if isinstance(values, _Range) and len(values) > EACH_UP_TO:
+        if isinstance(values, _Range) and len(values) > MAX_CHECKED_VALUES:
             return [0, len(values) - 1]
-        if len(values) <= EACH_UP_TO or not self.numeric:
+        if len(values) <= MAX_CHECKED_VALUES or not self.numeric:
             return list(range(len(values)))
         order = sorted(range(len(values)), key=lambda index: values[index])
         kinds = {type(value): index for index, value in enumerate(values)}
@@ -109,7 +109,7 @@ class Grid:
             self._check()
 
     def _check(self) -> None:
-        if self.points <= LOOKED_AT_UP_TO:
+        if self.points <= MAX_CHECKED_POINTS:
             self._check_points()
             return
         for axis, indices in enumerate([range(self.shape[0]), *(axis.ends() for axis in self.axes)]):
@@ -120,7 +120,7 @@ class Grid:
         """Raise an error if a value is invalid with the first values of the other axes and with all random ones tried."""
         draw = random.Random(0)
         first: ParameterError | None = None
-        for attempt in range(1 + ELSEWHERE):
+        for attempt in range(1 + RANDOM_COMBINATIONS):
             where = [draw.randrange(size) if attempt else 0 for size in self.shape]
             where[axis] = index
             try:
@@ -255,7 +255,7 @@ class _Kept(Generic[Part]):
     def get(self, key: tuple[Any, ...], make: Callable[[], Part]) -> Part:
         found = self.parts.get(key)
         if found is None:
-            if len(self.parts) >= KEPT:
+            if len(self.parts) >= CACHE_SIZE:
                 self.parts.pop(next(iter(self.parts)))
             try:
                 found = make()

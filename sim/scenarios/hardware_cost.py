@@ -24,7 +24,7 @@ from model.base.table_records import TableRecord
 from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import TOKEN_BYTES, PassSeconds
 from model.hardware import cost_models, devices, physical_limits, profile, profile_files
-from model.hardware.cost_models import DeviceMemory, Hardware, Served, bytes_of_state
+from model.hardware.cost_models import DeviceMemory, Hardware, WithEngineOverhead, bytes_of_state
 from model.hardware.profile_costs import ProfileCosts, shape_of
 from model.hardware.roofline import Efficiency, Roofline
 from model.methods.method_parameters import CONTINUOUS, MethodParameters
@@ -39,14 +39,14 @@ _EFFICIENCIES = {
 }  # fmt: skip
 """Keys of kind `roofline`, with their fields of `Efficiency`."""
 MAX_SECONDS = 1e6
-GONE = MappingProxyType({
+REMOVED_KEYS = MappingProxyType({
     "batch": "it is now method.sequences, the number of sequences decoded together; those that share one set of random outcomes, as"
     " with batch, are method.batching = 'lockstep'"
 })
 """Removed keys of costs, with their replacements."""
-MAY_SEEM = 0.1
+PEAK_TOLERANCE = 0.1
 """Tolerance by which times of a user's profile may be below the limit of the peaks [-]: clocks vary, peaks are measured roughly."""
-MISTAKEN = 100.0
+UNIT_MISTAKE_FACTOR = 100.0
 """Factor above its measured peaks from which a user's profile is refused as a mistake of units [-]."""
 
 
@@ -124,7 +124,7 @@ class HardwareCost(TableRecord):
     memory_error: float | None = None
     compute_error: float | None = None
 
-    GONE = GONE
+    REMOVED_KEYS = REMOVED_KEYS
 
     def __post_init__(self) -> None:
         checks.one_of("kind", self.kind, KINDS)
@@ -143,7 +143,7 @@ class HardwareCost(TableRecord):
                 raise ParameterError(f"{name} must be a name in quotes, got {checks.shown(value)}")
         for name in ("shape", "draft_shape", "medium_shape"):
             if getattr(self, name) is not None:
-                transformer.named(getattr(self, name), self.dtype, key=name)
+                transformer.named_shape(getattr(self, name), self.dtype, key=name)
         if self.device is not None:
             devices.device(self.device)
         checks.whole("prompt", self.prompt, 0, checks.MAX_TOKENS)
@@ -172,7 +172,7 @@ class HardwareCost(TableRecord):
             if shape is None:
                 return None
             return _roofline(
-                devices.device(str(self.device)), transformer.named(shape, self.dtype), self._efficiency(), tensor_parallel
+                devices.device(str(self.device)), transformer.named_shape(shape, self.dtype), self._efficiency(), tensor_parallel
             )
         name = getattr(self, f"{where}profile")
         if name is None:
@@ -181,7 +181,7 @@ class HardwareCost(TableRecord):
             if not isinstance(at, ProfileCosts) or at.profile.device not in devices.DEVICES:
                 return None
             of = devices.device(at.profile.device)
-            return _roofline(of, transformer.named(str(shape), at.profile.dtype), Efficiency(), tensor_parallel)
+            return _roofline(of, transformer.named_shape(str(shape), at.profile.dtype), Efficiency(), tensor_parallel)
         try:
             return _measured(name, shape, self.dtype, tensor_parallel)
         except ParameterError as error:
@@ -207,7 +207,7 @@ _Stamp = tuple[int, int] | None
 def _measured(name: str, shape: str | None, dtype: str | None, tensor_parallel: int) -> ProfileCosts:
     path = Path(name)
     changed = bounded_files.stamp(path) if path.suffix == ".json" else None
-    return _looked_up(name, shape, None if shape is None else transformer.named(shape), dtype, tensor_parallel, changed)
+    return _looked_up(name, shape, None if shape is None else transformer.named_shape(shape), dtype, tensor_parallel, changed)
 
 
 @functools.lru_cache(maxsize=64)
@@ -245,7 +245,8 @@ def _loaded(name: str, _: _Stamp) -> profile.Profile:
         across = found.facts.get("source", 0) if shape.encoder_layers else 0
         try:
             checks.whole("source in facts", across, 0)
-            for line in physical_limits.check(found, shape, source=across, in_sequence=False, tolerance=MAY_SEEM, most=MISTAKEN):
+            limits = {"tolerance": PEAK_TOLERANCE, "most": UNIT_MISTAKE_FACTOR}
+            for line in physical_limits.check(found, shape, source=across, in_sequence=False, **limits):
                 warnings.warn(f"{Path(name).name}: {line}", stacklevel=2)
         except ParameterError as error:
             raise ParameterError(f"{Path(name).name}: {error}") from None
@@ -253,7 +254,7 @@ def _loaded(name: str, _: _Stamp) -> profile.Profile:
 
 
 @dataclass(frozen=True)
-class Priced:
+class PointCosts:
     """Costs of a point on hardware."""
 
     cost: PassSeconds
@@ -275,10 +276,10 @@ class Priced:
     @cached_property
     def ends(self) -> tuple[PassSeconds, PassSeconds]:
         """Costs at the upper and at the lower end of the times' uncertainty."""
-        return self.cost.with_ends()
+        return self.cost.uncertainty_ends()
 
 
-def priced(cost: HardwareCost, parameters: MethodParameters, tokens: int, units: int, where: str, name: str) -> Priced:
+def point_costs(cost: HardwareCost, parameters: MethodParameters, tokens: int, units: int, where: str, name: str) -> PointCosts:
     """Costs of a method with these parameters, for `tokens` tokens on a cluster of `units` units."""
     models: dict[str, Hardware] = {}
     for role in ("target", *parameters.roles):
@@ -297,7 +298,9 @@ def priced(cost: HardwareCost, parameters: MethodParameters, tokens: int, units:
             raise ParameterError(f"method.{layers} must be {found.shape.layers}, as in {where}, got {depth}; set it{or_not}")
     apart = cost.tensor_parallel > 1 and 0 < parameters.separate_units < units  # with fewer units they share the target's
     extra = tuple((name, getattr(cost, f"{name}_s")) for name in ("dispatch", "dispatch_per_process", "state_check"))
-    served: tuple[tuple[str, Hardware], ...] = tuple((role, Served(of, cost.step_of(role))) for role, of in models.items())
+    served: tuple[tuple[str, Hardware], ...] = tuple(
+        (role, WithEngineOverhead(hardware, cost.step_of(role))) for role, hardware in models.items()
+    )
     extra += (("dispatch_law", cost.dispatch_law),)
     seconds = _prices(
         served, parameters.full_batch, _others_at(parameters, tokens), tokens // 2, parameters.handover_layer, cost.prompt,
@@ -311,19 +314,19 @@ def priced(cost: HardwareCost, parameters: MethodParameters, tokens: int, units:
     reading = float(cost_models.prompt_time(served[0][1], max(cost.prompt, 1), parameters.full_batch).seconds)
     missing = _missing(cost, models, parameters)
     off, other = _error_of(seconds, tokens), 0.0 if alone is None else _error_of(alone, tokens)
-    return Priced(seconds, off, shapes, cost.tensor_parallel, alone, other, room, source, reading, missing)
+    return PointCosts(seconds, off, shapes, cost.tensor_parallel, alone, other, room, source, reading, missing)
 
 
 @functools.lru_cache(maxsize=64)  # points that differ only in drafts or outcomes share the times of passes
 def _prices(
-    served: tuple[tuple[str, Hardware], ...], batch: int, others_at: float | None, middle: int, handed_over: int, prompt: int,
+    served: tuple[tuple[str, Hardware], ...], batch: int, others_position: float | None, middle: int, handed_over: int, prompt: int,
     busy: int, link: float, promotion: float, extra: tuple[tuple[str, Any], ...], draft_devices: float,
 ) -> PassSeconds:  # fmt: skip
     """Costs of passes of these models; `link` and `promotion` are added to the transfer times of the hardware."""
     target = served[0][1]
     moving = [float(target.transfer(size).seconds) for size in (TOKEN_BYTES, bytes_of_state(target.shape, handed_over))]
     return PassSeconds(
-        dict(served), prompt=prompt, batch=batch, others_at=others_at, middle=middle, busy=busy, link=moving[0] + link,
+        dict(served), prompt=prompt, batch=batch, others_position=others_position, middle=middle, busy=busy, link=moving[0] + link,
         promotion=moving[1] + promotion, draft_devices=draft_devices, **dict(extra),
     )  # fmt: skip
 
@@ -360,8 +363,8 @@ def _one_device(cost: HardwareCost, tokens: int, parameters: MethodParameters) -
     if room.share > 1:
         return None
     return PassSeconds(
-        {"target": Served(single, cost.step_s)}, prompt=cost.prompt, batch=parameters.full_batch,
-        others_at=_others_at(parameters, tokens), middle=tokens // 2, busy=cost.busy,
+        {"target": WithEngineOverhead(single, cost.step_s)}, prompt=cost.prompt, batch=parameters.full_batch,
+        others_position=_others_at(parameters, tokens), middle=tokens // 2, busy=cost.busy,
     )  # fmt: skip
 
 

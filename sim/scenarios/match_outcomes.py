@@ -90,12 +90,12 @@ class RecordedMatches(RecordedOutcomes):
         """Matches: true where the generated token is among the candidates at the exit layer; at the last layer it always is."""
         layer, candidates = of_method(parameters, "replay of a log", ("exit_layer", "candidates"))
         if layer == log.layers:
-            matches = [np.ones(len(text), dtype=np.bool_) for text in log.by_text(log.table["token"].to_numpy())]
+            matches = [np.ones(len(text), dtype=np.bool_) for text in log.by_sequence(log.table["token"].to_numpy())]
         else:
             check_depth(log, parameters)
             form = parameters.table().get("form", "literal")
             matches = log.matches(layer, candidates, self.head or "common", form=form)
-        return outcome_laws.Replay(log.covering(matches, tokens))
+        return outcome_laws.Replay(log.first_tokens(matches, tokens))
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Outcome:
     """Speed-up printed next to a published rate, or the ratio of two published times."""
     note: str | None = None
     """Sentence on the origin of the rate, or on what the law replays."""
-    also: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    further_values: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Further values of the law, by column name."""
 
 
@@ -265,7 +265,7 @@ def of_method(parameters: MethodParameters, kind: str, names: Sequence[str]) -> 
     return [known[name] for name in names]
 
 
-def having(parameters: MethodParameters, needs: Any, kind: str) -> Any:
+def checked_parameters(parameters: MethodParameters, needs: Any, kind: str) -> Any:
     """Return the parameters, checked against the runtime protocol `needs` of a law."""
     if not isinstance(parameters, needs):
         names = ", ".join(name for name in vars(needs)["__annotations__"])
@@ -276,13 +276,13 @@ def having(parameters: MethodParameters, needs: Any, kind: str) -> Any:
 # --- lossy methods -------------------------------------------------------------------------------------------------------
 
 
-def agreeing(outcome: Outcome, agreement: float, source: str, whose: str) -> Outcome:
+def with_agreement(outcome: Outcome, agreement: float, source: str, whose: str) -> Outcome:
     """Add the agreement measured in a record to an outcome; agreement is never assumed."""
     words = f"{source}: share of tokens equal to those of the {whose}"
     return dataclasses.replace(outcome, agreement=agreement, agreement_source=words)
 
 
-def one_source(file: Any, log: Any) -> None:
+def check_one_source(file: Any, log: Any) -> None:
     """Check that records come from either a file or a log."""
     if (file is None) == (log is None):
         raise TableError("outcomes", " must come from a file or from a log, one of the two")

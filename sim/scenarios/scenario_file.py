@@ -23,12 +23,12 @@ from typing import Any
 from model.architectures import transformer
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
-from model.base.table_records import instead
+from model.base.table_records import unknown_key_remedy
 from model.hardware import devices
 from model.methods import registry
 
 SECTIONS = ("scenario", "method", "outcomes", "cost", "cluster", "sweep")
-OWN = ("outcomes", "cost")
+OVERRIDABLE = ("outcomes", "cost")
 """Sections that a method may override."""
 DEFAULT = "ppd-figures-3-and-4"
 RESULTS_VERSION = 7
@@ -102,7 +102,7 @@ def _outcome_files(tables: Mapping[str, Any]) -> list[tuple[Tables, str]]:
 
 
 SHAPES = ("shape", "draft_shape", "medium_shape")
-NAMED = {
+NAME_OR_FILE = {
     **dict.fromkeys(("profile", "draft_profile", "medium_profile"), lambda name: name.endswith(".json")),
     **dict.fromkeys(SHAPES, transformer.is_path), "device": devices.is_path,
 }  # fmt: skip
@@ -118,8 +118,8 @@ def _costs_of(tables: Mapping[str, Any]) -> list[Tables]:
 
 def _hardware_files(tables: Mapping[str, Any]) -> list[tuple[Tables, str]]:
     """Tables and keys of a scenario that name files of profiles, models and devices."""
-    given = [(table, key) for table in _costs_of(tables) for key in NAMED if isinstance(table.get(key), str)]
-    return [(table, key) for table, key in given if NAMED[key](table[key])]
+    given = [(table, key) for table in _costs_of(tables) for key in NAME_OR_FILE if isinstance(table.get(key), str)]
+    return [(table, key) for table, key in given if NAME_OR_FILE[key](table[key])]
 
 
 def _file_axes(tables: Mapping[str, Any]) -> list[tuple[list[Any], int]]:
@@ -128,7 +128,7 @@ def _file_axes(tables: Mapping[str, Any]) -> list[tuple[list[Any], int]]:
     found = []
     for path, values in sweep.items() if isinstance(sweep, Mapping) else ():
         last = path.rpartition(".")[2]
-        is_file = RECORDS.get(last) if "outcomes" in path else NAMED.get(last) if "cost" in path else None
+        is_file = RECORDS.get(last) if "outcomes" in path else NAME_OR_FILE.get(last) if "cost" in path else None
         if isinstance(values, list) and is_file is not None:
             found += [(values, at) for at, each in enumerate(values) if isinstance(each, str) and is_file(each)]
     return found
@@ -162,7 +162,7 @@ def apply(tables: Tables, path: str, value: Any) -> None:
     if section not in SECTIONS or section == "sweep" or not key:
         known = [f"{name}.KEY" for name in SECTIONS if name != "sweep"]
         raise ParameterError(f"unknown path {path!r}; {checks.nearest(path, known)}")
-    if section in OWN:
+    if section in OVERRIDABLE:
         _apply_shared(tables, section, key, value)
     elif section != "method":
         _put(tables.setdefault(section, {}), section, key, value)
@@ -215,7 +215,7 @@ def _apply_to_methods(tables: Tables, key: str, value: Any) -> None:
         name, first = table.get("name"), key.partition(".")[0]
         if key == "name":
             registry.parameters(value)
-        elif first in OWN and first != key:
+        elif first in OVERRIDABLE and first != key:
             _put(table, "method", key, value)
             continue
         else:
@@ -223,7 +223,7 @@ def _apply_to_methods(tables: Tables, key: str, value: Any) -> None:
             known = [field.name for field in fields(kind)]
             aliases = kind.ALIASES
             if key not in known and key not in aliases:
-                raise ParameterError(f"method {name} takes no {key}; {instead(kind, key)}")
+                raise ParameterError(f"method {name} takes no {key}; {unknown_key_remedy(kind, key)}")
             for other in (alias for alias, meant in aliases.items() if meant == aliases.get(key, key)):
                 table.pop(other, None)  # keep a single value under any of its names
             table.pop(aliases.get(key, key), None)

@@ -24,7 +24,7 @@ from sim.engine.cluster import LINKS, STOPS
 from sim.engine.events import Run
 from sim.theorems import pipelined_examples
 from sim.theorems.output_law import Model, TextLaw, law_of_model, law_of_text
-from sim.theorems.pipelined_examples import amounts, bits, chances, choice, cost, laws, paths, play, rates, size, survivors
+from sim.theorems.pipelined_examples import amounts, bits, chances, cost, laws, parameters_of, paths, play, rates, size, survivors
 from sim.theorems.theorem import Example, drawn, st
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ PROMPT = (0,)
 # --- Playing an example ---
 
 
-def walked(x: Example) -> Tally:
+def walk_paths(x: Example) -> Tally:
     """Walk the same decoding in every replication of the vectorised paths."""
     draws = iter([np.zeros((size(x), BLOCK))])
-    return sampler.walk(choice(x), size(x), cost(x), ReplayRounds([survivors(x)]).drafts(draws))
+    return sampler.walk(parameters_of(x), size(x), cost(x), ReplayRounds([survivors(x)]).drafts(draws))
 
 
-def always(values: Sequence[bool]) -> Iterator[Any]:
+def repeated_outcomes(values: Sequence[bool]) -> Iterator[Any]:
     """Return these outcomes by position for every replication of a block, independent of where drafts start."""
     rows = [np.full(BLOCK, value) for value in values]
     return iter([lambda _, row=row: row for row in rows])
@@ -110,7 +110,7 @@ def models(x: Example) -> dict[str, Model]:
     return {role: model(x[role]) for role in ("target", "draft")}
 
 
-def ends(x: Example) -> tuple[int, ...]:
+def stop_tokens(x: Example) -> tuple[int, ...]:
     """Return the stop tokens of an example: at most one."""
     return () if x.get("stop") is None else (x["stop"],)
 
@@ -118,7 +118,7 @@ def ends(x: Example) -> tuple[int, ...]:
 def decoder(x: Example) -> Callable[[], Steps]:
     """Return a function that starts the decoding of an example."""
     parameters = speculative.Parameters(1, x["draft_length"], x.get("sampled", True))
-    return lambda: speculative.decode(parameters, PROMPT, x["tokens"], ends(x))
+    return lambda: speculative.decode(parameters, PROMPT, x["tokens"], stop_tokens(x))
 
 
 def text_law(x: Example, steps: Callable[[], Steps] | None = None) -> TextLaw:
@@ -162,7 +162,7 @@ def drafting(
 
 
 @drawn
-def few(draw: DrawFn, tokens: int = 4, most: int = 3, *, costs: str = "plain", law: str = "one rate") -> Example:
+def short_decodings(draw: DrawFn, tokens: int = 4, most: int = 3, *, costs: str = "plain", law: str = "one rate") -> Example:
     """Draw decodings short enough to enumerate all outcomes, and a law: i.i.d. (`one rate`), or `any`."""
     some = laws(tokens + 1) | survival(most) if law == "any" else st.fixed_dictionaries({"match_rate": rates()})
     example: Example = {"draft_length": draw(st.integers(0, most)), "tokens": draw(st.integers(1, tokens)), "law": draw(some)}
@@ -205,7 +205,7 @@ def _stage(draw: DrawFn, example: Example, costs: str, cluster: bool) -> None:
         example["cost"] = _costs(draw, example["layers"], example["draft_length"], costs)
     if cluster:
         example["cluster"] = {
-            "units": draw(st.integers(1, choice(example).units + 1)),
+            "units": draw(st.integers(1, parameters_of(example).units + 1)),
             "links": draw(st.sampled_from(LINKS)),
             "stop": draw(st.sampled_from(STOPS)),
         }

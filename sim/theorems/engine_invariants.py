@@ -25,20 +25,20 @@ from model.steps import Commit, Fork, Forward, Join, LayerSpan, Steps
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.pipelined_examples import (
-    choice,
     cost,
-    counted,
+    count_work,
     decodings,
+    integers,
     law,
     laws,
     overheads,
+    parameters_of,
     play,
     rates,
     rounding,
     size,
-    whole,
 )
-from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
+from sim.theorems.theorem import Example, TheoremCollection, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _ROWS = 32  # positions per tile, as in `random_streams`
 
 
-theorem = Collected("ppd")
+theorem = TheoremCollection("ppd")
 
 
 # --- Examples ---
@@ -60,10 +60,10 @@ def _clusters(forms: tuple[str, ...] = ppd.FORMS, costs: str = "tenths", **more:
 def _queues(draw: DrawFn) -> Example:
     """Sub-processes that start one after another, and the number of units besides that of the main process."""
 
-    count = draw(whole(1, 6))
+    count = draw(integers(1, 6))
     return {
-        "gaps": [draw(whole(0, 4)) for _ in range(count)], "services": [draw(whole(1, 6)) for _ in range(count)],
-        "others": draw(whole(1, 3)),
+        "gaps": [draw(integers(0, 4)) for _ in range(count)], "services": [draw(integers(1, 6)) for _ in range(count)],
+        "others": draw(integers(1, 3)),
     }  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def one_transfer_at_a_time(x: Example) -> None:
          source="no contention", given=lambda: decodings(costs="tenths"))
 def events_are_paths(x: Example) -> None:
     run = play(x)
-    time, busy = sampler.walk(choice(x), size(x), cost(x), _tiles(x["matches"][:-1]))
+    time, busy = sampler.walk(parameters_of(x), size(x), cost(x), _tiles(x["matches"][:-1]))
     equal("latency", run.latency, float(time[0]), rounding(x))
     equal("compute", run.busy, float(busy[0]), rounding(x))
 
@@ -140,7 +140,7 @@ def layer_by_layer(x: Example) -> None:
 @theorem("28h", "In the literal and the flat form the busy time equals the layers that the counter counts.",
          source="nothing is stopped", given=lambda: decodings(("literal", "flat")))
 def counter_is_busy_time(x: Example) -> None:
-    run, work = play(x), counted(x)
+    run, work = play(x), count_work(x)
     equal("layers run", work.layer_passes, run.busy)
     equal("passes", work.passes, run.passes)
 
@@ -152,11 +152,11 @@ def right_text(x: Example) -> None:
     plain_text(x)
     for per_layer in (False, True):
         equal("kinds", [kind for _, kind, _ in play(x, per_layer=per_layer).commits], kinds)
-    equal("kinds of the counter", counted(x).commits, kinds)
+    equal("kinds of the counter", count_work(x).commits, kinds)
 
 
 def plain_text(x: Example) -> None:
-    n, layers = size(x), choice(x).layers
+    n, layers = size(x), parameters_of(x).layers
     plain = autoregressive.decode(autoregressive.Parameters(layers), [0], n)
     want = simulate(plain, n, Cluster(1), cost(x), World(1, layers, []))
     equal("text of plain decoding", want.tokens, list(range(1, n + 1)))
@@ -164,13 +164,13 @@ def plain_text(x: Example) -> None:
         run = play(x, per_layer=per_layer)
         equal("text", run.tokens, want.tokens)
         at_most("0, against the shortest time between tokens", 0.0, min(later[0] - sooner[0] for sooner, later in _pairs(run)))
-    equal("text of the counter", counted(x).tokens, want.tokens)
+    equal("text of the counter", count_work(x).tokens, want.tokens)
 
 
 @theorem("28j", "With the barrier, one more unit never makes a run longer, from one unit to one more than reserved.",
          source="sub-processes of equal length, first come, first served", given=lambda: _clusters(("literal", "flat")))
 def fewer_units(x: Example) -> None:
-    clusters = [{**x["cluster"], "units": units} for units in range(1, choice(x).units + 2)]
+    clusters = [{**x["cluster"], "units": units} for units in range(1, parameters_of(x).units + 2)]
     latencies = [play(x, cluster=cluster).latency for cluster in clusters]
     for units, (fewer, more) in enumerate(pairwise(latencies), start=1):
         at_most(f"latency on {units + 1} units, against {units}", more, fewer, rounding(x))
@@ -185,9 +185,9 @@ def one_unit(x: Example) -> None:
 
 
 @theorem("28l", "Units beyond those that a form reserves change nothing.", source="no more processes are alive at once",
-         given=lambda: decodings(costs="tenths", spare=whole(1, 3)))
+         given=lambda: decodings(costs="tenths", spare=integers(1, 3)))
 def spare_units(x: Example) -> None:
-    units = choice(x).units
+    units = parameters_of(x).units
     enough, more = play(x, cluster={"units": units}), play(x, cluster={"units": units + x["spare"]})
     equal("latency", more.latency, enough.latency)
     equal("compute and most units in use", (more.busy, more.peak_units), (enough.busy, enough.peak_units))
@@ -225,7 +225,7 @@ def first_come_first_served(x: Example) -> None:
 
 
 @theorem("29a", "On the same matches a longer run begins with the tokens and times of the shorter run.",
-         source="nothing looks ahead", given=lambda: decodings(costs="tenths", at=whole(0, 39)))
+         source="nothing looks ahead", given=lambda: decodings(costs="tenths", at=integers(0, 39)))
 def longer_runs_extend_shorter(x: Example) -> None:
     long, short = play(x), play(x, matches=x["matches"][: 1 + x["at"] % size(x)])
     equal("commits of the shorter run", short.commits, long.commits[: len(short.commits)])
@@ -240,22 +240,22 @@ def draws_extend(x: Example) -> None:
 
 
 @theorem("29c", "With the same random draws a higher match rate never makes a run longer.", source="coupling: it only adds matches",
-         given=lambda: decodings(seed=whole(0, 2**32), match_rate=rates(), other_rate=rates()))
+         given=lambda: decodings(seed=integers(0, 2**32), match_rate=rates(), other_rate=rates()))
 def higher_rate_is_no_slower(x: Example) -> None:
     n, low, high = size(x), *sorted((x["match_rate"], x["other_rate"]))
     times = []
     for rate in (low, high):
         matches = Iid(rate).sample(random_streams.tiles(x["seed"], "match", 0, n - 1))
-        times.append(sampler.walk(choice(x), n, cost(x), matches)[0])
+        times.append(sampler.walk(parameters_of(x), n, cost(x), matches)[0])
     slower = int((times[1] > times[0]).sum())
     equal(f"replications that a match rate of {high} makes longer than one of {low}", slower, 0)
 
 
 @theorem("29d", "A match in place of a miss never makes a run longer.", source="21a, 22a and 23d",
-         given=lambda: decodings(at=whole(0, 39)))
+         given=lambda: decodings(at=integers(0, 39)))
 @theorem("29e", "A match in place of a miss never makes a run longer, for any overheads.",
          source="false: a promotion may cost more than it saves",
-         given=lambda: decodings(("literal", "eager", "flat"), cost=overheads("whole"), at=whole(0, 39)), expect="fails")
+         given=lambda: decodings(("literal", "eager", "flat"), cost=overheads("whole"), at=integers(0, 39)), expect="fails")
 def match_in_place_of_a_miss(x: Example) -> None:
     at = x["at"] % size(x)
     hit = [*x["matches"][:at], True, *x["matches"][at + 1 :]]

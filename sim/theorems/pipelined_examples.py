@@ -43,7 +43,7 @@ CLOSE = 1e-12
 # --- Playing an example ---
 
 
-def choice(example: Example) -> Any:
+def parameters_of(example: Example) -> Any:
     """Return the parameters of an example's decoding."""
     if "draft_length" in example:
         names = ("layers", "draft_length", "sampled", "placement", "draft_layers")
@@ -61,7 +61,7 @@ def cost(example: Example) -> UnitCost:
         given["verify_cost"] = tuple((width, time) for width, time in given["verify_cost"])
     if "draft_length" in example:
         given.setdefault("cost_ratio", 0.25)
-    return UnitCost(choice(example).layers, **given)
+    return UnitCost(parameters_of(example).layers, **given)
 
 
 def in_quarters(x: Example) -> UnitCost:
@@ -89,7 +89,7 @@ def survivors(example: Example) -> list[int]:
 def world(example: Example) -> World:
     """Return the simulated answers of the models in an example's decoding."""
     if "draft_length" in example:
-        return World(1, choice(example).layers, drafts={"draft": DraftOutcomes("target", survivors(example))})
+        return World(1, parameters_of(example).layers, drafts={"draft": DraftOutcomes("target", survivors(example))})
     right = example.get("right", 1)
     return World(1, example["layers"], [right * match for match in example["matches"]])
 
@@ -97,19 +97,19 @@ def world(example: Example) -> World:
 def steps(example: Example) -> Steps:
     """Return the steps of an example's decoding."""
     if "draft_length" in example:
-        return speculative.decode(choice(example), [0], size(example))
-    return ppd.decode(choice(example), [0], size(example))
+        return speculative.decode(parameters_of(example), [0], size(example))
+    return ppd.decode(parameters_of(example), [0], size(example))
 
 
 def play(example: Example, *, record: bool = False, per_layer: bool = False, **changes: Any) -> Run:
     """Simulate an example's decoding, with fields replaced by `changes`; default cluster: the units that it reserves."""
     example = {**example, **changes}
-    cluster = Cluster(**example["cluster"]) if "cluster" in example else Cluster(choice(example).units)
+    cluster = Cluster(**example["cluster"]) if "cluster" in example else Cluster(parameters_of(example).units)
     answers, tokens = world(example), size(example)
     return simulate(steps(example), tokens, cluster, cost(example), answers, per_layer=per_layer, record=record)
 
 
-def counted(example: Example) -> CountedWork:
+def count_work(example: Example) -> CountedWork:
     """Count the work of an example's decoding."""
     return interpreter.count(steps(example), world(example), size(example))
 
@@ -128,7 +128,7 @@ def rounding(example: Example) -> float:
     values += [time / curve[0][1] for _, time in curve]
     if all((4 * float(value)).is_integer() for value in values) and given.get("dispatch_law") != "tree":
         return 0.0
-    terms = int(choice(example).layers + example.get("draft_length", 0) + 8) * size(example)
+    terms = int(parameters_of(example).layers + example.get("draft_length", 0) + 8) * size(example)
     return terms * sys.float_info.epsilon
 
 
@@ -139,7 +139,7 @@ def paths(positions: int) -> NDArray[np.bool_]:
 
 def chances(law: Chain, outcomes: NDArray[np.bool_]) -> Floats:
     """Return the probability of each column of outcomes."""
-    after_failure, after_success = law.chances(len(outcomes))
+    after_failure, after_success = law.probabilities(len(outcomes))
     total, last = np.ones(outcomes.shape[1]), np.zeros(outcomes.shape[1], dtype=np.bool_)
     for outcome, low, high in zip(outcomes, after_failure, after_success, strict=True):
         success = np.where(last, high, low)
@@ -205,13 +205,13 @@ def decodings(
         "candidates": draw(st.integers(1, 3 if generations < 4 else 2 if generations < 5 else 1)),
         "matches": draw(st.lists(st.booleans(), min_size=1, max_size=many)) if large else bits(draw, tokens),
     }
-    if (count := choice(example).candidates) > 1:
+    if (count := parameters_of(example).candidates) > 1:
         example["right"] = draw(st.integers(1, count))
     if costs != "plain" and form != "nested":
         example["cost"] = draw(_costs(layers, costs))
     if cluster:
         example["cluster"] = {
-            "units": draw(st.integers(1, choice(example).units + 1)),
+            "units": draw(st.integers(1, parameters_of(example).units + 1)),
             "links": draw(st.sampled_from(LINKS)),
             "stop": draw(st.sampled_from(STOPS)),
         }
@@ -225,12 +225,12 @@ def bits(draw: DrawFn, most: int) -> list[bool]:
     return [bool(number >> bit & 1) for bit in range(count)]
 
 
-def few(forms: tuple[str, ...], tokens: int = 4, **more: Any) -> SearchStrategy[Example]:
+def short_decodings(forms: tuple[str, ...], tokens: int = 4, **more: Any) -> SearchStrategy[Example]:
     """Draw decodings short enough to enumerate all outcomes, with a match rate."""
     return decodings(forms, tokens=tokens, many=tokens, **{"match_rate": rates()} | more)
 
 
-def whole(low: int, high: int) -> SearchStrategy[int]:
+def integers(low: int, high: int) -> SearchStrategy[int]:
     """Draw whole numbers from `low` to `high`."""
     return st.integers(low, high)
 
@@ -242,8 +242,10 @@ def overheads(kind: str = "whole") -> SearchStrategy[Example]:
 
 def quarters() -> SearchStrategy[Example]:
     """Draw costs of heads, propagated rows and state comparisons, in quarters of layer-times."""
-    head = whole(0, 6)
-    return st.fixed_dictionaries({"early_head": head, "final_head": head, "propagation": whole(0, 4), "state_check": whole(0, 2)})
+    head = integers(0, 6)
+    return st.fixed_dictionaries({
+        "early_head": head, "final_head": head, "propagation": integers(0, 4), "state_check": integers(0, 2),
+    })  # fmt: skip
 
 
 def rates() -> SearchStrategy[float]:

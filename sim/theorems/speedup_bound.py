@@ -16,7 +16,7 @@ from model.methods.method_parameters import CONTINUOUS, LOCKSTEP
 from model.methods.rounds import Tally
 from sim.scenarios import cases
 from sim.scenarios.cases import Case
-from sim.theorems.pipelined_examples import CLOSE, rates, whole
+from sim.theorems.pipelined_examples import CLOSE, integers, rates
 from sim.theorems.theorem import Example, Theorem, at_most, drawn, st
 from sim.views import evaluation, formula_view
 
@@ -73,7 +73,7 @@ def _pairs(case: Case) -> list[tuple[float, float]]:
 
 
 def _cost_rises_with_width(case: Case) -> bool:
-    widths, at = np.arange(1, case.parameters.widest + 1), np.arange(case.settings.tokens)[:, None]
+    widths, at = np.arange(1, case.parameters.largest_pass + 1), np.arange(case.settings.tokens)[:, None]
     return bool((np.diff(case.cost.verify_times(widths, at), axis=1) >= 0).all())
 
 
@@ -89,7 +89,7 @@ def _growth(case: Case) -> float:
 @drawn
 def _points(draw: DrawFn, name: str, kinds: tuple[str, ...] = ("layer-times", "hardware")) -> Example:
     method: dict[str, Any] = {"name": name}
-    length = draw(whole(1, 4))
+    length = draw(integers(1, 4))
     if name == "adaptive":
         method |= {"policy": draw(st.sampled_from(("gradient", "optimum", "heuristic"))), "max_draft_length": length}
     else:
@@ -106,12 +106,12 @@ def _points(draw: DrawFn, name: str, kinds: tuple[str, ...] = ("layer-times", "h
         cost = {key: value for key, value in cost.items() if key != "sequences"}
     method["layers"] = PRESETS[cost["shape"]].layers if "shape" in cost else 1
     laws = {outcome: {"kind": "iid", "acceptance_rate": rate} for outcome, rate in acceptance.items()}
-    return {"method": method, "cost": cost, "outcomes": laws, "tokens": draw(whole(1, 24))}
+    return {"method": method, "cost": cost, "outcomes": laws, "tokens": draw(integers(1, 24))}
 
 
 def _layer_times(kind: str, *, medium: bool) -> SearchStrategy[Example]:
     """Draw costs in layer-times; of kind `falling`, passes over several tokens cost less."""
-    quarters = whole(0, 4).map(lambda number: number / 4)
+    quarters = integers(0, 4).map(lambda number: number / 4)
     given = {"cost_ratio": quarters, "verify_cost": st.just(_FALLING) if kind == "falling" else st.sampled_from(_CURVES)}
     return st.fixed_dictionaries(given | ({"medium_cost_ratio": quarters} if medium else {}))
 

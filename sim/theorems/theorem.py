@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hypothesis import strategies as st
     from hypothesis.strategies import DrawFn, SearchStrategy
 
-__all__ = ["Collected", "Example", "Theorem", "at_most", "drawn", "equal", "st"]
+__all__ = ["Example", "Theorem", "TheoremCollection", "at_most", "drawn", "equal", "st"]
 
 
 class _Later:
@@ -34,7 +34,7 @@ Example = dict[str, Any]
 
 
 Drawn = TypeVar("Drawn")
-Given = ParamSpec("Given")
+Arguments = ParamSpec("Arguments")
 Predicate = Callable[[Example], bool | None]
 
 
@@ -68,7 +68,7 @@ class Theorem:
         return "the predicate is false" if right is False else None
 
 
-class Collected:
+class TheoremCollection:
     """Theorems of a method, collected by decorating the predicates that check them."""
 
     def __init__(self, method: str) -> None:
@@ -91,11 +91,11 @@ class Collected:
         return tuple(sorted(self._found, key=lambda each: (int(re.findall(r"\d+", each.number)[0]), each.number)))
 
 
-def drawn(make: Callable[Concatenate[DrawFn, Given], Drawn]) -> Callable[Given, SearchStrategy[Drawn]]:
+def drawn(make: Callable[Concatenate[DrawFn, Arguments], Drawn]) -> Callable[Arguments, SearchStrategy[Drawn]]:
     """Turn a function that draws an example into a search strategy; hypothesis is imported only when one is built."""
 
     @functools.wraps(make)
-    def strategy(*args: Given.args, **kwargs: Given.kwargs) -> SearchStrategy[Drawn]:
+    def strategy(*args: Arguments.args, **kwargs: Arguments.kwargs) -> SearchStrategy[Drawn]:
         return st.composite(make)(*args, **kwargs)
 
     return strategy

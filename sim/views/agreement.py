@@ -65,7 +65,7 @@ def bound(chance: float, count: int, most: float, mean: float, variance: float |
     return min(hoeffding, math.sqrt(2 * sampled * four / count) + 7 * most * four / (3 * (count - 1)))
 
 
-def on_the_same_decodings(point: int, part: pl.DataFrame) -> Iterator[dict[str, Any]]:
+def paths_against_events(point: int, part: pl.DataFrame) -> Iterator[dict[str, Any]]:
     """Disagreement of paths and events at a point, on the decoding with the largest difference, if it exceeds rounding."""
     if "paths_relative" not in part.columns:
         return
@@ -78,7 +78,7 @@ def on_the_same_decodings(point: int, part: pl.DataFrame) -> Iterator[dict[str, 
             yield _disagreement(point, difference["quantity"], *values, limit) | {"replication": difference["replication"]}
 
 
-def with_the_formula(
+def simulated_against_formula(
     point: int, case: Case, formula: Mapping[str, Any], sums: Sums, more: Mapping[str, float], view: str, points: int
 ) -> Iterator[dict[str, Any]]:
     """Disagreements of a simulated point and its formula beyond sampling error, at `FALSE_ALARMS` for a run of `points` points.
@@ -114,7 +114,7 @@ def _compared(
         sums.latency, sums.latency_square,
     )  # fmt: skip
     yield "busy_layers", busy * tensor_parallel, formula.get("busy_layers"), None, sums.busy, sums.busy_square
-    units = max(case.parameters.units, case.demand.units) * tensor_parallel
+    units = max(case.parameters.units, case.peak_demand.units) * tensor_parallel
     yield "mean_busy_units_per_run", units, formula.get("mean_busy_units_per_run"), None, sums.ratio, sums.ratio_square
     per_round, rate = formula.get("tokens_per_round"), formula.get("draft_acceptance_rate")
     if per_round and math.isfinite(per_round) and "rounds_square" in more:
@@ -132,7 +132,7 @@ def _disagreement(point: int, quantity: str, one: tuple[str, float], other: tupl
     }  # fmt: skip
 
 
-def in_words(found: Mapping[str, Any]) -> str:
+def describe(found: Mapping[str, Any]) -> str:
     """Describe a disagreement in one line."""
     (one, other), (first, second) = found["views"], found["values"]
     where = f", decoding {found['replication']}" if "replication" in found else ""

@@ -53,7 +53,7 @@ def outcome_tiles(case: Case, block: int, positions: int, name: str = "match") -
 
 def drafts_of(case: Case, block: int, positions: int, name: str = "accept", sequence: int = 0) -> Iterator[Outcomes]:
     """Outcomes of drafted tokens of one sequence, as functions of the position in the draft."""
-    draws = random_streams.tiles(case.settings.seed, random_streams.of_text(name, sequence), block, positions)
+    draws = random_streams.tiles(case.settings.seed, random_streams.sequence_purpose(name, sequence), block, positions)
     return iter(case.outcomes[name].law.drafts(draws) if positions else ())
 
 
@@ -132,7 +132,7 @@ def events_row(case: Case, start: int, stop: int) -> Row:
     rounds: Counter[tuple[int, int]] = sum((run.rounds for run in runs), Counter())
     counted = registry.method(case.method).operations
     if case.shapes:
-        row |= account.bill(case.shapes)._asdict()
+        row |= account.flops_and_bytes(case.shapes)._asdict()
     if rounds or counted:
         row["operations"] = counted(case.parameters, case.cost, rounds, account) if counted else float("nan")
     if rounds:

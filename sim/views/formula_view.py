@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from model.base.checks import ParameterError
 from model.costs.step_costs import StepCosts
-from model.interpret.account import bill
+from model.interpret.account import flops_and_bytes
 from model.methods import registry
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints, by_outcome
 from model.steps import CacheError
@@ -173,7 +173,7 @@ def _described(grid: Grid, points: PointBlock) -> pl.DataFrame:
         _gathered([point_columns.of_costs(case) for case in cases], chosen[1]),
     ]  # fmt: skip
     if points.number.size and all(case.contended for case in cases):
-        columns.append(pl.DataFrame({"reserved_units": points.of_choices(lambda case: float(case.devices(case.held)))}))
+        columns.append(pl.DataFrame({"reserved_units": points.of_choices(lambda case: float(case.devices(case.reserved_units)))}))
     found = pl.concat(columns, how="horizontal")
     where = np.unravel_index(points.number, grid.shape)[1:]
     own = set().union(*(point_columns.axes_of_costs(case) for case in cases))
@@ -217,7 +217,7 @@ def estimates(points: PointBlock) -> pl.DataFrame:
         outputs = points.of_choices(lambda case: case.outputs)
         found |= metrics.per_round(outputs, prediction.rounds, prediction.drafted, prediction.operations)
     found["latency_sd_layers"] = np.sqrt(np.asarray(prediction.latency_variance, dtype=np.float64))
-    found["reserved_units"] = points.of_choices(lambda case: float(case.devices(case.held)))
+    found["reserved_units"] = points.of_choices(lambda case: float(case.devices(case.reserved_units)))
     more = [pl.DataFrame({name: np.broadcast_to(values, points.number.shape) for name, values in found.items()})]
     if (tensor_parallel > 1).any():
         more.append(_each(points, found, over_one_device))
@@ -226,7 +226,7 @@ def estimates(points: PointBlock) -> pl.DataFrame:
     elif method.straggler_loss is not None and (points.of_choices(lambda case: case.parameters.concurrent_sequences) > 1).any():
         rounds = np.asarray(prediction.rounds)
         latency = found["latency_layers"]
-        rows = [straggling(points.case(at), float(rounds[at]), float(latency[at])) for at in range(points.number.size)]
+        rows = [straggler_loss(points.case(at), float(rounds[at]), float(latency[at])) for at in range(points.number.size)]
         more.append(pl.DataFrame(rows, infer_schema_length=None))
     if method.work is not None and any(points.choices[each].shapes for each in np.unique(points.choice).tolist()):
         more.append(points.of_pairs(work_of))
@@ -254,9 +254,9 @@ def _predicted(method: registry.Method, points: PointBlock, rates: str, costs: s
 
 
 def _cost(case: Case, which: str) -> StepCosts:
-    if which == "cost" or case.priced is None:
+    if which == "cost" or case.hardware is None:
         return case.cost
-    slow, fast = case.priced.ends
+    slow, fast = case.hardware.ends
     return slow if which == "slow" else fast
 
 
@@ -267,7 +267,7 @@ def _law(outcome: Outcome, which: str) -> Any:
 def _bounded(points: PointBlock) -> Index:
     """Indices of the points whose rates or costs have an interval."""
     rates = np.array([any(outcome.low is not None for outcome in each.values()) for each in points.outcomes])[points.outcome]
-    return np.flatnonzero(rates | (points.of_choices(lambda case: case.priced is not None) > 0))
+    return np.flatnonzero(rates | (points.of_choices(lambda case: case.hardware is not None) > 0))
 
 
 def _between(one: dict[str, Floats], other: dict[str, Floats], where: Index, size: int) -> dict[str, Floats]:
@@ -301,12 +301,12 @@ def over_one_device(case: Case, row: Row) -> Row:
     Step times on one device and on several are separate measurements, so both errors widen the bounds from inputs. The value is nan
     where the model is not known to fit one device.
     """
-    if case.tensor_parallel == 1 or case.priced is None:
+    if case.tensor_parallel == 1 or case.hardware is None:
         return {}
     name, alone = metrics.ONE_DEVICE, case.plain_time_on_one_device
-    if alone is None or case.priced.one_device is None:
+    if alone is None or case.hardware.one_device is None:
         return {name: float("nan")}
-    factor, ours, theirs = alone / case.plain_time, case.priced.error, case.priced.one_device_error
+    factor, ours, theirs = alone / case.plain_time, case.hardware.error, case.hardware.one_device_error
     wrong = {"input_low": (1 - min(theirs, 1.0)) / (1 + ours), "input_high": (1 + theirs) / (1 - ours) if ours < 1 else None}
     found = {name: row["speedup"] * factor}
     for bound in metrics.BOUNDS:
@@ -315,7 +315,7 @@ def over_one_device(case: Case, row: Row) -> Row:
     return found
 
 
-def straggling(case: Case, rounds: float, latency: float) -> Row:
+def straggler_loss(case: Case, rounds: float, latency: float) -> Row:
     """Straggler loss of static batches from the mean rounds and latency, if the method's theory gives it."""
     known = registry.method(case.method).straggler_loss
     loss = None if known is None else known(case.parameters, case.cost, rounds, latency, case.settings.tokens)
@@ -325,7 +325,7 @@ def straggling(case: Case, rounds: float, latency: float) -> Row:
 def work_of(case: Case) -> Row:
     """FLOPs and bytes per token by the theory, if shapes are given and the theory has them."""
     found = _work(case) if case.shapes else None
-    return {} if found is None else metrics.worked(bill(found, case.shapes), case.outputs, case.full_batch)
+    return {} if found is None else metrics.work_per_token(flops_and_bytes(found, case.shapes), case.outputs, case.full_batch)
 
 
 def _work(case: Case) -> Any:
@@ -340,8 +340,8 @@ def operations_of(case: Case, compute_per_token: float, *, sampled: bool = False
     For simulated views the busy time is preferred if every pass has one token, since it belongs to the same decodings.
     """
     known = not case.parameters.roles and case.parameters.decoded_sequences == 1 and case.cost.only_layers
-    if case.parameters.counts_layers and not (sampled and known and case.parameters.widest == 1):
+    if case.parameters.counts_layers and not (sampled and known and case.parameters.largest_pass == 1):
         worked = _work(case)
-        layers = None if worked is None else float(worked.of["target"].layer_passes)
+        layers = None if worked is None else float(worked.by_model["target"].layer_passes)
         return {} if layers is None else {"operations_per_token": layers / case.parameters.layers / case.outputs}
     return {"operations_per_token": compute_per_token} if known else {}

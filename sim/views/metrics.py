@@ -51,7 +51,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.interpret.account import Bill
+from model.interpret.account import FlopsAndBytes
 from model.methods.prediction import Prediction
 from model.outcomes.intervals import half_width
 
@@ -63,7 +63,7 @@ ESTIMATES = (
 )  # fmt: skip
 ONE_DEVICE = "speedup_over_one_device"
 PER_ROUND = ("tokens_per_round", "draft_acceptance_rate", "operations_per_token")
-WORK = tuple(f"{name}_per_token" for name in Bill._fields)
+WORK = tuple(f"{name}_per_token" for name in FlopsAndBytes._fields)
 PLAIN_WORK = ("flops_per_token", "weight_bytes_per_token", "arithmetic_intensity")
 """Work that is also reported for plain decoding, in columns `plain_*`."""
 BOUNDS = ("low", "high", "input_low", "input_high")
@@ -104,11 +104,11 @@ def of_prediction(prediction: Prediction, tokens: Any, tensor_parallel: Any = 1)
     return estimates(prediction.latency, prediction.busy, prediction.units_ratio, prediction.plain_latency, tokens, tensor_parallel)
 
 
-def worked(bill: Bill, tokens: float, sequences: int = 1) -> dict[str, float]:
+def work_per_token(total: FlopsAndBytes, tokens: float, sequences: int = 1) -> dict[str, float]:
     """FLOPs and bytes per output token, and their ratio; `sequences` of a batch share each read of the weights."""
-    bill = bill._replace(weight_bytes=bill.weight_bytes / sequences)
-    each = {name: float(value) / tokens for name, value in zip(WORK, bill, strict=True)}
-    return each | {"arithmetic_intensity": bill.intensity}
+    total = total._replace(weight_bytes=total.weight_bytes / sequences)
+    each = {name: float(value) / tokens for name, value in zip(WORK, total, strict=True)}
+    return each | {"arithmetic_intensity": total.intensity}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from model.base import strict_json
 from model.costs.step_costs import RATIOS
-from model.interpret.account import bill
+from model.interpret.account import flops_and_bytes
 from model.outcomes.outcome_kinds import KINDS
 from sim.scenarios import scenario_file
 from sim.scenarios.cases import Case
@@ -48,7 +48,7 @@ def of_outcomes(case: Case, table: Mapping[str, Any]) -> Row:
         rate = KINDS[name].rate
         row |= {
             rate: float(outcome.rate), f"{rate}_low": outcome.rate_low, f"{rate}_high": outcome.rate_high,
-            f"{rate}_trials": outcome.trials, **outcome.also,
+            f"{rate}_trials": outcome.trials, **outcome.further_values,
         }  # fmt: skip
         if outcome.published_speedup is not None:
             row["published_speedup"] = outcome.published_speedup
@@ -72,11 +72,11 @@ def of_costs(case: Case) -> Row:
         row["occupancy"] = case.outputs * case.full_batch / (case.steps * case.parameters.sequences)
     row |= _plain_work(case)
     row |= {} if case.seconds_per_layer is None else {"seconds_per_layer": case.seconds_per_layer}
-    if case.priced is not None:
-        row |= {"in_seconds": True, "seconds_error": case.priced.error, "tensor_parallel": case.tensor_parallel}
-        row |= {"prompt_s": case.priced.prompt_s, "cost_source": case.priced.provenance}
-        row |= {"cost_missing": ", ".join(case.priced.missing) or None}
-        row |= {} if case.priced.memory is None else {"memory_share": case.priced.memory.share}
+    if case.hardware is not None:
+        row |= {"in_seconds": True, "seconds_error": case.hardware.error, "tensor_parallel": case.tensor_parallel}
+        row |= {"prompt_s": case.hardware.prompt_s, "cost_source": case.hardware.provenance}
+        row |= {"cost_missing": ", ".join(case.hardware.missing) or None}
+        row |= {} if case.hardware.memory is None else {"memory_share": case.hardware.memory.share}
     return row | ({} if case.fitted_on is None else {"fitted_on": case.fitted_on})
 
 
@@ -85,7 +85,7 @@ def _plain_work(case: Case) -> Row:
     if not case.shapes:
         return {}
     plain = case.parameters.plain_work(case.settings.tokens)
-    worked = metrics.worked(bill(plain, case.shapes), case.outputs, case.full_batch)
+    worked = metrics.work_per_token(flops_and_bytes(plain, case.shapes), case.outputs, case.full_batch)
     return {f"plain_{name}": worked[name] for name in metrics.PLAIN_WORK}
 
 
@@ -96,7 +96,7 @@ def axes_of_costs(case: Case) -> set[str]:
 
 def without_value(grid: Grid, point: int, case: Case) -> Row:
     """Row of a contended point in a view that does not model waiting: no estimates, but the reason."""
-    return described(grid, point, case) | {"reserved_units": float(case.devices(case.held))}
+    return described(grid, point, case) | {"reserved_units": float(case.devices(case.reserved_units))}
 
 
 def cell(value: Any) -> Any:

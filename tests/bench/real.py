@@ -64,10 +64,10 @@ def library(tokens: int, sequences: int = 1) -> Any:
 
 def log(tokens: int, sequences: int) -> Any:
     """Record a decision log, with a head for every layer."""
-    from calibrate.decode.position_logging import logged
+    from calibrate.decode.position_logging import log_rows
 
     models = _models()
-    return logged(models["target"], _prompts(sequences), tokens, draft=models["draft"])
+    return log_rows(models["target"], _prompts(sequences), tokens, draft=models["draft"])
 
 
 def _least(tokens: int, sequences: int) -> float:

@@ -31,7 +31,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     place = tmp_path_factory.mktemp("family")
-    return family.made(place, "large"), family.made(place, "small", Size(1, 32, 32), replace(family.RECIPE, epochs=0.3))
+    recipe = replace(family.RECIPE, epochs=0.3)
+    return family.train_model(place, "large"), family.train_model(place, "small", Size(1, 32, 32), recipe)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def test_training_prompts_are_not_from_held_out_text(target: Loaded, folders: tu
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(align_draft, "prompts", lambda tokens, *more: seen.append(tokens) or cut(tokens, *more))
-        patch.setattr(training, "KEEP_EVERY", 0.0)
+        patch.setattr(training, "SAVE_EVERY", 0.0)
         told: list[Any] = []
         more = {"report": lambda *said: told.append(said)}
         align_draft.align(target, draft, family.text(), replace(FEW, epochs=0.4), tmp_path / "out", **more)
@@ -132,7 +133,7 @@ def test_standard_errors_are_over_sequences() -> None:
 
 def test_aligned_draft_agrees_more(folders: tuple[Path, Path], tmp_path: Path) -> None:
     """The target has large random weights, so that its generations cannot be learnt from a text."""
-    loud = make_model.begun(family.TINY, 300, family.RECIPE)
+    loud = make_model.untrained_model(family.TINY, 300, family.RECIPE)
     with torch.no_grad():
         for name, parameter in loud.named_parameters():
             if parameter.ndim == 2 and ".layers." in name:
@@ -166,7 +167,7 @@ def test_log_of_an_alignment_describes_the_saved_weights(aligned: Path, folders:
         "draft": {"name": "small", "checksum": model_directory.checksum(folders[1])},
         "corpus": read.about() | {name: int(target.tokens(part).size) for name, part in (
             ("tokens", read.training), ("held_out_tokens", read.held_out))},
-        **make_model.worth(model_directory.load(aligned).model, target.tokens(read.held_out), FEW.length),
+        **make_model.held_out_losses(model_directory.load(aligned).model, target.tokens(read.held_out), FEW.length),
         "held_out_loss_before": round(training.loss_of(draft.model, target.tokens(read.held_out), FEW.length), 5),
         "written_tokens": int(
             (align_draft._labels(align_draft.outputs(target, inputs, 16), 8, draft) != align_draft.IGNORED).sum()
@@ -212,7 +213,7 @@ def test_only_generated_tokens_are_learnt(folders: tuple[Path, Path], target: Lo
 def test_resumed_alignment_ends_with_the_same_draft(
     stop: int, aligned: Path, folders: tuple[Path, Path], target: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
     monkeypatch.setattr(align_draft, "AT_ONCE", 8)
     calls: list[int] = []
 
@@ -252,7 +253,7 @@ def test_saved_sequences_are_checked(tmp_path: Path) -> None:
 
     def kept(texts: Any, settings: str = "these", name: str = "texts") -> Any:
         save_file({name: np.asarray(texts)}, path, {"settings": settings})
-        return align_draft.kept_texts(path, "these", count=2, length=3, vocabulary=9)
+        return align_draft.saved_sequences(path, "these", count=2, length=3, vocabulary=9)
 
     assert kept([[0, 8, 1], [2, 3, 4]]).tolist() == [[0, 8, 1], [2, 3, 4]]
     assert kept([[0, 8, 1]]).tolist() == [[0, 8, 1]]
@@ -269,7 +270,7 @@ def test_saved_sequences_are_checked(tmp_path: Path) -> None:
     path.unlink()
     path.mkdir()
     with pytest.raises(ParameterError, match=r"^texts is a folder, and must be a file$"):
-        align_draft.kept_texts(path, "these", count=2, length=3, vocabulary=9)
+        align_draft.saved_sequences(path, "these", count=2, length=3, vocabulary=9)
 
 
 def test_sequences_of_an_update_depend_on_the_seed_only() -> None:
@@ -300,10 +301,10 @@ def test_models_with_different_tokenizers_are_refused(target: Loaded, folders: t
     read = family.text()
     other = Path(shutil.copytree(folders[1], tmp_path / "other"))
     shuffled = replace(read, training=dict(list(read.training.items())[2:]))
-    vocabulary.wrapped(vocabulary.learnt(shuffled, 300), 32).save_pretrained(other)
+    vocabulary.wrap_tokenizer(vocabulary.train_tokenizer(shuffled, 300), 32).save_pretrained(other)
     with pytest.raises(ParameterError, match=r"models large and other must have the same tokenizer: '.*' is .* and .*; take two"):
         align_draft.align(target, model_directory.load(other), read, FEW, tmp_path / "out")
-    wider = make_model.begun(family.TINY, 320, family.RECIPE)
+    wider = make_model.untrained_model(family.TINY, 320, family.RECIPE)
     model_directory.save(wider, target.tokenizer, {}, tmp_path / "wider")
     with pytest.raises(ParameterError, match="vocabularies are of 300 and 320 tokens"):
         align_draft.align(target, model_directory.load(tmp_path / "wider"), read, FEW, tmp_path / "out")
@@ -326,10 +327,10 @@ def test_align_is_a_command(folders: tuple[Path, Path], tmp_path: Path) -> None:
     log = model_directory.log_of(out)
     assert str(tmp_path) not in log["command"]
     assert f"{log['agreement']['after']:.4f} after" in done.stdout
-    assert "is there already" in family.told(*common)
+    assert "is there already" in family.error_of(*common)
     again = CliRunner().invoke(app, [*common, "--resume", "--json"])
     assert json.loads(again.stdout) == log | {"folder": str(out)}
-    assert "made with prompts 16, now asked for 17" in family.told(*common, "--resume", "--prompts", "17")
+    assert "made with prompts 16, now asked for 17" in family.error_of(*common, "--resume", "--prompts", "17")
 
 
 @pytest.mark.parametrize(
@@ -347,7 +348,7 @@ def test_align_refuses_wrong_options_leaving_nothing(words: str, message: str, f
     text = tmp_path / "text.txt"
     text.write_text("a line of text\n" * 2000)
     given = ["--target", str(folders[0]), "--draft", str(folders[1]), "--text", str(text), "--device", "cpu", "--quick"]
-    assert message in family.told("align", "-o", str(tmp_path / "out" / "aligned"), *given, *words.split())
+    assert message in family.error_of("align", "-o", str(tmp_path / "out" / "aligned"), *given, *words.split())
     assert not (tmp_path / "out").exists()
 
 

@@ -12,21 +12,21 @@ from calibrate.measured_runs import measure_runs, run_plan
 from calibrate.measured_runs.interleaved_profiles import Passes
 from calibrate.measured_runs.measure_runs import MeasurementPlan
 from calibrate.timing import interpreter_pass, library_pass
-from calibrate.timing.single_pass import prepared
+from calibrate.timing.single_pass import prepare
 from model.base.checks import ParameterError
 from model.costs.replayed_seconds import ReplayedSeconds
 from model.hardware.profile_costs import ProfileCosts
 from model.interpret.account import Account
 from model.interpret.interpreter import count
 from model.logs import forced_outcomes, measured_runs
-from model.logs.replay import Replayed, steps_of, told
+from model.logs.replay import Replayed, changed_settings, steps_of
 from model.methods.speculative import algorithm as speculative
 from model.steps import Batch, Forward, LayerSpan
 from sim.comparison import formula_validity, run_comparison
 from tests.calibrate.test_measure_runs import models_of, wanted
 from tests.calibrate.test_run_comparison import profile_of
 from tests.support import real_models
-from tests.support.clockwork import few_parts
+from tests.support.fake_clocks import few_parts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -42,7 +42,7 @@ def test_forced_outcomes_give_the_passes_of_the_simulation(kind: str, batch: int
     found = measure_runs.decode(choice, models, 9, 1, log=True)
     parameters = speculative.Parameters(**found.settings)
     world = forced_outcomes.world(parameters, 4, 9, RATES, seed=1)
-    work = count(speculative.decode(parameters, tuple(range(4)), 9), world, parameters.outputs_of(9))
+    work = count(speculative.decode(parameters, tuple(range(4)), 9), world, parameters.total_tokens(9))
     assert tuple(work.committed) == found.commits
     assert work.account.passes_by_kind == found.account.passes_by_kind
     for number, tokens in work.sequences.items():
@@ -51,7 +51,7 @@ def test_forced_outcomes_give_the_passes_of_the_simulation(kind: str, batch: int
     again = Replayed(found.reads)
     played = count(steps_of(found), again, len(found.tokens))  # type: ignore[arg-type]
     assert tuple(played.committed) == found.commits
-    assert again.left == 0
+    assert again.remaining == 0
 
 
 def test_files_keep_the_sequence_of_each_commit(tmp_path: Path) -> None:
@@ -66,12 +66,12 @@ def test_files_keep_the_sequence_of_each_commit(tmp_path: Path) -> None:
     assert {each.sequence for each in kept.log.decodings[0].commits} == {0, 1, 2, 3}
     assert {each.sequence for each in kept.log.decodings[1].commits} == {None}
     assert '"sequence": null' not in (tmp_path / "runs.reads.json").read_text()
-    assert told(kept.log.decodings[0]) == "sequences=3, batching=static, lengths=(6, 3, 6, 2), draft_length=2"
+    assert changed_settings(kept.log.decodings[0]) == "sequences=3, batching=static, lengths=(6, 3, 6, 2), draft_length=2"
 
 
 def test_batches_are_predicted_with_profiles_of_their_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few_parts(monkeypatch)
-    written = run_plan.of({
+    written = run_plan.from_tables({
         "run": {"model": "family:medium", "draft": "family:draft", "tokens": 4, "repeats": 1, "prompts": 1},
         "method": [
             {"name": "autoregressive", "forced": {}},
@@ -81,7 +81,7 @@ def test_batches_are_predicted_with_profiles_of_their_session(tmp_path: Path, mo
             "widths": [1, 2, 3], "contexts": [0, 24], "batches": [1, 3], "batched_widths": [1, 2, 3], "rounds": 1, "repeats": 2,
         },
     })  # fmt: skip
-    found = run_command.measured(written, tmp_path / "runs.json", "cpu")
+    found = run_command.measure_plan(written, tmp_path / "runs.json", "cpu")
     assert len(found.timed) == 2
     _, table, about = run_comparison.of_file(tmp_path / "runs.json")
     assert table["missing"].to_list() == ["", ""]
@@ -108,7 +108,7 @@ def test_a_batched_pass_costs_the_context_of_its_longest_sequence() -> None:
     step = at(5, 20, 9)
     assert cost.forward(step) == cost.forward(at(20, 20, 20))
     assert cost.forward(step) > cost.forward(at(5, 5, 5))
-    assert cost.in_run(step).layers == 5 * float(cost.of["target"].layer(2, 20, 3).seconds)
+    assert cost.in_run(step).layers == 5 * float(cost.hardware_models["target"].layer(2, 20, 3).seconds)
 
 
 def test_timed_points_are_those_that_methods_use() -> None:
@@ -146,8 +146,8 @@ def test_timed_passes_have_the_positions_of_a_decoding(
     seen: list[Forward] = []
     whole = interpreter_pass.Real.forward
     monkeypatch.setattr(interpreter_pass.Real, "forward", lambda self, held, step: seen.append(step) or whole(self, held, step))
-    monkeypatch.setattr(real_models.decoders("llama")["target"].__class__, "_longest", lambda self: None)
-    work = prepared(model_of(unequal), width, context, batch, "interpreter")
+    monkeypatch.setattr(real_models.decoders("llama")["target"].__class__, "_max_positions", lambda self: None)
+    work = prepare(model_of(unequal), width, context, batch, "interpreter")
     work.run()
     timed = [each for each in seen if each.heads]
     assert {len(each.tokens) for each in timed} == {width * batch}
@@ -160,7 +160,7 @@ def test_timed_passes_have_the_positions_of_a_decoding(
     account = Account()
     for each in timed:
         account.add(each)
-    assert account.totals().of["target"].heads == len(timed) * width * batch
+    assert account.totals().by_model["target"].heads == len(timed) * width * batch
 
 
 # --- what is refused ---
@@ -171,9 +171,9 @@ def test_a_batch_needs_positions_for_its_longest_drafts() -> None:
     table = {"draft_length": 5, "sequences": 2, "batching": "static"}
     models, prompt = models_of("speculative", table), 96 - 9 + 1
     own = {"prompt": tuple(range(prompt - 5)), "method": "speculative", "settings": table, "name": "long", "rates": RATES}
-    measure_runs.check(MeasurementPlan([measure_runs.Wanted(**own)], 9), models)
-    assert len(measure_runs.decode(measure_runs.Wanted(**own), models, 9, 0).tokens) == 18
-    longer = measure_runs.Wanted(**own | {"prompt": tuple(range(prompt - 4))})
+    measure_runs.check(MeasurementPlan([measure_runs.PlannedDecoding(**own)], 9), models)
+    assert len(measure_runs.decode(measure_runs.PlannedDecoding(**own), models, 9, 0).tokens) == 18
+    longer = measure_runs.PlannedDecoding(**own | {"prompt": tuple(range(prompt - 4))})
     for made in (
         lambda: measure_runs.check(MeasurementPlan([longer], 9), models),
         lambda: measure_runs.decode(longer, models, 9, 0),
@@ -182,7 +182,7 @@ def test_a_batch_needs_positions_for_its_longest_drafts() -> None:
             made()
     for alone in ({"draft_length": 5}, {"draft_length": 5, "lengths": (9, 3), "batching": "static"}):
         measure_runs.check(
-            MeasurementPlan([measure_runs.Wanted(**own | {"prompt": tuple(range(prompt)), "settings": alone})], 9), models
+            MeasurementPlan([measure_runs.PlannedDecoding(**own | {"prompt": tuple(range(prompt)), "settings": alone})], 9), models
         )
 
 

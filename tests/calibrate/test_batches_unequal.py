@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrate.decoders.kv_rows import KvRows, LayerRows, RowsMade, Spots, joined
+from calibrate.decoders.kv_rows import KvRows, LayerRows, RowsWritten, WritePositions, join_rows
 from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.interpreters.in_one_process import PassOutput, RandomDraws, Real
 from model.base.checks import ParameterError
@@ -16,9 +16,9 @@ from model.methods.speculative import algorithm as speculative
 from model.methods.speculative.algorithm import Parameters
 from model.steps import Batch, CacheError, Commit, Forward, LayerSpan, Read
 from tests.support import real_models
-from tests.support.tiers import crossed, examples
+from tests.support.tiers import cross_rows, examples
 
-KINDS = [kind for kind in real_models.KINDS if kind not in real_models.ENCODING]
+KINDS = [kind for kind in real_models.KINDS if kind not in real_models.ENCODER_DECODERS]
 LAYERS, DRAFT = real_models.DEPTHS["target"], real_models.DEPTHS["draft"]
 PROMPTS = [[3, 4, 5], [6], [9, 9, 8, 7, 1, 2], [3, 4, 6], [11, 2]]
 LENGTHS = (12, 5, 9, 12, 1)
@@ -40,20 +40,20 @@ def uninitialized_memory_is_nan() -> Iterator[None]:
 def written(decoders: Any, parameters: Parameters, prompts: Sequence[Sequence[int]] = PROMPTS, **more: Any) -> dict[int, list[int]]:
     real = Real(decoders, **more)
     steps = speculative.decode(parameters, prompts[0], max(LENGTHS), prompts=prompts)
-    return real.run(steps, parameters.outputs_of(max(LENGTHS))).sequences
+    return real.run(steps, parameters.total_tokens(max(LENGTHS))).sequences
 
 
 def choice(batch: int, gamma: int = 3, **more: Any) -> Parameters:
     return Parameters(LAYERS, gamma, draft_layers=DRAFT, sequences=batch, batching="static", lengths=LENGTHS, **more)
 
 
-@pytest.mark.parametrize(("drafts", "kind"), crossed(DRAFTS, KINDS, (("others", 5), ("its own", 2))))
+@pytest.mark.parametrize(("drafts", "kind"), cross_rows(DRAFTS, KINDS, (("others", 5), ("its own", 2))))
 def test_greedy_batches_equal_the_target_alone(drafts: tuple[str, int], kind: str) -> None:
     same, batch = drafts[0] == "its own", drafts[1]
     found = written(real_models.decoders(kind, "draft", same=same), choice(batch))
     full = real_models.model(kind, LAYERS)
     for number, length in enumerate(LENGTHS):
-        assert found[number] == real_models.oracle(full, PROMPTS[number], length), number
+        assert found[number] == real_models.reference_tokens(full, PROMPTS[number], length), number
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 2, 5])
@@ -61,7 +61,7 @@ def test_greedy_batches_for_any_draft_length(gamma: int) -> None:
     """The target is its own draft, so all drafts are accepted, and two tokens are read in every round."""
     target = real_models.decoders("llama")["target"]
     full = real_models.model("llama", LAYERS)
-    want = {number: real_models.oracle(full, PROMPTS[number], length) for number, length in enumerate(LENGTHS)}
+    want = {number: real_models.reference_tokens(full, PROMPTS[number], length) for number, length in enumerate(LENGTHS)}
     parameters = Parameters(LAYERS, gamma, draft_layers=LAYERS, sequences=4, batching="static", lengths=LENGTHS)
     assert written({"target": target, "draft": target}, parameters) == want
 
@@ -171,7 +171,7 @@ def test_logits_of_unequal_widths_equal_those_from_scratch(kind: str) -> None:
     made({0: (1,), 5: (7,)}, (7, 9), (1, 1))
     made({0: (3, 3), 2: (5,), 5: (4, 4, 4)}, (3, 3, 3), (2, 1, 3))  # at equal positions, which cuts two of them
     lengths = [[len(own)] * LAYERS for own in sequences.values()]
-    assert [held.book.sequences[number].rows["target"] for number in sequences] == lengths
+    assert [held.expected_rows.sequences[number].rows["target"] for number in sequences] == lengths
 
 
 def test_states_of_unequal_widths_are_those_of_each_sequence_alone() -> None:
@@ -226,7 +226,7 @@ def test_prompts_of_unequal_lengths_are_read_in_one_pass(kind: str) -> None:
     full = real_models.model(kind, LAYERS)
     assert {number: len(own) for number, own in found.items()} == {0: 4, 1: 6, 2: 6} or sum(map(len, found.values())) == 14
     for number, own in found.items():
-        assert own == real_models.oracle(full, prompts[number], len(own))
+        assert own == real_models.reference_tokens(full, prompts[number], len(own))
 
 
 def test_sequences_at_equal_positions_again_need_no_mask() -> None:
@@ -240,7 +240,7 @@ def test_sequences_at_equal_positions_again_need_no_mask() -> None:
     out = real.forward(held, Forward("target", (5, 6), 3, LayerSpan(0, LAYERS), heads=2, batch=Batch.uniform((0, 1), 3, heads=1)))
     for row, own in enumerate(([3, 4, 5, 5], [6, 7, 8, 6])):
         assert torch.allclose(out.logits[row], real_models.logits(full, own), rtol=0, atol=1e-12)
-    assert {layer.ends for layer in held.of("target", (0, 1)).layers} == {None}
+    assert {layer.ends for layer in held.rows_of("target", (0, 1)).layers} == {None}
 
 
 def test_writes_of_a_copied_batch_and_its_original_are_separate() -> None:
@@ -253,7 +253,7 @@ def test_writes_of_a_copied_batch_and_its_original_are_separate() -> None:
     step = Forward("target", (1, 2, 7, 8), 1, LayerSpan(0, LAYERS), heads=4, batch=Batch.uniform((0, 1), (3, 1), 2, heads=2))
     real.forward(held, step)
     twin = held.copy()
-    assert {layer.ends for layer in twin.of("target", (0, 1)).layers} == {(5, 3)}
+    assert {layer.ends for layer in twin.rows_of("target", (0, 1)).layers} == {(5, 3)}
     other = real.forward(twin, step._replace(tokens=(9, 9, 9, 9)))
     more = real.forward(
         held, Forward("target", (5, 6), 3, LayerSpan(0, LAYERS), heads=2, batch=Batch.uniform((0, 1), (5, 3), heads=1))
@@ -273,15 +273,15 @@ def test_rows_of_sequences_are_joined_and_selected(lengths: list[int], data: st.
         if length:
             decoder.run(tuple((number + each) % 29 for each in range(length)), 0, LayerSpan(0, LAYERS), rows)
         parts.append(rows)
-    whole = joined(parts)
+    whole = join_rows(parts)
     picked = data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, unique=True))
-    some = whole.of(picked)
+    some = whole.select(picked)
     for layer in range(LAYERS):
         own, all_ = some.layers[layer], whole.layers[layer]
         assert own.length == max((lengths[each] for each in picked), default=0) or own.keys is None
         assert (own.ends is None) == (len({lengths[each] for each in picked}) == 1 or own.keys is None)
-        assert own.whole == (own.ends is not None)  # otherwise the next pass would copy all rows again
-        assert all_.whole == (all_.ends is not None)
+        assert own.initialized == (own.ends is not None)  # otherwise the next pass would copy all rows again
+        assert all_.initialized == (all_.ends is not None)
         assert all_.length == max(lengths) or all_.keys is None
         for index, number in enumerate(picked):
             rows = parts[number].layers[layer]
@@ -298,7 +298,7 @@ def test_a_wrong_number_of_rows_is_an_error() -> None:
     step = Forward("target", (1, 2), 0, LayerSpan(0, LAYERS), batch=Batch.uniform((0, 1), 0))
     real.forward(held, step)
     real.forward(held, Forward("target", (1,), 1, LayerSpan(0, LAYERS), batch=Batch.uniform((0,), 1)))
-    rows = held.of("target", (0, 1))
+    rows = held.rows_of("target", (0, 1))
     whole = LayerRows.write_each
 
     def short(self: LayerRows, keys: Any, values: Any, spots: Any) -> Any:
@@ -315,7 +315,7 @@ def test_a_wrong_number_of_rows_is_an_error() -> None:
 
 def test_a_batch_beyond_the_models_positions_is_refused() -> None:
     decoder = real_models.decoders("llama")["target"]
-    rows = joined([decoder.rows(), decoder.rows()])
+    rows = join_rows([decoder.rows(), decoder.rows()])
     with pytest.raises(ParameterError, match="at most 96 positions"):
         decoder.run((1, 2), 0, LayerSpan(0, LAYERS), rows, batch=Batch.uniform((0, 1), (96, 0)))
 
@@ -418,7 +418,7 @@ def test_copies_stay_separate_for_any_order_of_writes(steps: list[tuple[str, int
             assert rows.keys is not None
             if rows.keys is not before:
                 assert rows.keys.shape[2] == len(known) + max(len(known) // 2, 64)
-                assert (rows.fixed, rows.lent, rows.whole) == (False, 0, False)
+                assert (rows.fixed, rows.shared_rows, rows.initialized) == (False, 0, False)
         elif what == "copy":
             mine.append(rows.copy())
             lists.append([*known])
@@ -431,7 +431,7 @@ def test_copies_stay_separate_for_any_order_of_writes(steps: list[tuple[str, int
             rows.length = min(rows.length, size)
             del known[size:]
         elif what == "fix":
-            rows.fixed = rows.lent == 0 and sum(each.keys is rows.keys for each in mine) == 1
+            rows.fixed = rows.shared_rows == 0 and sum(each.keys is rows.keys for each in mine) == 1
         else:
             chosen = [*range(0, len(known), which % 3 + 1)]
             rows.keep(chosen)
@@ -453,7 +453,7 @@ def test_an_original_appends_in_its_buffer_after_the_rows_of_the_copy() -> None:
     rows.write(*numbers(9.0, 1))
     assert rows.keys is not buffer
     assert (both(rows), both(copy)) == ([0, 1, 9], [0, 1, 2])
-    assert not rows.whole
+    assert not rows.initialized
     kept = rows.keys
     rows.keep([0, 1])  # the first rows stay in place
     assert (rows.keys is kept, rows.length) == (True, 2)
@@ -464,41 +464,42 @@ def test_rows_of_several_sequences_are_written_at_their_positions() -> None:
     parts = [KvRows(2) for _ in range(3)]
     for number, (part, length) in enumerate(zip(parts, (2, 1, 3), strict=True)):
         part.layers[0].write(*numbers(100.0 * number, length))
-    whole = joined(parts)
+    whole = join_rows(parts)
     layer = whole.layers[0]
-    assert (layer.ends, layer.length, layer.whole) == ((2, 1, 3), 3, True)
+    assert (layer.ends, layer.length, layer.initialized) == ((2, 1, 3), 3, True)
     assert whole.layers[1].keys is None
     assert layer.keys is not None
     assert layer.values is not None
     for each in (layer.keys, layer.values):
         assert [each[number, 0, length:, 0].abs().sum() for number, length in enumerate((2, 1, 3))] == [0, 0, 0]
     # Another row of each sequence, at its position; the views end with the longest.
-    whole.spots = Spots(torch.tensor([[0], [1], [2]]), torch.tensor([[2], [1], [3]]), 1, 4, (3, 2, 4))
+    whole.write_positions = WritePositions(torch.tensor([[0], [1], [2]]), torch.tensor([[2], [1], [3]]), 1, 4, (3, 2, 4))
     keys, values = whole.update(*numbers(7.0, 1, 3), 0)
     assert (keys.shape[2], values.shape[2], layer.length, layer.ends) == (4, 4, 4, (3, 2, 4))
     assert [both(layer, number, length) for number, length in enumerate(layer.ends)] == [
         [0, 1, 7], [100, 107], [200, 201, 202, 207]
     ]  # fmt: skip
-    some = whole.of([2, 0])
-    assert (some.layers[0].ends, some.layers[0].length, some.layers[0].whole) == ((4, 3), 4, True)
+    some = whole.select([2, 0])
+    assert (some.layers[0].ends, some.layers[0].length, some.layers[0].initialized) == ((4, 3), 4, True)
     assert [both(some.layers[0], number, length) for number, length in enumerate((4, 3))] == [[200, 201, 202, 207], [0, 1, 7]]
-    one = whole.of([1])
-    assert (one.layers[0].ends, one.layers[0].length, one.layers[0].whole, both(one.layers[0])) == (None, 2, False, [100, 107])
-    layer.hold((2, 2, 2))
+    one = whole.select([1])
+    first = one.layers[0]
+    assert (first.ends, first.length, first.initialized, both(first)) == (None, 2, False, [100, 107])
+    layer.set_ends((2, 2, 2))
     assert (layer.ends, layer.length) == (None, 2)
-    layer.hold((1, 2, 2))
+    layer.set_ends((1, 2, 2))
     assert (layer.ends, layer.length) == ((1, 2, 2), 2)
 
 
 def test_writes_move_from_shared_full_or_uninitialized_buffers() -> None:
     """Each reason alone moves the rows to a new buffer; without any, the buffer stays."""
 
-    def spots(first: int, end: int) -> Spots:
-        return Spots(torch.tensor([[0], [1]]), torch.tensor([[first], [end - 1]]), first, end, (first + 1, end))
+    def spots(first: int, end: int) -> WritePositions:
+        return WritePositions(torch.tensor([[0], [1]]), torch.tensor([[first], [end - 1]]), first, end, (first + 1, end))
 
     def begun(whole: bool = True) -> LayerRows:
         rows = LayerRows()
-        rows.write(*numbers(0.0, 3, 2), whole=whole)
+        rows.write(*numbers(0.0, 3, 2), initialized=whole)
         return rows
 
     rows = begun()
@@ -515,7 +516,7 @@ def test_writes_move_from_shared_full_or_uninitialized_buffers() -> None:
     buffer = half.keys
     half.write_each(*numbers(5.0, 1, 2), spots(3, 4))
     assert half.keys is not buffer
-    assert half.whole
+    assert half.initialized
     lent = begun()
     buffer, copy = lent.keys, lent.copy()
     lent.write_each(*numbers(5.0, 1, 2), spots(3, 4))  # after the rows of the copy
@@ -530,12 +531,12 @@ def test_rows_of_hypotheses_attend_to_their_ancestors() -> None:
     and a grandchild of the second. A cut also removes the descendants."""
     rows = KvRows(1)
     rows.layers[0].write(*numbers(0.0, 3))
-    assert rows.follow(3, (-1, -1, 0, 0)) == [[0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 3, 5], [0, 1, 2, 3, 6]]
+    assert rows.add_hypotheses(3, (-1, -1, 0, 0)) == [[0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 3, 5], [0, 1, 2, 3, 6]]
     rows.layers[0].write(*numbers(3.0, 4))
     assert rows.at == [0, 1, 2, 3, 3, 4, 4]
-    assert [[*each] for each in rows.sees[:3]] == [[0], [0, 1], [0, 1, 2]]
+    assert [[*each] for each in rows.attended[:3]] == [[0], [0, 1], [0, 1, 2]]
     # -2 is the second of the two hypotheses at position 3.
-    assert rows.follow(4, (-2, 0)) == [[0, 1, 2, 4, 7], [0, 1, 2, 4, 7, 8]]
+    assert rows.add_hypotheses(4, (-2, 0)) == [[0, 1, 2, 4, 7], [0, 1, 2, 4, 7, 8]]
     rows.layers[0].write(*numbers(7.0, 2))
     assert rows.at == [0, 1, 2, 3, 3, 4, 4, 4, 5]
     twin = rows.copy()
@@ -543,11 +544,11 @@ def test_rows_of_hypotheses_attend_to_their_ancestors() -> None:
     assert (rows.layers[0].length, rows.at) == (9, [0, 1, 2, 3, 3, 4, 4, 4, 5])
     rows.cut(4)
     assert (rows.at, both(rows.layers[0])) == ([0, 1, 2, 3, 3], [0, 1, 2, 3, 4])
-    assert [[*each] for each in rows.sees] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4]]
-    assert (twin.at, len(twin.sees), both(twin.layers[0])) == ([0, 1, 2, 3, 3, 4, 4, 4, 5], 9, [*range(9)])
-    assert rows.follow(4, (-1,)) == [[0, 1, 2, 3, 5]]
+    assert [[*each] for each in rows.attended] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4]]
+    assert (twin.at, len(twin.attended), both(twin.layers[0])) == ([0, 1, 2, 3, 3, 4, 4, 4, 5], 9, [*range(9)])
+    assert rows.add_hypotheses(4, (-1,)) == [[0, 1, 2, 3, 5]]
     fresh = KvRows(2)
-    assert fresh.follow(0, (-1, 0)) == [[0], [0, 1]]
+    assert fresh.add_hypotheses(0, (-1, 0)) == [[0], [0, 1]]
     assert fresh.at == [0, 1]
 
 
@@ -555,15 +556,15 @@ def test_a_cut_moves_rows_that_are_not_in_order_of_position() -> None:
     """A row of position 1 is stored after a row of position 2: the cut moves it up, and updates the rows that attend to it."""
     rows = KvRows(1)
     rows.layers[0].write(*numbers(0.0, 1))
-    rows.follow(1, (-1, 0, -1, 2))
+    rows.add_hypotheses(1, (-1, 0, -1, 2))
     rows.layers[0].write(*numbers(1.0, 4))
     assert rows.at == [0, 1, 2, 1, 2]
-    rows.follow(2, (-1, -2))
+    rows.add_hypotheses(2, (-1, -2))
     rows.layers[0].write(*numbers(5.0, 2))
-    assert (rows.at, [[*each] for each in rows.sees[5:]]) == ([0, 1, 2, 1, 2, 2, 2], [[0, 1, 5], [0, 3, 6]])
+    assert (rows.at, [[*each] for each in rows.attended[5:]]) == ([0, 1, 2, 1, 2, 2, 2], [[0, 1, 5], [0, 3, 6]])
     rows.cut(2)
     assert (rows.at, both(rows.layers[0])) == ([0, 1, 1], [0, 1, 3])
-    assert [[*each] for each in rows.sees] == [[0], [0, 1], [0, 2]]
+    assert [[*each] for each in rows.attended] == [[0], [0, 1], [0, 2]]
 
 
 def test_adopt_copies_rows_of_some_layers_and_of_a_hypothesis() -> None:
@@ -581,8 +582,8 @@ def test_adopt_copies_rows_of_some_layers_and_of_a_hypothesis() -> None:
 def test_a_kv_only_layer_ends_after_its_rows_are_written() -> None:
     rows = KvRows(2)
     rows.kv_only = True
-    with pytest.raises(RowsMade):
+    with pytest.raises(RowsWritten):
         rows.update(*numbers(4.0, 2), 1)
     assert [both(layer) for layer in rows.layers] == [[], [4, 5]]
-    rows.crossed = "an encoder's output"
-    assert (rows.copy().crossed, rows.copy().kv_only) == ("an encoder's output", False)
+    rows.cross_attention = "an encoder's output"
+    assert (rows.copy().cross_attention, rows.copy().kv_only) == ("an encoder's output", False)

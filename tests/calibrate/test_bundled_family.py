@@ -28,7 +28,7 @@ from model.methods.ppd import algorithm as ppd
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
 from tests.support import real_models
-from tests.support.tiers import crossed
+from tests.support.tiers import cross_rows
 
 pytestmark = pytest.mark.skipif(not model_directory.names(), reason="no models are bundled")
 
@@ -82,7 +82,7 @@ def held_out(count: int) -> list[list[int]]:
 @lru_cache(maxsize=512)
 def expected(number: int, tokens: int, dtype: str, count: int) -> tuple[int, ...]:
     """Decode greedily with the library's code, one token at a time, without a cache."""
-    return tuple(real_models.oracle(models(dtype)["target"].full, held_out(count)[number], tokens))
+    return tuple(real_models.reference_tokens(models(dtype)["target"].full, held_out(count)[number], tokens))
 
 
 def differs(name: str, number: int, tokens: int, dtype: str, count: int = 3) -> bool:
@@ -90,10 +90,10 @@ def differs(name: str, number: int, tokens: int, dtype: str, count: int = 3) -> 
     module, parameters = EXACT[name]
     prompt = held_out(count)[number]
     found = Real(models(dtype)).run(module.decode(parameters, prompt, tokens), tokens).tokens
-    return real_models.differs(models(dtype)["target"].full, prompt, found, expected(number, tokens, dtype, count))
+    return real_models.differs_from_reference(models(dtype)["target"].full, prompt, found, expected(number, tokens, dtype, count))
 
 
-@pytest.mark.parametrize(("name", "dtype"), crossed(EXACT, ["float64", "float32"], ("ppd literal", "speculative")))
+@pytest.mark.parametrize(("name", "dtype"), cross_rows(EXACT, ["float64", "float32"], ("ppd literal", "speculative")))
 def test_exact_methods_generate_the_targets_tokens(name: str, dtype: str) -> None:
     if dtype == "float64":
         assert not differs(name, 0, 16, dtype)
@@ -122,7 +122,7 @@ def test_larger_models_have_lower_losses() -> None:
 def test_target_generates_python_like_text() -> None:
     """Indented by fours, with Python's keywords, and without endless lines."""
     tokenizer, log = models()["target"].tokenizer, position_log.bundled()
-    texts = [tokenizer.decode(text.tolist()) for text in log.by_text(log.table["token"].to_numpy())]
+    texts = [tokenizer.decode(text.tolist()) for text in log.by_sequence(log.table["token"].to_numpy())]
     lines = [line for text in texts for line in text.split("\n")[1:-1] if line.strip()]
     indents = np.array([len(line) - len(line.lstrip(" ")) for line in lines])
     assert (indents % 4 == 0).mean() > 0.75
@@ -161,8 +161,8 @@ def test_logged_settings_match_the_logged_command() -> None:
         assert log["recipe"] == asked(training.Recipe(), log["command"])
         assert log["held_out_sample"]["windows"] == make_model.SAMPLE
     said = trained.about(model_directory.bundled("target") / model_directory.HEADS)
-    assert said["settings"] == asked(trained.OWN, said["command"])
-    assert trained.SETTINGS["own"] == trained.OWN == trained.HeadTrainingSettings()
+    assert said["settings"] == asked(trained.DEFAULT_SETTINGS, said["command"])
+    assert trained.SETTINGS["own"] == trained.DEFAULT_SETTINGS == trained.HeadTrainingSettings()
     log = model_directory.log_of(model_directory.bundled("aligned"))
     assert log["settings"] == asked(align_draft.AlignmentSettings(), log["command"])
 
@@ -173,18 +173,18 @@ def test_aligned_draft_agrees_more() -> None:
 
 
 def test_bundled_log_belongs_to_these_models() -> None:
-    from calibrate.decode.position_logging import logged
+    from calibrate.decode.position_logging import log_rows
 
     log = position_log.bundled()
     for role in ("target", "draft"):
-        assert log.said[role]["checksum"] == model_directory.checksum(
-            model_directory.bundled(log.said[role]["name"].removeprefix("family:"))
+        assert log.header[role]["checksum"] == model_directory.checksum(
+            model_directory.bundled(log.header[role]["name"].removeprefix("family:"))
         )
     target = models()["target"]
     numbers = [0, 7]
-    again = logged(target, {number: log.said["prompts"][number]["tokens"] for number in numbers}, log.said["max_tokens"])
+    again = log_rows(target, {number: log.header["prompts"][number]["tokens"] for number in numbers}, log.header["max_tokens"])
     for number, text in zip(numbers, again.partition_by("prompt", maintain_order=True), strict=True):
-        before = log.by_text(log.table["token"].to_numpy())[number].tolist()
+        before = log.by_sequence(log.table["token"].to_numpy())[number].tolist()
         after = text["token"].to_list()
         differing = [place for place, (a, b) in enumerate(zip(before, after, strict=False)) if a != b]
         assert min([*differing, len(before), len(after)]) >= 16  # other CPUs round differently; a near tie may come later

@@ -48,7 +48,7 @@ def test_companions_repeat_a_pass_until_stopped(monkeypatch: pytest.MonkeyPatch)
             assert torch.is_inference_mode_enabled()
             self.done[0] += 1
 
-        def back(self) -> None:
+        def roll_back(self) -> None:
             self.done[1] += 1
 
     def prepared(model: Any, *what: Any) -> Work:
@@ -61,10 +61,10 @@ def test_companions_repeat_a_pass_until_stopped(monkeypatch: pytest.MonkeyPatch)
     from calibrate.loading import architectures
     from calibrate.timing import library_pass
 
-    monkeypatch.setattr(single_pass, "prepared", prepared)
+    monkeypatch.setattr(single_pass, "prepare", prepared)
     monkeypatch.setattr(architectures, "architecture", lambda name: f"built {name}")
     monkeypatch.setattr(library_pass, "LibraryModel", lambda *what: what)
-    monkeypatch.setattr(busy_neighbours, "end_with_starter", lambda: asked.append("ends"))
+    monkeypatch.setattr(busy_neighbours, "exit_with_starter", lambda: asked.append("ends"))
     monkeypatch.setattr(busy_neighbours.signal, "signal", lambda *what: asked.append(what))
     context = SimpleNamespace(Pipe=lambda: kept_open(multiprocessing.Pipe()), Process=Thread)
     monkeypatch.setattr(busy_neighbours.multiprocessing, "get_context", {"spawn": context}.__getitem__)

@@ -55,7 +55,7 @@ def test_every_change_of_the_library_changes_its_checksum(tmp_path: Path) -> Non
 def test_file_is_split_without_loss(tmp_path: Path) -> None:
     path = tmp_path / "poem.txt"
     path.write_text("".join(f"line {number}\n" for number in range(140)))
-    found = corpus.own(path)
+    found = corpus.corpus_of_files(path)
     (begin,), (end,) = found.training.values(), found.held_out.values()
     assert begin + end == path.read_text()
     assert end.count("\n") == 10
@@ -66,11 +66,11 @@ def test_folder_holds_out_whole_files_stably(tmp_path: Path) -> None:
         (tmp_path / f"{number}.md").write_text(f"text {number}\n")
     (tmp_path / "picture.png").write_bytes(b"\xff\xfe")
     (tmp_path / ".hidden.md").write_text("not read\n")
-    found = corpus.own(tmp_path)
+    found = corpus.corpus_of_files(tmp_path)
     assert (len(found.training), len(found.held_out)) == (39, 3)
     assert not set(found.training) & set(found.held_out)
     (tmp_path / "more.md").write_text("more\n")
-    assert len(set(corpus.own(tmp_path).held_out) & set(found.held_out)) >= 2
+    assert len(set(corpus.corpus_of_files(tmp_path).held_out) & set(found.held_out)) >= 2
 
 
 def by_hand(texts: dict[str, str]) -> str:
@@ -98,13 +98,13 @@ def test_own_files_are_held_out_by_name(tmp_path: Path) -> None:
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "e.md").mkdir()
     aside = sorted(sorted(texts, key=lambda name: hashlib.sha256(name.encode()).hexdigest())[:2])  # 2/14 of 30 files
-    found = corpus.own(folder)
+    found = corpus.corpus_of_files(folder)
     assert [*found.held_out.items()] == [(name, texts[name]) for name in aside]
     assert found.training == {name: text for name, text in texts.items() if name not in aside}
     assert (found.name, found.python, found.checksum) == ("mine", platform.python_version(), by_hand(texts))
     path = tmp_path / "two.txt"
     path.write_text("one\ntwo\n")
-    found = corpus.own(path)
+    found = corpus.corpus_of_files(path)
     assert (found.training, found.held_out) == ({"two.txt": "one\n"}, {"two.txt, its end": "two\n"})
     assert (found.name, found.checksum) == ("two.txt", by_hand(found.training | found.held_out))
     (tmp_path / "lib").mkdir()
@@ -127,7 +127,7 @@ def test_own_files_are_held_out_by_name(tmp_path: Path) -> None:
 )
 def test_paths_without_text_are_refused(tmp_path: Path, make: Any, message: str) -> None:
     with pytest.raises(ParameterError, match=message):
-        corpus.own(make(tmp_path))
+        corpus.corpus_of_files(make(tmp_path))
 
 
 def _written(path: Path, data: bytes) -> Path:

@@ -10,7 +10,7 @@ from calibrate.timing import profile_from_timings
 from model.architectures import transformer
 from model.hardware import profile_files
 
-pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 
 
 # --- Bundled CPU profiles ---
@@ -24,7 +24,7 @@ def test_bundled_cpu_profiles_follow_from_their_rows(name: str) -> None:
     assert again.table.equals(bundled.table)
     assert again.sources == bundled.sources
     assert again.errors == bundled.errors
-    assert profile_from_timings.made_shape(header["shape"]) == transformer.preset(header["model"])
+    assert profile_from_timings.shape_from_fields(header["shape"]) == transformer.preset(header["model"])
     profile_from_timings.check(bundled)
 
 
@@ -56,7 +56,7 @@ def test_a_fitted_overhead_holds_at_other_widths_and_contexts(busy: int) -> None
 def test_another_process_never_speeds_up_a_pass() -> None:
     """Measured beyond the error of the medians; the slowdown follows from shared caches and memory."""
     _, rows = cpu_step.rows_of("cpu-llama-68m")
-    ratios = cpu_step.slowing(rows)
+    ratios = cpu_step.slowdowns(rows)
     assert len(ratios) == 32
     assert 1.0 < np.median([*ratios.values()]) < 2.0  # two cores: less than running in turn
     assert min(ratios.values()) > 0.97

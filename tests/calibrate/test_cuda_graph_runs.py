@@ -1,6 +1,6 @@
 """Measured runs with CUDA graphs: chosen by name, recorded in every file, and never compared with times without graphs.
 
-`tests.support.recording` stands in for the device, so no test says anything about real times.
+`tests.support.fake_cuda_graphs` stands in for the device, so no test says anything about real times.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from calibrate.commands.calibrate_app import app
 from calibrate.decode import real_decoding
 from calibrate.loading.architectures import architecture
 from calibrate.measured_runs import interleaved_profiles, measure_runs, run_plan
-from calibrate.measured_runs.measure_runs import MeasurementPlan, Wanted
+from calibrate.measured_runs.measure_runs import MeasurementPlan, PlannedDecoding
 from calibrate.timing import interpreter_pass, library_pass, profile_from_timings, read_times, single_pass
 from calibrate.timing.timing_grid import TimingGrid
 from calibrate.untested_on_gpu import cuda_graphs
@@ -29,11 +29,11 @@ from model.hardware import profile_files
 from model.logs import measured_runs
 from model.steps import LayerSpan
 from sim.comparison import comparison_report, run_comparison
-from tests.support import real_models, recording
-from tests.support.clockwork import few_parts, wound
-from tests.support.recording import Cuda
+from tests.support import fake_cuda_graphs, real_models
+from tests.support.fake_clocks import few_parts, install_fake_time
+from tests.support.fake_cuda_graphs import Cuda
 
-pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 
 TEXT = tuple(range(3, 9))
 
@@ -42,7 +42,7 @@ TEXT = tuple(range(3, 9))
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     """Graphs on the CPU, where a disturbed pass may seem to leave its layers no time."""
     monkeypatch.setattr(profile_from_timings, "check", lambda _: None)
-    return recording.installed(monkeypatch)
+    return fake_cuda_graphs.install(monkeypatch)
 
 
 def shapes(folder: Path, **layers_of: int) -> dict[str, str]:
@@ -58,7 +58,7 @@ def shapes(folder: Path, **layers_of: int) -> dict[str, str]:
 
 def plan_of(folder: Path, **more: Any) -> run_plan.WrittenPlan:
     names = shapes(folder, model=4, draft=2)
-    return run_plan.of({
+    return run_plan.from_tables({
         "run": {**names, "tokens": 6, "repeats": 2, "prompt_tokens": 5, "mode": "cuda-graph"},
         "profile": {"widths": [1, 3], "contexts": [0, 8], "batches": [1, 2], "rounds": 1, "repeats": 2},
         "method": [
@@ -76,11 +76,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, measured_runs.
     folder = tmp_path_factory.mktemp("made")
     out = folder / "out" / "runs.json"
     with pytest.MonkeyPatch.context() as patch:
-        wound(patch)
+        install_fake_time(patch)
         few_parts(patch, read_times.CONTEXT)
         patch.setattr(profile_from_timings, "check", lambda _: None)
-        device = recording.installed(patch)
-        return out, run_command.measured(plan_of(folder), out, "cpu"), device
+        device = fake_cuda_graphs.install(patch)
+        return out, run_command.measure_plan(plan_of(folder), out, "cpu"), device
 
 
 def test_runs_record_the_mode_of_their_passes(made: tuple[Path, measured_runs.MeasuredRuns, Cuda]) -> None:
@@ -93,7 +93,7 @@ def test_runs_record_the_mode_of_their_passes(made: tuple[Path, measured_runs.Me
     assert not {"tree", "beams", "fork"} & {*timed["target"].parts}
     _, table, about = run_comparison.of_file(out)
     assert set(table["mismatch"]) == {""}
-    assert comparison_report.place_of(about).endswith("float32, cuda-graph")
+    assert comparison_report.setup_of(about).endswith("float32, cuda-graph")
     assert any("float32, cuda-graph: medians" in line for line in run_command._lines(found))
     assert cuda.graphs
 
@@ -154,7 +154,7 @@ def test_methods_that_cannot_be_captured_are_refused_first(
 ) -> None:
     own = real_models.decoders("llama", *real_decoding.roles(method, table)[1:])
     rates = {"match_rate": 0.5} if method == "ppd" else {"acceptance_rate": 0.5}
-    wanted = [Wanted(method, table, TEXT, "text", rates)]
+    wanted = [PlannedDecoding(method, table, TEXT, "text", rates)]
     models = measure_runs.by_graphs(wanted, own, 6)
     refused = f"mode must be eager for method {method}, which {has} with these parameters, got cuda-graph"
     with pytest.raises(ParameterError, match=refused):
@@ -168,12 +168,13 @@ def test_unequal_positions_are_refused_first(cuda: Cuda, tmp_path: Path) -> None
     method = {"name": "speculative", "draft_length": 2, "sequences": 3, "batching": "static", "forced": {"acceptance_rate": 0.5}}
     out = tmp_path / "runs.json"
     with pytest.raises(ParameterError, match=r"mode must be eager if sequences .* are at unequal positions, .* batch = 1"):
-        run_command.measured(plan_of(tmp_path, method=[method]), out, "cpu")
+        run_command.measure_plan(plan_of(tmp_path, method=[method]), out, "cpu")
     assert not [*tmp_path.glob("runs*")]
 
 
 def test_runs_over_several_units_are_refused(cuda: Cuda) -> None:
-    wanted = [Wanted("ppd", {"exit_layer": 3, "candidates": 1}, TEXT, "text", {"match_rate": 0.5}, units=2, unit_kind="streams")]
+    settings = {"exit_layer": 3, "candidates": 1}
+    wanted = [PlannedDecoding("ppd", settings, TEXT, "text", {"match_rate": 0.5}, units=2, unit_kind="streams")]
     models = measure_runs.by_graphs(wanted, real_models.decoders("llama"), 6)
     with pytest.raises(ParameterError, match="mode must be eager for runs over streams, got cuda-graph"):
         measure_runs.check(MeasurementPlan(wanted, 6), models)
@@ -183,13 +184,14 @@ def test_runs_over_several_units_are_refused(cuda: Cuda) -> None:
 
 def test_timed_runs_capture_no_graph(cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All are captured in an untimed decoding; a run that needs another graph is repeated."""
-    wanted = [Wanted("speculative", {"draft_length": 2}, TEXT, "text"), Wanted("autoregressive", {}, TEXT, "text")]
+    named = ("speculative", {"draft_length": 2}), ("autoregressive", dict[str, int]())
+    wanted = [PlannedDecoding(method, settings, TEXT, "text") for method, settings in named]
     models = measure_runs.by_graphs(wanted, real_models.decoders("llama", "draft"), 9)
     counts: list[tuple[int, int]] = []
     whole = measure_runs.timed
     surprise = iter((True, False, False, False, False))
 
-    def timed(each: Wanted, *more: Any) -> Any:
+    def timed(each: PlannedDecoding, *more: Any) -> Any:
         before = cuda_graphs.captured(models.values())
         if next(surprise):  # a near tie was resolved differently
             target = models["target"]
@@ -206,16 +208,18 @@ def test_timed_runs_capture_no_graph(cuda: Cuda, tmp_path: Path, monkeypatch: py
 
 def test_interrupted_runs_resume_in_the_same_mode(cuda: Cuda) -> None:
     own = real_models.decoders("llama")
-    plan = MeasurementPlan([Wanted("autoregressive", {}, TEXT, "text")], 6)
-    asked = [measure_runs._asked(plan, models)["mode"] for models in (own, measure_runs.by_graphs(plan.wanted, own, 6))]
+    plan = MeasurementPlan([PlannedDecoding("autoregressive", {}, TEXT, "text")], 6)
+    asked = [measure_runs._asked(plan, models)["mode"] for models in (own, measure_runs.by_graphs(plan.decodings, own, 6))]
     assert asked == ["eager", "cuda-graph"]
 
 
 def test_buffers_fit_all_runs(cuda: Cuda) -> None:
     own = real_models.decoders("llama")
     wanted = [
-        Wanted("autoregressive", {}, TEXT, "text", {}),
-        Wanted("skipdecode", {"min_layers": 2, "max_layers": 5, "sequences": 3, "batching": "static"}, TEXT * 10, "text", {}),
+        PlannedDecoding("autoregressive", {}, TEXT, "text", {}),
+        PlannedDecoding(
+            "skipdecode", {"min_layers": 2, "max_layers": 5, "sequences": 3, "batching": "static"}, TEXT * 10, "text", {}
+        ),
     ]
     for room, texts, expected in ((0, 1, (128, 3)), (200, 7, (256, 7))):
         [made] = measure_runs.by_graphs(wanted, own, 5, room, texts).values()
@@ -266,7 +270,7 @@ def test_replays_are_marked(
     known = architecture(config)
     own = library_pass.LibraryModel(known, "cpu", "float32")
     model = library_pass.LibraryModel(known, "cpu", "float32", decoder=Graphs(own.decoder, 64, 2))
-    clock, replay = Marked(), recording.CUDAGraph.replay
+    clock, replay = Marked(), fake_cuda_graphs.CUDAGraph.replay
 
     def counted(graph: Any) -> None:
         clock.replays += 1
@@ -274,10 +278,10 @@ def test_replays_are_marked(
 
     with torch.inference_mode():
         work = interpreter_pass.InterpretedPass(model, width, context, batch)
-        monkeypatch.setattr(recording.CUDAGraph, "replay", counted)
+        monkeypatch.setattr(fake_cuda_graphs.CUDAGraph, "replay", counted)
         spans = []
         for _ in range(2):  # at either position
-            work.run_watched(clock.mark)
+            work.run_marked(clock.mark)
             spans.append([clock.span(*part) for part in work.parts])
         before = clock.replays
         work.run()

@@ -1,7 +1,7 @@
 """Decoding by CUDA graphs gives the results of decoding without, for every sequence and every read, after any replays.
 
-A stand-in for graphs (`tests.support.recording`) detects constant arguments in a capture, memory that others reuse, and waits for
-the device, as a GPU would.
+A stand-in for graphs (`tests.support.fake_cuda_graphs`) detects constant arguments in a capture, memory that others reuse, and
+waits for the device, as a GPU would.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from model.methods.ppd import algorithm as ppd
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
 from model.steps import Batch, Forward, LayerSpan, Read
-from tests.support import real_models, recording
+from tests.support import fake_cuda_graphs, real_models
+from tests.support.fake_cuda_graphs import Cuda
 from tests.support.real_models import DEPTHS
-from tests.support.recording import Cuda
 from tests.support.tiers import examples
 
 KINDS = ("llama", "gpt2", "opt", "gpt_neox", "phi")
@@ -89,7 +89,7 @@ def looked(decoders: Any, choice: tuple[Any, Any], prompt: list[int], tokens: in
     module, parameters = choice
     own = {name: more.pop(name) for name in ("answers",) if name in more}
     real = Looking(decoders, random_draws=RandomDraws(3), **own)
-    real.run(module.decode(parameters, prompt, tokens, **more), parameters.outputs_of(tokens) if more or own else tokens)
+    real.run(module.decode(parameters, prompt, tokens, **more), parameters.total_tokens(tokens) if more or own else tokens)
     return real
 
 
@@ -129,7 +129,7 @@ def test_every_method_gives_the_same_with_graphs(
         for name in choices:
             for place, prompt in enumerate(prompts[turn:], turn):
                 same(looked(by, CHOICES[name], prompt, tokens), expected[name, place])
-                assert not cuda_graphs.apart(by.values()), name
+                assert not cuda_graphs.launched_separately(by.values()), name
         if turn == 0:
             made, replayed = cuda_graphs.captured(by.values()), sum(each.replays for each in cuda.graphs)
             assert made == len(cuda.graphs)
@@ -144,7 +144,7 @@ def test_passes_that_cannot_be_captured_use_the_same_rows(name: str) -> None:
     for prompt in PROMPTS[:2]:
         same(looked(by, APART[name], prompt, 8), looked(plain, APART[name], prompt, 8))
         same(looked(by, CHOICES["speculative"], prompt, 8), looked(plain, CHOICES["speculative"], prompt, 8))
-    assert bool(cuda_graphs.apart(by.values())) == (name != "ppd")
+    assert bool(cuda_graphs.launched_separately(by.values())) == (name != "ppd")
 
 
 RAGGED: dict[str, Any] = {"lengths": (9, 4, 9, 6), "sequences": 3, "batching": "static"}
@@ -170,7 +170,7 @@ def test_batches_give_the_same_with_graphs(kind: str, name: str) -> None:
         forcing = [forced_outcomes.world(choice[1], 5, 9, rates, seed=4) for _ in range(2)]
         both = zip((by, plain), forcing, strict=True)
         same(*[looked(each, choice, [*range(5)], 9, answers=world) for each, world in both])
-    assert not cuda_graphs.apart(by.values())
+    assert not cuda_graphs.launched_separately(by.values())
 
 
 def test_sequences_take_turns_in_the_buffers() -> None:
@@ -243,7 +243,7 @@ def test_prompts_are_launched_by_kernel_on_the_same_rows() -> None:
         assert torch.allclose(found, plain.run(tokens, at, LayerSpan(0, LAYERS), own), rtol=1e-9, atol=1e-9)
         assert (made.captured == before) == (width > cuda_graphs.WIDEST)
         assert all(layer.fixed and layer.length == at + width for layer in rows.layers)
-    assert not made.apart
+    assert not made.separate_launches
 
 
 def test_passes_with_a_callback_are_launched_by_kernel() -> None:
@@ -251,7 +251,7 @@ def test_passes_with_a_callback_are_launched_by_kernel() -> None:
     called: list[int] = []
     made.run((1,), 0, LayerSpan(0, LAYERS), made.rows(), between=called.append)
     assert called == [*range(LAYERS)]
-    assert made.apart == {"has a callback": 1}
+    assert made.separate_launches == {"has a callback": 1}
     assert made.captured == 0
 
 
@@ -266,7 +266,7 @@ def test_rows_of_hypotheses_are_not_captured() -> None:
         decoder.run((4, 5), 3, whole, rows, tree=(-1, -1))
         found.append(decoder.run((6,), 4, whole, rows))
     assert torch.allclose(*found, rtol=1e-9, atol=1e-9)
-    assert made.apart == {"follows several hypotheses": 2}
+    assert made.separate_launches == {"follows several hypotheses": 2}
 
 
 def test_pass_is_run_on_a_side_stream_before_its_capture(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,8 +418,8 @@ def test_models_that_cannot_be_captured_are_refused() -> None:
 
 
 def captured(body: Any, pool: Any = None) -> tuple[Any, Any]:
-    graph, cuda = recording.CUDAGraph(), Cuda()
-    with cuda.graph(graph, pool=recording.Pool() if pool is None else pool):
+    graph, cuda = fake_cuda_graphs.CUDAGraph(), Cuda()
+    with cuda.graph(graph, pool=fake_cuda_graphs.Pool() if pool is None else pool):
         made = body()
     return graph, made
 
@@ -437,7 +437,7 @@ def test_replay_repeats_the_recorded_operations() -> None:
 
 
 def test_graphs_of_a_pool_overwrite_each_others_outputs() -> None:
-    pool, number = recording.Pool(), torch.tensor([2.0])
+    pool, number = fake_cuda_graphs.Pool(), torch.tensor([2.0])
     (first, one), (second, two) = (captured(lambda each=each: number * each, pool) for each in (2, 3))
     first.replay()
     assert one.item() == 4
@@ -456,12 +456,12 @@ def test_graphs_of_a_pool_overwrite_each_others_outputs() -> None:
 )  # fmt: skip
 def test_values_cannot_be_read_or_copied_in_a_capture(asking: Any) -> None:
     number = torch.ones(2)
-    with pytest.raises(recording.Refused, match="not permitted when stream is capturing"):
+    with pytest.raises(fake_cuda_graphs.CaptureError, match="not permitted when stream is capturing"):
         captured(lambda: asking(number))
 
 
 def test_constant_tokens_in_a_capture_are_detected() -> None:
     """The plain decoder's pass cannot be captured as it is."""
     decoder = real_models.decoders("llama")["target"]
-    with pytest.raises(recording.Refused, match="tensor"):
+    with pytest.raises(fake_cuda_graphs.CaptureError, match="tensor"):
         captured(lambda: decoder.run((1, 2), 3, LayerSpan(0, LAYERS), decoder.rows()))

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return family.made(tmp_path_factory.mktemp("family"))
+    return family.train_model(tmp_path_factory.mktemp("family"))
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def trained(loaded: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_common_head_gives_the_logits_of_a_truncated_model(loaded: Loaded) -> None:
     """The logits of a model without the later layers: this defines the common head."""
     tokens = torch.arange(24).reshape(2, 12)
-    common = exit_heads.started(loaded, (1, 2))
+    common = exit_heads.initial_heads(loaded, (1, 2))
     seen, own = exit_heads.states(loaded, tokens, common)
     for layer in (1, 2):
         short = model_directory.load(loaded.folder).model
@@ -62,7 +62,7 @@ def test_common_head_gives_the_logits_of_a_truncated_model(loaded: Loaded) -> No
 def test_training_at_rate_zero_leaves_the_common_head(loaded: Loaded, tmp_path: Path) -> None:
     about = exit_heads.train(loaded, family.text(), replace(FEW, rate=0.0, epochs=0.2), tmp_path / "new" / "deeper" / "none")
     own = loaded.model.get_output_embeddings().weight
-    for head in exit_heads.of(loaded, tmp_path / "new" / "deeper" / "none").values():
+    for head in exit_heads.heads_of(loaded, tmp_path / "new" / "deeper" / "none").values():
         assert torch.equal(head, own), "the weights of a model were in half precision, so nothing is lost"
     rows = {(row["head"], row["layer"]): row for row in about["results"]}
     for layer in (1, 2):
@@ -91,8 +91,8 @@ def test_file_of_heads_describes_itself(loaded: Loaded, trained: Path) -> None:
         "corpus": log["corpus"], "versions": model_directory.versions(), "command": "",
         "results": said["results"], "seconds": said["seconds"],
     }  # fmt: skip
-    both = {"common": exit_heads.started(loaded, (1, 2)), "trained": exit_heads.of(loaded, trained)}
-    assert said["results"] == exit_heads.judged(loaded, both, loaded.tokens(read.held_out), 32)
+    both = {"common": exit_heads.initial_heads(loaded, (1, 2)), "trained": exit_heads.heads_of(loaded, trained)}
+    assert said["results"] == exit_heads.evaluate_heads(loaded, both, loaded.tokens(read.held_out), 32)
     tensors = load_file(trained)
     assert {(name, each.dtype, tuple(each.shape)) for name, each in tensors.items()} == {
         (f"layer.{layer}", torch.float16, (300, 32)) for layer in (1, 2)
@@ -138,9 +138,9 @@ def test_output_must_be_the_last_normed_state_times_the_matrix(loaded: Loaded, f
 
 def test_head_does_not_depend_on_the_others(loaded: Loaded, trained: Path, tmp_path: Path) -> None:
     exit_heads.train(loaded, family.text(), FEW, tmp_path / "two", layers=[2])
-    alone = exit_heads.of(loaded, tmp_path / "two")
+    alone = exit_heads.heads_of(loaded, tmp_path / "two")
     assert set(alone) == {2}
-    assert torch.equal(alone[2], exit_heads.of(loaded, trained)[2])
+    assert torch.equal(alone[2], exit_heads.heads_of(loaded, trained)[2])
 
 
 def test_gradients_do_not_depend_on_the_grouping_of_a_batch(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_gradients_do_not_depend_on_the_grouping_of_a_batch(loaded: Loaded, monk
     found = []
     for chunk in (10**6, 16):
         monkeypatch.setattr(exit_heads, "CHUNK", chunk)
-        started = exit_heads.started(loaded, (1, 2))
+        started = exit_heads.initial_heads(loaded, (1, 2))
         loss = exit_heads._learn(loaded, started, windows, "text")
         found.append([float(loss), *(head.grad for head in started.values())])
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
@@ -165,8 +165,8 @@ def test_gradients_do_not_depend_on_the_grouping_of_a_batch(loaded: Loaded, monk
 def test_agreement_equals_a_count_with_topk(loaded: Loaded, trained: Path) -> None:
     """Candidate sets from topk, on two windows, against the counted ranks."""
     tokens = loaded.tokens(family.text().held_out)[:65]
-    made = exit_heads.of(loaded, trained)
-    (row,) = exit_heads.judged(loaded, {"trained": {2: made[2]}}, tokens, 32)
+    made = exit_heads.heads_of(loaded, trained)
+    (row,) = exit_heads.evaluate_heads(loaded, {"trained": {2: made[2]}}, tokens, 32)
     hits = dict.fromkeys(exit_heads.TOP, 0)
     losses = []
     for start in (0, 32):
@@ -185,7 +185,7 @@ def test_agreement_equals_a_count_with_topk(loaded: Loaded, trained: Path) -> No
 def test_resumed_training_ends_with_the_same_heads(
     loaded: Loaded, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
     path = tmp_path / "heads"
 
     def pull(step: int, *_: object) -> None:
@@ -208,7 +208,7 @@ def test_resumed_training_ends_with_the_same_heads(
 
 def test_head_can_learn_the_models_predictions(loaded: Loaded, tmp_path: Path) -> None:
     windows = np.random.default_rng(0).integers(0, 300, (2, 9))
-    started = exit_heads.started(loaded, (1,))
+    started = exit_heads.initial_heads(loaded, (1,))
     loss = exit_heads._learn(loaded, started, windows, "model")
     seen, own = exit_heads.states(loaded, torch.from_numpy(windows[:, :-1]), (1,))
     guesses = seen[1] @ started[1].detach().T
@@ -285,15 +285,15 @@ def test_broken_heads_are_refused_in_one_line(case: str, loaded: Loaded, trained
     how, message = BAD[case]
     how(path)
     with pytest.raises(ParameterError, match=message) as caught:
-        exit_heads.of(loaded, path)
+        exit_heads.heads_of(loaded, path)
     assert "\n" not in str(caught.value)
 
 
 def test_heads_of_another_model_are_refused(trained: Path, folder: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(folder, tmp_path / "other"))
-    family.broken(other, "model.norm.weight", lambda value: value + 0.5)
+    family.change_tensor(other, "model.norm.weight", lambda value: value + 0.5)
     with pytest.raises(ParameterError, match=r"belongs to the model with checksum .* \(tiny\), and this one has"):
-        exit_heads.of(model_directory.load(other), trained)
+        exit_heads.heads_of(model_directory.load(other), trained)
 
 
 GPT2 = {"n_embd": 32, "n_inner": 48, "n_layer": 3, "n_head": 4, "vocab_size": 300, "n_positions": 64}
@@ -353,10 +353,10 @@ def test_heads_command_trains_heads(folder: Path, tmp_path: Path) -> None:
     assert "measured on" in done.stdout
     assert [line.split()[0] for line in done.stdout.splitlines() if line[:5].strip().isdecimal()] == ["2"]
     assert str(tmp_path) not in exit_heads.about(path)["command"]
-    assert "is there already" in family.told(*common, "-o", str(path))
+    assert "is there already" in family.error_of(*common, "-o", str(path))
     again = CliRunner().invoke(app, [*common, "-o", str(path), "--layers", "2", "--resume", "--json"])
     assert json.loads(again.stdout) == exit_heads.about(path) | {"file": str(path)}
-    assert "made with heads of layers [2], now asked for [1, 2]" in family.told(*common, "-o", str(path), "--resume")
+    assert "made with heads of layers [2], now asked for [1, 2]" in family.error_of(*common, "-o", str(path), "--resume")
 
 
 @pytest.mark.parametrize(
@@ -378,13 +378,13 @@ def test_heads_command_refuses_wrong_options_and_leaves_nothing(words: str, mess
     text.write_text("a line\n" * 2000)
     given = words.split() if "--text" in words else [*words.split(), "--text", str(text)]
     out = tmp_path / "out" / "heads"
-    assert message in family.told("heads", "--model", str(folder), "-o", str(out), "--device", "cpu", *given)
+    assert message in family.error_of("heads", "--model", str(folder), "-o", str(out), "--device", "cpu", *given)
     assert not out.parent.exists()
 
 
 def test_model_of_another_corpus_requires_a_text(loaded: Loaded, tmp_path: Path) -> None:
     other = _other("gpt2", GPT2, loaded, tmp_path / "gpt2")
-    assert "text must be given for model gpt2" in family.told("heads", "--model", str(other), "--device", "cpu")
+    assert "text must be given for model gpt2" in family.error_of("heads", "--model", str(other), "--device", "cpu")
 
 
 def test_model_of_a_cut_library_requires_no_text(
@@ -411,7 +411,7 @@ def test_model_of_a_cut_library_requires_no_text(
 
 
 def test_every_command_refuses_a_missing_model(tmp_path: Path) -> None:
-    assert "model must be a directory" in family.told("heads", "--model", "./no-such", "--device", "cpu")
+    assert "model must be a directory" in family.error_of("heads", "--model", "./no-such", "--device", "cpu")
 
 
 def test_help_has_examples_and_current_defaults() -> None:

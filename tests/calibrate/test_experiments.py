@@ -21,8 +21,8 @@ from model.architectures.transformer import preset
 from model.base.checks import ParameterError
 from model.hardware import profile_files
 from sim.comparison import run_comparison
-from tests.support.clockwork import few_parts
-from tests.support.recording import installed
+from tests.support.fake_clocks import few_parts
+from tests.support.fake_cuda_graphs import install
 
 FOLDER = Path(str(resources.files("calibrate"))) / "experiments"
 GPU = sorted(each.stem for each in FOLDER.glob("gpu-*.toml"))
@@ -35,7 +35,7 @@ SMALL: dict[str, dict[str, int]] = {
 }
 """Keys that make an architecture narrow; its depth is kept, because settings refer to it."""
 
-pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 
 
 def narrow(name: str, folder: Path) -> str:
@@ -86,9 +86,9 @@ def test_every_setting_of_a_plan_is_legal(name: str, tmp_path: Path, monkeypatch
     plan = carried_out(written, tmp_path)
     plan = replace(plan, run=replace(plan.run, tokens=written.run.tokens, mode="eager"), profile=None)
     with pytest.raises(Checked):
-        run_command.measured(plan, tmp_path / "runs.json", "cpu")
+        run_command.measure_plan(plan, tmp_path / "runs.json", "cpu")
     [found] = asked
-    assert [(each.method, each.settings, each.rates) for each in found.wanted] == [
+    assert [(each.method, each.settings, each.rates) for each in found.decodings] == [
         (each.method, each.settings, each.rates) for each in written.choices
     ]
 
@@ -105,7 +105,7 @@ def test_every_setting_of_a_plan_runs_and_is_compared(
     written = run_plan.read(FOLDER / f"{name}.toml")
     written = replace(written, run=replace(written.run, mode=mode))
     if mode != "eager":
-        installed(monkeypatch)
+        install(monkeypatch)
         monkeypatch.setattr(
             profile_from_timings, "check", lambda _: None
         )  # disturbances may make layer times negative
@@ -120,7 +120,7 @@ def test_every_setting_of_a_plan_runs_and_is_compared(
     fewer = replace(passes, widths=widths, batched_widths=batched_widths, contexts=passes.contexts[:2], batches=batches, repeats=1)
     plan = replace(carried_out(written, tmp_path), profile=fewer)
     out = tmp_path / "out" / f"{name}.json"
-    found = run_command.measured(plan, out, "cpu")
+    found = run_command.measure_plan(plan, out, "cpu")
     assert len(found.timed) == len(written.choices)
     assert (found.about["dtype"], found.mode) == (run.dtype, mode)
     _, table, about = run_comparison.of_file(out)
@@ -182,11 +182,11 @@ def test_methods_without_outcomes_are_forced_with_an_empty_table(tmp_path: Path)
     model = narrow("llama-68m", tmp_path)
     for forced, said in (({}, "shape without weights"), ({"forced": {}}, ""), ({"forced": {"match_rate": 0.5}}, "not an outcome")):
         run = {"model": model, "tokens": 2, "repeats": 1}
-        written = run_plan.of({"run": run, "method": [{"name": "autoregressive", **forced}]})
+        written = run_plan.from_tables({"run": run, "method": [{"name": "autoregressive", **forced}]})
         out = tmp_path / f"{len(forced)} {len(said)}" / "runs.json"
         if said:
             with pytest.raises(ParameterError, match=said):
-                run_command.measured(written, out, "cpu")
+                run_command.measure_plan(written, out, "cpu")
             assert not out.parent.exists()
         else:
-            assert run_command.measured(written, out, "cpu").about["forced"] == [{}]
+            assert run_command.measure_plan(written, out, "cpu").about["forced"] == [{}]

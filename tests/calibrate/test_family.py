@@ -36,7 +36,7 @@ def read() -> corpus.Corpus:
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a trained model; tests that change it take a copy."""
-    return family.made(tmp_path_factory.mktemp("family"))
+    return family.train_model(tmp_path_factory.mktemp("family"))
 
 
 @pytest.fixture
@@ -119,14 +119,14 @@ SHORT = replace(family.RECIPE, epochs=0.3)
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a model from a short training without interruption."""
-    return family.made(tmp_path_factory.mktemp("whole"), recipe=SHORT)
+    return family.train_model(tmp_path_factory.mktemp("whole"), recipe=SHORT)
 
 
 @pytest.mark.parametrize("stop", [1, 4, 7])
 def test_resumed_training_ends_with_the_same_weights(
     stop: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
     recipe = SHORT
 
     def pull(step: int, steps: int, at: str) -> None:
@@ -135,12 +135,12 @@ def test_resumed_training_ends_with_the_same_weights(
             raise InterruptedTrainingError
 
     with pytest.raises(InterruptedTrainingError):
-        family.made(tmp_path / "parts", recipe=recipe, report=pull)
+        family.train_model(tmp_path / "parts", recipe=recipe, report=pull)
     assert not (tmp_path / "parts" / "tiny").exists()
     with pytest.raises(ParameterError, match="interrupted training; --resume continues it"):
-        family.made(tmp_path / "parts", recipe=recipe)
+        family.train_model(tmp_path / "parts", recipe=recipe)
     seen: list[int] = []
-    parts = family.made(tmp_path / "parts", recipe=recipe, resume=True, report=lambda step, *_: seen.append(step))
+    parts = family.train_model(tmp_path / "parts", recipe=recipe, resume=True, report=lambda step, *_: seen.append(step))
     assert seen[0] == stop + 1, "what was done is not done again"
     assert parts.joinpath(model_directory.WEIGHTS).read_bytes() == whole.joinpath(model_directory.WEIGHTS).read_bytes()
     assert model_directory.log_of(parts)["held_out_loss"] == model_directory.log_of(whole)["held_out_loss"]
@@ -151,7 +151,7 @@ def test_seconds_of_resumed_training_add_up(tmp_path: Path, monkeypatch: pytest.
     """The clock advances by one at each reading."""
     clock = iter(range(10_000))
     monkeypatch.setattr(training.time, "perf_counter", lambda: float(next(clock)))
-    monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
 
     def pull(step: int, *_: object) -> None:
         if step == 9:
@@ -159,19 +159,19 @@ def test_seconds_of_resumed_training_add_up(tmp_path: Path, monkeypatch: pytest.
 
     recipe = replace(family.RECIPE, epochs=0.3)
     with pytest.raises(InterruptedTrainingError):
-        family.made(tmp_path, recipe=recipe, report=pull)
+        family.train_model(tmp_path, recipe=recipe, report=pull)
     with safe_open(tmp_path / "tiny.kept", framework="np") as file:
         said = file.metadata()
     assert (said["step"], float(said["seconds"]) > 20) == ("8", True)
     left = recipe.steps(family.tokens(family.text())[1].size) - 8
-    seconds = model_directory.log_of(family.made(tmp_path, recipe=recipe, resume=True))["seconds"]
+    seconds = model_directory.log_of(family.train_model(tmp_path, recipe=recipe, resume=True))["seconds"]
     assert float(said["seconds"]) < seconds < float(said["seconds"]) + 4 * left + 2
 
 
 def test_saved_state_of_another_training_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
+    monkeypatch.setattr(training, "SAVE_EVERY", 0.0)
     recipe = replace(family.RECIPE, epochs=0.2)
-    modes, begun = list[Any](), make_model.begun
+    modes, begun = list[Any](), make_model.untrained_model
 
     def watched(*given: Any) -> Any:
         model = begun(*given)
@@ -184,22 +184,22 @@ def test_saved_state_of_another_training_is_refused(tmp_path: Path, monkeypatch:
 
     windows, loss_of = list[Any](), training.loss_of
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(make_model, "begun", watched)
+        patch.setattr(make_model, "untrained_model", watched)
         patch.setattr(training, "loss_of", lambda *given: windows.append(given[-1]) or loss_of(*given))
         with pytest.raises(InterruptedTrainingError):
-            family.made(tmp_path, recipe=recipe, report=pull)
+            family.train_model(tmp_path, recipe=recipe, report=pull)
     # Steps run in training mode, held-out losses in evaluation mode.
     assert modes[0] == modes[-1] == (True, True)
     assert modes[1:-1] == [(False, False)] * (len(modes) - 2)
     assert windows == [64]  # few windows of the held-out text during training
     with pytest.raises(ParameterError, match="is from a training with other settings"):
-        family.made(tmp_path, recipe=replace(recipe, seed=1), resume=True)
+        family.train_model(tmp_path, recipe=replace(recipe, seed=1), resume=True)
     with pytest.raises(ParameterError, match=r"is from another model: .* must have shape \(300, 64\), got \(300, 32\)"):
-        family.made(tmp_path, recipe=recipe, size=Size(3, 64, 64), resume=True)
+        family.train_model(tmp_path, recipe=recipe, size=Size(3, 64, 64), resume=True)
     place = tmp_path / "tiny.kept"
     place.write_bytes(place.read_bytes()[:1000])
     with pytest.raises(ParameterError, match="cannot be read"):
-        family.made(tmp_path, recipe=recipe, resume=True)
+        family.train_model(tmp_path, recipe=recipe, resume=True)
     assert not (tmp_path / "tiny").exists()
 
 
@@ -207,7 +207,7 @@ def test_training_learns_and_logs_the_loss_of_the_saved_weights(kept: Path, read
     log = model_directory.log_of(kept)
     _, numbers, held_out = family.tokens(read)
     assert log["corpus"] == read.about() | {"tokens": numbers.size, "held_out_tokens": held_out.size}
-    fresh = make_model.begun(family.TINY, 300, family.RECIPE)
+    fresh = make_model.untrained_model(family.TINY, 300, family.RECIPE)
     before = training.loss_of(fresh, held_out, 32)
     assert before == pytest.approx(math.log(300), abs=0.1), "weights that know nothing"
     loaded = model_directory.load(kept)
@@ -230,7 +230,7 @@ def test_training_learns_and_logs_the_loss_of_the_saved_weights(kept: Path, read
 
 
 def test_mean_loss_is_that_over_all_tokens(read: corpus.Corpus) -> None:
-    model = make_model.begun(family.TINY, 300, family.RECIPE).eval()
+    model = make_model.untrained_model(family.TINY, 300, family.RECIPE).eval()
     numbers = np.arange(100, 231) % 300
     alone = []
     for start in range(0, 128, 32):
@@ -268,7 +268,7 @@ def test_updates_follow_the_rate_and_clipped_gradients(
     """Gradient descent on a weight with gradient 4, or 1 if clipped; losses are means over 50 steps, and over the rest."""
     clock = iter(range(10_000))
     monkeypatch.setattr(training.time, "perf_counter", lambda: float(next(clock)))
-    monkeypatch.setattr(training, "KEEP_EVERY", 99.5)
+    monkeypatch.setattr(training, "SAVE_EVERY", 99.5)
     for clip, slope in ((1.0, 1.0), (None, 4.0)):
         weight = torch.nn.Parameter(torch.zeros(1))
 
@@ -296,7 +296,7 @@ def test_updates_follow_the_rate_and_clipped_gradients(
 
 
 def test_matrices_within_layers_have_a_separate_optimizer() -> None:
-    model = make_model.begun(family.TINY, 300, family.RECIPE)
+    model = make_model.untrained_model(family.TINY, 300, family.RECIPE)
     frozen = model.model.layers[0].mlp.up_proj.weight.requires_grad_(False)
     muon, adam = training.optimizers_of(model, Recipe(weight_decay=0.25))
     names = {id(each): name for name, each in model.named_parameters()}
@@ -318,7 +318,7 @@ def test_incomplete_optimizer_state_is_refused(tmp_path: Path) -> None:
     """Each tensor of the state is checked by name, type and shape."""
     from safetensors.torch import save_file
 
-    model = make_model.begun(family.TINY, 300, family.RECIPE)
+    model = make_model.untrained_model(family.TINY, 300, family.RECIPE)
     recipe = Recipe(batch=1, length=8)
     optimizers = training.optimizers_of(model, recipe)
     model(input_ids=torch.arange(8)[None]).logits.sum().backward()
@@ -326,7 +326,7 @@ def test_incomplete_optimizer_state_is_refused(tmp_path: Path) -> None:
         optimizer.step()
     path = tmp_path / "tiny.kept"
     training._keep(path, model, optimizers, "these", 3, 1.5, {"losses": [[3, 1.0]], "held_out": []})
-    fresh = make_model.begun(family.TINY, 300, replace(family.RECIPE, seed=1))
+    fresh = make_model.untrained_model(family.TINY, 300, replace(family.RECIPE, seed=1))
     step, seconds, log = training._restore(path, fresh, training.optimizers_of(fresh, recipe), "these")
     assert (step, seconds, log) == (3, 1.5, {"losses": [[3, 1.0]], "held_out": []})
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), fresh.parameters(), strict=True))
@@ -352,12 +352,12 @@ def test_incomplete_optimizer_state_is_refused(tmp_path: Path) -> None:
 
 def test_diverging_training_is_reported_and_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="take a lower rate"):
-        family.made(tmp_path, recipe=replace(family.RECIPE, rate=1e30, epochs=0.2))
+        family.train_model(tmp_path, recipe=replace(family.RECIPE, rate=1e30, epochs=0.2))
     assert not (tmp_path / "tiny").exists()
 
 
 def test_too_short_text_is_refused(read: corpus.Corpus) -> None:
-    model = make_model.begun(family.TINY, 300, family.RECIPE)
+    model = make_model.untrained_model(family.TINY, 300, family.RECIPE)
     some, none = np.zeros(500, np.int64), np.zeros(32, np.int64)
     with pytest.raises(ParameterError, match="at least batch\\*length\\+1=129 tokens, got 128"):
         training.train(model, some[:128], some, family.RECIPE, Path("unused"))
@@ -366,7 +366,7 @@ def test_too_short_text_is_refused(read: corpus.Corpus) -> None:
 
 
 def test_trained_model_is_in_evaluation_mode(tmp_path: Path) -> None:
-    model = make_model.begun(Size(1, 32, 32), 300, family.RECIPE)
+    model = make_model.untrained_model(Size(1, 32, 32), 300, family.RECIPE)
     numbers = np.arange(200) % 300
     log = training.train(model, numbers, numbers[:40], replace(family.RECIPE, epochs=0.2, batch=1), tmp_path / "kept")
     assert not model.training
@@ -400,15 +400,15 @@ def test_family_models_are_small() -> None:
 def test_loaded_weights_are_the_saved_ones_in_half_precision(kept: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    model = make_model.begun(family.TINY, 300, family.RECIPE)
+    model = make_model.untrained_model(family.TINY, 300, family.RECIPE)
     model_directory.save(model, model_directory.load(kept).tokenizer, {"role": "none"}, tmp_path / "one")
-    assert all(value.dtype is torch.float16 for value in family.states(tmp_path / "one").values())
+    assert all(value.dtype is torch.float16 for value in family.tensors_of(tmp_path / "one").values())
     back = model_directory.load(tmp_path / "one").model
     for name, value in model.named_parameters():
         assert torch.equal(back.get_parameter(name), value.half().float())
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "one")
     assert theirs.dtype is torch.float16
-    model_directory.halved(model)
+    model_directory.round_to_half(model)
     line = torch.arange(20)[None]
     with torch.no_grad():
         assert torch.equal(model.eval()(line).logits, back(line).logits)
@@ -475,7 +475,7 @@ def test_checksum_covers_only_the_weights(kept: Path, copied: Path) -> None:
     assert model_directory.checksum(kept) == hashlib.sha256((kept / model_directory.WEIGHTS).read_bytes()).hexdigest()
     (copied / model_directory.LOG).unlink()
     assert model_directory.checksum(copied) == model_directory.checksum(kept)
-    family.broken(copied, "model.norm.weight", lambda value: value + 0.5)
+    family.change_tensor(copied, "model.norm.weight", lambda value: value + 0.5)
     assert model_directory.checksum(copied) != model_directory.checksum(kept)
 
 
@@ -577,7 +577,7 @@ def test_index_names_safetensors_in_its_folder(tmp_path: Path) -> None:
 
 
 def _pickle(folder: Path) -> None:
-    torch.save(family.states(folder), folder / "pytorch_model.bin")
+    torch.save(family.tensors_of(folder), folder / "pytorch_model.bin")
     (folder / model_directory.WEIGHTS).unlink()
 
 
@@ -589,38 +589,40 @@ def _cut(folder: Path) -> None:
 def _lack(folder: Path) -> None:
     from safetensors.torch import save_file
 
-    tensors = family.states(folder)
+    tensors = family.tensors_of(folder)
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, folder / model_directory.WEIGHTS, {"format": "pt"})
 
 
 BAD = {
-    "nan": (lambda path: family.broken(path, "model.norm.weight", lambda value: value * math.nan), "model.norm.weight of tiny"),
-    "inf": (lambda path: family.broken(path, "model.norm.weight", lambda value: value / 0), "32 of its 32 numbers are not"),
+    "nan": (
+        lambda path: family.change_tensor(path, "model.norm.weight", lambda value: value * math.nan), "model.norm.weight of tiny"
+    ),
+    "inf": (lambda path: family.change_tensor(path, "model.norm.weight", lambda value: value / 0), "32 of its 32 numbers are not"),
     "truncated": (_cut, "model tiny cannot be loaded from model.safetensors"),
     "lacking": (_lack, "lacks 1 tensors that its config.json requires, such as model.layers.1.mlp.up_proj.weight"),
     "sizes": (
-        lambda path: family.config(path, hidden_size=64),
+        lambda path: family.change_config(path, hidden_size=64),
         r"must have shape \(300, 64\), as its config.json requires",
     ),
     "vocabulary": (
-        lambda path: family.config(path, vocab_size=400),
+        lambda path: family.change_config(path, vocab_size=400),
         r"model.embed_tokens.weight of model tiny must have shape \(400, 32\), as its config.json requires, got \(300, 32\)",
     ),
     "deeper": (
-        lambda path: family.config(path, num_hidden_layers=1),
+        lambda path: family.change_config(path, num_hidden_layers=1),
         "num_hidden_layers of model tiny must match its weights, got 1 and model.layers.1.",
     ),
-    "layers": (lambda path: family.config(path, num_hidden_layers="two"), "error for field 'num_hidden_layers': .*'two'"),
+    "layers": (lambda path: family.change_config(path, num_hidden_layers="two"), "error for field 'num_hidden_layers': .*'two'"),
     "pickle": (_pickle, "only pytorch_model.bin, which are not read; only safetensors are loaded"),
     "no weights": (lambda path: (path / model_directory.WEIGHTS).unlink(), "tiny has no model.safetensors; only safetensors"),
     "no config": (lambda path: (path / "config.json").unlink(), "tiny has no config.json"),
     "config": (lambda path: (path / "config.json").write_text("{"), "config.json of tiny cannot be read as JSON"),
     "list": (lambda path: (path / "config.json").write_text("[]"), "must be a table of keys"),
-    "type": (lambda path: family.config(path, model_type="llamma"), "must have a model_type of transformers, got 'llamma'"),
-    "t5": (lambda path: family.config(path, model_type="t5", is_encoder_decoder=True), "must be decoder-only"),
+    "type": (lambda path: family.change_config(path, model_type="llamma"), "must have a model_type of transformers, got 'llamma'"),
+    "t5": (lambda path: family.change_config(path, model_type="t5", is_encoder_decoder=True), "must be decoder-only"),
     "code": (
-        lambda path: family.config(path, model_type="mine", auto_map={"AutoModelForCausalLM": "evil.Mine"}),
+        lambda path: family.change_config(path, model_type="mine", auto_map={"AutoModelForCausalLM": "evil.Mine"}),
         "would run its own code",
     ),
     "no tokenizer": (lambda path: [each.unlink() for each in path.glob("tokenizer*")], "has no tokenizer"),
@@ -645,13 +647,13 @@ def test_current_folder_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_code_of_a_known_model_is_not_run(copied: Path) -> None:
     (copied / "evil.py").write_text("import pathlib\npathlib.Path(__file__).with_name('ran').write_text('yes')\nclass Mine: pass\n")
-    family.config(copied, auto_map={"AutoModelForCausalLM": "evil.Mine", "AutoConfig": "evil.Mine"})
+    family.change_config(copied, auto_map={"AutoModelForCausalLM": "evil.Mine", "AutoConfig": "evil.Mine"})
     model_directory.load(copied)
     assert not (copied / "ran").exists()
 
 
 def test_tokenizer_of_another_model_is_refused(copied: Path, tmp_path: Path, read: corpus.Corpus) -> None:
-    vocabulary.wrapped(vocabulary.learnt(read, 310), 32).save_pretrained(copied)
+    vocabulary.wrap_tokenizer(vocabulary.train_tokenizer(read, 310), 32).save_pretrained(copied)
     with pytest.raises(ParameterError, match="must be at most its vocabulary=300, got a tokenizer of 310"):
         model_directory.load(copied)
 
@@ -724,12 +726,12 @@ def test_train_command_writes_models_and_resumes(tmp_path: Path) -> None:
     assert said["recipe"]["epochs"] == 0.1
     assert str(tmp_path) not in said["command"]
     assert said | {"folder": ""} == model_directory.log_of(tmp_path / "out" / "mine") | {"folder": ""}
-    assert "is there already" in family.told(*common)
+    assert "is there already" in family.error_of(*common)
     again = CliRunner().invoke(app, [*common, "--resume"])
     assert again.exit_code == 0
     assert "held-out loss" in again.stdout
     assert "measured" in again.stdout
-    assert "made with epochs 0.1, now asked for 0.2" in family.told(*common, "--resume", "--epochs", "0.2")
+    assert "made with epochs 0.1, now asked for 0.2" in family.error_of(*common, "--resume", "--epochs", "0.2")
     # The logged command gives the same weights.
     words = said["command"].split()[1:]
     words[words.index("-o") + 1] = str(tmp_path / "again")
@@ -757,7 +759,7 @@ def test_train_command_writes_models_and_resumes(tmp_path: Path) -> None:
 )
 def test_train_refuses_wrong_options_and_leaves_nothing(words: str, message: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert message in family.told("train", "-o", str(out), *words.split())
+    assert message in family.error_of("train", "-o", str(out), *words.split())
     assert not out.exists() or not list(out.iterdir())
 
 
@@ -816,14 +818,14 @@ def test_size_gives_its_configuration() -> None:
 
 def test_file_is_written_completely_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "new" / "deeper" / "file"
-    with whole_files.whole(path) as part:
+    with whole_files.atomic_path(path) as part:
         part.write_text("some")
         assert part.parent == path.parent
         assert not path.exists()
     assert path.read_text() == "some"
 
     def broken_off() -> None:
-        with whole_files.whole(path) as part:
+        with whole_files.atomic_path(path) as part:
             part.write_text("other")
             raise KeyboardInterrupt
 

@@ -29,8 +29,8 @@ from calibrate.timing import read_times, single_pass
 from calibrate.untested_on_gpu import cuda_graphs
 from sim.comparison import run_comparison
 from tests.support import real_models
-from tests.support.clockwork import few_parts
-from tests.support.recording import CUDAGraph, installed
+from tests.support.fake_clocks import few_parts
+from tests.support.fake_cuda_graphs import CUDAGraph, install
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -89,7 +89,7 @@ class Event:
 
 def on(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use this device for all timing."""
-    layer, logits, found = Decoder._layer, Decoder.logits, in_one_process.Real._found
+    layer, logits, found = Decoder._layer, Decoder.logits, in_one_process.Real._evaluate
 
     def run_layer(self: Decoder, index: int, hidden: Any, *more: Any) -> Any:
         gpu.work(gpu.layer * (1 if self.layers > 2 else 0.5) + gpu.token * hidden.shape[0] * hidden.shape[1])
@@ -107,7 +107,7 @@ def on(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers_adapter.Decoder, "_layer", run_layer)
     monkeypatch.setattr(transformers_adapter.Decoder, "logits", run_head)
     monkeypatch.setattr(transformers_adapter.Decoder, "settle", gpu.settle)
-    monkeypatch.setattr(in_one_process.Real, "_found", look)
+    monkeypatch.setattr(in_one_process.Real, "_evaluate", look)
     clock = SimpleNamespace(perf_counter=gpu.perf_counter, thread_time=gpu.perf_counter)
     for module in (real_decoding, in_one_process, read_times, measure_runs):
         monkeypatch.setattr(module, "time", clock)
@@ -115,12 +115,12 @@ def on(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", gpu.settle)
     monkeypatch.setattr(single_pass, "clock_of", lambda *_: clocks.DeviceClock("cuda"))
-    monkeypatch.setattr(machine, "QUICK", {"cpu": (48, 2**20)})
+    monkeypatch.setattr(machine, "QUICK_SIZES", {"cpu": (48, 2**20)})
 
 
 def by_graphs(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Add graphs: a graph is launched at once, and takes the time of its work."""
-    cuda = installed(monkeypatch)
+    cuda = install(monkeypatch)
     capture, replay = cuda.graph, CUDAGraph.replay
 
     @contextlib.contextmanager
@@ -180,7 +180,7 @@ def test_predictions_hold_if_device_or_launches_dominate(
         names[role] = str(tmp_path / role / "config.json")
         (tmp_path / role).mkdir()
         Path(names[role]).write_text(json.dumps(said))
-    written = run_plan.of({
+    written = run_plan.from_tables({
         "run": {**names, "tokens": 16 if several else 12, "repeats": 1, "prompt_tokens": 16, "dtype": "float32", "mode": mode},
         "method": methods,
         "profile": {
@@ -194,7 +194,7 @@ def test_predictions_hold_if_device_or_launches_dominate(
     if mode != "eager":
         by_graphs(gpu, monkeypatch)
     out = tmp_path / "out" / "runs.json"
-    run_command.measured(written, out, "cpu")
+    run_command.measure_plan(written, out, "cpu")
     _, table, _ = run_comparison.of_file(out)
     found = {f"{row['method']} {row['settings']} {row['forced']}": row["error"] for row in table.iter_rows(named=True)}
     assert len(found) == (15 if several else 10) - (0 if mode == "eager" else 2 if several else 1)
@@ -208,7 +208,7 @@ def test_overhead_of_a_graph_is_not_part_of_its_layers(monkeypatch: pytest.Monke
     by_graphs(gpu, monkeypatch)
     config = LlamaConfig(**real_models.config("llama", 6).to_dict() | {"vocab_size": 128})
     decoder = cuda_graphs.Graphs(transformers_adapter.decoder_of(LlamaForCausalLM(config), "tiny"), 64)
-    found = read_times.reads(decoder, 16, 3)
+    found = read_times.time_reads(decoder, 16, 3)
     assert found["resumed_step_us"][1] == pytest.approx(40.0, abs=2.0)
     assert found["tree_us"] == found["fork_us"] == found["beams_us"] == {}
-    assert [*read_times.after(decoder, 16, 2)["short_us"]] == ["6"]
+    assert [*read_times.time_after_pauses(decoder, 16, 2)["short_us"]] == ["6"]

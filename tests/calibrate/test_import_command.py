@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 from calibrate.commands.calibrate_app import app
 from calibrate.importers import imported_tables
 from model.hardware import profile_files
-from tests.support.foreign_tables import MLP, READ, arguments, copied, from_vidur, swap
+from tests.support.foreign_tables import MLP, READERS, arguments, copy_tables, from_vidur, swap
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return copied(tmp_path)
+    return copy_tables(tmp_path)
 
 
 def test_groups_without_a_command_show_their_help() -> None:
@@ -32,7 +32,7 @@ def test_groups_without_a_command_show_their_help() -> None:
         assert "Usage: " in asked.stdout
 
 
-@pytest.mark.parametrize("source", READ)
+@pytest.mark.parametrize("source", READERS)
 def test_the_command_writes_the_profile_of_the_function(source: str, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     more = ["-o", str(out), "--name", "mine", "--commit", "abc123"]
@@ -42,7 +42,7 @@ def test_the_command_writes_the_profile_of_the_function(source: str, folder: Pat
     assert "covers " in done.stdout
     assert done.stderr == ""
     made = profile_files.load(out / "mine.json")
-    whole = READ[source](folder).table
+    whole = READERS[source](folder).table
     assert made.table.height == whole.filter(pl.col("part").is_in(made.parts)).height
     assert {each.commit for each in made.sources} == {"abc123"}
     assert sorted(each.name for each in out.iterdir()) == ["mine.json", "mine.parquet"]

@@ -30,17 +30,17 @@ from tests.support.foreign_tables import (
     FIRST,
     GEMM,
     MLP,
-    READ,
+    READERS,
     SEQUENCE,
     arguments,
-    copied,
+    copy_tables,
+    empty_file,
     from_aiconfigurator,
     from_llmservingsim,
     from_vidur,
-    gone,
     header_only,
-    noise,
-    nothing,
+    invalid_file,
+    remove_file,
     swap,
     times,
 )
@@ -48,7 +48,7 @@ from tests.support.foreign_tables import (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return copied(tmp_path)
+    return copy_tables(tmp_path)
 
 
 PRODUCT = "time_stats.attn_pre_proj.median"
@@ -169,9 +169,9 @@ def test_llmservingsim_layers_have_two_norms(folder: Path) -> None:
     assert again.notes[-1] == "attention: 2 passes that mix a prompt and new tokens left out"
 
 
-@pytest.mark.parametrize("source", READ)
+@pytest.mark.parametrize("source", READERS)
 def test_imported_profiles_are_saved_and_loaded_with_sources(source: str, folder: Path, tmp_path: Path) -> None:
-    made = READ[source](folder)
+    made = READERS[source](folder)
     again = profile_files.load(profile_files.save(made, tmp_path))
     assert again.table.equals(made.table)
     assert again.sources == made.sources
@@ -244,9 +244,9 @@ WHOLE: dict[str, dict[str, Any]] = {
 """Metadata of the imported profiles, and the output of the command."""
 
 
-@pytest.mark.parametrize("source", READ)
+@pytest.mark.parametrize("source", READERS)
 def test_metadata_of_imported_profiles_and_command_output(source: str, folder: Path, tmp_path: Path) -> None:
-    made, wanted = READ[source](folder), dict(WHOLE[source])
+    made, wanted = READERS[source](folder), dict(WHOLE[source])
     said = {name: getattr(made, name) for name in wanted if name not in ("sources", "covers", "off")}
     assert said == {name: value for name, value in wanted.items() if name in said}
     assert [(each.repository, each.file, each.licence, each.parts) for each in made.sources] == wanted["sources"]
@@ -270,16 +270,16 @@ def test_errors_are_leave_one_out_errors_of_inner_points(folder: Path) -> None:
     assert from_vidur(folder).errors["dense"] == pytest.approx(np.median([np.median(np.abs(between)), 0.0]), abs=1e-4)
 BAD = [
     # A missing or changed file.
-    (MLP, gone, "mlp.csv: there is no such file"),
-    (GEMM, gone, "gemm_perf.parquet: there is no such file"),
-    (DECODE, gone, "generation_attention_perf.parquet: there is no such file"),
-    (DENSE, gone, "dense.csv: there is no such file"),
-    (MLP, nothing, "mlp.csv: the file is empty"),
+    (MLP, remove_file, "mlp.csv: there is no such file"),
+    (GEMM, remove_file, "gemm_perf.parquet: there is no such file"),
+    (DECODE, remove_file, "generation_attention_perf.parquet: there is no such file"),
+    (DENSE, remove_file, "dense.csv: there is no such file"),
+    (MLP, empty_file, "mlp.csv: the file is empty"),
     (MLP, header_only, "mlp.csv: the table is empty"),
     (GEMM, header_only, "gemm/vllm/1.0/gemm_perf.parquet: the table is empty"),
     (DENSE, header_only, "dense.csv: the table is empty"),
-    (MLP, noise, "mlp.csv: it cannot be read as CSV"),
-    (GEMM, noise, "gemm_perf.parquet: it cannot be read as Parquet"),
+    (MLP, invalid_file, "mlp.csv: it cannot be read as CSV"),
+    (GEMM, invalid_file, "gemm_perf.parquet: it cannot be read as Parquet"),
     # A header that changed.
     (MLP, swap("time_stats.add.median", "time_stats.add.p50"), "column time_stats.add.median is missing; the nearest of its 27"),
     ("vidur/attention.csv", swap("kv_cache_size", "context"), "attention.csv: column kv_cache_size is missing"),
@@ -334,7 +334,7 @@ def test_a_bad_table_is_refused_with_file_row_and_column(
 ) -> None:
     spoil(folder / file)
     with pytest.raises(ParameterError) as caught:
-        READ[file.split("/")[0]](folder)
+        READERS[file.split("/")[0]](folder)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -349,7 +349,7 @@ def held(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str
         check(table, column, seconds, on, **more)
 
     monkeypatch.setattr(imported_tables, "check_reached", recorded)
-    READ[source](folder)
+    READERS[source](folder)
     return found
 
 
@@ -467,7 +467,7 @@ def test_counts_at_their_minimum_are_accepted(file: str, folder: Path) -> None:
             spoiled = table.with_columns(pl.lit(value, pl.Int64).alias(column))
             spoiled.write_csv(path) if path.suffix == ".csv" else spoiled.write_parquet(path)
             try:
-                READ[file.split("/")[0]](folder)
+                READERS[file.split("/")[0]](folder)
             except ParameterError as error:
                 said = str(error)
             else:

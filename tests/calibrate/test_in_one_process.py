@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from calibrate.decoders.kv_rows import joined
-from calibrate.interpreters.in_one_process import Answered, RandomDraws, Real, Sampling, softmax
+from calibrate.decoders.kv_rows import join_rows
+from calibrate.interpreters.in_one_process import AnsweredRead, RandomDraws, Real, Sampling, softmax
 from model.base.checks import ParameterError
 from model.interpret.interpreter import CountedWork
 from model.logs import forced_outcomes
@@ -32,9 +32,9 @@ from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
 from model.steps import Batch, CacheError, Commit, Forward, LayerSpan, Read, Steps
 from tests.support import real_models
+from tests.support.adoption_defects import ADOPTION_DEFECTS, CACHE_DEFECTS
 from tests.support.real_models import DEPTHS, KINDS
-from tests.support.tiers import crossed, examples
-from tests.support.unended import HEIRS, UNENDED
+from tests.support.tiers import cross_rows, examples
 
 LAYERS = DEPTHS["target"]
 SMALL = {"draft_layers": DEPTHS["draft"]}
@@ -90,7 +90,7 @@ def run(
     seed: int = 0,
     dtype: str = "float64",
     same: bool = False,
-    log: list[Answered] | None = None,
+    log: list[AnsweredRead] | None = None,
     **more: Any,
 ) -> CountedWork:
     """Decode on tiny models of an architecture."""
@@ -102,18 +102,18 @@ def run(
 
 def prompt_of(kind: str) -> list[int]:
     """A prompt; for an encoder-decoder its start token."""
-    return [0] if kind in real_models.ENCODING else [3, 4, 5, 6, 17]
+    return [0] if kind in real_models.ENCODER_DECODERS else [3, 4, 5, 6, 17]
 
 
 FEW = ("ppd nested 2 3", "hierarchical recursive", "one beam", "bild in itself")
 """Methods that the quick tier runs on every architecture: sub-processes, three models, copied caches, a span of layers."""
 
 
-@pytest.mark.parametrize(("name", "kind"), crossed(EXACT, KINDS, FEW))
+@pytest.mark.parametrize(("name", "kind"), cross_rows(EXACT, KINDS, FEW))
 def test_exact_methods_generate_the_tokens_of_plain_decoding(name: str, kind: str) -> None:
     module, parameters = EXACT[name]
     prompt = prompt_of(kind)
-    expected = real_models.oracle(real_models.model(kind, LAYERS), prompt, 16)
+    expected = real_models.reference_tokens(real_models.model(kind, LAYERS), prompt, 16)
     assert run(kind, module, parameters, prompt, 16).tokens == expected
 
 
@@ -124,7 +124,7 @@ def test_exact_methods_generate_the_tokens_of_plain_decoding(name: str, kind: st
 @settings(max_examples=examples(25, 250), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_exact_for_any_prompt_and_length(name: str, kind: str, seed: int, prompt: list[int], tokens: int) -> None:
     module, parameters = EXACT[name]
-    expected = real_models.oracle(real_models.model(kind, LAYERS, seed), prompt, tokens)
+    expected = real_models.reference_tokens(real_models.model(kind, LAYERS, seed), prompt, tokens)
     assert run(kind, module, parameters, prompt, tokens, seed=seed).tokens == expected
 
 
@@ -140,9 +140,9 @@ def test_float32_differs_first_at_a_near_tie(name: str) -> None:
     module, parameters = EXACT[name]
     full = real_models.model("llama", LAYERS, dtype="float32")
     prompt = prompt_of("llama")
-    expected = real_models.oracle(full, prompt, 16)
+    expected = real_models.reference_tokens(full, prompt, 16)
     found = run("llama", module, parameters, prompt, 16, dtype="float32").tokens
-    real_models.differs(full, prompt, found, expected)
+    real_models.differs_from_reference(full, prompt, found, expected)
 
 
 @lru_cache(maxsize=8)
@@ -150,9 +150,9 @@ def long_sequences(kind: str, dtype: str) -> list[tuple[list[int], list[int]]]:
     """Two hundred prompts of 1 to 24 tokens, and the 64 tokens that the oracle generates for each."""
     full = real_models.model(kind, LAYERS, dtype=dtype)
     random = np.random.default_rng(7)
-    begun = [0] if kind in real_models.ENCODING else []
+    begun = [0] if kind in real_models.ENCODER_DECODERS else []
     prompts = [[*begun, *random.integers(0, real_models.VOCABULARY, random.integers(1, 25)).tolist()] for _ in range(200)]
-    return [(prompt, real_models.oracle(full, prompt, 64)) for prompt in prompts]
+    return [(prompt, real_models.reference_tokens(full, prompt, 64)) for prompt in prompts]
 
 
 @pytest.mark.slow
@@ -166,7 +166,7 @@ def test_two_hundred_long_sequences_differ_only_at_near_ties(kind: str, dtype: s
     for number, (prompt, expected) in enumerate(long_sequences(kind, dtype)):
         # The drafts of every other sequence are often right.
         found = run(kind, module, parameters, prompt, 64, dtype=dtype, same=number % 2 == 1).tokens
-        first += real_models.differs(full, prompt, found, expected)
+        first += real_models.differs_from_reference(full, prompt, found, expected)
     print(f"{name} on {kind} in {dtype}: {first} of {200 * 64} tokens differ first, at near ties")
     assert first <= 200 * 64 / real_models.FEWEST
 
@@ -175,7 +175,7 @@ def test_two_hundred_long_sequences_differ_only_at_near_ties(kind: str, dtype: s
 def test_a_sequence_stops_at_the_end_token(name: str) -> None:
     module, parameters = EXACT[name]
     full, prompt = real_models.model("llama", LAYERS), prompt_of("llama")
-    whole = real_models.oracle(full, prompt, 16)
+    whole = real_models.reference_tokens(full, prompt, 16)
     stop = next(token for index, token in enumerate(whole) if index > 3 and token not in whole[:index])
     assert run("llama", module, parameters, prompt, 16, stop=(stop,)).tokens == whole[: whole.index(stop) + 1]
 
@@ -184,7 +184,7 @@ def test_a_sequence_stops_at_the_end_token(name: str) -> None:
 @pytest.mark.parametrize(("beams", "length", "draft_beams"), [(2, 0, None), (2, 2, None), (3, 3, 5), (4, 1, 4)])
 def test_exact_beam_search_is_that_of_the_target_alone(kind: str, beams: int, length: int, draft_beams: int | None) -> None:
     prompt = prompt_of(kind)
-    expected = real_models.beam_oracle(real_models.model(kind, LAYERS), prompt, 8, beams)
+    expected = real_models.reference_beams(real_models.model(kind, LAYERS), prompt, 8, beams)
     real = Real(real_models.decoders(kind, "draft"))
     parameters = beam.Parameters(LAYERS, length, beams, draft_beams=draft_beams, **SMALL)
     kept: list[beam.Hypothesis] = []
@@ -228,7 +228,7 @@ def test_sequences_of_a_batch_are_independent(kind: str, batch: int, name: str) 
     _follow(real, steps, sequences, sum(lengths))
     full = real_models.model(kind, LAYERS)
     for number, length in enumerate(lengths):
-        assert sequences[number] == real_models.oracle(full, PROMPTS[number], length)
+        assert sequences[number] == real_models.reference_tokens(full, PROMPTS[number], length)
 
 
 def _follow(real: Real, steps: Any, sequences: dict[int, list[int]], tokens: int) -> None:
@@ -318,13 +318,13 @@ def test_bild_with_the_target_as_draft_never_rolls_back(variant: str) -> None:
     twin = {role: real_models.decoders("llama")["target"] for role in ("target", "draft")}
     parameters = bild.Parameters(LAYERS, 4, 0.0, float("inf"), variant, draft_layers=LAYERS)
     work = Real(twin).run(bild.decode(parameters, [3, 4, 5], 12), 12)
-    assert work.tokens == real_models.oracle(real_models.model("llama", LAYERS), [3, 4, 5], 12)
+    assert work.tokens == real_models.reference_tokens(real_models.model("llama", LAYERS), [3, 4, 5], 12)
     assert {*work.commits} == {"cap"}
 
 
 def test_bild_decides_by_the_thresholds() -> None:
     """Fallbacks have a confidence below the threshold, rollbacks a distance above it, and no kept token has either."""
-    log: list[Answered] = []
+    log: list[AnsweredRead] = []
     work = run("llama", bild, bild.Parameters(LAYERS, 4, 0.2, 3.0, **SMALL), [3, 4, 5], 30, seed=1, log=log)
     low = sum(each.question.kind == "confidence" and each.answer < 0.2 for each in log)
     far = sum(each.question.kind == "distance" and each.answer > 3.0 for each in log)
@@ -359,9 +359,9 @@ def test_sampled_speculative_decoding_has_the_targets_distribution() -> None:
     sampling = Sampling(temperature=1.0, top_k=4)
     full, prompt = real_models.model("llama", LAYERS, 5), [3, 4]
     exact: dict[tuple[int, int], float] = {}
-    first = sampling.law(real_models.logits(full, prompt).numpy())
+    first = sampling.probabilities(real_models.logits(full, prompt).numpy())
     for token in np.flatnonzero(first):
-        second = sampling.law(real_models.logits(full, [*prompt, int(token)]).numpy())
+        second = sampling.probabilities(real_models.logits(full, [*prompt, int(token)]).numpy())
         exact |= {(int(token), int(other)): float(first[token] * second[other]) for other in np.flatnonzero(second)}
     decoders = real_models.decoders("llama", "draft", seed=5)
     parameters = speculative.Parameters(LAYERS, 2, sampled=True, **SMALL)
@@ -403,7 +403,7 @@ def test_random_draws_decide_exactly_at_their_bounds() -> None:
     decoders = real_models.decoders("llama", "draft", seed=5)
     parameters = speculative.Parameters(LAYERS, 1, sampled=True, **SMALL)
     full = real_models.model("llama", LAYERS, 5)
-    p, q = (sampling.law(real_models.logits(each, prompt).numpy()) for each in (full, decoders["draft"].full))
+    p, q = (sampling.probabilities(real_models.logits(each, prompt).numpy()) for each in (full, decoders["draft"].full))
 
     def decided(*numbers: float) -> tuple[list[int], list[tuple[str, int, int]]]:
         random_draws = Scripted(*numbers)
@@ -417,7 +417,7 @@ def test_random_draws_decide_exactly_at_their_bounds() -> None:
     assert 0.1 < p[doubtful[0]] / q[doubtful[0]] < 0.9
     for token in doubtful:
         bound = p[token] / q[token]
-        following = shares(sampling.law(real_models.logits(full, [*prompt, token]).numpy()))
+        following = shares(sampling.probabilities(real_models.logits(full, [*prompt, token]).numpy()))
         for index, (drawn, (other, range_of)) in enumerate(zip(drafted[token], [*following.items()][:2], strict=True)):
             written, asked = decided(drawn, bound * (1 - 1e-9), range_of[index])
             assert written == [token, other]
@@ -464,7 +464,7 @@ def test_forced_tokens_are_mapped_into_the_vocabulary(module: Any, parameters: A
     """Forced tokens are positions of a sequence, here beyond the vocabulary on both sides."""
     tokens, prompt = 12, real_models.VOCABULARY - 3
     world = forced_outcomes.world(parameters, prompt, tokens, rates, seed=2)
-    log: list[Answered] = []
+    log: list[AnsweredRead] = []
     steps = module.decode(parameters, tuple(range(prompt)), tokens)
     written = Real(real_models.decoders("llama", "draft"), answers=world, log=log).run(steps, tokens).tokens
     assert written[-1] > real_models.VOCABULARY
@@ -493,7 +493,7 @@ def test_sampled_ppd_draws_what_plain_sampling_draws() -> None:
 )  # fmt: skip
 def test_distributions_keep_the_likeliest_tokens(logits: list[float], top_k: int, top_p: float, temperature: float) -> None:
     scores = np.array(logits)
-    law = Sampling(temperature, top_k, top_p).law(scores)
+    law = Sampling(temperature, top_k, top_p).probabilities(scores)
     whole = softmax(scores / temperature)
     kept = law > 0
     assert law.sum() == pytest.approx(1)
@@ -525,8 +525,8 @@ def test_models_of_different_vocabularies_are_refused() -> None:
 def test_no_cut_keeps_all_probabilities() -> None:
     """Also those that a sum in floating point would lose."""
     for sampling in (Sampling(), Sampling(top_k=2), Sampling(top_p=1.0)):
-        assert (sampling.law(np.array([0.0, -60.0])) > 0).all()
-    assert Sampling(top_p=0.5).law(np.array([0.0, -60.0])).tolist() == [1.0, 0.0]
+        assert (sampling.probabilities(np.array([0.0, -60.0])) > 0).all()
+    assert Sampling(top_p=0.5).probabilities(np.array([0.0, -60.0])).tolist() == [1.0, 0.0]
 
 
 def test_a_sequence_longer_than_the_positions_is_refused() -> None:
@@ -546,7 +546,7 @@ def test_length_is_that_of_the_furthest_position(given: dict[str, Any], length: 
     decoder = real_models.decoders("gpt2")["target"]
     rows = decoder.rows()
     decoder.run((3,) * 95, 0, LayerSpan(0, LAYERS), rows)
-    two = joined([rows.copy(), rows.copy()])
+    two = join_rows([rows.copy(), rows.copy()])
     if length <= 96:
         assert decoder.run(layers=LayerSpan(0, LAYERS), rows=two if "batch" in given else rows, **given).shape[0] == len(
             given["tokens"]
@@ -586,7 +586,7 @@ class Choosing(Real):
         self.likelihood *= chances[possible[number]]
         return possible[number]
 
-    def _drawn(self, law: Any, purpose: str, output: Any, offset: int) -> int:
+    def _token_at(self, law: Any, purpose: str, output: Any, offset: int) -> int:
         return self.choose((law / law.sum()).tolist())
 
     def read(self, step: Any) -> Any:
@@ -625,9 +625,9 @@ def test_sampled_outputs_have_the_targets_distribution_by_enumeration(method: st
             scripts += [[*script, *[0] * (index - len(script)), other] for other in range(1, real.open[index])]
     full = real_models.model("llama", LAYERS, 5)
     exact: dict[tuple[int, ...], float] = {}
-    first = sampling.law(real_models.logits(full, prompt).numpy())
+    first = sampling.probabilities(real_models.logits(full, prompt).numpy())
     for token in np.flatnonzero(first):
-        second = sampling.law(real_models.logits(full, [*prompt, int(token)]).numpy())
+        second = sampling.probabilities(real_models.logits(full, [*prompt, int(token)]).numpy())
         exact |= {(int(token), int(other)): float(first[token] * second[other]) for other in np.flatnonzero(second)}
     assert sum(found.values()) == pytest.approx(1)
     assert {output: chance for output, chance in found.items() if chance > 1e-12} == pytest.approx(exact, abs=1e-9)
@@ -638,8 +638,8 @@ def test_sampled_outputs_have_the_targets_distribution_by_enumeration(method: st
 
 def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
     """Of four equal probabilities, two are exactly one half; a third is not kept."""
-    assert Sampling(top_p=0.5).law(np.zeros(4)).tolist() == [0.5, 0.5, 0, 0]
-    assert np.count_nonzero(Sampling(top_p=0.51).law(np.zeros(4))) == 3
+    assert Sampling(top_p=0.5).probabilities(np.zeros(4)).tolist() == [0.5, 0.5, 0, 0]
+    assert np.count_nonzero(Sampling(top_p=0.51).probabilities(np.zeros(4))) == 3
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3])
@@ -697,7 +697,7 @@ def test_saturation_is_the_cosine_of_two_states_and_never_negative(after: list[f
     assert seen == pytest.approx([cosine], abs=1e-7)
 
 
-@pytest.mark.parametrize(("defect", "message"), [*UNENDED, *HEIRS])
+@pytest.mark.parametrize(("defect", "message"), [*ADOPTION_DEFECTS, *CACHE_DEFECTS])
 def test_unended_tasks_cannot_be_adopted_on_real_models(defect: Callable[[], Steps], message: str) -> None:
     with pytest.raises(CacheError, match=message):
         Real(real_models.decoders("llama")).run(defect(), 1)
@@ -748,7 +748,7 @@ def test_positions_start_and_end_tokens_come_from_the_configuration() -> None:
         ({"max_position_embeddings": 96, "sliding_window": 32}, 32), ({"max_position_embeddings": 16, "sliding_window": 32}, 16),
         ({"sliding_window": 32}, 32), ({"max_position_embeddings": 96, "sliding_window": 32, "use_sliding_window": False}, 96),
     ):  # fmt: skip
-        assert of(**config)._longest() == longest, config
+        assert of(**config)._max_positions() == longest, config
     assert [of(ends=ends).ends for ends in (None, 2, [2, 3])] == [(), (2,), (2, 3)]
     assert of(bos_token_id=1, ends=2).start == 1
     assert of(bos_token_id=0, ends=2).start == 0
@@ -764,7 +764,7 @@ def test_positions_start_and_end_tokens_come_from_the_configuration() -> None:
         transformers_adapter.decoder_of(reads, "some").rows()
     assert transformers_adapter.run_layers(LayerSpan(2, 5)) == [2, 3, 4]
     whole = real_models.decoders("llama")["target"]
-    assert whole._place(3, 1, (), whole.rows()).mask is None  # a single token attends to all rows
+    assert whole._pass_positions(3, 1, (), whole.rows()).mask is None  # a single token attends to all rows
     assert transformers_adapter.run_layers(LayerSpan(1, 7, ((2, 3), (4, 6)))) == [1, 3, 6]
     settled: list[Any] = []
     found = of()

@@ -18,9 +18,9 @@ from calibrate.timing.timing_grid import TimingGrid
 from model.base.checks import ParameterError
 from model.hardware import profile_files
 from model.logs import measured_runs
-from tests.support.clockwork import few_parts
+from tests.support.fake_clocks import few_parts
 
-pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 
 PASSES = Passes(widths=(1, 3), contexts=(0, 8), rounds=2, repeats=2)
 NAMES = {"target": "family:medium", "draft": "family:draft"}
@@ -45,7 +45,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append((begun.built.architecture.name, number, *kinds))
 
     monkeypatch.setattr(interleaved_profiles, "measure", point)
-    monkeypatch.setattr(profile_from_timings, "time_rest", rest)
+    monkeypatch.setattr(profile_from_timings, "time_besides_passes", rest)
     return found
 
 
@@ -54,13 +54,13 @@ def opened(decoders: dict[str, Any], folder: Path, passes: Passes = PASSES, seed
 
 
 def test_every_part_is_timed_once_in_its_share(decoders: dict[str, Any], timed: list[Any], tmp_path: Path) -> None:
-    beside = opened(decoders, tmp_path)
+    session = opened(decoders, tmp_path)
     whole = 2 * 2 * (2 * 2 + 2)  # models, rounds, points and the rest
     for turn in range(3):
         begun = len(timed)
-        beside.begin(turn)
+        session.begin(turn)
         for share, count in ((0.0, 0), (0.25, whole // 4), (0.25, whole // 4), (0.9, round(0.9 * whole)), (1.0, whole)):
-            beside.between(share)
+            session.between(share)
             assert len(timed) - begun == count
     assert len(timed) == len(set(timed)) == 3 * whole
     rounds = {what[1].round if len(what) == 2 else what[1] for what in timed[:whole]}
@@ -72,9 +72,9 @@ def test_every_part_is_timed_once_in_its_share(decoders: dict[str, Any], timed: 
 def test_order_depends_on_the_seed_only(decoders: dict[str, Any], timed: list[Any], tmp_path: Path) -> None:
     orders = []
     for number, seed in enumerate((0, 0, 1)):
-        beside = opened(decoders, tmp_path / str(number), seed=seed)
-        beside.begin(0)
-        beside.between(1.0)
+        session = opened(decoders, tmp_path / str(number), seed=seed)
+        session.begin(0)
+        session.between(1.0)
         orders.append(timed.copy())
         timed.clear()
     assert orders[0] == orders[1] != orders[2]
@@ -109,10 +109,10 @@ def test_session_makes_profiles_of_the_runs_decoders(
         return run(*given, **more)
 
     monkeypatch.setitem(vars(decoders["draft"]), "run", counted)
-    beside = opened(decoders, tmp_path)
-    beside.begin(0)
-    beside.between(1.0)
-    beside.end()
+    session = opened(decoders, tmp_path)
+    session.begin(0)
+    session.between(1.0)
+    session.end()
     assert ran > 2 * 4 * 2
     for role, name in (("target", "cpu-family-medium"), ("draft", "cpu-family-draft")):
         found = profile_files.load(tmp_path / f"{name}-interpreter.json")
@@ -160,7 +160,7 @@ def test_decodings_over_units_are_timed_between_runs(
         return {
             1: {
                 name: [1e-6 * (1 + seed)]
-                for name in (*process_times.BETWEEN, *process_times.LEADING, process_times.CALLED)
+                for name in (*process_times.OVERHEADS, *process_times.MAIN_PASSES, process_times.SUBPROCESS_PASS)
             }
         }
 
@@ -168,21 +168,21 @@ def test_decodings_over_units_are_timed_between_runs(
     given: Any = {"lanes": units} if kind == "streams" else {"processes": True}
     at: list[int] = []
     for turns in ((0, 1), (1, 2)):  # the second measurement session resumes the first
-        beside: Any = MeasurementSession(decoders, NAMES, PASSES, tmp_path, device="cpu", dtype="float32", **given)
+        session: Any = MeasurementSession(decoders, NAMES, PASSES, tmp_path, device="cpu", dtype="float32", **given)
         monkeypatch.setattr(profile_from_timings, "write", lambda *_: ({}, {}))
         for turn in turns:
-            beside.begin(turn)
+            session.begin(turn)
             for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-                beside.between(share, units if kind == "processes" else None)
+                session.between(share, units if kind == "processes" else None)
                 at.append(len(asked))
-            beside.end()
+            session.end()
     assert [seed for _, seed in asked] != sorted(seed for _, seed in asked)  # in random order
-    assert sorted(seed for _, seed in asked) == [*range(3 * process_times.TEXTS)]
+    assert sorted(seed for _, seed in asked) == [*range(3 * process_times.DECODINGS)]
     assert {given for given, _ in asked} == {units}
-    assert at[0] == 0 < at[1] < at[2] < at[3] < at[4] == process_times.TEXTS  # spread over the runs
-    kept = {row["round"]: row for row in beside.of["target"].rows.rows if row["kind"] == "processes"}
+    assert at[0] == 0 < at[1] < at[2] < at[3] < at[4] == process_times.DECODINGS  # spread over the runs
+    kept = {row["round"]: row for row in session.timed_models["target"].rows.rows if row["kind"] == "processes"}
     assert [*kept] == [0, 1, 2]
-    assert kept[0]["wake_us"]["1"][1] == pytest.approx((1 + process_times.TEXTS) / 2)  # the mean over its decodings
+    assert kept[0]["wake_us"]["1"][1] == pytest.approx((1 + process_times.DECODINGS) / 2)  # the mean over its decodings
 
 
 def test_negative_differences_count_as_zero() -> None:
@@ -196,8 +196,8 @@ def test_negative_differences_count_as_zero() -> None:
     table = read_times.part_rows([row], {0: 1e-3}, 5)
     assert {each["part"] for each in table} == {"next", "resumed_step", "kv_rows", "tree", "fork"}
     assert all(0 <= each["low_s"] <= each["time_s"] <= each["high_s"] for each in table)
-    leading = {"kind": "processes", "repeats": 2, "exit_layer": 3, **{f"{part}_us": {} for part in process_times.BETWEEN}}
-    leading |= {f"{part}_us": {"1": [0.5, 1.0, 2.0]} for part in process_times.LEADING}
+    leading = {"kind": "processes", "repeats": 2, "exit_layer": 3, **{f"{part}_us": {} for part in process_times.OVERHEADS}}
+    leading |= {f"{part}_us": {"1": [0.5, 1.0, 2.0]} for part in process_times.MAIN_PASSES}
     found = process_times.process_rows([leading], {"main_alone": 1e-3, "main_concurrent": 1e-3}, 5)
     assert all(0 < each["low_s"] <= each["time_s"] <= each["high_s"] for each in found)
 
@@ -226,13 +226,13 @@ def test_parts_without_memory_are_left_out(
         return point
 
     monkeypatch.setattr(interleaved_profiles, "measure", failing("DefaultCPUAllocator: can't allocate memory"))
-    beside = opened(decoders, tmp_path)
-    beside.begin(0)
-    beside.between(1.0)
-    failed = [row for row in beside.of["target"].rows.rows if row["kind"] == "failed"]
+    session = opened(decoders, tmp_path)
+    session.begin(0)
+    session.between(1.0)
+    failed = [row for row in session.timed_models["target"].rows.rows if row["kind"] == "failed"]
     assert [(row["width"], row["context"], row["round"]) for row in failed] == [(3, 8, row["round"]) for row in failed]
     assert {row["round"] for row in failed} == {0, 1}
-    assert len(beside.of["target"].rows.done()) == 2 * 3
+    assert len(session.timed_models["target"].rows.done()) == 2 * 3
     monkeypatch.setattr(interleaved_profiles, "measure", failing("a defect of ours"))
     other = opened(decoders, tmp_path / "other")
     other.begin(0)
@@ -242,7 +242,8 @@ def test_parts_without_memory_are_left_out(
 
 def test_only_drafts_of_a_batch_are_at_unequal_positions(decoders: dict[str, Any], tmp_path: Path) -> None:
     """A pass of the target over one token per sequence belongs to a method with equal positions."""
-    assert {role: begun.built.unequal for role, begun in opened(decoders, tmp_path).of.items()} == {"target": False, "draft": True}
+    timed = opened(decoders, tmp_path).timed_models
+    assert {role: each.built.unequal for role, each in timed.items()} == {"target": False, "draft": True}
 
 
 def test_batched_passes_have_one_token_per_sequence() -> None:
@@ -257,18 +258,18 @@ def test_batched_passes_have_one_token_per_sequence() -> None:
 
 def test_refused_profile_keeps_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine of the runs may no longer be available."""
-    monkeypatch.setattr(profile_from_timings, "time_rest", lambda *_: None)
+    monkeypatch.setattr(profile_from_timings, "time_besides_passes", lambda *_: None)
     monkeypatch.setattr(
         profile_from_timings,
         "write",
         lambda begun, *_: ({}, {interleaved_profiles.MODE: f"{begun.built.architecture.name} is too fast"}),
     )
-    written = run_plan.of({
+    written = run_plan.from_tables({
         "run": {"model": "family", "tokens": 2, "repeats": 1, "prompts": 1}, "method": [{"name": "autoregressive"}],
         "profile": {"widths": [1], "contexts": [0], "rounds": 1, "repeats": 1},
     })  # fmt: skip
     with pytest.raises(ParameterError, match=r"runs\.json is written, but .* no profile of the target: family-target is too fast"):
-        run_command.measured(written, tmp_path / "runs.json", "cpu")
+        run_command.measure_plan(written, tmp_path / "runs.json", "cpu")
     assert measured_runs.load(tmp_path / "runs.json").table.height == 1
     assert (tmp_path / "cpu-family-target.jsonl").is_file()
 
@@ -286,7 +287,7 @@ class Begun:
         self.built = SimpleNamespace(unequal=None, device="cpu", decoder=SimpleNamespace(layers=6))
         self.spec = f"spec of the {role}"
         self.between = 0
-        self.ceilings = SimpleNamespace(between=self.tried)
+        self.ceilings = SimpleNamespace(measure_if_due=self.tried)
 
     def tried(self) -> None:
         self.between += 1
@@ -311,14 +312,14 @@ def test_target_is_timed_with_busy_neighbours_too(open_: list[Any], tmp_path: Pa
     """Before the runs of each repeat, with one token of one sequence; an error there ends the session."""
     went: list[Any] = []
 
-    def go_over(*given: Any, **more: Any) -> Any:
+    def time_grid(*given: Any, **more: Any) -> Any:
         went.append((given, more))
         return SimpleNamespace(failed=failed)
 
     failed: list[Any] = []
-    monkeypatch.setattr(interleaved_profiles, "go_over", go_over)
+    monkeypatch.setattr(interleaved_profiles, "time_grid", time_grid)
     one: Any = {"target": "a decoder", "draft": "another"}
-    beside = MeasurementSession(one, {"target": "big", "draft": "small"}, BUSY, tmp_path, device="dev", dtype="kind", seed=3)
+    session = MeasurementSession(one, {"target": "big", "draft": "small"}, BUSY, tmp_path, device="dev", dtype="kind", seed=3)
     alone, others = BUSY.grids
     assert alone == TimingGrid((1, 3), (0, 8), (1, 2), (0,), ("interpreter",), 1)
     assert others == TimingGrid((1,), (0, 8), (1,), (1, 2), ("interpreter",), 1)
@@ -326,21 +327,21 @@ def test_target_is_timed_with_busy_neighbours_too(open_: list[Any], tmp_path: Pa
     assert open_ == [
         (("big", others, tmp_path), how | {"decoder": "a decoder"}), (("small", alone, tmp_path), how | {"decoder": "another"}),
     ]  # fmt: skip
-    assert {role: begun.built.unequal for role, begun in beside.of.items()} == {"target": False, "draft": True}
+    assert {role: timed.built.unequal for role, timed in session.timed_models.items()} == {"target": False, "draft": True}
     effort = Effort(target=0.0, least=5, most=5, warmups=3)
-    assert beside.effort == effort
-    beside.begin(1)
-    target: Any = beside.of["target"]
+    assert session.effort == effort
+    session.begin(1)
+    target: Any = session.timed_models["target"]
     [((built, grid_, rows, spec), more)] = went
     assert (built, rows, spec) == (target.built, target.rows, "spec of the big")
     assert grid_ == TimingGrid((1,), (0, 8), (1,), (1, 2), ("interpreter",), 2)
     assert more == {"effort": effort, "minutes": 8.0}  # a minute for each of two contexts, two numbers of neighbours and two rounds
-    assert len(beside.pieces) == 2 * 2 * (2 * 2 * 2 + 2)
-    assert {piece.round for piece in beside.pieces} == {2, 3}
-    assert (beside.made, beside.turn, beside.texts) == (0, 1, [])
+    assert len(session.pieces) == 2 * 2 * (2 * 2 * 2 + 2)
+    assert {piece.round for piece in session.pieces} == {2, 3}
+    assert (session.pieces_done, session.turn, session.decoding_times) == (0, 1, [])
     failed.append((Point("interpreter", 1, 8, 1, 2), "no room"))
     with pytest.raises(ParameterError, match="interpreter width 1 context 8 batch 1 busy 2 of the target could not be timed: no r"):
-        beside.begin(2)
+        session.begin(2)
 
 
 def test_point_is_timed_and_saved_at_once(open_: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,20 +358,20 @@ def test_point_is_timed_and_saved_at_once(open_: list[Any], tmp_path: Path, monk
     monkeypatch.setattr(interleaved_profiles, "time", SimpleNamespace(monotonic=lambda: 100.0))
     monkeypatch.setattr(interleaved_profiles, "release", happens.append)
     one: Any = {"target": None}
-    beside = MeasurementSession(one, {"target": "big"}, PASSES, tmp_path, device="cpu", dtype="float32")
-    target: Any = beside.of["target"]
+    session = MeasurementSession(one, {"target": "big"}, PASSES, tmp_path, device="cpu", dtype="float32")
+    target: Any = session.timed_models["target"]
     point = Point("interpreter", 3, 8, 1, 0, 1)
     for _ in range(2):  # once
-        beside._time(interleaved_profiles.RoundPart("target", 1, point), None)
-        assert asked == [(target.built, point, beside.effort, 160.0)]
+        session._time(interleaved_profiles.RoundPart("target", 1, point), None)
+        assert asked == [(target.built, point, session.effort, 160.0)]
         assert (target.added, target.between) == ([point], 1)
     happens.append(MemoryError("9 GB"))
-    assert beside._point(target, point) == {"kind": "failed", **vars(point), "error": "out of memory: 9 GB"}
+    assert session._point(target, point) == {"kind": "failed", **vars(point), "error": "out of memory: 9 GB"}
     assert happens.pop() == "cpu"
     for error in (RuntimeError("CUDA error: gone"), RuntimeError("of ours"), KeyError("of ours")):
         happens[:] = [error]
         with pytest.raises(type(error)):
-            beside._point(target, point)
+            session._point(target, point)
 
 
 def test_profiles_are_written_at_the_end_with_warnings(
@@ -385,20 +386,20 @@ def test_profiles_are_written_at_the_end_with_warnings(
     facts: dict[str, dict[str, Any]] = {"one": {"warnings": ["odd", "odder"]}, "two": {}}
     monkeypatch.setattr(profile_from_timings, "write", write)
     monkeypatch.setattr(interleaved_profiles, "load", lambda path: SimpleNamespace(facts=facts[path]))
-    monkeypatch.setattr(process_times, "apart", lambda texts, depth: {"texts": texts, "layers": depth})
+    monkeypatch.setattr(process_times, "raw_row", lambda decodings, depth: {"decodings": decodings, "layers": depth})
     both: Any = {"target": None, "draft": None}
-    beside = MeasurementSession(both, {"target": "big", "draft": "small"}, PASSES, tmp_path, device="cpu", dtype="float32")
-    assert (beside.refused, beside.warnings) == ({}, {})
-    beside.end()
-    target: Any = beside.of["target"]
+    session = MeasurementSession(both, {"target": "big", "draft": "small"}, PASSES, tmp_path, device="cpu", dtype="float32")
+    assert (session.refused, session.warnings) == ({}, {})
+    session.end()
+    target: Any = session.timed_models["target"]
     assert target.added == []
-    beside.turn, beside.texts = 4, ["a text"]  # type: ignore[list-item]
+    session.turn, session.decoding_times = 4, ["a text"]  # type: ignore[list-item]
     for _ in range(2):
-        beside.end()
-        assert beside.refused == {"draft": "too fast; too slow"}
-        assert beside.warnings == {"target": ["odd", "odder"], "draft": []}
+        session.end()
+        assert session.refused == {"draft": "too fast; too slow"}
+        assert session.warnings == {"target": ["odd", "odder"], "draft": []}
     assert wrote == [("big", ("interpreter",), tmp_path), ("small", ("interpreter",), tmp_path)] * 3
-    assert target.added == [{"kind": "processes", "round": 4, "texts": ["a text"], "layers": 6}] * 2
+    assert target.added == [{"kind": "processes", "round": 4, "decodings": ["a text"], "layers": 6}] * 2
 
 
 def test_buffers_fit_all_timed_passes() -> None:

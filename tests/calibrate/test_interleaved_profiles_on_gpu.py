@@ -42,7 +42,7 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """Layers and heads take time on the device; reading a value waits for it."""
     found = Device()
-    layer, logits, read = Decoder._layer, Decoder.logits, in_one_process.Real._found
+    layer, logits, read = Decoder._layer, Decoder.logits, in_one_process.Real._evaluate
 
     def launched(self: Decoder, *given: Any) -> Any:
         found.owed += LAYER + (TREE if given[-1].at is not None else 0.0)
@@ -60,7 +60,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(Decoder, "_layer", launched)
     monkeypatch.setattr(Decoder, "logits", projected)
     monkeypatch.setattr(Decoder, "settle", lambda _: found.settle())
-    monkeypatch.setattr(in_one_process.Real, "_found", seen)
+    monkeypatch.setattr(in_one_process.Real, "_evaluate", seen)
     for module in (read_times, in_one_process):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=found.perf_counter))
     return found
@@ -79,7 +79,7 @@ def tiny(layers: int = 4) -> Decoder:
 def test_parts_take_the_device_time_without_earlier_work(device: Device) -> None:
     decoder = tiny()
     assert device.owed == 0
-    found = read_times.reads(decoder, 12, 3)
+    found = read_times.time_reads(decoder, 12, 3)
     few = 40 * TICK  # clock readings only
     for kind, times in found["reads_us"].items():
         assert times[1] == pytest.approx(HEAD if kind == "early_head" else 0, abs=few), kind
@@ -94,7 +94,7 @@ def test_parts_take_the_device_time_without_earlier_work(device: Device) -> None
 @pytest.mark.usefixtures("one_thread")
 def test_passes_after_pauses_take_the_device_time(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_times, "GAPS", (0, 500))
-    found = read_times.after(tiny(), 12, 4)
+    found = read_times.time_after_pauses(tiny(), 12, 4)
     assert device.owed == 0
     for name in ("after_gap_us", "wide_us"):
         for times in found[name].values():

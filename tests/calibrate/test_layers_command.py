@@ -28,11 +28,11 @@ from model.base.checks import ParameterError
 from model.hardware import physical_limits, profile_files
 from sim.scenarios.hardware_cost import HardwareCost
 from tests.support import real_models
-from tests.support.clockwork import Clockwork, Machine, Ticking
 from tests.support.commands import call
+from tests.support.fake_clocks import FakeTime, Machine, PassClock
 from tests.support.tiny_configurations import TINY
 
-pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -117,14 +117,14 @@ def test_rows_of_another_machine_are_not_resumed(config: Callable[..., str], tmp
 
 def failing(monkeypatch: pytest.MonkeyPatch, width: int, error: Exception) -> None:
     """Let passes of a width fail at their beginning."""
-    begin = single_pass.prepared
+    begin = single_pass.prepare
 
     def fails(model: LibraryModel, asked: int, *more: Any) -> Any:
         if asked == width:
             raise error
         return begin(model, asked, *more)
 
-    monkeypatch.setattr(single_pass, "prepared", fails)
+    monkeypatch.setattr(single_pass, "prepare", fails)
 
 
 def test_point_without_memory_fails_alone(
@@ -161,7 +161,7 @@ def test_points_after_the_last_minute_are_reported(config: Callable[..., str], t
 def test_negative_times_write_no_profile(
     config: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(single_pass, "clock_of", lambda *_: Ticking(layer=1e-3))
+    monkeypatch.setattr(single_pass, "clock_of", lambda *_: PassClock(layer=1e-3))
     called_h100(monkeypatch)
     model, out = config(intermediate_size=4096), str(tmp_path / "out")
     done = call("layers", "--model", model, *QUICK, "--dtype", "bfloat16", "--widths", "1,16", "-o", out, code=1)
@@ -182,23 +182,24 @@ HALF = (*QUICK, "--dtype", "float16")
 
 
 def test_slow_layout_of_operands_is_no_ceiling(
-    config: Callable[..., str], clockwork: Clockwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Callable[..., str], fake_time: FakeTime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If row-major products take 20 times as long as those of layers, the layers are not too fast for their device."""
-    with Machine(clockwork, rate=2.2e10, slow=1.1e9, bandwidth=1e15):
+    with Machine(fake_time, rate=2.2e10, slow=1.1e9, bandwidth=1e15):
         done = call("layers", "--model", config(), *HALF, "-o", str(tmp_path / "out"))
     assert done.stderr == ""
     found = profile_files.load(tmp_path / "out" / "cpu-tiny-llama.json")
     assert found.rate == pytest.approx(2.2e10, rel=0.05)  # plus the clock readings
     assert found.facts["peaks"] == "measured"
     assert "warnings" not in found.facts
-    layer = next(each for each in physical_limits.reached(found, profile_from_timings.shape_of(found)) if each.part == "layer")
+    implied = physical_limits.implied_rates(found, profile_from_timings.shape_of(found))
+    layer = next(each for each in implied if each.part == "layer")
     assert (layer.rate() > 2 * 1.1e9).all()  # faster than the slow layout, which is no ceiling
 
 
-def test_small_products_may_set_the_ceiling(clockwork: Clockwork) -> None:
+def test_small_products_may_set_the_ceiling(fake_time: FakeTime) -> None:
     """Products in a cache are faster here than all larger ones: the fastest of them, in any layout, is the ceiling."""
-    with Machine(clockwork, rate=1e9, slow=1e8, inner=machine.LITTLE, best=1e10, bandwidth=1e15):
+    with Machine(fake_time, rate=1e9, slow=1e8, inner=machine.SMALL_SIDE, best=1e10, bandwidth=1e15):
         found = machine.Ceilings("cpu", "float16", quick=True)
     assert found.best["flop_per_s"] == pytest.approx(1e10, rel=0.05)
 
@@ -209,10 +210,10 @@ def test_gpu_gets_more_warm_up_passes(device: str, warmups: int, tmp_path: Path,
     seen: list[Effort] = []
     begun = SimpleNamespace(
         spec=SimpleNamespace(device=device), built=None, rows=SimpleNamespace(header={}, rows=[]),
-        ceilings=SimpleNamespace(between=None),
+        ceilings=SimpleNamespace(measure_if_due=None),
     )  # fmt: skip
     monkeypatch.setattr(profile_from_timings, "open_model", lambda *_, **__: begun)
-    monkeypatch.setattr(profile_from_timings, "go_over", lambda *_, effort, **__: seen.append(effort))
+    monkeypatch.setattr(profile_from_timings, "time_grid", lambda *_, effort, **__: seen.append(effort))
     monkeypatch.setattr(profile_from_timings, "write", lambda *_: ({}, {}))
     monkeypatch.setattr(profile_from_timings, "ceilings_of", lambda *_: {})
     for asked in (None, Effort(warmups=3)):
@@ -228,7 +229,7 @@ def test_profiles_are_named_by_device_model_and_mode(monkeypatch: pytest.MonkeyP
     assert profile_from_timings.stem_of("llama-68m", "cuda:1", "cuda-graph") == "h100-llama-68m-graph"
     assert profile_from_timings.stem_of("llama-68m", "cuda:0") == "cuda-llama-68m"
     modes = {"eager": "mine", "cuda-graph": "mine-graph", "interpreter": "mine-interpreter"}
-    assert {mode: profile_from_timings.called_name("mine", mode) for mode in modes} == modes
+    assert {mode: profile_from_timings.profile_name("mine", mode) for mode in modes} == modes
 
 
 def test_interpreter_rounds_time_the_work_besides_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,15 +240,15 @@ def test_interpreter_rounds_time_the_work_besides_passes(tmp_path: Path, monkeyp
     rows = SimpleNamespace(header={}, rows=[{"kind": "reads", "round": 1}, {"kind": "point", "round": 0}], add=added.append)
     built = SimpleNamespace(decoder="a decoder", read_source=lambda: read.append(1))
     begun: Any = SimpleNamespace(
-        spec=SimpleNamespace(device="cpu"), built=built, rows=rows, ceilings=SimpleNamespace(between="between"),
+        spec=SimpleNamespace(device="cpu"), built=built, rows=rows, ceilings=SimpleNamespace(measure_if_due="between"),
     )  # fmt: skip
     asked = list[Any]()
     monkeypatch.setattr(profile_from_timings, "open_model", lambda *args, **more: asked.append((args, more)) or begun)
-    monkeypatch.setattr(profile_from_timings, "go_over", lambda *args, **more: asked.append((args, more)) or "outcome")
+    monkeypatch.setattr(profile_from_timings, "time_grid", lambda *args, **more: asked.append((args, more)) or "outcome")
     monkeypatch.setattr(profile_from_timings, "write", lambda *args: ({"eager": Path("a.json")}, {"interpreter": "why"}))
     monkeypatch.setattr(profile_from_timings, "ceilings_of", lambda *_: {"flop_per_s": 1.0})
-    monkeypatch.setattr(read_times, "reads", lambda decoder: {"reads_of": decoder})
-    monkeypatch.setattr(read_times, "after", lambda decoder: {"after_of": decoder})
+    monkeypatch.setattr(read_times, "time_reads", lambda decoder: {"reads_of": decoder})
+    monkeypatch.setattr(read_times, "time_after_pauses", lambda decoder: {"after_of": decoder})
     wanted = TimingGrid((1,), (4,), modes=("eager", "interpreter"), rounds=2)
     found = profile_from_timings.time_layers("any", wanted, tmp_path)
     assert added == [
@@ -328,9 +329,9 @@ def test_rates_of_layers_are_printed_next_to_the_peaks(monkeypatch: pytest.Monke
     peaks = f"peaks (measured): {found.bandwidth / 1e9:.0f} GB/s, {found.rate / 1e12:.2f} TFLOP/s"
     assert third == f"eager, {peaks}; limits: {physical_limits.limit(found, shape)}"
     assert names.split() == ["measured", "time", "GB/s", "of", "peak", "TFLOP/s", "of", "peak"]
-    reached = [(each, row) for each in physical_limits.reached(found, shape) for row in range(each.seconds.size)]
+    reached = [(each, row) for each in physical_limits.implied_rates(found, shape) for row in range(each.seconds.size)]
     for line, (each, row) in zip(lines, reached, strict=False):
-        place, seconds = each.place(row), each.seconds[row]
+        place, seconds = each.row_name(row), each.seconds[row]
         assert line.startswith(f"{place:44}{seconds * 1e6:9.1f} us")
         speed, rate = float(each.bandwidth()[row]), float(each.rate()[row])
         expected = [f"{speed / 1e9:.1f}", f"{speed / found.bandwidth:.0%}", f"{rate / 1e12:.3f}", f"{rate / found.rate:.0%}"]
@@ -421,11 +422,11 @@ def test_closed_pipe_ends_the_command_quietly(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_times_above_a_measured_ceiling_are_kept_with_a_warning(
-    config: Callable[..., str], clockwork: Clockwork, tmp_path: Path
+    config: Callable[..., str], fake_time: FakeTime, tmp_path: Path
 ) -> None:
     """Layers may use a kernel that no try used: their times are kept, and a warning is given."""
     out = tmp_path / "out"
-    with Machine(clockwork, rate=1e9, inner=32, best=1e11, bandwidth=1e15):  # the width of the model, which no product has
+    with Machine(fake_time, rate=1e9, inner=32, best=1e11, bandwidth=1e15):  # the width of the model, which no product has
         done = call("layers", "--model", config(), *QUICK, "-o", str(out))
     found = profile_files.load(out / "cpu-tiny-llama.json")
     [layer, _] = found.facts["warnings"]
@@ -442,16 +443,16 @@ def test_times_above_a_measured_ceiling_are_kept_with_a_warning(
 
 
 def test_ceiling_is_the_best_of_all_tries(
-    config: Callable[..., str], clockwork: Clockwork, tmp_path: Path
+    config: Callable[..., str], fake_time: FakeTime, tmp_path: Path
 ) -> None:
     """A machine may be slow only for a while, so tries between the points count too."""
-    device = Machine(clockwork, rate=1e9, bandwidth=1e12)
+    device = Machine(fake_time, rate=1e9, bandwidth=1e12)
     timed = 0
 
     def quicker(done: int, *_: Any) -> None:
         nonlocal timed
         timed = done
-        clockwork.spend(1e4)  # tries take a negligible share of the time
+        fake_time.spend(1e4)  # tries take a negligible share of the time
         device.rate = 1e10 if done == 2 else 1e9
 
     with device:

@@ -12,12 +12,12 @@ import torch
 from calibrate.devices import machine
 from calibrate.loading.architectures import architecture
 from calibrate.timing import library_pass
-from calibrate.timing.single_pass import prepared
+from calibrate.timing.single_pass import prepare
 from model.architectures import transformer
 from model.base.checks import ParameterError
-from tests.support.tiny_configurations import TINY, built
+from tests.support.tiny_configurations import TINY, build_library_model
 
-pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 
 
 # --- passes ---
@@ -29,10 +29,10 @@ def test_pass_on_a_cache_equals_the_end_of_the_whole_sequence(
     kind: str, mode: str, config: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Filled in chunks, cropped and run again, a pass gives the logits of the model without a cache."""
-    model = built(config(kind))
+    model = build_library_model(config(kind))
     if kind == "mistral" and mode == "cuda-graph":  # its window is 6
         with pytest.raises(ParameterError, match=r"supports at most the sliding window of 6 positions, got 4 \+ 3"):
-            prepared(model, 3, 4, 1, mode)
+            prepare(model, 3, 4, 1, mode)
         return
     monkeypatch.setattr(library_pass, "CHUNK", 4)
     context, width = 10, 3
@@ -46,10 +46,10 @@ def test_pass_on_a_cache_equals_the_end_of_the_whole_sequence(
 
     monkeypatch.setattr(model, "tokens", tokens)
     with torch.inference_mode():
-        work = prepared(model, width, context, 2, mode)
+        work = prepare(model, width, context, 2, mode)
         ours = work.logits()
         assert work.length() == context + width
-        work.back()
+        work.roll_back()
         work.check()
         again = work.logits()
         if work.encoded:
@@ -67,11 +67,11 @@ def test_graph_pass_reads_no_tensor_value(
     kind: str, config: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Capturing on a GPU fails if the CPU waits for a value: this test finds it without a GPU."""
-    model = built(config(kind))
+    model = build_library_model(config(kind))
     with torch.inference_mode():
-        work = prepared(model, 3, 10, 2, "cuda-graph")
+        work = prepare(model, 3, 10, 2, "cuda-graph")
         work.logits()  # the first use may read values
-        work.back()
+        work.roll_back()
         asked: list[str] = []
 
         def heard(name: str, whole: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
@@ -109,16 +109,16 @@ def test_graph_is_captured_once_plain_and_once_with_marks(config: Callable[..., 
         ("stream", lambda _: nullcontext()), ("graph", lambda _: nullcontext()),
     ):  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    model = built(config())
+    model = build_library_model(config())
     marks: list[tuple[str, int, int]] = []
     with torch.inference_mode():
-        work = prepared(model, 3, 10, 2, "cuda-graph")
+        work = prepare(model, 3, 10, 2, "cuda-graph")
         for _ in range(4):
             work.run()
-            work.back()
+            work.roll_back()
             work.check()
-            work.run_watched(lambda *mark: marks.append(mark))
-            work.back()
+            work.run_marked(lambda *mark: marks.append(mark))
+            work.roll_back()
             work.check()
     assert len(set(map(id, replayed))) == 2
     assert replayed == replayed[:2] * 4
@@ -127,12 +127,12 @@ def test_graph_is_captured_once_plain_and_once_with_marks(config: Callable[..., 
 
 @pytest.mark.parametrize("kind", TINY)
 def test_parts_of_a_pass_are_marked_in_order(kind: str, config: Callable[..., str]) -> None:
-    model = built(config(kind))
+    model = build_library_model(config(kind))
     marks: list[tuple[str, int, int]] = []
     with torch.inference_mode():
-        work = prepared(model, 2, 5, 1)
-        work.run_watched(lambda *mark: marks.append(mark))
-        work.back()
+        work = prepare(model, 2, 5, 1)
+        work.run_marked(lambda *mark: marks.append(mark))
+        work.roll_back()
         work.run()  # no longer watched
     order = [("embedding", 0), *(("layer", index) for index in range(3)), ("norm", 0), ("head", 0)]
     assert marks == [(name, index, edge) for name, index in order for edge in (0, 1)]
@@ -145,7 +145,7 @@ def in_library(shape: transformer.Shape) -> int:
 
 @pytest.mark.parametrize("kind", TINY)
 def test_built_model_has_the_parameters_of_its_shape(kind: str, config: Callable[..., str]) -> None:
-    model = built(config(kind))
+    model = build_library_model(config(kind))
     assert sum(each.numel() for each in model.full.parameters()) == in_library(model.architecture.shape)
 
 
@@ -163,18 +163,18 @@ def test_every_preset_can_be_built(name: str) -> None:
 
 def test_pass_that_was_not_cropped_is_refused(config: Callable[..., str]) -> None:
     with torch.inference_mode():
-        work = prepared(built(config()), 2, 5, 1)
+        work = prepare(build_library_model(config()), 2, 5, 1)
         work.run()
         with pytest.raises(RuntimeError, match="should hold 5 positions, it holds 7"):
             work.check()
 
 
 def test_learned_positions_are_a_bound(config: Callable[..., str]) -> None:
-    model = built(config("opt"))
+    model = build_library_model(config("opt"))
     with torch.inference_mode():
-        prepared(model, 4, 60, 1).run()
+        prepare(model, 4, 60, 1).run()
         with pytest.raises(ParameterError, match=r"learned 64 positions, and width \+ context must be at most that, got 5 \+ 60"):
-            prepared(model, 5, 60, 1)
+            prepare(model, 5, 60, 1)
 
 
 def test_model_larger_than_the_memory_is_refused(
@@ -182,4 +182,4 @@ def test_model_larger_than_the_memory_is_refused(
 ) -> None:
     monkeypatch.setattr(machine, "memory", lambda device: 1000)
     with pytest.raises(ParameterError, match=r"needs 0\.0 GB for its weights, and device cpu has 0\.0 GB"):
-        built(config())
+        build_library_model(config())

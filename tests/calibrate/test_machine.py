@@ -17,7 +17,7 @@ import transformers
 from calibrate.devices import clocks, machine
 from model.base.checks import ParameterError
 from model.hardware.devices import DEVICES, device
-from tests.support.clockwork import Clockwork
+from tests.support.fake_clocks import FakeTime
 
 GPU = SimpleNamespace(name="NVIDIA H100 80GB HBM3", L2_cache_size=50, total_memory=80, multi_processor_count=132, uuid="4-5")
 
@@ -89,23 +89,23 @@ def test_device_is_the_requested_one_or_a_gpu(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     asked = (None, "cuda", "cuda:0", "cuda:1", "cpu")
-    assert [machine.chosen(name) for name in asked] == ["cuda", *asked[1:]]
+    assert [machine.choose_device(name) for name in asked] == ["cuda", *asked[1:]]
     for wrong, said in (
         ("cuda:2", "device must be one of 2 GPUs that torch sees, got cuda:2; take --device cpu"),
         ("cpu:0", "device must be cpu, cuda or cuda:NUMBER, got 'cpu:0'"), ("cuda:x", "cuda:NUMBER, got 'cuda:x'"),
         ("cud", "unknown device 'cud'"),
     ):  # fmt: skip
         with pytest.raises(ParameterError, match=said):
-            machine.chosen(wrong)
+            machine.choose_device(wrong)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert machine.chosen(None) == machine.chosen("cpu") == "cpu"
+    assert machine.choose_device(None) == machine.choose_device("cpu") == "cpu"
     with pytest.raises(ParameterError, match="one of 0 GPUs that torch sees, got cuda; take"):
-        machine.chosen("cuda")
+        machine.choose_device("cuda")
     for name in ("torch", "transformers"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, name, None)
             with pytest.raises(ModuleNotFoundError, match=name):
-                machine.needed()
+                machine.import_libraries()
 
 
 def test_memory_of_a_host_follows_from_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,13 +121,13 @@ def test_memory_of_a_host_follows_from_its_pages(monkeypatch: pytest.MonkeyPatch
 def test_device_is_recognized_by_name_and_memory(name: str) -> None:
     """By the driver's name and 10 % of its memory; slower variants of the same name are not recognized."""
     memory, called = device(name).memory_bytes, f"NVIDIA {name.upper().replace('-', ' ')}"
-    assert getattr(machine.known(called, memory), "name", None) == name
+    assert getattr(machine.published_device(called, memory), "name", None) == name
     for share in (0.91, 1.09):
-        assert getattr(machine.known(called, share * memory), "name", None) == name
+        assert getattr(machine.published_device(called, share * memory), "name", None) == name
     for share in (0.89, 1.11):
-        assert getattr(machine.known(called, share * memory), "name", None) != name
+        assert getattr(machine.published_device(called, share * memory), "name", None) != name
     for slower in ("PCIe", "NVL", "Laptop GPU", "MIG"):
-        assert machine.known(f"{called} {slower}", memory) is None
+        assert machine.published_device(f"{called} {slower}", memory) is None
 
 
 # --- ceilings ---
@@ -152,7 +152,7 @@ class Kernels:
 def test_fastest_kernels_on_small_data_are_tried_on_large_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three products and two reads; a rate on cached data counts for products, but not for bandwidth."""
     kernels, tall, layers = Kernels(monkeypatch), (1, 4, 1, 0.25), (False, True)
-    monkeypatch.setattr(machine, "QUICK", {"cpu": (512, 4096)})
+    monkeypatch.setattr(machine, "QUICK_SIZES", {"cpu": (512, 4096)})
     best = [("bfloat16", (1, 1, 1, 1), layers), ("float32", tall, (True, True)), ("float32", tall, layers)]
     for rate, (dtype, shape, layout) in zip((5.0, 4.0, 3.0), best, strict=True):
         kernels.rates["product", "cpu", dtype, shape, layout, 128] = rate
@@ -170,7 +170,7 @@ def test_fastest_kernels_on_small_data_are_tried_on_large_data(monkeypatch: pyte
     assert kernels.tried == little + much
     kernels.rates["product", "cpu", *best[1], 512] = 7.0
     kernels.rates["copy", "cpu", "bfloat16", 4096] = 3.0
-    found.again()  # the higher rate counts
+    found.measure()  # the higher rate counts
     assert found.best == {"flop_per_s": 7.0, "read_bytes_per_s": 2.0, "copy_bytes_per_s": 6.0}
     assert kernels.tried == little + much * 2
     kernels.tried.clear()
@@ -198,7 +198,7 @@ def test_products_of_all_shapes_have_similar_work() -> None:
 
 def test_ceilings_take_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """1/50; without memory for a try, the measurement continues without it."""
-    clock, kernels = Clockwork(0.0), Kernels(monkeypatch)
+    clock, kernels = FakeTime(0.0), Kernels(monkeypatch)
     clock.spend(1e3)  # not the first measurement
     monkeypatch.setattr(machine, "time", clock)
     made = kernels.fastest
@@ -210,19 +210,19 @@ def test_ceilings_take_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch
     found = machine.Ceilings("cpu", "float32", quick=True)
     kernels.tried.clear()
     monkeypatch.setattr(machine, "_fastest", takes)
-    found.again()  # six kernels
-    assert (len(kernels.tried), found.spent) == (6, 3.0)
+    found.measure()  # six kernels
+    assert (len(kernels.tried), found.measured_seconds) == (6, 3.0)
     clock.spend(147.0)  # 150 s by now
-    found.between()
+    found.measure_if_due()
     assert len(kernels.tried) == 6
     clock.spend(1e-3)
-    found.between()
-    assert (len(kernels.tried), found.spent) == (12, 6.0)
+    found.measure_if_due()
+    assert (len(kernels.tried), found.measured_seconds) == (12, 6.0)
     for error in (RuntimeError, MemoryError, KeyError):
         clock.spend(1e6)
         monkeypatch.setattr(machine, "_fastest", lambda *_, error=error: (_ for _ in ()).throw(error))
         with pytest.raises(KeyError) if error is KeyError else contextlib.nullcontext():
-            found.between()
+            found.measure_if_due()
 
 
 def test_sizes_of_a_gpu_and_quick_ones() -> None:
@@ -268,8 +268,8 @@ def test_thread_with_98_percent_cpu_time_was_not_interrupted(monkeypatch: pytest
         monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=now.__next__, thread_time=worked.__next__))
         clock.start()
         assert clock.stop() == 1.0
-        assert clock.waited == pytest.approx(share)
-        clock.waited = share
+        assert clock.waiting_share == pytest.approx(share)
+        clock.waiting_share = share
         assert clock.disturbed() is disturbed
         clock.mark("layer", 3, 0)
         clock.mark("layer", 3, 1)

@@ -25,17 +25,17 @@ from calibrate.devices import machine
 from calibrate.interpreters.in_one_process import RunTimes
 from calibrate.measured_runs import measure_runs, run_plan
 from calibrate.measured_runs.interleaved_profiles import Passes
-from calibrate.measured_runs.measure_runs import MeasurementPlan, Wanted
+from calibrate.measured_runs.measure_runs import MeasurementPlan, PlannedDecoding
 from model.base.checks import ParameterError
 from model.interpret.account import Account
 from model.interpret.interpreter import count
 from model.logs import forced_outcomes, measured_runs
 from model.logs.measured_runs import MeasuredRuns
 from model.logs.recorded_decoding import Decoding
-from model.logs.replay import told
+from model.logs.replay import changed_settings
 from model.methods import registry
 from tests.support import real_models
-from tests.support.clockwork import wound
+from tests.support.fake_clocks import install_fake_time
 from tests.support.real_models import DEPTHS
 
 LAYERS = DEPTHS["target"]
@@ -56,15 +56,15 @@ CHOICES: list[tuple[str, dict[str, Any], dict[str, float]]] = [
 NAMES = [f"{name} {' '.join(map(str, table.values()))}".strip() for name, table, _ in CHOICES]
 
 
-def wanted(name: str, table: dict[str, Any], rates: dict[str, float], **more: Any) -> Wanted:
-    return Wanted(name, table, tuple(range(4)), "four tokens", rates, **more)
+def wanted(name: str, table: dict[str, Any], rates: dict[str, float], **more: Any) -> PlannedDecoding:
+    return PlannedDecoding(name, table, tuple(range(4)), "four tokens", rates, **more)
 
 
 def models_of(name: str, table: dict[str, Any], kind: str = "llama") -> dict[str, Any]:
     return real_models.decoders(kind, *real_decoding.roles(name, table)[1:])
 
 
-pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 
 
 # --- Forced outcomes ---
@@ -151,7 +151,7 @@ def test_real_models_decode_one_sequence_at_a_time() -> None:
     table = {"min_layers": 2, "max_layers": 4, "sequences": 2, "batching": "static"}
     models = models_of("skipdecode", table)
     with pytest.raises(ParameterError, match="sequences must be 1"):
-        measure_runs.check(MeasurementPlan([Wanted("skipdecode", table, (1, 2), "two tokens")], 8), models)
+        measure_runs.check(MeasurementPlan([PlannedDecoding("skipdecode", table, (1, 2), "two tokens")], 8), models)
     with pytest.raises(ParameterError, match="sequences must be 1"):
         real_decoding.decode("skipdecode", models, (1, 2), 8, table)
 
@@ -178,7 +178,7 @@ def test_no_garbage_collection_during_timing(monkeypatch: pytest.MonkeyPatch) ->
     seen, (made, models) = [], plan(1)
     decode = measure_runs.decode
     monkeypatch.setattr(measure_runs, "decode", lambda *given, **more: (seen.append(gc.isenabled()), decode(*given, **more))[1])
-    measure_runs.timed(made.wanted[0], models, made.tokens, made.seed)
+    measure_runs.timed(made.decodings[0], models, made.tokens, made.seed)
     assert (seen, gc.isenabled()) == ([False], True)
 
 
@@ -201,7 +201,7 @@ def test_runs_of_another_seed_are_not_resumed(tmp_path: Path, monkeypatch: pytes
 
 def plan(repeats: int = 3, **more: Any) -> tuple[MeasurementPlan, dict[str, Any]]:
     prompts = [("one", (1, 2, 3)), ("two", (4, 5, 6, 7))]
-    each = [Wanted("speculative", {"draft_length": gamma}, prompt, name) for gamma in (1, 3) for name, prompt in prompts]
+    each = [PlannedDecoding("speculative", {"draft_length": gamma}, prompt, name) for gamma in (1, 3) for name, prompt in prompts]
     return MeasurementPlan(each, 5, repeats, **more), models_of("speculative", {"draft_length": 1})
 
 
@@ -216,7 +216,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MeasuredRu
     """Three repeats of the plan, run once: their folder, and the runs."""
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
-        wound(patch)
+        install_fake_time(patch)
         return folder, measured(folder)
 
 
@@ -232,7 +232,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return timed(*given_)
 
     with pytest.MonkeyPatch.context() as patch:
-        wound(patch)
+        install_fake_time(patch)
         patch.setattr(measure_runs, "timed", broken)
         with pytest.raises(KeyboardInterrupt):
             measure_runs.measure(folder / "runs.json", wanted_, models)
@@ -260,7 +260,7 @@ def test_saved_runs_are_loaded_unchanged(finished: tuple[Path, MeasuredRuns]) ->
     again = measured_runs.load(folder / "runs.json")
     assert again.table.equals(found.table.select(*measured_runs.UNITS))
     assert [each.tokens for each in again.log.decodings] == [each.tokens for each in found.log.decodings]
-    assert [told(each) for each in again.log.decodings] == ["draft_length=1"] * 2 + ["draft_length=3"] * 2
+    assert [changed_settings(each) for each in again.log.decodings] == ["draft_length=1"] * 2 + ["draft_length=3"] * 2
     assert json.loads(json.dumps(dict(again.about))) == json.loads(json.dumps(dict(found.about)))
     names = sorted(each.name for each in folder.iterdir())
     assert names == ["runs.json", "runs.parquet", "runs.reads.json", "runs.reads.parquet"]
@@ -373,11 +373,11 @@ def test_repeats_that_waited_are_excluded_if_enough_remain(tmp_path: Path) -> No
         pl.when(pl.col("repeat") < 2).then(0.9).otherwise(0.0).alias("waited"),
     )
     timed = MeasuredRuns(found.log, table, found.about).timed[0]
-    assert timed.kept.tolist() == [False, False, True, True, True]
+    assert timed.used_repeats.tolist() == [False, False, True, True, True]
     assert timed.median(prompt=True) < 100
     assert not timed.disturbed
     all_waited = MeasuredRuns(found.log, table.with_columns(pl.lit(0.9).alias("waited")), found.about).timed[0]
-    assert all_waited.kept.all()
+    assert all_waited.used_repeats.all()
     assert all_waited.disturbed
 
 
@@ -401,7 +401,7 @@ def test_a_plan_names_the_kind_of_units(unit_kind: str | None) -> None:
     table: dict[str, Any] = {"name": "ppd", "exit_layer": 6, "candidates": 1} | (
         {} if unit_kind is None else {"unit_kind": unit_kind}
     )
-    [found] = run_plan.of({"method": [table]}).choices
+    [found] = run_plan.from_tables({"method": [table]}).choices
     assert found.unit_kind == unit_kind
     assert found.settings == {"exit_layer": 6, "candidates": 1}
 
@@ -413,7 +413,7 @@ def test_a_plan_names_the_kind_of_units(unit_kind: str | None) -> None:
 ])  # fmt: skip
 def test_a_plan_with_unknown_names_is_refused(more: dict[str, Any], said: str) -> None:
     with pytest.raises(ParameterError, match=said):
-        run_plan.of({"method": [{"name": "ppd", "exit_layer": 6, "candidates": 1} | more]})
+        run_plan.from_tables({"method": [{"name": "ppd", "exit_layer": 6, "candidates": 1} | more]})
 
 
 def test_the_default_unit_kind_of_files_is_processes(finished: tuple[Path, MeasuredRuns]) -> None:
@@ -508,7 +508,7 @@ def test_a_row_has_the_times_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
     clock = SimpleNamespace(now=0.0, thread_time=lambda: clock.now)
     made = Decoding("ppd", {}, (1,), 5, (), Account())
-    of, seconds = Wanted("ppd", {}, (1,), "one"), 1.25
+    of, seconds = PlannedDecoding("ppd", {}, (1,), "one"), 1.25
     monkeypatch.setattr(measure_runs, "time", clock)
     monkeypatch.setattr(measure_runs, "decode", decode)
     monkeypatch.setattr(measure_runs.os, "getloadavg", lambda: (1.234, 9.0, 9.0))
@@ -554,14 +554,14 @@ def test_order_of_measurements_and_content_of_the_file(tmp_path: Path, monkeypat
     monkeypatch.setattr(real_decoding, "decode", decode)
     rates = {"acceptance_rate": 0.7}
     three = [
-        Wanted("speculative", {"draft_length": 1}, (1, 2, 3), "one"),
-        Wanted("speculative", {"draft_length": 2}, (7, 8), "two", rates, 4),
-        Wanted("autoregressive", {}, (4,), "three"),
+        PlannedDecoding("speculative", {"draft_length": 1}, (1, 2, 3), "one"),
+        PlannedDecoding("speculative", {"draft_length": 2}, (7, 8), "two", rates, 4),
+        PlannedDecoding("autoregressive", {}, (4,), "three"),
     ]
     about = {"prompts": "some", "profiles": {"target": "a.json"}, "devices": ["cpu"]}
     made = MeasurementPlan(three, 3, 2, 1, 5, about)
     found = measure_runs.measure(
-        tmp_path / "runs.json", made, models, beside=Noted(said), report=lambda *what: said.append(what),  # type: ignore[arg-type]
+        tmp_path / "runs.json", made, models, session=Noted(said), report=lambda *what: said.append(what),  # type: ignore[arg-type]
         pool=lambda: contextlib.nullcontext(),
     )  # fmt: skip
     made_of = {0: ((1, 2, 3), (5, 0), False), 1: ((0, 1), (5, 4), True), 2: ((4,), (5, 0), False)}
@@ -600,20 +600,21 @@ def test_order_of_measurements_and_content_of_the_file(tmp_path: Path, monkeypat
     assert log.models == {role: {"name": f"llama {role}", "checksum": "", "layers": size} for role, size in sizes.items()}
     assert log.source == "assumed: outcomes were forced"
     assert all(each.reads for each in log.decodings)
-    own = measure_runs._about(dataclasses.replace(made, wanted=three[:1]), models)
+    own = measure_runs._about(dataclasses.replace(made, decodings=three[:1]), models)
     assert (own["forced"], own["unit_kind"]) == (None, ["processes"])
-    assert measure_runs._log(dataclasses.replace(made, wanted=three[:1]), models, log.decodings[:1]).source.startswith("measured: ")
+    one = dataclasses.replace(made, decodings=three[:1])
+    assert measure_runs._log(one, models, log.decodings[:1]).source.startswith("measured: ")
 
 
 def test_names_of_decodings_in_messages() -> None:
-    assert str(Wanted("ppd", {"exit_layer": 3}, (1,), "one", {"match_rate": 0.5}, units=2, unit_kind="streams")) == (
+    assert str(PlannedDecoding("ppd", {"exit_layer": 3}, (1,), "one", {"match_rate": 0.5}, units=2, unit_kind="streams")) == (
         "ppd (exit_layer=3, match_rate=0.5) over 2 streams, one"
     )  # fmt: skip
-    assert str(Wanted("ppd", {}, (1,), "one")) == "ppd, one"
+    assert str(PlannedDecoding("ppd", {}, (1,), "one")) == "ppd, one"
     for wrong, said in (({"units": 0}, "units must be"), ({"unit_kind": "threads"}, "unknown unit_kind 'threads'")):
         with pytest.raises(ParameterError, match=said):
-            Wanted("ppd", {}, (1,), "one", **wrong)  # type: ignore[arg-type]
-    one = [Wanted("autoregressive", {}, (1,), "one")]
+            PlannedDecoding("ppd", {}, (1,), "one", **wrong)  # type: ignore[arg-type]
+    one = [PlannedDecoding("autoregressive", {}, (1,), "one")]
     for given_, said in (
         (([], 5), "methods must be at least one with one prompt, got none"), ((one, 1), "tokens must be between 2 and"),
         ((one, 2, 0), "repeats must be between 1 and 10000, got 0"), ((one, 2, 10_001), "repeats must be between 1 and 10000"),
@@ -630,7 +631,7 @@ def test_names_of_decodings_in_messages() -> None:
         MeasurementPlan(one).warm_ups,
         MeasurementPlan(one).seed,
     ) == (48, 7, 1, 0)
-    units = [Wanted("ppd", {}, (1,), "one", units=count, unit_kind=unit_kind) for count, unit_kind in
+    units = [PlannedDecoding("ppd", {}, (1,), "one", units=count, unit_kind=unit_kind) for count, unit_kind in
              ((2, "processes"), (1, "processes"), (2, "processes"), (2, "streams"), (1, "processes"))]  # fmt: skip
     assert sorted(measure_runs._first_of_each(MeasurementPlan(units), [4, 2, 0, 3, 1])) == [2, 3, 4]
 
@@ -641,11 +642,13 @@ def test_runs_with_wrong_units_are_refused() -> None:
         ("speculative", {"draft_length": 1}, 2, "streams are for methods with one model, and speculative has target, draft; leave"),
         ("ppd", {"exit_layer": 3, "candidates": 2}, 2, "units must be 3, which ppd reserves with these parameters, got 2 streams"),
     ):
+        planned = PlannedDecoding(name, table, (1, 2), "one", units=units, unit_kind="streams")
         with pytest.raises(ParameterError, match=said):
-            measure_runs.check(MeasurementPlan([Wanted(name, table, (1, 2), "one", units=units, unit_kind="streams")]), models)
-    measure_runs.check(MeasurementPlan([Wanted("ppd", {"exit_layer": 3, "candidates": 2}, (1, 2), "one", units=3)]), models)
+            measure_runs.check(MeasurementPlan([planned]), models)
+    planned = PlannedDecoding("ppd", {"exit_layer": 3, "candidates": 2}, (1, 2), "one", units=3)
+    measure_runs.check(MeasurementPlan([planned]), models)
     for tokens, fits in ((93, True), (94, False)):  # of 96 positions, the last of which is generated but not read
-        made = MeasurementPlan([Wanted("autoregressive", {}, (1,) * 4, "one")], tokens)
+        made = MeasurementPlan([PlannedDecoding("autoregressive", {}, (1,) * 4, "one")], tokens)
         if fits:
             measure_runs.check(made, models)
         else:
@@ -684,13 +687,13 @@ def test_saved_rows_form_a_table_or_are_refused() -> None:
 
 def test_plans_are_read_with_defaults_and_refused_by_name(tmp_path: Path) -> None:
     """Defaults are the documented ones; errors begin with the name of the file."""
-    said = run_plan.of({"method": [{"name": "autoregressive"}]})
+    said = run_plan.from_tables({"method": [{"name": "autoregressive"}]})
     assert said == run_plan.WrittenPlan(run_plan.RunSettings(), [run_plan.MethodSetting("autoregressive", {})], None)
     own = said.run
     assert (own.model, own.tokens, own.repeats, own.warm_ups, own.prompts, own.prompt_tokens, own.seed, own.dtype, own.mode) == (
         "family", 48, 7, 1, 3, 24, 0, "float32", "eager",
     )  # fmt: skip
-    whole = run_plan.of({
+    whole = run_plan.from_tables({
         "run": {"tokens": 1, "warm_ups": 0}, "profile": {"widths": [1], "contexts": [0]},
         "method": [{"name": "ppd", "exit_layer": 6, "candidates": 1, "forced": {}},
                    {"name": "ppd", "exit_layer": 6, "sweep": {"candidates": 2}, "forced": {"match_rate": 0.5},
@@ -714,7 +717,7 @@ def test_plans_are_read_with_defaults_and_refused_by_name(tmp_path: Path) -> Non
         ({"method": method, "run": {"mode": "fast"}}, "unknown mode 'fast'"),
     ):  # fmt: skip
         with pytest.raises(ParameterError, match=words):
-            run_plan.of(written)
+            run_plan.from_tables(written)
     for text, words in (("[run", "plan.toml cannot be read as TOML: "), ("[run]\ntokens = 0\n", "^plan.toml: ")):
         path.write_text(text)
         with pytest.raises(ParameterError, match=words):

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 from calibrate.commands.calibrate_app import app as calibrate
 from model.base.checks import ParameterError
 from model.hardware import profile_files
-from model.hardware.physical_limits import LAUNCHES, longest
+from model.hardware.physical_limits import LAUNCHES, longest_time
 from model.hardware.profile import TIMES
 from model.logs import measured_runs
 from sim.commands.sim_app import app
 from sim.comparison import run_comparison
-from tests.support.comparisons import decoded, profiles, runs_of
+from tests.support.comparisons import profiles, record_decoding, synthetic_runs
 from tests.support.foreign_tables import TABLES
 
 
@@ -113,7 +113,8 @@ def test_a_folder_name_with_glob_characters_is_read(tmp_path: Path) -> None:
 
 def test_measured_runs_a_thousand_times_too_long_are_refused_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = profiles(head=2e-3)
-    found = runs_of([decoded("autoregressive", 6, {}), decoded("speculative", 6, {"acceptance_rate": 0.7}, draft_length=2)], clock)
+    drafting = record_decoding("speculative", 6, {"acceptance_rate": 0.7}, draft_length=2)
+    found = synthetic_runs([record_decoding("autoregressive", 6, {}), drafting], clock)
     for each in clock.values():
         profile_files.save(each, tmp_path)
     named = {role: f"{each.name}.json" for role, each in clock.items() if role in found.log.models}
@@ -144,5 +145,5 @@ def test_measured_runs_a_thousand_times_too_long_are_refused_by_row(tmp_path: Pa
 
 
 def test_the_upper_bound_of_times_by_hand() -> None:
-    assert float(longest(2e9, 0, 1e12, 1e15)) == pytest.approx(0.2 + 1e-4)
-    assert float(longest(0, 1e12, 1e12, 1e15, LAUNCHES["layer"])) == pytest.approx(0.1 + 5e-3)
+    assert float(longest_time(2e9, 0, 1e12, 1e15)) == pytest.approx(0.2 + 1e-4)
+    assert float(longest_time(0, 1e12, 1e12, 1e15, LAUNCHES["layer"])) == pytest.approx(0.1 + 5e-3)

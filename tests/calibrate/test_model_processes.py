@@ -14,7 +14,7 @@ from calibrate.interpreters.in_one_process import RandomDraws, Real, Sampling
 from calibrate.loading.replicas import Replica
 from calibrate.workers.model_processes import DistantModel, ModelProcesses, OverModels, ProcessError, started
 from model.base.checks import ParameterError
-from model.logs.recorded_decoding import Answered
+from model.logs.recorded_decoding import AnsweredRead
 from model.methods.beam import algorithm as beam
 from model.methods.pearl import algorithm as pearl
 from model.methods.ppd import algorithm as ppd
@@ -57,7 +57,7 @@ def models() -> Iterator[ModelProcesses]:
 )
 def test_decoding_equals_that_of_one_process(module: Any, parameters: Any, models: ModelProcesses, decoders: Any) -> None:
     for prompt, tokens in ((PROMPT, 24), ([7], 1)):
-        logs: list[list[Answered]] = [[], []]
+        logs: list[list[AnsweredRead]] = [[], []]
         apart = OverModels(models, random_draws=RandomDraws(5), log=logs[0], record=True, sampling=WARM)
         alone = Real(decoders, random_draws=RandomDraws(5), log=logs[1], sampling=WARM)
         found, want = (each.run(module.decode(parameters, prompt, tokens), tokens) for each in (apart, alone))
@@ -66,7 +66,7 @@ def test_decoding_equals_that_of_one_process(module: Any, parameters: Any, model
         assert found.account == want.account
         assert found.rounds == want.rounds
         if not parameters.sampled:
-            assert found.tokens == [*real_models.oracle(decoders["target"].full, prompt, tokens)]
+            assert found.tokens == [*real_models.reference_tokens(decoders["target"].full, prompt, tokens)]
         assert len(apart.spans) == found.account.passes
         assert {(span.unit, span.role) for span in apart.spans} <= {(0, "target"), (1, "draft")}
 

@@ -90,7 +90,7 @@ def test_rows_equal_counts_by_hand(
             logits = real_models.logits(full, [*prompt, *each.tokens[:index]])
             agrees.append(int(logits.argmax()) == token)
             likely.append(float(torch.log_softmax(logits, -1)[token]))
-        plain = real_models.oracle(full, prompt, TOKENS)
+        plain = real_models.reference_tokens(full, prompt, TOKENS)
         prefixes.append(next((index for index in range(TOKENS) if plain[index] != each.tokens[index]), TOKENS))
     assert row["agreement"] == pytest.approx(np.mean(agrees))
     assert row["agreement"] < 1  # otherwise the test compares nothing
@@ -137,10 +137,10 @@ def test_work_is_compared_per_token_if_lengths_differ(
 ) -> None:
     """Three of five layers per generated token, for any number of tokens; prompts use all layers."""
     full = real_models.decoders("llama", seed=2)["target"].full
-    plain = [real_models.oracle(full, prompt, TOKENS) for prompt in PROMPTS]
+    plain = [real_models.reference_tokens(full, prompt, TOKENS) for prompt in PROMPTS]
     monkeypatch.setattr(full.generation_config, "eos_token_id", plain[0][2])
     (row,) = measured(tmp_path, "early_exit", [{"exit_layer": 3}])
-    ended = [real_models.oracle(full, prompt, TOKENS, stop=plain[0][2]) for prompt in PROMPTS]
+    ended = [real_models.reference_tokens(full, prompt, TOKENS, stop=plain[0][2]) for prompt in PROMPTS]
     before = sum(map(len, ended))
     assert row["tokens"] != before, "equal numbers of tokens: choose another end token"
     prompts = sum(LAYERS * (len(prompt) - 1) for prompt in PROMPTS)
@@ -300,11 +300,11 @@ def test_settings_are_all_combinations() -> None:
 
 @pytest.fixture(scope="module")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.support.family import Size, made
+    from tests.support.family import Size, train_model
 
     folder = tmp_path_factory.mktemp("family")
-    made(folder, "target")
-    made(folder, "draft", Size(1, 32, 64))
+    train_model(folder, "target")
+    train_model(folder, "draft", Size(1, 32, 64))
     return folder
 
 

@@ -29,11 +29,11 @@ from calibrate.measured_runs import measure_runs
 from calibrate.timing import process_times
 from calibrate.workers import over_processes, worker_loop
 from calibrate.workers import worker_pool as pool_of
-from calibrate.workers.over_processes import GONE, Parallel, Pool, ProcessError, started
+from calibrate.workers.over_processes import UNKNOWN_ROWS, Parallel, Pool, ProcessError, started
 from model.base.checks import ParameterError
 from model.logs import forced_outcomes
-from model.logs.recorded_decoding import Answered
-from model.logs.spans import Span, of_main
+from model.logs.recorded_decoding import AnsweredRead
+from model.logs.spans import Span, main_process_seconds
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.beam import algorithm as beam
 from model.methods.ppd import algorithm as ppd
@@ -41,7 +41,7 @@ from model.methods.speculative import algorithm as speculative
 from model.steps import CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, Stop
 from tests.support import real_models, workers
 from tests.support.real_models import DEPTHS, SOURCE
-from tests.support.workers import PATIENCE, asking, tiny
+from tests.support.workers import PATIENCE, one_pass_forever, tiny_replica
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
 LAYERS = DEPTHS["target"]
@@ -58,7 +58,7 @@ NESTED = [ppd.Parameters(LAYERS, layer, k, "nested") for layer, k in ((3, 1), (3
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Pool]:
-    with started(tiny("llama"), 4, 96, patience=PATIENCE) as found:
+    with started(tiny_replica("llama"), 4, 96, patience=PATIENCE) as found:
         yield found
 
 
@@ -79,7 +79,7 @@ def both(pool: Pool, parameters: Any, prompt: list[int], tokens: int, **more: An
 
 def as_believed(pool: Pool) -> None:
     """Check that all rows are those that the scheduler expects, and that copies of a pass's rows are equal."""
-    memory, known = pool.memory, pool.tags != GONE
+    memory, known = pool.memory, pool.tags != UNKNOWN_ROWS
     assert (memory.tags[known] == pool.tags[known]).all()
     first = pool.tags[0]
     for unit in range(1, pool.units):
@@ -101,9 +101,9 @@ SPREAD = [*CHOICES[::4], *CHOICES[2::9], *NESTED[::2], *BATCHED[:4]]
     *(pytest.param(kind, FEW, id=f"{kind} more", marks=pytest.mark.slow) for kind in ("gpt2", "opt", "gpt_neox")),
 ])  # fmt: skip
 def test_tokens_are_those_of_the_plain_decoder(pool: Pool, kind: str, choices: list[ppd.Parameters]) -> None:
-    use(pool, tiny(kind))
+    use(pool, tiny_replica(kind))
     prompt = [3, 4, 5, 6, 17]
-    expected = real_models.oracle(real_models.model(kind, LAYERS), prompt, 16)
+    expected = real_models.reference_tokens(real_models.model(kind, LAYERS), prompt, 16)
     for parameters in choices:
         parallel, alone = both(pool, parameters, prompt, 16)
         assert parallel.work.tokens == alone.work.tokens == expected, parameters
@@ -115,18 +115,18 @@ def test_tokens_are_those_of_the_plain_decoder(pool: Pool, kind: str, choices: l
 
 
 def test_decoder_with_an_encoder(pool: Pool) -> None:
-    use(pool, tiny("t5"), source=SOURCE)
-    expected = real_models.oracle(real_models.model("t5", LAYERS), [0], 12)
+    use(pool, tiny_replica("t5"), source=SOURCE)
+    expected = real_models.reference_tokens(real_models.model("t5", LAYERS), [0], 12)
     for parameters in (*CHOICES[:2], BATCHED[0]):
         assert both(pool, parameters, [0], 12)[0].work.tokens == expected
     pool.read_source((9, 3))
     parallel, alone = both(pool, CHOICES[0], [0], 12)
-    fresh: Any = tiny("t5").load()
+    fresh: Any = tiny_replica("t5").load()
     fresh.read_source((9, 3))
     again = Real({"target": fresh}).run(ppd.decode(CHOICES[0], [0], 12), 12)
     assert parallel.work.tokens == alone.work.tokens == again.tokens != expected
     with pytest.raises(ParameterError, match="has an encoder, and source is empty; give what it reads"):
-        pool.load(tiny("t5"))
+        pool.load(tiny_replica("t5"))
 
 
 class Late:
@@ -148,14 +148,14 @@ def test_answer_between_two_polls_is_no_failure(pool: Pool) -> None:
     posts, late = dict(pool.posts), pool.posts[1].end
     try:
         pool.posts[1] = dataclasses.replace(posts[1], end=Late(late))
-        pool.load(tiny("llama", 2), 96)
+        pool.load(tiny_replica("llama", 2), 96)
         assert not pool.broken
     finally:
         pool.posts[1] = posts[1]
 
 
 def test_processes_serve_several_sequences(pool: Pool) -> None:
-    use(pool, tiny("llama", 1))
+    use(pool, tiny_replica("llama", 1))
     for length in (1, 40, 3):
         prompt = [(7 * place) % 29 for place in range(length)]
         for parameters in (CHOICES[1], BATCHED[0], NESTED[0]):
@@ -164,9 +164,9 @@ def test_processes_serve_several_sequences(pool: Pool) -> None:
 
 
 def test_sampling_reads_and_ends_equal_those_of_one_process(pool: Pool) -> None:
-    use(pool, tiny("llama"))
+    use(pool, tiny_replica("llama"))
     parameters = ppd.Parameters(LAYERS, 3, 2, "literal", sampled=True)
-    logs: list[list[Answered]] = [[], []]
+    logs: list[list[AnsweredRead]] = [[], []]
     texts = []
     for log, kind in zip(logs, ("processes", "one"), strict=True):
         more: dict[str, Any] = {"sampling": Sampling(1.5), "random_draws": RandomDraws(3), "log": log}
@@ -174,7 +174,7 @@ def test_sampling_reads_and_ends_equal_those_of_one_process(pool: Pool) -> None:
         texts.append(each.run(ppd.decode(parameters, [3, 4], 14), 14).tokens)
     assert texts[0] == texts[1]
     assert logs[0] == logs[1]
-    whole = real_models.oracle(real_models.model("llama", LAYERS), [3, 4, 5], 16)
+    whole = real_models.reference_tokens(real_models.model("llama", LAYERS), [3, 4, 5], 16)
     stop = next(token for place, token in enumerate(whole) if place > 3 and token not in whole[:place])
     for parameters in (CHOICES[0], CHOICES[9]):
         work = Parallel(pool).run(ppd.decode(parameters, [3, 4, 5], 16, (stop,)), 16)
@@ -196,14 +196,14 @@ def test_family_models_generate_the_same_in_float32(pool: Pool) -> None:
 
 
 def test_spans_are_complete_and_in_order(pool: Pool) -> None:
-    use(pool, tiny("llama"))
+    use(pool, tiny_replica("llama"))
     run, _ = both(pool, ppd.Parameters(LAYERS, 3, 3, "eager"), [3, 4, 5], 12)
     spans, commits = run.spans, run.work.commits
     passes = [span for span in spans if span.what == "forward"]
     for unit in range(4):
         of = sorted(span for span in passes if span.unit == unit)
         assert all(one.end <= other.start for one, other in itertools.pairwise(of))  # a unit makes one pass at a time
-    assert all(run.begun <= span.start <= span.end <= run.begun + run.seconds for span in spans if span.fate == "kept")
+    assert all(run.run_start <= span.start <= span.end <= run.run_start + run.seconds for span in spans if span.fate == "kept")
     without_layers = sum(counts[0] for kind, counts in run.work.account.passes_by_kind.items() if kind.layers.size == 0)
     assert len(passes) == run.work.account.passes - without_layers
     kept = [span for span in passes if span.unit and span.fate == "kept"]
@@ -219,11 +219,11 @@ def test_spans_are_complete_and_in_order(pool: Pool) -> None:
 
 
 def test_timed_run_records_the_main_process(pool: Pool) -> None:
-    use(pool, tiny("llama"))
-    asked = measure_runs.Wanted("ppd", {"exit_layer": 3, "candidates": 3, "form": "eager"}, (3, 4, 5), "one", units=4)
+    use(pool, tiny_replica("llama"))
+    asked = measure_runs.PlannedDecoding("ppd", {"exit_layer": 3, "candidates": 3, "form": "eager"}, (3, 4, 5), "one", units=4)
     row = measure_runs.timed(asked, {"target": pool.decoder}, 12, 0, pool)
     spans = [Span(**each) for each in row["spans"]]
-    whole = of_main(spans)
+    whole = main_process_seconds(spans)
     assert {"forward", "head", "dispatch", "promotion"} <= set(whole)
     assert min(whole.values()) > 0
     assert sum(whole.values()) <= row["seconds"] * 1.001 + 1e-6  # each moment counts once, and none after the last token
@@ -232,18 +232,18 @@ def test_timed_run_records_the_main_process(pool: Pool) -> None:
 
 
 def test_process_times_are_measured_by_number_of_processes(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_times, "PROCESS_TEXT", 8)
-    use(pool, tiny("llama"))
+    monkeypatch.setattr(process_times, "PROCESS_PROMPT", 8)
+    use(pool, tiny_replica("llama"))
     seeds, whole = [], forced_outcomes.world
     monkeypatch.setattr(forced_outcomes, "world", lambda *args, seed, **more: seeds.append(seed) or whole(*args, seed=seed, **more))
-    raw = process_times.apart([process_times.over_processes(pool, seed) for seed in range(2)], LAYERS)
+    raw = process_times.raw_row([process_times.over_processes(pool, seed) for seed in range(2)], LAYERS)
     assert seeds == [0, 0, 0, 1, 1, 1]  # each sequence has separate outcomes
     assert raw["exit_layer"] == 3
-    for part in process_times.BETWEEN:
+    for part in process_times.OVERHEADS:
         assert [*raw[f"{part}_us"]] == ["1", "2", "3"]
         assert all(middle > 0 for _, middle, _ in raw[f"{part}_us"].values())
     rows = process_times.process_rows([raw], {"main_alone": 0.0, "main_concurrent": 0.0}, LAYERS)
-    assert {row["part"] for row in rows} >= {*process_times.BETWEEN}
+    assert {row["part"] for row in rows} >= {*process_times.OVERHEADS}
 
 
 def test_layers_of_the_main_process_share_the_rest_of_its_passes() -> None:
@@ -258,7 +258,7 @@ def test_layers_of_the_main_process_share_the_rest_of_its_passes() -> None:
         }
         for each in (190, 200, 900)
     ]
-    empty = {f"{part}_us": {} for part in process_times.BETWEEN}
+    empty = {f"{part}_us": {} for part in process_times.OVERHEADS}
     empty |= {"subprocess_step_us": {"1": [1230.0] * 3}}  # 4 layers of 0.3 ms, as in the main process at that time, and 0.03 ms
     found = process_times.process_rows([each | empty for each in rounds], {"main_alone": 1e-4, "main_concurrent": 5e-5}, 12)
     assert {row["part"]: row["time_s"] for row in found} == pytest.approx(
@@ -298,7 +298,7 @@ def wide(after: tuple[int, ...], *, forked: bool) -> Steps:
     ],
 )  # fmt: skip
 def test_unsupported_runs_are_refused(units: int, steps: Any, said: str) -> None:
-    with started(tiny("llama"), units, 16) as pool:
+    with started(tiny_replica("llama"), units, 16) as pool:
         with pytest.raises(ParameterError, match=said):
             Parallel(pool).run(steps, 8)
         with pytest.raises(ProcessError, match="are broken by an earlier error; start them again"):
@@ -306,17 +306,17 @@ def test_unsupported_runs_are_refused(units: int, steps: Any, said: str) -> None
 
 
 def test_unexpected_rows_are_refused() -> None:
-    decoder = tiny("llama").load()
-    memory = worker_loop.SharedState.of(decoder, 2, 16)
+    decoder = tiny_replica("llama").load()
+    memory = worker_loop.SharedState.allocate(decoder, 2, 16)
     one, other = worker_loop.Unit(0, decoder, memory), worker_loop.Unit(1, decoder, memory)
-    believed = worker_loop.believed_of(b"")
+    believed = worker_loop.tags_checksum(b"")
     one.make(worker_loop.Command(7, (3, 4), 0, 0, 5, 0, None, (), believed))
-    believed = worker_loop.believed_of(np.full((5, 2), 7).tobytes())
+    believed = worker_loop.tags_checksum(np.full((5, 2), 7).tobytes())
     step = worker_loop.Command(8, (9,), 2, 0, 5, 0, None, (worker_loop.MissingRows(0, 0, 5, 0, 2),), believed)
     expected = one.make(step._replace(pieces=()))
     assert other.make(step).equal(expected)
     with pytest.raises(CacheError, match="unit 1: pass 9 at position 2 saw other rows than it should have"):
-        other.make(step._replace(serial=9, believed=believed + 1))
+        other.make(step._replace(serial=9, tags_checksum=believed + 1))
     memory.tags[1, 3, 1] = 8  # one row of one layer was made by another pass
     with pytest.raises(CacheError, match="saw other rows"):
         other.make(step._replace(serial=10, pieces=()))
@@ -330,7 +330,7 @@ def test_passes_of_parents_publish_each_layer(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sub-processes may follow them; a single pass has none and publishes nothing."""
-    use(pool, tiny("llama"))
+    use(pool, tiny_replica("llama"))
     made: list[worker_loop.Command] = []
 
     def command(*asked: Any) -> worker_loop.Command:
@@ -348,20 +348,20 @@ def test_passes_of_parents_publish_each_layer(
         yield Commit("token", (1,))
 
     Parallel(pool).run(steps(), 1)
-    assert {each.tokens: each.followed for each in made} == {(3, 4): True, (5,): False, (6,): True}
+    assert {each.tokens: each.announces_layers for each in made} == {(3, 4): True, (5,): False, (6,): True}
 
 
 @pytest.mark.parametrize(("kind", "longest", "capacity"), [("llama", 96, 96), ("t5", None, 2048), ("llama", 4096, 2048)])
 def test_default_capacity_is_that_of_the_model_up_to_2048(kind: str, longest: int | None, capacity: int) -> None:
-    replica = tiny(kind)
+    replica = tiny_replica(kind)
     if longest is not None:
         replica = dataclasses.replace(replica, model=json.dumps(json.loads(replica.model) | {"max_position_embeddings": longest}))
     with started(replica, 1, source=SOURCE if kind == "t5" else ()) as pool:
-        assert (pool.decoder.longest, pool.capacity) == (longest, capacity)
+        assert (pool.decoder.max_positions, pool.capacity) == (longest, capacity)
 
 
 def test_replicas_share_only_equal_weights() -> None:
-    one, same, other = tiny("llama").load(), tiny("llama").load(), tiny("llama", 1).load()
+    one, same, other = tiny_replica("llama").load(), tiny_replica("llama").load(), tiny_replica("llama", 1).load()
     expected = one.run((3, 4), 0, LayerSpan(0, LAYERS), one.rows())
     flat = worker_loop.share_weights(one)
     worker_loop.share_weights(same, flat)
@@ -375,16 +375,16 @@ def test_replicas_share_only_equal_weights() -> None:
 
     longer = torch.zeros(len(flat) + 64, dtype=flat.dtype)
     with pytest.raises(ValueError, match="the replica has weights of another size"):
-        worker_loop.share_weights(tiny("llama").load(), longer)
+        worker_loop.share_weights(tiny_replica("llama").load(), longer)
 
 
 @pytest.mark.parametrize("place", [0, -1])
 def test_fingerprint_covers_both_ends_of_a_tensor(place: int) -> None:
     import torch
 
-    decoder = tiny("llama").load()
+    decoder = tiny_replica("llama").load()
     before = worker_loop.fingerprint(decoder)
-    assert before == worker_loop.fingerprint(tiny("llama").load())
+    assert before == worker_loop.fingerprint(tiny_replica("llama").load())
     with torch.inference_mode():
         next(iter(decoder.full.parameters())).flatten()[place] += 1
     assert worker_loop.fingerprint(decoder) != before
@@ -418,7 +418,7 @@ def left(pids: list[int]) -> list[str]:
 
 def interrupted() -> Steps:
     """Run the same, interrupted by the user while a sub-process works."""
-    steps = asking()
+    steps = one_pass_forever()
     answer = None
     for number in range(1000):
         step = steps.send(answer)
@@ -439,10 +439,10 @@ def interrupted() -> Steps:
 )
 def test_failed_process_ends_the_run_and_leaves_nothing(harm: str, said: str) -> None:
     affinity = os.sched_getaffinity(0)
-    with started(tiny("llama"), 2, 16, patience=PATIENCE, share=harm != "crash") as pool:
+    with started(tiny_replica("llama"), 2, 16, patience=PATIENCE, share=harm != "crash") as pool:
         pids = pool.pids
         run = Parallel(pool)
-        run.run(asking(), 2)
+        run.run(one_pass_forever(), 2)
         if harm == "hang":
             os.kill(pids[0], signal.SIGSTOP)
             pool.patience = 0.2  # it never answers
@@ -450,19 +450,19 @@ def test_failed_process_ends_the_run_and_leaves_nothing(harm: str, said: str) ->
             os.kill(pids[0], signal.SIGKILL)
         if harm == "interrupt":
             os.kill(pids[0], signal.SIGINT)  # a terminal interrupts all processes; the main process decides when workers end
-            Parallel(pool).run(asking(), 2)
+            Parallel(pool).run(one_pass_forever(), 2)
             with pytest.raises(KeyboardInterrupt):
                 Parallel(pool).run(interrupted(), 1_000_000)
         else:
             with pytest.raises(ProcessError, match=said):
-                Parallel(pool).run(asking(10**6 if harm == "crash" else 5), 1_000_000)
+                Parallel(pool).run(one_pass_forever(10**6 if harm == "crash" else 5), 1_000_000)
         with pytest.raises(ProcessError, match="broken by an earlier error"):
-            Parallel(pool).run(asking(), 2)
+            Parallel(pool).run(one_pass_forever(), 2)
     assert gone(pids)
     assert left([os.getpid(), *pids]) == []
     assert os.sched_getaffinity(0) == affinity
     with pytest.raises(ProcessError, match="closed"):
-        Parallel(pool).run(asking(), 2)
+        Parallel(pool).run(one_pass_forever(), 2)
 
 
 @pytest.mark.slow  # uses the real clock, so it may fail on a busy machine
@@ -471,7 +471,7 @@ def test_idle_processes_take_no_cpu_time(pool: Pool) -> None:
         said = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pool.pids]
         return sum(int(each[11]) + int(each[12]) for each in said)
 
-    use(pool, tiny("llama"))
+    use(pool, tiny_replica("llama"))
     time.sleep(0.1)
     before = ticks()
     time.sleep(0.5)
@@ -479,7 +479,7 @@ def test_idle_processes_take_no_cpu_time(pool: Pool) -> None:
 
 
 def test_stopped_passes_end_early(pool: Pool) -> None:
-    use(pool, tiny("llama"))
+    use(pool, tiny_replica("llama"))
 
     def stopping() -> Steps:
         out = yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), None, heads=1)
@@ -500,7 +500,7 @@ def test_stopped_passes_end_early(pool: Pool) -> None:
 
 def test_last_sub_process_may_emit_the_rest(pool: Pool) -> None:
     """It is not joined, and emits tokens once its parent has ended."""
-    use(pool, tiny("llama"))
+    use(pool, tiny_replica("llama"))
 
     def rest() -> Steps:
         out = yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), None, heads=1)
@@ -514,7 +514,7 @@ def test_last_sub_process_may_emit_the_rest(pool: Pool) -> None:
 
 
 def test_passes_that_run_at_the_last_token_are_cancelled(pool: Pool) -> None:
-    use(pool, tiny("llama"))
+    use(pool, tiny_replica("llama"))
 
     def ending() -> Steps:
         out = yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), None, heads=1)
@@ -537,9 +537,9 @@ PARENT = """
     from tests.support import workers
 
     def main():
-        with over_processes.started(workers.tiny("llama"), 3, 16) as pool:
+        with over_processes.started(workers.tiny_replica("llama"), 3, 16) as pool:
             print(*pool.pids, flush=True)
-            over_processes.Parallel(pool).run(workers.asking(), 1_000_000)
+            over_processes.Parallel(pool).run(workers.one_pass_forever(), 1_000_000)
 
     if __name__ == "__main__":
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for tests in the background
@@ -584,7 +584,7 @@ def test_suspended_processes_end_with_their_parent() -> None:
     """
     context = pool_of.context_of_workers()
     ours, theirs = context.Pipe()
-    parent = context.Process(target=workers.parent_with_a_server, args=(theirs,))
+    parent = context.Process(target=workers.parent_with_fork_server, args=(theirs,))
     parent.start()
     theirs.close()
     assert ours.poll(PATIENCE)
@@ -603,7 +603,7 @@ def test_processes_notice_the_end_of_their_parent() -> None:
     begun = []
     for busy in (True, False):
         ours, theirs = context.Pipe()
-        parent = context.Process(target=workers.parent, args=(theirs, busy))
+        parent = context.Process(target=workers.parent_process, args=(theirs, busy))
         parent.start()
         begun.append((parent, ours))
     for parent, ours in begun:

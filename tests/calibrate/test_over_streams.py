@@ -1,6 +1,6 @@
 """Decoding over streams generates the plain decoder's tokens; dependent work is ordered, and independent work is not.
 
-No GPU: `tests.support.ordering` stands in for it, and records every operation of torch.
+No GPU: `tests.support.happens_before` stands in for it, and records every operation of torch.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from hypothesis import strategies as st
 from calibrate.decoders import kv_rows as rows_of
 from calibrate.interpreters.in_one_process import RandomDraws, Real, RunTimes, Sampling
 from calibrate.measured_runs import measure_runs
-from calibrate.measured_runs.measure_runs import MeasurementPlan, Wanted
+from calibrate.measured_runs.measure_runs import MeasurementPlan, PlannedDecoding
 from calibrate.timing import process_times
 from calibrate.untested_on_gpu import over_streams
 from calibrate.untested_on_gpu.over_streams import Lanes, Streams
 from model.base.checks import ParameterError
 from model.logs import measured_runs
-from model.logs.recorded_decoding import Answered
-from model.logs.spans import beside, of_main
+from model.logs.recorded_decoding import AnsweredRead
+from model.logs.spans import main_process_seconds, overlap_with_other_units
 from model.methods.beam import algorithm as beam
 from model.methods.ppd import algorithm as ppd
 from model.methods.speculative import algorithm as speculative
 from model.steps import Adopt, Batch, CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, Stop
 from sim.comparison import run_comparison
 from tests.support import real_models
-from tests.support.ordering import Device, Event, Stream
+from tests.support.adoption_defects import ADOPTION_DEFECTS
+from tests.support.happens_before import Device, Event, Stream
 from tests.support.real_models import DEPTHS
-from tests.support.tiers import crossed, examples
-from tests.support.unended import UNENDED
+from tests.support.tiers import cross_rows, examples
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LAYERS = DEPTHS["target"]
@@ -95,7 +95,7 @@ def watched(decoder: Any, device: Device, steps: Steps, units: int, tokens: int,
         first, last = layers.first, layers.last
         stream = device.current
         begun = stream.clock.copy()
-        device.doing = f"layers [{first}, {last}) at {at}"
+        device.operation = f"layers [{first}, {last}) at {at}"
         made = whole(tokens, at, layers, *given_, **others)
         passes.append(Pass(stream.number, first, last, at, begun, stream.clock.copy()))
         return made
@@ -105,8 +105,8 @@ def watched(decoder: Any, device: Device, steps: Steps, units: int, tokens: int,
         with device:
             found = Streams(Lanes(decoder, units, device), **more)
             found.run(steps, tokens)
-            device.doing = "the end"
-            device.freed(device.streams[0])
+            device.operation = "the end"
+            device.check_freed(device.streams[0])
     finally:
         del vars(decoder)["run"]
     return found, passes
@@ -128,7 +128,7 @@ def rounds(passes: list[Pass]) -> Iterator[tuple[Pass, list[Pass]]]:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "kind"), crossed(CHOICES, ["llama", "gpt2", "opt", "gpt_neox", "t5"], [CHOICES[0], CHOICES[-3], CHOICES[-1]]),
+    ("parameters", "kind"), cross_rows(CHOICES, ["llama", "gpt2", "opt", "gpt_neox", "t5"], [CHOICES[0], CHOICES[-3], CHOICES[-1]]),
     ids=lambda each: each if isinstance(each, str) else named(each),
 )  # fmt: skip
 def test_tokens_are_those_of_the_plain_decoder(parameters: Any, kind: str) -> None:
@@ -136,7 +136,7 @@ def test_tokens_are_those_of_the_plain_decoder(parameters: Any, kind: str) -> No
     alone = Real({"target": decoder_of(kind)})
     expected = alone.run(ppd.decode(parameters, prompt, 10), 10)
     made = Streams(Lanes(decoder_of(kind), parameters.units, Device())).run(ppd.decode(parameters, prompt, 10), 10)
-    assert made.tokens == expected.tokens == real_models.oracle(real_models.model(kind, LAYERS), prompt, 10)
+    assert made.tokens == expected.tokens == real_models.reference_tokens(real_models.model(kind, LAYERS), prompt, 10)
     assert made.commits == expected.commits
     assert made.account == expected.account
     assert made.forks == expected.forks
@@ -158,7 +158,7 @@ def test_reads_writes_and_releases_are_ordered(
     with crowded():
         found, _ = watched(decoder, device, ppd.decode(parameters, prompt, tokens), parameters.units, tokens)
     assert device.races == []
-    assert found.work.tokens == real_models.oracle(real_models.model(kind, LAYERS, seed), prompt, tokens)
+    assert found.work.tokens == real_models.reference_tokens(real_models.model(kind, LAYERS, seed), prompt, tokens)
 
 
 APART = [each for each in CHOICES if each.form != "nested" and each.exit_layer < LAYERS]
@@ -209,7 +209,7 @@ def test_streams_and_tokens_stay_on_the_device() -> None:
     texts = [Streams(lanes).run(ppd.decode(CHOICES[0], [3, 4], 8), 8).tokens for _ in range(3)]
     assert texts[0] == texts[1] == texts[2]
     assert len(device.streams) == 3
-    assert decoder._placed is None  # it belonged to one stream
+    assert decoder._last_positions is None  # it belonged to one stream
 
 
 def test_tokens_are_not_copied_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +224,7 @@ def test_tokens_are_not_copied_from_the_host(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_sampling_and_reads_equal_those_of_one_process() -> None:
     parameters = ppd.Parameters(LAYERS, 3, 2, "eager", sampled=True)
-    logs: list[list[Answered]] = [[], []]
+    logs: list[list[AnsweredRead]] = [[], []]
     texts = []
     for log in logs:
         more: dict[str, Any] = {"sampling": Sampling(1.5), "random_draws": RandomDraws(3), "log": log}
@@ -236,7 +236,7 @@ def test_sampling_and_reads_equal_those_of_one_process() -> None:
 
 
 def test_sequence_ends_at_the_end_token() -> None:
-    whole = real_models.oracle(real_models.model("llama", LAYERS), [3, 4, 5], 16)
+    whole = real_models.reference_tokens(real_models.model("llama", LAYERS), [3, 4, 5], 16)
     stop = next(token for place, token in enumerate(whole) if place > 3 and token not in whole[:place])
     for parameters in CHOICES:
         steps = ppd.decode(parameters, [3, 4, 5], 16, (stop,))
@@ -277,8 +277,8 @@ def test_spans_are_complete_and_in_order() -> None:
             assert all(one.end <= other.start for one, other in itertools.pairwise(of))
         kept = [span for span in forward if span.unit and span.fate == "kept"]
         assert len(kept) == commits[:-1].count("match") == sum(span.what == "promotion" for span in spans)
-        assert {"forward", "head", "wait", "promotion"} == {*of_main(spans)}
-        assert all(beside(spans, span) >= 0 for span in forward)
+        assert {"forward", "head", "wait", "promotion"} == {*main_process_seconds(spans)}
+        assert all(overlap_with_other_units(spans, span) >= 0 for span in forward)
         assert found.seconds > 0
     assert Streams(Lanes(decoder_of("llama"), 2, Device())).spans == []
 
@@ -314,7 +314,7 @@ def test_unsupported_runs_are_refused(steps: Any, said: str) -> None:
     lanes = Lanes(decoder_of("llama"), 2, Device())
     with pytest.raises(ParameterError, match=said):
         Streams(lanes).run(steps, 8)
-    assert lanes.decoder._placed is None
+    assert lanes.decoder._last_positions is None
 
 
 # --- timed runs ---
@@ -325,7 +325,7 @@ def test_timed_run_records_streams_and_spans(tmp_path: Path, monkeypatch: pytest
     # An operation of the stand-in takes a nanosecond, so all end within the real seconds of the run.
     monkeypatch.setattr(device, "now", lambda: Device.now(device) * 1e-6)
     settings_ = {"exit_layer": 3, "candidates": 2}
-    wanted = [Wanted("ppd", settings_, (3, 4, 5), "one", units=units, unit_kind="streams") for units in (1, 3)]
+    wanted = [PlannedDecoding("ppd", settings_, (3, 4, 5), "one", units=units, unit_kind="streams") for units in (1, 3)]
     models, lanes = {"target": decoder}, Lanes(decoder, 3, device)
     with device:
         found = measure_runs.measure(tmp_path / "runs.json", MeasurementPlan(wanted, 6, 1, 0), models, lanes=lanes)
@@ -335,9 +335,9 @@ def test_timed_run_records_streams_and_spans(tmp_path: Path, monkeypatch: pytest
     assert apart.unit_kind == "streams"
     assert alone.spans(0) == []
     assert {each.unit for each in apart.spans(0) if each.what == "forward"} == {0, 1, 2}
-    assert {"wait", "forward", "head"} <= {*apart.of_main()}
+    assert {"wait", "forward", "head"} <= {*apart.main_process_seconds()}
     assert found.about["unit_kind"] == ["streams", "streams"]
-    few = Wanted("ppd", settings_, (3, 4, 5), "one", units=2, unit_kind="streams")
+    few = PlannedDecoding("ppd", settings_, (3, 4, 5), "one", units=2, unit_kind="streams")
     with pytest.raises(ParameterError, match="units must be 3, which ppd reserves with these parameters, got 2 streams"):
         measure_runs.check(MeasurementPlan([few]), models)
     with pytest.raises(ParameterError, match="units must be at least 3, which the method reserves, got 2 streams"):
@@ -345,10 +345,10 @@ def test_timed_run_records_streams_and_spans(tmp_path: Path, monkeypatch: pytest
 
 
 def test_stream_times_are_measured_by_number_of_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_times, "PROCESS_TEXT", 6)
+    monkeypatch.setattr(process_times, "PROCESS_PROMPT", 6)
     device = Device()
     with device:
-        raw = process_times.apart([process_times.over_streams(Lanes(decoder_of("llama"), 3, device), 0)], LAYERS)
+        raw = process_times.raw_row([process_times.over_streams(Lanes(decoder_of("llama"), 3, device), 0)], LAYERS)
     assert raw["exit_layer"] == 3
     for part in ("promotion", "scheduling"):
         assert [*raw[f"{part}_us"]] == ["1", "2"]
@@ -403,7 +403,7 @@ def test_late_adoption_is_refused() -> None:
         Streams(Lanes(decoder_of("llama"), 2, Device())).run(steps(), 8)
 
 
-@pytest.mark.parametrize(("defect", "message"), UNENDED)
+@pytest.mark.parametrize(("defect", "message"), ADOPTION_DEFECTS)
 def test_running_sub_process_is_not_adopted(defect: Callable[[], Steps], message: str) -> None:
     with pytest.raises(CacheError, match=message):
         Streams(Lanes(decoder_of("llama"), 2, Device())).run(defect(), 8)
@@ -434,7 +434,7 @@ def test_adoption_without_a_join_waits() -> None:
     device = Device()
     found, passes = watched(decoder_of("llama"), device, steps(), 2, 1)
     assert device.races == []
-    assert found.work.tokens == real_models.oracle(real_models.model("llama", LAYERS), [3, 4, 5], 1)
+    assert found.work.tokens == real_models.reference_tokens(real_models.model("llama", LAYERS), [3, 4, 5], 1)
     assert passes[-1].is_after(passes[-2])
 
 
@@ -521,7 +521,7 @@ def test_spans_name_their_unit_and_fate() -> None:
         (0, "wait", 0, *nothing), (0, "wait", 0, *nothing), (-1, "promotion", 1, *nothing), (0, "head", 0, *nothing),
         (0, "forward", 0, 3, 0, 2, "kept", "target", 1, 0), (0, "head", 0, *nothing),
     ]  # fmt: skip
-    assert run.begun == 0.0 < run.seconds
+    assert run.run_start == 0.0 < run.seconds
     later: Any = SimpleNamespace(event="later")
     run.origin = SimpleNamespace(event=SimpleNamespace(elapsed_time={"later": 2500.0}.__getitem__))  # type: ignore[assignment]
     assert run._at(later) == 2.5  # event times are in milliseconds

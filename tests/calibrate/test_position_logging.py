@@ -58,15 +58,15 @@ def kin(seed: int = 0) -> dict[str, Any]:
 def made(seed: int = 0, **more: Any) -> PositionLog:
     """A log of six short sequences."""
     decoders = kin(seed)
-    table = logging.logged(decoders["target"], PROMPTS, TOKENS, draft=decoders["draft"], **more)
+    table = logging.log_rows(decoders["target"], PROMPTS, TOKENS, draft=decoders["draft"], **more)
     sampling = more.get("sampling")
     return PositionLog(table, SAID | {"sampling": None if sampling is None else vars(sampling)})
 
 
 def test_sequences_are_those_of_the_target() -> None:
     log = made()
-    for number, tokens in enumerate(log.by_text(log.table["token"].to_numpy())):
-        assert tokens.tolist() == real_models.oracle(real_models.model("llama", LAYERS), PROMPTS[number], TOKENS)
+    for number, tokens in enumerate(log.by_sequence(log.table["token"].to_numpy())):
+        assert tokens.tolist() == real_models.reference_tokens(real_models.model("llama", LAYERS), PROMPTS[number], TOKENS)
 
 
 def raw_last(full: Any, before: Any) -> Any:
@@ -126,7 +126,7 @@ def test_accepted_lengths_are_those_of_drafts_that_start_there() -> None:
     """A speculative run after the sequence up to a position accepts this number of tokens in its first round."""
     decoders, log = kin(), made()
     for number, lengths in enumerate(log.column("accepted")):
-        tokens = PROMPTS[number] + log.by_text(log.table["token"].to_numpy())[number].tolist()
+        tokens = PROMPTS[number] + log.by_sequence(log.table["token"].to_numpy())[number].tolist()
         for position in range(0, TOKENS - 1, 3):
             room = TOKENS - position
             steps = speculative.decode(speculative.Parameters(LAYERS, room - 1, draft_layers=2), tokens[: 5 + position], room)
@@ -136,9 +136,9 @@ def test_accepted_lengths_are_those_of_drafts_that_start_there() -> None:
 
 def test_groups_and_order_do_not_matter() -> None:
     decoders = kin()
-    whole = logging.logged(decoders["target"], PROMPTS, TOKENS, draft=decoders["draft"])
+    whole = logging.log_rows(decoders["target"], PROMPTS, TOKENS, draft=decoders["draft"])
     for number, prompt in PROMPTS.items():
-        alone = logging.logged(decoders["target"], {number: prompt}, TOKENS, draft=decoders["draft"])
+        alone = logging.log_rows(decoders["target"], {number: prompt}, TOKENS, draft=decoders["draft"])
         same = whole.filter(pl.col("prompt") == number)
         for name in ("token", "rank_common", "draft_token", "accepted"):
             assert alone[name].to_list() == same[name].to_list()
@@ -210,7 +210,7 @@ def test_sampled_drafts_are_accepted_at_the_rate_of_the_log() -> None:
     sampling = Sampling(top_k=6)
     decoders = kin()
     prompts = dict.fromkeys(range(12), PROMPTS[0])
-    table = logging.logged(decoders["target"], prompts, 4, draft=decoders["draft"], sampling=sampling, seed=3)
+    table = logging.log_rows(decoders["target"], prompts, 4, draft=decoders["draft"], sampling=sampling, seed=3)
     first = table.filter(pl.col("position") == 0)["overlap"].to_numpy()
     assert np.ptp(first) < 1e-6  # the same prompt has the same distributions
     accepted = [
@@ -235,7 +235,7 @@ def test_sampled_sequences_equal_plain_decoding_with_the_same_draws() -> None:
 
 def test_acceptance_given_the_token_has_the_mean_of_the_overlap() -> None:
     log = made(sampling=Sampling(), seed=1)
-    chances, overlap = np.concatenate(log.chances()), np.concatenate(log.column("overlap"))
+    chances, overlap = np.concatenate(log.acceptance_probabilities()), np.concatenate(log.column("overlap"))
     difference = chances - overlap  # of mean zero at each position, given the tokens before it
     assert abs(difference.mean()) < 3.3 * difference.std(ddof=1) / np.sqrt(difference.size)
 
@@ -248,7 +248,7 @@ def test_a_log_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = position_log.save(log, tmp_path / "log.json")
     again = position_log.load(path)
     assert again.table.equals(log.table)
-    assert again.said == log.said
+    assert again.header == log.header
 
 
 def test_truncated_and_other_files_are_refused(tmp_path: Path) -> None:
@@ -304,21 +304,22 @@ def _by_layer(value: int, layers: int = LAYERS) -> pl.Series:
 def test_impossible_columns_are_refused(column: str, value: Any, message: str) -> None:
     log = made()
     with pytest.raises(ParameterError, match=message):
-        PositionLog(log.table.with_columns(value.alias(column)), log.said)
+        PositionLog(log.table.with_columns(value.alias(column)), log.header)
 
 
 def test_header_must_agree_with_the_columns() -> None:
     log = made()
     with pytest.raises(ParameterError, match="must name its draft, got none"):
-        PositionLog(log.table, {**log.said, "draft": None})
+        PositionLog(log.table, {**log.header, "draft": None})
     with pytest.raises(ParameterError, match="column rank_common must be whole numbers, one for each layer"):
-        PositionLog(log.table, {**log.said, "target": {"name": "target", "layers": LAYERS + 1}})
+        PositionLog(log.table, {**log.header, "target": {"name": "target", "layers": LAYERS + 1}})
 
 
 def test_a_resumed_log_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     decoders, prompts = kin(), [*PROMPTS.values()]
     said = SAID
-    whole, _ = logging.make(tmp_path / "whole.json", said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2)
+    target, draft = decoders["target"], decoders["draft"]
+    whole, _ = logging.write_log(tmp_path / "whole.json", said, target, prompts, TOKENS, draft=draft, group=2)
 
     def stop(done: int, total: int, at: str) -> None:
         if done == 4:
@@ -326,27 +327,27 @@ def test_a_resumed_log_equals_an_uninterrupted_one(tmp_path: Path) -> None:
 
     out = tmp_path / "log.json"
     with pytest.raises(KeyboardInterrupt):
-        logging.make(out, said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2, report=stop)
+        logging.write_log(out, said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2, report=stop)
     assert not out.exists()
     with pytest.raises(ParameterError, match="interrupted log; resume with --resume"):
-        logging.make(out, said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2)
+        logging.write_log(out, said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2)
     with pytest.raises(ParameterError, match="parts of another log: seed differs"):
-        logging.make(out, said | {"seed": 1}, decoders["target"], prompts, TOKENS, group=2, resume=True)
+        logging.write_log(out, said | {"seed": 1}, decoders["target"], prompts, TOKENS, group=2, resume=True)
     part = next(out.with_suffix(".parts").glob("*.parquet"))
     content = part.read_bytes()
     part.write_bytes(content[:100])
     with pytest.raises(ParameterError, match=r"log\.parts/00000\.json: .*sha256.*; remove log\.parts/00000\.json, and --resume"):
-        logging.make(out, said, decoders["target"], prompts, TOKENS, group=2, resume=True)
+        logging.write_log(out, said, decoders["target"], prompts, TOKENS, group=2, resume=True)
     part.write_bytes(content)
     own = part.with_suffix(".json")
     kept = own.read_text()
     own.write_text(json.dumps(json.loads(kept) | {"schema_version": 99}))
     with pytest.raises(ParameterError, match=r"00000\.json: schema_version must be \d+, got 99; log it again; remove log\.parts/0"):
-        logging.make(out, said, decoders["target"], prompts, TOKENS, group=2, resume=True)
+        logging.write_log(out, said, decoders["target"], prompts, TOKENS, group=2, resume=True)
     own.write_text(kept)
     tomorrow = said | {"date": "2026-01-02"}
-    again, spent = logging.make(out, tomorrow, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2, resume=True)
-    assert again.said["date"] == "2026-01-02"
+    again, spent = logging.write_log(out, tomorrow, target, prompts, TOKENS, draft=draft, group=2, resume=True)
+    assert again.header["date"] == "2026-01-02"
     assert again.table.equals(whole.table)
     assert spent.total > 0
     assert not out.with_suffix(".parts").exists()
@@ -354,15 +355,15 @@ def test_a_resumed_log_equals_an_uninterrupted_one(tmp_path: Path) -> None:
 
 def test_invalid_logs_are_refused_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoders, prompts = kin(), [*PROMPTS.values()]
-    monkeypatch.setattr(logging, "logged", lambda *_, **__: pytest.fail("prompts were decoded"))
+    monkeypatch.setattr(logging, "log_rows", lambda *_, **__: pytest.fail("prompts were decoded"))
 
     def refused(match: str, out: Path, tokens: int = TOKENS, **more: Any) -> None:
         with pytest.raises(ParameterError, match=match):
-            logging.make(out, SAID, decoders["target"], prompts, tokens, **more)
+            logging.write_log(out, SAID, decoders["target"], prompts, tokens, **more)
 
     refused(r"must fit the 96 positions of model llama target \(target\), got 5 and 600 tokens", tmp_path / "log.json", 600)
     short = kin()["draft"]
-    short.longest = 9
+    short.max_positions = 9
     refused(r"must fit the 9 positions of model draft \(draft\), got 5 and 12 tokens", tmp_path / "log.json", draft=short)
     (tmp_path / "log.parquet").write_text("another file")
     refused("out must be a new file, and log.parquet is there", tmp_path / "log.json")
@@ -379,7 +380,7 @@ def test_match_rates_have_a_row_for_each_head_of_a_layer() -> None:
     common = log.table["rank_common"].to_numpy()
     ranks = np.maximum(common - 1, 1) * np.isin(np.arange(1, LAYERS + 1), (2, 3))
     table = log.table.with_columns(pl.Series("rank_trained", ranks, log.table.schema["rank_trained"]))
-    found = PositionLog(table, log.said | {"heads": {"name": "heads", "checksum": "0"}})
+    found = PositionLog(table, log.header | {"heads": {"name": "heads", "checksum": "0"}})
     rows = {row[:3]: row[3] for row in rate_tables.matches(found, [1, 2], position_log.HEADS).rows}
     heads = [(layer, "N") for layer in range(1, LAYERS)] + [(2, "Y"), (3, "Y")]
     assert {*rows} == {(*each, k) for each in heads for k in (1, 2)}
@@ -425,7 +426,7 @@ def test_tables_by_position_and_of_independence_are_plain_counts() -> None:
         expected = np.sqrt(((sums - TOKENS * mean) ** 2).mean() / (TOKENS * mean * (1 - mean))) if 0 < mean < 1 else np.nan
         assert spread == pytest.approx(expected, nan_ok=True)
     lengths = [each + 1 for each in log.column("accepted")]
-    played = rates_from_logs.play(lengths, 3)
+    played = rates_from_logs.replay(lengths, 3)
     rows = {row[0]: row for row in table("Acceptance (measured").rows}
     assert rows["mean_acceptance_length"][1:3] == (3, pytest.approx(played.accepted.mean() + 1))
     assert rows["mean_acceptance_length"][5] == played.accepted.size
@@ -463,13 +464,13 @@ def test_all_tables_of_a_log_cell_by_cell(
     monkeypatch.setattr(rate_tables, "DRAWS", 10)
     log = made()
     path = position_log.save(log, tmp_path / "log.json")
-    ours = {table.title: table for table in rate_tables.of(str(path), [1], [2, 3], 0.2)}
+    ours = {table.title: table for table in rate_tables.tables_of_file(str(path), [1], [2, 3], 0.2)}
     assert {title: table.columns for title, table in ours.items()} == TITLES
     lengths = [each + 1 for each in log.column("accepted")]
     text = {"prompt_token_ids": [1], "generated_token_ids": [3] * TOKENS}
     rows = [{"id": f"q{number}", **text, "acc_mine": {"acc_len": each.tolist()}} for number, each in enumerate(lengths)]
     (tmp_path / "public.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    public = {table.title: table for table in rate_tables.of(str(tmp_path / "public.jsonl"), [1], [2, 3], 0.2, "mine")}
+    public = {table.title: table for table in rate_tables.tables_of_file(str(tmp_path / "public.jsonl"), [1], [2, 3], 0.2, "mine")}
     none, *others = [*public]
     assert none == "Requests with lengths of another output: none of 6"
     assert (public[none].rows, public[none].notes) == ((), ())
@@ -489,7 +490,7 @@ def test_all_tables_of_a_log_cell_by_cell(
         runs, correlation = rates_from_logs.runs_test(matched), rates_from_logs.lag_correlation(matched)
         assert found == pytest.approx((common[:, layer - 1] <= k).mean())
         assert (lag, p, z, p_z) == pytest.approx((correlation.correlation, correlation.p_value, runs.z, runs.p_value), nan_ok=True)
-    played = {gamma: rates_from_logs.play(lengths, gamma) for gamma in (2, 3)}
+    played = {gamma: rates_from_logs.replay(lengths, gamma) for gamma in (2, 3)}
     flat = tables[3].rows[0]
     assert flat[:6] == ("positions", "-", *map(float, rates_from_logs.accepted_of_positions(lengths)))
     assert np.isnan(flat[6:]).all()
@@ -504,9 +505,9 @@ def test_all_tables_of_a_log_cell_by_cell(
         assert np.isnan([*drafted[6:], *mean[3:5], *mean[6:]]).all()
         means = rates_from_logs.means(played[gamma])
         [row] = [row for row in tables[4].rows if row[0] == gamma]
-        assert row == (*means[:8], means.half)
+        assert row == (*means[:8], means.sequences_with_half)
     assert len(tables[4].notes) == 1
-    place, position = rates_from_logs.by_place(played[3]), rates_from_logs.by_output_position(played[3], [0, 3, 6, 9, 12])
+    place, position = rates_from_logs.by_draft_position(played[3]), rates_from_logs.by_output_position(played[3], [0, 3, 6, 9, 12])
     names = ("1-3", "4-6", "7-9", "10-12")
     for table, by, first in ((tables[5], place, (1, 2, 3)), (tables[6], position, names)):
         expected = [
@@ -514,7 +515,7 @@ def test_all_tables_of_a_log_cell_by_cell(
             for name, *each, count in zip(first, by.rate, by.low, by.high, by.trials, strict=True)
         ]
         assert [*table.rows] == expected
-    accepted = rates_from_logs.coins(lengths)
+    accepted = rates_from_logs.first_token_outcomes(lengths)
     correlation, runs = rates_from_logs.lag_correlation(accepted), rates_from_logs.runs_test(accepted)
     tests = [rates_from_logs.geometric_test(played[gamma]) for gamma in (2, 3)]
     assert tables[7].rows == (
@@ -544,7 +545,7 @@ def test_a_table_is_printed_with_aligned_columns() -> None:
 def test_acceptance_of_sampled_drafts_is_the_mean_of_two_columns() -> None:
     log = made(sampling=Sampling(temperature=2.0))
     (drawn,) = (each for each in rate_tables.tables(log, [1], [1], 0.1) if each.title.startswith("Acceptance of sampled"))
-    for (_, rate, error, count), column in zip(drawn.rows, (log.column("overlap"), log.chances()), strict=True):
+    for (_, rate, error, count), column in zip(drawn.rows, (log.column("overlap"), log.acceptance_probabilities()), strict=True):
         values = np.concatenate(column)
         assert (rate, count) == (pytest.approx(values.mean()), values.size)
         assert error == pytest.approx(np.sqrt(((values - values.mean()) ** 2).sum() / (values.size - 1) / values.size))
@@ -740,7 +741,7 @@ def test_lossy_drafts_need_a_log_of_a_draft(kind: str, tmp_path: Path, monkeypat
 
     monkeypatch.chdir(tmp_path)
     log = made()
-    position_log.save(PositionLog(log.table.select([*position_log.TARGET]), {**log.said, "draft": None}), "log.json")
+    position_log.save(PositionLog(log.table.select([*position_log.TARGET]), {**log.header, "draft": None}), "log.json")
     method = 'name = "bild"\ndraft_layers = 2\nfallback_threshold = 0.5\nrollback_threshold = 2.0\n'
     law = f'[outcomes]\nkind = "{kind}"\nlog = "log.json"\n[cost]\ncost_ratio = 0.2\n'
     Path("s.toml").write_text(f'[scenario]\nname = "logged"\ntokens = 8\n[[method]]\nlayers = {LAYERS}\n{method}{law}')
@@ -785,7 +786,7 @@ def test_the_greedy_token_ranks_first_among_ties() -> None:
 
     full = copy.deepcopy(real_models.model("llama", LAYERS))
     full.lm_head.weight.data.zero_()
-    table = logging.logged(decoder_of(full, "ties"), PROMPTS, TOKENS)
+    table = logging.log_rows(decoder_of(full, "ties"), PROMPTS, TOKENS)
     assert ({*table["token"]}, {*table["rank_common"].to_numpy().flatten().tolist()}) == ({0}, {1})
 
 
@@ -799,7 +800,7 @@ def test_a_sampled_token_ranks_after_ties_with_smaller_ids() -> None:
     full.lm_head.weight.data.zero_()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logging, "PIECE", 5)
-        table = logging.logged(decoder_of(full, "ties"), PROMPTS, TOKENS, sampling=Sampling(), seed=1)
+        table = logging.log_rows(decoder_of(full, "ties"), PROMPTS, TOKENS, sampling=Sampling(), seed=1)
     tokens = table["token"].to_numpy()
     assert np.unique(tokens).size > 10
     assert (table["rank_common"].to_numpy() == tokens[:, None] + 1).all()
@@ -813,7 +814,7 @@ def test_trained_ranks_use_trained_heads_and_the_models_head_last() -> None:
     target.heads = {2: torch.as_tensor(np.random.default_rng(1).normal(size=(VOCABULARY, 16)))}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logging, "PIECE", 5)
-        table = logging.logged(target, PROMPTS, TOKENS)
+        table = logging.log_rows(target, PROMPTS, TOKENS)
     ranks = table["rank_trained"].to_numpy()
     for number, rows in enumerate(table.partition_by("prompt", maintain_order=True)):
         ids = torch.tensor([PROMPTS[number] + rows["token"].to_list()[:-1]])
@@ -824,20 +825,20 @@ def test_trained_ranks_use_trained_heads_and_the_models_head_last() -> None:
         assert rows["rank_trained"].to_numpy()[:, 1].tolist() == ((logits > logit).sum(-1) + 1).tolist()
     assert (ranks[:, -1] == table["rank_common"].to_numpy()[:, -1]).all()
     assert not ranks[:, [0, 2, 3]].any()
-    assert not logging.logged(kin()["target"], PROMPTS, TOKENS)["rank_trained"].to_numpy().any()
+    assert not logging.log_rows(kin()["target"], PROMPTS, TOKENS)["rank_trained"].to_numpy().any()
 
 
 def test_sequences_are_generated_until_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no pass beyond the longest sequence, and a sequence is cut after its end token."""
     target = kin()["target"]
-    outputs = [real_models.oracle(target.full, prompt, TOKENS) for prompt in PROMPTS.values()]
+    outputs = [real_models.reference_tokens(target.full, prompt, TOKENS) for prompt in PROMPTS.values()]
     ends = sorted({output[3] for output in outputs})  # each output has one of these among its first four tokens
     lengths = [min(output.index(end) for end in ends if end in output) + 1 for output in outputs]
     monkeypatch.setattr(target.full.generation_config, "eos_token_id", ends)
     run, passes = target.run, list[Any]()
     monkeypatch.setattr(target, "run", lambda *args, **more: passes.append(args) or run(*args, **more))
     draft = kin()["draft"]
-    table = logging.logged(target, PROMPTS, TOKENS, draft=draft)
+    table = logging.log_rows(target, PROMPTS, TOKENS, draft=draft)
     assert [part.height for part in table.partition_by("prompt", maintain_order=True)] == lengths
     assert len(passes) == 1 + max(lengths) <= 5  # the first reads the prompts without their last tokens
     assert [part["token"].to_list() for part in table.partition_by("prompt", maintain_order=True)] == [
@@ -862,12 +863,12 @@ def test_other_vocabularies_and_empty_prompts_are_refused(tmp_path: Path) -> Non
     draft = decoders["draft"]
     draft.vocabulary = VOCABULARY + 1
     with pytest.raises(ParameterError, match=f"same vocabulary, got target {VOCABULARY}, draft {VOCABULARY + 1} tokens; use a"):
-        logging.logged(decoders["target"], PROMPTS, TOKENS, draft=draft)
+        logging.log_rows(decoders["target"], PROMPTS, TOKENS, draft=draft)
     for prompts in ([], [[1], []]):
         with pytest.raises(ParameterError, match="prompts must hold at least one prompt, and each at least one token"):
-            logging.make(tmp_path / "log.json", SAID, decoders["target"], prompts, TOKENS)
+            logging.write_log(tmp_path / "log.json", SAID, decoders["target"], prompts, TOKENS)
     with pytest.raises(ParameterError, match=r"out must end in \.json \(the table goes to \.parquet\), got log\.parquet"):
-        logging.make(tmp_path / "log.parquet", SAID, decoders["target"], [[1]], TOKENS)
+        logging.write_log(tmp_path / "log.parquet", SAID, decoders["target"], [[1]], TOKENS)
     assert not [*tmp_path.iterdir()]
 
 
@@ -877,7 +878,7 @@ def test_prompts_of_one_length_form_batches_and_progress_is_reported(tmp_path: P
     assert logging.groups([[1]] * 51) == [[*range(50)], [50]]
     reported: list[Any] = []
     target = kin()["target"]
-    log, spent = logging.make(tmp_path / "log.json", SAID | {"draft": None}, target, prompts, 2, group=2,
+    log, spent = logging.write_log(tmp_path / "log.json", SAID | {"draft": None}, target, prompts, 2, group=2,
                               report=lambda *said: reported.append(said))  # fmt: skip
     assert reported == [(2, 5, ""), (3, 5, ""), (5, 5, "")]
     assert log.table.select("prompt", "position").rows() == [(prompt, position) for prompt in range(5) for position in range(2)]
@@ -888,11 +889,11 @@ def test_prompts_of_one_length_form_batches_and_progress_is_reported(tmp_path: P
 
 def test_an_end_token_in_the_prompt_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     target = kin()["target"]
-    outputs = [real_models.oracle(target.full, prompt, TOKENS) for prompt in PROMPTS.values()]
+    outputs = [real_models.reference_tokens(target.full, prompt, TOKENS) for prompt in PROMPTS.values()]
     unused = next(token for token in range(VOCABULARY) if not any(token in output for output in outputs))
     monkeypatch.setattr(target.full.generation_config, "eos_token_id", unused)
     prompts = {number: [*prompt[:-1], unused, prompt[-1]] for number, prompt in PROMPTS.items()}
-    expected = [real_models.oracle(target.full, prompt, TOKENS, stop=unused) for prompt in prompts.values()]
-    table = logging.logged(target, prompts, TOKENS)
+    expected = [real_models.reference_tokens(target.full, prompt, TOKENS, stop=unused) for prompt in prompts.values()]
+    table = logging.log_rows(target, prompts, TOKENS)
     assert [part["token"].to_list() for part in table.partition_by("prompt", maintain_order=True)] == expected
     assert min(map(len, expected)) > 1

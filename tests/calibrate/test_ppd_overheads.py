@@ -84,14 +84,14 @@ def test_a_fit_is_the_least_sum_of_squares(name: str) -> None:
 @pytest.mark.parametrize("law", PER_PROCESS)
 def test_scenario_defaults_are_the_fitted_values(on: str, law: str) -> None:
     searched = fit(PER_PROCESS[law], ppd_table_3_fit.runs(on)).values[0]
-    assert ppd_table_3_fit.fitted(on, law) == pytest.approx(searched, rel=1e-6)
+    assert ppd_table_3_fit.fitted_seconds(on, law) == pytest.approx(searched, rel=1e-6)
 
     def squares(b: float) -> float:
         costs = [(run, PER_PROCESS[law].cost((b,), run.seconds_per_layer)) for run in ppd_table_3_fit.runs(on)]
         return sum((run.error(cost) * run.latency_s) ** 2 for run, cost in costs)
 
     by_itself = minimize_scalar(squares, bounds=(0, 0.05), method="bounded", options={"xatol": 1e-9}).x
-    assert ppd_table_3_fit.fitted(on, law) == pytest.approx(by_itself, rel=1e-4)
+    assert ppd_table_3_fit.fitted_seconds(on, law) == pytest.approx(by_itself, rel=1e-4)
 
 
 def test_negative_costs_are_excluded() -> None:
@@ -99,7 +99,7 @@ def test_negative_costs_are_excluded() -> None:
     quick = [replace(run, latency_s=0.5 * run.latency_s) for run in RUNS]
     assert fit(OVERHEADS["linear"], quick).values[0] == pytest.approx(0, abs=1e-6)
     # Predicting at the last layer saves nothing, and the measured times are shorter.
-    assert ppd_table_3_fit.fitted("both", exit_layer=LAYERS) == 0
+    assert ppd_table_3_fit.fitted_seconds("both", exit_layer=LAYERS) == 0
 
 
 def test_one_cost_per_process_predicts_the_held_out_data_set() -> None:
@@ -130,7 +130,7 @@ def test_on_squad_two_more_candidates_break_even() -> None:
     one, three = ppd_table_3_fit.runs("squad")
     saved = one.predicted_s(UnitCost(LAYERS)) - three.predicted_s(UnitCost(LAYERS))
     assert saved == pytest.approx(three.plain_s / 2 * (three.match_rate - one.match_rate) * (TOKENS - 1) / TOKENS)
-    eaten = TOKENS * 2 * ppd_table_3_fit.fitted("cnn_dm")
+    eaten = TOKENS * 2 * ppd_table_3_fit.fitted_seconds("cnn_dm")
     assert 0.9 < eaten / saved < 1.1
     assert three.latency_s == pytest.approx(one.latency_s, abs=2e-3)
 
@@ -164,8 +164,8 @@ def test_table_3_cannot_distinguish_busy_units_from_a_slow_link(matches: list[bo
         (lambda: fit(OVERHEADS["fixed and linear"], RUNS[:1]), ["apart", "k = 1", "add runs"]),
         (lambda: fit(OVERHEADS["fixed and linear"], RUNS[1::2]), ["apart", "k = 3, 3", "fewer unknowns"]),
         (lambda: ppd_table_3_fit.runs("wmt"), ["unknown data_set 'wmt'", "cnn_dm"]),
-        (lambda: ppd_table_3_fit.fitted("wmt"), ["unknown data_set 'wmt'", "both"]),
-        (lambda: ppd_table_3_fit.fitted("squad", "star"), ["unknown dispatch_law 'star'", "tree"]),
+        (lambda: ppd_table_3_fit.fitted_seconds("wmt"), ["unknown data_set 'wmt'", "both"]),
+        (lambda: ppd_table_3_fit.fitted_seconds("squad", "star"), ["unknown dispatch_law 'star'", "tree"]),
         (lambda: ppd_table_3_fit.seconds_per_layer("both"), ["unknown data_set 'both'", "squad"]),
         (lambda: ppd_table_3_fit.per_token_s(0), ["candidates must be", "got 0"]),
         (lambda: OVERHEADS["linear"].cost((), 1.0), ["must be 1", "got 0"]),

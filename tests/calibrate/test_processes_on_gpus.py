@@ -18,22 +18,22 @@ from typer.testing import CliRunner
 from calibrate.commands.calibrate_app import app
 from calibrate.loading.replicas import Replica
 from calibrate.measured_runs import measure_runs
-from calibrate.measured_runs.measure_runs import MeasurementPlan, Wanted
+from calibrate.measured_runs.measure_runs import MeasurementPlan, PlannedDecoding
 from calibrate.untested_on_gpu import gpu_ordering
-from calibrate.untested_on_gpu.gpu_ordering import GaveUp
+from calibrate.untested_on_gpu.gpu_ordering import PassStopped
 from calibrate.workers import worker_loop
 from calibrate.workers.over_processes import Parallel, ProcessError, started
 from model.base.checks import ParameterError
 from model.logs import measured_runs
-from model.logs.spans import of_main
+from model.logs.spans import main_process_seconds
 from model.methods.ppd import algorithm as ppd
 from model.steps import CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, Stop
 from tests.calibrate.test_over_processes import BATCHED, CHOICES, LAYERS, NESTED, as_believed
 from tests.support import real_models
+from tests.support.adoption_defects import TIME_INDEPENDENT_DEFECTS
 from tests.support.real_models import SOURCE
-from tests.support.threads import Cuda, Elsewhere, Stream, standing_in
-from tests.support.unended import AT_ONCE
-from tests.support.workers import tiny
+from tests.support.threads import Cuda, DeviceOnlyState, Stream, workers_as_threads
+from tests.support.workers import tiny_replica
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TWO = ["cuda:0", "cuda:1"]
@@ -42,13 +42,13 @@ FLAT = ppd.Parameters(LAYERS, 1, 1, "flat")
 
 
 def on_gpus(kind: str = "llama", seed: int = 0) -> Replica:
-    return dataclasses.replace(tiny(kind, seed), device="cuda:0")
+    return dataclasses.replace(tiny_replica(kind, seed), device="cuda:0")
 
 
 @pytest.fixture
 def cuda() -> Iterator[Cuda]:
     random_draws = random.Random(0)  # the progress of the GPUs is unknown
-    with pytest.MonkeyPatch.context() as patch, standing_in(patch, lambda: random_draws.random() < 0.5) as found:
+    with pytest.MonkeyPatch.context() as patch, workers_as_threads(patch, lambda: random_draws.random() < 0.5) as found:
         yield found
 
 
@@ -63,10 +63,10 @@ MORE = [CHOICES[1], FLAT, CHOICES[5], CHOICES[9], *NESTED[::2], BATCHED[0], BATC
 def test_tokens_are_those_of_the_plain_decoder(cuda: Cuda, kind: str, some: list[ppd.Parameters]) -> None:
     prompt = [0] if kind == "t5" else [3, 4, 5, 6, 17]
     source = SOURCE if kind == "t5" else ()
-    expected = real_models.oracle(real_models.model(kind, LAYERS), prompt, 10)
+    expected = real_models.reference_tokens(real_models.model(kind, LAYERS), prompt, 10)
     with started(on_gpus(kind), 4, 64, source=source, pin=False, devices=[*TWO, *TWO[::-1]]) as pool:
         for parameters in some:
-            cuda.doing = str(parameters)
+            cuda.operation = str(parameters)
             run = Parallel(pool)
             assert run.run(ppd.decode(parameters, prompt, 10), 10).tokens == expected, parameters
             as_believed(pool)
@@ -74,12 +74,12 @@ def test_tokens_are_those_of_the_plain_decoder(cuda: Cuda, kind: str, some: list
         assert pool.memory.bits == []  # else the CPU would have copied
         if kind == "llama":
             pool.load(on_gpus("opt"), 64)  # the same processes and events, with new rows
-            expected = real_models.oracle(real_models.model("opt", LAYERS), [3, 4], 8)
+            expected = real_models.reference_tokens(real_models.model("opt", LAYERS), [3, 4], 8)
             assert Parallel(pool).run(ppd.decode(CHOICES[0], [3, 4], 8), 8).tokens == expected
     assert cuda.races == []
 
 
-@pytest.mark.parametrize(("defect", "message"), AT_ONCE)
+@pytest.mark.parametrize(("defect", "message"), TIME_INDEPENDENT_DEFECTS)
 @pytest.mark.usefixtures("cuda")
 def test_running_sub_process_is_not_adopted(defect: Callable[[], Steps], message: str) -> None:
     with started(on_gpus(), 2, 16, pin=False, devices=TWO) as pool, pytest.raises(CacheError, match=message):
@@ -98,12 +98,12 @@ def test_events_are_reused(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
 def pair(cuda: Cuda) -> tuple[worker_loop.Unit, worker_loop.Unit]:
     """Return two units of one thread, each with a separate stream."""
     decoder = on_gpus().load()
-    memory, rings = Elsewhere.of(decoder, 2, 16, TWO), gpu_ordering.made(TWO)
+    memory, rings = DeviceOnlyState.allocate(decoder, 2, 16, TWO), gpu_ordering.make_events(TWO)
     cuda.synchronize("cuda:0")
     found = []
     for number, device in enumerate(TWO):
-        cuda.own.stream = Stream(len(cuda.streams), cuda)
-        cuda.streams.append(cuda.own.stream)
+        cuda.local.stream = Stream(len(cuda.streams), cuda)
+        cuda.streams.append(cuda.local.stream)
         found.append(worker_loop.Unit(number, decoder, memory, gpu_ordering.Events(number, device, rings, memory.marks)))
     return found[0], found[1]
 
@@ -111,19 +111,19 @@ def pair(cuda: Cuda) -> tuple[worker_loop.Unit, worker_loop.Unit]:
 def made_on(cuda: Cuda, unit: worker_loop.Unit, command: worker_loop.Command, meanwhile: Any = None) -> None:
     """Launch a pass on the stream of its unit."""
     order: Any = unit.order
-    before, cuda.own.stream = cuda.own.stream, order.stream
+    before, cuda.local.stream = cuda.local.stream, order.stream
     unit.make(command, None, meanwhile)
-    cuda.own.stream = before
+    cuda.local.stream = before
 
 
 def making(followed: bool = True) -> worker_loop.Command:
     """Return a command over two tokens."""
-    return worker_loop.Command(7, (3, 4), 0, 0, LAYERS, 0, None, (), worker_loop.believed_of(b""), followed)
+    return worker_loop.Command(7, (3, 4), 0, 0, LAYERS, 0, None, (), worker_loop.tags_checksum(b""), followed)
 
 
 def copying(layers: int) -> worker_loop.Command:
     """Return a command that lacks the rows of those tokens."""
-    believed = worker_loop.believed_of(np.full((layers, 2), 7).tobytes())
+    believed = worker_loop.tags_checksum(np.full((layers, 2), 7).tobytes())
     return worker_loop.Command(8, (9,), 2, 0, layers, 0, None, (worker_loop.MissingRows(0, 0, layers, 0, 2),), believed)
 
 
@@ -136,7 +136,7 @@ def test_rows_are_copied_after_the_work_that_makes_them(cuda: Cuda, followed: bo
     made_on(cuda, other, copying(LAYERS))
     assert cuda.races == []
     orders: Any = one.order, other.order
-    assert orders[1].known == [orders[0].count, 0]  # it waited once, for this event only
+    assert orders[1].waited_marks == [orders[0].count, 0]  # it waited once, for this event only
 
 
 def test_rows_of_a_running_pass_are_copied_after_their_last_layer(cuda: Cuda) -> None:
@@ -162,15 +162,15 @@ def test_stopped_pass_ends_at_the_progress_of_its_gpu(cuda: Cuda) -> None:
         turns.append(0)
         return len(turns) > 50
 
-    with pytest.raises(GaveUp):
+    with pytest.raises(PassStopped):
         one.make(making(), stopped)
     order: Any = one.order
     assert order.count == gpu_ordering.AHEAD + 1 < LAYERS  # layers with a recorded end; no others were launched
 
 
 def test_rows_are_copied_between_devices(cuda: Cuda) -> None:
-    for kind in (Elsewhere, Elsewhere.__base__):
-        memory = kind.of(tiny("llama").load(), 2, 16)
+    for kind in (DeviceOnlyState, DeviceOnlyState.__base__):
+        memory = kind.allocate(tiny_replica("llama").load(), 2, 16)
         memory.rows[1].normal_()
         memory.copy(0, 1, slice(0, 3), slice(2, 4), slice(5, 7))
         assert memory.rows[0][:3, ..., 2:4, :].equal(memory.rows[1][:3, ..., 5:7, :])
@@ -230,7 +230,7 @@ def test_all_ordering_is_necessary(
 def test_stoppable_pass_is_launched_few_layers_ahead(cuda: Cuda) -> None:
     """Launched work cannot be cancelled, so an idle GPU gets no more than a few layers."""
     cuda.done = lambda: False
-    order = gpu_ordering.Events(0, "cuda:0", gpu_ordering.made(["cuda:0"]), np.zeros((1, 9), np.int64))
+    order = gpu_ordering.Events(0, "cuda:0", gpu_ordering.make_events(["cuda:0"]), np.zeros((1, 9), np.int64))
     asked, turns = [], []
 
     def stopped() -> bool:
@@ -241,11 +241,11 @@ def test_stoppable_pass_is_launched_few_layers_ahead(cuda: Cuda) -> None:
         order.mark(layer, layer + 1)
         try:
             order.limit_ahead(stopped, None)
-        except GaveUp:
+        except PassStopped:
             break
         asked.append(layer)
     assert len(asked) == gpu_ordering.AHEAD
-    with pytest.raises(GaveUp):
+    with pytest.raises(PassStopped):
         order.finish(stopped)
     order.limit_ahead(None, None)  # it cannot be stopped: no limit
     seen: list[int] = []
@@ -272,11 +272,11 @@ def test_stopped_passes_finish_before_later_work_on_their_gpu(cuda: Cuda) -> Non
         run.run(stopping(), 20)
         assert len(run.work.tokens) == 20
         assert not any(post.flights for post in pool.posts.values())
-        stream = cuda.of["unit 1"]
-        assert cuda.seen[stream.number] == stream.clock[stream.number]  # none of its work is left
+        stream = cuda.stream_of_thread["unit 1"]
+        assert cuda.finished[stream.number] == stream.clock[stream.number]  # none of its work is left
         fates = {span.fate for span in run.spans if span.unit == 1}
         assert fates & {"cancelled", "discarded"}
-        assert sum(of_main(run.spans).values()) > 0
+        assert sum(main_process_seconds(run.spans).values()) > 0
     assert cuda.races == []
 
 
@@ -290,7 +290,7 @@ def test_units_of_one_gpu_share_weights(cuda: Cuda) -> None:
     loads = [what for what in sent if what[0] == "load"]
     assert [what[1].device for what in loads] == ["cuda:1", "cuda:0"]
     assert [what[4] is not None for what in loads] == [False, True]
-    assert cuda.chosen == {"unit 1": "cuda:1", "unit 2": "cuda:0"}
+    assert cuda.device_of_thread == {"unit 1": "cuda:1", "unit 2": "cuda:0"}
 
 
 def test_failed_process_is_reported(cuda: Cuda) -> None:
@@ -306,7 +306,7 @@ def test_failed_process_is_reported(cuda: Cuda) -> None:
 
 def test_timed_run_records_the_gpus_of_its_units(cuda: Cuda, tmp_path: Path) -> None:
     plan = MeasurementPlan(
-        [Wanted("ppd", {"exit_layer": 3, "candidates": 1}, (3, 4, 5), "one", units=2)], 6, 1, 0, about={"devices": TWO}
+        [PlannedDecoding("ppd", {"exit_layer": 3, "candidates": 1}, (3, 4, 5), "one", units=2)], 6, 1, 0, facts={"devices": TWO}
     )
     made = on_gpus()
     found = measure_runs.measure(
@@ -329,13 +329,13 @@ def test_timed_run_records_the_gpus_of_its_units(cuda: Cuda, tmp_path: Path) -> 
 )
 def test_wrong_gpu_names_are_refused(device: str, units: int, named: list[str], said: str) -> None:
     with pytest.raises(ParameterError, match=said):
-        gpu_ordering.of_units(device, units, named)
+        gpu_ordering.unit_devices(device, units, named)
 
 
 def test_each_unit_has_a_separate_gpu_by_default() -> None:
-    assert gpu_ordering.of_units("cuda", 3) == ["cuda:0", "cuda:1", "cuda:2"]
-    assert gpu_ordering.of_units("cuda:2", 2) == ["cuda:2", "cuda:3"]
-    assert gpu_ordering.of_units("cuda", 2, ["cuda:0", "cuda:0"]) == ["cuda:0", "cuda:0"]
+    assert gpu_ordering.unit_devices("cuda", 3) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert gpu_ordering.unit_devices("cuda:2", 2) == ["cuda:2", "cuda:3"]
+    assert gpu_ordering.unit_devices("cuda", 2, ["cuda:0", "cuda:0"]) == ["cuda:0", "cuda:0"]
 
 
 def test_missing_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -412,8 +412,8 @@ def test_elementwise_kernels_fit_two_models_and_hold_for_others() -> None:
     """The bundled numbers are those of the fit; on GPUs with tables of products the errors of the other two are below 20 %."""
     share, lane = small_kernels.fit(small_kernels.measured(DATA, small_kernels.FITTED))
     assert (round(share, 2), round(lane / 1e9, 1)) == (composed_layers.SMALL_SHARE, composed_layers.SMALL_LANE / 1e9)
-    for one in small_kernels.measured(DATA, small_kernels.HELD):
-        if one.of.device != "a40":  # kernels reach a larger share of the bandwidth of GDDR than of HBM
+    for one in small_kernels.measured(DATA, small_kernels.HELD_OUT):
+        if one.profile.device != "a40":  # kernels reach a larger share of the bandwidth of GDDR than of HBM
             assert np.median(np.abs(one.predicted() / one.seconds - 1)) < 0.25
 
 

@@ -399,7 +399,7 @@ def test_prompts_may_end_where_others_begin(seed: int) -> None:
 
 
 def test_held_out_prompts_of_tokens(small: corpus.Corpus) -> None:
-    tokenizer = vocabulary.learnt(small, 300)
+    tokenizer = vocabulary.train_tokenizer(small, 300)
     for seed in range(3):
         found = held_out(20, 4, seed, tokenizer=tokenizer, corpus=small)
         assert [len(tokenizer.encode(prompt.text, add_special_tokens=False).ids) for prompt in found] == [20] * 4
@@ -410,7 +410,7 @@ def test_held_out_prompts_of_tokens(small: corpus.Corpus) -> None:
 def test_a_prompt_never_ends_within_a_character() -> None:
     """The tokens are bytes, so that five tokens of 'def é' end within the last character."""
     held = corpus.Corpus({"kept.py": "x" * 9}, {"a.py": "def éééé", "b.py": "def eeeee"}, "3.x", "none")
-    tokenizer = vocabulary.learnt(held, 257)
+    tokenizer = vocabulary.train_tokenizer(held, 257)
     assert contents(held_out(5, 1, 0, tokenizer=tokenizer, corpus=held)) == ["def e"]
     with pytest.raises(ParameterError, match=r"^count must be at most 1, got 2: .* no more prompts of 5 tokens"):
         held_out(5, 2, 0, tokenizer=tokenizer, corpus=held)

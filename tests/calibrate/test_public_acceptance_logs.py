@@ -46,7 +46,7 @@ def test_logs_are_read_by_drafter(tmp_path: Path, requests: list[tuple[int, int,
     assert log.source == "measured: log.jsonl, drafter eagle"
     assert [(each.prompt_tokens, each.output_tokens, [*each.lengths]) for each in log.requests] == requests
     assert log.lengths == [lengths for *_, lengths in requests]
-    assert log.of_other_texts == tuple(f"r{i}" for i, (_, output, lengths) in enumerate(requests) if output != len(lengths))
+    assert log.of_other_outputs == tuple(f"r{i}" for i, (_, output, lengths) in enumerate(requests) if output != len(lengths))
     assert read(path, "other").lengths == [[1]] * len(requests)
     # `sim run` replays the same lengths.
     assert RecordedRounds(file=str(path), drafter="eagle")._lengths() == log.lengths
@@ -61,7 +61,7 @@ def test_blank_lines_are_skipped_and_ids_are_optional(tmp_path: Path) -> None:
 
 def test_requests_of_other_outputs_are_listed(tmp_path: Path) -> None:
     log = read(written(tmp_path, [row("a"), row("b", [3, 2, 1])]), "eagle")
-    assert log.of_other_texts == ("b",)
+    assert log.of_other_outputs == ("b",)
 
 
 BAD: list[tuple[list[Any] | str | bytes, str]] = [
@@ -123,8 +123,8 @@ def test_the_public_log() -> None:
     assert drafters(path) == ("eagle", "ngram")
     eagle, ngram = (read(path, drafter) for drafter in ("eagle", "ngram"))
     assert len(eagle.requests) == len(ngram.requests) == 300
-    assert not ngram.of_other_texts
-    assert 0 < len(eagle.of_other_texts) < 150
+    assert not ngram.of_other_outputs
+    assert 0 < len(eagle.of_other_outputs) < 150
     assert all(request.prompt_tokens > 1 for request in eagle.requests)
     # On GSM8K, a head on the target's features is accepted more often than copied n-grams.
     assert float(rates_from_logs.accepted_of_positions(eagle.lengths).low) > float(

@@ -22,12 +22,12 @@ from calibrate.timing import process_times, profile_from_timings, read_times, ti
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
 from model.hardware import physical_limits, profile
-from model.hardware.profile import AXES, PROCESS_TEXT
+from model.hardware.profile import AXES, PROCESS_PROMPT
 from model.hardware.profile_files import save
 from model.logs.spans import Span
 from tests.support.tiers import examples
 
-pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 
 
 def by_place(table: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], tuple[float, ...]]:
@@ -100,19 +100,17 @@ def pausing(middle: float, **more: Any) -> dict[str, Any]:
 
 def test_passes_after_pauses_and_of_few_layers() -> None:
     """5 layers of 10 us in a whole pass. In passes over 2 layers, a layer takes 8 us and runs again 3 layers, 30 us, sooner."""
-    found = by_place(read_times.after_rows([pausing(60.0), pausing(90.0), pausing(50.0)], 5))
+    found = by_place(read_times.rows_after_pauses([pausing(60.0), pausing(90.0), pausing(50.0)], 5))
     assert found == {
         ("after_gap", 0, 0): (59, 60, 61, 24), ("after_gap", 0, 500): (120, 120, 120, 24), ("after_gap", 0, -30): (45, 50, 60, 24),
         ("wide_after_gap", 0, 4, 1000): (65, 66, 67, 24),
     }  # fmt: skip
-    assert read_times.after_rows([], 5) == []
+    assert read_times.rows_after_pauses([], 5) == []
     older = {name: value for name, value in pausing(60.0).items() if name not in ("short_us", "wide_us")}
-    assert {*by_place(read_times.after_rows([older], 5))} == {("after_gap", 0, 0), ("after_gap", 0, 500)}
+    assert {*by_place(read_times.rows_after_pauses([older], 5))} == {("after_gap", 0, 0), ("after_gap", 0, 500)}
     # Noise cannot make a pass negative.
-    assert (
-        by_place(read_times.after_rows([pausing(1.0, short_us={"2": [0, 0, 0], "5": [9, 10, 14]})], 5))["after_gap", 0, -30][1]
-        == 0.001
-    )
+    rows = read_times.rows_after_pauses([pausing(1.0, short_us={"2": [0, 0, 0], "5": [9, 10, 14]})], 5)
+    assert by_place(rows)["after_gap", 0, -30][1] == 0.001
 
 
 # --- processes ---
@@ -121,7 +119,7 @@ def test_passes_after_pauses_and_of_few_layers() -> None:
 def apart(**more: Any) -> dict[str, Any]:
     """Return decodings over one and two sub-processes; 3 of 5 layers are before the exit."""
     empty: dict[str, Any] = {
-        f"{part}_us": {} for part in (*process_times.BETWEEN, *process_times.LEADING, process_times.CALLED)
+        f"{part}_us": {} for part in (*process_times.OVERHEADS, *process_times.MAIN_PASSES, process_times.SUBPROCESS_PASS)
     }
     return empty | {"repeats": 16, "exit_layer": 3} | more
 
@@ -175,7 +173,7 @@ def test_times_over_processes_follow_from_spans(monkeypatch: pytest.MonkeyPatch)
     pool: Any = SimpleNamespace(decoder=decoder, units=2)
     seconds = 92.0
     found = process_times.over_processes(pool, 3)
-    assert made == [(pool, True), 2 * PROCESS_TEXT]
+    assert made == [(pool, True), 2 * PROCESS_PROMPT]
     assert settled == [1]
     # The main process worked or waited for 77 of 92 s: the rest, divided by its two reads.
     assert found == {1: {
@@ -188,17 +186,17 @@ def test_times_over_processes_follow_from_spans(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_times_over_processes_are_means_by_number_of_processes() -> None:
-    names = (*process_times.BETWEEN, *process_times.LEADING, process_times.CALLED)
+    names = (*process_times.OVERHEADS, *process_times.MAIN_PASSES, process_times.SUBPROCESS_PASS)
 
-    def text(*seconds: float) -> process_times.Apart:
+    def text(*seconds: float) -> process_times.DecodingTimes:
         return {1: {name: [*seconds] for name in names}, 2: {name: [1e-6] if name == "wake" else [] for name in names}}
 
-    found = process_times.apart([text(1e-6, 2e-6), text(3e-6, 10e-6)], 5)
+    found = process_times.raw_row([text(1e-6, 2e-6), text(3e-6, 10e-6)], 5)
     assert {name: found[f"{name}_us"]["1"] for name in names} == {name: [1.75, 4.0, 4.75] for name in names}
     assert [name for name in names if "2" in found[f"{name}_us"]] == ["wake"]
     assert found["wake_us"]["2"] == [1.0] * 3
     assert found["exit_layer"] == 3  # half of five layers, rounded up
-    assert process_times.apart([text(1e-6)], 6)["exit_layer"] == 3
+    assert process_times.raw_row([text(1e-6)], 6)["exit_layer"] == 3
 
 
 # --- whole passes ---
@@ -307,10 +305,11 @@ def test_slowdown_by_a_neighbour_from_quietest_or_median_rounds() -> None:
         return [passed("eager", busy=busy, round=turn, whole_us=[0, whole, 999], **more) for turn, whole in enumerate(wholes)]
 
     rows = [*rounds(0, 100, 120, 180), *rounds(1, 160, 150, 300), *rounds(2, 500), *rounds(1, 400, width=2)]
-    assert cpu_step.slowing(rows) == {(1, 8, 1): 1.5}  # width 2 was not measured without neighbours
-    assert cpu_step.slowing(rows, typical=True) == {(1, 8, 1): pytest.approx(160 / 120)}
-    assert cpu_step.slowing(rows, "interpreter") == {}
-    assert [row["round"] for row in cpu_step.unchosen([*rounds(0, *range(1, 6)), {"kind": "reads"}]) if "round" in row] == [0, 1, 2]
+    assert cpu_step.slowdowns(rows) == {(1, 8, 1): 1.5}  # width 2 was not measured without neighbours
+    assert cpu_step.slowdowns(rows, typical=True) == {(1, 8, 1): pytest.approx(160 / 120)}
+    assert cpu_step.slowdowns(rows, "interpreter") == {}
+    found = cpu_step.unselected_rows([*rounds(0, *range(1, 6)), {"kind": "reads"}])
+    assert [row["round"] for row in found if "round" in row] == [0, 1, 2]
 
 
 # --- the profile ---
@@ -380,7 +379,8 @@ def test_command_prints_the_values_of_the_profile(tmp_path: Path, monkeypatch: p
     assert [line.split(" us")[0].split()[-1] for line in found] == ["1200.0", "2400.0"]
     for line, each in zip(found, [1.2e-3, 2.4e-3], strict=True):
         speed, share, rate, of_peak = line.split(" us")[1].split()
-        reached = next(one for one in physical_limits.reached(made, profile_from_timings.shape_of(made)) if one.part == "layer")
+        implied = physical_limits.implied_rates(made, profile_from_timings.shape_of(made))
+        reached = next(rates for rates in implied if rates.part == "layer")
         row = [*reached.seconds].index(pytest.approx(each))
         assert (speed, share) == (f"{reached.bandwidth()[row] / 1e9:.1f}", f"{reached.bandwidth()[row] / 3e10:.0%}")
         assert (rate, of_peak) == (f"{reached.rate()[row] / 1e12:.3f}", f"{reached.rate()[row] / 5e10:.0%}")

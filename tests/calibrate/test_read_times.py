@@ -15,7 +15,7 @@ from model.logs import forced_outcomes
 from model.methods.ppd import algorithm as ppd
 from model.steps import Forward, Read
 from tests.support import real_models
-from tests.support.clockwork import Clockwork
+from tests.support.fake_clocks import FakeTime
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LAYERS = real_models.DEPTHS["target"]
@@ -38,7 +38,7 @@ class Costs:
     Layers are launched, as on a GPU: their time passes when the caller waits for the device.
     """
 
-    def __init__(self, clock: Clockwork) -> None:
+    def __init__(self, clock: FakeTime) -> None:
         self.clock = clock
         self.copies = 0
         self.asked: list[Read] = []
@@ -57,11 +57,11 @@ class Costs:
 
 @pytest.fixture
 def costs(monkeypatch: pytest.MonkeyPatch) -> Costs:
-    clock = Clockwork(1e-8)
+    clock = FakeTime(1e-8)
     clock.install(monkeypatch)
     found = Costs(clock)
     layer, embedded, logits, make, look, copy = (
-        Decoder._layer, Decoder._embedded, Decoder.logits, Real._make_pass, Real._found, ProcessState.copy
+        Decoder._layer, Decoder._embedded, Decoder.logits, Real._make_pass, Real._evaluate, ProcessState.copy
     )  # fmt: skip
 
     def of_layer(self: Any, index: int, hidden: Any, place: Any, rows: Any) -> Any:
@@ -101,11 +101,11 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Costs:
 
     for owner, name, instead in (
         (Decoder, "_layer", of_layer), (Decoder, "_embedded", of_embedding), (Decoder, "logits", of_head),
-        (Real, "_make_pass", of_pass), (Real, "_found", of_read), (ProcessState, "copy", of_copy), (Decoder, "settle", settle),
+        (Real, "_make_pass", of_pass), (Real, "_evaluate", of_read), (ProcessState, "copy", of_copy), (Decoder, "settle", settle),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, instead)
     monkeypatch.setattr(read_times, "means", lambda times: found.samples.append(len(times)) or single_pass.means(times))
-    monkeypatch.setattr(read_times, "PROCESS_TEXT", 6)
+    monkeypatch.setattr(read_times, "PROCESS_PROMPT", 6)
     return found
 
 
@@ -118,7 +118,7 @@ def test_times_of_all_parts_follow_from_their_steps(costs: Costs, monkeypatch: p
     """Layer i over n tokens takes 10 + i + n/2 us, a call 5, the embedding 4, a head 30 plus one per position."""
     decoder = real_models.decoders("llama", dtype="float32")["target"]
     monkeypatch.setattr(read_times, "WARM_UPS", 1)
-    found = read_times.reads(decoder, 12, 2)
+    found = read_times.time_reads(decoder, 12, 2)
     assert found["repeats"] == 2
     early = {"early_head": 31.0, "early_softmax": READ["confidence"], "early_state": READ["saturation"]}
     assert found["reads_us"] == near({kind: READ[kind] for kind in READS if kind != "beams"} | early)
@@ -174,23 +174,23 @@ def test_long_context_of_hypotheses_is_timed_if_positions_suffice(
 ) -> None:
     """96 positions: three times 26 and 18 hypotheses just fit."""
     decoder = real_models.decoders("llama", dtype="float32")["target"]
-    for name, value in (("WARM_UPS", 0), ("FILLED", ()), ("FORKED", ()), ("READS", ())):
+    for name, value in (("WARM_UPS", 0), ("KV_ONLY_TOKENS", ()), ("FORKED_TOGETHER", ()), ("READS", ())):
         monkeypatch.setattr(read_times, name, value)
     for most, contexts in ((18, ["78", "26", "8"]), (19, ["26", "8"])):
         monkeypatch.setattr(read_times, "HYPOTHESES", (most,))
-        assert [*read_times.reads(decoder, 26, 1)["tree_us"]] == [f"{most} {at}" for at in contexts]
+        assert [*read_times.time_reads(decoder, 26, 1)["tree_us"]] == [f"{most} {at}" for at in contexts]
     one = real_models.decoders("llama", "draft")["draft"]
     one.layers = 1  # no layer after an exit, so nothing could be forked there
-    monkeypatch.setattr(read_times, "FORKED", (1,))
+    monkeypatch.setattr(read_times, "FORKED_TOGETHER", (1,))
     assert read_times._forks(one, 1) == {}
 
 
 def test_times_after_pauses_and_of_few_layers(costs: Costs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass takes longer by a tenth of the pause before it."""
     decoder = real_models.decoders("llama", dtype="float32")["target"]
-    monkeypatch.setattr(read_times, "SETTLED", 2)
+    monkeypatch.setattr(read_times, "STEADY_AFTER", 2)
     costs.clock.tick, costs.idle = 1e-6, 0.1
-    found = read_times.after(decoder, 12, 4)
+    found = read_times.time_after_pauses(decoder, 12, 4)
     assert found["repeats"] == 4
 
     def whole(tokens: int, gap: int) -> float:
@@ -210,8 +210,8 @@ def test_times_after_pauses_and_of_few_layers(costs: Costs, monkeypatch: pytest.
     assert {step.heads for step in costs.passes[1:] if step.layers.last == LAYERS} == {0, 1}
     whole_only = costs.passes[1 : 1 + 6 * 6 + 6 * 4]
     assert {(step.heads, len(step.tokens)) for step in whole_only} == {(1, 1), (1, 4), (1, 9)}
-    for name, value in (("GAPS", ()), ("WIDE", ()), ("SHORT", (1, LAYERS, LAYERS + 1))):
+    for name, value in (("GAPS", ()), ("WIDTHS_AFTER_PAUSES", ()), ("SHORT_PASSES", (1, LAYERS, LAYERS + 1))):
         monkeypatch.setattr(read_times, name, value)
     costs.samples.clear()
-    assert [*read_times.after(decoder, 12, 1)["short_us"]] == ["1", str(LAYERS)]
+    assert [*read_times.time_after_pauses(decoder, 12, 1)["short_us"]] == ["1", str(LAYERS)]
     assert costs.samples == [1, 1]  # each layer once

@@ -148,7 +148,7 @@ def test_exact_methods_generate_the_tokens_of_the_oracle(method: str, tiny: Path
     found = said(tiny, method, "--prompt", "hello", "--tokens", "20", "--dtype", "float64", "--plain")
     assert found["exact"]
     full = load_models.model(str(tiny / "target"), dtype="float64").decoder.full
-    assert found["sequences"][0]["written"] == real_models.oracle(full, numbers("hello"), 20)
+    assert found["sequences"][0]["written"] == real_models.reference_tokens(full, numbers("hello"), 20)
     assert found["sequences"][0]["plain"]["same_sequences"] == 1
     assert found["sequences"][0]["plain"]["first_differences"] == [None]
 
@@ -297,7 +297,7 @@ def test_an_empty_prompt_begins_with_the_start_token(tiny: Path) -> None:
     (text,) = said(tiny, "autoregressive", "--prompt", "", "--tokens", "8")["sequences"]
     assert text["prompt_tokens"] == [1]  # bos of LLaMA
     full = load_models.model(str(tiny / "target")).decoder.full
-    assert text["written"] == real_models.oracle(full, [1], 8)
+    assert text["written"] == real_models.reference_tokens(full, [1], 8)
 
 
 def test_template_chat_uses_the_models_chat_template(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_template_chat_uses_the_models_chat_template(tmp_path: Path) -> None:
         assert text["prompt_tokens"] == numbers("u hello b ")
     # Other prompts are cut to their last tokens; a chat stays whole.
     for template, ids in ((None, numbers("llo")), ("chat", numbers("u hello b "))):
-        found = log_command.prompted(str(folder / "prompts.jsonl"), template, 1, 3, 0, load_models.model(str(folder)))
+        found = log_command.tokenized_prompts(str(folder / "prompts.jsonl"), template, 1, 3, 0, load_models.model(str(folder)))
         assert [tokens for _, tokens in found] == [ids]
     assert json.loads(call(*ask, "--prompt", "u hello b ")[0])["sequences"][0]["written"] == text["written"]
     own.chat_template = "{{ raise_exception('users must wait') }}"
@@ -331,7 +331,7 @@ def test_an_encoder_reads_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for words, text in zip(("hello", "zq x"), found["sequences"], strict=True):
         monkeypatch.setattr(real_models, "SOURCE", tuple(numbers(words)))
         assert text["prompt_tokens"] == [0]
-        assert text["written"] == real_models.oracle(full, [0], 12)
+        assert text["written"] == real_models.reference_tokens(full, [0], 12)
     assert found["sequences"][0]["written"] != found["sequences"][1]["written"]
 
 
@@ -763,17 +763,17 @@ def test_vocabularies_must_agree_and_encoders_need_text() -> None:
         load_models.check(found)
     own = real_models.model.__wrapped__("t5", DEPTHS["target"])  # uncached, because it is changed
     encoding = load_models.LoadedModel("both", transformers_adapter.decoder_of(own, "both"), Spelling(), "")
-    assert load_models.begun(encoding, "abc") == ((0,), (0, 1, 2))
+    assert load_models.tokenize(encoding, "abc") == ((0,), (0, 1, 2))
     with pytest.raises(ParameterError, match="prompt 7 is empty, and the encoder of model both has nothing to read; give a text"):
-        load_models.begun(encoding, "", "prompt 7")
+        load_models.tokenize(encoding, "", "prompt 7")
     with pytest.raises(ParameterError, match="template chat needs a chat template, and model both has none; leave it out"):
-        load_models.begun(encoding, "abc", chat=True)
+        load_models.tokenize(encoding, "abc", chat=True)
     encoding.decoder.config.decoder_start_token_id = encoding.decoder.config.bos_token_id = None
     encoding.decoder.full.generation_config.eos_token_id = None
     with pytest.raises(ParameterError, match="prompt cannot be decoded, and model both has no start token; t"):
-        load_models.begun(encoding, "abc")
+        load_models.tokenize(encoding, "abc")
     encoding.decoder.full.generation_config.eos_token_id = [4, 5]
-    assert load_models.begun(encoding, "abc") == ((4,), (0, 1, 2))  # an end token as start token
+    assert load_models.tokenize(encoding, "abc") == ((4,), (0, 1, 2))  # an end token as start token
 
 
 def test_each_token_adds_its_piece_of_the_text() -> None:

@@ -18,8 +18,8 @@ from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.interpret.interpreter import count
 from model.logs import read_log, replay
-from model.logs.read_log import DecisionLog
-from model.logs.recorded_decoding import Answered, Decoding, drafting, question
+from model.logs.read_log import ReadLog
+from model.logs.recorded_decoding import AnsweredRead, Decoding, drafting, question
 from model.logs.replay import Replayed, UnloggedError
 from model.methods import registry
 from model.steps import Batch, Commit, Forward, LayerSpan, Read
@@ -27,7 +27,7 @@ from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from tests.support import real_models
 from tests.support.real_models import DEPTHS, KINDS, VOCABULARY
-from tests.support.tiers import crossed, examples
+from tests.support.tiers import cross_rows, examples
 
 LAYERS = DEPTHS["target"]
 COST = UnitCost(LAYERS, cost_ratio=0.2, medium_cost_ratio=0.5)
@@ -58,7 +58,7 @@ def same(found: Decoding, cost: UnitCost = COST) -> None:
     assert run.rounds == found.rounds
     assert run.account.passes_by_kind == found.account.passes_by_kind
     assert (run.account.adoptions, run.account.adopted_rows) == (found.account.adoptions, found.account.adopted_rows)
-    assert world.left == 0
+    assert world.remaining == 0
     # And the counter, on whose clock layers alone take time.
     work = count(replay.steps_of(found), Replayed(found.reads), len(found.tokens))
     assert tuple(work.committed) == found.commits
@@ -146,9 +146,9 @@ def test_every_method_is_among_them() -> None:
     assert {*ALL} == {*registry.names()}
 
 
-@pytest.mark.parametrize(("method", "kind"), crossed(ALL, KINDS, ("ppd", "early_exit")))
+@pytest.mark.parametrize(("method", "kind"), cross_rows(ALL, KINDS, ("ppd", "early_exit")))
 def test_every_method_on_every_architecture(method: str, kind: str) -> None:
-    same(record(kind, method, ALL[method], [0] if kind in real_models.ENCODING else [3, 4, 5], 12, seed=1))
+    same(record(kind, method, ALL[method], [0] if kind in real_models.ENCODER_DECODERS else [3, 4, 5], 12, seed=1))
 
 
 @pytest.mark.parametrize("method", ALL)
@@ -223,7 +223,7 @@ def test_another_answer_is_another_run() -> None:
 def test_answers_to_one_question_come_in_the_order_that_they_were_given() -> None:
     step = Forward("draft", (7, 8), 4, LayerSpan(0, 2), heads=1)
     read = Read("uniform", step)
-    world = Replayed([Answered(question(read, step), each) for each in (0.25, 0.5)])
+    world = Replayed([AnsweredRead(question(read, step), each) for each in (0.25, 0.5)])
     assert [world.read(read), world.read(read)] == [0.25, 0.5]
     with pytest.raises(UnloggedError, match="the log has no further read"):
         world.read(read)
@@ -251,9 +251,9 @@ def test_questions_differ_by_all_that_is_asked() -> None:
 # --- logs on disk ---
 
 
-def saved(found: Decoding, folder: Path) -> DecisionLog:
+def saved(found: Decoding, folder: Path) -> ReadLog:
     """What a log says once it has been written and read."""
-    log = DecisionLog((found,), ("one",), {"target": {"name": "tiny", "checksum": "0", "layers": LAYERS}}, {"temperature": 0.5}, 3)
+    log = ReadLog((found,), ("one",), {"target": {"name": "tiny", "checksum": "0", "layers": LAYERS}}, {"temperature": 0.5}, 3)
     return read_log.load(read_log.save(log, folder / "own.parquet"))
 
 
@@ -275,7 +275,7 @@ def test_a_log_says_all_that_a_run_did(
 
 def test_log_of_several_sequences_keeps_them_separate(tmp_path: Path) -> None:
     decodings = tuple(record("llama", "speculative", {"draft_length": 3}, [prompt], 6) for prompt in (3, 4, 5))
-    log = DecisionLog(decodings, ("a", "b", "c"), {}, None, 0, "2026-01-01", {"torch": "2"})
+    log = ReadLog(decodings, ("a", "b", "c"), {}, None, 0, "2026-01-01", {"torch": "2"})
     again = read_log.load(read_log.save(log, tmp_path / "own.json"))
     assert [each.reads for each in again.decodings] == [each.reads for each in decodings]
     assert (again.names, again.date, again.versions) == (log.names, log.date, log.versions)

@@ -57,7 +57,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         more["warn"]("and odd")
         return made_up()
 
-    monkeypatch.setattr(run_command, "measured", measured)
+    monkeypatch.setattr(run_command, "measure_plan", measured)
     monkeypatch.setattr(common_options, "_bar", lambda *how: contextlib.nullcontext(how))
     return found
 
@@ -131,7 +131,7 @@ def test_an_interrupt_prints_how_to_resume(monkeypatch: pytest.MonkeyPatch, tmp_
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_command, "measured", interrupted)
+    monkeypatch.setattr(run_command, "measure_plan", interrupted)
     done = invoke("autoregressive", "-o", tmp_path / "some.json")
     assert (done.exit_code, done.stdout) == (130, "")
     assert done.stderr.endswith(
@@ -156,7 +156,8 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def plan(*methods: dict[str, Any], **run: Any) -> run_plan.WrittenPlan:
-    return run_plan.of({"run": {"model": "llama-68m", "tokens": 6, "prompt_tokens": 4, "seed": 3, **run}, "method": [*methods]})
+    settings = {"model": "llama-68m", "tokens": 6, "prompt_tokens": 4, "seed": 3, **run}
+    return run_plan.from_tables({"run": settings, "method": [*methods]})
 
 
 @pytest.fixture
@@ -175,16 +176,16 @@ def test_the_measurement_gets_the_plan_and_its_models(handed: list[Any], tiny: A
     out = tmp_path / "some.json"
     for forced, name in (({}, "forced 0"), ({"match_rate": 0.5}, "forced 0")):
         written = plan(FORCED | {"forced": forced or {"match_rate": 1.0}}, repeats=5, warm_ups=2)
-        assert run_command.measured(written, out, "cpu", resume=True, report=print) == "runs"  # type: ignore[comparison-overlap]
+        assert run_command.measure_plan(written, out, "cpu", resume=True, report=print) == "runs"  # type: ignore[comparison-overlap]
         at, made, models, more = handed.pop()
         assert at == out
-        [each] = made.wanted
+        [each] = made.decodings
         rates = forced or {"match_rate": 1.0}
-        assert each == measure_runs.Wanted("ppd", {"exit_layer": 3, "candidates": 2}, (0, 1, 2, 3), name, rates)
+        assert each == measure_runs.PlannedDecoding("ppd", {"exit_layer": 3, "candidates": 2}, (0, 1, 2, 3), name, rates)
         assert (made.tokens, made.repeats, made.warm_ups, made.seed) == (6, 5, 2, 3)
-        assert made.about == {"prompts": "none: outcomes were forced after 4 positions", "profiles": {}}
+        assert made.facts == {"prompts": "none: outcomes were forced after 4 positions", "profiles": {}}
         assert models == {"target": tiny}
-        assert more == {"resume": True, "report": print, "beside": None, "pool": None, "lanes": None}
+        assert more == {"resume": True, "report": print, "session": None, "pool": None, "lanes": None}
 
 
 def test_processes_are_started_with_replicas_of_the_target(
@@ -195,10 +196,10 @@ def test_processes_are_started_with_replicas_of_the_target(
     monkeypatch.setattr(pool_of, "started", lambda *given, **more: begun.append((given, more)))
     monkeypatch.setattr(gpu_ordering, "check", begun.append)
     over = FORCED | {"unit_kind": "processes"}
-    run_command.measured(plan(over), out, "cpu")
+    run_command.measure_plan(plan(over), out, "cpu")
     _, made, _, more = handed.pop()
-    assert (made.wanted[0].units, made.wanted[0].unit_kind) == (3, "processes")
-    assert made.about["devices"] == ["cpu"] * 3
+    assert (made.decodings[0].units, made.decodings[0].unit_kind) == (3, "processes")
+    assert made.facts["devices"] == ["cpu"] * 3
     assert more["lanes"] is None
     more["pool"]()
     assert begun.pop() == ((Replica("llama-68m", "cpu", "float32", 3), 3, 4 + 6 + 8), {"devices": []})
@@ -208,9 +209,9 @@ def test_processes_are_started_with_replicas_of_the_target(
         written = plan(over, model="somewhere", heads=said, dtype="float64")
         with monkeypatch.context() as patch:
             patch.setattr(
-                "calibrate.loading.load_models.heads_beside", lambda name: Path({"somewhere": "folder/heads.safetensors"}[name])
+                "calibrate.loading.load_models.heads_path", lambda name: Path({"somewhere": "folder/heads.safetensors"}[name])
             )
-            run_command.measured(written, out, "cuda", gpus=["cuda:0", "cuda:1", "cuda:0"])
+            run_command.measure_plan(written, out, "cuda", gpus=["cuda:0", "cuda:1", "cuda:0"])
             *_, more = handed.pop()
             more["pool"]()
         devices = ["cuda:0", "cuda:1", "cuda:0"]
@@ -219,9 +220,9 @@ def test_processes_are_started_with_replicas_of_the_target(
     with pytest.raises(
         ParameterError, match="gpus are for methods that run over processes, and none does; leave them out, or set unit_kind"
     ):
-        run_command.measured(plan(FORCED), out, "cuda", gpus=["cuda:0"])
+        run_command.measure_plan(plan(FORCED), out, "cuda", gpus=["cuda:0"])
     with pytest.raises(ParameterError, match="unit_kind is for methods that use several units, and autoregressive uses one with"):
-        run_command.measured(plan({"name": "autoregressive", "forced": {}, "unit_kind": "processes"}), out, "cpu")
+        run_command.measure_plan(plan({"name": "autoregressive", "forced": {}, "unit_kind": "processes"}), out, "cpu")
 
 
 def test_streams_graphs_and_profiles_reach_the_measurement(
@@ -238,28 +239,28 @@ def test_streams_graphs_and_profiles_reach_the_measurement(
 
     monkeypatch.setattr(interleaved_profiles, "MeasurementSession", session_)
     profile = {"widths": [1, 3], "contexts": [0, 200], "batches": [1, 2]}
-    written = run_plan.of({
+    written = run_plan.from_tables({
         "run": {"model": "llama-68m", "tokens": 6, "prompt_tokens": 4, "dtype": "bfloat16", "seed": 2},
         "method": [FORCED | {"unit_kind": "streams"}], "profile": profile,
     })  # fmt: skip
     heard: list[str] = []
-    run_command.measured(written, out, "cuda:1", warn=heard.append)
+    run_command.measure_plan(written, out, "cuda:1", warn=heard.append)
     *_, made, _, more = handed.pop()
     assert more["lanes"] == ("lanes", tiny, 3)
     assert more["pool"] is None
-    assert "devices" not in made.about
-    assert made.about["profiles"] == {"target": "cuda-llama-68m-interpreter.json"}
+    assert "devices" not in made.facts
+    assert made.facts["profiles"] == {"target": "cuda-llama-68m-interpreter.json"}
     [(given, how)] = sessions
     assert given == ({"target": tiny}, {"target": "llama-68m"}, Passes((1, 3), (0, 200), (1, 2)), tmp_path)
     assert how == {"device": "cuda:1", "dtype": "bfloat16", "seed": 2, "processes": False, "lanes": more["lanes"]}
     assert heard == ["profile of the target: too fast", "profile of the target: far too fast"]
-    run_command.measured(written, out, "cuda:1")  # without a receiver of warnings
-    assert handed.pop()[3]["beside"].refused == {}
+    run_command.measure_plan(written, out, "cuda:1")  # without a receiver of warnings
+    assert handed.pop()[3]["session"].refused == {}
     monkeypatch.setattr(
         interleaved_profiles, "MeasurementSession", lambda *_, **__: SimpleNamespace(warnings={}, refused={"target": "too fast"})
     )
     with pytest.raises(ParameterError, match=r"some\.json is written, but there is no profile of the target: too fast"):
-        run_command.measured(written, out, "cuda:1")
+        run_command.measure_plan(written, out, "cuda:1")
     # Graphs also have room for the passes timed between the runs.
     built: list[Any] = []
     monkeypatch.setattr(cuda_graphs, "cuda_of", lambda _: "cuda")
@@ -267,7 +268,7 @@ def test_streams_graphs_and_profiles_reach_the_measurement(
     for profiled, room in ((None, (0, 1)), (Passes((1, 3), (0, 200), (1, 2)), (204, 2))):
         now = run_plan.WrittenPlan(plan(FORCED, mode="cuda-graph").run, plan(FORCED).choices, profiled)
         with contextlib.suppress(ParameterError):  # the profile is refused
-            run_command.measured(now, out, "cpu")
+            run_command.measure_plan(now, out, "cpu")
         wanted, given_models, tokens, *also = built.pop()
         assert (len(wanted), given_models, tokens, tuple(also)) == (1, {"target": tiny}, 6, room)
 
@@ -277,8 +278,8 @@ def test_graphs_have_room_for_the_longest_sequence_and_largest_batch(monkeypatch
     monkeypatch.setattr(cuda_graphs, "Graphs", lambda *given: made.append(given))
     models: Any = real_models.decoders("llama", "draft")
 
-    def wanted(length: int, **settings: Any) -> measure_runs.Wanted:
-        return measure_runs.Wanted("speculative", settings | {"draft_length": 1}, tuple(range(length)), "one", {})
+    def wanted(length: int, **settings: Any) -> measure_runs.PlannedDecoding:
+        return measure_runs.PlannedDecoding("speculative", settings | {"draft_length": 1}, tuple(range(length)), "one", {})
 
     both = [wanted(40), wanted(70, sequences=3, batching="static")]
     for more, room, texts in (((), 128, 3), ((129, 1), 192, 3), ((128, 5), 128, 5)):

@@ -43,7 +43,7 @@ from sim.engine.events import simulate
 from tests.calibrate.test_measure_runs import measured
 from tests.calibrate.test_replay import CHOICES, lengths, prompts, record, seeds
 from tests.support import real_models
-from tests.support.comparisons import decoded, every, profiles, runs_of, tapped
+from tests.support.comparisons import example_runs, observed, profiles, record_decoding, synthetic_runs
 from tests.support.real_models import DEPTHS
 
 LAYERS = DEPTHS["target"]
@@ -182,10 +182,10 @@ def test_time_between_a_read_and_the_next_pass_counts_as_pause() -> None:
     whole, spent = Forward("target", (7,), 5, LayerSpan(0, 5)), []
     for turn, pause in ((3e-3, 0.0), (0.0, 3e-3)):
         cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=COOLING))}, scheduling=turn)
-        cost.made(whole)
+        cost.record_pass(whole)
         cost.reading(Read("next", whole))
         cost.elapsed += pause
-        spent.append(cost.made(whole).cooling)
+        spent.append(cost.record_pass(whole).cooling)
     assert spent[0] == pytest.approx(spent[1])
     assert spent[0] > 0
 
@@ -244,7 +244,7 @@ def test_rows_of_rejected_hypotheses_stay_in_the_cache(beams: int, monkeypatch: 
             steps.append(step)
             cost.forward(step)
 
-    run.run(tapped(beam.decode(parameters, [3, 4, 5, 6], 14), see), 14)
+    run.run(observed(beam.decode(parameters, [3, 4, 5, 6], 14), see), 14)
     assert told == lying
     assert [rows for _, rows in told] == contexts  # and each pass is priced at this context
     kept = sum(rows for _, rows in told) == sum(step.at for step in steps)
@@ -267,7 +267,7 @@ def passes(cost: ReplayedSeconds, *spans: tuple[int, int], at: int = 5, pause: f
     """Seconds of consecutive passes over these layers at one position."""
     made = []
     for span in spans:
-        made.append(cost.made(Forward("target", (7,), at, LayerSpan(*span))))
+        made.append(cost.record_pass(Forward("target", (7,), at, LayerSpan(*span))))
         cost.elapsed += pause
     return made
 
@@ -316,7 +316,7 @@ def test_sub_processes_within_a_process_cost_their_start() -> None:
     profiles = {"target": ProfileCosts(profile_of("target", further=forks))}
     cost = ReplayedSeconds(profiles)
     assert [cost.dispatching(count) for count in (0, 1, 3)] == pytest.approx([0, 1e-4, 4e-4])
-    assert ReplayedSeconds(profiles, single=False).dispatching(3) == 0
+    assert ReplayedSeconds(profiles, single_process=False).dispatching(3) == 0
     found = record("llama", "ppd", {"exit_layer": 3, "candidates": 1}, [1, 2, 3], 10, seed=2)
     free = run_comparison.predict(found, ReplayedSeconds({"target": ProfileCosts(profile_of("target"))}))
     forked = run_comparison.predict(found, cost)
@@ -337,13 +337,13 @@ def test_a_pause_makes_the_next_layers_slower() -> None:
     cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=COOLING))})
     whole = [each.cooling for each in passes(cost, (0, 5), (0, 5), (0, 5))]
     assert whole[0] == 0
-    others = cost.made(Forward("target", (7,), 5, LayerSpan(0, 5)))
+    others = cost.record_pass(Forward("target", (7,), 5, LayerSpan(0, 5)))
     assert others.cooling == pytest.approx(whole[2]) == pytest.approx(whole[1])
     cooled = []
     for pause in (0.0, 1e-3, 3e-3, 1.0):
         cost.begin()
         passes(cost, (0, 5), (0, 5), pause=pause)
-        cooled.append(cost.made(Forward("target", (7,), 5, LayerSpan(0, 5))).cooling)
+        cooled.append(cost.record_pass(Forward("target", (7,), 5, LayerSpan(0, 5))).cooling)
     assert cooled == sorted(cooled)
     assert cooled[0] == pytest.approx(others.cooling)
     assert cooled[0] < cooled[1] < cooled[2]
@@ -361,9 +361,9 @@ def test_pauses_before_multi_token_passes_use_their_own_times() -> None:
     for width in (1, 5, 9, 12):
         cost.begin()
         step = Forward("target", (7,) * width, 5, LayerSpan(0, 5))
-        cost.made(step)
+        cost.record_pass(step)
         cost.elapsed += 1.0
-        found.append(cost.made(step).cooling)
+        found.append(cost.record_pass(step).cooling)
     assert found == pytest.approx([2.5e-3, (2.5e-3 + 1.25e-3) / 2, 1.25e-3, 1.25e-3])
 
 
@@ -377,14 +377,14 @@ def test_layers_repeated_sooner_take_less() -> None:
     more = [each.cooling for each in passes(cost, *[(0, 3)] * 20)]
     assert 3 * few[-1] < more[-1] < 0
     # The other layers have not been run for long; then all are as before.
-    rest = cost.made(Forward("target", (7,), 5, LayerSpan(3, 5))).cooling
+    rest = cost.record_pass(Forward("target", (7,), 5, LayerSpan(3, 5))).cooling
     assert rest > 0
 
 
 def test_a_pass_in_pieces_has_no_extra_pause() -> None:
     cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=[*COOLING, *CALLS]))})
     passes(cost, (0, 5), (0, 5))
-    whole = cost.made(Forward("target", (7,), 5, LayerSpan(0, 5))).cooling
+    whole = cost.record_pass(Forward("target", (7,), 5, LayerSpan(0, 5))).cooling
     cost.begin()
     pieces: list[Any] = []
     for _ in range(3):
@@ -411,7 +411,7 @@ def some_runs() -> tuple[MeasuredRuns, dict[str, Profile]]:
 TIMED = ("seconds", "commit_s", "pass_s", "read_s")
 
 
-@pytest.mark.parametrize("made", [some_runs, every])
+@pytest.mark.parametrize("made", [some_runs, example_runs])
 def test_measured_times_do_not_enter_the_prediction(made: Callable[[], tuple[MeasuredRuns, dict[str, Profile]]]) -> None:
     """If each measured row is scaled by a different factor, predictions do not change, but errors do."""
     found, profiles = made()
@@ -565,10 +565,10 @@ def test_parts_of_time_are_those_of_the_main_process() -> None:
     """With the profile of the machine every part agrees with the prediction; contention is a part of the total."""
     over = {"dispatch": 2e-4, "wake": 4e-3, "promotion": 1e-4, "scheduling": 3e-4}
     clock = profiles(wider=0.2, head=2e-3, step=1e-3, next=1e-4, first_read=2e-4, **over)
-    made = [decoded("autoregressive", 24, {})]
-    made += [decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=layer, candidates=1, form=form)
+    made = [record_decoding("autoregressive", 24, {})]
+    made += [record_decoding("ppd", 24, {"match_rate": 0.6}, exit_layer=layer, candidates=1, form=form)
              for form, layer in (("flat", 4), ("literal", 8))]
-    found = runs_of(made, clock, units=[1, 2, 2])
+    found = synthetic_runs(made, clock, units=[1, 2, 2])
     table = run_comparison.compare(found, clock).filter(units=2)
     assert table.height == 2
     for row in table.iter_rows(named=True):
@@ -582,21 +582,21 @@ def test_parts_of_time_are_those_of_the_main_process() -> None:
     assert table["predicted_waiting_s"].min() > 1e-3  # type: ignore[operator]  # for those that woke up late
     forks = [each.account.adoptions for each in made[1:]]
     assert all(0.5e-4 * count < transfers for count, transfers in zip(forks, table["predicted_transfers_s"], strict=True))
-    measured, simulated = run_comparison.side_by_side(found, clock, table["decoding"][0])
+    measured, simulated = run_comparison.measured_and_simulated_spans(found, clock, table["decoding"][0])
     own = measured.filter(pl.col("what") != "wait").sort("start", "unit", "what")
     assert own["end"].to_list() == pytest.approx(simulated.sort("start", "unit", "what")["end"].to_list(), abs=1e-6)
     over = ", ".join(str(number) for number, each in found.timed.items() if each.units > 1)
-    for runs_, there in ((found, over), (runs_of(made[:1], clock, units=[1]), "none of these runs is")):
+    for runs_, there in ((found, over), (synthetic_runs(made[:1], clock, units=[1]), "none of these runs is")):
         with pytest.raises(ParameterError) as refused:
-            run_comparison.side_by_side(runs_, clock, 0)
+            run_comparison.measured_and_simulated_spans(runs_, clock, 0)
         assert str(refused.value) == f"decoding must be one over several processes ({there}), got 0"
 
 
 def test_streams_need_no_times_of_dispatch_and_wake() -> None:
     """The same times under another name; streams have no dispatch and wake, so a profile need not have them."""
     clock = profiles(scheduling=3e-4)
-    made = [decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=8, candidates=1)] * 3
-    found = runs_of(made, clock, units=[1, 2, 2])
+    made = [record_decoding("ppd", 24, {"match_rate": 0.6}, exit_layer=8, candidates=1)] * 3
+    found = synthetic_runs(made, clock, units=[1, 2, 2])
     found = MeasuredRuns(found.log, found.table, {**found.about, "unit_kind": ["streams", "streams", "processes"]})
     table = run_comparison.compare(found, clock)
     assert table["method"].to_list() == ["ppd", "ppd-streams", "ppd-processes"]
@@ -609,7 +609,7 @@ def test_streams_need_no_times_of_dispatch_and_wake() -> None:
 def test_passes_of_sub_processes_use_their_own_times() -> None:
     """They replace those of a single process; heads, later layers and prompts belong to the main process."""
     clock = {"target": ProfileCosts(profiles(step=5e-4, embedding=1e-4)["target"])}
-    own, told = ReplayedSeconds(clock, single=False), ReplayedSeconds(clock, single=False, subprocess_step=2e-4)
+    own, told = ReplayedSeconds(clock, single_process=False), ReplayedSeconds(clock, single_process=False, subprocess_step=2e-4)
     sub = Forward("target", (7,), 5, LayerSpan(0, 8))
     assert own.forward(sub) == pytest.approx(8e-3 + 6e-4)
     assert told.forward(sub) == pytest.approx(8e-3 + 2e-4)
@@ -618,14 +618,14 @@ def test_passes_of_sub_processes_use_their_own_times() -> None:
     for step in (sub._replace(heads=1), later, sub._replace(tokens=(7, 8, 9))):
         assert told.forward(step) == own.forward(step)
     # Timed next to other processes: .6 ms there are .4 ms alone, because layers take 1.5 times as long.
-    runs = runs_of([decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=8, candidates=1)], profiles(), units=[2])
+    runs = synthetic_runs([record_decoding("ppd", 24, {"match_rate": 0.6}, exit_layer=8, candidates=1)], profiles(), units=[2])
     timed = profiles(main_concurrent=1.5e-3, subprocess_step=6e-4)
     cost = run_comparison.over_processes({"target": ProfileCosts(timed["target"])}, next(iter(runs.timed.values())))
-    assert (cost.subprocess_step, cost.slower) == (pytest.approx(4e-4), (1.0, pytest.approx(1.5)))
+    assert (cost.subprocess_step, cost.slowdowns) == (pytest.approx(4e-4), (1.0, pytest.approx(1.5)))
 
 
 def test_reads_that_depend_on_times_are_refused() -> None:
-    found = decoded("ppd", 12, {"match_rate": 0.6}, exit_layer=4, candidates=2, form="nested")
+    found = record_decoding("ppd", 12, {"match_rate": 0.6}, exit_layer=4, candidates=2, form="nested")
     cost = ReplayedSeconds(
         {"target": ProfileCosts(profiles(first_read=0.02)["target"])}
     )  # who looks for the next token stops the others later
@@ -644,12 +644,12 @@ def test_decision_logs_are_not_runs(tmp_path: Path) -> None:
 def test_measured_and_simulated_units_side_by_side() -> None:
     """The median repeat, measured at half the speed of the profile, next to the prediction."""
     known, clock = profiles(scheduling=3e-4), profiles(layer=2e-3, scheduling=3e-4)
-    made = [decoded("ppd", 20, {"match_rate": 0.6}, seed=3, exit_layer=6, candidates=1)]
-    found = runs_of(made, clock, units=[2])
-    measured_, simulated = run_comparison.side_by_side(found, known, 0)
+    made = [record_decoding("ppd", 20, {"match_rate": 0.6}, seed=3, exit_layer=6, candidates=1)]
+    found = synthetic_runs(made, clock, units=[2])
+    measured_, simulated = run_comparison.measured_and_simulated_spans(found, known, 0)
     timed = found.timed[0]
-    assert measured_["end"].max() == pytest.approx(max(span.end for span in timed.spans(timed.middle)))
-    assert measured_.height == len(timed.spans(timed.middle))
+    assert measured_["end"].max() == pytest.approx(max(span.end for span in timed.spans(timed.median_repeat)))
+    assert measured_.height == len(timed.spans(timed.median_repeat))
     assert simulated["end"].max() == pytest.approx(run_comparison.compare(found, known)["predicted_total_s"][0])
     assert simulated["end"].max() < 0.7 * measured_["end"].max()
 
@@ -660,8 +660,8 @@ def test_the_printed_tables_agree_with_the_rows() -> None:
     choices = [("autoregressive", {}, {}), ("speculative", {"draft_length": 3}, {"acceptance_rate": 0.7}),
                ("speculative", {"draft_length": 6}, {"acceptance_rate": 0.7}),
                ("ppd", {"exit_layer": 6, "candidates": 1}, {"match_rate": 0.6})]  # fmt: skip
-    made = [decoded(name, 25, rates, seed=3, **settings) for name, settings, rates in choices]
-    found = runs_of(made, clock, ["a prompt with a very long name"] * 4, units=[1, 1, 1, 2], slower=1.5)
+    made = [record_decoding(name, 25, rates, seed=3, **settings) for name, settings, rates in choices]
+    found = synthetic_runs(made, clock, ["a prompt with a very long name"] * 4, units=[1, 1, 1, 2], slower=1.5)
     table = run_comparison.compare(found, known)
     text = io.StringIO()
     comparison_report.show(table, dict(found.about), Console(file=text, width=250, highlight=False))

@@ -17,15 +17,15 @@ from calibrate.timing.single_pass import Effort, Point
 from model.base.checks import ParameterError
 from model.steps import Batch, LayerSpan
 from tests.support import real_models
-from tests.support.clockwork import Ticking
-from tests.support.tiny_configurations import built
+from tests.support.fake_clocks import PassClock
+from tests.support.tiny_configurations import build_library_model
 
-pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 
 
 def test_row_holds_the_clock_readings(config: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single_pass, "clock_of", lambda *_: Ticking())
-    row = single_pass.measure(built(config()), Point("eager", 2, 4, 1, 0), Effort(least=4), 0.0)
+    monkeypatch.setattr(single_pass, "clock_of", lambda *_: PassClock())
+    row = single_pass.measure(build_library_model(config()), Point("eager", 2, 4, 1, 0), Effort(least=4), 0.0)
     assert row["layers_us"] == [[1.0] * 3, [2.0] * 3, [3.0] * 3]
     assert row["head_us"] == [3.5] * 3
     assert row["embedding_us"] == [0.25] * 3
@@ -34,7 +34,7 @@ def test_row_holds_the_clock_readings(config: Callable[..., str], monkeypatch: p
 
 
 def test_point_is_repeated_until_its_spread_is_small(config: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    class Swinging(Ticking):
+    class Swinging(PassClock):
         turn = 0
 
         def stop(self) -> float:
@@ -42,7 +42,7 @@ def test_point_is_repeated_until_its_spread_is_small(config: Callable[..., str],
             return (1.0, 1.0, 1.1, 1.1)[(self.turn // 2) % 4] * 1e-3
 
     monkeypatch.setattr(single_pass, "clock_of", lambda *_: Swinging())
-    model, point = built(config()), Point("eager", 1, 0, 1, 0)
+    model, point = build_library_model(config()), Point("eager", 1, 0, 1, 0)
     forever = float("inf")
     for target in (0.02, 0.01):
         found = single_pass.measure(model, point, Effort(target, least=4), forever)
@@ -57,7 +57,7 @@ def test_point_is_repeated_until_its_spread_is_small(config: Callable[..., str],
 def test_interrupted_repeats_are_left_out_if_there_are_others(
     config: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Interrupted(Ticking):
+    class Interrupted(PassClock):
         turn = 0
         every = 3
 
@@ -69,7 +69,7 @@ def test_interrupted_repeats_are_left_out_if_there_are_others(
             return self.turn % self.every == 0
 
     monkeypatch.setattr(single_pass, "clock_of", lambda *_: Interrupted())
-    model, point = built(config()), Point("eager", 1, 0, 1, 0)
+    model, point = build_library_model(config()), Point("eager", 1, 0, 1, 0)
     row = single_pass.measure(model, point, Effort(0.5, least=4, most=100), float("inf"))
     assert row["whole_us"] == [1000.0] * 3
     assert (row["repeats"], row["disturbed"], row["taken_anyway"]) == (4, 6, 0)
@@ -110,10 +110,10 @@ class Stub:
     def run(self) -> None:
         self.done.append("run")
 
-    def run_watched(self, mark: Any) -> None:
+    def run_marked(self, mark: Any) -> None:
         self.done.append("watched")
 
-    def back(self) -> None:
+    def roll_back(self) -> None:
         self.done.append("back")
 
     def check(self) -> None:
@@ -137,7 +137,7 @@ def pointed(
         span=lambda name, index: 1e-6 * spans[name, index],
     )  # fmt: skip
     monkeypatch.setattr(single_pass, "clock_of", lambda *_: clock)
-    monkeypatch.setattr(single_pass, "prepared", lambda *_: work)
+    monkeypatch.setattr(single_pass, "prepare", lambda *_: work)
     model: Any = SimpleNamespace(device="cpu", decoder=SimpleNamespace(layers=layers))
     row = single_pass.measure(model, Point(mode, 2, 8, 1, 0, 3), Effort(**{"target": 0.0, "warmups": 2} | effort), float("inf"))
     return row, work
@@ -214,7 +214,7 @@ def test_point_ends_at_small_spread_or_at_its_time_limit(
     work, wholes = Stub(spans), itertools.cycle([1.0, 1.0, 1 + spread_of, 1 + spread_of])
     clock = SimpleNamespace(start=lambda: None, stop=lambda: next(wholes), disturbed=lambda: False, mark=None, span=lambda *_: 1.0)
     monkeypatch.setattr(single_pass, "clock_of", lambda *_: clock)
-    monkeypatch.setattr(single_pass, "prepared", lambda *_: work)
+    monkeypatch.setattr(single_pass, "prepare", lambda *_: work)
     model: Any = SimpleNamespace(device="cpu", decoder=SimpleNamespace(layers=4))
     row = single_pass.measure(model, Point("eager", 1, 0, 1, 0), Effort(target, least, most, warmups=0), 5.0)
     assert row["repeats"] == repeats
@@ -228,13 +228,13 @@ def test_mode_selects_the_kind_of_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     for module, name in ((library_pass, "EagerPass"), (library_pass, "GraphPass"), (interpreter_pass, "InterpretedPass")):
         monkeypatch.setattr(module, name, lambda *given, name=name: (name, *given))
-    model: Any = SimpleNamespace(architecture=SimpleNamespace(longest=lambda *given: asked.append(given)))
+    model: Any = SimpleNamespace(architecture=SimpleNamespace(check_positions=lambda *given: asked.append(given)))
     modes = {"eager": "EagerPass", "cuda-graph": "GraphPass", "interpreter": "InterpretedPass"}
     assert [*modes] == [*single_pass.MODES]
     for mode, name in modes.items():
-        assert single_pass.prepared(model, 3, 8, 2, mode) == (name, model, 3, 8, 2)  # type: ignore[comparison-overlap]
+        assert single_pass.prepare(model, 3, 8, 2, mode) == (name, model, 3, 8, 2)  # type: ignore[comparison-overlap]
         assert asked.pop() == (3, 8)
-    assert single_pass.prepared(model, 3, 8, 2)[0] == "EagerPass"  # type: ignore[index]
+    assert single_pass.prepare(model, 3, 8, 2)[0] == "EagerPass"  # type: ignore[index]
     monkeypatch.setattr(single_pass.os, "getloadavg", lambda: (0.126, 9.0, 9.0))
     assert single_pass._load() == 0.13
     for error in (OSError, AttributeError):
@@ -279,7 +279,7 @@ def interpreted(width: int, context: int, batch: int, unequal: bool = False, kin
 
 def test_interpreter_pass_alternates_between_two_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows before it are made in chunks; every layer, the embedding, the head and the call are marked, and nothing after
-    `back`.
+    `roll_back`.
     """
     from calibrate.timing import interpreter_pass
 
@@ -290,15 +290,15 @@ def test_interpreter_pass_alternates_between_two_positions(monkeypatch: pytest.M
     passes = [((3, 4), at, 0, depth, 1, ()) for at in (6, 7)]
     assert asked == ["source", *filling, *passes]
     marks: list[Any] = []
-    work.run_watched(lambda *mark: marks.append(mark))
+    work.run_marked(lambda *mark: marks.append(mark))
     work.run()
-    work.back()
+    work.roll_back()
     assert asked[5:] == passes
     layers = [("layer", index) for index in range(depth)]
     assert work.parts == [("embedding", 0), *layers, ("head", 0), ("call", 0)]
     inner = [(*part, edge) for part in [("embedding", 0), *layers] for edge in (0, 1)]
     assert marks == [("call", 0, 0), *inner, ("call", 0, 1), ("head", 0, 0), ("head", 0, 1)]
-    assert (work.replayed, work.short) == (False, 0)
+    assert (work.replayed, work.short_layers) == (False, 0)
     assert work.real.work.tokens == work.real.work.committed == work.real.work.commits == []
     work.check()
     for length in (7, 10):

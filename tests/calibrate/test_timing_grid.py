@@ -16,9 +16,9 @@ from calibrate.timing.single_pass import Effort, Point
 from calibrate.timing.timing_grid import TimingGrid
 from model.base.checks import ParameterError
 from tests.support import real_models
-from tests.support.clockwork import Clock
+from tests.support.fake_clocks import SteppedClock
 
-pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 
 
 def test_each_round_has_every_point_once() -> None:
@@ -35,7 +35,7 @@ def gone_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, takes: Any, minutes: float = 1.0
 ) -> tuple[timing_grid.TimedGrid, list[float], list[Any]]:
     """Time a grid of four points that take or raise `takes(share)`; return the outcome, the shares, and the progress reports."""
-    clock, shares, told = Clock(), list[float](), list[Any]()
+    clock, shares, told = SteppedClock(), list[float](), list[Any]()
     monkeypatch.setattr(timing_grid, "time", clock)
 
     def measure(model: Any, point: Point, effort: Effort, until: float) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def gone_over(
     monkeypatch.setattr(timing_grid, "measure", measure)
     rows = timing_grid.RawTimings(tmp_path / "raw.jsonl", {"kind": "machine"}, resume=False)
     spec: Any = None
-    outcome = timing_grid.go_over(
+    outcome = timing_grid.time_grid(
         SimpleNamespace(device="cpu"), TimingGrid((1, 2), (4, 8)), rows, spec, effort=Effort(), minutes=minutes,  # type: ignore[arg-type]
         progress=lambda *said: told.append(said), between=lambda: told.append("between"),
     )  # fmt: skip

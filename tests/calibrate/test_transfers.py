@@ -19,10 +19,10 @@ from model.base.checks import ParameterError
 from model.hardware import profile_files
 from model.hardware.profile_files import load
 from tests.support import workers
-from tests.support.clockwork import Clock
 from tests.support.commands import call
+from tests.support.fake_clocks import SteppedClock
 
-pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 
 
 # --- links ---
@@ -93,7 +93,7 @@ def test_sizes_are_powers_of_four_from_1_kib_to_64_mib(tmp_path: Path, monkeypat
                 for size in sizes]  # fmt: skip
 
     monkeypatch.setattr(transfers, "_timed", timed)
-    monkeypatch.setattr(transfers, "there", lambda: ("shared-memory", "gloo"))
+    monkeypatch.setattr(transfers, "available_links", lambda: ("shared-memory", "gloo"))
     told: list[Any] = []
     out = tmp_path / "new" / "deeper"  # made with its parents
     found = transfers.time_links(out, repeats=6, name="some", progress=lambda *said: told.append(said))
@@ -122,7 +122,7 @@ def test_profile_of_a_link_records_machine_and_method(tmp_path: Path, monkeypatc
     took = {8: [0.0, 0.0, 1.0], 64: [3.0, 4.0, 5.0], 128: [9.0, 10.0, 11.0]}
     rows = [{"kind": "link", "size": size, "repeats": 7, "time_us": times} for size, times in took.items()]
     monkeypatch.setattr(transfers, "_timed", lambda *_: rows)
-    monkeypatch.setattr(transfers, "there", lambda: transfers.LINKS)
+    monkeypatch.setattr(transfers, "available_links", lambda: transfers.LINKS)
     found = transfers.time_links(tmp_path, sizes=(8, 64, 128))
     assert asked == ["cpu", "cpu", "cuda", "cuda", "cuda", "cuda"]
     for link, path in found.profiles.items():
@@ -149,7 +149,7 @@ def test_failed_link_is_reported_and_the_others_are_written(tmp_path: Path, monk
         return [{"kind": "link", "link": link, "size": 8, "repeats": 1, "time_us": [1.0, 2.0, 3.0]}]
 
     monkeypatch.setattr(transfers, "_timed", timed)
-    monkeypatch.setattr(transfers, "there", lambda: ("gloo", "shared-memory"))
+    monkeypatch.setattr(transfers, "available_links", lambda: ("gloo", "shared-memory"))
     found = transfers.time_links(tmp_path, sizes=(8,))
     assert found.failed == {"gloo": "RuntimeError: no answer"}
     assert [*found.profiles] == ["shared-memory"]
@@ -163,7 +163,7 @@ def test_failed_link_is_reported_and_the_others_are_written(tmp_path: Path, monk
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_message_time_is_half_a_round_trip_after_warm_up(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, done = Clock(), list[str]()
+    clock, done = SteppedClock(), list[str]()
     monkeypatch.setattr(transfers, "time", clock)
 
     def step(name: str, seconds: float) -> None:
@@ -177,7 +177,7 @@ def test_message_time_is_half_a_round_trip_after_warm_up(rank: int, monkeypatch:
 
 def test_shared_memory_transfers_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ends are threads of this process; the first alone reports times."""
-    monkeypatch.setattr(transfers, "end_with_starter", lambda: None)
+    monkeypatch.setattr(transfers, "exit_with_starter", lambda: None)
     ends, (report, other) = multiprocessing.Pipe(), multiprocessing.Pipe()
     room = multiprocessing.RawArray("b", 64)
     sizes = (8, 64)
@@ -239,7 +239,7 @@ def test_two_ends_exchange_messages(backend: str, monkeypatch: pytest.MonkeyPatc
     """The calls of torch at each end, in order; no message is sent."""
     import torch
 
-    monkeypatch.setattr(transfers, "end_with_starter", lambda: None)
+    monkeypatch.setattr(transfers, "exit_with_starter", lambda: None)
     monkeypatch.setattr(transfers.os.path, "exists", lambda path: path == "/sys/class/net/lo")
     done = list[Any]()
     for rank in (0, 1):
@@ -274,7 +274,7 @@ def test_two_ends_exchange_messages(backend: str, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("link", ["shared-memory", "gloo", "nccl"])
 def test_link_between_processes_is_timed_or_reports_its_error(link: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes are the ends; one that ends or does not answer ends the wait."""
-    clock, ends = Clock(), list[Any]()
+    clock, ends = SteppedClock(), list[Any]()
     monkeypatch.setattr(transfers, "time", clock)
 
     class End:
@@ -365,7 +365,7 @@ def test_available_links_follow_from_gpus_and_libraries(monkeypatch: pytest.Monk
             monkeypatch.setattr(torch.distributed, name, lambda answer=answer: answer, raising=False)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-        return transfers.there()
+        return transfers.available_links()
 
     host, copies = ("shared-memory", "gloo"), ("host-to-device", "device-to-host")
     assert has(0) == has(2, cuda=False) == host

@@ -30,14 +30,14 @@ from calibrate.workers.worker_loop import (
 )
 from model.steps import CacheError, LayerSpan
 from tests.support import real_models
-from tests.support.workers import tiny
+from tests.support.workers import tiny_replica
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LAYERS = real_models.DEPTHS["target"]
 
 
 def test_shared_weights_are_aligned_to_64_bytes() -> None:
-    decoder = tiny("llama").load()
+    decoder = tiny_replica("llama").load()
     decoder.heads[2] = torch.arange(29 * 16, dtype=torch.float64).view(29, 16)
     decoder.heads[3] = torch.ones(29 * 8, 16, dtype=torch.float64)
     before = [where.data.clone() if name == "data" else where[name].clone() for where, name in worker_loop.weights_of(decoder)]
@@ -72,7 +72,7 @@ def test_rows_of_every_dtype_are_copied_exactly(dtype: torch.dtype) -> None:
     assert rows[1][1, ..., 2:4, :].equal(rows[0][1, ..., 5:7, :])
     assert rows[1].count_nonzero() == rows[1][1, ..., 2:4, :].count_nonzero() > 0
     decoder = real_models.decoders("llama", dtype="float32")["target"]
-    found = SharedState.of(decoder, 3, 10)
+    found = SharedState.allocate(decoder, 3, 10)
     assert [tuple(each.shape) for each in found.rows] == [(LAYERS, 2, 1, 2, 10, 4)] * 3
     assert [tuple(each.shape) for each in found.tensors[1]] == [(3, 10, 16), (3, 29), (3, LAYERS, 10), (3, LAYERS), (3, LAYERS)]
     assert {each.dtype for each in (*found.rows, *found.tensors[1][:2])} == {torch.float32}
@@ -155,7 +155,7 @@ def working(monkeypatch: pytest.MonkeyPatch, kind: str = "llama", **orders: Any)
     end: Any = Pipe()
     worker = worker_loop._Worker(end, Orders(1, 2, None, 0.0, **orders))
     assert end.said.pop() == ("up", os.getpid())
-    board, memory = Board(2), SharedState.of(real_models.decoders(kind)["target"], 2, 16)
+    board, memory = Board(2), SharedState.allocate(real_models.decoders(kind)["target"], 2, 16)
     whole_ = pickle.loads
 
     def found(said: bytes) -> Any:
@@ -192,7 +192,7 @@ def test_worker_makes_posted_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     states = decoder.run((3, 4), 0, LayerSpan(0, LAYERS), decoder.rows())
     now = iter(range(10, 100))
     monkeypatch.setattr(worker_loop, "time", SimpleNamespace(perf_counter=lambda: float(next(now))))
-    believed = worker_loop.believed_of(b"")
+    believed = worker_loop.tags_checksum(b"")
     with torch.inference_mode():
         for heads, place in ((1, 0), (0, 1)):
             told(board, place, place + 1, Command(7 + place, (3, 4), 0, 0, LAYERS, heads, None, (), believed))
@@ -212,7 +212,7 @@ def test_worker_makes_posted_passes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (board.slots[1][2][STATUS], board.words[1][DONE], finished) == (worker_loop.GAVE_UP, 3, [])
         assert end.said == [b"."]
         # Stopped in the middle, or after rows that were overwritten meanwhile: launched work is finished.
-        for happens in (gpu_ordering.GaveUp(), CacheError("rows are others")):
+        for happens in (gpu_ordering.PassStopped(), CacheError("rows are others")):
 
             def making(command: Command, stopped: Any, meanwhile: Any, ready: Any, happens: Any = happens) -> None:
                 assert not stopped()
@@ -271,7 +271,7 @@ def test_idle_worker_sleeps_and_ends_by_request(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_worker_reads_its_source_and_uses_its_core_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    flat, other = worker_loop.share_weights(tiny("llama").load()), tiny("llama", 1).load()
+    flat, other = worker_loop.share_weights(tiny_replica("llama").load()), tiny_replica("llama", 1).load()
     set_: list[Any] = []
     monkeypatch.setattr(worker_loop.os, "sched_setaffinity", lambda *what: set_.append(what))
     monkeypatch.setattr(gpu_ordering, "cuda", lambda: SimpleNamespace(set_device=set_.append))

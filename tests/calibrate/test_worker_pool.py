@@ -18,7 +18,7 @@ from calibrate.loading.replicas import Replica
 from calibrate.untested_on_gpu import gpu_ordering
 from calibrate.workers import worker_loop
 from calibrate.workers import worker_pool as pool_of
-from calibrate.workers.over_processes import GONE
+from calibrate.workers.over_processes import UNKNOWN_ROWS
 from calibrate.workers.worker_loop import (
     ASLEEP,
     DONE,
@@ -34,7 +34,7 @@ from calibrate.workers.worker_pool import Flight, Pool, Post, ProcessError, star
 from model.base.checks import ParameterError
 from model.steps import CacheError, Forward, LayerSpan
 from tests.support import real_models, workers
-from tests.support.workers import tiny
+from tests.support.workers import tiny_replica
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LAYERS = real_models.DEPTHS["target"]
@@ -170,7 +170,7 @@ def test_only_sleeping_workers_are_woken() -> None:
     ({"units": 1, "capacity": 97}, "capacity must be"), ({"units": 1, "source": (3,)}, "has no encoder, and source is given"),
 ])  # fmt: skip
 def test_wrong_options_of_processes_are_refused(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(ParameterError, match=said), started(workers.tiny("llama"), **wrong):
+    with pytest.raises(ParameterError, match=said), started(workers.tiny_replica("llama"), **wrong):
         pass
 
 
@@ -264,7 +264,7 @@ def test_commands_that_cannot_be_posted_are_refused() -> None:
         Flight(None, Forward("target", (3, 4), 0, LayerSpan(0, LAYERS)), Command(1, (3,), 0, 0, 1, 0, None, (), 0), 0, 0.0).stopped
         is False
     )
-    assert (LENGTH, GONE) == (2, -1)
+    assert (LENGTH, UNKNOWN_ROWS) == (2, -1)
 
 
 def test_processes_come_from_a_fork_server_or_are_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +309,7 @@ def test_processes_start_are_pinned_and_end_in_order(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(pool_of.os, "sched_getaffinity", affinity.__getitem__)
     monkeypatch.setattr(pool_of.os, "sched_setaffinity", lambda *what: done.append(what))
     monkeypatch.setattr(gpu_ordering, "check", lambda named: done.append(("there", named)))
-    replica = tiny("llama")
+    replica = tiny_replica("llama")
     with pool_of.started(replica, 2, 12, source=(4,)):
         done.append("within")
     cores = [3, 5, 9]
@@ -360,7 +360,7 @@ class Told:
 def test_workers_load_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Units take the cores in turn; the board is sent once, weights and rows with each model."""
     workers: list[Told] = []
-    replica = tiny("llama")
+    replica = tiny_replica("llama")
     same = worker_loop.fingerprint(replica.load())
 
     class Context:
@@ -407,7 +407,7 @@ def test_workers_load_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
     pool.broken = False
     with pytest.raises(ParameterError, match="has no encoder, and source is given; leave it out"):
         pool.read_source((3,))
-    encoding: Any = tiny("t5")
+    encoding: Any = tiny_replica("t5")
     same = worker_loop.fingerprint(encoding.load())
     for each in workers:
         each.answers += [("load", same), ("source", None)]

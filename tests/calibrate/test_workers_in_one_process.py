@@ -17,7 +17,7 @@ import torch
 from calibrate.interpreters.in_one_process import RandomDraws, Real, RunTimes, Sampling
 from calibrate.untested_on_gpu import gpu_ordering
 from calibrate.workers import over_processes, worker_loop
-from calibrate.workers.over_processes import GONE, Parallel, _UnitProcess
+from calibrate.workers.over_processes import UNKNOWN_ROWS, Parallel, _UnitProcess
 from calibrate.workers.worker_loop import (
     DONE,
     MADE,
@@ -47,7 +47,7 @@ class AtOnce:
     def __init__(self, count: int, capacity: int = 16) -> None:
         self.decoder = real_models.decoders("llama")["target"]
         self.units, self.capacity, self.patience = count, capacity, 60.0
-        self.board, self.memory = Board(count), SharedState.of(self.decoder, count, capacity)
+        self.board, self.memory = Board(count), SharedState.allocate(self.decoder, count, capacity)
         self.workers = [Unit(number, self.decoder, self.memory) for number in range(count)]
         self.unit = self.workers[0]
         self.tags, self.since = np.zeros_like(self.memory.tags), np.zeros_like(self.memory.tags)
@@ -118,9 +118,9 @@ def test_spans_name_their_unit_and_fate(three: Any) -> None:
     before = over_processes.time.perf_counter()
     run = ran(three, steps(), 2)
     took = over_processes.time.perf_counter() - before
-    assert before <= run.begun <= before + took
+    assert before <= run.run_start <= before + took
     assert 0 < run.seconds <= took
-    assert all(run.begun <= each.start for each in run.spans if each.unit == 0)
+    assert all(run.run_start <= each.start for each in run.spans if each.unit == 0)
     found = [(each.unit, *each[3:12]) for each in run.spans]
     nothing = (-1, 0, 0, "kept", "target", 1, 0)
     link = (-1, "link")
@@ -135,7 +135,8 @@ def test_spans_name_their_unit_and_fate(three: Any) -> None:
     assert all(one.start <= one.end for one in run.spans if one.what not in ("link", "forward"))
     # A worker that lacks rows gets their unit, their span and their passes.
     (unit, first), (_, second), (_, third) = three.told
-    assert (unit, first.tokens, first.at, first.first, first.last, first.heads, first.followed) == (1, (5,), 2, 0, 5, 1, False)
+    span = first.first, first.last
+    assert (unit, first.tokens, first.at, span, first.heads, first.announces_layers) == (1, (5,), 2, (0, 5), 1, False)
     assert first.pieces == (MissingRows(0, 0, 5, 0, 2),)
     assert second.pieces == first.pieces
     assert third.pieces == (MissingRows(0, 0, 5, 2, 3),)  # the adopted pass, not its own
@@ -160,7 +161,7 @@ def test_unfinished_rows_are_awaited_layer_by_layer(three: Any) -> None:
     [(_, command)] = three.told
     assert command.pieces == (MissingRows(0, 0, 3, 0, 3, (2, 2, 2)),)
     assert command.serial == 3
-    assert command.believed == worker_loop.believed_of(np.array([[1, 1, 2]] * 3).tobytes())
+    assert command.tags_checksum == worker_loop.tags_checksum(np.array([[1, 1, 2]] * 3).tobytes())
 
 
 def test_missing_rows_are_copied_from_any_unit(three: Any) -> None:
@@ -387,7 +388,7 @@ def test_stop_ends_a_process_with_its_sub_processes() -> None:
     assert (outer_.ended, outer_.stopped, inner_.ended, inner_.stopped) == (True,) * 4
     assert (other.ended, other.stopped) == (True, False)
     assert run.free == [False, True, True, True]
-    assert (four.tags[1, :, 3] == GONE).all()
+    assert (four.tags[1, :, 3] == UNKNOWN_ROWS).all()
     assert four.board.slots[1][1][STOPPED] == 1
     assert not any(post.flights for post in four.posts.values())
     passes = [each for each in run.spans if each.process == outer_.number and each.what == "forward"]
@@ -499,7 +500,7 @@ def test_one_of_several_hypotheses_is_adopted(three: Any) -> None:
         yield Adopt(subs[0], 2, LAYERS, 1)
         assert calls == ["finished"]  # before they may be overwritten
         assert three.memory.rows[0][..., 2, :].equal(taken)
-        assert (three.tags[1, :, 2:4] == GONE).all()
+        assert (three.tags[1, :, 2:4] == UNKNOWN_ROWS).all()
         assert (three.tags[1, :, :2] == 1).all()
         assert three.tags[0, 0, :4].tolist() == [1, 1, 2, 0]
         assert (three.since[0, :, 2] == 0).all()
@@ -541,8 +542,8 @@ def test_sub_process_on_unit_0_may_be_stopped(three: Any, middle: bool) -> None:
     three.unit.make = made
     run = ran(three, steps())
     assert (run.work.tokens, subs[0].unit, subs[0].stopped) == ([8], 0, True)
-    assert (three.tags[0, :, 2:4] == GONE).all()
-    assert (three.tags[0, :, :2] != GONE).all()
+    assert (three.tags[0, :, 2:4] == UNKNOWN_ROWS).all()
+    assert (three.tags[0, :, :2] != UNKNOWN_ROWS).all()
     passes = [each.fate for each in run.spans if (each.unit, each.what, each.process) == (0, "forward", subs[0].number)]
     assert passes == ["cancelled"] * middle
     assert finished == [()] * (1 + middle)  # launched work is awaited in any case
@@ -566,7 +567,7 @@ def test_missing_rows_and_abandoned_passes_end_the_run(three: Any, monkeypatch: 
 
 
 def test_forms_of_the_paper_generate_the_same_tokens(three: Any) -> None:
-    expected = real_models.oracle(real_models.model("llama", LAYERS), [3, 4], 8)
+    expected = real_models.reference_tokens(real_models.model("llama", LAYERS), [3, 4], 8)
     for form, layer in (("literal", 3), ("eager", 3)):
         parameters = ppd.Parameters(LAYERS, layer, 2, form)
         pool: Any = AtOnce(3)
@@ -590,8 +591,8 @@ def test_no_pass_is_posted_after_the_last_token(three: Any) -> None:
         assert len(run.work.tokens) == 1
         assert [slot[STOPPED] for slot in (three.board.slots[1][0], three.board.slots[2][0])] == [1, 1]
         assert not any(post.flights for post in three.posts.values())
-        assert (three.tags[1, :, 2] == GONE).all()
-        assert (three.tags[1, :, :2] == GONE).all()  # they may or may not have been copied
+        assert (three.tags[1, :, 2] == UNKNOWN_ROWS).all()
+        assert (three.tags[1, :, :2] == UNKNOWN_ROWS).all()  # they may or may not have been copied
         three = AtOnce(3)
 
 
@@ -674,7 +675,7 @@ def test_main_process_polls_in_its_pass_only_if_others_may_need_it(three: Any) -
     def made(command: Command, stopped: Any = None, meanwhile: Any = None) -> Any:
         assert (stopped is None) == (meanwhile is None)
         given[:] = stopped, meanwhile
-        said.append((command.at, command.followed, meanwhile is not None))
+        said.append((command.at, command.announces_layers, meanwhile is not None))
         if meanwhile is not None:
             assert not stopped()
         return make(command, stopped, meanwhile)
@@ -735,12 +736,12 @@ def test_rows_are_kept_until_they_are_copied(
 
 def test_unit_refuses_other_passes_and_rows(three: Any) -> None:
     unit: Unit = three.unit
-    nothing = worker_loop.believed_of(b"")
+    nothing = worker_loop.tags_checksum(b"")
     unit.make(Command(1, (3, 4), 0, 0, 3, 0, None, (), nothing))
     with pytest.raises(CacheError, match="unit 0 is to go on from pass 7, but made 1 last"):
         unit.make(Command(2, (3, 4), 0, 3, LAYERS, 0, 7, (), nothing))
     unit.make(Command(2, (3, 4), 0, 3, LAYERS, 0, 1, (), nothing))
-    believed = worker_loop.believed_of(np.array([[1, 1]] * 3).tobytes())
+    believed = worker_loop.tags_checksum(np.array([[1, 1]] * 3).tobytes())
     with pytest.raises(CacheError, match="unit 0: pass 3 at position 2 saw other rows than it should have"):
         unit.make(Command(3, (5,), 2, 0, 4, 0, None, (), believed))
     unit.make(Command(4, (5,), 2, 0, 3, 0, None, (), believed))
@@ -761,7 +762,7 @@ def test_unit_refuses_other_passes_and_rows(three: Any) -> None:
         calls.append("asked")
         return len(calls) > 4
 
-    with pytest.raises(gpu_ordering.GaveUp):
+    with pytest.raises(gpu_ordering.PassStopped):
         fresh.make(Command(1, (3,), 0, 0, LAYERS, 0, None, (), nothing), stopped, lambda: calls.append("meanwhile"),
                    lambda: calls.append("ready"))  # fmt: skip
     assert calls == ["ready", "asked", "meanwhile", "asked", "meanwhile", "asked"]
@@ -771,21 +772,21 @@ def test_unit_refuses_other_passes_and_rows(three: Any) -> None:
 
 def test_follower_copies_each_layer_once_it_exists(three: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = three.workers[:2]
-    seen = worker_loop.believed_of(np.full((LAYERS, 2), 7).tobytes())
+    seen = worker_loop.tags_checksum(np.full((LAYERS, 2), 7).tobytes())
     looks: list[int] = []
 
     def meanwhile() -> None:
         looks.append(1)
         if len(looks) == 4:
-            one.make(Command(7, (3, 4), 0, 0, LAYERS, 0, None, (), worker_loop.believed_of(b"")))
+            one.make(Command(7, (3, 4), 0, 0, LAYERS, 0, None, (), worker_loop.tags_checksum(b"")))
 
     other.make(Command(8, (9,), 2, 0, LAYERS, 0, None, (MissingRows(0, 0, LAYERS, 0, 2, (7,) * LAYERS),), seen), None, meanwhile)
     assert three.memory.rows[0][..., :2, :].equal(three.memory.rows[1][..., :2, :])
     assert (other.tags[:, :3] == [7, 7, 8]).all()
     later = Command(9, (9,), 2, 0, LAYERS, 0, None, (MissingRows(0, 0, LAYERS, 0, 2, (99,) * LAYERS),), seen)
     asked = iter([False] * 3)
-    with pytest.raises(gpu_ordering.GaveUp):
+    with pytest.raises(gpu_ordering.PassStopped):
         other.make(later, lambda: next(asked, True))
     monkeypatch.setattr(os, "getppid", lambda: -1)  # the process that writes them is gone
-    with pytest.raises(gpu_ordering.GaveUp):
+    with pytest.raises(gpu_ordering.PassStopped):
         other.make(later)

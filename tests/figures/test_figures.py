@@ -188,7 +188,7 @@ def test_points_of_a_distribution_are_described() -> None:
         "point": [1, 0, 0], "view": "paths", "probability": 1.0, "latency_layers": [10.0, 20.0, 30.0],
         "latency_s": [5e-3, 0.04, 0.06],
     })  # fmt: skip
-    found = latency_distribution.described(rows, results)
+    found = latency_distribution.with_point_names(rows, results)
     assert found["name"].to_list() == [
         "speculative decoding, γ = 4, batch of 8, static, α = 0.8, mine = b",
         *["speculative decoding, γ = 3, α = 0.8, mine = a"] * 2,
@@ -196,7 +196,7 @@ def test_points_of_a_distribution_are_described() -> None:
     assert found["latency_ms"].to_list() == pytest.approx([5.0, 40.0, 60.0])
     some = rows.with_columns(latency_s=pl.when(point=0).then(None).otherwise("latency_s"))
     for unknown in (rows.drop("latency_s"), some):
-        assert "latency_ms" not in latency_distribution.described(unknown, results).columns
+        assert "latency_ms" not in latency_distribution.with_point_names(unknown, results).columns
 
 
 # --- All of them --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from figures import of_run, save
 from figures.common.style import NAMES
 from figures.of_runs import speedup, speedup_by_batch
 from model.base.checks import ParameterError
-from model.methods.method_parameters import SAID
+from model.methods.method_parameters import BATCHING_DESCRIPTIONS
 from tests.figures.test_figures_speculative import xy
 from tests.support.figure_checks import odd_dashes, shown
 
@@ -97,7 +97,7 @@ def test_batches_by_hand() -> None:
     both = pl.concat([made, more.filter(pl.col("view") == "paths")])
     figure = speedup_by_batch.draw(both.sample(fraction=1, shuffle=True, seed=1))
     drawn = shown(figure)
-    assert drawn.texts == ["Does drafting still pay in a batch?", SAID["static"]]
+    assert drawn.texts == ["Does drafting still pay in a batch?", BATCHING_DESCRIPTIONS["static"]]
     assert drawn.legends == [("", [NAMES[view] for view in ("formula", "paths", "events")])]
     [panel] = drawn.panels
     assert (panel.title, panel.x) == ("acceptance rate α = 0.75", "batch size [sequences]")

@@ -60,7 +60,7 @@ def table() -> pl.DataFrame:
 
 
 ALL: dict[str, Any] = {
-    "method_comparison_fits": True, "ppd_table_3_times_fits": True, "speedup_by_device_fits": True, "devices_held_fits": True,
+    "method_comparison_fits": True, "ppd_table_3_times_fits": True, "speedup_by_device_fits": True, "reserved_devices_fits": True,
     "speedup_by_batch_fits": True, "bild_rates_fits": True, "bild_thresholds_fits": True,
     "skipdecode_schedule__of_run": (["one", "two"], {"layers": 9}),
     "speedup__swept": ["tokens", "cost_ratio"], "speedup_by_device__device_column": None, "bild_rates__of_run": "rates",
@@ -100,7 +100,7 @@ def test_a_run_with_all_kinds_of_rows_draws_every_figure(
     for name in ("table_3", "speedup_by_device", "devices_held", "methods", "choices"):
         assert album.drawn[name][1][0].equals(kept), name
         assert album.drawn[name][2] == {}
-    for name in ("method_comparison_fits", "ppd_table_3_times_fits", "devices_held_fits", "bild_rates__of_run",
+    for name in ("method_comparison_fits", "ppd_table_3_times_fits", "reserved_devices_fits", "bild_rates__of_run",
         "bild_thresholds__of_run"):
         assert [each.equals(kept) for each in seen[name]] == [True], name
     # Drafts, lossy methods and split layers are not in the trade-off.
@@ -303,7 +303,7 @@ def test_each_profile_is_drawn_once(album: Album, monkeypatch: pytest.MonkeyPatc
     assert out.is_dir()
     assert [each.name for each in album.drawn["roofline"][1][0]] == ["a", "b"]
     assert [each.name for each in album.drawn["layer_time"][1][0]] == ["a", "b"]
-    assert album.drawn["verify_cost"][:2] == ("wide_pass_cost", ({"a": "measured a", "b": "measured b"},))
+    assert album.drawn["verify_cost"][:2] == ("pass_cost", ({"a": "measured a", "b": "measured b"},))
     most = layer_time.MOST_PROFILES
     assert len(figures.of_profiles("abcdef"[:most], tmp_path)) == 3
     for count in (0, most + 1):
@@ -317,9 +317,9 @@ def test_each_profile_is_drawn_once(album: Album, monkeypatch: pytest.MonkeyPatc
 
 
 def test_figures_of_a_log_use_its_numbers(album: Album, tmp_path: Path) -> None:
-    said: dict[str, Any] = {"target": {"name": "large"}, "draft": {"name": "small"}}
+    header: dict[str, Any] = {"target": {"name": "large"}, "draft": {"name": "small"}}
     columns = {"accepted": [np.array([0, 2])]}
-    log: Any = SimpleNamespace(drafted=True, said=said, starts=[0, 4, 9], column=columns.__getitem__)
+    log: Any = SimpleNamespace(drafted=True, header=header, starts=[0, 4, 9], column=columns.__getitem__)
     both = ["match_rate", "match_rate_by_position"]
     found = figures.of_log(log, tmp_path, [1, 3], [2, 5])
     assert [path.name for path in found] == [*both, "acceptance_by_position", "accepted_lengths"]
@@ -329,7 +329,7 @@ def test_figures_of_a_log_use_its_numbers(album: Album, tmp_path: Path) -> None:
     assert lengths.tolist() == [1, 3]
     assert album.drawn["accepted_lengths"][1][1:] == ([2, 5], about)
     assert album.drawn["acceptance_by_position"][1][1:] == (5, about)
-    for changed in ({"drafted": False}, {"said": said | {"sampling": {"temperature": 1.0}}}):
+    for changed in ({"drafted": False}, {"header": header | {"sampling": {"temperature": 1.0}}}):
         few: Any = SimpleNamespace(**(vars(log) | changed))
         assert [path.name for path in figures.of_log(few, tmp_path, [1], [2])] == both
 
@@ -359,7 +359,7 @@ def test_each_quality_has_a_figure_if_it_fits(album: Album, monkeypatch: pytest.
 def test_a_comparison_draws_its_figures_and_those_of_optional_input(
     album: Album, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(formula_limits, "few", lambda rows: rows["x"].to_list())
+    monkeypatch.setattr(formula_limits, "limit_series", lambda rows: rows["x"].to_list())
     monkeypatch.setattr(gantt_pair, "rounds", lambda *pair: ("between", *pair))
     three = ["predicted_measured", "error_by_method", "time_parts"]
     assert [path.name for path in figures.of_comparison("table", tmp_path)] == three  # type: ignore[arg-type]

@@ -31,13 +31,13 @@ from sim.comparison import formula_validity, run_comparison
 from tests.figures.test_figures_real import dashes
 from tests.figures.test_figures_speculative import inside, xy
 from tests.figures.test_figures_tradeoff import lines, words
-from tests.support.comparisons import every
+from tests.support.comparisons import example_runs
 from tests.support.figure_checks import odd_dashes, shown
 
 
 @lru_cache(maxsize=1)
 def table() -> pl.DataFrame:
-    return run_comparison.compare(*every())
+    return run_comparison.compare(*example_runs())
 
 
 def rows(**more: Any) -> pl.DataFrame:
@@ -229,7 +229,7 @@ def test_parts_of_a_prediction_sum_to_its_total() -> None:
 
 
 def intervals(stretch: float = 1.0, start: float = 0.0) -> pl.DataFrame:
-    found, profiles = every()
+    found, profiles = example_runs()
     (number,) = [number for number, each in found.timed.items() if each.units == 2 and found.log.names[number] == "prompt 1"]
     cost = ReplayedSeconds({role: ProfileCosts(each) for role, each in profiles.items()}, dispatch=2e-4, promotion=1e-4)
     run = run_comparison.predict(found.timed[number].decoding, cost, 2, record=True).run
@@ -296,7 +296,7 @@ def test_heads_and_waits_of_real_processes_have_bars() -> None:
 
 @lru_cache(maxsize=1)
 def claims() -> pl.DataFrame:
-    found, profiles = every()
+    found, profiles = example_runs()
     return formula_validity.limits(found, table(), profiles)
 
 
@@ -343,7 +343,7 @@ def test_rows_that_cannot_be_drawn_are_refused() -> None:
     many = pl.concat([claims().head(1).with_columns(series=pl.lit(str(each))) for each in range(9)])
     with pytest.raises(ParameterError, match="at most 6 series of a claim, got 9"):
         formula_limits.draw(many)
-    assert "6 of 9 series drawn" in words(formula_limits.draw(formula_limits.few(many)))
+    assert "6 of 9 series drawn" in words(formula_limits.draw(formula_limits.limit_series(many)))
     for draw in (predicted_measured.draw, error_by_method.draw, time_parts.draw, formula_limits.draw):
         with pytest.raises(ParameterError, match="at least one row"):
             draw(table().clear())
@@ -360,7 +360,7 @@ def test_rows_that_cannot_be_drawn_are_refused() -> None:
 def test_a_comparison_is_drawn_by_the_command(tmp_path: Path) -> None:
     from model.hardware import profile_files
 
-    found, profiles = every()
+    found, profiles = example_runs()
     measured_runs.save(found, tmp_path / "one.json")
     options = []
     for role, each in profiles.items():
@@ -565,7 +565,7 @@ def test_two_runs_by_hand() -> None:
     assert len(figure.axes[1].get_xticks()) <= 11
     assert not odd_dashes(figure)
     # The page is 10 inches wide, and as high as its rows or its legend.
-    tall = max(2 * 1.6 + 0.5, timeline.room(["kept"])) + 1.15 + 0.65
+    tall = max(2 * 1.6 + 0.5, timeline.legend_height(["kept"])) + 1.15 + 0.65
     assert figure.get_size_inches().tolist() == pytest.approx([10, tall])
     for axes, above in zip(figure.axes, (1.15, 1.15 + 1.6 + 0.5), strict=True):
         box = axes.get_position()
@@ -649,7 +649,7 @@ def test_a_claim_by_hand() -> None:
     assert formula_limits.subtitle(of_claim(about=["", "one", "two"])).endswith("%\none")
     assert "\n".join(fill("word " * 40, 105).split("\n")) in formula_limits.subtitle(of_claim(about="word " * 40))
     six = pl.concat([of_claim(series=str(each)) for each in range(6)])
-    assert formula_limits.few(six).equals(six)
+    assert formula_limits.limit_series(six).equals(six)
     assert len(shown(formula_limits.draw(six)).legends[0][1]) == 9
     assert [formula_limits.TITLES[each] for each in ("ppd", "skipdecode", "bild", "bus")] == [
         "Does early prediction save what Theorem 4.1 says?", "Does skipping layers save as much time as work?",

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 import sim
 from figures import of_run
 from figures.common.speedup_baseline import over_one_device
-from figures.of_runs import devices_held, method_comparison, speedup_by_device
+from figures.of_runs import method_comparison, reserved_devices, speedup_by_device
 from model.base.checks import ParameterError
 from model.hardware.devices import DEVICES
 from sim.scenarios.scenario_file import load
@@ -122,7 +122,7 @@ def test_varying_parameters_are_named() -> None:
 
 
 def test_replicas_and_split_layers_are_drawn_at_their_reserved_devices(rivals: pl.DataFrame) -> None:
-    figure = devices_held.draw(rivals)
+    figure = reserved_devices.draw(rivals)
     profiles = rivals[PROFILE].unique(maintain_order=True).to_list()
     assert [axes.get_title(loc="left") for axes in figure.axes] == profiles
     wanted = {
@@ -153,34 +153,34 @@ def test_the_headline_is_computed(rivals: pl.DataFrame) -> None:
     replicas = at.filter(pl.col("method") == "ppd", pl.col("tensor_parallel") == 1).sort(PROFILE)[ALONE].to_numpy()
     low, high = (split / replicas).min(), (split / replicas).max()
     headline = f"On 4 devices, tensor parallelism is {low:.2f} to {high:.2f} times as fast as replicas"
-    assert headline in all_text(devices_held.draw(rivals))
+    assert headline in all_text(reserved_devices.draw(rivals))
     one = rivals.filter(pl.col(PROFILE) == "h100-llama-2-13b").drop(PROFILE)
-    figure = devices_held.draw(one)
+    figure = reserved_devices.draw(one)
     assert len(figure.axes) == 1
     # Split layers are compared with the best of the replicas.
     better = one.filter(pl.col("method") == "ppd", pl.col("tensor_parallel") == 1, pl.col("reserved_units") == 4)
     better = better.with_columns(pl.lit(2.0).alias(ALONE), method=pl.lit("mine"), point=pl.lit(999, dtype=pl.Int64))
     ratio = one.filter(method="autoregressive", tensor_parallel=4)[ALONE].item() / 2.0
-    assert f"tensor parallelism is {ratio:.2f} times as fast" in all_text(devices_held.draw(pl.concat([one, better])))
+    assert f"tensor parallelism is {ratio:.2f} times as fast" in all_text(reserved_devices.draw(pl.concat([one, better])))
     slower = one.with_columns(pl.when(method="autoregressive").then(0.5).otherwise(ALONE).alias(ALONE))
-    assert f"tensor parallelism is {0.5 / replicas[1]:.2f} times as fast" in all_text(devices_held.draw(slower))
+    assert f"tensor parallelism is {0.5 / replicas[1]:.2f} times as fast" in all_text(reserved_devices.draw(slower))
 
 
-def test_devices_held_need_a_rival(rivals: pl.DataFrame, compared: pl.DataFrame) -> None:
-    assert devices_held.fits(rivals)
-    assert not devices_held.fits(compared)  # seven panels
-    assert devices_held.fits(compared.filter(pl.col(DEVICE) == "a100"))
+def test_reserved_devices_need_a_rival(rivals: pl.DataFrame, compared: pl.DataFrame) -> None:
+    assert reserved_devices.fits(rivals)
+    assert not reserved_devices.fits(compared)  # seven panels
+    assert reserved_devices.fits(compared.filter(pl.col(DEVICE) == "a100"))
     alone = rivals.filter(pl.col("method") == "ppd")
-    assert not devices_held.fits(alone)
-    assert not devices_held.fits(rivals.filter(pl.col("method") == "autoregressive"))
+    assert not reserved_devices.fits(alone)
+    assert not reserved_devices.fits(rivals.filter(pl.col("method") == "autoregressive"))
     both = pl.col("method").eq("autoregressive") | pl.col("tensor_parallel").gt(1)
-    assert not devices_held.fits(rivals.filter(both))  # no row runs on replicas alone
-    assert not devices_held.fits(rivals.drop("tensor_parallel"))
+    assert not reserved_devices.fits(rivals.filter(both))  # no row runs on replicas alone
+    assert not reserved_devices.fits(rivals.drop("tensor_parallel"))
     # For a model that fits no device there is no speed-up over one.
-    assert not devices_held.fits(rivals.with_columns(pl.when(pl.col("tensor_parallel") == 1).then(ALONE).alias(ALONE)))
-    assert not devices_held.fits(pl.concat([rivals, rivals.with_columns(point=pl.col("point") + 1000)]))
+    assert not reserved_devices.fits(rivals.with_columns(pl.when(pl.col("tensor_parallel") == 1).then(ALONE).alias(ALONE)))
+    assert not reserved_devices.fits(pl.concat([rivals, rivals.with_columns(point=pl.col("point") + 1000)]))
     with pytest.raises(ParameterError, match="take those of `sim run ppd-against-tensor-parallel`"):
-        devices_held.draw(alone)
+        reserved_devices.draw(alone)
 
 
 # --- Baseline -----------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_axes_name_the_baseline(compared: pl.DataFrame, rivals: pl.DataFrame) ->
     one, same = (f"speed-up over plain decoding on {devices}" for devices in ("one device", "the same devices"))
     assert speedup_by_device.draw(compared).axes[0].get_ylabel() == one
     assert speedup_by_device.draw(compared.filter(tensor_parallel=1).drop(ALONE)).axes[0].get_ylabel() == one
-    assert devices_held.draw(rivals).axes[0].get_ylabel() == one
+    assert reserved_devices.draw(rivals).axes[0].get_ylabel() == one
     assert method_comparison.draw(few(compared)).axes[0].get_ylabel() == one
     large = compared.with_columns(pl.when(pl.col("tensor_parallel") == 1).then(ALONE).alias(ALONE))
     figure = speedup_by_device.draw(large)
@@ -279,9 +279,9 @@ def by_hand(**more: Any) -> pl.DataFrame:
                                               for name, value in more.items()})  # fmt: skip
 
 
-def test_devices_held_by_hand() -> None:
+def test_reserved_devices_by_hand() -> None:
     moved = by_hand().with_columns(point=pl.col("point").replace({1: 2, 2: 1, 3: 4, 4: 3}))  # those with most devices come first
-    figure = devices_held.draw(moved.sample(fraction=1, shuffle=True, seed=3))
+    figure = reserved_devices.draw(moved.sample(fraction=1, shuffle=True, seed=3))
     drawn = shown(figure)
     assert drawn.texts == [
         "On 4 devices, tensor parallelism is 1.60 times as fast as replicas",
@@ -314,14 +314,14 @@ def test_devices_held_by_hand() -> None:
     assert not odd_dashes(figure)
     # With at most 2 reserved devices the diagonal ends at 2, below the top of the axis.
     pair = by_hand().filter(pl.col("reserved_units") < 3).with_columns(**{f"{ALONE}_input_high": pl.lit(3.0)})
-    figure = devices_held.draw(pair.drop("cost_source", "outcomes_source"))
+    figure = reserved_devices.draw(pair.drop("cost_source", "outcomes_source"))
     assert shown(figure).panels[0].line("even") == [(1, 1), (2, 2)]
     assert shown(figure).texts == [
         "On 2 devices, tensor parallelism is 1.28 times as fast as replicas",
         "bars: input uncertainty (rates and costs); no rates", "times: of unknown source",
     ]  # fmt: skip
     nothing = by_hand(outcomes_source=pl.lit(None, dtype=pl.String))
-    assert shown(devices_held.draw(nothing)).texts[1].endswith("; no rates")
+    assert shown(reserved_devices.draw(nothing)).texts[1].endswith("; no rates")
 
 
 def together(parts: Iterable[pl.DataFrame]) -> pl.DataFrame:
@@ -334,7 +334,7 @@ def on_devices(rows: pl.DataFrame, names: list[str], column: str = DEVICE) -> pl
                       for index, name in enumerate(names)])  # fmt: skip
 
 
-def test_devices_held_fit_up_to_their_bounds() -> None:
+def test_reserved_devices_fit_up_to_their_bounds() -> None:
     rows = by_hand()
     for changed, fitting in (
         (rows, True), (on_devices(rows, [*"abcd"]), True), (on_devices(rows, [*"abcde"]), False),
@@ -348,12 +348,12 @@ def test_devices_held_fit_up_to_their_bounds() -> None:
         (rows.filter(pl.col("tensor_parallel") == 1), False), (rows.drop("reserved_units"), False),
         (rows.drop(f"{ALONE}_input_low", f"{ALONE}_input_high"), True),
     ):  # fmt: skip
-        assert devices_held.fits(changed) == fitting, changed
+        assert reserved_devices.fits(changed) == fitting, changed
     with pytest.raises(ParameterError, match="figure of reserved devices needs at least one row"):
-        devices_held.draw(rows.clear())
+        reserved_devices.draw(rows.clear())
     with pytest.raises(ParameterError, match=r"figure of reserved devices needs the columns .* none called tensor_parallel"):
-        devices_held.draw(rows.drop("tensor_parallel"))
-    bare = devices_held.draw(rows.drop(f"{ALONE}_input_low", f"{ALONE}_input_high"))
+        reserved_devices.draw(rows.drop("tensor_parallel"))
+    bare = reserved_devices.draw(rows.drop(f"{ALONE}_input_low", f"{ALONE}_input_high"))
     assert not any(bars(bare).values())
 
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import figures
 import sim
 from figures.common import provenance
-from figures.of_hardware import layer_time, reached_peaks, wide_pass_cost
+from figures.of_hardware import layer_time, pass_cost, reached_peaks
 from figures.of_theory import largest_batch
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
@@ -99,15 +99,15 @@ def test_an_efficiency_of_another_device_is_called_assumed() -> None:
 
 
 def test_extrapolation_beyond_the_table_is_noted(whole: Profile) -> None:
-    assert provenance.beyond(whole, width=4, context=1024, batch=8) == ""
-    assert provenance.beyond(whole, width=5, context=1024, batch=9) == "beyond the table: layers from width 4, batch 8"
+    assert provenance.extrapolated_parts(whole, width=4, context=1024, batch=8) == ""
+    assert provenance.extrapolated_parts(whole, width=5, context=1024, batch=9) == "beyond the table: layers from width 4, batch 8"
     figure = layer_time.draw([whole], batches=(1, 32), longest=1024)
     assert "measured\nbeyond the table: layers from batch 8" in all_text(figure)
     costs = {"mine": ProfileCosts(whole)}
-    assert "layers from width 4" in all_text(wide_pass_cost.draw(costs, batches=(1,), widest=8, context=512))
+    assert "layers from width 4" in all_text(pass_cost.draw(costs, batches=(1,), widest=8, context=512))
     options: dict[str, Any] = {"acceptance_rate": 0.5, "draft_length": 4, "source": "assumed", "most": 8}
     assert "beyond the table:\nlayers from width 4, context 1024" in all_text(largest_batch.draw(costs, {"mine": DRAFT}, **options))
-    assert provenance.of_hardware_beyond(UniformLayers(preset("llama-68m"), 1.0), width=99, context=9, batch=9) == ""
+    assert provenance.extrapolated_parts_of(UniformLayers(preset("llama-68m"), 1.0), width=99, context=9, batch=9) == ""
 
 
 # --- Roofline -----------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_points_are_the_rows_and_roofs_the_peaks() -> None:
         assert roof == pytest.approx(np.minimum(each.rate, each.bandwidth * at))
         assert at[1] == pytest.approx(each.rate / each.bandwidth)
         model = Roofline(shape, each.bandwidth, each.rate)
-        assert xy(drawn[f"model {each.name}"])[1] == pytest.approx([2 * weights * w / model.products(w) for w in widths])
+        assert xy(drawn[f"model {each.name}"])[1] == pytest.approx([2 * weights * w / model.gemms(w) for w in widths])
     assert [hollow(drawn[f"points {each.name}"]) for each in found] == [False, True]
     said = all_text(figure)
     for word in (f"{MEASURED}:\nmeasured", f"{COMPOSED}:\ncomposed of operations", "assumed efficiencies", ";\npeaks published"):
@@ -181,14 +181,14 @@ def test_curves_of_pass_cost_equal_the_costs_charged_to_methods() -> None:
     """The curve and its error bounds equal the simulator's costs at that context."""
     hardware = ProfileCosts(profile_files.load(COMPOSED))
     cost = PassSeconds({"target": hardware}, prompt=1024, batch=32)
-    slow, fast = cost.with_ends()
+    slow, fast = cost.uncertainty_ends()
     widths, plain = np.arange(1, 13), float(cost.plain_times())
-    figure = wide_pass_cost.draw({"H100": hardware}, batches=(1, 32), widest=12, context=1024)
+    figure = pass_cost.draw({"H100": hardware}, batches=(1, 32), widest=12, context=1024)
     [axes] = figure.axes
     at, drawn = xy(lines(axes)["batch 32"])
     assert drawn == pytest.approx(cost.verify_times(widths) / plain)
     assert at.tolist() == widths.tolist()
-    found = wide_pass_cost.curve(hardware, range(1, 13), 32, 1024)
+    found = pass_cost.curve(hardware, range(1, 13), 32, 1024)
     for ends, theirs in ((found.low, fast), (found.high, slow)):
         assert ends == pytest.approx(theirs.verify_times(widths) / plain)
     assert "composed of operations" in all_text(figure)
@@ -198,17 +198,17 @@ def test_curves_of_pass_cost_equal_the_costs_charged_to_methods() -> None:
 def test_width_is_free_if_memory_bound_and_proportional_if_compute_bound() -> None:
     shape = preset("llama-2-7b")
     wide = np.array([1, 2, 4, 16])
-    by_memory = wide_pass_cost.curve(Roofline(shape, 1e12, 1e30, PEAKS), wide.tolist(), 1, 0)
-    by_arithmetic = wide_pass_cost.curve(Roofline(shape, 1e30, 1e14, PEAKS), wide.tolist(), 1, 0)
+    by_memory = pass_cost.curve(Roofline(shape, 1e12, 1e30, PEAKS), wide.tolist(), 1, 0)
+    by_arithmetic = pass_cost.curve(Roofline(shape, 1e30, 1e14, PEAKS), wide.tolist(), 1, 0)
     assert by_memory.relative == pytest.approx(np.ones(4), rel=0.02)
     assert by_arithmetic.relative == pytest.approx(wide, rel=0.01)
-    flat = wide_pass_cost.curve(UniformLayers(shape, 1e-3), wide.tolist(), 8, 512)
+    flat = pass_cost.curve(UniformLayers(shape, 1e-3), wide.tolist(), 8, 512)
     assert flat.relative.tolist() == [1, 1, 1, 1]
 
 
 def test_every_device_has_its_panel_and_every_batch_its_curve() -> None:
     costs = {name: ProfileCosts(profile_files.load(name)) for name in ("a100-llama-2-13b", COMPOSED, TAKEN_OVER)}
-    figure = wide_pass_cost.draw(costs, batches=(1, 8, 64), widest=8)
+    figure = pass_cost.draw(costs, batches=(1, 8, 64), widest=8)
     assert [axes.get_title(loc="left") for axes in figure.axes] == list(costs)
     for axes, hardware in zip(figure.axes, costs.values(), strict=True):
         for batch in (1, 8, 64):
@@ -220,11 +220,11 @@ def test_every_device_has_its_panel_and_every_batch_its_curve() -> None:
     assert "attention composed at the efficiency of a100: assumed" in all_text(figure)
     assert inside(figure)
     with pytest.raises(ParameterError, match="costs must be 1 to 4, got 0"):
-        wide_pass_cost.draw({})
+        pass_cost.draw({})
     with pytest.raises(ParameterError, match="batches must be 1 to 5, got 0"):
-        wide_pass_cost.draw(costs, batches=())
+        pass_cost.draw(costs, batches=())
     with pytest.raises(ParameterError, match="widest must be"):
-        wide_pass_cost.draw(costs, widest=1)
+        pass_cost.draw(costs, widest=1)
 
 
 # --- The largest batch --------------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def test_memory_fits_exactly_that_many_sequences() -> None:
     assert found.fits is not None
     for context, fits in zip((1024, 8192), found.fits.tolist(), strict=True):
         both: dict[str, Any] = {"context": context, "tensor_parallel": 2, "also": (DRAFT.shape,)}
-        needed = [memory(hardware.shape, room, batch=batch, **both).needed for batch in (fits, fits + 1)]
+        needed = [memory(hardware.shape, room, batch=batch, **both).required for batch in (fits, fits + 1)]
         assert needed[0] <= room < needed[1]
     small = largest_batch.limits(hardware, DRAFT, **options, contexts=(1024,), available=1e9)
     assert small.fits is not None
@@ -339,9 +339,9 @@ def test_a_layer_is_its_gemms_and_its_attention() -> None:
     found = layer_time.times(hardware, [256, 1000, 4096], 8)
     assert (found.context.dtype, found.context.tolist()) == (np.float64, [256, 1000, 4096])
     assert found.whole == pytest.approx(hardware.layer(1, [256, 1000, 4096], 8).seconds)
-    assert found.products is not None
-    assert np.ptp(found.products) < 1e-12
-    assert (found.whole - found.products) == pytest.approx(hardware.attention(1, [256, 1000, 4096], 8).seconds)
+    assert found.gemms is not None
+    assert np.ptp(found.gemms) < 1e-12
+    assert (found.whole - found.gemms) == pytest.approx(hardware.attention(1, [256, 1000, 4096], 8).seconds)
     figure = layer_time.draw([hardware.profile], tensor_parallel=4)
     at, drawn = xy(lines(figure.axes[0])["whole 8"])
     assert drawn == pytest.approx(1e6 * hardware.layer(1, at, 8).seconds)
@@ -493,15 +493,15 @@ def test_ends_of_tables_are_noted_for_the_longest_context(whole: Profile) -> Non
     costs, options = {"mine": ProfileCosts(whole)}, {"acceptance_rate": 0.5, "draft_length": 3, "source": "", "most": 8}
     for contexts, said in (((512, 1024), "measured"), ((512, 2048), "measured\nbeyond the table:\nlayers from context 1024")):
         assert shown(largest_batch.draw(costs, {"mine": DRAFT}, **options, contexts=contexts)).legends[0][1] == [f"mine:\n{said}"]  # type: ignore[arg-type]
-    past = shown(wide_pass_cost.draw(costs, batches=(8, 9, 1), widest=4, context=1024)).panels[0]
+    past = shown(pass_cost.draw(costs, batches=(8, 9, 1), widest=4, context=1024)).panels[0]
     assert past.texts[-1:] == ["measured\nbeyond the table: layers from batch 8"]
-    assert shown(wide_pass_cost.draw(costs, batches=(8,), widest=4, context=1025)).panels[0].texts[-1:] == ["measured"]
-    assert "context 1024" in shown(wide_pass_cost.draw(costs, batches=(8,), widest=4, context=1026)).panels[0].texts[-1]
+    assert shown(pass_cost.draw(costs, batches=(8,), widest=4, context=1025)).panels[0].texts[-1:] == ["measured"]
+    assert "context 1024" in shown(pass_cost.draw(costs, batches=(8,), widest=4, context=1026)).panels[0].texts[-1]
 
 
 def test_multi_token_passes_by_hand() -> None:
     """A pass of n tokens takes max(n / 8, 1) of the time of one token, with an error of 10 % where n is above 1."""
-    figure = wide_pass_cost.draw({"a": BUSY, "b": FREE_OF_WIDTH})
+    figure = pass_cost.draw({"a": BUSY, "b": FREE_OF_WIDTH})
     drawn = shown(figure)
     assert drawn.texts == ["Cost of a forward pass over several tokens", "context 1,024; shaded: median error of the estimate"]
     assert drawn.legends == [("", ["tokens one at a time, in as many passes"])]
@@ -529,7 +529,7 @@ def test_multi_token_passes_by_hand() -> None:
     assert {corner[1] for corner in corners if corner[0] == 1} == {1.0}
     assert not odd_dashes(figure)
     # Where cost does not grow the axis ends at 2.2, like the diagonal; large widths are thinned.
-    flat = wide_pass_cost.draw({"b": FREE_OF_WIDTH}, batches=(1,), widest=200, context=7)
+    flat = pass_cost.draw({"b": FREE_OF_WIDTH}, batches=(1,), widest=200, context=7)
     panel = shown(flat).panels[0]
     assert flat.axes[0].get_ylim() == (0.85, 2.2)
     assert panel.line("one after another") == [(1, 1), (2.2, 2.2)]
@@ -539,11 +539,11 @@ def test_multi_token_passes_by_hand() -> None:
     assert 64 < len(across) < 100
     assert shown(flat).texts[1].startswith("context 7;")
     costs = {str(each): BUSY for each in range(5)}
-    assert len(wide_pass_cost.draw(dict([*costs.items()][:4]), batches=(1, 2, 3, 4, 5), widest=2).axes) == 4
+    assert len(pass_cost.draw(dict([*costs.items()][:4]), batches=(1, 2, 3, 4, 5), widest=2).axes) == 4
     with pytest.raises(ParameterError, match="costs must be 1 to 4, got 5"):
-        wide_pass_cost.draw(costs)
+        pass_cost.draw(costs)
     with pytest.raises(ParameterError, match="batches must be 1 to 5, got 6"):
-        wide_pass_cost.draw({"a": BUSY}, batches=(1, 2, 3, 4, 5, 6))
+        pass_cost.draw({"a": BUSY}, batches=(1, 2, 3, 4, 5, 6))
 
 
 FREE_OF_WIDTH = UniformLayers(preset("llama-68m"), 1e-3)
@@ -552,7 +552,7 @@ FREE_OF_WIDTH = UniformLayers(preset("llama-68m"), 1e-3)
 def test_layers_by_hand(whole: Profile) -> None:
     hardware = ProfileCosts(whole)
     found = layer_time.times(hardware, [128, 1024], 8)
-    assert (found.context.tolist(), found.products) == ([128, 1024], None)
+    assert (found.context.tolist(), found.gemms) == ([128, 1024], None)
     assert found.whole.tolist() == pytest.approx([taken_s(1, context, 8) for context in (128, 1024)])
     several = [whole, replace(whole, name="yours"), replace(whole, name="theirs")]
     figure = layer_time.draw(several, batches=(1,), longest=4096)
@@ -635,7 +635,7 @@ def test_rooflines_by_hand(whole: Profile) -> None:
     assert rate == pytest.approx(2 * weights * tokens / row["time_s"])
     model = Roofline(shape_of(split), split.bandwidth, split.rate, tensor_parallel=2)
     modelled = halves.panels[0].line(f"model {split.name}")
-    assert 2 * weights * tokens / float(model.products(tokens)) == pytest.approx(
+    assert 2 * weights * tokens / float(model.gemms(tokens)) == pytest.approx(
         next(y for (_, y), width in zip(modelled, reached_peaks.points(split, 2).width, strict=True) if width == tokens)
     )
 
@@ -648,24 +648,23 @@ def test_provenance_of_parts_by_hand(whole: Profile) -> None:
     sources = (Source("mine", "mine.csv", parts=("dense",)),)
     two = replace(whole, provenance="composed", table=table_of(rows), notes=("nothing", note), sources=sources)
     assert [provenance.of_part(two, part) for part in ("dense", "attention")] == ["measured", "composed of operations"]
-    assert provenance.parts_said(two) == "GEMMs measured, attention composed of operations"
+    assert provenance.parts_provenance(two) == "GEMMs measured, attention composed of operations"
     both = replace(two, sources=(Source("mine", "mine.csv", parts=("dense", "attention")),))
     assert [provenance.of_part(both, "attention", tensor_parallel) for tensor_parallel in (1, 2, 4, 3)] == [
         "measured", "composed of eager kernels", "composed of eager kernels", "measured",
     ]  # fmt: skip
     assert [provenance.is_measured(both, "attention", tensor_parallel) for tensor_parallel in (1, 2)] == [True, False]
-    assert provenance.parts_said(both) == "measured"
-    assert provenance.parts_said(both, 2) == "GEMMs measured, attention composed of eager kernels"
-    assert provenance.beyond(both, width=4, context=129, batch=8) == "beyond the table: GEMMs from tokens 8"
-    assert provenance.beyond(both, width=1, context=130, batch=8) == "beyond the table: attention from context 128"
-    assert provenance.beyond(both, width=2, context=130, batch=8) == (
+    assert provenance.parts_provenance(both) == "measured"
+    assert provenance.parts_provenance(both, 2) == "GEMMs measured, attention composed of eager kernels"
+    assert provenance.extrapolated_parts(both, width=4, context=129, batch=8) == "beyond the table: GEMMs from tokens 8"
+    assert provenance.extrapolated_parts(both, width=1, context=130, batch=8) == "beyond the table: attention from context 128"
+    assert provenance.extrapolated_parts(both, width=2, context=130, batch=8) == (
         "beyond the table: GEMMs from tokens 8; attention from context 128"
     )
-    assert provenance.beyond(both, 2, width=9, context=999, batch=99) == ""  # no rows for this number of devices
+    assert provenance.extrapolated_parts(both, 2, width=9, context=999, batch=99) == ""  # no rows for this number of devices
     assert provenance.of_hardware(ProfileCosts(both)) == "measured"
-    assert provenance.of_hardware_beyond(ProfileCosts(both), width=1, context=1, batch=9) == provenance.beyond(
-        both, width=1, context=1, batch=9
-    )
+    largest = {"width": 1, "context": 1, "batch": 9}
+    assert provenance.extrapolated_parts_of(ProfileCosts(both), **largest) == provenance.extrapolated_parts(both, **largest)
     axes = Figure().add_subplot()
     provenance.under_title(axes, "name", "one, two, three", "also")
     assert (axes.get_title(loc="left") or axes.get_title(), axes.texts[0].get_text()) == ("name", "one,\ntwo, three\nalso")

@@ -38,7 +38,8 @@ def test_labels_of_points_are_clear_and_inside_or_counted(
     points: list[tuple[float, float]], line: list[tuple[float, float]], dpi: float
 ) -> None:
     axes = axes_of(dpi)
-    left_out = label_placement.place(axes, [(x, y, f"point {index}") for index, (x, y) in enumerate(points)], [np.array(line)])
+    labels = [(x, y, f"point {index}") for index, (x, y) in enumerate(points)]
+    left_out = label_placement.label_points(axes, labels, [np.array(line)])
     assert len(axes.texts) + left_out == len(points)
     found, frame = boxes(axes), axes.get_window_extent()
     along = np.vstack([np.linspace(one, other, 400) for one, other in pairwise(line)])
@@ -55,7 +56,7 @@ def test_labels_of_points_are_clear_and_inside_or_counted(
 @pytest.mark.parametrize("dpi", [72.0, 150.0])
 def test_a_lone_label_is_at_the_right_and_tied_only_if_far(dpi: float) -> None:
     axes = axes_of(dpi)
-    assert label_placement.place(axes, [(0.5, 0.5, "alone")], []) == 0
+    assert label_placement.label_points(axes, [(0.5, 0.5, "alone")], []) == 0
     [text], [box] = axes.texts, boxes(axes)
     at = axes.transData.transform((0.5, 0.5))
     assert 0 < box.x0 - at[0] < label_placement._LEADER
@@ -65,7 +66,7 @@ def test_a_lone_label_is_at_the_right_and_tied_only_if_far(dpi: float) -> None:
     fenced = axes_of(dpi)
     fence = np.array([(x, y) for x in range(-24, 25, 4) for y in range(-24, 25, 4) if (x, y) != (0, 0)])
     around = fenced.transData.inverted().transform(fenced.transData.transform((0.5, 0.5)) + fence)
-    assert label_placement.place(fenced, [(0.5, 0.5, "alone")], [each[None] for each in around]) == 0
+    assert label_placement.label_points(fenced, [(0.5, 0.5, "alone")], [each[None] for each in around]) == 0
     [text], [box] = fenced.texts, boxes(fenced)
     offset = max(box.x0 - at[0], at[0] - box.x1), (box.y0 + box.y1) / 2 - at[1]
     assert np.hypot(*offset) > label_placement._LEADER  # the fence leaves no nearer position
@@ -75,16 +76,16 @@ def test_a_lone_label_is_at_the_right_and_tied_only_if_far(dpi: float) -> None:
 def test_labels_without_room_are_counted() -> None:
     axes = axes_of()
     grid = [np.array([(0, y), (1, y)]) for y in np.linspace(0, 1, 60)]
-    assert label_placement.place(axes, [(0.5, 0.5, "one"), (0.2, 0.2, "two")], grid) == 2
+    assert label_placement.label_points(axes, [(0.5, 0.5, "one"), (0.2, 0.2, "two")], grid) == 2
     assert not axes.texts
-    assert label_placement.place(axes, [], grid) == 0
+    assert label_placement.label_points(axes, [], grid) == 0
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=10))
 @settings(max_examples=8)
 def test_crowded_names_are_moved_apart_and_others_stay(heights: list[float]) -> None:
     axes = axes_of()
-    assert label_placement.at_right(axes, [(y, "curve", "#000000") for y in heights]) == 0
+    assert label_placement.label_at_right(axes, [(y, "curve", "#000000") for y in heights]) == 0
     found, frame = boxes(axes), axes.get_window_extent()
     ends = [axes.transData.transform((1, y))[1] for y in sorted(heights)]
     middles, height = [(box.y0 + box.y1) / 2 for box in found], max(box.height for box in found)
@@ -98,7 +99,7 @@ def test_crowded_names_are_moved_apart_and_others_stay(heights: list[float]) -> 
 def test_curves_are_named_at_their_ends_in_order_and_in_their_colours(count: int) -> None:
     axes = axes_of()
     curves = [((7 * index % count) / count, f"curve {index}", f"#0000{index:02x}") for index in range(count)]
-    left_out = label_placement.at_right(axes, curves)
+    left_out = label_placement.label_at_right(axes, curves)
     assert len(axes.texts) + left_out == count
     assert (left_out == 0) == (count <= label_placement._MOST_NAMES)
     frame, found = axes.get_window_extent(), boxes(axes)
@@ -122,7 +123,7 @@ def test_curves_are_named_at_their_ends_in_order_and_in_their_colours(count: int
 def test_ends_of_the_match_rate_are_marked_unless_they_crowd() -> None:
     axes = axes_of()
     far, near = (np.array([0.1, 0.9]), np.array([0.2, 0.8])), (np.array([0.11, 0.5]), np.array([0.2, 0.2]))
-    marks = label_placement.ends(axes, [far, near])
+    marks = label_placement.label_curve_ends(axes, [far, near])
     assert [(text.get_text(), text.xy) for text in axes.texts] == [  # type: ignore[attr-defined]
         ("p = 0", (0.1, 0.2)), ("p = 1", (0.9, 0.8)), ("p = 1", (0.5, 0.2)),
     ]  # fmt: skip
@@ -139,7 +140,7 @@ def test_drawn_returns_lines_and_single_points() -> None:
     axes = axes_of()
     axes.plot([0, 1, 2], [3, 4, 5])
     axes.plot([6, 7], [8, 9], linestyle="none", marker="o")
-    assert [each.tolist() for each in label_placement.drawn(axes)] == [[[0, 3], [1, 4], [2, 5]], [[6, 8]], [[7, 9]]]
+    assert [each.tolist() for each in label_placement.drawn_lines(axes)] == [[[0, 3], [1, 4], [2, 5]], [[6, 8]], [[7, 9]]]
 
 
 # --- To the pixel -------------------------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ def test_labels_take_the_first_clear_position() -> None:
             axes = of_pixels()
             at = [(*where, text) for where, text in zip(rng.uniform(0, (360, 320), (9, 2)).tolist(), 3 * [*extents], strict=True)]
             others = rng.uniform(0, (360, 320), (crowd, 2)).tolist()
-            left_out = label_placement.place(axes, at, [np.array([each]) for each in others])
+            left_out = label_placement.label_points(axes, at, [np.array([each]) for each in others])
             points, taken = [*others, *((x, y) for x, y, _ in at)], list[Bbox]()
             expected: list[Any] = []
             for x, y, text in at:
@@ -217,7 +218,7 @@ def test_each_position_is_used_if_all_others_are_blocked() -> None:
             inside = Bbox.from_extents(left - 3, 160 + rise - height / 2 - 2, left + width + 3, 160 + rise + height / 2 + 2)
             cloud = [each for each in rng.uniform((60, 100), (300, 220), (1500, 2)) if not inside.contains(*each)]
             axes = of_pixels()
-            assert label_placement.place(axes, [(180, 160, "words")], [each[None] for each in cloud]) == 0
+            assert label_placement.label_points(axes, [(180, 160, "words")], [each[None] for each in cloud]) == 0
             assert (axes.texts[0].get_position(), axes.texts[0].get_ha()) == (
                 pytest.approx((0.72 * side * reach, 0.72 * rise)), "left" if side > 0 else "right"
             )  # fmt: skip
@@ -232,23 +233,23 @@ def test_touching_obstacles_do_not_block_a_position() -> None:
     for (across, up), (dx, dy) in zip(edges, inward, strict=True):
         for step, moved in ((0, False), (1, True)):
             axes = of_pixels()
-            assert label_placement.place(axes, [(x, y, "words")], [np.array([(across + step * dx, up + step * dy)])]) == 0
+            assert label_placement.label_points(axes, [(x, y, "words")], [np.array([(across + step * dx, up + step * dy)])]) == 0
             assert (axes.texts[0].get_position() != pytest.approx((7.2, 0))) == moved, (across, up, step)
     # At the right if the whole label is inside, else at the left.
     for beyond, side in ((0.0, "left"), (0.01, "right")):
         axes = of_pixels()
-        label_placement.place(axes, [(360 - width - 12 + beyond, y, "words")], [])
+        label_placement.label_points(axes, [(360 - width - 12 + beyond, y, "words")], [])
         assert axes.texts[0].get_ha() == side
     for beyond, rise in ((0.0, 0), (0.01, 7.2)):
         axes = of_pixels()
-        label_placement.place(axes, [(x, height / 2 - beyond, "words")], [])
+        label_placement.label_points(axes, [(x, height / 2 - beyond, "words")], [])
         assert axes.texts[0].get_position()[1] == pytest.approx(rise)
     # A label that touches another's box, and one that overlaps it.
     for above, moved in ((height, False), (height - 0.01, True)):
         axes = of_pixels()
-        label_placement.place(axes, [(x, y, "words"), (x, y + above, "words")], [])
+        label_placement.label_points(axes, [(x, y, "words"), (x, y + above, "words")], [])
         assert (axes.texts[1].get_position()[1] != pytest.approx(0)) == moved or axes.texts[1].get_ha() == "right" * moved
-    assert label_placement.place(of_pixels(), [(x, y, "words")], [], size=120) == 1
+    assert label_placement.label_points(of_pixels(), [(x, y, "words")], [], size=120) == 1
 
 
 def test_lines_are_sampled_about_every_four_pixels() -> None:
@@ -268,7 +269,7 @@ def test_crowded_names_are_one_line_apart_at_the_top_and_the_bottom(dpi: float) 
     gap = 1.25 * 8.5 * dpi / 72
     for y, sign in ((0.0, 1), (1.0, -1), (7.0, -1), (-7.0, 1)):
         axes = axes_of(dpi)
-        assert label_placement.at_right(axes, [(y, f"{index}", "#123456") for index in range(3)]) == 0
+        assert label_placement.label_at_right(axes, [(y, f"{index}", "#123456") for index in range(3)]) == 0
         assert [text.get_text() for text in axes.texts] == ["0", "1", "2"]
         rises = [text.get_position()[1] * dpi / 72 for text in axes.texts]
         assert rises == pytest.approx([0, gap, 2 * gap] if sign > 0 else [-2 * gap, -gap, 0], abs=1e-6)
@@ -283,18 +284,18 @@ def test_crowded_names_are_one_line_apart_at_the_top_and_the_bottom(dpi: float) 
     # If there is not room for all names, an even selection is drawn, at least one.
     low = axes_of(dpi)
     low.set_position((0.1, 0.1, 0.6, (3.5 * gap) / (4 * dpi)))
-    assert label_placement.at_right(low, [(index / 10, f"{index}", "#123456") for index in range(9)]) == 6
+    assert label_placement.label_at_right(low, [(index / 10, f"{index}", "#123456") for index in range(9)]) == 6
     assert [text.get_text() for text in low.texts] == ["0", "4", "8"]
     flat = axes_of(dpi)
     flat.set_position((0.1, 0.1, 0.6, 0.01))
-    assert label_placement.at_right(flat, [(0.5, "one", "#123456"), (0.6, "two", "#123456")]) == 1
+    assert label_placement.label_at_right(flat, [(0.5, "one", "#123456"), (0.6, "two", "#123456")]) == 1
 
 
 def test_ends_of_curves_are_marked_unless_another_mark_is_near() -> None:
     """Marks within 36 pixels horizontally and 14 vertically are near."""
     for across, up, marked in ((36, 0, False), (36.5, 0, True), (0, 14, False), (0, 14.5, True), (36, 14, False), (-37, 3, True)):
         axes = of_pixels()
-        marks = label_placement.ends(
+        marks = label_placement.label_curve_ends(
             axes, [(np.array([x, x]), np.array([y, y + 100])) for x, y in ((100, 80), (100 + across, 80 + up))]
         )
         assert [text.get_text() for text in axes.texts] == ["p = 0", "p = 1"] * (1 + marked)

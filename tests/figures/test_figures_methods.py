@@ -118,7 +118,7 @@ def test_one_decoding_follows_the_algorithm() -> None:
 
 def rounds(parameters: Parameters, rates: list[float]) -> list[tuple[int, int]]:
     """Start and draft length of each round, where every acceptance is certain or impossible."""
-    policy, at, found = parameters.started(1), 0, []
+    policy, at, found = parameters.initial_policy(1), 0, []
     while at <= len(rates):
         length = min(int(policy.length[0]), len(rates) - at)
         kept = sum(1 for _ in itertools.takewhile(lambda rate: rate == 1, rates[at : at + length]))
@@ -196,7 +196,7 @@ def test_regions_end_at_the_break_even(costs: dict[str, Any]) -> None:
         over_medium = (drawn == names.index("medium")) | (drawn == names.index("both"))
         if reading != "bonus":
             kept = sum(rates**power for power in range(1, gamma + 1)) + (0 if reading == "literal" else 1 - rates**gamma)
-            above = np.broadcast_to(kept > theory.breakeven_kept(gamma, small, medium), drawn.shape)
+            above = np.broadcast_to(kept > theory.breakeven_accepted(gamma, small, medium), drawn.shape)
             assert np.array_equal(over_medium[pays], above[pays])
 
 

@@ -77,10 +77,10 @@ def test_names_use_the_fewest_columns_that_distinguish_points() -> None:
         "point": [0, 1, 2, 3], "method": ["ppd", "ppd", "speculative", "speculative"], "candidates": [1, 3, None, None],
         "draft_length": [None, None, 4, 4], "tokens": [64, 64, 64, 64], "cost.device": ["a", "a", "a", "b"],
     })  # fmt: skip
-    assert point_names.telling(rows) == ["candidates", "cost.device"]
-    assert point_names.telling(rows, ["draft_length"]) == []
-    assert point_names.telling(rows, ["cost.device"]) == ["cost.device"]
-    assert point_names.telling(rows.drop("method"), ["draft_length"]) == ["draft_length"]
+    assert point_names.distinguishing(rows) == ["candidates", "cost.device"]
+    assert point_names.distinguishing(rows, ["draft_length"]) == []
+    assert point_names.distinguishing(rows, ["cost.device"]) == ["cost.device"]
+    assert point_names.distinguishing(rows.drop("method"), ["draft_length"]) == ["draft_length"]
     assert point_names.names(rows) == {
         0: "Predictive Pipelined Decoding, k = 1, a", 1: "Predictive Pipelined Decoding, k = 3, a", 2: "speculative decoding, a",
         3: "speculative decoding, b",
@@ -95,7 +95,7 @@ def test_names_use_the_fewest_columns_that_distinguish_points() -> None:
 
 def test_once_keeps_the_last_row_of_each_point() -> None:
     rows = pl.DataFrame({"point": [0, 0, 1], "view": ["formula", "paths", "formula"]})
-    assert point_names.once(rows)["view"].to_list() == ["paths", "formula"]
+    assert point_names.one_row_per_point(rows)["view"].to_list() == ["paths", "formula"]
 
 
 def test_columns_are_added_only_until_points_are_distinct() -> None:
@@ -104,12 +104,12 @@ def test_columns_are_added_only_until_points_are_distinct() -> None:
         "point": [0, 1], "method": "ppd", "note": ["x", "y"], "outcomes.file": ["a", "b"], "tokens": [8, 9],
         "match_rate": [0.1, 0.2],
     })  # fmt: skip
-    assert point_names.telling(rows) == ["outcomes.file"]
-    assert point_names.telling(rows.drop("outcomes.file")) == ["tokens"]
-    assert point_names.telling(rows.with_columns(units=pl.col("tokens"))) == ["units"]
-    assert point_names.telling(rows, ["match_rate", "tokens"]) == ["tokens"]
-    assert point_names.telling(rows.select("point", "method", "note")) == []
-    assert point_names.telling(rows.with_columns(method=pl.Series(["ppd", "beam"]))) == []
+    assert point_names.distinguishing(rows) == ["outcomes.file"]
+    assert point_names.distinguishing(rows.drop("outcomes.file")) == ["tokens"]
+    assert point_names.distinguishing(rows.with_columns(units=pl.col("tokens"))) == ["units"]
+    assert point_names.distinguishing(rows, ["match_rate", "tokens"]) == ["tokens"]
+    assert point_names.distinguishing(rows.select("point", "method", "note")) == []
+    assert point_names.distinguishing(rows.with_columns(method=pl.Series(["ppd", "beam"]))) == []
     assert point_names.names(rows.with_columns(method=pl.Series(["ppd", "beam"]))) == {
         0: "Predictive Pipelined Decoding", 1: "beam search",
     }  # fmt: skip
@@ -138,22 +138,22 @@ def test_columns_are_added_only_until_points_are_distinct() -> None:
 
 
 def test_looks_are_distinct_for_any_number() -> None:
-    few = style.looks(6)
-    assert [look.colour for look in few] == [*style.COLOURS]
-    assert [look.marker for look in few] == [*style.MARKERS[:6]]
-    assert [look.line for look in few] == [*style.LINES]
+    few = style.series_styles(6)
+    assert [style.colour for style in few] == [*style.COLOURS]
+    assert [style.marker for style in few] == [*style.MARKERS[:6]]
+    assert [style.line for style in few] == [*style.LINES]
     # Solid, dashed, dash-dotted, dotted, long dashes, and dash with two dots: each begins with its first stroke.
     dashes = [(), (4, 1.6), (6, 2, 1, 2), (1, 1.6), (10, 2), (5, 1, 1, 1, 1, 1)]
     assert [*style.LINES] == [(0, each) for each in dashes]
-    many = style.looks(14)
-    shades = [sum(to_rgb(look.colour)) for look in many]
+    many = style.series_styles(14)
+    shades = [sum(to_rgb(style.colour)) for style in many]
     assert shades == sorted(shades)  # from dark to light
     assert len({*shades}) == 14
     assert [to_hex(colormaps["cividis"](share)) for share in (0.0, 0.85)] == [many[0].colour, many[-1].colour]
-    assert [look.marker for look in many] == [*style.MARKERS, *style.MARKERS[:2]]
-    assert [look.line for look in many] == [style.LINES[index % 6] for index in range(14)]
-    kinds = style.categories(12)
-    assert [(look.colour, look.marker, look.line) for look in kinds] == [
+    assert [style.marker for style in many] == [*style.MARKERS, *style.MARKERS[:2]]
+    assert [style.line for style in many] == [style.LINES[index % 6] for index in range(14)]
+    kinds = style.category_styles(12)
+    assert [(style.colour, style.marker, style.line) for style in kinds] == [
         (style.COLOURS[index % 6], style.MARKERS[index], style.LINES[index % 6]) for index in range(12)
     ]
     assert style.points("#123456") == {
@@ -179,13 +179,13 @@ def test_figures_use_these_settings_only() -> None:
     assert {name: found[name] for name in wanted} == wanted
     others = {name for name in found if found[name] != matplotlib.rcParamsDefault[name]} - {*wanted} - backend
     assert not others
-    for figure in (style.canvas(1, 1, (0, 0, 1, 1))[0], style.side_by_side(1, 1, 0, 1, 0)[0]):
+    for figure in (style.canvas(1, 1, (0, 0, 1, 1))[0], style.panels_in_row(1, 1, 0, 1, 0)[0]):
         assert isinstance(figure.canvas, FigureCanvasAgg)  # text is measured by this canvas only
 
 
 @pytest.mark.parametrize(("count", "wide"), [(1, 5.6), (2, 4.2), (3, 3.2), (4, 3.2)])
 def test_layout_of_panels_in_a_row(count: int, wide: float) -> None:
-    figure, panels = style.side_by_side(count, 4.0, 0.125, 0.75, 0.5)
+    figure, panels = style.panels_in_row(count, 4.0, 0.125, 0.75, 0.5)
     width, height = figure.get_size_inches()
     assert (width, height) == pytest.approx((0.8 + count * (wide + 0.5), 4.0))
     for index, axes in enumerate(panels):
@@ -201,16 +201,16 @@ def test_a_page_grows_with_its_labels_and_has_its_subject_at_the_top() -> None:
     figure.text(1.1, 0.5, "beyond")
     assert style.page(figure).x1 > 6.6
     assert style.page(figure).y1 == pytest.approx(4)
-    assert style.headed(figure, "") is figure
+    assert style.with_subject_line(figure, "") is figure
     assert len(figure.texts) == 1
-    style.headed(figure, "mine")
+    style.with_subject_line(figure, "mine")
     assert figure.texts[1].get_position() == pytest.approx((0.1 / 6, 1 - 0.09 / 4))  # without a title, near the edge
     assert (figure.texts[1].get_text(), figure.texts[1].get_fontsize(), figure.texts[1].get_gid()) == ("mine", 8, "subject")
     titled, _ = style.canvas(5.0, 4.0, (0.1, 0.2, 0.5, 0.25))
     titled.text(0.3, 0.9, "small", fontsize=11.9)
     titled.text(0.2, 0.9, "title", fontsize=12)
     said = "long words " * 20
-    line = style.headed(titled, said).texts[-1]
+    line = style.with_subject_line(titled, said).texts[-1]
     assert line.get_position()[0] == 0.2
     assert line.get_fontsize() == pytest.approx(8 * 0.8 * 5 / (0.065 * len(said)))  # small enough to fit
 
@@ -228,12 +228,13 @@ def test_names_of_methods_are_unique() -> None:
 
 def test_demand_adds_optional_columns_and_refuses_missing_ones() -> None:
     rows = pl.DataFrame({"a": [1], "b": [2]})
-    assert style.demand(rows, "it", ("a", "b"), ("b", "c", "c", "d")).to_dicts() == [{"a": 1, "b": 2, "c": None, "d": None}]
-    assert style.demand(rows, "it", ("a",)).equals(rows)
+    found = style.require_columns(rows, "it", ("a", "b"), ("b", "c", "c", "d"))
+    assert found.to_dicts() == [{"a": 1, "b": 2, "c": None, "d": None}]
+    assert style.require_columns(rows, "it", ("a",)).equals(rows)
     with pytest.raises(ParameterError, match=r"^it needs at least one row, got none; take rows of a finished run$"):
-        style.demand(rows.clear(), "it", ("a",))
+        style.require_columns(rows.clear(), "it", ("a",))
     with pytest.raises(ParameterError, match=r"^it needs the columns a, x, y, got none called x, y$"):
-        style.demand(rows, "it", ("a", "x", "y"))
+        style.require_columns(rows, "it", ("a", "x", "y"))
 
 
 @pytest.mark.parametrize(("tables", "said"), [

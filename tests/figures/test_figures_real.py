@@ -143,11 +143,11 @@ def test_too_many_lines_are_refused() -> None:
 
 def test_acceptance_is_drawn_at_its_positions_with_the_overall_rate() -> None:
     figure = acceptance_by_position.draw(lengths(), 4, "small for large (measured)", bins=4)
-    played = rates_from_logs.play(lengths(), 4)
+    played = rates_from_logs.replay(lengths(), 4)
     left, right = figure.axes
     x, y = xy(lines(right)["accepted"])
     assert x.tolist() == [1, 2, 3, 4]
-    assert y.tolist() == pytest.approx(rates_from_logs.by_place(played).rate.tolist())
+    assert y.tolist() == pytest.approx(rates_from_logs.by_draft_position(played).rate.tolist())
     x, y = xy(lines(left)["accepted"])
     assert x.tolist() == [3, 8, 13, 18]
     assert y.tolist() == pytest.approx(rates_from_logs.by_output_position(played, [0, 5, 10, 15, 20]).rate.tolist())
@@ -160,8 +160,8 @@ def test_acceptance_is_drawn_at_its_positions_with_the_overall_rate() -> None:
 
 def test_independent_acceptances_agree_with_the_overall_rate() -> None:
     """Of sixteen bands of 95 % one or two miss; of 99.9 % all hold, which a correct program passes 98 times in 100."""
-    found = rates_from_logs.by_place(rates_from_logs.play(lengths(), 4))
-    alpha = float(rates_from_logs.accepted_of_tested(rates_from_logs.play(lengths(), 4)).rate)
+    found = rates_from_logs.by_draft_position(rates_from_logs.replay(lengths(), 4))
+    alpha = float(rates_from_logs.accepted_of_tested(rates_from_logs.replay(lengths(), 4)).rate)
     width = 3.3 * np.sqrt(alpha * (1 - alpha) / found.trials)
     assert np.all(np.abs(found.rate - alpha) < width)
 
@@ -174,7 +174,7 @@ def test_sequences_without_tested_tokens_are_refused() -> None:
 def test_accepted_lengths_and_their_law_use_the_same_rounds() -> None:
     figure = accepted_lengths.draw(lengths(), [2, 5], "small for large (measured)")
     for axes, gamma in zip(figure.axes, (2, 5), strict=True):
-        played = rates_from_logs.play(lengths(), gamma)
+        played = rates_from_logs.replay(lengths(), gamma)
         whole = played.accepted[played.drafted == gamma]
         heights = [bar.get_height() for bar in axes.patches if isinstance(bar, Rectangle)]
         assert heights == pytest.approx([float((whole == count).mean()) for count in range(gamma + 1)])

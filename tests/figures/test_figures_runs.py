@@ -348,7 +348,7 @@ def test_work_of_plain_decoding_is_the_sum_of_its_passes(compared: pl.DataFrame)
                     batch=Batch.uniform(sequences, position, heads=1),
                 )
             )
-    expected = account.bill({"target": preset("opt-1.3b")})
+    expected = account.flops_and_bytes({"target": preset("opt-1.3b")})
     found = rows.filter(sequences=4).row(0, named=True)
     assert found["plain_flops_per_token"] == pytest.approx(expected.flops / 180)
     assert found["plain_weight_bytes_per_token"] == pytest.approx(expected.weight_bytes / 180)

@@ -24,19 +24,19 @@ import polars as pl
 import pytest
 from matplotlib.figure import Figure
 
-from figures.common.style import headed
+from figures.common.style import with_subject_line
 from figures.of_comparisons import error_by_method, formula_limits, gantt_pair, predicted_measured, time_parts
-from figures.of_hardware import layer_time, reached_peaks, wide_pass_cost
+from figures.of_hardware import layer_time, pass_cost, reached_peaks
 from figures.of_logs import acceptance_by_position, accepted_lengths, agreement_over_cost, match_rates, tokens_by_source
-from figures.of_papers import deck_speedups, ppd_table_3_times
+from figures.of_papers import ppd_table_3_times, slides_speedups
 from figures.of_runs import (
     accepted_tokens,
     bild_rates,
     bild_thresholds,
-    devices_held,
     latency_distribution,
     method_comparison,
     operations_and_bytes,
+    reserved_devices,
     speedup,
     speedup_by_batch,
     speedup_by_device,
@@ -73,7 +73,17 @@ from tests.figures import (
     test_figures_timeline,
     test_figures_tradeoff,
 )
-from tests.support.figure_checks import Layout, Panel, clipped, formula, misnamed, misplaced, shown, unexplained, words
+from tests.support.figure_checks import (
+    Layout,
+    Panel,
+    clipped,
+    formula,
+    misplaced,
+    shown,
+    unmatched_legend_signs,
+    untied_names,
+    words,
+)
 
 KEPT = Path(__file__).parents[1] / "data" / "figures_shown.json"
 LAYOUT = KEPT.with_name("figures_layout.json")
@@ -245,7 +255,7 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "tradeoff_compute": lambda: tradeoff.draw(test_figures_tradeoff.paper(), "compute_per_token"),
     "tradeoff_devices": lambda: tradeoff.draw(devices("ppd-against-tensor-parallel").filter(method="ppd", tensor_parallel=1)),
     "timeline": lambda: timeline.draw(*(short(each) for each in (test_figures.INTERVALS, test_figures.COMMITS))),
-    "timeline_ms": lambda: headed(timeline.draw(short(test_figures.INTERVALS), title="PPD", time_unit="ms"), "mine"),
+    "timeline_ms": lambda: with_subject_line(timeline.draw(short(test_figures.INTERVALS), title="PPD", time_unit="ms"), "mine"),
     "distribution": lambda: latency_distribution.draw(test_figures.histogram(2)),
     "distribution_ms": lambda: latency_distribution.draw(
         test_figures.histogram().with_columns(latency_ms=2 * pl.col("latency_layers"), name=pl.lit("PPD, k = 3"))
@@ -264,9 +274,9 @@ BUILT: dict[str, Callable[[], Figure]] = {
         bild_operations.factors(0.15, [0.0, 0.1], operations_ratio=0.25, memory_ratio=0.3, max_draft_length=10, cost_ratio=0.2),
         source="assumed",
     ),
-    "deck": lambda: deck_speedups.draw(deck_analysis.rows()),
+    "deck": lambda: slides_speedups.draw(deck_analysis.rows()),
     "draft_length": lambda: best_draft_length.draw(),
-    "devices_held": lambda: devices_held.draw(devices("ppd-against-tensor-parallel")),
+    "devices_held": lambda: reserved_devices.draw(devices("ppd-against-tensor-parallel")),
     "speedup_by_device": lambda: speedup_by_device.draw(devices("hardware-compare")),
     "verify_cost": lambda: verify_cost.draw(*verify_cost.example()[:2], [0.6, 0.8], context=1024, source="assumed"),
     "early_exit_batch": lambda: early_exit_batch.draw(
@@ -382,7 +392,7 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "timeline_skipped": lambda: test_figures_timeline.drawn(record("skipdecode", point=4, tokens=3)),
     "timeline_rows": lambda: test_figures_timeline.drawn(record("early-exit", point=1, tokens=4)),
     "timeline_units": of_units,
-    "verify_cost_hardware": lambda: wide_pass_cost.draw({"H100": ProfileCosts(profiles()[0])}, batches=(1, 8), widest=6),
+    "verify_cost_hardware": lambda: pass_cost.draw({"H100": ProfileCosts(profiles()[0])}, batches=(1, 8), widest=6),
 }
 
 
@@ -489,9 +499,9 @@ def test_a_figure_equals_its_snapshot(name: str) -> None:
     got, want = layout(name), kept(LAYOUT)[name]
     assert near(got, want), [(part, got[part], want[part]) for part in got if not near({part: got[part]}, {part: want[part]})]
     assert not misplaced(figure)
-    assert not unexplained(figure), "the legend does not match the artists"
+    assert not unmatched_legend_signs(figure), "the legend does not match the artists"
     assert not clipped(figure), "marks are cut off"
-    assert not misnamed(figure)
+    assert not untied_names(figure)
     assert max(text.get_fontsize() for text, _ in words(figure)) < 16, "user settings change the figure"
     assert name == "tokens_by_source" or any(panel.x or panel.y for panel in shown(figure).panels), "the axes have no labels"
 

@@ -227,7 +227,7 @@ def test_labels_neither_overlap_nor_leave_the_page(x: str) -> None:
 @pytest.mark.parametrize("height", [0.0, 0.5, 1.0])
 def test_crowded_names_stay_next_to_the_axes(height: float) -> None:
     _, axes = canvas(5, 4, (0.1, 0.1, 0.6, 0.8))
-    assert label_placement.at_right(axes, [(height, f"curve {index}", INK) for index in range(9)]) == 0
+    assert label_placement.label_at_right(axes, [(height, f"curve {index}", INK) for index in range(9)]) == 0
     assert len(axes.texts) == 9
     assert apart(axes)
     frame = axes.get_window_extent()

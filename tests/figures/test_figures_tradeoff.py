@@ -14,14 +14,14 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from figures.common.style import COLOURS, looks
+from figures.common.style import COLOURS, series_styles
 from figures.of_runs import tradeoff
 from model import published
 from model.costs.layer_times import UnitCost
 from model.methods.ppd import theory as ppd
 from model.methods.ppd.algorithm import Parameters
 from model.outcomes.outcome_laws import Iid
-from tests.support.tiers import crossed
+from tests.support.tiers import cross_rows
 
 TOKENS = {"squad": 16, "wmt": 128, "cnn_dm": 128}
 AXES = ("mean_busy_units", "compute_per_token")
@@ -81,7 +81,7 @@ FORMS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("of", "x"), crossed(FORMS, AXES, few=[("literal", 20), ("flat", 10), ("eager batched", 30)]))
+@pytest.mark.parametrize(("of", "x"), cross_rows(FORMS, AXES, few=[("literal", 20), ("flat", 10), ("eager batched", 30)]))
 def test_curves_pass_the_points_of_the_formula(of: tuple[str, int], x: str) -> None:
     """With l tokens a rate p acts like p (l - 1) / l, so one curve fits all lengths; the flat form has one curve per length."""
     form, exit_layer = of
@@ -172,8 +172,8 @@ def test_note_is_drawn_only_for_the_papers_figure() -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 6, 7, 20])
 def test_series_differ_without_colour(count: int) -> None:
-    signs = [(look.marker, look.line) for look in looks(count)]
-    shades = [float(np.dot(to_rgb(look.colour), (0.3, 0.59, 0.11))) for look in looks(count)]
+    signs = [(style.marker, style.line) for style in series_styles(count)]
+    shades = [float(np.dot(to_rgb(style.colour), (0.3, 0.59, 0.11))) for style in series_styles(count)]
     # Few series differ in marker and line; many have a ramp of colours that stays ordered in grey.
     assert len(set(signs)) == count if count <= len(COLOURS) else shades == sorted(shades)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
-from model.interpret.account import Account, Bill, Kind, Totals, Work, bill, context_of, kind_of
+from model.interpret.account import Account, FlopsAndBytes, Kind, Totals, Work, context_of, flops_and_bytes, kind_of
 from model.interpret.interpreter import count
 from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.adaptive import algorithm as policies
@@ -63,8 +63,8 @@ def test_totals_of_an_account() -> None:
     account.add(Forward("draft", (9,), 7, LayerSpan(0, 6)))
     account.adoptions, account.adopted_rows, account.moves = 2, 30, 1
     found = account.totals()
-    assert found.of["target"] == Totals(3, 8 + 24, 16 + 24, 8 * 13 + 24 * 8, 8 * 7 + 24 * 8, 4, 12, 2, 2)
-    assert found.of["draft"] == Totals(1, 6, 6, 48, 48, 0, 0, 0, 0)
+    assert found.by_model["target"] == Totals(3, 8 + 24, 16 + 24, 8 * 13 + 24 * 8, 8 * 7 + 24 * 8, 4, 12, 2, 2)
+    assert found.by_model["draft"] == Totals(1, 6, 6, 48, 48, 0, 0, 0, 0)
     assert (found.adoptions, found.adopted_rows) == (2, 30)
     assert (account.passes, account.layer_passes, account.heads) == (4, 46, 2)
     assert account.passes_of == {"target": 3, "draft": 1}
@@ -72,7 +72,7 @@ def test_totals_of_an_account() -> None:
     twice = Account()
     twice.include(account)
     twice.include(account)
-    assert twice.totals().of["target"] == Totals(*(2 * value for value in found.of["target"]))
+    assert twice.totals().by_model["target"] == Totals(*(2 * value for value in found.by_model["target"]))
     assert (twice.adoptions, twice.adopted_rows, twice.moves) == (4, 60, 2)
 
 
@@ -90,38 +90,39 @@ def test_bill_by_hand() -> None:
     model = preset("llama-2-13b")
     layer, head, row, making = model.layer_weights, 5120 * 32_000, 2 * 40 * 128, 5120 * 2 * 40 * 128
     own = Totals(3, 7, 11, 13, 17, 19, 23, 2, 5)
-    found = bill(Work({"target": own}, 2, 30), {"target": model}, bytes_each=4)
+    found = flops_and_bytes(Work({"target": own}, 2, 30), {"target": model}, bytes_each=4)
     assert found.flops == 2 * (layer * 11 + head * 5 + making * 23) + 4 * 40 * 128 * 13
     assert found.weight_bytes == 4 * (layer * 7 + head * 2 + making * 19)
     assert (found.kv_read_bytes, found.kv_written_bytes) == (4 * row * 17, 4 * row * (11 + 23))
     assert (found.head_passes, found.transferred_bytes) == (5, 4 * row * 30 + 4 * 5120 * 2)
     assert found.intensity == found.flops / (found.weight_bytes + found.kv_read_bytes + found.kv_written_bytes)
-    assert bill(Work({"target": own}), {"target": model}) == bill(Work({"target": own}), {"target": model}, bytes_each=2)
-    assert bill(Work({"target": own}), {"target": model}).transferred_bytes == 0
-    both = bill(Work({"target": own, "draft": own}), {"target": model, "draft": model}, bytes_each=4)
+    target = Work({"target": own})
+    assert flops_and_bytes(target, {"target": model}) == flops_and_bytes(target, {"target": model}, bytes_each=2)
+    assert flops_and_bytes(target, {"target": model}).transferred_bytes == 0
+    both = flops_and_bytes(Work({"target": own, "draft": own}), {"target": model, "draft": model}, bytes_each=4)
     assert both[:5] == tuple(2 * value for value in found[:5])
-    assert np.isnan(Bill(0, 0, 0, 0, 0, 0).intensity)
+    assert np.isnan(FlopsAndBytes(0, 0, 0, 0, 0, 0).intensity)
 
 
 def test_operations_of_a_pass_equal_those_of_its_shape() -> None:
     account, model = Account(), preset("opt-1.3b")
     account.add(Forward("target", (7, 8, 9), 5, LayerSpan(0, 24), heads=2))
-    assert account.bill({"target": model}).flops == model.operations(3, 5, heads=2)
+    assert account.flops_and_bytes({"target": model}).flops == model.operations(3, 5, heads=2)
     for more in ({}, {"bytes_each": 1}):
-        assert account.bill({"target": model}, **more) == bill(account.totals(), {"target": model}, **more)
+        assert account.flops_and_bytes({"target": model}, **more) == flops_and_bytes(account.totals(), {"target": model}, **more)
 
 
 def test_bill_needs_the_shape_of_every_model() -> None:
     account = Account()
     account.add(Forward("draft", (7,), 0, LayerSpan(0, 6)))
     with pytest.raises(ParameterError, match="shapes must have one for the draft model, got those of target"):
-        account.bill({"target": preset("t5-large")})
+        account.flops_and_bytes({"target": preset("t5-large")})
     with pytest.raises(ParameterError, match="got those of none"):
-        account.bill({})
+        account.flops_and_bytes({})
     with pytest.raises(ParameterError, match="bytes_each must be"):
-        account.bill({"draft": preset("t5-small")}, bytes_each=0)
+        account.flops_and_bytes({"draft": preset("t5-small")}, bytes_each=0)
     with pytest.raises(ParameterError, match="bytes_each must be at least 1, got 0"):
-        bill(Work({}), {}, bytes_each=0)
+        flops_and_bytes(Work({}), {}, bytes_each=0)
 
 
 # --- Closed forms ---
@@ -132,7 +133,7 @@ def test_plain_decoding_counted_equals_closed_form(tokens: int, layers: int) -> 
     parameters = plain.Parameters(layers)
     found = count(plain.decode(parameters, [0], tokens), World(1, layers), tokens).account.totals()
     want = autoregressive.work(parameters, tokens, None)
-    assert near(found.of["target"], want.of["target"])
+    assert near(found.by_model["target"], want.by_model["target"])
     assert found[1:] == want[1:] == (0, 0)
 
 
@@ -147,9 +148,9 @@ def test_predictive_pipelined_decoding(
     want = ppd.work(parameters, tokens, ByPosition(np.array(matches, float)))
     assert want is not None
     found = run.account.totals()
-    assert near(found.of["target"], want.of["target"])
+    assert near(found.by_model["target"], want.by_model["target"])
     assert near(found[1:], want[1:])
-    assert near(want.of["target"].layer_runs if batched else want.of["target"].layer_passes, run.busy)
+    assert near(want.by_model["target"].layer_runs if batched else want.by_model["target"].layer_passes, run.busy)
 
 
 def test_forms_that_stop_processes_have_no_closed_form() -> None:
@@ -166,21 +167,21 @@ def test_speculative_decoding(accept: list[bool], draft_length: int) -> None:
     found = count(drafting.decode(parameters, [0], tokens), world, tokens).account.totals()
     want = speculative.work(parameters, tokens, law)
     assert want is not None
-    assert found.of.keys() == want.of.keys()
-    for role, totals in found.of.items():
-        assert near(totals, want.of[role]), role
+    assert found.by_model.keys() == want.by_model.keys()
+    for role, totals in found.by_model.items():
+        assert near(totals, want.by_model[role]), role
 
 
 def test_expected_work_follows_the_law() -> None:
     """Half of all first drafts (one token) are accepted: then the bonus token completes the output in a single round."""
     found = speculative.work(drafting.Parameters(3, 1), 2, Iid(0.5))
     assert found is not None
-    assert (found.of["target"].passes, found.of["draft"].passes) == (1.5, 1.0)
+    assert (found.by_model["target"].passes, found.by_model["draft"].passes) == (1.5, 1.0)
     assert speculative.work(drafting.Parameters(3, 1), 2, Replay([[True, True]])) is None
     rounds = starts(2, 6, Rounds([0.5, 0.25]))
     assert near(rounds.mass[:4], [1, 0.5, 0.25 + 0.25, 0.25 + 0.5 * 0.25 + 0.5 * 0.5])
-    assert near(rounds.after_whole[:4], [0, 0, 0, 0.25])
-    assert not starts(0, 4, Iid(0.5)).after_whole.any()  # rounds without a draft follow no fully accepted one
+    assert near(rounds.after_full_draft[:4], [0, 0, 0, 0.25])
+    assert not starts(0, 4, Iid(0.5)).after_full_draft.any()  # rounds without a draft follow no fully accepted one
 
 
 @pytest.mark.parametrize("stop", [Account.passes, Account.layer_passes, Account.heads])
@@ -192,14 +193,14 @@ def test_empty_account_has_no_work(stop: Any) -> None:
 
 def assert_same_where_predicted(found: Work, want: Work, heads: tuple[str, ...] = ()) -> None:
     """Every predicted total is right; passes and layers are predicted for all models, logits for those in `heads`."""
-    assert found.of.keys() == want.of.keys()
-    assert all(not np.isnan(want.of[role].heads) for role in heads if role in want.of)
-    assert not np.isnan(want.of["target"].layer_passes)
-    for role, totals in found.of.items():
-        known = [name for name, value in zip(Totals._fields, want.of[role], strict=True) if not np.isnan(value)]
+    assert found.by_model.keys() == want.by_model.keys()
+    assert all(not np.isnan(want.by_model[role].heads) for role in heads if role in want.by_model)
+    assert not np.isnan(want.by_model["target"].layer_passes)
+    for role, totals in found.by_model.items():
+        known = [name for name, value in zip(Totals._fields, want.by_model[role], strict=True) if not np.isnan(value)]
         assert {"passes", "layer_runs", "head_runs"} <= {*known}
         for name in known:
-            assert near(getattr(totals, name), getattr(want.of[role], name)), (role, name)
+            assert near(getattr(totals, name), getattr(want.by_model[role], name)), (role, name)
 
 
 def world_of(module: Any, parameters: Any, layers: int, random_draws: dict[str, list[bool]]) -> World:

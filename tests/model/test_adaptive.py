@@ -26,11 +26,11 @@ from model.methods.adaptive.draft_length_policies import (
 from model.methods.rounds import ReplayRounds, RoundPrices, Rounds, Tally, moments, round_prices, varying
 from model.methods.speculative.theory import optimal_draft_length, oracle_speedup, speedup
 from model.outcomes import random_streams
-from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov, Replay, ReplayChances, TwoClass
+from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov, RecordedProbabilities, Replay, TwoClass
 from model.steps import Forward, LayerSpan, Read
 from sim.scenarios import cases
 from sim.views import evaluation
-from tests.support.adaptive_lengths import ALL, RUNNING, Bools, Whole, choice, played, round_speed
+from tests.support.adaptive_lengths import ONLINE_POLICIES, POLICIES, Bools, Whole, outcomes_of_rows, parameters_of, round_speed
 
 
 def reference(parameters: Parameters, tokens: int, accept: list[bool], doubts: list[int] | None) -> list[tuple[int, int]]:
@@ -80,10 +80,10 @@ def counted(parameters: Parameters, tokens: int, accept: list[bool], doubts: lis
 @given(st.data())
 def test_algorithm_walk_and_reference_agree(data: st.DataObject) -> None:
     tokens = data.draw(st.integers(1, 40))
-    policy = data.draw(st.sampled_from(ALL))
-    own = {"estimator": data.draw(st.sampled_from(draft_length_policies.ESTIMATORS))} if policy in RUNNING else {}
+    policy = data.draw(st.sampled_from(POLICIES))
+    own = {"estimator": data.draw(st.sampled_from(draft_length_policies.ESTIMATORS))} if policy in ONLINE_POLICIES else {}
     first = {} if policy == "confidence" else {"draft_length": data.draw(st.integers(1, 6))}
-    parameters = choice(policy, sampled=data.draw(st.booleans()), **own, **first)
+    parameters = parameters_of(policy, sampled=data.draw(st.booleans()), **own, **first)
     accept = data.draw(st.lists(st.sampled_from([True, True, False]), min_size=tokens, max_size=tokens))
     doubts = data.draw(st.lists(st.sampled_from([0, 0, 1, 2, 3]), min_size=tokens, max_size=tokens))
     told = reference(parameters, tokens, accept, doubts if policy == "confidence" else None)
@@ -104,16 +104,16 @@ def twin(parameters: Parameters, tokens: int, accept: Bools, doubts: Whole | Non
     """The vectorised walk, at a cost ratio of 1/4."""
     prices = round_prices(UnitCost(1, cost_ratio=0.25), parameters.longest_draft)
     unsure = doubts[: tokens - 1].astype(np.uint8) if doubts is not None and parameters.policy == "confidence" else None
-    return varying(parameters.started(accept.shape[1]), tokens, played(accept), prices, unsure)
+    return varying(parameters.initial_policy(accept.shape[1]), tokens, outcomes_of_rows(accept), prices, unsure)
 
 
-@pytest.mark.parametrize("policy", ALL)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_decoding_ends_at_a_stop_token_or_at_its_length(policy: str) -> None:
     """The prompt has three tokens, and the true text continues with 3, 4, 5 and so on."""
     for stop, tokens, last in ((None, 7, 9), (6, 7, 6), (2, 3, 5), (9, 7, 9), (10, 7, 9)):
         for accepted in ([0] * 12, [9] * 12, [1] * 12):
             world = World(3, 4, drafts={"draft": DraftOutcomes("target", accepted)}, doubts=[0] * 12)
-            work = count(decode(choice(policy), [0, 1, 2], tokens, () if stop is None else (stop,)), world, 99)
+            work = count(decode(parameters_of(policy), [0, 1, 2], tokens, () if stop is None else (stop,)), world, 99)
             assert work.tokens == [*range(3, last + 1)]
             assert work.layer_passes >= 2 * 4 + 2 + 4 * len(work.commits)  # both models read two tokens of the prompt first
 
@@ -121,11 +121,11 @@ def test_a_decoding_ends_at_a_stop_token_or_at_its_length(policy: str) -> None:
 @settings(max_examples=25)
 @given(st.data())
 def test_events_equal_paths(data: st.DataObject) -> None:
-    policy = data.draw(st.sampled_from(ALL))
+    policy = data.draw(st.sampled_from(POLICIES))
     numbers = st.floats(0, 2).map(lambda time: time if time >= cases.MIN_TIME else 0.0)
     method = {"name": "adaptive", "layers": data.draw(st.integers(1, 5)), "policy": policy, "max_draft_length": 5,
               "placement": data.draw(st.sampled_from(["colocated", "separate"])), "sampled": data.draw(st.booleans())}  # fmt: skip
-    if policy in RUNNING:
+    if policy in ONLINE_POLICIES:
         method |= {
             "estimator": data.draw(st.sampled_from(draft_length_policies.ESTIMATORS)),
             "min_draft_length": data.draw(st.integers(0, 1)),
@@ -162,10 +162,11 @@ def test_events_equal_paths(data: st.DataObject) -> None:
 @given(st.data())
 def test_one_decoding_and_many_decide_identically(data: st.DataObject) -> None:
     """To the last bit, and from drafted and accepted tokens alone."""
-    policy = data.draw(st.sampled_from(ALL))
-    parameters = choice(policy, max_draft_length=30, **({"step": data.draw(st.floats(0, 50))} if policy == "gradient" else {}))
+    policy = data.draw(st.sampled_from(POLICIES))
+    options = {"step": data.draw(st.floats(0, 50))} if policy == "gradient" else {}
+    parameters = parameters_of(policy, max_draft_length=30, **options)
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    many, single = parameters.started(17), [parameters.started(1) for _ in range(17)]
+    many, single = parameters.initial_policy(17), [parameters.initial_policy(1) for _ in range(17)]
     for _ in range(15):
         which = np.flatnonzero(rng.random(17) < 0.7)
         drafted = many.length[which]
@@ -184,7 +185,7 @@ CHAINS = [Iid(0.7), Iid(0.0), Iid(1.0), ByPosition([0.9, 0.2, 0.6, 0.8, 0.5, 0.3
 def sequences(law: Chain, positions: int) -> tuple[Bools, NDArray[np.float64]]:
     """All sequences of outcomes, shape (positions, sequences), and their probabilities."""
     rows = np.array(list(itertools.product((False, True), repeat=positions)), dtype=np.bool_).reshape(2**positions, positions).T
-    low, high = law.chances(positions)
+    low, high = law.probabilities(positions)
     chance = np.ones(rows.shape[1])
     for place, row in enumerate(rows):
         success = np.where(rows[place - 1], high[place], low[place]) if place else np.full(len(chance), low[0])
@@ -210,7 +211,7 @@ def uneven(longest: int) -> RoundPrices:
 def test_moments_of_the_heuristic_equal_enumeration(law: Chain, first: int, longest: int) -> None:
     for tokens in (1, 2, 4, 7):
         rows, chance = sequences(law, tokens)
-        tally = varying(Heuristic(first, longest, len(chance)), tokens, played(rows), uneven(longest))
+        tally = varying(Heuristic(first, longest, len(chance)), tokens, outcomes_of_rows(rows), uneven(longest))
         found = adaptive.heuristic_moments(first, longest, tokens, law, uneven(longest))
         assert list(found) == pytest.approx(means(tally, chance), abs=1e-12)
 
@@ -229,7 +230,7 @@ def test_means_with_confidence_stops_equal_enumeration(law: Chain, doubt: tuple[
         together = np.kron(chance, [math.prod(codes[code] for code in stop) for stop in stops]).astype(np.float64)
         accept = np.repeat(rows, len(stops), axis=1)
         unsure = np.tile(doubts, (1, len(chance)))
-        tally = varying(Constant(longest, len(together)), tokens, played(accept), uneven(longest), unsure)
+        tally = varying(Constant(longest, len(together)), tokens, outcomes_of_rows(accept), uneven(longest), unsure)
         found = adaptive.confidence_moments(longest, tokens, law, TwoClass(*doubt), uneven(longest))
         expected = means(tally, together)
         assert [found.time, *found[2:]] == pytest.approx([expected[0], *expected[2:]], abs=1e-12)
@@ -259,7 +260,7 @@ def test_independent_rounds() -> None:
 def test_recorded_outcomes_are_averaged() -> None:
     rows = np.random.default_rng(1).random((7, 20)) < 0.6
     law = Replay(rows)
-    tally = varying(Heuristic(2, 5, 7), 18, played(rows.T), uneven(5))
+    tally = varying(Heuristic(2, 5, 7), 18, outcomes_of_rows(rows.T), uneven(5))
     found = adaptive.heuristic_moments(2, 5, 18, law, uneven(5))
     assert list(found) == pytest.approx(means(tally, np.full(7, 1 / 7)))
     whole = adaptive.heuristic_moments(2, 5, 6, ReplayRounds([[2, 0, 1, 2, 0, 1]]), uneven(5))
@@ -271,14 +272,14 @@ def test_recorded_outcomes_are_averaged() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 8])
 def test_recorded_probabilities_are_averaged_over_records_and_draws(tokens: int) -> None:
-    law = ReplayChances([[0.9, 0.2, 1.0, 0.5, 0.3, 0.8, 0.6, 0.7], [0.4, 0.0, 0.6, 0.9, 0.7, 1.0, 0.1, 0.5]])
+    law = RecordedProbabilities([[0.9, 0.2, 1.0, 0.5, 0.3, 0.8, 0.6, 0.7], [0.4, 0.0, 0.6, 0.9, 0.7, 1.0, 0.1, 0.5]])
     ways = [sequences(chain, tokens) for chain in law.chains]
     rows, chance = np.concatenate([rows for rows, _ in ways], axis=1), np.concatenate([chance for _, chance in ways]) / 2
     for first, longest in ((1, 4), (3, 3)):
-        tally = varying(Heuristic(first, longest, len(chance)), tokens, played(rows), uneven(longest))
+        tally = varying(Heuristic(first, longest, len(chance)), tokens, outcomes_of_rows(rows), uneven(longest))
         found = adaptive.heuristic_moments(first, longest, tokens, law, uneven(longest))
         assert list(found) == pytest.approx(means(tally, chance), abs=1e-12)
-        still = varying(Constant(longest, len(chance)), tokens, played(rows), uneven(longest))
+        still = varying(Constant(longest, len(chance)), tokens, outcomes_of_rows(rows), uneven(longest))
         assert list(moments(longest, tokens, law, uneven(longest))) == pytest.approx(means(still, chance), abs=1e-12)
 
 
@@ -286,8 +287,9 @@ def test_prediction_equals_the_mean_of_the_walk() -> None:
     cost = UnitCost(4, cost_ratio=0.3, link=0.5, operations_ratio=0.2, verify_cost=((1, 1.0), (9, 1.5)))
     rows, chance = sequences(Iid(0.6), 8)
     for placement, units in (("colocated", 1), ("separate", 2)):
-        parameters = choice("heuristic", placement=placement, draft_length=2)
-        tally = varying(parameters.started(len(chance)), 8, played(rows), round_prices(cost, 6, separate=units == 2))
+        parameters = parameters_of("heuristic", placement=placement, draft_length=2)
+        prices = round_prices(cost, 6, separate=units == 2)
+        tally = varying(parameters.initial_policy(len(chance)), 8, outcomes_of_rows(rows), prices)
         found = adaptive.predict(parameters, 8, Iid(0.6), cost)
         values = [found.latency, found.latency_variance, found.busy, found.operations, found.rounds, found.drafted]
         assert [float(np.asarray(value)) for value in values] == pytest.approx(means(tally, chance))
@@ -299,23 +301,23 @@ def test_variance_is_zero_for_certain_outcomes_and_never_negative() -> None:
     prices = round_prices(UnitCost(7, cost_ratio=0.1), 9)
     for rate, tokens, longest in itertools.product((0.0, 1.0), (50, 111, 223), (1, 4, 9)):
         assert 0 <= adaptive.heuristic_moments(1, longest, tokens, Iid(rate), prices).variance < 1e-6
-    found = adaptive.predict(choice("heuristic"), 1, Iid(0.5), UnitCost(4, cost_ratio=0.25))
+    found = adaptive.predict(parameters_of("heuristic"), 1, Iid(0.5), UnitCost(4, cost_ratio=0.25))
     assert {value.dtype for value in (found.latency, found.units, found.plain_latency)} == {np.dtype(np.float64)}
 
 
 def test_unknown_values_of_the_theory_are_nan() -> None:
     cost = UnitCost(4, cost_ratio=0.3)
     laws: dict[str, Any] = {"accept": Replay([[True] * 9]), "confidence": TwoClass(0.1, 0.5)}
-    for found in (*(adaptive.predict(choice(policy), 8, Iid(0.6), cost) for policy in RUNNING),
-                  adaptive.predict(choice("confidence"), 8, laws, cost)):  # fmt: skip
+    for found in (*(adaptive.predict(parameters_of(policy), 8, Iid(0.6), cost) for policy in ONLINE_POLICIES),
+                  adaptive.predict(parameters_of("confidence"), 8, laws, cost)):  # fmt: skip
         for value in (found.latency, found.latency_variance, found.busy, found.units_ratio):
             assert math.isnan(value)
         assert found.operations is None
         assert (found.rounds, found.drafted, float(found.plain_latency), float(found.units)) == (None, None, 32, 1)
-    known = adaptive.predict(choice("confidence"), 8, {**laws, "accept": Iid(0.5)}, cost)
+    known = adaptive.predict(parameters_of("confidence"), 8, {**laws, "accept": Iid(0.5)}, cost)
     assert np.isfinite([known.latency, known.busy, known.latency_variance]).tolist() == [True, True, False]
     with pytest.raises(ParameterError, match="tokens must be"):
-        adaptive.predict(choice("heuristic"), 0, Iid(0.6), cost)
+        adaptive.predict(parameters_of("heuristic"), 0, Iid(0.6), cost)
 
 
 # --- The bound ----------------------------------------------------------------------------------------------------------
@@ -341,8 +343,8 @@ def test_no_policy_exceeds_the_oracle_bound(rate: float, ratio: float, tokens: i
     bound = tokens * (1 - rate + ratio * rate)
     assert bound == pytest.approx(tokens / float(oracle_speedup(rate, ratio)) if bound else 0)
     prices = round_prices(UnitCost(1, cost_ratio=ratio), 6)
-    for policy in [*(choice(name).started(len(chance)) for name in ALL), Arbitrary(seed, 6, len(chance))]:
-        tally = varying(policy, tokens, played(rows), prices)
+    for policy in [*(parameters_of(name).initial_policy(len(chance)) for name in POLICIES), Arbitrary(seed, 6, len(chance))]:
+        tally = varying(policy, tokens, outcomes_of_rows(rows), prices)
         assert float(tally.time @ chance) >= bound * (1 - 1e-12) - 1e-12
 
 
@@ -370,7 +372,7 @@ def test_a_higher_acceptance_rate_may_take_longer() -> None:
     rows = np.array(list(itertools.product((False, True), repeat=7))).T
     for policy in ("heuristic", "optimum", "gradient"):
         own = {} if policy == "heuristic" else {"believed_cost_ratio": 0.25}
-        time = dict(zip(map(tuple, rows.T.tolist()), twin(choice(policy, draft_length=1, **own), 8, rows).time, strict=True))
+        time = dict(zip(map(tuple, rows.T.tolist()), twin(parameters_of(policy, draft_length=1, **own), 8, rows).time, strict=True))
         raised = [(outcome, (*outcome[:i], True, *outcome[i + 1 :])) for outcome in time for i in range(7) if not outcome[i]]
         assert any(time[better] > time[worse] for worse, better in raised)
 
@@ -474,10 +476,10 @@ def output_law(parameters: Parameters, tokens: int) -> dict[tuple[int, ...], flo
         script[-1] += 1
 
 
-@pytest.mark.parametrize("policy", ALL)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_sampled_output_has_the_targets_distribution(policy: str) -> None:
     own = {"confidence_threshold": 0.5} if policy == "confidence" else {"draft_length": 2}
-    found = output_law(choice(policy, max_draft_length=3, sampled=True, **own), 4)
+    found = output_law(parameters_of(policy, max_draft_length=3, sampled=True, **own), 4)
     assert len(found) == WORDS**4
     for text in found:
         expected = math.prod(target((0, *text[:place]))[token] for place, token in enumerate(text))
@@ -524,9 +526,9 @@ def test_invalid_parameters_are_refused(own: dict[str, Any], message: str) -> No
 
 
 def test_defaults_are_as_documented() -> None:
-    plain = {policy: Parameters(4, policy) for policy in ALL}
-    assert [plain[policy].first for policy in ALL] == [5, 5, 5, 20]
-    assert [OPTIONS[policy].get("draft_length") for policy in ALL] == [5, 5, 5, None]
+    plain = {policy: Parameters(4, policy) for policy in POLICIES}
+    assert [plain[policy].first for policy in POLICIES] == [5, 5, 5, 20]
+    assert [OPTIONS[policy].get("draft_length") for policy in POLICIES] == [5, 5, 5, None]
     assert (plain["confidence"].option("confidence_threshold"), plain["gradient"].option("step")) == (0.4, 10)
     names = "min_draft_length", "estimator", "prior_accepted", "prior_tested"
     assert [plain["optimum"].option(name) for name in names] == [1, "tested", 1, 2]
@@ -534,19 +536,19 @@ def test_defaults_are_as_documented() -> None:
     assert Parameters(4, "optimum", min_draft_length=7).first == 7
     assert Parameters(4, "optimum", min_draft_length=0, draft_length=0, believed_cost_ratio=0.5).first == 0
     assert (Parameters(4, "optimum").units, Parameters(4, "optimum", placement="separate").units) == (1, 2)
-    assert (plain["optimum"].longest_draft, plain["optimum"].widest) == (20, 21)
+    assert (plain["optimum"].longest_draft, plain["optimum"].largest_pass) == (20, 21)
     told = Parameters(4, "gradient", believed_cost_ratio=0.3)
     cost = UnitCost(4, cost_ratio=0.1)
     assert told.with_costs(cost) is told
     assert plain["gradient"].with_costs(cost).believed_cost_ratio == 0.1
     assert plain["heuristic"].with_costs(cost) is plain["heuristic"]
-    for policy in RUNNING:
+    for policy in ONLINE_POLICIES:
         with pytest.raises(ParameterError, match=f"believed_cost_ratio is required by policy '{policy}'"):
-            plain[policy].started(1)
+            plain[policy].initial_policy(1)
 
 
 def test_the_estimate_stays_without_drafts() -> None:
-    parameters = choice("optimum", min_draft_length=0, believed_cost_ratio=0.9)
+    parameters = parameters_of("optimum", min_draft_length=0, believed_cost_ratio=0.9)
     work = counted(parameters, 9, [True] * 9, [0] * 9)
     # The first draft of five is accepted: (1 + 5)/(2 + 5) is below .9, so drafting stops.
     assert work.rounds == {(5, 5): 1, (0, 0): 3}
@@ -573,7 +575,7 @@ def test_only_the_policy_confidence_needs_confidence_outcomes() -> None:
         cases.resolve(tables("confidence", confidence={**DOUBT, "low_if_accepted": -1}))
     assert cases.resolve(tables("gradient")).parameters.believed_cost_ratio == 0.25
     case = cases.resolve(tables("confidence", confidence=DOUBT))
-    assert case.outcomes["confidence"].also == {"low_if_rejected": 0.7}
+    assert case.outcomes["confidence"].further_values == {"low_if_rejected": 0.7}
 
 
 def test_simulated_doubts_follow_the_draws() -> None:
@@ -590,13 +592,13 @@ def test_simulated_doubts_follow_the_draws() -> None:
 
 
 def test_properties_of_default_parameters() -> None:
-    assert choice("heuristic").sampled is False
-    assert all(choice(policy).exact is True for policy in ALL)
+    assert parameters_of("heuristic").sampled is False
+    assert all(parameters_of(policy).exact is True for policy in POLICIES)
 
 
 @pytest.mark.parametrize(("confidence", "drafts"), [(0.3, 1), (0.4, 3), (0.5, 3)])
 def test_a_draft_stops_below_the_threshold_and_not_at_it(confidence: float, drafts: int) -> None:
-    steps = decode(choice("confidence", confidence_threshold=0.4, max_draft_length=3), [0], 9)
+    steps = decode(parameters_of("confidence", confidence_threshold=0.4, max_draft_length=3), [0], 9)
     passes, answer = 0, None
     while True:
         step = steps.send(answer)

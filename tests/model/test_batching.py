@@ -252,4 +252,4 @@ def test_a_draft_is_not_split() -> None:
     room = memory(preset("llama-2-7b"), 80 * 2**30, context=512, batch=2, tensor_parallel=8)
     small = preset("llama-68m")
     more = small.parameters * 2 + small.cache_bytes() * 512 * 2
-    assert row["memory_share"] == pytest.approx((room.needed + more) / (80 * 2**30))
+    assert row["memory_share"] == pytest.approx((room.required + more) / (80 * 2**30))

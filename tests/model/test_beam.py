@@ -474,7 +474,7 @@ def test_dispatch_and_links_by_hand() -> None:
 def test_formula_is_the_mean_over_all_outcomes(form: tuple[str, str], law: Iid | Markov) -> None:
     choice, tokens = choose(form, 2, 2, 3), 6
     cost = UnitCost(3, cost_ratio=0.2, verify_cost=tuple(CURVE.items()), link=0.5, dispatch=0.25)
-    low, high = law.chances(tokens)
+    low, high = law.probabilities(tokens)
     outcomes = all_outcomes(tokens)
     chances = np.array([
         np.prod([(rate if here else 1 - rate) for here, rate in zip(
@@ -742,7 +742,7 @@ def test_a_scenario_with_all_three_views() -> None:
             assert not case.contended
             assert row["paths_difference"] <= limit * row["latency"]
             formula = formula_view.formula_row(case)
-            assert formula["reserved_units"] == case.held == (2 if case.parameters.arrangement == "parallel" else 1)
+            assert formula["reserved_units"] == case.reserved_units == (2 if case.parameters.arrangement == "parallel" else 1)
             assert point_columns.described(grid, point, case)["exact"] is (case.parameters.rule == "exact")
             paths = evaluation.paths_row(case, 0, 40)
             assert paths["rounds"] == row["rounds"]

@@ -241,7 +241,7 @@ def test_invalid_parameters_are_refused(given_: dict[str, Any], message: str) ->
 
 def test_reserved_units() -> None:
     assert [Parameters(8, placement=name).units for name in ("colocated", "separate")] == [1, 2]
-    assert (Parameters(8).max_draft_length, Parameters(8, 5).longest_draft, Parameters(8, 5).widest) == (10, 5, 6)
+    assert (Parameters(8).max_draft_length, Parameters(8, 5).longest_draft, Parameters(8, 5).largest_pass) == (10, 5, 6)
     assert Parameters.roles_for({}) == ("draft",)
     assert Parameters.roles_for({"exit_layer": 2}) == ()
     assert not Parameters.EXACT
@@ -301,8 +301,8 @@ def test_prices_by_width_and_with_links() -> None:
     assert apart.segment[0].tolist() == [[8, 13, 19], [11, 15, 21]]  # nothing is sent without a draft
     assert apart.segment[1].tolist() == together.segment[1].tolist() == together.segment[0].tolist()
     assert apart.segment[2].tolist() == [[1, 2.5, 4], [1.5, 3, 4.5]]
-    assert apart.again[0].tolist()[:2] == [10, 14]
-    assert apart.again[2].tolist() == [2, 3, 4]
+    assert apart.rollback_pass[0].tolist()[:2] == [10, 14]
+    assert apart.rollback_pass[2].tolist() == [2, 3, 4]
     uncounted = prices(choice("paper", 2), UnitCost(8, cost_ratio=0.25)).segment[2]
     assert uncounted[0, 0] == 1  # without the small model its unknown price does not matter
     assert np.isnan(uncounted.ravel()[1:]).all()
@@ -426,25 +426,25 @@ def test_work_equals_the_counter(decisions: list[int], max_draft_length: int, fo
     want = work(parameters, tokens, Independent(digits == 1, digits == 2))
     assert want is not None
     assert formulas.work(parameters, tokens, Independent(digits == 1, digits == 2)) == want
-    assert found.of.keys() == want.of.keys()
+    assert found.by_model.keys() == want.by_model.keys()
     assert (want.adoptions, want.adopted_rows) == (0, 0)
-    for role, totals in found.of.items():
-        assert near(totals, want.of[role]), role
+    for role, totals in found.by_model.items():
+        assert near(totals, want.by_model[role]), role
 
 
 def test_work_by_hand() -> None:
     """Two tokens of the large model alone: one position read at 0, two at 1; the second has no draft."""
     found = work(choice("paper", 1), 2, Independent(1.0, 0.0))
     assert found is not None
-    assert found.of["target"] == Totals(2, 16, 16, 8 * (1 + 2), 8 * (1 + 2), 0, 0, 2, 2)
-    assert found.of["draft"] == Totals(1, 2, 2, 2, 2, 0, 0, 1, 1)
+    assert found.by_model["target"] == Totals(2, 16, 16, 8 * (1 + 2), 8 * (1 + 2), 0, 0, 2, 2)
+    assert found.by_model["draft"] == Totals(1, 2, 2, 2, 2, 0, 0, 1, 1)
     alone = work(choice("paper", 1), 1, Independent(1.0, 0.0))
     assert alone is not None
-    assert list(alone.of) == ["target"]
+    assert list(alone.by_model) == ["target"]
     early = work(choice("early", 3), 2, Independent(0.0, 0.0))
     # Two tokens through three layers one by one, the second without a head, then both through five: 1 + 2 positions in each layer.
     assert early is not None
-    assert early.of == {"target": Totals(3, 3 * 2 + 5, 8 * 2, 8 * 3, 3 * 3 + 5 * 2, 0, 0, 2, 3)}
+    assert early.by_model == {"target": Totals(3, 3 * 2 + 5, 8 * 2, 8 * 3, 3 * 3 + 5 * 2, 0, 0, 2, 3)}
     assert work(choice("paper", 3), 2, RecordedDecisions([[0, 1]])) is None
 
 
@@ -453,10 +453,10 @@ def test_start_probabilities_sum_to_one_per_position() -> None:
     parameters, law = choice("code", 3), Independent(0.3, 0.2)
     every = [*starts(parameters, 9, law)]
     assert len(every) == 9
-    assert near(sum(each.mass * (1 + each.again.sum()) for each in every), moments(parameters, 9, law, FLAT).rounds)
+    assert near(sum(each.mass * (1 + each.rollback_pass.sum()) for each in every), moments(parameters, 9, law, FLAT).rounds)
     assert every[0].mass == 1
-    assert every[1].late == 0
-    assert near([each.unsure.sum() + each.whole for each in every], np.ones(9))
+    assert every[1].reread == 0
+    assert near([each.unsure.sum() + each.full_draft for each in every], np.ones(9))
 
 
 FLAT = SegmentPrices(np.ones((3, 2, 4)), np.ones((3, 4)))

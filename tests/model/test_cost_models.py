@@ -82,13 +82,13 @@ def test_times_scale_with_the_peaks_except_launches(width, context, batch, facto
 
 def test_far_from_the_ridge_only_one_peak_matters():
     slow = replace(A100, bandwidth=A100.bandwidth / 2)
-    narrow = float(slow.products(1)) / float(A100.products(1))
+    narrow = float(slow.gemms(1)) / float(A100.gemms(1))
     assert 1.5 < narrow < 2  # only the launch remains
-    wide = float(slow.products(200_000)) / float(A100.products(200_000))
+    wide = float(slow.gemms(200_000)) / float(A100.gemms(200_000))
     assert 1 <= wide < 1.1
     weak = replace(A100, rate=A100.rate / 2)
-    assert float(weak.products(1)) == pytest.approx(float(A100.products(1)), rel=1e-3)
-    assert 1.8 < float(weak.products(200_000)) / float(A100.products(200_000)) <= 2
+    assert float(weak.gemms(1)) == pytest.approx(float(A100.gemms(1)), rel=1e-3)
+    assert 1.8 < float(weak.gemms(200_000)) / float(A100.gemms(200_000)) <= 2
 
 
 @given(st.sampled_from([2, 4, 8]), WIDTHS, CONTEXTS)
@@ -108,7 +108,7 @@ def test_the_bound_of_a_layer_is_reading_operands_or_computing(width, context, b
     for inputs, outputs in part.matrices:
         read = 2 * (inputs * outputs + tokens * (inputs + outputs))  # weights, and states in and out
         products += max(read / 2e12, 2 * inputs * outputs * tokens / 3e14)
-    assert float(bound.products(tokens)) == pytest.approx(products, rel=1e-12)
+    assert float(bound.gemms(tokens)) == pytest.approx(products, rel=1e-12)
     # Keys and values are read once per sequence; each new token attends to those before it and itself, in two products.
     met = sum(context + place for place in range(1, width + 1))
     read = 2 * 2 * part.kv_heads * part.head_dim * batch * (context + width)
@@ -141,7 +141,7 @@ def test_efficiencies_lengthen_times_in_proportion(tokens, context, batch):
     # Two norms with their additions read and write two states each, the activation makes one of two, a rotation covers the
     # heads of queries and keys: four kernels of 3 us.
     moved = 2 * tokens * (2 * 4 * SHAPE.hidden + 3 * SHAPE.ffn + 2 * 2 * SHAPE.hidden)
-    assert float(cost.products(tokens)) == pytest.approx(products + moved / (2e12 * 0.125) + 4 * 3e-6, rel=1e-12)
+    assert float(cost.gemms(tokens)) == pytest.approx(products + moved / (2e12 * 0.125) + 4 * 3e-6, rel=1e-12)
     read = 4 * SHAPE.kv_heads * SHAPE.head_dim * batch * (context + 1)
     attention = both(read, 4 * SHAPE.heads * SHAPE.head_dim * batch * (context + 1), 0.0625) + 1e-2
     assert float(cost.attention(1, context, batch)) == pytest.approx(attention, rel=1e-12)
@@ -149,7 +149,7 @@ def test_efficiencies_lengthen_times_in_proportion(tokens, context, batch):
     assert float(cost.head(tokens).seconds) == pytest.approx(head, rel=1e-12)
     errors = [float(found.error) for found in (cost.head(tokens), cost.embedding(tokens), cost.step(batch), cost.transfer(1))]
     assert errors == [0.3, 0.3, 0.3, 0.4]
-    layer, products = cost.layer(1, context, batch), float(cost.products(batch))
+    layer, products = cost.layer(1, context, batch), float(cost.gemms(batch))
     mixed = (0.3 * products + 0.4 * attention) / (products + attention)  # each error is weighted by its part of the time
     assert float(layer.error) == pytest.approx(mixed)
 
@@ -176,7 +176,7 @@ def test_a_gate_adds_a_state_that_the_activation_reads():
         turned = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
         moved = 2 * 7 * (4 * shape.norms * shape.hidden + states * shape.ffn + turned) / (2e12 * 0.125)
         launches = (shape.norms + 2) * 3e-6
-        assert float(cost.products(7)) == pytest.approx(products + moved + launches, rel=1e-12)
+        assert float(cost.gemms(7)) == pytest.approx(products + moved + launches, rel=1e-12)
 
 
 def test_transfers_reductions_head_and_embedding_by_hand():
@@ -194,7 +194,7 @@ def test_counts_may_have_any_integer_type():
     """Bytes and operations would overflow small integers."""
     small = np.array([1, 100_000], dtype=np.int32)
     for cost in (A100, BOUND):
-        assert cost.products(small).tolist() == cost.products(small.astype(float)).tolist()
+        assert cost.gemms(small).tolist() == cost.gemms(small.astype(float)).tolist()
         assert cost.attention(small, small, small).tolist() == cost.attention(*[small.astype(float)] * 3).tolist()
         assert cost.head(small).seconds.tolist() == cost.head(small.astype(float)).seconds.tolist()
 
@@ -446,10 +446,10 @@ def test_memory_is_weights_and_cache(name, context, batch):
     assert found.weights == shape.parameters * 2
     assert found.cache == 2 * 2 * shape.layers * shape.kv_heads * shape.head_dim * context * batch
     split = memory(shape, 80e9, context=context, batch=batch, tensor_parallel=8)
-    assert split.needed < found.needed
+    assert split.required < found.required
     beside = memory(shape, 80e9, context=context, batch=batch, also=(preset("llama-68m"),))
     assert beside.weights - found.weights == preset("llama-68m").parameters * 2
-    assert found.share == pytest.approx(found.needed / 80e9)
+    assert found.share == pytest.approx(found.required / 80e9)
     if found.share > 1:
         with pytest.raises(ParameterError, match=r"weights \(.* GB\) and cache \(.* GB\) must be at most the 80\.0 GB of a100"):
             cost_models.refuse_too_large(found, "a100")

@@ -17,7 +17,7 @@ from model.methods.adaptive.draft_length_policies import (
     Constant,
     Gradient,
     Heuristic,
-    Measured,
+    MeasuredOptimum,
     Optimum,
     Policy,
     gradient,
@@ -27,7 +27,7 @@ from model.methods.rounds import RoundPrices, fixed, round_prices, varying
 from model.methods.speculative.dependent_acceptance import expected_tokens_random_length
 from model.methods.speculative.theory import expected_tokens, optimal_draft_length, speedup
 from model.outcomes.outcome_laws import Iid, TwoClass
-from tests.support.adaptive_lengths import RUNNING, choice, played, round_speed
+from tests.support.adaptive_lengths import ONLINE_POLICIES, outcomes_of_rows, parameters_of, round_speed
 
 # --- Policies -----------------------------------------------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ def test_measured_policy_takes_the_best_length_for_the_estimate(
     steps: list[int], shortest: int, accepted: int, rejected: int
 ) -> None:
     widths = np.concatenate([[1.0], np.array(steps) / 4])  # not monotone, like measured tables
-    policy = Measured(3, (shortest, 7), 0.125, "tested", (1.0, 2.0), widths, 1)
+    policy = MeasuredOptimum(3, (shortest, 7), 0.125, "tested", (1.0, 2.0), widths, 1)
     for drafts in [*[(1, 1)] * accepted, *[(0, 1)] * rejected]:
         policy.learn(np.array([0]), np.array([drafts[0]]), np.array([drafts[1]]))
     rate = Fraction(1 + accepted, 2 + accepted + rejected)
@@ -73,31 +73,31 @@ def test_measured_policy_takes_the_best_length_for_the_estimate(
 
 
 def test_measured_policy_treats_decodings_separately() -> None:
-    many = Measured(3, (0, 7), 0.125, "tested", (1.0, 2.0), np.linspace(1.0, 2.0, 8), 3)
+    many = MeasuredOptimum(3, (0, 7), 0.125, "tested", (1.0, 2.0), np.linspace(1.0, 2.0, 8), 3)
     rounds = [(0, 5), (3, 3), (5, 5)]
     many.learn(np.arange(3), *(np.array(column) for column in zip(*rounds, strict=True)))
     for index, each in enumerate(rounds):
-        single = Measured(3, (0, 7), 0.125, "tested", (1.0, 2.0), np.linspace(1.0, 2.0, 8), 1)
+        single = MeasuredOptimum(3, (0, 7), 0.125, "tested", (1.0, 2.0), np.linspace(1.0, 2.0, 8), 1)
         assert lengths(single, [each]) == [many.length[index]]
     assert len(set(many.length.tolist())) > 1
 
 
 def test_optimum_uses_the_verify_cost_of_the_scenario() -> None:
     steep = UnitCost(4, cost_ratio=0.1, verify_cost=((1, 1.0), (2, 1.1), (3, 5.0), (40, 50.0)))
-    told = choice("optimum", max_draft_length=30, believed_cost_ratio=None).with_costs(steep)
-    policy, free = told.started(1), choice("optimum", max_draft_length=30, believed_cost_ratio=0.1).started(1)
-    assert isinstance(policy, Measured)
+    told = parameters_of("optimum", max_draft_length=30, believed_cost_ratio=None).with_costs(steep)
+    policy, free = told.initial_policy(1), parameters_of("optimum", max_draft_length=30, believed_cost_ratio=0.1).initial_policy(1)
+    assert isinstance(policy, MeasuredOptimum)
     for each in (policy, free):
         each.learn(np.array([0]), np.array([9]), np.array([9]))
     assert (policy.length.tolist(), free.length.tolist()) == ([1], [int(optimal_draft_length(10 / 11, 0.1))])
-    other = choice("optimum", believed_cost_ratio=0.3, believed_verify_cost=((1, 1.0), (30, 1.0)))
+    other = parameters_of("optimum", believed_cost_ratio=0.3, believed_verify_cost=((1, 1.0), (30, 1.0)))
     assert other.with_costs(steep) is other
-    assert choice("gradient", believed_cost_ratio=0.3).with_costs(steep).believed_verify_cost is None
+    assert parameters_of("gradient", believed_cost_ratio=0.3).with_costs(steep).believed_verify_cost is None
     for policy_name in ("gradient", "heuristic", "confidence"):
         with pytest.raises(ParameterError, match="believed_verify_cost is not used by policy"):
-            choice(policy_name, believed_verify_cost=((1, 1.0), (30, 1.0)))
+            parameters_of(policy_name, believed_verify_cost=((1, 1.0), (30, 1.0)))
     with pytest.raises(ParameterError, match="must reach width 21, that of max_draft_length=20, got 20"):
-        choice("optimum", max_draft_length=20, believed_verify_cost=((1, 1.0), (20, 1.0)))
+        parameters_of("optimum", max_draft_length=20, believed_verify_cost=((1, 1.0), (20, 1.0)))
 
 
 @given(st.floats(0, 1), st.floats(1e-3, 1.2), st.integers(1, 40))
@@ -146,6 +146,7 @@ def test_limits_of_the_gradient_hold_for_any_length() -> None:
     assert found.tolist() == pytest.approx([-0.1 / 1001**2, 0.9 / 1001**2], rel=1e-12)
 
 
+HEURISTIC = parameters_of("heuristic")
 LENGTHS = [0.0, 0.5, 0.5]
 
 
@@ -165,8 +166,8 @@ LENGTHS = [0.0, 0.5, 0.5]
         (lambda: adaptive.biased_lengths(1.1, 0.1, 2), "acceptance_rate must be between 0 and 1, got 1.1"),
         (lambda: adaptive.biased_lengths(-0.1, 0.1, 2), "acceptance_rate must be between 0 and 1, got -0.1"),
         (lambda: adaptive.biased_lengths(0.5, 0.1, 0), "longest must be at least 1, got 0"),
-        (lambda: adaptive.predict(choice("heuristic"), 0, Iid(0.5), UnitCost(4)), "tokens must be between 1 and 1000000, got 0"),
-        (lambda: adaptive.predict(choice("heuristic"), 10**6 + 1, Iid(0.5), UnitCost(4)), "tokens must be between 1 and 1000000"),
+        (lambda: adaptive.predict(HEURISTIC, 0, Iid(0.5), UnitCost(4)), "tokens must be between 1 and 1000000, got 0"),
+        (lambda: adaptive.predict(HEURISTIC, 10**6 + 1, Iid(0.5), UnitCost(4)), "tokens must be between 1 and 1000000"),
     ],
 )
 def test_invalid_arguments_of_the_closed_forms_are_refused(ask: Callable[[], object], message: str) -> None:
@@ -223,11 +224,11 @@ def test_policies_without_choice_are_fixed_drafts() -> None:
     rng = np.random.default_rng(3)
     accept = rng.random((30, 50)) < 0.7
     prices = round_prices(UnitCost(1, cost_ratio=0.25, operations_ratio=0.5), 4)
-    whole = fixed(4, 31, played(accept), prices, 50)
+    whole = fixed(4, 31, outcomes_of_rows(accept), prices, 50)
     optimum = Optimum(4, (4, 4), 0.2, "tested", (1.0, 2.0), 50)
     ascent = Gradient(4, (4, 4), 0.2, "drafted", (1.0, 2.0), 9.0, 50)
     for policy in (Constant(4, 50), optimum, ascent):
-        found = varying(policy, 31, played(accept), prices)
+        found = varying(policy, 31, outcomes_of_rows(accept), prices)
         for one, other in zip(whole, found, strict=True):
             assert one.tolist() == other.tolist()
 
@@ -335,10 +336,10 @@ def test_policies_converge_to_the_predicted_lengths(estimator: str, expected: in
     """At alpha = .88, c = .117: every path of a long decoding ends within one token of it."""
     accept = np.random.default_rng(5).random((6000, 12)) < 0.88
     prices = round_prices(UnitCost(1, cost_ratio=0.117), 30)
-    for policy in RUNNING:
+    for policy in ONLINE_POLICIES:
         parameters = Parameters(1, policy, 30, believed_cost_ratio=0.117, estimator=estimator)
-        running = parameters.started(12)
-        varying(running, 6001, played(accept), prices)
+        running = parameters.initial_policy(12)
+        varying(running, 6001, outcomes_of_rows(accept), prices)
         assert np.abs(running.length - expected).max() <= 1
 
 

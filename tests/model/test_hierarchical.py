@@ -222,7 +222,7 @@ def medium_paths(law: Any, positions: int) -> Iterator[tuple[list[bool], float]]
     if isinstance(law, Replay):
         yield from ((record[:positions].tolist(), 1 / len(law.records)) for record in law.records)
         return
-    low, high = law.chances(positions)
+    low, high = law.probabilities(positions)
     for keeps in itertools.product((False, True), repeat=positions):
         chance = 1.0
         for index, keep in enumerate(keeps):

@@ -19,7 +19,7 @@ from model.methods.ppd import algorithm as ppd
 from model.methods.ppd.algorithm import Parameters
 from model.steps import Adopt, Batch, CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, Stop
 from sim.engine.events import Cluster, simulate
-from tests.support.unended import HEIRS, UNENDED
+from tests.support.adoption_defects import ADOPTION_DEFECTS, CACHE_DEFECTS
 
 MATCHES = [True, True, False, True, False]
 
@@ -213,7 +213,7 @@ def test_a_gap_in_the_cache_is_an_error_in_both_interpreters(defect: Callable[[]
             simulate(finished(defect()), 1, Cluster(3), UnitCost(4), World(1, 4, []), per_layer=per_layer)
 
 
-@pytest.mark.parametrize(("defect", "message"), [*UNENDED, *HEIRS])
+@pytest.mark.parametrize(("defect", "message"), [*ADOPTION_DEFECTS, *CACHE_DEFECTS])
 def test_only_finished_tasks_can_be_adopted_in_both_interpreters(defect: Callable[[], Steps], message: str) -> None:
     with pytest.raises(CacheError, match=message):
         count(finished(defect()), World(1, 4, []), 1)

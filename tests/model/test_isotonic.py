@@ -28,14 +28,14 @@ def least_over_rises(values: np.ndarray) -> float:
 @given(st.lists(TIMES, min_size=1, max_size=9))
 def test_no_monotonic_line_is_nearer(times: list[float]) -> None:
     values = np.array(times)
-    found = isotonic.line(values)
+    found = isotonic.isotonic_line(values)
     assert (np.diff(found) >= 0).all()
     assert np.abs(found - values).sum() == pytest.approx(least_over_rises(values), rel=1e-9, abs=1e-12)
-    assert isotonic.line(found).tolist() == found.tolist()
+    assert isotonic.isotonic_line(found).tolist() == found.tolist()
 
 
 def test_an_outlier_moves_alone() -> None:
-    found = isotonic.line(np.array([1.0, 2.0, 90.0, 3.0, 4.0, 5.0]))
+    found = isotonic.isotonic_line(np.array([1.0, 2.0, 90.0, 3.0, 4.0, 5.0]))
     assert found.max() <= 5
     assert found[:2].tolist() == [1, 2]
 
@@ -45,13 +45,13 @@ def test_a_grid_becomes_monotonic_and_monotonic_grids_stay(seed: int, lacking: f
     rng = np.random.default_rng(seed)
     shape = tuple(rng.integers(1, 5, 3))
     values = np.where(rng.random(shape) < lacking, np.nan, rng.exponential(size=shape))
-    found = isotonic.grid(values)
+    found = isotonic.isotonic_grid(values)
     assert (np.isnan(found) == np.isnan(values)).all()
     known = [*zip(*np.nonzero(~np.isnan(values)), strict=True)]
     for one, other in product(known, known):
         if all(a <= b for a, b in zip(one, other, strict=True)):
             assert found[one] <= found[other]
-    again = isotonic.grid(found)
+    again = isotonic.isotonic_grid(found)
     assert again[~np.isnan(again)] == pytest.approx(found[~np.isnan(found)], rel=1e-12)
     if known:
         assert np.nanmin(values) <= np.nanmin(found)
@@ -81,7 +81,7 @@ def test_quartiles_of_a_moved_time_include_the_measured_values(rows: list[tuple[
         for at, (time, low, high) in enumerate(rows, start=1)
     ]
     before = made([*table, {"part": "dense", "tokens": 1, "tensor_parallel": 4, "time_s": 1.0}])
-    after = isotonic.profile(before)
+    after = isotonic.isotonic_profile(before)
     ours, theirs = (each.rows("dense", 2) for each in (after, before))
     assert (np.diff(ours["time_s"].to_numpy()) >= 0).all()
     time, low, high = (ours[name].to_numpy() for name in profile.TIMES)
@@ -92,7 +92,7 @@ def test_quartiles_of_a_moved_time_include_the_measured_values(rows: list[tuple[
     assert (high - time + bit >= np.abs(time - was)).all()
     assert after.rows("dense", 4).equals(before.rows("dense", 4))
     assert bool(after.notes) == bool(moved.any())
-    assert isotonic.profile(after).notes == after.notes
+    assert isotonic.isotonic_profile(after).notes == after.notes
 
 
 def test_parts_without_a_monotonic_axis_are_unchanged() -> None:
@@ -100,5 +100,5 @@ def test_parts_without_a_monotonic_axis_are_unchanged() -> None:
     rows = [{"part": "dense", "tokens": 1, "time_s": 1.0}]
     rows += [{"part": "after_gap", "gap": gap, "time_s": time} for gap, time in ((-5, 3.0), (0, 2.0), (9, 1.0))]
     before = made(rows)
-    assert isotonic.profile(before).table.equals(before.table)
-    assert replace(before, notes=()).notes == isotonic.profile(before).notes
+    assert isotonic.isotonic_profile(before).table.equals(before.table)
+    assert replace(before, notes=()).notes == isotonic.isotonic_profile(before).notes

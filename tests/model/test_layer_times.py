@@ -34,7 +34,7 @@ def test_pass_takes_its_layers_and_head_for_any_width() -> None:
 
 def test_missing_cost_ratio_is_named() -> None:
     cost = UnitCost(4, cost_ratio=0.25, final_head=1.0)
-    assert float(cost.draft_times()) == cost.whole("draft") == 1.25
+    assert float(cost.draft_times()) == cost.pass_time("draft") == 1.25
     with pytest.raises(ParameterError, match=r"^medium_cost_ratio is required: the time of a pass of the medium model relative to"):
         cost.draft_times(role="medium")
     with pytest.raises(ParameterError, match=r"^cost_ratio is required: the time of a pass of the draft model"):

@@ -10,7 +10,7 @@ from scipy.stats import chi2
 
 from model.base.checks import ParameterError
 from model.outcomes import random_streams
-from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, Replay, ReplayChances
+from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, RecordedProbabilities, Replay
 
 FALSE_ALARMS = 1e-6
 """Probability that a correct sampler fails a statistical test. Seeds are fixed, so such a failure would be permanent."""
@@ -39,7 +39,7 @@ def test_sampler_has_the_law_exactly(name: str, tiles: tuple[int, ...]) -> None:
     law = LAWS[name]
     outcomes = np.concatenate([tile.copy() for tile in law.sample(grid(4, tiles))])
     assert outcomes.shape == (4, 8**4)
-    after_failure, after_success = law.chances(4)  # type: ignore[attr-defined]
+    after_failure, after_success = law.probabilities(4)  # type: ignore[attr-defined]
     for pattern in itertools.product((False, True), repeat=4):
         expected = 1.0
         for index, hit in enumerate(pattern):
@@ -51,7 +51,7 @@ def test_sampler_has_the_law_exactly(name: str, tiles: tuple[int, ...]) -> None:
 
 REPLAYED = {
     "records": Replay([[*each, True] for each in RECORDS]),
-    "chances": ReplayChances([[0.9, 0.2, 1.0, 0.5, 0.3], [0.4, 0.0, 0.6, 0.9, 0.7]]),
+    "chances": RecordedProbabilities([[0.9, 0.2, 1.0, 0.5, 0.3], [0.4, 0.0, 0.6, 0.9, 0.7]]),
 }  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def test_markov_correlation_and_rate() -> None:
     assert (both - p * p) / (p * (1 - p)) == pytest.approx(rho)
     law = Markov(p, rho)
     rate = p
-    for low, high in zip(*law.chances(9), strict=True):
+    for low, high in zip(*law.probabilities(9), strict=True):
         rate = rate * high + (1 - rate) * low
         assert rate == pytest.approx(p)
 
@@ -135,7 +135,7 @@ def test_samples_from_the_random_streams_have_the_law(name: str) -> None:
         for record in RECORDS:
             expected[np.dot(record, [8, 4, 2, 1])] += observed.sum() / 3
     else:
-        low, high = law.chances(4)  # type: ignore[attr-defined]
+        low, high = law.probabilities(4)  # type: ignore[attr-defined]
         for pattern in itertools.product((0, 1), repeat=4):
             p = [high[i] if i and pattern[i - 1] else low[i] for i in range(4)]
             probability = np.prod([q if hit else 1 - q for q, hit in zip(p, pattern, strict=True)])
@@ -182,7 +182,7 @@ def test_invalid_laws_are_refused(law: type, arguments: tuple[object, ...], mess
 
 def test_laws_by_position_end_with_their_rates() -> None:
     law = ByPosition([0.1, 0.2])
-    for ask in (law.mean, law.variance, law.chances, law.pmf):
+    for ask in (law.mean, law.variance, law.probabilities, law.pmf):
         assert ask(2) is not None
         with pytest.raises(ParameterError, match="one rate for each of 3 output positions, got 2; give more rates or fewer"):
             ask(3)

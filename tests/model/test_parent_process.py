@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 CHILD = (
-    "import os, sys, time; from model.base.parent_process import end_with; end_with(int(sys.argv[1]), 0.05); "
+    "import os, sys, time; from model.base.parent_process import exit_with_parent; exit_with_parent(int(sys.argv[1]), 0.05); "
     "print('there', flush=True); {}"
 )
 PARENT = """

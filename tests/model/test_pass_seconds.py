@@ -65,7 +65,7 @@ def test_pass_takes_the_time_of_its_hardware(prompt, at, batch, width, sequences
     assert float(cost.plain_times(at, sequences)) == near(float(step.seconds))
     wide = pass_time(target, width, context, many, busy=busy)
     assert float(cost.verify_times(width, at, sequences)) == near(float(wide.seconds))
-    slow, fast = cost.with_ends()
+    slow, fast = cost.uncertainty_ends()
     off = float(wide.error) if width > 1 or sequences > 1 else 0.0
     assert float(slow.verify_times(width, at, sequences)) == near(float(wide.seconds) * (1 + off))
     assert float(fast.verify_times(width, at, sequences)) == near(float(wide.seconds) * max(1 - off, 0.0))
@@ -118,10 +118,10 @@ def test_broadcast_times_equal_those_of_single_passes(width, sequences, position
 
 
 def test_continuous_batch_reads_the_mean_context():
-    cost = PassSeconds({"target": Made(LLAMA)}, prompt=100, batch=4, others_at=16.0)
+    cost = PassSeconds({"target": Made(LLAMA)}, prompt=100, batch=4, others_position=16.0)
     assert cost.context([0, 16, 32]).tolist() == [112, 116, 120]
     assert float(cost.plain_times(32)) == near(float(pass_time(Made(LLAMA), 1, 120, 4).seconds))
-    assert replace(cost, others_at=None).context([0, 16, 32]).tolist() == [100, 116, 132]
+    assert replace(cost, others_position=None).context([0, 16, 32]).tolist() == [100, 116, 132]
 
 
 def test_ragged_pass_is_padded_to_its_longest_and_widest():
@@ -133,7 +133,7 @@ def test_ragged_pass_is_padded_to_its_longest_and_widest():
 
 
 def test_times_are_never_negative():
-    slow, fast = PassSeconds({"target": Made(LLAMA, off=2.0), "draft": Made(SMALL, off=2.0)}).with_ends()
+    slow, fast = PassSeconds({"target": Made(LLAMA, off=2.0), "draft": Made(SMALL, off=2.0)}).uncertainty_ends()
     assert float(fast.draft_times()) == float(fast.verify_times(3)) == 0
     assert float(slow.verify_times(3)) > float(slow.plain_times()) == float(fast.plain_times()) > 0
 

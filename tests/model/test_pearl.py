@@ -16,8 +16,8 @@ from model.methods.peak_demand import Demand
 from model.methods.pearl import paths
 from model.methods.pearl import theory as pearl
 from model.methods.pearl.algorithm import DRAFT_STOPS, REJECTION, Parameters, decode
-from model.methods.prediction import MethodChoice, PredictionPoints, one_by_one
-from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay, ReplayChances
+from model.methods.prediction import MethodChoice, PredictionPoints, predict_separately
+from model.outcomes.outcome_laws import ByPosition, Iid, Markov, RecordedProbabilities, Replay
 from model.outcomes.random_streams import BLOCK
 from sim.engine.cluster import LINKS, STOPS, Cluster
 from sim.engine.events import Run, simulate
@@ -94,7 +94,7 @@ def test_counter_formula_and_paths_agree(gamma: int) -> None:
             assert work.tokens == [*range(1, tokens + 1)]
             found, known = pearl.predict(parameters, tokens, law, COST), pearl.work(parameters, tokens, law)
             assert known is not None
-            assert known.of == work.account.totals().of
+            assert known.by_model == work.account.totals().by_model
             assert found.rounds is not None
             assert found.drafted is not None
             assert found.operations is not None
@@ -170,8 +170,8 @@ def test_formula_declines_where_the_cluster_causes_waiting(
     wanted, differs = parameters.demand(cost, 5), False
     for outcomes in itertools.product([True, False], repeat=4):
         here, ample = (simulated(parameters, [*outcomes, False], cost, on) for on in (Cluster(2, links, end), Cluster(2)))
-        assert ample.waited == 0
-        differs |= here.waited > 1e-9 or abs(here.latency - ample.latency) > 1e-9 or abs(here.busy - ample.busy) > 1e-9
+        assert ample.waiting_time == 0
+        differs |= here.waiting_time > 1e-9 or abs(here.latency - ample.latency) > 1e-9 or abs(here.busy - ample.busy) > 1e-9
     assert not differs or contention(wanted, Cluster(2, links, end)) is not None
     assert stop == REJECTION or wanted == Demand(2)
     if gamma * ratio + link / 2 <= 1:  # link in layer-times, four per pass: a draft with its links is no longer than a pass
@@ -214,7 +214,7 @@ def test_markov_and_replay_laws_have_the_moments_of_all_paths(law: Markov | Repl
     records = [*itertools.product([0, 1], repeat=tokens - 1)] if isinstance(law, Markov) else law.records[:, : tokens - 1].tolist()
     chance, times = [], []
     for record in records:
-        low, high = law.chances(tokens - 1) if isinstance(law, Markov) else (np.array(record), np.array(record))
+        low, high = law.probabilities(tokens - 1) if isinstance(law, Markov) else (np.array(record), np.array(record))
         before = (0, *record[:-1])
         rates = [high[j] if before[j] else low[j] for j in range(tokens - 1)]
         share = np.prod([rate if kept else 1 - rate for rate, kept in zip(rates, record, strict=True)])
@@ -230,9 +230,9 @@ def test_markov_and_replay_laws_have_the_moments_of_all_paths(law: Markov | Repl
 def test_records_of_probabilities_are_mixed_with_equal_weights() -> None:
     chances = np.array([[0.2, 0.9, 0.5], [0.7, 0.1, 1.0]])
     each = [pearl.predict(Parameters(4, 2), 3, ByPosition(row), COST) for row in chances]
-    found = pearl.predict(Parameters(4, 2), 3, ReplayChances(chances), COST)
+    found = pearl.predict(Parameters(4, 2), 3, RecordedProbabilities(chances), COST)
     assert float(found.latency) == pytest.approx(np.mean([float(one.latency) for one in each]), rel=1e-12)
-    assert pearl.work(Parameters(4, 2), 3, ReplayChances(chances)) is None
+    assert pearl.work(Parameters(4, 2), 3, RecordedProbabilities(chances)) is None
     assert pearl.work(Parameters(4, 2, draft_stop=REJECTION), 3, Iid(0.5)) is None  # it depends on times
 
 
@@ -257,7 +257,7 @@ def test_predict_points_equals_single_predictions() -> None:
     ]  # fmt: skip
     choice, law = (each.reshape(-1) for each in np.indices((len(choices), len(laws))))
     together = pearl.predict_points(PredictionPoints(choices, laws, choice, law))
-    alone = one_by_one(pearl.predict, PredictionPoints(choices, laws, choice, law))
+    alone = predict_separately(pearl.predict, PredictionPoints(choices, laws, choice, law))
     for name in ("latency", "latency_variance", "busy", "units_ratio", "units", "plain_latency", "rounds", "drafted", "operations"):
         assert getattr(together, name) == pytest.approx(getattr(alone, name), rel=1e-12, abs=1e-9, nan_ok=True), name
 

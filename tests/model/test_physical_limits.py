@@ -11,7 +11,7 @@ from model.architectures import transformer
 from model.base.checks import ParameterError
 from model.hardware import physical_limits, profile
 
-pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 
 
 # --- Physical limits ---

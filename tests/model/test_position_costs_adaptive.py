@@ -21,7 +21,7 @@ from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov, TwoClass
 from model.outcomes.random_streams import BLOCK
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
-from tests.support.adaptive_lengths import ALL, RUNNING, Bools, Whole, choice
+from tests.support.adaptive_lengths import ONLINE_POLICIES, POLICIES, Bools, Whole, parameters_of
 from tests.support.position_costs import growing
 from tests.support.tiers import examples
 
@@ -31,7 +31,8 @@ LAYERS = 4
 def costs(placement: str) -> st.SearchStrategy[PassSeconds]:
     return st.builds(
         lambda draft, prompt, batch, link, devices: growing(
-            LAYERS, draft=draft, prompt=prompt, batch=batch, link=link, draft_devices=devices, others_at=None if batch < 3 else 4.5
+            LAYERS, draft=draft, prompt=prompt, batch=batch, link=link, draft_devices=devices,
+            others_position=None if batch < 3 else 4.5,
         ),
         st.floats(0.02, 0.8), st.integers(0, 30), st.integers(1, 4),
         st.sampled_from((0.0, 0.4) if placement == "separate" else (0.0,)), st.sampled_from((1.0, 0.5)),
@@ -61,14 +62,14 @@ def walked(parameters: Parameters, tokens: int, cost: PassSeconds, rows: Bools, 
 @given(st.data())
 @settings(max_examples=examples(40), deadline=None)
 def test_events_equal_paths_at_position_dependent_costs(data: st.DataObject) -> None:
-    policy, placement = data.draw(st.sampled_from(ALL)), data.draw(st.sampled_from(("colocated", "separate")))
+    policy, placement = data.draw(st.sampled_from(POLICIES)), data.draw(st.sampled_from(("colocated", "separate")))
     more: dict[str, Any] = {}
-    if policy in RUNNING:
+    if policy in ONLINE_POLICIES:
         more["min_draft_length"] = data.draw(st.integers(0, 1))
         more["draft_length"] = data.draw(st.integers(more["min_draft_length"], 6))
     cost = data.draw(costs(placement))
-    parameters = choice(policy, placement=placement, sampled=data.draw(st.booleans()), **more)
-    if policy in RUNNING:
+    parameters = parameters_of(policy, placement=placement, sampled=data.draw(st.booleans()), **more)
+    if policy in ONLINE_POLICIES:
         parameters = replace(parameters, believed_cost_ratio=data.draw(st.floats(0.05, 0.7)))
     if data.draw(st.booleans()):
         parameters = parameters.with_costs(cost)
@@ -88,7 +89,7 @@ def test_events_equal_paths_at_position_dependent_costs(data: st.DataObject) -> 
 def test_the_draft_model_reads_skipped_tokens() -> None:
     """Drafting stops and starts again: the next draft pass covers all tokens of the rounds between."""
     cost, tokens = growing(LAYERS, draft=0.3, draft_devices=0.5), 30
-    parameters = choice("gradient", min_draft_length=0, draft_length=1, believed_cost_ratio=0.2)
+    parameters = parameters_of("gradient", min_draft_length=0, draft_length=1, believed_cost_ratio=0.2)
     accepted = [*(np.random.default_rng(4).random(tokens - 1) < 0.3).tolist(), False]
     run = simulated(parameters, tokens, cost, accepted, [0] * tokens)
     widths = [kind.width for kind in run.account.passes_by_kind if kind.role == "draft"]
@@ -105,7 +106,7 @@ def test_the_draft_model_reads_skipped_tokens() -> None:
 
 
 def chance_of(law: Chain, path: tuple[bool, ...]) -> float:
-    low, high = law.chances(max(len(path), 1))
+    low, high = law.probabilities(max(len(path), 1))
     before = (False, *path)
     rates = [high[place] if before[place] else low[place] for place in range(len(path))]
     return math.prod(float(rate if hit else 1 - rate) for rate, hit in zip(rates, path, strict=True))
@@ -120,7 +121,7 @@ def test_formula_of_the_heuristic_is_the_mean_over_all_outcomes(
     data: st.DataObject, placement: str, tokens: int, longest: int, law: str
 ) -> None:
     cost, first = data.draw(costs(placement)), data.draw(st.integers(1, longest))
-    parameters = choice("heuristic", placement=placement, max_draft_length=longest, draft_length=first)
+    parameters = parameters_of("heuristic", placement=placement, max_draft_length=longest, draft_length=first)
     every = [*itertools.product((False, True), repeat=tokens - 1)]
     runs = [simulated(parameters, tokens, cost, (*each, False), [0] * tokens) for each in every]
     chance = np.array([chance_of(LAWS[law], each) for each in every])
@@ -137,7 +138,7 @@ def test_formula_of_confidence_stops_is_the_mean_over_all_outcomes(
     data: st.DataObject, placement: str, tokens: int, longest: int, law: str
 ) -> None:
     cost, low, high = data.draw(costs(placement)), 0.2, 0.7
-    parameters = choice("confidence", placement=placement, max_draft_length=longest)
+    parameters = parameters_of("confidence", placement=placement, max_draft_length=longest)
     chances = {0: 1 - high, 1: high - low, 3: low}  # never unsure, unsure of wrong tokens, always unsure
     mean, held = 0.0, 0.0
     for path in itertools.product((False, True), repeat=tokens - 1):
@@ -151,10 +152,10 @@ def test_formula_of_confidence_stops_is_the_mean_over_all_outcomes(
 
 def test_uniform_seconds_equal_layer_times() -> None:
     """Results in seconds are those in layer-times, multiplied by the seconds per layer; policies assume the same costs."""
-    shape, draft = growing(LAYERS).of["target"].shape, growing(1).of["target"].shape
+    shape, draft = growing(LAYERS).hardware_models["target"].shape, growing(1).hardware_models["target"].shape
     of = {"target": UniformLayers(shape, 0.002), "draft": UniformLayers(draft, 0.002)}
     seconds, layers = PassSeconds(of, prompt=7), UnitCost(LAYERS, cost_ratio=1 / LAYERS)
-    for policy in ALL:
+    for policy in POLICIES:
         parameters = Parameters(LAYERS, policy)
         assert parameters.with_costs(seconds) == parameters.with_costs(layers)
     law = {"accept": Iid(0.7), "confidence": TwoClass(0.2, 0.7)}

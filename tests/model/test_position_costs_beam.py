@@ -21,7 +21,7 @@ from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay
 from model.outcomes.random_streams import BLOCK
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
-from tests.support.position_costs import Scattered, growing
+from tests.support.position_costs import RandomCosts, growing
 from tests.support.tiers import examples
 
 LAYERS, DRAFT_LAYERS = 4, 2
@@ -49,7 +49,7 @@ def simulated(parameters: Parameters, tokens: int, cost: StepCosts, accepted: tu
 choices = st.builds(choice, st.sampled_from(FORMS), st.integers(1, 3), st.integers(0, 4), st.integers(0, 2))
 _LINKS, _STARTING, _DEVICES = (st.sampled_from((0.0, value)) for value in (0.4, 0.3, 0.5))
 _SCATTERED = st.builds(
-    lambda seed, link, dispatch, devices: Scattered(LAYERS, seed, link=link, dispatch=dispatch, draft_devices=1 - devices),
+    lambda seed, link, dispatch, devices: RandomCosts(LAYERS, seed, link=link, dispatch=dispatch, draft_devices=1 - devices),
     st.integers(0, 99), _LINKS, _STARTING, _DEVICES,
 )  # fmt: skip
 _GROWING = st.builds(
@@ -59,14 +59,14 @@ _GROWING = st.builds(
     ),
     st.floats(0.02, 0.8), st.integers(0, 30), st.integers(1, 3), _LINKS, _STARTING, _DEVICES,
 )  # fmt: skip
-ALL_DIFFER = Scattered(LAYERS, 3, link=0.4, dispatch=0.3, draft_devices=0.5)
+ALL_DIFFER = RandomCosts(LAYERS, 3, link=0.4, dispatch=0.3, draft_devices=0.5)
 
 
 def chance_of(law: Any, path: tuple[bool, ...]) -> float:
     """Probability of these outcomes."""
     if isinstance(law, Replay):
         return float(np.mean([tuple(record[: len(path)]) == path for record in law.records.astype(bool).tolist()]))
-    low, high = law.chances(max(len(path), 1))
+    low, high = law.probabilities(max(len(path), 1))
     before = (False, *path)
     rates = [high[place] if before[place] else low[place] for place in range(len(path))]
     return math.prod(float(rate if hit else 1 - rate) for rate, hit in zip(rates, path, strict=True))
@@ -126,7 +126,7 @@ def test_long_decodings_have_the_same_rounds_in_events(form: tuple[str, str]) ->
 def test_busy_units_are_constant_if_only_passes_take_time() -> None:
     """One unit per hypothesis, or one for all; if starting takes time too, some rounds are busier than others."""
     for form, units in zip(FORMS, (1, 1, 1, 3), strict=True):
-        free, starting = Scattered(LAYERS), Scattered(LAYERS, dispatch=0.3, link=0.4)
+        free, starting = RandomCosts(LAYERS), RandomCosts(LAYERS, dispatch=0.3, link=0.4)
         assert float(theory.predict(choice(form, 3, 2), 9, Iid(0.6), free).units_ratio) == pytest.approx(units, rel=1e-12)
         other = float(theory.predict(choice(form, 3, 2), 9, Iid(0.6), starting).units_ratio)
         assert np.isnan(other) if units > 1 else other == 1
@@ -135,7 +135,7 @@ def test_busy_units_are_constant_if_only_passes_take_time() -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_uniform_seconds_equal_layer_times(form: tuple[str, str]) -> None:
     """Results in seconds are those in layer-times, multiplied by the seconds per layer."""
-    target, draft = (UniformLayers(growing(depth).of["target"].shape, 0.002) for depth in (LAYERS, DRAFT_LAYERS))
+    target, draft = (UniformLayers(growing(depth).hardware_models["target"].shape, 0.002) for depth in (LAYERS, DRAFT_LAYERS))
     more = {"draft_devices": 0.5, "dispatch_law": "tree"}
     seconds = PassSeconds({"target": target, "draft": draft}, prompt=7, link=0.003, dispatch=0.001, **more)  # type: ignore[arg-type]
     layers = UnitCost(LAYERS, cost_ratio=DRAFT_LAYERS / LAYERS, link=1.5, dispatch=0.5, **more)  # type: ignore[arg-type]

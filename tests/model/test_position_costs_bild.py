@@ -43,13 +43,14 @@ def played(parameters: Parameters, tokens: int, cost: PassSeconds, decisions: tu
 def costs() -> st.SearchStrategy[PassSeconds]:
     return st.builds(
         lambda draft, prompt, batch, link, devices: growing(
-            LAYERS, draft=draft, prompt=prompt, batch=batch, link=link, draft_devices=devices, others_at=None if batch < 3 else 4.5
+            LAYERS, draft=draft, prompt=prompt, batch=batch, link=link, draft_devices=devices,
+            others_position=None if batch < 3 else 4.5,
         ),
         st.floats(0.02, 0.8), st.integers(0, 30), st.integers(1, 4), st.sampled_from((0.0, 0.4)), st.sampled_from((1.0, 0.5)),
     )  # fmt: skip
 
 
-ALL_DIFFER = growing(LAYERS, draft=0.3, prompt=7, batch=3, link=0.4, draft_devices=0.5, others_at=4.5)
+ALL_DIFFER = growing(LAYERS, draft=0.3, prompt=7, batch=3, link=0.4, draft_devices=0.5, others_position=4.5)
 
 
 @given(st.sampled_from(FORMS), st.integers(1, 4), costs(), st.integers(1, 5), st.lists(st.integers(0, 4), min_size=8, max_size=8))
@@ -105,7 +106,7 @@ def test_long_paths_equal_the_simulator(form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_uniform_seconds_equal_layer_times(form: str) -> None:
     """Results in seconds are those in layer-times, multiplied by the seconds per layer."""
-    shape = growing(LAYERS).of["target"].shape
+    shape = growing(LAYERS).hardware_models["target"].shape
     draft = GrowingContext(shape).shape
     seconds = PassSeconds({"target": UniformLayers(shape, 0.002), "draft": UniformLayers(draft, 0.0005)}, prompt=7, link=0.001)
     layers = UnitCost(LAYERS, cost_ratio=0.25, link=0.5)

@@ -53,7 +53,7 @@ def costs(draw: st.DrawFn, parameters: early_exit.Parameters) -> PassSeconds:
 
 def clock(parameters: early_exit.Parameters, depths: list[list[int]], tokens: int, cost: StepCosts) -> float:
     """Simulated latency, equal to the busy time."""
-    steps, outputs = early_exit.decode(parameters, [0], tokens), parameters.outputs_of(tokens)
+    steps, outputs = early_exit.decode(parameters, [0], tokens), parameters.total_tokens(tokens)
     run = simulate(steps, outputs, Cluster(1), cost, Lossy(1, parameters.layers, depths=depths))
     assert run.busy == pytest.approx(run.latency, rel=1e-12)
     return run.latency

@@ -59,7 +59,7 @@ def walked(parameters: Parameters, tokens: int, cost: PassSeconds, paths: Any) -
 
 def chance_of(law: Chain, paths: Any) -> Any:
     """Probability of each row of outcomes."""
-    low, high = law.chances(paths.shape[1])
+    low, high = law.probabilities(paths.shape[1])
     before = np.concatenate([np.zeros((len(paths), 1), dtype=np.bool_), paths[:, :-1]], axis=1)
     rates = np.where(before, high, low)
     return np.where(paths, rates, 1 - rates).prod(axis=1)
@@ -73,7 +73,7 @@ def costs() -> st.SearchStrategy[PassSeconds]:
     return st.builds(
         lambda draft, medium, prompt, batch, link, devices: growing(
             LAYERS, draft=draft, medium=medium, prompt=prompt, batch=batch, link=link, draft_devices=devices,
-            others_at=None if batch < 3 else 4.5,
+            others_position=None if batch < 3 else 4.5,
         ),
         st.floats(0.02, 0.3), st.floats(0.2, 0.9), st.integers(0, 30), st.integers(1, 4), st.sampled_from((0.0, 0.4)),
         st.sampled_from((1.0, 0.5)),
@@ -85,7 +85,7 @@ choices = st.builds(
     st.sampled_from(READINGS), st.integers(1, 5), st.integers(0, 4), st.sampled_from(("colocated", "separate")),
 )  # fmt: skip
 KINDS = st.sampled_from(("iid", "position", "markov"))
-ALL_DIFFER = growing(LAYERS, draft=0.2, medium=0.6, prompt=7, batch=3, link=0.4, draft_devices=0.5, others_at=4.5)
+ALL_DIFFER = growing(LAYERS, draft=0.2, medium=0.6, prompt=7, batch=3, link=0.4, draft_devices=0.5, others_position=4.5)
 
 
 @given(choices, costs(), st.integers(1, 24), st.integers(0, 10**6), st.sampled_from((0.5, 0.8, 1.0)), st.sampled_from((0.5, 0.9)))
@@ -168,7 +168,7 @@ def test_records_are_replayed_once_each(reading: str) -> None:
 @pytest.mark.parametrize("reading", READINGS)
 def test_uniform_seconds_equal_layer_times(reading: str) -> None:
     """Results in seconds are those in layer-times, multiplied by the seconds per layer."""
-    shape = growing(LAYERS).of["target"].shape
+    shape = growing(LAYERS).hardware_models["target"].shape
     of = {"target": UniformLayers(shape, 0.002), "draft": UniformLayers(shape, 0.0002), "medium": UniformLayers(shape, 0.001)}
     seconds, layers = PassSeconds(of, prompt=7, link=0.001), UnitCost(LAYERS, cost_ratio=0.1, medium_cost_ratio=0.5, link=0.5)
     for placement, kinds in itertools.product(("colocated", "separate"), (("iid", "markov"), ("markov", "iid"))):

@@ -15,7 +15,7 @@ from model.hardware.cost_models import UniformLayers
 from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.pearl import paths, theory
 from model.methods.pearl.algorithm import DRAFT_STOPS, REJECTION, ROUND, Parameters, decode
-from model.methods.prediction import MethodChoice, PredictionPoints, one_by_one
+from model.methods.prediction import MethodChoice, PredictionPoints, predict_separately
 from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay
 from model.outcomes.random_streams import BLOCK
 from sim.engine.cluster import Cluster
@@ -45,7 +45,7 @@ costs = st.builds(
 def chance_of(law: Any, path: tuple[bool, ...]) -> float:
     if isinstance(law, Replay):
         return float(np.mean([tuple(record[: len(path)]) == path for record in law.records.astype(bool).tolist()]))
-    low, high = law.chances(max(len(path), 1))
+    low, high = law.probabilities(max(len(path), 1))
     before = (False, *path)
     rates = [high[place] if before[place] else low[place] for place in range(len(path))]
     return math.prod(float(rate if hit else 1 - rate) for rate, hit in zip(rates, path, strict=True))
@@ -100,14 +100,14 @@ def test_predict_points_equals_single_predictions() -> None:
     ]  # fmt: skip
     choice, law = (each.reshape(-1) for each in np.indices((len(choices), len(laws))))
     together = theory.predict_points(PredictionPoints(choices, laws, choice, law))
-    alone = one_by_one(theory.predict, PredictionPoints(choices, laws, choice, law))
+    alone = predict_separately(theory.predict, PredictionPoints(choices, laws, choice, law))
     for name in ("latency", "latency_variance", "busy", "units_ratio", "plain_latency", "rounds", "drafted", "operations"):
         assert getattr(together, name) == pytest.approx(getattr(alone, name), rel=1e-12, abs=1e-9, nan_ok=True), name
 
 
 def test_constant_costs_in_seconds_equal_layer_times() -> None:
     """Times in seconds equal layer-times multiplied by the seconds of a layer."""
-    target, draft = (UniformLayers(growing(depth).of["target"].shape, 0.002) for depth in (LAYERS, 1))
+    target, draft = (UniformLayers(growing(depth).hardware_models["target"].shape, 0.002) for depth in (LAYERS, 1))
     seconds = PassSeconds({"target": target, "draft": draft}, prompt=7, link=0.003, draft_devices=0.5)
     layers = UnitCost(LAYERS, cost_ratio=1 / LAYERS, link=1.5, draft_devices=0.5)
     for gamma in (1, 2, 5):

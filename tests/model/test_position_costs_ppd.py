@@ -19,11 +19,11 @@ from model.methods.ppd import paths, theory
 from model.methods.ppd.algorithm import Parameters, decode
 from model.methods.prediction import MethodChoice, PredictionPoints
 from model.methods.stages import moments, sums
-from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Law, Markov, Replay, ReplayChances
+from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Law, Markov, RecordedProbabilities, Replay
 from model.outcomes.random_streams import BLOCK, tiles
 from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
-from tests.support.position_costs import Scattered, growing
+from tests.support.position_costs import RandomCosts, growing
 from tests.support.tiers import examples
 
 Floats = NDArray[np.float64]
@@ -45,7 +45,7 @@ def on_hardware(layers: int) -> st.SearchStrategy[StepCosts]:
     """Passes that take longer with every cached position, single or in a batch."""
     return st.builds(
         lambda prompt, batch, link, promotion, each, law: growing(
-            layers, prompt=prompt, batch=batch, others_at=7.5 if batch == 3 else None, link=link, promotion=promotion,
+            layers, prompt=prompt, batch=batch, others_position=7.5 if batch == 3 else None, link=link, promotion=promotion,
             dispatch=each, dispatch_per_process=each / 2, dispatch_law=law,
         ),
         st.integers(0, 20), st.integers(1, 3), _LINKS, _PROMOTIONS, st.sampled_from((0.0, 0.4)),
@@ -55,7 +55,7 @@ def on_hardware(layers: int) -> st.SearchStrategy[StepCosts]:
 
 def scattered(layers: int) -> st.SearchStrategy[StepCosts]:
     """A separate time for each shape of a pass at each position: heads, widths, trees and spans are distinguished."""
-    return st.builds(Scattered, st.just(layers), st.integers(0, 99), _LINKS, _PROMOTIONS, st.sampled_from((0.0, 0.4)))
+    return st.builds(RandomCosts, st.just(layers), st.integers(0, 99), _LINKS, _PROMOTIONS, st.sampled_from((0.0, 0.4)))
 
 
 @st.composite
@@ -69,7 +69,7 @@ def laws(tokens: int) -> list[Law]:
     few = max(tokens - 1, 1)
     return [
         Iid(0.6), Iid(1.0), ByPosition(np.linspace(0.1, 0.9, few)), Markov(0.6, 0.3), Markov(0.5, -1.0),
-        Replay(rng.random((3, few)) < 0.6), ReplayChances(rng.random((3, few))),
+        Replay(rng.random((3, few)) < 0.6), RecordedProbabilities(rng.random((3, few))),
     ]  # fmt: skip
 
 
@@ -82,10 +82,10 @@ def chances(law: Law, outcomes: NDArray[np.bool_]) -> Floats:
     """Probability of each sequence of outcomes."""
     if isinstance(law, Replay):
         return np.array([np.mean([np.array_equal(each[: row.size], row) for each in law.records]) for row in outcomes])
-    if isinstance(law, ReplayChances):
+    if isinstance(law, RecordedProbabilities):
         return np.asarray(np.mean([chances(each, outcomes) for each in law.chains], axis=0))
     assert isinstance(law, Chain)
-    low, high = law.chances(outcomes.shape[1])
+    low, high = law.probabilities(outcomes.shape[1])
     found = np.ones(len(outcomes))
     for number, row in enumerate(outcomes):
         for place, hit in enumerate(row):
@@ -147,7 +147,7 @@ def test_predictions_of_points_equal_single_predictions() -> None:
     costs = [growing(8, link=0.3), growing(8, prompt=40), UnitCost(8), UnitCost(8, link=0.5)]
     grid = itertools.product([("literal", 4), ("eager", 5), ("flat", 3)], (1, 5), costs)
     each = [MethodChoice(Parameters(8, exit_at, 2, form), tokens, cost) for (form, exit_at), tokens, cost in grid]
-    some = [law for law in laws(5) if isinstance(law, Chain | ReplayChances)] + [Replay([[True, False, True, True]])]
+    some = [law for law in laws(5) if isinstance(law, Chain | RecordedProbabilities)] + [Replay([[True, False, True, True]])]
     chosen, law = (index.reshape(-1) for index in np.indices((len(each), len(some))))
     order = np.random.default_rng(1).permutation(chosen.size)
     together = PredictionPoints(each, some, chosen[order], law[order])
@@ -164,7 +164,7 @@ def test_predictions_of_points_equal_single_predictions() -> None:
 def test_uniform_seconds_equal_layer_times(form: str) -> None:
     """Results in seconds are those in layer-times, multiplied by the seconds per layer; with overheads too."""
     form, _, batched = form.partition(" ")
-    shape, scale, more = growing(8).of["target"].shape, 0.002, {"link": 1.5, "dispatch": 0.5, "promotion": 0.25}
+    shape, scale, more = growing(8).hardware_models["target"].shape, 0.002, {"link": 1.5, "dispatch": 0.5, "promotion": 0.25}
     for extra, exit_at in itertools.product(({}, more), (4, 5, 8) if form != "flat" else (1, 3, 5)):
         seconds = PassSeconds({"target": UniformLayers(shape, scale)}, **{name: value * scale for name, value in extra.items()})
         layers, choice = UnitCost(8, **extra), Parameters(8, exit_at, 3, form, batched=bool(batched))
@@ -206,7 +206,7 @@ def test_a_small_variance_keeps_its_digits() -> None:
 
 
 def test_nested_form_has_no_stages_with_times_by_position() -> None:
-    for cost in (growing(8), Scattered(8)):
+    for cost in (growing(8), RandomCosts(8)):
         with pytest.raises(ParameterError, match=r"form 'nested' has no closed form with times by position; .*\['events'\] alone"):
             theory.predict(Parameters(8, 3, 2, form="nested"), 4, Iid(0.5), cost)
 

@@ -51,7 +51,7 @@ def views(parameters: skipdecode.Parameters, tokens: int, cost: StepCosts) -> li
 def test_simulator_paths_and_formula_are_equal(chosen: tuple[skipdecode.Parameters, int], prompt: int) -> None:
     parameters, tokens = chosen
     cost = growing(parameters.layers, prompt=prompt, batch=parameters.full_batch)
-    steps, outputs = skipdecode.decode(parameters, [0], tokens), parameters.outputs_of(tokens)
+    steps, outputs = skipdecode.decode(parameters, [0], tokens), parameters.total_tokens(tokens)
     run = simulate(steps, outputs, Cluster(1), cost, Lossy(1, parameters.layers))
     assert near([run.busy, *views(parameters, tokens, cost)], run.latency, rtol=1e-12)
 

@@ -38,7 +38,8 @@ def played(choice: Parameters, tokens: int, cost: PassSeconds, accepted: tuple[b
 def costs() -> st.SearchStrategy[PassSeconds]:
     return st.builds(
         lambda draft, prompt, batch, link, devices: growing(
-            LAYERS, draft=draft, prompt=prompt, batch=batch, link=link, draft_devices=devices, others_at=None if batch < 3 else 4.5
+            LAYERS, draft=draft, prompt=prompt, batch=batch, link=link, draft_devices=devices,
+            others_position=None if batch < 3 else 4.5,
         ),
         st.floats(0.02, 0.8), st.integers(0, 30), st.integers(1, 4), st.sampled_from((0.0, 0.4)), st.sampled_from((1.0, 0.5)),
     )  # fmt: skip
@@ -64,7 +65,7 @@ def test_all_views_agree_at_position_dependent_costs(choice: Parameters, cost: P
     tally = rounds.fixed(choice.draft_length, tokens, iter([_by_row(row) for row in rows]), prices, len(every), cut=choice.cut)
     np.testing.assert_allclose(tally.time, [run.latency for run in runs], rtol=1e-12)
     np.testing.assert_allclose(tally.busy, [run.busy for run in runs], rtol=1e-12)
-    low, high = (np.asarray(each) for each in law.chances(tokens - 1)) if tokens > 1 else (np.empty(0), np.empty(0))
+    low, high = (np.asarray(each) for each in law.probabilities(tokens - 1)) if tokens > 1 else (np.empty(0), np.empty(0))
     chance = np.ones(len(every))
     for number, path in enumerate(every):
         before = False
@@ -100,7 +101,7 @@ def test_plain_decoding_is_one_pass_per_position(cost: PassSeconds, tokens: int)
 
 def test_uniform_seconds_equal_layer_times() -> None:
     """Results in seconds are those in layer-times, multiplied by the seconds per layer."""
-    shape = growing(LAYERS).of["target"].shape
+    shape = growing(LAYERS).hardware_models["target"].shape
     draft = GrowingContext(shape).shape
     seconds = PassSeconds({"target": UniformLayers(shape, 0.002), "draft": UniformLayers(draft, 0.0005)}, prompt=7)
     layers = UnitCost(LAYERS, cost_ratio=0.25)

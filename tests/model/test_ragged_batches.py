@@ -122,7 +122,7 @@ def test_batched_account_differs_only_in_weights_and_padding(steps_given: list[t
             alone.add(one)
             padded += (step.end - one.end) * (0 if layers.kv_only else layers.size)
         runs += 0 if layers.kv_only else layers.size
-    found, each = together.totals().of["target"], alone.totals().of["target"]
+    found, each = together.totals().by_model["target"], alone.totals().by_model["target"]
     assert (found.layer_passes, found.attended, found.filled, found.heads) == (
         each.layer_passes, each.attended, each.filled, each.heads
     )  # fmt: skip

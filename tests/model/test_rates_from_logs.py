@@ -81,7 +81,7 @@ def walked(logs: list[list[int]], gamma: int) -> list[tuple[int, int, int, int]]
 
 @given(LOGS, LENGTHS)
 def test_rounds_token_by_token(logs: list[list[int]], gamma: int) -> None:
-    played = rates_from_logs.play(logs, gamma)
+    played = rates_from_logs.replay(logs, gamma)
     expected = walked(logs, gamma)
     assert [*zip(*(each.tolist() for each in played[1:]), strict=True)] == expected
     for request, log in enumerate(logs):
@@ -98,13 +98,13 @@ def test_rounds_token_by_token(logs: list[list[int]], gamma: int) -> None:
 
 @given(LOGS, LENGTHS, st.lists(st.integers(0, 30), min_size=2, max_size=5, unique=True).map(sorted))
 def test_counts_by_draft_and_output_position_sum_to_all_tested(logs: list[list[int]], gamma: int, edges: list[int]) -> None:
-    played = rates_from_logs.play(logs, gamma)
+    played = rates_from_logs.replay(logs, gamma)
     trials = [
         (place, start + place, place < accepted)
         for _, start, drafted, accepted in walked(logs, gamma)
         for place in range(min(accepted + 1, drafted))
     ]
-    by_place = rates_from_logs.by_place(played)
+    by_place = rates_from_logs.by_draft_position(played)
     by_position = rates_from_logs.by_output_position(played, edges)
     bins = [[kept for _, position, kept in trials if low <= position < high] for low, high in itertools.pairwise(edges)]
     places = [[kept for place, _, kept in trials if place == each] for each in range(gamma)]
@@ -128,11 +128,11 @@ def test_estimates_equal_enumeration_of_all_outcomes(alpha: Fraction, gamma: int
     for outcomes in itertools.product((False, True), repeat=positions):
         chance = alpha ** sum(outcomes) * (1 - alpha) ** (positions - sum(outcomes))
         log = log_of(outcomes)
-        played = rates_from_logs.play([log], gamma)
+        played = rates_from_logs.replay([log], gamma)
         accepted += chance * int(played.accepted.sum())
         tested += chance * int(played.tested.sum())
         drafted += chance * int(played.drafted.sum())
-        first += chance * Fraction(int(sum(each.sum() for each in rates_from_logs.coins([log]))), positions - 1)
+        first += chance * Fraction(int(sum(each.sum() for each in rates_from_logs.first_token_outcomes([log]))), positions - 1)
     assert accepted == alpha * tested
     assert first == alpha
     assert (accepted == alpha * drafted) if gamma == 1 else (accepted < alpha * drafted)
@@ -148,7 +148,7 @@ def test_accepted_over_drafted_of_whole_drafts_is_equation_1(gamma: int) -> None
     alpha = Fraction(1, 2)
     chances = [alpha**n * (1 - alpha) for n in range(gamma)] + [alpha**gamma]
     log = [length for n, chance in enumerate(chances) for _ in range(int(chance * 2**gamma)) for length in range(n + 1, 0, -1)]
-    played = rates_from_logs.play([[*log, *[1] * gamma]], gamma)
+    played = rates_from_logs.replay([[*log, *[1] * gamma]], gamma)
     whole = played._replace(**{name: getattr(played, name)[: 2**gamma] for name in ("request", "start", "drafted", "accepted")})
     assert (whole.drafted == gamma).all()
     assert close(rates_from_logs.accepted_of_drafted(whole).rate, (mean(alpha, gamma) - 1) / gamma)
@@ -258,11 +258,11 @@ def test_equal_outcomes_have_no_p_value() -> None:
 
 
 TESTS: dict[str, Callable[[list[list[int]]], float]] = {
-    "correlation": lambda logs: rates_from_logs.lag_correlation(rates_from_logs.coins(logs)).p_value,
-    "lag 2": lambda logs: rates_from_logs.lag_correlation(rates_from_logs.coins(logs), 2).p_value,
-    "runs": lambda logs: rates_from_logs.runs_test(rates_from_logs.coins(logs)).p_value,
-    "geometric": lambda logs: rates_from_logs.geometric_test(rates_from_logs.play(logs, 4)).p_value,
-    "geometric, long drafts": lambda logs: rates_from_logs.geometric_test(rates_from_logs.play(logs, 12)).p_value,
+    "correlation": lambda logs: rates_from_logs.lag_correlation(rates_from_logs.first_token_outcomes(logs)).p_value,
+    "lag 2": lambda logs: rates_from_logs.lag_correlation(rates_from_logs.first_token_outcomes(logs), 2).p_value,
+    "runs": lambda logs: rates_from_logs.runs_test(rates_from_logs.first_token_outcomes(logs)).p_value,
+    "geometric": lambda logs: rates_from_logs.geometric_test(rates_from_logs.replay(logs, 4)).p_value,
+    "geometric, long drafts": lambda logs: rates_from_logs.geometric_test(rates_from_logs.replay(logs, 12)).p_value,
 }
 
 
@@ -315,7 +315,7 @@ def test_easy_and_hard_requests_show_in_correlation_but_not_in_runs() -> None:
 def test_chi_square_cell_by_cell(survivors: list[int], gamma: int) -> None:
     """The number of cells is the largest at which all expect five rounds; the statistic is Pearson's sum over them."""
     log = [length for n in survivors for length in range(min(n, gamma) + 1, 0, -1)] + [1] * gamma
-    played = rates_from_logs.play([log], gamma)
+    played = rates_from_logs.replay([log], gamma)
     whole = [accepted for *_, drafted, accepted in walked([log], gamma) if drafted == gamma]
     found = rates_from_logs.geometric_test(played)
 
@@ -343,7 +343,7 @@ def test_chi_square_cell_by_cell(survivors: list[int], gamma: int) -> None:
 def test_rounds_in_the_exact_proportions_fit() -> None:
     chances = [16, 8, 4, 2, 1, 1]
     log = [length for n, count in enumerate(chances) for _ in range(5 * count) for length in range(n + 1, 0, -1)]
-    found = rates_from_logs.geometric_test(rates_from_logs.play([[*log, *[1] * 5]], 5))
+    found = rates_from_logs.geometric_test(rates_from_logs.replay([[*log, *[1] * 5]], 5))
     assert found.degrees == 4
     # The five ones at the end add one whole round.
     assert found.statistic < 0.05
@@ -421,29 +421,29 @@ def test_interval_is_a_bootstrap_over_requests() -> None:
 
 @given(st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=12), min_size=1, max_size=8), st.integers(1, 4))
 def test_means_over_rounds_and_sequences_are_plain_sums(logs: list[list[int]], gamma: int) -> None:
-    found = rates_from_logs.means(rates_from_logs.play(logs, gamma))
+    found = rates_from_logs.means(rates_from_logs.replay(logs, gamma))
     rounds = [laws.tokens_of_rounds(log, gamma)[0] for log in logs]
     assert found.rounds == sum(rounds)
     assert near(found.over_rounds, sum(map(len, logs)) / sum(rounds), rtol=1e-12)
     assert near(found.over_sequences, np.mean([len(log) / count for log, count in zip(logs, rounds, strict=True)]), rtol=1e-12)
     for count in range(1, len(logs) + 1):  # no smaller set of sequences has half of the rounds
         most = max(sum(part) for part in itertools.combinations(rounds, count))
-        assert (2 * most >= sum(rounds)) == (count >= found.half)
+        assert (2 * most >= sum(rounds)) == (count >= found.sequences_with_half)
     assert found.sequences == len(logs)
-    assert found.few == (found.half <= len(logs) / 4)
+    assert found.few_dominate == (found.sequences_with_half <= len(logs) / 4)
 
 
 def test_coverage_of_the_intervals_of_both_means() -> None:
     """Random sequences with three rates: each 95 % interval covers its mean in 360 to 397 of 400."""
     rng, covered = np.random.default_rng(11), np.zeros(2)
-    pool = [rates_from_logs.play([log], 3) for rate in (0.4, 0.6, 0.8) for log in drawn(rng, rate, 20, 30)]
+    pool = [rates_from_logs.replay([log], 3) for rate in (0.4, 0.6, 0.8) for log in drawn(rng, rate, 20, 30)]
     rounds = np.array([each.accepted.size for each in pool])
     tokens = np.array([int((each.accepted + 1).sum()) for each in pool])
     truth = tokens.sum() / rounds.sum(), float((tokens / rounds).mean())
     for _ in range(400):
         parts = [pool[index] for index in rng.integers(0, len(pool), 60)]
         request = np.repeat(np.arange(60), [part.accepted.size for part in parts])
-        found = rates_from_logs.means(rates_from_logs.Played(3, request, *(
+        found = rates_from_logs.means(rates_from_logs.ReplayedRounds(3, request, *(
             np.concatenate([getattr(part, name) for part in parts]) for name in ("start", "drafted", "accepted")
         )))  # fmt: skip
         ends = (found.rounds_low, found.rounds_high), (found.sequences_low, found.sequences_high)
@@ -463,18 +463,18 @@ def test_real_acceptances_are_dependent() -> None:
     rows = [json.loads(line) for file in FILES for line in file.read_text().splitlines()]
     for drafter in ("eagle", "ngram"):
         logs: list[list[int]] = [row[f"acc_{drafter}"]["acc_len"] for row in rows]
-        outcomes: list[NDArray[np.bool_]] = rates_from_logs.coins(logs)
+        outcomes: list[NDArray[np.bool_]] = rates_from_logs.first_token_outcomes(logs)
         assert rates_from_logs.lag_correlation(outcomes).correlation > 0.05
         assert rates_from_logs.runs_test(outcomes).z < -10
-        assert rates_from_logs.geometric_test(rates_from_logs.play(logs, 3)).p_value < 1e-6
+        assert rates_from_logs.geometric_test(rates_from_logs.replay(logs, 3)).p_value < 1e-6
         found = rates_from_logs.dependence(logs, [1, 2, 3, 5, 7], 0.1, 200, np.random.default_rng(1))
         assert all(row.low > 0 for row in found)
         if drafter == "eagle":  # the error grows with the draft length, because the draft reads the target's features
             assert all(after.error > before.error for before, after in itertools.pairwise(found))
             # Rounds of seven accept less often than fresh drafts; the mean over positions does not show it.
-            late = rates_from_logs.accepted_of_tested(rates_from_logs.play(logs, 7))
+            late = rates_from_logs.accepted_of_tested(rates_from_logs.replay(logs, 7))
             assert float(late.high) < float(rates_from_logs.accepted_of_positions(logs).low)
-        played = rates_from_logs.play(logs, 7)
+        played = rates_from_logs.replay(logs, 7)
         low, high = rates_from_logs.ratio_interval(*played.of_requests())
         pooled = rates_from_logs.accepted_of_tested(played)
         assert high - low > float(pooled.high - pooled.low)  # requests differ
@@ -505,18 +505,18 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: rates_from_logs.ratio_interval([1, 2], [3]), "^successes and trials must be lists of the same length"),
     (lambda: rates_from_logs.ratio_interval(1, 3), "^successes and trials must be lists of the same length"),
     (lambda: rates_from_logs.ratio_interval([4, 2], [3, 3]), "^successes and trials must be lists .* successes at most trials"),
-    (lambda: rates_from_logs.play([], 3), r"^logs must be lists of whole numbers of at least 1, .*, got \[\]"),
-    (lambda: rates_from_logs.play([[1], []], 3), r"^logs must be lists .*; logs\[1\] is \[\]"),
-    (lambda: rates_from_logs.play([3, 2], 3), r"^logs must be lists .*; logs\[0\] is 3"),
-    (lambda: rates_from_logs.play([[2, 0]], 3), r"^logs\[0\]\[1\] must be at least 1, got 0"),
-    (lambda: rates_from_logs.play([[2, 1.5]], 3), r"^logs\[0\]\[1\] must be a whole number, got 1\.5"),
-    (lambda: rates_from_logs.play([[2]], 0), "^draft_length must be at least 1, got 0"),
+    (lambda: rates_from_logs.replay([], 3), r"^logs must be lists of whole numbers of at least 1, .*, got \[\]"),
+    (lambda: rates_from_logs.replay([[1], []], 3), r"^logs must be lists .*; logs\[1\] is \[\]"),
+    (lambda: rates_from_logs.replay([3, 2], 3), r"^logs must be lists .*; logs\[0\] is 3"),
+    (lambda: rates_from_logs.replay([[2, 0]], 3), r"^logs\[0\]\[1\] must be at least 1, got 0"),
+    (lambda: rates_from_logs.replay([[2, 1.5]], 3), r"^logs\[0\]\[1\] must be a whole number, got 1\.5"),
+    (lambda: rates_from_logs.replay([[2]], 0), "^draft_length must be at least 1, got 0"),
     (
-        lambda: rates_from_logs.by_output_position(rates_from_logs.play([[2]], 1), [3]),
+        lambda: rates_from_logs.by_output_position(rates_from_logs.replay([[2]], 1), [3]),
         r"^edges must be at least two increasing whole numbers, got",
     ),
     (
-        lambda: rates_from_logs.by_output_position(rates_from_logs.play([[2]], 1), [3, 3]),
+        lambda: rates_from_logs.by_output_position(rates_from_logs.replay([[2]], 1), [3, 3]),
         r"^edges must be at least two increasing whole numbers",
     ),
     (lambda: rates_from_logs.lag_correlation([[1, 0]], 0), "^lag must be at least 1, got 0"),

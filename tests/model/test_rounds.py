@@ -137,14 +137,14 @@ def test_the_draw_at_the_first_position_decides_the_whole_round() -> None:
 
 def test_draft_chances_multiply_to_survival() -> None:
     for survival in ([0.9, 0.45, 0.45], [0.5, 0.0, 0.0], [0.0, 0.0, 0.0]):
-        low, high = Rounds(survival).draft_chances(4, 3)
+        low, high = Rounds(survival).draft_probabilities(4, 3)
         assert low.shape == high.shape == (4, 4)
         for rates in (*low, *high):
             assert np.cumprod(rates[:3]) == pytest.approx(survival, abs=1e-15)
             assert rates[3] == 0
-    assert Rounds([0.9, 0.45]).draft_chances(1, 1)[0].tolist() == [[0.9, 0.0]]
+    assert Rounds([0.9, 0.45]).draft_probabilities(1, 1)[0].tolist() == [[0.9, 0.0]]
     with refused("acceptance must be known for each of draft_length=3 positions in a draft, got 2"):
-        Rounds([0.9, 0.45]).draft_chances(1, 3)
+        Rounds([0.9, 0.45]).draft_probabilities(1, 3)
 
 
 # --- Recorded rounds ---
@@ -256,7 +256,7 @@ def likely(law: Any, positions: int) -> Iterator[tuple[float, list[int]]]:
         for lengths in itertools.product(range(len(mass)), repeat=positions):
             yield math.prod(mass[list(lengths)].tolist()), list(lengths)
         return
-    low, high = law.chances(positions)
+    low, high = law.probabilities(positions)
     for bits in itertools.product((0, 1), repeat=positions):
         chance, last = 1.0, 0
         for position, bit in enumerate(bits):

@@ -11,7 +11,7 @@ from model.base.checks import ParameterError
 from model.interpret import interpreter
 from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.speculative import algorithm as speculative
-from model.methods.speculative.algorithm import MAX_DRAFT, Guess, Model, Parameters
+from model.methods.speculative.algorithm import MAX_DRAFT, DraftedToken, Model, Parameters
 from model.steps import Commit, Forward, LayerSpan, Read
 
 LAYERS = 5
@@ -97,7 +97,7 @@ def test_rejected_tokens_are_removed_from_both_caches() -> None:
 @pytest.mark.parametrize("sampled", [False, True])
 def test_reads_of_a_verification(sampled: bool) -> None:
     """Greedy: the target's token; sampled: both probabilities; each at the drafted token's position."""
-    drafted = [Guess(7, "first"), Guess(8, "second")]
+    drafted = [DraftedToken(7, "first"), DraftedToken(8, "second")]
     answers = [0.5, 1.0, 0.25, 0.25, 0.5, 0.9, 3] if sampled else [7, 3]
     asked, found = driven(speculative.verify(Model("target", LAYERS, 0, 4), [5, 6], drafted, sampled), "out", *answers)
     assert found == (1, 3)
@@ -114,7 +114,7 @@ def test_reads_of_a_verification(sampled: bool) -> None:
 
 @pytest.mark.parametrize(("number", "kept"), [(0.49, 1), (0.5, 0), (0.51, 0)])
 def test_a_token_is_accepted_if_the_uniform_draw_is_below_p_over_q(number: float, kept: int) -> None:
-    steps = speculative.verify(Model("target", LAYERS, 0), [5], [Guess(7, "draft")], True)
+    steps = speculative.verify(Model("target", LAYERS, 0), [5], [DraftedToken(7, "draft")], True)
     asked, found = driven(steps, "out", 0.2, 0.4, number, 9)
     assert found == (kept, 9)
     assert asked[-1] == (Read("sample", "out") if kept else Read("residual", "out", -2, against="draft"))
@@ -135,7 +135,7 @@ def test_a_draft_is_greedy_or_sampled() -> None:
     for sampled, kind in ((False, "next"), (True, "sample")):
         asked, found = driven(speculative.draft(Model("draft", 2, 1, 1, sampled), [5, 6], 1), "out", 9)
         assert asked == [Forward("draft", (6,), 1, LayerSpan(0, 2), None, heads=1, unit=1), Read(kind, "out")]  # type: ignore[arg-type]
-        assert found == [Guess(9, "out")]
+        assert found == [DraftedToken(9, "out")]
 
 
 # --- Random outcomes ---
@@ -198,7 +198,7 @@ def test_invalid_parameters_are_refused(change: dict[str, Any], message: str) ->
 
 
 def test_commits_hold_the_accepted_tokens_and_the_targets_own() -> None:
-    text, guesses = [4], [Guess(7, None), Guess(8, None)]
+    text, guesses = [4], [DraftedToken(7, None), DraftedToken(8, None)]
     assert list(speculative.commit(text, guesses, 1, 9)) == [Commit("round", (7, 9), 2)]
     assert text == [4, 7, 9]
     assert list(speculative.commit(text, guesses, 2, 7, stop=(9, 8))) == [Commit("round", (7, 8), 2)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from model.base.checks import ParameterError
 from model.interpret import interpreter
 from model.interpret.account import Account
-from model.interpret.simulated_answers import DraftOutcomes, World, together
+from model.interpret.simulated_answers import DraftOutcomes, World, batch_world
 from model.methods.draft_model import PLACEMENTS
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative.algorithm import Model, Parameters
@@ -83,10 +83,10 @@ def test_a_sequence_is_independent_of_its_batch(
     prompts = data.draw(st.none() | st.lists(st.integers(1, 4), min_size=len(random_draws), max_size=len(random_draws)))
     lengths = [1] * len(random_draws) if prompts is None else prompts
     own = [] if prompts is None else [range(length) for length in prompts]
-    answers = together([world(survivors, length) for survivors, length in zip(random_draws, lengths, strict=True)])
+    answers = batch_world([world(survivors, length) for survivors, length in zip(random_draws, lengths, strict=True)])
     parameters = choice(random_draws, batch, **more)
     steps = speculative.decode(parameters, [0], max(map(len, random_draws)), prompts=own)
-    found = interpreter.count(steps, answers, parameters.outputs_of(max(map(len, random_draws))))
+    found = interpreter.count(steps, answers, parameters.total_tokens(max(map(len, random_draws))))
     assert len(found.tokens) == sum(map(len, random_draws))
     for number, (survivors, length) in enumerate(zip(random_draws, lengths, strict=True)):
         steps = speculative.decode(Parameters(LAYERS, **more), range(length), len(survivors))
@@ -124,7 +124,7 @@ def test_passes_cover_all_remaining_sequences(random_draws: list[list[int]], mor
                 again = behind and not index
                 want.append(("draft", 1 + again, [*here], [at + index - again for at in places], 1))
             want.append(("target", drafts + 1, [*here], places, drafts + 1))
-    answers = together([world(own) for own in random_draws])
+    answers = batch_world([world(own) for own in random_draws])
     made = steps_of(speculative.decode(choice(random_draws, batch, **more), [0], max(map(len, random_draws))), answers)
     passes = [each for each in made if isinstance(each, Forward)]
     found = []
@@ -146,7 +146,7 @@ def test_two_sequences_by_hand() -> None:
     """
     random_draws = [[2, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0]]
     steps = speculative.decode(Parameters(LAYERS, 2, sequences=2, batching="static", lengths=(7, 4)), [0], 7)
-    made = steps_of(steps, together([world(own) for own in random_draws]))
+    made = steps_of(steps, batch_world([world(own) for own in random_draws]))
     passes = [
         (each.role, each.tokens, each.at, each.batch.sequences, () if each.batch.aligned else each.batch.positions)
         for each in made if isinstance(each, Forward) and each.batch
@@ -173,7 +173,7 @@ def test_two_sequences_by_hand() -> None:
 def test_sequences_leave_at_a_stop_token() -> None:
     random_draws = [[2, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]]
     steps = speculative.decode(Parameters(LAYERS, 2, sequences=2, batching="static"), [0], 6, stop=(2,))
-    made = steps_of(steps, together([world(own) for own in random_draws]))
+    made = steps_of(steps, batch_world([world(own) for own in random_draws]))
     commits = [each for each in made if isinstance(each, Commit)]
     assert [(each.sequence, each.tokens) for each in commits] == [(0, (1, 2)), (1, (1,)), (1, (2,))]
     assert [each.batch.sequences for each in made if isinstance(each, Forward) and each.batch][-1] == (1,)
@@ -210,7 +210,7 @@ def test_attention_and_rows_of_passes_over_unequal_sequences() -> None:
     """Tokens attend to their own sequence; the rows read per sequence are those of the longest."""
     account = Account()
     account.add(Forward("target", (0,) * 6, 2, LayerSpan(0, 3), heads=6, batch=Batch.uniform((0, 1, 2), (2, 7, 4), 2, heads=2)))
-    found = account.totals().of["target"]
+    found = account.totals().by_model["target"]
     assert found.attended == 3 * (3 + 4 + 8 + 9 + 5 + 6)
     assert found.rows_read == 3 * 3 * 9
     assert (found.layer_passes, found.layer_runs, found.heads) == (18, 3, 6)
@@ -218,11 +218,11 @@ def test_attention_and_rows_of_passes_over_unequal_sequences() -> None:
 
 def test_properties_of_parameters_of_batches() -> None:
     choice = Parameters(LAYERS, 3, sequences=4, batching="static", lengths=(5, 2))
-    assert (choice.decoded_sequences, choice.widest, choice.outputs_of(5), choice.steps_of(5)) == (2, 8, 7, 5)
+    assert (choice.decoded_sequences, choice.largest_pass, choice.total_tokens(5), choice.plain_steps(5)) == (2, 8, 7, 5)
     four = Parameters(LAYERS, 3, sequences=4, batching="static")
-    assert (four.decoded_sequences, four.widest) == (4, 16)
+    assert (four.decoded_sequences, four.largest_pass) == (4, 16)
     one = Parameters(LAYERS, 3)
-    assert (one.decoded_sequences, one.widest, one.outputs_of(5), one.steps_of(5)) == (1, 4, 5, 5)
+    assert (one.decoded_sequences, one.largest_pass, one.total_tokens(5), one.plain_steps(5)) == (1, 4, 5, 5)
     for wrong in ({"sequences": 0}, {"lengths": ()}, {"lengths": (0,)}):
         with pytest.raises(ParameterError, match=r"sequences|lengths"):
             Parameters(LAYERS, 3, **wrong)  # type: ignore[arg-type]

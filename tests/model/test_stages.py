@@ -7,7 +7,7 @@ import pytest
 
 from model.base.checks import ParameterError
 from model.methods.stages import Stage, StagePoint, moments, moments_of_points, sums
-from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, Replay, ReplayChances
+from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, RecordedProbabilities, Replay
 
 TWO = (Stage(7.0, 11.0, 1), Stage(3.0, 20.0, 1))
 THREE = (Stage(7.0, 11.0, 1), Stage(3.0, 20.0, 2), Stage(5.5, 2.0, 1))
@@ -15,7 +15,7 @@ FOUR = (Stage(7.0, 11.0, 2), Stage(3.0, 20.0, 3), Stage(5.5, 2.0, 1), Stage(1.0,
 LAWS: list[Law] = [
     Iid(0.3), Iid(1.0), Markov(0.4, 0.5), Markov(0.5, -1.0), ByPosition([0.9, 0.1, 0.6, 0.3, 0.5, 0.8]),
     Replay([[True, False, True, True, True], [True] * 5, [False, False, True, True, False]]),
-    ReplayChances([[0.9, 0.1, 0.6, 0.3, 0.5], [0.5] * 5]),
+    RecordedProbabilities([[0.9, 0.1, 0.6, 0.3, 0.5], [0.5] * 5]),
 ]  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def walk(steps: tuple[Stage, ...], matches: tuple[bool, ...]) -> tuple[float, fl
 
 def chance(law: Law, matches: tuple[bool, ...]) -> float:
     """Probability of a sequence of matches."""
-    if isinstance(law, ReplayChances):
+    if isinstance(law, RecordedProbabilities):
         return float(np.mean([chance(each, matches) for each in law.chains]))
     if isinstance(law, Replay):
         return float(np.mean([tuple(record[: len(matches)]) == matches for record in law.records.tolist()]))

@@ -74,7 +74,7 @@ ELEMENTWISE: list[tuple[Callable[..., Any], dict[str, Domain], dict[str, Any]]] 
     (hierarchical.cost_per_round, {**NESTED, **PRICED, **INNER}, {"reading": "recursive"}),
     (hierarchical.speedup, {"acceptance_rate": RATE, **NESTED, **PRICED}, {}),
     (hierarchical.speedup, {"acceptance_rate": RATE, **NESTED, **PRICED}, {"reading": "reuse", **CURVE}),
-    (hierarchical.breakeven_kept, {"draft_length": COUNT, "cost_ratio": RATIO, "medium_cost_ratio": POSITIVE}, {}),
+    (hierarchical.breakeven_accepted, {"draft_length": COUNT, "cost_ratio": RATIO, "medium_cost_ratio": POSITIVE}, {}),
     (hierarchical.cascade_speedup,
      {"acceptance_rate": RATE, "medium_acceptance_rate": RATE, "inner_rounds": LENGTH, **INNER, **PRICED}, {}),
     (bild.expected_tokens, SEGMENT, {}),

@@ -32,9 +32,21 @@ from model.logs import measured_runs, position_log, read_log
 from sim.commands.sim_app import app as sim
 from tests.calibrate.test_prompts import NESTED, ROWS
 from tests.calibrate.test_validation import STAMPS, without_room, write_run
-from tests.support.comparisons import decoded, profiles, runs_of
+from tests.support.comparisons import profiles, record_decoding, synthetic_runs
 from tests.support.foreign_tables import TABLES
-from tests.support.fuzzing import bytes_of, ended, folder, fuzzed, json_of, lines_of, read, rows_of, spoiled, table_of, written
+from tests.support.fuzzing import (
+    bytes_of,
+    call_reader,
+    folder,
+    fuzz_settings,
+    json_of,
+    lines_of,
+    rows_of,
+    run_command,
+    table_of,
+    to_json,
+    write_mutated_pair,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +97,7 @@ units = 4
 
 
 @given(data=st.one_of(lines_of(BASE).map(str.encode), bytes_of(BASE.encode())))
-@fuzzed
+@fuzz_settings
 def test_scenarios(data: bytes) -> None:
     with folder() as here:
         path = here / "s.toml"
@@ -93,11 +105,11 @@ def test_scenarios(data: bytes) -> None:
         read_in = CliRunner().invoke(sim, ["lint", str(path)])
         if read_in.exit_code == 1:  # some points would fail, and it says which
             return
-        if ended(sim, "lint", path) == 0:
+        if run_command(sim, "lint", path) == 0:
             said = tomllib.loads(data.decode("utf-8-sig"))["scenario"]
             small = said.get("tokens", 8) <= 1000 and said.get("replications", 1) <= 1000
             if small:
-                ended(sim, "run", path, "--view", "formula", "--no-figures", "-q", "-j", "1", "-o", here / "run")
+                run_command(sim, "run", path, "--view", "formula", "--no-figures", "-q", "-j", "1", "-o", here / "run")
 
 
 # --- recorded outcomes that a scenario names ---
@@ -131,15 +143,15 @@ def played(here: Path, name: str, method: str, outcomes: str, key: str = "file")
     """A scenario of one point on a record; where nothing can be made of it, that is said of the point."""
     costs = "" if "ppd" in method or "early" in method else "cost = { cost_ratio = 0.1 }"
     (here / "s.toml").write_text(PLAYED.format(method=method, outcomes=f'{outcomes}, {key} = "{name}"', costs=costs))
-    ended(sim, "run", here / "s.toml", "--no-figures", "-q", "-j", "1", "-o", here / "run", failing=True)
+    run_command(sim, "run", here / "s.toml", "--no-figures", "-q", "-j", "1", "-o", here / "run", failing=True)
 
 
 @given(data=st.data(), name=st.sampled_from([*RECORDS]))
-@fuzzed
+@fuzz_settings
 def test_recorded_outcomes(data: st.DataObject, name: str) -> None:
     method, kind, said = RECORDS[name]
     with folder() as here:
-        spoiled_ = st.one_of(json_of(said).map(written).map(str.encode), bytes_of(json.dumps(said).encode()))
+        spoiled_ = st.one_of(json_of(said).map(to_json).map(str.encode), bytes_of(json.dumps(said).encode()))
         (here / name).write_bytes(data.draw(spoiled_))
         played(here, name, method, f'kind = "{kind}"')
 
@@ -148,7 +160,7 @@ TABLE = "\n".join([",".join(DECISIONS), *(",".join(map(str, row)) for row in zip
 
 
 @given(data=st.one_of(lines_of(TABLE, ",").map(str.encode), bytes_of(TABLE.encode())))
-@fuzzed
+@fuzz_settings
 def test_tables_of_decisions(data: bytes) -> None:
     with folder() as here:
         (here / "decisions.csv").write_bytes(data)
@@ -156,11 +168,11 @@ def test_tables_of_decisions(data: bytes) -> None:
 
 
 @given(data=rows_of(PUBLIC))
-@fuzzed
+@fuzz_settings
 def test_public_logs_of_rounds(data: bytes) -> None:
     with folder() as here:
         (here / "public.jsonl").write_bytes(data)
-        ended(calibrate, "rates", here / "public.jsonl", "--drafter", "eagle", "--lengths", "2,3")
+        run_command(calibrate, "rates", here / "public.jsonl", "--drafter", "eagle", "--lengths", "2,3")
         played(here, "public.jsonl", DRAFTED, 'kind = "rounds", drafter = "eagle"')
 
 
@@ -172,10 +184,10 @@ def measured() -> tuple[dict[str, bytes], pl.DataFrame, pl.DataFrame]:
     """The files of measured runs with their profiles; their two tables."""
     clock = profiles(head=2e-3, wake=1e-3, scheduling=1e-4)
     made = [
-        decoded("autoregressive", 5, {}), decoded("speculative", 5, {"acceptance_rate": 0.7}, draft_length=2),
-        decoded("ppd", 5, {"match_rate": 0.6}, exit_layer=8, candidates=1),
+        record_decoding("autoregressive", 5, {}), record_decoding("speculative", 5, {"acceptance_rate": 0.7}, draft_length=2),
+        record_decoding("ppd", 5, {"match_rate": 0.6}, exit_layer=8, candidates=1),
     ]  # fmt: skip
-    found = runs_of(made, clock, units=[1, 1, 2])
+    found = synthetic_runs(made, clock, units=[1, 1, 2])
     with folder() as here:
         named = {role: profile_files.save(clock[role], here).name for role in found.log.models}
         measured_runs.save(
@@ -185,25 +197,25 @@ def measured() -> tuple[dict[str, bytes], pl.DataFrame, pl.DataFrame]:
 
 
 @given(data=st.data())
-@fuzzed
+@fuzz_settings
 def test_measured_runs(data: st.DataObject) -> None:
     held, table, _ = measured()
     with folder() as here:
-        spoiled(data, held, "own", table, here)
-        ended(sim, "compare", here / "own.json", *data.draw(st.sampled_from(((), ("--json",)))))
+        write_mutated_pair(data, held, "own", table, here)
+        run_command(sim, "compare", here / "own.json", *data.draw(st.sampled_from(((), ("--json",)))))
 
 
 @given(data=st.data())
-@fuzzed
+@fuzz_settings
 def test_logs_of_decisions(data: st.DataObject) -> None:
     held, _, reads = measured()
     with folder() as here:
-        spoiled(data, held, "own.reads", reads, here)
+        write_mutated_pair(data, held, "own.reads", reads, here)
         path = here / "own.json"
         digest = hashlib.sha256((here / "own.reads.json").read_bytes()).hexdigest()
-        path.write_text(written(json.loads(held["own.json"]) | {"reads_sha256": digest}))
-        read(read_log.load, here / "own.reads.json")
-        ended(sim, "compare", path)
+        path.write_text(to_json(json.loads(held["own.json"]) | {"reads_sha256": digest}))
+        call_reader(read_log.load, here / "own.reads.json")
+        run_command(sim, "compare", path)
 
 
 # --- profiles ---
@@ -230,14 +242,14 @@ def profiled(name: str) -> tuple[dict[str, bytes], pl.DataFrame]:
 
 
 @given(data=st.data(), name=st.sampled_from(("a100-llama-2-7b", "cpu-llama-68m", "h100-operations")))
-@fuzzed
+@fuzz_settings
 def test_profiles(data: st.DataObject, name: str) -> None:
     held, table = profiled(name)
     with folder() as here:
-        spoiled(data, held, "mine", table, here)
+        write_mutated_pair(data, held, "mine", table, here)
         (here / "s.toml").write_text(LAYERED.format(32 if "7b" in name else 2))
-        if ended(sim, "ls", "profiles", here / "mine.json") == 0:
-            ended(sim, "run", here / "s.toml", "--view", "formula", "--no-figures", "-q", "-j", "1", "-o", here / "run")
+        if run_command(sim, "ls", "profiles", here / "mine.json") == 0:
+            run_command(sim, "run", here / "s.toml", "--view", "formula", "--no-figures", "-q", "-j", "1", "-o", here / "run")
 
 
 # --- position logs ---
@@ -248,18 +260,18 @@ def logged() -> tuple[dict[str, bytes], pl.DataFrame]:
     log = position_log.bundled()
     table = log.table.filter(pl.col("prompt") < 3)
     with folder() as here:
-        position_log.save(position_log.PositionLog(table, {**log.said, "prompts": log.said["prompts"][:3]}), here / "log.json")
+        position_log.save(position_log.PositionLog(table, {**log.header, "prompts": log.header["prompts"][:3]}), here / "log.json")
         return {path.name: path.read_bytes() for path in here.iterdir()}, table
 
 
 @given(data=st.data())
-@fuzzed
+@fuzz_settings
 def test_position_logs(data: st.DataObject) -> None:
     held, table = logged()
     with folder() as here:
-        spoiled(data, held, "log", table, here)
+        write_mutated_pair(data, held, "log", table, here)
         if data.draw(st.booleans()):
-            ended(calibrate, "rates", here / "log.json", *data.draw(st.sampled_from(((), ("--json",)))))
+            run_command(calibrate, "rates", here / "log.json", *data.draw(st.sampled_from(((), ("--json",)))))
             return
         method, kind = data.draw(st.sampled_from((
             ('name = "ppd", layers = 12, exit_layer = 6, candidates = 1', 'kind = "replay", head = "common"'),
@@ -280,7 +292,7 @@ IMPORTS = {
 
 
 @given(data=st.data(), source=st.sampled_from([*IMPORTS]))
-@fuzzed
+@fuzz_settings
 def test_tables_of_other_projects(data: st.DataObject, source: str) -> None:
     (kind, *more), where = IMPORTS[source]
     with folder() as here:
@@ -299,7 +311,7 @@ def test_tables_of_other_projects(data: st.DataObject, source: str) -> None:
             text = path.read_text()
             path.write_bytes(data.draw(st.one_of(lines_of(text, ",").map(str.encode), bytes_of(text.encode()))))
         more = [str(here / each) if "/network" in each else each for each in more]
-        ended(calibrate, "import", kind, here / where, *more, "-o", here / "out")
+        run_command(calibrate, "import", kind, here / where, *more, "-o", here / "out")
 
 
 ORIGINS = """# Sources
@@ -315,18 +327,18 @@ ORIGINS = """# Sources
 
 
 @given(data=st.one_of(lines_of(ORIGINS, "|").map(str.encode), lines_of(ORIGINS, "·").map(str.encode), bytes_of(ORIGINS.encode())))
-@fuzzed
+@fuzz_settings
 def test_lists_of_sources(data: bytes) -> None:
     with folder() as here:
         (here / "SOURCES.md").write_bytes(data)
-        read(bundled_profiles.origins, here)
+        call_reader(bundled_profiles.origins, here)
 
 
 # --- engines that ran ---
 
 
 @given(data=st.data())
-@fuzzed
+@fuzz_settings
 def test_runs_of_engines(data: st.DataObject) -> None:
     with folder() as here:
         write_run(here)
@@ -338,11 +350,11 @@ def test_runs_of_engines(data: st.DataObject) -> None:
         if name == "timeseries.csv":
             kinds.append(lines_of(text, ",").map(str.encode))
         elif name == "meta.json":
-            kinds.append(json_of(json.loads(text)).map(written).map(str.encode))
+            kinds.append(json_of(json.loads(text)).map(to_json).map(str.encode))
         else:
             kinds.append(rows_of(text.splitlines()))
         (here / name).write_bytes(data.draw(st.one_of(kinds)))
-        read(engine_run.read, here)
+        call_reader(engine_run.read, here)
 
 
 # --- configurations, devices, plans, prompts ---
@@ -355,15 +367,15 @@ CONFIG = {
 
 
 @given(data=st.data())
-@fuzzed
+@fuzz_settings
 def test_configurations(data: st.DataObject) -> None:
     with folder() as here:
-        text = written(data.draw(json_of(CONFIG))).encode() if data.draw(st.booleans()) else data.draw(
+        text = to_json(data.draw(json_of(CONFIG))).encode() if data.draw(st.booleans()) else data.draw(
             bytes_of(json.dumps(CONFIG).encode())
         )  # fmt: skip
         (here / "config.json").write_bytes(text)
-        read(transformer.from_config, here / "config.json")
-        ended(sim, "ls", "shapes", here / "config.json")
+        call_reader(transformer.from_config, here / "config.json")
+        run_command(sim, "ls", "shapes", here / "config.json")
 
 
 PLAN = """[run]
@@ -391,11 +403,11 @@ draft_length = 2
 
 
 @given(data=st.one_of(lines_of(PLAN).map(str.encode), bytes_of(PLAN.encode())))
-@fuzzed
+@fuzz_settings
 def test_plans(data: bytes) -> None:
     with folder() as here:
         (here / "plan.toml").write_bytes(data)
-        read(run_plan.read, here / "plan.toml")
+        call_reader(run_plan.read, here / "plan.toml")
 
 
 TEXTS = {
@@ -407,29 +419,30 @@ TEXTS = {
 
 
 @given(data=st.data(), name=st.sampled_from([*TEXTS]))
-@fuzzed
+@fuzz_settings
 def test_prompts(data: st.DataObject, name: str) -> None:
     text = TEXTS[name]
     kinds = [bytes_of(text.encode())]
     if name.endswith(".json"):
-        kinds.append(json_of(json.loads(text)).map(written).map(str.encode))
+        kinds.append(json_of(json.loads(text)).map(to_json).map(str.encode))
     if name.endswith(".jsonl"):
         kinds.append(rows_of(text.splitlines()))
     with folder() as here:
         (here / name).write_bytes(data.draw(st.one_of(kinds)))
         template = data.draw(st.sampled_from((None, "none", "squad", "wmt", "cnn-dm")))
-        read(functools.partial(prompts.load, template=template, limit=5, seed=data.draw(st.sampled_from((None, 1)))), here / name)
+        seed = data.draw(st.sampled_from((None, 1)))
+        call_reader(functools.partial(prompts.load, template=template, limit=5, seed=seed), here / name)
 
 
 @given(data=st.data())
-@fuzzed
+@fuzz_settings
 def test_training_text(data: st.DataObject) -> None:
     with folder() as here:
         for name in ("a.txt", "b.py"):
             (here / name).write_bytes(b"one line\nanother line\n" * 20)
         (here / "a.txt").write_bytes(data.draw(bytes_of(b"one line\nanother line\r\n" * 3)))
         for where in (here, here / "a.txt"):
-            read(corpus.own, where)
+            call_reader(corpus.corpus_of_files, where)
 
 
 DEVICE = """name = "mine"
@@ -447,13 +460,13 @@ float32 = 2e13
 
 
 @given(data=st.one_of(lines_of(DEVICE).map(str.encode), bytes_of(DEVICE.encode())))
-@fuzzed
+@fuzz_settings
 def test_devices(data: bytes) -> None:
     with folder() as here:
         path = here / "mine.toml"
         path.write_bytes(data)
-        read(devices.device, str(path))
-        ended(sim, "ls", "devices", path)
+        call_reader(devices.device, str(path))
+        run_command(sim, "ls", "devices", path)
 
 
 # --- pages ---
@@ -462,12 +475,12 @@ PAGE = "# Page\n\n| a | b |\n\n<!-- runs -->\n\nOf others.\n"
 
 
 @given(data=bytes_of(PAGE.encode()))
-@fuzzed
+@fuzz_settings
 def test_pages(data: bytes) -> None:
     with folder() as here:
         (here / "page.md").write_bytes(data)
-        read(validation_page.stale, (), here / "page.md")
-        read(validation_page.write, (), here / "page.md")
+        call_reader(validation_page.stale, (), here / "page.md")
+        call_reader(validation_page.write, (), here / "page.md")
 
 
 # --- what a run has left ---
@@ -499,7 +512,7 @@ def left(method: str) -> dict[str, bytes]:
 
 
 @given(data=st.data(), method=st.sampled_from([*FINISHED]))
-@fuzzed
+@fuzz_settings
 def test_results(data: st.DataObject, method: str) -> None:
     """Figures are drawn of all accepted files, but not written."""
     held = left(method)
@@ -512,11 +525,11 @@ def test_results(data: st.DataObject, method: str) -> None:
             (here / name).write_bytes(data.draw(bytes_of(held[name])))
         else:
             data.draw(table_of(pl.read_parquet(held[name]))).write_parquet(here / name)
-        ended(sim, "plot", here)
+        run_command(sim, "plot", here)
 
 
 @given(data=st.one_of(st.sampled_from([b"", b"{}", b"[]", b"null"]), st.just(b"x")), more=st.data())
-@fuzzed
+@fuzz_settings
 def test_what_a_run_says_of_itself(data: bytes, more: st.DataObject) -> None:
     held = left("speculative")
     with folder() as above:
@@ -526,9 +539,9 @@ def test_what_a_run_says_of_itself(data: bytes, more: st.DataObject) -> None:
             (here / name).write_bytes(content)
         said = json.loads(held["metadata.json"])
         text = data if more.draw(st.booleans()) else more.draw(
-            st.one_of(bytes_of(held["metadata.json"]), json_of(said).map(written).map(str.encode))
+            st.one_of(bytes_of(held["metadata.json"]), json_of(said).map(to_json).map(str.encode))
         )  # fmt: skip
         (here / "metadata.json").write_bytes(text)
         assert isinstance(subject.of_run(here), str)
         (above / "s.toml").write_text(FINISHED["speculative"])
-        ended(sim, "run", above / "s.toml", *RUN, "--resume", "-o", here)
+        run_command(sim, "run", above / "s.toml", *RUN, "--resume", "-o", here)

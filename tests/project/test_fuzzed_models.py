@@ -26,9 +26,19 @@ from calibrate.loading import architectures
 from calibrate.measured_runs import measure_runs
 from calibrate.timing import profile_from_timings, timing_grid
 from tests.support import family, real_models
-from tests.support.fuzzing import bytes_of, folder, fuzzed, json_of, read, rows_of, spoiled, tensors_of, written
+from tests.support.fuzzing import (
+    bytes_of,
+    call_reader,
+    folder,
+    fuzz_settings,
+    json_of,
+    rows_of,
+    tensors_of,
+    to_json,
+    write_mutated_pair,
+)
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread", "clockwork")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread", "fake_time")]
 
 
 def broken_off(work: Callable[..., Any], *arguments: Any, after: int, **more: Any) -> None:
@@ -50,7 +60,7 @@ def broken_off(work: Callable[..., Any], *arguments: Any, after: int, **more: An
 def model() -> dict[str, bytes]:
     """The files of a tiny model with heads."""
     with folder() as here:
-        path = family.made(here, recipe=dataclasses.replace(family.RECIPE, epochs=0.1))
+        path = family.train_model(here, recipe=dataclasses.replace(family.RECIPE, epochs=0.1))
         exit_heads.train(
             model_directory.load(path),
             family.text(),
@@ -66,7 +76,7 @@ def spoiled_file(draw: st.DrawFn, name: str, content: bytes) -> bytes:
     if name.endswith(".safetensors"):
         return draw(tensors_of(content))
     if name.endswith(".json") and len(content) < 10**5:
-        return draw(st.one_of(json_of(json.loads(content)).map(written).map(str.encode), bytes_of(content)))
+        return draw(st.one_of(json_of(json.loads(content)).map(to_json).map(str.encode), bytes_of(content)))
     return draw(bytes_of(content))
 
 
@@ -78,27 +88,27 @@ def put(files: dict[str, bytes], here: Path) -> Path:
 
 
 @given(data=st.data())
-@fuzzed
+@fuzz_settings
 def test_models(data: st.DataObject) -> None:
     held = model()
     name = data.draw(st.sampled_from([*held]))
     with folder() as here:
         put(held | {name: data.draw(spoiled_file(name, held[name]))}, here)
-        read(model_directory.load, here)
-        read(model_directory.log_of, here)
+        call_reader(model_directory.load, here)
+        call_reader(model_directory.log_of, here)
 
 
 ARCHITECTURE = real_models.config("llama", 2).to_dict() | {"architectures": ["LlamaForCausalLM"]}
 
 
 @given(data=st.data())
-@fuzzed
+@fuzz_settings
 def test_architectures(data: st.DataObject) -> None:
     """As `calibrate layers` reads them, which builds a model of one that it takes."""
     with folder() as here:
-        content = st.one_of(json_of(ARCHITECTURE).map(written).map(str.encode), bytes_of(written(ARCHITECTURE).encode()))
+        content = st.one_of(json_of(ARCHITECTURE).map(to_json).map(str.encode), bytes_of(to_json(ARCHITECTURE).encode()))
         (here / "config.json").write_bytes(data.draw(content))
-        read(architectures.architecture, str(here / "config.json"))
+        call_reader(architectures.architecture, str(here / "config.json"))
 
 
 @lru_cache(maxsize=1)
@@ -109,13 +119,13 @@ def loaded() -> model_directory.Loaded:
 
 
 @given(data=st.data())
-@fuzzed
+@fuzz_settings
 def test_heads(data: st.DataObject) -> None:
     with folder() as here:
         path = here / model_directory.HEADS
         path.write_bytes(data.draw(tensors_of(model()[model_directory.HEADS])))
-        read(exit_heads.about, path)
-        read(exit_heads.of, loaded(), path)
+        call_reader(exit_heads.about, path)
+        call_reader(exit_heads.heads_of, loaded(), path)
 
 
 # --- work that was broken off ---
@@ -139,28 +149,28 @@ def work_of_six_steps() -> training.TrainingJob:
 def half_trained() -> bytes:
     """What is kept of it after some steps."""
     with folder() as here, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "KEEP_EVERY", 0.0)
+        patch.setattr(training, "SAVE_EVERY", 0.0)
         broken_off(work_of_six_steps().done, here / "some.kept", after=4)
         return (here / "some.kept").read_bytes()
 
 
 @given(data=st.data())
-@fuzzed
+@fuzz_settings
 def test_trainings_that_were_broken_off(data: st.DataObject) -> None:
     with folder() as here:
         kept = here / "some.kept"
         kept.write_bytes(data.draw(tensors_of(half_trained())))
-        read(partial(work_of_six_steps().done, kept, resume=True))
+        call_reader(partial(work_of_six_steps().done, kept, resume=True))
 
 
 @given(data=st.data())
-@fuzzed
+@fuzz_settings
 def test_sequences_of_an_interrupted_alignment(data: st.DataObject) -> None:
     with folder() as here:
         kept = here / "out.written"
         save_file({"texts": np.arange(12).reshape(3, 4)}, kept, {"settings": "{}"})
         kept.write_bytes(data.draw(tensors_of(kept.read_bytes())))
-        read(partial(align_draft.kept_texts, kept, "{}", count=5, length=4, vocabulary=300))
+        call_reader(partial(align_draft.saved_sequences, kept, "{}", count=5, length=4, vocabulary=300))
 
 
 SAID = {
@@ -182,7 +192,7 @@ def work_of(kind: str) -> Callable[..., Any]:
     """What goes on with such work in a folder; all of it on a tiny model."""
     models = real_models.decoders("llama")
     if kind == "log":
-        return lambda here, **more: logging.make(here / "log.json", SAID, models["target"], PROMPTS, 3, group=1, **more)
+        return lambda here, **more: logging.write_log(here / "log.json", SAID, models["target"], PROMPTS, 3, group=1, **more)
     if kind == "quality":
         settings = [{"exit_layer": 3}, {"exit_layer": 4}, {"exit_layer": 5}]
         told = {"target_name": "tiny", "source": "measured"}
@@ -190,14 +200,14 @@ def work_of(kind: str) -> Callable[..., Any]:
             here / "rows.csv", told, "early_exit", models, PROMPTS, 3, settings, **more
         )  # fmt: skip
     plan = measure_runs.MeasurementPlan(
-        [measure_runs.Wanted("autoregressive", {}, prompt, str(prompt)) for prompt in PROMPTS], 3, 2
+        [measure_runs.PlannedDecoding("autoregressive", {}, prompt, str(prompt)) for prompt in PROMPTS], 3, 2
     )
     return lambda here, **more: measure_runs.measure(here / "runs.json", plan, models, **more)
 
 
 @pytest.mark.parametrize("kind", ["log", "quality", "runs"])
 @given(data=st.data())
-@fuzzed
+@fuzz_settings
 def test_work_that_was_broken_off(kind: str, data: st.DataObject) -> None:
     held = left(kind)
     name = data.draw(st.sampled_from([*held]))
@@ -208,13 +218,13 @@ def test_work_that_was_broken_off(kind: str, data: st.DataObject) -> None:
         if name.endswith(".parquet"):
             said = (here / name).with_suffix(".json")
             pair = {each.name: each.read_bytes() for each in (said, here / name)}
-            spoiled(data, pair, said.stem, pl.read_parquet(here / name), said.parent)
+            write_mutated_pair(data, pair, said.stem, pl.read_parquet(here / name), said.parent)
         elif name.endswith(".jsonl"):
             (here / name).write_bytes(data.draw(rows_of(held[name].decode().splitlines())))
         else:
-            said_ = json_of(json.loads(held[name])).map(written).map(str.encode)
+            said_ = json_of(json.loads(held[name])).map(to_json).map(str.encode)
             (here / name).write_bytes(data.draw(st.one_of(said_, bytes_of(held[name]))))
-        read(partial(work_of(kind), here, resume=True))
+        call_reader(partial(work_of(kind), here, resume=True))
 
 
 @lru_cache(maxsize=1)
@@ -228,7 +238,7 @@ def raw() -> list[str]:
 
 
 @given(data=st.data())
-@fuzzed
+@fuzz_settings
 def test_raw_rows(data: st.DataObject) -> None:
     said = json.loads(raw()[0])
     with folder() as here:
@@ -239,7 +249,7 @@ def test_raw_rows(data: st.DataObject) -> None:
             rows.done()
             best = SimpleNamespace(best={name: said[name] for name in profile_from_timings.CEILINGS})
             profile_from_timings.write(
-                profile_from_timings.Open(None, rows, None, "x", best), ["eager", "interpreter"], here / "out"
+                profile_from_timings.TimedModel(None, rows, None, "x", best), ["eager", "interpreter"], here / "out"
             )
 
-        read(gone_on)
+        call_reader(gone_on)

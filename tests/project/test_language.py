@@ -12,14 +12,9 @@ ROOT = Path(__file__).parents[2]
 ALLOWED: dict[str, set[str]] = {
     "calibrate/family/align_draft.py": {"texts"},  # a key of saved files
     "calibrate/family/corpus.py": {"texts"},  # a variable within a string
-    "calibrate/measured_runs/measure_runs.py": {"beside"},  # a parameter
     "model/base/renamed_keys.py": {"beside", "texts"},  # keys of earlier versions
-    "model/logs/spans.py": {"beside"},  # a function
-    "model/methods/speculative/rates_from_logs.py": {"coins"},  # a function
     "tests/calibrate/test_align_draft.py": {"texts"},
-    "tests/calibrate/test_interleaved_profiles.py": {"texts"},
     "tests/calibrate/test_layers_command.py": {"nobody"},
-    "tests/calibrate/test_run_command.py": {"beside"},
     "tests/project/test_fuzzed_models.py": {"texts"},
     "tests/project/test_renamed_keys.py": {"texts"},
 }
@@ -28,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
 
 def test_words_of_a_private_language_are_not_used() -> None:
     folders = [ROOT / each for each in (*plain_words.PACKAGES, *plain_words.PAGES)]
-    places = [place for place in plain_words.places(folders) if place.path != Path(__file__)]
+    places = [place for place in plain_words.occurrences(folders) if place.path != Path(__file__)]
     found = [place for place in places if place.word not in ALLOWED.get(str(place.path.relative_to(ROOT)), ())]
     assert not found, "\n".join(map(str, found))
 
@@ -47,4 +42,4 @@ def test_words_are_found_in_comments_strings_and_names(
     monkeypatch.setattr(plain_words, "ROOT", tmp_path)
     path = tmp_path / "test_made.py"
     path.write_text(text + "\n")
-    assert [place.word for place in plain_words.places([path])] == words
+    assert [place.word for place in plain_words.occurrences([path])] == words

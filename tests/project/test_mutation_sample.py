@@ -60,7 +60,7 @@ def test_a_draw_is_repeated_by_its_seed_and_every_fault_changes_its_file() -> No
     faults = drawn("figures", 8, 3, two)
     assert faults == drawn("figures", 8, 3, two)
     assert faults != drawn("figures", 8, 4, two)
-    assert {fault.path for fault in faults} <= {"figures/of_papers/deck_speedups.py", "figures/common/point_names.py"}
+    assert {fault.path for fault in faults} <= {"figures/of_papers/slides_speedups.py", "figures/common/point_names.py"}
     for fault in faults:
         before = (ROOT / fault.path).read_text(encoding="utf-8")
         assert ast.unparse(ast.parse(before)) + "\n" != fault.source

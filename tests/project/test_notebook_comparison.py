@@ -13,14 +13,14 @@ from matplotlib.figure import Figure
 
 from model.hardware import profile_files
 from model.logs import measured_runs
-from tests.support.comparisons import every
+from tests.support.comparisons import example_runs
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "predicted_against_real.ipynb"
 
 
 def made(folder: Path) -> Path:
     """Runs with the profiles of their measurement session in the same folder."""
-    found, profiles = every()
+    found, profiles = example_runs()
     files = {role: profile_files.save(each, folder).name for role, each in profiles.items()}
     return measured_runs.save(dataclasses.replace(found, about=dict(found.about) | {"profiles": files}), folder / "some.json")
 

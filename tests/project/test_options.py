@@ -22,14 +22,14 @@ import typer
 from typer.testing import CliRunner
 
 from calibrate.commands.calibrate_app import app as calibrate_app
-from calibrate.decode.position_logging import Spent
+from calibrate.decode.position_logging import LogSeconds
 from calibrate.family import training as family
 from calibrate.interpreters.in_one_process import Sampling
 from calibrate.timing.single_pass import Effort
 from model.base.checks import ParameterError
 from sim.commands.sim_app import app as sim_app
 from sim.runs import sweep
-from tests.support.recorded_calls import APPS, ReachedError, Record, no_bar, ran
+from tests.support.recorded_calls import APPS, ReachedError, Record, no_progress_bar, run_until_work
 
 TESTS = {path.name: path for path in Path(__file__).parents[1].rglob("test_*.py")}
 
@@ -45,17 +45,17 @@ def record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Record:
     """What commands on real models call before and around their work."""
     monkeypatch.chdir(tmp_path)
     found = Record(monkeypatch)
-    found.replace("calibrate.commands.common_options.placed", "there")
-    found.replace("calibrate.commands.common_options._bar", lambda quiet, what: no_bar())
+    found.replace("calibrate.commands.common_options.prepare_device", "there")
+    found.replace("calibrate.commands.common_options._bar", lambda quiet, what: no_progress_bar())
     found.replace("calibrate.loading.load_models.models", lambda named, **_: {role: SimpleNamespace(**MODELS) for role in named})
     found.replace("calibrate.loading.load_models.use_heads", (3, 5))
     found.replace("calibrate.loading.load_models.use_heads_of", "heads read")
-    found.replace("calibrate.loading.load_models.begun", BEGUN)
-    found.replace("calibrate.loading.load_models.heads_beside", Path("nowhere"))
-    found.replace("calibrate.decode.real_decoding.check_text", None)
+    found.replace("calibrate.loading.load_models.tokenize", BEGUN)
+    found.replace("calibrate.loading.load_models.heads_path", Path("nowhere"))
+    found.replace("calibrate.decode.real_decoding.check_prompt", None)
     found.replace("calibrate.loading.prompts.load", PROMPTS)
     found.replace("calibrate.workers.model_processes.started", contextlib.nullcontext("the processes"))
-    found.replace("calibrate.family.corpus.own", CORPUS)
+    found.replace("calibrate.family.corpus.corpus_of_files", CORPUS)
     found.replace(
         "calibrate.family.model_directory.load", lambda **given: SimpleNamespace(name=given["model"], folder=Path(given["model"]))
     )
@@ -76,8 +76,8 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
                 "corpus": CORPUS, "folder": Path("out"), "device": "there", "resume": True, "report": "a bar",
             },
             "calibrate.family.make_model.tokenizer_of": {"folder": Path("out"), "size": 300},
-            "calibrate.family.corpus.own": {"path": Path("notes")},
-            "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.family.corpus.corpus_of_files": {"path": Path("notes")},
+            "calibrate.commands.common_options.prepare_device": {"device": "cuda:1", "threads": 3},
             "calibrate.commands.common_options._bar": {"quiet": True},
         },
     ),
@@ -90,7 +90,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
                 "corpus": CORPUS, "path": Path("some.heads"), "layers": (2, 4), "resume": True, "report": "a bar",
             },
             "calibrate.family.model_directory.load": {"model": "big"},
-            "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.common_options.prepare_device": {"device": "cuda:1", "threads": 3},
             "calibrate.commands.common_options._bar": {"quiet": True},
         },
     ),
@@ -104,7 +104,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
                 },
                 "target": {"name": "big"}, "draft": {"name": "small"}, "corpus": CORPUS, "resume": True, "report": "a bar",
             },
-            "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.common_options.prepare_device": {"device": "cuda:1", "threads": 3},
             "calibrate.commands.common_options._bar": {"quiet": True},
         },
     ),
@@ -117,7 +117,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
                 "named": {"target": "big", "draft": "small", "medium": "middle"}, "device": "there", "dtype": "float64",
             },
             "calibrate.loading.prompts.load": {"where": "notes", "template": "squad", "limit": 4},
-            "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.common_options.prepare_device": {"device": "cuda:1", "threads": 3},
             "calibrate.workers.model_processes.started": {
                 "replicas": {
                     "target": {"model": "big", "device": "there", "dtype": "float64"}, "draft": {"model": "small"},
@@ -138,15 +138,15 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
     "calibrate log": (
         "--target big --draft small --heads some.heads --prompts notes --template squad --limit 4 --prompt-tokens 2 --tokens 12"
         f" --sample --temperature 0.5 --top-k 6 --top-p 0.75 --resume -o log.json {REAL}",
-        "calibrate.decode.position_logging.make",
+        "calibrate.decode.position_logging.write_log",
         {
             "calibrate.loading.load_models.models": {"named": {"target": "big", "draft": "small"}, "device": "there",
                 "dtype": "float64"},
             "calibrate.loading.load_models.use_heads": {"path": Path("some.heads")},
             "calibrate.loading.prompts.load": {"where": "notes", "template": "squad", "limit": 4, "seed": 9},
-            "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.common_options.prepare_device": {"device": "cuda:1", "threads": 3},
             "calibrate.commands.common_options._bar": {"quiet": True},
-            "calibrate.decode.position_logging.make": {
+            "calibrate.decode.position_logging.write_log": {
                 "out": Path("log.json"), "prompts": [[5, 6]], "tokens": 12, "seed": 9, "resume": True, "report": "a bar",
                 "sampling": {"temperature": 0.5, "top_k": 6, "top_p": 0.75}, "draft": MODELS["decoder"],
             },
@@ -162,7 +162,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
                 "dtype": "float64"},
             "calibrate.loading.load_models.use_heads_of": {"where": "big", "heads": "some.heads"},
             "calibrate.loading.prompts.load": {"where": "notes", "template": "squad", "limit": 4, "seed": 9},
-            "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.common_options.prepare_device": {"device": "cuda:1", "threads": 3},
             "calibrate.commands.common_options._bar": {"quiet": True},
             "calibrate.decode.output_quality.measure": {
                 "out": Path("rows.csv"), "prompts": [[5, 6]], "tokens": 12, "resume": True, "report": "a bar", "method": "bild",
@@ -175,11 +175,11 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
         " --forced acceptance_rate=0.3,0.7 --unit-kind processes --prompts notes --limit 4 --prompt-tokens 2 --tokens 12 --repeats"
         " 5"
         f" --mode cuda-graph --gpus cuda:1,cuda:2 --resume -o runs.json {REAL}",
-        "calibrate.commands.run_command.measured",
+        "calibrate.commands.run_command.measure_plan",
         {
-            "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.common_options.prepare_device": {"device": "cuda:1", "threads": 3},
             "calibrate.commands.common_options._bar": {"quiet": True},
-            "calibrate.commands.run_command.measured": {
+            "calibrate.commands.run_command.measure_plan": {
                 "written": {
                     "run": {
                         "model": "big", "draft": "small", "medium": "middle", "heads": "some.heads", "tokens": 12, "repeats": 5,
@@ -307,7 +307,7 @@ def has(given: Any, expected: Any) -> bool:
 def test_options_reach_the_work(command: str, record: Record) -> None:
     words, work, expected = CASES[command]
     record.replace(work)
-    ran(command, words)
+    run_until_work(command, words)
     for function, arguments in expected.items():
         for name, value in arguments.items():
             assert has(record.calls[function][name], value), (function, name, record.calls[function][name])
@@ -318,7 +318,7 @@ def test_flags_are_off_by_default(command: str, record: Record) -> None:
     words, expected = LEFT_OUT[command]
     work = CASES[command][1]
     record.replace(work)
-    ran(command, words)
+    run_until_work(command, words)
     for name, value in expected.items():
         assert has(record.calls[work][name], value), (name, record.calls[work][name])
     for function in record.calls:
@@ -336,15 +336,17 @@ def test_flags_are_off_by_default(command: str, record: Record) -> None:
 
 
 def test_options_of_a_run_reach_it(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
-    record.replace("sim.commands.sim_app._progress", lambda quiet: no_bar())
+    record.replace("sim.commands.sim_app._progress", lambda quiet: no_progress_bar())
     record.replace("sim.runs.sweep.run")
-    ran("sim run", "s.toml -o out -j 3 --resume --yes -q --view formula,events --replications 5 --seed 7 --set a=1 --set b=2"
-        " --sweep c=1,2")  # fmt: skip
+    run_until_work(
+        "sim run", "s.toml -o out -j 3 --resume --yes -q --view formula,events --replications 5 --seed 7 --set a=1 --set b=2"
+        " --sweep c=1,2",
+    )  # fmt: skip
     given = {"out": Path("out"), "jobs": 3, "resume": True, "yes": True, "progress": "a bar"}
     overrides = {"set": ["a=1", "b=2"], "sweep": ["c=1,2"], "views": ["formula", "events"], "replications": 5, "seed": 7}
     assert record.calls["sim.runs.sweep.run"] == {"source": "s.toml", **given, "overrides": overrides}
     assert record.calls["sim.commands.sim_app._progress"] == {"quiet": True}
-    ran("sim run")
+    run_until_work("sim run")
     given = dict.fromkeys(("out", "jobs"), None) | {"resume": False, "yes": False, "progress": "a bar", "source": None}
     overrides = {"set": [], "sweep": [], "views": None, "replications": None, "seed": None}
     assert record.calls["sim.runs.sweep.run"] == {**given, "overrides": overrides}
@@ -456,17 +458,17 @@ def test_methods_from_outside_hold_while_a_command_runs(command: str, record: Re
     places = {
         "sim run": ("sim.runs.sweep.run", "s.toml"), "sim lint": ("sim.runs.sweep.resolve", "s.toml"),
         "sim trace": ("sim.runs.trace.described", "s.toml"), "sim compare": ("sim.comparison.run_comparison.of_file", "runs.json"),
-        "calibrate run": ("calibrate.commands.run_command.measured", "autoregressive -o runs.json"),
+        "calibrate run": ("calibrate.commands.run_command.measure_plan", "autoregressive -o runs.json"),
     }  # fmt: skip
     place, words = places[command]
 
     def work(**_: Any) -> None:
-        seen.append([*registry.allowed()])
+        seen.append([*registry.allowed_modules()])
         raise ReachedError
 
     record.replace(place, work)
-    ran(command, f"{words} --methods model.methods.autoregressive.algorithm")
-    ran(command, words)
+    run_until_work(command, f"{words} --methods model.methods.autoregressive.algorithm")
+    run_until_work(command, words)
     assert seen == [["model.methods.autoregressive.algorithm"], []]
 
 
@@ -501,7 +503,7 @@ QUICK: dict[str, dict[str, Any]] = {
 def test_quick_is_a_little_of_the_work(command: str, record: Record) -> None:
     work = CASES[command][1]
     record.replace(work)
-    ran(command, f"{LEFT_OUT[command][0]} --quick")
+    run_until_work(command, f"{LEFT_OUT[command][0]} --quick")
     assert has(record.calls[work], QUICK[command]), record.calls[work]
 
 
@@ -563,7 +565,7 @@ ANSWERS: dict[str, tuple[str, Any, list[str], dict[str, Any]]] = {
         ALIGNED | {"folder": "out"},
     ),
     "calibrate log": (
-        "", (SimpleNamespace(table=SimpleNamespace(height=7)), Spent(1.0, 0.5, 0.0, 0.25)),
+        "", (SimpleNamespace(table=SimpleNamespace(height=7)), LogSeconds(1.0, 0.5, 0.0, 0.25)),
         [
             "log.json: 7 positions of 1 sequences",
             "  writing            1.00 s    57%   measured", "  heads              0.50 s    29%   measured",
@@ -657,24 +659,25 @@ def test_a_figure_that_has_no_room_is_told(record: Record) -> None:
 def test_what_a_table_is_of_is_said_in_its_rows(record: Record) -> None:
     """Names and checksums of the models, the heads that were read, prompts, type and seed: columns of `calibrate quality`."""
     record.replace("calibrate.decode.output_quality.measure")
-    record.replace("calibrate.commands.log_command.prompted", [("one", [1, 2, 3])])
+    record.replace("calibrate.commands.log_command.tokenized_prompts", [("one", [1, 2, 3])])
     for prompts, called in ((["--prompts", "a/notes.json"], "notes.json"), ([], "held-out standard library")):
-        ran("calibrate quality", f"bild --model big --draft small --set fallback_threshold=1 --seed 3 -o a.csv {' '.join(prompts)}")
+        words = f"bild --model big --draft small --set fallback_threshold=1 --seed 3 -o a.csv {' '.join(prompts)}"
+        run_until_work("calibrate quality", words)
         models = {f"{role}_{key}": value for role in ("target", "draft") for key, value in (("name", "made"), ("checksum", "0"))}
-        assert record.calls["calibrate.decode.output_quality.measure"]["said"] == models | {
+        assert record.calls["calibrate.decode.output_quality.measure"]["description"] == models | {
             "heads": "heads read", "dtype": "float32", "prompts": called, "seed": 3, "source": "measured",
         }  # fmt: skip
         asked = {"limit": 20, "length": 64, "seed": 3, "template": None}
-        assert has(record.calls["calibrate.commands.log_command.prompted"], asked)
+        assert has(record.calls["calibrate.commands.log_command.tokenized_prompts"], asked)
 
 
 def test_what_a_log_is_of_is_said_in_it(record: Record) -> None:
     """Models with shapes and heads, prompts as tokens, and sampling; prompts of the family by default."""
-    record.replace("calibrate.decode.position_logging.make")
-    record.replace("calibrate.commands.log_command.prompted", [("one", [1, 2, 3]), ("two", [4])])
+    record.replace("calibrate.decode.position_logging.write_log")
+    record.replace("calibrate.commands.log_command.tokenized_prompts", [("one", [1, 2, 3]), ("two", [4])])
     model = {"name": "made", "checksum": "0", "layers": 8, "vocabulary": 99}
-    ran("calibrate log", "--target big --draft small --heads a/some.heads --sample --top-k 4 -o a.json")
-    said = record.calls["calibrate.decode.position_logging.make"]["said"]
+    run_until_work("calibrate log", "--target big --draft small --heads a/some.heads --sample --top-k 4 -o a.json")
+    said = record.calls["calibrate.decode.position_logging.write_log"]["description"]
     assert said | {"versions": 0, "date": 0} == {
         "dtype": "float32", "versions": 0, "date": 0, "target": model, "draft": model, "max_tokens": 64, "seed": 0,
         "heads": {"file": "some.heads", "layers": [3, 5]}, "sampling": vars(Sampling(top_k=4)),
@@ -682,15 +685,16 @@ def test_what_a_log_is_of_is_said_in_it(record: Record) -> None:
     }  # fmt: skip
     assert said["date"] == datetime.now(tz=UTC).date().isoformat()
     asked = {"where": None, "limit": 200, "length": 64, "seed": 0, "template": None}
-    assert has(record.calls["calibrate.commands.log_command.prompted"], asked)
-    ran("calibrate log", "--target big -o a.json")
-    said = record.calls["calibrate.decode.position_logging.make"]["said"]
+    assert has(record.calls["calibrate.commands.log_command.tokenized_prompts"], asked)
+    run_until_work("calibrate log", "--target big -o a.json")
+    said = record.calls["calibrate.decode.position_logging.write_log"]["description"]
     assert (said["heads"], said["draft"], said["sampling"]) == (None, None, None)
-    ran("calibrate log", "--target family -o a.json")  # the bundled family has its own draft
+    run_until_work("calibrate log", "--target family -o a.json")  # the bundled family has its own draft
     assert record.calls["calibrate.loading.load_models.models"]["named"].keys() == {"target", "draft"}
     Path("nowhere").touch()  # heads next to the target are read too
-    ran("calibrate log", "--target big -o a.json")
-    assert record.calls["calibrate.decode.position_logging.make"]["said"]["heads"] == {"file": "nowhere", "layers": [3, 5]}
+    run_until_work("calibrate log", "--target big -o a.json")
+    described = record.calls["calibrate.decode.position_logging.write_log"]["description"]
+    assert described["heads"] == {"file": "nowhere", "layers": [3, 5]}
 
 
 def test_prompts_keep_their_last_tokens_and_chats_all(record: Record) -> None:
@@ -699,8 +703,8 @@ def test_prompts_keep_their_last_tokens_and_chats_all(record: Record) -> None:
     target: Any = SimpleNamespace(tokenizer=SimpleNamespace(backend_tokenizer="a tokenizer"))
     record.replace("calibrate.loading.prompts.held_out", PROMPTS)
     for where, template, ids in ((None, None, [5, 6]), ("notes", "none", [5, 6]), ("notes", "chat", [1, 2, 3, 4, 5, 6])):
-        assert log_command.prompted(where, template, 7, 2, 9, target) == [("one", ids)]
-        assert record.calls["calibrate.loading.load_models.begun"] == {
+        assert log_command.tokenized_prompts(where, template, 7, 2, 9, target) == [("one", ids)]
+        assert record.calls["calibrate.loading.load_models.tokenize"] == {
             "target": target, "text": "a text", "name": "one", "chat": template == "chat",
         }  # fmt: skip
     assert record.calls["calibrate.loading.prompts.held_out"] == {
@@ -711,7 +715,7 @@ def test_prompts_keep_their_last_tokens_and_chats_all(record: Record) -> None:
                         (("notes", None, 0, 2, 9), "limit must be at least 1, got 0"),
                         (("notes", None, 7, 0, 9), "prompt_tokens must be at least 1, got 0")):  # fmt: skip
         with pytest.raises(ParameterError, match=said):
-            log_command.prompted(*wrong, target)  # type: ignore[arg-type]
+            log_command.tokenized_prompts(*wrong, target)  # type: ignore[arg-type]
 
 
 def test_bundled_profiles_are_named_as_they_are_written(record: Record) -> None:
@@ -728,18 +732,18 @@ def test_options_change_a_plan(record: Record) -> None:
     Path("plan.toml").write_text(
         '[run]\nmodel = "big"\ntokens = 5\nrepeats = 9\n[[method]]\nname = "speculative"\ndraft_length = 2\n', encoding="utf-8"
     )
-    record.replace("calibrate.commands.run_command.measured")
-    ran("calibrate run", "--plan plan.toml --tokens 6 --seed 3 -o runs.json")
+    record.replace("calibrate.commands.run_command.measure_plan")
+    run_until_work("calibrate run", "--plan plan.toml --tokens 6 --seed 3 -o runs.json")
     written = {
         "run": {"model": "big", "tokens": 6, "repeats": 9, "seed": 3},
         "choices": [{"method": "speculative", "settings": {"draft_length": 2}, "rates": None, "unit_kind": None}],
     }
-    assert has(record.calls["calibrate.commands.run_command.measured"]["written"], written)
+    assert has(record.calls["calibrate.commands.run_command.measure_plan"]["written"], written)
 
 
 def test_attention_of_another_engine(record: Record) -> None:
     record.replace("calibrate.importers.aiconfigurator.read")
-    ran("calibrate import aiconfigurator", "data --gpu h100 --engine a/1 --attention b/2 --name mine --unit us -o out")
+    run_until_work("calibrate import aiconfigurator", "data --gpu h100 --engine a/1 --attention b/2 --name mine --unit us -o out")
     given = {"gpu": "h100", "engine": "a/1", "attention": "b/2", "name": "mine", "unit": "us", "commit": ""}
     assert record.calls["calibrate.importers.aiconfigurator.read"] == {"folder": Path("data"), **given}
 

@@ -191,7 +191,7 @@ def test_a_plan_of_real_runs_imports_nothing_either(redundant: str, tmp_path: Pa
     done = CliRunner().invoke(calibrate_app, ["run", "--plan", str(plan), "-o", str(tmp_path / "runs.json")])
     assert done.exit_code == 2
     assert f"add --methods {redundant}" in done.stderr
-    with registry.allowing([redundant]):
+    with registry.allow_modules([redundant]):
         assert run_plan.read(plan).choices[0].settings == {"copies": 2}
 
 
@@ -237,7 +237,7 @@ def test_costs_of_a_method_from_outside(redundant: str, monkeypatch: pytest.Monk
     assert sim.run(scenario, methods=[redundant])["latency_layers"].to_list() == [60.0]
     with pytest.raises(ValueError, match=r"cost\.cost_ratio is used by no method that it is given for; leave it out$"):
         sim.run({**scenario, "cost": {"cost_ratio": 0.1}}, methods=[redundant])
-    with registry.allowing([redundant]):
+    with registry.allow_modules([redundant]):
         monkeypatch.setattr(registry.algorithm(redundant).Parameters, "COSTS", ("early_head",), raising=False)
     with pytest.raises(ValueError, match=r"cost\.promotion is used by no method that it is given for; leave it out$"):
         sim.run(scenario, methods=[redundant])

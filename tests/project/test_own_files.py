@@ -24,7 +24,7 @@ from model.hardware import devices
 from model.hardware.devices import DEVICES, Device
 from sim.commands.sim_app import app
 from sim.scenarios import scenario_file
-from tests.support.foreign_tables import copied
+from tests.support.foreign_tables import copy_tables
 
 
 def config_of(name: str, shape: Shape) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def written(folder_: Path, name: str, called: str = "", **more: Any) -> Path:
 def device_file(folder_: Path, like: str, **more: Any) -> Path:
     """A known device's file, with some of it changed."""
     path = folder_ / f"{like}-file.toml"
-    path.write_text(devices.written(replace(DEVICES[like], **more)))
+    path.write_text(devices.toml_text(replace(DEVICES[like], **more)))
     return path
 
 
@@ -76,18 +76,18 @@ def device_file(folder_: Path, like: str, **more: Any) -> Path:
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_config_gives_the_shape_of_its_preset(name: str, tmp_path: Path) -> None:
     path = written(tmp_path, name)
-    found = transformer.named(str(path))
-    assert found == PRESETS[name] == transformer.named(f"{path.parent}/") == transformer.named(name)
+    found = transformer.named_shape(str(path))
+    assert found == PRESETS[name] == transformer.named_shape(f"{path.parent}/") == transformer.named_shape(name)
     assert found.parameters == PRESETS[name].parameters
-    assert transformer.named(str(path), "float8") == transformer.named(name, "float8") == replace(found, dtype="float8")
+    assert transformer.named_shape(str(path), "float8") == transformer.named_shape(name, "float8") == replace(found, dtype="float8")
     assert transformer.label(str(path)) == transformer.label(str(path.parent)) == f"{name}-files"
 
 
 def test_a_type_that_neither_says_is_of_16_bits(tmp_path: Path) -> None:
     path = written(tmp_path, "opt-1.3b", torch_dtype=None)
-    assert transformer.named(str(path)).dtype == "bfloat16"
+    assert transformer.named_shape(str(path)).dtype == "bfloat16"
     written(tmp_path, "opt-1.3b", torch_dtype="float32")
-    assert transformer.named(str(path)).dtype == "float32"  # a file that was written again is read again
+    assert transformer.named_shape(str(path)).dtype == "float32"  # a file that was written again is read again
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_what_is_no_config_is_one_line(tmp_path: Path) -> None:
         assert len(done.stderr.splitlines()) == 1
     for name in ("lama-2-7b", 5, None, ["gpt2"]):
         with pytest.raises(ParameterError, match=r"unknown draft_shape .*; or give the path of a config\.json"):
-            transformer.named(name, key="draft_shape")
+            transformer.named_shape(name, key="draft_shape")
 
 
 # --- devices ---
@@ -150,7 +150,7 @@ RATES = st.dictionaries(st.sampled_from([*BYTES]), NUMBERS.pop("rates"), min_siz
 
 @given(st.builds(Device, name=st.just("mine"), source=st.text(max_size=40).filter(str.isprintable), rates=RATES, **NUMBERS))
 def test_written_devices_are_read_again(of: Device) -> None:
-    found = Device(**tomllib.loads(devices.written(of)))
+    found = Device(**tomllib.loads(devices.toml_text(of)))
     assert (found.name, found.source) == (of.name, of.source)
     for name in NUMBERS:
         assert getattr(found, name) == pytest.approx(getattr(of, name), rel=1e-11)
@@ -159,7 +159,7 @@ def test_written_devices_are_read_again(of: Device) -> None:
 
 def test_a_device_without_a_name_is_called_after_its_file(tmp_path: Path) -> None:
     path = tmp_path / "b200.toml"
-    whole = tomllib.loads(devices.written(DEVICES["h200"]))
+    whole = tomllib.loads(devices.toml_text(DEVICES["h200"]))
     numbers = [f"{key} = {value}" for key, value in whole.items() if key not in ("name", "source", "rates")]
     path.write_text("\n".join([*numbers, "[rates]", "bfloat16 = 2e15"]))
     made = devices.device(str(path))
@@ -186,7 +186,7 @@ def test_a_device_without_a_name_is_called_after_its_file(tmp_path: Path) -> Non
 )
 def test_a_device_that_is_none_is_one_line(old: str, new: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    text = devices.written(DEVICES["h100"])
+    text = devices.toml_text(DEVICES["h100"])
     assert old in text
     path.write_text(text.replace(old, new, 1))
     running = ["run", "hardware-compare", "--set", f"cost.device={path}", "-o", str(tmp_path / "out")]
@@ -275,7 +275,7 @@ def test_files_are_next_to_the_scenario_and_identify_the_run(tmp_path: Path, mon
     assert found["cost.device"].to_list() == ["a100", "there/a100-file.toml", "there/a40-file.toml"]
     marks = {scenario_file.fingerprint(scenario_file.load("there/own.toml"))}
     for change in (
-        lambda: gpu.write_text(devices.written(replace(DEVICES["a100"], bandwidth=1e12, name="other"))),
+        lambda: gpu.write_text(devices.toml_text(replace(DEVICES["a100"], bandwidth=1e12, name="other"))),
         lambda: device_file(there, "a40", bandwidth=5e11),
         lambda: written(there, "opt-1.3b", torch_dtype="float16"),
     ):
@@ -297,7 +297,7 @@ def test_files_are_next_to_the_scenario_and_identify_the_run(tmp_path: Path, mon
 
 
 def test_importers_take_files_for_names(tmp_path: Path) -> None:
-    folder = copied(tmp_path)
+    folder = copy_tables(tmp_path)
     # Some rows are of a model by its name: that of the folder, in any case.
     model = str(written(tmp_path, "llama-2-7b", "Llama-2-7b-hf", torch_dtype="float32"))
     gpu = str(device_file(tmp_path, "a100", name="my-gpu"))
@@ -323,7 +323,7 @@ def test_importers_take_files_for_names(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    for name, read in {"x.toml": devices.device, "x.json": transformer.named}.items():
+    for name, read in {"x.toml": devices.device, "x.json": transformer.named_shape}.items():
         os.mkfifo(tmp_path / name)
         with pytest.raises(ParameterError, match="must be a regular file"):
             read(str(tmp_path / name))
@@ -341,10 +341,10 @@ def test_any_model_and_any_device_is_one_or_is_refused_in_a_line(tmp_path: Path,
     for key in data.draw(st.lists(st.sampled_from([*config, "head_dim", "num_experts", "attention_bias", "dtype"]), max_size=3)):
         config[key] = data.draw(VALUES)
     model = data.draw(st.just(json.dumps(config).encode()) | st.binary(max_size=60))
-    lines = devices.written(DEVICES["h100"]).splitlines()
+    lines = devices.toml_text(DEVICES["h100"]).splitlines()
     lines[data.draw(st.integers(0, len(lines) - 1))] = data.draw(st.text(max_size=20))
     gpu = data.draw(st.just("\n".join(lines).encode(errors="replace")) | st.binary(max_size=60))
-    for name, content, read in (("x.json", model, transformer.named), ("x.toml", gpu, devices.device)):
+    for name, content, read in (("x.json", model, transformer.named_shape), ("x.toml", gpu, devices.device)):
         (tmp_path / name).write_bytes(content)
         try:
             assert read(str(tmp_path / name)) is not None

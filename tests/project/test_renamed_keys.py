@@ -56,7 +56,7 @@ def test_an_old_name_is_known_nowhere_and_the_new_one_somewhere(old: str, new: s
 
 @pytest.mark.parametrize("known", KNOWN)
 def test_a_name_that_is_known_is_none_of_the_old_ones(known: str) -> None:
-    assert [name for name in KNOWN[known] if renamed_keys.now(name, KNOWN[known]) is not None] == []
+    assert [name for name in KNOWN[known] if renamed_keys.current_name(name, KNOWN[known]) is not None] == []
 
 
 @pytest.mark.parametrize(("name", "key", "value", "new"), [
@@ -78,7 +78,7 @@ def test_a_plan_with_an_old_name_is_refused_by_the_new_one() -> None:
         ({"method": [method], "profile": {"together": [1]}}, "unknown key profile.together; it is now batched_widths"),
     ):
         with pytest.raises(ParameterError, match=f"^{message}$"):
-            run_plan.of(plan)
+            run_plan.from_tables(plan)
 
 
 @pytest.mark.parametrize(("words", "old"), [

@@ -170,8 +170,9 @@ def test_disagreement_beyond_the_bound_for_many_points_is_reported() -> None:
                "tokens_per_round": 2.0, "draft_acceptance_rate": 0.5}  # fmt: skip
     expected = {"latency_layers": 100.0, "busy_layers": 90.0, "mean_busy_units_per_run": 0.9, "rounds": case.outputs / 2,
                 "drafted": case.outputs}  # fmt: skip
-    most = {"latency_layers": time, "busy_layers": busy, "mean_busy_units_per_run": max(case.parameters.units, case.demand.units),
-            "rounds": case.outputs, "drafted": case.outputs * (gamma + 1)}  # fmt: skip
+    busiest = max(case.parameters.units, case.peak_demand.units)
+    most = {"latency_layers": time, "busy_layers": busy, "mean_busy_units_per_run": busiest, "rounds": case.outputs,
+            "drafted": case.outputs * (gamma + 1)}  # fmt: skip
     spread = {name: 0.01 * want for name, want in expected.items()}
 
     def told(off: dict[str, float], points: int = 7, **changes: Any) -> list[dict[str, Any]]:
@@ -182,7 +183,7 @@ def test_disagreement_beyond_the_bound_for_many_points_is_reported() -> None:
         latency, used, ratio = ("latency_layers", "busy_layers", "mean_busy_units_per_run")
         sums = Sums(count, total[latency], total[used], square[latency], square[used], 0.0, total[ratio], square[ratio])
         more = {f"{name}{end}": of[name] for name in ("rounds", "drafted") for end, of in (("", total), ("_square", square))}
-        return [*agreement.with_the_formula(3, case, {**formula, **changes}, sums, more, "paths", points)]
+        return [*agreement.simulated_against_formula(3, case, {**formula, **changes}, sums, more, "paths", points)]
 
     assert told({}) == []
     for points in (1, 7):
@@ -309,7 +310,7 @@ SLOW = ("ppd-figures-3-and-4", "ppd-batched", "early-exit", "bild", "compare", "
 
 def agrees(name: str, seed: int, folder: Path, **more: Any) -> None:
     report = sweep.run(name, out=folder / f"{name}-{seed}", seed=seed, jobs=1, **more)
-    assert [agreement.in_words(found) for found in report.disagreements] == []
+    assert [agreement.describe(found) for found in report.disagreements] == []
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -19,7 +19,7 @@ from sim.engine.events import Run, simulate
 from sim.scenarios import cases
 from sim.scenarios.cases import Case, contention
 from sim.views import evaluation
-from tests.support.position_costs import Scattered, growing
+from tests.support.position_costs import RandomCosts, growing
 
 Tables = dict[str, Any]
 QUARTERS = st.integers(0, 12).map(lambda number: number / 4)
@@ -54,7 +54,7 @@ def differs(here: Run, ample: Run) -> bool:
     """True if something waited, or the decoding differs from the one that formula and paths assume."""
     scale = 1e-9 * (1 + ample.latency)
     same = abs(here.latency - ample.latency) <= scale and abs(here.busy - ample.busy) <= scale * 100
-    return here.waited > scale or not same
+    return here.waiting_time > scale or not same
 
 
 @st.composite
@@ -84,7 +84,7 @@ def pipelined(draw: Any) -> Case:
 def test_contended_points_are_those_that_may_wait(case: Case) -> None:
     found = [differs(*pair) for pair in runs(case)]
     event(f"{case.parameters.form}: {case.contention and case.contention.partition(':')[0]}")
-    told = f"{case.parameters} {case.cost} {case.cluster} {case.settings.tokens} {case.contention} {case.demand}"
+    told = f"{case.parameters} {case.cost} {case.cluster} {case.settings.tokens} {case.contention} {case.peak_demand}"
     assert any(found) == case.contended, told
 
 
@@ -94,10 +94,10 @@ def test_contended_points_with_times_by_position(case: Case, seed: int) -> None:
     """Random times for each pass; increasing times for nested trees, where no process may overtake its parent."""
     layers, more = case.parameters.layers, {name: getattr(case.cost, name) for name in ("link", "dispatch", "promotion")}
     nested = case.parameters.form == "nested"
-    cost: Any = growing(layers, prompt=seed, **more) if nested else Scattered(layers, seed, **more)
+    cost: Any = growing(layers, prompt=seed, **more) if nested else RandomCosts(layers, seed, **more)
     case = replace(case, cost=cost)
     found = [differs(*pair) for pair in runs(case)]
-    told = f"{case.parameters} {case.cost} {case.cluster} {case.settings.tokens} {case.contention} {case.demand}"
+    told = f"{case.parameters} {case.cost} {case.cluster} {case.settings.tokens} {case.contention} {case.peak_demand}"
     assert any(found) == case.contended, told
 
 

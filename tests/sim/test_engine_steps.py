@@ -16,7 +16,7 @@ import sim
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
 from model.costs.pass_seconds import PassSeconds
-from model.hardware.cost_models import Served, pass_time, prompt_time, step_time
+from model.hardware.cost_models import WithEngineOverhead, pass_time, prompt_time, step_time
 from model.hardware.roofline import Roofline
 from model.methods.early_exit import algorithm as early_exit
 from model.methods.early_exit import theory
@@ -153,8 +153,8 @@ def test_backfilled_rows_and_deeper_tokens_have_no_step_overhead(fill: str, batc
     law, tokens, step = Depths([0.1, 0.3, 0.1, 0.2, 0.1, 0.2]), 20, 7.0
     without = growing(6, prompt=3, state_check=0.25)
     kernels = without.hardware("target")
-    given_ = replace(without, of={"target": Served(kernels, float(kernels.step().seconds) + step)})
-    free = replace(without, of={"target": Served(kernels, float(kernels.step().seconds))})
+    given_ = replace(without, hardware_models={"target": WithEngineOverhead(kernels, float(kernels.step().seconds) + step)})
+    free = replace(without, hardware_models={"target": WithEngineOverhead(kernels, float(kernels.step().seconds))})
     found = [float(theory.predict(choice, tokens, law, cost).latency) for cost in (free, given_)]
     assert found[1] - found[0] == pytest.approx(step * tokens, rel=1e-9)
     bounds = [theory.slowest(choice, tokens, cost)[0] for cost in (free, given_)]
@@ -185,7 +185,7 @@ def test_given_step_overhead_equals_a_measured_one() -> None:
     peaks = 2e12, 3e14
     both = [
         PassSeconds({"target": of(target), "draft": of(draft)}, prompt=50)
-        for of in (lambda shape: Stepping(shape, *peaks), lambda shape: Served(Roofline(shape, *peaks), 0.003))
+        for of in (lambda shape: Stepping(shape, *peaks), lambda shape: WithEngineOverhead(Roofline(shape, *peaks), 0.003))
     ]
     kernels = PassSeconds({"target": Roofline(target, *peaks), "draft": Roofline(draft, *peaks)}, prompt=50)
     at = np.arange(20)
@@ -201,7 +201,7 @@ def test_given_step_overhead_equals_a_measured_one() -> None:
 @given(st.integers(1, 8), st.integers(0, 500), st.integers(1, 16), st.floats(0, 10))
 def test_step_overhead_is_added_to_a_pass_on_hardware(width: int, context: int, batch: int, step: float) -> None:
     kernels = Roofline(preset("opt-125m"), 2e12, 3e14)
-    served = Served(kernels, step)
+    served = WithEngineOverhead(kernels, step)
     for heads in (None, 0, 1):
         pair = [float(pass_time(of, width, context, batch, heads=heads).seconds) for of in (served, kernels)]
         assert pair[0] - pair[1] == pytest.approx(step, abs=1e-12)

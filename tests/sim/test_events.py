@@ -467,7 +467,7 @@ class Shared(UnitCost):
 
     units_share = True
 
-    def among(self, others: int) -> float:
+    def slowdown_among(self, others: int) -> float:
         return 1.0 + 0.5 * others
 
 
@@ -516,7 +516,7 @@ def test_independent_units_take_unchanged_times(matches: tuple[bool, ...]) -> No
     class Alone(UnitCost):
         units_share = True
 
-        def among(self, others: int) -> float:
+        def slowdown_among(self, others: int) -> float:
             return 1.0
 
     choice = Parameters(6, 4, 2, "eager")

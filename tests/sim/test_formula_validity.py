@@ -19,7 +19,7 @@ from model.methods.formula_check import ComparedRuns, FormulaCheck, FormulaPoint
 from model.methods.ppd import theory as ppd
 from model.methods.speculative import theory as speculative
 from sim.comparison import formula_validity, run_comparison
-from tests.support.comparisons import LAYERS, PROMPT, decoded, every, profiles, runs_of
+from tests.support.comparisons import LAYERS, PROMPT, example_runs, profiles, record_decoding, synthetic_runs
 
 FLAT = profiles()
 """Assumptions of the papers: a pass takes one time per layer, for any number of tokens, and nothing else takes time."""
@@ -34,9 +34,9 @@ def rows(
     choices: Sequence[Choice], known: Mapping[str, Profile], clock: Mapping[str, Profile] = WIDE, tokens: int = 25, **more: Any
 ) -> pl.DataFrame:
     """Claims from runs of plain decoding and these settings, timed with profiles `clock` and predicted with profiles `known`."""
-    made = [decoded(name, tokens, rates, seed=3, **table) for name, table, rates in (PLAIN, *choices)]
+    made = [record_decoding(name, tokens, rates, seed=3, **table) for name, table, rates in (PLAIN, *choices)]
     units = [2 if each.method == "ppd" else 1 for each in made]
-    runs = runs_of(made, clock, **{"units": units, **more})
+    runs = synthetic_runs(made, clock, **{"units": units, **more})
     return formula_validity.limits(runs, run_comparison.compare(runs, known), known)
 
 
@@ -104,7 +104,7 @@ def test_simulation_uses_the_profile_and_not_the_measured_times() -> None:
 
 
 def test_cost_ratio_is_of_single_passes_and_alpha_is_counted() -> None:
-    made = decoded("speculative", 25, {"acceptance_rate": 0.6}, seed=3, draft_length=3)
+    made = record_decoding("speculative", 25, {"acceptance_rate": 0.6}, seed=3, draft_length=3)
     found = rows([drafting(3, 0.6)], SLOW).row(0, named=True)
     ratio = (3 + 5) / (12 + 5)  # milliseconds: layers, head and call of each model
     alpha = sum(accepted * count for (accepted, _), count in made.rounds.items())
@@ -174,9 +174,9 @@ def test_formula_of_bild_holds_without_confident_drafts() -> None:
 
 
 def test_rates_are_counted_from_reads() -> None:
-    never = decoded("bild", 40, {"fallback_rate": 0.0, "rollback_rate": 0.0})
+    never = record_decoding("bild", 40, {"fallback_rate": 0.0, "rollback_rate": 0.0})
     assert bild.counted_rates([never]) == (0.0, 0.0)
-    some = decoded("bild", 400, {"fallback_rate": 0.3, "rollback_rate": 0.1})
+    some = record_decoding("bild", 400, {"fallback_rate": 0.3, "rollback_rate": 0.1})
     fallback, rollback = bild.counted_rates([some])
     # Five standard errors of the reads (a false alarm in 1.7 million seeds), and at most .1 and .06, which this seed keeps.
     asked = Counter(each.question.kind for each in some.reads)
@@ -226,20 +226,20 @@ def test_formulas_need_several_processes_or_one_sequence() -> None:
 
 
 def test_prompts_without_plain_decoding_are_left_out() -> None:
-    drafted = [decoded("speculative", 24, {"acceptance_rate": 0.7}, seed, draft_length=3) for seed in (1, 2)]
-    made = [decoded("autoregressive", 24, {}), *drafted]
-    both = runs_of(made, WIDE, ["one", "one", "two"])
-    alone = runs_of(made[:2], WIDE, ["one", "one"])
+    drafted = [record_decoding("speculative", 24, {"acceptance_rate": 0.7}, seed, draft_length=3) for seed in (1, 2)]
+    made = [record_decoding("autoregressive", 24, {}), *drafted]
+    both = synthetic_runs(made, WIDE, ["one", "one", "two"])
+    alone = synthetic_runs(made[:2], WIDE, ["one", "one"])
     found, fewer = (formula_validity.limits(each, run_comparison.compare(each, WIDE), WIDE) for each in (both, alone))
     assert found.equals(fewer)
-    none = runs_of(made, WIDE, ["three", "one", "two"])
+    none = synthetic_runs(made, WIDE, ["three", "one", "two"])
     assert formula_validity.limits(none, run_comparison.compare(none, WIDE), WIDE).rows() == []
     assert formula_validity.limits(none, run_comparison.compare(none, WIDE), WIDE).columns == [*formula_validity.COLUMNS]
 
 
 def test_speed_up_is_over_all_prompts_together() -> None:
     """The ratio of the mean times per token, not the mean of speed-ups."""
-    found, known = every()
+    found, known = example_runs()
     table = run_comparison.compare(found, known)
     row = formula_validity.limits(found, table, known).filter(claim="verify", x=3).row(0, named=True)
     paces = []
@@ -254,8 +254,8 @@ def test_speed_up_is_over_all_prompts_together() -> None:
 def test_forced_rates_name_lines_unless_they_are_the_axis() -> None:
     made = [PLAIN, *[drafting(2, rate) for rate in (0.3, 0.9)]]
     made += [("bild", {}, {"fallback_rate": rate, "rollback_rate": 0.1}) for rate in (0.2, 0.6)]
-    decodings = [decoded(name, 24, rates, **table) for name, table, rates in made]
-    runs = runs_of(decodings, WIDE, rates=[rates for *_, rates in made])
+    decodings = [record_decoding(name, 24, rates, **table) for name, table, rates in made]
+    runs = synthetic_runs(decodings, WIDE, rates=[rates for *_, rates in made])
     found = formula_validity.limits(runs, run_comparison.compare(runs, WIDE), WIDE)
     assert found.filter(claim="verify")["series"].to_list() == ["acceptance_rate=0.3", "acceptance_rate=0.9"]
     assert found.filter(claim="bild")["series"].to_list() == ["rollback_rate=0.1"] * 2
@@ -264,15 +264,16 @@ def test_forced_rates_name_lines_unless_they_are_the_axis() -> None:
 
 def test_several_files_keep_their_names() -> None:
     one = rows([drafting(3, 0.7), skipping(6)], WIDE)
-    assert formula_validity.together(["a"], [one]).equals(one)
-    assert formula_validity.together(["a", "b"], [one, one])["series"].to_list() == ["a", "a max_layers=12", "b", "b max_layers=12"]
+    assert formula_validity.concatenate(["a"], [one]).equals(one)
+    two = formula_validity.concatenate(["a", "b"], [one, one])
+    assert two["series"].to_list() == ["a", "a max_layers=12", "b", "b max_layers=12"]
 
 
 def test_profile_of_another_machine_is_reported() -> None:
 
     other = {role: dataclasses.replace(each, facts=dict(each.facts) | {"name": "another"}) for role, each in WIDE.items()}
-    made = [decoded("autoregressive", 24, {}), decoded("speculative", 24, {"acceptance_rate": 0.7}, draft_length=3)]
-    runs = runs_of(made, WIDE)
+    made = [record_decoding("autoregressive", 24, {}), record_decoding("speculative", 24, {"acceptance_rate": 0.7}, draft_length=3)]
+    runs = synthetic_runs(made, WIDE)
     table = run_comparison.compare(runs, other, allow_mismatch=True)
     assert "ANOTHER machine" in formula_validity.limits(runs, table, other)["about"][0]
 
@@ -316,8 +317,8 @@ def test_slowdown_by_other_units_shows_in_passes() -> None:
 def test_cancelled_passes_are_left_out_of_the_bus_claim() -> None:
     """A cancelled pass of the main process took only part of its time: neither it nor concurrent passes count."""
     known = profiles(main_alone=1e-3, main_concurrent=1.5e-3)
-    made = [decoded(name, 25, rates, seed=3, **table) for name, table, rates in (PLAIN, PPD)]
-    runs = runs_of(made, profiles(), units=[1, 2], slower=1.5)
+    made = [record_decoding(name, 25, rates, seed=3, **table) for name, table, rates in (PLAIN, PPD)]
+    runs = synthetic_runs(made, profiles(), units=[1, 2], slower=1.5)
     held = runs.table["spans"].to_list()
     stopped = [
         [*each, {**each[0], "unit": 0, "what": "forward", "start": each[-1]["end"], "end": each[-1]["end"], "fate": "cancelled",

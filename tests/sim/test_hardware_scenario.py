@@ -266,7 +266,7 @@ def test_costs_depend_on_batch_and_devices_of_the_method(monkeypatch: pytest.Mon
     taking = {"dispatch": 1e-3, "dispatch_per_process": 2e-3, "link": 3e-3, "promotion": 4e-3, "state_check": 5e-3}
     in_seconds = {f"{name}_s": seconds for name, seconds in taking.items() if name != "state_check"} | {"dispatch_law": "tree"}
     several = {"sequences": 4, "batching": "static"}
-    for method, cost, law, batch, others_at, handed_over in (
+    for method, cost, law, batch, others_position, handed_over in (
         ({"name": "autoregressive", "sequences": 3}, ROOFLINE | {"prompt": 100}, None, 3, 16.0, 0),
         (drafting | {"sequences": 4, "batching": "lockstep"}, draft, ACCEPT, 4, None, 0),
         (drafting | several, draft | {"draft_step_s": 1e-3}, ACCEPT, 1, None, 0),
@@ -278,17 +278,17 @@ def test_costs_depend_on_batch_and_devices_of_the_method(monkeypatch: pytest.Mon
     ):  # fmt: skip
         rooms.clear()
         case = Grid(scenario(method, cost, law)).case(0)
-        assert case.priced is not None
+        assert case.hardware is not None
         tensor_parallel, prompt, sequences = cost.get("tensor_parallel", 1), cost.get("prompt", 512), method.get("sequences", 1)
-        for found, held in ((case.priced.cost, tensor_parallel), (case.priced.one_device, 1)):
+        for found, held in ((case.hardware.cost, tensor_parallel), (case.hardware.one_device, 1)):
             if found is None:
                 assert tensor_parallel == 1
                 continue
-            assert (found.prompt, found.batch, found.others_at, found.middle) == (prompt, batch, others_at, 16)
+            assert (found.prompt, found.batch, found.others_position, found.middle) == (prompt, batch, others_position, 16)
             target: Any = found.hardware("target")
             assert (target.tensor_parallel, target.step_s) == (held, cost.get("step_s", 0.0))
-        found = case.priced.cost
-        small: Any = found.of.get("draft")
+        found = case.hardware.cost
+        small: Any = found.hardware_models.get("draft")
         assert (small is None) == ("draft_shape" not in cost)
         if small is not None:
             assert (small.shape, small.tensor_parallel, small.step_s) == (preset("llama-68m"), 1, cost.get("draft_step_s", 0.0))
@@ -308,11 +308,11 @@ def test_costs_depend_on_batch_and_devices_of_the_method(monkeypatch: pytest.Mon
 
 def test_model_that_just_fits_is_compared_with_one_device(tmp_path: Path) -> None:
     """With the cache of all sequences at their end; with one byte less memory the speed-up over one device is null."""
-    needed = int(memory(preset("llama-68m"), 1.0, context=100 + 32, batch=3).needed)
+    needed = int(memory(preset("llama-68m"), 1.0, context=100 + 32, batch=3).required)
     for spare in (0, -1):
         path = tmp_path / f"device{spare}.toml"
         small = replace(DEVICES["a100"], name="small", memory_bytes=float(needed + spare))
-        path.write_text(devices.written(small), encoding="utf-8")
+        path.write_text(devices.toml_text(small), encoding="utf-8")
         cost = ROOFLINE | {"device": str(path), "shape": "llama-68m", "tensor_parallel": 2, "prompt": 100}
         (row,) = rows_of(scenario({"name": "autoregressive", "layers": 2, "sequences": 3}, cost, views=["formula"]))
         assert (row["speedup_over_one_device"] is None) == (spare < 0)
@@ -329,8 +329,8 @@ def test_draft_on_a_separate_device_shares_no_memory() -> None:
             drafting | {"placement": placement}, draft | {"tensor_parallel": tensor_parallel}, ACCEPT, views=["events"]
         )
         case = Grid(tables | ({} if units is None else {"cluster": {"units": units}})).case(0)
-        assert case.priced is not None
-        assert [each.draft_devices for each in (case.cost, case.priced.cost, *case.priced.ends)] == [share] * 4
+        assert case.hardware is not None
+        assert [each.draft_devices for each in (case.cost, case.hardware.cost, *case.hardware.ends)] == [share] * 4
 
 
 def test_split_layers_are_compared_with_one_device_equally_busy(tmp_path: Path) -> None:
@@ -418,7 +418,7 @@ def test_methods_may_override_single_shared_costs() -> None:
     whole = copy.deepcopy(tables)
     whole["method"][1]["cost"] = {"kind": "unit", "final_head": 1.0}
     del whole["sweep"]
-    assert Grid(whole).case(1).priced is None  # a table with a kind does not inherit
+    assert Grid(whole).case(1).hardware is None  # a table with a kind does not inherit
 
 
 H100 = {"kind": "profile", "profile": "h100-llama-2-13b"}

@@ -197,7 +197,7 @@ def test_greedy_output_is_the_large_models_and_stops(reading: str, gamma: int) -
 @pytest.mark.parametrize("reading", ["literal", "reuse"])
 @pytest.mark.parametrize(("gamma", "small", "medium"), [(3, 0.117, 0.5), (2, 0.05, 0.3), (7, 0.02, 0.7), (4, 0.1, 0.2)])
 def test_break_even_against_the_large_and_the_medium_model(reading: str, gamma: int, small: float, medium: float) -> None:
-    needed = float(hierarchical.breakeven_kept(gamma, small, medium))
+    needed = float(hierarchical.breakeven_accepted(gamma, small, medium))
     for large, rate in itertools.product((0.2, 0.8), np.linspace(0, 1, 41)):
         kept = sum(rate**j for j in range(1, gamma + 1)) + (0 if reading == "literal" else 1 - rate**gamma)
         three = float(hierarchical.speedup(large, rate, gamma, small, medium, reading=reading))
@@ -206,7 +206,7 @@ def test_break_even_against_the_large_and_the_medium_model(reading: str, gamma: 
 
 
 def test_break_even_of_the_slides() -> None:
-    assert float(hierarchical.breakeven_kept(3, 0.117, 0.5)) == pytest.approx(1.702, abs=1e-12)
+    assert float(hierarchical.breakeven_accepted(3, 0.117, 0.5)) == pytest.approx(1.702, abs=1e-12)
 
 
 def test_one_checked_token_saves_nothing_with_a_free_small_model() -> None:
@@ -265,8 +265,8 @@ def test_cascade_matches_the_printed_formula() -> None:
         (lambda: hierarchical.medium_passes(0.5, 3, reading="recursive"), "inner_draft_length must be given"),
         (lambda: hierarchical.small_passes(0.5, 3, inner_draft_length=1), "inner_draft_length must be left out"),
         (lambda: hierarchical.medium_passes(0.5, 3, reading="recursive", inner_draft_length=-1), "inner_draft_length must be at"),
-        (lambda: hierarchical.breakeven_kept(3, 0.1, 0.0), "medium_cost_ratio must be above 0, got 0"),
-        (lambda: hierarchical.breakeven_kept(3, -0.1, 0.5), "cost_ratio must be"),
+        (lambda: hierarchical.breakeven_accepted(3, 0.1, 0.0), "medium_cost_ratio must be above 0, got 0"),
+        (lambda: hierarchical.breakeven_accepted(3, -0.1, 0.5), "cost_ratio must be"),
         (lambda: hierarchical.cascade_speedup(0.5, 0.5, -1, 2, 0.1, 0.5), "inner_rounds must be at least 0, got -1"),
         (lambda: hierarchical.cascade_speedup(0.5, 1.5, 1, 2, 0.1, 0.5), "medium_acceptance_rate must be between 0 and 1"),
         (lambda: Parameters(4, 0), "draft_length must be between 1 and 250, got 0"),
@@ -287,7 +287,7 @@ def test_bad_input(call: Any, message: str) -> None:
 
 def test_longest_draft_and_units() -> None:
     assert [chosen(reading, 250).longest_draft for reading in READINGS] == [250, 250, 251, 250]
-    assert [chosen(reading, 250).widest for reading in READINGS] == [251, 251, 252, 251]
+    assert [chosen(reading, 250).largest_pass for reading in READINGS] == [251, 251, 252, 251]
     assert (chosen("reuse", 2).units, chosen("reuse", 2, placement="separate").units) == (1, 3)
 
 

@@ -18,17 +18,17 @@ from model.base.checks import ParameterError
 from model.hardware import profile_files
 from model.logs import measured_runs
 from sim.commands.sim_app import app
-from tests.support.comparisons import decoded, profiles, runs_of
+from tests.support.comparisons import profiles, record_decoding, synthetic_runs
 
 
 @functools.lru_cache(maxsize=1)
 def honest() -> measured_runs.MeasuredRuns:
     """A plain decoding, one with drafts and one over two units, three repeats each."""
     made = [
-        decoded("autoregressive", 6, {}), decoded("speculative", 6, {"acceptance_rate": 0.7}, draft_length=2),
-        decoded("ppd", 6, {"match_rate": 0.6}, exit_layer=8, candidates=1),
+        record_decoding("autoregressive", 6, {}), record_decoding("speculative", 6, {"acceptance_rate": 0.7}, draft_length=2),
+        record_decoding("ppd", 6, {"match_rate": 0.6}, exit_layer=8, candidates=1),
     ]  # fmt: skip
-    return runs_of(made, profiles(head=2e-3, wake=1e-3, scheduling=1e-4), units=[1, 1, 2])
+    return synthetic_runs(made, profiles(head=2e-3, wake=1e-3, scheduling=1e-4), units=[1, 1, 2])
 
 
 def put(folder: Path, about: Callable[[dict[str, Any]], dict[str, Any]] | None = None, table: pl.DataFrame | None = None) -> Path:

@@ -13,8 +13,8 @@ from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.speculative import algorithm as speculative
 from model.steps import CacheError, Commit, Fork, Forward, LayerSpan, Read, Steps
 from sim.theorems.output_law import Law, TextLaw, distance, greedy_text, law_of_model, law_of_text, possible_decodings, residual
-from tests.support import spoiled
-from tests.support.trying import after
+from tests.support import faulty_speculation
+from tests.support.theorem_checks import with_fault
 
 PROMPT = [1, 0]
 HALF, THIRD = Fraction(1, 2), Fraction(1, 3)
@@ -184,7 +184,7 @@ def test_greedy_text_is_that_of_the_target(p: Law, q: Law, gamma: int, tokens: i
 def test_distance_of_replacement_drawn_from_p(p: Law, q: Law) -> None:
     """The first token has min(p, q) + (1 - beta) p, which equals p only if min(p, q) = beta p."""
     with pytest.MonkeyPatch.context() as patch:
-        after(spoiled.changed(correction="sample"), speculative, "verify")(patch)
+        with_fault(faulty_speculation.with_mistakes(correction="sample"), speculative, "verify")(patch)
         found = decoding(p, q, 1, 2)
     beta = sum(map(min, p, q))
     want = sum(abs(min(target, draft) - beta * target) for target, draft in zip(p, q, strict=True)) / 2
@@ -195,7 +195,7 @@ def test_distance_of_replacement_drawn_from_p(p: Law, q: Law) -> None:
 def test_worked_example_of_replacement_drawn_from_p() -> None:
     """p = (1/2, 1/2), q = (4/5, 1/5): beta = 7/10, so the first word has probability 1/2 + 3/10 * 1/2 instead of 1/2."""
     with pytest.MonkeyPatch.context() as patch:
-        after(spoiled.changed(correction="sample"), speculative, "verify")(patch)
+        with_fault(faulty_speculation.with_mistakes(correction="sample"), speculative, "verify")(patch)
         found = decoding((HALF, HALF), (Fraction(4, 5), Fraction(1, 5)), 1, 2)
     assert first_token(found, 0) == HALF + Fraction(3, 10) * HALF
 
@@ -203,7 +203,7 @@ def test_worked_example_of_replacement_drawn_from_p() -> None:
 def test_one_random_number_for_a_whole_draft_is_wrong() -> None:
     """p = (1/2, 1/2), q = (1, 0): both drafted tokens are accepted, or the first is rejected. (0, 1) has probability 0."""
     with pytest.MonkeyPatch.context() as patch:
-        after(spoiled.changed(one_number=True), speculative, "verify")(patch)
+        with_fault(faulty_speculation.with_mistakes(one_number=True), speculative, "verify")(patch)
         p, q = (HALF, HALF), (Fraction(1), Fraction(0))
         assert bias(p, q, gamma=2, tokens=3) == Fraction(1, 4)
         assert bias(p, q, gamma=1, tokens=3) == 0
@@ -212,7 +212,7 @@ def test_one_random_number_for_a_whole_draft_is_wrong() -> None:
 def test_p_and_q_swapped_is_wrong() -> None:
     """p = (3/4, 1/4), q = (1/2, 1/2): the first word is accepted with probability 2/3, else drawn again; the second always."""
     with pytest.MonkeyPatch.context() as patch:
-        after(spoiled.changed(bound=spoiled.upside_down), speculative, "verify")(patch)
+        with_fault(faulty_speculation.with_mistakes(bound=faulty_speculation.inverted_ratio), speculative, "verify")(patch)
         assert bias((Fraction(3, 4), Fraction(1, 4)), (HALF, HALF)) == Fraction(1, 4)
 
 
@@ -221,7 +221,7 @@ def test_greedy_draft_must_be_tested_with_probability_one(p: Law, q: Law) -> Non
     """The likeliest word x of q has probability min(1, p / q) instead of p, equal only if q(x) = 1 or p(x) is 0 or 1."""
     x = q.index(max(q))
     with pytest.MonkeyPatch.context() as patch:
-        after(spoiled.greedy_draft, speculative, "start")(patch)
+        with_fault(faulty_speculation.greedy_draft, speculative, "start")(patch)
         found = decoding(p, q, 1, 2)
         sure = tuple(Fraction(token == x) for token in range(3))
         assert decoding(p, sure, 1, 2) == law_of_model(lambda text: p, PROMPT, 2)
@@ -247,6 +247,6 @@ def test_stale_rows_in_the_draft_cache_are_detected() -> None:
         return step._replace(at=at)
 
     with pytest.MonkeyPatch.context() as patch:
-        after(never_cut, speculative, "decode")(patch)
+        with_fault(never_cut, speculative, "decode")(patch)
         with pytest.raises(CacheError, match="draft has read"):
             decoding((HALF, HALF), (THIRD, 1 - THIRD), 2, 6)

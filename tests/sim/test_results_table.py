@@ -10,7 +10,7 @@ import pytest
 from polars.testing import assert_frame_equal
 from scipy import stats
 
-from model.interpret.account import Bill
+from model.interpret.account import FlopsAndBytes
 from model.outcomes.intervals import half_width, wilson
 from sim.runs import results_table, sweep
 from sim.scenarios import acceptance_outcomes, match_outcomes
@@ -112,9 +112,9 @@ def test_decodings_without_time_have_a_ratio() -> None:
 
 
 def test_sequences_share_only_reads_of_weights() -> None:
-    bill = Bill(*(float(3 * 2**number) for number in range(len(Bill._fields))))
-    alone, shared = metrics.worked(bill, 3), metrics.worked(bill, 3, 4)
-    assert [alone[name] for name in metrics.WORK] == [2.0**number for number in range(len(Bill._fields))]
+    bill = FlopsAndBytes(*(float(3 * 2**number) for number in range(len(FlopsAndBytes._fields))))
+    alone, shared = metrics.work_per_token(bill, 3), metrics.work_per_token(bill, 3, 4)
+    assert [alone[name] for name in metrics.WORK] == [2.0**number for number in range(len(FlopsAndBytes._fields))]
     differing = {name: alone[name] / shared[name] for name in metrics.WORK if alone[name] != shared[name]}
     assert differing == {"weight_bytes_per_token": 4}
     assert shared["arithmetic_intensity"] == bill._replace(weight_bytes=bill.weight_bytes / 4).intensity > bill.intensity
@@ -242,5 +242,5 @@ def test_shared_link_does_not_change_reserved_units() -> None:
     scenario = tables() | {"cluster": {"units": 10, "links": "shared"}, "cost": {"link": 1.0}}
     case = Grid(scenario).case(0)
     assert case.contended
-    assert case.held == case.parameters.units < 10
-    assert Grid(scenario | {"cluster": {"units": 2, "links": "shared"}}).case(0).held == 2
+    assert case.reserved_units == case.parameters.units < 10
+    assert Grid(scenario | {"cluster": {"units": 2, "links": "shared"}}).case(0).reserved_units == 2

@@ -50,7 +50,7 @@ def test_hidden_rows_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_occupancy_is_shown_where_slots_are_idle() -> None:
     def columns(*lengths: list[int]) -> list[str]:
         methods = [SKIP | {"lengths": each} for each in lengths]
-        return run_report.describing(sim.run(tables(PPD | {"layers": 8, "exit_layer": 4}, *methods)))
+        return run_report.describing_columns(sim.run(tables(PPD | {"layers": 8, "exit_layer": 4}, *methods)))
 
     assert "occupancy" not in columns([8, 8])
     assert "occupancy" in columns([8, 8], [8, 2])
@@ -59,15 +59,15 @@ def test_occupancy_is_shown_where_slots_are_idle() -> None:
 def test_empty_columns_are_hidden() -> None:
     frame = sim.run(tables(SKIP | {"lengths": [8, 2]}, outcomes={}))
     assert frame["agreement"].null_count() == frame.height
-    assert "agreement" not in run_report.describing(frame)
-    assert "agreement" in run_report.describing(frame.with_columns(agreement=pl.lit(0.9)))
+    assert "agreement" not in run_report.describing_columns(frame)
+    assert "agreement" in run_report.describing_columns(frame.with_columns(agreement=pl.lit(0.9)))
 
 
 def test_times_in_seconds_are_not_what_tells_points_apart() -> None:
     cost = {"kind": "roofline", "device": "a100", "shape": "opt-1.3b"}
     frame = sim.run(tables(PPD | {"layers": 24, "exit_layer": 12}, cost=cost, sweep={"method.candidates": [1, 2]}))
     assert {"latency_s_input_low", "busy_s_input_high", "reserved_s"} <= {*frame.columns}
-    assert run_report.describing(frame) == ["candidates", "match_rate"]
+    assert run_report.describing_columns(frame) == ["candidates", "match_rate"]
 
 
 def test_input_uncertainty_is_half_of_the_interval(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_missing_values_are_explained_once(tmp_path: Path, capsys: pytest.Captur
     said = []
     for frame in (made.frame(), silent, *(silent.with_columns(pl.Series("no_value_because", each)) for each in reasons)):
         run_report.show(made, frame, [])
-        said.append(run_report.NOTHING in capsys.readouterr().out)
+        said.append(run_report.NO_CLOSED_FORM in capsys.readouterr().out)
     assert said == [False, True, False, True]
 
 
@@ -277,7 +277,7 @@ def test_units_and_exactness_are_shown_where_they_differ() -> None:
 
     def shown(**columns: Any) -> set[str]:
         changed = frame.with_columns(**{name: pl.Series(values) for name, values in columns.items()})
-        return {"units", "exact"} & {*run_report.describing(changed)}
+        return {"units", "exact"} & {*run_report.describing_columns(changed)}
 
     assert shown() == shown(units=[2, 3], reserved_units=[2, 3]) == shown(contended=[True, True]) == set()
     assert (

@@ -129,7 +129,7 @@ def test_log_is_relative_to_the_scenario_and_hashed(tmp_path: Path, monkeypatch:
 
     def write(texts: pl.Expr) -> None:
         kept = whole.table.filter(texts)
-        position_log.save(position_log.PositionLog(kept, whole.said), tmp_path / "there" / "some.json")
+        position_log.save(position_log.PositionLog(kept, whole.header), tmp_path / "there" / "some.json")
 
     write(pl.col("prompt") < 3)
     (tmp_path / "there" / "played.toml").write_text(REPLAYED)

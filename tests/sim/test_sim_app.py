@@ -22,7 +22,7 @@ from sim.commands.sim_app import app, guarded
 from sim.scenarios import cases, outcomes_section, scenario_file
 from sim.scenarios.hardware_cost import HardwareCost
 from sim.scenarios.json_schema import of_scenarios
-from tests.support.schema_refs import inlined
+from tests.support.schema_refs import inline_references
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -243,7 +243,7 @@ def test_bundled_scenarios_pass_lint(name: str, folder: Path) -> None:
 @cache
 def schema_of_scenarios() -> dict[str, Any]:
     """The schema; no test changes it."""
-    return inlined(of_scenarios())
+    return inline_references(of_scenarios())
 
 
 def fits(value: Any, schema: dict[str, Any]) -> bool:
@@ -272,7 +272,7 @@ def fits(value: Any, schema: dict[str, Any]) -> bool:
 def test_schema_accepts_valid_scenarios() -> None:
     printed = call("schema")
     assert len(printed) < 200_000  # what editors load
-    schema = inlined(json.loads(printed))
+    schema = inline_references(json.loads(printed))
     default = scenario_file.load()
     one_point = {**default, "sweep": {"outcomes.match_rate": {"from": 0.25, "to": 1, "count": 1}}}
     for tables in (*map(scenario_file.load, scenario_file.names()), {**default, "method": default["method"][0]}, one_point):

@@ -88,7 +88,7 @@ def test_batches_are_filled_in_order() -> None:
     queue = static(2, (3, 1, 2, 2, 1))
     assert queue.batches(3) == [{0: 3, 1: 1}, {2: 2, 3: 2}, {4: 1}]
     assert [*queue.columns(3)] == [(0, 2), (1, 1), (2, 1), (0, 2), (1, 2), (0, 1)]
-    assert (queue.steps_of(3), queue.outputs_of(3)) == (6, 9)
+    assert (queue.plain_steps(3), queue.total_tokens(3)) == (6, 9)
     assert queue.plain_time(3, WIDE) == 5 * (3 + 3 * 1.25)
 
 
@@ -184,17 +184,17 @@ def test_batches_take_the_time_of_their_steps(
             time += (float(budgets[column]) + 1.0) * cost.slowdown(width)
     assert [size for *_, size in run.commits] == sizes == [row.width for row in run.intervals]
     assert run.latency == pytest.approx(time, rel=1e-12)
-    assert len(run.tokens) == sum(lengths) == parameters.outputs_of(tokens)
+    assert len(run.tokens) == sum(lengths) == parameters.total_tokens(tokens)
     prediction = skipping.predict(parameters, tokens, None, cost)
     assert near([prediction.latency, prediction.busy, skip_paths.walk(parameters, tokens, cost, iter(()))[0][7]], time)
     assert near(prediction.plain_latency, sum(5.0 * cost.slowdown(width) for width in sizes))
     assert (float(prediction.latency_variance), float(prediction.units_ratio), float(prediction.units)) == (0, 1, 1)
     assert {value.dtype for value in vars(prediction).values() if value is not None} == {np.dtype(np.float64)}
-    totals = count(skipdecode.decode(parameters, [0], tokens), Lossy(1, 4), sum(lengths)).account.totals().of["target"]
-    assert near(totals, skipping.work(parameters, tokens, None).of["target"])
+    totals = count(skipdecode.decode(parameters, [0], tokens), Lossy(1, 4), sum(lengths)).account.totals().by_model["target"]
+    assert near(totals, skipping.work(parameters, tokens, None).by_model["target"])
     operations = skipping.operations(parameters, cost, {}, run.account)
     assert operations == totals.layer_passes / 4
-    assert parameters.steps_of(tokens) == len(sizes)
+    assert parameters.plain_steps(tokens) == len(sizes)
     assert parameters.decoded_sequences == len(lengths)
 
 
@@ -236,7 +236,7 @@ def test_schedule_covers_all_tokens() -> None:
         with pytest.raises(ParameterError, match=message):
             refused()
     three = skip(sequences=3, batching="static")
-    assert (skip().units, three.widest, skip().warm_up, skip().rounding, skip().power) == (1, 3, 1, "half-up", 1.0)
+    assert (skip().units, three.largest_pass, skip().warm_up, skip().rounding, skip().power) == (1, 3, 1, "half-up", 1.0)
     assert (skip().sequences, three.decoded_sequences, skip().EXACT) == (1, 3, False)
     assert (skip().OUTCOMES, skip().COSTS) == ((), ("verify_cost",))
 
@@ -277,7 +277,7 @@ def test_passes_by_hand() -> None:
 def test_backfill_covers_all_missing_rows() -> None:
     """Two tokens have exited after layer 1: layers 2 to 4 lack both rows, and one pass per layer makes them."""
     made = count(early_exit.decode(leave(fill="backfill"), [0], 3), Lossy(1, 4, depths=[[1, 1, 4]]), 3)
-    found = made.account.totals().of["target"]
+    found = made.account.totals().by_model["target"]
     assert (found.filled_runs, found.filled, found.layer_passes) == (3, 6, 1 + 1 + 4)
     last = passes(early_exit.decode(leave(fill="backfill"), [0], 3), Lossy(1, 4, depths=[[1, 1, 4]]))[2:]
     assert last == [(2, 0, 1, 1), *[row for n in (1, 2, 3) for row in ((0, n, n + 1, 0, "rows"), (2, n, n + 1, 1))]]
@@ -330,7 +330,7 @@ def exits(draw: st.DrawFn) -> tuple[early_exit.Parameters, list[list[int]]]:
 def play(choice: early_exit.Parameters, depths: list[list[int]], cost: UnitCost, **more: Any) -> Run:
     tokens = len(depths[0])
     world = Lossy(1, choice.layers, depths=depths)
-    return simulate(early_exit.decode(choice, [0], tokens), choice.outputs_of(tokens), Cluster(1), cost, world, **more)
+    return simulate(early_exit.decode(choice, [0], tokens), choice.total_tokens(tokens), Cluster(1), cost, world, **more)
 
 
 def tiles(depths: list[list[int]], rows: int = 3) -> Iterator[Any]:
@@ -410,28 +410,29 @@ def test_work_equals_the_counter(drawn: tuple[early_exit.Parameters, list[list[i
     depths, tokens = [rows[0]] * choice.decoded_sequences, len(rows[0])  # the same draws for all sequences
     law = Depths(np.eye(choice.layers)[[depth - 1 for depth in rows[0]]])
     world = Lossy(1, choice.layers, depths=depths)
-    found = count(early_exit.decode(choice, [0], tokens), world, choice.outputs_of(tokens)).account
+    found = count(early_exit.decode(choice, [0], tokens), world, choice.total_tokens(tokens)).account
     want = work(choice, tokens, law)
     assert leaving.work(choice, tokens, law) == want
-    assert near(found.totals().of["target"], want.of["target"])
+    assert near(found.totals().by_model["target"], want.by_model["target"])
     assert leaving.operations(choice, COST, {}, found) == found.layer_passes / choice.layers
 
 
 def test_work_by_hand() -> None:
     """One token, three layers of four, two sequences: a head after each layer, and one row that was not run."""
     law = Depths([0, 0, 1, 0])
-    assert work(leave(sequences=2, batching="static"), 1, law).of["target"] == Totals(4, 3, 6, 6, 6, 1, 2, 3, 6)
-    assert work(leave(sequences=2, batching="static", measure="state"), 1, law).of["target"] == Totals(5, 3, 6, 6, 6, 1, 2, 1, 2)
-    assert work(leave(exit_layer=2), 2, None).of["target"] == Totals(2, 4, 4, 2 * (1 + 2), 2 * (1 + 2), 0, 0, 2, 2)
-    assert work(leave(first_check=4), 1, Depths([0, 0, 0, 1])).of["target"] == Totals(1, 4, 4, 4, 4, 0, 0, 1, 1)
+    assert work(leave(sequences=2, batching="static"), 1, law).by_model["target"] == Totals(4, 3, 6, 6, 6, 1, 2, 3, 6)
+    by_state = leave(sequences=2, batching="static", measure="state")
+    assert work(by_state, 1, law).by_model["target"] == Totals(5, 3, 6, 6, 6, 1, 2, 1, 2)
+    assert work(leave(exit_layer=2), 2, None).by_model["target"] == Totals(2, 4, 4, 2 * (1 + 2), 2 * (1 + 2), 0, 0, 2, 2)
+    assert work(leave(first_check=4), 1, Depths([0, 0, 0, 1])).by_model["target"] == Totals(1, 4, 4, 4, 4, 0, 0, 1, 1)
 
 
 def test_without_outcomes_all_tokens_run_all_layers() -> None:
     """Four layers, three of them checked, and the last with its head; or a fixed exit layer."""
     assert moments(leave(), 5, None, COST) == (5 * (4 + 3 * 0.5 + 1), 0)
-    assert work(leave(), 1, None).of["target"] == Totals(4, 4, 4, 4, 4, 0, 0, 4, 4)
+    assert work(leave(), 1, None).by_model["target"] == Totals(4, 4, 4, 4, 4, 0, 0, 4, 4)
     for layer in range(1, 5):
-        found = work(leave(exit_layer=layer), 2, None).of["target"]
+        found = work(leave(exit_layer=layer), 2, None).by_model["target"]
         assert found == Totals(2, 2 * layer, 2 * layer, 3 * layer, 3 * layer, 0, 0, 2, 2)
 
 
@@ -515,8 +516,8 @@ def test_invalid_parameters_are_refused(given_: dict[str, Any], message: str) ->
 
 def test_threshold_falls_over_all_tokens() -> None:
     falling = leave(threshold=0.8, temperature=4.0, decay="code", longest=10)
-    assert near(falling.needed(5), leaving.decayed_threshold(0.8, 5, 10, 4.0, form="code"))
-    assert (leave(threshold=0.7).needed(5), leave().needed(5)) == (0.7, 0.5)
+    assert near(falling.exit_threshold(5), leaving.decayed_threshold(0.8, 5, 10, 4.0, form="code"))
+    assert (leave(threshold=0.7).exit_threshold(5), leave().exit_threshold(5)) == (0.7, 0.5)
     falling.check_tokens(10)
     with pytest.raises(ParameterError, match="longest must be at least tokens=11, over which the threshold decays, got 10"):
         falling.check_tokens(11)
@@ -527,9 +528,9 @@ def test_threshold_falls_over_all_tokens() -> None:
         with pytest.raises(ParameterError, match="longest must be at least tokens=11"):
             refused()
     three, two = leave(sequences=3, batching="static"), leave(lengths=(1, 2), batching="static")
-    assert (leave().units, three.widest, three.decoded_sequences, two.decoded_sequences) == (1, 3, 3, 2)
+    assert (leave().units, three.largest_pass, three.decoded_sequences, two.decoded_sequences) == (1, 3, 3, 2)
     assert (leave().measure, leave().first_check, leave().fill, leave().sequences) == ("softmax", 1, "propagate", 1)
-    assert leave(sequences=2, batching="static", lengths=(3, 1, 2)).steps_of(3) == 3 + 2
+    assert leave(sequences=2, batching="static", lengths=(3, 1, 2)).plain_steps(3) == 3 + 2
     assert not leave().EXACT
     assert (leave().OUTCOMES, leave().COSTS) == (("exit",), ("early_head", "propagation", "state_check", "verify_cost"))
 

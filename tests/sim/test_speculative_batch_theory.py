@@ -20,7 +20,7 @@ from model.costs.step_costs import StepCosts
 from model.costs.width_curve import PassTimes
 from model.hardware.cost_models import UniformLayers, pass_time
 from model.interpret import interpreter
-from model.interpret.simulated_answers import DraftOutcomes, World, together
+from model.interpret.simulated_answers import DraftOutcomes, World, batch_world
 from model.methods.rounds import Rounds, moments, round_prices
 from model.methods.speculative import algorithm, paths, static_batches
 from model.methods.speculative.algorithm import Parameters
@@ -48,9 +48,9 @@ DEEPER = COST, WIDE, growing(LAYERS, draft=0.3, smaller_layers=2, link=0.25, pro
 def played(parameters: Parameters, random_draws: Sequence[Sequence[int]], cost: StepCosts, **more: Any) -> Run:
     """The simulator on sequences with these numbers of accepted tokens from each position."""
     tokens = max(parameters.lengths or (len(random_draws[0]),))
-    answers = together([World(1, LAYERS, drafts={"draft": DraftOutcomes("target", own)}) for own in random_draws])
+    answers = batch_world([World(1, LAYERS, drafts={"draft": DraftOutcomes("target", own)}) for own in random_draws])
     steps = algorithm.decode(parameters, [0], tokens)
-    return simulate(steps, parameters.outputs_of(tokens), Cluster(parameters.units), cost, answers, **more)
+    return simulate(steps, parameters.total_tokens(tokens), Cluster(parameters.units), cost, answers, **more)
 
 
 def survivors(right: Sequence[bool]) -> list[int]:
@@ -145,7 +145,7 @@ LAWS = st.floats(0, 1).map(Iid) | st.tuples(st.floats(0.1, 0.9), st.floats(0, 0.
 
 @given(LAWS, st.integers(0, 5), st.integers(1, 20))
 def test_enumerated_rounds_are_all_rounds(law: Any, gamma: int, tokens: int) -> None:
-    found, want = static_batches.going(law, gamma, tokens), moments(gamma, tokens, law, round_prices(COST, gamma))
+    found, want = static_batches.round_probabilities(law, gamma, tokens), moments(gamma, tokens, law, round_prices(COST, gamma))
     assert near(found.sum(), want.rounds, 1e-12)
     assert near((found @ np.arange(gamma + 1)).sum(), want.drafted, 1e-12, 1e-300)
     assert near(found[0].sum(), 1.0)
@@ -205,7 +205,7 @@ def test_mean_equals_enumeration_of_all_outcomes(
         arithmetic = operations(parameters, cost, run.rounds, run.account)
         square = run.latency**2
         mean += chance * np.array([run.latency, square, run.busy, run.rounds.total(), drafted, arithmetic])
-        for role, totals in run.account.totals().of.items():
+        for role, totals in run.account.totals().by_model.items():
             works[role] = np.asarray(works.get(role, 0.0)) + chance * np.array(totals)
     found = predict(parameters, tokens, Iid(rate), cost)
     values = found.latency, found.busy, found.rounds, found.drafted, found.operations
@@ -218,13 +218,13 @@ def test_mean_equals_enumeration_of_all_outcomes(
         assert near(found.plain_latency, sum(float(cost.plain_times(sequences=n)) for n in _columns(lengths, batch)))
     closed = closed_work(parameters, tokens, Iid(rate))
     assert closed is not None
-    assert {*closed.of} == {*works}
-    for role, totals in closed.of.items():
+    assert {*closed.by_model} == {*works}
+    for role, totals in closed.by_model.items():
         for name, value, want in zip(totals._fields, totals, works[role].tolist(), strict=True):
             assert math.isnan(value) or near(value, want, 1e-12, 1e-300), (role, name)
     said = ("passes", "layer_runs", "head_runs", "heads")
-    assert not any(math.isnan(getattr(closed.of[role], name)) for role in closed.of for name in said)
-    assert not math.isnan(closed.of["target"].layer_passes)
+    assert not any(math.isnan(getattr(closed.by_model[role], name)) for role in closed.by_model for name in said)
+    assert not math.isnan(closed.by_model["target"].layer_passes)
 
 
 def _columns(lengths: Sequence[int], batch: int) -> list[int]:
@@ -317,7 +317,7 @@ def test_sequence_has_the_same_draws_in_any_batch() -> None:
         assert [each._replace(sequence=0) for each in one] == [each for each in pair if each.sequence == 0]
         assert [each for each in pair if each.sequence == 1] == [each for each in many if each.sequence == 1]
         assert [each._replace(sequence=1) for each in one] != [each for each in pair if each.sequence == 1]
-    assert random_streams.of_text("accept", 0) == "accept"
+    assert random_streams.sequence_purpose("accept", 0) == "accept"
 
 
 def test_hardware_costs_depend_on_sequences_and_tokens() -> None:
@@ -337,7 +337,8 @@ def test_hardware_costs_depend_on_sequences_and_tokens() -> None:
     target, draft = Growing(preset("llama-2-13b"), 0.001), Growing(preset("llama-2-7b"), 0.0002)
     off = PassSeconds({"target": Unsure(preset("llama-2-13b"), 0.001)}, prompt=100, busy=3)
     for sequences, width in ((1, 1), (8, 1), (8, 4)):
-        here = [float(each.verify_times(width, sequences=sequences)) for each in (off.with_ends()[0], off, off.with_ends()[1])]
+        upper, lower = off.uncertainty_ends()
+        here = [float(each.verify_times(width, sequences=sequences)) for each in (upper, off, lower)]
         assert near(here, here[1] * np.array([1.0] * 3 if sequences == 1 else [1.1, 1.0, 0.9]))
     cost = PassSeconds({"target": target, "draft": draft}, prompt=100)
     for sequences in (1, 2, 8):
@@ -347,7 +348,8 @@ def test_hardware_costs_depend_on_sequences_and_tokens() -> None:
             step = Forward("target", (0,) * (width * sequences), 9, LayerSpan(0, 40), heads=width * sequences, batch=batch)
             want = float(pass_time(target, width, 109, sequences).seconds)
             assert near(cost.forward(step), want, 1e-12)
-            assert near([each.forward(step) for each in cost.with_ends()], cost.forward(step), 1e-12)  # nothing is uncertain here
+            # Nothing is uncertain here.
+            assert near([each.forward(step) for each in cost.uncertainty_ends()], cost.forward(step), 1e-12)
         batch = Batch.uniform(numbers, 9, heads=1) if sequences > 1 else None
         step = Forward("draft", (0,) * sequences, 9, LayerSpan(0, 32), heads=sequences, batch=batch)
         assert near(cost.forward(step), float(pass_time(draft, 1, 109, sequences).seconds), 1e-12)

@@ -368,7 +368,7 @@ def test_run_without_values_is_explained(tmp_path: Path) -> None:
         report = sweep.run(tables(method=[method]), views=[view], replications=20, out=tmp_path / view)
         text = io.StringIO()
         reports.show(report, report.frame(), [], Console(file=text, width=148))
-        assert (reports.NOTHING in text.getvalue()) == silent
+        assert (reports.NO_CLOSED_FORM in text.getvalue()) == silent
 
 
 def test_law_of_rounds_follows_from_survival() -> None:

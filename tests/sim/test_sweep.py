@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from model.base.checks import ParameterError
 from sim.commands.sim_app import app
 from sim.runs import shard_plan, sweep
-from sim.runs.atomic_files import alone, intact, write_hashed
+from sim.runs.atomic_files import is_unchanged, locked, write_hashed
 from sim.runs.shard_plan import Shard
 from sim.scenarios.cases import Case
 from sim.views import evaluation
@@ -253,7 +253,7 @@ def test_second_run_in_a_directory_is_refused(tmp_path: Path) -> None:
     small = scenario(rates=1, views=["formula"])
     sweep.run(small, out=folder)
     before = contents(folder)
-    with alone(folder) as free:
+    with locked(folder) as free:
         assert free
         with pytest.raises(ParameterError, match="another run is at work"):
             sweep.run(small, out=folder)
@@ -306,10 +306,10 @@ def test_run_wide_keys_cannot_be_swept(tmp_path: Path) -> None:
 
 def test_changed_file_is_detected(tmp_path: Path) -> None:
     path = write_hashed(tmp_path / "a-b.txt", lambda temporary: temporary.write_text("whole", encoding="utf-8"))
-    assert intact(path)
+    assert is_unchanged(path)
     path.write_text("half", encoding="utf-8")
-    assert not intact(path)
-    assert not intact(tmp_path / "missing-0.txt")
+    assert not is_unchanged(path)
+    assert not is_unchanged(tmp_path / "missing-0.txt")
 
 
 MEASURED = """

@@ -86,7 +86,7 @@ def test_overhead_of_the_scenario_is_the_fitted_one(on: str) -> None:
         assert case.seconds_per_layer is not None
         found = case.cost.dispatching(k) * case.seconds_per_layer
         assert found == pytest.approx(ppd_table_3_fit.per_token_s(k, law, on))
-        assert found == pytest.approx(ppd_table_3_fit.fitted(on, law) * ((k + 1) if law == "linear" else {3: 2, 7: 3}[k]))
+        assert found == pytest.approx(ppd_table_3_fit.fitted_seconds(on, law) * ((k + 1) if law == "linear" else {3: 2, 7: 3}[k]))
     assert case.fitted_on == on
 
 

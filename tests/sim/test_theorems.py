@@ -29,7 +29,17 @@ from sim.commands.sim_app import app
 from sim.engine import events
 from sim.theorems import THEOREMS, check, replay, select
 from sim.theorems.theorem import Theorem
-from tests.support.trying import Fault, after, fails_small, is_refuted, one_more, refuting, shows, survives_json, verdict_tests
+from tests.support.theorem_checks import (
+    Fault,
+    assert_examples_survive_json,
+    assert_fails_on_small_example,
+    assert_fault_refuted,
+    assert_fault_shows,
+    fault_parameters,
+    plus_one,
+    verdict_tests,
+    with_fault,
+)
 
 ROOT = Path(__file__).parents[2]
 OWN = select("ppd")
@@ -45,7 +55,7 @@ test_theorem_has_expected_verdict, test_theorem_has_expected_verdict_on_many_exa
 
 @pytest.mark.parametrize("theorem", [pytest.param(theorem, id=theorem.number) for theorem in FALSE])
 def test_false_statement_fails_on_small_example(theorem: Theorem) -> None:
-    assert fails_small(theorem)["layers"] <= 3
+    assert assert_fails_on_small_example(theorem)["layers"] <= 3
 
 
 def test_example_of_the_paper_refutes_its_compute_below_half() -> None:
@@ -171,66 +181,66 @@ def early_head_saves(right: Any, *args: Any, early_head: float, **kwargs: Any) -
     return miss - early_head, match - early_head
 
 
-NOTHING_STOPPED = after(lambda right, process: None, events._Process, "stop")
-DISPATCH_OF_ONE_LAYER = after(lambda right, cost, processes: 1.0, UnitCost, "dispatching")
-PASSES_IN_HALF_THE_TIME = after(lambda right, cost, step: right(cost, step) / 2, UnitCost, "forward")
-TOKENS_ONE_BY_ONE = after(lambda right, cost, step: right(cost, step) * len(step.tokens), UnitCost, "forward")
-NO_BARRIER = after(no_barrier, ppd, "_barrier")
-MATCHES_SWAPPED = after(matches_swapped, World, "__init__")
-LAST_TOKEN_COUNTED = after(match_of_the_last_token, formulas, "expected_latency")
-PROMOTION_FREE = after(promotion_free, formulas, "_barrier_stage")
-LAYERS_LONGER = after(layers_longer_than_passes, events._Engine, "__init__")
-SLOWER_WITH_UNITS = after(slower_with_more_units, events._Engine, "__init__")
+NOTHING_STOPPED = with_fault(lambda right, process: None, events._Process, "stop")
+DISPATCH_OF_ONE_LAYER = with_fault(lambda right, cost, processes: 1.0, UnitCost, "dispatching")
+PASSES_IN_HALF_THE_TIME = with_fault(lambda right, cost, step: right(cost, step) / 2, UnitCost, "forward")
+TOKENS_ONE_BY_ONE = with_fault(lambda right, cost, step: right(cost, step) * len(step.tokens), UnitCost, "forward")
+NO_BARRIER = with_fault(no_barrier, ppd, "_barrier")
+MATCHES_SWAPPED = with_fault(matches_swapped, World, "__init__")
+LAST_TOKEN_COUNTED = with_fault(match_of_the_last_token, formulas, "expected_latency")
+PROMOTION_FREE = with_fault(promotion_free, formulas, "_barrier_stage")
+LAYERS_LONGER = with_fault(layers_longer_than_passes, events._Engine, "__init__")
+SLOWER_WITH_UNITS = with_fault(slower_with_more_units, events._Engine, "__init__")
 
 FAULTS: dict[str, Fault] = {
     "21a": DISPATCH_OF_ONE_LAYER,
     "21b": NOTHING_STOPPED,
     "21c": LAST_TOKEN_COUNTED,
-    "21d": after(reversed_chances, formulas, "latency_pmf"),
-    "21e": after(one_more, formulas, "expected_runs"),
+    "21d": with_fault(reversed_chances, formulas, "latency_pmf"),
+    "21e": with_fault(plus_one, formulas, "expected_runs"),
     "21f": TOKENS_ONE_BY_ONE,
     "22a": DISPATCH_OF_ONE_LAYER,
-    "22b": after(one_more, formulas, "nested_waste"),
-    "22c": after(one_more, formulas, "nested_compute"),
-    "22d": after(born_at_once, events._Engine, "launch"),
+    "22b": with_fault(plus_one, formulas, "nested_waste"),
+    "22c": with_fault(plus_one, formulas, "nested_compute"),
+    "22d": with_fault(born_at_once, events._Engine, "launch"),
     "22e": NOTHING_STOPPED,
     "23a": PASSES_IN_HALF_THE_TIME,
     "23b": PASSES_IN_HALF_THE_TIME,
-    "23c": after(lambda right, *args: formulas.expected_latency(*args), formulas, "flat_latency"),
+    "23c": with_fault(lambda right, *args: formulas.expected_latency(*args), formulas, "flat_latency"),
     "23d": MATCHES_SWAPPED,
-    "24a": after(one_more, formulas, "latency_variance"),
-    "24b": after(second_twice, formulas, "position_latency"),
-    "24c": after(lambda right, law, n: n * law.rate * (1 - law.rate), outcome_laws.Markov, "variance"),
-    "24d": after(lambda right, law, n: right(law, n)[::-1], outcome_laws.Chain, "pmf"),
-    "24e": after(second_twice, formulas, "moments_of_points"),
-    "25a": after(quotient, formulas, "expected_units_ratio"),
-    "25b": after(quotient, formulas, "expected_units_ratio"),
-    "25c": after(one_more, formulas, "mean_busy_units"),
+    "24a": with_fault(plus_one, formulas, "latency_variance"),
+    "24b": with_fault(second_twice, formulas, "position_latency"),
+    "24c": with_fault(lambda right, law, n: n * law.rate * (1 - law.rate), outcome_laws.Markov, "variance"),
+    "24d": with_fault(lambda right, law, n: right(law, n)[::-1], outcome_laws.Chain, "pmf"),
+    "24e": with_fault(second_twice, formulas, "moments_of_points"),
+    "25a": with_fault(quotient, formulas, "expected_units_ratio"),
+    "25b": with_fault(quotient, formulas, "expected_units_ratio"),
+    "25c": with_fault(plus_one, formulas, "mean_busy_units"),
     "26a": NO_BARRIER,
     "26b": NO_BARRIER,
-    "26c": after(one_more, formulas, "latency_of_gaps"),
-    "26d": after(first_one_more, formulas, "eager_gaps"),
-    "26e": after(early_head_saves, formulas, "literal_gaps"),
-    "26g": after(stopped_work_awaited, ppd, "_eager"),
+    "26c": with_fault(plus_one, formulas, "latency_of_gaps"),
+    "26d": with_fault(first_one_more, formulas, "eager_gaps"),
+    "26e": with_fault(early_head_saves, formulas, "literal_gaps"),
+    "26g": with_fault(stopped_work_awaited, ppd, "_eager"),
     "27a": LAST_TOKEN_COUNTED,
     "27b": LAST_TOKEN_COUNTED,
-    "27c": after(rate_ignored, formulas, "expected_latency"),
-    "28a": after(stopped_work_forgotten, events._Process, "release"),
-    "28b": after(lambda right, engine, process: 0, events._Engine, "free_unit"),
-    "28c": after(link_never_taken, events._Engine, "transfer"),
+    "27c": with_fault(rate_ignored, formulas, "expected_latency"),
+    "28a": with_fault(stopped_work_forgotten, events._Process, "release"),
+    "28b": with_fault(lambda right, engine, process: 0, events._Engine, "free_unit"),
+    "28c": with_fault(link_never_taken, events._Engine, "transfer"),
     "28d": PROMOTION_FREE,
     "28e": PROMOTION_FREE,
     "28f": LAYERS_LONGER,
     "28g": LAYERS_LONGER,
     "28h": PASSES_IN_HALF_THE_TIME,
-    "28i": after(wrong_from_the_second_on, World, "read"),
+    "28i": with_fault(wrong_from_the_second_on, World, "read"),
     "28j": SLOWER_WITH_UNITS,
     "28k": PASSES_IN_HALF_THE_TIME,
     "28l": SLOWER_WITH_UNITS,
-    "28m": after(last_come_first_served, events._Engine, "flush"),
-    "29a": after(slower_with_more_tokens, events._Engine, "__init__"),
-    "29b": after(draws_seeded_by_length, random_streams, "tiles"),
-    "29c": after(a_match_costs_more, sampler, "stages"),
+    "28m": with_fault(last_come_first_served, events._Engine, "flush"),
+    "29a": with_fault(slower_with_more_tokens, events._Engine, "__init__"),
+    "29b": with_fault(draws_seeded_by_length, random_streams, "tiles"),
+    "29c": with_fault(a_match_costs_more, sampler, "stages"),
     "29d": MATCHES_SWAPPED,
 }
 
@@ -239,9 +249,9 @@ def test_every_theorem_has_a_refuting_fault() -> None:
     assert list(FAULTS) == [theorem.number for theorem in OWN if theorem.expect == "holds"]
 
 
-@pytest.mark.parametrize(("number", "fault", "small"), refuting([(number, "", fault) for number, fault in FAULTS.items()]))
+@pytest.mark.parametrize(("number", "fault", "small"), fault_parameters([(number, "", fault) for number, fault in FAULTS.items()]))
 def test_fault_refutes_theorem(number: str, fault: Fault, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    (is_refuted if small else shows)("ppd", number, fault, monkeypatch)
+    (assert_fault_refuted if small else assert_fault_shows)("ppd", number, fault, monkeypatch)
 
 
 def test_counterexample_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +274,7 @@ def test_exception_in_checked_code_is_a_counterexample(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("theorem", EVERY)
 def test_examples_survive_json(theorem: Theorem, monkeypatch: pytest.MonkeyPatch) -> None:
-    survives_json(theorem, monkeypatch)
+    assert_examples_survive_json(theorem, monkeypatch)
 
 
 def test_statements_are_sentences_and_cite_known_references() -> None:

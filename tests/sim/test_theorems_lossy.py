@@ -25,7 +25,17 @@ from model.methods.speculative import theory as speculative
 from model.steps import Forward, LayerSpan, Steps
 from sim.theorems import select
 from sim.theorems.theorem import Theorem
-from tests.support.trying import Fault, after, fails_small, is_refuted, one_more, refuting, shows, survives_json, verdict_tests
+from tests.support.theorem_checks import (
+    Fault,
+    assert_examples_survive_json,
+    assert_fails_on_small_example,
+    assert_fault_refuted,
+    assert_fault_shows,
+    fault_parameters,
+    plus_one,
+    verdict_tests,
+    with_fault,
+)
 
 METHODS = ("bild", "skipdecode", "early_exit")
 OWN = [theorem for method in METHODS for theorem in select(method)]
@@ -47,7 +57,7 @@ test_theorem_has_expected_verdict, test_theorem_has_expected_verdict_on_many_exa
 
 @pytest.mark.parametrize("theorem", FALSE)
 def test_false_statement_fails_on_small_example(theorem: Theorem) -> None:
-    fails_small(theorem)
+    assert_fails_on_small_example(theorem)
 
 
 def test_worked_example_of_a_rising_schedule() -> None:
@@ -174,48 +184,48 @@ def depths_upside_down(right: Any, parameters: Any, tokens: int, depths: Iterato
 
 
 FAULTS: list[tuple[str, str, Fault]] = [
-    ("bild 18a", "one more", after(one_more, speculative, "target_runs")),
-    ("bild 18b", "wasted runs are free", after(free_when_unsure, bild_formulas, "prices")),
-    ("bild 18c", "one more", after(one_more, bild_formulas, "small_runs")),
-    ("bild 18c", "no token of the large model", after(lambda right, *args: right(*args) - 1, bild_formulas, "large_inputs")),
-    ("bild 18d", "shorter drafts", after(shorter_drafts, bild, "write")),
-    ("bild 18e", "shorter drafts", after(shorter_drafts, bild, "write")),
-    ("bild 18f", "infinity is three", after(infinity_is_three, Decisions, "decided")),
-    ("bild 18g", "threshold of 1", after(keeps_the_first, bild, "_decide")),
-    ("bild 18g", "read too much", after(lambda right, *args: read_too_much(right(*args)), bild, "_decide")),
-    ("bild 18i", "shorter drafts", after(shorter_drafts, bild, "write")),
-    ("bild 18j", "rolls back at the threshold", after(rolls_back_at_the_threshold, bild, "_decide")),
-    ("bild 18j", "falls back at the threshold", after(falls_back_at_the_threshold, bild, "write")),
-    ("bild 19a", "one more", after(one_more, bild_formulas, "rollback_probability")),
-    ("bild 19b", "memory knows no rollbacks", after(no_rollbacks, bild_formulas, "memory_factor")),
-    ("bild 28a", "unsure is unlikely", after(unsure_is_unlikely, bild_paths, "segments")),
-    ("bild 28a", "wasted runs are free", after(free_when_unsure, bild_paths, "prices")),
-    ("bild 28b", "read once more", after(read_once_more, bild, "_decide")),
-    ("bild 28c", "own token of the first", after(lambda right, out, kept, guesses: right(out, 0, guesses), bild, "_own")),
-    ("bild 29a", "decisions swapped", after(decisions_swapped, Lossy, "__init__")),
-    ("bild 29b", "thresholds swapped", after(thresholds_swapped, Decisions, "decided")),
-    ("bild 29c", "thresholds swapped", after(thresholds_swapped, Decisions, "decided")),
-    ("skipdecode 28a", "no head in the formula", after(head_forgotten, skipping, "predict")),
-    ("skipdecode 28a", "paths without warm-up", after(without_warm_up, skip_paths, "_run")),
-    ("skipdecode 28a", "last column forgotten", after(last_column_forgotten, batching.StaticBatching, "columns")),
-    ("skipdecode 28b", "last column forgotten", after(last_column_forgotten, batching.StaticBatching, "columns")),
-    ("skipdecode 28c", "each sequence alone", after(each_sequence_alone, batching.StaticBatching, "batches")),
-    ("skipdecode 30a", "rising", after(lambda right, *args, **how: right(*args, **how)[::-1], skipping, "exit_layers")),
-    ("skipdecode 30a", "now first, now last layers", after(now_first_now_last, skipdecode, "skipped")),
-    ("skipdecode 30b", "one more", after(one_more, skipping, "mean_layers")),
-    ("skipdecode 30c", "rising", after(lambda right, *args: right(*args)[::-1], skipdecode, "schedule")),
-    ("skipdecode 30d", "nothing is required", after(lambda right, cache, step: None, Cache, "_require_spans")),
-    ("skipdecode 30e", "one layer less", after(one_layer_less, skipdecode, "skipped")),
-    ("early_exit 28a", "upside down", after(depths_upside_down, exit_paths, "decodings")),
-    ("early_exit 28b", "last column forgotten", after(last_column_forgotten, batching.StaticBatching, "columns")),
-    ("early_exit 30h", "rising", after(lambda right, *args, **how: 1 - right(*args, **how), leaving, "decayed_threshold")),
-    ("early_exit 30i", "one form lower", after(code_a_little_lower, leaving, "decayed_threshold")),
-    ("early_exit 30k", "upside down", after(lambda right, seen, level: right(seen, 1 - level), leaving, "exits")),
-    ("early_exit 30l", "always sure", after(always_sure, early_exit, "_sure")),
-    ("early_exit 30m", "never when sure", after(never_when_sure, early_exit, "_sure")),
-    ("early_exit 30n", "last sequence alone", after(last_sequence_alone, early_exit, "_sure")),
-    ("early_exit 30o", "filled for nothing", after(filled_for_nothing, early_exit, "_backfill")),
-    ("early_exit 30p", "one more", after(one_more, finite_early_exit, "column_times")),
+    ("bild 18a", "one more", with_fault(plus_one, speculative, "target_runs")),
+    ("bild 18b", "wasted runs are free", with_fault(free_when_unsure, bild_formulas, "prices")),
+    ("bild 18c", "one more", with_fault(plus_one, bild_formulas, "small_runs")),
+    ("bild 18c", "no token of the large model", with_fault(lambda right, *args: right(*args) - 1, bild_formulas, "large_inputs")),
+    ("bild 18d", "shorter drafts", with_fault(shorter_drafts, bild, "write")),
+    ("bild 18e", "shorter drafts", with_fault(shorter_drafts, bild, "write")),
+    ("bild 18f", "infinity is three", with_fault(infinity_is_three, Decisions, "decided")),
+    ("bild 18g", "threshold of 1", with_fault(keeps_the_first, bild, "_decide")),
+    ("bild 18g", "read too much", with_fault(lambda right, *args: read_too_much(right(*args)), bild, "_decide")),
+    ("bild 18i", "shorter drafts", with_fault(shorter_drafts, bild, "write")),
+    ("bild 18j", "rolls back at the threshold", with_fault(rolls_back_at_the_threshold, bild, "_decide")),
+    ("bild 18j", "falls back at the threshold", with_fault(falls_back_at_the_threshold, bild, "write")),
+    ("bild 19a", "one more", with_fault(plus_one, bild_formulas, "rollback_probability")),
+    ("bild 19b", "memory knows no rollbacks", with_fault(no_rollbacks, bild_formulas, "memory_factor")),
+    ("bild 28a", "unsure is unlikely", with_fault(unsure_is_unlikely, bild_paths, "segments")),
+    ("bild 28a", "wasted runs are free", with_fault(free_when_unsure, bild_paths, "prices")),
+    ("bild 28b", "read once more", with_fault(read_once_more, bild, "_decide")),
+    ("bild 28c", "own token of the first", with_fault(lambda right, out, kept, guesses: right(out, 0, guesses), bild, "_own")),
+    ("bild 29a", "decisions swapped", with_fault(decisions_swapped, Lossy, "__init__")),
+    ("bild 29b", "thresholds swapped", with_fault(thresholds_swapped, Decisions, "decided")),
+    ("bild 29c", "thresholds swapped", with_fault(thresholds_swapped, Decisions, "decided")),
+    ("skipdecode 28a", "no head in the formula", with_fault(head_forgotten, skipping, "predict")),
+    ("skipdecode 28a", "paths without warm-up", with_fault(without_warm_up, skip_paths, "_run")),
+    ("skipdecode 28a", "last column forgotten", with_fault(last_column_forgotten, batching.StaticBatching, "columns")),
+    ("skipdecode 28b", "last column forgotten", with_fault(last_column_forgotten, batching.StaticBatching, "columns")),
+    ("skipdecode 28c", "each sequence alone", with_fault(each_sequence_alone, batching.StaticBatching, "batches")),
+    ("skipdecode 30a", "rising", with_fault(lambda right, *args, **how: right(*args, **how)[::-1], skipping, "exit_layers")),
+    ("skipdecode 30a", "now first, now last layers", with_fault(now_first_now_last, skipdecode, "skipped")),
+    ("skipdecode 30b", "one more", with_fault(plus_one, skipping, "mean_layers")),
+    ("skipdecode 30c", "rising", with_fault(lambda right, *args: right(*args)[::-1], skipdecode, "schedule")),
+    ("skipdecode 30d", "nothing is required", with_fault(lambda right, cache, step: None, Cache, "_require_spans")),
+    ("skipdecode 30e", "one layer less", with_fault(one_layer_less, skipdecode, "skipped")),
+    ("early_exit 28a", "upside down", with_fault(depths_upside_down, exit_paths, "decodings")),
+    ("early_exit 28b", "last column forgotten", with_fault(last_column_forgotten, batching.StaticBatching, "columns")),
+    ("early_exit 30h", "rising", with_fault(lambda right, *args, **how: 1 - right(*args, **how), leaving, "decayed_threshold")),
+    ("early_exit 30i", "one form lower", with_fault(code_a_little_lower, leaving, "decayed_threshold")),
+    ("early_exit 30k", "upside down", with_fault(lambda right, seen, level: right(seen, 1 - level), leaving, "exits")),
+    ("early_exit 30l", "always sure", with_fault(always_sure, early_exit, "_sure")),
+    ("early_exit 30m", "never when sure", with_fault(never_when_sure, early_exit, "_sure")),
+    ("early_exit 30n", "last sequence alone", with_fault(last_sequence_alone, early_exit, "_sure")),
+    ("early_exit 30o", "filled for nothing", with_fault(filled_for_nothing, early_exit, "_backfill")),
+    ("early_exit 30p", "one more", with_fault(plus_one, finite_early_exit, "column_times")),
 ]  # fmt: skip
 
 
@@ -223,10 +233,10 @@ def test_every_theorem_has_a_refuting_fault() -> None:
     assert list(dict.fromkeys(name for name, *_ in FAULTS)) == [named(theorem) for theorem in OWN if theorem.expect == "holds"]
 
 
-@pytest.mark.parametrize(("name", "fault", "small"), refuting(FAULTS))
+@pytest.mark.parametrize(("name", "fault", "small"), fault_parameters(FAULTS))
 def test_fault_refutes_theorem(name: str, fault: Fault, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     method, number = name.split()
-    (is_refuted if small else shows)(method, number, fault, monkeypatch)
+    (assert_fault_refuted if small else assert_fault_shows)(method, number, fault, monkeypatch)
 
 
 # --- Examples ---
@@ -234,4 +244,4 @@ def test_fault_refutes_theorem(name: str, fault: Fault, small: bool, monkeypatch
 
 @pytest.mark.parametrize("theorem", EVERY)
 def test_examples_survive_json(theorem: Theorem, monkeypatch: pytest.MonkeyPatch) -> None:
-    survives_json(theorem, monkeypatch)
+    assert_examples_survive_json(theorem, monkeypatch)

@@ -15,15 +15,15 @@ from model.methods.hierarchical import theory as hierarchical
 from sim.theorems import replay, select
 from sim.theorems.theorem import Theorem
 from tests.sim.test_theorems import PASSES_IN_HALF_THE_TIME
-from tests.support import spoiled
-from tests.support.trying import (
+from tests.support import faulty_speculation
+from tests.support.theorem_checks import (
     Fault,
-    after,
-    one_more,
+    assert_fault_shows,
     plain_decoding_on_one_device,
-    shows,
+    plus_one,
     verdict_on,
     verdict_tests,
+    with_fault,
 )
 
 OWN = [theorem for method in ("adaptive", "hierarchical", "beam") for theorem in select(method)]
@@ -51,33 +51,34 @@ def later(right: Any, *args: Any) -> Any:
     return replace(prediction, latency=prediction.latency + 1)
 
 
-ALL_KEPT_BY_THE_LARGE = after(spoiled.all_kept, hierarchical_algorithm, "verify")
-ALL_KEPT = after(spoiled.all_kept, adaptive_algorithm, "verify")
-DISPATCH_TAKES_TIME = after(one_more, UnitCost, "dispatching")
+ALL_KEPT_BY_THE_LARGE = with_fault(faulty_speculation.all_accepted, hierarchical_algorithm, "verify")
+ALL_KEPT = with_fault(faulty_speculation.all_accepted, adaptive_algorithm, "verify")
+DISPATCH_TAKES_TIME = with_fault(plus_one, UnitCost, "dispatching")
 
 FAULTS: list[tuple[str, str, str, Fault]] = [
     ("hierarchical", "16a", "half the time", PASSES_IN_HALF_THE_TIME),
     ("hierarchical", "16b", "all kept", ALL_KEPT_BY_THE_LARGE),
-    ("hierarchical", "16c", "late", after(later, hierarchical, "predict")),
+    ("hierarchical", "16c", "late", with_fault(later, hierarchical, "predict")),
     ("hierarchical", "16c", "half the time", PASSES_IN_HALF_THE_TIME),
-    ("hierarchical", "16d", "a token more", after(one_more, hierarchical, "tokens_per_round")),
-    ("hierarchical", "16d", "a pass more", after(one_more, hierarchical, "cost_per_round")),
-    ("hierarchical", "16e", "a pass more", after(one_more, hierarchical, "cost_per_round")),
-    ("hierarchical", "16f", "a token more", after(one_more, hierarchical, "breakeven_kept")),
+    ("hierarchical", "16d", "a token more", with_fault(plus_one, hierarchical, "tokens_per_round")),
+    ("hierarchical", "16d", "a pass more", with_fault(plus_one, hierarchical, "cost_per_round")),
+    ("hierarchical", "16e", "a pass more", with_fault(plus_one, hierarchical, "cost_per_round")),
+    ("hierarchical", "16f", "a token more", with_fault(plus_one, hierarchical, "breakeven_accepted")),
     ("hierarchical", "16g", "all kept", ALL_KEPT_BY_THE_LARGE),
     ("hierarchical", "16h", "all kept", ALL_KEPT_BY_THE_LARGE),
     ("hierarchical", "33", "over one device", plain_decoding_on_one_device),
-    ("hierarchical", "17", "a token more", after(one_more, hierarchical, "cascade_speedup")),
+    ("hierarchical", "17", "a token more", with_fault(plus_one, hierarchical, "cascade_speedup")),
     ("adaptive", "1", "half the time", PASSES_IN_HALF_THE_TIME),
     ("adaptive", "4", "all kept", ALL_KEPT),
     ("adaptive", "10a", "half the time", PASSES_IN_HALF_THE_TIME),
-    ("adaptive", "10b", "late", after(later, adaptive, "predict")),
+    ("adaptive", "10b", "late", with_fault(later, adaptive, "predict")),
     ("adaptive", "33", "over one device", plain_decoding_on_one_device),
-    ("adaptive", "14", "correction from p", after(spoiled.changed(correction="sample"), adaptive_algorithm, "verify")),
+    ("adaptive", "14", "correction from p",
+     with_fault(faulty_speculation.with_mistakes(correction="sample"), adaptive_algorithm, "verify")),
     ("beam", "1", "half the time", PASSES_IN_HALF_THE_TIME),
-    ("beam", "2", "late", after(later, beam, "predict")),
+    ("beam", "2", "late", with_fault(later, beam, "predict")),
     ("beam", "3", "dispatch takes time", DISPATCH_TAKES_TIME),
-    ("beam", "4", "faster", after(one_more, beam, "speedup")),
+    ("beam", "4", "faster", with_fault(plus_one, beam, "speedup")),
 ]  # fmt: skip
 
 
@@ -89,4 +90,4 @@ def test_every_theorem_has_a_refuting_fault() -> None:
 
 @pytest.mark.parametrize(("method", "number", "fault"), [pytest.param(m, n, f, id=f"{m}-{n}-{what}") for m, n, what, f in FAULTS])
 def test_fault_refutes_theorem(method: str, number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    shows(method, number, fault, monkeypatch)
+    assert_fault_shows(method, number, fault, monkeypatch)

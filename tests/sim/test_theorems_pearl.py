@@ -14,7 +14,14 @@ from model.methods.pearl.finite_pearl import KEPT
 from model.steps import Fork, Join, Read
 from sim.theorems import select
 from sim.theorems.theorem import Theorem
-from tests.support.trying import Fault, after, fails_small, one_more, shows, verdict_tests
+from tests.support.theorem_checks import (
+    Fault,
+    assert_fails_on_small_example,
+    assert_fault_shows,
+    plus_one,
+    verdict_tests,
+    with_fault,
+)
 
 OWN = select("pearl")
 FALSE = [pytest.param(theorem, id=theorem.number) for theorem in OWN if theorem.expect == "fails"]
@@ -25,7 +32,7 @@ test_theorem_has_expected_verdict, test_theorem_has_expected_verdict_on_many_exa
 
 @pytest.mark.parametrize("theorem", FALSE)
 def test_false_statement_fails_on_small_example(theorem: Theorem) -> None:
-    fails_small(theorem)
+    assert_fails_on_small_example(theorem)
 
 
 # --- Faults ---
@@ -126,33 +133,33 @@ def on_the_target_s_unit(patch: pytest.MonkeyPatch) -> None:
 VERIFY, AHEAD = (algorithm, "verify"), (algorithm, "_first_ahead")
 FAULTS: list[tuple[str, str, Fault]] = [
     ("14a", "correction from p", lambda patch: patch.setattr(algorithm, "_replacement", corrected_from_p)),
-    ("14a", "all kept", after(all_kept, *VERIFY)),
-    ("14b", "all kept", after(all_kept, *VERIFY)),
-    ("14b", "a position on", after(of_the_first_wrong_law, algorithm, "_replacement")),
-    ("20a", "one more", after(one_more, pearl, "expected_tokens")),
-    ("20b", "one more", after(one_more, pearl, "expected_tokens")),
-    ("20d", "late", after(later, pearl, "predict")),
-    ("20d", "never stopped", after(never_stopped, *AHEAD)),
-    ("20d", "pre-verify alone", after(never_on, *VERIFY)),
-    ("20e", "one more", after(one_more, pearl, "expected_tokens")),
-    ("20f", "soon", after(sooner, pearl, "predict")),
-    ("20h", "pre-verify alone", after(never_on, *VERIFY)),
-    ("20i", "slow passes", after(one_more, UnitCost, "forward")),
-    ("21a", "first token sent at last", after(first_at_last, *AHEAD)),
-    ("21c", "first token sent at last", after(first_at_last, *AHEAD)),
-    ("21c", "one token alone", after(rest_forgotten, *AHEAD)),
-    ("21e", "one token alone", after(rest_forgotten, *AHEAD)),
-    ("21f", "first token sent at last", after(first_at_last, *AHEAD)),
-    ("21f", "never stopped", after(never_stopped, *AHEAD)),
+    ("14a", "all kept", with_fault(all_kept, *VERIFY)),
+    ("14b", "all kept", with_fault(all_kept, *VERIFY)),
+    ("14b", "a position on", with_fault(of_the_first_wrong_law, algorithm, "_replacement")),
+    ("20a", "one more", with_fault(plus_one, pearl, "expected_tokens")),
+    ("20b", "one more", with_fault(plus_one, pearl, "expected_tokens")),
+    ("20d", "late", with_fault(later, pearl, "predict")),
+    ("20d", "never stopped", with_fault(never_stopped, *AHEAD)),
+    ("20d", "pre-verify alone", with_fault(never_on, *VERIFY)),
+    ("20e", "one more", with_fault(plus_one, pearl, "expected_tokens")),
+    ("20f", "soon", with_fault(sooner, pearl, "predict")),
+    ("20h", "pre-verify alone", with_fault(never_on, *VERIFY)),
+    ("20i", "slow passes", with_fault(plus_one, UnitCost, "forward")),
+    ("21a", "first token sent at last", with_fault(first_at_last, *AHEAD)),
+    ("21c", "first token sent at last", with_fault(first_at_last, *AHEAD)),
+    ("21c", "one token alone", with_fault(rest_forgotten, *AHEAD)),
+    ("21e", "one token alone", with_fault(rest_forgotten, *AHEAD)),
+    ("21f", "first token sent at last", with_fault(first_at_last, *AHEAD)),
+    ("21f", "never stopped", with_fault(never_stopped, *AHEAD)),
     ("28a", "one unit", on_the_target_s_unit),
-    ("28d", "a link once", after(a_link_once, paths, "round_tables")),
-    ("28d", "lock-step", after(as_in_lockstep, paths, "round_tables")),
-    ("28d", "stopped a link early", after(stopped_at_once, paths, "round_tables")),
-    ("28d", "never stopped", after(never_stopped, *AHEAD)),
-    ("28d", "one after the other", after(longest_instead, paths, "round_tables")),
-    ("28e", "a link once", after(a_link_once, paths, "round_tables")),
-    ("28h", "all kept", after(all_kept, *VERIFY)),
-    ("29a", "the first alone", after(first_alone, *VERIFY)),
+    ("28d", "a link once", with_fault(a_link_once, paths, "round_tables")),
+    ("28d", "lock-step", with_fault(as_in_lockstep, paths, "round_tables")),
+    ("28d", "stopped a link early", with_fault(stopped_at_once, paths, "round_tables")),
+    ("28d", "never stopped", with_fault(never_stopped, *AHEAD)),
+    ("28d", "one after the other", with_fault(longest_instead, paths, "round_tables")),
+    ("28e", "a link once", with_fault(a_link_once, paths, "round_tables")),
+    ("28h", "all kept", with_fault(all_kept, *VERIFY)),
+    ("29a", "the first alone", with_fault(first_alone, *VERIFY)),
 ]
 
 
@@ -162,4 +169,4 @@ def test_every_theorem_has_a_refuting_fault() -> None:
 
 @pytest.mark.parametrize(("number", "fault"), [pytest.param(n, fault, id=f"{n}-{what}") for n, what, fault in FAULTS])
 def test_fault_refutes_theorem(number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    shows("pearl", number, fault, monkeypatch)
+    assert_fault_shows("pearl", number, fault, monkeypatch)

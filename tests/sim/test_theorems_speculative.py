@@ -21,18 +21,18 @@ from sim.engine import events
 from sim.theorems import drafting_examples, replay, select
 from sim.theorems.theorem import Theorem
 from tests.sim.test_theorems import LAYERS_LONGER, PASSES_IN_HALF_THE_TIME
-from tests.support import spoiled
-from tests.support.trying import (
+from tests.support import faulty_speculation
+from tests.support.theorem_checks import (
     Fault,
-    after,
-    fails_small,
-    is_refuted,
-    one_more,
+    assert_examples_survive_json,
+    assert_fails_on_small_example,
+    assert_fault_refuted,
+    assert_fault_shows,
+    fault_parameters,
     plain_decoding_on_one_device,
-    refuting,
-    shows,
-    survives_json,
+    plus_one,
     verdict_tests,
+    with_fault,
 )
 
 OWN = select("speculative")
@@ -48,7 +48,7 @@ test_theorem_has_expected_verdict, test_theorem_has_expected_verdict_on_many_exa
 
 @pytest.mark.parametrize("theorem", FALSE)
 def test_false_statement_fails_on_small_example(theorem: Theorem) -> None:
-    fails_small(theorem)
+    assert_fails_on_small_example(theorem)
 
 
 def test_worked_example_of_finite_speedup_above_its_limit() -> None:
@@ -170,18 +170,18 @@ def _sequences_of(cost: UnitCost, step: Any) -> int:
 
 
 def spoil(fault: Any, name: str = "verify") -> Fault:
-    return after(fault, speculative, name)
+    return with_fault(fault, speculative, name)
 
 
 def formula(fault: Any, name: str) -> Fault:
-    return after(fault, formulas, name)
+    return with_fault(fault, formulas, name)
 
 
-BONUS_DROPPED = spoil(spoiled.bonus_dropped)
-FROM_P = spoil(spoiled.changed(correction="sample"))
-LINKS_FORGOTTEN = after(links_forgotten, sampler, "round_prices")
-REJECTIONS_SWAPPED = after(rejections_swapped, World, "__init__")
-EARLY_ON_RECORD = after(early_on_record, events, "Span")
+BONUS_DROPPED = spoil(faulty_speculation.bonus_dropped)
+FROM_P = spoil(faulty_speculation.with_mistakes(correction="sample"))
+LINKS_FORGOTTEN = with_fault(links_forgotten, sampler, "round_prices")
+REJECTIONS_SWAPPED = with_fault(rejections_swapped, World, "__init__")
+EARLY_ON_RECORD = with_fault(early_on_record, events, "Span")
 
 FAULTS: list[tuple[str, str, Fault]] = [
     ("1a", "cap gamma", formula(draft_less, "target_runs")),
@@ -191,29 +191,29 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("1d", "l / mu", formula(naive_rounds, "target_runs")),
     ("1d", "even starts", formula(even_starts, "renewal_density")),
     ("1d", "drafts never cut", formula(whole_drafts, "draft_runs")),
-    ("1e", "links forgotten", after(links_forgotten, formulas, "round_prices")),
+    ("1e", "links forgotten", with_fault(links_forgotten, formulas, "round_prices")),
     ("1e", "no bonus token", BONUS_DROPPED),
     ("2a", "l / mu", formula(naive_rounds, "target_runs")),
     ("2b", "squared", formula(lambda right, *args: right(*args) ** 2, "target_runs")),
     ("2c", "rate of rejections", formula(lambda right, n, alpha, gamma: right(n, 1 - alpha, gamma), "target_runs")),
-    ("3", "variance", formula(one_more, "tokens_variance")),
+    ("3", "variance", formula(plus_one, "tokens_variance")),
     ("4a", "no bonus token", BONUS_DROPPED),
-    ("4a", "paths", after(outcomes_swapped, sampler, "fixed")),
-    ("4b", "too many drafts", spoil(spoiled.one_drafted_more, "draft")),
+    ("4a", "paths", with_fault(outcomes_swapped, sampler, "fixed")),
+    ("4b", "too many drafts", spoil(faulty_speculation.one_token_too_many, "draft")),
     ("5", "no bonus token", BONUS_DROPPED),
     ("6a", "reversed", formula(lambda right, *args: right(*args)[::-1], "tokens_pmf")),
     ("6a", "no bonus token", BONUS_DROPPED),
     ("6b", "cap gamma", formula(draft_less, "expected_tokens")),
-    ("6b", "variance", formula(one_more, "tokens_variance")),
+    ("6b", "variance", formula(plus_one, "tokens_variance")),
     ("6c", "reversed", formula(lambda right, *args: right(*args)[::-1], "tokens_pmf")),
-    ("7a", "one more", after(one_more, laws, "expected_tokens_random_length")),
+    ("7a", "one more", with_fault(plus_one, laws, "expected_tokens_random_length")),
     ("7a", "no bonus token", BONUS_DROPPED),
-    ("7b", "one more", after(one_more, laws, "expected_tokens_by_draft_position")),
-    ("7c", "one rate for all", after(rate_of_all, laws, "expected_tokens_shared_rate")),
-    ("7d", "independent", after(lambda right, p, rho, *rest: right(p, 0.0, *rest), laws, "expected_tokens_markov")),
+    ("7b", "one more", with_fault(plus_one, laws, "expected_tokens_by_draft_position")),
+    ("7c", "one rate for all", with_fault(rate_of_all, laws, "expected_tokens_shared_rate")),
+    ("7d", "independent", with_fault(lambda right, p, rho, *rest: right(p, 0.0, *rest), laws, "expected_tokens_markov")),
     ("7e", "no bonus token", BONUS_DROPPED),
     ("8a", "upside down", formula(lambda right, *args: 1 / right(*args), "speedup")),
-    ("8b", "one more", formula(one_more, "optimal_draft_length")),
+    ("8b", "one more", formula(plus_one, "optimal_draft_length")),
     ("8c", "one less", formula(lambda right, *args, **how: np.maximum(right(*args, **how) - 1, 0), "optimal_draft_length")),
     ("9", "always a draft", formula(no_final_step, "optimal_draft_length")),
     ("9", "free drafts", formula(lambda right, alpha, gamma, c: right(alpha, gamma, 0 * c), "speedup")),
@@ -221,7 +221,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("10a", "drafts twice as expensive", formula(lambda right, alpha, c: right(alpha, 2 * c), "oracle_speedup")),
     ("10b", "half the time", PASSES_IN_HALF_THE_TIME),
     ("11a", "no wasted operations", formula(lambda right, *args: 0 * right(*args) + 1, "operations_factor")),
-    ("11b", "verified twice", spoil(spoiled.verified_twice)),
+    ("11b", "verified twice", spoil(faulty_speculation.verified_twice)),
     ("12a", "never certain", formula(lambda right, alpha, *rest: right(np.minimum(alpha, 0.9), *rest), "speedup")),
     ("12b", "endless", formula(lambda right, n, *rest: formulas.speedup(*rest), "finite_speedup")),
     ("12c", "width is free", formula(lambda right, *args, verify_cost: right(*args), "finite_speedup")),
@@ -230,49 +230,52 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("13a", "no lenience", formula(lambda right, p, q, lenience: right(p, q, 1.0), "lenient_acceptance_rate")),
     ("13b", "correction from p", FROM_P),
     ("14a", "correction from p", FROM_P),
-    ("14a", "p and q swapped", spoil(spoiled.changed(bound=spoiled.upside_down))),
-    ("14a", "one random number", spoil(spoiled.changed(one_number=True))),
-    ("14a", "greedy draft", spoil(spoiled.greedy_draft, "start")),
-    ("14a", "stop overlooked", spoil(spoiled.stop_overlooked, "commit")),
-    ("14a", "all kept", spoil(spoiled.all_kept)),
-    ("14b", "accepted at random", spoil(spoiled.by_chance)),
-    ("14b", "all kept", spoil(spoiled.all_kept)),
-    ("14c", "stop overlooked", spoil(spoiled.stop_overlooked, "commit")),
-    ("14c", "too many drafts", spoil(spoiled.one_drafted_more, "draft")),
+    ("14a", "p and q swapped", spoil(faulty_speculation.with_mistakes(bound=faulty_speculation.inverted_ratio))),
+    ("14a", "one random number", spoil(faulty_speculation.with_mistakes(one_number=True))),
+    ("14a", "greedy draft", spoil(faulty_speculation.greedy_draft, "start")),
+    ("14a", "stop overlooked", spoil(faulty_speculation.stop_token_ignored, "commit")),
+    ("14a", "all kept", spoil(faulty_speculation.all_accepted)),
+    ("14b", "accepted at random", spoil(faulty_speculation.greedy_tested_at_random)),
+    ("14b", "all kept", spoil(faulty_speculation.all_accepted)),
+    ("14c", "stop overlooked", spoil(faulty_speculation.stop_token_ignored, "commit")),
+    ("14c", "too many drafts", spoil(faulty_speculation.one_token_too_many, "draft")),
     ("15a", "no bonus token", BONUS_DROPPED),
     ("15b", "alpha itself", formula(lambda right, alpha, gamma: np.asarray(alpha), "drafted_from_acceptance")),
     ("15c", "of short drafts", formula(lambda right, alpha, gamma: right(alpha, 10 - gamma), "drafted_from_acceptance")),
     ("15d", "no bonus token", formula(lambda right, n, *rest: right(np.maximum(n - 1, 1), *rest), "acceptance_from_length")),
     ("15d", "alpha itself", formula(lambda right, rate, gamma: np.asarray(rate), "acceptance_from_drafted")),
-    ("28a", "busy twice", after(busy_twice, events._Process, "release")),
+    ("28a", "busy twice", with_fault(busy_twice, events._Process, "release")),
     ("28b", "too early", EARLY_ON_RECORD),
     ("28c", "too early", EARLY_ON_RECORD),
     ("28d", "links forgotten", LINKS_FORGOTTEN),
     ("28e", "links forgotten", LINKS_FORGOTTEN),
     ("28f", "long layers", LAYERS_LONGER),
     ("28g", "half the time", PASSES_IN_HALF_THE_TIME),
-    ("28h", "all kept", spoil(spoiled.all_kept)),
-    ("28i", "heads by units", after(heads_by_units, events._Engine, "__init__")),
+    ("28h", "all kept", spoil(faulty_speculation.all_accepted)),
+    ("28i", "heads by units", with_fault(heads_by_units, events._Engine, "__init__")),
     ("29a", "rejections swapped", REJECTIONS_SWAPPED),
-    ("29b", "outcomes swapped", after(outcomes_swapped, sampler, "fixed")),
-    ("29c", "long drafts thrown away", spoil(spoiled.long_drafts_thrown_away)),
+    ("29b", "outcomes swapped", with_fault(outcomes_swapped, sampler, "fixed")),
+    ("29c", "long drafts thrown away", spoil(faulty_speculation.long_drafts_discarded)),
     ("29e", "shorter in long sequences", spoil(shorter_in_long_sequences, "decode")),
-    ("29f", "one survives less", after(one_survives_less, outcome_laws.Law, "survivors")),
-    ("29f", "one survives less of a round", after(one_survives_less, rounds.Rounds, "survivors")),
-    ("29f", "one survives less of a record", after(one_survives_less, rounds.ReplayRounds, "survivors")),
-    ("32a", "links forgotten", after(links_forgotten, static_batches, "prices")),
-    ("32a", "draft of the last sequence", after(draft_of_the_last_sequence, static_batches, "_enter")),
-    ("32b", "outcomes of the first sequence", after(outcomes_of_the_first, BatchWorld, "read")),
-    ("32c", "a share of a pass", after(lambda right, *args: right(*args) / _sequences_of(*args), UnitCost, "forward")),
-    ("32d", "sequence by sequence", after(lambda right, *args: right(*args) * _sequences_of(*args) ** 2, UnitCost, "forward")),
-    ("32f", "all as long as the first", after(lambda right, parts: right(parts[:1] * len(parts)), static_batches, "left")),
-    ("32g", "drafts cut", after(drafts_cut, sampler, "fixed")),
-    ("32h", "drafts cut", after(drafts_cut, formulas, "moments_of_many")),
-    ("32h", "as narrow at the end", after(work_of_one_alone, formulas, "work")),
+    ("29f", "one survives less", with_fault(one_survives_less, outcome_laws.Law, "survivors")),
+    ("29f", "one survives less of a round", with_fault(one_survives_less, rounds.Rounds, "survivors")),
+    ("29f", "one survives less of a record", with_fault(one_survives_less, rounds.ReplayRounds, "survivors")),
+    ("32a", "links forgotten", with_fault(links_forgotten, static_batches, "prices")),
+    ("32a", "draft of the last sequence", with_fault(draft_of_the_last_sequence, static_batches, "_enter")),
+    ("32b", "outcomes of the first sequence", with_fault(outcomes_of_the_first, BatchWorld, "read")),
+    ("32c", "a share of a pass", with_fault(lambda right, *args: right(*args) / _sequences_of(*args), UnitCost, "forward")),
+    ("32d", "sequence by sequence", with_fault(lambda right, *args: right(*args) * _sequences_of(*args) ** 2, UnitCost, "forward")),
+    (
+        "32f", "all as long as the first",
+        with_fault(lambda right, parts: right(parts[:1] * len(parts)), static_batches, "remaining_probabilities"),
+    ),
+    ("32g", "drafts cut", with_fault(drafts_cut, sampler, "fixed")),
+    ("32h", "drafts cut", with_fault(drafts_cut, formulas, "moments_of_many")),
+    ("32h", "as narrow at the end", with_fault(work_of_one_alone, formulas, "work")),
     ("32i", "cap gamma", formula(draft_less, "expected_tokens")),
-    ("32i", "a batch of one", after(lambda right, self, sequences, widest: self, UnitCost, "of_batch")),
+    ("32i", "a batch of one", with_fault(lambda right, self, sequences, widest: self, UnitCost, "of_batch")),
     ("32j", "drafts are shorter in lockstep", spoil(shorter_in_lockstep, "decode")),
-    ("32k", "passes of one sequence", after(lambda right, *args: right(*args) / _sequences_of(*args), UnitCost, "forward")),
+    ("32k", "passes of one sequence", with_fault(lambda right, *args: right(*args) / _sequences_of(*args), UnitCost, "forward")),
     ("32m", "continuous batch of one", whole_drafts_of_one),
     ("33a", "over one device", plain_decoding_on_one_device),
 ]  # fmt: skip
@@ -283,9 +286,9 @@ def test_every_theorem_has_a_refuting_fault() -> None:
     assert sorted(faulted) == sorted(theorem.number for theorem in OWN if theorem.expect == "holds")
 
 
-@pytest.mark.parametrize(("number", "fault", "small"), refuting(FAULTS))
+@pytest.mark.parametrize(("number", "fault", "small"), fault_parameters(FAULTS))
 def test_fault_refutes_theorem(number: str, fault: Fault, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    (is_refuted if small else shows)("speculative", number, fault, monkeypatch)
+    (assert_fault_refuted if small else assert_fault_shows)("speculative", number, fault, monkeypatch)
 
 
 # --- Examples ---
@@ -293,7 +296,7 @@ def test_fault_refutes_theorem(number: str, fault: Fault, small: bool, monkeypat
 
 @pytest.mark.parametrize("theorem", EVERY)
 def test_examples_survive_json(theorem: Theorem, monkeypatch: pytest.MonkeyPatch) -> None:
-    survives_json(theorem, monkeypatch)
+    assert_examples_survive_json(theorem, monkeypatch)
 
 
 def test_every_token_of_the_context_changes_the_state() -> None:

@@ -13,17 +13,17 @@ from model.outcomes.outcome_laws import Outcomes
 
 Bools = NDArray[np.bool_]
 Whole = NDArray[np.int64]
-ALL = tuple(OPTIONS)
-RUNNING = ("gradient", "optimum")
+POLICIES = tuple(OPTIONS)
+ONLINE_POLICIES = ("gradient", "optimum")
 
 
-def choice(policy: str, **own: Any) -> Parameters:
+def parameters_of(policy: str, **options: Any) -> Parameters:
     """Parameters of a policy, with a believed cost ratio of .2 if the policy needs one."""
-    known: dict[str, Any] = {"believed_cost_ratio": 0.2} if policy in RUNNING else {}
-    return Parameters(4, policy, **{"max_draft_length": 6, **known, **own})
+    required: dict[str, Any] = {"believed_cost_ratio": 0.2} if policy in ONLINE_POLICIES else {}
+    return Parameters(4, policy, **{"max_draft_length": 6, **required, **options})
 
 
-def played(rows: Bools) -> Iterator[Outcomes]:
+def outcomes_of_rows(rows: Bools) -> Iterator[Outcomes]:
     """Outcomes by output position, independent of the position in the draft."""
     return iter([lambda _, row=row: row for row in rows])
 

@@ -11,17 +11,17 @@ import pytest
 import figures
 from figures.common import style
 from figures.of_comparisons import error_by_method, formula_limits, gantt_pair, predicted_measured, time_parts
-from figures.of_hardware import layer_time, reached_peaks, wide_pass_cost
+from figures.of_hardware import layer_time, pass_cost, reached_peaks
 from figures.of_logs import acceptance_by_position, accepted_lengths, agreement_over_cost, match_rates
-from figures.of_papers import deck_speedups, ppd_table_3_times
+from figures.of_papers import ppd_table_3_times, slides_speedups
 from figures.of_runs import (
     accepted_tokens,
     bild_rates,
     bild_thresholds,
-    devices_held,
     latency_distribution,
     method_comparison,
     operations_and_bytes,
+    reserved_devices,
     speedup,
     speedup_by_batch,
     speedup_by_device,
@@ -30,10 +30,10 @@ from figures.of_runs import (
 from figures.of_theory import hierarchical_regions, skipdecode_layers, skipdecode_schedule
 
 DRAWING = (
-    acceptance_by_position, accepted_lengths, accepted_tokens, agreement_over_cost, bild_rates, bild_thresholds, deck_speedups,
-    devices_held, error_by_method, formula_limits, gantt_pair, hierarchical_regions, latency_distribution, layer_time, match_rates,
-    method_comparison, operations_and_bytes, ppd_table_3_times, predicted_measured, reached_peaks, skipdecode_layers,
-    skipdecode_schedule, speedup, speedup_by_batch, speedup_by_device, time_parts, tradeoff, wide_pass_cost,
+    acceptance_by_position, accepted_lengths, accepted_tokens, agreement_over_cost, bild_rates, bild_thresholds, error_by_method,
+    formula_limits, gantt_pair, hierarchical_regions, latency_distribution, layer_time, match_rates, method_comparison,
+    operations_and_bytes, pass_cost, ppd_table_3_times, predicted_measured, reached_peaks, reserved_devices, skipdecode_layers,
+    skipdecode_schedule, slides_speedups, speedup, speedup_by_batch, speedup_by_device, time_parts, tradeoff,
 )  # fmt: skip
 
 
@@ -47,7 +47,7 @@ class Album:
             name = module.__name__.rpartition(".")[2]
             monkeypatch.setattr(module, "draw", lambda *arguments, name=name, **options: (name, arguments, options, ""))
         monkeypatch.setattr(match_rates, "draw_by_position", lambda *arguments: ("by_position", arguments, {}, ""))
-        monkeypatch.setattr(style, "headed", lambda figure, about: (*figure[:3], about))
+        monkeypatch.setattr(style, "with_subject_line", lambda figure, about: (*figure[:3], about))
         monkeypatch.setattr(figures, "save", self._saved)
 
     def _saved(self, figure: Any, path: Path) -> list[Path]:

@@ -17,9 +17,9 @@ from model.hardware.profile import Profile, Source, table_of
 from model.hardware.profile_costs import ProfileCosts
 from model.logs import forced_outcomes
 from model.logs.measured_runs import ROLES, MeasuredRuns
-from model.logs.read_log import DecisionLog
-from model.logs.recorded_decoding import Answered, Decoding, question
-from model.logs.spans import OWN, Span, plain
+from model.logs.read_log import ReadLog
+from model.logs.recorded_decoding import AnsweredRead, Decoding, question
+from model.logs.spans import MAIN_PROCESS_KINDS, Span, plain
 from model.methods import registry
 from model.steps import Commit, Read, Steps
 from sim.comparison import run_comparison
@@ -60,21 +60,21 @@ def profiles(wider: float = 0.0, **parts: float) -> dict[str, Profile]:
     return {role: profile(role, wider, **parts) for role in ROLES}
 
 
-class _Recorded:
+class _RecordedWorld:
     """Simulated answers that are recorded."""
 
     def __init__(self, world: Any) -> None:
-        self.world, self.reads = world, list[Answered]()
+        self.world, self.reads = world, list[AnsweredRead]()
         self.written: Sequence[int] = ()
 
     def read(self, step: Read) -> Any:
         self.world.written = self.written
         answer = self.world.read(step)
-        self.reads.append(Answered(question(step, step.output), answer))
+        self.reads.append(AnsweredRead(question(step, step.output), answer))
         return answer
 
 
-def tapped(steps: Steps, see: Callable[[Any], None]) -> Steps:
+def observed(steps: Steps, see: Callable[[Any], None]) -> Steps:
     """Pass on the steps of a process, and call `see` with each."""
     answer = None
     while True:
@@ -86,27 +86,27 @@ def tapped(steps: Steps, see: Callable[[Any], None]) -> Steps:
         answer = yield step
 
 
-def decoded(method: str, tokens: int, rates: Mapping[str, float], seed: int = 0, **settings: Any) -> Decoding:
+def record_decoding(method: str, tokens: int, rates: Mapping[str, float], seed: int = 0, **settings: Any) -> Decoding:
     """Record a decoding with its reads, of models whose answers follow these rates."""
     kind = registry.algorithm(method).Parameters
-    own = {field.name for field in dataclasses.fields(kind)}
-    depths = {f"{role}_layers": LAYERS[role] for role in ("draft", "medium") if f"{role}_layers" in own}
+    fields = {field.name for field in dataclasses.fields(kind)}
+    depths = {f"{role}_layers": LAYERS[role] for role in ("draft", "medium") if f"{role}_layers" in fields}
     parameters = kind(layers=LAYERS["target"], **depths, **settings)
-    world = _Recorded(forced_outcomes.world(parameters, len(PROMPT), tokens, rates, seed=seed))
+    world = _RecordedWorld(forced_outcomes.world(parameters, len(PROMPT), tokens, rates, seed=seed))
     commits: list[Commit] = []
 
     def see(step: Any) -> None:
         if isinstance(step, Commit):
             commits.append(step)
 
-    steps = tapped(registry.algorithm(method).decode(parameters, list(PROMPT), tokens), see)
+    steps = observed(registry.algorithm(method).decode(parameters, list(PROMPT), tokens), see)
     cost = UnitCost(LAYERS["target"], cost_ratio=0.25, medium_cost_ratio=0.4)
     run = simulate(steps, tokens, Cluster(parameters.units), cost, world)
     made = dataclasses.asdict(parameters)
     return Decoding(method, made, PROMPT, tokens, tuple(commits), run.account, seconds=1.0, reads=tuple(world.reads))
 
 
-def runs_of(
+def synthetic_runs(
     decodings: Sequence[Decoding], clock: Mapping[str, Profile], names: Sequence[str] = (), units: Sequence[int] = (),
     rates: Sequence[Mapping[str, float]] | None = None, slower: float = 1.0,
 ) -> MeasuredRuns:
@@ -117,24 +117,24 @@ def runs_of(
     between = {
         name: of["target"].part("wake" if name == "link" else name, 1) for name in ("dispatch", "link", "promotion", "scheduling")
     }
-    known = {name: 0.0 if each is None else float(each.seconds) for name, each in between.items()}
-    cost = ReplayedSeconds(of, slower=(1.0, slower), **known)
+    seconds = {name: 0.0 if each is None else float(each.seconds) for name, each in between.items()}
+    cost = ReplayedSeconds(of, slowdowns=(1.0, slower), **seconds)
     rows = []
     for number, each in enumerate(decodings):
-        held = units[number] if units else 1
-        prediction = run_comparison.predict(each, cost, held, record=held > 1)
+        unit_count = units[number] if units else 1
+        prediction = run_comparison.predict(each, cost, unit_count, record=unit_count > 1)
         for repeat, factor in enumerate((0.99, 1.0, 1.01)):
             rows.append({
-                "decoding": number, "repeat": repeat, "run_order": 3 * number + repeat, "units": held,
+                "decoding": number, "repeat": repeat, "run_order": 3 * number + repeat, "units": unit_count,
                 "seconds": factor * prediction.total,
                 "commit_s": [factor * time for time, *_ in prediction.run.commits],
                 "pass_s": [factor * prediction.passes(role) for role in ROLES], "read_s": factor * prediction.reads,
                 "waited": 0.0, "load": 1.0,
-                "spans": plain(_spans(prediction.run, factor) if held > 1 else [], 0.0),
+                "spans": plain(_spans(prediction.run, factor) if unit_count > 1 else [], 0.0),
             })  # fmt: skip
     models = {role: {"name": f"made-{role}", "checksum": "0", "layers": LAYERS[role]} for role in ROLES}
     versions = {name: FACTS[name] for name in ("python", "torch", "transformers")}
-    log = DecisionLog(
+    log = ReadLog(
         tuple(decodings), tuple(names or ["one"] * len(decodings)), models, None, 0, "2026-01-01", versions, "assumed: forced"
     )
     about = {
@@ -151,14 +151,14 @@ def _spans(run: Run, factor: float) -> list[Span]:
     for each in run.intervals:
         what = "head" if each.what == "read" else each.what
         found.append(Span(*each._replace(start=factor * each.start, end=factor * each.end, what=what)))
-    for each in sorted((span for span in found if span.unit == 0 or span.what in OWN), key=lambda span: span.start):
+    for each in sorted((span for span in found if span.unit == 0 or span.what in MAIN_PROCESS_KINDS), key=lambda span: span.start):
         if each.start > end:
             found.append(Span(0, end, each.start, "wait", 0, -1, 0, 0, "kept"))
         end = max(end, each.end)
     return found
 
 
-EVERY: tuple[tuple[str, dict[str, Any], dict[str, float]], ...] = (
+EXAMPLES: tuple[tuple[str, dict[str, Any], dict[str, float]], ...] = (
     ("autoregressive", {}, {}),
     *[("speculative", {"draft_length": each}, {"acceptance_rate": 0.7}) for each in (1, 3, 5)],
     ("adaptive", {"policy": "heuristic"}, {"acceptance_rate": 0.7}),
@@ -172,12 +172,15 @@ EVERY: tuple[tuple[str, dict[str, Any], dict[str, float]], ...] = (
 
 
 @lru_cache(maxsize=1)
-def every() -> tuple[MeasuredRuns, dict[str, Profile]]:
-    """Runs of `EVERY` on two prompts, and profiles slightly different from the times of the runs."""
-    made = [(decoded(name, 24, rates, seed, **table), f"prompt {seed}", rates) for seed in (1, 2) for name, table, rates in EVERY]
+def example_runs() -> tuple[MeasuredRuns, dict[str, Profile]]:
+    """Runs of `EXAMPLES` on two prompts, and profiles slightly different from the times of the runs."""
+    made = [
+        (record_decoding(name, 24, rates, seed, **table), f"prompt {seed}", rates)
+        for seed in (1, 2) for name, table, rates in EXAMPLES
+    ]  # fmt: skip
     decodings, names, forced_by = ([each[index] for each in made] for index in range(3))
     units = [2 if each.method == "ppd" else 1 for each in decodings]
     clock = profiles(wider=0.2, head=2e-3, step=1e-3, next=1e-4, first_read=2e-4)
-    return runs_of(decodings, clock, names, units, forced_by), profiles(
+    return synthetic_runs(decodings, clock, names, units, forced_by), profiles(
         wider=0.18, head=2e-3, step=0.7e-3, next=1e-4, first_read=2e-4
     )

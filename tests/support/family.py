@@ -24,7 +24,7 @@ def text() -> corpus.Corpus:
     return corpus.standard_library().cut(12_000)
 
 
-def made(folder: Path, role: str = "tiny", size: Size = TINY, recipe: Recipe = RECIPE, **more: Any) -> Path:
+def train_model(folder: Path, role: str = "tiny", size: Size = TINY, recipe: Recipe = RECIPE, **more: Any) -> Path:
     """Train a model into a separate directory, with the tokenizer of the folder."""
     read = text()
     make_model.make(role, size, recipe, read, make_model.tokenizer_of(folder, read, 300), folder, **more)
@@ -33,11 +33,11 @@ def made(folder: Path, role: str = "tiny", size: Size = TINY, recipe: Recipe = R
 
 def tokens(read: corpus.Corpus) -> tuple[Any, Any, Any]:
     """Train a tokenizer, and encode both parts of a corpus."""
-    tokenizer = vocabulary.learnt(read, 300)
-    return tokenizer, vocabulary.encoded(tokenizer, read.training), vocabulary.encoded(tokenizer, read.held_out)
+    tokenizer = vocabulary.train_tokenizer(read, 300)
+    return tokenizer, vocabulary.encode(tokenizer, read.training), vocabulary.encode(tokenizer, read.held_out)
 
 
-def broken(folder: Path, name: str, how: Any) -> None:
+def change_tensor(folder: Path, name: str, how: Any) -> None:
     """Change one tensor of a model's weights."""
     from safetensors.torch import load_file, save_file
 
@@ -47,12 +47,12 @@ def broken(folder: Path, name: str, how: Any) -> None:
     save_file(tensors, path, {"format": "pt"})
 
 
-def config(folder: Path, **changes: Any) -> None:
+def change_config(folder: Path, **changes: Any) -> None:
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(content | changes))
 
 
-def told(*arguments: str) -> str:
+def error_of(*arguments: str) -> str:
     """Run a command that must fail, and return its error: one line, exit code 2, no traceback, nothing on stdout."""
     done = CliRunner().invoke(app, [*arguments])
     assert done.exit_code == 2, (done.exit_code, done.stdout, done.stderr, done.exception)
@@ -62,7 +62,7 @@ def told(*arguments: str) -> str:
     return done.stderr
 
 
-def states(folder: Path) -> dict[str, torch.Tensor]:
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     return dict(load_file(folder / "model.safetensors"))

@@ -316,7 +316,7 @@ def misplaced(figure: Figure) -> list[str]:
     return found + [f"begins at {x}, the title at {sorted(titles)}" for x in begin if x not in ends | titles]
 
 
-class Signs(NamedTuple):
+class SeriesSigns(NamedTuple):
     """Signs that distinguish series: colours except greys, markers, and characters of hatches."""
 
     colours: set[str]
@@ -324,7 +324,7 @@ class Signs(NamedTuple):
     hatches: set[str]
 
     @classmethod
-    def of(cls, artists: Iterable[Artist]) -> Signs:
+    def of(cls, artists: Iterable[Artist]) -> SeriesSigns:
         """Return the signs of artists; the markers "|" and "_", drawn as strokes, are not counted."""
         colours: list[Any] = []
         markers, hatches = set(), set()
@@ -364,18 +364,18 @@ def _marker(path: Path) -> str:
     return _marks().get(_outline(path), "?")
 
 
-def unexplained(figure: Figure) -> list[str]:
+def unmatched_legend_signs(figure: Figure) -> list[str]:
     """List signs in legends that no artist has, and default colours of matplotlib."""
-    drawn = Signs.of(artist for axes in figure.axes for artist in [*axes.lines, *axes.patches, *axes.collections])
+    drawn = SeriesSigns.of(artist for axes in figure.axes for artist in [*axes.lines, *axes.patches, *axes.collections])
     found = [f"matplotlib's own colour: {colour}" for colour in drawn.colours & {*map(to_hex, color_sequences["tab10"])}]
     for legend in legends(figure):
         for handle, text in zip(legend.legend_handles, legend.get_texts(), strict=True):
-            for shown_signs, there in zip(Signs.of([handle] if handle is not None else []), drawn, strict=True):
+            for shown_signs, there in zip(SeriesSigns.of([handle] if handle is not None else []), drawn, strict=True):
                 found += [f"{text.get_text()}: {each} is not drawn" for each in shown_signs - there]
     return found
 
 
-def misnamed(figure: Figure) -> list[str]:
+def untied_names(figure: Figure) -> list[str]:
     """List coloured names at the right of axes that are not tied to the end of a line of that colour."""
     found = []
     laid_out(figure)
@@ -388,7 +388,7 @@ def misnamed(figure: Figure) -> list[str]:
             if known.size and line.get_transform() == axes.transData:
                 last = known[np.argmax(x[known])]
                 height = float(np.clip(axes.transData.transform((x[last], y[last]))[1], frame.y0, frame.y1))
-                ends += [(colour, height) for colour in Signs.of([line]).colours]
+                ends += [(colour, height) for colour in SeriesSigns.of([line]).colours]
         for text in axes.texts:
             if isinstance(text, Annotation) and text.xycoords == "axes fraction" and text.xy[0] == 1:
                 at, colour = frame.y0 + text.xy[1] * frame.height, to_hex(text.get_color())
@@ -410,7 +410,7 @@ def clipped(figure: Figure) -> list[str]:
     return found
 
 
-def by_label(panel: Panel) -> dict[str, list[Point]]:
+def lines_by_label(panel: Panel) -> dict[str, list[Point]]:
     """Lines of a panel by label; labels must differ."""
     assert len({label for label, _ in panel.lines}) == len(panel.lines), "two lines have one label"
     return dict(panel.lines)

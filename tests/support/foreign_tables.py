@@ -14,7 +14,7 @@ from model.hardware.profile import Profile
 TABLES = Path(__file__).parents[1] / "data" / "importers"
 
 
-def copied(tmp_path: Path) -> Path:
+def copy_tables(tmp_path: Path) -> Path:
     """Copy the tables, to be corrupted; tables that are Parquet in the original project are converted."""
     copy = tmp_path / "tables"
     shutil.copytree(TABLES, copy)
@@ -36,7 +36,7 @@ def from_llmservingsim(folder: Path) -> Profile:
     return llmservingsim.read(folder / "llmservingsim" / "tp1", model="llama-3.1-8b", gpu="rtx-4090")
 
 
-READ: dict[str, Callable[..., Profile]] = {
+READERS: dict[str, Callable[..., Profile]] = {
     "vidur": from_vidur,
     "aiconfigurator": from_aiconfigurator,
     "llmservingsim": from_llmservingsim,
@@ -78,15 +78,15 @@ def header_only(path: Path) -> None:
     write(path, csv_of(path).splitlines()[0] + "\n")
 
 
-def nothing(path: Path) -> None:
+def empty_file(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def noise(path: Path) -> None:
+def invalid_file(path: Path) -> None:
     path.write_bytes(b"PAR1 this is no Parquet" if path.suffix == ".parquet" else b'a,b\n1,2,3,4\n"unclosed')
 
 
-def gone(path: Path) -> None:
+def remove_file(path: Path) -> None:
     path.unlink()
 
 

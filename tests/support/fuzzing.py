@@ -24,17 +24,17 @@ SECONDS = 60.0
 """Limit of processor time per example [s]; a valid file takes a few seconds at most."""
 MEMORY = 3 * 2**30
 """Limit of the growth of the process's memory per example [bytes]."""
-fuzzed = settings(max_examples=500, deadline=None, suppress_health_check=[*HealthCheck])
+fuzz_settings = settings(max_examples=500, deadline=None, suppress_health_check=[*HealthCheck])
 
 READERS = {
-    "public_acceptance_logs._rows": "public_logs_of_rounds", "align_draft.kept_texts": "sequences_of_an_interrupted_alignment",
+    "public_acceptance_logs._rows": "public_logs_of_rounds", "align_draft.saved_sequences": "sequences_of_an_interrupted_alignment",
     "architectures._from_file": "architectures",
-    "bundled_profiles.origins": "lists_of_sources", "comparison_report.put": "pages", "corpus._read": "training_text",
+    "bundled_profiles.origins": "lists_of_sources", "comparison_report.page_with_section": "pages", "corpus._read": "training_text",
     "devices._of_file": "devices", "engine_run.read": "runs_of_engines",
     "figures._stored": "results", "timing_grid.read": "raw_rows", "exit_heads.about": "heads", "exit_heads.load": "heads",
     "llmservingsim._facts": "tables_of_other_projects", "outcome_files.text_of": "recorded_outcomes",
     "json_and_parquet.load": "measured_runs",
-    "prompts._of_file": "prompts", "output_quality._kept": "work_that_was_broken_off", "validation_page._behind": "pages",
+    "prompts._of_file": "prompts", "output_quality._kept": "work_that_was_broken_off", "validation_page._after_claims": "pages",
     "validation_page.stale": "pages",
     "run_plan.read": "plans", "measure_runs._read": "work_that_was_broken_off", "measured_runs.load": "logs_of_decisions",
     "scenario_file._digest": "recorded_outcomes", "scenario_file.load": "scenarios", "sim_app.compare": "pages",
@@ -46,14 +46,14 @@ READERS = {
     "transformer._read": "configurations",
 }  # fmt: skip
 """Functions that read files from other sources, with the test that corrupts such files."""
-OWN = {
+TRUSTED_READERS = {
     # tables written by the same run
     "atomic_files._digest", "sweep.table", "sweep._describe", "sweep._merge", "sweep._run",
     # files just written, for their checksum
     "profile_from_timings.profile_of", "transfers._written", "json_and_parquet.save", "measured_runs.save",
     # not files of the user
     "published._read", "scenario_file.text_of", "corpus.standard_library", "machine._last_cache", "machine._processor",
-    "atomic_files.alone",  # a directory
+    "atomic_files.locked",  # a directory
 }  # fmt: skip
 
 VALUES: tuple[Any, ...] = (
@@ -63,9 +63,9 @@ VALUES: tuple[Any, ...] = (
 """Values that may replace an expected value."""
 
 
-def ended(app: Any, *arguments: str | Path, failing: bool = False) -> int:
+def run_command(app: Any, *arguments: str | Path, failing: bool = False) -> int:
     """Run a command, check the requirements, and return its exit code; with `failing`, exit code 1 is allowed (failed points)."""
-    begun, grown = time.process_time(), _held()
+    start, memory = time.process_time(), _resident_memory()
     done = CliRunner().invoke(app, [*map(str, arguments)])
     if not isinstance(done.exception, SystemExit | None):
         raise AssertionError(f"{arguments} ended by {done.exception!r}") from done.exception
@@ -74,25 +74,25 @@ def ended(app: Any, *arguments: str | Path, failing: bool = False) -> int:
     errors = [line for line in done.stderr.splitlines() if not line.startswith("warning: ")]
     assert len(errors) <= 1 if done.exit_code == 1 else len(errors) == (done.exit_code == 2), done.stderr
     assert all(line.startswith("error: ") and len(line) < 4000 for line in errors), errors
-    assert time.process_time() - begun < SECONDS
-    assert _held() - grown < MEMORY
+    assert time.process_time() - start < SECONDS
+    assert _resident_memory() - memory < MEMORY
     return done.exit_code
 
 
-def read(function: Any, *arguments: Any) -> None:
+def call_reader(function: Any, *arguments: Any) -> None:
     """Check the requirements for a reading function: it returns, or raises a ParameterError of one line."""
-    begun, grown = time.process_time(), _held()
+    start, memory = time.process_time(), _resident_memory()
     message = ""
     try:
         function(*arguments)
     except ParameterError as error:
         message = str(error)
     assert len(message.splitlines()) <= 1, message
-    assert time.process_time() - begun < SECONDS
-    assert _held() - grown < MEMORY
+    assert time.process_time() - start < SECONDS
+    assert _resident_memory() - memory < MEMORY
 
 
-def _held() -> int:
+def _resident_memory() -> int:
     """Resident memory of this process [bytes]."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -103,8 +103,8 @@ def _held() -> int:
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
     """Create a new folder for each example."""
-    with tempfile.TemporaryDirectory() as made:
-        yield Path(made)
+    with tempfile.TemporaryDirectory() as created:
+        yield Path(created)
 
 
 # --- Mutations ---
@@ -134,9 +134,9 @@ def bytes_of(draw: st.DrawFn, content: bytes) -> bytes:
 
 
 @st.composite
-def json_of(draw: st.DrawFn, said: Any) -> Any:
+def json_of(draw: st.DrawFn, document: Any) -> Any:
     """Draw a document with keys dropped, inserted or renamed, and values of other types and sizes."""
-    found = copy.deepcopy(said)
+    found = copy.deepcopy(document)
     for _ in range(draw(st.integers(1, 3))):
         positions = _positions(found)
         if not positions:
@@ -173,9 +173,9 @@ def _positions(found: Any, most: int = 400) -> list[tuple[Any, Any]]:
     return positions
 
 
-def written(said: Any) -> str:
+def to_json(document: Any) -> str:
     """Write as JSON, including nan and inf."""
-    return json.dumps(said)
+    return json.dumps(document)
 
 
 @st.composite
@@ -218,7 +218,7 @@ def rows_of(draw: st.DrawFn, lines: list[str]) -> bytes:
     if kind == "bytes":
         return draw(bytes_of("\n".join(found).encode()))
     if kind == "said":
-        found[at] = written(draw(json_of(json.loads(found[at]))))
+        found[at] = to_json(draw(json_of(json.loads(found[at]))))
     elif kind == "drop":
         del found[at]
     elif kind == "twice":
@@ -234,20 +234,20 @@ def rows_of(draw: st.DrawFn, lines: list[str]) -> bytes:
 def tensors_of(draw: st.DrawFn, content: bytes) -> bytes:
     """Draw a safetensors file with a mutated header, or with mutated bytes, mostly of the header."""
     size = int.from_bytes(content[:8], "little")
-    said, data = json.loads(content[8 : 8 + size]), content[8 + size :]
+    document, data = json.loads(content[8 : 8 + size]), content[8 + size :]
     kind = draw(st.sampled_from(("header", "header", "inner", "bytes", "end")))
     if kind == "bytes":
         return draw(bytes_of(content[: 8 + size])) + data
     if kind == "end":
         return content[: 8 + size] + draw(bytes_of(data))
-    about = said.get("__metadata__", {})
+    about = document.get("__metadata__", {})
     inner = [name for name, text in about.items() if text.startswith(("{", "["))]
     if kind == "inner" and inner:
         name = draw(st.sampled_from(inner))
-        said["__metadata__"] = about | {name: written(draw(json_of(json.loads(about[name]))))}
+        document["__metadata__"] = about | {name: to_json(draw(json_of(json.loads(about[name]))))}
     else:
-        said = draw(json_of(said))
-    header = written(said).encode()
+        document = draw(json_of(document))
+    header = to_json(document).encode()
     return len(header).to_bytes(8, "little") + header + data
 
 
@@ -300,24 +300,24 @@ def _with_cell(draw: st.DrawFn, column: pl.Series) -> pl.Series:
         return column
 
 
-def spoiled(data: st.DataObject, held: dict[str, bytes], name: str, table: pl.DataFrame, here: Path) -> None:
+def write_mutated_pair(data: st.DataObject, files: dict[str, bytes], name: str, table: pl.DataFrame, here: Path) -> None:
     """Write all files, with the pair NAME.json and NAME.parquet mutated; checksums match unless bytes were mutated."""
-    for other, content in held.items():
+    for other, content in files.items():
         (here / other).write_bytes(content)
-    said = json.loads(held[f"{name}.json"])
+    document = json.loads(files[f"{name}.json"])
     kind = data.draw(st.sampled_from(("said", "said", "table", "table", "bytes of the table", "bytes")))
-    content = held[f"{name}.parquet"]
+    content = files[f"{name}.parquet"]
     if kind == "said":
-        said = data.draw(json_of(said))
+        document = data.draw(json_of(document))
     elif kind == "table":
         frame = data.draw(table_of(table))
         frame.write_parquet(here / "made")
         content = (here / "made").read_bytes()
-        said["rows"] = frame.height
+        document["rows"] = frame.height
     elif kind == "bytes of the table":
         content = data.draw(bytes_of(content))
-    if isinstance(said, dict) and kind != "bytes":
-        said["sha256"] = hashlib.sha256(content).hexdigest()
-    text = data.draw(bytes_of(held[f"{name}.json"])) if kind == "bytes" else written(said).encode()
+    if isinstance(document, dict) and kind != "bytes":
+        document["sha256"] = hashlib.sha256(content).hexdigest()
+    text = data.draw(bytes_of(files[f"{name}.json"])) if kind == "bytes" else to_json(document).encode()
     (here / f"{name}.json").write_bytes(text)
     (here / f"{name}.parquet").write_bytes(content)

@@ -32,7 +32,7 @@ WORDS = {
 PATTERN = re.compile(rf"\b(?:{'|'.join(f'(?:{each})' for each in WORDS)})\b", re.IGNORECASE)
 
 
-class Place(NamedTuple):
+class Occurrence(NamedTuple):
     """One such word."""
 
     path: Path
@@ -43,12 +43,12 @@ class Place(NamedTuple):
         return f"{self.path.relative_to(ROOT)}:{self.line}: {self.word}"
 
 
-def _in(text: str, path: Path, line: int = 1) -> Iterator[Place]:
+def _in(text: str, path: Path, line: int = 1) -> Iterator[Occurrence]:
     for found in PATTERN.finditer(text):
-        yield Place(path, line + text.count("\n", 0, found.start()), found[0])
+        yield Occurrence(path, line + text.count("\n", 0, found.start()), found[0])
 
 
-def _of_module(path: Path) -> Iterator[Place]:
+def _of_module(path: Path) -> Iterator[Occurrence]:
     """Comments, strings and docstrings, and names of tests with their underscores as spaces."""
     tests, before = path.name.startswith("test_"), ""
     for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
@@ -63,15 +63,15 @@ MIDDLES = (getattr(tokenize, "FSTRING_MIDDLE", -1),)
 """The texts between the braces of f-strings are tokens of their own from Python 3.12 on."""
 
 
-def _of_notebook(path: Path) -> Iterator[Place]:
+def _of_notebook(path: Path) -> Iterator[Occurrence]:
     for cell in json.loads(path.read_text())["cells"]:
         yield from _in("".join(cell["source"]), path)
 
 
-def places(paths: Sequence[Path]) -> list[Place]:
+def occurrences(paths: Sequence[Path]) -> list[Occurrence]:
     """Such words in files, or in all files below folders."""
     readers = {".py": _of_module, ".ipynb": _of_notebook}
-    found: list[Place] = []
+    found: list[Occurrence] = []
     for path in paths:
         files = [path] if path.is_file() else [each for kind in ("*.py", "*.ipynb", "*.md", "*.toml") for each in path.rglob(kind)]
         for each in sorted(files):
@@ -83,7 +83,7 @@ def places(paths: Sequence[Path]) -> list[Place]:
 def main() -> None:
     """Print where they stand, and how many there are."""
     given = [Path(each).resolve() for each in sys.argv[1:]] or [ROOT / each for each in (*PACKAGES, *PAGES)]
-    found = places(given)
+    found = occurrences(given)
     print(*found, f"{len(found)} words", sep="\n")
 
 

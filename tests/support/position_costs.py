@@ -72,11 +72,11 @@ def _deep(shape: Shape, layers: int) -> Shape:
 
 
 @dataclass
-class Scattered(StepCosts):
+class RandomCosts(StepCosts):
     """Random times for every shape of a pass, at each of the first positions, so that costs of a wrong pass are detected.
 
     >>> from model.steps import LayerSpan
-    >>> cost, shape = Scattered(4), PassShape(LayerSpan(0, 4), heads=1)
+    >>> cost, shape = RandomCosts(4), PassShape(LayerSpan(0, 4), heads=1)
     >>> cost.times(shape, [0, 1]).tolist() == [float(cost.times(shape, at)) for at in (0, 1)], len({*cost.times(shape, range(9))})
     (True, 9)
     """
@@ -106,7 +106,7 @@ class Scattered(StepCosts):
     def dispatching(self, processes: int) -> float:
         return self.dispatch * processes
 
-    def runs(self, role: str) -> bool:
+    def has_model(self, role: str) -> bool:
         return True
 
     def operations(self, role: str) -> float:

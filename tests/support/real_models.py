@@ -9,7 +9,7 @@ from typing import Any
 VOCABULARY = 29
 DEPTHS = {"target": 5, "draft": 2, "medium": 3}
 KINDS = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "opt", "gpt_neox", "phi", "t5", "mt5")
-ENCODING = ("t5", "mt5")
+ENCODER_DECODERS = ("t5", "mt5")
 """Kinds with an encoder."""
 NEAR, FEWEST = 1e-4, 1000
 """Difference of logits that is a near tie, at which float32 may differ; and the tokens per near tie, at least."""
@@ -61,7 +61,7 @@ def model(kind: str, layers: int, seed: int = 0, dtype: str = "float64") -> Any:
 
     torch.set_num_threads(1)  # several tests run at once, and more threads do not help tiny GEMMs
     torch.manual_seed(seed)
-    of = transformers.AutoModelForSeq2SeqLM if kind in ENCODING else transformers.AutoModelForCausalLM
+    of = transformers.AutoModelForSeq2SeqLM if kind in ENCODER_DECODERS else transformers.AutoModelForCausalLM
     found = of.from_config(config(kind, layers))
     with torch.no_grad():
         for parameter in found.parameters():
@@ -79,7 +79,7 @@ def decoders(kind: str, *roles: str, seed: int = 0, dtype: str = "float64", same
     for number, role in enumerate(("target", *roles)):
         full = model(kind, DEPTHS[role], seed if same else seed + 100 * number, dtype)
         found[role] = decoder_of(full, f"{kind} {role}")
-        if kind in ENCODING:
+        if kind in ENCODER_DECODERS:
             found[role].read_source(SOURCE)
     return found
 
@@ -96,7 +96,7 @@ def logits(full: Any, text: Sequence[int]) -> Any:
         return full(**inputs, use_cache=False).logits[0, -1]
 
 
-def oracle(full: Any, prompt: Sequence[int], tokens: int, stop: int | None = None) -> list[int]:
+def reference_tokens(full: Any, prompt: Sequence[int], tokens: int, stop: int | None = None) -> list[int]:
     """Generate greedily, one token at a time, each from scratch; the result ends with `stop` if that occurs."""
     text = _oracle(full, tuple(prompt), tokens, SOURCE)
     return [*text[: text.index(stop) + 1]] if stop in text else [*text]
@@ -112,7 +112,7 @@ def _oracle(full: Any, prompt: tuple[int, ...], tokens: int, source: tuple[int, 
     return tuple(text[len(prompt) :])
 
 
-def differs(full: Any, prompt: Sequence[int], found: Sequence[int], expected: Sequence[int]) -> bool:
+def differs_from_reference(full: Any, prompt: Sequence[int], found: Sequence[int], expected: Sequence[int]) -> bool:
     """Return whether a sequence differs from the reference, which is allowed only in float32 at a near tie."""
     import torch
 
@@ -126,7 +126,7 @@ def differs(full: Any, prompt: Sequence[int], found: Sequence[int], expected: Se
     return True
 
 
-def beam_oracle(full: Any, prompt: Sequence[int], tokens: int, beams: int) -> list[tuple[float, list[int]]]:
+def reference_beams(full: Any, prompt: Sequence[int], tokens: int, beams: int) -> list[tuple[float, list[int]]]:
     """Beam search from scratch; return the final sequences with their scores, best first."""
     import torch
 

@@ -45,7 +45,7 @@ class Record:
         self.patch.setattr(owner, function, recorded)
 
 
-def ran(command: str, words: str = "") -> None:
+def run_until_work(command: str, words: str = "") -> None:
     """Run a command until it reaches the work."""
     program, *verbs = command.split()
     done = CliRunner().invoke(APPS[program], [*verbs, *words.split()])
@@ -53,5 +53,5 @@ def ran(command: str, words: str = "") -> None:
 
 
 @contextlib.contextmanager
-def no_bar() -> Iterator[str]:
+def no_progress_bar() -> Iterator[str]:
     yield "a bar"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def inlined(schema: dict[str, Any]) -> dict[str, Any]:
+def inline_references(schema: dict[str, Any]) -> dict[str, Any]:
     """The same schema without `$defs`; its definitions refer to each other in no circle."""
     defs = schema["$defs"]
 

@@ -1,4 +1,4 @@
-"""Worker processes as threads on fake GPUs: `tests.support.ordering` checks every operation of each.
+"""Worker processes as threads on fake GPUs: `tests.support.happens_before` checks every operation of each.
 
 Each thread has a separate stream, like each process on its GPU. Tensors sent through pipes are passed as they are, so all threads
 share the memory, and a read that is not ordered after another stream's write is detected.
@@ -23,22 +23,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from calibrate.loading.replicas import Replica
 from calibrate.untested_on_gpu import gpu_ordering
 from calibrate.workers import worker_loop, worker_pool
-from tests.support import ordering
+from tests.support import happens_before
 
-HANDED: dict[int, Any] = {}
+SENT_OBJECTS: dict[int, Any] = {}
 """Objects on their way through a pipe."""
 
 
-class Cuda(ordering.Device):
+class Cuda(happens_before.Device):
     """Replacement of `torch.cuda`: several GPUs, with a separate stream for each thread."""
 
     def __init__(self, done: Any) -> None:
-        self.own = threading.local()
+        self.local = threading.local()
         super().__init__(done)
         self.lock = threading.RLock()
-        self.of: dict[str, Any] = {}
+        self.stream_of_thread: dict[str, Any] = {}
         """Stream of each thread, by name."""
-        self.chosen: dict[str, str] = {}
+        self.device_of_thread: dict[str, str] = {}
         """GPU of each thread, by name."""
         self.board: Any = None
         self.host: set[int] = set()
@@ -46,11 +46,11 @@ class Cuda(ordering.Device):
         self.events: dict[bytes, Any] = {}
         cuda = self
 
-        class Event(ordering.Event):
+        class Event(happens_before.Event):
             def __init__(self, interprocess: bool = False) -> None:
                 assert interprocess
                 super().__init__(cuda)
-                self.gpu = cuda.own.device
+                self.gpu = cuda.local.device
 
             def ipc_handle(self) -> bytes:
                 name = str(id(self)).encode()
@@ -67,7 +67,7 @@ class Cuda(ordering.Device):
                     return super().query()
 
             @staticmethod
-            def from_ipc_handle(device: torch.device, name: bytes) -> ordering.Event:
+            def from_ipc_handle(device: torch.device, name: bytes) -> happens_before.Event:
                 assert str(device) == cuda.events[name].gpu
                 return cuda.events[name]
 
@@ -75,57 +75,57 @@ class Cuda(ordering.Device):
 
     @property
     def current(self) -> Any:
-        if not hasattr(self.own, "stream"):
+        if not hasattr(self.local, "stream"):
             with self.lock:
-                self.own.stream = Stream(len(self.streams), self)
-                self.streams.append(self.own.stream)
-                self.of[threading.current_thread().name] = self.own.stream
-        return self.own.stream
+                self.local.stream = Stream(len(self.streams), self)
+                self.streams.append(self.local.stream)
+                self.stream_of_thread[threading.current_thread().name] = self.local.stream
+        return self.local.stream
 
     @current.setter
     def current(self, stream: Any) -> None:
-        """Ignore the initial stream of `ordering.Device`."""
+        """Ignore the initial stream of `happens_before.Device`."""
 
-    def dispatched(self, func: Any, args: Any, kwargs: Any, inputs: list[Any], keys: list[int]) -> Any:
-        """See `ordering.Device`."""
+    def record_dispatch(self, func: Any, args: Any, kwargs: Any, inputs: list[Any], keys: list[int]) -> Any:
+        """See `happens_before.Device`."""
         on_host = [key in self.host for key in keys]
         if on_host and all(on_host):
-            made = func(*args, **kwargs)
-            self.host.update(map(ordering._memory, ordering._tensors((made,))))
-            return made
-        made = super().dispatched(func, args, kwargs, inputs, keys)
+            result = func(*args, **kwargs)
+            self.host.update(map(happens_before._memory, happens_before._tensors((result,))))
+            return result
+        result = super().record_dispatch(func, args, kwargs, inputs, keys)
         if self.host:
-            self.host -= {ordering._memory(each) for each in ordering._tensors((made,))} - {*keys}
+            self.host -= {happens_before._memory(each) for each in happens_before._tensors((result,))} - {*keys}
         if any(on_host):
             self.current.synchronize()
-        return made
+        return result
 
-    def lie_on_host(self, tensor: torch.Tensor) -> torch.Tensor:
+    def mark_on_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """Mark a tensor as lying in the processor's memory."""
         key = tensor.untyped_storage()._cdata
         self.host.add(key)
         self.blocks.pop(key, None)
         return tensor
 
-    def excused(self) -> set[int]:
+    def ignored_streams(self) -> set[int]:
         """Streams of stopped passes that are still running: their results are not used."""
         found = set()
-        for name, stream in self.of.items():
+        for name, stream in self.stream_of_thread.items():
             if name.startswith("unit "):
                 unit = int(name[5:])
                 done = self.board.words[unit][worker_loop.DONE]
-                going = self.board.words[unit][worker_loop.POSTED] > done
-                if going and self.board.slots[unit][done % worker_loop.SLOTS][worker_loop.STOPPED]:
+                running = self.board.words[unit][worker_loop.POSTED] > done
+                if running and self.board.slots[unit][done % worker_loop.SLOTS][worker_loop.STOPPED]:
                     found.add(stream.number)
         return found
 
     @contextlib.contextmanager
     def device(self, device: str) -> Iterator[None]:
-        self.own.device = device
+        self.local.device = device
         yield
 
     def set_device(self, device: str) -> None:
-        self.chosen[threading.current_thread().name] = device
+        self.device_of_thread[threading.current_thread().name] = device
 
     def device_count(self) -> int:
         return 2
@@ -134,7 +134,7 @@ class Cuda(ordering.Device):
         self.current.synchronize()
 
 
-class Stream(ordering.Stream):
+class Stream(happens_before.Stream):
     """A stream that a process can wait for."""
 
     def __init__(self, number: int, cuda: Cuda) -> None:
@@ -147,10 +147,10 @@ class Stream(ordering.Stream):
 
     def synchronize(self) -> None:
         with self.cuda.lock:
-            np.maximum(self.cuda.seen, self.clock, out=self.cuda.seen)
+            np.maximum(self.cuda.finished, self.clock, out=self.cuda.finished)
 
 
-class Watched(TorchDispatchMode):
+class SharedDispatchMode(TorchDispatchMode):
     """Dispatch mode of one thread for a device that all threads share."""
 
     def __init__(self, cuda: Cuda) -> None:
@@ -166,65 +166,65 @@ class Watched(TorchDispatchMode):
             return self.cuda.__torch_dispatch__(func, types, args, kwargs)
 
 
-class End:
+class PipeEnd:
     """One end of a pipe."""
 
     def __init__(self, lock: Any) -> None:
-        self.other: End
+        self.other: PipeEnd
         self.lock = lock
-        self.came = threading.Condition()
-        self.said: deque[bytes] = deque()
+        self.arrived = threading.Condition()
+        self.messages: deque[bytes] = deque()
         self.closed = False
 
     def send(self, what: Any) -> None:
         with self.lock:
-            what = own(what)
-        HANDED[id(what)] = what
-        self.send_bytes(pickle.dumps(Handed(id(what))))
+            what = detached(what)
+        SENT_OBJECTS[id(what)] = what
+        self.send_bytes(pickle.dumps(ObjectKey(id(what))))
 
-    def send_bytes(self, said: bytes) -> None:
+    def send_bytes(self, message: bytes) -> None:
         if self.other.closed:
             raise BrokenPipeError
-        with self.other.came:
-            self.other.said.append(said)
-            self.other.came.notify()
+        with self.other.arrived:
+            self.other.messages.append(message)
+            self.other.arrived.notify()
 
     def poll(self, timeout: float = 0.0) -> bool:
-        with self.came:
-            if not self.said and timeout:
-                self.came.wait(timeout)
-            return bool(self.said)
+        with self.arrived:
+            if not self.messages and timeout:
+                self.arrived.wait(timeout)
+            return bool(self.messages)
 
     def recv_bytes(self) -> bytes:
-        with self.came:
-            while not self.said:
-                self.came.wait(1)
-            return self.said.popleft()
+        with self.arrived:
+            while not self.messages:
+                self.arrived.wait(1)
+            return self.messages.popleft()
 
     def close(self) -> None:
         self.closed = True
 
 
-class Handed:
+class ObjectKey:
     """Key of an object; unpickling returns the object itself."""
 
     def __init__(self, key: int) -> None:
         self.key = key
 
     def __reduce__(self) -> Any:
-        return handed, (self.key,)
+        return object_of_key, (self.key,)
 
 
-def own(what: Any) -> Any:
+def detached(what: Any) -> Any:
     """Copy the tensor objects, but not their memory: threads must not share a tensor object."""
     if isinstance(what, torch.Tensor):
         return what.detach()
-    return type(what)(own(each) for each in what) if type(what) in (list, tuple) else what
+    return type(what)(detached(each) for each in what) if type(what) in (list, tuple) else what
 
 
-def handed(key: int) -> Any:
+def object_of_key(key: int) -> Any:
     """Return the object that was sent."""
-    return HANDED[key]
+    return SENT_OBJECTS[key]
 
 
 class Worker(worker_loop._Worker):
@@ -253,7 +253,7 @@ class Thread(threading.Thread):
 
     def run(self) -> None:
         try:
-            with Watched(self.cuda), torch.inference_mode():
+            with SharedDispatchMode(self.cuda), torch.inference_mode():
                 Worker(*self.arguments, self.cuda).serve()
         except BaseException as error:  # reported by the main thread
             self.arguments[0].send(("failed", f"{type(error).__name__}: {error}"))
@@ -275,31 +275,31 @@ class Context:
     def __init__(self, cuda: Cuda) -> None:
         self.cuda = cuda
 
-    def Pipe(self) -> tuple[End, End]:  # noqa: N802
-        one, other = End(self.cuda.lock), End(self.cuda.lock)
-        one.other, other.other = other, one
-        return one, kept_open(other)
+    def Pipe(self) -> tuple[PipeEnd, PipeEnd]:  # noqa: N802
+        near, far = PipeEnd(self.cuda.lock), PipeEnd(self.cuda.lock)
+        near.other, far.other = far, near
+        return near, without_close(far)
 
-    def Process(self, **given: Any) -> Thread:  # noqa: N802
-        return Thread(**given, cuda=self.cuda)
+    def Process(self, **arguments: Any) -> Thread:  # noqa: N802
+        return Thread(**arguments, cuda=self.cuda)
 
 
-def kept_open(end: End) -> End:
+def without_close(end: PipeEnd) -> PipeEnd:
     """Keep an end open that the main process would close after the other process has received it."""
     end.close = lambda: None  # type: ignore[method-assign]
     return end
 
 
-class Elsewhere(worker_loop.SharedState):
+class DeviceOnlyState(worker_loop.SharedState):
     """Shared state that the processor cannot access."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.bits = []
 
 
 @contextlib.contextmanager
-def standing_in(patch: Any, done: Any = lambda: True) -> Iterator[Cuda]:
+def workers_as_threads(patch: Any, done: Any = lambda: True) -> Iterator[Cuda]:
     """Run workers on GPUs as threads; `patch` is pytest's monkeypatch."""
     cuda = Cuda(done)
     load = Replica.load
@@ -311,23 +311,23 @@ def standing_in(patch: Any, done: Any = lambda: True) -> Iterator[Cuda]:
 
     patch.setattr(gpu_ordering, "cuda", lambda: cuda)
     patch.setattr(worker_pool, "context_of_workers", lambda: Context(cuda))
-    patch.setattr(worker_pool, "connection", type("Waits", (), {"wait": staticmethod(wait), "Connection": End}))
+    patch.setattr(worker_pool, "connection", type("Waits", (), {"wait": staticmethod(wait), "Connection": PipeEnd}))
 
     def shared(shape: Any, dtype: Any, device: Any = "cpu") -> torch.Tensor:
-        made = torch.zeros(shape, dtype=dtype)
-        return cuda.lie_on_host(made) if isinstance(device, str) and device == "cpu" else made
+        result = torch.zeros(shape, dtype=dtype)
+        return cuda.mark_on_host(result) if isinstance(device, str) and device == "cpu" else result
 
     patch.setattr(worker_loop, "_shared", shared)
-    patch.setattr(worker_loop, "SharedState", Elsewhere)
-    patch.setattr(worker_pool, "SharedState", Elsewhere)
+    patch.setattr(worker_loop, "SharedState", DeviceOnlyState)
+    patch.setattr(worker_pool, "SharedState", DeviceOnlyState)
 
     def loaded(self: Replica) -> Any:
         with cuda.lock:  # random weights come from one generator for all threads
             return load(replace(self, device="cpu"))
 
     class Board(worker_loop.Board):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
             cuda.board = self
 
     patch.setattr(worker_pool, "Board", Board)
@@ -335,8 +335,8 @@ def standing_in(patch: Any, done: Any = lambda: True) -> Iterator[Cuda]:
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-4)  # threads that poll a counter let others run
     try:
-        with Watched(cuda):
+        with SharedDispatchMode(cuda):
             yield cuda
     finally:
         sys.setswitchinterval(before)
-        HANDED.clear()
+        SENT_OBJECTS.clear()

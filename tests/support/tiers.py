@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 
-def crossed(rows: Iterable[Any], columns: Iterable[Any], few: Collection[Any]) -> list[Any]:
+def cross_rows(rows: Iterable[Any], columns: Iterable[Any], few: Collection[Any]) -> list[Any]:
     """Pairs of rows and columns: each row with the first column, and `few` rows with every column; other pairs are slow."""
     rows, columns = list(rows), list(columns)
     assert {*few} <= {*rows}

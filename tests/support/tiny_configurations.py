@@ -37,6 +37,6 @@ TINY: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def built(path: str) -> LibraryModel:
+def build_library_model(path: str) -> LibraryModel:
     torch.manual_seed(5)
     return LibraryModel(architecture(path), "cpu", "float32", source=7)

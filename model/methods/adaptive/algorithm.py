@@ -23,7 +23,7 @@ from model.costs.step_costs import StepCosts
 from model.costs.width_curve import as_curve
 from model.methods.adaptive import draft_length_policies
 from model.methods.draft_model import MAX_DRAFT, DraftModel
-from model.methods.speculative.algorithm import Guess, Model, commit, draft, start, verify
+from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, start, verify
 from model.steps import Read, Step, Steps
 
 _RUNNING: Mapping[str, Any] = MappingProxyType(
@@ -124,9 +124,9 @@ class Parameters(DraftModel):
                 checks.number(name, getattr(self, name), 0)
         if self.believed_verify_cost is not None:
             reaches = as_curve(self.believed_verify_cost).last
-            if reaches < self.widest:
+            if reaches < self.largest_pass:
                 raise checks.ParameterError(
-                    f"believed_verify_cost must reach width {self.widest}, that of max_draft_length={self.longest_draft},"
+                    f"believed_verify_cost must reach width {self.largest_pass}, that of max_draft_length={self.longest_draft},"
                     f" got {reaches}"
                 )
         if self.confidence_threshold is not None:
@@ -184,7 +184,7 @@ class Parameters(DraftModel):
         return "min_draft_length" in OPTIONS[self.policy] and not self.option("min_draft_length")
 
     @property
-    def widest(self) -> int:
+    def largest_pass(self) -> int:
         """Largest number of tokens in a pass of the target."""
         return self.longest_draft + 1
 
@@ -195,12 +195,12 @@ class Parameters(DraftModel):
         """
         known: dict[str, Callable[[], Any]] = {
             "believed_cost_ratio": lambda: cost.ratio("draft"),
-            "believed_verify_cost": lambda: cost.verify_curve(self.widest),
+            "believed_verify_cost": lambda: cost.verify_curve(self.largest_pass),
         }
         missing = {name: find() for name, find in known.items() if name in OPTIONS[self.policy] and getattr(self, name) is None}
         return replace(self, **missing) if missing else self
 
-    def started(self, count: int) -> draft_length_policies.Policy:
+    def initial_policy(self, count: int) -> draft_length_policies.Policy:
         """Initial state of the policy for `count` decodings."""
         if self.policy == "confidence":
             return draft_length_policies.Constant(self.first, count)
@@ -214,8 +214,8 @@ class Parameters(DraftModel):
         bounds, estimator = (self.option("min_draft_length"), self.longest_draft), self.option("estimator")
         prior = self.option("prior_accepted"), self.option("prior_tested")
         if self.believed_verify_cost is not None:
-            widths = as_curve(self.believed_verify_cost).relative(np.arange(1, self.widest + 1))
-            return draft_length_policies.Measured(self.first, bounds, ratio, estimator, prior, widths, count)
+            widths = as_curve(self.believed_verify_cost).relative(np.arange(1, self.largest_pass + 1))
+            return draft_length_policies.MeasuredOptimum(self.first, bounds, ratio, estimator, prior, widths, count)
         if self.policy == "optimum":
             return draft_length_policies.Optimum(self.first, bounds, ratio, estimator, prior, count)
         return draft_length_policies.Gradient(self.first, bounds, ratio, estimator, prior, self.option("step"), count)
@@ -223,22 +223,22 @@ class Parameters(DraftModel):
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
     """Decode `tokens` tokens after a prompt of at least one token, or up to the first token of `stop`."""
-    text, end = list(prompt), len(prompt) + tokens
-    policy = parameters.started(1)
+    sequence, end = list(prompt), len(prompt) + tokens
+    policy = parameters.initial_policy(1)
     threshold = parameters.option("confidence_threshold") if parameters.policy == "confidence" else None
-    drafter, target = (yield from start(parameters, text, parameters.sampled)), Model("target", parameters.layers, 0)
-    while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
-        guesses = yield from offer(drafter, text, min(int(policy.length[0]), end - len(text) - 1), threshold)
-        kept, token = yield from verify(target, text, guesses, parameters.sampled)
-        yield from commit(text, guesses, kept, token, stop)
+    drafter, target = (yield from start(parameters, sequence, parameters.sampled)), Model("target", parameters.layers, 0)
+    while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
+        guesses = yield from offer(drafter, sequence, min(int(policy.length[0]), end - len(sequence) - 1), threshold)
+        kept, token = yield from verify(target, sequence, guesses, parameters.sampled)
+        yield from commit(sequence, guesses, kept, token, stop)
         policy.learn(ONLY, np.array([kept]), np.array([len(guesses)]))
-        drafter.rows = min(drafter.rows, len(text) - 1)
+        drafter.rows = min(drafter.rows, len(sequence) - 1)
 
 
-def offer(model: Model, text: Sequence[int], length: int, threshold: float | None) -> Generator[Step, Any, list[Guess]]:
+def offer(model: Model, sequence: Sequence[int], length: int, threshold: float | None) -> Generator[Step, Any, list[DraftedToken]]:
     """Draft at most `length` tokens after the sequence; stop after a token with confidence below `threshold`."""
-    guesses: list[Guess] = []
-    ahead = list(text)
+    guesses: list[DraftedToken] = []
+    ahead = list(sequence)
     while len(guesses) < length:
         guess = (yield from draft(model, ahead, 1))[0]
         guesses.append(guess)

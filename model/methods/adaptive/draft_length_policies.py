@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 
 Floats = NDArray[np.float64]
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 Indices = NDArray[np.intp]
 
 ESTIMATORS = ("tested", "drafted")
@@ -94,17 +94,17 @@ class Policy(ABC):
     """Draft lengths of the next rounds of many decodings."""
 
     def __init__(self, first: int, count: int) -> None:
-        self.length: Whole = np.full(count, first, dtype=np.int64)
+        self.length: Integers = np.full(count, first, dtype=np.int64)
 
     @abstractmethod
-    def learn(self, which: Indices, accepted: Whole, drafted: Whole) -> None:
+    def learn(self, which: Indices, accepted: Integers, drafted: Integers) -> None:
         """Update the lengths after a round of each of the decodings `which`."""
 
 
 class Constant(Policy):
     """Constant draft length; the decoder itself may stop drafts earlier."""
 
-    def learn(self, which: Indices, accepted: Whole, drafted: Whole) -> None:
+    def learn(self, which: Indices, accepted: Integers, drafted: Integers) -> None:
         pass
 
 
@@ -121,13 +121,13 @@ class Heuristic(Policy):
         super().__init__(first, count)
         self.longest = longest
 
-    def learn(self, which: Indices, accepted: Whole, drafted: Whole) -> None:
+    def learn(self, which: Indices, accepted: Integers, drafted: Integers) -> None:
         length = self.length[which]
         risen, fallen = np.minimum(length + RISE, self.longest), np.maximum(length - 1, 1)
         self.length[which] = np.where(accepted == drafted, risen, fallen)
 
 
-class Running(Policy):
+class CumulativeMean(Policy):
     """Base of policies that use the cumulative mean (prior_accepted + accepted) / (prior_tested + tested).
 
     A round tests min(accepted + 1, drafted) tokens: those after the first rejection are not tested. The estimator "drafted" counts
@@ -148,17 +148,17 @@ class Running(Policy):
         """Current estimates of alpha of these decodings."""
         return np.asarray(self.accepted[which] / self.tested[which])
 
-    def learn(self, which: Indices, accepted: Whole, drafted: Whole) -> None:
+    def learn(self, which: Indices, accepted: Integers, drafted: Integers) -> None:
         self.accepted[which] += accepted
         self.tested[which] += drafted if self.estimator == "drafted" else np.minimum(accepted + 1, drafted)
-        self.length[which] = self.chosen(which)
+        self.length[which] = self.next_lengths(which)
 
     @abstractmethod
-    def chosen(self, which: Indices) -> Whole:
+    def next_lengths(self, which: Indices) -> Integers:
         """Next draft lengths of these decodings."""
 
 
-class Optimum(Running):
+class Optimum(CumulativeMean):
     """The best whole draft length for the current estimate.
 
     >>> policy = Optimum(5, bounds=(1, 20), ratio=0.1, estimator="tested", prior=(1, 2), count=1)
@@ -167,17 +167,18 @@ class Optimum(Running):
     [7]
     """
 
-    def chosen(self, which: Indices) -> Whole:
+    def next_lengths(self, which: Indices) -> Integers:
         best = np.searchsorted(self.thresholds, self.estimate(which), side="left")
         return np.asarray(np.clip(best, self.shortest, self.longest), dtype=np.int64)
 
 
-class Measured(Running):
+class MeasuredOptimum(CumulativeMean):
     """As `Optimum`, with measured verification times: `widths[g]` is the time of a pass over g + 1 tokens.
 
     All lengths are compared, because a measured curve may have several local optima; ties go to the shortest.
 
-    >>> policy = Measured(5, bounds=(1, 3), ratio=0.1, estimator="tested", prior=(1, 2), widths=np.array([1, 1, 1, 2]), count=1)
+    >>> times = np.array([1, 1, 1, 2])
+    >>> policy = MeasuredOptimum(5, bounds=(1, 3), ratio=0.1, estimator="tested", prior=(1, 2), widths=times, count=1)
     >>> policy.learn(np.array([0]), np.array([5]), np.array([5]))  # 7 drafts at equal times; the third doubles the time
     >>> policy.length.tolist()
     [2]
@@ -190,7 +191,7 @@ class Measured(Running):
         super().__init__(first, bounds, ratio, estimator, prior, count)
         self.times = (np.asarray(widths) + ratio * np.arange(self.longest + 1))[self.shortest :]
 
-    def chosen(self, which: Indices) -> Whole:
+    def next_lengths(self, which: Indices) -> Integers:
         rate = self.estimate(which)
         # Sequential products and sums, so that one decoding and many give the same bits.
         power, tokens, speeds = np.ones_like(rate), np.ones_like(rate), []
@@ -202,7 +203,7 @@ class Measured(Running):
         return np.asarray(np.argmax(speeds, axis=0) + self.shortest, dtype=np.int64)
 
 
-class Gradient(Running):
+class Gradient(CumulativeMean):
     """Gradient ascent on Theorem 3.8 with the current estimate of alpha, one step per round: the method of [Strawberries].
 
     gamma is a real number; the draft length is the better of the whole numbers below and above it.
@@ -215,7 +216,7 @@ class Gradient(Running):
         self.step = step
         self.place = np.full(count, float(first))
 
-    def chosen(self, which: Indices) -> Whole:
+    def next_lengths(self, which: Indices) -> Integers:
         estimate, place = self.estimate(which), self.place[which]
         climbed = np.clip(place + self.step * gradient(estimate, place, self.ratio), self.shortest, self.longest)
         self.place[which] = climbed

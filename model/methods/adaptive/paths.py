@@ -22,6 +22,6 @@ def walk(parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Iterato
     prices = round_prices(cost, parameters.longest_draft, tokens=tokens, separate=parameters.placement == "separate")
     if not isinstance(outcomes, Mapping):
         skipping = cost if parameters.may_skip and not cost.uniform else None
-        return varying(parameters.started(BLOCK), tokens, outcomes, prices, skipping=skipping)
+        return varying(parameters.initial_policy(BLOCK), tokens, outcomes, prices, skipping=skipping)
     doubts = np.concatenate([np.zeros((0, BLOCK), dtype=np.uint8), *outcomes["confidence"]])
-    return varying(parameters.started(BLOCK), tokens, outcomes["accept"], prices, doubts)
+    return varying(parameters.initial_policy(BLOCK), tokens, outcomes["accept"], prices, doubts)

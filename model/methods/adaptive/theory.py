@@ -29,7 +29,7 @@ from model.methods.rounds import (
     ReplayRounds,
     RoundPrices,
     Rounds,
-    each_record,
+    draws_of_records,
     longest_skipped,
     mean_of,
     mixed,
@@ -40,13 +40,13 @@ from model.methods.rounds import (
 )
 from model.methods.speculative.dependent_acceptance import expected_tokens_random_length
 from model.methods.speculative.theory import drafted_from_acceptance, optimal_draft_length, oracle_speedup, speedup
-from model.outcomes.outcome_laws import Chain, Replay, ReplayChances, TwoClass
+from model.outcomes.outcome_laws import Chain, RecordedProbabilities, Replay, TwoClass
 
 Floats = NDArray[np.float64]
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 Law = AcceptanceLaw | Mapping[str, AcceptanceLaw | TwoClass]
 
-UNKNOWN = Moments(*[float("nan")] * 6)
+NO_MOMENTS = Moments(*[float("nan")] * 6)
 
 
 # --- A decoding as a whole ------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: StepCosts
     count = int(np.asarray(tokens))
     prices = round_prices(cost, parameters.longest_draft, tokens=count, separate=parameters.placement == "separate")
     accept, doubt = (law["accept"], law["confidence"]) if isinstance(law, Mapping) else (law, None)
-    found = UNKNOWN
+    found = NO_MOMENTS
     if parameters.policy == "heuristic" and not isinstance(accept, TwoClass):
         found = heuristic_moments(parameters.first, parameters.longest_draft, count, accept, prices)
     elif isinstance(doubt, TwoClass) and isinstance(accept, Chain | Rounds):
@@ -117,11 +117,11 @@ def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw,
     """
     if isinstance(law, Replay | ReplayRounds):
         return _of_records(first, longest, tokens, law, prices)
-    if isinstance(law, ReplayChances):
+    if isinstance(law, RecordedProbabilities):
         return mixed([heuristic_moments(first, longest, tokens, chain, prices) for chain in law.chains])
     if not isinstance(law, Chain | Rounds):
         raise checks.ParameterError("this law of outcomes has no closed form for drafts; ask for views = ['paths']")
-    low, high = law.draft_chances(tokens, longest)
+    low, high = law.draft_probabilities(tokens, longest)
     lengths = np.arange(1, longest + 1)
     risen = np.minimum(lengths + RISE, longest) - 1
     # Axes: quantity (probability, first and second moment of the time so far, unit-time, arithmetic, rounds, drafted tokens),
@@ -153,7 +153,7 @@ def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw,
     return Moments(mean, max(square - mean**2, 0.0), *rest)
 
 
-def _spent(now: Floats, prices: RoundPrices, drafted: Whole) -> Floats:
+def _spent(now: Floats, prices: RoundPrices, drafted: Integers) -> Floats:
     """Moments after the cost of the rounds that start here; axes: moment, draft length, outcome, kind before."""
     mass, first = now[0], now[1]
     time, busy = (price.T[:, None] for price in (prices.time, prices.busy))
@@ -163,7 +163,7 @@ def _spent(now: Floats, prices: RoundPrices, drafted: Whole) -> Floats:
 
 
 def _of_records(first: int, longest: int, tokens: int, law: Replay | ReplayRounds, prices: RoundPrices) -> Moments:
-    choice = each_record(law, tokens)
+    choice = draws_of_records(law, tokens)
     return mean_of(varying(Heuristic(first, longest, choice.shape[1]), tokens, law.drafts(iter([choice])), prices))
 
 
@@ -178,7 +178,7 @@ def confidence_moments(longest: int, tokens: int, law: Chain | Rounds, doubt: Tw
     >>> confidence_moments(3, 9, Iid(1.0), TwoClass(1, 0), RoundPrices(flat, flat, flat)).rounds  # one drafted token per round
     5.0
     """
-    low, high = law.draft_chances(tokens, longest)
+    low, high = law.draft_probabilities(tokens, longest)
     goes_on = 1 - doubt.low_if_accepted
     kinds = 1 if prices.uniform else 2
     starts = np.zeros((tokens + 1, 2, kinds))  # axes: start, outcome before, draft before completely accepted

@@ -46,12 +46,12 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
     """Decode `tokens` tokens after a prompt of at least one token, or up to the first token of `stop`."""
     layers = LayerSpan(0, parameters.layers)
     says: Literal["next", "sample"] = SAMPLED if parameters.sampled else GREEDY
-    text = list(prompt)
-    if text[:-1]:
-        yield Forward("target", tuple(text[:-1]), 0, layers)
+    sequence = list(prompt)
+    if sequence[:-1]:
+        yield Forward("target", tuple(sequence[:-1]), 0, layers)
     for at in range(len(prompt) - 1, len(prompt) - 1 + tokens):
-        out = yield Forward("target", (text[at],), at, layers, heads=1)
-        text.append((yield Read(says, out)))
-        yield Commit("token", (text[-1],))
-        if text[-1] in stop:
+        out = yield Forward("target", (sequence[at],), at, layers, heads=1)
+        sequence.append((yield Read(says, out)))
+        yield Commit("token", (sequence[-1],))
+        if sequence[-1] in stop:
             return

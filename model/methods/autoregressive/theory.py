@@ -34,7 +34,7 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
 def work(parameters: Parameters, tokens: int, law: Law | None) -> Work:
     """Work of the passes of a decoding; `law` is unused.
 
-    >>> work(Parameters(40), 10, None).of["target"].layer_passes, work(Parameters(40), 10, None).of["target"].rows_read
+    >>> work(Parameters(40), 10, None).by_model["target"].layer_passes, work(Parameters(40), 10, None).by_model["target"].rows_read
     (400.0, 2200.0)
     """
     return parameters.plain_work(tokens)

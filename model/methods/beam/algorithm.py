@@ -126,13 +126,13 @@ class Parameters(MethodParameters):
         return self.beams if self.draft_beams is None else self.draft_beams
 
     @property
-    def several(self) -> bool:
+    def several_hypotheses(self) -> bool:
         """True if passes cover several hypotheses."""
         drafted = self.draft_width > 1 and self.draft_length > 0
         return self.arrangement == "batched" and (self.beams > 1 or drafted)
 
     @property
-    def widest(self) -> int:
+    def largest_pass(self) -> int:
         """Largest number of tokens in a pass of the target."""
         if self.rule == "exact":
             return self.beams + self.draft_width * self.draft_length
@@ -154,8 +154,8 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
     The committed output is always that of the currently best hypothesis.
     """
     first = len(prompt) - 1
-    target = BeamModel("target", parameters.layers, first, parameters.several)
-    models = target, BeamModel("draft", parameters.draft_layers, first, parameters.several)
+    target = BeamModel("target", parameters.layers, first, parameters.several_hypotheses)
+    models = target, BeamModel("draft", parameters.draft_layers, first, parameters.several_hypotheses)
     if first:
         for model in models:
             yield Forward(model.role, tuple(prompt[:-1]), 0, LayerSpan(0, model.layers))
@@ -207,13 +207,13 @@ class BeamModel:
     role: str
     layers: int
     first: int
-    several: bool
+    several_hypotheses: bool
     """True if it decodes several hypotheses and its passes are trees; else each token follows the one before."""
-    held: list[dict[Node | None, int]] = field(default_factory=list)
+    cached_nodes: list[dict[Node | None, int]] = field(default_factory=list)
 
     def copy(self) -> BeamModel:
         """Copy for a sub-process."""
-        return BeamModel(self.role, self.layers, self.first, self.several, self.held[:])
+        return BeamModel(self.role, self.layers, self.first, self.several_hypotheses, self.cached_nodes[:])
 
     def read(self, ends: Sequence[Node]) -> Generator[Step, Any, tuple[Any, list[int]]]:
         """Run one pass over the sequences that end with these nodes; return its output and the index of each end in it."""
@@ -225,16 +225,16 @@ class BeamModel:
                 if node not in place:
                     place[node] = len(nodes)
                     nodes.append(node)
-        before: dict[Node | None, int] = self.held[at - self.first - 1] if at > self.first else {None: 0}
+        before: dict[Node | None, int] = self.cached_nodes[at - self.first - 1] if at > self.first else {None: 0}
         tree = tuple([place[node.before] if node.position > at else -1 - before[node.before] for node in nodes])
-        del self.held[at - self.first :]
+        del self.cached_nodes[at - self.first :]
         for node in sorted(nodes, key=lambda node: node.position):
-            if node.position - self.first == len(self.held):
-                self.held.append({})
-            self.held[-1][node] = len(self.held[-1])
+            if node.position - self.first == len(self.cached_nodes):
+                self.cached_nodes.append({})
+            self.cached_nodes[-1][node] = len(self.cached_nodes[-1])
         tokens = tuple([node.token for node in nodes])
         layers = LayerSpan(0, self.layers)
-        out = yield Forward(self.role, tokens, at, layers, heads=len(ends), tree=tree if self.several else ())
+        out = yield Forward(self.role, tokens, at, layers, heads=len(ends), tree=tree if self.several_hypotheses else ())
         return out, [place[end] for end in ends]
 
     def _lacking_from(self, end: Node) -> int:
@@ -246,7 +246,7 @@ class BeamModel:
 
     def _holds(self, node: Node) -> bool:
         level = node.position - self.first
-        return level < len(self.held) and node in self.held[level]
+        return level < len(self.cached_nodes) and node in self.cached_nodes[level]
 
 
 # --- Appendix A.4: a draft that is itself a beam search ------------------------------------------------------------------
@@ -254,13 +254,13 @@ class BeamModel:
 
 def _exact(parameters: Parameters, models: tuple[BeamModel, BeamModel], beams: list[Hypothesis], end: int) -> Steps:
     target, draft = models
-    text: list[int] = []
+    sequence: list[int] = []
     while beams[0].end.position < end:
         drafted: list[list[Hypothesis]] = []
         for _ in range(_draft_length(parameters, beams[0], end)):
             drafted.append((yield from _extended(draft, drafted[-1] if drafted else beams, parameters.draft_width)))
         beams = yield from _verified(target, beams, drafted)
-        text = yield from _lead(text, beams[0], len(drafted))
+        sequence = yield from _lead(sequence, beams[0], len(drafted))
     return beams
 
 
@@ -315,7 +315,7 @@ class Branch(NamedTuple):
 
 def _per_beam(parameters: Parameters, models: tuple[BeamModel, BeamModel], beams: list[Hypothesis], end: int) -> Steps:
     branches = [Branch(beam, models) for beam in beams]
-    text: list[int] = []
+    sequence: list[int] = []
     # A complete sequence waits until it is the best; then it remains the best, because others only become less likely.
     while branches[0].beam.end.position < end:
         count = _draft_length(parameters, branches[0].beam, end)
@@ -327,7 +327,7 @@ def _per_beam(parameters: Parameters, models: tuple[BeamModel, BeamModel], beams
             found = yield from _apart(parameters, growing, end)
         found += [branch for branch in branches if branch not in growing]
         branches = sorted(found, key=lambda branch: branch.beam.score, reverse=True)[: parameters.beams]
-        text = yield from _lead(text, branches[0].beam, count)
+        sequence = yield from _lead(sequence, branches[0].beam, count)
     return [branch.beam for branch in branches]
 
 
@@ -372,11 +372,11 @@ def _speculated(
     return found
 
 
-def _lead(text: list[int], leader: Hypothesis, drafted: int) -> Generator[Step, Any, list[int]]:
+def _lead(sequence: list[int], leader: Hypothesis, drafted: int) -> Generator[Step, Any, list[int]]:
     """Commit the sequence of the best hypothesis in place of the previous best."""
     (new,) = token_lists([leader])
     same = 0
-    while same < min(len(text), len(new)) and text[same] == new[same]:
+    while same < min(len(sequence), len(new)) and sequence[same] == new[same]:
         same += 1
-    yield Commit("round", tuple(new[same:]), drafted, len(text) - same)
+    yield Commit("round", tuple(new[same:]), drafted, len(sequence) - same)
     return new

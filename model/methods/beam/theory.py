@@ -80,7 +80,7 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work:
     """Expected work of the passes of both models; totals that depend on positions, and numbers of heads, are nan.
 
     >>> from model.outcomes.outcome_laws import Iid
-    >>> found = work(Parameters(40, draft_length=3, beams=4), 128, Iid(0.79)).of  # one pass for all beams
+    >>> found = work(Parameters(40, draft_length=3, beams=4), 128, Iid(0.79)).by_model  # one pass for all beams
     >>> round(found["target"].passes, 3), round(found["draft"].passes, 3)
     (44.446, 131.273)
     """
@@ -139,7 +139,8 @@ def _verifying(parameters: Parameters, cost: StepCosts, tokens: int) -> Floats:
     """
     form = parameters.beams, parameters.draft_width, parameters.rule, parameters.arrangement
     widths, whole = pass_width(np.arange(parameters.draft_length + 1), *form), LayerSpan(0, cost.layers)
-    return times_by_width(cost, lambda width: PassShape(whole, width=width, heads=width, tree=parameters.several), widths, tokens)
+    tree = parameters.several_hypotheses
+    return times_by_width(cost, lambda width: PassShape(whole, width=width, heads=width, tree=tree), widths, tokens)
 
 
 def _drafting(parameters: Parameters, cost: StepCosts, tokens: int) -> Floats:
@@ -155,7 +156,7 @@ def _drafting(parameters: Parameters, cost: StepCosts, tokens: int) -> Floats:
     layers = LayerSpan(0, parameters.draft_layers)
 
     def times(width: int, heads: int, at: ArrayLike) -> Floats:
-        return cost.times(PassShape(layers, "draft", width, heads=heads, tree=parameters.several), at)
+        return cost.times(PassShape(layers, "draft", width, heads=heads, tree=parameters.several_hypotheses), at)
 
     drafted, start = np.arange(parameters.draft_length + 1), np.arange(tokens)
     if cost.uniform:

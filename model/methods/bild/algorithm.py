@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from model.base import checks
 from model.methods.draft_model import MAX_DRAFT, DraftModel
 from model.methods.formula_check import FormulaCheck
-from model.methods.speculative.algorithm import Guess, Model, look, start
+from model.methods.speculative.algorithm import DraftedToken, Model, start, verification_pass
 from model.steps import Commit, Forward, LayerSpan, Read, Step, Steps, ended
 
 VARIANTS = ("paper", "code")
@@ -128,7 +128,7 @@ class Parameters(DraftModel):
         return self.max_draft_length
 
     @property
-    def widest(self) -> int:
+    def largest_pass(self) -> int:
         """Largest number of tokens in a pass of the large model."""
         return self.longest_draft + 1
 
@@ -136,37 +136,37 @@ class Parameters(DraftModel):
 class Draft(NamedTuple):
     """Tokens drafted by the small model, whether it stopped because it was unsure, and the outputs of all its passes."""
 
-    guesses: list[Guess]
+    guesses: list[DraftedToken]
     unsure: bool
     outputs: list[Any]
 
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
     """Decode `tokens` tokens after a prompt of at least one token, or up to the first token of `stop`."""
-    text, end = list(prompt), len(prompt) + tokens
+    sequence, end = list(prompt), len(prompt) + tokens
     large = Model("target", parameters.layers, 0)
     if parameters.exit_layer is None:
-        small = yield from start(parameters, text)
+        small = yield from start(parameters, sequence)
     else:
-        small = Model("target", parameters.exit_layer, 0, len(text) - 1)
+        small = Model("target", parameters.exit_layer, 0, len(sequence) - 1)
         if small.rows:
-            yield Forward("target", tuple(text[:-1]), 0, LayerSpan(0, parameters.layers))
-    while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
-        written = yield from write(parameters, small, text, min(parameters.max_draft_length, end - len(text) - 1))
+            yield Forward("target", tuple(sequence[:-1]), 0, LayerSpan(0, parameters.layers))
+    while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
+        written = yield from write(parameters, small, sequence, min(parameters.max_draft_length, end - len(sequence) - 1))
         if parameters.exit_layer is None:
-            out = yield look(large, text, written.guesses)
+            out = yield verification_pass(large, sequence, written.guesses)
         else:
-            out = yield from _look_deeper(parameters, small, text, written)
-        read = yield from _decide(parameters, large, text, written, out, stop)
+            out = yield from _look_deeper(parameters, small, sequence, written)
+        read = yield from _decide(parameters, large, sequence, written, out, stop)
         small.rows = min(small.rows, read)
 
 
-def write(parameters: Parameters, model: Model, text: Sequence[int], length: int) -> Generator[Step, Any, Draft]:
+def write(parameters: Parameters, model: Model, sequence: Sequence[int], length: int) -> Generator[Step, Any, Draft]:
     """Draft at most `length` tokens after the sequence with the small model, until it is unsure."""
     threshold = UNSURE if parameters.fallback_threshold is None else parameters.fallback_threshold
-    guesses: list[Guess] = []
+    guesses: list[DraftedToken] = []
     outputs: list[Any] = []
-    ahead = list(text)
+    ahead = list(sequence)
     while len(guesses) < length:
         out = yield Forward(model.role, tuple(ahead[model.rows :]), model.rows, model.span, heads=1, unit=model.unit)
         model.rows = len(ahead)
@@ -174,24 +174,24 @@ def write(parameters: Parameters, model: Model, text: Sequence[int], length: int
         token = yield Read("next", out)
         if (yield Read("confidence", out, token=token)) < threshold:
             return Draft(guesses, True, outputs)
-        guesses.append(Guess(token, out))
+        guesses.append(DraftedToken(token, out))
         ahead.append(token)
     return Draft(guesses, False, outputs)
 
 
-def _look_deeper(parameters: Parameters, model: Model, text: Sequence[int], written: Draft) -> Generator[Step, Any, Any]:
+def _look_deeper(parameters: Parameters, model: Model, sequence: Sequence[int], written: Draft) -> Generator[Step, Any, Any]:
     """Run the large model's remaining layers on the small model's states; run the last token through the first layers before."""
-    new = (text[-1], *[guess.token for guess in written.guesses])
+    new = (sequence[-1], *[guess.token for guess in written.guesses])
     states = written.outputs
-    if model.rows < len(text) + len(new) - 1:
+    if model.rows < len(sequence) + len(new) - 1:
         states = [*states, (yield Forward("target", new[-1:], model.rows, model.span))]
-        model.rows = len(text) + len(new) - 1
+        model.rows = len(sequence) + len(new) - 1
     rest = LayerSpan(model.layers, parameters.layers)
-    return (yield Forward("target", new, len(text) - 1, rest, tuple(states), len(new)))
+    return (yield Forward("target", new, len(sequence) - 1, rest, tuple(states), len(new)))
 
 
 def _decide(
-    parameters: Parameters, large: Model, text: list[int], written: Draft, out: Any, stop: Collection[int]
+    parameters: Parameters, large: Model, sequence: list[int], written: Draft, out: Any, stop: Collection[int]
 ) -> Generator[Step, Any, int]:
     """Commit the accepted tokens and the large model's own; in the variant `code` one more after a rollback.
 
@@ -208,18 +208,18 @@ def _decide(
     back = kept < len(guesses)
     new = [*[guess.token for guess in guesses[:kept]], (yield _own(out, kept, guesses))]
     new = ended(new, stop)
-    text += new
-    read = len(text) - 1
+    sequence += new
+    read = len(sequence) - 1
     yield Commit("rollback" if back else "fallback" if written.unsure else "cap", tuple(new), len(guesses))
     # A rolled-back token leaves room for one more token of the large model.
-    if back and parameters.variant == "code" and text[-1] not in stop:
+    if back and parameters.variant == "code" and sequence[-1] not in stop:
         unread = kept + 2
-        out = yield Forward("target", tuple(text[-unread:]), len(text) - unread, large.span, heads=1, unit=large.unit)
-        text.append((yield Read("next", out)))
-        yield Commit("again", (text[-1],), 0)
+        out = yield Forward("target", tuple(sequence[-unread:]), len(sequence) - unread, large.span, heads=1, unit=large.unit)
+        sequence.append((yield Read("next", out)))
+        yield Commit("again", (sequence[-1],), 0)
     return read
 
 
-def _own(out: Any, kept: int, guesses: Sequence[Guess]) -> Read:
+def _own(out: Any, kept: int, guesses: Sequence[DraftedToken]) -> Read:
     """Read of the large model's own token after `kept` drafted tokens."""
     return Read("next", out, kept - len(guesses) - 1)

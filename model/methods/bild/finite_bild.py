@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from model.costs.step_costs import WHOLE, PassShape, StepCosts
+from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
 from model.interpret.account import Totals, Work
 from model.interpret.simulated_answers import UNLIKELY, UNSURE
 from model.methods import rounds
@@ -27,14 +27,14 @@ Floats = NDArray[np.float64]
 
 
 class SegmentPrices(NamedTuple):
-    """Time, unit-time and arithmetic of segments (`segment`) and of the pass after a rollback (`again`).
+    """Time, unit-time and arithmetic of segments (`segment`) and of the pass after a rollback (`rollback_pass`).
 
-    `segment` has axes (price, unsure, drafted tokens), `again` (price, kept tokens). If times depend on the position, there is an
-    additional axis before the last: the start position of the segment.
+    `segment` has axes (price, unsure, drafted tokens), `rollback_pass` (price, kept tokens). If times depend on the position, there
+    is an additional axis before the last: the start position of the segment.
     """
 
     segment: Floats
-    again: Floats
+    rollback_pass: Floats
     reread: Floats | None = None
     """Additional time and unit-time of a segment, by its start position, if the small model must read two tokens first.
 
@@ -43,11 +43,13 @@ class SegmentPrices(NamedTuple):
     @property
     def uniform(self) -> bool:
         """True if a segment takes the same time at every position."""
-        return self.again.ndim == 2
+        return self.rollback_pass.ndim == 2
 
     def at(self, position: int) -> tuple[Floats, Floats]:
-        """`segment` and `again` of segments that start at a position."""
-        return (self.segment, self.again) if self.uniform else (self.segment[:, :, position], self.again[:, position])
+        """`segment` and `rollback_pass` of segments that start at a position."""
+        if self.uniform:
+            return self.segment, self.rollback_pass
+        return self.segment[:, :, position], self.rollback_pass[:, position]
 
 
 def prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) -> SegmentPrices:
@@ -63,12 +65,12 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) -> SegmentP
     ([[24.0, 30.0, 36.0], [30.0, 36.0, 42.0]], [[1.0, 2.0625, 3.125], [1.0625, 2.125, 3.1875]])
     """
     layers, longest = parameters.layers, parameters.longest_draft
-    whole, widths = LayerSpan(0, layers), np.arange(1, parameters.widest + 1)
+    whole, widths = LayerSpan(0, layers), np.arange(1, parameters.largest_pass + 1)
     written = np.arange(longest + 1)
     runs = written + np.array([[0], [1]])
     reread = None
     if parameters.exit_layer is None:
-        small = _times_of_runs(cost, PassShape(WHOLE, "draft", heads=1), runs, tokens)
+        small = _times_of_runs(cost, PassShape(ALL_LAYERS, "draft", heads=1), runs, tokens)
         large = rounds.times_by_width(cost, lambda width: PassShape(whole, width=width, heads=width), widths, tokens)
         time, busy = (small * share + large for share in (1.0, cost.draft_devices))
         if not cost.uniform:
@@ -139,7 +141,7 @@ def segments(parameters: Parameters, tokens: int, decisions: Iterator[Digits], p
             accepted[0] += int(np.count_nonzero(after_back))
             passes += after_back
             kept: Any = place if price.uniform else (position - place.astype(np.intp), place)
-            for total, each in zip((time, busy, operations), price.again, strict=True):
+            for total, each in zip((time, busy, operations), price.rollback_pass, strict=True):
                 total += np.where(back, each[kept], 0.0)
         np.copyto(late, again, where=back)
         place = (place + 1) * ~(ends | after_back)
@@ -188,34 +190,34 @@ def moments(parameters: Parameters, tokens: int, law: DecisionLaw, price: Segmen
     for position, each in enumerate(starts(parameters, tokens, law)):
         most = len(each.unsure)
         own, again = price.at(position)
-        segment = own[:, 1, :most] @ each.unsure + own[:, 0, most] * each.whole
-        totals += each.mass * (segment + again[:, :most] @ each.again)
+        segment = own[:, 1, :most] @ each.unsure + own[:, 0, most] * each.full_draft
+        totals += each.mass * (segment + again[:, :most] @ each.rollback_pass)
         if price.reread is not None and most:
-            totals[:2] += each.late * price.reread[:, position]
-        passes += each.mass * (1 + each.again.sum())
+            totals[:2] += each.reread * price.reread[:, position]
+        passes += each.mass * (1 + each.rollback_pass.sum())
         drafted += each.mass * each.drafted
     return rounds.Moments(float(totals[0]), float("nan"), float(totals[1]), float(totals[2]), float(passes), float(drafted))
 
 
-class Start(NamedTuple):
+class SegmentStart(NamedTuple):
     """Probabilities of a segment at a position; `mass` is the probability that a segment starts there."""
 
     mass: float
-    late: float
+    reread: float
     """Probability that a segment starts there and the small model must read two tokens first."""
     unsure: Floats
     """Probabilities of a fallback after 0, 1, ... drafted tokens."""
-    whole: float
+    full_draft: float
     """Probability of a full draft."""
     drafted: float
     """Expected drafted tokens."""
-    again: Floats
+    rollback_pass: Floats
     """Probabilities of a rollback after 0, 1, ... accepted tokens with another pass of the large model."""
 
 
-def starts(parameters: Parameters, tokens: int, law: Independent) -> Iterator[Start]:
+def starts(parameters: Parameters, tokens: int, law: Independent) -> Iterator[SegmentStart]:
     """Distribution of segments, position by position: a start depends only on earlier decisions."""
-    fallback, rollback = law.chances(tokens - 1)
+    fallback, rollback = law.probabilities(tokens - 1)
     mass, late = np.zeros((2, tokens + 1))
     mass[0] = 1.0
     code = parameters.variant == "code"
@@ -227,7 +229,7 @@ def starts(parameters: Parameters, tokens: int, law: Independent) -> Iterator[St
         stays = np.concatenate([[1.0], np.cumprod((1 - f) * (1 - r))])
         back = stays[:-1] * (1 - f) * r  # 0, 1, ... accepted, and the next rolled back
         again = back if code else np.zeros_like(back)
-        yield Start(mass[start], late[start], written[:-1] * f, written[-1], written[1:].sum(), again)
+        yield SegmentStart(mass[start], late[start], written[:-1] * f, written[-1], written[1:].sum(), again)
         mass[start + 1 : start + 1 + most] += mass[start] * stays[:-1] * f
         mass[start + 1 + code : start + 1 + code + most] += mass[start] * back
         mass[start + 1 + most] += mass[start] * stays[-1]
@@ -241,7 +243,7 @@ def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
 
     With an exit layer all passes are the target's: single-token passes through the first layers, one pass through the others.
 
-    >>> found = work(Parameters(24, draft_layers=6), 10, Independent(1.0, 0.0)).of  # always unsure
+    >>> found = work(Parameters(24, draft_layers=6), 10, Independent(1.0, 0.0)).by_model  # always unsure
     >>> found["target"].passes, found["draft"].passes  # the last token needs no draft
     (10.0, 9.0)
     """
@@ -251,17 +253,17 @@ def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
     large, small = np.zeros((2, 5))  # passes, tokens, positions attended to and read; heads
     for place, each in enumerate(starts(parameters, tokens, law)):
         most = len(each.unsure)
-        written = np.append(each.unsure, each.whole)
+        written = np.append(each.unsure, each.full_draft)
         drafted = np.arange(most + 1.0)
         large += each.mass * _wide(place, drafted + 1, written, heads=drafted + 1)
         kept = np.arange(float(most))
-        large += each.mass * _wide(place, kept + 2, each.again, heads=np.ones(most))
+        large += each.mass * _wide(place, kept + 2, each.rollback_pass, heads=np.ones(most))
         asked = np.minimum(drafted + 1, most)
         runs = asked if early is None else drafted + 1  # the last token of a full draft runs through the first layers too
         seen = place * runs + runs * (runs + 1) / 2
         small += each.mass * np.array([written @ runs, written @ runs, written @ seen, written @ seen, written @ asked])
         if early is None:
-            small += each.late * (most > 0) * np.array([0.0, 1.0, place, 0.0, 0.0])
+            small += each.reread * (most > 0) * np.array([0.0, 1.0, place, 0.0, 0.0])
     if early is not None:
         first, others = _totals(early, small)._replace(head_runs=float(small[4])), _totals(parameters.layers - early, large)
         return Work({"target": Totals(*(one + other for one, other in zip(first, others, strict=True)))})
@@ -269,10 +271,10 @@ def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
     return Work(found | {"draft": _totals(parameters.draft_layers, small)} if tokens > 1 else found)
 
 
-def _wide(place: int, width: Floats, chances: Floats, heads: Floats) -> Floats:
-    """Expected passes from a position: their number, tokens, attended positions, rows read and heads, weighted by `chances`."""
+def _wide(place: int, width: Floats, mass: Floats, heads: Floats) -> Floats:
+    """Expected passes from a position: their number, tokens, attended positions, rows read and heads, weighted by `mass`."""
     attended = place * width + width * (width + 1) / 2
-    return np.array([chances.sum(), chances @ width, chances @ attended, chances @ (place + width), chances @ heads])
+    return np.array([mass.sum(), mass @ width, mass @ attended, mass @ (place + width), mass @ heads])
 
 
 def _totals(layers: int, sums: Floats) -> Totals:

@@ -78,7 +78,7 @@ def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[in
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
     """Upper bounds of time and unit-time: every segment emits one token and has the additional pass of a rollback."""
     price = prices(parameters, cost, tokens)
-    again = float(np.nanmax(price.again[0], initial=0.0))
+    again = float(np.nanmax(price.rollback_pass[0], initial=0.0))
     time, busy = (0.0, 0.0) if price.reread is None else price.reread.max(axis=1).tolist()
     return tokens * (float(price.segment[0].max()) + again + time), tokens * (float(price.segment[1].max()) + again + busy)
 

@@ -141,7 +141,7 @@ class Independent:
             if rates.ndim > 1 or not rates.size:
                 raise checks.ParameterError(f"{name} must be a number or a list of numbers, got {checks.shown(rates.tolist())}")
 
-    def chances(self, positions: int) -> tuple[Floats, Floats]:
+    def probabilities(self, positions: int) -> tuple[Floats, Floats]:
         """f and r at each position, each of shape (positions,)."""
         return self._first("fallback_rate", positions), self._first("rollback_rate", positions)
 
@@ -149,7 +149,7 @@ class Independent:
         """Tiles of decisions, as in `model.interpret.simulated_answers`, from tiles of uniform draws."""
         start = 0
         for tile in draws:
-            fallback, rollback = (rates[start:, None] for rates in self.chances(start + len(tile)))
+            fallback, rollback = (rates[start:, None] for rates in self.probabilities(start + len(tile)))
             start += len(tile)
             unsure = tile < fallback
             back = ~unsure & (tile < fallback + (1 - fallback) * rollback)

@@ -164,7 +164,7 @@ class Parameters(batching.StaticBatching):
         return True
 
     @property
-    def widest(self) -> int:
+    def largest_pass(self) -> int:
         """Largest number of tokens in a pass that runs layers."""
         return self.concurrent_sequences
 
@@ -176,11 +176,11 @@ class Parameters(batching.StaticBatching):
             )
         super().check_tokens(tokens)
 
-    def widest_of(self, tokens: int) -> int:
+    def largest_pass_of(self, tokens: int) -> int:
         """Largest number of tokens in any pass: `backfill` may compute the rows of all earlier positions at once."""
-        return max(self.widest, tokens - 1) if self.fill == "backfill" else self.widest
+        return max(self.largest_pass, tokens - 1) if self.fill == "backfill" else self.largest_pass
 
-    def needed(self, column: int) -> float:
+    def exit_threshold(self, column: int) -> float:
         """Confidence at which the token at this output position, from 0, leaves."""
         if self.threshold is None:
             return SURE
@@ -205,7 +205,7 @@ def decode(
         last = dict(zip(batch, batching.last_words(prompt, prompts, tuple(batch)), strict=True))
         owed = None
         if parameters.fill == "backfill":
-            owed = Owed(parameters.layers, start, tuple(batch) if parameters.decoded_sequences > 1 else ())
+            owed = MissingRows(parameters.layers, start, tuple(batch) if parameters.decoded_sequences > 1 else ())
         for column in range(max(batch.values())):
             live = tuple([each for each, length in batch.items() if length > column and (last[each] not in stop or not column)])
             if not live:
@@ -216,24 +216,24 @@ def decode(
             if parameters.exit_layer is not None:
                 out = yield step
             else:
-                out = yield from _leave_early(parameters, step, parameters.needed(column), owed)
+                out = yield from _leave_early(parameters, step, parameters.exit_threshold(column), owed)
             for index, each in enumerate(live):
                 last[each] = yield Read("next", out, index - len(live))
             yield Commit("column", tuple([last[each] for each in live]))
 
 
-class Owed:
+class MissingRows:
     """State of `backfill`: rows that each layer holds, and the tokens and exit states of all positions."""
 
     def __init__(self, layers: int, start: int, sequences: tuple[int, ...]) -> None:
         self.sequences = sequences
-        self.held = [start] * layers
+        self.computed_rows = [start] * layers
         self.start = start
         self.tokens: list[int] = []
         self.states: list[Any] = []
 
 
-def _leave_early(parameters: Parameters, step: Forward, threshold: float, owed: Owed | None) -> Generator[Step, Any, Any]:
+def _leave_early(parameters: Parameters, step: Forward, threshold: float, owed: MissingRows | None) -> Generator[Step, Any, Any]:
     """Run layers until all sequences are confident; return the output that the tokens are read from."""
     layers, width = parameters.layers, len(step.tokens)
     softmax = parameters.measure == "softmax"
@@ -253,7 +253,7 @@ def _leave_early(parameters: Parameters, step: Forward, threshold: float, owed: 
     else:
         state = out
     if owed is not None:
-        owed.held[:depth] = [step.at + 1] * depth
+        owed.computed_rows[:depth] = [step.at + 1] * depth
         owed.tokens += step.tokens
         owed.states.append(state)
     elif depth < layers:
@@ -274,17 +274,17 @@ def _sure(out: Any, measure: Literal["confidence", "saturation"], width: int, th
     return True
 
 
-def _backfill(owed: Owed, until: int, first: int, last: int) -> Steps:
+def _backfill(owed: MissingRows, until: int, first: int, last: int) -> Steps:
     """Compute the rows of positions before `until` that layers [first, last) lack."""
     for layer in range(first, last):
-        lacking = owed.held[layer] - owed.start
+        lacking = owed.computed_rows[layer] - owed.start
         tokens = tuple(owed.tokens[lacking:])
         if tokens:
             states = tuple(owed.states[lacking:])
-            at = owed.held[layer]
+            at = owed.computed_rows[layer]
             batch = Batch.uniform(owed.sequences, at, len(tokens)) if owed.sequences else None
             yield Forward("target", tokens, at, LayerSpan(layer, layer + 1, kv_only=True), states, batch=batch)
-            owed.held[layer] = until
+            owed.computed_rows[layer] = until
 
 
 def decayed_threshold(

@@ -22,7 +22,7 @@ from model.methods.early_exit.algorithm import Parameters
 from model.steps import LayerSpan
 
 Floats = NDArray[np.float64]
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 Depth = NDArray[np.uint16]
 _PART = 2**20
 """Cells (columns x depths) that are priced together: about 8 MB per array."""
@@ -128,16 +128,16 @@ def filling_times(parameters: Parameters, cost: StepCosts, position: int, most: 
 class Columns(NamedTuple):
     """Batch steps: `counts[i]` steps over `widths[i]` sequences at `positions[i]` take `times[i]`, by depth."""
 
-    positions: Whole
-    widths: Whole
-    counts: Whole
+    positions: Integers
+    widths: Integers
+    counts: Integers
     times: Floats
 
 
-def priced_columns(parameters: Parameters, tokens: int, cost: StepCosts, *, apart: bool = True) -> Iterator[Columns]:
+def priced_columns(parameters: Parameters, tokens: int, cost: StepCosts, *, separately: bool = True) -> Iterator[Columns]:
     """Yield all batch steps in parts; for `uniform` costs steps of equal width are combined unless `apart`."""
-    apart = apart or not cost.uniform
-    found = Counter((position if apart else 0, width) for position, width in parameters.columns(tokens))
+    separately = separately or not cost.uniform
+    found = Counter((position if separately else 0, width) for position, width in parameters.columns(tokens))
     positions, widths = np.array([*found]).T
     counts = np.array([*found.values()])
     known, which = np.unique(widths, return_inverse=True)
@@ -165,7 +165,7 @@ def moments(parameters: Parameters, tokens: int, law: Depths | None, cost: StepC
     _same_depth(parameters, law)
     mean = variance = 0.0
     rising = law.cdf(tokens)
-    for part in priced_columns(parameters, tokens, cost, apart=law.by_position):
+    for part in priced_columns(parameters, tokens, cost, separately=law.by_position):
         chance = np.diff(rising[part.positions] ** part.widths[:, None], prepend=0.0)
         times = part.times[:, 1:]
         first = (chance * times).sum(axis=1)
@@ -179,7 +179,7 @@ def moments(parameters: Parameters, tokens: int, law: Depths | None, cost: StepC
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> float:
     """Upper bound of the time: every step at its slowest exit, and every layer with the most expensive backfill."""
-    parts = priced_columns(parameters, tokens, cost, apart=False)
+    parts = priced_columns(parameters, tokens, cost, separately=False)
     time = sum(float(part.counts @ part.times[:, 1:].max(axis=1)) for part in parts)
     if parameters.fill == "backfill":
         most = np.array([filling_times(parameters, cost, position, position).max() for position in range(tokens)])
@@ -190,7 +190,7 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> float:
 def work(parameters: Parameters, tokens: int, law: Depths | None) -> Work:
     """Expected work of the passes of all batches.
 
-    >>> found = work(Parameters(4, first_check=2), 100, Depths([0.2, 0.2, 0.3, 0.3])).of["target"]
+    >>> found = work(Parameters(4, first_check=2), 100, Depths([0.2, 0.2, 0.3, 0.3])).by_model["target"]
     >>> round(found.layer_passes), round(found.filled), round(found.heads)  # heads after layers 2 and 3 (checks) and the last
     (290, 110, 190)
     """
@@ -246,7 +246,7 @@ def decodings(parameters: Parameters, tokens: int, depths: Iterator[Depth], cost
     sequences = sum(map(len, batches))
     prices = {
         (int(position), int(width)): times
-        for part in priced_columns(parameters, tokens, cost, apart=False)
+        for part in priced_columns(parameters, tokens, cost, separately=False)
         for position, width, times in zip(part.positions, part.widths, part.times, strict=True)
     }
     time = np.zeros(replications)

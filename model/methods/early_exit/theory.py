@@ -29,14 +29,14 @@ from model.methods.early_exit.algorithm import decayed_threshold as decayed_thre
 from model.methods.prediction import Prediction
 
 Floats = NDArray[np.float64]
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 
 
 # --- The decision -----------------------------------------------------------------------------------------------------
 
 
-def exits(confidences: ArrayLike, thresholds: ArrayLike, *, first: int = 1, strict: bool = False) -> Whole:
+def exits(confidences: ArrayLike, thresholds: ArrayLike, *, first: int = 1, strict: bool = False) -> Integers:
     """Exit layer of each token: the first from `first` on whose confidence is at least the threshold, or the last.
 
     `confidences` has shape (..., layers), `thresholds` shape (...). [t5x] exits at equality; with `strict` equality is not enough.

@@ -27,7 +27,16 @@ from typing import Any
 
 from model.base import checks
 from model.methods.draft_model import MAX_DRAFT, DraftModel
-from model.methods.speculative.algorithm import Guess, Model, commit, draft, judge, look, start, verify
+from model.methods.speculative.algorithm import (
+    DraftedToken,
+    Model,
+    accept_or_reject,
+    commit,
+    draft,
+    start,
+    verification_pass,
+    verify,
+)
 from model.steps import Forward, Step, Steps
 
 READINGS = ("literal", "reuse", "bonus", "recursive")
@@ -107,52 +116,52 @@ class Parameters(DraftModel):
         return self.draft_length + (self.reading == "bonus")
 
     @property
-    def widest(self) -> int:
+    def largest_pass(self) -> int:
         """Largest number of tokens in a pass of the large model."""
         return self.longest_draft + 1
 
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
     """Decode `tokens` tokens after a prompt of at least one token, or up to the first token of `stop`."""
-    text, end = list(prompt), len(prompt) + tokens
-    small = yield from start(parameters, text, parameters.sampled)
+    sequence, end = list(prompt), len(prompt) + tokens
+    small = yield from start(parameters, sequence, parameters.sampled)
     medium = Model("medium", parameters.medium_layers, min(1, parameters.units - 1), small.rows, parameters.sampled)
     if medium.rows:
-        yield Forward("medium", tuple(text[:-1]), 0, medium.span, unit=medium.unit)
+        yield Forward("medium", tuple(sequence[:-1]), 0, medium.span, unit=medium.unit)
     target = Model("target", parameters.layers, 0)
     offer = _recursively if parameters.reading == "recursive" else _at_once
-    while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
-        room = end - len(text) - 1  # the large model emits the last token itself
-        guesses = yield from offer(parameters, small, medium, text, room)
-        kept, token = yield from verify(target, text, guesses, parameters.sampled)
-        yield from commit(text, guesses, kept, token, stop)
-        _forget(text, small, medium)
+    while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
+        room = end - len(sequence) - 1  # the large model emits the last token itself
+        guesses = yield from offer(parameters, small, medium, sequence, room)
+        kept, token = yield from verify(target, sequence, guesses, parameters.sampled)
+        yield from commit(sequence, guesses, kept, token, stop)
+        _forget(sequence, small, medium)
 
 
 def _at_once(
-    parameters: Parameters, small: Model, medium: Model, text: Sequence[int], room: int
-) -> Generator[Step, Any, list[Guess]]:
+    parameters: Parameters, small: Model, medium: Model, sequence: Sequence[int], room: int
+) -> Generator[Step, Any, list[DraftedToken]]:
     """One draft of the small model, one pass of the medium model over it, and single-token passes for the missing tokens."""
     count = min(parameters.draft_length, room)
     if not count:
         return []
-    guesses = yield from _corrected(small, medium, text, count)
+    guesses = yield from _corrected(small, medium, sequence, count)
     if parameters.reading == "literal":
         del guesses[-1]
     del guesses[min(parameters.longest_draft, room) :]
-    ahead = [*text, *[guess.token for guess in guesses]]
+    ahead = [*sequence, *[guess.token for guess in guesses]]
     _forget(ahead, medium)
     return guesses + (yield from draft(medium, ahead, count - len(guesses)))
 
 
 def _recursively(
-    parameters: Parameters, small: Model, medium: Model, text: Sequence[int], room: int
-) -> Generator[Step, Any, list[Guess]]:
+    parameters: Parameters, small: Model, medium: Model, sequence: Sequence[int], room: int
+) -> Generator[Step, Any, list[DraftedToken]]:
     """Speculative decoding with the medium model as target, until the number of tokens to offer is reached."""
     assert parameters.inner_draft_length is not None
     count = min(parameters.draft_length, room)
-    guesses: list[Guess] = []
-    ahead = list(text)
+    guesses: list[DraftedToken] = []
+    ahead = list(sequence)
     while len(guesses) < count:
         new = yield from _corrected(small, medium, ahead, min(parameters.inner_draft_length, count - len(guesses) - 1))
         guesses += new
@@ -161,18 +170,18 @@ def _recursively(
     return guesses
 
 
-def _corrected(small: Model, medium: Model, text: Sequence[int], length: int) -> Generator[Step, Any, list[Guess]]:
+def _corrected(small: Model, medium: Model, sequence: Sequence[int], length: int) -> Generator[Step, Any, list[DraftedToken]]:
     """The accepted tokens of a draft of the small model and the medium's own token; all have the medium's distribution."""
-    drafted = yield from draft(small, text, length)
-    out = yield look(medium, text, drafted, len(text) - medium.rows)
-    medium.rows = len(text) + length
-    kept, token = yield from judge(out, drafted, medium.sampled)
+    drafted = yield from draft(small, sequence, length)
+    out = yield verification_pass(medium, sequence, drafted, len(sequence) - medium.rows)
+    medium.rows = len(sequence) + length
+    kept, token = yield from accept_or_reject(out, drafted, medium.sampled)
     tokens = [*[guess.token for guess in drafted[:kept]], token]
-    small.rows = min(small.rows, len(text) + kept)  # rows after these belong to rejected tokens
-    return [Guess(token, out, index - length - 1) for index, token in enumerate(tokens)]
+    small.rows = min(small.rows, len(sequence) + kept)  # rows after these belong to rejected tokens
+    return [DraftedToken(token, out, index - length - 1) for index, token in enumerate(tokens)]
 
 
-def _forget(text: Sequence[int], *models: Model) -> None:
+def _forget(sequence: Sequence[int], *models: Model) -> None:
     """Roll back the caches to the positions before the last token."""
     for model in models:
-        model.rows = min(model.rows, len(text) - 1)
+        model.rows = min(model.rows, len(sequence) - 1)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.base import checks
-from model.costs.step_costs import WHOLE, PassShape, StepCosts
+from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
 from model.methods import rounds
 from model.methods.hierarchical.algorithm import Parameters
 from model.methods.rounds import AcceptanceLaw, ReplayRounds, Rounds
@@ -39,13 +39,13 @@ class PassPrices(NamedTuple):
     """0, 1, ... successive passes of the small model; the first reads one token."""
     medium: Floats
     """0, 1, ... successive passes of the medium model."""
-    looks: Floats
+    medium_verify: Floats
     """Pass of the medium model over the last token and 0, 1, ... drafted tokens."""
     verify: Floats
     """Pass of the large model over the last token and 0, 1, ... offered tokens."""
     late_small: Floats
     """Additional time of a round if the small model must read 0, 1, ... tokens from before it."""
-    late_look: Floats
+    late_verify: Floats
     """Additional time of a round if the medium model must read one token from before it; shape (positions,)."""
     link: float
     draft_operations: float
@@ -72,19 +72,19 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> PassPrices:
         cost.draft_devices,
     )  # fmt: skip
 
-    def looks(unread: int) -> Floats:
+    def medium_verify(unread: int) -> Floats:
         widths = np.arange(most + 1) + 1 + unread
         found = rounds.times_by_width(
-            cost, lambda width: PassShape(WHOLE, "medium", width=width, heads=width - unread), widths, tokens, before=unread
+            cost, lambda width: PassShape(ALL_LAYERS, "medium", width=width, heads=width - unread), widths, tokens, before=unread
         )
         return np.atleast_2d(found)
 
-    verify = rounds.verify_from(cost, longest + 1, 1 if cost.uniform else tokens)
+    verify = rounds.verify_times(cost, longest + 1, 1 if cost.uniform else tokens)
     if cost.uniform:
         passes = np.arange(longest + 1.0)
         small, medium = (np.atleast_2d(passes * cost.draft_times(role=role)) for role in ("draft", "medium"))
-        return PassPrices(small, medium, looks(0), verify, np.zeros((1, longest + 1)), np.zeros(1), *others)
-    small, medium = (rounds.drafts_from(cost, longest, tokens, role=role) for role in ("draft", "medium"))
+        return PassPrices(small, medium, medium_verify(0), verify, np.zeros((1, longest + 1)), np.zeros(1), *others)
+    small, medium = (rounds.draft_times(cost, longest, tokens, role=role) for role in ("draft", "medium"))
     start = np.arange(tokens)
     room = tokens - 1 - start
     count = np.minimum(parameters.draft_length, room)
@@ -94,9 +94,9 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> PassPrices:
         (cost.draft_times(np.maximum(start - unread, 0), width=unread + 1) - small[:, 1]) * (drafted > 0)
         for unread in range(longest + 1)
     ]
-    first = looks(0)
-    late_look = (looks(1) - first)[start, drafted] * (room > 0)
-    return PassPrices(small, medium, first, verify, np.stack(late_small, axis=1), late_look, *others)
+    first = medium_verify(0)
+    late_verify = (medium_verify(1) - first)[start, drafted] * (room > 0)
+    return PassPrices(small, medium, first, verify, np.stack(late_small, axis=1), late_verify, *others)
 
 
 def longest_inner(parameters: Parameters) -> int:
@@ -147,7 +147,7 @@ def round_prices(parameters: Parameters, price: PassPrices, start: int, room: in
     if not count:
         return OuterRounds(verify, verify, np.ones(1), offered, kept)
     places = 0 * given if price.uniform else start + given
-    smaller = price.small[row, count] + price.looks[row, count] + price.medium[places, missing]
+    smaller = price.small[row, count] + price.medium_verify[row, count] + price.medium[places, missing]
     others = count * price.draft_operations + (count + 1 + missing) * price.medium_operations
     moved = 3 * price.link  # to the small model, on to the medium, and back
     read = np.minimum(kept + 1, count)
@@ -192,8 +192,8 @@ def _large_chances(law: AcceptanceLaw, tokens: int, longest: int) -> list[Chance
         played = [np.asarray(place < record[begun], dtype=np.float64) for record in law.records]
         return [(chances, chances) for chances in played]
     if isinstance(law, Rounds):
-        return [law.draft_chances(tokens, longest)]
-    return [chain.draft_chances(tokens, longest) for chain in _chains(law)]
+        return [law.draft_probabilities(tokens, longest)]
+    return [chain.draft_probabilities(tokens, longest) for chain in _chains(law)]
 
 
 # --- Readings with one pass of the medium model, and one first failure ------------------------------------------------
@@ -207,7 +207,7 @@ def one_pass(parameters: Parameters, tokens: int, large: Chances, medium: Chain,
     before it are acceptances. The tokens that the smaller models must still read at the next round are known at the end of this
     one, and their time is added there.
     """
-    gamma, chances = parameters.draft_length, medium.chances(tokens)
+    gamma, chances = parameters.draft_length, medium.probabilities(tokens)
     ring = zero = gamma + 2
     # Axes: quantity (probability, first and second moment of the time so far, unit-time, arithmetic, rounds, offered tokens), start
     # of a round, position of the last revealed outcome relative to it, its value, the large model's outcome before.
@@ -228,7 +228,7 @@ def one_pass(parameters: Parameters, tokens: int, large: Chances, medium: Chain,
                 ended = spent[:, before]
                 if not price.uniform and after < tokens:
                     whole = after - start == offered + 1
-                    more = float(price.late_small[after, max(after - start - read, 0)] + whole * price.late_look[after])
+                    more = float(price.late_small[after, max(after - start - read, 0)] + whole * price.late_verify[after])
                     ended = _spend(ended, more, more * price.share) if more else ended
                 state[:, after % ring, zero + told - after, says, outcome] += ended * chance
     sums = state[:, tokens % ring].sum(axis=(1, 2, 3))
@@ -296,7 +296,7 @@ def _ends(large: Chances, start: int, offered: int) -> list[tuple[int, int, int,
 def recursive(parameters: Parameters, tokens: int, large: Chances, medium: Chain, price: PassPrices) -> Floats:
     """Means as in `one_pass`, with nan for the mean square: sums over start positions of probability times cost of a round."""
     gamma, inner = parameters.draft_length, longest_inner(parameters)
-    medium.chances(tokens - 1)  # raises ParameterError for too few rates
+    medium.probabilities(tokens - 1)  # raises ParameterError for too few rates
     inside, total, offers = _inside(price, inner), np.zeros(6), _Offers(medium, inner)
     # Times and arithmetic of an offer; independent of the start if neither the law nor the prices depend on the position.
     starting = [*_rounds(large, gamma, tokens)]
@@ -324,7 +324,8 @@ def recursive(parameters: Parameters, tokens: int, large: Chances, medium: Chain
             after = start + accepted + 1
             if after < tokens:
                 unread = np.clip(accepted + 1 - count + np.array([1, 2]), 0, gamma)
-                more = offers.unread(start, count) @ price.late_small[after, unread] + price.late_look[after] * (accepted == count)
+                more = offers.unread(start, count) @ price.late_small[after, unread]
+                more = more + price.late_verify[after] * (accepted == count)
                 total += chance * np.array([more, np.nan, more * price.share, 0.0, 0.0, 0.0])
     return total
 
@@ -332,7 +333,7 @@ def recursive(parameters: Parameters, tokens: int, large: Chances, medium: Chain
 def _inside(price: PassPrices, inner: int) -> rounds.RoundPrices:
     """Prices of the rounds of the small and the medium model."""
     drafted = np.arange(inner + 1)
-    small, looks = price.small[:, : inner + 1], price.looks
+    small, looks = price.small[:, : inner + 1], price.medium_verify
     operations = drafted * price.draft_operations + (drafted + 1) * price.medium_operations
     moved = np.where(drafted > 0, 2 * price.link, 0.0)
     usual = small + looks
@@ -366,7 +367,7 @@ class _Offers:
         key = (0 if alike else start), count
         if key not in self.known:
             found = rounds.starts(self.inner, count, _from(self.law, start, count))
-            two = float(found.after_whole[-1])
+            two = float(found.after_full_draft[-1])
             self.known[key] = np.array([1 - two, two])
         return self.known[key]
 

@@ -45,7 +45,7 @@ def walk(parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Mapping
         drafted += starting * found.offered
         np.copyto(limit, found.offered, where=starting)
         if not price.uniform:
-            more = starting * (price.late_small[position, unread] + price.late_look[position] * after_whole)
+            more = starting * (price.late_small[position, unread] + price.late_verify[position] * after_whole)
             time += more
             busy += more * price.share
             np.copyto(read, found.read, where=starting)
@@ -75,7 +75,7 @@ def _recursively(parameters: Parameters, price: PassPrices, start: int, outcomes
     for index, row in enumerate(outcomes):
         at, length = price.row(start + index), min(most, count - 1 - index)
         starting, last = phase == 0, unread
-        time += starting * (price.small[at, length] + price.looks[at, length])
+        time += starting * (price.small[at, length] + price.medium_verify[at, length])
         operations += starting * (length * price.draft_operations + (length + 1) * price.medium_operations)
         if length:
             time += starting * unread * price.late_small[at, 1]

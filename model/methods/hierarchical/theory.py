@@ -75,7 +75,7 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
     mediums = parameters.longest_draft + 2
     drafts = mediums * max(parameters.draft_length, parameters.inner_draft_length or 0)
     small = float(price.small[:, 1].max() + price.late_small.max())
-    medium = float(max(price.medium[:, 1].max(), price.looks.max()) + price.late_look.max())
+    medium = float(max(price.medium[:, 1].max(), price.medium_verify.max()) + price.late_verify.max())
     smaller, verify = drafts * small + mediums * medium, float(price.verify.max())
     return tokens * (smaller + verify + 2 * (drafts + mediums + 1) * price.link), tokens * (smaller * price.share + verify)
 
@@ -86,7 +86,7 @@ def work(parameters: Parameters, tokens: int, laws: dict[str, Any]) -> Work:
     The passes of a model are the increase of the time if each of its passes takes one unit of time more.
 
     >>> from model.outcomes.outcome_laws import Iid
-    >>> found = work(Parameters(40, draft_length=3), 128, {"accept": Iid(0.79), "medium_accept": Iid(0.9)}).of
+    >>> found = work(Parameters(40, draft_length=3), 128, {"accept": Iid(0.79), "medium_accept": Iid(0.9)}).by_model
     >>> round(found["target"].passes, 3), round(found["draft"].passes, 3)
     (44.446, 131.273)
     """
@@ -234,13 +234,13 @@ def speedup(
 # --- Break-even -------------------------------------------------------------------------------------------------------
 
 
-def breakeven_kept(draft_length: ArrayLike, cost_ratio: ArrayLike, medium_cost_ratio: ArrayLike) -> Floats:
+def breakeven_accepted(draft_length: ArrayLike, cost_ratio: ArrayLike, medium_cost_ratio: ArrayLike) -> Floats:
     """Break-even of the expected tokens E[n] that the medium model accepts, in the reading `literal`: 1 + gamma c / m [tokens].
 
     Above it the hierarchy is faster than speculative decoding with the large and the medium model at the same draft length, because
     1 + gamma c + m (1 + gamma - E[n]) < 1 + gamma m. In `reuse` E[n] + 1 - a1^gamma must exceed this value.
 
-    >>> round(float(breakeven_kept(3, 0.117, 0.5)), 2)
+    >>> round(float(breakeven_accepted(3, 0.117, 0.5)), 2)
     1.7
     """
     gamma, small, medium = _length(draft_length), checks.array("cost_ratio", cost_ratio, 0), _medium_ratio(medium_cost_ratio)

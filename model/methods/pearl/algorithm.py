@@ -43,7 +43,7 @@ from model.methods.draft_model import MAX_DRAFT, SEPARATE, DraftModel
 from model.methods.peak_demand import Demand
 from model.methods.pearl.finite_pearl import stopped_drafts
 from model.methods.rounds import ReplayRounds, Rounds
-from model.methods.speculative.algorithm import Guess, Model, commit, draft, look
+from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, verification_pass
 from model.steps import GREEDY, SAMPLED, Fork, Forward, Join, LayerSpan, Read, Step, Steps, Stop
 
 TARGET_UNIT, DRAFT_UNIT = 0, 1
@@ -113,7 +113,7 @@ class Parameters(DraftModel):
         return 2 * self.draft_length - 1
 
     @property
-    def widest(self) -> int:
+    def largest_pass(self) -> int:
         """Largest number of tokens in one pass of the target."""
         return self.draft_length
 
@@ -132,29 +132,29 @@ class Parameters(DraftModel):
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
     """Yield the steps that decode `tokens` tokens after a prompt of at least one, ending early at a token of `stop`."""
-    text, end = list(prompt), len(prompt) + tokens
+    sequence, end = list(prompt), len(prompt) + tokens
     if prompt[:-1]:
         yield Forward("target", tuple(prompt[:-1]), 0, LayerSpan(0, parameters.layers))
     target, lockstep = Model("target", parameters.layers, TARGET_UNIT), parameters.lockstep
-    waiting: list[Guess] = []  # drafted, not yet verified: empty in pre-verify
+    waiting: list[DraftedToken] = []  # drafted, not yet verified: empty in pre-verify
     running, rows = _Draft(None), 0  # the last draft; rows of the draft model's cache that stay valid
-    while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
+    while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
         last, running = running, _Draft(running.home)
-        length = min(parameters.draft_length, end - len(text) - 1 - len(waiting))
+        length = min(parameters.draft_length, end - len(sequence) - 1 - len(waiting))
         if length:
-            ahead = [*text, *(guess.token for guess in waiting)]
+            ahead = [*sequence, *(guess.token for guess in waiting)]
             model = Model("draft", parameters.draft_layers, DRAFT_UNIT, rows, parameters.sampled)
             body = _drafting(model, ahead, length) if lockstep else _first_ahead(model, ahead, length, last, running)
             running.begun = yield Fork((body,), (DRAFT_UNIT,), (running.home,))
-        out = yield look(target, text, waiting)
+        out = yield verification_pass(target, sequence, waiting)
         if lockstep:
             yield from running.whole()
         kept, token, goes_on = yield from verify(out, waiting, running.first(), parameters.sampled)
-        yield from commit(text, waiting, kept, token, stop)
-        if goes_on and text[-1] not in stop:
+        yield from commit(sequence, waiting, kept, token, stop)
+        if goes_on and sequence[-1] not in stop:
             yield from running.whole()
         waiting = running.guesses[1:] if goes_on else []
-        rows = len(text) + len(waiting) - 1
+        rows = len(sequence) + len(waiting) - 1
     if not lockstep:
         yield running.stop()
 
@@ -167,11 +167,11 @@ class _Draft:
         """Process that drafts the first token, or the whole draft if rounds wait for it; empty if nothing is drafted."""
         self.going_on: Sequence[Any] = ()
         """Process that drafts the tokens after the first; empty before it starts."""
-        self.guesses: list[Guess] = []
+        self.guesses: list[DraftedToken] = []
         self.home = home
         """Process that returned last, of this draft or an earlier one; it holds the draft model's cache."""
 
-    def first(self) -> Generator[Step, Any, list[Guess]]:
+    def first(self) -> Generator[Step, Any, list[DraftedToken]]:
         """Wait for the first token, if any is drafted; return the tokens received."""
         if self.begun and not self.guesses:
             ((self.guesses, self.home),) = yield Join(tuple(self.begun))
@@ -189,25 +189,27 @@ class _Draft:
         return Stop((*self.begun, *self.going_on))
 
 
-_Drafted = tuple[list[Guess], Any]
+_Drafted = tuple[list[DraftedToken], Any]
 """Drafted tokens, and the process that returned them."""
 
 
-def _drafting(model: Model, text: Sequence[int], length: int) -> Generator[Step, Any, _Drafted]:
+def _drafting(model: Model, sequence: Sequence[int], length: int) -> Generator[Step, Any, _Drafted]:
     """Draft model's part of a round that waits for its whole draft."""
-    drafted = yield from draft(model, text, length)
+    drafted = yield from draft(model, sequence, length)
     return drafted, (yield from _returned())
 
 
-def _first_ahead(model: Model, text: Sequence[int], length: int, last: _Draft, running: _Draft) -> Generator[Step, Any, _Drafted]:
+def _first_ahead(
+    model: Model, sequence: Sequence[int], length: int, last: _Draft, running: _Draft
+) -> Generator[Step, Any, _Drafted]:
     """Draft model's part of a round that a rejection may stop.
 
     Stop the last draft if it is still in progress; return the first token of the new one while another process drafts the rest.
     """
     yield last.stop()
-    drafted = yield from draft(model, text, 1)
+    drafted = yield from draft(model, sequence, 1)
     if length > 1:
-        running.going_on = yield Fork((_drafting(model, [*text, drafted[0].token], length - 1),), (DRAFT_UNIT,))
+        running.going_on = yield Fork((_drafting(model, [*sequence, drafted[0].token], length - 1),), (DRAFT_UNIT,))
     return drafted, (yield from _returned())
 
 
@@ -224,7 +226,7 @@ def _no_steps() -> Steps:
 
 
 def verify(
-    out: Any, waiting: Sequence[Guess], arriving: Generator[Step, Any, Sequence[Guess]], sampled: bool
+    out: Any, waiting: Sequence[DraftedToken], arriving: Generator[Step, Any, Sequence[DraftedToken]], sampled: bool
 ) -> Generator[Step, Any, tuple[int, int, bool]]:
     """Verify the waiting tokens and the first token of the draft in progress against one pass of the target.
 
@@ -244,7 +246,7 @@ def verify(
     return len(waiting), following[0].token if replacement is None else replacement, accepted
 
 
-def _replacement(guess: Guess, out: Any, offset: int, sampled: bool) -> Generator[Step, Any, int | None]:
+def _replacement(guess: DraftedToken, out: Any, offset: int, sampled: bool) -> Generator[Step, Any, int | None]:
     """Return the target's token if it rejects the drafted one, None if it accepts it."""
     if not sampled:
         likeliest: int = yield Read(GREEDY, out, offset)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from model.base import checks
 from model.costs.step_costs import StepCosts
-from model.methods.rounds import Moments, drafts_from, mixed, verify_from
-from model.outcomes.outcome_laws import ByPosition, Chain, Floats, Replay, ReplayChances
+from model.methods.rounds import Moments, draft_times, mixed, verify_times
+from model.outcomes.outcome_laws import ByPosition, Chain, Floats, RecordedProbabilities, Replay
 
 PRE, POST = PHASES = range(2)
 WAITING_REJECTED, FIRST_REJECTED, KEPT = ENDS = range(3)
@@ -108,12 +108,12 @@ def _parts(draft_length: int, tokens: int, cost: StepCosts) -> tuple[Counts, Cou
     left = tokens - 1 - start
     waiting = np.stack([np.zeros_like(left), np.minimum(draft_length - 1, left)])
     drafted = np.minimum(draft_length, left - waiting)
-    drafts = drafts_from(cost, draft_length, tokens)
+    drafts = draft_times(cost, draft_length, tokens)
 
     def taken(passes: Any) -> Floats:
         return np.asarray(drafts[start + waiting, passes])
 
-    return waiting, drafted, verify_from(cost, draft_length, tokens)[start, waiting], taken
+    return waiting, drafted, verify_times(cost, draft_length, tokens)[start, waiting], taken
 
 
 _ROUNDING = 1e-9
@@ -178,7 +178,7 @@ def _chains(law: Any) -> list[Chain]:
     """Return the chains whose mixture is the law; a record is a chain with probabilities 0 and 1."""
     if isinstance(law, Replay):
         return [ByPosition(record) for record in law.records.astype(np.float64)]
-    if isinstance(law, ReplayChances):
+    if isinstance(law, RecordedProbabilities):
         return list(law.chains)
     if isinstance(law, Chain):
         return [law]
@@ -226,7 +226,7 @@ def _forward(tables: Sequence[RoundTables], laws: Sequence[Chain]) -> tuple[Floa
     tokens = np.array([each.waiting.shape[1] for each in tables])
     time, waiting = _side_by_side([each.time for each in tables]), _side_by_side([each.waiting for each in tables]).astype(np.int64)
     last, decoding, most = int(tokens.max()), np.arange(len(tables)), int(waiting.max()) + 1
-    chances = _side_by_side([np.array(law.chances(count)) for law, count in zip(laws, tokens.tolist(), strict=True)])
+    chances = _side_by_side([np.array(law.probabilities(count)) for law, count in zip(laws, tokens.tolist(), strict=True)])
     # A round verifies all waiting tokens, and the first token drafted in the round unless the sequence ends there.
     position, place = np.arange(last)[:, None, None], np.arange(most)[:, None]
     inside = (place <= waiting[:, :, None]) & (position < tokens - 1)

@@ -102,7 +102,7 @@ def work(parameters: Parameters, tokens: int, law: Any) -> Work | None:
     reads the last token of the sequence and the waiting ones after it; the draft model reads one token per pass.
 
     >>> from model.outcomes.outcome_laws import Iid
-    >>> totals = work(Parameters(40, 4, draft_layers=2), 200, Iid(0.8)).of
+    >>> totals = work(Parameters(40, 4, draft_layers=2), 200, Iid(0.8)).by_model
     >>> round(totals["target"].passes, 3), round(totals["draft"].passes, 3)
     (95.061, 372.284)
     """

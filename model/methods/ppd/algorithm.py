@@ -119,7 +119,7 @@ class Parameters(MethodParameters):
         return generations if self.candidates == 1 else (self.candidates**generations - 1) // (self.candidates - 1)
 
     @property
-    def widest(self) -> int:
+    def largest_pass(self) -> int:
         """Largest number of tokens in a pass after the prompt."""
         return self.candidates if self.batched else 1
 

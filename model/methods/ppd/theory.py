@@ -533,7 +533,7 @@ def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
     next position, in k passes or, if batched, in one. Two heads per token.
 
     >>> found = work(Parameters(40, 20, 3), 10, Iid(0.5))
-    >>> float(found.of["target"].layer_passes), float(expected_compute(40, 20, 10, 0.5, 3)), found.adopted_rows
+    >>> float(found.by_model["target"].layer_passes), float(expected_compute(40, 20, 10, 0.5, 3)), found.adopted_rows
     (910.0, 910.0, 90.0)
     """
     if parameters.form not in ("literal", "flat") or 2 * parameters.exit_layer < parameters.layers:

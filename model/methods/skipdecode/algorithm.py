@@ -103,7 +103,7 @@ class Parameters(batching.StaticBatching):
         return True
 
     @property
-    def widest(self) -> int:
+    def largest_pass(self) -> int:
         """Largest number of tokens in a pass."""
         return self.concurrent_sequences
 

@@ -142,7 +142,7 @@ def work(parameters: Parameters, tokens: int, law: Any) -> Work:
     """Work of the passes of all batches; `law` is unused.
 
     >>> from model.methods.skipdecode.algorithm import Parameters
-    >>> work(Parameters(24, 8, 16, 60, 160), 100, None).of["target"].layer_passes
+    >>> work(Parameters(24, 8, 16, 60, 160), 100, None).by_model["target"].layer_passes
     1204.0
     """
     budgets = schedule(parameters, tokens)

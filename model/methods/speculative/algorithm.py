@@ -81,7 +81,7 @@ class Parameters(batching.StaticBatching, DraftModel):
         return self.draft_length
 
     @property
-    def widest(self) -> int:
+    def largest_pass(self) -> int:
         """Largest number of tokens in a pass of the target, over all sequences that are decoded together."""
         return self.concurrent_sequences * (self.longest_draft + 1)
 
@@ -99,7 +99,7 @@ class Parameters(batching.StaticBatching, DraftModel):
         return self.sequences == 1 or self.batching != CONTINUOUS
 
 
-class Guess(NamedTuple):
+class DraftedToken(NamedTuple):
     """A drafted token, and the draft model's output and offset that it was read from (its distribution, if sampled)."""
 
     token: int
@@ -147,14 +147,15 @@ def decode(
         yield from _in_batches(parameters, prompt, tokens, stop, prompts)
         return
     prompt = prompts[0] if prompts else prompt
-    text, end = list(prompt), len(prompt) + tokens
-    drafter, target = (yield from start(parameters, text, parameters.sampled)), Model("target", parameters.layers, 0)
-    while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
-        room = end - len(text) - 1
-        guesses = yield from draft(drafter, text, min(parameters.draft_length, room) if parameters.cut else parameters.draft_length)
-        kept, token = yield from verify(target, text, guesses, parameters.sampled, room)
-        yield from commit(text, guesses, kept, token, stop)
-        drafter.rows = min(drafter.rows, len(text) - 1)
+    sequence, end = list(prompt), len(prompt) + tokens
+    drafter, target = (yield from start(parameters, sequence, parameters.sampled)), Model("target", parameters.layers, 0)
+    while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
+        room = end - len(sequence) - 1
+        length = min(parameters.draft_length, room) if parameters.cut else parameters.draft_length
+        guesses = yield from draft(drafter, sequence, length)
+        kept, token = yield from verify(target, sequence, guesses, parameters.sampled, room)
+        yield from commit(sequence, guesses, kept, token, stop)
+        drafter.rows = min(drafter.rows, len(sequence) - 1)
 
 
 def _in_batches(
@@ -177,7 +178,7 @@ def _in_batches(
 
 
 def _take(
-    target: Model, live: Sequence[RunningSequence], drafted: Sequence[Sequence[Guess]], sampled: bool, stop: Collection[int]
+    target: Model, live: Sequence[RunningSequence], drafted: Sequence[Sequence[DraftedToken]], sampled: bool, stop: Collection[int]
 ) -> Steps:
     """Verify the drafted tokens of all sequences in one pass, and commit each sequence's tokens."""
     width = len(drafted[0]) + 1
@@ -185,7 +186,7 @@ def _take(
     out = yield _over(target, live, words, [len(each.tokens) - 1 for each in live], width)
     for index, (each, guesses) in enumerate(zip(live, drafted, strict=True), -len(live)):
         own = guesses[: each.room]
-        kept, token = yield from judge(out, own, sampled, index * width)
+        kept, token = yield from accept_or_reject(out, own, sampled, index * width)
         yield from commit(each.tokens, own, kept, token, stop, each.number)
         each.rows = min(each.rows, len(each.tokens) - 1)
 
@@ -206,11 +207,11 @@ class Model:
         self.span = LayerSpan(0, self.layers)
 
 
-def start(parameters: DraftModel, text: Sequence[int], sampled: bool = False) -> Generator[Step, Any, Model]:
+def start(parameters: DraftModel, sequence: Sequence[int], sampled: bool = False) -> Generator[Step, Any, Model]:
     """Prefill both models with the prompt without its last token; return the draft model."""
-    rows = len(text) - 1
+    rows = len(sequence) - 1
     drafter = Model("draft", parameters.draft_layers, parameters.units - 1, rows, sampled)
-    yield from read(parameters, drafter, RunningSequence([*text], 0, rows))
+    yield from read(parameters, drafter, RunningSequence([*sequence], 0, rows))
     return drafter
 
 
@@ -224,17 +225,17 @@ def read(parameters: DraftModel, drafter: Model, sequence: RunningSequence) -> S
         yield Forward("draft", words, 0, drafter.span, unit=drafter.unit, batch=batch)
 
 
-def draft(model: Model, text: Sequence[int], length: int) -> Generator[Step, Any, list[Guess]]:
+def draft(model: Model, sequence: Sequence[int], length: int) -> Generator[Step, Any, list[DraftedToken]]:
     """Draft `length` tokens after the sequence."""
-    one = RunningSequence([*text], 0, model.rows)
+    one = RunningSequence([*sequence], 0, model.rows)
     found = yield from draft_together(model, [one], length)
     model.rows = one.rows
     return found[0]
 
 
-def draft_together(model: Model, live: Sequence[RunningSequence], length: int) -> Generator[Step, Any, list[list[Guess]]]:
+def draft_together(model: Model, live: Sequence[RunningSequence], length: int) -> Generator[Step, Any, list[list[DraftedToken]]]:
     """Draft `length` tokens after each sequence; each pass covers all sequences."""
-    guesses: list[list[Guess]] = [[] for _ in live]
+    guesses: list[list[DraftedToken]] = [[] for _ in live]
     ahead = [[*each.tokens] for each in live]
     for _ in range(length):
         # After a completely accepted draft the draft model reads two tokens: the last drafted one and the target's own. Then all
@@ -243,7 +244,7 @@ def draft_together(model: Model, live: Sequence[RunningSequence], length: int) -
         out = yield _over(model, live, [own[-width:] for own in ahead], [len(own) - width for own in ahead], 1)
         for index, (each, own) in enumerate(zip(live, ahead, strict=True)):
             each.rows, offset = len(own), (index + 1 - len(live)) * width - 1
-            guesses[index].append(Guess((yield Read(SAMPLED if model.sampled else GREEDY, out, offset)), out, offset))
+            guesses[index].append(DraftedToken((yield Read(SAMPLED if model.sampled else GREEDY, out, offset)), out, offset))
             own.append(guesses[index][-1].token)
     return guesses
 
@@ -261,21 +262,21 @@ def _over(
 
 
 def verify(
-    model: Model, text: Sequence[int], guesses: Sequence[Guess], sampled: bool, room: int | None = None
+    model: Model, sequence: Sequence[int], guesses: Sequence[DraftedToken], sampled: bool, room: int | None = None
 ) -> Generator[Step, Any, tuple[int, int]]:
     """Verify drafted tokens in one pass; return the accepted length (at most `room`) and the model's own next token."""
-    out = yield look(model, text, guesses)
-    return (yield from judge(out, guesses[:room], sampled, -len(guesses) - 1))
+    out = yield verification_pass(model, sequence, guesses)
+    return (yield from accept_or_reject(out, guesses[:room], sampled, -len(guesses) - 1))
 
 
-def look(model: Model, text: Sequence[int], guesses: Sequence[Guess], unread: int = 1) -> Forward:
+def verification_pass(model: Model, sequence: Sequence[int], guesses: Sequence[DraftedToken], unread: int = 1) -> Forward:
     """Pass over the last `unread` tokens of the sequence and the drafted tokens."""
-    width = (*text[-unread:], *[guess.token for guess in guesses])
-    return Forward(model.role, width, len(text) - unread, model.span, None, len(guesses) + 1, model.unit)
+    width = (*sequence[-unread:], *[guess.token for guess in guesses])
+    return Forward(model.role, width, len(sequence) - unread, model.span, None, len(guesses) + 1, model.unit)
 
 
-def judge(
-    out: Any, guesses: Sequence[Guess], sampled: bool, first: int | None = None
+def accept_or_reject(
+    output: Any, guesses: Sequence[DraftedToken], sampled: bool, first: int | None = None
 ) -> Generator[Step, Any, tuple[int, int]]:
     """Accept or reject drafted tokens by the output of a pass; return the accepted length and the model's own next token.
 
@@ -287,22 +288,23 @@ def judge(
     for index, guess in enumerate(guesses):
         offset = begin + index
         if not sampled:
-            own = yield Read("next", out, offset)
+            own = yield Read("next", output, offset)
             if own != guess.token:
                 return index, own
             continue
-        p = yield Read("probability", out, offset, token=guess.token)
+        p = yield Read("probability", output, offset, token=guess.token)
         q = yield Read("probability", guess.output, guess.offset, token=guess.token)
-        if not (yield Read("uniform", out, offset)) < p / q:
-            return index, (yield Read("residual", out, offset, against=guess.output, against_offset=guess.offset))
-    return count, (yield Read(SAMPLED if sampled else GREEDY, out, begin + count))
+        if not (yield Read("uniform", output, offset)) < p / q:
+            return index, (yield Read("residual", output, offset, against=guess.output, against_offset=guess.offset))
+    return count, (yield Read(SAMPLED if sampled else GREEDY, output, begin + count))
 
 
 def commit(
-    text: list[int], guesses: Sequence[Guess], kept: int, token: int, stop: Collection[int] = (), number: int | None = None
-) -> Steps:
+    sequence: list[int], guesses: Sequence[DraftedToken], accepted: int, token: int, stop: Collection[int] = (),
+    number: int | None = None,
+) -> Steps:  # fmt: skip
     """Commit the tokens of a round: the accepted drafted tokens and `token`, up to the first token of `stop`."""
-    new = [*[guess.token for guess in guesses[:kept]], token]
+    new = [*[guess.token for guess in guesses[:accepted]], token]
     new = ended(new, stop)
-    text += new
+    sequence += new
     yield Commit("round", tuple(new), len(guesses), sequence=number)

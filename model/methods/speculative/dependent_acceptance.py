@@ -21,7 +21,7 @@ from model.methods.speculative.theory import sum_of_powers
 from model.outcomes.outcome_laws import Markov
 
 Floats = NDArray[np.float64]
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 
 def expected_tokens_by_draft_position(acceptance_rates: ArrayLike) -> Floats:
@@ -144,14 +144,14 @@ def tokens_of_rounds(lengths: ArrayLike, draft_length: int, tokens: int | None =
     return rounds, log.size / rounds
 
 
-def _log(lengths: ArrayLike) -> Whole:
+def _log(lengths: ArrayLike) -> Integers:
     log = checks.whole_array("lengths", lengths, 1)
     if log.ndim != 1 or not log.size:
         raise checks.ParameterError(f"lengths must be a list, a number for each output position, got {checks.shown(lengths)}")
     return log.astype(np.int64)
 
 
-def _starts(log: Whole, draft_length: int) -> Whole:
+def _starts(log: Integers, draft_length: int) -> Integers:
     """Start positions of the rounds."""
     step = np.minimum(log, draft_length + 1).tolist()
     starts, at = [], 0

@@ -22,11 +22,11 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Figure:
+class PrintedFigure:
     """A printed figure: its name in the log, its meaning, and the conversion from and to accepted tokens per round."""
 
-    words: str
-    means: str
+    name: str
+    meaning: str
     printed: Callable[[Floats, Floats], Floats] | None
     """Figure from accepted tokens per round and draft length; None if it cannot be converted."""
     accepted: Callable[[Floats, Floats], Floats] | None
@@ -39,33 +39,33 @@ class Figure:
 class Dialect:
     """Rates and lengths that an engine prints, by the names that `field` takes; the first is the default."""
 
-    rates: Mapping[str, Figure]
-    lengths: Mapping[str, Figure]
+    rates: Mapping[str, PrintedFigure]
+    lengths: Mapping[str, PrintedFigure]
     ambiguous: tuple[str, ...] = ()
     """Values ("rate", "length") that have no default and need a `field`."""
-    shorter: bool = False
+    shorter_drafts: bool = False
     """True if drafts may be shorter than K and the rate is over the tokens actually drafted: it then only bounds the length."""
 
 
-def _of_drafted(words: str, means: str = "accepted over drafted tokens, a / (D K)") -> Figure:
-    return Figure(words, means, lambda accepted, length: accepted / length, lambda rate, length: rate * length, True)
+def _of_drafted(name: str, meaning: str = "accepted over drafted tokens, a / (D K)") -> PrintedFigure:
+    return PrintedFigure(name, meaning, lambda accepted, length: accepted / length, lambda rate, length: rate * length, True)
 
 
-def _with_bonus(words: str, means: str = "1 + a / D, the bonus token counted") -> Figure:
-    return Figure(words, means, lambda accepted, _: accepted + 1, lambda printed, _: printed - 1)
+def _with_bonus(name: str, meaning: str = "1 + a / D, the bonus token counted") -> PrintedFigure:
+    return PrintedFigure(name, meaning, lambda accepted, _: accepted + 1, lambda printed, _: printed - 1)
 
 
-def _of_emitted(words: str, means: str) -> Figure:
-    return Figure(
-        words, means, lambda accepted, length: (accepted + 1) / (length + 1), lambda rate, length: rate * (length + 1) - 1
+def _of_emitted(name: str, meaning: str) -> PrintedFigure:
+    return PrintedFigure(
+        name, meaning, lambda accepted, length: (accepted + 1) / (length + 1), lambda rate, length: rate * (length + 1) - 1
     )
 
 
-_SHARE = Figure(
+_SHARE = PrintedFigure(
     "share of tokens with from_draft", "a / (a + D)",
     lambda accepted, _: accepted / (accepted + 1), lambda share, _: share / (1 - share),
 )  # fmt: skip
-_FORCED = Figure(
+_FORCED = PrintedFigure(
     "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS", "a / D, the bonus token not counted",
     lambda accepted, _: accepted, lambda each, _: each,
 )  # fmt: skip
@@ -82,7 +82,7 @@ DIALECTS: dict[str, Dialect] = {
         {
             "drafts": _of_drafted("accept rate", _SINCE_2026),
             "with-bonus": _of_emitted("accept rate", "2025-10 to 2026-04: with bonus tokens, (a + D) / (D (K + 1))"),
-            "before-2025-10": Figure("accept rate", "may be above 1 and cannot be converted", None, None),
+            "before-2025-10": PrintedFigure("accept rate", "may be above 1 and cannot be converted", None, None),
         },
         {"accept-len": _with_bonus("accept len")},
         ambiguous=("rate",),
@@ -94,7 +94,7 @@ DIALECTS: dict[str, Dialect] = {
     "transformers": Dialect({"rate": _of_drafted("acceptance rate")}, {"length": _with_bonus("tokens of a streamed chunk")}),
     "llama.cpp": Dialect(
         {"draft-acceptance": _of_drafted("draft acceptance")}, {"mean-acceptance-length": _with_bonus("mean acceptance length")},
-        shorter=True,
+        shorter_drafts=True,
     ),
     "mlx-lm": Dialect({"from-draft": _SHARE}, {}),
 }  # fmt: skip
@@ -106,7 +106,7 @@ class Reading:
     """Accepted tokens per round from printed figures, and a description of the figures."""
 
     accepted: Floats
-    words: str
+    description: str
 
 
 def read(engine: str, draft_length: ArrayLike, *, rate: ArrayLike | None, length: ArrayLike | None, field: str | None) -> Reading:
@@ -115,7 +115,7 @@ def read(engine: str, draft_length: ArrayLike, *, rate: ArrayLike | None, length
     With both, the length is used: it is also right if some drafts were shorter than `draft_length`.
 
     >>> read("sglang", 3, rate=0.49, length=1.95, field="with-bonus")  # as printed on 2025-10-22
-    Reading(accepted=array(0.95), words='sglang accept rate 0.49 (with-bonus) and accept len 1.95')
+    Reading(accepted=array(0.95), description='sglang accept rate 0.49 (with-bonus) and accept len 1.95')
     """
     dialect = DIALECTS[ALIASES.get(engine, engine)]
     gamma = checks.whole_array("draft_length", draft_length, 1)
@@ -133,18 +133,18 @@ def read(engine: str, draft_length: ArrayLike, *, rate: ArrayLike | None, length
     spans = {name: _span(name, each, figures[name][1], gamma) for name, each in values.items()}
     if len(given) == 2:
         _check_agreement(engine, dialect, figures, values, spans, gamma)
-    said = (f"{figures[name][1].words} {checks.shown(given[name])}" + (f" ({key})" if key == field else "")
+    said = (f"{figures[name][1].name} {checks.shown(given[name])}" + (f" ({key})" if key == field else "")
             for name, (key, _) in figures.items())  # fmt: skip
     return Reading(spans["length" if length is not None else "rate"][1], f"{engine} {' and '.join(said)}")
 
 
-def _figure(engine: str, dialect: Dialect, name: str, field: str | None, *, other: bool) -> tuple[str, Figure]:
+def _figure(engine: str, dialect: Dialect, name: str, field: str | None, *, other: bool) -> tuple[str, PrintedFigure]:
     """Key and definition of the printed rate or length."""
     known = dialect.rates if name == "rate" else dialect.lengths
     if not known:
         raise ParameterError(f"{name} must be left out for engine {engine!r}, which prints none; give its rate")
     if field not in known and name in dialect.ambiguous:
-        means = "; ".join(f"{key!r}, {figure.means}" for key, figure in known.items())
+        means = "; ".join(f"{key!r}, {figure.meaning}" for key, figure in known.items())
         raise ParameterError(
             f"field is required with a {name} of {engine}, whose meaning changed; it is one of {means}; set field, or give the"
             f" length{' alone' if other else ''}"
@@ -152,11 +152,11 @@ def _figure(engine: str, dialect: Dialect, name: str, field: str | None, *, othe
     key = field if field in known else next(iter(known))
     figure = known[str(key)]
     if figure.accepted is None:
-        raise ParameterError(f"{name} of {engine} as of {key!r} {figure.means}; give the length{' alone' if other else ''}")
+        raise ParameterError(f"{name} of {engine} as of {key!r} {figure.meaning}; give the length{' alone' if other else ''}")
     return str(key), figure
 
 
-def _within(name: str, value: ArrayLike, figure: Figure, gamma: Floats) -> Floats:
+def _within(name: str, value: ArrayLike, figure: PrintedFigure, gamma: Floats) -> Floats:
     """Clip the figure to its possible range; raise ParameterError if it is outside by more than its rounding."""
     assert figure.printed is not None
     given = checks.array(name, value)
@@ -166,11 +166,11 @@ def _within(name: str, value: ArrayLike, figure: Figure, gamma: Floats) -> Float
     if np.any(wrong):
         first = tuple(np.argwhere(wrong)[0])
         least, most, got = (np.broadcast_to(each, wrong.shape)[first] for each in (low, high, given))
-        raise ParameterError(f"{name} must be between {least:g} and {most:g}, got {got:g}: {figure.words} is {figure.means}")
+        raise ParameterError(f"{name} must be between {least:g} and {most:g}, got {got:g}: {figure.name} is {figure.meaning}")
     return np.asarray(np.clip(given, low, high))
 
 
-def _span(name: str, value: Floats, figure: Figure, gamma: Floats) -> tuple[Floats, Floats, Floats]:
+def _span(name: str, value: Floats, figure: PrintedFigure, gamma: Floats) -> tuple[Floats, Floats, Floats]:
     """Accepted tokens per round at the lower end of the figure's rounding, at its value, and at the upper end."""
     assert figure.accepted is not None
     assert figure.printed is not None
@@ -191,13 +191,13 @@ def _rounding(name: str, values: Floats) -> Floats:
 
 
 def _check_agreement(
-    engine: str, dialect: Dialect, figures: Mapping[str, tuple[str, Figure]], values: Mapping[str, Floats],
+    engine: str, dialect: Dialect, figures: Mapping[str, tuple[str, PrintedFigure]], values: Mapping[str, Floats],
     spans: Mapping[str, tuple[Floats, Floats, Floats]], gamma: Floats,
 ) -> None:  # fmt: skip
     """Raise ParameterError if a rate and a length contradict each other at this draft length."""
     (least, by_rate, most), (low, by_length, high) = spans["rate"], spans["length"]
     # Drafts that end early lower the length at the same rate; by more than half a token on average, draft_length is wrong.
-    floor = least * (gamma - 0.5) / gamma if dialect.shorter else least
+    floor = least * (gamma - 0.5) / gamma if dialect.shorter_drafts else least
     wrong = (high < floor) | (low > most)
     if not np.any(wrong):
         return

@@ -29,7 +29,7 @@ from model.methods.speculative.theory import draft_runs, target_runs, tokens_pmf
 from model.outcomes.intervals import LEVEL, half_width, wilson
 
 Floats = NDArray[np.float64]
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 FEWEST = 5
@@ -42,7 +42,7 @@ class EstimatedRates(NamedTuple):
     rate: Floats
     low: Floats
     high: Floats
-    trials: Whole
+    trials: Integers
 
 
 def rates(successes: ArrayLike, trials: ArrayLike) -> EstimatedRates:
@@ -87,30 +87,30 @@ def ratio_interval(successes: ArrayLike, trials: ArrayLike) -> tuple[float, floa
 # --- Rounds ---------------------------------------------------------------------------------------------------------
 
 
-class Played(NamedTuple):
+class ReplayedRounds(NamedTuple):
     """Replayed rounds of all requests, one after another; arrays of shape (rounds,)."""
 
     draft_length: int
-    request: Whole
-    start: Whole
-    drafted: Whole
-    accepted: Whole
+    request: Integers
+    start: Integers
+    drafted: Integers
+    accepted: Integers
 
     @property
-    def tested(self) -> Whole:
+    def tested(self) -> Integers:
         """Tested tokens of each round: the accepted tokens and the first rejected one."""
         return np.minimum(self.accepted + 1, self.drafted)
 
-    def of_requests(self) -> tuple[Whole, Whole]:
+    def of_requests(self) -> tuple[Integers, Integers]:
         """Accepted and tested tokens of each request, for `ratio_interval`; shape (requests,)."""
         accepted, tested = (np.bincount(self.request, weights=each) for each in (self.accepted, self.tested))
         return accepted.astype(np.int64), tested.astype(np.int64)
 
 
-def play(logs: Sequence[ArrayLike], draft_length: int) -> Played:
+def replay(logs: Sequence[ArrayLike], draft_length: int) -> ReplayedRounds:
     """Replay the logs with drafts of this length, each from its first to its last position.
 
-    >>> played = play([[3, 9, 9, 1, 4, 9]], 3)
+    >>> played = replay([[3, 9, 9, 1, 4, 9]], 3)
     >>> played.start.tolist(), played.accepted.tolist(), played.drafted.tolist()
     ([0, 3, 4], [2, 0, 1], [3, 2, 1])
     """
@@ -123,31 +123,31 @@ def play(logs: Sequence[ArrayLike], draft_length: int) -> Played:
             accepted = min(lengths[at] - 1, drafted)
             rounds.append((request, at, drafted, accepted))
             at += accepted + 1
-    return Played(draft_length, *np.array(rounds, dtype=np.int64).T)
+    return ReplayedRounds(draft_length, *np.array(rounds, dtype=np.int64).T)
 
 
-def accepted_of_tested(played: Played) -> EstimatedRates:
+def accepted_of_tested(replayed: ReplayedRounds) -> EstimatedRates:
     """Accepted over tested tokens of all rounds: the maximum likelihood estimate of alpha for i.i.d. outcomes.
 
     For i.i.d. outcomes accepted - alpha tested has mean zero for any rule that ends rounds and sequences, because earlier outcomes
     alone decide which tokens are tested.
 
-    >>> float(accepted_of_tested(play([[3, 9, 9, 1, 4, 9]], 3)).rate)  # 3 of 5
+    >>> float(accepted_of_tested(replay([[3, 9, 9, 1, 4, 9]], 3)).rate)  # 3 of 5
     0.6
     """
-    return rates(played.accepted.sum(), played.tested.sum())
+    return rates(replayed.accepted.sum(), replayed.tested.sum())
 
 
-def accepted_of_drafted(played: Played) -> EstimatedRates:
+def accepted_of_drafted(replayed: ReplayedRounds) -> EstimatedRates:
     """Accepted over drafted tokens, printed by engines as acceptance rate; at most alpha for i.i.d. outcomes.
 
     Equals (alpha + ... + alpha^gamma) / gamma for whole drafts, from Eq. 1 of [Leviathan2023]. Wilson's interval treats tokens
     after a rejection as trials, although they are not tested.
 
-    >>> float(accepted_of_drafted(play([[3, 9, 9, 1, 4, 9]], 3)).rate)
+    >>> float(accepted_of_drafted(replay([[3, 9, 9, 1, 4, 9]], 3)).rate)
     0.5
     """
-    return rates(played.accepted.sum(), played.drafted.sum())
+    return rates(replayed.accepted.sum(), replayed.drafted.sum())
 
 
 class Means(NamedTuple):
@@ -164,39 +164,39 @@ class Means(NamedTuple):
     sequences_high: float
     rounds: int
     sequences: int
-    half: int
+    sequences_with_half: int
     """Smallest number of sequences that have half of all rounds."""
 
     @property
-    def few(self) -> bool:
+    def few_dominate(self) -> bool:
         """True if few sequences dominate: a quarter of them, or less, has half of the rounds."""
-        return self.half <= self.sequences / 4
+        return self.sequences_with_half <= self.sequences / 4
 
 
-def means(played: Played) -> Means:
+def means(replayed: ReplayedRounds) -> Means:
     """Mean acceptance lengths of replayed rounds, including the target's own token.
 
     Both means are equal if all sequences are equal. The interval over rounds is that of a ratio, as in `ratio_interval`.
 
-    >>> found = means(play([[4, 3, 2, 1] * 9, [1, 1]], 3))  # 9 rounds of four tokens, and two of one
-    >>> round(found.over_rounds, 3), found.over_sequences, found.half
+    >>> found = means(replay([[4, 3, 2, 1] * 9, [1, 1]], 3))  # 9 rounds of four tokens, and two of one
+    >>> round(found.over_rounds, 3), found.over_sequences, found.sequences_with_half
     (3.455, 2.5, 1)
     """
-    rounds = np.bincount(played.request)
-    tokens = np.bincount(played.request, weights=played.accepted + 1).astype(np.int64)
+    rounds = np.bincount(replayed.request)
+    tokens = np.bincount(replayed.request, weights=replayed.accepted + 1).astype(np.int64)
     least, most = ratio_interval(rounds, tokens)
     each = tokens / rounds
     half = float(half_width(each.std(ddof=1), each.size)) if each.size > 1 else float("nan")
     mean = float(each.mean())
     largest = np.cumsum(np.sort(rounds)[::-1])
     return Means(
-        played.draft_length, float(tokens.sum() / rounds.sum()), 1 / most, 1 / least if least > 0 else float("nan"),
+        replayed.draft_length, float(tokens.sum() / rounds.sum()), 1 / most, 1 / least if least > 0 else float("nan"),
         mean, mean - half, mean + half, int(rounds.sum()), rounds.size, int(np.searchsorted(largest, largest[-1] / 2)) + 1,
     )  # fmt: skip
 
 
 def accepted_of_positions(logs: Sequence[ArrayLike]) -> EstimatedRates:
-    """Share of positions at which the first token of a draft that starts there is accepted: the mean of `coins`.
+    """Share of positions at which the first token of a draft that starts there is accepted: the mean of `first_token_outcomes`.
 
     For i.i.d. outcomes it estimates the same alpha as `accepted_of_tested`, from more trials. A draft head that reads the target's
     features is best directly after a pass of the target; for it this share is above the acceptance rate of its rounds.
@@ -204,32 +204,32 @@ def accepted_of_positions(logs: Sequence[ArrayLike]) -> EstimatedRates:
     >>> float(accepted_of_positions([[3, 9, 9, 1, 4, 9]]).rate)
     0.8
     """
-    held = coins(logs)
+    held = first_token_outcomes(logs)
     return rates(sum(int(each.sum()) for each in held), sum(each.size for each in held))
 
 
-def by_place(played: Played) -> EstimatedRates:
+def by_draft_position(replayed: ReplayedRounds) -> EstimatedRates:
     """Acceptance rate of the first, second, ... tested token of a draft; shape (gamma,). Theory: all alpha.
 
-    >>> by_place(play([[3, 9, 9, 1, 4, 9]], 3)).rate.tolist()
+    >>> by_draft_position(replay([[3, 9, 9, 1, 4, 9]], 3)).rate.tolist()
     [0.6666666666666666, 1.0, 0.0]
     """
-    place = np.arange(played.draft_length)[:, None]
-    return rates((played.accepted > place).sum(axis=1), (played.tested > place).sum(axis=1))
+    place = np.arange(replayed.draft_length)[:, None]
+    return rates((replayed.accepted > place).sum(axis=1), (replayed.tested > place).sum(axis=1))
 
 
-def by_output_position(played: Played, edges: Sequence[int]) -> EstimatedRates:
+def by_output_position(replayed: ReplayedRounds, edges: Sequence[int]) -> EstimatedRates:
     """Acceptance rate of tested tokens by output position, in bins [edge, next edge); shape (edges - 1,). Theory: all alpha.
 
-    >>> by_output_position(play([[3, 9, 9, 1, 4, 9]], 3), [0, 2, 6]).trials.tolist()
+    >>> by_output_position(replay([[3, 9, 9, 1, 4, 9]], 3), [0, 2, 6]).trials.tolist()
     [2, 3]
     """
     limits = checks.whole_array("edges", edges, 0)
     if limits.ndim != 1 or limits.size < 2 or np.any(np.diff(limits) <= 0):
         raise checks.ParameterError(f"edges must be at least two increasing whole numbers, got {checks.shown(edges)}")
-    place = np.arange(played.draft_length)[:, None]
-    position = played.start + place
-    tested, accepted = played.tested > place, played.accepted > place
+    place = np.arange(replayed.draft_length)[:, None]
+    position = replayed.start + place
+    tested, accepted = replayed.tested > place, replayed.accepted > place
     counts = (np.histogram(position[mask], limits)[0] for mask in (accepted, tested))
     # numpy's last bin includes its upper edge; this one does not.
     last = (int(np.count_nonzero(position[mask] == limits[-1])) for mask in (accepted, tested))
@@ -240,10 +240,10 @@ def by_output_position(played: Played, edges: Sequence[int]) -> EstimatedRates:
 # --- Are they independent? ------------------------------------------------------------------------------------------
 
 
-def coins(logs: Sequence[ArrayLike]) -> list[Bools]:
+def first_token_outcomes(logs: Sequence[ArrayLike]) -> list[Bools]:
     """First-token outcomes of each request at all positions but the last, which is never drafted; shapes (positions - 1,).
 
-    >>> coins([[3, 1, 2, 2]])
+    >>> first_token_outcomes([[3, 1, 2, 2]])
     [array([ True, False,  True])]
     """
     return [log[:-1] > 1 for log in _checked(logs)]
@@ -317,7 +317,7 @@ def runs_test(sequences: Sequence[ArrayLike]) -> RunsTest:
 class Geometric(NamedTuple):
     """Observed and expected rounds by accepted length 0, 1, ...; the last cell holds its length and all longer ones."""
 
-    counts: Whole
+    counts: Integers
     expected: Floats
     acceptance_rate: float
     statistic: float
@@ -325,19 +325,19 @@ class Geometric(NamedTuple):
     p_value: float
 
 
-def geometric_test(played: Played) -> Geometric:
+def geometric_test(replayed: ReplayedRounds) -> Geometric:
     """Pearson's chi-square test of accepted lengths against the truncated geometric distribution, Section 3.1 of [Leviathan2023].
 
     Uses rounds that the end of the sequence does not cut. Lengths are truncated at the largest m <= gamma at which every cell
     expects `FEWEST` rounds. alpha is accepted over tested tokens of the truncated rounds, the maximum likelihood estimate for these
     cells, so m + 1 cells leave m - 1 degrees of freedom. nan if none is left.
 
-    >>> found = geometric_test(play([[1] * 20 + [2, 9] * 10 + [3, 9, 9] * 11], 2))
+    >>> found = geometric_test(replay([[1] * 20 + [2, 9] * 10 + [3, 9, 9] * 11], 2))
     >>> found.counts.tolist(), found.degrees
     ([20, 10, 11], 1)
     """
-    whole = played.accepted[played.drafted == played.draft_length]
-    for longest in range(played.draft_length, 0, -1):
+    whole = replayed.accepted[replayed.drafted == replayed.draft_length]
+    for longest in range(replayed.draft_length, 0, -1):
         cut = np.minimum(whole, longest)
         tested = np.minimum(cut + 1, longest).sum()
         alpha = float(cut.sum() / tested) if tested else float("nan")
@@ -386,7 +386,7 @@ def dependence(
     """Relative error of the i.i.d. prediction that uses `accepted_of_positions` as alpha, by draft length.
 
     The prediction is the number of rounds of requests of the same lengths (`model.methods.speculative.theory.target_runs`), and the
-    speed-up with draft passes of `cost_ratio`; the observation is that of `play`. The interval is a percentile bootstrap over
+    speed-up with draft passes of `cost_ratio`; the observation is that of `replay`. The interval is a percentile bootstrap over
     requests: alpha, prediction and observation are computed anew from each resample. nan for a single request.
 
     >>> (row,) = dependence([[2, 1] * 500], [1], 0.1, 10, np.random.default_rng(1))  # every second outcome is 1, and tested
@@ -400,7 +400,7 @@ def dependence(
     held = _checked(logs)
     positions = np.array([log.size for log in held])
     lengths, kind = np.unique(positions, return_inverse=True)
-    accepted, tossed = (np.array([count(each) for each in coins(logs)]) for count in (np.sum, np.size))
+    accepted, tossed = (np.array([count(each) for each in first_token_outcomes(logs)]) for count in (np.sum, np.size))
     # Multiplicity of each request in each resample; the first row is the original sample.
     drawn = rng.multinomial(len(held), np.full(len(held), 1 / len(held)), size=replications)
     weights = np.vstack([np.ones(len(held)), drawn])
@@ -409,7 +409,7 @@ def dependence(
     tokens = weights @ positions
     rows = []
     for gamma in draft_lengths:
-        played = play(held, gamma)
+        played = replay(held, gamma)
         rounds, drafts = (
             weights @ np.bincount(played.request, weights=each) for each in (np.ones(played.start.size), played.drafted)
         )
@@ -425,7 +425,7 @@ def dependence(
     return rows
 
 
-def _checked(logs: Sequence[ArrayLike]) -> list[Whole]:
+def _checked(logs: Sequence[ArrayLike]) -> list[Integers]:
     form = "logs must be lists of whole numbers of at least 1, one for each request, with a number for each output position"
     if not len(logs):
         raise checks.ParameterError(f"{form}, got {checks.shown(logs)}")

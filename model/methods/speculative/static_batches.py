@@ -40,7 +40,7 @@ class BatchPrices(NamedTuple):
     busy: Floats
     operations: Floats
 
-    def taken(
+    def of_rounds(
         self, reread: NDArray[np.bool_], count: NDArray[Any], longest: NDArray[Any], drafted: NDArray[Any]
     ) -> tuple[Floats, Floats, Floats]:
         """Time, unit-time and arithmetic of rounds."""
@@ -76,11 +76,11 @@ def prices(cost: StepCosts, longest: int, sequences: int, *, tokens: int = 1, se
 
 
 @lru_cache(maxsize=64)  # choices of one law differ in batches and prices
-def going(law: Chain | Rounds, draft_length: int, tokens: int) -> Floats:
+def round_probabilities(law: Chain | Rounds, draft_length: int, tokens: int) -> Floats:
     """Probability that a sequence has an r-th round and can use m drafted tokens in it; shape (rounds, draft_length + 1).
 
     >>> from model.outcomes.outcome_laws import Iid
-    >>> going(Iid(0.5), 1, 3).tolist()  # its second round has two tokens left, or one
+    >>> round_probabilities(Iid(0.5), 1, 3).tolist()  # its second round has two tokens left, or one
     [[0.0, 1.0], [0.5, 0.5], [0.25, 0.0]]
     """
     steps = _steps(law, draft_length, tokens)
@@ -103,7 +103,7 @@ def _steps(law: Chain | Rounds, draft_length: int, tokens: int) -> Floats:
 
     Shape (positions, 2, draft_length + 1, 2).
     """
-    low, high = law.draft_chances(tokens, draft_length)
+    low, high = law.draft_probabilities(tokens, draft_length)
     found = np.zeros((tokens, 2, draft_length + 1, 2))
     for start in range(tokens):
         count = min(draft_length, tokens - 1 - start)
@@ -118,13 +118,13 @@ def _steps(law: Chain | Rounds, draft_length: int, tokens: int) -> Floats:
     return found
 
 
-def left(each: Iterable[Floats]) -> Floats:
+def remaining_probabilities(sequences: Iterable[Floats]) -> Floats:
     """Probability that n sequences have an r-th round, and none of them can use more than m drafted tokens in it.
 
-    `each` has the arrays of `going`, one per sequence. Shape (rounds, sequences + 1, draft_length + 1).
+    `each` has the arrays of `round_probabilities`, one per sequence. Shape (rounds, sequences + 1, draft_length + 1).
     """
     found: Floats | None = None
-    for sequence in each:
+    for sequence in sequences:
         ends, goes = 1 - sequence.sum(axis=1), np.cumsum(sequence, axis=1)
         if found is None:
             found = np.ones((len(sequence), 1, sequence.shape[1]))
@@ -146,8 +146,10 @@ def rounds_of(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Iterat
 @lru_cache(maxsize=64)  # independent of costs
 def _rounds_of_batch(law: Chain | Rounds, draft_length: int, lengths: tuple[int, ...]) -> Floats:
     rounds = max(lengths)
-    known = {length: np.pad(going(law, draft_length, length), ((0, rounds - length), (0, 0))) for length in {*lengths}}
-    chance = np.diff(left([known[length] for length in lengths]), axis=2, prepend=0.0)
+    known = {
+        length: np.pad(round_probabilities(law, draft_length, length), ((0, rounds - length), (0, 0))) for length in {*lengths}
+    }
+    chance = np.diff(remaining_probabilities([known[length] for length in lengths]), axis=2, prepend=0.0)
     chance[:, 0] = 0.0
     return np.asarray(chance.sum(axis=0))
 
@@ -361,24 +363,24 @@ def decodings(
     time, busy, operations, rounds, drafted = np.zeros((5, replications))
     accepted = np.zeros(gamma + 1, dtype=np.int64)
     for batch in parameters.batches(tokens):
-        kept = RoundsKept.empty(max(batch.values()), replications)
+        kept = BatchRounds.empty(max(batch.values()), replications)
         for length in batch.values():
             accepted += _enter(gamma, length, next(sequences), kept, drafted)
         for here, drafts, longest, reread in zip(*kept, strict=True):
             if not here.any():
                 break
-            for total, more in zip((time, busy, operations), price.taken(reread, here, longest, drafts), strict=True):
+            for total, more in zip((time, busy, operations), price.of_rounds(reread, here, longest, drafts), strict=True):
                 total += more
             rounds += here
     return Tally(time, busy, operations, rounds, drafted, accepted)
 
 
-class RoundsKept(NamedTuple):
+class BatchRounds(NamedTuple):
     """Properties of each round of a batch in each replication that determine its price; shape (rounds, replications)."""
 
-    left: NDArray[np.uint16]
+    remaining: NDArray[np.uint16]
     """Sequences left."""
-    most: NDArray[np.uint8]
+    drafted: NDArray[np.uint8]
     """Drafted tokens per sequence: the largest number that a sequence can use."""
     longest: NDArray[np.int32]
     """Position of the longest sequence."""
@@ -386,14 +388,14 @@ class RoundsKept(NamedTuple):
     """True if a sequence accepted its whole draft in the round before."""
 
     @staticmethod
-    def empty(rounds: int, replications: int) -> RoundsKept:
+    def empty(rounds: int, replications: int) -> BatchRounds:
         """Rounds of a batch without sequences."""
         kinds: tuple[Any, ...] = (np.uint16, np.uint8, np.int32, np.bool_)
-        return RoundsKept(*(np.zeros((rounds, replications), dtype=kind) for kind in kinds))
+        return BatchRounds(*(np.zeros((rounds, replications), dtype=kind) for kind in kinds))
 
 
 def _enter(
-    gamma: int, tokens: int, outcomes: Iterator[Outcomes], kept: RoundsKept, drafted: Floats
+    gamma: int, tokens: int, outcomes: Iterator[Outcomes], kept: BatchRounds, drafted: Floats
 ) -> NDArray[np.int64]:
     """Add the rounds of one sequence to `kept`; return the number of rounds, over all replications, by accepted length."""
     place, number = np.zeros(drafted.size, dtype=np.uint8), np.zeros(drafted.size, dtype=np.intp)
@@ -402,8 +404,8 @@ def _enter(
         reached += np.bincount(place, minlength=gamma + 1)
         starting = np.flatnonzero(place == 0)
         which, room = number[starting], min(gamma, tokens - 1 - position)
-        kept.left[which, starting] += 1
-        kept.most[which, starting] = np.maximum(kept.most[which, starting], room)
+        kept.remaining[which, starting] += 1
+        kept.drafted[which, starting] = np.maximum(kept.drafted[which, starting], room)
         kept.longest[which, starting] = np.maximum(kept.longest[which, starting], position)
         kept.reread[which, starting] |= whole[starting]
         drafted[starting] += room

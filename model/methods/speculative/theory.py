@@ -97,7 +97,7 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
     price = static_batches.prices(
         cost, parameters.draft_length, parameters.concurrent_sequences, tokens=tokens, separate=separate
     )
-    rounds = parameters.steps_of(tokens)
+    rounds = parameters.plain_steps(tokens)
     return rounds * float(price.time.max()), rounds * float(price.busy.max())
 
 
@@ -127,7 +127,7 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
     completely accepted draft it also reads the last drafted token.
 
     >>> from model.outcomes.outcome_laws import Iid
-    >>> found = work(Parameters(40, draft_length=3, draft_layers=2), 128, Iid(0.79)).of
+    >>> found = work(Parameters(40, draft_length=3, draft_layers=2), 128, Iid(0.79)).by_model
     >>> round(found["target"].passes, 3), round(found["target"].layer_runs / 40, 3), round(found["draft"].passes, 3)
     (44.446, 44.446, 131.273)
     """

@@ -20,10 +20,10 @@ from model.methods.speculative import theory as speculative
 from model.outcomes.outcome_laws import Iid
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
-from sim.theorems.drafting_examples import PROMPT, accepted, always, ends, model, pairs, rounds
+from sim.theorems.drafting_examples import PROMPT, accepted, model, pairs, repeated_outcomes, rounds, stop_tokens
 from sim.theorems.output_law import distance, law_of_model, law_of_text
-from sim.theorems.pipelined_examples import CLOSE, chances, paths, rates, survivors, whole
-from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
+from sim.theorems.pipelined_examples import CLOSE, chances, integers, paths, rates, survivors
+from sim.theorems.theorem import Example, TheoremCollection, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -33,7 +33,7 @@ _COUNT_BASED = ("gradient", "optimum", "heuristic")
 """Policies that use only counts of drafted and accepted tokens."""
 
 
-theorem = Collected("adaptive")
+theorem = TheoremCollection("adaptive")
 
 
 # --- Examples ---
@@ -41,14 +41,14 @@ theorem = Collected("adaptive")
 
 @drawn
 def _policies(draw: DrawFn, more: dict[str, SearchStrategy[Any]], policies: tuple[str, ...] = _COUNT_BASED) -> Example:
-    name, longest = draw(st.sampled_from(policies)), draw(whole(1, 5))
+    name, longest = draw(st.sampled_from(policies)), draw(integers(1, 5))
     options: dict[str, Any] = {}
     if "draft_length" in OPTIONS[name]:
-        options["draft_length"] = draw(whole(1, longest))
+        options["draft_length"] = draw(integers(1, longest))
     if "estimator" in OPTIONS[name]:
         options["estimator"] = draw(st.sampled_from(("tested", "drafted")))
     if name == "confidence":
-        options["confidence_threshold"] = draw(whole(1, 4)) / 4
+        options["confidence_threshold"] = draw(integers(1, 4)) / 4
     return {"policy": name, "longest": longest, "options": options} | {key: draw(value) for key, value in more.items()}
 
 
@@ -63,13 +63,13 @@ def _turning() -> SearchStrategy[Example]:
         return {"accept": [True] * good + [False] * bad, "at": good}
 
     rule = _policies({}, ("heuristic",))
-    return st.tuples(rule, st.tuples(whole(0, 6), whole(5, 14)).map(outcomes)).map(
+    return st.tuples(rule, st.tuples(integers(0, 6), integers(5, 14)).map(outcomes)).map(
         lambda both: {**both[0], "longest": 5, **both[1]}
     )
 
 
 def _rated() -> SearchStrategy[Example]:
-    return _policies({"tokens": whole(1, 7), "rate": rates()})
+    return _policies({"tokens": integers(1, 7), "rate": rates()})
 
 
 def _models() -> SearchStrategy[Example]:
@@ -85,7 +85,7 @@ def _within(x: Example) -> Example:
 @theorem("1", "Events and paths agree exactly on every path, for every policy.", source="same policy", given=_decodings)
 def events_are_paths(x: Example) -> None:
     run, n = play(x), len(x["accept"])
-    tally = sampler.walk(choice(x), n, _COST, always(x["accept"][:-1]))
+    tally = sampler.walk(parameters_of(x), n, _COST, repeated_outcomes(x["accept"][:-1]))
     equal("latency", float(tally.time[0]), run.latency)
     equal("rounds", int(tally.rounds[0]), rounds(run))
 
@@ -96,7 +96,7 @@ def accepted_and_rounds(x: Example) -> None:
     run = play(x)
     equal("accepted tokens and rounds", accepted(run) + rounds(run), len(x["accept"]))
     equal("text", run.tokens, [*range(1, len(x["accept"]) + 1)])
-    at_most("tokens of a draft", max(count for _, count in run.rounds), choice(x).longest_draft)
+    at_most("tokens of a draft", max(count for _, count in run.rounds), parameters_of(x).longest_draft)
 
 
 @theorem("10a", "The mean time of every policy is at least 1 + (1 - alpha + c alpha) (l - 1) passes of the target.",
@@ -120,7 +120,7 @@ def heuristic_in_the_mean(x: Example) -> None:
     outcomes = paths(n - 1)
     times = np.array([play(x, accept=[*row, False]).latency for row in outcomes.T.tolist()])
     mass = chances(Iid(alpha), outcomes)
-    prediction = formulas.predict(choice(x), n, Iid(alpha), _COST)
+    prediction = formulas.predict(parameters_of(x), n, Iid(alpha), _COST)
     mean = math.fsum(mass * times)
     equal("mean latency", float(prediction.latency), mean, CLOSE)
     equal("mean square of the latency", float(prediction.latency_variance) + mean**2, math.fsum(mass * times**2), CLOSE)
@@ -129,9 +129,9 @@ def heuristic_in_the_mean(x: Example) -> None:
 @theorem("14", "The sampled text has exactly the target's distribution, whether drafts end by length or by confidence.",
          source="the decision to draft precedes the draw of a token", given=_models)
 def right_law(x: Example) -> None:
-    parameters = choice({**x, "options": x["options"], "sampled": True})
+    parameters = parameters_of({**x, "options": x["options"], "sampled": True})
     models = {role: model(x[role]) for role in ("target", "draft")}
-    law = law_of_text(lambda: decode(parameters, PROMPT, x["tokens"], ends(x)), models, PROMPT, x["tokens"])
+    law = law_of_text(lambda: decode(parameters, PROMPT, x["tokens"], stop_tokens(x)), models, PROMPT, x["tokens"])
     want = law_of_model(models["target"], PROMPT, x["tokens"], x.get("stop"))
     if law != want:
         raise AssertionError(f"total variation distance to the target's distribution: {distance(law, want)}")
@@ -150,7 +150,7 @@ def acceptance_never_costs(x: Example) -> None:
 _COST = UnitCost(1, cost_ratio=_RATIO)
 
 
-def choice(x: Example) -> Parameters:
+def parameters_of(x: Example) -> Parameters:
     """Return the parameters of an example's decoding."""
     given = Parameters(1, x["policy"], x["longest"], sampled=x.get("sampled", False), **x["options"])
     return given.with_costs(_COST)
@@ -159,7 +159,7 @@ def choice(x: Example) -> Parameters:
 def play(x: Example, **changes: Any) -> Run:
     """Simulate an example's decoding, with fields replaced by `changes`."""
     x = {**x, **changes}
-    n, parameters = len(x["accept"]), choice(x)
+    n, parameters = len(x["accept"]), parameters_of(x)
     draft = DraftOutcomes("target", survivors({"draft_length": n, "accept": x["accept"]}))
     return simulate(decode(parameters, [0], n), n, Cluster(1), _COST, World(1, 1, drafts={"draft": draft}))
 

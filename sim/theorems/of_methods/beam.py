@@ -20,9 +20,9 @@ from model.methods.speculative import theory as speculative
 from model.outcomes.outcome_laws import Iid
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
-from sim.theorems.drafting_examples import always, digits
-from sim.theorems.pipelined_examples import CLOSE, chances, paths, rates, survivors, whole
-from sim.theorems.theorem import Collected, Example, drawn, equal, st
+from sim.theorems.drafting_examples import digits, repeated_outcomes
+from sim.theorems.pipelined_examples import CLOSE, chances, integers, paths, rates, survivors
+from sim.theorems.theorem import Example, TheoremCollection, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _FORMS = (("per-beam", "sequential"), ("per-beam", "parallel"), ("per-beam", "batched"), ("exact", "batched"))
 
 
-theorem = Collected("beam")
+theorem = TheoremCollection("beam")
 
 
 # --- Examples ---
@@ -41,19 +41,19 @@ def _decodings(draw: DrawFn, tokens: int = 0) -> Example:
     """Draw decodings with given outcomes, or with a rate and at most `tokens` tokens."""
     rule, arrangement = draw(st.sampled_from(_FORMS))
     example: Example = {
-        "rule": rule, "arrangement": arrangement, "beams": draw(whole(1, 3)), "draft_length": draw(whole(0, 3)),
-        "cost_ratio": draw(whole(0, 4)) / 4, "link": draw(whole(0, 2)) / 4,
+        "rule": rule, "arrangement": arrangement, "beams": draw(integers(1, 3)), "draft_length": draw(integers(0, 3)),
+        "cost_ratio": draw(integers(0, 4)) / 4, "link": draw(integers(0, 2)) / 4,
     }  # fmt: skip
     if tokens:
-        return example | {"tokens": draw(whole(1, tokens)), "rate": draw(rates())}
-    return example | {"accept": [bool(bit) for bit in digits(draw, draw(whole(1, 9)), 1)]}
+        return example | {"tokens": draw(integers(1, tokens)), "rate": draw(rates())}
+    return example | {"accept": [bool(bit) for bit in digits(draw, draw(integers(1, 9)), 1)]}
 
 
 @theorem("1", "Events and paths agree exactly on every path, for both rules and all arrangements.", source="same algorithm",
          given=_decodings)
 def events_are_paths(x: Example) -> None:
     run, n = play(x), len(x["accept"])
-    tally = sampler.walk(choice(x), n, cost(x), always(x["accept"][:-1]))
+    tally = sampler.walk(parameters_of(x), n, cost(x), repeated_outcomes(x["accept"][:-1]))
     equal("latency", float(tally.time[0]), run.latency)
     equal("compute", float(tally.busy[0]), run.busy)
 
@@ -64,7 +64,7 @@ def mean_over_all_outcomes(x: Example) -> None:
     n = x["tokens"]
     outcomes = paths(n - 1)
     runs = [play(x, accept=[*row, False]) for row in outcomes.T.tolist()]
-    mass, prediction = chances(Iid(x["rate"]), outcomes), formulas.predict(choice(x), n, Iid(x["rate"]), cost(x))
+    mass, prediction = chances(Iid(x["rate"]), outcomes), formulas.predict(parameters_of(x), n, Iid(x["rate"]), cost(x))
     for what in ("latency", "busy"):
         mean = math.fsum(mass * np.array([getattr(run, what) for run in runs]))
         equal(f"mean {what}", float(getattr(prediction, what)), mean, CLOSE)
@@ -101,7 +101,7 @@ def one_more_hypothesis(x: Example) -> None:
 # --- Playing an example ---
 
 
-def choice(x: Example) -> Parameters:
+def parameters_of(x: Example) -> Parameters:
     """Return the parameters of an example's decoding."""
     return Parameters(1, x["draft_length"], x["beams"], x["rule"], arrangement=x["arrangement"])
 
@@ -114,7 +114,7 @@ def cost(x: Example) -> UnitCost:
 def play(x: Example, **changes: Any) -> Run:
     """Simulate an example's decoding, with fields replaced by `changes`."""
     x = {**x, **changes}
-    n, parameters = len(x["accept"]), choice(x)
+    n, parameters = len(x["accept"]), parameters_of(x)
     world = World(1, 1, drafts={"draft": DraftOutcomes("target", survivors({"draft_length": n, "accept": x["accept"]}))})
     return simulate(decode(parameters, [0], n), n, Cluster(parameters.units), cost(x), world)
 

@@ -30,14 +30,14 @@ from sim.engine.events import Run, simulate
 from sim.theorems import pipelined_examples
 from sim.theorems.drafting_examples import PROMPT, accepted, digits, drafted, model, rounds
 from sim.theorems.output_law import greedy_text, law_of_text
-from sim.theorems.pipelined_examples import CLOSE, rates, whole
-from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
+from sim.theorems.pipelined_examples import CLOSE, integers, rates
+from sim.theorems.theorem import Example, TheoremCollection, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
 
 
-theorem = Collected("bild")
+theorem = TheoremCollection("bild")
 
 
 # --- Examples ---
@@ -46,19 +46,19 @@ theorem = Collected("bild")
 @drawn
 def _forms(draw: DrawFn, forms: tuple[str, ...]) -> Example:
     """Draw a variant of two models, or the early-exit form."""
-    quarters = whole(0, 6).map(lambda number: number / 4)
+    quarters = integers(0, 6).map(lambda number: number / 4)
     name = draw(st.sampled_from(forms))
     early = name == "early"
     return {
-        "variant": "paper" if early else name, "exit_layer": draw(whole(1, 3)) if early else None,
+        "variant": "paper" if early else name, "exit_layer": draw(integers(1, 3)) if early else None,
         "placement": "colocated" if early else draw(st.sampled_from(PLACEMENTS)), "cost_ratio": draw(quarters),
-        "link": draw(whole(0, 2)) / 4, "max_draft_length": draw(whole(1, 4)), "head": draw(whole(0, 2)),
+        "link": draw(integers(0, 2)) / 4, "max_draft_length": draw(integers(1, 4)), "head": draw(integers(0, 2)),
     }  # fmt: skip
 
 
 @drawn
 def _decodings(draw: DrawFn, /, forms: tuple[str, ...] = ("paper", "code", "early"), curve: bool = False, **more: Any) -> Example:
-    example = {"decisions": digits(draw, draw(whole(1, 8)), 2), **draw(_forms(forms))}
+    example = {"decisions": digits(draw, draw(integers(1, 8)), 2), **draw(_forms(forms))}
     if curve and draw(st.booleans()):
         example["verify_cost"] = digits(draw, 4, 3)
     return example | {name: draw(strategy) for name, strategy in more.items()}
@@ -68,13 +68,13 @@ def _decodings(draw: DrawFn, /, forms: tuple[str, ...] = ("paper", "code", "earl
 def _rated(draw: DrawFn, tokens: int, forms: tuple[str, ...] = ("paper", "code"), most: int = 3) -> Example:
 
     example = {**draw(_forms(forms)), "fallback_rate": draw(rates()), "rollback_rate": draw(rates())}
-    return example | {"max_draft_length": draw(whole(1, most)), "tokens": draw(whole(1, tokens))}
+    return example | {"max_draft_length": draw(integers(1, most)), "tokens": draw(integers(1, tokens))}
 
 
 def _intensities(variant: str) -> SearchStrategy[Example]:
-    some = whole(1, 20).map(lambda twentieths: twentieths / 20)
+    some = integers(1, 20).map(lambda twentieths: twentieths / 20)
     return st.fixed_dictionaries({
-        "fallback_rate": rates(), "rollback_rate": rates(), "max_draft_length": whole(1, 20), "operations_ratio": some,
+        "fallback_rate": rates(), "rollback_rate": rates(), "max_draft_length": integers(1, 20), "operations_ratio": some,
         "memory_ratio": some, "variant": st.just(variant),
     })  # fmt: skip
 
@@ -82,24 +82,24 @@ def _intensities(variant: str) -> SearchStrategy[Example]:
 @drawn
 def _records(draw: DrawFn, /, **more: Any) -> Example:
 
-    tokens = draw(whole(1, 8))
+    tokens = draw(integers(1, 8))
     example = {**draw(_forms(("paper",))), "distances": digits(draw, tokens, 7), "confidences": digits(draw, tokens, 8)}
     return example | {name: draw(strategy) for name, strategy in more.items()}
 
 
 @drawn
 def _models(draw: DrawFn) -> Example:
-    words = draw(whole(2, 3))
+    words = draw(integers(2, 3))
     example: Example = {role: [digits(draw, words, 3, least=1) for _ in range(draw(st.sampled_from((1, 3))))]
                         for role in ("target", "draft")}  # fmt: skip
     return example | {
-        "max_draft_length": draw(whole(1, 4)), "variant": draw(st.sampled_from(bild.VARIANTS)), "tokens": draw(whole(1, 7)),
-        "fallback_threshold": draw(rates()), "rollback_threshold": draw(whole(0, 8)) / 4,
+        "max_draft_length": draw(integers(1, 4)), "variant": draw(st.sampled_from(bild.VARIANTS)), "tokens": draw(integers(1, 7)),
+        "fallback_threshold": draw(rates()), "rollback_threshold": draw(integers(0, 8)) / 4,
     }  # fmt: skip
 
 
 def _thresholds(most: int) -> SearchStrategy[list[int]]:
-    return st.lists(whole(0, most), min_size=2, max_size=2)
+    return st.lists(integers(0, most), min_size=2, max_size=2)
 
 
 # --- 18: tokens and time ---
@@ -109,7 +109,7 @@ def _thresholds(most: int) -> SearchStrategy[list[int]]:
          source="the start of a segment depends only on earlier decisions", given=lambda: _rated(5, ("paper", "code", "early")))
 def mean_over_all_outcomes(x: Example) -> None:
     n = x["tokens"]
-    prediction = formulas.predict(choice(x), n, Independent(x["fallback_rate"], x["rollback_rate"]), cost(x))
+    prediction = formulas.predict(parameters_of(x), n, Independent(x["fallback_rate"], x["rollback_rate"]), cost(x))
     every = [*_all_runs(x, n)]
     for what in ("latency", "busy"):
         mean = math.fsum(chance * getattr(run, what) for chance, run in every)
@@ -205,14 +205,14 @@ def window_of_the_small_model(x: Example) -> None:
 
 @theorem("18j", "A token falls back below the confidence threshold, and is rolled back above the distance threshold.",
          source="[Kim2023], Eqs. 2 and 3: both are strict",
-         given=lambda: _records(fallback_threshold=whole(0, 8), rollback_threshold=whole(0, 7)))
+         given=lambda: _records(fallback_threshold=integers(0, 8), rollback_threshold=integers(0, 7)))
 def thresholds_decide(x: Example) -> None:
     """Compare the algorithm on numbers and thresholds with its run on recorded decisions, ties included."""
     fallback, rollback = x["fallback_threshold"] / 8, x["rollback_threshold"]
     sure, wrong = [value / 8 for value in x["confidences"]], [False] * len(x["distances"])
     record, paper = Decisions(sure, x["distances"], wrong, "assumed: an example"), {**x, "variant": "paper"}
     for threshold in (rollback, float("inf")):
-        parameters = replace(choice(paper), fallback_threshold=fallback, rollback_threshold=threshold)
+        parameters = replace(parameters_of(paper), fallback_threshold=fallback, rollback_threshold=threshold)
         decisions, n = record.decided(fallback, threshold).tolist(), len(x["distances"])
         steps = bild.decode(parameters, [0], n)
         run = simulate(steps, n, Cluster(parameters.units), cost(x), _Measured(record.confidence, record.distance))
@@ -256,14 +256,14 @@ def events_are_paths(x: Example) -> None:
     run, n = play(x), len(x["decisions"])
     row = np.array(x["decisions"][:-1], dtype=np.uint8)
     tiles = (np.repeat(row[start : start + 3, None], BLOCK, axis=1) for start in range(0, len(row), 3))
-    tally = sampler.walk(choice(x), n, cost(x), tiles)
+    tally = sampler.walk(parameters_of(x), n, cost(x), tiles)
     equal("latency", float(tally.time[0]), run.latency)
     equal("compute", float(tally.busy[0]), run.busy)
     equal("segments and drafted tokens", (float(tally.rounds[0]), float(tally.drafted[0])), (rounds(run), drafted(run)))
     lengths = [sum(times for (kept, _), times in run.rounds.items() if kept == length) for length in range(len(tally.accepted))]
     equal("accepted tokens", (tally.accepted / BLOCK).tolist(), lengths)
     if x["exit_layer"] is None:
-        counted = formulas.operations(choice(x), cost(x), run.rounds, run.account)
+        counted = formulas.operations(parameters_of(x), cost(x), run.rounds, run.account)
         equal("operations", float(tally.operations[0]), counted, CLOSE)
 
 
@@ -271,12 +271,12 @@ def events_are_paths(x: Example) -> None:
          source="conservation of work", given=_decodings)
 def work_is_the_closed_form(x: Example) -> None:
     n, decisions = len(x["decisions"]), np.array(x["decisions"])
-    counted = interpreter.count(bild.decode(choice(x), [0], n), _world(x), n).account.totals()
-    want = formulas.work(choice(x), n, Independent(decisions == UNSURE, decisions == UNLIKELY))
+    counted = interpreter.count(bild.decode(parameters_of(x), [0], n), _world(x), n).account.totals()
+    want = formulas.work(parameters_of(x), n, Independent(decisions == UNSURE, decisions == UNLIKELY))
     assert want is not None
-    equal("models at work", sorted(counted.of), sorted(want.of))
-    for role, totals in counted.of.items():
-        for name, got, sum_ in zip(totals._fields, totals, want.of[role], strict=True):
+    equal("models at work", sorted(counted.by_model), sorted(want.by_model))
+    for role, totals in counted.by_model.items():
+        for name, got, sum_ in zip(totals._fields, totals, want.by_model[role], strict=True):
             equal(f"{name} of the {role} model", float(got), sum_, CLOSE)
     equal("passes of the simulator", play(x).account.totals(), counted)
 
@@ -292,7 +292,8 @@ def tokens_and_segments(x: Example) -> None:
 
 
 @theorem("29a", "Accepting a token in place of a rollback or a fallback never increases the segments.",
-         source="the next start is monotone in the start and in the outcomes", given=lambda: _decodings(("paper",), at=whole(0, 7)))
+         source="the next start is monotone in the start and in the outcomes",
+         given=lambda: _decodings(("paper",), at=integers(0, 7)))
 def one_rollback_less(x: Example) -> None:
     at = x["at"] % len(x["decisions"])
     stays = [*x["decisions"][:at], 0, *x["decisions"][at + 1 :]]
@@ -326,7 +327,7 @@ def lower_fallback_threshold_is_no_slower(x: Example) -> None:
 # --- Playing an example ---
 
 
-def choice(x: Example) -> bild.Parameters:
+def parameters_of(x: Example) -> bild.Parameters:
     """Return the parameters of an example's decoding."""
     if x.get("exit_layer") is not None:
         return bild.Parameters(4, x["max_draft_length"], exit_layer=x["exit_layer"])
@@ -347,7 +348,7 @@ def cost(x: Example) -> UnitCost:
 def play(x: Example, **changes: Any) -> Run:
     """Simulate an example's decoding, with fields replaced by `changes`."""
     x = {**x, **changes}
-    n, parameters = len(x["decisions"]), choice(x)
+    n, parameters = len(x["decisions"]), parameters_of(x)
     return simulate(bild.decode(parameters, [0], n), n, Cluster(parameters.units), cost(x), _world(x), record=True)
 
 

@@ -23,14 +23,14 @@ from model.outcomes.random_streams import BLOCK
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import digits
-from sim.theorems.pipelined_examples import CLOSE, in_quarters, quarters, whole
-from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
+from sim.theorems.pipelined_examples import CLOSE, in_quarters, integers, quarters
+from sim.theorems.theorem import Example, TheoremCollection, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
 
 
-theorem = Collected("early_exit")
+theorem = TheoremCollection("early_exit")
 
 
 # --- Examples ---
@@ -38,13 +38,13 @@ theorem = Collected("early_exit")
 
 @drawn
 def _exits(draw: DrawFn, /, most: int = 3, *, ragged: bool = False, alike: bool = False, **more: Any) -> Example:
-    layers, tokens, count = draw(whole(1, 5)), draw(whole(1, 5)), draw(whole(1, most))
+    layers, tokens, count = draw(integers(1, 5)), draw(integers(1, 5)), draw(integers(1, most))
     rows = [[1 + deep for deep in digits(draw, tokens, layers - 1)] for _ in range(1 if alike else count)]
     fill = draw(st.sampled_from(early_exit.FILLS))
-    batch = 1 if fill == "backfill" else draw(whole(1, 3)) if ragged else count
-    lengths = [tokens, *(1 + length for length in digits(draw, draw(whole(0, 3)), tokens - 1))]
+    batch = 1 if fill == "backfill" else draw(integers(1, 3)) if ragged else count
+    lengths = [tokens, *(1 + length for length in digits(draw, draw(integers(0, 3)), tokens - 1))]
     example = {
-        "layers": layers, "depths": rows, "measure": draw(st.sampled_from(formulas.MEASURES)), "first_check": draw(whole(1, 3)),
+        "layers": layers, "depths": rows, "measure": draw(st.sampled_from(formulas.MEASURES)), "first_check": draw(integers(1, 3)),
         "fill": fill, "batch": batch, "lengths": lengths if ragged or fill == "backfill" else None, "cost": draw(quarters()),
     }  # fmt: skip
     return example | {name: draw(strategy) for name, strategy in more.items()}
@@ -57,24 +57,25 @@ def _one_batch(**more: Any) -> SearchStrategy[Example]:
 
 @drawn
 def _hazards(draw: DrawFn) -> Example:
-    layers = draw(whole(1, 3))
-    fill, first = draw(st.sampled_from(early_exit.FILLS)), draw(whole(1, layers))
-    chances = [0 if layer + 1 < first else draw(whole(0, 20)) for layer in range(layers - 1)]
+    layers = draw(integers(1, 3))
+    fill, first = draw(st.sampled_from(early_exit.FILLS)), draw(integers(1, layers))
+    chances = [0 if layer + 1 < first else draw(integers(0, 20)) for layer in range(layers - 1)]
     return {
-        "layers": layers, "hazards": chances, "tokens": draw(whole(1, 3)), "measure": draw(st.sampled_from(formulas.MEASURES)),
-        "first_check": first, "fill": fill, "batch": 1 if fill == "backfill" else draw(whole(1, 2)), "cost": draw(quarters()),
+        "layers": layers, "hazards": chances, "tokens": draw(integers(1, 3)), "measure": draw(st.sampled_from(formulas.MEASURES)),
+        "first_check": first, "fill": fill, "batch": 1 if fill == "backfill" else draw(integers(1, 2)), "cost": draw(quarters()),
     }  # fmt: skip
 
 
 def _thresholds() -> SearchStrategy[Example]:
     return st.fixed_dictionaries({
-        "threshold": whole(0, 20), "longest": whole(1, 12), "temperature": whole(0, 40), "form": st.sampled_from(formulas.FORMS),
+        "threshold": integers(0, 20), "longest": integers(1, 12), "temperature": integers(0, 40),
+        "form": st.sampled_from(formulas.FORMS),
     })  # fmt: skip
 
 
 def _confidences() -> SearchStrategy[Example]:
-    rows = st.lists(st.lists(whole(0, 8), min_size=4, max_size=4), min_size=1, max_size=4)
-    return st.fixed_dictionaries({"confidences": rows, "thresholds": st.lists(whole(0, 8), min_size=2, max_size=2)})
+    rows = st.lists(st.lists(integers(0, 8), min_size=4, max_size=4), min_size=1, max_size=4)
+    return st.fixed_dictionaries({"confidences": rows, "thresholds": st.lists(integers(0, 8), min_size=2, max_size=2)})
 
 
 # --- 30: thresholds and exit depths ---
@@ -130,7 +131,7 @@ def never_sure_is_the_plain_model(x: Example) -> None:
 
 
 @theorem("30m", "One more layer for a token never makes a decoding faster, if filling in a row costs no more than its layer.",
-         source="one more layer, one row less", given=lambda: _exits(text=whole(0, 2), place=whole(0, 4)).map(_one_head))
+         source="one more layer, one row less", given=lambda: _exits(text=integers(0, 2), place=integers(0, 4)).map(_one_head))
 def deeper_is_slower(x: Example) -> None:
     text, place = x["text"] % len(x["depths"]), x["place"] % len(x["depths"][0])
     deeper = [list(row) for row in x["depths"]]
@@ -162,7 +163,7 @@ def mean_over_all_outcomes(x: Example) -> None:
     law = Depths(formulas.exit_pmf(np.array([*x["hazards"], 20]) / 20))
     layers, n, batch = x["layers"], x["tokens"], x["batch"]
     given = {**x, "lengths": None}
-    prediction = formulas.predict(choice({**given, "depths": [[1] * n] * batch}), n, law, in_quarters(x))
+    prediction = formulas.predict(parameters_of({**given, "depths": [[1] * n] * batch}), n, law, in_quarters(x))
     pmf = law.pmf.tolist()
     mean = square = 0.0
     for depths in itertools.product(range(1, layers + 1), repeat=n * batch):
@@ -185,7 +186,7 @@ def events_are_paths(x: Example) -> None:
     run = play(x)
     rows = np.array(_all_depths(x), dtype=np.uint16).T.reshape(-1, 1)
     tiles = (np.repeat(rows[start : start + 3], BLOCK, axis=1) for start in range(0, len(rows), 3))
-    time, busy = sampler.walk(choice(x), _longest(x), in_quarters(x), tiles)
+    time, busy = sampler.walk(parameters_of(x), _longest(x), in_quarters(x), tiles)
     equal("latency", float(time[0]), run.latency)
     equal("compute", float(busy[0]), run.busy)
 
@@ -193,20 +194,19 @@ def events_are_paths(x: Example) -> None:
 @theorem("28b", "Counter, events and formula agree on passes, layers, computed and filled-in rows, and heads.",
          source="conservation of work", given=lambda: _exits(ragged=True, alike=True))
 def work_is_the_closed_form(x: Example) -> None:
-    n, parameters = _longest(x), choice(x)
-    counted = (
-        interpreter.count(early_exit.decode(parameters, [0], n), _world(x), parameters.outputs_of(n)).account.totals().of["target"]
-    )
+    n, parameters = _longest(x), parameters_of(x)
+    run = interpreter.count(early_exit.decode(parameters, [0], n), _world(x), parameters.total_tokens(n))
+    counted = run.account.totals().by_model["target"]
     law = Depths(np.eye(x["layers"])[[depth - 1 for depth in x["depths"][0]]])
-    for name, got, expected in zip(counted._fields, counted, formulas.work(parameters, n, law).of["target"], strict=True):
+    for name, got, expected in zip(counted._fields, counted, formulas.work(parameters, n, law).by_model["target"], strict=True):
         equal(name, float(got), expected, CLOSE)
-    equal("passes of the simulator", play(x).account.totals().of["target"], counted)
+    equal("passes of the simulator", play(x).account.totals().by_model["target"], counted)
 
 
 # --- Playing an example ---
 
 
-def choice(x: Example) -> early_exit.Parameters:
+def parameters_of(x: Example) -> early_exit.Parameters:
     """Return the parameters of an example's decoding."""
     lengths = x.get("lengths")
     return early_exit.Parameters(
@@ -217,8 +217,8 @@ def choice(x: Example) -> early_exit.Parameters:
 
 def play(x: Example) -> Run:
     """Simulate an example's decoding."""
-    n, parameters = _longest(x), choice(x)
-    return simulate(early_exit.decode(parameters, [0], n), parameters.outputs_of(n), Cluster(1), in_quarters(x), _world(x))
+    n, parameters = _longest(x), parameters_of(x)
+    return simulate(early_exit.decode(parameters, [0], n), parameters.total_tokens(n), Cluster(1), in_quarters(x), _world(x))
 
 
 def _world(x: Example) -> Lossy:

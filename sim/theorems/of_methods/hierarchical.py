@@ -26,10 +26,10 @@ from model.methods.speculative import theory as speculative
 from model.outcomes.outcome_laws import Iid
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
-from sim.theorems.drafting_examples import PROMPT, accepted, always, digits, model, rounds
+from sim.theorems.drafting_examples import PROMPT, accepted, digits, model, repeated_outcomes, rounds
 from sim.theorems.output_law import TextLaw, distance, greedy_text, law_of_model, law_of_text
-from sim.theorems.pipelined_examples import CLOSE, chances, paths, rates, survivors, whole
-from sim.theorems.theorem import Collected, Example, drawn, equal, st
+from sim.theorems.pipelined_examples import CLOSE, chances, integers, paths, rates, survivors
+from sim.theorems.theorem import Example, TheoremCollection, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -37,30 +37,30 @@ if TYPE_CHECKING:
 _LOSSLESS = READINGS[1:]
 
 
-theorem = Collected("hierarchical")
+theorem = TheoremCollection("hierarchical")
 
 
 # --- Examples ---
 
 
 def _shapes(most: int = 4, readings: tuple[str, ...] = READINGS) -> dict[str, SearchStrategy[Any]]:
-    quarters = whole(0, 4).map(lambda number: number / 4)
+    quarters = integers(0, 4).map(lambda number: number / 4)
     return {
-        "reading": st.sampled_from(readings), "draft_length": whole(1, most), "inner_draft_length": whole(0, 3),
+        "reading": st.sampled_from(readings), "draft_length": integers(1, most), "inner_draft_length": integers(0, 3),
         "cost_ratio": quarters, "medium_cost_ratio": quarters,
     }  # fmt: skip
 
 
 @drawn
 def _decodings(draw: DrawFn) -> Example:
-    tokens = draw(whole(1, 9))
+    tokens = draw(integers(1, 9))
     example: Example = {name: [bool(bit) for bit in digits(draw, tokens, 1)] for name in _RATES}
-    example |= {"placement": draw(st.sampled_from(("colocated", "separate"))), "link": draw(whole(0, 2)) / 4}
+    example |= {"placement": draw(st.sampled_from(("colocated", "separate"))), "link": draw(integers(0, 2)) / 4}
     return example | {name: draw(strategy) for name, strategy in _shapes().items()}
 
 
 def _rated(most: int = 2, tokens: int = 0) -> SearchStrategy[Example]:
-    more = {"tokens": whole(1, tokens)} if tokens else {}
+    more = {"tokens": integers(1, tokens)} if tokens else {}
     return st.fixed_dictionaries({**_shapes(most), "accept": rates(), "medium_accept": rates(), **more})
 
 
@@ -69,7 +69,7 @@ def _models(draw: DrawFn, readings: tuple[str, ...], sampled: bool) -> Example:
     example: Example = {role: [digits(draw, 2, 3, least=1) for _ in range(draw(st.sampled_from((1, 3))))]
                         for role in ("target", "medium", "draft")}  # fmt: skip
     example |= {name: draw(strategy) for name, strategy in _shapes(2, readings).items()}
-    return example | {"tokens": draw(whole(1, 3)), "sampled": sampled}
+    return example | {"tokens": draw(integers(1, 3)), "sampled": sampled}
 
 
 # --- 16: time and compute ---
@@ -79,8 +79,8 @@ def _models(draw: DrawFn, readings: tuple[str, ...], sampled: bool) -> Example:
          given=_decodings)
 def events_are_paths(x: Example) -> None:
     run, n = play(x), len(x["accept"])
-    given = {name: always(x[name][:-1]) for name in ("accept", "medium_accept")}
-    tally = sampler.walk(choice(x), n, cost(x), given)
+    given = {name: repeated_outcomes(x[name][:-1]) for name in ("accept", "medium_accept")}
+    tally = sampler.walk(parameters_of(x), n, cost(x), given)
     equal("latency", float(tally.time[0]), run.latency)
     equal("compute", float(tally.busy[0]), run.busy)
     equal("rounds", int(tally.rounds[0]), rounds(run))
@@ -98,7 +98,7 @@ def accepted_and_rounds(x: Example) -> None:
          given=lambda: _rated(tokens=4))
 def mean_over_all_outcomes(x: Example) -> None:
     n = x["tokens"]
-    prediction = formulas.predict(choice(x), n, {name: Iid(x[name]) for name in _RATES}, cost(x))
+    prediction = formulas.predict(parameters_of(x), n, {name: Iid(x[name]) for name in _RATES}, cost(x))
     every = [(chance, run) for chance, run in _all_runs(x, n)]
     for what in ("latency", "busy"):
         mean = math.fsum(chance * getattr(run, what) for chance, run in every)
@@ -111,7 +111,7 @@ def mean_over_all_outcomes(x: Example) -> None:
          given=_rated)
 def one_round(x: Example) -> None:
     """Enumerate all outcomes of the first round of a longer decoding."""
-    parameters = choice(x)
+    parameters = parameters_of(x)
     # Longer than a round, so that no draft is cut.
     every = [(chance, run.commits[0]) for chance, run in _all_runs(x, parameters.longest_draft + 2)]
     gamma, reading = x["draft_length"], x["reading"]
@@ -142,7 +142,7 @@ def break_even(x: Example) -> None:
     three = float(formulas.speedup(rate, x["medium_accept"], gamma, small, medium))
     two = float(speculative.speedup(rate, gamma, medium))
     kept = float(speculative.expected_tokens(x["medium_accept"], gamma)) - 1
-    needed = float(formulas.breakeven_kept(gamma, small, medium))
+    needed = float(formulas.breakeven_accepted(gamma, small, medium))
     if abs(kept - needed) > 1e-9:
         equal("whether three models beat large and medium", three > two, kept > needed)
 
@@ -179,7 +179,7 @@ def cascade(x: Example) -> None:
 # --- Playing an example ---
 
 
-def choice(x: Example) -> Parameters:
+def parameters_of(x: Example) -> Parameters:
     """Return the parameters of an example's decoding."""
     inner = x["inner_draft_length"] if x["reading"] == "recursive" else None
     return Parameters(1, x["draft_length"], x["reading"], inner, x.get("sampled", False), placement=x.get("placement", "colocated"))
@@ -193,7 +193,7 @@ def cost(x: Example) -> UnitCost:
 def play(x: Example, **changes: Any) -> Run:
     """Simulate an example's decoding, with fields replaced by `changes`."""
     x = {**x, **changes}
-    n, parameters = len(x["accept"]), choice(x)
+    n, parameters = len(x["accept"]), parameters_of(x)
     lengths = {name: survivors({"draft_length": n, "accept": x[name]}) for name in _RATES}
     world = World(1, 1, drafts={role: DraftOutcomes(of, lengths[name]) for role, (of, name) in parameters.IMITATES.items()})
     return simulate(decode(parameters, [0], n), n, Cluster(parameters.units), cost(x), world)
@@ -211,7 +211,7 @@ def _all_runs(x: Example, tokens: int) -> Iterator[tuple[float, Run]]:
 
 def _text_law(x: Example) -> TextLaw:
     models = {role: model(x[role]) for role in ("target", "medium", "draft")}
-    return law_of_text(lambda: decode(choice(x), PROMPT, x["tokens"]), models, PROMPT, x["tokens"])
+    return law_of_text(lambda: decode(parameters_of(x), PROMPT, x["tokens"]), models, PROMPT, x["tokens"])
 
 
 def _target_law(x: Example) -> TextLaw:

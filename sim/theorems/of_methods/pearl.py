@@ -22,27 +22,38 @@ from model.outcomes.outcome_laws import Iid
 from model.steps import Fork, Forward, Join, Step, Steps, Stop
 from sim.engine.cluster import STOPS, Cluster
 from sim.engine.events import Run, simulate
-from sim.theorems.drafting_examples import PROMPT, always, drafted, drafting, ends, few, models, pairs, rounds, target_law
+from sim.theorems.drafting_examples import (
+    PROMPT,
+    drafted,
+    drafting,
+    models,
+    pairs,
+    repeated_outcomes,
+    rounds,
+    short_decodings,
+    stop_tokens,
+    target_law,
+)
 from sim.theorems.output_law import distance, greedy_text, law_of_text
-from sim.theorems.pipelined_examples import CLOSE, chances, cost, law, paths, rates, rounding, size, survivors, whole
-from sim.theorems.theorem import Collected, Example, at_most, equal, st
+from sim.theorems.pipelined_examples import CLOSE, chances, cost, integers, law, paths, rates, rounding, size, survivors
+from sim.theorems.theorem import Example, TheoremCollection, at_most, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-theorem = Collected("pearl")
+theorem = TheoremCollection("pearl")
 
 
 # --- Examples ---
 
 
 def _laws(**fields: SearchStrategy[Any]) -> SearchStrategy[Example]:
-    quarters = whole(0, 8).map(lambda number: number / 4)
-    return st.fixed_dictionaries({"acceptance_rate": rates(), "draft_length": whole(1, 8), "cost_ratio": quarters, **fields})
+    quarters = integers(0, 8).map(lambda number: number / 4)
+    return st.fixed_dictionaries({"acceptance_rate": rates(), "draft_length": integers(1, 8), "cost_ratio": quarters, **fields})
 
 
 def _lengths() -> SearchStrategy[Example]:
-    return _laws(tokens=whole(1, 60))
+    return _laws(tokens=integers(1, 60))
 
 
 def _decodings(costs: str = "plain", *, cluster: bool = False, **fields: Any) -> SearchStrategy[Example]:
@@ -66,12 +77,12 @@ def _stopped_on(links: str) -> SearchStrategy[Example]:
 
 def _wide() -> SearchStrategy[Example]:
     """Draw decodings with free drafts, whose passes take longer for more tokens."""
-    slow = whole(1, 4).map(lambda slower: {"cost_ratio": 0.0, "verify_cost": [[1, 1], [5, 1 + slower]]})
-    return _decodings(at=whole(0, 39), cost=slow)
+    slow = integers(1, 4).map(lambda slower: {"cost_ratio": 0.0, "verify_cost": [[1, 1], [5, 1 + slower]]})
+    return _decodings(at=integers(0, 39), cost=slow)
 
 
 def _all_outcomes() -> SearchStrategy[Example]:
-    known = few(6, 3, costs="tenths", law="any").filter(lambda x: "survival" not in x["law"]).map(_drafting_some)
+    known = short_decodings(6, 3, costs="tenths", law="any").filter(lambda x: "survival" not in x["law"]).map(_drafting_some)
     return st.builds(lambda x, stop: {**x, "draft_stop": stop}, known, _stops())
 
 
@@ -145,7 +156,7 @@ def moments_over_all_outcomes(x: Example) -> None:
     outcomes = paths(x["tokens"] - 1)
     mass = chances(law(x["law"]), outcomes).tolist()
     runs = [play({**x, "accept": [*row, False]}) for row in outcomes.T.tolist()]
-    prediction = pearl.predict(choice(x), x["tokens"], law(x["law"]), cost(x))
+    prediction = pearl.predict(parameters_of(x), x["tokens"], law(x["law"]), cost(x))
 
     def mean(values: list[float]) -> float:
         return math.fsum(chance * value for chance, value in zip(mass, values, strict=True))
@@ -258,7 +269,7 @@ def busy_time(x: Example) -> None:
     held = sum(row.end - row.start for row in run.intervals if row.unit >= 0)
     equal("busy time", run.busy, held, rounding(x) * len(run.intervals))
     at_most("busy time", run.busy, 2 * run.latency, rounding(x))
-    equal("waited", run.waited, 0.0)
+    equal("waited", run.waiting_time, 0.0)
     equal("passes of the draft model not on the second unit",
           sum(row.role == "draft" and row.unit != 1 for row in run.intervals if row.unit >= 0), 0)  # fmt: skip
 
@@ -269,7 +280,7 @@ def busy_time(x: Example) -> None:
          given=lambda: _decodings("tenths"))
 def events_are_paths(x: Example) -> None:
     run, n = play(x), size(x)
-    tally = sampler.walk(choice(x), n, cost(x), always(x["accept"][: n - 1]))
+    tally = sampler.walk(parameters_of(x), n, cost(x), repeated_outcomes(x["accept"][: n - 1]))
     equal("latency", float(tally.time[0]), run.latency, rounding(x))
     equal("compute", float(tally.busy[0]), run.busy, rounding(x))
     equal("rounds and drafted tokens", (float(tally.rounds[0]), float(tally.drafted[0])), (rounds(run), drafted(run)))
@@ -282,7 +293,7 @@ def plain_text(x: Example) -> None:
     work = interpreter.count(steps(x), world(x), n)
     equal("text", run.tokens, [*range(1, n + 1)])
     equal("text of the counter", work.tokens, run.tokens)
-    if choice(x).lockstep:  # the progress of a stopped draft depends on times
+    if parameters_of(x).lockstep:  # the progress of a stopped draft depends on times
         equal("passes", run.account.totals(), work.account.totals())
     equal("rounds", run.rounds, work.rounds)
 
@@ -292,7 +303,7 @@ def plain_text(x: Example) -> None:
 
 @theorem("29a", "An acceptance in place of a rejection never increases the rounds.",
          source="the start of the next round is monotone in every outcome",
-         given=lambda: _decodings(at=whole(0, 39)))
+         given=lambda: _decodings(at=integers(0, 39)))
 def acceptance_in_place_of_a_rejection(x: Example) -> None:
     at = x["at"] % size(x)
     better = [*x["accept"][:at], True, *x["accept"][at + 1 :]]
@@ -311,7 +322,7 @@ def acceptance_takes_no_longer(x: Example) -> None:
 # --- Playing an example ---
 
 
-def choice(x: Example) -> algorithm.Parameters:
+def parameters_of(x: Example) -> algorithm.Parameters:
     """Return the parameters of an example's decoding."""
     names = ("layers", "draft_length", "sampled", "draft_layers", "draft_stop")
     return algorithm.Parameters(**{"layers": 1} | {name: x[name] for name in names if name in x})
@@ -319,19 +330,19 @@ def choice(x: Example) -> algorithm.Parameters:
 
 def steps(x: Example) -> Steps:
     """Return the steps of an example's decoding."""
-    return algorithm.decode(choice(x), PROMPT, size(x) if "accept" in x else x["tokens"], ends(x))
+    return algorithm.decode(parameters_of(x), PROMPT, size(x) if "accept" in x else x["tokens"], stop_tokens(x))
 
 
 def world(x: Example) -> World:
     """Return the simulated answers of the models in an example's decoding."""
-    known = survivors({"draft_length": choice(x).longest_draft, "accept": x["accept"]})
-    return World(1, choice(x).layers, drafts={"draft": DraftOutcomes("target", known)})
+    known = survivors({"draft_length": parameters_of(x).longest_draft, "accept": x["accept"]})
+    return World(1, parameters_of(x).layers, drafts={"draft": DraftOutcomes("target", known)})
 
 
 def play(x: Example, *, record: bool = False, **changes: Any) -> Run:
     """Simulate an example's decoding, with fields replaced by `changes`."""
     x = {**x, **changes}
-    cluster = Cluster(**x["cluster"]) if "cluster" in x else Cluster(choice(x).units)
+    cluster = Cluster(**x["cluster"]) if "cluster" in x else Cluster(parameters_of(x).units)
     return simulate(steps(x), size(x), cluster, cost(x), world(x), record=record)
 
 

@@ -19,24 +19,24 @@ from sim.theorems.pipelined_examples import (
     CLOSE,
     UPPER_HALF,
     chances,
-    choice,
     decodings,
-    few,
     gaps,
+    integers,
     numbers,
+    parameters_of,
     paths,
     play,
     rates,
+    short_decodings,
     simulate_all,
-    whole,
 )
-from sim.theorems.theorem import Collected, Example, at_most, equal, st
+from sim.theorems.theorem import Example, TheoremCollection, at_most, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
 
-theorem = Collected("ppd")
+theorem = TheoremCollection("ppd")
 _YANG = "Theorem 4.1 of [Yang2024]"
 _PROOF = "proof of Theorem 4.1 of [Yang2024]"
 
@@ -75,7 +75,7 @@ def compute_on_every_path(x: Example) -> None:
 
 
 @theorem("21c", "For d' >= d/2, E[T] = d l - (d - d') (l - 1) p and E[C] = E[T] + k (d - d') l.",
-         source=_YANG, given=lambda: few(UPPER_HALF))
+         source=_YANG, given=lambda: short_decodings(UPPER_HALF))
 def theorem_4_1(x: Example) -> None:
     d, exit_at, k, n, _ = numbers(x)
     latency, busy, mass = simulate_all(x, x["match_rate"])
@@ -84,7 +84,7 @@ def theorem_4_1(x: Example) -> None:
 
 
 @theorem("21d", "For d' >= d/2, (d l - T) / (d - d') is binomial with l - 1 trials of probability p.",
-         source=_PROOF, given=lambda: few(UPPER_HALF))
+         source=_PROOF, given=lambda: short_decodings(UPPER_HALF))
 def law_of_latency(x: Example) -> None:
     d, exit_at, _, n, _ = numbers(x)
     latency, _, mass = simulate_all(x, x["match_rate"])
@@ -127,7 +127,7 @@ def nested_compute_on_every_path(x: Example) -> None:
 
 
 @theorem("22c", "In the nested form, E[T] = d l - (d - d') (l - 1) p and E[C] = d l + (k l - (l - 1) p) W.",
-         source="22a and 22b", given=lambda: few(("nested",), tokens=4))
+         source="22a and 22b", given=lambda: short_decodings(("nested",), tokens=4))
 def nested_compute_in_the_mean(x: Example) -> None:
     d, exit_at, k, n, _ = numbers(x)
     latency, busy, mass = simulate_all(x, x["match_rate"])
@@ -140,7 +140,7 @@ def nested_compute_in_the_mean(x: Example) -> None:
 def nested_peak(x: Example) -> None:
     d, exit_at, k, _, _ = numbers(x)
     want = int(formulas.nested_units(d, exit_at, k))
-    equal("reserved units", choice(x).units, want)
+    equal("reserved units", parameters_of(x).units, want)
     # With spare units, so that the cluster does not limit the peak.
     equal("most units in use", play(x, cluster={"units": want * (k + 1) + 1}).peak_units, want)
 
@@ -180,7 +180,7 @@ def flat_bound(x: Example) -> None:
 
 
 @theorem("23c", "In the flat form, `flat_latency` and `flat_compute` give E[T] and E[C] for any d'.",
-         source="derived: depths of prediction alternate along a run", given=lambda: few(("flat",)))
+         source="derived: depths of prediction alternate along a run", given=lambda: short_decodings(("flat",)))
 def flat_closed_form(x: Example) -> None:
     d, exit_at, k, n, _ = numbers(x)
     latency, busy, mass = simulate_all(x, x["match_rate"])
@@ -189,7 +189,7 @@ def flat_closed_form(x: Example) -> None:
 
 
 @theorem("23d", "In the flat form with d' < d/2, a match in place of a miss never makes a run longer.", source="derived",
-         given=lambda: decodings(("flat",), half="below", at=whole(0, 39)))
+         given=lambda: decodings(("flat",), half="below", at=integers(0, 39)))
 def flat_match_in_place_of_a_miss(x: Example) -> None:
     at_most("latency with one more match", play(x, matches=_hit(x)).latency, play(x).latency)
 

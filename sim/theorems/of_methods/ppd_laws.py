@@ -24,30 +24,30 @@ from sim.theorems.pipelined_examples import (
     UPPER_HALF,
     Floats,
     chances,
-    choice,
     cost,
     decodings,
-    few,
     gaps,
+    integers,
     law,
     laws,
     markov,
     numbers,
     overheads,
+    parameters_of,
     paths,
     play,
     rates,
     rounding,
+    short_decodings,
     simulate_all,
-    whole,
 )
-from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
+from sim.theorems.theorem import Example, TheoremCollection, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
 
 
-theorem = Collected("ppd")
+theorem = TheoremCollection("ppd")
 _YANG = "Theorem 4.1 of [Yang2024]"
 _PROOF = "proof of Theorem 4.1 of [Yang2024]"
 
@@ -65,7 +65,7 @@ def _upper_half(draw: DrawFn, /, **fields: SearchStrategy[Any]) -> Example:
 
 def _matches(most: int) -> SearchStrategy[list[bool]]:
     """Draw lists of matches of which only the length matters."""
-    return whole(1, most).map(lambda tokens: [True] * tokens)
+    return integers(1, most).map(lambda tokens: [True] * tokens)
 
 
 def _laws_of_counts() -> SearchStrategy[Example]:
@@ -87,7 +87,7 @@ def _by_position() -> SearchStrategy[Example]:
 
 
 @theorem("24a", "For d' >= d/2 and in the nested form, Var T = (d - d')^2 (l - 1) p (1 - p), and `latency_pmf` gives the law of T.",
-         source=_PROOF, given=lambda: few((*UPPER_HALF, "nested"), tokens=8))
+         source=_PROOF, given=lambda: short_decodings((*UPPER_HALF, "nested"), tokens=8))
 def variance_and_pmf(x: Example) -> None:
     d, exit_at, _, n, _ = numbers(x)
     outcomes, latency, _ = _walk_all(x)
@@ -100,7 +100,7 @@ def variance_and_pmf(x: Example) -> None:
 
 
 @theorem("24b", "With match rate p_j at position j, E[T] = d l - (d - d') sum p_j and Var T = (d - d')^2 sum p_j (1 - p_j), j < l.",
-         source="matches are independent", given=lambda: few((*UPPER_HALF, "nested"), tokens=8, law=_by_position()))
+         source="matches are independent", given=lambda: short_decodings((*UPPER_HALF, "nested"), tokens=8, law=_by_position()))
 def rates_by_position(x: Example) -> None:
     d, exit_at, _, n, _ = numbers(x)
     outcomes, latency, _ = _walk_all(x)
@@ -109,7 +109,8 @@ def rates_by_position(x: Example) -> None:
 
 
 @theorem("24c", "For d' >= d/2 and in the nested form, correlated matches do not change E[T], and `markov_latency` gives Var T.",
-         source="variance of a stationary two-state chain", given=lambda: few((*UPPER_HALF, "nested"), tokens=8, law=markov()))
+         source="variance of a stationary two-state chain",
+         given=lambda: short_decodings((*UPPER_HALF, "nested"), tokens=8, law=markov()))
 def correlated_matches(x: Example) -> None:
     d, exit_at, _, n, _ = numbers(x)
     outcomes, latency, _ = _walk_all(x)
@@ -132,11 +133,11 @@ def counts_of_matches(x: Example) -> None:
 
 
 @theorem("24e", "For any law, form and cost the predicted E[T], E[C], Var T and E[C/T], where given, are those over all outcomes.",
-         source="definition", given=lambda: few(FORMS, tokens=7, costs="tenths", law=laws(6)))
+         source="definition", given=lambda: short_decodings(FORMS, tokens=7, costs="tenths", law=laws(6)))
 def predictions(x: Example) -> None:
     n = len(x["matches"])
     outcomes, latency, busy = _walk_all(x)
-    prediction, mass = formulas.predict(choice(x), n, law(x["law"]), cost(x)), chances(law(x["law"]), outcomes)
+    prediction, mass = formulas.predict(parameters_of(x), n, law(x["law"]), cost(x)), chances(law(x["law"]), outcomes)
     mean = mass @ latency
     top = float(latency.max())
     if math.isnan(prediction.latency_variance):  # the closed form of the flat form gives no variance
@@ -152,7 +153,7 @@ def predictions(x: Example) -> None:
 
 
 @theorem("25a", "E[C/T] >= E[C]/E[T], with equality only for l = 1, p = 0, p = 1 or d' = d.", source="Jensen's inequality",
-         given=lambda: _upper_half(candidates=whole(1, 8), matches=_matches(64)))
+         given=lambda: _upper_half(candidates=integers(1, 8), matches=_matches(64)))
 def jensen(x: Example) -> None:
     d, exit_at, k, n, _ = numbers(x)
     p = x["match_rate"]
@@ -164,7 +165,7 @@ def jensen(x: Example) -> None:
         raise AssertionError(f"E[C/T] is {ratio!r}, not above E[C]/E[T], which is {quotient!r}")
 
 
-@theorem("25b", "For d' >= d/2, E[C/T] = 1 + k (d - d') l E[1/T].", source="21b", given=lambda: few(UPPER_HALF))
+@theorem("25b", "For d' >= d/2, E[C/T] = 1 + k (d - d') l E[1/T].", source="21b", given=lambda: short_decodings(UPPER_HALF))
 def ratio_from_every_path(x: Example) -> None:
     d, exit_at, k, n, _ = numbers(x)
     latency, busy, mass = simulate_all(x, x["match_rate"])
@@ -172,7 +173,7 @@ def ratio_from_every_path(x: Example) -> None:
 
 
 @theorem("25c", "E[C]/E[T] (from below) and E[C/T] tend to 1 + k (d - d') / (d - (d - d') p), which is Eq. 5 for d' = d/2.",
-         source="Eq. 5 of [Yang2024], at any d'", given=lambda: _upper_half(candidates=whole(1, 8)))
+         source="Eq. 5 of [Yang2024], at any d'", given=lambda: _upper_half(candidates=integers(1, 8)))
 def units_in_the_long_run(x: Example) -> None:
     d, exit_at, k, p, n = x["layers"], x["exit_layer"], x["candidates"], x["match_rate"], 4000
     limit = 1 + k * (d - exit_at) / (d - (d - exit_at) * p)
@@ -204,7 +205,7 @@ def gaps_with_overheads(x: Example) -> None:
 
 
 @theorem("26c", "E[T] = G0 + (l - 1) (p G1 + (1 - p) G0) with the gaps G0 after a miss and G1 after a match.",
-         source="26a", given=lambda: few(UPPER_HALF, cost=overheads("tenths")))
+         source="26a", given=lambda: short_decodings(UPPER_HALF, cost=overheads("tenths")))
 def mean_with_overheads(x: Example) -> None:
     latency, _, mass = simulate_all(x, x["match_rate"])
     want = float(formulas.latency_of_gaps(*_formula_gaps(x), len(x["matches"]), x["match_rate"]))
@@ -249,7 +250,7 @@ def eager_is_literal(x: Example) -> None:
 
 
 @theorem("27a", "1/S(l) = 1/S + p (1 - d'/d) / l: the speed-up rises with l to S = 1/(1 - p + p d'/d), Eq. 3 for d' = d/2.",
-         source="21c and Eq. 3 of [Yang2024]", given=lambda: _upper_half(tokens=whole(1, 4096)))
+         source="21c and Eq. 3 of [Yang2024]", given=lambda: _upper_half(tokens=integers(1, 4096)))
 def limit_of_the_speed_up(x: Example) -> None:
     d, exit_at, n, p = x["layers"], x["exit_layer"], x["tokens"], x["match_rate"]
     saving = p * (1 - exit_at / d)
@@ -264,7 +265,7 @@ def limit_of_the_speed_up(x: Example) -> None:
 
 @theorem("27b", "E[T]/d equals the latency of distributed speculative inference with lookahead 1 and draft cost d'/d.",
          source="Timor et al., arXiv:2405.14105: c p (l - 1) + (1 - p) (l - 1) + 1",
-         given=lambda: _upper_half(tokens=whole(1, 4096)))
+         given=lambda: _upper_half(tokens=integers(1, 4096)))
 def distributed_speculation(x: Example) -> None:
     d, exit_at, n, p = x["layers"], x["exit_layer"], x["tokens"], x["match_rate"]
     lookahead_1 = exit_at / d * p * (n - 1) + (1 - p) * (n - 1) + 1
@@ -273,7 +274,7 @@ def distributed_speculation(x: Example) -> None:
 
 @theorem("27c", "The speed-up of speculative decoding with fixed draft length and draft cost d'/d is at most 1/(1 - p + p d'/d).",
          source="Theorem 3.8 of Leviathan et al., arXiv:2211.17192, against an oracle draft length",
-         given=lambda: _upper_half(draft_length=whole(0, 64)))
+         given=lambda: _upper_half(draft_length=integers(0, 64)))
 def fixed_drafts(x: Example) -> None:
     d, exit_at, p, n = x["layers"], x["exit_layer"], x["match_rate"], 1000
     limit = 1 / (float(formulas.expected_latency(d, exit_at, n, p)) / (d * n) - p * (1 - exit_at / d) / n)  # by 27a
@@ -303,7 +304,7 @@ def _walk_all(x: Example) -> tuple[NDArray[np.bool_], Floats, Floats]:
     """Return all sequences of outcomes, their latency and compute, from the stages that theorem 28d compares with events."""
     n = len(x["matches"])
     outcomes = paths(n - 1)
-    return outcomes, *sums(formulas.stages(choice(x), cost(x), n), [outcomes], n, outcomes.shape[1])
+    return outcomes, *sums(formulas.stages(parameters_of(x), cost(x), n), [outcomes], n, outcomes.shape[1])
 
 
 def _moments(what: str, values: Floats, mass: Floats, top: float, mean: Any, variance: Any) -> None:

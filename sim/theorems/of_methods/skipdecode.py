@@ -23,8 +23,8 @@ from model.steps import CacheError, Forward, LayerSpan
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import digits
-from sim.theorems.pipelined_examples import CLOSE, in_quarters, quarters, whole
-from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
+from sim.theorems.pipelined_examples import CLOSE, in_quarters, integers, quarters
+from sim.theorems.theorem import Example, TheoremCollection, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _PROMPT = 3  # position at which the schedule begins
 
 
-theorem = Collected("skipdecode")
+theorem = TheoremCollection("skipdecode")
 
 
 # --- Examples ---
@@ -40,14 +40,14 @@ theorem = Collected("skipdecode")
 
 @drawn
 def _skips(draw: DrawFn, /, sequences: int = 4, **more: Any) -> Example:
-    layers, room = draw(whole(1, 8)), draw(whole(1, 6))
-    most = draw(whole(1, layers))
-    least = draw(whole(1, most))
-    lengths = [1 + length for length in digits(draw, draw(whole(1, sequences)), room - 1)]
+    layers, room = draw(integers(1, 8)), draw(integers(1, 6))
+    most = draw(integers(1, layers))
+    least = draw(integers(1, most))
+    lengths = [1 + length for length in digits(draw, draw(integers(1, sequences)), room - 1)]
     example = {
-        "layers": layers, "min_layers": least, "max_layers": most, "warm_up": draw(whole(0, least)), "room": room,
+        "layers": layers, "min_layers": least, "max_layers": most, "warm_up": draw(integers(0, least)), "room": room,
         "rounding": draw(st.sampled_from([*formulas.ROUNDINGS])), "power": draw(st.sampled_from((1.0, 0.5, 2.0))),
-        "batch": draw(whole(1, 3)), "lengths": lengths, "cost": draw(quarters()),
+        "batch": draw(integers(1, 3)), "lengths": lengths, "cost": draw(quarters()),
     }  # fmt: skip
     return example | {name: draw(strategy) for name, strategy in more.items()}
 
@@ -55,9 +55,9 @@ def _skips(draw: DrawFn, /, sequences: int = 4, **more: Any) -> Example:
 @drawn
 def _rising(draw: DrawFn) -> Example:
 
-    layers = draw(whole(2, 8))
-    budgets = [draw(whole(1, layers)), draw(whole(1, layers))]
-    return {"layers": layers, "budgets": budgets, "warm_up": draw(whole(0, 2)), "room": 3}
+    layers = draw(integers(2, 8))
+    budgets = [draw(integers(1, layers)), draw(integers(1, layers))]
+    return {"layers": layers, "budgets": budgets, "warm_up": draw(integers(0, 2)), "room": 3}
 
 
 def _uneven() -> SearchStrategy[Example]:
@@ -66,7 +66,7 @@ def _uneven() -> SearchStrategy[Example]:
 
 
 def _several(count: int, least: int, most: int) -> SearchStrategy[list[int]]:
-    return st.lists(whole(least, most), min_size=count, max_size=count)
+    return st.lists(integers(least, most), min_size=count, max_size=count)
 
 
 # --- 30: the schedule and the skipped layers ---
@@ -75,7 +75,7 @@ def _several(count: int, least: int, most: int) -> SearchStrategy[list[int]]:
 @theorem("30a", "The schedule never rises and stays within its bounds; the layers of a token are a subset of those of every"
          " earlier token.", source="[DelCorro2023], Sections 2.3 and 2.4", given=_skips)
 def schedule_falls(x: Example) -> None:
-    parameters = choice(x)
+    parameters = parameters_of(x)
     layers = formulas.exit_layers(x["min_layers"], x["max_layers"], _PROMPT, _PROMPT + x["room"], x["room"], power=x["power"])
     for sooner, later in pairwise(layers.tolist()):
         at_most("layers of a later token", later, sooner, CLOSE)
@@ -98,7 +98,7 @@ def mean_of_the_schedule(x: Example) -> None:
          source="[DelCorro2023], Section 2.4", given=_skips)
 def no_row_is_missing(x: Example) -> None:
     """The cache rejects a pass through a layer that lacks a row, so rows are only made by running the layer."""
-    account = counted(x).account.totals().of["target"]
+    account = count_work(x).account.totals().by_model["target"]
     equal("rows filled in without running the layer", account.filled, 0)
     play(x)
 
@@ -109,7 +109,7 @@ def rising_schedule_is_rejected(x: Example) -> None:
     layers, (fewer, more) = x["layers"], sorted(x["budgets"])
     if fewer == more:
         return
-    cache, parameters = Cache(), choice({**x, "min_layers": fewer, "max_layers": more, "warm_up": min(x["warm_up"], fewer)})
+    cache, parameters = Cache(), parameters_of({**x, "min_layers": fewer, "max_layers": more, "warm_up": min(x["warm_up"], fewer)})
     passes = [Forward("target", (0,), at, LayerSpan(0, layers, gaps=skipdecode.skipped(parameters, budget)))
               for at, budget in enumerate((more, fewer, more))]  # fmt: skip
     cache.write(passes[0])
@@ -140,8 +140,8 @@ def last_token_has_the_least(x: Example) -> None:
          source="false: the projection onto the vocabulary is not skipped",
          given=_skips, expect="fails")
 def layers_are_time(x: Example) -> None:
-    widths = [width for _, width in choice(x).columns(_longest(x))]
-    plain, mean = len(widths) * in_quarters(x).target_pass, counted(x).account.layer_passes / sum(widths)
+    widths = [width for _, width in parameters_of(x).columns(_longest(x))]
+    plain, mean = len(widths) * in_quarters(x).target_pass, count_work(x).account.layer_passes / sum(widths)
     equal("speed", plain / play(x).latency, x["layers"] / mean, CLOSE)
 
 
@@ -151,8 +151,8 @@ def layers_are_time(x: Example) -> None:
 @theorem("28a", "Events, paths and formula agree exactly.", source="same algorithm", given=_uneven)
 def events_are_paths(x: Example) -> None:
     run = play(x)
-    time, busy = sampler.walk(choice(x), _longest(x), cost(x), iter(()))
-    predicted = formulas.predict(choice(x), _longest(x), None, cost(x))
+    time, busy = sampler.walk(parameters_of(x), _longest(x), cost(x), iter(()))
+    predicted = formulas.predict(parameters_of(x), _longest(x), None, cost(x))
     equal("latency of the paths", time.tolist(), [run.latency] * len(time))
     equal("compute of the paths", busy.tolist(), [run.busy] * len(busy))
     equal("latency of the formula", float(predicted.latency), run.latency)
@@ -162,10 +162,11 @@ def events_are_paths(x: Example) -> None:
 @theorem("28b", "Counter, events and formula agree on passes, layers, rows and heads.", source="conservation of work",
          given=_skips)
 def work_is_the_closed_form(x: Example) -> None:
-    got, want = counted(x).account.totals().of["target"], formulas.work(choice(x), _longest(x), None).of["target"]
+    got = count_work(x).account.totals().by_model["target"]
+    want = formulas.work(parameters_of(x), _longest(x), None).by_model["target"]
     for name, value, expected in zip(got._fields, got, want, strict=True):
         equal(name, float(value), expected, CLOSE)
-    equal("passes of the simulator", play(x).account.totals().of["target"], got)
+    equal("passes of the simulator", play(x).account.totals().by_model["target"], got)
 
 
 @theorem("28c", "A batch takes as long as its longest sequence alone, and the next batch begins when it ends.",
@@ -181,7 +182,7 @@ def batch_takes_as_long_as_its_longest_sequence(x: Example) -> None:
 # --- Playing an example ---
 
 
-def choice(x: Example) -> skipdecode.Parameters:
+def parameters_of(x: Example) -> skipdecode.Parameters:
     """Return the parameters of an example's decoding."""
     lengths = x.get("lengths")
     return skipdecode.Parameters(
@@ -192,9 +193,9 @@ def choice(x: Example) -> skipdecode.Parameters:
 
 def play(x: Example) -> Run:
     """Simulate an example's decoding."""
-    n, parameters = _longest(x), choice(x)
+    n, parameters = _longest(x), parameters_of(x)
     world = Lossy(1, x["layers"])
-    return simulate(skipdecode.decode(parameters, [0], n), parameters.outputs_of(n), Cluster(1), cost(x), world)
+    return simulate(skipdecode.decode(parameters, [0], n), parameters.total_tokens(n), Cluster(1), cost(x), world)
 
 
 def cost(x: Example) -> UnitCost:
@@ -205,10 +206,10 @@ def cost(x: Example) -> UnitCost:
     return replace(in_quarters(x), layer_times=tuple(time / 4 for time in times), verify_cost=tuple(enumerate(curve, 1)))
 
 
-def counted(x: Example) -> interpreter.CountedWork:
+def count_work(x: Example) -> interpreter.CountedWork:
     """Count the work of an example's decoding."""
-    n, parameters = _longest(x), choice(x)
-    return interpreter.count(skipdecode.decode(parameters, [0], n), Lossy(1, x["layers"]), parameters.outputs_of(n))
+    n, parameters = _longest(x), parameters_of(x)
+    return interpreter.count(skipdecode.decode(parameters, [0], n), Lossy(1, x["layers"]), parameters.total_tokens(n))
 
 
 def _longest(x: Example) -> int:

@@ -22,9 +22,20 @@ import numpy as np
 from model.methods.rounds import Rounds
 from model.methods.speculative import dependent_acceptance as laws
 from model.methods.speculative import theory as formulas
-from sim.theorems.drafting_examples import accepted, all_runs, drafted, drafting, few, law_of, mean, rounds, starts, walked
-from sim.theorems.pipelined_examples import CLOSE, choice, cost, counted, play, rates, size, survivors, whole
-from sim.theorems.theorem import Collected, Example, at_most, equal, st
+from sim.theorems.drafting_examples import (
+    accepted,
+    all_runs,
+    drafted,
+    drafting,
+    law_of,
+    mean,
+    rounds,
+    short_decodings,
+    starts,
+    walk_paths,
+)
+from sim.theorems.pipelined_examples import CLOSE, cost, count_work, integers, parameters_of, play, rates, size, survivors
+from sim.theorems.theorem import Example, TheoremCollection, at_most, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -33,7 +44,7 @@ _MANY = 80  # tokens after which the start of a sequence no longer matters
 _LONGEST = 120  # bound on the best draft length of all drawn points
 
 
-theorem = Collected("speculative")
+theorem = TheoremCollection("speculative")
 _EQ_1 = "[Leviathan2023], Eq. 1"
 
 
@@ -41,7 +52,7 @@ _EQ_1 = "[Leviathan2023], Eq. 1"
 
 
 def _points(**fields: SearchStrategy[Any]) -> SearchStrategy[Example]:
-    given = {"tokens": whole(1, 40), "draft_length": whole(0, 8), "acceptance_rate": rates(), "cost_ratio": rates()}
+    given = {"tokens": integers(1, 40), "draft_length": integers(0, 8), "acceptance_rate": rates(), "cost_ratio": rates()}
     return st.fixed_dictionaries(given | fields)
 
 
@@ -70,15 +81,15 @@ def _rates_by_draft_position() -> SearchStrategy[Example]:
 
 
 def _betas() -> SearchStrategy[Example]:
-    return st.fixed_dictionaries({"a": whole(1, 9), "b": whole(1, 9), "draft_length": whole(0, 3)})
+    return st.fixed_dictionaries({"a": integers(1, 9), "b": integers(1, 9), "draft_length": integers(0, 3)})
 
 
 def _chains() -> SearchStrategy[Example]:
     return st.fixed_dictionaries(
         {
-            "draft_length": whole(0, 3),
-            "match_rate": whole(8, 16).map(lambda twentieths: twentieths / 20),
-            "correlation": whole(-1, 3).map(lambda fifths: fifths / 5),
+            "draft_length": integers(0, 3),
+            "match_rate": integers(8, 16).map(lambda twentieths: twentieths / 20),
+            "correlation": integers(-1, 3).map(lambda fifths: fifths / 5),
         }
     )
 
@@ -86,19 +97,19 @@ def _chains() -> SearchStrategy[Example]:
 # --- 1: mean rounds and drafted tokens ---
 
 
-@theorem("1a", "The mean number of rounds over all outcomes is R(l).", source="renewal theory", given=few)
+@theorem("1a", "The mean number of rounds over all outcomes is R(l).", source="renewal theory", given=short_decodings)
 def rounds_in_the_mean(x: Example) -> None:
     n, gamma, alpha = _few(x)
     equal("mean rounds", mean(x, n, rounds), float(formulas.target_runs(n, alpha, gamma)), CLOSE)
 
 
-@theorem("1b", "The mean number of drafted tokens over all outcomes is D(l).", source="renewal theory", given=few)
+@theorem("1b", "The mean number of drafted tokens over all outcomes is D(l).", source="renewal theory", given=short_decodings)
 def drafted_in_the_mean(x: Example) -> None:
     n, gamma, alpha = _few(x)
     equal("mean drafted tokens", mean(x, n, drafted), float(formulas.draft_runs(n, alpha, gamma)), CLOSE)
 
 
-@theorem("1c", "A round starts after m tokens with probability u_m.", source="renewal theory", given=few)
+@theorem("1c", "A round starts after m tokens with probability u_m.", source="renewal theory", given=short_decodings)
 def starts_in_the_mean(x: Example) -> None:
     n, gamma, alpha = _few(x)
     density = formulas.renewal_density(n, alpha, gamma)
@@ -120,10 +131,10 @@ def recursion(x: Example) -> None:
 
 
 @theorem("1e", "For any law and cost the formula gives the mean and variance of the latency, mean compute, rounds and drafts.",
-         source="forward recursion over starts of rounds", given=lambda: few(costs="tenths", law="any"))
+         source="forward recursion over starts of rounds", given=lambda: short_decodings(costs="tenths", law="any"))
 def prediction(x: Example) -> None:
     n = x["tokens"]
-    predicted = formulas.predict(choice(x), n, law_of(x), cost(x))
+    predicted = formulas.predict(parameters_of(x), n, law_of(x), cost(x))
     runs = list(all_runs(x, n))
 
     def average(values: list[float]) -> float:
@@ -139,7 +150,7 @@ def prediction(x: Example) -> None:
     variance = average([(value - time) ** 2 for value in times])
     at_most("error of the variance", abs(float(predicted.latency_variance) - variance), CLOSE * time**2)
     equal("latency of plain decoding", float(predicted.plain_latency), n * cost(x).target_pass, CLOSE)
-    if choice(x).placement == "colocated":
+    if parameters_of(x).placement == "colocated":
         equal("units in use", float(predicted.units_ratio), 1.0)
 
 
@@ -156,7 +167,7 @@ def bounds_of_rounds(x: Example) -> None:
 
 
 @theorem("2b", "R is subadditive: R(l + m) <= R(l) + R(m).",
-         source="a division adds a start", given=lambda: _points(more_tokens=whole(1, 40)))
+         source="a division adds a start", given=lambda: _points(more_tokens=integers(1, 40)))
 def subadditive(x: Example) -> None:
     n, gamma, alpha = _point(x)
     more = x["more_tokens"]
@@ -200,7 +211,7 @@ def limit_of_rounds(x: Example) -> None:
          source="a round gives one more token than it accepts", given=lambda: drafting(outcomes="survive", costs="whole"))
 def accepted_and_rounds(x: Example) -> None:
     n, gamma = size(x), x["draft_length"]
-    run, work, tally = play(x), counted(x), walked(x)
+    run, work, tally = play(x), count_work(x), walk_paths(x)
     equal("tokens of the simulator and of the counter", (len(run.tokens), len(work.tokens)), (n, n))
     equal("accepted tokens and rounds", accepted(run) + rounds(run), n)
     equal("rounds by length, of the counter", sorted(work.rounds.items()), sorted(run.rounds.items()))
@@ -239,7 +250,7 @@ def cut_drafts_cost_no_round(x: Example) -> None:
 
 
 @theorem("6a", "P(N = j) = alpha^(j-1) (1 - alpha) for j <= gamma, and P(N = gamma + 1) = alpha^gamma.",
-         source="[Leviathan2023], Section 3.1", given=few)
+         source="[Leviathan2023], Section 3.1", given=short_decodings)
 def law_of_a_round(x: Example) -> None:
     gamma, alpha = x["draft_length"], _rate(x)
     chances = formulas.tokens_pmf(alpha, gamma)
@@ -408,7 +419,7 @@ def oracle(x: Example) -> None:
 
 
 @theorem("10b", "The mean time of l tokens is at least (1 - alpha + c alpha) l passes of the target.", source="10a",
-         given=lambda: few().flatmap(_with_ratio))
+         given=lambda: short_decodings().flatmap(_with_ratio))
 def oracle_on_the_simulator(x: Example) -> None:
     n, _, alpha = _few(x)
     c = x["cost_ratio"]
@@ -430,7 +441,7 @@ def operations(x: Example) -> None:
 @theorem("11b", "The target processes one position per drafted token and per round, never fewer than the generated tokens.",
          source="[Leviathan2023], Theorem 3.11", given=lambda: drafting(outcomes="survive", costs="whole"))
 def operations_on_every_path(x: Example) -> None:
-    work, layers = counted(x), choice(x).layers
+    work, layers = count_work(x), parameters_of(x).layers
     # The draft model also reads generated tokens: two after a fully accepted draft.
     target_layers = (rounds(work) + drafted(work)) * layers
     at_most("layers run by the target for the tokens", size(x) * layers, target_layers)
@@ -453,7 +464,7 @@ def limits(x: Example) -> None:
 
 
 @theorem("12c", "With measured costs of widths, S(l) equals l passes of the target over the mean time of all outcomes.",
-         source="a cut round has a narrower pass", given=lambda: few(costs="whole"))
+         source="a cut round has a narrower pass", given=lambda: short_decodings(costs="whole"))
 def measured_widths(x: Example) -> None:
     n, gamma, alpha = _few(x)
     given = {**x, "placement": "colocated"}
@@ -465,7 +476,7 @@ def measured_widths(x: Example) -> None:
 
 
 @theorem("12d", "The formulas give the same values for arrays of draft lengths as for single ones.", source="broadcasting",
-         given=lambda: _points(other_length=whole(0, 12)))
+         given=lambda: _points(other_length=integers(0, 12)))
 def point_by_point(x: Example) -> None:
     n, gamma, alpha = _point(x)
     c, more = x["cost_ratio"], x["other_length"]

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from model.costs.layer_times import UnitCost
 from model.costs.step_costs import Floats, PassShape
 from model.interpret import interpreter
-from model.interpret.simulated_answers import DraftOutcomes, World, together
+from model.interpret.simulated_answers import DraftOutcomes, World, batch_world
 from model.methods.draft_model import PLACEMENTS
 from model.methods.method_parameters import BATCHING
 from model.methods.rounds import ReplayRounds
@@ -33,8 +33,8 @@ from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems import pipelined_examples
 from sim.theorems.drafting_examples import digits, drafting
-from sim.theorems.pipelined_examples import CLOSE, survivors, whole
-from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
+from sim.theorems.pipelined_examples import CLOSE, integers, survivors
+from sim.theorems.theorem import Example, TheoremCollection, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _MOST = 3  # largest draft length
 
 
-theorem = Collected("speculative")
+theorem = TheoremCollection("speculative")
 
 
 # --- Examples ---
@@ -63,10 +63,10 @@ def _batches(draw: DrawFn, costs: str = "whole", flat: bool = False) -> Example:
 
 
 def _all_outcomes() -> SearchStrategy[Example]:
-    lengths = st.lists(whole(1, 3), min_size=2, max_size=3)
+    lengths = st.lists(integers(1, 3), min_size=2, max_size=3)
     return st.fixed_dictionaries({
-        "draft_length": whole(0, 2), "batch": whole(1, 3), "lengths": lengths, "rate": whole(0, 20),
-        "placement": st.sampled_from(PLACEMENTS), "cost": st.fixed_dictionaries({"link": whole(0, 2)}),
+        "draft_length": integers(0, 2), "batch": integers(1, 3), "lengths": lengths, "rate": integers(0, 20),
+        "placement": st.sampled_from(PLACEMENTS), "cost": st.fixed_dictionaries({"link": integers(0, 2)}),
     })  # fmt: skip
 
 
@@ -74,11 +74,11 @@ def _all_outcomes() -> SearchStrategy[Example]:
 def _full(draw: DrawFn) -> Example:
     """Draw a sequence of a continuous batch of two or three, with an acceptance rate."""
     times = itertools.accumulate(digits(draw, 3 * (_MOST + 1) - 1, 4), initial=4)
-    cost = {"verify_cost": [[width, time] for width, time in enumerate(times, start=1)], "cost_ratio": draw(whole(0, 4)) / 4}
+    cost = {"verify_cost": [[width, time] for width, time in enumerate(times, start=1)], "cost_ratio": draw(integers(0, 4)) / 4}
     return {
-        "draft_length": draw(whole(0, _MOST)), "batch": draw(whole(2, 3)), "tokens": draw(whole(1, 6)),
-        "rate": draw(whole(0, 20)), "placement": draw(st.sampled_from(PLACEMENTS)),
-        "cost": cost | {"link": draw(whole(0, 2))},
+        "draft_length": draw(integers(0, _MOST)), "batch": draw(integers(2, 3)), "tokens": draw(integers(1, 6)),
+        "rate": draw(integers(0, 20)), "placement": draw(st.sampled_from(PLACEMENTS)),
+        "cost": cost | {"link": draw(integers(0, 2))},
     }  # fmt: skip
 
 
@@ -86,17 +86,17 @@ def _full(draw: DrawFn) -> Example:
 def _against_static(draw: DrawFn) -> Example:
     """Draw the sequences of one static batch, and the fixed time and time per sequence of a pass."""
     most = draw(st.integers(1, 5))
-    sequences = [[draw(whole(0, _MOST)) for _ in range(most)] for _ in range(draw(st.integers(1, 3)))]
+    sequences = [[draw(integers(0, _MOST)) for _ in range(most)] for _ in range(draw(st.integers(1, 3)))]
     return {
-        "sequences": sequences, "batch": len(sequences), "draft_length": draw(whole(0, _MOST)), "fixed": draw(whole(1, 4)),
-        "each": draw(whole(0, 3)),
+        "sequences": sequences, "batch": len(sequences), "draft_length": draw(integers(0, _MOST)), "fixed": draw(integers(1, 4)),
+        "each": draw(integers(0, 3)),
     }  # fmt: skip
 
 
 @theorem("32a", "Events and paths agree exactly on every path, in batches of unequal sequences.", source="same algorithm",
          given=_batches)
 def events_are_paths(x: Example) -> None:
-    run, parameters = play(x), choice(x)
+    run, parameters = play(x), parameters_of(x)
     draws = [iter([np.zeros((len(counts), BLOCK))]) for counts in x["sequences"]]
     laws = [ReplayRounds([survivors({**x, "survive": counts})]) for counts in x["sequences"]]
     outcomes = [law.drafts(tiles) for law, tiles in zip(laws, draws, strict=True)]
@@ -151,10 +151,10 @@ def mean_over_all_outcomes(x: Example) -> None:
             drafted = sum(count * times for (_, count), times in run.rounds.items())
             values = run.latency, run.busy, run.rounds.total(), drafted, run.account.heads
             mean += chance * np.array(values)
-    parameters = choice({**x, "sequences": [[0] * length for length in lengths]})
+    parameters = parameters_of({**x, "sequences": [[0] * length for length in lengths]})
     predicted = formulas.predict(parameters, max(lengths), Iid(rate), pipelined_examples.cost(x))
     closed = formulas.work(parameters, max(lengths), Iid(rate))
-    heads = sum(each.heads for each in closed.of.values()) if closed is not None else math.nan
+    heads = sum(each.heads for each in closed.by_model.values()) if closed is not None else math.nan
     names = "mean latency", "mean compute", "mean rounds", "mean drafted tokens", "mean heads"
     formula_means = predicted.latency, predicted.busy, predicted.rounds, predicted.drafted, heads
     for name, got, want in zip(names, formula_means, mean, strict=True):
@@ -189,7 +189,7 @@ def mean_of_a_continuous_batch(x: Example) -> None:
         moments += math.prod(rate if kept else 1 - rate for kept in outcomes) * np.array(values)
     predicted, closed = formulas.predict(parameters, n, Iid(rate), cost), formulas.work(parameters, n, Iid(rate))
     assert closed is not None
-    heads, layers = (sum(getattr(each, name) for each in closed.of.values()) for name in ("heads", "layer_passes"))
+    heads, layers = (sum(getattr(each, name) for each in closed.by_model.values()) for name in ("heads", "layer_passes"))
     second = predicted.latency_variance + predicted.latency**2
     names = ("latency", "square of the latency", "compute", "rounds", "drafted tokens", "heads", "layers of tokens")
     expected = predicted.latency, second, predicted.busy, predicted.rounds, predicted.drafted, heads, layers
@@ -231,7 +231,7 @@ def no_faster_than_lockstep(x: Example) -> None:
          source="a pass over fewer sequences takes no less time per sequence", given=_against_static)
 def continuous_is_no_slower_than_static(x: Example) -> None:
     """Drafts are free, and a pass over n sequences takes a + b n for any number of tokens per sequence."""
-    cost = _FixedAndEach(choice(x).layers, cost_ratio=0.0, each=x["each"] / (x["fixed"] + x["each"]))
+    cost = _FixedAndEach(parameters_of(x).layers, cost_ratio=0.0, each=x["each"] / (x["fixed"] + x["each"]))
     _static_against_continuous(x, cost, 1 + (len(x["sequences"]) - 1) * cost.each)
 
 
@@ -252,7 +252,7 @@ class _FixedAndEach(UnitCost):
 @theorem("32l", "A continuous batch is no slower than a static one, for any draft costs.",
          source="false: at its end a static batch drafts less", given=_against_static, expect="fails")
 def continuous_is_no_slower_for_any_draft_costs(x: Example) -> None:
-    _static_against_continuous(x, UnitCost(choice(x).layers, cost_ratio=0.25), 1.0)
+    _static_against_continuous(x, UnitCost(parameters_of(x).layers, cost_ratio=0.25), 1.0)
 
 
 def _static_against_continuous(x: Example, cost: UnitCost, slower: float) -> None:
@@ -300,7 +300,7 @@ def _played(x: Example, counts: Sequence[int], parameters: speculative.Parameter
     return simulate(speculative.decode(parameters, [0], len(counts)), len(counts), Cluster(parameters.units), cost, answers)
 
 
-def choice(x: Example) -> speculative.Parameters:
+def parameters_of(x: Example) -> speculative.Parameters:
     """Return the parameters of an example's decoding."""
     names = ("layers", "draft_length", "sampled", "placement", "draft_layers")
     given = {"layers": 1} | {name: x[name] for name in names if name in x}
@@ -313,20 +313,20 @@ def play(x: Example) -> Run:
 
 
 def _run(x: Example, cost: UnitCost) -> Run:
-    parameters = choice(x)
+    parameters = parameters_of(x)
     n = max(map(len, x["sequences"]))
     steps, cluster = speculative.decode(parameters, [0], n), Cluster(parameters.units)
-    return simulate(steps, parameters.outputs_of(n), cluster, cost, _world(x))
+    return simulate(steps, parameters.total_tokens(n), cluster, cost, _world(x))
 
 
 def _world(x: Example) -> World:
     accepted = [survivors({**x, "survive": counts}) for counts in x["sequences"]]
-    return together([World(1, x.get("layers", 1), drafts={"draft": DraftOutcomes("target", counts)}) for counts in accepted])
+    return batch_world([World(1, x.get("layers", 1), drafts={"draft": DraftOutcomes("target", counts)}) for counts in accepted])
 
 
 def _counted(x: Example) -> interpreter.CountedWork:
-    parameters, n = choice(x), max(map(len, x["sequences"]))
-    return interpreter.count(speculative.decode(parameters, [0], n), _world(x), parameters.outputs_of(n))
+    parameters, n = parameters_of(x), max(map(len, x["sequences"]))
+    return interpreter.count(speculative.decode(parameters, [0], n), _world(x), parameters.total_tokens(n))
 
 
 def _alone(x: Example) -> Sequence[float]:

@@ -15,27 +15,38 @@ from typing import TYPE_CHECKING, Any
 
 from model.methods.speculative import theory as formulas
 from model.steps import Read, Steps
-from sim.theorems.drafting_examples import PROMPT, accepted, decoder, drafted, few, mean, models, pairs, target_law, text_law
+from sim.theorems.drafting_examples import (
+    PROMPT,
+    accepted,
+    decoder,
+    drafted,
+    mean,
+    models,
+    pairs,
+    short_decodings,
+    target_law,
+    text_law,
+)
 from sim.theorems.output_law import Law, TextLaw, distance, greedy_text, possible_decodings
-from sim.theorems.pipelined_examples import CLOSE, rates, whole
-from sim.theorems.theorem import Collected, Example, at_most, equal, st
+from sim.theorems.pipelined_examples import CLOSE, integers, rates
+from sim.theorems.theorem import Example, TheoremCollection, at_most, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
 
-theorem = Collected("speculative")
+theorem = TheoremCollection("speculative")
 
 
 # --- Examples ---
 
 
 def _rates() -> SearchStrategy[Example]:
-    return st.fixed_dictionaries({"draft_length": whole(1, 8), "acceptance_rate": rates()})
+    return st.fixed_dictionaries({"draft_length": integers(1, 8), "acceptance_rate": rates()})
 
 
 def _lenient() -> SearchStrategy[Example]:
-    return pairs(stops=False, lenience=whole(1, 20).map(lambda twentieths: twentieths / 20))
+    return pairs(stops=False, lenience=integers(1, 20).map(lambda twentieths: twentieths / 20))
 
 
 # --- 13: one token ---
@@ -116,7 +127,7 @@ def correction_from_p(x: Example) -> None:
 
 
 @theorem("15a", "E[accepted] = alpha E[tested] for any number of tokens.", source="Wald",
-         given=few)
+         given=short_decodings)
 def accepted_of_tested(x: Example) -> None:
     n, alpha = x["tokens"], x["law"]["match_rate"]
     tests = mean(x, n, lambda run: sum(min(kept + 1, count) * times for (kept, count), times in run.rounds.items()))
@@ -124,7 +135,7 @@ def accepted_of_tested(x: Example) -> None:
 
 
 @theorem("15b", "The share of drafted tokens that a round accepts has the mean (alpha + ... + alpha^gamma) / gamma.",
-         source="[Leviathan2023], Eq. 1", given=few)
+         source="[Leviathan2023], Eq. 1", given=short_decodings)
 def accepted_of_drafted(x: Example) -> None:
     gamma, alpha = max(x["draft_length"], 1), x["law"]["match_rate"]
     whole = {**x, "draft_length": gamma}
@@ -164,7 +175,7 @@ def recovered_from_logs(x: Example) -> None:
 
 
 @theorem("15e", "E[accepted] = alpha E[drafted].", source="false: tokens after a rejection are drafted and never tested",
-         given=few, expect="fails")
+         given=short_decodings, expect="fails")
 def accepted_of_drafted_is_alpha(x: Example) -> None:
     equal("mean accepted tokens", mean(x, x["tokens"], accepted), x["law"]["match_rate"] * mean(x, x["tokens"], drafted), CLOSE)
 

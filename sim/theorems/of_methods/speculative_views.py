@@ -9,9 +9,9 @@ from model.methods.speculative import paths as sampler
 from model.outcomes import random_streams
 from model.outcomes.outcome_laws import Iid
 from sim.theorems import engine_invariants
-from sim.theorems.drafting_examples import digits, drafted, drafting, law_of, rounds, starts, survival, walked
-from sim.theorems.pipelined_examples import choice, cost, counted, laws, play, rates, rounding, size, whole
-from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
+from sim.theorems.drafting_examples import digits, drafted, drafting, law_of, rounds, starts, survival, walk_paths
+from sim.theorems.pipelined_examples import cost, count_work, integers, laws, parameters_of, play, rates, rounding, size
+from sim.theorems.theorem import Example, TheoremCollection, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -20,7 +20,7 @@ _SOME = 8  # replications compared of a block
 _MOST = 4  # largest draft length
 
 
-theorem = Collected("speculative")
+theorem = TheoremCollection("speculative")
 
 
 # --- Examples ---
@@ -32,19 +32,19 @@ def _clusters() -> SearchStrategy[Example]:
 
 @drawn
 def _random_draws(draw: DrawFn) -> Example:
-    tokens = draw(whole(1, 40))
+    tokens = draw(integers(1, 40))
     kind = draw(st.sampled_from(("survival", "law", "records")))
     if kind == "records":
-        law = {"records": [digits(draw, tokens, _MOST) for _ in range(draw(whole(1, 2)))]}
+        law = {"records": [digits(draw, tokens, _MOST) for _ in range(draw(integers(1, 2)))]}
     else:
         law = draw(laws(tokens) if kind == "law" else survival(_MOST))
-    return {"draft_length": draw(whole(0, _MOST)), "tokens": tokens, "seed": draw(whole(0, 2**32)), "law": law}
+    return {"draft_length": draw(integers(0, _MOST)), "tokens": tokens, "seed": draw(integers(0, 2**32)), "law": law}
 
 
 def _rare_survivors() -> SearchStrategy[Example]:
     """Draw an accepted first draft and later drafts accepted in part, so that the end of a round affects the next."""
     survive = st.lists(st.sampled_from((0, 2)), min_size=5, max_size=7).map(lambda rest: [3, *rest])
-    return st.fixed_dictionaries({"draft_length": whole(1, 2), "survive": survive, "more": st.just(0)})
+    return st.fixed_dictionaries({"draft_length": integers(1, 2), "survive": survive, "more": st.just(0)})
 
 
 # --- 28: conservation, and agreement of the views ---
@@ -55,7 +55,7 @@ def _rare_survivors() -> SearchStrategy[Example]:
 @theorem("28e", "Events and paths agree to rounding on every path, with costs in tenths.", source="no contention",
          given=lambda: drafting(outcomes="survive", costs="tenths"))
 def events_are_paths(x: Example) -> None:
-    run, tally = play(x), walked(x)
+    run, tally = play(x), walk_paths(x)
     equal("latency", float(tally.time[0]), run.latency, rounding(x))
     equal("compute", float(tally.busy[0]), run.busy, rounding(x))
 
@@ -64,13 +64,13 @@ def events_are_paths(x: Example) -> None:
          source="no contention", given=lambda: drafting(outcomes="survive", costs="tenths"))
 def work_is_busy_time(x: Example) -> None:
     """Sum the costs of passes; on separate units add two links per round that drafts."""
-    run, work, prices = play(x), counted(x), cost(x)
-    draft = prices.whole("draft") or 0.0
+    run, work, prices = play(x), count_work(x), cost(x)
+    draft = prices.pass_time("draft") or 0.0
     verified = sum(times * prices.slowdown(count + 1) for (_, count), times in work.rounds.items())
     busy = draft * work.passes_of["draft"] + prices.target_pass * verified
     equal("compute", run.busy, busy, rounding(x))
     drafting_rounds = sum(times for (_, count), times in work.rounds.items() if count)
-    links = 2 * prices.link * drafting_rounds if choice(x).placement == "separate" else 0.0
+    links = 2 * prices.link * drafting_rounds if parameters_of(x).placement == "separate" else 0.0
     equal("latency", run.latency, busy + links, rounding(x))
     equal("passes", run.passes, work.passes)
 
@@ -80,7 +80,7 @@ def work_is_busy_time(x: Example) -> None:
 
 @theorem("29a", "An acceptance in place of a rejection never increases rounds, drafted tokens or time.",
          source="the start of the next round is monotone in the start of this one and in every outcome",
-         given=lambda: drafting(costs="whole", at=whole(0, 39)).filter(_flat))
+         given=lambda: drafting(costs="whole", at=integers(0, 39)).filter(_flat))
 def acceptance_in_place_of_a_rejection(x: Example) -> None:
     at = x["at"] % size(x)
     right = {**x, "accept": [*x["accept"][:at], True, *x["accept"][at + 1 :]]}
@@ -91,7 +91,7 @@ def acceptance_in_place_of_a_rejection(x: Example) -> None:
 
 
 @theorem("29b", "With the same random draws a higher acceptance rate never increases rounds, drafted tokens or time.", source="29a",
-         given=lambda: drafting(tokens=24, seed=whole(0, 2**32), match_rate=rates(), other_rate=rates()))
+         given=lambda: drafting(tokens=24, seed=integers(0, 2**32), match_rate=rates(), other_rate=rates()))
 def higher_rate_takes_no_more(x: Example) -> None:
     low, high = sorted((x["match_rate"], x["other_rate"]))
     worse, better = (_walked(x, Iid(rate)) for rate in (low, high))
@@ -101,7 +101,7 @@ def higher_rate_takes_no_more(x: Example) -> None:
 
 
 @theorem("29c", "On the same outcomes by position longer drafts never increase the rounds.", source="as 29a",
-         given=lambda: drafting(more=whole(0, 3)))
+         given=lambda: drafting(more=integers(0, 3)))
 @theorem("29d", "With any numbers of accepted tokens by position longer drafts never increase the rounds.",
          source="false: a round that ends later may start the next one at a position with fewer acceptances", given=_rare_survivors,
          expect="fails")
@@ -112,7 +112,7 @@ def longer_drafts_take_no_more_rounds(x: Example) -> None:
 
 @theorem("29e", "The first rounds of a longer sequence start where those of a shorter one do.",
          source="only the cut of drafts looks ahead",
-         given=lambda: drafting(at=whole(0, 39)))
+         given=lambda: drafting(at=integers(0, 39)))
 def longer_sequences_extend_shorter(x: Example) -> None:
     short = play(x, accept=x["accept"][: 1 + x["at"] % size(x)])
     equal("starts of rounds of the shorter sequence", starts(short), starts(play(x))[: len(starts(short))])
@@ -140,7 +140,7 @@ def _law(x: Example) -> Any:
 def _walked(x: Example, law: Any) -> Any:
     n = size(x) if "accept" in x else x["tokens"]
     outcomes = law.drafts(random_streams.tiles(x["seed"], "accept", 0, n - 1)) if n > 1 else iter(())
-    return sampler.walk(choice(x), n, cost(x), outcomes)
+    return sampler.walk(parameters_of(x), n, cost(x), outcomes)
 
 
 def _flat(x: Example) -> bool:
@@ -159,7 +159,7 @@ theorem("28f", "One event per pass and one event per layer give the same run, to
 theorem("28h", "Events and counter generate the text of plain decoding, on any cluster and for any acceptances.",
         source="exactness", given=_clusters)(engine_invariants.plain_text)
 theorem("28i", "Units beyond those reserved change nothing.", source="passes run in sequence",
-        given=lambda: drafting(costs="tenths", spare=whole(1, 3)))(engine_invariants.spare_units)
+        given=lambda: drafting(costs="tenths", spare=integers(1, 3)))(engine_invariants.spare_units)
 theorem("28j", "One more unit never makes a run longer.", source="false: a draft model on a separate unit needs a link",
         given=_clusters, expect="fails")(engine_invariants.fewer_units)
 

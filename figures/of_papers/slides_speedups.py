@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from figures.common.style import COLOURS, GREY, INK, canvas, demand, styled
+from figures.common.style import COLOURS, GREY, INK, canvas, require_columns, styled
 
 _NEEDED = (
     "source", "draft_length", "acceptance_rate", "speedup", "theorem", "free_bound", "oracle_bound", "impossible_if_free",
@@ -39,7 +39,7 @@ def draw(rows: pl.DataFrame | Sequence[Mapping[str, Any]]) -> Figure:
     `rows` are those of `model.published.deck_analysis.rows`. The upper bar uses the stated acceptance rate, with the slides' cost
     of drafting and, paler, with free drafting; the lower bar interprets the rate as accepted over drafted tokens.
     """
-    table = demand(pl.DataFrame(rows, infer_schema_length=None), "the figure of the slides", _NEEDED)
+    table = require_columns(pl.DataFrame(rows, infer_schema_length=None), "the figure of the slides", _NEEDED)
     groups = [(adaptive, table.filter(pl.col("draft_length").is_null() == adaptive)) for adaptive in (False, True)]
     groups = [(adaptive, part) for adaptive, part in groups if part.height]
     with styled():
@@ -124,10 +124,10 @@ def _frame(axes: Axes, end: float) -> None:
 
 def _legend(figure: Figure, table: pl.DataFrame, height: float) -> None:
     kinds = {_kind(row) for row in table.iter_rows(named=True)}
-    looks = [look for kind, look in _MARKS.items() if kind in kinds]
+    marks = [mark for kind, mark in _MARKS.items() if kind in kinds]
     handles: list[Any] = [
         Line2D([], [], linestyle="none", marker=marker, markersize=size, color=colour, label=label)
-        for marker, size, colour, label in looks
+        for marker, size, colour, label in marks
     ]
     handles += [
         Patch(facecolor=_STATED, label="bound at the printed α and cost"),

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from figures.common.speedup_baseline import ONE, over_one_device
-from figures.common.style import GREY, INK, demand, looks, side_by_side, styled
+from figures.common.style import GREY, INK, panels_in_row, require_columns, series_styles, styled
 from figures.of_runs.speedup_by_device import device_column, most_exact, rates_from, times_from
 from model.base.checks import ParameterError
 from model.methods import registry
@@ -74,7 +74,7 @@ def draw(rows: pl.DataFrame) -> Figure:
 
     `rows` is a results table. Bars show the uncertainty of rates and costs.
     """
-    demand(rows, "the figure of reserved devices", _NEEDED)
+    require_columns(rows, "the figure of reserved devices", _NEEDED)
     if not fits(rows):
         raise ParameterError(
             "the figure of reserved devices needs rows of autoregressive with tensor_parallel above 1, and of another method on as"
@@ -87,7 +87,7 @@ def draw(rows: pl.DataFrame) -> Figure:
     parts = [table if column is None else table.filter(pl.col(column) == name) for name in names]
     ways = [_Way(*key) for key in dict.fromkeys((row["method"], row["tensor_parallel"] > 1) for row in table.iter_rows(named=True))]
     with styled():
-        figure, panels = side_by_side(len(parts), 5.3, 0.1, 0.685, 0.35)
+        figure, panels = panels_in_row(len(parts), 5.3, 0.1, 0.685, 0.35)
         width = figure.get_figwidth()
         most = max(2.0, float(table["reserved_units"].max()))  # type: ignore[arg-type]
         top = 1.08 * float(table.select(pl.max_horizontal("speedup", _BOUNDS[1]).max()).item())
@@ -125,16 +125,16 @@ def _panel(axes: Axes, table: pl.DataFrame, ways: Sequence[_Way], most: float, t
     even = min(most, top)
     axes.plot([1, even], [1, even], color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1.5, label="even")
     axes.plot([1], [1], linestyle="none", marker="*", markersize=13, color=INK, zorder=3, label="one device")
-    for index, (way, look) in enumerate(zip(ways, looks(len(ways)), strict=True)):
+    for index, (way, style) in enumerate(zip(ways, series_styles(len(ways)), strict=True)):
         own = table.filter(pl.col("method") == way.method, (pl.col("tensor_parallel") > 1) == way.split).sort("reserved_units")
         aside = 0.05 * (index - (len(ways) - 1) / 2)  # shifted, so that bars do not hide each other
         at = (own["reserved_units"] + aside).to_list()
         known = own.with_columns(pl.Series("at", at)).drop_nulls(_BOUNDS)
         low, high = (known[bound] for bound in _BOUNDS)
-        axes.vlines(known["at"], low, high, colors=look.colour, linewidth=1.4, label=f"inputs {way.name}")
-        axes.plot([1, *at], [1, *own["speedup"]], color=look.colour, linestyle=look.line, linewidth=1.3, zorder=2, label="line")
+        axes.vlines(known["at"], low, high, colors=style.colour, linewidth=1.4, label=f"inputs {way.name}")
+        axes.plot([1, *at], [1, *own["speedup"]], color=style.colour, linestyle=style.line, linewidth=1.3, zorder=2, label="line")
         axes.plot(
-            at, own["speedup"], linestyle="none", marker=look.marker, markersize=7.5, color=look.colour, markeredgecolor="white",
+            at, own["speedup"], linestyle="none", marker=style.marker, markersize=7.5, color=style.colour, markeredgecolor="white",
             markeredgewidth=0.6, zorder=3, label=way.name,
         )  # fmt: skip
     axes.set_xlim(0.8, most + 0.25)
@@ -146,8 +146,8 @@ def _panel(axes: Axes, table: pl.DataFrame, ways: Sequence[_Way], most: float, t
 
 def _legend(figure: Figure, ways: Sequence[_Way], width: float) -> None:
     handles: list[Any] = [
-        Line2D([], [], color=look.colour, linestyle=look.line, marker=look.marker, markersize=7, linewidth=1.3, label=way.name)
-        for way, look in zip(ways, looks(len(ways)), strict=True)
+        Line2D([], [], color=style.colour, linestyle=style.line, marker=style.marker, markersize=7, linewidth=1.3, label=way.name)
+        for way, style in zip(ways, series_styles(len(ways)), strict=True)
     ]
     handles.append(Line2D([], [], color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), label="speed-up = devices"))
     figure.legend(

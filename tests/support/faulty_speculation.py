@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from fractions import Fraction
 from typing import Any
 
-from model.methods.speculative.algorithm import Guess, Model
+from model.methods.speculative.algorithm import DraftedToken, Model
 from model.steps import Forward, LayerSpan, Read, Step
 
 Verify = Callable[..., Generator[Step, Any, tuple[int, int]]]
@@ -15,7 +15,7 @@ Verify = Callable[..., Generator[Step, Any, tuple[int, int]]]
 def verify(
     model: Model,
     text: Sequence[int],
-    guesses: Sequence[Guess],
+    guesses: Sequence[DraftedToken],
     sampled: bool,
     room: int | None = None,
     *,
@@ -40,17 +40,17 @@ def verify(
     return len(used), (yield Read("sample", out, len(used) - len(tokens)))
 
 
-def changed(**how: Any) -> Verify:
+def with_mistakes(**how: Any) -> Verify:
     """Replace the right verification by `verify` with these mistakes."""
     return lambda right, *args: verify(*args, **how)
 
 
-def upside_down(p: Fraction, q: Fraction) -> Fraction:
+def inverted_ratio(p: Fraction, q: Fraction) -> Fraction:
     """q / p: the ratio with swapped letters."""
     return q / p if p else Fraction(1)
 
 
-def by_chance(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool, room: int | None = None) -> Any:
+def greedy_tested_at_random(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool, room: int | None = None) -> Any:
     """Test greedy drafts by p / q too."""
     return right(model, text, guesses, True, room)
 
@@ -61,13 +61,13 @@ def bonus_dropped(right: Verify, model: Model, text: Any, guesses: Any, sampled:
     return (kept - 1, guesses[-1].token) if guesses and kept == len(guesses) else (kept, token)
 
 
-def all_kept(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool, room: int | None = None) -> Any:
+def all_accepted(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool, room: int | None = None) -> Any:
     """Accept all drafted tokens without a test."""
     _, token = yield from right(model, text, guesses, sampled, room)
     return len(guesses), token
 
 
-def long_drafts_thrown_away(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool, room: int | None = None) -> Any:
+def long_drafts_discarded(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool, room: int | None = None) -> Any:
     """Discard drafts of more than one token."""
     return (yield from right(model, text, guesses if len(guesses) < 2 else (), sampled, room))
 
@@ -85,11 +85,11 @@ def greedy_draft(right: Callable[..., Any], *args: Any) -> Any:
     return drafter
 
 
-def one_drafted_more(right: Callable[..., Any], model: Any, text: Any, length: int) -> Any:
+def one_token_too_many(right: Callable[..., Any], model: Any, text: Any, length: int) -> Any:
     """Draft more tokens than are left to decode."""
     return right(model, text, length + 1)
 
 
-def stop_overlooked(right: Callable[..., Any], text: Any, guesses: Any, kept: int, token: int, stop: int | None = None) -> Any:
+def stop_token_ignored(right: Callable[..., Any], text: Any, guesses: Any, kept: int, token: int, stop: int | None = None) -> Any:
     """Emit tokens accepted after the token that ends the sequence."""
     return right(text, guesses, kept, token)

@@ -18,18 +18,18 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-MOST = 32
+MAX_STREAMS = 32
 """Most streams."""
-EMPTY = ("aten::new_empty", "aten::empty", "aten::empty_like")
+UNINITIALISED = ("aten::new_empty", "aten::empty", "aten::empty_like")
 WITHOUT_ACCESS = ("aten::detach_", "aten::lift_fresh")
-ASKS = ("aten::_local_scalar_dense", "aten::item", "aten::equal")
+WAITS_FOR_RESULT = ("aten::_local_scalar_dense", "aten::item", "aten::equal")
 
 
 class Stream:
     """A stream of ordered work; `clock` is a vector clock: the work of each stream that precedes it, including its own."""
 
     def __init__(self, number: int) -> None:
-        self.number, self.clock = number, np.zeros(MOST, np.int64)
+        self.number, self.clock = number, np.zeros(MAX_STREAMS, np.int64)
 
     def wait_event(self, event: Event) -> None:
         np.maximum(self.clock, event.clock, out=self.clock)
@@ -38,7 +38,7 @@ class Stream:
 class Event:
     def __init__(self, device: Device) -> None:
         self.device = device
-        self.clock = np.zeros(MOST, np.int64)
+        self.clock = np.zeros(MAX_STREAMS, np.int64)
         self.at = 0.0
 
     def record(self, stream: Stream) -> None:
@@ -49,7 +49,7 @@ class Event:
         """Return whether the event is done; if so, all later launches come after it."""
         done = self.device.done()
         if done:
-            np.maximum(self.device.seen, self.clock, out=self.device.seen)
+            np.maximum(self.device.finished, self.clock, out=self.device.finished)
         return done
 
     def elapsed_time(self, other: Event) -> float:
@@ -62,9 +62,9 @@ class Block:
     def __init__(self, key: int, ref: _Ref, stream: Stream, size: int) -> None:
         self.key, self.ref, self.owner = key, ref, stream.number
         self.size = size
-        self.alone = True
+        self.one_stream = True
         """Whether only its owner has used it; the work of one stream is in order."""
-        self.whole = False
+        self.fully_written = False
         """Whether all of it has been written at once."""
         self.writer = np.full(size, -1)
         self.written = np.zeros(size, np.int64)
@@ -73,7 +73,7 @@ class Block:
     @property
     def used(self) -> Any:
         """Last use on each stream, shape (streams,)."""
-        found = np.zeros(MOST, np.int64)
+        found = np.zeros(MAX_STREAMS, np.int64)
         for stream, times in self.reads.items():
             found[stream] = times.max(initial=0)
         for stream in {*self.writer.tolist()} - {-1}:
@@ -94,9 +94,9 @@ class _Kind(NamedTuple):
     name: str
     access: bool
     """Whether it reads or writes memory at all."""
-    asks: bool
+    waits: bool
     """Whether the processor waits for the result."""
-    fills: bool
+    initialises: bool
     """Whether the result is initialised."""
     writes: tuple[int, ...]
     """Operands that it writes."""
@@ -108,7 +108,7 @@ def _kind(func: Any) -> _Kind:
     writes = tuple(
         index for index, argument in enumerate(arguments) if argument.alias_info is not None and argument.alias_info.is_write
     )
-    return _Kind(name, name not in WITHOUT_ACCESS, name in ASKS, name not in EMPTY, writes)
+    return _Kind(name, name not in WITHOUT_ACCESS, name in WAITS_FOR_RESULT, name not in UNINITIALISED, writes)
 
 
 class Device(TorchDispatchMode):
@@ -119,16 +119,16 @@ class Device(TorchDispatchMode):
         self.streams = [Stream(0)]
         self.current = self.streams[0]
         self.done = done
-        self.seen = np.zeros(MOST, np.int64)
+        self.finished = np.zeros(MAX_STREAMS, np.int64)
         """Work that the processor knows to be done."""
         self.blocks: dict[int, Block] = {}
         """Blocks by address."""
-        self.let_go: deque[_Ref] = deque()
+        self.freed_refs: deque[_Ref] = deque()
         """Freed memory, in order."""
-        self.dead: defaultdict[int, list[Block]] = defaultdict(list)
+        self.freed_blocks: defaultdict[int, list[Block]] = defaultdict(list)
         """Blocks freed since the last launch on their stream that other streams have used too, by stream."""
         self.races: list[str] = []
-        self.doing = ""
+        self.operation = ""
 
     # --- Interface of torch.cuda ---
 
@@ -163,18 +163,18 @@ class Device(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         inputs = [*_tensors(args), *_tensors((kwargs or {}).values())]
-        return self.dispatched(func, args, kwargs or {}, inputs, [_memory(each) for each in inputs])
+        return self.record_dispatch(func, args, kwargs or {}, inputs, [_memory(each) for each in inputs])
 
-    def dispatched(self, func: Any, args: Any, kwargs: Any, inputs: list[Any], keys: list[int]) -> Any:
+    def record_dispatch(self, func: Any, args: Any, kwargs: Any, inputs: list[Any], keys: list[int]) -> Any:
         """Run an operation with the tensors `inputs` in the memory `keys`, and record its reads and writes."""
         kind = _kind(func)
-        made = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         if not kind.access:
-            return made
-        new = [(each, key) for each in _tensors((made,)) if (key := _memory(each)) not in keys]
+            return result
+        new = [(each, key) for each in _tensors((result,)) if (key := _memory(each)) not in keys]
         written = [each for index in kind.writes if index < len(args) for each in _tensors((args[index],))]
-        if not (new or written or kind.asks):
-            return made
+        if not (new or written or kind.waits):
+            return result
         stream = self._launch()
         for each, key in zip(inputs, keys, strict=True):
             if not any(each is other for other in written):
@@ -183,51 +183,51 @@ class Device(TorchDispatchMode):
             self._write(kind.name, each, _memory(each), stream)
         for each, key in new:
             storage = each.untyped_storage()
-            ref = _Ref(storage, self.let_go.append)
+            ref = _Ref(storage, self.freed_refs.append)
             ref.key = key
             self.blocks[key] = Block(key, ref, stream, storage.nbytes() // each.element_size())
-            if kind.fills:
+            if kind.initialises:
                 self._write(kind.name, each, key, stream)
-        return made
+        return result
 
-    def excused(self) -> set[int]:
+    def ignored_streams(self) -> set[int]:
         """Streams whose results are discarded from here on, so their inputs may change."""
         return set()
 
     def _launch(self) -> Stream:
         stream = self.current
-        np.maximum(stream.clock, self.seen, out=stream.clock)
+        np.maximum(stream.clock, self.finished, out=stream.clock)
         stream.clock[stream.number] += 1
-        self.freed(stream)
+        self.check_freed(stream)
         return stream
 
-    def freed(self, stream: Stream) -> None:
+    def check_freed(self, stream: Stream) -> None:
         """Check the freed memory of this stream, which its next launch may reuse."""
-        while self.let_go:
-            ref = self.let_go.popleft()
+        while self.freed_refs:
+            ref = self.freed_refs.popleft()
             block = self.blocks.get(ref.key)
             if block is not None and block.ref is ref:
                 del self.blocks[ref.key]
-                if not block.alone:
-                    self.dead[block.owner].append(block)
-        for block in self.dead.pop(stream.number, ()):
+                if not block.one_stream:
+                    self.freed_blocks[block.owner].append(block)
+        for block in self.freed_blocks.pop(stream.number, ()):
             late = np.flatnonzero(block.used > stream.clock)
             if late.size:
-                self.races.append(f"{self.doing}: stream {stream.number} uses memory again that {late.tolist()} still use")
+                self.races.append(f"{self.operation}: stream {stream.number} uses memory again that {late.tolist()} still use")
 
     def _read(self, name: str, tensor: Any, key: int, stream: Stream) -> None:
         block = self.blocks.get(key)
         if block is None:
             return  # allocated before: weights
         elements, number = _elements(tensor), stream.number
-        if not block.whole and (block.writer[elements] < 0).any():
-            self.races.append(f"{self.doing}: {name} on stream {number} reads unwritten memory")
-        if not block.alone or block.owner != number:
-            block.alone = False
+        if not block.fully_written and (block.writer[elements] < 0).any():
+            self.races.append(f"{self.operation}: {name} on stream {number} reads unwritten memory")
+        if not block.one_stream or block.owner != number:
+            block.one_stream = False
             writer = block.writer[elements]
             late = {*writer[block.written[elements] > stream.clock[writer]].tolist()}
             if late:
-                self.races.append(f"{self.doing}: {name} on stream {number} reads what {late} may have yet to write")
+                self.races.append(f"{self.operation}: {name} on stream {number} reads what {late} may have yet to write")
         block.reads[number][elements] = stream.clock[number]
 
     def _write(self, name: str, tensor: Any, key: int, stream: Stream) -> None:
@@ -235,16 +235,16 @@ class Device(TorchDispatchMode):
         if block is None:
             return
         elements, number = _elements(tensor), stream.number
-        if not block.alone or block.owner != number:
-            block.alone = False
+        if not block.one_stream or block.owner != number:
+            block.one_stream = False
             writer = block.writer[elements]
             late = {*writer[(writer >= 0) & (block.written[elements] > stream.clock[writer])].tolist()}
             readers = {each for each, times in block.reads.items() if (times[elements] > stream.clock[each]).any()}
-            late |= readers and readers - self.excused()
+            late |= readers and readers - self.ignored_streams()
             if late:
-                self.races.append(f"{self.doing}: {name} on stream {number} replaces what {late} may still use")
+                self.races.append(f"{self.operation}: {name} on stream {number} replaces what {late} may still use")
         block.writer[elements], block.written[elements] = number, stream.clock[number]
-        block.whole = block.whole or (isinstance(elements, slice) and elements == slice(0, block.size))
+        block.fully_written = block.fully_written or (isinstance(elements, slice) and elements == slice(0, block.size))
         for times in block.reads.values():
             times[elements] = 0
 

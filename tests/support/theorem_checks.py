@@ -27,7 +27,7 @@ Fault = Callable[[pytest.MonkeyPatch], None]
 FEW, MORE, MANY = 30, 60, 1000
 """Examples in the quick tier, for theorems whose planted faults show late, and in the slow tier."""
 _NUMBER = r"-?\d[\d.]*(e-?\d+)?"
-SHOW_LATE = {("speculative", "28e"), ("ppd", "27c"), ("skipdecode", "30c")}
+LATE_FAULTS = {("speculative", "28e"), ("ppd", "27c"), ("skipdecode", "30c")}
 """Theorems with a planted fault that shows within `MORE` examples, but not within `FEW`."""
 
 
@@ -36,11 +36,11 @@ def verdict_on(theorem: Theorem, **options: Any) -> TheoremVerdict:
     return verdict
 
 
-DRAWN, EVALUATED = 25, 10
+STORED_EXAMPLES, COMPARED_EXAMPLES = 25, 10
 """Number of examples whose ranges are stored, and of those, the first, whose comparisons are stored."""
 
 
-def compared(theorem: Theorem) -> tuple[dict[str, Any], list[str]]:
+def summary_of(theorem: Theorem) -> tuple[dict[str, Any], list[str]]:
     """Record what a theorem states, its examples, and the comparisons made on at least a fifth of the first examples: tolerance,
     range and mean of the compared numbers, so that a change of the test is seen; also return the errors of all examples.
 
@@ -56,45 +56,47 @@ def compared(theorem: Theorem) -> tuple[dict[str, Any], list[str]]:
     statement = importlib.import_module("sim.theorems.theorem")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("equal", "at_most"):
-            own = getattr(statement, name)
+            original = getattr(statement, name)
 
-            def recording(what: str, *rest: Any, own: Any = own, name: str = name, **more: Any) -> None:
+            def recorded_check(what: str, *rest: Any, original: Any = original, name: str = name, **more: Any) -> None:
                 within = more.get("within", rest[2] if len(rest) > 2 else 0.0)
-                said = f"{name}: {re.sub(_NUMBER, '#', what)}"
-                now.add(said)
-                within_most[said] = max(within_most.get(said, 0.0), float(np.max(within)))
-                found = values.setdefault(said, {"got": [], "bound": []})
+                comparison = f"{name}: {re.sub(_NUMBER, '#', what)}"
+                now.add(comparison)
+                within_most[comparison] = max(within_most.get(comparison, 0.0), float(np.max(within)))
+                found = values.setdefault(comparison, {"got": [], "bound": []})
                 found["got"] += _numbers_in(rest[0])
                 found["bound"] += _numbers_in(rest[1]) if name == "at_most" else []
                 if name == "at_most" and np.all(np.isclose(rest[0], rest[1], rtol=1e-9, atol=0)):
-                    tight.add(said)
-                own(what, *rest, **more)
+                    tight.add(comparison)
+                original(what, *rest, **more)
 
             for module in [*sys.modules.values()]:
-                if getattr(module, "__name__", "").startswith("sim.theorems") and getattr(module, name, None) is own:
-                    patch.setattr(module, name, recording)
-        how = settings(max_examples=DRAWN, database=None, phases=(Phase.generate,), derandomize=False, verbosity=Verbosity.quiet)
+                if getattr(module, "__name__", "").startswith("sim.theorems") and getattr(module, name, None) is original:
+                    patch.setattr(module, name, recorded_check)
+        how = settings(
+            max_examples=STORED_EXAMPLES, database=None, phases=(Phase.generate,), derandomize=False, verbosity=Verbosity.quiet
+        )
         with contextlib.suppress(NoSuchExample):
             find(theorem.given(), lambda example: examples.append(example) or False, settings=how, random=random.Random(1))
-        for example in examples[:EVALUATED]:
+        for example in examples[:COMPARED_EXAMPLES]:
             now: set[str] = set()
             tight: set[str] = set()
             errors.append(theorem.error(example))
             seen.update(now)
             reached.update(tight)
     wrong = len(errors) - errors.count(None)
-    errors += [theorem.error(example) for example in examples[EVALUATED:]]
+    errors += [theorem.error(example) for example in examples[COMPARED_EXAMPLES:]]
 
-    def said_of(what: str) -> str:
+    def describe(what: str) -> str:
         parts = [f"within {within_most[what]:.3g}" if within_most[what] else "exactly"]
         parts += [f"{name} {_range(found)}" for name, found in values[what].items() if found]
         return f"{what} ({'; '.join([*parts, *[f'reached {reached[what]} times'] * (what in reached)])})"
 
-    often = [what for what, count in seen.items() if 5 * count >= min(len(examples), EVALUATED)]
+    frequent = [what for what, count in seen.items() if 5 * count >= min(len(examples), COMPARED_EXAMPLES)]
     kept = {
         "statement": theorem.statement, "source": theorem.source, "expect": theorem.expect,
         **({"fails_on": wrong} if theorem.expect == "fails" else {}),
-        "tried_on": ranges(examples), "compares": sorted(map(said_of, often)),
+        "tried_on": ranges(examples), "compares": sorted(map(describe, frequent)),
     }  # fmt: skip
     return kept, [error for error in errors if error is not None]
 
@@ -121,28 +123,28 @@ def ranges(examples: Sequence[Any]) -> list[str]:
     found: dict[str, list[Any]] = {}
     count: Counter[str] = Counter()
 
-    def look(value: Any, name: str) -> None:
+    def collect(value: Any, name: str) -> None:
         if isinstance(value, dict):
             for key, each in value.items():
-                look(each, f"{name}.{key}".removeprefix("."))
+                collect(each, f"{name}.{key}".removeprefix("."))
         elif isinstance(value, list | tuple):
             found.setdefault(f"length of {name}", []).append(len(value))
             for each in value:
-                look(each, f"{name}[]")
+                collect(each, f"{name}[]")
         else:
             found.setdefault(name, []).append(value)
 
     for example in examples:
-        look(example, "")
+        collect(example, "")
         count.update(_fields(example))
-    said = []
+    lines = []
     for name, values in sorted(found.items()):
         numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
         words = sorted({str(value) for value in values if not isinstance(value, int | float) or isinstance(value, bool)})
         parts = [f"{min(numbers):g} to {max(numbers):g}"] if numbers else []
         missing = ["-"] if name in count and count[name] < len(examples) else []
-        said.append(f"{name}: {', '.join([*parts, *words, *missing])}")
-    return said
+        lines.append(f"{name}: {', '.join([*parts, *words, *missing])}")
+    return lines
 
 
 def _fields(example: Any, name: str = "") -> Iterator[str]:
@@ -154,26 +156,26 @@ def _fields(example: Any, name: str = "") -> Iterator[str]:
         yield name
 
 
-def checked(theorems: Sequence[Theorem]) -> list[Theorem]:
+def quick_theorems(theorems: Sequence[Theorem]) -> list[Theorem]:
     """Select theorems that hold, for tests of `check` itself. All theorems are tested on the same number of examples in
     `test_theorems_said`."""
     holding = [theorem for theorem in theorems if theorem.expect == "holds"]
-    return [theorem for index, theorem in enumerate(holding) if not index % 8 or (theorem.method, theorem.number) in SHOW_LATE]
+    return [theorem for index, theorem in enumerate(holding) if not index % 8 or (theorem.method, theorem.number) in LATE_FAULTS]
 
 
-def few(theorem: Theorem) -> int:
+def quick_examples(theorem: Theorem) -> int:
     """Number of examples of a theorem in the quick tier."""
-    return MORE if (theorem.method, theorem.number) in SHOW_LATE else FEW
+    return MORE if (theorem.method, theorem.number) in LATE_FAULTS else FEW
 
 
-def comes_out(theorem: Theorem, *, examples: int, seed: int = 0) -> None:
+def assert_expected_verdict(theorem: Theorem, *, examples: int, seed: int = 0) -> None:
     verdict = verdict_on(theorem, examples=examples, seed=seed)
     assert verdict.expected is not False, f"{theorem.statement}\n{verdict.error}\n{verdict.reproduce}"
     # A theorem may have fewer different examples than requested.
     assert verdict.tried == examples or examples > MORE or not verdict.holds
 
 
-def fails_small(theorem: Theorem) -> dict[str, Any]:
+def assert_fails_on_small_example(theorem: Theorem) -> dict[str, Any]:
     """Check that a false theorem fails on a small example, and again on that example alone."""
     verdict = verdict_on(theorem, examples=MANY)
     assert not verdict.holds
@@ -186,7 +188,7 @@ def fails_small(theorem: Theorem) -> dict[str, Any]:
     return verdict.counterexample
 
 
-def refuting(faults: Sequence[tuple[str, str, Fault]]) -> list[Any]:
+def fault_parameters(faults: Sequence[tuple[str, str, Fault]]) -> list[Any]:
     """Parameters of a test of planted faults: all faults are searched for, and the first of every eighth theorem is minimised;
     slow: all are minimised."""
     small = {number: what for number, what, _ in reversed(faults)}  # the first of each theorem
@@ -199,7 +201,7 @@ def refuting(faults: Sequence[tuple[str, str, Fault]]) -> list[Any]:
     return found
 
 
-def shows(method: str, number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+def assert_fault_shows(method: str, number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that a fault shows on a drawn example, which passes without the fault."""
     [theorem] = select(method, only=[number])
     how = settings(max_examples=MANY, database=None, phases=(Phase.generate,), derandomize=False, verbosity=Verbosity.quiet)
@@ -209,7 +211,7 @@ def shows(method: str, number: str, fault: Fault, monkeypatch: pytest.MonkeyPatc
     assert theorem.error(example) is None
 
 
-def is_refuted(method: str, number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+def assert_fault_refuted(method: str, number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that a fault shows on a minimised example, which passes without the fault."""
     with monkeypatch.context() as patch:
         fault(patch)
@@ -226,19 +228,19 @@ def is_refuted(method: str, number: str, fault: Fault, monkeypatch: pytest.Monke
 def verdict_tests(theorems: Sequence[Theorem], named: Callable[[Theorem], str] = lambda theorem: theorem.number) -> tuple[Any, Any]:
     """Return two tests of these theorems: their expected verdicts on few examples, and in the slow tier on many."""
 
-    @pytest.mark.parametrize("theorem", [pytest.param(theorem, id=named(theorem)) for theorem in checked(theorems)])
+    @pytest.mark.parametrize("theorem", [pytest.param(theorem, id=named(theorem)) for theorem in quick_theorems(theorems)])
     def expected(theorem: Theorem) -> None:
-        comes_out(theorem, examples=few(theorem))
+        assert_expected_verdict(theorem, examples=quick_examples(theorem))
 
     @pytest.mark.slow
     @pytest.mark.parametrize("theorem", [pytest.param(theorem, id=named(theorem)) for theorem in theorems])
     def expected_on_many(theorem: Theorem) -> None:
-        comes_out(theorem, examples=MANY, seed=1)
+        assert_expected_verdict(theorem, examples=MANY, seed=1)
 
     return expected, expected_on_many
 
 
-def survives_json(theorem: Theorem, monkeypatch: pytest.MonkeyPatch) -> None:
+def assert_examples_survive_json(theorem: Theorem, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
     monkeypatch.setattr("sim.theorems.THEOREMS", (replace(theorem, holds=lambda example: seen.append(example)),))
     list(check(examples=5))
@@ -249,7 +251,7 @@ def survives_json(theorem: Theorem, monkeypatch: pytest.MonkeyPatch) -> None:
         assert theorem.error(again) == theorem.error(example)
 
 
-def after(fault: Callable[..., Any], what: Any, name: str) -> Fault:
+def with_fault(fault: Callable[..., Any], what: Any, name: str) -> Fault:
     """Return a fault that replaces `what.name` by `fault`, which receives the right function first."""
 
     def spoil(patch: pytest.MonkeyPatch) -> None:
@@ -259,7 +261,7 @@ def after(fault: Callable[..., Any], what: Any, name: str) -> Fault:
     return spoil
 
 
-def one_more(right: Any, *args: Any, **kwargs: Any) -> Any:
+def plus_one(right: Any, *args: Any, **kwargs: Any) -> Any:
     return right(*args, **kwargs) + 1
 
 

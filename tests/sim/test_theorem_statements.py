@@ -1,6 +1,7 @@
 """Snapshot of every theorem: statement, ranges of its examples, and comparisons, so that no theorem is weakened unnoticed.
 
-The snapshot is `data/theorems.json`; `python -m tests.sim.test_theorems_said` rewrites it. Review the diff before committing it.
+The snapshot is `data/theorems.json`; `python -m tests.sim.test_theorem_statements` rewrites it. Review the diff before
+committing it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest
 
 from sim.theorems import THEOREMS
 from sim.theorems.theorem import Theorem
-from tests.support.trying import compared
+from tests.support.theorem_checks import summary_of
 
 SNAPSHOT = Path(__file__).parents[1] / "data" / "theorems.json"
 
@@ -36,12 +37,12 @@ def test_snapshot_has_every_theorem() -> None:
 
 @pytest.mark.parametrize("theorem", THEOREMS, ids=name)
 def test_theorem_matches_snapshot_and_holds(theorem: Theorem) -> None:
-    summary, errors = compared(theorem)
+    summary, errors = summary_of(theorem)
     assert summary == snapshot()[name(theorem)]
     assert not errors or theorem.expect != "holds", errors[0]
 
 
 if __name__ == "__main__":
     importlib.import_module("tests.conftest")  # same examples as in the tests
-    text = json.dumps({name(theorem): compared(theorem)[0] for theorem in THEOREMS}, indent=1, ensure_ascii=False)
+    text = json.dumps({name(theorem): summary_of(theorem)[0] for theorem in THEOREMS}, indent=1, ensure_ascii=False)
     SNAPSHOT.write_text(text + "\n", encoding="utf-8")

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from figures.of_papers import deck_speedups
+from figures.of_papers import slides_speedups
 from model.base.checks import ParameterError
 from model.published import deck_analysis
 from tests.support.figure_checks import laid_out, shown
@@ -44,7 +44,7 @@ def words(figure: Figure) -> list[str]:
 
 
 def test_bars_end_at_their_bounds_and_marks_at_the_printed_speed_ups(rows: list[dict[str, Any]]) -> None:
-    figure = deck_speedups.draw(rows)
+    figure = slides_speedups.draw(rows)
     adaptive = [row["draft_length"] is None for row in rows]
     stated = [row["oracle_bound"] if free else row["theorem"] for row, free in zip(rows, adaptive, strict=True)]
     reread = [row["reread_oracle"] if free else row["reread_speedup"] for row, free in zip(rows, adaptive, strict=True)]
@@ -56,7 +56,7 @@ def test_bars_end_at_their_bounds_and_marks_at_the_printed_speed_ups(rows: list[
 
 
 def test_impossible_rows_differ_by_marker_colour_and_word(rows: list[dict[str, Any]]) -> None:
-    figure = deck_speedups.draw(rows)
+    figure = slides_speedups.draw(rows)
     kinds = {wrong: {mark[1:] for mark, row in zip(marks(figure), rows, strict=True) if row["impossible_if_free"] == wrong}
              for wrong in (True, False)}  # fmt: skip
     (cross, red), (diamond, black) = (next(iter(kinds[wrong])) for wrong in (True, False))
@@ -69,7 +69,7 @@ def test_impossible_rows_differ_by_marker_colour_and_word(rows: list[dict[str, A
 
 
 def test_impossible_marks_and_only_they_lie_beyond_the_pale_bar(rows: list[dict[str, Any]]) -> None:
-    figure = deck_speedups.draw(rows)
+    figure = slides_speedups.draw(rows)
     beyond = [speed > end for (speed, *_), (_, end) in zip(marks(figure), bars(figure, "free"), strict=True)]
     assert beyond == [marker == "X" for _, marker, _ in marks(figure)]
     assert True in beyond
@@ -77,7 +77,7 @@ def test_impossible_marks_and_only_they_lie_beyond_the_pale_bar(rows: list[dict[
 
 
 def test_diamonds_lie_between_the_bounds_with_and_without_drafting_cost(rows: list[dict[str, Any]]) -> None:
-    figure = deck_speedups.draw(rows)
+    figure = slides_speedups.draw(rows)
     between = [
         stated < speed <= free
         for (speed, *_), (_, stated), (_, free) in zip(marks(figure), bars(figure, "stated"), bars(figure, "free"), strict=True)
@@ -88,7 +88,7 @@ def test_diamonds_lie_between_the_bounds_with_and_without_drafting_cost(rows: li
 
 def test_possible_rows_change_the_headline_and_the_marks(rows: list[dict[str, Any]]) -> None:
     honest = [row | {"speedup": 0.9 * row["theorem"], "impossible_if_free": False} for row in rows]
-    figure = deck_speedups.draw(honest)
+    figure = slides_speedups.draw(honest)
     assert {marker for _, marker, _ in marks(figure)} == {"o"}
     assert figure.legends[0].get_texts()[0].get_text() == "printed, possible"
     assert "0 of the slides' 6" in " ".join(words(figure))
@@ -96,7 +96,7 @@ def test_possible_rows_change_the_headline_and_the_marks(rows: list[dict[str, An
 
 
 def test_printed_numbers_are_those_of_the_rows(rows: list[dict[str, Any]]) -> None:
-    text = " ".join(words(deck_speedups.draw(rows)))
+    text = " ".join(words(slides_speedups.draw(rows)))
     for row in rows:
         printed, free = row["speedup"], row["free_bound"]
         if row["impossible_if_free"]:
@@ -110,7 +110,7 @@ def test_printed_numbers_are_those_of_the_rows(rows: list[dict[str, Any]]) -> No
 
 def test_nothing_is_cut_off_and_no_text_covers_another(rows: list[dict[str, Any]]) -> None:
     for part in (rows, rows[:4], rows[4:], rows[:1]):
-        figure = laid_out(deck_speedups.draw(part))
+        figure = laid_out(slides_speedups.draw(part))
         boxes = [text.get_window_extent() for text in (*figure.axes[0].texts, *figure.texts)]
         boxes.append(figure.legends[0].get_window_extent())
         assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
@@ -121,14 +121,14 @@ def test_nothing_is_cut_off_and_no_text_covers_another(rows: list[dict[str, Any]
 
 
 def test_a_table_and_a_list_give_the_same_figure(rows: list[dict[str, Any]]) -> None:
-    assert shown(deck_speedups.draw(rows)) == shown(deck_speedups.draw(pl.DataFrame(rows, infer_schema_length=None)))
+    assert shown(slides_speedups.draw(rows)) == shown(slides_speedups.draw(pl.DataFrame(rows, infer_schema_length=None)))
 
 
 def test_rows_that_cannot_be_drawn_are_refused(rows: list[dict[str, Any]]) -> None:
     with pytest.raises(ParameterError, match="the figure of the slides needs at least one row"):
-        deck_speedups.draw([])
+        slides_speedups.draw([])
     with pytest.raises(ParameterError, match="none called free_bound"):
-        deck_speedups.draw([{key: value for key, value in row.items() if key != "free_bound"} for row in rows])
+        slides_speedups.draw([{key: value for key, value in row.items() if key != "free_bound"} for row in rows])
 
 
 def test_slides_by_hand() -> None:
@@ -142,7 +142,7 @@ def test_slides_by_hand() -> None:
                   "reread_speedup": 2.5},
         shared | {"source": "deck, gamma 5", "speedup": 1.5, "theorem": 1.2, "free_bound": 2.0, "reread_speedup": 1.6},
     ]  # fmt: skip
-    figure = deck_speedups.draw(made)
+    figure = slides_speedups.draw(made)
     drawn = shown(figure)
     assert drawn.texts == [
         "1 of the slides' 3 speed-ups are impossible at their acceptance rate α, even with free drafting",
@@ -184,5 +184,5 @@ def test_slides_by_hand() -> None:
     assert [marker for _, marker, _ in marks(figure)] == ["X", "D", "o"]
     assert figure.get_figheight() == pytest.approx(1.75 + 0.66 * 3 + 0.5 * 2)
     assert axes.spines["left"].get_linewidth() == 1.6
-    assert deck_speedups.draw(made[:1]).get_figheight() == pytest.approx(1.75 + 0.66 + 0.5)
-    assert shown(deck_speedups.draw(made[:1])).panels[0].texts[0].startswith("Adaptive")
+    assert slides_speedups.draw(made[:1]).get_figheight() == pytest.approx(1.75 + 0.66 + 0.5)
+    assert shown(slides_speedups.draw(made[:1])).panels[0].texts[0].startswith("Adaptive")

@@ -25,12 +25,12 @@ REFUSED = {
     "aten::_unique2", "aten::unique_dim", "aten::lift_fresh", "aten::lift_fresh_copy",
 }  # fmt: skip
 """Operations that wait for the device, or bring numbers from the processor."""
-CHOOSES = ("aten::index", "aten::index_put", "aten::index_put_")
-LOOKS = ("tolist", "item", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__")
-BRINGS = ("tensor", "from_numpy", "as_tensor")
+INDEXING = ("aten::index", "aten::index_put", "aten::index_put_")
+VALUE_READS = ("tolist", "item", "numpy", "cpu", "__array__", "__bool__", "__int__", "__float__", "__index__")
+HOST_COPIES = ("tensor", "from_numpy", "as_tensor")
 
 
-class Refused(RuntimeError):  # noqa: N818
+class CaptureError(RuntimeError):
     """The error of a GPU for such an operation."""
 
     def __init__(self, name: str) -> None:
@@ -49,9 +49,9 @@ class CUDAGraph:
 
     def __init__(self) -> None:
         self.operations: list[tuple[Callable[..., Any], Any, Any, list[tuple[int, Any]]]] = []
-        self.held: list[Any] = []
+        self.views: list[Any] = []
         """Views, kept so that their memory is not reused."""
-        self.made: list[Any] = []
+        self.tensors: list[Any] = []
         """Tensors allocated during the recording."""
         self.pool: Pool | None = None
         self.replays = 0
@@ -60,17 +60,17 @@ class CUDAGraph:
         assert self.pool is not None, "a graph is captured first"
         self.replays += 1
         for func, args, kwargs, fresh in self.operations:
-            made = func(*args, **kwargs)
+            result = func(*args, **kwargs)
             if fresh:
-                again = [made] if isinstance(made, torch.Tensor) else _tensors([made])
+                again = [result] if isinstance(result, torch.Tensor) else _tensors([result])
                 for index, old in fresh:
                     old.copy_(again[index])
         if self.pool.last is not self and self.pool.last is not None:
-            spoil(self.pool.last.made)
+            overwrite(self.pool.last.tensors)
         self.pool.last = self
 
 
-def spoil(tensors: list[Any]) -> None:
+def overwrite(tensors: list[Any]) -> None:
     """Overwrite tensors with nan or large numbers."""
     numbers = [each for each in tensors if each.dtype.is_floating_point]
     if numbers:
@@ -84,7 +84,7 @@ class _Kind(NamedTuple):
     """Effects of an operation on its operands."""
 
     refused: bool
-    chooses: bool
+    indexes: bool
     writes: tuple[int, ...]
     """Operands that it writes."""
     changes: bool
@@ -98,15 +98,15 @@ def _kind(func: Any) -> _Kind:
         index for index, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )  # fmt: skip
-    return _Kind(schema.name in REFUSED, schema.name in CHOOSES, writes, schema.is_mutable)
+    return _Kind(schema.name in REFUSED, schema.name in INDEXING, writes, schema.is_mutable)
 
 
 class _Recorder(TorchDispatchMode):
     def __init__(self, graph: CUDAGraph) -> None:
         super().__init__()
         self.graph = graph
-        self.own: set[int] = set()
-        self.was: dict[int, tuple[Any, Any]] = {}
+        self.graph_memory: set[int] = set()
+        self.previous: dict[int, tuple[Any, Any]] = {}
         """Memory allocated before, with its values before the recording."""
 
     @classmethod
@@ -117,27 +117,27 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, kind = kwargs or {}, _kind(func)
         if kind.refused:
-            raise Refused(func._schema.name)
+            raise CaptureError(func._schema.name)
         operands = [*args, *kwargs.values()]
-        if kind.chooses and any(each.dtype == torch.bool for each in _tensors(operands[1:2])):
-            raise Refused(func._schema.name)  # the processor needs the number of true elements
+        if kind.indexes and any(each.dtype == torch.bool for each in _tensors(operands[1:2])):
+            raise CaptureError(func._schema.name)  # the processor needs the number of true elements
         for index in kind.writes:
             for each in _tensors([*args[index : index + 1]]):
                 key = _memory(each)
-                if key not in self.own and key not in self.was:
+                if key not in self.graph_memory and key not in self.previous:
                     whole = each.as_strided((each.untyped_storage().nbytes() // each.element_size(),), (1,), 0)
-                    self.was[key] = whole, whole.clone()
-        made = func(*args, **kwargs)
+                    self.previous[key] = whole, whole.clone()
+        result = func(*args, **kwargs)
         before = {_memory(each) for each in _tensors(operands)}
-        fresh = [(index, each) for index, each in enumerate(_tensors([made])) if _memory(each) not in before]
+        fresh = [(index, each) for index, each in enumerate(_tensors([result])) if _memory(each) not in before]
         for _, each in fresh:
-            self.own.add(_memory(each))
-            self.graph.made.append(each)
+            self.graph_memory.add(_memory(each))
+            self.graph.tensors.append(each)
         if fresh or kind.changes:
             self.graph.operations.append((func, args, kwargs, fresh))
         else:
-            self.graph.held.append(made)
-        return made
+            self.graph.views.append(result)
+        return result
 
 
 class Cuda:
@@ -174,19 +174,19 @@ class Cuda:
         """Record the operations inside the block."""
         recorder = _Recorder(graph)
         with contextlib.ExitStack() as stack:
-            for owner, names in ((torch.Tensor, LOOKS), (torch, BRINGS)):
+            for owner, names in ((torch.Tensor, VALUE_READS), (torch, HOST_COPIES)):
                 for name in names:
                     stack.enter_context(mock.patch.object(owner, name, _refusing(name)))
             stack.enter_context(recorder)
             yield
-        for whole, was in recorder.was.values():
-            whole.copy_(was)
-        spoil(graph.made)
+        for whole, before in recorder.previous.values():
+            whole.copy_(before)
+        overwrite(graph.tensors)
         graph.pool = pool
         self.graphs.append(graph)
 
 
-def installed(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+def install(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     """Replace `torch.cuda`; the processor is then treated as a GPU."""
     cuda = Cuda()
     monkeypatch.setattr(cuda_graphs, "cuda_of", lambda _: cuda)
@@ -195,7 +195,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 def _refusing(name: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
-        raise Refused(name)
+        raise CaptureError(name)
 
     return refuse
 

@@ -17,25 +17,25 @@ def _started() -> Steps:
     return out, subs
 
 
-def adopts_one_that_runs_still() -> Steps:
+def adopts_running_task() -> Steps:
     out, subs = yield from _started()
     yield Forward("target", (3,), 0, LayerSpan(EXIT, EXIT + 1), out)  # at its end the other pass is half done
     yield Adopt(subs[0], 1, EXIT)
 
 
-def adopts_one_that_has_not_begun() -> Steps:
+def adopts_waiting_task() -> Steps:
     _, subs = yield from _started()
     yield Adopt(subs[0], 1, EXIT)
 
 
-def adopts_one_that_was_stopped() -> Steps:
+def adopts_stopped_task() -> Steps:
     out, subs = yield from _started()
     yield Forward("target", (3,), 0, LayerSpan(EXIT, EXIT + 1), out)
     yield Stop(subs)
     yield Adopt(subs[0], 1, EXIT)
 
 
-def adopts_one_that_was_stopped_before_it_began() -> Steps:
+def adopts_task_stopped_before_start() -> Steps:
     _, subs = yield from _started()
     yield Stop(subs)
     yield Join(subs)
@@ -46,22 +46,22 @@ def _one_pass() -> Steps:
     yield Forward("target", (4,), 1, LayerSpan(0, EXIT))
 
 
-def starts_an_heir_of_one_that_was_stopped() -> Steps:
+def starts_with_cache_of_stopped_task() -> Steps:
     yield Forward("target", (3,), 0, LayerSpan(0, EXIT))
     subs = yield Fork((_one_pass(),), (1,))
     yield Stop(subs)
     yield Join((yield Fork((_one_pass(),), (2,), subs)))
 
 
-AT_ONCE: list[tuple[Callable[[], Steps], str]] = [
-    (adopts_one_that_has_not_begun, "running task cannot be adopted; join it first"),
-    (adopts_one_that_was_stopped_before_it_began, "stopped task cannot be adopted"),
+TIME_INDEPENDENT_DEFECTS: list[tuple[Callable[[], Steps], str]] = [
+    (adopts_waiting_task, "running task cannot be adopted; join it first"),
+    (adopts_task_stopped_before_start, "stopped task cannot be adopted"),
 ]
 """Algorithms whose defect does not depend on the times of passes."""
-UNENDED: list[tuple[Callable[[], Steps], str]] = [
-    *AT_ONCE,
-    (adopts_one_that_runs_still, "running task cannot be adopted"),
-    (adopts_one_that_was_stopped, "stopped task cannot be adopted"),
+ADOPTION_DEFECTS: list[tuple[Callable[[], Steps], str]] = [
+    *TIME_INDEPENDENT_DEFECTS,
+    (adopts_running_task, "running task cannot be adopted"),
+    (adopts_stopped_task, "stopped task cannot be adopted"),
 ]
-HEIRS: list[tuple[Callable[[], Steps], str]] = [(starts_an_heir_of_one_that_was_stopped, "stopped task cannot be adopted")]
+CACHE_DEFECTS: list[tuple[Callable[[], Steps], str]] = [(starts_with_cache_of_stopped_task, "stopped task cannot be adopted")]
 """Algorithms for interpreters that start processes with the caches of ended ones."""

@@ -16,9 +16,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
-from figures.common.label_placement import at_right
-from figures.common.provenance import of_hardware, of_hardware_beyond, under_title
-from figures.common.style import GREY, looks, side_by_side, styled
+from figures.common.label_placement import label_at_right
+from figures.common.provenance import extrapolated_parts_of, of_hardware, under_title
+from figures.common.style import GREY, panels_in_row, series_styles, styled
 from model.base import checks
 from model.base.checks import ParameterError
 from model.hardware.cost_models import Hardware, pass_time
@@ -62,14 +62,14 @@ def draw(
     checks.whole("context", context, 0)
     widths = sorted({*range(1, min(widest, 64) + 1), *np.unique(np.geomspace(1, widest, 64).round().astype(int)).tolist()})
     with styled():
-        figure, panels = side_by_side(len(costs), 5.2, 0.11, 0.665, 1.35)
+        figure, panels = panels_in_row(len(costs), 5.2, 0.11, 0.665, 1.35)
         width = figure.get_figwidth()
         curves = {name: [curve(each, widths, batch, context) for batch in batches] for name, each in costs.items()}
         top = max(2.2, 1.15 * max(float(each.high.max()) for found in curves.values() for each in found))
         for axes, (name, hardware) in zip(panels, costs.items(), strict=True):
             _panel(axes, curves[name], batches, widest, top)
             axes.tick_params(labelleft=axes is panels[0])
-            past = of_hardware_beyond(hardware, width=widest, context=context, batch=max(batches))
+            past = extrapolated_parts_of(hardware, width=widest, context=context, batch=max(batches))
             under_title(axes, name, of_hardware(hardware), past)
         panels[0].set_ylabel("pass time, relative to a pass over one token")
         figure.text(0.1 / width, 0.945, "Cost of a forward pass over several tokens", fontsize=13, weight="bold", va="center")
@@ -87,10 +87,10 @@ def _panel(axes: Axes, curves: Sequence[Curve], batches: Sequence[int], widest: 
     most = min(widest, top)  # above the top the diagonal would cross the panel's title
     axes.plot([1, most], [1, most], color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1.5, label="one after another")
     ends = []
-    for batch, found, look in zip(batches, curves, looks(len(batches)), strict=True):
-        axes.fill_between(found.width, found.low, found.high, color=look.colour, alpha=0.13, linewidth=0, label=f"off {batch}")
-        axes.plot(found.width, found.relative, color=look.colour, linestyle=look.line, linewidth=1.6, label=f"batch {batch}")
-        ends.append((float(found.relative[-1]), f"batch {batch}: {found.relative[-1]:.2f}×", look.colour))
+    for batch, found, style in zip(batches, curves, series_styles(len(batches)), strict=True):
+        axes.fill_between(found.width, found.low, found.high, color=style.colour, alpha=0.13, linewidth=0, label=f"off {batch}")
+        axes.plot(found.width, found.relative, color=style.colour, linestyle=style.line, linewidth=1.6, label=f"batch {batch}")
+        ends.append((float(found.relative[-1]), f"batch {batch}: {found.relative[-1]:.2f}×", style.colour))
     axes.set_xlim(1, widest)
     axes.set_ylim(0.85, top)
     ticks = [2**power for power in range(int(np.log2(widest)) + 1)]
@@ -100,4 +100,4 @@ def _panel(axes: Axes, curves: Sequence[Curve], batches: Sequence[int], widest: 
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _, unit=unit: f"{value:g}{unit}"))
     axes.set_xlabel("tokens per sequence in the pass")
-    at_right(axes, ends)
+    label_at_right(axes, ends)

@@ -22,7 +22,7 @@ _PRODUCTS = {getattr(torch.ops.aten, name) for name in ("mm", "addmm", "bmm", "b
 _CLOCKS = ("perf_counter", "monotonic", "thread_time", "process_time")
 
 
-class Clockwork:
+class FakeTime:
     """Replacement of the module `time`: its clocks advance only when they are read, and by `sleep` and `spend`."""
 
     def __init__(self, tick: float = TICK) -> None:
@@ -35,9 +35,9 @@ class Clockwork:
     sleep = spend
 
     def __getattr__(self, name: str) -> Any:
-        return self._look if name in _CLOCKS else getattr(time, name)
+        return self._read if name in _CLOCKS else getattr(time, name)
 
-    def _look(self) -> float:
+    def _read(self) -> float:
         self.now += self.tick
         return self.now
 
@@ -51,19 +51,19 @@ class Clockwork:
                 monkeypatch.setattr(module, "time", self)
 
 
-def wound(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
+def install_fake_time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     """Install a clock for everything timed in this process, and measure the device's peaks on little data."""
-    clock = Clockwork()
+    clock = FakeTime()
     clock.install(monkeypatch)
-    monkeypatch.setattr(machine, "LITTLE", 16)
+    monkeypatch.setattr(machine, "SMALL_SIDE", 16)
     monkeypatch.setattr(machine, "_SHARE", 1e-6)  # of the readings of this clock; otherwise a trial would run between all rows
-    monkeypatch.setattr(machine, "QUICK", {"cpu": (48, 2**20)})
+    monkeypatch.setattr(machine, "QUICK_SIZES", {"cpu": (48, 2**20)})
     return clock
 
 
 AXES = {
-    "HYPOTHESES": (1, 16), "FILLED": (1, 8), "GAPS": (0, 1000), "WIDE": (4,), "WIDE_GAPS": (0, 1000), "SHORT": (1,), "SETTLED": 1,
-    "PROCESS_TEXT": 4, "WARM_UPS": 2,
+    "HYPOTHESES": (1, 16), "KV_ONLY_TOKENS": (1, 8), "GAPS": (0, 1000), "WIDTHS_AFTER_PAUSES": (4,), "GAPS_OF_WIDTHS": (0, 1000),
+    "SHORT_PASSES": (1,), "STEADY_AFTER": 1, "PROCESS_PROMPT": 4, "WARM_UPS": 2,
 }  # fmt: skip
 """Ends of the axes that a measurement session times besides passes: the least that a prediction can interpolate between."""
 
@@ -71,12 +71,12 @@ AXES = {
 def few_parts(monkeypatch: pytest.MonkeyPatch, context: int = 8, repeats: int = 2) -> None:
     """Time the parts of a measurement session that are not whole passes at fewer points and less often, which is enough for clocks
     without noise."""
-    for name, times in (("reads", 1), ("after", repeats)):
+    for name, times in (("time_reads", 1), ("time_after_pauses", repeats)):
         whole = getattr(read_times, name)
         monkeypatch.setattr(read_times, name, lambda decoder, whole=whole, times=times: whole(decoder, context, times))
     for constant, value in AXES.items():
         monkeypatch.setattr(read_times, constant, value)
-    monkeypatch.setattr(process_times, "PROCESS_TEXT", AXES["PROCESS_TEXT"])
+    monkeypatch.setattr(process_times, "PROCESS_PROMPT", AXES["PROCESS_PROMPT"])
 
 
 class Machine(TorchDispatchMode):
@@ -87,7 +87,7 @@ class Machine(TorchDispatchMode):
     """
 
     def __init__(
-        self, clock: Clockwork, rate: float = 1e11, slow: float | None = None, inner: int = 0, best: float | None = None,
+        self, clock: FakeTime, rate: float = 1e11, slow: float | None = None, inner: int = 0, best: float | None = None,
         bandwidth: float = 1e11,
     ) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Machine(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         operands = [each for each in args if isinstance(each, torch.Tensor) and each.ndim >= 2][-2:]
         if func._overloadpacket in _PRODUCTS and len(operands) == 2:
             left, right = operands if func._overloadpacket is not torch.ops.aten.linear else (operands[0], operands[1].mT)
@@ -110,16 +110,16 @@ class Machine(TorchDispatchMode):
                 rate = self.slow
             if left.shape[-1] == self.inner:
                 rate = self.best
-            self.clock.spend(2 * made.numel() * left.shape[-1] / rate)
-        elif isinstance(made, torch.Tensor):
-            self.clock.spend(made.numel() * made.itemsize / self.bandwidth)
-        return made
+            self.clock.spend(2 * result.numel() * left.shape[-1] / rate)
+        elif isinstance(result, torch.Tensor):
+            self.clock.spend(result.numel() * result.itemsize / self.bandwidth)
+        return result
 
 
 # --- Readings of clocks ---
 
 
-class Ticking:
+class PassClock:
     """A clock with a given time for each part, and some time of the pass outside the parts."""
 
     def __init__(self, layer: float = 1.0) -> None:
@@ -142,18 +142,18 @@ class Ticking:
         return self.parts[name] * (index + 1) * 1e-6 if name == "layer" else self.parts[name] * 1e-6
 
 
-class Clock:
+class SteppedClock:
     """A clock that advances only by its step and by `sleep`."""
 
     def __init__(self, step: float = 0.0) -> None:
-        self.now, self.step, self.asked = 1000.0, step, 0
+        self.now, self.step, self.readings = 1000.0, step, 0
 
-    def tell(self) -> float:
-        self.asked += 1
+    def read(self) -> float:
+        self.readings += 1
         self.now += self.step
         return self.now
 
-    perf_counter = monotonic = tell
+    perf_counter = monotonic = read
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
