@@ -57,12 +57,12 @@ class KernelSource:
 @functools.lru_cache(maxsize=64)
 def hardware(source: KernelSource) -> tuple[Hardware, Hardware | None]:
     """Cost models of the target and of the draft (None: no draft is named)."""
-    shape = transformer.named(source.model, source.dtype)
+    shape = transformer.named_shape(source.model, source.dtype)
     device = devices.device(source.gpu)
     target = _covering(source, source.model, shape, device, source.tensor_parallel)
     if source.draft is None:
         return target, None
-    return target, _covering(source, source.draft, transformer.named(source.draft, source.dtype), device, 1)
+    return target, _covering(source, source.draft, transformer.named_shape(source.draft, source.dtype), device, 1)
 
 
 def _covering(
