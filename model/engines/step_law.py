@@ -255,10 +255,10 @@ def _bundled() -> Traversable:
 def _loaded(path: Path, _: tuple[int, int] | None) -> StepLaw:
     try:
         return _read(bounded_files.json_of(bounded_files.read_text(path, MOST_BYTES)))
-    except UnicodeDecodeError:
-        raise ParameterError(f"{path.name} must be text in UTF-8; it is no engine law") from None
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}") from None
+    except ValueError:
+        raise ParameterError(f"{path.name} must be JSON, as text in UTF-8; it is no engine law") from None
 
 
 def _read(found: Any) -> StepLaw:
@@ -291,6 +291,8 @@ def _read(found: Any) -> StepLaw:
         tuple(found["acceptance"]), None if rows is None else cell_tables.of_rows(found["unit"], rows), tuple(found["left_out"]),
         found["facts"], found["engine"],
     )  # fmt: skip
+    if len(law.left_out) not in (0, 0 if law.cells is None else law.cells.size):
+        raise ParameterError(f"left_out must have one error for each cell, or be empty; got {len(law.left_out)}")
     for name in _required(law):
         if name not in law.coefficients:
             raise ParameterError(f"coefficients must have {name}, got {', '.join(law.coefficients) or 'none'}")
