@@ -118,7 +118,7 @@ def scenarios() -> str:
     for key, law in listing.laws().items():
         parts += [f"### {key}", *_documentation(law), _keys(law)]
     parts += ["## [cost] in layer-times (kinds `unit` and `published`)", _keys(cases.Cost)]
-    parts += ["## [cost] in seconds (kinds `profile` and `roofline`)", _keys(HardwareCost)]
+    parts += ["## [cost] in seconds (kinds `profile`, `roofline` and `engine`)", _keys(HardwareCost)]
     parts += ["## [cluster]", _keys(cases.Machine)]
     return "\n\n".join(parts) + "\n"
 

@@ -208,7 +208,8 @@ def predict(
     )
     errors = [abs(row["error"]) for row in rows if row["error"] is not None]
     if errors:
-        print(f"{len(errors)} cells with a measured value: median error {_median(errors):.1%}, worst {max(errors):.1%}")
+        cells_ = "cell" if len(errors) == 1 else "cells"
+        print(f"{len(errors)} {cells_} with a measured value: median error {_median(errors):.1%}, worst {max(errors):.1%}")
     for note in (*converted.notes, *(f"column {name} is not used" for name in unused)):
         print(f"note: {note}")
 
@@ -375,9 +376,15 @@ def _print_law(law: StepLaw) -> None:
     found = law_report.description(law)
     print(f"{law.name}: {found['about']}")
     columns = ("term", "value", "low", "high", "unit", "from", "meaning")
-    _print_table(columns, [[row[name] for name in columns] for row in found["coefficients"]])
+    _print_table(columns, [[row[name] for name in columns] for row in map(_in_milliseconds, found["coefficients"])])
     for line in law_report.sentences(law):
         print(line)
+
+
+def _in_milliseconds(row: dict[str, Any]) -> dict[str, Any]:
+    if row["unit"] != "s":
+        return row
+    return row | {"unit": "ms"} | {name: 1e3 * row[name] for name in ("value", "low", "high")}
 
 
 def _advice(advice: Advice) -> dict[str, Any]:

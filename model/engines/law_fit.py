@@ -168,7 +168,7 @@ class _Posterior:
     def log_density(self, points: Floats, heed: Floats | None = None) -> Floats:
         """Logarithm of the posterior density; shape (points,). `heed` weights cells (0: left out)."""
         means, sds = self.normal
-        total = -0.5 * np.sum(((points - means) / sds) ** 2, axis=1)
+        total: Floats = np.asarray(-0.5 * np.sum(((points - means) / sds) ** 2, axis=1))
         if self.cells is None:
             return np.asarray(total)
         of = self.natural(points)

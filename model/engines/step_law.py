@@ -101,10 +101,10 @@ class StepLaw:
         """
         value = self._log_values(cells, self._point)
         values = self._log_values(cells, self.draws)
-        beyond = self.beyond(cells)
+        beyond = self.beyond(cells.sequences, cells.draft_length)
         if over is not None:
             value, values = value - self._log_values(over, self._point), values - self._log_values(over, self.draws)
-            beyond = np.maximum(beyond, self.beyond(over))
+            beyond = np.maximum(beyond, self.beyond(over.sequences, over.draft_length))
         noise = np.sqrt(self.draws["noise"][:, None] ** 2 / cells.weight + (EXTRAPOLATION * beyond) ** 2)
         spread = values[:, None, :] + noise[:, None, :] * _NODES[None, :, None]
         low, high = np.quantile(spread.reshape(-1, cells.size), [(1 - SHARE) / 2, (1 + SHARE) / 2], axis=0)
@@ -148,13 +148,14 @@ class StepLaw:
         fitted = step_terms.acceptance_length(rate[:, None], trend[:, None], lengths[None])
         return np.where(missing, fitted[:, np.searchsorted(lengths, cells.draft_length)], given)
 
-    def beyond(self, cells: Cells) -> Floats:
-        """Doublings in running sequences, or in tokens per sequence, by which cells are beyond the fitted ones; 0 within [-]."""
+    def beyond(self, sequences: ArrayLike, draft_length: ArrayLike) -> Floats:
+        """Doublings in running sequences, or in tokens per sequence, beyond the fitted cells; 0 within them [-]."""
+        number, width = np.broadcast_arrays(np.asarray(sequences), np.asarray(draft_length) + 1)
+        found = np.zeros(number.shape)
         if self.cells is None:
-            return np.zeros(cells.size)
-        found = np.zeros(cells.size)
-        for fitted, asked in ((self.cells.sequences, cells.sequences), (self.cells.draft_length + 1, cells.draft_length + 1)):
-            over = np.log2(np.asarray(asked) / fitted.max()), np.log2(fitted.min() / np.asarray(asked))
+            return found
+        for fitted, asked in ((self.cells.sequences, number), (self.cells.draft_length + 1, width)):
+            over = np.log2(asked / fitted.max()), np.log2(fitted.min() / asked)
             found = np.maximum(found, np.maximum(np.maximum(*over), 0.0))
         return found
 
@@ -169,7 +170,8 @@ class StepLaw:
         def seconds(coefficients: Mapping[str, Floats], shape: StepShape) -> Floats:
             return step_terms.target_seconds(coefficients, shape, self.experts)
 
-        return self._with_error(seconds, shape, number.shape)
+        found, error = self._with_error(seconds, shape, number.shape)
+        return found, np.hypot(error, MEDIAN_OF_SD * EXTRAPOLATION * self.beyond(number, tokens - 1))
 
     def draft_seconds(self, sequences: ArrayLike, context: ArrayLike) -> tuple[Floats, Floats]:
         """Seconds of one pass of the draft, and their relative error (a median) [s], [-]."""
@@ -258,7 +260,7 @@ def _loaded(path: Path, _: tuple[int, int] | None) -> StepLaw:
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}") from None
     except ValueError:
-        raise ParameterError(f"{path.name} must be JSON, as text in UTF-8; it is no engine law") from None
+        raise ParameterError(f"{path.name} must be JSON, and is not; `calibrate engine fit` writes laws") from None
 
 
 def _read(found: Any) -> StepLaw:

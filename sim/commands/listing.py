@@ -102,7 +102,7 @@ def details(what: str, name: str) -> dict[str, str]:
     if what == "laws":
         return {name: _rows(_of_law(step_law.load(name)))}
     if what == "costs":
-        kinds = {"unit, published": cases.Cost, "profile, roofline": HardwareCost}
+        kinds = {"unit, published": cases.Cost, "profile, roofline, engine": HardwareCost}
         having = {kind: of for kind, of in kinds.items() if name in _given(of)}
         return {name: _rows({kind: (documented(LayerTimeCosts) | documented(of))[name] for kind, of in having.items()})}
     table = published.table(name)

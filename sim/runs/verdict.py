@@ -30,7 +30,7 @@ LOAD = {"batching": "continuous", "sequences": 1, "lengths": None}
 """Keys that describe the batch, with their defaults."""
 CONDITIONS = (*LOAD, "layers", "draft_layers", "medium_layers", "prompt", "sequence_length", "beams", "sampled")
 """Method parameters that describe the load, the models or the task: conditions, not choices."""
-COSTS = ("device", "profile", "shape", "prompt", "dtype", "busy")
+COSTS = ("device", "profile", "law", "shape", "prompt", "dtype", "busy")
 """Keys of a method's own [cost] that are conditions; its draft and medium models are part of the choice."""
 DATA = ("task", "data_set")
 PLAIN = "plain decoding"

@@ -248,7 +248,7 @@ class Case:
     shapes: Mapping[str, Shape] = dataclasses.field(default_factory=dict)
     """Shapes of all its models, by role, or of none."""
     hardware: PointCosts | None = None
-    """Costs on hardware, with kind `profile` or `roofline`."""
+    """Costs on hardware, with kind `profile`, `roofline` or `engine`."""
     fitted_on: str | None = None
     """Data set of the published times that its overhead is fitted to."""
 
@@ -470,7 +470,7 @@ def _refuse_of_other_kinds(table: Any, where: str, real: bool) -> None:
     for key in table if isinstance(table, Mapping) else ():
         if key in theirs - known:
             instead = f"use {key}_s instead" if f"{key}_s" in known else "leave it out"
-            of = "costs in layer-times" if real else "kinds profile and roofline"
+            of = "costs in layer-times" if real else "kinds profile, roofline and engine"
             given = checks.shown(table.get("kind", "unit"))
             raise ParameterError(f"{where}.{key} belongs to {of}, got it with kind {given}; {instead}")
 

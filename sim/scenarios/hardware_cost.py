@@ -1,4 +1,4 @@
-"""[cost] on real hardware, in seconds: kinds `profile` and `roofline`.
+"""[cost] on real hardware, in seconds: kinds `profile`, `roofline` and `engine`.
 
 The time of each pass depends on its own position (`model.costs.pass_seconds.PassSeconds`).
 """
@@ -23,13 +23,15 @@ from model.base.checks import ParameterError
 from model.base.table_records import TableRecord
 from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import TOKEN_BYTES, PassSeconds
+from model.engines import step_law
+from model.engines.law_costs import LawDraft, LawTarget
 from model.hardware import cost_models, devices, physical_limits, profile, profile_files
 from model.hardware.cost_models import DeviceMemory, Hardware, WithEngineOverhead, bytes_of_state
 from model.hardware.profile_costs import ProfileCosts, shape_of
 from model.hardware.roofline import Efficiency, Roofline
 from model.methods.method_parameters import CONTINUOUS, MethodParameters
 
-KINDS = ("profile", "roofline")
+KINDS = ("profile", "roofline", "engine")
 ROLES = ("target", "draft", "medium")
 _SECONDS = ("dispatch_s", "dispatch_per_process_s", "link_s", "promotion_s", "state_check_s")
 """Costs of kind `unit`, given here in seconds."""
@@ -38,6 +40,14 @@ _EFFICIENCIES = {
     "memory_error": "error", "compute_error": "compute_error",
 }  # fmt: skip
 """Keys of kind `roofline`, with their fields of `Efficiency`."""
+_OVERHEADS = ("step_s", "draft_step_s")
+_KEYS = {
+    "profile": ("profile", "draft_profile", "medium_profile", "busy", "medium_shape", "dtype", *_OVERHEADS),
+    "roofline": ("device", "medium_shape", "dtype", *_OVERHEADS, *_EFFICIENCIES), "engine": ("law",),
+}  # fmt: skip
+"""Keys that not all kinds have."""
+_REQUIRED = {"profile": ("profile",), "roofline": ("device", "shape"), "engine": ("law",)}
+_NAMES = ("profile", "draft_profile", "medium_profile", "law", "device", "shape", "draft_shape", "medium_shape", "dtype")
 MAX_SECONDS = 1e6
 REMOVED_KEYS = MappingProxyType({
     "batch": "it is now method.sequences, the number of sequences decoded together; those that share one set of random outcomes, as"
@@ -52,20 +62,25 @@ UNIT_MISTAKE_FACTOR = 100.0
 
 @dataclass(frozen=True)
 class HardwareCost(TableRecord):
-    """[cost] with kind `profile` or `roofline`.
+    """[cost] with kind `profile`, `roofline` or `engine`.
 
     Parameters
     ----------
     kind
-        `profile`: measured tables. `roofline`: the arithmetic of a shape over a device's published peaks.
+        `profile`: measured tables. `roofline`: the arithmetic of a shape over a device's published peaks. `engine`: a step law,
+        fitted to measured steps of a serving engine (`calibrate engine fit`), with everything that the engine adds to its kernels.
     profile, draft_profile, medium_profile
         Names of bundled profiles (`sim ls profiles`), or paths of .json files, one for each model of the method. From a profile of
         operations the times of the model in `shape` are composed. A shape without a profile is estimated by kind `roofline` on the
         same device.
+    law
+        Kind `engine`: name of a bundled law (`sim ls laws`), or path of a law's .json. Its steps are those of a batch that is
+        always full; a draft's pass takes the law's time, whatever the draft's shape.
     device
         Kind `roofline`: a name (`sim ls devices`), or the path of a .toml file such as the output of `sim ls devices h100`.
     shape, draft_shape, medium_shape
-        Shapes of the models (`sim ls shapes`): names, or paths of a config.json. For kind `roofline` and profiles of operations.
+        Shapes of the models (`sim ls shapes`): names, or paths of a config.json. For kind `roofline`, profiles of operations,
+        and laws that name no model; a draft without a shape has one layer.
     dtype
         Data type of weights and cache. With kind `roofline` the default is the shape's; it must be the data type of a profile.
     prompt
@@ -101,6 +116,7 @@ class HardwareCost(TableRecord):
     profile: str | None = None
     draft_profile: str | None = None
     medium_profile: str | None = None
+    law: str | None = None
     device: str | None = None
     shape: str | None = None
     draft_shape: str | None = None
@@ -128,16 +144,13 @@ class HardwareCost(TableRecord):
 
     def __post_init__(self) -> None:
         checks.one_of("kind", self.kind, KINDS)
-        of_profile = ("profile", "draft_profile", "medium_profile", "busy")
-        of_roofline = ("device", *_EFFICIENCIES)
-        for name in of_roofline if self.kind == "profile" else of_profile:
+        for name in {name for kind, names in _KEYS.items() if kind != self.kind for name in names} - {*_KEYS[self.kind]}:
             if getattr(self, name):
                 raise ParameterError(f"{name} is not used by kind {self.kind!r}; leave it out")
-        for name in ("profile",) if self.kind == "profile" else ("device", "shape"):
+        for name in _REQUIRED[self.kind]:
             if getattr(self, name) is None:
-                known = "`sim ls profiles`" if name == "profile" else f"`sim ls {name}s`"
-                raise ParameterError(f"{name} is required by kind {self.kind!r} and has no default; {known} lists them")
-        for name in ("profile", "draft_profile", "medium_profile", "device", "shape", "draft_shape", "medium_shape", "dtype"):
+                raise ParameterError(f"{name} is required by kind {self.kind!r} and has no default; `sim ls {name}s` lists them")
+        for name in _NAMES:
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise ParameterError(f"{name} must be a name in quotes, got {checks.shown(value)}")
@@ -168,6 +181,8 @@ class HardwareCost(TableRecord):
         """Return the hardware model of a role, or None if the scenario gives none."""
         where = "" if role == "target" else f"{role}_"
         shape = getattr(self, f"{where}shape")
+        if self.kind == "engine":
+            return self._of_law(role, tensor_parallel)
         if self.kind == "roofline":
             if shape is None:
                 return None
@@ -186,6 +201,25 @@ class HardwareCost(TableRecord):
             return _measured(name, shape, self.dtype, tensor_parallel)
         except ParameterError as error:
             raise ParameterError(f"{where}profile: {error}") from None
+
+
+    def _of_law(self, role: str, tensor_parallel: int) -> Hardware | None:
+        """Hardware model of a role by the step law."""
+        law = step_law.load(str(self.law))
+        if role == "medium":
+            return None  # no engine runs a hierarchy
+        split = 1 if law.kernels is None else law.kernels.tensor_parallel
+        if law.kernels is not None and self.tensor_parallel not in (1, split):
+            known = f"{split}, that of law {law.name}"
+            raise ParameterError(f"tensor_parallel must be {known}, got {self.tensor_parallel}; leave it out")
+        model, dtype = (None, None) if law.kernels is None else (law.kernels.model, law.kernels.dtype)
+        if self.shape is None and model is None:
+            raise ParameterError(f"shape is required with law {law.name}, which names no model; `sim ls shapes` lists them")
+        shape = transformer.named_shape(str(self.shape or model), dtype)
+        if role == "target":
+            return LawTarget(law, shape, tensor_parallel)
+        draft = self.draft_shape or (None if law.kernels is None else law.kernels.draft)
+        return LawDraft(law, replace(shape, layers=1) if draft is None else transformer.named_shape(draft))
 
 
 @functools.lru_cache(maxsize=256)
@@ -349,7 +383,7 @@ def _refuse_no_time(cost: PassSeconds) -> None:
 
 def _one_device(cost: HardwareCost, tokens: int, parameters: MethodParameters) -> PassSeconds | None:
     """Costs of plain decoding on one device instead of `tensor_parallel`; None if model and cache are not known to fit it."""
-    if cost.tensor_parallel == 1:
+    if cost.tensor_parallel == 1 or cost.kind == "engine":
         return None
     try:
         single = cost.of("target", 1)
@@ -378,6 +412,8 @@ def _missing(cost: HardwareCost, models: Mapping[str, Hardware], parameters: Met
 
 
 def _parts_missing(of: Hardware) -> tuple[str, ...]:
+    if isinstance(of, LawTarget | LawDraft):
+        return ()
     return of.missing if isinstance(of, ProfileCosts) else ("step",)
 
 
@@ -400,4 +436,6 @@ def _device(cost: HardwareCost, target: Hardware | None) -> devices.Device | Non
     """Device that the target runs on, if its memory is known."""
     if cost.kind == "roofline":
         return devices.device(str(cost.device))
+    if isinstance(target, LawTarget):
+        return None if target.law.kernels is None else devices.device(target.law.kernels.gpu)
     return devices.DEVICES.get(target.profile.device) if isinstance(target, ProfileCosts) else None

@@ -103,7 +103,7 @@ def _outcome_files(tables: Mapping[str, Any]) -> list[tuple[Tables, str]]:
 
 SHAPES = ("shape", "draft_shape", "medium_shape")
 NAME_OR_FILE = {
-    **dict.fromkeys(("profile", "draft_profile", "medium_profile"), lambda name: name.endswith(".json")),
+    **dict.fromkeys(("profile", "draft_profile", "medium_profile", "law"), lambda name: name.endswith(".json")),
     **dict.fromkeys(SHAPES, transformer.is_path), "device": devices.is_path,
 }  # fmt: skip
 """Keys of costs that are bundled names or files, with a test whether a value is a file."""
@@ -257,7 +257,7 @@ _PUBLISHED_COSTS = {
 """Sources of kind 'published', by the key that selects them."""
 
 
-ON_HARDWARE = ("profile", "roofline")
+ON_HARDWARE = ("profile", "roofline", "engine")
 """Kinds of costs defined in `sim.scenarios.hardware_cost`."""
 
 
@@ -292,7 +292,7 @@ def _hardware_sources(tables: Mapping[str, Any], costs: list[Tables]) -> str:
             for role in ROLES:
                 found = cost.of(role)
                 where = "" if role == "target" else f"{role}_"
-                name = getattr(cost, f"{where}profile") or f"{getattr(cost, f'{where}shape')} on {cost.device}"
+                name = getattr(cost, f"{where}profile") or cost.law or f"{getattr(cost, f'{where}shape')} on {cost.device}"
                 if found is not None:
                     named[name] = found.provenance
             for key, seen in points.items():

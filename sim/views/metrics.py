@@ -1,8 +1,8 @@
 """Columns of the results table, the same for all methods and views.
 
 Times are in layer-times (`_layers`); `busy_layers` and `reserved_layers` are sums over compute units. With costs in seconds (kinds
-`profile` and `roofline`) these columns are null, and `latency_s`, `tpot_ms`, `busy_s` and `reserved_s` have the values in seconds,
-with their bounds. With seconds_per_layer both sets of columns have values.
+`profile`, `roofline` and `engine`) these columns are null, and `latency_s`, `tpot_ms`, `busy_s` and `reserved_s` have the values
+in seconds, with their bounds. With seconds_per_layer both sets of columns have values.
 
 =========================  ========================================================================================
 `latency_layers`          time until the last token

@@ -758,6 +758,7 @@ LISTED = "test_outside_method.py::test_an_allowed_method_is_listed_and_is_in_the
 IMPORTED = "test_import_command.py::test_the_command_writes_the_profile_of_the_function"
 ELSEWHERE = "test_import_command.py::test_tables_of_vidur_may_be_in_other_folders"
 SECONDS = "test_milliseconds_for_seconds.py::test_importers_refuse_milliseconds_labelled_as_seconds"
+ENGINE = "test_engine_command.py::"
 EFFECTS: dict[str, dict[str, str]] = {
     # Of each command, the tests that see an effect of its options.
     "sim run": {
@@ -768,6 +769,25 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_sim_app.py::test_a_dry_run_writes_nothing": "--dry-run --json",
         "test_run_report.py::test_columns_that_are_asked_for_are_printed": "--columns",
         METHODS: "--methods",
+    },
+    "calibrate engine fit": {
+        ENGINE + "test_options_reach_the_fit":
+            "--model --gpu --tensor-parallel --dtype --draft --kernels --experts --active-experts --acceptance --seed",
+        ENGINE + "test_fit_prints_coefficients_errors_and_what_is_not_known": "--out --engine",
+        ENGINE + "test_fit_as_json_has_every_coefficient_with_its_interval": "--json",
+    },
+    "calibrate engine predict": {
+        ENGINE + "test_prefill_share_matters_only_between_units": "--prefill-share",
+        ENGINE + "test_predict_has_a_row_for_each_cell_with_its_interval": "--json",
+    },
+    "calibrate engine next": {
+        ENGINE + "test_options_reach_the_fit":
+            "--model --gpu --tensor-parallel --dtype --draft --kernels --experts --active-experts --acceptance --seed",
+        ENGINE + "test_next_names_a_cell_and_why": "--batch --draft-length --json",
+    },
+    "calibrate engine commands": {
+        ENGINE + "test_options_of_commands_are_in_the_script":
+            "--model --batch --draft-length --engine --draft --method --acceptance-length --prompt --tokens",
     },
     "sim plot": {"test_figures_hardware.py::test_a_command_draws_profiles": "--profile --out --json"},
     "sim trace": {

@@ -219,7 +219,7 @@ def test_step_overhead_is_added_to_a_pass_on_hardware(width: int, context: int, 
         (COST | {"step_s": -1.0}, "step_s must be between 0 and 1e+06, got -1.0"),
         (COST | {"step_s": float("nan")}, "step_s must be between 0 and 1e+06, got nan"),
         (COST | {"draft_step_s": 0.1}, "cost.draft_step_s is used by no method that it is given for; leave it out"),
-        ({"step_s": 0.1}, "cost.step_s belongs to kinds profile and roofline, got it with kind 'unit'; leave it out"),
+        ({"step_s": 0.1}, "cost.step_s belongs to kinds profile, roofline and engine, got it with kind 'unit'; leave it out"),
         ({"step": 0.1}, "unknown key cost.step; "),
     ],
 )

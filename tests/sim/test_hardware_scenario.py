@@ -451,7 +451,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, ROOFLINE | {"memory_efficiency": 0}, "cost: memory must be above 0, got 0"),
     ({}, ROOFLINE | {"final_head": 1}, "cost.final_head belongs to costs in layer-times, got it with kind 'roofline'"),
     ({}, ROOFLINE | {"link": 1}, "cost.link belongs to costs in layer-times, got it with kind 'roofline'; use link_s instead"),
-    ({}, {"prompt": 5}, "cost.prompt belongs to kinds profile and roofline, got it with kind 'unit'; leave it out"),
+    ({}, {"prompt": 5}, "cost.prompt belongs to kinds profile, roofline and engine, got it with kind 'unit'; leave it out"),
     ({}, ROOFLINE | {"devise": 1}, "unknown key cost.devise; did you mean device?"),
     ({}, ROOFLINE | {"draft_shape": "llama-68m"}, "cost.draft_shape is used by no method that it is given for; leave it out"),
     ({"layers": 39}, ROOFLINE, "method.layers must be 40, as in cost, got 39; set it"),

@@ -205,7 +205,7 @@ def decode(
         last = dict(zip(batch, batching.last_words(prompt, prompts, tuple(batch)), strict=True))
         owed = None
         if parameters.fill == "backfill":
-            owed = MissingRows(parameters.layers, start, tuple(batch) if parameters.decoded_sequences > 1 else ())
+            owed = BackfillState(parameters.layers, start, tuple(batch) if parameters.decoded_sequences > 1 else ())
         for column in range(max(batch.values())):
             live = tuple([each for each, length in batch.items() if length > column and (last[each] not in stop or not column)])
             if not live:
@@ -222,7 +222,7 @@ def decode(
             yield Commit("column", tuple([last[each] for each in live]))
 
 
-class MissingRows:
+class BackfillState:
     """State of `backfill`: rows that each layer holds, and the tokens and exit states of all positions."""
 
     def __init__(self, layers: int, start: int, sequences: tuple[int, ...]) -> None:
@@ -233,7 +233,7 @@ class MissingRows:
         self.states: list[Any] = []
 
 
-def _leave_early(parameters: Parameters, step: Forward, threshold: float, owed: MissingRows | None) -> Generator[Step, Any, Any]:
+def _leave_early(parameters: Parameters, step: Forward, threshold: float, owed: BackfillState | None) -> Generator[Step, Any, Any]:
     """Run layers until all sequences are confident; return the output that the tokens are read from."""
     layers, width = parameters.layers, len(step.tokens)
     softmax = parameters.measure == "softmax"
@@ -274,7 +274,7 @@ def _sure(out: Any, measure: Literal["confidence", "saturation"], width: int, th
     return True
 
 
-def _backfill(owed: MissingRows, until: int, first: int, last: int) -> Steps:
+def _backfill(owed: BackfillState, until: int, first: int, last: int) -> Steps:
     """Compute the rows of positions before `until` that layers [first, last) lack."""
     for layer in range(first, last):
         lacking = owed.computed_rows[layer] - owed.start

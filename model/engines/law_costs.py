@@ -1,0 +1,83 @@
+"""Cost models of `model.hardware.cost_models.Hardware` from a step law: the target's steps, and the draft's passes.
+
+The law is of an engine's steps. A pass over one token per sequence is a step of plain decoding; a pass over more of them is a
+verification. What a step takes whatever its width (the coefficients `step` and `sequence`) is the overhead of a pass; the rest is
+spread evenly over the layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from model.architectures.transformer import Shape
+from model.engines import cells, kernel_times
+from model.engines.step_law import StepLaw
+from model.hardware.interpolation import NONE, Estimate, Floats
+
+
+@dataclass(frozen=True)
+class _LawCosts:
+    """What the target's and the draft's cost models share."""
+
+    law: StepLaw
+    shape: Shape
+    tensor_parallel: int = 1
+
+    @property
+    def provenance(self) -> str:
+        """Number of cells, engine and source of the law, as printed text."""
+        law = self.law
+        if law.cells is None:
+            return f"assumed: step law {law.name} of priors, without any measured cell"
+        of = ", ".join(law.facts[name] for name in ("engine", "model", "gpu") if law.facts.get(name))
+        return f"measured: step law {law.name} of {law.cells.size} cells ({of or cells.UNITS[law.unit]})"
+
+    def head(self, positions: ArrayLike) -> Estimate:
+        """Zero seconds: the law of a step includes it."""
+        return NONE
+
+    def embedding(self, tokens: ArrayLike) -> Estimate:
+        """Zero seconds: the law of a step includes it."""
+        return NONE
+
+    def transfer(self, size: ArrayLike) -> Estimate:
+        """Seconds of sending `size` bytes, by the law's kernel model; zero without one [s]."""
+        if self.law.kernels is None:
+            return NONE
+        return kernel_times.hardware(self.law.kernels)[0].transfer(size)
+
+
+@dataclass(frozen=True)
+class LawTarget(_LawCosts):
+    """Cost model of the target by a step law."""
+
+    def layer(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, *, busy: int = 0) -> Estimate:
+        """Seconds of a layer: an equal share of what a step takes beyond its overhead [s]."""
+        seconds, error = self.law.pass_seconds(batch, width, context)
+        return Estimate(np.maximum(seconds - self._overhead(batch), 0.0) / self.shape.layers, error)
+
+    def step(self, batch: ArrayLike = 1) -> Estimate:
+        """Seconds of a step whatever its width: once, and per sequence [s]."""
+        return Estimate(self._overhead(batch), self.law.pass_seconds(batch, 1, kernel_times.USUAL_CONTEXT)[1])
+
+    def _overhead(self, batch: ArrayLike) -> Floats:
+        of = self.law.coefficients
+        return np.asarray(of.get("step", 0.0) + of.get("sequence", 0.0) * np.asarray(batch, dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class LawDraft(_LawCosts):
+    """Cost model of the draft by a step law: a pass takes the same time at any width."""
+
+    def layer(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, *, busy: int = 0) -> Estimate:
+        """Seconds of a layer: an equal share of a pass of the draft [s]."""
+        number, where = np.broadcast_arrays(np.asarray(batch), np.asarray(context) + 0 * np.asarray(width))
+        seconds, error = self.law.draft_seconds(number, where)
+        return Estimate(seconds / self.shape.layers, error)
+
+    def step(self, batch: ArrayLike = 1) -> Estimate:
+        """Zero seconds: the law of a draft pass includes it."""
+        return NONE
