@@ -1,4 +1,4 @@
-"""`calibrate import` and `calibrate bundle`: profiles from other projects' measurements."""
+"""`calibrate import` and `calibrate bundle`: profiles from other projects' measurements, acceptance from logs of engines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from calibrate.commands.common_options import RenamedOptions, guarded, numbers
+from calibrate.commands.common_options import Json, RenamedOptions, guarded, numbers
+from model.base import strict_json
 from model.base.command_help import SETTINGS
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 importing = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, context_settings=SETTINGS,
-    help="Make a profile from another project's measurements.",
+    help="Make a profile from another project's measurements, or an acceptance record from an engine's log.",
 )  # fmt: skip
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the tables.")]
@@ -106,6 +107,47 @@ def llmservingsim(folder: Folder, model: Model, gpu: Gpu, out: Out, name: Name =
     from calibrate.importers import llmservingsim as source
 
     _save(source.read(folder, model=model, gpu=gpu, name=name, commit=commit), out)
+
+
+@importing.command("engine-log", cls=RenamedOptions)
+@guarded
+def engine_log(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Logs, or outputs of benchmarks, of one engine.")],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="NAME", help="Write NAME.json, and NAME.cells.csv if there are speeds.")
+    ],
+    engine: Annotated[
+        str, typer.Option("--engine", help="vllm, sglang, trtllm, llama.cpp, lmdeploy, mlx-lm or eagle; auto: by content.")
+    ] = "auto",
+    draft_length: Annotated[
+        int | None, typer.Option("--draft-length", help="Draft length of output that does not say it; 0: plain decoding.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Import how many draft tokens an engine accepted, and how fast it was, from its logs and benchmarks.
+
+    Read are log lines of vLLM, SGLang, llama.cpp and LMDeploy, results of vllm bench serve, bench_serving and trtllm-bench,
+    counters of /metrics, statistics in JSON responses, and EAGLE's answers. Counts of several files are added. The record is an
+    outcome of a scenario: [outcomes] kind = "engine-log", file = "NAME.json"; the speeds are cells.
+
+    calibrate import engine-log server.log -o mine
+
+    calibrate import engine-log results/concurrency-*.json --engine vllm -o mine
+
+    calibrate import engine-log plain.log --draft-length 0 -o plain
+    """
+    from calibrate.importers.engine_logs import engine_log as source
+    from model.logs import acceptance_record
+
+    record = source.read(files, engine, draft_length)
+    written = source.save(record, out)
+    if as_json:
+        print(strict_json.dumps({**acceptance_record.document(record), "files": [str(path) for path in written]}, indent=2))
+        return
+    for line in source.report(record):
+        print(line)
+    for path in written:
+        print(path)
 
 
 @guarded

@@ -25,6 +25,10 @@ MOST_BYTES = 2**28
 """Maximum size of a file that is read whole [bytes]: a hundred times the largest file in the project."""
 MOST_TOML = 2**22
 """Maximum size of a TOML file [bytes]; its parser is slow."""
+MOST_LOG = 2**32
+"""Maximum size of a log that is read line by line [bytes]."""
+MOST_LINE = 2**20
+"""Maximum length of a line of a log [bytes]."""
 MOST_VALUES = 2 * 10**8
 """Maximum number of values in a table, elements of lists included; at 8 bytes each they take 1.6 GB."""
 MOST_UNPACKED = 2**31
@@ -37,14 +41,17 @@ _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"PK\x03\x04",
 
 def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
     """Content of a regular file of at most `most` bytes. Raises `OSError` if it does not exist or cannot be opened."""
-    # Non-blocking: opening a pipe without a writer would wait forever.
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
-    with open(handle, "rb") as file:
-        _check_kind(Path(path), os.fstat(handle), most)
+    with open(_opened(path), "rb") as file:
+        _check_kind(Path(path), os.fstat(file.fileno()), most)
         content = file.read(most + 1)
     if len(content) > most:  # it has grown since the check
         _refuse_size(Path(path), len(content), most)
     return content
+
+
+def _opened(path: str | Path) -> int:
+    """Descriptor of a file. Non-blocking: opening a pipe without a writer would wait forever."""
+    return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
 
 
 def check_regular(path: str | Path, most: int | None = None) -> None:
@@ -64,6 +71,24 @@ def stamp(path: str | Path) -> tuple[int, int] | None:
 def read_text(path: str | Path, most: int = MOST_BYTES) -> str:
     """Text of a UTF-8 file, with or without a byte-order mark; line ends are converted to line feeds."""
     return io.TextIOWrapper(io.BytesIO(read_bytes(path, most)), encoding="utf-8-sig").read()
+
+
+def text_lines(path: str | Path, most: int = MOST_LOG, longest: int = MOST_LINE) -> Iterator[str]:
+    """Yield the lines of a regular UTF-8 file one after another, without their line ends; memory is bounded by the longest line."""
+    with open(_opened(path), "rb") as file:
+        _check_kind(Path(path), os.fstat(file.fileno()), most)
+        number = 0
+        while line := file.readline(longest + 1):
+            number += 1
+            if len(line) > longest:
+                raise ParameterError(f"line {number} must have at most {longest:,} bytes; name a file with shorter lines")
+            if b"\x00" in line:
+                raise ParameterError(f"line {number} has a zero byte: it is not text in UTF-8; save it as UTF-8")
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise ParameterError(f"line {number} is not text in UTF-8; save it as UTF-8") from None
+            yield text.rstrip("\r\n")
 
 
 def read_page(path: str | Path) -> str:

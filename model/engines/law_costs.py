@@ -1,7 +1,7 @@
 """Cost models of `model.hardware.cost_models.Hardware` from a step law: the target's steps, and the draft's passes.
 
 The law is of an engine's steps. A pass over one token per sequence is a step of plain decoding; a pass over more of them is a
-verification. What a step takes whatever its width (the coefficients `step` and `sequence`) is the overhead of a pass; the rest is
+verification. What a step takes at any width (the coefficients `step` and `sequence`) is the overhead of a pass; the rest is
 spread evenly over the layers.
 """
 
@@ -60,7 +60,7 @@ class LawTarget(_LawCosts):
         return Estimate(np.maximum(seconds - self._overhead(batch), 0.0) / self.shape.layers, error)
 
     def step(self, batch: ArrayLike = 1) -> Estimate:
-        """Seconds of a step whatever its width: once, and per sequence [s]."""
+        """Seconds of a step at any width: once, and per sequence [s]."""
         return Estimate(self._overhead(batch), self.law.pass_seconds(batch, 1, kernel_times.USUAL_CONTEXT)[1])
 
     def _overhead(self, batch: ArrayLike) -> Floats:

@@ -23,7 +23,7 @@ SCALINGS = 12
 """Steps of the symmetric scaling to unit sums; the error falls by about half in each."""
 
 
-class Choice(NamedTuple):
+class BestLength(NamedTuple):
     """Best draft length at one number of running sequences."""
 
     sequences: float
@@ -58,7 +58,7 @@ class Candidate:
 class Advice:
     """What is known of the best draft lengths, and candidates for the next cell, the best one first."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[BestLength, ...]
     candidates: tuple[Candidate, ...]
 
     spread: float
@@ -96,7 +96,7 @@ def advise(
     best = expected.argmin(axis=1)
     winners = rates.argmax(axis=2)
     choices = tuple(
-        Choice(
+        BestLength(
             sequences[row], draft_lengths[best[row]], float(np.mean(winners[:, row] == best[row])), float(expected[row, best[row]]),
             tuple(length for column, length in enumerate(draft_lengths) if expected[row, column] <= expected[row, best[row]] + TIE),
         )

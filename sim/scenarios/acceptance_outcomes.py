@@ -8,18 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from model import published
 from model.base import bounded_files, checks
+from model.logs import acceptance_record
+from model.logs.acceptance_record import AcceptanceRecord
 from model.logs.position_log import PositionLog
 from model.methods import rounds
 from model.methods.method_parameters import MethodParameters
 from model.methods.speculative import engine_dialects, rates_from_logs
 from model.outcomes import outcome_laws
-from sim.scenarios.outcome_files import text_of
+from sim.scenarios.outcome_files import read_once, text_of
 from sim.scenarios.outcome_records import (
     CorrelatedRate,
     LawRecord,
@@ -328,6 +331,73 @@ class ReportedByEngine(LawRecord):
 
 
 @dataclass(frozen=True)
+class EngineLog(LawRecord):
+    """The acceptance that an engine printed: `file` is the JSON of `calibrate import engine-log`.
+
+    By draft position if the record has all positions, and the method tests whole drafts; else independent, with the rate that gives
+    the record's mean acceptance length at its draft length. Drafts may not be longer than those of the record.
+    """
+
+    file: str
+    source: str = "measured"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.file, str):
+            raise checks.ParameterError(f"file must be a path in quotes, got {checks.shown(self.file)}")
+        check_provenance(None, self.source)
+        self._record()
+
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
+        """Law for one point, with the interval of its rate if the record has the number of drafts."""
+        record, longest = self._record(), parameters.longest_draft
+        name, rates = Path(self.file).name, record.known_rates
+        source = f"{self.source}: {record.engine}, {name}"
+        if rates and longest <= len(rates) and parameters.TESTS_WHOLE_DRAFTS:
+            return self._by_position(record, rates, source)
+        bound = len(rates) if record.draft_length is None else record.draft_length
+        if longest > bound > 0:
+            raise checks.ParameterError(f"draft_length must be at most {bound}, that of the drafts in {name}, got {longest}")
+        if not record.draft_length or record.mean_acceptance_length is None:
+            what = "acceptance length" if record.draft_length else "draft length, or drafts of several lengths"
+            raise checks.ParameterError(
+                f"file {self.file!r} has no {what}; import its log again, with --draft-length if the log does not say it"
+            )
+        return self._constant(record, record.draft_length, record.mean_acceptance_length, source)
+
+    def _by_position(self, record: AcceptanceRecord, rates: tuple[float, ...], source: str) -> Outcome:
+        law = rounds.Rounds.by_draft_position(rates)
+        note = f"engine-log: {_drafts_words(record)}, acceptance by draft position"
+        if record.survival_low is None or record.survival_high is None:
+            return Outcome(law, rates[0], source, note=note)
+        ends = record.survival_low[: len(rates)], record.survival_high[: len(rates)]
+        low, high = (rounds.Rounds(each) for each in ends)
+        return Outcome(law, rates[0], source, low, high, ends[0][0], ends[1][0], record.drafts, note=note)
+
+    def _constant(self, record: AcceptanceRecord, draft_length: int, length: float, source: str) -> Outcome:
+        from model.methods.speculative.theory import reported_acceptance
+
+        # Every engine's length is 1 + a / D when it is in a record.
+        alpha = float(reported_acceptance("vllm", draft_length, length=length))
+        tested = None if not record.drafts or not alpha else round((length - 1) * record.drafts / alpha)
+        note = f"engine-log: {_drafts_words(record)}, mean acceptance length {length:.4g} -> acceptance_rate {alpha:.4f}"
+        return replace(independent(alpha, tested or None, source), note=note)
+
+    def _record(self) -> AcceptanceRecord:
+        found = read_once(_acceptance_record, self.file, "")
+        assert isinstance(found, AcceptanceRecord)
+        return found
+
+
+def _acceptance_record(file: str, source: str) -> AcceptanceRecord:
+    return acceptance_record.load(file)
+
+
+def _drafts_words(record: AcceptanceRecord) -> str:
+    of = "drafts" if record.draft_length is None else f"drafts of {record.draft_length}"
+    return f"{of} in {record.engine}" if record.drafts is None else f"{record.drafts} {of} in {record.engine}"
+
+
+@dataclass(frozen=True)
 class PublishedAcceptance(LawRecord):
     """A rate from the speculative-decoding slides, by `task` and by the method's parameters that are keys of the table.
 
@@ -389,7 +459,7 @@ BY_POSITION: dict[str, type[LawRecord]] = {
 """Laws with one random draw per output position."""
 KINDS: dict[str, type[LawRecord]] = {
     **BY_POSITION, "by-draft-position": AcceptanceByDraftPosition, "shared-rate": SharedRate, "rounds": RecordedRounds,
-    "reported": ReportedByEngine, "published": PublishedAcceptance,
+    "reported": ReportedByEngine, "engine-log": EngineLog, "published": PublishedAcceptance,
 }  # fmt: skip
 CONFIDENCE: dict[str, type[LawRecord]] = {"two-class": TwoClassConfidence}
 """Laws of a draft model's confidence."""

@@ -75,7 +75,7 @@ class HardwareCost(TableRecord):
         same device.
     law
         Kind `engine`: name of a bundled law (`sim ls laws`), or path of a law's .json. Its steps are those of a batch that is
-        always full; a draft's pass takes the law's time, whatever the draft's shape.
+        always full; a draft's pass takes the law's time at any shape of the draft.
     device
         Kind `roofline`: a name (`sim ls devices`), or the path of a .toml file such as the output of `sim ls devices h100`.
     shape, draft_shape, medium_shape

@@ -28,7 +28,7 @@ def kinds(parameters: type[MethodParameters], outcome: str) -> list[str]:
 
     >>> from model.methods.pearl.algorithm import Parameters
     >>> kinds(Parameters, "accept")
-    ['by-position', 'iid', 'markov', 'published', 'replay', 'reported']
+    ['by-position', 'engine-log', 'iid', 'markov', 'published', 'replay', 'reported']
     """
     return sorted(kind for kind, law in LAWS[outcome].items() if parameters.TESTS_WHOLE_DRAFTS or not law.BY_DRAFT_POSITION)
 

@@ -213,7 +213,10 @@ def test_options_of_commands_are_in_the_script() -> None:
 
 BAD = [
     (("fit", "{}/six.csv", "-o", "x", "--experts", "8"), "--experts needs --active-experts too"),
-    (("fit", "{}/six.csv", "-o", "x", "--experts", "8", "--active-experts", "9"), "active_experts must be between 1 and experts=8, got 9"),
+    (
+        ("fit", "{}/six.csv", "-o", "x", "--experts", "8", "--active-experts", "9"),
+        "active_experts must be between 1 and experts=8, got 9",
+    ),
     (("fit", "{}/six.csv", "-o", "x", "--model", "llama-3.1-8b"), "--model needs --gpu"),
     (("fit", "{}/six.csv", "-o", "x", "--gpu", "h100"), "--gpu needs --model"),
     (("fit", "{}/six.csv", "-o", "x", "--draft", "llama-68m"), "--draft needs --model and --gpu"),
@@ -222,7 +225,8 @@ BAD = [
     (("fit", "{}/six.csv", "-o", "x", "--acceptance", "high"), "--acceptance must be conditional rates by draft position"),
     (("fit", "{}/six.csv", "-o", "x", "--acceptance", "1.2"), "acceptance[0] must be between 0 and 1"),
     (("fit", "{}/none.csv", "-o", "x"), "none.csv"),
-    (("predict", "{}/six.csv", "{}/six.csv"), "six.csv must be JSON"), (("predict", "nothing", "{}/six.csv"), "unknown engine law 'nothing'"),
+    (("predict", "{}/six.csv", "{}/six.csv"), "six.csv must be JSON"),
+    (("predict", "nothing", "{}/six.csv"), "unknown engine law 'nothing'"),
     (("predict", "{}/mine.json", "{}/others.csv", "--prefill-share", "1"), "prefill_share must be between 0 and 0.99"),
     (("next", "{}/six.csv", "--batch", "one"), "batch must be comma-separated whole numbers"),
     (("commands", "--model", "m", "--draft-length", "3"), "--draft is required for method 'eagle3' and draft length 3"),

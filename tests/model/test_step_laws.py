@@ -1,7 +1,7 @@
 """Step laws: fits to synthetic cells, their intervals, invariances, files, and the choice of the next cell.
 
 Truths of synthetic engines are sums of plain terms that the law does not contain in this form (a knee at the ridge, one number of
-experts), with errors of 2 %; seeds are fixed, so that nothing here is left to chance from run to run.
+experts), with errors of 2 %; seeds are fixed, so that results do not vary from run to run.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from calibrate.commands.calibrate_app import app as calibrate
 from calibrate.family import corpus
 from calibrate.fits import engine_run
 from calibrate.importers import bundled_profiles
+from calibrate.importers.engine_logs import engine_log
 from calibrate.loading import prompts
 from calibrate.measured_runs import run_plan
 from calibrate.validation import validation_page
@@ -29,10 +30,11 @@ from figures.common import subject
 from model.architectures import transformer
 from model.engines import step_law
 from model.hardware import devices, profile_files
-from model.logs import measured_runs, position_log, read_log
+from model.logs import acceptance_record, measured_runs, position_log, read_log
 from sim.commands.sim_app import app as sim
 from tests.calibrate.test_prompts import NESTED, ROWS
 from tests.calibrate.test_validation import STAMPS, without_room, write_run
+from tests.support import engine_outputs as writers
 from tests.support.comparisons import profiles, record_decoding, synthetic_runs
 from tests.support.foreign_tables import TABLES
 from tests.support.fuzzing import (
@@ -125,6 +127,7 @@ LENGTHS = [[2, 1, 3, 1, 1, 2], [1, 2, 1, 1, 3, 1], [3, 2, 1, 2]]
 DECISIONS = {"confidence": [0.9, 0.2, 0.7, 0.4], "distance": [0.1, 3.0, 0.5, 2.0], "agrees": [True, False, True, False]}
 SURE = {"confidence": [[0.2, 0.6, 0.9, 1.0], [0.5, 0.5, 0.6, 1.0]], "agrees": [[False, True, True, True], [True, True, True, True]]}
 MATCHES = [[True, False, True, True], [False, False, True, True]]
+STEPS = [writers.Steps(3, (0, 1, 2, 3, 3)), writers.Steps(3, (2, 0, 1))]
 RECORDS = {
     "rounds.json": (DRAFTED, "rounds", LENGTHS), "accepted.json": (DRAFTED, "replay", MATCHES),
     "matches.json": ('name = "ppd", layers = 4, exit_layer = 2, candidates = 1', "replay", MATCHES),
@@ -155,6 +158,58 @@ def test_recorded_outcomes(data: st.DataObject, name: str) -> None:
         spoiled_ = st.one_of(json_of(said).map(to_json).map(str.encode), bytes_of(json.dumps(said).encode()))
         (here / name).write_bytes(data.draw(spoiled_))
         played(here, name, method, f'kind = "{kind}"')
+
+
+LOGS = {
+    "v1.log": "\n".join(writers.vllm_v1(each, range(7)) for each in STEPS),
+    "v0.log": "\n".join(writers.vllm_v0(each, each.total, range(6)) for each in STEPS),
+    "bench.txt": writers.vllm_bench(STEPS[0]), "metrics.txt": writers.counters(STEPS[0], "vllm"),
+    "lmdeploy.log": writers.lmdeploy_log(STEPS[0], range(5)), "report.txt": writers.trtllm_report(STEPS),
+    "sglang.log": writers.sglang_line(2.5, 2, 100.0, 10, accept_rate="accept rate: 0.50, "),
+    "llama.log": f"{writers.llama_request(STEPS[0], 1)}\n{writers.llama_statistics(STEPS[0], 3.0)}",
+    "speculative.txt": "n_draft = 8\nn_drafted = 112\nn_accept  = 36\naccept    = 32.143%", "mlx.txt": "from_draft: 61.5%",
+}  # fmt: skip
+DOCUMENTS = {
+    "bench.json": writers.vllm_bench_json(STEPS[0]), "request.json": writers.vllm_response(STEPS[0]),
+    "meta.json": writers.sglang_response(STEPS[0]), "iterations.json": writers.trtllm_rows(STEPS[0]),
+    "timings.json": {"timings": {"predicted_n": 16, "draft_n": 12, "draft_n_accepted": 9}},
+    "answers.json": json.loads(writers.eagle_line(STEPS, True)), "tokens.json": [{"from_draft": True}, {"from_draft": False}],
+    "serving.json": {"accept_length": 2.5, "output_throughput": 70.0, "mean_tpot_ms": 7.0, "concurrency": 2.5, "completed": 4},
+    "report.json": {
+        "request_info": {"num_requests": 2, "avg_output_length": 30.0, "avg_num_concurrent_requests": 2.0},
+        "decoding_stats": {
+            "acceptance_length_percentiles": {"average": 2.5}, "num_accepted_draft_tokens_percentiles": {"average": 18.0},
+        },
+    },
+}  # fmt: skip
+
+
+@given(data=st.data(), name=st.sampled_from([*LOGS, *DOCUMENTS]), draft_length=st.sampled_from((None, 0, 3)))
+@fuzz_settings
+def test_engine_logs(data: st.DataObject, name: str, draft_length: int | None) -> None:
+    with folder() as here:
+        if name in LOGS:
+            mark = data.draw(st.sampled_from((":", "=", ",")))
+            found = st.one_of(lines_of(LOGS[name], mark).map(str.encode), bytes_of(LOGS[name].encode()))
+        else:
+            found = st.one_of(json_of(DOCUMENTS[name]).map(to_json).map(str.encode), bytes_of(to_json(DOCUMENTS[name]).encode()))
+        (here / name).write_bytes(data.draw(found))
+        more = [] if draft_length is None else ["--draft-length", str(draft_length)]
+        done = run_command(calibrate, "import", "engine-log", here / name, "-o", here / "made", *more)
+        assert (here / "made.json").exists() == (done == 0)
+        if done == 0:
+            acceptance_record.load(here / "made.json")
+
+
+@given(data=st.data())
+@fuzz_settings
+def test_acceptance_records(data: st.DataObject) -> None:
+    with folder() as here:
+        (here / "v1.log").write_text(LOGS["v1.log"])
+        said = json.loads(acceptance_record.dumps(engine_log.read([here / "v1.log"])))
+        spoiled_ = st.one_of(json_of(said).map(to_json).map(str.encode), bytes_of(json.dumps(said).encode()))
+        (here / "made.json").write_bytes(data.draw(spoiled_))
+        played(here, "made.json", DRAFTED, 'kind = "engine-log"')
 
 
 TABLE = "\n".join([",".join(DECISIONS), *(",".join(map(str, row)) for row in zip(*DECISIONS.values(), strict=True))])

@@ -883,6 +883,10 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_options.py::test_attention_of_another_engine": "--engine --attention --unit",
     },
     "calibrate import llmservingsim": {IMPORTED: "--model --gpu --out --name --commit"},
+    "calibrate import engine-log": {
+        "test_engine_logs.py::test_record_and_cells_are_written": "--out --json",
+        "test_engine_logs.py::test_options_of_the_command": "--engine --draft-length",
+    },
     "calibrate fit roofline": {
         "test_validation.py::test_fit_to_one_layer_prints_scenario_keys": "--layer --product",
     },

@@ -17,6 +17,8 @@ from model.architectures.transformer import PRESETS
 from model.base.checks import ParameterError
 from model.hardware import profile_files
 from model.hardware.devices import DEVICES, Device
+from model.logs import acceptance_record
+from model.logs.acceptance_record import AcceptanceRecord
 from model.methods import registry
 from sim.commands import listing
 from sim.commands.sim_app import app
@@ -85,7 +87,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
     "accept": BY_POSITION | {
         "by-draft-position": {"acceptance_rates": [0.5] * 5}, "shared-rate": {"acceptance_rate": 0.5, "concentration": 2.0},
         "rounds": {"lengths": [[1, 2, 1]]}, "reported": {"engine": "vllm", "draft_length": 5, "rate": 0.6},
-        "published": {"task": "ende", "table": "deck-adaptive"},
+        "engine-log": {"file": "engine.json"}, "published": {"task": "ende", "table": "deck-adaptive"},
     },
     "medium_accept": BY_POSITION,
     "match": {
@@ -102,9 +104,13 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
     "exit": {"hazards": {"hazards": [0.5] * 7 + [1.0]}, "confidences": {"file": "confidences.json"}},
 }  # fmt: skip
 """A table of each kind of outcome."""
+ENGINE = acceptance_record.with_intervals(
+    AcceptanceRecord("vllm", (), (), draft_length=5, mean_acceptance_length=2.5, survival=(0.5, 0.4, 0.3, 0.2, 0.1))
+)
 RECORDS = {
     "decisions.json": {"confidence": [[0.1, 0.9]], "distance": [[0.1, 0.1]], "agrees": [[True, True]]},
     "confidences.json": {"confidence": [[0.1] * LAYERS, [0.9] * LAYERS]},
+    "engine.json": acceptance_record.document(ENGINE),
 }
 THRESHOLDS = {
     "decision: thresholds": {"fallback_threshold": 0.5, "rollback_threshold": 1.0}, "exit: confidences": {"threshold": 0.5},

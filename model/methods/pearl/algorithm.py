@@ -99,7 +99,7 @@ class Parameters(DraftModel):
             raise checks.ParameterError(
                 f"outcomes of {outcome} must be by output position with method pearl, whose drafts continue after unverified"
                 " tokens, got outcomes by position within the draft; choose kind 'iid', 'markov', 'by-position', 'replay',"
-                " 'published' or 'reported'"
+                " 'published', 'reported' or 'engine-log'"
             )
 
     @property

@@ -1,0 +1,319 @@
+"""Acceptance record of log files and benchmark outputs: which engine and dialect they are of, and their sums."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibrate.importers.engine_logs import eagle, llama_cpp, lmdeploy, mlx_lm, sglang, tensorrt_llm, vllm
+from calibrate.importers.engine_logs.observations import Observation, ObservationSums
+from calibrate.importers.engine_logs.output_forms import OutputForm, Reader
+from model.base import bounded_files, checks, whole_files
+from model.base.checks import ParameterError
+from model.logs import acceptance_record
+from model.logs.acceptance_record import MOST_POSITIONS, TIMES, AcceptanceRecord, LogSource, MeasuredCell
+from model.methods.speculative import engine_dialects
+from model.outcomes.intervals import half_width
+
+ENGINES: Mapping[str, Sequence[OutputForm]] = {
+    "vllm": vllm.DIALECTS, "sglang": sglang.DIALECTS, "trtllm": tensorrt_llm.DIALECTS, "llama.cpp": llama_cpp.DIALECTS,
+    "lmdeploy": lmdeploy.DIALECTS, "mlx-lm": mlx_lm.DIALECTS, "eagle": eagle.DIALECTS,
+}  # fmt: skip
+AUTO = "auto"
+MOST_JSON = 2**26
+"""Maximum size of a JSON document, or of a line of JSON [bytes]."""
+_BEGINS_JSON = re.compile(r'\s*(\{\s*("|$|\})|\[\s*($|[\[{"\]]))')
+WRAPPED = ("log", "message", "msg")
+"""Keys under which collectors of logs keep a line, in JSON lines."""
+PINNED = ("synthetic_acceptance_length", "SGLANG_SIMULATE_ACC_LEN", "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS")
+"""Settings by which engines accept a given number of tokens instead of those that agree."""
+
+
+def read(files: Sequence[str | Path], engine: str = AUTO, draft_length: int | None = None) -> AcceptanceRecord:
+    """Acceptance record of log files and benchmark outputs of one engine, summed over them.
+
+    Parameters
+    ----------
+    files
+        Text logs, JSON documents or JSON lines.
+    engine
+        Name of the engine, or `auto`: it is then found by the content.
+    draft_length
+        Draft length K [tokens] for output that does not say it; 0 if output without drafts is of plain decoding.
+    """
+    if engine != AUTO:
+        engine = engine_dialects.ALIASES.get(engine, engine)
+        checks.one_of("engine", engine, (*ENGINES, AUTO))
+    if draft_length is not None:
+        checks.whole("draft_length", draft_length, 0, MOST_POSITIONS)
+    if not files:
+        raise ParameterError("files must be at least one log, got none")
+    if len({Path(file).resolve() for file in files}) < len(files):
+        raise ParameterError("files must be different, got one twice: its drafts would count twice")
+    among = [*ENGINES] if engine == AUTO else [engine]
+    found = [_File(Path(file), among, draft_length) for file in files]
+    names = {each.engine for each in found}
+    if len(names) > 1:
+        each_of = ", ".join(f"{each.path.name}: {each.engine}" for each in found)
+        raise ParameterError(f"files of one record must be of one engine, got {each_of}; import them separately")
+    totals, dialects = ObservationSums(), dict[str, None]()
+    for each in found:
+        totals.merge(each.totals)
+        dialects |= dict.fromkeys(each.dialects)
+    record = totals.record(found[0].engine, [*dialects], [LogSource(each.path.name, each.lines) for each in found])
+    if draft_length and record.draft_length not in (None, draft_length):
+        note = f"draft_length {draft_length} was given and is not used: the output says {record.draft_length}"
+        record = replace(record, notes=(*record.notes, note))
+    if any(cell.draft_length is None for cell in record.cells):
+        note = "draft_length of some cells is not in the output: give it with --draft-length, or fill in the column"
+        record = replace(record, notes=(*record.notes, note))
+    if draft_length == 0 and not totals.count:
+        record = replace(record, draft_length=0)
+    return record
+
+
+class _File:
+    """One file: its engine, dialects, sums and number of lines."""
+
+    def __init__(self, path: Path, among: Sequence[str], draft_length: int | None) -> None:
+        self.path, self.lines, self.draft_length = path, 0, draft_length
+        self.held: dict[tuple[str, str], ObservationSums] = {}
+        self.among = among
+        self.pinned: dict[str, None] = {}
+        forms = [(engine, form) for engine in among for form in ENGINES[engine]]
+        self.of_lines = [(engine, form, form.lines(draft_length)) for engine, form in forms if form.lines is not None]
+        self.of_documents = [
+            (engine, form, form.documents(draft_length)) for engine, form in forms if form.documents is not None
+        ]
+        by_mark: dict[str, list[int]] = {name: [] for name in PINNED}
+        for index, (_, form, _) in enumerate(self.of_lines):
+            for mark in form.marks:
+                by_mark.setdefault(mark, []).append(index)
+        self.marks = [*by_mark.items()]
+        try:
+            self._read()
+            self.engine, self.dialects, self.totals = self._chosen()
+        except OSError as error:
+            raise ParameterError(f"file {str(path)!r} cannot be read: {error.strerror or error}") from None
+        except ParameterError as error:
+            raise ParameterError(f"file {str(path)!r} cannot be read: {error}") from None
+        for name in self.pinned:
+            self.totals.note(f"{name} is in the output: acceptance was forced to a number, and is of no text")
+
+    def _read(self) -> None:
+        lines = bounded_files.text_lines(self.path, longest=MOST_JSON)
+        first = next((line for line in self._counted(lines) if line.strip()), None)
+        if first is None:
+            raise ParameterError("it is empty; name a log or a benchmark's output of an engine")
+        if _BEGINS_JSON.match(first):
+            self._documents(itertools.chain([first], self._counted(lines)))
+        else:
+            for line in itertools.chain([first], self._counted(lines)):
+                self._line(line)
+        for engine, form, reader in (*self.of_lines, *self.of_documents):
+            for seen in reader.end():
+                self._kept(engine, form, seen)
+
+    def _counted(self, lines: Iterator[str]) -> Iterator[str]:
+        for line in lines:
+            self.lines += 1
+            yield line
+
+    def _kept(self, engine: str, form: OutputForm, seen: Observation | ObservationSums) -> None:
+        if isinstance(seen, ObservationSums):
+            if self.draft_length:
+                seen.draft_lengths = {self.draft_length if each is None else each for each in seen.draft_lengths}
+            self.held.setdefault((engine, form.name), ObservationSums()).merge(seen)
+            return
+        if seen.draft_length is None and self.draft_length and seen.speaks():
+            seen.draft_length = self.draft_length
+        if self.draft_length:
+            seen.cells = [
+                replace(cell, draft_length=self.draft_length) if cell.draft_length is None else cell for cell in seen.cells
+            ]
+        self.held.setdefault((engine, form.name), ObservationSums()).add(seen)
+
+    # --- Lines and documents ---
+
+    def _line(self, text: str) -> None:
+        """Give a line of text to the readers that have a mark in it."""
+        if len(text) > bounded_files.MOST_LINE:
+            bound = f"at most {bounded_files.MOST_LINE:,} characters"
+            raise ParameterError(f"line {self.lines} must have {bound}, got {len(text):,}")
+        found = [(mark, indices) for mark, indices in self.marks if mark in text]  # faster than a regular expression
+        if not found:
+            return
+        self.pinned |= dict.fromkeys(mark for mark, _ in found if mark in PINNED)
+        for index in sorted({index for _, indices in found for index in indices}):
+            self._take(*self.of_lines[index], text, f"line {self.lines}")
+
+    def _document(self, document: Any, where: str) -> None:
+        """Give a JSON document to all readers, and the line of text that it wraps, if it is a record of a log collector."""
+        for each in self.of_documents:
+            self._take(*each, document, where)
+        if isinstance(document, dict):
+            for text in (document[key] for key in WRAPPED if isinstance(document.get(key), str)):
+                for line in text.splitlines():
+                    self._line(line)
+
+    def _take(self, engine: str, form: OutputForm, reader: Reader, found: Any, where: str) -> None:
+        try:
+            for seen in reader.take(found):
+                self._kept(engine, form, seen)
+        except ParameterError as error:
+            raise ParameterError(f"{where}: {error}") from None
+
+    def _documents(self, lines: Iterator[str]) -> None:
+        """Read one JSON document per line, or one document of many lines."""
+        first = next(lines)
+        single = _json(first)
+        if isinstance(single, dict | list):
+            self._document(single, f"line {self.lines}")
+            for line in lines:
+                if line.strip():
+                    document = _json(line)
+                    if not isinstance(document, dict | list):
+                        raise ParameterError(f"line {self.lines} must be JSON as the first line is, {document}")
+                    self._document(document, f"line {self.lines}")
+            return
+        size, parts = len(first), [first]
+        for line in lines:
+            size += len(line) + 1
+            if size > MOST_JSON:
+                raise ParameterError(f"a JSON document must have at most {MOST_JSON:,} characters; give JSON lines")
+            parts.append(line)
+        document = _json("\n".join(parts))
+        if not isinstance(document, dict | list):
+            raise ParameterError(f"it begins as JSON, {document}")
+        self._document(document, "its JSON")
+
+    # --- Choice ---
+
+    def _chosen(self) -> tuple[str, list[str], ObservationSums]:
+        """Engine, names of dialects and sums of this file; raise `ParameterError` if there is none, or more than one engine."""
+        speaking = {key: totals for key, totals in self.held.items() if totals.count}
+        timed = {key: totals for key, totals in self.held.items() if totals.cells or totals.timed[0]}
+        found = speaking or timed
+        engines = [*dict.fromkeys(engine for engine, _ in found)]
+        if not engines:
+            remarks = [note for totals in self.held.values() for note in totals.notes]
+            sought = "; ".join(f"{engine}: {', '.join(each.seeks for each in ENGINES[engine])}" for engine in self.among)
+            also = f" ({remarks[0]})" if remarks else ""
+            raise ParameterError(f"it has no acceptance figures of a known engine{also}; looked for {sought}")
+        if len(engines) > 1:
+            remedy = f"choose one with --engine, such as --engine {engines[0]}"
+            raise ParameterError(f"it has output of more than one engine, {' and '.join(engines)}; {remedy}")
+        engine = engines[0]
+        names = [dialect.name for dialect in ENGINES[engine] if (engine, dialect.name) in found]
+        totals = found[engine, names[0]]
+        for name in names[1:]:
+            totals.note(f"the file also has output of {name}, which may be of the same drafts and is left out")
+        return engine, names[:1], totals
+
+
+def _json(text: str) -> Any:
+    """Value of a JSON text; a sentence on the error if it is not JSON."""
+    try:
+        return bounded_files.json_of(text)
+    except ParameterError as error:
+        return f"and cannot be parsed: {error}"
+    except ValueError as error:
+        return f"and cannot be parsed: {str(error).splitlines()[0]}"
+
+
+# --- Printed report ---
+
+
+def report(record: AcceptanceRecord) -> Iterator[str]:
+    """Lines of a printed report: counts and length, survival by draft position, cells, identities that fail, notes."""
+    engine = f"{record.engine}: {', '.join(record.dialects)}, {len(record.sources)} file{'s' * (len(record.sources) != 1)}"
+    yield f"{engine}, {sum(source.lines for source in record.sources):,} lines (measured)"
+    rows = [("draft length", record.draft_length), ("requests", record.requests), ("drafts", record.drafts),
+            ("drafted tokens", record.drafted), ("accepted tokens", record.accepted)]  # fmt: skip
+    for name, value in rows:
+        yield f"  {name:30}{'unknown' if value is None else format(value, ','):>20}"
+    if record.mean_acceptance_length is not None:
+        interval = length_interval(record)
+        between = "" if interval is None else f"   95 %: {interval[0]:.3f} to {interval[1]:.3f}"
+        if record.mean_acceptance_length_rounding is not None:
+            between = f"   printed, +- {record.mean_acceptance_length_rounding:.2g}"
+        yield f"  {'mean acceptance length':30}{record.mean_acceptance_length:20.4f}{between}"
+    if record.draft_acceptance_rate is not None:
+        yield f"  {'accepted / drafted':30}{record.draft_acceptance_rate:20.2%}"
+    if record.draft_ms_per_token is not None:
+        yield f"  {'drafting [ms per token]':30}{record.draft_ms_per_token:20.4f}"
+    if record.survival is not None:
+        yield "\n  draft position   at least this number accepted     95 %            accepted if those before were"
+        for index, rate in enumerate(record.survival):
+            low, high = record.survival_low, record.survival_high
+            between = "" if low is None or high is None else f"{low[index]:.2%} to {high[index]:.2%}"
+            chance = None if record.conditional_rates is None else record.conditional_rates[index]
+            yield f"  {index + 1:14}{rate:27.2%}   {between:22}{'' if chance is None else format(chance, '.2%'):>12}"
+    if record.cells:
+        yield "\n  sequences  draft length  acceptance length  time"
+        for cell in record.cells:
+            name = next(name for name in TIMES if getattr(cell, name) is not None)
+            longest, mean = cell.draft_length, cell.mean_acceptance_length
+            known = "?" if longest is None else longest, "?" if mean is None else f"{mean:.3f}"
+            yield f"  {cell.sequences:9g}  {known[0]:>12}  {known[1]:>17}  {getattr(cell, name):g} {UNITS[name]}"
+    failed = [each for each in record.identities if not each.holds]
+    holds = len(record.identities) - len(failed)
+    if record.identities:
+        yield f"\n  {holds} of {len(record.identities)} identities hold"
+    for each in failed:
+        of = f" ({each.note})" if each.note else ""
+        yield f"  FAILS: {each.identity}: {each.difference:.4g}, tolerance {each.tolerance:.2g}{of}"
+    for note in record.notes:
+        yield f"note: {note}"
+
+
+UNITS = {"tpot_ms": "ms per token", "step_ms": "ms per step", "output_tokens_per_s": "tokens/s of all sequences"}
+
+
+def length_interval(record: AcceptanceRecord) -> tuple[float, float] | None:
+    """95 % interval of the mean acceptance length, from the variance of the histogram; None without one."""
+    if record.histogram is None or not record.drafts or record.drafts < 2 or record.mean_acceptance_length is None:
+        return None
+    counts = np.asarray(record.histogram, dtype=float)
+    lengths = np.arange(len(counts)) + 1.0
+    total = counts.sum()
+    if total < 2:
+        return None
+    mean = float(counts @ lengths / total)
+    deviation = math.sqrt(float(counts @ (lengths - mean) ** 2) / (total - 1))
+    half = float(half_width(deviation, total))
+    return max(mean - half, 1.0), mean + half
+
+
+# --- Writing ---
+
+COLUMNS = ("sequences", "draft_length", "mean_acceptance_length")
+
+
+def cells_csv(cells: Sequence[MeasuredCell]) -> str:
+    """CSV text of cells, with the columns that have values."""
+    names = [*COLUMNS, *(name for name in (*TIMES, "context", "weight") if any(getattr(cell, name) is not None for cell in cells))]
+    rows = [",".join("" if getattr(cell, name) is None else repr(getattr(cell, name)) for name in names) for cell in cells]
+    return "\n".join([",".join(names), *rows]) + "\n"
+
+
+def save(record: AcceptanceRecord, name: str | Path) -> list[Path]:
+    """Write NAME.json, and NAME.cells.csv if there are cells, both or neither; return their paths."""
+    base = Path(str(name).removesuffix(".json"))
+    path, table = base.with_name(f"{base.name}.json"), base.with_name(f"{base.name}.cells.csv")
+    for each in (path, table):
+        if each.is_dir():
+            raise ParameterError(f"{each.name} is a folder, and must be a file; choose another NAME")
+    with whole_files.atomic_path(path) as about:
+        about.write_text(acceptance_record.dumps(record), encoding="utf-8")
+        if not record.cells:
+            return [path]
+        whole_files.write_text(table, cells_csv(record.cells))
+    return [path, table]
