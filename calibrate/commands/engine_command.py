@@ -72,7 +72,12 @@ def fit(
     experts: ExpertsOption = None,
     active_experts: ActiveExperts = None,
     acceptance: Acceptance = None,
-    engine_name: Annotated[str, typer.Option("--engine", help="Engine and version, kept with the law.")] = "",
+    engine_name: Annotated[
+        str,
+        typer.Option(
+            "--engine", help="Engine and version, kept with the law; with --gpu, priors of vllm, sglang, tensorrt-llm or llama.cpp."
+        ),
+    ] = "",
     seed: Seed = 0,
     json_: Json = False,
 ) -> None:
@@ -86,14 +91,15 @@ def fit(
 
     calibrate engine fit cells.csv --experts 128 --active-experts 8 -o qwen3
     """
-    from model.engines import law_fit, step_law
+    from model.engines import engine_priors, law_fit, step_law
 
     cells, unused = _read(file)
     path = _json_path(out)
     source, of = _model(model, gpu, tensor_parallel, dtype, draft, kernels, experts, active_experts)
     facts = {"engine": engine_name} if engine_name else {}
     law = law_fit.fit(
-        cells, path.stem, experts=of, kernels=source, acceptance=_acceptance(acceptance), facts=facts, seed=seed
+        cells, path.stem, experts=of, kernels=source, acceptance=_acceptance(acceptance), facts=facts, seed=seed,
+        engine=None if source is None else engine_priors.named(engine_name),
     )  # fmt: skip
     step_law.write(law, path)
     if json_:
@@ -103,6 +109,65 @@ def fit(
     for name in unused:
         print(f"note: column {name} is not used")
     print(f"{path}")
+
+
+@engine.command("prior", cls=RenamedOptions)
+@guarded
+def prior(
+    model: Annotated[str, typer.Option(help="Model: a name of `sim ls shapes`, or its config.json.")],
+    gpu: Annotated[str, typer.Option(help="Device: a name of `sim ls devices`, or its .toml.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="NAME", help="File to write the law to: NAME.json.")],
+    engine_name: Annotated[str, typer.Option("--engine", help="vllm, sglang, tensorrt-llm, llama.cpp or any.")] = "any",
+    unit: Annotated[str, typer.Option(help="What the law predicts: tpot_ms, step_ms or output_tokens_per_s.")] = "tpot_ms",
+    tensor_parallel: Parallel = 1,
+    dtype: Dtype = None,
+    draft: Draft = None,
+    kernels: Kernels = None,
+    acceptance: Acceptance = None,
+    seed: Seed = 0,
+    json_: Json = False,
+) -> None:
+    """Write a step law without cells: kernels, and what published measurements say of an engine.
+
+    For an engine of which nothing was measured yet. Its intervals are wide: they are those of the priors. `calibrate engine
+    commands` prints how to measure the few cells that narrow them.
+
+    calibrate engine prior --engine vllm --model llama-3.1-8b --gpu h100 -o guess
+
+    calibrate engine prior --engine sglang --model llama-2-70b --gpu a100 --tensor-parallel 4 --unit step_ms -o guess
+    """
+    from model.base import checks
+    from model.engines import cells, engine_priors, law_fit, step_law
+
+    checks.one_of("engine", engine_name, engine_priors.ENGINES)
+    checks.one_of("unit", unit, cells.UNITS)
+    path = _json_path(out)
+    source, _ = _model(model, gpu, tensor_parallel, dtype, draft, kernels, None, None)
+    facts = {"engine": engine_name, "model": model, "gpu": gpu, "note": "no cells: kernels and priors only"}
+    law = law_fit.fit(
+        None, path.stem, unit=unit, kernels=source, acceptance=_acceptance(acceptance), facts=facts, seed=seed, engine=engine_name
+    )
+    step_law.write(law, path)
+    if json_:
+        _print_json(_description(law) | {"file": str(path)})
+        return
+    _print_law(law)
+    print(f"{path}")
+
+
+@engine.command("bundle", cls=RenamedOptions)
+@guarded
+def bundle(
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Output folder. Default: the package's laws.")] = None,
+) -> None:
+    """Fit the bundled laws anew from the published tables in the package.
+
+    calibrate engine bundle -o /tmp/laws
+    """
+    from model.engines import law_tables
+
+    for path in law_tables.write(out):
+        print(path)
 
 
 @engine.command("predict", cls=RenamedOptions)
