@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from model.engines.kernel_times import KernelSource
     from model.engines.next_cell import Advice
     from model.engines.step_law import StepLaw
-    from model.engines.step_terms import Experts
+    from model.engines.step_terms import RoutedExperts
 
 engine = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, context_settings=SETTINGS,
@@ -72,7 +72,12 @@ def fit(
     experts: ExpertsOption = None,
     active_experts: ActiveExperts = None,
     acceptance: Acceptance = None,
-    engine_name: Annotated[str, typer.Option("--engine", help="Engine and version, kept with the law.")] = "",
+    engine_name: Annotated[
+        str,
+        typer.Option(
+            "--engine", help="Engine and version, kept with the law; with --gpu, priors of vllm, sglang, tensorrt-llm or llama.cpp."
+        ),
+    ] = "",
     seed: Seed = 0,
     json_: Json = False,
 ) -> None:
@@ -86,14 +91,15 @@ def fit(
 
     calibrate engine fit cells.csv --experts 128 --active-experts 8 -o qwen3
     """
-    from model.engines import law_fit, step_law
+    from model.engines import engine_priors, law_fit, step_law
 
     cells, unused = _read(file)
     path = _json_path(out)
     source, of = _model(model, gpu, tensor_parallel, dtype, draft, kernels, experts, active_experts)
     facts = {"engine": engine_name} if engine_name else {}
     law = law_fit.fit(
-        cells, path.stem, experts=of, kernels=source, acceptance=_acceptance(acceptance), facts=facts, seed=seed
+        cells, path.stem, experts=of, kernels=source, acceptance=_acceptance(acceptance), facts=facts, seed=seed,
+        engine=None if source is None else engine_priors.named(engine_name),
     )  # fmt: skip
     step_law.write(law, path)
     if json_:
@@ -103,6 +109,65 @@ def fit(
     for name in unused:
         print(f"note: column {name} is not used")
     print(f"{path}")
+
+
+@engine.command("prior", cls=RenamedOptions)
+@guarded
+def prior(
+    model: Annotated[str, typer.Option(help="Model: a name of `sim ls shapes`, or its config.json.")],
+    gpu: Annotated[str, typer.Option(help="Device: a name of `sim ls devices`, or its .toml.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="NAME", help="File to write the law to: NAME.json.")],
+    engine_name: Annotated[str, typer.Option("--engine", help="vllm, sglang, tensorrt-llm, llama.cpp or any.")] = "any",
+    unit: Annotated[str, typer.Option(help="What the law predicts: tpot_ms, step_ms or output_tokens_per_s.")] = "tpot_ms",
+    tensor_parallel: Parallel = 1,
+    dtype: Dtype = None,
+    draft: Draft = None,
+    kernels: Kernels = None,
+    acceptance: Acceptance = None,
+    seed: Seed = 0,
+    json_: Json = False,
+) -> None:
+    """Write a step law without cells: kernels, and what published measurements say of an engine.
+
+    For an engine of which nothing was measured yet. Its intervals are wide: they are those of the priors. `calibrate engine
+    commands` prints how to measure the few cells that narrow them.
+
+    calibrate engine prior --engine vllm --model llama-3.1-8b --gpu h100 -o guess
+
+    calibrate engine prior --engine sglang --model llama-2-70b --gpu a100 --tensor-parallel 4 --unit step_ms -o guess
+    """
+    from model.base import checks
+    from model.engines import cells, engine_priors, law_fit, step_law
+
+    checks.one_of("engine", engine_name, engine_priors.ENGINES)
+    checks.one_of("unit", unit, cells.UNITS)
+    path = _json_path(out)
+    source, _ = _model(model, gpu, tensor_parallel, dtype, draft, kernels, None, None)
+    facts = {"engine": engine_name, "model": model, "gpu": gpu, "note": "no cells: kernels and priors only"}
+    law = law_fit.fit(
+        None, path.stem, unit=unit, kernels=source, acceptance=_acceptance(acceptance), facts=facts, seed=seed, engine=engine_name
+    )
+    step_law.write(law, path)
+    if json_:
+        _print_json(_description(law) | {"file": str(path)})
+        return
+    _print_law(law)
+    print(f"{path}")
+
+
+@engine.command("bundle", cls=RenamedOptions)
+@guarded
+def bundle(
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Output folder. Default: the package's laws.")] = None,
+) -> None:
+    """Fit the bundled laws anew from the published tables in the package.
+
+    calibrate engine bundle -o /tmp/laws
+    """
+    from model.engines import law_tables
+
+    for path in law_tables.write(out):
+        print(path)
 
 
 @engine.command("predict", cls=RenamedOptions)
@@ -245,10 +310,10 @@ def _json_path(out: Path) -> Path:
 def _model(
     model: str | None, gpu: str | None, tensor_parallel: int, dtype: str | None, draft: str | None, kernels: str | None,
     experts: int | None, active: int | None,
-) -> tuple[KernelSource | None, Experts | None]:  # fmt: skip
+) -> tuple[KernelSource | None, RoutedExperts | None]:  # fmt: skip
     from model.base.checks import ParameterError
     from model.engines.kernel_times import KernelSource, hardware
-    from model.engines.step_terms import Experts
+    from model.engines.step_terms import RoutedExperts
 
     if (experts is None) != (active is None):
         given, other = ("experts", "active-experts") if active is None else ("active-experts", "experts")
@@ -256,14 +321,20 @@ def _model(
     if experts is not None and active is not None:
         if gpu is not None:
             raise ParameterError("--experts is for laws without --gpu; with it, the model says its experts")
-        return None, Experts(experts, active)
+        return None, RoutedExperts(experts, active)
+    if gpu is None and model is not None and draft is None and kernels is None and dtype is None:
+        from model.architectures import published_shapes
+
+        found = published_shapes.named_shape(model).experts
+        if found is not None:
+            return None, RoutedExperts(found.count, found.active)
     if gpu is None:
         for name, value in (("draft", draft), ("kernels", kernels), ("dtype", dtype)):
             if value is not None:
                 raise ParameterError(f"--{name} needs --model and --gpu, whose kernels it is about")
         if model is not None:
             raise ParameterError(
-                "--model needs --gpu, so that its kernels give the law's shape; or give --experts and --active-experts"
+                "--model needs --gpu, so that its kernels give the law's shape: without it only experts matter, and it has none"
             )
         return None, None
     if model is None:
@@ -274,19 +345,38 @@ def _model(
 
 
 def _acceptance(text: str | None) -> tuple[float, ...]:
+    """Conditional acceptance rates by draft position: as typed, or of an acceptance record."""
     from model.base import checks
     from model.base.checks import ParameterError
 
     if text is None:
         return ()
+    if text.endswith(".json"):
+        return _recorded_acceptance(text)
     try:
         rates = tuple(float(each) for each in text.split(","))
     except ValueError:
         raise ParameterError(
-            f"--acceptance must be conditional rates by draft position, such as 0.8,0.7,0.6, got {checks.shown(text)}"
+            f"--acceptance must be conditional rates by draft position, such as 0.8,0.7,0.6, or the .json of an acceptance record,"
+            f" got {checks.shown(text)}"
         ) from None
     checks.array("acceptance", rates, 0, 1)
     return rates
+
+
+def _recorded_acceptance(file: str) -> tuple[float, ...]:
+    """Rates of a record by draft position; where it has only a mean length, the constant rate that gives it."""
+    from model.base.checks import ParameterError
+    from model.logs import acceptance_record
+    from model.methods.speculative.theory import reported_acceptance
+
+    record = acceptance_record.load(file)
+    if record.known_rates:
+        return record.known_rates
+    if not record.draft_length or record.mean_acceptance_length is None:
+        raise ParameterError(f"{Path(file).name} has neither acceptance by draft position nor a mean length at one draft length")
+    rate = float(reported_acceptance("vllm", record.draft_length, length=record.mean_acceptance_length))
+    return (rate,) * record.draft_length
 
 
 # --- Output ---

@@ -21,11 +21,11 @@ from scipy import optimize, special
 
 from model.base.checks import ParameterError
 from model.engines import cells as cell_tables
-from model.engines import kernel_times, step_terms
+from model.engines import engine_priors, kernel_times, step_terms
 from model.engines.cells import Cells, Floats
 from model.engines.kernel_times import KernelSource
 from model.engines.step_law import DEGREES, StepLaw
-from model.engines.step_terms import LOGITS, PLAIN, PRIORS, Experts, StepShape
+from model.engines.step_terms import LOGITS, PLAIN, PRIORS, RoutedExperts, StepShape
 
 WALKERS, STEPS, KEEP_EVERY, DRAWS = 64, 1500, 10, 256
 """Size of the ensemble, its steps (the first third is discarded), and draws that a law keeps."""
@@ -36,8 +36,9 @@ USUAL_SECONDS = 0.01
 
 
 def fit(
-    cells: Cells | None, name: str, *, unit: str | None = None, experts: Experts | None = None, kernels: KernelSource | None = None,
-    acceptance: Sequence[float] = (), over: Cells | None = None, facts: Mapping[str, str] | None = None, seed: int = 0,
+    cells: Cells | None, name: str, *, unit: str | None = None, experts: RoutedExperts | None = None,
+    kernels: KernelSource | None = None, acceptance: Sequence[float] = (), over: Cells | None = None,
+    facts: Mapping[str, str] | None = None, seed: int = 0, engine: str | None = None,
 ) -> StepLaw:  # fmt: skip
     """Fit a step law.
 
@@ -46,7 +47,7 @@ def fit(
     cells
         Measured cells; those without a value are left out. None: the law of the priors alone, which needs `kernels` and `unit`.
     experts, kernels
-        Experts of the model; source of the kernels' seconds, which then give the shape over batch, width and context.
+        RoutedExperts of the model; source of the kernels' seconds, which then give the shape over batch, width and context.
     acceptance
         Conditional acceptance rates by draft position, for cells without an acceptance length. Where neither is known, one rate
         (and its trend by position) is fitted with the law; a speed-up over plain decoding then rests on priors unless plain cells
@@ -55,6 +56,9 @@ def fit(
         Cells that the values are relative to: the values of `cells` are ratios, and the cells of `over` need none.
     seed
         Seed of the sampler.
+    engine
+        Engine whose priors in seconds are used (`model.engines.engine_priors.ENGINES`), with `kernels`, which give the scale; None:
+        those of all engines, relative to a plain step.
     """
     if cells is not None:
         kept = cells.measured
@@ -64,15 +68,17 @@ def fit(
         unit = cells.unit
     if unit is None or (cells is None and kernels is None):
         raise ParameterError("a law without cells needs a unit, and a model and a GPU, whose kernels give its shape; or give cells")
-    posterior = _Posterior(unit, cells, over, experts if kernels is None else None, kernels, tuple(acceptance))
+    experts, engine = (experts, None) if kernels is None else (None, engine)
+    posterior = _Posterior(unit, cells, over, experts, kernels, tuple(acceptance), engine)
     best = posterior.maximum()
-    drawn = posterior.sample(best, np.random.Generator(np.random.Philox(seed)))
+    random = np.random.Generator(np.random.Philox(seed))
+    drawn = posterior.sample(best, random) if cells is not None else posterior.of_priors(random)
     chosen = drawn[np.linspace(0, len(drawn) - 1, DRAWS).astype(int)]
     left_out = () if cells is None or cells.size < 2 else tuple(posterior.left_out(best))
     values = posterior.natural(best[None])
     return StepLaw(
         name, posterior.unit, {key: float(each[0]) for key, each in values.items() if key != "noise"}, posterior.natural(chosen),
-        posterior.experts, kernels, tuple(acceptance), cells, left_out, dict(facts or {}),
+        posterior.experts, kernels, tuple(acceptance), cells, left_out, dict(facts or {}), posterior.engine,
     )  # fmt: skip
 
 
@@ -86,9 +92,10 @@ class _Posterior:
     unit: str
     cells: Cells | None
     over: Cells | None
-    experts: Experts | None
+    experts: RoutedExperts | None
     kernels: KernelSource | None
     acceptance: tuple[float, ...]
+    engine: str | None = None
 
     @cached_property
     def shapes(self) -> tuple[StepShape, ...]:
@@ -137,6 +144,8 @@ class _Posterior:
             to = special.logit if name in LOGITS else (lambda value: value) if name in PLAIN else np.log
             means.append(float(to(prior.median)) + (np.log(self.reference) if name == "weights" else 0.0))
             sds.append(prior.sd)
+        for name, prior in engine_priors.used(self.engine, self.kernels).items():
+            means[self.names.index(name)], sds[self.names.index(name)] = np.log(prior.median / self.reference), prior.sd
         if self.kernels is not None and self.shapes:
             # A median error of e means a standard deviation of e / .67.
             sds[self.names.index("kernels")] = max(0.05, kernel_times.stated_error(self.kernels, self.shapes[0]) / 0.674)
@@ -161,7 +170,7 @@ class _Posterior:
         means, sds = self.normal
         total: Floats = np.asarray(-0.5 * np.sum(((points - means) / sds) ** 2, axis=1))
         if self.cells is None:
-            return total
+            return np.asarray(total)
         of = self.natural(points)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             predicted = self._log_values(of, 0) - (self._log_values(of, 1) if self.over is not None else 0.0)
@@ -232,6 +241,11 @@ class _Posterior:
             predicted = self._log_values(of, 0) - (self._log_values(of, 1) if self.over is not None else 0.0)
             errors.append(float(np.exp(predicted[0, index]) / self.cells.values[index] - 1))
         return errors
+
+    def of_priors(self, random: np.random.Generator) -> Floats:
+        """Draws from the priors alone; shape (draws, coordinates)."""
+        means, sds = self.normal
+        return np.asarray(means + sds * random.standard_normal((DRAWS, means.size)))
 
     def sample(self, best: Floats, random: np.random.Generator) -> Floats:
         """Draws from the posterior by the stretch move of [Goodman2010]; shape (draws, coordinates)."""

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from model.engines import cells as cell_tables
-from model.engines import kernel_times, next_cell
+from model.engines import engine_priors, kernel_times, next_cell
 from model.engines.step_law import EXTRAPOLATION, SHARE, StepLaw
-from model.engines.step_terms import LOGITS, PLAIN, PRIORS
+from model.engines.step_terms import LOGITS, PLAIN, PRIORS, Prior
 
 PRIOR_ONLY = 0.8
 """A coefficient whose uncertainty is more than this share of its prior's is not determined by the cells [-]."""
@@ -18,13 +18,14 @@ PRIOR_ONLY = 0.8
 def description(law: StepLaw) -> dict[str, Any]:
     """The law as a document of plain values."""
     rows = []
+    priors = {**PRIORS, **engine_priors.used(law.engine, law.kernels)}
     for name in (*law.coefficients, "noise"):
-        drawn, prior = law.draws[name], PRIORS[name]
+        drawn, prior = law.draws[name], priors[name]
         low, high = np.quantile(drawn, [(1 - SHARE) / 2, (1 + SHARE) / 2])
         value = law.coefficients.get(name, float(np.median(drawn)))
         rows.append({
             "term": name, "value": value, "low": min(float(low), value), "high": max(float(high), value), "unit": prior.unit,
-            "from": "prior" if law.cells is None or _share_of_prior(name, drawn) > PRIOR_ONLY else "cells",
+            "from": "prior" if law.cells is None or _share_of_prior(name, drawn, prior) > PRIOR_ONLY else "cells",
             "meaning": prior.meaning,
         })  # fmt: skip
     found: dict[str, Any] = {
@@ -44,9 +45,9 @@ def description(law: StepLaw) -> dict[str, Any]:
     return found
 
 
-def _share_of_prior(name: str, drawn: Any) -> float:
+def _share_of_prior(name: str, drawn: Any, prior: Prior) -> float:
     to = (lambda value: np.log(value / (1 - value))) if name in LOGITS else (lambda value: value) if name in PLAIN else np.log
-    return float(np.std(to(drawn)) / PRIORS[name].sd)
+    return float(np.std(to(drawn)) / prior.sd)
 
 
 def about(law: StepLaw) -> str:
@@ -55,7 +56,22 @@ def about(law: StepLaw) -> str:
     shape = "no kernel model" if law.kernels is None else kernel_times.provenance(law.kernels)
     if law.experts is not None:
         shape = f"{law.experts.active} of {law.experts.number} experts"
-    return f"step law fitted to {count} cells ({cell_tables.UNITS[law.unit]}); {shape}"
+    fitted = f"fitted to {count} cells" if count else "of priors, without cells"
+    return f"step law {fitted} ({cell_tables.UNITS[law.unit]}); {shape}"
+
+
+def extent(law: StepLaw) -> str:
+    """One phrase: the number of cells, their unit and range, and the errors of each predicted from the others."""
+    if law.cells is None:
+        return f"no cells, in {law.unit}: priors only"
+    number, length = law.cells.sequences, law.cells.draft_length
+    batches = f"{number.min():g} to {number.max():g} sequences" if number.max() > number.min() else f"{number.max():g} at once"
+    found = f"{law.cells.size} cells of {law.unit}, {batches}, draft length {length.min():g}"
+    found += f" to {length.max():g}" if length.max() > length.min() else ""
+    if not law.left_out:
+        return found
+    errors = np.abs(law.left_out)
+    return f"{found}; each from the others: {np.median(errors):.1%} median, {errors.max():.1%} worst"
 
 
 def sentences(law: StepLaw) -> list[str]:
@@ -66,8 +82,12 @@ def sentences(law: StepLaw) -> list[str]:
         lines.append(f"not determined by the cells (priors): {', '.join(unknown)}")
     for one, other in next_cell.unsure(law):
         lines.append(f"not told apart by the cells: {one} and {other}; their sum is known better than each")
+    if law.engine is not None:
+        used = engine_priors.used(law.engine, law.kernels)
+        told = ", ".join(f"{name} ({prior.why})" for name, prior in used.items()) or "none, too few sources"
+        lines.append(f"priors in seconds of {law.engine}: {told}; the others are shares of a plain step, as for all engines")
     if law.cells is None:
-        return [*lines, "no cells: intervals are those of the priors"]
+        return [*lines, "no cells: intervals are those of the priors; a few measured cells narrow them (`calibrate engine fit`)"]
     if law.left_out:
         errors = np.abs(law.left_out)
         worst = int(errors.argmax())

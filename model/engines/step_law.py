@@ -28,7 +28,7 @@ from model.engines import cells as cell_tables
 from model.engines import kernel_times, step_terms
 from model.engines.cells import Cells, Floats
 from model.engines.kernel_times import KernelSource
-from model.engines.step_terms import PRIORS, Experts, StepShape
+from model.engines.step_terms import PRIORS, RoutedExperts, StepShape
 
 SCHEMA_VERSION = 1
 SHARE = 0.8
@@ -67,7 +67,7 @@ class StepLaw:
     draws
         Draws of the coefficients, and of `noise`, from the posterior; arrays of shape (draws,).
     experts, kernels
-        Experts of the model, and source of the kernels' seconds; None: none.
+        RoutedExperts of the model, and source of the kernels' seconds; None: none.
     acceptance
         Conditional acceptance rates by draft position, if they were given; else empty.
     cells
@@ -76,18 +76,21 @@ class StepLaw:
         Relative errors of the prediction of each cell by a law fitted to the others.
     facts
         Engine, model, GPU, source and notes, as text.
+    engine
+        Engine whose priors were used; None: the priors of all engines.
     """
 
     name: str
     unit: str
     coefficients: Mapping[str, float]
     draws: Mapping[str, Floats]
-    experts: Experts | None = None
+    experts: RoutedExperts | None = None
     kernels: KernelSource | None = None
     acceptance: tuple[float, ...] = ()
     cells: Cells | None = None
     left_out: tuple[float, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
+    engine: str | None = None
 
     # --- Predictions ---
 
@@ -193,6 +196,7 @@ _KEYS = {
     "kind": str, "schema_version": int, "name": str, "unit": str, "coefficients": dict[str, float],
     "draws": dict[str, list[float]], "experts": dict[str, int] | None, "kernels": dict[str, Any] | None, "acceptance": list[float],
     "cells": list[dict[str, float | None]] | None, "left_out": list[float], "facts": dict[str, str],
+    "engine": str | None,
 }  # fmt: skip
 
 
@@ -208,7 +212,7 @@ def text(law: StepLaw) -> str:
     """Law as JSON text."""
     found = {
         "kind": "step-law", "schema_version": SCHEMA_VERSION, "name": law.name, "unit": law.unit, "facts": dict(law.facts),
-        "coefficients": {name: _digits(value, 8) for name, value in law.coefficients.items()},
+        "engine": law.engine, "coefficients": {name: _digits(value, 8) for name, value in law.coefficients.items()},
         "experts": None if law.experts is None else {"number": law.experts.number, "active": law.experts.active},
         "kernels": None if law.kernels is None else vars(law.kernels), "acceptance": list(law.acceptance),
         "cells": None if law.cells is None else cell_tables.rows(law.cells),
@@ -253,8 +257,6 @@ def _bundled() -> Traversable:
 def _loaded(path: Path, _: tuple[int, int] | None) -> StepLaw:
     try:
         return _read(bounded_files.json_of(bounded_files.read_text(path, MOST_BYTES)))
-    except UnicodeDecodeError:
-        raise ParameterError(f"{path.name} must be text in UTF-8; it is no engine law") from None
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}") from None
     except ValueError:
@@ -286,11 +288,13 @@ def _read(found: Any) -> StepLaw:
     experts, kernels = found["experts"], found["kernels"]
     law = StepLaw(
         found["name"], found["unit"], found["coefficients"], draws,
-        None if experts is None else Experts(**_exact(experts, "experts", ("number", "active"))),
+        None if experts is None else RoutedExperts(**_exact(experts, "experts", ("number", "active"))),
         None if kernels is None else KernelSource(**_exact(kernels, "kernels", _NAMES_OF_KERNELS)),
         tuple(found["acceptance"]), None if rows is None else cell_tables.of_rows(found["unit"], rows), tuple(found["left_out"]),
-        found["facts"],
+        found["facts"], found["engine"],
     )  # fmt: skip
+    if len(law.left_out) not in (0, 0 if law.cells is None else law.cells.size):
+        raise ParameterError(f"left_out must have one error for each cell, or be empty; got {len(law.left_out)}")
     for name in _required(law):
         if name not in law.coefficients:
             raise ParameterError(f"coefficients must have {name}, got {', '.join(law.coefficients) or 'none'}")

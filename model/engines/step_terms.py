@@ -80,8 +80,8 @@ PLAIN = ("acceptance_trend",)
 
 
 @dataclass(frozen=True)
-class Experts:
-    """Experts of a mixture: E of which a token reads k."""
+class RoutedExperts:
+    """RoutedExperts of a mixture: E of which a token reads k."""
 
     number: int
     active: int
@@ -120,14 +120,14 @@ class StepShape:
         return self.sequences * (self.draft_length + 1)
 
 
-def experts_read(
-    experts: Experts, sequences: ArrayLike, draft_length: ArrayLike, correlation: ArrayLike, skew: ArrayLike
+def expert_share_read(
+    experts: RoutedExperts, sequences: ArrayLike, draft_length: ArrayLike, correlation: ArrayLike, skew: ArrayLike
 ) -> Floats:
     """Expected share of all experts that a pass reads [-].
 
     Independent tokens, 8 of 256 experts: 22 % at 8 tokens, 64 % at 32.
 
-    >>> print(experts_read(Experts(256, 8), [8, 32], 0, 0.0, 0.0).round(2))
+    >>> print(expert_share_read(RoutedExperts(256, 8), [8, 32], 0, 0.0, 0.0).round(2))
     [0.22 0.64]
     """
     share = experts.active / experts.number
@@ -139,7 +139,7 @@ def experts_read(
     return np.asarray(np.where(alike > 1e-8, -np.expm1(unread), -np.expm1(tokens * np.log1p(-min(share, 1 - 1e-12)))))
 
 
-def step_seconds(coefficients: Mapping[str, Floats], shape: StepShape, experts: Experts | None) -> Floats:
+def step_seconds(coefficients: Mapping[str, Floats], shape: StepShape, experts: RoutedExperts | None) -> Floats:
     """Seconds of steps, by coefficients that broadcast against the shape's arrays [s].
 
     >>> at = StepShape(*map(np.array, ([1.0, 8.0], [0.0, 3.0], [0.0, 3.0], [0.0, 0.0])))
@@ -156,7 +156,7 @@ def draft_seconds(coefficients: Mapping[str, Floats], shape: StepShape) -> Float
     return np.asarray(added if shape.draft_kernels is None else added + coefficients["kernels"] * shape.draft_kernels)
 
 
-def target_seconds(coefficients: Mapping[str, Floats], shape: StepShape, experts: Experts | None) -> Floats:
+def target_seconds(coefficients: Mapping[str, Floats], shape: StepShape, experts: RoutedExperts | None) -> Floats:
     """Seconds of steps without their draft passes; at least what reading the weights takes [s]."""
 
     def of(name: str) -> Floats:
@@ -167,7 +167,7 @@ def target_seconds(coefficients: Mapping[str, Floats], shape: StepShape, experts
     else:
         reading, active = of("weights"), of("weights")
         if experts is not None:
-            share = experts_read(experts, shape.sequences, shape.draft_length, of("expert_correlation"), of("expert_skew"))
+            share = expert_share_read(experts, shape.sequences, shape.draft_length, of("expert_correlation"), of("expert_skew"))
             reading, active = reading + of("experts") * share, active + of("experts") * (experts.active / experts.number)
         computing = active * shape.tokens / of("ridge_tokens")
         target = np.cbrt(reading**3 + computing**3)

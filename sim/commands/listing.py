@@ -16,6 +16,8 @@ from model.base import checks
 from model.base.table_records import documented
 from model.costs.layer_times import LayerTimeCosts
 from model.costs.step_costs import RATIOS
+from model.engines import law_report, step_law
+from model.engines.step_law import SHARE, StepLaw
 from model.hardware import devices, profile_files
 from model.hardware.devices import DEVICES, Device
 from model.hardware.profile import Profile
@@ -26,7 +28,7 @@ from sim.scenarios import cases, outcomes_section, scenario_file
 from sim.scenarios.hardware_cost import HardwareCost
 from sim.scenarios.outcomes_section import LAWS
 
-LISTS = ("costs", "devices", "methods", "outcomes", "profiles", "published", "scenarios", "shapes")
+LISTS = ("costs", "devices", "laws", "methods", "outcomes", "profiles", "published", "scenarios", "shapes")
 
 
 def lines(what: str) -> dict[str, str]:
@@ -51,12 +53,15 @@ def lines(what: str) -> dict[str, str]:
         return {name: _device(each) for name, each in DEVICES.items()}
     if what == "profiles":
         return {name: _profile(profile_files.load(name)) for name in profile_files.names()}
+    if what == "laws":
+        return {name: _law(step_law.load(name)) for name in step_law.names()}
     return {name: published.table(name).title for name in published.names()}
 
 
 def _names(what: str) -> list[str]:
     """Names of the entries of `lines`, without their descriptions."""
     known = {
+        "laws": step_law.names,
         "methods": registry.names,
         "profiles": profile_files.names,
         "published": published.names,
@@ -68,8 +73,8 @@ def _names(what: str) -> list[str]:
 def details(what: str, name: str) -> dict[str, str]:
     """Return the full description of an entry, by title; for a scenario, its file.
 
-    Outcomes are named by their subject (`decision`), their kind (`thresholds`), or both (`decision: thresholds`). Profiles, shapes
-    and devices are named, or given by the path of a .json, a config.json or a .toml; draft heads by kind and target.
+    Outcomes are named by their subject (`decision`), their kind (`thresholds`), or both (`decision: thresholds`). Profiles, laws,
+    shapes and devices are named, or given by the path of a .json, a config.json or a .toml; draft heads by kind and target.
     """
     checks.one_of("list", what, LISTS)
     if what == "outcomes":
@@ -79,6 +84,8 @@ def details(what: str, name: str) -> dict[str, str]:
         return {key: f"{key}: {inspect.getdoc(law)}\n\n{_fields(law)}" for key, law in found.items()}
     if what == "profiles" and name.endswith(".json"):
         return {name: _rows(_of_profile(profile_files.load(name)))}
+    if what == "laws" and name.endswith(".json"):
+        return {name: _rows(_of_law(step_law.load(name)))}
     if what == "shapes" and name in (rules := lines(what)) and name not in PRESETS:
         kind = name.partition(":")[0]
         return {name: f"{rules[name]}\n\nwith the name of a shape or the path of a config.json, such as {kind}:llama-3.1-8b"}
@@ -101,6 +108,8 @@ def details(what: str, name: str) -> dict[str, str]:
         return {name: f"# published\n{devices.toml_text(DEVICES[name])}"}
     if what == "profiles":
         return {name: _rows(_of_profile(profile_files.load(name)))}
+    if what == "laws":
+        return {name: _rows(_of_law(step_law.load(name)))}
     if what == "costs":
         kinds = {"unit, published": cases.Cost, "profile, roofline, engine": HardwareCost}
         having = {kind: of for kind, of in kinds.items() if name in _given(of)}
@@ -126,6 +135,25 @@ def _of_profile(found: Profile) -> dict[str, Any]:
         facts[f"source {index}"] = f"{source.repository}{commit}, {source.licence or 'own'}: {source.file}{gave}"
     facts |= {f"note {index}": note for index, note in enumerate(found.notes, 1)}
     return facts | {f"fact: {name}": value for name, value in found.facts.items()}
+
+
+def _law(of: StepLaw) -> str:
+    """One line: what was measured where, how many cells in which range, and how well each follows from the others."""
+    told = [of.facts.get("engine", "engine not given"), of.facts.get("version", "")]
+    whom = f"{' '.join(told).strip()}: {of.facts.get('model', 'model not given')} on {of.facts.get('gpu', 'a GPU not given')}"
+    return f"{whom}; {law_report.extent(of)}"
+
+
+def _of_law(of: StepLaw) -> dict[str, Any]:
+    found = law_report.description(of)
+    facts: dict[str, Any] = {"about": found["about"], "unit": of.unit, "cells": law_report.extent(of)}
+    facts |= {
+        row["term"]: f"{row['value']:.4g} {row['unit']} ({row['low']:.4g} to {row['high']:.4g}, {SHARE:.0%}; {row['from']}): "
+        + row["meaning"]
+        for row in found["coefficients"]
+    }
+    facts |= {f"note {index}": note for index, note in enumerate(law_report.sentences(of), 1)}
+    return facts | {f"fact: {name}": value for name, value in of.facts.items()}
 
 
 def _shape(shape: Shape) -> str:

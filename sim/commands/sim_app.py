@@ -457,11 +457,11 @@ def lint(
 @guarded
 def list_(
     what: Annotated[
-        str, typer.Argument(help="methods, outcomes, costs, shapes, devices, profiles, scenarios or published.")
+        str, typer.Argument(help="methods, outcomes, costs, shapes, devices, profiles, laws, scenarios or published.")
     ] = "scenarios",
     name: Annotated[
         str | None,
-        typer.Argument(help="Entry to describe, or a file: a profile's .json, a model's config.json, a device's .toml."),
+        typer.Argument(help="Entry to describe, or a file: a profile's or law's .json, a model's config.json, a device's .toml."),
     ] = None,
     methods: Methods = None,
     as_json: Json = False,

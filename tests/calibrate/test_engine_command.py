@@ -15,7 +15,7 @@ from model.base.checks import ParameterError
 from model.engines import benchmark_commands, cells, step_law
 from model.engines.benchmark_commands import REQUESTS_PER_SEQUENCE
 from model.engines.kernel_times import KernelSource
-from model.engines.step_terms import Experts
+from model.engines.step_terms import RoutedExperts
 
 SIX = """sequences,draft_length,mean_acceptance_length,tpot_ms,gpu
 1,0,,10.05,h100
@@ -174,7 +174,7 @@ def test_options_reach_the_fit(words: tuple[str, ...], folder: Path, monkeypatch
     first, second = calls
     assert first["kernels"] == SOURCE
     assert (first["experts"], first["acceptance"], first["seed"]) == (None, (0.8, 0.7), 7)
-    assert (second["kernels"], second["experts"], second["acceptance"], second["seed"]) == (None, Experts(64, 6), (), 0)
+    assert (second["kernels"], second["experts"], second["acceptance"], second["seed"]) == (None, RoutedExperts(64, 6), (), 0)
 
 
 def test_options_of_commands_are_in_the_script() -> None:

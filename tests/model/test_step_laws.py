@@ -22,7 +22,7 @@ from model.engines import conversion, kernel_times, law_fit, law_report, next_ce
 from model.engines.cells import Cells, Floats
 from model.engines.kernel_times import KernelSource
 from model.engines.step_law import StepLaw
-from model.engines.step_terms import PRIORS, Experts
+from model.engines.step_terms import PRIORS, RoutedExperts
 
 BATCHES, LENGTHS = (1, 2, 4, 8, 16, 32, 64), (0, 1, 2, 3, 4, 5)
 GRID = np.array([(batch, length) for batch in BATCHES for length in LENGTHS], dtype=float).T
@@ -30,7 +30,7 @@ NOISE = 0.02
 UNITS = ("tpot_ms", "step_ms", "output_tokens_per_s")
 
 
-def dense(random: np.random.Generator) -> tuple[Callable[[Floats, Floats], Floats], Experts | None]:
+def dense(random: np.random.Generator) -> tuple[Callable[[Floats, Floats], Floats], RoutedExperts | None]:
     """Seconds of a dense model: reading or computing, whichever is longer, and an engine."""
     base, ridge = random.uniform(3e-3, 30e-3), random.uniform(120, 420)
     fixed, sequence, drafting, verifying = (
@@ -44,7 +44,7 @@ def dense(random: np.random.Generator) -> tuple[Callable[[Floats, Floats], Float
     return seconds, None
 
 
-def mixture(random: np.random.Generator) -> tuple[Callable[[Floats, Floats], Floats], Experts | None]:
+def mixture(random: np.random.Generator) -> tuple[Callable[[Floats, Floats], Floats], RoutedExperts | None]:
     """Seconds of a mixture of experts whose tokens choose independently."""
     base, number_, active = random.uniform(3e-3, 30e-3), int(random.choice([32, 64, 128, 256])), int(random.choice([4, 6, 8]))
     token, drafting, reading = (base * random.uniform(*ends) for ends in ((0.002, 0.008), (0.02, 0.12), (0.5, 4)))
@@ -53,10 +53,10 @@ def mixture(random: np.random.Generator) -> tuple[Callable[[Floats, Floats], Flo
         tokens = number * (length + 1)
         return base + token * tokens + drafting * length + reading * (1 - (1 - active / number_) ** tokens)
 
-    return seconds, Experts(number_, active)
+    return seconds, RoutedExperts(number_, active)
 
 
-def synthetic(seed: int, *, lengths_known: bool = True) -> tuple[Cells, Experts | None]:
+def synthetic(seed: int, *, lengths_known: bool = True) -> tuple[Cells, RoutedExperts | None]:
     """All cells of a synthetic engine, in one of the units."""
     random = np.random.Generator(np.random.Philox(seed))
     seconds, experts = (dense, mixture)[seed % 2](random)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from model.base.checks import ParameterError
 from model.engines import step_terms
-from model.engines.step_terms import PRIORS, Experts, StepShape
+from model.engines.step_terms import PRIORS, RoutedExperts, StepShape
 from model.methods.speculative import theory
 
 SHARES = st.floats(0.001, 0.999)
@@ -24,15 +24,15 @@ def test_experts_read_by_independent_tokens_equal_enumeration() -> None:
     # Two tokens, each with 2 of 4 experts: all 36 pairs of choices.
     choices = [{*pair} for pair in ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))]
     mean = Fraction(sum(len(one | other) for one, other in product(choices, choices)), 36 * 4)
-    assert float(step_terms.experts_read(Experts(4, 2), 2, 0, 0.0, 0.0)) == pytest.approx(float(mean), abs=1e-9)
+    assert float(step_terms.expert_share_read(RoutedExperts(4, 2), 2, 0, 0.0, 0.0)) == pytest.approx(float(mean), abs=1e-9)
 
 
 @given(TOKENS, st.integers(0, 8), SHARES, SHARES)
 def test_experts_read_are_at_least_those_of_one_token_and_at_most_all(
     number: int, drafted: int, correlation: float, skew: float
 ) -> None:
-    experts = Experts(64, 6)
-    found = float(step_terms.experts_read(experts, number, drafted, correlation, skew))
+    experts = RoutedExperts(64, 6)
+    found = float(step_terms.expert_share_read(experts, number, drafted, correlation, skew))
     assert 6 / 64 * (1 - 1e-9) <= found <= min(1.0, number * (drafted + 1) * 6 / 64) * (1 + 1e-9)
 
 
@@ -41,7 +41,7 @@ def test_experts_read_grow_with_tokens_and_fall_with_dependence(
     number: int, drafted: int, correlation: float, skew: float, more: float
 ) -> None:
     def read(number: int, drafted: int, correlation: float, skew: float) -> float:
-        return float(step_terms.experts_read(Experts(128, 8), number, drafted, correlation, skew))
+        return float(step_terms.expert_share_read(RoutedExperts(128, 8), number, drafted, correlation, skew))
 
     found = read(number, drafted, correlation, skew)
     slack = 1e-9
@@ -52,7 +52,7 @@ def test_experts_read_grow_with_tokens_and_fall_with_dependence(
 
 
 def test_fully_correlated_drafts_read_the_experts_of_plain_decoding() -> None:
-    plain, drafted = (step_terms.experts_read(Experts(128, 8), 16, length, 1.0, 0.05) for length in (0, 5))
+    plain, drafted = (step_terms.expert_share_read(RoutedExperts(128, 8), 16, length, 1.0, 0.05) for length in (0, 5))
     assert float(plain) == pytest.approx(float(drafted))
 
 
@@ -60,7 +60,7 @@ def test_skew_of_popularity_is_its_relative_variance() -> None:
     # Two tokens read 2 p - E[p^2] with E[p^2] = p^2 + skew p (1 - p): the intra-class correlation of a beta distribution.
     share, skew = 8 / 128, 0.07
     expected = 2 * share - (share**2 + skew * share * (1 - share))
-    assert float(step_terms.experts_read(Experts(128, 8), 2, 0, 0.0, skew)) == pytest.approx(expected)
+    assert float(step_terms.expert_share_read(RoutedExperts(128, 8), 2, 0, 0.0, skew)) == pytest.approx(expected)
 
 
 @given(st.floats(0.01, 0.99), st.integers(0, 12))
@@ -96,7 +96,7 @@ COEFFICIENTS = st.fixed_dictionaries({
 @given(COEFFICIENTS, st.integers(1, 512), st.integers(0, 8))
 def test_a_step_takes_longer_with_more_sequences_and_longer_drafts(of: dict[str, float], number: int, drafted: int) -> None:
     table = {name: np.array([value]) for name, value in of.items()}
-    experts = Experts(64, 4)
+    experts = RoutedExperts(64, 4)
 
     def seconds(number: int, drafted: int) -> float:
         return float(step_terms.step_seconds(table, _shape(number, drafted), experts)[0])

@@ -28,6 +28,7 @@ from calibrate.measured_runs import run_plan
 from calibrate.validation import validation_page
 from figures.common import subject
 from model.architectures import shape_configs
+from model.engines import step_law
 from model.hardware import devices, profile_files
 from model.logs import acceptance_record, measured_runs, position_log, read_log
 from sim.commands.sim_app import app as sim
@@ -391,6 +392,13 @@ def test_lists_of_sources(data: bytes) -> None:
 
 # --- engines that ran ---
 
+CELLS = """sequences,draft_length,mean_acceptance_length,tpot_ms,context
+1,0,1,7.07,500
+8,3,2.79,4.09,
+16,2,2.36,,1000
+"""
+
+
 
 @given(data=st.data())
 @fuzz_settings
@@ -410,6 +418,29 @@ def test_runs_of_engines(data: st.DataObject) -> None:
             kinds.append(rows_of(text.splitlines()))
         (here / name).write_bytes(data.draw(st.one_of(kinds)))
         call_reader(engine_run.read, here)
+
+
+LAW = "vllm-llama-3.1-8b-eagle3-h100"
+
+
+@given(data=st.one_of(bytes_of(CELLS.encode()), lines_of(CELLS, ",").map(str.encode)))
+@fuzz_settings
+def test_cells_of_engines(data: bytes) -> None:
+    with folder() as here:
+        (here / "cells.csv").write_bytes(data)
+        run_command(calibrate, "engine", "predict", LAW, here / "cells.csv", "--json")
+
+
+@given(data=st.data())
+@fuzz_settings
+def test_step_laws(data: st.DataObject) -> None:
+    text = step_law.text(step_law.load(LAW))
+    with folder() as here:
+        kinds = bytes_of(text.encode()), json_of(json.loads(text)).map(to_json).map(str.encode)
+        (here / "law.json").write_bytes(data.draw(st.one_of(kinds)))
+        (here / "cells.csv").write_text(CELLS)
+        run_command(calibrate, "engine", "predict", here / "law.json", here / "cells.csv", "--json")
+        run_command(sim, "ls", "laws", here / "law.json")
 
 
 # --- configurations, devices, plans, prompts ---

@@ -810,6 +810,12 @@ EFFECTS: dict[str, dict[str, str]] = {
     "sim schema": {LISTED: "--methods"},
     "sim env": {"test_sim_app.py::test_lists_and_environment": "--json"},
     "calibrate bundle": {REACH: "--out"},
+    "calibrate engine prior": {
+        "test_engine_prior_command.py::test_every_option_changes_the_law": "--engine --model --gpu --unit --tensor-parallel --dtype"
+        " --draft --kernels --acceptance --seed",
+        "test_engine_prior_command.py::test_law_of_priors_is_written_and_described": "--out --json",
+    },
+    "calibrate engine bundle": {"test_engine_prior_command.py::test_bundle_writes_all_laws_into_a_folder": "--out"},
     "calibrate layers": {
         REACH: "--model --out --device --dtype --mode --widths --contexts --batches --busy --rounds --source --minutes --target"
                " --threads --resume --name --quiet",

@@ -29,6 +29,7 @@ fuzz_settings = settings(max_examples=500, deadline=None, suppress_health_check=
 READERS = {
     "public_acceptance_logs._rows": "public_logs_of_rounds", "align_draft.saved_sequences": "sequences_of_an_interrupted_alignment",
     "architectures._from_file": "architectures",
+    "cells._read": "cells_of_engines", "engine_command._read": "cells_of_engines", "step_law._loaded": "step_laws",
     "bundled_profiles.origins": "lists_of_sources", "comparison_report.page_with_section": "pages", "corpus._read": "training_text",
     "acceptance_record.load": "acceptance_records", "engine_log._read": "engine_logs",
     "devices._of_file": "devices", "engine_run.read": "runs_of_engines",
@@ -53,6 +54,7 @@ TRUSTED_READERS = {
     # files just written, for their checksum
     "profile_from_timings.profile_of", "transfers._written", "json_and_parquet.save", "measured_runs.save",
     # not files of the user
+    "engine_priors._read", "law_tables._sources", "law_tables.table",
     "published._read", "scenario_file.text_of", "corpus.standard_library", "machine._last_cache", "machine._processor",
     "atomic_files.locked",  # a directory
 }  # fmt: skip
