@@ -22,15 +22,15 @@ from model.engines import acceptance_curves, law_fit, next_cell, step_terms
 from model.engines.cells import Cells, Floats
 from model.engines.next_cell import Advice
 from model.engines.step_law import Predictions
-from model.engines.step_terms import Experts
+from model.engines.step_terms import RoutedExperts
 
 Mask = NDArray[np.bool_]
 
-QWEN = Experts(128, 8)
+QWEN = RoutedExperts(128, 8)
 """Experts of Qwen3-235B-A22B (its config.json)."""
-DEEPSEEK = Experts(256, 8)
+DEEPSEEK = RoutedExperts(256, 8)
 """Routed experts of DeepSeek-R1 (its config.json); the shared expert is read by every step."""
-GPT_OSS = Experts(32, 4)
+GPT_OSS = RoutedExperts(32, 4)
 """Experts of gpt-oss-20b (its config.json)."""
 MTP_LENGTHS = (1, 2, 3)
 """Draft lengths that are assumed for MTP, whose table does not say its own."""
@@ -73,7 +73,7 @@ class PredictedTable:
 
 
 def predicted(
-    cells: Cells, fitted: Mask, *, experts: Experts | None = None, over: Cells | None = None, name: str = "table"
+    cells: Cells, fitted: Mask, *, experts: RoutedExperts | None = None, over: Cells | None = None, name: str = "table"
 ) -> PredictedTable:
     """Fit a law to some cells of a table, and predict all; with `over`, values are ratios of `cells` over these."""
     law = law_fit.fit(cells[fitted], name, experts=experts, over=None if over is None else over[fitted])
@@ -179,7 +179,7 @@ def throughput(cells: Cells) -> Claim:
     )  # fmt: skip
 
 
-def least_squares(cells: Cells, fitted: Mask, experts: Experts, squares: str) -> PredictedTable:
+def least_squares(cells: Cells, fitted: Mask, experts: RoutedExperts, squares: str) -> PredictedTable:
     """Predict by a plain fit without priors: seconds linear in tokens, draft passes and experts read, and one acceptance rate.
 
     `squares` says what is minimised: `relative` or `absolute` errors of throughput. For comparison with the step law only.
@@ -189,7 +189,7 @@ def least_squares(cells: Cells, fitted: Mask, experts: Experts, squares: str) ->
     def values(point: Floats, of: Cells) -> Floats:
         constant, token, passed, reading = np.exp(point[:4])
         tokens = of.sequences * (of.draft_length + 1)
-        read = step_terms.experts_read(experts, of.sequences, of.draft_length, 0.0, 0.0)
+        read = step_terms.expert_share_read(experts, of.sequences, of.draft_length, 0.0, 0.0)
         length = step_terms.acceptance_length(1 / (1 + np.exp(-point[4])), 0.0, of.draft_length)
         return np.asarray(of.sequences * length / (constant + token * tokens + passed * of.draft_passes + reading * read))
 

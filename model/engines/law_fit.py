@@ -49,7 +49,7 @@ def fit(
     cells
         Measured cells; those without a value are left out. None: the law of the priors alone, which needs `kernels` and `unit`.
     experts, kernels
-        RoutedExperts of the model; source of the kernels' seconds, which then give the shape over batch, width and context.
+        Experts of the model; source of the kernels' seconds, which then give the shape over batch, width and context.
     acceptance
         Conditional acceptance rates by draft position, for cells without an acceptance length. Where neither is known, one rate
         (and its trend by position) is fitted with the law; a speed-up over plain decoding then rests on priors unless plain cells

@@ -67,7 +67,7 @@ class StepLaw:
     draws
         Draws of the coefficients, and of `noise`, from the posterior; arrays of shape (draws,).
     experts, kernels
-        RoutedExperts of the model, and source of the kernels' seconds; None: none.
+        Experts of the model, and source of the kernels' seconds; None: none.
     acceptance
         Conditional acceptance rates by draft position, if they were given; else empty.
     cells
