@@ -109,11 +109,18 @@ def advise(
     )  # fmt: skip
     values = np.log(law.draws_of(cells))
     after, spread, tells = _after(law, values, losses)
-    # Losses of a few hundred draws do not distinguish similar cells: of those, the one that teaches most about all others is first.
-    close = after <= after.min() + CLOSE * (expected.min(axis=1).mean() - after.min())
-    order = np.lexsort((after, np.where(close, spread, np.inf)))
+    order = _best_first(after, spread, float(expected.min(axis=1).mean()))
     found = tuple(Candidate(float(grid[i, 0]), int(grid[i, 1]), float(after[i]), float(spread[i]), tells[i]) for i in order)
     return Advice(choices, found, float(values.std(axis=0).mean()))
+
+
+def _best_first(losses: Floats, spreads: Floats, now: float) -> NDArray[np.int_]:
+    """Order of candidates by the expected loss after measuring them; those about as good as the best are first, by uncertainty.
+
+    Losses of a few hundred draws do not distinguish similar cells: of these, the one that tells most about all others is best.
+    """
+    close = losses <= losses.min() + CLOSE * (now - losses.min())
+    return np.lexsort((losses, np.where(close, spreads, np.inf)))
 
 
 def _with_lengths(law: StepLaw, cells: Cells) -> Cells:

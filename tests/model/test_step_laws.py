@@ -307,14 +307,15 @@ def test_measuring_never_raises_the_expected_loss() -> None:
 def test_a_cell_that_was_measured_tells_less_than_one_far_from_all() -> None:
     table, experts = synthetic(1)
     law = law_fit.fit(table[chosen((0, 3), (1,))], "two", experts=experts)
-    advice = next_cell.advise(law, BATCHES, LENGTHS)
-    spreads = {(each.sequences, each.draft_length): each.spread for each in advice.candidates}
+    spreads = {(each.sequences, each.draft_length): each.spread for each in next_cell.advise(law, BATCHES, LENGTHS).candidates}
     assert max(spreads[64, 3], spreads[16, 3]) < spreads[1, 3] / 1.5
-    # Of the cells that lower the loss about as much, the first leaves the least uncertainty, here not the smallest loss.
-    least = min(each.loss for each in advice.candidates)
-    close = [each for each in advice.candidates if each.loss <= least + next_cell.CLOSE * (advice.loss - least)]
-    assert advice.candidates[0].spread == min(each.spread for each in close)
-    assert advice.candidates[0].loss > least
+
+
+def test_similar_candidates_are_ordered_by_uncertainty_and_others_by_loss() -> None:
+    losses, spreads = np.array([0.30, 0.20, 0.21, 0.25, 0.205]), np.array([0.01, 0.05, 0.03, 0.02, 0.04])
+    # The loss is 0.30 now: candidates up to 0.20 + 0.1 x (0.30 - 0.20) are about as good as the best.
+    assert next_cell._best_first(losses, spreads, 0.30).tolist() == [2, 4, 1, 3, 0]
+    assert next_cell._best_first(losses, spreads, 0.20).tolist() == [1, 4, 2, 3, 0]  # nothing to gain: by loss
 
 
 def test_known_law_has_one_choice_and_no_loss() -> None:
