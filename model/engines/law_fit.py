@@ -4,9 +4,10 @@ Few cells cannot determine all coefficients. With priors they need not: what the
 intervals of predictions say so. The errors of cells are relative (of logarithms) with Student's t distribution, so that throughput
 and time, small and large batches count alike, and one bad cell does not decide. Coefficients are positive by construction.
 
-The law's coefficients are at the maximum of the posterior density; draws are from an ensemble sampler [Goodman2010].
+The law's coefficients are at the maximum of the posterior density; draws are from an ensemble sampler [TerBraak2006].
 
-[Goodman2010] J. Goodman, J. Weare. Ensemble samplers with affine invariance. Comm. App. Math. Comp. Sci. 5(1), 2010.
+[TerBraak2006] C. J. F. ter Braak. A Markov chain Monte Carlo version of the genetic algorithm differential evolution. Statistics and
+Computing 16, 2006.
 [Leviathan2023] Y. Leviathan et al. Fast Inference from Transformers via Speculative Decoding. ICML 2023, arXiv:2211.17192.
 """
 
@@ -250,18 +251,19 @@ class _Posterior:
         return np.asarray(means + sds * random.standard_normal((DRAWS, means.size)))
 
     def sample(self, best: Floats, random: np.random.Generator) -> Floats:
-        """Draws from the posterior by the stretch move of [Goodman2010]; shape (draws, coordinates)."""
+        """Draws from the posterior by differential evolution [TerBraak2006]; shape (draws, coordinates)."""
         _, sds = self.normal
         walkers = best + 0.1 * sds * random.standard_normal((WALKERS, best.size))
         height, half, kept = self.log_density(walkers), WALKERS // 2, []
         for step in range(STEPS):
             for mine, others in ((slice(0, half), slice(half, None)), (slice(half, None), slice(0, half))):
-                # Density of the stretch proportional to 1 / sqrt(z) between 1/2 and 2.
-                stretch = (random.random(half) * (2**0.5 - 0.5**0.5) + 0.5**0.5) ** 2
-                anchor = walkers[others][random.integers(0, half, half)]
-                moved = anchor + stretch[:, None] * (walkers[mine] - anchor)
+                # Each walker moves along the difference of two walkers of the other half; a factor of 1 leads from mode to mode.
+                pair = np.argsort(random.random((half, half)), axis=1)[:, :2]
+                factor = np.where(random.random(half) < 0.1, 1.0, 2.38 / np.sqrt(2 * best.size))
+                along = walkers[others][pair[:, 0]] - walkers[others][pair[:, 1]]
+                moved = walkers[mine] + factor[:, None] * along + 1e-4 * sds * random.standard_normal((half, best.size))
                 now = self.log_density(moved)
-                accepted = np.log(random.random(half)) < (best.size - 1) * np.log(stretch) + now - height[mine]
+                accepted = np.log(random.random(half)) < now - height[mine]
                 walkers[mine] = np.where(accepted[:, None], moved, walkers[mine])
                 height[mine] = np.where(accepted, now, height[mine])
             if step >= STEPS // 3 and step % KEEP_EVERY == 0:
