@@ -22,7 +22,7 @@ from model.engines import acceptance_curves, law_fit, next_cell, step_terms
 from model.engines.cells import Cells, Floats
 from model.engines.next_cell import Advice
 from model.engines.step_law import Predictions
-from model.engines.step_terms import RoutedExperts
+from model.engines.step_terms import PRIORS, RoutedExperts
 
 Mask = NDArray[np.bool_]
 
@@ -218,10 +218,11 @@ def third_batches(advice: Advice) -> dict[float, tuple[float, float]]:
 def _next_sentence(advice: Advice) -> str:
     left, first = third_batches(advice), advice.candidates[0]
     listed = "; ".join(f"batch {batch:g}: ≈ {100 * after:.2f} %, ≈ {percent(wide)}" for batch, (after, wide) in left.items())
+    told = " and ".join(f"{name} ({PRIORS[name].meaning})" for name, _ in first.tells[:2])
     return (
         f"With K = 1, 4 at batch 1 and 64 alone, `calibrate engine next` expects a loss of ≈ {100 * advice.loss:.2f} % and an "
-        f"uncertainty of ≈ {percent(advice.spread)} of all cells, and asks for batch {first.sequences:g}, which tells the time per "
-        f"token from that of the experts. What one further cell would leave of both (the best K at each batch): {listed}."
+        f"uncertainty of ≈ {percent(advice.spread)} of all cells, and asks for batch {first.sequences:g}, which tells most about "
+        f"{told}. What one further cell would leave of both (the best K at each batch): {listed}."
     )
 
 

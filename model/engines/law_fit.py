@@ -6,8 +6,8 @@ and time, small and large batches count alike, and one bad cell does not decide.
 
 The law's coefficients are at the maximum of the posterior density; draws are from an ensemble sampler [TerBraak2006].
 
-[TerBraak2006] C. J. F. ter Braak. A Markov chain Monte Carlo version of the genetic algorithm differential evolution. Statistics and
-Computing 16, 2006.
+[TerBraak2006] C. J. F. ter Braak. A Markov chain Monte Carlo version of the genetic algorithm differential evolution. Statistics
+and Computing 16, 2006.
 [Leviathan2023] Y. Leviathan et al. Fast Inference from Transformers via Speculative Decoding. ICML 2023, arXiv:2211.17192.
 """
 
@@ -30,6 +30,8 @@ from model.engines.step_terms import LOGITS, PLAIN, PRIORS, RoutedExperts, StepS
 
 WALKERS, STEPS, KEEP_EVERY, DRAWS = 64, 1500, 10, 256
 """Size of the ensemble, its steps (the first third is discarded), and draws that a law keeps."""
+STARTS = 6
+"""Points from which the maximum is searched for."""
 MOST_GROUPS = 60
 """Most groups of cells that are left out in turn; up to as many cells, each is left out alone."""
 ACCEPTANCE_ERROR = 0.02
@@ -218,10 +220,12 @@ class _Posterior:
 
     # --- Maximum and draws ---
 
-    def maximum(self, start: Floats | None = None, heed: Floats | None = None) -> Floats:
-        """Point of the largest density."""
-        means, sds = self.normal
+    def maximum(self, starts: Floats | None = None, heed: Floats | None = None) -> Floats:
+        """Point of the largest density; the density may have several maxima, so that several points are started from.
 
+        `starts` has shape (points, coordinates); default: the means of the priors, and fixed points around them.
+        """
+        means, sds = self.normal
         size, apart = means.size, 1e-5
         shifts = np.concatenate([np.zeros((1, size)), apart * np.eye(size), -apart * np.eye(size)])
 
@@ -230,8 +234,10 @@ class _Posterior:
             heights = -self.log_density(means + sds * (scaled + shifts), heed)
             return float(heights[0]), (heights[1 : size + 1] - heights[size + 1 :]) / (2 * apart)
 
-        first = np.zeros(size) if start is None else (start - means) / sds
-        return np.asarray(means + sds * optimize.minimize(descent, first, jac=True, method="BFGS").x)
+        around = np.random.Generator(np.random.Philox(STARTS)).standard_normal((STARTS - 1, size))
+        firsts = [np.zeros(size), *around] if starts is None else [np.zeros(size), *((starts - means) / sds)]
+        found = [optimize.minimize(descent, first, jac=True, method="BFGS") for first in firsts]
+        return np.asarray(means + sds * min(found, key=lambda each: float(each.fun)).x)
 
     def left_out(self, best: Floats) -> list[float]:
         """Relative error of each cell by the maximum of the posterior of the others; many cells are left out in groups."""
@@ -240,7 +246,7 @@ class _Posterior:
         groups = np.arange(self.cells.size) % min(self.cells.size, MOST_GROUPS)
         for group in range(int(groups.max()) + 1):
             out = groups == group
-            of = self.natural(self.maximum(best, np.where(out, 0.0, 1.0))[None])
+            of = self.natural(self.maximum(best[None], np.where(out, 0.0, 1.0))[None])
             predicted = self._log_values(of, 0) - (self._log_values(of, 1) if self.over is not None else 0.0)
             errors[out] = np.exp(predicted[0, out]) / self.cells.values[out] - 1
         return errors.tolist()

@@ -40,6 +40,8 @@ TIE = 0.01
 """Largest difference of expected losses of draft lengths that count as equal [-]."""
 CLOSE = 0.1
 """Share of the possible reduction of the loss by which candidates may differ and count as equally good [-]."""
+RESOLVED = 0.001
+"""Difference of expected losses below which candidates count as equally good: the draws do not resolve it [-]."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def _best_first(losses: Floats, spreads: Floats, now: float) -> NDArray[np.int_]
 
     Losses of a few hundred draws do not distinguish similar cells: of these, the one that tells most about all others is best.
     """
-    close = losses <= losses.min() + CLOSE * (now - losses.min())
+    close = losses <= losses.min() + max(CLOSE * (now - losses.min()), RESOLVED)
     return np.lexsort((losses, np.where(close, spreads, np.inf)))
 
 

@@ -181,7 +181,7 @@ def test_next_cell_is_of_a_batch_between_the_measured_ones(qwen: Cells) -> None:
     advice = next_cell.advise(law, (1, 2, 4, 8, 16, 32, 64), (1, 2, 3, 4, 5, 6))
     first = advice.candidates[0]
     assert first.sequences in (8, 16)
-    assert {"token", "experts"} <= {name for name, _ in first.tells}
+    assert "experts" in {name for name, _ in first.tells}
     left = engine_tables.third_batches(advice)
     spreads = {batch: spread for batch, (_, spread) in left.items()}
     assert max(spreads[8], spreads[16]) < min(spreads[1], spreads[2], spreads[32], spreads[64])
