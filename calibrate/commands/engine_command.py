@@ -24,6 +24,8 @@ engine = typer.Typer(
     epilog="Start with: calibrate engine commands --model meta-llama/Llama-3.1-8B-Instruct --batch 1,8,64 --draft-length 0,3",
 )  # fmt: skip
 
+MOST_LISTED = 60
+"""Most cells of a law that are printed one by one; JSON has all."""
 CellsFile = Annotated[
     Path,
     typer.Argument(
@@ -402,6 +404,11 @@ def _print_law(law: StepLaw) -> None:
     print(f"{law.name}: {found['about']}")
     columns = ("term", "value", "low", "high", "unit", "from", "meaning")
     _print_table(columns, [[row[name] for name in columns] for row in map(_in_milliseconds, found["coefficients"])])
+    cells_ = found.get("cells", [])
+    if 1 < len(cells_) <= MOST_LISTED:
+        print("each cell, and its error if it is predicted from the others:")
+        rows = [[row["sequences"], row["draft_length"], row[law.unit], row["left_out_error"]] for row in cells_]
+        _print_table(("sequences", "draft_length", law.unit, "error"), rows, percent={"error"})
     for line in (*law_report.sentences(law), *law_report.doubts(law)):
         print(line)
 
