@@ -461,17 +461,14 @@ def _print_advice(advice: Advice) -> None:
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], percent: frozenset[str] | set[str] = frozenset()) -> None:
-    cells = [list(columns)] + [
-        [_shown(value, column in percent) for column, value in zip(columns, row, strict=True)] for row in rows
-    ]
+    """Print rows below headings: numbers to the right, words to the left."""
+    cells = [list(columns)]
+    cells += [[_shown(value, column in percent) for column, value in zip(columns, row, strict=True)] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    words = [any(isinstance(row[index], str) for row in rows) for index in range(len(columns))]
     for row in cells:
-        words = [each.ljust(width) if _is_text(each) else each.rjust(width) for each, width in zip(row, widths, strict=True)]
-        print("  " + "  ".join(words).rstrip())
-
-
-def _is_text(word: str) -> bool:
-    return not word[:1].isdigit() and word[:1] not in "-+"
+        aligned = [each.ljust(width) if word else each.rjust(width) for each, width, word in zip(row, widths, words, strict=True)]
+        print("  " + "  ".join(aligned).rstrip())
 
 
 def _shown(value: Any, percent: bool) -> str:
