@@ -119,7 +119,7 @@ def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:
     if (spread := folder / "distribution.parquet").exists():
         timed = _columns_of_times(spread)
         latencies = _stored(spread, {"point": int, "view": str} | (dict.fromkeys(timed, float) if len(timed) == 1 else {}))
-        # The first point whose latency varies by more than rounding: where all decodings take equally long there is no distribution.
+        # The first point whose latency varies by more than rounding: decodings that all take equally long have no distribution.
         time = pl.coalesce(timed)
         points = latencies.filter((time.max() - time.min() > ROUNDING * time.max()).over("point"))
         first = points.filter(pl.col("point").eq_missing(points["point"].min()))
