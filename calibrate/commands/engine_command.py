@@ -402,7 +402,7 @@ def _print_law(law: StepLaw) -> None:
     print(f"{law.name}: {found['about']}")
     columns = ("term", "value", "low", "high", "unit", "from", "meaning")
     _print_table(columns, [[row[name] for name in columns] for row in map(_in_milliseconds, found["coefficients"])])
-    for line in law_report.sentences(law):
+    for line in (*law_report.sentences(law), *law_report.doubts(law)):
         print(line)
 
 

@@ -29,7 +29,7 @@ UNITS = {
 """Columns that hold the measured value; a table has one of them."""
 REQUIRED = ("sequences", "draft_length")
 OPTIONAL = ("mean_acceptance_length", "draft_passes", "context", "weight")
-MOST_CELLS = 10_000
+MOST_CELLS = 2000
 MOST_SEQUENCES, MOST_DRAFT = 1e6, 1024
 
 

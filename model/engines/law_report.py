@@ -11,6 +11,8 @@ from model.engines import engine_priors, kernel_times, next_cell
 from model.engines.step_law import EXTRAPOLATION, SHARE, StepLaw
 from model.engines.step_terms import LOGITS, PLAIN, PRIORS, Prior
 
+CONTRADICTING = 0.15
+"""Relative error of a fitted cell above which it is doubted [-]; repeated benchmarks differ by 1 to 3 %."""
 PRIOR_ONLY = 0.8
 """A coefficient whose uncertainty is more than this share of its prior's is not determined by the cells [-]."""
 
@@ -104,3 +106,15 @@ def sentences(law: StepLaw) -> list[str]:
         f" beyond them the intervals widen by {EXTRAPOLATION:.0%} per doubling"
     )
     return lines
+
+
+def doubts(law: StepLaw) -> list[str]:
+    """The fitted cell that the law misses most, as a printed line, if it misses it by more than `CONTRADICTING`."""
+    if law.cells is None:
+        return []
+    away = law.predict(law.cells).values / law.cells.values - 1
+    worst = int(np.abs(away).argmax())
+    if abs(away[worst]) <= CONTRADICTING:
+        return []
+    where = f"{law.cells.sequences[worst]:g} sequences and draft length {law.cells.draft_length[worst]:g}"
+    return [f"the law misses its own cell of {where} by {away[worst]:+.0%}: check its unit, and that one engine gave all cells"]

@@ -148,6 +148,21 @@ def test_one_bad_cell_does_not_decide() -> None:
     assert np.median(np.abs(change)) < 0.03
 
 
+def test_a_cell_that_the_law_misses_is_doubted() -> None:
+    law, _ = fitted(0, True, True)
+    assert law_report.doubts(law) == []
+    mixed = Cells.of("tpot_ms", [1, 2, 4], [0, 0, 0], [10.0, 10.0e3, 10.0])
+    assert "cell of 2 sequences and draft length 0 by -" in law_report.doubts(law_fit.fit(mixed, "mixed"))[0]
+
+
+def test_many_cells_are_left_out_in_groups() -> None:
+    table, experts = synthetic(0)
+    many = table[np.tile(np.arange(table.size), 2)]
+    law = law_fit.fit(many, "many", experts=experts)
+    assert len(law.left_out) == 2 * table.size > law_fit.MOST_GROUPS
+    assert np.median(np.abs(law.left_out)) < 2 * NOISE
+
+
 def test_more_cells_narrow_the_intervals_and_distance_widens_them() -> None:
     few, many = (fitted(1, True, six)[0] for six in (True, False))
     far = Cells.of(few.unit, [16, 1024], [3, 3], mean_acceptance_length=[2.5, 2.5])
