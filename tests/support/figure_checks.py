@@ -427,5 +427,5 @@ def odd_dashes(figure: Figure) -> list[str]:
 
 
 def svg_words(path: pathlib.Path) -> list[str]:
-    """Texts of an SVG figure, in the comments that name their glyphs."""
+    """Words of an SVG figure, from the comments that name their glyphs."""
     return [unescape(each.strip()) for each in re.findall(r"<!--(.*?)-->", path.read_text(encoding="utf-8"), re.DOTALL)]
