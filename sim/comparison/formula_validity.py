@@ -28,7 +28,7 @@ from model.logs.spans import overlap_with_other_units as at_once
 from model.methods import registry
 from model.methods.formula_check import ComparedRuns
 from model.steps import Forward, LayerSpan
-from sim.comparison.run_comparison import Times, hardware_models, over_processes, predict, profiles_of, spent_by_main
+from sim.comparison.run_comparison import Times, over_processes, predict, profiles_of, replayed_seconds, spent_by_main
 
 if TYPE_CHECKING:
     import polars as pl
@@ -65,7 +65,7 @@ def limits(runs: MeasuredRuns, table: pl.DataFrame, times: Times) -> pl.DataFram
     """
     import polars as pl
 
-    cost = ReplayedSeconds(hardware_models(runs, times))
+    cost = replayed_seconds(runs, times)
     timed = [Compared(runs.timed[row["decoding"]].decoding, row) for row in table.iter_rows(named=True)]
     timed = [each for each in timed if len(each.decoding.commits) > 1 and each.tokens > 0]
     plain = [each for each in timed if each.decoding.method == registry.PLAIN]

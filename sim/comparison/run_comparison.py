@@ -17,7 +17,6 @@ from model.base.checks import ParameterError
 from model.costs.replayed_seconds import ReplayedSeconds
 from model.engines.step_law import StepLaw
 from model.hardware import physical_limits
-from model.hardware.cost_models import Hardware
 from model.hardware.profile import PROCESS_PROMPT, Profile
 from model.hardware.profile_costs import ProfileCosts, shape_of
 from model.logs.measured_runs import ROLES, MeasuredRuns, TimedDecoding
@@ -113,13 +112,13 @@ def _by_law(runs: MeasuredRuns, law: StepLaw, *, allow_mismatch: bool) -> tuple[
     wrong = step_law_times.mismatches(runs, law)
     if wrong and not allow_mismatch:
         raise ParameterError(f"{wrong[0]}; use a law of that model, or --allow-mismatch, which marks every row")
-    of, (kept, left) = step_law_times.hardware(runs, law), step_law_times.split(runs, law)
-    cost, mark, rows = ReplayedSeconds(of, overhead_per_call=False), "; ".join([step_law_times.mark(law), *wrong]), []
+    cost, (kept, left) = replayed_seconds(runs, law), step_law_times.split(runs, law)
+    target, mark, rows = cost.hardware("target"), "; ".join([step_law_times.mark(law), *wrong]), []
     for number, timed in kept.items():
-        lacking = ", ".join(step_law_times.missing(timed, of["target"]))
+        lacking = ", ".join(step_law_times.missing(timed, target))
         row = _row(runs, number, timed, predict(timed.decoding, cost))
         rows.append(row | {"contention_s": 0.0, "mismatch": mark, "missing": lacking, "step_law": law.name})
-    facts = {"name": law.name, "unit": law.unit, "provenance": of["target"].provenance}
+    facts = {"name": law.name, "unit": law.unit, "provenance": target.provenance}
     return pl.DataFrame(rows, infer_schema_length=None), facts | {"notes": [*left, *step_law_times.notes(law, kept)]}
 
 
@@ -353,11 +352,15 @@ def _said(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
-def hardware_models(runs: MeasuredRuns, times: Times) -> dict[str, Hardware]:
-    """Cost models of the runs' models, by role."""
+def replayed_seconds(runs: MeasuredRuns, times: Times) -> ReplayedSeconds:
+    """Costs of these runs on one unit.
+
+    The overhead of a profile is that of a call of the library, so that a pass that is cut in two has it twice; the overhead of a
+    step law is that of an engine's step.
+    """
     if isinstance(times, StepLaw):
-        return step_law_times.hardware(runs, times)
-    return {role: ProfileCosts(each) for role, each in times.items()}
+        return ReplayedSeconds(step_law_times.hardware(runs, times), overhead_per_call=False)
+    return ReplayedSeconds({role: ProfileCosts(each) for role, each in times.items()})
 
 
 def profiles_of(names: Sequence[str], runs: MeasuredRuns, folder: Path) -> dict[str, Profile]:

@@ -171,8 +171,11 @@ def test_shapes_are_those_of_the_runs_else_of_the_kernels() -> None:
         run_comparison.compare(bare, made_law())
     found = step_law_times.hardware(bare, dataclasses.replace(made_law(), kernels=KernelSource("llama-68m", "h100")))
     assert {role: each.shape.layers for role, each in found.items()} == {"target": 2, "draft": LAYERS["draft"]}
-    found = step_law_times.hardware(runs, made_law())
-    assert {role: each.shape for role, each in found.items()} == {role: shape(role) for role in ("target", "draft")}
+    narrow = dict(runs.about) | {"shapes": runs.about["shapes"] | {"draft": runs.about["shapes"]["draft"] | {"hidden": 64}}}
+    found = step_law_times.hardware(MeasuredRuns(runs.log, runs.table, narrow), made_law())
+    assert {role: each.shape for role, each in found.items()} == {
+        "target": shape("target"), "draft": dataclasses.replace(shape("draft"), hidden=64)
+    }
 
 
 # --- The command ---
@@ -250,11 +253,12 @@ def cell(timed: TimedDecoding) -> tuple[int, float, float, float]:
     return decoding.settings.get("draft_length", 0), 1e3 * timed.median() / after, after / len(steps), drafted / len(steps)
 
 
-@lru_cache(maxsize=1)
-def committed() -> MeasuredRuns:
-    """Committed runs of the CPU family, plain and speculative, at batch 1."""
+@lru_cache(maxsize=2)
+def committed(*methods: str) -> MeasuredRuns:
+    """Committed runs of the CPU family of these methods (default: plain and speculative), at batch 1."""
     runs = measured_runs.load(COMMITTED)
-    kept = [number for number, timed in runs.timed.items() if timed.decoding.method in ("autoregressive", "speculative")]
+    wanted = methods or ("autoregressive", "speculative")
+    kept = [number for number, timed in runs.timed.items() if timed.decoding.method in wanted]
     return MeasuredRuns(runs.log, runs.table.filter(pl.col("decoding").is_in(kept)), runs.about)
 
 
@@ -295,6 +299,23 @@ def test_three_cells_of_one_prompt_predict_the_other_runs(prompt: str, draft_len
         own = predicted.filter(prompt=each)
         chosen = own.sort("predicted_s")["measured_s"][0]
         assert chosen / own["measured_s"].min() - 1 < LOST  # type: ignore[operator]
+
+
+def test_an_engine_s_overhead_is_paid_by_passes_that_begin_a_step() -> None:
+    """Early exit cuts passes after each layer, and a draft tree follows several hypotheses; a law has neither's reads."""
+    runs, (slow, fast) = committed("early_exit", "beam"), [
+        dataclasses.replace(made_law(), coefficients=made_law().coefficients | {"step": step}) for step in (3e-3, 1e-3)
+    ]  # fmt: skip
+    slower, faster = (run_comparison.compare(runs, law) for law in (slow, fast))
+    for row, other in zip(slower.iter_rows(named=True), faster.iter_rows(named=True), strict=True):
+        passes = runs.timed[row["decoding"]].decoding.account.passes_by_kind
+        begun = sum(
+            count for kind, (count, *_) in passes.items()
+            if kind.role == "target" and kind.layers.first == 0 < kind.layers.last and not kind.layers.kv_only
+        )  # fmt: skip
+        assert row["predicted_total_s"] - other["predicted_total_s"] == pytest.approx(2e-3 * begun, rel=1e-9)
+    by_method = dict(slower.select("method", "missing").unique().rows())
+    assert by_method == {"early_exit": "reads after some of the layers", "beam": "several hypotheses"}
 
 
 def test_formulas_are_compared_with_times_of_the_law() -> None:

@@ -62,6 +62,8 @@ def test_layers_and_overhead_of_a_pass_sum_to_the_law(width: int, batch: int) ->
     cost = PassSeconds({"target": LawTarget(found, shape), "draft": LawDraft(found, shape)}, batch=batch)
     expected = found.pass_seconds(batch, width, 0)[0]
     assert float(cost.verify_times(width, 0)) == pytest.approx(float(expected), rel=1e-12)
+    overhead = found.coefficients["step"] + batch * found.coefficients["sequence"]
+    assert float(LawTarget(found, shape).step(batch).seconds) == pytest.approx(overhead, rel=1e-12)
     assert float(cost.draft_times(0)) == pytest.approx(found.coefficients["draft_pass"], rel=1e-12)
 
 
