@@ -14,7 +14,10 @@ from calibrate.commands.common_options import guarded
 @guarded
 def report(
     folder: Annotated[
-        Path, typer.Argument(metavar="DATA_DIR", envvar="DECODESIM_DATA", help="Folder of the public tables (gpu/, SOURCES.md).")
+        Path,
+        typer.Argument(
+            metavar="DATA_DIR", envvar="DECODESIM_DATA", help="Folder of the public tables (gpu/, engine/, SOURCES.md)."
+        ),
     ],
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit with 1 if the page is out of date.")] = False,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="The page. Default: VALIDATION.md in the package.")] = None,
@@ -25,11 +28,11 @@ def report(
 
     calibrate report data --check
     """
-    from calibrate.validation import validated_claims
+    from calibrate.validation import engine_tables, validated_claims
     from calibrate.validation import validation_page as page
 
     path = page.default_path() if out is None else out
-    claims = validated_claims.claims(folder)
+    claims = (*validated_claims.claims(folder), *engine_tables.claims(folder))
     if check:
         wrong = page.stale(claims, path)
         if wrong:
@@ -41,4 +44,4 @@ def report(
     for claim in claims:
         for case in claim.cases:
             if not case.met:
-                print(f"bound missed: {claim.title}: {case.name}, median {validated_claims.percent(case.median)}")
+                print(f"bound missed: {claim.title}: {page.missed_targets(case)}")

@@ -7,7 +7,7 @@ Nothing is entered by hand: numbers in sentences are computed together with the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -39,15 +39,36 @@ MEDIAN_TARGETS = {"h100": 0.022, "a100": 0.03, "l40s": 0.03}
 """Targets of the median leave-one-out error of products, by GPU [-]."""
 
 
+@dataclass(frozen=True)
+class Target:
+    """Target of another quantity than an error: its value, and the largest that is allowed [-]."""
+
+    name: str
+    value: float
+    most: float
+
+    @property
+    def met(self) -> bool:
+        """True if the target is met."""
+        return self.value <= self.most
+
+
 @dataclass(frozen=True, eq=False)
 class PredictionErrors:
-    """Relative errors of one case, shape (predictions,) [-], the coordinate of the largest, and targets of median and 90 %."""
+    """Relative errors of one case, shape (predictions,) [-], and the coordinate of the largest.
+
+    `target`, `target_90` and `target_worst` are targets of median, 90th percentile and largest error; `targets` are those of other
+    quantities, and `columns` further columns of the table of a claim, by heading.
+    """
 
     name: str
     errors: Floats
     where: str = ""
     target: float | None = None
     target_90: float | None = None
+    target_worst: float | None = None
+    targets: tuple[Target, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.errors.size or not np.isfinite(self.errors).all():
@@ -71,8 +92,8 @@ class PredictionErrors:
     @property
     def met(self) -> bool:
         """True if the targets are met."""
-        median = self.target is None or self.median <= self.target
-        return median and (self.target_90 is None or self.percentile_90 <= self.target_90)
+        found = ((self.median, self.target), (self.percentile_90, self.target_90), (self.largest, self.target_worst))
+        return all(most is None or value <= most for value, most in found) and all(each.met for each in self.targets)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,9 +4,10 @@ Few cells cannot determine all coefficients. With priors they need not: what the
 intervals of predictions say so. The errors of cells are relative (of logarithms) with Student's t distribution, so that throughput
 and time, small and large batches count alike, and one bad cell does not decide. Coefficients are positive by construction.
 
-The law's coefficients are at the maximum of the posterior density; draws are from an ensemble sampler [Goodman2010].
+The law's coefficients are at the maximum of the posterior density; draws are from an ensemble sampler [TerBraak2006].
 
-[Goodman2010] J. Goodman, J. Weare. Ensemble samplers with affine invariance. Comm. App. Math. Comp. Sci. 5(1), 2010.
+[TerBraak2006] C. J. F. ter Braak. A Markov chain Monte Carlo version of the genetic algorithm differential evolution. Statistics
+and Computing 16, 2006.
 [Leviathan2023] Y. Leviathan et al. Fast Inference from Transformers via Speculative Decoding. ICML 2023, arXiv:2211.17192.
 """
 
@@ -29,6 +30,8 @@ from model.engines.step_terms import LOGITS, PLAIN, PRIORS, RoutedExperts, StepS
 
 WALKERS, STEPS, KEEP_EVERY, DRAWS = 64, 1500, 10, 256
 """Size of the ensemble, its steps (the first third is discarded), and draws that a law keeps."""
+STARTS = 6
+"""Points from which the maximum is searched for."""
 MOST_GROUPS = 60
 """Most groups of cells that are left out in turn; up to as many cells, each is left out alone."""
 ACCEPTANCE_ERROR = 0.02
@@ -49,7 +52,7 @@ def fit(
     cells
         Measured cells; those without a value are left out. None: the law of the priors alone, which needs `kernels` and `unit`.
     experts, kernels
-        RoutedExperts of the model; source of the kernels' seconds, which then give the shape over batch, width and context.
+        Experts of the model; source of the kernels' seconds, which then give the shape over batch, width and context.
     acceptance
         Conditional acceptance rates by draft position, for cells without an acceptance length. Where neither is known, one rate
         (and its trend by position) is fitted with the law; a speed-up over plain decoding then rests on priors unless plain cells
@@ -217,10 +220,12 @@ class _Posterior:
 
     # --- Maximum and draws ---
 
-    def maximum(self, start: Floats | None = None, heed: Floats | None = None) -> Floats:
-        """Point of the largest density."""
-        means, sds = self.normal
+    def maximum(self, starts: Floats | None = None, heed: Floats | None = None) -> Floats:
+        """Point of the largest density; the density may have several maxima, so that several points are started from.
 
+        `starts` has shape (points, coordinates); default: the means of the priors, and fixed points around them.
+        """
+        means, sds = self.normal
         size, apart = means.size, 1e-5
         shifts = np.concatenate([np.zeros((1, size)), apart * np.eye(size), -apart * np.eye(size)])
 
@@ -229,8 +234,10 @@ class _Posterior:
             heights = -self.log_density(means + sds * (scaled + shifts), heed)
             return float(heights[0]), (heights[1 : size + 1] - heights[size + 1 :]) / (2 * apart)
 
-        first = np.zeros(size) if start is None else (start - means) / sds
-        return np.asarray(means + sds * optimize.minimize(descent, first, jac=True, method="BFGS").x)
+        around = np.random.Generator(np.random.Philox(STARTS)).standard_normal((STARTS - 1, size))
+        firsts = [np.zeros(size), *around] if starts is None else [np.zeros(size), *((starts - means) / sds)]
+        found = [optimize.minimize(descent, first, jac=True, method="BFGS") for first in firsts]
+        return np.asarray(means + sds * min(found, key=lambda each: float(each.fun)).x)
 
     def left_out(self, best: Floats) -> list[float]:
         """Relative error of each cell by the maximum of the posterior of the others; many cells are left out in groups."""
@@ -239,7 +246,7 @@ class _Posterior:
         groups = np.arange(self.cells.size) % min(self.cells.size, MOST_GROUPS)
         for group in range(int(groups.max()) + 1):
             out = groups == group
-            of = self.natural(self.maximum(best, np.where(out, 0.0, 1.0))[None])
+            of = self.natural(self.maximum(best[None], np.where(out, 0.0, 1.0))[None])
             predicted = self._log_values(of, 0) - (self._log_values(of, 1) if self.over is not None else 0.0)
             errors[out] = np.exp(predicted[0, out]) / self.cells.values[out] - 1
         return errors.tolist()
@@ -250,18 +257,19 @@ class _Posterior:
         return np.asarray(means + sds * random.standard_normal((DRAWS, means.size)))
 
     def sample(self, best: Floats, random: np.random.Generator) -> Floats:
-        """Draws from the posterior by the stretch move of [Goodman2010]; shape (draws, coordinates)."""
+        """Draws from the posterior by differential evolution [TerBraak2006]; shape (draws, coordinates)."""
         _, sds = self.normal
         walkers = best + 0.1 * sds * random.standard_normal((WALKERS, best.size))
         height, half, kept = self.log_density(walkers), WALKERS // 2, []
         for step in range(STEPS):
             for mine, others in ((slice(0, half), slice(half, None)), (slice(half, None), slice(0, half))):
-                # Density of the stretch proportional to 1 / sqrt(z) between 1/2 and 2.
-                stretch = (random.random(half) * (2**0.5 - 0.5**0.5) + 0.5**0.5) ** 2
-                anchor = walkers[others][random.integers(0, half, half)]
-                moved = anchor + stretch[:, None] * (walkers[mine] - anchor)
+                # Each walker moves along the difference of two walkers of the other half; a factor of 1 leads from mode to mode.
+                pair = np.argsort(random.random((half, half)), axis=1)[:, :2]
+                factor = np.where(random.random(half) < 0.1, 1.0, 2.38 / np.sqrt(2 * best.size))
+                along = walkers[others][pair[:, 0]] - walkers[others][pair[:, 1]]
+                moved = walkers[mine] + factor[:, None] * along + 1e-4 * sds * random.standard_normal((half, best.size))
                 now = self.log_density(moved)
-                accepted = np.log(random.random(half)) < (best.size - 1) * np.log(stretch) + now - height[mine]
+                accepted = np.log(random.random(half)) < now - height[mine]
                 walkers[mine] = np.where(accepted[:, None], moved, walkers[mine])
                 height[mine] = np.where(accepted, now, height[mine])
             if step >= STEPS // 3 and step % KEEP_EVERY == 0:

@@ -38,6 +38,10 @@ class BestLength(NamedTuple):
 
 TIE = 0.01
 """Largest difference of expected losses of draft lengths that count as equal [-]."""
+CLOSE = 0.1
+"""Share of the possible reduction of the loss by which candidates may differ and count as equally good [-]."""
+RESOLVED = 0.001
+"""Difference of expected losses below which candidates count as equally good: the draws do not resolve it [-]."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,10 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Advice:
-    """What is known of the best draft lengths, and candidates for the next cell, the best one first."""
+    """What is known of the best draft lengths, and candidates for the next cell, the best one first.
+
+    The best cell lowers the expected loss most; of cells that lower it about as much, it leaves the least uncertainty.
+    """
 
     choices: tuple[BestLength, ...]
     candidates: tuple[Candidate, ...]
@@ -104,9 +111,18 @@ def advise(
     )  # fmt: skip
     values = np.log(law.draws_of(cells))
     after, spread, tells = _after(law, values, losses)
-    order = np.argsort(after, kind="stable")
+    order = _best_first(after, spread, float(expected.min(axis=1).mean()))
     found = tuple(Candidate(float(grid[i, 0]), int(grid[i, 1]), float(after[i]), float(spread[i]), tells[i]) for i in order)
     return Advice(choices, found, float(values.std(axis=0).mean()))
+
+
+def _best_first(losses: Floats, spreads: Floats, now: float) -> NDArray[np.int_]:
+    """Order of candidates by the expected loss after measuring them; those about as good as the best are first, by uncertainty.
+
+    Losses of a few hundred draws do not distinguish similar cells: of these, the one that tells most about all others is best.
+    """
+    close = losses <= losses.min() + max(CLOSE * (now - losses.min()), RESOLVED)
+    return np.lexsort((losses, np.where(close, spreads, np.inf)))
 
 
 def _with_lengths(law: StepLaw, cells: Cells) -> Cells:

@@ -67,7 +67,7 @@ class StepLaw:
     draws
         Draws of the coefficients, and of `noise`, from the posterior; arrays of shape (draws,).
     experts, kernels
-        RoutedExperts of the model, and source of the kernels' seconds; None: none.
+        Experts of the model, and source of the kernels' seconds; None: none.
     acceptance
         Conditional acceptance rates by draft position, if they were given; else empty.
     cells
@@ -107,7 +107,7 @@ class StepLaw:
             beyond = np.maximum(beyond, self.beyond(over.sequences, over.draft_length))
         noise = np.sqrt(self.draws["noise"][:, None] ** 2 / cells.weight + (EXTRAPOLATION * beyond) ** 2)
         spread = values[:, None, :] + noise[:, None, :] * _NODES[None, :, None]
-        low, high = np.quantile(spread.reshape(-1, cells.size), [(1 - SHARE) / 2, (1 + SHARE) / 2], axis=0)
+        low, high = np.quantile(spread.reshape(-1, cells.size), [(1 - SHARE) / 2, (1 + SHARE) / 2], axis=0, method="hazen")
         point = value[0]
         return Predictions(np.exp(point), np.exp(np.minimum(low, point)), np.exp(np.maximum(high, point)), beyond)
 

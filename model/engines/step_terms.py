@@ -81,7 +81,7 @@ PLAIN = ("acceptance_trend",)
 
 @dataclass(frozen=True)
 class RoutedExperts:
-    """RoutedExperts of a mixture: E of which a token reads k."""
+    """Experts of a mixture: E of which a token reads k."""
 
     number: int
     active: int

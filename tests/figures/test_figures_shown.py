@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 
 from figures.common.style import with_subject_line
 from figures.of_comparisons import error_by_method, formula_limits, gantt_pair, predicted_measured, time_parts
-from figures.of_hardware import layer_time, pass_cost, reached_peaks
+from figures.of_hardware import engine_predictions, layer_time, pass_cost, reached_peaks
 from figures.of_logs import acceptance_by_position, accepted_lengths, agreement_over_cost, match_rates, tokens_by_source
 from figures.of_papers import ppd_table_3_times, slides_speedups
 from figures.of_runs import (
@@ -67,6 +67,7 @@ from tests.figures import (
     test_figures_batches,
     test_figures_bild,
     test_figures_comparison,
+    test_figures_engine,
     test_figures_hardware,
     test_figures_real,
     test_figures_speculative,
@@ -393,6 +394,7 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "timeline_rows": lambda: test_figures_timeline.drawn(record("early-exit", point=1, tokens=4)),
     "timeline_units": of_units,
     "verify_cost_hardware": lambda: pass_cost.draw({"H100": ProfileCosts(profiles()[0])}, batches=(1, 8), widest=6),
+    "engine_predictions": lambda: engine_predictions.draw(test_figures_engine.LAW, test_figures_engine.CELLS),
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from model.base.checks import ParameterError
 from model.engines import cells as cell_tables
@@ -163,6 +164,42 @@ def test_many_cells_are_left_out_in_groups() -> None:
     assert np.median(np.abs(law.left_out)) < 2 * NOISE
 
 
+def test_left_out_error_is_that_of_a_law_without_the_cell() -> None:
+    law, table = fitted(3, True, True)
+    cells = table[SIX]
+    for index in (0, 4):
+        rest = np.arange(cells.size) != index
+        without = law_fit.fit(cells[rest], "rest", experts=law.experts)
+        error = without.predict(cells[~rest]).values[0] / cells.values[index] - 1
+        assert law.left_out[index] == pytest.approx(error, abs=0.02)
+
+
+def test_weights_say_which_of_two_measurements_counts() -> None:
+    cells = Cells.of("step_ms", [1, 1], [0, 0], [10.0, 12.0], weight=[100, 1])
+    first, second = (float(law_fit.fit(replace(cells, weight=weight), "two").predict(cells).values[0])
+                     for weight in (cells.weight, cells.weight[::-1]))  # fmt: skip
+    assert first == pytest.approx(10, rel=0.02)
+    assert second == pytest.approx(12, rel=0.02)
+
+
+def test_acceptance_of_measured_lengths_holds_at_other_draft_lengths() -> None:
+    drafted = np.array([0.0, 3, 3])
+    emitted = step_terms.acceptance_length(0.45, 0.0, drafted)
+    cells = Cells.of("step_ms", [1, 1, 8], drafted, [10.0, 11, 12], mean_acceptance_length=emitted)
+    found = law_fit.fit(cells, "steps").acceptance_lengths(Cells.of("step_ms", [1, 1], [1, 6]))[0]
+    np.testing.assert_allclose(found, step_terms.acceptance_length(0.45, 0.0, [1, 6]), rtol=0.06)
+
+
+def test_intervals_hold_the_error_of_a_measurement_and_of_the_distance() -> None:
+    law, _ = fitted(1, True, True)
+    sure = replace(law, draws={name: np.full(256, law.coefficients.get(name, 0.02)) for name in law.draws})
+    near, far = (sure.predict(Cells.of(sure.unit, [number], [3], mean_acceptance_length=[2.5])) for number in (64, 1024))
+    quantile = float(stats.t(step_law.DEGREES).ppf(0.9))
+    assert np.log(near.high / near.values)[0] == pytest.approx(0.02 * quantile, rel=0.05)
+    away = np.hypot(0.02, 4 * step_law.EXTRAPOLATION)
+    assert np.log(far.high / far.values)[0] == pytest.approx(away * quantile, rel=0.05)
+
+
 def test_more_cells_narrow_the_intervals_and_distance_widens_them() -> None:
     few, many = (fitted(1, True, six)[0] for six in (True, False))
     far = Cells.of(few.unit, [16, 1024], [3, 3], mean_acceptance_length=[2.5, 2.5])
@@ -293,8 +330,19 @@ def test_measuring_never_raises_the_expected_loss() -> None:
     assert len(advice.candidates) == len(BATCHES) * len(LENGTHS)
     assert all(each.loss <= advice.loss * (1 + 1e-3) + 1e-9 for each in advice.candidates)
     assert all(each.spread <= advice.spread * (1 + 1e-3) for each in advice.candidates)
-    assert [each.loss for each in advice.candidates] == sorted(each.loss for each in advice.candidates)
+    least = min(each.loss for each in advice.candidates)
+    slack = max(next_cell.CLOSE * (advice.loss - least), next_cell.RESOLVED)
+    close = [each for each in advice.candidates if each.loss <= least + slack]
+    first, others = advice.candidates[: len(close)], advice.candidates[len(close) :]
+    assert [each.spread for each in first] == sorted(each.spread for each in close)
+    assert [each.loss for each in others] == sorted(each.loss for each in others)
     for choice in advice.choices:
+        cells = Cells.of(law.unit, np.full(len(LENGTHS), choice.sequences), LENGTHS)
+        rates = law.acceptance_lengths(cells, law.draws) / law.draws_of(cells)  # the law is of seconds of a step
+        losses = (1 - rates / rates.max(axis=1, keepdims=True)).mean(axis=0)
+        assert law.unit == "step_ms"
+        assert choice.loss == pytest.approx(losses.min())
+        assert choice.draft_length == LENGTHS[int(losses.argmin())]
         assert choice.draft_length in choice.ties
         assert 0 <= choice.loss <= 1
         assert 0 < choice.probability <= 1
@@ -305,6 +353,13 @@ def test_a_cell_that_was_measured_tells_less_than_one_far_from_all() -> None:
     law = law_fit.fit(table[chosen((0, 3), (1,))], "two", experts=experts)
     spreads = {(each.sequences, each.draft_length): each.spread for each in next_cell.advise(law, BATCHES, LENGTHS).candidates}
     assert max(spreads[64, 3], spreads[16, 3]) < spreads[1, 3] / 1.5
+
+
+def test_similar_candidates_are_ordered_by_uncertainty_and_others_by_loss() -> None:
+    losses, spreads = np.array([0.30, 0.20, 0.21, 0.25, 0.205]), np.array([0.01, 0.05, 0.03, 0.02, 0.04])
+    # The loss is 0.30 now: candidates up to 0.20 + 0.1 x (0.30 - 0.20) are about as good as the best.
+    assert next_cell._best_first(losses, spreads, 0.30).tolist() == [2, 4, 1, 3, 0]
+    assert next_cell._best_first(losses, spreads, 0.20).tolist() == [1, 4, 2, 3, 0]  # nothing to gain: by loss
 
 
 def test_known_law_has_one_choice_and_no_loss() -> None:

@@ -107,6 +107,35 @@ def test_a_step_takes_longer_with_more_sequences_and_longer_drafts(of: dict[str,
     assert seconds(2 * number, drafted) <= 2 * seconds(number, drafted) * (1 + 1e-9)
 
 
+def _seconds(of: dict[str, float], number: float, drafted: float, experts: RoutedExperts | None = None) -> float:
+    table = {"draft_pass": 0.0} | of
+    arrays = {name: np.array([value]) for name, value in table.items()}
+    return float(step_terms.step_seconds(arrays, _shape(number, drafted), experts)[0])
+
+
+def test_terms_count_sequences_tokens_passes_and_positions() -> None:
+    base = {"weights": 0.0, "ridge_tokens": 1.0}
+    assert _seconds(base | {"sequence": 1.0}, 5, 2) == 5
+    assert _seconds(base | {"token": 1.0}, 5, 2) == 15
+    assert _seconds(base | {"kv_position": 1.0}, 5, 2) == 5000  # contexts of 1000 positions
+    assert _seconds(base | {"draft_pass": 1.0}, 5, 2) == 2
+    assert [_seconds(base | {"round": 1.0}, 5, drafted) for drafted in (0, 1, 3)] == [0, 1, 1]
+    assert _seconds(base | {"step": 1.0}, 5, 2) == 1
+
+
+def test_arithmetic_is_of_the_active_weights_only() -> None:
+    of = {"weights": 1.0, "experts": 4.0, "ridge_tokens": 10.0, "expert_correlation": 0.0, "expert_skew": 0.0}
+    # Far beyond the ridge only the arithmetic counts: 1 + 4 x 2 / 8 = 2 per 10 tokens; far below it, the weights and experts read.
+    assert _seconds(of, 10_000, 0, RoutedExperts(8, 2)) == pytest.approx(2 * 1000, rel=1e-3)
+    assert _seconds(of | {"ridge_tokens": 1e6}, 1, 0, RoutedExperts(8, 2)) == pytest.approx(1 + 4 * 2 / 8)
+
+
+def test_trend_raises_the_logit_of_each_further_position() -> None:
+    rate, trend = 0.6, 0.5
+    second = 1 / (1 + math.exp(-(math.log(rate / (1 - rate)) + trend)))
+    assert float(step_terms.acceptance_length(rate, trend, 2)) == pytest.approx(1 + rate + rate * second)
+
+
 def test_a_step_is_not_faster_than_its_memory_allows() -> None:
     at = StepShape(np.ones(1), np.zeros(1), np.zeros(1), np.zeros(1), bound=np.array([0.02]))
     of = {name: np.array([1e-3]) for name in ("weights", "step", "draft_pass")} | {"ridge_tokens": np.array([300.0])}

@@ -582,6 +582,7 @@ def test_pages(data: bytes) -> None:
     with folder() as here:
         (here / "page.md").write_bytes(data)
         call_reader(validation_page.stale, (), here / "page.md")
+        call_reader(validation_page.stale_sections, (), here / "page.md")
         call_reader(validation_page.write, (), here / "page.md")
 
 

@@ -37,7 +37,7 @@ READERS = {
     "llmservingsim._facts": "tables_of_other_projects", "outcome_files.text_of": "recorded_outcomes",
     "json_and_parquet.load": "measured_runs",
     "prompts._of_file": "prompts", "output_quality._kept": "work_that_was_broken_off", "validation_page._after_claims": "pages",
-    "validation_page.stale": "pages",
+    "validation_page.stale": "pages", "validation_page.stale_sections": "pages",
     "run_plan.read": "plans", "measure_runs._read": "work_that_was_broken_off", "measured_runs.load": "logs_of_decisions",
     "scenario_file._digest": "recorded_outcomes", "scenario_file.load": "scenarios", "sim_app.compare": "pages",
     "model_directory._header": "models",
