@@ -48,6 +48,8 @@ def save(figure: Figure, path: str | Path, formats: Sequence[str] = FORMATS) -> 
     return paths
 
 
+ROUNDING = 1e-9
+"""Relative difference of times that are equal but for the order in which their parts were added [-]."""
 MOST_POINTS = 2000
 """Number of points above which the figures with one mark per point are not drawn."""
 
@@ -117,8 +119,9 @@ def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:
     if (spread := folder / "distribution.parquet").exists():
         timed = _columns_of_times(spread)
         latencies = _stored(spread, {"point": int, "view": str} | (dict.fromkeys(timed, float) if len(timed) == 1 else {}))
-        # The first point whose latency varies: where all decodings take equally long there is no distribution to draw.
-        points = latencies.filter(pl.coalesce(timed).n_unique().over("point") > 1)
+        # The first point whose latency varies by more than rounding: decodings that all take equally long have no distribution.
+        time = pl.coalesce(timed)
+        points = latencies.filter((time.max() - time.min() > ROUNDING * time.max()).over("point"))
         first = points.filter(pl.col("point").eq_missing(points["point"].min()))
         if "paths" in first["view"]:
             first = first.filter(pl.col("view") != "events")  # the same decodings, but fewer

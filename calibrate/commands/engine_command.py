@@ -24,6 +24,8 @@ engine = typer.Typer(
     epilog="Start with: calibrate engine commands --model meta-llama/Llama-3.1-8B-Instruct --batch 1,8,64 --draft-length 0,3",
 )  # fmt: skip
 
+MOST_LISTED = 60
+"""Most cells of a law that are printed one by one; JSON has all."""
 CellsFile = Annotated[
     Path,
     typer.Argument(
@@ -402,6 +404,11 @@ def _print_law(law: StepLaw) -> None:
     print(f"{law.name}: {found['about']}")
     columns = ("term", "value", "low", "high", "unit", "from", "meaning")
     _print_table(columns, [[row[name] for name in columns] for row in map(_in_milliseconds, found["coefficients"])])
+    cells_ = found.get("cells", [])
+    if 1 < len(cells_) <= MOST_LISTED:
+        print("each cell, and its error if it is predicted from the others:")
+        rows = [[row["sequences"], row["draft_length"], row[law.unit], row["left_out_error"]] for row in cells_]
+        _print_table(("sequences", "draft_length", law.unit, "error"), rows, percent={"error"})
     for line in (*law_report.sentences(law), *law_report.doubts(law)):
         print(line)
 
@@ -454,17 +461,14 @@ def _print_advice(advice: Advice) -> None:
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], percent: frozenset[str] | set[str] = frozenset()) -> None:
-    cells = [list(columns)] + [
-        [_shown(value, column in percent) for column, value in zip(columns, row, strict=True)] for row in rows
-    ]
+    """Print rows below headings: numbers to the right, words to the left."""
+    cells = [list(columns)]
+    cells += [[_shown(value, column in percent) for column, value in zip(columns, row, strict=True)] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    words = [any(isinstance(row[index], str) for row in rows) for index in range(len(columns))]
     for row in cells:
-        words = [each.ljust(width) if _is_text(each) else each.rjust(width) for each, width in zip(row, widths, strict=True)]
-        print("  " + "  ".join(words).rstrip())
-
-
-def _is_text(word: str) -> bool:
-    return not word[:1].isdigit() and word[:1] not in "-+"
+        aligned = [each.ljust(width) if word else each.rjust(width) for each, width, word in zip(row, widths, words, strict=True)]
+        print("  " + "  ".join(aligned).rstrip())
 
 
 def _shown(value: Any, percent: bool) -> str:

@@ -26,7 +26,8 @@ CHOICES = {
 }  # fmt: skip
 """Wording of a method's parameters, in the order in which they are used to distinguish points."""
 SETTINGS = {
-    "cost.device": "{}", "cost.profile": "{}", "cost.shape": "{}", "data_set": "{}", "head": "{} head", "tokens": "{} tokens",
+    "cost.device": "{}", "cost.profile": "{}", "cost.law": "{}", "cost.shape": "{}", "data_set": "{}", "head": "{} head",
+    "tokens": "{} tokens",
     "match_rate": "p = {:.3g}", "acceptance_rate": "α = {:.3g}", "medium_acceptance_rate": "medium α = {:.3g}",
     "fallback_threshold": "fallback below {:g}", "rollback_threshold": "rollback above {:g}", "fallback_rate": "f = {:.3g}",
     "rollback_rate": "r = {:.3g}", "mean_exit_layer": "{:.3g} layers on average", "cost_ratio": "c = {:.3g}",

@@ -9,7 +9,7 @@ from typing import Any
 from model.base import bounded_files
 
 _MODELS = {"shape": "{}", "draft_shape": "draft {}", "medium_shape": "medium {}"}
-_DEVICES = {"device": "{}", "profile": "profile {}"}
+_DEVICES = {"device": "{}", "profile": "profile {}", "law": "step law {}"}
 _MORE = {
     "dtype": "{}", "tensor_parallel": "TP {}", "prompt": "prompt of {} tokens", "context": "context of {} tokens",
     "cost_ratio": "c = {:.3g}",
@@ -34,6 +34,8 @@ def of_scenario(tables: Mapping[str, Any]) -> str:
     >>> tables = {"scenario": {"name": "mine"}, "cost": {"kind": "roofline", "device": "h100", "shape": "llama-3.1-8b"}}
     >>> of_scenario(tables | {"sweep": {"cost.prompt": [512, 4096]}})
     'mine: llama-3.1-8b, h100'
+    >>> of_scenario({"scenario": {"name": "mine"}, "cost": {"kind": "engine", "law": "fitted/own.json", "shape": "llama-3.1-8b"}})
+    'mine: llama-3.1-8b, step law own'
     >>> method = {"name": "speculative", "sequences": 8}
     >>> of_scenario({"scenario": {"name": "mine"}, "cost": {"cost_ratio": 0.1}, "method": [method]})
     'mine: c = 0.1, batch of 8'
@@ -45,6 +47,8 @@ def of_scenario(tables: Mapping[str, Any]) -> str:
     said = []
     for name, text in (_MODELS | _DEVICES | _MORE).items():
         values = [each[name] for each in costs if each.get(name) is not None]
+        if name == "law":
+            values = [Path(each).name.removesuffix(".json") for each in values]
         if name not in sweep and values and values.count(values[0]) == len(values):
             said.append(text.format(values[0]))
     for name, text in _METHOD.items():

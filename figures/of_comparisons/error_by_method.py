@@ -13,7 +13,7 @@ from matplotlib.patches import Patch, Rectangle
 from numpy.typing import NDArray
 
 from figures.common.style import COLOURS, GREY, INK, PALE, canvas, require_columns, styled
-from model.logs.prediction_error import by_method
+from model.logs.prediction_error import PROFILES, by_method, times_from
 from model.methods import registry
 
 _POINT = COLOURS[0]
@@ -40,7 +40,9 @@ def draw(table: pl.DataFrame) -> Figure:
         held = sum(each["held"] for each in found)
         title = "How far off is the simulator, method by method?"
         figure.text(0.02, 1 - 0.3 / height, title, fontsize=13, weight="bold", va="center")
-        said = f"{held} of {len(found)} methods keep their bound; {rows.height} measured decodings, predicted from profiles alone"
+        source = times_from(rows)
+        said = f"{held} of {len(found)} methods keep their bound; {rows.height} measured decodings, "
+        said += "predicted from profiles alone" if source == PROFILES else source
         figure.text(0.02, 1 - 0.57 / height, said, fontsize=9.5, color=GREY, va="center")
         _legend(figure, height)
     return figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from textwrap import fill
 from typing import Any
 
@@ -14,6 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from figures.common.style import COLOURS, GREY, INK, LINES, MARKERS, canvas, require_columns, styled
 from model.base.checks import ParameterError
+from model.logs.prediction_error import PROFILES, times_from
 
 MOST_SERIES = 6
 """Each series has three lines, and only its marker distinguishes it."""
@@ -27,6 +29,7 @@ TITLES = {
 """Questions of the claims, in the order of the figures; other claims follow under their names."""
 QUANTITIES = ("formula", "simulated", "measured")
 _NAMES = {"formula": "the formula", "simulated": "simulated with the profile (predicted)", "measured": "measured, ± its noise"}
+_BY_LAW = "simulated with the step law (predicted)"
 _COLOURS = {"formula": COLOURS[1], "simulated": COLOURS[0], "measured": INK}
 _LINES: dict[str, Any] = {"formula": LINES[1], "simulated": LINES[0], "measured": "none"}
 _NEEDED = ("claim", "x", "formula", "simulated", "measured", "noise", "x_name", "y_name")
@@ -42,9 +45,10 @@ def draw(rows: pl.DataFrame) -> Figure:
     """Draw the rows of one claim: formula and simulation as lines, the measurement as points with its noise.
 
     `rows` are those of `sim.comparison.formula_validity`: claim, x, formula, simulated, measured, noise (relative), x_name, y_name;
-    optionally series, which distinguishes rows of the same x, and about, the inputs of the formula. Each series has its marker.
+    optionally series, which distinguishes rows of the same x, about, the inputs of the formula, and step_law, the law that gave the
+    simulation its times instead of profiles. Each series has its marker.
     """
-    table = require_columns(rows, "the figure of a formula's limits", _NEEDED, ("series", "about"))
+    table = require_columns(rows, "the figure of a formula's limits", _NEEDED, ("series", "about", "step_law"))
     claims = list(dict.fromkeys(table["claim"]))
     if len(claims) > 1:
         raise ParameterError(f"the figure of a formula's limits needs rows of one claim, got {', '.join(claims)}; draw each alone")
@@ -61,7 +65,7 @@ def draw(rows: pl.DataFrame) -> Figure:
         _frame(axes, table)
         figure.text(0.1, 1 - 0.3 / height, TITLES.get(claims[0], claims[0]), fontsize=13, weight="bold", va="center")
         figure.text(0.1, 1 - 0.5 / height, subtitle(table), fontsize=9.5, color=GREY, va="top", linespacing=1.4)
-        _legend(figure, names)
+        _legend(figure, names, _NAMES if times_from(table) == PROFILES else _NAMES | {"simulated": _BY_LAW})
     return figure
 
 
@@ -128,12 +132,12 @@ def _frame(axes: Axes, table: pl.DataFrame) -> None:
     axes.margins(0.06, 0.1)
 
 
-def _legend(figure: Figure, names: list[str]) -> None:
+def _legend(figure: Figure, names: list[str], quantities: Mapping[str, str]) -> None:
     handles = []
     for each in QUANTITIES:
         colour, face = _COLOURS[each], _COLOURS[each] if each == "measured" else "white"
         style = {"linestyle": _LINES[each], "linewidth": 1.6, "marker": MARKERS[0], "markersize": 6, "markerfacecolor": face}
-        handles.append(Line2D([], [], color=colour, label=_NAMES[each], **style))
+        handles.append(Line2D([], [], color=colour, label=quantities[each], **style))
     handles += [
         Line2D([], [], color=GREY, linestyle="none", marker=marker, markersize=6, label=name)
         for name, marker in zip(names, MARKERS, strict=False)

@@ -1,4 +1,4 @@
-"""Predicted against measured wall time of every decoding, predicted from profiles alone."""
+"""Predicted against measured wall time of every decoding, predicted from profiles, or by a step law, alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from figures.common.style import GREY, INK, LINES, MARKERS, PALE, SeriesStyle, canvas, category_styles, require_columns, styled
 from model.base.checks import ParameterError
-from model.logs.prediction_error import BAND, choices, floor
+from model.logs.prediction_error import BAND, PROFILES, choices, floor, times_from
 from model.methods import registry
 
 Floats = NDArray[np.float64]
@@ -31,7 +31,7 @@ def draw(table: pl.DataFrame) -> Figure:
     error that the noise of the measurements alone explains, 1.5 times its median. Hollow points are runs that other work on the
     machine disturbed.
     """
-    rows = require_columns(table, "the figure of predicted against measured", NEEDED, ("disturbed", "mismatch"))
+    rows = require_columns(table, "the figure of predicted against measured", NEEDED, ("disturbed", "mismatch", "step_law"))
     rows = rows.with_columns(pl.col("disturbed").cast(pl.Boolean).fill_null(value=False))
     if not (rows["predicted_s"].min() > 0 and rows["measured_s"].min() > 0):  # type: ignore[operator]
         raise ParameterError("predicted_s and measured_s must be above 0 in every row; leave out decodings with a single commit")
@@ -50,7 +50,7 @@ def draw(table: pl.DataFrame) -> Figure:
             style = styles[str(method)]
             _points(axes, own["measured_s"], 1e3 * own["predicted_s"], str(method), style, hollow=bool(hollow))
             _points(below, own["measured_s"], 100 * own["error"], str(method), style, hollow=bool(hollow))
-        _frame(axes, below, ends)
+        _frame(axes, below, ends, times_from(rows))
         figure.text(0.095, 0.96, "Does the simulator predict real wall time?", fontsize=13, weight="bold", va="center")
         figure.text(0.095, 0.92, subtitle(rows), fontsize=9.5, color=GREY, va="center")
         _legend(figure, rows, styles, allowed)
@@ -67,6 +67,8 @@ def subtitle(rows: pl.DataFrame) -> str:
     settings = choices(rows)
     said = f"median error {100 * np.median(errors):.1f} %; {100 * np.mean(errors <= BAND):.0f} % of {rows.height} decodings"
     said += f" ({settings} setting{'s' if settings > 1 else ''}) are within {100 * BAND:g} %"
+    if times_from(rows) != PROFILES:
+        return f"{said}; {times_from(rows)}"
     return said + ("; a profile of ANOTHER machine" if rows["mismatch"].cast(pl.String).fill_null("").ne("").any() else "")
 
 
@@ -93,7 +95,7 @@ def _points(axes: Axes, measured: pl.Series, y: pl.Series, method: str, style: S
     )  # fmt: skip
 
 
-def _frame(axes: Axes, below: Axes, ends: Floats) -> None:
+def _frame(axes: Axes, below: Axes, ends: Floats, source: str) -> None:
     axes.set_yscale("log")
     axes.set_ylim(*ends)
     for each in (axes, below):
@@ -108,7 +110,7 @@ def _frame(axes: Axes, below: Axes, ends: Floats) -> None:
     axes.tick_params(labelbottom=False)
     below.set_ylabel("error [%]")
     below.set_xlabel("measured time from first to last token: median of the repeats [ms]")
-    axes.set_ylabel("predicted time, from profiles alone [ms]")
+    axes.set_ylabel(f"predicted time, {'from profiles' if source == PROFILES else 'by a step law'} alone [ms]")
 
 
 def _legend(figure: Figure, rows: pl.DataFrame, styles: dict[str, SeriesStyle], allowed: float) -> None:

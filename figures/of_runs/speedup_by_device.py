@@ -1,8 +1,10 @@
-"""Speed-up of each method on each device, for runs that sweep devices or profiles, with the input uncertainty."""
+"""Speed-up of each method on each device, for runs that sweep devices, profiles or step laws, with the input uncertainty."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -23,14 +25,15 @@ _WORDS = {
         "candidates", "draft_length", "acceptance_rate", "exit_layer", "max_layers", "min_layers", "sequences", "batching",
     )
 }  # fmt: skip
+_LAW = "cost.law"
 _BOUNDS = ("speedup_input_low", "speedup_input_high")
 _NEEDED = ("point", "view", "method", "speedup", "reserved_units", "tensor_parallel")
 
 
 def device_column(rows: pl.DataFrame) -> str | None:
-    """Return the column of a table of results that names the swept device or profile, or None."""
+    """Return the column of a table of results that names the swept device, profile or step law, or None."""
     for name in rows.columns:
-        if name.endswith(("cost.profile", "cost.device")) and rows[name].n_unique() > 1:
+        if name.endswith(("cost.profile", "cost.device", _LAW)) and rows[name].n_unique() > 1:
             return name
     return None
 
@@ -41,10 +44,10 @@ def most_exact(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.drop_nulls(["speedup"]).sort("point", order).unique("point", keep="first", maintain_order=True)
 
 
-def choice(row: Mapping[str, Any], varied: set[str]) -> str:
-    """Name of a method, with the parameters that vary, and the number of its devices."""
+def choice(row: Mapping[str, Any], varied: set[str], unit: str = "device") -> str:
+    """Name of a method, with the parameters that vary, and the number of its devices (of its engines, where those are units)."""
     held = int(row["reserved_units"])
-    devices = f"{held} device{'s' if held > 1 else ''}"
+    devices = f"{held} {unit}{'s' if held > 1 else ''}"
     if row["method"] == registry.PLAIN and row["tensor_parallel"] > 1:
         return f"tensor parallelism, {devices}"
     words = [said.format(row[key]) for key, said in _WORDS.items() if key in varied and row.get(key) is not None]
@@ -60,7 +63,8 @@ def chosen(rows: pl.DataFrame) -> tuple[str, pl.DataFrame, str] | None:
     missing = [pl.lit(None, dtype=pl.Float64).alias(name) for name in _BOUNDS if name not in rows.columns]
     table, baseline = over_one_device(most_exact(rows.with_columns(missing)).filter(pl.col(column).is_not_null()))
     varied = {"candidates", "draft_length"} | {key for key in _WORDS if key in table.columns and _varies(table, key)}
-    names = [choice(row, varied) for row in table.iter_rows(named=True)]
+    unit = "engine" if column.endswith(_LAW) else "device"  # a law's engine may have several devices
+    names = [choice(row, varied, unit) for row in table.iter_rows(named=True)]
     table = table.with_columns(pl.Series("choice", names, dtype=pl.String))
     itself = (pl.col("tensor_parallel") == 1) if baseline == ONE else pl.lit(True)  # plain decoding compared with itself
     whole = table.filter(~((pl.col("method") == registry.PLAIN) & itself))
@@ -75,22 +79,23 @@ def _varies(table: pl.DataFrame, key: str) -> bool:
 
 
 def fits(rows: pl.DataFrame) -> bool:
-    """Return whether a run swept its devices or profiles, and little else."""
+    """Return whether a run swept its devices, profiles or step laws, and little else."""
     return chosen(rows) is not None
 
 
 def draw(rows: pl.DataFrame) -> Figure:
     """Draw a group of marks per device, one per choice of a method; bars show the uncertainty of rates and costs.
 
-    `rows` is a results table with a column `cost.device` or `cost.profile`. The most exact view of a point is drawn.
+    `rows` is a results table with a column `cost.device`, `cost.profile` or `cost.law`. The most exact view of a point is drawn.
     """
     found = chosen(require_columns(rows, "the figure of devices", _NEEDED))
     if found is None:
         raise ParameterError(
-            "the figure of devices needs rows of several devices or profiles, and one of each method and choice for each of them;"
-            ' sweep "cost.device" or "cost.profile" alone'
+            "the figure of devices needs rows of several devices or profiles, or of several step laws, and one of each method and"
+            ' choice for each of them; sweep "cost.device", "cost.profile" or "cost.law" alone'
         )
     column, table, baseline = found
+    by_law = column.endswith(_LAW)
     devices = table[column].unique(maintain_order=True).to_list()
     choices = table["choice"].unique(maintain_order=True).to_list()
     with styled():
@@ -103,14 +108,14 @@ def draw(rows: pl.DataFrame) -> Figure:
         for index in range(1, len(devices)):
             axes.axvline(index - 0.5, color="#e4e4e4", linewidth=0.6, zorder=0.5)
         axes.set_xlim(-0.5, len(devices) - 0.5)
-        axes.set_xticks(range(len(devices)), [_two_lines(each) for each in devices])
+        axes.set_xticks(range(len(devices)), [_tick(each, by_law=by_law) for each in devices])
         axes.tick_params(axis="x", length=0)
         axes.set_ylim(bottom=0)
         axes.grid(True, axis="y")
-        axes.set_ylabel(f"speed-up over {baseline}")
-        title = "Speed-up of each method on each device"
+        axes.set_ylabel(f"speed-up over {'plain decoding on the same engine' if by_law else baseline}")
+        title = f"Speed-up of each method {'by each step law' if by_law else 'on each device'}"
         figure.text(0.1 / width, 1 - 0.28 / height, title, fontsize=13, weight="bold", va="center")
-        for line, text in enumerate(_notes(table)):
+        for line, text in enumerate(_notes(table, by_law=by_law)):
             figure.text(0.1 / width, 1 - (0.56 + 0.21 * line) / height, text, fontsize=9, color=GREY, va="center")
         figure.legend(
             handles=handles, loc="upper left", bbox_to_anchor=(0.1 / width, 1 - 0.92 / height), ncols=2, borderaxespad=0,
@@ -119,8 +124,10 @@ def draw(rows: pl.DataFrame) -> Figure:
     return figure
 
 
-def _two_lines(name: str) -> str:
-    """Break a profile's name between device and model."""
+def _tick(name: str, *, by_law: bool) -> str:
+    """Break a profile's name between device and model, and a law's after hyphens."""
+    if by_law:
+        return fill(Path(name).name.removesuffix(".json"), 18)
     return name.replace("-", "\n", 1) if "llama" in name else name
 
 
@@ -139,12 +146,17 @@ def _marks(axes: Axes, table: pl.DataFrame, column: str, devices: list[str], cho
     return handles
 
 
-def _notes(table: pl.DataFrame) -> list[str]:
+def _notes(table: pl.DataFrame, *, by_law: bool) -> list[str]:
     """Meaning of the bars, and provenance of rates and times."""
-    return [
-        f"bars: input uncertainty (rates and costs); {rates_from(table)}",
-        f"times: {times_from(table)}",
-    ]
+    times = _times_by_law(table) if by_law else times_from(table)
+    return [f"bars: input uncertainty (rates and costs); {rates_from(table)}", f"times: {times}"]
+
+
+def _times_by_law(table: pl.DataFrame) -> str:
+    """Provenance of the times of step laws, which are on the axis: fitted to measured cells, or assumed."""
+    said = table["cost_source"].drop_nulls().to_list() if "cost_source" in table.columns else []
+    kinds = " and ".join(dict.fromkeys(str(each).partition(":")[0] for each in said))
+    return f"{kinds}, of the step law of each column" if kinds else "of unknown source"
 
 
 def times_from(table: pl.DataFrame) -> str:

@@ -42,6 +42,10 @@ class TableError(ParameterError):
         return TableError, (self.table, self.rest)  # workers pickle it
 
 
+MOST_LISTED, FEW = 350, 8
+"""Characters of known names that a message lists, and the number of similar names that it lists if there are more."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Clause of a message about an unknown word: the new name of a renamed word, or the closest known word and all known words.
 
@@ -49,12 +53,18 @@ def nearest(word: str, known: Iterable[str]) -> str:
     'did you mean candidates? known: candidates, layers'
     >>> nearest("ways", ["busy", "tensor_parallel"])
     'it is now tensor_parallel'
+    >>> nearest("item 7x", [f"item {number}" for number in range(100)])
+    'did you mean item 7? known: item 7, item 75, item 76, item 77, item 78, item 79, item 87, item 97 and 92 others'
     """
     names = sorted(known)
     if (new := renamed_keys.current_name(word, names)) is not None:
         return f"it is now {new}"
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    return (f"did you mean {close[0]}? " if close else "") + f"known: {', '.join(names)}"
+    listed = ", ".join(names)
+    if len(listed) > MOST_LISTED:
+        similar = sorted(difflib.get_close_matches(word, names, n=FEW, cutoff=0.0))
+        listed = f"{', '.join(similar)} and {len(names) - len(similar)} others"
+    return (f"did you mean {close[0]}? " if close else "") + f"known: {listed}"
 
 
 def unknown(kind: str, word: object, known: Iterable[str]) -> ParameterError:

@@ -1,8 +1,9 @@
 """Seconds of the passes and reads of a replayed run, from the profiles of its models.
 
 A pass takes the time of `model.costs.pass_seconds.PassSeconds` plus a part that depends on the run so far. The overhead of a call
-is paid once per call: a pass that is cut in two pays it twice. Weights that have not been used for a while load more slowly: if the
-profile contains this effect, a pass pays for the time since its layers last ran, beyond the gap between two consecutive passes.
+is paid once per call: a pass that is cut in two pays it twice; an engine's step has it once. Weights that have not been used for a
+while load more slowly: if the profile contains this effect, a pass pays for the time since its layers last ran, beyond the gap
+between two consecutive passes.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ class ReplayedSeconds(PassSeconds):
         Overhead of the pass of a sub-process when no other unit is busy [s]; None: that of any pass.
     scheduling
         Scheduling overhead of the main process after each read [s].
+    overhead_per_call
+        True if passes that continue from another pass pay the overhead too, as calls of a library do; False if it belongs to a step
+        (`model.costs.pass_seconds.PassSeconds`), as in an engine.
 
     >>> from model.hardware.cost_models import UniformLayers
     >>> from model.steps import LayerSpan
@@ -68,6 +72,7 @@ class ReplayedSeconds(PassSeconds):
     single_process: bool = True
     subprocess_step: float | None = None
     scheduling: float = 0.0
+    overhead_per_call: bool = True
 
     reads_take_time = True
     units_share = True
@@ -115,7 +120,9 @@ class ReplayedSeconds(PassSeconds):
         return parts
 
     def _step(self, shape: PassShape, sequences: ArrayLike, at: ArrayLike) -> Estimate:
-        """Overhead per call; here passes that continue from another pass pay it too."""
+        """Overhead per call; passes that continue from another pass pay it too, unless it belongs to an engine's step."""
+        if not self.overhead_per_call:
+            return super()._step(shape, sequences, at)
         step = self.hardware(shape.role).step(sequences)
         tree = self._tree(shape, at)
         return step + Estimate(np.asarray(tree), np.asarray(0.0)) if tree else step

@@ -141,7 +141,7 @@ class StepLaw:
         if "acceptance_rate" not in of:
             raise ParameterError(
                 f"row {int(np.argmax(missing)) + 1}: mean_acceptance_length is required, because law {self.name} was fitted without"
-                " acceptance; give it, or --acceptance"
+                " acceptance; give it, or fit the law with --acceptance"
             )
         rate, trend = of["acceptance_rate"], of.get("acceptance_trend", np.zeros(1))
         lengths = np.unique(cells.draft_length)

@@ -53,6 +53,20 @@ def choices(table: pl.DataFrame) -> int:
     return table.select(name for name in ("method", "settings", "forced") if name in table.columns).n_unique()
 
 
+PROFILES = "times from profiles"
+
+
+def times_from(table: pl.DataFrame) -> str:
+    """Source of the predicted times: `PROFILES`, or the step law that the column `step_law` names.
+
+    >>> import polars as pl
+    >>> times_from(pl.DataFrame({"step_law": ["mine", "mine"]})), times_from(pl.DataFrame({"step_law": ["", ""]}))
+    ('times by step law mine', 'times from profiles')
+    """
+    names = [str(name) for name in dict.fromkeys(table["step_law"]) if name] if "step_law" in table.columns else []
+    return f"times by step law {', '.join(names)}" if names else PROFILES
+
+
 def by_method(table: pl.DataFrame) -> list[dict[str, Any]]:
     """Errors of each method: median, 90 % quantile and worst, with the bound that noise allows; `held` if they keep within it.
 

@@ -49,15 +49,18 @@ class ComparedRuns:
     drafting
         Totals over their rounds.
     pass_ratio
-        Single-token pass time of the model with a given role, relative to that of the target, from the profiles.
+        Single-token pass time of the model with a given role, relative to that of the target, from `times`.
     layers_per_token
         Mean layers per token after the first commit.
+    times
+        Provenance and source of the times of passes, as figures print them.
     """
 
     decodings: Sequence[Decoding]
     drafting: Drafting
     pass_ratio: Callable[[str], float]
     layers_per_token: Callable[[], float]
+    times: str = "measured, of the profiles"
 
     @property
     def settings(self) -> Mapping[str, Any]:

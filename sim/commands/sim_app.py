@@ -303,9 +303,18 @@ def compare(
             "--profile", metavar="ROLE=NAME", help="Profile of each model. Default: those of the runs' measurement session."
         ),
     ] = None,
+    law: Annotated[
+        str | None,
+        typer.Option(
+            "--law", metavar="NAME", help="Step law instead of profiles, for runs on one unit: a name (`sim ls laws`) or a .json."
+        ),
+    ] = None,
     allow_mismatch: Annotated[
         bool,
-        typer.Option("--allow-mismatch", help="Accept a profile of another machine, model, dtype or mode; each row notes it."),
+        typer.Option(
+            "--allow-mismatch",
+            help="Accept a profile of another machine, model, dtype or mode, or a law of another model; each row notes it.",
+        ),
     ] = False,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Table with one row per run: FILE.csv or FILE.parquet.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Directory for figures.")] = None,
@@ -320,19 +329,25 @@ def compare(
 
     sim compare runs/spec.json --profile target=profiles/cpu-big.json --profile draft=profiles/cpu-small.json -o errors.csv
 
-    Recorded model answers are replayed, and the times of passes come from the profile. Measured times of the runs are used only to
-    compute the error, which is printed next to the measurement noise.
+    sim compare runs/engine.json --law fitted/mine.json
+
+    Recorded model answers are replayed, and the times of passes come from the profile, or from a step law that `calibrate engine
+    fit` wrote. Measured times of the runs are used only to compute the error, which is printed next to the measurement noise. A law
+    has no times of several units, nor of a medium model: such runs are left out, and counted.
     """
     from rich.console import Console
 
     from model.base import bounded_files
+    from model.engines import step_law
     from sim.comparison import comparison_report
     from sim.comparison import run_comparison as comparing
 
     if check and page is None:
         raise _mistake("--check is used with --page alone; add that, or leave it out")
-    chosen = profile or []
-    named = [comparing.of_file(path, chosen, allow_mismatch=allow_mismatch) for path in runs]
+    if law is not None and profile:
+        raise _mistake(f"times must be from --law or from --profile, got both ({law} and {', '.join(profile)}); leave one out")
+    chosen, steps = profile or [], None if law is None else step_law.load(law)
+    named = [comparing.of_file(path, chosen, allow_mismatch=allow_mismatch, law=steps) for path in runs]
     if page is not None:
         written = comparison_report.page_with_section(page, named)
         if check:
@@ -352,8 +367,8 @@ def compare(
         import figures as drawing
         from sim.comparison import formula_validity
 
-        found = [formula_validity.of_file(path, own, chosen) for path, (_, own, _) in zip(runs, named, strict=True)]
-        pair = next(filter(None, (comparing.pair_of_file(path, chosen) for path in runs)), None)
+        found = [formula_validity.of_file(path, own, chosen, law=steps) for path, (_, own, _) in zip(runs, named, strict=True)]
+        pair = None if steps else next(filter(None, (comparing.pair_of_file(path, chosen) for path in runs)), None)
         drawn = drawing.of_comparison(table, figures, formula_validity.concatenate([name for name, *_ in named], found), pair)
     if as_json:
         print(comparison_report.document(named))

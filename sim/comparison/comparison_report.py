@@ -29,24 +29,29 @@ NOTE_ON_PARTS = (
     f"{', '.join(ROLES)}: passes of that model; reads: heads, and reading their outputs; transfers: starting and adopting"
     " processes; waiting: for other processes; rest: all else"
 )
+NOTE_ON_LAW = "passes predicted by a step law include heads, reads and the rest; those over the prompt are extrapolated"
 NOTE_ON_SLOWDOWN = "mutual slowdown: part of the predicted total, lost because processes on one machine slow each other"
 
 
 def show(table: pl.DataFrame, about: dict[str, Any], console: Console) -> None:
     """Print the comparison of one file of runs."""
     where = f"{setup_of(about)}, {about['date']}"
-    console.print(f"Predicted from profiles, against measured wall times from the first generated token to the last: {where}")
+    by = f"by step law {about['step_law']['name']}" if "step_law" in about else "from profiles"
+    console.print(f"Predicted {by}, against measured wall times from the first generated token to the last: {where}", markup=False)
+    for note in _of_law(about):
+        console.print(note, markup=False)
     for warning in sorted({*table["warnings"]} - {""}):
         console.print(f"warning: {warning}", style="yellow")
     for mismatch in sorted({*table["mismatch"]} - {""}):
-        console.print(f"warning, on every row: {mismatch}", style="yellow")
-    for line in _lacking(table):
+        console.print(f"warning, on every row: {mismatch}", style="yellow", markup=False)
+    for line in _lacking(table, about):
         console.print(f"warning: {line}", style="yellow")
     console.print(_methods(table))
     console.print(NOTE_ON_ERRORS)
     console.print(_worst(table))
     console.print(_parts(table))
-    console.print(NOTE_ON_PARTS + (f"; {NOTE_ON_SLOWDOWN}" if any(table["contention_s"]) else ""))
+    law, slower = "step_law" in about, any(table["contention_s"])
+    console.print("; ".join([NOTE_ON_PARTS, *([NOTE_ON_LAW] if law else []), *([NOTE_ON_SLOWDOWN] if slower else [])]))
     pairs, right = prediction_error.ranking(table)
     if pairs:
         share = f"{right} of {pairs} pairs of settings ({right / pairs:.1%})"
@@ -60,12 +65,20 @@ def setup_of(about: Mapping[str, Any]) -> str:
     return ", ".join([about["machine"].get("name", about["device"]), about["dtype"], *more])
 
 
-def _lacking(table: pl.DataFrame) -> Iterator[str]:
+def _of_law(about: Mapping[str, Any]) -> Iterator[str]:
+    """Sentences on the step law that predicted these runs, runs that it cannot price, and its extrapolations; none for profiles."""
+    if "step_law" in about:
+        yield f"times: {about['step_law']['provenance']}"
+        yield from (f"note: {note}" for note in about["step_law"]["notes"])
+
+
+def _lacking(table: pl.DataFrame, about: Mapping[str, Any]) -> Iterator[str]:
     """Sentences on parts that are not measured, with the methods concerned."""
+    what = "not in the step law" if "step_law" in about else "not measured in the profile"
     for lacking in dict.fromkeys(table["missing"]):
         if lacking:
             methods = ", ".join(dict.fromkeys(table.filter(table["missing"] == lacking)["method"]))
-            yield f"not measured in the profile, assumed 0: {lacking} ({methods})"
+            yield f"{what}, assumed 0: {lacking} ({methods})"
 
 
 def _methods(table: pl.DataFrame) -> Table:
@@ -149,7 +162,7 @@ def markdown(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> Itera
             f" {right / max(pairs, 1):.1%} are ranked correctly."
         )
         yield ""
-        for line in _lacking(table):
+        for line in (*_of_law(about), *_lacking(table, about)):
             yield f"{line[0].upper()}{line[1:]}."
             yield ""
         yield "| method | settings | runs | median | 90th percentile | worst | bias | noise | bound of the median | within bounds |"
@@ -172,13 +185,15 @@ def page_with_section(page: Path, named: Sequence[tuple[str, pl.DataFrame, dict[
     except OSError as error:
         raise ParameterError(f"{page.name} cannot be read: {error}") from None
     head = [before.rstrip("\n"), ""] if before else []
-    return "\n".join([*head, MARK, INTRODUCTION, *markdown(named)]).rstrip("\n") + "\n"
+    by_law = [about for _, _, about in named if "step_law" in about]
+    source = "step law that each section names" if by_law else "profile of that machine"
+    return "\n".join([*head, MARK, INTRODUCTION.format(source=source), *markdown(named)]).rstrip("\n") + "\n"
 
 
 INTRODUCTION = """## Predicted against measured
 
 Each decoding was measured on real models, with repeats. The simulator replays the models' recorded answers with times from the
-profile of that machine only. Times are from the first generated token to the last, medians of repeats. *Noise*: median deviation of
+{source} only. Times are from the first generated token to the last, medians of repeats. *Noise*: median deviation of
 a repeat from the median repeat. *Bound of the median*: the larger of 5 % and 1.5 times the noise. *Within bounds*: the median error
 is at most its bound, and the 90th percentile at most twice that bound.
 `sim compare RUNS --page FILE` writes this section.

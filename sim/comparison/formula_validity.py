@@ -8,7 +8,7 @@ without plain decoding of the same prompts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import hypot
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model.costs.replayed_seconds import ReplayedSeconds
-from model.hardware.profile import Profile
+from model.engines.law_costs import LawTarget
+from model.engines.step_law import StepLaw
 from model.hardware.profile_costs import ProfileCosts
 from model.logs.measured_runs import MeasuredRuns
 from model.logs.recorded_decoding import Decoding, drafting
@@ -27,7 +28,7 @@ from model.logs.spans import overlap_with_other_units as at_once
 from model.methods import registry
 from model.methods.formula_check import ComparedRuns
 from model.steps import Forward, LayerSpan
-from sim.comparison.run_comparison import over_processes, predict, profiles_of, spent_by_main
+from sim.comparison.run_comparison import Times, over_processes, predict, profiles_of, replayed_seconds, spent_by_main
 
 if TYPE_CHECKING:
     import polars as pl
@@ -50,37 +51,41 @@ class Compared:
         return len(self.decoding.tokens) - len(self.decoding.commits[0].tokens)
 
 
-def limits(runs: MeasuredRuns, table: pl.DataFrame, profiles: Mapping[str, Profile]) -> pl.DataFrame:
+def limits(runs: MeasuredRuns, table: pl.DataFrame, times: Times) -> pl.DataFrame:
     """Rows of all claims that these runs can test (`COLUMNS`); a table without rows if there is none.
+
+    With times by a step law, the column `step_law` has its name.
 
     Parameters
     ----------
     table
-        Result of `sim.comparison.run_comparison.compare` for the runs with the same profiles.
-    profiles
-        Profile of each model, by its role.
+        Result of `sim.comparison.run_comparison.compare` for the runs with the same times.
+    times
+        Profile of each model, by its role, or the step law of an engine.
     """
     import polars as pl
 
-    cost = ReplayedSeconds({role: ProfileCosts(each) for role, each in profiles.items()})
+    cost = replayed_seconds(runs, times)
     timed = [Compared(runs.timed[row["decoding"]].decoding, row) for row in table.iter_rows(named=True)]
     timed = [each for each in timed if len(each.decoding.commits) > 1 and each.tokens > 0]
     plain = [each for each in timed if each.decoding.method == registry.PLAIN]
     other = "; a profile of ANOTHER machine, model or dtype" if any(table["mismatch"]) else ""
+    other = f"; times by step law {times.name}" if isinstance(times, StepLaw) else other
     rows = [
         {**row, "about": row["about"] + other}
         for row in (*_of_methods(timed, plain, cost), *_bus(runs, timed, cost))
     ]
     text = dict.fromkeys(("claim", "series", "x_name", "y_name", "about"), pl.String)
-    return pl.DataFrame(rows, schema={name: text.get(name, pl.Float64) for name in COLUMNS})
+    found = pl.DataFrame(rows, schema={name: text.get(name, pl.Float64) for name in COLUMNS})
+    return found.with_columns(pl.lit(times.name).alias("step_law")) if isinstance(times, StepLaw) else found
 
 
-def of_file(path: Path, table: pl.DataFrame, profiles: Sequence[str] = ()) -> pl.DataFrame:
+def of_file(path: Path, table: pl.DataFrame, profiles: Sequence[str] = (), *, law: StepLaw | None = None) -> pl.DataFrame:
     """Return `limits` of a file of runs, whose `table` is from `sim.comparison.run_comparison.of_file`."""
     from model.logs import measured_runs as files
 
     found = files.load(path)
-    return limits(found, table, profiles_of(profiles, found, path.parent))
+    return limits(found, table, profiles_of(profiles, found, path.parent) if law is None else law)
 
 
 def concatenate(names: Sequence[str], found: Sequence[pl.DataFrame]) -> pl.DataFrame:
@@ -129,7 +134,8 @@ def _counted(group: Sequence[Compared], cost: ReplayedSeconds) -> ComparedRuns:
     def ratio(role: str) -> float:
         return _pass(cost, role, group) / _pass(cost, "target", group)
 
-    return ComparedRuns(decodings, drafting(pooled(decodings)[0]), ratio, layers)
+    found = ComparedRuns(decodings, drafting(pooled(decodings)[0]), ratio, layers)
+    return replace(found, times="of the step law") if isinstance(cost.hardware("target"), LawTarget) else found
 
 
 def _bus(runs: MeasuredRuns, timed: Sequence[Compared], cost: ReplayedSeconds) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,8 @@
-"""Comparison of measured runs with predictions: each run is simulated again, with times from profiles only.
+"""Comparison of measured runs with predictions: each run is simulated again, with times from profiles or from a step law only.
 
 The recorded answers of the models are replayed (`model.logs.replay`), and the times of passes come from the profile of the machine
-(`model.costs.replayed_seconds`). A prediction uses no measured time of the runs: scrambling these changes only the error.
+(`model.costs.replayed_seconds`) or from an engine's step law (`sim.comparison.step_law_times`). A prediction uses no measured time
+of the runs: scrambling these changes only the error.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 from model.base import checks
 from model.base.checks import ParameterError
 from model.costs.replayed_seconds import ReplayedSeconds
+from model.engines.step_law import StepLaw
 from model.hardware import physical_limits
 from model.hardware.profile import PROCESS_PROMPT, Profile
 from model.hardware.profile_costs import ProfileCosts, shape_of
 from model.logs.measured_runs import ROLES, MeasuredRuns, TimedDecoding
 from model.logs.prediction_error import PARTS
 from model.logs.replay import Replayed, UnloggedError, changed_settings, steps_of
+from sim.comparison import step_law_times
 
 if TYPE_CHECKING:
     import polars as pl
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
 
 SAME = ("name", "threads", "cores")
 """Facts of a machine that a profile and runs must share, in addition to the libraries' versions."""
+
+Times = Mapping[str, Profile] | StepLaw
+"""Source of the times of passes: the profile of each model by its role, or a step law."""
 
 
 @dataclass(frozen=True)
@@ -83,16 +89,41 @@ def _other_way(decoding: Decoding, why: str) -> ParameterError:
     return ParameterError(f"{bound}: {why}; leave it out")
 
 
-def compare(runs: MeasuredRuns, profiles: Mapping[str, Profile], *, allow_mismatch: bool = False) -> pl.DataFrame:
+def compare(runs: MeasuredRuns, times: Times, *, allow_mismatch: bool = False) -> pl.DataFrame:
     """Table with one row per measured decoding: predicted and measured time, error, and measurement noise.
 
     Parameters
     ----------
-    profiles
-        Profile of each model, by its role, measured on the machine of the runs.
+    times
+        Profile of each model, by its role, measured on the machine of the runs; or the step law of an engine, which leaves out
+        decodings over several units and those with a medium model.
     allow_mismatch
-        Accept a profile of another machine, model, dtype or mode; every row then names the mismatch.
+        Accept a profile of another machine, model, dtype or mode, or a law of another model; every row then names the mismatch.
     """
+    if isinstance(times, StepLaw):
+        return _by_law(runs, times, allow_mismatch=allow_mismatch)[0]
+    return _by_profiles(runs, times, allow_mismatch=allow_mismatch)
+
+
+def _by_law(runs: MeasuredRuns, law: StepLaw, *, allow_mismatch: bool) -> tuple[pl.DataFrame, dict[str, Any]]:
+    """Table of the decodings that a step law can price, and facts about the law with notes on the others."""
+    import polars as pl
+
+    wrong = step_law_times.mismatches(runs, law)
+    if wrong and not allow_mismatch:
+        raise ParameterError(f"{wrong[0]}; use a law of that model, or --allow-mismatch, which marks every row")
+    cost, (kept, left) = replayed_seconds(runs, law), step_law_times.split(runs, law)
+    target, mark, rows = cost.hardware("target"), "; ".join([step_law_times.mark(law), *wrong]), []
+    for number, timed in kept.items():
+        lacking = ", ".join(step_law_times.missing(timed, target))
+        row = _row(runs, number, timed, predict(timed.decoding, cost))
+        rows.append(row | {"contention_s": 0.0, "mismatch": mark, "missing": lacking, "step_law": law.name})
+    facts = {"name": law.name, "unit": law.unit, "provenance": target.provenance}
+    return pl.DataFrame(rows, infer_schema_length=None), facts | {"notes": [*left, *step_law_times.notes(law, kept)]}
+
+
+def _by_profiles(runs: MeasuredRuns, profiles: Mapping[str, Profile], *, allow_mismatch: bool) -> pl.DataFrame:
+    """Table of all decodings, with times from the profile of each model."""
     import polars as pl
 
     wrong = mismatches(runs, profiles)
@@ -102,7 +133,7 @@ def compare(runs: MeasuredRuns, profiles: Mapping[str, Profile], *, allow_mismat
     alone, rows = ReplayedSeconds(of), []
     _refuse_slow(runs, profiles, {role: shape_of(each) for role, each in profiles.items()})
     for number, timed in runs.timed.items():
-        row = {"contention_s": 0.0}
+        row: dict[str, Any] = {"contention_s": 0.0}
         if timed.units == 1:
             predicted = predict(timed.decoding, alone)
         else:
@@ -110,7 +141,8 @@ def compare(runs: MeasuredRuns, profiles: Mapping[str, Profile], *, allow_mismat
             free = predict(timed.decoding, over_processes(of, timed, contention=False), timed.units)
             row["contention_s"] = predicted.total - free.total
         lacking = ", ".join(missing(of, timed))
-        rows.append(_row(runs, number, timed, predicted) | row | {"mismatch": "; ".join(wrong), "missing": lacking})
+        row |= {"mismatch": "; ".join(wrong), "missing": lacking, "step_law": ""}
+        rows.append(_row(runs, number, timed, predicted) | row)
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
@@ -129,11 +161,17 @@ Named = tuple[str, "pl.DataFrame", dict[str, Any]]
 """Name of a file of runs, table with one row per run, and facts about all runs."""
 
 
-def of_file(path: Path, profiles: Sequence[str] = (), *, allow_mismatch: bool = False) -> Named:
-    """Compare the runs of a file."""
+def of_file(path: Path, profiles: Sequence[str] = (), *, allow_mismatch: bool = False, law: StepLaw | None = None) -> Named:
+    """Compare the runs of a file, with times from these profiles (default: those of its measurement session), or from a step law.
+
+    With a law, the facts about all runs have its name, unit, provenance and notes under `step_law`.
+    """
     from model.logs import measured_runs as files
 
     found = files.load(path)
+    if law is not None:
+        by_law, facts = _by_law(found, law, allow_mismatch=allow_mismatch)
+        return path.stem, by_law, dict(found.about) | {"step_law": facts}
     table = compare(found, profiles_of(profiles, found, path.parent), allow_mismatch=allow_mismatch)
     return path.stem, table, dict(found.about)
 
@@ -312,6 +350,17 @@ def spent_by_main(predicted: Predicted) -> dict[str, float]:
 
 def _said(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in values.items())
+
+
+def replayed_seconds(runs: MeasuredRuns, times: Times) -> ReplayedSeconds:
+    """Costs of these runs on one unit.
+
+    The overhead of a profile is that of a call of the library, so that a pass that is cut in two has it twice; the overhead of a
+    step law is that of an engine's step.
+    """
+    if isinstance(times, StepLaw):
+        return ReplayedSeconds(step_law_times.hardware(runs, times), overhead_per_call=False)
+    return ReplayedSeconds({role: ProfileCosts(each) for role, each in times.items()})
 
 
 def profiles_of(names: Sequence[str], runs: MeasuredRuns, folder: Path) -> dict[str, Profile]:

@@ -356,6 +356,8 @@ def point_costs(cost: HardwareCost, parameters: MethodParameters, tokens: int, u
             found = cost.of(role, cost.tensor_parallel if role == "target" else 1)
         except ParameterError as error:
             raise ParameterError(f"{where}: {error}") from None
+        if found is None and cost.kind == "engine":
+            raise ParameterError(f"{where}.kind 'engine' has no times of a {role} model, which method {name} has; use another kind")
         if found is None:
             key = ("" if role == "target" else f"{role}_") + ("profile" if cost.kind == "profile" else "shape")
             raise ParameterError(f"{where}.{key} is required by method {name}, for the times of its {role} model")

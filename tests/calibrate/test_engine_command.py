@@ -50,6 +50,7 @@ def test_fit_prints_coefficients_errors_and_what_is_not_known(folder: Path) -> N
         "draft_pass",
         "not determined by the cells (priors):",
         "each cell predicted from the others",
+        "each cell, and its error if it is predicted from the others:",
         "no cell to spare: the width of the intervals comes from the prior",
         "cells: 1 to 64 sequences, draft length 0 to 3",
         "note: column gpu is not used",

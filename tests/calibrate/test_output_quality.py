@@ -266,7 +266,7 @@ def test_work_ratios_are_none_for_unsupported_shapes(tmp_path: Path, monkeypatch
     def refused(*_: Any) -> None:
         raise ParameterError("no such type")
 
-    monkeypatch.setattr(output_quality.transformer, "from_config", refused)
+    monkeypatch.setattr(output_quality.shape_configs, "from_config", refused)
     (row,) = measured(tmp_path, "early_exit", [{"threshold": 1.0}])
     assert (row["flops_over_plain"], row["weight_bytes_over_plain"]) == (None, None)
     assert row["layer_passes_over_plain"] == pytest.approx(1)

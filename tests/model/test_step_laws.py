@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from model.base.checks import ParameterError
@@ -101,6 +103,20 @@ def test_unseen_cells_are_predicted_within_stated_intervals(known: bool, six: bo
     assert np.abs(errors).max() <= worst
     assert 0.65 <= covered.mean() <= 0.95
     assert np.median(widths) <= 3 * np.median(np.abs(errors))
+
+
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 10**6), known=st.booleans())
+def test_any_synthetic_engine_is_recovered_from_twelve_cells(seed: int, known: bool) -> None:
+    table, experts = synthetic(seed, lengths_known=known)
+    some = chosen((0, 1, 4), (1, 4, 16, 64))
+    law = law_fit.fit(table[some], "synthetic", experts=experts)
+    other = table[~some]
+    found = law.predict(other)
+    errors = np.abs(found.values / other.values - 1)
+    assert np.median(errors) < 0.05
+    assert errors.max() < 0.3
+    assert np.mean((found.low <= other.values) & (other.values <= found.high)) > 0.2
 
 
 def test_no_experts_term_is_noticed_in_the_errors() -> None:

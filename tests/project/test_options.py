@@ -796,6 +796,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     },
     "sim compare": {
         COMPARED: "--out --page --check --json",
+        "test_compare_by_law.py::test_the_command_prints_writes_and_draws_by_a_law": "--law",
         "test_run_comparison.py::test_a_mismatch_is_accepted_on_request": "--allow-mismatch",
         "test_figures_comparison.py::test_a_comparison_is_drawn_by_the_command": "--profile --figures",
         METHODS: "--methods",

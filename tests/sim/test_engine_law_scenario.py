@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import figures
 import sim
 from model.architectures import published_shapes
 from model.base.checks import ParameterError
@@ -19,6 +20,7 @@ from model.engines.kernel_times import KernelSource
 from model.engines.law_costs import LawDraft, LawTarget
 from model.engines.step_law import StepLaw
 from sim.scenarios.hardware_cost import HardwareCost
+from tests.support.figure_checks import svg_words
 
 LENGTH = 3
 
@@ -60,6 +62,8 @@ def test_layers_and_overhead_of_a_pass_sum_to_the_law(width: int, batch: int) ->
     cost = PassSeconds({"target": LawTarget(found, shape), "draft": LawDraft(found, shape)}, batch=batch)
     expected = found.pass_seconds(batch, width, 0)[0]
     assert float(cost.verify_times(width, 0)) == pytest.approx(float(expected), rel=1e-12)
+    overhead = found.coefficients["step"] + batch * found.coefficients["sequence"]
+    assert float(LawTarget(found, shape).step(batch).seconds) == pytest.approx(overhead, rel=1e-12)
     assert float(cost.draft_times(0)) == pytest.approx(found.coefficients["draft_pass"], rel=1e-12)
 
 
@@ -135,3 +139,67 @@ def test_other_split_than_the_law_s_is_refused(folder: Path) -> None:
         HardwareCost(kind="engine")
     with pytest.raises(ParameterError, match="law is not used by kind 'roofline'"):
         HardwareCost(kind="roofline", device="h100", shape="llama-3.1-8b", law="mine")
+
+
+def test_a_medium_model_is_refused(folder: Path) -> None:
+    hierarchy = scenario(folder, SHAPE, {"name": "hierarchical", "draft_length": 2})
+    hierarchy["outcomes"] |= {"medium_acceptance_rate": 0.5}
+    with pytest.raises(ParameterError, match=r"cost\.kind 'engine' has no times of a medium model, which method hierarchical has"):
+        sim.run(hierarchy, views=("formula",), out=folder / "run")
+
+
+# --- Figures ---
+
+ACCEPTANCE = {"kind": "iid", "acceptance_rate": 0.7}
+SPECULATIVE = {"name": "speculative", "draft_length": LENGTH, "sequences": 8}
+DRAWN: dict[str, tuple[list[dict[str, Any]], dict[str, Any] | None, dict[str, list[Any]], set[str]]] = {
+    "draft lengths": (
+        [SPECULATIVE], ACCEPTANCE, {"method.draft_length": [1, 4], "outcomes.acceptance_rate": [0.5, 0.8]},
+        {"speedup_acceptance_rate", "speedup_draft_length", "accepted", "distribution_point_0"},
+    ),
+    "batches": (
+        [SPECULATIVE], ACCEPTANCE, {"method.sequences": [1, 16, 64]},
+        {"speedup_by_batch", "speedup_acceptance_rate", "accepted", "distribution_point_0"},
+    ),
+    "methods": (
+        [{"name": "autoregressive"}, SPECULATIVE | {"sequences": 1}, {"name": "adaptive", "policy": "heuristic"}], ACCEPTANCE, {},
+        {"methods", "speedup_acceptance_rate", "accepted", "distribution_point_1"},
+    ),
+    "laws": (
+        [SPECULATIVE], ACCEPTANCE, {"cost.law": ["mine.json", "kernels.json"]},
+        {"speedup_by_device", "accepted", "distribution_point_0"},
+    ),
+    "pipelined": (
+        [{"name": "ppd", "exit_layer": 16, "candidates": 1}], {"kind": "iid", "match_rate": 0.6}, {"method.candidates": [1, 3]},
+        {"tradeoff_mean_busy_units", "tradeoff_compute_per_token", "distribution_point_0"},
+    ),
+    "fallback": (
+        [{"name": "bild", "max_draft_length": 4}], {"kind": "rates", "fallback_rate": 0.3, "rollback_rate": 0.1},
+        {"outcomes.fallback_rate": [0.1, 0.3]}, {"choices", "bild_rates", "accepted", "distribution_point_0"},
+    ),
+    "skipped layers": (
+        [{"name": "skipdecode", "max_layers": 24, "min_layers": 8, "prompt": 16, "sequence_length": 48}], None,
+        {"method.min_layers": [6, 12]}, {"choices", "skipdecode_layers"},
+    ),
+}  # fmt: skip
+"""Methods, outcomes and sweep of a run on a law, and the figures that apply to it."""
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_figures_that_apply_to_hardware_are_drawn(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None names a profile, a device or the kind of the cost; each has the law above it, unless laws are swept."""
+    methods, outcomes, sweep, expected = DRAWN[name]
+    monkeypatch.chdir(folder)
+    tables = scenario(folder, SHAPE) | {"method": methods, "sweep": sweep}
+    tables |= {"outcomes": outcomes} if outcomes is not None else {}
+    if outcomes is None:
+        del tables["outcomes"]
+    sim.run(tables, views=("formula", "paths", "events"), out=folder / "run")
+    drawn = figures.of_run(folder / "run")
+    assert {path.stem for path in drawn} == expected
+    for path in drawn:
+        if path.suffix == ".svg":
+            words = svg_words(path)
+            assert not any("None" in each or "profile" in each for each in words)
+            assert any(each.startswith("engine: llama-3.1-8b, step law mine") for each in words) == (name != "laws")
+            assert path.stem != "speedup_by_device" or {"mine", "kernels", "speculative decoding, γ = 3, 1 engine"} <= {*words}

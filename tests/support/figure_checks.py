@@ -5,8 +5,11 @@ Tests compare this data, never pixels: positions, labels, axes and units.
 
 from __future__ import annotations
 
+import pathlib
+import re
 from collections.abc import Iterable
 from functools import cache
+from html import unescape
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -421,3 +424,8 @@ def odd_dashes(figure: Figure) -> list[str]:
     every = [line for axes in figure.axes for line in axes.lines]
     every += [handle for each in legends(figure) for handle in each.legend_handles if isinstance(handle, Line2D)]
     return [str(each.get_label()) for each in every if each._dash_pattern[0]]  # type: ignore[attr-defined]
+
+
+def svg_words(path: pathlib.Path) -> list[str]:
+    """Words of an SVG figure, from the comments that name their glyphs."""
+    return [unescape(each.strip()) for each in re.findall(r"<!--(.*?)-->", path.read_text(encoding="utf-8"), re.DOTALL)]

@@ -672,7 +672,7 @@ def paper_formula(runs: ComparedRuns) -> FormulaPoint | None:
     length, ratio = runs.settings["draft_length"], runs.pass_ratio("draft")
     about = (
         "Theorem 3.8, with the accepted share of tested tokens counted at each length (measured)"
-        f" and c = {ratio:.2f}, single passes over one token (measured, of the profiles)"
+        f" and c = {ratio:.2f}, single passes over one token ({runs.times})"
     )
     speed = float(speedup(runs.drafting.acceptance_rate, length, ratio))
     return FormulaPoint(length, speed, "draft length γ", about)
