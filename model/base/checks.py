@@ -42,7 +42,7 @@ class TableError(ParameterError):
         return TableError, (self.table, self.rest)  # workers pickle it
 
 
-MOST_LISTED, FEW = 350, 8
+MOST_LISTED, FEW = 450, 8
 """Characters of known names that a message lists, and the number of similar names that it lists if there are more."""
 
 
