@@ -242,9 +242,15 @@ def next_(
 
     calibrate engine next mine.json --draft-length 0,1,3,5
     """
+    from model.base.checks import ParameterError
     from model.engines import law_fit, next_cell, step_law
 
     if file.suffix == ".json":
+        given = {"model": model, "gpu": gpu, "dtype": dtype, "draft": draft, "kernels": kernels, "experts": experts,
+                 "active-experts": active_experts, "acceptance": acceptance}  # fmt: skip
+        for name, value in given.items():
+            if value is not None:
+                raise ParameterError(f"--{name} is for cells, and {file.name} is a law that was fitted already; leave it out")
         law = step_law.load(str(file))
     else:
         cells, _ = _read(file)
@@ -253,8 +259,11 @@ def next_(
     advice = next_cell.advise(law, tuple(map(float, numbers("batch", batch))), numbers("draft_length", draft_length))
     if json_:
         _print_json(_advice(advice))
-    else:
-        _print_advice(advice)
+        return
+    _print_advice(advice)
+    far = [each.sequences for each in advice.choices if law.beyond(each.sequences, 0) > 0]
+    if far:
+        print(f"note: {', '.join(f'{number:g}' for number in far)} sequences are beyond the cells: less sure there than it says")
 
 
 @engine.command("commands", cls=RenamedOptions)

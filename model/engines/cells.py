@@ -181,6 +181,9 @@ def _read(path: Path, unit: str | None) -> CellsFile:
     table = bounded_files.read_csv(path, infer_schema=False)
     table = table.rename({name: name.strip() for name in table.columns}) if table.columns else table
     known = (*REQUIRED, *UNITS, *OPTIONAL)
+    for name in table.columns:
+        if "_duplicated_" in name:
+            raise ParameterError(f"column {name.partition('_duplicated_')[0]} is there twice; keep one of them")
     for name in REQUIRED:
         if name not in table.columns:
             raise ParameterError(f"column {name} is missing; the columns are {', '.join(table.columns[:20])}")

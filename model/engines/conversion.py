@@ -9,6 +9,7 @@ import numpy as np
 
 from model.base import checks
 from model.engines import cells as cell_tables
+from model.engines import kernel_times
 from model.engines.cells import Cells
 from model.engines.step_law import StepLaw
 
@@ -63,6 +64,8 @@ def predict_in_unit(law: StepLaw, cells: Cells, prefill_share: float | None = No
         notes.append(
             f"{int(np.sum(beyond > 0))} cells are beyond the fitted ones, by up to {beyond.max():.1f} doublings: wider intervals"
         )
+    if law.kernels is not None and np.isnan(cells.context).any():
+        notes.append(f"context is assumed to be {kernel_times.USUAL_CONTEXT} positions where the file has none")
     if law.cells is None:
         notes.append("the law has no cells: its predictions and intervals are those of the priors")
     rows = [

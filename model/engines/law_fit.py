@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import optimize, special
 
 from model.base.checks import ParameterError
@@ -79,7 +80,7 @@ def fit(
     random = np.random.Generator(np.random.Philox(seed))
     drawn = posterior.sample(best, random) if cells is not None else posterior.of_priors(random)
     chosen = drawn[np.linspace(0, len(drawn) - 1, DRAWS).astype(int)]
-    left_out = () if cells is None or cells.size < 2 else tuple(posterior.left_out(best))
+    left_out = () if cells is None or not _alike(cells).any() else tuple(posterior.left_out(best))
     values = posterior.natural(best[None])
     return StepLaw(
         name, posterior.unit, {key: float(each[0]) for key, each in values.items() if key != "noise"}, posterior.natural(chosen),
@@ -243,7 +244,7 @@ class _Posterior:
         """Relative error of each cell by the maximum of the posterior of the others; many cells are left out in groups."""
         assert self.cells is not None
         errors = np.empty(self.cells.size)
-        groups = np.arange(self.cells.size) % min(self.cells.size, MOST_GROUPS)
+        groups = _alike(self.cells) % MOST_GROUPS
         for group in range(int(groups.max()) + 1):
             out = groups == group
             of = self.natural(self.maximum(best[None], np.where(out, 0.0, 1.0))[None])
@@ -275,3 +276,9 @@ class _Posterior:
             if step >= STEPS // 3 and step % KEEP_EVERY == 0:
                 kept.append(walkers.copy())
         return np.concatenate(kept)
+
+
+def _alike(cells: Cells) -> NDArray[np.int64]:
+    """Numbers of groups of cells that were measured at the same point: repeats are left out together; shape (cells,)."""
+    points = np.stack([cells.sequences, cells.draft_length, cells.draft_passes, np.nan_to_num(cells.context)])
+    return np.unique(points, axis=1, return_inverse=True)[1].ravel()

@@ -132,7 +132,7 @@ def _with_lengths(law: StepLaw, cells: Cells) -> Cells:
     missing = sorted({*cells.draft_length} - {0.0})
     if missing:
         raise ParameterError(
-            f"law {law.name} says no acceptance for draft_length {missing[0]:g}; fit it with mean_acceptance_length, or with"
+            f"{law.name} says no acceptance for draft_length {missing[0]:g}; add a drafted cell with mean_acceptance_length, or"
             " --acceptance"
         )
     return cells

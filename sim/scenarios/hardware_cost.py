@@ -249,10 +249,16 @@ class HardwareCost(TableRecord):
         if self.shape is None and model is None:
             raise ParameterError(f"shape is required with law {law.name}, which names no model; `sim ls shapes` lists them")
         shape = published_shapes.named_shape(str(self.shape or model), dtype)
+        if model is not None and shape != published_shapes.named_shape(model, dtype):
+            raise ParameterError(f"shape must be {model}, whose kernels law {law.name} has, got {self.shape}; leave it out")
+        if law.experts is not None:
+            has = "none" if shape.experts is None else f"{shape.experts.active} of {shape.experts.count}"
+            if has != (wanted := f"{law.experts.active} of {law.experts.number}"):
+                raise ParameterError(f"shape must be of a model with {wanted} experts, as law {law.name}; {self.shape} has {has}")
         if role == "target":
             return LawTarget(law, shape, tensor_parallel)
         draft = self.draft_shape or (None if law.kernels is None else law.kernels.draft)
-        return LawDraft(law, replace(shape, layers=1) if draft is None else published_shapes.named_shape(draft))
+        return LawDraft(law, replace(shape, layers=1, experts=None, window=None) if draft is None else published_shapes.named_shape(draft))
 
 
 @functools.lru_cache(maxsize=256)

@@ -230,6 +230,7 @@ BAD = [
     (("predict", "nothing", "{}/six.csv"), "unknown engine law 'nothing'"),
     (("predict", "{}/mine.json", "{}/others.csv", "--prefill-share", "1"), "prefill_share must be between 0 and 0.99"),
     (("next", "{}/six.csv", "--batch", "one"), "batch must be comma-separated whole numbers"),
+    (("next", "{}/mine.json", "--experts", "8", "--active-experts", "2"), "--experts is for cells, and mine.json is a law"),
     (("commands", "--model", "m", "--draft-length", "3"), "--draft is required for method 'eagle3' and draft length 3"),
     (("commands", "--model", "m", "--engine", "vlm", "--draft-length", "0"), "did you mean vllm"),
     (("commands", "--model", "m", "--draft", "d", "--acceptance-length", "9"), "acceptance_length must be between 1 and 4"),

@@ -692,6 +692,16 @@ def test_output_of_two_engines_in_a_file_needs_a_choice() -> None:
     assert "unknown engine 'vlm'; did you mean vllm?" in refused(text, engine="vlm")
 
 
+def test_colour_codes_do_not_matter() -> None:
+    coloured = LINES["vllm v1"][0].replace("SpecDecoding", "\x1b[36mSpecDecoding") + "\x1b[0m"
+    assert imported(coloured).drafts == imported(LINES["vllm v1"][0]).drafts
+
+
+def test_list_of_what_was_looked_for_is_short() -> None:
+    assert len(refused("hello")) < 500
+    assert "SpecDecoding" in refused("hello", engine="vllm")
+
+
 # --- Files that are refused ---
 
 V1 = LINES["vllm v1"][0]
@@ -702,6 +712,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "cut JSON": (json.dumps(writers.vllm_response(Steps(3, (1, 2))))[:-9], "begins as JSON"),
     "cut JSON lines": (json.dumps(writers.vllm_response(Steps(3, (1, 2)))) + '\n{"metrics": ', "line 2 must be JSON"),
     "deep JSON": ("[" * 5000, "nested too deeply"), "NaN in JSON": ('{"draft_n": NaN, "draft_n_accepted": 1}', "NaN is not JSON"),
+    "thousands": (V1.replace("Accepted: 513", "Accepted: 1,513"), "without separators of thousands; remove them"),
     "negative": (V1.replace("Accepted: 513", "Accepted: -513"), "Accepted must be at least 0, got -513"),
     "more accepted than drafted": (V1.replace("Accepted: 513", "Accepted: 713"), "at most the drafted=620, got 713"),
     "nan": (V1.replace("5.14", "nan"), "Mean acceptance length must be a finite number, got nan"),

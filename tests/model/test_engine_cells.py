@@ -62,6 +62,7 @@ BAD = [
     (GOOD.replace("mean_acceptance_length", "mean_acceptance_lenght"), "did you mean mean_acceptance_length"),
     (GOOD.replace("tpot_ms", "tpot"), "a column of measured values is needed: one of step_ms, tpot_ms, output_tokens_per_s"),
     (GOOD.replace("mean_acceptance_length", "step_ms"), "one column of measured values is needed, got step_ms and tpot_ms"),
+    (GOOD.replace("draft_length", "tpot_ms", 1), "column tpot_ms is there twice; keep one of them"),
     (GOOD.replace("10", "ten"), "row 1: tpot_ms must be a number, or empty where unknown, got 'ten'"),
     (GOOD.replace("10", "nan"), "row 1: tpot_ms must be a number"), (GOOD.replace("10", "inf"), "row 1: tpot_ms must be a number"),
     (GOOD.replace("10", "-10"), "row 1: tpot_ms must be between 1e-09 and 1e+12, got -10"),

@@ -180,6 +180,14 @@ def test_many_cells_are_left_out_in_groups() -> None:
     assert np.median(np.abs(law.left_out)) < 2 * NOISE
 
 
+def test_repeats_of_a_cell_are_left_out_together() -> None:
+    cells = Cells.of("tpot_ms", [1, 1, 16], [0, 0, 0], [9.0, 90.0, 12.0])
+    law = law_fit.fit(cells, "repeats")
+    alone = float(law_fit.fit(cells[2:], "other").predict(cells[:1]).values[0])
+    assert law.left_out[:2] == pytest.approx((alone / 9 - 1, alone / 90 - 1), abs=0.02)
+    assert law_fit.fit(cells[:2], "one point").left_out == ()
+
+
 def test_left_out_error_is_that_of_a_law_without_the_cell() -> None:
     law, table = fitted(3, True, True)
     cells = table[SIX]

@@ -132,6 +132,14 @@ def test_mistakes_are_refused(change: dict[str, Any], message: str, folder: Path
     assert message in str(caught.value)
 
 
+def test_shape_of_another_model_than_the_law_s_is_refused(folder: Path) -> None:
+    with pytest.raises(ParameterError, match=r"shape must be llama-3\.1-8b, whose kernels law mine has, got qwen3-8b; leave it out"):
+        HardwareCost(kind="engine", law=str(folder / "kernels.json"), shape="qwen3-8b")
+    with pytest.raises(ParameterError, match=r"shape must be of a model with 8 of 256 experts, as law .*; llama-3\.1-8b has none"):
+        HardwareCost(kind="engine", law="sglang-deepseek-r1-fp8-b300", shape="llama-3.1-8b")
+    assert HardwareCost(kind="engine", law="sglang-deepseek-r1-fp8-b300", shape="deepseek-r1").of("target") is not None
+
+
 def test_other_split_than_the_law_s_is_refused(folder: Path) -> None:
     with pytest.raises(ParameterError, match="tensor_parallel must be 1, that of law mine, got 4; leave it out"):
         HardwareCost(kind="engine", law=str(folder / "kernels.json"), tensor_parallel=4)

@@ -78,6 +78,11 @@ def read(files: Sequence[str | Path], engine: str = AUTO, draft_length: int | No
         record = replace(record, draft_length=0)
     return record
 
+MOST_SOUGHT = 300
+"""Characters of the list of forms that an error prints."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+"""Colour codes of terminals, which some collectors keep in logs."""
+
 
 class _File:
     """One file: its engine, dialects, sums and number of lines."""
@@ -124,7 +129,7 @@ class _File:
     def _counted(self, lines: Iterator[str]) -> Iterator[str]:
         for line in lines:
             self.lines += 1
-            yield line
+            yield _COLOURS.sub("", line) if "\x1b" in line else line
 
     def _kept(self, engine: str, form: OutputForm, seen: Observation | ObservationSums) -> None:
         if isinstance(seen, ObservationSums):
@@ -204,7 +209,8 @@ class _File:
         engines = [*dict.fromkeys(engine for engine, _ in found)]
         if not engines:
             remarks = [note for totals in self.held.values() for note in totals.notes]
-            sought = "; ".join(f"{engine}: {', '.join(each.seeks for each in ENGINES[engine])}" for engine in self.among)
+            every = "; ".join(f"{engine}: {', '.join(each.seeks for each in ENGINES[engine])}" for engine in self.among)
+            sought = every if len(every) < MOST_SOUGHT else f"output of {', '.join(self.among)}; --engine NAME says what is sought"
             also = f" ({remarks[0]})" if remarks else ""
             raise ParameterError(f"it has no acceptance figures of a known engine{also}; looked for {sought}")
         if len(engines) > 1:

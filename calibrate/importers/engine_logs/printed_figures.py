@@ -27,6 +27,9 @@ class Printed(NamedTuple):
     half: float = 0.0
 
 
+_THOUSANDS = re.compile(r",\d{3}(?!\d)")
+
+
 @lru_cache(maxsize=256)
 def _pattern(label: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![\w#]){label}\s*[:=]\s*(?P<number>[^\s,;)|]*)\s*(?P<percent>%?)", re.IGNORECASE)
@@ -35,6 +38,8 @@ def _pattern(label: str) -> re.Pattern[str]:
 def after(text: str, label: str) -> str | None:
     """Text of the number after a label (a regular expression), with its per cent sign; None without the label."""
     found = _pattern(label).search(text)
+    if found is not None and _THOUSANDS.match(text, found.end("number")):
+        raise ParameterError(f"{found[0].strip()}... must be a number without separators of thousands; remove them")
     return None if found is None else found["number"].rstrip(".") + found["percent"]
 
 
