@@ -258,7 +258,8 @@ class HardwareCost(TableRecord):
         if role == "target":
             return LawTarget(law, shape, tensor_parallel)
         draft = self.draft_shape or (None if law.kernels is None else law.kernels.draft)
-        return LawDraft(law, replace(shape, layers=1, experts=None, window=None) if draft is None else published_shapes.named_shape(draft))
+        one_layer = replace(shape, layers=1, experts=None, window=None)
+        return LawDraft(law, one_layer if draft is None else published_shapes.named_shape(draft))
 
 
 @functools.lru_cache(maxsize=256)
