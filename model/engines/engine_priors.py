@@ -38,7 +38,7 @@ FEWEST, NU = 2, 2
 
 @dataclass(frozen=True)
 class EngineEstimate:
-    """EngineEstimate of one term of one engine from one source [s]."""
+    """Estimate of one term of one engine from one source [s]."""
 
     engine: str
     term: str

@@ -80,7 +80,7 @@ def fit(
     random = np.random.Generator(np.random.Philox(seed))
     drawn = posterior.sample(best, random) if cells is not None else posterior.of_priors(random)
     chosen = drawn[np.linspace(0, len(drawn) - 1, DRAWS).astype(int)]
-    left_out = () if cells is None or not _alike(cells).any() else tuple(posterior.left_out(best))
+    left_out = () if cells is None or not _repeat_groups(cells).any() else tuple(posterior.left_out(best))
     values = posterior.natural(best[None])
     return StepLaw(
         name, posterior.unit, {key: float(each[0]) for key, each in values.items() if key != "noise"}, posterior.natural(chosen),
@@ -171,43 +171,50 @@ class _Posterior:
                 found[name] = np.exp(values + (base if PRIORS[name].unit == "s" and name != "weights" else 0.0))
         return found
 
-    def log_density(self, points: Floats, heed: Floats | None = None) -> Floats:
-        """Logarithm of the posterior density; shape (points,). `heed` weights cells (0: left out)."""
+    def log_density(self, points: Floats, included: Floats | None = None) -> Floats:
+        """Logarithm of the posterior density; shape (points,). `included` has 1 for each cell that counts, 0 for one left out."""
         means, sds = self.normal
         total: Floats = np.asarray(-0.5 * np.sum(((points - means) / sds) ** 2, axis=1))
         if self.cells is None:
             return np.asarray(total)
-        of = self.natural(points)
+        coefficients = self.natural(points)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            predicted = self._log_values(of, 0) - (self._log_values(of, 1) if self.over is not None else 0.0)
-            scale = of["noise"][:, None] / np.sqrt(self.cells.weight)
+            predicted = self._log_predicted(coefficients)
+            scale = coefficients["noise"][:, None] / np.sqrt(self.cells.weight)
             error = (np.log(self.cells.values) - predicted) / scale
             each = -(DEGREES + 1) / 2 * np.log1p(error**2 / DEGREES) - np.log(scale)
-        total = total + (each if heed is None else each * heed).sum(axis=1) + self._of_lengths(of)
+        total = total + (each if included is None else each * included).sum(axis=1) + self._of_lengths(coefficients)
         return np.where(np.isfinite(total), total, -1e300)
 
-    def _log_values(self, of: Mapping[str, Floats], which: int) -> Floats:
+    def _log_predicted(self, coefficients: Mapping[str, Floats]) -> Floats:
+        """Logarithms of the predicted values of the cells, or of their ratios; shape (points, cells)."""
+        values = self._log_values(coefficients, 0)
+        return values if self.over is None else values - self._log_values(coefficients, 1)
+
+    def _log_values(self, coefficients: Mapping[str, Floats], which: int) -> Floats:
         """Logarithms of the predicted values of the cells (0), or of those that they are relative to (1)."""
         cells = self.cells if which == 0 else self.over
         assert cells is not None
-        seconds = step_terms.step_seconds({name: each[:, None] for name, each in of.items()}, self.shapes[which], self.experts)
+        columns = {name: each[:, None] for name, each in coefficients.items()}
+        seconds = step_terms.step_seconds(columns, self.shapes[which], self.experts)
         if self.unit == "step_ms":
             return np.log(1e3 * seconds)
         length = np.where(cells.draft_length == 0, 1.0, cells.mean_acceptance_length)
         missing = np.isnan(length)
         if missing.any():
-            length = np.where(missing, self._fitted_lengths(of, cells), length)
+            length = np.where(missing, self._fitted_lengths(coefficients, cells), length)
         return np.log(cell_tables.to_unit(self.unit, seconds, cells.sequences, length))
 
-    def _fitted_lengths(self, of: Mapping[str, Floats], cells: Cells) -> Floats:
+    def _fitted_lengths(self, coefficients: Mapping[str, Floats], cells: Cells) -> Floats:
         if self.acceptance:
             missing = np.isnan(cells.mean_acceptance_length)
             return step_terms.length_by_position(self.acceptance, np.where(missing, cells.draft_length, 0))
         lengths = np.unique(cells.draft_length)
-        found = step_terms.acceptance_length(of["acceptance_rate"][:, None], of["acceptance_trend"][:, None], lengths)
+        rate, trend = coefficients["acceptance_rate"][:, None], coefficients["acceptance_trend"][:, None]
+        found = step_terms.acceptance_length(rate, trend, lengths)
         return np.asarray(found[:, np.searchsorted(lengths, cells.draft_length)])
 
-    def _of_lengths(self, of: Mapping[str, Floats]) -> Floats | float:
+    def _of_lengths(self, coefficients: Mapping[str, Floats]) -> Floats | float:
         """Density of the measured acceptance lengths, so that the fitted rate holds at draft lengths that were not measured."""
         assert self.cells is not None
         if not self.fits_acceptance:
@@ -216,12 +223,13 @@ class _Posterior:
         if not known.any():
             return 0.0
         pairs = np.unique(np.stack([self.cells.draft_length[known], self.cells.mean_acceptance_length[known]]), axis=1)
-        fitted = step_terms.acceptance_length(of["acceptance_rate"][:, None], of["acceptance_trend"][:, None], pairs[0])
+        rate, trend = coefficients["acceptance_rate"][:, None], coefficients["acceptance_trend"][:, None]
+        fitted = step_terms.acceptance_length(rate, trend, pairs[0])
         return np.asarray(-0.5 * np.sum((np.log(pairs[1] / fitted) / ACCEPTANCE_ERROR) ** 2, axis=1))
 
     # --- Maximum and draws ---
 
-    def maximum(self, starts: Floats | None = None, heed: Floats | None = None) -> Floats:
+    def maximum(self, starts: Floats | None = None, included: Floats | None = None) -> Floats:
         """Point of the largest density; the density may have several maxima, so that several points are started from.
 
         `starts` has shape (points, coordinates); default: the means of the priors, and fixed points around them.
@@ -232,7 +240,7 @@ class _Posterior:
 
         def descent(scaled: Floats) -> tuple[float, Floats]:
             # Value and central differences in one call, over an array of points.
-            heights = -self.log_density(means + sds * (scaled + shifts), heed)
+            heights = -self.log_density(means + sds * (scaled + shifts), included)
             return float(heights[0]), (heights[1 : size + 1] - heights[size + 1 :]) / (2 * apart)
 
         around = np.random.Generator(np.random.Philox(STARTS)).standard_normal((STARTS - 1, size))
@@ -244,11 +252,11 @@ class _Posterior:
         """Relative error of each cell by the maximum of the posterior of the others; many cells are left out in groups."""
         assert self.cells is not None
         errors = np.empty(self.cells.size)
-        groups = _alike(self.cells) % MOST_GROUPS
+        groups = _repeat_groups(self.cells) % MOST_GROUPS
         for group in range(int(groups.max()) + 1):
             out = groups == group
-            of = self.natural(self.maximum(best[None], np.where(out, 0.0, 1.0))[None])
-            predicted = self._log_values(of, 0) - (self._log_values(of, 1) if self.over is not None else 0.0)
+            coefficients = self.natural(self.maximum(best[None], np.where(out, 0.0, 1.0))[None])
+            predicted = self._log_predicted(coefficients)
             errors[out] = np.exp(predicted[0, out]) / self.cells.values[out] - 1
         return errors.tolist()
 
@@ -278,7 +286,7 @@ class _Posterior:
         return np.concatenate(kept)
 
 
-def _alike(cells: Cells) -> NDArray[np.int64]:
+def _repeat_groups(cells: Cells) -> NDArray[np.int64]:
     """Numbers of groups of cells that were measured at the same point: repeats are left out together; shape (cells,)."""
     points = np.stack([cells.sequences, cells.draft_length, cells.draft_passes, np.nan_to_num(cells.context)])
     return np.unique(points, axis=1, return_inverse=True)[1].ravel()

@@ -32,7 +32,7 @@ def description(law: StepLaw) -> dict[str, Any]:
         })  # fmt: skip
     found: dict[str, Any] = {
         "name": law.name, "about": about(law), "unit": law.unit, "coefficients": rows,
-        "not_told_apart": [list(map(str, pair)) for pair in next_cell.unsure(law)],
+        "not_told_apart": [list(pair) for pair in next_cell.confounded(law)],
         "left_out_errors": list(law.left_out), "range": None, "facts": dict(law.facts),
     }  # fmt: skip
     if law.cells is not None:
@@ -82,7 +82,7 @@ def sentences(law: StepLaw) -> list[str]:
     unknown = [row["term"] for row in description(law)["coefficients"] if row["from"] == "prior"]
     if unknown:
         lines.append(f"not determined by the cells (priors): {', '.join(unknown)}")
-    for one, other in next_cell.unsure(law):
+    for one, other in next_cell.confounded(law):
         lines.append(f"not told apart by the cells: {one} and {other}; their sum is known better than each")
     if law.engine is not None:
         used = engine_priors.used(law.engine, law.kernels)

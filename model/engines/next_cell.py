@@ -188,11 +188,10 @@ def _weights(values: Floats, noise: Floats) -> Floats:
     return np.asarray(weights)
 
 
-def unsure(law: StepLaw) -> NDArray[np.str_]:
+def confounded(law: StepLaw) -> list[tuple[str, str]]:
     """Pairs of coefficients that the cells cannot tell apart: their draws are correlated by more than .8 in size."""
     names = [name for name in law.coefficients if np.std(law.draws[name]) > 0 and name != "acceptance_trend"]
     if len(names) < 2:
-        return np.empty((0, 2), dtype=np.str_)
+        return []
     matrix = np.corrcoef(np.stack([np.log(law.draws[name]) for name in names]))
-    pairs = [(names[i], names[j]) for i in range(len(names)) for j in range(i) if abs(matrix[i, j]) > 0.8]
-    return np.array(pairs, dtype=np.str_).reshape(-1, 2)
+    return [(names[i], names[j]) for i in range(len(names)) for j in range(i) if abs(matrix[i, j]) > 0.8]

@@ -159,20 +159,22 @@ def draft_seconds(coefficients: Mapping[str, Floats], shape: StepShape) -> Float
 def target_seconds(coefficients: Mapping[str, Floats], shape: StepShape, experts: RoutedExperts | None) -> Floats:
     """Seconds of steps without their draft passes; at least what reading the weights takes [s]."""
 
-    def of(name: str) -> Floats:
+    def coefficient(name: str) -> Floats:
         return coefficients.get(name, np.zeros(1))
 
     if shape.kernels is not None:
-        target = of("kernels") * shape.kernels
+        target = coefficient("kernels") * shape.kernels
     else:
-        reading, active = of("weights"), of("weights")
+        reading, active = coefficient("weights"), coefficient("weights")
         if experts is not None:
-            share = expert_share_read(experts, shape.sequences, shape.draft_length, of("expert_correlation"), of("expert_skew"))
-            reading, active = reading + of("experts") * share, active + of("experts") * (experts.active / experts.number)
-        computing = active * shape.tokens / of("ridge_tokens")
+            dependence = coefficient("expert_correlation"), coefficient("expert_skew")
+            share = expert_share_read(experts, shape.sequences, shape.draft_length, *dependence)
+            reading = reading + coefficient("experts") * share
+            active = active + coefficient("experts") * (experts.active / experts.number)
+        computing = active * shape.tokens / coefficient("ridge_tokens")
         target = np.cbrt(reading**3 + computing**3)
-    total = target + of("step") + of("sequence") * shape.sequences + of("token") * shape.tokens
-    total = total + of("kv_position") * shape.sequences * shape.context + of("round") * (shape.draft_length > 0)
+    total = target + coefficient("step") + coefficient("sequence") * shape.sequences + coefficient("token") * shape.tokens
+    total = total + coefficient("kv_position") * shape.sequences * shape.context + coefficient("round") * (shape.draft_length > 0)
     return np.asarray(total if shape.bound is None else np.maximum(total, shape.bound))
 
 
