@@ -203,6 +203,7 @@ def test_options_of_commands_are_in_the_script() -> None:
         "--max-concurrency 2",
         "--max-concurrency 5",
         "--speculative-num-steps 4",
+        "--speculative-num-draft-tokens 5",
         "NEXTN",
         "org/draft",
         "SGLANG_SIMULATE_ACC_LEN=2.25",

@@ -372,6 +372,16 @@ def test_measuring_never_raises_the_expected_loss() -> None:
         assert 0 < choice.probability <= 1
 
 
+def test_choices_do_not_depend_on_the_unit_of_the_law() -> None:
+    law, _ = fitted(0, True, True)
+    assert law.unit == "tpot_ms"
+    by_time, by_rate = (next_cell.advise(replace(law, unit=unit, cells=None), BATCHES, LENGTHS).choices
+                        for unit in ("tpot_ms", "output_tokens_per_s"))  # fmt: skip
+    for one, other in zip(by_time, by_rate, strict=True):
+        assert (one.draft_length, one.ties) == (other.draft_length, other.ties)
+        assert one.loss == pytest.approx(other.loss, abs=1e-9)
+
+
 def test_a_cell_that_was_measured_tells_less_than_one_far_from_all() -> None:
     table, experts = synthetic(1)
     law = law_fit.fit(table[chosen((0, 3), (1,))], "two", experts=experts)
