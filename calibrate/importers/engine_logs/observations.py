@@ -300,6 +300,24 @@ class ObservationSums:
         for note in other.notes:
             self.note(note)
 
+    def close(self) -> None:
+        """Make the time of one sequence at a time a cell; files of different draft lengths have separate ones."""
+        seconds, tokens = self.timed
+        self.timed = [0.0, 0]
+        if seconds <= 0:
+            return
+        mean = self._length()[0] if self.count else 1.0
+        longest = self._one_length() if self.count else 0
+        self.cells.append(
+            MeasuredCell(
+                sequences=1, draft_length=longest, mean_acceptance_length=None if mean is None else round(mean, 4),
+                tpot_ms=round(1000 * seconds / tokens, 5),
+            )
+        )
+
+    def _one_length(self) -> int | None:
+        return next(iter(self.draft_lengths)) if len(self.draft_lengths) == 1 else None
+
     def merge_checks(self, other: ObservationSums) -> None:
         """Add the checked identities of others."""
         for name, (excess, difference, tolerance, count, failed) in other.checks.items():
@@ -317,7 +335,7 @@ class ObservationSums:
             known = [str(each) for each in sorted(each for each in lengths if each is not None)]
             listed = ", ".join([*known, "unknown"][: len(lengths)])
             self.note(f"draft lengths are mixed ({listed}): draft_length is null, survival is over all drafts")
-        draft_length = next(iter(lengths)) if len(lengths) == 1 else None
+        draft_length = self._one_length()
         drafts = None if self.drafts is None or not self.count else round(self.drafts)
         if drafts is not None and not self.exact:
             self.note("drafts is computed from rounded figures; it is right within their rounding")
@@ -325,15 +343,7 @@ class ObservationSums:
             self.note("survival is of rounded rates, without exact counts; it is right within their rounding")
         length, slack = self._length()
         self._check_sums(drafts, draft_length, length, slack)
-        seconds, tokens = self.timed
-        if seconds > 0:
-            mean, longest = (length, draft_length) if self.count else (1.0, 0)
-            self.cells.append(
-                MeasuredCell(
-                    sequences=1, draft_length=longest, mean_acceptance_length=None if mean is None else round(mean, 4),
-                    tpot_ms=round(1000 * seconds / tokens, 5),
-                )
-            )
+        self.close()
         per_request = None
         if self.requests and len(self.per_request["drafts"]):
             per_request = {
