@@ -247,7 +247,7 @@ class _File:
     def _chosen(self) -> tuple[str, list[str], ObservationSums]:
         """Engine, names of dialects and sums of this file; raise `ParameterError` if there is none, or more than one engine."""
         speaking = {key: totals for key, totals in self.held.items() if totals.count}
-        timed = {key: totals for key, totals in self.held.items() if totals.cells or totals.timed[0]}
+        timed = {key: totals for key, totals in self.held.items() if totals.cells or any(each[0] for each in totals.timed.values())}
         found = speaking or timed
         of_others = not speaking and self.draft_length and not self.separate
         if of_others and any(cell.draft_length for totals in timed.values() for cell in totals.cells):
