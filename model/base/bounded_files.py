@@ -12,6 +12,7 @@ import io
 import json
 import math
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Iterator
@@ -39,6 +40,7 @@ DEEPEST = 64
 """Maximum nesting depth of brackets."""
 _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"PK\x03\x04", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 """First bytes of compressed files: gzip, zstandard, bzip2, xz, zip, zlib."""
+_KIND = re.compile(rb'\s*\{\s*"kind"\s*:\s*"([\w-]{1,40})"')
 COMPRESSED = "it is compressed; unpack it first"
 
 
@@ -98,6 +100,18 @@ def text_lines(path: str | Path, most: int = MOST_LOG, longest: int = MOST_LINE)
             except UnicodeDecodeError:
                 raise ParameterError(f"line {number} is not text in UTF-8; save it as UTF-8") from None
             yield text.rstrip("\r\n")
+
+
+def check_replaceable(path: str | Path, kind: str) -> None:
+    """Raise `ParameterError` if a JSON file of the project of another `kind` is there, which writing would replace."""
+    try:
+        with open(_opened(path), "rb") as file:
+            _check_kind(Path(path), os.fstat(file.fileno()), None)
+            found = _KIND.match(file.read(1024))
+    except (OSError, ParameterError):  # the one who writes reports them
+        return
+    if found is not None and (there := found[1].decode()) != kind:
+        raise ParameterError(f"{Path(path).name} is there and is of kind {there}: choose another NAME than that of this {kind}")
 
 
 def read_page(path: str | Path) -> str:

@@ -304,7 +304,15 @@ def test_commands_lead_from_results_to_a_law_and_its_predictions(
     assert table.mean_acceptance_length.tolist() == [1.0] * 3 + [2.7] * 3
     done = CliRunner().invoke(app, fit)
     assert done.exit_code == 0, done.output
-    assert acceptance_record.load(f"{engine}-measured.json").draft_length == 3  # the law is another file
+    table_path, record = f"{engine}-measured.cells.csv", tmp_path / f"{engine}-measured.json"
+    before = record.read_bytes()
+    done = called("fit", table_path, "-o", f"{engine}-measured")  # a law does not replace the record, nor the record a law
+    assert (done.exit_code, record.read_bytes()) == (2, before)
+    assert f"{engine}-measured.json is there and is of kind acceptance-record: choose another NAME" in done.stderr
+    done = CliRunner().invoke(app, [*imports[:-1], f"{engine}-law"])
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+    assert f"{engine}-law.json is there and is of kind step-law" in done.stderr
+    assert CliRunner().invoke(app, imports).exit_code == 0
     done = called("predict", f"{engine}-law.json", f"{engine}-measured.cells.csv", "--json")
     rows = json.loads(done.stdout)["rows"]
     assert max(abs(row["error"]) for row in rows) < 0.05

@@ -366,6 +366,7 @@ def save(record: AcceptanceRecord, name: str | Path) -> list[Path]:
     for each in (path, table):
         if each.is_dir():
             raise ParameterError(f"{each.name} is a folder, and must be a file; choose another NAME")
+    bounded_files.check_replaceable(path, acceptance_record.KIND)
     with whole_files.atomic_path(path) as about:
         about.write_text(acceptance_record.dumps(record), encoding="utf-8")
         if not record.cells:
