@@ -313,13 +313,16 @@ def _read(file: Path, unit: str | None = None) -> tuple[Cells, tuple[str, ...]]:
 
 
 def _json_path(out: Path) -> Path:
+    from model.base import bounded_files
     from model.base.checks import ParameterError, shown
 
     if out.suffix == ".json":
         out = out.with_suffix("")
     if not out.name or out.name == "..":
         raise ParameterError(f"out must name a file, got {shown(str(out))}")
-    return out.with_name(f"{out.name}.json")
+    path = out.with_name(f"{out.name}.json")
+    bounded_files.check_replaceable(path, "step-law")
+    return path
 
 
 def _model(

@@ -43,11 +43,8 @@ def _choice(found: Mapping[str, Any], given: int | None) -> Observation:
         return Observation(notes=[PLAIN])
     times = optional(found, "wall_time")
     made = Observation()
-    if given == 0:
-        if total != drafts:
-            return Observation(notes=["answers with drafts are left out with --draft-length 0"])
-    else:
-        made = Observation(drafts=drafts, accepted=total - drafts, draft_length=given, request=True)
+    if total != drafts:
+        made = Observation(drafts=drafts, accepted=total - drafts, draft_length=given or None, request=True)
         _accepted_by_step(made, found, drafts, total)
     if times is not None and total:
         seconds = 0.0
