@@ -129,6 +129,18 @@ class StepLaw:
         """Draws of the predicted values, without errors of measurement; shape (draws, cells)."""
         return np.exp(self._log_values(cells, self.draws))
 
+    def step_seconds(self, cells: Cells) -> tuple[Floats, Floats]:
+        """Seconds of a step, of shape (cells,), and their draws, of shape (draws, cells), without errors of measurement [s].
+
+        In a law of throughput a step holds its share of the time that goes to prompts.
+        """
+        shape = kernel_times.step_shape(self.kernels, cells.sequences, cells.draft_length, cells.draft_passes, cells.context)
+        point, draws = (
+            step_terms.step_seconds({name: each[:, None] for name, each in of.items()}, shape, self.experts) + 0 * cells.sequences
+            for of in (self._point, self.draws)
+        )
+        return np.asarray(point[0]), np.asarray(draws)
+
     @cached_property
     def _point(self) -> Mapping[str, Floats]:
         return {name: np.array([value]) for name, value in self.coefficients.items()}
