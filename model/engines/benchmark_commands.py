@@ -39,6 +39,8 @@ def lines(
     'vllm serve meta-llama/Llama-3.1-8B-Instruct'
     """
     checks.one_of("engine", engine, _SERVERS)
+    if not model.strip():
+        raise ParameterError(f"model must be a name as {engine} takes it, got {checks.shown(model)}")
     for name, numbers, low, high in (("batch", batch, 1, 100_000), ("draft_length", draft_lengths, 0, 64)):
         for each in numbers:
             checks.whole(name, each, low, high)

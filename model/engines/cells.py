@@ -9,6 +9,7 @@ contain the time that the engine spends on prompts (prefill) in between, and the
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -228,7 +229,7 @@ def _check_header(header: list[str]) -> None:
             raise ParameterError(f"column {checks.shown(name)[1:-1]} is there twice; keep one of them")
     similar = {
         name: close[0] for name in header
-        if name not in KNOWN and (close := difflib.get_close_matches(name.lower(), KNOWN, n=1, cutoff=0.8))
+        if name not in KNOWN and (close := difflib.get_close_matches(_plain_name(name), KNOWN, n=1, cutoff=0.8))
     }  # fmt: skip
     for name in REQUIRED:
         if name not in header:
@@ -239,15 +240,21 @@ def _check_header(header: list[str]) -> None:
         raise ParameterError(f"unknown column {checks.shown(name)}; {checks.nearest(known, KNOWN)}")
 
 
+def _plain_name(name: str) -> str:
+    """Name of a column in lower case, with a low line in place of blanks and brackets."""
+    return re.sub(r"\W+", "_", name.lower()).strip("_")
+
+
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
+
+
 def _number(name: str, row: int, text: str) -> float:
     if not text:
         return np.nan
-    try:
-        found = float(text)
-    except ValueError:
-        found = np.inf
+    found = float(text) if _NUMBER.fullmatch(text) else np.inf
     if not np.isfinite(found):
-        raise ParameterError(f"row {row}: {name} must be a number, or empty where unknown, got {checks.shown(text)}")
+        empty = "" if name in REQUIRED else ", or empty where unknown"
+        raise ParameterError(f"row {row}: {name} must be a number{empty}, got {checks.shown(text)}")
     return found
 
 

@@ -201,7 +201,7 @@ def test_time_of_sglang_steps_and_of_llama_drafts() -> None:
 
 def test_line_ends_marks_and_colours_do_not_matter() -> None:
     plain = imported(V1)
-    for text in (f"\ufeff{V1}\r\n", f"\n\x1b[1;36m(APIServer pid=1)\x1b[0;0m {V1}\n", f"2026-01-01T00:00:00Z stderr F {V1}."):
+    for text in (f"\ufeff{V1}\r\n", f"\r 50%|##\r100%|####\r{V1}\r", f"\n\x1b[1;36m(APIServer pid=1)\x1b[0;0m {V1}\n", f"2026-01-01T00:00:00Z stderr F {V1}."):
         found = imported(text)
         assert (found.drafts, found.histogram, found.draft_length) == (plain.drafts, plain.histogram, plain.draft_length)
 
@@ -499,6 +499,11 @@ def test_accept_rate_of_sglang_is_read_with_the_meanings_of_its_date() -> None:
     newer = imported(writers.sglang_line(2.2, 2, 100.0, 10, "2026-05-01", "accept rate: 0.40, "))
     assert newer.draft_length == 3
     assert any("a / (D K), as SGLang prints it from #23530 of 2026-04-23 on" in note for note in newer.notes)
+
+
+def test_accept_rate_of_zero_in_any_writing_gives_no_length() -> None:
+    for rate in ("0.00", "0", "0e0", "1e-320"):
+        assert imported(writers.sglang_line(2.0, 2, 100.0, 10, "2026-05-02", f"accept rate: {rate}, ")).draft_length is None
 
 
 def test_accept_rate_above_one_is_of_an_older_version_whatever_the_date() -> None:
@@ -906,6 +911,11 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "length": (V1.replace("5.14", "0.14"), "must be between 1 and 1025, got 0.14"),
     "word": (V1.replace("5.14", "five"), "must be a number, got 'five'"),
     "huge count": (V1.replace("620", "9" * 400), "Drafted must be"),
+    "low line": (V1.replace("Drafted: 620", "Drafted: 1_620"), "Drafted must be a whole number, got '1_620'"),
+    "other digits": (V1.replace("5.14", "\u0665"), "Mean acceptance length must be a number, got"),
+    "long number": (writers.sglang_line(2.5, 1, 100.0, 10).replace("100.00", "9" * 5000), "must be a finite number, got '999"),
+    "huge time": (writers.vllm_bench(HALVES).replace("10.00", "1e300"), "cells.tpot_ms must be between 1e-09 and 1e+12, got 1e+300"),
+    "tiny time": (writers.eagle_line([HALVES], False).replace("0.04", "1e-300"), "cells.tpot_ms must be between 1e-09 and"),
     "half a token": (V1.replace("513", "513.5"), "Accepted must be a whole number, got 513.5"),
     "bench percent": (
         "Acceptance rate (%):  173.47\nAcceptance length: 3.2\nDrafts: 10\nDraft tokens: 30\nAccepted tokens: 22", "1.7347",
@@ -917,6 +927,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "json counts": (json.dumps({"draft_n": 3, "draft_n_accepted": 4}), "at most the drafted=3, got 4"),
     "json text": (json.dumps({"draft_n": "three", "draft_n_accepted": 1}), "draft_n must be a whole number"),
     "sglang": (writers.sglang_line(2.5, 1, 100.0, 10).replace("2.50", "0.50"), "accept len must be between 1"),
+    "eval time": (EVAL.replace("2296.72", "-1"), "eval time must be at least 0, got -1"),
     "sglang rate": (writers.sglang_line(2.5, 1, 100.0, 10, accept_rate="accept rate: -0.84, "), "got -0.84"),
     "v0": (LINES["vllm v0"][0].replace("34244", "134244"), "emitted tokens must be at most"),
     "llama": (LINES["llama.cpp"][0].replace("167 accepted", "367 accepted"), "at most the drafted=259, got 367"),

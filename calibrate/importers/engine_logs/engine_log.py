@@ -134,23 +134,23 @@ class _File:
         try:
             self._read()
             self.engine, self.dialects, self.totals = self._chosen()
+            self.totals.close()
         except OSError as error:
             raise ParameterError(f"file {str(path)!r} cannot be read: {error.strerror or error}") from None
         except ParameterError as error:
             raise ParameterError(f"file {str(path)!r} cannot be read: {error}") from None
-        self.totals.close()
         for name in self.pinned:
             self.totals.note(f"{name} is in the output: acceptance was forced to a number, and is of no text")
 
     def _read(self) -> None:
-        lines = bounded_files.text_lines(self.path, longest=MOST_JSON)
-        first = next((line for line in self._counted(lines) if line.strip()), None)
+        lines = self._counted(bounded_files.text_lines(self.path, longest=MOST_JSON))
+        first = next((line for line in lines if line.strip()), None)
         if first is None:
             raise ParameterError("it is empty; name a log or a benchmark's output of an engine")
         if _BEGINS_JSON.match(first):
-            self._documents(itertools.chain([first], self._counted(lines)))
+            self._documents(itertools.chain([first], lines))
         else:
-            for line in itertools.chain([first], self._counted(lines)):
+            for line in itertools.chain([first], lines):
                 self._line(line)
         for engine, form, reader in (*self.of_lines, *self.of_documents):
             for seen in reader.end():
@@ -159,7 +159,9 @@ class _File:
     def _counted(self, lines: Iterator[str]) -> Iterator[str]:
         for line in lines:
             self.lines += 1
-            yield _COLOURS.sub("", line) if "\x1b" in line else line
+            if "\x1b" in line:
+                line = _COLOURS.sub("", line)
+            yield from line.split("\r")  # bars of progress are written over one another
 
     def _kept(self, engine: str, form: OutputForm, seen: Observation | ObservationSums) -> None:
         if isinstance(seen, ObservationSums):
