@@ -193,8 +193,7 @@ def read_csv(path: Path, *, unit: str | None = None) -> CellsFile:
 
 
 def _read(path: Path, unit: str | None) -> CellsFile:
-    header, rows = bounded_files.csv_rows(path, MOST_CELLS)
-    _check_header(header)
+    header, rows = bounded_files.csv_rows(path, MOST_CELLS, _check_header)
     times = [name for name in UNITS if name in header]
     if len(times) > 1:
         raise ParameterError(f"one column of measured values is needed, got {' and '.join(times)}; keep one of them")
@@ -223,9 +222,7 @@ def _check_header(header: list[str]) -> None:
     if len(header) == 1 and (other := next((mark for mark in (";", "\t", "|") if mark in header[0]), None)):
         raise ParameterError(f"columns must be separated by commas, got {'a tab' if other == chr(9) else repr(other)}")
     for index, name in enumerate(header):
-        if not name:
-            raise ParameterError(f"column {index + 1} has no name in the header; name it, or remove it")
-        if name in header[:index]:
+        if name and name in header[:index]:
             raise ParameterError(f"column {checks.shown(name)[1:-1]} is there twice; keep one of them")
     similar = {
         name: close[0] for name in header
@@ -235,7 +232,10 @@ def _check_header(header: list[str]) -> None:
         if name not in header:
             meant = [f"for {checks.shown(each)} did you mean {name}? " for each, known in similar.items() if known == name]
             listed = ", ".join(checks.shown(each)[1:-1] for each in header[:20])
+            listed = listed if len(listed) < 300 else f"{listed[:300]}..."
             raise ParameterError(f"column {name} is missing; {''.join(meant[:1])}the columns are {listed}")
+    if "" in header:
+        raise ParameterError(f"column {header.index('') + 1} has no name in the header; name it, or remove it")
     for name, known in similar.items():
         raise ParameterError(f"unknown column {checks.shown(name)}; {checks.nearest(known, KNOWN)}")
 

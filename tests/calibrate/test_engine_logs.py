@@ -950,7 +950,9 @@ def test_bad_files_are_refused_in_a_line(name: str) -> None:
 
 
 def test_folders_pipes_and_missing_files_are_refused(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "none"):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "none", tmp_path / "loop", tmp_path / "pipe"):
         with pytest.raises(ParameterError, match="cannot be read"):
             engine_log.read([path])
     with pytest.raises(ParameterError, match="at least one log"):
@@ -979,6 +981,21 @@ def test_record_and_cells_are_written(tmp_path: Path) -> None:
     assert sorted(path.name for path in alone.iterdir()) == ["made.json", "x.log"]
     said = json.loads(done.stdout)
     assert (said["kind"], said["drafts"], said["files"]) == ("acceptance-record", 124, [str(alone / "made.json")])
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "/", ".json", "x.json", "x"])
+def test_names_that_are_none_or_of_an_input_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = json.dumps(writers.vllm_bench_json(HALVES))
+    (tmp_path / "x.json").write_text(content)
+    done = CliRunner().invoke(app, ["import", "engine-log", "x.json", "-o", name])
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert ("is one of the files to import" if "x" in name else "out must name a file") in done.stderr
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x.json", content)]
+
+
+def test_a_record_is_no_log(tmp_path: Path) -> None:
+    assert "it is an acceptance record already" in refused(acceptance_record.dumps(imported(V1)))
 
 
 @pytest.mark.parametrize("name", ["made.json", "made.cells.csv"])

@@ -83,6 +83,8 @@ BAD = [
     (f"# measured\n\n{GOOD}\n  # more\n8,3\n", "row 3 must have 4 fields, as the header has, got 2"),
     (GOOD.replace(",", ";"), "columns must be separated by commas, got ';'"),
     (GOOD.replace(",tpot_ms", ",tpot_ms,").replace("10", "10,").replace("7", "7,"), "column 5 has no name in the header"),
+    ("[2025-10-22 10:27:57 TP0] Decode batch. #running-req: 1, #token: 186,\nmore\n", "column sequences is missing; the columns"),
+    ('{"kind": "acceptance-record",\n"a": 1}', "it begins as JSON, and must be CSV with a header"),
     (GOOD + "1,0,,9\n" * cells.MOST_CELLS, "at most 2,000 rows are allowed, got more"),
     (GOOD.replace("7\n", f'"{"7" * 200_000}"\n'), "row 2 cannot be read as CSV: field larger than field limit"),
     ("# only a comment\n\n", "the file is empty"), (gzip.compress(GOOD.encode()), "it is compressed; unpack it first"),

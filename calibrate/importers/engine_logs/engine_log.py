@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -57,7 +58,7 @@ def read(
         checks.one_of("engine", engine, (*ENGINES, AUTO))
     if not files:
         raise ParameterError("files must be at least one log, got none")
-    if len({Path(file).resolve() for file in files}) < len(files):
+    if len({os.path.realpath(file) for file in files}) < len(files):
         raise ParameterError("files must be different, got one twice: its drafts would count twice")
     lengths = _lengths(files, draft_length)
     among = [*ENGINES] if engine == AUTO else [engine]
@@ -161,7 +162,7 @@ class _File:
             self.lines += 1
             if "\x1b" in line:
                 line = _COLOURS.sub("", line)
-            yield from line.split("\r")  # bars of progress are written over one another
+            yield from line.split("\r") if "\r" in line else (line,)  # bars of progress are written over one another
 
     def _kept(self, engine: str, form: OutputForm, seen: Observation | ObservationSums) -> None:
         if isinstance(seen, ObservationSums):
@@ -206,6 +207,8 @@ class _File:
 
     def _document(self, document: Any, where: str) -> None:
         """Give a JSON document to all readers, and the line of text that it wraps, if it is a record of a log collector."""
+        if isinstance(document, dict) and document.get("kind") == acceptance_record.KIND:
+            raise ParameterError("it is an acceptance record already; name the engine's log or benchmark")
         for each in self.of_documents:
             self._take(*each, document, where)
         if isinstance(document, dict):
@@ -361,13 +364,23 @@ def cells_csv(cells: Sequence[MeasuredCell]) -> str:
     return "\n".join([",".join(names), *rows]) + "\n"
 
 
-def save(record: AcceptanceRecord, name: str | Path) -> list[Path]:
-    """Write NAME.json, and NAME.cells.csv if there are cells, both or neither; return their paths."""
+def targets(name: str | Path, sources: Sequence[str | Path] = ()) -> tuple[Path, Path]:
+    """Files that `save` writes, which must be neither folders nor the `sources` of the record."""
     base = Path(str(name).removesuffix(".json"))
+    if base.name in ("", ".."):
+        raise ParameterError(f"out must name a file, got {checks.shown(str(name))}")
     path, table = base.with_name(f"{base.name}.json"), base.with_name(f"{base.name}.cells.csv")
     for each in (path, table):
         if each.is_dir():
             raise ParameterError(f"{each.name} is a folder, and must be a file; choose another NAME")
+        if os.path.realpath(each) in {os.path.realpath(source) for source in sources}:
+            raise ParameterError(f"{each.name} is one of the files to import, and would be replaced; choose another NAME")
+    return path, table
+
+
+def save(record: AcceptanceRecord, name: str | Path) -> list[Path]:
+    """Write NAME.json, and NAME.cells.csv if there are cells, both or neither; return their paths."""
+    path, table = targets(name)
     bounded_files.check_replaceable(path, acceptance_record.KIND)
     with whole_files.atomic_path(path) as about:
         about.write_text(acceptance_record.dumps(record), encoding="utf-8")
