@@ -181,8 +181,8 @@ def read_csv(path: Path, *, unit: str | None = None) -> CellsFile:
     """Read cells from a CSV file with a header line.
 
     Columns: `sequences`, `draft_length`, one of `UNITS` (or none, if `unit` is given and only predictions are wanted), and any of
-    `OPTIONAL`; an empty field is an unknown value. Blank lines, and lines that begin with #, are skipped. Raises ParameterError that
-    names file, row (the header is not counted) and column.
+    `OPTIONAL`; an empty field is an unknown value. Blank lines, and lines that begin with #, are skipped. Raises ParameterError
+    that names file, row (the header is not counted) and column.
     """
     try:
         return _read(path, unit)

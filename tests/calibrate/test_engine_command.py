@@ -17,7 +17,6 @@ from model.engines import benchmark_commands, cells, step_law
 from model.engines.benchmark_commands import REQUESTS_PER_SEQUENCE
 from model.engines.kernel_times import KernelSource
 from model.engines.step_terms import RoutedExperts
-from model.logs import acceptance_record
 from tests.support.engine_outputs import Steps, vllm_bench_json
 
 SIX = """sequences,draft_length,mean_acceptance_length,tpot_ms,gpu
@@ -300,7 +299,9 @@ def test_commands_lead_from_results_to_a_law_and_its_predictions(
             length = 0 if "spec" not in " ".join(words) else 3
             continue
         name, batch = words[-1], int(words[words.index("--max-concurrency") + 1])
-        result = vllm_bench_json(Steps(3, (0, 1, 2, 3, 2, 1, 2, 2, 1, 3)), measured[batch, length], batch) | {"completed": 8 * batch}
+        result = vllm_bench_json(Steps(3, (0, 1, 2, 3, 2, 1, 2, 2, 1, 3)), measured[batch, length], batch) | {
+            "completed": 8 * batch
+        }
         if engine == "sglang" or not length:
             result = {key: value for key, value in result.items() if not key.startswith("spec_decode")}
         if engine == "sglang":

@@ -201,7 +201,12 @@ def test_time_of_sglang_steps_and_of_llama_drafts() -> None:
 
 def test_line_ends_marks_and_colours_do_not_matter() -> None:
     plain = imported(V1)
-    for text in (f"\ufeff{V1}\r\n", f"\r 50%|##\r100%|####\r{V1}\r", f"\n\x1b[1;36m(APIServer pid=1)\x1b[0;0m {V1}\n", f"2026-01-01T00:00:00Z stderr F {V1}."):
+    for text in (
+        f"\ufeff{V1}\r\n",
+        f"\r 50%|##\r100%|####\r{V1}\r",
+        f"\n\x1b[1;36m(APIServer pid=1)\x1b[0;0m {V1}\n",
+        f"2026-01-01T00:00:00Z stderr F {V1}.",
+    ):
         found = imported(text)
         assert (found.drafts, found.histogram, found.draft_length) == (plain.drafts, plain.histogram, plain.draft_length)
 
@@ -514,9 +519,9 @@ def test_accept_rate_above_one_is_of_an_older_version_whatever_the_date() -> Non
 
 def test_accept_rate_that_fits_another_length_than_given_is_noted() -> None:
     line = writers.sglang_line(2.0, 2, 100.0, 10, "2025-11-01", "accept rate: 0.50, ")
-    for given, doubts in ((3, 0), (4, 1)):
-        found = imported(line, draft_length=given)
-        assert found.draft_length == given
+    for longest, doubts in ((3, 0), (4, 1)):
+        found = imported(line, draft_length=longest)
+        assert found.draft_length == longest
         assert sum("fit a draft length of 3" in note for note in found.notes) == doubts
 
 
@@ -637,6 +642,7 @@ def sglang_text(length: float | None, tpot: float) -> str:
 
 HALVES = Steps(3, (0, 1, 2, 3))
 REPORT = writers.trtllm_report([HALVES, Steps(3, (1, 2, 2, 1))])
+LMDEPLOY = writers.lmdeploy_log(HALVES, range(5))
 BARE_REPORT = "\n".join(line for line in REPORT.splitlines() if not line.startswith("["))
 PAIRS: dict[str, tuple[str, str, int | None]] = {
     # a plain run, one with drafts of 3, and the draft length that the latter says
@@ -646,7 +652,7 @@ PAIRS: dict[str, tuple[str, str, int | None]] = {
     "sglang bench": (json.dumps(sglang_result(None, 9.0)), json.dumps(sglang_result(2.5, 5.0)), None),
     "sglang bench text": (sglang_text(None, 9.0), sglang_text(2.5, 5.0), None),
     "trtllm report": (BARE_REPORT, REPORT, 3),
-    "lmdeploy log": (writers.lmdeploy_log(HALVES, range(5)).partition("SpecDecoding")[0], writers.lmdeploy_log(HALVES, range(5)), 3),
+    "lmdeploy log": (LMDEPLOY.partition("SpecDecoding")[0], LMDEPLOY, 3),
     "eagle": (writers.eagle_line([Steps(3, (0, 0, 0))], False), writers.eagle_line([HALVES], False), None),
 }  # fmt: skip
 
@@ -731,7 +737,7 @@ WITHOUT_CELLS = {
     ),
     "trtllm": (REPORT.replace("Number of concurrent", "Other"), "TPOT of trtllm-bench gives no cell, for want of the number of"),
     "sglang bench": (json.dumps({**sglang_result(2.5, 9.0), "max_concurrency": None}), "gives no cell, for want of the number of"),
-    "vllm bench": (writers.vllm_bench(HALVES).replace("Maximum request", "Other"), "TPOT or throughput of a benchmark gives no cell"),
+    "vllm bench": (writers.vllm_bench(HALVES).replace("Maximum request", "Other"), "TPOT or throughput of a benchmark gives no"),
 }  # fmt: skip
 
 
@@ -914,7 +920,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "low line": (V1.replace("Drafted: 620", "Drafted: 1_620"), "Drafted must be a whole number, got '1_620'"),
     "other digits": (V1.replace("5.14", "\u0665"), "Mean acceptance length must be a number, got"),
     "long number": (writers.sglang_line(2.5, 1, 100.0, 10).replace("100.00", "9" * 5000), "must be a finite number, got '999"),
-    "huge time": (writers.vllm_bench(HALVES).replace("10.00", "1e300"), "cells.tpot_ms must be between 1e-09 and 1e+12, got 1e+300"),
+    "huge time": (writers.vllm_bench(HALVES).replace("10.00", "1e300"), "tpot_ms must be between 1e-09 and 1e+12, got 1e+300"),
     "tiny time": (writers.eagle_line([HALVES], False).replace("0.04", "1e-300"), "cells.tpot_ms must be between 1e-09 and"),
     "half a token": (V1.replace("513", "513.5"), "Accepted must be a whole number, got 513.5"),
     "bench percent": (

@@ -93,7 +93,7 @@ def read(
 
 def _lengths(files: Sequence[str | Path], draft_length: int | Sequence[int] | None) -> list[int | None]:
     """Draft length that is given for each file; None where none is."""
-    given = [*draft_length] if isinstance(draft_length, Sequence) else [draft_length] * len(files)
+    given: list[int | None] = [*draft_length] if isinstance(draft_length, Sequence) else [draft_length] * len(files)
     for each in given:
         if each is not None:
             checks.whole("draft_length", each, 0, MOST_POSITIONS)
@@ -257,7 +257,9 @@ class _File:
         of_others = not speaking and self.draft_length and not self.separate
         if of_others and any(cell.draft_length for totals in timed.values() for cell in totals.cells):
             remedy = "give one number for each file in their order, such as --draft-length 0,3"
-            raise ParameterError(f"it has no figures of speculative decoding, so that {self.draft_length} may not be for it; {remedy}")
+            raise ParameterError(
+                f"it has no figures of speculative decoding, so that {self.draft_length} may not be for it; {remedy}"
+            )
         engines = [*dict.fromkeys(engine for engine, _ in found)]
         if not engines:
             remarks = [note for totals in self.held.values() for note in totals.notes]

@@ -138,5 +138,7 @@ def plain(block: Mapping[str, Any], draft_length: int | None, notes: str) -> Obs
         return Observation(notes=[notes]) if optional(block, "completed", "output_throughput") is not None else None
     found, remarks = cells(block, None if draft_length else 1.0, draft_length)
     if found and draft_length:
-        remarks.append("mean_acceptance_length of a benchmark without figures of speculative decoding is unknown: its cell has none")
+        remarks.append(
+            "mean_acceptance_length of a benchmark without figures of speculative decoding is unknown: its cell has none"
+        )
     return Observation(cells=found, notes=remarks)

@@ -281,7 +281,12 @@ def _result(document: Any, draft_length: int | None) -> list[Observation]:
 
 
 DIALECTS = (
-    OutputForm("sglang-log", "'Decode batch' with 'accept len:'", ("Decode batch", "speculative_num_steps", "speculative_algorithm"), _Decode),
+    OutputForm(
+        "sglang-log",
+        "'Decode batch' with 'accept len:'",
+        ("Decode batch", "speculative_num_steps", "speculative_algorithm"),
+        _Decode,
+    ),
     OutputForm("sglang-bench-text", "'Accept length:' of bench_serving", serving_benchmarks.MARKS, _text),
     OutputForm("sglang-bench-json", "accept_length of bench_serving", documents=separate(_result)),
     OutputForm("sglang-responses", "spec_verify_ct or a histogram in meta_info or sglext", documents=separate(_responses)),
