@@ -35,7 +35,10 @@ CellsFile = Annotated[
     ),
 ]
 Model = Annotated[
-    str | None, typer.Option(help="Model: a name of `sim ls shapes`, or its config.json. With --gpu, its kernels give the shape.")
+    str | None,
+    typer.Option(
+        help="Model: a name of `sim ls shapes`, or its config.json. With --gpu, its kernels give the law's shape; else its experts."
+    ),
 ]
 Gpu = Annotated[str | None, typer.Option(help="Device: a name of `sim ls devices`, or its .toml.")]
 Parallel = Annotated[int, typer.Option("--tensor-parallel", help="Devices that the model is split over.")]
@@ -103,7 +106,8 @@ def fit(
     facts = {"engine": engine_name} if engine_name else {}
     law = law_fit.fit(
         cells, path.stem, experts=of, kernels=source, acceptance=_acceptance(acceptance), facts=facts, seed=seed,
-        engine=None if source is None else engine_priors.named(engine_name),
+        engine=None if source is None else engine_priors.named(engine_name), model=model,
+        tensor_parallel=tensor_parallel if model is not None or tensor_parallel > 1 else None,
     )  # fmt: skip
     step_law.write(law, path)
     if json_:
@@ -336,6 +340,7 @@ def _model(
     model: str | None, gpu: str | None, tensor_parallel: int, dtype: str | None, draft: str | None, kernels: str | None,
     experts: int | None, active: int | None,
 ) -> tuple[KernelSource | None, RoutedExperts | None]:  # fmt: skip
+    from model.architectures import published_shapes
     from model.base.checks import ParameterError
     from model.engines.kernel_times import KernelSource, hardware
     from model.engines.step_terms import RoutedExperts
@@ -349,21 +354,12 @@ def _model(
         if gpu is not None:
             raise ParameterError("--experts is for laws without --gpu; with it, the model says its experts")
         return None, RoutedExperts(experts, active)
-    if gpu is None and model is not None and draft is None and kernels is None and dtype is None:
-        from model.architectures import published_shapes
-
-        found = published_shapes.named_shape(model).experts
-        if found is not None:
-            return None, RoutedExperts(found.count, found.active)
     if gpu is None:
         for name, value in (("draft", draft), ("kernels", kernels), ("dtype", dtype)):
             if value is not None:
                 raise ParameterError(f"--{name} needs --model and --gpu, whose kernels it is about")
-        if model is not None:
-            raise ParameterError(
-                "--model needs --gpu, so that its kernels give the law's shape: without it only experts matter, and it has none"
-            )
-        return None, None
+        found = None if model is None else published_shapes.named_shape(model).experts
+        return None, None if found is None else RoutedExperts(found.count, found.active)
     if model is None:
         raise ParameterError("--gpu needs --model, so that its kernels give the law's shape; `sim ls shapes` lists models")
     source = KernelSource(model, gpu, tensor_parallel, dtype, draft, kernels)

@@ -44,7 +44,8 @@ USUAL_SECONDS = 0.01
 def fit(
     cells: Cells | None, name: str, *, unit: str | None = None, experts: RoutedExperts | None = None,
     kernels: KernelSource | None = None, acceptance: Sequence[float] = (), over: Cells | None = None,
-    facts: Mapping[str, str] | None = None, seed: int = 0, engine: str | None = None,
+    facts: Mapping[str, str] | None = None, seed: int = 0, engine: str | None = None, model: str | None = None,
+    tensor_parallel: int | None = None,
 ) -> StepLaw:  # fmt: skip
     """Fit a step law.
 
@@ -65,6 +66,8 @@ def fit(
     engine
         Engine whose priors in seconds are used (`model.engines.engine_priors.ENGINES`), with `kernels`, which give the scale; None:
         those of all engines, relative to a plain step.
+    model, tensor_parallel
+        Without `kernels`: shape of the model and devices that it is split over, kept with the law.
     """
     if cells is not None:
         kept = cells.measured
@@ -85,6 +88,7 @@ def fit(
     return StepLaw(
         name, posterior.unit, {key: float(each[0]) for key, each in values.items() if key != "noise"}, posterior.natural(chosen),
         posterior.experts, kernels, tuple(acceptance), cells, left_out, dict(facts or {}), posterior.engine,
+        *((model, tensor_parallel) if kernels is None else ()),
     )  # fmt: skip
 
 

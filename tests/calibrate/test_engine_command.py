@@ -163,6 +163,16 @@ MODEL = [
 SOURCE = KernelSource("llama-3.1-8b", "h100", 2, "float16", "llama-68m", "roofline")
 
 
+def test_law_without_kernels_keeps_its_model_and_devices(folder: Path) -> None:
+    words = ("fit", f"{folder}/six.csv", "-o", f"{folder}/kept", "--model", "qwen3-30b-a3b", "--tensor-parallel", "2", "--json")
+    assert called(*words).exit_code == 0
+    law = step_law.load(folder / "kept.json")
+    assert (law.shape_name, law.devices, law.experts) == ("qwen3-30b-a3b", 2, RoutedExperts(128, 8))
+    assert called("fit", f"{folder}/six.csv", "-o", f"{folder}/dense", "--model", "llama-3.1-8b").exit_code == 0
+    dense = step_law.load(folder / "dense.json")
+    assert (dense.shape_name, dense.devices, dense.experts, dense.kernels) == ("llama-3.1-8b", 1, None, None)
+
+
 @pytest.mark.parametrize("words", [("fit", "{}/six.csv", "-o", "x"), ("next", "{}/six.csv")], ids=["fit", "next"])
 def test_options_reach_the_fit(words: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[dict[str, Any]] = []
@@ -222,7 +232,6 @@ BAD = [
         ("fit", "{}/six.csv", "-o", "x", "--experts", "8", "--active-experts", "9"),
         "active_experts must be between 1 and experts=8, got 9",
     ),
-    (("fit", "{}/six.csv", "-o", "x", "--model", "llama-3.1-8b"), "--model needs --gpu"),
     (("fit", "{}/six.csv", "-o", "x", "--gpu", "h100"), "--gpu needs --model"),
     (("fit", "{}/six.csv", "-o", "x", "--draft", "llama-68m"), "--draft needs --model and --gpu"),
     (("fit", "{}/six.csv", "-o", "x", "--model", "llama-3.1-9b", "--gpu", "h100"), "did you mean llama-3.1-8b"),
