@@ -511,7 +511,7 @@ def test_accept_rate_of_zero_in_any_writing_gives_no_length() -> None:
         assert imported(writers.sglang_line(2.0, 2, 100.0, 10, "2026-05-02", f"accept rate: {rate}, ")).draft_length is None
 
 
-def test_accept_rate_above_one_is_of_an_older_version_whatever_the_date() -> None:
+def test_accept_rate_above_one_is_of_an_older_version_at_any_date() -> None:
     found = imported(writers.sglang_line(2.5, 1, 100.0, 10, "2026-05-02", "accept rate: 1.25, "))
     assert (found.draft_length, found.mean_acceptance_length) == (None, 2.5)
     assert any("above 1, as in versions before #11572" in note for note in found.notes)
