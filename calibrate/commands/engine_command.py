@@ -96,8 +96,10 @@ def fit(
 
     calibrate engine fit cells.csv --experts 128 --active-experts 8 -o qwen3
     """
+    from model.base import checks
     from model.engines import engine_priors, law_fit, step_law
 
+    checks.whole("seed", seed, 0)
     cells, unused = _read(file)
     path = _json_path(out)
     source, of = _model(model, gpu, tensor_parallel, dtype, draft, kernels, experts, active_experts)
@@ -147,6 +149,7 @@ def prior(
 
     checks.one_of("engine", engine_name, engine_priors.ENGINES)
     checks.one_of("unit", unit, cells.UNITS)
+    checks.whole("seed", seed, 0)
     path = _json_path(out)
     source, _ = _model(model, gpu, tensor_parallel, dtype, draft, kernels, None, None)
     facts = {"engine": engine_name, "model": model, "gpu": gpu, "note": "no cells: kernels and priors only"}
@@ -246,9 +249,17 @@ def next_(
 
     calibrate engine next mine.json --draft-length 0,1,3,5
     """
+    from model.base import checks
     from model.base.checks import ParameterError
+    from model.engines import cells as cell_tables
     from model.engines import law_fit, next_cell, step_law
 
+    batches, lengths = numbers("batch", batch), numbers("draft_length", draft_length)
+    for each in batches:
+        checks.whole("batch", each, 1, int(cell_tables.MOST_SEQUENCES))
+    for each in lengths:
+        checks.whole("draft_length", each, 0, cell_tables.MOST_DRAFT)
+    checks.whole("seed", seed, 0)
     if file.suffix == ".json":
         given = {"model": model, "gpu": gpu, "dtype": dtype, "draft": draft, "kernels": kernels, "experts": experts,
                  "active-experts": active_experts, "acceptance": acceptance}  # fmt: skip
@@ -260,7 +271,7 @@ def next_(
         cells, _ = _read(file)
         source, of = _model(model, gpu, tensor_parallel, dtype, draft, kernels, experts, active_experts)
         law = law_fit.fit(cells, file.stem, experts=of, kernels=source, acceptance=_acceptance(acceptance), seed=seed)
-    advice = next_cell.advise(law, tuple(map(float, numbers("batch", batch))), numbers("draft_length", draft_length))
+    advice = next_cell.advise(law, tuple(map(float, batches)), lengths)
     if json_:
         _print_json(_advice(advice))
         return
@@ -334,6 +345,8 @@ def _model(
     from model.engines.kernel_times import KernelSource, hardware
     from model.engines.step_terms import RoutedExperts
 
+    if tensor_parallel != 1 and gpu is None:
+        raise ParameterError("--tensor-parallel needs --model and --gpu, whose kernels it is about")
     if (experts is None) != (active is None):
         given, other = ("experts", "active-experts") if active is None else ("active-experts", "experts")
         raise ParameterError(f"--{given} needs --{other} too; both are in the model's config.json")

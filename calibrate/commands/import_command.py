@@ -146,6 +146,7 @@ def engine_log(
     from calibrate.importers.engine_logs import engine_log as source
     from model.logs import acceptance_record
 
+    source.targets(out, files)
     lengths = None if draft_length is None else numbers("draft_length", draft_length)
     record = source.read(files, engine, lengths[0] if lengths is not None and len(lengths) == 1 else lengths)
     written = source.save(record, out)

@@ -39,6 +39,8 @@ def lines(
     'vllm serve meta-llama/Llama-3.1-8B-Instruct'
     """
     checks.one_of("engine", engine, _SERVERS)
+    if not model.strip():
+        raise ParameterError(f"model must be a name as {engine} takes it, got {checks.shown(model)}")
     for name, numbers, low, high in (("batch", batch, 1, 100_000), ("draft_length", draft_lengths, 0, 64)):
         for each in numbers:
             checks.whole(name, each, low, high)
@@ -63,7 +65,7 @@ def lines(
         for number in batch:
             results.append((f"{engine}-k{length}-b{number}.json", length))
             yield _BENCHMARKS[engine](model, number, prompt, tokens, results[-1][0])
-    yield "# then the cells of all results, and a law; with --model and --gpu of `calibrate engine fit --help`, kernels give its shape"
+    yield "# then the cells of all results, and a law; with --model and --gpu (see `calibrate engine fit --help`) kernels shape it"
     yield shlex.join([
         "calibrate", "import", "engine-log", *(file for file, _ in results), "--engine", engine, "--draft-length",
         ",".join(str(length) for _, length in results), "-o", f"{engine}-measured",

@@ -17,7 +17,6 @@ from model.engines import benchmark_commands, cells, step_law
 from model.engines.benchmark_commands import REQUESTS_PER_SEQUENCE
 from model.engines.kernel_times import KernelSource
 from model.engines.step_terms import RoutedExperts
-from model.logs import acceptance_record
 from tests.support.engine_outputs import Steps, vllm_bench_json
 
 SIX = """sequences,draft_length,mean_acceptance_length,tpot_ms,gpu
@@ -40,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("engine")
     (made / "six.csv").write_text(SIX)
     (made / "others.csv").write_text(OTHERS)
+    (made / "steps.csv").write_text("sequences,draft_length,step_ms\n1,0,10\n2,3,11\n")
     done = called("fit", str(made / "six.csv"), "-o", str(made / "mine"), "--engine", "vllm 0.9")
     assert done.exit_code == 0, done.output
     (made / "fit.txt").write_text(done.output)
@@ -247,6 +247,15 @@ BAD = [
     (("commands", "--model", "m", "--draft-length", "3"), "--draft is required for method 'eagle3' and draft length 3"),
     (("commands", "--model", "m", "--engine", "vlm", "--draft-length", "0"), "did you mean vllm"),
     (("commands", "--model", "m", "--draft", "d", "--acceptance-length", "9"), "acceptance_length must be between 1 and 4"),
+    (("fit", "{}/six.csv", "-o", "x", "--seed", "-1"), "seed must be at least 0, got -1"),
+    (("next", "{}/six.csv", "--seed", "-1"), "seed must be at least 0, got -1"),
+    (("prior", "--model", "llama-3.1-8b", "--gpu", "h100", "-o", "x", "--seed", "-1"), "seed must be at least 0, got -1"),
+    (("fit", "{}/six.csv", "-o", "x", "--tensor-parallel", "2"), "--tensor-parallel needs --model and --gpu"),
+    (("next", "{}/six.csv", "--batch", "0"), "batch must be between 1 and 1000000, got 0"),
+    (("next", "{}/six.csv", "--draft-length", "-1"), "draft_length must be between 0 and 1024, got -1"),
+    (("next", "{}", "--batch", "1"), "it is a folder, and must be a file"),
+    (("next", "{}/steps.csv", "--batch", "1"), "steps says no acceptance for draft_length 1; add a drafted cell with"),
+    (("commands", "--model", " ", "--draft-length", "0"), "model must be a name as vllm takes it, got ' '"),
     (("commands", "--model", "m", "--draft-length", "0", "--batch", "1,1"), "batch must be different numbers, got [1, 1]"),
 ]  # fmt: skip
 

@@ -201,7 +201,12 @@ def test_time_of_sglang_steps_and_of_llama_drafts() -> None:
 
 def test_line_ends_marks_and_colours_do_not_matter() -> None:
     plain = imported(V1)
-    for text in (f"\ufeff{V1}\r\n", f"\n\x1b[1;36m(APIServer pid=1)\x1b[0;0m {V1}\n", f"2026-01-01T00:00:00Z stderr F {V1}."):
+    for text in (
+        f"\ufeff{V1}\r\n",
+        f"\r 50%|##\r100%|####\r{V1}\r",
+        f"\n\x1b[1;36m(APIServer pid=1)\x1b[0;0m {V1}\n",
+        f"2026-01-01T00:00:00Z stderr F {V1}.",
+    ):
         found = imported(text)
         assert (found.drafts, found.histogram, found.draft_length) == (plain.drafts, plain.histogram, plain.draft_length)
 
@@ -501,7 +506,12 @@ def test_accept_rate_of_sglang_is_read_with_the_meanings_of_its_date() -> None:
     assert any("a / (D K), as SGLang prints it from #23530 of 2026-04-23 on" in note for note in newer.notes)
 
 
-def test_accept_rate_above_one_is_of_an_older_version_whatever_the_date() -> None:
+def test_accept_rate_of_zero_in_any_writing_gives_no_length() -> None:
+    for rate in ("0.00", "0", "0e0", "1e-320"):
+        assert imported(writers.sglang_line(2.0, 2, 100.0, 10, "2026-05-02", f"accept rate: {rate}, ")).draft_length is None
+
+
+def test_accept_rate_above_one_is_of_an_older_version_at_any_date() -> None:
     found = imported(writers.sglang_line(2.5, 1, 100.0, 10, "2026-05-02", "accept rate: 1.25, "))
     assert (found.draft_length, found.mean_acceptance_length) == (None, 2.5)
     assert any("above 1, as in versions before #11572" in note for note in found.notes)
@@ -509,9 +519,9 @@ def test_accept_rate_above_one_is_of_an_older_version_whatever_the_date() -> Non
 
 def test_accept_rate_that_fits_another_length_than_given_is_noted() -> None:
     line = writers.sglang_line(2.0, 2, 100.0, 10, "2025-11-01", "accept rate: 0.50, ")
-    for given, doubts in ((3, 0), (4, 1)):
-        found = imported(line, draft_length=given)
-        assert found.draft_length == given
+    for longest, doubts in ((3, 0), (4, 1)):
+        found = imported(line, draft_length=longest)
+        assert found.draft_length == longest
         assert sum("fit a draft length of 3" in note for note in found.notes) == doubts
 
 
@@ -632,6 +642,7 @@ def sglang_text(length: float | None, tpot: float) -> str:
 
 HALVES = Steps(3, (0, 1, 2, 3))
 REPORT = writers.trtllm_report([HALVES, Steps(3, (1, 2, 2, 1))])
+LMDEPLOY = writers.lmdeploy_log(HALVES, range(5))
 BARE_REPORT = "\n".join(line for line in REPORT.splitlines() if not line.startswith("["))
 PAIRS: dict[str, tuple[str, str, int | None]] = {
     # a plain run, one with drafts of 3, and the draft length that the latter says
@@ -641,7 +652,7 @@ PAIRS: dict[str, tuple[str, str, int | None]] = {
     "sglang bench": (json.dumps(sglang_result(None, 9.0)), json.dumps(sglang_result(2.5, 5.0)), None),
     "sglang bench text": (sglang_text(None, 9.0), sglang_text(2.5, 5.0), None),
     "trtllm report": (BARE_REPORT, REPORT, 3),
-    "lmdeploy log": (writers.lmdeploy_log(HALVES, range(5)).partition("SpecDecoding")[0], writers.lmdeploy_log(HALVES, range(5)), 3),
+    "lmdeploy log": (LMDEPLOY.partition("SpecDecoding")[0], LMDEPLOY, 3),
     "eagle": (writers.eagle_line([Steps(3, (0, 0, 0))], False), writers.eagle_line([HALVES], False), None),
 }  # fmt: skip
 
@@ -726,7 +737,7 @@ WITHOUT_CELLS = {
     ),
     "trtllm": (REPORT.replace("Number of concurrent", "Other"), "TPOT of trtllm-bench gives no cell, for want of the number of"),
     "sglang bench": (json.dumps({**sglang_result(2.5, 9.0), "max_concurrency": None}), "gives no cell, for want of the number of"),
-    "vllm bench": (writers.vllm_bench(HALVES).replace("Maximum request", "Other"), "TPOT or throughput of a benchmark gives no cell"),
+    "vllm bench": (writers.vllm_bench(HALVES).replace("Maximum request", "Other"), "TPOT or throughput of a benchmark gives no"),
 }  # fmt: skip
 
 
@@ -906,6 +917,11 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "length": (V1.replace("5.14", "0.14"), "must be between 1 and 1025, got 0.14"),
     "word": (V1.replace("5.14", "five"), "must be a number, got 'five'"),
     "huge count": (V1.replace("620", "9" * 400), "Drafted must be"),
+    "low line": (V1.replace("Drafted: 620", "Drafted: 1_620"), "Drafted must be a whole number, got '1_620'"),
+    "other digits": (V1.replace("5.14", "\u0665"), "Mean acceptance length must be a number, got"),
+    "long number": (writers.sglang_line(2.5, 1, 100.0, 10).replace("100.00", "9" * 5000), "must be a finite number, got '999"),
+    "huge time": (writers.vllm_bench(HALVES).replace("10.00", "1e300"), "tpot_ms must be between 1e-09 and 1e+12, got 1e+300"),
+    "tiny time": (writers.eagle_line([HALVES], False).replace("0.04", "1e-300"), "cells.tpot_ms must be between 1e-09 and"),
     "half a token": (V1.replace("513", "513.5"), "Accepted must be a whole number, got 513.5"),
     "bench percent": (
         "Acceptance rate (%):  173.47\nAcceptance length: 3.2\nDrafts: 10\nDraft tokens: 30\nAccepted tokens: 22", "1.7347",
@@ -917,6 +933,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "json counts": (json.dumps({"draft_n": 3, "draft_n_accepted": 4}), "at most the drafted=3, got 4"),
     "json text": (json.dumps({"draft_n": "three", "draft_n_accepted": 1}), "draft_n must be a whole number"),
     "sglang": (writers.sglang_line(2.5, 1, 100.0, 10).replace("2.50", "0.50"), "accept len must be between 1"),
+    "eval time": (EVAL.replace("2296.72", "-1"), "eval time must be at least 0, got -1"),
     "sglang rate": (writers.sglang_line(2.5, 1, 100.0, 10, accept_rate="accept rate: -0.84, "), "got -0.84"),
     "v0": (LINES["vllm v0"][0].replace("34244", "134244"), "emitted tokens must be at most"),
     "llama": (LINES["llama.cpp"][0].replace("167 accepted", "367 accepted"), "at most the drafted=259, got 367"),
@@ -939,7 +956,9 @@ def test_bad_files_are_refused_in_a_line(name: str) -> None:
 
 
 def test_folders_pipes_and_missing_files_are_refused(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "none"):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "none", tmp_path / "loop", tmp_path / "pipe"):
         with pytest.raises(ParameterError, match="cannot be read"):
             engine_log.read([path])
     with pytest.raises(ParameterError, match="at least one log"):
@@ -968,6 +987,21 @@ def test_record_and_cells_are_written(tmp_path: Path) -> None:
     assert sorted(path.name for path in alone.iterdir()) == ["made.json", "x.log"]
     said = json.loads(done.stdout)
     assert (said["kind"], said["drafts"], said["files"]) == ("acceptance-record", 124, [str(alone / "made.json")])
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "/", ".json", "x.json", "x"])
+def test_names_that_are_none_or_of_an_input_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = json.dumps(writers.vllm_bench_json(HALVES))
+    (tmp_path / "x.json").write_text(content)
+    done = CliRunner().invoke(app, ["import", "engine-log", "x.json", "-o", name])
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert ("is one of the files to import" if "x" in name else "out must name a file") in done.stderr
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x.json", content)]
+
+
+def test_a_record_is_no_log(tmp_path: Path) -> None:
+    assert "it is an acceptance record already" in refused(acceptance_record.dumps(imported(V1)))
 
 
 @pytest.mark.parametrize("name", ["made.json", "made.cells.csv"])

@@ -167,6 +167,9 @@ LOGS = {
     "lmdeploy.log": writers.lmdeploy_log(STEPS[0], range(5)), "report.txt": writers.trtllm_report(STEPS),
     "sglang.log": writers.sglang_line(2.5, 2, 100.0, 10, accept_rate="accept rate: 0.50, "),
     "llama.log": f"{writers.llama_request(STEPS[0], 1)}\n{writers.llama_statistics(STEPS[0], 3.0)}",
+    "eval.log": f"{writers.llama_request(STEPS[0], 1)}\n       eval time =  2296.72 ms /   256 tokens (  8.97 ms per token)",
+    "serving.txt": "Backend: sglang\nMax request concurrency: 4\nMean TPOT (ms): 5.0\nAccept length: 2.5",
+    "settings.log": f"speculative_algorithm=None, speculative_config=None\n{writers.sglang_line(0, 2, 100.0, 10)}",
     "speculative.txt": "n_draft = 8\nn_drafted = 112\nn_accept  = 36\naccept    = 32.143%", "mlx.txt": "from_draft: 61.5%",
 }  # fmt: skip
 DOCUMENTS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -57,7 +58,7 @@ def read(
         checks.one_of("engine", engine, (*ENGINES, AUTO))
     if not files:
         raise ParameterError("files must be at least one log, got none")
-    if len({Path(file).resolve() for file in files}) < len(files):
+    if len({os.path.realpath(file) for file in files}) < len(files):
         raise ParameterError("files must be different, got one twice: its drafts would count twice")
     lengths = _lengths(files, draft_length)
     among = [*ENGINES] if engine == AUTO else [engine]
@@ -92,7 +93,7 @@ def read(
 
 def _lengths(files: Sequence[str | Path], draft_length: int | Sequence[int] | None) -> list[int | None]:
     """Draft length that is given for each file; None where none is."""
-    given = [*draft_length] if isinstance(draft_length, Sequence) else [draft_length] * len(files)
+    given: list[int | None] = [*draft_length] if isinstance(draft_length, Sequence) else [draft_length] * len(files)
     for each in given:
         if each is not None:
             checks.whole("draft_length", each, 0, MOST_POSITIONS)
@@ -134,23 +135,23 @@ class _File:
         try:
             self._read()
             self.engine, self.dialects, self.totals = self._chosen()
+            self.totals.close()
         except OSError as error:
             raise ParameterError(f"file {str(path)!r} cannot be read: {error.strerror or error}") from None
         except ParameterError as error:
             raise ParameterError(f"file {str(path)!r} cannot be read: {error}") from None
-        self.totals.close()
         for name in self.pinned:
             self.totals.note(f"{name} is in the output: acceptance was forced to a number, and is of no text")
 
     def _read(self) -> None:
-        lines = bounded_files.text_lines(self.path, longest=MOST_JSON)
-        first = next((line for line in self._counted(lines) if line.strip()), None)
+        lines = self._counted(bounded_files.text_lines(self.path, longest=MOST_JSON))
+        first = next((line for line in lines if line.strip()), None)
         if first is None:
             raise ParameterError("it is empty; name a log or a benchmark's output of an engine")
         if _BEGINS_JSON.match(first):
-            self._documents(itertools.chain([first], self._counted(lines)))
+            self._documents(itertools.chain([first], lines))
         else:
-            for line in itertools.chain([first], self._counted(lines)):
+            for line in itertools.chain([first], lines):
                 self._line(line)
         for engine, form, reader in (*self.of_lines, *self.of_documents):
             for seen in reader.end():
@@ -159,7 +160,9 @@ class _File:
     def _counted(self, lines: Iterator[str]) -> Iterator[str]:
         for line in lines:
             self.lines += 1
-            yield _COLOURS.sub("", line) if "\x1b" in line else line
+            if "\x1b" in line:
+                line = _COLOURS.sub("", line)
+            yield from line.split("\r") if "\r" in line else (line,)  # bars of progress are written over one another
 
     def _kept(self, engine: str, form: OutputForm, seen: Observation | ObservationSums) -> None:
         if isinstance(seen, ObservationSums):
@@ -204,6 +207,8 @@ class _File:
 
     def _document(self, document: Any, where: str) -> None:
         """Give a JSON document to all readers, and the line of text that it wraps, if it is a record of a log collector."""
+        if isinstance(document, dict) and document.get("kind") == acceptance_record.KIND:
+            raise ParameterError("it is an acceptance record already; name the engine's log or benchmark")
         for each in self.of_documents:
             self._take(*each, document, where)
         if isinstance(document, dict):
@@ -361,13 +366,23 @@ def cells_csv(cells: Sequence[MeasuredCell]) -> str:
     return "\n".join([",".join(names), *rows]) + "\n"
 
 
-def save(record: AcceptanceRecord, name: str | Path) -> list[Path]:
-    """Write NAME.json, and NAME.cells.csv if there are cells, both or neither; return their paths."""
+def targets(name: str | Path, sources: Sequence[str | Path] = ()) -> tuple[Path, Path]:
+    """Files that `save` writes, which must be neither folders nor the `sources` of the record."""
     base = Path(str(name).removesuffix(".json"))
+    if base.name in ("", ".."):
+        raise ParameterError(f"out must name a file, got {checks.shown(str(name))}")
     path, table = base.with_name(f"{base.name}.json"), base.with_name(f"{base.name}.cells.csv")
     for each in (path, table):
         if each.is_dir():
             raise ParameterError(f"{each.name} is a folder, and must be a file; choose another NAME")
+        if os.path.realpath(each) in {os.path.realpath(source) for source in sources}:
+            raise ParameterError(f"{each.name} is one of the files to import, and would be replaced; choose another NAME")
+    return path, table
+
+
+def save(record: AcceptanceRecord, name: str | Path) -> list[Path]:
+    """Write NAME.json, and NAME.cells.csv if there are cells, both or neither; return their paths."""
+    path, table = targets(name)
     bounded_files.check_replaceable(path, acceptance_record.KIND)
     with whole_files.atomic_path(path) as about:
         about.write_text(acceptance_record.dumps(record), encoding="utf-8")

@@ -18,6 +18,7 @@ from calibrate.importers.engine_logs import serving_benchmarks
 from calibrate.importers.engine_logs.observations import Check, Observation, whole_length
 from calibrate.importers.engine_logs.output_forms import OutputForm, objects, separate
 from calibrate.importers.engine_logs.printed_figures import (
+    FINEST,
     Printed,
     count_of,
     json_count,
@@ -118,9 +119,9 @@ class _Decode:
         if date is not None:
             self.dates = [min([date, *self.dates]), max([date, *self.dates])]
         for name, less in (("drafts", 1.0), ("with-bonus", 0.0)):
-            low, high = (mean.value - less - mean.half) / (rate.value + rate.half), math.inf
+            low, high = (mean.value - less - mean.half) / max(rate.value + rate.half, FINEST), math.inf
             if rate.value > rate.half:
-                high = (mean.value - less + mean.half) / (rate.value - rate.half)
+                high = (mean.value - less + mean.half) / max(rate.value - rate.half, FINEST)
             bounds = self.drafted[name]
             bounds[:] = max(bounds[0], low), min(bounds[1], high)
 
