@@ -201,6 +201,8 @@ _KEYS = {
 
 
 _NAMES_OF_KERNELS = tuple(each.name for each in fields(KernelSource))
+_LATER_NAMES = {"weights": None}
+"""Keys of kernels that files written before them lack, with the values that these had."""
 
 
 def write(law: StepLaw, path: Path) -> Path:
@@ -289,7 +291,7 @@ def _read(found: Any) -> StepLaw:
     law = StepLaw(
         found["name"], found["unit"], found["coefficients"], draws,
         None if experts is None else RoutedExperts(**_exact(experts, "experts", ("number", "active"))),
-        None if kernels is None else KernelSource(**_exact(kernels, "kernels", _NAMES_OF_KERNELS)),
+        None if kernels is None else KernelSource(**_exact(_LATER_NAMES | kernels, "kernels", _NAMES_OF_KERNELS)),
         tuple(found["acceptance"]), None if rows is None else cell_tables.of_rows(found["unit"], rows), tuple(found["left_out"]),
         found["facts"], found["engine"],
     )  # fmt: skip
