@@ -217,11 +217,11 @@ def check_head(name: str, head: Shape, target: Shape, target_name: str, *, key: 
     """
     if head.draft is None:
         return
-    of_model, names = head, ("hidden", "vocabulary")
+    of_model, names = head, ["hidden", "vocabulary"]
     if draft_heads.is_head(name):
-        of_model, names = named_shape(draft_heads.parts(name)[1]), ("layers", *names)
+        of_model, names = named_shape(draft_heads.parts(name)[1]), ["layers", *names]
     elif not head.draft.shared_head and head.vocabulary <= target.vocabulary:
-        names = ("hidden",)
+        names.remove("vocabulary")
     for each in names:
         if getattr(of_model, each) != getattr(target, each):
             verb = "are" if each == "layers" else "is"

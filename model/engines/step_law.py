@@ -202,7 +202,7 @@ _KEYS = {
 
 _NAMES_OF_KERNELS = tuple(each.name for each in fields(KernelSource))
 _LATER_NAMES = {"weights": None}
-"""Keys of kernels that files written before them lack, with the values that these had."""
+"""Keys of kernels that were added later, with the values of files without them."""
 
 
 def write(law: StepLaw, path: Path) -> Path:
@@ -216,7 +216,7 @@ def text(law: StepLaw) -> str:
         "kind": "step-law", "schema_version": SCHEMA_VERSION, "name": law.name, "unit": law.unit, "facts": dict(law.facts),
         "engine": law.engine, "coefficients": {name: _digits(value, 8) for name, value in law.coefficients.items()},
         "experts": None if law.experts is None else {"number": law.experts.number, "active": law.experts.active},
-        "kernels": None if law.kernels is None else vars(law.kernels), "acceptance": list(law.acceptance),
+        "kernels": None if law.kernels is None else _kernels(law.kernels), "acceptance": list(law.acceptance),
         "cells": None if law.cells is None else cell_tables.rows(law.cells),
         "left_out": [_digits(each, 4) for each in law.left_out],
         "draws": {name: [_digits(value, 5) for value in each] for name, each in law.draws.items()},
@@ -230,6 +230,11 @@ def text(law: StepLaw) -> str:
     drawn = [f"{strict_json.dumps(name)}: {strict_json.dumps(each)}" for name, each in found["draws"].items()]  # type: ignore[attr-defined]
     lines.append('"draws": {\n  ' + ",\n  ".join(drawn) + "\n }")
     return "{\n " + ",\n ".join(lines) + "\n}\n"
+
+
+def _kernels(source: KernelSource) -> dict[str, Any]:
+    """Names of kernels, without later ones that have the values of files without them."""
+    return {name: value for name, value in vars(source).items() if name not in _LATER_NAMES or value != _LATER_NAMES[name]}
 
 
 def _digits(value: float, digits: int) -> float:

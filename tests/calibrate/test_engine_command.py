@@ -156,8 +156,10 @@ MODEL = [
     "llama-68m",
     "--kernels",
     "roofline",
+    "--weights",
+    "int4-g64",
 ]
-SOURCE = KernelSource("llama-3.1-8b", "h100", 2, "float16", "llama-68m", "roofline")
+SOURCE = KernelSource("llama-3.1-8b", "h100", 2, "float16", "llama-68m", "roofline", "int4-g64")
 
 
 @pytest.mark.parametrize("words", [("fit", "{}/six.csv", "-o", "x"), ("next", "{}/six.csv")], ids=["fit", "next"])

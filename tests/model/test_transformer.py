@@ -234,7 +234,10 @@ CLASSES = {
 """Classes of the library by model type, and the attribute of their decoder layers."""
 HEADS = {"t5": "ForConditionalGeneration", "mt5": "ForConditionalGeneration", "gpt2": "LMHeadModel"}
 CONFIGS = {"gemma3_text": "Gemma3Text"}
-SAYS_QUANTISED = {"gpt_oss": {"quantization_config": {"quant_method": "mxfp4"}}}
+SAYS_QUANTISED = {
+    "gpt_oss": {"quantization_config": {"quant_method": "mxfp4"}},
+    "deepseek_v3": {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+}
 """Keys of published files that the library's own configurations lack."""
 
 
