@@ -110,6 +110,8 @@ def head_of(kind: str, target: Shape, vocabulary: int | None = None) -> Shape:
     checks.one_of("draft head", kind, ABOUT)
     if target.encoder_layers:
         raise ParameterError(f"the target must be a decoder without encoder, got encoder_layers={target.encoder_layers}")
+    if target.draft is not None:
+        raise ParameterError(f"the target must be a whole model, got a draft head of kind {target.draft.kind}")
     own = kind in ("eagle3", "p-eagle")
     if vocabulary is not None and not own:
         raise ParameterError(f"a vocabulary is not used by draft head {kind}, whose head has that of the target; leave it out")

@@ -373,6 +373,8 @@ def test_bad_costs_are_one_line(cost: dict[str, Any], message: str) -> None:
 BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: head_of("eagle4", TINY), "unknown draft head 'eagle4'; did you mean eagle"),
     (lambda: head_of("mtp", TINY, 50), "a vocabulary is not used by draft head mtp"),
+    (lambda: named_shape("mtp:eagle3:llama-3.1-8b"),
+     "mtp:eagle3:llama-3.1-8b: the target must be a whole model, got a draft head of kind eagle3"),
     (lambda: head_of("eagle3", TINY, 101), "vocabulary must be between 1 and that of the target=100, got 101"),
     (lambda: named_shape("eagle:t5-small"), "eagle:t5-small: the target must be a decoder without encoder, got encoder_layers=6"),
 ]  # fmt: skip
