@@ -75,7 +75,8 @@ def parts(name: str) -> tuple[str, str, int | None]:
     ('eagle3', 'models/mine/config.json', 64000)
     """
     kind, _, rest = name.partition(":")
-    target, _, words = rest.rpartition(":") if rest.rpartition(":")[2].isdigit() else (rest, "", "")
+    last = rest.rpartition(":")[2]
+    target, _, words = rest.rpartition(":") if last.isascii() and last.isdigit() else (rest, "", "")
     return kind, target, int(words) if words else None
 
 

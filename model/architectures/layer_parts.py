@@ -209,14 +209,16 @@ def quantised(name: str, *, key: str = "weights") -> QuantisedWeights:
     (4.5, True)
     """
     base, mark, group = name.partition("-g")
-    if mark and base in ("int4", "int8") and group.isdigit() and len(group) < 6:
+    if mark and base in ("int4", "int8") and group.isascii() and group.isdigit() and len(group) < 6:
         size = int(group)
         if size & (size - 1) or not GROUPS[0] <= size <= GROUPS[1]:
             bound = f"a power of two from {GROUPS[0]} to {GROUPS[1]}"
             raise ParameterError(f"{key} must have groups of {bound}, such as {base}-g64, got {name}")
         return QuantisedWeights(base, size)
     if name not in FORMATS:
-        raise ParameterError(f"{checks.unknown(key, name, FORMATS)}; or int4-gN, int8-gN with a scale for each N weights")
+        known = (*FORMATS, "none")
+        said = f"did you mean {SYNONYMS[name]}? known: {', '.join(known)}" if name in SYNONYMS else checks.nearest(name, known)
+        raise ParameterError(f"unknown {key} {checks.shown(name)}; {said}; or int4-gN, int8-gN with a scale for each N weights")
     return FORMATS[name]
 
 
@@ -229,6 +231,10 @@ def names_weights(name: object) -> bool:
     return isinstance(name, str) and name.partition("-g")[0] in (*FORMATS, "float4") and name not in ("int8", "float8")
 
 
+SYNONYMS = {
+    "fp8": "float8", "fp4": "nvfp4", "awq": "int4", "gptq": "int4", "bfloat16": "none", "float16": "none", "float32": "none",
+}  # fmt: skip
+"""Other names of formats of weights, which are not accepted but understood."""
 GROUPS = 8, 16_384
 """Smallest and largest group of weights with one scale that a format's name may have."""
 FORMATS = {

@@ -11,7 +11,7 @@ from typing import Any
 from model.architectures import draft_heads
 from model.architectures.layer_parts import FORMATS, Experts, LatentAttention, SlidingWindow, names_weights
 from model.architectures.shape_configs import check_config, from_config, read, says_dtype
-from model.architectures.transformer import BIASED, BLOCK, Shape
+from model.architectures.transformer import BIASED, BLOCK, BYTES, Shape
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 
@@ -188,6 +188,22 @@ def check_dtype(dtype: object) -> None:
             f"dtype is the type of activations and cannot be {checks.shown(dtype)}; use weights = {checks.shown(stored)} for the"
             " weights"
         )
+    if isinstance(dtype, str) and dtype in DTYPE_SYNONYMS:
+        raise ParameterError(
+            f"unknown dtype {checks.shown(dtype)}; did you mean {DTYPE_SYNONYMS[dtype]}? known: {', '.join(BYTES)}"
+        )
+
+
+DTYPE_SYNONYMS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "fp8": "float8"}
+"""Other names of types, which are not accepted but understood."""
+
+
+def whole_model(name: str, dtype: str | None = None, *, key: str = "shape") -> Shape:
+    """Return the shape of a target (`named_shape`), which cannot be a draft head."""
+    found = named_shape(name, dtype, key=key)
+    if found.draft is not None:
+        raise ParameterError(f"{key} must be a whole model, got {checks.shown(name)}, a draft head; it can be a draft")
+    return found
 
 
 def stored_as(name: str, shape: Shape) -> str:

@@ -68,7 +68,7 @@ class KernelSource:
     @property
     def target(self) -> Shape:
         """Shape of the model, with its weights as they are stored."""
-        found = published_shapes.named_shape(self.model, self.dtype, key="model")
+        found = published_shapes.whole_model(self.model, self.dtype, key="model")
         if self.weights is None:
             return found
         return replace(found, weights=None if self.weights == "none" else quantised(self.weights))

@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from model.architectures.layer_parts import MatrixProduct, experts_read
+from model.architectures.layer_parts import FORMATS, MatrixProduct, experts_read
 from model.architectures.transformer import Shape, kept, windowed
 from model.base import checks
 from model.base.checks import ParameterError
@@ -117,7 +117,8 @@ class Roofline:
         """
         if shape.dtype not in device.rates:
             known = f"{', '.join(device.rates)}, {device.origin} for {device.name}"
-            raise ParameterError(f"dtype must be one of {known}, got {checks.shown(shape.dtype)}; set dtype")
+            remedy = "use weights for the weights alone" if shape.dtype in FORMATS else "set dtype"
+            raise ParameterError(f"dtype must be one of {known}, got {checks.shown(shape.dtype)}; {remedy}")
         peaks = "peaks given" if device.origin == "given" else f"{device.origin} peaks"
         source = f"assumed efficiencies of the {peaks} of {device.name}"
         arithmetic = None if shape.weights is None else shape.weights.arithmetic

@@ -184,7 +184,8 @@ class HardwareCost(TableRecord):
         published_shapes.check_dtype(self.dtype)
         for name in ("shape", "draft_shape", "medium_shape"):
             if getattr(self, name) is not None:
-                made = published_shapes.named_shape(getattr(self, name), self.dtype, key=name)
+                find = published_shapes.whole_model if name == "shape" else published_shapes.named_shape
+                made = find(getattr(self, name), self.dtype, key=name)
                 if self.kind == "roofline":
                     self._stored(made, "target" if name == "shape" else "draft")
         if self.device is not None:
@@ -211,9 +212,11 @@ class HardwareCost(TableRecord):
         if draft is None:
             return
         key = next((f"{role}_{each}" for each in ("shape", "profile") if getattr(self, f"{role}_{each}") is not None), "law")
-        of_profile = target.profile.model if isinstance(target, ProfileCosts) else ""
+        known = target.profile.model if isinstance(target, ProfileCosts) else ""
+        if isinstance(target, LawTarget) and target.law.kernels is not None:
+            known = target.law.kernels.model
         published_shapes.check_head(
-            str(getattr(self, key)), draft.shape, target.shape, self.shape or of_profile or "the target", key=key
+            str(getattr(self, key)), draft.shape, target.shape, self.shape or known or "the target", key=key
         )
 
     def tensor_parallel_of(self, role: str, *, separate: bool = False) -> int:
@@ -228,6 +231,10 @@ class HardwareCost(TableRecord):
                     f"draft_tensor_parallel must be 1 with placement separate, whose unit of the draft is one device, got"
                     f" {self.draft_tensor_parallel}"
                 )
+            try:
+                self.of("draft", self.draft_tensor_parallel)
+            except ParameterError as error:
+                raise ParameterError(f"draft_tensor_parallel: {error}") from None
             return self.draft_tensor_parallel
         draft = None if separate or self.tensor_parallel == 1 else self.of("draft")
         if draft is None or draft.shape.draft is None:
