@@ -110,8 +110,8 @@ class HardwareCost(TableRecord):
         Tensor parallel size: devices over which each layer of the large model is split. A unit then has this number of devices.
     draft_tensor_parallel
         Devices over which each layer of the draft is split: 1 or `tensor_parallel`. Default: `tensor_parallel` for draft heads and
-        MTP modules on the large model's devices, as vLLM and SGLang run them; else 1. With `placement` separate the draft's unit is
-        one device.
+        MTP modules on the large model's devices, as vLLM and SGLang run them, unless their profile lacks it; else 1. With
+        `placement` separate the draft's unit is one device.
     busy
         Number of other units of the same host that are busy at the same time, if the profile has measured their effect.
     step_s
