@@ -15,7 +15,8 @@ def memory_of(
 ) -> DeviceMemory:
     """Memory of one of `tensor_parallel` devices that hold the model, its draft, and `sequences` sequences of `context`
     positions."""
-    also = () if draft is None else (draft,)
+    # Engines split draft heads as their targets, and run draft models whole.
+    also = () if draft is None else (draft.shard(1 if draft.draft is None else tensor_parallel),)
     return cost_models.memory(
         shape, device.memory_bytes, context=context, batch=sequences, tensor_parallel=tensor_parallel, also=also
     )

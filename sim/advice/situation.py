@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from model.architectures import published_shapes
+from model.architectures import layer_parts, published_shapes
 from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
@@ -25,6 +25,7 @@ from model.engines.step_law import StepLaw
 from model.hardware import cost_models, devices
 from model.logs import acceptance_record
 from model.logs.acceptance_record import AcceptanceRecord
+from model.logs.engine_logs import engine_log
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 DRAFT_LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -153,7 +154,7 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
     if law is None:
         assert name is not None
         assert gpu is not None
-        source = KernelSource(name, gpu, parallel, said.dtype, draft, said.kernels, **_weights(said.weights))
+        source = KernelSource(name, gpu, parallel, said.dtype, draft, said.kernels, said.weights)
         progress("fitting the step law")
         law, only = _law(said, source, record, notes)
     _of_law(law, name, gpu, parallel, said, rests, only, notes)
@@ -195,15 +196,9 @@ def os_path(name: str) -> bool:
     return "/" in name or name.endswith((".json", ".toml"))
 
 
-def _weights(weights: str | None) -> dict[str, Any]:
-    return {} if weights is None else {"weights": weights}
-
-
 def _shape(name: str, dtype: str | None, weights: str | None) -> Shape:
-    from model.architectures import layer_parts
-
-    made = published_shapes.named_shape(name, dtype)
-    return made if weights is None else replace(made, weights=layer_parts.quantised(weights))
+    found = published_shapes.whole_model(name, dtype, key="model")
+    return found if weights is None else replace(found, weights=None if weights == "none" else layer_parts.quantised(weights))
 
 
 def _record(said: Inputs) -> AcceptanceRecord | None:
@@ -213,8 +208,6 @@ def _record(said: Inputs) -> AcceptanceRecord | None:
     first = Path(said.log[0])
     if len(said.log) == 1 and first.suffix == ".json" and _is_record(first):
         return acceptance_record.load(first)
-    from model.logs.engine_logs import engine_log
-
     return engine_log.read(said.log)
 
 
@@ -452,8 +445,8 @@ def _draft_lengths(said: Inputs, cases: Sequence[AcceptanceDraws], notes: list[s
             checks.whole("draft_length", each, 1, acceptance_draws.MOST_POSITIONS)
             if each > most:
                 raise ParameterError(
-                    f"draft_length must be at most {most}, up to which {source} has acceptance by draft position, got {each}; leave it"
-                    " out, or take a log with a longer draft"
+                    f"draft_length must be at most {most}, up to which {source} has acceptance by draft position, got {each};"
+                    " leave it out, or take a log with a longer draft"
                 )
         return tuple(sorted({*said.draft_length}))
     kept = tuple(each for each in DRAFT_LENGTHS if each <= most)
