@@ -42,7 +42,15 @@ Model = Annotated[
 ]
 Gpu = Annotated[str | None, typer.Option(help="Device: a name of `sim ls devices`, or its .toml.")]
 Parallel = Annotated[int, typer.Option("--tensor-parallel", help="Devices that the model is split over.")]
-Dtype = Annotated[str | None, typer.Option(help="Type of the weights, such as float8. Default: the profile's, or bfloat16.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(help="Type of activations, cache, and weights that are not quantised. Default: the profile's, or bfloat16."),
+]
+Weights = Annotated[
+    str | None,
+    typer.Option(help="Format of the model's quantised weights: int4 (the same as int4-g128), int8, float8, mxfp4, nvfp4, int4-gN,"
+                 " int8-gN, or none; only rooflines have it. Default: as the model is published."),
+]  # fmt: skip
 Draft = Annotated[
     str | None,
     typer.Option(help="Draft model: a name of `sim ls shapes`, or its config.json. Default: one fitted time per draft pass."),
@@ -72,6 +80,7 @@ def fit(
     gpu: Gpu = None,
     tensor_parallel: Parallel = 1,
     dtype: Dtype = None,
+    weights: Weights = None,
     draft: Draft = None,
     kernels: Kernels = None,
     experts: ExpertsOption = None,
@@ -102,7 +111,7 @@ def fit(
     checks.whole("seed", seed, 0)
     cells, unused = _read(file)
     path = _json_path(out)
-    source, of = _model(model, gpu, tensor_parallel, dtype, draft, kernels, experts, active_experts)
+    source, of = _model(model, gpu, tensor_parallel, dtype, weights, draft, kernels, experts, active_experts)
     facts = {"engine": engine_name} if engine_name else {}
     law = law_fit.fit(
         cells, path.stem, experts=of, kernels=source, acceptance=_acceptance(acceptance), facts=facts, seed=seed,
@@ -129,6 +138,7 @@ def prior(
     unit: Annotated[str, typer.Option(help="What the law predicts: tpot_ms, step_ms or output_tokens_per_s.")] = "tpot_ms",
     tensor_parallel: Parallel = 1,
     dtype: Dtype = None,
+    weights: Weights = None,
     draft: Draft = None,
     kernels: Kernels = None,
     acceptance: Acceptance = None,
@@ -151,7 +161,7 @@ def prior(
     checks.one_of("unit", unit, cells.UNITS)
     checks.whole("seed", seed, 0)
     path = _json_path(out)
-    source, _ = _model(model, gpu, tensor_parallel, dtype, draft, kernels, None, None)
+    source, _ = _model(model, gpu, tensor_parallel, dtype, weights, draft, kernels, None, None)
     facts = {"engine": engine_name, "model": model, "gpu": gpu, "note": "no cells: kernels and priors only"}
     law = law_fit.fit(
         None, path.stem, unit=unit, kernels=source, acceptance=_acceptance(acceptance), facts=facts, seed=seed, engine=engine_name
@@ -233,6 +243,7 @@ def next_(
     gpu: Gpu = None,
     tensor_parallel: Parallel = 1,
     dtype: Dtype = None,
+    weights: Weights = None,
     draft: Draft = None,
     kernels: Kernels = None,
     experts: ExpertsOption = None,
@@ -261,15 +272,15 @@ def next_(
         checks.whole("draft_length", each, 0, cell_tables.MOST_DRAFT)
     checks.whole("seed", seed, 0)
     if file.suffix == ".json":
-        given = {"model": model, "gpu": gpu, "dtype": dtype, "draft": draft, "kernels": kernels, "experts": experts,
-                 "active-experts": active_experts, "acceptance": acceptance}  # fmt: skip
+        given = {"model": model, "gpu": gpu, "dtype": dtype, "weights": weights, "draft": draft, "kernels": kernels,
+                 "experts": experts, "active-experts": active_experts, "acceptance": acceptance}  # fmt: skip
         for name, value in given.items():
             if value is not None:
                 raise ParameterError(f"--{name} is for cells, and {file.name} is a law that was fitted already; leave it out")
         law = step_law.load(str(file))
     else:
         cells, _ = _read(file)
-        source, of = _model(model, gpu, tensor_parallel, dtype, draft, kernels, experts, active_experts)
+        source, of = _model(model, gpu, tensor_parallel, dtype, weights, draft, kernels, experts, active_experts)
         law = law_fit.fit(cells, file.stem, experts=of, kernels=source, acceptance=_acceptance(acceptance), seed=seed)
     advice = next_cell.advise(law, tuple(map(float, batches)), lengths)
     if json_:
@@ -337,16 +348,14 @@ def _json_path(out: Path) -> Path:
 
 
 def _model(
-    model: str | None, gpu: str | None, tensor_parallel: int, dtype: str | None, draft: str | None, kernels: str | None,
-    experts: int | None, active: int | None,
+    model: str | None, gpu: str | None, tensor_parallel: int, dtype: str | None, weights: str | None, draft: str | None,
+    kernels: str | None, experts: int | None, active: int | None,
 ) -> tuple[KernelSource | None, RoutedExperts | None]:  # fmt: skip
     from model.architectures import published_shapes
     from model.base.checks import ParameterError
-    from model.engines.kernel_times import KernelSource, hardware
+    from model.engines.kernel_times import KernelSource, hardware, refuse_too_large
     from model.engines.step_terms import RoutedExperts
 
-    if tensor_parallel != 1 and gpu is None:
-        raise ParameterError("--tensor-parallel needs --model and --gpu, whose kernels it is about")
     if (experts is None) != (active is None):
         given, other = ("experts", "active-experts") if active is None else ("active-experts", "experts")
         raise ParameterError(f"--{given} needs --{other} too; both are in the model's config.json")
@@ -355,15 +364,16 @@ def _model(
             raise ParameterError("--experts is for laws without --gpu; with it, the model says its experts")
         return None, RoutedExperts(experts, active)
     if gpu is None:
-        for name, value in (("draft", draft), ("kernels", kernels), ("dtype", dtype)):
+        for name, value in (("draft", draft), ("kernels", kernels), ("dtype", dtype), ("weights", weights)):
             if value is not None:
                 raise ParameterError(f"--{name} needs --model and --gpu, whose kernels it is about")
         found = None if model is None else published_shapes.named_shape(model).experts
         return None, None if found is None else RoutedExperts(found.count, found.active)
     if model is None:
         raise ParameterError("--gpu needs --model, so that its kernels give the law's shape; `sim ls shapes` lists models")
-    source = KernelSource(model, gpu, tensor_parallel, dtype, draft, kernels)
+    source = KernelSource(model, gpu, tensor_parallel, dtype, draft, kernels, weights)
     hardware(source)  # refused here, before the cells are fitted
+    refuse_too_large(source)
     return source, None
 
 

@@ -143,8 +143,8 @@ def engine_log(
 
     calibrate import engine-log plain.log eagle.log --draft-length 0,3 -o mine
     """
-    from calibrate.importers.engine_logs import engine_log as source
     from model.logs import acceptance_record
+    from model.logs.engine_logs import engine_log as source
 
     source.targets(out, files)
     lengths = None if draft_length is None else numbers("draft_length", draft_length)

@@ -129,6 +129,18 @@ class StepLaw:
         """Draws of the predicted values, without errors of measurement; shape (draws, cells)."""
         return np.exp(self._log_values(cells, self.draws))
 
+    def step_seconds(self, cells: Cells) -> tuple[Floats, Floats]:
+        """Seconds of a step, of shape (cells,), and their draws, of shape (draws, cells), without errors of measurement [s].
+
+        In a law of throughput a step holds its share of the time that goes to prompts.
+        """
+        shape = kernel_times.step_shape(self.kernels, cells.sequences, cells.draft_length, cells.draft_passes, cells.context)
+        point, draws = (
+            step_terms.step_seconds({name: each[:, None] for name, each in of.items()}, shape, self.experts) + 0 * cells.sequences
+            for of in (self._point, self.draws)
+        )
+        return np.asarray(point[0]), np.asarray(draws)
+
     @cached_property
     def _point(self) -> Mapping[str, Floats]:
         return {name: np.array([value]) for name, value in self.coefficients.items()}
@@ -216,6 +228,8 @@ _MAY_LACK = {"model": None, "tensor_parallel": None}
 """Keys that laws of earlier versions do not have, with what their absence means."""
 
 _NAMES_OF_KERNELS = tuple(each.name for each in fields(KernelSource))
+_LATER_NAMES = {"weights": None}
+"""Keys of kernels that were added later, with the values of files without them."""
 
 
 def write(law: StepLaw, path: Path) -> Path:
@@ -230,7 +244,7 @@ def text(law: StepLaw) -> str:
         "engine": law.engine, "model": law.model, "tensor_parallel": law.tensor_parallel,
         "coefficients": {name: _digits(value, 8) for name, value in law.coefficients.items()},
         "experts": None if law.experts is None else {"number": law.experts.number, "active": law.experts.active},
-        "kernels": None if law.kernels is None else vars(law.kernels), "acceptance": list(law.acceptance),
+        "kernels": None if law.kernels is None else _kernels(law.kernels), "acceptance": list(law.acceptance),
         "cells": None if law.cells is None else cell_tables.rows(law.cells),
         "left_out": [_digits(each, 4) for each in law.left_out],
         "draws": {name: [_digits(value, 5) for value in each] for name, each in law.draws.items()},
@@ -244,6 +258,11 @@ def text(law: StepLaw) -> str:
     drawn = [f"{strict_json.dumps(name)}: {strict_json.dumps(each)}" for name, each in found["draws"].items()]  # type: ignore[attr-defined]
     lines.append('"draws": {\n  ' + ",\n  ".join(drawn) + "\n }")
     return "{\n " + ",\n ".join(lines) + "\n}\n"
+
+
+def _kernels(source: KernelSource) -> dict[str, Any]:
+    """Names of kernels, without later ones that have the values of files without them."""
+    return {name: value for name, value in vars(source).items() if name not in _LATER_NAMES or value != _LATER_NAMES[name]}
 
 
 def _digits(value: float, digits: int) -> float:
@@ -306,7 +325,7 @@ def _read(found: Any) -> StepLaw:
     law = StepLaw(
         found["name"], found["unit"], found["coefficients"], draws,
         None if experts is None else RoutedExperts(**_exact(experts, "experts", ("number", "active"))),
-        None if kernels is None else KernelSource(**_exact(kernels, "kernels", _NAMES_OF_KERNELS)),
+        None if kernels is None else KernelSource(**_exact(_LATER_NAMES | kernels, "kernels", _NAMES_OF_KERNELS)),
         tuple(found["acceptance"]), None if rows is None else cell_tables.of_rows(found["unit"], rows), tuple(found["left_out"]),
         found["facts"], found["engine"], found["model"], found["tensor_parallel"],
     )  # fmt: skip

@@ -159,8 +159,10 @@ MODEL = [
     "llama-68m",
     "--kernels",
     "roofline",
+    "--weights",
+    "int4-g64",
 ]
-SOURCE = KernelSource("llama-3.1-8b", "h100", 2, "float16", "llama-68m", "roofline")
+SOURCE = KernelSource("llama-3.1-8b", "h100", 2, "float16", "llama-68m", "roofline", "int4-g64")
 
 
 def test_law_without_kernels_keeps_its_model_and_devices(folder: Path) -> None:
@@ -250,7 +252,6 @@ BAD = [
     (("fit", "{}/six.csv", "-o", "x", "--seed", "-1"), "seed must be at least 0, got -1"),
     (("next", "{}/six.csv", "--seed", "-1"), "seed must be at least 0, got -1"),
     (("prior", "--model", "llama-3.1-8b", "--gpu", "h100", "-o", "x", "--seed", "-1"), "seed must be at least 0, got -1"),
-    (("fit", "{}/six.csv", "-o", "x", "--tensor-parallel", "2"), "--tensor-parallel needs --model and --gpu"),
     (("next", "{}/six.csv", "--batch", "0"), "batch must be between 1 and 1000000, got 0"),
     (("next", "{}/six.csv", "--draft-length", "-1"), "draft_length must be between 0 and 1024, got -1"),
     (("next", "{}", "--batch", "1"), "it is a folder, and must be a file"),

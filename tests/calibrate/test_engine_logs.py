@@ -18,8 +18,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from calibrate.commands.calibrate_app import app
-from calibrate.importers.engine_logs import engine_log
-from calibrate.importers.engine_logs.observations import (
+from model.base.checks import ParameterError
+from model.logs import acceptance_record
+from model.logs.acceptance_record import AcceptanceRecord
+from model.logs.engine_logs import engine_log
+from model.logs.engine_logs.observations import (
     AT_MOST,
     MOMENT,
     NEVER_RISE,
@@ -30,10 +33,7 @@ from calibrate.importers.engine_logs.observations import (
     SPACING,
     SUM,
 )
-from calibrate.importers.engine_logs.vllm import EFFICIENCY
-from model.base.checks import ParameterError
-from model.logs import acceptance_record
-from model.logs.acceptance_record import AcceptanceRecord
+from model.logs.engine_logs.vllm import EFFICIENCY
 from model.outcomes.intervals import wilson
 from tests.support import engine_outputs as writers
 from tests.support.engine_outputs import Steps, logs, steps, together
@@ -1019,7 +1019,7 @@ def test_failure_between_the_files_leaves_neither(tmp_path: Path, monkeypatch: p
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("calibrate.importers.engine_logs.engine_log.whole_files.write_text", full)
+    monkeypatch.setattr("model.logs.engine_logs.engine_log.whole_files.write_text", full)
     done = written(tmp_path, LINES["sglang"][0])
     assert done.exit_code != 0
     assert [path.name for path in tmp_path.iterdir()] == ["x.log"]

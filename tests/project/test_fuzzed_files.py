@@ -22,7 +22,6 @@ from calibrate.commands.calibrate_app import app as calibrate
 from calibrate.family import corpus
 from calibrate.fits import engine_run
 from calibrate.importers import bundled_profiles
-from calibrate.importers.engine_logs import engine_log
 from calibrate.loading import prompts
 from calibrate.measured_runs import run_plan
 from calibrate.validation import validation_page
@@ -31,6 +30,7 @@ from model.architectures import shape_configs
 from model.engines import step_law
 from model.hardware import devices, profile_files
 from model.logs import acceptance_record, measured_runs, position_log, read_log
+from model.logs.engine_logs import engine_log
 from sim.commands.sim_app import app as sim
 from tests.calibrate.test_prompts import NESTED, ROWS
 from tests.calibrate.test_validation import STAMPS, without_room, write_run

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
 
-from calibrate.importers.engine_logs.observations import Check, Observation, whole_length
-from calibrate.importers.engine_logs.output_forms import OutputForm, objects, separate
-from calibrate.importers.engine_logs.printed_figures import (
+from model.base.checks import ParameterError
+from model.logs.acceptance_record import MeasuredCell
+from model.logs.engine_logs.observations import Check, Observation, whole_length
+from model.logs.engine_logs.output_forms import OutputForm, objects, separate
+from model.logs.engine_logs.printed_figures import (
     Printed,
     count,
     json_count,
@@ -24,10 +26,8 @@ from calibrate.importers.engine_logs.printed_figures import (
     positive,
     printed,
 )
-from calibrate.importers.engine_logs.serving_benchmarks import NO_CONCURRENCY
-from calibrate.importers.engine_logs.vllm import PLAIN, request
-from model.base.checks import ParameterError
-from model.logs.acceptance_record import MeasuredCell
+from model.logs.engine_logs.serving_benchmarks import NO_CONCURRENCY
+from model.logs.engine_logs.vllm import PLAIN, request
 
 OF_ITERATION = "acceptanceLength = (accepted + requests) / requests"
 OF_REQUESTS = "mean of [AL] over requests = outputs / iterations, within 10 %"

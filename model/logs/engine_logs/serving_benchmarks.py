@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from calibrate.importers.engine_logs.observations import SPACING, Check, Observation
-from calibrate.importers.engine_logs.printed_figures import Printed, json_number, optional, positive, printed
 from model.base import checks
 from model.base.checks import ParameterError
 from model.logs.acceptance_record import MOST_POSITIONS, MeasuredCell
+from model.logs.engine_logs.observations import SPACING, Check, Observation
+from model.logs.engine_logs.printed_figures import Printed, json_number, optional, positive, printed
 
 LABELS = {
     "Successful requests": "completed", "Maximum request concurrency": "max_concurrency",

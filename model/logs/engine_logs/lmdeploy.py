@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from calibrate.importers.engine_logs import prometheus_counters
-from calibrate.importers.engine_logs.observations import Observation
-from calibrate.importers.engine_logs.output_forms import OutputForm
-from calibrate.importers.engine_logs.printed_figures import count, printed
-from calibrate.importers.engine_logs.vllm import PLAIN, IntervalCells, spec_decoding
+from model.logs.engine_logs import prometheus_counters
+from model.logs.engine_logs.observations import Observation
+from model.logs.engine_logs.output_forms import OutputForm
+from model.logs.engine_logs.printed_figures import count, printed
+from model.logs.engine_logs.vllm import PLAIN, IntervalCells, spec_decoding
 
 _THROUGHPUT = re.compile(r"Avg thr \(in/out\)\s*:\s*(?P<prompts>\S+)\s*/\s*(?P<rate>\S+) tokens/s")
 _RUNNING = re.compile(r"Engine \(running/waiting\)\s*:\s*(?P<running>\S+)\s*/")

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from calibrate.importers.engine_logs import prometheus_counters
-from calibrate.importers.engine_logs.observations import (
+from model.base.checks import ParameterError
+from model.logs.engine_logs import prometheus_counters
+from model.logs.engine_logs.observations import (
     OF_RATIO,
     Check,
     Observation,
@@ -21,8 +22,8 @@ from calibrate.importers.engine_logs.observations import (
     checks_of,
     counts_of,
 )
-from calibrate.importers.engine_logs.output_forms import OutputForm, objects, separate
-from calibrate.importers.engine_logs.printed_figures import (
+from model.logs.engine_logs.output_forms import OutputForm, objects, separate
+from model.logs.engine_logs.printed_figures import (
     Printed,
     after,
     count,
@@ -34,8 +35,7 @@ from calibrate.importers.engine_logs.printed_figures import (
     share,
     shares_after,
 )
-from calibrate.importers.engine_logs.vllm import of_figures
-from model.base.checks import ParameterError
+from model.logs.engine_logs.vllm import of_figures
 
 _REQUEST = re.compile(
     r"draft acceptance(?: rate)?\s*=\s*(?P<rate>\S+)\s*\(\s*(?P<accepted>\S+) accepted\s*/\s*(?P<drafted>\S+) generated\)"

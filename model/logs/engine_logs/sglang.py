@@ -14,10 +14,12 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
 
-from calibrate.importers.engine_logs import serving_benchmarks
-from calibrate.importers.engine_logs.observations import Check, Observation, whole_length
-from calibrate.importers.engine_logs.output_forms import OutputForm, objects, separate
-from calibrate.importers.engine_logs.printed_figures import (
+from model.base.checks import ParameterError
+from model.logs.acceptance_record import MeasuredCell
+from model.logs.engine_logs import serving_benchmarks
+from model.logs.engine_logs.observations import Check, Observation, whole_length
+from model.logs.engine_logs.output_forms import OutputForm, objects, separate
+from model.logs.engine_logs.printed_figures import (
     FINEST,
     Printed,
     count_of,
@@ -29,9 +31,7 @@ from calibrate.importers.engine_logs.printed_figures import (
     optional,
     share,
 )
-from calibrate.importers.engine_logs.vllm import PLAIN, of_histogram
-from model.base.checks import ParameterError
-from model.logs.acceptance_record import MeasuredCell
+from model.logs.engine_logs.vllm import PLAIN, of_histogram
 from model.methods.speculative.engine_dialects import DIALECTS as FIGURES
 
 OF_RESPONSE = "spec_accept_length = 1 + accepted / drafts, within the first and last token"

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.importers.engine_logs.printed_figures import Printed
 from model.base import checks
 from model.base.checks import ParameterError
 from model.logs.acceptance_record import (
@@ -28,6 +27,7 @@ from model.logs.acceptance_record import (
     MeasuredCell,
     with_intervals,
 )
+from model.logs.engine_logs.printed_figures import Printed
 
 OF_COUNTS = "mean acceptance length = 1 + accepted / drafts"
 OF_RATES = "mean acceptance length = 1 + sum of rates by position"

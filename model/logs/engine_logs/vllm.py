@@ -13,8 +13,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from calibrate.importers.engine_logs import prometheus_counters, serving_benchmarks
-from calibrate.importers.engine_logs.observations import (
+from model.base.checks import ParameterError, shown
+from model.logs.acceptance_record import MOST_POSITIONS, MeasuredCell
+from model.logs.engine_logs import prometheus_counters, serving_benchmarks
+from model.logs.engine_logs.observations import (
     MOMENT,
     OF_COUNTS,
     OF_RATIO,
@@ -27,8 +29,8 @@ from calibrate.importers.engine_logs.observations import (
     drafts_of,
     whole_length,
 )
-from calibrate.importers.engine_logs.output_forms import OutputForm, objects, separate
-from calibrate.importers.engine_logs.printed_figures import (
+from model.logs.engine_logs.output_forms import OutputForm, objects, separate
+from model.logs.engine_logs.printed_figures import (
     Printed,
     after,
     count,
@@ -43,8 +45,6 @@ from calibrate.importers.engine_logs.printed_figures import (
     share,
     shares_after,
 )
-from model.base.checks import ParameterError, shown
-from model.logs.acceptance_record import MOST_POSITIONS, MeasuredCell
 
 MOST_STEPS = 10**6
 """Maximum number of steps of one request."""

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.importers.engine_logs import eagle, llama_cpp, lmdeploy, mlx_lm, sglang, tensorrt_llm, vllm
-from calibrate.importers.engine_logs.observations import Observation, ObservationSums
-from calibrate.importers.engine_logs.output_forms import OutputForm, Reader
 from model.base import bounded_files, checks, whole_files
 from model.base.checks import ParameterError
 from model.logs import acceptance_record
 from model.logs.acceptance_record import MOST_POSITIONS, TIMES, AcceptanceRecord, LogSource, MeasuredCell
+from model.logs.engine_logs import eagle, llama_cpp, lmdeploy, mlx_lm, sglang, tensorrt_llm, vllm
+from model.logs.engine_logs.observations import Observation, ObservationSums
+from model.logs.engine_logs.output_forms import OutputForm, Reader
 from model.methods.speculative import engine_dialects
 from model.outcomes.intervals import half_width
 
