@@ -13,8 +13,8 @@ engines split a head over the target's devices: that is the default of [vLLM], a
   and state; the head is the target's [DeepSeek2024].
 * `medusa`: a residual block and a head for each drafted position, without attention or cache. A pass is one head; memory holds
   `MEDUSA_HEADS` [Cai2024].
-* `p-eagle`: the head of EAGLE-3 with `P_EAGLE_LAYERS` layers. It drafts all tokens in one pass over as many positions; where a
-  method makes a pass for each, it is charged too much. Its learned states for unknown positions are left out [Hui2026].
+* `p-eagle`: the head of EAGLE-3 with `P_EAGLE_LAYERS` layers. It drafts all tokens in one pass over as many positions; methods
+  that make a pass for each refuse it. Its learned states for unknown positions are left out [Hui2026].
 
 [Li2024] Y. Li et al. EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty. ICML 2024, arXiv:2401.15077;
 SafeAILab/EAGLE @c9292914, eagle/model/cnets1.py.
@@ -66,6 +66,15 @@ def is_head(name: str) -> bool:
     (True, False)
     """
     return name.partition(":")[0] in ABOUT and ":" in name
+
+
+def is_parallel(name: str | None) -> bool:
+    """Return True if a shape's name is that of a head which drafts all its tokens in one pass.
+
+    >>> is_parallel("p-eagle:gpt-oss-20b"), is_parallel("eagle3:gpt-oss-20b"), is_parallel(None)
+    (True, False, False)
+    """
+    return name is not None and name.startswith("p-eagle:")
 
 
 def parts(name: str) -> tuple[str, str, int | None]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from model.architectures import layer_parts, published_shapes
+from model.architectures import draft_heads, layer_parts, published_shapes
 from model.architectures.transformer import Shape
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
@@ -107,7 +107,8 @@ class HardwareCost(TableRecord):
         batch (`sequences`). In a lockstep batch all sequences are at the same position; in a continuous batch a pass reads the mean
         context of the decoded sequence and of others that are half-way through.
     tensor_parallel
-        Tensor parallel size: devices over which each layer of the large model is split. A unit then has this number of devices.
+        Tensor parallel size: devices over which each layer of the large model is split; with kind `engine` that of the law, where
+        it says one. A unit then has this number of devices.
     draft_tensor_parallel
         Devices over which each layer of the draft is split: 1 or `tensor_parallel`. Default: `tensor_parallel` for draft heads and
         MTP modules on the large model's devices, as vLLM and SGLang run them, unless their profile lacks it; else 1. With
@@ -222,9 +223,12 @@ class HardwareCost(TableRecord):
     def tensor_parallel_of(self, role: str, *, separate: bool = False) -> int:
         """Number of devices that a layer of a role's model is split over; `separate`: the draft has a unit of its own."""
         if role == "target":
-            return self.tensor_parallel
-        if role != "draft" or self.kind == "engine":
+            return self.split
+        if role != "draft":
             return 1
+        if self.kind == "engine":  # the law's time of a pass holds at any split; the memory does not
+            made = None if separate else self.of("draft")
+            return self.split if made is not None and made.shape.draft is not None else 1
         if self.draft_tensor_parallel is not None:
             if separate and self.draft_tensor_parallel > 1:
                 raise ParameterError(
@@ -268,6 +272,12 @@ class HardwareCost(TableRecord):
         """Engine overhead of a pass of a role [s]."""
         return self.step_s if role == "target" else self.draft_step_s
 
+    @property
+    def split(self) -> int:
+        """Devices that the large model is split over: those of the step law, where it says them, or `tensor_parallel`."""
+        of = step_law.load(str(self.law)).devices if self.kind == "engine" else None
+        return self.tensor_parallel if of is None else of
+
     def of(self, role: str, tensor_parallel: int = 1) -> Hardware | None:
         """Return the hardware model of a role, or None if the scenario gives none."""
         where = "" if role == "target" else f"{role}_"
@@ -298,16 +308,15 @@ class HardwareCost(TableRecord):
         law = step_law.load(str(self.law))
         if role == "medium":
             return None  # no engine runs a hierarchy
-        split = 1 if law.kernels is None else law.kernels.tensor_parallel
-        if law.kernels is not None and self.tensor_parallel not in (1, split):
-            known = f"{split}, that of law {law.name}"
+        if self.tensor_parallel not in (1, self.split):
+            known = f"{self.split}, that of law {law.name}"
             raise ParameterError(f"tensor_parallel must be {known}, got {self.tensor_parallel}; leave it out")
-        model, dtype = (None, None) if law.kernels is None else (law.kernels.model, law.kernels.dtype)
+        model, dtype = law.shape_name, None if law.kernels is None else law.kernels.dtype
         if self.shape is None and model is None:
             raise ParameterError(f"shape is required with law {law.name}, which names no model; `sim ls shapes` lists them")
         shape = published_shapes.named_shape(str(self.shape or model), dtype)
         if model is not None and shape != published_shapes.named_shape(model, dtype):
-            raise ParameterError(f"shape must be {model}, whose kernels law {law.name} has, got {self.shape}; leave it out")
+            raise ParameterError(f"shape must be {model}, the model of law {law.name}, got {self.shape}; leave it out")
         if law.experts is not None:
             has = "none" if shape.experts is None else f"{shape.experts.active} of {shape.experts.count}"
             if has != (wanted := f"{law.experts.active} of {law.experts.number}"):
@@ -407,6 +416,9 @@ class PointCosts:
 def point_costs(cost: HardwareCost, parameters: MethodParameters, tokens: int, units: int, where: str, name: str) -> PointCosts:
     """Costs of a method with these parameters, for `tokens` tokens on a cluster of `units` units."""
     models: dict[str, Hardware] = {}
+    if draft_heads.is_parallel(cost.draft_shape) and "draft" in parameters.roles:
+        head = f"{where}.draft_shape {cost.draft_shape} drafts all its tokens in one pass"
+        raise ParameterError(f"{head}, and method {name} makes a pass for each; name another draft, such as eagle3:TARGET")
     split = 1
     for role in ("target", *parameters.roles):
         try:
@@ -425,7 +437,7 @@ def point_costs(cost: HardwareCost, parameters: MethodParameters, tokens: int, u
         if depth not in (None, found.shape.layers):
             or_not = "" if role == "target" else ", or leave it out"
             raise ParameterError(f"method.{layers} must be {found.shape.layers}, as in {where}, got {depth}; set it{or_not}")
-    apart = cost.tensor_parallel > 1 and 0 < parameters.separate_units < units  # with fewer units they share the target's
+    apart = cost.split > 1 and 0 < parameters.separate_units < units  # with fewer units they share the target's
     extra = tuple((name, getattr(cost, f"{name}_s")) for name in ("dispatch", "dispatch_per_process", "state_check"))
     served: tuple[tuple[str, Hardware], ...] = tuple(
         (role, WithEngineOverhead(hardware, cost.step_of(role))) for role, hardware in models.items()
@@ -433,7 +445,7 @@ def point_costs(cost: HardwareCost, parameters: MethodParameters, tokens: int, u
     extra += (("dispatch_law", cost.dispatch_law),)
     seconds = _prices(
         served, parameters.full_batch, _others_at(parameters, tokens), tokens // 2, parameters.handover_layer, cost.prompt,
-        cost.busy, cost.link_s, cost.promotion_s, extra, 1 / cost.tensor_parallel if apart else 1.0,
+        cost.busy, cost.link_s, cost.promotion_s, extra, 1 / cost.split if apart else 1.0,
     )  # fmt: skip
     _refuse_no_time(seconds)
     alone = _one_device(cost, tokens, parameters)
@@ -443,7 +455,7 @@ def point_costs(cost: HardwareCost, parameters: MethodParameters, tokens: int, u
     reading = float(cost_models.prompt_time(served[0][1], max(cost.prompt, 1), parameters.full_batch).seconds)
     missing = _missing(cost, models, parameters)
     off, other = _error_of(seconds, tokens), 0.0 if alone is None else _error_of(alone, tokens)
-    return PointCosts(seconds, off, shapes, cost.tensor_parallel, alone, other, room, source, reading, missing)
+    return PointCosts(seconds, off, shapes, cost.split, alone, other, room, source, reading, missing)
 
 
 @functools.lru_cache(maxsize=64)  # points that differ only in drafts or outcomes share the times of passes
@@ -478,7 +490,7 @@ def _refuse_no_time(cost: PassSeconds) -> None:
 
 def _one_device(cost: HardwareCost, tokens: int, parameters: MethodParameters) -> PassSeconds | None:
     """Costs of plain decoding on one device instead of `tensor_parallel`; None if model and cache are not known to fit it."""
-    if cost.tensor_parallel == 1 or cost.kind == "engine":
+    if cost.split == 1 or cost.kind == "engine":
         return None
     try:
         single = cost.of("target", 1)
@@ -525,7 +537,7 @@ def _memory(
     )
     batch = parameters.sequences
     room = cost_models.memory(
-        target.shape, of.memory_bytes, context=cost.prompt + tokens, batch=batch, tensor_parallel=cost.tensor_parallel, also=also
+        target.shape, of.memory_bytes, context=cost.prompt + tokens, batch=batch, tensor_parallel=cost.split, also=also
     )
     cost_models.refuse_too_large(room, of.name)
     return room
