@@ -12,6 +12,7 @@ from model.architectures.layer_parts import quantised
 from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
+from model.engines import memory_limit
 from model.engines.cells import Floats
 from model.engines.step_terms import StepShape
 from model.hardware import cost_models, devices, profile_files
@@ -111,10 +112,10 @@ def _covering(
 def refuse_too_large(source: KernelSource) -> None:
     """Raise ParameterError if the models and the cache of one sequence exceed the memory of a device."""
     device, drafting = devices.device(source.gpu), source.drafting
-    also = () if drafting is None else (drafting[0].shard(drafting[1]),)
-    room = cost_models.memory(
-        source.target, device.memory_bytes, context=USUAL_CONTEXT, tensor_parallel=source.tensor_parallel, also=also
-    )
+    room = memory_limit.memory_of(
+        source.target, device, context=USUAL_CONTEXT, sequences=1, tensor_parallel=source.tensor_parallel,
+        draft=None if drafting is None else drafting[0],
+    )  # fmt: skip
     cost_models.refuse_too_large(room, device.name)
 
 
