@@ -122,12 +122,12 @@ def refuse_too_large(source: KernelSource) -> None:
 def _of_profile(kind: str, name: str, shape: Shape, gpu: str, dtype: str | None, tensor_parallel: int) -> ProfileCosts:
     path = f"{gpu}-{published_shapes.label(name) if kind == 'profile' else 'operations'}"
     if path not in profile_files.names():
-        raise ParameterError(f"no profile {path} is bundled; use source 'roofline'")
+        raise ParameterError(f"no profile {path} is bundled; use --kernels roofline")
     found = profile_files.load(path)
     if shape.weights is not None:
-        raise ParameterError(f"{path} has no times of weights in {shape.weights.name}; use source 'roofline', or weights 'none'")
+        raise ParameterError(f"{path} has no times of weights in {shape.weights.name}; use --kernels roofline, or --weights none")
     if dtype is not None and found.dtype != dtype:
-        raise ParameterError(f"dtype must be {found.dtype}, that of {path}, got {dtype}; use source 'roofline'")
+        raise ParameterError(f"dtype must be {found.dtype}, that of {path}, got {dtype}; use --kernels roofline")
     if kind == "operations":
         from model.hardware import composed_layers
 
@@ -135,7 +135,7 @@ def _of_profile(kind: str, name: str, shape: Shape, gpu: str, dtype: str | None,
             found, replace(shape, dtype=found.dtype), model=published_shapes.label(name), tensor_parallel=tensor_parallel
         )
     elif replace(shape, dtype=found.dtype) != shape_of(found):
-        raise ParameterError(f"{path} is of another shape than {name}; use source 'operations' or 'roofline'")
+        raise ParameterError(f"{path} is of another shape than {name}; use --kernels operations or roofline")
     return ProfileCosts(found, tensor_parallel=tensor_parallel)
 
 
