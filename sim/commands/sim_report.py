@@ -193,7 +193,9 @@ def comparison_document(content: Mapping[str, Any], path: Path) -> ReportDocumen
     from sim.reporting import comparison_document as comparisons
     from sim.reporting import embedded_svg
 
-    stored = [embedded_svg.load(each) for each in sorted(path.parent.glob("*.svg"))] if path.name in FOLDERS else []
+    found = sorted(path.parent.glob("*.svg"), key=comparisons.figure_order) if path.name in FOLDERS else []
+    comparisons.of_comparison(content, str(path))  # refused before figures are read or drawn
+    stored = [embedded_svg.load(each) for each in found]
     return comparisons.of_comparison(content, str(path), stored or _drawn_comparison(content, path))
 
 
@@ -204,4 +206,8 @@ def _drawn_comparison(content: Mapping[str, Any], path: Path) -> list[SvgFigure]
 
     table = comparisons.all_runs(content, str(path))
     with tempfile.TemporaryDirectory() as drawn:
-        return [embedded_svg.load(each) for each in drawing.of_comparison(table, drawn) if each.suffix == ".svg"]
+        try:
+            paths = drawing.of_comparison(table, drawn)
+        except comparisons.BROKEN as error:
+            raise comparisons.refusal(error, str(path)) from None
+        return [embedded_svg.load(each) for each in paths if each.suffix == ".svg"]

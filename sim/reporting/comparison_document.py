@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -22,27 +23,38 @@ from sim.reporting.report_document import (
     Value,
 )
 
-_BROKEN = (pl.exceptions.PolarsError, ArithmeticError, LookupError, TypeError, AttributeError, ValueError)
+BROKEN: tuple[type[Exception], ...] = (pl.exceptions.PolarsError, ArithmeticError, LookupError, TypeError, AttributeError, ValueError)
+"""Errors of documents that were changed by hand."""
 _ERRORS = {"median_error": "median", "p90_error": "90th percentile", "worst_error": "worst", "bias": "bias", "noise": "noise"}
+
+
+_FIRST = ("predicted_measured", "error_by_method", "time_parts", "gantt_pair")
+"""Figures in the order of importance; others follow."""
+
+
+def figure_order(path: Path) -> tuple[int, str]:
+    """Sort key of a figure's file."""
+    return (_FIRST.index(path.stem) if path.stem in _FIRST else len(_FIRST)), path.name
 
 
 def of_comparison(content: Mapping[str, Any], source: str, figures: Sequence[SvgFigure] = ()) -> ReportDocument:
     """Return the report of the JSON document of `sim compare`; `source` is its path, which holds the whole tables."""
     try:
         return _document(content, source, figures)
-    except _BROKEN as error:
-        raise _refusal(error, source) from None
+    except BROKEN as error:
+        raise refusal(error, source) from None
 
 
 def all_runs(content: Mapping[str, Any], source: str) -> pl.DataFrame:
     """Rows of all runs of a comparison, with the name of their file."""
     try:
         return run_comparison.concatenate([(name, table, about) for name, table, about in _files(content, source)])
-    except _BROKEN as error:
-        raise _refusal(error, source) from None
+    except BROKEN as error:
+        raise refusal(error, source) from None
 
 
-def _refusal(error: Exception, source: str) -> Exception:
+def refusal(error: Exception, source: str) -> Exception:
+    """Error of one line for a document that a command has not written."""
     if isinstance(error, ParameterError):
         return error
     why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"

@@ -21,6 +21,8 @@ XLINK_HREF = "{http://www.w3.org/1999/xlink}href"
 DESCRIPTION = "{http://purl.org/dc/elements/1.1/}description"
 MOST_BYTES = 2**23
 """Maximum size of a figure [bytes]; a larger one is named, not shown."""
+DEEPEST = 100
+"""Maximum nesting depth of elements: a deeper tree could not be written by recursion."""
 ELEMENTS = frozenset({
     "svg", "g", "defs", "path", "use", "rect", "circle", "ellipse", "line", "polyline", "polygon", "text", "tspan", "clipPath",
     "linearGradient", "radialGradient", "stop", "pattern", "image", "symbol", "marker", "mask",
@@ -61,7 +63,8 @@ def of_text(text: str, name: str = "figure") -> SvgFigure:
     root = _parsed(text, name)
     title = " ".join((root.findtext(f"{{{SVG}}}title") or "").split()) or name.replace("_", " ").capitalize()
     said = next((" ".join((each.text or "").split()) for each in root.iter(DESCRIPTION)), "")
-    return SvgFigure(text, title, f"{title}. {said}".strip() if said else f"{title}.", name)
+    stop = "" if title.endswith((".", "?", "!")) else "."
+    return SvgFigure(text, title, f"{title}{stop} {said}".strip(), name)
 
 
 def _parsed(text: str, name: str) -> Element:
@@ -74,6 +77,11 @@ def _parsed(text: str, name: str) -> Element:
         raise ParameterError(f"figure {name} is not SVG ({error}); draw it again") from None
     if root.tag != f"{{{SVG}}}svg":
         raise ParameterError(f"figure {name} is not SVG: its root is {root.tag[:80]}; draw it again")
+    level = [root]
+    for _ in range(DEEPEST):
+        level = [child for each in level for child in each]
+    if level:
+        raise ParameterError(f"figure {name} must nest elements at most {DEEPEST} deep; draw it again")
     return root
 
 
@@ -120,10 +128,7 @@ def standing_alone(figure: SvgFigure) -> str:
 
 
 def _copied(element: Element, prefix: str, names: set[str]) -> Element:
-    """Copy of an element with allowed attributes and children, without namespaces in its names.
-
-    A loop and not a recursion: a file can nest elements deeper than Python calls.
-    """
+    """Copy of an element with allowed attributes and children, without namespaces in its names."""
     root = Element("svg", dict(_attributes(element, prefix, names)))
     todo = [(element, root)]
     while todo:

@@ -72,9 +72,13 @@ def escaped(text: str) -> str:
     >>> print(escaped("1. *batch* <b> | [x](http://y)"))
     1\\. \\*batch\\* \\<b\\> \\| \\[x\\](http\\://y)
     """
-    line = " ".join(printable(text).split())
-    line = _SPECIAL.sub(lambda found: f"\\{found[0]}", line)
+    line = _inline(text)
     return _LINE_START.sub(lambda found: f"{found[1]}{found[2]}\\" if found[2].isdigit() else f"{found[1]}\\{found[2]}", line)
+
+
+def _inline(text: str) -> str:
+    """Escaped text that does not begin a line."""
+    return _SPECIAL.sub(lambda found: f"\\{found[0]}", " ".join(printable(text).split()))
 
 
 def _bullets(items: Sequence[str]) -> _Written:
@@ -84,7 +88,7 @@ def _bullets(items: Sequence[str]) -> _Written:
 def _table(table: DataTable) -> _Written:
     numeric = table.numeric
     lines = [f"**{escaped(table.caption)}**", ""]
-    lines.append(_row([escaped(name) for name in table.headings]))
+    lines.append(_row([_inline(name) for name in table.headings]))
     lines.append("|" + "|".join("---:" if right else "---" for right in numeric) + "|")
     lines += [_row([_cell(each) for each in row]) for row in table.shown]
     for remark in table.remarks:
@@ -97,10 +101,9 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _cell(cell: TableCell) -> str:
-    text = escaped(cell.text)
-    return f"**{text}** ({escaped(MARKS[cell.mark])})" if cell.mark == "best" else text + (
-        f" ({escaped(MARKS[cell.mark])})" if cell.mark else ""
-    )
+    mark = f" ({_inline(MARKS[cell.mark])})" if cell.mark else ""
+    text = _inline(cell.text)
+    return f"**{text}**{mark}" if cell.mark == "best" else f"{text}{mark}"
 
 
 def _code(part: CodeLines) -> _Written:

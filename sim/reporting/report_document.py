@@ -266,6 +266,11 @@ class ReportDocument:
     versions: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name in ("title", "question", "verdict"):
+            if not getattr(self, name).strip():
+                raise ParameterError(f"{name} of a report must be a text, got an empty one")
+
     def provenance_table(self) -> DataTable:
         """Table of the inputs, with the meanings of the kinds that occur below it."""
         rows = [(row.name, row.value, row.kind, row.source) for row in self.provenance]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -412,13 +413,10 @@ def _kind_and_source(text: str) -> tuple[str, str]:
     >>> _kind_and_source("assumed efficiencies of the published peaks of h100")
     ('assumed', 'assumed efficiencies of the published peaks of h100')
     """
-    head, _, rest = text.partition(":")
-    if head.strip() in KINDS:
-        certain = [kind for kind in KINDS if kind in rest.split("; ")]
-        return (certain[-1] if certain else head.strip()), rest.strip() or "set in the scenario"
-    words = text.replace(",", " ").replace(";", " ").split()
-    kinds = [kind for kind in KINDS if kind in words]
-    return (kinds[-1] if kinds else "assumed"), text
+    heads = [part.partition(":")[0].strip() for part in text.split("; ")]
+    named = [kind for kind in KINDS if kind in heads] or [kind for kind in KINDS if kind in re.findall(r"\w+", text)]
+    source = text.removeprefix(heads[0]).removeprefix(":").strip() if heads[0] in KINDS and len(heads) == 1 else text
+    return (named[-1] if named else "assumed"), source or "set in the scenario"
 
 
 def _given(tables: Mapping[str, Any]) -> Iterator[ProvenanceRow]:
