@@ -130,7 +130,7 @@ class DataTable:
         table = self.shown
         return tuple(
             any(_is_number(row[index].text) for row in table)
-            and all(_is_number(row[index].text) or row[index].text in ("", DASH) for row in table)
+            and all(_is_number(row[index].text) or row[index].text in ("", "-", DASH) for row in table)
             for index in range(len(self.columns))
         )
 

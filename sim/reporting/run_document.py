@@ -18,6 +18,7 @@ from model.methods import registry
 from model.outcomes.outcome_kinds import KINDS as OUTCOME_KINDS
 from sim.reporting import scenario_toml
 from sim.reporting.report_document import (
+    DASH,
     KINDS,
     MOST_ROWS,
     Bullets,
@@ -41,10 +42,10 @@ from sim.views import agreement
 
 METADATA = "metadata.json"
 """File by which the directory of a run is known."""
-WIDTH = 92
+WIDTH = 100
 """Characters of a table's row that fit on A4 paper; wider results are shown in several tables."""
-ESTIMATE_WIDTH = 15
-"""Characters of a column with an estimate and its interval."""
+LONGEST_LINE = 22
+"""Characters of a line in a column of texts; longer texts wrap."""
 MOST_LISTED = 6
 """Values of an axis, failed points or disagreements that are named one by one."""
 MOST_SOURCES = 40
@@ -267,9 +268,7 @@ def _results(report: Report, found: Verdict) -> Iterator[Paragraph | DataTable]:
     marks = _marks(found.answers)
     by_point = [{row["view"]: row for row in part.to_dicts()} for part in shown.partition_by("point", maintain_order=True)]
     described = [[_key_cell(next(iter(rows.values()))[key]) for key in keys] for rows in by_point]
-    wide = sum(
-        max(*map(len, _words(key).split()), *(len(str(row[index])) for row in described)) + 2 for index, key in enumerate(keys)
-    )
+    wide = sum(_width(_words(key), [row[index] for row in described]) for index, key in enumerate(keys))
     units = [_unit(key) for key in keys]
     meaning = "Best: the shortest time under its condition. Tie: within the uncertainty of the best, or of plain decoding."
 
@@ -279,8 +278,8 @@ def _results(report: Report, found: Verdict) -> Iterator[Paragraph | DataTable]:
         for by_view, own in zip(by_point, described, strict=True):
             chosen = _view_of_verdict(by_view)
             mark = marks.get(next(iter(by_view.values()))["point"], "")
-            texts = [run_report.estimate_text(by_view.get(view or chosen), name, digits) for name, view in columns]
-            own_marks = [mark if name == "speedup" and (view or chosen) == chosen and text != "-" else "" for (name, view), text
+            texts = [_estimate(by_view, view, name, digits) for name, view in columns]
+            own_marks = [mark if name == "speedup" and (view or chosen) == chosen and text != DASH else "" for (name, view), text
                          in zip(columns, texts, strict=True)]  # fmt: skip
             rows.append([*own, *map(TableCell, texts, own_marks)])
         names = [*map(_words, keys), *headings]
@@ -289,7 +288,8 @@ def _results(report: Report, found: Verdict) -> Iterator[Paragraph | DataTable]:
         return DataTable(caption, names, rows, [*units, *[""] * len(headings)], whole=whole, count=points, notes=marked)
 
     used = " or ".join(view for view in views if view in {_view_of_verdict(rows) for rows in by_point})
-    for group in _groups(estimates, max(WIDTH - wide, 1)):
+    texts = {name: [_estimate(rows, "", name, 3) for rows in by_point] for name in estimates}
+    for group in _groups({name: _width(_heading(name), own) for name, own in texts.items()}, WIDTH - wide):
         caption = f"{_listed([_title(name) for name in group])} ({used})" if used else _listed([_title(name) for name in group])
         yield table(caption[:1].upper() + caption[1:], [_heading(name) for name in group], [(name, "") for name in group], 3)
     if not estimates:
@@ -315,11 +315,31 @@ def _heading(name: str) -> str:
     return (run_report.TITLES | run_report.FURTHER_TITLES).get(name, name.replace("_", " ")).replace("\n", " ")
 
 
-def _groups(estimates: Sequence[str], room: int) -> Iterator[list[str]]:
-    """Split estimates into groups whose columns fit into `room` characters; a group has at least one."""
-    size = max(room // ESTIMATE_WIDTH, 1)
-    for first in range(0, len(estimates), size):
-        yield [*estimates[first : first + size]]
+def _estimate(rows: Mapping[str, Mapping[str, Any]], view: str, name: str, digits: int) -> str:
+    """Text of an estimate in a view, by default that of the verdict; a dash where it has no value."""
+    row = rows.get(view or _view_of_verdict(rows))
+    return DASH if row is None or row.get(name) is None else run_report.estimate_text(row, name, digits)
+
+
+def _width(heading: str, texts: Sequence[str]) -> int:
+    """Characters that a column needs: a heading wraps at spaces, and long texts wrap too."""
+    return max(*map(len, heading.split()), *(min(len(text), LONGEST_LINE) for text in texts)) + 2
+
+
+def _groups(widths: Mapping[str, int], room: int) -> Iterator[list[str]]:
+    """Split columns into groups that fit into `room` characters; a group has at least one.
+
+    >>> [*_groups({"a": 10, "b": 10, "c": 15, "d": 40}, 24)]
+    [['a', 'b'], ['c'], ['d']]
+    """
+    group: list[str] = []
+    for name, width in widths.items():
+        if group and sum(widths[other] for other in group) + width > room:
+            yield group
+            group = []
+        group.append(name)
+    if group:
+        yield group
 
 
 def _marks(answers: Sequence[Answer]) -> dict[int | None, str]:

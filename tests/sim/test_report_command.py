@@ -307,9 +307,9 @@ def test_hostile_names_are_words(tmp_path: Path) -> None:
 
 
 def test_failures_and_disagreements_are_warnings(copied: Path) -> None:
-    (copied / "failed.json").write_text(json.dumps([{"point": 4, "view": "paths", "error": "no <luck>"}]))
+    (copied / "failed.json").write_text(json.dumps([{"point": 4, "view": "paths", "error": "no <value>"}]))
     [line] = document(copied).warnings
-    assert line == "1 points failed and are not in the tables, such as point 4: no <luck>."
+    assert line == "1 points failed and are not in the tables, such as point 4: no <value>."
 
 
 def test_many_points_are_cut(tmp_path: Path) -> None:
