@@ -27,7 +27,7 @@ from sim.reporting.report_document import (
 )
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$&!])|(?<=\w)(:)(?=//)")
-_LINE_START = re.compile(r"^(\s*)([-+=]|\d{1,9}(?=[.)](?:\s|$)))")
+_LINE_START = re.compile(r"^(\s*)([-+]|\d{1,9}(?=[.)](?:\s|$)))")
 
 
 class MarkdownPage(NamedTuple):

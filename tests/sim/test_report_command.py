@@ -31,9 +31,9 @@ SPECULATIVE: dict[str, Any] = {
     "scenario": {"name": "drafts", "description": "Drafts <of> 1 to 5 tokens", "tokens": 16, "replications": 32,
                  "views": ["formula", "paths"], "seed": 3},
     "method": [{"name": "speculative", "layers": 8, "draft_length": 3}],
-    "outcomes": {"kind": "iid", "acceptance_rate": 0.7, "trials": 400, "source": "measured"},
+    "outcomes": {"kind": "iid", "acceptance_rate": 0.7, "trials": 60, "source": "measured"},
     "cost": {"cost_ratio": 0.1},
-    "sweep": {"method.draft_length": [1, 3, 5], "outcomes.acceptance_rate": [0.3, 0.9]},
+    "sweep": {"method.draft_length": [1, 3, 4, 5], "outcomes.acceptance_rate": [0.02, 0.3, 0.9]},
 }  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_report_answers_the_question(finished: Path, tmp_path: Path) -> None:
     table = pl.read_parquet(finished / "results.parquet")
     said = verdict.of(table, SPECULATIVE).text
     for words in ("drafts: Drafts <of> 1 to 5 tokens", "Is speculative decoding faster than plain decoding, and by how much?",
-                  "draft length (1, 3, 5), acceptance rate (0.3, 0.9)", said, "measured",
+                  "draft length (1, 3, 4, 5), acceptance rate (0.02, 0.3, 0.9)", said, "measured",
                   "assumed", "sim run scenario.toml", "numpy"):  # fmt: skip
         assert words in text, words
     assert ["seed", "3"] in rows
@@ -100,9 +100,31 @@ def test_tables_hold_the_results_of_the_run(finished: Path) -> None:
     best = table.filter(pl.col("view") == "formula", pl.col("acceptance_rate") == 0.9).sort("speedup").row(-1, named=True)
     assert [length for length, mark in marked.items() if mark == "best"] == [str(best["draft_length"])]
     answers = found["Fastest choice under each condition"]
-    assert [row[0].text for row in answers.shown] == ["0.3", "0.9"]
-    assert answers.shown[1][1].text == f"speculative, draft_length {best['draft_length']}"
-    assert answers.shown[1][2].text == f"{best['speedup']:.2f}"
+    assert [row[0].text for row in answers.shown] == ["0.02", "0.3", "0.9"]
+    assert [cell.text for cell in answers.shown[0][1:5]] == ["plain decoding", "1.00", "–", "–"]
+    assert answers.shown[2][1].text == f"speculative, draft_length {best['draft_length']}"
+    assert answers.shown[2][2].text == f"{best['speedup']:.2f}"
+
+
+def test_marks_are_those_of_the_verdict(finished: Path) -> None:
+    """Where plain decoding is fastest nothing is marked; else the fastest choice, and those within its uncertainty."""
+    found = tables_of(document(finished))
+    [views] = [each for caption, each in found.items() if caption.startswith("Speed-up in each view")]
+    answers = found["Fastest choice under each condition"].shown
+    judged = verdict.of(pl.read_parquet(finished / "results.parquet"), SPECULATIVE).answers
+    assert [answer.best is not None and answer.best.high < 1 for answer in judged] == [True, False, False]
+    assert any(answer.ties for answer in judged[1:])
+    for answer, shown in zip(judged, answers, strict=True):
+        rows = [row for row in views.shown if row[1].text == shown[0].text]
+        marks = {f"speculative, draft_length {row[0].text}": row[-2].mark for row in rows if row[-2].mark}
+        assert answer.best is not None
+        if answer.best.high < 1:
+            assert marks == {}
+            assert answer.best.label in shown[-1].text
+            continue
+        assert marks == {answer.best.label: "best", **{each.label: "tie" for each in answer.ties}}
+        assert [cell.text for cell in shown[3:5]] == [f"{answer.best.low:.2f}", f"{answer.best.high:.2f}"]
+        assert shown[5].text == ", ".join(each.label for each in answer.ties)
 
 
 def test_figures_of_the_run_are_in_its_report(finished: Path, copied: Path) -> None:
@@ -215,6 +237,9 @@ def test_comparisons_have_reports(compared: Path, tmp_path: Path) -> None:
     shown = re.findall(r"^ *(\w+) +(\d+) +(\d+) +([\d.]+)% +([\d.]+)% +([\d.]+)% ", printed, flags=re.MULTILINE)
     assert len(shown) > 5
     assert [row for row in map(list, shown) if row not in [each[:6] for each in rows]] == []
+    errors = [abs(each["error"]) for each in json.loads((compared / "comparison.json").read_text())["files"][0]["runs"]]
+    worst = tables_of(sim.report(compared))["Largest errors"]
+    assert [row[5].text.lstrip("-") for row in worst.shown] == [f"{100 * each:.1f}" for each in sorted(errors, reverse=True)[:5]]
     first = [part.name for section in sim.report(compared).sections for part in section.parts if isinstance(part, SvgFigure)][:2]
     assert first == ["predicted_measured", "error_by_method"]
 
@@ -328,10 +353,10 @@ def test_many_points_are_cut(tmp_path: Path) -> None:
 def test_every_input_has_a_source(finished: Path) -> None:
     rows = {row.name: row for row in document(finished).provenance}
     assert rows["acceptance rate"].kind == "measured"
-    assert rows["acceptance rate"].value == "0.3 to 0.9"
+    assert rows["acceptance rate"].value == "0.02 to 0.9"
     assert rows["times"].kind == "assumed"
     assert rows["cost.cost_ratio"].kind == "assumed"
-    assert rows["method.draft_length"].value == "1, 3, 5"
+    assert rows["method.draft_length"].value == "1, 3, 4, 5"
     assert rows["scenario.tokens"].kind == "chosen"
     assert {row.kind for row in rows.values()} <= {*KINDS}
 

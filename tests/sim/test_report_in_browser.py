@@ -59,7 +59,7 @@ def browse(folder: Path, *options: str) -> str:
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed; on Debian: apt-get install chromium")
 def test_a_browser_shows_the_page_and_prints_it(tmp_path: Path) -> None:
-    text = "Words of a user: <script>document.title = 'run'</script> and some more, which wrap"
+    text = "Words of a user: <script>document.title = 'run'</script> and a path" + "/of/long/names" * 20
     page = html_page.render(whole(text, drawn()))
     (tmp_path / "report.html").write_text(page, encoding="utf-8")
     (tmp_path / "harness.html").write_text(HARNESS % json.dumps(WIDTHS), encoding="utf-8")
