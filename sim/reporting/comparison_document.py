@@ -23,7 +23,14 @@ from sim.reporting.report_document import (
     Value,
 )
 
-BROKEN: tuple[type[Exception], ...] = (pl.exceptions.PolarsError, ArithmeticError, LookupError, TypeError, AttributeError, ValueError)
+BROKEN: tuple[type[Exception], ...] = (
+    pl.exceptions.PolarsError,
+    ArithmeticError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ValueError,
+)
 """Errors of documents that were changed by hand."""
 _ERRORS = {"median_error": "median", "p90_error": "90th percentile", "worst_error": "worst", "bias": "bias", "noise": "noise"}
 

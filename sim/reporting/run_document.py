@@ -45,7 +45,7 @@ METADATA = "metadata.json"
 WIDTH = 100
 """Characters of a table's row that fit on A4 paper; wider results are shown in several tables."""
 LONGEST_LINE = 22
-"""Characters of a line in a column of texts; longer texts wrap."""
+"""Characters of a line in a column of words; longer content wraps."""
 MOST_LISTED = 6
 """Values of an axis, failed points or disagreements that are named one by one."""
 MOST_SOURCES = 40
@@ -322,7 +322,7 @@ def _estimate(rows: Mapping[str, Mapping[str, Any]], view: str, name: str, digit
 
 
 def _width(heading: str, texts: Sequence[str]) -> int:
-    """Characters that a column needs: a heading wraps at spaces, and long texts wrap too."""
+    """Characters that a column needs: a heading wraps at spaces, and long content wraps too."""
     return max(*map(len, heading.split()), *(min(len(text), LONGEST_LINE) for text in texts)) + 2
 
 

@@ -654,7 +654,9 @@ def test_what_a_run_says_of_itself(data: bytes, more: st.DataObject) -> None:
         (here / "metadata.json").write_bytes(text)
         assert isinstance(subject.of_run(here), str)
         for name in ("failed.json", "disagreements.json", "summary.json"):
-            (here / name).write_bytes(more.draw(st.one_of(st.just(held[name]), bytes_of(held[name]), st.sampled_from([b"[{}]", b"3"]))))
+            (here / name).write_bytes(
+                more.draw(st.one_of(st.just(held[name]), bytes_of(held[name]), st.sampled_from([b"[{}]", b"3"])))
+            )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(figures, "save", lambda *_, **__: [])
             run_command(sim, "report", here, "-o", above / "r.md")
@@ -700,13 +702,15 @@ def drawn() -> bytes:
 def test_drawn_figures(data: st.DataObject) -> None:
     """A figure is refused, or embedded in a page that is well-formed and refers to nothing outside."""
     cut = data.draw(st.sampled_from((b"", b"<use", b"</g>", b"<defs>", b" id=", b"#", b"<path d=")))
-    put = data.draw(st.sampled_from((b"<script>", b"<g onload='x'>", b"<!ENTITY a 'b'>", b"&#0;", b" xlink:href='http://e.vil/'", b"<a/>")))
+    put = data.draw(
+        st.sampled_from((b"<script>", b"<g onload='x'>", b"<!ENTITY a 'b'>", b"&#0;", b" xlink:href='http://e.vil/'", b"<a/>"))
+    )
     text = drawn().replace(cut, cut + put, 1) if cut and data.draw(st.booleans()) else data.draw(bytes_of(drawn()))
     with folder() as here:
         (here / "figure.svg").write_bytes(text)
+        call_reader(embedded_svg.load, here / "figure.svg")
         try:
             figure = embedded_svg.load(here / "figure.svg")
-        except ParameterError as error:
-            assert len(str(error).splitlines()) == 1
+        except ParameterError:
             return
         pages.check(html_page.render(ReportDocument("t", "q", "v", [Section("s", [figure, figure])])))

@@ -80,8 +80,8 @@ def test_report_answers_the_question(finished: Path, tmp_path: Path) -> None:
         assert words in text, words
     assert ["seed", "3"] in rows
     assert [pages.words(each) for each in root.iter("h2")] == [
-        "Question", "Verdict", "Contents", "Answer by condition", "Figures", "Results", "Scenario", "Notes", "Provenance", "Reproduce",
-        "Versions",
+        "Question", "Verdict", "Contents", "Answer by condition", "Figures", "Results", "Scenario", "Notes", "Provenance",
+        "Reproduce", "Versions",
     ]  # fmt: skip
 
 
@@ -268,10 +268,15 @@ def refused(*arguments: object) -> str:
 
 
 def test_wrong_arguments_are_refused_in_a_line(finished: Path, tmp_path: Path) -> None:
-    assert refused(tmp_path / "no") == f"error: there is no {tmp_path / 'no'}; name the directory of a run, or a JSON document of a command"
+    assert (
+        refused(tmp_path / "no")
+        == f"error: there is no {tmp_path / 'no'}; name the directory of a run, or a JSON document of a command"
+    )
     assert "and has no metadata.json or comparison.json" in refused(tmp_path)
     assert "ending in .html or .md, got r.pdf" in refused(finished, "-o", "r.pdf")
-    assert "--format must agree with the ending of the file, got md and r.html" in refused(finished, "-o", "r.html", "--format", "md")
+    assert "--format must agree with the ending of the file, got md and r.html" in refused(
+        finished, "-o", "r.html", "--format", "md"
+    )
     assert "unknown --format 'pdf'" in refused(finished, "--format", "pdf")
     assert "is a directory; name a file in it" in refused(finished, "-o", tmp_path)
     assert "with a key kind (run, comparison" in refused(finished / "failed.json")
@@ -328,7 +333,9 @@ def test_hostile_names_are_words(tmp_path: Path) -> None:
     [code] = [each for each in root.iter("code") if "[scenario]" in pages.words(each)]
     assert tomllib.loads("".join(code.itertext()))["scenario"]["description"] == HOSTILE
     sim.report(folder, tmp_path / "r.md")
-    assert "<script" not in re.sub(r"```+.*?\n```+", "", (tmp_path / "r.md").read_text(encoding="utf-8").replace("\\<", ""), flags=re.DOTALL)
+    assert "<script" not in re.sub(
+        r"```+.*?\n```+", "", (tmp_path / "r.md").read_text(encoding="utf-8").replace("\\<", ""), flags=re.DOTALL
+    )
 
 
 def test_failures_and_disagreements_are_warnings(copied: Path) -> None:
@@ -364,9 +371,14 @@ def test_every_input_has_a_source(finished: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "kind"),
     [
-        ("assumed efficiencies of the published peaks of h100", "assumed"), ("composed (ai-dynamo/aiconfigurator)", "composed"),
-        ("measured", "measured"), ("published: PPD Table 2, squad", "published"), ("fitted to published times, PPD Table 3", "fitted"),
-        ("nothing known", "assumed"), ("published: Table 1; measured", "published"), ("assumed; published: Table 1", "assumed"),
+        ("assumed efficiencies of the published peaks of h100", "assumed"),
+        ("composed (ai-dynamo/aiconfigurator)", "composed"),
+        ("measured", "measured"),
+        ("published: PPD Table 2, squad", "published"),
+        ("fitted to published times, PPD Table 3", "fitted"),
+        ("nothing known", "assumed"),
+        ("published: Table 1; measured", "published"),
+        ("assumed; published: Table 1", "assumed"),
         ("measured: 200 of 200 sequences of family", "measured"),
     ],
 )

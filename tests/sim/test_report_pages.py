@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ from tests.support import pages
 
 STYLE = (Path(str(sim.reporting.__file__)).parent / "templates" / "report.css").read_text(encoding="utf-8")
 HOSTILE = '<script>alert(1)</script> "]]> --> &amp; {{ 7 * 7 }} {% raw %} `x` | a | [l](http://e.vil) ![i](http://e.vil/x.png) \x00'
-TEXT = st.one_of(st.text(max_size=40), st.sampled_from([HOSTILE, "# x", "1. x", "- x", "> x", "a\nb", "\\", "```", "+1", "=", "~~~"]))
+TEXT = st.one_of(
+    st.text(max_size=40), st.sampled_from([HOSTILE, "# x", "1. x", "- x", "> x", "a\nb", "\\", "```", "+1", "=", "~~~"])
+)
 
 
 def drawn(title: str = "Speed-up by batch") -> SvgFigure:
@@ -52,7 +55,8 @@ def whole(text: str = "a text", figure: SvgFigure | None = None) -> ReportDocume
     said = text if text.strip() else "blank"
     shown = figure or SvgFigure('<svg xmlns="http://www.w3.org/2000/svg"><path id="a" d="M 0 0"/></svg>', said, said)
     table = DataTable(
-        said, [said, "speed-up"], [[text, TableCell("1.5", "best")], [TableCell(text, "tie"), None], ["x", TableCell("0.9", "warning")]],
+        said, [said, "speed-up"],
+        [[text, TableCell("1.5", "best")], [TableCell(text, "tie"), None], ["x", TableCell("0.9", "warning")]],
         [text, "plain = 1"], whole=text, count=700, notes=[text],
     )  # fmt: skip
     parts = [Paragraph(text), Bullets((text, text)), table, shown, shown, CodeLines(text, text, text)]
@@ -65,8 +69,19 @@ def whole(text: str = "a text", figure: SvgFigure | None = None) -> ReportDocume
 def test_page_holds_every_part() -> None:
     root = pages.check(html_page.render(whole("what was said", drawn())))
     text = pages.words(root)
-    for said in ("Question", "Verdict", "Provenance", "Reproduce", "Versions", "Figure 2. Speed-up by batch", "1.5 best", "tie", "0.9 !",
-                 "The first 3 of 700 rows are shown; the whole table is in what was said.", *(f"{kind}: {KINDS[kind]}" for kind in KINDS)):
+    for said in (
+        "Question",
+        "Verdict",
+        "Provenance",
+        "Reproduce",
+        "Versions",
+        "Figure 2. Speed-up by batch",
+        "1.5 best",
+        "tie",
+        "0.9 !",
+        "The first 3 of 700 rows are shown; the whole table is in what was said.",
+        *(f"{kind}: {KINDS[kind]}" for kind in KINDS),
+    ):
         assert said in text, said
     assert [pages.words(each) for each in root.iter("th") if each.get("scope") == "col"][:2] == [
         "what was said [what was said]", "speed-up [plain = 1]",
@@ -100,7 +115,15 @@ def test_any_text_is_shown_as_it_is_in_markdown(text: str) -> None:
         "list_item_open", "list_item_close", "fence", "blockquote_open", "blockquote_close",
         *(f"{name}_{end}" for name in ("table", "thead", "tbody", "tr", "th", "td") for end in ("open", "close")),
     }  # fmt: skip
-    assert {token.type for token in inline} <= {"text", "text_special", "strong_open", "strong_close", "em_open", "em_close", "image"}
+    assert {token.type for token in inline} <= {
+        "text",
+        "text_special",
+        "strong_open",
+        "strong_close",
+        "em_open",
+        "em_close",
+        "image",
+    }
     assert [str(token.attrs["src"]) for token in inline if token.type == "image"] == [*files]
     shown = " ".join(printable(text).split()) or "blank"
     for heading, found in pairs_of_headings(tokens):
@@ -112,9 +135,11 @@ def test_any_text_is_shown_as_it_is_in_markdown(text: str) -> None:
 
 def pairs_of_headings(tokens: list[Any]) -> list[tuple[str, str]]:
     """Headings of a parsed page with the text of the paragraph that follows."""
-    texts = [(token.type, "".join(each.content for each in after.children or ()))
-             for token, after in zip(tokens, tokens[1:], strict=False) if token.type in ("heading_open", "paragraph_open")]  # fmt: skip
-    return [(one[1], other[1]) for one, other in zip(texts, texts[1:], strict=False) if one[0] == "heading_open" and other[0] != one[0]]
+    texts = [
+        (token.type, "".join(each.content for each in after.children or ()))
+        for token, after in pairwise(tokens) if token.type in ("heading_open", "paragraph_open")
+    ]  # fmt: skip
+    return [(said, found) for (one, said), (other, found) in pairwise(texts) if one == "heading_open" and other != one]
 
 
 def test_colours_have_enough_contrast() -> None:
@@ -134,7 +159,9 @@ def test_paper_is_a4_and_tables_repeat_their_headings() -> None:
         assert rule in printed, rule
 
 
-SVG_TEXT = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" width="10pt" viewBox="0 0 9 9">{}</svg>'
+SVG_TEXT = (
+    '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" width="10pt" viewBox="0 0 9 9">{}</svg>'
+)
 ATTACKS = (
     "<script>alert(1)</script>", '<path onload="alert(1)" d="M 0 0"/>', '<image href="http://e.vil/x.png"/>',
     '<image xlink:href="http://e.vil/x.png"/>', '<use href="http://e.vil/x.svg#a"/>', '<path style="fill: url(http://e.vil/)"/>',
@@ -168,7 +195,7 @@ def test_identifiers_of_figures_do_not_clash() -> None:
 
 @pytest.mark.parametrize("text", ["", "<html/>", "<svg", "<!DOCTYPE svg [<!ENTITY a 'b'>]>" + SVG_TEXT.format("&a;"), "\x00"])
 def test_what_is_no_figure_is_refused(text: str) -> None:
-    with pytest.raises(ParameterError, match="figure mine (is not SVG|must have no XML entities)"):
+    with pytest.raises(ParameterError, match=r"figure mine (is not SVG|must have no XML entities)"):
         embedded_svg.of_text(text, "mine")
 
 

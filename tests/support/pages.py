@@ -105,7 +105,7 @@ def colour_pairs(style: str) -> Iterator[tuple[str, str, str, str]]:
     found = []
     for selector, body in rules:
         own = {}
-        for key, name in (("color", "ink"), ("background", "paper")):
+        for key in ("color", "background"):
             said = re.search(rf"(?:^|[;\s]){key}:\s*(?:var\(--([a-z-]+)\)|(#[0-9a-f]{{6}}))", body)
             own[key] = (said[1] or said[2]) if said else None
         if any(own.values()) and "svg" not in selector:
