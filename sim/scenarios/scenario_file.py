@@ -319,8 +319,7 @@ def _hardware_sources(tables: Mapping[str, Any]) -> tuple[dict[str, str], dict[s
                 name = getattr(cost, f"{where}profile") or cost.law or f"{getattr(cost, f'{where}shape')} on {cost.device}"
                 if found is not None:
                     named[name] = found.provenance
-            for key, seen in points.items():
-                seen[getattr(cost, key)] = None
+            points["prompt"][cost.prompt] = points["tensor_parallel"][cost.split] = None
     return named, points
 
 
