@@ -692,6 +692,28 @@ def test_documents_of_commands(data: st.DataObject) -> None:
 
 
 @lru_cache(maxsize=1)
+def advice() -> bytes:
+    """What `sim advise` prints, for a report."""
+    options = [
+        "--engine-law", "vllm-llama-3.1-8b-eagle3-h100", "--acceptance", "0.6,0.8",
+        "--batch", "1,8", "--draft-length", "1,3", "--json",
+    ]  # fmt: skip
+    done = CliRunner().invoke(sim, ["advise", *options])
+    assert done.exit_code == 0, done.output
+    return done.stdout.encode()
+
+
+@given(data=st.data())
+@fuzz_settings
+def test_documents_of_advice(data: st.DataObject) -> None:
+    held = advice()
+    text = data.draw(st.one_of(bytes_of(held), json_of(json.loads(held)).map(to_json).map(str.encode)))
+    with folder() as here:
+        (here / "advice.json").write_bytes(text)
+        run_command(sim, "report", here / "advice.json", "-o", here / "r.html")
+
+
+@lru_cache(maxsize=1)
 def drawn() -> bytes:
     """A small figure as it is written into files."""
     figure, axes = canvas(2, 2, (0.2, 0.2, 0.7, 0.7))

@@ -257,6 +257,45 @@ def test_printed_comparisons_are_drawn_anew(compared: Path, tmp_path: Path) -> N
         assert "run `sim compare` again" in refused(tmp_path / "wrong.json")
 
 
+@pytest.fixture(scope="module")
+def advised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The document that `sim advise -o` has written, with its figure."""
+    base = tmp_path_factory.mktemp("advised") / "advice"
+    options = [
+        "--engine-law", "vllm-llama-3.1-8b-eagle3-h100", "--acceptance", "0.6,0.8",
+        "--batch", "1,8,64", "--draft-length", "1,3,5", "-o",
+    ]  # fmt: skip
+    done = CliRunner().invoke(app, ["advise", *options, str(base)])
+    assert done.exit_code == 0, done.output
+    return base.with_suffix(".json")
+
+
+def test_advice_has_a_report(advised: Path, tmp_path: Path) -> None:
+    content = json.loads(advised.read_text(encoding="utf-8"))
+    found = sim.report(advised, tmp_path / "r.html")
+    root = pages.check((tmp_path / "r.html").read_text(encoding="utf-8"))
+    assert found.verdict.rstrip(".") == content["verdict"].rstrip(".")
+    assert len([*root.iter("figure")]) == 1
+    for case in content["cases"]:
+        table = tables_of(found)[f"Speed-up over plain decoding on the same devices, acceptance {case['acceptance']}"]
+        for row in table.shown:
+            lengths = dict(zip((1, 3, 5), row[1:4], strict=True))
+            marked = [length for length, cell in lengths.items() if cell.mark == "best"]
+            assert marked == [length for length in [case["best"][row[0].text]] if length]
+            for length, cell in lengths.items():
+                wanted = {"acceptance": case["acceptance"], "batch": int(row[0].text), "draft_length": length}
+                own = [each for each in content["table"] if each["method"] == "speculative"]
+                [point] = [each for each in own if wanted.items() <= each.items()]
+                assert cell.text == f"{point['speedup']:.2f}"
+                assert (cell.mark == "tie") == (point["tie"] and not point["best"])
+    assert [(row.name, row.kind) for row in found.provenance] == [(row["input"], row["kind"]) for row in content["rests_on"]]
+    pasted = pages.words(root)
+    assert all(" ".join(line.split()) in pasted for lines in content["settings"].values() for line in lines)
+    for key in ("table", "break_even", "tensor_parallel"):
+        (tmp_path / "wrong.json").write_text(json.dumps({name: value for name, value in content.items() if name != key}))
+        assert "is not advice as the program writes it" in refused(tmp_path / "wrong.json")
+
+
 # --- what is refused ----------------------------------------------------------------------------------------------------
 
 
