@@ -366,10 +366,12 @@ def _warnings(report: Report) -> Iterator[str]:
     """Failed points, and views that disagree."""
     if report.failed:
         first = "; ".join(f"point {row.get('point')}: {row.get('error')}" for row in report.failed[:3])
-        yield f"{len(report.failed)} points failed and are not in the tables, such as {first}."
+        said = "1 point failed and is" if len(report.failed) == 1 else f"{len(report.failed)} points failed and are"
+        yield f"{said} not in the tables: {first}{'; ...' if len(report.failed) > 3 else ''}."
     if report.disagreements:
         first = agreement.describe(report.disagreements[0])
-        yield f"The views disagree at {len(report.disagreements)} places, which is a bug in the program, such as {first}."
+        more = f"; and {len(report.disagreements) - 1} more" if len(report.disagreements) > 1 else ""
+        yield f"Views disagree, which is a bug in the program: {first}{more}."
 
 
 # --- scenario and provenance --------------------------------------------------------------------------------------------
@@ -500,11 +502,11 @@ def _reproduce(report: Report, about: Mapping[str, Any]) -> Iterator[CodeLines]:
     by = f"with decodesim {version}" if version else "with the same version of the program"
     modules = about.get("methods")
     more = "".join(f" {registry.OPTION} {shlex.quote(str(name))}" for name in modules) if isinstance(modules, list) else ""
-    name = _bundled_name(tables)
+    name, files = _bundled_name(tables), about.get("files")
     if name is None:
-        yield CodeLines(scenario_toml.text_of(tables), "The scenario with all overrides. Save it as scenario.toml:", "toml")
+        where = " in the folder in which the run was started" if files else ""
+        yield CodeLines(scenario_toml.text_of(tables), f"The scenario with all overrides. Save it as scenario.toml{where}:", "toml")
     yield CodeLines(f"sim run {shlex.quote(name) if name else 'scenario.toml'}{more}", f"Run it {by}:", "sh")
-    files = about.get("files")
     if isinstance(files, Mapping) and files:
         lines = [f"{digest or 'missing':64}  {path}" for path, digest in itertools.islice(files.items(), MOST_ROWS)]
         yield CodeLines("\n".join(lines), "It reads these files; the first column is their SHA-256:", "text")

@@ -380,7 +380,11 @@ def test_hostile_names_are_words(tmp_path: Path) -> None:
 def test_failures_and_disagreements_are_warnings(copied: Path) -> None:
     (copied / "failed.json").write_text(json.dumps([{"point": 4, "view": "paths", "error": "no <value>"}]))
     [line] = document(copied).warnings
-    assert line == "1 points failed and are not in the tables, such as point 4: no <value>."
+    assert line == "1 point failed and is not in the tables: point 4: no <value>."
+    row = {"point": 2, "views": ["formula", "paths"], "values": [3, 2], "quantity": "rounds", "difference": 1, "bound": 0.1}
+    (copied / "disagreements.json").write_text(json.dumps([row, row]))
+    said = "Views disagree, which is a bug in the program: point 2: rounds is 3 by formula and 2 by paths; they differ by 1, more than 0.1"
+    assert document(copied).warnings[1] == f"{said}; and 1 more."
 
 
 def test_many_points_are_cut(tmp_path: Path) -> None:
