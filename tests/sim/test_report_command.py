@@ -8,9 +8,11 @@ import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import polars as pl
 import pytest
+from markdown_it import MarkdownIt
 from typer.testing import CliRunner
 
 import sim
@@ -383,8 +385,19 @@ def test_failures_and_disagreements_are_warnings(copied: Path) -> None:
     assert line == "1 point failed and is not in the tables: point 4: no <value>."
     row = {"point": 2, "views": ["formula", "paths"], "values": [3, 2], "quantity": "rounds", "difference": 1, "bound": 0.1}
     (copied / "disagreements.json").write_text(json.dumps([row, row]))
-    said = "Views disagree, which is a bug in the program: point 2: rounds is 3 by formula and 2 by paths; they differ by 1, more than 0.1"
-    assert document(copied).warnings[1] == f"{said}; and 1 more."
+    said = "point 2: rounds is 3 by formula and 2 by paths; they differ by 1, more than 0.1"
+    assert document(copied).warnings[1] == f"Views disagree, which is a bug in the program: {said}; and 1 more."
+
+
+def test_directories_may_have_any_name(finished: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "runs [1-3]*?" / "<b> ü %20"))
+    assert document(folder).verdict == document(finished).verdict
+    done = CliRunner().invoke(app, ["report", str(folder), "-o", str(folder / "my (own) [report].md")])
+    assert done.exit_code == 0, done.output
+    text = (folder / "my (own) [report].md").read_text(encoding="utf-8")
+    images = [str(each.attrs["src"]) for token in MarkdownIt().parse(text) for each in token.children or () if each.type == "image"]
+    assert images
+    assert all((folder / unquote(image)).is_file() for image in images)
 
 
 def test_many_points_are_cut(tmp_path: Path) -> None:
