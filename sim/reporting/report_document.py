@@ -34,7 +34,7 @@ KINDS = {
     "chosen": "a choice of the question, such as a draft length, a batch or a model",
 }
 """Kinds of provenance of an input, and their meanings."""
-MARKS = {"best": "best", "tie": "tie", "warning": "!"}
+MARKS = {"best": "best", "tie": "tie", "warning": "warning"}
 """Marks of cells, and the words that renderers print with them: no meaning depends on colour alone."""
 
 

@@ -437,7 +437,8 @@ def _kind_and_source(text: str) -> tuple[str, str]:
     """
     heads = [part.partition(":")[0].strip() for part in text.split("; ")]
     named = [kind for kind in KINDS if kind in heads] or [kind for kind in KINDS if kind in re.findall(r"\w+", text)]
-    source = text.removeprefix(heads[0]).removeprefix(":").strip() if heads[0] in KINDS and len(heads) == 1 else text
+    alone = heads[0] in KINDS and len(named) == 1
+    source = text.removeprefix(heads[0]).removeprefix(":").removeprefix(";").strip() if alone else text
     return (named[-1] if named else "assumed"), source or "set in the scenario"
 
 
@@ -447,8 +448,14 @@ def _given(tables: Mapping[str, Any]) -> Iterator[ProvenanceRow]:
     listed = "scenario", "cost", "cluster"
     methods = scenario_file.method_tables(tables)
     for number, table in enumerate(methods, 1):
-        section = "method" if len(methods) == 1 else f"method {number}, {table['name']}"
-        yield from _rows_of(section, "method", {key: value for key, value in table.items() if key != "name"}, swept)
+        own = {key: value for key, value in table.items() if key != "name"}
+        if len(methods) == 1:
+            yield from _rows_of("method", "method", own, swept)
+            continue
+        plain = {key: value for key, value in own.items() if not isinstance(value, Mapping) and f"method.{key}" not in swept}
+        said = ", ".join(f"{key} = {_plain(value)}" for key, value in plain.items())
+        yield ProvenanceRow(f"method {number}: {table['name']}", said, "chosen", "set in the scenario")
+        yield from _rows_of(f"method {number}", "method", {key: own[key] for key in own if isinstance(own[key], Mapping)}, swept)
     for section in listed:
         if isinstance(tables.get(section), Mapping):
             yield from _rows_of(section, section, tables[section], swept)
@@ -458,7 +465,7 @@ def _given(tables: Mapping[str, Any]) -> Iterator[ProvenanceRow]:
             yield ProvenanceRow(path, values, _kind_of(section, path.rpartition(".")[2], None), "swept in the scenario")
 
 
-_TEXTS = ("name", "description", "notes", "views", "seed", "replications", "event_replications")
+_NO_INPUTS = ("name", "description", "notes", "views", "seed", "replications", "event_replications")
 """Keys of [scenario] that are no inputs of the model, or are among the settings."""
 _COST_NAMES = ("kind", "batch", "context", "placement", "unit_kind", "mode", "draft_mode")
 
@@ -469,7 +476,7 @@ def _rows_of(section: str, kind: str, table: Mapping[str, Any], swept: Mapping[s
             if key == "cost":
                 yield from _rows_of(f"{section}.{key}", "cost", value, swept)
             continue
-        if (kind == "scenario" and key in _TEXTS) or f"{kind}.{key}" in swept:
+        if (kind == "scenario" and key in _NO_INPUTS) or f"{kind}.{key}" in swept:
             continue
         yield ProvenanceRow(f"{section}.{key}", _plain(value), _kind_of(kind, key, value), "set in the scenario")
 

@@ -424,6 +424,17 @@ def test_every_input_has_a_source(finished: Path) -> None:
     assert {row.kind for row in rows.values()} <= {*KINDS}
 
 
+def test_methods_and_their_costs_have_rows(tmp_path: Path) -> None:
+    """Of several methods each has a row, and numbers of its own costs are assumed."""
+    methods = [SPECULATIVE["method"][0], {"name": "autoregressive", "layers": 8, "cost": {"final_head": 0.25}}]
+    settings = SPECULATIVE["scenario"] | {"views": ["formula"]}
+    folder = run_into(tmp_path / "run", SPECULATIVE | {"scenario": settings, "method": methods, "sweep": {}})
+    rows = {row.name: row for row in document(folder).provenance}
+    assert (rows["method 1: speculative"].value, rows["method 1: speculative"].kind) == ("layers = 8, draft_length = 3", "chosen")
+    assert (rows["method 2.cost.final_head"].value, rows["method 2.cost.final_head"].kind) == ("0.25", "assumed")
+    assert rows["times"].source.startswith("every layer of the target takes one layer-time; ")
+
+
 @pytest.mark.parametrize(
     ("source", "kind"),
     [

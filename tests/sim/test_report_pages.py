@@ -78,7 +78,7 @@ def test_page_holds_every_part() -> None:
         "Figure 2. Speed-up by batch",
         "1.5 best",
         "tie",
-        "0.9 !",
+        "0.9 warning",
         "The first 3 of 700 rows are shown; the whole table is in what was said.",
         *(f"{kind}: {KINDS[kind]}" for kind in KINDS),
     ):
