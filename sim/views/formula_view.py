@@ -23,7 +23,7 @@ from model.steps import CacheError
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
 from sim.scenarios.outcome_records import Outcome
-from sim.views import metrics, point_columns
+from sim.views import metrics, point_columns, time_parts
 
 Floats = NDArray[np.float64]
 Index = NDArray[np.intp]
@@ -218,6 +218,7 @@ def estimates(points: PointBlock) -> pl.DataFrame:
         found |= metrics.per_round(outputs, prediction.rounds, prediction.drafted, prediction.operations)
     found["latency_sd_layers"] = np.sqrt(np.asarray(prediction.latency_variance, dtype=np.float64))
     found["reserved_units"] = points.of_choices(lambda case: float(case.devices(case.reserved_units)))
+    loss = np.zeros(points.number.size)
     more = [pl.DataFrame({name: np.broadcast_to(values, points.number.shape) for name, values in found.items()})]
     if (tensor_parallel > 1).any():
         more.append(_each(points, found, over_one_device))
@@ -228,6 +229,8 @@ def estimates(points: PointBlock) -> pl.DataFrame:
         latency = found["latency_layers"]
         rows = [straggler_loss(points.case(at), float(rounds[at]), float(latency[at])) for at in range(points.number.size)]
         more.append(pl.DataFrame(rows, infer_schema_length=None))
+        loss = np.array([row.get("straggler_loss", 0.0) for row in rows])
+    more.append(_time_parts(points, method, np.asarray(prediction.latency, dtype=np.float64), loss))
     if method.work is not None and any(points.choices[each].shapes for each in np.unique(points.choice).tolist()):
         more.append(points.of_pairs(work_of))
     return pl.concat([each for each in more if each.width], how="horizontal")
@@ -254,10 +257,27 @@ def _predicted(method: registry.Method, points: PointBlock, rates: str, costs: s
 
 
 def _cost(case: Case, which: str) -> StepCosts:
+    if which == "passes":
+        return case.cost.passes_only()
     if which == "cost" or case.hardware is None:
         return case.cost
     slow, fast = case.hardware.ends
     return slow if which == "slow" else fast
+
+
+def _time_parts(points: PointBlock, method: registry.Method, latency: Floats, loss: Floats) -> pl.DataFrame:
+    """Parts of the time per token; nan where they are not defined."""
+    found = np.full((len(metrics.TIME_PARTS), points.number.size), np.nan)
+    known = np.flatnonzero(points.of_choices(lambda case: time_parts.missing_because(case) is None))
+    passes, target = latency[known], latency[known].copy()
+    several = np.flatnonzero(points.at(known).of_choices(lambda case: time_parts.passes_only(case) is not None))
+    if several.size:
+        reduced = _predicted(method, points.at(known[several]), "law", "passes", np.ones(several.size))
+        passes[several], target[several] = reduced.latency, reduced.busy
+    if known.size:
+        parts, steps = time_parts.of_passes(latency[known], passes, target), points.at(known).of_choices(lambda case: case.steps)
+        found[:, known] = [*time_parts.per_token(parts, latency[known], steps, loss[known]).values()]
+    return pl.DataFrame(dict(zip(metrics.TIME_PARTS, found, strict=True)))
 
 
 def _law(outcome: Outcome, which: str) -> Any:
