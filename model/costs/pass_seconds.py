@@ -87,8 +87,10 @@ class PassSeconds(StepCosts):
     state_check: float = 0.0
     draft_devices: float = 1.0
     uncertainty_end: float = 0.0
+    verification: float = 0.0
+    """Overhead of an engine that the times of the target's layers contain in passes over several tokens per sequence [s]."""
     counts_steps: bool = True
-    """False leaves the overhead of engine steps out (`passes_only`)."""
+    """False leaves the overhead of engine steps and of verifications out (`passes_only`)."""
     _times: dict[PassShape, Floats] = field(default_factory=dict, init=False, repr=False)
     """Cache of times of passes, by shape and position."""
     _layers: dict[tuple[str, int, int], Estimate] = field(default_factory=dict, init=False, repr=False)
@@ -123,7 +125,8 @@ class PassSeconds(StepCosts):
     @property
     def steps_take_time(self) -> bool:
         """True if the times of passes contain overheads of engine steps."""
-        return self.counts_steps and any(np.any(each.step(self.batch).seconds) for each in self.hardware_models.values())
+        steps = (np.any(each.step(self.batch).seconds) for each in self.hardware_models.values())
+        return self.counts_steps and (self.verification > 0 or any(steps))
 
     def passes_only(self) -> PassSeconds:
         """Copy without overheads, in which unit-time counts passes of the target only; made once."""
@@ -136,7 +139,8 @@ class PassSeconds(StepCosts):
     def overhead_of(self, step: Forward) -> float:
         """Overhead of the engine's step that the time of a pass contains [s]."""
         shape = PassShape.of(step)
-        return float(self._engine_step(shape, np.asarray(shape.sequences) * self.batch).seconds)
+        own = float(self._engine_step(shape, np.asarray(shape.sequences) * self.batch).seconds)
+        return own + float(self._verification(shape)) * self.counts_steps
 
     def hardware(self, role: str) -> Hardware:
         """Hardware model of a role."""
@@ -206,8 +210,13 @@ class PassSeconds(StepCosts):
 
     def _engine_step(self, shape: PassShape, sequences: ArrayLike) -> Estimate:
         """Overhead of the engine's step that a pass needs."""
-        needed = self.counts_steps and (shape.begins or shape.layers.last < 0)
-        return self.hardware(shape.role).step(sequences) if needed else NONE
+        if not self.counts_steps:
+            return Estimate(-self._verification(shape), np.zeros(()))
+        return self.hardware(shape.role).step(sequences) if shape.begins or shape.layers.last < 0 else NONE
+
+    def _verification(self, shape: PassShape) -> Floats:
+        """Overhead that the times of a pass's layers contain [s]."""
+        return np.where((np.asarray(shape.width) > 1) & (shape.role == "target"), self.verification, 0.0)
 
     def part(self, role: str, part: str, *point: ArrayLike) -> Estimate | None:
         """Time of a part of a model's profile [s]; None without a profile, or if the profile lacks the part."""
