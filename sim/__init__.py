@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import polars
 
+    from sim.runs.explained_speedup import Explanation
+
 __version__ = "0.1.0"
 
 _MODULES = {
@@ -28,7 +30,7 @@ _MODULES = {
 }  # fmt: skip
 """Modules by the names under which `import sim` offers them; each is imported when it is first used."""
 
-__all__ = ["comparison", "environment", "grid", "listing", "run", "schema", "theorems", "trace"]
+__all__ = ["comparison", "environment", "explain", "grid", "listing", "run", "schema", "theorems", "trace"]
 
 
 def _refuse_hidden_packages() -> None:
@@ -120,6 +122,28 @@ def run(
             report = sweeps.run(scenario, out=f"{folder}/run", jobs=jobs, yes=yes, **overrides)
             _warn_of(report.disagreements)
             return report.frame()
+
+
+def explain(record: str | Path | None = None, **inputs: Any) -> Explanation:
+    """Explain a measured speed-up over plain decoding, term by term, and why it differs from a claim: the command `sim explain`.
+
+    The parameters are those of `sim.runs.explained_speedup.explain`. The result prints as text; it has `verdict`, `advice`, `table`,
+    `shares_table`, `figure()` and `document()`.
+
+    >>> found = explain(
+    ...     plain_tpot="8ms", tpot="6.2ms", mean_acceptance_length=2.4, draft_length=3, batch=8, model="llama-3.1-8b", gpu="h100"
+    ... )
+    >>> round(found.terms.measured.steps, 2), found.terms.largest.name  # a step takes as long as 1.86 plain steps
+    (1.86, 'draft')
+
+    Raises
+    ------
+    model.base.checks.ParameterError
+        If an input is missing or impossible, with the option that gives it.
+    """
+    from sim.runs import explained_speedup
+
+    return explained_speedup.explain(record, **inputs)
 
 
 def _warn_of(disagreements: list[dict[str, Any]]) -> None:

@@ -15,6 +15,7 @@ import typer
 
 from model.base import strict_json
 from model.base.command_help import SETTINGS, DocumentedCommand, version_option
+from sim.commands import explain_command
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=SETTINGS, callback=version_option,
@@ -379,6 +380,9 @@ def compare(
         comparison_report.show(own, about, console)
     for path in (*([out] if out else []), *([page] if page else []), *drawn):
         print(path)
+
+
+app.command("explain", cls=DocumentedCommand)(guarded(explain_command.explain))
 
 
 @app.command(cls=DocumentedCommand)
