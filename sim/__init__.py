@@ -127,8 +127,8 @@ def run(
 def explain(record: str | Path | None = None, **inputs: Any) -> Explanation:
     """Explain a measured speed-up over plain decoding, term by term, and why it differs from a claim: the command `sim explain`.
 
-    The parameters are those of `sim.runs.explained_speedup.explain`. The result prints as text; it has `verdict`, `advice`, `table`,
-    `shares_table`, `figure()` and `document()`.
+    The parameters are those of `sim.runs.explained_speedup.explain`. The result prints as text; it has `verdict`, `advice`,
+    `table`, `shares_table`, `figure()` and `document()`.
 
     >>> found = explain(
     ...     plain_tpot="8ms", tpot="6.2ms", mean_acceptance_length=2.4, draft_length=3, batch=8, model="llama-3.1-8b", gpu="h100"

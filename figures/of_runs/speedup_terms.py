@@ -1,4 +1,5 @@
-"""Waterfalls of a speed-up: from a plain step to a step with drafts, term by term; and from a claimed speed-up to the measured one."""
+"""Waterfalls of a speed-up: from a plain step to a step with drafts, term by term; and from a claimed speed-up to the measured
+one."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from matplotlib.figure import Figure
 from figures.common.style import COLOURS, GREY, INK, canvas, require_columns, styled
 from model.base import checks
 
-_NAMES = {"verify": "verification", "draft": "drafting", "overhead": "engine\noverhead", "stragglers": "stragglers", "rest": "the rest"}
+_NAMES = {
+    "verify": "verification",
+    "draft": "drafting",
+    "overhead": "engine\noverhead",
+    "stragglers": "stragglers",
+    "rest": "the rest",
+}
 _MORE, _LESS, _WHOLE = COLOURS[1], COLOURS[0], GREY
 _NOTHING = 5e-4
 """Height below which a term is not drawn [plain steps]."""
@@ -62,21 +69,27 @@ def draw_shares(table: pl.DataFrame, claimed: float, measured: float) -> Figure:
     levels = [claimed]
     for row in rows:
         levels.append(levels[-1] * row["factor"])
-    ends = [(before * float(np.exp(row["low"])), before * float(np.exp(row["high"]))) for row, before in zip(rows, levels, strict=False)]
+    ends = [
+        (before * float(np.exp(row["low"])), before * float(np.exp(row["high"]))) for row, before in zip(rows, levels, strict=False)
+    ]
     with styled():
         figure, axes = canvas(max(8.2, 1.15 * (len(rows) + 2)), 4.8, (0.1, 0.2, 0.875, 0.6))
-        _title(figure, "From the claimed to the measured speed-up", "a factor for each difference, averaged over all orders of changing "
-               "them; lines: 80 % intervals; the rest is not explained by these settings")  # fmt: skip
+        _title(figure, "From the claimed to the measured speed-up", "a factor for each difference, averaged over all orders of"
+               " changing them; lines: 80 % intervals; the rest is not explained by these settings")  # fmt: skip
         axes.set_yscale("log")
         everything = [*levels, measured, *(end for pair in ends for end in pair)]
         bottom = min(everything) / 1.3
         axes.set_ylim(bottom, max(everything) * 1.35)
         _whole(axes, 0, claimed, bottom, "claimed", f"{claimed:.2f}x")
         for place, (row, before, after, end) in enumerate(zip(rows, levels, levels[1:], ends, strict=False), 1):
-            _change(axes, place, before, after, end, f"\N{MULTIPLICATION SIGN}{row['factor']:.2f}", row["setting"], grows_better=True)
+            _change(
+                axes, place, before, after, end, f"\N{MULTIPLICATION SIGN}{row['factor']:.2f}", row["setting"], grows_better=True
+            )
         _whole(axes, len(rows) + 1, measured, bottom, "measured", f"{measured:.2f}x")
         _carry(axes, levels)
-        words = [row["setting"] + (f"\n{row['claimed']}\n\N{RIGHTWARDS ARROW} {row['mine']}" if row["claimed"] else "") for row in rows]
+        words = [
+            row["setting"] + (f"\n{row['claimed']}\n\N{RIGHTWARDS ARROW} {row['mine']}" if row["claimed"] else "") for row in rows
+        ]
         _label(axes, ["claimed", *(fill_each(word) for word in words), "measured"])
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "235" else "")
@@ -100,7 +113,15 @@ def _whole(axes: Axes, place: int, value: float, bottom: float, label: str, word
 
 
 def _change(
-    axes: Axes, place: int, before: float, after: float, ends: tuple[float, float], word: str, label: str, *, grows_better: bool = False
+    axes: Axes,
+    place: int,
+    before: float,
+    after: float,
+    ends: tuple[float, float],
+    word: str,
+    label: str,
+    *,
+    grows_better: bool = False,
 ) -> None:
     """A step of the waterfall; changes for the worse are plain, those for the better hatched."""
     worse = (after < before) if grows_better else (after > before)

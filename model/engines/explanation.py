@@ -45,8 +45,8 @@ TOLERANCE = 1.001
 """Factor by which a printed acceptance length or speed-up may exceed its bound, because both are rounded."""
 _PARTS = ("verify", "draft", "overhead")
 INDISTINCT = 0.5
-"""Terms are not told apart if the standard deviation of their sum is below this share of the sum of their standard deviations (equal
-independent terms: 0.71 for two of them, 0.58 for three)."""
+"""Terms are not told apart if the standard deviation of their sum is below this share of the sum of their standard deviations
+(equal independent terms: 0.71 for two of them, 0.58 for three)."""
 UNCERTAIN = 0.02
 """Half of the interval of a term [plain steps] below which it counts as determined."""
 
@@ -290,6 +290,12 @@ class TermsOfSpeedup:
         """Term with the largest extra time over a plain step."""
         return max(self.terms, key=lambda term: term.extra)
 
+    @property
+    def rivals(self) -> tuple[Term, ...]:
+        """Other terms whose extra time may be as large as the largest, by their intervals."""
+        largest = self.largest
+        return tuple(term for term in self.terms if term is not largest and term.extra_high >= largest.extra_low)
+
     def term(self, name: str) -> Term:
         """The term of this name."""
         return next(term for term in self.terms if term.name == name)
@@ -350,9 +356,14 @@ def _sources(law: StepLaw, fitted_here: bool, share: float) -> dict[str, tuple[s
     return found
 
 
+def _half_width(values: Floats) -> float:
+    low, high = _interval(values)
+    return (high - low) / 2
+
+
 def _indistinct(extras: Mapping[str, Floats]) -> tuple[tuple[str, ...], ...]:
     """Groups of terms that the draws know better as a sum than each: errors of one are made up for by the others."""
-    uncertain = [name for name in _PARTS if np.subtract(*reversed(_interval(extras[name]))) / 2 > UNCERTAIN]
+    uncertain = [name for name in _PARTS if _half_width(extras[name]) > UNCERTAIN]
     groups: list[set[str]] = []
     for size in range(2, len(uncertain) + 1):
         for names in itertools.combinations(uncertain, size):
@@ -400,8 +411,8 @@ _JOINED = ", ".join(_HARDWARE)
 class Share:
     """Share of a setting in the logarithm of the ratio of two speed-ups: mean, and 80 % interval.
 
-    `mine` and `claimed` are the values of the two sides, as text; exp(share) is the factor by which the setting changes the speed-up
-    from the claimed to mine.
+    `mine` and `claimed` are the values of the two sides, as text; exp(share) is the factor by which the setting changes the
+    speed-up from the claimed to mine.
     """
 
     setting: str
@@ -476,8 +487,8 @@ def shares(mine: Setting, my_speedup: float, claimed: Setting, claimed_speedup: 
     rows = []
     for name, each in (*found.items(), (REST, rest)):
         low, high = _interval(np.atleast_1d(each))
-        values = ("", "") if name == REST else tuple(_said(side, fields_of[name]) for side in (mine, claimed))
-        rows.append(Share(name, *values, float(np.mean(each)), low, high))
+        own, other = ("", "") if name == REST else (_said(side, fields_of[name]) for side in (mine, claimed))
+        rows.append(Share(name, own, other, float(np.mean(each)), low, high))
     return tuple(sorted(rows, key=lambda row: (row.setting == REST, -abs(row.share))))
 
 

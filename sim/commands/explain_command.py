@@ -14,7 +14,8 @@ Record = Annotated[
     typer.Argument(metavar="[RECORD.json]", help="Acceptance record of the run with drafts, by `calibrate import engine-log`."),
 ]
 PlainTpot = Annotated[
-    str | None, typer.Option("--plain-tpot", metavar="TIME", help="Time per output token without drafts: 7.5ms. Default: the record's.")
+    str | None,
+    typer.Option("--plain-tpot", metavar="TIME", help="Time per output token without drafts: 7.5ms. Default: the record's."),
 ]
 Tpot = Annotated[
     str | None, typer.Option("--tpot", metavar="TIME", help="Time per output token with drafts: 4.1ms. Default: the record's.")
@@ -40,7 +41,8 @@ AcceptanceRate = Annotated[
 Batch = Annotated[float | None, typer.Option("--batch", help="Running sequences. Default: 1, assumed.")]
 Context = Annotated[float | None, typer.Option("--context", help="Cached positions per sequence. Default: 1000, assumed.")]
 Engine = Annotated[
-    str, typer.Option("--engine", help="Engine whose published overheads are the prior: vllm, sglang, tensorrt-llm, llama.cpp, any.")
+    str,
+    typer.Option("--engine", help="Engine whose published overheads are the prior: vllm, sglang, tensorrt-llm, llama.cpp, any."),
 ]
 EngineLaw = Annotated[
     str | None, typer.Option("--engine-law", metavar="LAW", help="Step law instead of priors: a name (`sim ls laws`) or a .json.")

@@ -6,23 +6,22 @@ The Python twin of `sim explain`; the arithmetic is in `model.engines.explanatio
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from model.base import checks
 from model.base.checks import ParameterError
 from model.engines import cells as cell_tables
-from model.engines import engine_priors, explanation, step_law
+from model.engines import engine_priors, explanation
 from model.engines.explanation import MeasuredSpeedup, Setting, Share, Term, TermsOfSpeedup
 from model.engines.kernel_times import USUAL_CONTEXT
 from model.engines.step_law import StepLaw
 from model.logs import acceptance_record
 from model.logs.acceptance_record import AcceptanceRecord
+from sim.runs import speedup_inputs
+from sim.runs.speedup_inputs import Input
 
 if TYPE_CHECKING:
     import polars as pl
@@ -33,12 +32,6 @@ MOST_LENGTH = 8
 """Longest draft whose speed-up is predicted for advice, unless the measured one is longer."""
 CLOSE = 0.02
 """Relative difference of speed-ups below which draft lengths count as equally fast."""
-SAME_BATCH = 1.1
-"""Factor within which the batch of a measured cell counts as the one asked for."""
-CLAIM_KEYS = (
-    "speedup", "acceptance", "acceptance_length", "draft_length", "model", "gpu", "tensor_parallel", "dtype", "draft", "draft_passes",
-    "engine", "batch", "context",
-)  # fmt: skip
 _NAMES = {
     "verify": "verification", "draft": "drafting", "overhead": "engine overhead", "stragglers": "waiting for the slowest sequence",
     "rest": "the rest (errors of measurement, prompts, waiting)",
@@ -52,19 +45,6 @@ _CHANGES = {
     "rest": "measure the time of steps without prompts (`calibrate engine next` names the cells that help most)",
 }
 _ACCEPTANCE = "each step emits few of the tokens that it verifies: use a draft that is trained for these requests"
-NO_ACCEPTANCE = (
-    "acceptance is never assumed: give a record of `calibrate import engine-log`, or --mean-acceptance-length, or --acceptance-rate"
-)
-
-
-@dataclass(frozen=True)
-class Input:
-    """An input, its value as text, its source, and its kind (measured, published, assumed or prior)."""
-
-    input: str
-    value: str
-    source: str
-    kind: str
 
 
 @dataclass(frozen=True)
@@ -129,6 +109,7 @@ class Explanation:
             "speedup": measured.speedup, "acceptance_length": measured.mean_acceptance_length,
             "draft_length": measured.draft_length, "plain_tpot_ms": 1e3 * measured.plain_tpot_s, "tpot_ms": 1e3 * measured.tpot_s,
             "step_in_plain_steps": measured.steps, "largest": self.terms.largest.name,
+            "may_be_larger": [term.name for term in self.terms.rivals],
             "terms": [_row(term) for term in self.terms.terms], "not_told_apart": [list(group) for group in self.terms.indistinct],
             "speedup_by_draft_length": [{"draft_length": length, "speedup": value} for length, value in self.by_length],
             "claimed_speedup": self.claimed_speedup, "shares": [_share_row(share) for share in self.shares],
@@ -156,11 +137,14 @@ class Explanation:
             ) for share in self.shares]  # fmt: skip
             of.append(("together", "", "", f"{measured.speedup / self.claimed_speedup:.3f}", ""))
             lines += ["", *_aligned(("difference", "claimed", "measured", "factor", "80 % interval"), of)]
-        lines += ["", *_aligned(("rests on", "value", "kind", "source"), [(e.input, e.value, e.kind, e.source) for e in self.rests_on])]
+        lines += [
+            "",
+            *_aligned(("rests on", "value", "kind", "source"), [(e.input, e.value, e.kind, e.source) for e in self.rests_on]),
+        ]
         return [*lines, *(f"note: {note}" for note in self.notes)]
 
 
-def _aligned(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def _aligned(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)]
 
@@ -173,7 +157,15 @@ def _row(term: Term) -> dict[str, Any]:
     return {"term": term.name} | {field.name: getattr(term, field.name) for field in fields(Term) if field.name != "name"}
 
 
-_SHARE_TYPES: dict[str, Any] = {"setting": str, "claimed": str, "mine": str, "share": float, "low": float, "high": float, "factor": float}
+_SHARE_TYPES: dict[str, Any] = {
+    "setting": str,
+    "claimed": str,
+    "mine": str,
+    "share": float,
+    "low": float,
+    "high": float,
+    "factor": float,
+}
 
 
 def _share_row(share: Share) -> dict[str, Any]:
@@ -219,161 +211,47 @@ def explain(
         Seed of the draws.
     """
     found = None if record is None else acceptance_record.load(record)
-    length = _draft_length(found, draft_length)
-    given, rates, acceptance_input = _acceptance(found, length, mean_acceptance_length, acceptance_rate)
-    batch_input = Input("batch", "1", "not given", "assumed") if batch is None else Input("batch", f"{batch:g}", "given", "measured")
-    sequences = 1.0 if batch is None else checks.number("batch", batch, 1e-3, cell_tables.MOST_SEQUENCES) or float(batch)
-    positions = float(USUAL_CONTEXT) if context is None else checks.number("context", context, 0, checks.MAX_TOKENS) or float(context)
-    times = [
-        _seconds(option, value, found, asked, sequences)
-        for option, value, asked in (("plain-tpot", plain_tpot, 0), ("tpot", tpot, length))
-    ]
-    measured = MeasuredSpeedup(
-        times[0], times[1], given, length, draft_passes=draft_passes, sequences=sequences, context=positions,
-        waiting_share=0.0 if static_tokens is None else _waiting(length, rates, sequences, static_tokens),
-    )  # fmt: skip
+    length = speedup_inputs.draft_length_of(found, draft_length)
+    mean, rates, accepted = speedup_inputs.acceptance_of(found, length, mean_acceptance_length, acceptance_rate)
+    sequences = 1.0 if batch is None else speedup_inputs.number("batch", batch, 1e-3, cell_tables.MOST_SEQUENCES)
+    positions = float(USUAL_CONTEXT) if context is None else speedup_inputs.number("context", context, 0, checks.MAX_TOKENS)
+    plain_s = speedup_inputs.seconds_of("plain-tpot", plain_tpot, found, 0, sequences)
+    tpot_s = speedup_inputs.seconds_of("tpot", tpot, found, length, sequences)
+    waiting = 0.0 if static_tokens is None else speedup_inputs.waiting_of(length, rates, sequences, static_tokens)
+    measured = MeasuredSpeedup(plain_s, tpot_s, mean, length, draft_passes, sequences, positions, waiting)
     setting = None
     if model is not None and gpu is not None:
+        own = speedup_inputs.rates_of_length(rates, mean, length)
         setting = Setting(
-            model, gpu, length, _rates_of_length(rates, given, length), tensor_parallel, dtype, draft, engine, sequences, positions,
-            draft_passes,
+            model, gpu, length, own, tensor_parallel, dtype, draft, engine, sequences, positions, draft_passes
         )  # fmt: skip
-    law = _law(engine_law, model, gpu, setting, measured, engine, seed)
+    law = speedup_inputs.law_of(engine_law, model, gpu, setting, measured, engine, seed)
     terms = explanation.explain(measured, law, fitted_here=engine_law is None)
-    most = max(MOST_LENGTH, length)
-    by_length = tuple(explanation.speedups_by_length(law, measured, rates, most))
+    by_length = tuple(explanation.speedups_by_length(law, measured, rates, max(MOST_LENGTH, length)))
     shares: tuple[Share, ...] = ()
     claimed_speedup, notes = None, [*_notes(law, measured, found, terms)]
     if claim is not None:
         if setting is None:
             raise ParameterError("a claim is compared by model and GPU: give --model and --gpu of the measured run")
-        other, claimed_speedup, missing = _claimed(claim, setting)
+        other, claimed_speedup, missing = speedup_inputs.claimed(claim, setting)
         shares = explanation.shares(setting, measured.speedup, other, claimed_speedup)
         if missing:
             notes.append(f"the claim does not say {', '.join(missing)}: taken to be the measured run's")
-        notes.append("factors are averaged over all orders of changing the settings (Shapley values of the logarithm of the speed-up)")
+        notes.append("factors are Shapley values of the speed-up's logarithm: averages over all orders of changing the settings")
     inputs = (
-        Input("plain TPOT", f"{1e3 * times[0]:.4g} ms", "given" if plain_tpot is not None else "record", "measured"),
-        Input("TPOT", f"{1e3 * times[1]:.4g} ms", "given" if tpot is not None else "record", "measured"),
-        acceptance_input, batch_input,
-        Input("context", f"{positions:g}", "not given" if context is None else "given", "assumed" if context is None else "measured"),
+        _input("plain TPOT", f"{1e3 * plain_s:.4g} ms", "record" if plain_tpot is None else "given"),
+        _input("TPOT", f"{1e3 * tpot_s:.4g} ms", "record" if tpot is None else "given"),
+        accepted,
+        _input("batch", f"{sequences:g}", "not given" if batch is None else "given"),
+        _input("context", f"{positions:g}", "not given" if context is None else "given"),
         *(Input(_label(term.name), f"{term.value:.3f} plain steps", term.source, term.kind) for term in terms.terms),
-    )  # fmt: skip
+    )
     verdict = _verdict(terms) if claimed_speedup is None else _claim_verdict(terms, shares, claimed_speedup)
     return Explanation(terms, verdict, _advice(terms, by_length), by_length, shares, claimed_speedup, inputs, tuple(notes))
 
 
-def _draft_length(record: AcceptanceRecord | None, asked: int | None) -> int:
-    known = None if record is None else record.draft_length
-    if asked is not None:
-        checks.whole("draft_length", asked, 1, cell_tables.MOST_DRAFT)
-    if known is not None and asked is not None and known != asked:
-        raise ParameterError(f"--draft-length must be {known}, that of the log, got {asked}; leave it out, or give that run's log")
-    if known == 0:
-        raise ParameterError("the log is of plain decoding (draft_length 0); give the log of the run with drafts")
-    found = asked if known is None else known
-    if found is None:
-        raise ParameterError("the draft length is not known: give --draft-length, the drafted tokens per step")
-    return found
-
-
-def _acceptance(
-    record: AcceptanceRecord | None, length: int, mean: float | None, rate: float | None
-) -> tuple[float, tuple[float, ...], Input]:
-    """Acceptance length, conditional rates by draft position, and the input that gives them."""
-    given = [value for value in (record, mean, rate) if value is not None]
-    if not given:
-        raise ParameterError(NO_ACCEPTANCE)
-    if len(given) > 1:
-        raise ParameterError("acceptance must be given once: a record, --mean-acceptance-length or --acceptance-rate; leave others out")
-    if rate is not None:
-        checks.number("acceptance_rate", rate, 0, 1)
-        value = explanation.acceptance_length((rate,), length)
-        return value, (rate,), Input("acceptance rate", f"{rate:g}", "given", "measured")
-    if mean is not None:
-        explanation.check_length(mean, length)
-        value = min(float(mean), length + 1.0)
-        rates = (explanation.constant_rate(value, length),)
-        return value, rates, Input("acceptance length", f"{value:.4g}", "given", "measured")
-    assert record is not None
-    if record.mean_acceptance_length is None:
-        raise ParameterError("the record has no acceptance length; give --mean-acceptance-length instead")
-    explanation.check_length(record.mean_acceptance_length, length)
-    value = min(record.mean_acceptance_length, length + 1.0)
-    named = ", ".join(source.file for source in record.sources[:3]) or "record"
-    rates = record.known_rates[:length]
-    if not rates or abs(explanation.acceptance_length(rates, length) / value - 1) > CLOSE:
-        rates = (explanation.constant_rate(value, length),)
-    return value, rates, Input("acceptance length", f"{value:.4g}", f"{record.engine} log {named}", "measured")
-
-
-def _rates_of_length(rates: tuple[float, ...], mean: float, length: int) -> tuple[float, ...]:
-    """Rates by position, or the constant rate of exactly this length where they give a little more or less."""
-    same = math.isclose(explanation.acceptance_length(rates, length), mean, rel_tol=1e-6)
-    return rates if same else (explanation.constant_rate(mean, length),)
-
-
-def _waiting(length: int, rates: tuple[float, ...], sequences: float, tokens: int) -> float:
-    checks.whole("static_tokens", tokens, 1, checks.MAX_TOKENS)
-    if sequences != int(sequences) or sequences < 2:
-        raise ParameterError(f"--batch must be a whole number of at least 2 with --static-tokens, got {sequences:g}; set it")
-    rate = explanation.constant_rate(explanation.acceptance_length(rates, length), length)
-    return explanation.waiting_share(length, rate, int(sequences), tokens)
-
-
-def _seconds(option: str, value: float | str | None, record: AcceptanceRecord | None, length: int, batch: float) -> float:
-    """Seconds per output token: as given, or of the record's cells of this draft length and batch."""
-    if value is not None:
-        return milliseconds(option, value) / 1e3
-    found = []
-    for cell in () if record is None else record.cells:
-        near = SAME_BATCH ** -1 <= cell.sequences / batch <= SAME_BATCH
-        accepted = 1.0 if not length else cell.mean_acceptance_length
-        if cell.draft_length == length and near and accepted is not None:
-            unit = next(name for name in cell_tables.UNITS if getattr(cell, name) is not None)
-            seconds = cell_tables.from_unit(unit, getattr(cell, unit), cell.sequences, accepted)
-            found.append(float(seconds) / accepted)
-    if not found:
-        which = "plain decoding" if not length else f"draft length {length}"
-        also = "" if record is None or not record.cells else f"; the record has no cell of {which} at batch {batch:g}"
-        raise ParameterError(f"the time per output token of {which} is not known: give --{option}, such as --{option} 7.5ms{also}")
-    return float(np.median(found))
-
-
-def milliseconds(option: str, value: float | str) -> float:
-    """Milliseconds of a number [ms], or of a text with a unit.
-
-    >>> milliseconds("tpot", "7.5ms"), milliseconds("tpot", "0.0075 s"), milliseconds("tpot", 7.5)
-    (7.5, 7.5, 7.5)
-    """
-    if isinstance(value, str):
-        match = re.fullmatch(r"\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*(us|ms|s)?\s*", value)
-        try:
-            number = float(match[1]) if match else math.nan
-        except ValueError:
-            number = math.nan
-        if not match or not math.isfinite(number):
-            raise ParameterError(f"--{option} must be a time, such as 7.5ms, got {checks.shown(value)}")
-        value = number * {"us": 1e-3, "ms": 1.0, "s": 1e3, None: 1.0}[match[2]]
-    checks.number(option, value, 1e-6, 1e9)
-    return float(value)
-
-
-def _law(
-    name: str | Path | None, model: str | None, gpu: str | None, setting: Setting | None, measured: MeasuredSpeedup, engine: str,
-    seed: int,
-) -> StepLaw:  # fmt: skip
-    if name is not None:
-        law = step_law.load(name)
-        for option, value in (("model", model), ("gpu", gpu)):
-            own = None if law.kernels is None else getattr(law.kernels, option)
-            if value is not None and own is not None and own != value:
-                raise ParameterError(f"--{option} must be {own}, that of law {law.name}, got {value}; leave it out or take another law")
-        return law
-    if setting is None:
-        missing = " and ".join(f"--{option}" for option, value in (("model", model), ("gpu", gpu)) if value is None)
-        raise ParameterError(f"what a step takes follows from the model and its GPU: give {missing}, or --engine-law")
-    return explanation.fitted(measured, setting.kernels, engine, seed)
+def _input(name: str, value: str, source: str) -> Input:
+    return Input(name, value, source, "assumed" if source == "not given" else "measured")
 
 
 def _notes(
@@ -387,69 +265,14 @@ def _notes(
     if beyond > 0:
         notes.append(f"law {law.name} has no cell near: {beyond:.1f} doublings of batch or draft length beyond its cells")
     if abs(terms.term("rest").value) > 0.1 * measured.steps:
-        notes.append("more than a tenth of the step is not explained by the model of its time: its inputs may not be those of the runs")
+        notes.append(
+            "more than a tenth of the step is not explained by the model of its time: its inputs may not be those of the runs"
+        )
     if record is not None and record.draft_ms_per_token is not None:
         passes = measured.draft_length if measured.draft_passes is None else measured.draft_passes
         share = record.draft_ms_per_token * passes / (1e3 * measured.plain_tpot_s)
         notes.append(f"the log itself times drafting: {record.draft_ms_per_token:.3g} ms a token, {share:.3f} plain steps")
     return notes
-
-
-def _claimed(claim: str | Mapping[str, Any], mine: Setting) -> tuple[Setting, float, list[str]]:
-    """Setting and speed-up of a claim, and the keys that it does not have."""
-    said = _parsed(claim) if isinstance(claim, str) else dict(claim)
-    for key in said:
-        if key not in CLAIM_KEYS:
-            raise ParameterError(f"unknown key {checks.shown(key)} of --claim; {checks.nearest(key, CLAIM_KEYS)}")
-    if "speedup" not in said:
-        raise ParameterError("--claim must have speedup, such as --claim speedup=4.4,acceptance=0.85,draft_length=7")
-    given = [name for name in ("acceptance", "acceptance_length") if name in said]
-    if len(given) != 1:
-        got = "neither" if not given else "both"
-        raise ParameterError(f"--claim must have acceptance (a rate) or acceptance_length, got {got}: acceptance is never assumed")
-    speedup, length = said["speedup"], said.get("draft_length", mine.draft_length)
-    checks.whole("claim draft_length", length, 1, cell_tables.MOST_DRAFT)
-    explanation.check_speedup(speedup, length, "claim speedup")
-    if given[0] == "acceptance":
-        checks.number("claim acceptance", said["acceptance"], 0, 1)
-        rate = float(said["acceptance"])
-    else:
-        rate = explanation.constant_rate(said["acceptance_length"], length)
-    names = {name: said[name] for name in explanation.setting_names() if name in said and name != "acceptance"}
-    for name in ("model", "gpu", "dtype", "draft", "engine"):
-        if name in names and names[name] is not None and not isinstance(names[name], str):
-            raise ParameterError(f"claim {name} must be a name, got {checks.shown(names[name])}")
-    if "engine" in names:
-        names["engine"] = engine_priors.named(names["engine"]) or names["engine"]
-    numbers = {name: float(names[name]) for name in ("batch", "context") if isinstance(names.get(name), int | float)}
-    whole = replace(mine, **{**names, **numbers, "draft_length": length, "acceptance": (rate,)})
-    missing = [name for name in explanation.setting_names() if name not in said and name != "acceptance" and _matters(name, mine)]
-    return whole, float(speedup), missing
-
-
-def _matters(name: str, mine: Setting) -> bool:
-    return name not in ("dtype", "draft_passes", "draft", "tensor_parallel") or getattr(mine, name) not in (None, 1)
-
-
-def _parsed(claim: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for part in claim.split(","):
-        key, sign, value = (each.strip() for each in part.partition("="))
-        if not sign or not key or not value:
-            raise ParameterError(f"--claim must be KEY=VALUE,KEY=VALUE, got {checks.shown(part)}; keys: {', '.join(CLAIM_KEYS)}")
-        if key in found:
-            raise ParameterError(f"--claim has {key} twice; give it once")
-        found[key] = _value(value)
-    return found
-
-
-def _value(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 # --- Sentences ---------------------------------------------------------------------------------------------------------
@@ -459,14 +282,16 @@ def _verdict(terms: TermsOfSpeedup) -> str:
     measured, largest = terms.measured, terms.largest
     slower = "" if measured.speedup >= 1 else " (slower)"
     opening = (
-        f"Speed-up {measured.speedup:.2f} over plain decoding{slower}: a step emits {measured.mean_acceptance_length:.2f} of at most"
-        f" {measured.draft_length + 1} tokens and takes {measured.steps:.2f} plain steps."
+        f"Speed-up {measured.speedup:.2f} over plain decoding{slower}: a step emits {measured.mean_acceptance_length:.2f} of at"
+        f" most {measured.draft_length + 1} tokens and takes {measured.steps:.2f} plain steps."
     )
     if largest.extra <= 0:
         return f"{opening} No term takes longer than in a plain step."
+    rivals = " or ".join(_NAMES[term.name] for term in terms.rivals)
     return (
         f"{opening} The largest extra time is {_NAMES[largest.name]}: {largest.extra:.2f} plain steps (80 % interval"
-        f" {largest.extra_low:.2f} to {largest.extra_high:.2f}) of {measured.steps - 1:.2f}."
+        f" {largest.extra_low:.2f} to {largest.extra_high:.2f}) of {measured.steps - 1:.2f}"
+        f"{f'; by their intervals {rivals} may be larger' if rivals else ''}."
     )
 
 
@@ -524,7 +349,9 @@ def json_schema() -> dict[str, Any]:
         "kind": {"const": "explanation"}, "schema_version": {"const": SCHEMA_VERSION}, "verdict": text,
         "advice": {"type": "array", "items": text}, "speedup": number, "acceptance_length": number,
         "draft_length": {"type": "integer"}, "plain_tpot_ms": number, "tpot_ms": number, "step_in_plain_steps": number,
-        "largest": {"enum": list(explanation.TERMS)}, "terms": table(terms | {"kind": {"enum": list(KINDS)}}),
+        "largest": {"enum": list(explanation.TERMS)},
+        "may_be_larger": {"type": "array", "items": {"enum": list(explanation.TERMS)}},
+        "terms": table(terms | {"kind": {"enum": list(KINDS)}}),
         "not_told_apart": {"type": "array", "items": {"type": "array", "items": {"enum": list(explanation.TERMS)}}},
         "speedup_by_draft_length": table({"draft_length": {"type": "integer"}, "speedup": number}),
         "claimed_speedup": {"type": ["number", "null"]},

@@ -6,6 +6,7 @@ import math
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+import numpy as np
 import polars as pl
 
 from model.interpret.account import FlopsAndBytes
@@ -91,7 +92,7 @@ def finish(grid: Grid, partial: pl.DataFrame) -> Finished:
         else:
             row |= formula_view.operations_of(case, row["compute_per_token"], sampled=True)
         if PARTS[0] in part.columns and part[PARTS[0]].count():
-            parts = time_parts.Parts(*(math.fsum(part[name]) / sums.count for name in PARTS))
+            parts = time_parts.Parts(*(np.asarray(math.fsum(part[name]) / sums.count) for name in PARTS))
             each_part = time_parts.per_token(parts, row["latency_layers"], case.steps, row.get("straggler_loss", 0.0))
             row |= {name: float(value) for name, value in each_part.items()}
         if case.shapes and WORK_COLUMNS[0] in part.columns and part[WORK_COLUMNS[0]].count():

@@ -197,9 +197,9 @@ def _differences(ours: dict[str, Floats], theirs: dict[str, Floats], start: int)
     """Differences between paths and events on the same decodings: the largest absolute one, and the largest relative one."""
     apart = {name: np.abs(ours[name] - theirs[name]) for name in theirs}
     # A part of the time may be 0: its difference is relative to the whole.
-    scale = theirs | {name: theirs["latency_layers"] for name in time_parts.SUMS} | {
-        name: np.maximum(theirs[name], 1.0) for name in ("drafted",) if name in theirs
-    }  # fmt: skip
+    scale = theirs | dict.fromkeys(time_parts.SUMS, theirs["latency_layers"])
+    if "drafted" in theirs:
+        scale["drafted"] = np.maximum(theirs["drafted"], 1.0)
     relative = {name: far / np.maximum(np.abs(scale[name]), 1e-300) for name, far in apart.items()}
     name = max(relative, key=lambda each: float(relative[each].max()))
     at = int(relative[name].argmax())

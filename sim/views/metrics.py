@@ -27,9 +27,9 @@ in seconds, with their bounds. With seconds_per_layer both sets of columns have 
                           continuous, which keeps the batch full, the time per sequence is shorter by this share
 `time_draft_layers`       time per output token that goes to passes of models other than the target; `time_verify_layers`: to passes
                           of the target; `time_overhead_layers`: to engine steps (`step_s`, `draft_step_s`; of a step law `step`,
-                          `sequence` and `round`), starting processes, and links; `time_waiting_layers`: to waiting for the slowest sequence of
-                          a static batch (`straggler_loss`; the other three are then those of a full batch, in proportion). They
-                          add up to `tpot_layers`; in seconds `time_draft_s`, `time_verify_s`, ...
+                          `sequence` and `round`), starting processes, and links; `time_waiting_layers`: to waiting for the slowest
+                          sequence of a static batch (`straggler_loss`; the other three are then those of a full batch, in
+                          proportion). They add up to `tpot_layers`; in seconds `time_draft_s`, `time_verify_s`, ...
 `no_time_parts_because`   reason why these four have no value
 `occupancy`               of static batches decoded in steps: generated tokens over batch slots in all steps; the other slots are
                           of sequences that have ended

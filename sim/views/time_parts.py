@@ -76,8 +76,8 @@ def sums(parts: Parts | None, own: slice) -> dict[str, float]:
 def per_token(parts: Parts, time: Any, steps: Any, loss: Any) -> dict[str, Floats]:
     """Parts of the time per output token, which add up to `time / steps`, in the unit of the costs.
 
-    `parts` and `time` are means per decoding. `loss` is the straggler loss of a static batch (0 otherwise): that share of the time is
-    waiting, and the other parts are less in proportion.
+    `parts` and `time` are means per decoding. `loss` is the straggler loss of a static batch (0 otherwise): that share of the time
+    is waiting, and the other parts are less in proportion.
     """
     each = [np.asarray(mean) / steps * (1 - loss) for mean in parts] + [np.asarray(time) / steps * loss]
     return dict(zip(TIME_PARTS, each, strict=True))

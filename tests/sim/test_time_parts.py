@@ -40,7 +40,11 @@ IN_LAYERS: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
 
 
 def scenario(method: dict[str, Any], cost: dict[str, Any], outcomes: dict[str, Any] | None = None) -> dict[str, Any]:
-    accept = {} if method["name"] in ("autoregressive", "skipdecode") else {"outcomes": outcomes or {"kind": "iid", "acceptance_rate": 0.7}}
+    accept = (
+        {}
+        if method["name"] in ("autoregressive", "skipdecode")
+        else {"outcomes": outcomes or {"kind": "iid", "acceptance_rate": 0.7}}
+    )
     settings = {"name": "parts", "tokens": 24, "replications": 512, "event_replications": 8}
     views = {"views": ["formula", "paths", "events"]}
     return {"scenario": settings | views, "method": [method], "cost": cost} | accept
