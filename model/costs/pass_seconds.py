@@ -119,7 +119,7 @@ class PassSeconds(StepCosts):
         return ends
 
     def has_overheads(self, units: int) -> bool:
-        """True if, on so many units, anything but the work of passes takes time: engine steps, starting processes, links."""
+        """True if, on this number of units, anything but the work of passes takes time: engine steps, starting processes, links."""
         return self.steps_take_time or super().has_overheads(units)
 
     @property

@@ -114,7 +114,7 @@ class StepCosts:
         return False
 
     def has_overheads(self, units: int) -> bool:
-        """True if, on so many units, anything but the work of passes takes time: engine steps, starting processes, links."""
+        """True if, on this number of units, anything but the work of passes takes time: engine steps, starting processes, links."""
         return any((self.dispatch, self.dispatch_per_process, *((self.link, self.promotion) if units > 1 else ())))
 
     def passes_only(self) -> StepCosts:

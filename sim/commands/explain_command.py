@@ -22,7 +22,7 @@ Tpot = Annotated[
 ]
 Model = Annotated[str | None, typer.Option(help="Model: a name of `sim ls shapes`, or its config.json.")]
 Gpu = Annotated[str | None, typer.Option(help="Device: a name of `sim ls devices`, or its .toml.")]
-Parallel = Annotated[int, typer.Option("--tensor-parallel", help="Devices that the model is split over.")]
+Parallel = Annotated[int | None, typer.Option("--tensor-parallel", help="Devices that the model is split over.")]
 Dtype = Annotated[str | None, typer.Option(help="Type of the weights, such as float8. Default: the profile's, or bfloat16.")]
 Draft = Annotated[
     str | None,
@@ -41,14 +41,14 @@ AcceptanceRate = Annotated[
 Batch = Annotated[float | None, typer.Option("--batch", help="Running sequences. Default: 1, assumed.")]
 Context = Annotated[float | None, typer.Option("--context", help="Cached positions per sequence. Default: 1000, assumed.")]
 Engine = Annotated[
-    str,
-    typer.Option("--engine", help="Engine whose published overheads are the prior: vllm, sglang, tensorrt-llm, llama.cpp, any."),
+    str | None,
+    typer.Option("--engine", help="Engine whose overheads are the prior: vllm, sglang, tensorrt-llm, llama.cpp. Default: all."),
 ]
 EngineLaw = Annotated[
     str | None, typer.Option("--engine-law", metavar="LAW", help="Step law instead of priors: a name (`sim ls laws`) or a .json.")
 ]
 StaticTokens = Annotated[
-    int | None, typer.Option("--static-tokens", help="The batch was static, with so many output tokens each. Default: continuous.")
+    int | None, typer.Option("--static-tokens", help="Output tokens of each sequence of a static batch. Default: continuous.")
 ]
 Claim = Annotated[
     str | None,
@@ -66,7 +66,7 @@ def explain(
     tpot: Tpot = None,
     model: Model = None,
     gpu: Gpu = None,
-    tensor_parallel: Parallel = 1,
+    tensor_parallel: Parallel = None,
     dtype: Dtype = None,
     draft: Draft = None,
     draft_length: DraftLength = None,
@@ -75,7 +75,7 @@ def explain(
     acceptance_rate: AcceptanceRate = None,
     batch: Batch = None,
     context: Context = None,
-    engine: Engine = "any",
+    engine: Engine = None,
     engine_law: EngineLaw = None,
     static_tokens: StaticTokens = None,
     claim: Claim = None,

@@ -1,6 +1,6 @@
 """Explanation of a speed-up from a user's inputs: terms, shares of the differences to a claim, a sentence, and what to change.
 
-The Python twin of `sim explain`; the arithmetic is in `model.engines.explanation`.
+The Python twin of `sim explain`; the arithmetic is in `model.speedups.explanation`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from model.base import checks
 from model.base.checks import ParameterError
 from model.engines import cells as cell_tables
-from model.engines import engine_priors, explanation
-from model.engines.explanation import MeasuredSpeedup, Setting, Share, Term, TermsOfSpeedup
+from model.engines import engine_priors
 from model.engines.kernel_times import USUAL_CONTEXT
 from model.engines.step_law import StepLaw
 from model.logs import acceptance_record
 from model.logs.acceptance_record import AcceptanceRecord
+from model.speedups import claim_shares, explanation
+from model.speedups.claim_shares import Setting, Share
+from model.speedups.explanation import MeasuredSpeedup, Term, TermsOfSpeedup
 from sim.runs import speedup_inputs
 from sim.runs.speedup_inputs import Input
 
@@ -177,10 +179,11 @@ def _share_row(share: Share) -> dict[str, Any]:
 
 def explain(
     record: str | Path | None = None, *, plain_tpot: float | str | None = None, tpot: float | str | None = None,
-    model: str | None = None, gpu: str | None = None, tensor_parallel: int = 1, dtype: str | None = None, draft: str | None = None,
-    draft_length: int | None = None, draft_passes: int | None = None, mean_acceptance_length: float | None = None,
-    acceptance_rate: float | None = None, batch: float | None = None, context: float | None = None,
-    engine: str = engine_priors.ANY, engine_law: str | Path | None = None, static_tokens: int | None = None,
+    model: str | None = None, gpu: str | None = None, tensor_parallel: int | None = None, dtype: str | None = None,
+    draft: str | None = None, draft_length: int | None = None, draft_passes: int | None = None,
+    mean_acceptance_length: float | None = None, acceptance_rate: float | None = None,
+    batch: float | None = None, context: float | None = None,
+    engine: str | None = None, engine_law: str | Path | None = None, static_tokens: int | None = None,
     claim: str | Mapping[str, Any] | None = None, seed: int = 0,
 ) -> Explanation:  # fmt: skip
     """Explain a measured speed-up over plain decoding, and its difference to a claim.
@@ -200,13 +203,13 @@ def explain(
     batch, context
         Running sequences, and cached positions of each. Default: 1 sequence and 1000 positions, assumed.
     engine
-        Engine whose published overheads are the prior.
+        Engine whose published overheads are the prior (`vllm`, `sglang`, ...). Default: all engines.
     engine_law
         Step law of the engine instead of priors: a name or a file.
     static_tokens
-        The batch was static, and every sequence generated so many tokens. Default: continuous batching.
+        Tokens that each sequence generated, if the batch was static. Default: continuous batching.
     claim
-        Claim beside the measurement: `speedup=4.4,acceptance=0.85,draft_length=7,...` or a mapping (keys: `CLAIM_KEYS`).
+        Claim to compare with the measurement: `speedup=4.4,acceptance=0.85,draft_length=7,...` or a mapping (keys: `CLAIM_KEYS`).
     seed
         Seed of the draws.
     """
@@ -223,18 +226,23 @@ def explain(
     if model is not None and gpu is not None:
         own = speedup_inputs.rates_of_length(rates, mean, length)
         setting = Setting(
-            model, gpu, length, own, tensor_parallel, dtype, draft, engine, sequences, positions, draft_passes
+            model, gpu, length, own, 1 if tensor_parallel is None else tensor_parallel, dtype, draft, engine or engine_priors.ANY,
+            sequences, positions, draft_passes,
         )  # fmt: skip
-    law = speedup_inputs.law_of(engine_law, model, gpu, setting, measured, engine, seed)
-    terms = explanation.explain(measured, law, fitted_here=engine_law is None)
-    by_length = tuple(explanation.speedups_by_length(law, measured, rates, max(MOST_LENGTH, length)))
-    shares: tuple[Share, ...] = ()
-    claimed_speedup, notes = None, [*_notes(law, measured, found, terms)]
+    other = None
     if claim is not None:
         if setting is None:
             raise ParameterError("a claim is compared by model and GPU: give --model and --gpu of the measured run")
-        other, claimed_speedup, missing = speedup_inputs.claimed(claim, setting)
-        shares = explanation.shares(setting, measured.speedup, other, claimed_speedup)
+        other = speedup_inputs.claimed(claim, setting)
+    described = {"model": model, "gpu": gpu, "tensor_parallel": tensor_parallel, "dtype": dtype, "draft": draft, "engine": engine}
+    law, fitted_here = speedup_inputs.law_of(engine_law, setting, measured, described, seed)
+    terms = explanation.explain(measured, law, fitted_here=fitted_here)
+    by_length = tuple(explanation.speedups_by_length(law, measured, rates, max(MOST_LENGTH, length)))
+    shares: tuple[Share, ...] = ()
+    claimed_speedup, notes = None, [*_notes(law, measured, found, terms)]
+    if setting is not None and other is not None:
+        claimed_setting, claimed_speedup, missing = other
+        shares = claim_shares.shares(setting, measured.speedup, claimed_setting, claimed_speedup)
         if missing:
             notes.append(f"the claim does not say {', '.join(missing)}: taken to be the measured run's")
         notes.append("factors are Shapley values of the speed-up's logarithm: averages over all orders of changing the settings")
@@ -298,7 +306,7 @@ def _verdict(terms: TermsOfSpeedup) -> str:
 def _claim_verdict(terms: TermsOfSpeedup, shares: tuple[Share, ...], claimed: float) -> str:
     mine = terms.measured.speedup
     opening = f"Measured {mine:.2f}x, claimed {claimed:.2f}x: a factor of {mine / claimed:.2f}."
-    settings, rest = [share for share in shares if share.setting != explanation.REST], shares[-1]
+    settings, rest = [share for share in shares if share.setting != claim_shares.REST], shares[-1]
     if not settings:
         return f"{opening} The two sides have the same settings: nothing that was given explains a difference."
     top = settings[0]

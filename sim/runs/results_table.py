@@ -13,7 +13,7 @@ from model.interpret.account import FlopsAndBytes
 from model.methods import registry
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
-from sim.views import agreement, formula_view, metrics, point_columns, time_parts
+from sim.views import agreement, formula_view, metrics, point_columns, time_breakdown
 from sim.views.metrics import Sums
 
 FEW_POINTS = 200
@@ -26,7 +26,7 @@ ROUNDS = ("rounds", "drafted", "operations", "accepted_lengths", *agreement.SQUA
 """Columns on rounds: sums over replications, and the number of rounds that accepted 0, 1, 2, ... tokens."""
 WORK_COLUMNS = FlopsAndBytes._fields
 """Work counted by the view events where shapes are known: sums over replications."""
-PARTS = time_parts.SUMS
+PARTS = time_breakdown.SUMS
 """Parts of the time: sums over replications."""
 SUMS = tuple(Sums.__dataclass_fields__)
 
@@ -92,8 +92,8 @@ def finish(grid: Grid, partial: pl.DataFrame) -> Finished:
         else:
             row |= formula_view.operations_of(case, row["compute_per_token"], sampled=True)
         if PARTS[0] in part.columns and part[PARTS[0]].count():
-            parts = time_parts.Parts(*(np.asarray(math.fsum(part[name]) / sums.count) for name in PARTS))
-            each_part = time_parts.per_token(parts, row["latency_layers"], case.steps, row.get("straggler_loss", 0.0))
+            parts = time_breakdown.TimeBreakdown(*(np.asarray(math.fsum(part[name]) / sums.count) for name in PARTS))
+            each_part = time_breakdown.per_token(parts, row["latency_layers"], case.steps, row.get("straggler_loss", 0.0))
             row |= {name: float(value) for name, value in each_part.items()}
         if case.shapes and WORK_COLUMNS[0] in part.columns and part[WORK_COLUMNS[0]].count():
             total = FlopsAndBytes(*(math.fsum(part[name]) for name in WORK_COLUMNS))

@@ -14,10 +14,12 @@ import numpy as np
 from model.base import checks
 from model.base.checks import ParameterError
 from model.engines import cells as cell_tables
-from model.engines import engine_priors, explanation, step_law
-from model.engines.explanation import MeasuredSpeedup, Setting
+from model.engines import engine_priors, step_law
 from model.engines.step_law import StepLaw
 from model.logs.acceptance_record import AcceptanceRecord
+from model.speedups import claim_shares, explanation
+from model.speedups.claim_shares import Setting
+from model.speedups.explanation import MeasuredSpeedup
 
 CLOSE = 0.02
 """Relative difference of acceptance lengths below which rates by position are those of a mean acceptance length."""
@@ -147,22 +149,28 @@ def milliseconds(option: str, value: float | str) -> float:
 
 
 def law_of(
-    name: str | Path | None, model: str | None, gpu: str | None, setting: Setting | None, measured: MeasuredSpeedup, engine: str,
-    seed: int,
-) -> StepLaw:  # fmt: skip
-    if name is not None:
-        law = step_law.load(name)
-        for option, value in (("model", model), ("gpu", gpu)):
-            own = None if law.kernels is None else getattr(law.kernels, option)
-            if value is not None and own is not None and own != value:
-                raise ParameterError(
-                    f"--{option} must be {own}, that of law {law.name}, got {value}; leave it out or take another law"
-                )
-        return law
-    if setting is None:
-        missing = " and ".join(f"--{option}" for option, value in (("model", model), ("gpu", gpu)) if value is None)
-        raise ParameterError(f"what a step takes follows from the model and its GPU: give {missing}, or --engine-law")
-    return explanation.fitted(measured, setting.kernels, engine, seed)
+    name: str | Path | None, setting: Setting | None, measured: MeasuredSpeedup, given: Mapping[str, Any], seed: int
+) -> tuple[StepLaw, bool]:
+    """Step law, and whether it is fitted to the measured runs: the law named, or kernels and priors with these runs.
+
+    `given` has the options that describe model, GPU and engine, with None for those that were not given. A law without cells gives
+    kernels and priors.
+    """
+    if name is None:
+        if setting is None:
+            missing = " and ".join(f"--{option}" for option in ("model", "gpu") if given[option] is None)
+            raise ParameterError(f"what a step takes follows from the model and its GPU: give {missing}, or --engine-law")
+        return explanation.fitted(measured, setting.kernels, setting.engine, seed), True
+    law = step_law.load(name)
+    for option, value in given.items():
+        own = law.engine if option == "engine" else None if law.kernels is None else getattr(law.kernels, option)
+        if value is not None and own is not None and own != value:
+            raise ParameterError(
+                f"--{option.replace('_', '-')} must be {own}, that of law {law.name}, got {value}; leave it out or take another law"
+            )
+    if law.cells is None and law.kernels is not None:
+        return explanation.fitted(measured, law.kernels, law.engine or engine_priors.ANY, seed), True
+    return law, False
 
 
 def claimed(claim: str | Mapping[str, Any], mine: Setting) -> tuple[Setting, float, list[str]]:
@@ -185,7 +193,7 @@ def claimed(claim: str | Mapping[str, Any], mine: Setting) -> tuple[Setting, flo
         rate = float(said["acceptance"])
     else:
         rate = explanation.constant_rate(said["acceptance_length"], length)
-    names = {name: said[name] for name in explanation.setting_names() if name in said and name != "acceptance"}
+    names = {name: said[name] for name in claim_shares.setting_names() if name in said and name != "acceptance"}
     for name in ("model", "gpu", "dtype", "draft", "engine"):
         if name in names and names[name] is not None and not isinstance(names[name], str):
             raise ParameterError(f"claim {name} must be a name, got {checks.shown(names[name])}")
@@ -193,7 +201,7 @@ def claimed(claim: str | Mapping[str, Any], mine: Setting) -> tuple[Setting, flo
         names["engine"] = engine_priors.named(names["engine"]) or names["engine"]
     numbers = {name: float(names[name]) for name in ("batch", "context") if isinstance(names.get(name), int | float)}
     whole = replace(mine, **{**names, **numbers, "draft_length": length, "acceptance": (rate,)})
-    missing = [name for name in explanation.setting_names() if name not in said and name != "acceptance" and _matters(name, mine)]
+    missing = [name for name in claim_shares.setting_names() if name not in said and name != "acceptance" and _matters(name, mine)]
     return whole, float(speedup), missing
 
 

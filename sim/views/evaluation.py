@@ -30,7 +30,7 @@ from model.outcomes.outcome_laws import Outcomes
 from model.steps import CacheError
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
-from sim.views import time_parts
+from sim.views import time_breakdown
 from sim.views.metrics import Sums
 
 Floats = NDArray[np.float64]
@@ -68,21 +68,21 @@ def walk(case: Case, block: int) -> Walked:
     return _on_devices(case, _walk(case, case.cost, block))
 
 
-def walk_with_parts(case: Case, block: int) -> tuple[Walked, time_parts.Parts | None]:
+def walk_with_parts(case: Case, block: int) -> tuple[Walked, time_breakdown.TimeBreakdown | None]:
     """Same as `walk`, with the parts of the time; None where they are not defined."""
-    if time_parts.missing_because(case) is not None:
+    if time_breakdown.missing_because(case) is not None:
         return walk(case, block), None
-    reduced = time_parts.passes_only(case)
+    reduced = time_breakdown.passes_only(case)
     if reduced is None:
         found = _walk(case, case.cost, block)
-        return _on_devices(case, found), time_parts.of_target_only(found[0])
+        return _on_devices(case, found), time_breakdown.of_target_only(found[0])
     passes = _walk(case, reduced, block)
     if case.cost.draft_devices == 1 and not case.cost.has_overheads(case.parameters.units):
         # Nothing but passes, on devices that count alike: the time is that of the passes, and busy time equals it.
         found = passes._replace(busy=passes.time) if isinstance(passes, Tally) else (passes[0], passes[0])
     else:
         found = _walk(case, case.cost, block)
-    return _on_devices(case, found), time_parts.of_passes(found[0], passes[0], passes[1])
+    return _on_devices(case, found), time_breakdown.of_passes(found[0], passes[0], passes[1])
 
 
 def _on_devices(case: Case, found: Walked) -> Walked:
@@ -117,7 +117,7 @@ def paths_row(case: Case, start: int, stop: int) -> Row:
     own = slice(start - block * random_streams.BLOCK, stop - block * random_streams.BLOCK)
     found, parts = walk_with_parts(case, block)
     latency, busy = found[0][own], found[1][own]
-    row = asdict(Sums.of(latency, busy)) | _frequencies(latency) | time_parts.sums(parts, own)
+    row = asdict(Sums.of(latency, busy)) | _frequencies(latency) | time_breakdown.sums(parts, own)
     if isinstance(found, Tally):
         row |= {name: float(getattr(found, name)[own].sum()) for name in ("rounds", "drafted", "operations")}
         row |= {f"{name}_square": float((getattr(found, name)[own] ** 2).sum()) for name in ("rounds", "drafted")}
@@ -157,9 +157,10 @@ def events_row(case: Case, start: int, stop: int) -> Row:
     peak = case.devices(max(run.peak_units for run in runs))
     row = asdict(Sums.of(latency, busy)) | _frequencies(latency) | {"peak_units": peak, "paths_difference": None}
     parts = None
-    if time_parts.missing_because(case) is None:
-        parts = time_parts.of_runs(latency, *(np.array([getattr(run, name) for run in runs]) for name in time_parts.SUMS[:2]))
-    row |= time_parts.sums(parts, slice(None))
+    if time_breakdown.missing_because(case) is None:
+        passes = (np.array([getattr(run, name) for run in runs]) for name in time_breakdown.SUMS[:2])
+        parts = time_breakdown.of_runs(latency, *passes)
+    row |= time_breakdown.sums(parts, slice(None))
     account = Account()
     for run in runs:
         account.include(run.account)
@@ -197,7 +198,7 @@ def _differences(ours: dict[str, Floats], theirs: dict[str, Floats], start: int)
     """Differences between paths and events on the same decodings: the largest absolute one, and the largest relative one."""
     apart = {name: np.abs(ours[name] - theirs[name]) for name in theirs}
     # A part of the time may be 0: its difference is relative to the whole.
-    scale = theirs | dict.fromkeys(time_parts.SUMS, theirs["latency_layers"])
+    scale = theirs | dict.fromkeys(time_breakdown.SUMS, theirs["latency_layers"])
     if "drafted" in theirs:
         scale["drafted"] = np.maximum(theirs["drafted"], 1.0)
     relative = {name: far / np.maximum(np.abs(scale[name]), 1e-300) for name, far in apart.items()}

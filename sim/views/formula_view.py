@@ -23,7 +23,7 @@ from model.steps import CacheError
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
 from sim.scenarios.outcome_records import Outcome
-from sim.views import metrics, point_columns, time_parts
+from sim.views import metrics, point_columns, time_breakdown
 
 Floats = NDArray[np.float64]
 Index = NDArray[np.intp]
@@ -268,15 +268,16 @@ def _cost(case: Case, which: str) -> StepCosts:
 def _time_parts(points: PointBlock, method: registry.Method, latency: Floats, loss: Floats) -> pl.DataFrame:
     """Parts of the time per token; nan where they are not defined."""
     found = np.full((len(metrics.TIME_PARTS), points.number.size), np.nan)
-    known = np.flatnonzero(points.of_choices(lambda case: time_parts.missing_because(case) is None))
+    known = np.flatnonzero(points.of_choices(lambda case: time_breakdown.missing_because(case) is None))
     passes, target = latency[known], latency[known].copy()
-    several = np.flatnonzero(points.at(known).of_choices(lambda case: time_parts.passes_only(case) is not None))
+    several = np.flatnonzero(points.at(known).of_choices(lambda case: time_breakdown.passes_only(case) is not None))
     if several.size:
         reduced = _predicted(method, points.at(known[several]), "law", "passes", np.ones(several.size))
         passes[several], target[several] = reduced.latency, reduced.busy
     if known.size:
-        parts, steps = time_parts.of_passes(latency[known], passes, target), points.at(known).of_choices(lambda case: case.steps)
-        found[:, known] = [*time_parts.per_token(parts, latency[known], steps, loss[known]).values()]
+        steps = points.at(known).of_choices(lambda case: case.steps)
+        parts = time_breakdown.of_passes(latency[known], passes, target)
+        found[:, known] = [*time_breakdown.per_token(parts, latency[known], steps, loss[known]).values()]
     return pl.DataFrame(dict(zip(metrics.TIME_PARTS, found, strict=True)))
 
 

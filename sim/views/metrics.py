@@ -70,7 +70,7 @@ ESTIMATES = (
 ONE_DEVICE = "speedup_over_one_device"
 PER_ROUND = ("tokens_per_round", "draft_acceptance_rate", "operations_per_token")
 TIME_PARTS = ("time_draft_layers", "time_verify_layers", "time_overhead_layers", "time_waiting_layers")
-"""Parts of the time per output token; see `sim.views.time_parts`."""
+"""Parts of the time per output token; see `sim.views.time_breakdown`."""
 WORK = tuple(f"{name}_per_token" for name in FlopsAndBytes._fields)
 PLAIN_WORK = ("flops_per_token", "weight_bytes_per_token", "arithmetic_intensity")
 """Work that is also reported for plain decoding, in columns `plain_*`."""

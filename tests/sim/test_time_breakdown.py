@@ -159,7 +159,7 @@ def test_a_wrong_part_in_one_view_is_a_disagreement(monkeypatch: pytest.MonkeyPa
         sim.run(scenario(SPECULATIVE, RATIO) | {"outcomes": {"kind": "iid", "acceptance_rate": 0.7}})
 
 
-def test_parts_of_a_sweep_do_not_depend_on_the_points_beside() -> None:
+def test_parts_of_a_sweep_do_not_depend_on_other_points() -> None:
     sweep = {"method.draft_length": [0, 2, 5]}
     together = sim.run(scenario(SPECULATIVE, RATIO), sweep=sweep, views=["formula"])
     for length in sweep["method.draft_length"]:

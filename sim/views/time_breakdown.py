@@ -22,7 +22,7 @@ _ROUNDING = 1e-12
 """Relative error of sums over passes [-]."""
 
 
-class Parts(NamedTuple):
+class TimeBreakdown(NamedTuple):
     """Time of passes of smaller models, of passes of the target, and of overheads; arrays of one value per decoding."""
 
     draft_time: Floats
@@ -30,7 +30,7 @@ class Parts(NamedTuple):
     overhead_time: Floats
 
 
-SUMS = Parts._fields
+SUMS = TimeBreakdown._fields
 """Columns of sums over replications."""
 
 
@@ -52,28 +52,28 @@ def passes_only(case: Case) -> StepCosts | None:
     return case.cost.passes_only() if needed else None
 
 
-def of_target_only(time: Floats) -> Parts:
+def of_target_only(time: Floats) -> TimeBreakdown:
     """Parts of decodings that only run passes of the target."""
-    return Parts(np.zeros_like(time), time, np.zeros_like(time))
+    return TimeBreakdown(np.zeros_like(time), time, np.zeros_like(time))
 
 
-def of_passes(time: Floats, passes: Floats, target: Floats) -> Parts:
+def of_passes(time: Floats, passes: Floats, target: Floats) -> TimeBreakdown:
     """Parts from the whole time, the time of all passes and that of the target's."""
-    return Parts(passes - target, target, time - passes)
+    return TimeBreakdown(passes - target, target, time - passes)
 
 
-def of_runs(time: Floats, draft: Floats, target: Floats) -> Parts:
+def of_runs(time: Floats, draft: Floats, target: Floats) -> TimeBreakdown:
     """Parts of simulated decodings; what is not a pass is overhead, exactly 0 if only rounding is left."""
     rest = time - draft - target
-    return Parts(draft, target, np.where(np.abs(rest) < _ROUNDING * time, 0.0, rest))
+    return TimeBreakdown(draft, target, np.where(np.abs(rest) < _ROUNDING * time, 0.0, rest))
 
 
-def sums(parts: Parts | None, own: slice) -> dict[str, float]:
+def sums(parts: TimeBreakdown | None, own: slice) -> dict[str, float]:
     """Sums over some replications; empty without parts."""
     return {} if parts is None else {name: float(values[own].sum()) for name, values in parts._asdict().items()}
 
 
-def per_token(parts: Parts, time: Any, steps: Any, loss: Any) -> dict[str, Floats]:
+def per_token(parts: TimeBreakdown, time: Any, steps: Any, loss: Any) -> dict[str, Floats]:
     """Parts of the time per output token, which add up to `time / steps`, in the unit of the costs.
 
     `parts` and `time` are means per decoding. `loss` is the straggler loss of a static batch (0 otherwise): that share of the time

@@ -1,0 +1,296 @@
+"""`sim explain`: its output, its figures, its Python twin, and one line for each mistake."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from typer.testing import CliRunner
+
+import sim
+from figures.of_runs import speedup_terms
+from model.base.checks import ParameterError
+from model.engines import law_fit, step_law
+from model.engines.kernel_times import KernelSource
+from model.engines.step_law import StepLaw
+from model.logs import acceptance_record
+from model.logs.acceptance_record import AcceptanceRecord, LogSource, MeasuredCell
+from model.speedups import explanation
+from model.speedups.explanation import MeasuredSpeedup
+from sim.commands.sim_app import app
+from sim.runs import explained_speedup, speedup_inputs
+from sim.runs.explained_speedup import Explanation
+
+MINE: dict[str, Any] = {
+    "plain_tpot": "8ms", "tpot": "6.2ms", "mean_acceptance_length": 2.4, "draft_length": 3, "batch": 8, "model": "llama-3.1-8b",
+    "gpu": "h100",
+}  # fmt: skip
+CLAIM = "speedup=4.4,acceptance=0.85,draft_length=7,model=llama-2-13b,gpu=a100,batch=1,engine=vllm"
+
+
+@pytest.fixture(scope="module")
+def found() -> Explanation:
+    return sim.explain(**MINE)
+
+
+@pytest.fixture(scope="module")
+def compared() -> Explanation:
+    return sim.explain(**MINE, claim=CLAIM)
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    made = AcceptanceRecord(
+        "vllm", ("v1",), (LogSource("server.log", 9),), draft_length=3, drafts=1000, drafted=3000, accepted=1400,
+        mean_acceptance_length=2.4, survival=(0.7, 0.45, 0.25),
+        cells=(MeasuredCell(8, 0, None, tpot_ms=8.0), MeasuredCell(8, 3, 2.4, tpot_ms=6.2), MeasuredCell(64, 3, 2.4, tpot_ms=11.0)),
+    )  # fmt: skip
+    path = tmp_path / "mine.json"
+    path.write_text(acceptance_record.dumps(acceptance_record.with_intervals(made)), encoding="utf-8")
+    return path
+
+
+def run(*words: str | Path) -> Any:
+    return CliRunner().invoke(app, ["explain", *map(str, words)])
+
+
+def words_of(inputs: dict[str, Any]) -> list[str]:
+    return [word for name, value in inputs.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def error_of(*words: str | Path) -> str:
+    done = run(*words)
+    assert done.exit_code == 2, done.output
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    return str(line)
+
+
+# --- Output ---
+
+
+def test_text_has_the_verdict_the_terms_and_their_sources(found: Explanation) -> None:
+    done = run(*words_of(MINE))
+    assert done.exit_code == 0, done.output
+    assert done.stdout == f"{found}\n"
+    first = done.stdout.splitlines()[0]
+    assert first.startswith("Speed-up 1.29 over plain decoding: a step emits 2.40 of at most 4 tokens and takes 1.86 plain steps.")
+    assert "The largest extra time is drafting" in first
+    for words in (
+        "speed-up = 2.400 tokens / 1.860 plain steps = 1.290",
+        "stragglers",
+        "prior of the time per draft pass",
+        "80 % interval",
+    ):
+        assert words in done.stdout
+    assert "these inputs do not tell verification, drafting, overhead apart" in done.stdout
+
+
+def test_json_follows_its_schema(found: Explanation, compared: Explanation) -> None:
+    schema = explained_speedup.json_schema()
+    for each, words in ((found, []), (compared, ["--claim", CLAIM])):
+        document = json.loads(run(*words_of(MINE), *words, "--json").stdout)
+        assert document == each.document()
+        jsonschema.validate(document, schema)
+        assert sum(row["value"] for row in document["terms"]) == pytest.approx(document["step_in_plain_steps"], rel=1e-9)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(document | {"more": 1}, schema)
+    assert json.loads(run("--json-schema").stdout) == schema
+
+
+def test_a_claim_is_divided_into_factors(compared: Explanation) -> None:
+    table = compared.shares_table
+    assert float(np.prod(table["factor"].to_numpy())) == pytest.approx(8 / 6.2 / 4.4, rel=1e-9)
+    assert table["setting"].to_list()[-1] == "rest"
+    assert {"model", "GPU", "batch", "acceptance", "draft length", "engine"} < {*table["setting"]}
+    text = run(*words_of(MINE), "--claim", CLAIM).stdout
+    assert text.startswith("Measured 1.29x, claimed 4.40x: a factor of 0.29.")
+    assert "the claim does not say context" in text
+    assert "averages over all orders" in text
+
+
+def test_a_claim_of_the_same_settings_and_speed_has_no_factors() -> None:
+    same = {"speedup": 8 / 6.2, "acceptance_length": 2.4}
+    found = sim.explain(**MINE, claim=same)
+    (rest,) = found.shares
+    assert rest.share == pytest.approx(0, abs=1e-12)
+    assert "The two sides have the same settings" in found.verdict
+
+
+def test_slower_than_plain_decoding_is_said() -> None:
+    found = sim.explain(**MINE | {"tpot": "9.5ms"})
+    assert found.verdict.startswith("Speed-up 0.84 over plain decoding (slower)")
+
+
+def test_tables_have_a_row_for_each_term(found: Explanation) -> None:
+    assert found.table["term"].to_list() == ["verify", "draft", "overhead", "stragglers", "rest"]
+    assert {*found.table["kind"]} <= {*explained_speedup.KINDS}
+    assert {row.kind for row in found.rests_on} <= {*explained_speedup.KINDS}
+    assert found.shares_table.height == 0
+
+
+# --- Inputs ---
+
+
+def test_a_record_gives_acceptance_draft_length_and_times(record: Path, found: Explanation) -> None:
+    words = ["--model", "llama-3.1-8b", "--gpu", "h100", "--batch", "8"]
+    of = json.loads(run(record, *words, "--json").stdout)
+    assert of["terms"] == found.document()["terms"]
+    assert [row["source"] for row in of["rests_on"][:3]] == ["record", "record", "vllm log server.log"]
+    assert [row["kind"] for row in of["rests_on"] if row["input"] == "context"] == ["assumed"]
+    other = json.loads(run(record, *words, "--plain-tpot", "9ms", "--json").stdout)
+    assert other["plain_tpot_ms"] == pytest.approx(9)
+    assert other["tpot_ms"] == pytest.approx(6.2)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "of"),
+    [
+        ("--context", "8000", {"context": 8000}), ("--draft", "llama-3.2-1b", {"draft": "llama-3.2-1b"}),
+        ("--draft-passes", "1", {"draft_passes": 1}), ("--tensor-parallel", "2", {"tensor_parallel": 2}),
+        ("--dtype", "float8", {"dtype": "float8"}), ("--engine", "sglang", {"engine": "sglang"}), ("--seed", "3", {"seed": 3}),
+    ],
+)  # fmt: skip
+def test_options_reach_the_fit(option: str, value: str, of: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def fitted(measured: MeasuredSpeedup, kernels: KernelSource, engine: str, seed: int) -> StepLaw:
+        calls.append(vars(measured) | vars(kernels) | {"engine": engine, "seed": seed})
+        return law_fit.fit(None, "priors", unit="step_ms", kernels=kernels, engine=engine)
+
+    monkeypatch.setattr(explanation, "fitted", fitted)
+    assert run(*words_of(MINE)).exit_code == 0
+    assert run(*words_of(MINE), option, value).exit_code == 0
+    before, after = calls
+    assert {name: each for name, each in after.items() if before[name] != each} == of
+
+
+def test_an_acceptance_rate_gives_the_length() -> None:  # --acceptance-rate instead of --mean-acceptance-length
+    rate = {name: value for name, value in MINE.items() if name != "mean_acceptance_length"} | {"acceptance_rate": 0.6}
+    assert sim.explain(**rate).document()["acceptance_length"] == pytest.approx(1 + 0.6 + 0.36 + 0.216)
+
+
+def test_static_batches_have_stragglers(found: Explanation) -> None:  # --static-tokens
+    static = sim.explain(**MINE, static_tokens=200).terms
+    assert static.term("stragglers").value > 0.05
+    assert sum(term.value for term in static.terms) == pytest.approx(found.terms.measured.steps)
+    assert static.term("draft").value < found.terms.term("draft").value
+
+
+def test_a_step_law_of_cells_replaces_the_priors(tmp_path: Path) -> None:
+    name = "vllm-llama-3.1-8b-eagle3-h100"
+    law = step_law.load(name)
+    inputs = {key: value for key, value in MINE.items() if key not in ("model", "gpu")}
+    found = sim.explain(**inputs, engine_law=name)
+    assert found.terms.term("draft").value == pytest.approx(3 * float(law.draws["draft_pass"].mean()) / 8e-3)
+    assert name in found.terms.term("verify").source
+    assert {term.kind for term in found.terms.terms} == {"measured", "assumed"}
+    # A law without cells gives kernels and priors, as --model and --gpu do.
+    prior = law_fit.fit(None, "guess", unit="step_ms", kernels=KernelSource("llama-3.1-8b", "h100"), engine="any")
+    path = step_law.write(prior, tmp_path / "guess.json")
+    done = json.loads(run(*words_of(inputs), "--engine-law", path, "--json").stdout)
+    assert done["terms"] == sim.explain(**MINE).document()["terms"]
+    assert "--model must be llama-3.1-8b, that of law guess" in error_of(
+        *words_of(inputs), "--engine-law", path, "--model", "llama-2-13b"
+    )
+
+
+@pytest.mark.parametrize(("text", "value"), [("7.5", 7.5), ("7.5ms", 7.5), ("0.0075s", 7.5), ("7500us", 7.5), (7.5, 7.5)])
+def test_times_are_read_with_their_unit(text: str | float, value: float) -> None:
+    assert speedup_inputs.milliseconds("tpot", text) == pytest.approx(value)
+
+
+# --- Figures ---
+
+
+def test_waterfall_has_the_extra_time_of_each_term(found: Explanation, tmp_path: Path) -> None:
+    (axes,) = found.figure().axes
+    bars = {bar.get_label(): bar for bar in axes.containers}
+    heights = [container.patches[0] for container in axes.containers]
+    assert heights[0].get_height() == pytest.approx(1)
+    assert heights[-1].get_height() == pytest.approx(found.terms.measured.steps)
+    for term in found.terms.terms:
+        if term.name in bars:
+            patch = bars[term.name].patches[0]
+            assert patch.get_height() == pytest.approx(abs(term.extra))
+    assert {"verify", "draft", "overhead"} < {*bars}
+    assert "stragglers" not in bars  # there are none
+    done = run(*words_of(MINE), "--figure", tmp_path / "why.svg")
+    assert done.stdout.splitlines()[-1] == str(tmp_path / "why.svg")
+    assert (tmp_path / "why.svg").stat().st_size > 1000
+
+
+def test_waterfall_of_a_claim_ends_at_the_measured_speedup(compared: Explanation) -> None:
+    figure = compared.figure()
+    assert isinstance(figure, Figure)
+    (axes,) = figure.axes
+    patches = [container.patches[0] for container in axes.containers]
+    assert len(patches) == 2 + len(compared.shares)
+    tops = [patch.get_y() + patch.get_height() for patch in patches]
+    assert (tops[0], tops[-1]) == (pytest.approx(4.4), pytest.approx(8 / 6.2))
+    rest = patches[-2]
+    assert min(rest.get_y(), rest.get_y() + rest.get_height()) == pytest.approx(8 / 6.2)
+    for share, patch in zip(compared.shares, patches[1:-1], strict=True):
+        ratio = (patch.get_y() + patch.get_height()) / patch.get_y()
+        assert math.log(ratio) == pytest.approx(abs(share.share), abs=1e-9)
+
+
+def test_figures_refuse_tables_of_something_else(found: Explanation) -> None:
+    with pytest.raises(ParameterError, match="setting"):
+        speedup_terms.draw_shares(found.table, 2.0, 1.0)
+
+
+# --- Mistakes ---
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": None}, "give --model, or --engine-law"),
+        ({"model": None, "gpu": None}, "give --model and --gpu, or --engine-law"),
+        ({"gpu": "h1000"}, "unknown device 'h1000'"),
+        ({"model": "llama-9"}, "llama-9"),
+        ({"mean_acceptance_length": None}, "acceptance is never assumed: give a record"),
+        ({"acceptance_rate": 0.5}, "acceptance must be given once"),
+        ({"draft_length": None}, "give --draft-length"),
+        ({"draft_length": 0}, "draft_length must be between 1"),
+        ({"mean_acceptance_length": 4.2}, "acceptance_length must be at most draft_length + 1 = 4"),
+        ({"tpot": "1.5ms"}, "speedup must be at most draft_length + 1 = 4"),
+        ({"tpot": None}, "give --tpot, such as --tpot 7.5ms"),
+        ({"plain_tpot": "fast"}, "--plain-tpot must be a time, such as 7.5ms, got 'fast'"),
+        ({"tpot": "1e999ms"}, "--tpot must be a time"),
+        ({"batch": 0}, "batch must be between"),
+        ({"engine": "mine"}, "unknown engine 'mine'"),
+        ({"engine_law": "nothing"}, "engine law"),
+        ({"static_tokens": 100, "batch": 1}, "--batch must be a whole number of at least 2"),
+        ({"figure": "why.pdf"}, "--figure must end in .png or .svg"),
+        ({"claim": "acceptance=0.8"}, "--claim must have speedup"),
+        ({"claim": "speedup=3"}, "acceptance is never assumed"),
+        ({"claim": "speedup=3,acceptance=0.8,acceptance_length=2"}, "got both"),
+        ({"claim": "speedup=9,acceptance=0.8,draft_length=7"}, "claim speedup must be at most draft_length + 1 = 8"),
+        ({"claim": "speedup=3,acceptance=0.8,gpus=4"}, "unknown key 'gpus' of --claim"),
+        ({"claim": "speedup=3,acceptance=often"}, "claim acceptance must be a number"),
+        ({"claim": "speedup=3,acceptance=.8,gpu=b9"}, "b9"),
+        ({"claim": "speedup"}, "--claim must be KEY=VALUE"),
+        ({"claim": "speedup=3,speedup=4,acceptance=0.8"}, "speedup twice"),
+    ],
+)
+def test_mistakes_are_refused_in_one_line(change: dict[str, Any], message: str) -> None:
+    inputs = {name: value for name, value in (MINE | change).items() if value is not None}
+    assert message in error_of(*words_of(inputs))
+
+
+def test_a_log_of_another_run_is_refused(record: Path, tmp_path: Path) -> None:
+    words = ["--model", "llama-3.1-8b", "--gpu", "h100"]
+    assert "--draft-length must be 3, that of the log, got 5" in error_of(record, *words, "--draft-length", "5")
+    assert "the record has no cell of plain decoding at batch 128" in error_of(record, *words, "--batch", "128")
+    log = tmp_path / "vllm.log"
+    log.write_text("SpecDecoding metrics: Mean acceptance length: 2.40\n", encoding="utf-8")
+    assert "calibrate import engine-log" in error_of(log, *words) or "JSON" in error_of(log, *words)
+    assert "No such file" in error_of(tmp_path / "none.json", *words)
