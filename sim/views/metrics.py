@@ -71,6 +71,8 @@ ONE_DEVICE = "speedup_over_one_device"
 PER_ROUND = ("tokens_per_round", "draft_acceptance_rate", "operations_per_token")
 TIME_PARTS = ("time_draft_layers", "time_verify_layers", "time_overhead_layers", "time_waiting_layers")
 """Parts of the time per output token; see `sim.views.time_breakdown`."""
+TIME_PARTS_S = tuple(name.replace("_layers", "_s") for name in TIME_PARTS)
+"""The same in seconds."""
 WORK = tuple(f"{name}_per_token" for name in FlopsAndBytes._fields)
 PLAIN_WORK = ("flops_per_token", "weight_bytes_per_token", "arithmetic_intensity")
 """Work that is also reported for plain decoding, in columns `plain_*`."""
