@@ -35,6 +35,8 @@ from model.outcomes.outcome_laws import Iid
 TERMS = ("verify", "draft", "overhead", "stragglers", "rest")
 TOLERANCE = 1.001
 """Factor by which a printed acceptance length or speed-up may exceed its bound, because both are rounded."""
+FASTER_THAN_PEAK = 1.05
+"""Factor by which a measured step may be shorter than its pass at the published peaks of a device: errors of measurement."""
 _PARTS = ("verify", "draft", "overhead")
 INDISTINCT = 0.5
 """Terms are not told apart if the standard deviation of their sum is below this share of the sum of their standard deviations
@@ -234,7 +236,19 @@ class TermsOfSpeedup:
 
 @lru_cache(maxsize=32)
 def fitted(measured: MeasuredSpeedup, kernels: KernelSource, engine: str, seed: int = 0) -> StepLaw:
-    """Step law of the two measured runs: kernels, priors of the engine, and two cells."""
+    """Step law of the two measured runs: kernels, priors of the engine, and two cells.
+
+    Raises ParameterError if a step is shorter than its pass at the peaks of the device.
+    """
+    cells = measured.cells()
+    shape = kernel_times.step_shape(kernels, cells.sequences, cells.draft_length, cells.draft_passes, cells.context)
+    assert shape.bound is not None
+    for name, seconds, bound in zip(("plain step", "step with drafts"), cells.values / 1e3, shape.bound, strict=True):
+        if seconds * FASTER_THAN_PEAK < bound:
+            raise ParameterError(
+                f"a {name} must take at least {1e3 * bound:.3g} ms, a pass of {kernels.model} at the peaks of {kernels.gpu}, got"
+                f" {1e3 * seconds:.3g} ms; check the unit of the times, the model, its dtype and tensor parallel size"
+            )
     return law_fit.fit(measured.cells(), "these two runs", kernels=kernels, engine=engine, seed=seed)
 
 

@@ -114,6 +114,20 @@ def test_intervals_cover_known_terms_at_their_rate() -> None:
     assert np.mean(surely) > 0.9
 
 
+def test_parts_of_a_step_are_the_sums_of_their_coefficients() -> None:
+    law = replace(priors(), kernels=None, experts=None)
+    of = {"weights": 0.01, "ridge_tokens": 1e12, "step": 1e-3, "sequence": 1e-4, "token": 1e-5, "round": 2e-3, "draft_pass": 5e-4}
+    parts = explanation.step_parts(law, 8, 3, 2, 1000, {name: np.array([value]) for name, value in of.items()})
+    assert [float(each[0]) for each in parts] == pytest.approx([0.01 + 32e-5, 2 * 5e-4, 1e-3 + 8e-4 + 2e-3])
+    plain = explanation.step_parts(law, 8, 0, 0, 1000, {name: np.array([value]) for name, value in of.items()})
+    assert [float(each[0]) for each in plain] == pytest.approx([0.01 + 8e-5, 0, 1e-3 + 8e-4])
+
+
+def test_intervals_hold_four_fifths_of_the_draws() -> None:
+    low, high = explanation.interval(np.arange(1000.0))
+    assert (low, high) == pytest.approx((100, 899), abs=1)
+
+
 def test_two_runs_leave_what_only_their_sum_determines() -> None:
     measured = MeasuredSpeedup(8e-3, 6.2e-3, 2.4, 3, sequences=8)
     found = fitted_terms(measured)
@@ -126,10 +140,10 @@ def test_two_runs_leave_what_only_their_sum_determines() -> None:
 
 def test_speedups_by_length_contain_the_measured_one() -> None:
     measured, _ = engine_like(8, 8.0, 3)
-    rates = (explanation.constant_rate(measured.mean_acceptance_length, 3),)
-    found = dict(explanation.speedups_by_length(priors(), measured, rates, 8))
-    assert found[3] == pytest.approx(measured.speedup, rel=1e-12)
-    assert [*found] == [*range(1, 9)]
+    for rates in ((explanation.constant_rate(measured.mean_acceptance_length, 3),), (0.8, 0.5, 0.4)):  # the second one is shorter
+        found = dict(explanation.speedups_by_length(priors(), measured, rates, 8))
+        assert found[3] == pytest.approx(measured.speedup, rel=1e-12)
+        assert [*found] == [*range(1, 9)]
 
 
 def test_a_draft_of_one_pass_costs_the_same_at_every_length() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
@@ -21,16 +23,21 @@ from model.engines.kernel_times import KernelSource
 from model.engines.step_law import StepLaw
 from model.logs import acceptance_record
 from model.logs.acceptance_record import AcceptanceRecord, LogSource, MeasuredCell
-from model.speedups import explanation
+from model.speedups import claim_shares, explanation
+from model.speedups.claim_shares import Setting
 from model.speedups.explanation import MeasuredSpeedup
 from sim.commands.sim_app import app
 from sim.runs import explained_speedup, speedup_inputs
 from sim.runs.explained_speedup import Explanation
+from tests.support.tiers import examples
 
 MINE: dict[str, Any] = {
     "plain_tpot": "8ms", "tpot": "6.2ms", "mean_acceptance_length": 2.4, "draft_length": 3, "batch": 8, "model": "llama-3.1-8b",
     "gpu": "h100",
 }  # fmt: skip
+VALUES = (
+    "1", "0", "-1", "7", "1e9", "nan", "inf", "", "0.5", "True", "llama-2-7b", "a100", "vllm", "eagle3:llama-3.1-8b", "float8", "\n"
+)  # fmt: skip
 CLAIM = "speedup=4.4,acceptance=0.85,draft_length=7,model=llama-2-13b,gpu=a100,batch=1,engine=vllm"
 
 
@@ -265,6 +272,8 @@ def test_figures_refuse_tables_of_something_else(found: Explanation) -> None:
         ({"tpot": None}, "give --tpot, such as --tpot 7.5ms"),
         ({"plain_tpot": "fast"}, "--plain-tpot must be a time, such as 7.5ms, got 'fast'"),
         ({"tpot": "1e999ms"}, "--tpot must be a time"),
+        ({"plain_tpot": "0.8ms", "tpot": "0.5ms"}, "a plain step must take at least"),
+        ({"plain_tpot": "5ms", "tpot": "1.6ms", "mean_acceptance_length": 1.3}, "a step with drafts must take at least"),
         ({"batch": 0}, "batch must be between"),
         ({"engine": "mine"}, "unknown engine 'mine'"),
         ({"engine_law": "nothing"}, "engine law"),
@@ -284,6 +293,28 @@ def test_figures_refuse_tables_of_something_else(found: Explanation) -> None:
 def test_mistakes_are_refused_in_one_line(change: dict[str, Any], message: str) -> None:
     inputs = {name: value for name, value in (MINE | change).items() if value is not None}
     assert message in error_of(*words_of(inputs))
+
+
+@given(
+    claim=st.one_of(
+        st.text(max_size=60),
+        st.lists(st.tuples(st.sampled_from([*speedup_inputs.CLAIM_KEYS, "x"]), st.sampled_from(VALUES)), max_size=5).map(
+            lambda pairs: ",".join(["speedup=3", "acceptance=0.8", *(f"{key}={value}" for key, value in pairs)])
+        ),
+    )
+)
+@settings(max_examples=examples(100), deadline=None)
+def test_any_claim_is_read_or_refused_in_one_line(claim: str) -> None:
+    mine = Setting("llama-3.1-8b", "h100", 3, (0.6,))
+    try:
+        other, speedup, _ = speedup_inputs.claimed(claim, mine)
+        found = claim_shares.shares(mine, 1.3, other, speedup)
+    except ParameterError as error:
+        message = str(error)
+    else:
+        message = "read"
+        assert sum(share.share for share in found) == pytest.approx(math.log(1.3 / speedup), abs=1e-9)
+    assert len(message.splitlines()) == 1
 
 
 def test_a_log_of_another_run_is_refused(record: Path, tmp_path: Path) -> None:
