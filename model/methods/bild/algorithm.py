@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from model.base import checks
 from model.methods.draft_model import MAX_DRAFT, DraftModel
 from model.methods.formula_check import FormulaCheck
+from model.methods.proposals import Known, Proposals, needs_lossy
 from model.methods.speculative.algorithm import DraftedToken, Model, start, verification_pass
 from model.steps import Commit, Forward, LayerSpan, Read, Step, Steps, ended
 
@@ -72,6 +73,13 @@ class Parameters(DraftModel):
     COSTS = ("verify_cost", "link", "early_head")
     EXACT = False
     FORMULA_CHECK = FormulaCheck("bild", swept="fallback_threshold", rate="fallback_rate")
+
+    @classmethod
+    def proposals(cls, known: Known) -> Proposals:
+        """Nothing: nobody knows its fallback and rollback rates without a decision record of the two models."""
+        return Proposals(
+            missing=needs_lossy(known) or "fallback and rollback rates, which `calibrate log` measures and `sim run` takes"
+        )
 
     def __post_init__(self) -> None:
         self.check_batching()

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from model.base import checks
 from model.methods import batching
 from model.methods.formula_check import FormulaCheck
+from model.methods.proposals import PROPOSED_TOKENS, Known, Proposal, Proposals, needs_lossy
 from model.steps import Batch, Commit, Forward, LayerSpan, Read, Steps
 
 Floats = NDArray[np.float64]
@@ -80,6 +81,13 @@ class Parameters(batching.StaticBatching):
     COSTS = ("verify_cost",)
     EXACT = False
     FORMULA_CHECK = FormulaCheck("skipdecode", swept="min_layers", of_time=True)
+
+    @classmethod
+    def proposals(cls, known: Known) -> Proposals:
+        """From all layers down to half of them over the output."""
+        table = {"layers": known.layers, "max_layers": known.layers, "min_layers": max(1, known.layers // 2)}
+        made = Proposal({**table, "prompt": 0, "sequence_length": PROPOSED_TOKENS})
+        return Proposals((made,) if known.lossy else (), needs_lossy(known))
 
     def __post_init__(self) -> None:
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
