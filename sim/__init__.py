@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import polars
 
     from sim.advice.advice import Advice
-    from sim.runs.explained_speedup import Explanation
+    from sim.advice.explained_speedup import Explanation
 
 __version__ = "0.1.0"
 
@@ -127,10 +127,10 @@ def run(
             return report.frame()
 
 
-def explain(record: str | Path | None = None, **inputs: Any) -> Explanation:
+def explain(log: str | Path | Sequence[str | Path] = (), **inputs: Any) -> Explanation:
     """Explain a measured speed-up over plain decoding, term by term, and why it differs from a claim: the command `sim explain`.
 
-    The parameters are those of `sim.runs.explained_speedup.explain`. The result prints as text; it has `verdict`, `advice`,
+    The parameters are those of `sim.advice.explained_speedup.explain`. The result prints as text; it has `verdict`, `advice`,
     `table`, `shares_table`, `figure()` and `document()`.
 
     >>> found = explain(
@@ -144,9 +144,9 @@ def explain(record: str | Path | None = None, **inputs: Any) -> Explanation:
     model.base.checks.ParameterError
         If an input is missing or impossible, with the option that gives it.
     """
-    from sim.runs import explained_speedup
+    from sim.advice import explained_speedup
 
-    return explained_speedup.explain(record, **inputs)
+    return explained_speedup.explain(log, **inputs)
 
 
 def advise(**said: Any) -> Advice:

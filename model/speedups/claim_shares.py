@@ -23,6 +23,7 @@ from model.base.checks import ParameterError
 from model.engines import engine_priors, law_fit
 from model.engines.cells import MOST_DRAFT, MOST_SEQUENCES, Floats
 from model.engines.kernel_times import USUAL_CONTEXT, KernelSource
+from model.engines.step_law import StepLaw
 from model.speedups.explanation import acceptance_length, check_speedup, interval, step_parts
 
 
@@ -32,7 +33,7 @@ class Setting:
 
     Parameters
     ----------
-    model, gpu, tensor_parallel, dtype, draft
+    model, gpu, tensor_parallel, dtype, weights, draft
         Names of the kernels' source; see `model.engines.kernel_times.KernelSource`.
     engine
         Engine whose priors are used (`model.engines.engine_priors.ENGINES`).
@@ -50,6 +51,7 @@ class Setting:
     acceptance: tuple[float, ...]
     tensor_parallel: int = 1
     dtype: str | None = None
+    weights: str | None = None
     draft: str | None = None
     engine: str = engine_priors.ANY
     batch: float = 1.0
@@ -73,7 +75,8 @@ class Setting:
     def kernels(self) -> KernelSource:
         """Source of the kernels' seconds."""
         return KernelSource(
-            model=self.model, gpu=self.gpu, tensor_parallel=self.tensor_parallel, dtype=self.dtype, draft=self.draft
+            model=self.model, gpu=self.gpu, tensor_parallel=self.tensor_parallel, dtype=self.dtype, draft=self.draft,
+            weights=self.weights,
         )
 
     @property
@@ -88,8 +91,9 @@ class Setting:
 
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "model": ("model", "dtype"), "GPU": ("gpu",), "tensor parallel": ("tensor_parallel",), "draft": ("draft", "draft_passes"),
-    "draft length": ("draft_length",), "acceptance": ("acceptance",), "batch": ("batch",), "context": ("context",),
+    "model": ("model", "dtype", "weights"), "GPU": ("gpu",), "tensor parallel": ("tensor_parallel",),
+    "draft": ("draft", "draft_passes"), "draft length": ("draft_length",), "acceptance": ("acceptance",), "batch": ("batch",),
+    "context": ("context",),
     "engine": ("engine",),
 }  # fmt: skip
 """Settings whose difference has a share, by name, and the fields that they consist of."""
@@ -136,13 +140,23 @@ def shapley(names: Sequence[str], value: Callable[[frozenset[str]], Floats]) -> 
     return found
 
 
-@lru_cache(maxsize=1024)
 def log_speedup(setting: Setting) -> Floats:
     """Logarithm of the predicted speed-up, for draws from the priors that all settings share; shape (draws,)."""
-    law = law_fit.fit(None, "priors", unit="step_ms", kernels=setting.kernels, engine=setting.engine)
-    plain = step_parts(law, setting.batch, 0, 0, setting.context)
-    drafting = step_parts(law, setting.batch, setting.draft_length, setting.passes, setting.context)
-    return np.asarray(np.log(setting.acceptance_length * plain.total / drafting.total))
+    steps = _log_steps(setting.kernels, setting.engine, setting.batch, setting.context, setting.draft_length, setting.passes)
+    return np.asarray(math.log(setting.acceptance_length) - steps)
+
+
+@lru_cache(maxsize=1024)
+def _log_steps(kernels: KernelSource, engine: str, batch: float, context: float, draft_length: int, passes: int) -> Floats:
+    """Logarithm of the time of a step with drafts in plain steps, for draws from the priors; shape (draws,)."""
+    law = _priors(kernels, engine)
+    plain, drafting = (step_parts(law, batch, length, number, context) for length, number in ((0, 0), (draft_length, passes)))
+    return np.asarray(np.log(drafting.total / plain.total))
+
+
+@lru_cache(maxsize=128)
+def _priors(kernels: KernelSource, engine: str) -> StepLaw:
+    return law_fit.fit(None, "priors", unit="step_ms", kernels=kernels, engine=engine)
 
 
 def differences(mine: Setting, claimed: Setting) -> list[str]:

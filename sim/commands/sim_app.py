@@ -516,11 +516,24 @@ app.command("advise", cls=DocumentedCommand)(guarded(advise_command.advise))
 
 @app.command(cls=DocumentedCommand)
 @guarded
-def schema(methods: Methods = None) -> None:
-    """Print the JSON schema of scenario files.
+def schema(
+    what: Annotated[str, typer.Argument(help="scenario, or the command whose --json is described: explain.")] = "scenario",
+    methods: Methods = None,
+) -> None:
+    """Print the JSON schema of scenario files, or of what a command prints with --json.
 
     sim schema > scenario.schema.json
+
+    sim schema explain > explain.schema.json
     """
+    from model.base import checks
+
+    checks.one_of("schema", what, ("scenario", "explain"))
+    if what == "explain":
+        from sim.advice.explained_speedup import json_schema
+
+        print(strict_json.dumps(json_schema(), indent=2))
+        return
     from sim.scenarios.json_schema import of_scenarios
 
     print(strict_json.dumps(of_scenarios(), indent=2))

@@ -26,9 +26,9 @@ from model.logs.acceptance_record import AcceptanceRecord, LogSource, MeasuredCe
 from model.speedups import claim_shares, explanation
 from model.speedups.claim_shares import Setting
 from model.speedups.explanation import MeasuredSpeedup
+from sim.advice import explained_speedup, speedup_inputs
+from sim.advice.explained_speedup import Explanation
 from sim.commands.sim_app import app
-from sim.runs import explained_speedup, speedup_inputs
-from sim.runs.explained_speedup import Explanation
 from tests.support.tiers import examples
 
 MINE: dict[str, Any] = {
@@ -103,12 +103,14 @@ def test_json_follows_its_schema(found: Explanation, compared: Explanation) -> N
     schema = explained_speedup.json_schema()
     for each, words in ((found, []), (compared, ["--claim", CLAIM])):
         document = json.loads(run(*words_of(MINE), *words, "--json").stdout)
+        jsonschema.validate(document, schema)
+        assert document.pop("command")[:2] == ["sim", "explain"]
         assert document == each.document()
         jsonschema.validate(document, schema)
         assert sum(row["value"] for row in document["terms"]) == pytest.approx(document["step_in_plain_steps"], rel=1e-9)
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(document | {"more": 1}, schema)
-    assert json.loads(run("--json-schema").stdout) == schema
+    assert json.loads(CliRunner().invoke(app, ["schema", "explain"]).stdout) == schema
 
 
 def test_a_claim_is_divided_into_factors(compared: Explanation) -> None:
@@ -147,21 +149,40 @@ def test_tables_have_a_row_for_each_term(found: Explanation) -> None:
 
 def test_a_record_gives_acceptance_draft_length_and_times(record: Path, found: Explanation) -> None:
     words = ["--model", "llama-3.1-8b", "--gpu", "h100", "--batch", "8"]
-    of = json.loads(run(record, *words, "--json").stdout)
+    of = json.loads(run("--log", record, *words, "--json").stdout)
     assert of["terms"] == found.document()["terms"]
-    assert [row["source"] for row in of["rests_on"][:3]] == ["record", "record", "vllm log server.log"]
+    assert [row["source"] for row in of["rests_on"][:3]] == ["--log", "--log", "vllm log server.log"]
     assert [row["kind"] for row in of["rests_on"] if row["input"] == "context"] == ["assumed"]
-    other = json.loads(run(record, *words, "--plain-tpot", "9ms", "--json").stdout)
+    other = json.loads(run("--log", record, *words, "--plain-tpot", "9ms", "--json").stdout)
     assert other["plain_tpot_ms"] == pytest.approx(9)
     assert other["tpot_ms"] == pytest.approx(6.2)
+
+
+def test_logs_of_two_runs_give_everything_but_the_draft_length(tmp_path: Path) -> None:
+    bench = "Backend: sglang\nMax request concurrency: {}\nMean TPOT (ms): {}\n"
+    plain, drafts, other = (tmp_path / f"{name}.txt" for name in ("plain", "drafts", "other"))
+    plain.write_text(bench.format(4, 8.0), encoding="utf-8")
+    drafts.write_text(bench.format(4, 5.0) + "Accept length: 2.5\n", encoding="utf-8")
+    other.write_text(bench.format(16, 9.0), encoding="utf-8")
+    words = ["--draft-length", "3", "--model", "llama-3.1-8b", "--gpu", "h100"]
+    found = json.loads(run("--log", plain, "--log", drafts, "--log", other, *words, "--json").stdout)
+    assert (found["plain_tpot_ms"], found["tpot_ms"], found["acceptance_length"]) == pytest.approx((8, 5, 2.5))
+    assert [row["value"] for row in found["rests_on"] if row["input"] == "batch"] == ["4"]
+    assert "logs must be of one run with drafts" in error_of("--log", drafts, "--log", _copy(drafts), *words)
+    assert "give --plain-tpot" in error_of("--log", drafts, *words)
+
+
+def _copy(path: Path) -> Path:
+    return Path(path.with_name("copy.txt").write_bytes(path.read_bytes()) and path.with_name("copy.txt"))
 
 
 @pytest.mark.parametrize(
     ("option", "value", "of"),
     [
-        ("--context", "8000", {"context": 8000}), ("--draft", "llama-3.2-1b", {"draft": "llama-3.2-1b"}),
+        ("--context", "8000", {"context": 8000}), ("--draft", "eagle3", {"draft": "eagle3:llama-3.1-8b"}),
         ("--draft-passes", "1", {"draft_passes": 1}), ("--tensor-parallel", "2", {"tensor_parallel": 2}),
-        ("--dtype", "float8", {"dtype": "float8"}), ("--engine", "sglang", {"engine": "sglang"}), ("--seed", "3", {"seed": 3}),
+        ("--dtype", "float8", {"dtype": "float8"}), ("--weights", "int4", {"weights": "int4"}),
+        ("--engine", "sglang", {"engine": "sglang"}), ("--seed", "3", {"seed": 3}),
     ],
 )  # fmt: skip
 def test_options_reach_the_fit(option: str, value: str, of: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,8 +199,8 @@ def test_options_reach_the_fit(option: str, value: str, of: dict[str, Any], monk
     assert {name: each for name, each in after.items() if before[name] != each} == of
 
 
-def test_an_acceptance_rate_gives_the_length() -> None:  # --acceptance-rate instead of --mean-acceptance-length
-    rate = {name: value for name, value in MINE.items() if name != "mean_acceptance_length"} | {"acceptance_rate": 0.6}
+def test_an_acceptance_rate_gives_the_length() -> None:  # --acceptance instead of --mean-acceptance-length
+    rate = {name: value for name, value in MINE.items() if name != "mean_acceptance_length"} | {"acceptance": 0.6}
     assert sim.explain(**rate).document()["acceptance_length"] == pytest.approx(1 + 0.6 + 0.36 + 0.216)
 
 
@@ -208,7 +229,7 @@ def test_a_step_law_of_cells_replaces_the_priors(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("text", "value"), [("7.5", 7.5), ("7.5ms", 7.5), ("0.0075s", 7.5), ("7500us", 7.5), (7.5, 7.5)])
+@pytest.mark.parametrize(("text", "value"), [("7.5 ms", 7.5), ("7.5ms", 7.5), ("0.0075s", 7.5), (7.5, 7.5)])
 def test_times_are_read_with_their_unit(text: str | float, value: float) -> None:
     assert speedup_inputs.milliseconds("tpot", text) == pytest.approx(value)
 
@@ -228,9 +249,10 @@ def test_waterfall_has_the_extra_time_of_each_term(found: Explanation, tmp_path:
             assert patch.get_height() == pytest.approx(abs(term.extra))
     assert {"verify", "draft", "overhead"} < {*bars}
     assert "stragglers" not in bars  # there are none
-    done = run(*words_of(MINE), "--figure", tmp_path / "why.svg")
-    assert done.stdout.splitlines()[-1] == str(tmp_path / "why.svg")
+    done = run(*words_of(MINE), "--out", tmp_path / "why")
+    assert done.stdout.splitlines()[-2:] == [str(tmp_path / "why.json"), str(tmp_path / "why.svg")]
     assert (tmp_path / "why.svg").stat().st_size > 1000
+    assert json.loads((tmp_path / "why.json").read_text())["kind"] == "explanation"
 
 
 def test_waterfall_of_a_claim_ends_at_the_measured_speedup(compared: Explanation) -> None:
@@ -263,14 +285,14 @@ def test_figures_refuse_tables_of_something_else(found: Explanation) -> None:
         ({"model": None, "gpu": None}, "give --model and --gpu, or --engine-law"),
         ({"gpu": "h1000"}, "unknown device 'h1000'"),
         ({"model": "llama-9"}, "llama-9"),
-        ({"mean_acceptance_length": None}, "acceptance is never assumed: give a record"),
-        ({"acceptance_rate": 0.5}, "acceptance must be given once"),
+        ({"mean_acceptance_length": None}, "acceptance is never assumed: give --log"),
+        ({"acceptance": 0.5}, "acceptance must be given once"),
         ({"draft_length": None}, "give --draft-length"),
         ({"draft_length": 0}, "draft_length must be between 1"),
         ({"mean_acceptance_length": 4.2}, "acceptance_length must be at most draft_length + 1 = 4"),
         ({"tpot": "1.5ms"}, "speedup must be at most draft_length + 1 = 4"),
         ({"tpot": None}, "give --tpot, such as --tpot 7.5ms"),
-        ({"plain_tpot": "fast"}, "--plain-tpot must be a time, such as 7.5ms, got 'fast'"),
+        ({"plain_tpot": "fast"}, "--plain-tpot must be a time above 0 with its unit, such as 20ms, got 'fast'"),
         ({"tpot": "1e999ms"}, "--tpot must be a time"),
         ({"plain_tpot": "0.8ms", "tpot": "0.5ms"}, "a plain step must take at least"),
         ({"plain_tpot": "5ms", "tpot": "1.6ms", "mean_acceptance_length": 1.3}, "a step with drafts must take at least"),
@@ -278,7 +300,6 @@ def test_figures_refuse_tables_of_something_else(found: Explanation) -> None:
         ({"engine": "mine"}, "unknown engine 'mine'"),
         ({"engine_law": "nothing"}, "engine law"),
         ({"static_tokens": 100, "batch": 1}, "--batch must be a whole number of at least 2"),
-        ({"figure": "why.pdf"}, "--figure must end in .png or .svg"),
         ({"claim": "acceptance=0.8"}, "--claim must have speedup"),
         ({"claim": "speedup=3"}, "acceptance is never assumed"),
         ({"claim": "speedup=3,acceptance=0.8,acceptance_length=2"}, "got both"),
@@ -319,9 +340,9 @@ def test_any_claim_is_read_or_refused_in_one_line(claim: str) -> None:
 
 def test_a_log_of_another_run_is_refused(record: Path, tmp_path: Path) -> None:
     words = ["--model", "llama-3.1-8b", "--gpu", "h100"]
-    assert "--draft-length must be 3, that of the log, got 5" in error_of(record, *words, "--draft-length", "5")
-    assert "the record has no cell of plain decoding at batch 128" in error_of(record, *words, "--batch", "128")
+    assert "--draft-length must be 3, that of the log, got 5" in error_of("--log", record, *words, "--draft-length", "5")
+    assert "the log has no cell of plain decoding at batch 128" in error_of("--log", record, *words, "--batch", "128")
     log = tmp_path / "vllm.log"
     log.write_text("SpecDecoding metrics: Mean acceptance length: 2.40\n", encoding="utf-8")
-    assert "calibrate import engine-log" in error_of(log, *words) or "JSON" in error_of(log, *words)
-    assert "No such file" in error_of(tmp_path / "none.json", *words)
+    assert "it has no acceptance" in error_of("--log", log, *words)
+    assert "No such file" in error_of("--log", tmp_path / "none.json", *words)

@@ -6,24 +6,22 @@ The Python twin of `sim explain`; the arithmetic is in `model.speedups.explanati
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model.base import checks
 from model.base.checks import ParameterError
-from model.engines import cells as cell_tables
-from model.engines import engine_priors
+from model.engines import engine_priors, memory_limit
 from model.engines.kernel_times import USUAL_CONTEXT
 from model.engines.step_law import StepLaw
-from model.logs import acceptance_record
 from model.logs.acceptance_record import AcceptanceRecord
 from model.speedups import claim_shares, explanation
 from model.speedups.claim_shares import Setting, Share
 from model.speedups.explanation import MeasuredSpeedup, Term, TermsOfSpeedup
-from sim.runs import speedup_inputs
-from sim.runs.speedup_inputs import Input
+from sim.advice import speedup_inputs
+from sim.advice.situation import Evidence
 
 if TYPE_CHECKING:
     import polars as pl
@@ -77,7 +75,7 @@ class Explanation:
     by_length: tuple[tuple[int, float], ...]
     shares: tuple[Share, ...]
     claimed_speedup: float | None
-    rests_on: tuple[Input, ...]
+    rests_on: tuple[Evidence, ...]
     notes: tuple[str, ...]
 
     @property
@@ -178,24 +176,25 @@ def _share_row(share: Share) -> dict[str, Any]:
 
 
 def explain(
-    record: str | Path | None = None, *, plain_tpot: float | str | None = None, tpot: float | str | None = None,
+    log: str | Path | Sequence[str | Path] = (), *, plain_tpot: float | str | None = None, tpot: float | str | None = None,
     model: str | None = None, gpu: str | None = None, tensor_parallel: int | None = None, dtype: str | None = None,
-    draft: str | None = None, draft_length: int | None = None, draft_passes: int | None = None,
-    mean_acceptance_length: float | None = None, acceptance_rate: float | None = None,
+    weights: str | None = None, draft: str | None = None, draft_length: int | None = None, draft_passes: int | None = None,
+    mean_acceptance_length: float | None = None, acceptance: float | None = None,
     batch: float | None = None, context: float | None = None,
     engine: str | None = None, engine_law: str | Path | None = None, static_tokens: int | None = None,
-    claim: str | Mapping[str, Any] | None = None, seed: int = 0,
+    claim: str | Mapping[str, Any] | None = None, seed: int = 0, progress: Callable[[str], None] = lambda what: None,
 ) -> Explanation:  # fmt: skip
     """Explain a measured speed-up over plain decoding, and its difference to a claim.
 
     Parameters
     ----------
-    record
-        Acceptance record of the run (`calibrate import engine-log`); or `mean_acceptance_length` or `acceptance_rate`.
+    log
+        Log or benchmark output of the run with drafts, or its acceptance record (`calibrate import engine-log`); several files for
+        several runs, such as one without drafts. Or `mean_acceptance_length`, or `acceptance` (a rate).
     plain_tpot, tpot
         Time per output token without and with drafts, as a number [ms] or with a unit (`7.5ms`, `0.0075s`); left out, those of the
-        record's cells.
-    model, gpu, tensor_parallel, dtype, draft
+        log's cells.
+    model, gpu, tensor_parallel, dtype, weights, draft
         What was run, as names of `sim ls shapes` and `sim ls devices`, or files; not needed with `engine_law`, except to compare
         with a claim.
     draft_length, draft_passes
@@ -212,29 +211,35 @@ def explain(
         Claim to compare with the measurement: `speedup=4.4,acceptance=0.85,draft_length=7,...` or a mapping (keys: `CLAIM_KEYS`).
     seed
         Seed of the draws.
+    progress
+        Called with a few words before each part of the work.
     """
-    found = None if record is None else acceptance_record.load(record)
+    runs = speedup_inputs.runs_of(log)
+    found = runs.record
     length = speedup_inputs.draft_length_of(found, draft_length)
-    mean, rates, accepted = speedup_inputs.acceptance_of(found, length, mean_acceptance_length, acceptance_rate)
-    sequences = 1.0 if batch is None else speedup_inputs.number("batch", batch, 1e-3, cell_tables.MOST_SEQUENCES)
+    mean, rates, accepted = speedup_inputs.acceptance_of(found, length, mean_acceptance_length, acceptance)
+    sequences, batch_said = speedup_inputs.batch_of(runs, batch, length)
     positions = float(USUAL_CONTEXT) if context is None else speedup_inputs.number("context", context, 0, checks.MAX_TOKENS)
-    plain_s = speedup_inputs.seconds_of("plain-tpot", plain_tpot, found, 0, sequences)
-    tpot_s = speedup_inputs.seconds_of("tpot", tpot, found, length, sequences)
+    plain_s = speedup_inputs.seconds_of("plain-tpot", plain_tpot, runs, 0, sequences)
+    tpot_s = speedup_inputs.seconds_of("tpot", tpot, runs, length, sequences)
     waiting = 0.0 if static_tokens is None else speedup_inputs.waiting_of(length, rates, sequences, static_tokens)
     measured = MeasuredSpeedup(plain_s, tpot_s, mean, length, draft_passes, sequences, positions, waiting)
     setting = None
     if model is not None and gpu is not None:
         own = speedup_inputs.rates_of_length(rates, mean, length)
         setting = Setting(
-            model, gpu, length, own, 1 if tensor_parallel is None else tensor_parallel, dtype, draft, engine or engine_priors.ANY,
-            sequences, positions, draft_passes,
+            model, gpu, length, own, 1 if tensor_parallel is None else tensor_parallel, dtype, weights,
+            None if draft is None else memory_limit.of_target(draft, model), engine or engine_priors.ANY, sequences, positions,
+            draft_passes,
         )  # fmt: skip
     other = None
     if claim is not None:
         if setting is None:
             raise ParameterError("a claim is compared by model and GPU: give --model and --gpu of the measured run")
         other = speedup_inputs.claimed(claim, setting)
-    described = {"model": model, "gpu": gpu, "tensor_parallel": tensor_parallel, "dtype": dtype, "draft": draft, "engine": engine}
+    described = {"model": model, "gpu": gpu, "tensor_parallel": tensor_parallel, "dtype": dtype, "weights": weights}
+    described |= {"draft": None if setting is None else setting.draft, "engine": engine}
+    progress("fitting a step law to the two runs")
     law, fitted_here = speedup_inputs.law_of(engine_law, setting, measured, described, seed)
     terms = explanation.explain(measured, law, fitted_here=fitted_here)
     by_length = tuple(explanation.speedups_by_length(law, measured, rates, max(MOST_LENGTH, length)))
@@ -242,24 +247,25 @@ def explain(
     claimed_speedup, notes = None, [*_notes(law, measured, found, terms)]
     if setting is not None and other is not None:
         claimed_setting, claimed_speedup, missing = other
+        progress(f"predicting mixtures of two sides with {len(claim_shares.differences(setting, claimed_setting))} differences")
         shares = claim_shares.shares(setting, measured.speedup, claimed_setting, claimed_speedup)
         if missing:
             notes.append(f"the claim does not say {', '.join(missing)}: taken to be the measured run's")
         notes.append("factors are Shapley values of the speed-up's logarithm: averages over all orders of changing the settings")
     inputs = (
-        _input("plain TPOT", f"{1e3 * plain_s:.4g} ms", "record" if plain_tpot is None else "given"),
-        _input("TPOT", f"{1e3 * tpot_s:.4g} ms", "record" if tpot is None else "given"),
+        _input("plain TPOT", f"{1e3 * plain_s:.4g} ms", "--log" if plain_tpot is None else "--plain-tpot"),
+        _input("TPOT", f"{1e3 * tpot_s:.4g} ms", "--log" if tpot is None else "--tpot"),
         accepted,
-        _input("batch", f"{sequences:g}", "not given" if batch is None else "given"),
-        _input("context", f"{positions:g}", "not given" if context is None else "given"),
-        *(Input(_label(term.name), f"{term.value:.3f} plain steps", term.source, term.kind) for term in terms.terms),
+        batch_said,
+        _input("context", f"{positions:g}", "not given" if context is None else "--context"),
+        *(Evidence(_label(term.name), f"{term.value:.3f} plain steps", term.source, term.kind) for term in terms.terms),
     )
     verdict = _verdict(terms) if claimed_speedup is None else _claim_verdict(terms, shares, claimed_speedup)
     return Explanation(terms, verdict, _advice(terms, by_length), by_length, shares, claimed_speedup, inputs, tuple(notes))
 
 
-def _input(name: str, value: str, source: str) -> Input:
-    return Input(name, value, source, "assumed" if source == "not given" else "measured")
+def _input(name: str, value: str, source: str) -> Evidence:
+    return Evidence(name, value, source, "assumed" if source == "not given" else "measured")
 
 
 def _notes(
@@ -353,7 +359,7 @@ def json_schema() -> dict[str, Any]:
     terms = {"term": {"enum": list(explanation.TERMS)}} | {
         field.name: text if field.name == "source" else number for field in fields(Term) if field.name not in ("name", "kind")
     }
-    return _object({
+    found = _object({
         "kind": {"const": "explanation"}, "schema_version": {"const": SCHEMA_VERSION}, "verdict": text,
         "advice": {"type": "array", "items": text}, "speedup": number, "acceptance_length": number,
         "draft_length": {"type": "integer"}, "plain_tpot_ms": number, "tpot_ms": number, "step_in_plain_steps": number,
@@ -365,12 +371,14 @@ def json_schema() -> dict[str, Any]:
         "claimed_speedup": {"type": ["number", "null"]},
         "shares": table({name: text if kind is str else number for name, kind in _SHARE_TYPES.items()}),
         "rests_on": table({"input": text, "value": text, "source": text, "kind": {"enum": list(KINDS)}}),
-        "notes": {"type": "array", "items": text},
-    }) | {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "sim explain --json"}  # fmt: skip
+        "notes": {"type": "array", "items": text}, "command": {"type": "array", "items": text},
+    }, optional=("command",))  # fmt: skip
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "sim explain --json"} | found
 
 
 KINDS = ("measured", "published", "assumed", "prior")
 
 
-def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": dict(properties), "required": list(properties), "additionalProperties": False}
+def _object(properties: Mapping[str, Any], optional: Sequence[str] = ()) -> dict[str, Any]:
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "properties": dict(properties), "required": required, "additionalProperties": False}
