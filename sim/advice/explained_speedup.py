@@ -94,7 +94,7 @@ class Explanation:
 
     def figure(self) -> Figure:
         """Waterfall of the terms, or of the shares where there is a claim."""
-        from figures.of_runs import speedup_terms
+        from figures.of_comparisons import speedup_terms
 
         if self.claimed_speedup is not None:
             return speedup_terms.draw_shares(self.shares_table, self.claimed_speedup, self.terms.measured.speedup)

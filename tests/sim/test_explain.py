@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 import sim
-from figures.of_runs import speedup_terms
+from figures.of_comparisons import speedup_terms
 from model.base.checks import ParameterError
 from model.engines import law_fit, step_law
 from model.engines.kernel_times import KernelSource
