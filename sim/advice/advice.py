@@ -254,9 +254,13 @@ class Advice:
         what = "plain decoding" if not found.draft_length else f"K = {found.draft_length}"
         tells = " and ".join(name for name, _ in found.tells[:2])
         of = f"; it determines {tells} best" if tells else ""
+        narrows = f"the uncertainty of a predicted value falls from {advice.spread:.0%} to {found.spread:.0%}"
+        if advice.loss - found.loss < next_cell.RESOLVED:
+            sure = f"the choice of K is as sure as one cell can make it (expected loss {advice.loss:.1%})"
+            return f"{sure}; measure {what} with {found.sequences:g} running, and {narrows}{of}"
         return (
             f"measure {what} with {found.sequences:g} running: the expected loss of these choices falls from {advice.loss:.1%} to"
-            f" {found.loss:.1%}, the uncertainty of a predicted value from {advice.spread:.0%} to {found.spread:.0%}{of}"
+            f" {found.loss:.1%}, and {narrows}{of}"
         )
 
     @cached_property

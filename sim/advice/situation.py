@@ -1,6 +1,6 @@
 """What a user says of model, devices, engine and draft, completed from shapes, profiles, laws and records.
 
-What nobody knows is refused with the option that gives it; what is assumed is listed with its source (`Evidence`).
+What is unknown is refused with the option that gives it; what is assumed is listed with its source (`Evidence`).
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Inputs:
     engine: str = engine_priors.ANY
     engine_law: str | Path | None = None
     log: tuple[str | Path, ...] = ()
+    log_draft_length: int | None = None
     acceptance: Any = None
     acceptance_by_position: tuple[float, ...] | None = None
     match_rate: float | None = None
@@ -132,7 +133,7 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
     Raises ParameterError that names the option that is missing or wrong.
     """
     checks.one_of("engine", said.engine, ENGINES)
-    record = record_of(said.log)
+    record = record_of(said.log, said.log_draft_length)
     given = None if said.engine_law is None else step_law.load(said.engine_law)
     rests: list[Evidence] = []
     notes: list[str] = []
@@ -201,14 +202,17 @@ def _shape(name: str, dtype: str | None, weights: str | None) -> Shape:
     return found if weights is None else replace(found, weights=None if weights == "none" else layer_parts.quantised(weights))
 
 
-def record_of(log: Sequence[str | Path]) -> AcceptanceRecord | None:
-    """Acceptance record of the logs: of its JSON file, or of the logs themselves; None without logs."""
+def record_of(log: Sequence[str | Path], draft_length: int | None = None) -> AcceptanceRecord | None:
+    """Acceptance record of the logs: of its JSON file, or of the logs themselves; None without logs.
+
+    `draft_length` is that of logs that do not say it.
+    """
     if not log:
         return None
     first = Path(log[0])
     if len(log) == 1 and first.suffix == ".json" and _is_record(first):
         return acceptance_record.load(first)
-    return engine_log.read(log)
+    return engine_log.read(log, draft_length=draft_length)
 
 
 def _is_record(path: Path) -> bool:
@@ -364,16 +368,20 @@ def _of_law(
 
 def _cases(said: Inputs, record: AcceptanceRecord | None, law: StepLaw, rests: list[Evidence]) -> tuple[AcceptanceDraws, ...]:
     """Acceptance of each case: as said, of the log, or of the law."""
-    given = [said.acceptance is not None, said.acceptance_by_position is not None, record is not None]
-    if sum(given) > 1:
-        raise ParameterError("one source of acceptance is needed: give one of --acceptance, --acceptance-by-position and --log")
+    if said.acceptance is not None and said.acceptance_by_position is not None:
+        raise ParameterError("one acceptance is needed, got --acceptance and --acceptance-by-position; leave one out")
     if said.acceptance is not None:
         found = tuple(acceptance_of(said.acceptance, said.seed))
     elif said.acceptance_by_position is not None:
         found = (acceptance_draws.by_position(said.acceptance_by_position),)
     elif record is not None:
         if record.draft_length == 0 or not (record.known_rates or record.mean_acceptance_length):
-            raise ParameterError("the log has no drafts, so no acceptance: give --acceptance, or a log with speculation on")
+            raise ParameterError("--log has no drafts, so no acceptance: give --acceptance, or a log with speculation on")
+        if not record.known_rates and not record.draft_length:
+            raise ParameterError(
+                f"--log says {record.mean_acceptance_length:.3g} tokens per step, but not the draft length: give --log-draft-length,"
+                " the K that the engine ran with, or --acceptance"
+            )
         found = (acceptance_draws.of_record(record, "--log", seed=said.seed),)
     else:
         of_law = acceptance_draws.of_law(law)
@@ -426,7 +434,7 @@ def _batches(said: Inputs, capacity: int | None, notes: list[str]) -> tuple[int,
             checks.whole("batch", each, 1, 100_000)
             if capacity is not None and each > capacity:
                 raise ParameterError(
-                    f"batch must be at most {capacity}, the sequences whose cache fits the memory beside the weights, got {each};"
+                    f"batch must be at most {capacity}, the sequences whose cache fits the memory besides the weights, got {each};"
                     " give fewer, a shorter --context, or more --tensor-parallel"
                 )
         return tuple(sorted({*said.batch}))
@@ -451,7 +459,9 @@ def _draft_lengths(said: Inputs, cases: Sequence[AcceptanceDraws], notes: list[s
         return tuple(sorted({*said.draft_length}))
     kept = tuple(each for each in DRAFT_LENGTHS if each <= most)
     if len(kept) < len(DRAFT_LENGTHS):
-        notes.append(f"acceptance is known up to draft length {most} ({source}): longer drafts are left out")
+        notes.append(
+            f"acceptance is known up to draft length {most} ({source}): longer drafts are left out; a run with longer drafts tells more"
+        )
     return kept
 
 

@@ -246,7 +246,7 @@ DECODERS = [name for name, made in PRESETS.items() if not made.encoder_layers]
 
 @given(st.sampled_from(DECODERS), st.sampled_from(DECODERS), st.sampled_from(["mtp", "medusa"]))
 def test_a_head_is_of_its_target(target: str, other: str, kind: str) -> None:
-    """Models of one shape share heads; heads of all others are refused, whatever the widths of the head itself."""
+    """Models of one shape share heads; heads of all others are refused, at any widths of the head itself."""
     sizes = [(made.layers, made.hidden, made.vocabulary) for made in (preset(target), preset(other))]
     cost = {"kind": "roofline", "device": "h200", "dtype": "float16", "shape": target, "draft_shape": f"{kind}:{other}"}
     if sizes[0] == sizes[1]:
