@@ -15,7 +15,7 @@ def schema() -> dict[str, Any]:
     best = {"type": "object", "additionalProperties": _WHOLE, "description": "Best draft length by running sequences; 0: plain."}
     off = {
         "type": "object", "description": "Running sequences from which drafts do not pay.",
-        "properties": {name: _OR_NULL["number"] for name in ("batch", "low", "high", "pays_until", "costs_from")} | {"limit": _NUMBER},
+        "properties": dict.fromkeys(("batch", "low", "high", "pays_until", "costs_from"), _OR_NULL["number"]) | {"limit": _NUMBER},
     }  # fmt: skip
     rows = {
         "method": _TEXT, "acceptance": _TEXT, "batch": _WHOLE, "draft_length": _OR_NULL["integer"], "speedup": _NUMBER,

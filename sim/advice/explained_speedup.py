@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from model.base import checks
 from model.base.checks import ParameterError
-from model.engines import engine_priors, memory_limit
+from model.engines import engine_priors
 from model.engines.kernel_times import USUAL_CONTEXT
 from model.engines.step_law import StepLaw
+from model.hardware import memory_limit
 from model.logs.acceptance_record import AcceptanceRecord
 from model.speedups import claim_shares, explanation
 from model.speedups.claim_shares import Setting, Share

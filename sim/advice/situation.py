@@ -13,16 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from model.advice import acceptance_draws
+from model.advice.acceptance_draws import AcceptanceDraws
 from model.architectures import layer_parts, published_shapes
 from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
-from model.engines import acceptance_draws, engine_priors, kernel_times, law_fit, law_report, memory_limit, step_law
-from model.engines.acceptance_draws import AcceptanceDraws
+from model.engines import engine_priors, kernel_times, law_fit, law_report, step_law
 from model.engines.cells import Cells
 from model.engines.kernel_times import USUAL_CONTEXT, KernelSource
 from model.engines.step_law import StepLaw
-from model.hardware import cost_models, devices
+from model.hardware import cost_models, devices, memory_limit
 from model.logs import acceptance_record
 from model.logs.acceptance_record import AcceptanceRecord
 from model.logs.engine_logs import engine_log
@@ -211,7 +212,9 @@ def record_of(log: Sequence[str | Path], draft_length: int | None = None) -> Acc
         return None
     first = Path(log[0])
     if len(log) == 1 and first.suffix == ".json" and _is_record(first):
-        return acceptance_record.load(first)
+        record = acceptance_record.load(first)
+        unknown = record.draft_length is None and draft_length is not None
+        return replace(record, draft_length=draft_length) if unknown else record
     return engine_log.read(log, draft_length=draft_length)
 
 
@@ -379,7 +382,7 @@ def _cases(said: Inputs, record: AcceptanceRecord | None, law: StepLaw, rests: l
             raise ParameterError("--log has no drafts, so no acceptance: give --acceptance, or a log with speculation on")
         if not record.known_rates and not record.draft_length:
             raise ParameterError(
-                f"--log says {record.mean_acceptance_length:.3g} tokens per step, but not the draft length: give --log-draft-length,"
+                f"--log says {record.mean_acceptance_length:.3g} tokens per step, but no draft length: give --log-draft-length,"
                 " the K that the engine ran with, or --acceptance"
             )
         found = (acceptance_draws.of_record(record, "--log", seed=said.seed),)
@@ -460,7 +463,7 @@ def _draft_lengths(said: Inputs, cases: Sequence[AcceptanceDraws], notes: list[s
     kept = tuple(each for each in DRAFT_LENGTHS if each <= most)
     if len(kept) < len(DRAFT_LENGTHS):
         notes.append(
-            f"acceptance is known up to draft length {most} ({source}): longer drafts are left out; a run with longer drafts tells more"
+            f"acceptance is known up to draft length {most} ({source}): longer drafts are left out; a run with them tells more"
         )
     return kept
 

@@ -13,8 +13,9 @@ import numpy as np
 from model.base import checks
 from model.base.checks import ParameterError
 from model.engines import cells as cell_tables
-from model.engines import engine_priors, memory_limit, step_law
+from model.engines import engine_priors, step_law
 from model.engines.step_law import StepLaw
+from model.hardware import memory_limit
 from model.logs.acceptance_record import AcceptanceRecord, MeasuredCell
 from model.logs.engine_logs import engine_log
 from model.speedups import claim_shares, explanation

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model.advice import acceptance_draws
+from model.advice.acceptance_draws import DRAWS, AcceptanceDraws
+from model.advice.draft_choice import DraftChoice, break_even, influences, switch_off
 from model.base.checks import ParameterError
-from model.engines import acceptance_draws, law_fit, memory_limit, step_law
-from model.engines.acceptance_draws import DRAWS, AcceptanceDraws
-from model.engines.draft_choice import DraftChoice, break_even, influences, switch_off
+from model.engines import law_fit, step_law
 from model.engines.kernel_times import KernelSource
 from model.engines.step_law import StepLaw
+from model.hardware import memory_limit
 from model.logs.acceptance_record import AcceptanceRecord, with_intervals
 
 LENGTHS = (0, 1, 2, 3, 5, 8)
@@ -24,7 +26,15 @@ BATCHES = (1.0, 4.0, 16.0, 64.0, 256.0)
 
 def law(spread: float = 0.0, noise: float = 1e-6, **changed: float) -> StepLaw:
     """Law without kernels with known coefficients; each is uncertain by the relative standard deviation `spread`."""
-    point = {"weights": 0.01, "ridge_tokens": 200.0, "step": 1e-3, "sequence": 2e-5, "token": 1e-5, "draft_pass": 6e-4, "round": 2e-4}
+    point = {
+        "weights": 0.01,
+        "ridge_tokens": 200.0,
+        "step": 1e-3,
+        "sequence": 2e-5,
+        "token": 1e-5,
+        "draft_pass": 6e-4,
+        "round": 2e-4,
+    }
     point |= changed
     random = np.random.Generator(np.random.Philox(5))
     draws = {name: value * np.exp(spread * random.standard_normal(DRAWS)) for name, value in point.items()}
@@ -103,12 +113,12 @@ def test_switch_off_batch_is_the_last_crossing(of: dict[str, float], rate: float
         assert found.high == pytest.approx(found.batch)
 
 
-def test_more_acceptance_never_slows_and_a_dearer_draft_never_helps() -> None:
+def test_more_acceptance_never_slows_and_a_slower_draft_never_helps() -> None:
     slow, fast = (choice(acceptance_draws.constant(rate)).speedups for rate in (0.6, 0.7))
     assert (fast[:, 1:] > slow[:, 1:]).all()
-    dear = choice(of=law(draft_pass=8e-4)).speedups
-    assert (dear[:, 1:] < fast[:, 1:]).all()
-    assert (dear[:, 0] == 1).all()
+    slower = choice(of=law(draft_pass=8e-4)).speedups
+    assert (slower[:, 1:] < fast[:, 1:]).all()
+    assert (slower[:, 0] == 1).all()
 
 
 def test_what_is_unknown_widens_intervals_and_makes_ties() -> None:
@@ -140,7 +150,7 @@ def test_largest_influence_is_the_input_that_is_least_known() -> None:
     made = choice(of=dataclasses.replace(sure, draws=draws))
     found = influences(made, 4)
     assert found[0].name == "draft_pass"
-    assert found[0].low > found[0].high  # a dearer pass, a smaller speed-up
+    assert found[0].low > found[0].high  # a slower pass, a smaller speed-up
     wide = influences(choice(acceptance_draws.constant(0.4, 0.9)), 4)
     assert [each.name for each in wide] == ["acceptance"]
     assert wide[0].high > wide[0].low
@@ -222,7 +232,8 @@ def test_scaled_rates_keep_their_order() -> None:
 @pytest.mark.parametrize(("call", "message"), [
     (lambda: acceptance_draws.constant(1.2), "acceptance must be"),
     (lambda: acceptance_draws.constant(0.8, 0.6), r"acceptance must be a range LOW\.\.HIGH, got 0\.8\.\.0\.6; write 0\.6\.\.0\.8"),
-    (lambda: acceptance_draws.by_position(()), "1 to 64 rates"), (lambda: acceptance_draws.by_position((0.5, 2)), "between 0 and 1"),
+    (lambda: acceptance_draws.by_position(()), "1 to 64 rates"),
+    (lambda: acceptance_draws.by_position((0.5, 2)), "between 0 and 1"),
 ])  # fmt: skip
 def test_bad_acceptance_is_refused(call: object, message: str) -> None:
     with pytest.raises(ParameterError, match=message):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import jsonschema
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +26,6 @@ from sim.advice.advice import Advice
 from sim.advice.engine_settings import MOST_SEQUENCES, Range, schedule
 from sim.advice.situation import acceptance_of
 from sim.commands.sim_app import app
-
 
 LAW = "sglang-qwen3-235b-a22b"
 KEYS = {"verdict", "best", "switch_off_batch", "table", "rests_on", "break_even", "kernels_only"}
@@ -92,7 +92,9 @@ def test_verdict_says_where_it_pays_and_where_to_switch_off(dense: Path) -> None
     assert re.search(r"K = \d is fastest up to \d+ running sequences: \d\.\d\dx at 1, \d\.\d\dx \(80 % interval", made.verdict)
     assert "above, switch it off" in made.verdict
     low = sim.advise(engine_law=dense, acceptance=0.05)
-    assert low.verdict.startswith(("From 1 to 128 running sequences plain decoding is fastest", "From 1 to 128 running sequences it"))
+    assert low.verdict.startswith(
+        ("From 1 to 128 running sequences plain decoding is fastest", "From 1 to 128 running sequences it")
+    )
     assert set(low.cases[0].best.values()) == {0}
     assert low.cases[0].off.batch == 1
     assert all("without speculative decoding" in low.settings(engine)[0] for engine in engine_settings.NAMES)
@@ -151,7 +153,7 @@ def test_files_are_written_and_hold_the_same(tmp_path: Path) -> None:
 def two() -> Advice:
     return sim.advise(
         model="llama-3.1-8b", gpu="h100", draft="eagle3", acceptance=0.7, engine="vllm", gpus=2, match_rate=0.5, lossy=True,
-        batch=[1, 16], draft_length=[1, 3, 5],
+        batch=[1, 2, 16], draft_length=[1, 3, 5],
     )  # fmt: skip
 
 
@@ -234,7 +236,7 @@ BAD = [
     (("--model", "llama-3.1-8b", "--gpu", "h100", "--acceptance", "0.7", "--slo-tpot", "0.1ms"), "slo_tpot must be at least"),
     (("--engine-law", LAW, "--slo-tpot", "20"), "slo_tpot must be a time above 0 with its unit"),
     (("--engine-law", LAW, "--tensor-parallel", "0"), "tensor_parallel must be"),
-    (("--engine-law", "sglang-deepseek-r1-fp8-b300", "--tensor-parallel", "4"), "--tensor-parallel must be 8, that of the engine law"),
+    (("--engine-law", "sglang-deepseek-r1-fp8-b300", "--tensor-parallel", "4"), "--tensor-parallel must be 8, that of the"),
     (("--engine-law", LAW, "--model", "llama-3.1-8b"), "--model must be qwen3-235b-a22b"),
     (("--engine-law", LAW, "--batch", "one"), "batch must be comma-separated whole numbers"),
     (("--engine-law", LAW, "--draft-length", "0"), "draft_length must be"),
@@ -243,7 +245,7 @@ BAD = [
     (("--engine-law", "nothing"), "unknown engine law 'nothing'"),
     (("--engine-law", LAW, "--acceptance", "0.6", "--acceptance-by-position", "0.5,0.4"), "one acceptance is needed"),
     (("--engine-law", LAW, "--log", "nowhere.log"), "nowhere.log"),
-    (("--model", "llama-3.1-8b", "--gpu", "h100", "--log", "{}", "--draft-length", "5"), "draft_length must be at most 3, up to which"),
+    (("--model", "llama-3.1-8b", "--gpu", "h100", "--log", "{}", "--draft-length", "5"), "draft_length must be at most 3, up to"),
 ]  # fmt: skip
 
 
@@ -258,6 +260,47 @@ def test_bad_input_is_one_line(words: tuple[str, ...], message: str, record: Pat
 def test_python_names_unknown_keywords() -> None:
     with pytest.raises(ParameterError, match="did you mean draft_length"):
         sim.advise(draft_lenght=3)
+
+
+BASE = {
+    "--model": "llama-3.1-8b", "--gpu": "h100", "--draft": "eagle3", "--acceptance": "0.7", "--batch": "2", "--draft-length": "2,3"
+}  # fmt: skip
+ROOFLINE = {"--kernels": "roofline"}
+CHANGES: list[tuple[str, dict[str, str], dict[str, str | None]]] = [
+    ("--model", {}, {"--model": "qwen3-8b"}), ("--gpu", {}, {"--gpu": "a100"}),
+    ("--tensor-parallel", {}, {"--tensor-parallel": "2"}),
+    ("--gpus", {}, {"--gpus": "2"}), ("--draft", {}, {"--draft": "llama-3.2-1b"}), ("--engine", {}, {"--engine": "sglang"}),
+    ("--engine-law", {}, {"--engine-law": LAW, "--model": None, "--gpu": None, "--draft": None}),
+    ("--acceptance", {}, {"--acceptance": "0.6"}),
+    ("--acceptance-by-position", {}, {"--acceptance-by-position": "0.7,0.6,0.5", "--acceptance": None}),
+    ("--match-rate", {"--gpus": "2"}, {"--match-rate": "0.5"}), ("--batch", {}, {"--batch": "4"}),
+    ("--draft-length", {}, {"--draft-length": "2"}), ("--context", {}, {"--context": "4000"}),
+    ("--slo-tpot", {}, {"--slo-tpot": "0.02s"}), ("--dtype", ROOFLINE, {"--dtype": "float8"}),
+    ("--weights", ROOFLINE, {"--weights": "int4"}), ("--kernels", {}, ROOFLINE), ("--seed", {}, {"--seed": "1"}),
+    ("--lossy", {}, {"--lossy": ""}), ("--log", {}, {"--log": "RECORD", "--acceptance": None}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("needs", "change"), [each[1:] for each in CHANGES], ids=[each[0] for each in CHANGES])
+def test_every_option_changes_the_answer(needs: dict[str, str], change: dict[str, str | None], record: Path) -> None:
+    answers = []
+    for options in (BASE | needs, BASE | needs | change):
+        words = [word for name, each in options.items() if each is not None for word in (name, each) if word]
+        done = called(*(str(record) if word == "RECORD" else word for word in words), "--json")
+        assert done.exit_code == 0, done.output
+        document = json.loads(done.stdout)
+        answers.append([document[name] for name in ("table", "alternatives", "not_evaluated")])
+    assert answers[0] != answers[1]
+
+
+def test_draft_length_of_a_log_that_does_not_say_it(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(dumps(AcceptanceRecord("sglang", ("decode",), (), drafts=1000, mean_acceptance_length=2.5)))
+    words = ("--model", "llama-3.1-8b", "--gpu", "h100", "--draft", "eagle3", "--batch", "1", "--log", str(path))
+    done = called(*words)
+    assert done.exit_code == 2
+    assert "give --log-draft-length" in done.output
+    assert called(*words, "--log-draft-length", "3", "--json").exit_code == 0
 
 
 # --- Acceptance as text, schedules, settings ---
@@ -277,7 +320,7 @@ def test_schedule_covers_every_batch_once(lengths: list[int], off: int | None) -
     found = schedule(batches, lengths, off_from=off)
     assert found[0].first == 1
     assert found[-1].last == MOST_SEQUENCES
-    for one, other in zip(found, found[1:], strict=False):
+    for one, other in itertools.pairwise(found):
         assert other.first == one.last + 1
         assert one.draft_length != other.draft_length
     for batch, length in zip(batches, lengths, strict=True):
@@ -299,7 +342,7 @@ def test_settings_of_engines_hold_the_schedule() -> None:
     (table, command) = engine_settings.lines("sglang", "m", "eagle3:llama-3.1-8b", RANGES)
     slots = json.loads(shlex.split(table)[1])
     assert {key: slot["candidate_steps"] for key, slot in slots.items()} == {"1": [5], "16": [2], "64": [0]}
-    assert ["--speculative-num-draft-tokens", "6"] == shlex.split(command)[-5:-3]
+    assert shlex.split(command)[-5:-3] == ["--speculative-num-draft-tokens", "6"]
     lines = engine_settings.lines("tensorrt-llm", "m", "mtp:deepseek-r1", RANGES)
     assert "  num_nextn_predict_layers: 5" in lines
     assert "  max_concurrency: 63" in lines

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
+from model.advice.acceptance_draws import AcceptanceDraws
 from model.base import checks
 from model.base.checks import ParameterError
-from model.engines.acceptance_draws import AcceptanceDraws
 from model.engines.cells import Cells, Floats
 from model.engines.step_law import DEGREES, EXTRAPOLATION, SHARE, StepLaw
 
