@@ -77,7 +77,7 @@ def walk_with_parts(case: Case, block: int) -> tuple[Walked, time_breakdown.Time
         found = _walk(case, case.cost, block)
         return _on_devices(case, found), time_breakdown.of_target_only(found[0])
     passes = _walk(case, reduced, block)
-    if case.cost.draft_devices == 1 and not case.cost.has_overheads(case.parameters.units):
+    if time_breakdown.passes_alone(case):
         # Nothing but passes, on devices that count alike: the time is that of the passes, and busy time equals it.
         found = passes._replace(busy=passes.time) if isinstance(passes, Tally) else (passes[0], passes[0])
     else:

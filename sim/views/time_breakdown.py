@@ -52,6 +52,11 @@ def passes_only(case: Case) -> StepCosts | None:
     return case.cost.passes_only() if needed else None
 
 
+def passes_alone(case: Case) -> bool:
+    """True if all time goes to passes, on devices that count alike: busy time then equals the time."""
+    return case.cost.draft_devices == 1 and not case.cost.has_overheads(case.parameters.units)
+
+
 def of_target_only(time: Floats) -> TimeBreakdown:
     """Parts of decodings that only run passes of the target."""
     return TimeBreakdown(np.zeros_like(time), time, np.zeros_like(time))
