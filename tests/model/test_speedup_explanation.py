@@ -138,6 +138,15 @@ def test_two_runs_leave_what_only_their_sum_determines() -> None:
     assert explanation.explain(measured, replace(law, draws=sure)).indistinct == ()
 
 
+def test_terms_that_may_be_larger_are_rivals() -> None:
+    clear = fitted_terms(MeasuredSpeedup(8e-3, 6.2e-3, 2.4, 3, sequences=8))
+    assert (clear.largest.name, clear.rivals) == ("draft", ())
+    unclear = fitted_terms(MeasuredSpeedup(7.2e-3, 2.0e-3, 3.9, 3))
+    assert unclear.rivals
+    for term in unclear.terms:
+        assert (term in unclear.rivals) == (term is not unclear.largest and term.extra_high >= unclear.largest.extra_low)
+
+
 def test_speedups_by_length_contain_the_measured_one() -> None:
     measured, _ = engine_like(8, 8.0, 3)
     for rates in ((explanation.constant_rate(measured.mean_acceptance_length, 3),), (0.8, 0.5, 0.4)):  # the second one is shorter
@@ -205,6 +214,21 @@ def test_equal_sides_have_no_shares_but_rest() -> None:
     assert (only.setting, only.share, only.low, only.high) == ("rest", 0.0, 0.0, 0.0)
     (rest,) = claim_shares.shares(MINE, 1.5, MINE, 3.0)
     assert rest.share == pytest.approx(math.log(0.5))
+
+
+def test_a_single_difference_has_the_whole_predicted_change() -> None:
+    other = replace(MINE, batch=64.0)
+    batch, rest = claim_shares.shares(MINE, 1.3, other, 1.1)
+    law = priors("vllm")
+    steps = []
+    for side in (MINE, other):
+        plain, drafting = (explanation.step_parts(law, side.batch, k, k, 1000.0).total for k in (0, 3))
+        steps.append(np.log(drafting / plain))
+    change = steps[1] - steps[0]  # more sequences make the step with drafts longer, so that fewer are faster
+    assert batch.share == pytest.approx(float(change.mean()), abs=1e-12)
+    assert (batch.low, batch.high) == pytest.approx(explanation.interval(change), abs=1e-12)
+    assert batch.share > 0
+    assert rest.share == pytest.approx(math.log(1.3 / 1.1) - batch.share, abs=1e-12)
 
 
 def test_acceptance_alone_has_the_share_of_the_acceptance_lengths() -> None:

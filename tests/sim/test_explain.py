@@ -132,6 +132,16 @@ def test_a_claim_of_the_same_settings_and_speed_has_no_factors() -> None:
     assert "The two sides have the same settings" in found.verdict
 
 
+def test_terms_that_may_be_larger_are_named() -> None:
+    found = sim.explain(**MINE | {"plain_tpot": "7.2ms", "tpot": "2ms", "mean_acceptance_length": 3.9, "batch": 1})
+    assert "; by their intervals " in found.verdict
+    assert found.document()["may_be_larger"] == [term.name for term in found.terms.rivals]
+    for name in found.document()["may_be_larger"]:
+        assert {"verify": "verification", "overhead": "engine overhead", "rest": "the rest", "draft": "drafting"}[
+            name
+        ] in found.verdict
+
+
 def test_slower_than_plain_decoding_is_said() -> None:
     found = sim.explain(**MINE | {"tpot": "9.5ms"})
     assert found.verdict.startswith("Speed-up 0.84 over plain decoding (slower)")
