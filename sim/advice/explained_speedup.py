@@ -217,6 +217,8 @@ def explain(
     """
     runs = speedup_inputs.runs_of(log)
     found = runs.record
+    if found is None and mean_acceptance_length is None and acceptance is None:
+        raise ParameterError(speedup_inputs.NO_ACCEPTANCE)
     length = speedup_inputs.draft_length_of(found, draft_length)
     mean, rates, accepted = speedup_inputs.acceptance_of(found, length, mean_acceptance_length, acceptance)
     sequences, batch_said = speedup_inputs.batch_of(runs, batch, length)
@@ -343,7 +345,7 @@ def _advice(terms: TermsOfSpeedup, by_length: tuple[tuple[int, float], ...]) -> 
     elif fastest > own * (1 + CLOSE):
         advice.append(f"By these terms a draft length of {best} is fastest: {fastest:.2f}x instead of {own:.2f}x.")
     else:
-        advice.append(f"By these terms no draft length is faster than {measured.draft_length} by more than {CLOSE:.0%}.")
+        advice.append(f"By these terms no draft length is faster than {measured.draft_length} by more than {100 * CLOSE:.0f} %.")
     return tuple(advice)
 
 

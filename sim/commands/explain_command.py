@@ -43,7 +43,7 @@ AcceptanceLength = Annotated[
 Acceptance = Annotated[
     float | None, typer.Option("--acceptance", help="Instead of a log: probability that a tested draft token is accepted.")
 ]
-Batch = Annotated[float | None, typer.Option("--batch", help="Running sequences. Default: 1, assumed.")]
+Batch = Annotated[float | None, typer.Option("--batch", help="Running sequences. Default: the log's, or 1, assumed.")]
 Context = Annotated[float | None, typer.Option("--context", help="Cached positions per sequence. Default: 1000, assumed.")]
 Engine = Annotated[
     str | None,

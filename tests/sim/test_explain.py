@@ -291,6 +291,7 @@ def test_figures_refuse_tables_of_something_else(found: Explanation) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (dict.fromkeys(MINE), "acceptance is never assumed: give --log"),
         ({"model": None}, "give --model, or --engine-law"),
         ({"model": None, "gpu": None}, "give --model and --gpu, or --engine-law"),
         ({"gpu": "h1000"}, "unknown device 'h1000'"),
