@@ -63,8 +63,6 @@ def acceptance_of(
 ) -> tuple[float, tuple[float, ...], Evidence]:
     """Acceptance length, conditional rates by draft position, and the input that gives them."""
     given = [value for value in (record, mean, rate) if value is not None]
-    if not given:
-        raise ParameterError(NO_ACCEPTANCE)
     if len(given) > 1:
         raise ParameterError(
             "acceptance must be given once: by --log, --mean-acceptance-length or --acceptance; leave others out"
