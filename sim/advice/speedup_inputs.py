@@ -238,7 +238,11 @@ def claimed(claim: str | Mapping[str, Any], mine: Setting) -> tuple[Setting, flo
         raise ParameterError(f"--claim must have acceptance (a rate) or acceptance_length, got {got}: acceptance is never assumed")
     speedup, length = said["speedup"], said.get("draft_length", mine.draft_length)
     checks.whole("claim draft_length", length, 1, cell_tables.MOST_DRAFT)
-    explanation.check_speedup(speedup, length, "claim speedup")
+    try:
+        explanation.check_speedup(speedup, length, "claim speedup")
+    except ParameterError as error:
+        hint = "" if "draft_length" in said else "; the claim has no draft_length, so that of the measured run was taken"
+        raise ParameterError(f"{error}{hint}") from None
     if given[0] == "acceptance":
         checks.number("claim acceptance", said["acceptance"], 0, 1)
         rate = float(said["acceptance"])

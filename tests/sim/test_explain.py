@@ -315,6 +315,7 @@ def test_figures_refuse_tables_of_something_else(found: Explanation) -> None:
         ({"claim": "speedup=3"}, "acceptance is never assumed"),
         ({"claim": "speedup=3,acceptance=0.8,acceptance_length=2"}, "got both"),
         ({"claim": "speedup=9,acceptance=0.8,draft_length=7"}, "claim speedup must be at most draft_length + 1 = 8"),
+        ({"claim": "speedup=4.4,acceptance=0.8"}, "the claim has no draft_length, so that of the measured run was taken"),
         ({"claim": "speedup=3,acceptance=0.8,gpus=4"}, "unknown key 'gpus' of --claim"),
         ({"claim": "speedup=3,acceptance=often"}, "claim acceptance must be a number"),
         ({"claim": "speedup=3,acceptance=.8,gpu=b9"}, "b9"),
