@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from sim.advice.advice import Advice
     from sim.advice.explained_speedup import Explanation
+    from sim.reporting.report_document import ReportDocument
 
 __version__ = "0.1.0"
 
@@ -32,7 +33,7 @@ _MODULES = {
 """Modules by the names under which `import sim` offers them; each is imported when it is first used."""
 
 __all__ = [
-    "advise", "comparison", "environment", "explain", "grid", "listing", "run", "schema", "theorems", "trace"
+    "advise", "comparison", "environment", "explain", "grid", "listing", "report", "run", "schema", "theorems", "trace"
 ]  # fmt: skip
 
 
@@ -147,6 +148,36 @@ def explain(log: str | Path | Sequence[str | Path] = (), **inputs: Any) -> Expla
     from sim.advice import explained_speedup
 
     return explained_speedup.explain(log, **inputs)
+
+
+def report(
+    source: str | Path, out: str | Path | None = None, *, format: str | None = None, methods: Sequence[str] = ()
+) -> ReportDocument:
+    """Return the report of a run, a comparison or another command's JSON document; with `out`, also write it, as `sim report` does.
+
+    Parameters
+    ----------
+    source
+        Directory of a finished run or of `sim compare --figures`, or a JSON document with a key `kind`.
+    out, format
+        File of the page, and its format: `html` or `md`, by default that of the file's ending.
+    methods
+        Dotted paths of modules with methods that the run used. They are imported, so their code runs.
+
+    Raises
+    ------
+    model.base.checks.ParameterError
+        If there is nothing to report on, or the run is unfinished or of another version.
+    """
+    from model.methods.registry import allow_modules
+    from sim.commands import sim_report
+
+    with allow_modules(methods):
+        found = sim_report.document(source)
+        if out is not None or format is not None:
+            path, kind = sim_report.target(None if out is None else Path(out), format)
+            sim_report.write(found, path, kind)
+        return found
 
 
 def advise(**said: Any) -> Advice:

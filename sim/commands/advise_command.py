@@ -125,8 +125,9 @@ def _progress(start: float, what: str) -> None:
 
 
 def _write(found: Any, document: dict[str, Any], out: Path) -> None:
+    import figures
     from model.base import whole_files
 
     base = out.with_suffix("") if out.suffix in (".json", ".svg") else out
     whole_files.write_text(base.with_name(f"{base.name}.json"), strict_json.dumps(document, indent=2) + "\n")
-    found.figure().savefig(base.with_name(f"{base.name}.svg"))
+    whole_files.write_text(base.with_name(f"{base.name}.svg"), figures.svg(found.figure()))
