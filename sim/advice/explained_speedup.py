@@ -375,7 +375,8 @@ def json_schema() -> dict[str, Any]:
         "shares": table({name: text if kind is str else number for name, kind in _SHARE_TYPES.items()}),
         "rests_on": table({"input": text, "value": text, "source": text, "kind": {"enum": list(KINDS)}}),
         "notes": {"type": "array", "items": text}, "command": {"type": "array", "items": text},
-    }, optional=("command",))  # fmt: skip
+        "versions": {"type": "object", "additionalProperties": text},
+    }, optional=("command", "versions"))  # fmt: skip
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "sim explain --json"} | found
 
 

@@ -101,6 +101,7 @@ def explain(
     the ratio of both speed-ups is divided among the settings in which the two sides differ (Shapley values of its logarithm).
     """
     from sim.advice import explained_speedup
+    from sim.runs.environment import versions
 
     start = time.monotonic()
     found = explained_speedup.explain(
@@ -110,7 +111,7 @@ def explain(
         engine_law=engine_law, static_tokens=static_tokens, claim=claim, seed=seed,
         progress=lambda what: _progress(start, what),
     )  # fmt: skip
-    document = found.document() | {"command": ["sim", "explain", *sys.argv[2:]]}
+    document = found.document() | {"command": ["sim", "explain", *sys.argv[2:]], "versions": versions()}
     written: list[Path] = []
     if out is not None:
         import figures

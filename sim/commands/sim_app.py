@@ -523,7 +523,7 @@ app.command("advise", cls=DocumentedCommand)(guarded(advise_command.advise))
 @app.command(cls=DocumentedCommand)
 @guarded
 def schema(
-    what: Annotated[str, typer.Argument(help="scenario, or the command whose --json is described: explain.")] = "scenario",
+    what: Annotated[str, typer.Argument(help="scenario, or the command whose --json is described: advise, explain.")] = "scenario",
     methods: Methods = None,
 ) -> None:
     """Print the JSON schema of scenario files, or of what a command prints with --json.
@@ -534,15 +534,14 @@ def schema(
     """
     from model.base import checks
 
-    checks.one_of("schema", what, ("scenario", "explain"))
-    if what == "explain":
-        from sim.advice.explained_speedup import json_schema
-
-        print(strict_json.dumps(json_schema(), indent=2))
-        return
-    from sim.scenarios.json_schema import of_scenarios
-
-    print(strict_json.dumps(of_scenarios(), indent=2))
+    checks.one_of("schema", what, ("scenario", "advise", "explain"))
+    if what == "advise":
+        from sim.advice.advice_schema import schema as described
+    elif what == "explain":
+        from sim.advice.explained_speedup import json_schema as described
+    else:
+        from sim.scenarios.json_schema import of_scenarios as described
+    print(strict_json.dumps(described(), indent=2))
 
 
 @app.command(cls=DocumentedCommand)

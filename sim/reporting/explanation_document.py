@@ -57,6 +57,7 @@ def _document(content: Mapping[str, Any], path: Path) -> ReportDocument:
             ProvenanceRow(str(row["input"]), str(row["value"]), str(row["kind"]), str(row["source"])) for row in content["rests_on"]
         ],
         reproduce=[CodeLines(shlex.join(map(str, content["command"])), "", "sh")] if content.get("command") else (),
+        versions={str(name): str(version) for name, version in dict(content.get("versions", {})).items()},
     )
 
 

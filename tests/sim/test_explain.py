@@ -105,6 +105,7 @@ def test_json_follows_its_schema(found: Explanation, compared: Explanation) -> N
         document = json.loads(run(*words_of(MINE), *words, "--json").stdout)
         jsonschema.validate(document, schema)
         assert document.pop("command")[:2] == ["sim", "explain"]
+        assert "decodesim" in document.pop("versions")
         assert document == each.document()
         jsonschema.validate(document, schema)
         assert sum(row["value"] for row in document["terms"]) == pytest.approx(document["step_in_plain_steps"], rel=1e-9)
