@@ -6,6 +6,8 @@ only parsed, never executed.
 
 from __future__ import annotations
 
+import csv
+import errno
 import io
 import json
 import math
@@ -37,6 +39,7 @@ DEEPEST = 64
 """Maximum nesting depth of brackets."""
 _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"PK\x03\x04", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 """First bytes of compressed files: gzip, zstandard, bzip2, xz, zip, zlib."""
+COMPRESSED = "it is compressed; unpack it first"
 
 
 def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
@@ -51,7 +54,11 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
 
 def _opened(path: str | Path) -> int:
     """Descriptor of a file. Non-blocking: opening a pipe without a writer would wait forever."""
-    return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+    found = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+    if stat.S_ISDIR(os.fstat(found).st_mode):  # `open` would name the descriptor's number instead of the path
+        os.close(found)
+        raise IsADirectoryError(errno.EISDIR, "it is a folder, and must be a file", str(path))
+    return found
 
 
 def check_regular(path: str | Path, most: int | None = None) -> None:
@@ -80,6 +87,8 @@ def text_lines(path: str | Path, most: int = MOST_LOG, longest: int = MOST_LINE)
         number = 0
         while line := file.readline(longest + 1):
             number += 1
+            if number == 1 and line.startswith(_PACKED):
+                raise ParameterError(COMPRESSED)
             if len(line) > longest:
                 raise ParameterError(f"line {number} must have at most {longest:,} bytes; name a file with shorter lines")
             if b"\x00" in line:
@@ -179,13 +188,66 @@ def read_csv(path: Path, **how: Any) -> pl.DataFrame:
 
     content = read_bytes(path)
     if content.startswith(_PACKED):
-        raise ParameterError("it is compressed; unpack it first")
+        raise ParameterError(COMPRESSED)
     try:
         return pl.read_csv(content, **how)
     except pl.exceptions.NoDataError:
         raise ParameterError("the file is empty; it must have a header and at least one row") from None
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        raise ParameterError(f"it cannot be read as CSV: {(str(error).splitlines() or ['damaged'])[0]}") from None
+        reason = _uneven_row(content) or (str(error).splitlines() or ["damaged"])[0]
+        raise ParameterError(f"it cannot be read as CSV: {reason}") from None
+
+
+def _uneven_row(content: bytes) -> str:
+    """Sentence on the first row of a CSV file with more fields than its header, which polars refuses; empty without one."""
+    rows = csv.reader(io.StringIO(content.decode("utf-8-sig", errors="replace"), newline=""))
+    try:
+        width = len(next(rows, []))
+        for number, row in enumerate(rows, 1):
+            if len(row) > width:
+                return uneven(number, len(row), width)
+    except csv.Error:
+        pass
+    return ""
+
+
+def uneven(row: int, fields: int, width: int) -> str:
+    """Message about a row with another number of fields than the header; rows count from 1, the header is not counted."""
+    return f"row {row} must have {width} field{'s' * (width != 1)}, as the header has, got {fields}"
+
+
+def csv_rows(path: Path, most: int) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of a small CSV file that a person wrote: blank lines, and lines that begin with #, are skipped.
+
+    Fields are stripped of blanks, and each row has as many as the header. Raises `ParameterError` for anything else, and for more
+    than `most` rows.
+    """
+    content = read_bytes(path)
+    if content.startswith(_PACKED):
+        raise ParameterError(COMPRESSED)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ParameterError("it is not text in UTF-8; save it as UTF-8") from None
+    if "\x00" in text:
+        raise ParameterError("it has zero bytes: it is not text in UTF-8; save it as UTF-8")
+    lines = (line for line in io.StringIO(text, newline=None) if not line.lstrip().startswith("#"))
+    rows: list[list[str]] = []
+    try:
+        for fields in csv.reader(lines, skipinitialspace=True):
+            row = [field.strip() for field in fields]
+            if not any(row):  # a blank line, or one of separators alone, as spreadsheets write after the last row
+                continue
+            if rows and len(row) != len(rows[0]):
+                raise ParameterError(uneven(len(rows), len(row), len(rows[0])))
+            if len(rows) > most:
+                raise ParameterError(f"at most {most:,} rows are allowed, got more")
+            rows.append(row)
+    except csv.Error as error:
+        raise ParameterError(f"row {max(len(rows), 1)} cannot be read as CSV: {error}") from None
+    if not rows:
+        raise ParameterError("the file is empty; it must have a header and at least one row")
+    return rows[0], rows[1:]
 
 
 def read_parquet(source: Path | bytes) -> pl.DataFrame:

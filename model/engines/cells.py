@@ -75,7 +75,7 @@ class Cells:
     ) -> Cells:  # fmt: skip
         """Build and check a table; what is left out, or nan, is unknown (weight: 1, draft passes: one per drafted token)."""
         checks.one_of("unit", unit, UNITS)
-        number, drafted = checks.array("sequences", sequences), checks.whole_array("draft_length", draft_length, 0)
+        number, drafted = (_required(name, each) for name, each in (("sequences", sequences), ("draft_length", draft_length)))
         shape = np.broadcast_shapes(number.shape, drafted.shape)
         if len(shape) != 1 or not 1 <= shape[0] <= MOST_CELLS:
             raise ParameterError(f"cells must be a list of 1 to {MOST_CELLS}, got shape {shape}")
@@ -98,9 +98,15 @@ class Cells:
         }  # fmt: skip
         for name, (column, low, high) in between.items():
             bad = (column < low) | (column > high) | np.isinf(column)
+            if name in REQUIRED:
+                bad |= np.isnan(column)
             if np.any(bad):
                 row = int(np.argmax(bad))
                 raise ParameterError(f"row {row + 1}: {name} must be between {low:g} and {high:g}, got {column[row]:g}")
+        parts = self.draft_length != np.floor(self.draft_length)
+        if np.any(parts):
+            row = int(np.argmax(parts))
+            raise ParameterError(f"row {row + 1}: draft_length must be a whole number, got {self.draft_length[row]:g}")
         most = self.draft_length + 1
         over = self.mean_acceptance_length > most * 1.001
         if np.any(over):
@@ -147,6 +153,13 @@ def to_unit(unit: str, seconds: ArrayLike, sequences: ArrayLike, length: ArrayLi
     return np.asarray({"step_ms": 1e3 * time, "tpot_ms": 1e3 * time / tokens}.get(unit, number * tokens / time))
 
 
+def _required(name: str, values: ArrayLike) -> Floats:
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise ParameterError(f"{name} must be numbers, got {checks.shown(values)}") from None
+
+
 def _optional(values: ArrayLike | None, shape: tuple[int, ...]) -> Floats:
     found = np.asarray(np.nan if values is None else values, dtype=np.float64)
     return np.array(np.broadcast_to(found, shape))
@@ -167,55 +180,67 @@ def read_csv(path: Path, *, unit: str | None = None) -> CellsFile:
     """Read cells from a CSV file with a header line.
 
     Columns: `sequences`, `draft_length`, one of `UNITS` (or none, if `unit` is given and only predictions are wanted), and any of
-    `OPTIONAL`; an empty field is an unknown value. Raises ParameterError that names file, row and column.
+    `OPTIONAL`; an empty field is an unknown value. Blank lines, and lines that begin with #, are skipped. Raises ParameterError that
+    names file, row (the header is not counted) and column.
     """
     try:
         return _read(path, unit)
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}") from None
+    except OSError as error:
+        raise ParameterError(f"file {str(path)!r} cannot be read: {error.strerror or error}") from None
 
 
 def _read(path: Path, unit: str | None) -> CellsFile:
-    import polars as pl
-
-    table = bounded_files.read_csv(path, infer_schema=False)
-    table = table.rename({name: name.strip() for name in table.columns}) if table.columns else table
-    known = (*REQUIRED, *UNITS, *OPTIONAL)
-    for name in table.columns:
-        if "_duplicated_" in name:
-            raise ParameterError(f"column {name.partition('_duplicated_')[0]} is there twice; keep one of them")
-    for name in REQUIRED:
-        if name not in table.columns:
-            raise ParameterError(f"column {name} is missing; the columns are {', '.join(table.columns[:20])}")
-    unused = tuple(name for name in table.columns if name not in known)
-    for name in unused:
-        if difflib.get_close_matches(name, known, n=1, cutoff=0.8):
-            raise ParameterError(f"unknown column {checks.shown(name)}; {checks.nearest(name, known)}")
-    times = [name for name in UNITS if name in table.columns]
+    header, rows = bounded_files.csv_rows(path, MOST_CELLS)
+    _check_header(header)
+    times = [name for name in UNITS if name in header]
     if len(times) > 1:
         raise ParameterError(f"one column of measured values is needed, got {' and '.join(times)}; keep one of them")
     if not times and unit is None:
         raise ParameterError(f"a column of measured values is needed: one of {', '.join(UNITS)}")
-    if not table.height:
+    if not rows:
         raise ParameterError("at least one cell is needed, got a file without rows")
-    if table.height > MOST_CELLS:
-        raise ParameterError(f"at most {MOST_CELLS} cells are allowed, got {table.height}")
-    columns: dict[str, Floats] = {}
-    for name in known:
-        if name in table.columns:
-            text = table[name].cast(pl.String).str.strip_chars()
-            numbers = [_number(name, row, each) for row, each in enumerate(text.to_list(), 1)]
-            columns[name] = np.array(numbers, dtype=np.float64)
+    columns = {
+        name: np.array([_number(name, number, row[index]) for number, row in enumerate(rows, 1)], dtype=np.float64)
+        for index, name in enumerate(header) if name in KNOWN
+    }  # fmt: skip
     for name in REQUIRED:
         if np.any(np.isnan(columns[name])):
             raise ParameterError(f"row {int(np.argmax(np.isnan(columns[name]))) + 1}: {name} must be a number, got an empty field")
     of = times[0] if times else str(unit)
     optional = {name: columns.get(name) for name in OPTIONAL}
-    return CellsFile(Cells.of(of, columns["sequences"], columns["draft_length"], columns.get(of), **optional), unused)
+    cells = Cells.of(of, columns["sequences"], columns["draft_length"], columns.get(of), **optional)
+    return CellsFile(cells, tuple(name for name in header if name not in KNOWN))
 
 
-def _number(name: str, row: int, text: str | None) -> float:
-    if text is None or text == "":
+KNOWN = (*REQUIRED, *UNITS, *OPTIONAL)
+
+
+def _check_header(header: list[str]) -> None:
+    """Raise ParameterError for columns without a name, twice, missing, or named almost as a known one."""
+    if len(header) == 1 and (other := next((mark for mark in (";", "\t", "|") if mark in header[0]), None)):
+        raise ParameterError(f"columns must be separated by commas, got {'a tab' if other == chr(9) else repr(other)}")
+    for index, name in enumerate(header):
+        if not name:
+            raise ParameterError(f"column {index + 1} has no name in the header; name it, or remove it")
+        if name in header[:index]:
+            raise ParameterError(f"column {checks.shown(name)[1:-1]} is there twice; keep one of them")
+    similar = {
+        name: close[0] for name in header
+        if name not in KNOWN and (close := difflib.get_close_matches(name.lower(), KNOWN, n=1, cutoff=0.8))
+    }  # fmt: skip
+    for name in REQUIRED:
+        if name not in header:
+            meant = [f"for {checks.shown(each)} did you mean {name}? " for each, known in similar.items() if known == name]
+            listed = ", ".join(checks.shown(each)[1:-1] for each in header[:20])
+            raise ParameterError(f"column {name} is missing; {''.join(meant[:1])}the columns are {listed}")
+    for name, known in similar.items():
+        raise ParameterError(f"unknown column {checks.shown(name)}; {checks.nearest(known, KNOWN)}")
+
+
+def _number(name: str, row: int, text: str) -> float:
+    if not text:
         return np.nan
     try:
         found = float(text)

@@ -278,6 +278,8 @@ BAD = [
     (GEMM, header_only, "gemm/vllm/1.0/gemm_perf.parquet: the table is empty"),
     (DENSE, header_only, "dense.csv: the table is empty"),
     (MLP, invalid_file, "mlp.csv: it cannot be read as CSV"),
+    (MLP, lambda path: path.write_text(path.read_text().replace("\n", ",7\n").replace(",7\n", "\n", 1)),
+     "mlp.csv: it cannot be read as CSV: row 1 must have 27 fields, as the header has, got 28"),
     (GEMM, invalid_file, "gemm_perf.parquet: it cannot be read as Parquet"),
     # A header that changed.
     (MLP, swap("time_stats.add.median", "time_stats.add.p50"), "column time_stats.add.median is missing; the nearest of its 27"),

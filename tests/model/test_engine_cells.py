@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import numpy as np
@@ -67,23 +68,56 @@ BAD = [
     (GOOD.replace("10", "nan"), "row 1: tpot_ms must be a number"), (GOOD.replace("10", "inf"), "row 1: tpot_ms must be a number"),
     (GOOD.replace("10", "-10"), "row 1: tpot_ms must be between 1e-09 and 1e+12, got -10"),
     (GOOD.replace("10", "0"), "row 1: tpot_ms must be between"), (GOOD.replace("8,3", "0,3"), "row 2: sequences must be between"),
-    (GOOD.replace("8,3", "8,1.5"), "draft_length[1] must be a whole number, got 1.5"),
-    (GOOD.replace("8,3", "8,-1"), "draft_length[1] must be at least 0"),
+    (GOOD.replace("8,3", "8,1.5"), "row 2: draft_length must be a whole number, got 1.5"),
+    (GOOD.replace("8,3", "8,-1"), "row 2: draft_length must be between 0 and 1024, got -1"),
     (GOOD.replace("8,3", "8,"), "row 2: draft_length must be a number"),
     (GOOD.replace("2.5", "4.5"), "row 2: mean_acceptance_length must be at most draft_length + 1 = 4 (the bonus token counted)"),
     (GOOD.replace("2.5", "0.5"), "row 2: mean_acceptance_length must be between 1 and"),
+    (GOOD.replace("sequences", "Sequences"), "column sequences is missing; for 'Sequences' did you mean sequences? the columns are"),
+    (GOOD.replace("tpot_ms", "TPOT_ms"), "unknown column 'TPOT_ms'; did you mean tpot_ms?"),
+    (GOOD.replace("7\n", "7,9\n"), "row 2 must have 4 fields, as the header has, got 5"),
+    (GOOD.replace(",2.5,7", ",2.5"), "row 2 must have 4 fields, as the header has, got 3"),
+    (f"# measured\n\n{GOOD}\n  # more\n8,3\n", "row 3 must have 4 fields, as the header has, got 2"),
+    (GOOD.replace(",", ";"), "columns must be separated by commas, got ';'"),
+    (GOOD.replace(",tpot_ms", ",tpot_ms,").replace("10", "10,").replace("7", "7,"), "column 5 has no name in the header"),
+    (GOOD + "1,0,,9\n" * cells.MOST_CELLS, "at most 2,000 rows are allowed, got more"),
+    (GOOD.replace("7\n", f'"{"7" * 200_000}"\n'), "row 2 cannot be read as CSV: field larger than field limit"),
+    ("# only a comment\n\n", "the file is empty"), (gzip.compress(GOOD.encode()), "it is compressed; unpack it first"),
+    (GOOD.encode("utf-16"), "it is not text in UTF-8; save it as UTF-8"), (GOOD.encode("utf-16-le"), "it has zero bytes"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "message"), BAD, ids=[message[:40] for _, message in BAD])
-def test_bad_file_is_refused_with_its_name_and_row(text: str, message: str, tmp_path: Path) -> None:
+def test_bad_file_is_refused_with_its_name_and_row(text: str | bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "measured.csv"
-    path.write_text(text)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ParameterError) as caught:
         cells.read_csv(path)
     assert str(caught.value).startswith("measured.csv: ")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [
+    f"\ufeff{GOOD}", GOOD.replace("\n", "\r\n"), f"# of my server, {{}}\n{GOOD.replace('8,3', '# later, not counted' + chr(10) + '8,3')}",
+    GOOD.replace("\n", "\n\n"), f"{GOOD},,,\n", GOOD.replace(",", " , "), GOOD.replace("10", '"10"'), GOOD.rstrip(),
+])  # fmt: skip
+def test_comments_blank_lines_and_line_ends_do_not_matter(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "cells.csv"
+    path.write_bytes(text.encode())
+    found = cells.read_csv(path).cells
+    assert (found.sequences.tolist(), found.draft_length.tolist(), found.values.tolist()) == ([1, 8], [0, 3], [10, 7])
+    assert np.isnan(found.mean_acceptance_length[0])
+    assert found.mean_acceptance_length[1] == 2.5
+
+
+@pytest.mark.parametrize("name", ["folder.csv", "missing.csv"])
+def test_a_folder_or_a_missing_file_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(ParameterError, match="cannot be read: ") as caught:
+        cells.read_csv(tmp_path / name)
+    assert repr(str(tmp_path / name)) in str(caught.value)
+    assert ("a folder" in str(caught.value)) == (name == "folder.csv")
 
 
 def test_other_columns_are_named_and_not_used(tmp_path: Path) -> None:
