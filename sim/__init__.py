@@ -28,7 +28,7 @@ _MODULES = {
 }  # fmt: skip
 """Modules by the names under which `import sim` offers them; each is imported when it is first used."""
 
-__all__ = ["comparison", "environment", "grid", "listing", "run", "schema", "theorems", "trace"]
+__all__ = ["audit", "comparison", "environment", "grid", "listing", "run", "schema", "theorems", "trace"]
 
 
 def _refuse_hidden_packages() -> None:
@@ -120,6 +120,36 @@ def run(
             report = sweeps.run(scenario, out=f"{folder}/run", jobs=jobs, yes=yes, **overrides)
             _warn_of(report.disagreements)
             return report.frame()
+
+
+def audit(claims: str | Path | Sequence[Mapping[str, Any]] | None = None, *, methods: Sequence[str] = ()) -> polars.DataFrame:
+    """Check claims of speed-ups against what is possible; one row per claim (columns: `model.audit.verdicts.Verdict`).
+
+    Parameters
+    ----------
+    claims
+        Path of a CSV file with a header, or mappings with the names of its columns (`model.audit.claims.COLUMNS`); None for the
+        bundled claims of papers. Unknown values are left out.
+    methods
+        Dotted paths of modules outside the project that claims may name as methods. They are imported, so their code runs.
+
+    Raises
+    ------
+    model.base.checks.ParameterError
+        If a field is invalid; the message names file, row and column.
+
+    >>> table = audit([{"method": "speculative", "acceptance_rate": 0.55, "draft_length": 7, "speedup": 2.56}])
+    >>> table["verdict"].item(), round(table["needed_acceptance"].item(), 3)
+    ('impossible', 0.618)
+    """
+    from model.audit.claims import EXAMPLES
+    from model.methods.registry import allow_modules
+    from sim.commands import audit_command
+
+    with allow_modules(methods):
+        rows = claims is not None and not isinstance(claims, str | Path)
+        found = audit_command.of_rows(claims) if rows else audit_command.of_file(Path(EXAMPLES if claims is None else claims))
+        return audit_command.frame(found)
 
 
 def _warn_of(disagreements: list[dict[str, Any]]) -> None:

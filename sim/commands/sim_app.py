@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import json
 import sys
 import time
@@ -48,6 +49,8 @@ Methods = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 
 
+_SCHEMAS = {"scenarios": ("sim.scenarios.json_schema", "of_scenarios"), "audit": ("sim.commands.audit_command", "schema")}
+"""Module and function of each JSON schema."""
 _SHOWN = 6  # default number of tokens in the picture of a decoding
 
 
@@ -383,6 +386,46 @@ def compare(
 
 @app.command(cls=DocumentedCommand)
 @guarded
+def audit(
+    claims: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[CLAIMS.csv]",
+            help="Claims, one a row: columns speedup, method, and any of model, gpu, draft, acceptance_rate,"
+            " mean_acceptance_length, draft_length, cost_ratio, batch, ... Default: bundled claims of papers.",
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Columns to print, separated by commas, or all. Default: the main ones.")
+    ] = None,
+    methods: Methods = None,
+    as_json: Json = False,
+) -> None:
+    """Check claims of speed-ups against what is possible.
+
+    sim audit
+
+    sim audit claims.csv --json
+
+    sim audit claims.csv --columns row,speedup,bound,needed_acceptance,needed_cost_ratio,verdict
+
+    A claim is impossible, plausible, or needs a number to be better than stated: acceptance, the cost of drafting, or a slower
+    baseline. The bounds are the method's theory with free drafts, with the draft's bytes read at the GPU's full bandwidth, and with
+    the stated batch verified at its peak rate. Fields that are not known stay empty.
+    """
+    from model.audit.claims import EXAMPLES
+    from sim.commands import audit_command
+
+    audit_command.check_columns(columns)
+    found = audit_command.of_file(EXAMPLES if claims is None else claims)
+    if as_json:
+        print(strict_json.dumps(audit_command.document(found), indent=2))
+    else:
+        audit_command.show(found, columns)
+
+
+@app.command(cls=DocumentedCommand)
+@guarded
 def check(
     method: Annotated[str | None, typer.Option(help="Method to check. Default: all.")] = None,
     examples: Annotated[int, typer.Option(min=1, help="Examples per theorem.")] = 200,
@@ -509,14 +552,21 @@ def list_(
 
 @app.command(cls=DocumentedCommand)
 @guarded
-def schema(methods: Methods = None) -> None:
-    """Print the JSON schema of scenario files.
+def schema(
+    what: Annotated[str, typer.Argument(help="scenarios, or audit: the output of `sim audit --json`.")] = "scenarios",
+    methods: Methods = None,
+) -> None:
+    """Print the JSON schema of scenario files, or of the output of a command.
 
     sim schema > scenario.schema.json
-    """
-    from sim.scenarios.json_schema import of_scenarios
 
-    print(strict_json.dumps(of_scenarios(), indent=2))
+    sim schema audit > audit.schema.json
+    """
+    from model.base import checks
+
+    checks.one_of("schema", what, _SCHEMAS)
+    module, function = _SCHEMAS[what]
+    print(strict_json.dumps(getattr(importlib.import_module(module), function)(), indent=2))
 
 
 @app.command(cls=DocumentedCommand)

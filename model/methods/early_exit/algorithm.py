@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
 from model.methods import batching
+from model.methods.claim_bounds import ClaimRule
 from model.methods.method_parameters import STATIC
 from model.steps import Batch, Commit, Forward, LayerSpan, Read, Step, Steps
 
@@ -76,6 +77,11 @@ class Parameters(batching.StaticBatching):
     OUTCOMES = ("exit",)
     COSTS = ("early_head", "propagation", "state_check", "verify_cost")
     EXACT = False
+    CLAIMS = ClaimRule(
+        terms=("layers", "mean_layers", "exit_layer"), needs=(("mean_layers", "exit_layer"),), required=("layers",),
+        source="layers that run: Schuster et al., NeurIPS 2022, arXiv:2207.07061",
+        names={"calm": "", "layerskip early exit": ""},
+    )
 
     def __post_init__(self) -> None:
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
