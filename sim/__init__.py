@@ -147,9 +147,9 @@ def audit(claims: str | Path | Sequence[Mapping[str, Any]] | None = None, *, met
     from sim.commands import audit_command
 
     with allow_modules(methods):
-        rows = claims is not None and not isinstance(claims, str | Path)
-        found = audit_command.of_rows(claims) if rows else audit_command.of_file(Path(EXAMPLES if claims is None else claims))
-        return audit_command.frame(found)
+        if claims is None or isinstance(claims, str | Path):
+            return audit_command.frame(audit_command.of_file(Path(EXAMPLES if claims is None else claims)))
+        return audit_command.frame(audit_command.of_rows(claims))
 
 
 def _warn_of(disagreements: list[dict[str, Any]]) -> None:

@@ -30,7 +30,7 @@ EXAMPLES = Path(__file__).parent / "published_claims.csv"
 """Bundled claims of papers, with their sources."""
 MOST_CLAIMS = 2000
 MOST_TEXT = 500
-TEXTS = {
+WORDS = {
     "method": "a method of `sim ls methods`, or a name of the field such as EAGLE-3",
     "model": "the target: a published shape (`sim ls shapes`) or the path of a config.json",
     "gpu": "a device of `sim ls devices`, or the path of its .toml",
@@ -50,7 +50,7 @@ NUMBERS = {
 """Columns of numbers that no method owns: meaning, least and largest value, and decimals that count as printed."""
 COUNTS = ("batch", "context", "tensor_parallel", *WHOLE)
 RATES = tuple(name for name, term in TERMS.items() if (term.low, term.high) == (0, 1))
-COLUMNS = (*TEXTS, *NUMBERS, *TERMS)
+COLUMNS = (*WORDS, *NUMBERS, *TERMS)
 """All columns of a file of claims."""
 ALIASES = {
     "alpha": "acceptance_rate", "acceptance": "acceptance_rate", "al": "mean_acceptance_length", "tau": "mean_acceptance_length",
@@ -94,7 +94,7 @@ class Claim:
     method, draft
         Name of the method in the project; kind or name of its draft.
     words
-        Texts of the columns `TEXTS`, as written.
+        Values of the columns `WORDS`, as written.
     numbers
         Stated numbers of the columns `NUMBERS` and of the terms of bounds.
     """
@@ -118,7 +118,7 @@ class Claim:
         return int(self.numbers[name].value) if name in self.numbers else default
 
 
-def read_csv(path: Path) -> tuple[list[Claim], tuple[str, ...]]:
+def read_claims(path: Path) -> tuple[list[Claim], tuple[str, ...]]:
     """Claims of a CSV file with a header, and its columns that are not used; errors name file, row and column."""
     try:
         header, rows = bounded_files.csv_rows(path, MOST_CLAIMS)
@@ -146,8 +146,8 @@ def of_rows(rows: Iterable[Mapping[str, Any]]) -> list[Claim]:
         if not isinstance(row, Mapping):
             raise ParameterError(f"row {number}: a claim must be a table of columns, got {checks.shown(row)}")
         names, _ = _columns([str(name) for name in row])
-        texts = {name: "" if each is None else str(each).strip() for name, each in zip(names, row.values(), strict=True) if name}
-        claims.append(claim(texts, number))
+        fields = {name: "" if each is None else str(each).strip() for name, each in zip(names, row.values(), strict=True) if name}
+        claims.append(claim(fields, number))
     if not claims:
         raise ParameterError("claims must be at least one, got none")
     return claims
@@ -172,20 +172,20 @@ def _columns(header: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     return names, tuple(unused)
 
 
-def claim(texts: Mapping[str, str], row: int = 1) -> Claim:
-    """A claim from the texts of its columns; empty ones are not stated."""
+def claim(fields: Mapping[str, str], row: int = 1) -> Claim:
+    """A claim from the fields of its columns; empty ones are not stated."""
     try:
-        return _claim({name: text for name, text in texts.items() if text}, row)
+        return _claim({name: text for name, text in fields.items() if text}, row)
     except ParameterError as error:
         raise ParameterError(f"row {row}: {error}") from None
 
 
-def _claim(texts: Mapping[str, str], row: int) -> Claim:
-    for name, text in texts.items():
+def _claim(fields: Mapping[str, str], row: int) -> Claim:
+    for name, text in fields.items():
         if len(text) > MOST_TEXT or not text.isprintable():
             raise ParameterError(f"{name} must be a line of at most {MOST_TEXT} characters, got {checks.shown(text)}")
-    numbers = {name: _number(name, text) for name, text in texts.items() if name not in TEXTS}
-    words = {name: texts[name] for name in TEXTS if name in texts}
+    numbers = {name: _number(name, text) for name, text in fields.items() if name not in WORDS}
+    words = {name: fields[name] for name in WORDS if name in fields}
     method, kind = method_named(words["method"]) if "method" in words else (None, "")
     shape = model_named(words["model"], words.get("dtype")) if "model" in words else None
     if "dtype" in words and shape is None:

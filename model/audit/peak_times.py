@@ -12,6 +12,7 @@ CACM 52(4), 2009.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from model.architectures.transformer import Shape
 from model.hardware.devices import Device
@@ -25,7 +26,7 @@ def bytes_read(shape: Shape, width: float = 1, batch: int = 1, context: int = 0)
 
     >>> from model.architectures.published_shapes import preset
     >>> round(bytes_read(preset("t5-small")) / bytes_read(preset("t5-large")), 3)
-    0.095
+    0.1
     """
     weights = shape.layers * least_bytes(shape) + float(shape.head_bytes(1))
     positions = context + width if shape.window is None else width
@@ -56,7 +57,7 @@ class PeakTimes:
     context: int = 0
     tensor_parallel: int = 1
 
-    @property
+    @cached_property
     def rate(self) -> float:
         """Largest published rate for the type of the activations or of the weights, else for any type [operations/s]."""
         weights = self.shape.weights
@@ -66,13 +67,27 @@ class PeakTimes:
 
     def moved(self, width: float) -> float:
         """Bytes that a pass over `width` tokens of each sequence must read from memory [bytes]."""
-        read = bytes_read(self.shape, width, self.batch, self.context)
+        read = self._first + (width - 1) * self._more
         return max(read - self.device.cache_bytes * self.tensor_parallel, 0.0)
+
+    @cached_property
+    def _first(self) -> float:
+        """Bytes of a pass over one token of each sequence [bytes]."""
+        return bytes_read(self.shape, 1, self.batch, self.context)
+
+    @cached_property
+    def _more(self) -> float:
+        """Bytes of each further token of all sequences [bytes]."""
+        return bytes_read(self.shape, 2, self.batch, self.context) - self._first
 
     def operations(self, width: float) -> float:
         """Operations of the matrix products of a pass over `width` tokens of each sequence."""
-        each = 2.0 * self.shape.layers * used_weights(self.shape) + float(self.shape.head_flops(1))
-        return self.batch * width * each
+        return self.batch * width * self._each
+
+    @cached_property
+    def _each(self) -> float:
+        """Operations of one token."""
+        return 2.0 * self.shape.layers * used_weights(self.shape) + float(self.shape.head_flops(1))
 
     def reading(self, width: float) -> float:
         """Seconds of reading at the full bandwidth [s]."""

@@ -121,6 +121,7 @@ def _verdict(claim: Claim) -> Verdict:
             return _not_decidable(claim, name)
     assert claim.method is not None
     rule = registry.parameters(claim.method).CLAIMS
+    registry.check_complete(claim.method)
     bound = registry.method(claim.method).claim_bound
     if rule is None or bound is None:
         return _not_decidable(claim, f"a bound of method {claim.method}")
@@ -170,8 +171,8 @@ class _Audit:
         return self._bound(terms)
 
     def formula(self, terms: ClaimTerms) -> Limit:
-        """Speed-up of the paper's formula, at most the bound."""
-        return min(self._formula(terms), self._bound(terms), key=lambda limit: limit.value)
+        """Speed-up of the paper's formula."""
+        return self._formula(terms)
 
     def value(self, values: Mapping[str, float], plain_s: float | None = None) -> float:
         """Speed-up of the formula with these terms."""
@@ -312,7 +313,8 @@ class _Audit:
         if name == PLAIN_TPOT and self.target is not None:
             text += " ms"
             least = 1e3 * self.target.seconds(1)
-            more = f", {value / least:.3g} times the {least:.4g} ms that the device allows at its peaks"
+            at_peaks = self.value(self.lenient, self.target.seconds(1))
+            more = f", {value / least:.3g} times the {least:.4g} ms of the device's peaks (over these the bound is {at_peaks:.4g})"
         else:
             more = f", and states {self.printed[name]:g}" if name in self.printed else ""
         return self._made(NEEDS, limit, formula.inequality, f"{self._said} {text}{more}", needs=name, needed=value, text=text)
@@ -359,7 +361,7 @@ def _edge(enough: Callable[[float], bool], best: float, worst: float) -> float |
 
 def _not_decidable(claim: Claim, missing: str) -> Verdict:
     text = f"{NOT_DECIDABLE}: {missing} missing"
-    nothing = dict.fromkeys((
+    nothing: dict[str, Any] = dict.fromkeys((
         "needs", "needed", "bound_free", "bound_draft", "bound_batch", "bound", "needed_acceptance", "needed_cost_ratio",
         "needed_plain_tpot_ms", "plain_tpot_limit_ms",
     ))  # fmt: skip
@@ -391,8 +393,10 @@ def _sources(claim: Claim) -> Iterable[str]:
 
 def _rounded(value: float, better: int) -> str:
     """Three digits after the point of small numbers, rounded so that the condition is not stricter than needed."""
-    step = 10.0 ** (3 if value < 10 else 1)
-    return f"{(math.floor if better > 0 else math.ceil)(value * step + (1e-6 if better > 0 else -1e-6)) / step:.{3 if value < 10 else 1}f}"
+    digits = 3 if value < 10 else 1
+    scaled = value * 10**digits
+    whole = math.floor(scaled + 1e-6) if better > 0 else math.ceil(scaled - 1e-6)
+    return f"{whole / 10**digits:.{digits}f}"
 
 
 def _known(value: float | None) -> float:

@@ -185,8 +185,26 @@ def drafting_bound(terms: ClaimTerms) -> Limit:
     >>> drafting_bound(ClaimTerms({"draft_length": 3})).value, drafting_bound(ClaimTerms({"mean_acceptance_length": 2.5})).value
     (4.0, 2.5)
     """
-    longest, rate = terms.best("draft_length"), terms.best("acceptance_rate")
-    most = min(longest, math.inf if rate == 1 else 1 / (1 - rate))
+    rate, longest = terms.best("acceptance_rate"), terms.best("draft_length")
+    return _of_rounds(terms, rate, min(longest, math.inf if rate == 1 else 1 / (1 - rate)))
+
+
+def selective_bound(terms: ClaimTerms) -> Limit:
+    """Largest speed-up if a rule may stop a draft before a token that would be rejected: `drafting_bound` with t accepted tokens.
+
+    Of the tokens that the target would test, a share a is accepted; t <= min(K, a/(1 - a)) of a round. Section 3.5 of Leviathan et
+    al. (ICML 2023) calls such a rule an oracle; here its drafts cost c: 1 / (1 - a + c a).
+
+    >>> round(selective_bound(ClaimTerms({"acceptance_rate": 0.79, "cost_ratio": 0.75 / 6.39})).value, 3)
+    3.303
+    """
+    rate, longest = terms.best("acceptance_rate"), terms.best("draft_length")
+    return _of_rounds(terms, 1.0, min(longest, math.inf if rate == 1 else rate / (1 - rate)))
+
+
+def _of_rounds(terms: ClaimTerms, rate: float, most: float) -> Limit:
+    """Largest speed-up of rounds that test at most `most` tokens on average, of which they accept a share `rate`."""
+    longest = terms.best("draft_length")
     length = accepted_length(terms, longest)
     if length is not None:
         most = min(most, (length - 1) / rate if rate else 0.0)
@@ -207,7 +225,7 @@ def drafting_bound(terms: ClaimTerms) -> Limit:
 def _largest(speed: Callable[[float], float], most: float) -> float:
     """Place of the largest value in [0, most] of a linear function over a convex one, which rises and then falls."""
     low, high = 0.0, most
-    for _ in range(80):
+    for _ in range(60):
         left, right = low + (high - low) / 3, high - (high - low) / 3
         low, high = (left, high) if speed(left) < speed(right) else (low, right)
     return max((0.0, (low + high) / 2, most), key=speed)

@@ -18,6 +18,7 @@ from model.methods.claim_bounds import TERMS
 if TYPE_CHECKING:
     import polars as pl
     from rich.console import Console
+    from rich.table import Table
 
 WIDE = 148
 TITLES = {
@@ -31,7 +32,7 @@ FURTHER_TITLES = {
     "source": "source", "draft": "draft", "engine": "engine", "context": "context\n[tokens]", "tensor_parallel": "tensor\nparallel",
     "needed_acceptance": "needed\nacceptance", "needed_cost_ratio": "needed cost\nratio",
     "needed_plain_tpot_ms": "needed plain\nTPOT [ms]", "plain_tpot_limit_ms": "least plain\nTPOT [ms]", "kind": "kind",
-    "needs": "needs", "needed": "needed", "missing": "missing", "inequality": "inequality",
+    "needs": "needs", "needed": "needed", "missing": "missing",
 } | {name: term.label for name, term in TERMS.items()} | {"plain_tpot_ms": "plain TPOT\n[ms]"}  # fmt: skip
 """Headings of columns that are printed only if they are asked for."""
 ALL_COLUMNS = "all"
@@ -63,7 +64,7 @@ class AuditDocument:
 
 def of_file(path: Path) -> AuditDocument:
     """Audit of the claims of a CSV file."""
-    found, unused = audited_claims.read_csv(path)
+    found, unused = audited_claims.read_claims(path)
     return _of(verdicts_on(found), unused)
 
 
@@ -133,10 +134,7 @@ def check_columns(asked: str | None) -> None:
 
 def show(found: AuditDocument, asked: str | None = None, console: Console | None = None) -> None:
     """Print the verdicts as a table, then a sentence for each claim that is not plausible."""
-    from rich import box
     from rich.console import Console as Printer
-    from rich.table import Table
-    from rich.text import Text
 
     if console is None:
         console = Printer(highlight=False)
@@ -146,14 +144,12 @@ def show(found: AuditDocument, asked: str | None = None, console: Console | None
     names = {None: [*TITLES], ALL_COLUMNS: [*heads]}.get(asked) or [name.strip() for name in str(asked).split(",")]
     names = [name for name in names if any(row[name] is not None for row in listed)] if asked in (None, ALL_COLUMNS) else names
     console.print(_counted(found), soft_wrap=True, markup=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for name in names:
-        numeric = not any(isinstance(row[name], str) for row in listed)
-        whole = numeric or name == "verdict"
-        table.add_column(Text(heads[name]), justify="right" if numeric else "left", no_wrap=whole, overflow="fold")
-    for row in listed:
-        table.add_row(*(Text(_cell(row[name])) for name in names))
-    console.print(table)
+    while names:
+        taken = len(names)
+        while taken > 2 and _width(console, _table(names[:taken], listed)) > console.width:
+            taken -= 1
+        console.print(_table(names[:taken], listed))
+        names = [] if taken == len(names) else [*(["row"] if "row" in names else []), *names[taken:]]
     if len(found.claims) > len(listed):
         console.print(f"... and {len(found.claims) - len(listed):,} more claims; --json has all", markup=False)
     for each in found.claims[:MOST_SENTENCES]:
@@ -168,6 +164,27 @@ def show(found: AuditDocument, asked: str | None = None, console: Console | None
     console.print(f"rounding: {TOLERANCE}", soft_wrap=True, markup=False)
     for source in [*sources][:MOST_SENTENCES]:
         console.print(f"from: {source}", soft_wrap=True, markup=False)
+
+
+def _table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in names:
+        numeric = not any(isinstance(row[name], str) for row in rows)
+        title = Text((TITLES | FURTHER_TITLES)[name])  # Text: brackets of a unit are not markup
+        table.add_column(title, justify="right" if numeric else "left", no_wrap=numeric or name != "source", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(row[name])) for name in names))
+    return table
+
+
+def _width(console: Console, table: Table) -> int:
+    from rich.measure import Measurement
+
+    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
 
 
 def _counted(found: AuditDocument) -> str:

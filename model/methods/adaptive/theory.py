@@ -22,7 +22,7 @@ from model.costs.step_costs import StepCosts
 from model.interpret.account import Account, Work, of_passes
 from model.methods.adaptive.algorithm import Parameters
 from model.methods.adaptive.draft_length_policies import RISE, Heuristic, thresholds
-from model.methods.claim_bounds import drafting_bound
+from model.methods.claim_bounds import selective_bound
 from model.methods.prediction import Prediction
 from model.methods.rounds import (
     AcceptanceLaw,
@@ -311,4 +311,4 @@ def oracle_gain(acceptance_rate: ArrayLike, cost_ratio: ArrayLike) -> Floats:
 
 # --- Claims -----------------------------------------------------------------------------------------------------------
 
-claim_bound = drafting_bound
+claim_bound = selective_bound

@@ -411,10 +411,9 @@ def claim_formula(terms: ClaimTerms) -> Limit:
     >>> round(claim_formula(at).value, 2)
     2.47
     """
-    names = ("fallback_rate", "rollback_rate", "draft_length")
-    values = [terms.stated(name) for name in names]
-    if any(value is None for value in values) or not values[2]:
+    fallback, rollback, most = (terms.stated(name) for name in ("fallback_rate", "rollback_rate", "draft_length"))
+    if fallback is None or rollback is None or not most:
         return claim_bound(terms)
-    value = float(speedup(*values, terms.cost_ratio))  # type: ignore[arg-type]
-    at = ", ".join(f"{letter} = {each:.4g}" for letter, each in zip("frG", values, strict=True))
-    return Limit(value, f"speed-up of independent decisions at {at}, c = {terms.cost_ratio:.4g}: {value:.4g}")
+    value = float(speedup(fallback, rollback, most, terms.cost_ratio))
+    at = f"f = {fallback:.4g}, r = {rollback:.4g}, G = {most:g}, c = {terms.cost_ratio:.4g}"
+    return Limit(value, f"speed-up of independent decisions at {at}: {value:.4g}")

@@ -674,7 +674,7 @@ def paper_formula(runs: ComparedRuns) -> FormulaPoint | None:
 def claim_bound(terms: ClaimTerms) -> Limit:
     """Largest speed-up for many tokens: 1 / (1 - (1 - d'/d) p), from Theorem 4.1 of [Yang2024]; it needs no independence.
 
-    Without an exit layer it is that of the first layer, which the nested form allows.
+    Layers take equal times. Without an exit layer it is that of the first layer, which the nested form allows.
 
     >>> round(claim_bound(ClaimTerms({"match_rate": 0.6837, "layers": 40, "exit_layer": 20})).value, 3)
     1.519
