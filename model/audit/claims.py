@@ -189,7 +189,8 @@ def _claim(fields: Mapping[str, str], row: int) -> Claim:
     method, kind = method_named(words["method"]) if "method" in words else (None, "")
     shape = model_named(words["model"], words.get("dtype")) if "model" in words else None
     if "dtype" in words and shape is None:
-        raise ParameterError(f"dtype is used with a model alone, got {checks.shown(words['dtype'])}; name the model, or leave it out")
+        got = checks.shown(words["dtype"])
+        raise ParameterError(f"dtype is used with a model alone, got {got}; name the model, or leave it out")
     device = device_named(words["gpu"]) if "gpu" in words else None
     draft = draft_named(words["draft"], words.get("model")) if "draft" in words else kind or None
     found = Claim(row, method, words, numbers, draft, shape, None, device)

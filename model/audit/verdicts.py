@@ -3,8 +3,8 @@
 A claim is compared with
 
 * the largest speed-up of its method (`claim_bound`): above it the claim is impossible, for any engine;
-* the formula of the method's paper (`claim_formula`) with the stated terms, the others at their most favourable values: above it the
-  claim needs a term to be better than stated;
+* the formula of the method's paper (`claim_formula`) with the stated terms, the others at their most favourable values: above it
+  the claim needs a term to be better than stated;
 * the same for a baseline at the peaks of the device, if model and GPU are stated: the draft's bytes are read at the full bandwidth,
   and the tokens of a verification of the whole batch take at least their arithmetic at the peak rate. A slower baseline allows a
   larger speed-up, so a claim above this bound needs a plain time per token of at least the value that is given.
@@ -245,7 +245,8 @@ class _Audit:
         if (found := self._contradiction()) is not None:
             return self._made(IMPOSSIBLE, limit, found, "the claim contradicts itself")
         if self.least > limit.value * (1 + ROUNDING):
-            return self._made(IMPOSSIBLE, limit, limit.inequality, f"{self._said} is more than the {limit.value:.4g} that is possible")
+            because = f"{self._said} is more than the {limit.value:.4g} that is possible"
+            return self._made(IMPOSSIBLE, limit, limit.inequality, because)
         formula = self.formula(self.terms(self.lenient, self.plain_s(1)))
         if self.least > formula.value * (1 + ROUNDING):
             return self._above_formula(limit)
@@ -336,8 +337,8 @@ class _Audit:
     ) -> Verdict:  # fmt: skip
         seconds = self.needed_plain_s() if self.plain_s() is None else None
         return Verdict(
-            **_stated(self.claim), verdict=kind if text is None else text, kind=kind, needs=needs, needed=_finite(needed), missing=None,
-            bound_free=_finite(self.free.value), bound_draft=_finite(self.draft_bound), bound_batch=_finite(self.batch_bound),
+            **_stated(self.claim), verdict=kind if text is None else text, kind=kind, needs=needs, needed=_finite(needed),
+            missing=None, bound_free=_finite(self.free.value), bound_draft=_finite(self.draft_bound), bound_batch=_finite(self.batch_bound),
             bound=_finite(limit.value),
             needed_acceptance=_finite(self.needed("acceptance_rate")), needed_cost_ratio=_finite(self.needed("cost_ratio")),
             needed_plain_tpot_ms=None if seconds is None else 1e3 * seconds,
