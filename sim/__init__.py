@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import polars
 
+    from sim.advice.advice import Advice
+
 __version__ = "0.1.0"
 
 _MODULES = {
@@ -28,7 +30,7 @@ _MODULES = {
 }  # fmt: skip
 """Modules by the names under which `import sim` offers them; each is imported when it is first used."""
 
-__all__ = ["audit", "comparison", "environment", "grid", "listing", "run", "schema", "theorems", "trace"]
+__all__ = ["advise", "audit", "comparison", "environment", "grid", "listing", "run", "schema", "theorems", "trace"]
 
 
 def _refuse_hidden_packages() -> None:
@@ -120,6 +122,45 @@ def run(
             report = sweeps.run(scenario, out=f"{folder}/run", jobs=jobs, yes=yes, **overrides)
             _warn_of(report.disagreements)
             return report.frame()
+
+
+def advise(**said: Any) -> Advice:
+    """Advise whether drafting pays on a model, device and engine, with which draft length and up to which load.
+
+    The result prints as `sim advise` does; it has `verdict` (a sentence), `table` (a polars table), `figure()`, `document()` (JSON)
+    and `settings(engine)`.
+
+    Parameters
+    ----------
+    **said
+        Keywords of `sim.advice.situation.Inputs`: model, gpu, tensor_parallel, gpus, draft, engine, engine_law, log (paths),
+        acceptance (a number, a pair for an uncertain one, a list of cases, or text such as "0.6..0.7"), acceptance_by_position,
+        match_rate, batch, draft_length, context, slo_tpot_ms, lossy, dtype, weights, kernels, seed.
+
+    Raises
+    ------
+    model.base.checks.ParameterError
+        If something is wrong, or missing and has no default: acceptance above all.
+
+    >>> advice = advise(engine_law="vllm-llama-3.1-8b-eagle3-h100", batch=[1], draft_length=[1, 2, 3])
+    >>> advice.verdict.startswith("At 1 running")
+    True
+    """
+    from dataclasses import fields
+
+    from model.base import checks
+    from sim.advice import advice
+    from sim.advice.situation import Inputs
+
+    names = [field.name for field in fields(Inputs)]
+    for name in said:
+        if name not in names:
+            raise checks.unknown("keyword", name, names)
+    for name in ("log", "batch", "draft_length", "acceptance_by_position"):
+        value = said.get(name)
+        if value is not None and not isinstance(value, tuple):
+            said[name] = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+    return advice.advise(Inputs(**said))
 
 
 def audit(claims: str | Path | Sequence[Mapping[str, Any]] | None = None, *, methods: Sequence[str] = ()) -> polars.DataFrame:

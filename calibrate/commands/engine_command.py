@@ -35,11 +35,22 @@ CellsFile = Annotated[
     ),
 ]
 Model = Annotated[
-    str | None, typer.Option(help="Model: a name of `sim ls shapes`, or its config.json. With --gpu, its kernels give the shape.")
+    str | None,
+    typer.Option(
+        help="Model: a name of `sim ls shapes`, or its config.json. With --gpu, its kernels give the law's shape; else its experts."
+    ),
 ]
 Gpu = Annotated[str | None, typer.Option(help="Device: a name of `sim ls devices`, or its .toml.")]
 Parallel = Annotated[int, typer.Option("--tensor-parallel", help="Devices that the model is split over.")]
-Dtype = Annotated[str | None, typer.Option(help="Type of the weights, such as float8. Default: the profile's, or bfloat16.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(help="Type of activations, cache, and weights that are not quantised. Default: the profile's, or bfloat16."),
+]
+Weights = Annotated[
+    str | None,
+    typer.Option(help="Format of the model's quantised weights: int4 (the same as int4-g128), int8, float8, mxfp4, nvfp4, int4-gN,"
+                 " int8-gN, or none; only rooflines have it. Default: as the model is published."),
+]  # fmt: skip
 Draft = Annotated[
     str | None,
     typer.Option(help="Draft model: a name of `sim ls shapes`, or its config.json. Default: one fitted time per draft pass."),
@@ -69,6 +80,7 @@ def fit(
     gpu: Gpu = None,
     tensor_parallel: Parallel = 1,
     dtype: Dtype = None,
+    weights: Weights = None,
     draft: Draft = None,
     kernels: Kernels = None,
     experts: ExpertsOption = None,
@@ -93,15 +105,18 @@ def fit(
 
     calibrate engine fit cells.csv --experts 128 --active-experts 8 -o qwen3
     """
+    from model.base import checks
     from model.engines import engine_priors, law_fit, step_law
 
+    checks.whole("seed", seed, 0)
     cells, unused = _read(file)
     path = _json_path(out)
-    source, of = _model(model, gpu, tensor_parallel, dtype, draft, kernels, experts, active_experts)
+    source, of = _model(model, gpu, tensor_parallel, dtype, weights, draft, kernels, experts, active_experts)
     facts = {"engine": engine_name} if engine_name else {}
     law = law_fit.fit(
         cells, path.stem, experts=of, kernels=source, acceptance=_acceptance(acceptance), facts=facts, seed=seed,
-        engine=None if source is None else engine_priors.named(engine_name),
+        engine=None if source is None else engine_priors.named(engine_name), model=model,
+        tensor_parallel=tensor_parallel if model is not None or tensor_parallel > 1 else None,
     )  # fmt: skip
     step_law.write(law, path)
     if json_:
@@ -123,6 +138,7 @@ def prior(
     unit: Annotated[str, typer.Option(help="What the law predicts: tpot_ms, step_ms or output_tokens_per_s.")] = "tpot_ms",
     tensor_parallel: Parallel = 1,
     dtype: Dtype = None,
+    weights: Weights = None,
     draft: Draft = None,
     kernels: Kernels = None,
     acceptance: Acceptance = None,
@@ -143,8 +159,9 @@ def prior(
 
     checks.one_of("engine", engine_name, engine_priors.ENGINES)
     checks.one_of("unit", unit, cells.UNITS)
+    checks.whole("seed", seed, 0)
     path = _json_path(out)
-    source, _ = _model(model, gpu, tensor_parallel, dtype, draft, kernels, None, None)
+    source, _ = _model(model, gpu, tensor_parallel, dtype, weights, draft, kernels, None, None)
     facts = {"engine": engine_name, "model": model, "gpu": gpu, "note": "no cells: kernels and priors only"}
     law = law_fit.fit(
         None, path.stem, unit=unit, kernels=source, acceptance=_acceptance(acceptance), facts=facts, seed=seed, engine=engine_name
@@ -226,6 +243,7 @@ def next_(
     gpu: Gpu = None,
     tensor_parallel: Parallel = 1,
     dtype: Dtype = None,
+    weights: Weights = None,
     draft: Draft = None,
     kernels: Kernels = None,
     experts: ExpertsOption = None,
@@ -242,21 +260,29 @@ def next_(
 
     calibrate engine next mine.json --draft-length 0,1,3,5
     """
+    from model.base import checks
     from model.base.checks import ParameterError
+    from model.engines import cells as cell_tables
     from model.engines import law_fit, next_cell, step_law
 
+    batches, lengths = numbers("batch", batch), numbers("draft_length", draft_length)
+    for each in batches:
+        checks.whole("batch", each, 1, int(cell_tables.MOST_SEQUENCES))
+    for each in lengths:
+        checks.whole("draft_length", each, 0, cell_tables.MOST_DRAFT)
+    checks.whole("seed", seed, 0)
     if file.suffix == ".json":
-        given = {"model": model, "gpu": gpu, "dtype": dtype, "draft": draft, "kernels": kernels, "experts": experts,
-                 "active-experts": active_experts, "acceptance": acceptance}  # fmt: skip
+        given = {"model": model, "gpu": gpu, "dtype": dtype, "weights": weights, "draft": draft, "kernels": kernels,
+                 "experts": experts, "active-experts": active_experts, "acceptance": acceptance}  # fmt: skip
         for name, value in given.items():
             if value is not None:
                 raise ParameterError(f"--{name} is for cells, and {file.name} is a law that was fitted already; leave it out")
         law = step_law.load(str(file))
     else:
         cells, _ = _read(file)
-        source, of = _model(model, gpu, tensor_parallel, dtype, draft, kernels, experts, active_experts)
+        source, of = _model(model, gpu, tensor_parallel, dtype, weights, draft, kernels, experts, active_experts)
         law = law_fit.fit(cells, file.stem, experts=of, kernels=source, acceptance=_acceptance(acceptance), seed=seed)
-    advice = next_cell.advise(law, tuple(map(float, numbers("batch", batch))), numbers("draft_length", draft_length))
+    advice = next_cell.advise(law, tuple(map(float, batches)), lengths)
     if json_:
         _print_json(_advice(advice))
         return
@@ -309,21 +335,25 @@ def _read(file: Path, unit: str | None = None) -> tuple[Cells, tuple[str, ...]]:
 
 
 def _json_path(out: Path) -> Path:
+    from model.base import bounded_files
     from model.base.checks import ParameterError, shown
 
     if out.suffix == ".json":
         out = out.with_suffix("")
     if not out.name or out.name == "..":
         raise ParameterError(f"out must name a file, got {shown(str(out))}")
-    return out.with_name(f"{out.name}.json")
+    path = out.with_name(f"{out.name}.json")
+    bounded_files.check_replaceable(path, "step-law")
+    return path
 
 
 def _model(
-    model: str | None, gpu: str | None, tensor_parallel: int, dtype: str | None, draft: str | None, kernels: str | None,
-    experts: int | None, active: int | None,
+    model: str | None, gpu: str | None, tensor_parallel: int, dtype: str | None, weights: str | None, draft: str | None,
+    kernels: str | None, experts: int | None, active: int | None,
 ) -> tuple[KernelSource | None, RoutedExperts | None]:  # fmt: skip
+    from model.architectures import published_shapes
     from model.base.checks import ParameterError
-    from model.engines.kernel_times import KernelSource, hardware
+    from model.engines.kernel_times import KernelSource, hardware, refuse_too_large
     from model.engines.step_terms import RoutedExperts
 
     if (experts is None) != (active is None):
@@ -333,25 +363,17 @@ def _model(
         if gpu is not None:
             raise ParameterError("--experts is for laws without --gpu; with it, the model says its experts")
         return None, RoutedExperts(experts, active)
-    if gpu is None and model is not None and draft is None and kernels is None and dtype is None:
-        from model.architectures import published_shapes
-
-        found = published_shapes.named_shape(model).experts
-        if found is not None:
-            return None, RoutedExperts(found.count, found.active)
     if gpu is None:
-        for name, value in (("draft", draft), ("kernels", kernels), ("dtype", dtype)):
+        for name, value in (("draft", draft), ("kernels", kernels), ("dtype", dtype), ("weights", weights)):
             if value is not None:
                 raise ParameterError(f"--{name} needs --model and --gpu, whose kernels it is about")
-        if model is not None:
-            raise ParameterError(
-                "--model needs --gpu, so that its kernels give the law's shape: without it only experts matter, and it has none"
-            )
-        return None, None
+        found = None if model is None else published_shapes.named_shape(model).experts
+        return None, None if found is None else RoutedExperts(found.count, found.active)
     if model is None:
         raise ParameterError("--gpu needs --model, so that its kernels give the law's shape; `sim ls shapes` lists models")
-    source = KernelSource(model, gpu, tensor_parallel, dtype, draft, kernels)
+    source = KernelSource(model, gpu, tensor_parallel, dtype, draft, kernels, weights)
     hardware(source)  # refused here, before the cells are fitted
+    refuse_too_large(source)
     return source, None
 
 

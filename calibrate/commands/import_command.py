@@ -122,7 +122,11 @@ def engine_log(
         str, typer.Option("--engine", help="vllm, sglang, trtllm, llama.cpp, lmdeploy, mlx-lm or eagle; auto: by content.")
     ] = "auto",
     draft_length: Annotated[
-        int | None, typer.Option("--draft-length", help="Draft length of output that does not say it; 0: plain decoding.")
+        str | None,
+        typer.Option(
+            "--draft-length", metavar="K,...",
+            help="Draft length of output that does not say it, 0 for plain decoding: one number, or one for each FILE, as 0,3.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -130,18 +134,21 @@ def engine_log(
 
     Read are log lines of vLLM, SGLang, llama.cpp and LMDeploy, results of vllm bench serve, bench_serving and trtllm-bench,
     counters of /metrics, statistics in JSON responses, and EAGLE's answers. Counts of several files are added. The record is an
-    outcome of a scenario: [outcomes] kind = "engine-log", file = "NAME.json"; the speeds are cells.
+    outcome of a scenario: [outcomes] kind = "engine-log", file = "NAME.json"; the speeds are cells of `calibrate engine fit`. Runs
+    with and without drafts may be given together.
 
     calibrate import engine-log server.log -o mine
 
     calibrate import engine-log results/concurrency-*.json --engine vllm -o mine
 
-    calibrate import engine-log plain.log --draft-length 0 -o plain
+    calibrate import engine-log plain.log eagle.log --draft-length 0,3 -o mine
     """
-    from calibrate.importers.engine_logs import engine_log as source
     from model.logs import acceptance_record
+    from model.logs.engine_logs import engine_log as source
 
-    record = source.read(files, engine, draft_length)
+    source.targets(out, files)
+    lengths = None if draft_length is None else numbers("draft_length", draft_length)
+    record = source.read(files, engine, lengths[0] if lengths is not None and len(lengths) == 1 else lengths)
     written = source.save(record, out)
     if as_json:
         print(strict_json.dumps({**acceptance_record.document(record), "files": [str(path) for path in written]}, indent=2))

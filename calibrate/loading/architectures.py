@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def architecture(model: str) -> Architecture:
 
         return _from_file(model_directory.bundled(role) / "config.json", f"family-{role}")
     if model in published_shapes.PRESETS:
-        shape = published_shapes.preset(model)
+        shape = replace(published_shapes.preset(model), weights=None)  # random ones, in the dtype to run in
         return Architecture(model, _library_config(model, shape), shape)
     path = Path(model)
     if path.is_dir():
@@ -80,7 +80,7 @@ def _from_file(path: Path, name: str) -> Architecture:
         raise ParameterError(f"{path.name} must be a table of keys, such as model_type, got {checks.shown(said)}")
     try:
         # The file's dtype is that of the saved checkpoint; the dtype to run in is chosen separately.
-        shape = shape_configs.from_config(said, dtype="bfloat16")
+        shape = replace(shape_configs.from_config(said, dtype="bfloat16"), weights=None)
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
         config = CONFIG_MAPPING[said["model_type"]].from_dict(said)

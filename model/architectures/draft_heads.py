@@ -1,19 +1,20 @@
 """Draft heads as models: shapes of EAGLE, EAGLE-3, MTP, Medusa and P-EAGLE heads for any target.
 
 A name is KIND:TARGET or KIND:TARGET:VOCABULARY, such as `eagle3:llama-3.1-8b`. Each drafts one token in one pass. The embedding is
-the target's, so it takes no memory of its own; a shared head takes none either, but each pass reads it.
+the target's, so it takes no memory of its own; a shared head takes none either, but each pass reads it. With tensor parallelism
+engines split a head over the target's devices: that is the default of [vLLM], and the only way of [SGLang].
 
 * `eagle` (also EAGLE-2, whose head is the same): one Llama layer after a product that joins the token's embedding and the hidden
   state before it; the head is the target's [Li2024].
 * `eagle3`: queries, keys and values of its layer read embedding and state side by side; a product joins hidden states of three
   layers of the target; a head of its own over a smaller vocabulary. The product is needed once per round, but counts at each pass:
   at most an eighth too much [Li2025].
-* `mtp`: a whole layer of the target, with experts and latent attention, after a product of embedding and state; the head is the
-  target's [DeepSeek2024].
+* `mtp`: a whole layer of the target, with experts and latent attention, and with its type of weights, after a product of embedding
+  and state; the head is the target's [DeepSeek2024].
 * `medusa`: a residual block and a head for each drafted position, without attention or cache. A pass is one head; memory holds
   `MEDUSA_HEADS` [Cai2024].
-* `p-eagle`: the head of EAGLE-3 with `P_EAGLE_LAYERS` layers. It drafts all tokens in one pass over as many positions; where a
-  method makes a pass for each, it is charged too much. Its learned states for unknown positions are left out [Hui2026].
+* `p-eagle`: the head of EAGLE-3 with `P_EAGLE_LAYERS` layers. It drafts all tokens in one pass over as many positions; methods
+  that make a pass for each refuse it. Its learned states for unknown positions are left out [Hui2026].
 
 [Li2024] Y. Li et al. EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty. ICML 2024, arXiv:2401.15077;
 SafeAILab/EAGLE @c9292914, eagle/model/cnets1.py.
@@ -22,7 +23,10 @@ SafeAILab/EAGLE @bfeb532e, eagle/model/cnets.py.
 [DeepSeek2024] DeepSeek-AI. DeepSeek-V3 Technical Report. arXiv:2412.19437, Section 2.2; deepseek-ai/DeepSeek-V3, README_WEIGHTS.md.
 [Cai2024] T. Cai et al. Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads. ICML 2024,
 arXiv:2401.10774, Section 2.1.
-[Hui2026] vLLM blog, 2026-03-13: P-EAGLE, parallel drafting of GPT-OSS 20B with four layers.
+[vLLM] vllm-project/vllm @002e77c1, vllm/config/speculative.py, `_verify_and_get_draft_tp`: the target's size, or 1 if it is asked.
+[SGLang] sgl-project/sglang @00559eac, python/sglang/srt/speculative/eagle_worker.py: a worker at the target's rank, which shares
+its embedding, and its head but for EAGLE-3. [Hui2026] vLLM blog, 2026-03-13: P-EAGLE, parallel drafting of GPT-OSS 20B with four
+layers.
 """
 
 from __future__ import annotations
@@ -64,6 +68,15 @@ def is_head(name: str) -> bool:
     return name.partition(":")[0] in ABOUT and ":" in name
 
 
+def is_parallel(name: str | None) -> bool:
+    """Return True if a shape's name is that of a head which drafts all its tokens in one pass.
+
+    >>> is_parallel("p-eagle:gpt-oss-20b"), is_parallel("eagle3:gpt-oss-20b"), is_parallel(None)
+    (True, False, False)
+    """
+    return name is not None and name.startswith("p-eagle:")
+
+
 def parts(name: str) -> tuple[str, str, int | None]:
     """Return kind, target and vocabulary (None for the default) of a draft head's name.
 
@@ -71,7 +84,8 @@ def parts(name: str) -> tuple[str, str, int | None]:
     ('eagle3', 'models/mine/config.json', 64000)
     """
     kind, _, rest = name.partition(":")
-    target, _, words = rest.rpartition(":") if rest.rpartition(":")[2].isdigit() else (rest, "", "")
+    last = rest.rpartition(":")[2]
+    target, _, words = rest.rpartition(":") if last.isascii() and last.isdigit() else (rest, "", "")
     return kind, target, int(words) if words else None
 
 
@@ -106,6 +120,8 @@ def head_of(kind: str, target: Shape, vocabulary: int | None = None) -> Shape:
     checks.one_of("draft head", kind, ABOUT)
     if target.encoder_layers:
         raise ParameterError(f"the target must be a decoder without encoder, got encoder_layers={target.encoder_layers}")
+    if target.draft is not None:
+        raise ParameterError(f"the target must be a whole model, got a draft head of kind {target.draft.kind}")
     own = kind in ("eagle3", "p-eagle")
     if vocabulary is not None and not own:
         raise ParameterError(f"a vocabulary is not used by draft head {kind}, whose head has that of the target; leave it out")

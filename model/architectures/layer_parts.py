@@ -10,7 +10,7 @@ arXiv:2306.00978: scales by group.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -179,23 +179,64 @@ class QuantisedWeights:
         """Bytes per weight, with its part of a scale [bytes]."""
         return self.bits / 8
 
+    @property
+    def name(self) -> str:
+        """Name of the format (`FORMATS`), or its type and group.
+
+        >>> FORMATS["mxfp4"].name, quantised("int4-g64").name
+        ('mxfp4', 'int4-g64')
+        """
+        of_layers = replace(self, experts_only=False)
+        known = [name for name, each in FORMATS.items() if each == of_layers]
+        return known[0] if known else f"{self.dtype}-g{self.group}" if self.group else self.dtype
+
+    @property
+    def about(self) -> str:
+        """Name of the format, bits per weight and what is stored in it, as printed text.
+
+        >>> replace(FORMATS["mxfp4"], experts_only=True).about
+        'experts in mxfp4 (4.25 bits per weight)'
+        """
+        return f"{'experts' if self.experts_only else 'layers'} in {self.name} ({self.bits:.5g} bits per weight)"
+
 
 def quantised(name: str, *, key: str = "weights") -> QuantisedWeights:
     """Return a format of quantised weights by name (`FORMATS`); int4-gN and int8-gN have a 16-bit scale for each N weights.
 
-    Error messages call the name `key`.
+    N is a power of two: kernels read whole groups, and no published checkpoint has another. Error messages call the name `key`.
 
-    >>> quantised("int4-g32").bits
-    4.5
+    >>> quantised("int4-g32").bits, quantised("int4-g128") == FORMATS["int4"]
+    (4.5, True)
     """
     base, mark, group = name.partition("-g")
-    if mark and base in ("int4", "int8") and group.isdigit() and 0 < int(group) < 2**24:
-        return QuantisedWeights(base, int(group))
+    if mark and base in ("int4", "int8") and group.isascii() and group.isdigit() and len(group) < 6:
+        size = int(group)
+        if size & (size - 1) or not GROUPS[0] <= size <= GROUPS[1]:
+            bound = f"a power of two from {GROUPS[0]} to {GROUPS[1]}"
+            raise ParameterError(f"{key} must have groups of {bound}, such as {base}-g64, got {name}")
+        return QuantisedWeights(base, size)
     if name not in FORMATS:
-        raise ParameterError(f"{checks.unknown(key, name, FORMATS)}; or int4-gN, int8-gN with a scale for each N weights")
+        known = (*FORMATS, "none")
+        said = f"did you mean {SYNONYMS[name]}? known: {', '.join(known)}" if name in SYNONYMS else checks.nearest(name, known)
+        raise ParameterError(f"unknown {key} {checks.shown(name)}; {said}; or int4-gN, int8-gN with a scale for each N weights")
     return FORMATS[name]
 
 
+def names_weights(name: object) -> bool:
+    """Return True for the name of a format of weights that is no type of activations.
+
+    >>> names_weights("int4"), names_weights("int4-g64"), names_weights("float8")
+    (True, True, False)
+    """
+    return isinstance(name, str) and name.partition("-g")[0] in (*FORMATS, "float4") and name not in ("int8", "float8")
+
+
+SYNONYMS = {
+    "fp8": "float8", "fp4": "nvfp4", "awq": "int4", "gptq": "int4", "bfloat16": "none", "float16": "none", "float32": "none",
+}  # fmt: skip
+"""Other names of formats of weights, which are not accepted but understood."""
+GROUPS = 8, 16_384
+"""Smallest and largest group of weights with one scale that a format's name may have."""
 FORMATS = {
     "int4": QuantisedWeights("int4", 128),
     "int8": QuantisedWeights("int8"),
@@ -205,7 +246,8 @@ FORMATS = {
 }
 """Formats of quantised weights by name: int4 with a 16-bit scale for each 128 weights [Lin2024]; int8 with a scale per row, which
 is left out; float8 in blocks of 128 x 128 with scales of 32 bits and products in float8, as DeepSeek-V3 publishes it; mxfp4 with a
-scale of 8 bits for each 32 [OCP2023], computed in 16 bits as on GPUs without its arithmetic; nvfp4, 8 bits for each 16."""
+scale of 8 bits for each 32 [OCP2023], computed in 16 bits as on GPUs without its arithmetic; nvfp4, 8 bits for each 16. int4 is
+int4-g128."""
 
 
 DRAFT_KINDS = ("eagle", "eagle3", "medusa", "mtp", "p-eagle")
@@ -261,7 +303,7 @@ class MatrixProduct(NamedTuple):
     blocks: int = 1
     used: int = 1
     part: str = "layer"
-    """`experts` and `router` for those, else `layer`: what quantised formats leave out."""
+    """`experts`, `router` and `joined` (token and state of an MTP module) for those, else `layer`: what formats leave out."""
 
     @property
     def weights(self) -> int:

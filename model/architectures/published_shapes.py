@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from model.architectures import draft_heads
-from model.architectures.layer_parts import FORMATS, Experts, LatentAttention, SlidingWindow
+from model.architectures.layer_parts import FORMATS, Experts, LatentAttention, SlidingWindow, names_weights
 from model.architectures.shape_configs import check_config, from_config, read, says_dtype
-from model.architectures.transformer import BIASED, BLOCK, Shape
+from model.architectures.transformer import BIASED, BLOCK, BYTES, Shape
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 
@@ -72,7 +72,7 @@ def _gpt_oss(layers: int, experts: int) -> Shape:
 
 _DEEPSEEK_V3 = Shape(
     61, 7168, 128, 128, 128, 2048, True, 129_280, False, experts=Experts(256, 8, 2048, 3, 18_432),
-    latent=LatentAttention(1536, 512, 64, 128),
+    latent=LatentAttention(1536, 512, 64, 128), weights=FORMATS["float8"],
 )  # fmt: skip
 
 
@@ -139,8 +139,9 @@ PRESETS = {
     "phi-4-mini": replace(_llama(32, 3072, 24, 8, 8192, 200_064), tied_head=True),
 }
 """Models that the papers use, and widely known ones, as published in the configuration of their checkpoint. `dtype` is that of
-serving, 16 bits, also for models that were released in 32 or, DeepSeek, in 8; the experts of gpt-oss are in mxfp4, as released.
-Gemma 3 is its text part, without the vision encoder; DeepSeek without its module for further tokens (`mtp:deepseek-v3`)."""
+serving, 16 bits, also for models that were released in 32. Models that are released in one quantised type have it (`weights`): the
+layers of DeepSeek in float8 with a scale for each block of 128 x 128, the experts of gpt-oss in mxfp4. Gemma 3 is its text part,
+without the vision encoder; DeepSeek without its module for further tokens (`mtp:deepseek-v3`), of the same type."""
 
 
 def preset(name: str) -> Shape:
@@ -157,11 +158,13 @@ def named_shape(name: Any, dtype: str | None = None, *, key: str = "shape") -> S
     """Return the shape of a published model, of a `config.json` of the transformers library (its path or its folder), or of a draft
     head of one of these (`model.architectures.draft_heads`).
 
-    Error messages call the name `key`. The type of the numbers is `dtype`, else that of the file, else bfloat16.
+    Error messages call the name `key`. The type of the numbers is `dtype`, else that of the file, else bfloat16. Weights that are
+    published in a type of their own keep it.
 
     >>> named_shape("llama-2-13b", "float16").bytes_each, named_shape("llama-2-13b") == preset("llama-2-13b")
     (2, True)
     """
+    check_dtype(dtype)
     if isinstance(name, str) and draft_heads.is_head(name):
         head = draft_heads.head(name, functools.partial(named_shape, key="target shape"))
         return head if dtype is None else replace(head, dtype=dtype)
@@ -169,6 +172,77 @@ def named_shape(name: Any, dtype: str | None = None, *, key: str = "shape") -> S
         raise ParameterError(f"{checks.unknown(key, name, PRESETS)}; or give the path of a config.json")
     made = PRESETS[name] if name in PRESETS else _of_file(name, bounded_files.stamp(_config_at(name)))
     return made if dtype is None else replace(made, dtype=dtype)
+
+
+def check_dtype(dtype: object) -> None:
+    """Refuse a format of weights as the type of activations, and name the key that it belongs to.
+
+    >>> check_dtype("int4")
+    Traceback (most recent call last):
+        ...
+    model.base.checks.ParameterError: dtype is the type of activations and cannot be 'int4'; use weights = 'int4' for the weights
+    """
+    if names_weights(dtype):
+        stored = "mxfp4" if dtype == "float4" else dtype
+        raise ParameterError(
+            f"dtype is the type of activations and cannot be {checks.shown(dtype)}; use weights = {checks.shown(stored)} for the"
+            " weights"
+        )
+    if isinstance(dtype, str) and dtype in DTYPE_SYNONYMS:
+        raise ParameterError(
+            f"unknown dtype {checks.shown(dtype)}; did you mean {DTYPE_SYNONYMS[dtype]}? known: {', '.join(BYTES)}"
+        )
+
+
+DTYPE_SYNONYMS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "fp8": "float8"}
+"""Other names of types, which are not accepted but understood."""
+
+
+def whole_model(name: str, dtype: str | None = None, *, key: str = "shape") -> Shape:
+    """Return the shape of a target (`named_shape`), which cannot be a draft head."""
+    found = named_shape(name, dtype, key=key)
+    if found.draft is not None:
+        raise ParameterError(f"{key} must be a whole model, got {checks.shown(name)}, a draft head; it can be a draft")
+    return found
+
+
+def stored_as(name: str, shape: Shape) -> str:
+    """Types of the weights of a named model, and where they come from, as printed text.
+
+    >>> stored_as("llama-3.1-8b", preset("llama-3.1-8b"))
+    'bfloat16 (assumed: 16 bits, as served)'
+    """
+    if shape.weights is None:
+        whom = "of the file, else assumed" if is_path(name) else "assumed: 16 bits, as served"
+        return f"{shape.dtype} ({whom})"
+    rest = "all else" if shape.weights.experts_only else "embedding, head, routers and norms"
+    whom = "quantization_config of the file" if is_path(name) else "published: quantization_config of its checkpoint"
+    return f"{shape.weights.about}; {rest} in {shape.dtype}; {whom}"
+
+
+def check_head(name: str, head: Shape, target: Shape, target_name: str, *, key: str = "draft_shape") -> None:
+    """Refuse a draft head of another model than the target: it reads the target's hidden states, and was trained on them.
+
+    Models of one shape, such as fine-tuned ones, can have each other's heads. A draft without such inputs passes. Error messages
+    call the name `key`.
+
+    >>> check_head("eagle3:llama-3.1-8b", named_shape("eagle3:llama-3.1-8b"), preset("llama-3.1-70b"), "llama-3.1-70b")
+    Traceback (most recent call last):
+        ...
+    model.base.checks.ParameterError: draft_shape must be a head of llama-3.1-70b, got eagle3:llama-3.1-8b: layers are 32, not 80
+    """
+    if head.draft is None:
+        return
+    of_model, names = head, ["hidden", "vocabulary"]
+    if draft_heads.is_head(name):
+        of_model, names = named_shape(draft_heads.parts(name)[1]), ["layers", *names]
+    elif not head.draft.shared_head and head.vocabulary <= target.vocabulary:
+        names.remove("vocabulary")
+    for each in names:
+        if getattr(of_model, each) != getattr(target, each):
+            verb = "are" if each == "layers" else "is"
+            unlike = f"{each} {verb} {getattr(of_model, each)}, not {getattr(target, each)}"
+            raise ParameterError(f"{key} must be a head of {target_name}, got {name}: {unlike}")
 
 
 def is_path(name: str) -> bool:

@@ -55,6 +55,10 @@ _ONLY: dict[str, dict[str, object]] = {
 }
 
 
+_GEMMA3 = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
+"""Defaults of the library that published configurations of Gemma 3 leave out."""
+
+
 def from_config(source: str | Path | Mapping[str, Any], dtype: str | None = None) -> Shape:
     """Return the shape described by a `config.json` of the transformers library, given as a path or as its content.
 
@@ -71,6 +75,9 @@ def from_config(source: str | Path | Mapping[str, Any], dtype: str | None = None
     if config.get("model_type") == "gemma3" and isinstance(config.get("text_config"), Mapping):
         config = _text_part(config)
     kind = config.get("model_type")
+    if kind == "kimi_k2":
+        # Layers of DeepSeek-V3: "Kimi-K2 reuses the DeepSeekV3CausalLM architecture" (its deployment guide).
+        kind, config = "deepseek_v3", {**config, "model_type": "deepseek_v3"}
     checks.one_of("model_type", kind, _SIZES)
     assert isinstance(kind, str)
     for key, value in (({} if kind in _WITH_EXPERTS else _NO_EXPERTS) | _ONLY.get(kind, {})).items():
@@ -155,9 +162,12 @@ def _is_eagle3(config: Mapping[str, Any]) -> bool:
 
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Configuration of the text part of Gemma 3; its keys in the whole's configuration hold where it leaves them out."""
+    """Configuration of the text part of Gemma 3.
+
+    Where it leaves keys out, those in the whole's configuration hold, then the library's defaults, which its published files need.
+    """
     whole = {key: config[key] for key in ("dtype", "torch_dtype", "quantization_config") if config.get(key) is not None}
-    return whole | {key: value for key, value in config["text_config"].items() if value is not None or key not in whole}
+    return _GEMMA3 | whole | {key: value for key, value in config["text_config"].items() if value is not None}
 
 
 def _window(config: Mapping[str, Any], kind: str, layers: int) -> SlidingWindow | None:
@@ -167,7 +177,9 @@ def _window(config: Mapping[str, Any], kind: str, layers: int) -> SlidingWindow 
     if kind in ("qwen2", "qwen3", "qwen3_moe") and not config.get("use_sliding_window"):
         return None  # off by default
     size, types = _whole(config, "sliding_window"), config.get("layer_types")
-    if isinstance(types, list):
+    if types is not None and not isinstance(types, list):
+        raise ParameterError(f"layer_types must be a list with a word for each layer, got {checks.shown(types)}")
+    if types is not None:
         if len(types) != layers:
             raise ParameterError(f"layer_types must have num_hidden_layers={layers} entries, got {len(types)}")
         windowed_layers = sum(each == "sliding_attention" for each in types)
@@ -194,6 +206,9 @@ def _quantised(config: Mapping[str, Any]) -> QuantisedWeights | None:
     method = found.get("quant_method")
     match method:
         case "mxfp4":
+            if config.get("model_type") not in _WITH_EXPERTS:
+                known = ", ".join(_WITH_EXPERTS)
+                raise ParameterError(f"quantization_config.quant_method mxfp4 is of experts, which only these types have: {known}")
             return replace(FORMATS["mxfp4"], experts_only=True)
         case "fp8":
             block = found.get("weight_block_size") or [0, 0]
@@ -205,7 +220,7 @@ def _quantised(config: Mapping[str, Any]) -> QuantisedWeights | None:
         case "awq" | "gptq":
             bits, group = found.get("bits"), found.get("group_size", 128)
             checks.one_of("quantization_config.bits", f"{bits}", ("4", "8"))
-            checks.whole("quantization_config.group_size", group, -1)
+            checks.whole("quantization_config.group_size", group, -1, MOST_WIDE)
             return QuantisedWeights(f"int{bits}", max(group, 0))
         case "compressed-tensors":
             return _compressed(found.get("config_groups"))
@@ -229,7 +244,7 @@ def _format_of_group(group: Any) -> QuantisedWeights:
         raise ParameterError(f"{where}: weights must be a table, got {checks.shown(weights)}")
     bits, kind, size = weights.get("num_bits"), weights.get("type", "int"), weights.get("group_size")
     checks.one_of(f"{where}: type and num_bits of weights", f"{kind}{bits}", BITS)
-    checks.whole(f"{where}: group_size", 0 if size is None else size, -1)
+    checks.whole(f"{where}: group_size", 0 if size is None else size, -1, MOST_WIDE)
     return QuantisedWeights(
         f"{kind}{bits}", max(size or 0, 0), 8 if (kind, bits) == ("float", 4) else 16,
         arithmetic=f"{kind}{bits}" if isinstance(inputs, Mapping) else None,
@@ -267,7 +282,7 @@ MOST_LAYERS, MOST_WIDE = 1_000, 2**24
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers")
 _MAY_BE_0 = ("n_shared_experts", "first_k_dense_replace")
 _WIDE = {key for keys in _SIZES.values() for key in keys if key not in (*_LAYERS, *_MAY_BE_0)} | {
-    "num_key_value_heads", "head_dim", "d_kv", "num_experts", "q_lora_rank",
+    "num_key_value_heads", "head_dim", "d_kv", "num_experts", "q_lora_rank", "draft_vocab_size", "target_hidden_size",
 }  # fmt: skip
 _SMALL = ("eps", "epsilon")
 DEEP = ("text_config", "rope_parameters", "rope_scaling")

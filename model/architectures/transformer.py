@@ -295,8 +295,12 @@ class Shape:
         return _products_of_layer(self)
 
     def quantises(self, product: MatrixProduct) -> bool:
-        """Return True if the weights of this product are quantised."""
-        if self.weights is None or product.part == "router":
+        """Return True if the weights of this product are quantised.
+
+        Routers are not, nor the product that joins token and state of an MTP module: checkpoints and engines keep both in 16 bits
+        (vllm-project/vllm @03356f8c, vllm/model_executor/models/deepseek_mtp.py).
+        """
+        if self.weights is None or product.part in ("router", "joined"):
             return False
         return product.part == "experts" or not self.weights.experts_only
 
@@ -684,7 +688,8 @@ def _weights_of_layer(kind: Shape, *, active: bool = False) -> int:
 def _products_of_layer(kind: Shape) -> tuple[MatrixProduct, ...]:
     hidden, inner, rows = kind.hidden, kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim
     states, wide = (0, 1) if kind.draft is None else (kind.draft.states, kind.draft.attention_states)
-    fused = (MatrixProduct(states * hidden, hidden),) if states else ()
+    joined = "joined" if kind.draft is not None and kind.draft.kind == "mtp" else "layer"
+    fused = (MatrixProduct(states * hidden, hidden, part=joined),) if states else ()
     if not kind.attends:
         return (*fused, MatrixProduct(hidden, hidden))
     attention: tuple[MatrixProduct, ...]

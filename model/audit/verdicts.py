@@ -338,8 +338,8 @@ class _Audit:
         seconds = self.needed_plain_s() if self.plain_s() is None else None
         return Verdict(
             **_stated(self.claim), verdict=kind if text is None else text, kind=kind, needs=needs, needed=_finite(needed),
-            missing=None, bound_free=_finite(self.free.value), bound_draft=_finite(self.draft_bound), bound_batch=_finite(self.batch_bound),
-            bound=_finite(limit.value),
+            missing=None, bound_free=_finite(self.free.value), bound_draft=_finite(self.draft_bound),
+            bound_batch=_finite(self.batch_bound), bound=_finite(limit.value),
             needed_acceptance=_finite(self.needed("acceptance_rate")), needed_cost_ratio=_finite(self.needed("cost_ratio")),
             needed_plain_tpot_ms=None if seconds is None else 1e3 * seconds,
             plain_tpot_limit_ms=None if self.target is None else 1e3 * self.target.seconds(1),

@@ -12,9 +12,10 @@ import io
 import json
 import math
 import os
+import re
 import stat
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -39,6 +40,8 @@ DEEPEST = 64
 """Maximum nesting depth of brackets."""
 _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ", b"PK\x03\x04", b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 """First bytes of compressed files: gzip, zstandard, bzip2, xz, zip, zlib."""
+_JSON = re.compile(r'\s*(\{\s*["}]|\[\s*[\[{"])')
+_KIND = re.compile(rb'\s*\{\s*"kind"\s*:\s*"([\w-]{1,40})"')
 COMPRESSED = "it is compressed; unpack it first"
 
 
@@ -98,6 +101,18 @@ def text_lines(path: str | Path, most: int = MOST_LOG, longest: int = MOST_LINE)
             except UnicodeDecodeError:
                 raise ParameterError(f"line {number} is not text in UTF-8; save it as UTF-8") from None
             yield text.rstrip("\r\n")
+
+
+def check_replaceable(path: str | Path, kind: str) -> None:
+    """Raise `ParameterError` if a JSON file of the project of another `kind` is there, which writing would replace."""
+    try:
+        with open(_opened(path), "rb") as file:
+            _check_kind(Path(path), os.fstat(file.fileno()), None)
+            found = _KIND.match(file.read(1024))
+    except (OSError, ParameterError):  # the one who writes reports them
+        return
+    if found is not None and (there := found[1].decode()) != kind:
+        raise ParameterError(f"{Path(path).name} is there and is of kind {there}: choose another NAME than that of this {kind}")
 
 
 def read_page(path: str | Path) -> str:
@@ -216,11 +231,11 @@ def uneven(row: int, fields: int, width: int) -> str:
     return f"row {row} must have {width} field{'s' * (width != 1)}, as the header has, got {fields}"
 
 
-def csv_rows(path: Path, most: int) -> tuple[list[str], list[list[str]]]:
+def csv_rows(path: Path, most: int, check: Callable[[list[str]], None]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of a small CSV file that a person wrote: blank lines, and lines that begin with #, are skipped.
 
-    Fields are stripped of blanks, and each row has as many as the header. Raises `ParameterError` for anything else, and for more
-    than `most` rows.
+    Fields are stripped of blanks; `check` may refuse the header, and each row has as many fields. Raises `ParameterError` for
+    anything else, and for more than `most` rows.
     """
     content = read_bytes(path)
     if content.startswith(_PACKED):
@@ -231,6 +246,8 @@ def csv_rows(path: Path, most: int) -> tuple[list[str], list[list[str]]]:
         raise ParameterError("it is not text in UTF-8; save it as UTF-8") from None
     if "\x00" in text:
         raise ParameterError("it has zero bytes: it is not text in UTF-8; save it as UTF-8")
+    if _JSON.match(text):
+        raise ParameterError("it begins as JSON, and must be CSV with a header")
     lines = (line for line in io.StringIO(text, newline=None) if not line.lstrip().startswith("#"))
     rows: list[list[str]] = []
     try:
@@ -242,6 +259,8 @@ def csv_rows(path: Path, most: int) -> tuple[list[str], list[list[str]]]:
                 raise ParameterError(uneven(len(rows), len(row), len(rows[0])))
             if len(rows) > most:
                 raise ParameterError(f"at most {most:,} rows are allowed, got more")
+            if not rows:
+                check(row)
             rows.append(row)
     except csv.Error as error:
         raise ParameterError(f"row {max(len(rows), 1)} cannot be read as CSV: {error}") from None

@@ -59,7 +59,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
     if (new := renamed_keys.current_name(word, names)) is not None:
         return f"it is now {new}"
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    close = [each for each in names if each.lower() == word.lower()] or difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     listed = ", ".join(names)
     if len(listed) > MOST_LISTED:
         similar = sorted(difflib.get_close_matches(word, names, n=FEW, cutoff=0.0))

@@ -1,6 +1,7 @@
 """Commands of vLLM and SGLang that measure cells of a step law, as text to paste.
 
-One server per draft length; one benchmark per number of concurrent requests. Options are those of the engines' documentation:
+One server per draft length; one benchmark per number of concurrent requests; then the commands that make cells and a law of the
+results. Options are those of the engines' documentation:
 `vllm serve --speculative-config` with `rejection_sample_method` and `synthetic_acceptance_length` (vllm/config/speculative.py),
 `vllm bench serve` (docs.vllm.ai, CLI reference), `sglang.launch_server --speculative-*`, `sglang.bench_serving` and the variable
 `SGLANG_SIMULATE_ACC_LEN` (docs.sglang.ai). Both count the bonus token in the acceptance length.
@@ -22,7 +23,7 @@ def lines(
     engine: str, model: str, batch: Sequence[int], draft_lengths: Sequence[int], *, draft: str | None = None,
     method: str = "eagle3", acceptance_length: float | None = None, prompt: int = 1024, tokens: int = 256,
 ) -> Iterator[str]:  # fmt: skip
-    """Lines of a shell script: servers and benchmarks for all cells.
+    """Lines of a shell script: servers and benchmarks for all cells, then the import of their results and the fit of a law.
 
     Parameters
     ----------
@@ -38,6 +39,8 @@ def lines(
     'vllm serve meta-llama/Llama-3.1-8B-Instruct'
     """
     checks.one_of("engine", engine, _SERVERS)
+    if not model.strip():
+        raise ParameterError(f"model must be a name as {engine} takes it, got {checks.shown(model)}")
     for name, numbers, low, high in (("batch", batch, 1, 100_000), ("draft_length", draft_lengths, 0, 64)):
         for each in numbers:
             checks.whole(name, each, low, high)
@@ -51,14 +54,23 @@ def lines(
     if acceptance_length is not None:
         shortest = min([each for each in draft_lengths if each] or [0])
         checks.number("acceptance_length", acceptance_length, 1, shortest + 1)
+    for name, numbers in (("batch", batch), ("draft_length", draft_lengths)):
+        if len(set(numbers)) < len(numbers):
+            raise ParameterError(f"{name} must be different numbers, got {checks.shown(list(numbers))}")
+    results: list[tuple[str, int]] = []
     for length in draft_lengths:
         pinned = None if acceptance_length is None or not length else acceptance_length
         yield f"# draft length {length}" + ("" if pinned is None else f", acceptance length pinned to {pinned:g}")
         yield _SERVERS[engine](model, length, draft, method, pinned)
         for number in batch:
-            yield _BENCHMARKS[engine](model, number, prompt, tokens, f"{engine}-k{length}-b{number}.json")
-    yield "# then, with the printed throughput or TPOT and acceptance length of each:"
-    yield "# a CSV with the columns sequences,draft_length,mean_acceptance_length,output_tokens_per_s for `calibrate engine fit`"
+            results.append((f"{engine}-k{length}-b{number}.json", length))
+            yield _BENCHMARKS[engine](model, number, prompt, tokens, results[-1][0])
+    yield "# then the cells of all results, and a law; with --model and --gpu (see `calibrate engine fit --help`) kernels shape it"
+    yield shlex.join([
+        "calibrate", "import", "engine-log", *(file for file, _ in results), "--engine", engine, "--draft-length",
+        ",".join(str(length) for _, length in results), "-o", f"{engine}-measured",
+    ])  # fmt: skip
+    yield shlex.join(["calibrate", "engine", "fit", f"{engine}-measured.cells.csv", "--engine", engine, "-o", f"{engine}-law"])
 
 
 _WITHOUT_DRAFT = ("ngram", "mtp", "suffix")

@@ -9,6 +9,7 @@ contain the time that the engine spends on prompts (prefill) in between, and the
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,8 +181,8 @@ def read_csv(path: Path, *, unit: str | None = None) -> CellsFile:
     """Read cells from a CSV file with a header line.
 
     Columns: `sequences`, `draft_length`, one of `UNITS` (or none, if `unit` is given and only predictions are wanted), and any of
-    `OPTIONAL`; an empty field is an unknown value. Blank lines, and lines that begin with #, are skipped. Raises ParameterError that
-    names file, row (the header is not counted) and column.
+    `OPTIONAL`; an empty field is an unknown value. Blank lines, and lines that begin with #, are skipped. Raises ParameterError
+    that names file, row (the header is not counted) and column.
     """
     try:
         return _read(path, unit)
@@ -192,8 +193,7 @@ def read_csv(path: Path, *, unit: str | None = None) -> CellsFile:
 
 
 def _read(path: Path, unit: str | None) -> CellsFile:
-    header, rows = bounded_files.csv_rows(path, MOST_CELLS)
-    _check_header(header)
+    header, rows = bounded_files.csv_rows(path, MOST_CELLS, _check_header)
     times = [name for name in UNITS if name in header]
     if len(times) > 1:
         raise ParameterError(f"one column of measured values is needed, got {' and '.join(times)}; keep one of them")
@@ -222,32 +222,39 @@ def _check_header(header: list[str]) -> None:
     if len(header) == 1 and (other := next((mark for mark in (";", "\t", "|") if mark in header[0]), None)):
         raise ParameterError(f"columns must be separated by commas, got {'a tab' if other == chr(9) else repr(other)}")
     for index, name in enumerate(header):
-        if not name:
-            raise ParameterError(f"column {index + 1} has no name in the header; name it, or remove it")
-        if name in header[:index]:
+        if name and name in header[:index]:
             raise ParameterError(f"column {checks.shown(name)[1:-1]} is there twice; keep one of them")
     similar = {
         name: close[0] for name in header
-        if name not in KNOWN and (close := difflib.get_close_matches(name.lower(), KNOWN, n=1, cutoff=0.8))
+        if name not in KNOWN and (close := difflib.get_close_matches(_plain_name(name), KNOWN, n=1, cutoff=0.8))
     }  # fmt: skip
     for name in REQUIRED:
         if name not in header:
             meant = [f"for {checks.shown(each)} did you mean {name}? " for each, known in similar.items() if known == name]
             listed = ", ".join(checks.shown(each)[1:-1] for each in header[:20])
+            listed = listed if len(listed) < 300 else f"{listed[:300]}..."
             raise ParameterError(f"column {name} is missing; {''.join(meant[:1])}the columns are {listed}")
+    if "" in header:
+        raise ParameterError(f"column {header.index('') + 1} has no name in the header; name it, or remove it")
     for name, known in similar.items():
         raise ParameterError(f"unknown column {checks.shown(name)}; {checks.nearest(known, KNOWN)}")
+
+
+def _plain_name(name: str) -> str:
+    """Name of a column in lower case, with a low line in place of blanks and brackets."""
+    return re.sub(r"\W+", "_", name.lower()).strip("_")
+
+
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
 def _number(name: str, row: int, text: str) -> float:
     if not text:
         return np.nan
-    try:
-        found = float(text)
-    except ValueError:
-        found = np.inf
+    found = float(text) if _NUMBER.fullmatch(text) else np.inf
     if not np.isfinite(found):
-        raise ParameterError(f"row {row}: {name} must be a number, or empty where unknown, got {checks.shown(text)}")
+        empty = "" if name in REQUIRED else ", or empty where unknown"
+        raise ParameterError(f"row {row}: {name} must be a number{empty}, got {checks.shown(text)}")
     return found
 
 

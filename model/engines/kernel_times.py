@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from model.architectures import published_shapes
+from model.architectures.layer_parts import quantised
 from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
 from model.engines.cells import Floats
 from model.engines.step_terms import StepShape
-from model.hardware import devices, profile_files
+from model.hardware import cost_models, devices, profile_files
 from model.hardware.cost_models import Hardware, pass_time
 from model.hardware.profile_costs import ProfileCosts, shape_of
 from model.hardware.roofline import Efficiency, Roofline
@@ -36,6 +37,12 @@ class KernelSource:
         Shape of the draft, whose kernels are then part of the law; None: each draft pass has one fitted time.
     source
         `profile`, `operations` or `roofline`: the first of them that covers the model on the GPU, unless it is given.
+    weights
+        Format of the quantised weights of the model's layers (`model.architectures.layer_parts.quantised`), or `none`; only a
+        roofline has times of them. None: as published (float8 of DeepSeek), else as `dtype`.
+
+    Draft heads and modules for further tokens are split over the same devices as the model, whose states they read, as engines do;
+    other drafts are on one device.
     """
 
     model: str
@@ -44,26 +51,46 @@ class KernelSource:
     dtype: str | None = None
     draft: str | None = None
     source: str | None = None
+    weights: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("model", "gpu", "draft", "dtype", "source"):
+        for name in ("model", "gpu", "draft", "dtype", "source", "weights"):
             value = getattr(self, name)
             if not (value is None and name not in ("model", "gpu")) and not (isinstance(value, str) and value):
                 raise ParameterError(f"{name} must be a name, got {checks.shown(value)}")
         checks.whole("tensor_parallel", self.tensor_parallel, 1, 1024)
         if self.source is not None:
             checks.one_of("source", self.source, SOURCES)
+        published_shapes.check_dtype(self.dtype)
+        if self.weights not in (None, "none"):
+            quantised(str(self.weights))
+
+    @property
+    def target(self) -> Shape:
+        """Shape of the model, with its weights as they are stored."""
+        found = published_shapes.whole_model(self.model, self.dtype, key="model")
+        if self.weights is None:
+            return found
+        return replace(found, weights=None if self.weights == "none" else quantised(self.weights))
+
+    @property
+    def drafting(self) -> tuple[Shape, int] | None:
+        """Shape of the draft and the number of devices that it is split over; None if no draft is named."""
+        if self.draft is None:
+            return None
+        found = published_shapes.named_shape(self.draft, self.dtype, key="draft")
+        published_shapes.check_head(self.draft, found, self.target, self.model, key="draft")
+        return found, 1 if found.draft is None else self.tensor_parallel
 
 
 @functools.lru_cache(maxsize=64)
 def hardware(source: KernelSource) -> tuple[Hardware, Hardware | None]:
     """Cost models of the target and of the draft (None: no draft is named)."""
-    shape = published_shapes.named_shape(source.model, source.dtype)
-    device = devices.device(source.gpu)
-    target = _covering(source, source.model, shape, device, source.tensor_parallel)
-    if source.draft is None:
+    device, drafting = devices.device(source.gpu), source.drafting
+    target = _covering(source, source.model, source.target, device, source.tensor_parallel)
+    if source.draft is None or drafting is None:
         return target, None
-    return target, _covering(source, source.draft, published_shapes.named_shape(source.draft, source.dtype), device, 1)
+    return target, _covering(source, source.draft, drafting[0], device, drafting[1])
 
 
 def _covering(
@@ -74,11 +101,21 @@ def _covering(
     for kind in wanted:
         try:
             if kind == "roofline":
-                return _roofline(shape, device, tensor_parallel)
+                return Roofline.on_device(shape, device, tensor_parallel=tensor_parallel)
             return _of_profile(kind, name, shape, device.name, source.dtype, tensor_parallel)
         except ParameterError as error:
             refused = str(error)
     raise ParameterError(refused)
+
+
+def refuse_too_large(source: KernelSource) -> None:
+    """Raise ParameterError if the models and the cache of one sequence exceed the memory of a device."""
+    device, drafting = devices.device(source.gpu), source.drafting
+    also = () if drafting is None else (drafting[0].shard(drafting[1]),)
+    room = cost_models.memory(
+        source.target, device.memory_bytes, context=USUAL_CONTEXT, tensor_parallel=source.tensor_parallel, also=also
+    )
+    cost_models.refuse_too_large(room, device.name)
 
 
 def _of_profile(kind: str, name: str, shape: Shape, gpu: str, dtype: str | None, tensor_parallel: int) -> ProfileCosts:
@@ -86,6 +123,8 @@ def _of_profile(kind: str, name: str, shape: Shape, gpu: str, dtype: str | None,
     if path not in profile_files.names():
         raise ParameterError(f"no profile {path} is bundled; use source 'roofline'")
     found = profile_files.load(path)
+    if shape.weights is not None:
+        raise ParameterError(f"{path} has no times of weights in {shape.weights.name}; use source 'roofline', or weights 'none'")
     if dtype is not None and found.dtype != dtype:
         raise ParameterError(f"dtype must be {found.dtype}, that of {path}, got {dtype}; use source 'roofline'")
     if kind == "operations":
@@ -97,19 +136,6 @@ def _of_profile(kind: str, name: str, shape: Shape, gpu: str, dtype: str | None,
     elif replace(shape, dtype=found.dtype) != shape_of(found):
         raise ParameterError(f"{path} is of another shape than {name}; use source 'operations' or 'roofline'")
     return ProfileCosts(found, tensor_parallel=tensor_parallel)
-
-
-def _roofline(shape: Shape, device: devices.Device, tensor_parallel: int) -> Roofline:
-    of = f"assumed efficiencies of the {'published peaks' if device.published else 'peaks given'} of {device.name}"
-    return Roofline(
-        shape,
-        device.bandwidth,
-        device.rate(shape.dtype),
-        Efficiency(),
-        tensor_parallel,
-        device.link or device.host_link,
-        provenance=of,
-    )
 
 
 def step_shape(
@@ -133,7 +159,7 @@ def _bound(source: KernelSource, batch: Floats, context: Floats, draft_length: F
     """Seconds of a pass at the peaks of the device: nothing is faster [s]."""
     ideal = Efficiency(1.0, 1.0, 1.0, 1.0, 0.0, 0.0)
     found = hardware(source)[0]
-    roofline = _roofline(found.shape, devices.device(source.gpu), source.tensor_parallel)
+    roofline = Roofline.on_device(found.shape, devices.device(source.gpu), tensor_parallel=source.tensor_parallel)
     peak = replace(roofline, efficiency=ideal, latency=0.0)
     return pass_time(peak, (draft_length + 1).astype(int), 0 * context, batch).seconds
 

@@ -26,7 +26,7 @@ from model.engines import cells as cell_tables
 from model.engines import engine_priors, kernel_times, step_terms
 from model.engines.cells import Cells, Floats
 from model.engines.kernel_times import KernelSource
-from model.engines.step_law import DEGREES, StepLaw
+from model.engines.step_law import DEGREES, MEDIAN_OF_SD, StepLaw
 from model.engines.step_terms import LOGITS, PLAIN, PRIORS, RoutedExperts, StepShape
 
 WALKERS, STEPS, KEEP_EVERY, DRAWS = 64, 1500, 10, 256
@@ -44,7 +44,8 @@ USUAL_SECONDS = 0.01
 def fit(
     cells: Cells | None, name: str, *, unit: str | None = None, experts: RoutedExperts | None = None,
     kernels: KernelSource | None = None, acceptance: Sequence[float] = (), over: Cells | None = None,
-    facts: Mapping[str, str] | None = None, seed: int = 0, engine: str | None = None,
+    facts: Mapping[str, str] | None = None, seed: int = 0, engine: str | None = None, model: str | None = None,
+    tensor_parallel: int | None = None,
 ) -> StepLaw:  # fmt: skip
     """Fit a step law.
 
@@ -65,6 +66,8 @@ def fit(
     engine
         Engine whose priors in seconds are used (`model.engines.engine_priors.ENGINES`), with `kernels`, which give the scale; None:
         those of all engines, relative to a plain step.
+    model, tensor_parallel
+        Without `kernels`: shape of the model and devices that it is split over, kept with the law.
     """
     if cells is not None:
         kept = cells.measured
@@ -85,7 +88,18 @@ def fit(
     return StepLaw(
         name, posterior.unit, {key: float(each[0]) for key, each in values.items() if key != "noise"}, posterior.natural(chosen),
         posterior.experts, kernels, tuple(acceptance), cells, left_out, dict(facts or {}), posterior.engine,
+        *((model, tensor_parallel) if kernels is None else ()),
     )  # fmt: skip
+
+
+def kernels_only(kernels: KernelSource) -> StepLaw:
+    """Law of an engine that adds nothing to its kernels; its draws have the kernels' stated error."""
+    one = np.ones(1)
+    shape = kernel_times.step_shape(kernels, one, 0 * one, 0 * one, kernel_times.USUAL_CONTEXT * one)
+    sd = max(0.01, kernel_times.stated_error(kernels, shape) / MEDIAN_OF_SD)
+    normal = special.ndtri((np.arange(DRAWS) + 0.5) / DRAWS)
+    draws = {"kernels": np.exp(sd * normal), "draft_pass": np.zeros(DRAWS), "noise": np.full(DRAWS, sd)}
+    return StepLaw("kernels only", "step_ms", {"kernels": 1.0, "draft_pass": 0.0}, draws, kernels=kernels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +168,7 @@ class _Posterior:
             means[self.names.index(name)], sds[self.names.index(name)] = np.log(prior.median / self.reference), prior.sd
         if self.kernels is not None and self.shapes:
             # A median error of e means a standard deviation of e / .67.
-            sds[self.names.index("kernels")] = max(0.05, kernel_times.stated_error(self.kernels, self.shapes[0]) / 0.674)
+            sds[self.names.index("kernels")] = max(0.05, kernel_times.stated_error(self.kernels, self.shapes[0]) / MEDIAN_OF_SD)
         return np.array(means), np.array(sds)
 
     def natural(self, points: Floats) -> dict[str, Floats]:

@@ -73,7 +73,7 @@ def extent(law: StepLaw) -> str:
     if not law.left_out:
         return found
     errors = np.abs(law.left_out)
-    return f"{found}; each from the others: {np.median(errors):.1%} median, {errors.max():.1%} worst"
+    return f"{found}; each predicted from the others: median error {np.median(errors):.1%}, worst {errors.max():.1%}"
 
 
 def sentences(law: StepLaw) -> list[str]:

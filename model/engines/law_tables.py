@@ -26,7 +26,7 @@ from model.engines.step_terms import RoutedExperts
 FACTS = ("engine", "version", "model", "gpu", "draft", "source", "date", "note")
 """Facts that every table states, kept with its law."""
 LICENCE = "facts only: numbers and their circumstances, in no words of the source"
-_OPTIONAL = ("experts", "active_experts", "target", "device")
+_OPTIONAL = ("experts", "active_experts", "target", "device", "shape", "tensor_parallel")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +39,16 @@ class LawTable:
         Measured cells, and the facts of `FACTS`, as text.
     experts, kernels
         Experts of the model, or source of its kernels' seconds; None: none.
+    shape, tensor_parallel
+        Shape of the model (`sim ls shapes`) and devices that it is split over; None: not known, or said by the kernels.
     """
 
     cells: Cells
     facts: Mapping[str, str]
     experts: RoutedExperts | None = None
     kernels: KernelSource | None = None
+    shape: str | None = None
+    tensor_parallel: int | None = None
 
 
 def names() -> tuple[str, ...]:
@@ -64,13 +68,16 @@ def table(name: str) -> LawTable:
     experts = RoutedExperts(said["experts"], said["active_experts"]) if "experts" in said else None
     kernels = KernelSource(said["target"], said["device"]) if "target" in said else None
     facts = {key: said[key] for key in FACTS} | {"licence": LICENCE, "table": f"model/engines/tables/{name}.csv"}
-    return LawTable(cell_tables.read_csv(_folder() / f"{name}.csv").cells, facts, experts, kernels)
+    cells = cell_tables.read_csv(_folder() / f"{name}.csv").cells
+    return LawTable(cells, facts, experts, kernels, said.get("shape"), said.get("tensor_parallel"))
 
 
 def fitted(name: str) -> StepLaw:
     """Law fitted to the table of this name, under the priors of all engines."""
     of = table(name)
-    return law_fit.fit(of.cells, name, experts=of.experts, kernels=of.kernels, facts=of.facts)
+    return law_fit.fit(
+        of.cells, name, experts=of.experts, kernels=of.kernels, facts=of.facts, model=of.shape, tensor_parallel=of.tensor_parallel
+    )
 
 
 def write(folder: Path | None = None) -> list[Path]:

@@ -127,7 +127,7 @@ def _best_first(losses: Floats, spreads: Floats, now: float) -> NDArray[np.int_]
 
 def _with_lengths(law: StepLaw, cells: Cells) -> Cells:
     """The cells, with the acceptance lengths of the law's own cells where the law fits no rate."""
-    if law.acceptance or "acceptance_rate" in law.coefficients or law.unit == "step_ms":
+    if law.acceptance or "acceptance_rate" in law.coefficients:
         return cells
     missing = sorted({*cells.draft_length} - {0.0})
     if missing:

@@ -78,6 +78,8 @@ class StepLaw:
         Engine, model, GPU, source and notes, as text.
     engine
         Engine whose priors were used; None: the priors of all engines.
+    model, tensor_parallel
+        Without kernels: shape of the model (`sim ls shapes`), and devices that it was split over; None: not known.
     """
 
     name: str
@@ -91,6 +93,18 @@ class StepLaw:
     left_out: tuple[float, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
     engine: str | None = None
+    model: str | None = None
+    tensor_parallel: int | None = None
+
+    @property
+    def shape_name(self) -> str | None:
+        """Shape of the model: that of the kernels, or the one stated; None: not known."""
+        return self.model if self.kernels is None else self.kernels.model
+
+    @property
+    def devices(self) -> int | None:
+        """Devices that the model is split over; None: not known."""
+        return self.tensor_parallel if self.kernels is None else self.kernels.tensor_parallel
 
     # --- Predictions ---
 
@@ -114,6 +128,18 @@ class StepLaw:
     def draws_of(self, cells: Cells) -> Floats:
         """Draws of the predicted values, without errors of measurement; shape (draws, cells)."""
         return np.exp(self._log_values(cells, self.draws))
+
+    def step_seconds(self, cells: Cells) -> tuple[Floats, Floats]:
+        """Seconds of a step, of shape (cells,), and their draws, of shape (draws, cells), without errors of measurement [s].
+
+        In a law of throughput a step holds its share of the time that goes to prompts.
+        """
+        shape = kernel_times.step_shape(self.kernels, cells.sequences, cells.draft_length, cells.draft_passes, cells.context)
+        point, draws = (
+            step_terms.step_seconds({name: each[:, None] for name, each in of.items()}, shape, self.experts) + 0 * cells.sequences
+            for of in (self._point, self.draws)
+        )
+        return np.asarray(point[0]), np.asarray(draws)
 
     @cached_property
     def _point(self) -> Mapping[str, Floats]:
@@ -196,11 +222,14 @@ _KEYS = {
     "kind": str, "schema_version": int, "name": str, "unit": str, "coefficients": dict[str, float],
     "draws": dict[str, list[float]], "experts": dict[str, int] | None, "kernels": dict[str, Any] | None, "acceptance": list[float],
     "cells": list[dict[str, float | None]] | None, "left_out": list[float], "facts": dict[str, str],
-    "engine": str | None,
+    "engine": str | None, "model": str | None, "tensor_parallel": int | None,
 }  # fmt: skip
-
+_MAY_LACK = {"model": None, "tensor_parallel": None}
+"""Keys that laws of earlier versions do not have, with what their absence means."""
 
 _NAMES_OF_KERNELS = tuple(each.name for each in fields(KernelSource))
+_LATER_NAMES = {"weights": None}
+"""Keys of kernels that were added later, with the values of files without them."""
 
 
 def write(law: StepLaw, path: Path) -> Path:
@@ -212,9 +241,10 @@ def text(law: StepLaw) -> str:
     """Law as JSON text."""
     found = {
         "kind": "step-law", "schema_version": SCHEMA_VERSION, "name": law.name, "unit": law.unit, "facts": dict(law.facts),
-        "engine": law.engine, "coefficients": {name: _digits(value, 8) for name, value in law.coefficients.items()},
+        "engine": law.engine, "model": law.model, "tensor_parallel": law.tensor_parallel,
+        "coefficients": {name: _digits(value, 8) for name, value in law.coefficients.items()},
         "experts": None if law.experts is None else {"number": law.experts.number, "active": law.experts.active},
-        "kernels": None if law.kernels is None else vars(law.kernels), "acceptance": list(law.acceptance),
+        "kernels": None if law.kernels is None else _kernels(law.kernels), "acceptance": list(law.acceptance),
         "cells": None if law.cells is None else cell_tables.rows(law.cells),
         "left_out": [_digits(each, 4) for each in law.left_out],
         "draws": {name: [_digits(value, 5) for value in each] for name, each in law.draws.items()},
@@ -228,6 +258,11 @@ def text(law: StepLaw) -> str:
     drawn = [f"{strict_json.dumps(name)}: {strict_json.dumps(each)}" for name, each in found["draws"].items()]  # type: ignore[attr-defined]
     lines.append('"draws": {\n  ' + ",\n  ".join(drawn) + "\n }")
     return "{\n " + ",\n ".join(lines) + "\n}\n"
+
+
+def _kernels(source: KernelSource) -> dict[str, Any]:
+    """Names of kernels, without later ones that have the values of files without them."""
+    return {name: value for name, value in vars(source).items() if name not in _LATER_NAMES or value != _LATER_NAMES[name]}
 
 
 def _digits(value: float, digits: int) -> float:
@@ -270,6 +305,7 @@ def _read(found: Any) -> StepLaw:
         raise ParameterError(
             f"schema_version must be {SCHEMA_VERSION}, got {checks.shown(found.get('schema_version'))}; fit it again"
         )
+    found = {**_MAY_LACK, **found}
     for key, kind in _KEYS.items():
         if key not in found:
             raise ParameterError(f"{key} is missing")
@@ -289,12 +325,14 @@ def _read(found: Any) -> StepLaw:
     law = StepLaw(
         found["name"], found["unit"], found["coefficients"], draws,
         None if experts is None else RoutedExperts(**_exact(experts, "experts", ("number", "active"))),
-        None if kernels is None else KernelSource(**_exact(kernels, "kernels", _NAMES_OF_KERNELS)),
+        None if kernels is None else KernelSource(**_exact(_LATER_NAMES | kernels, "kernels", _NAMES_OF_KERNELS)),
         tuple(found["acceptance"]), None if rows is None else cell_tables.of_rows(found["unit"], rows), tuple(found["left_out"]),
-        found["facts"], found["engine"],
+        found["facts"], found["engine"], found["model"], found["tensor_parallel"],
     )  # fmt: skip
     if len(law.left_out) not in (0, 0 if law.cells is None else law.cells.size):
         raise ParameterError(f"left_out must have one error for each cell, or be empty; got {len(law.left_out)}")
+    if law.tensor_parallel is not None:
+        checks.whole("tensor_parallel", law.tensor_parallel, 1, 1024)
     for name in _required(law):
         if name not in law.coefficients:
             raise ParameterError(f"coefficients must have {name}, got {', '.join(law.coefficients) or 'none'}")

@@ -234,10 +234,11 @@ class DeviceMemory:
 def memory(
     shape: Shape, available: float, *, context: int, batch: int = 1, tensor_parallel: int = 1, also: tuple[Shape, ...] = ()
 ) -> DeviceMemory:
-    """Memory of one device that holds a replica of the model, or one of `tensor_parallel` parts, and whole models `also` (a draft).
+    """Memory of one device that holds a replica of the model, or one of `tensor_parallel` parts, and models `also` (a draft).
 
-    A method on several units keeps a replica on each, so their number does not change the memory per unit. A draft head shares the
-    embedding, and perhaps the head, of the target.
+    Those are whole: of a draft that is split as well, `also` has the part on one device (`Shape.shard`). A method on several units
+    keeps a replica on each, so their number does not change the memory per unit. A draft head shares the embedding, and perhaps the
+    head, of the target.
 
     >>> from model.architectures.published_shapes import preset
     >>> device = memory(preset("llama-2-13b"), 80e9, context=4096, batch=8)
@@ -256,5 +257,5 @@ def refuse_too_large(what: DeviceMemory, device: str) -> None:
         raise checks.ParameterError(
             f"weights ({what.weights / 1e9:.1f} GB) and cache ({what.cache / 1e9:.1f} GB) must be at most the"
             f" {what.available / 1e9:.1f} GB of {device}, got {what.required / 1e9:.1f} GB; take a smaller batch, context or model,"
-            " a larger tensor_parallel, or another device"
+            " a larger tensor_parallel, weights in fewer bits (weights), or another device"
         )

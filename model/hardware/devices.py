@@ -1,4 +1,6 @@
-"""Devices that models run on: memory, bandwidth, arithmetic rates and links as published by the vendor, not measured.
+"""Devices that models run on: memory, bandwidth, arithmetic rates and links as published by the vendor, or by others (`REPORTED`).
+
+They are not measured.
 
 Rates hold for dense matrices, accumulated in 32 bits; vendors print twice as much for matrices with 50 % structured sparsity. They
 are peaks that no kernel reaches. The rate of float32 is that of ordinary cores: TF32 is faster, but rounds factors to 10 bits. A GB
@@ -75,8 +77,15 @@ class Device:
 
     @property
     def published(self) -> bool:
-        """True for a device of `DEVICES`, False for one from a file."""
-        return DEVICES.get(self.name) == self
+        """True for a device of `DEVICES` whose vendor publishes its data; False for one of `REPORTED` or from a file."""
+        return self.origin == "published"
+
+    @property
+    def origin(self) -> str:
+        """`published` by the vendor, `reported` by others (`REPORTED`), or `given` in a file."""
+        if DEVICES.get(self.name) != self:
+            return "given"
+        return "reported" if self.name in REPORTED else "published"
 
     def rate(self, dtype: str) -> float:
         """Dense arithmetic rate for numbers of type `dtype` [operations/s].
@@ -141,7 +150,9 @@ DEVICES = {
                "NVIDIA H200 datasheet, SXM; rates and cache as H100, whose chip it has"),
         Device("h20", 96 * _GB, 4000e9,
                {"bfloat16": 148e12, "float16": 148e12, "float32": 44e12, "float8": 296e12, "int8": 296e12}, 450e9, _GEN5, 60 * _MB,
-               "NVIDIA H20 data sheet, SXM, as its sellers print it; cache: the whole 60 MB of the chip GH100"),
+               "NVIDIA publishes no data sheet of the H20: rates, memory and bandwidth as its sellers print them; bandwidth, link"
+               " and rates also in NVIDIA's ai-dynamo/aiconfigurator @16417930, systems/h20_sxm.yaml (8 bits: 294 TFLOP/s); cache:"
+               " the whole chip GH100"),
         Device("b200", 180 * _GB, 7700e9, _BLACKWELL | {"float4": 9000e12, "int8": 4500e12}, 900e9, _GEN5, 126 * _MB,
                "NVIDIA HGX B200 data sheet (eight GPUs: 1,440 GB at 62 TB/s); rates: NVIDIA Blackwell Architecture Technical Brief;"
                " cache: as its driver says (pytorch/ao, pull request 4002)"),
@@ -157,7 +168,8 @@ DEVICES = {
                "NVIDIA L4 datasheet; cache: NVIDIA Ada GPU Architecture whitepaper, of the whole chip AD104"),
         Device("a10g", 24 * _GB, 600e9, {"bfloat16": 70e12, "float16": 70e12, "float32": 35e12, "int8": 140e12},
                _GEN4, _GEN4, 6 * _MB,
-               "NVIDIA A10G data sheet for Amazon EC2 G5; cache: NVIDIA Ampere GA102 GPU Architecture whitepaper"),
+               "NVIDIA A10G data sheet of 2022-02-17 for Amazon EC2 G5 (d1.awsstatic.com; twice the rates with sparsity; the A10 is"
+               " another board); cache: NVIDIA Ampere GA102 GPU Architecture whitepaper"),
         Device("rtx-6000-ada", 48 * _GB, 960e9,
                {"bfloat16": 364.2e12, "float16": 364.2e12, "float32": 91.1e12, "float8": 728.5e12, "int8": 728.5e12},
                _GEN4, _GEN4, 96 * _MB, "NVIDIA Ada GPU Architecture whitepaper, RTX 6000 Ada Generation"),
@@ -172,7 +184,8 @@ DEVICES = {
         Device("mi300x", 192 * _GB, 5325e9, _CDNA3, 64e9, _GEN5, 256 * _MB,
                "AMD Instinct MI300X data sheet; link: one of seven, each to another device; cache: Infinity Cache"),
         Device("mi325x", 256 * _GB, 6000e9, _CDNA3, 64e9, _GEN5, 256 * _MB,
-               "AMD Instinct MI325X data sheet; link: one of seven, each to another device; cache: Infinity Cache"),
+               "AMD Instinct MI325X data sheet (bandwidth: 6 TB/s, rounded); memory and cache also ROCm documentation, GPU"
+               " specifications; link: one of seven, each to another device; cache: Infinity Cache"),
         Device("mi355x", 288 * _GB, 8000e9,
                {"bfloat16": 2516.6e12, "float16": 2516.6e12, "float32": 157.3e12, "float8": 5033.2e12, "float4": 10_066.3e12,
                 "int8": 5033.2e12},
@@ -181,6 +194,8 @@ DEVICES = {
     )
 }  # fmt: skip
 """Devices of the papers, of the bundled measurements, and others in use, by name."""
+REPORTED = ("h20",)
+"""Devices whose vendor publishes no data: their numbers are those that several others report."""
 
 
 def device(name: str) -> Device:

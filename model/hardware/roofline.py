@@ -19,9 +19,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from model.architectures.layer_parts import MatrixProduct, experts_read
+from model.architectures.layer_parts import FORMATS, MatrixProduct, experts_read
 from model.architectures.transformer import Shape, kept, windowed
 from model.base import checks
+from model.base.checks import ParameterError
+from model.hardware.devices import Device
 from model.hardware.interpolation import Estimate, Floats
 
 SMALL_LAUNCH = 3e-6
@@ -97,6 +99,36 @@ class Roofline:
     latency: float = 10e-6
     provenance: str = "assumed efficiencies of published peaks"
     product_rate: float | None = None
+
+    @classmethod
+    def on_device(cls, shape: Shape, device: Device, efficiency: Efficiency | None = None, tensor_parallel: int = 1) -> Roofline:
+        """Return the cost model of a model on a device, with the rates that the device has for its types.
+
+        Products of quantised weights are computed in their arithmetic type where the device has a rate for it, else in the type of
+        activations, which is stated: engines do so too [vLLM]. A device without a rate for activations is refused.
+
+        [vLLM] vLLM 0.32 documentation, FP8 W8A8: computed in FP8 from compute capability 8.9 (Ada Lovelace), with weights only in
+        FP8 (W8A16) from 7.5 (Turing).
+
+        >>> from model.architectures.published_shapes import preset
+        >>> from model.hardware.devices import device
+        >>> Roofline.on_device(preset("deepseek-v3"), device("a100")).provenance
+        'assumed efficiencies of the published peaks of a100; float8 weights are computed in bfloat16'
+        """
+        if shape.dtype not in device.rates:
+            known = f"{', '.join(device.rates)}, {device.origin} for {device.name}"
+            remedy = "use weights for the weights alone" if shape.dtype in FORMATS else "set dtype"
+            raise ParameterError(f"dtype must be one of {known}, got {checks.shown(shape.dtype)}; {remedy}")
+        peaks = "peaks given" if device.origin == "given" else f"{device.origin} peaks"
+        source = f"assumed efficiencies of the {peaks} of {device.name}"
+        arithmetic = None if shape.weights is None else shape.weights.arithmetic
+        if arithmetic is not None and arithmetic not in device.rates:
+            source += f"; {arithmetic} weights are computed in {shape.dtype}"
+        return cls(
+            shape, device.bandwidth, device.rates[shape.dtype], Efficiency() if efficiency is None else efficiency, tensor_parallel,
+            device.link or device.host_link, provenance=source,
+            product_rate=None if arithmetic is None else device.rates.get(arithmetic),
+        )  # fmt: skip
 
     def __post_init__(self) -> None:
         for name in ("bandwidth", "rate", "link", *(["product_rate"] if self.product_rate is not None else [])):

@@ -35,6 +35,10 @@ TIMES = ("tpot_ms", "step_ms", "output_tokens_per_s")
 """Units of a cell's time: milliseconds per token and sequence, milliseconds per step, tokens per second of all sequences."""
 
 
+SEQUENCES, SPANS = (1e-3, 1e6), (1e-9, 1e12)
+"""Bounds of a cell's running sequences and of its time or throughput: those of the cells that a step law is fitted to."""
+
+
 @dataclass(frozen=True)
 class LogSource:
     """A file that was read: its name without folders, and its number of lines."""
@@ -79,14 +83,14 @@ class MeasuredCell:
     weight: float | None = None
 
     def __post_init__(self) -> None:
-        checks.number("cells.sequences", self.sequences, 0, 10**9)
+        checks.number("cells.sequences", self.sequences, *SEQUENCES)
         if self.draft_length is not None:
             checks.whole("cells.draft_length", self.draft_length, 0, MOST_POSITIONS)
         if self.mean_acceptance_length is not None:
             checks.number("cells.mean_acceptance_length", self.mean_acceptance_length, 1, MOST_POSITIONS + 1)
         for name in (*TIMES, "context", "weight"):
             if getattr(self, name) is not None:
-                checks.number(f"cells.{name}", getattr(self, name), 0)
+                checks.number(f"cells.{name}", getattr(self, name), *(SPANS if name in TIMES else (0,)))
         given = [name for name in TIMES if getattr(self, name) is not None]
         if len(given) != 1 or getattr(self, given[0]) <= 0:
             raise ParameterError(f"a cell must have one of {', '.join(TIMES)}, above 0, got {', '.join(given) or 'none'}")

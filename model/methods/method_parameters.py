@@ -18,6 +18,7 @@ from model.interpret.account import Work, plain_work
 from model.methods.claim_bounds import ClaimRule
 from model.methods.formula_check import FormulaCheck
 from model.methods.peak_demand import Demand
+from model.methods.proposals import Known, Proposals
 
 CONTINUOUS, STATIC, LOCKSTEP = BATCHING = ("continuous", "static", "lockstep")
 BATCHING_DESCRIPTIONS = {
@@ -133,6 +134,11 @@ class MethodParameters(TableRecord):
         """Costs that apply with these parameters, including those of other models and of passes over several sequences."""
         batch = () if table.get("sequences", 1) == 1 else ("verify_cost",)  # a pass is as wide as all sequences together
         return frozenset((*cls.costs_for(table), *batch)).union(*(COSTS_OF[role] for role in cls.roles_for(table)))
+
+    @classmethod
+    def proposals(cls, known: Known) -> Proposals:
+        """Parameters worth trying in what is known, for advice; the default proposes nothing and misses nothing."""
+        return Proposals()
 
     # --- Output and resources ---
 

@@ -90,10 +90,10 @@ def details(what: str, name: str) -> dict[str, str]:
         kind = name.partition(":")[0]
         return {name: f"{rules[name]}\n\nwith the name of a shape or the path of a config.json, such as {kind}:llama-3.1-8b"}
     if what == "shapes" and draft_heads.is_head(name):
-        source = "as published heads of this kind; what it shares with the target is not counted; assumed: dtype"
-        return {name: _rows(_of_shape(published_shapes.named_shape(name), source))}
+        source = "as published heads of this kind; what it shares with the target is not counted"
+        return {name: _rows(_of_shape(name, source))}
     if what == "shapes" and published_shapes.is_path(name):
-        return {name: _rows(_of_shape(published_shapes.named_shape(name), f"read from {name}; bfloat16 if it names no dtype"))}
+        return {name: _rows(_of_shape(name, f"read from {name}; bfloat16 if it names no dtype"))}
     if what == "devices" and devices.is_path(name):
         return {name: devices.toml_text(devices.device(name))}
     if name not in (there := _names(what)):
@@ -103,9 +103,9 @@ def details(what: str, name: str) -> dict[str, str]:
     if what == "scenarios":
         return {name: scenario_file.text_of(name).rstrip()}
     if what == "shapes":
-        return {name: _rows(_of_shape(PRESETS[name], "published: its checkpoint's configuration; assumed: dtype"))}
+        return {name: _rows(_of_shape(name, "published: its checkpoint's configuration; assumed: dtype"))}
     if what == "devices":
-        return {name: f"# published\n{devices.toml_text(DEVICES[name])}"}
+        return {name: f"# {DEVICES[name].origin}\n{devices.toml_text(DEVICES[name])}"}
     if what == "profiles":
         return {name: _rows(_of_profile(profile_files.load(name)))}
     if what == "laws":
@@ -160,22 +160,27 @@ def _shape(shape: Shape) -> str:
     encoder = f"{shape.encoder_layers} + " if shape.encoder_layers else ""
     wide = f"{encoder}{shape.layers} layers of width {shape.hidden}, vocabulary {shape.vocabulary}"
     active = f" ({shape.active_parameters:,} active)" if shape.experts is not None else ""
-    return f"{shape.parameters:,} parameters{active}, {wide}" + (f", with {shape.special}" if shape.special else "")
+    stored = ""
+    if shape.weights is not None:
+        stored = f", {'experts' if shape.weights.experts_only else 'layers'} in {shape.weights.name}"
+    return f"{shape.parameters:,} parameters{active}, {wide}" + (f", with {shape.special}" if shape.special else "") + stored
 
 
 def _device(of: Device) -> str:
     dtype = next(iter(of.rates))
     memory = f"{of.memory_bytes / 2**30:g} GiB at {of.bandwidth / 1e9:g} GB/s"
-    return f"{memory}, {of.rates[dtype] / 1e12:g} TFLOP/s of {dtype}, ridge {of.ridge(dtype):.0f} FLOP/byte (published)"
+    return f"{memory}, {of.rates[dtype] / 1e12:g} TFLOP/s of {dtype}, ridge {of.ridge(dtype):.0f} FLOP/byte ({of.origin})"
 
 
-def _of_shape(shape: Shape, source: str) -> dict[str, object]:
+def _of_shape(name_of_shape: str, source: str) -> dict[str, object]:
+    shape = published_shapes.named_shape(name_of_shape)
     own: dict[str, object] = {}
     for name, value in transformer.described(shape).items():
         own |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
     own["biases"] = ", ".join(shape.biases) or "none"
     own |= {"parameters": shape.parameters}
     own |= {"active parameters": shape.active_parameters} if shape.experts is not None else {}
+    own |= {"stored as": published_shapes.stored_as(name_of_shape, shape)}
     own |= {"memory": f"{shape.weight_bytes / 1e9:,.2f} GB", "cache": f"{shape.cache_bytes():,} bytes per position"}
     return own | {"source": source}
 

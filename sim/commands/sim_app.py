@@ -16,6 +16,7 @@ import typer
 
 from model.base import strict_json
 from model.base.command_help import SETTINGS, DocumentedCommand, version_option
+from sim.commands import advise_command
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=SETTINGS, callback=version_option,
@@ -548,6 +549,9 @@ def list_(
     else:
         width = max(map(len, rows))
         print("\n".join(f"{name:{width}}  {about}" for name, about in rows.items()))
+
+
+app.command("advise", cls=DocumentedCommand)(guarded(advise_command.advise))
 
 
 @app.command(cls=DocumentedCommand)

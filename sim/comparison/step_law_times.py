@@ -34,17 +34,17 @@ def mark(law: StepLaw) -> str:
 def hardware(runs: MeasuredRuns, law: StepLaw) -> dict[str, Hardware]:
     """Cost models of the target and the draft, by role.
 
-    Shapes are those of the runs, else those of the law's kernels; a draft of unknown shape has one layer.
+    Shapes are those of the runs, else those that the law names; a draft of unknown shape has one layer.
     """
-    target = _shape(runs, "target") or _of_kernels(law, "target")
+    target = _shape(runs, "target") or _of_law(law, "target")
     if target is None:
         raise ParameterError(
-            f"shape of the target is required with law {law.name}, and neither the runs (about.shapes) nor the law's kernels have"
-            " it; measure the runs again, or fit the law with --model and --gpu"
+            f"shape of the target is required with law {law.name}, and neither the runs (about.shapes) nor the law have it;"
+            " measure the runs again, or fit the law with --model"
         )
     found: dict[str, Hardware] = {"target": LawTarget(law, target)}
     if "draft" in runs.log.models:
-        draft = _shape(runs, "draft") or _of_kernels(law, "draft") or replace(target, layers=runs.log.models["draft"]["layers"])
+        draft = _shape(runs, "draft") or _of_law(law, "draft") or replace(target, layers=runs.log.models["draft"]["layers"])
         found["draft"] = LawDraft(law, draft)
     return found
 
@@ -54,21 +54,22 @@ def _shape(runs: MeasuredRuns, role: str) -> Shape | None:
     return None if table is None else build(Shape, restored(table), f"about.shapes.{role}", "it is written with the runs")
 
 
-def _of_kernels(law: StepLaw, role: str) -> Shape | None:
-    """Shape of a model that the law's kernels name, or None."""
-    name = None if law.kernels is None else law.kernels.model if role == "target" else law.kernels.draft
-    return None if law.kernels is None or name is None else published_shapes.named_shape(name, law.kernels.dtype)
+def _of_law(law: StepLaw, role: str) -> Shape | None:
+    """Shape of a model that the law names, or None."""
+    of = law.kernels
+    name = law.shape_name if role == "target" else None if of is None else of.draft
+    return None if name is None else published_shapes.named_shape(name, None if of is None else of.dtype)
 
 
 def mismatches(runs: MeasuredRuns, law: StepLaw) -> list[str]:
-    """Differences in depth or width between the models of the runs and those of the law's kernels; a law without has none."""
+    """Differences in depth or width between the models of the runs and those that the law names; others have none."""
     found = []
     for role in _KNOWN:
-        ours, theirs = _of_kernels(law, role), _shape(runs, role)
+        ours, theirs = _of_law(law, role), _shape(runs, role)
         for name in ("layers", "hidden", "vocabulary") if ours is not None and theirs is not None else ():
             if getattr(ours, name) != getattr(theirs, name):
                 bound = f"{name} of the {role} must be {getattr(theirs, name)}, as in the runs"
-                found.append(f"{bound}, got {getattr(ours, name)} in the kernels of law {law.name}")
+                found.append(f"{bound}, got {getattr(ours, name)} in law {law.name}")
                 break
     return found
 

@@ -54,6 +54,8 @@ FURTHER_TITLES = {
 }  # fmt: skip
 """Headings of columns that are printed only if they are asked for; others have their names as headings."""
 ALL_COLUMNS = "all"
+OF_MEDIAN = 1.9
+"""Half-width of an 80 % interval over a median error, for normal errors [-]."""
 _RATES = tuple(kind.rate for kind in KINDS.values())
 VIEWS = ("formula", "paths", "events")
 
@@ -269,9 +271,10 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     if "view" in names and table.select((pl.col("view") != "formula").any()).collect().item():
         lines.append("±: 95 % confidence interval from sampling")
     if "seconds_error" in names:
+        off = _one(table, pl.col("seconds_error").max())
         lines.append(
-            f"the time of plain decoding has an error of up to about ±{_one(table, pl.col('seconds_error').max()):.1%}; the time of"
-            " each pass depends on its own context length"
+            f"the time of plain decoding has a median error of up to about ±{off:.1%}"
+            f" (80 % interval: ±{off * OF_MEDIAN:.1%}); the time of each pass depends on its own context length"
         )
         lacking = table.select(pl.col("cost_missing").drop_nulls().unique()).collect()["cost_missing"].to_list()
         if lacking:

@@ -492,6 +492,8 @@ def _shapes(cost: Cost, parameters: MethodParameters, name: str, where: str) -> 
                 f"method.{layers} must be {found[role].layers}, as {where}.{key} {given!r} has, got {depth}; set it, or leave out"
                 " shapes"
             )
+        if "target" in found:
+            published_shapes.check_head(given, found[role], found["target"], str(cost.shape), key=f"{where}.{key}")
     missing = [SHAPES_OF[role] for role in depths if role not in found]
     if found and missing:
         raise ParameterError(

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from model.architectures import layer_parts, published_shapes
+from model.architectures import draft_heads, layer_parts, published_shapes
 from model.architectures.transformer import Shape
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
@@ -43,8 +43,13 @@ _EFFICIENCIES = {
 _TYPES = ("dtype", "weights", "draft_weights", "cache_dtype")
 _OVERHEADS = ("step_s", "draft_step_s")
 _KEYS = {
-    "profile": ("profile", "draft_profile", "medium_profile", "busy", "medium_shape", "dtype", *_OVERHEADS),
-    "roofline": ("device", "medium_shape", *_TYPES, "expert_correlation", *_OVERHEADS, *_EFFICIENCIES), "engine": ("law",),
+    "profile": (
+        "profile", "draft_profile", "medium_profile", "busy", "medium_shape", "dtype", "draft_tensor_parallel", *_OVERHEADS,
+    ),
+    "roofline": (
+        "device", "medium_shape", *_TYPES, "expert_correlation", "draft_tensor_parallel", *_OVERHEADS, *_EFFICIENCIES,
+    ),
+    "engine": ("law",),
 }  # fmt: skip
 """Keys that not all kinds have."""
 _REQUIRED = {"profile": ("profile",), "roofline": ("device", "shape"), "engine": ("law",)}
@@ -84,13 +89,14 @@ class HardwareCost(TableRecord):
         and laws that name no model; a law's draft without a shape has one layer. Draft heads are named by kind and target, such as
         eagle3:llama-3.1-8b or mtp:deepseek-v3.
     dtype
-        Data type of activations, weights and cache. With kind `roofline` the default is the shape's; it must be the data type of a
-        profile.
+        Data type of activations and cache, and of weights unless they are quantised. With kind `roofline` the default is the
+        shape's; it must be the data type of a profile.
     weights, draft_weights
-        Kind `roofline`: format of the quantised weights of the large model's layers, and of the smaller models': int4, int8,
-        float8, mxfp4, nvfp4, int4-gN or int8-gN with a scale for each N weights, or none. The default is that of the shape.
-        Products of int4, int8 and mxfp4 weights are computed in `dtype`; of float8 and nvfp4 in their type where the device has a
-        rate for it.
+        Kind `roofline`: format of the quantised weights of the large model's layers, and of the smaller models': int4 (the same as
+        int4-g128), int8 (a scale per row), float8, mxfp4, nvfp4, int4-gN or int8-gN with a 16-bit scale for each N weights (a power
+        of two), or none. The default is that in which the model is published: float8 for DeepSeek and its MTP module, mxfp4 experts
+        for gpt-oss, none for most. Products of int4, int8 and mxfp4 weights are computed in `dtype`; of float8 and nvfp4 in their
+        type where the device has a rate for it, else in `dtype`.
     cache_dtype
         Kind `roofline`: data type of the KV cache. Default: `dtype`.
     expert_correlation
@@ -101,8 +107,12 @@ class HardwareCost(TableRecord):
         batch (`sequences`). In a lockstep batch all sequences are at the same position; in a continuous batch a pass reads the mean
         context of the decoded sequence and of others that are half-way through.
     tensor_parallel
-        Tensor parallel size: devices over which each layer of the large model is split. A unit then has this number of devices. The
-        draft is not split; with `placement` separate its unit is one device.
+        Tensor parallel size: devices over which each layer of the large model is split; with kind `engine` that of the law, where
+        it says one. A unit then has this number of devices.
+    draft_tensor_parallel
+        Devices over which each layer of the draft is split: 1 or `tensor_parallel`. Default: `tensor_parallel` for draft heads and
+        MTP modules on the large model's devices, as vLLM and SGLang run them, unless their profile lacks it; else 1. With
+        `placement` separate the draft's unit is one device.
     busy
         Number of other units of the same host that are busy at the same time, if the profile has measured their effect.
     step_s
@@ -141,6 +151,7 @@ class HardwareCost(TableRecord):
     expert_correlation: float = 0.0
     prompt: int = 512
     tensor_parallel: int = 1
+    draft_tensor_parallel: int | None = None
     busy: int = 0
     step_s: float = 0.0
     draft_step_s: float = 0.0
@@ -171,22 +182,72 @@ class HardwareCost(TableRecord):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise ParameterError(f"{name} must be a name in quotes, got {checks.shown(value)}")
+        published_shapes.check_dtype(self.dtype)
         for name in ("shape", "draft_shape", "medium_shape"):
             if getattr(self, name) is not None:
-                made = published_shapes.named_shape(getattr(self, name), self.dtype, key=name)
+                find = published_shapes.whole_model if name == "shape" else published_shapes.named_shape
+                made = find(getattr(self, name), self.dtype, key=name)
                 if self.kind == "roofline":
                     self._stored(made, "target" if name == "shape" else "draft")
         if self.device is not None:
             devices.device(self.device)
         checks.whole("prompt", self.prompt, 0, checks.MAX_TOKENS)
         checks.whole("tensor_parallel", self.tensor_parallel, 1, 1024)
+        if self.draft_tensor_parallel is not None:
+            checks.whole("draft_tensor_parallel", self.draft_tensor_parallel, 1, 1024)
+            if self.draft_tensor_parallel not in (1, self.tensor_parallel):
+                either = "1" if self.tensor_parallel == 1 else f"1 or tensor_parallel={self.tensor_parallel}"
+                raise ParameterError(f"draft_tensor_parallel must be {either}, got {self.draft_tensor_parallel}")
         checks.whole("busy", self.busy, 0, 1024)
         for name in ("step_s", "draft_step_s", *_SECONDS):
             checks.number(name, getattr(self, name), 0, MAX_SECONDS)
         UnitCost(1, dispatch_law=self.dispatch_law)
         self._efficiency()
-        for role in ROLES:
-            self.of(role)
+        target, *smaller = (self.of(role) for role in ROLES)
+        if target is not None:
+            for role, draft in zip(ROLES[1:], smaller, strict=True):
+                self._check_head(role, target, draft)
+
+    def _check_head(self, role: str, target: Hardware, draft: Hardware | None) -> None:
+        """Refuse a draft head of another model than the target."""
+        if draft is None:
+            return
+        key = next((f"{role}_{each}" for each in ("shape", "profile") if getattr(self, f"{role}_{each}") is not None), "law")
+        known = target.profile.model if isinstance(target, ProfileCosts) else ""
+        if isinstance(target, LawTarget) and target.law.kernels is not None:
+            known = target.law.kernels.model
+        published_shapes.check_head(
+            str(getattr(self, key)), draft.shape, target.shape, self.shape or known or "the target", key=key
+        )
+
+    def tensor_parallel_of(self, role: str, *, separate: bool = False) -> int:
+        """Number of devices that a layer of a role's model is split over; `separate`: the draft has a unit of its own."""
+        if role == "target":
+            return self.split
+        if role != "draft":
+            return 1
+        if self.kind == "engine":  # the law's time of a pass holds at any split; the memory does not
+            made = None if separate else self.of("draft")
+            return self.split if made is not None and made.shape.draft is not None else 1
+        if self.draft_tensor_parallel is not None:
+            if separate and self.draft_tensor_parallel > 1:
+                raise ParameterError(
+                    f"draft_tensor_parallel must be 1 with placement separate, whose unit of the draft is one device, got"
+                    f" {self.draft_tensor_parallel}"
+                )
+            try:
+                self.of("draft", self.draft_tensor_parallel)
+            except ParameterError as error:
+                raise ParameterError(f"draft_tensor_parallel: {error}") from None
+            return self.draft_tensor_parallel
+        draft = None if separate or self.tensor_parallel == 1 else self.of("draft")
+        if draft is None or draft.shape.draft is None:
+            return 1
+        try:
+            self.of("draft", self.tensor_parallel)
+        except ParameterError:
+            return 1  # its profile has only times of one device
+        return self.tensor_parallel
 
     def _stored(self, made: Shape, role: str) -> Shape:
         """Shape of a model whose weights and cache have the types that the scenario gives."""
@@ -210,6 +271,12 @@ class HardwareCost(TableRecord):
     def step_of(self, role: str) -> float:
         """Engine overhead of a pass of a role [s]."""
         return self.step_s if role == "target" else self.draft_step_s
+
+    @property
+    def split(self) -> int:
+        """Devices that the large model is split over: those of the step law, where it says them, or `tensor_parallel`."""
+        of = step_law.load(str(self.law)).devices if self.kind == "engine" else None
+        return self.tensor_parallel if of is None else of
 
     def of(self, role: str, tensor_parallel: int = 1) -> Hardware | None:
         """Return the hardware model of a role, or None if the scenario gives none."""
@@ -241,22 +308,22 @@ class HardwareCost(TableRecord):
         law = step_law.load(str(self.law))
         if role == "medium":
             return None  # no engine runs a hierarchy
-        split = 1 if law.kernels is None else law.kernels.tensor_parallel
-        if law.kernels is not None and self.tensor_parallel not in (1, split):
-            known = f"{split}, that of law {law.name}"
+        if self.tensor_parallel not in (1, self.split):
+            known = f"{self.split}, that of law {law.name}"
             raise ParameterError(f"tensor_parallel must be {known}, got {self.tensor_parallel}; leave it out")
-        model, dtype = (None, None) if law.kernels is None else (law.kernels.model, law.kernels.dtype)
+        model, dtype = law.shape_name, None if law.kernels is None else law.kernels.dtype
         if self.shape is None and model is None:
             raise ParameterError(f"shape is required with law {law.name}, which names no model; `sim ls shapes` lists them")
         shape = published_shapes.named_shape(str(self.shape or model), dtype)
         if model is not None and shape != published_shapes.named_shape(model, dtype):
-            raise ParameterError(f"shape must be {model}, whose kernels law {law.name} has, got {self.shape}; leave it out")
+            raise ParameterError(f"shape must be {model}, the model of law {law.name}, got {self.shape}; leave it out")
         if law.experts is not None:
             has = "none" if shape.experts is None else f"{shape.experts.active} of {shape.experts.count}"
             if has != (wanted := f"{law.experts.active} of {law.experts.number}"):
                 raise ParameterError(f"shape must be of a model with {wanted} experts, as law {law.name}; {self.shape} has {has}")
         if role == "target":
-            return LawTarget(law, shape, tensor_parallel)
+            stored = shape if law.kernels is None else replace(shape, weights=law.kernels.target.weights)
+            return LawTarget(law, stored, tensor_parallel)
         draft = self.draft_shape or (None if law.kernels is None else law.kernels.draft)
         one_layer = replace(shape, layers=1, experts=None, window=None)
         return LawDraft(law, one_layer if draft is None else published_shapes.named_shape(draft))
@@ -264,16 +331,7 @@ class HardwareCost(TableRecord):
 
 @functools.lru_cache(maxsize=256)
 def _roofline(of: devices.Device, made: Shape, efficiency: Efficiency, tensor_parallel: int) -> Roofline:
-    published = of.published
-    if made.dtype not in of.rates:
-        known = f"{', '.join(of.rates)}, {'published' if published else 'given'} for {of.name}"
-        raise ParameterError(f"dtype must be one of {known}, got {checks.shown(made.dtype)}")
-    source = f"assumed efficiencies of the {'published peaks' if published else 'peaks given'} of {of.name}"
-    arithmetic = None if made.weights is None else made.weights.arithmetic
-    return Roofline(
-        made, of.bandwidth, of.rates[made.dtype], efficiency, tensor_parallel, of.link or of.host_link, provenance=source,
-        product_rate=None if arithmetic is None else of.rates.get(arithmetic),
-    )  # fmt: skip
+    return Roofline.on_device(made, of, efficiency, tensor_parallel)
 
 
 _Stamp = tuple[int, int] | None
@@ -301,7 +359,7 @@ def _looked_up(
         found = composed_layers.layer(
             found, replace(made, dtype=found.dtype), model=published_shapes.label(shape), tensor_parallel=tensor_parallel
         )
-    elif made is not None and replace(made, dtype=shape_of(found).dtype) != shape_of(found):
+    elif made is not None and replace(made, dtype=shape_of(found).dtype, weights=shape_of(found).weights) != shape_of(found):
         raise ParameterError(
             f"{found.name} is of {found.model}, not of {shape}; leave shape out, or use a profile of operations, for any shape;"
             f" {_covers(found)}"
@@ -358,9 +416,14 @@ class PointCosts:
 def point_costs(cost: HardwareCost, parameters: MethodParameters, tokens: int, units: int, where: str, name: str) -> PointCosts:
     """Costs of a method with these parameters, for `tokens` tokens on a cluster of `units` units."""
     models: dict[str, Hardware] = {}
+    if draft_heads.is_parallel(cost.draft_shape) and "draft" in parameters.roles:
+        head = f"{where}.draft_shape {cost.draft_shape} drafts all its tokens in one pass"
+        raise ParameterError(f"{head}, and method {name} makes a pass for each; name another draft, such as eagle3:TARGET")
+    split = 1
     for role in ("target", *parameters.roles):
         try:
-            found = cost.of(role, cost.tensor_parallel if role == "target" else 1)
+            over = cost.tensor_parallel_of(role, separate=0 < parameters.separate_units < units)
+            found, split = cost.of(role, over), over if role == "draft" else split
         except ParameterError as error:
             raise ParameterError(f"{where}: {error}") from None
         if found is None and cost.kind == "engine":
@@ -374,7 +437,7 @@ def point_costs(cost: HardwareCost, parameters: MethodParameters, tokens: int, u
         if depth not in (None, found.shape.layers):
             or_not = "" if role == "target" else ", or leave it out"
             raise ParameterError(f"method.{layers} must be {found.shape.layers}, as in {where}, got {depth}; set it{or_not}")
-    apart = cost.tensor_parallel > 1 and 0 < parameters.separate_units < units  # with fewer units they share the target's
+    apart = cost.split > 1 and 0 < parameters.separate_units < units  # with fewer units they share the target's
     extra = tuple((name, getattr(cost, f"{name}_s")) for name in ("dispatch", "dispatch_per_process", "state_check"))
     served: tuple[tuple[str, Hardware], ...] = tuple(
         (role, WithEngineOverhead(hardware, cost.step_of(role))) for role, hardware in models.items()
@@ -382,17 +445,17 @@ def point_costs(cost: HardwareCost, parameters: MethodParameters, tokens: int, u
     extra += (("dispatch_law", cost.dispatch_law),)
     seconds = _prices(
         served, parameters.full_batch, _others_at(parameters, tokens), tokens // 2, parameters.handover_layer, cost.prompt,
-        cost.busy, cost.link_s, cost.promotion_s, extra, 1 / cost.tensor_parallel if apart else 1.0,
+        cost.busy, cost.link_s, cost.promotion_s, extra, 1 / cost.split if apart else 1.0,
     )  # fmt: skip
     _refuse_no_time(seconds)
     alone = _one_device(cost, tokens, parameters)
     shapes = {role: each.shape for role, each in models.items()}
-    room = _memory(cost, models, tokens, parameters)
+    room = _memory(cost, models, tokens, parameters, split)
     source = "; ".join(dict.fromkeys(each.provenance for each in models.values()))
     reading = float(cost_models.prompt_time(served[0][1], max(cost.prompt, 1), parameters.full_batch).seconds)
     missing = _missing(cost, models, parameters)
     off, other = _error_of(seconds, tokens), 0.0 if alone is None else _error_of(alone, tokens)
-    return PointCosts(seconds, off, shapes, cost.tensor_parallel, alone, other, room, source, reading, missing)
+    return PointCosts(seconds, off, shapes, cost.split, alone, other, room, source, reading, missing)
 
 
 @functools.lru_cache(maxsize=64)  # points that differ only in drafts or outcomes share the times of passes
@@ -427,7 +490,7 @@ def _refuse_no_time(cost: PassSeconds) -> None:
 
 def _one_device(cost: HardwareCost, tokens: int, parameters: MethodParameters) -> PassSeconds | None:
     """Costs of plain decoding on one device instead of `tensor_parallel`; None if model and cache are not known to fit it."""
-    if cost.tensor_parallel == 1 or cost.kind == "engine":
+    if cost.split == 1 or cost.kind == "engine":
         return None
     try:
         single = cost.of("target", 1)
@@ -461,16 +524,20 @@ def _parts_missing(of: Hardware) -> tuple[str, ...]:
     return of.missing if isinstance(of, ProfileCosts) else ("step",)
 
 
-def _memory(cost: HardwareCost, models: Mapping[str, Hardware], tokens: int, parameters: MethodParameters) -> DeviceMemory | None:
+def _memory(
+    cost: HardwareCost, models: Mapping[str, Hardware], tokens: int, parameters: MethodParameters, draft_split: int
+) -> DeviceMemory | None:
     """Memory for weights and cache on a device, an error if it is too large; None if the device's memory is not known."""
     target = models["target"]
     of = _device(cost, target)
     if of is None:
         return None
-    also = () if parameters.separate_units else tuple(each.shape for role, each in models.items() if role != "target")
+    also = () if parameters.separate_units else tuple(
+        each.shape.shard(draft_split if role == "draft" else 1) for role, each in models.items() if role != "target"
+    )
     batch = parameters.sequences
     room = cost_models.memory(
-        target.shape, of.memory_bytes, context=cost.prompt + tokens, batch=batch, tensor_parallel=cost.tensor_parallel, also=also
+        target.shape, of.memory_bytes, context=cost.prompt + tokens, batch=batch, tensor_parallel=cost.split, also=also
     )
     cost_models.refuse_too_large(room, of.name)
     return room

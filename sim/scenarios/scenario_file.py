@@ -295,8 +295,7 @@ def _hardware_sources(tables: Mapping[str, Any], costs: list[Tables]) -> str:
                 name = getattr(cost, f"{where}profile") or cost.law or f"{getattr(cost, f'{where}shape')} on {cost.device}"
                 if found is not None:
                     named[name] = found.provenance
-            for key, seen in points.items():
-                seen[getattr(cost, key)] = None
+            points["prompt"][cost.prompt] = points["tensor_parallel"][cost.split] = None
     sources: dict[str, list[str]] = {}
     for name, provenance in named.items():
         sources.setdefault(provenance, []).append(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from model.engines import benchmark_commands, cells, step_law
 from model.engines.benchmark_commands import REQUESTS_PER_SEQUENCE
 from model.engines.kernel_times import KernelSource
 from model.engines.step_terms import RoutedExperts
+from tests.support.engine_outputs import Steps, vllm_bench_json
 
 SIX = """sequences,draft_length,mean_acceptance_length,tpot_ms,gpu
 1,0,,10.05,h100
@@ -37,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("engine")
     (made / "six.csv").write_text(SIX)
     (made / "others.csv").write_text(OTHERS)
+    (made / "steps.csv").write_text("sequences,draft_length,step_ms\n1,0,10\n2,3,11\n")
     done = called("fit", str(made / "six.csv"), "-o", str(made / "mine"), "--engine", "vllm 0.9")
     assert done.exit_code == 0, done.output
     (made / "fit.txt").write_text(done.output)
@@ -156,8 +159,20 @@ MODEL = [
     "llama-68m",
     "--kernels",
     "roofline",
+    "--weights",
+    "int4-g64",
 ]
-SOURCE = KernelSource("llama-3.1-8b", "h100", 2, "float16", "llama-68m", "roofline")
+SOURCE = KernelSource("llama-3.1-8b", "h100", 2, "float16", "llama-68m", "roofline", "int4-g64")
+
+
+def test_law_without_kernels_keeps_its_model_and_devices(folder: Path) -> None:
+    words = ("fit", f"{folder}/six.csv", "-o", f"{folder}/kept", "--model", "qwen3-30b-a3b", "--tensor-parallel", "2", "--json")
+    assert called(*words).exit_code == 0
+    law = step_law.load(folder / "kept.json")
+    assert (law.shape_name, law.devices, law.experts) == ("qwen3-30b-a3b", 2, RoutedExperts(128, 8))
+    assert called("fit", f"{folder}/six.csv", "-o", f"{folder}/dense", "--model", "llama-3.1-8b").exit_code == 0
+    dense = step_law.load(folder / "dense.json")
+    assert (dense.shape_name, dense.devices, dense.experts, dense.kernels) == ("llama-3.1-8b", 1, None, None)
 
 
 @pytest.mark.parametrize("words", [("fit", "{}/six.csv", "-o", "x"), ("next", "{}/six.csv")], ids=["fit", "next"])
@@ -219,7 +234,6 @@ BAD = [
         ("fit", "{}/six.csv", "-o", "x", "--experts", "8", "--active-experts", "9"),
         "active_experts must be between 1 and experts=8, got 9",
     ),
-    (("fit", "{}/six.csv", "-o", "x", "--model", "llama-3.1-8b"), "--model needs --gpu"),
     (("fit", "{}/six.csv", "-o", "x", "--gpu", "h100"), "--gpu needs --model"),
     (("fit", "{}/six.csv", "-o", "x", "--draft", "llama-68m"), "--draft needs --model and --gpu"),
     (("fit", "{}/six.csv", "-o", "x", "--model", "llama-3.1-9b", "--gpu", "h100"), "did you mean llama-3.1-8b"),
@@ -235,6 +249,15 @@ BAD = [
     (("commands", "--model", "m", "--draft-length", "3"), "--draft is required for method 'eagle3' and draft length 3"),
     (("commands", "--model", "m", "--engine", "vlm", "--draft-length", "0"), "did you mean vllm"),
     (("commands", "--model", "m", "--draft", "d", "--acceptance-length", "9"), "acceptance_length must be between 1 and 4"),
+    (("fit", "{}/six.csv", "-o", "x", "--seed", "-1"), "seed must be at least 0, got -1"),
+    (("next", "{}/six.csv", "--seed", "-1"), "seed must be at least 0, got -1"),
+    (("prior", "--model", "llama-3.1-8b", "--gpu", "h100", "-o", "x", "--seed", "-1"), "seed must be at least 0, got -1"),
+    (("next", "{}/six.csv", "--batch", "0"), "batch must be between 1 and 1000000, got 0"),
+    (("next", "{}/six.csv", "--draft-length", "-1"), "draft_length must be between 0 and 1024, got -1"),
+    (("next", "{}", "--batch", "1"), "it is a folder, and must be a file"),
+    (("next", "{}/steps.csv", "--batch", "1"), "steps says no acceptance for draft_length 1; add a drafted cell with"),
+    (("commands", "--model", " ", "--draft-length", "0"), "model must be a name as vllm takes it, got ' '"),
+    (("commands", "--model", "m", "--draft-length", "0", "--batch", "1,1"), "batch must be different numbers, got [1, 1]"),
 ]  # fmt: skip
 
 
@@ -252,7 +275,7 @@ def test_bad_input_is_one_line(words: tuple[str, ...], message: str, folder: Pat
 def test_commands_measure_every_cell_with_pinned_acceptance(engine: str) -> None:
     batches, lengths = (1, 4), (0, 3)
     script = list(benchmark_commands.lines(engine, "org/model", batches, lengths, draft="org/draft", acceptance_length=2.5))
-    commands = [line for line in script if not line.startswith("#")]
+    commands = [line for line in script if not line.startswith(("#", "calibrate "))]
     assert len(commands) == len(lengths) * (1 + len(batches))
     for line in commands:
         assert shlex.join(shlex.split(line)) == line  # nothing that a shell would change
@@ -266,3 +289,74 @@ def test_commands_measure_every_cell_with_pinned_acceptance(engine: str) -> None
         settings = json.loads(shlex.split(drafted)[-1])
         assert settings["num_speculative_tokens"] == 3
         assert settings["synthetic_acceptance_length"] == 2.5
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_commands_lead_from_results_to_a_law_and_its_predictions(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each printed line is run as it is, with results in the engine's form where its servers would write them."""
+    monkeypatch.chdir(tmp_path)
+    printed = called("commands", "--engine", engine, "--model", "m", "--draft", "d", "--batch", "1,8,64", "--draft-length", "0,3")
+    assert printed.exit_code == 0, printed.output
+    commands = [shlex.split(line) for line in printed.output.splitlines() if not line.startswith("#")]
+    measured = {(int(row[0]), int(row[1])): float(row[3]) for row in (line.split(",") for line in SIX.splitlines()[1:])}
+    length = 0
+    for words in commands:
+        if words[0] == "calibrate":
+            break
+        if "bench" not in " ".join(words):
+            length = 0 if "spec" not in " ".join(words) else 3
+            continue
+        name, batch = words[-1], int(words[words.index("--max-concurrency") + 1])
+        result = vllm_bench_json(Steps(3, (0, 1, 2, 3, 2, 1, 2, 2, 1, 3)), measured[batch, length], batch) | {
+            "completed": 8 * batch
+        }
+        if engine == "sglang" or not length:
+            result = {key: value for key, value in result.items() if not key.startswith("spec_decode")}
+        if engine == "sglang":
+            result |= {"backend": "sglang", "mean_e2e_latency_ms": 9.0, "accept_length": 2.7 if length else None}
+        (tmp_path / name).write_text(json.dumps(result))
+    imports, fit = (words[1:] for words in commands[-2:])
+    done = CliRunner().invoke(app, imports)
+    assert done.exit_code == 0, done.output
+    table = cells.read_csv(tmp_path / f"{engine}-measured.cells.csv").cells
+    assert {(n, k): value for n, k, value in zip(table.sequences, table.draft_length, table.values, strict=True)} == measured
+    assert table.mean_acceptance_length.tolist() == [1.0] * 3 + [2.7] * 3
+    done = CliRunner().invoke(app, fit)
+    assert done.exit_code == 0, done.output
+    table_path, record = f"{engine}-measured.cells.csv", tmp_path / f"{engine}-measured.json"
+    before = record.read_bytes()
+    done = called("fit", table_path, "-o", f"{engine}-measured")  # a law does not replace the record, nor the record a law
+    assert (done.exit_code, record.read_bytes()) == (2, before)
+    assert f"{engine}-measured.json is there and is of kind acceptance-record: choose another NAME" in done.stderr
+    done = CliRunner().invoke(app, [*imports[:-1], f"{engine}-law"])
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+    assert f"{engine}-law.json is there and is of kind step-law" in done.stderr
+    assert CliRunner().invoke(app, imports).exit_code == 0
+    done = called("predict", f"{engine}-law.json", f"{engine}-measured.cells.csv", "--json")
+    rows = json.loads(done.stdout)["rows"]
+    assert max(abs(row["error"]) for row in rows) < 0.05
+    assert called("next", f"{engine}-measured.cells.csv").exit_code == 0
+
+
+def test_excerpts_of_logs_lead_to_a_law(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each excerpt of the shared data is imported; those with speeds are fitted and predicted."""
+    where = Path(os.environ.get("DECODESIM_DATA", "")) / "engine" / "logs"
+    if not where.is_dir():
+        pytest.skip("DECODESIM_DATA is not set")
+    monkeypatch.chdir(tmp_path)
+    fitted = []
+    for path in sorted(where.glob("*.txt")):
+        more = ["--draft-length", "3"] if path.stem == "sglang" else []
+        done = CliRunner().invoke(app, ["import", "engine-log", str(path), "-o", path.stem, *more])
+        assert done.exit_code == 0, done.output
+        table = Path(f"{path.stem}.cells.csv")
+        assert table.is_file() != ("no cells: " in done.output)
+        if table.is_file():
+            done = called("fit", str(table), "-o", f"{path.stem}-law")
+            assert done.exit_code == 0, done.output
+            rows = json.loads(called("predict", f"{path.stem}-law.json", str(table), "--json").stdout)["rows"]
+            assert all(row["low"] <= row["predicted"] <= row["high"] for row in rows)
+            fitted.append(path.stem)
+    assert fitted == ["sglang"]

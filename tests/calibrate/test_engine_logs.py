@@ -5,6 +5,7 @@ The excerpts are lines that the engines' users published, as in the projects' is
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from pathlib import Path
@@ -17,8 +18,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from calibrate.commands.calibrate_app import app
-from calibrate.importers.engine_logs import engine_log
-from calibrate.importers.engine_logs.observations import (
+from model.base.checks import ParameterError
+from model.logs import acceptance_record
+from model.logs.acceptance_record import AcceptanceRecord
+from model.logs.engine_logs import engine_log
+from model.logs.engine_logs.observations import (
     AT_MOST,
     MOMENT,
     NEVER_RISE,
@@ -29,10 +33,7 @@ from calibrate.importers.engine_logs.observations import (
     SPACING,
     SUM,
 )
-from calibrate.importers.engine_logs.vllm import EFFICIENCY
-from model.base.checks import ParameterError
-from model.logs import acceptance_record
-from model.logs.acceptance_record import AcceptanceRecord
+from model.logs.engine_logs.vllm import EFFICIENCY
 from model.outcomes.intervals import wilson
 from tests.support import engine_outputs as writers
 from tests.support.engine_outputs import Steps, logs, steps, together
@@ -67,6 +68,14 @@ def refused(text: str | bytes, **how: Any) -> str:
 def holding(record: AcceptanceRecord) -> dict[str, bool]:
     """Whether each identity holds, by name."""
     return {each.identity: each.holds for each in record.identities}
+
+
+def engine_line(running: int, rate: float, prompts: float = 0.0) -> str:
+    return (
+        f"INFO 09-18 04:30:45 [loggers.py:123] Engine 000: Avg prompt throughput: {prompts:.1f} tokens/s, Avg generation"
+        f" throughput: {rate:.1f} tokens/s, Running: {running} reqs, Waiting: 0 reqs, GPU KV cache usage: 1.0%, Prefix"
+        " cache hit rate: 0.0%"
+    )
 
 
 # --- Verbatim lines ---
@@ -192,7 +201,12 @@ def test_time_of_sglang_steps_and_of_llama_drafts() -> None:
 
 def test_line_ends_marks_and_colours_do_not_matter() -> None:
     plain = imported(V1)
-    for text in (f"\ufeff{V1}\r\n", f"\n\x1b[1;36m(APIServer pid=1)\x1b[0;0m {V1}\n", f"2026-01-01T00:00:00Z stderr F {V1}."):
+    for text in (
+        f"\ufeff{V1}\r\n",
+        f"\r 50%|##\r100%|####\r{V1}\r",
+        f"\n\x1b[1;36m(APIServer pid=1)\x1b[0;0m {V1}\n",
+        f"2026-01-01T00:00:00Z stderr F {V1}.",
+    ):
         found = imported(text)
         assert (found.drafts, found.histogram, found.draft_length) == (plain.drafts, plain.histogram, plain.draft_length)
 
@@ -477,9 +491,47 @@ def test_statistics_of_llama_cpp_are_shared_or_of_a_slot_or_of_several_logs() ->
 
 def test_accept_rate_of_sglang_is_read_with_the_meanings_of_its_date() -> None:
     """A length of 2 at .50 is drafts of 3 with the bonus and drafts of 2 without; before 2026-04 only the former."""
-    for date, expected in (("2025-11-01", 3), ("2026-05-01", None)):
+    for date, expected, words in (
+        ("2025-10-12", None, "before 2025-10 (#11572 of 2025-10-13)"), ("2025-10-13", 3, "(a + D) / (D (K + 1)), as SGLang"),
+        ("2025-11-01", 3, "from #11572 of 2025-10-13 to #23530 of 2026-04-23"),
+        ("2026-04-22", 3, "from #11572 of 2025-10-13 to #23530 of 2026-04-23"),
+        ("2026-04-23", None, "it fits draft lengths of 2 (a / (D K)"), ("2026-05-01", None, "and 3 ((a + D) / (D (K + 1))"),
+    ):  # fmt: skip
         line = writers.sglang_line(2.0, 2, 100.0, 10, date, "accept rate: 0.50, ")
-        assert imported(line).draft_length == expected
+        found = imported(line)
+        assert found.draft_length == expected
+        assert sum(words in note for note in found.notes) == 1, found.notes
+    newer = imported(writers.sglang_line(2.2, 2, 100.0, 10, "2026-05-01", "accept rate: 0.40, "))
+    assert newer.draft_length == 3
+    assert any("a / (D K), as SGLang prints it from #23530 of 2026-04-23 on" in note for note in newer.notes)
+
+
+def test_accept_rate_of_zero_in_any_writing_gives_no_length() -> None:
+    for rate in ("0.00", "0", "0e0", "1e-320"):
+        assert imported(writers.sglang_line(2.0, 2, 100.0, 10, "2026-05-02", f"accept rate: {rate}, ")).draft_length is None
+
+
+def test_accept_rate_above_one_is_of_an_older_version_at_any_date() -> None:
+    found = imported(writers.sglang_line(2.5, 1, 100.0, 10, "2026-05-02", "accept rate: 1.25, "))
+    assert (found.draft_length, found.mean_acceptance_length) == (None, 2.5)
+    assert any("above 1, as in versions before #11572" in note for note in found.notes)
+
+
+def test_accept_rate_that_fits_another_length_than_given_is_noted() -> None:
+    line = writers.sglang_line(2.0, 2, 100.0, 10, "2025-11-01", "accept rate: 0.50, ")
+    for longest, doubts in ((3, 0), (4, 1)):
+        found = imported(line, draft_length=longest)
+        assert found.draft_length == longest
+        assert sum("fit a draft length of 3" in note for note in found.notes) == doubts
+
+
+def test_given_depth_of_sglang_trees_is_used() -> None:
+    """Responses count all tokens of a tree: 8 per step, of depth 3."""
+    line = Steps(8, (0, 1, 2, 3))
+    assert imported(json.dumps(writers.sglang_response(line))).draft_length == 8
+    found = imported(json.dumps(writers.sglang_response(line)), draft_length=3)
+    assert found.draft_length == 3
+    assert any("as trees" in note for note in found.notes)
 
 
 # --- What dialects define otherwise ---
@@ -512,14 +564,6 @@ def test_first_lengths_of_vllm_v1_lack_the_bonus_token() -> None:
     assert (found.drafts, found.mean_acceptance_length) == (5, pytest.approx(line.length))
     assert all(holding(found).values())
     assert any("before 2025-05" in note for note in found.notes)
-
-
-def engine_line(running: int, rate: float, prompts: float = 0.0) -> str:
-    return (
-        f"INFO 09-18 04:30:45 [loggers.py:123] Engine 000: Avg prompt throughput: {prompts:.1f} tokens/s, Avg generation"
-        f" throughput: {rate:.1f} tokens/s, Running: {running} reqs, Waiting: 0 reqs, GPU KV cache usage: 1.0%, Prefix"
-        " cache hit rate: 0.0%"
-    )
 
 
 def test_cells_of_vllm_are_of_intervals_with_steady_requests() -> None:
@@ -578,6 +622,152 @@ def test_plain_and_speculative_benchmarks_are_cells_of_one_table(tmp_path: Path)
         engine_log.read(paths)
 
 
+def sglang_result(length: float | None, tpot: float) -> dict[str, Any]:
+    """Result of bench_serving."""
+    return {
+        "backend": "sglang", "completed": 10, "max_concurrency": 4, "total_input_tokens": 1000, "duration": 9.0,
+        "total_output_tokens": 500, "mean_tpot_ms": tpot, "output_throughput": 70.0, "mean_e2e_latency_ms": 9.0,
+        "accept_length": length,
+    }  # fmt: skip
+
+
+def sglang_text(length: float | None, tpot: float) -> str:
+    """Printed result of bench_serving."""
+    rows = [
+        "============ Serving Benchmark Result ============", "Backend:                 sglang",
+        "Max request concurrency: 4", "Successful requests:     10", f"Mean TPOT (ms):          {tpot}",
+    ]  # fmt: skip
+    return "\n".join([*rows, *([] if length is None else [f"Accept length:           {length}"])])
+
+
+HALVES = Steps(3, (0, 1, 2, 3))
+REPORT = writers.trtllm_report([HALVES, Steps(3, (1, 2, 2, 1))])
+LMDEPLOY = writers.lmdeploy_log(HALVES, range(5))
+BARE_REPORT = "\n".join(line for line in REPORT.splitlines() if not line.startswith("["))
+PAIRS: dict[str, tuple[str, str, int | None]] = {
+    # a plain run, one with drafts of 3, and the draft length that the latter says
+    "vllm log": (engine_line(8, 300.0), f"{engine_line(8, 500.0)}\n{writers.vllm_v1(HALVES, range(7))}", 3),
+    "vllm bench": (writers.vllm_bench(HALVES).partition("Acceptance rate")[0], writers.vllm_bench(HALVES), 3),
+    "sglang log": (writers.sglang_line(0, 4, 100.0, 400), writers.sglang_line(2.5, 4, 200.0, 400), None),
+    "sglang bench": (json.dumps(sglang_result(None, 9.0)), json.dumps(sglang_result(2.5, 5.0)), None),
+    "sglang bench text": (sglang_text(None, 9.0), sglang_text(2.5, 5.0), None),
+    "trtllm report": (BARE_REPORT, REPORT, 3),
+    "lmdeploy log": (LMDEPLOY.partition("SpecDecoding")[0], LMDEPLOY, 3),
+    "eagle": (writers.eagle_line([Steps(3, (0, 0, 0))], False), writers.eagle_line([HALVES], False), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", PAIRS)
+def test_plain_and_speculative_files_are_cells_of_one_record(name: str, reverse: bool, tmp_path: Path) -> None:
+    """Both runs have the cells that they have alone, and acceptance is that of the run with drafts."""
+    *texts, said = PAIRS[name]
+    paths = [tmp_path / "plain.log", tmp_path / "drafted.log"]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text)
+    order = [1, 0] if reverse else [0, 1]
+    both = engine_log.read([paths[index] for index in order], draft_length=[(0, 3)[index] for index in order])
+    plain, drafted = engine_log.read(paths[:1], draft_length=0), engine_log.read(paths[1:], draft_length=3)
+    cells = [cell for index in order for cell in (plain, drafted)[index].cells]
+    assert [cell.draft_length for cell in cells] == [(0, 3)[index] for index in order]
+    assert [cell.mean_acceptance_length == 1 for cell in cells] == [index == 0 for index in order]
+    assert both.cells == tuple(cells)
+    assert both.engine == plain.engine == drafted.engine
+    for each in ("draft_length", "drafts", "accepted", "mean_acceptance_length", "histogram", "survival", "requests"):
+        assert getattr(both, each) == getattr(drafted, each), each
+    shared = engine_log.read(paths, draft_length=0)  # for the files that do not say it
+    assert [cell.draft_length for cell in shared.cells] == [0, said]
+    named = [note for note in shared.notes if "draft_length of cells of drafted.log" in note]
+    assert len(named) == (said is None)
+    with pytest.raises(ParameterError, match=r"plain\.log.*--draft-length 0"):
+        engine_log.read(paths)
+    with pytest.raises(ParameterError, match=r"draft_length 0 contradicts file .*drafted\.log', which has drafts"):
+        engine_log.read(paths, draft_length=[0, 0])
+    assert said is None or f"give {said} for it" in refused(texts[1], draft_length=4)
+
+
+def test_one_number_for_files_that_all_say_another_is_refused(tmp_path: Path) -> None:
+    paths = [tmp_path / "a.log", tmp_path / "b.log"]
+    for path, longest in zip(paths, (3, 5), strict=True):
+        path.write_text(writers.vllm_v1(Steps(longest, (0, 1, 2)), range(7)))
+    assert engine_log.read(paths, draft_length=3).drafts == engine_log.read(paths, draft_length=[3, 5]).drafts == 6
+    with pytest.raises(ParameterError, match=r"draft_length 4 contradicts file .*a\.log', which has drafts of 3 tokens; give 3"):
+        engine_log.read(paths, draft_length=4)
+    with pytest.raises(ParameterError, match=r"draft_length 3 contradicts file .*b\.log', which has drafts of 5 tokens; give 5"):
+        engine_log.read(paths, draft_length=[3, 3])
+    for wrong in ([3], [3, 5, 5]):
+        with pytest.raises(ParameterError, match=f"one number, or one for each of the 2 files in their order, got {len(wrong)}"):
+            engine_log.read(paths, draft_length=wrong)
+
+
+@pytest.mark.parametrize(("text", "settings"), [
+    ("\n".join(engine_line(8, 300.0) for _ in range(2)), "config: model='m', speculative_config={}, tokenizer='m'"),
+    (writers.sglang_line(0, 4, 100.0, 400), "server_args=ServerArgs(model_path='m', speculative_algorithm={})"),
+])  # fmt: skip
+def test_settings_that_an_engine_prints_say_that_it_decodes_plainly(text: str, settings: str) -> None:
+    said = imported(f"{settings.format(None)}\n{text}")
+    given = imported(text, draft_length=0)
+    assert (said.cells, said.draft_length) == (given.cells, 0)
+    assert "which has plain decoding; give 0 for it" in refused(f"{settings.format(None)}\n{text}", draft_length=3)
+    assert "--draft-length 0" in refused(f"{settings.format('EAGLE3')}\n{text}")
+
+
+def test_a_benchmark_of_known_draft_length_without_acceptance_is_a_cell_without_a_length(tmp_path: Path) -> None:
+    result = {key: value for key, value in writers.vllm_bench_json(HALVES).items() if not key.startswith("spec_decode")}
+    found = imported(json.dumps(result), draft_length=3)
+    assert [(cell.draft_length, cell.mean_acceptance_length, cell.tpot_ms) for cell in found.cells] == [(3, None, 10.0)]
+    assert any("mean_acceptance_length" in note for note in found.notes)
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path, text in zip(paths, (json.dumps(result), json.dumps(writers.vllm_bench_json(HALVES))), strict=True):
+        path.write_text(text)
+    assert [cell.draft_length for cell in engine_log.read(paths, draft_length=[3, 3]).cells] == [3, 3]
+    with pytest.raises(ParameterError, match=r"a\.json.* so that 3 may not be for it; give one number for each file"):
+        engine_log.read(paths, draft_length=3)  # it may be of plain decoding
+
+
+EVAL = """
+0.06.895.980 I slot print_timing: id  1 | task 0 | prompt eval time =     300.11 ms /    20 tokens (   15.01 ms per token)
+0.06.895.998 I slot print_timing: id  1 | task 0 |        eval time =    2296.72 ms /   256 tokens (    8.97 ms per token)
+"""
+WITHOUT_CELLS = {
+    "llama.cpp": (f"{EVAL}{LINES['llama.cpp'][0]}\n{EVAL}", "eval time of llama.cpp (8.972 ms per token over 512 tokens) gives no"),
+    "llama.cpp timings": (
+        json.dumps({"timings": {"predicted_n": 16, "predicted_ms": 162.0, "draft_n": 12, "draft_n_accepted": 9}}),
+        "predicted_per_token_ms of llama.cpp's timings gives no cell, for want of the number of sequences",
+    ),
+    "trtllm": (REPORT.replace("Number of concurrent", "Other"), "TPOT of trtllm-bench gives no cell, for want of the number of"),
+    "sglang bench": (json.dumps({**sglang_result(2.5, 9.0), "max_concurrency": None}), "gives no cell, for want of the number of"),
+    "vllm bench": (writers.vllm_bench(HALVES).replace("Maximum request", "Other"), "TPOT or throughput of a benchmark gives no"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITHOUT_CELLS)
+def test_times_that_give_no_cell_are_noted_with_what_is_missing(name: str) -> None:
+    text, expected = WITHOUT_CELLS[name]
+    found = imported(text)
+    assert found.cells == ()
+    assert sum(expected in note for note in found.notes) == 1, found.notes
+    assert any("no cells: " in line for line in engine_log.report(found))
+
+
+def test_times_of_plain_decoding_alone_are_refused_with_what_is_missing() -> None:
+    assert "eval time of llama.cpp (8.972 ms per token over 256 tokens) gives no cell" in refused(EVAL)
+    for text in (BARE_REPORT, json.dumps({
+        "request_info": {"num_requests": 2, "avg_num_concurrent_requests": 4.0},
+        "performance": {"system_output_throughput_tok_s": 1000.0}, "streaming_metrics": {"avg_tpot_ms": 3.5},
+    })):  # fmt: skip
+        assert "trtllm-bench without [AL] gives no cell" in refused(text)
+        cell, = imported(text, draft_length=0).cells
+        assert (cell.sequences, cell.draft_length, cell.mean_acceptance_length, cell.tpot_ms) == (4, 0, 1, 3.5)
+
+
+def test_cells_of_several_units_are_noted(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(writers.vllm_bench_json(HALVES)))
+    (tmp_path / "b.log").write_text(PAIRS["vllm log"][1])
+    found = engine_log.read([tmp_path / "a.json", tmp_path / "b.log"])
+    assert any("several units, tpot_ms and output_tokens_per_s" in note for note in found.notes)
+
+
 def test_draft_length_of_the_user_fills_in_what_is_missing() -> None:
     line = writers.sglang_line(2.5, 4, 100.0, 400)
     assert imported(line).cells[0].draft_length is None
@@ -585,9 +775,11 @@ def test_draft_length_of_the_user_fills_in_what_is_missing() -> None:
     assert (found.draft_length, found.cells[0].draft_length) == (3, 3)
     bare = "draft acceptance rate = 0.57576 (  171 accepted /   297 generated)"
     assert (imported(bare).draft_length, imported(bare, draft_length=8).draft_length) == (None, 8)
-    said = imported(LINES["vllm v1"][0], draft_length=3)
-    assert said.draft_length == 5
-    assert any("is not used" in note for note in said.notes)
+    assert imported(LINES["vllm v1"][0], draft_length=5).draft_length == 5
+    message = refused(LINES["vllm v1"][0], draft_length=3)
+    assert "draft_length 3 contradicts file" in message
+    assert "x.log', which has drafts of 5 tokens; give 5 for it" in message
+    assert "has drafts, whose length it does not say; give their length" in refused(line, draft_length=0)
 
 
 def test_a_histogram_alone_has_all_counts() -> None:
@@ -707,7 +899,9 @@ def test_list_of_what_was_looked_for_is_short() -> None:
 V1 = LINES["vllm v1"][0]
 BAD: dict[str, tuple[str | bytes, str]] = {
     "empty": ("", "it is empty"), "blank": ("\n \n", "it is empty"), "binary": (b"\x7fELF\x00\x01", "zero byte"),
-    "not UTF-8": (b"\xff\xfe line", "UTF-8"), "long line": ("x" * (2**20 + 1), "at most 1,048,576"),
+    "not UTF-8": (b"\xff\xfe line", "UTF-8"), "gzip": (gzip.compress(b"Decode batch"), "it is compressed; unpack it first"),
+    "PowerShell": ("Decode batch".encode("utf-16"), "not text in UTF-8; save it as UTF-8"),
+    "long line": ("x" * (2**20 + 1), "at most 1,048,576"),
     "other text": ("hello\nworld\n", "looked for"), "other JSON": ('{"a": [1, 2]}', "looked for"),
     "cut JSON": (json.dumps(writers.vllm_response(Steps(3, (1, 2))))[:-9], "begins as JSON"),
     "cut JSON lines": (json.dumps(writers.vllm_response(Steps(3, (1, 2)))) + '\n{"metrics": ', "line 2 must be JSON"),
@@ -723,6 +917,11 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "length": (V1.replace("5.14", "0.14"), "must be between 1 and 1025, got 0.14"),
     "word": (V1.replace("5.14", "five"), "must be a number, got 'five'"),
     "huge count": (V1.replace("620", "9" * 400), "Drafted must be"),
+    "low line": (V1.replace("Drafted: 620", "Drafted: 1_620"), "Drafted must be a whole number, got '1_620'"),
+    "other digits": (V1.replace("5.14", "\u0665"), "Mean acceptance length must be a number, got"),
+    "long number": (writers.sglang_line(2.5, 1, 100.0, 10).replace("100.00", "9" * 5000), "must be a finite number, got '999"),
+    "huge time": (writers.vllm_bench(HALVES).replace("10.00", "1e300"), "tpot_ms must be between 1e-09 and 1e+12, got 1e+300"),
+    "tiny time": (writers.eagle_line([HALVES], False).replace("0.04", "1e-300"), "cells.tpot_ms must be between 1e-09 and"),
     "half a token": (V1.replace("513", "513.5"), "Accepted must be a whole number, got 513.5"),
     "bench percent": (
         "Acceptance rate (%):  173.47\nAcceptance length: 3.2\nDrafts: 10\nDraft tokens: 30\nAccepted tokens: 22", "1.7347",
@@ -734,7 +933,8 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "json counts": (json.dumps({"draft_n": 3, "draft_n_accepted": 4}), "at most the drafted=3, got 4"),
     "json text": (json.dumps({"draft_n": "three", "draft_n_accepted": 1}), "draft_n must be a whole number"),
     "sglang": (writers.sglang_line(2.5, 1, 100.0, 10).replace("2.50", "0.50"), "accept len must be between 1"),
-    "sglang rate": (writers.sglang_line(2.5, 1, 100.0, 10, accept_rate="accept rate: 1.84, "), "got 1.84"),
+    "eval time": (EVAL.replace("2296.72", "-1"), "eval time must be at least 0, got -1"),
+    "sglang rate": (writers.sglang_line(2.5, 1, 100.0, 10, accept_rate="accept rate: -0.84, "), "got -0.84"),
     "v0": (LINES["vllm v0"][0].replace("34244", "134244"), "emitted tokens must be at most"),
     "llama": (LINES["llama.cpp"][0].replace("167 accepted", "367 accepted"), "at most the drafted=259, got 367"),
     "llama-speculative": ("n_drafted = 3\nn_accept = 9", "at most the drafted=3, got 9"),
@@ -756,7 +956,9 @@ def test_bad_files_are_refused_in_a_line(name: str) -> None:
 
 
 def test_folders_pipes_and_missing_files_are_refused(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "none"):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "none", tmp_path / "loop", tmp_path / "pipe"):
         with pytest.raises(ParameterError, match="cannot be read"):
             engine_log.read([path])
     with pytest.raises(ParameterError, match="at least one log"):
@@ -787,6 +989,21 @@ def test_record_and_cells_are_written(tmp_path: Path) -> None:
     assert (said["kind"], said["drafts"], said["files"]) == ("acceptance-record", 124, [str(alone / "made.json")])
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "/", ".json", "x.json", "x"])
+def test_names_that_are_none_or_of_an_input_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = json.dumps(writers.vllm_bench_json(HALVES))
+    (tmp_path / "x.json").write_text(content)
+    done = CliRunner().invoke(app, ["import", "engine-log", "x.json", "-o", name])
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.stderr
+    assert ("is one of the files to import" if "x" in name else "out must name a file") in done.stderr
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x.json", content)]
+
+
+def test_a_record_is_no_log(tmp_path: Path) -> None:
+    assert "it is an acceptance record already" in refused(acceptance_record.dumps(imported(V1)))
+
+
 @pytest.mark.parametrize("name", ["made.json", "made.cells.csv"])
 def test_both_files_are_written_or_neither(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
@@ -799,7 +1016,7 @@ def test_failure_between_the_files_leaves_neither(tmp_path: Path, monkeypatch: p
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("calibrate.importers.engine_logs.engine_log.whole_files.write_text", full)
+    monkeypatch.setattr("model.logs.engine_logs.engine_log.whole_files.write_text", full)
     done = written(tmp_path, LINES["sglang"][0])
     assert done.exit_code != 0
     assert [path.name for path in tmp_path.iterdir()] == ["x.log"]

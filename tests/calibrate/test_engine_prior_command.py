@@ -18,6 +18,7 @@ BASE = {"--engine": "vllm", "--model": "llama-3.1-8b", "--gpu": "h100"}
 OTHERS = {
     "--engine": "sglang", "--model": "llama-2-7b", "--gpu": "a100", "--unit": "output_tokens_per_s", "--tensor-parallel": "2",
     "--dtype": "float8", "--draft": "llama-3.2-1b", "--kernels": "roofline", "--acceptance": "0.8,0.7,0.6", "--seed": "1",
+    "--weights": "int4",
 }  # fmt: skip
 """Another value of every option that decides what the law is."""
 
@@ -52,7 +53,7 @@ def test_law_of_priors_is_written_and_described(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", OTHERS)
 def test_every_option_changes_the_law(option: str, tmp_path: Path) -> None:
     """Predictions of the same steps differ; but for --unit, which they are in, and --seed, of the intervals alone."""
-    needs = {"dtype": {"kernels": "roofline"}}.get(option[2:], {})
+    needs = {"kernels": "roofline"} if option in ("--dtype", "--weights") else {}
     before, after = prior(tmp_path, **needs), prior(tmp_path, **needs, **{option[2:].replace("-", "_"): OTHERS[option]})
     if option == "--unit":
         assert (before.unit, after.unit) == ("tpot_ms", "output_tokens_per_s")
@@ -89,6 +90,19 @@ def test_named_engine_gives_fits_its_priors(tmp_path: Path) -> None:
         ({"--engine": "vlm"}, "unknown engine 'vlm'; did you mean vllm?"),
         ({"--unit": "ms"}, "unknown unit 'ms'"),
         ({"--gpu": "h1000"}, "unknown device 'h1000'; did you mean h100?"),
+        (
+            {"--model": "deepseek-r1"},
+            "weights (673.2 GB) and cache (0.1 GB) must be at most the 85.9 GB of h100, got 673.2 GB; take",
+        ),
+        ({"--model": "llama-3.1-70b"}, "a larger tensor_parallel, weights in fewer bits (weights), or another device"),
+        ({"--dtype": "int4"}, "dtype is the type of activations and cannot be 'int4'; use weights = 'int4' for the weights"),
+        ({"--weights": "int4-g7"}, "weights must have groups of a power of two from 8 to 16384, such as int4-g64, got int4-g7"),
+        ({"--weights": "in4"}, "unknown weights 'in4'; did you mean int4"),
+        ({"--weights": "int4", "--kernels": "profile"}, "h100-llama-3.1-8b has no times of weights in int4; use source 'roofline'"),
+        (
+            {"--draft": "eagle3:llama-3.1-70b"},
+            "draft must be a head of llama-3.1-8b, got eagle3:llama-3.1-70b: layers are 80, not 32",
+        ),
         ({"--acceptance": "high"}, "--acceptance must be"),
         ({"-o": ".."}, "out must name a file"),
     ],

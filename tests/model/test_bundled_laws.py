@@ -112,7 +112,7 @@ def test_errors_are_stated_and_small_enough_to_be_of_use(name: str) -> None:
     assert np.median(errors) < 0.05
     assert errors.max() < 0.15
     found = law_report.extent(law)
-    assert f"{np.median(errors):.1%} median, {errors.max():.1%} worst" in found
+    assert f"median error {np.median(errors):.1%}, worst {errors.max():.1%}" in found
     assert found.startswith(f"{law.cells.size} cells of {law.unit}, ")
 
 

@@ -423,7 +423,7 @@ def test_a_model_that_fits_exactly_is_accepted():
         cost_models.refuse_too_large(DeviceMemory(6e9, 4.1e9, 10e9), "a100")
     assert str(caught.value) == (
         "weights (6.0 GB) and cache (4.1 GB) must be at most the 10.0 GB of a100, got 10.1 GB;"
-        " take a smaller batch, context or model, a larger tensor_parallel, or another device"
+        " take a smaller batch, context or model, a larger tensor_parallel, weights in fewer bits (weights), or another device"
     )
     assert DeviceMemory(6e9, 4e9, 0).share == float("inf")
     assert memory(SHAPE, 80e9, context=9).cache == SHAPE.cache_bytes() * 9

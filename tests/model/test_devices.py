@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from model.base.checks import ParameterError
-from model.hardware.devices import DEVICES, device
+from model.hardware.devices import DEVICES, REPORTED, device
 
 DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[3] / "shared" / "data"))
 GEFORCE = ("rtx-3090", "rtx-4090", "rtx-5090")
@@ -107,6 +107,13 @@ def test_at_the_ridge_arithmetic_and_memory_take_equally_long() -> None:
     assert device("h200").ridge("bfloat16") < device("h100").ridge("bfloat16")  # the same chip with faster memory
 
 
+def test_devices_without_a_data_sheet_are_not_called_published() -> None:
+    for each in DEVICES.values():
+        assert each.published == (each.name not in REPORTED) == ("no data sheet" not in each.source)
+        assert replace(each, memory_bytes=each.memory_bytes + 1).origin == "given"
+    assert REPORTED == ("h20",)
+
+
 def test_names_are_keys_and_sources_are_named() -> None:
     assert [each.name for each in DEVICES.values()] == [*DEVICES]
     assert all(("AMD" if each.name.startswith("mi") else "NVIDIA") in each.source for each in DEVICES.values())
@@ -115,6 +122,7 @@ def test_names_are_keys_and_sources_are_named() -> None:
 
 BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: device("h10"), "unknown device 'h10'; did you mean h100"),
+    (lambda: device("H100"), "unknown device 'H100'; did you mean h100"),  # not v100, as near but for the case
     (lambda: device("titan-xp").rate("float16"), "titan-xp has no published rate for dtype 'float16'; known: float32"),
     (lambda: device("v100").ridge("bfloat16"), "v100 has no published rate for dtype 'bfloat16'; known: float16, float32"),
     *[(lambda name=name: replace(device("t4"), **{name: 0.0}), f"{name} must be between 1")  # type: ignore[misc]

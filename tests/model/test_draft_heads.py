@@ -1,6 +1,7 @@
 """Draft heads: parameters of published heads, what is shared with the target, and prices like those of any draft."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +20,15 @@ from model.architectures.published_shapes import PRESETS, named_shape, preset
 from model.architectures.shape_configs import from_config
 from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
+from model.engines import kernel_times
+from model.engines.kernel_times import KernelSource
 from model.hardware import composed_layers, profile_files
 from model.hardware.cost_models import memory, pass_time
+from model.hardware.devices import DEVICES
 from model.hardware.profile_costs import PEAKS, ProfileCosts
 from model.hardware.roofline import Roofline
-from sim.scenarios.hardware_cost import HardwareCost
+from sim.scenarios.grid import Grid
+from sim.scenarios.hardware_cost import HardwareCost, PointCosts
 
 TINY = Shape(3, 8, 4, 2, 2, 12, True, 100, False)
 
@@ -53,6 +58,16 @@ def test_deepseek_with_its_module_has_the_size_of_its_checkpoint() -> None:
     assert round(total / 1e9) == 685
     # Its documentation of weights: 11.5B of its own and the joining product of 0.1B.
     assert (module.parameters - 2 * 7168**2) / 1e9 == pytest.approx(11.5, abs=0.05)
+
+
+def test_deepseek_takes_the_bytes_of_its_published_files() -> None:
+    """688,586,727,753 bytes of files (deepseek-ai/DeepSeek-V3), with copies of embedding and head for the module; the rest are the
+    files' headers, of two tensors for each of 3 x 256 matrices of 59 layers. A wrong type of the module's first product is seen."""
+    whole, module = preset("deepseek-v3"), named_shape("mtp:deepseek-v3")
+    ours = whole.weight_bytes + module.weight_bytes + 2 * 2 * 129_280 * 7168
+    headers = 150 * 2 * 3 * 256 * 59
+    assert 0 < 688_586_727_753 - ours < headers < 2 * 7168**2
+    assert named_shape("mtp:deepseek-r1").weights == FORMATS["float8"]
 
 
 def test_heads_by_hand() -> None:
@@ -191,8 +206,9 @@ def test_a_sparse_scenario_with_quantised_weights() -> None:
     assert rows["alike"]["latency_s"] < plain["latency_s"]
     assert rows["float8"]["memory_share"] < 0.55 * plain["memory_share"]
     head = named_shape("eagle3:qwen3-235b-a22b")
-    cache = (whole.shard(8).cache_bytes() + head.cache_bytes()) * (512 + 32)
-    assert plain["memory_share"] == pytest.approx((2 * (whole.shard(8).parameters + head.parameters) + cache) / (141 * 2**30))
+    parts = whole.shard(8), head.shard(8)  # the head is split as the target is
+    cache = sum(each.cache_bytes() for each in parts) * (512 + 32)
+    assert plain["memory_share"] == pytest.approx((2 * sum(each.parameters for each in parts) + cache) / (141 * 2**30))
 
 
 @pytest.mark.parametrize(("device", "weights", "rate"), [
@@ -204,6 +220,137 @@ def test_products_are_computed_in_the_type_that_format_and_device_have(device: s
     assert isinstance(found, Roofline)
     assert found.product_rate == rate
     assert found.shape.weights == (None if weights == "none" else FORMATS[weights])
+
+
+@pytest.mark.parametrize(("device", "computed"), [("h100", True), ("h20", True), ("a100", False), ("mi300x", True)])
+def test_published_type_is_the_default_and_its_arithmetic_is_stated(device: str, computed: bool) -> None:
+    """As `weights` = its name; without a rate for it, products are in 16 bits, and the source of the costs says so."""
+    cost = HardwareCost("roofline", device=device, shape="deepseek-r1", tensor_parallel=16)
+    found, named, none = (replace(cost, weights=weights).of("target", 16) for weights in (None, "float8", "none"))
+    assert isinstance(found, Roofline)
+    assert found == named
+    assert (found.product_rate is not None) == computed
+    assert found.provenance.endswith("float8 weights are computed in bfloat16") != computed
+    assert none is not None
+    assert none.shape == replace(preset("deepseek-r1"), weights=None)
+    assert none.shape.weight_bytes == 2 * preset("deepseek-r1").parameters
+    half = replace(cost, dtype="float16").of("target", 16)
+    assert half is not None
+    assert (half.shape.dtype, half.shape.weights) == ("float16", FORMATS["float8"])
+
+
+# --- Heads and their targets ---
+
+DECODERS = [name for name, made in PRESETS.items() if not made.encoder_layers]
+
+
+@given(st.sampled_from(DECODERS), st.sampled_from(DECODERS), st.sampled_from(["mtp", "medusa"]))
+def test_a_head_is_of_its_target(target: str, other: str, kind: str) -> None:
+    """Models of one shape share heads; heads of all others are refused, whatever the widths of the head itself."""
+    sizes = [(made.layers, made.hidden, made.vocabulary) for made in (preset(target), preset(other))]
+    cost = {"kind": "roofline", "device": "h200", "dtype": "float16", "shape": target, "draft_shape": f"{kind}:{other}"}
+    if sizes[0] == sizes[1]:
+        HardwareCost(**cost)  # type: ignore[arg-type]
+        KernelSource(target, "h200", draft=f"{kind}:{other}").drafting  # noqa: B018
+        return
+    message = (
+        f"must be a head of {re.escape(target)}, got {kind}:{re.escape(other)}: (layers|hidden|vocabulary) (are|is) [0-9]+, not"
+    )
+    with pytest.raises(ParameterError, match=f"^draft_shape {message}"):
+        HardwareCost(**cost)  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match=f"^draft {message}"):
+        kernel_times.hardware(KernelSource(target, "h200", dtype="float16", draft=f"{kind}:{other}"))
+
+
+def test_a_head_of_another_model_is_refused_with_profiles_and_from_files(tmp_path: Path) -> None:
+    with pytest.raises(
+        ParameterError, match=r"^draft_shape must be a head of llama-2-13b, got eagle:llama-2-7b: layers are 32, not 40"
+    ):
+        HardwareCost("profile", profile="h100-llama-2-13b", draft_shape="eagle:llama-2-7b")
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 4096,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14_336, "vocab_size": 128_256,
+        "draft_vocab_size": 32_000, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    HardwareCost("roofline", device="h100", shape="llama-3.1-8b", draft_shape=str(path))
+    with pytest.raises(ParameterError, match=r"^draft_shape must be a head of llama-3.1-70b, got .*: hidden is 4096, not 8192"):
+        HardwareCost("roofline", device="h100", shape="llama-3.1-70b", draft_shape=str(path))
+
+
+def test_a_head_of_another_model_is_refused_where_its_operations_are_counted() -> None:
+    tables = scenario() | {"cost": {"cost_ratio": 0.1, "shape": "llama-3.1-70b", "draft_shape": "eagle3:llama-3.1-8b"}}
+    tables["method"][0]["layers"] = 80
+    with pytest.raises(
+        ParameterError, match=r"cost.draft_shape must be a head of llama-3.1-70b, got eagle3:llama-3.1-8b: layers are"
+    ):
+        sim.run(tables, out=None)
+    sim.run(tables | {"cost": tables["cost"] | {"draft_shape": "eagle3:llama-3.3-70b"}}, out=None)
+
+
+SPLIT = {"device": "h200", "shape": "deepseek-r1", "draft_shape": "mtp:deepseek-r1", "tensor_parallel": 8}
+
+
+def drafted(placement: str = "colocated", units: int = 1, **cost: Any) -> PointCosts:
+    tables = scenario(**SPLIT | cost)
+    tables["method"][0]["placement"] = placement
+    made = Grid(tables | {"cluster": {"units": units}}).case(0).hardware
+    assert made is not None
+    return made
+
+
+def test_a_head_is_split_as_its_target() -> None:
+    """Memory and time are those of one part of eight; unsplit, or as a separate draft, they are of the whole head."""
+    head, target = named_shape("mtp:deepseek-r1"), preset("deepseek-r1").shard(8)
+    split, whole, apart = drafted(), drafted(draft_tensor_parallel=1), drafted("separate", 2)
+    weights = [made.memory.weights for made in (split, whole, apart) if made.memory is not None]
+    assert weights == pytest.approx([target.weight_bytes + more for more in (head.shard(8).weight_bytes, head.weight_bytes, 0)])
+    for made, over in ((split, 8), (whole, 1), (apart, 1)):
+        one = Roofline.on_device(head, DEVICES["h200"], tensor_parallel=over)
+        expected = float(pass_time(one, 1, 512, heads=1).seconds)
+        assert float(made.cost.hardware_models["draft"].layer(1, 512).seconds) == pytest.approx(float(one.layer(1, 512).seconds))
+        assert expected > 0
+    assert apart.cost.draft_devices == 1 / 8
+    assert drafted(draft_tensor_parallel=8) == split
+    small = drafted(shape="llama-3.1-70b", draft_shape="llama-3.2-1b")
+    assert small.memory is not None
+    assert small.memory.weights == preset("llama-3.1-70b").shard(8).weight_bytes + preset("llama-3.2-1b").weight_bytes
+
+
+def test_a_draft_can_be_split_too() -> None:
+    made = drafted(shape="llama-3.1-70b", draft_shape="llama-3.2-1b", draft_tensor_parallel=8)
+    assert made.memory is not None
+    assert made.memory.weights == sum(preset(name).shard(8).weight_bytes for name in ("llama-3.1-70b", "llama-3.2-1b"))
+
+
+def test_a_head_with_a_profile_of_operations_is_split_where_it_has_times() -> None:
+    cost = HardwareCost("profile", profile="h100-operations", shape="llama-3.1-70b", draft_profile="h100-operations",
+                        draft_shape="eagle3:llama-3.1-70b", tensor_parallel=4)  # fmt: skip
+    assert cost.tensor_parallel_of("draft") == 4
+    assert cost.tensor_parallel_of("draft", separate=True) == 1
+
+
+@pytest.mark.parametrize(("cost", "placement", "message"), [
+    ({"draft_tensor_parallel": 2}, "colocated", "draft_tensor_parallel must be 1 or tensor_parallel=8, got 2"),
+    ({"draft_tensor_parallel": 2, "tensor_parallel": 1}, "colocated", "draft_tensor_parallel must be 1, got 2"),
+    ({"draft_tensor_parallel": 0}, "colocated", "draft_tensor_parallel must be between 1 and 1024, got 0"),
+    ({"draft_tensor_parallel": 8}, "separate", "draft_tensor_parallel must be 1 with placement separate, .*, got 8"),
+    ({"dtype": "int4"}, "colocated", "dtype is the type of activations and cannot be 'int4'; use weights = 'int4'"),
+    ({"dtype": "int4-g64"}, "colocated", "dtype is the type of activations and cannot be 'int4-g64'; use weights = 'int4-g64'"),
+    ({"dtype": "bf16"}, "colocated", "unknown dtype 'bf16'; did you mean bfloat16[?]"),
+    ({"dtype": "float8", "device": "a100"}, "colocated", "dtype must be one of .*, got 'float8'; use weights for the weights"),
+    ({"shape": "mtp:deepseek-r1"}, "colocated", "shape must be a whole model, got 'mtp:deepseek-r1', a draft head"),
+    ({"draft_shape": "qwen2.5-0.5b", "draft_tensor_parallel": 8}, "colocated",
+     "draft_tensor_parallel: tensor_parallel must divide heads=14, got 8"),
+    ({"draft_shape": "eagle3:llama-3.1-8b:²"}, "colocated", "unknown target shape 'llama-3.1-8b:²'"),
+    ({"weights": "int4-g7"}, "colocated", "weights must have groups of a power of two .*, got int4-g7"),
+    ({"device": "v100"}, "colocated", "dtype must be one of float16, float32, published for v100, got 'bfloat16'; set dtype"),
+    ({"tensor_parallel": 4}, "colocated", r"weights \(17.* GB of h200, got .*larger tensor_parallel, weights in fewer bits"),
+])  # fmt: skip
+def test_bad_types_and_splits_are_one_line(cost: dict[str, Any], placement: str, message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        drafted(placement, 2, **cost)
 
 
 def test_experts_of_gpt_oss_can_be_unquantised() -> None:
@@ -232,6 +379,8 @@ def test_bad_costs_are_one_line(cost: dict[str, Any], message: str) -> None:
 BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: head_of("eagle4", TINY), "unknown draft head 'eagle4'; did you mean eagle"),
     (lambda: head_of("mtp", TINY, 50), "a vocabulary is not used by draft head mtp"),
+    (lambda: named_shape("mtp:eagle3:llama-3.1-8b"),
+     "mtp:eagle3:llama-3.1-8b: the target must be a whole model, got a draft head of kind eagle3"),
     (lambda: head_of("eagle3", TINY, 101), "vocabulary must be between 1 and that of the target=100, got 101"),
     (lambda: named_shape("eagle:t5-small"), "eagle:t5-small: the target must be a decoder without encoder, got encoder_layers=6"),
 ]  # fmt: skip

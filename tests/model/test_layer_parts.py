@@ -256,9 +256,20 @@ def test_formats_by_name() -> None:
     assert quantised("int4-g64") == QuantisedWeights("int4", 64)
     assert [FORMATS[name].bits for name in ("int4", "int8", "mxfp4", "nvfp4")] == [4.125, 8, 4.25, 4.5]
     assert FORMATS["float8"].bits == 8 + 32 / 128**2
-    for wrong in ("int4-g0", "int4-gx", "int5", "float8-g64", "int4-"):
+    for wrong, meant in (("fp8", "float8"), ("awq", "int4"), ("bfloat16", "none"), ("INT4", "int4"), ("None", "none")):
+        with pytest.raises(ParameterError, match=f"^unknown weights '{wrong}'; did you mean {meant}[?] known: "):
+            quantised(wrong)
+    for wrong in ("int4-g²", "int8-g٣٢", "int4-gx", "int5", "float8-g64", "int4-", "int4-g1000000"):
         with pytest.raises(ParameterError, match=f"^unknown weights '{wrong}'"):
             quantised(wrong)
+    assert quantised("int4") == quantised("int4-g128")
+    for group in (*range(8), 12, 100, 2**15):  # kernels read whole groups of a power of two
+        with pytest.raises(
+            ParameterError, match=f"^draft_weights must have groups of a power of two .* int8-g64, got int8-g{group}$"
+        ):
+            quantised(f"int8-g{group}", key="draft_weights")
+    for name in (*FORMATS, "int4-g32", "int8-g16"):
+        assert quantised(quantised(name).name) == quantised(name)
 
 
 # --- Together ---

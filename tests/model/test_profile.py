@@ -489,7 +489,10 @@ def test_messages_about_files(written, tmp_path):
     assert refusal(profile_files.load, path) == "tiny.json: its table tiny.parquet is missing from the same folder"
     assert refusal(profile_files.load, tmp_path / "no.json") == "no.json: there is no such file"
     (tmp_path / "folder.json").mkdir()
-    assert refusal(profile_files.load, tmp_path / "folder.json") == "folder.json: it cannot be read: it is a folder, and must be a file"
+    assert (
+        refusal(profile_files.load, tmp_path / "folder.json")
+        == "folder.json: it cannot be read: it is a folder, and must be a file"
+    )
     for other in (tmp_path / "tiny.parquet", tmp_path / "tiny"):
         assert refusal(profile_files.load, other) == (
             f"a profile is given by its .json file, got {other.name}; its table is found automatically"

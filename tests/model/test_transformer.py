@@ -234,7 +234,10 @@ CLASSES = {
 """Classes of the library by model type, and the attribute of their decoder layers."""
 HEADS = {"t5": "ForConditionalGeneration", "mt5": "ForConditionalGeneration", "gpt2": "LMHeadModel"}
 CONFIGS = {"gemma3_text": "Gemma3Text"}
-SAYS_QUANTISED = {"gpt_oss": {"quantization_config": {"quant_method": "mxfp4"}}}
+SAYS_QUANTISED = {
+    "gpt_oss": {"quantization_config": {"quant_method": "mxfp4"}},
+    "deepseek_v3": {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+}
 """Keys of published files that the library's own configurations lack."""
 
 
@@ -607,6 +610,31 @@ def test_bad_input_names_the_value_and_its_bound(call: Callable[[], object], mes
         call()
 
 
+def test_published_files_of_gemma_3_leave_out_defaults() -> None:
+    """google/gemma-3-4b-it, config.json: the keys of its text part."""
+    text = {"hidden_size": 2560, "intermediate_size": 10_240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}  # fmt: skip
+    whole = {"model_type": "gemma3", "text_config": text, "torch_dtype": "bfloat16", "vision_config": {"hidden_size": 1152}}
+    assert from_config(whole) == preset("gemma-3-4b")
+    own = from_config(whole | {"text_config": text | {"num_attention_heads": 16, "vocab_size": 262_144}})
+    assert (own.heads, own.vocabulary) == (16, 262_144)
+
+
+def test_kimi_k2_has_layers_of_deepseek() -> None:
+    """Model card of moonshotai/Kimi-K2-Instruct: one trillion parameters, 32 billion of them active."""
+    keys = {
+        "model_type": "kimi_k2", "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 64, "num_key_value_heads": 64,
+        "intermediate_size": 18_432, "vocab_size": 163_840, "moe_intermediate_size": 2048, "n_routed_experts": 384,
+        "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 1, "kv_lora_rank": 512, "q_lora_rank": 1536,
+        "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }  # fmt: skip
+    made = from_config(keys)
+    assert made.parameters == pytest.approx(1.03e12, rel=5e-3)
+    assert made.active_parameters == pytest.approx(32e9, rel=0.02)
+    assert made.weights == preset("deepseek-v3").weights
+
+
 LLAMA = {"model_type": "llama", **SMALL, "dtype": "bfloat16"}
 OPT = {"model_type": "opt", **VARIANTS[10][1], "dtype": "bfloat16"}
 T5 = {"model_type": "t5", **SMALL_T5, "relative_attention_num_buckets": 32, "dtype": "bfloat16"}
@@ -648,6 +676,13 @@ BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
     (LATENT | {"moe_layer_freq": 2}, "moe_layer_freq must be 1 in a config of model_type deepseek_v3"),
     (LATENT | {"first_k_dense_replace": 4}, "experts.dense_layers must be at most layers=3, got 4"),
     (LATENT | {"kv_lora_rank": None}, "kv_lora_rank is missing in a config of model_type deepseek_v3"),
+    (LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 10**9}},
+     "quantization_config.group_size must be between -1 and 16777216, got 1000000000"),
+    (LLAMA | {"quantization_config": {"quant_method": "compressed-tensors",
+                                      "config_groups": {"a": {"weights": {"num_bits": 4, "group_size": 10**9}}}}},
+     "quantization_config.config_groups: group_size must be between -1 and 16777216, got 1000000000"),
+    (LLAMA | {"draft_vocab_size": 10**9}, "draft_vocab_size must be between 1 and 16777216"),
+    (GEMMA | {"layer_types": "x"}, "layer_types must be a list with a word for each layer, got 'x'"),
     (GEMMA | {"layer_types": ["full_attention"]}, "layer_types must have num_hidden_layers=3 entries, got 1"),
     (GEMMA | {"sliding_window": 0}, "sliding_window must be between 1"),
     (LLAMA | {"num_experts": 8}, "num_experts must be absent .* llama: other variants are not supported, got 8"),
@@ -670,7 +705,6 @@ def test_an_unknown_config_is_refused_by_key(config: dict[str, Any], message: st
 
 @pytest.mark.parametrize(("said", "wanted"), [
     (None, None),
-    ({"quant_method": "mxfp4"}, replace(FORMATS["mxfp4"], experts_only=True)),
     ({"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3"}, FORMATS["float8"]),
     ({"quant_method": "fp8"}, replace(FORMATS["float8"], group=0)),
     ({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}, FORMATS["int4"]),
@@ -684,6 +718,15 @@ def test_an_unknown_config_is_refused_by_key(config: dict[str, Any], message: st
 ])  # fmt: skip
 def test_quantised_checkpoints_by_their_method(said: dict[str, Any] | None, wanted: QuantisedWeights | None) -> None:
     assert from_config(LLAMA | {"quantization_config": said}).weights == wanted
+
+
+def test_only_experts_are_in_mxfp4() -> None:
+    said = {"quantization_config": {"quant_method": "mxfp4"}}
+    assert from_config(MIXTRAL | said).weights == replace(FORMATS["mxfp4"], experts_only=True)
+    with pytest.raises(
+        ParameterError, match=r"^quantization_config.quant_method mxfp4 is of experts, which only these types have: "
+    ):
+        from_config(LLAMA | said)
 
 
 @pytest.mark.parametrize("config", [LLAMA, OPT, T5, GPT2, MIXTRAL, LATENT, GEMMA])

@@ -22,7 +22,6 @@ from calibrate.commands.calibrate_app import app as calibrate
 from calibrate.family import corpus
 from calibrate.fits import engine_run
 from calibrate.importers import bundled_profiles
-from calibrate.importers.engine_logs import engine_log
 from calibrate.loading import prompts
 from calibrate.measured_runs import run_plan
 from calibrate.validation import validation_page
@@ -31,6 +30,7 @@ from model.architectures import shape_configs
 from model.engines import step_law
 from model.hardware import devices, profile_files
 from model.logs import acceptance_record, measured_runs, position_log, read_log
+from model.logs.engine_logs import engine_log
 from sim.commands.sim_app import app as sim
 from tests.calibrate.test_prompts import NESTED, ROWS
 from tests.calibrate.test_validation import STAMPS, without_room, write_run
@@ -167,6 +167,9 @@ LOGS = {
     "lmdeploy.log": writers.lmdeploy_log(STEPS[0], range(5)), "report.txt": writers.trtllm_report(STEPS),
     "sglang.log": writers.sglang_line(2.5, 2, 100.0, 10, accept_rate="accept rate: 0.50, "),
     "llama.log": f"{writers.llama_request(STEPS[0], 1)}\n{writers.llama_statistics(STEPS[0], 3.0)}",
+    "eval.log": f"{writers.llama_request(STEPS[0], 1)}\n       eval time =  2296.72 ms /   256 tokens (  8.97 ms per token)",
+    "serving.txt": "Backend: sglang\nMax request concurrency: 4\nMean TPOT (ms): 5.0\nAccept length: 2.5",
+    "settings.log": f"speculative_algorithm=None, speculative_config=None\n{writers.sglang_line(0, 2, 100.0, 10)}",
     "speculative.txt": "n_draft = 8\nn_drafted = 112\nn_accept  = 36\naccept    = 32.143%", "mlx.txt": "from_draft: 61.5%",
 }  # fmt: skip
 DOCUMENTS = {

@@ -777,7 +777,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     },
     "calibrate engine fit": {
         ENGINE + "test_options_reach_the_fit":
-            "--model --gpu --tensor-parallel --dtype --draft --kernels --experts --active-experts --acceptance --seed",
+            "--model --gpu --tensor-parallel --dtype --weights --draft --kernels --experts --active-experts --acceptance --seed",
         ENGINE + "test_fit_prints_coefficients_errors_and_what_is_not_known": "--out --engine",
         ENGINE + "test_fit_as_json_has_every_coefficient_with_its_interval": "--json",
     },
@@ -787,7 +787,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     },
     "calibrate engine next": {
         ENGINE + "test_options_reach_the_fit":
-            "--model --gpu --tensor-parallel --dtype --draft --kernels --experts --active-experts --acceptance --seed",
+            "--model --gpu --tensor-parallel --dtype --weights --draft --kernels --experts --active-experts --acceptance --seed",
         ENGINE + "test_next_names_a_cell_and_why": "--batch --draft-length --json",
     },
     "calibrate engine commands": {
@@ -818,7 +818,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     "calibrate bundle": {REACH: "--out"},
     "calibrate engine prior": {
         "test_engine_prior_command.py::test_every_option_changes_the_law": "--engine --model --gpu --unit --tensor-parallel --dtype"
-        " --draft --kernels --acceptance --seed",
+        " --weights --draft --kernels --acceptance --seed",
         "test_engine_prior_command.py::test_law_of_priors_is_written_and_described": "--out --json",
     },
     "calibrate engine bundle": {"test_engine_prior_command.py::test_bundle_writes_all_laws_into_a_folder": "--out"},

@@ -75,8 +75,10 @@ def special(kind: str, shape: Shape) -> dict[str, Any]:
             keys |= {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.embed_tokens"]}}
             return keys | {"model_type": "gpt_oss", "attention_bias": True}
         return keys | {"model_type": {"qwen3": "qwen3_moe"}.get(kind, kind)}
+    stored = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
     return keys | {
-        "model_type": "deepseek_v3", "n_routed_experts": experts.count, "n_shared_experts": experts.shared // shape.ffn,
+        "model_type": "deepseek_v3", "quantization_config": stored, "n_routed_experts": experts.count,
+        "n_shared_experts": experts.shared // shape.ffn,
         "moe_intermediate_size": shape.ffn, "intermediate_size": experts.dense_ffn, "moe_layer_freq": 1,
         "first_k_dense_replace": experts.dense_layers, "kv_lora_rank": latent.rank, "q_lora_rank": latent.query_rank,
         "qk_rope_head_dim": latent.rope, "qk_nope_head_dim": latent.nope, "v_head_dim": shape.head_dim,
@@ -169,7 +171,7 @@ def test_a_device_is_read_as_it_is_listed(name: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(CliRunner().invoke(app, ["ls", "devices", name]).stdout)
     assert devices.device(str(path)) == DEVICES[name] == devices.device(name)
-    assert devices.device(str(path)).published
+    assert devices.device(str(path)).origin == ("reported" if name in devices.REPORTED else "published")
     again = CliRunner().invoke(app, ["ls", "devices", str(path), "--json"])
     assert Device(**tomllib.loads(json.loads(again.stdout)[str(path)])) == DEVICES[name]
 

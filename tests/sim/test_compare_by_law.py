@@ -153,7 +153,7 @@ def test_law_of_another_model_is_refused_or_marked() -> None:
         made_law(), kernels=KernelSource("llama-68m", "h100"), coefficients=made_law().coefficients | {"kernels": 1.0},
         draws=dict(made_law().draws) | {"kernels": np.ones(4)},
     )  # fmt: skip
-    said = "layers of the target must be 12, as in the runs, got 2 in the kernels of law made"
+    said = "layers of the target must be 12, as in the runs, got 2 in law made"
     with pytest.raises(ParameterError, match=said):
         run_comparison.compare(only("autoregressive"), law)
     marked = run_comparison.compare(only("autoregressive"), law, allow_mismatch=True)
@@ -200,7 +200,7 @@ def test_the_command_prints_writes_and_draws_by_a_law(files: tuple[Path, Path], 
     words = " ".join(done.stdout.split())
     for said in (
         "Predicted by step law made, against measured wall times",
-        "times: measured: step law made of 3 cells (time of a step [ms])", "times by step law made, which names no machine",
+        "times: measured: step law made of 3 cells", "times by step law made, which names no machine",
         "note: 2 decodings (PPD) left out: a step law has no times of several units",
         "not in the step law, assumed 0: reads after some of the layers (early_exit)",
     ):  # fmt: skip

@@ -75,7 +75,7 @@ def test_views_agree_and_plain_decoding_takes_the_law_s_time(folder: Path) -> No
     for row in by_view.values():
         assert row["tpot_ms"] * row["speedup"] == pytest.approx(plain, rel=0.1 if row["view"] != "formula" else 0.02)
         assert row["cost_missing"] is None
-        assert "step law mine of 6 cells (vllm 0.9)" in row["cost_source"]
+        assert "step law mine of 6 cells (vllm 0.9; number of devices not stated" in row["cost_source"]
 
 
 def test_verdict_does_not_say_kernels_only(folder: Path) -> None:
@@ -133,10 +133,10 @@ def test_mistakes_are_refused(change: dict[str, Any], message: str, folder: Path
 
 
 def test_shape_of_another_model_than_the_law_s_is_refused(folder: Path) -> None:
-    with pytest.raises(ParameterError, match=r"shape must be llama-3\.1-8b, whose kernels law mine has, got qwen3-8b"):
+    with pytest.raises(ParameterError, match=r"shape must be llama-3\.1-8b, the model of law mine, got qwen3-8b"):
         HardwareCost(kind="engine", law=str(folder / "kernels.json"), shape="qwen3-8b")
-    with pytest.raises(ParameterError, match=r"shape must be of a model with 8 of 256 experts, as law .*; llama-3\.1-8b has none"):
-        HardwareCost(kind="engine", law="sglang-deepseek-r1-fp8-b300", shape="llama-3.1-8b")
+    with pytest.raises(ParameterError, match=r"shape must be of a model with 8 of 160 experts, as law .*; llama-3\.1-8b has none"):
+        HardwareCost(kind="engine", law="sglang-glm-4.7-fp8", shape="llama-3.1-8b")
     assert HardwareCost(kind="engine", law="sglang-deepseek-r1-fp8-b300", shape="deepseek-r1").of("target") is not None
 
 
@@ -211,3 +211,22 @@ def test_figures_that_apply_to_hardware_are_drawn(name: str, folder: Path, monke
             assert not any("None" in each or "profile" in each for each in words)
             assert any(each.startswith("engine: llama-3.1-8b, step law mine") for each in words) == (name != "laws")
             assert path.stem != "speedup_by_device" or {"mine", "kernels", "speculative decoding, γ = 3, 1 engine"} <= {*words}
+
+
+def test_bundled_law_brings_its_model_and_its_devices(tmp_path: Path) -> None:
+    bundled = {"law": "sglang-deepseek-r1-fp8-b300"}
+    table = sim.run(scenario(tmp_path, bundled), views="formula", out=tmp_path / "run").to_dicts()[0]
+    assert (table["tensor_parallel"], table["units"]) == (8, 8)
+    with pytest.raises(ParameterError, match="tensor_parallel must be 8, that of law sglang-deepseek-r1-fp8-b300, got 4"):
+        HardwareCost("engine", **bundled, tensor_parallel=4)
+    assert HardwareCost("engine", law="sglang-qwen3-235b-a22b", tensor_parallel=4).split == 4
+    with pytest.raises(ParameterError, match="shape must be qwen3-235b-a22b, the model of law sglang-qwen3"):
+        HardwareCost("engine", law="sglang-qwen3-235b-a22b", shape="qwen3-30b-a3b")
+
+
+def test_parallel_heads_are_refused_where_each_token_takes_a_pass(tmp_path: Path) -> None:
+    cost = {"kind": "roofline", "law": None, "device": "h100", "shape": "llama-3.1-8b", "draft_shape": "p-eagle:llama-3.1-8b"}
+    table = scenario(tmp_path, cost)
+    del table["cost"]["law"]
+    with pytest.raises(ParameterError, match=r"p-eagle:llama-3\.1-8b drafts all its tokens in one pass"):
+        sim.run(table, views="formula", out=tmp_path / "run")

@@ -195,6 +195,20 @@ def test_shapes_are_listed() -> None:
         assert name in heads or line.startswith(f"{PRESETS[name].parameters:,} parameters")
     assert "(36,625,603,584 active)" in listing.lines("shapes")["deepseek-v3"]
     assert "experts.count          256\n" in said("shapes", "deepseek-v3")
+    assert listing.lines("shapes")["deepseek-r1"].endswith(", with sparse experts and latent attention, layers in float8")
+    assert listing.lines("shapes")["gpt-oss-20b"].endswith(", with sparse experts and a sliding window, experts in mxfp4")
+
+
+@pytest.mark.parametrize(("name", "stored"), [
+    ("deepseek-r1", "layers in float8 (8.002 bits per weight); embedding, head, routers and norms in bfloat16; published: "),
+    ("mtp:deepseek-v3", "layers in float8 (8.002 bits per weight); embedding, head, routers and norms in bfloat16; published: "),
+    ("gpt-oss-120b", "experts in mxfp4 (4.25 bits per weight); all else in bfloat16; published: quantization_config of its "),
+    ("eagle3:gpt-oss-120b", "bfloat16 (assumed: 16 bits, as served)\n"),
+    ("llama-3.1-8b", "bfloat16 (assumed: 16 bits, as served)\n"),
+])  # fmt: skip
+def test_shapes_say_the_type_of_their_weights(name: str, stored: str) -> None:
+    (line,) = [each for each in said("shapes", name).splitlines() if each.startswith("stored as")]
+    assert f"{line.removeprefix('stored as').strip()}\n".startswith(stored)
 
 
 def test_draft_heads_are_described_by_kind_and_target() -> None:
@@ -214,9 +228,10 @@ def test_devices_list_published_values() -> None:
     assert {*listing.lines("devices")} == {*DEVICES}
     for name, each in DEVICES.items():
         text = said("devices", name)
-        assert text.startswith("# published\n")
+        origin = "reported" if name == "h20" else "published"  # its vendor publishes no data sheet of it
+        assert text.startswith(f"# {origin}\n")
         assert Device(**tomllib.loads(text)) == each
-        assert "(published)" in listing.lines("devices")[name]
+        assert f"({origin})" in listing.lines("devices")[name]
 
 
 def test_printed_scenario_is_a_valid_file() -> None:

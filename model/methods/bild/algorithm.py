@@ -23,6 +23,7 @@ from model.base import checks
 from model.methods.claim_bounds import ClaimRule
 from model.methods.draft_model import MAX_DRAFT, DraftModel
 from model.methods.formula_check import FormulaCheck
+from model.methods.proposals import Known, Proposals, needs_lossy
 from model.methods.speculative.algorithm import DraftedToken, Model, start, verification_pass
 from model.steps import Commit, Forward, LayerSpan, Read, Step, Steps, ended
 
@@ -78,6 +79,13 @@ class Parameters(DraftModel):
         source="Algorithm 1 of Kim et al., NeurIPS 2023, arXiv:2302.07863",
     )
     FORMULA_CHECK = FormulaCheck("bild", swept="fallback_threshold", rate="fallback_rate")
+
+    @classmethod
+    def proposals(cls, known: Known) -> Proposals:
+        """Nothing: nobody knows its fallback and rollback rates without a decision record of the two models."""
+        return Proposals(
+            missing=needs_lossy(known) or "fallback and rollback rates, which `calibrate log` measures and `sim run` takes"
+        )
 
     def __post_init__(self) -> None:
         self.check_batching()

@@ -23,6 +23,7 @@ from model.base import checks
 from model.methods import batching
 from model.methods.claim_bounds import ClaimRule
 from model.methods.method_parameters import STATIC
+from model.methods.proposals import Known, Proposal, Proposals, needs_lossy
 from model.steps import Batch, Commit, Forward, LayerSpan, Read, Step, Steps
 
 FORMS = ("paper", "code")
@@ -82,6 +83,12 @@ class Parameters(batching.StaticBatching):
         source="layers that run: Schuster et al., NeurIPS 2022, arXiv:2207.07061",
         names={"calm": "", "layerskip early exit": ""},
     )
+
+    @classmethod
+    def proposals(cls, known: Known) -> Proposals:
+        """All tokens leave after a half, or three quarters, of the layers."""
+        made = (Proposal({"layers": known.layers, "exit_layer": known.layers * part // 4}) for part in (2, 3))
+        return Proposals(tuple(made) if known.lossy else (), needs_lossy(known))
 
     def __post_init__(self) -> None:
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)

@@ -43,6 +43,7 @@ from model.methods.claim_bounds import ClaimRule
 from model.methods.draft_model import MAX_DRAFT, SEPARATE, DraftModel
 from model.methods.peak_demand import Demand
 from model.methods.pearl.finite_pearl import stopped_drafts
+from model.methods.proposals import Known, Proposal, Proposals
 from model.methods.rounds import ReplayRounds, Rounds
 from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, verification_pass
 from model.steps import GREEDY, SAMPLED, Fork, Forward, Join, LayerSpan, Read, Step, Steps, Stop
@@ -81,6 +82,16 @@ class Parameters(DraftModel):
         needs=(("acceptance_rate",), ("cost_ratio",)),
         source="rounds of Algorithm 2 of Liu et al., arXiv:2408.11850",
     )
+
+    @classmethod
+    def proposals(cls, known: Known) -> Proposals:
+        """Every draft length, at the acceptance of the first drafted token."""
+        if known.units < 2:
+            return Proposals(missing="a further device for the draft: --gpus")
+        outcomes = {"kind": "iid", "acceptance_rate": known.rates[0]}
+        tables = ({"layers": known.layers, "draft_length": length} for length in known.draft_lengths)
+        assumed = "the acceptance of the first drafted token holds at every position"
+        return Proposals(tuple(Proposal(table, outcomes, assumed) for table in tables))
 
     def __post_init__(self) -> None:
         checks.whole("draft_length", self.draft_length, 1, (MAX_DRAFT + 1) // 2)

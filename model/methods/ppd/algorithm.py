@@ -37,6 +37,7 @@ from model.methods.claim_bounds import ClaimRule
 from model.methods.formula_check import FormulaCheck
 from model.methods.method_parameters import MethodParameters
 from model.methods.peak_demand import Demand
+from model.methods.proposals import Known, Proposal, Proposals
 from model.steps import GREEDY, SAMPLED, Adopt, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, Stop
 
 HEAD = 1  # logits for one position; steps have positional arguments here, because keywords slow the simulator by 2 %
@@ -86,6 +87,17 @@ class Parameters(MethodParameters):
         source="Theorem 4.1 of Yang et al., TMLR 2024, arXiv:2307.05908",
     )
     FORMULA_CHECK = FormulaCheck("ppd", rate="match_rate", over_processes=True)
+
+    @classmethod
+    def proposals(cls, known: Known) -> Proposals:
+        """As many candidates as there are further units, read from the middle layer."""
+        if known.units < 2:
+            return Proposals(missing="two replicas or more: --gpus")
+        if known.match_rate is None:
+            return Proposals(missing="--match-rate, the probability that an early candidate is the final token")
+        table = {"layers": known.layers, "exit_layer": known.layers // 2, "candidates": known.units - 1}
+        assumed = f"the match rate is that of {known.units - 1} candidates after layer {known.layers // 2}"
+        return Proposals((Proposal(table, {"kind": "iid", "match_rate": known.match_rate}, assumed),))
 
     def __post_init__(self) -> None:
         self.check_batching()

@@ -22,6 +22,7 @@ from model.base import checks
 from model.methods import batching
 from model.methods.claim_bounds import ClaimRule
 from model.methods.formula_check import FormulaCheck
+from model.methods.proposals import PROPOSED_TOKENS, Known, Proposal, Proposals, needs_lossy
 from model.steps import Batch, Commit, Forward, LayerSpan, Read, Steps
 
 Floats = NDArray[np.float64]
@@ -85,6 +86,13 @@ class Parameters(batching.StaticBatching):
         source="layers that run: Section 2.3 of Del Corro et al., arXiv:2307.02628",
     )
     FORMULA_CHECK = FormulaCheck("skipdecode", swept="min_layers", of_time=True)
+
+    @classmethod
+    def proposals(cls, known: Known) -> Proposals:
+        """From all layers down to half of them over the output."""
+        table = {"layers": known.layers, "max_layers": known.layers, "min_layers": max(1, known.layers // 2)}
+        made = Proposal({**table, "prompt": 0, "sequence_length": PROPOSED_TOKENS})
+        return Proposals((made,) if known.lossy else (), needs_lossy(known))
 
     def __post_init__(self) -> None:
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)

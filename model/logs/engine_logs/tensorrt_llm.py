@@ -12,9 +12,11 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
 
-from calibrate.importers.engine_logs.observations import Check, Observation, whole_length
-from calibrate.importers.engine_logs.output_forms import OutputForm, objects, separate
-from calibrate.importers.engine_logs.printed_figures import (
+from model.base.checks import ParameterError
+from model.logs.acceptance_record import MeasuredCell
+from model.logs.engine_logs.observations import Check, Observation, whole_length
+from model.logs.engine_logs.output_forms import OutputForm, objects, separate
+from model.logs.engine_logs.printed_figures import (
     Printed,
     count,
     json_count,
@@ -24,9 +26,8 @@ from calibrate.importers.engine_logs.printed_figures import (
     positive,
     printed,
 )
-from calibrate.importers.engine_logs.vllm import request
-from model.base.checks import ParameterError
-from model.logs.acceptance_record import MeasuredCell
+from model.logs.engine_logs.serving_benchmarks import NO_CONCURRENCY
+from model.logs.engine_logs.vllm import PLAIN, request
 
 OF_ITERATION = "acceptanceLength = (accepted + requests) / requests"
 OF_REQUESTS = "mean of [AL] over requests = outputs / iterations, within 10 %"
@@ -74,9 +75,12 @@ def _benchmark(block: Mapping[str, Printed], given: int | None) -> Observation |
     iterations, an upper bound.
     """
     if "length" not in block:
-        if given != 0 or "tpot" not in block:
+        if not any(name in block for name in ("tpot", "throughput")):
             return None
-        return Observation(cells=_cells(block, 1.0, 0))
+        if given is None:
+            return Observation(notes=[f"TPOT or throughput of trtllm-bench without [AL] gives no cell: {PLAIN}"])
+        found, notes = _cells(block, None if given else 1.0, given)
+        return Observation(cells=found, notes=notes)
     mean = length("[AL] AVERAGE", block["length"])
     made = Observation(length=mean, draft_length=given or None)
     requests = count("Number of requests", block["requests"].value) if "requests" in block else None
@@ -100,30 +104,36 @@ def _benchmark(block: Mapping[str, Printed], given: int | None) -> Observation |
                 made.notes.append("draft_length is [DT] / iterations; drafted tokens are an upper bound, so drafted is null")
         if requests:
             made.weight = requests * iterations
-    made.cells = _cells(block, round(made.length.value, 4) if made.length else None, made.draft_length)
+    made.cells, notes = _cells(block, round(made.length.value, 4) if made.length else None, made.draft_length)
+    made.notes += notes
     return made
 
 
-def _cells(block: Mapping[str, Printed], mean: float | None, draft_length: int | None) -> list[MeasuredCell]:
+def _cells(block: Mapping[str, Printed], mean: float | None, draft_length: int | None) -> tuple[list[MeasuredCell], list[str]]:
+    """Cell of a report, or the reason why its time gives none."""
     at = {key: value.value for key, value in block.items()}
     running = positive("concurrency", at.get("concurrency"))
     tpot, rate = positive("tpot", at.get("tpot")), positive("throughput", at.get("throughput"))
-    if running is None or (tpot is None and rate is None):
-        return []
+    if tpot is None and rate is None:
+        return [], []
+    if running is None:
+        name = "TPOT" if tpot is not None else "throughput"
+        return [], [f"{name} of trtllm-bench {NO_CONCURRENCY} ('Number of concurrent requests' of its report)"]
     context = round(at["input"] + at["output"] / 2, 1) if "input" in at and "output" in at else None
     time = {"tpot_ms": tpot} if tpot is not None else {"output_tokens_per_s": rate}
     made = MeasuredCell(
         sequences=round(running, 4), draft_length=draft_length, mean_acceptance_length=mean, context=context, **time
     )  # fmt: skip
-    return [made]
+    return [made], []
 
 
 def _report(document: Any, given: int | None) -> list[Observation]:
     found = []
     for each in objects(document):
         decoding, info = each.get("decoding_stats"), each.get("request_info")
-        if not isinstance(decoding, dict) or not isinstance(info, dict):
+        if not isinstance(info, dict) or not any(isinstance(each.get(name), dict) for name in ("decoding_stats", "performance")):
             continue
+        decoding = decoding if isinstance(decoding, dict) else {}
         block = {}
         for key, holder, name in (
             ("requests", info, "num_requests"), ("concurrency", info, "avg_num_concurrent_requests"),

@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from calibrate.importers.engine_logs.observations import SPACING, Check, Observation
-from calibrate.importers.engine_logs.printed_figures import Printed, json_number, optional, positive, printed
 from model.base import checks
 from model.base.checks import ParameterError
 from model.logs.acceptance_record import MOST_POSITIONS, MeasuredCell
+from model.logs.engine_logs.observations import SPACING, Check, Observation
+from model.logs.engine_logs.printed_figures import Printed, json_number, optional, positive, printed
 
 LABELS = {
     "Successful requests": "completed", "Maximum request concurrency": "max_concurrency",
@@ -22,9 +22,10 @@ LABELS = {
     "Mean TPOT (ms)": "mean_tpot_ms", "Mean ITL (ms)": "mean_itl_ms", "Concurrency": "concurrency",
     "Acceptance rate (%)": "acceptance_rate", "Acceptance length": "acceptance_length", "Drafts": "num_drafts",
     "Draft tokens": "draft_tokens", "Accepted tokens": "accepted_tokens", "Accept length": "accept_length",
+    "Mean E2E Latency (ms)": "mean_e2e_latency_ms",
 }  # fmt: skip
 """Keys of the JSON result by the labels of the printed one."""
-MARKS = (*(f"{label}:" for label in LABELS), "Position ", "Serving Benchmark Result")
+MARKS = (*(f"{label}:" for label in (*LABELS, "Backend")), "Position ", "Serving Benchmark Result")
 _LINE = re.compile(r"^\s*(?P<label>[A-Z][^:]*?)\s*:\s*(?P<value>.*?)\s*$")
 _POSITION = re.compile(r"Position (\d{1,4})$")
 
@@ -46,6 +47,10 @@ class TextBlocks:
         label, value = found["label"], found["value"]
         position = _POSITION.match(label)
         key = LABELS.get(label) if position is None else f"position {int(position[1])}"
+        if label == "Backend":
+            self.block["backend"] = value
+        elif label == "Max request concurrency":  # vLLM's is "Maximum"
+            self.block.setdefault("backend", "sglang")
         if key is None or value in ("", "not set", "None"):
             return
         if key in self.block:
@@ -59,6 +64,15 @@ class TextBlocks:
         found = self.convert(block) if block else None
         if found is not None:
             yield found
+
+
+def of_sglang(found: Mapping[str, Any]) -> bool:
+    """Return whether a result is of a server of SGLang: by its backend, or by figures that only bench_serving has."""
+    if found.get("accept_length") is not None:
+        return True
+    if isinstance(backend := found.get("backend"), str):
+        return backend.startswith("sglang")
+    return "accept_length" in found or "mean_e2e_latency_ms" in found
 
 
 def rates_of(block: Mapping[str, Any]) -> list[Printed] | None:
@@ -80,13 +94,17 @@ def _numeric(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+NO_CONCURRENCY = "gives no cell, for want of the number of requests that ran at once"
+
+
 def cells(block: Mapping[str, Any], length: float | None, draft_length: int | None) -> tuple[list[MeasuredCell], list[str]]:
     """Cell of a benchmark: mean TPOT at its concurrency, or else its throughput, with the mean context; and notes."""
     at = {key: value.value for key, value in block.items() if isinstance(value, Printed)}
     asked, done = at.get("max_concurrency"), at.get("completed")
     running = min(asked, done or asked) if asked else at.get("concurrency")
     if not running or running <= 0:
-        return [], []
+        timed = any(at.get(name) for name in ("mean_tpot_ms", "output_throughput"))
+        return [], [f"TPOT or throughput of a benchmark {NO_CONCURRENCY}: limit it with --max-concurrency"] if timed else []
     notes = [] if asked else ["sequences of a benchmark without a limit of concurrency is the mean concurrency that it measured"]
     context = None
     if done and at.get("total_input_tokens") is not None and at.get("total_output_tokens") is not None:
@@ -115,8 +133,12 @@ def spacing(block: Mapping[str, Any], length: float | None) -> Iterable[Check]:
 
 
 def plain(block: Mapping[str, Any], draft_length: int | None, notes: str) -> Observation | None:
-    """Observation of a benchmark without figures of speculative decoding: a cell of plain decoding if the user says it is."""
-    if draft_length != 0:
+    """Observation of a benchmark without figures of speculative decoding: a cell, if the user says its draft length."""
+    if draft_length is None:
         return Observation(notes=[notes]) if optional(block, "completed", "output_throughput") is not None else None
-    found, remarks = cells(block, 1.0, 0)
+    found, remarks = cells(block, None if draft_length else 1.0, draft_length)
+    if found and draft_length:
+        remarks.append(
+            "mean_acceptance_length of a benchmark without figures of speculative decoding is unknown: its cell has none"
+        )
     return Observation(cells=found, notes=remarks)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from calibrate.importers.engine_logs import prometheus_counters
-from calibrate.importers.engine_logs.observations import Observation
-from calibrate.importers.engine_logs.output_forms import OutputForm
-from calibrate.importers.engine_logs.printed_figures import count, printed
-from calibrate.importers.engine_logs.vllm import IntervalCells, spec_decoding
+from model.logs.engine_logs import prometheus_counters
+from model.logs.engine_logs.observations import Observation
+from model.logs.engine_logs.output_forms import OutputForm
+from model.logs.engine_logs.printed_figures import count, printed
+from model.logs.engine_logs.vllm import PLAIN, IntervalCells, spec_decoding
 
 _THROUGHPUT = re.compile(r"Avg thr \(in/out\)\s*:\s*(?P<prompts>\S+)\s*/\s*(?P<rate>\S+) tokens/s")
 _RUNNING = re.compile(r"Engine \(running/waiting\)\s*:\s*(?P<running>\S+)\s*/")
@@ -24,6 +24,7 @@ class _LogLines:
     def __init__(self, draft_length: int | None) -> None:
         self.plain = draft_length == 0
         self.cells = IntervalCells()
+        self.bare = self.speculative = False
 
     def take(self, text: str) -> Iterator[Observation]:
         """Observation of a line."""
@@ -31,6 +32,8 @@ class _LogLines:
         if shown is None:
             return
         found = spec_decoding(text) if "SpecDecoding metrics" in text else None
+        self.speculative |= found is not None
+        self.bare |= found is None
         if running is not None and (self.plain or found is not None):
             prompts, rate = (printed("Avg thr (in/out)", shown[name]).value for name in ("prompts", "rate"))
             if found is None or found.speaks():
@@ -41,6 +44,8 @@ class _LogLines:
     def end(self) -> Iterator[Observation]:
         """Cells of all lines."""
         yield from self.cells.observations()
+        if self.bare and not (self.speculative or self.plain):
+            yield Observation(notes=[PLAIN])
 
 
 DIALECTS = (

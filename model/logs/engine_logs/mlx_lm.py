@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.importers.engine_logs.observations import Observation
-from calibrate.importers.engine_logs.output_forms import OutputForm, objects, separate
-from calibrate.importers.engine_logs.printed_figures import Printed, json_number, printed, share
 from model.base.checks import ParameterError
+from model.logs.engine_logs.observations import Observation
+from model.logs.engine_logs.output_forms import OutputForm, objects, separate
+from model.logs.engine_logs.printed_figures import Printed, json_number, printed, share
 from model.methods.speculative.engine_dialects import DIALECTS as FIGURES
 
 _SHARE = re.compile(r"from_draft[\w ]*['\"]?\s*[=:]\s*(?P<number>[-+]?\d[\d.e-]*|nan)\s*(?P<percent>%?)")

@@ -27,6 +27,7 @@ class Printed(NamedTuple):
     half: float = 0.0
 
 
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf|infinity)", re.ASCII | re.IGNORECASE)
 _THOUSANDS = re.compile(r",\d{3}(?!\d)")
 
 
@@ -50,12 +51,11 @@ def printed(name: str, number: str) -> Printed:
     Printed(value=0.827, half=0.0005)
     """
     percent, digits = number.endswith("%"), number.rstrip("%")
-    try:
-        value = float(digits)
-    except ValueError:
-        raise ParameterError(f"{name} must be a number, got {checks.shown(number)}") from None
+    if _NUMBER.fullmatch(digits) is None:
+        raise ParameterError(f"{name} must be a number, got {checks.shown(number)}")
+    value = float(digits)
     if not math.isfinite(value):
-        raise ParameterError(f"{name} must be a finite number, got {number}")
+        raise ParameterError(f"{name} must be a finite number, got {number if len(number) < 40 else checks.shown(number)}")
     whole, _, decimals = digits.lower().partition(".")
     exact = "e" in whole or "e" in decimals
     unit = 0.0 if exact else 10.0 ** -len(decimals)
@@ -78,10 +78,9 @@ def count_of(text: str, label: str, name: str = "") -> int | None:
 def count(name: str, value: object) -> int:
     """Return a count as a whole number; raise `ParameterError` for anything else, and for negative counts."""
     if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            raise ParameterError(f"{name} must be a whole number, got {checks.shown(value)}") from None
+        if _NUMBER.fullmatch(value) is None:
+            raise ParameterError(f"{name} must be a whole number, got {checks.shown(value)}")
+        value = float(value)
     if isinstance(value, float) and math.isfinite(value) and value == math.floor(value):
         value = int(value)
     checks.whole(name, value, 0)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from calibrate.importers.engine_logs.observations import Observation
-from calibrate.importers.engine_logs.output_forms import OutputForm, objects, separate
-from calibrate.importers.engine_logs.printed_figures import optional
-from calibrate.importers.engine_logs.vllm import MOST_STEPS, histogram_of
 from model.base import checks
 from model.base.checks import ParameterError, shown
 from model.logs.acceptance_record import MOST_COUNT
+from model.logs.engine_logs.observations import Observation
+from model.logs.engine_logs.output_forms import OutputForm, objects, separate
+from model.logs.engine_logs.printed_figures import optional
+from model.logs.engine_logs.vllm import MOST_STEPS, histogram_of
 
 PLAIN = "answers with one token per step are of plain decoding, and are left out; --draft-length 0 makes them a cell"
 
@@ -43,11 +43,8 @@ def _choice(found: Mapping[str, Any], given: int | None) -> Observation:
         return Observation(notes=[PLAIN])
     times = optional(found, "wall_time")
     made = Observation()
-    if given == 0:
-        if total != drafts:
-            return Observation(notes=["answers with drafts are left out with --draft-length 0"])
-    else:
-        made = Observation(drafts=drafts, accepted=total - drafts, draft_length=given, request=True)
+    if total != drafts:
+        made = Observation(drafts=drafts, accepted=total - drafts, draft_length=given or None, request=True)
         _accepted_by_step(made, found, drafts, total)
     if times is not None and total:
         seconds = 0.0

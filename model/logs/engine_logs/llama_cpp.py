@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from calibrate.importers.engine_logs import prometheus_counters
-from calibrate.importers.engine_logs.observations import (
+from model.base.checks import ParameterError
+from model.logs.engine_logs import prometheus_counters
+from model.logs.engine_logs.observations import (
     OF_RATIO,
     Check,
     Observation,
@@ -21,20 +22,20 @@ from calibrate.importers.engine_logs.observations import (
     checks_of,
     counts_of,
 )
-from calibrate.importers.engine_logs.output_forms import OutputForm, objects, separate
-from calibrate.importers.engine_logs.printed_figures import (
+from model.logs.engine_logs.output_forms import OutputForm, objects, separate
+from model.logs.engine_logs.printed_figures import (
     Printed,
     after,
     count,
     json_count,
     length,
     number_of,
+    positive,
     printed,
     share,
     shares_after,
 )
-from calibrate.importers.engine_logs.vllm import of_figures
-from model.base.checks import ParameterError
+from model.logs.engine_logs.vllm import of_figures
 
 _REQUEST = re.compile(
     r"draft acceptance(?: rate)?\s*=\s*(?P<rate>\S+)\s*\(\s*(?P<accepted>\S+) accepted\s*/\s*(?P<drafted>\S+) generated\)"
@@ -42,7 +43,13 @@ _REQUEST = re.compile(
 _SLOT = re.compile(r"slot\s+\S+\s+id\s+(\d+)")
 _STATISTICS = re.compile(r"statistics\s+(?P<name>[\w.-]+):")
 _CALLS = re.compile(r"#calls\s*\(b,g,a\)\s*=\s*(\d+)[ ,]+(\d+)[ ,]+(\d+)")
+_EVAL = re.compile(r"(?<!prompt )\beval time\s*=\s*(?P<ms>\S+) ms\s*/\s*(?P<tokens>\S+) (?:tokens|runs)")
 _TIMES = re.compile(r"dur\s*\(b,g,a\)\s*=\s*([^\s,]+),\s*([^\s,]+),\s*([^\s,]+)\s*ms")
+
+
+WITHOUT_SEQUENCES = (
+    "gives no cell, for want of the number of sequences that ran at once: where it is 1, this is the tpot_ms of a cell"
+)
 
 
 class _GrowingCounts:
@@ -82,12 +89,18 @@ class _Server:
         self.by_slot: dict[tuple[str, str], _GrowingCounts] = {}
         self.separate = ObservationSums()
         self.slot = ""
+        self.spent = [0.0, 0]
+        """Milliseconds and tokens of lines with an eval time."""
 
     def take(self, text: str) -> Iterator[Observation]:
         """Add a line."""
         slot = _SLOT.search(text)
         if slot is not None:
             self.slot = slot[1]
+        timed = _EVAL.search(text)
+        if timed is not None:
+            spent = positive("eval time", printed("eval time", timed["ms"])) or 0.0
+            self.spent = [self.spent[0] + spent, self.spent[1] + count("tokens of eval time", timed["tokens"])]
         found = _REQUEST.search(text)
         if found is not None:
             seen = _request(text[found.start() :], found)
@@ -105,6 +118,10 @@ class _Server:
     def end(self) -> Iterator[Observation | ObservationSums]:
         """Sums of the statistics, or of the requests' lines."""
         listed = self.requests
+        milliseconds, tokens = self.spent
+        if milliseconds and tokens:
+            mean = f"{milliseconds / tokens:.4g} ms per token over {tokens} tokens"
+            yield Observation(notes=[f"eval time of llama.cpp ({mean}) {WITHOUT_SEQUENCES}"])
         if not self.separate.count or self.separate.drafts is None:
             yield listed
             return
@@ -213,6 +230,8 @@ class _Speculative:
 def _responses(document: Any, draft_length: int | None) -> list[Observation]:
     found = []
     for each in objects(document):
+        if "predicted_n" in each and each.get("predicted_ms"):
+            found.append(Observation(notes=[f"predicted_per_token_ms of llama.cpp's timings {WITHOUT_SEQUENCES}"]))
         if "draft_n" not in each or "draft_n_accepted" not in each:
             continue
         drafted, accepted = json_count(each, "draft_n"), json_count(each, "draft_n_accepted")
@@ -232,7 +251,7 @@ def _responses(document: Any, draft_length: int | None) -> list[Observation]:
 DIALECTS = (
     OutputForm(
         "llama.cpp-server", "'draft acceptance = ... accepted / ... generated' or 'statistics'",
-        ("draft acceptance", "statistics ", "print_timing"), _Server,
+        ("draft acceptance", "statistics ", "print_timing", "eval time"), _Server,
     ),
     OutputForm("llama-speculative", "n_drafted and n_accept", ("n_draft", "n_accept", "n_predict", "accept "), _Speculative),
     OutputForm("llama.cpp-responses", "timings.draft_n", documents=separate(_responses)),

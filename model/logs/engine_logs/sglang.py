@@ -1,7 +1,8 @@
 """Dialects of SGLang: decode lines of the scheduler, meta_info and sglext of responses, bench_serving.
 
-Sources: sgl-project/sglang, python/sglang/srt/managers/scheduler_metrics_mixin.py (decode lines; the accept rate changed in #11572
-and #23530), tokenizer_manager.py (meta_info), #33518 (sglext), python/sglang/bench_serving.py.
+Sources: sgl-project/sglang, python/sglang/srt/managers/scheduler_metrics_mixin.py (decode lines), tokenizer_manager.py (meta_info),
+#33518 (sglext), python/sglang/bench_serving.py. The accept rate changed in #11572 of 2025-10-13 and in #23530 of 2026-04-23, after
+release 0.5.10.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
 
-from calibrate.importers.engine_logs import serving_benchmarks
-from calibrate.importers.engine_logs.observations import Check, Observation, whole_length
-from calibrate.importers.engine_logs.output_forms import OutputForm, objects, separate
-from calibrate.importers.engine_logs.printed_figures import (
+from model.base.checks import ParameterError
+from model.logs.acceptance_record import MeasuredCell
+from model.logs.engine_logs import serving_benchmarks
+from model.logs.engine_logs.observations import Check, Observation, whole_length
+from model.logs.engine_logs.output_forms import OutputForm, objects, separate
+from model.logs.engine_logs.printed_figures import (
+    FINEST,
     Printed,
     count_of,
     json_count,
@@ -27,17 +31,22 @@ from calibrate.importers.engine_logs.printed_figures import (
     optional,
     share,
 )
-from calibrate.importers.engine_logs.vllm import PLAIN, of_histogram
-from model.base.checks import ParameterError
-from model.logs.acceptance_record import MeasuredCell
+from model.logs.engine_logs.vllm import PLAIN, of_histogram
 from model.methods.speculative.engine_dialects import DIALECTS as FIGURES
 
 OF_RESPONSE = "spec_accept_length = 1 + accepted / drafts, within the first and last token"
-_DATE = re.compile(r"(\d{4})-(\d{2})-\d{2}[ T]")
+_DATE = re.compile(r"(\d{4}-\d{2}-\d{2})[ T]")
+_PLAIN = re.compile(r"speculative_algorithm['\"]?\s*[=:]\s*None\b")
 _STEPS = re.compile(r"speculative_num_steps['\"]?\s*[=:]\s*(\d{1,4})")
 _WIDTH = re.compile(r"speculative_eagle_topk['\"]?\s*[=:]\s*(\d{1,6})")
-_SINCE = {"before-2025-10": (2025, 10), "with-bonus": (2026, 4)}
-"""First month in which each meaning of the accept rate was no longer the newest one."""
+FIRST_CHANGE, SECOND_CHANGE = "2025-10-13", "2026-04-23"
+"""Dates of #11572 and #23530: no line before them has the meaning that they gave to the accept rate."""
+MEANINGS = {
+    "with-bonus": f"(a + D) / (D (K + 1)), as SGLang prints it from #11572 of {FIRST_CHANGE} to #23530 of {SECOND_CHANGE}",
+    "drafts": f"a / (D K), as SGLang prints it from #23530 of {SECOND_CHANGE} on",
+}
+"""Meanings of the accept rate from which the draft length K follows; D drafts have a accepted tokens."""
+OLDER = "a run of an older version needs --draft-length"
 
 
 class _Decode:
@@ -47,7 +56,7 @@ class _Decode:
     """
 
     def __init__(self, draft_length: int | None) -> None:
-        self.plain = draft_length == 0
+        self.as_given = self.plain = draft_length == 0
         self.given = draft_length or None
         self.steps: int | None = None
         self.tree = False
@@ -55,7 +64,9 @@ class _Decode:
         self.lines = self.bare = 0
         self.drafted = {name: [0.0, math.inf] for name in ("drafts", "with-bonus")}
         """Bounds of the tokens drafted per step, by meaning of the accept rate."""
-        self.months: set[tuple[int, int] | None] = set()
+        self.dates: list[str] = []
+        """First and last date of lines with an accept rate."""
+        self.undated = self.above_one = False
         self.times: dict[tuple[int, bool], list[array[float]]] = {}
 
     def take(self, text: str) -> Iterator[Observation]:
@@ -65,6 +76,8 @@ class _Decode:
             self.steps = int(steps[1])
             width = _WIDTH.search(text)
             self.tree = width is not None and int(width[1]) > 1
+        if "speculative_algorithm" in text:
+            self.plain = self.as_given or _PLAIN.search(text) is not None
         if "Decode batch" in text:
             self._decode(text[text.index("Decode batch") :], _DATE.search(text))
         return iter(())
@@ -74,6 +87,7 @@ class _Decode:
         mean = number_of(text, "accept len")
         if rate is not None and rate.value < 0:
             raise ParameterError(f"gen throughput must be at least 0, got {rate.value:g}")
+        bare = mean is None
         if mean is None:
             self.bare += 1
             if not self.plain:
@@ -85,26 +99,29 @@ class _Decode:
             self.lines += 1
             self.total, self.weight = self.total + weight * mean.value, self.weight + weight
             self.slack += weight * mean.half
-            self._rate(text, mean, None if date is None else (int(date[1]), int(date[2])))
+            self._rate(text, mean, None if date is None else date[1])
         if running and rate is not None and rate.value:
             tokens = count_of(text, "#token") or count_of(text, "#full token")
-            held = self.times.setdefault((running, self.plain and not self.lines), [array("d"), array("d"), array("d")])
+            held = self.times.setdefault((running, bare), [array("d"), array("d"), array("d")])
             held[0].append(1000 * running * mean.value / rate.value)
             held[1].append(mean.value)
             held[2].append(math.nan if tokens is None else tokens / running)
 
-    def _rate(self, text: str, mean: Printed, month: tuple[int, int] | None) -> None:
+    def _rate(self, text: str, mean: Printed, date: str | None) -> None:
         """Narrow the number of drafted tokens per step by the accept rate, in each of its meanings."""
         rate = number_of(text, "accept rate")
         if rate is None:
             return
-        if rate.value < 0 or (month is not None and month >= _SINCE["before-2025-10"]):
+        if rate.value < 0:
             share("accept rate", rate)
-        self.months.add(month)
+        self.above_one |= rate.value > 1
+        self.undated |= date is None
+        if date is not None:
+            self.dates = [min([date, *self.dates]), max([date, *self.dates])]
         for name, less in (("drafts", 1.0), ("with-bonus", 0.0)):
-            low, high = (mean.value - less - mean.half) / (rate.value + rate.half), math.inf
+            low, high = (mean.value - less - mean.half) / max(rate.value + rate.half, FINEST), math.inf
             if rate.value > rate.half:
-                high = (mean.value - less + mean.half) / (rate.value - rate.half)
+                high = (mean.value - less + mean.half) / max(rate.value - rate.half, FINEST)
             bounds = self.drafted[name]
             bounds[:] = max(bounds[0], low), min(bounds[1], high)
 
@@ -112,28 +129,38 @@ class _Decode:
         """Draft length: of the server's arguments, of the user, or the only one that lengths and rates allow."""
         if self.steps:
             return self.steps, ["drafts are trees; draft_length is their depth"] if self.tree else []
+        fitting, reason = self._fitting() if self.dates or self.undated else ({}, "")
         if self.given:
-            return self.given, []
-        if not self.months:
-            return None, []
-        months = [each for each in self.months if each is not None]
-        if len(months) < len(self.months):
-            return None, ["accept rate is ignored: its meaning changed in 2025-10 and 2026-04, and lines have no date"]
-        if min(months) < _SINCE["before-2025-10"]:
-            return None, [f"accept rate is ignored: before 2025-10 it {FIGURES['sglang'].rates['before-2025-10'].meaning}"]
+            others = [f"{number} ({MEANINGS[name]})" for name, number in fitting.items()]
+            doubt = others and self.given not in fitting.values()
+            note = f"accept len and accept rate fit a draft length of {' or of '.join(others)}, not {self.given} as given"
+            return self.given, [f"{note}; of a tree they count all its tokens"] if doubt else []
+        if len(fitting) != 1:
+            return None, [f"accept rate is ignored: {reason}"] if reason else []
+        (name, number), = fitting.items()
+        note = f"draft_length is the tokens drafted per step, from accept len and the accept rate {MEANINGS[name]}"
+        return number, [f"{note}; of a tree it is more than its depth; {OLDER}"]
+
+    def _fitting(self) -> tuple[dict[str, int], str]:
+        """Draft lengths that lengths and rates allow, by meaning of the rate, and the reason why these are not one."""
+        if self.undated:
+            return {}, f"its meaning changed on {FIRST_CHANGE} and {SECOND_CHANGE}, and lines have no date"
+        first, last = self.dates
+        if first < FIRST_CHANGE:
+            return {}, f"before 2025-10 (#11572 of {FIRST_CHANGE}) it {FIGURES['sglang'].rates['before-2025-10'].meaning}"
+        if self.above_one:
+            return {}, f"it is above 1, as in versions before #11572 of {FIRST_CHANGE}; {OLDER}"
         found = {}
         for name, (low, high) in self.drafted.items():
-            if name == "drafts" and max(months) < _SINCE["with-bonus"]:
+            if name == "drafts" and last < SECOND_CHANGE:
                 continue
-            first, last = math.ceil(low - 1e-9), math.floor(high + 1e-9)
-            if first == last:
-                found[name] = first - (name == "with-bonus")
-        if len(found) != 1 or min(found.values()) < 1:
-            return None, ["accept rate is ignored: of its meanings since 2025-10 more or less than one fits a whole draft length"]
-        name, number = found.popitem()
-        meaning = FIGURES["sglang"].rates[name].meaning
-        note = f"draft_length is the tokens drafted per step, from accept len and accept rate ({meaning})"
-        return number, [f"{note}; of a tree it is more than its depth"]
+            least, most = math.ceil(low - 1e-9), math.floor(min(high, 1e9) + 1e-9)
+            if least == most and least - (name == "with-bonus") >= 1:
+                found[name] = least - (name == "with-bonus")
+        if len(found) > 1:
+            both = " and ".join(f"{number} ({MEANINGS[name]})" for name, number in found.items())
+            return found, f"it fits draft lengths of {both}; --draft-length says which"
+        return found, f"no whole draft length fits it in its meanings since {FIRST_CHANGE}; {OLDER}"
 
     def end(self) -> Iterator[Observation]:
         """Observation of all lines, and cells."""
@@ -200,11 +227,14 @@ def _response(found: Mapping[str, Any], given: int | None) -> Observation:
     draft_length = whole_length(drafted, drafts)
     if draft_length is not None and histogram is not None and len(histogram) > draft_length + 1:
         draft_length = None  # drafts of different lengths
+    tree = bool(given and draft_length and given < draft_length)
     made = Observation(
-        drafts=drafts, drafted=drafted, accepted=accepted, histogram=histogram, draft_length=draft_length or given or None,
-        request=True, checks=checks,
+        drafts=drafts, drafted=drafted, accepted=accepted, histogram=histogram,
+        draft_length=given if tree else draft_length or given or None, request=True, checks=checks,
     )  # fmt: skip
-    if draft_length:
+    if tree:
+        made.notes.append(f"drafts are of {draft_length} tokens per step: as trees, whose depth draft_length is, as it was given")
+    elif draft_length:
         made.notes.append("draft_length is the tokens drafted per step; of a tree it is more than its depth")
     mean = optional(found, "spec_accept_length")
     if mean is not None:
@@ -238,21 +268,25 @@ def _benchmark(block: Mapping[str, Any], draft_length: int | None) -> Observatio
 
 def _text(draft_length: int | None) -> serving_benchmarks.TextBlocks:
     def convert(block: Mapping[str, Any]) -> Observation | None:
-        return _benchmark(block, draft_length) if "accept_length" in block else None
+        return _benchmark(block, draft_length) if serving_benchmarks.of_sglang(block) else None
 
     return serving_benchmarks.TextBlocks(convert)
 
 
 def _result(document: Any, draft_length: int | None) -> list[Observation]:
-    keys = {"accept_length", "output_throughput"}
     results = document if isinstance(document, list) else [document]
-    ours = [each for each in results if isinstance(each, dict) and keys <= each.keys()]
+    ours = [each for each in results if isinstance(each, dict) and serving_benchmarks.of_sglang(each)]
     made = [_benchmark(serving_benchmarks.figures(each), draft_length) for each in ours]
     return [each for each in made if each is not None]
 
 
 DIALECTS = (
-    OutputForm("sglang-log", "'Decode batch' with 'accept len:'", ("Decode batch", "speculative_num_steps"), _Decode),
+    OutputForm(
+        "sglang-log",
+        "'Decode batch' with 'accept len:'",
+        ("Decode batch", "speculative_num_steps", "speculative_algorithm"),
+        _Decode,
+    ),
     OutputForm("sglang-bench-text", "'Accept length:' of bench_serving", serving_benchmarks.MARKS, _text),
     OutputForm("sglang-bench-json", "accept_length of bench_serving", documents=separate(_result)),
     OutputForm("sglang-responses", "spec_verify_ct or a histogram in meta_info or sglext", documents=separate(_responses)),

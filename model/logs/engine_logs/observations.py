@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.importers.engine_logs.printed_figures import Printed
 from model.base import checks
 from model.base.checks import ParameterError
 from model.logs.acceptance_record import (
@@ -28,6 +27,7 @@ from model.logs.acceptance_record import (
     MeasuredCell,
     with_intervals,
 )
+from model.logs.engine_logs.printed_figures import Printed
 
 OF_COUNTS = "mean acceptance length = 1 + accepted / drafts"
 OF_RATES = "mean acceptance length = 1 + sum of rates by position"
@@ -197,7 +197,8 @@ class ObservationSums:
         self.requests: int | None = 0
         self.per_request: dict[str, array[float]] = {name: array("d") for name in ("drafts", "drafted", "accepted")}
         self.drafting = [0.0, 0]
-        self.timed = [0.0, 0]
+        self.timed = {True: [0.0, 0], False: [0.0, 0]}
+        """Seconds and tokens of one sequence at a time, by whether anything was drafted."""
         self.checks: dict[str, list[float]] = {}
         self.cells: list[MeasuredCell] = []
         self.notes: dict[str, None] = {}
@@ -216,7 +217,8 @@ class ObservationSums:
         if seen.drafting is not None:
             self.drafting = [self.drafting[0] + seen.drafting[0], self.drafting[1] + seen.drafting[1]]
         if seen.timed is not None:
-            self.timed = [self.timed[0] + seen.timed[0], self.timed[1] + seen.timed[1]]
+            sums = self.timed[seen.speaks()]
+            sums[:] = sums[0] + seen.timed[0], sums[1] + seen.timed[1]
         if not seen.speaks():
             return
         self.count += 1
@@ -295,10 +297,27 @@ class ObservationSums:
             values.extend(other.per_request[name][: MOST_REQUESTS - len(values)])
         self.drafting = [mine + theirs for mine, theirs in zip(self.drafting, other.drafting, strict=True)]
         self.merge_checks(other)
-        self.timed = [mine + theirs for mine, theirs in zip(self.timed, other.timed, strict=True)]
+        for drafted, sums in self.timed.items():
+            sums[:] = (mine + theirs for mine, theirs in zip(sums, other.timed[drafted], strict=True))
         self.cells += other.cells
         for note in other.notes:
             self.note(note)
+
+    def close(self) -> None:
+        """Make the time of one sequence at a time a cell; files of different draft lengths have separate ones."""
+        for drafted, (seconds, tokens) in self.timed.items():
+            self.timed[drafted] = [0.0, 0]
+            if seconds > 0:
+                mean = self._length()[0] if drafted else 1.0
+                self.cells.append(
+                    MeasuredCell(
+                        sequences=1, draft_length=self._one_length() if drafted else 0,
+                        mean_acceptance_length=None if mean is None else round(mean, 4), tpot_ms=round(1000 * seconds / tokens, 5),
+                    )
+                )
+
+    def _one_length(self) -> int | None:
+        return next(iter(self.draft_lengths)) if len(self.draft_lengths) == 1 else None
 
     def merge_checks(self, other: ObservationSums) -> None:
         """Add the checked identities of others."""
@@ -317,7 +336,7 @@ class ObservationSums:
             known = [str(each) for each in sorted(each for each in lengths if each is not None)]
             listed = ", ".join([*known, "unknown"][: len(lengths)])
             self.note(f"draft lengths are mixed ({listed}): draft_length is null, survival is over all drafts")
-        draft_length = next(iter(lengths)) if len(lengths) == 1 else None
+        draft_length = self._one_length()
         drafts = None if self.drafts is None or not self.count else round(self.drafts)
         if drafts is not None and not self.exact:
             self.note("drafts is computed from rounded figures; it is right within their rounding")
@@ -325,15 +344,7 @@ class ObservationSums:
             self.note("survival is of rounded rates, without exact counts; it is right within their rounding")
         length, slack = self._length()
         self._check_sums(drafts, draft_length, length, slack)
-        seconds, tokens = self.timed
-        if seconds > 0:
-            mean, longest = (length, draft_length) if self.count else (1.0, 0)
-            self.cells.append(
-                MeasuredCell(
-                    sequences=1, draft_length=longest, mean_acceptance_length=None if mean is None else round(mean, 4),
-                    tpot_ms=round(1000 * seconds / tokens, 5),
-                )
-            )
+        self.close()
         per_request = None
         if self.requests and len(self.per_request["drafts"]):
             per_request = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from calibrate.importers.engine_logs.observations import Observation, ObservationSums
+from model.logs.engine_logs.observations import Observation, ObservationSums
 
 
 class Reader(Protocol):

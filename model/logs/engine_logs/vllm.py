@@ -13,8 +13,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from calibrate.importers.engine_logs import prometheus_counters, serving_benchmarks
-from calibrate.importers.engine_logs.observations import (
+from model.base.checks import ParameterError, shown
+from model.logs.acceptance_record import MOST_POSITIONS, MeasuredCell
+from model.logs.engine_logs import prometheus_counters, serving_benchmarks
+from model.logs.engine_logs.observations import (
     MOMENT,
     OF_COUNTS,
     OF_RATIO,
@@ -27,8 +29,8 @@ from calibrate.importers.engine_logs.observations import (
     drafts_of,
     whole_length,
 )
-from calibrate.importers.engine_logs.output_forms import OutputForm, objects, separate
-from calibrate.importers.engine_logs.printed_figures import (
+from model.logs.engine_logs.output_forms import OutputForm, objects, separate
+from model.logs.engine_logs.printed_figures import (
     Printed,
     after,
     count,
@@ -43,14 +45,15 @@ from calibrate.importers.engine_logs.printed_figures import (
     share,
     shares_after,
 )
-from model.base.checks import ParameterError, shown
-from model.logs.acceptance_record import MOST_POSITIONS, MeasuredCell
 
 MOST_STEPS = 10**6
 """Maximum number of steps of one request."""
 _TIME = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
 EFFICIENCY = "system efficiency = emitted / (drafts * (draft_length + 1))"
-PLAIN = "no figures of speculative decoding in a benchmark or log; if it is of plain decoding, --draft-length 0 makes it a cell"
+PLAIN = (
+    "no figures of speculative decoding in a benchmark or log; if it is of plain decoding, --draft-length 0 makes it a cell (with"
+    " several files, one number for each, as 0,3)"
+)
 
 
 # --- V1: SpecDecoding metrics ---
@@ -186,7 +189,7 @@ class _V1:
     """
 
     def __init__(self, draft_length: int | None) -> None:
-        self.plain = draft_length == 0
+        self.given = self.plain = draft_length == 0
         self.cells = IntervalCells()
         self.interval: tuple[str, int, float, float] | None = None
         """Time, running requests and throughputs of the last line of throughput, if no line of speculative decoding followed."""
@@ -198,7 +201,10 @@ class _V1:
         """Observation of a line of speculative decoding."""
         time = _TIME.search(text)
         shown = "" if time is None else time[0]
-        if "SpecDecoding metrics" not in text:
+        if "speculative_config=" in text:  # the engine's settings, at its start
+            self._plain()
+            self.plain, self.speculative = self.given or "speculative_config=None" in text, False
+        elif "SpecDecoding metrics" not in text:
             self._throughput(text, shown)
         elif "Avg thr (in/out)" not in text:  # that one is LMDeploy's
             found = spec_decoding(text)
@@ -308,8 +314,6 @@ def _benchmark(block: Mapping[str, Any], rates: Sequence[Printed] | None, draft_
     ratio, mean, *_ = (block.get(name) for name in names)
     drafts, drafted, accepted = (count(name, block[name].value) if name in block else None for name in names[2:])
     if all(block.get(name) is None for name in names) and not rates:
-        if "accept_length" in block:  # SGLang's
-            return None
         return serving_benchmarks.plain(block, draft_length, PLAIN)
     ratio = None if ratio is None else share("Acceptance rate", ratio)
     mean = None if mean is None else length("Acceptance length", mean)
@@ -337,7 +341,7 @@ def _benchmark(block: Mapping[str, Any], rates: Sequence[Printed] | None, draft_
 
 def _text(draft_length: int | None) -> serving_benchmarks.TextBlocks:
     def convert(block: Mapping[str, Any]) -> Observation | None:
-        if not block.keys() - {"accept_length"} or "accept_length" in block:
+        if serving_benchmarks.of_sglang(block):
             return None
         return _benchmark(block, serving_benchmarks.rates_of(block), draft_length)
 
@@ -351,8 +355,7 @@ def _result(document: Any, draft_length: int | None) -> list[Observation]:
             continue
         prefix = "spec_decode_"
         named = {key.removeprefix(prefix): value for key, value in each.items() if key.startswith(prefix)}
-        ours = named or ("output_throughput" in each and "accept_length" not in each and "mean_e2e_latency_ms" not in each)
-        if not ours:
+        if not named and ("output_throughput" not in each or serving_benchmarks.of_sglang(each)):
             continue
         block = serving_benchmarks.figures({**each, **named})
         if "acceptance_rate" in block:
@@ -422,7 +425,7 @@ def of_histogram(histogram: Sequence[int], drafts: int | None, accepted: int | N
 
 DIALECTS = (
     OutputForm(
-        "vllm-v1-log", "'SpecDecoding metrics:'", ("SpecDecoding metrics", "Avg generation throughput"), _V1,
+        "vllm-v1-log", "'SpecDecoding metrics:'", ("SpecDecoding metrics", "Avg generation throughput", "speculative_config="), _V1,
     ),
     OutputForm("vllm-v0-log", "'Speculative metrics:'", ("Speculative metrics",), _V0),
     OutputForm("vllm-bench-text", "'Acceptance length:' of vllm bench serve", serving_benchmarks.MARKS, _text),

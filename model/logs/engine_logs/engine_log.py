@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.importers.engine_logs import eagle, llama_cpp, lmdeploy, mlx_lm, sglang, tensorrt_llm, vllm
-from calibrate.importers.engine_logs.observations import Observation, ObservationSums
-from calibrate.importers.engine_logs.output_forms import OutputForm, Reader
 from model.base import bounded_files, checks, whole_files
 from model.base.checks import ParameterError
 from model.logs import acceptance_record
 from model.logs.acceptance_record import MOST_POSITIONS, TIMES, AcceptanceRecord, LogSource, MeasuredCell
+from model.logs.engine_logs import eagle, llama_cpp, lmdeploy, mlx_lm, sglang, tensorrt_llm, vllm
+from model.logs.engine_logs.observations import Observation, ObservationSums
+from model.logs.engine_logs.output_forms import OutputForm, Reader
 from model.methods.speculative import engine_dialects
 from model.outcomes.intervals import half_width
 
@@ -36,47 +37,75 @@ PINNED = ("synthetic_acceptance_length", "SGLANG_SIMULATE_ACC_LEN", "TLLM_SPEC_D
 """Settings by which engines accept a given number of tokens instead of those that agree."""
 
 
-def read(files: Sequence[str | Path], engine: str = AUTO, draft_length: int | None = None) -> AcceptanceRecord:
+def read(
+    files: Sequence[str | Path], engine: str = AUTO, draft_length: int | Sequence[int] | None = None
+) -> AcceptanceRecord:
     """Acceptance record of log files and benchmark outputs of one engine, summed over them.
 
     Parameters
     ----------
     files
-        Text logs, JSON documents or JSON lines.
+        Text logs, JSON documents or JSON lines; plain and speculative runs may be together, as cells of one record.
     engine
         Name of the engine, or `auto`: it is then found by the content.
     draft_length
-        Draft length K [tokens] for output that does not say it; 0 if output without drafts is of plain decoding.
+        Draft length K [tokens] for output that does not say it, 0 if output without drafts is of plain decoding: one number for all
+        files that do not say it, or one for each file. Raises `ParameterError` for a file that says another one than is given for
+        it, and for one number if all files say another one.
     """
     if engine != AUTO:
         engine = engine_dialects.ALIASES.get(engine, engine)
         checks.one_of("engine", engine, (*ENGINES, AUTO))
-    if draft_length is not None:
-        checks.whole("draft_length", draft_length, 0, MOST_POSITIONS)
     if not files:
         raise ParameterError("files must be at least one log, got none")
-    if len({Path(file).resolve() for file in files}) < len(files):
+    if len({os.path.realpath(file) for file in files}) < len(files):
         raise ParameterError("files must be different, got one twice: its drafts would count twice")
+    lengths = _lengths(files, draft_length)
     among = [*ENGINES] if engine == AUTO else [engine]
-    found = [_File(Path(file), among, draft_length) for file in files]
+    separate = isinstance(draft_length, Sequence) or len(files) == 1
+    found = [_File(Path(file), among, longest, separate) for file, longest in zip(files, lengths, strict=True)]
     names = {each.engine for each in found}
     if len(names) > 1:
         each_of = ", ".join(f"{each.path.name}: {each.engine}" for each in found)
         raise ParameterError(f"files of one record must be of one engine, got {each_of}; import them separately")
+    wrong = [each.contradiction() for each in found]
+    for each in wrong if separate or all(wrong) else ():
+        if each:
+            raise ParameterError(each)
     totals, dialects = ObservationSums(), dict[str, None]()
-    for each in found:
-        totals.merge(each.totals)
-        dialects |= dict.fromkeys(each.dialects)
+    for each_file in found:
+        totals.merge(each_file.totals)
+        dialects |= dict.fromkeys(each_file.dialects)
     record = totals.record(found[0].engine, [*dialects], [LogSource(each.path.name, each.lines) for each in found])
-    if draft_length and record.draft_length not in (None, draft_length):
-        note = f"draft_length {draft_length} was given and is not used: the output says {record.draft_length}"
+    silent = [each.path.name for each in found if any(cell.draft_length is None for cell in each.totals.cells)]
+    if silent:
+        how = "it with --draft-length" if len(found) == 1 else "one number for each file in their order, such as --draft-length 0,3"
+        note = f"draft_length of cells of {_listed(silent)} is not in the output: give {how}, or fill in the column"
         record = replace(record, notes=(*record.notes, note))
-    if any(cell.draft_length is None for cell in record.cells):
-        note = "draft_length of some cells is not in the output: give it with --draft-length, or fill in the column"
+    units = [name for name in TIMES if any(getattr(cell, name) is not None for cell in record.cells)]
+    if len(units) > 1:
+        note = f"cells have times of several units, {' and '.join(units)}: a law takes one, so import the files of each separately"
         record = replace(record, notes=(*record.notes, note))
-    if draft_length == 0 and not totals.count:
-        record = replace(record, draft_length=0)
+    if not totals.count and len(same := {cell.draft_length for cell in record.cells}) == 1:
+        record = replace(record, draft_length=same.pop())
     return record
+
+
+def _lengths(files: Sequence[str | Path], draft_length: int | Sequence[int] | None) -> list[int | None]:
+    """Draft length that is given for each file; None where none is."""
+    given: list[int | None] = [*draft_length] if isinstance(draft_length, Sequence) else [draft_length] * len(files)
+    for each in given:
+        if each is not None:
+            checks.whole("draft_length", each, 0, MOST_POSITIONS)
+    if len(given) != len(files):
+        both = f"or one for each of the {len(files)} files in their order" if len(files) > 1 else "for one file"
+        raise ParameterError(f"draft_length must be one number, {both}, got {len(given)}")
+    return given
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
 
 MOST_SOUGHT = 300
 """Characters of the list of forms that an error prints."""
@@ -87,8 +116,9 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 class _File:
     """One file: its engine, dialects, sums and number of lines."""
 
-    def __init__(self, path: Path, among: Sequence[str], draft_length: int | None) -> None:
+    def __init__(self, path: Path, among: Sequence[str], draft_length: int | None, separate: bool) -> None:
         self.path, self.lines, self.draft_length = path, 0, draft_length
+        self.separate = separate
         self.held: dict[tuple[str, str], ObservationSums] = {}
         self.among = among
         self.pinned: dict[str, None] = {}
@@ -105,6 +135,7 @@ class _File:
         try:
             self._read()
             self.engine, self.dialects, self.totals = self._chosen()
+            self.totals.close()
         except OSError as error:
             raise ParameterError(f"file {str(path)!r} cannot be read: {error.strerror or error}") from None
         except ParameterError as error:
@@ -113,14 +144,14 @@ class _File:
             self.totals.note(f"{name} is in the output: acceptance was forced to a number, and is of no text")
 
     def _read(self) -> None:
-        lines = bounded_files.text_lines(self.path, longest=MOST_JSON)
-        first = next((line for line in self._counted(lines) if line.strip()), None)
+        lines = self._counted(bounded_files.text_lines(self.path, longest=MOST_JSON))
+        first = next((line for line in lines if line.strip()), None)
         if first is None:
             raise ParameterError("it is empty; name a log or a benchmark's output of an engine")
         if _BEGINS_JSON.match(first):
-            self._documents(itertools.chain([first], self._counted(lines)))
+            self._documents(itertools.chain([first], lines))
         else:
-            for line in itertools.chain([first], self._counted(lines)):
+            for line in itertools.chain([first], lines):
                 self._line(line)
         for engine, form, reader in (*self.of_lines, *self.of_documents):
             for seen in reader.end():
@@ -129,7 +160,9 @@ class _File:
     def _counted(self, lines: Iterator[str]) -> Iterator[str]:
         for line in lines:
             self.lines += 1
-            yield _COLOURS.sub("", line) if "\x1b" in line else line
+            if "\x1b" in line:
+                line = _COLOURS.sub("", line)
+            yield from line.split("\r") if "\r" in line else (line,)  # bars of progress are written over one another
 
     def _kept(self, engine: str, form: OutputForm, seen: Observation | ObservationSums) -> None:
         if isinstance(seen, ObservationSums):
@@ -144,6 +177,19 @@ class _File:
                 replace(cell, draft_length=self.draft_length) if cell.draft_length is None else cell for cell in seen.cells
             ]
         self.held.setdefault((engine, form.name), ObservationSums()).add(seen)
+
+    def contradiction(self) -> str:
+        """Message about a given draft length that the file contradicts; empty without one."""
+        said = {each for each in self.totals.draft_lengths if each is not None}
+        said |= {cell.draft_length for cell in self.totals.cells if cell.draft_length is not None}
+        drafts = self.totals.count > 0
+        if self.draft_length is None or self.draft_length in said or not (said or drafts):
+            return ""
+        said = said - {0} or said
+        known = " and ".join(map(str, sorted(said)))
+        of = "plain decoding" if said == {0} else f"drafts of {known} tokens" if said else "drafts, whose length it does not say"
+        remedy = f"give {known} for it" if len(said) == 1 else "give their longest" if said else "give their length"
+        return f"draft_length {self.draft_length} contradicts file {str(self.path)!r}, which has {of}; {remedy}"
 
     # --- Lines and documents ---
 
@@ -161,6 +207,8 @@ class _File:
 
     def _document(self, document: Any, where: str) -> None:
         """Give a JSON document to all readers, and the line of text that it wraps, if it is a record of a log collector."""
+        if isinstance(document, dict) and document.get("kind") == acceptance_record.KIND:
+            raise ParameterError("it is an acceptance record already; name the engine's log or benchmark")
         for each in self.of_documents:
             self._take(*each, document, where)
         if isinstance(document, dict):
@@ -204,8 +252,14 @@ class _File:
     def _chosen(self) -> tuple[str, list[str], ObservationSums]:
         """Engine, names of dialects and sums of this file; raise `ParameterError` if there is none, or more than one engine."""
         speaking = {key: totals for key, totals in self.held.items() if totals.count}
-        timed = {key: totals for key, totals in self.held.items() if totals.cells or totals.timed[0]}
+        timed = {key: totals for key, totals in self.held.items() if totals.cells or any(each[0] for each in totals.timed.values())}
         found = speaking or timed
+        of_others = not speaking and self.draft_length and not self.separate
+        if of_others and any(cell.draft_length for totals in timed.values() for cell in totals.cells):
+            remedy = "give one number for each file in their order, such as --draft-length 0,3"
+            raise ParameterError(
+                f"it has no figures of speculative decoding, so that {self.draft_length} may not be for it; {remedy}"
+            )
         engines = [*dict.fromkeys(engine for engine, _ in found)]
         if not engines:
             remarks = [note for totals in self.held.values() for note in totals.notes]
@@ -269,6 +323,8 @@ def report(record: AcceptanceRecord) -> Iterator[str]:
             longest, mean = cell.draft_length, cell.mean_acceptance_length
             known = "?" if longest is None else longest, "?" if mean is None else f"{mean:.3f}"
             yield f"  {cell.sequences:9g}  {known[0]:>12}  {known[1]:>17}  {getattr(cell, name):g} {UNITS[name]}"
+    else:
+        yield "\n  no cells: no time or throughput with the number of sequences that ran at once"
     failed = [each for each in record.identities if not each.holds]
     holds = len(record.identities) - len(failed)
     if record.identities:
@@ -310,13 +366,24 @@ def cells_csv(cells: Sequence[MeasuredCell]) -> str:
     return "\n".join([",".join(names), *rows]) + "\n"
 
 
-def save(record: AcceptanceRecord, name: str | Path) -> list[Path]:
-    """Write NAME.json, and NAME.cells.csv if there are cells, both or neither; return their paths."""
+def targets(name: str | Path, sources: Sequence[str | Path] = ()) -> tuple[Path, Path]:
+    """Files that `save` writes, which must be neither folders nor the `sources` of the record."""
     base = Path(str(name).removesuffix(".json"))
+    if base.name in ("", ".."):
+        raise ParameterError(f"out must name a file, got {checks.shown(str(name))}")
     path, table = base.with_name(f"{base.name}.json"), base.with_name(f"{base.name}.cells.csv")
     for each in (path, table):
         if each.is_dir():
             raise ParameterError(f"{each.name} is a folder, and must be a file; choose another NAME")
+        if os.path.realpath(each) in {os.path.realpath(source) for source in sources}:
+            raise ParameterError(f"{each.name} is one of the files to import, and would be replaced; choose another NAME")
+    return path, table
+
+
+def save(record: AcceptanceRecord, name: str | Path) -> list[Path]:
+    """Write NAME.json, and NAME.cells.csv if there are cells, both or neither; return their paths."""
+    path, table = targets(name)
+    bounded_files.check_replaceable(path, acceptance_record.KIND)
     with whole_files.atomic_path(path) as about:
         about.write_text(acceptance_record.dumps(record), encoding="utf-8")
         if not record.cells:

@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from calibrate.importers.engine_logs.observations import OF_RATES, Check, Observation, checked_drafts, whole_length
-from calibrate.importers.engine_logs.output_forms import OutputForm
-from calibrate.importers.engine_logs.printed_figures import count
 from model.base.checks import ParameterError, shown
 from model.logs.acceptance_record import MOST_POSITIONS
+from model.logs.engine_logs.observations import OF_RATES, Check, Observation, checked_drafts, whole_length
+from model.logs.engine_logs.output_forms import OutputForm
+from model.logs.engine_logs.printed_figures import count
 
 _LINE = re.compile(
     r"\s*[a-z_]+:spec_decode_(?P<name>num_drafts|num_draft_tokens|num_accepted_tokens_per_pos|num_accepted_tokens)(?:_total)?"

@@ -1,0 +1,61 @@
+"""Proposals of a method for advice: parameters worth trying with what is known, or what would have to be known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a situation.
+
+    Parameters
+    ----------
+    layers
+        Layers of the target.
+    units
+        Units that the devices make up, each with a replica of the target.
+    draft_lengths
+        Draft lengths of interest.
+    rates
+        Conditional acceptance rates by draft position.
+    match_rate
+        Probability that an early candidate is the final token; None: unknown.
+    lossy
+        True if methods whose output differs from the target's are wanted too.
+    """
+
+    layers: int
+    units: int
+    draft_lengths: tuple[int, ...]
+    rates: tuple[float, ...]
+    match_rate: float | None = None
+    lossy: bool = False
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Parameters of a method, and the outcomes that it reads, as tables of a scenario."""
+
+    parameters: Mapping[str, Any]
+    outcomes: Mapping[str, Any] = field(default_factory=dict)
+    assumed: str = ""
+    """What the proposal assumes, as printed text."""
+
+
+PROPOSED_TOKENS = 128
+"""Output length of proposals whose passes depend on the position [tokens]."""
+
+
+class Proposals(NamedTuple):
+    """Proposals of a method; without any, what is missing (empty: the method is not for advice)."""
+
+    made: tuple[Proposal, ...] = ()
+    missing: str = ""
+
+
+def needs_lossy(known: Known) -> str:
+    """What a lossy method misses if only exact ones are wanted."""
+    return "" if known.lossy else "it is not exact: --lossy includes it"

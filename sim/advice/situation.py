@@ -1,0 +1,487 @@
+"""What a user says of model, devices, engine and draft, completed from shapes, profiles, laws and records.
+
+What nobody knows is refused with the option that gives it; what is assumed is listed with its source (`Evidence`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model.architectures import layer_parts, published_shapes
+from model.architectures.transformer import Shape
+from model.base import checks
+from model.base.checks import ParameterError
+from model.engines import acceptance_draws, engine_priors, kernel_times, law_fit, law_report, memory_limit, step_law
+from model.engines.acceptance_draws import AcceptanceDraws
+from model.engines.cells import Cells
+from model.engines.kernel_times import USUAL_CONTEXT, KernelSource
+from model.engines.step_law import StepLaw
+from model.hardware import cost_models, devices
+from model.logs import acceptance_record
+from model.logs.acceptance_record import AcceptanceRecord
+from model.logs.engine_logs import engine_log
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+DRAFT_LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
+NO_ENGINE = "none"
+"""`engine` without any overhead: kernels only."""
+ENGINES = (*engine_priors.ENGINES, NO_ENGINE)
+MOST_GPUS = 1024
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """An input of the advice: its value, where it comes from, and whether it is measured, published, assumed or a prior."""
+
+    input: str
+    value: str
+    source: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the user said; see `sim.advise`."""
+
+    model: str | None = None
+    gpu: str | None = None
+    tensor_parallel: int | None = None
+    gpus: int | None = None
+    draft: str | None = None
+    engine: str = engine_priors.ANY
+    engine_law: str | Path | None = None
+    log: tuple[str | Path, ...] = ()
+    acceptance: Any = None
+    acceptance_by_position: tuple[float, ...] | None = None
+    match_rate: float | None = None
+    batch: tuple[int, ...] | None = None
+    draft_length: tuple[int, ...] | None = None
+    context: int | None = None
+    slo_tpot_ms: float | None = None
+    lossy: bool = False
+    dtype: str | None = None
+    weights: str | None = None
+    kernels: str | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Situation:
+    """Everything that the advice is computed from.
+
+    Parameters
+    ----------
+    said
+        The user's inputs.
+    name, gpu, draft
+        Model, device and draft, by name; None: unknown.
+    law
+        Step law of one replica.
+    cases
+        Acceptance of each case; usually one.
+    batches, draft_lengths
+        Running sequences of one replica; draft lengths above 0.
+    tensor_parallel, gpus
+        Devices of one replica, and devices altogether.
+    capacity
+        Largest number of sequences that fit the memory; None: unknown.
+    kernels_only
+        True if the engine adds nothing to its kernels: neither a law nor a prior was used.
+    rests_on, notes
+        Sources of all inputs; remarks.
+    """
+
+    said: Inputs
+    name: str | None
+    gpu: str | None
+    draft: str | None
+    law: StepLaw
+    cases: tuple[AcceptanceDraws, ...]
+    batches: tuple[int, ...]
+    draft_lengths: tuple[int, ...]
+    context: int | None
+    tensor_parallel: int
+    gpus: int
+    capacity: int | None
+    kernels_only: bool
+    shape: Shape | None = None
+    rests_on: tuple[Evidence, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def slo(self) -> float | None:
+        """Largest time per output token that is wanted [ms]; None: any."""
+        return self.said.slo_tpot_ms
+
+    @property
+    def context_of_law(self) -> float | None:
+        """Context that the law is asked for; None if it does not depend on it."""
+        depends = self.law.kernels is not None or "kv_position" in self.law.coefficients
+        return float(self.context) if depends and self.context is not None else None
+
+
+def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) -> Situation:
+    """Complete the user's inputs; `progress` is called with what comes next.
+
+    Raises ParameterError that names the option that is missing or wrong.
+    """
+    checks.one_of("engine", said.engine, ENGINES)
+    record = _record(said)
+    given = None if said.engine_law is None else step_law.load(said.engine_law)
+    rests: list[Evidence] = []
+    notes: list[str] = []
+    name = _agreed("model", said.model, None if given is None else given.shape_name)
+    gpu = _agreed("gpu", said.gpu, None if given is None or given.kernels is None else given.kernels.gpu)
+    if name is None and given is None:
+        raise ParameterError("--model is required: a name of `sim ls shapes`, or the path of a config.json")
+    if gpu is None and given is None:
+        raise ParameterError("--gpu is required: a name of `sim ls devices`, or its .toml; or give a fitted --engine-law")
+    draft = _draft(said, given, name)
+    dtype = said.dtype if given is None or given.kernels is None else given.kernels.dtype
+    shape = None if name is None else _shape(name, dtype, said.weights)
+    device = None if gpu is None else devices.device(gpu)
+    context = _context(said, record, rests)
+    parallel = _tensor_parallel(said, given, shape, device, context, draft, dtype, notes)
+    gpus = parallel if said.gpus is None else said.gpus
+    checks.whole("gpus", gpus, parallel, MOST_GPUS, "tensor_parallel")
+    law, only = given, False
+    if law is None:
+        assert name is not None
+        assert gpu is not None
+        source = KernelSource(name, gpu, parallel, said.dtype, draft, said.kernels, said.weights)
+        progress("fitting the step law")
+        law, only = _law(said, source, record, notes)
+    _of_law(law, name, gpu, parallel, said, rests, only, notes)
+    if draft is not None and (given is None or given.kernels is not None):
+        rests.append(Evidence("draft", draft, "its shape; kernels as the model's", "assumed"))
+    cases = _cases(said, record, law, rests)
+    capacity = None
+    if shape is not None and device is not None:
+        capacity = memory_limit.largest_batch(
+            shape, device, context=context or USUAL_CONTEXT, tensor_parallel=parallel, draft=memory_limit.draft_shape(draft, dtype)
+        )
+        rests.append(Evidence(
+            "memory", f"{capacity:,} sequences of {context or USUAL_CONTEXT:,} positions fit", f"{device.name}: {device.source}",
+            "published" if device.published else "assumed",
+        ))  # fmt: skip
+    if said.match_rate is not None:
+        checks.number("match_rate", said.match_rate, 0, 1)
+        rests.append(Evidence("match_rate", f"{said.match_rate:g}", "--match-rate", "assumed"))
+    return Situation(
+        said, name, gpu, draft, law, cases, _batches(said, capacity, notes), _draft_lengths(said, cases, notes), context, parallel,
+        gpus, capacity, only, shape, tuple(rests), tuple(notes),
+    )  # fmt: skip
+
+
+def _agreed(option: str, said: str | None, of_law: str | None) -> str | None:
+    """What the user and the law say, which must not differ."""
+    if said is not None and of_law is not None and published_label(said) != published_label(of_law):
+        raise ParameterError(f"--{option} must be {of_law}, that of the engine law, got {said}; leave it out, or use another law")
+    return of_law or said
+
+
+def published_label(name: str) -> str:
+    """A name, or the content that a path stands for, in one form."""
+    return published_shapes.label(name) if os_path(name) else name.lower()
+
+
+def os_path(name: str) -> bool:
+    """True if a name is that of a file."""
+    return "/" in name or name.endswith((".json", ".toml"))
+
+
+def _shape(name: str, dtype: str | None, weights: str | None) -> Shape:
+    found = published_shapes.whole_model(name, dtype, key="model")
+    return found if weights is None else replace(found, weights=None if weights == "none" else layer_parts.quantised(weights))
+
+
+def _record(said: Inputs) -> AcceptanceRecord | None:
+    """Acceptance record of the logs: of its JSON file, or of the logs themselves."""
+    if not said.log:
+        return None
+    first = Path(said.log[0])
+    if len(said.log) == 1 and first.suffix == ".json" and _is_record(first):
+        return acceptance_record.load(first)
+    return engine_log.read(said.log)
+
+
+def _is_record(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return acceptance_record.KIND in file.read(2000)
+    except OSError:
+        return False
+
+
+def _draft(said: Inputs, law: StepLaw | None, model: str | None) -> str | None:
+    of_law = None if law is None or law.kernels is None else law.kernels.draft
+    if said.draft is None:
+        return of_law
+    if model is None:
+        return said.draft
+    found = memory_limit.of_target(said.draft, model)
+    published_shapes.named_shape(found)
+    return _agreed("draft", found, of_law)
+
+
+def _context(said: Inputs, record: AcceptanceRecord | None, rests: list[Evidence]) -> int | None:
+    if said.context is not None:
+        checks.whole("context", said.context, 0, checks.MAX_TOKENS)
+        rests.append(Evidence("context", f"{said.context:,} positions", "--context", "assumed"))
+        return said.context
+    known = [cell.context for cell in (record.cells if record is not None else ()) if cell.context is not None]
+    if known:
+        found = int(np.median(known))
+        rests.append(Evidence("context", f"{found:,} positions", "--log", "measured"))
+        return found
+    rests.append(Evidence("context", f"{USUAL_CONTEXT:,} positions", "not said; --context sets it", "assumed"))
+    return USUAL_CONTEXT
+
+
+def _tensor_parallel(
+    said: Inputs, law: StepLaw | None, shape: Shape | None, device: devices.Device | None, context: int | None, draft: str | None,
+    dtype: str | None, notes: list[str],
+) -> int:  # fmt: skip
+    """Devices of a replica: as said, as the law's, or the smallest power of two that the model fits."""
+    of_law = None if law is None else law.devices
+    if said.tensor_parallel is not None:
+        checks.whole("tensor_parallel", said.tensor_parallel, 1, MOST_GPUS)
+        if of_law is not None and of_law != said.tensor_parallel:
+            raise ParameterError(
+                f"--tensor-parallel must be {of_law}, that of the engine law, got {said.tensor_parallel}; leave it out"
+            )
+    if said.gpus is not None:
+        checks.whole("gpus", said.gpus, 1, MOST_GPUS)
+    fixed = of_law or said.tensor_parallel
+    if shape is None or device is None:
+        return fixed or said.gpus or 1
+    drafted = memory_limit.draft_shape(draft, dtype)
+    number = fixed or 1
+    at = {"context": context or USUAL_CONTEXT, "sequences": 1, "draft": drafted}
+    room = memory_limit.memory_of(shape, device, tensor_parallel=number, **at)  # type: ignore[arg-type]
+    while fixed is None and room.share > 1 and 2 * number <= (said.gpus or number):
+        number *= 2
+        room = memory_limit.memory_of(shape, device, tensor_parallel=number, **at)  # type: ignore[arg-type]
+    cost_models.refuse_too_large(room, device.name)
+    if fixed is None and number > 1:
+        notes.append(f"tensor_parallel {number}, the smallest that the model fits, is assumed; --tensor-parallel sets it")
+    return number
+
+
+def _law(said: Inputs, source: KernelSource, record: AcceptanceRecord | None, notes: list[str]) -> tuple[StepLaw, bool]:
+    """Step law of the kernels, with the cells of the log or the engine's priors; True if the engine adds nothing."""
+    kernel_times.hardware(source)  # refused here, with the reason
+    if said.engine == NO_ENGINE:
+        if source.draft is None:
+            raise ParameterError(
+                "--draft is required with --engine none: without an engine's prior, its kernels are the draft's time"
+            )
+        return law_fit.kernels_only(source), True
+    engine = said.engine
+    if record is not None and engine == engine_priors.ANY:
+        engine = {"trtllm": "tensorrt-llm"}.get(record.engine, record.engine)
+        engine = engine if engine in engine_priors.ENGINES else engine_priors.ANY
+    cells = None if record is None else _cells(record)
+    if cells is None:
+        return law_fit.fit(None, f"prior of {engine}", unit="step_ms", kernels=source, engine=engine, seed=said.seed), False
+    acceptance = record.known_rates if record is not None else ()
+    longest = int(cells.draft_length.max())
+    known = acceptance if len(acceptance) >= longest else ()
+    law = law_fit.fit(cells, "of the log", kernels=source, engine=engine, seed=said.seed, acceptance=known)
+    notes.append(f"the step law is fitted to {cells.size} cells of the log; `calibrate engine fit` shows its terms")
+    return law, False
+
+
+def _cells(record: AcceptanceRecord) -> Cells | None:
+    """Cells of a record in its most frequent unit, merged by running sequences and draft length; None: none is complete."""
+    found: dict[str, list[Any]] = {}
+    for cell in record.cells:
+        if cell.draft_length is None or cell.sequences < 0.5:
+            continue
+        for unit in acceptance_record.TIMES:
+            if getattr(cell, unit) is not None:
+                found.setdefault(unit, []).append(cell)
+    if not found:
+        return None
+    unit = max(found, key=lambda name: len(found[name]))
+    kept = found[unit][:MOST_CELLS]
+    return Cells.of(
+        unit, [each.sequences for each in kept], [each.draft_length for each in kept], [getattr(each, unit) for each in kept],
+        mean_acceptance_length=[np.nan if each.mean_acceptance_length is None else each.mean_acceptance_length for each in kept],
+        context=[np.nan if each.context is None else each.context for each in kept],
+        weight=[np.nan if each.weight is None else each.weight for each in kept],
+    )  # fmt: skip
+
+
+MOST_CELLS = 500
+"""Cells of a log that a law is fitted to; the first of them."""
+
+
+def _of_law(
+    law: StepLaw, name: str | None, gpu: str | None, parallel: int, said: Inputs, rests: list[Evidence], only: bool,
+    notes: list[str],
+) -> None:  # fmt: skip
+    """List what the times of a step rest on."""
+    if name is not None:
+        rests.append(Evidence("model", name, "its configuration", "published"))
+    if gpu is not None:
+        rests.append(Evidence("devices", f"{parallel} x {gpu}", "peaks of the vendor's documents", "published"))
+    if law.kernels is not None:
+        source = kernel_times.provenance(law.kernels)
+        kind = source.partition(" ")[0].rstrip(":;")
+        rests.append(
+            Evidence("kernels", "seconds of passes", source, "measured" if kind in ("measured", "composed") else "assumed")
+        )
+    if only:
+        rests.append(Evidence("engine", "adds nothing to its kernels", "--engine none: kernels only", "assumed"))
+        return
+    if law.cells is not None:
+        about = ", ".join(law.facts[key] for key in ("engine", "version", "model", "gpu", "source") if law.facts.get(key))
+        rests.append(Evidence(f"step law {law.name}", law_report.extent(law), about or "fitted here", "measured"))
+    described = law_report.description(law)
+    for row in described["coefficients"]:
+        if row["term"] in ("noise", "kernels", "acceptance_rate", "acceptance_trend"):
+            continue
+        scale, unit = (1e3, "ms") if row["unit"] == "s" else (1.0, row["unit"].replace("-", ""))
+        value = f"{scale * row['value']:.3g} {unit} ({scale * row['low']:.3g} to {scale * row['high']:.3g})".replace("  ", " ")
+        prior = row["from"] == "prior"
+        own = law.engine if row["term"] in engine_priors.used(law.engine, law.kernels) else None
+        source = f"prior of {own or 'all engines'}" if prior else f"step law {law.name}"
+        rests.append(Evidence(row["term"], value, source, "prior" if prior else "measured"))
+    if law.cells is not None and not np.any(law.cells.draft_length > 0):
+        notes.append("no cell of the law has a draft: the times of drafts and verification are those of priors")
+    if law.cells is not None and np.all(law.cells.draft_length > 0):
+        notes.append("no cell of the law is of plain decoding, which speed-ups are over: its time is extrapolated")
+    if law.unit == "output_tokens_per_s":
+        notes.append("the law is of throughput: TPOT and speed-up contain the prompts that are processed in between")
+
+
+def _cases(said: Inputs, record: AcceptanceRecord | None, law: StepLaw, rests: list[Evidence]) -> tuple[AcceptanceDraws, ...]:
+    """Acceptance of each case: as said, of the log, or of the law."""
+    given = [said.acceptance is not None, said.acceptance_by_position is not None, record is not None]
+    if sum(given) > 1:
+        raise ParameterError("one source of acceptance is needed: give one of --acceptance, --acceptance-by-position and --log")
+    if said.acceptance is not None:
+        found = tuple(acceptance_of(said.acceptance, said.seed))
+    elif said.acceptance_by_position is not None:
+        found = (acceptance_draws.by_position(said.acceptance_by_position),)
+    elif record is not None:
+        if record.draft_length == 0 or not (record.known_rates or record.mean_acceptance_length):
+            raise ParameterError("the log has no drafts, so no acceptance: give --acceptance, or a log with speculation on")
+        found = (acceptance_draws.of_record(record, "--log", seed=said.seed),)
+    else:
+        of_law = acceptance_draws.of_law(law)
+        if of_law is None:
+            raise ParameterError(
+                "acceptance is required and has no default: give --log with an engine's log, --acceptance 0.7 (or 0.6..0.8 where it"
+                " is uncertain, 0.6,0.7 for two cases), --acceptance-by-position, or an --engine-law that was fitted with it"
+            )
+        found = (of_law,)
+    rests += [Evidence("acceptance", each.text, each.source, each.kind) for each in found]
+    return found
+
+
+def acceptance_of(given: Any, seed: int = 0) -> list[AcceptanceDraws]:
+    """Cases of acceptance: a number, a pair (an uncertain value), a list of cases, or text such as 0.6..0.7 or 0.6,0.7.
+
+    >>> [each.text for each in acceptance_of("0.6..0.7,0.8")]
+    ['0.6 to 0.7', '0.8']
+    """
+    if isinstance(given, str):
+        cases: list[Any] = []
+        for part in given.split(","):
+            ends = part.split("..")
+            try:
+                numbers = [float(each) for each in ends]
+            except ValueError:
+                numbers = []
+            if len(numbers) not in (1, 2):
+                raise ParameterError(
+                    f"acceptance must be a number, a range such as 0.6..0.7, or cases such as 0.6,0.7, got {checks.shown(given)}"
+                )
+            cases.append(numbers[0] if len(numbers) == 1 else tuple(numbers))
+    elif isinstance(given, tuple):
+        cases = [given]
+    else:
+        cases = list(given) if isinstance(given, list) else [given]
+    found = []
+    for case in cases:
+        if isinstance(case, tuple) and len(case) != 2:
+            raise ParameterError(f"an uncertain acceptance must be (low, high), got {checks.shown(case)}")
+        found.append(acceptance_draws.constant(*case, seed=seed) if isinstance(case, tuple) else acceptance_draws.constant(case))
+    if not found:
+        raise ParameterError("acceptance must have at least one case, got none")
+    return found
+
+
+def _batches(said: Inputs, capacity: int | None, notes: list[str]) -> tuple[int, ...]:
+    if said.batch is not None:
+        for each in said.batch:
+            checks.whole("batch", each, 1, 100_000)
+            if capacity is not None and each > capacity:
+                raise ParameterError(
+                    f"batch must be at most {capacity}, the sequences whose cache fits the memory beside the weights, got {each};"
+                    " give fewer, a shorter --context, or more --tensor-parallel"
+                )
+        return tuple(sorted({*said.batch}))
+    kept = tuple(each for each in BATCHES if capacity is None or each <= capacity)
+    if len(kept) < len(BATCHES):
+        notes.append(f"at most {capacity} sequences fit the memory: larger batches are left out")
+    return kept
+
+
+def _draft_lengths(said: Inputs, cases: Sequence[AcceptanceDraws], notes: list[str]) -> tuple[int, ...]:
+    limits = [each.limit for each in cases if each.limit is not None]
+    most = min(limits, default=acceptance_draws.MOST_POSITIONS)
+    source = next((each.source for each in cases if each.limit == most), "")
+    if said.draft_length is not None:
+        for each in said.draft_length:
+            checks.whole("draft_length", each, 1, acceptance_draws.MOST_POSITIONS)
+            if each > most:
+                raise ParameterError(
+                    f"draft_length must be at most {most}, up to which {source} has acceptance by draft position, got {each};"
+                    " leave it out, or take a log with a longer draft"
+                )
+        return tuple(sorted({*said.draft_length}))
+    kept = tuple(each for each in DRAFT_LENGTHS if each <= most)
+    if len(kept) < len(DRAFT_LENGTHS):
+        notes.append(f"acceptance is known up to draft length {most} ({source}): longer drafts are left out")
+    return kept
+
+
+# --- Values as text ---
+
+
+def numbers(name: str, text: str | None, kind: type) -> tuple[Any, ...] | None:
+    """Comma-separated numbers of an option, or None.
+
+    >>> numbers("batch", "1, 8", int), numbers("batch", None, int)
+    ((1, 8), None)
+    """
+    if text is None:
+        return None
+    try:
+        return tuple(kind(each) for each in text.split(","))
+    except ValueError:
+        what = "whole numbers, such as 1,8,64" if kind is int else "numbers, such as 0.8,0.7,0.6"
+        raise ParameterError(f"{name} must be comma-separated {what}, got {checks.shown(text)}") from None
+
+
+def milliseconds(name: str, text: str | None) -> float | None:
+    """A time with its unit, in milliseconds, or None.
+
+    >>> milliseconds("slo_tpot", "20ms"), milliseconds("slo_tpot", "0.02 s")
+    (20.0, 20.0)
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(ms|s)\s*", text)
+    if found is None or float(found[1]) <= 0:
+        raise ParameterError(f"{name} must be a time above 0 with its unit, such as 20ms, got {checks.shown(text)}")
+    return float(found[1]) * (1e3 if found[2] == "s" else 1.0)

@@ -1,0 +1,119 @@
+"""`sim advise`: would drafting pay on a model, device and engine, which draft length, and up to which load."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from model.base import strict_json
+
+QUIET_S = 2.0
+"""Seconds after which a line on the standard error says that it is still working."""
+
+
+def advise(
+    model: Annotated[str | None, typer.Option(help="Model: a name of `sim ls shapes`, or its config.json.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Device: a name of `sim ls devices`, or its .toml.")] = None,
+    tensor_parallel: Annotated[
+        int | None, typer.Option("--tensor-parallel", help="Devices of a replica. Default: the law's, or as few as the model fits.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="Devices altogether: compares other uses of them. Default: one replica.")] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(help="Draft: eagle3, eagle, mtp, medusa, or a model of `sim ls shapes`. Default: the law's, or a prior."),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="Engine whose priors hold without a law or log: vllm, sglang, tensorrt-llm, llama.cpp, any, none.")
+    ] = "any",
+    engine_law: Annotated[
+        str | None, typer.Option("--engine-law", help="Step law of `calibrate engine fit` (.json), or a name of `sim ls laws`.")
+    ] = None,
+    log: Annotated[
+        list[Path] | None, typer.Option(help="Log or benchmark of the engine, or its acceptance record: acceptance and step times.")
+    ] = None,
+    acceptance: Annotated[
+        str | None, typer.Option(help="Acceptance rate: 0.7, an uncertain 0.6..0.8, or cases 0.6,0.7. Never assumed.")
+    ] = None,
+    acceptance_by_position: Annotated[
+        str | None, typer.Option("--acceptance-by-position", help="Conditional rates by draft position: 0.8,0.7,0.6.")
+    ] = None,
+    match_rate: Annotated[
+        float | None, typer.Option("--match-rate", help="Rate at which an early candidate is the final token, for PPD.")
+    ] = None,
+    batch: Annotated[
+        str | None, typer.Option(help="Running sequences of one replica. Default: 1,2,4,8,16,32,64,128, as many as fit.")
+    ] = None,
+    draft_length: Annotated[str | None, typer.Option("--draft-length", help="Draft lengths. Default: 1,2,3,4,5,6,7,8.")] = None,
+    context: Annotated[int | None, typer.Option(help="Positions in the cache of a sequence. Default: the log's, or 1000.")] = None,
+    slo_tpot: Annotated[
+        str | None, typer.Option("--slo-tpot", help="Longest acceptable time per output token: 20ms, 0.02s.")
+    ] = None,
+    lossy: Annotated[bool, typer.Option("--lossy", help="Include methods whose output differs from the target's.")] = False,
+    dtype: Annotated[str | None, typer.Option(help="Type of the weights, such as float8. Default: the model's.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Format of quantised weights, such as int4.")] = None,
+    kernels: Annotated[str | None, typer.Option(help="Times of kernels: profile, operations or roofline.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    settings: Annotated[
+        str | None, typer.Option(help="Print the lines that set this engine: vllm, sglang or tensorrt-llm.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="NAME", help="Write NAME.json, for `sim report`, and the figure NAME.svg.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
+) -> None:
+    """Advise on drafting: whether it pays, with which draft length, up to which load, and how sure that is.
+
+    Nothing is run. Times come from a fitted step law, from the log, or from kernels and the engine's priors; acceptance from the
+    log or from you. The answer names what it rests on and what would overturn it.
+
+    sim advise --model llama-3.1-8b --gpu h100 --draft eagle3 --log vllm.log
+
+    sim advise --model llama-3.1-8b --gpu h100 --draft eagle3 --acceptance 0.6..0.8 --settings vllm
+
+    sim advise --engine-law sglang-qwen3-235b-a22b --batch 1,8,32,128 --json
+
+    sim advise --model llama-3.1-70b --gpu h100 --gpus 4 --acceptance 0.7 --match-rate 0.55 --slo-tpot 20ms
+    """
+    from sim.advice import engine_settings
+    from sim.advice.advice import advise as advised
+    from sim.advice.situation import Inputs, milliseconds, numbers
+
+    if settings is not None:
+        from model.base import checks
+
+        checks.one_of("settings", settings, engine_settings.NAMES)
+    start = time.monotonic()
+    said = Inputs(
+        model=model, gpu=gpu, tensor_parallel=tensor_parallel, gpus=gpus, draft=draft, engine=engine, engine_law=engine_law,
+        log=tuple(log or ()), acceptance=acceptance,
+        acceptance_by_position=numbers("acceptance_by_position", acceptance_by_position, float), match_rate=match_rate,
+        batch=numbers("batch", batch, int), draft_length=numbers("draft_length", draft_length, int), context=context,
+        slo_tpot_ms=milliseconds("slo_tpot", slo_tpot), lossy=lossy, dtype=dtype, weights=weights, kernels=kernels, seed=seed,
+    )  # fmt: skip
+    found = advised(said, progress=lambda what: _progress(start, what))
+    document: dict[str, Any] = found.document() | {"command": ["sim", "advise", *sys.argv[2:]]}
+    if out is not None:
+        _write(found, document, out)
+    if as_json:
+        print(strict_json.dumps(document, indent=2))
+    elif settings is not None:
+        print("\n".join(found.settings(settings)))
+    else:
+        print(found, end="")
+
+
+def _progress(start: float, what: str) -> None:
+    if time.monotonic() - start > QUIET_S:
+        print(f"{what} ...", file=sys.stderr)
+
+
+def _write(found: Any, document: dict[str, Any], out: Path) -> None:
+    from model.base import whole_files
+
+    base = out.with_suffix("") if out.suffix in (".json", ".svg") else out
+    whole_files.write_text(base.with_name(f"{base.name}.json"), strict_json.dumps(document, indent=2) + "\n")
+    found.figure().savefig(base.with_name(f"{base.name}.svg"))
