@@ -164,7 +164,7 @@ def advise(**said: Any) -> Advice:
 
 
 def audit(claims: str | Path | Sequence[Mapping[str, Any]] | None = None, *, methods: Sequence[str] = ()) -> polars.DataFrame:
-    """Check claims of speed-ups against what is possible; one row per claim (columns: `model.audit.verdicts.Verdict`).
+    """Check claims of speed-ups against what is possible; one row per claim (columns: `model.audit.verdicts.ClaimVerdict`).
 
     Parameters
     ----------

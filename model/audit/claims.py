@@ -84,7 +84,7 @@ class Stated(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Claim:
+class SpeedupClaim:
     """One claim; what it does not state is None.
 
     Parameters
@@ -118,10 +118,10 @@ class Claim:
         return int(self.numbers[name].value) if name in self.numbers else default
 
 
-def read_claims(path: Path) -> tuple[list[Claim], tuple[str, ...]]:
+def read_claims(path: Path) -> tuple[list[SpeedupClaim], tuple[str, ...]]:
     """Claims of a CSV file with a header, and its columns that are not used; errors name file, row and column."""
     try:
-        header, rows = bounded_files.csv_rows(path, MOST_CLAIMS)
+        header, rows = bounded_files.csv_rows(path, MOST_CLAIMS, _check_columns)
         names, unused = _columns(header)
         if not rows:
             raise ParameterError("at least one claim is needed, got a file without rows")
@@ -133,7 +133,7 @@ def read_claims(path: Path) -> tuple[list[Claim], tuple[str, ...]]:
         raise ParameterError(f"{path.name}: {error}") from None
 
 
-def of_rows(rows: Iterable[Mapping[str, Any]]) -> list[Claim]:
+def of_rows(rows: Iterable[Mapping[str, Any]]) -> list[SpeedupClaim]:
     """Claims from mappings with the names of columns; None is an empty field.
 
     >>> of_rows([{"method": "EAGLE-3", "speedup": "2.5x", "AL": 3.1}])[0].numbers["speedup"]
@@ -172,7 +172,12 @@ def _columns(header: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     return names, tuple(unused)
 
 
-def claim(fields: Mapping[str, str], row: int = 1) -> Claim:
+def _check_columns(header: Sequence[str]) -> None:
+    """Refuse a header with an unknown column that resembles a known one, or with one twice."""
+    _columns(header)
+
+
+def claim(fields: Mapping[str, str], row: int = 1) -> SpeedupClaim:
     """A claim from the fields of its columns; empty ones are not stated."""
     try:
         return _claim({name: text for name, text in fields.items() if text}, row)
@@ -180,7 +185,7 @@ def claim(fields: Mapping[str, str], row: int = 1) -> Claim:
         raise ParameterError(f"row {row}: {error}") from None
 
 
-def _claim(fields: Mapping[str, str], row: int) -> Claim:
+def _claim(fields: Mapping[str, str], row: int) -> SpeedupClaim:
     for name, text in fields.items():
         if len(text) > MOST_TEXT or not text.isprintable():
             raise ParameterError(f"{name} must be a line of at most {MOST_TEXT} characters, got {checks.shown(text)}")
@@ -193,13 +198,13 @@ def _claim(fields: Mapping[str, str], row: int) -> Claim:
         raise ParameterError(f"dtype is used with a model alone, got {got}; name the model, or leave it out")
     device = device_named(words["gpu"]) if "gpu" in words else None
     draft = draft_named(words["draft"], words.get("model")) if "draft" in words else kind or None
-    found = Claim(row, method, words, numbers, draft, shape, None, device)
+    found = SpeedupClaim(row, method, words, numbers, draft, shape, None, device)
     if method is not None:
         found = _with_terms_of(found)
     return replace(found, draft_shape=_draft_shape(found, words.get("model"), stated="draft" in words))
 
 
-def _with_terms_of(claim: Claim) -> Claim:
+def _with_terms_of(claim: SpeedupClaim) -> SpeedupClaim:
     """Refuse terms that the method does not use; add the layers that its model has."""
     rule = registry.parameters(claim.method).CLAIMS
     known = () if rule is None else rule.terms
@@ -216,7 +221,7 @@ def _with_terms_of(claim: Claim) -> Claim:
     return replace(claim, numbers={**claim.numbers, "layers": layers})
 
 
-def _draft_shape(claim: Claim, model: str | None, *, stated: bool) -> Shape | None:
+def _draft_shape(claim: SpeedupClaim, model: str | None, *, stated: bool) -> Shape | None:
     name = claim.draft
     if name is None or name == NO_DRAFT:
         return None

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from model.audit.claims import Claim
+from model.audit.claims import SpeedupClaim
 from model.audit.peak_times import PeakTimes, bytes_read
 from model.hardware.devices import Device
 from model.methods import registry
@@ -39,7 +39,7 @@ _SLOWEST = 1e6
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """Verdict on a claim, with the numbers that it rests on; None where a number has no value.
 
     Parameters
@@ -104,7 +104,7 @@ class Verdict:
         return asdict(self)
 
 
-def audit(claims: Iterable[Claim]) -> list[Verdict]:
+def audit(claims: Iterable[SpeedupClaim]) -> list[ClaimVerdict]:
     """Verdict on each claim.
 
     >>> from model.audit.claims import of_rows
@@ -115,7 +115,7 @@ def audit(claims: Iterable[Claim]) -> list[Verdict]:
     return [_verdict(each) for each in claims]
 
 
-def _verdict(claim: Claim) -> Verdict:
+def _verdict(claim: SpeedupClaim) -> ClaimVerdict:
     for name, stated in (("speedup", claim.numbers), ("method", claim.words)):
         if name not in stated:
             return _not_decidable(claim, name)
@@ -135,7 +135,7 @@ class _Audit:
     """The comparisons of one claim, whose method has a bound."""
 
     def __init__(
-        self, claim: Claim, rule: ClaimRule, bound: Callable[[ClaimTerms], Limit], formula: Callable[[ClaimTerms], Limit]
+        self, claim: SpeedupClaim, rule: ClaimRule, bound: Callable[[ClaimTerms], Limit], formula: Callable[[ClaimTerms], Limit]
     ) -> None:
         self.claim, self.rule, self._bound, self._formula = claim, rule, bound, formula
         self.speedup, self.least = _known(claim.number("speedup")), max(_known(claim.number("speedup", -1)), 1e-9)
@@ -239,7 +239,7 @@ class _Audit:
 
     # --- The verdict ---
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ClaimVerdict:
         """Compare the claim with bound, formula, and the peaks of the device."""
         limit = self.bound(self.terms(self.lenient, self.plain_s(1)))
         if (found := self._contradiction()) is not None:
@@ -286,7 +286,7 @@ class _Audit:
             return f"plain TPOT {1e3 * plain:.4g} ms < {least:.4g} ms, the least time of a plain pass at the device's peaks"
         return None
 
-    def _above_formula(self, limit: Limit) -> Verdict:
+    def _above_formula(self, limit: Limit) -> ClaimVerdict:
         """Verdict on a claim that is possible, but not by the formula with its stated terms."""
         for group in self.rule.needs:
             for name in group:
@@ -297,7 +297,7 @@ class _Audit:
         enough = [each for each, value in speeds.items() if value >= self.least] or [max(speeds, key=lambda each: speeds[each])]
         return self._needing("draft_length", max(enough), limit)
 
-    def _needing(self, name: str, value: float, limit: Limit) -> Verdict:
+    def _needing(self, name: str, value: float, limit: Limit) -> ClaimVerdict:
         """Verdict `needs`, with the formula at the needed value of a term, or of the baseline's time."""
         if name in WHOLE:
             value = float(math.floor(value + ROUNDING * value))
@@ -334,9 +334,9 @@ class _Audit:
     def _made(
         self, kind: str, limit: Limit, inequality: str, because: str, *, needs: str | None = None, needed: float | None = None,
         text: str | None = None,
-    ) -> Verdict:  # fmt: skip
+    ) -> ClaimVerdict:  # fmt: skip
         seconds = self.needed_plain_s() if self.plain_s() is None else None
-        return Verdict(
+        return ClaimVerdict(
             **_stated(self.claim), verdict=kind if text is None else text, kind=kind, needs=needs, needed=_finite(needed),
             missing=None, bound_free=_finite(self.free.value), bound_draft=_finite(self.draft_bound),
             bound_batch=_finite(self.batch_bound), bound=_finite(limit.value),
@@ -360,19 +360,19 @@ def _edge(enough: Callable[[float], bool], best: float, worst: float) -> float |
     return best
 
 
-def _not_decidable(claim: Claim, missing: str) -> Verdict:
+def _not_decidable(claim: SpeedupClaim, missing: str) -> ClaimVerdict:
     text = f"{NOT_DECIDABLE}: {missing} missing"
     nothing: dict[str, Any] = dict.fromkeys((
         "needs", "needed", "bound_free", "bound_draft", "bound_batch", "bound", "needed_acceptance", "needed_cost_ratio",
         "needed_plain_tpot_ms", "plain_tpot_limit_ms",
     ))  # fmt: skip
     about = f"without {missing} there is nothing to compare the claim with"
-    return Verdict(
+    return ClaimVerdict(
         **_stated(claim), verdict=text, kind=NOT_DECIDABLE, missing=missing, inequality="", sentence=about, sources=(), **nothing
     )
 
 
-def _stated(claim: Claim) -> dict[str, Any]:
+def _stated(claim: SpeedupClaim) -> dict[str, Any]:
     counts = {name: int(claim.numbers[name].value) if name in claim.numbers else None
               for name in ("batch", "context", "tensor_parallel")}  # fmt: skip
     words = {name: claim.words.get(name) for name in ("model", "gpu", "engine", "source")}
@@ -383,7 +383,7 @@ def _stated(claim: Claim) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _sources(claim: Claim) -> Iterable[str]:
+def _sources(claim: SpeedupClaim) -> Iterable[str]:
     if claim.shape is not None:
         own = "" if "dtype" in claim.words else ", assumed"
         types = claim.shape.dtype if claim.shape.weights is None else f"weights in {claim.shape.weights.dtype}"

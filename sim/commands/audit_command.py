@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model.audit import claims as audited_claims
-from model.audit.verdicts import KINDS, TOLERANCE, Verdict
+from model.audit.verdicts import KINDS, TOLERANCE, ClaimVerdict
 from model.audit.verdicts import audit as verdicts_on
 from model.base import checks
 from model.base.checks import ParameterError
@@ -47,7 +47,7 @@ class AuditDocument:
     Parameters
     ----------
     claims
-        Verdict on each claim, in the order of the file.
+        ClaimVerdict on each claim, in the order of the file.
     counts
         Claims by kind of verdict.
     tolerance
@@ -56,7 +56,7 @@ class AuditDocument:
         Columns of the file that have no meaning here.
     """
 
-    claims: list[Verdict]
+    claims: list[ClaimVerdict]
     counts: dict[str, int]
     tolerance: str
     unused_columns: list[str]
@@ -73,7 +73,7 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> AuditDocument:
     return _of(verdicts_on(audited_claims.of_rows(rows)), ())
 
 
-def _of(verdicts: list[Verdict], unused: Sequence[str]) -> AuditDocument:
+def _of(verdicts: list[ClaimVerdict], unused: Sequence[str]) -> AuditDocument:
     counts = {kind: sum(each.kind == kind for each in verdicts) for kind in KINDS}
     return AuditDocument(verdicts, counts, TOLERANCE, list(unused))
 
@@ -92,17 +92,17 @@ def schema() -> dict[str, Any]:
     from model.base.table_records import documented
 
     made: dict[str, Any] = TypeAdapter(AuditDocument).json_schema()
-    for kind, table in ((AuditDocument, made), (Verdict, made["$defs"]["Verdict"])):
+    for kind, table in ((AuditDocument, made), (ClaimVerdict, made["$defs"]["ClaimVerdict"])):
         table["additionalProperties"] = False
         for name, meaning in documented(kind).items():
             if name in table["properties"]:
                 table["properties"][name]["description"] = meaning
-    made["$defs"]["Verdict"]["properties"]["kind"]["enum"] = list(KINDS)
+    made["$defs"]["ClaimVerdict"]["properties"]["kind"]["enum"] = list(KINDS)
     return made
 
 
 def frame(found: AuditDocument) -> pl.DataFrame:
-    """Verdicts as a table with a row for each claim: the fields of `Verdict`, and the stated terms as columns of their own."""
+    """Verdicts as a table with a row for each claim: the fields of `ClaimVerdict`, and the stated terms as columns of their own."""
     import polars as pl
 
     rows = [_flat(each) for each in found.claims]
@@ -113,7 +113,7 @@ def frame(found: AuditDocument) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema)
 
 
-def _flat(verdict: Verdict) -> dict[str, Any]:
+def _flat(verdict: ClaimVerdict) -> dict[str, Any]:
     found = verdict.document()
     terms = found.pop("terms")
     found["sources"] = "; ".join(found["sources"])

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import sim
 from model.architectures.published_shapes import preset
-from model.audit.claims import Claim, of_rows
+from model.audit.claims import SpeedupClaim, of_rows
 from model.audit.peak_times import PeakTimes, bytes_read
-from model.audit.verdicts import IMPOSSIBLE, KINDS, NEEDS, NOT_DECIDABLE, PLAUSIBLE, Verdict, audit
+from model.audit.verdicts import IMPOSSIBLE, KINDS, NEEDS, NOT_DECIDABLE, PLAUSIBLE, ClaimVerdict, audit
 from model.engines import law_tables
 from model.hardware.devices import device
 from model.methods import registry
@@ -27,7 +27,7 @@ SEVERITY = (PLAUSIBLE, NEEDS, IMPOSSIBLE)
 EAGLE = {"method": "EAGLE-3", "model": "llama-3.1-8b", "gpu": "h100"}
 
 
-def verdict(**columns: Any) -> Verdict:
+def verdict(**columns: Any) -> ClaimVerdict:
     [found] = audit(of_rows([columns]))
     return found
 
@@ -335,6 +335,6 @@ def test_bytes_of_a_pass_are_weights_head_and_cache() -> None:
 
 def test_a_type_without_a_published_rate_is_granted_the_fastest() -> None:
     assert PeakTimes(preset("llama-3.1-8b"), device("t4")).rate == max(device("t4").rates.values())
-    claim: Claim = of_rows([{"model": "llama-3.1-8b", "dtype": "fp8", "gpu": "h100"}])[0]
+    claim: SpeedupClaim = of_rows([{"model": "llama-3.1-8b", "dtype": "fp8", "gpu": "h100"}])[0]
     assert claim.shape is not None
     assert PeakTimes(claim.shape, device("h100")).rate == device("h100").rates["float8"]

@@ -16,7 +16,7 @@ from model.methods import registry
 from model.methods.claim_bounds import TERMS
 
 
-def read(folder: Path, text: str) -> list[claims.Claim]:
+def read(folder: Path, text: str) -> list[claims.SpeedupClaim]:
     path = folder / "claims.csv"
     path.write_text(text)
     return read_claims(path)[0]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import sim
 from model.audit.claims import EXAMPLES, read_claims
-from model.audit.verdicts import KINDS, Verdict, audit
+from model.audit.verdicts import KINDS, ClaimVerdict, audit
 from sim.commands import audit_command
 from sim.commands.sim_app import app
 
@@ -67,8 +67,8 @@ def test_document_fits_its_schema_and_is_strict_json(path: Path) -> None:
         jsonschema.validate(found, schema)
         assert sum(found["counts"].values()) == len(found["claims"])
         assert {each["kind"] for each in found["claims"]} <= {*KINDS}
-    properties = schema["$defs"]["Verdict"]["properties"]
-    assert {*properties} == {*found["claims"][0]} == {*Verdict.__dataclass_fields__}
+    properties = schema["$defs"]["ClaimVerdict"]["properties"]
+    assert {*properties} == {*found["claims"][0]} == {*ClaimVerdict.__dataclass_fields__}
     spoiled = json.loads(json.dumps(found))
     spoiled["claims"][0]["kind"] = "perhaps"
     with pytest.raises(jsonschema.ValidationError):
@@ -80,7 +80,7 @@ def test_data_frame_has_the_fields_and_terms_of_every_claim(path: Path) -> None:
     frame = sim.audit(path)
     [first, *_] = audit(read_claims(path)[0])
     assert frame.height == 4
-    assert {*frame.columns} >= {*Verdict.__dataclass_fields__} - {"terms"} | {"acceptance_rate", "plain_tpot_ms"}
+    assert {*frame.columns} >= {*ClaimVerdict.__dataclass_fields__} - {"terms"} | {"acceptance_rate", "plain_tpot_ms"}
     assert frame["bound_free"][0] == first.bound_free
     assert frame["acceptance_rate"].to_list() == [0.55, 0.8, None, None]
     assert frame["batch"].dtype == pl.Int64
