@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sim
+from model.architectures.draft_heads import head_of
 from model.architectures.published_shapes import preset
 from model.audit.claims import SpeedupClaim, of_rows
 from model.audit.peak_times import PeakTimes, bytes_read
@@ -229,6 +230,7 @@ def test_impossible_rows_of_the_slides_are_found() -> None:
 
 def test_labels_of_skipdecode_are_impossible_beyond_rounding() -> None:
     rows = table_claims.claims("skipdecode-table-4")
+    assert len(rows) == 24, "baselines are no claims"
     for row, found in zip(rows, audit(of_rows(rows)), strict=True):
         layers = preset(row["model"]).layers
         most = layers / (row["mean_layers"] - 0.1)  # one unit of the last digit
@@ -299,6 +301,27 @@ def test_one_parallel_pass_drafts_all_tokens_at_the_price_of_one() -> None:
     terms = {"method": "speculative", "AL": exact(3), "K": 4, "c": exact(0.5), "speedup": 1.5}
     assert verdict(**terms).bound_draft == pytest.approx(3 / 3)
     assert verdict(**terms, draft_passes=1).bound_draft == pytest.approx(3 / 1.5)
+
+
+def test_bounds_at_the_peaks_by_hand() -> None:
+    """AL = 4 at K = 5 and batch 256: reading 15 GB of weights, arithmetic of 1536 tokens, five passes of a head of .9 GB."""
+    target, draft, gpu = preset("llama-3.1-8b"), head_of("eagle3", preset("llama-3.1-8b")), device("h100")
+
+    def reading(read: float) -> float:
+        return (read - gpu.cache_bytes) / gpu.bandwidth
+
+    plain = reading(bytes_read(target, 1, 256))
+    arithmetic = 256 * 6 * 2 * (32 * target.layer_weights + target.head_weights) / gpu.rates["bfloat16"]
+    drafting = 5 * max(reading(bytes_read(draft, 1, 256)), 256 * 2 * (draft.layer_weights + draft.head_weights) / 989.4e12)
+    assert plain < arithmetic
+    claim = EAGLE | {"AL": 4, "K": 5, "batch": 256, "speedup": "2.0"}
+    found = verdict(**claim)
+    assert found.bound_free == 4
+    assert found.bound_draft == pytest.approx(4 / (1 + 5 * reading(bytes_read(draft, 1, 256)) / plain), rel=1e-6)
+    assert found.bound_batch == pytest.approx(4 * plain / (arithmetic + drafting), rel=1e-6)
+    assert found.plain_tpot_limit_ms == pytest.approx(1e3 * plain)
+    assert found.needed_plain_tpot_ms == pytest.approx(2e3 * (arithmetic + drafting) / 4, rel=1e-6)
+    assert verdict(**claim | {"speedup": "3.5"}, plain_tpot_ms="12.0").kind == IMPOSSIBLE
 
 
 def test_sources_name_what_the_verdict_rests_on() -> None:

@@ -17,7 +17,7 @@ from model.methods.claim_bounds import NO_DRAFT, TERMS, ClaimTerms, Term, drafti
 from model.methods.early_exit.finite_early_exit import Depths
 from model.methods.early_exit.theory import exit_pmf
 from model.methods.speculative import theory as speculative
-from model.outcomes.outcome_laws import ByPosition, Iid, Markov
+from model.outcomes.outcome_laws import ByPosition, Iid, Markov, TwoClass
 
 ROUNDING = 1e-9
 few = settings(max_examples=60, deadline=None)
@@ -88,6 +88,39 @@ def test_adaptive_drafts_stay_below_their_bound(rate: float, longest: int, cost:
     method = parameters("adaptive", 8, "heuristic", longest, draft_length=1)
     found = predicted("adaptive", method, tokens, Iid(rate), UnitCost(8, cost_ratio=cost))
     assert speedup(found) <= most("adaptive", acceptance_rate=rate, draft_length=longest, cost_ratio=cost) * (1 + ROUNDING)
+
+
+@given(rate=rates, longest=lengths, cost=ratios, tokens=counts)
+@few
+def test_drafts_that_stop_before_every_rejection_stay_below_the_bound_of_adaptive_drafts(
+    rate: float, longest: int, cost: float, tokens: int
+) -> None:
+    """Low confidence predicts each rejection; the rejected token itself is still verified."""
+    method = parameters("adaptive", 8, "confidence", longest)
+    laws = {"accept": Iid(rate), "confidence": TwoClass(0.0, 1.0)}
+    found = predicted("adaptive", method, tokens, laws, UnitCost(8, cost_ratio=cost))
+    assert speedup(found) <= most("adaptive", acceptance_rate=rate, draft_length=longest, cost_ratio=cost) * (1 + ROUNDING)
+
+
+@pytest.mark.parametrize(
+    ("name", "terms", "expected"),
+    [
+        ("adaptive", {"acceptance_rate": 0.5, "cost_ratio": 0.5}, 1 / (0.5 + 0.25)),
+        ("adaptive", {"acceptance_rate": 0.5, "draft_length": 2}, 2),
+        ("adaptive", {"acceptance_rate": 0.9, "draft_length": 2}, 3),
+        ("pearl", {"acceptance_rate": 0.75}, 4),
+        ("pearl", {"acceptance_rate": 0.75, "draft_length": 3}, 3),
+        ("pearl", {"acceptance_rate": 0.8, "cost_ratio": 0.5}, 2.5),
+        ("hierarchical", {"draft_length": 3}, 5),
+        ("hierarchical", {"acceptance_rate": 0.5, "draft_length": 3}, 2),
+        ("bild", {"fallback_rate": 0.25}, 1 + 0.75 * 4),
+        ("bild", {"fallback_rate": 0.25, "rollback_rate": 0.5, "draft_length": 2, "cost_ratio": 0.25}, (1 + 0.375 * 2) / 1.5),
+        ("ppd", {"match_rate": 0.5, "layers": 40, "exit_layer": 20}, 4 / 3),
+        ("beam", {"draft_acceptance_rate": 0.5, "draft_length": 4}, 3),
+    ],
+)
+def test_bounds_by_hand(name: str, terms: dict[str, float], expected: float) -> None:
+    assert most(name, **terms) == pytest.approx(expected)
 
 
 @given(rate=rates, length=lengths, cost=ratios, tokens=counts, stop=st.sampled_from(["round", "rejection"]))

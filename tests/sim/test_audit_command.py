@@ -43,6 +43,7 @@ def test_verdicts_are_printed_with_bounds_and_sentences(path: Path) -> None:
     assert ["bound, batch", "at peaks"][1] in text
     assert "row 1 (slides): a speed-up of 2.56 (at least 2.55 before rounding) is more than the 2.273 that is possible: " in text
     assert "not decidable: speedup missing" in text
+    assert [line.partition(" ")[0] for line in text.splitlines() if line.startswith("row ") and ": " in line] == ["row"] * 4
     assert "one unit of their last digit" in text
     assert "from: peaks of h100: NVIDIA H100 datasheet" in text
     assert all(len(line) <= audit_command.WIDE for line in text.split("row 1 (slides)")[0].splitlines())
