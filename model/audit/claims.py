@@ -33,7 +33,7 @@ MOST_TEXT = 500
 WORDS = {
     "method": "a method of `sim ls methods`, or a name of the field such as EAGLE-3",
     "model": "the target: a published shape (`sim ls shapes`) or the path of a config.json",
-    "gpu": "a device of `sim ls devices`, or the path of its .toml",
+    "gpu": "a device of `sim ls devices`, or the path of its .toml; 8xH100 if several share every pass",
     "draft": "the draft model: a published shape, a kind of head (eagle3), or none",
     "dtype": "type of weights and arithmetic: bfloat16, float8, int4, ...; by default that of the shape",
     "engine": "the engine; printed only",
@@ -44,7 +44,7 @@ NUMBERS = {
     "speedup": ("over plain decoding of the same model, on the same GPUs, in the same batch", 1e-3, 1e5, 1),
     "batch": ("sequences that are decoded together; by default 1, the most favourable", 1, 1e6, 0),
     "context": ("cached tokens of a sequence; by default 0, the most favourable", 0, 1e7, 0),
-    "tensor_parallel": ("GPUs that share every pass; by default 1", 1, 1e4, 0),
+    "tensor_parallel": ("GPUs that share every pass; by default those of `gpu`", 1, 1e4, 0),
     "plain_tpot_ms": ("time per output token of plain decoding, the baseline [ms]", 1e-6, 1e9, 1),
 }
 """Columns of numbers that no method owns: meaning, least and largest value, and decimals that count as printed."""
@@ -59,9 +59,9 @@ ALIASES = {
     "k": "draft_length", "num_speculative_tokens": "draft_length", "max_draft_length": "draft_length",
     "speculative_tokens": "draft_length", "c": "cost_ratio", "speed_up": "speedup", "target": "model", "target_model": "model",
     "draft_model": "draft", "drafter": "draft", "device": "gpu", "hardware": "gpu", "batch_size": "batch", "bs": "batch",
-    "concurrency": "batch", "sequences": "batch", "tp": "tensor_parallel", "p_correct": "match_rate", "d": "layers",
-    "context_length": "context", "reference": "source", "paper": "source", "url": "source", "precision": "dtype",
-    "baseline_tpot_ms": "plain_tpot_ms", "framework": "engine",
+    "concurrency": "batch", "sequences": "batch", "tp": "tensor_parallel", "p_correct": "match_rate", "p": "match_rate",
+    "d": "layers", "f": "fallback_rate", "r": "rollback_rate", "context_length": "context", "reference": "source",
+    "paper": "source", "url": "source", "precision": "dtype", "baseline_tpot_ms": "plain_tpot_ms", "framework": "engine",
 }  # fmt: skip
 """Other names of columns, in small letters."""
 _DTYPES = {
@@ -167,6 +167,8 @@ def _columns(header: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
         if name and name in names:
             raise ParameterError(f"column {name} is there twice; keep one of them")
         names.append(name)
+    if len(header) == 1 and re.search(r"[;\t|]", header[0]):
+        raise ParameterError(f"columns must be separated by commas, got the header {checks.shown(header[0])}")
     if not any(names):
         raise ParameterError(f"no column is known; the columns are {', '.join(COLUMNS)}")
     return names, tuple(unused)
@@ -196,7 +198,11 @@ def _claim(fields: Mapping[str, str], row: int) -> SpeedupClaim:
     if "dtype" in words and shape is None:
         got = checks.shown(words["dtype"])
         raise ParameterError(f"dtype is used with a model alone, got {got}; name the model, or leave it out")
-    device = device_named(words["gpu"]) if "gpu" in words else None
+    device = None
+    if "gpu" in words:
+        count, name = _gpus(words["gpu"])
+        device = device_named(name)
+        numbers.setdefault("tensor_parallel", Stated(float(count)))
     draft = draft_named(words["draft"], words.get("model")) if "draft" in words else kind or None
     found = SpeedupClaim(row, method, words, numbers, draft, shape, None, device)
     if method is not None:
@@ -212,9 +218,15 @@ def _with_terms_of(claim: SpeedupClaim) -> SpeedupClaim:
         if name in TERMS and name not in known:
             listed = ", ".join(known) if known else "no term"
             raise ParameterError(f"{name} is no term of method {claim.method}, which uses {listed}; leave the field empty")
-    if "layers" not in known or claim.shape is None:
+    if "layers" not in known:
         return claim
-    layers = Stated(float(claim.shape.layers))
+    layers = claim.numbers.get("layers") if claim.shape is None else Stated(float(claim.shape.layers))
+    if layers is None:
+        return claim
+    for name in ("exit_layer", "mean_layers"):
+        if name in claim.numbers and claim.numbers[name].value > layers.value:
+            got = f"{claim.numbers[name].value:g}"
+            raise ParameterError(f"{name} must be at most layers={layers.value:g}, got {got}")
     if claim.numbers.get("layers", layers) != layers:
         got = f"{claim.numbers['layers'].value:g}"
         raise ParameterError(f"layers must be {layers.value:g}, as {claim.words['model']} has, got {got}; leave one of them empty")
@@ -351,6 +363,16 @@ def draft_named(text: str, model: str | None = None) -> str:
         known = (*published_shapes.PRESETS, *draft_heads.ABOUT, NO_DRAFT)
         raise ParameterError(f"{checks.unknown('draft', text, known)}; or give the path of a config.json, or leave it empty")
     return name
+
+
+def _gpus(text: str) -> tuple[int, str]:
+    """Number of GPUs in a text such as 8xH100, 1 without a number, and the name of one.
+
+    >>> _gpus("8 x A100-80GB"), _gpus("rtx-4090")
+    ((8, 'A100-80GB'), (1, 'rtx-4090'))
+    """
+    found = re.fullmatch(r"(\d{1,4})\s*[xX\u00d7]\s*(.+)", text)
+    return (1, text) if found is None else (max(int(found[1]), 1), found[2])
 
 
 def device_named(text: str) -> Device:

@@ -49,7 +49,7 @@ TERMS: Mapping[str, Term] = MappingProxyType({
     "acceptance_rate": Term("acceptance", "accepted over tested draft tokens (alpha)", 0, 1, 1, 2),
     "draft_acceptance_rate": Term("draft acceptance rate", "accepted over drafted tokens", 0, 1, 1, 2),
     "mean_acceptance_length": Term("mean acceptance length", "tokens per round, bonus token included", 1, 1025, 1),
-    "draft_length": Term("draft length", "drafted tokens per round (gamma, K)", 0, 1024, 0),
+    "draft_length": Term("draft length", "drafted tokens per round (gamma, K); of a tree its depth", 0, 1024, 0),
     "draft_passes": Term("draft passes", "sequential draft passes per round: 1 if one pass drafts all tokens", 0, 1024, 0),
     "cost_ratio": Term("cost ratio", "time of a draft pass over that of a plain pass of the target (c)", 0, 100, -1, 2),
     "match_rate": Term("match rate", "final token is among the early candidates (p_correct)", 0, 1, 1, 2),

@@ -186,6 +186,22 @@ def test_simulated_speed_ups_on_a_gpu_are_never_impossible(kind: str) -> None:
             assert verdict(**claim, **plain).kind != IMPOSSIBLE, row
 
 
+@pytest.mark.parametrize(
+    "scenario", ["compare", "compare-lossy", "pearl", "bild", "early-exit", "ppd-forms", "speculative-adaptive", "hardware-compare"]
+)
+def test_speed_ups_of_bundled_scenarios_are_never_impossible(scenario: str) -> None:
+    claimed = []
+    for row in sim.run(scenario, set={"scenario.tokens": 64}, views=["formula"]).iter_rows(named=True):
+        rule = registry.parameters(row["method"]).CLAIMS
+        assert rule is not None
+        terms = {name: exact(row[name]) if isinstance(row[name], float) else row[name] for name in rule.terms if name in row}
+        if row["speedup"] is not None:
+            claimed.append({"method": row["method"], "speedup": exact(row["speedup"]), **terms})
+    assert claimed
+    found = sim.audit(claimed)
+    assert {*found["kind"]} <= {PLAUSIBLE, NEEDS}, found.filter(found["kind"] == IMPOSSIBLE)["sentence"].to_list()
+
+
 def test_measured_cells_of_engines_are_never_impossible() -> None:
     """Published tables of vLLM, SGLang and TensorRT-LLM: their speed-ups over plain decoding of the same batch."""
     audited = decided = 0

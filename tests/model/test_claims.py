@@ -84,6 +84,9 @@ def test_rates_may_be_per_cent(text: str, value: float, unit: float) -> None:
         ("method,speedup,K", "sd,2,2.5", "claims.csv: row 1: draft_length must be a whole number, got '2.5'"),
         ("method,speedup,match_rate", "sd,2,0.5", "match_rate is no term of method speculative, which uses acceptance_rate, "),
         ("method,model,layers,speedup", "ppd,llama-3.1-8b,40,2", "layers must be 32, as llama-3.1-8b has, got 40"),
+        ("method,layers,exit_layer,speedup", "ppd,40,41,2", "claims.csv: row 1: exit_layer must be at most layers=40, got 41"),
+        ("method,model,mean_layers,speedup", "skipdecode,opt-1.3b,25,2", "row 1: mean_layers must be at most layers=24, got 25"),
+        ("method;speedup", "sd;2", "claims.csv: columns must be separated by commas, got the header 'method;speedup'"),
         ("method,speedup", "sd,2,3", "claims.csv: row 1 must have 2 fields, as the header has, got 3"),
         ("method,speedup", "", "claims.csv: at least one claim is needed, got a file without rows"),
         ("method,speedup", f"{'x' * 600},2", "claims.csv: row 1: method must be a line of at most 500 characters"),
@@ -118,6 +121,13 @@ def test_files_that_are_not_tables(tmp_path: Path) -> None:
 def test_bad_mappings(rows: list[Any], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         of_rows(rows)
+
+
+def test_several_gpus_share_every_pass() -> None:
+    for columns, expected in (({"gpu": "8xH100"}, 8), ({"gpu": "H100"}, 1), ({"gpu": "8 x h100", "tp": 4}, 4)):
+        [claim] = of_rows([columns])
+        assert claim.device is not None
+        assert (claim.device.name, claim.numbers["tensor_parallel"].value) == ("h100", expected)
 
 
 def test_blank_fields_are_not_stated() -> None:
