@@ -14,7 +14,7 @@ from model.base.command_help import SETTINGS
 if TYPE_CHECKING:
     from model.engines.cells import Cells
     from model.engines.kernel_times import KernelSource
-    from model.engines.next_cell import Advice
+    from model.engines.next_cell import CellAdvice
     from model.engines.step_law import StepLaw
     from model.engines.step_terms import RoutedExperts
 
@@ -450,7 +450,7 @@ def _in_milliseconds(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"unit": "ms"} | {name: 1e3 * row[name] for name in ("value", "low", "high")}
 
 
-def _advice(advice: Advice) -> dict[str, Any]:
+def _advice(advice: CellAdvice) -> dict[str, Any]:
     return {
         "expected_loss": advice.loss, "spread": advice.spread,
         "choices": [
@@ -466,7 +466,7 @@ def _advice(advice: Advice) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print_advice(advice: Advice) -> None:
+def _print_advice(advice: CellAdvice) -> None:
     from model.engines.step_terms import PRIORS
 
     print("best draft length now, by running sequences:")

@@ -86,7 +86,7 @@ class MeasuredLayers:
     @cached_property
     def roofline(self) -> Roofline:
         """Roofline of the model on the GPU."""
-        return roofline_on(self.gpu, published_shapes.preset(self.model))
+        return roofline_on(self.gpu, replace(published_shapes.preset(self.model), weights=None))  # measured in the profile's type
 
     @cached_property
     def weights(self) -> Floats:
@@ -133,8 +133,7 @@ class MeasuredAttention(NamedTuple):
 
 def roofline_on(gpu: str, shape: Shape) -> Roofline:
     """Roofline of a model on a GPU, from the vendor's peaks."""
-    peaks = devices.device(gpu)
-    return Roofline(shape, peaks.bandwidth, peaks.rate(shape.dtype))
+    return Roofline.on_device(shape, devices.device(gpu))
 
 
 # --- Measurements ---

@@ -20,7 +20,7 @@ from calibrate.importers import imported_tables
 from calibrate.validation.validated_claims import Claim, PredictionErrors, Target, percent
 from model.engines import acceptance_curves, law_fit, next_cell, step_terms
 from model.engines.cells import Cells, Floats
-from model.engines.next_cell import Advice
+from model.engines.next_cell import CellAdvice
 from model.engines.step_law import Predictions
 from model.engines.step_terms import PRIORS, RoutedExperts
 
@@ -204,7 +204,7 @@ def least_squares(cells: Cells, fitted: Mask, experts: RoutedExperts, squares: s
     return PredictedTable(cells, fitted, Predictions(found, found, found, np.zeros(cells.size)))
 
 
-def third_batches(advice: Advice) -> dict[float, tuple[float, float]]:
+def third_batches(advice: CellAdvice) -> dict[float, tuple[float, float]]:
     """By batch, the smallest expected loss and uncertainty that measuring one of its cells would leave [-]."""
     return {
         batch: (
@@ -215,7 +215,7 @@ def third_batches(advice: Advice) -> dict[float, tuple[float, float]]:
     }
 
 
-def _next_sentence(advice: Advice) -> str:
+def _next_sentence(advice: CellAdvice) -> str:
     left, first = third_batches(advice), advice.candidates[0]
     listed = "; ".join(f"batch {batch:g}: ≈ {100 * after:.2f} %, ≈ {percent(wide)}" for batch, (after, wide) in left.items())
     told = " and ".join(f"{name} ({PRIORS[name].meaning})" for name, _ in first.tells[:2])

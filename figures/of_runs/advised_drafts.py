@@ -20,7 +20,7 @@ MOST_CURVES = 6
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
+class SpeedupCurve:
     """Speed-up by the number of running sequences; arrays of shape (batches,)."""
 
     label: str
@@ -30,7 +30,7 @@ class Curve:
     high: Floats
 
 
-def draw(curves: Sequence[Curve], *, title: str, switch_off: float | None = None) -> Figure:
+def draw(curves: Sequence[SpeedupCurve], *, title: str, switch_off: float | None = None) -> Figure:
     """Draw a line with an 80 % band for each draft length; a dashed line marks the batch above which drafts do not pay."""
     checks.whole("curves", len(curves), 1, MOST_CURVES)
     with styled():

@@ -12,6 +12,7 @@ from model.architectures.layer_parts import quantised
 from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
+from model.engines import memory_limit
 from model.engines.cells import Floats
 from model.engines.step_terms import StepShape
 from model.hardware import cost_models, devices, profile_files
@@ -111,22 +112,22 @@ def _covering(
 def refuse_too_large(source: KernelSource) -> None:
     """Raise ParameterError if the models and the cache of one sequence exceed the memory of a device."""
     device, drafting = devices.device(source.gpu), source.drafting
-    also = () if drafting is None else (drafting[0].shard(drafting[1]),)
-    room = cost_models.memory(
-        source.target, device.memory_bytes, context=USUAL_CONTEXT, tensor_parallel=source.tensor_parallel, also=also
-    )
+    room = memory_limit.memory_of(
+        source.target, device, context=USUAL_CONTEXT, sequences=1, tensor_parallel=source.tensor_parallel,
+        draft=None if drafting is None else drafting[0],
+    )  # fmt: skip
     cost_models.refuse_too_large(room, device.name)
 
 
 def _of_profile(kind: str, name: str, shape: Shape, gpu: str, dtype: str | None, tensor_parallel: int) -> ProfileCosts:
     path = f"{gpu}-{published_shapes.label(name) if kind == 'profile' else 'operations'}"
     if path not in profile_files.names():
-        raise ParameterError(f"no profile {path} is bundled; use source 'roofline'")
+        raise ParameterError(f"no profile {path} is bundled; use --kernels roofline")
     found = profile_files.load(path)
     if shape.weights is not None:
-        raise ParameterError(f"{path} has no times of weights in {shape.weights.name}; use source 'roofline', or weights 'none'")
+        raise ParameterError(f"{path} has no times of weights in {shape.weights.name}; use --kernels roofline, or --weights none")
     if dtype is not None and found.dtype != dtype:
-        raise ParameterError(f"dtype must be {found.dtype}, that of {path}, got {dtype}; use source 'roofline'")
+        raise ParameterError(f"dtype must be {found.dtype}, that of {path}, got {dtype}; use --kernels roofline")
     if kind == "operations":
         from model.hardware import composed_layers
 
@@ -134,7 +135,7 @@ def _of_profile(kind: str, name: str, shape: Shape, gpu: str, dtype: str | None,
             found, replace(shape, dtype=found.dtype), model=published_shapes.label(name), tensor_parallel=tensor_parallel
         )
     elif replace(shape, dtype=found.dtype) != shape_of(found):
-        raise ParameterError(f"{path} is of another shape than {name}; use source 'operations' or 'roofline'")
+        raise ParameterError(f"{path} is of another shape than {name}; use --kernels operations or roofline")
     return ProfileCosts(found, tensor_parallel=tensor_parallel)
 
 

@@ -59,7 +59,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, eq=False)
-class Advice:
+class CellAdvice:
     """What is known of the best draft lengths, and candidates for the next cell, the best one first.
 
     The best cell lowers the expected loss most; of cells that lower it about as much, it leaves the least uncertainty.
@@ -79,7 +79,7 @@ class Advice:
 
 def advise(
     law: StepLaw, sequences: tuple[float, ...], draft_lengths: tuple[int, ...], *, draft_passes: int | None = None
-) -> Advice:
+) -> CellAdvice:
     """Return today's choices and the cells worth measuring.
 
     Parameters
@@ -113,7 +113,7 @@ def advise(
     after, spread, tells = _after(law, values, losses)
     order = _best_first(after, spread, float(expected.min(axis=1).mean()))
     found = tuple(Candidate(float(grid[i, 0]), int(grid[i, 1]), float(after[i]), float(spread[i]), tells[i]) for i in order)
-    return Advice(choices, found, float(values.std(axis=0).mean()))
+    return CellAdvice(choices, found, float(values.std(axis=0).mean()))
 
 
 def _best_first(losses: Floats, spreads: Floats, now: float) -> NDArray[np.int_]:

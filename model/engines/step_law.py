@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
+from scipy import special
 
 from model.base import bounded_files, checks, strict_json, typed_values, whole_files
 from model.base.checks import ParameterError
@@ -41,7 +41,7 @@ on top of what the draws say: the form of the law itself is known there only fro
 MEDIAN_OF_SD = 0.674
 """Median of the absolute value of a normal variable, over its standard deviation [-]."""
 MOST_BYTES = 2**24
-_NODES = stats.t(DEGREES).ppf((np.arange(20) + 0.5) / 20)
+_NODES = special.stdtrit(DEGREES, (np.arange(20) + 0.5) / 20)
 
 
 class Predictions(NamedTuple):

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from model.advice.acceptance_draws import AcceptanceDraws
+from model.advice.draft_choice import BreakEven, DraftChoice, Influence, SwitchOff, break_even, influences, switch_off
 from model.base import checks, strict_json
 from model.base.checks import ParameterError
 from model.engines import next_cell
-from model.engines.acceptance_draws import AcceptanceDraws
-from model.engines.draft_choice import BreakEven, DraftChoice, Influence, SwitchOff, break_even, influences, switch_off
 from sim.advice import engine_settings, other_methods
 from sim.advice.engine_settings import Range
 from sim.advice.other_methods import Alternative, Evaluated
@@ -32,7 +32,7 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class AcceptanceCase:
     """The advice for one acceptance.
 
     Parameters
@@ -191,7 +191,7 @@ class Advice:
     """
 
     situation: Situation
-    cases: tuple[Case, ...]
+    cases: tuple[AcceptanceCase, ...]
     others: Evaluated
     alternatives: tuple[Alternative, ...]
 
@@ -208,7 +208,7 @@ class Advice:
         found = [row for case in self.cases for row in self._of_case(case)]
         return found + [{**row, "meets_slo": self._meets(row)} for row in self.others.rows]
 
-    def _of_case(self, case: Case) -> list[dict[str, Any]]:
+    def _of_case(self, case: AcceptanceCase) -> list[dict[str, Any]]:
         choice, parallel = case.choice, self.situation.tensor_parallel
         low, high = choice.interval
         tpot, rate = 1e3 * choice.tpot_seconds, choice.throughput / parallel
@@ -254,9 +254,13 @@ class Advice:
         what = "plain decoding" if not found.draft_length else f"K = {found.draft_length}"
         tells = " and ".join(name for name, _ in found.tells[:2])
         of = f"; it determines {tells} best" if tells else ""
+        narrows = f"the uncertainty of a predicted value falls from {advice.spread:.0%} to {found.spread:.0%}"
+        if advice.loss - found.loss < next_cell.RESOLVED:
+            sure = f"the choice of K is as sure as one cell can make it (expected loss {advice.loss:.1%})"
+            return f"{sure}; measure {what} with {found.sequences:g} running, and {narrows}{of}"
         return (
             f"measure {what} with {found.sequences:g} running: the expected loss of these choices falls from {advice.loss:.1%} to"
-            f" {found.loss:.1%}, the uncertainty of a predicted value from {advice.spread:.0%} to {found.spread:.0%}{of}"
+            f" {found.loss:.1%}, and {narrows}{of}"
         )
 
     @cached_property
@@ -316,7 +320,7 @@ class Advice:
                 low, high = (each[:, column] for each in case.choice.interval)
                 label = f"K = {length}" + (f", acceptance {case.acceptance.text}" if len(self.cases) > 1 else "")
                 curves.append(
-                    advised_drafts.Curve(label, np.array(case.choice.batches), case.choice.speedups[:, column], low, high)
+                    advised_drafts.SpeedupCurve(label, np.array(case.choice.batches), case.choice.speedups[:, column], low, high)
                 )
         return advised_drafts.draw(curves, title=title, switch_off=self.cases[0].off.batch)
 
@@ -343,14 +347,14 @@ def advise(said: Inputs, progress: Callable[[str], None] = lambda _: None) -> Ad
     cases = []
     for acceptance in found.cases:
         choice = DraftChoice(found.law, acceptance, tuple(map(float, found.batches)), lengths, found.context_of_law)
-        cases.append(Case(acceptance, choice, switch_off(choice, limit), found))
+        cases.append(AcceptanceCase(acceptance, choice, switch_off(choice, limit), found))
     _refuse_impossible_slo(found, cases)
     progress("evaluating other methods")
     others = other_methods.evaluate(found)
     return Advice(found, tuple(cases), others, tuple(other_methods.alternatives(found, cases[0].choice, others)))
 
 
-def _refuse_impossible_slo(said: Situation, cases: Sequence[Case]) -> None:
+def _refuse_impossible_slo(said: Situation, cases: Sequence[AcceptanceCase]) -> None:
     """Raise ParameterError if no choice keeps the service level objective."""
     if said.slo is None:
         return
@@ -375,4 +379,4 @@ def _about(value: float) -> str:
     return f"{round(value, digits):g}"
 
 
-__all__ = ["Advice", "Case", "Evidence", "advise"]
+__all__ = ["AcceptanceCase", "Advice", "Evidence", "advise"]

@@ -14,7 +14,7 @@ from model.engines.step_terms import PRIORS
 from model.methods import registry
 
 if TYPE_CHECKING:
-    from sim.advice.advice import Advice, Case
+    from sim.advice.advice import AcceptanceCase, Advice
 
 WIDTH = 118
 MOST_LENGTHS = 10
@@ -52,7 +52,7 @@ def _bullet(console: Console, line: str, width: int) -> None:
         console.print(part, soft_wrap=True)
 
 
-def _of_case(advice: Advice, case: Case) -> Table:
+def _of_case(advice: Advice, case: AcceptanceCase) -> Table:
     choice, parallel = case.choice, advice.situation.tensor_parallel
     several = f", acceptance {case.acceptance.text}" if len(advice.cases) > 1 else ""
     table = Table(
@@ -85,7 +85,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _mark(case: Case, row: int, column: int) -> str:
+def _mark(case: AcceptanceCase, row: int, column: int) -> str:
     return "*" if case.choice.best[row] == column else "~" if case.choice.ties[row, column] else " "
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from model.advice import memory_limit
+from model.advice.draft_choice import DraftChoice
 from model.base.checks import ParameterError
-from model.engines import memory_limit, step_law
-from model.engines.draft_choice import DraftChoice
+from model.engines import step_law
 from model.hardware import devices
 from model.methods import registry
 from model.methods.proposals import PROPOSED_TOKENS, Known, Proposal

@@ -1,6 +1,6 @@
 """What a user says of model, devices, engine and draft, completed from shapes, profiles, laws and records.
 
-What nobody knows is refused with the option that gives it; what is assumed is listed with its source (`Evidence`).
+What is unknown is refused with the option that gives it; what is assumed is listed with its source (`Evidence`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from model.advice import acceptance_draws, memory_limit
+from model.advice.acceptance_draws import AcceptanceDraws
 from model.architectures import layer_parts, published_shapes
 from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
-from model.engines import acceptance_draws, engine_priors, kernel_times, law_fit, law_report, memory_limit, step_law
-from model.engines.acceptance_draws import AcceptanceDraws
+from model.engines import engine_priors, kernel_times, law_fit, law_report, step_law
 from model.engines.cells import Cells
 from model.engines.kernel_times import USUAL_CONTEXT, KernelSource
 from model.engines.step_law import StepLaw
@@ -57,6 +58,7 @@ class Inputs:
     engine: str = engine_priors.ANY
     engine_law: str | Path | None = None
     log: tuple[str | Path, ...] = ()
+    log_draft_length: int | None = None
     acceptance: Any = None
     acceptance_by_position: tuple[float, ...] | None = None
     match_rate: float | None = None
@@ -207,8 +209,10 @@ def _record(said: Inputs) -> AcceptanceRecord | None:
         return None
     first = Path(said.log[0])
     if len(said.log) == 1 and first.suffix == ".json" and _is_record(first):
-        return acceptance_record.load(first)
-    return engine_log.read(said.log)
+        record = acceptance_record.load(first)
+        unknown = record.draft_length is None and said.log_draft_length is not None
+        return replace(record, draft_length=said.log_draft_length) if unknown else record
+    return engine_log.read(said.log, draft_length=said.log_draft_length)
 
 
 def _is_record(path: Path) -> bool:
@@ -364,16 +368,20 @@ def _of_law(
 
 def _cases(said: Inputs, record: AcceptanceRecord | None, law: StepLaw, rests: list[Evidence]) -> tuple[AcceptanceDraws, ...]:
     """Acceptance of each case: as said, of the log, or of the law."""
-    given = [said.acceptance is not None, said.acceptance_by_position is not None, record is not None]
-    if sum(given) > 1:
-        raise ParameterError("one source of acceptance is needed: give one of --acceptance, --acceptance-by-position and --log")
+    if said.acceptance is not None and said.acceptance_by_position is not None:
+        raise ParameterError("one acceptance is needed, got --acceptance and --acceptance-by-position; leave one out")
     if said.acceptance is not None:
         found = tuple(acceptance_of(said.acceptance, said.seed))
     elif said.acceptance_by_position is not None:
         found = (acceptance_draws.by_position(said.acceptance_by_position),)
     elif record is not None:
         if record.draft_length == 0 or not (record.known_rates or record.mean_acceptance_length):
-            raise ParameterError("the log has no drafts, so no acceptance: give --acceptance, or a log with speculation on")
+            raise ParameterError("--log has no drafts, so no acceptance: give --acceptance, or a log with speculation on")
+        if not record.known_rates and not record.draft_length:
+            raise ParameterError(
+                f"--log says {record.mean_acceptance_length:.3g} tokens per step, but no draft length: give --log-draft-length,"
+                " the K that the engine ran with, or --acceptance"
+            )
         found = (acceptance_draws.of_record(record, "--log", seed=said.seed),)
     else:
         of_law = acceptance_draws.of_law(law)
@@ -426,7 +434,7 @@ def _batches(said: Inputs, capacity: int | None, notes: list[str]) -> tuple[int,
             checks.whole("batch", each, 1, 100_000)
             if capacity is not None and each > capacity:
                 raise ParameterError(
-                    f"batch must be at most {capacity}, the sequences whose cache fits the memory beside the weights, got {each};"
+                    f"batch must be at most {capacity}, the sequences whose cache fits the memory besides the weights, got {each};"
                     " give fewer, a shorter --context, or more --tensor-parallel"
                 )
         return tuple(sorted({*said.batch}))
@@ -451,7 +459,9 @@ def _draft_lengths(said: Inputs, cases: Sequence[AcceptanceDraws], notes: list[s
         return tuple(sorted({*said.draft_length}))
     kept = tuple(each for each in DRAFT_LENGTHS if each <= most)
     if len(kept) < len(DRAFT_LENGTHS):
-        notes.append(f"acceptance is known up to draft length {most} ({source}): longer drafts are left out")
+        notes.append(
+            f"acceptance is known up to draft length {most} ({source}): longer drafts are left out; a run with them tells more"
+        )
     return kept
 
 

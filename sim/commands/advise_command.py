@@ -35,6 +35,10 @@ def advise(
     log: Annotated[
         list[Path] | None, typer.Option(help="Log or benchmark of the engine, or its acceptance record: acceptance and step times.")
     ] = None,
+    log_draft_length: Annotated[
+        int | None,
+        typer.Option("--log-draft-length", help="Draft length that the engine of the log ran with, if it does not say it."),
+    ] = None,
     acceptance: Annotated[
         str | None, typer.Option(help="Acceptance rate: 0.7, an uncertain 0.6..0.8, or cases 0.6,0.7. Never assumed.")
     ] = None,
@@ -89,7 +93,7 @@ def advise(
     start = time.monotonic()
     said = Inputs(
         model=model, gpu=gpu, tensor_parallel=tensor_parallel, gpus=gpus, draft=draft, engine=engine, engine_law=engine_law,
-        log=tuple(log or ()), acceptance=acceptance,
+        log=tuple(log or ()), log_draft_length=log_draft_length, acceptance=acceptance,
         acceptance_by_position=numbers("acceptance_by_position", acceptance_by_position, float), match_rate=match_rate,
         batch=numbers("batch", batch, int), draft_length=numbers("draft_length", draft_length, int), context=context,
         slo_tpot_ms=milliseconds("slo_tpot", slo_tpot), lossy=lossy, dtype=dtype, weights=weights, kernels=kernels, seed=seed,

@@ -650,6 +650,9 @@ PAIRS: dict[str, tuple[str, str, int | None]] = {
     "vllm bench": (writers.vllm_bench(HALVES).partition("Acceptance rate")[0], writers.vllm_bench(HALVES), 3),
     "sglang log": (writers.sglang_line(0, 4, 100.0, 400), writers.sglang_line(2.5, 4, 200.0, 400), None),
     "sglang bench": (json.dumps(sglang_result(None, 9.0)), json.dumps(sglang_result(2.5, 5.0)), None),
+    "sglang bench text without its backend": (
+        sglang_text(None, 9.0).replace("Backend:", "Server:"), sglang_text(2.5, 5.0).replace("Backend:", "Server:"), None,
+    ),
     "sglang bench text": (sglang_text(None, 9.0), sglang_text(2.5, 5.0), None),
     "trtllm report": (BARE_REPORT, REPORT, 3),
     "lmdeploy log": (LMDEPLOY.partition("SpecDecoding")[0], LMDEPLOY, 3),

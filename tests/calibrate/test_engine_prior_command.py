@@ -98,7 +98,7 @@ def test_named_engine_gives_fits_its_priors(tmp_path: Path) -> None:
         ({"--dtype": "int4"}, "dtype is the type of activations and cannot be 'int4'; use weights = 'int4' for the weights"),
         ({"--weights": "int4-g7"}, "weights must have groups of a power of two from 8 to 16384, such as int4-g64, got int4-g7"),
         ({"--weights": "in4"}, "unknown weights 'in4'; did you mean int4"),
-        ({"--weights": "int4", "--kernels": "profile"}, "h100-llama-3.1-8b has no times of weights in int4; use source 'roofline'"),
+        ({"--weights": "int4", "--kernels": "profile"}, "h100-llama-3.1-8b has no times of weights in int4; use --kernels"),
         (
             {"--draft": "eagle3:llama-3.1-70b"},
             "draft must be a head of llama-3.1-8b, got eagle3:llama-3.1-70b: layers are 80, not 32",

@@ -20,6 +20,14 @@ from tests.support.tiny_configurations import TINY, build_library_model
 pytestmark = pytest.mark.usefixtures("one_thread", "fake_time")
 
 
+def test_measured_models_have_weights_in_the_type_they_run_in(config: Callable[..., str]) -> None:
+    """Random weights of no format, also where the model is published in one or its file names one."""
+    path = config("llama", quantization_config={"quant_method": "awq", "bits": 4, "group_size": 16})
+    for model in ("gpt-oss-20b", "deepseek-r1", path):
+        assert published_shapes.named_shape(model).weights is not None
+        assert architecture(model).shape.weights is None
+
+
 # --- passes ---
 
 

@@ -20,7 +20,7 @@ from model.architectures.published_shapes import PRESETS, named_shape, preset
 from model.architectures.shape_configs import from_config
 from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
-from model.engines import kernel_times
+from model.engines import kernel_times, law_fit, step_law
 from model.engines.kernel_times import KernelSource
 from model.hardware import composed_layers, profile_files
 from model.hardware.cost_models import memory, pass_time
@@ -239,6 +239,28 @@ def test_published_type_is_the_default_and_its_arithmetic_is_stated(device: str,
     assert (half.shape.dtype, half.shape.weights) == ("float16", FORMATS["float8"])
 
 
+def test_weights_of_a_law_count_in_memory(tmp_path: Path) -> None:
+    law = law_fit.fit(None, "none", unit="tpot_ms", kernels=KernelSource("llama-3.1-70b", "h200", weights="int4"))
+    cost = HardwareCost("engine", law=str(step_law.write(law, tmp_path / "law.json")))
+    found = cost.of("target")
+    assert found is not None
+    assert found.shape == replace(preset("llama-3.1-70b"), weights=FORMATS["int4"])
+
+
+def test_a_profile_has_the_type_that_was_measured(tmp_path: Path) -> None:
+    """A quantised checkpoint of a measured model, as its file says: its times are those of the profile, in 16 bits."""
+    keys = {
+        "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "intermediate_size": 14_336, "vocab_size": 128_256, "torch_dtype": "float16",
+        "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128},
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(keys))
+    found = HardwareCost("profile", profile="h100-llama-3.1-8b", shape=str(path)).of("target")
+    assert found is not None
+    assert found.shape == preset("llama-3.1-8b")
+
+
 # --- Heads and their targets ---
 
 DECODERS = [name for name, made in PRESETS.items() if not made.encoder_layers]
@@ -246,7 +268,7 @@ DECODERS = [name for name, made in PRESETS.items() if not made.encoder_layers]
 
 @given(st.sampled_from(DECODERS), st.sampled_from(DECODERS), st.sampled_from(["mtp", "medusa"]))
 def test_a_head_is_of_its_target(target: str, other: str, kind: str) -> None:
-    """Models of one shape share heads; heads of all others are refused, whatever the widths of the head itself."""
+    """Models of one shape share heads; heads of all others are refused, also of the same widths."""
     sizes = [(made.layers, made.hidden, made.vocabulary) for made in (preset(target), preset(other))]
     cost = {"kind": "roofline", "device": "h200", "dtype": "float16", "shape": target, "draft_shape": f"{kind}:{other}"}
     if sizes[0] == sizes[1]:

@@ -138,3 +138,15 @@ def test_parallel_drafts_count_as_many_passes_as_they_make() -> None:
     found = Cells.of("step_ms", [1, 1], [0, 7], draft_passes=[float("nan"), 1])
     assert found.draft_passes.tolist() == [0, 1]
     assert Cells.of("step_ms", [1, 1], [0, 7]).draft_passes.tolist() == [0, 7]
+
+
+@pytest.mark.parametrize(("sequences", "draft_length", "message"), [
+    ([1, float("nan")], [0, 0], "row 2: sequences must be between 0.001 and 1e+06, got nan"),
+    ([1, 1], [0, float("nan")], "row 2: draft_length must be between 0 and 1024, got nan"),
+    ([1, 1], [0.5, 0], "row 1: draft_length must be a whole number, got 0.5"),
+    (["x", 1], [0, 0], "sequences must be numbers, got"),
+])  # fmt: skip
+def test_arrays_that_are_refused(sequences: list[float], draft_length: list[float], message: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        Cells.of("step_ms", sequences, draft_length)
+    assert message in str(caught.value)

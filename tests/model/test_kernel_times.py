@@ -69,3 +69,10 @@ def test_weights_of_kernels_are_kept_and_absent_in_older_files(weights: str | No
     path = step_law.write(law, tmp_path / "law.json")
     assert ("weights" in json.loads(path.read_text())["kernels"]) == (weights is not None)
     assert step_law.load(path).kernels == law.kernels
+
+
+def test_memory_counts_the_draft() -> None:
+    source = KernelSource("llama-3.1-8b", "h100")
+    kernel_times.refuse_too_large(source)
+    with pytest.raises(ParameterError, match=r"^weights \(157.2 GB\)"):
+        kernel_times.refuse_too_large(replace(source, draft="llama-3.1-70b"))

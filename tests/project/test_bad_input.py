@@ -260,7 +260,7 @@ ARGUMENTS: list[tuple[list[str], Files, list[str]]] = [
     ([*RUN, "missing.toml"], {}, ["'missing.toml' cannot be read", "No such file", "sim ls scenarios"]),
     ([*RUN, "ppd-form"], {}, ["'ppd-form'", "did you mean the bundled scenario ppd-forms?"]),
     (["lint", "missing.toml"], {}, ["'missing.toml' cannot be read"]),
-    ([*RUN, "."], {}, ["'.' cannot be read", "directory"]),
+    ([*RUN, "."], {}, ["'.' cannot be read", "it is a folder"]),
     ([*RUN, "binary"], {"binary": bytes(range(256))}, ["'binary' is not UTF-8 text"]),
     ([*RUN, "utf16.toml"], {"utf16.toml": BASE.encode("utf-16")}, ["'utf16.toml' is not UTF-8 text", "save it as UTF-8"]),
     ([*RUN, "a\0b"], {}, ["cannot be read", "null byte"]),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -30,6 +30,7 @@ from model.architectures import shape_configs
 from model.engines import step_law
 from model.hardware import devices, profile_files
 from model.logs import acceptance_record, measured_runs, position_log, read_log
+from model.logs.acceptance_record import AcceptanceRecord, dumps, with_intervals
 from model.logs.engine_logs import engine_log
 from sim.commands.sim_app import app as sim
 from tests.calibrate.test_prompts import NESTED, ROWS
@@ -97,6 +98,10 @@ units = 4
 [sweep]
 "outcomes.match.match_rate" = [0.1, 0.9]
 """
+
+
+LAW = "vllm-llama-3.1-8b-eagle3-h100"
+ADVISED = with_intervals(AcceptanceRecord("vllm", ("v1",), (), draft_length=2, drafts=400, survival=(0.8, 0.6)))
 
 
 @given(data=st.one_of(lines_of(BASE).map(str.encode), bytes_of(BASE.encode())))
@@ -423,7 +428,14 @@ def test_runs_of_engines(data: st.DataObject) -> None:
         call_reader(engine_run.read, here)
 
 
-LAW = "vllm-llama-3.1-8b-eagle3-h100"
+@given(data=st.one_of(bytes_of(dumps(ADVISED).encode()), json_of(json.loads(dumps(ADVISED))).map(to_json).map(str.encode)))
+@settings(fuzz_settings, max_examples=60)
+def test_logs_for_advice(data: bytes) -> None:
+    with folder() as here:
+        (here / "record.json").write_bytes(data)
+        run_command(
+            sim, "advise", "--engine-law", LAW, "--batch", "1", "--draft-length", "1", "--log", here / "record.json", "--json"
+        )
 
 
 @given(data=st.one_of(bytes_of(CELLS.encode()), lines_of(CELLS, ",").map(str.encode)))

@@ -814,6 +814,14 @@ EFFECTS: dict[str, dict[str, str]] = {
     "sim lint": {METHODS: "--methods"},
     "sim ls": {LISTED: "--methods", "test_sim_app.py::test_lists_and_environment": "--json"},
     "sim schema": {LISTED: "--methods"},
+    "sim advise": {
+        "test_advise.py::test_every_option_changes_the_answer": "--model --gpu --tensor-parallel --gpus --draft --engine"
+        " --engine-law --log --acceptance --acceptance-by-position --match-rate --batch"
+        " --draft-length --context --slo-tpot --lossy --dtype --weights --kernels --seed",
+        "test_advise.py::test_draft_length_of_a_log_that_does_not_say_it": "--log-draft-length",
+        "test_advise.py::test_settings_are_printed_alone": "--settings",
+        "test_advise.py::test_files_are_written_and_hold_the_same": "--out --json",
+    },
     "sim env": {"test_sim_app.py::test_lists_and_environment": "--json"},
     "calibrate bundle": {REACH: "--out"},
     "calibrate engine prior": {

@@ -82,7 +82,7 @@ class Parameters(DraftModel):
 
     @classmethod
     def proposals(cls, known: Known) -> Proposals:
-        """Nothing: nobody knows its fallback and rollback rates without a decision record of the two models."""
+        """Nothing: its fallback and rollback rates are unknown without a decision record of the two models."""
         return Proposals(
             missing=needs_lossy(known) or "fallback and rollback rates, which `calibrate log` measures and `sim run` takes"
         )

@@ -13,20 +13,20 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, stats
+from scipy import optimize, special
 
+from model.advice.acceptance_draws import AcceptanceDraws
 from model.base import checks
 from model.base.checks import ParameterError
-from model.engines.acceptance_draws import AcceptanceDraws
 from model.engines.cells import Cells, Floats
 from model.engines.step_law import DEGREES, EXTRAPOLATION, SHARE, StepLaw
 
 MOST_CHOICES = 4096
 TIE = 0.01
-"""Largest loss of throughput of a draft length that counts as equal to the best one, whatever is known [-]."""
+"""Largest loss of throughput of a draft length that counts as equal to the best one, with all that is known [-]."""
 POINTS_PER_DOUBLING = 4
 """Resolution of the search for the number of running sequences from which plain decoding is fastest."""
-_NODES = stats.t(DEGREES).ppf((np.arange(8) + 0.5) / 8)
+_NODES = special.stdtrit(DEGREES, (np.arange(8) + 0.5) / 8)
 _ENDS = (1 - SHARE) / 2, (1 + SHARE) / 2
 
 
@@ -118,7 +118,7 @@ class DraftChoice:
         return found.reshape(len(self.batches), len(self.draft_lengths))
 
     def _interval(self, values: Floats, beyond: Floats) -> tuple[Floats, Floats]:
-        """Bounds of ratios that somebody would measure, of probability `SHARE`; `values` of shape (draws, ...)."""
+        """Bounds of ratios that a measurement would have, of probability `SHARE`; `values` of shape (draws, ...)."""
         noise = self._paired(self.law.draws["noise"]).reshape(-1, *(1,) * (values.ndim - 1))
         width = np.sqrt(noise**2 + (EXTRAPOLATION * beyond) ** 2)
         spread = np.log(values)[:, None] + width[:, None] * _NODES.reshape(1, -1, *(1,) * (values.ndim - 1))

@@ -1,0 +1,1 @@
+"""What advice is computed from: acceptance as draws, speed-ups of draft lengths with intervals, memory."""

@@ -1,0 +1,359 @@
+"""`sim advise`: as a user calls it, on the command line and from Python; what is missing or wrong is one line."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+import sim
+from model.base.checks import ParameterError
+from model.engines import law_fit, step_law, step_terms
+from model.engines.cells import Cells
+from model.logs.acceptance_record import AcceptanceRecord, dumps, with_intervals
+from sim.advice import advice_schema, engine_settings
+from sim.advice.advice import Advice
+from sim.advice.engine_settings import MOST_SEQUENCES, Range, schedule
+from sim.advice.situation import acceptance_of
+from sim.commands.sim_app import app
+
+LAW = "sglang-qwen3-235b-a22b"
+KEYS = {"verdict", "best", "switch_off_batch", "table", "rests_on", "break_even", "kernels_only"}
+ROW = {
+    "method", "batch", "draft_length", "speedup", "speedup_low", "speedup_high", "tpot_ms", "tokens_per_s_per_gpu", "best", "tie"
+}  # fmt: skip
+
+
+def called(*words: str) -> Result:
+    return CliRunner().invoke(app, ["advise", *words])
+
+
+@pytest.fixture(scope="module")
+def found() -> Advice:
+    return sim.advise(engine_law=LAW, batch=[1, 8, 32, 128], draft_length=[1, 2, 3, 4])
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Law of an engine whose drafts stop paying: a slow draft and a small arithmetic rate."""
+    number, drafted = (each.ravel() for each in np.meshgrid([1.0, 8, 32, 128], [0.0, 1, 3, 5]))
+    coefficients = {"weights": 0.01, "ridge_tokens": 120.0, "step": 1e-3, "sequence": 2e-5, "token": 2e-5, "draft_pass": 1.2e-3}
+    shape = step_terms.StepShape(number, drafted, drafted, 0 * number)
+    seconds = step_terms.step_seconds({name: np.array(each) for name, each in coefficients.items()}, shape, None)
+    cells = Cells.of("step_ms", number, drafted, 1e3 * seconds)
+    law = law_fit.fit(cells, "dense", model="llama-3.1-8b", tensor_parallel=1)
+    return step_law.write(law, tmp_path_factory.mktemp("law") / "dense.json")
+
+
+# --- The answer ---
+
+
+def test_json_has_the_keys_and_fits_its_schema() -> None:
+    done = called("--engine-law", LAW, "--batch", "1,8", "--draft-length", "1,3", "--json", "--slo-tpot", "20ms")
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert {*document} >= KEYS
+    assert all({*row} >= ROW for row in document["table"])
+    jsonschema.validate(document, advice_schema.schema())
+    assert document["best"].keys() == {"1", "8"}
+    for row in document["table"]:
+        assert row["best"] == (document["best"][str(row["batch"])] == row["draft_length"])
+        assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
+        assert row["meets_slo"] == (row["tpot_ms"] <= 20)
+    assert {row["kind"] for row in document["rests_on"]} <= {"measured", "published", "assumed", "prior"}
+
+
+def test_table_agrees_with_the_law(found: Advice) -> None:
+    law = step_law.load(LAW)
+    for row in found.rows:
+        length = [row["draft_length"]]
+        cells = Cells.of(law.unit, [row["batch"]], length)
+        expected = float(law.predict(cells).values[0])
+        assert row["batch"] / row["tpot_ms"] * 1e3 == pytest.approx(expected, rel=1e-6)
+        assert row["tokens_per_s_per_gpu"] == pytest.approx(expected, rel=1e-6)
+    assert found.table.height == 4 * 5
+
+
+def test_verdict_says_where_it_pays_and_where_to_switch_off(dense: Path) -> None:
+    made = sim.advise(engine_law=dense, acceptance=0.6)
+    (case,) = made.cases
+    assert case.off.batch is not None
+    assert 8 < case.off.batch < 512
+    assert re.search(r"K = \d is fastest up to \d+ running sequences: \d\.\d\dx at 1, \d\.\d\dx \(80 % interval", made.verdict)
+    assert "above, switch it off" in made.verdict
+    low = sim.advise(engine_law=dense, acceptance=0.05)
+    assert low.verdict.startswith(
+        ("From 1 to 128 running sequences plain decoding is fastest", "From 1 to 128 running sequences it")
+    )
+    assert set(low.cases[0].best.values()) == {0}
+    assert low.cases[0].off.batch == 1
+    assert all("without speculative decoding" in low.settings(engine)[0] for engine in engine_settings.NAMES)
+
+
+def test_range_is_one_answer_and_a_list_is_cases(dense: Path) -> None:
+    ranged = sim.advise(engine_law=dense, acceptance=(0.5, 0.7), batch=[4])
+    low, high = (sim.advise(engine_law=dense, acceptance=rate, batch=[4]) for rate in (0.5, 0.7))
+    at = {name: {row["draft_length"]: row for row in each.rows} for name, each in (("r", ranged), ("l", low), ("h", high))}
+    for length in (1, 3, 5):
+        assert at["r"][length]["speedup_low"] < at["l"][length]["speedup"] * 1.1
+        assert at["r"][length]["speedup_high"] > at["h"][length]["speedup"] * 0.9
+        width = [at[name][length]["speedup_high"] / at[name][length]["speedup_low"] for name in "rl"]
+        assert width[0] > width[1]
+    both = sim.advise(engine_law=dense, acceptance="0.5,0.7", batch=[4])
+    assert [case.acceptance.text for case in both.cases] == ["0.5", "0.7"]
+    document = both.document()
+    assert [case["acceptance"] for case in document["cases"]] == ["0.5", "0.7"]
+    assert both.rows[:9] == low.rows
+    jsonschema.validate(document, advice_schema.schema())
+
+
+def test_what_is_assumed_is_said_and_what_was_given_is_not_called_measured(found: Advice) -> None:
+    by_input = {each.input: each for each in found.situation.rests_on}
+    assert by_input["acceptance"].kind == "measured"
+    assert by_input["round"].kind == "prior"
+    assert by_input["draft_pass"].kind == "measured"
+    assert by_input["context"].kind == "assumed"
+    assert any("no cell of the law is of plain decoding" in note for note in found.situation.notes)
+    given = sim.advise(engine_law=LAW, acceptance=0.7, batch=[1])
+    assert {each.kind for each in given.situation.rests_on if each.input == "acceptance"} == {"assumed"}
+
+
+def test_it_prints_on_a_terminal_and_in_a_notebook(found: Advice) -> None:
+    printed = str(found)
+    assert found.verdict.split(";")[0] in " ".join(printed.split())
+    assert max(map(len, printed.splitlines())) <= 120
+    for words in ("* best, ~ tied", "break-even", "rests on", "measure"):
+        assert words in printed
+    html = found._repr_html_()
+    assert "<strong>" in html
+    assert "&lt;" not in found.verdict
+    assert found.figure().axes[0].get_ylabel() == "speed-up over plain decoding"
+
+
+def test_files_are_written_and_hold_the_same(tmp_path: Path) -> None:
+    done = called("--engine-law", LAW, "--batch", "1,8", "--json", "-o", str(tmp_path / "advice"))
+    assert json.loads((tmp_path / "advice.json").read_text()) == json.loads(done.stdout)
+    assert (tmp_path / "advice.svg").read_text().lstrip().startswith("<?xml")
+
+
+# --- Kernels, logs, and other uses of the devices ---
+
+
+@pytest.fixture(scope="module")
+def two() -> Advice:
+    return sim.advise(
+        model="llama-3.1-8b", gpu="h100", draft="eagle3", acceptance=0.7, engine="vllm", gpus=2, match_rate=0.5, lossy=True,
+        batch=[1, 2, 16], draft_length=[1, 3, 5],
+    )  # fmt: skip
+
+
+def test_other_methods_and_uses_are_in_the_same_units(two: Advice) -> None:
+    rows = {(row["method"], row["batch"]): row for row in two.others.rows}
+    assert {method for method, _ in rows} == {"early_exit", "pearl", "ppd", "skipdecode"}
+    assert {row["exact"] for row in two.others.rows if row["method"] in ("pearl", "ppd")} == {True}
+    plain = next(row for row in two.rows if row["method"] == "autoregressive" and row["batch"] == 1)
+    for row in rows.values():
+        assert row["tokens_per_s_per_gpu"] == pytest.approx(row["batch"] * 1e3 / row["tpot_ms"] / row["gpus"])
+        if row["batch"] == 1:
+            assert row["speedup"] * row["tpot_ms"] == pytest.approx(plain["tpot_ms"], rel=0.03)  # its context grows over the output
+    options = {each.option for each in two.alternatives}
+    assert {"2 replicas of 1 GPU, plain", "1 replica of 2 GPUs, plain", "PEARL on groups of 2 GPUs"} <= options
+    asked = [each for each in two.alternatives if each.asked]
+    for each in asked:
+        row = next(row for row in two.rows if row["batch"] == each.sequences_per_replica and row["best"])
+        assert (each.tpot_ms, each.tokens_per_s_per_gpu) == pytest.approx((row["tpot_ms"], row["tokens_per_s_per_gpu"]))
+    assert "not exact" in str(two)
+
+
+def test_lossy_methods_and_missing_inputs_are_named() -> None:
+    made = sim.advise(engine_law="vllm-llama-3.1-8b-eagle3-h100", batch=[1])
+    assert made.others.rows == ()
+    left_out = dict(made.others.left_out)
+    assert "--lossy" in left_out["skipdecode"]
+    assert "--gpus" in left_out["ppd"]
+    assert made.alternatives == ()
+
+
+def test_kernels_only_is_said() -> None:
+    made = sim.advise(model="llama-3.1-8b", gpu="h100", draft="llama-3.2-1b", acceptance=0.7, engine="none", batch=[1, 8])
+    assert made.document()["kernels_only"] is True
+    assert "kernels only" in made.verdict
+    with_engine = sim.advise(model="llama-3.1-8b", gpu="h100", draft="llama-3.2-1b", acceptance=0.7, batch=[1, 8])
+    assert with_engine.document()["kernels_only"] is False
+    assert "intervals are those of priors" in with_engine.verdict
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = AcceptanceRecord("vllm", ("v1",), (), draft_length=3, drafts=4000, survival=(0.8, 0.6, 0.4))
+    path = tmp_path_factory.mktemp("record") / "vllm.json"
+    path.write_text(dumps(with_intervals(made)))
+    return path
+
+
+def test_record_of_a_log_gives_acceptance_up_to_its_draft_length(record: Path) -> None:
+    made = sim.advise(model="llama-3.1-8b", gpu="h100", draft="eagle3", log=record, batch=[1])
+    assert made.situation.draft_lengths == (1, 2, 3)
+    assert made.cases[0].acceptance.kind == "measured"
+    assert made.cases[0].choice.lengths[0].tolist() == pytest.approx([1, 1.8, 2.4, 2.8])
+    assert made.situation.law.engine == "vllm"
+    assert any("longer drafts are left out" in note for note in made.situation.notes)
+    own = sim.advise(model="llama-3.1-8b", gpu="h100", draft="eagle3", log=record, acceptance=0.5, batch=[1])
+    assert own.cases[0].acceptance.text == "0.5"
+
+
+def test_small_devices_are_filled_and_not_more() -> None:
+    made = sim.advise(model="llama-3.1-8b", gpu="rtx-4090", draft="eagle3", acceptance=0.7)
+    assert made.situation.capacity is not None
+    assert max(made.situation.batches) <= made.situation.capacity < 128
+    assert any("fit the memory" in note for note in made.situation.notes)
+    split = sim.advise(model="llama-3.1-70b", gpu="h100", gpus=4, draft="eagle3", acceptance=0.7, batch=[1])
+    assert split.situation.tensor_parallel == 2
+
+
+BAD = [
+    ((), "--model is required"),
+    (("--model", "llama-3.1-8b"), "--gpu is required"),
+    (("--model", "llama-3.1-8b", "--gpu", "h100"), "acceptance is required and has no default"),
+    (("--model", "llama-3.1-8b", "--gpu", "h101", "--acceptance", "0.7"), "h100"),
+    (("--model", "llama-3.1-9b", "--gpu", "h100", "--acceptance", "0.7"), "did you mean llama-3.1-8b"),
+    (("--model", "llama-3.1-8b", "--gpu", "h100", "--acceptance", "high"), "acceptance must be a number, a range such as 0.6..0.7"),
+    (("--model", "llama-3.1-8b", "--gpu", "h100", "--acceptance", "70"), "acceptance must be between 0 and 1"),
+    (("--model", "llama-3.1-8b", "--gpu", "h100", "--acceptance", "0.7", "--engine", "none"), "--draft is required"),
+    (("--model", "llama-3.1-8b", "--gpu", "h100", "--acceptance", "0.7", "--engine", "vlm"), "did you mean vllm"),
+    (("--model", "llama-3.1-70b", "--gpu", "h100", "--acceptance", "0.7"), "a larger tensor_parallel"),
+    (("--model", "llama-3.1-8b", "--gpu", "h100", "--acceptance", "0.7", "--batch", "100000"), "batch must be at most"),
+    (("--model", "llama-3.1-8b", "--gpu", "h100", "--acceptance", "0.7", "--slo-tpot", "0.1ms"), "slo_tpot must be at least"),
+    (("--engine-law", LAW, "--slo-tpot", "20"), "slo_tpot must be a time above 0 with its unit"),
+    (("--engine-law", LAW, "--tensor-parallel", "0"), "tensor_parallel must be"),
+    (("--engine-law", "sglang-deepseek-r1-fp8-b300", "--tensor-parallel", "4"), "--tensor-parallel must be 8, that of the"),
+    (("--engine-law", LAW, "--model", "llama-3.1-8b"), "--model must be qwen3-235b-a22b"),
+    (("--engine-law", LAW, "--batch", "one"), "batch must be comma-separated whole numbers"),
+    (("--engine-law", LAW, "--draft-length", "0"), "draft_length must be"),
+    (("--engine-law", LAW, "--gpus", "0"), "gpus must be"),
+    (("--engine-law", LAW, "--settings", "trt"), "settings"),
+    (("--engine-law", "nothing"), "unknown engine law 'nothing'"),
+    (("--engine-law", LAW, "--acceptance", "0.6", "--acceptance-by-position", "0.5,0.4"), "one acceptance is needed"),
+    (("--engine-law", LAW, "--log", "nowhere.log"), "nowhere.log"),
+    (("--model", "llama-3.1-8b", "--gpu", "h100", "--log", "{}", "--draft-length", "5"), "draft_length must be at most 3, up to"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "message"), BAD, ids=[message[:40] for _, message in BAD])
+def test_bad_input_is_one_line(words: tuple[str, ...], message: str, record: Path) -> None:
+    done = called(*(word.format(record) for word in words))
+    assert done.exit_code == 2, done.output
+    assert message in done.output
+    assert done.output.count("\n") == 1
+
+
+def test_python_names_unknown_keywords() -> None:
+    with pytest.raises(ParameterError, match="did you mean draft_length"):
+        sim.advise(draft_lenght=3)
+
+
+BASE = {
+    "--model": "llama-3.1-8b", "--gpu": "h100", "--draft": "eagle3", "--acceptance": "0.7", "--batch": "2", "--draft-length": "2,3"
+}  # fmt: skip
+ROOFLINE = {"--kernels": "roofline"}
+CHANGES: list[tuple[str, dict[str, str], dict[str, str | None]]] = [
+    ("--model", {}, {"--model": "qwen3-8b"}), ("--gpu", {}, {"--gpu": "a100"}),
+    ("--tensor-parallel", {}, {"--tensor-parallel": "2"}),
+    ("--gpus", {}, {"--gpus": "2"}), ("--draft", {}, {"--draft": "llama-3.2-1b"}), ("--engine", {}, {"--engine": "sglang"}),
+    ("--engine-law", {}, {"--engine-law": LAW, "--model": None, "--gpu": None, "--draft": None}),
+    ("--acceptance", {}, {"--acceptance": "0.6"}),
+    ("--acceptance-by-position", {}, {"--acceptance-by-position": "0.7,0.6,0.5", "--acceptance": None}),
+    ("--match-rate", {"--gpus": "2"}, {"--match-rate": "0.5"}), ("--batch", {}, {"--batch": "4"}),
+    ("--draft-length", {}, {"--draft-length": "2"}), ("--context", {}, {"--context": "4000"}),
+    ("--slo-tpot", {}, {"--slo-tpot": "0.02s"}), ("--dtype", ROOFLINE, {"--dtype": "float8"}),
+    ("--weights", ROOFLINE, {"--weights": "int4"}), ("--kernels", {}, ROOFLINE), ("--seed", {}, {"--seed": "1"}),
+    ("--lossy", {}, {"--lossy": ""}), ("--log", {}, {"--log": "RECORD", "--acceptance": None}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("needs", "change"), [each[1:] for each in CHANGES], ids=[each[0] for each in CHANGES])
+def test_every_option_changes_the_answer(needs: dict[str, str], change: dict[str, str | None], record: Path) -> None:
+    answers = []
+    for options in (BASE | needs, BASE | needs | change):
+        words = [word for name, each in options.items() if each is not None for word in (name, each) if word]
+        done = called(*(str(record) if word == "RECORD" else word for word in words), "--json")
+        assert done.exit_code == 0, done.output
+        document = json.loads(done.stdout)
+        answers.append([document[name] for name in ("table", "alternatives", "not_evaluated")])
+    assert answers[0] != answers[1]
+
+
+def test_draft_length_of_a_log_that_does_not_say_it(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(dumps(AcceptanceRecord("sglang", ("decode",), (), drafts=1000, mean_acceptance_length=2.5)))
+    words = ("--model", "llama-3.1-8b", "--gpu", "h100", "--draft", "eagle3", "--batch", "1", "--log", str(path))
+    done = called(*words)
+    assert done.exit_code == 2
+    assert "give --log-draft-length" in done.output
+    assert called(*words, "--log-draft-length", "3", "--json").exit_code == 0
+
+
+# --- Acceptance as text, schedules, settings ---
+
+
+def test_acceptance_in_every_form() -> None:
+    assert [each.text for each in acceptance_of(0.6)] == ["0.6"]
+    assert [each.text for each in acceptance_of([0.6, (0.7, 0.8)])] == ["0.6", "0.7 to 0.8"]
+    for bad in ("0.6..", "a", "0.6...0.7", ""):
+        with pytest.raises(ParameterError, match="acceptance must be"):
+            acceptance_of(bad)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.integers(1, 300) | st.none())
+def test_schedule_covers_every_batch_once(lengths: list[int], off: int | None) -> None:
+    batches = [2**power for power in range(len(lengths))]
+    found = schedule(batches, lengths, off_from=off)
+    assert found[0].first == 1
+    assert found[-1].last == MOST_SEQUENCES
+    for one, other in itertools.pairwise(found):
+        assert other.first == one.last + 1
+        assert one.draft_length != other.draft_length
+    for batch, length in zip(batches, lengths, strict=True):
+        (held,) = [each for each in found if each.first <= batch <= each.last]
+        assert held.draft_length == (0 if off is not None and batch >= off else length)
+
+
+RANGES = [Range(1, 15, 5), Range(16, 63, 2), Range(64, MOST_SEQUENCES, 0)]
+
+
+def test_settings_of_engines_hold_the_schedule() -> None:
+    (note, command) = engine_settings.lines("vllm", "m", "eagle3:llama-3.1-8b", RANGES, tensor_parallel=2)
+    assert note.startswith("#")
+    words = shlex.split(command)
+    config = json.loads(words[words.index("--speculative-config") + 1])
+    assert config["num_speculative_tokens"] == 5
+    assert config["num_speculative_tokens_per_batch_size"] == [[1, 15, 5], [16, 63, 2], [64, MOST_SEQUENCES, 0]]
+    assert words[words.index("--tensor-parallel-size") + 1] == "2"
+    (table, command) = engine_settings.lines("sglang", "m", "eagle3:llama-3.1-8b", RANGES)
+    slots = json.loads(shlex.split(table)[1])
+    assert {key: slot["candidate_steps"] for key, slot in slots.items()} == {"1": [5], "16": [2], "64": [0]}
+    assert shlex.split(command)[-5:-3] == ["--speculative-num-draft-tokens", "6"]
+    lines = engine_settings.lines("tensorrt-llm", "m", "mtp:deepseek-r1", RANGES)
+    assert "  num_nextn_predict_layers: 5" in lines
+    assert "  max_concurrency: 63" in lines
+    assert "speculative_model" not in "".join(lines)
+
+
+def test_settings_are_printed_alone(dense: Path) -> None:
+    done = called("--engine-law", str(dense), "--acceptance", "0.7", "--draft", "eagle3", "--settings", "vllm")
+    assert done.exit_code == 0, done.output
+    config: dict[str, Any] = json.loads(shlex.split(done.stdout.splitlines()[-1])[-1])
+    ranges = config["num_speculative_tokens_per_batch_size"]
+    assert ranges[0][0] == 1
+    assert ranges[-1][2] == 0
+    assert config["method"] == "eagle3"
