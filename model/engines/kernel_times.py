@@ -12,10 +12,9 @@ from model.architectures.layer_parts import quantised
 from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
-from model.engines import memory_limit
 from model.engines.cells import Floats
 from model.engines.step_terms import StepShape
-from model.hardware import cost_models, devices, profile_files
+from model.hardware import cost_models, devices, memory_limit, profile_files
 from model.hardware.cost_models import Hardware, pass_time
 from model.hardware.profile_costs import ProfileCosts, shape_of
 from model.hardware.roofline import Efficiency, Roofline

@@ -154,7 +154,9 @@ class AcceptanceCase:
             return "switch it off"
         since = "from the smallest batch" if off.pays_until is None else f"from {_about(off.pays_until)}"
         until = "on" if off.costs_from is None else f"to {_about(off.costs_from)}"
-        return f"{since} {until} it makes no known difference (break-even at {_about(off.batch)}); above, switch it off"
+        above = off.batch if off.costs_from is None else off.costs_from
+        even = f"it makes no known difference (break-even at {_about(off.batch)})"
+        return f"{since} {until} {even}; above {_about(above)}, switch it off"
 
     @cached_property
     def of_slo(self) -> str:

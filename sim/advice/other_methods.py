@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from model.advice import memory_limit
 from model.advice.draft_choice import DraftChoice
 from model.base.checks import ParameterError
 from model.engines import step_law
-from model.hardware import devices
+from model.hardware import devices, memory_limit
 from model.methods import registry
 from model.methods.proposals import PROPOSED_TOKENS, Known, Proposal
 from sim.advice.situation import Situation

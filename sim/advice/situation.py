@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from model.advice import acceptance_draws, memory_limit
+from model.advice import acceptance_draws
 from model.advice.acceptance_draws import AcceptanceDraws
 from model.architectures import layer_parts, published_shapes
 from model.architectures.transformer import Shape
@@ -23,7 +23,7 @@ from model.engines import engine_priors, kernel_times, law_fit, law_report, step
 from model.engines.cells import Cells
 from model.engines.kernel_times import USUAL_CONTEXT, KernelSource
 from model.engines.step_law import StepLaw
-from model.hardware import cost_models, devices
+from model.hardware import cost_models, devices, memory_limit
 from model.logs import acceptance_record
 from model.logs.acceptance_record import AcceptanceRecord
 from model.logs.engine_logs import engine_log

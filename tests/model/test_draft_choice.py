@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.advice import acceptance_draws, memory_limit
+from model.advice import acceptance_draws
 from model.advice.acceptance_draws import DRAWS, AcceptanceDraws
 from model.advice.draft_choice import DraftChoice, break_even, influences, switch_off
 from model.base.checks import ParameterError
 from model.engines import law_fit, step_law
 from model.engines.kernel_times import KernelSource
 from model.engines.step_law import StepLaw
+from model.hardware import memory_limit
 from model.logs.acceptance_record import AcceptanceRecord, with_intervals
 
 LENGTHS = (0, 1, 2, 3, 5, 8)
