@@ -354,7 +354,7 @@ def _edge(enough: Callable[[float], bool], best: float, worst: float) -> float |
         return None
     if enough(worst):
         return worst
-    for _ in range(80):
+    for _ in range(50):
         middle = (best + worst) / 2
         best, worst = (middle, worst) if enough(middle) else (best, middle)
     return best

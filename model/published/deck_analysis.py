@@ -55,7 +55,8 @@ def rows() -> list[dict[str, Any]]:
     evaluated at the best fixed length.
     free_bound: the theorem with free drafting; for adaptive draft lengths 1/(1 - a).
     oracle_bound: 1/(1 - a + c a).
-    impossible_if_free, above_oracle: true if the printed speed-up exceeds free_bound or oracle_bound.
+    impossible_if_free, above_oracle: true if the audit of the claim (`model.audit`) calls it impossible, without a cost ratio, or
+    with it and for any rule of draft lengths; rounding of the printed numbers is granted.
     needed_rate: rate at which Theorem 3.8 (for adaptive draft lengths the oracle bound) equals the printed speed-up.
     reread_length, reread_rate, reread_speedup, reread_excess, reread_oracle: acceptance rate if the stated rate is accepted over
     drafted tokens, and the theory at that rate. The draft length is the row's or else the assumed `deck.DRAFT_LENGTH`.

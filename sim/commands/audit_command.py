@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,10 +62,15 @@ class AuditDocument:
     unused_columns: list[str]
 
 
-def of_file(path: Path) -> AuditDocument:
-    """Audit of the claims of a CSV file."""
+def of_file(path: Path, progress: Callable[[int, int], None] | None = None) -> AuditDocument:
+    """Audit of the claims of a CSV file; `progress` is called with the number of claims done and of all claims."""
     found, unused = audited_claims.read_claims(path)
-    return _of(verdicts_on(found), unused)
+    verdicts: list[ClaimVerdict] = []
+    for claim in found:
+        verdicts += verdicts_on([claim])
+        if progress is not None:
+            progress(len(verdicts), len(found))
+    return _of(verdicts, unused)
 
 
 def of_rows(rows: Sequence[Mapping[str, Any]]) -> AuditDocument:

@@ -199,17 +199,17 @@ def _progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-def _progress_lines() -> Callable[[int, int], None]:
-    """Print a line of progress every ten seconds, for logs; short runs print none."""
+def _progress_lines(what: str = "shards", seconds: float = _SECONDS_BETWEEN_LINES) -> Callable[[int, int], None]:
+    """Print a line of progress after each `seconds`, for logs; short runs print none."""
     begun = last = time.monotonic()
 
     def report(done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last >= _SECONDS_BETWEEN_LINES and 0 < done < total:
+        if now - last >= seconds and 0 < done < total:
             last = now
             left = (now - begun) * (total - done) / done
-            print(f"{done} of {total} shards, about {left:.0f} s left", file=sys.stderr, flush=True)
+            print(f"{done} of {total} {what}, about {left:.0f} s left", file=sys.stderr, flush=True)
 
     return report
 
@@ -418,7 +418,7 @@ def audit(
     from sim.commands import audit_command
 
     audit_command.check_columns(columns)
-    found = audit_command.of_file(EXAMPLES if claims is None else claims)
+    found = audit_command.of_file(EXAMPLES if claims is None else claims, _progress_lines("claims", 2.0))
     if as_json:
         print(strict_json.dumps(audit_command.document(found), indent=2))
     else:

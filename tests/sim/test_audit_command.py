@@ -135,6 +135,15 @@ def test_methods_from_outside_have_no_bound_until_they_say_one(tmp_path: Path, m
     assert found["verdict"].to_list() == ["not decidable: a bound of method audited_methods.silent missing"]
 
 
+def test_long_audits_report_progress(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call("audit", path).stderr == ""
+    seen: list[tuple[int, int]] = []
+    assert audit_command.of_file(path, lambda done, total: seen.append((done, total))).counts["impossible"] == 1
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    monkeypatch.setattr("sim.commands.sim_app.time.monotonic", iter(range(0, 100, 3)).__next__)
+    assert call("audit", path).stderr.startswith("1 of 4 claims, about 9 s left\n")
+
+
 def test_long_lists_are_cut_in_print_alone(tmp_path: Path) -> None:
     path = tmp_path / "many.csv"
     path.write_text("method,speedup\n" + "ppd,0.9\n" * (audit_command.MOST_ROWS + 5))
