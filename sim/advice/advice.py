@@ -149,7 +149,9 @@ class AcceptanceCase:
         off, last = self.off, self.choice.batches[-1]
         if off.batch is None:
             sure = "" if off.pays_until is None or off.pays_until >= off.limit else f", surely up to {_about(off.pays_until)}"
-            return f"it pays up to {_about(off.limit)}, the most that was looked at{sure}" if off.limit > last else ""
+            full = self.situation.capacity is not None and off.limit >= self.situation.capacity
+            most = "the most that fit the memory" if full else "the most that was looked at"
+            return f"it pays up to {_about(off.limit)}, {most}{sure}" if off.limit > last else ""
         if off.batch <= 1:
             return "switch it off"
         since = "from the smallest batch" if off.pays_until is None else f"from {_about(off.pays_until)}"

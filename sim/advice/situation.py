@@ -27,6 +27,8 @@ from model.hardware import cost_models, devices, memory_limit
 from model.logs import acceptance_record
 from model.logs.acceptance_record import AcceptanceRecord
 from model.logs.engine_logs import engine_log
+from model.methods.speculative import engine_dialects
+from model.methods.speculative.theory import reported_acceptance
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 DRAFT_LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -59,6 +61,8 @@ class Inputs:
     engine_law: str | Path | None = None
     log: tuple[str | Path, ...] = ()
     log_draft_length: int | None = None
+    printed_rate: float | None = None
+    printed_length: float | None = None
     acceptance: Any = None
     acceptance_by_position: tuple[float, ...] | None = None
     match_rate: float | None = None
@@ -368,12 +372,20 @@ def _of_law(
 
 def _cases(said: Inputs, record: AcceptanceRecord | None, law: StepLaw, rests: list[Evidence]) -> tuple[AcceptanceDraws, ...]:
     """Acceptance of each case: as said, of the log, or of the law."""
-    if said.acceptance is not None and said.acceptance_by_position is not None:
-        raise ParameterError("one acceptance is needed, got --acceptance and --acceptance-by-position; leave one out")
+    printed = said.printed_rate is not None or said.printed_length is not None
+    given = {
+        "--acceptance": said.acceptance is not None, "--acceptance-by-position": said.acceptance_by_position is not None,
+        "--printed-rate or --printed-length": printed,
+    }  # fmt: skip
+    if sum(given.values()) > 1:
+        named = " and ".join(option for option, here in given.items() if here)
+        raise ParameterError(f"one acceptance is needed, got {named}; leave one out")
     if said.acceptance is not None:
         found = tuple(acceptance_of(said.acceptance, said.seed))
     elif said.acceptance_by_position is not None:
         found = (acceptance_draws.by_position(said.acceptance_by_position),)
+    elif printed:
+        found = (_printed(said),)
     elif record is not None:
         if record.draft_length == 0 or not (record.known_rates or record.mean_acceptance_length):
             raise ParameterError("--log has no drafts, so no acceptance: give --acceptance, or a log with speculation on")
@@ -388,11 +400,32 @@ def _cases(said: Inputs, record: AcceptanceRecord | None, law: StepLaw, rests: l
         if of_law is None:
             raise ParameterError(
                 "acceptance is required and has no default: give --log with an engine's log, --acceptance 0.7 (or 0.6..0.8 where it"
-                " is uncertain, 0.6,0.7 for two cases), --acceptance-by-position, or an --engine-law that was fitted with it"
+                " is uncertain, 0.6,0.7 for two cases), --printed-rate, --acceptance-by-position, or an --engine-law that has it"
             )
         found = (of_law,)
     rests += [Evidence("acceptance", each.text, each.source, each.kind) for each in found]
     return found
+
+
+def _printed(said: Inputs) -> AcceptanceDraws:
+    """Acceptance that an engine printed as one rate or one mean length, at one draft length."""
+    engine = {"tensorrt-llm": "trtllm"}.get(said.engine, said.engine)
+    if engine not in engine_dialects.DIALECTS:
+        raise ParameterError(
+            "--engine is required with --printed-rate and --printed-length: engines mean different figures by them"
+        )
+    if said.log_draft_length is None:
+        raise ParameterError(
+            "--log-draft-length is required with --printed-rate and --printed-length: the K that the engine ran with"
+        )
+    for name in ("printed_rate", "printed_length"):
+        if getattr(said, name) is not None:
+            checks.number(name, getattr(said, name), 0, 1 if name == "printed_rate" else said.log_draft_length + 1)
+    checks.whole("log_draft_length", said.log_draft_length, 1, acceptance_draws.MOST_POSITIONS)
+    rate = float(reported_acceptance(engine, said.log_draft_length, rate=said.printed_rate, length=said.printed_length))
+    found = acceptance_draws.constant(rate)
+    text = f"{rate:.3g} at every position, from what {said.engine} printed at draft length {said.log_draft_length}"
+    return replace(found, kind="measured", source="--printed-rate, --printed-length", text=text)
 
 
 def acceptance_of(given: Any, seed: int = 0) -> list[AcceptanceDraws]:

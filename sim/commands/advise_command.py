@@ -39,6 +39,14 @@ def advise(
         int | None,
         typer.Option("--log-draft-length", help="Draft length that the engine of the log ran with, if it does not say it."),
     ] = None,
+    printed_rate: Annotated[
+        float | None,
+        typer.Option("--printed-rate", help="Draft acceptance rate that --engine printed at --log-draft-length: 0.62."),
+    ] = None,
+    printed_length: Annotated[
+        float | None,
+        typer.Option("--printed-length", help="Mean acceptance length that --engine printed at --log-draft-length: 4.1."),
+    ] = None,
     acceptance: Annotated[
         str | None, typer.Option(help="Acceptance rate: 0.7, an uncertain 0.6..0.8, or cases 0.6,0.7. Never assumed.")
     ] = None,
@@ -93,7 +101,8 @@ def advise(
     start = time.monotonic()
     said = Inputs(
         model=model, gpu=gpu, tensor_parallel=tensor_parallel, gpus=gpus, draft=draft, engine=engine, engine_law=engine_law,
-        log=tuple(log or ()), log_draft_length=log_draft_length, acceptance=acceptance,
+        log=tuple(log or ()), log_draft_length=log_draft_length, printed_rate=printed_rate,
+        printed_length=printed_length, acceptance=acceptance,
         acceptance_by_position=numbers("acceptance_by_position", acceptance_by_position, float), match_rate=match_rate,
         batch=numbers("batch", batch, int), draft_length=numbers("draft_length", draft_length, int), context=context,
         slo_tpot_ms=milliseconds("slo_tpot", slo_tpot), lossy=lossy, dtype=dtype, weights=weights, kernels=kernels, seed=seed,
