@@ -293,6 +293,8 @@ class _Audit:
                 if name in self.printed and (value := self.solve(name, self.printed, self.plain_s())) is not None:
                     return self._needing(name, value, limit)
         length = self.printed.get("draft_length", 0.0)
+        if not length:  # the speed-up is between the best of the draft lengths that were tried, and the bound of all
+            return self._needing(self.rule.needs[0][0], TERMS[self.rule.needs[0][0]].best, limit)
         speeds = {float(each): self.value({**self.printed, "draft_length": each}, self.plain_s()) for each in range(int(length))}
         enough = [each for each, value in speeds.items() if value >= self.least] or [max(speeds, key=lambda each: speeds[each])]
         return self._needing("draft_length", max(enough), limit)

@@ -111,7 +111,7 @@ def test_the_needed_term_reproduces_the_speed_up(claim: dict[str, Any], speedup:
         return
     assert found.needed is not None
     term = TERMS[found.needs]
-    if not term.low < found.needed < term.high:
+    if not term.low + 1e-6 < found.needed < term.high * (1 - 1e-3):
         return
     group = next(group for group in registry.parameters(claim["method"]).CLAIMS.needs if found.needs in group)
     others = {name: value for name, value in claim.items() if name not in group}
@@ -120,7 +120,7 @@ def test_the_needed_term_reproduces_the_speed_up(claim: dict[str, Any], speedup:
         for sign in (1, -1)
     )
     assert better.needs != found.needs, better
-    assert worse.kind == IMPOSSIBLE or worse.needs == found.needs, worse
+    assert worse.kind != PLAUSIBLE, worse
     at_it = verdict(**others, **{found.needs: exact(found.needed)}, speedup=exact(speedup))
     if "plain_tpot_ms" not in claim and at_it.bound_free is not None and "cost_ratio" not in others and found.needs != "cost_ratio":
         assert at_it.bound_free == pytest.approx(speedup, rel=1e-4)

@@ -163,5 +163,5 @@ def _arriving(hazards: ArrayLike) -> Floats:
 
 
 def claim_bound(terms: ClaimTerms) -> Limit:
-    """Layers of the model over mean layers of a token, or over the exit layer of all tokens."""
-    return layers_bound(terms, "exit_layer" if terms.stated("mean_layers") is None else "mean_layers")
+    """Layers of the model over mean layers of a token, or over the exit layer of all tokens: the larger, if both are stated."""
+    return layers_bound(terms, max(("mean_layers", "exit_layer"), key=terms.best))

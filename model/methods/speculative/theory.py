@@ -22,7 +22,7 @@ from model.base import checks
 from model.costs.step_costs import StepCosts
 from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Totals, Work
-from model.methods.claim_bounds import ClaimTerms, Limit, accepted_length, drafting_bound, passes_per_draft_token
+from model.methods.claim_bounds import MOST_TESTED, ClaimTerms, Limit, accepted_length, drafting_bound, passes_per_draft_token
 from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds import (
@@ -682,8 +682,8 @@ def paper_formula(runs: ComparedRuns) -> FormulaPoint | None:
 # --- Claims -----------------------------------------------------------------------------------------------------------
 
 claim_bound = drafting_bound
-_MOST_CLAIMED = 250
-"""Longest draft that is tried for a claim without a draft length."""
+_CLAIMED_LENGTHS = np.unique(np.round(np.concatenate([np.arange(251.0), np.geomspace(251, MOST_TESTED, 100)])))
+"""Draft lengths that are tried for a claim without one."""
 
 
 def claim_formula(terms: ClaimTerms) -> Limit:
@@ -704,7 +704,7 @@ def claim_formula(terms: ClaimTerms) -> Limit:
         bound = drafting_bound(terms)
         return Limit(bound.value, f"E[N] <= 1 / (1 - a) = {bound.value:.4g} tokens per round")
     else:
-        lengths = np.arange(_MOST_CLAIMED + 1.0)
+        lengths = _CLAIMED_LENGTHS
     tokens = expected_tokens(rate, lengths) if length is None else np.minimum(length, lengths + 1)
     cost = terms.cost_ratio * np.array([passes_per_draft_token(terms, each) * each for each in lengths])
     times = np.array([terms.verify(1 + each) for each in lengths]) + cost
