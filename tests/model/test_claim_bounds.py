@@ -21,7 +21,7 @@ from model.outcomes.outcome_laws import ByPosition, Iid, Markov, TwoClass
 
 ROUNDING = 1e-9
 few = settings(max_examples=60, deadline=None)
-rates = st.floats(0, 1)
+rates = st.one_of(st.just(0.0), st.floats(1e-9, 1))
 ratios = st.one_of(st.just(0.0), st.floats(0, 1.5))
 lengths = st.integers(1, 8)
 counts = st.integers(1, 60)
