@@ -220,7 +220,7 @@ class TermsOfSpeedup:
 
     @property
     def largest(self) -> StepTerm:
-        """StepTerm with the largest extra time over a plain step."""
+        """Term with the largest extra time over a plain step."""
         return max(self.terms, key=lambda term: term.extra)
 
     @property
