@@ -26,26 +26,39 @@ def save(figure: Figure, path: str | Path, formats: Sequence[str] = FORMATS) -> 
     """Write a figure to `path`.png and `path`.svg (or only the given `formats`), and return the paths.
 
     The page grows where a label reaches beyond it, so nothing is cut off. The files hold no date, version or random name, and each
-    is written whole or not at all.
+    is written whole or not at all. An SVG file holds the caption and a text alternative (`figures.common.caption`).
     """
-    from figures.common.style import page, styled
-
     for name in formats:
         checks.one_of("figure format", name, FORMATS)
     paths = []
-    with styled():
-        whole = page(figure)
     for name in formats:
         target = Path(f"{path}.{name}")
-        metadata = {"Software": None} if name == "png" else {"Date": None, "Creator": None}
-        buffer = io.BytesIO()
-        with styled():
-            figure.savefig(buffer, format=name, dpi=150, metadata=metadata, bbox_inches=whole)
         try:
-            paths.append(whole_files.write_bytes(target, buffer.getvalue()))
+            paths.append(whole_files.write_bytes(target, _rendered(figure, name)))
         except OSError as error:
             raise checks.ParameterError(f"cannot write {target}: {error.strerror}") from None
     return paths
+
+
+def svg(figure: Figure) -> str:
+    """SVG text of a figure, as `save` writes it: with its caption and text alternative."""
+    return _rendered(figure, "svg").decode("utf-8")
+
+
+def _rendered(figure: Figure, name: str) -> bytes:
+    """Content of a figure's file in one of `FORMATS`."""
+    from figures.common import caption
+    from figures.common.style import page, styled
+
+    metadata: dict[str, Any] = {"Software": None}
+    if name == "svg":
+        found = caption.of_figure(figure)
+        said = {"Title": found.title, "Description": found.description}
+        metadata = {"Date": None, "Creator": None} | {key: words for key, words in said.items() if words}
+    buffer = io.BytesIO()
+    with styled():
+        figure.savefig(buffer, format=name, dpi=150, metadata=metadata, bbox_inches=page(figure))
+    return buffer.getvalue()
 
 
 ROUNDING = 1e-9
@@ -57,11 +70,12 @@ Drawn = Iterator[tuple[str, "Figure"]]
 """Pairs of file name and figure."""
 
 
-def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
-    """Draw the figures of a run into its subfolder `figures`, from its stored tables (or from the rows of `table`).
+def of_run(folder: str | Path, table: pl.DataFrame | None = None, target: str | Path | None = None) -> list[Path]:
+    """Draw the figures of a run from its stored tables (or from the rows of `table`) into `target`.
 
-    The trade-off, the speed-ups and the comparison are not drawn for more than 2,000 points, nor for methods without them. A line
-    above each figure names the scenario, with the models, devices, batch and context of its costs.
+    The default target is its subfolder `figures`. The trade-off, the speed-ups and the comparison are not drawn for more than 2,000
+    points, nor for methods without them. A line above each figure names the scenario, with the models, devices, batch and context
+    of its costs.
     """
     import polars as pl
 
@@ -75,15 +89,15 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
         if (old := renamed_keys.old_column(table.columns)) is not None:
             raise checks.ParameterError(f"{stored}: {old}; run the scenario again")
         try:
-            return of_run(folder, table)
+            return of_run(folder, table, target)
         except (pl.exceptions.PolarsError, ArithmeticError, LookupError, TypeError, AttributeError, ValueError) as error:
             if isinstance(error, checks.ParameterError):
                 raise
             why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
             raise checks.ParameterError(f"{stored} is not a table that a run has written ({why}); run the scenario again") from None
-    target, about = folder / "figures", subject.of_run(folder)
-    target.mkdir(exist_ok=True)
-    return [path for name, figure in _of_run(folder, table) for path in save(with_subject_line(figure, about), target / name)]
+    about, drawn = subject.of_run(folder), folder / "figures" if target is None else Path(target)
+    drawn.mkdir(exist_ok=True)
+    return [path for name, figure in _of_run(folder, table) for path in save(with_subject_line(figure, about), drawn / name)]
 
 
 def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:

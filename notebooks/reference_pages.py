@@ -22,7 +22,7 @@ from sim.scenarios.hardware_cost import HardwareCost
 from sim.views import metrics
 
 PYTHON = {
-    "Run scenarios": ["sim.run"],
+    "Run scenarios": ["sim.run", "sim.report"],
     "Scenarios and grids": [
         "sim.scenarios.grid.Grid", "sim.scenarios.json_schema.of_scenarios", "sim.scenarios.scenario_file.names"
     ],

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import polars
 
     from sim.advice.advice import Advice
+    from sim.reporting.report_document import ReportDocument
 
 __version__ = "0.1.0"
 
@@ -30,7 +31,7 @@ _MODULES = {
 }  # fmt: skip
 """Modules by the names under which `import sim` offers them; each is imported when it is first used."""
 
-__all__ = ["advise", "comparison", "environment", "grid", "listing", "run", "schema", "theorems", "trace"]
+__all__ = ["advise", "comparison", "environment", "grid", "listing", "report", "run", "schema", "theorems", "trace"]
 
 
 def _refuse_hidden_packages() -> None:
@@ -122,6 +123,36 @@ def run(
             report = sweeps.run(scenario, out=f"{folder}/run", jobs=jobs, yes=yes, **overrides)
             _warn_of(report.disagreements)
             return report.frame()
+
+
+def report(
+    source: str | Path, out: str | Path | None = None, *, format: str | None = None, methods: Sequence[str] = ()
+) -> ReportDocument:
+    """Return the report of a run, a comparison or another command's JSON document; with `out`, also write it, as `sim report` does.
+
+    Parameters
+    ----------
+    source
+        Directory of a finished run or of `sim compare --figures`, or a JSON document with a key `kind`.
+    out, format
+        File of the page, and its format: `html` or `md`, by default that of the file's ending.
+    methods
+        Dotted paths of modules with methods that the run used. They are imported, so their code runs.
+
+    Raises
+    ------
+    model.base.checks.ParameterError
+        If there is nothing to report on, or the run is unfinished or of another version.
+    """
+    from model.methods.registry import allow_modules
+    from sim.commands import sim_report
+
+    with allow_modules(methods):
+        found = sim_report.document(source)
+        if out is not None or format is not None:
+            path, kind = sim_report.target(None if out is None else Path(out), format)
+            sim_report.write(found, path, kind)
+        return found
 
 
 def advise(**said: Any) -> Advice:

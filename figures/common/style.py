@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
+from figures.common.caption import SUBJECT
 from model.base.checks import ParameterError
 
 _OKABE_ITO = matplotlib.color_sequences["okabe_ito"]
@@ -96,7 +97,7 @@ def with_subject_line(figure: Figure, about: str) -> Figure:
         titles = [text for text in figure.texts if float(text.get_fontsize()) >= 12]  # the line is aligned with the title
         left = titles[0].get_position()[0] if titles else 0.1 / width
         size = min(8.0, 8.0 * (1 - left) * width / (0.065 * len(about)))
-        figure.text(left, 1 - 0.09 / height, about, fontsize=size, color=GREY, va="center", gid="subject")
+        figure.text(left, 1 - 0.09 / height, about, fontsize=size, color=GREY, va="center", gid=SUBJECT)
     return figure
 
 

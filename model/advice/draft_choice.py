@@ -26,7 +26,7 @@ TIE = 0.01
 """Largest loss of throughput of a draft length that counts as equal to the best one, with all that is known [-]."""
 POINTS_PER_DOUBLING = 4
 """Resolution of the search for the number of running sequences from which plain decoding is fastest."""
-_NODES = special.stdtrit(DEGREES, (np.arange(8) + 0.5) / 8)
+_NODES = special.stdtrit(DEGREES, (np.arange(20) + 0.5) / 20)
 _ENDS = (1 - SHARE) / 2, (1 + SHARE) / 2
 
 
@@ -122,7 +122,7 @@ class DraftChoice:
         noise = self._paired(self.law.draws["noise"]).reshape(-1, *(1,) * (values.ndim - 1))
         width = np.sqrt(noise**2 + (EXTRAPOLATION * beyond) ** 2)
         spread = np.log(values)[:, None] + width[:, None] * _NODES.reshape(1, -1, *(1,) * (values.ndim - 1))
-        low, high = np.quantile(spread.reshape(-1, *values.shape[1:]), _ENDS, axis=0)
+        low, high = np.quantile(spread.reshape(-1, *values.shape[1:]), _ENDS, axis=0, method="hazen")
         return np.exp(low), np.exp(high)
 
     @cached_property

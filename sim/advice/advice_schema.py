@@ -44,9 +44,10 @@ def schema() -> dict[str, Any]:
         "not_evaluated": _list({"method": _TEXT, "because": _TEXT}),
         "settings": {"type": "object", "additionalProperties": {"type": "array", "items": _TEXT}}, "kernels_only": _FLAG,
         "notes": {"type": "array", "items": _TEXT}, "command": {"type": "array", "items": _TEXT},
+        "versions": {"type": "object", "additionalProperties": _TEXT},
     }  # fmt: skip
     found = _object(keys)
-    found["required"] = [name for name in keys if name != "command"]
+    found["required"] = [name for name in keys if name not in ("command", "versions")]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Advice of sim advise", **found}
 
 

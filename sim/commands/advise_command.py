@@ -93,6 +93,7 @@ def advise(
     from sim.advice import engine_settings
     from sim.advice.advice import advise as advised
     from sim.advice.situation import Inputs, milliseconds, numbers
+    from sim.runs.environment import versions
 
     if settings is not None:
         from model.base import checks
@@ -108,7 +109,7 @@ def advise(
         slo_tpot_ms=milliseconds("slo_tpot", slo_tpot), lossy=lossy, dtype=dtype, weights=weights, kernels=kernels, seed=seed,
     )  # fmt: skip
     found = advised(said, progress=lambda what: _progress(start, what))
-    document: dict[str, Any] = found.document() | {"command": ["sim", "advise", *sys.argv[2:]]}
+    document: dict[str, Any] = found.document() | {"command": ["sim", "advise", *sys.argv[2:]], "versions": versions()}
     if out is not None:
         _write(found, document, out)
     if as_json:
@@ -125,8 +126,9 @@ def _progress(start: float, what: str) -> None:
 
 
 def _write(found: Any, document: dict[str, Any], out: Path) -> None:
+    import figures
     from model.base import whole_files
 
     base = out.with_suffix("") if out.suffix in (".json", ".svg") else out
     whole_files.write_text(base.with_name(f"{base.name}.json"), strict_json.dumps(document, indent=2) + "\n")
-    found.figure().savefig(base.with_name(f"{base.name}.svg"))
+    whole_files.write_text(base.with_name(f"{base.name}.svg"), figures.svg(found.figure()))

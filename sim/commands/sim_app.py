@@ -15,7 +15,7 @@ import typer
 
 from model.base import strict_json
 from model.base.command_help import SETTINGS, DocumentedCommand, version_option
-from sim.commands import advise_command
+from sim.commands import advise_command, sim_report
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=SETTINGS, callback=version_option,
@@ -318,7 +318,9 @@ def compare(
         ),
     ] = False,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Table with one row per run: FILE.csv or FILE.parquet.")] = None,
-    figures: Annotated[Path | None, typer.Option(help="Directory for figures.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Directory for figures and a comparison.json, of which `sim report` makes a report.")
+    ] = None,
     page: Annotated[Path | None, typer.Option(help="Markdown page whose comparison section is updated.")] = None,
     check: Annotated[bool, typer.Option("--check", help="With --page: write nothing; exit 1 if the page is out of date.")] = False,
     methods: Methods = None,
@@ -371,6 +373,7 @@ def compare(
         found = [formula_validity.of_file(path, own, chosen, law=steps) for path, (_, own, _) in zip(runs, named, strict=True)]
         pair = None if steps else next(filter(None, (comparing.pair_of_file(path, chosen) for path in runs)), None)
         drawn = drawing.of_comparison(table, figures, formula_validity.concatenate([name for name, *_ in named], found), pair)
+        drawn.append(comparison_report.write_document(named, figures))
     if as_json:
         print(comparison_report.document(named))
         return
@@ -467,6 +470,9 @@ def lint(
     print(f"{scenario}: {about}" if not wrong else f"{scenario}: {wrong} points would fail; {about}")
     if wrong:
         raise typer.Exit(1)
+
+
+app.command("report", cls=DocumentedCommand)(guarded(sim_report.report))
 
 
 @app.command("ls", cls=DocumentedCommand)

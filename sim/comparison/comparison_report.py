@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from model.base import bounded_files, strict_json
+from model.base import bounded_files, strict_json, whole_files
 from model.base.checks import ParameterError
 from model.logs import prediction_error
 from model.logs.measured_runs import ROLES
@@ -40,12 +40,8 @@ def show(table: pl.DataFrame, about: dict[str, Any], console: Console) -> None:
     console.print(f"Predicted {by}, against measured wall times from the first generated token to the last: {where}", markup=False)
     for note in _of_law(about):
         console.print(note, markup=False)
-    for warning in sorted({*table["warnings"]} - {""}):
-        console.print(f"warning: {warning}", style="yellow")
-    for mismatch in sorted({*table["mismatch"]} - {""}):
-        console.print(f"warning, on every row: {mismatch}", style="yellow", markup=False)
-    for line in _lacking(table, about):
-        console.print(f"warning: {line}", style="yellow")
+    for line in warnings(table, about):
+        console.print(f"warning: {line}", style="yellow", markup=False)
     console.print(_methods(table))
     console.print(NOTE_ON_ERRORS)
     console.print(_worst(table))
@@ -56,6 +52,20 @@ def show(table: pl.DataFrame, about: dict[str, Any], console: Console) -> None:
     if pairs:
         share = f"{right} of {pairs} pairs of settings ({right / pairs:.1%})"
         console.print(f"ranking: {share} that differ by more than twice the noise are ranked correctly")
+
+
+def warnings(table: pl.DataFrame, about: Mapping[str, Any]) -> Iterator[str]:
+    """Sentences on the measurements, on times of another machine or model, and on parts of passes without a time."""
+    yield from sorted({*table["warnings"]} - {""})
+    yield from (f"on every row: {mismatch}" for mismatch in sorted({*table["mismatch"]} - {""}))
+    yield from _lacking(table, about)
+
+
+def remarks(table: pl.DataFrame, about: Mapping[str, Any]) -> Iterator[str]:
+    """Sentences on the source of the predicted times, and on columns of the tables."""
+    yield from _of_law(about)
+    law, slower = "step_law" in about, any(table["contention_s"])
+    yield from (NOTE_ON_PARTS, *([NOTE_ON_LAW] if law else []), *([NOTE_ON_SLOWDOWN] if slower else []))
 
 
 def setup_of(about: Mapping[str, Any]) -> str:
@@ -146,7 +156,15 @@ def document(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> str:
             "name": name, "about": about, "methods": prediction_error.by_method(table), "ranking": {"pairs": pairs, "right": right},
             "runs": table.to_dicts(),
         })  # fmt: skip
-    return strict_json.dumps({"files": files}, indent=2)
+    return strict_json.dumps({"kind": "comparison", "files": files}, indent=2)
+
+
+DOCUMENT = "comparison.json"
+
+
+def write_document(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]], folder: Path) -> Path:
+    """Write the report as JSON into the folder of its figures, for `sim report`."""
+    return whole_files.write_text(folder / DOCUMENT, document(named) + "\n")
 
 
 def markdown(named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -> Iterator[str]:

@@ -176,9 +176,11 @@ def _table(frame: pl.DataFrame, estimates: tuple[str, ...], digits: int) -> Tabl
     for part in frame.partition_by("point", maintain_order=True):
         rows = {row["view"]: row for row in part.to_dicts()}
         first = next(iter(rows.values()))
-        cells = [_plain(first[key]) for key in keys]
-        cells += [_estimate(rows.get(view), estimate, digits) for estimate in estimates for view in views]
-        table.add_row(*cells, *([_plain(int(list(rows.values())[-1]["reserved_units"]))] if "mean_busy_units" in estimates else []))
+        cells = [escape(plain_text(first[key])) for key in keys]
+        cells += [estimate_text(rows.get(view), estimate, digits) for estimate in estimates for view in views]
+        table.add_row(
+            *cells, *([plain_text(int(list(rows.values())[-1]["reserved_units"]))] if "mean_busy_units" in estimates else [])
+        )
     for column in table.columns:
         # Words may wrap, but a number must not be cut: it would read as a different number.
         lines = [line for cell in (column.header, *column.cells) for line in str(cell).split("\n")]
@@ -199,7 +201,7 @@ def with_method_labels(frame: pl.DataFrame, tables: Mapping[str, Any]) -> pl.Dat
     def label(row: dict[str, Any]) -> str:
         table = methods[row["point"] // axes]
         keys = [key for key in row if key in parameters & {*table, *swept} - {"layers"} and row[key] is not None]
-        return ", ".join([row["method"], *(f"{key} {_plain(row[key])}" for key in keys)])
+        return ", ".join([row["method"], *(f"{key} {plain_text(row[key])}" for key in keys)])
 
     labels = pl.Series("method", [label(row) for row in frame.to_dicts()])
     constant = [name for name in frame.columns if name.endswith("_ratio") and frame[name].drop_nulls().n_unique() < 2]
@@ -236,13 +238,15 @@ def describing_columns(frame: pl.DataFrame) -> list[str]:
     return [*(telling or ["method"]), *rates]
 
 
-def _plain(value: object) -> str:
+def plain_text(value: object) -> str:
+    """Text of a value in a table of results."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "" if value is None else f"{value + 0.0:.4f}" if isinstance(value, float) else escape(str(value))
+    return "" if value is None else f"{value + 0.0:.4f}" if isinstance(value, float) else str(value)
 
 
-def _estimate(row: dict[str, Any] | None, name: str, digits: int) -> str:
+def estimate_text(row: Mapping[str, Any] | None, name: str, digits: int) -> str:
+    """Text of an estimate with its sampling interval; a dash where a view has no row or no value."""
     if row is None or row.get(name) is None:
         return "-"
     low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
@@ -350,7 +354,7 @@ def document(report: Report, frame: pl.DataFrame, figures: list[Path]) -> dict[s
     """Return the report as one JSON document."""
     rows = frame.head(MOST_LISTED).to_dicts()
     return {
-        "scenario": report.tables["scenario"]["name"], "out": str(report.out),
+        "kind": "run", "scenario": report.tables["scenario"]["name"], "out": str(report.out),
         "verdict": verdict.of(report.table(), report.tables).document(), "rows": report.rows, "results": rows,
         "truncated": report.rows > len(rows), "failed": report.failed, "disagreements": report.disagreements,
         "notes": notes(report.table(), report.tables),

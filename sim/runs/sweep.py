@@ -388,8 +388,9 @@ def _describe(
     if "outcomes_source" in table.collect_schema().names():
         sources = sorted(table.select(pl.col("outcomes_source").drop_nulls().unique()).collect()["outcomes_source"].to_list())
     document = {
-        "fingerprint": scenario_file.fingerprint(tables), "scenario": tables, "complete": True, "points": plan.grid.points,
-        "rows": rows,
+        "fingerprint": scenario_file.fingerprint(tables), "results_version": scenario_file.RESULTS_VERSION, "scenario": tables,
+        "files": scenario_file.named_files(tables), "methods": list(registry.allowed_modules()), "complete": True,
+        "points": plan.grid.points, "rows": rows,
         "views": list(plan.views), "replications": {view: plan.replications[view] for view in plan.views if view != "formula"},
         "failed": len(failed), "disagreements": len(disagreements), "outcomes": sources[:100],
         "cost": scenario_file.cost_source(tables), "versions": versions(), "platform": platform.platform(),

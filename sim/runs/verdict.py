@@ -51,6 +51,8 @@ class Choice:
     agreement: float | None = None
     interval: str = ""
     """Source of the bounds: `sampling` or `inputs`; empty where there are none."""
+    point: int | None = None
+    """Grid point with this speed-up."""
 
     def sentence(self) -> str:
         """Return the speed-up and its interval in words."""
@@ -327,8 +329,9 @@ def _choice(label: str, row: Mapping[str, Any], factor: float) -> Choice:
     every = [row["speedup"], *(each for ends in found.values() for each in ends)]
     agreement = row.get("agreement")
     return Choice(
-        label, row["speedup"] * factor, min(every) * factor, max(every) * factor, row.get("exact") is not False, agreement, kind
-    )
+        label, row["speedup"] * factor, min(every) * factor, max(every) * factor, row.get("exact") is not False, agreement, kind,
+        row.get("point"),
+    )  # fmt: skip
 
 
 _BOUNDS = {"sampling": ("low", "high"), "inputs": ("input_low", "input_high")}

@@ -232,19 +232,38 @@ def _apply_to_methods(tables: Tables, key: str, value: Any) -> None:
 
 def cost_source(tables: Mapping[str, Any]) -> str:
     """Describe the source of the times, for reports."""
+    sources, points = _sources_and_points(tables)
+    listed = "; ".join(f"{name}: {source}" if name else source for name, source in sources)
+    return f"{listed}; {', '.join(f'{key} ' + ', '.join(map(str, seen)) for key, seen in points.items())}" if points else listed
+
+
+def cost_sources(tables: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names of the profiles, laws or devices whose times are used, each with its source; no name for times in layer-times.
+
+    >>> cost_sources(load("speculative-batches"))[1]
+    ('h100-operations', 'composed (ai-dynamo/aiconfigurator)')
+    """
+    return _sources_and_points(tables)[0]
+
+
+def _sources_and_points(tables: Mapping[str, Any]) -> tuple[list[tuple[str, str]], dict[str, dict[Any, None]]]:
+    """Sources of the times, and the prompts and numbers of devices of costs on hardware."""
     costs = [table for table in _costs_of(tables) if table]
-    real = [table for table in (cost_of(tables, each) for each in method_tables(tables)) if _on_hardware(table)]
-    if real:
-        return _hardware_sources(tables, real)
+    if _priced(tables):
+        named: dict[str, list[str]] = {}
+        sources, points = _hardware_sources(tables)
+        for name, source in sources.items():
+            named.setdefault(source, []).append(name)
+        return [(", ".join(names), source) for source, names in named.items()], points
     given = [key for table in costs for key in table]
     given += [path.rpartition(".")[2] for path in tables.get("sweep", {}) if path.startswith(("cost.", "method.cost."))]
     published = "".join(f"{words}; " for key, words in _PUBLISHED_COSTS.items() if key in given)
     rest = [key for key in dict.fromkeys(given) if key not in ("kind", *NO_TIMES, *_PUBLISHED_COSTS)]
     if not rest and "fitted_on" in given:
-        return f"{published}assumed: equal layers, and the exit layer of the fitted runs"
+        return [("", f"{published}assumed: equal layers, and the exit layer of the fitted runs")], {}
     layers = [] if "layer_times" in rest else ["every layer of the target takes one layer-time"]
     parts = [*layers, *([f"{', '.join(rest)} as set in [cost]"] if rest else []), "nothing else takes time"]
-    return f"{published}assumed: {'; '.join(parts)}"
+    return [("", f"{published}assumed: {'; '.join(parts)}")], {}
 
 
 NO_TIMES = ("operations_ratio", "medium_operations_ratio", "allow_slow_medium", "shape", "draft_shape", "medium_shape")
@@ -274,15 +293,20 @@ def cost_of(tables: Mapping[str, Any], method: Mapping[str, Any]) -> Any:
     return {**shared, **own} if both and _on_hardware(shared) else own
 
 
-def _hardware_sources(tables: Mapping[str, Any], costs: list[Tables]) -> str:
-    """Describe the profiles and devices whose times are used, and the operating points."""
+def _priced(tables: Mapping[str, Any]) -> list[Tables]:
+    """Costs of the methods that are on hardware."""
+    return [table for table in (cost_of(tables, each) for each in method_tables(tables)) if _on_hardware(table)]
+
+
+def _hardware_sources(tables: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, dict[Any, None]]]:
+    """Provenance of the profiles and devices whose times are used, by name, and the operating points."""
     from sim.scenarios.hardware_cost import ROLES, HardwareCost  # numpy comes with it
 
     swept = {path: values for path, values in tables.get("sweep", {}).items() if path.startswith(("cost.", "method.cost."))}
     axes = {path.rpartition(".")[2]: values for path, values in swept.items() if isinstance(values, list)}
     named: dict[str, str] = {}
     points: dict[str, dict[Any, None]] = {"prompt": {}, "tensor_parallel": {}}
-    for table in costs:
+    for table in _priced(tables):
         varied = [dict(zip(axes, values, strict=True)) for values in itertools.islice(itertools.product(*axes.values()), 1000)]
         for values in varied:
             try:
@@ -296,20 +320,20 @@ def _hardware_sources(tables: Mapping[str, Any], costs: list[Tables]) -> str:
                 if found is not None:
                     named[name] = found.provenance
             points["prompt"][cost.prompt] = points["tensor_parallel"][cost.split] = None
-    sources: dict[str, list[str]] = {}
-    for name, provenance in named.items():
-        sources.setdefault(provenance, []).append(name)
-    listed = "; ".join(f"{', '.join(names)}: {provenance}" for provenance, names in sources.items())
-    return f"{listed}; {', '.join(f'{key} ' + ', '.join(map(str, seen)) for key, seen in points.items())}"
+    return named, points
 
 
 def fingerprint(tables: Tables) -> str:
     """Hash of everything that determines the results: the resolved tables, the files they name, and the results version."""
+    text = json.dumps([tables, named_files(tables), RESULTS_VERSION], sort_keys=True, default=str)  # noqa: TID251  hashed alone
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def named_files(tables: Tables) -> dict[str, str | None]:
+    """Hash of each file that a scenario names, by its path; None for a missing file."""
     named = [values[index] for values, index in _file_axes(tables)]
     named += [table[key] for table, key in (*_outcome_files(tables), *_hardware_files(tables))]
-    contents = {str(name): _digest(Path(name)) for name in named}  # the JSON of a log or a profile has its table's checksum
-    text = json.dumps([tables, contents, RESULTS_VERSION], sort_keys=True, default=str)  # noqa: TID251  hashed alone
-    return hashlib.sha256(text.encode()).hexdigest()
+    return {str(name): _digest(Path(name)) for name in named}  # the JSON of a log or a profile has its table's checksum
 
 
 def _digest(path: Path) -> str | None:

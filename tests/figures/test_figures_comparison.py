@@ -369,7 +369,8 @@ def test_a_comparison_is_drawn_by_the_command(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     names = {"predicted_measured", "error_by_method", "time_parts", "gantt_pair"}
     names |= {f"limits_{claim}" for claim in set(claims()["claim"])}
-    assert {path.name for path in (tmp_path / "drawn").iterdir()} == {f"{name}.{form}" for name in names for form in ("png", "svg")}
+    drawn = {f"{name}.{form}" for name in names for form in ("png", "svg")}
+    assert {path.name for path in (tmp_path / "drawn").iterdir()} == {*drawn, "comparison.json"}
     assert all(f"{name}.png" in done.output for name in names)
 
 

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from model.advice import acceptance_draws
 from model.advice.acceptance_draws import DRAWS, AcceptanceDraws
-from model.advice.draft_choice import DraftChoice, break_even, influences, switch_off
+from model.advice.draft_choice import POINTS_PER_DOUBLING, DraftChoice, break_even, influences, switch_off
 from model.base.checks import ParameterError
 from model.engines import law_fit, step_law
+from model.engines.cells import Cells
 from model.engines.kernel_times import KernelSource
-from model.engines.step_law import StepLaw
+from model.engines.step_law import EXTRAPOLATION, StepLaw
 from model.hardware import memory_limit
 from model.logs.acceptance_record import AcceptanceRecord, with_intervals
 
@@ -111,6 +112,35 @@ def test_switch_off_batch_is_the_last_crossing(of: dict[str, float], rate: float
         # A known law leaves no doubt beyond its resolution.
         assert found.low == pytest.approx(found.batch)
         assert found.high == pytest.approx(found.batch)
+
+
+def test_bounds_of_the_switch_off_batch_are_where_the_interval_leaves_one() -> None:
+    made = choice(acceptance_draws.constant(0.6), law(spread=0.05, noise=0.02))
+    found = switch_off(made, 2048)
+    assert found.pays_until is not None
+    assert found.costs_from is not None
+    assert found.batch is not None
+    assert found.pays_until < found.batch < found.costs_from
+    step = 2 ** (1 / POINTS_PER_DOUBLING)
+
+    def ends(batch: float) -> tuple[float, float]:
+        at = made.with_(batches=(batch,))
+        column = 1 + int(at.losses[0, 1:].argmin())
+        low, high = at.interval
+        return float(low[0, column]), float(high[0, column])
+
+    assert ends(found.pays_until)[0] > 1 >= ends(found.pays_until * step)[0]
+    assert ends(found.costs_from)[1] < 1 <= ends(found.costs_from / step)[1]
+
+
+def test_speedup_over_plain_decoding_beyond_the_cells_is_less_sure() -> None:
+    def width(shortest: float) -> float:
+        cells = Cells.of("step_ms", [1, 8, 64, 256], [shortest, 8, 8, 8], [10.0, 12, 14, 16])
+        low, high = choice(of=dataclasses.replace(law(), cells=cells)).interval
+        return float(np.log(high[1, -1] / low[1, -1]))
+
+    assert width(0) < 0.01
+    assert width(3) == pytest.approx(2 * 2 * EXTRAPOLATION * 1.53, rel=0.1)  # two doublings; 1.53: Student's t at 90 %
 
 
 def test_more_acceptance_never_slows_and_a_slower_draft_never_helps() -> None:

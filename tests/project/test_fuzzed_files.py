@@ -26,17 +26,23 @@ from calibrate.loading import prompts
 from calibrate.measured_runs import run_plan
 from calibrate.validation import validation_page
 from figures.common import subject
+from figures.common.style import canvas
 from model.architectures import shape_configs
+from model.base.checks import ParameterError
 from model.engines import step_law
 from model.hardware import devices, profile_files
 from model.logs import acceptance_record, measured_runs, position_log, read_log
 from model.logs.acceptance_record import AcceptanceRecord, dumps, with_intervals
 from model.logs.engine_logs import engine_log
 from sim.commands.sim_app import app as sim
+from sim.comparison import comparison_report, run_comparison
+from sim.reporting import embedded_svg, html_page
+from sim.reporting.report_document import ReportDocument, Section
 from tests.calibrate.test_prompts import NESTED, ROWS
 from tests.calibrate.test_validation import STAMPS, without_room, write_run
 from tests.support import engine_outputs as writers
-from tests.support.comparisons import profiles, record_decoding, synthetic_runs
+from tests.support import pages
+from tests.support.comparisons import example_runs, profiles, record_decoding, synthetic_runs
 from tests.support.foreign_tables import TABLES
 from tests.support.fuzzing import (
     bytes_of,
@@ -644,6 +650,7 @@ def test_results(data: st.DataObject, method: str) -> None:
         else:
             data.draw(table_of(pl.read_parquet(held[name]))).write_parquet(here / name)
         run_command(sim, "plot", here)
+        run_command(sim, "report", here, "-o", here / "r.html")
 
 
 @given(data=st.one_of(st.sampled_from([b"", b"{}", b"[]", b"null"]), st.just(b"x")), more=st.data())
@@ -661,5 +668,86 @@ def test_what_a_run_says_of_itself(data: bytes, more: st.DataObject) -> None:
         )  # fmt: skip
         (here / "metadata.json").write_bytes(text)
         assert isinstance(subject.of_run(here), str)
+        for name in ("failed.json", "disagreements.json", "summary.json"):
+            (here / name).write_bytes(
+                more.draw(st.one_of(st.just(held[name]), bytes_of(held[name]), st.sampled_from([b"[{}]", b"3"])))
+            )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(figures, "save", lambda *_, **__: [])
+            run_command(sim, "report", here, "-o", above / "r.md")
+            run_command(sim, "report", here / "summary.json", "-o", above / "r.html")
         (above / "s.toml").write_text(FINISHED["speculative"])
         run_command(sim, "run", above / "s.toml", *RUN, "--resume", "-o", here)
+
+
+# --- documents of commands and figures, of which reports are made ---
+
+
+@lru_cache(maxsize=1)
+def comparison() -> bytes:
+    """What `sim compare` writes for a report."""
+    runs, profiles = example_runs()
+    table = run_comparison.compare(runs, profiles)
+    return comparison_report.document([("one", table, dict(runs.about))]).encode()
+
+
+@given(data=st.data())
+@fuzz_settings
+def test_documents_of_commands(data: st.DataObject) -> None:
+    """Figures are drawn of all accepted files, but not written."""
+    held = comparison()
+    text = data.draw(st.one_of(bytes_of(held), json_of(json.loads(held)).map(to_json).map(str.encode)))
+    with folder() as here, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "save", lambda *_, **__: [])
+        (here / "comparison.json").write_bytes(text)
+        run_command(sim, "report", here, "-o", here / "r.html")
+
+
+@lru_cache(maxsize=1)
+def advice() -> bytes:
+    """What `sim advise` prints, for a report."""
+    options = [
+        "--engine-law", "vllm-llama-3.1-8b-eagle3-h100", "--acceptance", "0.6,0.8",
+        "--batch", "1,8", "--draft-length", "1,3", "--json",
+    ]  # fmt: skip
+    done = CliRunner().invoke(sim, ["advise", *options])
+    assert done.exit_code == 0, done.output
+    return done.stdout.encode()
+
+
+@given(data=st.data())
+@fuzz_settings
+def test_documents_of_advice(data: st.DataObject) -> None:
+    held = advice()
+    text = data.draw(st.one_of(bytes_of(held), json_of(json.loads(held)).map(to_json).map(str.encode)))
+    with folder() as here:
+        (here / "advice.json").write_bytes(text)
+        run_command(sim, "report", here / "advice.json", "-o", here / "r.html")
+
+
+@lru_cache(maxsize=1)
+def drawn() -> bytes:
+    """A small figure as it is written into files."""
+    figure, axes = canvas(2, 2, (0.2, 0.2, 0.7, 0.7))
+    axes.plot([1, 2], label="a")
+    axes.set(title="t", xlabel="x")
+    return figures.svg(figure).encode()
+
+
+@given(data=st.data())
+@fuzz_settings
+def test_drawn_figures(data: st.DataObject) -> None:
+    """A figure is refused, or embedded in a page that is well-formed and refers to nothing outside."""
+    cut = data.draw(st.sampled_from((b"", b"<use", b"</g>", b"<defs>", b" id=", b"#", b"<path d=")))
+    put = data.draw(
+        st.sampled_from((b"<script>", b"<g onload='x'>", b"<!ENTITY a 'b'>", b"&#0;", b" xlink:href='http://e.vil/'", b"<a/>"))
+    )
+    text = drawn().replace(cut, cut + put, 1) if cut and data.draw(st.booleans()) else data.draw(bytes_of(drawn()))
+    with folder() as here:
+        (here / "figure.svg").write_bytes(text)
+        call_reader(embedded_svg.load, here / "figure.svg")
+        try:
+            figure = embedded_svg.load(here / "figure.svg")
+        except ParameterError:
+            return
+        pages.check(html_page.render(ReportDocument("t", "q", "v", [Section("s", [figure, figure])])))

@@ -801,6 +801,10 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_figures_comparison.py::test_a_comparison_is_drawn_by_the_command": "--profile --figures",
         METHODS: "--methods",
     },
+    "sim report": {
+        "test_report_command.py::test_formats_and_files": "--out --format",
+        "test_outside_method.py::test_reports_name_the_module_of_a_method": "--methods",
+    },
     "sim check": {
         "test_options.py::test_options_of_a_check_decide_what_is_tried": "--method --examples --seed --theorem",
         "test_theorems.py::test_undecided_statement_is_named_in_summary": "--json",

@@ -242,3 +242,19 @@ def test_costs_of_a_method_from_outside(redundant: str, monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match=r"cost\.promotion is used by no method that it is given for; leave it out$"):
         sim.run(scenario, methods=[redundant])
     assert sim.run({**scenario, "cost": {"early_head": 0.5}}, methods=[redundant])["latency_layers"].to_list() == [60.0]
+
+
+def test_reports_name_the_module_of_a_method(redundant: str, tmp_path: Path) -> None:
+    """The refusal and the command that reproduces the run name the module."""
+    scenario = {
+        "scenario": {"name": "outside", "tokens": 5, "views": ["formula"]},
+        "method": [{"name": redundant, "layers": 12, "copies": 3}],
+    }
+    sim.run(scenario, out=tmp_path / "run", methods=[redundant])
+    refused = CliRunner().invoke(app, ["report", str(tmp_path / "run")])
+    assert refused.exit_code == 2
+    assert refused.stderr.endswith(f"add --methods {redundant}, with which it was run\n")
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--methods", redundant, "-o", str(tmp_path / "r.html")])
+    assert done.exit_code == 0, done.output
+    assert f"sim run scenario.toml --methods {redundant}" in (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert sim.report(tmp_path / "run", methods=[redundant]).verdict

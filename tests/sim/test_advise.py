@@ -173,6 +173,38 @@ def test_other_methods_and_uses_are_in_the_same_units(two: Advice) -> None:
         row = next(row for row in two.rows if row["batch"] == each.sequences_per_replica and row["best"])
         assert (each.tpot_ms, each.tokens_per_s_per_gpu) == pytest.approx((row["tpot_ms"], row["tokens_per_s_per_gpu"]))
     assert "not exact" in str(two)
+    assert {row["gpus"] for row in two.others.rows if row["method"] in ("pearl", "ppd")} == {2}
+
+
+def test_four_devices_hold_two_groups_of_two() -> None:
+    made = sim.advise(model="llama-3.1-8b", gpu="h100", draft="eagle3", acceptance=0.7, gpus=4, batch=[1, 2, 4], draft_length=[3])
+    rows = {row["batch"]: row for row in made.others.rows if row["method"] == "pearl"}
+    found = [each for each in made.alternatives if each.option.startswith("PEARL")]
+    assert {each.running for each in found} == {4, 8}
+    for each in found:
+        assert (each.replicas, each.gpus_per_replica) == (2, 2)
+        assert each.running == 2 * each.sequences_per_replica
+        assert each.tpot_ms == rows[each.sequences_per_replica]["tpot_ms"]
+    for each in made.alternatives:
+        assert each.tokens_per_s_per_gpu == pytest.approx(each.running * 1e3 / each.tpot_ms / 4)
+        assert each.replicas * each.gpus_per_replica == 4
+
+
+def test_throughput_is_for_each_of_the_devices_of_a_replica() -> None:
+    made = sim.advise(engine_law="sglang-deepseek-r1-fp8-b300", batch=[4], draft_length=[2])
+    assert {row["gpus"] for row in made.rows} == {8}
+    for row in made.rows:
+        assert row["tokens_per_s_per_gpu"] == pytest.approx(4 * 1e3 / row["tpot_ms"] / 8)
+
+
+def test_objective_within_the_uncertainty_is_not_refused(dense: Path) -> None:
+    made = sim.advise(engine_law=dense, acceptance=0.6, batch=[1])
+    shortest = min(row["tpot_ms"] for row in made.rows)
+    low = float(made.cases[0].choice.tpot_interval()[0].min()) * 1e3
+    assert low < 0.999 * shortest
+    assert sim.advise(engine_law=dense, acceptance=0.6, batch=[1], slo_tpot_ms=0.999 * shortest).situation.slo is not None
+    with pytest.raises(ParameterError, match="slo_tpot must be at least"):
+        sim.advise(engine_law=dense, acceptance=0.6, batch=[1], slo_tpot_ms=0.99 * low)
 
 
 def test_lossy_methods_and_missing_inputs_are_named() -> None:

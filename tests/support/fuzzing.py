@@ -46,6 +46,9 @@ READERS = {
     "sweep._prepare": "what_a_run_says_of_itself", "imported_tables.read": "tables_of_other_projects",
     "imported_tables.source": "tables_of_other_projects", "training._restore": "trainings_that_were_broken_off",
     "shape_configs.read": "configurations",
+    "run_document.finished_run": "results", "run_document._metadata": "what_a_run_says_of_itself",
+    "run_document._stored_list": "what_a_run_says_of_itself", "sim_report._listed": "what_a_run_says_of_itself",
+    "sim_report.document": "documents_of_commands", "embedded_svg.load": "drawn_figures",
 }  # fmt: skip
 """Functions that read files from other sources, with the test that corrupts such files."""
 TRUSTED_READERS = {
