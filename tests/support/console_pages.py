@@ -1,6 +1,6 @@
 """Pages of the guide whose commands are executed: blocks of `console` with lines `$ command` and, below, what it prints.
 
-A line `...` stands for any lines. A command may go on after a backslash at the end of a line. Commands of `sim` and `calibrate` run
+A line `...` stands for any lines. A command goes on after a backslash at the end of a line, and on lines `> `. Commands of `sim` and `calibrate` run
 in this process, and so does `python -c`; `cat` and `head` show files; all of a page run in one folder, which has the files of `howto/files`.
 """
 
@@ -42,7 +42,7 @@ class Shown:
     @property
     def arguments(self) -> list[str]:
         """The command as a shell splits it."""
-        return shlex.split("\n".join(self.command).removeprefix("$ ").replace("\\\n", ""))
+        return shlex.split("\n".join(line.removeprefix("> ") for line in self.command).removeprefix("$ ").replace("\\\n", ""))
 
 
 def pages() -> list[Path]:
@@ -59,7 +59,7 @@ def commands(block: str) -> list[Shown]:
     found: list[tuple[list[str], list[str]]] = []
     goes_on = False
     for line in block.splitlines():
-        if goes_on:
+        if goes_on or (line.startswith("> ") and found and not found[-1][1]):
             found[-1][0].append(line)
         elif line.startswith("$ "):
             found.append(([line], []))
