@@ -174,7 +174,7 @@ def advise(**said: Any) -> Advice:
         If something is wrong, or missing and has no default: acceptance above all.
 
     >>> advice = advise(engine_law="vllm-llama-3.1-8b-eagle3-h100", batch=[1], draft_length=[1, 2, 3])
-    >>> advice.verdict.startswith("At 1 running")
+    >>> advice.verdict.startswith("K = 3 is fastest at 1 running sequence:")
     True
     """
     from dataclasses import fields

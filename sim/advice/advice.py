@@ -12,6 +12,7 @@ import numpy as np
 
 from model.advice.acceptance_draws import AcceptanceDraws
 from model.advice.draft_choice import BreakEven, DraftChoice, Influence, SwitchOff, break_even, influences, switch_off
+from model.architectures import draft_heads
 from model.base import checks, strict_json
 from model.base.checks import ParameterError
 from model.engines import next_cell
@@ -129,7 +130,7 @@ class AcceptanceCase:
             if last or not first
             else f"up to {numbers[1]}"
         )
-        where += " running sequences" if first else ""
+        where += (" running sequence" if numbers == ["1"] else " running sequences") if first else ""
         if length == 0:
             best = 1 + int(choice.losses[rows[-1], 1:].argmin())
             tied = bool(np.all(choice.ties[rows].any(axis=1)))
@@ -148,10 +149,15 @@ class AcceptanceCase:
         """Where drafting stops paying, in words."""
         off, last = self.off, self.choice.batches[-1]
         if off.batch is None:
-            sure = "" if off.pays_until is None or off.pays_until >= off.limit else f", surely up to {_about(off.pays_until)}"
+            sure = f", surely up to {_about(off.pays_until)}" if off.pays_until is not None else ", surely nowhere"
+            certain = off.pays_until is not None and off.pays_until >= off.limit
             full = self.situation.capacity is not None and off.limit >= self.situation.capacity
             most = "the most that fit the memory" if full else "the most that was looked at"
-            return f"it pays up to {_about(off.limit)}, {most}{sure}" if off.limit > last else ""
+            if off.limit <= last:
+                return ""
+            if self.choice.speedups[0, 1:].max() <= 1:
+                return f"at {_about(off.limit)}, {most}, it most likely pays"
+            return f"it {'pays' if certain else 'most likely pays'} up to {_about(off.limit)}, {most}{'' if certain else sure}"
         if off.batch <= 1:
             return "switch it off"
         since = "from the smallest batch" if off.pays_until is None else f"from {_about(off.pays_until)}"
@@ -326,7 +332,7 @@ class Advice:
                 curves.append(
                     advised_drafts.SpeedupCurve(label, np.array(case.choice.batches), case.choice.speedups[:, column], low, high)
                 )
-        return advised_drafts.draw(curves, title=title, switch_off=self.cases[0].off.batch)
+        return advised_drafts.draw(curves[: advised_drafts.MOST_CURVES], title=title, switch_off=self.cases[0].off.batch)
 
     def __str__(self) -> str:
         from sim.advice import advice_text
@@ -350,7 +356,8 @@ def advise(said: Inputs, progress: Callable[[str], None] = lambda _: None) -> Ad
     lengths = (0, *found.draft_lengths)
     cases = []
     for acceptance in found.cases:
-        choice = DraftChoice(found.law, acceptance, tuple(map(float, found.batches)), lengths, found.context_of_law)
+        passes = 1 if draft_heads.is_parallel(found.draft) else None
+        choice = DraftChoice(found.law, acceptance, tuple(map(float, found.batches)), lengths, found.context_of_law, passes)
         cases.append(AcceptanceCase(acceptance, choice, switch_off(choice, limit), found))
     _refuse_impossible_slo(found, cases)
     progress("evaluating other methods")

@@ -166,6 +166,8 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
     _of_law(law, name, gpu, parallel, said, rests, only, notes)
     if draft is not None and (given is None or given.kernels is not None):
         rests.append(Evidence("draft", draft, "its shape; kernels as the model's", "assumed"))
+    elif draft is None and given is None:
+        notes.append("no draft is named: a pass of it takes the time of a prior, which is wide; --draft narrows the answer")
     cases = _cases(said, record, law, rests)
     capacity = None
     if shape is not None and device is not None:
