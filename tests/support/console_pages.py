@@ -135,6 +135,8 @@ def agrees(shown: Sequence[str], printed: Sequence[str]) -> bool:
 def shortened(shown: Sequence[str], printed: Sequence[str]) -> list[str]:
     """The printed lines, with `...` where the shown lines have it; all of them if the places are not found.
 
+    A part that ends in a line unlike all new ones goes to the end of its paragraph.
+
     >>> shortened(["best 1.2", "...", "rests on", "  a"], ["best 1.3", "K 2", "K 3", "rests on", "  a"])
     ['best 1.3', '...', 'rests on', '  a']
     """
@@ -144,29 +146,32 @@ def shortened(shown: Sequence[str], printed: Sequence[str]) -> list[str]:
             parts.append([])
         else:
             parts[-1].append(line)
-    found: list[list[str]] = []
+    lines: list[str] = []
     at = 0
     for number, part in enumerate(parts):
+        lines += [ELLIPSIS] if number else []
         if not part:
-            found.append([])
             continue
         first = _closest(part[0], printed, at) if number else 0
-        last = None if first is None else _closest(part[-1], printed, first) if number < len(parts) - 1 else len(printed) - 1
-        if last is None:
+        if first is None:
             return list(printed)
-        found.append(list(printed[first : last + 1]))
+        last = _closest(part[-1], printed, first) if number < len(parts) - 1 else len(printed) - 1
+        if last is None:
+            last = next((place for place in range(first, len(printed)) if not printed[place]), len(printed)) - 1
+        lines += printed[first : last + 1]
         at = last + 1
-    lines = found[0]
-    for part in found[1:]:
-        lines = [*lines, ELLIPSIS, *part]
     return lines
 
 
 def _closest(line: str, printed: Sequence[str], start: int) -> int | None:
-    """Place of the line that is most like this one from `start` on; None: there is none."""
-    likeness = [difflib.SequenceMatcher(None, _digits(line), _digits(each)).ratio() for each in printed[start:]]
-    best = max(likeness, default=0.0)
-    return start + likeness.index(best) if best > 0.6 else None
+    """Place of the line from `start` on that is most like this one, by its words first; None: there is none."""
+    best, found = 0.6, None
+    for place in range(start, len(printed)):
+        words = difflib.SequenceMatcher(None, _digits(line), _digits(printed[place])).ratio()
+        likeness = words + difflib.SequenceMatcher(None, line, printed[place]).ratio() / 4
+        if words > 0.6 and likeness > best:
+            best, found = likeness, place
+    return found
 
 
 def _digits(line: str) -> str:
