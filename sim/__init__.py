@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import polars
 
     from sim.advice.advice import Advice
+    from sim.advice.explained_speedup import Explanation
     from sim.reporting.report_document import ReportDocument
 
 __version__ = "0.1.0"
@@ -31,7 +32,9 @@ _MODULES = {
 }  # fmt: skip
 """Modules by the names under which `import sim` offers them; each is imported when it is first used."""
 
-__all__ = ["advise", "comparison", "environment", "grid", "listing", "report", "run", "schema", "theorems", "trace"]
+__all__ = [
+    "advise", "comparison", "environment", "explain", "grid", "listing", "report", "run", "schema", "theorems", "trace"
+]  # fmt: skip
 
 
 def _refuse_hidden_packages() -> None:
@@ -123,6 +126,28 @@ def run(
             report = sweeps.run(scenario, out=f"{folder}/run", jobs=jobs, yes=yes, **overrides)
             _warn_of(report.disagreements)
             return report.frame()
+
+
+def explain(log: str | Path | Sequence[str | Path] = (), **inputs: Any) -> Explanation:
+    """Explain a measured speed-up over plain decoding, term by term, and why it differs from a claim: the command `sim explain`.
+
+    The parameters are those of `sim.advice.explained_speedup.explain`. The result prints as text; it has `verdict`, `advice`,
+    `table`, `shares_table`, `figure()` and `document()`.
+
+    >>> found = explain(
+    ...     plain_tpot="8ms", tpot="6.2ms", mean_acceptance_length=2.4, draft_length=3, batch=8, model="llama-3.1-8b", gpu="h100"
+    ... )
+    >>> round(found.terms.measured.steps, 2), found.terms.largest.name  # a step takes as long as 1.86 plain steps
+    (1.86, 'draft')
+
+    Raises
+    ------
+    model.base.checks.ParameterError
+        If an input is missing or impossible, with the option that gives it.
+    """
+    from sim.advice import explained_speedup
+
+    return explained_speedup.explain(log, **inputs)
 
 
 def report(

@@ -169,6 +169,14 @@ class UnitCost(LayerTimeCosts, StepCosts):
         pairs = tuple((width, float(self.curve.relative(width * sequences))) for width in range(1, max_width + 1))
         return replace(self, layer_times=times, verify_cost=pairs, **scaled)
 
+    def passes_only(self) -> UnitCost:
+        """Copy without overheads, in which unit-time counts passes of the target only.
+
+        >>> UnitCost(4, cost_ratio=0.1, link=3.0).passes_only() == UnitCost(4, cost_ratio=0.1, draft_devices=0.0)
+        True
+        """
+        return replace(self, dispatch=0.0, dispatch_per_process=0.0, link=0.0, promotion=0.0, draft_devices=0.0)
+
     def layer_times_of(self, step: Forward) -> list[float]:
         """Times of the layers of a pass; the last one includes the head."""
         first, last = step.layers.first, step.layers.last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -87,12 +87,17 @@ class PassSeconds(StepCosts):
     state_check: float = 0.0
     draft_devices: float = 1.0
     uncertainty_end: float = 0.0
+    verification: float = 0.0
+    """Overhead of an engine that the times of the target's layers contain in passes over several tokens per sequence [s]."""
+    counts_steps: bool = True
+    """False leaves the overhead of engine steps and of verifications out (`passes_only`)."""
     _times: dict[PassShape, Floats] = field(default_factory=dict, init=False, repr=False)
     """Cache of times of passes, by shape and position."""
     _layers: dict[tuple[str, int, int], Estimate] = field(default_factory=dict, init=False, repr=False)
     """Cache of times of a layer, by (role, width, sequences) and position."""
     _totals: dict[PassShape, Estimate] = field(default_factory=dict, init=False, repr=False)
     """Cache of times of passes with their errors, by shape and position."""
+    _passes_only: PassSeconds | None = field(default=None, init=False, repr=False)
 
     uniform = False
 
@@ -112,6 +117,30 @@ class PassSeconds(StepCosts):
         for each in ends:
             each._layers, each._totals = self._layers, self._totals
         return ends
+
+    def has_overheads(self, units: int) -> bool:
+        """True if, on this number of units, anything but the work of passes takes time: engine steps, starting processes, links."""
+        return self.steps_take_time or super().has_overheads(units)
+
+    @property
+    def steps_take_time(self) -> bool:
+        """True if the times of passes contain overheads of engine steps."""
+        steps = (np.any(each.step(self.batch).seconds) for each in self.hardware_models.values())
+        return self.counts_steps and (self.verification > 0 or any(steps))
+
+    def passes_only(self) -> PassSeconds:
+        """Copy without overheads, in which unit-time counts passes of the target only; made once."""
+        if self._passes_only is None:
+            none: dict[str, Any] = dict.fromkeys(("dispatch", "dispatch_per_process", "link", "promotion", "draft_devices"), 0.0)
+            self._passes_only = replace(self, **none, counts_steps=False)
+            self._passes_only._layers = self._layers
+        return self._passes_only
+
+    def overhead_of(self, step: Forward) -> float:
+        """Overhead of the engine's step that the time of a pass contains [s]."""
+        shape = PassShape.of(step)
+        own = float(self._engine_step(shape, np.asarray(shape.sequences) * self.batch).seconds)
+        return own + float(self._verification(shape)) * self.counts_steps
 
     def hardware(self, role: str) -> Hardware:
         """Hardware model of a role."""
@@ -175,9 +204,19 @@ class PassSeconds(StepCosts):
 
     def _step(self, shape: PassShape, sequences: ArrayLike, at: ArrayLike) -> Estimate:
         """Time that occurs once per pass: the engine step, and the handling of several hypotheses."""
-        step = self.hardware(shape.role).step(sequences) if shape.begins or shape.layers.last < 0 else NONE
+        step = self._engine_step(shape, sequences)
         tree = self.part(shape.role, "tree", shape.width, self.context(at)) if shape.tree else None
         return step if tree is None else step + tree
+
+    def _engine_step(self, shape: PassShape, sequences: ArrayLike) -> Estimate:
+        """Overhead of the engine's step that a pass needs."""
+        if not self.counts_steps:
+            return Estimate(-self._verification(shape), np.zeros(()))
+        return self.hardware(shape.role).step(sequences) if shape.begins or shape.layers.last < 0 else NONE
+
+    def _verification(self, shape: PassShape) -> Floats:
+        """Overhead that the times of a pass's layers contain [s]."""
+        return np.where((np.asarray(shape.width) > 1) & (shape.role == "target"), self.verification, 0.0)
 
     def part(self, role: str, part: str, *point: ArrayLike) -> Estimate | None:
         """Time of a part of a model's profile [s]; None without a profile, or if the profile lacks the part."""

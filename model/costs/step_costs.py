@@ -113,6 +113,27 @@ class StepCosts:
         """True if every layer takes one unit of time and everything else takes none, as the papers assume."""
         return False
 
+    def has_overheads(self, units: int) -> bool:
+        """True if, on this number of units, anything but the work of passes takes time: engine steps, starting processes, links."""
+        return any((self.dispatch, self.dispatch_per_process, *((self.link, self.promotion) if units > 1 else ())))
+
+    def passes_only(self) -> StepCosts:
+        """Copy without overheads, in which unit-time counts passes of the target only (`draft_devices` is 0).
+
+        A decoding whose passes follow one another takes a sum of times. With these costs its time is that of all passes and its
+        unit-time that of the target's, so that both together give the time of drafting, of verifying and of overheads.
+        """
+        raise NotImplementedError
+
+    @property
+    def steps_take_time(self) -> bool:
+        """True if the times of passes contain overheads of engine steps (`overhead_of`)."""
+        return False
+
+    def overhead_of(self, step: Forward) -> float:
+        """Overhead of the engine that the time of a pass contains."""
+        return 0.0
+
     def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
         """Time of a pass of this shape after `at` positions; broadcasts over `at`, widths and sequences.
 

@@ -53,6 +53,11 @@ class DraftModel(MethodParameters):
         """Compute units that are reserved."""
         return 1 + self.separate_units
 
+    @property
+    def serial(self) -> bool:
+        """True: one process makes all passes, also where its models are on separate units."""
+        return True
+
     def demand(self, cost: StepCosts, tokens: int) -> Demand:
         """Peak demand of a single process."""
         return of_one_process(self.units, cost)

@@ -170,6 +170,11 @@ class MethodParameters(TableRecord):
         return 0
 
     @property
+    def serial(self) -> bool:
+        """True if passes, transfers and engine steps follow one another, so that the time of a decoding is the sum of theirs."""
+        return self.units == 1
+
+    @property
     def bounded(self) -> bool:
         """True if the method never needs more than `units` units, at any costs."""
         return True

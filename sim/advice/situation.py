@@ -138,7 +138,7 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
     Raises ParameterError that names the option that is missing or wrong.
     """
     checks.one_of("engine", said.engine, ENGINES)
-    record = _record(said)
+    record = record_of(said.log, said.log_draft_length)
     given = None if said.engine_law is None else step_law.load(said.engine_law)
     rests: list[Evidence] = []
     notes: list[str] = []
@@ -209,16 +209,19 @@ def _shape(name: str, dtype: str | None, weights: str | None) -> Shape:
     return found if weights is None else replace(found, weights=None if weights == "none" else layer_parts.quantised(weights))
 
 
-def _record(said: Inputs) -> AcceptanceRecord | None:
-    """Acceptance record of the logs: of its JSON file, or of the logs themselves."""
-    if not said.log:
+def record_of(log: Sequence[str | Path], draft_length: int | None = None) -> AcceptanceRecord | None:
+    """Acceptance record of the logs: of its JSON file, or of the logs themselves; None without logs.
+
+    `draft_length` is that of logs that do not say it.
+    """
+    if not log:
         return None
-    first = Path(said.log[0])
-    if len(said.log) == 1 and first.suffix == ".json" and _is_record(first):
+    first = Path(log[0])
+    if len(log) == 1 and first.suffix == ".json" and _is_record(first):
         record = acceptance_record.load(first)
-        unknown = record.draft_length is None and said.log_draft_length is not None
-        return replace(record, draft_length=said.log_draft_length) if unknown else record
-    return engine_log.read(said.log, draft_length=said.log_draft_length)
+        unknown = record.draft_length is None and draft_length is not None
+        return replace(record, draft_length=draft_length) if unknown else record
+    return engine_log.read(log, draft_length=draft_length)
 
 
 def _is_record(path: Path) -> bool:

@@ -15,7 +15,7 @@ import typer
 
 from model.base import strict_json
 from model.base.command_help import SETTINGS, DocumentedCommand, version_option
-from sim.commands import advise_command, sim_report
+from sim.commands import advise_command, explain_command, sim_report
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=SETTINGS, callback=version_option,
@@ -385,6 +385,9 @@ def compare(
         print(path)
 
 
+app.command("explain", cls=DocumentedCommand)(guarded(explain_command.explain))
+
+
 @app.command(cls=DocumentedCommand)
 @guarded
 def check(
@@ -519,14 +522,26 @@ app.command("advise", cls=DocumentedCommand)(guarded(advise_command.advise))
 
 @app.command(cls=DocumentedCommand)
 @guarded
-def schema(methods: Methods = None) -> None:
-    """Print the JSON schema of scenario files.
+def schema(
+    what: Annotated[str, typer.Argument(help="scenario, or the command whose --json is described: advise, explain.")] = "scenario",
+    methods: Methods = None,
+) -> None:
+    """Print the JSON schema of scenario files, or of what a command prints with --json.
 
     sim schema > scenario.schema.json
-    """
-    from sim.scenarios.json_schema import of_scenarios
 
-    print(strict_json.dumps(of_scenarios(), indent=2))
+    sim schema explain > explain.schema.json
+    """
+    from model.base import checks
+
+    checks.one_of("schema", what, ("scenario", "advise", "explain"))
+    if what == "advise":
+        from sim.advice.advice_schema import schema as described
+    elif what == "explain":
+        from sim.advice.explained_speedup import json_schema as described
+    else:
+        from sim.scenarios.json_schema import of_scenarios as described
+    print(strict_json.dumps(described(), indent=2))
 
 
 @app.command(cls=DocumentedCommand)

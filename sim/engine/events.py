@@ -44,6 +44,10 @@ class Run:
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Number of rounds by (accepted, drafted) tokens."""
     intervals: list[Span] = field(default_factory=list)
+    draft_time: float = 0.0
+    """Busy time of passes of models other than the target, without overheads of engine steps."""
+    target_time: float = 0.0
+    """The same for the target."""
     waiting_time: float = 0.0
     """Waiting time of processes for units and of transfers for links, summed."""
 
@@ -108,7 +112,8 @@ class _Engine:
         self.changed = self.done = False
         self.active = self.peak = 0
         self.account = Account()
-        self.busy = self.link_free = self.waiting_time = 0.0
+        self.busy = self.link_free = self.waiting_time = self.draft_time = self.target_time = 0.0
+        self.overheads: dict[_PassKey, float] | None = {} if cost.steps_take_time else None  # of engine steps, by kind of pass
         self.result = Run()
         self.records: list[tuple[Span, _Process | None]] = []
         self.numbers: dict[_Process, int] = {}  # of the processes on record
@@ -135,7 +140,7 @@ class _Engine:
                 holder.release("cancelled")
         result = self.result
         result.latency, result.busy, result.peak_units, result.account = self.env.now, self.busy, self.peak, self.account
-        result.waiting_time = self.waiting_time
+        result.waiting_time, result.draft_time, result.target_time = self.waiting_time, self.draft_time, self.target_time
         for (*kind, _), (_, counts) in self.known.items():
             if counts[0]:
                 self.account.include(Account({Kind._make(kind): counts}))
@@ -523,8 +528,16 @@ class _Process:
         now = engine.env.now
         step, share = self.step, 1.0
         if isinstance(step, Forward):
+            work = now - self.since
+            if engine.overheads is not None:
+                if self.key not in engine.overheads:
+                    engine.overheads[self.key] = engine.cost.overhead_of(step)
+                work -= engine.overheads[self.key]
             if step.role != "target":
                 share = engine.draft_devices
+                engine.draft_time += work
+            else:
+                engine.target_time += work
             if fate == "cancelled":  # a pass that finishes is counted in `_passed`
                 self.count(step)
         engine.busy += (now - self.since) * share

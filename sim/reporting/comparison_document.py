@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 
+from model.base import checks, typed_values
 from model.base.checks import ParameterError
 from model.logs import prediction_error
 from sim.comparison import comparison_report, run_comparison
@@ -73,7 +74,31 @@ def _files(content: Mapping[str, Any], source: str) -> list[tuple[str, pl.DataFr
     found = [(str(each["name"]), pl.DataFrame(each["runs"], infer_schema_length=None), each["about"]) for each in content["files"]]
     if not found or not all(table.height for _, table, _ in found):
         raise ParameterError(f"{source} has no runs; run `sim compare` again")
+    for name, table, _ in found:
+        try:
+            _check_runs(table)
+        except ParameterError as error:
+            raise ParameterError(f"{source}, runs of {name}: {error}; run `sim compare` again") from None
     return found
+
+
+COLUMNS: dict[str, Any] = {
+    **dict.fromkeys(("method", "settings", "prompt", "forced", "warnings", "mismatch", "missing"), str),
+    **dict.fromkeys(("tokens", "units", "repeats"), int),
+    **dict.fromkeys(("predicted_s", "measured_s", "error", "noise", "contention_s"), float),
+}  # fmt: skip
+"""Columns of a table of runs, and their types."""
+
+
+def _check_runs(table: pl.DataFrame) -> None:
+    """Refuse a table whose numbers cannot be those of runs: they are divided by, and drawn on logarithmic axes."""
+    typed_values.check_columns(table, COLUMNS)
+    for name in ("tokens", "units", "repeats"):
+        checks.whole_array(name, table[name].to_numpy(), 1)
+    for name in ("predicted_s", "measured_s"):
+        checks.array(name, table[name].to_numpy(), 1e-12, 1e12)
+    for name in ("error", "noise", "contention_s"):
+        checks.array(name, table[name].to_numpy(), -1e12, 1e12)
 
 
 def _document(content: Mapping[str, Any], source: str, figures: Sequence[SvgFigure]) -> ReportDocument:

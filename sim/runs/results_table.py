@@ -6,13 +6,14 @@ import math
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+import numpy as np
 import polars as pl
 
 from model.interpret.account import FlopsAndBytes
 from model.methods import registry
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
-from sim.views import agreement, formula_view, metrics, point_columns
+from sim.views import agreement, formula_view, metrics, point_columns, time_breakdown
 from sim.views.metrics import Sums
 
 FEW_POINTS = 200
@@ -25,6 +26,8 @@ ROUNDS = ("rounds", "drafted", "operations", "accepted_lengths", *agreement.SQUA
 """Columns on rounds: sums over replications, and the number of rounds that accepted 0, 1, 2, ... tokens."""
 WORK_COLUMNS = FlopsAndBytes._fields
 """Work counted by the view events where shapes are known: sums over replications."""
+PARTS = time_breakdown.SUMS
+"""Parts of the time: sums over replications."""
 SUMS = tuple(Sums.__dataclass_fields__)
 
 
@@ -60,7 +63,7 @@ class Finished(NamedTuple):
 def finish(grid: Grid, partial: pl.DataFrame) -> Finished:
     """Return the tables of a run and the disagreements of its views, from the rows of all shards in order."""
     theory = partial.filter(pl.col("view") == "formula")
-    theory = theory.drop([name for name in (*SUMS, "values", "counts", *ROUNDS, *WORK_COLUMNS) if name in theory.columns])
+    theory = theory.drop([name for name in (*SUMS, "values", "counts", *ROUNDS, *PARTS, *WORK_COLUMNS) if name in theory.columns])
     by_point = {row["point"]: row for row in theory.to_dicts()} if grid.points <= MANY_POINTS else {}
     rows: list[dict[str, Any]] = []
     distributions: list[dict[str, Any]] = []
@@ -88,6 +91,10 @@ def finish(grid: Grid, partial: pl.DataFrame) -> Finished:
             row["operations_per_token"] = math.fsum(part["operations"]) / sums.count / case.outputs
         else:
             row |= formula_view.operations_of(case, row["compute_per_token"], sampled=True)
+        if PARTS[0] in part.columns and part[PARTS[0]].count():
+            parts = time_breakdown.TimeBreakdown(*(np.asarray(math.fsum(part[name]) / sums.count) for name in PARTS))
+            each_part = time_breakdown.per_token(parts, row["latency_layers"], case.steps, row.get("straggler_loss", 0.0))
+            row |= {name: float(value) for name, value in each_part.items()}
         if case.shapes and WORK_COLUMNS[0] in part.columns and part[WORK_COLUMNS[0]].count():
             total = FlopsAndBytes(*(math.fsum(part[name]) for name in WORK_COLUMNS))
             row |= metrics.work_per_token(total, sums.count * case.outputs, case.full_batch)
@@ -129,7 +136,7 @@ def _formula(grid: Grid, point: int) -> dict[str, float] | None:
 
 def _in_layers(name: str) -> bool:
     """Return whether a column has times in layer-times, or bounds of them."""
-    return name.startswith(("latency_layers", "latency_sd_layers", "busy_layers", "reserved_layers"))
+    return name in metrics.TIME_PARTS or name.startswith(("latency_layers", "latency_sd_layers", "busy_layers", "reserved_layers"))
 
 
 def _latency(case: Case, value: float) -> dict[str, float | None]:
@@ -208,7 +215,7 @@ def arranged(frame: pl.LazyFrame) -> pl.LazyFrame:
         frame = frame.with_columns(pl.when(held).then(None).otherwise(pl.col(name)).alias(name) for name in times)
         names = [name for name in names if name != "in_seconds"] + [other for other, _ in times.values()]
     estimates = metrics.columns()
-    names = [name for name in names if name not in ROUNDS]
+    names = [name for name in names if name not in (*ROUNDS, *PARTS)]
     first = ["point", "view", *(name for name in names if name not in estimates and name not in ("point", "view"))]
     there = [name for name in estimates if name in names]
     # Estimates and bounds that are not finite become null; a parameter may be infinite.

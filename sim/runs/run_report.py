@@ -51,6 +51,8 @@ FURTHER_TITLES = {
     "tpot_layers": "time per output\ntoken [layer-times]", "latency_s": "latency\n[s]", "latency_layers": "latency\n[layer-times]",
     "draft_acceptance_rate": "draft acceptance\nrate", "flops_per_token": "FLOPs\nper token",
     "weight_bytes_per_token": "weights read\nper token [bytes]", "arithmetic_intensity": "arithmetic intensity\n[FLOPs/byte]",
+    **{name: f"{name.split('_')[1]} time per\ntoken [layer-times]" for name in metrics.TIME_PARTS},
+    **{name: f"{name.split('_')[1]} time\nper token [s]" for name in metrics.TIME_PARTS_S},
 }  # fmt: skip
 """Headings of columns that are printed only if they are asked for; others have their names as headings."""
 ALL_COLUMNS = "all"
@@ -219,6 +221,7 @@ def describing_columns(frame: pl.DataFrame) -> list[str]:
         *(f"{rate}{more}" for rate in _RATES for more in ("_low", "_high", "_trials")), "outcomes_source", "outcomes_note",
         "contended", "exact", "units", "outcomes", *metrics.columns(), *metrics.PER_ROUND,
         *metrics.WORK, "straggler_loss", "arithmetic_intensity", "agreement_source", "no_value_because",
+        "no_time_parts_because", *metrics.TIME_PARTS, *metrics.TIME_PARTS_S,
         *(f"plain_{name}" for name in metrics.PLAIN_WORK),
         *(name for name in frame.columns if name.startswith(("tpot_ms", "latency_s", "busy_s", "reserved_s"))),
     }  # fmt: skip

@@ -443,6 +443,8 @@ def point_costs(cost: HardwareCost, parameters: MethodParameters, tokens: int, u
         (role, WithEngineOverhead(hardware, cost.step_of(role))) for role, hardware in models.items()
     )
     extra += (("dispatch_law", cost.dispatch_law),)
+    target = models["target"]
+    extra += (("verification", target.law.coefficients.get("round", 0.0) if isinstance(target, LawTarget) else 0.0),)
     seconds = _prices(
         served, parameters.full_batch, _others_at(parameters, tokens), tokens // 2, parameters.handover_layer, cost.prompt,
         cost.busy, cost.link_s, cost.promotion_s, extra, 1 / cost.split if apart else 1.0,

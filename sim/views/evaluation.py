@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from model.base import strict_json
 from model.base.checks import ParameterError
+from model.costs.step_costs import StepCosts
 from model.interpret.account import Account
 from model.interpret.simulated_answers import World
 from model.methods import registry
@@ -29,6 +30,7 @@ from model.outcomes.outcome_laws import Outcomes
 from model.steps import CacheError
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
+from sim.views import time_breakdown
 from sim.views.metrics import Sums
 
 Floats = NDArray[np.float64]
@@ -57,8 +59,42 @@ def drafts_of(case: Case, block: int, positions: int, name: str = "accept", sequ
     return iter(case.outcomes[name].law.drafts(draws) if positions else ())
 
 
-def walk(case: Case, block: int) -> tuple[Floats, Floats] | Tally:
+Walked = tuple[Floats, Floats] | Tally
+"""Time and busy time by replication; a `Tally` also counts rounds."""
+
+
+def walk(case: Case, block: int) -> Walked:
     """Time and busy time of a block of replications by the method's vectorised paths; a `Tally` also counts rounds."""
+    return _on_devices(case, _walk(case, case.cost, block))
+
+
+def walk_with_parts(case: Case, block: int) -> tuple[Walked, time_breakdown.TimeBreakdown | None]:
+    """Same as `walk`, with the parts of the time; None where they are not defined."""
+    if time_breakdown.missing_because(case) is not None:
+        return walk(case, block), None
+    reduced = time_breakdown.passes_only(case)
+    if reduced is None:
+        found = _walk(case, case.cost, block)
+        return _on_devices(case, found), time_breakdown.of_target_only(found[0])
+    passes = _walk(case, reduced, block)
+    if time_breakdown.passes_alone(case):
+        # Nothing but passes, on devices that count alike: the time is that of the passes, and busy time equals it.
+        found = passes._replace(busy=passes.time) if isinstance(passes, Tally) else (passes[0], passes[0])
+    else:
+        found = _walk(case, case.cost, block)
+    return _on_devices(case, found), time_breakdown.of_passes(found[0], passes[0], passes[1])
+
+
+def _on_devices(case: Case, found: Walked) -> Walked:
+    """Busy time summed over the devices of a unit."""
+    if case.tensor_parallel == 1:
+        return found
+    if isinstance(found, Tally):
+        return found._replace(busy=found.busy * case.tensor_parallel)
+    return found[0], found[1] * case.tensor_parallel
+
+
+def _walk(case: Case, cost: StepCosts, block: int) -> Walked:
     method = registry.method(case.method)
     positions = case.settings.tokens - (0 if method.last_matters else 1)
     sequences = case.parameters.decoded_sequences
@@ -71,23 +107,17 @@ def walk(case: Case, block: int) -> tuple[Floats, Floats] | Tally:
 
     played = {name: play(name) for name in case.outcomes}
     given: Any = by_outcome(played) if played else iter(())
-    found: tuple[Floats, Floats] | Tally = method.walk(case.parameters, case.settings.tokens, case.cost, given)
-    if case.tensor_parallel == 1:
-        return found
-    return (
-        found._replace(busy=found.busy * case.tensor_parallel)
-        if isinstance(found, Tally)
-        else (found[0], found[1] * case.tensor_parallel)
-    )
+    found: Walked = method.walk(case.parameters, case.settings.tokens, cost, given)
+    return found
 
 
 def paths_row(case: Case, start: int, stop: int) -> Row:
     """Sums over replications [start, stop), which lie in one block."""
     block = start // random_streams.BLOCK
     own = slice(start - block * random_streams.BLOCK, stop - block * random_streams.BLOCK)
-    found = walk(case, block)
+    found, parts = walk_with_parts(case, block)
     latency, busy = found[0][own], found[1][own]
-    row = asdict(Sums.of(latency, busy)) | _frequencies(latency)
+    row = asdict(Sums.of(latency, busy)) | _frequencies(latency) | time_breakdown.sums(parts, own)
     if isinstance(found, Tally):
         row |= {name: float(getattr(found, name)[own].sum()) for name in ("rounds", "drafted", "operations")}
         row |= {f"{name}_square": float((getattr(found, name)[own] ** 2).sum()) for name in ("rounds", "drafted")}
@@ -126,6 +156,11 @@ def events_row(case: Case, start: int, stop: int) -> Row:
     latency, busy = np.array([run.latency for run in runs]), np.array([run.busy for run in runs]) * case.tensor_parallel
     peak = case.devices(max(run.peak_units for run in runs))
     row = asdict(Sums.of(latency, busy)) | _frequencies(latency) | {"peak_units": peak, "paths_difference": None}
+    parts = None
+    if time_breakdown.missing_because(case) is None:
+        passes = (np.array([getattr(run, name) for run in runs]) for name in time_breakdown.SUMS[:2])
+        parts = time_breakdown.of_runs(latency, *passes)
+    row |= time_breakdown.sums(parts, slice(None))
     account = Account()
     for run in runs:
         account.include(run.account)
@@ -142,12 +177,14 @@ def events_row(case: Case, start: int, stop: int) -> Row:
         row |= {"accepted_lengths": _lengths(rounds)}
     if not case.contended:
         try:
-            found = walk(case, start // random_streams.BLOCK)
+            found, theirs_by_part = walk_with_parts(case, start // random_streams.BLOCK)
         except ParameterError:
             return row  # a form without vectorised paths
         own = slice(start % random_streams.BLOCK, start % random_streams.BLOCK + stop - start)
         ours = {"latency_layers": latency, "busy_layers": busy} | (each if rounds else {})
         theirs = {"latency_layers": found[0], "busy_layers": found[1]} | (found._asdict() if isinstance(found, Tally) else {})
+        if parts is not None and theirs_by_part is not None:
+            ours, theirs = ours | parts._asdict(), theirs | theirs_by_part._asdict()
         row |= _differences(ours, {name: values[own] for name, values in theirs.items() if name in ours}, start)
     return row
 
@@ -160,7 +197,11 @@ def _each(runs: Sequence[Any], of: Callable[[int], int]) -> Floats:
 def _differences(ours: dict[str, Floats], theirs: dict[str, Floats], start: int) -> Row:
     """Differences between paths and events on the same decodings: the largest absolute one, and the largest relative one."""
     apart = {name: np.abs(ours[name] - theirs[name]) for name in theirs}
-    relative = {name: far / np.maximum(np.abs(theirs[name]), 1.0 if name == "drafted" else 1e-300) for name, far in apart.items()}
+    # A part of the time may be 0: its difference is relative to the whole.
+    scale = theirs | dict.fromkeys(time_breakdown.SUMS, theirs["latency_layers"])
+    if "drafted" in theirs:
+        scale["drafted"] = np.maximum(theirs["drafted"], 1.0)
+    relative = {name: far / np.maximum(np.abs(scale[name]), 1e-300) for name, far in apart.items()}
     name = max(relative, key=lambda each: float(relative[each].max()))
     at = int(relative[name].argmax())
     worst = {

@@ -23,7 +23,7 @@ from model.steps import CacheError
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
 from sim.scenarios.outcome_records import Outcome
-from sim.views import metrics, point_columns
+from sim.views import metrics, point_columns, time_breakdown
 
 Floats = NDArray[np.float64]
 Index = NDArray[np.intp]
@@ -204,7 +204,7 @@ def estimates(points: PointBlock) -> pl.DataFrame:
     """Estimates by the theory for points of one method."""
     method = registry.method(points.choices[points.choice[0]].method)
     tensor_parallel, steps = points.of_choices(lambda case: case.tensor_parallel), points.of_choices(lambda case: case.steps)
-    prediction = _predicted(method, points, "law", "cost", tensor_parallel)
+    prediction, passes = _with_passes(method, points, tensor_parallel)
     found: dict[str, Floats] = metrics.of_prediction(prediction, steps, tensor_parallel)
     bounded = _bounded(points)
     if bounded.size:
@@ -218,6 +218,7 @@ def estimates(points: PointBlock) -> pl.DataFrame:
         found |= metrics.per_round(outputs, prediction.rounds, prediction.drafted, prediction.operations)
     found["latency_sd_layers"] = np.sqrt(np.asarray(prediction.latency_variance, dtype=np.float64))
     found["reserved_units"] = points.of_choices(lambda case: float(case.devices(case.reserved_units)))
+    loss = np.zeros(points.number.size)
     more = [pl.DataFrame({name: np.broadcast_to(values, points.number.shape) for name, values in found.items()})]
     if (tensor_parallel > 1).any():
         more.append(_each(points, found, over_one_device))
@@ -228,6 +229,8 @@ def estimates(points: PointBlock) -> pl.DataFrame:
         latency = found["latency_layers"]
         rows = [straggler_loss(points.case(at), float(rounds[at]), float(latency[at])) for at in range(points.number.size)]
         more.append(pl.DataFrame(rows, infer_schema_length=None))
+        loss = np.array([row.get("straggler_loss", 0.0) for row in rows])
+    more.append(_time_parts(points, np.asarray(prediction.latency, dtype=np.float64), passes, loss))
     if method.work is not None and any(points.choices[each].shapes for each in np.unique(points.choice).tolist()):
         more.append(points.of_pairs(work_of))
     return pl.concat([each for each in more if each.width], how="horizontal")
@@ -254,10 +257,39 @@ def _predicted(method: registry.Method, points: PointBlock, rates: str, costs: s
 
 
 def _cost(case: Case, which: str) -> StepCosts:
+    if which == "passes":
+        return case.cost.passes_only()
     if which == "cost" or case.hardware is None:
         return case.cost
     slow, fast = case.hardware.ends
     return slow if which == "slow" else fast
+
+
+def _with_passes(method: registry.Method, points: PointBlock, tensor_parallel: Floats) -> tuple[Prediction, tuple[Floats, Floats]]:
+    """Prediction, with the times of all passes and of the target's; nan where the time has no parts."""
+    known = points.of_choices(lambda case: time_breakdown.missing_because(case) is None) > 0
+    several = known & (points.of_choices(lambda case: time_breakdown.passes_only(case) is not None) > 0)
+    nothing_else = points.of_choices(time_breakdown.passes_alone) > 0
+    if several.all() and nothing_else.all() and (tensor_parallel == 1).all():
+        # Nothing but passes, on devices that count alike: one evaluation gives both.
+        reduced = _predicted(method, points, "law", "passes", tensor_parallel)
+        one = np.where(np.isfinite(reduced.latency), 1.0, np.nan)
+        return replace(reduced, busy=reduced.latency, units_ratio=one), (np.asarray(reduced.latency), np.asarray(reduced.busy))
+    prediction = _predicted(method, points, "law", "cost", tensor_parallel)
+    passes, target = (np.where(known, prediction.latency, np.nan) for _ in range(2))
+    index = np.flatnonzero(several)
+    if index.size:
+        reduced = _predicted(method, points.at(index), "law", "passes", np.ones(index.size))
+        passes[index], target[index] = reduced.latency, reduced.busy
+    return prediction, (passes, target)
+
+
+def _time_parts(points: PointBlock, latency: Floats, passes: tuple[Floats, Floats], loss: Floats) -> pl.DataFrame:
+    """Parts of the time per token; nan where they are not defined."""
+    steps = points.of_choices(lambda case: case.steps)
+    return pl.DataFrame(time_breakdown.per_token(time_breakdown.of_passes(latency, *passes), latency, steps, loss)).with_columns(
+        pl.when(pl.Series(np.isfinite(passes[0]))).then(pl.col(name)).alias(name) for name in metrics.TIME_PARTS
+    )
 
 
 def _law(outcome: Outcome, which: str) -> Any:

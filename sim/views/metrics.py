@@ -25,6 +25,12 @@ in seconds, with their bounds. With seconds_per_layer both sets of columns have 
 `agreement`               of lossy methods: share of tokens equal to the target's; `agreement_source` is its source
 `straggler_loss`          of static batches that draft: share of time lost by waiting for the slowest sequence. With `batching`
                           continuous, which keeps the batch full, the time per sequence is shorter by this share
+`time_draft_layers`       time per output token that goes to passes of models other than the target; `time_verify_layers`: to passes
+                          of the target; `time_overhead_layers`: to engine steps (`step_s`, `draft_step_s`; of a step law `step`,
+                          `sequence` and `round`), starting processes, and links; `time_waiting_layers`: to waiting for the slowest
+                          sequence of a static batch (`straggler_loss`; the other three are then those of a full batch, in
+                          proportion). They add up to `tpot_layers`; in seconds `time_draft_s`, `time_verify_s`, ...
+`no_time_parts_because`   reason why these four have no value
 `occupancy`               of static batches decoded in steps: generated tokens over batch slots in all steps; the other slots are
                           of sequences that have ended
 `flops_per_token`         FLOPs per token, with heads, attention over the context, and keys and values of skipped layers, which
@@ -63,6 +69,10 @@ ESTIMATES = (
 )  # fmt: skip
 ONE_DEVICE = "speedup_over_one_device"
 PER_ROUND = ("tokens_per_round", "draft_acceptance_rate", "operations_per_token")
+TIME_PARTS = ("time_draft_layers", "time_verify_layers", "time_overhead_layers", "time_waiting_layers")
+"""Parts of the time per output token; see `sim.views.time_breakdown`."""
+TIME_PARTS_S = tuple(name.replace("_layers", "_s") for name in TIME_PARTS)
+"""The same in seconds."""
 WORK = tuple(f"{name}_per_token" for name in FlopsAndBytes._fields)
 PLAIN_WORK = ("flops_per_token", "weight_bytes_per_token", "arithmetic_intensity")
 """Work that is also reported for plain decoding, in columns `plain_*`."""

@@ -12,7 +12,7 @@ from model.outcomes.outcome_kinds import KINDS
 from sim.scenarios import scenario_file
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
-from sim.views import metrics
+from sim.views import metrics, time_breakdown
 
 Row = dict[str, Any]
 
@@ -68,6 +68,8 @@ def of_costs(case: Case) -> Row:
     row: Row = {RATIOS[role]: case.cost.ratio(role) for role in case.parameters.roles}
     row |= {"units": case.devices(case.cluster.units), "contended": case.contended, "exact": case.parameters.exact}
     row |= {"no_value_because": case.contention} if case.contended else {}
+    if (why := time_breakdown.missing_because(case)) is not None:
+        row["no_time_parts_because"] = why
     if case.parameters.counts_layers and case.parameters.static_batches:
         row["occupancy"] = case.outputs * case.full_batch / (case.steps * case.parameters.sequences)
     row |= _plain_work(case)

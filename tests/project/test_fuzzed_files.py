@@ -224,6 +224,8 @@ def test_acceptance_records(data: st.DataObject) -> None:
         spoiled_ = st.one_of(json_of(said).map(to_json).map(str.encode), bytes_of(json.dumps(said).encode()))
         (here / "made.json").write_bytes(data.draw(spoiled_))
         played(here, "made.json", DRAFTED, 'kind = "engine-log"')
+        times = ("--plain-tpot", "8ms", "--tpot", "6ms", "--engine-law", "vllm-llama-3.1-8b-eagle3-h100")
+        run_command(sim, "explain", "--log", here / "made.json", *times)
 
 
 TABLE = "\n".join([",".join(DECISIONS), *(",".join(map(str, row)) for row in zip(*DECISIONS.values(), strict=True))])

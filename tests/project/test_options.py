@@ -770,6 +770,18 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_run_report.py::test_columns_that_are_asked_for_are_printed": "--columns",
         METHODS: "--methods",
     },
+    "sim explain": {
+        "test_explain.py::test_options_reach_the_fit":
+            "--context --draft --draft-passes --tensor-parallel --dtype --weights --engine --seed",
+        "test_explain.py::test_mistakes_are_refused_in_one_line":
+            "--model --gpu --draft-length --plain-tpot --tpot --batch",
+        "test_explain.py::test_a_record_gives_acceptance_draft_length_and_times": "--log --json",
+        "test_explain.py::test_an_acceptance_rate_gives_the_length": "--mean-acceptance-length --acceptance",
+        "test_explain.py::test_static_batches_have_stragglers": "--static-tokens",
+        "test_explain.py::test_a_step_law_of_cells_replaces_the_priors": "--engine-law",
+        "test_explain.py::test_a_claim_is_divided_into_factors": "--claim",
+        "test_explain.py::test_waterfall_has_the_extra_time_of_each_term": "--out",
+    },
     "calibrate engine fit": {
         ENGINE + "test_options_reach_the_fit":
             "--model --gpu --tensor-parallel --dtype --weights --draft --kernels --experts --active-experts --acceptance --seed",

@@ -254,6 +254,12 @@ def test_printed_comparisons_are_drawn_anew(compared: Path, tmp_path: Path) -> N
         part.caption for section in again.sections for part in section.parts if isinstance(part, SvgFigure)
     ]
     content = json.loads((compared / "comparison.json").read_text())
+    runs = content["files"][0]["runs"]
+    for changed, said in (({"tokens": 0}, "tokens[0] must be at least 1"), ({"measured_s": -1.0}, "measured_s[0] must be"),
+                          ({"error": "x"}, "column error must hold numbers")):  # fmt: skip
+        own = content["files"][0] | {"runs": [each | changed for each in runs]}
+        (tmp_path / "wrong.json").write_text(json.dumps(content | {"files": [own]}))
+        assert said in refused(tmp_path / "wrong.json")
     for wrong in (content | {"files": []}, content | {"files": 3}, content | {"files": [content["files"][0] | {"runs": [{}]}]}):
         (tmp_path / "wrong.json").write_text(json.dumps(wrong))
         assert "run `sim compare` again" in refused(tmp_path / "wrong.json")

@@ -128,6 +128,11 @@ class Parameters(DraftModel):
         """Largest number of tokens in one pass of the target."""
         return self.draft_length
 
+    @property
+    def serial(self) -> bool:
+        """False: both models work at the same time."""
+        return False
+
     def demand(self, cost: StepCosts, tokens: int) -> Demand:
         """Peak demand for units and links: both models work concurrently, and transfers between them alternate in direction.
 

@@ -1,0 +1,1 @@
+"""Speed-ups: their terms, and the differences between two of them."""

@@ -1,0 +1,388 @@
+"""Explanation of a speed-up from a user's inputs: terms, shares of the differences to a claim, a sentence, and what to change.
+
+The Python twin of `sim explain`; the arithmetic is in `model.speedups.explanation`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from model.base import checks
+from model.base.checks import ParameterError
+from model.engines import engine_priors
+from model.engines.kernel_times import USUAL_CONTEXT
+from model.engines.step_law import StepLaw
+from model.hardware import memory_limit
+from model.logs.acceptance_record import AcceptanceRecord
+from model.speedups import claim_shares, explanation
+from model.speedups.claim_shares import Setting, Share
+from model.speedups.explanation import MeasuredSpeedup, Term, TermsOfSpeedup
+from sim.advice import speedup_inputs
+from sim.advice.situation import Evidence
+
+if TYPE_CHECKING:
+    import polars as pl
+    from matplotlib.figure import Figure
+
+SCHEMA_VERSION = 1
+MOST_LENGTH = 8
+"""Longest draft whose speed-up is predicted for advice, unless the measured one is longer."""
+CLOSE = 0.02
+"""Relative difference of speed-ups below which draft lengths count as equally fast."""
+_NAMES = {
+    "verify": "verification", "draft": "drafting", "overhead": "engine overhead", "stragglers": "waiting for the slowest sequence",
+    "rest": "the rest (errors of measurement, prompts, waiting)",
+}  # fmt: skip
+_CHANGES = {
+    "verify": "a pass over {tokens} tokens of {batch:g} sequences takes longer than one over a token of each: draft fewer tokens at"
+    " this batch",
+    "draft": "use a smaller draft, or one that drafts several tokens in a pass, or draft fewer tokens",
+    "overhead": "look at the engine: CUDA graphs for draft and verification, overlapped scheduling, sampling on the GPU",
+    "stragglers": "use continuous batching, which replaces sequences that have ended",
+    "rest": "measure the time of steps without prompts (`calibrate engine next` names the cells that help most)",
+}
+_ACCEPTANCE = "each step emits few of the tokens that it verifies: use a draft that is trained for these requests"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Explanation of a speed-up; prints as text.
+
+    Parameters
+    ----------
+    terms
+        Terms of the measured speed-up.
+    verdict, advice
+        A sentence with the largest term, and sentences on what to change.
+    by_length
+        Predicted speed-up by draft length.
+    shares
+        Shares of the differences to a claim; empty without a claim.
+    claim
+        Setting and speed-up of the claim, or None.
+    rests_on
+        Inputs with their sources.
+    notes
+        Remarks, such as terms that these inputs do not tell apart.
+    """
+
+    terms: TermsOfSpeedup
+    verdict: str
+    advice: tuple[str, ...]
+    by_length: tuple[tuple[int, float], ...]
+    shares: tuple[Share, ...]
+    claimed_speedup: float | None
+    rests_on: tuple[Evidence, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def table(self) -> pl.DataFrame:
+        """Terms as a table, in units of a plain step."""
+        import polars as pl
+
+        return pl.DataFrame([_row(term) for term in self.terms.terms])
+
+    @property
+    def shares_table(self) -> pl.DataFrame:
+        """Shares of the differences as a table."""
+        import polars as pl
+
+        return pl.DataFrame([_share_row(share) for share in self.shares], schema=_SHARE_TYPES)
+
+    def figure(self) -> Figure:
+        """Waterfall of the terms, or of the shares where there is a claim."""
+        from figures.of_comparisons import speedup_terms
+
+        if self.claimed_speedup is not None:
+            return speedup_terms.draw_shares(self.shares_table, self.claimed_speedup, self.terms.measured.speedup)
+        measured = self.terms.measured
+        return speedup_terms.draw(self.table, measured.mean_acceptance_length, measured.speedup)
+
+    def document(self) -> dict[str, Any]:
+        """The explanation as a JSON document (`json_schema`)."""
+        measured = self.terms.measured
+        return {
+            "kind": "explanation", "schema_version": SCHEMA_VERSION, "verdict": self.verdict, "advice": list(self.advice),
+            "speedup": measured.speedup, "acceptance_length": measured.mean_acceptance_length,
+            "draft_length": measured.draft_length, "plain_tpot_ms": 1e3 * measured.plain_tpot_s, "tpot_ms": 1e3 * measured.tpot_s,
+            "step_in_plain_steps": measured.steps, "largest": self.terms.largest.name,
+            "may_be_larger": [term.name for term in self.terms.rivals],
+            "terms": [_row(term) for term in self.terms.terms], "not_told_apart": [list(group) for group in self.terms.indistinct],
+            "speedup_by_draft_length": [{"draft_length": length, "speedup": value} for length, value in self.by_length],
+            "claimed_speedup": self.claimed_speedup, "shares": [_share_row(share) for share in self.shares],
+            "rests_on": [vars(each) for each in self.rests_on], "notes": list(self.notes),
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        return "\n".join([self.verdict, *self.advice, "", *self._lines()])
+
+    def _lines(self) -> list[str]:
+        """Tables of terms and shares, and notes, as lines of text."""
+        rows = [(
+            _label(term.name), f"{term.value:.3f}", f"{term.low:.3f} to {term.high:.3f}", f"{term.plain:.3f}", f"{term.extra:+.3f}",
+            term.kind,
+        ) for term in self.terms.terms]  # fmt: skip
+        total = self.terms.measured.steps
+        rows.append(("step", f"{total:.3f}", "", "1.000", f"{total - 1:+.3f}", "measured"))
+        lines = _aligned(("term [plain steps]", "value", "80 % interval", "plain step", "extra", "source"), rows)
+        measured = self.terms.measured
+        lines += ["", f"speed-up = {measured.mean_acceptance_length:.3f} tokens / {total:.3f} plain steps = {measured.speedup:.3f}"]
+        if self.claimed_speedup is not None:
+            of = [(
+                share.setting, share.claimed, share.mine, f"{math.exp(share.share):.3f}",
+                f"{math.exp(share.low):.3f} to {math.exp(share.high):.3f}",
+            ) for share in self.shares]  # fmt: skip
+            of.append(("together", "", "", f"{measured.speedup / self.claimed_speedup:.3f}", ""))
+            lines += ["", *_aligned(("difference", "claimed", "measured", "factor", "80 % interval"), of)]
+        lines += [
+            "",
+            *_aligned(("rests on", "value", "kind", "source"), [(e.input, e.value, e.kind, e.source) for e in self.rests_on]),
+        ]
+        return [*lines, *(f"note: {note}" for note in self.notes)]
+
+
+def _aligned(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)]
+
+
+def _label(name: str) -> str:
+    return "verification" if name == "verify" else "drafting" if name == "draft" else name
+
+
+def _row(term: Term) -> dict[str, Any]:
+    return {"term": term.name} | {field.name: getattr(term, field.name) for field in fields(Term) if field.name != "name"}
+
+
+_SHARE_TYPES: dict[str, Any] = {
+    "setting": str,
+    "claimed": str,
+    "mine": str,
+    "share": float,
+    "low": float,
+    "high": float,
+    "factor": float,
+}
+
+
+def _share_row(share: Share) -> dict[str, Any]:
+    return {name: getattr(share, name) for name in _SHARE_TYPES if name != "factor"} | {"factor": math.exp(share.share)}
+
+
+# --- From inputs to an explanation ---------------------------------------------------------------------------------------
+
+
+def explain(
+    log: str | Path | Sequence[str | Path] = (), *, plain_tpot: float | str | None = None, tpot: float | str | None = None,
+    model: str | None = None, gpu: str | None = None, tensor_parallel: int | None = None, dtype: str | None = None,
+    weights: str | None = None, draft: str | None = None, draft_length: int | None = None, draft_passes: int | None = None,
+    mean_acceptance_length: float | None = None, acceptance: float | None = None,
+    batch: float | None = None, context: float | None = None,
+    engine: str | None = None, engine_law: str | Path | None = None, static_tokens: int | None = None,
+    claim: str | Mapping[str, Any] | None = None, seed: int = 0, progress: Callable[[str], None] = lambda what: None,
+) -> Explanation:  # fmt: skip
+    """Explain a measured speed-up over plain decoding, and its difference to a claim.
+
+    Parameters
+    ----------
+    log
+        Log or benchmark output of the run with drafts, or its acceptance record (`calibrate import engine-log`); several files for
+        several runs, such as one without drafts. Or `mean_acceptance_length`, or `acceptance` (a rate).
+    plain_tpot, tpot
+        Time per output token without and with drafts, as a number [ms] or with a unit (`7.5ms`, `0.0075s`); left out, those of the
+        log's cells.
+    model, gpu, tensor_parallel, dtype, weights, draft
+        What was run, as names of `sim ls shapes` and `sim ls devices`, or files; not needed with `engine_law`, except to compare
+        with a claim.
+    draft_length, draft_passes
+        Drafted tokens per step, and passes of the draft (default: one per drafted token).
+    batch, context
+        Running sequences, and cached positions of each. Default: 1 sequence and 1000 positions, assumed.
+    engine
+        Engine whose published overheads are the prior (`vllm`, `sglang`, ...). Default: all engines.
+    engine_law
+        Step law of the engine instead of priors: a name or a file.
+    static_tokens
+        Tokens that each sequence generated, if the batch was static. Default: continuous batching.
+    claim
+        Claim to compare with the measurement: `speedup=4.4,acceptance=0.85,draft_length=7,...` or a mapping (keys: `CLAIM_KEYS`).
+    seed
+        Seed of the draws.
+    progress
+        Called with a few words before each part of the work.
+    """
+    runs = speedup_inputs.runs_of(log)
+    found = runs.record
+    if found is None and mean_acceptance_length is None and acceptance is None:
+        raise ParameterError(speedup_inputs.NO_ACCEPTANCE)
+    length = speedup_inputs.draft_length_of(found, draft_length)
+    mean, rates, accepted = speedup_inputs.acceptance_of(found, length, mean_acceptance_length, acceptance)
+    sequences, batch_said = speedup_inputs.batch_of(runs, batch, length)
+    positions = float(USUAL_CONTEXT) if context is None else speedup_inputs.number("context", context, 0, checks.MAX_TOKENS)
+    plain_s = speedup_inputs.seconds_of("plain-tpot", plain_tpot, runs, 0, sequences)
+    tpot_s = speedup_inputs.seconds_of("tpot", tpot, runs, length, sequences)
+    waiting = 0.0 if static_tokens is None else speedup_inputs.waiting_of(length, rates, sequences, static_tokens)
+    measured = MeasuredSpeedup(plain_s, tpot_s, mean, length, draft_passes, sequences, positions, waiting)
+    setting = None
+    if model is not None and gpu is not None:
+        own = speedup_inputs.rates_of_length(rates, mean, length)
+        setting = Setting(
+            model, gpu, length, own, 1 if tensor_parallel is None else tensor_parallel, dtype, weights,
+            None if draft is None else memory_limit.of_target(draft, model), engine or engine_priors.ANY, sequences, positions,
+            draft_passes,
+        )  # fmt: skip
+    other = None
+    if claim is not None:
+        if setting is None:
+            raise ParameterError("a claim is compared by model and GPU: give --model and --gpu of the measured run")
+        other = speedup_inputs.claimed(claim, setting)
+    described = {"model": model, "gpu": gpu, "tensor_parallel": tensor_parallel, "dtype": dtype, "weights": weights}
+    described |= {"draft": None if setting is None else setting.draft, "engine": engine}
+    progress("fitting a step law to the two runs")
+    law, fitted_here = speedup_inputs.law_of(engine_law, setting, measured, described, seed)
+    terms = explanation.explain(measured, law, fitted_here=fitted_here)
+    by_length = tuple(explanation.speedups_by_length(law, measured, rates, max(MOST_LENGTH, length)))
+    shares: tuple[Share, ...] = ()
+    claimed_speedup, notes = None, [*_notes(law, measured, found, terms)]
+    if setting is not None and other is not None:
+        claimed_setting, claimed_speedup, missing = other
+        progress(f"predicting mixtures of two sides with {len(claim_shares.differences(setting, claimed_setting))} differences")
+        shares = claim_shares.shares(setting, measured.speedup, claimed_setting, claimed_speedup)
+        if missing:
+            notes.append(f"the claim does not say {', '.join(missing)}: taken to be the measured run's")
+        notes.append("factors are Shapley values of the speed-up's logarithm: averages over all orders of changing the settings")
+    inputs = (
+        _input("plain TPOT", f"{1e3 * plain_s:.4g} ms", "--log" if plain_tpot is None else "--plain-tpot"),
+        _input("TPOT", f"{1e3 * tpot_s:.4g} ms", "--log" if tpot is None else "--tpot"),
+        accepted,
+        batch_said,
+        _input("context", f"{positions:g}", "not given" if context is None else "--context"),
+        *(Evidence(_label(term.name), f"{term.value:.3f} plain steps", term.source, term.kind) for term in terms.terms),
+    )
+    verdict = _verdict(terms) if claimed_speedup is None else _claim_verdict(terms, shares, claimed_speedup)
+    return Explanation(terms, verdict, _advice(terms, by_length), by_length, shares, claimed_speedup, inputs, tuple(notes))
+
+
+def _input(name: str, value: str, source: str) -> Evidence:
+    return Evidence(name, value, source, "assumed" if source == "not given" else "measured")
+
+
+def _notes(
+    law: StepLaw, measured: MeasuredSpeedup, record: AcceptanceRecord | None, terms: TermsOfSpeedup
+) -> list[str]:
+    notes = []
+    for group in terms.indistinct:
+        names = " and ".join(_label(name) for name in group) if len(group) == 2 else ", ".join(map(_label, group))
+        notes.append(f"these inputs do not tell {names} apart: their sum is known much better than each")
+    beyond = float(law.beyond(measured.sequences, measured.draft_length))
+    if beyond > 0:
+        notes.append(f"law {law.name} has no cell near: {beyond:.1f} doublings of batch or draft length beyond its cells")
+    if abs(terms.term("rest").value) > 0.1 * measured.steps:
+        notes.append(
+            "more than a tenth of the step is not explained by the model of its time: its inputs may not be those of the runs"
+        )
+    if record is not None and record.draft_ms_per_token is not None:
+        passes = measured.draft_length if measured.draft_passes is None else measured.draft_passes
+        share = record.draft_ms_per_token * passes / (1e3 * measured.plain_tpot_s)
+        notes.append(f"the log itself times drafting: {record.draft_ms_per_token:.3g} ms a token, {share:.3f} plain steps")
+    return notes
+
+
+# --- Sentences ---------------------------------------------------------------------------------------------------------
+
+
+def _verdict(terms: TermsOfSpeedup) -> str:
+    measured, largest = terms.measured, terms.largest
+    slower = "" if measured.speedup >= 1 else " (slower)"
+    opening = (
+        f"Speed-up {measured.speedup:.2f} over plain decoding{slower}: a step emits {measured.mean_acceptance_length:.2f} of at"
+        f" most {measured.draft_length + 1} tokens and takes {measured.steps:.2f} plain steps."
+    )
+    if largest.extra <= 0:
+        return f"{opening} No term takes longer than in a plain step."
+    rivals = " or ".join(_NAMES[term.name] for term in terms.rivals)
+    return (
+        f"{opening} The largest extra time is {_NAMES[largest.name]}: {largest.extra:.2f} plain steps (80 % interval"
+        f" {largest.extra_low:.2f} to {largest.extra_high:.2f}) of {measured.steps - 1:.2f}"
+        f"{f'; by their intervals {rivals} may be larger' if rivals else ''}."
+    )
+
+
+def _claim_verdict(terms: TermsOfSpeedup, shares: tuple[Share, ...], claimed: float) -> str:
+    mine = terms.measured.speedup
+    opening = f"Measured {mine:.2f}x, claimed {claimed:.2f}x: a factor of {mine / claimed:.2f}."
+    settings, rest = [share for share in shares if share.setting != claim_shares.REST], shares[-1]
+    if not settings:
+        return f"{opening} The two sides have the same settings: nothing that was given explains a difference."
+    top = settings[0]
+    said = (
+        f"{opening} The setting with the largest share is {top.setting} ({top.mine} instead of {top.claimed}): a factor of"
+        f" {math.exp(top.share):.2f} (80 % interval {math.exp(top.low):.2f} to {math.exp(top.high):.2f})."
+    )
+    if abs(rest.share) > abs(top.share):
+        return f"{said} More than that, a factor of {math.exp(rest.share):.2f}, is not explained by the settings given."
+    return f"{said} A factor of {math.exp(rest.share):.2f} is not explained by the settings given."
+
+
+def _advice(terms: TermsOfSpeedup, by_length: tuple[tuple[int, float], ...]) -> tuple[str, ...]:
+    measured, largest = terms.measured, terms.largest
+    advice = []
+    most = measured.draft_length + 1
+    if largest.extra > 0:
+        advice.append(
+            "To change it: " + _CHANGES[largest.name].format(tokens=most, batch=measured.sequences) + "."
+        )
+    if math.log(most / measured.mean_acceptance_length) > math.log(max(measured.steps, 1.0)):
+        advice.append(f"Acceptance costs more than the time of the step: {_ACCEPTANCE}.")
+    best, fastest = max(by_length, key=lambda each: each[1])
+    own = dict(by_length)[measured.draft_length]
+    if fastest < 1:
+        advice.append(f"By these terms plain decoding is fastest here; the best draft length, {best}, gives {fastest:.2f}x.")
+    elif fastest > own * (1 + CLOSE):
+        advice.append(f"By these terms a draft length of {best} is fastest: {fastest:.2f}x instead of {own:.2f}x.")
+    else:
+        advice.append(f"By these terms no draft length is faster than {measured.draft_length} by more than {100 * CLOSE:.0f} %.")
+    return tuple(advice)
+
+
+# --- JSON --------------------------------------------------------------------------------------------------------------
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON schema of `Explanation.document`."""
+    number, text = {"type": "number"}, {"type": "string"}
+
+    def table(columns: Mapping[str, Any]) -> dict[str, Any]:
+        return {"type": "array", "items": _object(columns)}
+
+    terms = {"term": {"enum": list(explanation.TERMS)}} | {
+        field.name: text if field.name == "source" else number for field in fields(Term) if field.name not in ("name", "kind")
+    }
+    found = _object({
+        "kind": {"const": "explanation"}, "schema_version": {"const": SCHEMA_VERSION}, "verdict": text,
+        "advice": {"type": "array", "items": text}, "speedup": number, "acceptance_length": number,
+        "draft_length": {"type": "integer"}, "plain_tpot_ms": number, "tpot_ms": number, "step_in_plain_steps": number,
+        "largest": {"enum": list(explanation.TERMS)},
+        "may_be_larger": {"type": "array", "items": {"enum": list(explanation.TERMS)}},
+        "terms": table(terms | {"kind": {"enum": list(KINDS)}}),
+        "not_told_apart": {"type": "array", "items": {"type": "array", "items": {"enum": list(explanation.TERMS)}}},
+        "speedup_by_draft_length": table({"draft_length": {"type": "integer"}, "speedup": number}),
+        "claimed_speedup": {"type": ["number", "null"]},
+        "shares": table({name: text if kind is str else number for name, kind in _SHARE_TYPES.items()}),
+        "rests_on": table({"input": text, "value": text, "source": text, "kind": {"enum": list(KINDS)}}),
+        "notes": {"type": "array", "items": text}, "command": {"type": "array", "items": text},
+        "versions": {"type": "object", "additionalProperties": text},
+    }, optional=("command", "versions"))  # fmt: skip
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "sim explain --json"} | found
+
+
+KINDS = ("measured", "published", "assumed", "prior")
+
+
+def _object(properties: Mapping[str, Any], optional: Sequence[str] = ()) -> dict[str, Any]:
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "properties": dict(properties), "required": required, "additionalProperties": False}
