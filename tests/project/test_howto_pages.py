@@ -127,9 +127,9 @@ def test_three_dots_stand_for_any_lines(shown: str, printed: str, agree: bool) -
 
 
 def test_places_that_are_shown_are_found_in_a_new_output() -> None:
-    shown = ["best 1.2", "...", "row 3  0.5", "...", "rests on", "  a"]
-    printed = ["best 1.3", "row 1  0.4", "row 2  0.5", "row 3  0.7", "x", "rests on", "  a", "  b"]
-    assert console_pages.shortened(shown, printed) == ["best 1.3", "...", "row 1  0.4", "...", "rests on", "  a", "  b"]
+    shown = ["best 1.2", "...", " 3  0.5", "...", "rests on", "  a"]
+    printed = ["best 1.3", " 1  0.4", " 2  0.5", " 3  0.7", "x", "rests on", "  a", "  b"]
+    assert console_pages.shortened(shown, printed) == ["best 1.3", "...", " 3  0.7", "...", "rests on", "  a", "  b"]
     assert console_pages.shortened(["best", "...", "not there", "...", "  b"], printed) == printed
     assert console_pages.shortened(["best 1.2, or", "not there", "..."], ["best 1.2", "or 2", "", "rests on"]) == ["best 1.2", "or 2", "..."]
     assert console_pages.shortened(["...", " 32  1.1", "..."], ["  1  1.1", " 32  1.2", "128  1.1"]) == ["...", " 32  1.2", "..."]

@@ -168,7 +168,8 @@ def _closest(line: str, printed: Sequence[str], start: int) -> int | None:
     best, found = 0.6, None
     for place in range(start, len(printed)):
         words = difflib.SequenceMatcher(None, _digits(line), _digits(printed[place])).ratio()
-        likeness = words + difflib.SequenceMatcher(None, line, printed[place]).ratio() / 4
+        first = line.split()[:1] == printed[place].split()[:1]  # the row of a table
+        likeness = words + difflib.SequenceMatcher(None, line, printed[place]).ratio() / 4 + first / 4
         if words > 0.6 and likeness > best:
             best, found = likeness, place
     return found
