@@ -33,7 +33,7 @@ _MODULES = {
 """Modules by the names under which `import sim` offers them; each is imported when it is first used."""
 
 __all__ = [
-    "advise", "comparison", "environment", "explain", "grid", "listing", "report", "run", "schema", "theorems", "trace"
+    "advise", "audit", "comparison", "environment", "explain", "grid", "listing", "report", "run", "schema", "theorems", "trace"
 ]  # fmt: skip
 
 
@@ -217,6 +217,36 @@ def advise(**said: Any) -> Advice:
         if value is not None and not isinstance(value, tuple):
             said[name] = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
     return advice.advise(Inputs(**said))
+
+
+def audit(claims: str | Path | Sequence[Mapping[str, Any]] | None = None, *, methods: Sequence[str] = ()) -> polars.DataFrame:
+    """Check claims of speed-ups against what is possible; one row per claim (columns: `model.audit.verdicts.ClaimVerdict`).
+
+    Parameters
+    ----------
+    claims
+        Path of a CSV file with a header, or mappings with the names of its columns (`model.audit.claims.COLUMNS`); None for the
+        bundled claims of papers. Unknown values are left out.
+    methods
+        Dotted paths of modules outside the project that claims may name as methods. They are imported, so their code runs.
+
+    Raises
+    ------
+    model.base.checks.ParameterError
+        If a field is invalid; the message names file, row and column.
+
+    >>> table = audit([{"method": "speculative", "acceptance_rate": 0.55, "draft_length": 7, "speedup": 2.56}])
+    >>> table["verdict"].item(), round(table["needed_acceptance"].item(), 3)
+    ('impossible', 0.618)
+    """
+    from model.audit.claims import EXAMPLES
+    from model.methods.registry import allow_modules
+    from sim.commands import audit_command
+
+    with allow_modules(methods):
+        if claims is None or isinstance(claims, str | Path):
+            return audit_command.frame(audit_command.of_file(Path(EXAMPLES if claims is None else claims)))
+        return audit_command.frame(audit_command.of_rows(claims))
 
 
 def _warn_of(disagreements: list[dict[str, Any]]) -> None:

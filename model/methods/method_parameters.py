@@ -15,6 +15,7 @@ from model.base import checks
 from model.base.table_records import TableRecord
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Work, plain_work
+from model.methods.claim_bounds import ClaimRule
 from model.methods.formula_check import FormulaCheck
 from model.methods.peak_demand import Demand
 from model.methods.proposals import Known, Proposals
@@ -95,6 +96,8 @@ class MethodParameters(TableRecord):
     """True if each round tests a draft from its first token on, so that outcome laws by position in a draft apply."""
     FORMULA_CHECK: ClassVar[FormulaCheck | None] = None
     """Comparison of real runs with the formula of the method's paper (`paper_formula` of its theory); None: not compared."""
+    CLAIMS: ClassVar[ClaimRule | None] = None
+    """Bounds of claimed speed-ups (`claim_bound` and `claim_formula` of its theory); None: no bound is known."""
     REMOVED_KEYS = MappingProxyType({
         "batch": "it is now sequences, with batching = 'continuous' (a batch that is kept full), 'static' (a batch that waits for"
         " its slowest sequence) or 'lockstep'"

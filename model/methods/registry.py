@@ -20,6 +20,7 @@ from typing import Any
 from model.base import checks
 from model.base.checks import ParameterError
 from model.interpret.account import Work
+from model.methods.claim_bounds import ClaimTerms, Limit
 from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.method_parameters import MethodParameters
 from model.methods.prediction import Prediction, PredictionPoints, predict_separately
@@ -144,13 +145,17 @@ class Method:
     """Loss of static batches by waiting for their slowest sequence: (parameters, cost, rounds, latency, tokens)."""
     paper_formula: Callable[[ComparedRuns], FormulaPoint | None] | None = None
     """Value of the paper's formula for real runs with one set of parameters; None: not defined. See `FORMULA_CHECK`."""
+    claim_bound: Callable[[ClaimTerms], Limit] | None = None
+    """Largest speed-up that is possible with the terms of a claim. See `CLAIMS`."""
+    claim_formula: Callable[[ClaimTerms], Limit] | None = None
+    """Speed-up of the paper's formula with the terms of a claim, if that is smaller than the bound."""
 
     def predict_points(self, points: PredictionPoints[Any]) -> Prediction:
         """Expectations at many points; arrays with one value per point."""
         return predict_separately(self.predict, points) if self.predict_together is None else self.predict_together(points)
 
 
-OPTIONAL = ("work", "operations", "slowest", "distribution", "straggler_loss", "paper_formula")
+OPTIONAL = ("work", "operations", "slowest", "distribution", "straggler_loss", "paper_formula", "claim_bound", "claim_formula")
 
 
 def method(name: str) -> Method:

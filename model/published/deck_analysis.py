@@ -20,6 +20,8 @@ from functools import cache
 from typing import Any
 
 from model import published
+from model.audit.claims import of_rows
+from model.audit.verdicts import IMPOSSIBLE, audit
 from model.base import checks
 from model.published.deck_tables import DRAFT_LENGTH
 
@@ -53,7 +55,8 @@ def rows() -> list[dict[str, Any]]:
     evaluated at the best fixed length.
     free_bound: the theorem with free drafting; for adaptive draft lengths 1/(1 - a).
     oracle_bound: 1/(1 - a + c a).
-    impossible_if_free, above_oracle: true if the printed speed-up exceeds free_bound or oracle_bound.
+    impossible_if_free, above_oracle: true if the audit of the claim (`model.audit`) calls it impossible, without a cost ratio, or
+    with it and for any rule of draft lengths; rounding of the printed numbers is granted.
     needed_rate: rate at which Theorem 3.8 (for adaptive draft lengths the oracle bound) equals the printed speed-up.
     reread_length, reread_rate, reread_speedup, reread_excess, reread_oracle: acceptance rate if the stated rate is accepted over
     drafted tokens, and the theory at that rate. The draft length is the row's or else the assumed `deck.DRAFT_LENGTH`.
@@ -69,22 +72,16 @@ def rows() -> list[dict[str, Any]]:
 
 
 def _row(table: published.PublishedTable, printed: Mapping[str, Any]) -> dict[str, Any]:
-    from model.methods.speculative import theory as speculative
-
     rate, length, speedup = printed["acceptance_rate"], printed.get("draft_length"), printed["speedup"]
     c = cost_ratio(printed["task"])
-    if length is None:
-        theorem = float(speculative.speedup(rate, speculative.optimal_draft_length(rate, c), c))
-        free_bound = float(speculative.oracle_speedup(rate, 0.0))
-        needed = _solve(lambda x: float(speculative.oracle_speedup(x, c)), speedup)
-    else:
-        theorem = float(speculative.speedup(rate, length, c))
-        free_bound = float(speculative.speedup(rate, length, 0.0))
-        needed = _solve(lambda x: float(speculative.speedup(x, length, c)), speedup)
-    oracle_bound = float(speculative.oracle_speedup(rate, c))
+    rule = "adaptive" if length is None else "speculative"
     reread_length = DRAFT_LENGTH if length is None else length
-    reread = float(speculative.acceptance_from_drafted(rate, reread_length))
-    reread_speedup = float(speculative.speedup(reread, reread_length, c))
+    free, fixed, any_rule = (
+        _claim(method, speedup, acceptance_rate=rate, draft_length=own, cost_ratio=ratio)
+        for method, own, ratio in ((rule, length, None), ("speculative", length, c), ("adaptive", None, c))
+    )
+    reread_rate = _reread_rate(rate, reread_length)
+    reread = _claim("speculative", speedup, draft_acceptance_rate=rate, draft_length=reread_length, cost_ratio=c)
     return {
         "table": table.name,
         "source": table.cite(printed),
@@ -93,19 +90,33 @@ def _row(table: published.PublishedTable, printed: Mapping[str, Any]) -> dict[st
         "acceptance_rate": rate,
         "cost_ratio": c,
         "speedup": speedup,
-        "theorem": theorem,
-        "excess": speedup / theorem - 1,
-        "free_bound": free_bound,
-        "oracle_bound": oracle_bound,
-        "impossible_if_free": speedup > free_bound,
-        "above_oracle": speedup > oracle_bound,
-        "needed_rate": needed,
+        "theorem": fixed.bound_draft,
+        "excess": speedup / fixed.bound_draft - 1,
+        "free_bound": free.bound_free,
+        "oracle_bound": any_rule.bound_draft,
+        "impossible_if_free": free.kind == IMPOSSIBLE,
+        "above_oracle": any_rule.kind == IMPOSSIBLE,
+        "needed_rate": (any_rule if length is None else fixed).needed_acceptance,
         "reread_length": reread_length,
-        "reread_rate": reread,
-        "reread_speedup": reread_speedup,
-        "reread_excess": speedup / reread_speedup - 1,
-        "reread_oracle": float(speculative.oracle_speedup(reread, c)),
+        "reread_rate": reread_rate,
+        "reread_speedup": reread.bound_draft,
+        "reread_excess": speedup / reread.bound_draft - 1,
+        "reread_oracle": _claim("adaptive", speedup, acceptance_rate=reread_rate, cost_ratio=c).bound_draft,
     }
+
+
+def _claim(method: str, speedup: float, **terms: float | None) -> Any:
+    """Verdict on a printed speed-up with these terms, without those that are None."""
+    stated = {name: value for name, value in terms.items() if value is not None}
+    [found] = audit(of_rows([{"method": method, "speedup": speedup, **stated}]))
+    return found
+
+
+def _reread_rate(rate: float, length: int) -> float:
+    """Rate of accepted over tested tokens, if the printed one is over drafted tokens [-]."""
+    from model.methods.speculative import theory as speculative
+
+    return float(speculative.acceptance_from_drafted(rate, length))
 
 
 def beam_rows() -> list[dict[str, Any]]:

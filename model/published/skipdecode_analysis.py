@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from model import published
+from model.audit.claims import of_rows
+from model.audit.verdicts import IMPOSSIBLE, audit
 from model.base import checks
 from model.methods.skipdecode import theory as skipdecode
 from model.published.skipdecode_tables import LENGTHS, MEDIAN_PROMPTS
@@ -89,8 +91,10 @@ def _row(printed: Mapping[str, Any]) -> dict[str, Any]:
     median = {rounding: _lengths(printed, rounding, MEDIAN_PROMPTS[data_set]) for rounding in COMPARED}
     most = sequence_length - prompt
     at_limit = most in fitting["half-up"]
-    realised = float(skipdecode.layer_speedup(base["mean_layers"], printed["mean_layers"]))
-    odd = [f"{realised:.2f} times fewer, not {label:g}"] if round(realised, 2) < label else []
+    terms = {"layers": base["mean_layers"], "mean_layers": printed["mean_layers"], "speedup": label}
+    [verdict] = audit(of_rows([{"method": "skipdecode", **terms}]))
+    realised = verdict.bound_free
+    odd = [f"{realised:.2f} times fewer, not {label:g}"] if verdict.kind == IMPOSSIBLE else []
     odd += ["responses ran to the longest length, or close to it"] if at_limit else []
     odd += [] if base["mean_layers"] == bounds["layers"] else [f"counts from {base['mean_layers']:g} of {bounds['layers']} layers"]
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import json
 import sys
 import time
@@ -49,6 +50,11 @@ Methods = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 
 
+_SCHEMAS = {
+    "scenarios": ("sim.scenarios.json_schema", "of_scenarios"), "advise": ("sim.advice.advice_schema", "schema"),
+    "audit": ("sim.commands.audit_command", "schema"), "explain": ("sim.advice.explained_speedup", "json_schema"),
+}  # fmt: skip
+"""Module and function of each JSON schema."""
 _SHOWN = 6  # default number of tokens in the picture of a decoding
 
 
@@ -196,17 +202,17 @@ def _progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-def _progress_lines() -> Callable[[int, int], None]:
-    """Print a line of progress every ten seconds, for logs; short runs print none."""
+def _progress_lines(what: str = "shards", seconds: float = _SECONDS_BETWEEN_LINES) -> Callable[[int, int], None]:
+    """Print a line of progress after each `seconds`, for logs; short runs print none."""
     begun = last = time.monotonic()
 
     def report(done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last >= _SECONDS_BETWEEN_LINES and 0 < done < total:
+        if now - last >= seconds and 0 < done < total:
             last = now
             left = (now - begun) * (total - done) / done
-            print(f"{done} of {total} shards, about {left:.0f} s left", file=sys.stderr, flush=True)
+            print(f"{done} of {total} {what}, about {left:.0f} s left", file=sys.stderr, flush=True)
 
     return report
 
@@ -390,6 +396,46 @@ app.command("explain", cls=DocumentedCommand)(guarded(explain_command.explain))
 
 @app.command(cls=DocumentedCommand)
 @guarded
+def audit(
+    claims: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[CLAIMS.csv]",
+            help="Claims, one a row: columns speedup, method, and any of model, gpu, draft, acceptance_rate,"
+            " mean_acceptance_length, draft_length, cost_ratio, batch, ... Default: bundled claims of papers.",
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Columns to print, separated by commas, or all. Default: the main ones.")
+    ] = None,
+    methods: Methods = None,
+    as_json: Json = False,
+) -> None:
+    """Check claims of speed-ups against what is possible.
+
+    sim audit
+
+    sim audit claims.csv --json
+
+    sim audit claims.csv --columns row,speedup,bound,needed_acceptance,needed_cost_ratio,verdict
+
+    A claim is impossible, plausible, or needs a number to be better than stated: acceptance, the cost of drafting, or a slower
+    baseline. The bounds are the method's theory with free drafts, with the draft's bytes read at the GPU's full bandwidth, and with
+    the stated batch verified at its peak rate. Fields that are not known stay empty.
+    """
+    from model.audit.claims import EXAMPLES
+    from sim.commands import audit_command
+
+    audit_command.check_columns(columns)
+    found = audit_command.of_file(EXAMPLES if claims is None else claims, _progress_lines("claims", 2.0))
+    if as_json:
+        print(strict_json.dumps(audit_command.document(found), indent=2))
+    else:
+        audit_command.show(found, columns)
+
+
+@app.command(cls=DocumentedCommand)
+@guarded
 def check(
     method: Annotated[str | None, typer.Option(help="Method to check. Default: all.")] = None,
     examples: Annotated[int, typer.Option(min=1, help="Examples per theorem.")] = 200,
@@ -523,25 +569,22 @@ app.command("advise", cls=DocumentedCommand)(guarded(advise_command.advise))
 @app.command(cls=DocumentedCommand)
 @guarded
 def schema(
-    what: Annotated[str, typer.Argument(help="scenario, or the command whose --json is described: advise, explain.")] = "scenario",
+    what: Annotated[
+        str, typer.Argument(help="scenarios, or the command whose --json is described: advise, audit or explain.")
+    ] = "scenarios",
     methods: Methods = None,
 ) -> None:
-    """Print the JSON schema of scenario files, or of what a command prints with --json.
+    """Print the JSON schema of scenario files, or of the output of a command.
 
     sim schema > scenario.schema.json
 
-    sim schema explain > explain.schema.json
+    sim schema advise > advise.schema.json
     """
     from model.base import checks
 
-    checks.one_of("schema", what, ("scenario", "advise", "explain"))
-    if what == "advise":
-        from sim.advice.advice_schema import schema as described
-    elif what == "explain":
-        from sim.advice.explained_speedup import json_schema as described
-    else:
-        from sim.scenarios.json_schema import of_scenarios as described
-    print(strict_json.dumps(described(), indent=2))
+    checks.one_of("schema", what, _SCHEMAS)
+    module, function = _SCHEMAS[what]
+    print(strict_json.dumps(getattr(importlib.import_module(module), function)(), indent=2))
 
 
 @app.command(cls=DocumentedCommand)

@@ -454,6 +454,20 @@ def test_cells_of_engines(data: bytes) -> None:
         run_command(calibrate, "engine", "predict", LAW, here / "cells.csv", "--json")
 
 
+CLAIMS = (
+    "method,model,gpu,draft,alpha,AL,K,c,batch,context,tp,speedup,plain_tpot_ms,dtype\n"
+    "speculative,llama-3.1-8b,h100,llama-3.2-1b,79%,,3,0.1,8,100,1,2.1x,,fp8\nEAGLE-3,qwen3-8b,l40s,,,2.5,4,,64,,2,1.9,30,\n"
+)
+
+
+@given(data=st.one_of(bytes_of(CLAIMS.encode()), lines_of(CLAIMS, ",").map(str.encode)))
+@fuzz_settings
+def test_claims_of_speedups(data: bytes) -> None:
+    with folder() as here:
+        (here / "claims.csv").write_bytes(data)
+        run_command(sim, "audit", here / "claims.csv", "--json")
+
+
 @given(data=st.data())
 @fuzz_settings
 def test_step_laws(data: st.DataObject) -> None:

@@ -220,8 +220,8 @@ def test_shown_is_short() -> None:
 # --- every reader ---
 
 _READS = (
-    "read_bytes", "read_text", "read_page", "text_lines", "read_csv", "read_parquet", "scan_parquet", "safe_open", "open",
-    "from_pretrained",
+    "read_bytes", "read_text", "read_page", "text_lines", "read_csv", "csv_rows", "read_parquet", "scan_parquet", "safe_open",
+    "open", "from_pretrained",
 )  # fmt: skip
 
 

@@ -782,6 +782,11 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_explain.py::test_a_claim_is_divided_into_factors": "--claim",
         "test_explain.py::test_waterfall_has_the_extra_time_of_each_term": "--out",
     },
+    "sim audit": {
+        "test_audit_command.py::test_columns_that_are_asked_for_are_printed": "--columns",
+        "test_audit_command.py::test_document_fits_its_schema_and_is_strict_json": "--json",
+        "test_audit_command.py::test_methods_from_outside_have_no_bound_until_they_say_one": "--methods",
+    },
     "calibrate engine fit": {
         ENGINE + "test_options_reach_the_fit":
             "--model --gpu --tensor-parallel --dtype --weights --draft --kernels --experts --active-experts --acceptance --seed",

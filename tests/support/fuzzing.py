@@ -29,7 +29,8 @@ fuzz_settings = settings(max_examples=500, deadline=None, suppress_health_check=
 READERS = {
     "public_acceptance_logs._rows": "public_logs_of_rounds", "align_draft.saved_sequences": "sequences_of_an_interrupted_alignment",
     "architectures._from_file": "architectures",
-    "engine_command._read": "cells_of_engines", "step_law._loaded": "step_laws",
+    "claims.read_claims": "claims_of_speedups",
+    "cells._read": "cells_of_engines", "engine_command._read": "cells_of_engines", "step_law._loaded": "step_laws",
     "bundled_profiles.origins": "lists_of_sources", "comparison_report.page_with_section": "pages", "corpus._read": "training_text",
     "acceptance_record.load": "acceptance_records", "engine_log._read": "engine_logs",
     "situation._is_record": "logs_for_advice", "devices._of_file": "devices", "engine_run.read": "runs_of_engines",

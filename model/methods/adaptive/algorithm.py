@@ -22,6 +22,7 @@ from model.base import checks
 from model.costs.step_costs import StepCosts
 from model.costs.width_curve import as_curve
 from model.methods.adaptive import draft_length_policies
+from model.methods.claim_bounds import ClaimRule
 from model.methods.draft_model import MAX_DRAFT, DraftModel
 from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, start, verify
 from model.steps import Read, Step, Steps
@@ -100,6 +101,13 @@ class Parameters(DraftModel):
     ROLES = ("draft",)
     COSTS = ("verify_cost", "link")
     IMITATES = MappingProxyType({"draft": ("target", "accept")})
+    CLAIMS = ClaimRule(
+        terms=("acceptance_rate", "mean_acceptance_length", "draft_acceptance_rate", "draft_length", "cost_ratio"),
+        needs=(("acceptance_rate", "mean_acceptance_length", "draft_acceptance_rate"), ("cost_ratio",)),
+        source="Section 3.5 of Leviathan et al., ICML 2023, arXiv:2211.17192, with drafts that have a cost",
+        names={"dynamic speculation": "", "adaptive speculative": ""},
+        attained=("mean_acceptance_length",), readings={"acceptance_rate": "draft_acceptance_rate"},
+    )
     # Exact: the decision to draft another token is made before that token is sampled, from earlier tokens and rounds only. So the
     # token at every position has the target's distribution: by acceptance test and residual if drafted, directly if not. (Dropping
     # the token of which the draft model is unsure would make the decision depend on the token itself.)

@@ -22,6 +22,7 @@ from model.costs.step_costs import StepCosts
 from model.interpret.account import Account, Work, of_passes
 from model.methods.adaptive.algorithm import Parameters
 from model.methods.adaptive.draft_length_policies import RISE, Heuristic, thresholds
+from model.methods.claim_bounds import selective_bound
 from model.methods.prediction import Prediction
 from model.methods.rounds import (
     AcceptanceLaw,
@@ -306,3 +307,8 @@ def oracle_gain(acceptance_rate: ArrayLike, cost_ratio: ArrayLike) -> Floats:
     """
     best = optimal_draft_length(acceptance_rate, cost_ratio)
     return np.asarray(oracle_speedup(acceptance_rate, cost_ratio) / speedup(acceptance_rate, best, cost_ratio))
+
+
+# --- Claims -----------------------------------------------------------------------------------------------------------
+
+claim_bound = selective_bound

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from model.base import checks
+from model.methods.claim_bounds import ClaimRule
 from model.methods.method_parameters import BATCHING, MethodParameters
 from model.steps import GREEDY, SAMPLED, Commit, Forward, LayerSpan, Read, Steps
 
@@ -34,6 +35,7 @@ class Parameters(MethodParameters):
     OUTCOMES = ()
     COSTS = ()
     EXACT = True
+    CLAIMS = ClaimRule(terms=(), needs=(), source="it is the baseline of all speed-ups", names={"plain": ""})
     BATCHINGS = BATCHING
 
     def __post_init__(self) -> None:

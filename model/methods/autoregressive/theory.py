@@ -9,6 +9,7 @@ from model.base import checks
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Work
 from model.methods.autoregressive.algorithm import Parameters
+from model.methods.claim_bounds import ClaimTerms, Limit
 from model.methods.prediction import Prediction
 from model.outcomes.outcome_laws import Law
 
@@ -38,3 +39,11 @@ def work(parameters: Parameters, tokens: int, law: Law | None) -> Work:
     (400.0, 2200.0)
     """
     return parameters.plain_work(tokens)
+
+
+# --- Claims -----------------------------------------------------------------------------------------------------------
+
+
+def claim_bound(terms: ClaimTerms) -> Limit:
+    """Plain decoding is as fast as plain decoding."""
+    return Limit(1.0, "speed-up = 1: plain decoding is the baseline")

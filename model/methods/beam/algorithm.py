@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from model.base import checks
 from model.costs.step_costs import StepCosts
+from model.methods.claim_bounds import ClaimRule
 from model.methods.draft_model import MAX_DRAFT
 from model.methods.method_parameters import MethodParameters
 from model.methods.peak_demand import Demand
@@ -79,6 +80,12 @@ class Parameters(MethodParameters):
     COSTS = ("verify_cost", "dispatch", "dispatch_per_process", "dispatch_law", "link")
     IMITATES = MappingProxyType({"draft": ("target", "accept")})
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length", "num_beams": "beams"})
+    CLAIMS = ClaimRule(
+        terms=("acceptance_rate", "mean_acceptance_length", "draft_acceptance_rate", "draft_length", "cost_ratio"),
+        needs=(("acceptance_rate", "mean_acceptance_length", "draft_acceptance_rate"), ("cost_ratio",)),
+        source="Theorem 3.8 of Leviathan et al., ICML 2023, arXiv:2211.17192, with the acceptance of a step of all beams",
+        attained=("mean_acceptance_length",), readings={"acceptance_rate": "draft_acceptance_rate"},
+    )
     EXACT = True
 
     def __post_init__(self) -> None:

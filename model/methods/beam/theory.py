@@ -38,8 +38,10 @@ from model.costs.step_costs import PassShape, StepCosts
 from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Work, of_passes
 from model.methods.beam.algorithm import Parameters
+from model.methods.claim_bounds import drafting_bound
 from model.methods.prediction import Prediction
 from model.methods.rounds import AcceptanceLaw, RoundPrices, moments, operations_of, slowest_of, sums_from, times_by_width
+from model.methods.speculative.theory import claim_formula as speculative_formula
 from model.methods.speculative.theory import expected_tokens
 from model.steps import LayerSpan
 
@@ -239,3 +241,9 @@ def _relative(verify_cost: CurveLike | None, width: NDArray[np.int64]) -> Floats
 def _check(beams: int, rule: str, arrangement: str, draft_beams: int | None) -> int:
     """Check the values as `Parameters` does; return u."""
     return Parameters(1, 0, beams, rule, draft_beams, arrangement).draft_width
+
+
+# --- Claims -----------------------------------------------------------------------------------------------------------
+
+claim_bound = drafting_bound
+claim_formula = speculative_formula

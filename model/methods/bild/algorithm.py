@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from model.base import checks
+from model.methods.claim_bounds import ClaimRule
 from model.methods.draft_model import MAX_DRAFT, DraftModel
 from model.methods.formula_check import FormulaCheck
 from model.methods.proposals import Known, Proposals, needs_lossy
@@ -72,6 +73,11 @@ class Parameters(DraftModel):
     ROLES = ("draft",)
     COSTS = ("verify_cost", "link", "early_head")
     EXACT = False
+    CLAIMS = ClaimRule(
+        terms=("fallback_rate", "rollback_rate", "draft_length", "cost_ratio"),
+        needs=(("fallback_rate",), ("rollback_rate",), ("cost_ratio",)),
+        source="Algorithm 1 of Kim et al., NeurIPS 2023, arXiv:2302.07863",
+    )
     FORMULA_CHECK = FormulaCheck("bild", swept="fallback_threshold", rate="fallback_rate")
 
     @classmethod

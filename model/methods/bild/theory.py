@@ -35,6 +35,7 @@ from model.methods.bild.algorithm import UNSURE, Parameters
 from model.methods.bild.algorithm import VARIANTS as VARIANTS
 from model.methods.bild.finite_bild import moments, prices
 from model.methods.bild.threshold_decisions import DecisionLaw, Decisions
+from model.methods.claim_bounds import MOST_TESTED, ClaimTerms, Limit
 from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.prediction import Prediction
 from model.methods.speculative.theory import sum_of_powers
@@ -379,3 +380,40 @@ def counted_rates(decodings: Iterable[Decoding]) -> tuple[float, float]:
         back += sum(commit.kind == "rollback" for commit in decoding.commits)
     fallback = unsure / asked["confidence"] if asked["confidence"] else float("nan")
     return fallback, back / asked["distance"] if asked["distance"] else 0.0
+
+
+# --- Claims -----------------------------------------------------------------------------------------------------------
+
+
+def claim_bound(terms: ClaimTerms) -> Limit:
+    """Largest speed-up for any dependence between decisions: (1 + (1 - f)(1 - r) u) / (1 + c u), at the best u <= min(G, 1/f).
+
+    A segment runs the small model u times on average, and at most one of these runs falls back: f u <= 1.
+
+    >>> round(claim_bound(ClaimTerms({"fallback_rate": 0.11, "rollback_rate": 0.01, "draft_length": 10})).value, 2)
+    9.01
+    """
+    fallback, rollback = terms.best("fallback_rate"), terms.best("rollback_rate")
+    most = min(terms.best("draft_length"), 1 / fallback if fallback else np.inf)
+    kept, ratio = (1 - fallback) * (1 - rollback), terms.cost_ratio
+    if np.isinf(most) and not ratio:
+        return Limit(np.inf, "speed-up <= 1 + u without a limit: neither the fallback rate nor the draft length is stated")
+    runs = min(float(most), MOST_TESTED) if kept > ratio else 0.0
+    value = (1 + kept * runs) / (1 + ratio * runs)
+    numbers = f"(1 + {kept:.4g} x {runs:.4g}) / (1 + {ratio:.4g} x {runs:.4g})"
+    return Limit(value, f"speed-up <= (1 + (1 - f)(1 - r) u) / (1 + c u) = {numbers} = {value:.4g}, u <= min(G, 1/f)")
+
+
+def claim_formula(terms: ClaimTerms) -> Limit:
+    """`speedup` where both rates and the draft length are stated; else the bound.
+
+    >>> at = ClaimTerms({"fallback_rate": 0.11, "rollback_rate": 0.01, "draft_length": 10, "cost_ratio": 0.25})
+    >>> round(claim_formula(at).value, 2)
+    2.47
+    """
+    fallback, rollback, most = (terms.stated(name) for name in ("fallback_rate", "rollback_rate", "draft_length"))
+    if fallback is None or rollback is None or not most:
+        return claim_bound(terms)
+    value = float(speedup(fallback, rollback, most, terms.cost_ratio))
+    at = f"f = {fallback:.4g}, r = {rollback:.4g}, G = {most:g}, c = {terms.cost_ratio:.4g}"
+    return Limit(value, f"speed-up of independent decisions at {at}: {value:.4g}")

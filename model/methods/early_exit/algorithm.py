@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
 from model.methods import batching
+from model.methods.claim_bounds import ClaimRule
 from model.methods.method_parameters import STATIC
 from model.methods.proposals import Known, Proposal, Proposals, needs_lossy
 from model.steps import Batch, Commit, Forward, LayerSpan, Read, Step, Steps
@@ -77,6 +78,11 @@ class Parameters(batching.StaticBatching):
     OUTCOMES = ("exit",)
     COSTS = ("early_head", "propagation", "state_check", "verify_cost")
     EXACT = False
+    CLAIMS = ClaimRule(
+        terms=("layers", "mean_layers", "exit_layer"), needs=(("mean_layers", "exit_layer"),), required=("layers",),
+        source="layers that run: Schuster et al., NeurIPS 2022, arXiv:2207.07061",
+        names={"calm": "", "layerskip early exit": ""},
+    )
 
     @classmethod
     def proposals(cls, known: Known) -> Proposals:

@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Account, Work
+from model.methods.claim_bounds import ClaimTerms, Limit, layers_bound
 from model.methods.early_exit import finite_early_exit
 from model.methods.early_exit.algorithm import FORMS as FORMS
 from model.methods.early_exit.algorithm import MEASURES as MEASURES
@@ -156,3 +157,11 @@ def _arriving(hazards: ArrayLike) -> Floats:
         raise checks.ParameterError(f"hazards must have a probability for each layer, got {checks.shown(hazards)}")
     stays = np.cumprod(1 - rates[..., :-1], axis=-1)
     return np.asarray(np.concatenate([np.ones_like(rates[..., :1]), stays], axis=-1))
+
+
+# --- Claims -----------------------------------------------------------------------------------------------------------
+
+
+def claim_bound(terms: ClaimTerms) -> Limit:
+    """Layers of the model over mean layers of a token, or over the exit layer of all tokens: the larger, if both are stated."""
+    return layers_bound(terms, max(("mean_layers", "exit_layer"), key=terms.best))

@@ -26,6 +26,7 @@ from types import MappingProxyType
 from typing import Any
 
 from model.base import checks
+from model.methods.claim_bounds import ClaimRule
 from model.methods.draft_model import MAX_DRAFT, DraftModel
 from model.methods.speculative.algorithm import (
     DraftedToken,
@@ -83,6 +84,12 @@ class Parameters(DraftModel):
     COSTS = ("verify_cost", "link")
     IMITATES = MappingProxyType({"medium": ("target", "accept"), "draft": ("medium", "medium_accept")})
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length"})
+    CLAIMS = ClaimRule(
+        terms=("acceptance_rate", "mean_acceptance_length", "draft_acceptance_rate", "draft_length"),
+        needs=(("acceptance_rate", "mean_acceptance_length", "draft_acceptance_rate"),),
+        source="Theorem 3.8 of Leviathan et al., ICML 2023, arXiv:2211.17192, with free drafts",
+        attained=("mean_acceptance_length",), readings={"acceptance_rate": "draft_acceptance_rate"},
+    )
     EXACT = True
 
     def __post_init__(self) -> None:

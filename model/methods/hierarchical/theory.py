@@ -35,6 +35,7 @@ from model.costs.layer_times import UnitCost
 from model.costs.step_costs import StepCosts
 from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Work, of_passes
+from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
 from model.methods.hierarchical import finite_hierarchical
 from model.methods.hierarchical.algorithm import READINGS, Parameters
 from model.methods.prediction import Prediction
@@ -319,3 +320,16 @@ def _verification(medium: Floats, gamma: Floats, reading: str, verify_cost: Curv
         return curve.relative(gamma + 1)
     longer = medium**gamma
     return np.asarray((1 - longer) * curve.relative(gamma + 1) + longer * curve.relative(gamma + 2))
+
+
+# --- Claims -----------------------------------------------------------------------------------------------------------
+
+
+def claim_bound(terms: ClaimTerms) -> Limit:
+    """Largest speed-up if drafts are free: tokens that the large model accepts per round, of at most `draft_length` + 1 offered.
+
+    >>> claim_bound(ClaimTerms({"draft_length": 3})).value  # the reading `bonus` offers four tokens
+    5.0
+    """
+    length = terms.stated("draft_length")
+    return drafting_bound(terms.free() if length is None else terms.free().having(draft_length=length + 1))

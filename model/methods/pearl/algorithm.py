@@ -39,6 +39,7 @@ from typing import Any
 
 from model.base import checks
 from model.costs.step_costs import StepCosts
+from model.methods.claim_bounds import ClaimRule
 from model.methods.draft_model import MAX_DRAFT, SEPARATE, DraftModel
 from model.methods.peak_demand import Demand
 from model.methods.pearl.finite_pearl import stopped_drafts
@@ -76,6 +77,11 @@ class Parameters(DraftModel):
     EXACT = True
     TESTS_WHOLE_DRAFTS = False
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length"})
+    CLAIMS = ClaimRule(
+        terms=("acceptance_rate", "draft_length", "cost_ratio"),
+        needs=(("acceptance_rate",), ("cost_ratio",)),
+        source="rounds of Algorithm 2 of Liu et al., arXiv:2408.11850",
+    )
 
     @classmethod
     def proposals(cls, known: Known) -> Proposals:

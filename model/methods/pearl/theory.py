@@ -22,6 +22,7 @@ from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Account, Totals, Work
+from model.methods.claim_bounds import ClaimTerms, Limit
 from model.methods.pearl.algorithm import DRAFT_STOPS, ROUND, Parameters
 from model.methods.pearl.finite_pearl import FiniteChoice, RoundTables, moments_of_many, round_starts, round_tables
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
@@ -164,3 +165,36 @@ def speedup(
     decided_first = (1 - rate) * np.maximum(ratio, 1.0) + rate * whole  # passes of a round that decides on its first drafted token
     to_it, post = rate ** (gamma - 1), rate / (1 + rate - rate**gamma)
     return np.asarray(tokens / ((1 - post) * decided_first + post * (1 - to_it + to_it * decided_first)))
+
+
+# --- Claims -----------------------------------------------------------------------------------------------------------
+
+
+def claim_bound(terms: ClaimTerms) -> Limit:
+    """Largest speed-up for any dependence between acceptances: min(gamma, 1/(1 - alpha), 1/c), at least 1.
+
+    Each rejection takes a pass of the target, a pass verifies at most gamma tokens, and each token replaces or confirms a drafted
+    one, which took a draft pass on the other unit.
+
+    >>> claim_bound(ClaimTerms({"acceptance_rate": 1, "draft_length": 5, "cost_ratio": 0.4})).value
+    2.5
+    """
+    rate, gamma, ratio = terms.best("acceptance_rate"), terms.best("draft_length"), terms.cost_ratio
+    limits = (max(gamma, 1.0), np.inf if rate == 1 else 1 / (1 - rate), 1 / ratio if ratio else np.inf)
+    value = float(max(min(limits), 1.0))
+    numbers = ", ".join(f"{each:.4g}" for each in limits)
+    return Limit(value, f"speed-up <= min(K, 1 / (1 - a), 1 / c) = min({numbers}) = {value:.4g}")
+
+
+def claim_formula(terms: ClaimTerms) -> Limit:
+    """`speedup` where acceptance rate and draft length are stated, and rejections end rounds; else the bound.
+
+    >>> round(claim_formula(ClaimTerms({"acceptance_rate": 0.8, "draft_length": 5, "cost_ratio": 0.1})).value, 3)
+    2.284
+    """
+    rate, gamma = terms.stated("acceptance_rate"), terms.stated("draft_length")
+    if rate is None or gamma is None or gamma < 1:
+        return claim_bound(terms)
+    value = max(float(speedup(rate, gamma, terms.cost_ratio, stop)) for stop in DRAFT_STOPS)
+    at = f"a = {rate:.4g}, K = {gamma:g}, c = {terms.cost_ratio:.4g}"
+    return Limit(value, f"speed-up of independent acceptances at {at}: {value:.4g}")

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from model.base import checks
 from model.costs.step_costs import PassShape, StepCosts
+from model.methods.claim_bounds import ClaimRule
 from model.methods.formula_check import FormulaCheck
 from model.methods.method_parameters import MethodParameters
 from model.methods.peak_demand import Demand
@@ -81,6 +82,10 @@ class Parameters(MethodParameters):
         "early_head", "dispatch", "dispatch_per_process", "dispatch_law", "link", "promotion", "fitted_on", "verify_cost",
     )  # fmt: skip
     EXACT = True
+    CLAIMS = ClaimRule(
+        terms=("match_rate", "layers", "exit_layer"), needs=(("match_rate",), ("exit_layer",)),
+        source="Theorem 4.1 of Yang et al., TMLR 2024, arXiv:2307.05908",
+    )
     FORMULA_CHECK = FormulaCheck("ppd", rate="match_rate", over_processes=True)
 
     @classmethod

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 from model.costs.step_costs import PassShape, StepCosts
 from model.interpret.account import Totals, Work
+from model.methods.claim_bounds import ClaimTerms, Limit
 from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.ppd.algorithm import Parameters, main_process
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
@@ -665,3 +666,20 @@ def paper_formula(runs: ComparedRuns) -> FormulaPoint | None:
     whole, first = (float(expected_latency(layers, early, count, rate)) for count in (tokens, 1))
     about = "Theorem 4.1, with the matches of each decoding (measured)"
     return FormulaPoint(rate, layers * (tokens - 1) / (whole - first), "match rate p of the decoding (measured)", about)
+
+
+# --- Claims -----------------------------------------------------------------------------------------------------------
+
+
+def claim_bound(terms: ClaimTerms) -> Limit:
+    """Largest speed-up for many tokens: 1 / (1 - (1 - d'/d) p), from Theorem 4.1 of [Yang2024]; it needs no independence.
+
+    Layers take equal times. Without an exit layer it is that of the first layer, which the nested form allows.
+
+    >>> round(claim_bound(ClaimTerms({"match_rate": 0.6837, "layers": 40, "exit_layer": 20})).value, 3)
+    1.519
+    """
+    rate, layers, exit_at = terms.best("match_rate"), terms.best("layers"), terms.best("exit_layer")
+    saved = max(1 - exit_at / layers, 0.0)
+    value = float(np.inf if rate * saved >= 1 else 1 / (1 - rate * saved))
+    return Limit(value, f"speed-up <= 1 / (1 - (1 - d'/d) p) = 1 / (1 - {saved:.4g} x {rate:.4g}) = {value:.4g}")

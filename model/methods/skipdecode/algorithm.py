@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from model.base import checks
 from model.methods import batching
+from model.methods.claim_bounds import ClaimRule
 from model.methods.formula_check import FormulaCheck
 from model.methods.proposals import PROPOSED_TOKENS, Known, Proposal, Proposals, needs_lossy
 from model.steps import Batch, Commit, Forward, LayerSpan, Read, Steps
@@ -80,6 +81,10 @@ class Parameters(batching.StaticBatching):
     OUTCOMES = ()
     COSTS = ("verify_cost",)
     EXACT = False
+    CLAIMS = ClaimRule(
+        terms=("layers", "mean_layers"), needs=(("mean_layers",),), required=("layers",),
+        source="layers that run: Section 2.3 of Del Corro et al., arXiv:2307.02628",
+    )
     FORMULA_CHECK = FormulaCheck("skipdecode", swept="min_layers", of_time=True)
 
     @classmethod

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 from model.costs.step_costs import PassShape, StepCosts
 from model.interpret.account import Account, Totals, Work
+from model.methods.claim_bounds import ClaimTerms, Limit, layers_bound
 from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.prediction import Prediction
 from model.methods.skipdecode.algorithm import ROUNDINGS as ROUNDINGS
@@ -183,3 +184,11 @@ def paper_formula(runs: ComparedRuns) -> FormulaPoint:
     share = runs.layers_per_token() / runs.settings["layers"]
     about = "the formula: layers of a token over all layers (counted)"
     return FormulaPoint(runs.settings["min_layers"], share, "least layers of a token", about)
+
+
+# --- Claims -----------------------------------------------------------------------------------------------------------
+
+
+def claim_bound(terms: ClaimTerms) -> Limit:
+    """`layer_speedup`: layers of the model over mean layers of a token."""
+    return layers_bound(terms, "mean_layers")

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from model.base import checks
 from model.methods import batching
+from model.methods.claim_bounds import NO_DRAFT, ClaimRule
 from model.methods.draft_model import MAX_DRAFT, DraftModel
 from model.methods.formula_check import FormulaCheck
 from model.methods.method_parameters import BATCHING, CONTINUOUS
@@ -68,6 +69,18 @@ class Parameters(batching.StaticBatching, DraftModel):
     FORMULA_CHECK = FormulaCheck("verify", swept="draft_length")
     BATCHINGS = BATCHING
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length"})
+    CLAIMS = ClaimRule(
+        terms=("acceptance_rate", "mean_acceptance_length", "draft_acceptance_rate", "draft_length", "draft_passes", "cost_ratio"),
+        needs=(("acceptance_rate", "mean_acceptance_length", "draft_acceptance_rate"), ("cost_ratio",)),
+        source="Theorem 3.8 of Leviathan et al., ICML 2023, arXiv:2211.17192",
+        names={
+            "speculative sampling": "", "draft model": "", "sd": "", "vanilla sd": "", "eagle": "eagle", "eagle-1": "eagle",
+            "eagle-2": "eagle", "eagle-3": "eagle3", "p-eagle": "p-eagle", "mtp": "mtp", "nextn": "mtp", "medusa": "medusa",
+            "n-gram": NO_DRAFT, "prompt lookup": NO_DRAFT, "pld": NO_DRAFT, "suffix decoding": NO_DRAFT, "lookahead": NO_DRAFT,
+            "self-speculation": "", "layerskip": "",
+        },
+        attained=("mean_acceptance_length",), readings={"acceptance_rate": "draft_acceptance_rate"},
+    )
 
     def __post_init__(self) -> None:
         checks.whole("draft_length", self.draft_length, 0, MAX_DRAFT)

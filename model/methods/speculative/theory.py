@@ -22,6 +22,7 @@ from model.base import checks
 from model.costs.step_costs import StepCosts
 from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Totals, Work
+from model.methods.claim_bounds import MOST_TESTED, ClaimTerms, Limit, accepted_length, drafting_bound, passes_per_draft_token
 from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds import (
@@ -676,3 +677,39 @@ def paper_formula(runs: ComparedRuns) -> FormulaPoint | None:
     )
     speed = float(speedup(runs.drafting.acceptance_rate, length, ratio))
     return FormulaPoint(length, speed, "draft length γ", about)
+
+
+# --- Claims -----------------------------------------------------------------------------------------------------------
+
+claim_bound = drafting_bound
+_CLAIMED_LENGTHS = np.unique(np.round(np.concatenate([np.arange(251.0), np.geomspace(251, MOST_TESTED, 100)])))
+"""Draft lengths that are tried for a claim without one."""
+
+
+def claim_formula(terms: ClaimTerms) -> Limit:
+    """Theorem 3.8 of [Leviathan2023] with the terms of a claim; without a draft length, at the best one.
+
+    >>> round(claim_formula(ClaimTerms({"acceptance_rate": 0.55, "draft_length": 7, "cost_ratio": 0.117})).value, 2)
+    1.21
+    >>> round(claim_formula(ClaimTerms({"acceptance_rate": 0.8})).value, 6)  # 1/(1 - alpha)
+    5.0
+    """
+    longest, rate = terms.best("draft_length"), terms.best("acceptance_rate")
+    length = accepted_length(terms, longest)
+    if np.isfinite(longest):
+        lengths = np.array([longest])
+    elif length is not None:
+        lengths = np.array([np.ceil(length - 1 - 1e-9)])
+    elif terms.flat and not terms.cost_ratio:
+        bound = drafting_bound(terms)
+        return Limit(bound.value, f"E[N] <= 1 / (1 - a) = {bound.value:.4g} tokens per round")
+    else:
+        lengths = _CLAIMED_LENGTHS
+    tokens = expected_tokens(rate, lengths) if length is None else np.minimum(length, lengths + 1)
+    cost = terms.cost_ratio * np.array([passes_per_draft_token(terms, each) * each for each in lengths])
+    times = np.array([terms.verify(1 + each) for each in lengths]) + cost
+    best = int(np.argmax(tokens / times))
+    value = float(tokens[best] / times[best])
+    at = "" if length is not None else f" at a = {rate:.4g}, K = {lengths[best]:g} with independent acceptances"
+    work = f"({times[best] - cost[best]:.4g} + {cost[best]:.4g})"
+    return Limit(value, f"tokens per round over verification and drafts{at}: {tokens[best]:.4g} / {work} = {value:.4g}")
