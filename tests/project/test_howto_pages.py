@@ -1,6 +1,6 @@
 """Pages that answer questions: each command is executed and prints what the page shows, and the pages are short and can be found.
 
-`python notebooks/store_outputs.py notebooks/howto/PAGE.md` writes outputs anew. A page whose commands ran with the same sources
+`make notebooks ARGS=notebooks/howto/PAGE.md` writes outputs anew. A page whose commands ran with the same sources
 before is not executed again (`--cache-clear` forgets).
 """
 
@@ -40,7 +40,7 @@ def test_commands_print_what_the_page_shows(path: Path, request: pytest.FixtureR
     if cache is not None and cache.get(key, None) == now:
         return
     found = list(console_pages.differences(path))
-    assert not found, "\n\n".join([f"{path.name} is out of date; `python notebooks/store_outputs.py {path}` renews it", *found])
+    assert not found, "\n\n".join([f"{path.name} is out of date; `make notebooks ARGS={path.relative_to(ROOT)}` renews it", *found])
     if cache is not None:
         cache.set(key, now)
 

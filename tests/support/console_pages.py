@@ -1,8 +1,8 @@
 """Pages of the guide whose commands are executed: blocks of `console` with lines `$ command` and, below, what it prints.
 
-A line `...` stands for any lines. A command goes on after a backslash at the end of a line, and on lines `> `. Commands of `sim` and
-`calibrate` and `python -c` run in this process; `cat` and `head` show files. All commands of a page run in one folder, with the files
-of `howto/files`.
+A line `...` stands for any lines. A command continues after a backslash at the end of a line, and on lines `> `. Commands of `sim`
+and `calibrate` and `python -c` run in this process; `cat` and `head` show files. All commands of a page run in one folder, with the
+files of `howto/files`.
 """
 
 from __future__ import annotations
