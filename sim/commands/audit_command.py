@@ -54,12 +54,15 @@ class AuditDocument:
         The rounding that is granted to printed numbers.
     unused_columns
         Columns of the file that have no meaning here.
+    kind
+        Kind of the document, for `sim report`.
     """
 
     claims: list[ClaimVerdict]
     counts: dict[str, int]
     tolerance: str
     unused_columns: list[str]
+    kind: str = "audit"
 
 
 def of_file(path: Path, progress: Callable[[int, int], None] | None = None) -> AuditDocument:

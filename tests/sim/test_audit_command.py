@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 import sim
 from model.audit.claims import EXAMPLES, read_claims
 from model.audit.verdicts import KINDS, ClaimVerdict, audit
+from model.base.checks import ParameterError
 from sim.commands import audit_command
 from sim.commands.sim_app import app
+from sim.commands.sim_report import document as report_of
 
 CLAIMS = """method,alpha,K,c,batch,model,gpu,speedup,source
 speculative,0.55,7,,,,,2.56,slides
@@ -151,3 +153,14 @@ def test_long_lists_are_cut_in_print_alone(tmp_path: Path) -> None:
     assert "... and 5 more claims; --json has all" in text
     assert f"... and {audit_command.MOST_ROWS + 5 - audit_command.MOST_SENTENCES} more; --json has all" in text
     assert len(json.loads(call("audit", path, "--json").output)["claims"]) == audit_command.MOST_ROWS + 5
+
+
+def test_audit_has_a_report(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "audit.json").write_text(call("audit", path, "--json").output)
+    found = report_of(tmp_path / "audit.json")
+    assert "claims" in found.verdict
+    text = " ".join(item for part in found.sections[1].parts for item in part.items)  # type: ignore[union-attr]
+    assert "speed-up" in text
+    (tmp_path / "broken.json").write_text('{"kind": "audit", "claims": 3}')
+    with pytest.raises(ParameterError, match="is not an audit as the program writes it"):
+        report_of(tmp_path / "broken.json")

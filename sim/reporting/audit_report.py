@@ -1,0 +1,44 @@
+"""Report of `sim audit`: the verdict on each claim, with its inequality and sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from model.base.checks import ParameterError
+from sim.reporting.report_document import Bullets, DataTable, ProvenanceRow, ReportDocument, Section, TableCell
+from sim.runs.environment import versions
+
+_BROKEN = (ArithmeticError, LookupError, TypeError, AttributeError, ValueError)
+
+
+def of_audit(content: Mapping[str, Any], path: Path) -> ReportDocument:
+    """Return the report of the JSON document of `sim audit`."""
+    try:
+        return _document(content)
+    except _BROKEN as error:
+        if isinstance(error, ParameterError):
+            raise
+        why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+        raise ParameterError(f"{path} is not an audit as the program writes it ({why}); run `sim audit` again") from None
+
+
+def _document(content: Mapping[str, Any]) -> ReportDocument:
+    claims = content["claims"]
+    counted = ", ".join(f"{count} {kind}" for kind, count in content["counts"].items() if count)
+    rows = [
+        (each["row"], each["method"], each["model"], each["gpu"], each["speedup"], each["bound"],
+         TableCell(str(each["verdict"]), "warning" if each["kind"] == "impossible" else ""))
+        for each in claims
+    ]  # fmt: skip
+    columns = ("row", "method", "model", "GPU", "claimed", "largest possible", "verdict")
+    table = DataTable("Claims and what is possible", columns, rows)
+    reasons = Bullets(tuple(f"Row {each['row']} ({each['source'] or each['method']}): {each['sentence']}" for each in claims))
+    sources = dict.fromkeys(source for each in claims for source in each["sources"])
+    return ReportDocument(
+        "Audit of claims", "Which of these speed-ups are possible?", f"{len(claims)} claims: {counted}.",
+        [Section("Verdicts", [table]), Section("Reasons", [reasons])], (), (str(content["tolerance"]),),
+        [ProvenanceRow(source, "", "assumed" if "assumed" in source else "published") for source in sources],
+        versions=versions(),
+    )  # fmt: skip
