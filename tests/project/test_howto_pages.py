@@ -21,8 +21,9 @@ MOST_LINES = 60
 PAGE = """# A question?
 
 ```console
-$ cat greeting \\
+$ cat greeting greeting \\
     greeting
+hello
 hello
 ...
 
@@ -131,6 +132,7 @@ def test_places_that_are_shown_are_found_in_a_new_output() -> None:
     printed = ["best 1.3", " 1  0.4", " 2  0.5", " 3  0.7", "x", "rests on", "  a", "  b"]
     assert console_pages.shortened(shown, printed) == ["best 1.3", "...", " 3  0.7", "...", "rests on", "  a", "  b"]
     assert console_pages.shortened(["best", "...", "not there", "...", "  b"], printed) == printed
+    assert console_pages.shortened(["...", "row a", "..."], ["row of another table"]) == ["row of another table"]
     verdict = ["best 1.2", "or 2", "", "rests on"]
     assert console_pages.shortened(["best 1.2, or", "not there", "..."], verdict) == [*verdict[:2], "..."]
     assert console_pages.shortened(["...", " 32  1.1", "..."], ["  1  1.1", " 32  1.2", "128  1.1"]) == ["...", " 32  1.2", "..."]
