@@ -192,7 +192,7 @@ def step_parts(
 
 
 @dataclass(frozen=True)
-class Term:
+class StepTerm:
     """A term of a step, in units of a plain step: mean, and 80 % interval.
 
     `plain` is the same part of a plain step, and `extra` the difference; their sums over terms are 1 and the rest of the step.
@@ -215,21 +215,21 @@ class TermsOfSpeedup:
     """Terms of a measured speed-up; `indistinct` are groups of terms of which only the sum is known."""
 
     measured: MeasuredSpeedup
-    terms: tuple[Term, ...]
+    terms: tuple[StepTerm, ...]
     indistinct: tuple[tuple[str, ...], ...]
 
     @property
-    def largest(self) -> Term:
+    def largest(self) -> StepTerm:
         """Term with the largest extra time over a plain step."""
         return max(self.terms, key=lambda term: term.extra)
 
     @property
-    def rivals(self) -> tuple[Term, ...]:
+    def rivals(self) -> tuple[StepTerm, ...]:
         """Other terms whose extra time may be as large as the largest, by their intervals."""
         largest = self.largest
         return tuple(term for term in self.terms if term is not largest and term.extra_high >= largest.extra_low)
 
-    def term(self, name: str) -> Term:
+    def term(self, name: str) -> StepTerm:
         """The term of this name."""
         return next(term for term in self.terms if term.name == name)
 
@@ -268,11 +268,11 @@ def explain(measured: MeasuredSpeedup, law: StepLaw, *, fitted_here: bool = Fals
     return TermsOfSpeedup(measured, tuple(found), _indistinct(extras))
 
 
-def _term(name: str, now: Floats, before: Floats, kind: str, source: str) -> Term:
+def _term(name: str, now: Floats, before: Floats, kind: str, source: str) -> StepTerm:
     extra = now - before
     low, high = interval(now)
     extra_low, extra_high = interval(extra)
-    return Term(
+    return StepTerm(
         name, float(now.mean()), low, high, float(before.mean()), float(extra.mean()), extra_low, extra_high, kind, source
     )
 

@@ -20,7 +20,7 @@ from model.hardware import memory_limit
 from model.logs.acceptance_record import AcceptanceRecord
 from model.speedups import claim_shares, explanation
 from model.speedups.claim_shares import Setting, Share
-from model.speedups.explanation import MeasuredSpeedup, Term, TermsOfSpeedup
+from model.speedups.explanation import MeasuredSpeedup, StepTerm, TermsOfSpeedup
 from sim.advice import speedup_inputs
 from sim.advice.situation import Evidence
 
@@ -154,8 +154,8 @@ def _label(name: str) -> str:
     return "verification" if name == "verify" else "drafting" if name == "draft" else name
 
 
-def _row(term: Term) -> dict[str, Any]:
-    return {"term": term.name} | {field.name: getattr(term, field.name) for field in fields(Term) if field.name != "name"}
+def _row(term: StepTerm) -> dict[str, Any]:
+    return {"term": term.name} | {field.name: getattr(term, field.name) for field in fields(StepTerm) if field.name != "name"}
 
 
 _SHARE_TYPES: dict[str, Any] = {
@@ -360,7 +360,7 @@ def json_schema() -> dict[str, Any]:
         return {"type": "array", "items": _object(columns)}
 
     terms = {"term": {"enum": list(explanation.TERMS)}} | {
-        field.name: text if field.name == "source" else number for field in fields(Term) if field.name not in ("name", "kind")
+        field.name: text if field.name == "source" else number for field in fields(StepTerm) if field.name not in ("name", "kind")
     }
     found = _object({
         "kind": {"const": "explanation"}, "schema_version": {"const": SCHEMA_VERSION}, "verdict": text,

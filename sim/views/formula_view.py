@@ -31,6 +31,8 @@ Row = dict[str, Any]
 
 EXPECTED = (ParameterError, CacheError)
 """Errors that may occur at one point of a grid and not at others."""
+MANY_POINTS = 1000
+"""Points of one method above which times of passes are not evaluated twice, where one evaluation has both."""
 FAILED = {"point": pl.Int64, "view": pl.String, "error": pl.String}
 
 
@@ -270,8 +272,10 @@ def _with_passes(method: registry.Method, points: PointBlock, tensor_parallel: F
     known = points.of_choices(lambda case: time_breakdown.missing_because(case) is None) > 0
     several = known & (points.of_choices(lambda case: time_breakdown.passes_only(case) is not None) > 0)
     nothing_else = points.of_choices(time_breakdown.passes_alone) > 0
-    if several.all() and nothing_else.all() and (tensor_parallel == 1).all():
-        # Nothing but passes, on devices that count alike: one evaluation gives both.
+    many = points.number.size > MANY_POINTS
+    if many and several.all() and nothing_else.all() and (tensor_parallel == 1).all():
+        # Nothing but passes, on devices that count alike: one evaluation gives both. Busy time is then not evaluated on its own,
+        # so smaller blocks evaluate it and are compared with the simulated views.
         reduced = _predicted(method, points, "law", "passes", tensor_parallel)
         one = np.where(np.isfinite(reduced.latency), 1.0, np.nan)
         return replace(reduced, busy=reduced.latency, units_ratio=one), (np.asarray(reduced.latency), np.asarray(reduced.busy))

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 
 import sim
 from model.engines import law_fit, step_law
 from model.engines.cells import Cells
 from sim.engine import events
 from sim.scenarios.grid import Grid
-from sim.views import evaluation
+from sim.views import evaluation, formula_view
 
 LAYERS = [f"time_{part}_layers" for part in ("draft", "verify", "overhead", "waiting")]
 SECONDS = [f"time_{part}_s" for part in ("draft", "verify", "overhead", "waiting")]
@@ -157,6 +158,13 @@ def test_a_wrong_part_in_one_view_is_a_disagreement(monkeypatch: pytest.MonkeyPa
     assert row["paths_relative"] > 0.01
     with pytest.warns(UserWarning, match=r"draft_time|target_time"):
         sim.run(scenario(SPECULATIVE, RATIO) | {"outcomes": {"kind": "iid", "acceptance_rate": 0.7}})
+
+
+def test_large_blocks_have_the_same_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = {"method.draft_length": [0, 2, 5], "outcomes.acceptance_rate": [0.3, 0.8]}
+    few = sim.run(scenario(SPECULATIVE, RATIO), sweep=sweep, views=["formula"])
+    monkeypatch.setattr(formula_view, "MANY_POINTS", 1)
+    assert_frame_equal(sim.run(scenario(SPECULATIVE, RATIO), sweep=sweep, views=["formula"]), few, check_exact=True)
 
 
 def test_parts_of_a_sweep_do_not_depend_on_other_points() -> None:

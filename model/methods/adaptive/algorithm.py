@@ -24,6 +24,7 @@ from model.costs.width_curve import as_curve
 from model.methods.adaptive import draft_length_policies
 from model.methods.claim_bounds import ClaimRule
 from model.methods.draft_model import MAX_DRAFT, DraftModel
+from model.methods.proposals import Known, Proposals
 from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, start, verify
 from model.steps import Read, Step, Steps
 
@@ -112,6 +113,11 @@ class Parameters(DraftModel):
     # token at every position has the target's distribution: by acceptance test and residual if drafted, directly if not. (Dropping
     # the token of which the draft model is unsure would make the decision depend on the token itself.)
     EXACT = True
+
+    @classmethod
+    def proposals(cls, known: Known) -> Proposals:
+        """Nothing: with one acceptance the best draft length does not change while decoding."""
+        return Proposals(missing="acceptance that varies between sequences; with one rate there is nothing to adapt to")
 
     def __post_init__(self) -> None:
         self.check_batching()

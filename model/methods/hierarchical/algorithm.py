@@ -28,6 +28,7 @@ from typing import Any
 from model.base import checks
 from model.methods.claim_bounds import ClaimRule
 from model.methods.draft_model import MAX_DRAFT, DraftModel
+from model.methods.proposals import Known, Proposals
 from model.methods.speculative.algorithm import (
     DraftedToken,
     Model,
@@ -91,6 +92,11 @@ class Parameters(DraftModel):
         attained=("mean_acceptance_length",), readings={"acceptance_rate": "draft_acceptance_rate"},
     )
     EXACT = True
+
+    @classmethod
+    def proposals(cls, known: Known) -> Proposals:
+        """Nothing: the medium model and its acceptance are choices that only a scenario states."""
+        return Proposals(missing="a medium model and its acceptance, which `sim run` takes")
 
     def __post_init__(self) -> None:
         self.check_batching()
