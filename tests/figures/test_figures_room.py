@@ -256,7 +256,7 @@ def test_defaults_are_as_documented() -> None:
         (timeline.prepared, {"commits": None}),
         (label_placement.label_points, {"size": 8.5}), (label_placement.label_at_right, {"size": 8.5}),
         (bild_thresholds.of_run, {"cost_source": "see [cost]"}),
-        (figures.save, {"formats": ("png", "svg")}), (figures.of_run, {"table": None}),
+        (figures.save, {"formats": ("png", "svg")}), (figures.of_run, {"table": None, "target": None}),
         (figures.of_comparison, {"limits": None, "pair": None}),
     ):  # fmt: skip
         assert usual(function) == expected, function

@@ -168,7 +168,7 @@ GOOD: dict[str, Any] = {"data_set": "squad", "layer": 20, "candidates": 3, "head
         ("ppd-table-4", {}, r"unknown table 'ppd-table-4'; did you mean ppd-table-\d\?"),
         ("ppd-table-2", {"canditates": 3}, r"unknown key of ppd-table-2 'canditates'; did you mean candidates\?"),
         ("ppd-table-2", {"first": 1}, r"unknown key of ppd-table-2 'first'; known: candidates, data_set, head, layer"),
-        ("ppd-table-2", {"data_set": "SQUAD"}, r"data_set of ppd-table-2 'SQUAD'; known: cnn_dm, squad, wmt"),
+        ("ppd-table-2", {"data_set": "SQUAD"}, r"data_set of ppd-table-2 'SQUAD'; did you mean squad\? known: cnn_dm, squad, wmt"),
         ("ppd-table-2", {"data_set": "cnndm"}, r"'cnndm'; did you mean cnn_dm\?"),
         ("ppd-table-2", {"layer": 15}, r"unknown layer of ppd-table-2 15; .*known: 10, 20, 30, 35, 37"),
         ("ppd-table-2", {"candidates": 4}, r"unknown candidates of ppd-table-2 4; known: 1, 3, 5"),

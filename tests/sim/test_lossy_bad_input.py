@@ -276,7 +276,7 @@ TOML: list[tuple[str, list[str]]] = [
     (little('kind = "thresholds"\nfile = 3', THRESHOLDS), ["file must be a path in quotes", "got 3"]),
     (little('kind = "thresholds"\nfile = "no.json"', THRESHOLDS), ["'no.json' cannot be read", "No such file", "JSON or CSV file"]),
     (little('kind = "thresholds"\nfile = "no.csv"', THRESHOLDS), ["'no.csv' cannot be read", "No such file", "JSON or CSV file"]),
-    (little('kind = "thresholds"\nfile = "."', THRESHOLDS), ["cannot be read", "directory", "JSON or CSV file"]),
+    (little('kind = "thresholds"\nfile = "."', THRESHOLDS), ["cannot be read", "it is a folder", "JSON or CSV file"]),
     (little('kind = "replay"', THRESHOLDS), ["outcomes must come from a file or from a log"]),
     (little('kind = "replay"\nfile = 3', THRESHOLDS), ["file must be a path in quotes", "got 3"]),
     (little('kind = "replay"\nfile = "no.json"', THRESHOLDS), ["'no.json' cannot be read", "No such file"]),
