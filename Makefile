@@ -42,7 +42,7 @@ validate: $(VENV)/.run-stamp  ## write calibrate/VALIDATION.md anew from DATA; A
 	$(BIN)/calibrate report $(DATA) $(ARGS)
 	$(BIN)/sim compare $(RUNS) --page calibrate/VALIDATION.md $(ARGS)
 
-notebooks: $(VENV)/.test-stamp  ## execute the notebooks of the guide and store their outputs; ARGS names some
+notebooks: $(VENV)/.test-stamp  ## execute the notebooks and pages of the guide and store their outputs; ARGS names some
 	$(BIN)/python notebooks/store_outputs.py $(ARGS)
 
 guide: $(VENV)/.test-stamp  ## build the guide: open notebooks/_build/html/index.html

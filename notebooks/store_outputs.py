@@ -2,6 +2,7 @@
 
     python notebooks/store_outputs.py                        # all
     python notebooks/store_outputs.py notebooks/quickstart.ipynb
+    python notebooks/store_outputs.py notebooks/howto/*.md   # pages with commands of a shell, executed here
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ import nbformat
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parent
+sys.path.insert(0, str(FOLDER.parent))
+
+from tests.support import console_pages  # noqa: E402
+
 CONFIG = """
 c = get_config()
 c.InlineBackend.print_figure_kwargs = {"bbox_inches": "tight", "dpi": 80}
@@ -49,14 +54,14 @@ def store(path: Path) -> None:
 
 
 def main() -> None:
-    """Store the outputs of the notebooks that are named, or of all."""
+    """Store the outputs of the notebooks and pages that are named, or of all."""
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder) / "profile_default"
         profile.mkdir()
         (profile / "ipython_kernel_config.py").write_text(CONFIG, encoding="utf-8")
         os.environ |= {"IPYTHONDIR": folder, "PYTHONPATH": str(FOLDER.parent)}
-        for path in [Path(name).resolve() for name in sys.argv[1:]] or notebooks():
-            store(path)
+        for path in [Path(name).resolve() for name in sys.argv[1:]] or [*console_pages.pages(), *notebooks()]:
+            (console_pages.store if path.suffix == ".md" else store)(path)
             print(path.relative_to(FOLDER.parent))
 
 
