@@ -355,6 +355,7 @@ def _model(
     from model.base.checks import ParameterError
     from model.engines.kernel_times import KernelSource, hardware, refuse_too_large
     from model.engines.step_terms import RoutedExperts
+    from model.hardware import memory_limit
 
     if (experts is None) != (active is None):
         given, other = ("experts", "active-experts") if active is None else ("active-experts", "experts")
@@ -371,7 +372,8 @@ def _model(
         return None, None if found is None else RoutedExperts(found.count, found.active)
     if model is None:
         raise ParameterError("--gpu needs --model, so that its kernels give the law's shape; `sim ls shapes` lists models")
-    source = KernelSource(model, gpu, tensor_parallel, dtype, draft, kernels, weights)
+    drafting = None if draft is None else memory_limit.of_target(draft, model)
+    source = KernelSource(model, gpu, tensor_parallel, dtype, drafting, kernels, weights)
     hardware(source)  # refused here, before the cells are fitted
     refuse_too_large(source)
     return source, None

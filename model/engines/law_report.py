@@ -68,7 +68,7 @@ def extent(law: StepLaw) -> str:
         return f"no cells, in {law.unit}: priors only"
     number, length = law.cells.sequences, law.cells.draft_length
     batches = f"{number.min():g} to {number.max():g} sequences" if number.max() > number.min() else f"{number.max():g} at once"
-    found = f"{law.cells.size} cells of {law.unit}, {batches}, draft length {length.min():g}"
+    found = f"{law.cells.size} cell{'s' if law.cells.size > 1 else ''} of {law.unit}, {batches}, draft length {length.min():g}"
     found += f" to {length.max():g}" if length.max() > length.min() else ""
     if not law.left_out:
         return found

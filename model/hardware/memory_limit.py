@@ -49,7 +49,8 @@ def draft_shape(name: str | None, dtype: str | None = None) -> Shape | None:
 def of_target(draft: str, model: str) -> str:
     """Name of a draft for a model: a kind of draft head alone, such as `eagle3`, is that of the model.
 
-    >>> of_target("eagle3", "llama-3.1-8b"), of_target("llama-68m", "llama-2-7b")
+    >>> of_target("EAGLE-3", "llama-3.1-8b"), of_target("llama-68m", "llama-2-7b")
     ('eagle3:llama-3.1-8b', 'llama-68m')
     """
-    return f"{draft}:{model}" if draft in draft_heads.ABOUT else draft
+    head = {"eagle-3": "eagle3", "eagle-2": "eagle", "eagle2": "eagle"}.get(draft.lower(), draft.lower())
+    return f"{head}:{model}" if head in draft_heads.ABOUT else draft

@@ -25,6 +25,8 @@ class Known:
         Probability that an early candidate is the final token; None: unknown.
     lossy
         True if methods whose output differs from the target's are wanted too.
+    independent_draft
+        True if the draft is a model of its own; False for a head, which needs the target's states, and for an unknown draft.
     """
 
     layers: int
@@ -33,6 +35,7 @@ class Known:
     rates: tuple[float, ...]
     match_rate: float | None = None
     lossy: bool = False
+    independent_draft: bool = True
 
 
 @dataclass(frozen=True)

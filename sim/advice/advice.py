@@ -63,6 +63,7 @@ class AcceptanceCase:
     def runs(self) -> list[tuple[int, list[int]]]:
         """Draft lengths that are best, or tied with the best, over successive batches; each with the indices of its batches."""
         good = self.choice.ties.copy()
+        good[self.choice.best == 0] = False  # where plain decoding is best, no draft is called so
         good[np.arange(len(good)), self.choice.best] = True
         found, start = [], 0
         while start < len(good):
@@ -115,6 +116,8 @@ class AcceptanceCase:
             text += "; kernels only: the engine's overhead is not included"
         elif said.law.cells is None:
             text += "; no step of this engine is measured: the intervals are those of priors"
+        elif bool(np.all(said.law.cells.draft_length > 0)):
+            text += "; no plain step is measured: the time that speed-ups are over is extrapolated"
         return text[0].upper() + text[1:]
 
     def _of_run(self, length: int, rows: list[int], *, first: bool) -> str:
@@ -139,7 +142,9 @@ class AcceptanceCase:
         speeds = [f"{choice.speedups[row, column]:.2f}x at {number}" for row, number in zip(ends[:-1], numbers[:-1], strict=True)]
         speeds.append(f"{self._speedup(rows[-1], column)}" + (f" at {numbers[-1]}" if len(ends) > 1 else ""))
         unsure = choice.interval[0][rows[-1], column] < 1
-        return f"K = {length} is fastest {where}: {', '.join(speeds)}" + (", so perhaps no gain" if unsure else "")
+        alone = all(choice.best[row] == column for row in rows)
+        what = "is fastest" if alone else "is fastest or tied"
+        return f"K = {length} {what} {where}: {', '.join(speeds)}" + (", so perhaps no gain" if unsure else "")
 
     def _speedup(self, row: int, column: int) -> str:
         low, high = (each[row, column] for each in self.choice.interval)
@@ -149,7 +154,7 @@ class AcceptanceCase:
         """Where drafting stops paying, in words."""
         off, last = self.off, self.choice.batches[-1]
         if off.batch is None:
-            sure = f", surely up to {_about(off.pays_until)}" if off.pays_until is not None else ", surely nowhere"
+            sure = f", surely up to {_about(off.pays_until)}" if off.pays_until is not None else ", but nowhere surely"
             certain = off.pays_until is not None and off.pays_until >= off.limit
             full = self.situation.capacity is not None and off.limit >= self.situation.capacity
             most = "the most that fit the memory" if full else "the most that was looked at"
@@ -178,6 +183,11 @@ class AcceptanceCase:
             kept.append((float(self.choice.batches[int(rows[-1])]) if rows.size else 0.0, -length))
         most = max(kept)
         plain = kept[0][0]
+        if not most[0]:
+            row, column = divmod(int(tpot.argmin()), tpot.shape[1])
+            choice = f"K = {self.choice.draft_lengths[column]}" if column else "plain decoding"
+            shortest = f"{tpot[row, column]:.3g} ms, of {choice} with {self.choice.batches[row]:g} running"
+            return f"no choice keeps TPOT at or below {slo:g} ms: the shortest is {shortest}"
         with_ = f"K = {-most[1]} keeps TPOT at or below {slo:g} ms up to {most[0]:g} running sequences"
         if most[0] <= plain:
             return f"TPOT is at or below {slo:g} ms up to {plain:g} running sequences without drafts"
@@ -210,7 +220,7 @@ class Advice:
         """The advice in a sentence; with several cases one for each."""
         if len(self.cases) == 1:
             return self.cases[0].verdict
-        return ". ".join(f"Acceptance {each.acceptance.text}: {each.verdict[0].lower()}{each.verdict[1:]}" for each in self.cases)
+        return ". ".join(f"Acceptance {each.acceptance.text}: {each.verdict}" for each in self.cases)
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
@@ -314,7 +324,8 @@ class Advice:
         """Lines that set an engine to the schedule of the first case; MODEL and DRAFT stand for the checkpoints' names."""
         checks.one_of("engine", engine, engine_settings.NAMES)
         said = self.situation
-        return engine_settings.lines(engine, "MODEL", said.draft, self.cases[0].schedule, tensor_parallel=said.tensor_parallel)
+        draft = said.draft or engine_settings.draft_of(said.law.facts.get("draft", ""))
+        return engine_settings.lines(engine, "MODEL", draft, self.cases[0].schedule, tensor_parallel=said.tensor_parallel)
 
     def figure(self) -> Any:
         """Speed-up by the number of running sequences, with its interval, for each best draft length, as a matplotlib figure."""

@@ -118,6 +118,18 @@ def _tensorrt_llm(model: str, draft: str | None, ranges: list[Range], most: int,
     return [*found, "END", shlex.join([*serve, "speculative.yaml"])]
 
 
+def draft_of(text: str) -> str | None:
+    """Kind of draft head that a law's facts name, or None.
+
+    >>> draft_of("EAGLE-3 (a checkpoint)"), draft_of("the model's own layer (MTP)"), draft_of("none")
+    ('eagle3', 'mtp', None)
+    """
+    for word, kind in (("EAGLE-3", "eagle3"), ("EAGLE", "eagle"), ("MTP", "mtp")):
+        if word in text:
+            return kind
+    return None
+
+
 def _kind(draft: str | None) -> str:
     """Kind of a draft head, or an empty text: a draft model."""
     return "" if draft is None else draft.partition(":")[0]

@@ -323,6 +323,8 @@ def _claim_verdict(terms: TermsOfSpeedup, shares: tuple[Share, ...], claimed: fl
         f"{opening} The setting with the largest share is {top.setting} ({top.mine} instead of {top.claimed}): a factor of"
         f" {math.exp(top.share):.2f} (80 % interval {math.exp(top.low):.2f} to {math.exp(top.high):.2f})."
     )
+    if rest.low <= 0 <= rest.high:
+        return f"{said} What is left, a factor of {math.exp(rest.share):.2f}, is within the uncertainty."
     if abs(rest.share) > abs(top.share):
         return f"{said} More than that, a factor of {math.exp(rest.share):.2f}, is not explained by the settings given."
     return f"{said} A factor of {math.exp(rest.share):.2f} is not explained by the settings given."

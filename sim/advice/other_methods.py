@@ -54,9 +54,10 @@ def evaluate(said: Situation) -> Evaluated:
     if said.shape is None:
         return Evaluated(left_out=(("others", "the model's layers are not known: --model"),))
     longest = max(said.draft_lengths)
+    drafted = memory_limit.draft_shape(said.draft)
     known = Known(
         said.shape.layers, said.gpus // said.tensor_parallel, said.draft_lengths, tuple(said.cases[0].point[:longest].tolist()),
-        said.said.match_rate, said.said.lossy,
+        said.said.match_rate, said.said.lossy, drafted is not None and drafted.draft is None,
     )  # fmt: skip
     rows: list[Mapping[str, Any]] = []
     left_out, notes = [], []

@@ -15,7 +15,7 @@ import numpy as np
 
 from model.advice import acceptance_draws
 from model.advice.acceptance_draws import AcceptanceDraws
-from model.architectures import layer_parts, published_shapes
+from model.architectures import draft_heads, layer_parts, published_shapes
 from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
@@ -23,7 +23,7 @@ from model.engines import engine_priors, kernel_times, law_fit, law_report, step
 from model.engines.cells import Cells
 from model.engines.kernel_times import USUAL_CONTEXT, KernelSource
 from model.engines.step_law import StepLaw
-from model.hardware import cost_models, devices, memory_limit
+from model.hardware import devices, memory_limit
 from model.logs import acceptance_record
 from model.logs.acceptance_record import AcceptanceRecord
 from model.logs.engine_logs import engine_log
@@ -60,7 +60,7 @@ class Inputs:
     engine: str = engine_priors.ANY
     engine_law: str | Path | None = None
     log: tuple[str | Path, ...] = ()
-    log_draft_length: int | None = None
+    log_draft_length: int | tuple[int, ...] | None = None
     printed_rate: float | None = None
     printed_length: float | None = None
     acceptance: Any = None
@@ -209,18 +209,20 @@ def _shape(name: str, dtype: str | None, weights: str | None) -> Shape:
     return found if weights is None else replace(found, weights=None if weights == "none" else layer_parts.quantised(weights))
 
 
-def record_of(log: Sequence[str | Path], draft_length: int | None = None) -> AcceptanceRecord | None:
+def record_of(log: Sequence[str | Path], draft_length: int | Sequence[int] | None = None) -> AcceptanceRecord | None:
     """Acceptance record of the logs: of its JSON file, or of the logs themselves; None without logs.
 
-    `draft_length` is that of logs that do not say it.
+    `draft_length` is that of logs that do not say it: one number, or one for each of them.
     """
     if not log:
         return None
     first = Path(log[0])
     if len(log) == 1 and first.suffix == ".json" and _is_record(first):
         record = acceptance_record.load(first)
-        unknown = record.draft_length is None and draft_length is not None
-        return replace(record, draft_length=draft_length) if unknown else record
+        if record.draft_length is None and isinstance(draft_length, int):
+            checks.whole("log_draft_length", draft_length, 1, acceptance_draws.MOST_POSITIONS)
+            return replace(record, draft_length=draft_length)
+        return record
     return engine_log.read(log, draft_length=draft_length)
 
 
@@ -239,6 +241,10 @@ def _draft(said: Inputs, law: StepLaw | None, model: str | None) -> str | None:
     if model is None:
         return said.draft
     found = memory_limit.of_target(said.draft, model)
+    if found == said.draft and not os_path(found) and ":" not in found and found not in published_shapes.PRESETS:
+        heads = ", ".join(draft_heads.ABOUT)
+        known = checks.nearest(found, [*draft_heads.ABOUT, *published_shapes.PRESETS])
+        raise ParameterError(f"--draft must be a head ({heads}) or a model of `sim ls shapes`, got {checks.shown(found)}; {known}")
     published_shapes.named_shape(found)
     return _agreed("draft", found, of_law)
 
@@ -281,7 +287,11 @@ def _tensor_parallel(
     while fixed is None and room.share > 1 and 2 * number <= (said.gpus or number):
         number *= 2
         room = memory_limit.memory_of(shape, device, tensor_parallel=number, **at)  # type: ignore[arg-type]
-    cost_models.refuse_too_large(room, device.name)
+    if room.share > 1:
+        raise ParameterError(
+            f"weights and the cache of one sequence must fit {number} x {device.name}: {room.required / 1e9:.1f} GB on each, which"
+            f" has {room.available / 1e9:.1f} GB; give more --gpus or --tensor-parallel, --weights in fewer bits, or another --gpu"
+        )
     if fixed is None and number > 1:
         notes.append(f"tensor_parallel {number}, the smallest that the model fits, is assumed; --tensor-parallel sets it")
     return number
@@ -345,6 +355,9 @@ def _of_law(
         rests.append(Evidence("model", name, "its configuration", "published"))
     if gpu is not None:
         rests.append(Evidence("devices", f"{parallel} x {gpu}", "peaks of the vendor's documents", "published"))
+    if said.gpu is not None and law.kernels is None:
+        of = law.facts.get("gpu") or "a GPU that is not stated"
+        notes.append(f"times are those of step law {law.name}, on {of}; --gpu is used for the memory alone")
     if law.kernels is not None:
         source = kernel_times.provenance(law.kernels)
         kind = source.partition(" ")[0].rstrip(":;")
@@ -372,7 +385,7 @@ def _of_law(
     if law.cells is not None and np.all(law.cells.draft_length > 0):
         notes.append("no cell of the law is of plain decoding, which speed-ups are over: its time is extrapolated")
     if law.unit == "output_tokens_per_s":
-        notes.append("the law is of throughput: TPOT and speed-up contain the prompts that are processed in between")
+        notes.append("the law is of throughput: TPOT and speed-up contain prompts that are processed in between")
 
 
 def _cases(said: Inputs, record: AcceptanceRecord | None, law: StepLaw, rests: list[Evidence]) -> tuple[AcceptanceDraws, ...]:
@@ -419,7 +432,7 @@ def _printed(said: Inputs) -> AcceptanceDraws:
         raise ParameterError(
             "--engine is required with --printed-rate and --printed-length: engines mean different figures by them"
         )
-    if said.log_draft_length is None:
+    if not isinstance(said.log_draft_length, int):
         raise ParameterError(
             "--log-draft-length is required with --printed-rate and --printed-length: the K that the engine ran with"
         )
@@ -519,6 +532,15 @@ def numbers(name: str, text: str | None, kind: type) -> tuple[Any, ...] | None:
     except ValueError:
         what = "whole numbers, such as 1,8,64" if kind is int else "numbers, such as 0.8,0.7,0.6"
         raise ParameterError(f"{name} must be comma-separated {what}, got {checks.shown(text)}") from None
+
+
+def single(values: tuple[int, ...] | None) -> int | tuple[int, ...] | None:
+    """The only one of several values, or all of them.
+
+    >>> single((3,)), single((0, 3)), single(None)
+    (3, (0, 3), None)
+    """
+    return values[0] if values is not None and len(values) == 1 else values
 
 
 def milliseconds(name: str, text: str | None) -> float | None:

@@ -36,8 +36,8 @@ def advise(
         list[Path] | None, typer.Option(help="Log or benchmark of the engine, or its acceptance record: acceptance and step times.")
     ] = None,
     log_draft_length: Annotated[
-        int | None,
-        typer.Option("--log-draft-length", help="Draft length that the engine of the log ran with, if it does not say it."),
+        str | None,
+        typer.Option("--log-draft-length", help="Draft length of logs that do not say it: 3, or one for each log: 0,3."),
     ] = None,
     printed_rate: Annotated[
         float | None,
@@ -92,7 +92,7 @@ def advise(
     """
     from sim.advice import engine_settings
     from sim.advice.advice import advise as advised
-    from sim.advice.situation import Inputs, milliseconds, numbers
+    from sim.advice.situation import Inputs, milliseconds, numbers, single
     from sim.runs.environment import versions
 
     if settings is not None:
@@ -102,22 +102,22 @@ def advise(
     start = time.monotonic()
     said = Inputs(
         model=model, gpu=gpu, tensor_parallel=tensor_parallel, gpus=gpus, draft=draft, engine=engine, engine_law=engine_law,
-        log=tuple(log or ()), log_draft_length=log_draft_length, printed_rate=printed_rate,
-        printed_length=printed_length, acceptance=acceptance,
+        log=tuple(log or ()), log_draft_length=single(numbers("log_draft_length", log_draft_length, int)),
+        printed_rate=printed_rate, printed_length=printed_length, acceptance=acceptance,
         acceptance_by_position=numbers("acceptance_by_position", acceptance_by_position, float), match_rate=match_rate,
         batch=numbers("batch", batch, int), draft_length=numbers("draft_length", draft_length, int), context=context,
         slo_tpot_ms=milliseconds("slo_tpot", slo_tpot), lossy=lossy, dtype=dtype, weights=weights, kernels=kernels, seed=seed,
     )  # fmt: skip
     found = advised(said, progress=lambda what: _progress(start, what))
     document: dict[str, Any] = found.document() | {"command": ["sim", "advise", *sys.argv[2:]], "versions": versions()}
-    if out is not None:
-        _write(found, document, out)
+    written = [] if out is None else _write(found, document, out)
     if as_json:
         print(strict_json.dumps(document, indent=2))
     elif settings is not None:
         print("\n".join(found.settings(settings)))
     else:
         print(found, end="")
+        print("".join(f"{path}\n" for path in written), end="")
 
 
 def _progress(start: float, what: str) -> None:
@@ -125,10 +125,12 @@ def _progress(start: float, what: str) -> None:
         print(f"{what} ...", file=sys.stderr)
 
 
-def _write(found: Any, document: dict[str, Any], out: Path) -> None:
+def _write(found: Any, document: dict[str, Any], out: Path) -> list[Path]:
     import figures
     from model.base import whole_files
 
     base = out.with_suffix("") if out.suffix in (".json", ".svg") else out
-    whole_files.write_text(base.with_name(f"{base.name}.json"), strict_json.dumps(document, indent=2) + "\n")
-    whole_files.write_text(base.with_name(f"{base.name}.svg"), figures.svg(found.figure()))
+    paths = [base.with_name(f"{base.name}.{ending}") for ending in ("json", "svg")]
+    for path, text in zip(paths, (strict_json.dumps(document, indent=2) + "\n", figures.svg(found.figure())), strict=True):
+        whole_files.write_text(path, text)
+    return paths

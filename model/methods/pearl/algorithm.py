@@ -88,6 +88,8 @@ class Parameters(DraftModel):
         """Every draft length, at the acceptance of the first drafted token."""
         if known.units < 2:
             return Proposals(missing="a further device for the draft: --gpus")
+        if not known.independent_draft:
+            return Proposals(missing="a draft model; a head needs the target's states, so it cannot draft during the target's pass")
         outcomes = {"kind": "iid", "acceptance_rate": known.rates[0]}
         tables = ({"layers": known.layers, "draft_length": length} for length in known.draft_lengths)
         assumed = "the acceptance of the first drafted token holds at every position"
