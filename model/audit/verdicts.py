@@ -250,18 +250,18 @@ class _Audit:
         formula = self.formula(self.terms(self.lenient, self.plain_s(1)))
         if self.least > formula.value * (1 + ROUNDING):
             return self._above_formula(limit)
-        for group in self.rule.needs:
-            if not {*group} & {*self.printed} and not self._cost_is_known(group):
-                value = self.solve(group[0], self.printed, self.plain_s())
-                worst = 1.0 if group[0] == "cost_ratio" else TERMS[group[0]].worst
-                if self.value({**self.printed, group[0]: worst}, self.plain_s()) < self.least:
-                    return self._needing(group[0], TERMS[group[0]].best if value is None else value, limit)
         if self.target is not None and self.plain_s() is None:
             at_peaks = self.formula(self.terms(self.lenient, self.target.seconds(1)))
             if self.least > at_peaks.value * (1 + ROUNDING):
                 seconds = self.needed_plain_s()
                 if seconds is not None:
                     return self._needing(PLAIN_TPOT, 1e3 * seconds, limit)
+        for group in self.rule.needs:
+            if not {*group} & {*self.printed} and not self._cost_is_known(group):
+                value = self.solve(group[0], self.printed, self.plain_s())
+                worst = 1.0 if group[0] == "cost_ratio" else TERMS[group[0]].worst
+                if self.value({**self.printed, group[0]: worst}, self.plain_s()) < self.least:
+                    return self._needing(group[0], TERMS[group[0]].best if value is None else value, limit)
         return self._made(PLAUSIBLE, limit, formula.inequality, f"{self._said} is within the bound of {formula.value:.4g}")
 
     @property

@@ -35,6 +35,8 @@ from model.outcomes.outcome_laws import Iid
 TERMS = ("verify", "draft", "overhead", "stragglers", "rest")
 TOLERANCE = 1.001
 """Factor by which a printed acceptance length or speed-up may exceed its bound, because both are rounded."""
+FASTEST = 1.1
+"""Factor by which a measured speed-up may exceed the tokens per step: noise of two measurements [-]."""
 FASTER_THAN_PEAK = 1.05
 """Factor by which a measured step may be shorter than its pass at the published peaks of a device: errors of measurement."""
 _PARTS = ("verify", "draft", "overhead")
@@ -145,6 +147,15 @@ def check_speedup(speedup: float, draft_length: int, name: str = "speedup") -> N
         raise ParameterError(
             f"{name} must be at most draft_length + 1 = {draft_length + 1}, the tokens that a step can emit, got {speedup:.4g};"
             " check the draft length, and that both times are per output token"
+        )
+
+
+def check_emitted(speedup: float, mean_acceptance_length: float) -> None:
+    """Raise ParameterError for a speed-up above the tokens per step: a step with drafts is not faster than a plain one."""
+    if speedup > mean_acceptance_length * FASTEST:
+        raise ParameterError(
+            f"speed-up must be at most the {mean_acceptance_length:.3g} tokens that a step emits, got {speedup:.3g}: check that"
+            " both times are per output token, of the same load, and that the acceptance is of the second run"
         )
 
 

@@ -63,7 +63,9 @@ class AcceptanceCase:
     def runs(self) -> list[tuple[int, list[int]]]:
         """Draft lengths that are best, or tied with the best, over successive batches; each with the indices of its batches."""
         good = self.choice.ties.copy()
-        good[self.choice.best == 0] = False  # where plain decoding is best, no draft is called so
+        # Where plain decoding is best, no draft is called so, and the reverse.
+        good[self.choice.best == 0] = False
+        good[self.choice.best > 0, 0] = False
         good[np.arange(len(good)), self.choice.best] = True
         found, start = [], 0
         while start < len(good):
@@ -158,11 +160,12 @@ class AcceptanceCase:
             certain = off.pays_until is not None and off.pays_until >= off.limit
             full = self.situation.capacity is not None and off.limit >= self.situation.capacity
             most = "the most that fit the memory" if full else "the most that was looked at"
+            limit = f"{off.limit:g}" if full else _about(off.limit)
             if off.limit <= last:
                 return ""
             if self.choice.speedups[0, 1:].max() <= 1:
-                return f"at {_about(off.limit)}, {most}, it most likely pays"
-            return f"it {'pays' if certain else 'most likely pays'} up to {_about(off.limit)}, {most}{'' if certain else sure}"
+                return f"at {limit}, {most}, it most likely pays"
+            return f"it {'pays' if certain else 'most likely pays'} up to {limit}, {most}{'' if certain else sure}"
         if off.batch <= 1:
             return "switch it off"
         since = "from the smallest batch" if off.pays_until is None else f"from {_about(off.pays_until)}"
@@ -325,7 +328,8 @@ class Advice:
         checks.one_of("engine", engine, engine_settings.NAMES)
         said = self.situation
         draft = said.draft or engine_settings.draft_of(said.law.facts.get("draft", ""))
-        return engine_settings.lines(engine, "MODEL", draft, self.cases[0].schedule, tensor_parallel=said.tensor_parallel)
+        found = engine_settings.lines(engine, "MODEL", draft, self.cases[0].schedule, tensor_parallel=said.tensor_parallel)
+        return ["# MODEL and DRAFT stand for the names of your checkpoints", *found]
 
     def figure(self) -> Any:
         """Speed-up by the number of running sequences, with its interval, for each best draft length, as a matplotlib figure."""

@@ -56,7 +56,8 @@ def _of_case(advice: Advice, case: AcceptanceCase) -> Table:
     choice, parallel = case.choice, advice.situation.tensor_parallel
     several = f", acceptance {case.acceptance.text}" if len(advice.cases) > 1 else ""
     table = Table(
-        title=f"speed-up over plain decoding on the same devices{several}  (* best, ~ tied with the best)", title_justify="left",
+        title=f"speed-up over plain decoding{several}  (* least expected loss, ~ tied)",
+        title_justify="left",
         box=box.SIMPLE_HEAD, title_style="", pad_edge=False, padding=(0, 0, 0, 1),
     )  # fmt: skip
     table.add_column("running\nseqs", justify="right", no_wrap=True)

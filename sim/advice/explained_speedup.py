@@ -227,6 +227,7 @@ def explain(
     tpot_s = speedup_inputs.seconds_of("tpot", tpot, runs, length, sequences)
     waiting = 0.0 if static_tokens is None else speedup_inputs.waiting_of(length, rates, sequences, static_tokens)
     measured = MeasuredSpeedup(plain_s, tpot_s, mean, length, draft_passes, sequences, positions, waiting)
+    explanation.check_emitted(measured.speedup, mean)
     setting = None
     if model is not None and gpu is not None:
         own = speedup_inputs.rates_of_length(rates, mean, length)
@@ -252,6 +253,12 @@ def explain(
         claimed_setting, claimed_speedup, missing = other
         progress(f"predicting mixtures of two sides with {len(claim_shares.differences(setting, claimed_setting))} differences")
         shares = claim_shares.shares(setting, measured.speedup, claimed_setting, claimed_speedup)
+        emitted = explanation.acceptance_length(claimed_setting.acceptance, claimed_setting.draft_length)
+        if claimed_speedup > emitted:
+            notes.append(
+                f"the claim contradicts itself: its acceptance gives {emitted:.3g} tokens per step, it claims {claimed_speedup:g}x"
+                " (`sim audit` checks claims)"
+            )
         if missing:
             notes.append(f"the claim does not say {', '.join(missing)}: taken to be the measured run's")
         notes.append("factors are Shapley values of the speed-up's logarithm: averages over all orders of changing the settings")

@@ -29,6 +29,7 @@ from model.logs.acceptance_record import AcceptanceRecord
 from model.logs.engine_logs import engine_log
 from model.methods.speculative import engine_dialects
 from model.methods.speculative.theory import reported_acceptance
+from sim.advice import engine_settings
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 DRAFT_LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -138,6 +139,7 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
     Raises ParameterError that names the option that is missing or wrong.
     """
     checks.one_of("engine", said.engine, ENGINES)
+    checks.whole("seed", said.seed, 0, 2**63 - 1)
     record = record_of(said.log, said.log_draft_length)
     given = None if said.engine_law is None else step_law.load(said.engine_law)
     rests: list[Evidence] = []
@@ -155,7 +157,10 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
     context = _context(said, record, rests)
     parallel = _tensor_parallel(said, given, shape, device, context, draft, dtype, notes)
     gpus = parallel if said.gpus is None else said.gpus
-    checks.whole("gpus", gpus, parallel, MOST_GPUS, "tensor_parallel")
+    if gpus < parallel:
+        raise ParameterError(f"--gpus must be at least {parallel}, the devices of one replica, got {gpus}")
+    if gpus % parallel:
+        notes.append(f"{gpus % parallel} of {gpus} GPUs are idle: a replica takes {parallel}")
     law, only = given, False
     if law is None:
         assert name is not None
@@ -238,6 +243,13 @@ def _draft(said: Inputs, law: StepLaw | None, model: str | None) -> str | None:
     of_law = None if law is None or law.kernels is None else law.kernels.draft
     if said.draft is None:
         return of_law
+    if law is not None and of_law is None:
+        fitted, kind = engine_settings.draft_of(law.facts.get("draft", "")), said.draft.partition(":")[0].lower().replace("-", "")
+        if fitted is not None and kind != fitted:
+            raise ParameterError(
+                f"--draft must be that of the engine law ({law.facts['draft']}), whose times it has, got {said.draft}; leave"
+                " it out, or fit a law with that draft"
+            )
     if model is None:
         return said.draft
     found = memory_limit.of_target(said.draft, model)
@@ -355,6 +367,16 @@ def _of_law(
         rests.append(Evidence("model", name, "its configuration", "published"))
     if gpu is not None:
         rests.append(Evidence("devices", f"{parallel} x {gpu}", "peaks of the vendor's documents", "published"))
+    if law.devices is None and said.tensor_parallel is None:
+        notes.append(
+            "the number of GPUs of the law is not known: tokens per second and GPU are of one replica; see --tensor-parallel"
+        )
+    if law.kernels is None and "kv_position" not in law.coefficients:
+        notes.append("the times of the law do not depend on the context: --context is used for the memory alone")
+    if law.cells is not None:
+        last = float(law.cells.sequences.max())
+        if max(said.batch or BATCHES) > last:
+            notes.append(f"the law's cells end at {last:g} running sequences: beyond them its times are extrapolated")
     if said.gpu is not None and law.kernels is None:
         of = law.facts.get("gpu") or "a GPU that is not stated"
         notes.append(f"times are those of step law {law.name}, on {of}; --gpu is used for the memory alone")
@@ -481,6 +503,8 @@ def acceptance_of(given: Any, seed: int = 0) -> list[AcceptanceDraws]:
 
 def _batches(said: Inputs, capacity: int | None, notes: list[str]) -> tuple[int, ...]:
     if said.batch is not None:
+        if not said.batch:
+            raise ParameterError("batch must have at least one number of running sequences, got none")
         for each in said.batch:
             checks.whole("batch", each, 1, 100_000)
             if capacity is not None and each > capacity:
@@ -500,6 +524,8 @@ def _draft_lengths(said: Inputs, cases: Sequence[AcceptanceDraws], notes: list[s
     most = min(limits, default=acceptance_draws.MOST_POSITIONS)
     source = next((each.source for each in cases if each.limit == most), "")
     if said.draft_length is not None:
+        if not said.draft_length:
+            raise ParameterError("draft_length must have at least one draft length, got none")
         for each in said.draft_length:
             checks.whole("draft_length", each, 1, acceptance_draws.MOST_POSITIONS)
             if each > most:

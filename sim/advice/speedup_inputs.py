@@ -79,6 +79,11 @@ def acceptance_of(
     assert record is not None
     if record.mean_acceptance_length is None:
         raise ParameterError("the log has no acceptance length; leave it out and give --mean-acceptance-length instead")
+    if record.survival is not None and len(record.survival) > length:
+        raise ParameterError(
+            f"the log has drafts of up to {len(record.survival)} tokens, got draft_length {length}: leave it out, or give a log of"
+            " one draft length"
+        )
     explanation.check_length(record.mean_acceptance_length, length)
     value = min(record.mean_acceptance_length, length + 1.0)
     named = ", ".join(source.file for source in record.sources[:3]) or "record"
@@ -215,6 +220,7 @@ def law_of(
     law = step_law.load(name)
     for option, value in given.items():
         own = law.engine if option == "engine" else None if law.kernels is None else getattr(law.kernels, option)
+        own = law.shape_name if option == "model" else law.devices if option == "tensor_parallel" else own
         if value is not None and own is not None and own != value:
             raise ParameterError(
                 f"--{option.replace('_', '-')} must be {own}, that of law {law.name}, got {value}; leave it out or take another law"

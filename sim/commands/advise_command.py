@@ -19,7 +19,8 @@ def advise(
     model: Annotated[str | None, typer.Option(help="Model: a name of `sim ls shapes`, or its config.json.")] = None,
     gpu: Annotated[str | None, typer.Option(help="Device: a name of `sim ls devices`, or its .toml.")] = None,
     tensor_parallel: Annotated[
-        int | None, typer.Option("--tensor-parallel", help="Devices of a replica. Default: the law's, or as few as the model fits.")
+        int | None,
+        typer.Option("--tensor-parallel", help="Devices of a replica. Default: the law's, or 1; with --gpus as few as fit."),
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="Devices altogether: compares other uses of them. Default: one replica.")] = None,
     draft: Annotated[

@@ -100,7 +100,7 @@ def test_verdict_says_where_it_pays_and_where_to_switch_off(dense: Path) -> None
     )
     assert set(low.cases[0].best.values()) == {0}
     assert low.cases[0].off.batch == 1
-    assert all("without speculative decoding" in low.settings(engine)[0] for engine in engine_settings.NAMES)
+    assert all("without speculative decoding" in low.settings(engine)[-1] for engine in engine_settings.NAMES)
 
 
 def test_range_is_one_answer_and_a_list_is_cases(dense: Path) -> None:
@@ -135,7 +135,7 @@ def test_it_prints_on_a_terminal_and_in_a_notebook(found: Advice) -> None:
     printed = str(found)
     assert found.verdict.split(";")[0] in " ".join(printed.split())
     assert max(map(len, printed.splitlines())) <= 120
-    for words in ("* best, ~ tied", "break-even", "rests on", "measure"):
+    for words in ("* least expected loss, ~ tied", "break-even", "rests on", "measure"):
         assert words in printed
     html = found._repr_html_()
     assert "<strong>" in html
@@ -206,6 +206,21 @@ def test_objective_that_no_choice_keeps_is_said(dense: Path) -> None:
     shortest = min(row["tpot_ms"] for row in made.rows)
     said = sim.advise(engine_law=dense, acceptance=0.6, batch=[8], slo_tpot_ms=0.999 * shortest).verdict
     assert f"no choice keeps TPOT at or below {0.999 * shortest:g} ms: the shortest is {shortest:.3g} ms, of K = " in said
+
+
+def test_draft_of_a_law_is_kept_and_another_is_refused() -> None:
+    made = sim.advise(engine_law="vllm-llama-3.1-8b-eagle3-h100", batch=[1], draft_length=[1, 3])
+    assert '"method": "eagle3"' in made.settings("vllm")[-1]
+    with pytest.raises(ParameterError, match="--draft must be that of the engine law"):
+        sim.advise(engine_law="vllm-llama-3.1-8b-eagle3-h100", draft="llama-3.2-1b")
+    sim.advise(engine_law="vllm-llama-3.1-8b-eagle3-h100", draft="EAGLE-3", batch=[1], draft_length=[1])
+
+
+def test_verdict_names_a_draft_only_where_one_is_best() -> None:
+    made = sim.advise(engine_law=LAW, batch=[1, 8, 32, 128], acceptance_by_position=[0.19] * 4)
+    (case,) = made.cases
+    for length, rows in case.runs:
+        assert all((case.choice.best[row] > 0) == (length > 0) for row in rows)
 
 
 def test_throughput_is_for_each_of_the_devices_of_a_replica() -> None:
@@ -292,6 +307,8 @@ BAD = [
     (("--engine-law", LAW, "--batch", "one"), "batch must be comma-separated whole numbers"),
     (("--engine-law", LAW, "--draft-length", "0"), "draft_length must be"),
     (("--engine-law", LAW, "--gpus", "0"), "gpus must be"),
+    (("--engine-law", LAW, "--seed", "-1"), "seed must be"),
+    (("--engine-law", "sglang-deepseek-r1-fp8-b300", "--gpus", "4"), "--gpus must be at least 8, the devices of one replica"),
     (("--engine-law", LAW, "--settings", "trt"), "settings"),
     (("--engine-law", "nothing"), "unknown engine law 'nothing'"),
     (("--engine-law", LAW, "--acceptance", "0.6", "--acceptance-by-position", "0.5,0.4"), "one acceptance is needed"),

@@ -307,7 +307,7 @@ def test_figures_refuse_tables_of_something_else(found: Explanation) -> None:
         ({"plain_tpot": "fast"}, "--plain-tpot must be a time above 0 with its unit, such as 20ms, got 'fast'"),
         ({"tpot": "1e999ms"}, "--tpot must be a time"),
         ({"plain_tpot": "0.8ms", "tpot": "0.5ms"}, "a plain step must take at least"),
-        ({"plain_tpot": "5ms", "tpot": "1.6ms", "mean_acceptance_length": 1.3}, "a step with drafts must take at least"),
+        ({"plain_tpot": "5ms", "tpot": "1.6ms", "mean_acceptance_length": 1.3}, "must be at most the 1.3 tokens that a step emits"),
         ({"batch": 0}, "batch must be between"),
         ({"engine": "mine"}, "unknown engine 'mine'"),
         ({"engine_law": "nothing"}, "engine law"),
