@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -221,7 +221,12 @@ def explain(
         raise ParameterError(speedup_inputs.NO_ACCEPTANCE)
     length = speedup_inputs.draft_length_of(found, draft_length)
     mean, rates, accepted = speedup_inputs.acceptance_of(found, length, mean_acceptance_length, acceptance)
-    sequences, batch_said = speedup_inputs.batch_of(runs, batch, length)
+    sequences, batch_said = speedup_inputs.batch_of(runs, batch, length, timed=tpot is None)
+    of_cells = runs.acceptance_length(length, sequences) if tpot is None else None
+    if of_cells is not None:
+        # Length and time are of the same steps; the whole log may hold others.
+        mean, rates = of_cells, speedup_inputs.rates_of_length(rates, of_cells, length)
+        accepted = replace(accepted, value=f"{mean:.4g}")
     positions = float(USUAL_CONTEXT) if context is None else speedup_inputs.number("context", context, 0, checks.MAX_TOKENS)
     plain_s = speedup_inputs.seconds_of("plain-tpot", plain_tpot, runs, 0, sequences)
     tpot_s = speedup_inputs.seconds_of("tpot", tpot, runs, length, sequences)

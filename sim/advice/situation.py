@@ -399,7 +399,7 @@ def _of_law(
         scale, unit = (1e3, "ms") if row["unit"] == "s" else (1.0, row["unit"].replace("-", ""))
         value = f"{scale * row['value']:.3g} {unit} ({scale * row['low']:.3g} to {scale * row['high']:.3g})".replace("  ", " ")
         prior = row["from"] == "prior"
-        own = law.engine if row["term"] in engine_priors.used(law.engine, law.kernels) else None
+        own = law.engine if row["term"] in engine_priors.used(law.engine, law.kernels) and law.engine != engine_priors.ANY else None
         source = f"prior of {own or 'all engines'}" if prior else f"step law {law.name}"
         rests.append(Evidence(row["term"], value, source, "prior" if prior else "measured"))
     if law.cells is not None and not np.any(law.cells.draft_length > 0):

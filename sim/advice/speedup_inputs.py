@@ -116,6 +116,15 @@ class LoggedRuns:
 
     def seconds(self, length: int) -> list[tuple[float, float]]:
         """Running sequences and seconds per output token of the cells of plain decoding (0), or of a draft length."""
+        return [(batch, seconds) for batch, seconds, _ in self._cells_of(length)]
+
+    def acceptance_length(self, length: int, batch: float) -> float | None:
+        """Mean acceptance length of the cells of a draft length and batch, whose times are used; None without such cells."""
+        found = [accepted for sequences, _, accepted in self._cells_of(length) if _near(sequences, batch)]
+        return float(np.median(found)) if found else None
+
+    def _cells_of(self, length: int) -> list[tuple[float, float, float]]:
+        """Running sequences, seconds per output token, and acceptance length of cells."""
         found = []
         for cell in self.cells:
             # A cell without a draft length is of plain decoding if it has no acceptance.
@@ -125,7 +134,7 @@ class LoggedRuns:
             if same and accepted is not None and cell.sequences > 0:
                 unit = next(name for name in cell_tables.UNITS if getattr(cell, name) is not None)
                 seconds = cell_tables.from_unit(unit, getattr(cell, unit), cell.sequences, accepted)
-                found.append((cell.sequences, float(seconds) / accepted))
+                found.append((cell.sequences, float(seconds) / accepted, accepted))
         return found
 
 
@@ -159,18 +168,22 @@ def _record_of_run(file: str | Path, *, several: bool) -> AcceptanceRecord:
     return found
 
 
-def batch_of(runs: LoggedRuns, asked: float | None, length: int) -> tuple[float, Evidence]:
-    """Running sequences: as given, as in the log if both runs are there at one number, or 1, assumed."""
+def batch_of(runs: LoggedRuns, asked: float | None, length: int, *, timed: bool = False) -> tuple[float, Evidence]:
+    """Running sequences: as given, as in the log if its runs have one number, or 1, assumed.
+
+    `timed`: the time of the run with drafts is the log's, so that several numbers have to be told apart.
+    """
     if asked is not None:
         found = number("batch", asked, 1e-3, cell_tables.MOST_SEQUENCES)
         return found, Evidence("batch", f"{found:g}", "--batch", "measured")
     plain, drafted = ([batch for batch, _ in runs.seconds(each)] for each in (0, length))
-    common = [batch for batch in drafted if any(_near(batch, other) for other in plain)]
+    common = [batch for batch in drafted if not plain or any(_near(batch, other) for other in plain)]
     if common and all(_near(batch, common[0]) for batch in common):
         return common[0], Evidence("batch", f"{common[0]:g}", "--log", "measured")
-    if common:
+    if common and (timed or plain):
         listed = ", ".join(f"{batch:g}" for batch in sorted({*common}))
-        raise ParameterError(f"the log has both runs at several batches: give --batch, one of {listed}")
+        both = "both runs" if plain else "its run"
+        raise ParameterError(f"the log has {both} at several numbers of running sequences: give --batch, one of {listed}")
     return 1.0, Evidence("batch", "1", "not given", "assumed")
 
 

@@ -359,3 +359,17 @@ def test_a_log_of_another_run_is_refused(record: Path, tmp_path: Path) -> None:
     log.write_text("SpecDecoding metrics: Mean acceptance length: 2.40\n", encoding="utf-8")
     assert "it has no acceptance" in error_of("--log", log, *words)
     assert "No such file" in error_of("--log", tmp_path / "none.json", *words)
+
+
+def test_time_and_acceptance_length_are_of_the_same_steps() -> None:
+    """A log of two loads: the step at one of them has its own acceptance length, not that of the whole log."""
+    cells = (MeasuredCell(1, 3, 1.95, tpot_ms=5.6), MeasuredCell(18, 3, 2.4, tpot_ms=9.0))
+    runs = speedup_inputs.LoggedRuns(None, cells)
+    assert runs.acceptance_length(3, 1.0) == 1.95
+    assert runs.acceptance_length(3, 18.0) == 2.4
+    assert runs.acceptance_length(3, 100.0) is None
+    with pytest.raises(ParameterError, match="its run at several numbers of running sequences: give --batch, one of 1, 18"):
+        speedup_inputs.batch_of(runs, None, 3, timed=True)
+    assert speedup_inputs.batch_of(runs, None, 3)[0] == 1.0
+    only = speedup_inputs.LoggedRuns(None, cells[1:])
+    assert speedup_inputs.batch_of(only, None, 3, timed=True)[0] == 18.0
