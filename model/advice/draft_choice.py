@@ -168,10 +168,6 @@ class DraftChoice:
         winners = self.draws.argmax(axis=2)
         return np.stack([(winners == length).mean(axis=0) for length in range(len(self.draft_lengths))], axis=1)
 
-    def with_(self, **changes: object) -> DraftChoice:
-        """A copy with some fields changed."""
-        return replace(self, **changes)  # type: ignore[arg-type]
-
 
 @dataclass(frozen=True)
 class SwitchOff:
@@ -202,7 +198,7 @@ def switch_off(choice: DraftChoice, limit: float) -> SwitchOff:
     """Find the number of running sequences from which drafting never pays, up to `limit`."""
     steps = max(2, int(np.ceil(np.log2(max(limit, 2)) * POINTS_PER_DOUBLING)) + 1)
     numbers = np.geomspace(1, max(limit, 2), steps)
-    fine = choice.with_(batches=tuple(numbers))
+    fine = replace(choice, batches=tuple(numbers))
     point = np.log(fine.speedups[:, 1:].max(axis=1))
     # Each draw keeps the draft length that is best for it: the choice itself is part of what is not known.
     drawn = np.log(fine.draws[:, :, 1:].max(axis=2))
@@ -264,7 +260,7 @@ class BreakEven:
 
 def break_even(choice: DraftChoice, batch: float) -> BreakEven:
     """Acceptance and draft cost at which the best draft length is as fast as plain decoding, the other one unchanged."""
-    at = choice.with_(batches=(batch,))
+    at = replace(choice, batches=(batch,))
     steps, emitted = at.steps[0][0], at.lengths[0]
     context = at.cells.context[:1]
     known = np.where(np.isnan(context), 0.0, context)
@@ -312,13 +308,13 @@ class Influence:
 
 def influences(choice: DraftChoice, batch: float) -> list[Influence]:
     """Inputs by how far each, alone, moves the speed-up of today's best draft length; the largest first."""
-    at = choice.with_(batches=(batch,))
+    at = replace(choice, batches=(batch,))
     column = 1 + int(at.losses[0, 1:].argmin())
     length = (0, at.draft_lengths[column])
     found = []
 
     def speedup(law: StepLaw, acceptance: AcceptanceDraws) -> float:
-        return float(at.with_(law=law, acceptance=acceptance, draft_lengths=length).speedups[0, 1])
+        return float(replace(at, law=law, acceptance=acceptance, draft_lengths=length).speedups[0, 1])
 
     for name in choice.law.coefficients:
         if name in ("acceptance_rate", "acceptance_trend"):

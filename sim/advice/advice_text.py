@@ -56,7 +56,7 @@ def _of_case(advice: Advice, case: AcceptanceCase) -> Table:
     choice, parallel = case.choice, advice.situation.tensor_parallel
     several = f", acceptance {case.acceptance.text}" if len(advice.cases) > 1 else ""
     table = Table(
-        title=f"speed-up over plain decoding{several}  (* least expected loss, ~ tied)",
+        title=f"speed-up over plain decoding{several}  (* best on average, ~ tied)",
         title_justify="left",
         box=box.SIMPLE_HEAD, title_style="", pad_edge=False, padding=(0, 0, 0, 1),
     )  # fmt: skip

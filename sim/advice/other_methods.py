@@ -16,12 +16,11 @@ from model.engines import step_law
 from model.hardware import devices, memory_limit
 from model.methods import registry
 from model.methods.proposals import PROPOSED_TOKENS, Known, Proposal
+from model.outcomes.intervals import EIGHTY_OVER_MEDIAN
 from sim.advice.situation import Situation
 
 NO_INTERVAL = 1e-3
 """Relative width of an interval up to which it is taken for unknown [-]."""
-OF_MEDIAN = 1.9
-"""Half-width of an 80 % interval over a median error, for normal errors [-]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +105,7 @@ def _row(row: Mapping[str, Any], said: Situation, name: str) -> dict[str, Any]:
     low, high = (row.get(f"speedup_input_{end}") for end in ("low", "high"))
     # Errors that plain decoding shares cancel in this closed form; without others, no interval is known.
     known = low is not None and high is not None and high - low > NO_INTERVAL * speedup
-    widened = [float(speedup * (each / speedup) ** OF_MEDIAN) if known else None for each in (low, high)]
+    widened = [float(speedup * (each / speedup) ** EIGHTY_OVER_MEDIAN) if known else None for each in (low, high)]
     return {
         "method": name, "acceptance": said.cases[0].text, "batch": int(row["sequences"]), "draft_length": row.get("draft_length"),
         "speedup": speedup, "speedup_low": widened[0], "speedup_high": widened[1], "tpot_ms": row["tpot_ms"],
@@ -157,7 +156,7 @@ def _of_split(said: Situation, choice: DraftChoice, split: int) -> list[Alternat
     if not kept:
         return []
     try:
-        at = choice.with_(law=law, batches=tuple(float(each) for _, each in kept))
+        at = replace(choice, law=law, batches=tuple(float(each) for _, each in kept))
         tpot = 1e3 * at.tpot_seconds
     except ParameterError:
         return []  # the model cannot be split so, or no profile covers it

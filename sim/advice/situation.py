@@ -5,7 +5,6 @@ What is unknown is refused with the option that gives it; what is assumed is lis
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,12 +23,13 @@ from model.engines.cells import Cells
 from model.engines.kernel_times import USUAL_CONTEXT, KernelSource
 from model.engines.step_law import StepLaw
 from model.hardware import devices, memory_limit
+from model.hardware.cost_models import DeviceMemory
 from model.logs import acceptance_record
 from model.logs.acceptance_record import AcceptanceRecord
 from model.logs.engine_logs import engine_log
 from model.methods.speculative import engine_dialects
 from model.methods.speculative.theory import reported_acceptance
-from sim.advice import engine_settings
+from sim.advice import engine_settings, option_values
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 DRAFT_LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -194,19 +194,9 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
 
 def _agreed(option: str, said: str | None, of_law: str | None) -> str | None:
     """What the user and the law say, which must not differ."""
-    if said is not None and of_law is not None and published_label(said) != published_label(of_law):
+    if said is not None and of_law is not None and published_shapes.label(said).lower() != published_shapes.label(of_law).lower():
         raise ParameterError(f"--{option} must be {of_law}, that of the engine law, got {said}; leave it out, or use another law")
     return of_law or said
-
-
-def published_label(name: str) -> str:
-    """A name, or the content that a path stands for, in one form."""
-    return published_shapes.label(name) if os_path(name) else name.lower()
-
-
-def os_path(name: str) -> bool:
-    """True if a name is that of a file."""
-    return "/" in name or name.endswith((".json", ".toml"))
 
 
 def _shape(name: str, dtype: str | None, weights: str | None) -> Shape:
@@ -253,7 +243,7 @@ def _draft(said: Inputs, law: StepLaw | None, model: str | None) -> str | None:
     if model is None:
         return said.draft
     found = memory_limit.of_target(said.draft, model)
-    if found == said.draft and not os_path(found) and ":" not in found and found not in published_shapes.PRESETS:
+    if found == said.draft and not published_shapes.is_path(found) and ":" not in found and found not in published_shapes.PRESETS:
         heads = ", ".join(draft_heads.ABOUT)
         known = checks.nearest(found, [*draft_heads.ABOUT, *published_shapes.PRESETS])
         raise ParameterError(f"--draft must be a head ({heads}) or a model of `sim ls shapes`, got {checks.shown(found)}; {known}")
@@ -294,11 +284,16 @@ def _tensor_parallel(
         return fixed or said.gpus or 1
     drafted = memory_limit.draft_shape(draft, dtype)
     number = fixed or 1
-    at = {"context": context or USUAL_CONTEXT, "sequences": 1, "draft": drafted}
-    room = memory_limit.memory_of(shape, device, tensor_parallel=number, **at)  # type: ignore[arg-type]
+
+    def memory(split: int) -> DeviceMemory:
+        return memory_limit.memory_of(
+            shape, device, context=context or USUAL_CONTEXT, sequences=1, tensor_parallel=split, draft=drafted
+        )
+
+    room = memory(number)
     while fixed is None and room.share > 1 and 2 * number <= (said.gpus or number):
         number *= 2
-        room = memory_limit.memory_of(shape, device, tensor_parallel=number, **at)  # type: ignore[arg-type]
+        room = memory(number)
     if room.share > 1:
         raise ParameterError(
             f"weights and the cache of one sequence must fit {number} x {device.name}: {room.required / 1e9:.1f} GB on each, which"
@@ -421,7 +416,7 @@ def _cases(said: Inputs, record: AcceptanceRecord | None, law: StepLaw, rests: l
         named = " and ".join(option for option, here in given.items() if here)
         raise ParameterError(f"one acceptance is needed, got {named}; leave one out")
     if said.acceptance is not None:
-        found = tuple(acceptance_of(said.acceptance, said.seed))
+        found = tuple(option_values.acceptance_of(said.acceptance, said.seed))
     elif said.acceptance_by_position is not None:
         found = (acceptance_draws.by_position(said.acceptance_by_position),)
     elif printed:
@@ -468,39 +463,6 @@ def _printed(said: Inputs) -> AcceptanceDraws:
     return replace(found, kind="measured", source="--printed-rate, --printed-length", text=text)
 
 
-def acceptance_of(given: Any, seed: int = 0) -> list[AcceptanceDraws]:
-    """Cases of acceptance: a number, a pair (an uncertain value), a list of cases, or text such as 0.6..0.7 or 0.6,0.7.
-
-    >>> [each.text for each in acceptance_of("0.6..0.7,0.8")]
-    ['0.6 to 0.7', '0.8']
-    """
-    if isinstance(given, str):
-        cases: list[Any] = []
-        for part in given.split(","):
-            ends = part.split("..")
-            try:
-                numbers = [float(each) for each in ends]
-            except ValueError:
-                numbers = []
-            if len(numbers) not in (1, 2):
-                raise ParameterError(
-                    f"acceptance must be a number, a range such as 0.6..0.7, or cases such as 0.6,0.7, got {checks.shown(given)}"
-                )
-            cases.append(numbers[0] if len(numbers) == 1 else tuple(numbers))
-    elif isinstance(given, tuple):
-        cases = [given]
-    else:
-        cases = list(given) if isinstance(given, list) else [given]
-    found = []
-    for case in cases:
-        if isinstance(case, tuple) and len(case) != 2:
-            raise ParameterError(f"an uncertain acceptance must be (low, high), got {checks.shown(case)}")
-        found.append(acceptance_draws.constant(*case, seed=seed) if isinstance(case, tuple) else acceptance_draws.constant(case))
-    if not found:
-        raise ParameterError("acceptance must have at least one case, got none")
-    return found
-
-
 def _batches(said: Inputs, capacity: int | None, notes: list[str]) -> tuple[int, ...]:
     if said.batch is not None:
         if not said.batch:
@@ -540,44 +502,3 @@ def _draft_lengths(said: Inputs, cases: Sequence[AcceptanceDraws], notes: list[s
             f"acceptance is known up to draft length {most} ({source}): longer drafts are left out; a run with them tells more"
         )
     return kept
-
-
-# --- Values as text ---
-
-
-def numbers(name: str, text: str | None, kind: type) -> tuple[Any, ...] | None:
-    """Comma-separated numbers of an option, or None.
-
-    >>> numbers("batch", "1, 8", int), numbers("batch", None, int)
-    ((1, 8), None)
-    """
-    if text is None:
-        return None
-    try:
-        return tuple(kind(each) for each in text.split(","))
-    except ValueError:
-        what = "whole numbers, such as 1,8,64" if kind is int else "numbers, such as 0.8,0.7,0.6"
-        raise ParameterError(f"{name} must be comma-separated {what}, got {checks.shown(text)}") from None
-
-
-def single(values: tuple[int, ...] | None) -> int | tuple[int, ...] | None:
-    """The only one of several values, or all of them.
-
-    >>> single((3,)), single((0, 3)), single(None)
-    (3, (0, 3), None)
-    """
-    return values[0] if values is not None and len(values) == 1 else values
-
-
-def milliseconds(name: str, text: str | None) -> float | None:
-    """A time with its unit, in milliseconds, or None.
-
-    >>> milliseconds("slo_tpot", "20ms"), milliseconds("slo_tpot", "0.02 s")
-    (20.0, 20.0)
-    """
-    if text is None:
-        return None
-    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(ms|s)\s*", text)
-    if found is None or float(found[1]) <= 0:
-        raise ParameterError(f"{name} must be a time above 0 with its unit, such as 20ms, got {checks.shown(text)}")
-    return float(found[1]) * (1e3 if found[2] == "s" else 1.0)

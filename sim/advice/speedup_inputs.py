@@ -21,7 +21,7 @@ from model.logs.engine_logs import engine_log
 from model.speedups import claim_shares, explanation
 from model.speedups.claim_shares import Setting
 from model.speedups.explanation import MeasuredSpeedup
-from sim.advice import situation
+from sim.advice import option_values, situation
 from sim.advice.situation import Evidence
 
 CLOSE = 0.02
@@ -210,7 +210,7 @@ def milliseconds(option: str, value: float | str) -> float:
     (7.5, 7.5)
     """
     if isinstance(value, str):
-        found = situation.milliseconds(f"--{option}", value)
+        found = option_values.milliseconds(f"--{option}", value)
         assert found is not None
         value = found
     checks.number(option, value, 1e-6, 1e9)

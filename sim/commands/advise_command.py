@@ -93,7 +93,8 @@ def advise(
     """
     from sim.advice import engine_settings
     from sim.advice.advice import advise as advised
-    from sim.advice.situation import Inputs, milliseconds, numbers, single
+    from sim.advice.option_values import milliseconds, numbers, single
+    from sim.advice.situation import Inputs
     from sim.runs.environment import versions
 
     if settings is not None:

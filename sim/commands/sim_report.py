@@ -41,7 +41,7 @@ BUILDERS: dict[str, str] = {
     "run": "sim.commands.sim_report:run_document",
     "comparison": "sim.commands.sim_report:comparison_document",
     "advice": "sim.reporting.advice_document:of_advice",
-    "audit": "sim.reporting.audit_report:of_audit",
+    "audit": "sim.reporting.audit_document:of_audit",
     "explanation": "sim.reporting.explanation_document:of_explanation",
 }
 """Builder of each kind of document, as MODULE:FUNCTION, which is imported when it is used."""

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from model.base.checks import ParameterError
 from model.methods import registry
 from sim.reporting import embedded_svg
 from sim.reporting.report_document import (
@@ -23,23 +22,18 @@ from sim.reporting.report_document import (
     SvgFigure,
     TableCell,
     Value,
+    written_by,
 )
 
 DRAFTS = "speculative"
 """Method whose draft lengths are the columns of the tables; plain decoding is their baseline."""
-_BROKEN = (ArithmeticError, LookupError, TypeError, AttributeError, ValueError)
 _CAPTION = "Speed-up over plain decoding on the same devices by running sequences, with 80 % intervals"
 
 
 def of_advice(content: Mapping[str, Any], path: Path) -> ReportDocument:
     """Return the report of the JSON document of `sim advise`; its figure is an SVG file of the same name next to it."""
-    try:
+    with written_by("sim advise", "advice", path):
         return _document(content, path)
-    except _BROKEN as error:
-        if isinstance(error, ParameterError):
-            raise
-        why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-        raise ParameterError(f"{path} is not advice as the program writes it ({why}); run `sim advise` again") from None
 
 
 def _document(content: Mapping[str, Any], path: Path) -> ReportDocument:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from model.base.checks import ParameterError
 from sim.reporting import embedded_svg
 from sim.reporting.report_document import (
     Bullets,
@@ -20,9 +19,9 @@ from sim.reporting.report_document import (
     Section,
     SvgFigure,
     TableCell,
+    written_by,
 )
 
-_BROKEN = (ArithmeticError, LookupError, TypeError, AttributeError, ValueError)
 _TERMS = {"verify": "verification", "draft": "drafting", "overhead": "engine overhead"}
 _CAPTION_OF_TERMS = "Time of a step with drafts, in steps of plain decoding: extra time of each term, with 80 % intervals"
 _CAPTION_OF_CLAIM = "From the claimed to the measured speed-up: a factor for each difference, with 80 % intervals"
@@ -30,13 +29,8 @@ _CAPTION_OF_CLAIM = "From the claimed to the measured speed-up: a factor for eac
 
 def of_explanation(content: Mapping[str, Any], path: Path) -> ReportDocument:
     """Return the report of the JSON document of `sim explain`; its figure is an SVG file of the same name next to it."""
-    try:
+    with written_by("sim explain", "an explanation", path):
         return _document(content, path)
-    except _BROKEN as error:
-        if isinstance(error, ParameterError):
-            raise
-        why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-        raise ParameterError(f"{path} is not an explanation as the program writes it ({why}); run `sim explain` again") from None
 
 
 def _document(content: Mapping[str, Any], path: Path) -> ReportDocument:

@@ -14,7 +14,8 @@ they are.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeAlias
@@ -280,3 +281,19 @@ class ReportDocument:
     def facts_table(self) -> DataTable:
         """Table of versions and further facts."""
         return DataTable("Versions and settings", ("what", "value"), [*self.facts.items(), *self.versions.items()])
+
+
+BROKEN: tuple[type[Exception], ...] = (ArithmeticError, LookupError, TypeError, AttributeError, ValueError)
+"""Errors that documents changed by hand lead to."""
+
+
+@contextmanager
+def written_by(command: str, what: str, source: object) -> Iterator[None]:
+    """Turn errors in the content of a document into one line: it is not `what` as `command` writes it."""
+    try:
+        yield
+    except ParameterError:
+        raise
+    except BROKEN as error:
+        why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+        raise ParameterError(f"{source} is not {what} as the program writes it ({why}); run `{command}` again") from None

@@ -22,6 +22,7 @@ from model.base import checks, strict_json
 from model.base.checks import ParameterError
 from model.base.whole_files import write_text
 from model.methods.registry import algorithm
+from model.outcomes.intervals import EIGHTY_OVER_MEDIAN
 from model.outcomes.outcome_kinds import KINDS
 from model.published.paper_notes import NOTES, Note
 from sim.runs import verdict
@@ -56,8 +57,6 @@ FURTHER_TITLES = {
 }  # fmt: skip
 """Headings of columns that are printed only if they are asked for; others have their names as headings."""
 ALL_COLUMNS = "all"
-OF_MEDIAN = 1.9
-"""Half-width of an 80 % interval over a median error, for normal errors [-]."""
 _RATES = tuple(kind.rate for kind in KINDS.values())
 VIEWS = ("formula", "paths", "events")
 
@@ -281,7 +280,7 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
         off = _one(table, pl.col("seconds_error").max())
         lines.append(
             f"the time of plain decoding has a median error of up to about ±{off:.1%}"
-            f" (80 % interval: ±{off * OF_MEDIAN:.1%}); the time of each pass depends on its own context length"
+            f" (80 % interval: ±{off * EIGHTY_OVER_MEDIAN:.1%}); the time of each pass depends on its own context length"
         )
         lacking = table.select(pl.col("cost_missing").drop_nulls().unique()).collect()["cost_missing"].to_list()
         if lacking:

@@ -44,7 +44,7 @@ def law(spread: float = 0.0, noise: float = 1e-6, **changed: float) -> StepLaw:
 
 def choice(acceptance: AcceptanceDraws | None = None, of: StepLaw | None = None, **changed: object) -> DraftChoice:
     made = DraftChoice(of or law(), acceptance or acceptance_draws.constant(0.7), BATCHES, LENGTHS)
-    return made.with_(**changed)
+    return dataclasses.replace(made, **changed)
 
 
 costs = st.fixed_dictionaries({
@@ -99,7 +99,7 @@ def test_switch_off_batch_is_the_last_crossing(of: dict[str, float], rate: float
     found = switch_off(made, 2048)
 
     def best(batch: float) -> float:
-        return float(made.with_(batches=(batch,)).speedups[0, 1:].max())
+        return float(dataclasses.replace(made, batches=(batch,)).speedups[0, 1:].max())
 
     if found.batch is None:
         assert best(2048) > 1
@@ -124,7 +124,7 @@ def test_bounds_of_the_switch_off_batch_are_where_the_interval_leaves_one() -> N
     step = 2 ** (1 / POINTS_PER_DOUBLING)
 
     def ends(batch: float) -> tuple[float, float]:
-        at = made.with_(batches=(batch,))
+        at = dataclasses.replace(made, batches=(batch,))
         column = 1 + int(at.losses[0, 1:].argmin())
         low, high = at.interval
         return float(low[0, column]), float(high[0, column])

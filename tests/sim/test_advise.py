@@ -24,7 +24,7 @@ from model.logs.acceptance_record import AcceptanceRecord, dumps, with_intervals
 from sim.advice import advice_schema, engine_settings
 from sim.advice.advice import Advice
 from sim.advice.engine_settings import MOST_SEQUENCES, Range, schedule
-from sim.advice.situation import acceptance_of
+from sim.advice.option_values import acceptance_of
 from sim.commands.sim_app import app
 
 LAW = "sglang-qwen3-235b-a22b"
@@ -135,7 +135,7 @@ def test_it_prints_on_a_terminal_and_in_a_notebook(found: Advice) -> None:
     printed = str(found)
     assert found.verdict.split(";")[0] in " ".join(printed.split())
     assert max(map(len, printed.splitlines())) <= 120
-    for words in ("* least expected loss, ~ tied", "break-even", "rests on", "measure"):
+    for words in ("* best on average, ~ tied", "break-even", "rests on", "measure"):
         assert words in printed
     html = found._repr_html_()
     assert "<strong>" in html

@@ -6,22 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from model.base.checks import ParameterError
-from sim.reporting.report_document import Bullets, DataTable, ProvenanceRow, ReportDocument, Section, TableCell
+from sim.reporting.report_document import Bullets, DataTable, ProvenanceRow, ReportDocument, Section, TableCell, written_by
 from sim.runs.environment import versions
-
-_BROKEN = (ArithmeticError, LookupError, TypeError, AttributeError, ValueError)
 
 
 def of_audit(content: Mapping[str, Any], path: Path) -> ReportDocument:
     """Return the report of the JSON document of `sim audit`."""
-    try:
+    with written_by("sim audit", "an audit", path):
         return _document(content)
-    except _BROKEN as error:
-        if isinstance(error, ParameterError):
-            raise
-        why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-        raise ParameterError(f"{path} is not an audit as the program writes it ({why}); run `sim audit` again") from None
 
 
 def _document(content: Mapping[str, Any]) -> ReportDocument:

@@ -1,0 +1,82 @@
+"""Values of options as users write them: numbers, times with a unit, and acceptance with its uncertainty or cases."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from model.advice import acceptance_draws
+from model.advice.acceptance_draws import AcceptanceDraws
+from model.base import checks
+from model.base.checks import ParameterError
+
+
+def acceptance_of(given: Any, seed: int = 0) -> list[AcceptanceDraws]:
+    """Cases of acceptance: a number, a pair (an uncertain value), a list of cases, or text such as 0.6..0.7 or 0.6,0.7.
+
+    >>> [each.text for each in acceptance_of("0.6..0.7,0.8")]
+    ['0.6 to 0.7', '0.8']
+    """
+    if isinstance(given, str):
+        cases: list[Any] = []
+        for part in given.split(","):
+            ends = part.split("..")
+            try:
+                numbers = [float(each) for each in ends]
+            except ValueError:
+                numbers = []
+            if len(numbers) not in (1, 2):
+                raise ParameterError(
+                    f"acceptance must be a number, a range such as 0.6..0.7, or cases such as 0.6,0.7, got {checks.shown(given)}"
+                )
+            cases.append(numbers[0] if len(numbers) == 1 else tuple(numbers))
+    elif isinstance(given, tuple):
+        cases = [given]
+    else:
+        cases = list(given) if isinstance(given, list) else [given]
+    found = []
+    for case in cases:
+        if isinstance(case, tuple) and len(case) != 2:
+            raise ParameterError(f"an uncertain acceptance must be (low, high), got {checks.shown(case)}")
+        found.append(acceptance_draws.constant(*case, seed=seed) if isinstance(case, tuple) else acceptance_draws.constant(case))
+    if not found:
+        raise ParameterError("acceptance must have at least one case, got none")
+    return found
+
+
+def numbers(name: str, text: str | None, kind: type) -> tuple[Any, ...] | None:
+    """Comma-separated numbers of an option, or None.
+
+    >>> numbers("batch", "1, 8", int), numbers("batch", None, int)
+    ((1, 8), None)
+    """
+    if text is None:
+        return None
+    try:
+        return tuple(kind(each) for each in text.split(","))
+    except ValueError:
+        what = "whole numbers, such as 1,8,64" if kind is int else "numbers, such as 0.8,0.7,0.6"
+        raise ParameterError(f"{name} must be comma-separated {what}, got {checks.shown(text)}") from None
+
+
+def single(values: tuple[int, ...] | None) -> int | tuple[int, ...] | None:
+    """The only one of several values, or all of them.
+
+    >>> single((3,)), single((0, 3)), single(None)
+    (3, (0, 3), None)
+    """
+    return values[0] if values is not None and len(values) == 1 else values
+
+
+def milliseconds(name: str, text: str | None) -> float | None:
+    """A time with its unit, in milliseconds, or None.
+
+    >>> milliseconds("slo_tpot", "20ms"), milliseconds("slo_tpot", "0.02 s")
+    (20.0, 20.0)
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(ms|s)\s*", text)
+    if found is None or float(found[1]) <= 0:
+        raise ParameterError(f"{name} must be a time above 0 with its unit, such as 20ms, got {checks.shown(text)}")
+    return float(found[1]) * (1e3 if found[2] == "s" else 1.0)
