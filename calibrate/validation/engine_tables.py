@@ -275,7 +275,7 @@ def time_per_token(plain: Cells, drafted: Callable[[int], Cells]) -> Claim:
         f"How much the assumed draft length matters: signed errors of MTP at concurrency {names} are {signs}. They are of one sign "
         "from "
         "64 on: between two fitted cells far apart (32 and 512) the time bends more than the law does. The time contains prompts "
-        "of other requests, whose share grows with the concurrency and is not in the source.",
+        "of other requests (the law's term `prompt`), whose share grows with the concurrency and is not in the source.",
         tuple(cases), "published: InferenceX-app at 3a600f1d, fixture of benchmarks",
     )  # fmt: skip
 

@@ -1,8 +1,9 @@
 """Choice of the draft length by the number of running sequences: speed-ups with intervals, ties, and what would overturn them.
 
-A step law says the seconds T(R, K) of a step with R running sequences and K drafted tokens each, and the acceptance the tokens
-AL(K) that a sequence gets from it. The speed-up over plain decoding on the same devices is AL(K) T(R, 0) / T(R, K). Both are known
-as draws, so that an interval of a ratio holds what both sides share.
+A step law says the seconds T(R, K) of a step with R running sequences and K drafted tokens each, the acceptance the tokens AL(K)
+that a sequence gets from it. The time per token is T(R, K) / AL(K) + P(R), where P is the time that goes to prompts of the requests
+(0 in laws of steps); the speed-up is that of plain decoding on the same devices over it. All are known as draws, so that an
+interval of a ratio holds what both sides share.
 """
 
 from __future__ import annotations
@@ -85,10 +86,21 @@ class DraftChoice:
         shape = len(self.batches), len(self.draft_lengths)
         return point.reshape(shape), draws.reshape(-1, *shape)
 
+    @cached_property
+    def prompts(self) -> tuple[Floats, Floats]:
+        """Seconds that go to prompts per output token of a sequence, of shape (batches, 1), and their draws [s]."""
+        return self.law.prompt_seconds(np.array(self.batches)[:, None])
+
     @property
     def tpot_seconds(self) -> Floats:
         """Time per output token of a sequence [s]."""
-        return self.steps[0] / self.lengths[0]
+        return self.steps[0] / self.lengths[0] + self.prompts[0]
+
+    @cached_property
+    def _tpot_draws(self) -> Floats:
+        """Draws of the time per output token, without errors of measurement; shape (draws, batches, lengths) [s]."""
+        stepping = self._paired(self.steps[1]) / self._paired(self.lengths[1])[:, None, :]
+        return np.asarray(stepping + self._paired(self.prompts[1]))
 
     @property
     def throughput(self) -> Floats:
@@ -104,8 +116,7 @@ class DraftChoice:
     @cached_property
     def draws(self) -> Floats:
         """Draws of the speed-ups, without errors of measurement; shape (draws, batches, lengths)."""
-        tpot = self._paired(self.steps[1]) / self._paired(self.lengths[1])[:, None, :]
-        return np.asarray(tpot[:, :, :1] / tpot)
+        return np.asarray(self._tpot_draws[:, :, :1] / self._tpot_draws)
 
     def _paired(self, draws: Floats) -> Floats:
         """Draws repeated to the larger of both numbers of draws."""
@@ -135,8 +146,7 @@ class DraftChoice:
 
     def tpot_interval(self) -> tuple[Floats, Floats]:
         """Bounds of the time per output token, of probability `SHARE` [s]."""
-        tpot = self._paired(self.steps[1]) / self._paired(self.lengths[1])[:, None, :]
-        low, high = self._interval(tpot, self._beyond)
+        low, high = self._interval(self._tpot_draws, self._beyond)
         return np.minimum(low, self.tpot_seconds), np.maximum(high, self.tpot_seconds)
 
     # --- Choices ---
@@ -261,7 +271,8 @@ class BreakEven:
 def break_even(choice: DraftChoice, batch: float) -> BreakEven:
     """Acceptance and draft cost at which the best draft length is as fast as plain decoding, the other one unchanged."""
     at = replace(choice, batches=(batch,))
-    steps, emitted = at.steps[0][0], at.lengths[0]
+    steps, emitted, prompts = at.steps[0][0], at.lengths[0], float(at.prompts[0][0, 0])
+    plain = float(steps[0]) + prompts
     context = at.cells.context[:1]
     known = np.where(np.isnan(context), 0.0, context)
     passed = float(choice.law.draft_seconds(np.array([batch]), known)[0][0])
@@ -269,13 +280,13 @@ def break_even(choice: DraftChoice, batch: float) -> BreakEven:
 
     def of_acceptance(rate: float) -> float:
         moved = choice.acceptance.scaled_to(rate).lengths(choice.draft_lengths)[0]
-        return float(np.max(np.log(moved[1:] * steps[0] / steps[1:])))
+        return float(np.max(np.log(plain / (steps[1:] / moved[1:] + prompts))))
 
     def of_draft(seconds: float) -> float:
-        return float(np.max(np.log(emitted[1:] * steps[0] / (steps[1:] + passes * (seconds - passed)))))
+        return float(np.max(np.log(plain / ((steps[1:] + passes * (seconds - passed)) / emitted[1:] + prompts))))
 
     free = of_draft(0.0)
-    cost = None if free < 0 else _root(of_draft, 0.0, float(steps[0] * (emitted.max() + 1)) + passed)
+    cost = None if free < 0 else _root(of_draft, 0.0, plain * float(emitted.max() + 1) + passed)
     return BreakEven(
         batch, _root(of_acceptance, 1e-6, 1 - 1e-6), cost, None if cost is None else cost / float(steps[0]),
         float(choice.acceptance.point[0]), passed,
@@ -326,11 +337,11 @@ def influences(choice: DraftChoice, batch: float) -> list[Influence]:
                 for each in (low, high))  # fmt: skip
         found.append(Influence(name, *ends))
     emitted = choice.acceptance.lengths(length)[1][:, 1]
-    point = float(choice.acceptance.lengths(length)[0][1])
     if np.ptp(emitted) > 0:
-        middle = float(at.speedups[0, column])
-        low, high = np.quantile(emitted, _ENDS)
-        found.append(Influence("acceptance", middle * float(low) / point, middle * float(high) / point))
+        step, prompts = float(at.steps[0][0, column]), float(at.prompts[0][0, 0])
+        plain = float(at.tpot_seconds[0, 0])
+        ends = (plain / (step / float(each) + prompts) for each in np.quantile(emitted, _ENDS))
+        found.append(Influence("acceptance", *ends))
     return sorted(found, key=lambda each: -each.size)
 
 

@@ -138,6 +138,17 @@ class Cells:
         return from_unit(self.unit, self.values, self.sequences, np.where(self.draft_length == 0, 1.0, length))
 
 
+def served(unit: str, sequences: ArrayLike) -> Floats:
+    """Sequences whose prompts are processed during the time that a value counts: the time per token of a sequence begins after its
+    own prompt, and the time of a step contains none.
+
+    >>> [served(unit, 8).tolist() for unit in UNITS]
+    [0.0, 7.0, 8.0]
+    """
+    number = np.asarray(sequences, dtype=np.float64)
+    return np.asarray({"step_ms": 0 * number, "tpot_ms": np.maximum(number - 1, 0)}.get(unit, number))
+
+
 def from_unit(unit: str, values: ArrayLike, sequences: ArrayLike, length: ArrayLike) -> Floats:
     """Seconds of a step from a value in a unit [s]."""
     value, number, tokens = (np.asarray(each, dtype=np.float64) for each in (values, sequences, length))

@@ -9,8 +9,8 @@ import numpy as np
 
 from model.base import checks
 from model.engines import cells as cell_tables
-from model.engines import kernel_times
-from model.engines.cells import Cells
+from model.engines import kernel_times, step_terms
+from model.engines.cells import Cells, Floats
 from model.engines.step_law import StepLaw
 
 
@@ -25,9 +25,9 @@ class ConvertedPredictions:
 def predict_in_unit(law: StepLaw, cells: Cells, prefill_share: float | None = None) -> ConvertedPredictions:
     """Predict cells in their own unit.
 
-    Throughput counts the time that goes to prompts, the time of a step does not; time per output token contains the prompts that
-    were processed while a sequence was generating. `prefill_share` is the share of the time that throughput contains and the other
-    unit does not; None is taken as 0, and a note says so.
+    Throughput counts the time that goes to prompts, the time of a step does not; time per output token contains the prompts of
+    others that were processed while a sequence was generating. `prefill_share` is the share of the time that throughput contains
+    and the other unit does not; None: what the law's own term `prompt` says, or 0 in a law of steps. A note says it.
 
     Each row has `sequences`, `draft_length`, `mean_acceptance_length` (used), the measured value (null if none), `predicted`, `low`
     and `high` (80 %), `error` (predicted over measured, minus 1; null without a measured value) and `beyond` (doublings beyond the
@@ -53,13 +53,15 @@ def predict_in_unit(law: StepLaw, cells: Cells, prefill_share: float | None = No
             lengths = law.acceptance_lengths(asked)[0]
     if cells.unit != law.unit:
         length = law.acceptance_lengths(asked)[0]
-        share = 0.0 if prefill_share is None else prefill_share
-        values, low, high = (_converted(each, law.unit, cells.unit, asked, length, share) for each in (values, low, high))
-        low, high = np.minimum(low, high), np.maximum(low, high)
-        of = "assumed" if prefill_share is None else "given"
-        notes.append(
-            f"converted from {law.unit}, with {share:.1%} of the time of throughput for prompts ({of}); --prefill-share sets it"
+        factor, note = _change_of_time(law, cells.unit, asked, length, prefill_share)
+        values, low, high = (
+            cell_tables.to_unit(
+                cells.unit, factor * cell_tables.from_unit(law.unit, each, cells.sequences, length), cells.sequences, length
+            )
+            for each in (values, low, high)
         )
+        low, high = np.minimum(low, high), np.maximum(low, high)
+        notes.append(f"converted from {law.unit}, with {note} of the time of throughput for prompts; --prefill-share sets it")
     if np.any(beyond > 0):
         notes.append(
             f"{int(np.sum(beyond > 0))} cells are beyond the fitted ones, by up to {beyond.max():.1f} doublings: wider intervals"
@@ -84,10 +86,16 @@ def _number(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def _converted(values: Any, unit: str, wanted: str, cells: Cells, length: Any, share: float) -> Any:
-    seconds = cell_tables.from_unit(unit, values, cells.sequences, length)
-    if unit == "output_tokens_per_s":
-        seconds = seconds * (1 - share)
-    elif wanted == "output_tokens_per_s":
-        seconds = seconds / (1 - share)
-    return cell_tables.to_unit(wanted, seconds, cells.sequences, length)
+def _change_of_time(law: StepLaw, wanted: str, cells: Cells, length: Floats, share: float | None) -> tuple[Floats, str]:
+    """Factor from the time that the law's unit counts to that of the wanted unit, and the share of prompts as text; (cells,)."""
+    if share is not None or "prompt" not in law.coefficients:
+        left = 1 - (share or 0.0)
+        factor = left if law.unit == "output_tokens_per_s" else 1 / left if wanted == "output_tokens_per_s" else 1.0
+        return np.full(cells.size, factor), f"{1 - left:.1%} ({'assumed' if share is None else 'given'})"
+    steps = law.step_seconds(cells)[0]
+    had, wants, all_prompts = (
+        steps + length * step_terms.prompt_seconds(law.coefficients, cell_tables.served(unit, cells.sequences))
+        for unit in (law.unit, wanted, "output_tokens_per_s")
+    )
+    low, high = (f"{each:.1%}" for each in np.quantile(1 - steps / all_prompts, [0, 1]))
+    return wants / had, f"{low if low == high else f'{low} to {high}'} (by the law's term `prompt`)"

@@ -35,6 +35,7 @@ class _LawCosts:
             return f"assumed: step law {law.name} of priors, without any measured cell"
         of = ", ".join(law.facts[name] for name in ("engine", "model", "gpu") if law.facts.get(name))
         of += "" if law.devices is not None else "; number of devices not stated, tensor_parallel as given"
+        of += f"; without {1e6 * law.coefficients['prompt']:.2g} us of prompts per token" if "prompt" in law.coefficients else ""
         return f"measured: step law {law.name} of {law.cells.size} cells ({of or cells.UNITS[law.unit]})"
 
     def head(self, positions: ArrayLike) -> Estimate:

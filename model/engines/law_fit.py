@@ -141,7 +141,8 @@ class _Posterior:
         if self.experts is not None:
             target += ("experts", "expert_correlation", "expert_skew")
         context = self.cells is not None and not np.isnan(self.cells.context).any() and self.kernels is None
-        added = ("step", "sequence", "token", *(("kv_position",) if context else ()), "draft_pass", "round")
+        added: tuple[str, ...] = ("step", "sequence", "token", *(("kv_position",) if context else ()), "draft_pass", "round")
+        added += ("prompt",) if self.unit != "step_ms" else ()
         return (*target, *added, *(("acceptance_rate", "acceptance_trend") if self.fits_acceptance else ()), "noise")
 
     @cached_property
@@ -217,6 +218,7 @@ class _Posterior:
         missing = np.isnan(length)
         if missing.any():
             length = np.where(missing, self._fitted_lengths(coefficients, cells), length)
+        seconds = seconds + length * step_terms.prompt_seconds(columns, cell_tables.served(self.unit, cells.sequences))
         return np.log(cell_tables.to_unit(self.unit, seconds, cells.sequences, length))
 
     def _fitted_lengths(self, coefficients: Mapping[str, Floats], cells: Cells) -> Floats:

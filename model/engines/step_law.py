@@ -130,16 +130,24 @@ class StepLaw:
         return np.exp(self._log_values(cells, self.draws))
 
     def step_seconds(self, cells: Cells) -> tuple[Floats, Floats]:
-        """Seconds of a step, of shape (cells,), and their draws, of shape (draws, cells), without errors of measurement [s].
-
-        In a law of throughput a step holds its share of the time that goes to prompts.
-        """
+        """Seconds of a step, of shape (cells,), and their draws, of shape (draws, cells), without errors of measurement and
+        without prompts [s]."""
         shape = kernel_times.step_shape(self.kernels, cells.sequences, cells.draft_length, cells.draft_passes, cells.context)
         point, draws = (
             step_terms.step_seconds({name: each[:, None] for name, each in of.items()}, shape, self.experts) + 0 * cells.sequences
             for of in (self._point, self.draws)
         )
         return np.asarray(point[0]), np.asarray(draws)
+
+    def prompt_seconds(self, sequences: ArrayLike) -> tuple[Floats, Floats]:
+        """Seconds that go to prompts per output token of a sequence, of the shape of `sequences`, and their draws, of shape
+        (draws, *shape); 0 in laws of steps [s]."""
+        served = cell_tables.served(self.unit, sequences)
+        point, draws = (
+            np.multiply.outer(of.get("prompt", 0 * of["draft_pass"]), served)
+            for of in (self._point, self.draws)
+        )
+        return point[0], draws
 
     @cached_property
     def _point(self) -> Mapping[str, Floats]:
@@ -151,6 +159,7 @@ class StepLaw:
         columns = {name: each[:, None] for name, each in coefficients.items()}
         seconds = step_terms.step_seconds(columns, shape, self.experts)
         length = self.acceptance_lengths(cells, coefficients) if self.unit != "step_ms" else np.ones(1)
+        seconds = seconds + length * step_terms.prompt_seconds(columns, cell_tables.served(self.unit, cells.sequences))
         return np.log(cell_tables.to_unit(self.unit, seconds, cells.sequences, length))
 
     def acceptance_lengths(self, cells: Cells, coefficients: Mapping[str, Floats] | None = None) -> Floats:

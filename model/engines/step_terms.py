@@ -10,6 +10,10 @@ overlap, but not fully, as in `model.hardware.roofline`). With a model of the ke
 `step` (once), `sequence` R, `token` n, `kv_position` R context, `draft_pass` per draft pass (and the draft's kernels, if they are
 known), and `round` if anything is drafted.
 
+*Prompts.* An engine that serves requests processes their prompts between its steps: each generated token brings its share of a
+prompt with it. That takes `prompt` for each token that any sequence generates, and so does not shrink with the number of steps:
+drafts do not make it faster. Only throughput and time per token contain it (`prompt_seconds`), a step does not.
+
 *Experts.* A token reads k of E experts. If all tokens chose independently, t tokens would read the share 1 - (1 - k/E)^t. Two
 numbers say how they depend on each other. Tokens of one sequence in one step choose alike: of K further tokens only K (1 -
 expert_correlation) count. Tokens of all sequences prefer some experts (`expert_skew`, the intra-class correlation of a beta
@@ -59,7 +63,7 @@ PRIORS: Mapping[str, Prior] = {
     "kernels": Prior(1.0, 0.15, "-", "measured over predicted time of the kernels", "the error that profiles and rooflines state"),
     "step": Prior(0.3, 1.0, "s", "fixed time of a step: scheduling, launches, sampling, one reduction per layer",
                   "0 to 3 ms in steps of 5 to 30 ms"),
-    "sequence": Prior(0.003, 1.2, "s", "time per running sequence: sampling, block tables, detokenisation, its prompt's share",
+    "sequence": Prior(0.003, 1.2, "s", "time per running sequence: sampling, block tables, detokenisation",
                       "10 to 100 us in steps of 5 to 30 ms"),
     "token": Prior(0.002, 1.2, "s", "time per token of the target's pass that overlaps with nothing",
                    "activations of a token are about a thousandth of the weights"),
@@ -68,6 +72,8 @@ PRIORS: Mapping[str, Prior] = {
     "draft_pass": Prior(0.05, 0.8, "s", "one pass of the draft", "one layer and a head of 16 to 80 layers, and its launches"),
     "round": Prior(0.03, 1.0, "s", "time per step that verifies a draft: rejection sampling, bookkeeping",
                    "an engine with drafting machinery on and nothing drafted is 8 % slower (vllm#49548)"),
+    "prompt": Prior(0.003, 1.5, "s", "processing prompts, per token that any sequence generates",
+                    "a prompt's token takes a 150th to a 400th of the weights' time, and there are .1 to 10 per generated token"),
     "acceptance_rate": Prior(0.7, 1.0, "-", "probability that the first drafted token is accepted", ".4 to .9 in published tables"),
     "acceptance_trend": Prior(0.0, 0.15, "-", "change of the logit of the acceptance rate per draft position",
                               "conditional rates rise with position for some drafts and fall for others"),
@@ -176,6 +182,15 @@ def target_seconds(coefficients: Mapping[str, Floats], shape: StepShape, experts
     total = target + coefficient("step") + coefficient("sequence") * shape.sequences + coefficient("token") * shape.tokens
     total = total + coefficient("kv_position") * shape.sequences * shape.context + coefficient("round") * (shape.draft_length > 0)
     return np.asarray(total if shape.bound is None else np.maximum(total, shape.bound))
+
+
+def prompt_seconds(coefficients: Mapping[str, Floats | float], served: ArrayLike) -> Floats:
+    """Seconds of prompts per output token of a sequence, while requests of `served` sequences are processed [s].
+
+    >>> float(prompt_seconds({"prompt": 2e-5}, 50))
+    0.001
+    """
+    return np.asarray(coefficients.get("prompt", 0.0) * np.asarray(served, dtype=np.float64))
 
 
 def acceptance_length(rate: ArrayLike, trend: ArrayLike, draft_length: ArrayLike) -> Floats:

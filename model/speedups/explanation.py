@@ -270,6 +270,9 @@ def explain(measured: MeasuredSpeedup, law: StepLaw, *, fitted_here: bool = Fals
     drafting = step_parts(law, measured.sequences, measured.draft_length, passes, measured.context)
     unit, total, share = measured.plain_tpot_s, measured.steps, measured.waiting_share
     none = np.zeros_like(plain.verify)
+    prompts = law.prompt_seconds(measured.sequences)[1]
+    plain = plain._replace(overhead=plain.overhead + prompts)
+    drafting = drafting._replace(overhead=drafting.overhead + measured.mean_acceptance_length * prompts)
     now: dict[str, Floats] = {name: each / unit for name, each in drafting._asdict().items()}
     now |= {"stragglers": none + share * total, "rest": total * (1 - share) - drafting.total / unit}
     before = {name: each / unit for name, each in plain._asdict().items()} | {"stragglers": none, "rest": 1 - plain.total / unit}

@@ -108,7 +108,7 @@ def test_prefill_share_matters_only_between_units(folder: Path) -> None:
     path.write_text("sequences,draft_length,output_tokens_per_s\n8,0,\n")
     plain, less = (
         json.loads(called("predict", str(folder / "mine.json"), str(path), "--json", *words).stdout)["rows"][0]["predicted"]
-        for words in ((), ("--prefill-share", "0.2"))
+        for words in (("--prefill-share", "0"), ("--prefill-share", "0.2"))
     )
     assert less == pytest.approx(0.8 * plain)
 

@@ -72,13 +72,31 @@ def test_speedup_is_length_over_relative_step_and_the_known_law_has_no_doubt(of:
     assert np.allclose(found.probabilities.max(axis=1), 1)
 
 
+@pytest.mark.parametrize("unit", ["tpot_ms", "output_tokens_per_s"])
+def test_time_per_token_is_what_the_law_predicts_in_its_unit(unit: str) -> None:
+    of = dataclasses.replace(law(spread=0.1, prompt=4e-5), unit=unit)
+    made = choice(of=of)
+    lengths = np.tile(made.lengths[0], len(BATCHES))
+    cells = dataclasses.replace(made.cells, mean_acceptance_length=lengths)
+    predicted = of.predict(cells).values.reshape(len(BATCHES), -1)
+    expected = predicted / 1e3 if unit == "tpot_ms" else np.array(BATCHES)[:, None] / predicted
+    np.testing.assert_allclose(made.tpot_seconds, expected, rtol=1e-9)
+    drawn = of.draws_of(cells).reshape(DRAWS, len(BATCHES), -1)
+    ratio = drawn[:, :, :1] / drawn if unit == "tpot_ms" else drawn / drawn[:, :, :1]
+    np.testing.assert_allclose(made.draws, ratio, rtol=1e-9)
+
+
 @settings(max_examples=25, deadline=None)
-@given(costs, st.floats(0.05, 0.95), st.sampled_from(BATCHES))
-def test_break_even_values_make_the_best_draft_as_fast_as_plain_decoding(of: dict[str, float], rate: float, batch: float) -> None:
-    found = break_even(choice(acceptance_draws.constant(rate), law(**of)), batch)
+@given(costs, st.floats(0.05, 0.95), st.sampled_from(BATCHES), st.sampled_from(["step_ms", "tpot_ms"]))
+def test_break_even_values_make_the_best_draft_as_fast_as_plain_decoding(
+    of: dict[str, float], rate: float, batch: float, unit: str
+) -> None:
+    of = of if unit == "step_ms" else of | {"prompt": of["sequence"]}
+    found = break_even(choice(acceptance_draws.constant(rate), dataclasses.replace(law(**of), unit=unit)), batch)
 
     def best(acceptance: float, **changed: float) -> float:
-        at = choice(acceptance_draws.constant(acceptance), law(**(of | changed)), batches=(batch,))
+        in_unit = dataclasses.replace(law(**(of | changed)), unit=unit)
+        at = choice(acceptance_draws.constant(acceptance), in_unit, batches=(batch,))
         return float(at.speedups[0, 1:].max())
 
     if found.acceptance is None:

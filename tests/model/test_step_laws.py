@@ -327,15 +327,78 @@ def test_bad_law_is_refused_in_one_line(change: Callable[[dict[str, Any]], Any],
 def test_conversion_to_throughput_and_back_names_prefill() -> None:
     law, table = fitted(0, True, True)
     rates = replace(table, unit="output_tokens_per_s", values=np.full(table.size, np.nan))
-    plain = conversion.predict_in_unit(law, rates)
-    share = conversion.predict_in_unit(law, rates, 0.1)
-    assert "0.0% of the time of throughput for prompts (assumed)" in plain.notes[0]
-    assert "10.0% of the time of throughput for prompts (given)" in share.notes[0]
-    for one, other, tpot, number in zip(plain.rows, share.rows, law.predict(table).values, table.sequences, strict=True):
+    plain = conversion.predict_in_unit(without_prompts(law), rates)
+    share = conversion.predict_in_unit(without_prompts(law), rates, 0.1)
+    assert "0.0% (assumed) of the time of throughput for prompts" in plain.notes[0]
+    assert "10.0% (given) of the time of throughput for prompts" in share.notes[0]
+    tpots = without_prompts(law).predict(table).values
+    for one, other, tpot, number in zip(plain.rows, share.rows, tpots, table.sequences, strict=True):
         assert one["predicted"] == pytest.approx(1e3 * number / tpot)
         assert other["predicted"] == pytest.approx(0.9 * one["predicted"])
         assert one["low"] <= one["predicted"] <= one["high"]
         assert one["error"] is None
+
+
+@pytest.mark.parametrize("unit", ["tpot_ms", "output_tokens_per_s"])
+@pytest.mark.parametrize("wanted", UNITS)
+def test_conversion_counts_the_prompts_that_each_unit_contains(unit: str, wanted: str) -> None:
+    # Steps of 10 ms + 1 ms per sequence, which emit 2 tokens with a draft of 3; 50 us of prompts per token.
+    law = known_law(unit, prompt=5e-5)
+    number, length = np.array([1.0, 8.0, 8.0]), np.array([0.0, 0.0, 3.0])
+    asked = Cells.of(wanted, number, length, mean_acceptance_length=[1, 1, 2.0])
+    found = conversion.predict_in_unit(law, asked)
+    step, emitted = 10e-3 + 1e-3 * number, np.array([1.0, 1.0, 2.0])
+    tpot = step / emitted + 5e-5 * (number - 1)
+    expected = {"step_ms": 1e3 * step, "tpot_ms": 1e3 * tpot, "output_tokens_per_s": number / (tpot + 5e-5)}[wanted]
+    np.testing.assert_allclose([row["predicted"] for row in found.rows], expected, rtol=1e-6)
+    assert all(row["low"] <= row["predicted"] <= row["high"] for row in found.rows)
+    assert any("(by the law's term `prompt`)" in note for note in found.notes) == (wanted != unit)
+
+
+# --- Prompts ---
+
+
+def without_prompts(law: StepLaw) -> StepLaw:
+    """The law of an engine that processes no prompts."""
+    coefficients, draws = ({name: each for name, each in of.items() if name != "prompt"} for of in (law.coefficients, law.draws))
+    return replace(law, coefficients=coefficients, draws=draws)
+
+
+def known_law(unit: str, **more: float) -> StepLaw:
+    """Law of steps of 10 ms, and 1 ms per running sequence, without doubt."""
+    of = {"weights": 1e-9, "ridge_tokens": 1e9, "step": 10e-3, "sequence": 1e-3, "token": 0.0, "draft_pass": 0.0, **more}
+    return StepLaw("known", unit, of, {name: np.full(8, value) for name, value in {**of, "noise": 1e-3}.items()})
+
+
+def test_prompts_are_told_from_steps_where_drafts_make_fewer_steps() -> None:
+    """Prompts take the same time per token at any draft length, so that cells at several of them tell them from steps."""
+    number, length = GRID
+    emitted = step_terms.acceptance_length(0.8, 0.0, length)
+    step = 10e-3 + 2e-5 * number * (length + 1) + 6e-4 * length
+
+    def error(prompt: float) -> float:
+        rates = number / (step / emitted + prompt * number)
+        table = Cells.of("output_tokens_per_s", number, length, rates, mean_acceptance_length=emitted)
+        found = law_fit.fit(table[SIXTEEN], "prompts")
+        told = float(found.coefficients["prompt"])
+        assert told == pytest.approx(prompt, rel=0.35, abs=2e-5)
+        return float(np.abs(found.predict(table[~SIXTEEN]).values / rates[~SIXTEEN] - 1).max())
+
+    assert error(0.0) < 0.03
+    assert error(3e-4) < 0.03
+
+
+def test_prompts_pull_every_speedup_towards_one() -> None:
+    number = np.array([1.0, 8.0, 64.0])
+    speedups = []
+    for prompt in (0.0, 1e-4, 1e-3, 1.0):
+        law = known_law("output_tokens_per_s", prompt=prompt)
+        drafted, plain = (Cells.of(law.unit, number, np.full(3, length), mean_acceptance_length=np.full(3, emitted))
+                          for length, emitted in ((3, 2.0), (0, 1.0)))  # fmt: skip
+        speedups.append(law.predict(drafted).values / law.predict(plain).values)
+    assert speedups[0] == pytest.approx(2)
+    assert np.all(np.diff(speedups, axis=0) < 0)
+    assert np.abs(speedups[-1] - 1).max() < 0.02
 
 
 def test_law_without_acceptance_asks_for_it() -> None:
@@ -375,7 +438,7 @@ def test_measuring_never_raises_the_expected_loss() -> None:
 def test_choices_do_not_depend_on_the_unit_of_the_law() -> None:
     law, _ = fitted(0, True, True)
     assert law.unit == "tpot_ms"
-    by_time, by_rate = (next_cell.advise(replace(law, unit=unit, cells=None), BATCHES, LENGTHS).choices
+    by_time, by_rate = (next_cell.advise(replace(without_prompts(law), unit=unit, cells=None), BATCHES, LENGTHS).choices
                         for unit in ("tpot_ms", "output_tokens_per_s"))  # fmt: skip
     for one, other in zip(by_time, by_rate, strict=True):
         assert (one.draft_length, one.ties) == (other.draft_length, other.ties)
