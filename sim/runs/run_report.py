@@ -292,7 +292,7 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     if "speedup_input_low" in names:
         spread = _one(table, ((pl.col("speedup_input_high") - pl.col("speedup_input_low")) / 2).max())
         if spread is not None:
-            of = "rates and costs" if "seconds_error" in names else "rates"
+            of = "rates (95 % intervals) and times (median errors)" if "seconds_error" in names else "rates (95 % intervals)"
             lines.append(f"input uncertainty: the {of} change a speed-up by at most ±{spread:.4f} (columns *_input_low, _high)")
     if "straggler_loss" in names and (loss := _one(table, pl.col("straggler_loss").max())) is not None:
         lines.append(

@@ -657,7 +657,7 @@ def test_notes_of_a_record(tmp_path: Path, record: str) -> None:
     source = f"token agreement is measured: {record}: share of tokens equal to those of the large model"
     assert f"not exact, output differs from the target's: bild; {source}" in lines
     assert "not exact, output differs from the target's: skipdecode; token agreement is not measured" in lines
-    assert any(line.startswith("input uncertainty: the rates change a speed-up by at most") for line in lines)
+    assert any(line.startswith("input uncertainty: the rates (95 % intervals) change a speed-up by at most") for line in lines)
 
 
 def test_notes_of_several_methods(tmp_path: Path) -> None:
