@@ -144,6 +144,24 @@ class Batch:
             raise CacheError(f"batched pass of the {step.role}: {wrong}")
 
 
+class Features(NamedTuple):
+    """Hidden states that a draft head reads: those of a pass of the target, or of the head itself, after `count` tokens of it.
+
+    Parameters
+    ----------
+    output
+        Output of that pass, with the states after its last layer.
+    first
+        Index of the first of these tokens in that pass.
+    count
+        Number of states: one for each token of the head's pass, that of the position before the token.
+    """
+
+    output: Any
+    first: int
+    count: int
+
+
 class Forward(NamedTuple):
     """Run `layers` of the model `role` on `tokens`, the first of them at cache position `at`. Answer: an output.
 
@@ -159,7 +177,7 @@ class Forward(NamedTuple):
         The layers to run.
     state
         The output to continue from if the first layer is above 0, or a tuple of outputs of several passes whose tokens are
-        consecutive.
+        consecutive. For a draft head, which runs from its first layer on: the `Features` that it reads.
     heads
         Number of positions, counted from the last, whose logits are computed at the end of this pass; in a batch, the sum over its
         sequences.
