@@ -145,7 +145,7 @@ class Batch:
 
 
 class Features(NamedTuple):
-    """Hidden states that a draft head reads: those of a pass of the target, or of the head itself, after `count` tokens of it.
+    """Hidden states that a draft head reads: those of a pass of the target, or of the head itself, after `length` tokens of it.
 
     Parameters
     ----------
@@ -153,13 +153,13 @@ class Features(NamedTuple):
         Output of that pass, with the states after its last layer.
     first
         Index of the first of these tokens in that pass.
-    count
+    length
         Number of states: one for each token of the head's pass, that of the position before the token.
     """
 
     output: Any
     first: int
-    count: int
+    length: int
 
 
 class Forward(NamedTuple):

@@ -76,7 +76,8 @@ def test_input_uncertainty_is_half_of_the_interval(tmp_path: Path) -> None:
     frame = made.frame()
     half = max((row["speedup_input_high"] - row["speedup_input_low"]) / 2 for row in frame.to_dicts())
     (note,) = (each for each in run_report.notes(made.table(), made.tables) if "input uncertainty" in each)
-    assert note == f"input uncertainty: the rates (95 % intervals) change a speed-up by at most ±{half:.4f} (columns *_input_low, _high)"
+    told = f"the rates (95 % intervals) change a speed-up by at most ±{half:.4f}"
+    assert note == f"input uncertainty: {told} (columns *_input_low, _high)"
 
 
 def test_interval_is_printed_as_plus_or_minus_half(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
