@@ -62,10 +62,9 @@ def predict_in_unit(law: StepLaw, cells: Cells, prefill_share: float | None = No
         )
         low, high = np.minimum(low, high), np.maximum(low, high)
         notes.append(f"converted from {law.unit}, with {note} of the time of throughput for prompts; --prefill-share sets it")
-    if np.any(beyond > 0):
-        notes.append(
-            f"{int(np.sum(beyond > 0))} cells are beyond the fitted ones, by up to {beyond.max():.1f} doublings: wider intervals"
-        )
+    if count := int(np.sum(beyond > 0)):
+        of = "1 cell is" if count == 1 else f"{count} cells are"
+        notes.append(f"{of} beyond the fitted ones, by up to {beyond.max():.1f} doublings: wider intervals")
     if law.kernels is not None and np.isnan(cells.context).any():
         notes.append(f"context is assumed to be {kernel_times.USUAL_CONTEXT} positions where the file has none")
     if law.cells is None:
