@@ -79,7 +79,7 @@ class Parameters(batching.StaticBatching, DraftModel):
             "n-gram": NO_DRAFT, "prompt lookup": NO_DRAFT, "pld": NO_DRAFT, "suffix decoding": NO_DRAFT, "lookahead": NO_DRAFT,
             "self-speculation": "", "layerskip": "",
         },
-        attained=("mean_acceptance_length",), readings={"acceptance_rate": "draft_acceptance_rate"},
+        fixed_drafts=True, readings={"acceptance_rate": "draft_acceptance_rate"},
     )
 
     def __post_init__(self) -> None:
