@@ -1,4 +1,4 @@
-"""Tokens per round that stated rates allow, and what a rate may mean in reports, to find numbers of a claim that contradict each other.
+"""Tokens per round that stated rates allow, and what a rate may mean in reports: to find numbers that contradict each other.
 
 Of rounds with K drafted tokens, a token is tested if all before it in its round were accepted; each round emits its accepted tokens
 and one more. Acceptance as the project uses the word is accepted over tested tokens. No independence is assumed: a rate allows an
@@ -32,8 +32,8 @@ class RateReading(NamedTuple):
 def of_tested(rate: float, drafted: float) -> Interval:
     """Shortest and longest mean acceptance length at accepted over tested tokens `rate`, of rounds with `drafted` tokens each.
 
-    With A accepted tokens per round, A (1 - a) / a rounds of one end with a rejection, and at most A / K end without: one of the two
-    happens in every round, so A >= 1 / ((1 - a) / a + 1 / K). At most one token per round is rejected, and K are tested:
+    With A accepted tokens per round, a share A (1 - a) / a of rounds ends with a rejection, and at most A / K end without: one of
+    the two happens in every round, so A >= 1 / ((1 - a) / a + 1 / K). At most one token per round is rejected, and K are tested:
     A <= a min(K, 1 / (1 - a)). `drafted` is infinite if it is not known; then a round may also draft nothing.
 
     >>> [round(end, 3) for end in of_tested(0.8, 3)], of_tested(0.5, math.inf)
@@ -102,14 +102,18 @@ def agreeing(name: str, rate: Interval, length: Interval, drafted: float) -> lis
     drafted
         The draft length [tokens]; infinite if it is not stated.
 
-    >>> agreeing("acceptance_rate", (0.54, 0.56), (4.7, 4.9), 7)
-    ['0.55 is the draft acceptance rate, accepted over drafted tokens']
+    >>> agreeing("acceptance_rate", (0.54, 0.56), (4.7, 4.9), 7)[0]
+    '0.55 is the draft acceptance rate, accepted over drafted tokens'
     """
     said = f"{(rate[0] + rate[1]) / 2:.4g}"
     found = []
     for other, reading in READINGS.items():
-        if other == name or (math.isinf(drafted) and other in ("draft_acceptance_rate", "of_emitted", "of_first")):
+        if other == name or (math.isinf(drafted) and other in ("of_emitted", "of_first")):
             continue  # without K these say nothing of the length
+        if math.isinf(drafted) and other == "draft_acceptance_rate":
+            tokens = (length[0] + length[1] - 2) / (rate[0] + rate[1])
+            found.append(f"{said} is {reading.about}, and drafts had {tokens:.3g} tokens on average")
+            continue
         if _meet((reading.lengths(rate[0], drafted)[0], reading.lengths(rate[1], drafted)[1]), length):
             found.append(f"{said} is {reading.about}")
     stated = READINGS[name]

@@ -8,7 +8,6 @@ not used, and the verdict says so: the other numbers can still be checked.
 from __future__ import annotations
 
 import difflib
-import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,11 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from model.architectures import draft_heads, published_shapes
-from model.architectures.layer_parts import FORMATS, quantised
-from model.architectures.transformer import BYTES, Shape
+from model.architectures.transformer import Shape
+from model.audit.reported_names import UnknownNameError, draft_named, gpus_named, method_named, model_named
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
-from model.hardware import devices
 from model.hardware.devices import Device
 from model.methods import registry
 from model.methods.claim_bounds import NO_DRAFT, TERMS, WHOLE
@@ -59,7 +57,8 @@ ALIASES = {
     "accept_len": "mean_acceptance_length", "average_acceptance_length": "mean_acceptance_length", "gamma": "draft_length",
     "k": "draft_length", "num_speculative_tokens": "draft_length", "max_draft_length": "draft_length",
     "speculative_tokens": "draft_length", "c": "cost_ratio", "speed_up": "speedup", "target": "model", "target_model": "model",
-    "draft_model": "draft", "drafter": "draft", "device": "gpu", "hardware": "gpu", "batch_size": "batch", "bs": "batch",
+    "draft_model": "draft", "drafter": "draft", "device": "gpu", "hardware": "gpu", "gpus": "gpu", "batch_size": "batch",
+    "bs": "batch",
     "concurrency": "batch", "sequences": "batch", "tp": "tensor_parallel", "p_correct": "match_rate", "p": "match_rate",
     "d": "layers", "f": "fallback_rate", "r": "rollback_rate", "context_length": "context", "reference": "source",
     "paper": "source", "url": "source", "precision": "dtype", "baseline_tpot_ms": "plain_tpot_ms", "framework": "engine",
@@ -68,35 +67,21 @@ ALIASES = {
     "num_spec_tokens": "draft_length", "acc_rate": "acceptance_rate", "accept_rate": "acceptance_rate", "quantization": "dtype",
 }  # fmt: skip
 """Other names of columns, in small letters."""
-_DTYPES = {
-    "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "fp8": "float8", "w4a16": "int4", "awq": "int4",
-    "gptq": "int4", "w8a8": "int8", "fp4": "nvfp4",
+_COMPARED = tuple(each for each in (*COLUMNS, *ALIASES) if len(each) > 3)
+"""Names of columns that a misspelt heading is compared with: short ones resemble too much."""
+_BLANK = {
+    "", "-", "--", "\N{EN DASH}", "\N{EM DASH}", "?", "/", "n/a", "na", "n.a.", "null", "unknown", "not stated", "not reported",
 }  # fmt: skip
-_VENDORS = {
-    "nvidia", "amd", "geforce", "instinct", "tesla", "dgx", "hgx", "sxm", "sxm2", "sxm4", "sxm5", "pcie", "nvl", "hbm3", "gpu", "gpus",
-}  # fmt: skip
-_TUNED = re.compile(r"instruct|chat|it|hf|base|v\d+(\.\d+)*|\d{4}")
-"""Words of a model's name that do not change its shape: tuning, version and date."""
-_BLANK = {"", "-", "--", "\N{EN DASH}", "\N{EM DASH}", "?", "/", "n/a", "na", "n.a.", "null", "unknown", "not stated", "not reported"}
 """Fields that state nothing."""
+_TOKENS = r"\s*tokens?"
 _UNITS = {
-    "speedup": r"\s*(x|times)( faster)?", "plain_tpot_ms": r"\s*ms", "mean_acceptance_length": r"\s*tokens?", "context": r"\s*tokens?",
-    "draft_length": r"\s*tokens?", "batch": r"\s*(sequences?|seqs?|requests?)", "layers": r"\s*layers?", "mean_layers": r"\s*layers?",
+    "speedup": r"\s*(x|times)( faster)?", "plain_tpot_ms": r"\s*ms", "mean_acceptance_length": _TOKENS, "context": _TOKENS,
+    "draft_length": _TOKENS, "batch": r"\s*(sequences?|seqs?|requests?)", "layers": r"\s*layers?", "mean_layers": r"\s*layers?",
 }
 """Units that may follow the number of a column."""
 
 
 Found = TypeVar("Found")
-
-
-class UnknownName(ParameterError):
-    """A method, model, draft or GPU that is not known here."""
-
-    @classmethod
-    def of(cls, kind: str, text: str, known: Iterable[str]) -> UnknownName:
-        """Note on a name; with the nearest known one, if there is one."""
-        close = difflib.get_close_matches(text.lower(), [*known], n=1, cutoff=0.5)
-        return cls(f"{kind} {checks.shown(text)} is not known here and not used{f' (did you mean {close[0]}?)' if close else ''}")
 
 
 class Stated(NamedTuple):
@@ -194,7 +179,7 @@ def _columns(header: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
         plain = re.sub(r"[\s\-]+", "_", plain)
         name = ALIASES.get(plain, plain)
         if name not in COLUMNS:
-            if not title or difflib.get_close_matches(plain, (*COLUMNS, *ALIASES), n=1, cutoff=0.75):
+            if not title or difflib.get_close_matches(plain, _COMPARED, n=1, cutoff=0.75):
                 raise ParameterError(f"unknown column {checks.shown(title)}; {checks.nearest(plain, COLUMNS)}")
             unused.append(title)
             name = ""
@@ -243,6 +228,8 @@ def _claim(fields: Mapping[str, str], row: int) -> SpeedupClaim:
         numbers.setdefault("tensor_parallel", Stated(float(count)))
     named = _known(lambda: draft_named(words["draft"], words.get("model")), "draft" in words, unknown)
     draft = named if "draft" in words else kind or None
+    if draft is not None and draft_heads.is_parallel(f"{draft}:") and "draft_passes" in _terms(method):
+        numbers.setdefault("draft_passes", Stated(1.0))
     found = SpeedupClaim(row, method, words, numbers, draft, shape, None, device, tuple(unknown))
     if method is not None:
         found = _with_terms_of(found)
@@ -258,15 +245,20 @@ def _known(find: Callable[[], Found], stated: bool, unknown: list[str]) -> Found
     """What a name means; None if it is not stated or not known, which `unknown` then says."""
     try:
         return find() if stated else None
-    except UnknownName as error:
+    except UnknownNameError as error:
         unknown.append(str(error))
         return None
 
 
+def _terms(method: str | None) -> tuple[str, ...]:
+    """Terms that the bound of a method uses; none without one."""
+    rule = None if method is None else registry.parameters(method).CLAIMS
+    return () if rule is None else rule.terms
+
+
 def _with_terms_of(claim: SpeedupClaim) -> SpeedupClaim:
     """Refuse terms that the method does not use; add the layers that its model has."""
-    rule = registry.parameters(claim.method).CLAIMS
-    known = () if rule is None else rule.terms
+    known = _terms(claim.method)
     for name in claim.numbers:
         if name in TERMS and name not in known:
             listed = ", ".join(known) if known else "no term"
@@ -334,7 +326,7 @@ def _remedy(text: str) -> str:
     """What to write instead of a text that is no number."""
     if re.fullmatch(r"\d+,\d+x?", text):
         return "; write a decimal point, and no separator of thousands"
-    if re.search(r"\d\s*(-|\N{EN DASH}|to|~|\.\.)\s*\d", text) or re.match(r"[<>]|up to|\N{LESS-THAN OR EQUAL TO}|\N{GREATER-THAN OR EQUAL TO}", text):
+    if re.search(r"\d\s*(-|\N{EN DASH}|to|~|\.\.)\s*\d|^([<>\N{LESS-THAN OR EQUAL TO}\N{GREATER-THAN OR EQUAL TO}]|up to)", text):
         return "; of a range, write the one end to check"
     if re.search(r"\d\s*(\+/-|\N{PLUS-MINUS SIGN})", text):
         return "; write the mean, with as many digits as its spread allows"
@@ -346,128 +338,3 @@ def _range(name: str) -> tuple[float, float, int]:
         return TERMS[name].low, TERMS[name].high, TERMS[name].decimals
     _, low, high, decimals = NUMBERS[name]
     return low, high, decimals
-
-
-def _word(text: str) -> str:
-    """Letters and digits of a name alone, small."""
-    return re.sub(r"[^a-z0-9]+", "", text.lower())
-
-
-@functools.cache
-def _methods() -> dict[str, tuple[str, str]]:
-    """Method and kind of draft by every name of a method of the project."""
-    found: dict[str, tuple[str, str]] = {}
-    for name in registry.names():
-        found |= _names_of(name)
-    return found
-
-
-def _names_of(name: str) -> dict[str, tuple[str, str]]:
-    kind = registry.parameters(name)
-    own = {_word(each): (name, "") for each in (name, kind.LABEL, kind.SHORT_LABEL) if each}
-    rule = kind.CLAIMS
-    return own if rule is None else {_word(each): (name, draft) for each, draft in rule.names.items()} | own
-
-
-def method_named(text: str) -> tuple[str, str]:
-    """Name of a method in the project, and the kind of draft that the text implies (empty: none).
-
-    >>> method_named("EAGLE-3"), method_named("Big Little Decoder"), method_named("n-gram")
-    (('speculative', 'eagle3'), ('bild', ''), ('speculative', 'none'))
-    """
-    known = _methods() if not registry.allowed_modules() else {
-        word: each for name in registry.names() for word, each in _names_of(name).items()
-    }
-    if _word(text) not in known:
-        aliases = [each for name in registry.names() for each in getattr(registry.parameters(name).CLAIMS, "names", ())]
-        raise UnknownName.of("method", text, (*registry.names(), *aliases))
-    return known[_word(text)]
-
-
-def model_named(text: str, dtype: str | None = None) -> Shape:
-    """Shape of a target by its name in the project, as a hub writes it, or by its file.
-
-    >>> model_named("meta-llama/Llama-3.1-8B-Instruct").layers
-    32
-    """
-    name, kind = _model_name(text)
-    kind = kind if dtype is None else _DTYPES.get(dtype.lower(), dtype.lower())
-    if kind and kind not in BYTES and kind not in FORMATS and not kind.startswith("int"):
-        raise checks.unknown("dtype", dtype, (*BYTES, *FORMATS))
-    if name not in published_shapes.PRESETS and not _is_file(name):
-        raise UnknownName.of("model", text, published_shapes.PRESETS)
-    if not kind or kind in BYTES:
-        return published_shapes.named_shape(name, kind or None, key="model")
-    return replace(published_shapes.named_shape(name, key="model"), weights=quantised(kind, key="dtype"))
-
-
-def _is_file(text: str) -> bool:
-    return text.endswith(".json") or Path(text).is_dir()
-
-
-def _model_name(text: str) -> tuple[str, str]:
-    """Name of a shape, and the type of the weights if the name ends with it (empty: not).
-
-    >>> _model_name("Qwen/Qwen2.5-7B-Instruct-AWQ"), _model_name("lmsys/vicuna-13b-v1.3"), _model_name("Llama3.1 8B")
-    (('qwen2.5-7b', 'int4'), ('vicuna-13b', ''), ('llama-3.1-8b', ''))
-    """
-    if text in published_shapes.PRESETS or _is_file(text):
-        return text, ""
-    shapes = {_word(name): name for name in published_shapes.PRESETS}
-    words = [each for each in re.split(r"[-_ ]+", text.rpartition("/")[2].lower()) if each]
-    kinds = [_DTYPES.get(each, each) for each in words if each in _DTYPES or each in BYTES or each in FORMATS or each in ("int4", "int8")]
-    words = [each for each in words if _DTYPES.get(each, each) not in kinds]
-    for keep in (words, [each for each in words if not _TUNED.fullmatch(each)]):
-        for more in (keep, keep[1:] if keep[:1] == ["meta"] else keep):
-            if "".join(map(_word, more)) in shapes:
-                return shapes["".join(map(_word, more))], kinds[0] if kinds else ""
-    return text, ""
-
-
-def draft_named(text: str, model: str | None = None) -> str:
-    """Name of a draft: a shape, a kind of draft head, or `none`.
-
-    >>> draft_named("EAGLE-3"), draft_named("Llama-3.2-1B"), draft_named("none")
-    ('eagle3', 'llama-3.2-1b', 'none')
-    """
-    kinds = {_word(kind): kind for kind in draft_heads.ABOUT} | {"eagle2": "eagle", _word(NO_DRAFT): NO_DRAFT, "ngram": NO_DRAFT}
-    if _word(text) in kinds:
-        return kinds[_word(text)]
-    if draft_heads.is_head(text):
-        return text
-    name, _ = _model_name(text)
-    if name not in published_shapes.PRESETS and not _is_file(name):
-        raise UnknownName.of("draft", text, (*published_shapes.PRESETS, *draft_heads.ABOUT, NO_DRAFT))
-    return name
-
-
-def gpus_named(text: str) -> tuple[int, Device]:
-    """Number of GPUs in a text such as 8xH100, 1 without a number, and the device.
-
-    >>> [(count, device.name) for count, device in map(gpus_named, ("8 x A100-80GB", "rtx-4090", "H100 x 2", "4 H200 GPUs"))]
-    [(8, 'a100'), (1, 'rtx-4090'), (2, 'h100'), (4, 'h200')]
-    """
-    before = re.fullmatch(r"(\d{1,4})\s*(?:[xX*\u00d7]\s*|\s)(.+)", text)
-    after = re.fullmatch(r"(.+?)\s*[xX*\u00d7]\s*(\d{1,4})", text)
-    for count, name in ((1, text), *([(int(before[1]), before[2])] if before else []), *([(int(after[2]), after[1])] if after else [])):
-        try:
-            return max(count, 1), device_named(name)
-        except UnknownName:
-            continue
-    return 1, device_named(text)
-
-
-def device_named(text: str) -> Device:
-    """A device by its name in the project, as vendors write it, or by its file.
-
-    >>> device_named("NVIDIA H100 80GB SXM5").name, device_named("A100-40GB").name, device_named("GeForce RTX 4090").name
-    ('h100', 'a100-40gb', 'rtx-4090')
-    """
-    if text in devices.DEVICES or text.endswith(".toml"):
-        return devices.device(text)
-    known = {_word(name): name for name in devices.DEVICES}
-    words = [each for each in re.split(r"[-_ ()]+", text.lower()) if each and each not in _VENDORS]
-    for keep in (words, [each for each in words if not re.fullmatch(r"\d+gb", each)]):
-        if "".join(map(_word, keep)) in known:
-            return devices.DEVICES[known["".join(map(_word, keep))]]
-    raise UnknownName.of("gpu", text, devices.DEVICES)

@@ -1,4 +1,4 @@
-"""Stated numbers of a claim that contradict each other: acceptance length, acceptance and draft length say different tokens per round."""
+"""Stated numbers of a claim that contradict each other: what acceptance length, acceptance and draft length say of a round."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def of_lengths(claim: SpeedupClaim, rule: ClaimRule, bound: Callable[[ClaimTerms
     >>> from model.methods.claim_bounds import ANY_DRAFTING, drafting_bound
     >>> [claim] = of_rows([{"AL": "4.2", "K": 3}])
     >>> of_lengths(claim, ANY_DRAFTING, drafting_bound).inequality
-    'mean acceptance length 4.2 is more than the 4 tokens per round that draft length 3 allows'
+    'mean acceptance length 4.2 is more than 4, the most tokens per round by draft length 3'
     """
     if LENGTH not in rule.terms:
         return None
@@ -68,13 +68,23 @@ def of_lengths(claim: SpeedupClaim, rule: ClaimRule, bound: Callable[[ClaimTerms
     for less in said:
         for more in said:
             if less.most * (1 + ROUNDING) < more.least:
-                text = f"{more.words} means at least {more.least:.4g} tokens per round, {less.words} at most {less.most:.4g}"
-                return Contradiction(f"tokens per round by {less.words}", less.most, text)
+                return _of_rates(claim, less, more)
     return None
 
 
+def _of_rates(claim: SpeedupClaim, less: _Said, more: _Said) -> Contradiction:
+    """Two rates that contradict each other; the acceptance may have another meaning."""
+    name = f"most tokens per round by {less.words}"
+    text = f"{more.words} means at least {more.least:.4g} tokens per round, more than {less.most:.4g}, the {name}"
+    by_drafted = less if less.names[0] == RATES[1] else more
+    rate, drafted = claim.numbers[RATES[0]], claim.numbers[DRAFTED].value
+    lengths = by_drafted.least, by_drafted.most
+    found = acceptance_lengths.agreeing(RATES[0], (max(rate.at(-1), 0.0), min(rate.at(1), 1.0)), lengths, drafted)
+    return Contradiction(name, less.most, text + _if_any([each for each in found if "bonus" not in each]))
+
+
 def of_dependence(claim: SpeedupClaim, rule: ClaimRule) -> str:
-    """Note on an acceptance length that the stated acceptance gives only if acceptances depend on each other; empty if it is none."""
+    """Note on an acceptance length that the stated acceptance gives only if acceptances depend on each other, or nothing."""
     numbers = claim.numbers
     if not _fixed(claim, rule) or not {LENGTH, RATES[0], DRAFTED} <= {*numbers}:
         return ""
@@ -110,8 +120,9 @@ def _said(claim: SpeedupClaim, rule: ClaimRule, bound: Callable[[ClaimTerms], Li
 
 
 def _contradiction(claim: SpeedupClaim, said: _Said, length: Interval, limit: float, *, more: bool) -> Contradiction:
-    stated, verb = f"{TERMS[LENGTH].label} {claim.numbers[LENGTH].value:g}", "allows" if more else "means"
-    text = f"{stated} is {'more' if more else 'less'} than the {limit:.4g} tokens per round that {said.words} {verb}"
+    limit_name = f"{'most' if more else 'least'} tokens per round by {said.words}"
+    stated = f"{TERMS[LENGTH].label} {claim.numbers[LENGTH].value:g}"
+    text = f"{stated} is {'more' if more else 'less'} than {limit:.4g}, the {limit_name}"
     drafted = claim.numbers[DRAFTED].value if DRAFTED in claim.numbers else math.inf
     name = said.names[0]
     if name in RATES:
@@ -126,5 +137,12 @@ def _contradiction(claim: SpeedupClaim, said: _Said, length: Interval, limit: fl
             mean = (claim.numbers[LENGTH].value - 1) / claim.numbers[name].value
             readings += [f"drafts had {mean:.3g} tokens on average"] if name == RATES[1] else []
             readings.append("outputs have few rounds, of which the last is cut short")
-        text += f"; they agree if {', or if '.join(readings)}" if readings else "; no other meaning of the rate known here makes them agree"
-    return Contradiction(f"tokens per round by {said.words}", limit, text)
+        text += _if_any(readings)
+    return Contradiction(limit_name, limit, text)
+
+
+def _if_any(readings: list[str]) -> str:
+    """End of a sentence on the meanings under which numbers agree."""
+    if not readings:
+        return "; no other meaning of the rate known here makes them agree"
+    return f"; they agree if {', or if '.join(readings)}"

@@ -11,8 +11,8 @@ A claim is compared with
   and the tokens of a verification of the whole batch take at least their arithmetic at the peak rate. A slower baseline allows a
   larger speed-up, so a claim above this bound needs a plain time per token of at least the value that is given.
 
-The bound that decides is the first that the claim exceeds, or the smallest of those that it does not exceed. A claim without a method,
-or of one that is not known here, is compared with what holds for all methods whose drafts a pass of the target verifies. No
+The bound that decides is the first that the claim exceeds, or the smallest of those that it does not exceed. A claim without a
+method, or of one that is not known here, is compared with what holds for all methods whose drafts a pass of the target verifies. No
 efficiency of kernels or engines enters. With `plain_tpot_ms` stated, the last comparison is exact and part of the others.
 """
 
@@ -44,6 +44,7 @@ PLAIN_TPOT = "plain_tpot_ms"
 _LABELS = {PLAIN_TPOT: "plain TPOT"} | {name: term.label for name, term in TERMS.items()}
 _SLOWEST = 1e6
 """Largest ratio of a baseline's time to its least time that is tried [-]."""
+SEE_METHODS = "`sim ls methods` lists those that are known"
 _NO_BOUND = "none: nothing stated limits it"
 _Bound = Callable[[ClaimTerms], Limit]
 
@@ -132,9 +133,9 @@ def audit(claims: Iterable[SpeedupClaim]) -> list[ClaimVerdict]:
 
 def _verdict(claim: SpeedupClaim) -> ClaimVerdict:
     if claim.method is None and not {*DRAFTING} & {*claim.numbers}:
-        unknown = "" if "method" not in claim.words else f"; method {claim.words['method']!r} is not known here"
-        missing = "method" if not unknown else "acceptance, acceptance length or draft length"
-        return _not_decidable(claim, missing, unknown)
+        if "method" not in claim.words:
+            return _not_decidable(claim, "method")
+        return _not_decidable(claim, "acceptance or draft length", "; ".join(("", *claim.unknown, SEE_METHODS)))
     rule, bound, formula = _rule(claim)
     if rule is None or bound is None:
         return _not_decidable(claim, f"a bound of method {claim.method}")
@@ -283,8 +284,8 @@ class _Audit:
         if contradiction is not None:
             by = _Comparison(*contradiction)
             return self._made(CONTRADICTORY, limit, by, f"the claim contradicts itself: {contradiction.inequality}")
-        if (by := self._baseline_below_peaks()) is not None:
-            return self._made(IMPOSSIBLE, limit, by, by.inequality)
+        if (baseline := self._baseline_below_peaks()) is not None:
+            return self._made(IMPOSSIBLE, limit, baseline, baseline.inequality)
         if self._exceeds(limit):
             return self._made(IMPOSSIBLE, limit, limit, f"{self._above(limit)}: {limit.inequality}{self._reading()}")
         formula = self._formula_of_stated()
@@ -306,7 +307,10 @@ class _Audit:
         if math.isinf(by.value):
             by = by._replace(name=_NO_BOUND)
             return self._made(PLAUSIBLE, limit, by, f"{self._said} has no bound: {by.inequality}{self._note()}")
-        return self._made(PLAUSIBLE, limit, by, f"{self._said} is within {by.value:.4g}, the {by.name}: {by.inequality}{self._note()}")
+        if self.speedup > by.value * (1 + ROUNDING):
+            by = by._replace(name=f"{by.name} (by rounding alone)")
+        sentence = f"{self._said} is within {by.value:.4g}, the {by.name}: {by.inequality}{self._note()}"
+        return self._made(PLAUSIBLE, limit, by, sentence)
 
     def _exceeds(self, bound: _Comparison) -> bool:
         return self.least > bound.value * (1 + ROUNDING)
@@ -329,7 +333,7 @@ class _Audit:
         return " with free drafts" if {*DRAFTING} & {*self.rule.terms} or "cost_ratio" in self.rule.terms else ""
 
     def _of_bytes(self) -> _Comparison | None:
-        """Formula with the draft's bytes over the target's; None if a ratio or a GPU is stated, which say more, or a model is not."""
+        """Formula with the draft's bytes over the target's; None if a ratio or a GPU says more, or a model is not stated."""
         if self.bytes_ratio is None or self.target is not None or "cost_ratio" in self.printed:
             return None
         found = self.formula(ClaimTerms(self.lenient, draft=self.bytes_ratio))
@@ -394,8 +398,10 @@ class _Audit:
             because = self._above(by)
         else:
             bounded = math.isfinite(by.value)
-            by = by._replace(name=f"{by.name}, {_LABELS[name]} {TERMS[name].best:g}" if bounded else _NO_BOUND)
-            because = f"{self._said} " + (f"is within {by.value:.4g}, the {by.name}" if bounded else "has no bound by what is stated")
+            best = "free drafts" if name == "cost_ratio" else f"{_LABELS[name]} {TERMS[name].best:g}"
+            by = by._replace(name=_NO_BOUND if not bounded else by.name if best in by.name else f"{by.name}, {best}")
+            bound = f"is within {by.value:.4g}, the {by.name}" if bounded else "has no bound by what is stated"
+            because = f"{self._said} {bound}"
         sentence = f"{because}; it {text}{self._than(name, value)}: {formula.inequality}{self._note()}"
         return self._made(NEEDS, limit, by, sentence, formula.inequality, needs=name, needed=value, text=text)
 
@@ -445,7 +451,13 @@ class _Audit:
 
     def _unknown(self) -> str:
         """What the claim says that is not known here and so not used, for the end of a sentence."""
-        return "".join(f"; {each}" for each in self.claim.unknown)
+        notes = list(self.claim.unknown)
+        if self.claim.method is None:
+            used = {*self.rule.terms, "speedup", "batch", "context", "tensor_parallel", PLAIN_TPOT}
+            unused = [_LABELS[name] for name in self.claim.numbers if name not in used]
+            notes += [f"{', '.join(unused)} not used"] if unused else []
+            notes.append("without a known method, drafts that a pass of the target verifies are assumed")
+        return "".join(f"; {each}" for each in notes)
 
 
 def _edge(enough: Callable[[float], bool], best: float, worst: float) -> float | None:
@@ -463,8 +475,8 @@ def _edge(enough: Callable[[float], bool], best: float, worst: float) -> float |
 def _not_decidable(claim: SpeedupClaim, missing: str, because: str = "") -> ClaimVerdict:
     text = f"{NOT_DECIDABLE}: {missing} missing"
     nothing: dict[str, Any] = dict.fromkeys((
-        "needs", "needed", "decided_by", "deciding_bound", "bound_free", "bound_draft", "bound_batch", "bound", "needed_acceptance", "needed_cost_ratio",
-        "needed_plain_tpot_ms", "plain_tpot_limit_ms",
+        "needs", "needed", "decided_by", "deciding_bound", "bound_free", "bound_draft", "bound_batch", "bound",
+        "needed_acceptance", "needed_cost_ratio", "needed_plain_tpot_ms", "plain_tpot_limit_ms",
     ))  # fmt: skip
     about = f"without {missing} there is nothing to compare the claim with{because}"
     return ClaimVerdict(

@@ -251,4 +251,4 @@ ANY_DRAFTING = ClaimRule(
     terms=DRAFTING, needs=(("acceptance_rate", "mean_acceptance_length", "draft_acceptance_rate"),),
     source="tokens per pass of the target: every token is drafted and verified by such a pass, or comes from one",
 )
-"""What is known of the claims of a method that is not named, or not known here: drafts cost nothing, as they may overlap with passes."""
+"""What holds for claims of a method that is not named, or not known here: drafts cost nothing, as they may overlap with passes."""

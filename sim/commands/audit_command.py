@@ -37,11 +37,12 @@ FURTHER_TITLES = {
 """Headings of columns that are printed only if they are asked for."""
 ALL_COLUMNS = "all"
 MOST_ROWS, MOST_SENTENCES = 200, 60
-WIDEST = 36
-UNIT_NOTE = "speed-ups and bounds are over plain decoding on the same GPUs in the same batch; plain TPOT is its time per output token"
+WIDEST = 44
+"""Characters of the name of a bound in a line of the table."""
+UNIT_NOTE = "speed-ups are over plain decoding on the same GPUs in the same batch; plain TPOT is its time per output token"
 BOUNDS_NOTE = (
-    "bound: the one that decides; the largest possible holds for any dependence between outcomes, the formula is that of the method's"
-    " paper; --columns all prints the others"
+    "bound: the one that decides; the largest possible holds for any dependence between outcomes, the formula is that of the"
+    " method's paper; --columns all prints the others"
 )
 
 

@@ -99,6 +99,71 @@ def test_bounds_fall_from_free_drafts_to_the_stated_batch(claim: dict[str, Any])
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in itertools.pairwise(values))
 
 
+@given(claim=claims(), speedup=st.floats(0.5, 9))
+@few
+def test_the_bound_that_decides_is_in_the_sentence_and_on_the_side_of_the_verdict(claim: dict[str, Any], speedup: float) -> None:
+    found = verdict(**claim, speedup=exact(speedup))
+    if found.kind == NOT_DECIDABLE:
+        return
+    assert found.decided_by
+    if found.deciding_bound is None:
+        assert found.kind in (NEEDS, PLAUSIBLE)
+        assert found.bound is None
+        return
+    if "[ms]" not in found.decided_by:
+        assert f"{found.deciding_bound:.4g}, the {found.decided_by}" in found.sentence
+    if found.kind == PLAUSIBLE:
+        assert speedup <= found.deciding_bound * (1 + 1e-6)
+        assert found.bound is None or found.deciding_bound <= found.bound * (1 + 1e-6)
+    if found.kind == IMPOSSIBLE and "[ms]" not in found.decided_by:
+        assert found.deciding_bound == found.bound < speedup
+
+
+def test_each_bound_decides_where_it_should() -> None:
+    draft = {"method": "speculative", "model": "llama-3.1-70b", "draft": "llama-3.1-8b", "AL": exact(3.5), "K": 4}
+    by_bytes = bytes_read(preset("llama-3.1-8b")) / bytes_read(preset("llama-3.1-70b"))
+    bound = 3.5 / (1 + 4 * by_bytes)
+    for speedup, kind, name, value in (
+        (bound - 0.01, PLAUSIBLE, "draft's bytes at full bandwidth", bound), (bound + 0.01, NEEDS, "draft's bytes at full", bound),
+        (3.6, IMPOSSIBLE, "largest possible with free drafts", 3.5),
+    ):  # fmt: skip
+        found = verdict(**draft, speedup=exact(speedup))
+        assert found.kind == kind
+        assert name in str(found.decided_by)
+        assert found.deciding_bound == pytest.approx(value, rel=1e-6)
+    assert verdict(**draft, speedup=exact(bound + 0.01)).needs == "cost_ratio"
+    at_peaks = verdict(**EAGLE, AL=exact(4), K=5, batch=256, speedup="2.0")
+    assert (at_peaks.needs, at_peaks.decided_by) == ("plain_tpot_ms", "formula at GPU's peaks, batch 256")
+    assert at_peaks.deciding_bound == pytest.approx(at_peaks.bound_batch)
+    unstated = verdict(method="speculative", K=4, speedup=2)
+    assert (unstated.deciding_bound, unstated.decided_by) == (5, "formula with free drafts, acceptance 1")
+    rounded = verdict(method="n-gram", AL="1.8", speedup="2.0")
+    assert "by rounding alone" in str(rounded.decided_by)
+
+
+def test_a_head_that_drafts_in_one_pass_reads_its_bytes_once() -> None:
+    claim = {"model": "llama-3.1-8b", "AL": exact(3), "K": 6, "speedup": exact(1.5)}
+    ratio = bytes_read(head_of("p-eagle", preset("llama-3.1-8b"))) / bytes_read(preset("llama-3.1-8b"))
+    assert verdict(method="P-EAGLE", **claim).bound_draft == pytest.approx(3 / (1 + ratio))
+    assert verdict(method="P-EAGLE", **claim, draft_passes=2).bound_draft == pytest.approx(3 / (1 + 2 * ratio))
+
+
+@pytest.mark.parametrize("method", ["DFlash", None])
+def test_methods_that_are_not_known_keep_to_the_tokens_of_a_pass(method: str | None) -> None:
+    at = {"method": method, "c": "0.5", "AL": "3.20"}
+    assert verdict(**at, speedup="3.40").kind == IMPOSSIBLE
+    possible = verdict(**at, speedup="3.1")
+    assert (possible.kind, possible.deciding_bound) == (PLAUSIBLE, pytest.approx(3.21))
+    assert "cost ratio not used" in possible.sentence
+    assert "without a known method" in possible.sentence
+    assert verdict(method=method, K=4, speedup="5.2").kind == IMPOSSIBLE
+    assert verdict(method=method, alpha="0.5", speedup="2.2").kind == IMPOSSIBLE
+    assert verdict(method=method, K=4, AL="5.3").kind == CONTRADICTORY
+    assert verdict(method=method, match_rate="0.5", speedup=2).kind == NOT_DECIDABLE
+    batch = {"model": "llama-3.1-8b", "gpu": "h100", "batch": 256, "AL": 4, "K": 5}
+    assert verdict(method=method, **batch, speedup=2).needs == "plain_tpot_ms"
+
+
 # --- What a claim needs ---
 
 

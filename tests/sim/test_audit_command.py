@@ -43,8 +43,7 @@ def test_verdicts_are_printed_with_bounds_and_sentences(path: Path) -> None:
     text = call("audit", path).output
     assert text.startswith("4 claims: 1 impossible, 1 conditional, 1 plausible, 1 not decidable\n")
     assert "which bound" in text
-    expected = "row 1 (slides): a speed-up of 2.56 (at least 2.55 before rounding) is more than 2.273, the largest possible with free"
-    assert expected in text
+    assert "row 1 (slides): a speed-up of 2.56 (at least 2.55 before rounding) is more than 2.273, the largest possible" in text
     assert "not decidable: speedup missing" in text
     assert [line.partition(" ")[0] for line in text.splitlines() if line.startswith("row ") and ": " in line] == ["row"] * 4
     assert "one unit of their last digit" in text
