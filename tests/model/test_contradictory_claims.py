@@ -84,7 +84,8 @@ def test_independent_acceptances_are_between_the_ends(rate: float, length: int) 
 def test_a_larger_rate_never_means_fewer_tokens(low: float, high: float, length: int) -> None:
     low, high = sorted((low, high))
     for reading in READINGS.values():
-        assert all(a <= b * (1 + ROUNDING) for a, b in zip(reading.lengths(low, length), reading.lengths(high, length), strict=True))
+        ends = zip(reading.lengths(low, length), reading.lengths(high, length), strict=True)
+        assert all(less <= more * (1 + ROUNDING) for less, more in ends)
 
 
 # --- Verdicts ---
@@ -152,6 +153,21 @@ def test_contradictions_by_hand(columns: dict[str, Any], number: float | None, w
         assert words in claim.sentence
         assert str(claim.decided_by) in claim.sentence
         assert claim.needed_acceptance is None or more
+
+
+@pytest.mark.parametrize(
+    ("columns", "contradicts"),
+    [
+        ({"AL": "2.9", "alpha": "0.9", "K": 3}, False),  # 2.9 + 0.1 >= 2.910, the least of 0.89
+        ({"AL": "2.8", "alpha": "0.9", "K": 3}, True),
+        ({"AL": "2.1", "alpha": "0.5"}, False),  # 2.1 - 0.1 <= 1 / 0.49
+        ({"AL": "2.2", "alpha": "0.5"}, True),
+        ({"draft_acceptance_rate": "0.42", "alpha": "0.5", "K": 3}, False),  # 1 + 0.41 x 2.5 <= 1 / 0.49
+        ({"draft_acceptance_rate": "0.43", "alpha": "0.5", "K": 3}, True),
+    ],
+)
+def test_a_contradiction_is_one_before_rounding(columns: dict[str, Any], contradicts: bool) -> None:
+    assert (verdict(method="speculative", **columns).kind == CONTRADICTORY) == contradicts
 
 
 def test_a_length_that_only_dependence_explains_is_possible_and_named() -> None:
