@@ -85,7 +85,8 @@ def _row(printed: Mapping[str, Any]) -> dict[str, Any]:
     at_limit = most in fitting["half-up"]
     return {
         **printed, "source": published.table("skipdecode-table-4").cite(printed), "layers": bounds["layers"],
-        "base_layers": base["mean_layers"], "ratio": base["mean_layers"] / printed["target_layers"], "realised": base["mean_layers"] / printed["mean_layers"],
+        "base_layers": base["mean_layers"], "ratio": base["mean_layers"] / printed["target_layers"],
+        "realised": base["mean_layers"] / printed["mean_layers"],
         "lengths": {rounding: _ends(lengths) for rounding, lengths in fitting.items()},
         "most": most, "at_limit": at_limit, "lost": base["rouge_l"] - printed["rouge_l"],
     }  # fmt: skip

@@ -128,8 +128,8 @@ def test_bad_mappings(rows: list[Any], message: str) -> None:
 
 
 def test_several_gpus_share_every_pass() -> None:
-    for columns, expected in (({"gpu": "8xH100"}, 8), ({"gpu": "H100"}, 1), ({"gpu": "8 x h100", "tp": 4}, 4), ({"gpu": "H100 x2"}, 2)):
-        [claim] = of_rows([columns])
+    for gpu, tp, expected in (("8xH100", "", 8), ("H100", "", 1), ("8 x h100", 4, 4), ("H100 x2", "", 2), ("2 H100", "", 2)):
+        [claim] = of_rows([{"gpu": gpu, "tp": tp}])
         assert claim.device is not None
         assert (claim.device.name, claim.numbers["tensor_parallel"].value) == ("h100", expected)
 
@@ -162,6 +162,11 @@ def test_names_of_hubs_lead_to_shapes(columns: dict[str, str], shape: str, weigh
     assert (None if claim.shape.weights is None else claim.shape.weights.dtype) == weights
 
 
+def test_a_head_of_a_hub_is_known_by_the_kind_that_its_name_begins_with() -> None:
+    [claim] = of_rows([{"method": "sd", "model": "llama-3.1-8b", "draft": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "speedup": 2}])
+    assert (claim.draft, claim.unknown) == ("eagle3", ())
+
+
 @pytest.mark.parametrize(
     ("columns", "note"),
     [
@@ -181,9 +186,10 @@ def test_names_that_are_not_known_are_said_and_not_used(columns: dict[str, str],
 
 
 def test_units_of_headings_and_fields_are_understood(tmp_path: Path) -> None:
-    [claim, other] = read(
+    [claim, other, blank] = read(
         tmp_path, "Method,Acceptance rate (%),\N{GREEK SMALL LETTER GAMMA},Speedup (x),batch size [seqs],TPS,plain_tpot_ms\n"
-        "EAGLE-3,80,3 tokens,2.5\N{MULTIPLICATION SIGN},4 seqs,120,7.07 ms\nEAGLE-3,79.5 %,-,~2.5x faster,1,,\n",
+        "EAGLE-3,80,3 tokens,2.5\N{MULTIPLICATION SIGN},4 seqs,120,7.07 ms\nEAGLE-3,79.5 %,-,~2.5x faster,1,,\n"
+        "EAGLE-3,-,,2,,,\n",
     )  # fmt: skip
     assert {name: each.value for name, each in claim.numbers.items()} == pytest.approx({
         "acceptance_rate": 0.8, "draft_length": 3, "speedup": 2.5, "batch": 4, "plain_tpot_ms": 7.07,
@@ -191,6 +197,7 @@ def test_units_of_headings_and_fields_are_understood(tmp_path: Path) -> None:
     assert {name: each.value for name, each in other.numbers.items()} == pytest.approx({
         "acceptance_rate": 0.795, "speedup": 2.5, "batch": 1,
     })  # fmt: skip
+    assert {*blank.numbers} == {"speedup"}
 
 
 def test_a_head_without_its_target_or_without_a_rule_has_no_bytes() -> None:

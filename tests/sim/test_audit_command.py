@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import sim
-from model.audit.claims import EXAMPLES, read_claims
+from model.audit.claims import COLUMNS, EXAMPLES, read_claims
 from model.audit.verdicts import KINDS, ClaimVerdict, audit
 from model.base.checks import ParameterError
 from sim.commands import audit_command
@@ -60,6 +60,11 @@ def test_columns_that_are_asked_for_are_printed(path: Path) -> None:
     assert all(len(line) <= audit_command.WIDE for line in everything.split("row 1 (slides)")[0].splitlines())
     done = call("audit", path, "--columns", "row,boud", code=2)
     assert "--columns must name columns of an audit, got 'boud'; did you mean bound" in done.stderr
+
+
+def test_help_names_every_column() -> None:
+    words = {word.strip("│ .,()") for word in call("audit", "--help").output.split()}
+    assert {*COLUMNS} <= words
 
 
 def test_document_fits_its_schema_and_is_strict_json(path: Path) -> None:
