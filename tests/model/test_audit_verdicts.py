@@ -137,6 +137,8 @@ def test_each_bound_decides_where_it_should() -> None:
     assert at_peaks.deciding_bound == pytest.approx(at_peaks.bound_batch)
     unstated = verdict(method="speculative", K=4, speedup=2)
     assert (unstated.deciding_bound, unstated.decided_by) == (5, "formula with free drafts, acceptance 1")
+    at_gpu = verdict(method="speculative", model="llama-3.1-8b", gpu="h100", AL=exact(3), speedup=2)
+    assert (at_gpu.needs, at_gpu.decided_by) == ("cost_ratio", "formula at GPU's peaks, batch 1, free drafts")
     rounded = verdict(method="n-gram", AL="1.8", speedup="2.0")
     assert "by rounding alone" in str(rounded.decided_by)
 

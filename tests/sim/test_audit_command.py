@@ -18,6 +18,7 @@ from model.base.checks import ParameterError
 from sim.commands import audit_command
 from sim.commands.sim_app import app
 from sim.commands.sim_report import document as report_of
+from sim.reporting.report_document import DataTable
 
 CLAIMS = """method,alpha,K,c,batch,model,gpu,speedup,source
 speculative,0.55,7,,,,,2.56,slides
@@ -60,6 +61,21 @@ def test_columns_that_are_asked_for_are_printed(path: Path) -> None:
     assert all(len(line) <= audit_command.WIDE for line in everything.split("row 1 (slides)")[0].splitlines())
     done = call("audit", path, "--columns", "row,boud", code=2)
     assert "--columns must name columns of an audit, got 'boud'; did you mean bound" in done.stderr
+
+
+def test_the_bound_of_a_row_is_the_number_of_its_sentence(path: Path, tmp_path: Path) -> None:
+    """In the printed table and in the report; claims whose deciding bound is not the largest possible are among them."""
+    (tmp_path / "audit.json").write_text(call("audit", path, "--json").output)
+    claims = json.loads((tmp_path / "audit.json").read_text())["claims"]
+    assert any(each["deciding_bound"] not in (None, each["bound"]) for each in claims)
+    table = {line.split()[0]: line for line in call("audit", path).output.splitlines() if line[:4].strip().isdigit()}
+    [reported] = [part for part in report_of(tmp_path / "audit.json").sections[0].parts if isinstance(part, DataTable)]
+    for each, row in zip(claims, reported.rows, strict=True):
+        if each["deciding_bound"] is not None:
+            number = f"{each['deciding_bound']:.4g}"
+            assert f"{number}, the {each['decided_by']}" in each["sentence"]
+            assert number in table[str(each["row"])].split()
+            assert (row[reported.columns.index("bound")], row[-1]) == (each["deciding_bound"], each["decided_by"])
 
 
 def test_help_names_every_column() -> None:
