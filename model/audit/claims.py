@@ -1,27 +1,26 @@
 """Claims of speed-ups: what a report says of a method, a model and a GPU, read from a CSV file or from mappings.
 
 A number counts as rounded: it may be off by one unit of its last printed digit, where whole numbers count as printed to one decimal
-and rates to two. Counts (draft length, batch, layers) are exact.
+and rates to two. Counts (draft length, batch, layers) are exact. A name that is not known here (a method, model, draft or GPU) is
+not used, and the verdict says so: the other numbers can still be checked.
 """
 
 from __future__ import annotations
 
 import difflib
-import functools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from model.architectures import draft_heads, published_shapes
-from model.architectures.layer_parts import FORMATS, quantised
-from model.architectures.transformer import BYTES, Shape
+from model.architectures.transformer import Shape
+from model.audit.reported_names import UnknownNameError, draft_named, gpus_named, method_named, model_named
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
-from model.hardware import devices
 from model.hardware.devices import Device
 from model.methods import registry
 from model.methods.claim_bounds import NO_DRAFT, TERMS, WHOLE
@@ -58,18 +57,31 @@ ALIASES = {
     "accept_len": "mean_acceptance_length", "average_acceptance_length": "mean_acceptance_length", "gamma": "draft_length",
     "k": "draft_length", "num_speculative_tokens": "draft_length", "max_draft_length": "draft_length",
     "speculative_tokens": "draft_length", "c": "cost_ratio", "speed_up": "speedup", "target": "model", "target_model": "model",
-    "draft_model": "draft", "drafter": "draft", "device": "gpu", "hardware": "gpu", "batch_size": "batch", "bs": "batch",
+    "draft_model": "draft", "drafter": "draft", "device": "gpu", "hardware": "gpu", "gpus": "gpu", "batch_size": "batch",
+    "bs": "batch",
     "concurrency": "batch", "sequences": "batch", "tp": "tensor_parallel", "p_correct": "match_rate", "p": "match_rate",
     "d": "layers", "f": "fallback_rate", "r": "rollback_rate", "context_length": "context", "reference": "source",
     "paper": "source", "url": "source", "precision": "dtype", "baseline_tpot_ms": "plain_tpot_ms", "framework": "engine",
+    "α": "acceptance_rate", "γ": "draft_length", "τ": "mean_acceptance_length", "speedup_ratio": "speedup", "technique": "method",
+    "algorithm": "method", "accepted_length": "mean_acceptance_length", "acc_len": "mean_acceptance_length",
+    "num_spec_tokens": "draft_length", "acc_rate": "acceptance_rate", "accept_rate": "acceptance_rate", "quantization": "dtype",
 }  # fmt: skip
 """Other names of columns, in small letters."""
-_DTYPES = {
-    "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "fp8": "float8", "w4a16": "int4", "awq": "int4",
-    "gptq": "int4", "w8a8": "int8", "fp4": "nvfp4",
+_COMPARED = tuple(each for each in (*COLUMNS, *ALIASES) if len(each) > 3)
+"""Names of columns that a misspelt heading is compared with: short ones resemble too much."""
+_BLANK = {
+    "", "-", "--", "\N{EN DASH}", "\N{EM DASH}", "?", "/", "n/a", "na", "n.a.", "null", "unknown", "not stated", "not reported",
 }  # fmt: skip
-_VENDORS = {"nvidia", "amd", "geforce", "instinct", "tesla", "sxm", "sxm4", "sxm5", "pcie", "gpu"}
-_TUNED = ("instruct", "chat", "it", "hf", "base")
+"""Fields that state nothing."""
+_TOKENS = r"\s*tokens?"
+_UNITS = {
+    "speedup": r"\s*(x|times)( faster)?", "plain_tpot_ms": r"\s*ms", "mean_acceptance_length": _TOKENS, "context": _TOKENS,
+    "draft_length": _TOKENS, "batch": r"\s*(sequences?|seqs?|requests?)", "layers": r"\s*layers?", "mean_layers": r"\s*layers?",
+}
+"""Units that may follow the number of a column."""
+
+
+Found = TypeVar("Found")
 
 
 class Stated(NamedTuple):
@@ -95,6 +107,8 @@ class SpeedupClaim:
         Name of the method in the project; kind or name of its draft.
     words
         Values of the columns `WORDS`, as written.
+    unknown
+        What the claim says and is not used, with the reason: names that are not known here.
     numbers
         Stated numbers of the columns `NUMBERS` and of the terms of bounds.
     """
@@ -107,6 +121,7 @@ class SpeedupClaim:
     shape: Shape | None = field(default=None, repr=False)
     draft_shape: Shape | None = field(default=None, repr=False)
     device: Device | None = field(default=None, repr=False)
+    unknown: tuple[str, ...] = ()
 
     def number(self, name: str, better: int = 0) -> float | None:
         """A stated number, at one end of its rounding; None if it is not stated."""
@@ -123,9 +138,11 @@ def read_claims(path: Path) -> tuple[list[SpeedupClaim], tuple[str, ...]]:
     try:
         header, rows = bounded_files.csv_rows(path, MOST_CLAIMS, _check_columns)
         names, unused = _columns(header)
+        in_percent = {name for name, title in zip(names, header, strict=True) if name in RATES and re.search(r"%|per ?cent", title)}
         if not rows:
             raise ParameterError("at least one claim is needed, got a file without rows")
-        found = [{name: cell for name, cell in zip(names, row, strict=True) if name} for row in rows]
+        found = [{name: _percent(cell) if name in in_percent else cell for name, cell in zip(names, row, strict=True) if name}
+                 for row in rows]  # fmt: skip
         return [claim(row, number) for number, row in enumerate(found, 1)], unused
     except OSError as error:
         raise ParameterError(f"{path.name}: {error.strerror or error}") from None
@@ -146,7 +163,8 @@ def of_rows(rows: Iterable[Mapping[str, Any]]) -> list[SpeedupClaim]:
         if not isinstance(row, Mapping):
             raise ParameterError(f"row {number}: a claim must be a table of columns, got {checks.shown(row)}")
         names, _ = _columns([str(name) for name in row])
-        fields = {name: "" if each is None else str(each).strip() for name, each in zip(names, row.values(), strict=True) if name}
+        fields = {name: "" if each is None or each != each else str(each).strip()  # NaN is an empty field of a data frame
+                  for name, each in zip(names, row.values(), strict=True) if name}  # fmt: skip
         claims.append(claim(fields, number))
     if not claims:
         raise ParameterError("claims must be at least one, got none")
@@ -157,10 +175,11 @@ def _columns(header: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """Name of each column, empty for those that are not used, and the unused ones."""
     names, unused = [], []
     for title in header:
-        plain = re.sub(r"[\s\-]+", "_", title.strip().lower())
+        plain = re.sub(r"\s*[(\[][^)\]]*[)\]]\s*$|%$", "", title.strip().lower()).strip()  # without a unit
+        plain = re.sub(r"[\s\-]+", "_", plain)
         name = ALIASES.get(plain, plain)
         if name not in COLUMNS:
-            if not title or difflib.get_close_matches(plain, (*COLUMNS, *ALIASES), n=1, cutoff=0.75):
+            if not title or difflib.get_close_matches(plain, _COMPARED, n=1, cutoff=0.75):
                 raise ParameterError(f"unknown column {checks.shown(title)}; {checks.nearest(plain, COLUMNS)}")
             unused.append(title)
             name = ""
@@ -174,6 +193,11 @@ def _columns(header: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     return names, tuple(unused)
 
 
+def _percent(cell: str) -> str:
+    """A field of a column whose heading says that it is in per cent."""
+    return cell if cell.lower() in _BLANK or cell.endswith("%") else f"{cell}%"
+
+
 def _check_columns(header: Sequence[str]) -> None:
     """Refuse a header with an unknown column that resembles a known one, or with one twice."""
     _columns(header)
@@ -182,7 +206,7 @@ def _check_columns(header: Sequence[str]) -> None:
 def claim(fields: Mapping[str, str], row: int = 1) -> SpeedupClaim:
     """A claim from the fields of its columns; empty ones are not stated."""
     try:
-        return _claim({name: text for name, text in fields.items() if text}, row)
+        return _claim({name: text for name, text in fields.items() if not _is_blank(name, text)}, row)
     except ParameterError as error:
         raise ParameterError(f"row {row}: {error}") from None
 
@@ -193,27 +217,48 @@ def _claim(fields: Mapping[str, str], row: int) -> SpeedupClaim:
             raise ParameterError(f"{name} must be a line of at most {MOST_TEXT} characters, got {checks.shown(text)}")
     numbers = {name: _number(name, text) for name, text in fields.items() if name not in WORDS}
     words = {name: fields[name] for name in WORDS if name in fields}
-    method, kind = method_named(words["method"]) if "method" in words else (None, "")
-    shape = model_named(words["model"], words.get("dtype")) if "model" in words else None
-    if "dtype" in words and shape is None:
+    unknown: list[str] = []
+    method, kind = _known(lambda: method_named(words["method"]), "method" in words, unknown) or (None, "")
+    shape = _known(lambda: model_named(words["model"], words.get("dtype")), "model" in words, unknown)
+    if "dtype" in words and "model" not in words:
         got = checks.shown(words["dtype"])
         raise ParameterError(f"dtype is used with a model alone, got {got}; name the model, or leave it out")
-    device = None
-    if "gpu" in words:
-        count, name = _gpus(words["gpu"])
-        device = device_named(name)
+    count, device = _known(lambda: gpus_named(words["gpu"]), "gpu" in words, unknown) or (1, None)
+    if device is not None:
         numbers.setdefault("tensor_parallel", Stated(float(count)))
-    draft = draft_named(words["draft"], words.get("model")) if "draft" in words else kind or None
-    found = SpeedupClaim(row, method, words, numbers, draft, shape, None, device)
+    named = _known(lambda: draft_named(words["draft"], words.get("model")), "draft" in words, unknown)
+    draft = named if "draft" in words else kind or None
+    if draft is not None and draft_heads.is_parallel(f"{draft}:") and "draft_passes" in _terms(method):
+        numbers.setdefault("draft_passes", Stated(1.0))
+    found = SpeedupClaim(row, method, words, numbers, draft, shape, None, device, tuple(unknown))
     if method is not None:
         found = _with_terms_of(found)
     return replace(found, draft_shape=_draft_shape(found, words.get("model"), stated="draft" in words))
 
 
+def _is_blank(name: str, text: str) -> bool:
+    """True for an empty field, a dash, n/a and the like; `none` is a draft, and elsewhere nothing."""
+    return text.lower() in _BLANK or (name != "draft" and text.lower() == NO_DRAFT)
+
+
+def _known(find: Callable[[], Found], stated: bool, unknown: list[str]) -> Found | None:
+    """What a name means; None if it is not stated or not known, which `unknown` then says."""
+    try:
+        return find() if stated else None
+    except UnknownNameError as error:
+        unknown.append(str(error))
+        return None
+
+
+def _terms(method: str | None) -> tuple[str, ...]:
+    """Terms that the bound of a method uses; none without one."""
+    rule = None if method is None else registry.parameters(method).CLAIMS
+    return () if rule is None else rule.terms
+
+
 def _with_terms_of(claim: SpeedupClaim) -> SpeedupClaim:
     """Refuse terms that the method does not use; add the layers that its model has."""
-    rule = registry.parameters(claim.method).CLAIMS
-    known = () if rule is None else rule.terms
+    known = _terms(claim.method)
     for name in claim.numbers:
         if name in TERMS and name not in known:
             listed = ", ".join(known) if known else "no term"
@@ -253,13 +298,14 @@ def _draft_shape(claim: SpeedupClaim, model: str | None, *, stated: bool) -> Sha
 
 
 def _number(name: str, text: str) -> Stated:
-    plain = text.replace("\N{MULTIPLICATION SIGN}", "x").strip()
+    plain = text.replace("\N{MULTIPLICATION SIGN}", "x").lstrip("~\N{ALMOST EQUAL TO} ").lower()
+    plain = re.sub(f"(?<=[\\d.]){_UNITS[name]}$", "", plain) if name in _UNITS else plain
     percent = name in RATES and plain.endswith("%")
-    plain = plain.rstrip("%").strip() if percent else plain[:-1].strip() if name == "speedup" and plain[-1:] in "xX" else plain
+    plain = plain.rstrip("%").strip() if percent else plain
     try:
         decimal = Decimal(plain)
     except InvalidOperation:
-        raise ParameterError(f"{name} must be a number, or empty where unknown, got {checks.shown(text)}") from None
+        raise ParameterError(f"{name} must be a number, or empty where unknown, got {checks.shown(text)}{_remedy(plain)}") from None
     if percent:
         decimal = decimal.scaleb(-2) if decimal.is_finite() else decimal
     low, high, decimals = _range(name)
@@ -276,115 +322,19 @@ def _number(name: str, text: str) -> Stated:
     return Stated(value, float(Decimal(1).scaleb(-max(-exponent, decimals))))
 
 
+def _remedy(text: str) -> str:
+    """What to write instead of a text that is no number."""
+    if re.fullmatch(r"\d+,\d+x?", text):
+        return "; write a decimal point, and no separator of thousands"
+    if re.search(r"\d\s*(-|\N{EN DASH}|to|~|\.\.)\s*\d|^([<>\N{LESS-THAN OR EQUAL TO}\N{GREATER-THAN OR EQUAL TO}]|up to)", text):
+        return "; of a range, write the one end to check"
+    if re.search(r"\d\s*(\+/-|\N{PLUS-MINUS SIGN})", text):
+        return "; write the mean, with as many digits as its spread allows"
+    return "; write a factor such as 1.25" if text.endswith("%") else ""
+
+
 def _range(name: str) -> tuple[float, float, int]:
     if name in TERMS:
         return TERMS[name].low, TERMS[name].high, TERMS[name].decimals
     _, low, high, decimals = NUMBERS[name]
     return low, high, decimals
-
-
-def _word(text: str) -> str:
-    """Letters and digits of a name alone, small."""
-    return re.sub(r"[^a-z0-9]+", "", text.lower())
-
-
-@functools.cache
-def _methods() -> dict[str, tuple[str, str]]:
-    """Method and kind of draft by every name of a method of the project."""
-    found: dict[str, tuple[str, str]] = {}
-    for name in registry.names():
-        found |= _names_of(name)
-    return found
-
-
-def _names_of(name: str) -> dict[str, tuple[str, str]]:
-    kind = registry.parameters(name)
-    own = {_word(each): (name, "") for each in (name, kind.LABEL, kind.SHORT_LABEL) if each}
-    rule = kind.CLAIMS
-    return own if rule is None else {_word(each): (name, draft) for each, draft in rule.names.items()} | own
-
-
-def method_named(text: str) -> tuple[str, str]:
-    """Name of a method in the project, and the kind of draft that the text implies (empty: none).
-
-    >>> method_named("EAGLE-3"), method_named("Big Little Decoder"), method_named("n-gram")
-    (('speculative', 'eagle3'), ('bild', ''), ('speculative', 'none'))
-    """
-    known = _methods() if not registry.allowed_modules() else {
-        word: each for name in registry.names() for word, each in _names_of(name).items()
-    }
-    if _word(text) not in known:
-        aliases = [each for name in registry.names() for each in getattr(registry.parameters(name).CLAIMS, "names", ())]
-        raise checks.unknown("method", text, (*registry.names(), *aliases))
-    return known[_word(text)]
-
-
-def model_named(text: str, dtype: str | None = None) -> Shape:
-    """Shape of a target by its name in the project, as a hub writes it, or by its file.
-
-    >>> model_named("meta-llama/Llama-3.1-8B-Instruct").layers
-    32
-    """
-    name = _model_name(text)
-    if dtype is None:
-        return published_shapes.named_shape(name, key="model")
-    kind = _DTYPES.get(dtype.lower(), dtype.lower())
-    if kind in BYTES:
-        return published_shapes.named_shape(name, kind, key="model")
-    if kind not in FORMATS and not kind.startswith("int"):
-        raise checks.unknown("dtype", dtype, (*BYTES, *FORMATS))
-    return replace(published_shapes.named_shape(name, key="model"), weights=quantised(kind, key="dtype"))
-
-
-def _model_name(text: str) -> str:
-    if text in published_shapes.PRESETS or text.endswith(".json") or Path(text).is_dir():
-        return text
-    words = re.split(r"[-_ ]+", text.rpartition("/")[2].lower())
-    for keep in (words, [each for each in words if each not in _TUNED]):
-        for more in (keep, keep[1:] if keep[:1] == ["meta"] else keep):
-            if "-".join(more) in published_shapes.PRESETS:
-                return "-".join(more)
-    return text
-
-
-def draft_named(text: str, model: str | None = None) -> str:
-    """Name of a draft: a shape, a kind of draft head, or `none`.
-
-    >>> draft_named("EAGLE-3"), draft_named("Llama-3.2-1B"), draft_named("none")
-    ('eagle3', 'llama-3.2-1b', 'none')
-    """
-    kinds = {_word(kind): kind for kind in draft_heads.ABOUT} | {"eagle2": "eagle", _word(NO_DRAFT): NO_DRAFT, "ngram": NO_DRAFT}
-    if _word(text) in kinds:
-        return kinds[_word(text)]
-    if draft_heads.is_head(text):
-        return text
-    name = _model_name(text)
-    if name not in published_shapes.PRESETS and not published_shapes.is_path(name):
-        known = (*published_shapes.PRESETS, *draft_heads.ABOUT, NO_DRAFT)
-        raise ParameterError(f"{checks.unknown('draft', text, known)}; or give the path of a config.json, or leave it empty")
-    return name
-
-
-def _gpus(text: str) -> tuple[int, str]:
-    """Number of GPUs in a text such as 8xH100, 1 without a number, and the name of one.
-
-    >>> _gpus("8 x A100-80GB"), _gpus("rtx-4090")
-    ((8, 'A100-80GB'), (1, 'rtx-4090'))
-    """
-    found = re.fullmatch(r"(\d{1,4})\s*[xX\u00d7]\s*(.+)", text)
-    return (1, text) if found is None else (max(int(found[1]), 1), found[2])
-
-
-def device_named(text: str) -> Device:
-    """A device by its name in the project, as vendors write it, or by its file.
-
-    >>> device_named("NVIDIA H100 80GB SXM5").name, device_named("A100-40GB").name, device_named("GeForce RTX 4090").name
-    ('h100', 'a100-40gb', 'rtx-4090')
-    """
-    if text in devices.DEVICES or devices.is_path(text):
-        return devices.device(text)
-    words = [each for each in re.split(r"[-_ ]+", text.lower()) if each not in _VENDORS]
-    for name in ("-".join(words), "-".join(each for each in words if not re.fullmatch(r"\d+gb", each))):
-        if name in devices.DEVICES:
-            return devices.DEVICES[name]
-    return devices.device("-".join(words) or text)

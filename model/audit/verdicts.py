@@ -1,15 +1,19 @@
-"""Verdicts on claims: impossible, possible under a condition, plausible, or not decidable.
+"""Verdicts on claims: impossible, contradictory, possible under a condition, plausible, or not decidable.
 
 A claim is compared with
 
+* itself: stated numbers that contradict each other (`model.audit.contradictions`) make it contradictory;
 * the largest speed-up of its method (`claim_bound`): above it the claim is impossible, for any engine;
 * the formula of the method's paper (`claim_formula`) with the stated terms, the others at their most favourable values: above it
   the claim needs a term to be better than stated;
+* the same with the draft's bytes over the target's, if both models are stated: above it the claim needs a smaller cost ratio;
 * the same for a baseline at the peaks of the device, if model and GPU are stated: the draft's bytes are read at the full bandwidth,
   and the tokens of a verification of the whole batch take at least their arithmetic at the peak rate. A slower baseline allows a
   larger speed-up, so a claim above this bound needs a plain time per token of at least the value that is given.
 
-No efficiency of kernels or engines enters. With `plain_tpot_ms` stated, the last comparison is exact and part of the first.
+The bound that decides is the first that the claim exceeds, or the smallest of those that it does not exceed. A claim without a
+method, or of one that is not known here, is compared with what holds for all methods whose drafts a pass of the target verifies. No
+efficiency of kernels or engines enters. With `plain_tpot_ms` stated, the last comparison is exact and part of the others.
 """
 
 from __future__ import annotations
@@ -17,15 +21,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
+from model.audit import contradictions
 from model.audit.claims import SpeedupClaim
 from model.audit.peak_times import PeakTimes, bytes_read
 from model.hardware.devices import Device
 from model.methods import registry
-from model.methods.claim_bounds import NO_DRAFT, TERMS, WHOLE, ClaimRule, ClaimTerms, Limit
+from model.methods.claim_bounds import ANY_DRAFTING, DRAFTING, NO_DRAFT, TERMS, WHOLE, ClaimRule, ClaimTerms, Limit, drafting_bound
 
-IMPOSSIBLE, NEEDS, PLAUSIBLE, NOT_DECIDABLE = KINDS = ("impossible", "needs", "plausible", "not decidable")
+IMPOSSIBLE, CONTRADICTORY, NEEDS, PLAUSIBLE, NOT_DECIDABLE = KINDS = (
+    "impossible", "contradictory", "needs", "plausible", "not decidable",
+)  # fmt: skip
 TOLERANCE = (
     "printed numbers may be off by one unit of their last digit (whole numbers count as printed to one decimal, rates to two),"
     " in favour of the claim"
@@ -36,6 +44,9 @@ PLAIN_TPOT = "plain_tpot_ms"
 _LABELS = {PLAIN_TPOT: "plain TPOT"} | {name: term.label for name, term in TERMS.items()}
 _SLOWEST = 1e6
 """Largest ratio of a baseline's time to its least time that is tried [-]."""
+SEE_METHODS = "`sim ls methods` lists those that are known"
+_NO_BOUND = "none: nothing stated limits it"
+_Bound = Callable[[ClaimTerms], Limit]
 
 
 @dataclass(frozen=True)
@@ -45,13 +56,16 @@ class ClaimVerdict:
     Parameters
     ----------
     verdict
-        `impossible`, `plausible`, `needs NAME >= x`, `needs NAME <= x` or `not decidable: NAME missing`.
+        `impossible`, `contradictory`, `plausible`, `needs NAME >= x`, `needs NAME <= x` or `not decidable: NAME missing`.
     kind
         Its first word or words (`KINDS`).
     needs, needed
         The term that the claim needs, and its least (or largest) value.
     missing
         What the claim does not state, if it is not decidable.
+    decided_by, deciding_bound
+        The bound that decides, in words, and its value, with numbers at the favourable ends of their rounding: a speed-up, unless
+        the words say otherwise. No value if nothing that is stated limits the speed-up.
     bound_free
         Formula with free drafting and verification at the price of a plain pass.
     bound_draft
@@ -87,6 +101,8 @@ class ClaimVerdict:
     needs: str | None
     needed: float | None
     missing: str | None
+    decided_by: str | None
+    deciding_bound: float | None
     bound_free: float | None
     bound_draft: float | None
     bound_batch: float | None
@@ -116,29 +132,47 @@ def audit(claims: Iterable[SpeedupClaim]) -> list[ClaimVerdict]:
 
 
 def _verdict(claim: SpeedupClaim) -> ClaimVerdict:
-    for name, stated in (("speedup", claim.numbers), ("method", claim.words)):
-        if name not in stated:
-            return _not_decidable(claim, name)
-    assert claim.method is not None
-    rule = registry.parameters(claim.method).CLAIMS
-    registry.check_complete(claim.method)
-    bound = registry.method(claim.method).claim_bound
+    if claim.method is None and not {*DRAFTING} & {*claim.numbers}:
+        if "method" not in claim.words:
+            return _not_decidable(claim, "method")
+        return _not_decidable(claim, "acceptance or draft length", "; ".join(("", *claim.unknown, SEE_METHODS)))
+    rule, bound, formula = _rule(claim)
     if rule is None or bound is None:
         return _not_decidable(claim, f"a bound of method {claim.method}")
+    found = contradictions.of_lengths(claim, rule, bound)
+    if found is None and "speedup" not in claim.numbers:
+        return _not_decidable(claim, "speedup")
     for name in rule.required:
         if name not in claim.numbers:
             return _not_decidable(claim, name)
-    return _Audit(claim, rule, bound, registry.method(claim.method).claim_formula or bound).verdict()
+    return _Audit(claim, rule, bound, formula or bound).verdict(found)
+
+
+def _rule(claim: SpeedupClaim) -> tuple[ClaimRule | None, _Bound | None, _Bound | None]:
+    """Terms, bound and formula of the method of a claim; those of all drafting if it is not stated, or not known here."""
+    if claim.method is None:
+        return ANY_DRAFTING, drafting_bound, None
+    registry.check_complete(claim.method)
+    method = registry.method(claim.method)
+    return registry.parameters(claim.method).CLAIMS, method.claim_bound, method.claim_formula
+
+
+class _Comparison(NamedTuple):
+    """A speed-up that the claim is compared with: its name, its value, and its inequality."""
+
+    name: str
+    value: float
+    inequality: str
 
 
 class _Audit:
     """The comparisons of one claim, whose method has a bound."""
 
     def __init__(
-        self, claim: SpeedupClaim, rule: ClaimRule, bound: Callable[[ClaimTerms], Limit], formula: Callable[[ClaimTerms], Limit]
+        self, claim: SpeedupClaim, rule: ClaimRule, bound: _Bound, formula: _Bound
     ) -> None:
         self.claim, self.rule, self._bound, self._formula = claim, rule, bound, formula
-        self.speedup, self.least = _known(claim.number("speedup")), max(_known(claim.number("speedup", -1)), 1e-9)
+        self.speedup, self.least = claim.number("speedup") or 1.0, max(claim.number("speedup", -1) or 1.0, 1e-9)
         self.printed, self.lenient = ({
             name: min(max(claim.numbers[name].at(better * TERMS[name].better), TERMS[name].low), TERMS[name].high)
             for name in rule.terms if name in claim.numbers
@@ -188,15 +222,18 @@ class _Audit:
         """Formula with the stated cost ratio, else with the bytes of draft and target at the full bandwidth."""
         if "cost_ratio" in self.printed:
             return self.formula(ClaimTerms(self.printed)).value
+        return None if self.bytes_ratio is None else self.formula(ClaimTerms(self.printed, draft=self.bytes_ratio)).value
+
+    @cached_property
+    def bytes_ratio(self) -> float | None:
+        """Bytes of a draft pass over those of a plain pass, both read at the full bandwidth; None if a model is not known [-]."""
         claim = self.claim
         if claim.shape is None or claim.draft_shape is None or "cost_ratio" not in self.rule.terms:
             return None
         if self.target is not None and self.drafter is not None:
-            ratio = self.drafter.reading(1) / self.target.reading(1)
-        else:
-            batch, context = claim.count("batch", 1), claim.count("context", 0)
-            ratio = bytes_read(claim.draft_shape, 1, batch) / bytes_read(claim.shape, 1, batch, context)
-        return self.formula(ClaimTerms(self.printed, draft=ratio)).value
+            return self.drafter.reading(1) / self.target.reading(1)
+        batch, context = claim.count("batch", 1), claim.count("context", 0)
+        return bytes_read(claim.draft_shape, 1, batch) / bytes_read(claim.shape, 1, batch, context)
 
     @property
     def batch_bound(self) -> float | None:
@@ -220,7 +257,9 @@ class _Audit:
 
     def needed(self, name: str) -> float | None:
         """`solve` with the stated terms, for the field of the verdict."""
-        return self.solve(name, self.printed, self.plain_s()) if name in self.rule.terms else None
+        if name not in self.rule.terms or "speedup" not in self.claim.numbers:
+            return None
+        return self.solve(name, self.printed, self.plain_s())
 
     def needed_plain_s(self) -> float | None:
         """Least time of the baseline at which the formula reaches the speed-up [s].
@@ -239,67 +278,109 @@ class _Audit:
 
     # --- The verdict ---
 
-    def verdict(self) -> ClaimVerdict:
-        """Compare the claim with bound, formula, and the peaks of the device."""
-        limit = self.bound(self.terms(self.lenient, self.plain_s(1)))
-        if (found := self._contradiction()) is not None:
-            return self._made(IMPOSSIBLE, limit, found, "the claim contradicts itself")
-        if self.least > limit.value * (1 + ROUNDING):
-            because = f"{self._said} is more than the {limit.value:.4g} that is possible"
-            return self._made(IMPOSSIBLE, limit, limit.inequality, because)
-        formula = self.formula(self.terms(self.lenient, self.plain_s(1)))
-        if self.least > formula.value * (1 + ROUNDING):
-            return self._above_formula(limit)
-        if self.target is not None and self.plain_s() is None:
-            at_peaks = self.formula(self.terms(self.lenient, self.target.seconds(1)))
-            if self.least > at_peaks.value * (1 + ROUNDING):
-                seconds = self.needed_plain_s()
-                if seconds is not None:
-                    return self._needing(PLAIN_TPOT, 1e3 * seconds, limit)
+    def verdict(self, contradiction: contradictions.Contradiction | None) -> ClaimVerdict:
+        """Compare the claim with itself, with bound and formula, with the draft's bytes, and with the peaks of the device."""
+        limit = self._largest()
+        if contradiction is not None:
+            by = _Comparison(*contradiction)
+            return self._made(CONTRADICTORY, limit, by, f"the claim contradicts itself: {contradiction.inequality}")
+        if (baseline := self._baseline_below_peaks()) is not None:
+            return self._made(IMPOSSIBLE, limit, baseline, baseline.inequality)
+        if self._exceeds(limit):
+            return self._made(IMPOSSIBLE, limit, limit, f"{self._above(limit)}: {limit.inequality}{self._reading()}")
+        formula = self._formula_of_stated()
+        if self._exceeds(formula):
+            return self._above_formula(limit, formula)
+        by_bytes, at_peaks = self._of_bytes(), self._at_peaks()
+        if by_bytes is not None and self._exceeds(by_bytes):
+            value = self.solve("cost_ratio", self.printed, None)
+            return self._needing("cost_ratio", TERMS["cost_ratio"].best if value is None else value, limit, by_bytes)
+        if at_peaks is not None and self._exceeds(at_peaks) and (seconds := self.needed_plain_s()) is not None:
+            return self._needing(PLAIN_TPOT, 1e3 * seconds, limit, at_peaks)
+        by = min((each for each in (formula, by_bytes, at_peaks) if each is not None), key=lambda each: each.value)
         for group in self.rule.needs:
             if not {*group} & {*self.printed} and not self._cost_is_known(group):
                 value = self.solve(group[0], self.printed, self.plain_s())
                 worst = 1.0 if group[0] == "cost_ratio" else TERMS[group[0]].worst
                 if self.value({**self.printed, group[0]: worst}, self.plain_s()) < self.least:
-                    return self._needing(group[0], TERMS[group[0]].best if value is None else value, limit)
-        return self._made(PLAUSIBLE, limit, formula.inequality, f"{self._said} is within the bound of {formula.value:.4g}")
+                    return self._needing(group[0], TERMS[group[0]].best if value is None else value, limit, by)
+        if math.isinf(by.value):
+            by = by._replace(name=_NO_BOUND)
+            return self._made(PLAUSIBLE, limit, by, f"{self._said} has no bound: {by.inequality}{self._note()}")
+        if self.speedup > by.value * (1 + ROUNDING):
+            by = by._replace(name=f"{by.name} (by rounding alone)")
+        sentence = f"{self._said} is within {by.value:.4g}, the {by.name}: {by.inequality}{self._note()}"
+        return self._made(PLAUSIBLE, limit, by, sentence)
+
+    def _exceeds(self, bound: _Comparison) -> bool:
+        return self.least > bound.value * (1 + ROUNDING)
+
+    def _largest(self) -> _Comparison:
+        found = self.bound(self.terms(self.lenient, self.plain_s(1)))
+        return _Comparison(f"largest possible{self._assuming()}", *found)
+
+    def _formula_of_stated(self) -> _Comparison:
+        found = self.formula(self.terms(self.lenient, self.plain_s(1)))
+        name = "largest possible" if self._formula is self._bound else "formula"
+        return _Comparison(f"{name}{self._assuming()}", *found)
+
+    def _assuming(self) -> str:
+        """What bound and formula of the stated terms assume of times."""
+        if self.target is not None and self.plain_s() is not None:
+            return " over stated plain TPOT"
+        if "cost_ratio" in self.printed:
+            return " with stated cost ratio"
+        return " with free drafts" if {*DRAFTING} & {*self.rule.terms} or "cost_ratio" in self.rule.terms else ""
+
+    def _of_bytes(self) -> _Comparison | None:
+        """Formula with the draft's bytes over the target's; None if a ratio or a GPU says more, or a model is not stated."""
+        if self.bytes_ratio is None or self.target is not None or "cost_ratio" in self.printed:
+            return None
+        found = self.formula(ClaimTerms(self.lenient, draft=self.bytes_ratio))
+        return _Comparison("formula with draft's bytes at full bandwidth", *found)
+
+    def _at_peaks(self) -> _Comparison | None:
+        """Formula over a baseline at the device's peaks; None if the baseline's time is stated, or model or GPU are not."""
+        if self.target is None or self.plain_s() is not None:
+            return None
+        found = self.formula(self.terms(self.lenient, self.target.seconds(1)))
+        return _Comparison(f"formula at GPU's peaks, batch {self.claim.count('batch', 1)}", *found)
 
     @property
     def _said(self) -> str:
         return f"a speed-up of {self.speedup:g} (at least {self.least:.6g} before rounding)"
 
+    def _above(self, bound: _Comparison) -> str:
+        return f"{self._said} is more than {bound.value:.4g}, the {bound.name}"
+
     def _cost_is_known(self, group: Sequence[str]) -> bool:
         """True for the cost ratio of a claim whose draft needs no model, or is compared by its bytes."""
-        return "cost_ratio" in group and (self.claim.draft == NO_DRAFT or self.drafter is not None)
+        return "cost_ratio" in group and (self.claim.draft == NO_DRAFT or self.bytes_ratio is not None)
 
-    def _contradiction(self) -> str | None:
-        """Inequality that two stated numbers of the claim violate; None if they agree."""
-        for name in self.rule.attained:
-            if name in self.printed:
-                low = self.claim.numbers[name].at(-TERMS[name].better)
-                others = {key: value for key, value in self.lenient.items() if key != name}
-                limit = self.bound(ClaimTerms(others).free())
-                if low > limit.value * (1 + ROUNDING):
-                    return f"{_LABELS[name]} {self.printed[name]:g} exceeds what the other terms allow: {limit.inequality}"
-        if self.target is not None and (plain := self.plain_s(1)) is not None and plain < self.target.seconds(1) * (1 - ROUNDING):
-            least = 1e3 * self.target.seconds(1)
-            return f"plain TPOT {1e3 * plain:.4g} ms < {least:.4g} ms, the least time of a plain pass at the device's peaks"
-        return None
+    def _baseline_below_peaks(self) -> _Comparison | None:
+        """The largest speed-up over the stated baseline, if that is faster than the device can be; None if it is not."""
+        if self.target is None or (plain := self.plain_s(1)) is None or plain >= self.target.seconds(1) * (1 - ROUNDING):
+            return None
+        least = 1e3 * self.target.seconds(1)
+        stated = self.claim.numbers[PLAIN_TPOT].value
+        return _Comparison("least plain TPOT at GPU's peaks [ms]", least, (
+            f"plain TPOT {stated:g} ms is impossible: {least:.4g} ms is the least plain TPOT at GPU's peaks [ms]"
+        ))  # fmt: skip
 
-    def _above_formula(self, limit: Limit) -> ClaimVerdict:
+    def _above_formula(self, limit: _Comparison, formula: _Comparison) -> ClaimVerdict:
         """Verdict on a claim that is possible, but not by the formula with its stated terms."""
         for group in self.rule.needs:
             for name in group:
                 if name in self.printed and (value := self.solve(name, self.printed, self.plain_s())) is not None:
-                    return self._needing(name, value, limit)
+                    return self._needing(name, value, limit, formula)
         length = self.printed.get("draft_length", 0.0)
         if not length:  # the speed-up is between the best of the draft lengths that were tried, and the bound of all
-            return self._needing(self.rule.needs[0][0], TERMS[self.rule.needs[0][0]].best, limit)
+            return self._needing(self.rule.needs[0][0], TERMS[self.rule.needs[0][0]].best, limit, formula)
         speeds = {float(each): self.value({**self.printed, "draft_length": each}, self.plain_s()) for each in range(int(length))}
         enough = [each for each, value in speeds.items() if value >= self.least] or [max(speeds, key=lambda each: speeds[each])]
-        return self._needing("draft_length", max(enough), limit)
+        return self._needing("draft_length", max(enough), limit, formula)
 
-    def _needing(self, name: str, value: float, limit: Limit) -> ClaimVerdict:
+    def _needing(self, name: str, value: float, limit: _Comparison, by: _Comparison) -> ClaimVerdict:
         """Verdict `needs`, with the formula at the needed value of a term, or of the baseline's time."""
         if name in WHOLE:
             value = float(math.floor(value + ROUNDING * value))
@@ -312,15 +393,32 @@ class _Audit:
         better = 1 if name == PLAIN_TPOT else -1 if name == "draft_length" else TERMS[name].better
         sign = ">=" if better > 0 else "<="
         shown = f"{value:g}" if name in WHOLE else _rounded(value, better)
-        text = f"needs {_LABELS[name]} {sign} {shown}"
-        if name == PLAIN_TPOT and self.target is not None:
-            text += " ms"
-            least = 1e3 * self.target.seconds(1)
-            at_peaks = self.value(self.lenient, self.target.seconds(1))
-            more = f", {value / least:.3g} times the {least:.4g} ms of the device's peaks (over these the bound is {at_peaks:.4g})"
+        text = f"needs {_LABELS[name]} {sign} {shown}{' ms' if name == PLAIN_TPOT else ''}"
+        if self._exceeds(by):
+            because = self._above(by)
         else:
-            more = f", and states {self.printed[name]:g}" if name in self.printed else ""
-        return self._made(NEEDS, limit, formula.inequality, f"{self._said} {text}{more}", needs=name, needed=value, text=text)
+            bounded = math.isfinite(by.value)
+            best = "free drafts" if name == "cost_ratio" else f"{_LABELS[name]} {TERMS[name].best:g}"
+            by = by._replace(name=_NO_BOUND if not bounded else by.name if best in by.name else f"{by.name}, {best}")
+            bound = f"is within {by.value:.4g}, the {by.name}" if bounded else "has no bound by what is stated"
+            because = f"{self._said} {bound}"
+        sentence = f"{because}; it {text}{self._than(name, value)}: {formula.inequality}{self._note()}"
+        return self._made(NEEDS, limit, by, sentence, formula.inequality, needs=name, needed=value, text=text)
+
+    def _than(self, name: str, value: float) -> str:
+        """What the claim, its models or its device say of a needed number instead."""
+        if name == PLAIN_TPOT and self.target is not None:
+            least = 1e3 * self.target.seconds(1)
+            return f", {value / least:.3g} times the {least:.4g} ms of the GPU's peaks"
+        if name in self.printed:
+            return f", and states {self.printed[name]:g}"
+        if name == "cost_ratio" and self.bytes_ratio is not None:
+            return f", and the bytes of draft and target give {self.bytes_ratio:.3g}"
+        return "" if name == "draft_length" else " (not stated)"
+
+    def _note(self) -> str:
+        """Notes on the meaning of the stated rates, for the end of a sentence."""
+        return f"{self._reading()}{contradictions.of_dependence(self.claim, self.rule)}"
 
     def _reading(self) -> str:
         """Sentence on a term that the report may have confused with another, if that would make the claim possible."""
@@ -334,20 +432,32 @@ class _Audit:
         return ""
 
     def _made(
-        self, kind: str, limit: Limit, inequality: str, because: str, *, needs: str | None = None, needed: float | None = None,
-        text: str | None = None,
+        self, kind: str, limit: _Comparison, by: _Comparison, sentence: str, inequality: str | None = None, *,
+        needs: str | None = None, needed: float | None = None, text: str | None = None,
     ) -> ClaimVerdict:  # fmt: skip
-        seconds = self.needed_plain_s() if self.plain_s() is None else None
+        seconds = self.needed_plain_s() if self.plain_s() is None and "speedup" in self.claim.numbers else None
+        sentence += self._unknown()
         return ClaimVerdict(
             **_stated(self.claim), verdict=kind if text is None else text, kind=kind, needs=needs, needed=_finite(needed),
-            missing=None, bound_free=_finite(self.free.value), bound_draft=_finite(self.draft_bound),
+            missing=None, decided_by=by.name, deciding_bound=_finite(by.value),
+            bound_free=_finite(self.free.value), bound_draft=_finite(self.draft_bound),
             bound_batch=_finite(self.batch_bound), bound=_finite(limit.value),
             needed_acceptance=_finite(self.needed("acceptance_rate")), needed_cost_ratio=_finite(self.needed("cost_ratio")),
             needed_plain_tpot_ms=None if seconds is None else 1e3 * seconds,
             plain_tpot_limit_ms=None if self.target is None else 1e3 * self.target.seconds(1),
-            inequality=inequality, sentence=f"{because}: {inequality}{self._reading()}",
+            inequality=by.inequality if inequality is None else inequality, sentence=sentence,
             sources=(self.rule.source, *_sources(self.claim)),
         )  # fmt: skip
+
+    def _unknown(self) -> str:
+        """What the claim says that is not known here and so not used, for the end of a sentence."""
+        notes = list(self.claim.unknown)
+        if self.claim.method is None:
+            used = {*self.rule.terms, "speedup", "batch", "context", "tensor_parallel", PLAIN_TPOT}
+            unused = [_LABELS[name] for name in self.claim.numbers if name not in used]
+            notes += [f"{', '.join(unused)} not used"] if unused else []
+            notes.append("without a known method, drafts that a pass of the target verifies are assumed")
+        return "".join(f"; {each}" for each in notes)
 
 
 def _edge(enough: Callable[[float], bool], best: float, worst: float) -> float | None:
@@ -362,13 +472,13 @@ def _edge(enough: Callable[[float], bool], best: float, worst: float) -> float |
     return best
 
 
-def _not_decidable(claim: SpeedupClaim, missing: str) -> ClaimVerdict:
+def _not_decidable(claim: SpeedupClaim, missing: str, because: str = "") -> ClaimVerdict:
     text = f"{NOT_DECIDABLE}: {missing} missing"
     nothing: dict[str, Any] = dict.fromkeys((
-        "needs", "needed", "bound_free", "bound_draft", "bound_batch", "bound", "needed_acceptance", "needed_cost_ratio",
-        "needed_plain_tpot_ms", "plain_tpot_limit_ms",
+        "needs", "needed", "decided_by", "deciding_bound", "bound_free", "bound_draft", "bound_batch", "bound",
+        "needed_acceptance", "needed_cost_ratio", "needed_plain_tpot_ms", "plain_tpot_limit_ms",
     ))  # fmt: skip
-    about = f"without {missing} there is nothing to compare the claim with"
+    about = f"without {missing} there is nothing to compare the claim with{because}"
     return ClaimVerdict(
         **_stated(claim), verdict=text, kind=NOT_DECIDABLE, missing=missing, inequality="", sentence=about, sources=(), **nothing
     )
@@ -400,11 +510,6 @@ def _rounded(value: float, better: int) -> str:
     scaled = value * 10**digits
     whole = math.floor(scaled + 1e-6) if better > 0 else math.ceil(scaled - 1e-6)
     return f"{whole / 10**digits:.{digits}f}"
-
-
-def _known(value: float | None) -> float:
-    assert value is not None
-    return value
 
 
 def _finite(value: float | None) -> float | None:

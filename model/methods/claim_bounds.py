@@ -80,8 +80,8 @@ class ClaimRule:
         Terms without which there is no bound.
     names
         Other names of the method, with the kind of its draft: a kind of draft head, `none`, or empty if the name does not say.
-    attained
-        Terms that equal a speed-up with free drafts, so that a value above the bound of the others contradicts them.
+    fixed_drafts
+        True if every round drafts `draft_length` tokens, so that a rate means a least acceptance length too.
     readings
         Terms that reports confuse, with the term that the number may be in fact.
     source
@@ -93,7 +93,7 @@ class ClaimRule:
     source: str
     required: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
-    attained: tuple[str, ...] = ()
+    fixed_drafts: bool = False
     readings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -243,3 +243,12 @@ def layers_bound(terms: ClaimTerms, depth: str) -> Limit:
     layers, run = terms.best("layers"), terms.best(depth)
     value = max(layers / run, 1.0) if math.isfinite(layers) else math.inf
     return Limit(value, f"speed-up <= layers / layers of a token = {layers:.4g} / {run:.4g} = {value:.4g}")
+
+
+DRAFTING = ("acceptance_rate", "mean_acceptance_length", "draft_acceptance_rate", "draft_length")
+"""Terms that only methods have whose drafted tokens a pass of the target verifies."""
+ANY_DRAFTING = ClaimRule(
+    terms=DRAFTING, needs=(("acceptance_rate", "mean_acceptance_length", "draft_acceptance_rate"),),
+    source="tokens per pass of the target: every token is drafted and verified by such a pass, or comes from one",
+)
+"""What holds for claims of a method that is not named, or not known here: drafts cost nothing, as they may overlap with passes."""

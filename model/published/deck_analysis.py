@@ -6,7 +6,9 @@ and also for dependent acceptances if a is accepted over tested drafts: n rounds
 drafts and generate n tokens more, at most 1/(1 - a) tokens per round; and each accepted draft costs c.
 
 Rates and cost ratios are in [-]; a speed-up is the time of plain decoding over that of the method. All numbers are computed from
-the tables.
+the tables. Bounds, needed rates and which rows are impossible are those of `sim audit` (`model.audit`), with the cost ratio of the
+deck's own times, which its tables of speed-ups do not repeat. Special to the deck are the second reading of its acceptance rates at
+an assumed draft length, beams that run one after another, and the unknown time of T5-Base.
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
@@ -49,7 +51,7 @@ def cost_ratio(task: str) -> float:
 def rows() -> list[dict[str, Any]]:
     """Rows of Table 2 and of the adaptive table with the predictions of the theory.
 
-    table, source, task, draft_length: origin of the row; draft_length is None for adaptive draft lengths.
+    source, task, draft_length: origin of the row; draft_length is None for adaptive draft lengths.
     acceptance_rate, cost_ratio, speedup: as printed; the cost ratio is from Table 1.
     theorem, excess: Theorem 3.8 at the stated rate, and printed speed-up / theorem - 1. For adaptive draft lengths the theorem is
     evaluated at the best fixed length.
@@ -83,7 +85,6 @@ def _row(table: published.PublishedTable, printed: Mapping[str, Any]) -> dict[st
     reread_rate = _reread_rate(rate, reread_length)
     reread = _claim("speculative", speedup, draft_acceptance_rate=rate, draft_length=reread_length, cost_ratio=c)
     return {
-        "table": table.name,
         "source": table.cite(printed),
         "task": printed["task"],
         "draft_length": length,
@@ -130,25 +131,17 @@ def beam_rows() -> list[dict[str, Any]]:
     3 0.79 0.717 0.831 2.37
     5 0.45 0.404 0.481 2.25
     """
-    from model.methods.speculative import theory as speculative
+    return [_beam_row(row) for row in published.table("deck-beam").rows]
 
-    table, found = published.table("deck-beam"), []
-    for printed in table.rows:
-        rate, beams, c = printed["acceptance_rate"], printed["beams"], cost_ratio(printed["task"])
-        reread = float(speculative.acceptance_from_drafted(rate, DRAFT_LENGTH))
-        found.append(
-            {
-                "source": table.cite(printed),
-                "beams": beams,
-                "acceptance_rate": rate,
-                "speedup": printed["speedup"],
-                "theorem": float(speculative.speedup(rate, DRAFT_LENGTH, c)) / beams,
-                "reread_rate": reread,
-                "reread_speedup": float(speculative.speedup(reread, DRAFT_LENGTH, c)) / beams,
-                "gain": printed["speedup"] * beams,
-            }
-        )
-    return found
+
+def _beam_row(printed: Mapping[str, Any]) -> dict[str, Any]:
+    rate, beams, speedup = (printed[name] for name in ("acceptance_rate", "beams", "speedup"))
+    by_reading = (
+        _claim("speculative", speedup, **{name: rate}, draft_length=DRAFT_LENGTH, cost_ratio=cost_ratio(printed["task"]))
+        for name in ("acceptance_rate", "draft_acceptance_rate")
+    )
+    theorem, reread = (found.bound_draft / beams for found in by_reading)
+    return {"beams": beams, "speedup": speedup, "theorem": theorem, "reread_speedup": reread, "gain": speedup * beams}
 
 
 @cache

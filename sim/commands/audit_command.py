@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 WIDE = 148
 TITLES = {
-    "row": "row", "method": "method", "model": "model", "gpu": "GPU",
-    "batch": "batch\n[sequences]", "speedup": "speed-up\n(plain = 1)", "bound_free": "bound, free\ndrafts",
-    "bound_draft": "bound, draft at\nfull bandwidth", "bound_batch": "bound, batch\nat peaks", "bound": "largest\npossible",
-    "verdict": "verdict",
+    "row": "row", "method": "method", "model": "model", "gpu": "GPU", "batch": "batch\n[sequences]", "speedup": "claimed\nspeed-up",
+    "deciding_bound": "bound", "verdict": "verdict", "decided_by": "which bound",
 }  # fmt: skip
 """Printed columns and their headings."""
 FURTHER_TITLES = {
+    "bound_free": "formula, free\ndrafts", "bound_draft": "formula, draft at\nfull bandwidth",
+    "bound_batch": "formula, batch\nat peaks", "bound": "largest\npossible",
     "source": "source", "draft": "draft", "engine": "engine", "context": "context\n[tokens]", "tensor_parallel": "tensor\nparallel",
     "needed_acceptance": "needed\nacceptance", "needed_cost_ratio": "needed cost\nratio",
     "needed_plain_tpot_ms": "needed plain\nTPOT [ms]", "plain_tpot_limit_ms": "least plain\nTPOT [ms]", "kind": "kind",
@@ -37,7 +37,13 @@ FURTHER_TITLES = {
 """Headings of columns that are printed only if they are asked for."""
 ALL_COLUMNS = "all"
 MOST_ROWS, MOST_SENTENCES = 200, 60
-UNIT_NOTE = "bounds are speed-ups over plain decoding on the same GPUs in the same batch; plain TPOT is its time per output token"
+WIDEST = 44
+"""Characters of the name of a bound in a line of the table."""
+UNIT_NOTE = "speed-ups are over plain decoding on the same GPUs in the same batch; plain TPOT is its time per output token"
+BOUNDS_NOTE = (
+    "bound: the one that decides; the largest possible holds for any dependence between outcomes, the formula is that of the"
+    " method's paper; --columns all prints the others"
+)
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,7 @@ def frame(found: AuditDocument) -> pl.DataFrame:
 
     rows = [_flat(each) for each in found.claims]
     texts = {"method", "model", "gpu", "draft", "engine", "source", "verdict", "kind", "needs", "missing", "inequality", "sentence"}
-    texts.add("sources")
+    texts |= {"sources", "decided_by"}
     whole = {"row", "batch", "context", "tensor_parallel"}
     schema = {name: pl.String if name in texts else pl.Int64 if name in whole else pl.Float64 for name in rows[0]}
     return pl.DataFrame(rows, schema=schema)
@@ -141,7 +147,7 @@ def check_columns(asked: str | None) -> None:
 
 
 def show(found: AuditDocument, asked: str | None = None, console: Console | None = None) -> None:
-    """Print the verdicts as a table, then a sentence for each claim that is not plausible."""
+    """Print the verdicts as a table with the bound that decides each, then a sentence for each claim."""
     from rich.console import Console as Printer
 
     if console is None:
@@ -168,6 +174,7 @@ def show(found: AuditDocument, asked: str | None = None, console: Console | None
     sources = dict.fromkeys(source for each in found.claims for source in each.sources)
     if found.unused_columns:
         console.print(f"columns without a meaning here: {', '.join(found.unused_columns)}", soft_wrap=True, markup=False)
+    console.print(BOUNDS_NOTE, soft_wrap=True, markup=False)
     console.print(f"{UNIT_NOTE}; no efficiency of kernels or engines is assumed", soft_wrap=True, markup=False)
     console.print(f"rounding: {TOLERANCE}", soft_wrap=True, markup=False)
     for source in [*sources][:MOST_SENTENCES]:
@@ -183,7 +190,9 @@ def _table(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
     for name in names:
         numeric = not any(isinstance(row[name], str) for row in rows)
         title = Text((TITLES | FURTHER_TITLES)[name])  # Text: brackets of a unit are not markup
-        table.add_column(title, justify="right" if numeric else "left", no_wrap=numeric or name != "source", overflow="fold")
+        folded = name in ("source", "decided_by")
+        table.add_column(title, justify="right" if numeric else "left", no_wrap=not folded, overflow="fold",
+                         max_width=WIDEST if name == "decided_by" else None)  # fmt: skip
     for row in rows:
         table.add_row(*(Text(_cell(row[name])) for name in names))
     return table

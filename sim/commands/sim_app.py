@@ -401,8 +401,10 @@ def audit(
         Path | None,
         typer.Argument(
             metavar="[CLAIMS.csv]",
-            help="Claims, one a row: columns speedup, method, and any of model, gpu, draft, acceptance_rate,"
-            " mean_acceptance_length, draft_length, cost_ratio, batch, ... Default: bundled claims of papers.",
+            help="Claims, one a row: columns speedup, method, and any of model, gpu, draft, acceptance_rate (alpha),"
+            " mean_acceptance_length (AL), draft_length (K), cost_ratio (c), batch, draft_acceptance_rate, draft_passes,"
+            " plain_tpot_ms, context, tensor_parallel, dtype, match_rate, layers, exit_layer, mean_layers, fallback_rate,"
+            " rollback_rate, engine, source. Default: bundled claims of papers.",
         ),
     ] = None,
     columns: Annotated[
@@ -419,9 +421,10 @@ def audit(
 
     sim audit claims.csv --columns row,speedup,bound,needed_acceptance,needed_cost_ratio,verdict
 
-    A claim is impossible, plausible, or needs a number to be better than stated: acceptance, the cost of drafting, or a slower
-    baseline. The bounds are the method's theory with free drafts, with the draft's bytes read at the GPU's full bandwidth, and with
-    the stated batch verified at its peak rate. Fields that are not known stay empty.
+    A claim is impossible, contradictory, plausible, or needs a number to be better than stated: acceptance, cost of drafting, or a
+    slower baseline. Each row shows the bound that decides: the method's theory with free drafts, with the draft's bytes at full
+    bandwidth, or with the stated batch verified at the GPU's peaks. Fields that are not known stay empty; names that are not known
+    here are not used.
     """
     from model.audit.claims import EXAMPLES
     from sim.commands import audit_command

@@ -18,13 +18,15 @@ def of_audit(content: Mapping[str, Any], path: Path) -> ReportDocument:
 
 def _document(content: Mapping[str, Any]) -> ReportDocument:
     claims = content["claims"]
-    counted = ", ".join(f"{count} {kind}" for kind, count in content["counts"].items() if count)
+    counted = ", ".join(
+        f"{count} {'conditional' if kind == 'needs' else kind}" for kind, count in content["counts"].items() if count
+    )
     rows = [
-        (each["row"], each["method"], each["model"], each["gpu"], each["speedup"], each["bound"],
-         TableCell(str(each["verdict"]), "warning" if each["kind"] == "impossible" else ""))
+        (each["row"], each["method"], each["model"], each["gpu"], each["speedup"], each["deciding_bound"],
+         TableCell(str(each["verdict"]), "warning" if each["kind"] in ("impossible", "contradictory") else ""), each["decided_by"])
         for each in claims
     ]  # fmt: skip
-    columns = ("row", "method", "model", "GPU", "claimed", "largest possible", "verdict")
+    columns = ("row", "method", "model", "GPU", "claimed", "bound", "verdict", "which bound")
     table = DataTable("Claims and what is possible", columns, rows)
     reasons = Bullets(tuple(f"Row {each['row']} ({each['source'] or each['method']}): {each['sentence']}" for each in claims))
     sources = dict.fromkeys(source for each in claims for source in each["sources"])

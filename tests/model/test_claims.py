@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model.architectures import published_shapes
 from model.audit import claims
 from model.audit.claims import ALIASES, COLUMNS, EXAMPLES, NUMBERS, WORDS, Stated, of_rows, read_claims
+from model.audit.reported_names import method_named
 from model.base.checks import ParameterError
 from model.methods import registry
 from model.methods.claim_bounds import TERMS
@@ -70,10 +72,12 @@ def test_rates_may_be_per_cent(text: str, value: float, unit: float) -> None:
         ("method,speedup,accept_rat", "ppd,2,0.5", "claims.csv: unknown column 'accept_rat'; did you mean acceptance_rate?"),
         ("method,speedup,alpha,acceptance_rate", "sd,2,.5,.5", "claims.csv: column acceptance_rate is there twice"),
         ("foo,bar", "1,2", "claims.csv: no column is known; the columns are method, model"),
-        ("method,speedup", "speculativ,2", "claims.csv: row 1: unknown method 'speculativ'; did you mean speculative?"),
-        ("model,speedup", "llama-3.1-9b,2", "claims.csv: row 1: unknown model 'llama-3.1-9b'; did you mean llama-3.1-8b?"),
-        ("gpu,speedup", "h101,2", "claims.csv: row 1: unknown device 'h101'; did you mean h100?"),
-        ("draft,speedup", "eagel3,2", "claims.csv: row 1: unknown draft 'eagel3'; did you mean eagle3?"),
+        ("method,speedup", "sd,~2-3x", "must be a number, or empty where unknown, got '~2-3x'; of a range, write the one end"),
+        ("method,speedup", "sd,up to 3x", "of a range, write the one end to check"),
+        ("method,speedup", 'sd,"2,5x"', "write a decimal point, and no separator of thousands"),
+        ("method,speedup", "sd,25%", "write a factor such as 1.25"),
+        ("gpu,speedup", "0xH100,2", "gpu must have at least one device, got '0xH100'"),
+        ("method,batch,speedup", "sd,0,2", "batch must be between 1 and 1e+06, got '0'"),
         ("model,dtype,speedup", "llama-3.1-8b,fp9,2", "claims.csv: row 1: unknown dtype 'fp9'"),
         ("dtype,speedup", "fp8,2", "claims.csv: row 1: dtype is used with a model alone, got 'fp8'"),
         ("method,speedup", "sd,fast", "claims.csv: row 1: speedup must be a number, or empty where unknown, got 'fast'"),
@@ -124,15 +128,76 @@ def test_bad_mappings(rows: list[Any], message: str) -> None:
 
 
 def test_several_gpus_share_every_pass() -> None:
-    for columns, expected in (({"gpu": "8xH100"}, 8), ({"gpu": "H100"}, 1), ({"gpu": "8 x h100", "tp": 4}, 4)):
-        [claim] = of_rows([columns])
+    for gpu, tp, expected in (("8xH100", "", 8), ("H100", "", 1), ("8 x h100", 4, 4), ("H100 x2", "", 2), ("2 H100", "", 2)):
+        [claim] = of_rows([{"gpu": gpu, "tp": tp}])
         assert claim.device is not None
         assert (claim.device.name, claim.numbers["tensor_parallel"].value) == ("h100", expected)
 
 
-def test_blank_fields_are_not_stated() -> None:
-    [claim] = of_rows([{"method": None, "speedup": "", "alpha": " "}])
-    assert (claim.method, claim.numbers, claim.words) == (None, {}, {})
+@pytest.mark.parametrize("blank", [None, "", " ", "-", "N/A", "?", "\N{EN DASH}", "unknown", "none", float("nan")])
+def test_blank_fields_are_not_stated(blank: object) -> None:
+    [claim] = of_rows([dict.fromkeys(("method", "speedup", "alpha", "model", "gpu"), blank)])
+    assert (claim.method, claim.numbers, claim.words, claim.unknown) == (None, {}, {}, ())
+
+
+@pytest.mark.parametrize(
+    ("columns", "shape", "weights"),
+    [
+        ({"model": "meta-llama/Meta-Llama-3.1-8B-Instruct"}, "llama-3.1-8b", None),
+        ({"model": "Llama3.1 8B"}, "llama-3.1-8b", None),
+        ({"model": "lmsys/vicuna-13b-v1.3"}, "vicuna-13b", None),
+        ({"model": "mistralai/Mistral-7B-Instruct-v0.2"}, "mistral-7b", None),
+        ({"model": "Qwen/Qwen2.5-7B-Instruct-AWQ"}, "qwen2.5-7b", "int4"),
+        ({"model": "Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4"}, "qwen2.5-7b", "int4"),
+        ({"model": "Qwen/Qwen2.5-7B-Instruct-AWQ", "dtype": "bf16"}, "qwen2.5-7b", None),
+        ({"model": "Qwen/Qwen3-235B-A22B-Instruct-2507"}, "qwen3-235b-a22b", None),
+    ],
+)
+def test_names_of_hubs_lead_to_shapes(columns: dict[str, str], shape: str, weights: str | None) -> None:
+    [claim] = of_rows([columns])
+    expected = published_shapes.named_shape(shape)
+    assert claim.shape is not None
+    assert (claim.shape.layers, claim.shape.layer_weights) == (expected.layers, expected.layer_weights)
+    assert not claim.unknown
+    assert (None if claim.shape.weights is None else claim.shape.weights.dtype) == weights
+
+
+def test_a_head_of_a_hub_is_known_by_the_kind_that_its_name_begins_with() -> None:
+    [claim] = of_rows([{"method": "sd", "model": "llama-3.1-8b", "draft": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "speedup": 2}])
+    assert (claim.draft, claim.unknown) == ("eagle3", ())
+
+
+@pytest.mark.parametrize(
+    ("columns", "note"),
+    [
+        ({"method": "speculativ"}, "method 'speculativ' is not known here and not used (did you mean speculative?)"),
+        ({"method": "TriForce"}, "method 'TriForce' is not known here and not used"),
+        ({"model": "llama-3.1-9b"}, "model 'llama-3.1-9b' is not known here and not used (did you mean llama-3.1-8b?)"),
+        ({"model": "01-ai/Yi-34B"}, "model '01-ai/Yi-34B' is not known here and not used"),
+        ({"gpu": "h101"}, "gpu 'h101' is not known here and not used (did you mean h100?)"),
+        ({"gpu": "8x TPU v5e"}, "gpu '8x TPU v5e' is not known here and not used"),
+        ({"draft": "eagel3"}, "draft 'eagel3' is not known here and not used (did you mean eagle3?)"),
+    ],
+)
+def test_names_that_are_not_known_are_said_and_not_used(columns: dict[str, str], note: str) -> None:
+    [claim] = of_rows([columns | {"speedup": "2.5"}])
+    assert claim.unknown == (note,)
+    assert (claim.method, claim.shape, claim.device, claim.draft) == (None, None, None, None)
+
+
+def test_units_of_headings_and_fields_are_understood(tmp_path: Path) -> None:
+    [claim, other, blank] = read(
+        tmp_path, "Method,Acceptance rate (%),\N{GREEK SMALL LETTER GAMMA},Speedup (x),batch size [seqs],TPS,plain_tpot_ms\n"
+        "EAGLE-3,80,3 tokens,2.5\N{MULTIPLICATION SIGN},4 seqs,120,7.07 ms\nEAGLE-3,79.5 %,-,~2.5x faster,1,,\n"
+        "EAGLE-3,-,,2,,,\n",
+    )  # fmt: skip
+    assert {name: each.value for name, each in claim.numbers.items()} == pytest.approx({
+        "acceptance_rate": 0.8, "draft_length": 3, "speedup": 2.5, "batch": 4, "plain_tpot_ms": 7.07,
+    })  # fmt: skip
+    assert {name: each.value for name, each in other.numbers.items()} == pytest.approx({
+        "acceptance_rate": 0.795, "speedup": 2.5, "batch": 1,
+    })  # fmt: skip
+    assert {*blank.numbers} == {"speedup"}
 
 
 def test_a_head_without_its_target_or_without_a_rule_has_no_bytes() -> None:
@@ -153,7 +218,7 @@ def test_names_are_those_of_the_methods_alone() -> None:
         assert rule is not None
         for text in (name, registry.parameters(name).LABEL, *rule.names):
             if text:
-                assert claims.method_named(text.upper())[0] == name
+                assert method_named(text.upper())[0] == name
                 assert seen.setdefault("".join(filter(str.isalnum, text.lower())), name) == name
 
 

@@ -12,12 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 import sim
-from model.audit.claims import EXAMPLES, read_claims
+from model.audit.claims import COLUMNS, EXAMPLES, read_claims
 from model.audit.verdicts import KINDS, ClaimVerdict, audit
 from model.base.checks import ParameterError
 from sim.commands import audit_command
 from sim.commands.sim_app import app
 from sim.commands.sim_report import document as report_of
+from sim.reporting.report_document import DataTable
 
 CLAIMS = """method,alpha,K,c,batch,model,gpu,speedup,source
 speculative,0.55,7,,,,,2.56,slides
@@ -42,8 +43,8 @@ def call(*arguments: Any, code: int = 0) -> Any:
 def test_verdicts_are_printed_with_bounds_and_sentences(path: Path) -> None:
     text = call("audit", path).output
     assert text.startswith("4 claims: 1 impossible, 1 conditional, 1 plausible, 1 not decidable\n")
-    assert ["bound, batch", "at peaks"][1] in text
-    assert "row 1 (slides): a speed-up of 2.56 (at least 2.55 before rounding) is more than the 2.273 that is possible: " in text
+    assert "which bound" in text
+    assert "row 1 (slides): a speed-up of 2.56 (at least 2.55 before rounding) is more than 2.273, the largest possible" in text
     assert "not decidable: speedup missing" in text
     assert [line.partition(" ")[0] for line in text.splitlines() if line.startswith("row ") and ": " in line] == ["row"] * 4
     assert "one unit of their last digit" in text
@@ -54,12 +55,32 @@ def test_verdicts_are_printed_with_bounds_and_sentences(path: Path) -> None:
 def test_columns_that_are_asked_for_are_printed(path: Path) -> None:
     named = call("audit", path, "--columns", "row,needed_acceptance,verdict").output
     assert ["needed", "acceptance"][1] in named
-    assert "largest" not in named.split("row 1")[0]
+    assert "which bound" not in named.split("row 1")[0]
     everything = call("audit", path, "--columns", "all").output
     assert all(word in everything for word in ("needed cost", "TPOT [ms]", "draft length"))
     assert all(len(line) <= audit_command.WIDE for line in everything.split("row 1 (slides)")[0].splitlines())
     done = call("audit", path, "--columns", "row,boud", code=2)
     assert "--columns must name columns of an audit, got 'boud'; did you mean bound" in done.stderr
+
+
+def test_the_bound_of_a_row_is_the_number_of_its_sentence(path: Path, tmp_path: Path) -> None:
+    """In the printed table and in the report; claims whose deciding bound is not the largest possible are among them."""
+    (tmp_path / "audit.json").write_text(call("audit", path, "--json").output)
+    claims = json.loads((tmp_path / "audit.json").read_text())["claims"]
+    assert any(each["deciding_bound"] not in (None, each["bound"]) for each in claims)
+    table = {line.split()[0]: line for line in call("audit", path).output.splitlines() if line[:4].strip().isdigit()}
+    [reported] = [part for part in report_of(tmp_path / "audit.json").sections[0].parts if isinstance(part, DataTable)]
+    for each, row in zip(claims, reported.rows, strict=True):
+        if each["deciding_bound"] is not None:
+            number = f"{each['deciding_bound']:.4g}"
+            assert f"{number}, the {each['decided_by']}" in each["sentence"]
+            assert number in table[str(each["row"])].split()
+            assert (row[reported.columns.index("bound")], row[-1]) == (each["deciding_bound"], each["decided_by"])
+
+
+def test_help_names_every_column() -> None:
+    words = {word.strip("│ .,()") for word in call("audit", "--help").output.split()}
+    assert {*COLUMNS} <= words
 
 
 def test_document_fits_its_schema_and_is_strict_json(path: Path) -> None:
@@ -131,7 +152,7 @@ def test_methods_from_outside_have_no_bound_until_they_say_one(tmp_path: Path, m
     claims = tmp_path / "claims.csv"
     claims.write_text("method,speedup\naudited_methods.bounded,1.7\n")
     assert "impossible" in call("audit", claims, "--methods", "audited_methods.bounded").output
-    assert "unknown method" in call("audit", claims, code=2).stderr
+    assert "method 'audited_methods.bounded' is not known here" in call("audit", claims).output
     claims.write_text("method,speedup\naudited_methods.silent,1.7\n")
     found = sim.audit(claims, methods=["audited_methods.silent"])
     assert found["verdict"].to_list() == ["not decidable: a bound of method audited_methods.silent missing"]

@@ -107,7 +107,7 @@ class Parameters(DraftModel):
         needs=(("acceptance_rate", "mean_acceptance_length", "draft_acceptance_rate"), ("cost_ratio",)),
         source="Section 3.5 of Leviathan et al., ICML 2023, arXiv:2211.17192, with drafts that have a cost",
         names={"dynamic speculation": "", "adaptive speculative": ""},
-        attained=("mean_acceptance_length",), readings={"acceptance_rate": "draft_acceptance_rate"},
+        readings={"acceptance_rate": "draft_acceptance_rate"},
     )
     # Exact: the decision to draft another token is made before that token is sampled, from earlier tokens and rounds only. So the
     # token at every position has the target's distribution: by acceptance test and residual if drafted, directly if not. (Dropping

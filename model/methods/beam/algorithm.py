@@ -84,7 +84,7 @@ class Parameters(MethodParameters):
         terms=("acceptance_rate", "mean_acceptance_length", "draft_acceptance_rate", "draft_length", "cost_ratio"),
         needs=(("acceptance_rate", "mean_acceptance_length", "draft_acceptance_rate"), ("cost_ratio",)),
         source="Theorem 3.8 of Leviathan et al., ICML 2023, arXiv:2211.17192, with the acceptance of a step of all beams",
-        attained=("mean_acceptance_length",), readings={"acceptance_rate": "draft_acceptance_rate"},
+        fixed_drafts=True, readings={"acceptance_rate": "draft_acceptance_rate"},
     )
     EXACT = True
 

@@ -75,11 +75,14 @@ class Parameters(batching.StaticBatching, DraftModel):
         source="Theorem 3.8 of Leviathan et al., ICML 2023, arXiv:2211.17192",
         names={
             "speculative sampling": "", "draft model": "", "sd": "", "vanilla sd": "", "eagle": "eagle", "eagle-1": "eagle",
-            "eagle-2": "eagle", "eagle-3": "eagle3", "p-eagle": "p-eagle", "mtp": "mtp", "nextn": "mtp", "medusa": "medusa",
-            "n-gram": NO_DRAFT, "prompt lookup": NO_DRAFT, "pld": NO_DRAFT, "suffix decoding": NO_DRAFT, "lookahead": NO_DRAFT,
-            "self-speculation": "", "layerskip": "",
+            "eagle-2": "eagle", "eagle-3": "eagle3", "p-eagle": "p-eagle", "hass": "eagle", "mtp": "mtp", "nextn": "mtp",
+            "multi-token prediction": "mtp", "medusa": "medusa", "medusa-1": "medusa", "medusa-2": "medusa", "hydra": "",
+            "redrafter": "", "kangaroo": "", "assisted generation": "",
+            "n-gram": NO_DRAFT, "ngram speculation": NO_DRAFT, "prompt lookup": NO_DRAFT, "prompt lookup decoding": NO_DRAFT,
+            "pld": NO_DRAFT, "suffix decoding": NO_DRAFT, "lookahead": NO_DRAFT, "lookahead decoding": NO_DRAFT, "rest": NO_DRAFT,
+            "self-speculation": "", "self-speculative decoding": "", "layerskip": "",
         },
-        attained=("mean_acceptance_length",), readings={"acceptance_rate": "draft_acceptance_rate"},
+        fixed_drafts=True, readings={"acceptance_rate": "draft_acceptance_rate"},
     )
 
     def __post_init__(self) -> None:
