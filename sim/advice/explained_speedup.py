@@ -187,11 +187,11 @@ def explain(
         What was run, as names of `sim ls shapes` and `sim ls devices`, or files; not needed with `engine_law`, except to compare
         with a claim.
     draft_length, draft_passes
-        Drafted tokens per step, and passes of the draft (default: one per drafted token).
+        Drafted tokens per step, and passes of the draft: 0 to `draft_length` (default: one per drafted token).
     batch, context
         Running sequences, and cached positions of each. Default: 1 sequence and 1000 positions, assumed.
     engine
-        Engine whose published overheads are the prior (`vllm`, `sglang`, ...). Default: all engines.
+        Engine whose published overheads are the prior (`vllm`, `sglang`, ...). Default: the log's, or all engines.
     engine_law
         Step law of the engine instead of priors: a name or a file.
     static_tokens

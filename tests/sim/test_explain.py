@@ -254,9 +254,9 @@ def test_times_are_read_with_their_unit(text: str | float, value: float) -> None
 # --- Measured drafting ---
 
 LLAMA_CPP = (
-    "slot print_timing: id  1 | task 0 | draft acceptance = 0.66667 (  200 accepted /   300 generated), mean acceptance length ="
+    "slot print_timing: id  1 | task 0 | draft acceptance = 0.74074 (  200 accepted /   270 generated), mean acceptance length ="
     "  3.00, acceptance rate per position = (0.800, 0.670, 0.530)\n"
-    "statistics draft-eagle3: #calls(b,g,a) = 1 {calls} 100, #gen drafts = 100, #acc drafts = 80, #gen tokens = 300,"
+    "statistics draft-eagle3: #calls(b,g,a) = 1 {calls} 100, #gen drafts = 100, #acc drafts = 80, #gen tokens = 270,"
     " #acc tokens = 200, #mean acc len = 3.00, #acc rate/pos = (0.800, 0.670, 0.530), dur(b,g,a) = 0.005, {ms:.3f}, 0.114 ms\n"
 )
 
@@ -269,7 +269,7 @@ def drafted_log(folder: Path, ms: float, calls: int = 100) -> Path:
 
 @pytest.mark.parametrize(("batch", "calls", "ms"), [(1, 100, 300.0), (2, 50, 150.0), (1, 100, 0.0)])
 def test_the_time_of_drafting_in_a_log_is_the_term(batch: int, calls: int, ms: float, tmp_path: Path) -> None:
-    """100 drafts in `calls` calls: a step of `batch` sequences has one call, of ms / calls, whatever they are divided by."""
+    """100 drafts in `calls` calls: a step of `batch` sequences has one call, of ms / calls."""
     words = ["--model", "llama-3.1-8b", "--gpu", "h100", "--plain-tpot", "8ms", "--tpot", "5ms", "--batch", str(batch)]
     log = drafted_log(tmp_path, ms, calls)
     found = json.loads(run("--log", log, *words, "--json").stdout)
@@ -278,7 +278,8 @@ def test_the_time_of_drafting_in_a_log_is_the_term(batch: int, calls: int, ms: f
     assert (draft["kind"], draft["source"]) == ("measured", "time of drafting in the log of this run")
     (said,) = [row for row in found["rests_on"] if row["input"] == "time of drafting"]
     assert (said["kind"], said["source"]) == ("measured", "llama.cpp log server.log")
-    assert f"in each of {batch} sequences" in said["value"]
+    assert f"2.7 of them in each of {batch} sequences" in said["value"]
+    assert any("drafts have 2.70 of at most 3 tokens on average" in note for note in found["notes"])
     # The same by a record of the log, and with a law of other runs.
     path = tmp_path / "mine.json"
     path.write_text(acceptance_record.dumps(engine_log.read([log])), encoding="utf-8")
