@@ -300,6 +300,12 @@ def _notes(law: StepLaw, record: AcceptanceRecord | None, terms: TermsOfSpeedup,
             f"the measured plain step is {1e3 * measured.plain_tpot_s:.3g} ms, {longer} than {of} gives"
             f" ({1e3 * measured.plain_tpot_s * (1 - rest.plain):.3g} ms): its inputs may not be those of the runs"
         )
+    elif measured.draft_s is not None and rest.value < -UNEXPLAINED * measured.steps:
+        needed = 1e3 * measured.plain_tpot_s * (terms.term("verify").value + terms.term("overhead").value)
+        notes.append(
+            f"contradiction: drafting as measured leaves {1e3 * (measured.busy_s - measured.draft_s):.3g} ms of a step for"
+            f" verification and overhead, which take {needed:.3g} ms by {of}: batch, draft length or model may not be those of the log"
+        )
     elif abs(rest.value) > UNEXPLAINED * measured.steps:
         notes.append(f"more than a tenth of the step is not explained by {of}: its inputs may not be those of the runs")
     if record is not None and record.drafts and record.drafted and record.drafted < FULL * record.drafts * measured.draft_length:

@@ -236,8 +236,12 @@ def drafting_of(record: AcceptanceRecord | None, length: int, batch: float) -> t
     if record is None or record.draft_ms_per_token is None:
         return None, ()
     tokens = record.drafted / record.drafts if record.drafts and record.drafted else float(length)
+    if tokens > length * explanation.TOLERANCE:
+        raise ParameterError(
+            f"--draft-length must be at least {tokens:.3g}, the mean length of the log's drafts, got {length}; give the longest one"
+        )
     seconds = record.draft_ms_per_token / 1e3 * tokens * batch
-    each = f"{record.draft_ms_per_token:.4g} ms per drafted token, {tokens:.3g} of them in each of {batch:g} sequences"
+    each = f"{record.draft_ms_per_token:.4g} ms per drafted token, {tokens:.3g} of them per sequence, batch {batch:g}"
     value = f"{1e3 * seconds:.4g} ms a step: {each}"
     return seconds, (Evidence("time of drafting", value, f"{record.engine} log {files_of(record)}", "measured"),)
 

@@ -265,6 +265,7 @@ def test_parts_of_foreign_laws_are_measured_only_where_cells_determine_them() ->
     plain = explanation.explain(MeasuredSpeedup(16e-3, 12e-3, 2.4, 3, sequences=4), step_law.load("vllm-minimax-m3-fp8-b200"))
     assert plain.term("draft").kind == "prior"  # its cells are all of plain decoding
     assert "draft_pass, which the cells do not determine" in plain.term("draft").source
+    assert plain.term("verify").source.endswith("none of them at this batch and draft length")
     assert {term.kind for term in explanation.explain(MeasuredSpeedup(8e-3, 6e-3, 2, 3), priors()).terms[:3]} == {"prior"}
 
 

@@ -278,7 +278,7 @@ def test_the_time_of_drafting_in_a_log_is_the_term(batch: int, calls: int, ms: f
     assert (draft["kind"], draft["source"]) == ("measured", "time of drafting in the log of this run")
     (said,) = [row for row in found["rests_on"] if row["input"] == "time of drafting"]
     assert (said["kind"], said["source"]) == ("measured", "llama.cpp log server.log")
-    assert f"2.7 of them in each of {batch} sequences" in said["value"]
+    assert f"2.7 of them per sequence, batch {batch}" in said["value"]
     assert any("drafts have 2.70 of at most 3 tokens on average" in note for note in found["notes"])
     # The same by a record of the log, and with a law of other runs.
     path = tmp_path / "mine.json"
@@ -299,6 +299,17 @@ def test_drafting_that_leaves_no_time_for_the_step_is_refused(tmp_path: Path) ->
     )
     assert "must take less than the step, 15 ms (time per output token x acceptance length), got 24 ms; check batch" in error_of(
         "--log", drafted_log(tmp_path, 300.0), *words, "--batch", "8"
+    )
+    close = run("--log", drafted_log(tmp_path, 900.0), *words).stdout
+    assert "note: contradiction: drafting as measured leaves 6 ms of a step for verification and overhead, which take" in close
+    mixed = tmp_path / "mixed.log"  # drafts of 16 tokens besides
+    mixed.write_text(
+        drafted_log(tmp_path, 300.0).read_text(encoding="utf-8")
+        + "statistics ngram-simple: #calls(b,g,a) = 1 99 20, #gen drafts = 20, #acc drafts = 20, #gen tokens = 320,"
+        " #acc tokens = 81, dur(b,g,a) = 0.000, 0.872, 0.000 ms\n", encoding="utf-8",
+    )  # fmt: skip
+    assert "--draft-length must be at least 4.92, the mean length of the log's drafts, got 3" in error_of(
+        "--log", mixed, *words, "--draft-length", "3"
     )
 
 
