@@ -304,7 +304,7 @@ def _notes(law: StepLaw, record: AcceptanceRecord | None, terms: TermsOfSpeedup,
         needed = 1e3 * measured.plain_tpot_s * (terms.term("verify").value + terms.term("overhead").value)
         notes.append(
             f"contradiction: drafting as measured leaves {1e3 * (measured.busy_s - measured.draft_s):.3g} ms of a step for"
-            f" verification and overhead, which take {needed:.3g} ms by {of}: batch, draft length or model may not be those of the log"
+            f" verification and overhead, which take {needed:.3g} ms by {of}: batch, draft length or model may be others"
         )
     elif abs(rest.value) > UNEXPLAINED * measured.steps:
         notes.append(f"more than a tenth of the step is not explained by {of}: its inputs may not be those of the runs")

@@ -392,6 +392,20 @@ def test_every_setting_has_what_to_change() -> None:
         assert setting == "acceptance" or "theirs" in said[0] or "mine" in said[0]
 
 
+@pytest.mark.parametrize(
+    ("rest", "words"), [((-0.1, -0.3, 0.1), "at 8"), ((-0.6, -1.3, 0.1), "at 8"), ((-0.6, -0.7, -0.5), "look for what the")]
+)  # fmt: skip
+def test_the_largest_of_several_losses_is_first(rest: tuple[float, float, float], words: str) -> None:
+    """A rest that may be 0 is not the loss to make up for, even with a large mean; a gain is none."""
+    terms = explanation.explain(MeasuredSpeedup(8e-3, 6.2e-3, 2.4, 3), law_of_priors())
+    shares = (
+        Share("acceptance", "0.9", "0.8", 0.4, 0.4, 0.4), Share("batch", "8", "1", -0.4, -0.5, -0.3),
+        Share("GPU", "h100", "a100", -0.2, -0.3, -0.1), Share("rest", "", "", *rest),
+    )  # fmt: skip
+    said = explanation_text.advice(terms, [(3, 1.3)], law_of_priors(), shares, fitted_here=True)
+    assert words in said[0]
+
+
 def law_of_priors() -> StepLaw:
     return law_fit.fit(None, "priors", unit="step_ms", kernels=KernelSource("llama-3.1-8b", "h100"), engine="any")
 
