@@ -153,6 +153,10 @@ def test_speedups_by_length_contain_the_measured_one() -> None:
         found = dict(explanation.speedups_by_length(priors(), measured, rates, 8))
         assert found[3] == pytest.approx(measured.speedup, rel=1e-12)
         assert [*found] == [*range(1, 9)]
+    for draft_s in (None, 2e-3):
+        static = replace(measured, waiting_share=0.2, draft_s=draft_s)
+        found = dict(explanation.speedups_by_length(priors(), static, (0.6,), 8))
+        assert found[3] == pytest.approx(static.speedup, rel=1e-12)
 
 
 def test_a_draft_of_one_pass_costs_the_same_at_every_length() -> None:
@@ -339,6 +343,12 @@ def test_acceptance_alone_has_the_share_of_the_acceptance_lengths() -> None:
     assert rest.share == pytest.approx(math.log(1.2 / 1.9) - math.log(ratio), abs=1e-12)
 
 
+def test_mixtures_of_sides_draft_at_most_their_tokens_in_passes() -> None:
+    assert [replace(MINE, draft_passes=passes).passes for passes in (None, 0, 2, 3, 7)] == [3, 0, 2, 3, 3]
+    found = claim_shares.shares(replace(MINE, draft_length=2), 1.3, replace(MINE, draft_length=5, draft_passes=5), 1.5)
+    assert sum(share.share for share in found) == pytest.approx(math.log(1.3 / 1.5), abs=1e-12)
+
+
 def test_sides_whose_mixtures_cannot_exist_have_one_share_of_the_hardware() -> None:
     # 40 heads of Llama-2-13B are not divisible by 16 devices, which Llama-3.1-70B is split over.
     mine = replace(MINE, model="llama-2-13b", tensor_parallel=1)
@@ -359,7 +369,7 @@ def test_sides_whose_mixtures_cannot_exist_have_one_share_of_the_hardware() -> N
         (lambda: MeasuredSpeedup(8e-3, 4e-3, 0.5, 3), "acceptance_length"),
         (lambda: MeasuredSpeedup(8e-3, 4e-3, 2.0, 3, 4), "draft_passes must be between 0 and draft_length=3, got 4; leave it out"),
         (lambda: MeasuredSpeedup(8e-3, 4e-3, 2.0, 3, draft_s=8e-3), "must take less than the step, 8 ms"),
-        (lambda: MeasuredSpeedup(8e-3, 4e-3, 2.0, 3, draft_s=-1e-3), "draft_s must be between 0"),
+        (lambda: MeasuredSpeedup(8e-3, 4e-3, 2.0, 3, draft_s=-1e-3), "draft_s must be at least 0"),
         (lambda: fitted_terms(MeasuredSpeedup(8e-3, 4e-3, 2.0, 3, draft_s=6e-3)), "less its measured drafting of 6 ms must"),
         (lambda: replace(MINE, acceptance=()), "acceptance is never assumed"),
         (lambda: replace(MINE, engine="mine"), "unknown engine 'mine'"),

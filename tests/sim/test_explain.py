@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from model.logs.acceptance_record import AcceptanceRecord, LogSource, MeasuredCe
 from model.logs.engine_logs import engine_log
 from model.speedups import claim_shares, explanation
 from model.speedups.claim_shares import Setting, Share
-from model.speedups.explanation import MeasuredSpeedup
+from model.speedups.explanation import MeasuredSpeedup, TermsOfSpeedup
 from sim.advice import explained_speedup, explanation_text, speedup_inputs
 from sim.advice.explained_speedup import Explanation
 from sim.commands.sim_app import app
@@ -347,6 +348,7 @@ def test_what_a_law_does_not_name_is_said_and_listed() -> None:
     assert "taken to be h100" in unnamed["GPU of the law"].value
     (note,) = [note for note in other.notes if "the law does not name its" in note]
     assert "model, GPU and tensor parallel size, or in words only" in note
+    assert any("plain step is 8 ms, shorter than law sglang-glm-4.7-fp8 gives (16.3 ms)" in note for note in other.notes)
     # A plain step that the law does not have makes its terms doubtful, first of all.
     assert other.advice[0].startswith("To change it: doubt these terms first: law sglang-glm-4.7-fp8 has a plain step of")
 
@@ -371,6 +373,13 @@ def test_what_to_change_follows_the_largest_loss(claim: str, setting: str, words
     assert found.advice[0].startswith("To change it: ")
     assert words in found.advice[0]
     assert found.advice[1].startswith("Of the step's time, drafting grows most: ")
+
+
+def test_a_share_that_goes_the_other_way_is_said() -> None:
+    gain = sim.explain(**MINE, claim="speedup=2,acceptance=0.5,gpu=a100").verdict
+    assert "acceptance (0.665 instead of 0.5): a factor of 1.28" in gain
+    assert "It goes the other way; of those that go this way the largest is GPU (h100 instead of a100): a factor of 0.8" in gain
+    assert "other way" not in sim.explain(**MINE, claim="speedup=2,acceptance=0.9,gpu=a100").verdict
 
 
 def test_a_claim_below_the_measurement_loses_nothing() -> None:
@@ -404,6 +413,47 @@ def test_the_largest_of_several_losses_is_first(rest: tuple[float, float, float]
     )  # fmt: skip
     said = explanation_text.advice(terms, [(3, 1.3)], law_of_priors(), shares, fitted_here=True)
     assert words in said[0]
+
+
+def test_fewer_tokens_are_advised_only_where_they_are_faster() -> None:
+    for sequences, name in ((1.0, "draft"), (512.0, "verify")):
+        measured = MeasuredSpeedup(8e-3, 6.2e-3, 2.4, 3, sequences=sequences)
+        terms = explanation.explain(measured, law_of_priors())
+        largest = tuple(replace(term, extra=1.0 if term.name == name else 0.0) for term in terms.terms)
+        named = TermsOfSpeedup(measured, largest, ())
+        for speedups, shorter in (([(2, 1.5), (3, 1.3)], True), ([(3, 1.3), (4, 1.5)], False), ([(2, 1.31), (3, 1.3)], False)):
+            said = explanation_text.advice(named, speedups, law_of_priors(), (), fitted_here=True)
+            assert ("draft fewer tokens" in said[0]) == shorter, (name, said)
+
+
+@pytest.mark.parametrize(
+    ("mine", "claim", "passes"),
+    [
+        ({"draft": "p-eagle:llama-3.1-8b", "draft_passes": 1}, "draft=eagle3", None),
+        ({"draft": "p-eagle:llama-3.1-8b", "draft_passes": 1}, "batch=2", 1),
+        ({}, "draft=p-eagle", 1), ({}, "draft_passes=7", None), ({}, "draft_passes=2", 2), ({"draft_passes": 1}, "batch=2", 1),
+    ],
+)  # fmt: skip
+def test_a_claim_has_the_passes_of_its_draft(mine: dict[str, Any], claim: str, passes: int | None) -> None:
+    side, _, _ = speedup_inputs.claimed(
+        f"speedup=3,acceptance=0.8,draft_length=7,{claim}", Setting("llama-3.1-8b", "h100", 3, (0.6,), **mine)
+    )
+    assert side.draft_passes == passes
+
+
+def test_as_many_passes_as_tokens_are_one_per_token() -> None:
+    """K passes at the measured K are 7 at a claim's K = 7, and K at every length that is predicted."""
+    assert speedup_inputs.passes_of(None, 3, 3) is None
+    assert speedup_inputs.passes_of(None, 2, 3) == 2
+    assert sim.explain(**MINE, draft_passes=3).document() == sim.explain(**MINE).document()
+
+
+def test_kernels_without_measurements_are_assumed() -> None:
+    kinds = {
+        gpu: sim.explain(**MINE | {"gpu": gpu, "plain_tpot": "25ms", "tpot": "20ms"}).terms.term("verify").kind
+        for gpu in ("h100", "mi300x")
+    }
+    assert kinds == {"h100": "measured", "mi300x": "assumed"}
 
 
 def law_of_priors() -> StepLaw:
