@@ -25,7 +25,7 @@ _CHANGES = {
 _ACCEPTANCE = "each step emits few of the tokens that it verifies: use a draft that is trained for these requests"
 _OF_SHARES = {
     "model": "the claim is about {claimed}: look for one about {mine}, or use a draft that is smaller relative to it",
-    "GPU": "a plain step on {claimed} takes another time, beside which drafts and overhead weigh differently: look for a claim"
+    "GPU": "a plain step on {claimed} takes another time, relative to which drafts and overhead differ: look for a claim"
     " about {mine}",
     "tensor parallel": "split the model over {claimed} devices as the claim does, where the latency is worth it",
     "draft": "use a draft as the claim's ({claimed}; here: {mine}) if there is one for this model",
