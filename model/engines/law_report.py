@@ -20,14 +20,14 @@ PRIOR_ONLY = 0.8
 def description(law: StepLaw) -> dict[str, Any]:
     """The law as a document of plain values."""
     rows = []
-    priors = {**PRIORS, **engine_priors.used(law.engine, law.kernels)}
+    priors, unknown = {**PRIORS, **engine_priors.used(law.engine, law.kernels)}, of_priors(law)
     for name in (*law.coefficients, "noise"):
         drawn, prior = law.draws[name], priors[name]
         low, high = np.quantile(drawn, [(1 - SHARE) / 2, (1 + SHARE) / 2])
         value = law.coefficients.get(name, float(np.median(drawn)))
         rows.append({
             "term": name, "value": value, "low": min(float(low), value), "high": max(float(high), value), "unit": prior.unit,
-            "from": "prior" if law.cells is None or _share_of_prior(name, drawn, prior) > PRIOR_ONLY else "cells",
+            "from": "prior" if name in unknown else "cells",
             "meaning": prior.meaning,
         })  # fmt: skip
     found: dict[str, Any] = {
@@ -45,6 +45,15 @@ def description(law: StepLaw) -> dict[str, Any]:
             "draft_length": [int(law.cells.draft_length.min()), int(law.cells.draft_length.max())],
         }
     return found
+
+
+def of_priors(law: StepLaw) -> frozenset[str]:
+    """Names of the coefficients, and noise, that the law's cells do not determine: they are known from their priors alone."""
+    names = (*law.coefficients, "noise")
+    if law.cells is None:
+        return frozenset(names)
+    priors = {**PRIORS, **engine_priors.used(law.engine, law.kernels)}
+    return frozenset(name for name in names if _share_of_prior(name, law.draws[name], priors[name]) > PRIOR_ONLY)
 
 
 def _share_of_prior(name: str, drawn: Any, prior: Prior) -> float:

@@ -303,6 +303,8 @@ def _loaded(path: Path, _: tuple[int, int] | None) -> StepLaw:
         return _read(bounded_files.json_of(bounded_files.read_text(path, MOST_BYTES)))
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}") from None
+    except OSError as error:
+        raise ParameterError(f"step law {str(path)!r} cannot be read: {error.strerror or error}; `sim ls laws` has names") from None
     except ValueError:
         raise ParameterError(f"{path.name} must be JSON, and is not; `calibrate engine fit` writes laws") from None
 

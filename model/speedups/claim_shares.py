@@ -40,7 +40,7 @@ class Setting:
     batch, context
         Running sequences, and cached positions of each.
     draft_length, draft_passes
-        Drafted tokens per step (K), and passes of the draft; None: one per drafted token.
+        Drafted tokens per step (K), and passes of the draft, of which at most K count; None: one per drafted token.
     acceptance
         Conditional acceptance rates by draft position; the last one also holds for later positions.
     """
@@ -81,8 +81,8 @@ class Setting:
 
     @property
     def passes(self) -> int:
-        """Passes of the draft per step."""
-        return self.draft_length if self.draft_passes is None else self.draft_passes
+        """Passes of the draft per step; a mixture of two sides may have fewer drafted tokens than the passes of one of them."""
+        return self.draft_length if self.draft_passes is None else min(self.draft_passes, self.draft_length)
 
     @property
     def acceptance_length(self) -> float:
@@ -208,6 +208,10 @@ def _said(side: Setting, of: Sequence[str]) -> str:
         rates = side.acceptance
         same = len({*rates}) == 1
         return f"{rates[0]:.3g}" if same else "/".join(f"{rate:.2f}" for rate in rates[: side.draft_length])
+    if "draft_passes" in values:
+        passes = values["draft_passes"]
+        values["draft"] = values["draft"] or ("not named" if passes is not None else "not named, a pass per token")
+        values["draft_passes"] = None if passes is None else f"{passes} pass{'' if passes == 1 else 'es'} a step"
     shown = [f"{value:g}" if isinstance(value, float) else str(value) for value in values.values() if value is not None]
     return ", ".join(shown) or "-"
 

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from model.base import checks
 from model.base.checks import ParameterError
-from model.engines import engine_priors
+from model.engines import engine_priors, step_law
 from model.engines.kernel_times import USUAL_CONTEXT
 from model.engines.step_law import StepLaw
-from model.hardware import memory_limit
 from model.logs.acceptance_record import AcceptanceRecord
 from model.speedups import claim_shares, explanation
 from model.speedups.claim_shares import Setting, Share
 from model.speedups.explanation import MeasuredSpeedup, StepTerm, TermsOfSpeedup
-from sim.advice import speedup_inputs
+from sim.advice import explanation_text, law_agreement, situation, speedup_inputs
 from sim.advice.situation import Evidence
 
 if TYPE_CHECKING:
@@ -31,21 +30,10 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 MOST_LENGTH = 8
 """Longest draft whose speed-up is predicted for advice, unless the measured one is longer."""
-CLOSE = 0.02
-"""Relative difference of speed-ups below which draft lengths count as equally fast."""
-_NAMES = {
-    "verify": "verification", "draft": "drafting", "overhead": "engine overhead", "stragglers": "waiting for the slowest sequence",
-    "rest": "the rest (errors of measurement, prompts, waiting)",
-}  # fmt: skip
-_CHANGES = {
-    "verify": "a pass over {tokens} tokens of {batch:g} sequences takes longer than one over a token of each: draft fewer tokens at"
-    " this batch",
-    "draft": "use a smaller draft, or one that drafts several tokens in a pass, or draft fewer tokens",
-    "overhead": "look at the engine: CUDA graphs for draft and verification, overlapped scheduling, sampling on the GPU",
-    "stragglers": "use continuous batching, which replaces sequences that have ended",
-    "rest": "measure the time of steps without prompts (`calibrate engine next` names the cells that help most)",
-}
-_ACCEPTANCE = "each step emits few of the tokens that it verifies: use a draft that is trained for these requests"
+UNEXPLAINED = 0.1
+"""Share of a step's time from which on it is said that the step law does not explain it."""
+FULL = 0.95
+"""Share of K from which on the mean number of drafted tokens counts as K."""
 
 
 @dataclass(frozen=True)
@@ -199,11 +187,11 @@ def explain(
         What was run, as names of `sim ls shapes` and `sim ls devices`, or files; not needed with `engine_law`, except to compare
         with a claim.
     draft_length, draft_passes
-        Drafted tokens per step, and passes of the draft (default: one per drafted token).
+        Drafted tokens per step, and passes of the draft: 0 to `draft_length` (default: one per drafted token).
     batch, context
         Running sequences, and cached positions of each. Default: 1 sequence and 1000 positions, assumed.
     engine
-        Engine whose published overheads are the prior (`vllm`, `sglang`, ...). Default: all engines.
+        Engine whose published overheads are the prior (`vllm`, `sglang`, ...). Default: the log's, or all engines.
     engine_law
         Step law of the engine instead of priors: a name or a file.
     static_tokens
@@ -231,15 +219,18 @@ def explain(
     plain_s = speedup_inputs.seconds_of("plain-tpot", plain_tpot, runs, 0, sequences)
     tpot_s = speedup_inputs.seconds_of("tpot", tpot, runs, length, sequences)
     waiting = 0.0 if static_tokens is None else speedup_inputs.waiting_of(length, rates, sequences, static_tokens)
-    measured = MeasuredSpeedup(plain_s, tpot_s, mean, length, draft_passes, sequences, positions, waiting)
+    law_given = None if engine_law is None else step_law.load(engine_law)
+    named = situation.draft_of(draft, law_given, model)
+    passes = speedup_inputs.passes_of(named, draft_passes, length)
+    drafting_s, drafting_said = speedup_inputs.drafting_of(found, length, sequences)
+    measured = MeasuredSpeedup(plain_s, tpot_s, mean, length, passes, sequences, positions, waiting, drafting_s)
     explanation.check_emitted(measured.speedup, mean)
     setting = None
     if model is not None and gpu is not None:
         own = speedup_inputs.rates_of_length(rates, mean, length)
         setting = Setting(
-            model, gpu, length, own, 1 if tensor_parallel is None else tensor_parallel, dtype, weights,
-            None if draft is None else memory_limit.of_target(draft, model), engine or engine_priors.ANY, sequences, positions,
-            draft_passes,
+            model, gpu, length, own, 1 if tensor_parallel is None else tensor_parallel, dtype, weights, named,
+            engine or situation.engine_of(found), sequences, positions, passes,
         )  # fmt: skip
     other = None
     if claim is not None:
@@ -247,19 +238,24 @@ def explain(
             raise ParameterError("a claim is compared by model and GPU: give --model and --gpu of the measured run")
         other = speedup_inputs.claimed(claim, setting)
     described = {"model": model, "gpu": gpu, "tensor_parallel": tensor_parallel, "dtype": dtype, "weights": weights}
-    described |= {"draft": None if setting is None else setting.draft, "engine": engine}
+    described |= {"engine": engine}
     progress("fitting a step law to the two runs")
-    law, fitted_here = speedup_inputs.law_of(engine_law, setting, measured, described, seed)
-    terms = explanation.explain(measured, law, fitted_here=fitted_here)
+    law, fitted_here, unnamed = speedup_inputs.law_of(law_given, setting, measured, described, seed)
+    terms = explanation.explain(measured, law, fitted_here=fitted_here, seed=seed)
     by_length = tuple(explanation.speedups_by_length(law, measured, rates, max(MOST_LENGTH, length)))
     shares: tuple[Share, ...] = ()
-    claimed_speedup, notes = None, [*_notes(law, measured, found, terms)]
+    claimed_speedup, possible, notes = None, True, [*_notes(law, found, terms, fitted_here=fitted_here)]
+    if unnamed:
+        notes.append(law_agreement.note(law, unnamed))
+    if engine is not None and found is not None and situation.engine_of(found) not in (engine_priors.ANY, engine):
+        notes.append(f"the log is of {found.engine}, but --engine says {engine}: the latter's priors are used")
     if setting is not None and other is not None:
         claimed_setting, claimed_speedup, missing = other
         progress(f"predicting mixtures of two sides with {len(claim_shares.differences(setting, claimed_setting))} differences")
         shares = claim_shares.shares(setting, measured.speedup, claimed_setting, claimed_speedup)
         emitted = explanation.acceptance_length(claimed_setting.acceptance, claimed_setting.draft_length)
-        if claimed_speedup > emitted:
+        possible = claimed_speedup <= emitted
+        if not possible:
             notes.append(
                 f"the claim contradicts itself: its acceptance gives {emitted:.3g} tokens per step, it claims {claimed_speedup:g}x"
                 " (`sim audit` checks claims)"
@@ -273,94 +269,51 @@ def explain(
         accepted,
         batch_said,
         _input("context", f"{positions:g}", "not given" if context is None else "--context"),
+        *drafting_said,
+        *unnamed,
         *(Evidence(_label(term.name), f"{term.value:.3f} plain steps", term.source, term.kind) for term in terms.terms),
     )
-    verdict = _verdict(terms) if claimed_speedup is None else _claim_verdict(terms, shares, claimed_speedup)
-    return Explanation(terms, verdict, _advice(terms, by_length), by_length, shares, claimed_speedup, inputs, tuple(notes))
+    verdict = explanation_text.verdict(terms, fitted_here=fitted_here)
+    if claimed_speedup is not None:
+        verdict = explanation_text.claim_verdict(measured.speedup, claimed_speedup, shares)
+    advice = explanation_text.advice(terms, by_length, law, shares, fitted_here=fitted_here, possible=possible)
+    return Explanation(terms, verdict, advice, by_length, shares, claimed_speedup, inputs, tuple(notes))
 
 
 def _input(name: str, value: str, source: str) -> Evidence:
     return Evidence(name, value, source, "assumed" if source == "not given" else "measured")
 
 
-def _notes(
-    law: StepLaw, measured: MeasuredSpeedup, record: AcceptanceRecord | None, terms: TermsOfSpeedup
-) -> list[str]:
-    notes = []
+def _notes(law: StepLaw, record: AcceptanceRecord | None, terms: TermsOfSpeedup, *, fitted_here: bool) -> list[str]:
+    measured, notes = terms.measured, []
     for group in terms.indistinct:
         names = " and ".join(_label(name) for name in group) if len(group) == 2 else ", ".join(map(_label, group))
         notes.append(f"these inputs do not tell {names} apart: their sum is known much better than each")
     beyond = float(law.beyond(measured.sequences, measured.draft_length))
     if beyond > 0:
         notes.append(f"law {law.name} has no cell near: {beyond:.1f} doublings of batch or draft length beyond its cells")
-    if abs(terms.term("rest").value) > 0.1 * measured.steps:
+    rest = terms.term("rest")
+    of = "the model of its time" if fitted_here else f"law {law.name}"
+    if abs(rest.plain) > UNEXPLAINED:
+        longer = "longer" if rest.plain > 0 else "shorter"
         notes.append(
-            "more than a tenth of the step is not explained by the model of its time: its inputs may not be those of the runs"
+            f"the measured plain step is {1e3 * measured.plain_tpot_s:.3g} ms, {longer} than {of} gives"
+            f" ({1e3 * measured.plain_tpot_s * (1 - rest.plain):.3g} ms): its inputs may not be those of the runs"
         )
-    if record is not None and record.draft_ms_per_token is not None:
-        passes = measured.draft_length if measured.draft_passes is None else measured.draft_passes
-        share = record.draft_ms_per_token * passes / (1e3 * measured.plain_tpot_s)
-        notes.append(f"the log itself times drafting: {record.draft_ms_per_token:.3g} ms a token, {share:.3f} plain steps")
+    elif measured.draft_s is not None and rest.value < -UNEXPLAINED * measured.steps:
+        needed = 1e3 * measured.plain_tpot_s * (terms.term("verify").value + terms.term("overhead").value)
+        notes.append(
+            f"contradiction: drafting as measured leaves {1e3 * (measured.busy_s - measured.draft_s):.3g} ms of a step for"
+            f" verification and overhead, which take {needed:.3g} ms by {of}: batch, draft length or model may be others"
+        )
+    elif abs(rest.value) > UNEXPLAINED * measured.steps:
+        notes.append(f"more than a tenth of the step is not explained by {of}: its inputs may not be those of the runs")
+    if record is not None and record.drafts and record.drafted and record.drafted < FULL * record.drafts * measured.draft_length:
+        notes.append(
+            f"drafts have {record.drafted / record.drafts:.2f} of at most {measured.draft_length} tokens on average: verification"
+            f" is taken to be over {measured.draft_length + 1} tokens of each sequence"
+        )
     return notes
-
-
-# --- Sentences ---------------------------------------------------------------------------------------------------------
-
-
-def _verdict(terms: TermsOfSpeedup) -> str:
-    measured, largest = terms.measured, terms.largest
-    slower = "" if measured.speedup >= 1 else " (slower)"
-    opening = (
-        f"Speed-up {measured.speedup:.2f} over plain decoding{slower}: a step emits {measured.mean_acceptance_length:.2f} of at"
-        f" most {measured.draft_length + 1} tokens and takes {measured.steps:.2f} plain steps."
-    )
-    if largest.extra <= 0:
-        return f"{opening} No term takes longer than in a plain step."
-    rivals = " or ".join(_NAMES[term.name] for term in terms.rivals)
-    return (
-        f"{opening} The largest extra time is {_NAMES[largest.name]}: {largest.extra:.2f} plain steps (80 % interval"
-        f" {largest.extra_low:.2f} to {largest.extra_high:.2f}) of {measured.steps - 1:.2f}"
-        f"{f'; by their intervals {rivals} may be larger' if rivals else ''}."
-    )
-
-
-def _claim_verdict(terms: TermsOfSpeedup, shares: tuple[Share, ...], claimed: float) -> str:
-    mine = terms.measured.speedup
-    opening = f"Measured {mine:.2f}x, claimed {claimed:.2f}x: a factor of {mine / claimed:.2f}."
-    settings, rest = [share for share in shares if share.setting != claim_shares.REST], shares[-1]
-    if not settings:
-        return f"{opening} The two sides have the same settings: nothing that was given explains a difference."
-    top = settings[0]
-    said = (
-        f"{opening} The setting with the largest share is {top.setting} ({top.mine} instead of {top.claimed}): a factor of"
-        f" {math.exp(top.share):.2f} (80 % interval {math.exp(top.low):.2f} to {math.exp(top.high):.2f})."
-    )
-    if rest.low <= 0 <= rest.high:
-        return f"{said} What is left, a factor of {math.exp(rest.share):.2f}, is within the uncertainty."
-    if abs(rest.share) > abs(top.share):
-        return f"{said} More than that, a factor of {math.exp(rest.share):.2f}, is not explained by the settings given."
-    return f"{said} A factor of {math.exp(rest.share):.2f} is not explained by the settings given."
-
-
-def _advice(terms: TermsOfSpeedup, by_length: tuple[tuple[int, float], ...]) -> tuple[str, ...]:
-    measured, largest = terms.measured, terms.largest
-    advice = []
-    most = measured.draft_length + 1
-    if largest.extra > 0:
-        advice.append(
-            "To change it: " + _CHANGES[largest.name].format(tokens=most, batch=measured.sequences) + "."
-        )
-    if math.log(most / measured.mean_acceptance_length) > math.log(max(measured.steps, 1.0)):
-        advice.append(f"Acceptance costs more than the time of the step: {_ACCEPTANCE}.")
-    best, fastest = max(by_length, key=lambda each: each[1])
-    own = dict(by_length)[measured.draft_length]
-    if fastest < 1:
-        advice.append(f"By these terms plain decoding is fastest here; the best draft length, {best}, gives {fastest:.2f}x.")
-    elif fastest > own * (1 + CLOSE):
-        advice.append(f"By these terms a draft length of {best} is fastest: {fastest:.2f}x instead of {own:.2f}x.")
-    else:
-        advice.append(f"By these terms no draft length is faster than {measured.draft_length} by more than {100 * CLOSE:.0f} %.")
-    return tuple(advice)
 
 
 # --- JSON --------------------------------------------------------------------------------------------------------------

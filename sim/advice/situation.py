@@ -150,7 +150,7 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
         raise ParameterError("--model is required: a name of `sim ls shapes`, or the path of a config.json")
     if gpu is None and given is None:
         raise ParameterError("--gpu is required: a name of `sim ls devices`, or its .toml; or give a fitted --engine-law")
-    draft = _draft(said, given, name)
+    draft = draft_of(said.draft, given, name)
     dtype = said.dtype if given is None or given.kernels is None else given.kernels.dtype
     shape = None if name is None else _shape(name, dtype, said.weights)
     device = None if gpu is None else devices.device(gpu)
@@ -229,26 +229,35 @@ def _is_record(path: Path) -> bool:
         return False
 
 
-def _draft(said: Inputs, law: StepLaw | None, model: str | None) -> str | None:
+def draft_of(asked: str | None, law: StepLaw | None, model: str | None) -> str | None:
+    """Draft by name: the one asked for, which must not contradict the law's, or that of the law's kernels; None: not named."""
     of_law = None if law is None or law.kernels is None else law.kernels.draft
-    if said.draft is None:
+    if asked is None:
         return of_law
     if law is not None and of_law is None:
-        fitted, kind = engine_settings.draft_of(law.facts.get("draft", "")), said.draft.partition(":")[0].lower().replace("-", "")
+        fitted, kind = engine_settings.draft_of(law.facts.get("draft", "")), asked.partition(":")[0].lower().replace("-", "")
         if fitted is not None and kind != fitted:
             raise ParameterError(
-                f"--draft must be that of the engine law ({law.facts['draft']}), whose times it has, got {said.draft}; leave"
+                f"--draft must be that of the engine law ({law.facts['draft']}), whose times it has, got {asked}; leave"
                 " it out, or fit a law with that draft"
             )
     if model is None:
-        return said.draft
-    found = memory_limit.of_target(said.draft, model)
-    if found == said.draft and not published_shapes.is_path(found) and ":" not in found and found not in published_shapes.PRESETS:
+        return asked
+    found = memory_limit.of_target(asked, model)
+    if found == asked and not published_shapes.is_path(found) and ":" not in found and found not in published_shapes.PRESETS:
         heads = ", ".join(draft_heads.ABOUT)
         known = checks.nearest(found, [*draft_heads.ABOUT, *published_shapes.PRESETS])
         raise ParameterError(f"--draft must be a head ({heads}) or a model of `sim ls shapes`, got {checks.shown(found)}; {known}")
     published_shapes.named_shape(found)
     return _agreed("draft", found, of_law)
+
+
+def engine_of(record: AcceptanceRecord | None) -> str:
+    """Engine of a log whose priors are used; those of all engines without a log, or without priors of its engine."""
+    if record is None:
+        return engine_priors.ANY
+    name = {"trtllm": "tensorrt-llm"}.get(record.engine, record.engine)
+    return name if name in engine_priors.ENGINES else engine_priors.ANY
 
 
 def _context(said: Inputs, record: AcceptanceRecord | None, rests: list[Evidence]) -> int | None:
@@ -313,10 +322,7 @@ def _law(said: Inputs, source: KernelSource, record: AcceptanceRecord | None, no
                 "--draft is required with --engine none: without an engine's prior, its kernels are the draft's time"
             )
         return law_fit.kernels_only(source), True
-    engine = said.engine
-    if record is not None and engine == engine_priors.ANY:
-        engine = {"trtllm": "tensorrt-llm"}.get(record.engine, record.engine)
-        engine = engine if engine in engine_priors.ENGINES else engine_priors.ANY
+    engine = engine_of(record) if said.engine == engine_priors.ANY else said.engine
     cells = None if record is None else _cells(record)
     if cells is None:
         return law_fit.fit(None, f"prior of {engine}", unit="step_ms", kernels=source, engine=engine, seed=said.seed), False

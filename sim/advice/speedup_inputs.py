@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from model.architectures import draft_heads
 from model.base import checks
 from model.base.checks import ParameterError
 from model.engines import cells as cell_tables
-from model.engines import engine_priors, step_law
+from model.engines import engine_priors, kernel_times
 from model.engines.step_law import StepLaw
 from model.hardware import memory_limit
 from model.logs.acceptance_record import AcceptanceRecord, MeasuredCell
@@ -21,7 +22,7 @@ from model.logs.engine_logs import engine_log
 from model.speedups import claim_shares, explanation
 from model.speedups.claim_shares import Setting
 from model.speedups.explanation import MeasuredSpeedup
-from sim.advice import option_values, situation
+from sim.advice import law_agreement, option_values, situation
 from sim.advice.situation import Evidence
 
 CLOSE = 0.02
@@ -86,11 +87,10 @@ def acceptance_of(
         )
     explanation.check_length(record.mean_acceptance_length, length)
     value = min(record.mean_acceptance_length, length + 1.0)
-    named = ", ".join(source.file for source in record.sources[:3]) or "record"
     rates = record.known_rates[:length]
     if not rates or abs(explanation.acceptance_length(rates, length) / value - 1) > CLOSE:
         rates = (explanation.constant_rate(value, length),)
-    return value, rates, Evidence("acceptance length", f"{value:.4g}", f"{record.engine} log {named}", "measured")
+    return value, rates, Evidence("acceptance length", f"{value:.4g}", f"{record.engine} log {files_of(record)}", "measured")
 
 
 def rates_of_length(rates: tuple[float, ...], mean: float, length: int) -> tuple[float, ...]:
@@ -217,30 +217,58 @@ def milliseconds(option: str, value: float | str) -> float:
     return float(value)
 
 
-def law_of(
-    name: str | Path | None, setting: Setting | None, measured: MeasuredSpeedup, given: Mapping[str, Any], seed: int
-) -> tuple[StepLaw, bool]:
-    """Step law, and whether it is fitted to the measured runs: the law named, or kernels and priors with these runs.
+def passes_of(draft: str | None, asked: int | None, length: int, name: str = "draft_passes") -> int | None:
+    """Passes of the draft per step; None: one per drafted token. A head that drafts all tokens at once has one."""
+    explanation.check_passes(asked, length, name)
+    if draft_heads.is_parallel(draft):
+        if asked not in (None, 1):
+            raise ParameterError(f"{name} must be 1 with {draft}, which drafts all tokens in one pass, got {asked}; leave it out")
+        return 1
+    return None if asked == length > 1 else asked
 
-    `given` has the options that describe model, GPU and engine, with None for those that were not given. A law without cells gives
-    kernels and priors.
+
+def drafting_of(record: AcceptanceRecord | None, length: int, batch: float) -> tuple[float | None, tuple[Evidence, ...]]:
+    """Seconds of drafting in a step that the log measured, or None, and the input that gives them.
+
+    Slots draft one after another or together: in either case the time per drafted token, of all slots, times the tokens that all
+    of them draft in a step is the step's.
     """
-    if name is None:
+    if record is None or record.draft_ms_per_token is None:
+        return None, ()
+    tokens = record.drafted / record.drafts if record.drafts and record.drafted else float(length)
+    if tokens > length * explanation.TOLERANCE:
+        raise ParameterError(
+            f"--draft-length must be at least {tokens:.3g}, the mean length of the log's drafts, got {length}; give the longest one"
+        )
+    seconds = record.draft_ms_per_token / 1e3 * tokens * batch
+    each = f"{record.draft_ms_per_token:.4g} ms per drafted token, {tokens:.3g} of them per sequence, batch {batch:g}"
+    value = f"{1e3 * seconds:.4g} ms a step: {each}"
+    return seconds, (Evidence("time of drafting", value, f"{record.engine} log {files_of(record)}", "measured"),)
+
+
+def files_of(record: AcceptanceRecord) -> str:
+    """Files of a record, the first three of them."""
+    return ", ".join(source.file for source in record.sources[:3]) or "record"
+
+
+def law_of(
+    law: StepLaw | None, setting: Setting | None, measured: MeasuredSpeedup, given: Mapping[str, Any], seed: int
+) -> tuple[StepLaw, bool, tuple[Evidence, ...]]:
+    """Step law, whether it is fitted to the measured runs, and what it does not name.
+
+    It is the law given, or kernels and priors with these runs; a law without cells gives kernels and priors. `given` has the
+    options that describe model, GPU and engine, with None for those that were not given.
+    """
+    if law is None:
         if setting is None:
             missing = " and ".join(f"--{option}" for option in ("model", "gpu") if given[option] is None)
             raise ParameterError(f"what a step takes follows from the model and its GPU: give {missing}, or --engine-law")
-        return explanation.fitted(measured, setting.kernels, setting.engine, seed), True
-    law = step_law.load(name)
-    for option, value in given.items():
-        own = law.engine if option == "engine" else None if law.kernels is None else getattr(law.kernels, option)
-        own = law.shape_name if option == "model" else law.devices if option == "tensor_parallel" else own
-        if value is not None and own is not None and own != value:
-            raise ParameterError(
-                f"--{option.replace('_', '-')} must be {own}, that of law {law.name}, got {value}; leave it out or take another law"
-            )
+        kernel_times.refuse_too_large(setting.kernels)
+        return explanation.fitted(measured, setting.kernels, setting.engine, seed), True, ()
+    unnamed = law_agreement.check(law, given)
     if law.cells is None and law.kernels is not None:
-        return explanation.fitted(measured, law.kernels, law.engine or engine_priors.ANY, seed), True
-    return law, False
+        return explanation.fitted(measured, law.kernels, law.engine or engine_priors.ANY, seed), True, ()
+    return law, False, unnamed
 
 
 def claimed(claim: str | Mapping[str, Any], mine: Setting) -> tuple[Setting, float, list[str]]:
@@ -260,7 +288,8 @@ def claimed(claim: str | Mapping[str, Any], mine: Setting) -> tuple[Setting, flo
     try:
         explanation.check_speedup(speedup, length, "claim speedup")
     except ParameterError as error:
-        hint = "" if "draft_length" in said else "; the claim has no draft_length, so that of the measured run was taken"
+        known = "draft_length" in said or not isinstance(speedup, int | float) or speedup <= 0
+        hint = "" if known else "; the claim has no draft_length, so that of the measured run was taken"
         raise ParameterError(f"{error}{hint}") from None
     if given[0] == "acceptance":
         checks.number("claim acceptance", said["acceptance"], 0, 1)
@@ -273,10 +302,16 @@ def claimed(claim: str | Mapping[str, Any], mine: Setting) -> tuple[Setting, flo
             raise ParameterError(f"claim {name} must be a name, got {checks.shown(names[name])}")
     if names.get("draft") is not None:
         names["draft"] = memory_limit.of_target(names["draft"], names.get("model", mine.model))
+    if "draft" in names or "draft_passes" in names:
+        names["draft_passes"] = passes_of(names.get("draft", mine.draft), names.get("draft_passes"), length, "claim draft_passes")
     if "engine" in names:
         names["engine"] = engine_priors.named(names["engine"]) or names["engine"]
     numbers = {name: float(names[name]) for name in ("batch", "context") if isinstance(names.get(name), int | float)}
-    whole = replace(mine, **{**names, **numbers, "draft_length": length, "acceptance": (rate,)})
+    try:
+        whole = replace(mine, **{**names, **numbers, "draft_length": length, "acceptance": (rate,)})
+        kernel_times.refuse_too_large(whole.kernels)
+    except ParameterError as error:
+        raise ParameterError(f"claim: {error}") from None
     missing = [name for name in claim_shares.setting_names() if name not in said and name != "acceptance" and _matters(name, mine)]
     return whole, float(speedup), missing
 
@@ -289,7 +324,7 @@ def _parsed(claim: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part in claim.split(","):
         key, sign, value = (each.strip() for each in part.partition("="))
-        if not sign or not key or not value:
+        if not sign or not key or not value or "=" in value:
             raise ParameterError(f"--claim must be KEY=VALUE,KEY=VALUE, got {checks.shown(part)}; keys: {', '.join(CLAIM_KEYS)}")
         if key in found:
             raise ParameterError(f"--claim has {key} twice; give it once")

@@ -35,7 +35,8 @@ Draft = Annotated[
 ]
 DraftLength = Annotated[int | None, typer.Option("--draft-length", help="Drafted tokens per step. Default: the log's.")]
 DraftPasses = Annotated[
-    int | None, typer.Option("--draft-passes", help="Passes of the draft per step; 0 for n-grams. Default: one per drafted token.")
+    int | None,
+    typer.Option("--draft-passes", help="Passes of the draft per step, 0 (n-grams) to K. Default: one per drafted token."),
 ]
 AcceptanceLength = Annotated[
     float | None, typer.Option("--mean-acceptance-length", help="Instead of a log: tokens per step, bonus token counted.")
@@ -47,7 +48,7 @@ Batch = Annotated[float | None, typer.Option("--batch", help="Running sequences.
 Context = Annotated[float | None, typer.Option("--context", help="Cached positions per sequence. Default: 1000, assumed.")]
 Engine = Annotated[
     str | None,
-    typer.Option("--engine", help="Engine whose overheads are the prior: vllm, sglang, tensorrt-llm, llama.cpp. Default: all."),
+    typer.Option("--engine", help="Engine of the prior: vllm, sglang, tensorrt-llm, llama.cpp. Default: the log's, or all."),
 ]
 EngineLaw = Annotated[
     str | None, typer.Option("--engine-law", metavar="LAW", help="Step law instead of priors: a name (`sim ls laws`) or a .json.")
@@ -97,8 +98,9 @@ def explain(
     sim explain --mean-acceptance-length 2.4 --draft-length 3 --plain-tpot 8.0ms --tpot 6.2ms --model llama-3.1-8b --gpu h100
 
     The time of a step, in units of a plain step, is divided into verification, drafting, the engine's overhead, stragglers of a
-    static batch and a rest, each with its 80 % interval and source; the largest extra is named, with what to change. With --claim,
-    the ratio of both speed-ups is divided among the settings in which the two sides differ (Shapley values of its logarithm).
+    static batch and a rest, each with its 80 % interval and source; the largest extra is named, with what to change. Where a log
+    times drafting (llama.cpp), drafting is as measured. With --claim, the ratio of both speed-ups is divided among the settings in
+    which the two sides differ (Shapley values of its logarithm).
     """
     from sim.advice import explained_speedup
     from sim.runs.environment import versions

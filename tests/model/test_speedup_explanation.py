@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from model.base.checks import ParameterError
-from model.engines import law_fit, step_terms
+from model.engines import law_fit, step_law, step_terms
 from model.engines.kernel_times import KernelSource
 from model.engines.step_law import StepLaw
 from model.speedups import claim_shares, explanation
@@ -123,6 +123,19 @@ def test_parts_of_a_step_are_the_sums_of_their_coefficients() -> None:
     assert [float(each[0]) for each in plain] == pytest.approx([0.01 + 8e-5, 0, 1e-3 + 8e-4])
 
 
+def test_overhead_holds_the_prompts_of_the_tokens_of_a_step() -> None:
+    # Steps of 10 ms; with 9 running, each token waits for the prompts of 8 others: 0.8 ms. A step with drafts emits 2 tokens.
+    of = {"weights": 0.01, "ridge_tokens": 1e12, "step": 0.0, "sequence": 0.0, "token": 0.0, "round": 0.0, "draft_pass": 0.0}
+    draws = {name: np.full(4, value) for name, value in (of | {"prompt": 1e-4, "noise": 1e-9}).items()}
+    law = replace(priors(), unit="tpot_ms", kernels=None, coefficients=of | {"prompt": 1e-4}, draws=draws)
+    measured = MeasuredSpeedup(10.8e-3, 5.8e-3, 2.0, 3, sequences=9)
+    found = explanation.explain(measured, law)
+    overhead = found.term("overhead")
+    assert (overhead.value, overhead.plain) == pytest.approx((1.6 / 10.8, 0.8 / 10.8))
+    assert found.term("rest").value == pytest.approx(0, abs=1e-12)
+    assert sum(term.value for term in found.terms) == pytest.approx(measured.steps)
+
+
 def test_intervals_hold_four_fifths_of_the_draws() -> None:
     low, high = explanation.interval(np.arange(1000.0))
     assert (low, high) == pytest.approx((100, 899), abs=1)
@@ -153,6 +166,10 @@ def test_speedups_by_length_contain_the_measured_one() -> None:
         found = dict(explanation.speedups_by_length(priors(), measured, rates, 8))
         assert found[3] == pytest.approx(measured.speedup, rel=1e-12)
         assert [*found] == [*range(1, 9)]
+    for draft_s in (None, 2e-3):
+        static = replace(measured, waiting_share=0.2, draft_s=draft_s)
+        found = dict(explanation.speedups_by_length(priors(), static, (0.6,), 8))
+        assert found[3] == pytest.approx(static.speedup, rel=1e-12)
 
 
 def test_a_draft_of_one_pass_costs_the_same_at_every_length() -> None:
@@ -168,6 +185,105 @@ def test_constant_rate_inverts_the_acceptance_length(length: int, share: float) 
     mean = 1 + share * length
     rate = explanation.constant_rate(mean, length)
     assert float(step_terms.acceptance_length(min(max(rate, 1e-12), 1 - 1e-12), 0.0, length)) == pytest.approx(mean, rel=1e-6)
+
+
+# --- Measured drafting ---
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(share=st.floats(0.0, 0.9), ratio=st.floats(0.3, 2.0), batch=st.integers(1, 64), waiting=st.floats(0, 0.3))
+def test_measured_drafting_is_the_term_and_the_rest_has_the_remainder(
+    share: float, ratio: float, batch: int, waiting: float
+) -> None:
+    plain = MeasuredSpeedup(0.01, 0.01 / ratio, 2.4, 3, None, batch, 1000.0, waiting)
+    timed = replace(plain, draft_s=share * plain.busy_s)
+    law = priors()
+    before, found = explanation.explain(plain, law), explanation.explain(timed, law)
+    draft = found.term("draft")
+    assert draft.value == pytest.approx(share * plain.busy_s / 0.01, rel=1e-9)
+    assert draft.kind == "measured"
+    assert sum(term.value for term in found.terms) == pytest.approx(timed.steps, rel=1e-9)
+    for name in ("verify", "overhead", "stragglers"):  # of a law that these runs did not change
+        assert found.term(name).value == pytest.approx(before.term(name).value, rel=1e-12)
+    moved = found.term("rest").value - before.term("rest").value
+    assert moved == pytest.approx(before.term("draft").value - draft.value, abs=1e-9)
+    # Its interval is that of one measurement, whose relative error the law draws: 1 to 3 %.
+    assert draft.high - draft.low <= 0.2 * draft.value
+    assert (draft.high > draft.low) == (share > 0)
+
+
+def test_measured_drafting_narrows_what_two_runs_leave_open() -> None:
+    for draft_s in (2e-3, 5e-3):
+        measured = MeasuredSpeedup(8e-3, 6.2e-3, 2.4, 3, sequences=8)
+        open_, known = fitted_terms(measured), fitted_terms(replace(measured, draft_s=draft_s))
+
+        def width(found: explanation.TermsOfSpeedup) -> float:
+            return found.term("draft").extra_high - found.term("draft").extra_low
+
+        assert width(known) < 0.5 * width(open_)
+        assert known.term("draft").value == pytest.approx(draft_s / 8e-3)
+        others = sum(known.term(name).extra for name in ("verify", "overhead", "rest"))
+        assert others == pytest.approx(measured.steps - 1 - draft_s / 8e-3, rel=1e-9)
+        assert not any("draft" in group for group in known.indistinct)
+
+
+@pytest.mark.slow
+def test_intervals_cover_known_terms_at_their_rate_with_measured_drafting() -> None:
+    # As without it: 60 made-up engines, 80 % intervals, a binomial test at 1e-4 for each term.
+    covered, number, random = dict.fromkeys(("verify", "draft", "overhead"), 0), 60, np.random.default_rng(5)
+    for index in range(number):
+        length = (2, 3, 5)[index // 3 % 3]
+        measured, extra = engine_like(4 * index, (1.0, 8.0, 32.0)[index % 3], length)
+        noise = float(priors().draws["noise"][4 * index % priors().draws["noise"].size])
+        true = extra["draft"] * measured.plain_tpot_s
+        timed = replace(measured, draft_s=min(true * math.exp(noise * random.standard_normal()), 0.95 * measured.busy_s))
+        try:
+            found = fitted_terms(timed, seed=index)
+        except ParameterError:  # errors of measurement leave less than the device's peaks allow
+            number -= 1
+            continue
+        for name in covered:
+            covered[name] += found.term(name).extra_low <= extra[name] <= found.term(name).extra_high
+    assert number > 50
+    for name, count in covered.items():
+        assert stats.binomtest(count, number, 0.8).pvalue > 1e-4, (name, count)
+
+
+def test_the_cell_without_its_drafting_has_the_errors_of_both_measurements() -> None:
+    measured = MeasuredSpeedup(8e-3, 6e-3, 2.0, 3, draft_s=3e-3)
+    cells = measured.cells()
+    assert cells.values.tolist() == pytest.approx([8, 9])
+    assert cells.draft_passes.tolist() == [0, 0]
+    assert cells.draft_length.tolist() == [0, 3]
+    random = np.random.default_rng(0)
+    left = 12 * np.exp(0.01 * random.standard_normal(100_000)) - 3 * np.exp(0.01 * random.standard_normal(100_000))
+    assert 0.01 / math.sqrt(cells.weight[1]) == pytest.approx(np.std(np.log(left)), rel=0.02)
+
+
+def test_speedups_by_length_scale_measured_drafting_with_its_passes() -> None:
+    law = priors()
+    for passes, ratio in ((None, 2.0), (1, 1.0), (0, 1.0)):
+        measured = MeasuredSpeedup(8e-3, 6e-3, 2.4, 3, passes, 8, draft_s=6e-3)
+        rate = explanation.constant_rate(2.4, 3)
+        found = dict(explanation.speedups_by_length(law, measured, (rate,), 8))
+        assert found[3] == pytest.approx(measured.speedup, rel=1e-12)
+        # What a step takes at K = 6 grows by the verification of 3 more tokens, and by as many passes.
+        point = {name: np.array([value]) for name, value in law.coefficients.items()}
+        short, long = (explanation.step_parts(law, 8, length, 0, 1000.0, point) for length in (3, 6))
+        target = (measured.busy_s - 6e-3) * float(long.total[0] / short.total[0])
+        tokens = explanation.acceptance_length((rate,), 6)
+        assert found[6] == pytest.approx(8e-3 * tokens / (target + ratio * 6e-3), rel=1e-9)
+
+
+def test_parts_of_foreign_laws_are_measured_only_where_cells_determine_them() -> None:
+    drafting = explanation.explain(MeasuredSpeedup(8e-3, 6.2e-3, 2.4, 3), step_law.load("vllm-llama-3.1-8b-eagle3-h100"))
+    assert drafting.term("draft").kind == "measured"
+    assert "at this batch and draft length" not in drafting.term("draft").source
+    plain = explanation.explain(MeasuredSpeedup(16e-3, 12e-3, 2.4, 3, sequences=4), step_law.load("vllm-minimax-m3-fp8-b200"))
+    assert plain.term("draft").kind == "prior"  # its cells are all of plain decoding
+    assert "draft_pass, which the cells do not determine" in plain.term("draft").source
+    assert plain.term("verify").source.endswith("none of them at this batch and draft length")
+    assert {term.kind for term in explanation.explain(MeasuredSpeedup(8e-3, 6e-3, 2, 3), priors()).terms[:3]} == {"prior"}
 
 
 # --- Shares ---
@@ -240,6 +356,12 @@ def test_acceptance_alone_has_the_share_of_the_acceptance_lengths() -> None:
     assert rest.share == pytest.approx(math.log(1.2 / 1.9) - math.log(ratio), abs=1e-12)
 
 
+def test_mixtures_of_sides_draft_at_most_their_tokens_in_passes() -> None:
+    assert [replace(MINE, draft_passes=passes).passes for passes in (None, 0, 2, 3, 7)] == [3, 0, 2, 3, 3]
+    found = claim_shares.shares(replace(MINE, draft_length=2), 1.3, replace(MINE, draft_length=5, draft_passes=5), 1.5)
+    assert sum(share.share for share in found) == pytest.approx(math.log(1.3 / 1.5), abs=1e-12)
+
+
 def test_sides_whose_mixtures_cannot_exist_have_one_share_of_the_hardware() -> None:
     # 40 heads of Llama-2-13B are not divisible by 16 devices, which Llama-3.1-70B is split over.
     mine = replace(MINE, model="llama-2-13b", tensor_parallel=1)
@@ -258,6 +380,10 @@ def test_sides_whose_mixtures_cannot_exist_have_one_share_of_the_hardware() -> N
         (lambda: MeasuredSpeedup(8e-3, 1e-3, 2.0, 3), "speedup must be at most draft_length + 1 = 4"),
         (lambda: MeasuredSpeedup(8e-3, 4e-3, 4.5, 3), "acceptance_length must be at most draft_length + 1 = 4"),
         (lambda: MeasuredSpeedup(8e-3, 4e-3, 0.5, 3), "acceptance_length"),
+        (lambda: MeasuredSpeedup(8e-3, 4e-3, 2.0, 3, 4), "draft_passes must be between 0 and draft_length=3, got 4; leave it out"),
+        (lambda: MeasuredSpeedup(8e-3, 4e-3, 2.0, 3, draft_s=8e-3), "must take less than the step, 8 ms"),
+        (lambda: MeasuredSpeedup(8e-3, 4e-3, 2.0, 3, draft_s=-1e-3), "draft_s must be at least 0"),
+        (lambda: fitted_terms(MeasuredSpeedup(8e-3, 4e-3, 2.0, 3, draft_s=6e-3)), "less its measured drafting of 6 ms must"),
         (lambda: replace(MINE, acceptance=()), "acceptance is never assumed"),
         (lambda: replace(MINE, engine="mine"), "unknown engine 'mine'"),
         (lambda: claim_shares.log_speedup(replace(MINE, gpu="h1000")), "h1000"),

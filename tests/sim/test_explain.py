@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from model.engines.kernel_times import KernelSource
 from model.engines.step_law import StepLaw
 from model.logs import acceptance_record
 from model.logs.acceptance_record import AcceptanceRecord, LogSource, MeasuredCell
+from model.logs.engine_logs import engine_log
 from model.speedups import claim_shares, explanation
-from model.speedups.claim_shares import Setting
-from model.speedups.explanation import MeasuredSpeedup
-from sim.advice import explained_speedup, speedup_inputs
+from model.speedups.claim_shares import Setting, Share
+from model.speedups.explanation import MeasuredSpeedup, TermsOfSpeedup
+from sim.advice import explained_speedup, explanation_text, speedup_inputs
 from sim.advice.explained_speedup import Explanation
 from sim.commands.sim_app import app
 from tests.support.tiers import examples
@@ -160,8 +162,12 @@ def test_tables_have_a_row_for_each_term(found: Explanation) -> None:
 
 def test_a_record_gives_acceptance_draft_length_and_times(record: Path, found: Explanation) -> None:
     words = ["--model", "llama-3.1-8b", "--gpu", "h100", "--batch", "8"]
-    of = json.loads(run("--log", record, *words, "--json").stdout)
+    of = json.loads(run("--log", record, *words, "--engine", "any", "--json").stdout)
     assert of["terms"] == found.document()["terms"]
+    own = json.loads(run("--log", record, *words, "--json").stdout)  # the log's engine, unless another is asked for
+    assert own["terms"] == sim.explain(**MINE, engine="vllm").document()["terms"]
+    other = json.loads(run("--log", record, *words, "--engine", "sglang", "--json").stdout)
+    assert "the log is of vllm, but --engine says sglang" in " ".join(other["notes"])
     assert [row["source"] for row in of["rests_on"][:3]] == ["--log", "--log", "vllm log server.log"]
     assert [row["kind"] for row in of["rests_on"] if row["input"] == "context"] == ["assumed"]
     other = json.loads(run("--log", record, *words, "--plain-tpot", "9ms", "--json").stdout)
@@ -191,6 +197,7 @@ def _copy(path: Path) -> Path:
     ("option", "value", "of"),
     [
         ("--context", "8000", {"context": 8000}), ("--draft", "eagle3", {"draft": "eagle3:llama-3.1-8b"}),
+        ("--draft", "p-eagle", {"draft": "p-eagle:llama-3.1-8b", "draft_passes": 1}),
         ("--draft-passes", "1", {"draft_passes": 1}), ("--tensor-parallel", "2", {"tensor_parallel": 2}),
         ("--dtype", "float8", {"dtype": "float8"}), ("--weights", "int4", {"weights": "int4"}),
         ("--engine", "sglang", {"engine": "sglang"}), ("--seed", "3", {"seed": 3}),
@@ -243,6 +250,236 @@ def test_a_step_law_of_cells_replaces_the_priors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "value"), [("7.5 ms", 7.5), ("7.5ms", 7.5), ("0.0075s", 7.5), (7.5, 7.5)])
 def test_times_are_read_with_their_unit(text: str | float, value: float) -> None:
     assert speedup_inputs.milliseconds("tpot", text) == pytest.approx(value)
+
+
+# --- Measured drafting ---
+
+LLAMA_CPP = (
+    "slot print_timing: id  1 | task 0 | draft acceptance = 0.74074 (  200 accepted /   270 generated), mean acceptance length ="
+    "  3.00, acceptance rate per position = (0.800, 0.670, 0.530)\n"
+    "statistics draft-eagle3: #calls(b,g,a) = 1 {calls} 100, #gen drafts = 100, #acc drafts = 80, #gen tokens = 270,"
+    " #acc tokens = 200, #mean acc len = 3.00, #acc rate/pos = (0.800, 0.670, 0.530), dur(b,g,a) = 0.005, {ms:.3f}, 0.114 ms\n"
+)
+
+
+def drafted_log(folder: Path, ms: float, calls: int = 100) -> Path:
+    path = folder / "server.log"
+    path.write_text(LLAMA_CPP.format(ms=ms, calls=calls), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("batch", "calls", "ms"), [(1, 100, 300.0), (2, 50, 150.0), (1, 100, 0.0)])
+def test_the_time_of_drafting_in_a_log_is_the_term(batch: int, calls: int, ms: float, tmp_path: Path) -> None:
+    """100 drafts in `calls` calls: a step of `batch` sequences has one call, of ms / calls."""
+    words = ["--model", "llama-3.1-8b", "--gpu", "h100", "--plain-tpot", "8ms", "--tpot", "5ms", "--batch", str(batch)]
+    log = drafted_log(tmp_path, ms, calls)
+    found = json.loads(run("--log", log, *words, "--json").stdout)
+    draft = next(row for row in found["terms"] if row["term"] == "draft")
+    assert draft["value"] == pytest.approx(ms / calls / 8, abs=1e-9)
+    assert (draft["kind"], draft["source"]) == ("measured", "time of drafting in the log of this run")
+    (said,) = [row for row in found["rests_on"] if row["input"] == "time of drafting"]
+    assert (said["kind"], said["source"]) == ("measured", "llama.cpp log server.log")
+    assert f"2.7 of them per sequence, batch {batch}" in said["value"]
+    assert any("drafts have 2.70 of at most 3 tokens on average" in note for note in found["notes"])
+    # The same by a record of the log, and with a law of other runs.
+    path = tmp_path / "mine.json"
+    path.write_text(acceptance_record.dumps(engine_log.read([log])), encoding="utf-8")
+    law = ["--engine-law", "vllm-llama-3.1-8b-eagle3-h100"]
+    for changed in ([path, *words], [log, *words, *law]):
+        again = json.loads(run("--log", *changed, *(["--draft-length", "3"] if changed[0] == log else []), "--json").stdout)
+        assert next(row for row in again["terms"] if row["term"] == "draft")["value"] == pytest.approx(draft["value"])
+
+
+def test_drafting_that_leaves_no_time_for_the_step_is_refused(tmp_path: Path) -> None:
+    words = ["--model", "llama-3.1-8b", "--gpu", "h100", "--plain-tpot", "8ms", "--tpot", "5ms"]
+    assert "the measured drafting of a step must take less than the step, 15 ms" in error_of(
+        "--log", drafted_log(tmp_path, 1600.0), *words
+    )
+    assert "a step with drafts less its measured drafting of 12 ms must take at least" in error_of(
+        "--log", drafted_log(tmp_path, 1200.0), *words
+    )
+    assert "must take less than the step, 15 ms (time per output token x acceptance length), got 24 ms; check batch" in error_of(
+        "--log", drafted_log(tmp_path, 300.0), *words, "--batch", "8"
+    )
+    close = run("--log", drafted_log(tmp_path, 900.0), *words).stdout
+    assert "note: contradiction: drafting as measured leaves 6 ms of a step for verification and overhead, which take" in close
+    mixed = tmp_path / "mixed.log"  # drafts of 16 tokens besides
+    mixed.write_text(
+        drafted_log(tmp_path, 300.0).read_text(encoding="utf-8")
+        + "statistics ngram-simple: #calls(b,g,a) = 1 99 20, #gen drafts = 20, #acc drafts = 20, #gen tokens = 320,"
+        " #acc tokens = 81, dur(b,g,a) = 0.000, 0.872, 0.000 ms\n", encoding="utf-8",
+    )  # fmt: skip
+    assert "--draft-length must be at least 4.92, the mean length of the log's drafts, got 3" in error_of(
+        "--log", mixed, *words, "--draft-length", "3"
+    )
+
+
+# --- Laws of other runs ---
+
+
+@pytest.mark.parametrize(
+    ("law", "change", "message"),
+    [
+        ("vllm-llama-3.1-8b-eagle3-h100", {"model": "llama-2-13b"}, "--model must be llama-3.1-8b, that of law"),
+        ("vllm-llama-3.1-8b-eagle3-h100", {"gpu": "a100"}, "--gpu must be h100, that of law"),
+        ("vllm-llama-3.1-8b-eagle3-h100", {"engine": "sglang"}, "--engine must be vllm, that of law"),
+        ("vllm-llama-3.1-8b-eagle3-h100", {"tensor_parallel": 2}, "--tensor-parallel must be 1, that of law"),
+        ("vllm-llama-3.1-8b-eagle3-h100", {"draft": "llama-3.2-1b"}, "--draft must be that of the engine law (EAGLE-3"),
+        ("sglang-deepseek-r1-fp8-b300", {"model": "llama-3.1-8b"}, "--model must be deepseek-r1, that of law"),
+        ("sglang-deepseek-r1-fp8-b300", {"gpu": "b200"}, "--gpu must be b300, that of law"),
+        ("sglang-qwen3.8-27b-bf16-gb300", {"gpu": "h100"}, "--gpu must be gb300, that of law"),
+        ("sglang-glm-4.7-fp8", {"model": "llama-3.1-8b"}, "--model must be that of law sglang-glm-4.7-fp8 (GLM-4.7"),
+    ],
+)
+def test_a_law_of_other_runs_is_refused(law: str, change: dict[str, Any], message: str) -> None:
+    inputs = {name: value for name, value in MINE.items() if name not in ("model", "gpu")} | {"engine_law": law} | change
+    assert message in error_of(*words_of(inputs))
+
+
+def test_what_a_law_does_not_name_is_said_and_listed() -> None:
+    inputs = {name: value for name, value in MINE.items() if name not in ("model", "gpu")}
+    named = sim.explain(**inputs, engine_law="vllm-llama-3.1-8b-eagle3-h100")
+    assert not [row for row in named.rests_on if row.input.endswith("of the law")]
+    assert not [note for note in named.notes if "does not name" in note]
+    other = sim.explain(**inputs, engine_law="sglang-glm-4.7-fp8", gpu="h100")
+    unnamed = {row.input: row for row in other.rests_on if row.input.endswith("of the law")}
+    assert [*unnamed] == ["model of the law", "GPU of the law", "tensor parallel size of the law"]
+    assert {row.kind for row in unnamed.values()} == {"assumed"}
+    assert "taken to be h100" in unnamed["GPU of the law"].value
+    (note,) = [note for note in other.notes if "the law does not name its" in note]
+    assert "model, GPU and tensor parallel size, or in words only" in note
+    assert any("plain step is 8 ms, shorter than law sglang-glm-4.7-fp8 gives (16.3 ms)" in note for note in other.notes)
+    # A plain step that the law does not have makes its terms doubtful, first of all.
+    assert other.advice[0].startswith("To change it: doubt these terms first: law sglang-glm-4.7-fp8 has a plain step of")
+
+
+# --- What to change ---
+
+
+@pytest.mark.parametrize(
+    ("claim", "setting", "words"),
+    [
+        ("speedup=1.7,acceptance=0.9", "acceptance", "use a draft that is trained for these requests, or measure the claim's"),
+        ("speedup=1.6,acceptance_length=2.4,draft_passes=1", "draft", "use a draft as the claim's"),
+        ("speedup=2,acceptance_length=2.4,model=llama-3.1-70b,tensor_parallel=4", "model", "the claim is about llama-3.1-70b"),
+        ("speedup=2.2,acceptance_length=2.4", "rest", "look for what the settings given do not say"),
+        ("speedup=3,acceptance=0.1", "rest", "do not aim at the claim, which contradicts itself"),
+    ],
+)
+def test_what_to_change_follows_the_largest_loss(claim: str, setting: str, words: str) -> None:
+    found = sim.explain(**MINE, claim=claim)
+    lost = min(found.shares, key=lambda share: share.share)
+    assert lost.setting == setting
+    assert found.advice[0].startswith("To change it: ")
+    assert words in found.advice[0]
+    assert found.advice[1].startswith("Of the step's time, drafting grows most: ")
+
+
+def test_a_share_that_goes_the_other_way_is_said() -> None:
+    gain = sim.explain(**MINE, claim="speedup=2,acceptance=0.5,gpu=a100").verdict
+    assert "acceptance (0.665 instead of 0.5): a factor of 1.28" in gain
+    assert "It goes the other way; of those that go this way the largest is GPU (h100 instead of a100): a factor of 0.8" in gain
+    assert "other way" not in sim.explain(**MINE, claim="speedup=2,acceptance=0.9,gpu=a100").verdict
+
+
+def test_a_claim_below_the_measurement_loses_nothing() -> None:
+    found = sim.explain(**MINE, claim="speedup=1.1,acceptance_length=2.4")
+    assert found.advice[0] == "Nothing is lost against the claim: the measured speed-up is as high."
+    assert found.advice[1] == sim.explain(**MINE).advice[0]
+
+
+def test_every_setting_has_what_to_change() -> None:
+    joined = "model, GPU, tensor parallel, draft"
+    for setting in (*claim_shares.GROUPS, joined):
+        shares = (Share(setting, "mine", "theirs", -0.5, -0.6, -0.4), Share("rest", "", "", 0.1, -0.1, 0.3))
+        said = explanation_text.advice(
+            explanation.explain(MeasuredSpeedup(8e-3, 6.2e-3, 2.4, 3), law_of_priors()), [(3, 1.3)], law_of_priors(), shares,
+            fitted_here=True,
+        )  # fmt: skip
+        assert said[0].startswith("To change it: ")
+        assert "{" not in said[0]
+        assert setting == "acceptance" or "theirs" in said[0] or "mine" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("rest", "words"), [((-0.1, -0.3, 0.1), "at 8"), ((-0.6, -1.3, 0.1), "at 8"), ((-0.6, -0.7, -0.5), "look for what the")]
+)  # fmt: skip
+def test_the_largest_of_several_losses_is_first(rest: tuple[float, float, float], words: str) -> None:
+    """A rest that may be 0 is not the loss to make up for, even with a large mean; a gain is none."""
+    terms = explanation.explain(MeasuredSpeedup(8e-3, 6.2e-3, 2.4, 3), law_of_priors())
+    shares = (
+        Share("acceptance", "0.9", "0.8", 0.4, 0.4, 0.4), Share("batch", "8", "1", -0.4, -0.5, -0.3),
+        Share("GPU", "h100", "a100", -0.2, -0.3, -0.1), Share("rest", "", "", *rest),
+    )  # fmt: skip
+    said = explanation_text.advice(terms, [(3, 1.3)], law_of_priors(), shares, fitted_here=True)
+    assert words in said[0]
+
+
+def test_fewer_tokens_are_advised_only_where_they_are_faster() -> None:
+    for sequences, name in ((1.0, "draft"), (512.0, "verify")):
+        measured = MeasuredSpeedup(8e-3, 6.2e-3, 2.4, 3, sequences=sequences)
+        terms = explanation.explain(measured, law_of_priors())
+        largest = tuple(replace(term, extra=1.0 if term.name == name else 0.0) for term in terms.terms)
+        named = TermsOfSpeedup(measured, largest, ())
+        for speedups, shorter in (([(2, 1.5), (3, 1.3)], True), ([(3, 1.3), (4, 1.5)], False), ([(2, 1.31), (3, 1.3)], False)):
+            said = explanation_text.advice(named, speedups, law_of_priors(), (), fitted_here=True)
+            assert ("draft fewer tokens" in said[0]) == shorter, (name, said)
+
+
+@pytest.mark.parametrize(
+    ("mine", "claim", "passes"),
+    [
+        ({"draft": "p-eagle:llama-3.1-8b", "draft_passes": 1}, "draft=eagle3", None),
+        ({"draft": "p-eagle:llama-3.1-8b", "draft_passes": 1}, "batch=2", 1),
+        ({}, "draft=p-eagle", 1), ({}, "draft_passes=7", None), ({}, "draft_passes=2", 2), ({"draft_passes": 1}, "batch=2", 1),
+    ],
+)  # fmt: skip
+def test_a_claim_has_the_passes_of_its_draft(mine: dict[str, Any], claim: str, passes: int | None) -> None:
+    side, _, _ = speedup_inputs.claimed(
+        f"speedup=3,acceptance=0.8,draft_length=7,{claim}", Setting("llama-3.1-8b", "h100", 3, (0.6,), **mine)
+    )
+    assert side.draft_passes == passes
+
+
+def test_as_many_passes_as_tokens_are_one_per_token() -> None:
+    """K passes at the measured K are 7 at a claim's K = 7, and K at every length that is predicted."""
+    assert speedup_inputs.passes_of(None, 3, 3) is None
+    assert speedup_inputs.passes_of(None, 2, 3) == 2
+    assert sim.explain(**MINE, draft_passes=3).document() == sim.explain(**MINE).document()
+
+
+def test_kernels_without_measurements_are_assumed() -> None:
+    kinds = {
+        gpu: sim.explain(**MINE | {"gpu": gpu, "plain_tpot": "25ms", "tpot": "20ms"}).terms.term("verify").kind
+        for gpu in ("h100", "mi300x")
+    }
+    assert kinds == {"h100": "measured", "mi300x": "assumed"}
+
+
+def law_of_priors() -> StepLaw:
+    return law_fit.fit(None, "priors", unit="step_ms", kernels=KernelSource("llama-3.1-8b", "h100"), engine="any")
+
+
+def test_acceptance_comes_first_where_it_costs_more_than_the_step() -> None:
+    found = sim.explain(**MINE | {"mean_acceptance_length": 1.4, "tpot": "7ms"})
+    assert found.advice[0].startswith("To change it: acceptance costs more than the time of the step")
+    assert sim.explain(**MINE).advice[0].startswith("To change it: use a smaller draft")
+
+
+def test_the_rest_is_explained_by_what_the_law_is_of(tmp_path: Path) -> None:
+    inputs = {name: value for name, value in MINE.items() if name not in ("model", "gpu", "batch")}
+    law = "vllm-llama-3.1-8b-eagle3-h100"
+    slow = inputs | {"tpot": "12ms", "plain_tpot": "6.6ms"}
+    near = sim.explain(**slow, engine_law=law)
+    assert near.terms.largest.name == "rest"
+    assert f"law {law} has cells at this batch and draft length" in near.advice[-2]
+    far = sim.explain(**slow, engine_law=law, batch=8)
+    assert f"law {law} has no cell at this batch and draft length (7 cells of tpot_ms, 1 at once" in far.advice[-2]
+    assert "differences to the law's runs" in far.verdict
+    own = sim.explain(drafted_log(tmp_path, 300.0), plain_tpot="8s", tpot="4s", model="llama-3.1-8b", gpu="h100")
+    assert own.terms.largest.name == "rest"
+    assert "kernels and priors do not explain these two runs" in " ".join(own.advice)
+    assert "law" not in own.verdict
 
 
 # --- Figures ---
@@ -309,6 +546,16 @@ def test_figures_refuse_tables_of_something_else(found: Explanation) -> None:
         ({"plain_tpot": "0.8ms", "tpot": "0.5ms"}, "a plain step must take at least"),
         ({"plain_tpot": "5ms", "tpot": "1.6ms", "mean_acceptance_length": 1.3}, "must be at most the 1.3 tokens that a step emits"),
         ({"batch": 0}, "batch must be between"),
+        ({"draft_passes": 4}, "draft_passes must be between 0 and draft_length=3, got 4; leave it out for one pass"),
+        ({"draft_passes": -1}, "draft_passes must be between 0 and draft_length=3, got -1"),
+        ({"draft": "p-eagle", "draft_passes": 3}, "draft_passes must be 1 with p-eagle:llama-3.1-8b, which drafts all"),
+        ({"draft": "mine"}, "--draft must be a head"),
+        ({"model": "llama-3.1-405b"}, "must be at most the 85.9 GB of h100"),
+        ({"engine_law": "nothing.json"}, "step law 'nothing.json' cannot be read: No such file"),
+        ({"claim": "speedup=3,acceptance=.8,draft_length=7,draft_passes=8"}, "claim draft_passes must be between 0 and"),
+        ({"claim": "speedup=3,acceptance=.8,batch=0"}, "claim: batch must be between"),
+        ({"claim": "speedup=3,acceptance=.8,model=llama-3.1-70b"}, "claim: weights (141.1 GB)"),
+        ({"claim": "speedup=3;acceptance=.8"}, "--claim must be KEY=VALUE,KEY=VALUE"),
         ({"engine": "mine"}, "unknown engine 'mine'"),
         ({"engine_law": "nothing"}, "engine law"),
         ({"static_tokens": 100, "batch": 1}, "--batch must be a whole number of at least 2"),
