@@ -61,7 +61,7 @@ class Parameters(MethodParameters):
     LABEL = "self-speculative decoding"
     SHORT_LABEL = "self-speculative"
     OUTCOMES = ("accept",)
-    COSTS = ("verify_cost",)
+    COSTS = ("verify_cost", "early_head")
     IMITATES = MappingProxyType({EARLY_LAYERS: ("target", "accept")})
     EXACT = True
     BATCHINGS = (CONTINUOUS, LOCKSTEP)
