@@ -19,7 +19,7 @@ from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
 from model.engines import engine_priors, kernel_times, law_fit, law_report, step_law
-from model.engines.cells import Cells
+from model.engines.cells import Cells, Floats
 from model.engines.kernel_times import USUAL_CONTEXT, KernelSource
 from model.engines.step_law import StepLaw
 from model.hardware import devices, memory_limit
@@ -66,7 +66,7 @@ class Inputs:
     printed_length: float | None = None
     acceptance: Any = None
     acceptance_by_position: tuple[float, ...] | None = None
-    match_rate: float | None = None
+    match_rate: Any = None
     batch: tuple[int, ...] | None = None
     draft_length: tuple[int, ...] | None = None
     context: int | None = None
@@ -100,6 +100,10 @@ class Situation:
         Largest number of sequences that fit the memory; None: unknown.
     kernels_only
         True if the engine adds nothing to its kernels: neither a law nor a prior was used.
+    shape
+        Shape of the model; None: unknown.
+    match_rates
+        Draws of the rate at which an early candidate is the final token; None: unknown.
     rests_on, notes
         Sources of all inputs; remarks.
     """
@@ -118,6 +122,7 @@ class Situation:
     capacity: int | None
     kernels_only: bool
     shape: Shape | None = None
+    match_rates: Floats | None = None
     rests_on: tuple[Evidence, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
@@ -183,12 +188,15 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
             "memory", f"{capacity:,} sequences of {context or USUAL_CONTEXT:,} positions fit", f"{device.name}: {device.source}",
             "published" if device.published else "assumed",
         ))  # fmt: skip
+    matches = None
     if said.match_rate is not None:
-        checks.number("match_rate", said.match_rate, 0, 1)
-        rests.append(Evidence("match_rate", f"{said.match_rate:g}", "--match-rate", "assumed"))
+        low, high = option_values.range_of("match_rate", said.match_rate)
+        matches = acceptance_draws.match_rates(low, high, seed=said.seed)
+        text = f"{low:g}" if high is None else f"{low:g} to {high:g}"
+        rests.append(Evidence("match_rate", text, "--match-rate", "assumed"))
     return Situation(
         said, name, gpu, draft, law, cases, _batches(said, capacity, notes), _draft_lengths(said, cases, notes), context, parallel,
-        gpus, capacity, only, shape, tuple(rests), tuple(notes),
+        gpus, capacity, only, shape, matches, tuple(rests), tuple(notes),
     )  # fmt: skip
 
 

@@ -84,6 +84,11 @@ def _speedup(row: Mapping[str, Any] | None) -> Value:
     return TableCell(f"{row['speedup']:.2f}", "best" if row["best"] else "tie" if row["tie"] else "")
 
 
+def _bounds(row: Mapping[str, Any]) -> Value:
+    low, high = row["speedup_low"], row["speedup_high"]
+    return None if low is None or high is None else f"{low:.2f} to {high:.2f}"
+
+
 def _figures(path: Path) -> Iterator[SvgFigure]:
     drawn = path.with_suffix(".svg")
     if drawn.is_file():
@@ -112,9 +117,9 @@ def _overturning(content: Mapping[str, Any]) -> Iterator[Part]:
 def _further(content: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Part]]]:
     """Other methods, other uses of the devices, lines to paste, and what was not evaluated; some may be empty."""
     others = [row for row in content["table"] if row["method"] not in (DRAFTS, registry.PLAIN)]
-    columns = ("method", "running", "draft length", "speed-up", "TPOT", "throughput", "exact")
-    units = ("", "sequences", "tokens", "plain decoding = 1", "ms", "tok/s per GPU", "")
-    rows = [[registry.label(str(row["method"])), row["batch"], row["draft_length"], row["speedup"], row["tpot_ms"],
+    columns = ("method", "running", "draft length", "speed-up", "interval", "TPOT", "throughput", "exact")
+    units = ("", "sequences", "tokens", "plain decoding = 1", "80 %", "ms", "tok/s per GPU", "")
+    rows = [[registry.label(str(row["method"])), row["batch"], row["draft_length"], row["speedup"], _bounds(row), row["tpot_ms"],
              row["tokens_per_s_per_gpu"], row["exact"]] for row in others]  # fmt: skip
     yield "Other methods", [DataTable("Other methods on the same costs", columns, rows, units)] if rows else []
     rows = [[row["option"], row["running"], row["replicas"], row["gpus_per_replica"], row["draft_length"], row["tpot_ms"],

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 import sim
+from model.advice.draft_choice import ratio_interval
 from model.base.checks import ParameterError
 from model.engines import law_fit, step_law, step_terms
 from model.engines.cells import Cells
 from model.logs.acceptance_record import AcceptanceRecord, dumps, with_intervals
-from sim.advice import advice_schema, engine_settings
+from sim.advice import advice_schema, engine_settings, other_methods
 from sim.advice.advice import Advice
 from sim.advice.engine_settings import MOST_SEQUENCES, Range, schedule
 from sim.advice.option_values import acceptance_of
@@ -177,6 +179,68 @@ def test_other_methods_and_uses_are_in_the_same_units(two: Advice) -> None:
         assert (each.tpot_ms, each.tokens_per_s_per_gpu) == pytest.approx((row["tpot_ms"], row["tokens_per_s_per_gpu"]))
     assert "not exact" in str(two)
     assert {row["gpus"] for row in two.others.rows if row["method"] in ("pearl", "ppd")} == {2}
+
+
+PLACE: dict[str, Any] = {
+    "model": "llama-3.1-8b", "gpu": "h100", "draft": "llama-3.2-1b", "gpus": 2, "batch": [2], "draft_length": [3]
+}  # fmt: skip
+
+
+def others_of(**more: Any) -> dict[str, dict[str, Any]]:
+    return {row["method"]: dict(row) for row in sim.advise(**{"acceptance": 0.7, **PLACE, **more}).others.rows}
+
+
+def test_a_draw_that_is_the_estimate_gives_the_row(two: Advice) -> None:
+    """Draws and rows are evaluated by different code: the closed form of a case with another law, and a run of a scenario."""
+    said = two.situation
+    exact = replace(said.law, draws={name: np.array([said.law.coefficients.get(name, 0.0)]) for name in said.law.draws})
+    for row in other_methods.evaluate(replace(said, law=exact, match_rates=np.array([0.5]))).rows:
+        assert row["speedup_low"] is row["speedup_high"] is None  # the draws have neither a spread nor noise
+    noisy = replace(exact, draws={**exact.draws, "noise": np.array([0.05])})
+    for row in other_methods.evaluate(replace(said, law=noisy)).rows:
+        low, high = ratio_interval(np.array([row["speedup"]]), np.array([0.05]), 0.0)
+        assert (row["speedup_low"], row["speedup_high"]) == pytest.approx((float(low), float(high)), rel=1e-6)
+    assert "no interval: no input" in str(replace(two, others=other_methods.evaluate(replace(said, law=exact))))
+
+
+@pytest.mark.parametrize(("name", "moves"), [("draft_pass", {"pearl"}), ("step", {"ppd", "early_exit", "skipdecode"})])
+def test_an_uncertain_term_of_the_law_widens_what_it_is_part_of(name: str, moves: set[str], two: Advice) -> None:
+    """A pass of the draft is part of PEARL alone, whose steps else are as many plain ones; overheads do not shrink with the layers."""
+    said = two.situation
+    draws = {each: np.array([said.law.coefficients.get(each, 0.0)] * 2) for each in said.law.draws}
+    draws[name] = draws[name] * [0.5, 4.0]
+    rows = other_methods.evaluate(replace(said, law=replace(said.law, draws=draws), batches=(1,), match_rates=np.array([0.5]))).rows
+    wide = {row["method"] for row in rows if row["speedup_low"] is not None and row["speedup_high"] > 1.005 * row["speedup_low"]}
+    assert wide == moves
+
+
+@pytest.mark.parametrize(("method", "name", "ends"), [("ppd", "match_rate", (0.3, 0.8)), ("pearl", "acceptance", (0.5, 0.9))])
+def test_uncertain_rates_widen_the_intervals_of_the_methods_that_read_them(
+    method: str, name: str, ends: tuple[float, float]
+) -> None:
+    base = {"match_rate": 0.55, "acceptance": 0.7}
+    known, ranged = others_of(**base), others_of(**base | {name: ends})
+    at_ends = [others_of(**base | {name: each})[method]["speedup"] for each in ends]
+    assert at_ends[0] < known[method]["speedup"] < at_ends[1]
+
+    def width(row: dict[str, Any]) -> float:
+        return float(row["speedup_high"] / row["speedup_low"])
+
+    assert width(ranged[method]) > 1.1 * width(known[method])
+    # 80 % of a uniform rate: a tenth of the range is left out at each end, so that the bounds are near the values at the ends.
+    assert ranged[method]["speedup_low"] == pytest.approx(at_ends[0], rel=0.12)
+    assert ranged[method]["speedup_high"] == pytest.approx(at_ends[1], rel=0.12)
+    (other,) = {"ppd", "pearl"} - {method}
+    assert width(ranged[other]) == pytest.approx(width(known[other]), rel=0.01)
+
+
+def test_match_rate_in_every_form() -> None:
+    given = [others_of(match_rate=each)["ppd"]["speedup_low"] for each in ((0.4, 0.6), "0.4..0.6")]
+    assert given[0] == given[1]
+    wrong = (("0.6..0.4", "write 0.4..0.6"), ("a", "must be a number, or a range"), (1.5, "between 0 and 1"), (True, "must be"))
+    for bad, message in wrong:
+        with pytest.raises(ParameterError, match=message):
+            others_of(match_rate=bad)
 
 
 def test_four_devices_hold_two_groups_of_two() -> None:
