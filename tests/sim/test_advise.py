@@ -205,7 +205,7 @@ def test_a_draw_that_is_the_estimate_gives_the_row(two: Advice) -> None:
 
 @pytest.mark.parametrize(("name", "moves"), [("draft_pass", {"pearl"}), ("step", {"ppd", "early_exit", "skipdecode"})])
 def test_an_uncertain_term_of_the_law_widens_what_it_is_part_of(name: str, moves: set[str], two: Advice) -> None:
-    """A pass of the draft is part of PEARL alone, whose steps else are as many plain ones; overheads do not shrink with the layers."""
+    """A pass of the draft is part of PEARL alone; an engine's overhead does not shrink with the layers that others leave out."""
     said = two.situation
     draws = {each: np.array([said.law.coefficients.get(each, 0.0)] * 2) for each in said.law.draws}
     draws[name] = draws[name] * [0.5, 4.0]
