@@ -15,6 +15,7 @@ import numpy as np
 from model.advice import acceptance_draws
 from model.advice.acceptance_draws import AcceptanceDraws
 from model.architectures import draft_heads, layer_parts, published_shapes
+from model.architectures.longest_contexts import longest_context
 from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
@@ -160,6 +161,7 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
     shape = None if name is None else _shape(name, dtype, said.weights)
     device = None if gpu is None else devices.device(gpu)
     context = _context(said, record, rests)
+    _check_longest(context, name, shape, draft, notes)
     parallel = _tensor_parallel(said, given, shape, device, context, draft, dtype, notes)
     gpus = parallel if said.gpus is None else said.gpus
     if gpus < parallel:
@@ -271,6 +273,25 @@ def _context(said: Inputs, record: AcceptanceRecord | None, rests: list[Evidence
         return found
     rests.append(Evidence("context", f"{USUAL_CONTEXT:,} positions", "not said; --context sets it", "assumed"))
     return USUAL_CONTEXT
+
+
+def _check_longest(context: int | None, name: str | None, shape: Shape | None, draft: str | None, notes: list[str]) -> None:
+    """Note a context beyond the positions that the model or a draft model was trained for; refuse one beyond a table of positions.
+
+    Rotary positions can be stretched, and checkpoints of one shape differ, so that a larger context may be meant.
+    """
+    if context is None:
+        return
+    for role, each in (("", name), ("the draft ", draft)):
+        most = None if each is None else longest_context(each)
+        if most is not None and most < context and not role and shape is not None and shape.positions:
+            raise ParameterError(f"--context must be at most {most:,}, those of the table of positions of {each}, got {context:,}")
+        if most is not None and context > most and not (role and draft_heads.is_head(str(each))):
+            notes.append(
+                f"a context of {context:,} positions is beyond the {most:,} that {role}{published_shapes.label(str(each))} was"
+                " trained for (max_position_embeddings): engines refuse it unless its RoPE scaling is changed, and acceptance may"
+                " fall"
+            )
 
 
 def _tensor_parallel(

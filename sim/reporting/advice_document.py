@@ -122,11 +122,11 @@ def _further(content: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Part]]]
     rows = [[registry.label(str(row["method"])), row["batch"], row["draft_length"], row["speedup"], _bounds(row), row["tpot_ms"],
              row["tokens_per_s_per_gpu"], row["exact"]] for row in others]  # fmt: skip
     yield "Other methods", [DataTable("Other methods on the same costs", columns, rows, units)] if rows else []
-    rows = [[row["option"], row["running"], row["replicas"], row["gpus_per_replica"], row["draft_length"], row["tpot_ms"],
+    uses = [[row["option"], row["running"], row["replicas"], row["gpus_per_replica"], row["draft_length"], row["tpot_ms"],
              row["tokens_per_s_per_gpu"]] for row in content["alternatives"]]  # fmt: skip
-    columns = ("option", "running", "replicas", "devices of a replica", "draft length", "TPOT", "throughput")
-    units = ("", "sequences", "", "", "tokens", "ms", "tok/s per GPU")
-    yield "Other uses of the same devices", [DataTable("Other uses of the same devices", columns, rows, units)] if rows else []
+    heads = ("option", "running", "replicas", "devices of a replica", "draft length", "TPOT", "throughput")
+    of_uses = ("", "sequences", "", "", "tokens", "ms", "tok/s per GPU")
+    yield "Other uses of the same devices", [DataTable("Other uses of the same devices", heads, uses, of_uses)] if uses else []
     settings = content["settings"]
     yield "Lines to paste", [CodeLines("\n".join(map(str, lines)), f"{engine}:") for engine, lines in settings.items()]
     left = [f"{registry.label(str(row['method']))}: {row['because']}" for row in content["not_evaluated"]]

@@ -341,6 +341,20 @@ def test_record_of_a_log_gives_acceptance_up_to_its_draft_length(record: Path) -
     assert own.cases[0].acceptance.text == "0.5"
 
 
+def test_context_beyond_the_model_s_is_said() -> None:
+    said = {"model": "llama-2-7b", "gpu": "h100", "acceptance": 0.6, "batch": [1], "draft_length": [2]}
+    at_most, beyond, drafted = (
+        " ".join(sim.advise(**said, **more).situation.notes)
+        for more in ({"context": 4096}, {"context": 4097}, {"context": 4096, "draft": "llama-68m"})
+    )
+    assert "beyond" not in at_most
+    assert "4,097 positions is beyond the 4,096 that llama-2-7b was trained for" in beyond
+    assert "beyond the 2,048 that the draft llama-68m was trained for" in drafted
+    assert "that llama-2-7b was" not in drafted
+    with pytest.raises(ParameterError, match=r"--context must be at most 2,048, those of the table of positions of opt-1\.3b"):
+        sim.advise(**said | {"model": "opt-1.3b", "context": 2049})
+
+
 def test_small_devices_are_filled_and_not_more() -> None:
     made = sim.advise(model="llama-3.1-8b", gpu="rtx-4090", draft="eagle3", acceptance=0.7)
     assert made.situation.capacity is not None
