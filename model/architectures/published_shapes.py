@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,25 @@ def is_path(name: str) -> bool:
     if draft_heads.is_head(name):
         return is_path(draft_heads.parts(name)[1])
     return name not in PRESETS and (name.endswith(".json") or "/" in name or os.sep in name)
+
+
+def named_on_hub(text: str) -> str:
+    """Return the name of the model that a hub's name is of, or the text unchanged: words for tuned versions are left out.
+
+    >>> named_on_hub("meta-llama/Llama-3.1-8B-Instruct"), named_on_hub("mine/model")
+    ('llama-3.1-8b', 'mine/model')
+    """
+    if text in PRESETS or text.endswith(".json") or Path(text).is_dir():
+        return text
+    words = re.split(r"[-_ ]+", text.rpartition("/")[2].lower())
+    for keep in (words, [each for each in words if each not in _TUNED]):
+        for more in (keep, keep[1:] if keep[:1] == ["meta"] else keep):
+            if "-".join(more) in PRESETS:
+                return "-".join(more)
+    return text
+
+
+_TUNED = ("instruct", "chat", "it", "hf", "base")
 
 
 def label(name: str) -> str:

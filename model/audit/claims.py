@@ -69,7 +69,6 @@ _DTYPES = {
     "gptq": "int4", "w8a8": "int8", "fp4": "nvfp4",
 }  # fmt: skip
 _VENDORS = {"nvidia", "amd", "geforce", "instinct", "tesla", "sxm", "sxm4", "sxm5", "pcie", "gpu"}
-_TUNED = ("instruct", "chat", "it", "hf", "base")
 
 
 class Stated(NamedTuple):
@@ -325,7 +324,7 @@ def model_named(text: str, dtype: str | None = None) -> Shape:
     >>> model_named("meta-llama/Llama-3.1-8B-Instruct").layers
     32
     """
-    name = _model_name(text)
+    name = published_shapes.named_on_hub(text)
     if dtype is None:
         return published_shapes.named_shape(name, key="model")
     kind = _DTYPES.get(dtype.lower(), dtype.lower())
@@ -334,17 +333,6 @@ def model_named(text: str, dtype: str | None = None) -> Shape:
     if kind not in FORMATS and not kind.startswith("int"):
         raise checks.unknown("dtype", dtype, (*BYTES, *FORMATS))
     return replace(published_shapes.named_shape(name, key="model"), weights=quantised(kind, key="dtype"))
-
-
-def _model_name(text: str) -> str:
-    if text in published_shapes.PRESETS or text.endswith(".json") or Path(text).is_dir():
-        return text
-    words = re.split(r"[-_ ]+", text.rpartition("/")[2].lower())
-    for keep in (words, [each for each in words if each not in _TUNED]):
-        for more in (keep, keep[1:] if keep[:1] == ["meta"] else keep):
-            if "-".join(more) in published_shapes.PRESETS:
-                return "-".join(more)
-    return text
 
 
 def draft_named(text: str, model: str | None = None) -> str:
@@ -358,7 +346,7 @@ def draft_named(text: str, model: str | None = None) -> str:
         return kinds[_word(text)]
     if draft_heads.is_head(text):
         return text
-    name = _model_name(text)
+    name = published_shapes.named_on_hub(text)
     if name not in published_shapes.PRESETS and not published_shapes.is_path(name):
         known = (*published_shapes.PRESETS, *draft_heads.ABOUT, NO_DRAFT)
         raise ParameterError(f"{checks.unknown('draft', text, known)}; or give the path of a config.json, or leave it empty")

@@ -16,7 +16,7 @@ from model.architectures import draft_heads
 from model.base import checks, strict_json
 from model.base.checks import ParameterError
 from model.engines import next_cell
-from sim.advice import engine_settings, other_methods
+from sim.advice import checkpoint_names, engine_settings, other_methods
 from sim.advice.engine_settings import Range
 from sim.advice.other_methods import Alternative, Evaluated
 from sim.advice.situation import Evidence, Inputs, Situation, situation
@@ -324,12 +324,19 @@ class Advice:
         return plain
 
     def settings(self, engine: str) -> list[str]:
-        """Lines that set an engine to the schedule of the first case; MODEL and DRAFT stand for the checkpoints' names."""
+        """Lines that set an engine to the schedule of the first case, after comments on the names of checkpoints in them.
+
+        Names are those that the log's server printed, else those that the user gave; what neither says is MODEL or DRAFT.
+        """
         checks.one_of("engine", engine, engine_settings.NAMES)
         said = self.situation
         draft = said.draft or engine_settings.draft_of(said.law.facts.get("draft", ""))
-        found = engine_settings.lines(engine, "MODEL", draft, self.cases[0].schedule, tensor_parallel=said.tensor_parallel)
-        return ["# MODEL and DRAFT stand for the names of your checkpoints", *found]
+        names = checkpoint_names.of(said, draft)
+        found = engine_settings.lines(
+            engine, names.model.text, draft, self.cases[0].schedule, checkpoint=names.draft.text,
+            tensor_parallel=said.tensor_parallel,
+        )  # fmt: skip
+        return [*checkpoint_names.comments(names, found), *found]
 
     def figure(self) -> Any:
         """Speed-up by the number of running sequences, with its interval, for each best draft length, as a matplotlib figure."""

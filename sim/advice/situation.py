@@ -26,11 +26,11 @@ from model.engines.step_law import StepLaw
 from model.hardware import devices, memory_limit
 from model.hardware.cost_models import DeviceMemory
 from model.logs import acceptance_record
-from model.logs.acceptance_record import AcceptanceRecord
+from model.logs.acceptance_record import AcceptanceRecord, ServedSettings
 from model.logs.engine_logs import engine_log
 from model.methods.speculative import engine_dialects
 from model.methods.speculative.theory import reported_acceptance
-from sim.advice import engine_settings, option_values
+from sim.advice import engine_settings, option_values, server_settings
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 DRAFT_LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -105,6 +105,8 @@ class Situation:
         Shape of the model; None: unknown.
     match_rates
         Draws of the rate at which an early candidate is the final token; None: unknown.
+    served
+        What the log says of its server; None: unknown.
     rests_on, notes
         Sources of all inputs; remarks.
     """
@@ -124,6 +126,7 @@ class Situation:
     kernels_only: bool
     shape: Shape | None = None
     match_rates: Floats | None = None
+    served: ServedSettings | None = None
     rests_on: tuple[Evidence, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
@@ -150,13 +153,20 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
     given = None if said.engine_law is None else step_law.load(said.engine_law)
     rests: list[Evidence] = []
     notes: list[str] = []
-    name = _agreed("model", said.model, None if given is None else given.shape_name)
+    served = None if record is None else record.served
+    server_settings.check_model(said.model, served)
+    server_settings.check_draft(said.draft, served)
+    of_log = server_settings.model_of(served) if said.model is None and given is None else None
+    name = _agreed("model", said.model or of_log, None if given is None else given.shape_name)
     gpu = _agreed("gpu", said.gpu, None if given is None or given.kernels is None else given.kernels.gpu)
     if name is None and given is None:
         raise ParameterError("--model is required: a name of `sim ls shapes`, or the path of a config.json")
     if gpu is None and given is None:
         raise ParameterError("--gpu is required: a name of `sim ls devices`, or its .toml; or give a fitted --engine-law")
     draft = _draft(said, given, name)
+    if draft is None and given is None:
+        draft = server_settings.draft_of(served, name)
+    _of_server(served, record, of_log, draft if said.draft is None and given is None else None, rests, notes)
     dtype = said.dtype if given is None or given.kernels is None else given.kernels.dtype
     shape = None if name is None else _shape(name, dtype, said.weights)
     device = None if gpu is None else devices.device(gpu)
@@ -198,7 +208,7 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
         rests.append(Evidence("match_rate", text, "--match-rate", "assumed"))
     return Situation(
         said, name, gpu, draft, law, cases, _batches(said, capacity, notes), _draft_lengths(said, cases, notes), context, parallel,
-        gpus, capacity, only, shape, matches, tuple(rests), tuple(notes),
+        gpus, capacity, only, shape, matches, served, tuple(rests), tuple(notes),
     )  # fmt: skip
 
 
@@ -224,11 +234,34 @@ def record_of(log: Sequence[str | Path], draft_length: int | Sequence[int] | Non
     first = Path(log[0])
     if len(log) == 1 and first.suffix == ".json" and _is_record(first):
         record = acceptance_record.load(first)
+        if record.draft_length is not None and draft_length not in (None, record.draft_length):
+            raise ParameterError(
+                f"--log-draft-length must be {record.draft_length}, that of {first.name}, got {checks.shown(draft_length)};"
+                " leave it out"
+            )
         if record.draft_length is None and isinstance(draft_length, int):
             checks.whole("log_draft_length", draft_length, 1, acceptance_draws.MOST_POSITIONS)
             return replace(record, draft_length=draft_length)
         return record
     return engine_log.read(log, draft_length=draft_length)
+
+
+def _of_server(
+    served: ServedSettings | None, record: AcceptanceRecord | None, model: str | None, draft: str | None, rests: list[Evidence],
+    notes: list[str],
+) -> None:  # fmt: skip
+    """List what is taken from the settings of a log's server: a model and a draft that the user did not name, the draft length."""
+    if served is None or record is None:
+        return
+    if model is not None:
+        rests.append(Evidence("model", f"{model} ({served.model})", server_settings.SOURCE, "measured"))
+    names = " ".join(filter(None, (served.method, served.draft)))
+    if draft is not None:
+        rests.append(Evidence("draft", f"{draft} ({names})", server_settings.SOURCE, "measured"))
+    elif names and server_settings.draft_of(served, "") is None:
+        notes.append(f"the draft of --log ({names}) is none of `sim ls shapes`: the time of its passes is not known from its size")
+    if served.draft_length is not None and record.draft_length == served.draft_length:
+        rests.append(Evidence("draft length of the log", f"{served.draft_length}", server_settings.SOURCE, "measured"))
 
 
 def _is_record(path: Path) -> bool:

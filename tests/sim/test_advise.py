@@ -341,6 +341,87 @@ def test_record_of_a_log_gives_acceptance_up_to_its_draft_length(record: Path) -
     assert own.cases[0].acceptance.text == "0.5"
 
 
+VLLM_START = (
+    "Initializing a V1 LLM engine with config: model='meta-llama/Llama-3.1-8B-Instruct', speculative_config="
+    "SpeculativeConfig(method='{}', model='{}', num_spec_tokens=3), seed=0\n"
+)
+VLLM_LINE = (
+    "SpecDecoding metrics: Mean acceptance length: 2.80, Accepted: 1800 tokens, Drafted: 3000 tokens, Per-position acceptance rate:"
+    " 0.800, 0.600, 0.400, Avg Draft acceptance rate: 60.0%\n"
+)
+HEAD, SMALL = ("eagle3", "yuhuili/EAGLE3-head"), ("draft_model", "meta-llama/Llama-3.2-1B-Instruct")
+AT: dict[str, Any] = {"gpu": "h100", "batch": [1]}
+
+
+def log_of(folder: Path, draft: tuple[str, str]) -> Path:
+    path = folder / f"{draft[0]}.log"
+    path.write_text(VLLM_START.format(*draft) + VLLM_LINE)
+    return path
+
+
+@pytest.mark.parametrize(("draft", "name"), [(HEAD, "eagle3:llama-3.1-8b"), (SMALL, "llama-3.2-1b")])
+def test_model_and_draft_of_a_log_s_server_are_used_and_named(draft: tuple[str, str], name: str, tmp_path: Path) -> None:
+    path = log_of(tmp_path, draft)
+    made, said = sim.advise(log=path, **AT), sim.advise(log=path, model="llama-3.1-8b", draft=name.partition(":")[0], **AT)
+    assert (made.situation.name, made.situation.draft) == ("llama-3.1-8b", name)
+    assert made.rows == said.rows
+    of_server = {each.input: each.value for each in made.situation.rests_on if each.source == "--log, settings of its server"}
+    assert of_server == {
+        "model": "llama-3.1-8b (meta-llama/Llama-3.1-8B-Instruct)", "draft": f"{name} ({' '.join(draft)})",
+        "draft length of the log": "3",
+    }  # fmt: skip
+    for engine in engine_settings.NAMES:
+        lines = made.settings(engine)
+        assert lines[0] == "# names of checkpoints are those that the log's server printed"
+        assert all(any(each in line for line in lines) for each in ("meta-llama/Llama-3.1-8B-Instruct", draft[1]))
+        assert not re.search(r"\b(MODEL|DRAFT)\b", " ".join(lines))
+
+
+def test_what_contradicts_a_log_s_server_is_refused(tmp_path: Path) -> None:
+    head, small = (log_of(tmp_path, each) for each in (HEAD, SMALL))
+    for path, more, message in (
+        (head, {"draft": "llama-3.2-1b"}, r"--draft must be eagle3, that of --log \(eagle3 yuhuili/EAGLE3-head\)"),
+        (head, {"draft": "eagle"}, "--draft must be eagle3"),
+        (small, {"draft": "llama-3.2-3b"}, "--draft must be llama-3.2-1b"),
+        (small, {"draft": "mtp"}, "--draft must be llama-3.2-1b"),
+        (head, {"model": "llama-3-8b"}, "--model must be llama-3.1-8b"),
+        (head, {"log_draft_length": 4}, "draft_length 4 contradicts"),
+    ):  # fmt: skip
+        with pytest.raises(ParameterError, match=message):
+            sim.advise(log=path, **AT, **more)
+    for path, draft in ((head, "p-eagle"), (head, "eagle3:llama-3.1-8b"), (small, "llama-3.2-1b")):
+        sim.advise(log=path, draft=draft, **AT)
+
+
+def test_drafts_that_have_no_shape_are_said(tmp_path: Path) -> None:
+    made = sim.advise(log=log_of(tmp_path, ("ngram", "ngram")), **AT)
+    assert made.situation.draft is None
+    assert any("the draft of --log (ngram) is none of `sim ls shapes`" in note for note in made.situation.notes)
+
+
+def test_names_in_settings_are_the_user_s_or_placeholders(dense: Path, tmp_path: Path) -> None:
+    given = sim.advise(model="llama-3.1-8b", draft="llama-3.2-1b", acceptance=0.7, **AT).settings("vllm")
+    assert [line.partition(":")[0] for line in given[:2]] == [
+        "# llama-3.1-8b is a name of `sim ls shapes`", "# llama-3.2-1b is a name of `sim ls shapes`"
+    ]  # fmt: skip
+    assert "vllm serve llama-3.1-8b " in given[-1]
+    head = sim.advise(model="llama-3.1-8b", draft="eagle3", acceptance=0.7, **AT).settings("sglang")
+    assert head[0] == "# DRAFT stands for the name of your checkpoint"
+    folder = tmp_path / "my models"
+    folder.mkdir()
+    config = {
+        "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "intermediate_size": 14_336, "vocab_size": 128_256, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    own = sim.advise(model=str(folder / "config.json"), draft="mtp", acceptance=0.7, **AT).settings("vllm")
+    assert shlex.split(own[-1])[2] == str(folder)
+    assert len(own) == 1
+    for name in ("a b", "1", "x: y", 'q"'):
+        lines = engine_settings.lines("tensorrt-llm", "m", "llama-3.2-1b", [Range(1, 8, 2)], checkpoint=name)
+        assert f"  speculative_model: {json.dumps(name)}" in lines
+
+
 def test_context_beyond_the_model_s_is_said() -> None:
     said = {"model": "llama-2-7b", "gpu": "h100", "acceptance": 0.6, "batch": [1], "draft_length": [2]}
     at_most, beyond, drafted = (
