@@ -236,6 +236,7 @@ class Advice:
         low, high = choice.interval
         tpot, rate = 1e3 * choice.tpot_seconds, choice.throughput / parallel
         rows = []
+        advised = {row: length for length, of_run in case.runs for row in of_run}
         for row, column in itertools.product(range(len(choice.batches)), range(len(choice.draft_lengths))):
             found = {
                 "method": METHOD if choice.draft_lengths[column] else PLAIN, "acceptance": case.acceptance.text,
@@ -244,6 +245,7 @@ class Advice:
                 "speedup_high": float(high[row, column]), "tpot_ms": float(tpot[row, column]),
                 "tokens_per_s_per_gpu": float(rate[row, column]), "gpus": parallel, "exact": True,
                 "best": bool(choice.best[row] == column), "tie": bool(choice.ties[row, column]),
+                "advised": advised[row] == choice.draft_lengths[column],
             }  # fmt: skip
             rows.append({**found, "meets_slo": self._meets(found)})
         return rows
@@ -339,22 +341,13 @@ class Advice:
         return [*checkpoint_names.comments(names, found), *found]
 
     def figure(self) -> Any:
-        """Speed-up by the number of running sequences, with its interval, for each best draft length, as a matplotlib figure."""
+        """Speed-up by the number of running sequences, with its interval, for each draft length of the verdict, with matplotlib."""
         from figures.of_runs import advised_drafts
 
         said = self.situation
         title = f"{said.name or said.law.name} on {said.tensor_parallel} x {said.gpu or 'GPU'}"
-        curves = []
-        for case in self.cases:
-            shown = sorted({length for length, _ in case.runs if length} or {case.choice.draft_lengths[1]})
-            for length in shown:
-                column = case.choice.draft_lengths.index(length)
-                low, high = (each[:, column] for each in case.choice.interval)
-                label = f"K = {length}" + (f", acceptance {case.acceptance.text}" if len(self.cases) > 1 else "")
-                curves.append(
-                    advised_drafts.SpeedupCurve(label, np.array(case.choice.batches), case.choice.speedups[:, column], low, high)
-                )
-        return advised_drafts.draw(curves[: advised_drafts.MOST_CURVES], title=title, switch_off=self.cases[0].off.batch)
+        rows = [row for case in self.cases for row in self._of_case(case)]
+        return advised_drafts.of_table(rows, title=title, switch_off=self.cases[0].off.batch)
 
     def __str__(self) -> str:
         from sim.advice import advice_text

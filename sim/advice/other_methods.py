@@ -164,7 +164,7 @@ def _row(row: Mapping[str, Any], said: Situation, name: str, interval: tuple[flo
         "method": name, "acceptance": said.cases[0].text, "batch": int(row["sequences"]), "draft_length": row.get("draft_length"),
         "speedup": speedup, "speedup_low": low, "speedup_high": high, "tpot_ms": row["tpot_ms"],
         "tokens_per_s_per_gpu": row["sequences"] * 1e3 / row["tpot_ms"] / gpus, "gpus": gpus, "exact": bool(row["exact"]),
-        "best": False, "tie": False,
+        "best": False, "tie": False, "advised": False,
     }  # fmt: skip
 
 

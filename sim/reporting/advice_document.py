@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from model.methods import registry
-from sim.reporting import embedded_svg
 from sim.reporting.report_document import (
     Bullets,
     CodeLines,
@@ -30,17 +29,21 @@ DRAFTS = "speculative"
 _CAPTION = "Speed-up over plain decoding on the same devices by running sequences, with 80 % intervals"
 
 
-def of_advice(content: Mapping[str, Any], path: Path) -> ReportDocument:
-    """Return the report of the JSON document of `sim advise`; its figure is an SVG file of the same name next to it."""
+def of_advice(content: Mapping[str, Any], path: Path, figure: SvgFigure | None = None) -> ReportDocument:
+    """Return the report of the JSON document of `sim advise`, with its figure if there is one."""
     with written_by("sim advise", "advice", path):
-        return _document(content, path)
+        return _document(content, figure)
 
 
-def _document(content: Mapping[str, Any], path: Path) -> ReportDocument:
-    where = f"{content['tensor_parallel']} x {content['gpu'] or 'GPU'}"
-    subject = f"{content['model'] or 'the model of the step law'} on {where}"
+def subject_of(content: Mapping[str, Any]) -> str:
+    """What a document is about: model and devices."""
+    return f"{content['model'] or 'the model of the step law'} on {content['tensor_parallel']} x {content['gpu'] or 'GPU'}"
+
+
+def _document(content: Mapping[str, Any], figure: SvgFigure | None) -> ReportDocument:
+    subject = subject_of(content)
     draft = f" with the draft {content['draft']}" if content["draft"] else ""
-    sections = [Section("Speed-up by running sequences", [*_speedups(content), *_figures(path)])]
+    sections = [Section("Speed-up by running sequences", [*_speedups(content), *_figures(figure)])]
     sections += [Section("What would overturn it", [*_overturning(content)])]
     sections += [Section(title, parts) for title, parts in _further(content) if parts]
     verdict = str(content["verdict"]).rstrip(".")
@@ -89,10 +92,8 @@ def _bounds(row: Mapping[str, Any]) -> Value:
     return None if low is None or high is None else f"{low:.2f} to {high:.2f}"
 
 
-def _figures(path: Path) -> Iterator[SvgFigure]:
-    drawn = path.with_suffix(".svg")
-    if drawn.is_file():
-        figure = embedded_svg.load(drawn)
+def _figures(figure: SvgFigure | None) -> Iterator[SvgFigure]:
+    if figure is not None:
         yield replace(figure, caption=_CAPTION, alternative=f"{_CAPTION}: a curve for each best draft length. {figure.alternative}")
 
 
