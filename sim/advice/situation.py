@@ -190,7 +190,7 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
         rests.append(Evidence("draft", draft, "its shape; kernels as the model's", "assumed"))
     elif draft is None and given is None:
         notes.append("no draft is named: a pass of it takes the time of a prior, which is wide; --draft narrows the answer")
-    cases = _cases(said, record, law, rests)
+    cases = _cases(said, record, law, rests, notes)
     capacity = None
     if shape is not None and device is not None:
         capacity = memory_limit.largest_batch(
@@ -467,8 +467,15 @@ def _of_law(
         notes.append("the law is of throughput: TPOT and speed-up contain prompts that are processed in between")
 
 
-def _cases(said: Inputs, record: AcceptanceRecord | None, law: StepLaw, rests: list[Evidence]) -> tuple[AcceptanceDraws, ...]:
-    """Acceptance of each case: as said, of the log, or of the law."""
+def _cases(
+    said: Inputs, record: AcceptanceRecord | None, law: StepLaw, rests: list[Evidence], notes: list[str]
+) -> tuple[AcceptanceDraws, ...]:
+    """Acceptance of each case: as said, of the log, or of the law.
+
+    What the user says is used also beside a log or a law that has its own acceptance, however different: the log then gives the
+    times of steps, and asking what another text or a better draft would change is a usual question. It is never silent: a note says
+    by how much the tokens per step differ, and both are listed.
+    """
     printed = said.printed_rate is not None or said.printed_length is not None
     given = {
         "--acceptance": said.acceptance is not None, "--acceptance-by-position": said.acceptance_by_position is not None,
@@ -501,7 +508,33 @@ def _cases(said: Inputs, record: AcceptanceRecord | None, law: StepLaw, rests: l
             )
         found = (of_law,)
     rests += [Evidence("acceptance", each.text, each.source, each.kind) for each in found]
+    if any(given.values()):
+        _replaced(found, record, None if said.engine_law is None else law, rests, notes)
     return found
+
+
+def _replaced(
+    used: tuple[AcceptanceDraws, ...], record: AcceptanceRecord | None, law: StepLaw | None, rests: list[Evidence], notes: list[str]
+) -> None:
+    """List the acceptance of the log, or of the law that was given, in whose place the user's is used."""
+    own = None if law is None else acceptance_draws.of_law(law)
+    known = record is not None and bool(record.known_rates or (record.draft_length and record.mean_acceptance_length))
+    if record is not None and known:
+        own = acceptance_draws.of_record(record, "--log")
+    if own is None:
+        return
+    rests.append(Evidence("acceptance (not used)", own.text, own.source, own.kind))
+    longest = 3 if record is None or not record.draft_length else record.draft_length
+    length = min([longest, *(each.limit for each in (*used, own) if each.limit is not None)])
+    instead = float(own.lengths([length])[0][0])
+    for each in used:
+        tokens = float(each.lengths([length])[0][0])
+        notes.append(
+            f"acceptance {each.text} ({each.source}) is used, not that of {own.source} ({own.text}): {tokens:.2f} tokens per step at"
+            f" K = {length} in place of {instead:.2f}"
+        )
+
+
 
 
 def _printed(said: Inputs) -> AcceptanceDraws:

@@ -393,6 +393,23 @@ def test_what_contradicts_a_log_s_server_is_refused(tmp_path: Path) -> None:
         sim.advise(log=path, draft=draft, **AT)
 
 
+def test_acceptance_beside_a_log_s_own_is_used_and_said(tmp_path: Path, record: Path) -> None:
+    """0.8, 0.75 and 0.667 by position are 1 + 0.8 + 0.6 + 0.4 tokens per step; a rate of 0.5 gives 1.88."""
+    for log in (log_of(tmp_path, HEAD), record):
+        made = sim.advise(log=log, model="llama-3.1-8b", acceptance=0.5, **AT)
+        assert made.cases[0].acceptance.point[0] == 0.5
+        own = {each.input: each for each in made.situation.rests_on if each.input.startswith("acceptance")}
+        assert {name: (each.source, each.kind) for name, each in own.items()} == {
+            "acceptance": ("--acceptance", "assumed"), "acceptance (not used)": ("--log", "measured")
+        }  # fmt: skip
+        (note,) = (each for each in made.situation.notes if each.startswith("acceptance 0.5"))
+        assert note.endswith("1.88 tokens per step at K = 3 in place of 2.80")
+    law = sim.advise(engine_law=LAW, acceptance=0.5, batch=[1])
+    assert any(each.input == "acceptance (not used)" and each.source == f"step law {LAW}" for each in law.situation.rests_on)
+    alone = sim.advise(log=record, model="llama-3.1-8b", **AT)
+    assert not any("not used" in each.input for each in alone.situation.rests_on)
+
+
 def test_drafts_that_have_no_shape_are_said(tmp_path: Path) -> None:
     made = sim.advise(log=log_of(tmp_path, ("ngram", "ngram")), **AT)
     assert made.situation.draft is None
