@@ -491,6 +491,9 @@ def _cases(
     elif printed:
         found = (_printed(said),)
     elif record is not None:
+        if record.drafted and not (record.known_rates or record.mean_acceptance_length):
+            lacking = next((note for note in record.notes if "number of drafts" in note), "the number of drafts is missing")
+            raise ParameterError(f"--log has no tokens per step, so no acceptance: {lacking}; give such output, or --acceptance")
         if record.draft_length == 0 or not (record.known_rates or record.mean_acceptance_length):
             raise ParameterError("--log has no drafts, so no acceptance: give --acceptance, or a log with speculation on")
         if not record.known_rates and not record.draft_length:
@@ -530,8 +533,8 @@ def _replaced(
     for each in used:
         tokens = float(each.lengths([length])[0][0])
         notes.append(
-            f"acceptance {each.text} ({each.source}) is used, not that of {own.source} ({own.text}): {tokens:.2f} tokens per step at"
-            f" K = {length} in place of {instead:.2f}"
+            f"acceptance {each.text} ({each.source}) is used, not that of {own.source} ({own.text}): {tokens:.2f} tokens per step"
+            f" at K = {length} in place of {instead:.2f}"
         )
 
 

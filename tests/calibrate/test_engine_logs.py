@@ -1106,3 +1106,9 @@ def test_records_of_before_have_no_settings() -> None:
     for bad, message in (({"model": 1}, "served must be objects"), ({**said["served"], "draft_length": 0}, "served.draft_length")):
         with pytest.raises(ParameterError, match=message):
             acceptance_record.of_document(said | {"served": bad})
+
+
+def test_summary_of_llama_speculative_says_what_it_lacks() -> None:
+    found = imported("n_draft   = 8\nn_predict = 200\nn_drafted = 240\nn_accept  = 150\naccept    = 62.500%\n")
+    assert (found.drafts, found.drafted, found.accepted, found.mean_acceptance_length) == (None, 240, 150, None)
+    assert any("no number of drafts; llama-server prints it" in note for note in found.notes)

@@ -410,6 +410,12 @@ def test_acceptance_beside_a_log_s_own_is_used_and_said(tmp_path: Path, record: 
     assert not any("not used" in each.input for each in alone.situation.rests_on)
 
 
+def test_log_without_a_number_of_drafts_is_refused_with_the_output_that_has_it(tmp_path: Path) -> None:
+    (tmp_path / "spec.log").write_text("n_draft = 8\nn_predict = 200\nn_drafted = 240\nn_accept = 150\naccept = 62.500%\n")
+    with pytest.raises(ParameterError, match=r"--log has no tokens per step.* llama-server prints it .*or --acceptance$"):
+        sim.advise(log=tmp_path / "spec.log", model="llama-3.1-8b", **AT)
+
+
 def test_drafts_that_have_no_shape_are_said(tmp_path: Path) -> None:
     made = sim.advise(log=log_of(tmp_path, ("ngram", "ngram")), **AT)
     assert made.situation.draft is None
