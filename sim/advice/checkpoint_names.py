@@ -63,4 +63,4 @@ def comments(names: Checkpoints, lines: Sequence[str]) -> Iterator[str]:
         if each.source == PROJECT:
             yield f"# {each.text} is a name of `sim ls shapes`: write the name on the hub, or the folder, of your checkpoint"
     if any(each.source == LOG for each in used):
-        yield "# names of checkpoints are those that the log's server printed"
+        yield "# names of checkpoints are those that the server of the log printed"

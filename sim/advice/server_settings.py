@@ -1,6 +1,6 @@
 """What a log says of the server that wrote it, as inputs of advice: its model, its draft and its draft length.
 
-Logs of vLLM and SGLang print the server's settings at its start (`model.logs.engine_logs.served_settings`). They are used where the
+Logs of vLLM and SGLang print the server's settings at its start (`model.logs.served_settings`). They are used where the
 user says nothing, and a user who says something else is refused: the acceptance and the times of a log are those of its own draft.
 """
 

@@ -472,7 +472,7 @@ def _cases(
 ) -> tuple[AcceptanceDraws, ...]:
     """Acceptance of each case: as said, of the log, or of the law.
 
-    What the user says is used also beside a log or a law that has its own acceptance, however different: the log then gives the
+    What the user says is used also with a log or a law that has its own acceptance, however different: the log then gives the
     times of steps, and asking what another text or a better draft would change is a usual question. It is never silent: a note says
     by how much the tokens per step differ, and both are listed.
     """

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 from calibrate.commands.calibrate_app import app
 from model.base.checks import ParameterError
-from model.logs import acceptance_record
+from model.logs import acceptance_record, served_settings
 from model.logs.acceptance_record import AcceptanceRecord, ServedSettings
-from model.logs.engine_logs import engine_log, served_settings
+from model.logs.engine_logs import engine_log
 from model.logs.engine_logs.observations import (
     AT_MOST,
     MOMENT,

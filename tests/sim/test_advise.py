@@ -372,7 +372,7 @@ def test_model_and_draft_of_a_log_s_server_are_used_and_named(draft: tuple[str, 
     }  # fmt: skip
     for engine in engine_settings.NAMES:
         lines = made.settings(engine)
-        assert lines[0] == "# names of checkpoints are those that the log's server printed"
+        assert lines[0] == "# names of checkpoints are those that the server of the log printed"
         assert all(any(each in line for line in lines) for each in ("meta-llama/Llama-3.1-8B-Instruct", draft[1]))
         assert not re.search(r"\b(MODEL|DRAFT)\b", " ".join(lines))
 
@@ -393,7 +393,7 @@ def test_what_contradicts_a_log_s_server_is_refused(tmp_path: Path) -> None:
         sim.advise(log=path, draft=draft, **AT)
 
 
-def test_acceptance_beside_a_log_s_own_is_used_and_said(tmp_path: Path, record: Path) -> None:
+def test_acceptance_instead_of_a_log_s_own_is_used_and_said(tmp_path: Path, record: Path) -> None:
     """0.8, 0.75 and 0.667 by position are 1 + 0.8 + 0.6 + 0.4 tokens per step; a rate of 0.5 gives 1.88."""
     for log in (log_of(tmp_path, HEAD), record):
         made = sim.advise(log=log, model="llama-3.1-8b", acceptance=0.5, **AT)

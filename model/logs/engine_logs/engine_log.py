@@ -15,9 +15,9 @@ import numpy as np
 
 from model.base import bounded_files, checks, whole_files
 from model.base.checks import ParameterError
-from model.logs import acceptance_record
+from model.logs import acceptance_record, served_settings
 from model.logs.acceptance_record import MOST_POSITIONS, TIMES, AcceptanceRecord, LogSource, MeasuredCell, ServedSettings
-from model.logs.engine_logs import eagle, llama_cpp, lmdeploy, mlx_lm, served_settings, sglang, tensorrt_llm, vllm
+from model.logs.engine_logs import eagle, llama_cpp, lmdeploy, mlx_lm, sglang, tensorrt_llm, vllm
 from model.logs.engine_logs.observations import Observation, ObservationSums
 from model.logs.engine_logs.output_forms import OutputForm, Reader
 from model.methods.speculative import engine_dialects

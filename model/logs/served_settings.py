@@ -14,7 +14,7 @@ from dataclasses import fields
 from model.logs.acceptance_record import MOST_POSITIONS, ServedSettings
 
 MARKS = ("speculative_config", "server_args=")
-"""Texts of which a line of settings has one."""
+"""Words of which a line of settings has one."""
 METHODS = {"nextn": "mtp", "standalone": "draft_model", "p-eagle": "eagle3"}
 """Names of methods that another engine gives to the same thing."""
 
