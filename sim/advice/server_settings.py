@@ -68,6 +68,17 @@ def check_model(said: str | None, served: ServedSettings | None) -> None:
         raise ParameterError(f"--model must be {of_log}, that of --log ({served.model}), got {said}; leave it out")
 
 
+def check_law(model: str | None, draft: str | None, served: ServedSettings | None) -> None:
+    """Refuse a log of another model, or of another kind of draft, than those of the step law that gives the times."""
+    of_log, kind, own = model_of(served), kind_of(served), kind_of_draft(draft)
+    for what, of_law, found in (("model", model, of_log), ("draft", own, kind)):
+        if of_law is not None and found is not None and of_law != found and (what == "draft" or of_law in published_shapes.PRESETS):
+            raise ParameterError(
+                f"--log must be of the {what} of --engine-law, {of_law}, got one of {found}; leave one of them out, or give the"
+                " acceptance alone (--acceptance)"
+            )
+
+
 def check_draft(said: str | None, served: ServedSettings | None) -> None:
     """Refuse a draft that is another one than the server's."""
     kind, own = kind_of(served), kind_of_draft(said)

@@ -156,6 +156,10 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
     served = None if record is None else record.served
     server_settings.check_model(said.model, served)
     server_settings.check_draft(said.draft, served)
+    if given is not None:
+        priced = None if given.kernels is None else given.kernels.draft
+        fitted = priced or engine_settings.draft_of(given.facts.get("draft", ""))
+        server_settings.check_law(given.shape_name, fitted, served)
     of_log = server_settings.model_of(served) if said.model is None and given is None else None
     name = _agreed("model", said.model or of_log, None if given is None else given.shape_name)
     gpu = _agreed("gpu", said.gpu, None if given is None or given.kernels is None else given.kernels.gpu)

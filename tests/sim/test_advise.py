@@ -389,6 +389,11 @@ def test_what_contradicts_a_log_s_server_is_refused(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(ParameterError, match=message):
             sim.advise(log=path, **AT, **more)
+    law = "vllm-llama-3.1-8b-eagle3-h100"
+    for path, of_law, message in ((small, law, "draft of --engine-law, eagle3"), (head, LAW, "model of --engine-law, qwen3")):
+        with pytest.raises(ParameterError, match=f"--log must be of the {message}"):
+            sim.advise(log=path, engine_law=of_law, batch=[1])
+    sim.advise(log=head, engine_law=law, batch=[1])
     for path, draft in ((head, "p-eagle"), (head, "eagle3:llama-3.1-8b"), (small, "llama-3.2-1b")):
         sim.advise(log=path, draft=draft, **AT)
 
