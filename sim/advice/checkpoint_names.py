@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from model.architectures import draft_heads, published_shapes
-from sim.advice import server_settings
 from sim.advice.engine_settings import DRAFT, MODEL
 from sim.advice.situation import Situation
 
@@ -33,8 +32,7 @@ def of(said: Situation, draft: str | None) -> Checkpoints:
     model, checkpoint = _given(said.name, MODEL), _given(draft, DRAFT)
     if said.served is not None and said.served.model is not None:
         model = Checkpoint(said.served.model, LOG)
-    same = draft is None or server_settings.kind_of(said.served) == server_settings.kind_of_draft(draft)
-    if said.served is not None and said.served.draft is not None and same:
+    if said.served is not None and said.served.draft is not None:  # another draft than the log's is refused
         checkpoint = Checkpoint(said.served.draft, LOG)
     return Checkpoints(model, checkpoint)
 

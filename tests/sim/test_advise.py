@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 import sim
+from figures.of_runs import advised_drafts
 from model.advice.draft_choice import ratio_interval
 from model.base.checks import ParameterError
 from model.engines import law_fit, step_law, step_terms
@@ -149,6 +150,20 @@ def test_files_are_written_and_hold_the_same(tmp_path: Path) -> None:
     done = called("--engine-law", LAW, "--batch", "1,8", "--json", "-o", str(tmp_path / "advice"))
     assert json.loads((tmp_path / "advice.json").read_text()) == json.loads(done.stdout)
     assert (tmp_path / "advice.svg").read_text().lstrip().startswith("<?xml")
+
+
+def test_figure_has_the_draft_lengths_of_the_verdict() -> None:
+    """K = 4 and K = 2 are each best somewhere, and the verdict names K = 3, which is tied with both."""
+    row = {"method": "speculative", "acceptance": "0.7", "speedup": 1.5, "speedup_low": 1.2, "speedup_high": 1.8}
+    rows = [{**row, "batch": batch, "draft_length": length, "best": length == best, "advised": length == 3}
+            for batch, best in ((1, 4), (8, 2)) for length in (2, 3, 4)]  # fmt: skip
+
+    def shown(of: list[dict[str, Any]]) -> set[str]:
+        return {each.get_text() for each in advised_drafts.of_table(of, title="t").axes[0].texts} & {"K = 2", "K = 3", "K = 4"}
+
+    assert shown(rows) == {"K = 3"}
+    assert shown([{name: value for name, value in each.items() if name != "advised"} for each in rows]) == {"K = 2", "K = 4"}
+    assert shown([each | {"advised": False} for each in rows]) == {"K = 2"}
 
 
 # --- Kernels, logs, and other uses of the devices ---
