@@ -191,7 +191,7 @@ def advise(**said: Any) -> Advice:
     **said
         Keywords of `sim.advice.situation.Inputs`: model, gpu, tensor_parallel, gpus, draft, engine, engine_law, log (paths),
         acceptance (a number, a pair for an uncertain one, a list of cases, or text such as "0.6..0.7"), acceptance_by_position,
-        match_rate, batch, draft_length, context, slo_tpot_ms, lossy, dtype, weights, kernels, seed.
+        match_rate (a number, a pair, or text), batch, draft_length, context, slo_tpot_ms, lossy, dtype, weights, kernels, seed.
 
     Raises
     ------

@@ -18,10 +18,11 @@ from calibrate.commands import (
     run_command,
 )
 from calibrate.commands.common_options import RenamedOptions
-from model.base.command_help import SETTINGS, version_option
+from model.base.command_help import SETTINGS, DocumentedGroup, version_option
 
 app = typer.Typer(
-    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=SETTINGS, callback=version_option,
+    cls=DocumentedGroup, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=SETTINGS,
+    callback=version_option,
     help="Import or measure hardware profiles, and run decoding methods on real models.",
     epilog="Start with: calibrate layers --model llama-68m --quick -o profiles",
 )  # fmt: skip

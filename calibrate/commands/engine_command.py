@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from calibrate.commands.common_options import Json, RenamedOptions, guarded, numbers
-from model.base.command_help import SETTINGS
+from model.base.command_help import SETTINGS, DocumentedGroup
 
 if TYPE_CHECKING:
     from model.engines.cells import Cells
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from model.engines.step_terms import RoutedExperts
 
 engine = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, context_settings=SETTINGS,
+    cls=DocumentedGroup, no_args_is_help=True, rich_markup_mode=None, context_settings=SETTINGS,
     help="Learn what a serving engine's steps take from a few measured cells, and predict the others.",
     epilog="Start with: calibrate engine commands --model meta-llama/Llama-3.1-8B-Instruct --batch 1,8,64 --draft-length 0,3",
 )  # fmt: skip

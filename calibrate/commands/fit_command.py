@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from calibrate.commands.common_options import guarded
-from model.base.command_help import SETTINGS, DocumentedCommand
+from model.base.command_help import SETTINGS, DocumentedCommand, DocumentedGroup
 
 fitting = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, context_settings=SETTINGS,
+    cls=DocumentedGroup, no_args_is_help=True, rich_markup_mode=None, context_settings=SETTINGS,
     help="Fit the free parameters of a time model to measured times.",
 )  # fmt: skip
 

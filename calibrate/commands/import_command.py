@@ -12,13 +12,13 @@ import typer
 
 from calibrate.commands.common_options import Json, RenamedOptions, guarded, numbers
 from model.base import strict_json
-from model.base.command_help import SETTINGS
+from model.base.command_help import SETTINGS, DocumentedGroup
 
 if TYPE_CHECKING:
     from model.hardware.profile import Profile
 
 importing = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, context_settings=SETTINGS,
+    cls=DocumentedGroup, no_args_is_help=True, rich_markup_mode=None, context_settings=SETTINGS,
     help="Make a profile from another project's measurements, or an acceptance record from an engine's log.",
 )  # fmt: skip
 

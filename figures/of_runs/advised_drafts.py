@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -15,6 +16,10 @@ from figures.common.style import GREY, INK, canvas, series_styles, styled
 from model.base import checks
 
 Floats = NDArray[np.float64]
+DRAFTS = "speculative"
+"""Method of the rows of a table of advice that are drawn."""
+LIMITS = {"batch": (1, 1e6), "speedup": (1e-6, 1e6), "speedup_low": (1e-6, 1e6), "speedup_high": (1e-6, 1e6)}
+"""Columns that are drawn, with their bounds."""
 MOST_CURVES = 6
 """More could not be distinguished."""
 
@@ -28,6 +33,29 @@ class SpeedupCurve:
     speedups: Floats
     low: Floats
     high: Floats
+
+
+def of_table(rows: Sequence[Mapping[str, Any]], *, title: str, switch_off: float | None = None) -> Figure:
+    """Draw the draft lengths that are advised somewhere, from rows of the table of advice; without any, the shortest one.
+
+    Rows of advice that was written without the mark `advised` have those that are best.
+    """
+    several = len({row["acceptance"] for row in rows}) > 1
+    curves = []
+    for acceptance in dict.fromkeys(row["acceptance"] for row in rows):
+        own = [row for row in rows if row["acceptance"] == acceptance and row["method"] == DRAFTS]
+        advised = {row["draft_length"] for row in own if row.get("advised", row["best"])}
+        for length in sorted(advised or {min(row["draft_length"] for row in own)}):
+            points = [row for row in own if row["draft_length"] == length]
+            columns = ([_number(name, row[name]) for row in points] for name in LIMITS)
+            label = f"K = {length}" + (f", acceptance {acceptance}" if several else "")
+            curves.append(SpeedupCurve(label, *(np.array(column) for column in columns)))
+    return draw(curves[:MOST_CURVES], title=title, switch_off=switch_off)
+
+
+def _number(name: str, value: Any) -> float:
+    checks.number(f"table.{name}", value, *LIMITS[name])
+    return float(value)
 
 
 def draw(curves: Sequence[SpeedupCurve], *, title: str, switch_off: float | None = None) -> Figure:

@@ -18,6 +18,7 @@ from model.engines.cells import Floats
 from model.engines.step_law import StepLaw
 from model.logs.acceptance_record import AcceptanceRecord
 from model.methods.speculative.theory import reported_acceptance
+from model.outcomes import random_streams
 
 DRAWS = 256
 """Draws of every kind; step laws have as many."""
@@ -87,6 +88,23 @@ def constant(low: float, high: float | None = None, *, seed: int = 0) -> Accepta
     spread = _shuffled(low + (top - low) * (np.arange(DRAWS) + 0.5) / DRAWS, seed)
     text = f"{low:g}" if top == low else f"{low:g} to {top:g}"
     return AcceptanceDraws(_at_all((low + top) / 2)[0], _at_all(spread), "assumed", "--acceptance", text)
+
+
+def match_rates(low: float, high: float | None = None, *, seed: int = 0) -> Floats:
+    """Draws of a match rate, independent of those of an acceptance: one value, or with `high` a uniform distribution between both.
+
+    >>> match_rates(0.5).tolist(), bool(abs(match_rates(0.4, 0.6).mean() - 0.5) < 1e-9)
+    ([0.5], True)
+    """
+    for rate in (low, high):
+        if rate is not None:
+            checks.number("match_rate", rate, 0, 1)
+    if high is None or high == low:
+        return np.array([float(low)])
+    if high < low:
+        raise ParameterError(f"match_rate must be a range LOW..HIGH, got {low:g}..{high:g}; write {high:g}..{low:g}")
+    values = low + (high - low) * (np.arange(DRAWS) + 0.5) / DRAWS
+    return np.asarray(random_streams.stream(seed, "match rate", 0).permutation(values))
 
 
 def by_position(rates: Sequence[float]) -> AcceptanceDraws:

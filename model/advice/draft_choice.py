@@ -129,12 +129,8 @@ class DraftChoice:
         return found.reshape(len(self.batches), len(self.draft_lengths))
 
     def _interval(self, values: Floats, beyond: Floats) -> tuple[Floats, Floats]:
-        """Bounds of ratios that a measurement would have, of probability `SHARE`; `values` of shape (draws, ...)."""
-        noise = self._paired(self.law.draws["noise"]).reshape(-1, *(1,) * (values.ndim - 1))
-        width = np.sqrt(noise**2 + (EXTRAPOLATION * beyond) ** 2)
-        spread = np.log(values)[:, None] + width[:, None] * _NODES.reshape(1, -1, *(1,) * (values.ndim - 1))
-        low, high = np.quantile(spread.reshape(-1, *values.shape[1:]), _ENDS, axis=0, method="hazen")
-        return np.exp(low), np.exp(high)
+        """`ratio_interval` of `values`, of shape (draws, ...)."""
+        return ratio_interval(values, self._paired(self.law.draws["noise"]), beyond)
 
     @cached_property
     def interval(self) -> tuple[Floats, Floats]:
@@ -177,6 +173,27 @@ class DraftChoice:
         """Probability that a draft length is the best one [-]."""
         winners = self.draws.argmax(axis=2)
         return np.stack([(winners == length).mean(axis=0) for length in range(len(self.draft_lengths))], axis=1)
+
+
+def ratio_interval(values: Floats, noise: Floats, beyond: Floats | float) -> tuple[Floats, Floats]:
+    """Bounds of probability `SHARE` of ratios that a measurement would have.
+
+    Parameters
+    ----------
+    values
+        Draws of the ratios, without errors of measurement; shape (draws, ...).
+    noise
+        Relative error of a measurement in each draw (Student's t of `DEGREES`); shape (draws,).
+    beyond
+        Doublings beyond the fitted cells, broadcast over all but the draws.
+
+    >>> [round(float(each), 3) for each in ratio_interval(np.array([2.0, 2.0]), np.array([0.01, 0.01]), 0.0)]
+    [1.97, 2.031]
+    """
+    width = np.sqrt(noise.reshape(-1, *(1,) * (values.ndim - 1)) ** 2 + (EXTRAPOLATION * beyond) ** 2)
+    spread = np.log(values)[:, None] + width[:, None] * _NODES.reshape(1, -1, *(1,) * (values.ndim - 1))
+    low, high = np.quantile(spread.reshape(-1, *values.shape[1:]), _ENDS, axis=0, method="hazen")
+    return np.exp(low), np.exp(high)
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ def named_shape(name: Any, dtype: str | None = None, *, key: str = "shape") -> S
         return head if dtype is None else replace(head, dtype=dtype)
     if not isinstance(name, str) or (name not in PRESETS and not is_path(name)):
         raise ParameterError(f"{checks.unknown(key, name, PRESETS)}; or give the path of a config.json")
-    made = PRESETS[name] if name in PRESETS else _of_file(name, bounded_files.stamp(_config_at(name)))
+    made = PRESETS[name] if name in PRESETS else _of_file(name, bounded_files.stamp(config_at(name)))
     return made if dtype is None else replace(made, dtype=dtype)
 
 
@@ -261,20 +261,21 @@ def label(name: str) -> str:
     if draft_heads.is_head(name):
         kind, target, vocabulary = draft_heads.parts(name)
         return "-".join([kind, label(target), *([] if vocabulary is None else [str(vocabulary)])])
-    path = _config_at(name)
+    path = config_at(name)
     if name in PRESETS or not is_path(name):
         return name
     return path.absolute().parent.name or "model" if path.name == "config.json" else path.stem
 
 
-def _config_at(name: str) -> Path:
+def config_at(name: str) -> Path:
+    """Return the path of the configuration that a model's path names: the file itself, or `config.json` in the folder."""
     path = Path(name)
     return path if path.suffix == ".json" else path / "config.json"
 
 
 @functools.lru_cache(maxsize=64)
 def _of_file(name: str, _: object) -> Shape:
-    path = _config_at(name)
+    path = config_at(name)
     config = read(path)
     try:
         check_config(config)

@@ -84,7 +84,7 @@ def model_named(text: str, dtype: str | None = None) -> Shape:
     >>> model_named("meta-llama/Llama-3.1-8B-Instruct").layers
     32
     """
-    name, kind = _model_name(text)
+    name, kind = shape_name(text)
     kind = kind if dtype is None else _DTYPES.get(dtype.lower(), dtype.lower())
     if kind and kind not in BYTES and kind not in FORMATS and not kind.startswith("int"):
         raise checks.unknown("dtype", dtype, (*BYTES, *FORMATS))
@@ -99,10 +99,10 @@ def _is_file(text: str) -> bool:
     return text.endswith(".json") or Path(text).is_dir()
 
 
-def _model_name(text: str) -> tuple[str, str]:
+def shape_name(text: str) -> tuple[str, str]:
     """Name of a shape, and the type of the weights if the name ends with it (empty: not).
 
-    >>> _model_name("Qwen/Qwen2.5-7B-Instruct-AWQ"), _model_name("lmsys/vicuna-13b-v1.3"), _model_name("Llama3.1 8B")
+    >>> shape_name("Qwen/Qwen2.5-7B-Instruct-AWQ"), shape_name("lmsys/vicuna-13b-v1.3"), shape_name("Llama3.1 8B")
     (('qwen2.5-7b', 'int4'), ('vicuna-13b', ''), ('llama-3.1-8b', ''))
     """
     if text in published_shapes.PRESETS or _is_file(text):
@@ -133,7 +133,7 @@ def draft_named(text: str, model: str | None = None) -> str:
     first = _word(re.split(r"[-_ ]", text.rpartition("/")[2])[0])  # such as yuhuili/EAGLE3-LLaMA3.1-Instruct-8B
     if first in kinds:
         return kinds[first]
-    name, _ = _model_name(text)
+    name, _ = shape_name(text)
     if name not in published_shapes.PRESETS and not _is_file(name):
         raise UnknownNameError.of("draft", text, (*published_shapes.PRESETS, *draft_heads.ABOUT, NO_DRAFT))
     return name

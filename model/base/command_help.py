@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 WIDEST = 160
 """Columns of help at most, in a terminal that has as many."""
@@ -14,8 +17,67 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": WIDEST}
 PROGRAMS = ("sim ", "calibrate ")
 
 
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""What is raised for words of a command line that fit no option, argument or command."""
+_TYPES = {"integer": "a whole number", "number": "a number", "float": "a number"}
+"""Words of messages about values of a wrong type, and the type."""
+
+
+@contextlib.contextmanager
+def refused_in_a_line(context: Any, words: Sequence[str]) -> Iterator[None]:
+    """Turn an error in these words of a command line into one line on stderr and exit code 2; help that is asked for passes."""
+    try:
+        yield
+    except UsageError as error:
+        from model.base import user_errors
+
+        message = error.format_message()  # type: ignore[attr-defined]
+        if "\n" in message:  # the help of a program without a command
+            raise
+        wrong = _wrong_value(error, words) if isinstance(error, typer.BadParameter) else None
+        user_errors.refuse(wrong or f"{message.rstrip('.')}; `{context.command_path} -h` prints what there is")
+
+
+def _wrong_value(error: typer.BadParameter, words: Sequence[str]) -> str | None:
+    """Message about a value of the wrong type, with its option and the value; None for other errors."""
+    from model.base import checks
+
+    wanted = next((what for word, what in _TYPES.items() if word in error.message), None)
+    if error.param is None or wanted is None:
+        return None
+    shown = max(error.param.opts, key=len)
+    for option in error.param.opts:
+        values = [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
+        values += [value for name, value in pairwise(words) if name == option]
+        if values:
+            return f"{shown} must be {wanted}, got {checks.shown(values[-1])}"
+    return None
+
+
+class DocumentedGroup(TyperGroup):
+    """A program with commands; what it cannot read of a command line is refused in one line."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options before the command."""
+        with refused_in_a_line(ctx, args):
+            return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command."""
+        with refused_in_a_line(ctx, args):
+            return super().resolve_command(ctx, args)
+
+
 class DocumentedCommand(TyperCommand):
-    """A command whose help prints example commands as they are written; other paragraphs are wrapped."""
+    """A command whose help prints example commands as they are written; other paragraphs are wrapped.
+
+    What it cannot read of a command line is refused in one line.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options and arguments."""
+        with refused_in_a_line(ctx, [*args]):
+            return super().parse_args(ctx, args)
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """Write the help text paragraph by paragraph."""

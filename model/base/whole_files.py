@@ -45,7 +45,7 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
-    """Write a file into an existing folder and return its path."""
-    with temporary_path(path) as part:
+    """Write a file of bytes and return its path."""
+    with atomic_path(path) as part:
         part.write_bytes(content)
-        return part.replace(path)
+    return path

@@ -148,11 +148,27 @@ def step_shape(
     known = np.where(np.isnan(context), USUAL_CONTEXT, context)
     if source is None:
         return StepShape(sequences, draft_length, draft_passes, known)
+    arrays = np.broadcast_arrays(np.maximum(np.rint(sequences), 1), np.rint(known), draft_length + 1)
+    found = _kernel_seconds(source, *(tuple(each.ravel().astype(int).tolist()) for each in arrays))
+    kernels, drafting, bound = (None if each is None else each.reshape(arrays[0].shape) for each in found)
+    return StepShape(sequences, draft_length, draft_passes, known, kernels, drafting, bound)
+
+
+@functools.lru_cache(maxsize=4096)  # draws of a law differ in coefficients alone: all of them ask for the same kernels
+def _kernel_seconds(
+    source: KernelSource, batches: tuple[int, ...], contexts: tuple[int, ...], widths: tuple[int, ...]
+) -> tuple[Floats, Floats | None, Floats]:
+    """Seconds of the target's passes and of the draft's (None: no draft is named), and the bound of the memory; 1-D arrays [s]."""
     target, draft = hardware(source)
-    batch, where = np.maximum(np.rint(sequences), 1).astype(int), np.rint(known).astype(int)
-    seconds = pass_time(target, (draft_length + 1).astype(int), where, batch).seconds
-    drafting = None if draft is None else pass_time(draft, 1, where, batch).seconds
-    return StepShape(sequences, draft_length, draft_passes, known, seconds, drafting, _bound(source, batch, where, draft_length))
+    batch, where, width = (np.array(each, dtype=int) for each in (batches, contexts, widths))
+    drafting = None if draft is None else _fixed(pass_time(draft, 1, where, batch).seconds, batch.size)
+    kernels, bound = pass_time(target, width, where, batch).seconds, _bound(source, batch, where, width - 1)
+    return _fixed(kernels, batch.size), drafting, _fixed(bound, batch.size)
+
+
+def _fixed(values: Floats, size: int) -> Floats:
+    """Values as one array of this size that cannot be written to, because callers share it."""
+    return np.broadcast_to(values, size)
 
 
 def _bound(source: KernelSource, batch: Floats, context: Floats, draft_length: Floats) -> Floats:

@@ -8,14 +8,16 @@ spread evenly over the layers.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from model.architectures.transformer import Shape
+from model.costs.pass_seconds import PassSeconds
 from model.engines import cells, kernel_times
 from model.engines.step_law import StepLaw
+from model.hardware.cost_models import Hardware, WithEngineOverhead
 from model.hardware.interpolation import NONE, Estimate, Floats
 
 
@@ -91,3 +93,15 @@ class LawDraft(_LawCosts):
     def step(self, batch: ArrayLike = 1) -> Estimate:
         """Zero seconds: the law of a draft pass includes it."""
         return NONE
+
+
+def with_law(cost: PassSeconds, law: StepLaw) -> PassSeconds:
+    """Costs with another step law in place of the one that they have, everything else unchanged."""
+
+    def replaced(model: Hardware) -> Hardware:
+        if isinstance(model, WithEngineOverhead):
+            return replace(model, kernels=replaced(model.kernels))
+        return replace(model, law=law) if isinstance(model, LawTarget | LawDraft) else model
+
+    models = {role: replaced(model) for role, model in cost.hardware_models.items()}
+    return replace(cost, hardware_models=models, verification=law.coefficients.get("round", 0.0))

@@ -11,7 +11,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -105,6 +105,12 @@ class StepLaw:
     def devices(self) -> int | None:
         """Devices that the model is split over; None: not known."""
         return self.tensor_parallel if self.kernels is None else self.kernels.tensor_parallel
+
+    def drawn(self, index: int) -> StepLaw:
+        """Law with the coefficients of one draw, taken as known: what the engine would be if that draw were right."""
+        kept = {name: float(each[index % each.size]) for name, each in self.draws.items()}
+        coefficients = {name: kept[name] for name in self.coefficients}
+        return replace(self, coefficients=coefficients, draws={name: np.array([value]) for name, value in kept.items()})
 
     # --- Predictions ---
 

@@ -97,6 +97,33 @@ class MeasuredCell:
 
 
 @dataclass(frozen=True)
+class ServedSettings:
+    """What the engine's output says of its server; a field is None where it does not say it.
+
+    Parameters
+    ----------
+    model, draft
+        Names of the model and of the draft's checkpoint, as the engine takes them.
+    method
+        How it drafts: eagle3, eagle, mtp, medusa, draft_model, ngram or another name.
+    draft_length
+        Drafted tokens per step that were asked for.
+    """
+
+    model: str | None = None
+    method: str | None = None
+    draft: str | None = None
+    draft_length: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("model", "method", "draft"):
+            if getattr(self, name) is not None:
+                _text(f"served.{name}", getattr(self, name))
+        if self.draft_length is not None:
+            checks.whole("served.draft_length", self.draft_length, 1, MOST_POSITIONS)
+
+
+@dataclass(frozen=True)
 class AcceptanceRecord:
     """Accepted draft tokens of one engine, summed over files; each field is null if the engine's output does not give it.
 
@@ -127,6 +154,8 @@ class AcceptanceRecord:
         Measured time of drafting one token [ms].
     identities, cells, notes
         Checked equations, measured speeds, remarks of the importer.
+    served
+        What the output says of its server.
     """
 
     engine: str
@@ -150,6 +179,7 @@ class AcceptanceRecord:
     identities: tuple[Identity, ...] = ()
     cells: tuple[MeasuredCell, ...] = ()
     notes: tuple[str, ...] = ()
+    served: ServedSettings | None = None
 
     def __post_init__(self) -> None:
         checks.one_of("engine", self.engine, ENGINES)
@@ -249,6 +279,10 @@ def document(record: AcceptanceRecord) -> dict[str, Any]:
     return {"kind": KIND, "schema_version": SCHEMA_VERSION, **asdict(record)}
 
 
+_MAY_LACK: Mapping[str, Any] = {"served": None}
+"""Fields that records of earlier versions do not have, with what their absence means."""
+
+
 def of_document(found: Any) -> AcceptanceRecord:
     """Record of a JSON document; unknown, missing and impossible values are errors."""
     again = "import the engine's log again: calibrate import engine-log FILE -o NAME"
@@ -257,7 +291,7 @@ def of_document(found: Any) -> AcceptanceRecord:
     if found.get("schema_version") != SCHEMA_VERSION or isinstance(found["schema_version"], bool):
         raise ParameterError(f"schema_version must be {SCHEMA_VERSION}, got {checks.shown(found.get('schema_version'))}; {again}")
     names = [field.name for field in fields(AcceptanceRecord)]
-    given = {name: value for name, value in found.items() if name not in ("kind", "schema_version")}
+    given = {**_MAY_LACK} | {name: value for name, value in found.items() if name not in ("kind", "schema_version")}
     for name in given:
         if name not in names:
             raise ParameterError(f"unknown key {checks.shown(name)}; {checks.nearest(name, names)}")
@@ -266,6 +300,8 @@ def of_document(found: Any) -> AcceptanceRecord:
             raise ParameterError(f"{name} is missing; {again}")
     for name, kind in (("sources", LogSource), ("identities", Identity), ("cells", MeasuredCell)):
         given[name] = _records(name, given[name], kind)
+    if given["served"] is not None:
+        (given["served"],) = _records("served", [given["served"]], ServedSettings)
     if isinstance(given["per_request"], dict):
         given["per_request"] = {name: _tuple(values) for name, values in given["per_request"].items()}
     return AcceptanceRecord(**{name: _tuple(value) for name, value in given.items()})

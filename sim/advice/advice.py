@@ -16,7 +16,7 @@ from model.architectures import draft_heads
 from model.base import checks, strict_json
 from model.base.checks import ParameterError
 from model.engines import next_cell
-from sim.advice import engine_settings, other_methods
+from sim.advice import checkpoint_names, engine_settings, other_methods
 from sim.advice.engine_settings import Range
 from sim.advice.other_methods import Alternative, Evaluated
 from sim.advice.situation import Evidence, Inputs, Situation, situation
@@ -236,6 +236,7 @@ class Advice:
         low, high = choice.interval
         tpot, rate = 1e3 * choice.tpot_seconds, choice.throughput / parallel
         rows = []
+        advised = {row: length for length, of_run in case.runs for row in of_run}
         for row, column in itertools.product(range(len(choice.batches)), range(len(choice.draft_lengths))):
             found = {
                 "method": METHOD if choice.draft_lengths[column] else PLAIN, "acceptance": case.acceptance.text,
@@ -244,6 +245,7 @@ class Advice:
                 "speedup_high": float(high[row, column]), "tpot_ms": float(tpot[row, column]),
                 "tokens_per_s_per_gpu": float(rate[row, column]), "gpus": parallel, "exact": True,
                 "best": bool(choice.best[row] == column), "tie": bool(choice.ties[row, column]),
+                "advised": advised[row] == choice.draft_lengths[column],
             }  # fmt: skip
             rows.append({**found, "meets_slo": self._meets(found)})
         return rows
@@ -324,30 +326,28 @@ class Advice:
         return plain
 
     def settings(self, engine: str) -> list[str]:
-        """Lines that set an engine to the schedule of the first case; MODEL and DRAFT stand for the checkpoints' names."""
+        """Lines that set an engine to the schedule of the first case, after comments on the names of checkpoints in them.
+
+        Names are those that the log's server printed, else those that the user gave; what neither says is MODEL or DRAFT.
+        """
         checks.one_of("engine", engine, engine_settings.NAMES)
         said = self.situation
         draft = said.draft or engine_settings.draft_of(said.law.facts.get("draft", ""))
-        found = engine_settings.lines(engine, "MODEL", draft, self.cases[0].schedule, tensor_parallel=said.tensor_parallel)
-        return ["# MODEL and DRAFT stand for the names of your checkpoints", *found]
+        names = checkpoint_names.of(said, draft)
+        found = engine_settings.lines(
+            engine, names.model.text, draft, self.cases[0].schedule, checkpoint=names.draft.text,
+            tensor_parallel=said.tensor_parallel,
+        )  # fmt: skip
+        return [*checkpoint_names.comments(names, found), *found]
 
     def figure(self) -> Any:
-        """Speed-up by the number of running sequences, with its interval, for each best draft length, as a matplotlib figure."""
+        """Speed-up by the number of running sequences, with its interval, for each draft length of the verdict, with matplotlib."""
         from figures.of_runs import advised_drafts
 
         said = self.situation
         title = f"{said.name or said.law.name} on {said.tensor_parallel} x {said.gpu or 'GPU'}"
-        curves = []
-        for case in self.cases:
-            shown = sorted({length for length, _ in case.runs if length} or {case.choice.draft_lengths[1]})
-            for length in shown:
-                column = case.choice.draft_lengths.index(length)
-                low, high = (each[:, column] for each in case.choice.interval)
-                label = f"K = {length}" + (f", acceptance {case.acceptance.text}" if len(self.cases) > 1 else "")
-                curves.append(
-                    advised_drafts.SpeedupCurve(label, np.array(case.choice.batches), case.choice.speedups[:, column], low, high)
-                )
-        return advised_drafts.draw(curves[: advised_drafts.MOST_CURVES], title=title, switch_off=self.cases[0].off.batch)
+        rows = [row for case in self.cases for row in self._of_case(case)]
+        return advised_drafts.of_table(rows, title=title, switch_off=self.cases[0].off.batch)
 
     def __str__(self) -> str:
         from sim.advice import advice_text

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from model.engines.step_terms import PRIORS
 from model.methods import registry
+from sim.advice.other_methods import NO_SPREAD
 
 if TYPE_CHECKING:
     from sim.advice.advice import AcceptanceCase, Advice
@@ -99,7 +100,7 @@ def _other_methods(advice: Advice) -> list[str]:
     for name, row in list(found.items())[:MOST_OTHERS]:
         agreement = "" if row["exact"] else "; not exact: agreement with the target unknown"
         known = row["speedup_low"] is not None
-        span = f" ({row['speedup_low']:.2f} to {row['speedup_high']:.2f})" if known else " (interval unknown)"
+        span = f" ({row['speedup_low']:.2f} to {row['speedup_high']:.2f})" if known else f" (no interval: {NO_SPREAD})"
         lines.append(
             f"{registry.label(name, short=True)}: {row['speedup']:.2f}x{span} with {row['batch']} running on {row['gpus']}"
             f" GPU{'s' if row['gpus'] > 1 else ''}, TPOT {_number(row['tpot_ms'])} ms,"

@@ -5,6 +5,7 @@ A schedule is a list of (first, last, draft length) by the number of running seq
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -13,6 +14,17 @@ from model.base import strict_json
 
 MOST_SEQUENCES = 4096
 """Last number of running sequences of a schedule without an end."""
+
+
+MODEL, DRAFT = "MODEL", "DRAFT"
+"""Placeholders for names of checkpoints that are not known."""
+
+
+class Names(NamedTuple):
+    """Names of the checkpoints of the model and of its draft, as the engine takes them."""
+
+    model: str
+    draft: str
 
 
 class Range(NamedTuple):
@@ -44,8 +56,10 @@ def schedule(batches: Sequence[int], draft_lengths: Sequence[int], *, off_from: 
     return found
 
 
-def lines(engine: str, model: str, draft: str | None, ranges: Sequence[Range], *, tensor_parallel: int = 1) -> list[str]:
-    """Lines for one engine; nothing is drafted: one line that says so.
+def lines(
+    engine: str, model: str, draft: str | None, ranges: Sequence[Range], *, checkpoint: str = DRAFT, tensor_parallel: int = 1
+) -> list[str]:
+    """Lines for one engine, with the names of the model and of the draft's checkpoint; nothing is drafted: one line that says so.
 
     >>> print(*lines("vllm", "MODEL", "eagle3", [Range(1, 4096, 3)]), sep="\\n")
     vllm serve MODEL --speculative-config '{"method": "eagle3", "model": "DRAFT", "num_speculative_tokens": 3}'
@@ -53,7 +67,7 @@ def lines(engine: str, model: str, draft: str | None, ranges: Sequence[Range], *
     most = max(each.draft_length for each in ranges)
     if not most:
         return [f"# {NAMES[engine]}: start it without speculative decoding"]
-    return _ENGINES[engine](model, draft, list(ranges), most, tensor_parallel)
+    return _ENGINES[engine](Names(model, checkpoint), draft, list(ranges), most, tensor_parallel)
 
 
 # vllm/config/speculative.py: num_speculative_tokens is the largest draft, num_speculative_tokens_per_batch_size (merged by
@@ -61,10 +75,10 @@ def lines(engine: str, model: str, draft: str | None, ranges: Sequence[Range], *
 _VLLM_METHODS = {"eagle3": "eagle3", "eagle": "eagle", "mtp": "mtp", "medusa": "medusa", "p-eagle": "eagle3"}
 
 
-def _vllm(model: str, draft: str | None, ranges: list[Range], most: int, parallel: int) -> list[str]:
+def _vllm(names: Names, draft: str | None, ranges: list[Range], most: int, parallel: int) -> list[str]:
     kind = _kind(draft)
     settings: dict[str, object] = {"method": _VLLM_METHODS.get(kind, "draft_model")}
-    settings |= {} if kind == "mtp" else {"model": "DRAFT"}
+    settings |= {} if kind == "mtp" else {"model": names.draft}
     settings["num_speculative_tokens"] = most
     # P-EAGLE heads draft in parallel (vllm/config/speculative.py, parallel_drafting).
     settings |= {"parallel_drafting": True} if kind == "p-eagle" else {}
@@ -72,7 +86,7 @@ def _vllm(model: str, draft: str | None, ranges: list[Range], most: int, paralle
     if len(ranges) > 1:
         settings["num_speculative_tokens_per_batch_size"] = [[*each] for each in ranges]
         found.append("# vLLM from May 2026 has schedules by batch; before, leave out num_speculative_tokens_per_batch_size")
-    words = ["vllm", "serve", model, *(["--tensor-parallel-size", str(parallel)] if parallel > 1 else [])]
+    words = ["vllm", "serve", names.model, *(["--tensor-parallel-size", str(parallel)] if parallel > 1 else [])]
     return [*found, shlex.join([*words, "--speculative-config", strict_json.dumps(settings)])]
 
 
@@ -82,12 +96,12 @@ def _vllm(model: str, draft: str | None, ranges: list[Range], most: int, paralle
 _SGLANG_METHODS = {"eagle3": "EAGLE3", "eagle": "EAGLE", "mtp": "NEXTN"}
 
 
-def _sglang(model: str, draft: str | None, ranges: list[Range], most: int, parallel: int) -> list[str]:
+def _sglang(names: Names, draft: str | None, ranges: list[Range], most: int, parallel: int) -> list[str]:
     kind = _kind(draft)
-    words = ["python", "-m", "sglang.launch_server", "--model-path", model]
+    words = ["python", "-m", "sglang.launch_server", "--model-path", names.model]
     words += ["--tp-size", str(parallel)] if parallel > 1 else []
     words += ["--speculative-algorithm", _SGLANG_METHODS.get(kind, "STANDALONE")]
-    words += [] if kind == "mtp" else ["--speculative-draft-model-path", "DRAFT"]
+    words += [] if kind == "mtp" else ["--speculative-draft-model-path", names.draft]
     words += ["--speculative-num-steps", str(most), "--speculative-eagle-topk", "1"]
     words += ["--speculative-num-draft-tokens", str(most + 1)]
     if len(ranges) == 1 or kind not in _SGLANG_METHODS:
@@ -103,7 +117,7 @@ def _sglang(model: str, draft: str | None, ranges: list[Range], most: int, paral
 _TENSORRT_METHODS = {"eagle3": "Eagle", "p-eagle": "Eagle", "eagle": "Eagle", "mtp": "MTP", "medusa": "Medusa"}
 
 
-def _tensorrt_llm(model: str, draft: str | None, ranges: list[Range], most: int, parallel: int) -> list[str]:
+def _tensorrt_llm(names: Names, draft: str | None, ranges: list[Range], most: int, parallel: int) -> list[str]:
     kind = _kind(draft)
     name = _TENSORRT_METHODS.get(kind, "DraftTarget")
     found = ["cat > speculative.yaml <<'END'", "speculative_config:", f"  decoding_type: {name}"]
@@ -111,11 +125,16 @@ def _tensorrt_llm(model: str, draft: str | None, ranges: list[Range], most: int,
     if kind == "mtp":
         found += [f"  num_nextn_predict_layers: {most}"]
     else:
-        found += [f"  max_draft_len: {most}", "  speculative_model: DRAFT"]
+        found += [f"  max_draft_len: {most}", f"  speculative_model: {_yaml(names.draft)}"]
     if not ranges[-1].draft_length:
         found += [f"  max_concurrency: {ranges[-1].first - 1}"]
-    serve = ["trtllm-serve", model, *(["--tp_size", str(parallel)] if parallel > 1 else []), "--extra_llm_api_options"]
+    serve = ["trtllm-serve", names.model, *(["--tp_size", str(parallel)] if parallel > 1 else []), "--extra_llm_api_options"]
     return [*found, "END", shlex.join([*serve, "speculative.yaml"])]
+
+
+def _yaml(name: str) -> str:
+    """A name as YAML reads it back: in quotes where it has other characters than those of names."""
+    return name if re.fullmatch(r"[A-Za-z][\w./-]*", name) else strict_json.dumps(name)
 
 
 def draft_of(text: str) -> str | None:
@@ -136,6 +155,6 @@ def _kind(draft: str | None) -> str:
 
 
 NAMES: Mapping[str, str] = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM"}
-_ENGINES: Mapping[str, Callable[[str, str | None, list[Range], int, int], list[str]]] = {
+_ENGINES: Mapping[str, Callable[[Names, str | None, list[Range], int, int], list[str]]] = {
     "vllm": _vllm, "sglang": _sglang, "tensorrt-llm": _tensorrt_llm,
 }  # fmt: skip

@@ -44,6 +44,22 @@ def acceptance_of(given: Any, seed: int = 0) -> list[AcceptanceDraws]:
     return found
 
 
+def range_of(name: str, given: Any) -> tuple[float, float | None]:
+    """A number, or both ends of an uncertain one: 0.5, a pair, or text such as 0.5..0.6.
+
+    >>> range_of("match_rate", "0.5..0.6"), range_of("match_rate", 0.5)
+    ((0.5, 0.6), (0.5, None))
+    """
+    ends = tuple(given.split("..")) if isinstance(given, str) else given if isinstance(given, tuple) else (given,)
+    try:
+        found = [float(each) for each in ends if not isinstance(each, bool)]
+    except (TypeError, ValueError):
+        found = []
+    if len(found) != len(ends) or len(found) not in (1, 2):
+        raise ParameterError(f"{name} must be a number, or a range such as 0.5..0.6, got {checks.shown(given)}")
+    return found[0], found[1] if len(found) == 2 else None
+
+
 def numbers(name: str, text: str | None, kind: type) -> tuple[Any, ...] | None:
     """Comma-separated numbers of an option, or None.
 

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from model.advice.draft_choice import DraftChoice
+from model.advice.draft_choice import DraftChoice, ratio_interval
 from model.base.checks import ParameterError
-from model.engines import step_law
+from model.costs.pass_seconds import PassSeconds
+from model.engines import law_costs, step_law
+from model.engines.cells import Floats
+from model.engines.step_law import StepLaw
 from model.hardware import devices, memory_limit
 from model.methods import registry
+from model.methods.prediction import MethodChoice, PredictionPoints, by_outcome
 from model.methods.proposals import PROPOSED_TOKENS, Known, Proposal
-from model.outcomes.intervals import EIGHTY_OVER_MEDIAN
 from sim.advice.situation import Situation
+from sim.scenarios import cases, outcomes_section
+from sim.scenarios.cases import Case
 
-NO_INTERVAL = 1e-3
-"""Relative width of an interval up to which it is taken for unknown [-]."""
+DRAWS = 64
+"""Draws of the uncertain inputs that an interval of another method is computed from; each is an evaluation of its closed form."""
+NO_SPREAD = "no input that differs from plain decoding's has a spread"
+"""Why a row has no interval."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +61,13 @@ def evaluate(said: Situation) -> Evaluated:
         return Evaluated(left_out=(("others", "the model's layers are not known: --model"),))
     longest = max(said.draft_lengths)
     drafted = memory_limit.draft_shape(said.draft)
+    rates = said.cases[0].point[:longest]
+    matches = None if said.match_rates is None else float(said.match_rates.mean())
     known = Known(
-        said.shape.layers, said.gpus // said.tensor_parallel, said.draft_lengths, tuple(said.cases[0].point[:longest].tolist()),
-        said.said.match_rate, said.said.lossy, drafted is not None and drafted.draft is None,
+        said.shape.layers, said.gpus // said.tensor_parallel, said.draft_lengths, tuple(rates.tolist()), matches, said.said.lossy,
+        drafted is not None and drafted.draft is None,
     )  # fmt: skip
+    draws = tuple(_drawn(said, known))
     rows: list[Mapping[str, Any]] = []
     left_out, notes = [], []
     for name in registry.names():
@@ -67,7 +77,7 @@ def evaluate(said: Situation) -> Evaluated:
         if not made:
             continue
         try:
-            found = _run(said, name, made)
+            found = _run(said, name, made, draws)
         except ParameterError as error:
             left_out.append((name, str(error)))
             continue
@@ -76,7 +86,23 @@ def evaluate(said: Situation) -> Evaluated:
     return Evaluated(tuple(rows), tuple(left_out), tuple(notes))
 
 
-def _run(said: Situation, name: str, made: tuple[Proposal, ...]) -> list[dict[str, Any]]:
+class _Draw(NamedTuple):
+    """One draw of everything that is uncertain: what would be known, and the step law, if it were right."""
+
+    known: Known
+    law: StepLaw
+
+
+def _drawn(said: Situation, known: Known) -> Iterator[_Draw]:
+    """Draws of acceptance, match rate and step law, in pairs as `DraftChoice` pairs them."""
+    rates, matches = said.cases[0].draws[:, : len(known.rates)], said.match_rates
+    for at in range(DRAWS):
+        match_rate = None if matches is None else float(matches[at % matches.size])
+        drawn = replace(known, rates=tuple(rates[at % len(rates)].tolist()), match_rate=match_rate)
+        yield _Draw(drawn, said.law.drawn(at))
+
+
+def _run(said: Situation, name: str, made: tuple[Proposal, ...], draws: Sequence[_Draw]) -> list[dict[str, Any]]:
     """Rows of a method: by batch the fastest of its proposals."""
     import sim
 
@@ -88,29 +114,57 @@ def _run(said: Situation, name: str, made: tuple[Proposal, ...]) -> list[dict[st
             {"name": name, "batching": "lockstep", **each.parameters} | ({"outcomes": dict(each.outcomes)} if each.outcomes else {})
             for each in made
         ]
-        scenario = {
-            "scenario": {"name": "advice", "tokens": PROPOSED_TOKENS}, "method": methods, "cost": cost,
-            "sweep": {"method.sequences": [*said.batches]},
-        }  # fmt: skip
-        found = sim.run(scenario, views=["formula"]).to_dicts()
-    best: dict[int, dict[str, Any]] = {}
-    for row in found:
-        if row["speedup"] is not None and row["speedup"] > best.get(row["sequences"], row | {"speedup": 0})["speedup"]:
-            best[row["sequences"]] = row
-    return [_row(each, said, name) for each in best.values()]
+        tables = {"scenario": {"name": "advice", "tokens": PROPOSED_TOKENS}, "method": methods, "cost": cost}
+        found = sim.run({**tables, "sweep": {"method.sequences": [*said.batches]}}, views=["formula"]).to_dicts()
+        best: dict[int, dict[str, Any]] = {}
+        for row in found:
+            if row["speedup"] is not None and row["speedup"] > best.get(row["sequences"], row | {"speedup": 0})["speedup"]:
+                best[row["sequences"]] = row
+        rows = []
+        for batch, row in best.items():
+            chosen = row["point"] // len(said.batches)
+            case = cases.resolve({**tables, "method": [methods[chosen] | {"sequences": batch}]})
+            rows.append(_row(row, said, name, _interval(said, case, chosen, row, draws)))
+    return rows
 
 
-def _row(row: Mapping[str, Any], said: Situation, name: str) -> dict[str, Any]:
+def _interval(
+    said: Situation, case: Case, chosen: int, row: Mapping[str, Any], draws: Sequence[_Draw]
+) -> tuple[float, float] | None:
+    """Bounds of the speed-up of a proposal, as those of draft lengths; None if nothing that it rests on has a spread."""
+    values = speedups_of_draws(case, chosen, draws)
+    batch, length = float(row["sequences"]), row.get("draft_length") or 0
+    beyond = float(np.max(said.law.beyond(batch, [0, length])))
+    noise = np.concatenate([each.law.draws["noise"] for each in draws])
+    low, high = (float(each) for each in ratio_interval(values, noise, beyond))
+    return (min(low, row["speedup"]), max(high, row["speedup"])) if high > low * (1 + 1e-9) else None
+
+
+def speedups_of_draws(case: Case, chosen: int, draws: Sequence[_Draw]) -> Floats:
+    """Speed-ups of the method's proposal of this number, in closed form, with each draw of the inputs; shape (draws,) [-]."""
+    assert isinstance(case.cost, PassSeconds)
+    choices, laws = [], []
+    for each in draws:
+        outcomes = registry.parameters(case.method).proposals(each.known).made[chosen].outcomes
+        laws.append(by_outcome({
+            kind: outcome.law for kind, outcome in outcomes_section.resolve(
+                dict(outcomes) or None, "method.outcomes", case.method, case.parameters, PROPOSED_TOKENS
+            ).items()
+        }))  # fmt: skip
+        choices.append(MethodChoice(case.parameters, PROPOSED_TOKENS, law_costs.with_law(case.cost, each.law)))
+    index = np.arange(len(draws))
+    found = registry.method(case.method).predict_points(PredictionPoints(choices, laws, index, index))
+    return np.asarray(found.plain_latency / found.latency)
+
+
+def _row(row: Mapping[str, Any], said: Situation, name: str, interval: tuple[float, float] | None) -> dict[str, Any]:
     gpus, speedup = int(row["reserved_units"]), row["speedup"]
-    low, high = (row.get(f"speedup_input_{end}") for end in ("low", "high"))
-    # Errors that plain decoding shares cancel in this closed form; without others, no interval is known.
-    known = low is not None and high is not None and high - low > NO_INTERVAL * speedup
-    widened = [float(speedup * (each / speedup) ** EIGHTY_OVER_MEDIAN) if known else None for each in (low, high)]
+    low, high = (None, None) if interval is None else interval
     return {
         "method": name, "acceptance": said.cases[0].text, "batch": int(row["sequences"]), "draft_length": row.get("draft_length"),
-        "speedup": speedup, "speedup_low": widened[0], "speedup_high": widened[1], "tpot_ms": row["tpot_ms"],
+        "speedup": speedup, "speedup_low": low, "speedup_high": high, "tpot_ms": row["tpot_ms"],
         "tokens_per_s_per_gpu": row["sequences"] * 1e3 / row["tpot_ms"] / gpus, "gpus": gpus, "exact": bool(row["exact"]),
-        "best": False, "tie": False,
+        "best": False, "tie": False, "advised": False,
     }  # fmt: skip
 
 

@@ -15,21 +15,22 @@ import numpy as np
 from model.advice import acceptance_draws
 from model.advice.acceptance_draws import AcceptanceDraws
 from model.architectures import draft_heads, layer_parts, published_shapes
+from model.architectures.longest_contexts import longest_context
 from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
 from model.engines import engine_priors, kernel_times, law_fit, law_report, step_law
-from model.engines.cells import Cells
+from model.engines.cells import Cells, Floats
 from model.engines.kernel_times import USUAL_CONTEXT, KernelSource
 from model.engines.step_law import StepLaw
 from model.hardware import devices, memory_limit
 from model.hardware.cost_models import DeviceMemory
 from model.logs import acceptance_record
-from model.logs.acceptance_record import AcceptanceRecord
+from model.logs.acceptance_record import AcceptanceRecord, ServedSettings
 from model.logs.engine_logs import engine_log
 from model.methods.speculative import engine_dialects
 from model.methods.speculative.theory import reported_acceptance
-from sim.advice import engine_settings, option_values
+from sim.advice import engine_settings, option_values, server_settings
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 DRAFT_LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -66,7 +67,7 @@ class Inputs:
     printed_length: float | None = None
     acceptance: Any = None
     acceptance_by_position: tuple[float, ...] | None = None
-    match_rate: float | None = None
+    match_rate: Any = None
     batch: tuple[int, ...] | None = None
     draft_length: tuple[int, ...] | None = None
     context: int | None = None
@@ -100,6 +101,12 @@ class Situation:
         Largest number of sequences that fit the memory; None: unknown.
     kernels_only
         True if the engine adds nothing to its kernels: neither a law nor a prior was used.
+    shape
+        Shape of the model; None: unknown.
+    match_rates
+        Draws of the rate at which an early candidate is the final token; None: unknown.
+    served
+        What the log says of its server; None: unknown.
     rests_on, notes
         Sources of all inputs; remarks.
     """
@@ -118,6 +125,8 @@ class Situation:
     capacity: int | None
     kernels_only: bool
     shape: Shape | None = None
+    match_rates: Floats | None = None
+    served: ServedSettings | None = None
     rests_on: tuple[Evidence, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
@@ -144,17 +153,29 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
     given = None if said.engine_law is None else step_law.load(said.engine_law)
     rests: list[Evidence] = []
     notes: list[str] = []
-    name = _agreed("model", said.model, None if given is None else given.shape_name)
+    served = None if record is None else record.served
+    server_settings.check_model(said.model, served)
+    server_settings.check_draft(said.draft, served)
+    if given is not None:
+        priced = None if given.kernels is None else given.kernels.draft
+        fitted = priced or engine_settings.draft_of(given.facts.get("draft", ""))
+        server_settings.check_law(given.shape_name, fitted, served)
+    of_log = server_settings.model_of(served) if said.model is None and given is None else None
+    name = _agreed("model", said.model or of_log, None if given is None else given.shape_name)
     gpu = _agreed("gpu", said.gpu, None if given is None or given.kernels is None else given.kernels.gpu)
     if name is None and given is None:
         raise ParameterError("--model is required: a name of `sim ls shapes`, or the path of a config.json")
     if gpu is None and given is None:
         raise ParameterError("--gpu is required: a name of `sim ls devices`, or its .toml; or give a fitted --engine-law")
     draft = draft_of(said.draft, given, name)
+    if draft is None and given is None:
+        draft = server_settings.draft_of(served, name)
+    _of_server(served, record, of_log, draft if said.draft is None and given is None else None, rests, notes)
     dtype = said.dtype if given is None or given.kernels is None else given.kernels.dtype
     shape = None if name is None else _shape(name, dtype, said.weights)
     device = None if gpu is None else devices.device(gpu)
     context = _context(said, record, rests)
+    _check_longest(context, name, shape, draft, notes)
     parallel = _tensor_parallel(said, given, shape, device, context, draft, dtype, notes)
     gpus = parallel if said.gpus is None else said.gpus
     if gpus < parallel:
@@ -173,7 +194,7 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
         rests.append(Evidence("draft", draft, "its shape; kernels as the model's", "assumed"))
     elif draft is None and given is None:
         notes.append("no draft is named: a pass of it takes the time of a prior, which is wide; --draft narrows the answer")
-    cases = _cases(said, record, law, rests)
+    cases = _cases(said, record, law, rests, notes)
     capacity = None
     if shape is not None and device is not None:
         capacity = memory_limit.largest_batch(
@@ -183,12 +204,15 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
             "memory", f"{capacity:,} sequences of {context or USUAL_CONTEXT:,} positions fit", f"{device.name}: {device.source}",
             "published" if device.published else "assumed",
         ))  # fmt: skip
+    matches = None
     if said.match_rate is not None:
-        checks.number("match_rate", said.match_rate, 0, 1)
-        rests.append(Evidence("match_rate", f"{said.match_rate:g}", "--match-rate", "assumed"))
+        low, high = option_values.range_of("match_rate", said.match_rate)
+        matches = acceptance_draws.match_rates(low, high, seed=said.seed)
+        text = f"{low:g}" if high is None else f"{low:g} to {high:g}"
+        rests.append(Evidence("match_rate", text, "--match-rate", "assumed"))
     return Situation(
         said, name, gpu, draft, law, cases, _batches(said, capacity, notes), _draft_lengths(said, cases, notes), context, parallel,
-        gpus, capacity, only, shape, tuple(rests), tuple(notes),
+        gpus, capacity, only, shape, matches, served, tuple(rests), tuple(notes),
     )  # fmt: skip
 
 
@@ -214,11 +238,34 @@ def record_of(log: Sequence[str | Path], draft_length: int | Sequence[int] | Non
     first = Path(log[0])
     if len(log) == 1 and first.suffix == ".json" and _is_record(first):
         record = acceptance_record.load(first)
+        if record.draft_length is not None and draft_length not in (None, record.draft_length):
+            raise ParameterError(
+                f"--log-draft-length must be {record.draft_length}, that of {first.name}, got {checks.shown(draft_length)};"
+                " leave it out"
+            )
         if record.draft_length is None and isinstance(draft_length, int):
             checks.whole("log_draft_length", draft_length, 1, acceptance_draws.MOST_POSITIONS)
             return replace(record, draft_length=draft_length)
         return record
     return engine_log.read(log, draft_length=draft_length)
+
+
+def _of_server(
+    served: ServedSettings | None, record: AcceptanceRecord | None, model: str | None, draft: str | None, rests: list[Evidence],
+    notes: list[str],
+) -> None:  # fmt: skip
+    """List what is taken from the settings of a log's server: a model and a draft that the user did not name, the draft length."""
+    if served is None or record is None:
+        return
+    if model is not None:
+        rests.append(Evidence("model", f"{model} ({served.model})", server_settings.SOURCE, "measured"))
+    names = " ".join(filter(None, (served.method, served.draft)))
+    if draft is not None:
+        rests.append(Evidence("draft", f"{draft} ({names})", server_settings.SOURCE, "measured"))
+    elif names and server_settings.draft_of(served, "") is None:
+        notes.append(f"the draft of --log ({names}) is none of `sim ls shapes`: the time of its passes is not known from its size")
+    if served.draft_length is not None and record.draft_length == served.draft_length:
+        rests.append(Evidence("draft length of the log", f"{served.draft_length}", server_settings.SOURCE, "measured"))
 
 
 def _is_record(path: Path) -> bool:
@@ -272,6 +319,25 @@ def _context(said: Inputs, record: AcceptanceRecord | None, rests: list[Evidence
         return found
     rests.append(Evidence("context", f"{USUAL_CONTEXT:,} positions", "not said; --context sets it", "assumed"))
     return USUAL_CONTEXT
+
+
+def _check_longest(context: int | None, name: str | None, shape: Shape | None, draft: str | None, notes: list[str]) -> None:
+    """Note a context beyond the positions that the model or a draft model was trained for; refuse one beyond a table of positions.
+
+    Rotary positions can be stretched, and checkpoints of one shape differ, so that a larger context may be meant.
+    """
+    if context is None:
+        return
+    for role, each in (("", name), ("the draft ", draft)):
+        most = None if each is None else longest_context(each)
+        if most is not None and most < context and not role and shape is not None and shape.positions:
+            raise ParameterError(f"--context must be at most {most:,}, those of the table of positions of {each}, got {context:,}")
+        if most is not None and context > most and not (role and draft_heads.is_head(str(each))):
+            notes.append(
+                f"a context of {context:,} positions is beyond the {most:,} that {role}{published_shapes.label(str(each))} was"
+                " trained for (max_position_embeddings): engines refuse it unless its RoPE scaling is changed, and acceptance may"
+                " fall"
+            )
 
 
 def _tensor_parallel(
@@ -411,8 +477,15 @@ def _of_law(
         notes.append("the law is of throughput: TPOT and speed-up contain prompts that are processed in between")
 
 
-def _cases(said: Inputs, record: AcceptanceRecord | None, law: StepLaw, rests: list[Evidence]) -> tuple[AcceptanceDraws, ...]:
-    """Acceptance of each case: as said, of the log, or of the law."""
+def _cases(
+    said: Inputs, record: AcceptanceRecord | None, law: StepLaw, rests: list[Evidence], notes: list[str]
+) -> tuple[AcceptanceDraws, ...]:
+    """Acceptance of each case: as said, of the log, or of the law.
+
+    What the user says is used also with a log or a law that has its own acceptance, however different: the log then gives the
+    times of steps, and asking what another text or a better draft would change is a usual question. It is never silent: a note says
+    by how much the tokens per step differ, and both are listed.
+    """
     printed = said.printed_rate is not None or said.printed_length is not None
     given = {
         "--acceptance": said.acceptance is not None, "--acceptance-by-position": said.acceptance_by_position is not None,
@@ -428,6 +501,9 @@ def _cases(said: Inputs, record: AcceptanceRecord | None, law: StepLaw, rests: l
     elif printed:
         found = (_printed(said),)
     elif record is not None:
+        if record.drafted and not (record.known_rates or record.mean_acceptance_length):
+            lacking = next((note for note in record.notes if "number of drafts" in note), "the number of drafts is missing")
+            raise ParameterError(f"--log has no tokens per step, so no acceptance: {lacking}; give such output, or --acceptance")
         if record.draft_length == 0 or not (record.known_rates or record.mean_acceptance_length):
             raise ParameterError("--log has no drafts, so no acceptance: give --acceptance, or a log with speculation on")
         if not record.known_rates and not record.draft_length:
@@ -445,7 +521,33 @@ def _cases(said: Inputs, record: AcceptanceRecord | None, law: StepLaw, rests: l
             )
         found = (of_law,)
     rests += [Evidence("acceptance", each.text, each.source, each.kind) for each in found]
+    if any(given.values()):
+        _replaced(found, record, None if said.engine_law is None else law, rests, notes)
     return found
+
+
+def _replaced(
+    used: tuple[AcceptanceDraws, ...], record: AcceptanceRecord | None, law: StepLaw | None, rests: list[Evidence], notes: list[str]
+) -> None:
+    """List the acceptance of the log, or of the law that was given, in whose place the user's is used."""
+    own = None if law is None else acceptance_draws.of_law(law)
+    known = record is not None and bool(record.known_rates or (record.draft_length and record.mean_acceptance_length))
+    if record is not None and known:
+        own = acceptance_draws.of_record(record, "--log")
+    if own is None:
+        return
+    rests.append(Evidence("acceptance (not used)", own.text, own.source, own.kind))
+    longest = 3 if record is None or not record.draft_length else record.draft_length
+    length = min([longest, *(each.limit for each in (*used, own) if each.limit is not None)])
+    instead = float(own.lengths([length])[0][0])
+    for each in used:
+        tokens = float(each.lengths([length])[0][0])
+        notes.append(
+            f"acceptance {each.text} ({each.source}) is used, not that of {own.source} ({own.text}): {tokens:.2f} tokens per step"
+            f" at K = {length} in place of {instead:.2f}"
+        )
+
+
 
 
 def _printed(said: Inputs) -> AcceptanceDraws:

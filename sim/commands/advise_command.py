@@ -55,7 +55,8 @@ def advise(
         str | None, typer.Option("--acceptance-by-position", help="Conditional rates by draft position: 0.8,0.7,0.6.")
     ] = None,
     match_rate: Annotated[
-        float | None, typer.Option("--match-rate", help="Rate at which an early candidate is the final token, for PPD.")
+        str | None,
+        typer.Option("--match-rate", help="Rate at which an early candidate is the final token, for PPD: 0.5, or 0.4..0.6."),
     ] = None,
     batch: Annotated[
         str | None, typer.Option(help="Running sequences of one replica. Default: 1,2,4,8,16,32,64,128, as many as fit.")

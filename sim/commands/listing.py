@@ -24,11 +24,13 @@ from model.hardware.profile import Profile
 from model.methods import method_parameters, registry
 from model.methods.method_parameters import MethodParameters
 from model.outcomes.outcome_kinds import kind_of
-from sim.scenarios import cases, outcomes_section, scenario_file
+from sim.scenarios import cases, hardware_cost, outcomes_section, scenario_file
 from sim.scenarios.hardware_cost import HardwareCost
 from sim.scenarios.outcomes_section import LAWS
 
 LISTS = ("costs", "devices", "laws", "methods", "outcomes", "profiles", "published", "scenarios", "shapes")
+COST_KINDS = ("unit", "published", *hardware_cost.KINDS)
+"""Kinds of [cost]."""
 
 
 def lines(what: str) -> dict[str, str]:
@@ -61,6 +63,7 @@ def lines(what: str) -> dict[str, str]:
 def _names(what: str) -> list[str]:
     """Names of the entries of `lines`, without their descriptions."""
     known = {
+        "costs": lambda: [*lines("costs"), *COST_KINDS],
         "laws": step_law.names,
         "methods": registry.names,
         "profiles": profile_files.names,
@@ -74,7 +77,8 @@ def details(what: str, name: str) -> dict[str, str]:
     """Return the full description of an entry, by title; for a scenario, its file.
 
     Outcomes are named by their subject (`decision`), their kind (`thresholds`), or both (`decision: thresholds`). Profiles, laws,
-    shapes and devices are named, or given by the path of a .json, a config.json or a .toml; draft heads by kind and target.
+    shapes and devices are named, or given by the path of a .json, a config.json or a .toml; draft heads by kind and target. Costs
+    are named by a key of [cost], or by a kind, which has several.
     """
     checks.one_of("list", what, LISTS)
     if what == "outcomes":
@@ -96,6 +100,9 @@ def details(what: str, name: str) -> dict[str, str]:
         return {name: _rows(_of_shape(name, f"read from {name}; bfloat16 if it names no dtype"))}
     if what == "devices" and devices.is_path(name):
         return {name: devices.toml_text(devices.device(name))}
+    if what == "costs" and name in COST_KINDS:
+        keys = [*_of_cost(name).values()] if name in lines(what) else []  # a kind may have the name of one of its keys
+        return {name: "\n\n".join([_of_cost_kind(name), *keys])}
     if name not in (there := _names(what)):
         raise checks.unknown(what.removesuffix("s"), name, there)
     if what == "methods":
@@ -111,11 +118,24 @@ def details(what: str, name: str) -> dict[str, str]:
     if what == "laws":
         return {name: _rows(_of_law(step_law.load(name)))}
     if what == "costs":
-        kinds = {"unit, published": cases.Cost, "profile, roofline, engine": HardwareCost}
-        having = {kind: of for kind, of in kinds.items() if name in _given(of)}
-        return {name: _rows({kind: (documented(LayerTimeCosts) | documented(of))[name] for kind, of in having.items()})}
+        return _of_cost(name)
     table = published.table(name)
     return {name: f"{table.title}\n\nkeys: {', '.join(table.keys)}; {len(table.rows)} rows"}
+
+
+def _of_cost(name: str) -> dict[str, str]:
+    """A key of [cost], by the kinds that have it."""
+    kinds = {"unit, published": cases.Cost, "profile, roofline, engine": HardwareCost}
+    having = {kind: of for kind, of in kinds.items() if name in _given(of)}
+    return {name: _rows({kind: (documented(LayerTimeCosts) | documented(of))[name] for kind, of in having.items()})}
+
+
+def _of_cost_kind(kind: str) -> str:
+    """Table [cost] of a kind: its keys with what they are."""
+    on_hardware = kind in hardware_cost.KINDS
+    about = documented(LayerTimeCosts) | documented(HardwareCost if on_hardware else cases.Cost)
+    keys = hardware_cost.keys_of(kind) if on_hardware else _given(cases.Cost)
+    return f'[cost]\nkind = "{kind}"\n\n' + _rows({key: about[key] for key in keys if key != "kind"})
 
 
 def _profile(found: Profile) -> str:

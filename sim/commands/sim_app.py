@@ -15,11 +15,12 @@ from typing import Annotated, Any
 import typer
 
 from model.base import strict_json
-from model.base.command_help import SETTINGS, DocumentedCommand, version_option
+from model.base.command_help import SETTINGS, DocumentedCommand, DocumentedGroup, version_option
 from sim.commands import advise_command, explain_command, sim_report
 
 app = typer.Typer(
-    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=SETTINGS, callback=version_option,
+    cls=DocumentedGroup, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=SETTINGS,
+    callback=version_option,
     help="Does an accelerated decoding method pay for your model: how much faster is it, and how much extra compute does it take?",
     epilog="Start with: sim run    (the paper's figures)    or: sim run ppd-overheads --set method.candidates=2",
 )  # fmt: skip

@@ -40,7 +40,7 @@ class Builder(Protocol):
 BUILDERS: dict[str, str] = {
     "run": "sim.commands.sim_report:run_document",
     "comparison": "sim.commands.sim_report:comparison_document",
-    "advice": "sim.reporting.advice_document:of_advice",
+    "advice": "sim.commands.sim_report:advice_document",
     "audit": "sim.reporting.audit_document:of_audit",
     "explanation": "sim.reporting.explanation_document:of_explanation",
 }
@@ -214,3 +214,26 @@ def _drawn_comparison(content: Mapping[str, Any], path: Path) -> list[SvgFigure]
         except comparisons.BROKEN as error:
             raise comparisons.refusal(error, str(path)) from None
         return [embedded_svg.load(each) for each in paths if each.suffix == ".svg"]
+
+
+def advice_document(content: Mapping[str, Any], path: Path) -> ReportDocument:
+    """Report of advice, with the figure next to its document, of the same name; drawn from its table where there is none."""
+    from sim.reporting import advice_document as advices
+    from sim.reporting import embedded_svg
+
+    advices.of_advice(content, path)  # refused before the figure is read or drawn
+    stored = path.with_suffix(".svg")
+    return advices.of_advice(content, path, embedded_svg.load(stored) if stored.is_file() else _drawn_advice(content, path))
+
+
+def _drawn_advice(content: Mapping[str, Any], path: Path) -> SvgFigure:
+    import figures
+    from figures.of_runs import advised_drafts
+    from sim.reporting import advice_document as advices
+    from sim.reporting import embedded_svg
+    from sim.reporting.report_document import written_by
+
+    with written_by("sim advise", "advice", path):
+        rows, off = content["table"], content["switch_off_batch"]
+        figure = advised_drafts.of_table(rows, title=advices.subject_of(content), switch_off=off)
+        return embedded_svg.of_text(figures.svg(figure), path.stem)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from model.methods import registry
-from sim.reporting import embedded_svg
 from sim.reporting.report_document import (
     Bullets,
     CodeLines,
@@ -30,17 +29,21 @@ DRAFTS = "speculative"
 _CAPTION = "Speed-up over plain decoding on the same devices by running sequences, with 80 % intervals"
 
 
-def of_advice(content: Mapping[str, Any], path: Path) -> ReportDocument:
-    """Return the report of the JSON document of `sim advise`; its figure is an SVG file of the same name next to it."""
+def of_advice(content: Mapping[str, Any], path: Path, figure: SvgFigure | None = None) -> ReportDocument:
+    """Return the report of the JSON document of `sim advise`, with its figure if there is one."""
     with written_by("sim advise", "advice", path):
-        return _document(content, path)
+        return _document(content, figure)
 
 
-def _document(content: Mapping[str, Any], path: Path) -> ReportDocument:
-    where = f"{content['tensor_parallel']} x {content['gpu'] or 'GPU'}"
-    subject = f"{content['model'] or 'the model of the step law'} on {where}"
+def subject_of(content: Mapping[str, Any]) -> str:
+    """What a document is about: model and devices."""
+    return f"{content['model'] or 'the model of the step law'} on {content['tensor_parallel']} x {content['gpu'] or 'GPU'}"
+
+
+def _document(content: Mapping[str, Any], figure: SvgFigure | None) -> ReportDocument:
+    subject = subject_of(content)
     draft = f" with the draft {content['draft']}" if content["draft"] else ""
-    sections = [Section("Speed-up by running sequences", [*_speedups(content), *_figures(path)])]
+    sections = [Section("Speed-up by running sequences", [*_speedups(content), *_figures(figure)])]
     sections += [Section("What would overturn it", [*_overturning(content)])]
     sections += [Section(title, parts) for title, parts in _further(content) if parts]
     verdict = str(content["verdict"]).rstrip(".")
@@ -84,10 +87,13 @@ def _speedup(row: Mapping[str, Any] | None) -> Value:
     return TableCell(f"{row['speedup']:.2f}", "best" if row["best"] else "tie" if row["tie"] else "")
 
 
-def _figures(path: Path) -> Iterator[SvgFigure]:
-    drawn = path.with_suffix(".svg")
-    if drawn.is_file():
-        figure = embedded_svg.load(drawn)
+def _bounds(row: Mapping[str, Any]) -> Value:
+    low, high = row["speedup_low"], row["speedup_high"]
+    return None if low is None or high is None else f"{low:.2f} to {high:.2f}"
+
+
+def _figures(figure: SvgFigure | None) -> Iterator[SvgFigure]:
+    if figure is not None:
         yield replace(figure, caption=_CAPTION, alternative=f"{_CAPTION}: a curve for each best draft length. {figure.alternative}")
 
 
@@ -112,16 +118,16 @@ def _overturning(content: Mapping[str, Any]) -> Iterator[Part]:
 def _further(content: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Part]]]:
     """Other methods, other uses of the devices, lines to paste, and what was not evaluated; some may be empty."""
     others = [row for row in content["table"] if row["method"] not in (DRAFTS, registry.PLAIN)]
-    columns = ("method", "running", "draft length", "speed-up", "TPOT", "throughput", "exact")
-    units = ("", "sequences", "tokens", "plain decoding = 1", "ms", "tok/s per GPU", "")
-    rows = [[registry.label(str(row["method"])), row["batch"], row["draft_length"], row["speedup"], row["tpot_ms"],
+    columns = ("method", "running", "draft length", "speed-up", "interval", "TPOT", "throughput", "exact")
+    units = ("", "sequences", "tokens", "plain decoding = 1", "80 %", "ms", "tok/s per GPU", "")
+    rows = [[registry.label(str(row["method"])), row["batch"], row["draft_length"], row["speedup"], _bounds(row), row["tpot_ms"],
              row["tokens_per_s_per_gpu"], row["exact"]] for row in others]  # fmt: skip
     yield "Other methods", [DataTable("Other methods on the same costs", columns, rows, units)] if rows else []
-    rows = [[row["option"], row["running"], row["replicas"], row["gpus_per_replica"], row["draft_length"], row["tpot_ms"],
+    uses = [[row["option"], row["running"], row["replicas"], row["gpus_per_replica"], row["draft_length"], row["tpot_ms"],
              row["tokens_per_s_per_gpu"]] for row in content["alternatives"]]  # fmt: skip
-    columns = ("option", "running", "replicas", "devices of a replica", "draft length", "TPOT", "throughput")
-    units = ("", "sequences", "", "", "tokens", "ms", "tok/s per GPU")
-    yield "Other uses of the same devices", [DataTable("Other uses of the same devices", columns, rows, units)] if rows else []
+    heads = ("option", "running", "replicas", "devices of a replica", "draft length", "TPOT", "throughput")
+    of_uses = ("", "sequences", "", "", "tokens", "ms", "tok/s per GPU")
+    yield "Other uses of the same devices", [DataTable("Other uses of the same devices", heads, uses, of_uses)] if uses else []
     settings = content["settings"]
     yield "Lines to paste", [CodeLines("\n".join(map(str, lines)), f"{engine}:") for engine, lines in settings.items()]
     left = [f"{registry.label(str(row['method']))}: {row['because']}" for row in content["not_evaluated"]]

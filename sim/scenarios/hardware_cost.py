@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -64,6 +64,16 @@ PEAK_TOLERANCE = 0.1
 """Tolerance by which times of a user's profile may be below the limit of the peaks [-]: clocks vary, peaks are measured roughly."""
 UNIT_MISTAKE_FACTOR = 100.0
 """Factor above its measured peaks from which a user's profile is refused as a mistake of units [-]."""
+
+
+def keys_of(kind: str) -> tuple[str, ...]:
+    """Keys of [cost] that a kind of costs on hardware has.
+
+    >>> "law" in keys_of("engine"), "device" in keys_of("engine"), "prompt" in keys_of("engine")
+    (True, False, True)
+    """
+    others = {key for keys in _KEYS.values() for key in keys} - {*_KEYS[kind]}
+    return tuple(field.name for field in fields(HardwareCost) if field.name not in others)
 
 
 @dataclass(frozen=True)

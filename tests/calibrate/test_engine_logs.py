@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from typer.testing import CliRunner
 
 from calibrate.commands.calibrate_app import app
 from model.base.checks import ParameterError
-from model.logs import acceptance_record
-from model.logs.acceptance_record import AcceptanceRecord
+from model.logs import acceptance_record, served_settings
+from model.logs.acceptance_record import AcceptanceRecord, ServedSettings
 from model.logs.engine_logs import engine_log
 from model.logs.engine_logs.observations import (
     AT_MOST,
@@ -1052,3 +1053,62 @@ def test_records_that_are_refused(change: dict[str, Any], message: str, tmp_path
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
+
+# --- Settings of the server ---
+
+START = "config: model='a/M', speculative_config=SpeculativeConfig(method='eagle3', model='b/E', num_spec_tokens=5), seed=0"
+WITHOUT_POSITIONS = "SpecDecoding metrics: Mean acceptance length: 3.50, Accepted: 250 tokens, Drafted: 500 tokens"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (START, ServedSettings("a/M", "eagle3", "b/E", 5)),
+        ("non-default args: {'model': 'a/M', 'speculative_config': {'num_speculative_tokens': 4, 'model': 'b/D'}, 'seed': 42}",
+         ServedSettings("a/M", None, "b/D", 4)),
+        ("speculative_config=SpeculativeConfig(method='ngram', model='ngram', num_spec_tokens=2), model='a/M'",
+         ServedSettings("a/M", "ngram", None, 2)),
+        ("server_args=ServerArgs(model_path='a/M', speculative_algorithm='STANDALONE', speculative_draft_model_path='/w/D',"
+         " speculative_num_steps=3)", ServedSettings("a/M", "draft_model", "/w/D", 3)),
+        ('server_args={"model_path": "a/M", "speculative_algorithm": "EAGLE3"}', ServedSettings("a/M", "eagle3")),
+        ("server_args=ServerArgs(model_path='a/M', speculative_algorithm=None)", ServedSettings("a/M")),
+        ("config: model='a/M; rm -rf', speculative_config=SpeculativeConfig(method='deepseek_mtp', num_spec_tokens=99999)",
+         ServedSettings(None, "mtp")),
+        ("speculative_config=", None), ("speculative_config=SpeculativeConfig(((", None), ("server_args=", None),
+    ],
+)  # fmt: skip
+def test_settings_of_a_server_are_read(line: str, expected: ServedSettings | None) -> None:
+    assert served_settings.of_line(line) == expected
+    if expected is not None:
+        assert imported(f"{line}\n{V1}").served == expected
+
+
+def test_draft_length_of_the_settings_is_that_of_lines_that_do_not_say_it() -> None:
+    assert imported(WITHOUT_POSITIONS).draft_length is None
+    found = imported(f"{START}\n{WITHOUT_POSITIONS}")
+    assert found == replace(imported(f"{START}\n{WITHOUT_POSITIONS}", draft_length=5), served=found.served)
+    assert found.draft_length == 5
+    assert imported(f"{START.replace('=5', '=3')}\n{V1}").draft_length == 5  # lines with positions say what was drafted
+    assert "draft_length 4 contradicts" in refused(f"{START}\n{WITHOUT_POSITIONS}", draft_length=4)
+
+
+def test_servers_that_differ_give_only_what_they_agree_on() -> None:
+    found = imported(f"{START}\n{V1}\n{START.replace('b/E', 'c/E')}\n{V1}")
+    assert found.served == ServedSettings("a/M", "eagle3", None, 5)
+    assert any("differ in draft, which" in note for note in found.notes)
+    plain = imported(f"config: model='a/M', speculative_config=None\n{START}\n{V1}")
+    assert plain.served == ServedSettings("a/M", "eagle3", "b/E", 5)
+
+
+def test_records_of_before_have_no_settings() -> None:
+    said = json.loads(acceptance_record.dumps(imported(f"{START}\n{V1}")))
+    assert acceptance_record.of_document({key: value for key, value in said.items() if key != "served"}).served is None
+    for bad, message in (({"model": 1}, "served must be objects"), ({**said["served"], "draft_length": 0}, "served.draft_length")):
+        with pytest.raises(ParameterError, match=message):
+            acceptance_record.of_document(said | {"served": bad})
+
+
+def test_summary_of_llama_speculative_says_what_it_lacks() -> None:
+    found = imported("n_draft   = 8\nn_predict = 200\nn_drafted = 240\nn_accept  = 150\naccept    = 62.500%\n")
+    assert (found.drafts, found.drafted, found.accepted, found.mean_acceptance_length) == (None, 240, 150, None)
+    assert any("no number of drafts; llama-server prints it" in note for note in found.notes)

@@ -232,12 +232,13 @@ def test_rows_that_cannot_be_drawn_are_refused() -> None:
         tradeoff.draw(paper().with_columns(view=pl.lit("path")))
 
 
-def test_save_refuses_unknown_formats_and_missing_folders(tmp_path: Path) -> None:
+def test_save_refuses_unknown_formats_and_makes_folders(tmp_path: Path) -> None:
     figure = timeline.draw(INTERVALS)
     with pytest.raises(ParameterError, match="unknown figure format 'pdf'"):
         save(figure, tmp_path / "a", ("pdf",))
+    (path,) = save(figure, tmp_path / "missing" / "a", ("svg",))
     with pytest.raises(ParameterError, match="cannot write"):
-        save(figure, tmp_path / "missing" / "a")
+        save(figure, path / "a")
 
 
 def test_figures_do_not_import_unneeded_libraries() -> None:

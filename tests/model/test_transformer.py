@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model import published
+from model.architectures import longest_contexts
 from model.architectures.layer_parts import FORMATS, QuantisedWeights
 from model.architectures.published_shapes import PRESETS, preset
 from model.architectures.shape_configs import from_config
@@ -751,3 +752,40 @@ def test_a_file_that_is_not_a_config_is_refused(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ParameterError, match=message):
             from_config(tmp_path / "config.json")
+
+
+# --- Longest contexts ---
+
+
+def test_longest_contexts_are_of_known_models_and_agree_with_tables_of_positions() -> None:
+    assert {*longest_contexts.LONGEST_CONTEXTS} <= {*PRESETS}
+    learned = {name: shape.positions for name, shape in PRESETS.items() if shape.positions}
+    assert {*learned} == {"opt-125m", "opt-1.3b", "opt-2.7b", "opt-6.7b", "opt-13b", "gpt2", "gpt2-xl"}
+    for name, rows in learned.items():
+        assert longest_contexts.longest_context(name) == rows - 2 * name.startswith("opt")  # two rows of OPT are padding
+    assert all(longest_contexts.longest_context(name) is None for name, shape in PRESETS.items() if shape.buckets)
+
+
+def yarn(factor: float, first: int) -> dict[str, Any]:
+    return {"type": "yarn", "factor": factor, "original_max_position_embeddings": first}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"n_positions": 1024}, 1024), ({}, None), ({"text_config": {"max_position_embeddings": 4096}}, 4096),
+        ({"max_position_embeddings": 131_072, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 131_072),
+        ({"max_position_embeddings": 40_960, "rope_scaling": yarn(4, 32_768)}, 131_072),
+        ({"max_position_embeddings": 163_840, "rope_scaling": yarn(40, 4096)}, 163_840),
+        ({"max_position_embeddings": 4096, "rope_scaling": None}, 4096),
+    ],
+)  # fmt: skip
+def test_longest_context_of_a_configuration_counts_its_scaling(config: dict[str, Any], expected: int | None) -> None:
+    assert longest_contexts.of_config(config) == expected
+
+
+@pytest.mark.parametrize("config", [{"n_positions": 0}, {"max_position_embeddings": "long"}, {"max_position_embeddings": True},
+                                    {"n_positions": 8, "rope_scaling": {"type": "yarn", "factor": "4"}}])  # fmt: skip
+def test_bad_positions_of_a_configuration_are_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError, match=r"max_position_embeddings|factor"):
+        longest_contexts.of_config(config)

@@ -344,9 +344,14 @@ def test_other_arguments(
     [
         (["run", "--bogus"], ["No such option", "--bogus"]),
         (["run", "s.toml", "another"], ["unexpected extra argument", "another"]),
-        (["run", "-j", "many"], ["--jobs", "integer"]),
-        (["run", "--replications", "1.5"], ["--replications", "integer"]),
-        (["run", "--seed", "first"], ["--seed", "integer"]),
+        (["run", "-j", "many"], ["--jobs must be a whole number, got 'many'"]),
+        (["run", "-jmany"], ["--jobs", "integer"]),
+        (["run", "--replications", "1.5"], ["--replications must be a whole number, got '1.5'"]),
+        (["run", "--seed=first"], ["--seed must be a whole number, got 'first'"]),
+        (["advise", "--context", "abc"], ["--context must be a whole number, got 'abc'"]),
+        (["advise", "--printed-rate", "half"], ["--printed-rate must be a number, got 'half'"]),
+        (["advise", "--gpus"], ["--gpus", "requires an argument"]),
+        (["--bogus"], ["No such option: --bogus", "-h` prints what there is"]),
         (["lint"], ["Missing argument"]),
         (["nonsense"], ["No such command", "nonsense"]),
     ],
@@ -354,7 +359,7 @@ def test_other_arguments(
 def test_arguments_that_are_none(
     arguments: list[str], fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    message = refused(tmp_path, monkeypatch, arguments, {"s.toml": BASE})
+    message = one_line(refused(tmp_path, monkeypatch, arguments, {"s.toml": BASE}))
     for fragment in fragments:
         assert fragment in message
 

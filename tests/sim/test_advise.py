@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 import sim
+from figures.of_runs import advised_drafts
+from model.advice.draft_choice import ratio_interval
 from model.base.checks import ParameterError
 from model.engines import law_fit, step_law, step_terms
 from model.engines.cells import Cells
 from model.logs.acceptance_record import AcceptanceRecord, dumps, with_intervals
-from sim.advice import advice_schema, engine_settings
+from sim.advice import advice_schema, engine_settings, other_methods
 from sim.advice.advice import Advice
 from sim.advice.engine_settings import MOST_SEQUENCES, Range, schedule
 from sim.advice.option_values import acceptance_of
@@ -149,6 +152,20 @@ def test_files_are_written_and_hold_the_same(tmp_path: Path) -> None:
     assert (tmp_path / "advice.svg").read_text().lstrip().startswith("<?xml")
 
 
+def test_figure_has_the_draft_lengths_of_the_verdict() -> None:
+    """K = 4 and K = 2 are each best somewhere, and the verdict names K = 3, which is tied with both."""
+    row = {"method": "speculative", "acceptance": "0.7", "speedup": 1.5, "speedup_low": 1.2, "speedup_high": 1.8}
+    rows = [{**row, "batch": batch, "draft_length": length, "best": length == best, "advised": length == 3}
+            for batch, best in ((1, 4), (8, 2)) for length in (2, 3, 4)]  # fmt: skip
+
+    def shown(of: list[dict[str, Any]]) -> set[str]:
+        return {each.get_text() for each in advised_drafts.of_table(of, title="t").axes[0].texts} & {"K = 2", "K = 3", "K = 4"}
+
+    assert shown(rows) == {"K = 3"}
+    assert shown([{name: value for name, value in each.items() if name != "advised"} for each in rows]) == {"K = 2", "K = 4"}
+    assert shown([each | {"advised": False} for each in rows]) == {"K = 2"}
+
+
 # --- Kernels, logs, and other uses of the devices ---
 
 
@@ -177,6 +194,68 @@ def test_other_methods_and_uses_are_in_the_same_units(two: Advice) -> None:
         assert (each.tpot_ms, each.tokens_per_s_per_gpu) == pytest.approx((row["tpot_ms"], row["tokens_per_s_per_gpu"]))
     assert "not exact" in str(two)
     assert {row["gpus"] for row in two.others.rows if row["method"] in ("pearl", "ppd")} == {2}
+
+
+PLACE: dict[str, Any] = {
+    "model": "llama-3.1-8b", "gpu": "h100", "draft": "llama-3.2-1b", "gpus": 2, "batch": [2], "draft_length": [3]
+}  # fmt: skip
+
+
+def others_of(**more: Any) -> dict[str, dict[str, Any]]:
+    return {row["method"]: dict(row) for row in sim.advise(**{"acceptance": 0.7, **PLACE, **more}).others.rows}
+
+
+def test_a_draw_that_is_the_estimate_gives_the_row(two: Advice) -> None:
+    """Draws and rows are evaluated by different code: the closed form of a case with another law, and a run of a scenario."""
+    said = two.situation
+    exact = replace(said.law, draws={name: np.array([said.law.coefficients.get(name, 0.0)]) for name in said.law.draws})
+    for row in other_methods.evaluate(replace(said, law=exact, match_rates=np.array([0.5]))).rows:
+        assert row["speedup_low"] is row["speedup_high"] is None  # the draws have neither a spread nor noise
+    noisy = replace(exact, draws={**exact.draws, "noise": np.array([0.05])})
+    for row in other_methods.evaluate(replace(said, law=noisy)).rows:
+        low, high = ratio_interval(np.array([row["speedup"]]), np.array([0.05]), 0.0)
+        assert (row["speedup_low"], row["speedup_high"]) == pytest.approx((float(low), float(high)), rel=1e-6)
+    assert "no interval: no input" in str(replace(two, others=other_methods.evaluate(replace(said, law=exact))))
+
+
+@pytest.mark.parametrize(("name", "moves"), [("draft_pass", {"pearl"}), ("step", {"ppd", "early_exit", "skipdecode"})])
+def test_an_uncertain_term_of_the_law_widens_what_it_is_part_of(name: str, moves: set[str], two: Advice) -> None:
+    """A pass of the draft is part of PEARL alone; an engine's overhead does not shrink with the layers that others leave out."""
+    said = two.situation
+    draws = {each: np.array([said.law.coefficients.get(each, 0.0)] * 2) for each in said.law.draws}
+    draws[name] = draws[name] * [0.5, 4.0]
+    rows = other_methods.evaluate(replace(said, law=replace(said.law, draws=draws), batches=(1,), match_rates=np.array([0.5]))).rows
+    wide = {row["method"] for row in rows if row["speedup_low"] is not None and row["speedup_high"] > 1.005 * row["speedup_low"]}
+    assert wide == moves
+
+
+@pytest.mark.parametrize(("method", "name", "ends"), [("ppd", "match_rate", (0.3, 0.8)), ("pearl", "acceptance", (0.5, 0.9))])
+def test_uncertain_rates_widen_the_intervals_of_the_methods_that_read_them(
+    method: str, name: str, ends: tuple[float, float]
+) -> None:
+    base = {"match_rate": 0.55, "acceptance": 0.7}
+    known, ranged = others_of(**base), others_of(**base | {name: ends})
+    at_ends = [others_of(**base | {name: each})[method]["speedup"] for each in ends]
+    assert at_ends[0] < known[method]["speedup"] < at_ends[1]
+
+    def width(row: dict[str, Any]) -> float:
+        return float(row["speedup_high"] / row["speedup_low"])
+
+    assert width(ranged[method]) > 1.1 * width(known[method])
+    # 80 % of a uniform rate: a tenth of the range is left out at each end, so that the bounds are near the values at the ends.
+    assert ranged[method]["speedup_low"] == pytest.approx(at_ends[0], rel=0.12)
+    assert ranged[method]["speedup_high"] == pytest.approx(at_ends[1], rel=0.12)
+    (other,) = {"ppd", "pearl"} - {method}
+    assert width(ranged[other]) == pytest.approx(width(known[other]), rel=0.01)
+
+
+def test_match_rate_in_every_form() -> None:
+    given = [others_of(match_rate=each)["ppd"]["speedup_low"] for each in ((0.4, 0.6), "0.4..0.6")]
+    assert given[0] == given[1]
+    wrong = (("0.6..0.4", "write 0.4..0.6"), ("a", "must be a number, or a range"), (1.5, "between 0 and 1"), (True, "must be"))
+    for bad, message in wrong:
+        with pytest.raises(ParameterError, match=message):
+            others_of(match_rate=bad)
 
 
 def test_four_devices_hold_two_groups_of_two() -> None:
@@ -275,6 +354,129 @@ def test_record_of_a_log_gives_acceptance_up_to_its_draft_length(record: Path) -
     assert any("longer drafts are left out" in note for note in made.situation.notes)
     own = sim.advise(model="llama-3.1-8b", gpu="h100", draft="eagle3", log=record, acceptance=0.5, batch=[1])
     assert own.cases[0].acceptance.text == "0.5"
+
+
+VLLM_START = (
+    "Initializing a V1 LLM engine with config: model='meta-llama/Llama-3.1-8B-Instruct', speculative_config="
+    "SpeculativeConfig(method='{}', model='{}', num_spec_tokens=3), seed=0\n"
+)
+VLLM_LINE = (
+    "SpecDecoding metrics: Mean acceptance length: 2.80, Accepted: 1800 tokens, Drafted: 3000 tokens, Per-position acceptance rate:"
+    " 0.800, 0.600, 0.400, Avg Draft acceptance rate: 60.0%\n"
+)
+HEAD, SMALL = ("eagle3", "yuhuili/EAGLE3-head"), ("draft_model", "meta-llama/Llama-3.2-1B-Instruct")
+AT: dict[str, Any] = {"gpu": "h100", "batch": [1]}
+
+
+def log_of(folder: Path, draft: tuple[str, str]) -> Path:
+    path = folder / f"{draft[0]}.log"
+    path.write_text(VLLM_START.format(*draft) + VLLM_LINE)
+    return path
+
+
+@pytest.mark.parametrize(("draft", "name"), [(HEAD, "eagle3:llama-3.1-8b"), (SMALL, "llama-3.2-1b")])
+def test_model_and_draft_of_a_log_s_server_are_used_and_named(draft: tuple[str, str], name: str, tmp_path: Path) -> None:
+    path = log_of(tmp_path, draft)
+    made, said = sim.advise(log=path, **AT), sim.advise(log=path, model="llama-3.1-8b", draft=name.partition(":")[0], **AT)
+    assert (made.situation.name, made.situation.draft) == ("llama-3.1-8b", name)
+    assert made.rows == said.rows
+    of_server = {each.input: each.value for each in made.situation.rests_on if each.source == "--log, settings of its server"}
+    assert of_server == {
+        "model": "llama-3.1-8b (meta-llama/Llama-3.1-8B-Instruct)", "draft": f"{name} ({' '.join(draft)})",
+        "draft length of the log": "3",
+    }  # fmt: skip
+    for engine in engine_settings.NAMES:
+        lines = made.settings(engine)
+        assert lines[0] == "# names of checkpoints are those that the server of the log printed"
+        assert all(any(each in line for line in lines) for each in ("meta-llama/Llama-3.1-8B-Instruct", draft[1]))
+        assert not re.search(r"\b(MODEL|DRAFT)\b", " ".join(lines))
+
+
+def test_what_contradicts_a_log_s_server_is_refused(tmp_path: Path) -> None:
+    head, small = (log_of(tmp_path, each) for each in (HEAD, SMALL))
+    for path, more, message in (
+        (head, {"draft": "llama-3.2-1b"}, r"--draft must be eagle3, that of --log \(eagle3 yuhuili/EAGLE3-head\)"),
+        (head, {"draft": "eagle"}, "--draft must be eagle3"),
+        (small, {"draft": "llama-3.2-3b"}, "--draft must be llama-3.2-1b"),
+        (small, {"draft": "mtp"}, "--draft must be llama-3.2-1b"),
+        (head, {"model": "llama-3-8b"}, "--model must be llama-3.1-8b"),
+        (head, {"log_draft_length": 4}, "draft_length 4 contradicts"),
+    ):  # fmt: skip
+        with pytest.raises(ParameterError, match=message):
+            sim.advise(log=path, **AT, **more)
+    law = "vllm-llama-3.1-8b-eagle3-h100"
+    for path, of_law, message in ((small, law, "draft of --engine-law, eagle3"), (head, LAW, "model of --engine-law, qwen3")):
+        with pytest.raises(ParameterError, match=f"--log must be of the {message}"):
+            sim.advise(log=path, engine_law=of_law, batch=[1])
+    sim.advise(log=head, engine_law=law, batch=[1])
+    for path, draft in ((head, "p-eagle"), (head, "eagle3:llama-3.1-8b"), (small, "llama-3.2-1b")):
+        sim.advise(log=path, draft=draft, **AT)
+
+
+def test_acceptance_instead_of_a_log_s_own_is_used_and_said(tmp_path: Path, record: Path) -> None:
+    """0.8, 0.75 and 0.667 by position are 1 + 0.8 + 0.6 + 0.4 tokens per step; a rate of 0.5 gives 1.88."""
+    for log in (log_of(tmp_path, HEAD), record):
+        made = sim.advise(log=log, model="llama-3.1-8b", acceptance=0.5, **AT)
+        assert made.cases[0].acceptance.point[0] == 0.5
+        own = {each.input: each for each in made.situation.rests_on if each.input.startswith("acceptance")}
+        assert {name: (each.source, each.kind) for name, each in own.items()} == {
+            "acceptance": ("--acceptance", "assumed"), "acceptance (not used)": ("--log", "measured")
+        }  # fmt: skip
+        (note,) = (each for each in made.situation.notes if each.startswith("acceptance 0.5"))
+        assert note.endswith("1.88 tokens per step at K = 3 in place of 2.80")
+    law = sim.advise(engine_law=LAW, acceptance=0.5, batch=[1])
+    assert any(each.input == "acceptance (not used)" and each.source == f"step law {LAW}" for each in law.situation.rests_on)
+    alone = sim.advise(log=record, model="llama-3.1-8b", **AT)
+    assert not any("not used" in each.input for each in alone.situation.rests_on)
+
+
+def test_log_without_a_number_of_drafts_is_refused_with_the_output_that_has_it(tmp_path: Path) -> None:
+    (tmp_path / "spec.log").write_text("n_draft = 8\nn_predict = 200\nn_drafted = 240\nn_accept = 150\naccept = 62.500%\n")
+    with pytest.raises(ParameterError, match=r"--log has no tokens per step.* llama-server prints it .*or --acceptance$"):
+        sim.advise(log=tmp_path / "spec.log", model="llama-3.1-8b", **AT)
+
+
+def test_drafts_that_have_no_shape_are_said(tmp_path: Path) -> None:
+    made = sim.advise(log=log_of(tmp_path, ("ngram", "ngram")), **AT)
+    assert made.situation.draft is None
+    assert any("the draft of --log (ngram) is none of `sim ls shapes`" in note for note in made.situation.notes)
+
+
+def test_names_in_settings_are_the_user_s_or_placeholders(dense: Path, tmp_path: Path) -> None:
+    given = sim.advise(model="llama-3.1-8b", draft="llama-3.2-1b", acceptance=0.7, **AT).settings("vllm")
+    assert [line.partition(":")[0] for line in given[:2]] == [
+        "# llama-3.1-8b is a name of `sim ls shapes`", "# llama-3.2-1b is a name of `sim ls shapes`"
+    ]  # fmt: skip
+    assert "vllm serve llama-3.1-8b " in given[-1]
+    head = sim.advise(model="llama-3.1-8b", draft="eagle3", acceptance=0.7, **AT).settings("sglang")
+    assert head[0] == "# DRAFT stands for the name of your checkpoint"
+    folder = tmp_path / "my models"
+    folder.mkdir()
+    config = {
+        "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "intermediate_size": 14_336, "vocab_size": 128_256, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    own = sim.advise(model=str(folder / "config.json"), draft="mtp", acceptance=0.7, **AT).settings("vllm")
+    assert shlex.split(own[-1])[2] == str(folder)
+    assert len(own) == 1
+    for name in ("a b", "1", "x: y", 'q"'):
+        lines = engine_settings.lines("tensorrt-llm", "m", "llama-3.2-1b", [Range(1, 8, 2)], checkpoint=name)
+        assert f"  speculative_model: {json.dumps(name)}" in lines
+
+
+def test_context_beyond_the_model_s_is_said() -> None:
+    said = {"model": "llama-2-7b", "gpu": "h100", "acceptance": 0.6, "batch": [1], "draft_length": [2]}
+    at_most, beyond, drafted = (
+        " ".join(sim.advise(**said, **more).situation.notes)
+        for more in ({"context": 4096}, {"context": 4097}, {"context": 4096, "draft": "llama-68m"})
+    )
+    assert "beyond" not in at_most
+    assert "4,097 positions is beyond the 4,096 that llama-2-7b was trained for" in beyond
+    assert "beyond the 2,048 that the draft llama-68m was trained for" in drafted
+    assert "that llama-2-7b was" not in drafted
+    with pytest.raises(ParameterError, match=r"--context must be at most 2,048, those of the table of positions of opt-1\.3b"):
+        sim.advise(**said | {"model": "opt-1.3b", "context": 2049})
 
 
 def test_small_devices_are_filled_and_not_more() -> None:

@@ -14,11 +14,12 @@ import sim
 from model.architectures import published_shapes
 from model.base.checks import ParameterError
 from model.costs.pass_seconds import PassSeconds
-from model.engines import law_fit, step_law, step_terms
+from model.engines import law_costs, law_fit, step_law, step_terms
 from model.engines.cells import Cells
 from model.engines.kernel_times import KernelSource
 from model.engines.law_costs import LawDraft, LawTarget
 from model.engines.step_law import StepLaw
+from model.hardware.cost_models import WithEngineOverhead
 from sim.scenarios.hardware_cost import HardwareCost
 from tests.support.figure_checks import svg_words
 
@@ -65,6 +66,24 @@ def test_layers_and_overhead_of_a_pass_sum_to_the_law(width: int, batch: int) ->
     overhead = found.coefficients["step"] + batch * found.coefficients["sequence"]
     assert float(LawTarget(found, shape).step(batch).seconds) == pytest.approx(overhead, rel=1e-12)
     assert float(cost.draft_times(0)) == pytest.approx(found.coefficients["draft_pass"], rel=1e-12)
+
+
+def test_costs_of_a_draw_are_those_made_with_its_law() -> None:
+    found = law()
+    one = found.drawn(7)
+    assert {name: [value] for name, value in one.coefficients.items()} == {
+        name: each.tolist() for name, each in one.draws.items() if name != "noise"
+    }
+    assert one.coefficients["step"] == found.draws["step"][7] != found.coefficients["step"]
+    shape = published_shapes.named_shape("llama-3.1-8b")
+
+    def costs(of: StepLaw) -> PassSeconds:
+        models = {"target": WithEngineOverhead(LawTarget(of, shape), 1e-3), "draft": LawDraft(of, shape)}
+        return PassSeconds(models, batch=4, verification=of.coefficients["round"])
+
+    replaced = law_costs.with_law(costs(found), one)
+    assert (replaced.hardware_models, replaced.verification) == (costs(one).hardware_models, costs(one).verification)
+    assert float(replaced.verify_times(3, 5)) == float(costs(one).verify_times(3, 5)) != float(costs(found).verify_times(3, 5))
 
 
 def test_views_agree_and_plain_decoding_takes_the_law_s_time(folder: Path) -> None:

@@ -186,6 +186,19 @@ def test_every_cost_is_described() -> None:
     assert rows["layer_times"] == "One time per layer, if layers differ [layer-times]."
 
 
+@pytest.mark.parametrize("kind", ["unit", "published", "profile", "roofline", "engine"])
+def test_a_kind_of_costs_lists_its_keys(kind: str) -> None:
+    """A key that is listed is one that a scenario of this kind may have, and the others are refused."""
+    shown = said("costs", kind).splitlines()
+    assert shown[:3] == ["[cost]", f'kind = "{kind}"', ""]
+    keys = {line.split(" ")[0] for line in shown[3:]} - {""}
+    about = {"law", "device", "prompt", "profile", "cost_ratio"} & keys
+    assert about == {
+        "unit": {"cost_ratio"}, "published": {"cost_ratio"}, "profile": {"profile", "prompt"}, "roofline": {"device", "prompt"},
+        "engine": {"law", "prompt"},
+    }[kind]  # fmt: skip
+
+
 def test_shapes_are_listed() -> None:
     heads = {f"{kind}:SHAPE" for kind in draft_heads.ABOUT}
     assert {*listing.lines("shapes")} == {*PRESETS} | heads

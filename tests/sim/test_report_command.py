@@ -66,6 +66,10 @@ def tables_of(found: ReportDocument) -> dict[str, DataTable]:
     return {part.caption: part for section in found.sections for part in section.parts if isinstance(part, DataTable)}
 
 
+def figures_of(found: ReportDocument) -> list[SvgFigure]:
+    return [part for section in found.sections for part in section.parts if isinstance(part, SvgFigure)]
+
+
 def test_report_answers_the_question(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "answer.html"
     done = CliRunner().invoke(app, ["report", str(finished), "-o", str(out)])
@@ -302,6 +306,27 @@ def test_advice_has_a_report(advised: Path, tmp_path: Path) -> None:
     for key in ("table", "break_even", "tensor_parallel"):
         (tmp_path / "wrong.json").write_text(json.dumps({name: value for name, value in content.items() if name != key}))
         assert "is not advice as the program writes it" in refused(tmp_path / "wrong.json")
+
+
+def test_advice_without_a_file_of_its_figure_has_the_same_figure(advised: Path, tmp_path: Path) -> None:
+    """`sim advise --json > a.json` writes no figure: the report draws it from the table."""
+    content = json.loads(advised.read_text(encoding="utf-8"))
+    printed = tmp_path / advised.name
+    printed.write_text(json.dumps(content))
+    stored, drawn = (figures_of(sim.report(path)) for path in (advised, printed))
+    assert len(stored) == len(drawn) == 1
+    assert stored[0].svg == drawn[0].svg
+    for case in content["cases"]:
+        own = [row for row in content["table"] if row["acceptance"] == case["acceptance"] and row["advised"]]
+        for length in {row["draft_length"] for row in own} - {0}:
+            assert f"K = {length} is fastest" in case["verdict"]
+            assert f"K = {length}, acceptance {case['acceptance']}" in drawn[0].svg
+    old = [{name: value for name, value in row.items() if name != "advised"} for row in content["table"]]
+    printed.write_text(json.dumps(content | {"table": old}))  # of a version without the mark
+    assert len(figures_of(sim.report(printed))) == 1
+    for changed in ({"speedup": -1.0}, {"speedup_low": "x"}, {"batch": 0}):
+        printed.write_text(json.dumps(content | {"table": [{**row, **changed} for row in content["table"]]}))
+        assert refused(printed)
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ import numpy as np
 
 from model.base import bounded_files, checks, whole_files
 from model.base.checks import ParameterError
-from model.logs import acceptance_record
-from model.logs.acceptance_record import MOST_POSITIONS, TIMES, AcceptanceRecord, LogSource, MeasuredCell
+from model.logs import acceptance_record, served_settings
+from model.logs.acceptance_record import MOST_POSITIONS, TIMES, AcceptanceRecord, LogSource, MeasuredCell, ServedSettings
 from model.logs.engine_logs import eagle, llama_cpp, lmdeploy, mlx_lm, sglang, tensorrt_llm, vllm
 from model.logs.engine_logs.observations import Observation, ObservationSums
 from model.logs.engine_logs.output_forms import OutputForm, Reader
@@ -64,6 +64,8 @@ def read(
     among = [*ENGINES] if engine == AUTO else [engine]
     separate = isinstance(draft_length, Sequence) or len(files) == 1
     found = [_File(Path(file), among, longest, separate) for file, longest in zip(files, lengths, strict=True)]
+    # A length that only the server's settings say is as good as one that is given.
+    found = [_File(each.path, among, each.silent_about, separate) if each.silent_about else each for each in found]
     names = {each.engine for each in found}
     if len(names) > 1:
         each_of = ", ".join(f"{each.path.name}: {each.engine}" for each in found)
@@ -86,6 +88,11 @@ def read(
     if len(units) > 1:
         note = f"cells have times of several units, {' and '.join(units)}: a law takes one, so import the files of each separately"
         record = replace(record, notes=(*record.notes, note))
+    served, differing = served_settings.together(each for every in found for each in every.served)
+    if differing:
+        note = f"the servers of these logs differ in {', '.join(differing)}, which are not taken from their settings"
+        record = replace(record, notes=(*record.notes, note))
+    record = replace(record, served=served)
     if not totals.count and len(same := {cell.draft_length for cell in record.cells}) == 1:
         record = replace(record, draft_length=same.pop())
     return record
@@ -122,12 +129,15 @@ class _File:
         self.held: dict[tuple[str, str], ObservationSums] = {}
         self.among = among
         self.pinned: dict[str, None] = {}
+        self.served: dict[ServedSettings, None] = {}
+        self.filled = False
+        """True if drafts have the given length because they say none."""
         forms = [(engine, form) for engine in among for form in ENGINES[engine]]
         self.of_lines = [(engine, form, form.lines(draft_length)) for engine, form in forms if form.lines is not None]
         self.of_documents = [
             (engine, form, form.documents(draft_length)) for engine, form in forms if form.documents is not None
         ]
-        by_mark: dict[str, list[int]] = {name: [] for name in PINNED}
+        by_mark: dict[str, list[int]] = {name: [] for name in (*PINNED, *served_settings.MARKS)}
         for index, (_, form, _) in enumerate(self.of_lines):
             for mark in form.marks:
                 by_mark.setdefault(mark, []).append(index)
@@ -171,17 +181,26 @@ class _File:
             self.held.setdefault((engine, form.name), ObservationSums()).merge(seen)
             return
         if seen.draft_length is None and self.draft_length and seen.speaks():
-            seen.draft_length = self.draft_length
+            seen.draft_length, self.filled = self.draft_length, True
         if self.draft_length:
             seen.cells = [
                 replace(cell, draft_length=self.draft_length) if cell.draft_length is None else cell for cell in seen.cells
             ]
         self.held.setdefault((engine, form.name), ObservationSums()).add(seen)
 
+    @property
+    def silent_about(self) -> int | None:
+        """Draft length of the server's settings, if no draft of the file says its own; else None."""
+        asked = {each.draft_length for each in self.served} - {None}
+        silent = self.draft_length is None and self.totals.draft_lengths == {None}
+        return asked.pop() if silent and len(asked) == 1 else None
+
     def contradiction(self) -> str:
         """Message about a given draft length that the file contradicts; empty without one."""
         said = {each for each in self.totals.draft_lengths if each is not None}
         said |= {cell.draft_length for cell in self.totals.cells if cell.draft_length is not None}
+        asked = {each.draft_length for each in self.served if each.draft_length is not None}
+        said = asked if self.filled and asked else said | asked
         drafts = self.totals.count > 0
         if self.draft_length is None or self.draft_length in said or not (said or drafts):
             return ""
@@ -202,6 +221,8 @@ class _File:
         if not found:
             return
         self.pinned |= dict.fromkeys(mark for mark, _ in found if mark in PINNED)
+        if any(mark in served_settings.MARKS for mark, _ in found):
+            self.served |= dict.fromkeys(filter(None, [served_settings.of_line(text)]))
         for index in sorted({index for _, indices in found for index in indices}):
             self._take(*self.of_lines[index], text, f"line {self.lines}")
 
@@ -295,6 +316,9 @@ def report(record: AcceptanceRecord) -> Iterator[str]:
     """Lines of a printed report: counts and length, survival by draft position, cells, identities that fail, notes."""
     engine = f"{record.engine}: {', '.join(record.dialects)}, {len(record.sources)} file{'s' * (len(record.sources) != 1)}"
     yield f"{engine}, {sum(source.lines for source in record.sources):,} lines (measured)"
+    if (server := record.served) is not None:
+        drafted = None if server.method is None else f"drafts by {server.method}" + (f" of {server.draft}" if server.draft else "")
+        yield f"  its settings: {', '.join(filter(None, (server.model, drafted))) or f'draft length {server.draft_length}'}"
     rows = [("draft length", record.draft_length), ("requests", record.requests), ("drafts", record.drafts),
             ("drafted tokens", record.drafted), ("accepted tokens", record.accepted)]  # fmt: skip
     for name, value in rows:

@@ -190,6 +190,12 @@ def _count(text: str, label: str) -> int | None:
 # --- llama-speculative ---
 
 
+WITHOUT_DRAFTS = (
+    "the summary of llama-speculative has no number of drafts; llama-server prints it (lines of statistics and of draft acceptance"
+    " in its log, timings in its responses)"
+)
+
+
 class _Speculative:
     """Reader of llama-speculative's summary: it has no number of drafts, and so no acceptance length."""
 
@@ -218,7 +224,9 @@ class _Speculative:
         if not block.get("n_drafted") or "n_accept" not in block:
             return
         drafted, accepted = block["n_drafted"], block["n_accept"]
-        found = Observation(drafted=drafted, accepted=accepted, draft_length=block.get("n_draft") or None, request=True)
+        found = Observation(
+            drafted=drafted, accepted=accepted, draft_length=block.get("n_draft") or None, request=True, notes=[WITHOUT_DRAFTS]
+        )
         if rate is not None:
             found.checks.append(Check(OF_RATIO, abs(rate.value - accepted / drafted), rate.half + 1e-9))
         yield found

@@ -129,6 +129,8 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
         own = budgets[places] == budget
         known, counts = np.unique(widths[own] if cost.uniform else np.stack([widths, places])[:, own], axis=-1, return_counts=True)
         width, at = (known, 0) if cost.uniform else known
+        if not cost.uniform and np.ptp(width) == 0:
+            width = int(width[0])  # costs keep a table for each whole width, which all budgets share
         span = LayerSpan(0, parameters.layers, skipped(parameters, budget))
         latency += float(counts @ cost.times(PassShape(span, sequences=width, heads=1), at))
     return latency, latency
