@@ -90,8 +90,8 @@ def possible_decodings(
 ) -> Iterator[PossibleDecoding]:
     """Yield all sequences of random choices of a decoding, until its steps end or `tokens` tokens are generated.
 
-    Only for algorithms without sub-processes. With the number of `layers` of the target, the model `EARLY_LAYERS` predicts where its
-    passes end at an earlier layer.
+    Only for algorithms without sub-processes. With the number of `layers` of the target, the model `EARLY_LAYERS` predicts where
+    its passes end at an earlier layer.
     """
     waiting: list[tuple[int, ...]] = [()]
     while waiting:

@@ -47,7 +47,9 @@ _DEPTHS = (2, 3, 4, 6)
 
 
 def _laws(**fields: SearchStrategy[Any]) -> SearchStrategy[Example]:
-    shares = st.builds(lambda layers, part: {"layers": layers, "exit_layer": 1 + part % (layers - 1)}, integers(2, 12), integers(0, 60))
+    shares = st.builds(
+        lambda layers, part: {"layers": layers, "exit_layer": 1 + part % (layers - 1)}, integers(2, 12), integers(0, 60)
+    )
     given = st.fixed_dictionaries({"acceptance_rate": rates(), "draft_length": integers(1, 8), **fields})
     return st.builds(lambda x, share: x | share, given, shares)
 
@@ -80,7 +82,8 @@ def _models(sampled: bool) -> SearchStrategy[Example]:
 def _with_layers(x: Example, costs: str) -> Example:
     """Choose the layers and their times: equal, or unequal in whole numbers or in tenths; wide passes take longer."""
     layers, unit = x["depth"], 10 if costs == "tenths" else 4
-    kept = {name: value for name, value in x.items() if name not in ("placement", "draft_layers", "cost", "depth", "part", "early_head")}
+    chosen = ("placement", "draft_layers", "cost", "depth", "part", "early_head")
+    kept = {name: value for name, value in x.items() if name not in chosen}
     of: dict[str, Any] = {}
     if costs != "plain":
         of = {"layer_times": [1 + (layer * x["part"]) % 3 / (unit if costs == "tenths" else 1) for layer in range(layers)],
@@ -93,8 +96,8 @@ def _with_layers(x: Example, costs: str) -> Example:
 # --- 14: exactness of the text ---
 
 
-@theorem("14a", "The sampled text has exactly the target's distribution.", source="drafted tokens are tested as in speculative decoding",
-         given=lambda: _models(sampled=True))
+@theorem("14a", "The sampled text has exactly the target's distribution.",
+         source="drafted tokens are tested as in speculative decoding", given=lambda: _models(sampled=True))
 def right_law(x: Example) -> None:
     want, law = target_law(x), _law_of_text(x)
     if law != want:
@@ -116,7 +119,7 @@ def draft_law(x: Example) -> None:
 
 
 @theorem("20a", "Where passes take the same time for any number of tokens, the speed-up is that of a draft model that takes the"
-         " share of the first layers, with reused states and without.", source="gamma e + L in both, in times of a layer", given=_laws)
+         " share of the first layers, with reused states and without.", source="gamma e + L layer-times in both", given=_laws)
 def as_a_draft_model(x: Example) -> None:
     share = x["exit_layer"] / x["layers"]
     of_model = float(speculative.speedup(x["acceptance_rate"], x["draft_length"], share))
@@ -125,7 +128,7 @@ def as_a_draft_model(x: Example) -> None:
         equal(f"speed-up with reuse = {reuse}", found, of_model, CLOSE)
 
 
-@theorem("20b", "There an exit is faster than plain decoding at some draft length exactly if its head is accepted more often than the"
+@theorem("20b", "There an exit is faster than plain decoding at some draft length exactly if its acceptance rate exceeds the"
          " share of its layers.", source="Corollary 3.9 of [Leviathan2023] with c = e / L", given=_laws)
 def an_exit_pays(x: Example) -> None:
     share = x["exit_layer"] / x["layers"]
@@ -144,8 +147,8 @@ def an_exit_always_pays(x: Example) -> None:
         at_most("plain decoding", 1.0, max(speeds))
 
 
-@theorem("20d", "Reused states save s (v(gamma + 1) - 1) of a plain pass in every round: never a loss.", source="the two verifications",
-         given=_widths)
+@theorem("20d", "Reused states save s (v(gamma + 1) - 1) of a plain pass in every round: never a loss.",
+         source="the two verifications", given=_widths)
 def what_reuse_saves(x: Example) -> None:
     share, length = x["exit_layer"] / x["layers"], x["draft_length"]
     again, reused = (
@@ -251,8 +254,8 @@ def plain_text(x: Example) -> None:
     equal("rounds", run.rounds, work.rounds)
 
 
-@theorem("28k", "With reused states a round of gamma drafted tokens runs gamma + 1 tokens through every layer; without, it also runs"
-         " the drafted tokens through the first layers.", source="keys and values of the first layers are kept", given=_decodings)
+@theorem("28k", "With reused states a round of gamma drafted tokens runs gamma + 1 tokens through every layer; without, gamma of"
+         " them twice through the first layers.", source="keys and values of the first layers are kept", given=_decodings)
 def layers_of_rounds(x: Example) -> None:
     run, given = play(x), parameters_of(x)
     target = run.account.totals().by_model["target"]
