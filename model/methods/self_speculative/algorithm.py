@@ -26,6 +26,7 @@ from model.interpret.simulated_answers import EARLY_LAYERS
 from model.methods.claim_bounds import NO_DRAFT, ClaimRule
 from model.methods.draft_model import MAX_DRAFT
 from model.methods.method_parameters import CONTINUOUS, LOCKSTEP, MethodParameters
+from model.methods.proposals import Known, Proposals
 from model.methods.speculative.algorithm import DraftedToken, accept_or_reject, commit
 from model.steps import GREEDY, SAMPLED, Forward, LayerSpan, Read, Step, Steps
 
@@ -80,6 +81,11 @@ class Parameters(MethodParameters):
         },
         fixed_drafts=True, readings={"acceptance_rate": "draft_acceptance_rate"},
     )  # fmt: skip
+
+    @classmethod
+    def proposals(cls, known: Known) -> Proposals:
+        """Nothing: acceptance rates of exit heads are not those of a draft."""
+        return Proposals(missing="acceptance of the model's own exit heads: `sim run self-speculative` takes it")
 
     def __post_init__(self) -> None:
         checks.whole("layers", self.layers, 2, checks.MAX_LAYERS)

@@ -70,9 +70,11 @@ def round_prices(parameters: Parameters, cost: StepCosts, *, tokens: int = 1) ->
     drafting = cost.times(PassShape(parameters.early, heads=1), 0 if cost.uniform else at)
     span = parameters.late if parameters.reuse else parameters.whole
     joins = parameters.reuse
-    verify = times_by_width(
-        cost, lambda width: PassShape(span, width=width, heads=width, joins=joins), drafted[1:] + 1, tokens
-    )  # fmt: skip
+    verify = np.zeros(0 if cost.uniform else (tokens, 0))
+    if longest:
+        verify = times_by_width(
+            cost, lambda width: PassShape(span, width=width, heads=width, joins=joins), drafted[1:] + 1, tokens
+        )  # fmt: skip
     plain = cost.plain_times() if cost.uniform else cost.plain_times(at[:tokens])
     last = cost.times(PassShape(parameters.early), 0 if cost.uniform else at) if parameters.reuse else 0 * drafting
     if cost.uniform:
