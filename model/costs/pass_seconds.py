@@ -212,12 +212,7 @@ class PassSeconds(StepCosts):
         """Overhead of the engine's step that a pass needs."""
         if not self.counts_steps:
             return Estimate(-self._verification(shape), np.zeros(()))
-        layers, hardware = shape.layers, self.hardware(shape.role)
-        if layers.last < 0:
-            return hardware.step(sequences)
-        # A pass that stops before the last layer, and that nothing is read from, is part of the step of the pass that continues it.
-        prepares = layers.last < hardware.shape.layers and not np.any(shape.heads) and not shape.compared
-        return hardware.step(sequences) if shape.begins and not prepares else NONE
+        return self.hardware(shape.role).step(sequences) if shape.begins or shape.layers.last < 0 else NONE
 
     def _verification(self, shape: PassShape) -> Floats:
         """Overhead that the times of a pass's layers contain [s]."""

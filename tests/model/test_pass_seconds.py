@@ -85,27 +85,21 @@ def test_pass_takes_the_time_of_its_hardware(prompt, at, batch, width, sequences
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 2), st.integers(1, 5), st.integers(0, 90))
 def test_partial_pass_pays_step_and_embedding_only_at_layer_0(first, last, heads, width, at):
-    """Step and embedding occur at layer 0 only; an empty span is a head; keys and values take their share of the layers.
-
-    A pass that stops early, with nothing read, belongs to the step of the pass that continues it.
-    """
+    """Step and embedding occur at layer 0 only; an empty span is a head; keys and values take their share of the layers."""
     first, last, target = min(first, last), max(first, last), Made(LLAMA)
     cost = PassSeconds({"target": target}, prompt=7)
     shape = PassShape(LayerSpan(first, last), width=width, heads=heads)
     layer, head = (float(each.seconds) for each in (target.layer(width, 7 + at), target.head(heads)))
-    read = heads > 0 or last == LLAMA.layers
-    begins = float(target.embedding(width).seconds) + 0.07 * read if first == 0 < last else 0.0
-    assert float(target.step().seconds) == 0.07
+    begins = float(target.embedding(width).seconds + target.step().seconds) if first == 0 < last else 0.0
     assert float(cost.times(shape, at)) == near((last - first) * layer + begins + (head if heads else 0.0))
     joined = float(cost.times(shape._replace(joins=True), at)) - float(cost.times(shape, at))
-    assert joined == pytest.approx(0.07 if 0 < first < last and read else 0.0)
+    assert joined == pytest.approx(0.07 if 0 < first < last else 0.0)
     if first < last:
         rows = PassShape(LayerSpan(first, last, kv_only=True), width=width)
         share = 2 * 5120 * 40 * 128 / LLAMA.layer_weights
         assert float(cost.times(rows, at)) == near((last - first) * layer * share)
         checked = replace(cost, state_check=0.25)
-        step = 0.07 if first == 0 and not read else 0.0
-        assert float(checked.times(shape._replace(compared=True), at)) == near(float(cost.times(shape, at)) + 0.25 + step)
+        assert float(checked.times(shape._replace(compared=True), at)) == near(float(cost.times(shape, at)) + 0.25)
         gap = PassShape(LayerSpan(first, last, ((first, last - 1),)), width=width, heads=heads)
         assert float(cost.times(gap, at)) == near(layer + begins + (head if heads else 0.0))
         step = Forward("target", (0,) * width, at, LayerSpan(first, last), heads=min(heads, width))

@@ -107,7 +107,7 @@ def test_no_formula_exceeds_the_bound_of_claims(rate: float, gamma: int, exit_la
 
 
 @given(RATES, st.integers(1, 8), st.integers(1, 31))
-def test_claims_with_wide_passes_know_that_the_first_layers_are_not_repeated(rate: float, gamma: int, exit_layer: int) -> None:
+def test_claims_know_that_the_first_layers_are_not_repeated(rate: float, gamma: int, exit_layer: int) -> None:
     def wide(width: float) -> float:
         return float(np.interp(width, *zip(*CURVE, strict=True)))
 

@@ -89,13 +89,13 @@ def test_twice_the_law_is_twice_the_prediction_and_measured_times_do_not_enter()
 
 
 def test_a_step_that_is_cut_in_two_has_one_overhead() -> None:
-    """A call of a library has it twice. An early head is read after the first part; the law counts no time for it."""
+    """A call of a library has it twice."""
     law = made_law()
     for per_call, overheads in ((False, 1), (True, 2)):
         cost = ReplayedSeconds({"target": LawTarget(law, shape("target"))}, overhead_per_call=per_call)
         whole = cost.forward(Forward("target", (7, 8), 5, LayerSpan(0, 12), heads=2))
         cost.begin()
-        parts = [cost.forward(Forward("target", (7, 8), 5, LayerSpan(*ends), heads=1)) for ends in ((0, 5), (5, 12))]
+        parts = [cost.forward(Forward("target", (7, 8), 5, LayerSpan(*ends))) for ends in ((0, 5), (5, 12))]
         extra = (overheads - 1) * (law.coefficients["step"] + law.coefficients["sequence"])
         assert sum(parts) == pytest.approx(whole + extra, rel=1e-12)
 

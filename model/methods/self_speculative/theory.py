@@ -257,8 +257,9 @@ def claim_formula(terms: ClaimTerms) -> Limit:
 
 def _with_share(terms: ClaimTerms) -> ClaimTerms:
     layers, exit_layer, share = terms.stated("layers"), terms.stated("exit_layer"), terms.stated("cost_ratio")
-    if share is None and layers is not None and exit_layer is not None:
-        share = exit_layer / layers
+    if layers is not None and exit_layer is not None:
+        # A draft pass runs its layers and a whole head, so that it takes at least the share of its layers.
+        share = max(exit_layer / layers, share or 0.0)
     if share is None:
         return replace(terms, draft=0.0)
     known, verify = min(share, 1.0), terms.verify

@@ -80,7 +80,7 @@ def _models(sampled: bool) -> SearchStrategy[Example]:
 
 
 def _with_layers(x: Example, costs: str) -> Example:
-    """Choose the layers and their times: equal, or unequal in whole numbers or in tenths; wide passes take longer."""
+    """Choose the layers and their times: equal, or unequal in whole numbers or in tenths; passes over more tokens take longer."""
     layers, unit = x["depth"], 10 if costs == "tenths" else 4
     chosen = ("placement", "draft_layers", "cost", "depth", "part", "early_head")
     kept = {name: value for name, value in x.items() if name not in chosen}
@@ -136,7 +136,8 @@ def an_exit_pays(x: Example) -> None:
     equal("pays", faster, bool(self_speculative.ever_pays(x["acceptance_rate"], share)))
 
 
-@theorem("20c", "An exit that is accepted more often than the share of its layers is faster, whatever wide passes take.",
+@theorem("20c", "An exit that is accepted more often than the share of its layers is faster, also where passes over more tokens"
+         " take longer.",
          source="false: verifying takes longer", given=_widths, expect="fails")
 def an_exit_always_pays(x: Example) -> None:
     share = x["exit_layer"] / x["layers"]
@@ -218,7 +219,7 @@ def many_tokens(x: Example) -> None:
     at_most("difference to the limit", abs(found / limit - 1), 2 * (gamma + per_round + 1) / n)
 
 
-@theorem("20i", "With an early head, or where wide passes take longer, no round is faster than gamma e + L layers.",
+@theorem("20i", "With an early head, or where passes over more tokens take longer, no round is faster than gamma e + L layers.",
          source="20a with costs that are not negative", given=lambda: _decodings("whole"))
 def rounds_are_no_shorter(x: Example) -> None:
     run, given = play(x), parameters_of(x)
