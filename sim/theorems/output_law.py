@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from model.interpret import text_lookup
 from model.interpret.simulated_answers import EARLY_LAYERS
-from model.steps import CacheError, Commit, Forward, Read, Steps
+from model.steps import CacheError, Commit, Forward, Lookup, Read, Steps
 
 Law = tuple[Fraction, ...]
 """Probability of each token to be the next."""
@@ -233,6 +234,8 @@ def _run(steps: Steps, reader: _Reader, prompt: tuple[int, ...], tokens: int) ->
                 answer = reader.forward(step, text)
             case Read():
                 answer = reader.answer(step)
+            case Lookup():
+                answer = text_lookup.answer(step)
             case Commit():
                 commits.append(step)
                 text += step.tokens

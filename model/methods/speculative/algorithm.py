@@ -115,7 +115,10 @@ class Parameters(batching.StaticBatching, DraftModel):
 
 
 class DraftedToken(NamedTuple):
-    """A drafted token, and the draft model's output and offset that it was read from (its distribution, if sampled)."""
+    """A drafted token, and the draft model's output and offset that it was read from (its distribution, if sampled).
+
+    Without an output no model drafted it: its distribution is the token itself.
+    """
 
     token: int
     output: Any
@@ -302,8 +305,10 @@ def accept_or_reject(
     begin = -count - 1 if first is None else first
     for index, guess in enumerate(guesses):
         offset = begin + index
-        if not sampled:
-            own = yield Read("next", output, offset)
+        if not sampled or guess.output is None:
+            # A token that no model drafted is accepted with its probability p: where the target's own draw is that token. If it
+            # is not, the draw has the distribution of the others, which is what a rejection needs.
+            own = yield Read(SAMPLED if sampled else GREEDY, output, offset)
             if own != guess.token:
                 return index, own
             continue
