@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
-from model.interpret.account import Account
 from model.interpret import text_lookup
+from model.interpret.account import Account
 from model.interpret.simulated_answers import World
 from model.steps import Adopt, Batch, CacheError, Commit, Fork, Forward, Join, Lookup, Read, Steps, Stop, require_ended
 

@@ -114,7 +114,7 @@ class Lookups(LookupLaw):
     def __init__(self, chances: ArrayLike, drafted: Sequence[int], survival: Sequence[ArrayLike]) -> None:
         given = checks.array("chances", chances, 0, 1)
         self.chances = np.atleast_2d(given)
-        if self.chances.ndim != 2 or len(self.chances) > 2 or self.chances.shape[1] != len(drafted) or len(survival) != len(drafted):
+        if self.chances.shape not in ((1, len(drafted)), (2, len(drafted))) or len(survival) != len(drafted):
             raise checks.ParameterError(
                 f"chances, drafted and survival must have one entry for each kind of match, got {self.chances.shape[-1]},"
                 f" {len(drafted)} and {len(survival)}"

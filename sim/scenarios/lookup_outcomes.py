@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -126,7 +127,7 @@ class LookupsByMatch(LawRecord):
             raise checks.ParameterError(f"match_lengths must be a list of lengths of matches, got {checks.shown(lengths)}")
         for index, length in enumerate(lengths):
             checks.whole(f"match_lengths[{index}]", length, 1)
-        if any(one >= other for one, other in zip(lengths[:-1], lengths[1:], strict=True)):
+        if any(one >= other for one, other in pairwise(lengths)):
             raise checks.ParameterError(f"match_lengths must increase, got {checks.shown(lengths)}")
         for name in ("match_rates", "match_rates_after_acceptance"):
             rates = getattr(self, name)
@@ -159,13 +160,13 @@ class LookupsByMatch(LawRecord):
         method: LooksUp = checked_parameters(parameters, LooksUp, "by-match")
         if self.match_lengths[-1] > method.max_match:
             raise checks.ParameterError(
-                f"match_lengths must be at most max_match={method.max_match}, got {self.match_lengths[-1]}; with a smaller max_match"
-                " other places of the text are found: count again, or set max_match"
+                f"match_lengths must be at most max_match={method.max_match}, got {self.match_lengths[-1]}; with a smaller"
+                " max_match other places of the text are found: count again, or set max_match"
             )
         drafted = [method.drafted_after(length) for length in self.match_lengths]
         used = [index for index, count in enumerate(drafted) if count]
         chances = np.array([self.match_rates, self.match_rates_after_acceptance or self.match_rates])[:, used]
-        survival = [np.cumprod(self._rates(index, drafted[index])) for index in used]
+        survival: list[NDArray[np.float64]] = [np.cumprod(self._rates(index, drafted[index])) for index in used]
         law = Lookups(chances, [drafted[index] for index in used], survival)
         return Outcome(law, float(chances[0].sum()), self.source, further_values=_further(_tested_rate(chances[0], survival)))
 
@@ -176,8 +177,8 @@ class LookupsByMatch(LawRecord):
             return np.full(drafted, float(given))
         if len(given) < drafted:
             raise checks.ParameterError(
-                f"acceptance_rates[{index}] must have a rate for each of {drafted} drafted tokens, got {len(given)}; give more rates"
-                " or draft fewer tokens"
+                f"acceptance_rates[{index}] must have a rate for each of {drafted} drafted tokens, got {len(given)}; give more"
+                " rates or draft fewer tokens"
             )
         return np.array(given[:drafted], dtype=np.float64)
 
@@ -214,7 +215,8 @@ class RecordedLookups(LawRecord):
         kept = [each for each in records if len(each.drafted) >= tokens]
         if not kept:
             longest = max(len(each.drafted) for each in records)
-            raise checks.ParameterError(f"tokens must be at most {longest}, the longest record of {name!r}, got {tokens}; decode fewer")
+            bound = f"tokens must be at most {longest}, the longest record of {name!r}"
+            raise checks.ParameterError(f"{bound}, got {tokens}; decode fewer")
         drafted, accepted = (np.stack([getattr(each, column)[:tokens] for each in kept]) for column in ("drafted", "accepted"))
         if drafted.max() > method.draft_length:
             raise checks.ParameterError(
@@ -223,9 +225,8 @@ class RecordedLookups(LawRecord):
         tested = np.minimum(accepted + 1, drafted).sum()
         rate = float(accepted.sum() / tested) if tested else float("nan")
         source = f"{self.source}: {len(kept)} of {len(records)} sequences of {Path(name).name}"
-        return Outcome(
-            ReplayedLookups(drafted, accepted), float((drafted > 0).mean()), source, trials=drafted.size, further_values=_further(rate)
-        )
+        law, hits = ReplayedLookups(drafted, accepted), float((drafted > 0).mean())
+        return Outcome(law, hits, source, trials=drafted.size, further_values=_further(rate))
 
 
 @lru_cache(maxsize=64)
@@ -253,8 +254,8 @@ def _of_file(file: str) -> list[text_lookup.Lookups]:
         if wrong.size:
             row = checks.shown(rows[wrong[0]].tolist())
             raise checks.ParameterError(
-                f"file {file!r}, sequence {index}, position {wrong[0]}: accepted tokens must be at most the drafted ones, which need"
-                f" a match, got {row}"
+                f"file {file!r}, sequence {index}, position {wrong[0]}: accepted tokens must be at most the drafted ones, which"
+                f" need a match, got {row}"
             )
         found.append(text_lookup.Lookups(match, drafted, accepted))
     return found

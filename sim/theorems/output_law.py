@@ -222,7 +222,8 @@ def _top_tokens(law: Law, count: int) -> list[int]:
 
 def _run(steps: Steps, reader: _Reader, prompt: tuple[int, ...], tokens: int) -> list[Commit]:
     commits: list[Commit] = []
-    text, answer = prompt, None
+    answer: Any = None
+    text = prompt
     while len(text) < len(prompt) + tokens:
         try:
             step = steps.send(answer)

@@ -33,7 +33,9 @@ class Passes:
         self.widths.append(inputs[0].shape[1])
 
 
-def of_library(prompt: list[int], drafts: int, longest: int, stop: int | None = None) -> tuple[list[int], list[list[int]], list[int]]:
+def of_library(
+    prompt: list[int], drafts: int, longest: int, stop: int | None = None
+) -> tuple[list[int], list[list[int]], list[int]]:
     """Return the library's tokens, tokens by round, and widths of its passes."""
     import torch
 

@@ -90,7 +90,7 @@ class Parameters(MethodParameters):
     @classmethod
     def proposals(cls, known: Known) -> Proposals:
         """Nothing: how often texts repeat themselves is not known from the acceptance of a draft model."""
-        return Proposals(missing="how often your texts repeat themselves: `calibrate rates LOG` counts it, `sim run ngram` takes it")
+        return Proposals(missing="how often your texts repeat themselves: `calibrate rates` counts it, `sim run ngram` takes it")
 
     def __post_init__(self) -> None:
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
@@ -105,8 +105,8 @@ class Parameters(MethodParameters):
             checks.number("length_factor", self.length_factor, 0, MAX_DRAFT)
             if self.length_factor * self.max_match < 1:
                 raise checks.ParameterError(
-                    f"length_factor must be at least 1/max_match={1 / self.max_match:.4g}, got {self.length_factor:g}; else no match"
-                    " drafts a token"
+                    f"length_factor must be at least 1/max_match={1 / self.max_match:.4g}, got {self.length_factor:g}; else no"
+                    " match drafts a token"
                 )
         checks.flag("sampled", self.sampled)
         self.check_batching()

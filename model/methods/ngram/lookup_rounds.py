@@ -1,8 +1,8 @@
 """Rounds of drafts by lookups: the walk of many replications at once, and its exact moments.
 
 A round that starts at output position s drafts as many tokens as its lookup finds, at most as many as remain (in a batch that is
-kept full, tokens after the end are dropped instead). Its cost depends on this number, which is known before the pass. The next round
-starts after the accepted tokens and the target's own.
+kept full, tokens after the end are dropped instead). Its cost depends on this number, which is known before the pass. The next
+round starts after the accepted tokens and the target's own.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """N-gram drafts in closed form.
 
 A lookup finds a match with probability h (`hit_rate`), and then drafts K tokens, of which A = a + a^2 + ... + a^K are accepted on
-average (a: `acceptance_rate`). A round with a match takes the time v of a pass over K + 1 tokens in plain passes, one without takes 1.
-For many tokens the speed-up is
+average (a: `acceptance_rate`). A round with a match takes the time v of a pass over K + 1 tokens in plain passes, one without
+takes 1. For many tokens the speed-up is
 
     (1 + h A) / (1 + h (v - 1)).
 
-So drafts pay exactly if A > v - 1, no matter how often there is a match, and then the more the more matches there are. This is not
-speculative decoding with drafts of the mean length h K that cost nothing: that would accept more tokens, because the first tokens of
-a draft are accepted most often, and would take less time where a pass takes longer for more tokens.
+So drafts pay exactly if A > v - 1, no matter how often there is a match, and then more matches make decoding faster. This is not
+speculative decoding with drafts of the mean length h K that cost nothing: that would accept more tokens, because the first tokens
+of a draft are the likeliest to survive.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def round_prices(parameters: Parameters, cost: StepCosts, *, tokens: int = 1) ->
     """
     longest = parameters.draft_length
     verify = verify_times(cost, longest + 1, tokens)
-    time = verify[0] if cost.uniform else np.stack([verify, verify])
+    time: Floats = verify[0] if cost.uniform else np.stack([verify, verify])
     return RoundPrices(time, time, 1.0 + np.arange(longest + 1))
 
 
