@@ -75,11 +75,12 @@ def _shown(value: Any) -> str:
 
 def tables_of_file(
     where: str, candidates: Sequence[int], draft_lengths: Sequence[int], cost_ratio: float, drafter: str | None = None,
-    matches: tuple[int, int] = MATCHES,
+    matches: tuple[int, int] | None = None,
 ) -> list[RateTable]:  # fmt: skip
     """Return all tables of a log: a position log, or a public log of accepted lengths (JSON lines) with its `drafter`.
 
-    `matches` are the smallest and largest number of last tokens that are looked up in the texts of a position log.
+    `matches` are the smallest and largest number of last tokens that are looked up in the texts of a position log; without them
+    `MATCHES`, in logs that hold the tokens of their prompts.
     """
     for name, values in (("candidates", candidates), ("draft_lengths", draft_lengths)):
         for value in values:
@@ -90,11 +91,15 @@ def tables_of_file(
         if drafter is None:
             raise ParameterError(f"drafter is required: one of {', '.join(public_acceptance_logs.drafters(where))}")
         log = public_acceptance_logs.read(where, drafter)
+        if matches is not None:
+            raise ParameterError("matches is used only with logs of this program (.json); leave it out")
         return [other_outputs(log), *acceptance(log.lengths, draft_lengths, cost_ratio, _about(log))]
     if drafter is not None:
         raise ParameterError("drafter is used only with public logs (.jsonl); leave it out")
     positions = position_log.load(where)
-    return [*tables(positions, candidates, draft_lengths, cost_ratio), *lookups(positions, matches, draft_lengths)]
+    known = matches is not None or text_lookups.possible(positions)
+    texts = lookups(positions, MATCHES if matches is None else matches, draft_lengths) if known else ()
+    return [*tables(positions, candidates, draft_lengths, cost_ratio), *texts]
 
 
 def read_public_log(where: str, drafter: str) -> tuple[Sequence[Any], str]:

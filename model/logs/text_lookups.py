@@ -6,7 +6,7 @@ A log holds prompts and generated tokens, from which lookups of every kind follo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,18 +38,27 @@ def of_log(
     ]
 
 
+def possible(log: PositionLog) -> bool:
+    """True if a log holds the tokens of its prompts, in which lookups find matches."""
+    return all(isinstance(each, list) and each and {*map(type, each)} == {int} for each in _tokens(log))
+
+
 def check(log: PositionLog) -> None:
-    """Raise ParameterError for a log without the tokens of its prompts, in which lookups find matches."""
-    _prompts(log)
+    """Raise ParameterError for a log without the tokens of its prompts."""
+    if not possible(log):
+        raise ParameterError("this log has no match lengths: it lacks the tokens of its prompts; log it again")
 
 
 def _prompts(log: PositionLog) -> list[list[int]]:
+    check(log)
+    return _tokens(log)
+
+
+def _tokens(log: PositionLog) -> list[Any]:
+    """Tokens of each prompt, as the log has them."""
     numbers = [int(log.table["prompt"][int(start)]) for start in log.starts[:-1]]
     listed = log.header["prompts"]
-    found = [listed[number].get("tokens") if number < len(listed) else None for number in numbers]
-    if not all(isinstance(each, list) and each and {*map(type, each)} == {int} for each in found):
-        raise ParameterError("this log has no match lengths: it lacks the tokens of its prompts; log it again")
-    return [each for each in found if each is not None]
+    return [listed[number].get("tokens") if number < len(listed) else None for number in numbers]
 
 
 # --- Laws from the rounds of a log ---

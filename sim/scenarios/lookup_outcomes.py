@@ -166,7 +166,7 @@ class LookupsByMatch(LawRecord):
         drafted = [method.drafted_after(length) for length in self.match_lengths]
         used = [index for index, count in enumerate(drafted) if count]
         chances = np.array([self.match_rates, self.match_rates_after_acceptance or self.match_rates])[:, used]
-        survival: list[NDArray[np.float64]] = [np.cumprod(self._rates(index, drafted[index])) for index in used]
+        survival: list[NDArray[np.float64]] = [np.asarray(np.cumprod(self._rates(index, drafted[index]))) for index in used]
         law = Lookups(chances, [drafted[index] for index in used], survival)
         return Outcome(law, float(chances[0].sum()), self.source, further_values=_further(_tested_rate(chances[0], survival)))
 

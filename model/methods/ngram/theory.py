@@ -48,7 +48,7 @@ def round_prices(parameters: Parameters, cost: StepCosts, *, tokens: int = 1) ->
     longest = parameters.draft_length
     verify = verify_times(cost, longest + 1, tokens)
     time: Floats = verify[0] if cost.uniform else np.stack([verify, verify])
-    return RoundPrices(time, time, 1.0 + np.arange(longest + 1))
+    return RoundPrices(time, time, np.arange(1.0, longest + 2))
 
 
 def predict(parameters: Parameters, tokens: ArrayLike, law: LookupLaw, cost: StepCosts) -> Prediction:
