@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from model.outcomes.lookup_laws import LookupOutcome
+from model.outcomes.lookup_laws import draft_of
 from model.steps import Continuation, Forward, Lookup, Read
 
 Token = int
@@ -105,11 +105,12 @@ class World:
     def look_up(self, step: Lookup) -> tuple[Token, ...]:
         """Answer a lookup: tokens of which the first ones are right, as the outcome of this position says."""
         at = len(self.written)
-        accepted_before = at > self._looked_up_at + 1
+        drafted, right = draft_of(self.lookups[at], at > self._looked_up_at + 1)  # a round emits one token more than it accepts
         self._looked_up_at = at
-        drafted, right = LookupOutcome.unpacked(self.lookups[at]).after(accepted_before)
         first = self.prompt + at
-        return tuple(first + place if place < right else -first - place - 1 for place in range(min(drafted, step.longest)))
+        end = min(drafted, step.longest)
+        # Wrong tokens differ from the target's own, right and wrong ones.
+        return (*range(first, first + min(right, end)), *range(-first - right - 1, -first - end - 1, -1))
 
     def _subject(self, step: Read) -> tuple[int, bool]:
         """The position that a read predicts, and whether all tokens before it are correct."""

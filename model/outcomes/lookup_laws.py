@@ -34,13 +34,20 @@ class Draft(NamedTuple):
     accepted: int
 
 
+def draft_of(number: int, accepted: bool) -> tuple[int, int]:
+    """Drafted and accepted tokens of one packed outcome, where the round before accepted drafted tokens or none.
+
+    >>> draft_of(LookupOutcome(Draft(4, 1), Draft(5, 3)).packed, True)
+    (5, 3)
+    """
+    own = number if accepted else number >> 2 * _BITS
+    return own >> _BITS & MOST, own & MOST
+
+
 class LookupOutcome(NamedTuple):
     """Outcomes of a lookup at a position: after a round that accepted no drafted token, and after one that accepted some.
 
     They are drawn with one random number, and held as one whole number, which arrays of outcomes hold too.
-
-    >>> LookupOutcome.unpacked(LookupOutcome(Draft(4, 1), Draft(4, 3)).packed).after(True)
-    Draft(drafted=4, accepted=3)
     """
 
     usual: Draft
@@ -50,16 +57,6 @@ class LookupOutcome(NamedTuple):
     def packed(self) -> int:
         """The outcomes as one whole number."""
         return int(packed(*self.usual, *self.repeating))
-
-    @classmethod
-    def unpacked(cls, number: int) -> LookupOutcome:
-        """The outcomes that a whole number holds."""
-        parts = [number >> _BITS * place & MOST for place in (3, 2, 1, 0)]
-        return cls(Draft(*parts[:2]), Draft(*parts[2:]))
-
-    def after(self, accepted: bool) -> Draft:
-        """The outcome after a round that accepted drafted tokens, or none."""
-        return self.repeating if accepted else self.usual
 
 
 def packed(*parts: ArrayLike) -> Integers:

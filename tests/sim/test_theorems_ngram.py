@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from model.costs.layer_times import UnitCost
-from model.interpret import text_lookup
+from model.interpret import simulated_answers, text_lookup
 from model.methods.ngram import algorithm, lookup_rounds, paths
 from model.methods.ngram import theory as ngram
 from model.methods.speculative.algorithm import DraftedToken
@@ -102,8 +102,8 @@ def state_forgotten(right: Any, accepted: Any, numbers: Any) -> Any:
     return right(np.zeros_like(accepted), numbers)
 
 
-def usual_only(right: Any, own: Any, accepted: bool) -> Any:
-    return right(own, False)
+def usual_only(right: Any, number: int, accepted: bool) -> Any:
+    return right(number, False)
 
 
 def never_after_acceptance(right: Any, tokens: int, law: Any, times: Any, *, cut: bool = True) -> Any:
@@ -161,7 +161,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("24k", "fewer tokens", with_fault(half_share, THEORY, "round_means")),
     ("28d", "wide as the draft", with_fault(wide_of_drafts, paths, "round_prices")),
     ("28d", "state forgotten in paths", with_fault(state_forgotten, lookup_rounds, "outcomes_after")),
-    ("28d", "state forgotten in events", with_fault(usual_only, lookup_laws.LookupOutcome, "after")),
+    ("28d", "state forgotten in events", with_fault(usual_only, simulated_answers, "draft_of")),
     ("28d", "never cut", with_fault(never_cut, ALGORITHM, "draft")),
     ("28e", "wide as the draft", with_fault(wide_of_drafts, paths, "round_prices")),
     ("28h", "a token unread", with_fault(a_token_unread, ALGORITHM, "verify")),

@@ -23,6 +23,8 @@ Floats = NDArray[np.float64]
 def walk(tokens: int, tiles: Iterator[Integers], prices: RoundPrices, replications: int, *, cut: bool = True) -> Tally:
     """Walk rounds position by position, from tiles of packed outcomes (`model.outcomes.lookup_laws`).
 
+    Drafting takes no unit, so unit-time equals time.
+
     >>> law = ReplayedLookups([[2, 0, 0, 2, 2]], [[1, 0, 0, 2, 0]])  # one of two is accepted, then nothing is found
     >>> flat = np.array([1.0, 1.1, 1.2])
     >>> tally = walk(5, law.sample(iter([np.zeros((5, 1))])), RoundPrices(flat, flat, 1 + np.arange(3.0)), 1)
@@ -30,30 +32,39 @@ def walk(tokens: int, tiles: Iterator[Integers], prices: RoundPrices, replicatio
     ([3.0], [3.0], [1, 2, 0], [3.3])
     """
     start, accepted_before = np.zeros(replications, dtype=np.int64), np.zeros(replications, dtype=np.bool_)
-    time, busy, operations, rounds, drafted_in_all = np.zeros((5, replications))
-    counts = np.zeros(len(prices.operations), dtype=np.int64)
+    longest = len(prices.operations) - 1
+    none = longest + 1  # the number of drafted tokens where no round starts: tables have a 0 there
+    worked, each = np.append(prices.operations, 0.0), np.append(np.arange(none), 0)
+    time, operations, rounds, drafted_in_all = np.zeros((4, replications))
+    counts = np.zeros(none + 1, dtype=np.int64)
     position = 0
     for tile in tiles:
-        for row in tile[: tokens - position]:
-            which = np.flatnonzero(start == position)
-            remaining = tokens - 1 - position
-            drafted, accepted = outcomes_after(accepted_before[which], row[which])
-            accepted = np.minimum(accepted, remaining)
-            if cut:
-                drafted = np.minimum(drafted, remaining)
-            took, held = prices.time, prices.busy
-            if not prices.uniform:
-                took, held = took[0, position], held[0, position]
-            time[which] += took[drafted]
-            busy[which] += held[drafted]
-            operations[which] += prices.operations[drafted]
-            rounds[which] += 1
-            drafted_in_all[which] += drafted
-            counts += np.bincount(accepted, minlength=len(counts))
-            accepted_before[which] = accepted > 0
-            start[which] = position + 1 + accepted
-            position += 1
-    return Tally(time, busy, operations, rounds, drafted_in_all, counts)
+        rows = tile[: tokens - position]
+        drafts, kept = np.full((2, *rows.shape), none, dtype=np.int64)
+        for place, row in enumerate(rows, position):
+            starting, remaining = start == place, tokens - 1 - place
+            drafted, accepted = outcomes_after(accepted_before, row)
+            if remaining < longest:
+                accepted = np.minimum(accepted, remaining)
+                drafted = np.minimum(drafted, remaining) if cut else drafted
+            np.copyto(drafts[place - position], drafted, where=starting)
+            np.copyto(kept[place - position], accepted, where=starting)
+            np.copyto(start, accepted + (place + 1), where=starting)
+            np.copyto(accepted_before, accepted > 0, where=starting)
+        time += _prices_at(prices.time, position, drafts).sum(axis=0)
+        operations += worked[drafts].sum(axis=0)
+        rounds += (drafts < none).sum(axis=0)
+        drafted_in_all += each[drafts].sum(axis=0)
+        counts += np.bincount(kept.ravel(), minlength=none + 1)
+        position += len(rows)
+    return Tally(time, time, operations, rounds, drafted_in_all, counts[:none])
+
+
+def _prices_at(prices: Floats, position: int, drafts: Integers) -> Floats:
+    """Prices of rounds from this position on, by drafted tokens; 0 where the number is beyond the last price."""
+    own = prices[None] if prices.ndim == 1 else prices[0, position : position + len(drafts)]
+    table = np.concatenate([own, np.zeros((len(own), 1))], axis=1)
+    return np.asarray(table[0][drafts] if prices.ndim == 1 else np.take_along_axis(table, drafts, axis=1))
 
 
 class Visits(NamedTuple):
@@ -102,11 +113,9 @@ def moments(tokens: int, law: LookupLaw, prices: RoundPrices, *, cut: bool = Tru
         return mean_of(walk(tokens, law.sample(iter([draws])), prices, count, cut=cut))
     if not isinstance(law, Lookups):
         raise checks.ParameterError("this law of lookups has no closed form; ask for views = ['paths']")
-    shape = tokens, len(prices.operations)
-    time, busy = (np.broadcast_to(each, shape) if prices.uniform else each[0] for each in (prices.time, prices.busy))
+    time = np.broadcast_to(prices.time, (tokens, len(prices.operations))) if prices.uniform else prices.time[0]
     drafted, mass, first = visits(tokens, law, time, cut=cut)
     spent = np.take_along_axis(time, drafted, axis=1)
     mean, square = float((mass * spent).sum()), float((spent * (2 * first + spent * mass)).sum())
-    held = float((mass * np.take_along_axis(busy, drafted, axis=1)).sum())
     worked = float((mass * prices.operations[drafted]).sum())
-    return Moments(mean, max(square - mean**2, 0.0), held, worked, float(mass.sum()), float((mass * drafted).sum()))
+    return Moments(mean, max(square - mean**2, 0.0), mean, worked, float(mass.sum()), float((mass * drafted).sum()))
