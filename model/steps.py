@@ -172,7 +172,7 @@ class Features(NamedTuple):
         known = len(step.tokens)
         while known and step.tokens[known - 1] == MASK:
             known -= 1
-        held = () if self.output is None else self.output.positions
+        held: Sequence[int] = () if self.output is None else self.output.positions
         wrong = None
         if self.length != known:
             wrong = f"length must be {known}, the tokens of the pass without masks, got {self.length}"

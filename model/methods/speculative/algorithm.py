@@ -277,10 +277,9 @@ def draft_in_one_pass(
         return []
     words = (*sequence[head.rows :], *[MASK] * (length - 1))
     out = yield Forward(head.role, words, head.rows, head.span, states, length, head.unit)
-    kind = SAMPLED if head.sampled else GREEDY
     guesses = []
     for offset in range(-length, 0):
-        guesses.append(DraftedToken((yield Read(kind, out, offset)), out, offset))
+        guesses.append(DraftedToken((yield Read(SAMPLED if head.sampled else GREEDY, out, offset)), out, offset))
     return guesses
 
 
