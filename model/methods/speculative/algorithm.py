@@ -141,6 +141,11 @@ class Parameters(batching.StaticBatching, DraftModel):
         return self.drafter != MODEL
 
     @property
+    def drafts_in_one_pass(self) -> bool:
+        """True if one pass of the draft drafts all tokens of a round."""
+        return self.drafter == PARALLEL
+
+    @property
     def longest_draft(self) -> int:
         """Largest number of drafted tokens in a round."""
         return self.draft_length

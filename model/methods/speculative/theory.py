@@ -38,7 +38,7 @@ from model.methods.rounds import (
     starts_by_accepted,
 )
 from model.methods.speculative import engine_dialects, static_batches
-from model.methods.speculative.algorithm import PARALLEL, Parameters
+from model.methods.speculative.algorithm import Parameters
 from model.methods.speculative.drafter_prices import prices_of
 from model.outcomes.outcome_laws import Chain
 
@@ -164,7 +164,7 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
         after_full = after_whole * (count > 0)
         again, attended_again = float(after_full.sum()), float(after_full @ place)
     drafted = float(mass @ count)
-    parallel = parameters.drafter == PARALLEL
+    parallel = parameters.drafts_in_one_pass
     passes = float(mass @ (count > 0)) if parallel else drafted
     rows = float(mass @ np.where(count > 0, place + count, 0)) if parallel else float(mass @ reading)
     draft = Totals(
