@@ -128,8 +128,7 @@ class AcceptanceByDraftPosition(LawRecord):
 
 @dataclass(frozen=True)
 class LevelsOfDifficulty(LawRecord):
-    """Easy and hard sequences: in those of level i, the j-th token of a draft is accepted with probability
-    `acceptance_rates[i][j]` if those before it were; `weights[i]` is the share of such sequences.
+    """Easy and hard sequences: rates by position in the draft, `acceptance_rates[i]`, in the share `weights[i]` of sequences.
 
     A sequence keeps its level in all its rounds. Survivors of long drafts are easier ones, so the rates over all sequences rise
     with the position in the draft relative to those of one level.
@@ -184,6 +183,9 @@ class AcceptanceCurve(LawRecord):
 
     def __post_init__(self) -> None:
         check_provenance(None, self.source)
+        for name, given in (("mean_acceptance_lengths", self.mean_acceptance_lengths), ("draft_lengths", self.draft_lengths)):
+            if given is not None and not (isinstance(given, Sequence) and len(given)):
+                raise checks.ParameterError(f"{name} must be a list of at least one number, got {checks.shown(given)}")
         self._fit()
 
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
