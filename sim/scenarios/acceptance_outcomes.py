@@ -183,8 +183,9 @@ class AcceptanceCurve(LawRecord):
 
     def __post_init__(self) -> None:
         check_provenance(None, self.source)
+        given: Any
         for name, given in (("mean_acceptance_lengths", self.mean_acceptance_lengths), ("draft_lengths", self.draft_lengths)):
-            if given is not None and not (isinstance(given, Sequence) and len(given)):
+            if given is not None and not (isinstance(given, Sequence) and given):
                 raise checks.ParameterError(f"{name} must be a list of at least one number, got {checks.shown(given)}")
         self._fit()
 

@@ -193,15 +193,15 @@ def levels_are_mixed(x: Example) -> None:
     law, tokens = _mixed(x), x["tokens"]
     found = formulas.predict(parameters, tokens, law, price)
     each = [formulas.predict(parameters, tokens, level, price) for level in law.levels]
-    mean = sum(share * float(one.latency) for share, one in zip(law.weights, each, strict=True))
-    square = sum(
-        share * (float(one.latency_variance) + float(one.latency) ** 2) for share, one in zip(law.weights, each, strict=True)
-    )
+    weights = [weight for _, weight in x["levels"]]
+    shares = [weight / sum(weights) for weight in weights]
+    mean = sum(share * float(one.latency) for share, one in zip(shares, each, strict=True))
+    square = sum(share * (float(one.latency_variance) + float(one.latency) ** 2) for share, one in zip(shares, each, strict=True))
     equal("mean latency", float(found.latency), mean, CLOSE)
     at_most("error of the variance", abs(float(found.latency_variance) - (square - mean**2)), CLOSE * square)
     # The tokens of a first draft: AL = 1 + s_1 + s_2 + s_3, by the shares of the levels.
     lengths = [1 + sum(math.prod(row[:place]) for place in range(1, 4)) for row, _ in x["levels"]]
-    equal("AL", 1 + float(law.survival.sum()), sum(a * b for a, b in zip(law.weights, lengths, strict=True)), CLOSE)
+    equal("AL", 1 + float(law.survival.sum()), sum(a * b for a, b in zip(shares, lengths, strict=True)), CLOSE)
 
 
 @theorem("41d", "A sequence keeps its level: paths with evenly spread first draws have the levels in their shares.",
