@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from figures.common.style import COLOURS, GREY, INK, canvas, styled
@@ -51,7 +52,7 @@ def draw(acceptance_rates: Sequence[float] = (0.6, 0.8, 0.9), *, longest: int = 
             _map(axes, rate, longest, most_cost)
             axes.set_title(f"chain accepts {rate:.2g}", fontsize=9.5)
             if not index:
-                axes.set_ylabel("acceptance rate lost by drafting in parallel")
+                axes.set_ylabel("acceptance rate lost in parallel")
         left = 0.85 / width
         title = "One pass for all drafted tokens, or a pass for each?"
         figure.text(left, 1 - 0.28 / height, title, fontsize=13, weight="bold", va="center")
@@ -74,5 +75,7 @@ def _map(axes: Axes, rate: float, longest: int, most_cost: float) -> None:
     axes.set_xlim(0, most_cost)
     axes.set_ylim(0, rate)
     axes.set_xlabel("time of a draft pass / pass of the target")
-    axes.text(0.97, 0.04, "one pass is faster", transform=axes.transAxes, ha="right", fontsize=9, color=INK)
-    axes.text(0.03, 0.95, "a pass for each is faster", transform=axes.transAxes, va="top", fontsize=9, color=INK)
+    for x, y, words, side in ((0.97, 0.03, "one pass is faster", "right"), (0.03, 0.93, "a pass for each is faster", "left")):
+        axes.text(x, y, words, transform=axes.transAxes, ha=side, fontsize=9, color=INK).set_path_effects(
+            [withStroke(linewidth=2.5, foreground="#ffffff")]
+        )
