@@ -161,11 +161,11 @@ class MixedRounds:
             yield level, tile
 
     def _lengths(self, level: NDArray[np.intp], tile: Floats, longest: int) -> NDArray[np.int64]:
-        found = np.zeros(tile.shape, dtype=np.int64)
-        for index, each in enumerate(self.levels):
-            own = level == index
-            found[:, own] = each._lengths(tile[:, own], longest)
-        return found
+        # Number of survival probabilities above the draw, as of one level.
+        found = np.zeros(tile.shape, dtype=np.uint16)
+        for chances in np.array([each.survival[:longest] for each in self.levels]).T:
+            found += tile < chances[level]
+        return found.astype(np.int64)
 
 
 class ReplayRounds:

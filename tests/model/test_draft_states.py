@@ -210,7 +210,7 @@ def test_break_even_without_bound_on_the_draft() -> None:
     np.testing.assert_allclose(found, 1 - 1 / (np.array([1.1, 1.3]) * speed), rtol=1e-9)
 
 
-def test_no_acceptance_is_high_enough_if_the_pass_is_too_dear() -> None:
+def test_no_acceptance_is_high_enough_if_the_pass_takes_too_long() -> None:
     assert np.isnan(parallel_drafts.break_even_acceptance(0.9, 0.0, 2, parallel_cost_ratio=0.2))
     assert float(parallel_drafts.break_even_acceptance(1.0, 0.0, 2)) == 1.0
 

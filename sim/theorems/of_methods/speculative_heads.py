@@ -180,7 +180,7 @@ def rates_do_not_fall(x: Example) -> None:
             at_most(f"r_{place}", before, after, CLOSE)
 
 
-@theorem("41b", "Over sequences of several levels, r_j does not fall with j, whatever the rates of a level.",
+@theorem("41b", "Over sequences of several levels, r_j does not fall with j, for any rates of each level.",
          source="false: the rates of each level may fall faster", given=lambda: _levels(equal_rates=False), expect="fails")
 def rates_never_fall(x: Example) -> None:
     rates_do_not_fall(x)
