@@ -93,6 +93,31 @@ def _by_row(row: Any) -> Any:
     return lambda place: row
 
 
+@pytest.mark.parametrize("drafting", [("model", "separate"), ("heads", "colocated"), ("parallel", "colocated")])
+def test_long_decodings_agree_on_every_path(drafting: tuple[str, str]) -> None:
+    """Paths count positions in tiles of 32; what a round accepted at the end of a tile matters in the next."""
+    tokens, rng = 100, np.random.default_rng(1)
+    cost = growing(LAYERS, draft=0.3, link=0.1)
+    for gamma in (2, 5):
+        choice = Parameters(LAYERS, gamma, drafter=drafting[0], placement=drafting[1])
+        rows = rng.random((tokens - 1, 6)) < 0.8
+        runs = [played(choice, tokens, cost, (*row.tolist(), False)) for row in rows.T]
+        prices, reading = prices_of(choice, tokens, cost)
+        tally = rounds.fixed(gamma, tokens, iter([_by_row(row) for row in rows]), prices, 6, reading=reading)
+        np.testing.assert_allclose(tally.time, [run.latency for run in runs], rtol=1e-12)
+        np.testing.assert_allclose(tally.busy, [run.busy for run in runs], rtol=1e-12)
+
+
+@pytest.mark.parametrize("drafter", ["heads", "parallel"])
+def test_slowest_decoding_has_the_widest_first_pass_in_every_round(drafter: str) -> None:
+    choice, cost = Parameters(LAYERS, 3, drafter=drafter), growing(LAYERS, draft=0.8)
+    prices, reading = prices_of(choice, 20, cost)
+    assert reading is not None
+    slowest, busiest = theory.slowest(choice, 20, cost)
+    assert slowest >= 20 * (prices.time[0, :, 3] + reading.time.max(axis=1)).max()
+    assert busiest >= 20 * (prices.busy[0, :, 3] + reading.busy.max(axis=1)).max()
+
+
 @given(costs(), st.integers(1, 9))
 @settings(max_examples=examples(10), deadline=None)
 def test_plain_decoding_is_one_pass_per_position(cost: PassSeconds, tokens: int) -> None:
