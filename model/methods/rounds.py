@@ -303,7 +303,7 @@ class RoundPrices(NamedTuple):
         return RoundPrices(self.time[where], self.busy[where], self.operations[drafted])
 
 
-class Reading(NamedTuple):
+class ReadingTimes(NamedTuple):
     """Additional time and unit-time of a round whose first draft pass reads all that the round before accepted.
 
     Shape (positions, longest + 1), by start position and accepted tokens; 0 without accepted tokens, and where a round drafts none.
@@ -327,7 +327,7 @@ class Tally(NamedTuple):
 
 def fixed(
     draft_length: int, tokens: int, outcomes: Iterator[Outcomes], prices: RoundPrices, replications: int, *, cut: bool = True,
-    reading: Reading | None = None,
+    reading: ReadingTimes | None = None,
 ) -> Tally:  # fmt: skip
     """Walk rounds of a fixed draft length; with `cut` the last drafts are shortened, else tokens after the end are dropped.
 
@@ -515,12 +515,12 @@ def round_prices(cost: StepCosts, longest: int, *, tokens: int = 1, separate: bo
 
 def head_prices(
     cost: StepCosts, longest: int, *, tokens: int = 1, cut: bool = True, parallel: bool = False
-) -> tuple[RoundPrices, Reading | None]:
+) -> tuple[RoundPrices, ReadingTimes | None]:
     """Prices of rounds whose draft reads the target's states, on the target's unit, and what is added for accepted tokens.
 
     The first draft pass of a round reads the tokens that the round before accepted and the target's own: with a accepted tokens it
-    covers a + 1 tokens, and if it drafts K tokens in parallel a + K. `Reading` is its time above that of a pass without accepted
-    tokens; None if the width of a draft pass does not matter.
+    covers a + 1 tokens, and if it drafts K tokens in parallel a + K. `ReadingTimes` is its time above that of a pass without
+    accepted tokens; None if the width of a draft pass does not matter.
 
     >>> from model.costs.layer_times import UnitCost
     >>> [head_prices(UnitCost(40, cost_ratio=0.1), 2, parallel=parallel)[0].time.tolist() for parallel in (False, True)]
@@ -549,7 +549,7 @@ def head_prices(
             wide = cost.draft_times(here[after] - accepted, width=accepted + width, heads=width)
             more[here[after], accepted] = wide - alone[after]
     time, busy = (np.stack([each, each]) for each in (drafts + verify, drafts * cost.draft_devices + verify))
-    return RoundPrices(time, busy, prices.operations), Reading(more, more * cost.draft_devices)
+    return RoundPrices(time, busy, prices.operations), ReadingTimes(more, more * cost.draft_devices)
 
 
 def draft_times(cost: StepCosts, longest: int, tokens: int, *, role: str = "draft", sequences: int = 1) -> Floats:
@@ -655,7 +655,7 @@ class RoundChoice(NamedTuple):
     prices: RoundPrices
     cut: bool = True
     """True if the last drafts are cut to the remaining tokens."""
-    reading: Reading | None = None
+    reading: ReadingTimes | None = None
 
 
 def moments(draft_length: int, tokens: int, law: AcceptanceLaw, prices: RoundPrices, *, cut: bool = True) -> Moments:
