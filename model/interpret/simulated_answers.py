@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from model.steps import Continuation, Forward, Read
+from model.steps import MASK, Continuation, Forward, Read
 
 Token = int
 EARLY_LAYERS = "early layers"
@@ -100,6 +100,11 @@ class World:
         tokens, offset = output.tokens, step.offset
         plain = not output.tree and output.batch is None
         after = (output.at + len(tokens) + offset if plain else output.positions[offset]) + 1
+        if tokens[offset] == MASK:  # as right as the last known token
+            masks = 1
+            while tokens[offset - masks] == MASK:
+                masks += 1
+            return after, tokens[offset - masks] == after - 1 - masks
         return after, tokens[offset] == after - 1
 
     def _token(self, role: str, after: int, right: bool) -> Token:
