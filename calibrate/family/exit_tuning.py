@@ -1,11 +1,12 @@
-"""Fine-tuning of a whole model for early exits: the losses of its exits and of its last layer, averaged, with one shared output matrix.
+"""Fine-tuning of a whole model for early exits: the average of the losses of its exits and of its last layer.
 
-Early exits of the papers read the model's own output matrix at an inner layer and train the model for it. Big Little Decoder inside
-one model takes 1/2 (L_e + L_last) for its one exit [Kim2023, Section 4.4]; CALM takes the average over all layers with weights
-w_i = i / sum_j j [Schuster2022]. `calibrate.family.exit_heads` leaves the model as it is and trains a matrix for each layer instead.
+Early exits of the papers read an inner layer with the model's own output matrix, and the model is trained for it. Big Little
+Decoder inside one model takes 1/2 (L_e + L_last) for its one exit [Kim2023, Section 4.4]; CALM takes the average over all layers
+with weights w_i = i / sum_j j [Schuster2022]. `calibrate.family.exit_heads` leaves the model as it is and trains a matrix for each
+layer instead.
 
-[Kim2023] S. Kim, K. Mangalam, S. Moon, J. Malik, M. W. Mahoney, A. Gholami, K. Keutzer. Speculative Decoding with Big Little Decoder.
-NeurIPS 2023, arXiv:2302.07863.
+[Kim2023] S. Kim, K. Mangalam, S. Moon, J. Malik, M. W. Mahoney, A. Gholami, K. Keutzer. Speculative Decoding with Big Little
+Decoder. NeurIPS 2023, arXiv:2302.07863.
 [Schuster2022] T. Schuster, A. Fisch, J. Gupta, M. Dehghani, D. Bahri, V. Q. Tran, Y. Tay, D. Metzler. Confident Adaptive Language
 Modeling. NeurIPS 2022, arXiv:2207.07061.
 """
@@ -106,7 +107,7 @@ def tune(
 
 
 def learn(loaded: Loaded, weights: Mapping[int, float], windows: Tokens) -> Tensor:
-    """Add the gradients of the weighted losses of windows of shape (windows, length + 1); return the weighted loss [nats per token].
+    """Add the gradients of the weighted losses of windows, shape (windows, length + 1); return the loss [nats per token].
 
     Every layer is read with the model's own final norm and output matrix.
     """

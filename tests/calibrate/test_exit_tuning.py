@@ -106,4 +106,5 @@ def test_the_command_and_its_errors(folder: Path, tmp_path: Path) -> None:
     assert "unknown loss 'mean'" in family.error_of(*asked, str(text), "--loss", "mean", *out)
     words = family.error_of(*asked, str(text), "--loss", "averaged", "--labels", "model", *out)
     assert "labels must be text with loss=averaged" in words
-    assert "layer must be between 1 and 2" in family.error_of(*asked, str(text), "--loss", "averaged", "--layers", "3", *out)
+    words = family.error_of(*asked, str(text), "--loss", "averaged", "--layers", "3", *out)
+    assert "layer must be between 1 and layers-1=2" in words
