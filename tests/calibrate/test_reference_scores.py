@@ -77,6 +77,8 @@ def test_text_is_cut_and_scored() -> None:
     assert scores.columns([[0]], [[0, 1, 2, 3, 7, 5]], "plain_") == pytest.approx({"plain_bleu": 100, "plain_rouge_l": 100})
     whole = ReferenceScores(("rouge-l",), (("the cat sat on",),), **words).columns([[0]], [[0, 1, 2, 3, 7, 5]])
     assert whole == pytest.approx({"rouge_l": 80})
+    for output in ([0, 1, 2, 3], [0, 1, 2, 3, 7, 5, 7]):  # without the text, and with the text twice
+        assert scores.columns([[0]], [output])["bleu"] == pytest.approx(100)
     with pytest.raises(ParameterError, match="prompt 2 must have a reference"):
         ReferenceScores(("bleu",), (("a",), ()), **words)
     with pytest.raises(ParameterError, match="unknown score 'rouge'"):
@@ -138,6 +140,7 @@ def test_the_command_scores_outputs(tmp_path: Path) -> None:
     table = pl.read_csv(out)
     shallow, whole = table.to_dicts()
     for score in ("rouge_l", "bleu"):
+        assert shallow[f"plain_{score}"] == whole[f"plain_{score}"]
         assert shallow[score] < whole[score] == pytest.approx(whole[f"plain_{score}"])
     assert whole["rouge_l"] > 90
     assert "percent, by sacrebleu" in done.stdout
