@@ -107,7 +107,7 @@ def test_references_of_rows(row: dict[str, Any], references: tuple[str, ...], tm
 
 
 @pytest.mark.parametrize("held", [3, ["a", 3], {"text": "a"}])
-def test_references_that_are_no_texts_are_refused(held: Any, tmp_path: Path) -> None:
+def test_references_that_are_not_strings_are_refused(held: Any, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"prompt": "a", "reference": held}))
     with pytest.raises(ParameterError, match="row 1: reference must be a string or a list of strings"):
