@@ -33,16 +33,16 @@ _COUNTS = (
 )
 
 _DERIVED = (
-    "Section 4.2 prints speculative sampling and differences from it: +.61 BLEU at similar speed, +.21 at similar quality, up to +.30"
-    " ROUGE-L and up to +.22. The rows of BiLD are these sums: bounds, not points of one setting. Window sizes are 3 to 10."
+    "Section 4.2 prints speculative sampling and differences from it: +.61 BLEU at similar speed, +.21 at similar quality, up to"
+    " +.30 ROUGE-L and up to +.22. The rows of BiLD are these sums: bounds, not points of one setting. Window sizes are 3 to 10."
 )
 _ABOVE = (
-    "Speculative sampling has the law of the large model, and its scores differ from those of vanilla inference (40.32, 35.08) by .39 "
-    "and .08: noise of sampling, which the BLEU differences of BiLD include."
+    "Speculative sampling has the law of the large model, and its scores differ from those of vanilla inference (40.32, 35.08) by"
+    " .39 and .08, which the differences of BiLD include."
 )
 _FASTER = (
-    "1.49 and 1.47 lie beside Table 1: unaligned BiLD has 1.43 at 40.33 and 1.58 at 39.44 on IWSLT, and 1.48 at 35.12 on XSUM, which"
-    " is more than the 1.47 of the text at a better score."
+    "1.49 and 1.47 lie beside Table 1: unaligned BiLD has 1.43 at 40.33 and 1.58 at 39.44 on IWSLT, and 1.48 at 35.12 on XSUM,"
+    " which is more than the 1.47 of the text at a better score."
 )
 
 TABLES = {
