@@ -38,7 +38,7 @@ _DERIVED = (
 )
 _ABOVE = (
     "Speculative sampling has the law of the large model, and its scores differ from those of vanilla inference (40.32, 35.08) by"
-    " .39 and .08: noise of sampling, which the BLEU differences of BiLD include."
+    " .39 and .08, which the differences of BiLD include."
 )
 _FASTER = (
     "1.49 and 1.47 are not in Table 1: unaligned BiLD has 1.43 at 40.33 and 1.58 at 39.44 on IWSLT, and 1.48 at 35.12 on XSUM,"
