@@ -172,7 +172,7 @@ def parallel_reads_drafts_only(x: Example) -> None:
 
 
 @theorem("41a", "Over sequences of several levels, in none of which r_j falls with j, r_j does not fall with j.",
-         source="E[r^2] >= E[r]^2: survivors are easier", given=_rising_levels)
+         source="the mean of r^2 is at least the square of the mean of r: survivors are easier", given=_rising_levels)
 def rates_do_not_fall(x: Example) -> None:
     found = _mixed(x)
     for place, (before, after) in enumerate(pairwise(found.conditional_rates().tolist()), start=1):
