@@ -309,14 +309,15 @@ def of_lengths(lengths: Sequence[ArrayLike], folder: str | Path, draft_lengths: 
 
 
 def of_quality(rows: pl.DataFrame, folder: str | Path) -> list[Path]:
-    """Draw the results of `calibrate quality` into a folder: agreement and log-likelihood over thresholds and cost."""
+    """Draw the results of `calibrate quality` into a folder: each quality that they have, over thresholds and cost."""
     from figures.of_logs import agreement_over_cost
 
     target = _folder(folder)
     if not agreement_over_cost.fits(rows):
         return []
     return [
-        path for name in agreement_over_cost.QUALITIES for path in save(agreement_over_cost.draw(rows, quality=name), target / name)
+        path for name in agreement_over_cost.QUALITIES if name in rows.columns
+        for path in save(agreement_over_cost.draw(rows, quality=name), target / name)
     ]
 
 

@@ -25,6 +25,11 @@ Steps = Generator["Step", Any, Any]
 """An algorithm or a sub-process: yields steps, receives their answers, and may return a value to the process that started it."""
 
 
+MASK: Final = -(1 << 62)
+"""Token of a position that is not known yet: a parallel draft reads it in place of the tokens that it drafts. It is always among
+the last of a pass, and no simulated or real token has this number."""
+
+
 def ended(tokens: list[int], stop: Collection[int]) -> list[int]:
     """Tokens up to and including the first stop token, or all tokens if there is none.
 
@@ -150,16 +155,38 @@ class Features(NamedTuple):
     Parameters
     ----------
     output
-        Output of that pass, with the states after its last layer.
+        Output of that pass, with the states after its last layer; None if there is no position before the head's pass.
     first
-        Index of the first of these tokens in that pass.
+        Index of the first of these tokens in that pass. -1: the state before the sequence's first token, which is zero; those
+        after it are of the pass's first tokens.
     length
-        Number of states: one for each token of the head's pass, that of the position before the token.
+        Number of states: one for each token of the head's pass that is not `MASK`, that of the position before the token.
     """
 
     output: Any
     first: int
     length: int
+
+    def require(self, step: Forward) -> None:
+        """Raise `CacheError` unless these are the states before the tokens of the pass `step`."""
+        known = len(step.tokens)
+        while known and step.tokens[known - 1] == MASK:
+            known -= 1
+        held: Sequence[int] = () if self.output is None else self.output.positions
+        wrong = None
+        if self.length != known:
+            wrong = f"length must be {known}, the tokens of the pass without masks, got {self.length}"
+        elif self.first < -1 or self.first + self.length > len(held):
+            wrong = f"states {self.first} to {self.first + self.length - 1} are read of a pass over {len(held)} tokens"
+        elif (held[self.first] if self.first >= 0 else -1) != step.at - 1:
+            before = held[self.first] if self.first >= 0 else "the start"
+            wrong = f"the first state must be that of position {step.at - 1}, before the pass, got that of {before}"
+        elif self.first < 0 < len(held) and held[0] != 0:
+            wrong = f"states from before the first token on must be of a pass at position 0, got {held[0]}"
+        elif step.batch is not None or step.tree or step.layers.first:
+            wrong = "only a pass over one sequence, from the first layer on, reads states"
+        if wrong is not None:
+            raise CacheError(f"features of the {step.role} at position {step.at}: {wrong}")
 
 
 class Forward(NamedTuple):

@@ -42,7 +42,7 @@ def decode(
     prompts: Annotated[str | None, typer.Option(help="A file of prompts (.txt, .jsonl, ...), or a data set by name.")] = None,
     template: options.Template = None,
     limit: Annotated[int | None, typer.Option(help="Maximum number of prompts.")] = None,
-    tokens: Annotated[int, typer.Option(help="Maximum number of tokens to generate. Beam search ignores end tokens.")] = 64,
+    tokens: Annotated[int, typer.Option(help="Maximum number of tokens to generate, fewer if an end token comes.")] = 64,
     sample: Annotated[bool, typer.Option("--sample", help="Sample tokens, for methods that can. Default: greedy.")] = False,
     temperature: Annotated[float | None, typer.Option(help="Temperature, with --sample. Default: 1.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens, with --sample. Default: all.")] = None,

@@ -82,7 +82,14 @@ def train(
 @options.guarded
 def heads(
     model: Annotated[str, typer.Option(help="A directory, a model of the family (target), or OWNER/NAME of the hub.")],
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="File. Default: heads.safetensors in the model's folder.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="File. Default: heads.safetensors in the model's folder. With --loss: a new directory."),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(help="Train the model itself for its exits, by losses averaged (1/2 (L_e + L_last)) or by-depth (i / sum j)."),
+    ] = None,
     settings: Annotated[str, typer.Option(help="Training settings: own, or paper (Table 4 of the PPD paper).")] = "own",
     layers: Annotated[str | None, typer.Option(help="Layers, comma-separated. Default: all but the last.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Training epochs. Default: 1; paper: 3.")] = None,
@@ -104,31 +111,50 @@ def heads(
     calibrate heads --model target -o heads.safetensors
 
     calibrate heads --model my-llama --settings paper --text articles --layers 10,16,20
+
+    calibrate heads --model draft --loss averaged --layers 1 -o draft-exits
+
+    With --loss the model is fine-tuned so that its own output matrix can be read after the chosen layers and after the last: with
+    equal weights, as Big Little Decoder does with one exit, or weights that rise with depth, as CALM does. Without it the model is
+    frozen and every layer gets a matrix of its own.
     """
     from dataclasses import replace
 
     from calibrate.family import exit_heads as work
-    from calibrate.family import model_directory
+    from calibrate.family import exit_tuning, model_directory
     from model.base import checks
+    from model.base.checks import ParameterError
 
+    if loss is not None:
+        checks.one_of("loss", loss, exit_tuning.LOSSES)
+        if out is None:
+            raise ParameterError(f"-o must name a new directory with --loss {loss}, which trains the model itself, got none")
     checks.one_of("settings", settings, work.SETTINGS)
     given = {"epochs": epochs, "batch": batch, "length": length, "rate": rate, "seed": seed, "labels": labels}
     small: dict[str, Any] = {"epochs": 1.0, "batch": 4, "length": 64} if quick else {}
     wanted = replace(work.SETTINGS[settings], **small | {key: value for key, value in given.items() if value is not None})
     chosen = None if layers is None else options.numbers("layers", layers)
     where = options.prepare_device(device, threads)
-    path = model_directory.locate_model(model) / model_directory.HEADS if out is None else out
+    path = out or model_directory.locate_model(model) / model_directory.HEADS
     loaded = model_directory.load(model, where)
     read = _text(loaded, text, quick)
-    said = {"settings": settings, **given, "layers": layers, "text": None if text is None else read.name}
+    said = {"loss": loss, "settings": settings, **given, "layers": layers, "text": None if text is None else read.name}
     words = [f"--{key} {value}" for key, value in said.items() if value is not None] + ["--quick"] * quick
     command = " ".join(["calibrate heads --model", loaded.name, *words])
+    more: dict[str, Any] = {"layers": chosen, "command": command, "resume": resume}
     with options.progress(quiet, "heads", _KEPT) as bar:
-        about = work.train(loaded, read, wanted, path, layers=chosen, command=command, resume=resume, report=bar)
+        if loss is None:
+            about = work.train(loaded, read, wanted, path, report=bar, **more)
+        else:
+            about = exit_tuning.tune(loaded, read, wanted, loss, path, report=bar, **more)
     if as_json:
         print(strict_json.dumps(about | {"file": str(path)}, indent=2))
         return
-    print("\n".join(_match_table(about)))
+    if loss is None:
+        print("\n".join(_match_table(about, about["name"], {"common": "model's own head", "trained": "trained head"})))
+        print(f"loss of the whole model: {about['held_out_loss']:.3f}")
+    else:
+        print("\n".join(_match_table(about, about["tuned"]["name"], {"before": "before", "after": f"after, loss {loss}"})))
     print(path)
 
 
@@ -189,20 +215,19 @@ def align(
     print(f"loss on held-out text: {before:.4f} before, {after:.4f} nats per token after (measured); {out}")
 
 
-def _match_table(about: dict[str, Any]) -> Iterator[str]:
-    """Lines of a table: loss and top-k match of the model's own and the trained head, by layer."""
+def _match_table(about: dict[str, Any], model: str, heads: dict[str, str]) -> Iterator[str]:
+    """Lines of a table: loss and top-k match of two heads, by layer; `heads` names them in the table."""
     kind = f"measured on {about['corpus']['held_out_tokens']} held-out tokens"
-    yield f"{about['name']}: loss [nats per token], and share of the model's tokens in the top 1, 3 and 5; {kind}"
+    yield f"{model}: loss [nats per token], and share of the model's tokens in the top 1, 3 and 5; {kind}"
     names = f"{'loss':>10}" + "".join(f"{name:>8}" for name in ("top 1", "top 3", "top 5"))
-    yield " " * 5 + "".join(f"{head:>{len(names)}}" for head in ("model's own head", "trained head"))
+    yield " " * 5 + "".join(f"{head:>{len(names)}}" for head in heads.values())
     yield f"{'layer':>5}" + 2 * names
     rows = {(row["head"], row["layer"]): row for row in about["results"]}
     for layer in sorted({layer for _, layer in rows}):
-        cells = [rows[head, layer] for head in ("common", "trained")]
+        cells = [rows[head, layer] for head in heads]
         yield f"{layer:>5}" + "".join(
             f"{row['loss']:>10.3f}{row['top_1']:>8.3f}{row['top_3']:>8.3f}{row['top_5']:>8.3f}" for row in cells
         )
-    yield f"loss of the whole model: {about['held_out_loss']:.3f}"
 
 
 def _text(loaded: Loaded, text: Path | None, quick: bool) -> Corpus:

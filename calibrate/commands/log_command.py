@@ -15,6 +15,7 @@ from model.base import strict_json
 if TYPE_CHECKING:
     from calibrate.decode.position_logging import LogSeconds
     from calibrate.loading.load_models import LoadedModel
+    from calibrate.loading.prompts import Prompt
 
 _GAMMAS = "1,2,3,5,7"
 _CANDIDATES = "1,3,5"
@@ -121,6 +122,13 @@ def tokenized_prompts(
     where: str | None, template: str | None, limit: int, length: int, seed: int, target: LoadedModel
 ) -> list[tuple[str, list[int]]]:
     """Return names and tokens of the prompts: the last `length` tokens of each, all tokens of a chat."""
+    return [(each.id, ids) for each, ids in chosen_prompts(where, template, limit, length, seed, target)]
+
+
+def chosen_prompts(
+    where: str | None, template: str | None, limit: int, length: int, seed: int, target: LoadedModel
+) -> list[tuple[Prompt, list[int]]]:
+    """Return the prompts with their tokens, as `tokenized_prompts`."""
     from calibrate.loading import load_models, prompts
     from model.base import checks
     from model.base.checks import ParameterError
@@ -134,8 +142,8 @@ def tokenized_prompts(
     else:
         found = prompts.load(where, template=template, limit=limit, seed=seed)
     chat = template == prompts.CHAT
-    begun = [(each.id, load_models.tokenize(target, each.text, each.id, chat=chat).prompt) for each in found]
-    return [(name, [*(ids if chat else ids[-length:])]) for name, ids in begun]
+    begun = [(each, load_models.tokenize(target, each.text, each.id, chat=chat).prompt) for each in found]
+    return [(each, [*(ids if chat else ids[-length:])]) for each, ids in begun]
 
 
 @options.guarded

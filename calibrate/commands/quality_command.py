@@ -15,15 +15,20 @@ from model.base import strict_json
 if TYPE_CHECKING:
     import polars as pl
 
+    from calibrate.decode.reference_scores import ReferenceScores
+    from calibrate.loading.load_models import LoadedModel
+    from calibrate.loading.prompts import Prompt
 
 _SHOWN = (
-    "agreement", "common_prefix", "log_likelihood", "plain_log_likelihood", "weight_bytes_over_plain", "seconds_over_plain",
-    "fallback_rate", "rollback_rate", "mean_layers",
+    "bleu", "plain_bleu", "rouge_l", "plain_rouge_l", "agreement", "common_prefix", "log_likelihood", "plain_log_likelihood",
+    "weight_bytes_over_plain", "seconds_over_plain", "fallback_rate", "rollback_rate", "mean_layers",
 )  # fmt: skip
 """Columns of the printed table, after the swept parameters; columns that a method lacks are left out."""
 _MEANINGS = {
     "agreement": "share of tokens equal to the target's", "common_prefix": "tokens before the first that differs",
-    "plain_log_likelihood": "that of the target's own output", "_over_plain": "per token, divided by that of plain decoding",
+    "plain_log_likelihood": "that of the target's own output", "bleu": "percent, by sacrebleu; plain: the target's own output",
+    "rouge_l": "percent, F1 by rouge-score; plain: the target's own output",
+    "_over_plain": "per token, divided by that of plain decoding",
 }  # fmt: skip
 """Notes below the table, by the end of the name of a column."""
 
@@ -45,6 +50,10 @@ def quality(
     limit: Annotated[int, typer.Option(help="Maximum number of prompts.")] = 20,
     prompt_tokens: options.PromptTokens = 64,
     tokens: Annotated[int, typer.Option(help="Tokens to generate per prompt.")] = 48,
+    score: Annotated[
+        str | None, typer.Option(help="Score outputs against the prompts' references: bleu, rouge-l or both, comma-separated.")
+    ] = None,
+    cut_at: Annotated[str | None, typer.Option(help="Score only the output before this text, with --score.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the choice of prompts.")] = 0,
     dtype: options.Dtype = "float32",
     device: options.Device = None,
@@ -67,6 +76,11 @@ def quality(
     calibrate quality early_exit --model my-llama --sweep threshold=0.5,0.7,0.9 -o early.csv
 
     calibrate quality skipdecode --set max_layers=12 --sweep min_layers=4,6,8 -o skip.csv
+
+    calibrate quality skipdecode --model my-opt --prompts cnn.jsonl --score rouge-l --sweep min_layers=8,12 -o rouge.csv
+
+    --score needs a data set with references (article and highlights, translation, or a column reference) and the packages of
+    pip install 'decodesim[quality]'. BLEU is that of sacrebleu over all outputs; ROUGE-L is the mean F1 by rouge-score.
     """
     from calibrate.commands import log_command
     from calibrate.decode import output_quality as work
@@ -78,13 +92,15 @@ def quality(
     work.check_lossy(method)
     kind = registry.parameters(method)
     fixed, swept = {key: value[0] for key, value in options.assignments("set", set_)}, dict(options.assignments("sweep", sweep))
+    names = _score_names(score, cut_at, prompts)
     settings = work.settings_of(table_records.renamed(kind, fixed), table_records.renamed(kind, swept))
     table_records.refuse_unknown(kind, settings[0], "method")
     named = load_models.named({"target": model, "draft": draft}, real_decoding.roles(method, settings[0]), method)
     opened = load_models.models(named, options.prepare_device(device, threads), dtype)
     decoders = {role: each.decoder for role, each in opened.items()}
     read_by = load_models.use_heads_of(opened["target"], model, heads)
-    found = log_command.tokenized_prompts(prompts, template, limit, prompt_tokens, seed, opened["target"])
+    found = log_command.chosen_prompts(prompts, template, limit, prompt_tokens, seed, opened["target"])
+    scores = _scores(names, cut_at, [each for each, _ in found], opened["target"])
     said = {f"{role}_{key}": getattr(each, key) for role, each in opened.items() for key in ("name", "checksum")} | {
         "heads": read_by, "dtype": dtype, "prompts": "held-out standard library" if prompts is None else Path(prompts).name,
         "seed": seed, "source": "measured",
@@ -92,7 +108,7 @@ def quality(
     kept = f"finished settings are kept next to {out.name}; resume with the same command and --resume"
     with options.progress(quiet, "settings", kept) as bar:
         ids = [each for _, each in found]
-        table = work.measure(out, said, method, decoders, ids, tokens, settings, resume=resume, report=bar)
+        table = work.measure(out, said, method, decoders, ids, tokens, settings, scores=scores, resume=resume, report=bar)
     drawn = []
     if figures is not None:
         import figures as drawing
@@ -105,6 +121,48 @@ def quality(
         return
     print("\n".join(_lines(table, [*swept])))
     print("\n".join(str(path) for path in (out, *drawn)))
+
+
+def _score_names(score: str | None, cut_at: str | None, prompts: str | None) -> tuple[str, ...]:
+    """Return the names of the scores. Refuse unknown ones and missing packages before any model is loaded."""
+    from calibrate.decode import reference_scores
+    from model.base import checks
+    from model.base.checks import ParameterError
+
+    if score is None:
+        if cut_at is not None:
+            raise ParameterError("--cut-at is used only with --score; add that, or leave it out")
+        return ()
+    if prompts is None:
+        raise ParameterError("--score needs prompts with references, and the held-out code has none; add --prompts FILE")
+    if cut_at == "":
+        raise ParameterError("--cut-at must be a text, got an empty one; leave it out")
+    names = tuple(each.strip() for each in score.split(","))
+    for name in names:
+        checks.one_of("score", name, reference_scores.SCORES)
+        reference_scores.library(name)
+    return names
+
+
+def _scores(
+    names: tuple[str, ...], cut_at: str | None, prompts: Sequence[Prompt], target: LoadedModel
+) -> ReferenceScores | None:
+    """Return the scores against the prompts' references; None without scores. Refuse prompts without a reference."""
+    from calibrate.decode.reference_scores import ReferenceScores
+    from calibrate.loading import load_models
+    from model.base.checks import ParameterError
+
+    if not names:
+        return None
+    for each in prompts:
+        if not each.references:
+            columns = "a column reference, highlights, or translation with one other language"
+            raise ParameterError(f"prompt {each.id} ({each.source}) must have a reference for --score; give {columns}")
+
+    def text(prompt: Sequence[int], written: Sequence[int]) -> str:
+        return "".join(load_models.pieces(target.tokenizer, prompt, written))
+
+    return ReferenceScores(names, tuple(each.references for each in prompts), text, cut_at or "")
 
 
 def _lines(table: pl.DataFrame, swept: Sequence[str]) -> Iterator[str]:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.decode import real_decoding
+from calibrate.decode.reference_scores import ReferenceScores
 from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.family import model_directory
 from model.architectures import shape_configs
@@ -129,7 +130,8 @@ def check(
 
 def measure(
     out: Path, description: Mapping[str, Any], method: str, models: Mapping[str, Decoder], prompts: Sequence[Sequence[int]],
-    tokens: int, settings: Sequence[Mapping[str, Any]], *, resume: bool = False, report: Report | None = None,
+    tokens: int, settings: Sequence[Mapping[str, Any]], *, scores: ReferenceScores | None = None, resume: bool = False,
+    report: Report | None = None,
 ) -> pl.DataFrame:
     """Measure all settings, and write one row for each to `out` (.csv or .parquet).
 
@@ -145,6 +147,8 @@ def measure(
         Tokens of each prompt, at least one.
     tokens
         Tokens to generate per prompt, fewer if the target's end token comes.
+    scores
+        Scores of the outputs, and of those of plain decoding, against the prompts' references.
     """
     if out.suffix not in FORMATS:
         raise ParameterError(f"out must end in {' or '.join(FORMATS)}, got {out.name}")
@@ -158,6 +162,7 @@ def measure(
     if folder.exists() and not resume:
         raise ParameterError(f"{folder.name} holds settings of an interrupted run; resume with --resume, or remove it")
     asked = {"said": dict(description), "prompts": [[*map(int, prompt)] for prompt in prompts], "tokens": tokens}
+    asked |= {} if scores is None else scores.described
     plain_runs = _kept(folder / "plain.json", asked, lambda: _plain_runs(models["target"], prompts, tokens), list[_PlainRun])
     _check_plain_runs(plain_runs, folder / "plain.json", prompts, tokens, models["target"].vocabulary)
     plain_decodings, rows = [PlainDecoding.of(models, prompt, **each) for prompt, each in zip(prompts, plain_runs, strict=True)], []
@@ -165,7 +170,7 @@ def measure(
         if report is not None:
             report(number, len(settings), ", ".join(f"{key}={value}" for key, value in each.items()))
         key = {**asked, "method": method, "settings": plain(each)}
-        make = partial(row, method, models, prompts, tokens, each, plain_decodings)
+        make = partial(row, method, models, prompts, tokens, each, plain_decodings, scores)
         rows.append(_kept(folder / f"{number:05}.json", key, make, dict[str, _Cell]))
     table = _table([{**row_of, **description} for row_of in rows])
     _write(table, out)
@@ -233,7 +238,7 @@ def _decoded(
 
 def row(
     method: str, models: Mapping[str, Decoder], prompts: Sequence[Sequence[int]], tokens: int, settings: Mapping[str, Any],
-    plain_decodings: Sequence[PlainDecoding],
+    plain_decodings: Sequence[PlainDecoding], scores: ReferenceScores | None = None,
 ) -> dict[str, Any]:
     """Return the row of one setting, over all prompts."""
     found = _decoded(method, models, prompts, tokens, settings)
@@ -252,13 +257,18 @@ def row(
     def over(work: float, other: float) -> float:
         return work / total / (other / before)
 
+    scored: dict[str, float] = {}
+    if scores is not None:
+        scored = scores.columns(prompts, [each.tokens for each in found])
+        scored |= scores.columns(prompts, [each.output.tokens for each in plain_decodings], "plain_")
+
     return {
         "method": method, **plain(_shared(found)), "sequences": len(outputs), "tokens": total, "agreement": sum(agrees) / total,
         "agreement_low": low, "agreement_high": high, "common_prefix": float(np.mean(prefixes)),
         "plain_texts": sum(equal) / len(outputs),
         "log_likelihood": float(np.concatenate([each.log_likelihood for each in outputs]).mean()),
         "plain_log_likelihood": float(np.concatenate([each.output.log_likelihood for each in plain_decodings]).mean()),
-        **{f"{role}_passes_per_token": count / total for role, count in account.passes_of.items()},
+        **scored, **{f"{role}_passes_per_token": count / total for role, count in account.passes_of.items()},
         # Layers of all models count equally here; the next two columns weigh them by their size.
         "layer_passes_over_plain": over(account.layer_passes, bare.layer_passes), **_billed(models, account, bare, over),
         "seconds": seconds, "plain_seconds": plain_seconds, "seconds_over_plain": over(seconds, plain_seconds),

@@ -195,7 +195,7 @@ def roles(method: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def takes_stop(method: str) -> bool:
-    """True if end tokens can stop the method; beam search ignores them."""
+    """True if end tokens can stop the method, as they can all of `model/methods`."""
     return "stop" in inspect.signature(registry.algorithm(method).decode).parameters
 
 

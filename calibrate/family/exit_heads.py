@@ -83,7 +83,7 @@ def train(
     import torch
 
     kept = path.with_name(f"{path.name}.kept")
-    chosen = _layers(loaded, layers)
+    chosen = exit_layers(loaded, layers)
     settings = replace(settings, length=min(settings.length, loaded.positions))
     described = {"model": loaded.checksum, "text": corpus.checksum, "heads of layers": list(chosen), **asdict(settings)}
     if resume and path.exists():
@@ -191,7 +191,7 @@ def states(loaded: Loaded, tokens: Tensor, layers: Iterable[int]) -> tuple[dict[
     """Return the normed states after layers, each of shape (sequences, tokens, hidden), and the model's logits of all tokens."""
     import torch
 
-    norm = _norm(loaded)
+    norm = final_norm(loaded)
     with torch.no_grad():
         passed = loaded.model(input_ids=tokens, output_hidden_states=True, use_cache=False)
         # The library's list begins with the embedding; only its last entry is normed.
@@ -204,7 +204,7 @@ def check(loaded: Loaded) -> None:
 
     tokens = torch.arange(8, device=loaded.model.device)[None] % loaded.vocabulary
     normed: list[Tensor] = []
-    norm = _norm(loaded)
+    norm = final_norm(loaded)
     handle = norm.register_forward_hook(lambda _, __, output: normed.append(output))
     try:
         with torch.no_grad():
@@ -276,7 +276,8 @@ def _groups(windows: Tokens, length: int) -> Iterator[Tokens]:
     return (windows[start : start + at_once] for start in range(0, len(windows), at_once))
 
 
-def _norm(loaded: Loaded) -> Any:
+def final_norm(loaded: Loaded) -> Any:
+    """Return the model's norm before its output matrix; the identity if it has none."""
     import torch
 
     from calibrate.decoders.transformers_adapter import decoder_of
@@ -284,7 +285,8 @@ def _norm(loaded: Loaded) -> Any:
     return decoder_of(loaded.model, loaded.name).norm or torch.nn.Identity()
 
 
-def _layers(loaded: Loaded, layers: Iterable[int] | None) -> tuple[int, ...]:
+def exit_layers(loaded: Loaded, layers: Iterable[int] | None) -> tuple[int, ...]:
+    """Return the layers that get exits: those given, or all but the last. Refuse others."""
     if loaded.layers < 2:
         raise ParameterError(f"layers must be at least 2 for a head before the last, and model {loaded.name} has {loaded.layers}")
     chosen = tuple(range(1, loaded.layers)) if layers is None else tuple(sorted(set(layers)))

@@ -10,7 +10,8 @@ Files are in UTF-8.
 
 An object holds its prompt as `prompt`, `turns` (only the first turn is used) or `text`, or it is a row of a data set: `context` and
 `question` of SQuAD, `article` of CNN/DM, `translation` of WMT (an object with `en`), or `en`. The first object decides for all.
-Rows of a data set are inserted in the prompt template of Table 1 in [Yang2024].
+Rows of a data set are inserted in the prompt template of Table 1 in [Yang2024]. References to score outputs against are in
+`reference` (a string or a list of strings), `highlights` of CNN/DM, or the other language of a `translation`.
 
 [Yang2024] S. Yang, G. Lee, J. Cho, D. Papailiopoulos, K. Lee. Predictive Pipelined Decoding: A Compute-Latency Trade-off for Exact
 LLM Decoding. TMLR 2024, arXiv:2307.05908.
@@ -78,11 +79,15 @@ DATA_SETS = {
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt text. `source` is its file or data set and row, and its template."""
+    """A prompt text. `source` is its file or data set and row, and its template.
+
+    `references` are what outputs are scored against, if the data set has them.
+    """
 
     id: str
     text: str
     source: str
+    references: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("id", "text", "source"):
@@ -296,9 +301,9 @@ def _of_rows(rows: Iterator[tuple[str, Any]], shown: str, template: str | None) 
         else:
             text = TEMPLATES[put].format(**(inputs if put == form else dict.fromkeys(_fields(put), *inputs.values())))
         source = f"{Path(shown).name}, {name}" + ("" if put == "none" else f"; template {put}, Table 1 of arXiv:2307.05908")
-        key = _id(row, index, at)
+        key, references = _id(row, index, at), _references(row, at)
         try:
-            yield Prompt(key, text, source)
+            yield Prompt(key, text, source, references)
         except ParameterError as error:
             raise ParameterError(f"{at}: {error}") from None
 
@@ -352,6 +357,28 @@ def _text(row: dict[str, Any], column: str, at: str) -> str:
     if not row[column].strip():
         raise ParameterError(f"{at}: {column} is empty; fill it, or remove the row")
     return str(row[column])
+
+
+def _references(row: dict[str, Any], at: str) -> tuple[str, ...]:
+    """References of a row, if it has any."""
+    if "reference" in row:
+        return tuple(_strings(row["reference"], at))
+    if "highlights" in row:
+        return (_text(row, "highlights", at),)
+    pair = row.get("translation")
+    others = [language for language in pair if language != "en"] if isinstance(pair, dict) else []
+    return (_text(pair, others[0], f"{at}: translation"),) if isinstance(pair, dict) and len(others) == 1 else ()
+
+
+def _strings(held: Any, at: str) -> Iterator[str]:
+    """Strings of a column of references, which Spec-Bench nests in two ways and leaves empty where there is none."""
+    if isinstance(held, list):
+        for each in held:
+            yield from _strings(each, at)
+    elif isinstance(held, str):
+        yield from [held] * bool(held.strip())
+    elif held is not None:
+        raise ParameterError(f"{at}: reference must be a string or a list of strings, got {checks.shown(held)}")
 
 
 def _id(row: dict[str, Any], index: int, at: str) -> str:

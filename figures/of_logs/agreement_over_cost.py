@@ -32,6 +32,8 @@ COSTS = {
 QUALITIES = {
     "agreement": "tokens that agree with the target",
     "log_likelihood": "log-likelihood of the output under the target [nats per token]",
+    "bleu": "BLEU against the references [percent]",
+    "rouge_l": "ROUGE-L against the references [percent]",
 }
 MOST_SERIES = 8
 _ALONG = {"bild": ("fallback_threshold",), "early_exit": ("threshold", "exit_layer"), "skipdecode": ("min_layers", "max_layers")}
@@ -90,7 +92,8 @@ def draw(rows: pl.DataFrame, cost: str | None = None, quality: str = "agreement"
     which bound the decoding of one sequence, or, where unknown, the layer passes.
     """
     checks.one_of("quality", quality, QUALITIES)
-    optional = (*COSTS, *_KEYS, "agreement_low", "agreement_high", "target_name")
+    scores = [name for name in (quality, f"plain_{quality}") if name in rows.columns]
+    optional = (*COSTS, *_KEYS, "agreement_low", "agreement_high", "target_name", *scores)
     table = require_columns(rows, "the figure of agreement", _NEEDED, optional)
     wanted = cost or next((name for name in COSTS if table[name].null_count() == 0), "layer_passes_over_plain")
     checks.one_of("cost", wanted, COSTS)
@@ -150,7 +153,7 @@ def _curve(axes: Axes, each: Series, x: str, quality: str, style: SeriesStyle) -
 
 
 def _frames(panels: list[Axes], table: pl.DataFrame, quality: str) -> None:
-    best = 1.0 if quality == "agreement" else float(table["plain_log_likelihood"].mean())  # type: ignore[arg-type]
+    best = 1.0 if quality == "agreement" else float(table[f"plain_{quality}"].mean())  # type: ignore[arg-type]
     for axes in panels:
         axes.grid(True)
         axes.axhline(best, color=GREY, linewidth=0.8, linestyle=LINES[3], zorder=1.5, label="plain quality")

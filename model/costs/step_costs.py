@@ -189,10 +189,12 @@ class StepCosts:
         """Time of a verification: a pass of the target over `width` tokens per sequence, with logits of all."""
         return self.times(PassShape(LayerSpan(0, self.layers), width=width, sequences=sequences, heads=width), at)
 
-    def draft_times(self, at: ArrayLike = 0, *, role: str = "draft", width: ArrayLike = 1, sequences: ArrayLike = 1) -> Floats:
-        """Time of a whole pass of a smaller model over `width` tokens per sequence, with logits of the last token."""
+    def draft_times(
+        self, at: ArrayLike = 0, *, role: str = "draft", width: ArrayLike = 1, sequences: ArrayLike = 1, heads: ArrayLike = 1
+    ) -> Floats:
+        """Time of a whole pass of a smaller model over `width` tokens per sequence, with logits of the last `heads` tokens."""
         self.require(role)
-        return self.times(PassShape(ALL_LAYERS, role, width, sequences, heads=1), at)
+        return self.times(PassShape(ALL_LAYERS, role, width, sequences, heads), at)
 
     def verify_curve(self, max_width: int) -> tuple[tuple[int, float], ...] | None:
         """Pairs (width, time of a pass of the target relative to width 1) up to `max_width`; None if the time is constant.

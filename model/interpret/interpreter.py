@@ -17,7 +17,7 @@ from typing import Any
 from model.interpret import text_lookup
 from model.interpret.account import Account
 from model.interpret.simulated_answers import World
-from model.steps import Adopt, Batch, CacheError, Commit, Fork, Forward, Join, Lookup, Read, Steps, Stop, require_ended
+from model.steps import Adopt, Batch, CacheError, Commit, Features, Fork, Forward, Join, Lookup, Read, Steps, Stop, require_ended
 
 
 class Cache:
@@ -49,7 +49,12 @@ class Cache:
         return cache
 
     def require(self, step: Forward) -> None:
-        """Raise `CacheError` if rows before the pass are missing, or if the layer before its first has not run on its tokens."""
+        """Raise `CacheError` if rows before the pass are missing, or if the layer before its first has not run on its tokens.
+
+        Also if it reads states that are not those before its tokens.
+        """
+        if type(step.state) is Features:
+            step.state.require(step)
         if step.batch is not None:
             for number, part in _parts(step, step.batch):
                 self.sequences.get(number, self).require(part)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from model.outcomes.lookup_laws import draft_of
-from model.steps import Continuation, Forward, Lookup, Read
+from model.steps import MASK, Continuation, Forward, Lookup, Read
 
 Token = int
 EARLY_LAYERS = "early layers"
@@ -118,6 +118,11 @@ class World:
         tokens, offset = output.tokens, step.offset
         plain = not output.tree and output.batch is None
         after = (output.at + len(tokens) + offset if plain else output.positions[offset]) + 1
+        if tokens[offset] == MASK:  # as right as the last known token
+            masks = 1
+            while tokens[offset - masks] == MASK:
+                masks += 1
+            return after, tokens[offset - masks] == after - 1 - masks
         return after, tokens[offset] == after - 1
 
     def _token(self, role: str, after: int, right: bool) -> Token:

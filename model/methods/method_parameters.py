@@ -178,6 +178,16 @@ class MethodParameters(TableRecord):
         return self.units == 1
 
     @property
+    def reads_states(self) -> bool:
+        """True if the draft reads the target's hidden states, as draft heads do."""
+        return False
+
+    @property
+    def drafts_in_one_pass(self) -> bool:
+        """True if one pass of the draft drafts all tokens of a round."""
+        return False
+
+    @property
     def bounded(self) -> bool:
         """True if the method never needs more than `units` units, at any costs."""
         return True

@@ -94,6 +94,80 @@ class Rounds:
             )
 
 
+class MixedRounds:
+    """Sequences of several levels of difficulty: a sequence has level i with probability `weights[i]`, in all its rounds.
+
+    Within a sequence rounds are independent (`levels`). Over all sequences the conditional rates never fall with the position in
+    the draft, if those of each level do not: survivors are easier sequences. Rounds of one sequence are not independent.
+
+    Parameters
+    ----------
+    levels
+        Law of the rounds of each level.
+    weights
+        Share of sequences of each level; divided by their sum.
+
+    >>> law = MixedRounds([Rounds.by_draft_position([0.9] * 3), Rounds.by_draft_position([0.5] * 3)], [1, 1])
+    >>> law.conditional_rates().round(3).tolist()
+    [0.7, 0.757, 0.806]
+    >>> law.survivors(iter([np.array([[0.2, 0.7], [0.2, 0.2]])]), longest=3).tolist()  # the first: easy, with a draw of 0.4
+    [[3, 1], [3, 2]]
+    """
+
+    def __init__(self, levels: Sequence[Rounds], weights: ArrayLike) -> None:
+        self.levels = tuple(levels)
+        given = checks.array("weights", weights, 0)
+        if given.shape != (len(self.levels),) or not self.levels or not given.sum() > 0:
+            raise checks.ParameterError(
+                f"weights must have one share for each of {len(self.levels)} levels, not all 0, got {checks.shown(given.tolist())}"
+            )
+        if len({each.survival.size for each in self.levels}) > 1:
+            sizes = [each.survival.size for each in self.levels]
+            raise checks.ParameterError(f"levels must have rates for the same positions in a draft, got {sizes}")
+        self.weights: tuple[float, ...] = tuple((given / given.sum()).tolist())
+
+    @property
+    def survival(self) -> Floats:
+        """Probability, over all sequences, that at least 1, 2, ... tokens of a sequence's first draft are accepted."""
+        return np.asarray(np.array(self.weights) @ np.array([each.survival for each in self.levels]))
+
+    def conditional_rates(self) -> Floats:
+        """Probability that the j-th token of a first draft is accepted if those before it were; 0 after a certain rejection."""
+        known = np.concatenate([[1.0], self.survival])
+        rates = np.zeros(known.size - 1)
+        np.divide(known[1:], known[:-1], out=rates, where=known[:-1] > 0)
+        return rates
+
+    def survivors(self, draws: Iterator[Floats], longest: int) -> NDArray[np.int64]:
+        """Accepted tokens, at most `longest`, of a draft that starts at each position; shape (positions, replications)."""
+        return np.concatenate([self._lengths(level, tile, longest) for level, tile in self._levels(draws)])
+
+    def drafts(self, draws: Iterator[Floats]) -> Iterator[Outcomes]:
+        """Acceptance of drafted tokens, position by position."""
+        most = self.levels[0].survival.size
+        return _by_rounds(row for level, tile in self._levels(draws) for row in self._lengths(level, tile, most))
+
+    def _levels(self, draws: Iterator[Floats]) -> Iterator[tuple[NDArray[np.intp], Floats]]:
+        """Level of each replication, chosen by its first draw, and the draws of each tile: the rest of the first one's is used."""
+        ends = np.cumsum(self.weights)
+        ends[-1] = 1.0
+        begins = np.concatenate([[0.0], ends[:-1]])
+        level: NDArray[np.intp] | None = None
+        for tile in draws:
+            if level is None:
+                level = np.searchsorted(ends, tile[0], side="right")
+                tile = tile.copy()
+                tile[0] = np.minimum((tile[0] - begins[level]) / (ends - begins)[level], np.nextafter(1.0, 0.0))
+            yield level, tile
+
+    def _lengths(self, level: NDArray[np.intp], tile: Floats, longest: int) -> NDArray[np.int64]:
+        # Number of survival probabilities above the draw, as of one level.
+        found = np.zeros(tile.shape, dtype=np.uint16)
+        for chances in np.array([each.survival[:longest] for each in self.levels]).T:
+            found += tile < chances[level]
+        return found.astype(np.int64)
+
+
 class ReplayRounds:
     """Recorded rounds: in record i, `records[i, j]` tokens are accepted of a draft that starts at position j.
 
@@ -187,7 +261,7 @@ class ReplayLog(ReplayRounds):
                 at = (at + 1) % self.line.size
 
 
-RoundLaw = Rounds | ReplayRounds
+RoundLaw = Rounds | MixedRounds | ReplayRounds
 AcceptanceLaw = Law | RoundLaw
 
 
@@ -229,6 +303,16 @@ class RoundPrices(NamedTuple):
         return RoundPrices(self.time[where], self.busy[where], self.operations[drafted])
 
 
+class ReadingTimes(NamedTuple):
+    """Additional time and unit-time of a round whose first draft pass reads all that the round before accepted.
+
+    Shape (positions, longest + 1), by start position and accepted tokens; 0 without accepted tokens, and where a round drafts none.
+    """
+
+    time: Floats
+    busy: Floats
+
+
 class Tally(NamedTuple):
     """Times and counts of many decodings: arrays with one value per decoding, except `accepted`."""
 
@@ -242,9 +326,12 @@ class Tally(NamedTuple):
 
 
 def fixed(
-    draft_length: int, tokens: int, outcomes: Iterator[Outcomes], prices: RoundPrices, replications: int, *, cut: bool = True
-) -> Tally:
+    draft_length: int, tokens: int, outcomes: Iterator[Outcomes], prices: RoundPrices, replications: int, *, cut: bool = True,
+    reading: ReadingTimes | None = None,
+) -> Tally:  # fmt: skip
     """Walk rounds of a fixed draft length; with `cut` the last drafts are shortened, else tokens after the end are dropped.
+
+    `reading` is added to the prices; they must then depend on the position.
 
     >>> law = ReplayRounds([[1, 0, 2, 1, 0]])  # the draft from position 0 has one accepted token: 2 are emitted; then 2 accepted
     >>> draws = iter([np.zeros((4, 1))])
@@ -259,10 +346,11 @@ def fixed(
     tile = np.zeros((_ROWS, replications), dtype=np.uint8)  # position in the draft of each output position
     phase, going_on = np.zeros(replications, dtype=np.uint8), np.empty(replications, dtype=np.bool_)
     spent, last = np.zeros((2, replications)), np.zeros(replications, dtype=np.bool_)  # last: previous draft completely accepted
+    before = np.zeros((1, replications), dtype=np.uint8)  # position in the draft of the output position before the tile
 
     def charge(starting: Bools, rows: Bytes, first: int) -> None:
         """Add the time of rounds that start at these rows, if it depends on the position."""
-        nonlocal last
+        nonlocal last, before
         start = first + np.arange(len(rows))
         drafted = np.minimum(draft_length, tokens - 1 - start) if cut else np.full(len(rows), draft_length)
         whole = (rows == draft_length) & (draft_length > 0)
@@ -271,6 +359,10 @@ def fixed(
         for total, price in zip(spent, (prices.time, prices.busy), strict=True):
             usual, more = price[0, start, drafted], price[1, start, drafted]
             total += usual @ starting.astype(np.float64) + (more - usual) @ after_whole.astype(np.float64)
+        if reading is not None:
+            accepted, before = np.concatenate([before, rows[:-1]]), rows[-1:].copy()
+            for total, more in zip(spent, reading, strict=True):
+                total += (np.take_along_axis(more[start], accepted.astype(np.intp), axis=1) * starting).sum(axis=0)
 
     def count(rows: Bytes, first: int) -> None:
         starting = rows == 0
@@ -421,6 +513,45 @@ def round_prices(cost: StepCosts, longest: int, *, tokens: int = 1, separate: bo
     return RoundPrices(drafts + verify + link, drafts * cost.draft_devices + verify, operations)
 
 
+def head_prices(
+    cost: StepCosts, longest: int, *, tokens: int = 1, cut: bool = True, parallel: bool = False
+) -> tuple[RoundPrices, ReadingTimes | None]:
+    """Prices of rounds whose draft reads the target's states, on the target's unit, and what is added for accepted tokens.
+
+    The first draft pass of a round reads the tokens that the round before accepted and the target's own: with a accepted tokens it
+    covers a + 1 tokens, and if it drafts K tokens in parallel a + K. `ReadingTimes` is its time above that of a pass without
+    accepted tokens; None if the width of a draft pass does not matter.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> [head_prices(UnitCost(40, cost_ratio=0.1), 2, parallel=parallel)[0].time.tolist() for parallel in (False, True)]
+    [[40.0, 44.0, 48.0], [40.0, 44.0, 44.0]]
+    """
+    prices = round_prices(cost, longest, tokens=tokens)
+    if cost.uniform and not parallel:
+        return prices, None
+    verify = verify_times(cost, longest + 1, tokens)
+    if cost.uniform:
+        drafts = np.minimum(np.arange(longest + 1), 1) * cost.draft_times()
+        return prices._replace(time=drafts + verify[0], busy=drafts * cost.draft_devices + verify[0]), None
+    start = np.arange(tokens)
+    drafts = draft_times(cost, longest, tokens)
+    if parallel:
+        own = [cost.draft_times(start, width=count, heads=count) for count in range(1, longest + 1)]
+        drafts = np.stack([np.zeros(tokens), *own], axis=1)
+    drafted = np.minimum(longest, tokens - 1 - start) if cut else np.full(tokens, longest)
+    more = np.zeros((tokens, longest + 1))
+    for count in np.unique(drafted[drafted > 0]).tolist():
+        here = np.flatnonzero(drafted == count)
+        width = count if parallel else 1
+        alone = cost.draft_times(here, width=width, heads=width)
+        for accepted in range(1, longest + 1):
+            after = here > accepted  # the round before began at position 0 or later
+            wide = cost.draft_times(here[after] - accepted, width=accepted + width, heads=width)
+            more[here[after], accepted] = wide - alone[after]
+    time, busy = (np.stack([each, each]) for each in (drafts + verify, drafts * cost.draft_devices + verify))
+    return RoundPrices(time, busy, prices.operations), ReadingTimes(more, more * cost.draft_devices)
+
+
 def draft_times(cost: StepCosts, longest: int, tokens: int, *, role: str = "draft", sequences: int = 1) -> Floats:
     """Time of 0, 1, ..., `longest` single-token draft passes from each position on; shape (tokens, longest + 1)."""
     if cost.uniform:
@@ -524,6 +655,7 @@ class RoundChoice(NamedTuple):
     prices: RoundPrices
     cut: bool = True
     """True if the last drafts are cut to the remaining tokens."""
+    reading: ReadingTimes | None = None
 
 
 def moments(draft_length: int, tokens: int, law: AcceptanceLaw, prices: RoundPrices, *, cut: bool = True) -> Moments:
@@ -541,11 +673,14 @@ def moments_of_many(choices: Sequence[RoundChoice]) -> list[Moments]:
     """Moments of many decodings; those whose laws are chains or independent rounds are computed together."""
     found: dict[int, Moments] = {}
     chains: list[int] = []
-    for index, (draft_length, tokens, law, prices, cut) in enumerate(choices):
+    for index, choice in enumerate(choices):
+        law = choice.law
         if isinstance(law, Replay | ReplayRounds):
-            found[index] = _of_records(draft_length, tokens, law, prices, cut)
+            found[index] = _of_records(choice, law)
         elif isinstance(law, RecordedProbabilities):
-            found[index] = mixed(moments_of_many([RoundChoice(draft_length, tokens, each, prices, cut) for each in law.chains]))
+            found[index] = mixed(moments_of_many([choice._replace(law=each) for each in law.chains]))
+        elif isinstance(law, MixedRounds):
+            found[index] = mixed(moments_of_many([choice._replace(law=each) for each in law.levels]), law.weights)
         elif isinstance(law, Chain | Rounds):
             chains.append(index)
         else:
@@ -583,6 +718,22 @@ def starts(draft_length: int, tokens: int, law: Chain | Rounds) -> Starts:
     count, after_whole = steps.count[:, 0], np.zeros(tokens + 1)
     np.add.at(after_whole, np.arange(tokens) + 1 + count, (mass * steps.whole).sum(axis=1)[:, 0] * (count > 0))
     return Starts(mass.sum(axis=1)[:, 0], after_whole[:tokens])
+
+
+def starts_by_accepted(draft_length: int, tokens: int, law: Chain | Rounds) -> Floats:
+    """Probability that a round starts at each position after one that accepted 0, 1, ... tokens; shape (tokens, longest + 1).
+
+    The first round follows none.
+
+    >>> from model.outcomes.outcome_laws import ByPosition
+    >>> starts_by_accepted(2, 5, ByPosition([1, 1, 0, 0, 1])).tolist()[3:]
+    [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
+    """
+    steps, found = _RoundSteps([(draft_length, tokens, law)]), np.zeros((tokens, draft_length + 1))
+    ends = steps.ended(steps.forward(np.zeros((tokens, 1))).mass)[..., 0]
+    for accepted in range(min(draft_length + 1, tokens)):
+        found[accepted + 1 :, accepted] = ends[: tokens - accepted - 1, accepted]
+    return found
 
 
 class _RoundSteps:
@@ -627,11 +778,11 @@ class _RoundSteps:
             ends[position[:, 0], self.count, each] += self.whole[:, before] * (1 - following)
             self.goes_on[position[:, 0], before, self.count, each] = self.whole[:, before] * following
 
-    def forward(self, times: Floats) -> _Visits:
+    def forward(self, times: Floats, onward: Floats | None = None) -> _Visits:
         """Probability that a round starts at each position, by the outcome before it, and the mean time until then.
 
         `times` is the time of a round by its start position, shape (position, decoding), or (2, position, decoding) with index 1
-        for rounds that follow a completely accepted draft.
+        for rounds that follow a completely accepted draft. `onward` is additional time by the accepted tokens (`onward`).
         """
         _, before, most, size = self.ends.shape
         usual, more = (times, None) if times.ndim == 2 else (times[0], self._after_whole(times[1] - times[0]))
@@ -650,6 +801,12 @@ class _RoundSteps:
                 ahead[:, :, 0] += spent[None, :, outcome] * ends[outcome][:, None]
                 if goes_on is not None:
                     ahead[:, :, 1] += spent[None, :, outcome] * goes_on[outcome][:, None]
+            for outcome in range(before if onward is not None else 0):
+                assert onward is not None
+                added = spent[0, outcome] * onward[start]
+                ahead[:, 1, 0] += added * ends[outcome]
+                if goes_on is not None:
+                    ahead[:, 1, 1] += added * goes_on[outcome]
             if more is not None:  # the additional time of the next round is added at the end of this one
                 added, count = spent[0] * more[start], self.count[start]
                 on = np.zeros_like(added) if goes_on is None else goes_on[:, count, each]
@@ -657,6 +814,21 @@ class _RoundSteps:
                 if goes_on is not None:
                     ahead[count, 1, 1, each] += (added * on).sum(axis=0)
         return _Visits(found[:, 0], found[:, 1])
+
+    def onward(self, reading: Floats) -> Floats:
+        """Additional time of the round that follows a round from each position, by the accepted tokens of the latter.
+
+        Both arrays have shape (position, accepted tokens, decoding); `reading` is by the position of the following round.
+        """
+        found = np.zeros_like(reading)
+        for accepted in range(min(reading.shape[1], self.tokens - 1)):
+            found[: -accepted - 1, accepted] = reading[accepted + 1 :, accepted]
+        return found
+
+    def ended(self, values: Floats) -> Floats:
+        """Values of visits, by the accepted tokens of the round from there; shape (position, accepted tokens, decoding)."""
+        ends = self.ends if self.goes_on is None else self.ends + self.goes_on
+        return np.asarray((values[:, :, None] * ends).sum(axis=1))
 
     def _after_whole(self, more: Floats) -> Floats:
         """Additional time of the round that follows a round from each position, if the draft of the latter is fully accepted."""
@@ -688,14 +860,25 @@ def _moments_of_chains(choices: Sequence[RoundChoice]) -> list[Moments]:
     uniform = all(each.prices.uniform for each in choices)
     shape = drafted.shape if uniform else (2, *drafted.shape)
     time, busy, operations = np.zeros(shape), np.zeros(shape), np.zeros(drafted.shape)
+    longest, read = int(lengths.max()), any(each.reading is not None for each in choices)
+    reading = np.zeros((2, steps.tokens, longest + 1, len(choices))) if read else None
     for index, each in enumerate(choices):
+        if reading is not None and each.reading is not None:
+            reading[:, : each.tokens, : each.draft_length + 1, index] = each.reading
         own = drafted[: each.tokens, index]
         where: Any = own if each.prices.uniform else (slice(None), np.arange(each.tokens), own)
         time[..., : each.tokens, index], busy[..., : each.tokens, index] = each.prices.time[where], each.prices.busy[where]
         operations[: each.tokens, index] = each.prices.operations[own]
-    visits = steps.forward(time)
+    onward = None if reading is None else steps.onward(reading[0])
+    visits = steps.forward(time, onward)
     mean, square = steps.sums(time, visits), _squares(steps, time, visits)
-    rest = (steps.sums(each, visits) for each in (busy, operations, np.ones(drafted.shape), drafted))
+    spent = steps.sums(busy, visits)
+    if reading is not None and onward is not None:
+        mass, first = (steps.ended(each) for each in visits)
+        mean = mean + (mass * onward).sum(axis=(0, 1))
+        spent = spent + (mass * steps.onward(reading[1])).sum(axis=(0, 1))
+        square = square + (onward * (2 * first + onward * mass)).sum(axis=(0, 1)) + _crossed(steps, time, onward, visits)
+    rest = (spent, *(steps.sums(each, visits) for each in (operations, np.ones(drafted.shape), drafted)))
     totals = mean, np.maximum(square - mean**2, 0.0), *rest
     return [Moments(*values) for values in zip(*(each.tolist() for each in totals), strict=True)]
 
@@ -710,9 +893,19 @@ def _squares(steps: _RoundSteps, time: Floats, visits: _Visits) -> Floats:
     return np.asarray((usual * (2 * first + usual * mass) + more * (2 * until + (2 * usual + more) * whole)).sum(axis=0))
 
 
-def _of_records(draft_length: int, tokens: int, law: Replay | ReplayRounds, prices: RoundPrices, cut: bool) -> Moments:
-    choice = draws_of_records(law, tokens)
-    return mean_of(fixed(draft_length, tokens, law.drafts(iter([choice])), prices, choice.shape[1], cut=cut))
+def _crossed(steps: _RoundSteps, time: Floats, onward: Floats, visits: _Visits) -> Floats:
+    """Twice the mean product of a round's time and what is added for the tokens that it accepts; summed over rounds."""
+    if time.ndim != 2:  # additional time by the accepted tokens and after a completely accepted draft exclude each other
+        time = time[0]
+    return np.asarray(2 * (time[:, None] * onward * steps.ended(visits.mass)).sum(axis=(0, 1)))
+
+
+def _of_records(choice: RoundChoice, law: Replay | ReplayRounds) -> Moments:
+    draws = draws_of_records(law, choice.tokens)
+    outcomes, count = law.drafts(iter([draws])), draws.shape[1]
+    return mean_of(
+        fixed(choice.draft_length, choice.tokens, outcomes, choice.prices, count, cut=choice.cut, reading=choice.reading)
+    )
 
 
 def draws_of_records(law: Replay | ReplayRounds, tokens: int) -> Floats:
@@ -721,14 +914,20 @@ def draws_of_records(law: Replay | ReplayRounds, tokens: int) -> Floats:
     return np.broadcast_to((np.arange(count) + 0.5) / count, (max(tokens - 1, 1), count))
 
 
-def mixed(parts: Sequence[Moments]) -> Moments:
-    """Moments of a mixture of equally likely decodings.
+def mixed(parts: Sequence[Moments], weights: Sequence[float] | None = None) -> Moments:
+    """Moments of a mixture of decodings, by default equally likely; `weights` sum to 1.
 
     >>> mixed([Moments(1.0, 2.0, 1, 1, 1, 0), Moments(3.0, 4.0, 1, 1, 2, 0)])[:2]
     (2.0, 4.0)
+    >>> mixed([Moments(1.0, 2.0, 1, 1, 1, 0), Moments(3.0, 4.0, 1, 1, 2, 0)], (0.75, 0.25))[:2]
+    (1.5, 3.25)
     """
     time, variance, *rest = np.array(parts).T
-    return Moments(float(time.mean()), float(variance.mean() + time.var()), *(float(values.mean()) for values in rest))
+    if weights is None:
+        return Moments(float(time.mean()), float(variance.mean() + time.var()), *(float(values.mean()) for values in rest))
+    by = np.asarray(weights)
+    mean = float(by @ time)
+    return Moments(mean, float(by @ variance + by @ (time - mean) ** 2), *(float(by @ values) for values in rest))
 
 
 def mean_of(tally: Tally) -> Moments:

@@ -191,7 +191,7 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
         law, only = _law(said, source, record, notes)
     _of_law(law, name, gpu, parallel, said, rests, only, notes)
     if draft is not None and (given is None or given.kernels is not None):
-        rests.append(Evidence("draft", draft, "its shape; kernels as the model's", "assumed"))
+        rests.append(Evidence("draft", draft, f"its shape; kernels as the model's{_drafter(draft)}", "assumed"))
     elif draft is None and given is None:
         notes.append("no draft is named: a pass of it takes the time of a prior, which is wide; --draft narrows the answer")
     cases = _cases(said, record, law, rests, notes)
@@ -319,6 +319,17 @@ def _context(said: Inputs, record: AcceptanceRecord | None, rests: list[Evidence
         return found
     rests.append(Evidence("context", f"{USUAL_CONTEXT:,} positions", "not said; --context sets it", "assumed"))
     return USUAL_CONTEXT
+
+
+def _drafter(draft: str) -> str:
+    """How a scenario says that a draft head drafts: a chain of passes, or one pass; empty for other drafts.
+
+    >>> _drafter("eagle3:llama-3.1-8b"), _drafter("llama-3.2-1b")
+    ('; drafter = "heads": a pass for each drafted token', '')
+    """
+    if draft_heads.is_parallel(draft):
+        return '; drafter = "parallel": one pass for all drafted tokens'
+    return '; drafter = "heads": a pass for each drafted token' if draft_heads.is_head(draft) else ""
 
 
 def _check_longest(context: int | None, name: str | None, shape: Shape | None, draft: str | None, notes: list[str]) -> None:

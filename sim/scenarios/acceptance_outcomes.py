@@ -15,6 +15,7 @@ import numpy as np
 
 from model import published
 from model.base import bounded_files, checks
+from model.engines import acceptance_curves
 from model.logs import acceptance_record
 from model.logs.acceptance_record import AcceptanceRecord
 from model.logs.position_log import PositionLog
@@ -123,6 +124,102 @@ class AcceptanceByDraftPosition(LawRecord):
                 f" {len(self.acceptance_rates)}; give more rates or draft fewer tokens"
             )
         return Outcome(rounds.Rounds.by_draft_position(self.acceptance_rates), self.acceptance_rates[0], self.source)
+
+
+@dataclass(frozen=True)
+class LevelsOfDifficulty(LawRecord):
+    """Easy and hard sequences: rates by position in the draft, `acceptance_rates[i]`, in the share `weights[i]` of sequences.
+
+    A sequence keeps its level in all its rounds. Survivors of long drafts are easier ones, so the rates over all sequences rise
+    with the position in the draft relative to those of one level.
+    """
+
+    RATES = ("acceptance_rates",)
+    BY_DRAFT_POSITION = True
+
+    acceptance_rates: tuple[tuple[float, ...], ...]
+    weights: tuple[float, ...]
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        rows = self.acceptance_rates
+        if len(rows) < 2:
+            raise checks.ParameterError(
+                f"acceptance_rates must be a list of rates for each of at least two levels, got {checks.shown(rows)};"
+                " for one level use kind 'by-draft-position'"
+            )
+        for index, rates in enumerate(rows):
+            check_rates(f"acceptance_rates[{index}]", rates, "a list of rates, one for each drafted token")
+        checks.array("weights", self.weights, 0)
+        check_provenance(None, self.source)
+        self._law()
+
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
+        """Law for one point; the rate is that of the first position in a draft, over all sequences."""
+        _check_positions(parameters, len(self.acceptance_rates[0]))
+        law = self._law()
+        shown = ", ".join(f"{rate:.3f}" for rate in law.conditional_rates()[: max(parameters.longest_draft, 1)])
+        note = f"levels: a first draft's tokens are accepted, if those before them were, at rates {shown} over all sequences"
+        return Outcome(law, float(law.survival[0]), self.source, note=note)
+
+    def _law(self) -> rounds.MixedRounds:
+        return rounds.MixedRounds([rounds.Rounds.by_draft_position(rates) for rates in self.acceptance_rates], self.weights)
+
+
+@dataclass(frozen=True)
+class AcceptanceCurve(LawRecord):
+    """Acceptance by draft position, fitted to mean acceptance lengths (bonus token included) at several draft lengths.
+
+    `draft_lengths` is 1, 2, ... if left out. The largest residual of the fit is said with the results
+    (`model.engines.acceptance_curves`).
+    """
+
+    RATES = ("mean_acceptance_lengths",)
+    BY_DRAFT_POSITION = True
+
+    mean_acceptance_lengths: tuple[float, ...]
+    draft_lengths: tuple[int, ...] | None = None
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        check_provenance(None, self.source)
+        given: Any
+        for name, given in (("mean_acceptance_lengths", self.mean_acceptance_lengths), ("draft_lengths", self.draft_lengths)):
+            if given is not None and not (isinstance(given, Sequence) and given):
+                raise checks.ParameterError(f"{name} must be a list of at least one number, got {checks.shown(given)}")
+        self._fit()
+
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
+        """Law for one point; the rate is that of the first position in a draft."""
+        found = self._fit()
+        _check_positions(parameters, len(found.survival))
+        worst = int(np.argmax(abs(found.errors)))
+        note = (
+            "curve: rates by draft position " + ", ".join(f"{rate:.3f}" for rate in found.conditional_rates)
+            + f", fitted to {found.lengths.size} mean acceptance lengths with residuals of at most"
+            f" {abs(found.errors[worst]):.2%} (draft length {found.draft_lengths[worst]:g})"
+        )  # fmt: skip
+        law, residual = rounds.Rounds(found.survival), {"curve_residual": float(abs(found.errors[worst]))}
+        return Outcome(law, float(found.survival[0]), self.source, note=note, further_values=residual)
+
+    def _fit(self) -> acceptance_curves.AcceptanceCurveFit:
+        given = self.mean_acceptance_lengths
+        lengths = tuple(range(1, len(given) + 1)) if self.draft_lengths is None else self.draft_lengths
+        return _curve_fit(tuple(lengths), tuple(given))
+
+
+@lru_cache(maxsize=64)
+def _curve_fit(draft_lengths: tuple[int, ...], lengths: tuple[float, ...]) -> acceptance_curves.AcceptanceCurveFit:
+    return acceptance_curves.fit(draft_lengths, lengths)
+
+
+def _check_positions(parameters: MethodParameters, known: int) -> None:
+    """Raise an error if drafts are longer than the positions whose acceptance is known."""
+    if parameters.longest_draft > known:
+        raise checks.ParameterError(
+            f"draft_length must be at most {known}, the positions whose acceptance is given, got {parameters.longest_draft};"
+            " give more or draft fewer tokens"
+        )
 
 
 @dataclass(frozen=True)
@@ -458,7 +555,8 @@ BY_POSITION: dict[str, type[LawRecord]] = {
 }  # fmt: skip
 """Laws with one random draw per output position."""
 KINDS: dict[str, type[LawRecord]] = {
-    **BY_POSITION, "by-draft-position": AcceptanceByDraftPosition, "shared-rate": SharedRate, "rounds": RecordedRounds,
+    **BY_POSITION, "by-draft-position": AcceptanceByDraftPosition, "levels": LevelsOfDifficulty, "curve": AcceptanceCurve,
+    "shared-rate": SharedRate, "rounds": RecordedRounds,
     "reported": ReportedByEngine, "engine-log": EngineLog, "published": PublishedAcceptance,
 }  # fmt: skip
 CONFIDENCE: dict[str, type[LawRecord]] = {"two-class": TwoClassConfidence}

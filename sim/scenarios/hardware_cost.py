@@ -423,12 +423,26 @@ class PointCosts:
         return self.cost.uncertainty_ends()
 
 
+def _check_drafting(shape: str, parameters: MethodParameters, where: str, name: str) -> None:
+    """Raise an error for a draft head that cannot draft as the method does."""
+    draft = f"{where}.draft_shape {shape}"
+    if draft_heads.is_parallel(shape) and not parameters.drafts_in_one_pass:
+        raise ParameterError(
+            f"{draft} drafts all its tokens in one pass, and method {name} makes a pass for each; name another draft, such as"
+            " eagle3:TARGET, or use method speculative with drafter = 'parallel'"
+        )
+    if draft_heads.is_head(shape) and not draft_heads.is_parallel(shape) and parameters.drafts_in_one_pass:
+        raise ParameterError(
+            f"{draft} drafts one token in a pass, and method {name} drafts all in one pass; name another draft, such as"
+            " p-eagle:TARGET, or set drafter = 'heads'"
+        )
+
+
 def point_costs(cost: HardwareCost, parameters: MethodParameters, tokens: int, units: int, where: str, name: str) -> PointCosts:
     """Costs of a method with these parameters, for `tokens` tokens on a cluster of `units` units."""
     models: dict[str, Hardware] = {}
-    if draft_heads.is_parallel(cost.draft_shape) and "draft" in parameters.roles:
-        head = f"{where}.draft_shape {cost.draft_shape} drafts all its tokens in one pass"
-        raise ParameterError(f"{head}, and method {name} makes a pass for each; name another draft, such as eagle3:TARGET")
+    if "draft" in parameters.roles and cost.draft_shape is not None:
+        _check_drafting(cost.draft_shape, parameters, where, name)
     split = 1
     for role in ("target", *parameters.roles):
         try:

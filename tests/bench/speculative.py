@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,15 +24,21 @@ from tests.bench.measure import Benchmark, rate
 
 LAYERS, DRAFT_LENGTH, ACCEPTANCE_RATE, COST_RATIO = 40, 4, 0.8, 0.1
 CHOICE, COST, LAW = Parameters(LAYERS, DRAFT_LENGTH), UnitCost(LAYERS, cost_ratio=COST_RATIO), Iid(ACCEPTANCE_RATE)
+HEADS = replace(CHOICE, drafter="heads")
 
 Survivors = Sequence[int]
 Body = Generator[simpy.Event, Any, None]
 
 
-def ours(survivors: Survivors) -> float:
+def ours(survivors: Survivors, choice: Parameters = CHOICE) -> float:
     """Makespan in our simulator, one event per pass."""
     tokens, world = len(survivors), World(1, LAYERS, drafts={"draft": DraftOutcomes("target", survivors)})
-    return events.simulate(decode(CHOICE, [0], tokens), tokens, Cluster(1), COST, world).latency
+    return events.simulate(decode(choice, [0], tokens), tokens, Cluster(1), COST, world).latency
+
+
+def of_heads(survivors: Survivors) -> float:
+    """Makespan with draft heads, whose passes read states."""
+    return ours(survivors, HEADS)
 
 
 def minimal(survivors: Survivors) -> float:
@@ -74,9 +81,9 @@ def with_a_unit(survivors: Survivors) -> float:
     return env.now
 
 
-def walk(tokens: int, block: int) -> rounds.Tally:
+def walk(tokens: int, block: int, choice: Parameters = CHOICE) -> rounds.Tally:
     """Simulate one block of sequences."""
-    return paths.walk(CHOICE, tokens, COST, LAW.drafts(random_streams.tiles(0, "accept", block, tokens - 1)))
+    return paths.walk(choice, tokens, COST, LAW.drafts(random_streams.tiles(0, "accept", block, tokens - 1)))
 
 
 def draw(tokens: int, block: int) -> None:
@@ -111,6 +118,10 @@ def benchmarks(tiny: bool = False) -> list[Benchmark]:
                   "SimPy by hand, without unit and tokens", 0.5),
         Benchmark("speculative-events-unit", "sequences/s", decodings(ours), decodings(with_a_unit),
                   "SimPy by hand, one resource", 0.5),
+        Benchmark("speculative-heads-events", "sequences/s", decodings(of_heads), decodings(minimal),
+                  "SimPy by hand, without unit and tokens", 0.5),
+        Benchmark("speculative-heads-paths-rate", "tokens/s", tokens_of(lambda block: walk(tokens, block, HEADS)), lambda: 1e7,
+                  "10 million tokens per second", 1),
         Benchmark("speculative-paths", "tokens/s", walked, tokens_of(lambda block: draw(tokens, block)),
                   "drawing the random numbers", 0.3),
         Benchmark("speculative-paths-rate", "tokens/s", walked, lambda: 1e7, "10 million tokens per second", 1),

@@ -31,7 +31,7 @@ from model.methods.ppd import algorithm as ppd
 from model.methods.self_speculative import algorithm as self_speculative
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
-from model.steps import Batch, CacheError, Commit, Forward, LayerSpan, Read, Steps
+from model.steps import Batch, CacheError, Commit, Forward, LayerSpan, Read, Steps, ended
 from tests.support import real_models
 from tests.support.adoption_defects import ADOPTION_DEFECTS, CACHE_DEFECTS
 from tests.support.real_models import DEPTHS, KINDS
@@ -178,7 +178,7 @@ def test_two_hundred_long_sequences_differ_only_at_near_ties(kind: str, dtype: s
     assert first <= 200 * 64 / real_models.FEWEST
 
 
-@pytest.mark.parametrize("name", [name for name, (module, _) in EXACT.items() if module is not beam])
+@pytest.mark.parametrize("name", EXACT)
 def test_a_sequence_stops_at_the_end_token(name: str) -> None:
     module, parameters = EXACT[name]
     full, prompt = real_models.model("llama", LAYERS), prompt_of("llama")
@@ -204,6 +204,32 @@ def test_exact_beam_search_is_that_of_the_target_alone(kind: str, beams: int, le
     assert real.work.tokens == expected[0][1]
     assert beam.token_lists(kept) == [text for _, text in expected]
     assert [each.score for each in kept] == pytest.approx([score for score, _ in expected])
+
+
+@lru_cache
+def library_beams(seed: int, beams: int, tokens: int, stop: int) -> list[int]:
+    """Text of transformers' beam search by log-probability, with an end token; without prompt and padding."""
+    import torch
+
+    full, prompt = real_models.model("llama", LAYERS, seed), prompt_of("llama")
+    (found,) = full.generate(
+        torch.tensor([prompt]), max_new_tokens=tokens, num_beams=beams, do_sample=False, length_penalty=0.0,
+        early_stopping="never", eos_token_id=stop, pad_token_id=stop,
+    ).tolist()  # fmt: skip
+    return ended(found[len(prompt) :], (stop,))
+
+
+@pytest.mark.parametrize(("beams", "length", "draft_beams"), [(2, 0, None), (2, 2, None), (3, 3, 5), (4, 1, 4), (4, 4, 8)])
+def test_beams_with_an_end_token_are_those_of_the_library(beams: int, length: int, draft_beams: int | None) -> None:
+    """For every end token: the text and where it ends, with drafts that are rejected and drafts that are right."""
+    parameters = beam.Parameters(LAYERS, length, beams, draft_beams=draft_beams, **SMALL)
+    lengths = set()
+    for seed, stop in itertools.product(range(2), range(real_models.VOCABULARY)):
+        expected = library_beams(seed, beams, 8, stop)
+        for same in (False, True):
+            assert run("llama", beam, parameters, prompt_of("llama"), 8, stop=(stop,), seed=seed, same=same).tokens == expected
+        lengths.add(len(expected))
+    assert len(lengths) > 3
 
 
 @pytest.mark.parametrize("arrangement", beam.ARRANGEMENTS)

@@ -36,7 +36,7 @@ CHOICES: dict[str, list[str]] = {
     "pearl": ["draft_length=3"],
     "adaptive": ["policy=heuristic"], "hierarchical": ["draft_length=3", "reading=bonus"], "beam": ["draft_length=2", "beams=2"],
     "bild": ["fallback_threshold=0.1", "rollback_threshold=3"], "skipdecode": ["min_layers=2", "max_layers=5"],
-    "early_exit": ["threshold=0.1"],
+    "early_exit": ["threshold=0.1"], "self_speculative": ["exit_layer=2", "draft_length=3"],
 }  # fmt: skip
 
 
@@ -268,7 +268,7 @@ def test_decoding_stops_at_the_end_token(tiny: Path, tmp_path: Path) -> None:
     (text,) = said(tmp_path, "speculative", "--prompt", "ending", "--tokens", "20")["sequences"]
     assert text["written"] == whole[: whole.index(end) + 1]
     assert text["stop"] == [other, end]
-    assert said(tmp_path, "beam", "--prompt", "hello", "--tokens", "20")["sequences"][0]["stop"] == []
+    assert said(tmp_path, "beam", "--prompt", "hello", "--tokens", "20")["sequences"][0]["stop"] == [other, end]
 
 
 def test_end_tokens_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:

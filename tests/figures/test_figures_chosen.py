@@ -349,8 +349,11 @@ def test_the_last_three_of_many_draft_lengths_are_drawn(
 
 def test_each_quality_has_a_figure_if_it_fits(album: Album, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked(monkeypatch, agreement_over_cost_fits=True)
-    assert [path.name for path in figures.of_quality(pl.DataFrame(), tmp_path)] == ["agreement", "log_likelihood"]
+    rows = pl.DataFrame(schema=["agreement", "log_likelihood"])
+    assert [path.name for path in figures.of_quality(rows, tmp_path)] == ["agreement", "log_likelihood"]
     assert [each[2] for each in album.drawn.values()] == [{"quality": "agreement"}, {"quality": "log_likelihood"}]
+    scored = pl.DataFrame(schema=["rouge_l", "agreement", "log_likelihood"])
+    assert [path.name for path in figures.of_quality(scored, tmp_path)] == ["agreement", "log_likelihood", "rouge_l"]
     asked(monkeypatch, agreement_over_cost_fits=False)
     assert figures.of_quality(pl.DataFrame(), tmp_path / "none") == []
     assert (tmp_path / "none").is_dir()

@@ -97,8 +97,8 @@ def test_disturbed_runs_are_hollow() -> None:
     assert "disturbed" not in words(predicted_measured.draw(rows()))
 
 
-def test_ten_methods_differ_without_colour() -> None:
-    names = [*registry.names(), "ppd-processes", "ppd-streams"]
+def test_as_many_methods_as_markers_differ_without_colour() -> None:
+    names = [*registry.names(), "ppd-processes", "ppd-streams"][: len(MARKERS)]
     many = pl.concat([rows().head(1).with_columns(method=pl.lit(name)) for name in names])
     figure = predicted_measured.draw(many)
     drawn = lines(figure.axes[0])

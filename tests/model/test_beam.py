@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -178,18 +178,39 @@ def rounds_of_a_4(table: Table, prompt: Sequence[int], tokens: int, choice: Para
     return found
 
 
-def search_per_beam(table: Table, prompt: Sequence[int], tokens: int, choice: Parameters) -> list[Text]:
+def search_with_ends(table: Table, prompt: Sequence[int], tokens: int, width: int, stop: int) -> list[list[Text]]:
+    """The leading sequence and its rivals after each step of a beam search whose sequences end with `stop`, by enumeration."""
+    growing: list[Text] = [(tuple(prompt), 0.0)]
+    ended: list[Text] = []
+    steps: list[list[Text]] = []
+    for _ in range(tokens):
+        found = table.best("target", growing, len(growing) * VOCABULARY)
+        ended += [each for each in found[:width] if each[0][-1] == stop]
+        growing = [each for each in found if each[0][-1] != stop][:width]
+        steps.append(sorted([*ended, *growing], key=lambda each: each[1], reverse=True)[:width])
+        if steps[-1][0] in ended:
+            break
+    return steps
+
+
+def search_per_beam(
+    table: Table, prompt: Sequence[int], tokens: int, choice: Parameters, stop: int | None = None
+) -> list[Text]:
     """Rule `per-beam` on complete sequences, without caches."""
     kept: list[Text] = [(tuple(prompt), 0.0)]
     end = len(prompt) + tokens
-    while len(kept[0][0]) < end:
-        found: list[Text] = [each for each in kept if len(each[0]) == end]
+
+    def complete(text: tuple[int, ...]) -> bool:
+        return len(text) == end or (len(text) > len(prompt) and text[-1] == stop)
+
+    while not complete(kept[0][0]):
+        found: list[Text] = [each for each in kept if complete(each[0])]
         for text, score in kept:
-            if len(text) == end:
+            if complete(text):
                 continue
             for _ in range(min(choice.draft_length, end - len(text) - 1)):
                 [(guess, _)], [(own, likely)] = table.best("draft", [(text, 0.0)], 1), table.best("target", [(text, score)], 1)
-                if guess != own:
+                if guess != own or own[-1] == stop:
                     break
                 text, score = own, likely
             found += table.best("target", [(text, score)], choice.beams)
@@ -262,9 +283,11 @@ class Player:
         return [Continuation(*each) for each in sorted(found, key=lambda each: each[2], reverse=True)[: step.width]]
 
 
-def played(choice: Parameters, table: Table, prompt: Sequence[int], tokens: int) -> tuple[Player, list[Hypothesis]]:
+def played(
+    choice: Parameters, table: Table, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()
+) -> tuple[Player, list[Hypothesis]]:
     player = Player(table)
-    found: list[Hypothesis] = player.play(decode(choice, prompt, tokens), {})
+    found: list[Hypothesis] = player.play(decode(choice, prompt, tokens, stop), {})
     return player, found
 
 
@@ -290,6 +313,51 @@ def test_the_exact_rule_equals_beam_search_step_by_step(beams: int, wider: int, 
             for shown in player.shown:
                 assert shown == generated(prompt, plain[len(shown) - 1])[0]
             assert player.gains == rounds_of_a_4(table, prompt, tokens, choice)
+
+
+@pytest.mark.parametrize(("beams", "wider"), [(1, 0), (2, 0), (2, 2), (3, 1), (4, 0)])
+@pytest.mark.parametrize("draft_length", [0, 1, 2, 4])
+def test_sequences_that_end_with_a_stop_token_step_by_step(beams: int, wider: int, draft_length: int) -> None:
+    lengths, backs = set(), 0
+    for seed, prompt, stop in itertools.product(range(12), PROMPTS, range(VOCABULARY)):
+        table, choice = Table(seed), Parameters(3, draft_length, beams, draft_beams=beams + wider)
+        plain = search_with_ends(table, prompt, 8, beams, stop)
+        player, found = played(choice, table, prompt, 8, (stop,))
+        assert token_lists(found) == generated(prompt, plain[-1])
+        assert [beam.score for beam in found] == pytest.approx([score for _, score in plain[-1]], rel=1e-12)
+        assert player.output == generated(prompt, plain[-1])[0]
+        leaders = [generated(prompt, step)[0] for step in plain]
+        assert all(shown in leaders for shown in player.shown)
+        if draft_length == 0:
+            assert player.shown == leaders  # a round is a step, so decoding ends at the same step
+        lengths.add(len(player.output))
+        backs += min(player.gains) < 0
+    assert len(lengths) > 3
+    assert bool(backs) or beams == 1 or draft_length > 0  # an earlier, shorter sequence becomes the best
+
+
+def test_a_stop_token_of_the_prompt_or_of_no_sequence_changes_nothing() -> None:
+    for seed, form, beams in itertools.product(range(6), FORMS, (1, 2, 3)):
+        choice, table = choose(form, beams, 2), Table(seed)
+        assert played(choice, table, (0,), 6, (VOCABULARY + 3,))[1][0].score == played(choice, table, (0,), 6)[1][0].score
+        assert played(choice, table, (1,), 6, (1,))[0].output  # a text may begin with it
+        both = [played(choice, table, (0,), 6, stop)[0].output for stop in ((1, 2), (2, 1))]
+        assert both[0] == both[1]
+        assert not {*both[0][:-1]} & {1, 2}
+
+
+@pytest.mark.parametrize("draft_length", [0, 1, 3])
+@pytest.mark.parametrize("beams", [1, 2, 3])
+def test_per_beam_sequences_end_with_a_stop_token_in_all_arrangements(beams: int, draft_length: int) -> None:
+    lengths = set()
+    for seed, prompt, stop in itertools.product(range(8), PROMPTS, range(VOCABULARY)):
+        whole = search_per_beam(Table(seed), prompt, 7, choose(FORMS[1], beams, draft_length), stop)
+        for form in FORMS[1:]:
+            player, found = played(choose(form, beams, draft_length), Table(seed), prompt, 7, (stop,))
+            assert token_lists(found) == generated(prompt, whole)
+            assert [beam.score for beam in found] == pytest.approx([score for _, score in whole], rel=1e-12)
+        lengths.add(len(player.output))
+    assert len(lengths) > 3
 
 
 def test_the_sample_has_rejections_and_changes_of_the_best_hypothesis() -> None:

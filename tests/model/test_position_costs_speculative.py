@@ -19,6 +19,7 @@ from model.methods.autoregressive.algorithm import Parameters as Plain
 from model.methods.autoregressive.algorithm import decode as decode_plainly
 from model.methods.speculative import theory
 from model.methods.speculative.algorithm import Parameters, decode
+from model.methods.speculative.drafter_prices import prices_of
 from model.outcomes.outcome_laws import ByPosition, Iid, Markov
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
@@ -46,10 +47,12 @@ def costs() -> st.SearchStrategy[PassSeconds]:
 
 
 choices = st.builds(
-    lambda gamma, batching, placement: Parameters(
-        LAYERS, gamma, sequences=1 if batching is None else 4, batching=batching or "continuous", placement=placement
+    lambda gamma, batching, drafting: Parameters(
+        LAYERS, gamma, sequences=1 if batching is None else 4, batching=batching or "continuous", drafter=drafting[0],
+        placement=drafting[1],
     ),
-    st.integers(0, 4), st.sampled_from((None, "continuous", "lockstep")), st.sampled_from(("colocated", "separate")),
+    st.integers(0, 4), st.sampled_from((None, "continuous", "lockstep")),
+    st.sampled_from((("model", "colocated"), ("model", "separate"), ("heads", "colocated"), ("parallel", "colocated"))),
 )  # fmt: skip
 
 
@@ -61,8 +64,9 @@ def test_all_views_agree_at_position_dependent_costs(choice: Parameters, cost: P
     every = [*itertools.product((False, True), repeat=tokens - 1)]
     runs = [played(choice, tokens, cost, (*each, False)) for each in every]
     rows = np.array(every, dtype=np.bool_).reshape(len(every), tokens - 1).T
-    prices = rounds.round_prices(cost, choice.draft_length, tokens=tokens, separate=choice.placement == "separate")
-    tally = rounds.fixed(choice.draft_length, tokens, iter([_by_row(row) for row in rows]), prices, len(every), cut=choice.cut)
+    prices, reading = prices_of(choice, tokens, cost)
+    outcomes = iter([_by_row(row) for row in rows])
+    tally = rounds.fixed(choice.draft_length, tokens, outcomes, prices, len(every), cut=choice.cut, reading=reading)
     np.testing.assert_allclose(tally.time, [run.latency for run in runs], rtol=1e-12)
     np.testing.assert_allclose(tally.busy, [run.busy for run in runs], rtol=1e-12)
     low, high = (np.asarray(each) for each in law.probabilities(tokens - 1)) if tokens > 1 else (np.empty(0), np.empty(0))
@@ -87,6 +91,31 @@ def test_all_views_agree_at_position_dependent_costs(choice: Parameters, cost: P
 
 def _by_row(row: Any) -> Any:
     return lambda place: row
+
+
+@pytest.mark.parametrize("drafting", [("model", "separate"), ("heads", "colocated"), ("parallel", "colocated")])
+def test_long_decodings_agree_on_every_path(drafting: tuple[str, str]) -> None:
+    """Paths count positions in tiles of 32; what a round accepted at the end of a tile matters in the next."""
+    tokens, rng = 100, np.random.default_rng(1)
+    cost = growing(LAYERS, draft=0.3, link=0.1)
+    for gamma in (2, 5):
+        choice = Parameters(LAYERS, gamma, drafter=drafting[0], placement=drafting[1])
+        rows = rng.random((tokens - 1, 6)) < 0.8
+        runs = [played(choice, tokens, cost, (*row.tolist(), False)) for row in rows.T]
+        prices, reading = prices_of(choice, tokens, cost)
+        tally = rounds.fixed(gamma, tokens, iter([_by_row(row) for row in rows]), prices, 6, reading=reading)
+        np.testing.assert_allclose(tally.time, [run.latency for run in runs], rtol=1e-12)
+        np.testing.assert_allclose(tally.busy, [run.busy for run in runs], rtol=1e-12)
+
+
+@pytest.mark.parametrize("drafter", ["heads", "parallel"])
+def test_slowest_decoding_has_the_widest_first_pass_in_every_round(drafter: str) -> None:
+    choice, cost = Parameters(LAYERS, 3, drafter=drafter), growing(LAYERS, draft=0.8)
+    prices, reading = prices_of(choice, 20, cost)
+    assert reading is not None
+    slowest, busiest = theory.slowest(choice, 20, cost)
+    assert slowest >= 20 * (prices.time[0, :, 3] + reading.time.max(axis=1)).max()
+    assert busiest >= 20 * (prices.busy[0, :, 3] + reading.busy.max(axis=1)).max()
 
 
 @given(costs(), st.integers(1, 9))

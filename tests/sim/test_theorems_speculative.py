@@ -13,15 +13,15 @@ from model.interpret.simulated_answers import BatchWorld, DraftOutcomes, World
 from model.methods import rounds
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative import dependent_acceptance as laws
+from model.methods.speculative import drafter_prices, static_batches
 from model.methods.speculative import paths as sampler
-from model.methods.speculative import static_batches
 from model.methods.speculative import theory as formulas
 from model.outcomes import outcome_laws
 from sim.engine import events
 from sim.theorems import drafting_examples, replay, select
 from sim.theorems.theorem import Theorem
 from tests.sim.test_theorems import LAYERS_LONGER, PASSES_IN_HALF_THE_TIME
-from tests.support import faulty_speculation
+from tests.support import faulty_heads, faulty_speculation
 from tests.support.theorem_checks import (
     Fault,
     assert_examples_survive_json,
@@ -179,7 +179,7 @@ def formula(fault: Any, name: str) -> Fault:
 
 BONUS_DROPPED = spoil(faulty_speculation.bonus_dropped)
 FROM_P = spoil(faulty_speculation.with_mistakes(correction="sample"))
-LINKS_FORGOTTEN = with_fault(links_forgotten, sampler, "round_prices")
+LINKS_FORGOTTEN = with_fault(links_forgotten, drafter_prices, "round_prices")
 REJECTIONS_SWAPPED = with_fault(rejections_swapped, World, "__init__")
 EARLY_ON_RECORD = with_fault(early_on_record, events, "Span")
 
@@ -191,7 +191,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("1d", "l / mu", formula(naive_rounds, "target_runs")),
     ("1d", "even starts", formula(even_starts, "renewal_density")),
     ("1d", "drafts never cut", formula(whole_drafts, "draft_runs")),
-    ("1e", "links forgotten", with_fault(links_forgotten, formulas, "round_prices")),
+    ("1e", "links forgotten", LINKS_FORGOTTEN),
     ("1e", "no bonus token", BONUS_DROPPED),
     ("2a", "l / mu", formula(naive_rounds, "target_runs")),
     ("2b", "squared", formula(lambda right, *args: right(*args) ** 2, "target_runs")),
@@ -278,6 +278,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("32k", "passes of one sequence", with_fault(lambda right, *args: right(*args) / _sequences_of(*args), UnitCost, "forward")),
     ("32m", "continuous batch of one", whole_drafts_of_one),
     ("33a", "over one device", plain_decoding_on_one_device),
+    *faulty_heads.FAULTS,
 ]  # fmt: skip
 
 

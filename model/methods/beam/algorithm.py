@@ -8,7 +8,12 @@ Rule `per-beam` is that of the slides on speculative decoding: every hypothesis 
 extended by its k most likely tokens, and the k most likely of all extended hypotheses are kept. It is not exact: the hypotheses
 differ in length, and longer sequences are less likely, so shorter ones win.
 
-Both rules are greedy, as beam search is. A sequence ends with the last requested token; there are no stop tokens.
+Both rules are greedy, as beam search is. A sequence ends with the last requested token or with a stop token. Sequences of different
+length are compared by their log-probability, not divided by their length. Rule `exact` keeps the ended sequences in addition to the
+k that grow, as `generate(num_beams=k, length_penalty=0, early_stopping="never")` of transformers does: one that is among the k best
+of its step ends, and the k best others go on. Decoding ends when an ended sequence is the best, because sequences only become less
+likely.
+In rule `per-beam` a complete sequence remains one of the k. Drafts contain no stop token: only the target ends a sequence.
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
@@ -17,7 +22,7 @@ arXiv:2211.17192.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -155,8 +160,10 @@ class Parameters(MethodParameters):
         return Demand(self.units, self.units if cost.link else 1)
 
 
-def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
+def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
     """Decode `tokens` tokens after a prompt of at least one token; return the final hypotheses, best first.
+
+    Hypotheses also end with a token of `stop`, and decoding ends when the best one has ended.
 
     The committed output is always that of the currently best hypothesis.
     """
@@ -170,7 +177,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
     scores = (0.0, *[-math.inf] * (parameters.beams - 1))
     beams = [Hypothesis(Node(prompt[-1], None, first), score) for score in scores]
     search = _exact if parameters.rule == "exact" else _per_beam
-    return (yield from search(parameters, models, beams, first + tokens))
+    return (yield from search(parameters, models, beams, first + tokens, stop))
 
 
 # --- Hypotheses, and models with the hypotheses in their caches ----------------------------------------------------------
@@ -259,16 +266,47 @@ class BeamModel:
 # --- Appendix A.4: a draft that is itself a beam search ------------------------------------------------------------------
 
 
-def _exact(parameters: Parameters, models: tuple[BeamModel, BeamModel], beams: list[Hypothesis], end: int) -> Steps:
+def _exact(
+    parameters: Parameters, models: tuple[BeamModel, BeamModel], beams: list[Hypothesis], end: int, stop: Collection[int]
+) -> Steps:
     target, draft = models
     sequence: list[int] = []
-    while beams[0].end.position < end:
+    search = Search(beams, [])
+    while not search.complete and search.growing[0].end.position < end:
         drafted: list[list[Hypothesis]] = []
-        for _ in range(_draft_length(parameters, beams[0], end)):
-            drafted.append((yield from _extended(draft, drafted[-1] if drafted else beams, parameters.draft_width)))
-        beams = yield from _verified(target, beams, drafted)
-        sequence = yield from _lead(sequence, beams[0], len(drafted))
-    return beams
+        for _ in range(_draft_length(parameters, search.growing[0], end)):
+            drafted.append((yield from _extended(draft, drafted[-1] if drafted else search.growing, parameters.draft_width, stop)))
+        search = yield from _verified(target, search, drafted, parameters.beams, stop)
+        sequence = yield from _lead(sequence, search.best[0], len(drafted))
+    return search.best[: parameters.beams]
+
+
+class Search(NamedTuple):
+    """State of a beam search: hypotheses that grow, and those that ended with a stop token, each best first."""
+
+    growing: list[Hypothesis]
+    ended: list[Hypothesis]
+
+    @property
+    def best(self) -> list[Hypothesis]:
+        """All hypotheses, best first; of equal ones, ended ones first."""
+        return sorted([*self.ended, *self.growing], key=lambda each: each.score, reverse=True)
+
+    @property
+    def complete(self) -> bool:
+        """True if an ended hypothesis is the best: the others only become less likely."""
+        return bool(self.ended) and self.best[0] is self.ended[0]
+
+    def step(self, found: Sequence[Continuation], ends: Mapping[int, Node], width: int, stop: Collection[int]) -> Search:
+        """The search after one step, given the best continuations: ended ones count only among the `width` best."""
+        ended = [_continued(ends[each.follows], each) for each in found[:width] if each.token in stop]
+        growing = [_continued(ends[each.follows], each) for each in found if each.token not in stop][:width]
+        return Search(growing, Search(ended, self.ended).best[:width])
+
+
+def _candidates(width: int, stop: Collection[int]) -> int:
+    """Continuations to read so that `width` of them do not end: each hypothesis has one for each stop token."""
+    return width * (1 + len(stop))
 
 
 def _draft_length(parameters: Parameters, beam: Hypothesis, end: int) -> int:
@@ -276,12 +314,14 @@ def _draft_length(parameters: Parameters, beam: Hypothesis, end: int) -> int:
     return min(parameters.draft_length, end - beam.end.position - 1)
 
 
-def _extended(model: BeamModel, beams: list[Hypothesis], width: int) -> Generator[Step, Any, list[Hypothesis]]:
-    """One step of a beam search: a pass over all hypotheses, and their `width` best continuations."""
+def _extended(
+    model: BeamModel, beams: list[Hypothesis], width: int, stop: Collection[int]
+) -> Generator[Step, Any, list[Hypothesis]]:
+    """One step of a beam search: a pass over all hypotheses, and their `width` best continuations that do not end."""
     out, places = yield from model.read([beam.end for beam in beams])
-    best = yield Read("beams", out, width=width, hypotheses=_scored(places, beams))
+    best = yield Read("beams", out, width=_candidates(width, stop), hypotheses=_scored(places, beams))
     ends = {place: beam.end for place, beam in zip(places, beams, strict=True)}
-    return [_continued(ends[each.follows], each) for each in best]
+    return Search(beams, []).step(best, ends, width, stop).growing
 
 
 def _scored(places: Sequence[int], beams: Sequence[Hypothesis]) -> tuple[tuple[int, float], ...]:
@@ -293,20 +333,21 @@ def _continued(end: Node, found: Continuation) -> Hypothesis:
 
 
 def _verified(
-    model: BeamModel, beams: list[Hypothesis], drafted: Sequence[Sequence[Hypothesis]]
-) -> Generator[Step, Any, list[Hypothesis]]:
+    model: BeamModel, search: Search, drafted: Sequence[Sequence[Hypothesis]], width: int, stop: Collection[int]
+) -> Generator[Step, Any, Search]:
     """Accept steps as long as all of the model's best hypotheses were drafted, and add one more step; all from one pass."""
-    ends = [beam.end for step in (beams, *drafted) for beam in step]
+    ends = [beam.end for step in (search.growing, *drafted) for beam in step]
     out, places = yield from model.read(ends)
     place, node = dict(zip(ends, places, strict=True)), dict(zip(places, ends, strict=True))
     for step in (*drafted, ()):
-        known = {(place[beam.end.before], beam.end.token): beam.end for beam in step if beam.end.before is not None}
-        hypotheses = _scored([place[beam.end] for beam in beams], beams)
-        best = yield Read("beams", out, width=len(beams), hypotheses=hypotheses)
-        if not all((each.follows, each.token) in known for each in best):
+        known = {(beam.end.before, beam.end.token): beam.end for beam in step}
+        hypotheses = _scored([place[beam.end] for beam in search.growing], search.growing)
+        best = yield Read("beams", out, width=_candidates(width, stop), hypotheses=hypotheses)
+        search = search.step(best, node, width, stop)
+        if search.complete or not all((beam.end.before, beam.end.token) in known for beam in search.growing):
             break
-        beams = [Hypothesis(known[each.follows, each.token], each.score) for each in best]
-    return [_continued(node[each.follows], each) for each in best]
+        search = Search([Hypothesis(known[end.before, end.token], score) for end, score in search.growing], search.ended)
+    return search
 
 
 # --- Rule per-beam: every hypothesis has a separate draft ----------------------------------------------------------------
@@ -320,52 +361,68 @@ class Branch(NamedTuple):
     task: Any = None
 
 
-def _per_beam(parameters: Parameters, models: tuple[BeamModel, BeamModel], beams: list[Hypothesis], end: int) -> Steps:
+def _per_beam(
+    parameters: Parameters, models: tuple[BeamModel, BeamModel], beams: list[Hypothesis], end: int, stop: Collection[int]
+) -> Steps:
     branches = [Branch(beam, models) for beam in beams]
     sequence: list[int] = []
     # A complete sequence waits until it is the best; then it remains the best, because others only become less likely.
-    while branches[0].beam.end.position < end:
+    while _grows(branches[0].beam, end, stop):
         count = _draft_length(parameters, branches[0].beam, end)
-        growing = [branch for branch in branches if branch.beam.end.position < end]
+        growing = [branch for branch in branches if _grows(branch.beam, end, stop)]
         if parameters.arrangement == "batched":
-            grown = yield from _speculated(parameters, models, [branch.beam for branch in growing], end)
+            grown = yield from _speculated(parameters, models, [branch.beam for branch in growing], end, stop)
             found = [Branch(beam, models) for beam in grown]
         else:
-            found = yield from _apart(parameters, growing, end)
+            found = yield from _apart(parameters, growing, end, stop)
         found += [branch for branch in branches if branch not in growing]
         branches = sorted(found, key=lambda branch: branch.beam.score, reverse=True)[: parameters.beams]
         sequence = yield from _lead(sequence, branches[0].beam, count)
     return [branch.beam for branch in branches]
 
 
-def _apart(parameters: Parameters, branches: Sequence[Branch], end: int) -> Generator[Step, Any, list[Branch]]:
+def _grows(beam: Hypothesis, end: int, stop: Collection[int]) -> bool:
+    """True if a sequence is not complete; a stop token at the end of the prompt does not end it."""
+    return beam.end.position < end and (beam.end.before is None or beam.end.token not in stop)
+
+
+def _apart(
+    parameters: Parameters, branches: Sequence[Branch], end: int, stop: Collection[int]
+) -> Generator[Step, Any, list[Branch]]:
     """Extend each hypothesis in a sub-process that starts from the caches of the sub-process which generated it."""
-    bodies = tuple([_alone(parameters, branch, end) for branch in branches])
+    bodies = tuple([_alone(parameters, branch, end, stop) for branch in branches])
     units = tuple(range(len(branches))) if parameters.arrangement == "parallel" else (0,) * len(branches)
     tasks = yield Fork(bodies, units, tuple([branch.task for branch in branches]))
     values = yield Join(tuple(tasks))
     return [Branch(beam, models, task) for task, (models, beams) in zip(tasks, values, strict=True) for beam in beams]
 
 
-def _alone(parameters: Parameters, branch: Branch, end: int) -> Steps:
+def _alone(parameters: Parameters, branch: Branch, end: int, stop: Collection[int]) -> Steps:
     models = branch.models[0].copy(), branch.models[1].copy()
-    return models, (yield from _speculated(parameters, models, [branch.beam], end))
+    return models, (yield from _speculated(parameters, models, [branch.beam], end, stop))
 
 
 def _speculated(
-    parameters: Parameters, models: tuple[BeamModel, BeamModel], beams: Sequence[Hypothesis], end: int
+    parameters: Parameters, models: tuple[BeamModel, BeamModel], beams: Sequence[Hypothesis], end: int, stop: Collection[int]
 ) -> Generator[Step, Any, list[Hypothesis]]:
-    """Make a speculative step of each hypothesis, all in shared passes; return the continuations of the accepted tokens."""
+    """Make a speculative step of each hypothesis, all in shared passes; return the continuations of the accepted tokens.
+
+    A draft ends before a stop token, which is the target's to add.
+    """
     target, draft = models
     counts = [_draft_length(parameters, beam, end) for beam in beams]
     lines = [[beam.end] for beam in beams]  # last token of each hypothesis and the tokens drafted after it
     for step in range(max(counts)):
-        going = [(beam.score, line) for beam, line, count in zip(beams, lines, counts, strict=True) if step < count]
+        drafting = zip(beams, lines, counts, strict=True)
+        going = [(beam.score, line) for beam, line, count in drafting if step < count and len(line) == step + 1]
+        if not going:
+            break
         out, places = yield from draft.read([line[-1] for _, line in going])
         for (score, line), place in zip(going, places, strict=True):
             # The score does not affect the best token; it distinguishes the hypotheses of several processes.
             (best,) = yield Read("beams", out, hypotheses=((place, score),))
-            line.append(_continued(line[-1], best).end)
+            if best.token not in stop:
+                line.append(_continued(line[-1], best).end)
     out, places = yield from target.read([node for line in lines for node in line])
     at, found = iter(places), []
     for beam, line in zip(beams, lines, strict=True):

@@ -20,7 +20,7 @@ from model.base import checks
 from model.costs.step_costs import ALL_LAYERS, PassShape, StepCosts
 from model.methods import rounds
 from model.methods.hierarchical.algorithm import Parameters
-from model.methods.rounds import AcceptanceLaw, ReplayRounds, Rounds
+from model.methods.rounds import AcceptanceLaw, MixedRounds, ReplayRounds, Rounds
 from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Law, Markov, Replay
 
 Floats = NDArray[np.float64]
@@ -193,6 +193,8 @@ def _large_chances(law: AcceptanceLaw, tokens: int, longest: int) -> list[Chance
         return [(chances, chances) for chances in played]
     if isinstance(law, Rounds):
         return [law.draft_probabilities(tokens, longest)]
+    if isinstance(law, MixedRounds):
+        raise checks.ParameterError("a mixture of levels of difficulty has no closed form here; ask for views = ['paths']")
     return [chain.draft_probabilities(tokens, longest) for chain in _chains(law)]
 
 

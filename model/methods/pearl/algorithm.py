@@ -44,7 +44,7 @@ from model.methods.draft_model import MAX_DRAFT, SEPARATE, DraftModel
 from model.methods.peak_demand import Demand
 from model.methods.pearl.finite_pearl import stopped_drafts
 from model.methods.proposals import Known, Proposal, Proposals
-from model.methods.rounds import ReplayRounds, Rounds
+from model.methods.rounds import MixedRounds, ReplayRounds, Rounds
 from model.methods.speculative.algorithm import DraftedToken, Model, commit, draft, verification_pass
 from model.steps import GREEDY, SAMPLED, Fork, Forward, Join, LayerSpan, Read, Step, Steps, Stop
 
@@ -114,7 +114,7 @@ class Parameters(DraftModel):
 
     def check_law(self, outcome: str, law: Any) -> None:
         """Reject laws by position within a draft: a draft that continues after unverified tokens has no first position."""
-        if isinstance(law, Rounds | ReplayRounds):
+        if isinstance(law, Rounds | MixedRounds | ReplayRounds):
             raise checks.ParameterError(
                 f"outcomes of {outcome} must be by output position with method pearl, whose drafts continue after unverified"
                 " tokens, got outcomes by position within the draft; choose kind 'iid', 'markov', 'by-position', 'replay',"

@@ -10,8 +10,30 @@ positions differ. A round drafts the same number of tokens for all sequences, li
 tokens; drafted tokens after the end of a sequence are ignored. Ended sequences leave the batch; the next batch begins when all have
 ended. In continuous batching one sequence is decoded, and its drafts are never cut (`model/methods/batching.py`).
 
+What drafts is the `drafter`:
+
+* `model`: a smaller model of its own, one pass per drafted token.
+* `heads`: a draft head such as EAGLE's [Li2024] or an MTP module [DeepSeek2024], one pass per drafted token. A pass of the head
+  over a token reads the target's state at the position before it, so the first pass of a round waits for the verification: it
+  reads the accepted tokens and the target's own with the states of the verification, `accepted + 1` tokens. The other passes read
+  the head's own states. Their cache rows are discarded, and the accepted tokens are read again with the target's states. Engines
+  read all K + 1 verified positions in a pass of fixed shape (vLLM's padded drafter batch, SGLang's draft extend under CUDA
+  graphs), where the rows of rejected tokens are work without effect. The algorithm reads only what was accepted: its output is the
+  same, and its work is the least that the head needs.
+* `parallel`: all tokens in one pass, as by P-EAGLE [Hui2026], Medusa's heads as a chain [Cai2024] or a block diffusion model. The
+  pass reads the accepted tokens with the target's states, as the first pass of `heads`, and a mask for each drafted token but the
+  first, K + accepted tokens in all. Drafted tokens do not depend on each other, so fewer are accepted.
+
+Heads and parallel drafts share the target's unit, because they read its states, and decode one sequence (or a batch that is kept
+full).
+
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
+[Li2024] Y. Li et al. EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty. ICML 2024, arXiv:2401.15077.
+[DeepSeek2024] DeepSeek-AI. DeepSeek-V3 Technical Report. arXiv:2412.19437, Section 2.2.
+[Hui2026] vLLM blog, 2026-03-13: P-EAGLE, parallel drafting.
+[Cai2024] T. Cai et al. Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads. ICML 2024,
+arXiv:2401.10774.
 [Chen2023] C. Chen et al. Accelerating Large Language Model Decoding with Speculative Sampling. arXiv:2302.01318.
 """
 
@@ -25,10 +47,12 @@ from typing import Any, NamedTuple
 from model.base import checks
 from model.methods import batching
 from model.methods.claim_bounds import NO_DRAFT, ClaimRule
-from model.methods.draft_model import MAX_DRAFT, DraftModel
+from model.methods.draft_model import COLOCATED, MAX_DRAFT, DraftModel
 from model.methods.formula_check import FormulaCheck
-from model.methods.method_parameters import BATCHING, CONTINUOUS
-from model.steps import GREEDY, SAMPLED, Batch, Commit, Forward, LayerSpan, Read, Step, Steps, ended
+from model.methods.method_parameters import BATCHING, CONTINUOUS, STATIC
+from model.steps import GREEDY, MASK, SAMPLED, Batch, Commit, Features, Forward, LayerSpan, Read, Step, Steps, ended
+
+MODEL, HEADS, PARALLEL = DRAFTERS = ("model", "heads", "parallel")
 
 
 @dataclass(frozen=True)
@@ -43,6 +67,9 @@ class Parameters(batching.StaticBatching, DraftModel):
         Drafted tokens per round (gamma).
     sampled
         Sample tokens instead of greedy decoding.
+    drafter
+        `model`: a draft model. `heads`: a draft head that reads the target's states, one pass per drafted token. `parallel`: a
+        draft that reads them and drafts all tokens in one pass.
     placement
         `colocated`: draft and target share a unit; `separate`: each has its own unit.
     draft_layers
@@ -58,6 +85,7 @@ class Parameters(batching.StaticBatching, DraftModel):
     layers: int
     draft_length: int
     sampled: bool = False
+    drafter: str = MODEL
 
     LABEL = "speculative decoding"
     SHORT_LABEL = "speculative"
@@ -87,8 +115,34 @@ class Parameters(batching.StaticBatching, DraftModel):
     def __post_init__(self) -> None:
         checks.whole("draft_length", self.draft_length, 0, MAX_DRAFT)
         checks.flag("sampled", self.sampled)
+        checks.one_of("drafter", self.drafter, DRAFTERS)
         self.check_models()
         self.check_batching()
+        self._check_drafter()
+
+    def _check_drafter(self) -> None:
+        if self.drafter == MODEL:
+            return
+        if self.placement != COLOCATED:
+            raise checks.ParameterError(
+                f"placement must be '{COLOCATED}' with drafter='{self.drafter}', which reads the target's states, got"
+                f" {self.placement!r}; set placement, or drafter = '{MODEL}'"
+            )
+        if self.sequences > 1 and self.batching == STATIC:
+            raise checks.ParameterError(
+                f"batching must be 'continuous' or 'lockstep' with drafter='{self.drafter}' and sequences={self.sequences}, got"
+                f" '{STATIC}': the states of sequences that accept different numbers of tokens are not batched; set batching"
+            )
+
+    @property
+    def reads_states(self) -> bool:
+        """True if the draft reads the target's states."""
+        return self.drafter != MODEL
+
+    @property
+    def drafts_in_one_pass(self) -> bool:
+        """True if one pass of the draft drafts all tokens of a round."""
+        return self.drafter == PARALLEL
 
     @property
     def longest_draft(self) -> int:
@@ -165,6 +219,9 @@ def decode(
         yield from _in_batches(parameters, prompt, tokens, stop, prompts)
         return
     prompt = prompts[0] if prompts else prompt
+    if parameters.reads_states:
+        yield from _with_states(parameters, prompt, tokens, stop)
+        return
     sequence, end = list(prompt), len(prompt) + tokens
     drafter, target = (yield from start(parameters, sequence, parameters.sampled)), Model("target", parameters.layers, 0)
     while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
@@ -174,6 +231,63 @@ def decode(
         kept, token = yield from verify(target, sequence, guesses, parameters.sampled, room)
         yield from commit(sequence, guesses, kept, token, stop)
         drafter.rows = min(drafter.rows, len(sequence) - 1)
+
+
+def _with_states(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int]) -> Steps:
+    """Decode with a draft that reads the target's states: draft heads, or a parallel draft."""
+    sequence, end = list(prompt), len(prompt) + tokens
+    target, sampled = Model("target", parameters.layers, 0), parameters.sampled
+    head = Model("draft", parameters.draft_layers, 0, len(sequence) - 1, sampled)
+    states = yield from read_with_states(target, head, sequence)
+    draft_by = draft_in_one_pass if parameters.drafter == PARALLEL else draft_by_head
+    while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
+        room = end - len(sequence) - 1
+        length = min(parameters.draft_length, room) if parameters.cut else parameters.draft_length
+        guesses = yield from draft_by(head, sequence, states, length)
+        out = yield verification_pass(target, sequence, guesses)
+        kept, token = yield from accept_or_reject(out, guesses[:room], sampled, -len(guesses) - 1)
+        # The draft's rows of drafted tokens do not come from the target's states: all new tokens are read (again).
+        head.rows, states = len(sequence), Features(out, 0, kept + 1)
+        yield from commit(sequence, guesses, kept, token, stop)
+
+
+def read_with_states(target: Model, head: Model, sequence: Sequence[int]) -> Generator[Step, Any, Features]:
+    """Prefill the target and a draft that reads its states with a sequence without its last token.
+
+    Returns the state that the draft reads together with the last token.
+    """
+    words, out = tuple(sequence[:-1]), None
+    if words:
+        out = yield Forward(target.role, words, 0, target.span)
+        yield Forward(head.role, words, 0, head.span, Features(out, -1, len(words)), unit=head.unit)
+    return Features(out, len(words) - 1, 1)
+
+
+def draft_by_head(
+    head: Model, sequence: Sequence[int], states: Features, length: int
+) -> Generator[Step, Any, list[DraftedToken]]:
+    """Draft `length` tokens, one per pass; the first pass reads the unread tokens with `states`, the others the head's own."""
+    guesses: list[DraftedToken] = []
+    words, at = tuple(sequence[head.rows :]), head.rows
+    for _ in range(length):
+        out = yield Forward(head.role, words, at, head.span, states, 1, head.unit)
+        guesses.append(DraftedToken((yield Read(SAMPLED if head.sampled else GREEDY, out)), out))
+        words, at, states = (guesses[-1].token,), at + len(words), Features(out, len(words) - 1, 1)
+    return guesses
+
+
+def draft_in_one_pass(
+    head: Model, sequence: Sequence[int], states: Features, length: int
+) -> Generator[Step, Any, list[DraftedToken]]:
+    """Draft `length` tokens in one pass over the unread tokens, with `states`, and `length` - 1 masks."""
+    if not length:
+        return []
+    words = (*sequence[head.rows :], *[MASK] * (length - 1))
+    out = yield Forward(head.role, words, head.rows, head.span, states, length, head.unit)
+    guesses = []
+    for offset in range(-length, 0):
+        guesses.append(DraftedToken((yield Read(SAMPLED if head.sampled else GREEDY, out, offset)), out, offset))
+    return guesses
 
 
 def _in_batches(

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator
 from typing import cast
 
 from model.costs.step_costs import StepCosts
-from model.methods.rounds import Tally, fixed, round_prices
+from model.methods.rounds import Tally, fixed
 from model.methods.speculative.algorithm import Parameters
+from model.methods.speculative.drafter_prices import prices_of
 from model.methods.speculative.static_batches import decodings
 from model.outcomes.outcome_laws import Outcomes
 from model.outcomes.random_streams import BLOCK
@@ -29,5 +30,5 @@ def walk(
     if parameters.decoded_sequences > 1:
         return decodings(parameters, tokens, cast("Iterable[Iterator[Outcomes]]", outcomes), cost, BLOCK)
     outcomes = cast("Iterator[Outcomes]", outcomes)
-    prices = round_prices(cost, parameters.draft_length, tokens=tokens, separate=parameters.placement == "separate")
-    return fixed(parameters.draft_length, tokens, outcomes, prices, BLOCK, cut=parameters.cut)
+    prices, reading = prices_of(parameters, tokens, cost)
+    return fixed(parameters.draft_length, tokens, outcomes, prices, BLOCK, cut=parameters.cut, reading=reading)

@@ -35,9 +35,11 @@ from model.methods.rounds import (
     round_prices,
     slowest_of,
     starts,
+    starts_by_accepted,
 )
 from model.methods.speculative import engine_dialects, static_batches
 from model.methods.speculative.algorithm import Parameters
+from model.methods.speculative.drafter_prices import prices_of
 from model.outcomes.outcome_laws import Chain
 
 Floats = NDArray[np.float64]
@@ -67,14 +69,18 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
 
 def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
     """`predict` at many points; all points except static batches are computed together."""
-    prices = []
+    prices, readings = [], []
     for parameters, tokens, cost in points.choices:
         parameters.check_tokens(tokens)
-        prices.append(round_prices(cost, parameters.draft_length, tokens=tokens, separate=parameters.placement == "separate"))
+        price, reading = prices_of(parameters, tokens, cost)
+        prices.append(price)
+        readings.append(reading)
     chosen, laws, index = points.pairs()
     pairs = [(*points.choices[choice], points.laws[law]) for choice, law in zip(chosen.tolist(), laws.tolist(), strict=True)]
     rounds = {
-        number: RoundChoice(parameters.draft_length, tokens, law, prices[chosen[number]], parameters.cut)
+        number: RoundChoice(
+            parameters.draft_length, tokens, law, prices[chosen[number]], parameters.cut, readings[chosen[number]]
+        )
         for number, (parameters, tokens, _, law) in enumerate(pairs) if parameters.decoded_sequences == 1
     }  # fmt: skip
     known = dict(zip(rounds, moments_of_many([*rounds.values()]), strict=True))
@@ -94,7 +100,11 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
     """Upper bounds of time and unit-time: every round emits a single token, in a batch one per remaining sequence."""
     separate = parameters.placement == "separate"
     if parameters.decoded_sequences == 1:
-        return slowest_of(tokens, round_prices(cost, parameters.draft_length, tokens=tokens, separate=separate))
+        alone, reading = prices_of(parameters, tokens, cost)
+        time, busy = slowest_of(tokens, alone)
+        if reading is not None:
+            time, busy = (each + tokens * float(more.max()) for each, more in zip((time, busy), reading, strict=True))
+        return time, busy
     price = static_batches.prices(
         cost, parameters.draft_length, parameters.concurrent_sequences, tokens=tokens, separate=separate
     )
@@ -125,7 +135,8 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
     """Expected work of the passes of both models; None for laws of records.
 
     A pass of the target covers the drafted tokens and one more. The draft model reads one token per drafted token; after a
-    completely accepted draft it also reads the last drafted token.
+    completely accepted draft it also reads the last drafted token. Draft heads read all accepted tokens again in the first pass of
+    a round, and parallel drafts make no other pass.
 
     >>> from model.outcomes.outcome_laws import Iid
     >>> found = work(Parameters(40, draft_length=3, draft_layers=2), 128, Iid(0.79)).by_model
@@ -143,13 +154,23 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
     width = count + 1
     attended = place * width + width * (width + 1) / 2
     target = _totals(parameters.layers, mass, width, attended, place + width)
-    again = after_whole * (count > 0)
     reading = place * count + count * (count + 1) / 2
+    if parameters.reads_states:
+        after, accepted = starts_by_accepted(most, tokens, law) * (count > 0)[:, None], np.arange(most + 1)
+        # Accepted tokens that are read again are at the positions before the start of the round; each sees those up to itself.
+        seen = accepted * place[:, None] - accepted * (accepted - 1) / 2
+        again, attended_again = float((after * accepted).sum()), float((after * seen).sum())
+    else:
+        after_full = after_whole * (count > 0)
+        again, attended_again = float(after_full.sum()), float(after_full @ place)
+    drafted = float(mass @ count)
+    parallel = parameters.drafts_in_one_pass
+    passes = float(mass @ (count > 0)) if parallel else drafted
+    rows = float(mass @ np.where(count > 0, place + count, 0)) if parallel else float(mass @ reading)
     draft = Totals(
-        passes=float(mass @ count), layer_runs=float(mass @ count) * parameters.draft_layers,
-        layer_passes=float(mass @ count + again.sum()) * parameters.draft_layers,
-        attended=float(mass @ reading + again @ place) * parameters.draft_layers,
-        rows_read=float(mass @ reading) * parameters.draft_layers, head_runs=float(mass @ count), heads=float(mass @ count),
+        passes=passes, layer_runs=passes * parameters.draft_layers, layer_passes=(drafted + again) * parameters.draft_layers,
+        attended=(float(mass @ reading) + attended_again) * parameters.draft_layers, rows_read=rows * parameters.draft_layers,
+        head_runs=passes, heads=drafted,
     )  # fmt: skip
     return Work({"target": target, "draft": draft} if draft.passes else {"target": target})
 
