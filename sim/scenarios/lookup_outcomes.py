@@ -137,12 +137,13 @@ class LookupsByMatch(LawRecord):
             self._check_count(name, rates)
             if sum(rates) > 1 + 1e-9:
                 raise checks.ParameterError(f"{name} must sum to at most 1, got {sum(rates):g}; the rest is no match")
-        if not isinstance(self.acceptance_rates, tuple):
+        given: Any = self.acceptance_rates
+        if not isinstance(given, tuple) or not given:
             raise checks.ParameterError(
-                f"acceptance_rates must be a list with a rate for each of match_lengths, got {checks.shown(self.acceptance_rates)}"
+                f"acceptance_rates must be a list with a rate for each of match_lengths, got {checks.shown(given)}"
             )
-        self._check_count("acceptance_rates", self.acceptance_rates)
-        for index, rate in enumerate(self.acceptance_rates):
+        self._check_count("acceptance_rates", given)
+        for index, rate in enumerate(given):
             if isinstance(rate, tuple):
                 check_rates(f"acceptance_rates[{index}]", rate, "a rate, or a list of rates by position in a draft")
             else:

@@ -164,4 +164,6 @@ def draft(
     if not longest:
         return []
     found = yield parameters.lookup(sequence, longest)
-    return [DraftedToken(token, None) for token in takewhile(lambda token: token not in stop, found)]
+    if stop:
+        found = takewhile(lambda token: token not in stop, found)
+    return [DraftedToken(token, None) for token in found]

@@ -106,8 +106,7 @@ class Parameters(batching.StaticBatching, DraftModel):
             "eagle-2": "eagle", "eagle-3": "eagle3", "p-eagle": "p-eagle", "hass": "eagle", "mtp": "mtp", "nextn": "mtp",
             "multi-token prediction": "mtp", "medusa": "medusa", "medusa-1": "medusa", "medusa-2": "medusa", "hydra": "",
             "redrafter": "", "kangaroo": "", "assisted generation": "",
-            "n-gram": NO_DRAFT, "ngram speculation": NO_DRAFT, "prompt lookup": NO_DRAFT, "prompt lookup decoding": NO_DRAFT,
-            "pld": NO_DRAFT, "suffix decoding": NO_DRAFT, "lookahead": NO_DRAFT, "lookahead decoding": NO_DRAFT, "rest": NO_DRAFT,
+            "lookahead": NO_DRAFT, "lookahead decoding": NO_DRAFT,
         },
         fixed_drafts=True, readings={"acceptance_rate": "draft_acceptance_rate"},
     )
