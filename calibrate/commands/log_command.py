@@ -152,7 +152,7 @@ def rates(
     candidates: Annotated[str, typer.Option(help="Numbers of early candidates k.")] = _CANDIDATES,
     lengths: Annotated[str, typer.Option(help="Draft lengths gamma.")] = _GAMMAS,
     cost_ratio: Annotated[float, typer.Option(help="Draft pass / target pass, to predict speed-ups.")] = 0.1,
-    matches: Annotated[str | None, typer.Option(help="Last tokens looked up in the texts: smallest,largest. Default: 1,3.")] = None,
+    matches: Annotated[str | None, typer.Option(help="Last tokens looked up: smallest,largest. Default: 1,3.")] = None,
     drafter: Annotated[str | None, typer.Option(help="Drafter, required for a public log: eagle, ngram, ...")] = None,
     figures: Annotated[Path | None, typer.Option(help="Folder to draw figures into.")] = None,
     as_json: options.Json = False,

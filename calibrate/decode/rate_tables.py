@@ -32,7 +32,7 @@ NONE = float("nan")
 FEW = 5
 """Printed rows of a list of requests."""
 MATCHES = (1, 3)
-"""Smallest and largest number of last tokens that are looked up in the texts of a log."""
+"""Smallest and largest number of last tokens that are looked up in the sequences of a log."""
 DRAWS = 400
 """Bootstrap draws of requests, for the interval of an error."""
 
@@ -79,7 +79,7 @@ def tables_of_file(
 ) -> list[RateTable]:  # fmt: skip
     """Return all tables of a log: a position log, or a public log of accepted lengths (JSON lines) with its `drafter`.
 
-    `matches` are the smallest and largest number of last tokens that are looked up in the texts of a position log; without them
+    `matches` are the smallest and largest number of last tokens that are looked up in the sequences of a position log; without them
     `MATCHES`, in logs that hold the tokens of their prompts.
     """
     for name, values in (("candidates", candidates), ("draft_lengths", draft_lengths)):
@@ -98,8 +98,8 @@ def tables_of_file(
         raise ParameterError("drafter is used only with public logs (.jsonl); leave it out")
     positions = position_log.load(where)
     known = matches is not None or text_lookups.possible(positions)
-    texts = lookups(positions, MATCHES if matches is None else matches, draft_lengths) if known else ()
-    return [*tables(positions, candidates, draft_lengths, cost_ratio), *texts]
+    found = lookups(positions, MATCHES if matches is None else matches, draft_lengths) if known else ()
+    return [*tables(positions, candidates, draft_lengths, cost_ratio), *found]
 
 
 def read_public_log(where: str, drafter: str) -> tuple[Sequence[Any], str]:
@@ -300,11 +300,11 @@ def overlap_table(log: PositionLog, about: str) -> RateTable:
     return RateTable(f"Acceptance of sampled drafts (measured; {about})", ("estimate", "rate", "standard_error", "positions"), rows)
 
 
-# --- Lookups in the texts ---
+# --- Lookups in the sequences ---
 
 
 def lookups(log: PositionLog, matches: tuple[int, int], draft_lengths: Sequence[int]) -> Iterator[RateTable]:
-    """Yield tables of n-gram drafts: matches and their acceptance in the log's texts, and what laws of them predict."""
+    """Yield tables of n-gram drafts: matches and their acceptance in the log's sequences, and what laws of them predict."""
     for length in draft_lengths:
         method = Parameters(log.layers, length, *matches)
         found = text_lookups.played(text_lookups.of_log(log, *matches, length))
@@ -339,7 +339,7 @@ def _lookup_table(found: text_lookups.PlayedLookups, method: Parameters) -> Rate
         f"as [outcomes]: kind = \"by-match\"; {law}; source = \"measured\"",
     )  # fmt: skip
     title = (
-        f"Lookups in prompt and text (measured): matches of {method.min_match} to {method.max_match} tokens, drafts of at most"
+        f"Lookups in prompt and output (measured): matches of {method.min_match} to {method.max_match} tokens, drafts of at most"
         f" {method.draft_length}"
     )
     return RateTable(title, columns, tuple(rows), notes)
@@ -357,12 +357,12 @@ def _lookup_laws(log: PositionLog, matches: tuple[int, int], draft_lengths: Sequ
         )  # fmt: skip
         rows.append((length, found.tokens_per_round, *[_tokens_per_round(law, log, length) for law in laws]))
     columns = ("gamma", "seen", "one rate", "by match", "by match, in stretches")
-    notes = ("laws: exact means over texts of the log's lengths; one rate: of matches, and of acceptance over tested tokens",)
+    notes = ("laws: exact means over sequences of the log's lengths; one rate: of matches, and of acceptance over tested tokens",)
     return RateTable("Tokens per round of n-gram drafts (measured), and by laws with these rates", columns, tuple(rows), notes)
 
 
 def _tokens_per_round(law: Lookups, log: PositionLog, draft_length: int) -> float:
-    """Mean tokens of a round in texts as long as those of the log."""
+    """Mean tokens of a round in sequences as long as those of the log."""
     lengths, counts = np.unique(np.diff(log.starts), return_counts=True)
     flat = np.ones(draft_length + 1)
     rounds = [moments(length, law, RoundPrices(flat, flat, flat)).rounds for length in lengths.tolist()]

@@ -54,7 +54,7 @@ def answer(step: Lookup) -> tuple[int, ...]:
     return tuple(step.tokens[found.after : found.after + step.most(found.length)])
 
 
-class Lookups(NamedTuple):
+class TextLookups(NamedTuple):
     """Lookups before each generated token of a text; integer arrays of shape (generated tokens,)."""
 
     match: NDArray[np.int64]
@@ -67,10 +67,10 @@ class Lookups(NamedTuple):
 
 def along(
     prompt: Sequence[int], text: Sequence[int], min_match: int, max_match: int, longest: int, per_match: float | None = None
-) -> Lookups:
+) -> TextLookups:
     """Look up before each token of a generated text, whose own tokens say which drafted tokens are accepted.
 
-    This holds for greedy and for sampled texts: a drafted token is accepted exactly where the target's own token equals it.
+    This holds for greedy and for sampled decoding: a drafted token is accepted exactly where the target's own token equals it.
 
     >>> [each.tolist() for each in along([1, 2, 3], [1, 2, 4], 1, 2, longest=2)]
     [[0, 1, 2], [0, 2, 2], [0, 1, 0]]
@@ -86,4 +86,4 @@ def along(
         tested = min(drafted, len(whole) - until)
         same = whole[after : after + tested] == whole[until : until + tested]
         found[:, place] = length, drafted, tested if same.all() else int(same.argmin())
-    return Lookups(*found)
+    return TextLookups(*found)

@@ -1,4 +1,4 @@
-"""Lookups in the texts of a decision log: match lengths, and drafted and accepted tokens, at every output position.
+"""Lookups in the sequences of a decision log: match lengths, and drafted and accepted tokens, at every output position.
 
 A log holds prompts and generated tokens, from which lookups of every kind follow; nothing else needs to be logged.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.base.checks import ParameterError
-from model.interpret.text_lookup import Lookups, along
+from model.interpret.text_lookup import TextLookups, along
 from model.logs.position_log import PositionLog
 from model.outcomes import lookup_laws as laws
 
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 def of_log(
     log: PositionLog, min_match: int, max_match: int, longest: int, per_match: float | None = None
-) -> list[Lookups]:
+) -> list[TextLookups]:
     """Lookups along each sequence of a log; see `model.interpret.text_lookup.along`.
 
     >>> from model.logs.position_log import bundled
@@ -65,7 +65,7 @@ def _tokens(log: PositionLog) -> list[Any]:
 
 
 class PlayedLookups(NamedTuple):
-    """Rounds of a decoding along logged texts, all of shape (rounds,); drafts are cut to the remaining tokens."""
+    """Rounds of a decoding along logged sequences, all of shape (rounds,); drafts are cut to the remaining tokens."""
 
     match: Integers
     drafted: Integers
@@ -73,7 +73,7 @@ class PlayedLookups(NamedTuple):
     after_acceptance: Bools
     """True for rounds that follow one with accepted tokens."""
     whole: Bools
-    """True for drafts that were not cut at the end of a text."""
+    """True for drafts that were not cut at the end of a sequence."""
 
     @property
     def tokens_per_round(self) -> float:
@@ -81,10 +81,10 @@ class PlayedLookups(NamedTuple):
         return float(self.accepted.mean() + 1)
 
 
-def played(sequences: Sequence[Lookups]) -> PlayedLookups:
+def played(sequences: Sequence[TextLookups]) -> PlayedLookups:
     """Play each sequence from its first token on: a round starts after the tokens of the one before.
 
-    >>> rounds = played([Lookups(*np.array([[1, 0, 2], [2, 0, 1], [1, 0, 0]]))])
+    >>> rounds = played([TextLookups(*np.array([[1, 0, 2], [2, 0, 1], [1, 0, 0]]))])
     >>> rounds.accepted.tolist(), rounds.after_acceptance.tolist()
     ([1, 0], [False, True])
     """

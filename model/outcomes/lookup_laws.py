@@ -2,7 +2,7 @@
 
 A lookup finds a match or none, so that the number of drafted tokens is random, and known before the pass that verifies them. Longer
 matches draft more and survive longer: a law gives the probability of each kind of match, the tokens that it drafts, and the
-probability that at least j of them are accepted. Texts repeat themselves in stretches: the probabilities may differ for a lookup
+probability that at least j of them are accepted. A text repeats itself in stretches: the probabilities may differ for a lookup
 after a round that accepted a drafted token. The first lookup counts as after a round that accepted none.
 
 A lookup is random by output position (`model.outcomes.random_streams`): only those positions at which a round begins are used.
@@ -27,7 +27,7 @@ MOST = (1 << _BITS) - 1
 """Largest number of drafted tokens."""
 
 
-class Draft(NamedTuple):
+class LookupDraft(NamedTuple):
     """Drafted tokens of a lookup, and how many of them are accepted."""
 
     drafted: int
@@ -37,7 +37,7 @@ class Draft(NamedTuple):
 def draft_of(number: int, accepted: bool) -> tuple[int, int]:
     """Drafted and accepted tokens of one packed outcome, where the round before accepted drafted tokens or none.
 
-    >>> draft_of(LookupOutcome(Draft(4, 1), Draft(5, 3)).packed, True)
+    >>> draft_of(LookupOutcome(LookupDraft(4, 1), LookupDraft(5, 3)).packed, True)
     (5, 3)
     """
     own = number if accepted else number >> 2 * _BITS
@@ -50,8 +50,8 @@ class LookupOutcome(NamedTuple):
     They are drawn with one random number, and held as one whole number, which arrays of outcomes hold too.
     """
 
-    usual: Draft
-    repeating: Draft
+    usual: LookupDraft
+    repeating: LookupDraft
 
     @property
     def packed(self) -> int:
@@ -73,7 +73,7 @@ def outcomes_after(accepted: NDArray[np.bool_], numbers: Integers) -> tuple[Inte
     return own >> _BITS & MOST, own & MOST
 
 
-class Cells(NamedTuple):
+class LookupCells(NamedTuple):
     """The possible outcomes of a lookup: drafted and accepted tokens, and their probabilities; all but `chance` have one axis."""
 
     drafted: Integers
@@ -146,7 +146,7 @@ class Lookups(LookupLaw):
         return len(self.chances) == 1 or np.array_equal(*self.chances)
 
     @cached_property
-    def cells(self) -> Cells:
+    def cells(self) -> LookupCells:
         """The possible outcomes, those with more accepted tokens first."""
         found: dict[tuple[int, int], Floats] = {(0, 0): 1 - self.chances.sum(axis=1).clip(0, 1)}
         for chance, drafted, survival in zip(self.chances.T, self.drafted, self.survival, strict=True):
@@ -156,7 +156,7 @@ class Lookups(LookupLaw):
         order = sorted(found, reverse=True)
         accepted, counts = np.array(order, dtype=np.int64).T
         mass = np.stack([found[each] for each in order], axis=1)
-        return Cells(counts, accepted, np.broadcast_to(mass, (2, len(order))))
+        return LookupCells(counts, accepted, np.broadcast_to(mass, (2, len(order))))
 
     def sample(self, draws: Iterator[Floats]) -> Iterator[Integers]:
         """Yield tiles of packed outcomes.

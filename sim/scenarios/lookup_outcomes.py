@@ -83,7 +83,7 @@ class IndependentLookups(LawRecord):
 
 @dataclass(frozen=True)
 class LookupsInStretches(LawRecord):
-    """As `iid`, with another probability of a match after a round that accepted drafted tokens: texts repeat in stretches."""
+    """As `iid`, with another probability of a match after a round that accepted drafted tokens: a text repeats itself in stretches."""
 
     RATES = ("hit_rate", "hit_rate_after_acceptance", "acceptance_rate")
 
@@ -188,7 +188,7 @@ class LookupsByMatch(LawRecord):
 class RecordedLookups(LawRecord):
     """Recorded lookups by output position, from a decision `log` or a JSON `file`.
 
-    A `log` (a file, or the name of a bundled log) holds prompts and texts, in which the method's own lookups are made: every
+    A `log` (a file, or the name of a bundled log) holds prompts and outputs, in which the method's own lookups are made: every
     `min_match`, `max_match`, `draft_length` and `length_factor` is replayed exactly. A file has a list for each sequence of
     [match length, drafted tokens, accepted tokens] at each position, made with the method's settings.
     """
@@ -233,11 +233,11 @@ class RecordedLookups(LawRecord):
 @lru_cache(maxsize=64)
 def _of_log(
     name: str, min_match: int, max_match: int, longest: int, factor: float | None, stamp: object
-) -> list[text_lookup.Lookups]:
+) -> list[text_lookup.TextLookups]:
     return text_lookups.of_log(log_of(name), min_match, max_match, longest, factor)
 
 
-def _of_file(file: str) -> list[text_lookup.Lookups]:
+def _of_file(file: str) -> list[text_lookup.TextLookups]:
     form = "a list for each sequence of [match length, drafted tokens, accepted tokens] at each position"
     records: Any = json_of(file, "lookups")
     if not isinstance(records, list) or not records:
@@ -258,7 +258,7 @@ def _of_file(file: str) -> list[text_lookup.Lookups]:
                 f"file {file!r}, sequence {index}, position {wrong[0]}: accepted tokens must be at most the drafted ones, which"
                 f" need a match, got {row}"
             )
-        found.append(text_lookup.Lookups(match, drafted, accepted))
+        found.append(text_lookup.TextLookups(match, drafted, accepted))
     return found
 
 

@@ -84,7 +84,7 @@ def test_tokens_rounds_and_passes_equal_those_of_the_library(name: str, drafts: 
 
 
 @pytest.mark.parametrize("name", REPEATING)
-def test_texts_that_end_equal_those_of_the_library(name: str) -> None:
+def test_sequences_that_end_equal_those_of_the_library(name: str) -> None:
     prompt = REPEATING[name]
     plain = decoded(prompt, 4, 3)[0].tokens
     for stop in {*plain[3:20]}:

@@ -26,7 +26,7 @@ from model.methods.ngram.algorithm import Parameters, decode
 from model.methods.proposals import Known
 from model.methods.worlds import world_of, worlds
 from model.outcomes import lookup_laws
-from model.outcomes.lookup_laws import Draft, LookupOutcome, Lookups, ReplayedLookups, draft_of
+from model.outcomes.lookup_laws import LookupDraft, LookupOutcome, Lookups, ReplayedLookups, draft_of
 from model.outcomes.random_streams import BLOCK, tiles
 from model.steps import LayerSpan
 from sim.engine.cluster import Cluster
@@ -34,7 +34,7 @@ from sim.engine.events import simulate
 from tests.support.exact import RATES, close
 
 CURVE = ((1, 1.0), (4, 1.75), (9, 3.0))
-OUTCOMES = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(lambda pair: Draft(max(pair), min(pair)))
+OUTCOMES = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(lambda pair: LookupDraft(max(pair), min(pair)))
 
 
 # --- Formulas ---
@@ -88,7 +88,7 @@ def test_a_round_costs_the_pass_over_its_own_draft(cost: StepCosts) -> None:
 
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.tuples(OUTCOMES, OUTCOMES), min_size=1, max_size=9), st.sampled_from(["roofline", "law"]))
-def test_views_agree_on_hardware(outcomes: list[tuple[Draft, Draft]], kind: str) -> None:
+def test_views_agree_on_hardware(outcomes: list[tuple[LookupDraft, LookupDraft]], kind: str) -> None:
     cost, method, tokens = roofline() if kind == "roofline" else by_law(), Parameters(32, 9), len(outcomes)
     words = [LookupOutcome(*each).packed for each in outcomes]
     run = simulate(decode(method, [0], tokens), tokens, Cluster(1), cost, world_of(method, 1, {"lookup": words}))
@@ -107,7 +107,7 @@ def test_views_agree_on_hardware(outcomes: list[tuple[Draft, Draft]], kind: str)
 
 
 @given(OUTCOMES, OUTCOMES, st.booleans())
-def test_an_outcome_is_held_in_one_number(usual: Draft, repeating: Draft, accepted: bool) -> None:
+def test_an_outcome_is_held_in_one_number(usual: LookupDraft, repeating: LookupDraft, accepted: bool) -> None:
     number = LookupOutcome(usual, repeating).packed
     assert draft_of(number, accepted) == (repeating if accepted else usual)
     found = lookup_laws.outcomes_after(np.array([accepted]), np.array([number]))
@@ -116,9 +116,9 @@ def test_an_outcome_is_held_in_one_number(usual: Draft, repeating: Draft, accept
 
 def test_the_longest_draft_fits_into_a_number() -> None:
     assert Parameters(1, 250).draft_length <= lookup_laws.MOST
-    most = Draft(lookup_laws.MOST, lookup_laws.MOST)
-    assert draft_of(LookupOutcome(most, Draft(0, 0)).packed, False) == most
-    assert draft_of(LookupOutcome(Draft(0, 0), most).packed, True) == most
+    most = LookupDraft(lookup_laws.MOST, lookup_laws.MOST)
+    assert draft_of(LookupOutcome(most, LookupDraft(0, 0)).packed, False) == most
+    assert draft_of(LookupOutcome(LookupDraft(0, 0), most).packed, True) == most
 
 
 LAW = Lookups([[0.2, 0.1], [0.3, 0.5]], [2, 4], [[0.5, 0.4], [0.9, 0.8, 0.7, 0.6]])
@@ -263,7 +263,7 @@ def test_no_speedup_is_above_its_bound(hits: float, rate: float, length: int) ->
 
 
 def test_advice_says_what_is_not_known() -> None:
-    assert "repeat themselves" in Parameters.proposals(Known(32, 1, (3,), (0.5,))).missing
+    assert "repeat the text before" in Parameters.proposals(Known(32, 1, (3,), (0.5,))).missing
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def wide_of_drafts(right: Any, parameters: Any, cost: Any, *, tokens: int = 1) -
     return found._replace(time=time, busy=time)
 
 
-def dearer(right: Any, parameters: Any, cost: Any, *, tokens: int = 1) -> Any:
+def costs_more(right: Any, parameters: Any, cost: Any, *, tokens: int = 1) -> Any:
     """Charge a round without a match for a draft."""
     found = right(parameters, cost, tokens=tokens)
     time = found.time + 0.25 * (np.arange(len(found.time)) == 0)
@@ -154,7 +154,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("24e", "one less", with_fault(one_less, ALGORITHM, "verify")),
     ("24e", "never drafts", with_fault(never_drafts, ALGORITHM, "draft")),
     ("24f", "drafts without a match", with_fault(always_one, ALGORITHM, "draft")),
-    ("24f", "dearer", with_fault(dearer, THEORY, "round_prices")),
+    ("24f", "costs more", with_fault(costs_more, THEORY, "round_prices")),
     ("24h", "one more", with_fault(one_more, THEORY, "accepted_tokens")),
     ("24i", "wide as the draft", with_fault(wide_of_drafts, THEORY, "round_prices")),
     ("24j", "hits squared", with_fault(without_hits, THEORY, "speedup")),

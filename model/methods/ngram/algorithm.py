@@ -8,7 +8,7 @@ distribution, and with the same random numbers it is the target's own text.
 
 Known as prompt lookup decoding [Saxena2023], n-gram speculation in vLLM and SGLang, `prompt_lookup_num_tokens` in transformers.
 Suffix decoding [Oliaro2024] lets a longer match draft more tokens, at most `length_factor` for each matching token; it looks up
-other requests' texts too, which is not modelled here: a law of lookups can contain them.
+other requests' outputs too, which is not modelled here: a law of lookups can contain them.
 
 [Saxena2023] A. Saxena. Prompt Lookup Decoding. https://github.com/apoorvumang/prompt-lookup-decoding, 2023.
 [Oliaro2024] G. Oliaro et al. SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications. arXiv:2411.04975.
@@ -89,8 +89,8 @@ class Parameters(MethodParameters):
 
     @classmethod
     def proposals(cls, known: Known) -> Proposals:
-        """Nothing: how often texts repeat themselves is not known from the acceptance of a draft model."""
-        return Proposals(missing="how often your texts repeat themselves: `calibrate rates` counts it, `sim run ngram` takes it")
+        """Nothing: how often a text repeats itself is not known from the acceptance of a draft model."""
+        return Proposals(missing="how often your outputs repeat the text before: `calibrate rates` counts it, `sim run ngram` takes it")
 
     def __post_init__(self) -> None:
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)

@@ -23,7 +23,7 @@ from model.methods.ngram import theory as ngram
 from model.methods.speculative import theory as speculative
 from model.methods.speculative.algorithm import Model, commit, verification_pass
 from model.methods.speculative.algorithm import Parameters as Speculative
-from model.outcomes.lookup_laws import Draft, LookupOutcome, Lookups
+from model.outcomes.lookup_laws import LookupDraft, LookupOutcome, Lookups
 from model.outcomes.outcome_laws import Iid
 from model.outcomes.random_streams import BLOCK
 from model.steps import SAMPLED, Forward, Read, Steps
@@ -346,7 +346,7 @@ def layer_by_layer(x: Example) -> None:
     equal("tokens", each.tokens, whole.tokens)
 
 
-# --- 29: lookups in texts ---
+# --- 29: lookups in a text ---
 
 
 @theorem("29a", "A lookup finds the longest match that there is, and of several the first.", source="search of all places",
@@ -438,7 +438,7 @@ def play(x: Example, *, per_layer: bool = False) -> Run:
 
 
 def _packed(x: Example) -> list[int]:
-    return [LookupOutcome(Draft(*usual), Draft(*repeating)).packed for usual, repeating in x["lookups"]]
+    return [LookupOutcome(LookupDraft(*usual), LookupDraft(*repeating)).packed for usual, repeating in x["lookups"]]
 
 
 def _all_runs(x: Example) -> Iterator[tuple[float, Run]]:
