@@ -1,4 +1,4 @@
-"""Scores of outputs against reference texts: BLEU and ROUGE-L, the task scores of the papers on lossy methods.
+"""Scores of outputs against references: BLEU and ROUGE-L, the task scores of the papers on lossy methods.
 
 BLEU is that of a corpus by sacrebleu [Post2018], with its default tokenizer 13a and smoothing. ROUGE-L is the mean over sequences
 of the F1 of the longest common subsequence by rouge-score [Lin2004], with stemming; of several references the best one counts. Both
@@ -21,7 +21,7 @@ from model.base import checks
 from model.base.checks import ParameterError
 
 References = Sequence[Sequence[str]]
-"""Reference texts of each sequence."""
+"""References of each sequence."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class ReferenceScores:
 
     def columns(self, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], prefix: str = "") -> dict[str, float]:
         """Return the scores of outputs by name of the column [percent]."""
-        texts = [self.text(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
-        kept = [(text.partition(self.cut_at)[0] if self.cut_at else text).strip() for text in texts]
+        begun = [self.text(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
+        kept = [(text.partition(self.cut_at)[0] if self.cut_at else text).strip() for text in begun]
         return {prefix + name.replace("-", "_"): SCORES[name](kept, self.references) for name in self.scores}
 
 

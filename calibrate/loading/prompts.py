@@ -81,7 +81,7 @@ DATA_SETS = {
 class Prompt:
     """A prompt text. `source` is its file or data set and row, and its template.
 
-    `references` are texts to score outputs against, if the data set has them.
+    `references` are strings to score outputs against, if the data set has them.
     """
 
     id: str
@@ -360,7 +360,7 @@ def _text(row: dict[str, Any], column: str, at: str) -> str:
 
 
 def _references(row: dict[str, Any], at: str) -> tuple[str, ...]:
-    """Reference texts of a row, if it has any."""
+    """References of a row, if it has any."""
     if "reference" in row:
         return tuple(_strings(row["reference"], at))
     if "highlights" in row:
@@ -371,7 +371,7 @@ def _references(row: dict[str, Any], at: str) -> tuple[str, ...]:
 
 
 def _strings(held: Any, at: str) -> Iterator[str]:
-    """Texts of a column of references, which Spec-Bench nests in two ways and leaves empty where there is none."""
+    """Strings of a column of references, which Spec-Bench nests in two ways and leaves empty where there is none."""
     if isinstance(held, list):
         for each in held:
             yield from _strings(each, at)

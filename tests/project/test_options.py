@@ -25,6 +25,7 @@ from calibrate.commands.calibrate_app import app as calibrate_app
 from calibrate.decode.position_logging import LogSeconds
 from calibrate.family import training as family
 from calibrate.interpreters.in_one_process import Sampling
+from calibrate.loading.prompts import Prompt
 from calibrate.timing.single_pass import Effort
 from model.base.checks import ParameterError
 from sim.commands.sim_app import app as sim_app
@@ -659,7 +660,7 @@ def test_a_figure_that_has_no_room_is_told(record: Record) -> None:
 def test_what_a_table_is_of_is_said_in_its_rows(record: Record) -> None:
     """Names and checksums of the models, the heads that were read, prompts, type and seed: columns of `calibrate quality`."""
     record.replace("calibrate.decode.output_quality.measure")
-    record.replace("calibrate.commands.log_command.tokenized_prompts", [("one", [1, 2, 3])])
+    record.replace("calibrate.commands.log_command.chosen_prompts", [(Prompt("one", "a", "a file"), [1, 2, 3])])
     for prompts, called in ((["--prompts", "a/notes.json"], "notes.json"), ([], "held-out standard library")):
         words = f"bild --model big --draft small --set fallback_threshold=1 --seed 3 -o a.csv {' '.join(prompts)}"
         run_until_work("calibrate quality", words)
@@ -668,7 +669,7 @@ def test_what_a_table_is_of_is_said_in_its_rows(record: Record) -> None:
             "heads": "heads read", "dtype": "float32", "prompts": called, "seed": 3, "source": "measured",
         }  # fmt: skip
         asked = {"limit": 20, "length": 64, "seed": 3, "template": None}
-        assert has(record.calls["calibrate.commands.log_command.tokenized_prompts"], asked)
+        assert has(record.calls["calibrate.commands.log_command.chosen_prompts"], asked)
 
 
 def test_what_a_log_is_of_is_said_in_it(record: Record) -> None:
@@ -869,6 +870,7 @@ EFFECTS: dict[str, dict[str, str]] = {
                " --resume --quiet",
         "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
         "test_exit_heads.py::test_heads_command_trains_heads": "--json",
+        "test_exit_tuning.py::test_the_command_and_its_errors": "--loss",
     },
     "calibrate align": {
         REACH: "--target --draft --out --prompts --prompt --tokens --held-out --epochs --batch --rate --seed --text --device"
@@ -897,6 +899,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         REACH: "--out --model --draft --heads --set --sweep --prompts --template --limit --prompt-tokens --tokens --seed --dtype"
                " --device --threads --resume --quiet",
         "test_output_quality.py::test_quality_command_writes_rows_and_figures": "--figures --json",
+        "test_reference_scores.py::test_the_command_scores_outputs": "--score --cut-at",
     },
     "calibrate run": {
         REACH: "--out --model --draft --medium --heads --set --sweep --forced --unit-kind --prompts --limit --prompt-tokens"

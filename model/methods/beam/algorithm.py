@@ -9,10 +9,10 @@ extended by its k most likely tokens, and the k most likely of all extended hypo
 differ in length, and longer sequences are less likely, so shorter ones win.
 
 Both rules are greedy, as beam search is. A sequence ends with the last requested token or with a stop token. Sequences of different
-length are compared by their log-probability, not divided by their length. Rule `exact` keeps the ended sequences beside the k that
-grow, as `generate(num_beams=k, length_penalty=0, early_stopping="never")` of transformers does: one that is among the k best of its
-step ends, and the k best others go on. Decoding ends when an ended sequence is the best, because sequences only become less likely.
-In rule `per-beam` a complete sequence remains one of the k. Drafts contain no stop token: only the target ends a sequence.
+length are compared by their log-probability, not divided by their length. Rule `exact` keeps the ended sequences in addition to the
+k that grow, as `generate(num_beams=k, length_penalty=0, early_stopping="never")` of transformers does: one that is among the k best
+of its step ends, and the k best others go on. Decoding ends when an ended sequence is the best, because sequences only become less
+likely. In rule `per-beam` a complete sequence remains one of the k. Drafts contain no stop token: only the target ends a sequence.
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
