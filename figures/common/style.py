@@ -22,7 +22,7 @@ from model.base.checks import ParameterError
 _OKABE_ITO = matplotlib.color_sequences["okabe_ito"]
 # Without black, used for text and the events view, and without yellow, which is invisible on white.
 COLOURS = tuple(to_hex(_OKABE_ITO[index]) for index in (5, 6, 3, 7, 1, 2))
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", ">", "*", "h")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", ">", "*", "h", "d", "8", "H")
 # Dashes as lengths of line and gap [line widths].
 LINES: tuple[tuple[float, tuple[float, ...]], ...] = (
     (0, ()), (0, (4, 1.6)), (0, (6, 2, 1, 2)), (0, (1, 1.6)), (0, (10, 2)), (0, (5, 1, 1, 1, 1, 1))

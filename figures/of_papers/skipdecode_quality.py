@@ -45,5 +45,6 @@ def draw() -> Figure:
         left = panels[0].get_position().x0
         figure.text(left, 0.93, "SkipDecode: quality over speed-up, published", fontsize=13, weight="bold", va="center")
         figure.text(left, 0.865, "Figure 4 of Del Corro et al. from Table 4", fontsize=9, color=GREY, va="center")
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="lower left", bbox_to_anchor=(left, 0.0), ncols=4, borderaxespad=0)
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="lower left", bbox_to_anchor=(left, 0.0), ncols=4,
+                      borderaxespad=0)  # fmt: skip
     return figure

@@ -121,7 +121,7 @@ def check_columns(table: Any, kinds: dict[str, Any], nullable: frozenset[str] = 
         if name not in nullable and column.null_count():
             row = int(column.is_null().arg_max() or 0) + 1
             raise ParameterError(f"row {row}, column {name}: must be {_name(kind)}, got null")
-        if get_origin(kind) is list:
+        if get_origin(kind) is list and column.null_count() < column.len():
             nulls = column.list.eval(_element().is_null()).list.any()
             if nulls.any():
                 row = int(nulls.fill_null(False).arg_max() or 0) + 1

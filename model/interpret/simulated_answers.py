@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol
 from model.steps import Continuation, Forward, Read
 
 Token = int
+EARLY_LAYERS = "early layers"
+"""Name of the first layers of the target among the models that draft (`World.drafts`), for methods that draft by an exit head."""
 
 
 class Answers(Protocol):
@@ -51,7 +53,7 @@ class World:
         For each output position, the rank (from 1) of the early candidate that is correct; 0 or False: none, True: the first. None
         matches beyond the end. The rank matters only if sub-processes wait for units.
     drafts
-        Outcomes of the draft models, by role.
+        Outcomes of the draft models, by role; of exit heads of the target under `EARLY_LAYERS`.
     doubts
         For each output position, the drafted tokens with low confidence: 1 if a wrong token, 2 if the correct token, 3 if both, as
         in `model.outcomes.outcome_laws.TwoClass`.
@@ -82,7 +84,9 @@ class World:
             return self._candidates(after, right, step.width)
         role = output.role
         if role == "target" and output.layers.last != self.layers:
-            return -after  # an early layer predicts only its candidates
+            if EARLY_LAYERS not in self.drafts:
+                return -after  # an early layer predicts only its candidates
+            role = EARLY_LAYERS
         if kind == "confidence":
             return 0.0 if self.doubts[after - self.prompt] & (2 if step.token == after else 1) else 1.0
         if kind == "uniform":

@@ -294,6 +294,8 @@ def _check_table(table: pl.DataFrame, decodings: int) -> None:
     if held.len():
         typed_values.check_columns(held.struct.unnest(), {"token": int, "score": float})
     col = pl.col
+    untyped = [name for name in ("tokens", "follows", "scores") if table[name].dtype == pl.Null]  # columns without any value
+    table = table.with_columns(col(name).cast(pl.List(pl.Float64)) for name in untyped)
     answer = pl.when(col("kind").is_in([*NUMBERS])).then(col("number").is_not_null()).otherwise(col("tokens").list.len() > 0)
     same = (col("tokens").list.len() == col("follows").list.len()) & (col("tokens").list.len() == col("scores").list.len())
     whole = table.select(

@@ -74,13 +74,13 @@ def world_of(parameters: MethodParameters, prompt: int, outcomes: Mapping[str, A
     >>> world_of(Parameters(layers=8, exit_layer=4, candidates=2), 1, {"match": [2, 0]}).matches
     [2, 0]
     """
-    layers, roles = parameters.layers, parameters.roles
-    if any_lossy(outcomes) or not (roles or parameters.exact):
+    layers, imitated = parameters.layers, parameters.IMITATES
+    if any_lossy(outcomes) or not (imitated or parameters.exact):
         return Lossy(prompt, layers, outcomes.get("decision", ()), outcomes.get("exit", ()))
-    if not roles:
+    if not imitated:
         return World(prompt, layers, outcomes.get("match", ()))
     answers = []
     for sequence in range(parameters.decoded_sequences):
-        drafts = {role: DraftOutcomes(of, outcomes[kind][sequence]) for role, (of, kind) in parameters.IMITATES.items()}
+        drafts = {role: DraftOutcomes(of, outcomes[kind][sequence]) for role, (of, kind) in imitated.items()}
         answers.append(World(prompt, layers, drafts=drafts, doubts=outcomes.get("confidence", ())))
     return batch_world(answers)

@@ -12,7 +12,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from model.base import bounded_files
+from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 from sim.reporting.report_document import SvgFigure, printable
 
@@ -77,6 +77,10 @@ def _parsed(text: str, name: str) -> Element:
         raise ParameterError(f"figure {name} is not SVG ({error}); draw it again") from None
     if root.tag != f"{{{SVG}}}svg":
         raise ParameterError(f"figure {name} is not SVG: its root is {root.tag[:80]}; draw it again")
+    identifiers = [each.get("id") for each in root.iter() if each.get("id")]
+    if len(identifiers) > len({*identifiers}):
+        twice = next(each for each in identifiers if identifiers.count(each) > 1)
+        raise ParameterError(f"figure {name} must use an identifier once, got {checks.shown(twice)} twice; draw it again")
     level = [root]
     for _ in range(DEEPEST):
         level = [child for each in level for child in each]
@@ -95,7 +99,7 @@ def embedded(figure: SvgFigure, prefix: str) -> str:
      id="f1-a" d="M 0 0" /></svg>
     """
     source = _parsed(figure.svg, figure.name or "figure")
-    names = {str(each.get("id")) for each in source.iter() if each.get("id")}
+    names = {str(each.get("id")) for each in _allowed(source) if each.get("id")}
     root = _copied(source, prefix, names)
     for key in ("width", "height"):  # the page sets the width; the shape is that of the view box
         if root.get("viewBox"):
@@ -109,6 +113,15 @@ def embedded(figure: SvgFigure, prefix: str) -> str:
         root.insert(place, said)
     root.attrib = {"xmlns": SVG, **root.attrib}
     return ElementTree.tostring(root, encoding="unicode")
+
+
+def _allowed(root: Element) -> Iterator[Element]:
+    """Elements that are copied: the root, and allowed ones within allowed ones."""
+    todo = [root]
+    while todo:
+        element = todo.pop()
+        yield element
+        todo += [child for child in element if str(child.tag).removeprefix(f"{{{SVG}}}") in ELEMENTS]
 
 
 def _widest(source: Element) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from model.interpret.simulated_answers import EARLY_LAYERS
 from model.steps import CacheError, Commit, Forward, Read, Steps
 
 Law = tuple[Fraction, ...]
@@ -85,22 +86,25 @@ class _Choices:
 
 
 def possible_decodings(
-    steps: Callable[[], Steps], models: Mapping[str, Model], prompt: Sequence[int], tokens: int
+    steps: Callable[[], Steps], models: Mapping[str, Model], prompt: Sequence[int], tokens: int, layers: int | None = None
 ) -> Iterator[PossibleDecoding]:
     """Yield all sequences of random choices of a decoding, until its steps end or `tokens` tokens are generated.
 
-    Only for algorithms without sub-processes.
+    Only for algorithms without sub-processes. With the number of `layers` of the target, the model `EARLY_LAYERS` predicts where
+    its passes end at an earlier layer.
     """
     waiting: list[tuple[int, ...]] = [()]
     while waiting:
         choices = _Choices(waiting.pop())
-        commits = _run(steps(), _Reader(models, choices), tuple(prompt), tokens)
+        commits = _run(steps(), _Reader(models, choices, layers), tuple(prompt), tokens)
         waiting += choices.others
         yield PossibleDecoding(choices.chance, commits)
 
 
-def law_of_text(steps: Callable[[], Steps], models: Mapping[str, Model], prompt: Sequence[int], tokens: int) -> TextLaw:
-    """Return the distribution of the text that an algorithm generates.
+def law_of_text(
+    steps: Callable[[], Steps], models: Mapping[str, Model], prompt: Sequence[int], tokens: int, layers: int | None = None
+) -> TextLaw:
+    """Return the distribution of the text that an algorithm generates; see `possible_decodings`.
 
     >>> from model.methods.speculative import algorithm as speculative
     >>> parameters = speculative.Parameters(layers=1, draft_length=1, sampled=True)
@@ -110,7 +114,7 @@ def law_of_text(steps: Callable[[], Steps], models: Mapping[str, Model], prompt:
     {(0, 0): '9/16', (0, 1): '3/16', (1, 0): '3/16', (1, 1): '1/16'}
     """
     law: TextLaw = {}
-    for decoding in possible_decodings(steps, models, prompt, tokens):
+    for decoding in possible_decodings(steps, models, prompt, tokens, layers):
         law[decoding.text] = law.get(decoding.text, Fraction(0)) + decoding.chance
     return law
 
@@ -166,8 +170,8 @@ def residual(p: Law, q: Law) -> Law:
 class _Reader:
     """Tokens that the models have read, and answers to reads."""
 
-    def __init__(self, models: Mapping[str, Model], choices: _Choices) -> None:
-        self.models, self.choices = models, choices
+    def __init__(self, models: Mapping[str, Model], choices: _Choices, layers: int | None = None) -> None:
+        self.models, self.choices, self.layers = models, choices, layers
         self.read: dict[str, tuple[int, ...]] = {}
 
     def forward(self, step: Forward, text: tuple[int, ...]) -> Output:
@@ -178,7 +182,8 @@ class _Reader:
         now = self.read[step.role] = (*held[: step.at], *step.tokens)
         if any(seen != true for seen, true in zip(now, text, strict=False)):
             raise CacheError(f"{step.role} has read {now} where the text is {text}")
-        return Output(step.role, now, step.heads)
+        early = self.layers is not None and step.role == "target" and step.layers.last < self.layers
+        return Output(EARLY_LAYERS if early else step.role, now, step.heads)
 
     def law(self, output: Output, offset: int = -1) -> Law:
         """Return the distribution of the token after a position of a pass."""

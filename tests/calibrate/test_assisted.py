@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from calibrate.interpreters.in_one_process import Real
+from model.methods.self_speculative import algorithm as self_speculative
 from model.methods.speculative import algorithm as speculative
 from tests.calibrate.test_position_logging import PROMPTS, kin
 from tests.support.real_models import DEPTHS
@@ -52,6 +53,44 @@ def test_rounds_equal_those_of_the_library(number: int, gamma: int) -> None:
     # In the last round the library may draft beyond the wanted tokens, and cuts its output.
     assert library[:-1] == ours[: len(library) - 1]
     assert sum(map(len, ours)) == sum(map(len, library)) == TOKENS
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 6])
+@pytest.mark.parametrize("exit_layer", [1, 3, LAYERS - 1])
+def test_early_exit_of_the_library_has_the_same_rounds_and_runs_the_first_layers_again(exit_layer: int, gamma: int) -> None:
+    """`assistant_early_exit` drafts with the model's own norm and output matrix, and keeps separate keys and values."""
+    import torch
+
+    decoder, prompt, rounds = kin()["target"], PROMPTS[0], Rounds()
+    full, ids, runs = decoder.full, torch.tensor([PROMPTS[0]]), [0]
+    hooks = [layer.register_forward_hook(lambda _, inputs, out: _count(runs, inputs)) for layer in full.model.layers]
+    asked = full.generation_config
+    asked.num_assistant_tokens, asked.num_assistant_tokens_schedule, asked.assistant_confidence_threshold = gamma, "constant", 0.0
+    try:
+        found = full.generate(
+            ids, attention_mask=torch.ones_like(ids), assistant_early_exit=exit_layer, max_new_tokens=TOKENS, do_sample=False,
+            streamer=rounds, eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+    finally:
+        for hook in hooks:
+            hook.remove()
+    parameters = self_speculative.Parameters(LAYERS, exit_layer, gamma)
+    work = Real({"target": decoder}).run(self_speculative.decode(parameters, prompt, TOKENS), TOKENS)
+    assert found[0, len(prompt) :].tolist() == work.tokens
+    _, *library = rounds.chunks
+    ours = [list(step.tokens) for step in work.committed]
+    assert library[:-1] == ours[: len(library) - 1]
+    # Layers run by tokens, the prompt's apart: gamma + 1 per round through all layers here. The library runs the drafted ones twice
+    # through the first layers, and at most one token more per round; in its last round it may draft more.
+    own = work.account.of("target").layer_passes - LAYERS * (len(prompt) - 1)
+    drafted = sum(number * count for (_, number), count in work.rounds.items())
+    assert own == sum(count * (number + 1) for (_, number), count in work.rounds.items()) * LAYERS
+    more = runs[0] - (LAYERS + exit_layer) * (len(prompt) - 1) - own
+    assert exit_layer * drafted <= more <= exit_layer * (drafted + work.rounds.total()) + (LAYERS + exit_layer) * gamma
+
+
+def _count(runs: list[int], inputs: Any) -> None:
+    runs[0] += inputs[0].shape[1]
 
 
 def test_some_rounds_accept_and_some_do_not() -> None:

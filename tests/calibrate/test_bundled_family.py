@@ -25,6 +25,7 @@ from model.methods.early_exit import algorithm as early_exit
 from model.methods.hierarchical import algorithm as hierarchical
 from model.methods.pearl import algorithm as pearl
 from model.methods.ppd import algorithm as ppd
+from model.methods.self_speculative import algorithm as self_speculative
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
 from tests.support import real_models
@@ -58,6 +59,8 @@ EXACT: dict[str, tuple[Any, Any]] = {
     "bild at its limit": (bild, bild.Parameters(LAYERS, 4, fallback_threshold=1.0, rollback_threshold=0.0, **SMALL)),
     "skipdecode of all layers": (skipdecode, skipdecode.Parameters(LAYERS, LAYERS, LAYERS, 1, 256)),
     "early exit never": (early_exit, early_exit.Parameters(LAYERS, threshold=1.0)),
+    "self-speculative": (self_speculative, self_speculative.Parameters(LAYERS, 6, 3)),
+    "self-speculative again": (self_speculative, self_speculative.Parameters(LAYERS, 8, 3, reuse=False)),
 }  # fmt: skip
 
 

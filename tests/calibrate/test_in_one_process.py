@@ -28,6 +28,7 @@ from model.methods.early_exit import algorithm as early_exit
 from model.methods.hierarchical import algorithm as hierarchical
 from model.methods.pearl import algorithm as pearl
 from model.methods.ppd import algorithm as ppd
+from model.methods.self_speculative import algorithm as self_speculative
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
 from model.steps import Batch, CacheError, Commit, Forward, LayerSpan, Read, Steps, ended
@@ -77,6 +78,12 @@ EXACT: dict[str, tuple[Any, Any]] = {
     "early exit never": (early_exit, early_exit.Parameters(LAYERS, threshold=1.0)),
     "early exit never, states": (early_exit, early_exit.Parameters(LAYERS, "state", threshold=1.0, fill="backfill")),
     "early exit after the last": (early_exit, early_exit.Parameters(LAYERS, exit_layer=LAYERS)),
+    **{
+        f"self-speculative {layer} {gamma}{'' if reuse else ' again'}": (
+            self_speculative, self_speculative.Parameters(LAYERS, layer, gamma, reuse),
+        )
+        for layer, gamma, reuse in ((1, 3, True), (3, 1, True), (LAYERS - 1, 50, True), (3, 3, False), (2, 0, True))
+    },
 }  # fmt: skip
 
 
@@ -627,7 +634,7 @@ class Choosing(Real):
         return found
 
 
-@pytest.mark.parametrize("method", ["speculative", "pearl", "pearl stopped", "adaptive", "hierarchical"])
+@pytest.mark.parametrize("method", ["speculative", "pearl", "pearl stopped", "adaptive", "hierarchical", "self-speculative"])
 def test_sampled_outputs_have_the_targets_distribution_by_enumeration(method: str) -> None:
     """Over all possible draws with their probabilities, outputs have the target's distribution to rounding."""
     sampling, prompt, tokens = Sampling(top_k=3), [3, 4], 2
@@ -637,6 +644,7 @@ def test_sampled_outputs_have_the_targets_distribution_by_enumeration(method: st
         "pearl stopped": (pearl, pearl.Parameters(LAYERS, 2, sampled=True, **SMALL, draft_stop="rejection")),
         "adaptive": (adaptive, adaptive.Parameters(LAYERS, "heuristic", sampled=True, **SMALL)),
         "hierarchical": (hierarchical, hierarchical.Parameters(LAYERS, 2, "reuse", sampled=True, **THREE)),
+        "self-speculative": (self_speculative, self_speculative.Parameters(LAYERS, 3, 2, sampled=True)),
     }
     module, parameters = choices[method]
     decoders = real_models.decoders("llama", "draft", "medium", seed=5)

@@ -67,6 +67,8 @@ TESTS = {
     "model.methods.pearl.theory": (ARGUMENTS, "model/test_pearl.py"),
     "model.methods.pearl.algorithm": ("model/test_pearl.py", "sim/test_theorems_pearl.py"),
     "model.methods.pearl.finite_pearl": ("model/test_pearl.py", "sim/test_theorems_pearl.py"),
+    "model.methods.self_speculative.theory": ("model/test_self_speculative.py", "sim/test_theorems_self_speculative.py"),
+    "model.methods.self_speculative.algorithm": ("sim/test_theorems_self_speculative.py", "model/test_self_speculative.py"),
     "model.hardware.interpolation": ("model/test_interpolation.py",),
     "model.hardware.roofline": HARDWARE,
     "model.hardware.cost_models": HARDWARE,

@@ -79,6 +79,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "beam": {"draft_length": 3, "beams": 2}, "bild": {}, "early_exit": {}, "hierarchical": {"draft_length": 3},
     "pearl": {"draft_length": 3}, "ppd": {"exit_layer": 20, "candidates": 1, "layers": 40},
     "skipdecode": {"min_layers": 2, "max_layers": 6, "prompt": 4, "sequence_length": 20}, "speculative": {"draft_length": 3},
+    "self_speculative": {"exit_layer": 3, "draft_length": 3},
 }  # fmt: skip
 BY_POSITION: dict[str, dict[str, Any]] = {
     "iid": {"acceptance_rate": 0.5}, "markov": {"acceptance_rate": 0.5, "correlation": 0.1},

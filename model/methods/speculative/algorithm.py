@@ -80,7 +80,6 @@ class Parameters(batching.StaticBatching, DraftModel):
             "redrafter": "", "kangaroo": "", "assisted generation": "",
             "n-gram": NO_DRAFT, "ngram speculation": NO_DRAFT, "prompt lookup": NO_DRAFT, "prompt lookup decoding": NO_DRAFT,
             "pld": NO_DRAFT, "suffix decoding": NO_DRAFT, "lookahead": NO_DRAFT, "lookahead decoding": NO_DRAFT, "rest": NO_DRAFT,
-            "self-speculation": "", "self-speculative decoding": "", "layerskip": "",
         },
         fixed_drafts=True, readings={"acceptance_rate": "draft_acceptance_rate"},
     )

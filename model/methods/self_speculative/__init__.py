@@ -1,0 +1,1 @@
+"""Self-speculative decoding: the first layers draft, the others verify."""

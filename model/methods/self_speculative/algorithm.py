@@ -1,0 +1,176 @@
+"""Self-speculative decoding: the first layers of the model and an exit head draft tokens, the other layers verify them.
+
+LayerSkip [Elhoushi2024]: a drafted token is the prediction of an exit head after `exit_layer` layers. The verification continues
+all drafted tokens from there through the other layers in one pass: the keys and values of the first layers, and their hidden
+states, are kept, not made again. Only the last drafted token has not been through the first layers yet. Tokens are accepted or
+rejected as in speculative decoding, so the output has exactly the target's distribution.
+
+With `reuse = false` the verification runs all layers over all tokens again, as where drafting and verifying do not share states:
+transformers' `assistant_early_exit`, and Draft & Verify [Zhang2024], whose draft skips other layers than the last.
+
+[Elhoushi2024] M. Elhoushi et al. LayerSkip: Enabling Early Exit Inference and Self-Speculative Decoding. ACL 2024,
+arXiv:2404.16710.
+[Zhang2024] J. Zhang et al. Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding. ACL 2024,
+arXiv:2309.08168.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from model.base import checks
+from model.interpret.simulated_answers import EARLY_LAYERS
+from model.methods.claim_bounds import NO_DRAFT, ClaimRule
+from model.methods.draft_model import MAX_DRAFT
+from model.methods.method_parameters import CONTINUOUS, LOCKSTEP, MethodParameters
+from model.methods.proposals import Known, Proposals
+from model.methods.speculative.algorithm import DraftedToken, accept_or_reject, commit
+from model.steps import GREEDY, SAMPLED, Forward, LayerSpan, Read, Step, Steps
+
+
+@dataclass(frozen=True)
+class Parameters(MethodParameters):
+    """Parameters of self-speculative decoding.
+
+    Parameters
+    ----------
+    layers
+        Layers of the model.
+    exit_layer
+        Layer after which an exit head drafts.
+    draft_length
+        Drafted tokens per round (gamma).
+    reuse
+        Verify from the hidden states of the first layers; False: run all layers again over all drafted tokens.
+    sampled
+        Sample tokens instead of greedy decoding.
+    sequences
+        Sequences of a full batch.
+    batching
+        `continuous` or `lockstep`.
+    """
+
+    layers: int
+    exit_layer: int
+    draft_length: int
+    reuse: bool = True
+    sampled: bool = False
+
+    LABEL = "self-speculative decoding"
+    SHORT_LABEL = "self-speculative"
+    OUTCOMES = ("accept",)
+    COSTS = ("verify_cost", "early_head")
+    IMITATES = MappingProxyType({EARLY_LAYERS: ("target", "accept")})
+    EXACT = True
+    BATCHINGS = (CONTINUOUS, LOCKSTEP)
+    REFUSAL_REASON = "drafts of a static batch are not implemented for exit heads"
+    ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length"})
+    CLAIMS = ClaimRule(
+        terms=(
+            "acceptance_rate", "mean_acceptance_length", "draft_acceptance_rate", "draft_length", "cost_ratio", "layers",
+            "exit_layer",
+        ),
+        needs=(("acceptance_rate", "mean_acceptance_length", "draft_acceptance_rate"), ("cost_ratio", "exit_layer")),
+        source="Elhoushi et al., ACL 2024, arXiv:2404.16710, with the bound of drafts that cost a share of the layers",
+        names={
+            "layerskip": NO_DRAFT, "self-speculation": NO_DRAFT, "self-speculative": NO_DRAFT,
+            "self speculative decoding": NO_DRAFT, "draft & verify": NO_DRAFT,
+        },
+        fixed_drafts=True, readings={"acceptance_rate": "draft_acceptance_rate"},
+    )  # fmt: skip
+
+    @classmethod
+    def proposals(cls, known: Known) -> Proposals:
+        """Nothing: acceptance rates of exit heads are not those of a draft."""
+        return Proposals(missing="acceptance of the model's own exit heads: `sim run self-speculative` takes it")
+
+    def __post_init__(self) -> None:
+        checks.whole("layers", self.layers, 2, checks.MAX_LAYERS)
+        checks.whole("exit_layer", self.exit_layer, 1, self.layers - 1, "layers - 1")
+        checks.whole("draft_length", self.draft_length, 0, MAX_DRAFT)
+        checks.flag("reuse", self.reuse)
+        checks.flag("sampled", self.sampled)
+        self.check_batching()
+
+    @property
+    def longest_draft(self) -> int:
+        """Largest number of drafted tokens in a round."""
+        return self.draft_length
+
+    @property
+    def largest_pass(self) -> int:
+        """Largest number of tokens in a pass of the target."""
+        return self.draft_length + 1
+
+    @property
+    def handover_layer(self) -> int:
+        """Layer whose hidden states the verification starts from, and whose head drafts."""
+        return self.exit_layer
+
+    @property
+    def reads_early(self) -> bool:
+        """True: an exit head drafts."""
+        return self.draft_length > 0
+
+    @property
+    def overrun(self) -> int:
+        """Positions after the end that a pass may reach."""
+        return 0 if self.cut else self.draft_length
+
+    @property
+    def cut(self) -> bool:
+        """True if the last drafts are cut to the remaining tokens; False in continuous batching, as in speculative decoding."""
+        return self.sequences == 1 or self.batching != CONTINUOUS
+
+    @property
+    def early(self) -> LayerSpan:
+        """The layers that draft."""
+        return LayerSpan(0, self.exit_layer)
+
+    @property
+    def late(self) -> LayerSpan:
+        """The other layers."""
+        return LayerSpan(self.exit_layer, self.layers)
+
+    @property
+    def whole(self) -> LayerSpan:
+        """All layers."""
+        return LayerSpan(0, self.layers)
+
+
+def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
+    """Decode `tokens` tokens after a prompt of at least one token, or up to the first token of `stop`."""
+    sequence, end = list(prompt), len(prompt) + tokens
+    if len(sequence) > 1:
+        yield Forward("target", tuple(sequence[:-1]), 0, parameters.whole)
+    while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
+        room = end - len(sequence) - 1
+        length = min(parameters.draft_length, room) if parameters.cut else parameters.draft_length
+        guesses = yield from draft(parameters, sequence, length)
+        out = yield from verification(parameters, sequence, guesses)
+        kept, token = yield from accept_or_reject(out, guesses[:room], parameters.sampled, -len(guesses) - 1)
+        yield from commit(sequence, guesses, kept, token, stop)
+
+
+def draft(parameters: Parameters, sequence: Sequence[int], length: int) -> Generator[Step, Any, list[DraftedToken]]:
+    """Draft `length` tokens after the sequence, each by a pass of the first layers over one token."""
+    guesses: list[DraftedToken] = []
+    token, at = sequence[-1], len(sequence) - 1
+    for place in range(length):
+        out = yield Forward("target", (token,), at + place, parameters.early, heads=1)
+        token = yield Read(SAMPLED if parameters.sampled else GREEDY, out)
+        guesses.append(DraftedToken(token, out))
+    return guesses
+
+
+def verification(parameters: Parameters, sequence: Sequence[int], guesses: Sequence[DraftedToken]) -> Generator[Step, Any, Any]:
+    """Run the last token of the sequence and the drafted tokens through the layers that they have not passed; return the output."""
+    words, at = (sequence[-1], *[guess.token for guess in guesses]), len(sequence) - 1
+    if not guesses or not parameters.reuse:
+        return (yield Forward("target", words, at, parameters.whole, heads=len(words)))
+    last = yield Forward("target", words[-1:], at + len(guesses), parameters.early)
+    states = (*[guess.output for guess in guesses], last)
+    return (yield Forward("target", words, at, parameters.late, states, heads=len(words)))

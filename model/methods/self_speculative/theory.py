@@ -1,0 +1,267 @@
+"""Self-speculative decoding in closed form: speculative decoding whose draft is the first layers of the target itself.
+
+Let s be the share of the first `exit_layer` layers in the time of a pass (exit_layer / layers where layers take equal times), and
+v(w) the time of a pass over w tokens in plain passes. A round with gamma drafted tokens takes gamma s for the drafts, and
+
+    s + (1 - s) v(gamma + 1)    with states that are reused: the last drafted token goes through the first layers alone,
+    v(gamma + 1)                where all layers run again over all tokens,
+
+for the verification. If a pass takes the same time for any number of tokens (v = 1), both are 1 + gamma s: Theorem 3.8 of
+[Leviathan2023] with c = s. Reuse then saves no time, only arithmetic; its saving is s (v(gamma + 1) - 1). So an exit after layer e
+pays, at some draft length, exactly if the acceptance rate of its head exceeds the share of its layers (Corollary 3.9).
+
+[Elhoushi2024] M. Elhoushi et al. LayerSkip: Enabling Early Exit Inference and Self-Speculative Decoding. ACL 2024,
+arXiv:2404.16710.
+[Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
+arXiv:2211.17192.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model.base import checks
+from model.costs.step_costs import PassShape, StepCosts
+from model.costs.width_curve import CurveLike, as_curve
+from model.interpret.account import Account, Totals, Work
+from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
+from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
+from model.methods.rounds import (
+    AcceptanceLaw,
+    Moments,
+    RoundChoice,
+    RoundPrices,
+    Rounds,
+    moments_of_many,
+    slowest_of,
+    starts,
+    sums_from,
+    times_by_width,
+)
+from model.methods.self_speculative.algorithm import Parameters
+from model.methods.speculative import theory as speculative
+from model.outcomes.outcome_laws import Chain
+
+Floats = NDArray[np.float64]
+
+
+# --- A decoding as a whole ------------------------------------------------------------------------------------------
+
+
+def round_prices(parameters: Parameters, cost: StepCosts, *, tokens: int = 1) -> RoundPrices:
+    """Prices of rounds with 0, 1, ..., `draft_length` drafted tokens; a round without drafts is a plain pass.
+
+    Arithmetic is in units of one token in the target: of the first layers' passes the share exit_layer / layers.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> cost = UnitCost(8, verify_cost=((1, 1.0), (3, 2.0)))
+    >>> [round_prices(Parameters(8, 2, 2, reuse), cost).time.tolist() for reuse in (True, False)]
+    [[8.0, 13.0, 18.0], [8.0, 14.0, 20.0]]
+    """
+    longest = parameters.draft_length
+    drafted = np.arange(longest + 1)
+    part = parameters.exit_layer / parameters.layers
+    at = np.arange(tokens + longest)
+    drafting = cost.times(PassShape(parameters.early, heads=1), 0 if cost.uniform else at)
+    span = parameters.late if parameters.reuse else parameters.whole
+    joins = parameters.reuse
+    verify = np.zeros(0 if cost.uniform else (tokens, 0))
+    if longest:
+        verify = times_by_width(
+            cost, lambda width: PassShape(span, width=width, heads=width, joins=joins), drafted[1:] + 1, tokens
+        )  # fmt: skip
+    plain = cost.plain_times() if cost.uniform else cost.plain_times(at[:tokens])
+    last = cost.times(PassShape(parameters.early), 0 if cost.uniform else at) if parameters.reuse else 0 * drafting
+    if cost.uniform:
+        time = np.concatenate([[float(plain)], drafted[1:] * float(drafting) + float(last) + verify])
+    else:
+        drafts = sums_from(drafting, longest, tokens)[:, 1:]
+        ahead = np.arange(tokens)[:, None] + drafted[None, 1:]
+        one = np.concatenate([plain[:, None], drafts + last[np.minimum(ahead, len(last) - 1)] + verify], axis=1)
+        time = np.stack([one, one])
+    operations = (1.0 + drafted) * (1 - part if parameters.reuse else 1.0) + drafted * part + (part if parameters.reuse else 0.0)
+    operations[0] = 1.0
+    return RoundPrices(time, time, operations)
+
+
+def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost: StepCosts) -> Prediction:
+    """Exact prediction for `tokens` tokens, with cut last drafts and dependent outcomes; times in the unit of the costs.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> found = predict(Parameters(32, exit_layer=8, draft_length=6), 512, Iid(0.75), UnitCost(32))
+    >>> round(float(found.plain_latency / found.latency), 3), round(float(speedup(0.75, 6, 8 / 32)), 3)
+    (1.387, 1.386)
+    """
+    checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
+    choice, one = MethodChoice(parameters, int(np.asarray(tokens)), cost), np.zeros(1, dtype=np.intp)
+    return predict_points(PredictionPoints([choice], [law], one, one)).single()
+
+
+def predict_points(points: PredictionPoints[Parameters]) -> Prediction:
+    """`predict` at many points, computed together."""
+    prices = [round_prices(each.parameters, each.cost, tokens=each.tokens) for each in points.choices]
+    chosen, laws, index = points.pairs()
+    pairs = [(*points.choices[choice], points.laws[law]) for choice, law in zip(chosen.tolist(), laws.tolist(), strict=True)]
+    rounds = [
+        RoundChoice(parameters.draft_length, tokens, law, prices[chosen[number]], parameters.cut)
+        for number, (parameters, tokens, _, law) in enumerate(pairs)
+    ]
+    of_rounds = Moments(*(np.array(column)[index] for column in zip(*moments_of_many(rounds), strict=True)))
+    units, ratio = points.of_choices(lambda each: each.parameters.units), np.ones(len(points.choice))
+    plain = points.of_choices(lambda each: each.parameters.plain_time(each.tokens, each.cost))
+    times = of_rounds.time, of_rounds.variance, of_rounds.busy, ratio, units, plain
+    return Prediction(*times, of_rounds.rounds, of_rounds.drafted, of_rounds.operations)
+
+
+def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
+    """Upper bounds of time and unit-time: every round emits a single token."""
+    return slowest_of(tokens, round_prices(parameters, cost, tokens=tokens))
+
+
+def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
+    """Arithmetic of a run, in units of one token in the target, from its rounds by (accepted, drafted) tokens."""
+    price = round_prices(parameters, cost).operations
+    return float(sum(count * price[drafted] for (_, drafted), count in rounds.items()))
+
+
+def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None:
+    """Expected work of the passes; None for laws of records.
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> found = work(Parameters(32, 8, 3), 128, Iid(0.79)).by_model["target"]
+    >>> round(found.layer_passes / 32 / 128, 3)  # layers per generated token, in passes
+    1.373
+    """
+    if not isinstance(law, Chain | Rounds):
+        return None
+    place, most = np.arange(tokens), parameters.draft_length
+    mass = starts(most, tokens, law).mass
+    count = np.minimum(most, tokens - 1 - place) if parameters.cut else np.full(tokens, most)
+    early, late, layers = parameters.exit_layer, parameters.layers - parameters.exit_layer, parameters.layers
+    drafting, width = count > 0, count + 1
+    ahead = place * width + width * (width + 1) / 2  # positions that the tokens of a verification attend to
+    seen = place * count + count * (count + 1) / 2
+    lower = np.where(drafting & parameters.reuse, width, 0)  # passes of the first layers alone
+    lower = np.where(drafting & (not parameters.reuse), count, lower)
+    read = np.where(drafting, ahead if parameters.reuse else seen, 0)
+    verified = np.where(drafting & parameters.reuse, late, layers)
+    return Work({"target": Totals(
+        passes=float(mass @ (lower + 1)), layer_runs=float(mass @ (lower * early + verified)),
+        layer_passes=float(mass @ (lower * early + verified * width)),
+        attended=float(mass @ (read * early + verified * ahead)),
+        rows_read=float(mass @ (read * early + verified * (place + width))),
+        head_runs=float(mass @ (count + 1)), heads=float(mass @ (count + width)),
+    )})  # fmt: skip
+
+
+# --- One round, with equal layers -----------------------------------------------------------------------------------
+
+
+def round_time(
+    draft_length: ArrayLike, exit_share: ArrayLike, *, reuse: bool = True, verify_cost: CurveLike | None = None
+) -> Floats:
+    """Time of a round in plain passes [-]; `exit_share` is the share s of the first layers in the time of a pass.
+
+    >>> wide = [(1, 1.0), (5, 1.4)]
+    >>> [round(float(round_time(4, 0.25, reuse=reuse, verify_cost=wide)), 3) for reuse in (True, False)]
+    [2.3, 2.4]
+    """
+    length = checks.array("draft_length", draft_length, 0)
+    share = checks.array("exit_share", exit_share, 0, 1)
+    wide = np.ones(np.shape(length)) if verify_cost is None else as_curve(verify_cost).relative(length + 1)
+    verify = share + (1 - share) * wide if reuse else wide
+    return np.asarray(length * share + np.where(length > 0, verify, 1.0))
+
+
+def speedup(
+    acceptance_rate: ArrayLike, draft_length: ArrayLike, exit_share: ArrayLike, *, reuse: bool = True,
+    verify_cost: CurveLike | None = None,
+) -> Floats:  # fmt: skip
+    """Speed-up over plain decoding for many tokens: E[N] over the time of a round [-].
+
+    If passes take the same time for any number of tokens, this is Theorem 3.8 of [Leviathan2023] with c = `exit_share`:
+
+    >>> float(speedup(0.75, 6, 0.25)) == float(speculative.speedup(0.75, 6, 0.25))
+    True
+    """
+    tokens = speculative.expected_tokens(acceptance_rate, draft_length)
+    return np.asarray(tokens / round_time(draft_length, exit_share, reuse=reuse, verify_cost=verify_cost))
+
+
+def ever_pays(acceptance_rate: ArrayLike, exit_share: ArrayLike) -> NDArray[np.bool_]:
+    """True if some draft length is faster than plain decoding, where passes take the same time for any number of tokens.
+
+    Corollary 3.9 of [Leviathan2023] with c = s: an exit pays exactly if the acceptance rate of its head exceeds the share of its
+    layers.
+
+    >>> ever_pays([0.3, 0.2], 8 / 32).tolist()
+    [True, False]
+    """
+    rate = checks.array("acceptance_rate", acceptance_rate, 0, 1)
+    return np.asarray(rate > checks.array("exit_share", exit_share, 0, 1))
+
+
+class BestExit(NamedTuple):
+    """The fastest exit layer with its draft length and speed-up; draft length 0: no exit is faster than plain decoding."""
+
+    exit_layer: int
+    draft_length: int
+    speedup: float
+
+
+def best_exit(
+    acceptance_by_layer: ArrayLike, layers: int, *, longest: int = 20, reuse: bool = True, verify_cost: CurveLike | None = None
+) -> BestExit:
+    """The fastest exit layer and draft length, for acceptance rates of the heads after layers 1, 2, ..., with layers of equal time.
+
+    >>> best_exit([0.2, 0.3, 0.6, 0.7], 8)._replace(speedup=0)
+    BestExit(exit_layer=3, draft_length=1, speedup=0)
+    """
+    rates = checks.array("acceptance_by_layer", acceptance_by_layer, 0, 1)
+    checks.whole("layers", layers, 2, checks.MAX_LAYERS)
+    if rates.ndim != 1 or not 1 <= rates.size < layers:
+        raise checks.ParameterError(
+            f"acceptance_by_layer must have 1 to layers - 1 = {layers - 1} rates, got shape {rates.shape}"
+        )
+    length = np.arange(longest + 1)
+    share = (np.arange(rates.size) + 1) / layers
+    speeds = speedup(rates[:, None], length, share[:, None], reuse=reuse, verify_cost=verify_cost)
+    layer, best = np.unravel_index(int(np.argmax(speeds)), speeds.shape)
+    return BestExit(int(layer) + 1, int(best), float(speeds[layer, best]))
+
+
+# --- Claims -----------------------------------------------------------------------------------------------------------
+
+
+def claim_bound(terms: ClaimTerms) -> Limit:
+    """Bound of drafting in turn (`model.methods.claim_bounds.drafting_bound`) with drafts by the first layers.
+
+    With a stated share s a verification takes at least s + (1 - s) v; without one, the bound is that of s = 0, the largest.
+
+    >>> round(claim_bound(ClaimTerms({"acceptance_rate": 0.75, "layers": 32, "exit_layer": 8})).value, 3)
+    2.0
+    """
+    return drafting_bound(_with_share(terms))
+
+
+def claim_formula(terms: ClaimTerms) -> Limit:
+    """Theorem 3.8 of [Leviathan2023] with c = s, and verifications of s + (1 - s) v."""
+    return speculative.claim_formula(_with_share(terms))
+
+
+def _with_share(terms: ClaimTerms) -> ClaimTerms:
+    layers, exit_layer, share = terms.stated("layers"), terms.stated("exit_layer"), terms.stated("cost_ratio")
+    if layers is not None and exit_layer is not None:
+        # A draft pass runs its layers and a whole head, so that it takes at least the share of its layers.
+        share = max(exit_layer / layers, share or 0.0)
+    if share is None:
+        return replace(terms, draft=0.0)
+    known, verify = min(share, 1.0), terms.verify
+    found = terms.having(cost_ratio=share)
+    return found if terms.flat else replace(found, verify=lambda width: known + (1 - known) * verify(width))
