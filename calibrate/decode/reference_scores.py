@@ -54,8 +54,8 @@ class ReferenceScores:
 
     def columns(self, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]], prefix: str = "") -> dict[str, float]:
         """Return the scores of outputs by name of the column [percent]."""
-        texts = [self.text(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
-        kept = [(text.partition(self.cut_at)[0] if self.cut_at else text).strip() for text in texts]
+        begun = [self.text(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
+        kept = [(text.partition(self.cut_at)[0] if self.cut_at else text).strip() for text in begun]
         return {prefix + name.replace("-", "_"): SCORES[name](kept, self.references) for name in self.scores}
 
 

@@ -81,7 +81,7 @@ DATA_SETS = {
 class Prompt:
     """A prompt text. `source` is its file or data set and row, and its template.
 
-    `references` are what outputs are scored against, if the data set has them.
+    `references` are strings to score outputs against, if the data set has them.
     """
 
     id: str

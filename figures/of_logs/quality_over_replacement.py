@@ -39,8 +39,8 @@ def draw(rows: pl.DataFrame, quality: str, about: str) -> Figure:
         axes.set_xlabel("tokens of the small model that the large model replaces")
         axes.set_ylabel(QUALITIES[quality])
         axes.legend(loc="lower right")
-        title = "How many replaced tokens reach the large model's quality?"
+        title = "Quality over the share of replaced tokens"
         figure.text(0.13, 0.94, title, fontsize=12.5, weight="bold", va="center")
-        said = f"{about}; {table['sequences'][0]} sequences per point, measured; the large model reads every position"
+        said = f"{about}; {table['sequences'][0]} sequences per point, measured"
         figure.text(0.13, 0.875, said, fontsize=8.5, color=GREY, va="center")
     return figure

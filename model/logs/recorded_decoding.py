@@ -135,7 +135,7 @@ class Decoding:
         generated: list[tuple[int, str]] = []
         for commit in self.commits:
             last = "target" if commit.kind == "round" else commit.kind
-            drafted = 0 if commit.drafted is None else len(commit.tokens) - 1
+            drafted = 0 if commit.drafted is None else max(len(commit.tokens) - 1, 0)
             sources = [*["draft"] * drafted, *[last] * (len(commit.tokens) - drafted)]
             generated[len(generated) - commit.back :] = zip(commit.tokens, sources, strict=True)
         return generated

@@ -107,7 +107,7 @@ def test_references_of_rows(row: dict[str, Any], references: tuple[str, ...], tm
 
 
 @pytest.mark.parametrize("held", [3, ["a", 3], {"text": "a"}])
-def test_references_that_are_not_strings_are_refused(held: Any, tmp_path: Path) -> None:
+def test_references_that_are_no_strings_are_refused(held: Any, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"prompt": "a", "reference": held}))
     with pytest.raises(ParameterError, match="row 1: reference must be a string or a list of strings"):
@@ -125,14 +125,14 @@ def asked(rows: Path, *more: str) -> list[str]:
 def test_the_command_scores_outputs(tmp_path: Path) -> None:
     """With plain decoding's own output as the reference, the exact setting scores 100 and the shallow exit less."""
     rows = tmp_path / "rows.jsonl"
-    texts = ["def main(args):", "import os", "class Reader(object):"]
+    starts = ["def main(args):", "import os", "class Reader(object):"]
     decoded = []
-    for text in texts:
+    for text in starts:
         done = CliRunner().invoke(
             app, ["decode", "autoregressive", "--model", "family:draft", "--prompt", text, "--tokens", "12", "--json"]
         )
         decoded.append(json.loads(done.stdout)["sequences"][0]["text"])
-    rows.write_text("\n".join(json.dumps({"prompt": a, "reference": b}) for a, b in zip(texts, decoded, strict=True)))
+    rows.write_text("\n".join(json.dumps({"prompt": a, "reference": b}) for a, b in zip(starts, decoded, strict=True)))
     out = tmp_path / "out.csv"
     arguments = asked(rows, "--score", "rouge-l,bleu", "-o", str(out), "--figures", str(tmp_path / "pictures"))
     done = CliRunner().invoke(app, arguments)
@@ -143,6 +143,9 @@ def test_the_command_scores_outputs(tmp_path: Path) -> None:
         assert shallow[f"plain_{score}"] == whole[f"plain_{score}"]
         assert shallow[score] < whole[score] == pytest.approx(whole[f"plain_{score}"])
     assert whole["rouge_l"] > 90
+    cut = asked(rows, "--score", "rouge-l", "--cut-at", decoded[0].strip()[0], "-o", str(tmp_path / "cut.csv"))
+    assert CliRunner().invoke(app, cut).exit_code == 0
+    assert pl.read_csv(tmp_path / "cut.csv")["rouge_l"][1] < whole["rouge_l"]
     assert "percent, by sacrebleu" in done.stdout
     assert {path.stem for path in (tmp_path / "pictures").iterdir()} >= {"agreement", "bleu", "rouge_l"}
 

@@ -29,7 +29,7 @@ def test_means_of_the_speed_ups() -> None:
         assert abs(row["quality"] - plain[row["data_set"]]) < (0.15 if row["loss"] == "none" else 1.3)
 
 
-def test_comparison_with_speculative_sampling_next_to_table_1() -> None:
+def test_comparison_with_speculative_sampling_against_table_1() -> None:
     """The sums of Section 4.2, and the row of Table 1 that is faster and better than the text says."""
     found = published.table("bild-comparison")
     table_1 = published.table("bild-table-1")

@@ -660,7 +660,7 @@ def test_a_figure_that_has_no_room_is_told(record: Record) -> None:
 def test_what_a_table_is_of_is_said_in_its_rows(record: Record) -> None:
     """Names and checksums of the models, the heads that were read, prompts, type and seed: columns of `calibrate quality`."""
     record.replace("calibrate.decode.output_quality.measure")
-    record.replace("calibrate.commands.log_command.chosen_prompts", [(Prompt("one", "a", "made"), [1, 2, 3])])
+    record.replace("calibrate.commands.log_command.chosen_prompts", [(Prompt("one", "a", "a file"), [1, 2, 3])])
     for prompts, called in ((["--prompts", "a/notes.json"], "notes.json"), ([], "held-out standard library")):
         words = f"bild --model big --draft small --set fallback_threshold=1 --seed 3 -o a.csv {' '.join(prompts)}"
         run_until_work("calibrate quality", words)
@@ -899,7 +899,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         REACH: "--out --model --draft --heads --set --sweep --prompts --template --limit --prompt-tokens --tokens --seed --dtype"
                " --device --threads --resume --quiet",
         "test_output_quality.py::test_quality_command_writes_rows_and_figures": "--figures --json",
-        "test_reference_scores.py::test_the_command_scores_outputs": "--cut-at --score",
+        "test_reference_scores.py::test_the_command_scores_outputs": "--score --cut-at",
     },
     "calibrate run": {
         REACH: "--out --model --draft --medium --heads --set --sweep --forced --unit-kind --prompts --limit --prompt-tokens"

@@ -12,8 +12,7 @@ Both rules are greedy, as beam search is. A sequence ends with the last requeste
 length are compared by their log-probability, not divided by their length. Rule `exact` keeps the ended sequences in addition to the
 k that grow, as `generate(num_beams=k, length_penalty=0, early_stopping="never")` of transformers does: one that is among the k best
 of its step ends, and the k best others go on. Decoding ends when an ended sequence is the best, because sequences only become less
-likely.
-In rule `per-beam` a complete sequence remains one of the k. Drafts contain no stop token: only the target ends a sequence.
+likely. In rule `per-beam` a complete sequence remains one of the k. Drafts contain no stop token: only the target ends a sequence.
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
@@ -165,7 +164,8 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
 
     Hypotheses also end with a token of `stop`, and decoding ends when the best one has ended.
 
-    The committed output is always that of the currently best hypothesis.
+    The committed output is always that of the currently best hypothesis. With `stop` it is what all hypotheses begin with, until
+    the best one has ended: another may end earlier, and the output is never longer than the one in the end.
     """
     first = len(prompt) - 1
     target = BeamModel("target", parameters.layers, first, parameters.several_hypotheses)
@@ -277,7 +277,8 @@ def _exact(
         for _ in range(_draft_length(parameters, search.growing[0], end)):
             drafted.append((yield from _extended(draft, drafted[-1] if drafted else search.growing, parameters.draft_width, stop)))
         search = yield from _verified(target, search, drafted, parameters.beams, stop)
-        sequence = yield from _lead(sequence, search.best[0], len(drafted))
+        over = search.complete or search.growing[0].end.position >= end
+        sequence = yield from _lead(sequence, search.best[:1] if over or not stop else search.best, len(drafted))
     return search.best[: parameters.beams]
 
 
@@ -377,7 +378,8 @@ def _per_beam(
             found = yield from _apart(parameters, growing, end, stop)
         found += [branch for branch in branches if branch not in growing]
         branches = sorted(found, key=lambda branch: branch.beam.score, reverse=True)[: parameters.beams]
-        sequence = yield from _lead(sequence, branches[0].beam, count)
+        beams = [branch.beam for branch in branches]
+        sequence = yield from _lead(sequence, beams if stop and _grows(beams[0], end, stop) else beams[:1], count)
     return [branch.beam for branch in branches]
 
 
@@ -436,11 +438,16 @@ def _speculated(
     return found
 
 
-def _lead(sequence: list[int], leader: Hypothesis, drafted: int) -> Generator[Step, Any, list[int]]:
-    """Commit the sequence of the best hypothesis in place of the previous best."""
-    (new,) = token_lists([leader])
-    same = 0
-    while same < min(len(sequence), len(new)) and sequence[same] == new[same]:
-        same += 1
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Length of the beginning that two sequences share."""
+    shorter = min(len(first), len(second))
+    return next((index for index in range(shorter) if first[index] != second[index]), shorter)
+
+
+def _lead(sequence: list[int], beams: Sequence[Hypothesis], drafted: int) -> Generator[Step, Any, list[int]]:
+    """Commit what all these sequences begin with, in place of the output so far: all of it for the best hypothesis alone."""
+    whole = token_lists(beams)
+    new = whole[0][: min(_common(whole[0], each) for each in whole)]
+    same = _common(sequence, new)
     yield Commit("round", tuple(new[same:]), drafted, len(sequence) - same)
     return new

@@ -237,14 +237,14 @@ def parallel_is_no_slower(x: Example) -> None:
 
 
 @theorem("42b", "With the same acceptance a parallel draft's best length is at least that of a chain, for any cost of verifying.",
-         source="E[N] is concave in K, so E[N] / (K - 1) falls", given=_curves)
+         source="the mean tokens of a round are concave in K, so that they fall over K - 1", given=_curves)
 def best_parallel_is_longer(x: Example) -> None:
     chain, parallel = (_best(x, each) for each in (False, True))
     at_most("best length of a chain", chain, parallel)
 
 
 @theorem("42c", "At the break-even acceptance both are equally fast at their best lengths; less is slower, more is faster.",
-         source="E[N] rises with beta", given=_points)
+         source="the mean tokens of a round rise with beta", given=_points)
 def break_even(x: Example) -> None:
     alpha, c, most = x["acceptance_rate"], x["cost_ratio"], x["draft_length"]
     beta = float(parallel_drafts.break_even_acceptance(alpha, c, most))
