@@ -83,7 +83,7 @@ class IndependentLookups(LawRecord):
 
 @dataclass(frozen=True)
 class LookupsInStretches(LawRecord):
-    """As `iid`, with another probability of a match after a round that accepted drafted tokens: a text repeats itself in stretches."""
+    """As `iid`, with another probability of a match after a round that accepted drafted tokens: text repeats in stretches."""
 
     RATES = ("hit_rate", "hit_rate_after_acceptance", "acceptance_rate")
 

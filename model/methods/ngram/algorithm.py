@@ -90,7 +90,7 @@ class Parameters(MethodParameters):
     @classmethod
     def proposals(cls, known: Known) -> Proposals:
         """Nothing: how often a text repeats itself is not known from the acceptance of a draft model."""
-        return Proposals(missing="how often your outputs repeat the text before: `calibrate rates` counts it, `sim run ngram` takes it")
+        return Proposals(missing="how often outputs repeat earlier text: `calibrate rates` counts it, `sim run ngram` takes it")
 
     def __post_init__(self) -> None:
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
