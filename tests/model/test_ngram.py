@@ -263,7 +263,7 @@ def test_no_speedup_is_above_its_bound(hits: float, rate: float, length: int) ->
 
 
 def test_advice_says_what_is_not_known() -> None:
-    assert "repeat the text before" in Parameters.proposals(Known(32, 1, (3,), (0.5,))).missing
+    assert "repeat earlier text" in Parameters.proposals(Known(32, 1, (3,), (0.5,))).missing
 
 
 @pytest.mark.parametrize(
