@@ -337,6 +337,39 @@ class Read(NamedTuple):
     hypotheses: tuple[tuple[int, float], ...] = ()
 
 
+class Lookup(NamedTuple):
+    """Look up the last tokens of a text earlier in it. Answer: the tokens that followed there, a tuple, empty without a match.
+
+    The answer depends on nothing but the tokens, so that every interpreter of real tokens computes it
+    (`model.interpret.text_lookup`). In a simulation tokens have no meaning, and the answer is a random outcome by position.
+
+    Parameters
+    ----------
+    tokens
+        The text: prompt and output so far.
+    min_match, max_match
+        Smallest and largest number of last tokens that are looked up. The longest match is taken, and of several the first.
+    longest
+        Largest number of tokens in the answer.
+    per_match
+        Largest number of tokens in the answer per matching token; None: no such limit.
+    """
+
+    tokens: Sequence[int]
+    min_match: int
+    max_match: int
+    longest: int
+    per_match: float | None = None
+
+    def most(self, match: int) -> int:
+        """Largest number of tokens in the answer after a match of this length.
+
+        >>> [Lookup((), 1, 3, 4, per_match=1.5).most(match) for match in (1, 2, 3)]
+        [1, 3, 4]
+        """
+        return self.longest if self.per_match is None else min(self.longest, int(self.per_match * match))
+
+
 class Continuation(NamedTuple):
     """A token that continues a hypothesis."""
 
@@ -412,7 +445,7 @@ class Commit(NamedTuple):
     sequence: int | None = None
 
 
-Step = Forward | Read | Fork | Join | Stop | Adopt | Commit
+Step = Forward | Read | Lookup | Fork | Join | Stop | Adopt | Commit
 
 
 class CacheError(RuntimeError):

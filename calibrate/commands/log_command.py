@@ -152,6 +152,7 @@ def rates(
     candidates: Annotated[str, typer.Option(help="Numbers of early candidates k.")] = _CANDIDATES,
     lengths: Annotated[str, typer.Option(help="Draft lengths gamma.")] = _GAMMAS,
     cost_ratio: Annotated[float, typer.Option(help="Draft pass / target pass, to predict speed-ups.")] = 0.1,
+    matches: Annotated[str | None, typer.Option(help="Last tokens looked up: smallest,largest. Default: 1,3.")] = None,
     drafter: Annotated[str | None, typer.Option(help="Drafter, required for a public log: eagle, ngram, ...")] = None,
     figures: Annotated[Path | None, typer.Option(help="Folder to draw figures into.")] = None,
     as_json: options.Json = False,
@@ -165,7 +166,7 @@ def rates(
     from calibrate.decode import rate_tables
 
     asked = options.numbers("candidates", candidates), options.numbers("lengths", lengths)
-    made = rate_tables.tables_of_file(where, *asked, cost_ratio, drafter)
+    made = rate_tables.tables_of_file(where, *asked, cost_ratio, drafter, None if matches is None else _ends(matches))
     drawn = [] if figures is None else _drawn(where, *asked, drafter, figures)
     if as_json:
         print(strict_json.dumps([table.document() for table in made], indent=2))
@@ -173,6 +174,16 @@ def rates(
     print("\n\n".join("\n".join(table.lines()) for table in made))
     if drawn:
         print("\n" + "\n".join(str(path) for path in drawn))
+
+
+def _ends(matches: str) -> tuple[int, int]:
+    """The smallest and largest number of last tokens that are looked up."""
+    from model.base.checks import ParameterError
+
+    found = options.numbers("matches", matches)
+    if len(found) != 2:
+        raise ParameterError(f"matches must be two numbers, smallest and largest, such as 1,3, got {matches}")
+    return found[0], found[1]
 
 
 def _drawn(

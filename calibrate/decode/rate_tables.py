@@ -14,10 +14,14 @@ import numpy as np
 
 from model.base import checks
 from model.base.checks import ParameterError
-from model.logs import position_log
+from model.logs import position_log, text_lookups
 from model.logs.position_log import PositionLog
+from model.methods.ngram.algorithm import Parameters
+from model.methods.ngram.lookup_rounds import moments
+from model.methods.rounds import RoundPrices
 from model.methods.speculative import rates_from_logs
 from model.outcomes.intervals import LEVEL
+from model.outcomes.lookup_laws import Lookups
 
 if TYPE_CHECKING:
     from calibrate.decode.public_acceptance_logs import AcceptanceLog
@@ -27,6 +31,8 @@ BINS = 4
 NONE = float("nan")
 FEW = 5
 """Printed rows of a list of requests."""
+MATCHES = (1, 3)
+"""Smallest and largest number of last tokens that are looked up in the sequences of a log."""
 DRAWS = 400
 """Bootstrap draws of requests, for the interval of an error."""
 
@@ -68,9 +74,14 @@ def _shown(value: Any) -> str:
 
 
 def tables_of_file(
-    where: str, candidates: Sequence[int], draft_lengths: Sequence[int], cost_ratio: float, drafter: str | None = None
-) -> list[RateTable]:
-    """Return all tables of a log: a position log, or a public log of accepted lengths (JSON lines) with its `drafter`."""
+    where: str, candidates: Sequence[int], draft_lengths: Sequence[int], cost_ratio: float, drafter: str | None = None,
+    matches: tuple[int, int] | None = None,
+) -> list[RateTable]:  # fmt: skip
+    """Return all tables of a log: a position log, or a public log of accepted lengths (JSON lines) with its `drafter`.
+
+    `matches` are the smallest and largest number of last tokens that are looked up in the sequences of a position log; without them
+    `MATCHES`, in logs that hold the tokens of their prompts.
+    """
     for name, values in (("candidates", candidates), ("draft_lengths", draft_lengths)):
         for value in values:
             checks.whole(name, value, 1)
@@ -80,10 +91,15 @@ def tables_of_file(
         if drafter is None:
             raise ParameterError(f"drafter is required: one of {', '.join(public_acceptance_logs.drafters(where))}")
         log = public_acceptance_logs.read(where, drafter)
+        if matches is not None:
+            raise ParameterError("matches is used only with logs of this program (.json); leave it out")
         return [other_outputs(log), *acceptance(log.lengths, draft_lengths, cost_ratio, _about(log))]
     if drafter is not None:
         raise ParameterError("drafter is used only with public logs (.jsonl); leave it out")
-    return [*tables(position_log.load(where), candidates, draft_lengths, cost_ratio)]
+    positions = position_log.load(where)
+    known = matches is not None or text_lookups.possible(positions)
+    found = lookups(positions, MATCHES if matches is None else matches, draft_lengths) if known else ()
+    return [*tables(positions, candidates, draft_lengths, cost_ratio), *found]
 
 
 def read_public_log(where: str, drafter: str) -> tuple[Sequence[Any], str]:
@@ -282,3 +298,72 @@ def overlap_table(log: PositionLog, about: str) -> RateTable:
         for name, each in (("sum min(p, q)", overlap), ("min(1, q/p) of the generated token", chance))
     )
     return RateTable(f"Acceptance of sampled drafts (measured; {about})", ("estimate", "rate", "standard_error", "positions"), rows)
+
+
+# --- Lookups in the sequences ---
+
+
+def lookups(log: PositionLog, matches: tuple[int, int], draft_lengths: Sequence[int]) -> Iterator[RateTable]:
+    """Yield tables of n-gram drafts: matches and their acceptance in the log's sequences, and what laws of them predict."""
+    for length in draft_lengths:
+        method = Parameters(log.layers, length, *matches)
+        found = text_lookups.played(text_lookups.of_log(log, *matches, length))
+        yield _lookup_table(found, method)
+    yield _lookup_laws(log, matches, draft_lengths)
+
+
+def _lookup_table(found: text_lookups.PlayedLookups, method: Parameters) -> RateTable:
+    counts = text_lookups.counted(found, method.draft_length)
+    rows: list[tuple[Any, ...]] = []
+    shares, by_state = counts.shares, counts.rates
+    for index, length in enumerate(counts.lengths):
+        own = (found.match == length) & (found.drafted > 0)
+        rate = rates_from_logs.rates(counts.accepted[index].sum(), counts.tested[index].sum())
+        means = float(found.drafted[own].mean()), float(found.accepted[own].mean())
+        states = [float(each) for each in by_state[:, index]]
+        rows.append((length, int(own.sum()), float(shares[index]), *states, *means, *map(float, rate[:3])))
+    none = counts.rounds[0]
+    total = counts.rounds.sum(axis=0)
+    rest = [float(each) for each in none / np.maximum(total, 1)]
+    rows.append(("none", int(none.sum()), float(none.sum() / total.sum()), *rest, *[NONE] * 5))
+    columns = ("match", "rounds", "share", "after_none", "after_some", "drafted", "accepted", "acceptance", "low", "high")
+    lists = {
+        "match_lengths": counts.lengths, "match_rates": by_state[0].round(4).tolist(),
+        "match_rates_after_acceptance": by_state[1].round(4).tolist(),
+        "acceptance_rates": [counts.acceptance(index).round(4).tolist() for index in range(len(counts.lengths))],
+    }  # fmt: skip
+    law = "; ".join(f"{name} = {value}" for name, value in lists.items())
+    notes = (
+        "after_none, after_some: share after a round that accepted no drafted token, and after one that accepted some",
+        "acceptance: accepted over tested tokens, with its 95 % interval for independent tokens",
+        f"as [outcomes]: kind = \"by-match\"; {law}; source = \"measured\"",
+    )  # fmt: skip
+    title = (
+        f"Lookups in prompt and output (measured): matches of {method.min_match} to {method.max_match} tokens, drafts of at most"
+        f" {method.draft_length}"
+    )
+    return RateTable(title, columns, tuple(rows), notes)
+
+
+def _lookup_laws(log: PositionLog, matches: tuple[int, int], draft_lengths: Sequence[int]) -> RateTable:
+    rows = []
+    for length in draft_lengths:
+        found = text_lookups.played(text_lookups.of_log(log, *matches, length))
+        counts = text_lookups.counted(found, length)
+        drafted = [Parameters(log.layers, length, *matches).drafted_after(each) for each in counts.lengths]
+        laws = (
+            text_lookups.law_of_means(found, length), text_lookups.law_by_match(counts, drafted, stretches=False),
+            text_lookups.law_by_match(counts, drafted),
+        )  # fmt: skip
+        rows.append((length, found.tokens_per_round, *[_tokens_per_round(law, log, length) for law in laws]))
+    columns = ("gamma", "seen", "one rate", "by match", "by match, in stretches")
+    notes = ("laws: exact means over sequences of the log's lengths; one rate: of matches, and of acceptance over tested tokens",)
+    return RateTable("Tokens per round of n-gram drafts (measured), and by laws with these rates", columns, tuple(rows), notes)
+
+
+def _tokens_per_round(law: Lookups, log: PositionLog, draft_length: int) -> float:
+    """Mean tokens of a round in sequences as long as those of the log."""
+    lengths, counts = np.unique(np.diff(log.starts), return_counts=True)
+    flat = np.ones(draft_length + 1)
+    rounds = [moments(length, law, RoundPrices(flat, flat, flat)).rounds for length in lengths.tolist()]
+    return float(lengths @ counts / (counts @ np.array(rounds)))

@@ -22,7 +22,7 @@ from model.base.checks import ParameterError
 from model.interpret.interpreter import Cache, CountedWork, Interpreter, Task
 from model.interpret.simulated_answers import Answers
 from model.logs.recorded_decoding import AnsweredRead, question
-from model.steps import Batch, CacheError, Commit, Continuation, Forward, Read, Steps
+from model.steps import Batch, CacheError, Commit, Continuation, Forward, Lookup, Read, Steps
 
 if TYPE_CHECKING:
     import torch
@@ -366,6 +366,10 @@ class Real(Interpreter):
         if self.log is not None:
             self.log.append(AnsweredRead(question(step, step.output.step), found))
         return found
+
+    def look_up(self, step: Lookup) -> tuple[int, ...]:
+        """Look up the text; forced outcomes answer instead, because forced tokens never repeat."""
+        return super().look_up(step) if self.answers is None else self.answers.look_up(step)
 
     def _evaluate(self, step: Read) -> Any:
         output, offset, token, against = step.output, step.offset, step.token, step.against

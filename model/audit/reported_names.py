@@ -67,7 +67,7 @@ def method_named(text: str) -> tuple[str, str]:
     """Name of a method in the project, and the kind of draft that the text implies (empty: none).
 
     >>> method_named("EAGLE-3"), method_named("Big Little Decoder"), method_named("n-gram")
-    (('speculative', 'eagle3'), ('bild', ''), ('speculative', 'none'))
+    (('speculative', 'eagle3'), ('bild', ''), ('ngram', ''))
     """
     known = _methods() if not registry.allowed_modules() else {
         word: each for name in registry.names() for word, each in _names_of(name).items()

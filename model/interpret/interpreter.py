@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
+from model.interpret import text_lookup
 from model.interpret.account import Account
 from model.interpret.simulated_answers import World
-from model.steps import Adopt, Batch, CacheError, Commit, Features, Fork, Forward, Join, Read, Steps, Stop, require_ended
+from model.steps import Adopt, Batch, CacheError, Commit, Features, Fork, Forward, Join, Lookup, Read, Steps, Stop, require_ended
 
 
 class Cache:
@@ -272,6 +273,10 @@ class Interpreter(ABC):
     def read(self, step: Read) -> Any:
         """Answer a read."""
 
+    def look_up(self, step: Lookup) -> tuple[int, ...]:
+        """Look up the last tokens of a text earlier in it."""
+        return text_lookup.answer(step)
+
     @abstractmethod
     def adopt(self, cache: Any, task: Task, at: int, layers: int, hypothesis: int | None) -> None:
         """Adopt an ended task's rows of layers [0, layers) at position `at`: see `Adopt`."""
@@ -335,6 +340,8 @@ class Interpreter(ABC):
                     # No other process is there: the end time of the pass does not matter.
                 case Read():
                     task.answer = self.read(step)
+                case Lookup():
+                    task.answer = self.look_up(step)
                 case Fork():
                     heirs_of = step.heirs_of or (None,) * len(step.bodies)
                     for old in step.heirs_of:
@@ -409,6 +416,10 @@ class Counting(Interpreter):
     def read(self, step: Read) -> Any:
         """See `Interpreter`."""
         return self.world.read(step)
+
+    def look_up(self, step: Lookup) -> tuple[int, ...]:
+        """See `Interpreter`."""
+        return self.world.look_up(step)
 
     def adopt(self, cache: Cache, task: Task, at: int, layers: int, hypothesis: int | None) -> None:
         """See `Interpreter`."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from model.steps import MASK, Continuation, Forward, Read
+from model.outcomes.lookup_laws import draft_of
+from model.steps import MASK, Continuation, Forward, Lookup, Read
 
 Token = int
 EARLY_LAYERS = "early layers"
@@ -26,6 +27,9 @@ class Answers(Protocol):
 
     def read(self, step: Read) -> Any:
         """Answer a read; its output is the `Forward` that made it."""
+
+    def look_up(self, step: Lookup) -> tuple[Token, ...]:
+        """Answer a lookup."""
 
 
 class DraftOutcomes(NamedTuple):
@@ -57,17 +61,21 @@ class World:
     doubts
         For each output position, the drafted tokens with low confidence: 1 if a wrong token, 2 if the correct token, 3 if both, as
         in `model.outcomes.outcome_laws.TwoClass`.
+    lookups
+        For each output position, the outcomes of a lookup there, as `model.outcomes.lookup_laws.LookupOutcome.packed`.
     """
 
     def __init__(
         self, prompt: int, layers: int, matches: Sequence[int] = (), drafts: Mapping[str, DraftOutcomes] | None = None,
-        doubts: Sequence[int] = (),
+        doubts: Sequence[int] = (), lookups: Sequence[int] = (),
     ) -> None:
         self.prompt = prompt
         self.layers = layers
         self.matches = matches
         self.drafts = {} if drafts is None else drafts
         self.doubts = doubts
+        self.lookups = lookups
+        self._looked_up_at = 0
         self.ranks = {role: rank for rank, role in enumerate(self.drafts)}
         self.written: Sequence[Token] = ()
         """Tokens generated so far; the interpreter sets it to its own list."""
@@ -93,6 +101,16 @@ class World:
             return 0.5  # between the only probabilities here, 0 and 1
         token = self._token(role, after, right)
         return float(token == step.token) if kind == "probability" else token
+
+    def look_up(self, step: Lookup) -> tuple[Token, ...]:
+        """Answer a lookup: tokens of which the first ones are right, as the outcome of this position says."""
+        at = len(self.written)
+        drafted, right = draft_of(self.lookups[at], at > self._looked_up_at + 1)  # a round emits one token more than it accepts
+        self._looked_up_at = at
+        first = self.prompt + at
+        end = min(drafted, step.longest)
+        # Wrong tokens differ from the target's own, right and wrong ones.
+        return (*range(first, first + min(right, end)), *range(-first - right - 1, -first - end - 1, -1))
 
     def _subject(self, step: Read) -> tuple[int, bool]:
         """The position that a read predicts, and whether all tokens before it are correct."""

@@ -20,6 +20,7 @@ from model.methods.early_exit.finite_early_exit import Depths
 from model.methods.early_exit.theory import exit_pmf
 from model.methods.method_parameters import MethodParameters
 from model.methods.worlds import worlds
+from model.outcomes.lookup_laws import Lookups
 from model.outcomes.outcome_kinds import KINDS, OutcomeKind
 from model.outcomes.outcome_laws import Iid
 
@@ -80,4 +81,6 @@ def _law(kind: OutcomeKind, parameters: MethodParameters, rates: Mapping[str, fl
     if kind.name == "exit":
         hazards = np.where(np.arange(1, parameters.layers + 1) >= parameters.first_check, rates["exit_rate"], 0.0)
         return Depths(exit_pmf(hazards), parameters.decoded_sequences)
+    if kind.name == "lookup":
+        return Lookups.of_rates(rates["hit_rate"], rates["acceptance_rate"], parameters.longest_draft)
     return Iid(rates[kind.rate], name=kind.rate)

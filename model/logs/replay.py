@@ -11,9 +11,10 @@ from dataclasses import fields
 from typing import Any
 
 from model.base import table_records
+from model.interpret import text_lookup
 from model.logs.recorded_decoding import AnsweredRead, Decoding, Question, question
 from model.methods import registry
-from model.steps import Read, Steps
+from model.steps import Lookup, Read, Steps
 
 
 class UnloggedError(LookupError):
@@ -61,6 +62,10 @@ class Replayed:
             return self.answers[asked].popleft()
         except IndexError:
             raise UnloggedError(_unlogged(asked)) from None
+
+    def look_up(self, step: Lookup) -> tuple[int, ...]:
+        """Answer a lookup, from the tokens themselves."""
+        return text_lookup.answer(step)
 
 
 def _unlogged(asked: Question) -> str:

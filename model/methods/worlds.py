@@ -66,6 +66,7 @@ def world_of(parameters: MethodParameters, prompt: int, outcomes: Mapping[str, A
 
     * `match`: rank of the early candidate that matches, 0 for none;
     * `accept` and `medium_accept`: number of accepted tokens of a draft that starts there; one list per sequence;
+    * `lookup`: drafted and accepted tokens, packed as in `model.outcomes.lookup_laws`;
     * `confidence`: the `doubts` of `World`;
     * `decision`: fate of the small model's token (`STAYS`, `UNSURE` or `UNLIKELY`);
     * `exit`: number of layers that the token needs; one list per sequence.
@@ -78,7 +79,7 @@ def world_of(parameters: MethodParameters, prompt: int, outcomes: Mapping[str, A
     if any_lossy(outcomes) or not (imitated or parameters.exact):
         return Lossy(prompt, layers, outcomes.get("decision", ()), outcomes.get("exit", ()))
     if not imitated:
-        return World(prompt, layers, outcomes.get("match", ()))
+        return World(prompt, layers, outcomes.get("match", ()), lookups=outcomes.get("lookup", ()))
     answers = []
     for sequence in range(parameters.decoded_sequences):
         drafts = {role: DraftOutcomes(of, outcomes[kind][sequence]) for role, (of, kind) in imitated.items()}

@@ -74,6 +74,7 @@ _ALL = (
         "decision", (RateColumn("fallback_rate", "fallback"), RateColumn("rollback_rate", "rollback")),
         ("fallback_rate", "rollback_rate"), lossy=True, includes_last=False,
     ),
+    OutcomeKind("lookup", (RateColumn("hit_rate", "hit"),), ("hit_rate", "acceptance_rate")),
     # exit_rate is the probability to exit after a layer that a token has reached, from the first checked layer on.
     OutcomeKind("exit", (RateColumn("mean_exit_layer", "exit"),), ("exit_rate",), lossy=True, per_sequence=True),
 )  # fmt: skip

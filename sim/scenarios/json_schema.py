@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -34,6 +35,22 @@ def _part(kind: type) -> dict[str, Any]:
     return found
 
 
+def _name_aliases(table: dict[str, Any], aliases: Mapping[str, str]) -> None:
+    """Let each key of a table have one of its names: exactly one if it is required, at most one if not."""
+    several = []
+    for meant in dict.fromkeys(aliases.values()):
+        names = [meant, *[alias for alias, known in aliases.items() if known == meant]]
+        table["properties"] |= dict.fromkeys(names, table["properties"][meant])
+        one: list[dict[str, Any]] = [{"required": [name]} for name in names]
+        if meant in table["required"]:
+            table["required"].remove(meant)
+        else:
+            one.append({"not": {"anyOf": one.copy()}})
+        several.append({"oneOf": one})
+    if several:
+        table["allOf"] = several
+
+
 def of_scenarios() -> dict[str, Any]:
     """Return the schema of a scenario; tables that occur in several places are defined once, in `$defs`."""
     defs: dict[str, dict[str, Any]] = {}
@@ -56,10 +73,7 @@ def of_scenarios() -> dict[str, Any]:
     tables = []
     for name in registry.names():
         table = _of(registry.parameters(name), name)
-        for alias, meant in registry.parameters(name).ALIASES.items():
-            table["properties"][alias] = table["properties"][meant]
-            table["required"].remove(meant)
-            table["oneOf"] = [{"required": [alias]}, {"required": [meant]}]
+        _name_aliases(table, registry.parameters(name).ALIASES)
         table["required"] = [key for key in table["required"] if key != "layers"]  # a shape or a profile may know it
         table["properties"] |= {"outcomes": outcomes, "cost": own_cost}
         tables.append(named(name, table))

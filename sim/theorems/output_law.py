@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from model.interpret import text_lookup
 from model.interpret.simulated_answers import EARLY_LAYERS
-from model.steps import CacheError, Commit, Forward, Read, Steps
+from model.steps import CacheError, Commit, Forward, Lookup, Read, Steps
 
 Law = tuple[Fraction, ...]
 """Probability of each token to be the next."""
@@ -221,7 +222,8 @@ def _top_tokens(law: Law, count: int) -> list[int]:
 
 def _run(steps: Steps, reader: _Reader, prompt: tuple[int, ...], tokens: int) -> list[Commit]:
     commits: list[Commit] = []
-    text, answer = prompt, None
+    answer: Any = None
+    text = prompt
     while len(text) < len(prompt) + tokens:
         try:
             step = steps.send(answer)
@@ -233,6 +235,8 @@ def _run(steps: Steps, reader: _Reader, prompt: tuple[int, ...], tokens: int) ->
                 answer = reader.forward(step, text)
             case Read():
                 answer = reader.answer(step)
+            case Lookup():
+                answer = text_lookup.answer(step)
             case Commit():
                 commits.append(step)
                 text += step.tokens

@@ -25,6 +25,7 @@ from model.logs import position_log
 from model.logs.position_log import PositionLog
 from model.methods.adaptive import algorithm as adaptive
 from model.methods.autoregressive import algorithm as autoregressive
+from model.methods.ngram import algorithm as ngram
 from model.methods.ppd import algorithm as ppd
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative import rates_from_logs
@@ -600,6 +601,38 @@ def test_rates_list_requests_of_other_outputs_and_long_ones(tmp_path: Path) -> N
     printed = CliRunner().invoke(app, arguments).stdout
     assert "q2" in printed
     assert means["notes"][0] in printed
+
+
+def test_matches_of_rates_are_those_that_are_looked_up(tmp_path: Path) -> None:
+    """Accepted tokens are those of real decoding with these lengths: with one token of each round they sum to the log's."""
+    log, path = made(), str(tmp_path / "log.json")
+    tokens = [{"id": str(number), "tokens": prompt} for number, prompt in PROMPTS.items()]
+    position_log.save(PositionLog(log.table, {**SAID, "prompts": tokens}), path)
+    for matches in ((2, 2), (1, 4)):
+        done = CliRunner().invoke(app, ["rates", path, "--lengths", "3", "--matches", "{},{}".format(*matches), "--json"])
+        assert (done.exit_code, done.stderr) == (0, "")
+        (table,) = (each for each in json.loads(done.stdout) if each["title"].startswith("Lookups in prompt and output"))
+        *matched, none = table["rows"]
+        assert none["match"] == "none"
+        assert all(matches[0] <= row["match"] <= matches[1] for row in matched)
+        parameters = ngram.Parameters(LAYERS, 3, *matches)
+        target = kin()["target"]
+        works = [Real({"target": target}).run(ngram.decode(parameters, prompt, TOKENS), TOKENS) for prompt in PROMPTS.values()]
+        rounds = [kind for work in works for kind in work.commits if kind == "round"]
+        # A last round of one token drafts none: it is not counted where there would be a match.
+        assert 0 <= len(rounds) - sum(row["rounds"] for row in table["rows"]) <= len(PROMPTS)
+        accepted = sum(row["rounds"] * row["accepted"] for row in matched)
+        assert accepted + len(rounds) == pytest.approx(TOKENS * len(PROMPTS))
+
+
+@pytest.mark.parametrize(("given_", "message"), [
+    ("3,1", "min_match must be at most max_match=1, got 3"), ("0,2", "min_match must be between 1 and 1000, got 0"),
+    ("2", "matches must be"), ("a,b", "matches must be"),
+])  # fmt: skip
+def test_impossible_matches_are_refused(given_: str, message: str) -> None:
+    done = CliRunner().invoke(app, ["rates", "family", "--matches", given_])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert message in done.stderr
 
 
 def test_predicted_speed_ups_use_the_cost_ratio(tmp_path: Path) -> None:

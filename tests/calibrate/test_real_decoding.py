@@ -37,6 +37,7 @@ CHOICES: dict[str, list[str]] = {
     "adaptive": ["policy=heuristic"], "hierarchical": ["draft_length=3", "reading=bonus"], "beam": ["draft_length=2", "beams=2"],
     "bild": ["fallback_threshold=0.1", "rollback_threshold=3"], "skipdecode": ["min_layers=2", "max_layers=5"],
     "early_exit": ["threshold=0.1"], "self_speculative": ["exit_layer=2", "draft_length=3"],
+    "ngram": ["draft_length=3"],
 }  # fmt: skip
 
 

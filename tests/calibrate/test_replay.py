@@ -139,7 +139,7 @@ ALL = {
     "adaptive": {"policy": "heuristic"}, "hierarchical": {"draft_length": 3}, "beam": {"draft_length": 2, "beams": 3},
     "bild": {"fallback_threshold": 0.1, "rollback_threshold": 3.0},
     "skipdecode": {"min_layers": 2, "max_layers": 5, "prompt": 3, "sequence_length": 20}, "early_exit": {"threshold": 0.08},
-    "self_speculative": {"exit_layer": 3, "draft_length": 3, "sampled": True},
+    "self_speculative": {"exit_layer": 3, "draft_length": 3, "sampled": True}, "ngram": {"draft_length": 3},
 }  # fmt: skip
 
 

@@ -894,6 +894,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_position_logging.py::test_candidates_and_lengths_are_those_of_the_options": "--candidates --lengths --json",
         "test_position_logging.py::test_predicted_speed_ups_use_the_cost_ratio": "--cost-ratio",
         "test_position_logging.py::test_figures_of_position_logs_and_public_logs": "--drafter --figures",
+        "test_position_logging.py::test_matches_of_rates_are_those_that_are_looked_up": "--matches",
     },
     "calibrate quality": {
         REACH: "--out --model --draft --heads --set --sweep --prompts --template --limit --prompt-tokens --tokens --seed --dtype"

@@ -79,7 +79,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "beam": {"draft_length": 3, "beams": 2}, "bild": {}, "early_exit": {}, "hierarchical": {"draft_length": 3},
     "pearl": {"draft_length": 3}, "ppd": {"exit_layer": 20, "candidates": 1, "layers": 40},
     "skipdecode": {"min_layers": 2, "max_layers": 6, "prompt": 4, "sequence_length": 20}, "speculative": {"draft_length": 3},
-    "self_speculative": {"exit_layer": 3, "draft_length": 3},
+    "self_speculative": {"exit_layer": 3, "draft_length": 3}, "ngram": {"draft_length": 3},
 }  # fmt: skip
 BY_POSITION: dict[str, dict[str, Any]] = {
     "iid": {"acceptance_rate": 0.5}, "markov": {"acceptance_rate": 0.5, "correlation": 0.1},
@@ -105,6 +105,12 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "by-position": {"fallback_rates": [0.5] * TOKENS, "rollback_rates": [0.5] * TOKENS},
         "thresholds": {"sureness": 2.0}, "replay": {"file": "decisions.json"},
     },
+    "lookup": {
+        "iid": {"hit_rate": 0.5, "acceptance_rate": 0.5},
+        "markov": {"hit_rate": 0.2, "hit_rate_after_acceptance": 0.8, "acceptance_rate": 0.5},
+        "by-match": {"match_lengths": [1, 2], "match_rates": [0.3, 0.2], "acceptance_rates": [0.5, [0.6, 0.7, 0.8]]},
+        "replay": {"file": "lookups.json"},
+    },
     "exit": {"hazards": {"hazards": [0.5] * 7 + [1.0]}, "confidences": {"file": "confidences.json"}},
 }  # fmt: skip
 """A table of each kind of outcome."""
@@ -114,6 +120,7 @@ ENGINE = acceptance_record.with_intervals(
 RECORDS = {
     "decisions.json": {"confidence": [[0.1, 0.9]], "distance": [[0.1, 0.1]], "agrees": [[True, True]]},
     "confidences.json": {"confidence": [[0.1] * LAYERS, [0.9] * LAYERS]},
+    "lookups.json": [[[1, 2, 1]] * 12],
     "engine.json": acceptance_record.document(ENGINE),
 }
 THRESHOLDS = {

@@ -28,6 +28,11 @@ LEAST: dict[str, dict[str, Any]] = {
     "confidence: two-class": {"low_if_accepted": 0.1, "low_if_rejected": 0.5},
     "decision: rates": {"fallback_rate": 0.5, "rollback_rate": 0.5},
     "decision: by-position": {"fallback_rates": (0.5,), "rollback_rates": (0.5,)}, "exit: hazards": {"hazards": (0.5, 1.0)},
+    "lookup: iid": {"hit_rate": 0.5, "acceptance_rate": 0.5},
+    "lookup: markov": {"hit_rate": 0.5, "hit_rate_after_acceptance": 0.5, "acceptance_rate": 0.5},
+    "lookup: by-match": {
+        "match_lengths": (1,), "match_rates": (0.5,), "match_rates_after_acceptance": (0.5,), "acceptance_rates": (0.5,),
+    },
 }  # fmt: skip
 
 
@@ -95,6 +100,8 @@ FORCED: list[tuple[dict[str, Any], dict[str, Any], dict[str, float]]] = [
      {"acceptance_rate": 0.7, "medium_acceptance_rate": 0.8}),
     ({"name": "bild", "max_draft_length": 4}, {"kind": "rates", "fallback_rate": 0.3, "rollback_rate": 0.2},
      {"fallback_rate": 0.3, "rollback_rate": 0.2}),
+    ({"name": "ngram", "draft_length": 4}, {"kind": "iid", "hit_rate": 0.6, "acceptance_rate": 0.7},
+     {"hit_rate": 0.6, "acceptance_rate": 0.7}),
     ({"name": "early_exit", "first_check": 3}, {"kind": "hazards", "hazards": [0, 0] + [0.3] * 6}, {"exit_rate": 0.3}),
 ]  # fmt: skip
 
@@ -102,7 +109,7 @@ FORCED: list[tuple[dict[str, Any], dict[str, Any], dict[str, float]]] = [
 @pytest.mark.parametrize(("method", "outcomes", "rates"), FORCED, ids=[method["name"] for method, _, _ in FORCED])
 def test_forced_outcomes_equal_simulated_ones(method: dict[str, Any], outcomes: dict[str, Any], rates: dict[str, float]) -> None:
     """For the same rates, seed and replication the counter makes the same commits and passes."""
-    costs = {"hierarchical": {"cost_ratio": 0.1, "medium_cost_ratio": 0.4}, "ppd": {}, "early_exit": {}}
+    costs = {"hierarchical": {"cost_ratio": 0.1, "medium_cost_ratio": 0.4}, "ppd": {}, "early_exit": {}, "ngram": {}}
     tables = {
         "scenario": {"name": "forced", "tokens": 12, "seed": 7}, "method": [{"layers": 8, **method}], "outcomes": outcomes,
         "cost": costs.get(method["name"], {"cost_ratio": 0.1}),

@@ -106,8 +106,7 @@ class Parameters(batching.StaticBatching, DraftModel):
             "eagle-2": "eagle", "eagle-3": "eagle3", "p-eagle": "p-eagle", "hass": "eagle", "mtp": "mtp", "nextn": "mtp",
             "multi-token prediction": "mtp", "medusa": "medusa", "medusa-1": "medusa", "medusa-2": "medusa", "hydra": "",
             "redrafter": "", "kangaroo": "", "assisted generation": "",
-            "n-gram": NO_DRAFT, "ngram speculation": NO_DRAFT, "prompt lookup": NO_DRAFT, "prompt lookup decoding": NO_DRAFT,
-            "pld": NO_DRAFT, "suffix decoding": NO_DRAFT, "lookahead": NO_DRAFT, "lookahead decoding": NO_DRAFT, "rest": NO_DRAFT,
+            "lookahead": NO_DRAFT, "lookahead decoding": NO_DRAFT,
         },
         fixed_drafts=True, readings={"acceptance_rate": "draft_acceptance_rate"},
     )
@@ -169,7 +168,10 @@ class Parameters(batching.StaticBatching, DraftModel):
 
 
 class DraftedToken(NamedTuple):
-    """A drafted token, and the draft model's output and offset that it was read from (its distribution, if sampled)."""
+    """A drafted token, and the draft model's output and offset that it was read from (its distribution, if sampled).
+
+    Without an output no model drafted it: its distribution is the token itself.
+    """
 
     token: int
     output: Any
@@ -416,8 +418,10 @@ def accept_or_reject(
     begin = -count - 1 if first is None else first
     for index, guess in enumerate(guesses):
         offset = begin + index
-        if not sampled:
-            own = yield Read("next", output, offset)
+        if not sampled or guess.output is None:
+            # A token that no model drafted is accepted with its probability p: where the target's own draw is that token. If it
+            # is not, the draw has the distribution of the others, which is what a rejection needs.
+            own = yield Read(SAMPLED if sampled else GREEDY, output, offset)
             if own != guess.token:
                 return index, own
             continue

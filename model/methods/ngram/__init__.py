@@ -1,0 +1,1 @@
+"""N-gram drafts: tokens that followed the last ones earlier in the text."""

@@ -1,0 +1,121 @@
+"""Rounds of drafts by lookups: the walk of many replications at once, and its exact moments.
+
+A round that starts at output position s drafts as many tokens as its lookup finds, at most as many as remain (in a batch that is
+kept full, tokens after the end are dropped instead). Its cost depends on this number, which is known before the pass. The next
+round starts after the accepted tokens and the target's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.base import checks
+from model.methods.rounds import Moments, RoundPrices, Tally, mean_of
+from model.outcomes.lookup_laws import Integers, LookupLaw, Lookups, ReplayedLookups, outcomes_after
+
+Floats = NDArray[np.float64]
+
+
+def walk(tokens: int, tiles: Iterator[Integers], prices: RoundPrices, replications: int, *, cut: bool = True) -> Tally:
+    """Walk rounds position by position, from tiles of packed outcomes (`model.outcomes.lookup_laws`).
+
+    Drafting takes no unit, so unit-time equals time.
+
+    >>> law = ReplayedLookups([[2, 0, 0, 2, 2]], [[1, 0, 0, 2, 0]])  # one of two is accepted, then nothing is found
+    >>> flat = np.array([1.0, 1.1, 1.2])
+    >>> tally = walk(5, law.sample(iter([np.zeros((5, 1))])), RoundPrices(flat, flat, 1 + np.arange(3.0)), 1)
+    >>> tally.rounds.tolist(), tally.drafted.tolist(), tally.accepted.tolist(), tally.time.round(12).tolist()
+    ([3.0], [3.0], [1, 2, 0], [3.3])
+    """
+    start, accepted_before = np.zeros(replications, dtype=np.int64), np.zeros(replications, dtype=np.bool_)
+    longest = len(prices.operations) - 1
+    none = longest + 1  # the number of drafted tokens where no round starts: tables have a 0 there
+    worked, each = np.append(prices.operations, 0.0), np.append(np.arange(none), 0)
+    time, operations, rounds, drafted_in_all = np.zeros((4, replications))
+    counts = np.zeros(none + 1, dtype=np.int64)
+    position = 0
+    for tile in tiles:
+        rows = tile[: tokens - position]
+        drafts, kept = np.full((2, *rows.shape), none, dtype=np.int64)
+        for place, row in enumerate(rows, position):
+            starting, remaining = start == place, tokens - 1 - place
+            drafted, accepted = outcomes_after(accepted_before, row)
+            if remaining < longest:
+                accepted = np.minimum(accepted, remaining)
+                drafted = np.minimum(drafted, remaining) if cut else drafted
+            np.copyto(drafts[place - position], drafted, where=starting)
+            np.copyto(kept[place - position], accepted, where=starting)
+            np.copyto(start, accepted + (place + 1), where=starting)
+            np.copyto(accepted_before, accepted > 0, where=starting)
+        time += _prices_at(prices.time, position, drafts).sum(axis=0)
+        operations += worked[drafts].sum(axis=0)
+        rounds += (drafts < none).sum(axis=0)
+        drafted_in_all += each[drafts].sum(axis=0)
+        counts += np.bincount(kept.ravel(), minlength=none + 1)
+        position += len(rows)
+    return Tally(time, time, operations, rounds, drafted_in_all, counts[:none])
+
+
+def _prices_at(prices: Floats, position: int, drafts: Integers) -> Floats:
+    """Prices of rounds from this position on, by drafted tokens; 0 where the number is beyond the last price."""
+    own = prices[None] if prices.ndim == 1 else prices[0, position : position + len(drafts)]
+    table = np.concatenate([own, np.zeros((len(own), 1))], axis=1)
+    return np.asarray(table[0][drafts] if prices.ndim == 1 else np.take_along_axis(table, drafts, axis=1))
+
+
+class Visits(NamedTuple):
+    """Rounds by start position and outcome of their lookup; all of shape (positions, outcomes)."""
+
+    drafted: Integers
+    mass: Floats
+    """Probability that a round with this outcome starts at the position."""
+    first: Floats
+    """Mean time until then, times that probability."""
+
+
+def visits(tokens: int, law: Lookups, times: Floats, *, cut: bool = True) -> Visits:
+    """Rounds that start at each position, by a forward recursion; `times` by start position and drafted tokens.
+
+    >>> found = visits(3, Lookups.of_rates(0.5, 1.0, 2), np.ones((3, 3)))
+    >>> found.mass.sum(axis=1).tolist()  # the second position is the start of a round only after no match
+    [1.0, 0.5, 0.25]
+    """
+    drafted, accepted, chance = law.cells
+    remaining = np.arange(tokens - 1, -1, -1)[:, None]
+    counts = np.minimum(drafted, remaining) if cut else np.broadcast_to(drafted, (tokens, len(drafted)))
+    kept = np.minimum(accepted, remaining)
+    spent = np.take_along_axis(times, counts, axis=1)
+    found = np.zeros((2, tokens, len(drafted)))
+    ahead = np.zeros((2, tokens + 1, 2))  # probability and time, by position and whether the round before accepted tokens
+    ahead[0, 0, 0] = 1.0
+    for start in range(tokens):
+        mass, first = found[:, start] = ahead[:, start] @ chance
+        ends = start + 1 + kept[start], (kept[start] > 0).astype(np.intp)
+        np.add.at(ahead[0], ends, mass)
+        np.add.at(ahead[1], ends, first + mass * spent[start])
+    return Visits(counts, found[0], found[1])
+
+
+def moments(tokens: int, law: LookupLaw, prices: RoundPrices, *, cut: bool = True) -> Moments:
+    """Exact moments of `walk`; over records, the moments of equally likely ones.
+
+    >>> flat = np.ones(4)
+    >>> round(moments(128, Lookups.of_rates(0.5, 0.5, 3), RoundPrices(flat, flat, flat)).rounds, 3)  # 128 / 1.4375 is 89.043
+    89.376
+    """
+    if isinstance(law, ReplayedLookups):
+        count = len(law.drafted)
+        draws = np.broadcast_to((np.arange(count) + 0.5) / count, (tokens, count))
+        return mean_of(walk(tokens, law.sample(iter([draws])), prices, count, cut=cut))
+    if not isinstance(law, Lookups):
+        raise checks.ParameterError("this law of lookups has no closed form; ask for views = ['paths']")
+    time = np.broadcast_to(prices.time, (tokens, len(prices.operations))) if prices.uniform else prices.time[0]
+    drafted, mass, first = visits(tokens, law, time, cut=cut)
+    spent = np.take_along_axis(time, drafted, axis=1)
+    mean, square = float((mass * spent).sum()), float((spent * (2 * first + spent * mass)).sum())
+    worked = float((mass * prices.operations[drafted]).sum())
+    return Moments(mean, max(square - mean**2, 0.0), mean, worked, float(mass.sum()), float((mass * drafted).sum()))

@@ -1,0 +1,186 @@
+"""N-gram drafts in closed form.
+
+A lookup finds a match with probability h (`hit_rate`), and then drafts K tokens, of which A = a + a^2 + ... + a^K are accepted on
+average (a: `acceptance_rate`). A round with a match takes the time v of a pass over K + 1 tokens in plain passes, one without
+takes 1. For many tokens the speed-up is
+
+    (1 + h A) / (1 + h (v - 1)).
+
+So drafts pay exactly if A > v - 1, no matter how often there is a match, and then more matches make decoding faster. This is not
+speculative decoding with drafts of the mean length h K that cost nothing: that would accept more tokens, because the first tokens
+of a draft are the likeliest to survive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model.base import checks
+from model.costs.step_costs import StepCosts
+from model.costs.width_curve import CurveLike, as_curve
+from model.interpret.account import Account, Totals, Work
+from model.methods.claim_bounds import ClaimTerms, Limit, drafting_bound
+from model.methods.ngram import lookup_rounds
+from model.methods.ngram.algorithm import Parameters
+from model.methods.prediction import Prediction
+from model.methods.rounds import RoundPrices, slowest_of, verify_times
+from model.methods.speculative import theory as speculative
+from model.outcomes.lookup_laws import LookupLaw, Lookups
+
+Floats = NDArray[np.float64]
+
+
+# --- A decoding as a whole ------------------------------------------------------------------------------------------
+
+
+def round_prices(parameters: Parameters, cost: StepCosts, *, tokens: int = 1) -> RoundPrices:
+    """Prices of rounds with 0, 1, ..., `draft_length` drafted tokens: passes of the target alone.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> round_prices(Parameters(8, 2), UnitCost(8, verify_cost=((1, 1.0), (3, 2.0)))).time.tolist()
+    [8.0, 12.0, 16.0]
+    """
+    longest = parameters.draft_length
+    verify = verify_times(cost, longest + 1, tokens)
+    time: Floats = verify[0] if cost.uniform else np.stack([verify, verify])
+    return RoundPrices(time, time, np.arange(1.0, longest + 2))
+
+
+def predict(parameters: Parameters, tokens: ArrayLike, law: LookupLaw, cost: StepCosts) -> Prediction:
+    """Exact prediction for `tokens` tokens, with cut last drafts; times in the unit of the costs.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> found = predict(Parameters(32, draft_length=4), 512, Lookups.of_rates(0.3, 0.6, 4), UnitCost(32))
+    >>> round(float(found.plain_latency / found.latency), 3), round(float(speedup(0.3, 0.6, 4)), 3)
+    (1.39, 1.392)
+    """
+    checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
+    count = int(np.asarray(tokens))
+    found = lookup_rounds.moments(count, law, round_prices(parameters, cost, tokens=count), cut=parameters.cut)
+    times = found.time, found.variance, found.busy, 1.0, parameters.units, parameters.plain_time(count, cost)
+    values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))
+    return Prediction(*values)
+
+
+def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
+    """Upper bounds of time and unit-time: every round emits a single token."""
+    return slowest_of(tokens, round_prices(parameters, cost, tokens=tokens))
+
+
+def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
+    """Arithmetic of a run, in units of one token in the target, from its rounds by (accepted, drafted) tokens."""
+    return float(sum(count * (1 + drafted) for (_, drafted), count in rounds.items()))
+
+
+def work(parameters: Parameters, tokens: int, law: LookupLaw) -> Work | None:
+    """Expected work of the passes; None for laws of records.
+
+    >>> found = work(Parameters(32, 3), 128, Lookups.of_rates(0.5, 0.5, 3)).by_model["target"]
+    >>> round(found.passes, 3), round(found.heads, 3)  # one token more than drafted per pass
+    (89.376, 221.353)
+    """
+    if not isinstance(law, Lookups):
+        return None
+    times = np.zeros((tokens, parameters.draft_length + 1))
+    drafted, mass, _ = lookup_rounds.visits(tokens, law, times, cut=parameters.cut)
+    place, width, layers = np.arange(tokens)[:, None], drafted + 1, parameters.layers
+    passes, read = float(mass.sum()), float((mass * width).sum())
+    attended = float((mass * (place * width + width * (width + 1) / 2)).sum())
+    rows = float((mass * (place + width)).sum())
+    return Work({"target": Totals(
+        passes, layers * passes, layers * read, layers * attended, layers * rows, head_runs=passes, heads=read,
+    )})  # fmt: skip
+
+
+# --- One round ------------------------------------------------------------------------------------------------------
+
+
+def accepted_tokens(acceptance_rate: ArrayLike, draft_length: ArrayLike) -> Floats:
+    """Expected accepted tokens of a draft: A = a + a^2 + ... + a^K [tokens].
+
+    >>> float(accepted_tokens(0.5, 3))
+    0.875
+    """
+    return np.asarray(speculative.expected_tokens(acceptance_rate, draft_length) - 1)
+
+
+def speedup(
+    hit_rate: ArrayLike, acceptance_rate: ArrayLike, draft_length: ArrayLike, *, verify_cost: CurveLike | None = None
+) -> Floats:
+    """Speed-up over plain decoding for many tokens: (1 + h A) / (1 + h (v - 1)) [-].
+
+    >>> round(float(speedup(0.5, 0.5, 3, verify_cost=[(1, 1.0), (4, 1.3)])), 4)  # (1 + 0.4375) / (1 + 0.15)
+    1.25
+    """
+    hits = checks.array("hit_rate", hit_rate, 0, 1)
+    more = _time_of_pass(draft_length, verify_cost) - 1
+    return np.asarray((1 + hits * accepted_tokens(acceptance_rate, draft_length)) / (1 + hits * more))
+
+
+def pays(acceptance_rate: ArrayLike, draft_length: ArrayLike, *, verify_cost: CurveLike | None = None) -> NDArray[np.bool_]:
+    """True if drafts are faster than plain decoding, at any rate of matches above 0: A > v - 1.
+
+    >>> pays([0.2, 0.3], 3, verify_cost=[(1, 1.0), (4, 1.3)]).tolist()
+    [False, True]
+    """
+    return np.asarray(accepted_tokens(acceptance_rate, draft_length) > _time_of_pass(draft_length, verify_cost) - 1)
+
+
+def _time_of_pass(draft_length: ArrayLike, verify_cost: CurveLike | None) -> Floats:
+    """Time of a pass over a draft and one more token [plain passes]."""
+    length = checks.whole_array("draft_length", draft_length, 0)
+    return np.asarray(np.ones(np.shape(length)) if verify_cost is None else as_curve(verify_cost).relative(length + 1))
+
+
+class RoundMeans(NamedTuple):
+    """Means over the rounds of a long decoding."""
+
+    tokens: float
+    """Tokens of a round, the target's own included."""
+    drafted: float
+    time: float
+    """Time of a round [plain passes]."""
+    after_acceptance: float
+    """Share of rounds that follow one with accepted tokens."""
+
+    @property
+    def speedup(self) -> float:
+        """Speed-up over plain decoding [-]."""
+        return self.tokens / self.time
+
+
+def round_means(law: Lookups, *, verify_cost: CurveLike | None = None) -> RoundMeans:
+    """Means over the rounds of a long decoding, for lookups that may depend on the round before.
+
+    The share r of rounds after one with accepted tokens is stationary: r = r P(accepted | some before) + (1 - r) P(accepted | none
+    before).
+
+    >>> found = round_means(Lookups.of_rates([0.1, 0.9], 0.8, 4))
+    >>> round(found.after_acceptance, 4), round(found.speedup, 3), round(round_means(Lookups.of_rates(0.1, 0.8, 4)).speedup, 3)
+    (0.2222, 1.656, 1.236)
+    """
+    drafted, accepted, chance = law.cells
+    low, high = (chance * (accepted > 0)).sum(axis=1).tolist()
+    share = low / (1 + low - high) if low else 0.0
+    mass = np.array([1 - share, share]) @ chance
+    times = _time_of_pass(drafted, verify_cost)
+    return RoundMeans(float(1 + mass @ accepted), float(mass @ drafted), float(mass @ times), share)
+
+
+# --- Claims ---------------------------------------------------------------------------------------------------------
+
+
+def claim_bound(terms: ClaimTerms) -> Limit:
+    """Bound of drafting in turn (`model.methods.claim_bounds.drafting_bound`) with drafts that take no time.
+
+    It holds for drafts of random length, because a pass takes at least as long on average as one over the mean number of tokens.
+
+    >>> claim_bound(ClaimTerms({"mean_acceptance_length": 1.6}, draft=0.5)).value
+    1.6
+    """
+    return drafting_bound(replace(terms, draft=0.0))
