@@ -14,6 +14,7 @@ import numpy as np
 from model.base import checks
 from model.base.checks import ParameterError
 from model.base.table_records import parse_value
+from model.methods import registry
 from sim.scenarios import cases, outcomes_section, scenario_file
 from sim.scenarios.cases import Case
 from sim.scenarios.outcome_records import Outcome
@@ -181,8 +182,10 @@ class Grid:
         """True if no law of the grid depends on the method's parameters or the number of tokens."""
         if any(axis.path.rpartition(".")[2] in ("kind", "name") for axis in self.axes):
             return False
-        own = [table.get("outcomes") for table in scenario_file.method_tables(self.base)]
-        return all(outcomes_section.fixed(table) for table in [self.base.get("outcomes"), *own] if table is not None)
+        methods = scenario_file.method_tables(self.base)
+        used = {outcome for table in methods for outcome in registry.parameters(table["name"]).OUTCOMES}
+        own = [table.get("outcomes") for table in methods]
+        return all(outcomes_section.fixed(table, used) for table in [self.base.get("outcomes"), *own] if table is not None)
 
     def outcomes(self, where: Sequence[int], case: Case) -> Mapping[str, Outcome]:
         """Outcomes of a point; `case` has its other objects."""

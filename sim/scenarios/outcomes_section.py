@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -65,13 +65,13 @@ def resolve(table: Any, where: str, method: str, parameters: MethodParameters, t
     return {key: _law(table if one else table[key], where if one else f"{where}.{key}", key, parameters, tokens) for key in wanted}
 
 
-def fixed(table: Any) -> bool:
-    """Return whether no law of an [outcomes] table depends on the method's parameters or the number of tokens."""
+def fixed(table: Any, outcomes: Collection[str]) -> bool:
+    """Return whether no law of an [outcomes] table for these outcomes depends on the method or the number of tokens."""
     if not isinstance(table, Mapping):
         return False
     if "kind" in table:
-        return all(laws[table["kind"]].FIXED for laws in LAWS.values() if table["kind"] in laws)
-    return all(name in LAWS and isinstance(each, Mapping) and fixed(each) for name, each in table.items())
+        return all(LAWS[name][table["kind"]].FIXED for name in outcomes if table["kind"] in LAWS[name])
+    return all(name in LAWS and isinstance(each, Mapping) and fixed(each, (name,)) for name, each in table.items())
 
 
 def _law(table: Any, where: str, outcome: str, parameters: MethodParameters, tokens: int) -> Outcome:
