@@ -1,0 +1,217 @@
+"""Decodings of a server's requests: the generators of the algorithms, or arrays of outcomes drawn from their law.
+
+`Generators` interprets the algorithms: every running request is a generator, and a step of the engine answers what all of them ask
+for. `Arrays` knows of chains and lookups only what their outcomes say, and is hundreds of times as fast. Both give the same tokens,
+drafts and passes for the same random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.base.checks import ParameterError
+from model.interpret.interpreter import Cache
+from model.interpret.simulated_answers import World
+from model.outcomes.lookup_laws import outcomes_after
+from model.serving.request_outcomes import LOOKUP, RequestOutcomes
+from model.serving.server import Request, Rounds, Sequences
+from model.steps import Commit, DraftLimit, Forward, Lookup, Read, Steps
+
+Integers = NDArray[np.int64]
+
+DecodeRequest = Callable[[Request, Integers], tuple[Steps, World]]
+"""Start the algorithm of a request with its outcomes: its steps, and the simulated model that answers its reads."""
+
+
+def passes_of_chain(length: int) -> int:
+    """Draft passes of a step whose longest draft has `length` tokens: one for each."""
+    return length
+
+
+def passes_in_parallel(length: int) -> int:
+    """Draft passes of a draft that makes all tokens in one pass."""
+    return min(length, 1)
+
+
+def no_passes(length: int) -> int:
+    """Draft passes of drafts that no model makes."""
+    return 0
+
+
+class Arrays:
+    """Decodings as arrays of outcomes.
+
+    Parameters
+    ----------
+    outcomes
+        Outcomes of the requests.
+    most
+        Largest number of running sequences.
+    passes
+        Draft passes of a step by the length of its longest draft.
+    """
+
+    def __init__(self, outcomes: RequestOutcomes, most: int, passes: Callable[[int], int] = passes_of_chain) -> None:
+        self.outcomes, self.passes = outcomes, passes
+        self.looks_up = outcomes.outcome == LOOKUP
+        self._table: Integers = np.zeros((most, 64), dtype=np.int64)
+        self._looked_up_at: Integers = np.zeros(most, dtype=np.int64)
+        self._kept: Integers = np.zeros(0, dtype=np.int64)
+
+    def start(self, request: Request, row: int) -> None:
+        """See `model.serving.server.Decodings`."""
+        found = self.outcomes.of(request.number)
+        if found.size > self._table.shape[1]:
+            wider = np.zeros((len(self._table), max(found.size, 2 * self._table.shape[1])), dtype=np.int64)
+            wider[:, : self._table.shape[1]] = self._table
+            self._table = wider
+        self._table[row, : found.size] = found
+        self._looked_up_at[row] = 0
+
+    def first_tokens(self, each: Sequences) -> None:
+        """See `model.serving.server.Decodings`."""
+
+    def draft(self, each: Sequences, limits: Integers) -> Rounds:
+        """See `model.serving.server.Decodings`."""
+        if not each.rows.size:
+            return Rounds(limits, [])
+        here = self._table[each.rows, each.done]
+        if self.looks_up:
+            found, right = outcomes_after(each.done > self._looked_up_at[each.rows] + 1, here)
+            drafted = np.minimum(found, limits)
+            self._kept = np.minimum(right, drafted)
+            asked = limits > 0
+            self._looked_up_at[each.rows[asked]] = each.done[asked]
+            return Rounds(drafted, [])
+        self._kept = np.minimum(here, limits)
+        longest = int(limits.max())
+        passes = self.passes(longest)
+        if passes == 1 and longest:
+            return Rounds(limits, [int(np.count_nonzero(limits))])
+        if passes and limits.min() == longest:
+            return Rounds(limits, [limits.size] * passes)
+        return Rounds(limits, [int(np.count_nonzero(limits > index)) for index in range(passes)])
+
+    def verify(self, each: Sequences, drafted: Integers) -> Integers:
+        """See `model.serving.server.Decodings`."""
+        return np.minimum(self._kept + 1, each.left) if each.rows.size else each.rows
+
+    def ahead(self, each: Sequences, longest: int) -> Integers:
+        """See `model.serving.server.Decodings`."""
+        if self.looks_up:
+            found, right = outcomes_after(each.done > self._looked_up_at[each.rows] + 1, self._table[each.rows, each.done])
+            return np.minimum(np.minimum(right, found), longest)
+        return np.minimum(self._table[each.rows, each.done], longest)
+
+    def finish(self, request: int) -> None:
+        """See `model.serving.server.Decodings`."""
+
+
+class _Decoding:
+    """One request as a generator, up to the pass that it asks for next."""
+
+    __slots__ = ("cache", "output", "request", "step", "steps", "world")
+
+    def __init__(self, request: Request, steps: Steps, world: World) -> None:
+        self.request, self.steps, self.world = request, steps, world
+        self.output: list[int] = []
+        world.written, self.cache = self.output, Cache()
+        self.step: Any = None
+        self.advance(None)
+        # Passes over the prompt: nothing is read of them. The server takes their tokens in chunks, with the next pass.
+        while type(self.step) is Forward and not self.step.heads and not self.output:
+            self.advance(self.step)
+
+    def advance(self, answer: Any) -> None:
+        """Send an answer, and go on up to the next pass, or to the choice of a draft length."""
+        send, world = self.steps.send, self.world
+        while True:
+            try:
+                step = send(answer)
+            except StopIteration:
+                self.step = None
+                return
+            kind = type(step)
+            if kind is Read:
+                answer = world.read(step)
+            elif kind is Commit:
+                self.output += step.tokens
+                answer = None
+            elif kind is Lookup:
+                answer = world.look_up(step)
+            elif kind is Forward:
+                self.cache.write(step)
+                self.step = step
+                return
+            elif kind is DraftLimit:
+                self.step = step
+                return
+            else:
+                raise ParameterError(f"a server decodes methods without sub-processes, and this one asks for {kind.__name__}")
+
+
+class Generators:
+    """Decodings as the algorithms' own generators, whose passes are merged.
+
+    `finished` is called with each request and its tokens when it ends.
+    """
+
+    def __init__(
+        self, decode: DecodeRequest, outcomes: RequestOutcomes, finished: Callable[[int, list[int]], None] = lambda *_: None
+    ) -> None:
+        self.decode, self.outcomes, self.finished = decode, outcomes, finished
+        self._of: dict[int, _Decoding] = {}
+        self._table: dict[int, Integers] = {}
+
+    def start(self, request: Request, row: int) -> None:
+        """See `model.serving.server.Decodings`."""
+        if request.number not in self._of:
+            steps, world = self.decode(request, self.outcomes.of(request.number))
+            self._of[request.number] = _Decoding(request, steps, world)
+
+    def first_tokens(self, each: Sequences) -> None:
+        """See `model.serving.server.Decodings`."""
+        for number in each.requests.tolist():
+            decoding = self._of[number]
+            if type(decoding.step) is DraftLimit:
+                decoding.advance(0)
+            decoding.advance(decoding.step)
+
+    def draft(self, each: Sequences, limits: Integers) -> Rounds:
+        """See `model.serving.server.Decodings`."""
+        running = [self._of[number] for number in each.requests.tolist()]
+        for decoding, limit in zip(running, limits.tolist(), strict=True):
+            if type(decoding.step) is DraftLimit:
+                decoding.advance(min(limit, decoding.step.longest))
+        passes: list[int] = []
+        while waiting := [decoding for decoding in running if decoding.step.role != "target"]:
+            passes.append(len(waiting))
+            for decoding in waiting:
+                decoding.advance(decoding.step)
+        return Rounds(np.array([len(decoding.step.tokens) - 1 for decoding in running], dtype=np.int64), passes)
+
+    def verify(self, each: Sequences, drafted: Integers) -> Integers:
+        """See `model.serving.server.Decodings`."""
+        emitted = []
+        for number in each.requests.tolist():
+            decoding = self._of[number]
+            before = len(decoding.output)
+            decoding.advance(decoding.step)
+            emitted.append(len(decoding.output) - before)
+        return np.array(emitted, dtype=np.int64)
+
+    def ahead(self, each: Sequences, longest: int) -> Integers:
+        """See `model.serving.server.Decodings`."""
+        if self.outcomes.outcome == LOOKUP:
+            raise ParameterError("a policy that knows what is accepted needs a drafting model; lookups are known before the pass")
+        known = [self.outcomes.of(number)[done] for number, done in zip(each.requests.tolist(), each.done.tolist(), strict=True)]
+        return np.minimum(np.array(known, dtype=np.int64), longest)
+
+    def finish(self, request: int) -> None:
+        """See `model.serving.server.Decodings`."""
+        done = self._of.pop(request)
+        self.finished(request, done.output)
