@@ -1,10 +1,11 @@
 """Serving in closed form: throughput and time per token at a fixed number of running sequences, and under arrivals.
 
-With R running sequences, each step verifies R (K + 1) tokens after the draft's passes, and emits R AL tokens (AL: mean tokens of a
-round). A request of P prompt and N output tokens takes one pass of its prompt, which gives its first token, and (N - 1) / AL rounds.
-Prompts of other requests lengthen rounds: each finished request brings the next one's prompt.
+With R running sequences, each step verifies R (K + 1) tokens after the draft's passes, and emits R AL tokens (AL: mean tokens of
+a round). A request of P prompt and N output tokens takes one pass of its prompt, which gives its first token, and (N - 1) / AL
+rounds. Prompts of other requests lengthen rounds: each finished request brings the next one's prompt.
 
-It holds where sequences make progress independently of each other, the cache suffices, prompts fit a pass, and N is large beside AL.
+It holds where sequences make progress independently of each other, the cache suffices, prompts fit a pass, and N is much larger
+than AL.
 Simulations tend to it (`sim check --method serving`).
 """
 

@@ -120,11 +120,17 @@ class _Decoding:
         self.request, self.steps, self.world = request, steps, world
         self.output: list[int] = []
         world.written, self.cache = self.output, Cache()
-        self.step: Any = None
+        self.step: Forward | DraftLimit | None
         self.advance(None)
         # Passes over the prompt: nothing is read of them. The server takes their tokens in chunks, with the next pass.
-        while type(self.step) is Forward and not self.step.heads and not self.output:
+        while isinstance(self.step, Forward) and not self.step.heads:
             self.advance(self.step)
+
+    @property
+    def asked(self) -> Forward:
+        """The pass that it asks for."""
+        assert isinstance(self.step, Forward)
+        return self.step
 
     def advance(self, answer: Any) -> None:
         """Send an answer, and go on up to the next pass, or to the choice of a draft length."""
@@ -135,23 +141,25 @@ class _Decoding:
             except StopIteration:
                 self.step = None
                 return
-            kind = type(step)
-            if kind is Read:
-                answer = world.read(step)
-            elif kind is Commit:
-                self.output += step.tokens
-                answer = None
-            elif kind is Lookup:
-                answer = world.look_up(step)
-            elif kind is Forward:
-                self.cache.write(step)
-                self.step = step
-                return
-            elif kind is DraftLimit:
-                self.step = step
-                return
-            else:
-                raise ParameterError(f"a server decodes methods without sub-processes, and this one asks for {kind.__name__}")
+            match step:
+                case Read():
+                    answer = world.read(step)
+                case Commit():
+                    self.output += step.tokens
+                    answer = None
+                case Lookup():
+                    answer = world.look_up(step)
+                case Forward():
+                    self.cache.write(step)
+                    self.step = step
+                    return
+                case DraftLimit():
+                    self.step = step
+                    return
+                case _:
+                    raise ParameterError(
+                        f"a server decodes methods without sub-processes, and this one asks for {type(step).__name__}"
+                    )
 
 
 class Generators:
@@ -177,7 +185,7 @@ class Generators:
         """See `model.serving.server.Decodings`."""
         for number in each.requests.tolist():
             decoding = self._of[number]
-            if type(decoding.step) is DraftLimit:
+            if isinstance(decoding.step, DraftLimit):
                 decoding.advance(0)
             decoding.advance(decoding.step)
 
@@ -185,14 +193,14 @@ class Generators:
         """See `model.serving.server.Decodings`."""
         running = [self._of[number] for number in each.requests.tolist()]
         for decoding, limit in zip(running, limits.tolist(), strict=True):
-            if type(decoding.step) is DraftLimit:
+            if isinstance(decoding.step, DraftLimit):
                 decoding.advance(min(limit, decoding.step.longest))
         passes: list[int] = []
-        while waiting := [decoding for decoding in running if decoding.step.role != "target"]:
+        while waiting := [decoding for decoding in running if decoding.asked.role != "target"]:
             passes.append(len(waiting))
             for decoding in waiting:
                 decoding.advance(decoding.step)
-        return Rounds(np.array([len(decoding.step.tokens) - 1 for decoding in running], dtype=np.int64), passes)
+        return Rounds(np.array([len(decoding.asked.tokens) - 1 for decoding in running], dtype=np.int64), passes)
 
     def verify(self, each: Sequences, drafted: Integers) -> Integers:
         """See `model.serving.server.Decodings`."""

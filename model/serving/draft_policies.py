@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
 from model.base.checks import ParameterError
@@ -101,7 +101,9 @@ def _checked_ranges(ranges: Any) -> list[tuple[int, int, int]]:
     """Ranges [first, last, K] without gaps or overlaps, from 1 on; above the last one its K holds."""
     found: list[tuple[int, int, int]] = []
     if not isinstance(ranges, Sequence) or isinstance(ranges, str) or not ranges:
-        raise ParameterError(f"a schedule must be a list of ranges [first, last, K], such as [[1,64,3],[65,512,0]], got {checks.shown(ranges)}")
+        raise ParameterError(
+            f"a schedule must be a list of ranges [first, last, K], such as [[1,64,3],[65,512,0]], got {checks.shown(ranges)}"
+        )
     for index, each in enumerate(ranges):
         if not isinstance(each, Sequence) or isinstance(each, str) or len(each) != 3:
             raise ParameterError(f"range {index + 1} of a schedule must be [first, last, K], got {checks.shown(each)}")
@@ -120,10 +122,10 @@ def _checked_ranges(ranges: Any) -> list[tuple[int, int, int]]:
 class Adaptive(DraftPolicy):
     """[SGLang]'s rule: the draft length is one of the candidates of the batch's slot, and moves among them by one.
 
-    The mean accepted tokens of a batch (without the target's own) are averaged exponentially. Every `update_interval` batches, after
-    `warmup_batches`, the length falls to the candidate below if the average is at most that candidate - 0.5 + `down_hysteresis`, and
-    rises to the one above if it exceeds the present length - 0.5 + `up_hysteresis`. After a length of 0, which shows nothing, the
-    smallest candidate above is tried at the next update.
+    The mean accepted tokens of a batch (without the target's own) are averaged exponentially. Every `update_interval` batches,
+    after `warmup_batches`, the length falls to the candidate below if the average is at most that candidate - 0.5 +
+    `down_hysteresis`, and rises to the one above if it exceeds the present length - 0.5 + `up_hysteresis`. After a length of 0,
+    which shows nothing, the smallest candidate above is tried at the next update.
 
     >>> policy = Adaptive({1: [1, 3, 5]})
     >>> view = StepView(1, 0, 0, np.array([0]))
@@ -198,7 +200,9 @@ class Goodput(DraftPolicy):
     FORGET = 0.995
     """Weight of the counts of the step before in those of a step."""
 
-    def __init__(self, longest: int, prices: StepPrices, draft_passes: Callable[[int], int], prior: tuple[float, float] = (0.7, 1.0)) -> None:
+    def __init__(
+        self, longest: int, prices: StepPrices, draft_passes: Callable[[int], int], prior: tuple[float, float] = (0.7, 1.0)
+    ) -> None:
         checks.whole("longest draft", longest, 0, MAX_DRAFT)
         self.longest = longest
         self.prices, self.draft_passes = prices, draft_passes
@@ -231,29 +235,31 @@ class AdmittedBySurvival(DraftPolicy):
     """Each sequence drafts as many tokens as pay in its step: [DSpark]'s admission of drafted tokens by their survival.
 
     The survival of a drafted token is the product of the acceptance rates up to it. An engine reads them from its draft's
-    confidences; here they are estimated by sequence, from its own tested tokens and a prior of all sequences. The draft makes all its
-    passes; then tokens of all sequences are admitted to the verification in the order of their survival while expected tokens per
-    second rise, and admission stops with the first that does not raise them. Nothing is drafted where that is slower than plain
-    decoding.
+    confidences. Here they are the law's rates by draft position, moved in proportion to what the sequence's own tokens show. The
+    draft makes all its passes; then tokens of all sequences are admitted to the verification in the order of their survival while
+    expected tokens per second rise, and admission stops with the first that does not raise them. Nothing is drafted where that is
+    slower than plain decoding.
     """
 
-    PRIOR = 4.0
-    """Tested tokens that the mean of all sequences counts as, for each of them."""
+    PRIOR = 8.0
+    """Tested tokens that the law's rates count as, for each sequence."""
 
-    def __init__(self, longest: int, prices: StepPrices, draft_passes: Callable[[int], int], most: int) -> None:
-        checks.whole("longest draft", longest, 0, MAX_DRAFT)
-        self.longest = longest
+    def __init__(
+        self, rates: ArrayLike, prices: StepPrices, draft_passes: Callable[[int], int], most: int
+    ) -> None:
+        self.rates: Floats = np.asarray(rates, dtype=np.float64)
+        self.longest = self.rates.size
+        checks.whole("longest draft", self.longest, 0, MAX_DRAFT)
         self.prices, self.draft_passes = prices, draft_passes
         self.counts: Floats = np.zeros((2, most))
-        self.all: Floats = np.array([0.7, 1.0])
+        self.mean = float(self.rates.mean()) if self.longest else 0.0
 
     def limits(self, view: StepView) -> Integers:
         count = view.sequences
-        if not count:
-            return np.zeros(0, dtype=np.int64)
-        mean = self.all[0] / self.all[1]
-        rates = (self.counts[0, view.rows] + self.PRIOR * mean) / (self.counts[1, view.rows] + self.PRIOR)
-        survival = np.cumprod(np.repeat(rates[:, None], self.longest, axis=1), axis=1)
+        if not count or not self.mean:
+            return np.zeros(count, dtype=np.int64)
+        own = (self.counts[0, view.rows] + self.PRIOR * self.mean) / (self.counts[1, view.rows] + self.PRIOR)
+        survival = np.cumprod(np.minimum(np.multiply.outer(own / self.mean, self.rates), 1.0), axis=1)
         order = np.argsort(-survival, axis=None, kind="stable")
         drafting = self.draft_passes(self.longest) * self.prices.draft(count, view.positions)
         tokens, best = float(count), count / (self.prices.target(RaggedPass(count, count, view.positions, True)) + drafting)
@@ -273,7 +279,6 @@ class AdmittedBySurvival(DraftPolicy):
         tested = np.minimum(accepted + 1, drafted)
         self.counts[0, rows] += accepted
         self.counts[1, rows] += tested
-        self.all += float(accepted.sum()), float(tested.sum())
 
     def forget(self, row: int) -> None:
         """A new sequence has this number."""

@@ -58,7 +58,7 @@ class Lengths:
         means, variations = np.array([self.prompt, self.output]), np.array([self.prompt_cv, self.output_cv])
         spread = np.sqrt(np.log1p(variations**2))
         found = np.exp(np.log(means) + spread * normal - spread**2 / 2)
-        return np.clip(np.rint(found), 1, checks.MAX_TOKENS).astype(np.int64)
+        return np.asarray(np.clip(np.rint(found), 1, checks.MAX_TOKENS), dtype=np.int64)
 
 
 class TracedRequests(NamedTuple):
@@ -162,7 +162,9 @@ class DrawnLoad(Load):
     @property
     def _key(self) -> int:
         """Seed of this replication."""
-        return self.seed if not self.replication else int(np.random.SeedSequence((self.seed, self.replication)).generate_state(1)[0])
+        if not self.replication:
+            return self.seed
+        return int(np.random.SeedSequence((self.seed, self.replication)).generate_state(1)[0])
 
 
 @dataclass(frozen=True, eq=False)

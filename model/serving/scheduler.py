@@ -1,9 +1,9 @@
 """The scheduler of a serving engine: which sequences run, how many tokens of each a step takes, and the blocks of the cache.
 
-The rules are those of vLLM's engine V1 with first come, first served: decoding sequences take their tokens first; prompts take what
-they leave of `max_num_batched_tokens`, in chunks, in the order of admission; then waiting requests are admitted. Where the blocks of
-the cache do not suffice, the sequence that was admitted last is preempted: it gives its blocks back, waits at the front of the
-queue, and reads its prompt and its own tokens again.
+The rules are those of vLLM's engine V1 with first come, first served: decoding sequences take their tokens first; prompts take
+what they leave of `max_num_batched_tokens`, in chunks, in the order of admission; then waiting requests are admitted. Where the
+blocks of the cache do not suffice, the sequence that was admitted last is preempted: it gives its blocks back, waits at the front
+of the queue, and reads its prompt and its own tokens again.
 
 Sequences are columns of arrays, in the order of admission, so that a step of many sequences costs a few operations of numpy.
 """
@@ -23,8 +23,8 @@ from model.base.checks import ParameterError
 Integers = NDArray[np.int64]
 
 REQUEST, LEFT, CACHED, HELD, DONE, WANTED, ROW = range(7)
-"""Rows of the table of running sequences: number of the request, prompt tokens that are not read yet, cached positions, blocks held,
-tokens generated and wanted, and a number below `max_num_seqs` that no other running sequence has."""
+"""Rows of the table of running sequences: number of the request, prompt tokens that are not read yet, cached positions, blocks
+held, tokens generated and wanted, and a number below `max_num_seqs` that no other running sequence has."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Waiting(NamedTuple):
 class Chunk(NamedTuple):
     """Tokens of a prompt that a step reads."""
 
-    index: int
+    column: int
     """Column of the sequence."""
     tokens: int
     before: int
@@ -138,10 +138,10 @@ class Scheduler:
     >>> each.enqueue(0, prompt=100, output=8)
     >>> plan = each.plan(3)
     >>> plan.chunks, each.complete(plan, np.zeros(0, int)).tolist()
-    ([Chunk(index=0, tokens=64, before=0, last=False)], [])
+    ([Chunk(column=0, tokens=64, before=0, last=False)], [])
     >>> plan = each.plan(3)
     >>> plan.chunks, each.complete(plan, np.zeros(0, int)).tolist(), each.plan(3).limits.tolist()
-    ([Chunk(index=0, tokens=36, before=64, last=True)], [], [3])
+    ([Chunk(column=0, tokens=36, before=64, last=True)], [], [3])
     """
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -261,7 +261,7 @@ class Scheduler:
     def _preempt(self) -> int:
         """Preempt the sequence that was admitted last; return its request."""
         self.running -= 1
-        request, left, cached, held, done, wanted, row = self.table[:, self.running].tolist()
+        request, left, cached, held, done, wanted, row = map(int, self.table[:, self.running])
         self.reading -= left > 0
         self.free += held
         self.free_rows.append(row)

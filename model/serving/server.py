@@ -1,8 +1,8 @@
 """A server: the scheduler, a policy of draft length and the decodings of its requests, step by step, without a clock.
 
 `Server.begin` starts an engine step and returns its seconds; `Server.end` ends it, and commits its tokens. Whoever calls them has
-the clock: SimPy in `sim.engine.serving`, a plain loop in `sim.serving.fast_server`. What the requests' tokens are is up to `Decodings`: the
-generators of the algorithms themselves, or arrays of outcomes drawn from their law.
+the clock: SimPy in `sim.engine.serving`, a plain loop in `sim.serving.fast_server`. What the requests' tokens are is up to
+`Decodings`: the generators of the algorithms themselves, or arrays of outcomes drawn from their law.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Server:
         emitted = decodings.verify(each, self._drafted)
         # What was accepted but is not wanted any more is not seen.
         self.policy.learn(each.rows, self._drafted, emitted - 1)
-        ended = [chunk.index for chunk in plan.chunks if chunk.last]
+        ended = [chunk.column for chunk in plan.chunks if chunk.last]
         self.first = each.requests[each.done == 0].tolist() if self._one_token else []
         if ended:
             new = self._sequences(np.array(ended))

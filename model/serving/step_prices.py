@@ -7,7 +7,8 @@ sequences have the mean number of tokens and the mean context, which is exact fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -59,21 +60,41 @@ class LawPrices:
     The time of prompts that a law has per generated token (`prompt`) is left out: here prompts are passes, which take what their
     arithmetic takes.
 
+    Parameters
+    ----------
+    law
+        The law.
+    draws
+        Indices of draws of its coefficients, whose prices `drawn` gives; they are computed together.
+
     >>> from model.engines import step_law
     >>> law = step_law.load("sglang-qwen3-235b-a22b")
-    >>> prices = LawPrices(law)
+    >>> prices = LawPrices(law, range(2))
     >>> round(1e3 * prices.target(RaggedPass(8, 32, 8000, True)), 2), round(1e3 * prices.draft(8, 8000), 2)
     (17.48, 0.41)
+    >>> other = LawPrices(law.drawn(1)).target(RaggedPass(8, 32, 8000, True))
+    >>> bool(abs(prices.drawn(1).target(RaggedPass(8, 32, 8000, True)) / other - 1) < 1e-12)
+    True
     """
 
     law: StepLaw
-    _targets: dict[Any, float] = field(default_factory=dict, init=False, repr=False)
-    _drafts: dict[Any, float] = field(default_factory=dict, init=False, repr=False)
+    draws: Sequence[int] = ()
+    _which: int = 0
+    """Index of the coefficients that are used: 0 for the point, then those of the draws."""
+    _tables: tuple[dict[Any, list[float]], dict[Any, list[float]]] = field(default_factory=lambda: ({}, {}), repr=False)
 
     def __post_init__(self) -> None:
-        self._coefficients = {name: np.array([value]) for name, value in self.law.coefficients.items()}
-        kernels = self.law.kernels
-        self._by_context = kernels is not None or "kv_position" in self.law.coefficients
+        kept = {
+            name: np.array([value, *(self.law.draws[name][each % self.law.draws[name].size] for each in self.draws)])
+            for name, value in self.law.coefficients.items()
+        }
+        self._coefficients = {name: values[:, None] for name, values in kept.items()}
+        self._rounds = kept.get("round", np.zeros(1 + len(self.draws)))
+        self._by_context = self.law.kernels is not None or "kv_position" in self.law.coefficients
+
+    def drawn(self, index: int) -> LawPrices:
+        """Prices with the coefficients of a draw, an index of `draws`."""
+        return replace(self, _which=1 + index)
 
     def target(self, over: RaggedPass) -> float:
         """See `StepPrices`."""
@@ -90,13 +111,12 @@ class LawPrices:
 
     def draft(self, sequences: int, positions: int) -> float:
         """See `StepPrices`."""
-        node = round(positions / (sequences * NODE)) * NODE if self._by_context else 0
-        key = sequences, node
-        found = self._drafts.get(key)
+        key = sequences, round(positions / (sequences * NODE)) * NODE if self._by_context else 0
+        found = self._tables[1].get(key)
         if found is None:
-            seconds, _ = self.law.draft_seconds([sequences], [node])
-            found = self._drafts[key] = float(seconds[0])
-        return found
+            shape = kernel_times.step_shape(self.law.kernels, *(np.array([float(each)]) for each in (sequences, 0, 0, key[1])))
+            found = self._tables[1][key] = _listed(step_terms.draft_seconds(self._coefficients, shape), 1 + len(self.draws))
+        return found[self._which]
 
     def _at_width(self, sequences: int, width: int, context: float, drafted: bool, chunk: tuple[int, int, int]) -> float:
         """Seconds with `width` tokens of each sequence, between the nodes around their mean context [s]."""
@@ -109,12 +129,12 @@ class LawPrices:
 
     def _node(self, sequences: int, width: int, context: int, drafted: bool, chunk: tuple[int, int, int]) -> float:
         key = sequences, width, context, drafted, chunk
-        found = self._targets.get(key)
+        found = self._tables[0].get(key)
         if found is None:
-            found = self._targets[key] = self._seconds(*key)
-        return found
+            found = self._tables[0][key] = self._seconds(*key)
+        return found[self._which]
 
-    def _seconds(self, sequences: int, width: int, context: int, drafted: bool, chunk: tuple[int, int, int]) -> float:
+    def _seconds(self, sequences: int, width: int, context: int, drafted: bool, chunk: tuple[int, int, int]) -> list[float]:
         prompts, prompt_tokens, prompt_positions = chunk
         kernels = bound = None
         if self.law.kernels is not None:
@@ -127,7 +147,12 @@ class LawPrices:
             none + sequences, none + (width - 1 if sequences else 0), none, none + context, kernels, None, bound,
             none + prompt_tokens, none + prompts,
         )  # fmt: skip
-        found = float(step_terms.target_seconds(self._coefficients, shape, self.law.experts)[0])
+        found = step_terms.target_seconds(self._coefficients, shape, self.law.experts)
         # The term of rounds belongs to passes with drafted tokens, which the mean width alone does not tell.
-        rounds = self.law.coefficients.get("round", 0.0)
-        return found + rounds * (drafted - (width > 1 and sequences > 0))
+        return _listed(found + self._rounds[:, None] * (drafted - (width > 1 and sequences > 0)), 1 + len(self.draws))
+
+
+def _listed(values: Any, count: int) -> list[float]:
+    """Values of one shape for each set of coefficients."""
+    found: list[float] = np.broadcast_to(values, (count, 1))[:, 0].tolist()
+    return found

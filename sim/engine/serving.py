@@ -9,8 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from simpy import Environment
-from simpy.core import Event
-from simpy.events import URGENT
+from simpy.events import URGENT, Event
 
 from model.serving.loads import Load
 from model.serving.server import Server

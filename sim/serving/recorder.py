@@ -14,7 +14,6 @@ Floats = NDArray[np.float64]
 
 SLICES = 512
 """Largest number of slices of a time series; when they are full, two become one."""
-SERIES = ("time", "running", "waiting", "draft_length", "blocks", "tokens")
 
 
 @dataclass
@@ -45,7 +44,7 @@ class Recorder:
     def __init__(self, load: Load) -> None:
         self.load = load
         self.arrival, self.first, self.end = (np.full(load.count, np.nan) for _ in range(3))
-        self.totals = Totals()
+        self.totals, self.series = Totals(), TimeSeries()
         self.now = 0.0
         self.finished = 0
 
@@ -69,6 +68,7 @@ class Recorder:
         for number in finished:
             self.end[number] = now
         self.finished += len(finished)
+        self.series.add(record, now)
         self.now = now
 
 

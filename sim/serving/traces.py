@@ -43,7 +43,10 @@ def read(path: str | Path, *, limit: int | None = None) -> Trace:
     if limit is not None:
         checks.whole("limit", limit, 1, MOST_REQUESTS)
     rows = _csv_rows(where) if where.suffix.lower() == ".csv" else _json_rows(where)
-    arrivals, prompts, outputs, notes = [], [], [], set()
+    arrivals: list[float] = []
+    prompts: list[int] = []
+    outputs: list[int] = []
+    notes: set[str] = set()
     first: float | None = None
     for number, (row, fields) in enumerate(rows, 1):
         if limit is not None and len(arrivals) >= limit:
