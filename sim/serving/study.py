@@ -34,9 +34,10 @@ from model.serving.step_prices import LawPrices
 from sim.advice import engine_settings
 from sim.advice.engine_settings import Range
 from sim.advice.situation import Evidence, Inputs, Situation, situation
-from sim.serving import fast_server, measures, policies, traces
+from sim.engine import fast_server
+from sim.engine.recorder import Recorder, TimeSeries
+from sim.serving import measures, policies, traces
 from sim.serving.policies import PolicyName
-from sim.serving.recorder import Recorder, TimeSeries
 
 KIND, SCHEMA_VERSION = "serving", 1
 USUAL = Lengths(1024, 256)
@@ -376,8 +377,9 @@ def _point(
         rates = acceptance.draws[(replication - 1) % len(acceptance.draws)] if drawn else acceptance.point
         requests = _load(inputs, load, lengths, trace, replication)
         servers = servers_of(
-            settings, policy, prices.drawn(replication - 1) if drawn else prices, requests, rates, passes, inputs.replicas, inputs.seed, replication
-        )
+            settings, policy, prices.drawn(replication - 1) if drawn else prices, requests, rates, passes, inputs.replicas,
+            inputs.seed, replication,
+        )  # fmt: skip
         recorder = Recorder(requests)
         fast_server.serve(requests, servers, recorder, router=fast_server.ROUTERS[inputs.router])
         recorder.totals.preemptions = sum(each.scheduler.preemptions for each in servers)

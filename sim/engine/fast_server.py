@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 
 from model.serving.loads import Load
 from model.serving.server import Server
-from sim.serving.recorder import Recorder
+from sim.engine.recorder import Recorder
 
 Router = Callable[[Sequence[Server], int], int]
 """Choose the server of the request of a number."""
