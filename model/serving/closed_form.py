@@ -11,7 +11,7 @@ Simulations tend to it (`sim check --method serving`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -128,6 +128,32 @@ class ClosedForm:
             )
         found = optimize.brentq(lambda running: self.at_concurrency(running).requests_per_s - rate, 1, most)
         return self.at_concurrency(float(found))
+
+
+def bound(
+    prices: StepPrices, rates: Sequence[float], running: int, workload: Workload, draft_passes: Callable[[int], int]
+) -> float:
+    """Most tokens per second that any policy of draft length reaches at a fixed number of running sequences [tokens/s].
+
+    It holds for policies that do not know which drafted tokens will be accepted, if each is accepted independently with the rate of
+    its draft position. Then a step over given draft lengths emits, on average, one token per sequence and the survival of each
+    drafted token, and no choice of steps is faster than the step with the most expected tokens per second. Of all choices with the
+    same number of drafted tokens and the same longest draft the one that takes the likeliest tokens is the best. Prompts and the
+    growth of contexts are left out: all sequences are at the middle of their outputs.
+    """
+    positions = int(running * (workload.prompt + workload.output / 2))
+    best = running / prices.target(RaggedPass(running, running, positions))
+    survival, tokens = 1.0, float(running)
+    for place, rate in enumerate(rates, 1):
+        survival *= rate
+        drafting = draft_passes(place) * prices.draft(running, positions) if draft_passes(place) else 0.0
+        # With fewer sequences in the last pass of the draft it may take less: a pass for one sequence bounds it from below.
+        least = drafting - (prices.draft(running, positions) - prices.draft(1, positions // running) if drafting else 0.0)
+        for more in range(1, running + 1):
+            count = running * place + more
+            best = max(best, (tokens + more * survival) / (least + prices.target(RaggedPass(running, count, positions, True))))
+        tokens += running * survival
+    return best
 
 
 def _between(running: float, at: Callable[[int], float]) -> float:

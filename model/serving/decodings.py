@@ -8,6 +8,7 @@ drafts and passes for the same random numbers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,19 +28,34 @@ DecodeRequest = Callable[[Request, Integers], tuple[Steps, World]]
 """Start the algorithm of a request with its outcomes: its steps, and the simulated model that answers its reads."""
 
 
-def passes_of_chain(length: int) -> int:
-    """Draft passes of a step whose longest draft has `length` tokens: one for each."""
-    return length
+@dataclass(frozen=True)
+class Drafter:
+    """How a method drafts.
+
+    Parameters
+    ----------
+    passes
+        Draft passes of a step whose longest draft has so many tokens.
+    keeps_up
+        True if the draft makes a pass also for sequences that draft nothing: a head reads the states of each pass of the target, or
+        lacks them later. So drafting that is switched off by a policy is not free.
+    """
+
+    passes: Callable[[int], int]
+    keeps_up: bool = False
+
+    def __call__(self, length: int) -> int:
+        """Draft passes of a step whose longest draft has `length` tokens.
+
+        >>> [each(0) for each in (MODEL, HEADS, PARALLEL, NONE)], [each(3) for each in (MODEL, HEADS, PARALLEL, NONE)]
+        ([0, 1, 1, 0], [3, 3, 1, 0])
+        """
+        return max(self.passes(length), int(self.keeps_up))
 
 
-def passes_in_parallel(length: int) -> int:
-    """Draft passes of a draft that makes all tokens in one pass."""
-    return min(length, 1)
-
-
-def no_passes(length: int) -> int:
-    """Draft passes of drafts that no model makes."""
-    return 0
+MODEL, HEADS = Drafter(lambda length: length), Drafter(lambda length: length, keeps_up=True)
+PARALLEL, NONE = Drafter(lambda length: min(length, 1), keeps_up=True), Drafter(lambda length: 0)
+"""A draft model and draft heads, with a pass for each token; a parallel draft, with one for all; drafts that no model makes."""
 
 
 class Arrays:
@@ -51,12 +67,12 @@ class Arrays:
         Outcomes of the requests.
     most
         Largest number of running sequences.
-    passes
-        Draft passes of a step by the length of its longest draft.
+    drafter
+        How tokens are drafted.
     """
 
-    def __init__(self, outcomes: RequestOutcomes, most: int, passes: Callable[[int], int] = passes_of_chain) -> None:
-        self.outcomes, self.passes = outcomes, passes
+    def __init__(self, outcomes: RequestOutcomes, most: int, drafter: Drafter = MODEL) -> None:
+        self.outcomes, self.drafter = outcomes, drafter
         self.looks_up = outcomes.outcome == LOOKUP
         self._table: Integers = np.zeros((most, 64), dtype=np.int64)
         self._looked_up_at: Integers = np.zeros(most, dtype=np.int64)
@@ -89,12 +105,11 @@ class Arrays:
             return Rounds(drafted, [])
         self._kept = np.minimum(here, limits)
         longest = int(limits.max())
-        passes = self.passes(longest)
-        if passes == 1 and longest:
-            return Rounds(limits, [int(np.count_nonzero(limits))])
-        if passes and limits.min() == longest:
+        passes = self.drafter(longest)
+        if passes and (limits.min() == longest or (passes == 1 and self.drafter.keeps_up)):
             return Rounds(limits, [limits.size] * passes)
-        return Rounds(limits, [int(np.count_nonzero(limits > index)) for index in range(passes)])
+        counts = [int(np.count_nonzero(limits > index)) for index in range(passes)]
+        return Rounds(limits, [limits.size, *counts[1:]] if self.drafter.keeps_up else counts)
 
     def verify(self, each: Sequences, drafted: Integers) -> Integers:
         """See `model.serving.server.Decodings`."""
@@ -187,6 +202,8 @@ class Generators:
             decoding = self._of[number]
             if isinstance(decoding.step, DraftLimit):
                 decoding.advance(0)
+            while decoding.asked.role != "target":  # a head reads the prompt
+                decoding.advance(decoding.step)
             decoding.advance(decoding.step)
 
     def draft(self, each: Sequences, limits: Integers) -> Rounds:

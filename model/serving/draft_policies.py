@@ -272,7 +272,7 @@ class AdmittedBySurvival(DraftPolicy):
                 break
             best = speed
             admitted[row] += 1
-        plain = count / self.prices.target(RaggedPass(count, count, view.positions))
+        plain = count / step_seconds(self.prices, count, view.positions, 0, self.draft_passes)
         return admitted if best > plain else np.zeros(count, dtype=np.int64)
 
     def learn(self, rows: Integers, drafted: Integers, accepted: Integers) -> None:
@@ -307,7 +307,8 @@ class Oracle(DraftPolicy):
             tokens = view.sequences + drafted
             seconds = self.prices.target(RaggedPass(view.sequences, tokens, view.positions, drafted > 0))
             deepest = int(lengths.max(initial=0))
-            seconds += self.draft_passes(deepest) * self.prices.draft(view.sequences, view.positions) if deepest else 0.0
+            passes = self.draft_passes(deepest)
+            seconds += passes * self.prices.draft(view.sequences, view.positions) if passes else 0.0
             if tokens / seconds > best:
                 best, chosen = tokens / seconds, lengths
         return chosen
@@ -320,4 +321,5 @@ def step_seconds(
     if not sequences:
         return prices.target(RaggedPass(1, 1, 0))
     seconds = prices.target(RaggedPass(sequences, sequences * (length + 1), positions, length > 0))
-    return seconds + draft_passes(length) * prices.draft(sequences, positions) if length else seconds
+    passes = draft_passes(length)
+    return seconds + passes * prices.draft(sequences, positions) if passes else seconds

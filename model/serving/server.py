@@ -114,6 +114,8 @@ class Server:
         self._seconds, self._tokens = 0.0, 0
         self.first: list[int] = []
         """Requests whose first token the step that ended has given."""
+        self.admitted: list[int] = []
+        """Requests that the step that has begun admitted."""
 
     def submit(self, number: int) -> None:
         """Let a request wait."""
@@ -132,8 +134,10 @@ class Server:
         scheduler, table = self.scheduler, self.scheduler.table
         if not scheduler.running and not scheduler.waiting:
             return None
+        self.admitted = []
         while True:
             plan = scheduler.plan(self._limits(scheduler.decoding))
+            self.admitted += plan.admitted
             for number in plan.admitted:
                 column = int(np.flatnonzero(table[REQUEST, : scheduler.running] == number)[0])
                 self.decodings.start(self.request(number), int(table[ROW, column]))

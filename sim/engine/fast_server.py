@@ -52,6 +52,7 @@ def serve(
         if seconds is None:
             idle.add(index)
             return
+        recorder.began(servers[index].admitted, now)
         idle.discard(index)
         heappush(steps, (now + seconds, started, index))
         started += 1

@@ -37,13 +37,13 @@ class Totals:
 class Recorder:
     """Times of requests and totals of steps.
 
-    `arrival`, `first` and `end` hold the times at which each request arrived, had its first token, and was finished; shape
-    (requests,), nan before [s].
+    `arrival`, `admitted`, `first` and `end` hold the times at which each request arrived, was admitted (first), had its first token,
+    and was finished; shape (requests,), nan before [s].
     """
 
     def __init__(self, load: Load) -> None:
         self.load = load
-        self.arrival, self.first, self.end = (np.full(load.count, np.nan) for _ in range(3))
+        self.arrival, self.admitted, self.first, self.end = (np.full(load.count, np.nan) for _ in range(4))
         self.totals, self.series = Totals(), TimeSeries()
         self.now = 0.0
         self.finished = 0
@@ -51,6 +51,12 @@ class Recorder:
     def arrived(self, number: int, now: float) -> None:
         """A request arrives."""
         self.arrival[number] = now
+
+    def began(self, admitted: list[int], now: float) -> None:
+        """A step begins, which admits these requests."""
+        for number in admitted:
+            if np.isnan(self.admitted[number]):  # not after a preemption
+                self.admitted[number] = now
 
     def step(self, record: StepRecord, first: list[int], finished: list[int], now: float) -> None:
         """A step ends."""

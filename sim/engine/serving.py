@@ -77,6 +77,7 @@ class _Service:
                 self.asleep[index] = Event(env)
                 yield self.asleep[index]
                 continue
+            self.recorder.began(server.admitted, env.now)
             yield env.timeout(seconds)
             record, finished = server.end()
             self.recorder.step(record, server.first, finished, env.now)

@@ -25,7 +25,7 @@ from model.hardware import devices, memory_limit
 from model.methods import rounds
 from model.serving import decodings
 from model.serving.closed_form import ClosedForm, Workload
-from model.serving.decodings import Arrays
+from model.serving.decodings import Arrays, Drafter
 from model.serving.loads import DrawnLoad, Lengths, Load, TracedLoad
 from model.serving.request_outcomes import RequestOutcomes
 from model.serving.scheduler import ServerSettings
@@ -285,7 +285,8 @@ def serve(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: Non
     chosen = [policies.named(text, acceptance.limit) for text in inputs.policies]
     if len({each.text for each in chosen}) < len(chosen):
         raise ParameterError(f"each policy must be given once, got {', '.join(inputs.policies)}")
-    passes = decodings.passes_in_parallel if draft_heads.is_parallel(of.draft) else decodings.passes_of_chain
+    passes = decodings.PARALLEL if draft_heads.is_parallel(of.draft) else _chain(of.draft)
+    passes = passes if drafting else decodings.NONE
     settings = _settings(inputs, of, notes)
     prices, points = LawPrices(of.law, range(inputs.replications)), []
     loads = _loads(inputs, trace)
@@ -300,6 +301,11 @@ def serve(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: Non
     notes += [*of.notes, *(trace.notes if trace is not None else ())]
     notes += _remarks(of, points)
     return Study(inputs, of, settings, tuple(points), schedule, workload, tuple(rests), tuple(notes))
+
+
+def _chain(draft: str | None) -> Drafter:
+    """How a draft drafts that makes a pass for each token; without a name it is taken for a head, as in most engines."""
+    return decodings.HEADS if draft is None or draft_heads.is_head(draft) else decodings.MODEL
 
 
 def _lengths(inputs: ServingInputs, trace: traces.Trace | None) -> tuple[Lengths, Workload]:
@@ -368,7 +374,7 @@ def _load(inputs: ServingInputs, load: LoadPoint, lengths: Lengths, trace: trace
 
 def _point(
     inputs: ServingInputs, prices: LawPrices, acceptance: AcceptanceDraws, settings: ServerSettings, load: LoadPoint,
-    policy: PolicyName, lengths: Lengths, trace: traces.Trace | None, passes: Callable[[int], int],
+    policy: PolicyName, lengths: Lengths, trace: traces.Trace | None, passes: Drafter,
 ) -> ServedPoint:  # fmt: skip
     """One run with the point estimates, and the further runs of the intervals."""
 
@@ -397,7 +403,7 @@ def _point(
 
 
 def servers_of(
-    settings: ServerSettings, policy: PolicyName, prices: LawPrices, load: Load, rates: Any, passes: Callable[[int], int],
+    settings: ServerSettings, policy: PolicyName, prices: LawPrices, load: Load, rates: Any, passes: Drafter,
     replicas: int, seed: int, replication: int,
 ) -> list[Server]:  # fmt: skip
     """Servers of one run, all with the same outcomes of a request."""
@@ -405,6 +411,7 @@ def servers_of(
         rounds.Rounds.by_draft_position(rates[: max(policy.longest, 1)]), "accept", policy.longest,
         lambda number: load.request(number).output, load.count, seed=seed, replication=replication,
     )  # fmt: skip
+    passes = passes if policy.longest else decodings.NONE
     around = policies.Surroundings(prices, passes, settings.max_num_seqs, rates)
     return [
         Server(settings, policy.make(around), prices, Arrays(outcomes, settings.max_num_seqs, passes), load.request)
@@ -428,10 +435,11 @@ def interval(value: float, drawn: Sequence[float]) -> tuple[float, float]:
 
 def _schedule(
     prices: LawPrices, acceptance: AcceptanceDraws, settings: ServerSettings, workload: Workload, longest: int,
-    passes: Callable[[int], int],
+    passes: Drafter,
 ) -> tuple[ScheduleRow, ...]:  # fmt: skip
     """Best draft length by running sequences in closed form; a longer or shorter draft must win more than a tie."""
     found = []
+    plain = ClosedForm(prices, 1.0, 0, 0, workload)
     lengths = acceptance.lengths([*range(longest + 1)])[0]
     forms = [ClosedForm(prices, float(lengths[each]), each, passes(each), workload) for each in range(longest + 1)]
     last: int | None = None
@@ -441,7 +449,7 @@ def _schedule(
         if last is not None and speeds[best] < MARGIN * speeds[last]:
             best = last
         last = best
-        found.append(ScheduleRow(running, best, speeds[best], speeds[0]))
+        found.append(ScheduleRow(running, best, speeds[best], plain.at_concurrency(running).output_tokens_per_s))
     return tuple(found)
 
 
