@@ -55,7 +55,7 @@ class ClosedForm:
     draft_length, draft_passes
         Drafted tokens of a sequence, and passes of the draft, in a step.
     workload
-        Lengths of requests.
+        RequestLengths of requests.
     """
 
     prices: StepPrices

@@ -19,12 +19,12 @@ from model.interpret.interpreter import Cache
 from model.interpret.simulated_answers import World
 from model.outcomes.lookup_laws import outcomes_after
 from model.serving.request_outcomes import LOOKUP, RequestOutcomes
-from model.serving.server import Request, Rounds, Sequences
+from model.serving.server import Sequences, ServerRequest, StepDrafts
 from model.steps import Commit, DraftLimit, Forward, Lookup, Read, Steps
 
 Integers = NDArray[np.int64]
 
-DecodeRequest = Callable[[Request, Integers], tuple[Steps, World]]
+DecodeRequest = Callable[[ServerRequest, Integers], tuple[Steps, World]]
 """Start the algorithm of a request with its outcomes: its steps, and the simulated model that answers its reads."""
 
 
@@ -35,7 +35,7 @@ class Drafter:
     Parameters
     ----------
     passes
-        Draft passes of a step whose longest draft has so many tokens.
+        Draft passes of a step, as a function of the tokens of its longest draft.
     keeps_up
         True if the draft makes a pass also for sequences that draft nothing: a head reads the states of each pass of the target, or
         lacks them later. So drafting that is switched off by a policy is not free.
@@ -78,7 +78,7 @@ class Arrays:
         self._looked_up_at: Integers = np.zeros(most, dtype=np.int64)
         self._kept: Integers = np.zeros(0, dtype=np.int64)
 
-    def start(self, request: Request, row: int) -> None:
+    def start(self, request: ServerRequest, row: int) -> None:
         """See `model.serving.server.Decodings`."""
         found = self.outcomes.of(request.number)
         if found.size > self._table.shape[1]:
@@ -91,10 +91,10 @@ class Arrays:
     def first_tokens(self, each: Sequences) -> None:
         """See `model.serving.server.Decodings`."""
 
-    def draft(self, each: Sequences, limits: Integers) -> Rounds:
+    def draft(self, each: Sequences, limits: Integers) -> StepDrafts:
         """See `model.serving.server.Decodings`."""
         if not each.rows.size:
-            return Rounds(limits, [])
+            return StepDrafts(limits, [])
         here = self._table[each.rows, each.done]
         if self.looks_up:
             found, right = outcomes_after(each.done > self._looked_up_at[each.rows] + 1, here)
@@ -102,14 +102,14 @@ class Arrays:
             self._kept = np.minimum(right, drafted)
             asked = limits > 0
             self._looked_up_at[each.rows[asked]] = each.done[asked]
-            return Rounds(drafted, [])
+            return StepDrafts(drafted, [])
         self._kept = np.minimum(here, limits)
         longest = int(limits.max())
         passes = self.drafter(longest)
         if passes and (limits.min() == longest or (passes == 1 and self.drafter.keeps_up)):
-            return Rounds(limits, [limits.size] * passes)
+            return StepDrafts(limits, [limits.size] * passes)
         counts = [int(np.count_nonzero(limits > index)) for index in range(passes)]
-        return Rounds(limits, [limits.size, *counts[1:]] if self.drafter.keeps_up else counts)
+        return StepDrafts(limits, [limits.size, *counts[1:]] if self.drafter.keeps_up else counts)
 
     def verify(self, each: Sequences, drafted: Integers) -> Integers:
         """See `model.serving.server.Decodings`."""
@@ -126,12 +126,12 @@ class Arrays:
         """See `model.serving.server.Decodings`."""
 
 
-class _Decoding:
+class _RunningDecoding:
     """One request as a generator, up to the pass that it asks for next."""
 
     __slots__ = ("cache", "output", "request", "step", "steps", "world")
 
-    def __init__(self, request: Request, steps: Steps, world: World) -> None:
+    def __init__(self, request: ServerRequest, steps: Steps, world: World) -> None:
         self.request, self.steps, self.world = request, steps, world
         self.output: list[int] = []
         world.written, self.cache = self.output, Cache()
@@ -187,14 +187,14 @@ class Generators:
         self, decode: DecodeRequest, outcomes: RequestOutcomes, finished: Callable[[int, list[int]], None] = lambda *_: None
     ) -> None:
         self.decode, self.outcomes, self.finished = decode, outcomes, finished
-        self._of: dict[int, _Decoding] = {}
+        self._of: dict[int, _RunningDecoding] = {}
         self._table: dict[int, Integers] = {}
 
-    def start(self, request: Request, row: int) -> None:
+    def start(self, request: ServerRequest, row: int) -> None:
         """See `model.serving.server.Decodings`."""
         if request.number not in self._of:
             steps, world = self.decode(request, self.outcomes.of(request.number))
-            self._of[request.number] = _Decoding(request, steps, world)
+            self._of[request.number] = _RunningDecoding(request, steps, world)
 
     def first_tokens(self, each: Sequences) -> None:
         """See `model.serving.server.Decodings`."""
@@ -206,7 +206,7 @@ class Generators:
                 decoding.advance(decoding.step)
             decoding.advance(decoding.step)
 
-    def draft(self, each: Sequences, limits: Integers) -> Rounds:
+    def draft(self, each: Sequences, limits: Integers) -> StepDrafts:
         """See `model.serving.server.Decodings`."""
         running = [self._of[number] for number in each.requests.tolist()]
         for decoding, limit in zip(running, limits.tolist(), strict=True):
@@ -217,7 +217,7 @@ class Generators:
             passes.append(len(waiting))
             for decoding in waiting:
                 decoding.advance(decoding.step)
-        return Rounds(np.array([len(decoding.asked.tokens) - 1 for decoding in running], dtype=np.int64), passes)
+        return StepDrafts(np.array([len(decoding.asked.tokens) - 1 for decoding in running], dtype=np.int64), passes)
 
     def verify(self, each: Sequences, drafted: Integers) -> Integers:
         """See `model.serving.server.Decodings`."""

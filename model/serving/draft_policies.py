@@ -79,10 +79,10 @@ class Static(DraftPolicy):
         return self.longest
 
 
-class Schedule(DraftPolicy):
+class BatchSchedule(DraftPolicy):
     """Draft length by the number of decoding sequences, as in [vLLM].
 
-    >>> policy = Schedule([(1, 64, 3), (65, 512, 0)])
+    >>> policy = BatchSchedule([(1, 64, 3), (65, 512, 0)])
     >>> [policy.limits(StepView(count, 0, 0, np.arange(count))) for count in (1, 64, 65)]
     [3, 3, 0]
     """

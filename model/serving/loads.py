@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from model.base import checks
 from model.base.checks import ParameterError
 from model.outcomes import random_streams
-from model.serving.server import Request
+from model.serving.server import ServerRequest
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -27,7 +27,7 @@ MOST_REQUESTS = 10_000_000
 
 
 @dataclass(frozen=True)
-class Lengths:
+class RequestLengths:
     """Tokens of prompts and outputs.
 
     Parameters
@@ -37,7 +37,7 @@ class Lengths:
     prompt_cv, output_cv
         Coefficient of variation of a log-normal law, rounded to at least 1 token; 0: all are equal.
 
-    >>> Lengths(1000, 200).drawn(0, 0, 2).tolist()
+    >>> RequestLengths(1000, 200).drawn(0, 0, 2).tolist()
     [[1000, 200], [1000, 200]]
     """
 
@@ -80,8 +80,8 @@ class Load(ABC):
     concurrency: int | None = None
 
     @abstractmethod
-    def request(self, number: int) -> Request:
-        """Request of a number; its arrival is 0 where clients send it."""
+    def request(self, number: int) -> ServerRequest:
+        """ServerRequest of a number; its arrival is 0 where clients send it."""
 
     @property
     @abstractmethod
@@ -106,12 +106,12 @@ class DrawnLoad(Load):
     seed, replication
         Key of the random draws.
 
-    >>> load = DrawnLoad(Lengths(100, 20), 1000, rate=4.0)
+    >>> load = DrawnLoad(RequestLengths(100, 20), 1000, rate=4.0)
     >>> round(load.request(999).arrival / 999, 2)
     0.25
     """
 
-    lengths: Lengths
+    lengths: RequestLengths
     count: int
     rate: float | None = None
     burstiness: float = 1.0
@@ -130,10 +130,10 @@ class DrawnLoad(Load):
             checks.whole("concurrency", self.concurrency, 1, 65_536)
         checks.number("burstiness", self.burstiness, 0, 100)
 
-    def request(self, number: int) -> Request:
+    def request(self, number: int) -> ServerRequest:
         """See `Load`."""
         prompt, output = self._lengths[number].tolist()
-        return Request(number, 0.0 if self.rate is None else float(self._arrivals[number]), prompt, output)
+        return ServerRequest(number, 0.0 if self.rate is None else float(self._arrivals[number]), prompt, output)
 
     @property
     def largest(self) -> tuple[int, int]:
@@ -186,10 +186,10 @@ class TracedLoad(Load):
         """Number of requests."""
         return int(self.trace.arrivals.size)
 
-    def request(self, number: int) -> Request:
+    def request(self, number: int) -> ServerRequest:
         """See `Load`."""
         arrival = 0.0 if self.concurrency is not None else float(self.trace.arrivals[number]) / self.speed
-        return Request(number, arrival, int(self.trace.prompts[number]), int(self.trace.outputs[number]))
+        return ServerRequest(number, arrival, int(self.trace.prompts[number]), int(self.trace.outputs[number]))
 
     @property
     def largest(self) -> tuple[int, int]:

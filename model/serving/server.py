@@ -1,7 +1,7 @@
 """A server: the scheduler, a policy of draft length and the decodings of its requests, step by step, without a clock.
 
-`Server.begin` starts an engine step and returns its seconds; `Server.end` ends it, and commits its tokens. Whoever calls them has
-the clock: SimPy in `sim.engine.serving`, a plain loop in `sim.engine.fast_server`. What the requests' tokens are is up to
+`Server.begin` starts an engine step and returns its seconds; `Server.end` ends it, and commits its tokens. Its callers have the
+clock: SimPy in `sim.engine.serving`, a plain loop in `sim.engine.fast_server`. What the requests' tokens are is up to
 `Decodings`: the generators of the algorithms themselves, or arrays of outcomes drawn from their law.
 """
 
@@ -21,7 +21,7 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-class Request(NamedTuple):
+class ServerRequest(NamedTuple):
     """A request: its number, the time at which it arrives, and tokens of its prompt and its output."""
 
     number: int
@@ -30,8 +30,8 @@ class Request(NamedTuple):
     output: int
 
 
-class Rounds(NamedTuple):
-    """Rounds of the decoding sequences in a step, before they are verified; arrays of shape (sequences,)."""
+class StepDrafts(NamedTuple):
+    """StepDrafts of the decoding sequences in a step, before they are verified; arrays of shape (sequences,)."""
 
     drafted: Integers
     drafts: list[int]
@@ -53,13 +53,13 @@ class Sequences(NamedTuple):
 class Decodings(Protocol):
     """The decodings of a server's requests."""
 
-    def start(self, request: Request, row: int) -> None:
+    def start(self, request: ServerRequest, row: int) -> None:
         """A request is admitted for the first time, or again after a preemption, as number `row` of the running sequences."""
 
     def first_tokens(self, each: Sequences) -> None:
         """The prompts of these sequences end in this step: each gives one token."""
 
-    def draft(self, each: Sequences, limits: Integers) -> Rounds:
+    def draft(self, each: Sequences, limits: Integers) -> StepDrafts:
         """Draft at most `limits` tokens of each."""
 
     def verify(self, each: Sequences, drafted: Integers) -> Integers:
@@ -101,7 +101,7 @@ class Server:
 
     def __init__(
         self, settings: ServerSettings, policy: DraftPolicy, prices: StepPrices, decodings: Decodings,
-        request: Callable[[int], Request],
+        request: Callable[[int], ServerRequest],
     ) -> None:  # fmt: skip
         self.settings, self.policy, self.prices, self.decodings, self.request = settings, policy, prices, decodings, request
         self.scheduler = Scheduler(settings)

@@ -96,7 +96,7 @@ def serve(
     sim serve --engine-law vllm-llama-3.1-8b-eagle3-h100 --trace AzureLLMInferenceTrace_conv.csv --policy off --policy sglang
     """
     from model.base import checks
-    from model.serving.loads import Lengths
+    from model.serving.loads import RequestLengths
     from sim.advice import engine_settings
     from sim.advice.option_values import milliseconds, numbers, single
     from sim.advice.situation import Inputs
@@ -113,7 +113,7 @@ def serve(
         kernels=kernels, seed=seed,
     )  # fmt: skip
     usual, given = study.USUAL, prompt is not None or output is not None or bool(prompt_cv or output_cv)
-    lengths = Lengths(
+    lengths = RequestLengths(
         usual.prompt if prompt is None else prompt, usual.output if output is None else output, prompt_cv, output_cv
     )
     inputs = study.ServingInputs(

@@ -17,7 +17,7 @@ SLICES = 512
 
 
 @dataclass
-class Totals:
+class StepTotals:
     """Sums over all steps of all replicas."""
 
     steps: int = 0
@@ -37,14 +37,14 @@ class Totals:
 class Recorder:
     """Times of requests and totals of steps.
 
-    `arrival`, `admitted`, `first` and `end` hold the times at which each request arrived, was admitted (first), had its first token,
-    and was finished; shape (requests,), nan before [s].
+    `arrival`, `admitted`, `first` and `end` hold the times at which each request arrived, was first admitted, had its first
+    token, and was finished; shape (requests,), nan before [s].
     """
 
     def __init__(self, load: Load) -> None:
         self.load = load
         self.arrival, self.admitted, self.first, self.end = (np.full(load.count, np.nan) for _ in range(4))
-        self.totals, self.series = Totals(), TimeSeries()
+        self.totals, self.series = StepTotals(), TimeSeries()
         self.now = 0.0
         self.finished = 0
 

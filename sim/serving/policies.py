@@ -69,8 +69,8 @@ def named(text: str, known: int | None = None) -> PolicyName:
         found = PolicyName(text, length, lambda *_: draft_policies.Static(length))
     elif kind == "vllm":
         ranges: Any = _json(rest, text)
-        policy = draft_policies.Schedule(ranges)
-        found = PolicyName(text, policy.longest, lambda *_: draft_policies.Schedule(ranges))
+        policy = draft_policies.BatchSchedule(ranges)
+        found = PolicyName(text, policy.longest, lambda *_: draft_policies.BatchSchedule(ranges))
     elif kind == "sglang":
         slots = _slots(rest, text)
         found = PolicyName(text, draft_policies.Adaptive(slots).longest, lambda *_: draft_policies.Adaptive(slots))

@@ -26,7 +26,7 @@ from model.methods import rounds
 from model.serving import decodings
 from model.serving.closed_form import ClosedForm, Workload
 from model.serving.decodings import Arrays, Drafter
-from model.serving.loads import DrawnLoad, Lengths, Load, TracedLoad
+from model.serving.loads import DrawnLoad, Load, RequestLengths, TracedLoad
 from model.serving.request_outcomes import RequestOutcomes
 from model.serving.scheduler import ServerSettings
 from model.serving.server import Server
@@ -40,7 +40,7 @@ from sim.serving import measures, policies, traces
 from sim.serving.policies import PolicyName
 
 KIND, SCHEMA_VERSION = "serving", 1
-USUAL = Lengths(1024, 256)
+USUAL = RequestLengths(1024, 256)
 REQUESTS, LEAST_REQUESTS, PER_CLIENT = 200, 40, 8
 """Requests of a run by default: at a rate; and with clients at least, and for each of them."""
 REPLICATIONS = 4
@@ -69,7 +69,7 @@ class ServingInputs:
     rates, concurrencies, trace
         Requests per second; or clients; or a trace, at multiples `rates` of its own speed if they are given.
     lengths
-        Lengths of requests that are drawn; None: `USUAL`, which is assumed.
+        RequestLengths of requests that are drawn; None: `USUAL`, which is assumed.
     burstiness
         Coefficient of variation of the gaps between arrivals.
     requests, replications, seed
@@ -87,7 +87,7 @@ class ServingInputs:
     rates: tuple[float, ...] = ()
     concurrencies: tuple[int, ...] = ()
     trace: str | Path | None = None
-    lengths: Lengths | None = None
+    lengths: RequestLengths | None = None
     burstiness: float = 1.0
     requests: int | None = None
     replications: int = REPLICATIONS
@@ -308,7 +308,7 @@ def _chain(draft: str | None) -> Drafter:
     return decodings.HEADS if draft is None or draft_heads.is_head(draft) else decodings.MODEL
 
 
-def _lengths(inputs: ServingInputs, trace: traces.Trace | None) -> tuple[Lengths, Workload]:
+def _lengths(inputs: ServingInputs, trace: traces.Trace | None) -> tuple[RequestLengths, Workload]:
     if trace is not None:
         if inputs.lengths is not None:
             raise ParameterError("--prompt and --output are those of the trace; leave them out")
@@ -360,7 +360,7 @@ def _settings(inputs: ServingInputs, of: Situation, notes: list[str]) -> ServerS
     )
 
 
-def _load(inputs: ServingInputs, load: LoadPoint, lengths: Lengths, trace: traces.Trace | None, replication: int) -> Load:
+def _load(inputs: ServingInputs, load: LoadPoint, lengths: RequestLengths, trace: traces.Trace | None, replication: int) -> Load:
     if trace is not None:
         arrivals = trace.requests.arrivals
         if load.concurrency is not None:
@@ -374,7 +374,7 @@ def _load(inputs: ServingInputs, load: LoadPoint, lengths: Lengths, trace: trace
 
 def _point(
     inputs: ServingInputs, prices: LawPrices, acceptance: AcceptanceDraws, settings: ServerSettings, load: LoadPoint,
-    policy: PolicyName, lengths: Lengths, trace: traces.Trace | None, passes: Drafter,
+    policy: PolicyName, lengths: RequestLengths, trace: traces.Trace | None, passes: Drafter,
 ) -> ServedPoint:  # fmt: skip
     """One run with the point estimates, and the further runs of the intervals."""
 

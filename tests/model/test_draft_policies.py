@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from model.base.checks import ParameterError
 from model.serving import decodings, draft_policies
-from model.serving.draft_policies import Adaptive, AdmittedBySurvival, Goodput, Oracle, Schedule, Static, StepView
+from model.serving.draft_policies import Adaptive, AdmittedBySurvival, BatchSchedule, Goodput, Oracle, Static, StepView
 from tests.support.serving import Linear
 
 MODEL = decodings.MODEL
@@ -32,7 +32,7 @@ def test_a_schedule_has_the_length_of_its_range(spans: list[tuple[int, int]], se
         ranges.append([first, first + span - 1, length])
         first += span
     expected = next((length for low, high, length in ranges if low <= sequences <= high), ranges[-1][2])
-    policy = Schedule(ranges)
+    policy = BatchSchedule(ranges)
     assert (policy.limits(view(sequences)), policy.longest) == (expected, max(length for _, _, length in ranges))
 
 
@@ -45,7 +45,7 @@ def test_a_schedule_has_the_length_of_its_range(spans: list[tuple[int, int]], se
 ])  # fmt: skip
 def test_impossible_schedules_are_refused(ranges: Any, message: str) -> None:
     with pytest.raises(ParameterError) as refused:
-        Schedule(ranges)
+        BatchSchedule(ranges)
     assert message in str(refused.value)
 
 
@@ -98,7 +98,7 @@ def test_goodput_learns_the_rate_of_tested_tokens() -> None:
 
 @given(st.lists(st.floats(0.1, 0.95), min_size=1, max_size=4), st.integers(1, 6), st.floats(0.02, 0.3))
 def test_admission_by_survival_is_the_best_of_all_numbers(rates: list[float], count: int, token: float) -> None:
-    """Where time grows linearly with tokens, no other number of admitted tokens is faster: expected tokens per second has one peak."""
+    """Where time grows linearly with tokens, no other number of admitted tokens is faster."""
     prices = Linear(step=1.0, token=token, drafting=0.0)
     policy = AdmittedBySurvival(rates, prices, MODEL, 8)
     slots = sorted((float(np.prod(rates[: each + 1])) for each in range(len(rates)) for _ in range(count)), reverse=True)

@@ -16,8 +16,8 @@ from model.outcomes.lookup_laws import Lookups
 from model.outcomes.outcome_laws import Iid
 from model.serving import closed_form, decodings, draft_policies
 from model.serving.closed_form import ClosedForm, Workload
-from model.serving.draft_policies import Adaptive, AdmittedBySurvival, DraftPolicy, Goodput, Oracle, Schedule, Static
-from model.serving.loads import DrawnLoad, Lengths, TracedLoad, TracedRequests
+from model.serving.draft_policies import Adaptive, AdmittedBySurvival, BatchSchedule, DraftPolicy, Goodput, Oracle, Static
+from model.serving.loads import DrawnLoad, RequestLengths, TracedLoad, TracedRequests
 from model.serving.request_outcomes import RequestOutcomes
 from model.serving.scheduler import CACHED, DONE, HELD, LEFT, REQUEST, Plan, Scheduler, ServerSettings
 from sim.engine import fast_server, serving
@@ -30,7 +30,7 @@ from tests.support.tiers import examples
 LONGEST = 3
 PRICES = Linear(position=0.0625, prompt_token=0.125, drafting_each=0.125, rounds=0.5)
 POLICIES: dict[str, Callable[[], DraftPolicy]] = {
-    "off": lambda: Static(0), "static": lambda: Static(LONGEST), "vllm": lambda: Schedule([(1, 2, 3), (3, 8, 1)]),
+    "off": lambda: Static(0), "static": lambda: Static(LONGEST), "vllm": lambda: BatchSchedule([(1, 2, 3), (3, 8, 1)]),
     "sglang": lambda: Adaptive({1: [0, 1, 3], 3: [0, 2]}), "goodput": lambda: Goodput(LONGEST, PRICES, decodings.MODEL),
     "dspark": lambda: AdmittedBySurvival([0.8, 0.7, 0.6], PRICES, decodings.MODEL, 8),
     "oracle": lambda: Oracle(LONGEST, PRICES, decodings.MODEL),
@@ -67,7 +67,8 @@ def equal(one: Recorder, other: Recorder) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @given(
-    rows=requests | crowds, limits=limits | tight, name=st.sampled_from([*POLICIES]), clients=st.none() | st.integers(1, 5), seed=st.integers(0, 9),
+    rows=requests | crowds, limits=limits | tight, name=st.sampled_from([*POLICIES]), clients=st.none() | st.integers(1, 5),
+    seed=st.integers(0, 9),
 )  # fmt: skip
 @settings(max_examples=examples(40, 300), deadline=None)
 def test_events_of_generators_equal_arrays_step_by_step(
@@ -80,11 +81,18 @@ def test_events_of_generators_equal_arrays_step_by_step(
     outputs: dict[int, list[int]] = {}
     fast = server(load, POLICIES[name](), PRICES, outcomes, limits, method)
     slow = server(
-        load, POLICIES[name](), PRICES, outcomes, limits, method, generators=True, finished=lambda n, tokens: outputs.update({n: tokens})
+        load,
+        POLICIES[name](),
+        PRICES,
+        outcomes,
+        limits,
+        method,
+        generators=True,
+        finished=lambda n, tokens: outputs.update({n: tokens}),
     )
     equal(served(load, fast), served(load, slow, drive=serving.serve))
     assert fast.scheduler.preemptions == slow.scheduler.preemptions
-    # Every request has its own text, whole, whatever shared its steps.
+    # Every request has all of its own output, with any others in its steps.
     for number, (_, prompt, output) in enumerate(rows):
         assert outputs[number] == [*range(prompt, prompt + output)]
 
@@ -116,7 +124,9 @@ def test_one_sequence_takes_what_it_takes_alone(row: list[int], method: str, len
     """With a prompt of one token, to the last bit: the server adds nothing of its own."""
     load, outcomes = trace([0.0], [1], [len(row)]), Recorded([[min(each, length) for each in row]])
     prices = Linear(step=LAYERS * (1 - verify), token=LAYERS * verify, drafting=LAYERS * 0.25)
-    under = served(load, server(load, Static(length), prices, outcomes, ServerSettings(), method, generators=True), drive=serving.serve)
+    under = served(
+        load, server(load, Static(length), prices, outcomes, ServerSettings(), method, generators=True), drive=serving.serve
+    )
     steps, world = started(method, length)(load.request(0), outcomes.of(0))
     widths = tuple((width, 1 - verify + verify * width) for width in range(1, length + 2))
     cost = UnitCost(LAYERS, cost_ratio=0.25, verify_cost=widths)
@@ -133,9 +143,7 @@ class Watched:
 
     def __init__(self, limits: ServerSettings, load: TracedLoad, replicas: int = 1) -> None:
         self.limits, self.waiting = limits, 0.0
-        self.servers = [
-            server(load, Static(LONGEST), PRICES, drawn(Iid(0.6), load, LONGEST), limits) for _ in range(replicas)
-        ]
+        self.servers = [server(load, Static(LONGEST), PRICES, drawn(Iid(0.6), load, LONGEST), limits) for _ in range(replicas)]
         for each in self.servers:
             each.end = self._checked(each.end)  # type: ignore[method-assign]
             each.scheduler.plan = self._planned(each.scheduler, each.scheduler.plan, load)  # type: ignore[method-assign]
@@ -292,14 +300,14 @@ def test_outcomes_of_a_request_are_its_own() -> None:
 
 @pytest.mark.parametrize("burstiness", [0.0, 0.5, 1.0, 2.0])
 def test_gaps_have_their_mean_and_variation(burstiness: float) -> None:
-    load = DrawnLoad(Lengths(1, 1), 20_000, rate=5.0, burstiness=burstiness)
+    load = DrawnLoad(RequestLengths(1, 1), 20_000, rate=5.0, burstiness=burstiness)
     gaps = np.diff([load.request(number).arrival for number in range(load.count)])
     assert gaps.mean() == pytest.approx(0.2, abs=1e-12 + 4.5 * burstiness * 0.2 / np.sqrt(gaps.size))
     assert gaps.std() / gaps.mean() == pytest.approx(burstiness, abs=0.12 * burstiness + 1e-9)
 
 
 def test_lengths_have_their_mean_and_variation() -> None:
-    load = DrawnLoad(Lengths(500, 80, 0.5, 0.0), 20_000, rate=5.0)
+    load = DrawnLoad(RequestLengths(500, 80, 0.5, 0.0), 20_000, rate=5.0)
     prompts = np.array([load.request(number).prompt for number in range(load.count)])
     assert prompts.mean() == pytest.approx(500, abs=4.5 * 250 / np.sqrt(prompts.size))
     assert prompts.std() / prompts.mean() == pytest.approx(0.5, rel=0.05)
@@ -335,8 +343,10 @@ def test_waiting_is_that_of_queueing_theory(kind: str, busy: float) -> None:
 
 
 def test_even_arrivals_below_capacity_never_wait() -> None:
-    load = DrawnLoad(Lengths(1, 4), 50, rate=0.5, burstiness=0.0)
-    found = served(load, server(load, Static(0), Linear(step=0.25, token=0.0), drawn(Iid(0.5), load, 0), ServerSettings(max_num_seqs=1)))
+    load = DrawnLoad(RequestLengths(1, 4), 50, rate=0.5, burstiness=0.0)
+    found = served(
+        load, server(load, Static(0), Linear(step=0.25, token=0.0), drawn(Iid(0.5), load, 0), ServerSettings(max_num_seqs=1))
+    )
     assert np.allclose(found.admitted, found.arrival)
 
 
@@ -346,7 +356,7 @@ def test_even_arrivals_below_capacity_never_wait() -> None:
 @pytest.mark.parametrize("running", [1, 5])
 def test_without_random_outcomes_the_closed_form_is_exact(running: int) -> None:
     """Plain decoding of equal requests: every step is the same."""
-    load = DrawnLoad(Lengths(1, 8), 8 * running, concurrency=running)
+    load = DrawnLoad(RequestLengths(1, 8), 8 * running, concurrency=running)
     prices = Linear()
     found = served(load, server(load, Static(0), prices, drawn(Iid(0.5), load, 0), ServerSettings()))
     # All 8 tokens are decoded in rounds here, where a prompt of one token has no pass of its own.
@@ -356,7 +366,7 @@ def test_without_random_outcomes_the_closed_form_is_exact(running: int) -> None:
 
 @pytest.mark.parametrize(("running", "prompt"), [(1, 1), (8, 1), (32, 64)])
 def test_simulations_tend_to_the_closed_form(running: int, prompt: int) -> None:
-    load = DrawnLoad(Lengths(prompt, 400, 0, 0.4), 30 * running + 60, concurrency=running)
+    load = DrawnLoad(RequestLengths(prompt, 400, 0, 0.4), 30 * running + 60, concurrency=running)
     prices, rate = Linear(step=1.0, token=0.01, drafting=0.05, prompt_token=0.02), 0.7
     found = served(load, server(load, Static(3), prices, drawn(Iid(rate), load, 3), ServerSettings(max_num_batched_tokens=2**16)))
     length = sum(rate**each for each in range(4))
@@ -391,7 +401,7 @@ def test_no_static_draft_is_above_the_bound(rates: list[float], running: int, le
 @pytest.mark.parametrize("name", [each for each in POLICIES if each != "oracle"])
 def test_no_policy_passes_the_bound(name: str) -> None:
     """With independent outcomes of one rate; noise of tokens per second is below 2 % here."""
-    load = DrawnLoad(Lengths(1, 300), 120, concurrency=4)
+    load = DrawnLoad(RequestLengths(1, 300), 120, concurrency=4)
     prices = Linear(step=1.0, token=0.05, drafting=0.2, rounds=0.1)
     policy = {
         "goodput": lambda: Goodput(3, prices, decodings.MODEL),
@@ -404,7 +414,7 @@ def test_no_policy_passes_the_bound(name: str) -> None:
 
 def test_knowing_the_future_is_never_worse() -> None:
     """At a fixed number of sequences, with the same outcomes; a policy that knows them loses to none that does not."""
-    load = DrawnLoad(Lengths(1, 200), 60, concurrency=4)
+    load = DrawnLoad(RequestLengths(1, 200), 60, concurrency=4)
     prices = Linear(step=1.0, token=0.05, drafting=0.05)
 
     def speed(policy: DraftPolicy) -> float:
@@ -436,9 +446,7 @@ def test_switch_off_is_where_the_curves_cross() -> None:
 def test_a_server_alone_is_never_slower_with_more_acceptance(rows: list[tuple[int, int, int]], seed: int) -> None:
     """One request at a time, coupled draws: every request ends no later."""
     load, one = load_of(rows), ServerSettings(max_num_seqs=1, max_num_batched_tokens=64)
-    times = [
-        served(load, server(load, Static(2), Linear(), drawn(Iid(rate), load, 2, seed), one)).end for rate in (0.3, 0.7)
-    ]
+    times = [served(load, server(load, Static(2), Linear(), drawn(Iid(rate), load, 2, seed), one)).end for rate in (0.3, 0.7)]
     assert (times[1] <= times[0]).all()
 
 

@@ -18,7 +18,7 @@ from model.serving.draft_policies import DraftPolicy
 from model.serving.loads import TracedLoad, TracedRequests
 from model.serving.request_outcomes import RequestOutcomes
 from model.serving.scheduler import ServerSettings
-from model.serving.server import Request, Server
+from model.serving.server import Server, ServerRequest
 from model.serving.step_prices import RaggedPass
 from model.steps import Steps
 from sim.engine import fast_server
@@ -65,14 +65,16 @@ METHODS: dict[str, tuple[str, Drafter]] = {
 """Outcome and draft passes of the methods that are served."""
 
 
-def started(method: str, longest: int, *, cut: bool = False) -> Callable[[Request, Any], tuple[Steps, World]]:
+def started(method: str, longest: int, *, cut: bool = False) -> Callable[[ServerRequest, Any], tuple[Steps, World]]:
     """Start a request's algorithm with its outcomes."""
     together = {"sequences": 1 if cut else 2}
 
-    def decode(request: Request, row: Any) -> tuple[Steps, World]:
+    def decode(request: ServerRequest, row: Any) -> tuple[Steps, World]:
         prompt, outcomes = [*range(request.prompt)], row.tolist()
         if method == "autoregressive":
-            return autoregressive.decode(autoregressive.Parameters(layers=LAYERS), prompt, request.output), World(request.prompt, LAYERS)
+            return autoregressive.decode(autoregressive.Parameters(layers=LAYERS), prompt, request.output), World(
+                request.prompt, LAYERS
+            )
         if method == "ngram":
             own = ngram.Parameters(LAYERS, max(longest, 1), **together)
             return ngram.decode(own, prompt, request.output), World(request.prompt, LAYERS, lookups=outcomes)
