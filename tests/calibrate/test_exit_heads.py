@@ -270,7 +270,7 @@ def _narrow(tensors: dict[str, torch.Tensor], _: Any) -> None:
 BAD = {
     "nan": (lambda path: _rewritten(path, _nan), r"layer\.1 of heads\.safetensors must be finite, and 1 of its 9600"),
     "last": (lambda path: _rewritten(path, _last), r"must hold tensors layer\.1 to layer\.2, got 'layer\.3'"),
-    "shape": (lambda path: _rewritten(path, _narrow), r"layer\.2 .* \(vocabulary=300, hidden=32\), got \(300, 16\)"),
+    "shape": (lambda path: _rewritten(path, _narrow), r"layer\.2 of .* must have shape \(300, 32\), got \(300, 16\)"),
     "none": (lambda path: path.unlink(), "there are no heads at"),
     "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-50]), "cannot be read"),
     "no safetensors": (lambda path: path.write_bytes(b"no such format"), "cannot be read"),
