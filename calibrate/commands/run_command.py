@@ -29,7 +29,9 @@ def run(
     method: Annotated[str | None, typer.Argument(help="A method, if there is no --plan.")] = None,
     plan: Annotated[Path | None, typer.Option(help="A TOML file of methods, settings and prompts.")] = None,
     model: Annotated[str | None, typer.Option(help="Target: a directory, OWNER/NAME, family, or a shape with --forced.")] = None,
-    draft: Annotated[str | None, typer.Option(help="The draft model, for methods that have one.")] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="The draft model, for methods that have one; or a file of draft heads: see calibrate heads.")
+    ] = None,
     medium: Annotated[str | None, typer.Option(help="The medium model of hierarchical drafting.")] = None,
     heads: Annotated[str | None, typer.Option(help="Trained exit heads, or none. Default: those in the target's folder.")] = None,
     set_: options.Set = None,

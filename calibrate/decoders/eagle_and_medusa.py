@@ -83,14 +83,14 @@ def medusa_modules(target: Decoder, count: int) -> Any:
 
     common = target.head.weight.detach().float()
     vocabulary, hidden = common.shape
-    blocks = torch.nn.ModuleList(torch.nn.Linear(hidden, hidden) for _ in range(count))
-    heads = torch.nn.ModuleList(torch.nn.Linear(hidden, vocabulary, bias=False) for _ in range(count))
+    blocks = [torch.nn.Linear(hidden, hidden) for _ in range(count)]
+    heads = [torch.nn.Linear(hidden, vocabulary, bias=False) for _ in range(count)]
     with torch.no_grad():
         for block, head in zip(blocks, heads, strict=True):
             block.weight.zero_()
             block.bias.zero_()
             head.weight.copy_(common)
-    return torch.nn.ModuleDict({"blocks": blocks, "heads": heads})
+    return torch.nn.ModuleDict({"blocks": torch.nn.ModuleList(blocks), "heads": torch.nn.ModuleList(heads)})
 
 
 class DraftHead(Decoder):
@@ -219,5 +219,5 @@ class MedusaHeads(DraftHead):
             return torch.einsum("kvi,ki->kv", self._matrices[:count], states + torch.nn.functional.silu(products))
 
 
-HEADS: dict[str, type[DraftHead]] = {"eagle": EagleHead, "medusa": MedusaHeads}
+HEADS: dict[str, Callable[[Decoder, Any], DraftHead]] = {"eagle": EagleHead, "medusa": MedusaHeads}
 """Draft heads by kind."""

@@ -1,4 +1,4 @@
-"""Draft heads of a frozen model: one EAGLE layer, or several Medusa heads, trained on a text (`calibrate.decoders.eagle_and_medusa`).
+"""Training of draft heads for a frozen model (`calibrate.decoders.eagle_and_medusa`): one EAGLE layer, or several Medusa heads.
 
 EAGLE heads are trained with *training-time test* [Li2025]: pass j of a draft reads the head's own states of pass j - 1, so the head
 learns from what it will read, and each draft position gets its loss. All windows make `draft_length` passes; in pass j a token
@@ -53,13 +53,14 @@ AT_ONCE = 2**23
 
 @dataclass(frozen=True)
 class DraftHeadSettings(HeadTrainingSettings):
-    """Settings of the training of draft heads.
+    """Settings of the training of draft heads, for a small text: Muon for the matrices of blocks, as the family's models.
 
     `draft_length` is the number of draft positions: passes of an EAGLE head that are trained, or Medusa's heads.
     """
 
     epochs: float = 0.5
-    rate: float = 3e-3
+    rate: float = 1e-2
+    batch: int = 4
     length: int = 256
     warm_up: float = 0.05
     labels: str = "model"
@@ -184,7 +185,7 @@ def check(loaded: Loaded, target: Decoder, kind: str) -> None:
         last = passed.hidden_states[-1]
         fits = last.shape[-1] == loaded.hidden and torch.allclose(target._projected(last), passed.logits, rtol=1e-3, atol=1e-3)
     if not fits:
-        raise ParameterError(f"the output of model {loaded.name} must be that of its head for its last state; no heads can be trained")
+        raise ParameterError(f"the output of model {loaded.name} must be that of its head for its last state, to train draft heads")
 
 
 # --- Losses --------------------------------------------------------------------------------------------------------------

@@ -13,11 +13,8 @@ from calibrate.decoders import eagle_and_medusa
 from calibrate.decoders.eagle_and_medusa import DraftHead
 from calibrate.family import draft_head_training
 from calibrate.family.draft_head_training import EAGLE, MEDUSA, DraftHeadSettings
-from calibrate.interpreters.in_one_process import RandomDraws, Real, Sampling
-from model.architectures import draft_heads, shape_configs
+from calibrate.interpreters.in_one_process import Real, Sampling
 from model.methods.speculative import algorithm as speculative
-from model.steps import LayerSpan
-from tests.calibrate.test_in_one_process import Scripted, shares
 from tests.support import real_models
 from tests.support.real_models import DEPTHS, VOCABULARY
 
