@@ -77,7 +77,7 @@ def tables_of_file(
     where: str, candidates: Sequence[int], draft_lengths: Sequence[int], cost_ratio: float, drafter: str | None = None,
     matches: tuple[int, int] | None = None,
 ) -> list[RateTable]:  # fmt: skip
-    """Return all tables of a log: a position log, or a public log of accepted lengths (JSON lines) with its `drafter`.
+    """Return all tables of a log: a position log, decodings, or a public log of accepted lengths (JSON lines) with its `drafter`.
 
     `matches` are the smallest and largest number of last tokens that are looked up in the sequences of a position log; without them
     `MATCHES`, in logs that hold the tokens of their prompts.
@@ -96,6 +96,13 @@ def tables_of_file(
         return [other_outputs(log), *acceptance(log.lengths, draft_lengths, cost_ratio, _about(log))]
     if drafter is not None:
         raise ParameterError("drafter is used only with public logs (.jsonl); leave it out")
+    from calibrate.decode import decoded_rounds
+
+    decodings = decoded_rounds.decodings_of_file(where)
+    if decodings is not None:
+        if matches is not None:
+            raise ParameterError("matches is used only with logs of calibrate log; leave it out")
+        return [*decoded_rounds.tables(decodings)]
     positions = position_log.load(where)
     known = matches is not None or text_lookups.possible(positions)
     found = lookups(positions, MATCHES if matches is None else matches, draft_lengths) if known else ()
