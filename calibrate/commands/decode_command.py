@@ -63,7 +63,7 @@ def decode(
 
     calibrate decode speculative --model family --set draft_length=4 --prompt "def main(" --plain
 
-    calibrate decode speculative --model family:target --draft family:eagle --set drafter=heads --set draft_length=4 --prompt "def "
+    calibrate decode speculative --model family:target --draft family:eagle --set drafter=heads --set draft_length=4 --prompt "a"
 
     calibrate decode ppd --model family:target --heads heads.safetensors --set exit_layer=8 --set candidates=3 --prompt "import "
 
@@ -94,7 +94,7 @@ def decode(
     tokenized = run.tokenize(asked, chat=template == CHAT)
     read_by = run.use_heads(heads, tokenized[0])
     if processes and run.parameters(tokenized[0].prompt).reads_states:
-        raise ParameterError("--processes is not used with draft heads, which read the target's states in its process; leave it out")
+        raise ParameterError("--processes is not for draft heads, which read the target's states in its process; leave it out")
     replicas = {role: Replica(name, where, dtype) for role, name in names.items()} if processes else {}
     head = {
         "method": method, "exact": run.exact, "settings": settings, "tokens": tokens, "seed": run.seed,

@@ -208,7 +208,7 @@ def _draft_heads(
     path = out or model_directory.locate_model(model) / work.file_name(kind)
     loaded = model_directory.load(model, device)
     read = _text(loaded, text, quick)
-    said = chosen | ({} if text is None else {"text": read.name})
+    said = chosen | ({} if text is None else {"text": text.resolve().name})
     words = [f"--{key.replace('_', '-')} {value}" for key, value in said.items()] + ["--quick"] * quick
     command = " ".join(["calibrate heads --model", loaded.name, "--kind", kind, *words])
     with options.progress(quiet, f"{kind} heads", _KEPT) as bar:
@@ -223,10 +223,8 @@ def _draft_heads(
 def _draft_table(about: dict[str, Any]) -> Iterator[str]:
     """Lines of a table: agreement of draft heads with their model, by draft position."""
     tokens = about["corpus"]["held_out_tokens"]
-    yield (
-        f"{about['kind']} heads of {about['name']}, {about['parameters']} parameters: how often their token is the model's where all"
-        f" earlier ones of the draft were (measured on {tokens} held-out tokens, along the text), and loss [nats per token]"
-    )
+    yield f"{about['kind']} heads of {about['name']}, {about['parameters']} parameters; measured along {tokens} held-out tokens"
+    yield "rate: how often their token is the model's, where all earlier ones of the draft were; loss [nats per token]"
     yield f"{'position':>8}{'rate':>8}{'low':>8}{'high':>8}{'trials':>9}{'loss':>8}"
     for row in about["results"]:
         yield f"{row['position']:>8}{row['rate']:>8.4f}{row['low']:>8.4f}{row['high']:>8.4f}{row['tokens']:>9}{row['loss']:>8.3f}"

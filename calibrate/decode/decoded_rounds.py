@@ -1,8 +1,8 @@
 """Tables of the rounds of real decodings: acceptance by draft position, and tokens per round as the closed form predicts them.
 
-They read the commits of a log of `calibrate decode --log` or of the runs of `calibrate run`, so that they hold for whatever drafted:
-draft heads, a parallel draft, a draft model or a lookup. Rates are conditional: of the j-th drafted token, where all before it were
-accepted. They are what a scenario takes as outcomes of kind `by-draft-position`.
+They read the commits in a log of `calibrate decode --log` or in the runs of `calibrate run`, whatever drafted: draft heads, a
+parallel draft, a draft model or a lookup. Rates are conditional: of the j-th drafted token, where all before it were accepted. They
+are what a scenario takes as outcomes of kind `by-draft-position`.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def predicted(decodings: Sequence[Decoding], about: str) -> RateTable:
         if by and of:
             rows.append((name, len(of), *_seen_and_predicted(rounds_of(by), of)))
     notes = (
-        f"low, high: {LEVEL:.0%} interval of tokens per round over sequences; of: the sequences that are predicted, from the others",
+        f"low, high: {LEVEL:.0%} interval of tokens per round over sequences; of: the sequences predicted, from the others",
         "predicted: exact mean for rounds that are independent with the rates by draft position, drafts cut at the end",
     )
     columns = ("of", "sequences", "rounds", "tokens_per_round", "low", "high", "predicted", "error")

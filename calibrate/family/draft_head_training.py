@@ -16,6 +16,7 @@ arXiv:2401.10774, Section 2.2.1.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -198,18 +199,32 @@ def learn(target: Decoder, modules: Any, kind: str, settings: DraftHeadSettings,
     length = windows.shape[1] - 1
     total = torch.zeros((), device=target.device)
     weights = [settings.decay**index for index in range(settings.draft_length)]
-    for group in _groups(windows, target.vocabulary):
-        rows = torch.from_numpy(group).to(target.device)
-        states, own = _of_target(target, rows[:, :-1])
-        loss = torch.zeros((), device=target.device)
-        for index, logits in enumerate(positions(target, modules, kind, rows[:, :-1], states, settings.draft_length)):
-            wanted = own[:, index:].softmax(-1) if settings.labels == "model" else rows[:, index + 1 :]
-            wanted = wanted.flatten(0, 1)
-            each = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted, reduction="sum")
-            loss = loss + weights[index] * each / (len(windows) * (length - index))
-        loss.backward()  # type: ignore[no-untyped-call]
-        total += loss.detach() / sum(weights)
+    with _frozen(target.full):
+        for group in _groups(windows, target.vocabulary):
+            rows = torch.from_numpy(group).to(target.device)
+            states, own = _of_target(target, rows[:, :-1])
+            loss = torch.zeros((), device=target.device)
+            for index, logits in enumerate(positions(target, modules, kind, rows[:, :-1], states, settings.draft_length)):
+                wanted = own[:, index:].softmax(-1) if settings.labels == "model" else rows[:, index + 1 :]
+                wanted = wanted.flatten(0, 1)
+                each = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted, reduction="sum")
+                loss = loss + weights[index] * each / (len(windows) * (length - index))
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach() / sum(weights)
     return total
+
+
+@contextlib.contextmanager
+def _frozen(model: Any) -> Iterator[None]:
+    """Compute no gradients of a model's weights within the block: only the heads' own are trained."""
+    were = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in were:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in were:
+            parameter.requires_grad_(True)
 
 
 def positions(

@@ -86,7 +86,7 @@ def test_heads_by_hand() -> None:
 def test_a_shared_head_is_read_but_not_kept() -> None:
     for kind, shared in (("eagle", True), ("mtp", True), ("eagle3", False), ("medusa", False)):
         made = head_of(kind, TINY)
-        assert made.head_bytes(3) == 2 * 800
+        assert made.head_bytes(3) == 2 * 800 * made.copies  # a pass reads all of Medusa's heads
         assert made.head_parameters == (0 if shared else 800)
         assert made.embedding_parameters == 0
         both = memory(TINY, 1e9, context=10, also=(made,))
@@ -157,9 +157,9 @@ def test_a_pass_reads_its_weights_and_the_head(kind: str, width: int, context: i
     bound = Roofline(made, 1e6, 1e30, PEAKS)
     tokens = width * batch
     moved = 2 * tokens * sum(count * (each.inputs + each.outputs) for count, part in made.kinds for each in part.products)
-    weights = sum(count * 2 * each.weights for count, part in made.kinds for each in part.products)
+    weights = sum(count * 2 * made.copies * each.weights for count, part in made.kinds for each in part.products)
     cache = batch * (context + width) * made.cache_bytes()
-    expected = weights + moved + cache + 2 * 8 * made.vocabulary + 2 * 8 * tokens
+    expected = weights + moved + cache + 2 * 8 * made.vocabulary * made.copies + 2 * 8 * tokens
     assert float(pass_time(bound, width, context, batch).seconds) == pytest.approx(expected / 1e6, rel=1e-9)
 
 
