@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from calibrate.decode.rate_tables import NONE, RateTable
-from model.base import bounded_files
+from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 from model.logs import measured_runs, read_log
 from model.logs.recorded_decoding import Decoding
 from model.logs.replay import changed_settings
+from model.methods.draft_model import MAX_DRAFT
 from model.methods.rounds import RoundPrices, Rounds, moments
 from model.methods.speculative import rates_from_logs
 from model.methods.speculative.rates_from_logs import ReplayedRounds
@@ -71,8 +72,9 @@ def rounds_of(decodings: Sequence[Decoding]) -> ReplayedRounds:
     for number, each in enumerate(decodings):
         at = 0
         for commit in each.commits:
-            if commit.drafted is not None:
-                accepted = len(commit.tokens) - commit.back - 1
+            if commit.drafted is not None and commit.tokens:
+                checks.whole("drafted tokens of a round", commit.drafted, 0, MAX_DRAFT)
+                accepted = max(len(commit.tokens) - commit.back - 1, 0)
                 ended = commit.tokens[-1] in each.stop
                 rows.append((number, at, accepted if ended else commit.drafted, accepted))
             at += len(commit.tokens) - commit.back

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +110,7 @@ def draft_heads_path(where: str) -> Path | None:
 def draft_heads(target: LoadedModel, path: Path) -> LoadedModel:
     """Load the draft heads of a file in the place of a draft model, if they are the target's."""
     decoder = draft_head_training.load(path, target.decoder)
-    decoder.name, decoder.checksum = f"{path.name} of {target.name}", hashlib.sha256(path.read_bytes()).hexdigest()
+    decoder.name, decoder.checksum = f"{path.name} of {target.name}", model_directory.sha256_of([path])
     return LoadedModel(decoder.name, decoder, target.tokenizer, decoder.checksum)
 
 
