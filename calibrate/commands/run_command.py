@@ -317,7 +317,7 @@ def _rows(found: MeasuredRuns) -> list[dict[str, Any]]:
 
 
 def _lines(found: MeasuredRuns) -> Iterator[str]:
-    from calibrate.decode.rate_tables import RateTable
+    from calibrate.decode.titled_table import RateTable
     from model.logs.replay import changed_settings
 
     said = found.about

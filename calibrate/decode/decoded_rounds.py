@@ -1,7 +1,7 @@
 """Tables of the rounds of real decodings: acceptance by draft position, and tokens per round as the closed form predicts them.
 
-They read the commits in a log of `calibrate decode --log` or in the runs of `calibrate run`, whatever drafted: draft heads, a
-parallel draft, a draft model or a lookup. Rates are conditional: of the j-th drafted token, where all before it were accepted. They
+They read the commits in a log of `calibrate decode --log` or in the runs of `calibrate run`. Draft heads, a parallel draft, a draft
+model or a lookup may have drafted. Rates are conditional: of the j-th drafted token, where all before it were accepted. They
 are what a scenario takes as outcomes of kind `by-draft-position`.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate.decode.rate_tables import NONE, RateTable
+from calibrate.decode.titled_table import NONE, RateTable
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 from model.logs import measured_runs, read_log

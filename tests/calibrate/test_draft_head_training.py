@@ -120,7 +120,7 @@ def test_medusa_heads_start_as_the_models_own_head(target: Decoder) -> None:
 @pytest.mark.parametrize("labels", ["model", "text"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_loss_is_the_mean_over_draft_positions(kind: str, labels: str, target: Decoder) -> None:
-    """Position j counts `decay`^j, and each token once, whatever the groups."""
+    """Position j counts `decay`^j, and each token once."""
     settings = replace(FEW, labels=labels)
     windows = np.random.default_rng(0).integers(0, 300, (3, 17))
     modules, tokens = untrained(target, kind), torch.from_numpy(windows)

@@ -110,7 +110,7 @@ class Followed(Real):
 
 
 def law_of_text(decoders: Any, steps: Any, sampling: Sampling, tokens: int) -> dict[tuple[int, ...], float]:
-    """Probabilities of all texts of a decoding, by following every choice."""
+    """Probability of each output of a decoding, by following every choice."""
     law: dict[tuple[int, ...], float] = {}
     left: list[tuple[int, ...]] = [()]
     while left:
