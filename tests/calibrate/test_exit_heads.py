@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from calibrate.commands.calibrate_app import app
-from calibrate.family import align_draft, exit_heads, model_directory, training
+from calibrate.family import align_draft, draft_head_training, exit_heads, model_directory, training
 from calibrate.family.exit_heads import HeadTrainingSettings
 from calibrate.family.model_directory import Loaded
 from model.base.checks import ParameterError
@@ -419,4 +419,5 @@ def test_help_has_examples_and_current_defaults() -> None:
     assert "calibrate heads --model target" in said
     for name in ("epochs", "batch", "length", "rate"):
         own, paper = (getattr(exit_heads.SETTINGS[each], name) for each in ("own", "paper"))
-        assert f"Default: {own:g}; paper: {paper:g}." in said, name
+        draft = getattr(draft_head_training.DraftHeadSettings(), name)
+        assert f"Default: {own:g}; paper: {paper:g}; draft heads: {draft:g}." in said, name
