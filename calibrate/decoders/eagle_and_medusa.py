@@ -21,12 +21,13 @@ arXiv:2401.10774, Section 2.1.1: p_t^(k) = softmax(W_2^(k) (SiLU(W_1^(k) h_t) + 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from calibrate.decoders.kv_rows import KvRows
-from calibrate.decoders.transformers_adapter import Decoder
-from model.architectures import shape_configs
+from calibrate.decoders.transformers_adapter import Decoder, PassPositions
+from model.architectures import draft_heads
+from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
 from model.steps import MASK, Batch, LayerSpan
 
@@ -50,7 +51,7 @@ class EagleSize:
 def eagle_size(target: Decoder) -> EagleSize:
     """Return the sizes of a target's head. Refuses architectures without a shape, such as those that project their embedding."""
     try:
-        shape = shape_configs.from_config(target.config.to_dict(), dtype="float32")
+        shape = target.shape("float32")
     except ParameterError as error:
         raise ParameterError(f"no EAGLE head fits {target.name}: {error}") from None
     return EagleSize(shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.ffn)
@@ -120,6 +121,10 @@ class DraftHead(Decoder):
         """Largest number of tokens of a draft; None if unlimited."""
         return None
 
+    def shape(self, dtype: str) -> Shape:
+        """See `Decoder`."""
+        return draft_heads.head_of(self.kind, self.target.shape(dtype))
+
     def states_before(self, tokens: tuple[int, ...], state: Tensor | None) -> Tensor:
         """Return the normed states before all tokens of a pass but the masks, shape (tokens, hidden).
 
@@ -146,6 +151,8 @@ class EagleHead(DraftHead):
         super().__init__(target, modules, modules["fc"].out_features)
         self.config = _layer_config(eagle_size(target))
         self.join, self.modules = modules["fc"], [modules["layer"]]
+        self._before: Tensor
+        """States before the tokens of the current pass."""
         self._rotary = LlamaRotaryEmbedding(self.config).to(target.device)
 
     def run(
@@ -159,13 +166,19 @@ class EagleHead(DraftHead):
         if MASK in tokens:
             raise ParameterError(f"{self.name} drafts one token per pass, and reads no mask; set drafter = 'heads'")
         with torch.inference_mode():
-            words = self.embedding(torch.tensor(tokens, device=self.device))
-            joined = self.join(torch.cat((words, self.states_before(tokens, state)), dim=-1))
-        return super().run(tokens, at, layers, rows, joined, batch=batch, tree=tree, seen=seen, between=between)
+            self._before = self.states_before(tokens, state)
+        return super().run(tokens, at, layers, rows, batch=batch, tree=tree, seen=seen, between=between)
 
     def final_head_logits(self, states: Tensor) -> Tensor:
         """Return the logits of the target's head."""
         return self.target.final_head_logits(states)
+
+    def _embedded(self, tokens: Tensor, place: PassPositions) -> Tensor:
+        import torch
+
+        words = self.embedding(tokens)
+        joined: Tensor = self.join(torch.cat((words, self._before.view(words.shape)), dim=-1))
+        return joined
 
     def _extras(self, positions: Tensor, rows: int | Tensor) -> Any:
         return self._rotary(self.join.weight, position_ids=positions)
@@ -189,6 +202,12 @@ class MedusaHeads(DraftHead):
     def longest_draft(self) -> int | None:
         """Number of heads."""
         return len(self._blocks)
+
+    def shape(self, dtype: str) -> Shape:
+        """See `Decoder`; with as many heads as there are."""
+        found = super().shape(dtype)
+        assert found.draft is not None
+        return replace(found, draft=replace(found.draft, copies=len(self._blocks)))
 
     def run(
         self, tokens: tuple[int, ...], at: int, layers: LayerSpan, rows: KvRows, state: Tensor | None = None, *,

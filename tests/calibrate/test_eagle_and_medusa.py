@@ -15,6 +15,7 @@ from calibrate.family import draft_head_training
 from calibrate.family.draft_head_training import EAGLE, MEDUSA, DraftHeadSettings
 from calibrate.interpreters.in_one_process import Real, Sampling
 from model.methods.speculative import algorithm as speculative
+from model.steps import MASK
 from tests.support import real_models
 from tests.support.real_models import DEPTHS, VOCABULARY
 
@@ -186,3 +187,9 @@ def test_drafts_are_those_of_one_pass_over_the_whole_text(kind: str, architectur
             assert torch.allclose(logits, whole[index][0, place - index], atol=1e-9), (place, index)
             compared[index] += 1
     assert min(compared) >= 2, compared
+
+
+def test_masks_are_no_tokens_of_the_vocabulary() -> None:
+    """Forced tokens are positions, mapped into the vocabulary; a mask stays one, or a parallel draft would read a token there."""
+    real = Real(real_models.decoders("llama"))
+    assert real.to_vocabulary("target", (VOCABULARY + 1, -1, MASK)) == (1, VOCABULARY - 1, MASK)

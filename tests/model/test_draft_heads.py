@@ -22,11 +22,12 @@ from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
 from model.engines import kernel_times, law_fit, step_law
 from model.engines.kernel_times import KernelSource
-from model.hardware import composed_layers, profile_files
+from model.hardware import composed_layers, physical_limits, profile_files
 from model.hardware.cost_models import memory, pass_time
 from model.hardware.devices import DEVICES
 from model.hardware.profile_costs import PEAKS, ProfileCosts
 from model.hardware.roofline import Roofline
+from model.interpret.account import Totals, Work, flops_and_bytes
 from sim.scenarios.grid import Grid
 from sim.scenarios.hardware_cost import HardwareCost, PointCosts
 
@@ -161,6 +162,16 @@ def test_a_pass_reads_its_weights_and_the_head(kind: str, width: int, context: i
     cache = batch * (context + width) * made.cache_bytes()
     expected = weights + moved + cache + 2 * 8 * made.vocabulary * made.copies + 2 * 8 * tokens
     assert float(pass_time(bound, width, context, batch).seconds) == pytest.approx(expected / 1e6, rel=1e-9)
+
+
+def test_a_pass_of_medusa_reads_all_heads_and_each_position_uses_one() -> None:
+    """Counted of a decoding, and as bounds of measured times: 3 passes over 4 positions each, blocks of 8 x 8, heads of 800."""
+    made = head_of("medusa", TINY)
+    found = flops_and_bytes(Work({"draft": Totals(3, 3, 12, head_runs=3, heads=12)}), {"draft": made})
+    assert found.weight_bytes == 3 * 5 * 2 * (64 + 800)
+    assert found.flops == 12 * 2 * (64 + 800)
+    assert physical_limits.used_weights(made) == 64
+    assert physical_limits.least_bytes(made) == 5 * 2 * 64
 
 
 def test_heads_are_composed_from_operations() -> None:
