@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,6 +16,14 @@ from calibrate.decoders.transformers_adapter import decoder_of
 from calibrate.family import draft_head_training, head_files, model_directory
 from calibrate.family.draft_head_training import EAGLE, KINDS, MEDUSA, DraftHeadSettings
 from calibrate.loading import load_models
+from calibrate.loading.architectures import architecture
+from calibrate.timing import read_times
+from calibrate.timing.interpreter_pass import InterpretedPass
+from calibrate.timing.library_pass import LibraryModel
+from calibrate.untested_on_gpu import cuda_graphs
+from model.architectures import draft_heads
+from model.base import strict_json
+from model.base.checks import ParameterError
 from model.logs import measured_runs, read_log
 from tests.calibrate.test_eagle_and_medusa import DRAFTERS
 from tests.calibrate.test_real_decoding import numbers, put
@@ -141,3 +150,42 @@ def test_python_interface_checks_drafts(tiny: Path) -> None:
     found = real_decoding.decode("speculative", decoders, numbers("hello"), 8, {"draft_length": 2, "drafter": "heads"})
     assert len(found.tokens) == 8
     assert found.settings["draft_layers"] == 1
+
+
+# --- Times of passes ---
+
+
+def test_passes_of_an_eagle_head_are_timed_part_by_part(tiny: Path) -> None:
+    """Embedding with the product that joins the states, one layer, and the target's output matrix."""
+    where = {"target": str(tiny / "target"), "draft": str(tiny / "eagle.safetensors")}
+    head = load_models.models(where)["draft"].decoder
+    known = architecture(f"eagle:{tiny / 'target'}")
+    assert known.name == "eagle-target"
+    assert known.shape == draft_heads.head_of("eagle", architecture(str(tiny / "target")).shape)
+    assert (head.shape("float32").layers, head.shape("float32").draft) == (1, known.shape.draft)
+    seen = Counter[str]()
+    timed = InterpretedPass(LibraryModel(known, "cpu", "float32", decoder=head), 3, 5, 1)
+    timed.run_marked(lambda name, _, edge: seen.update([f"{name} {edge}"]))
+    assert seen == {f"{name} {edge}": 1 for name in ("embedding", "layer", "head", "call") for edge in (0, 1)}
+    reads = read_times.time_reads(head, 12, 2)
+    assert json.loads(strict_json.dumps(reads["resumed_step_us"])) == [0.0, 0.0, 0.0]
+
+
+def test_medusa_counts_its_own_heads(tiny: Path) -> None:
+    where = {"target": str(tiny / "target"), "draft": str(tiny / "medusa.safetensors")}
+    shape = load_models.models(where)["draft"].decoder.shape("float32")
+    assert shape.copies == COUNT
+    assert shape.parameters == COUNT * (16 * 16 + 16 + 16 * real_models.VOCABULARY)
+
+
+def test_what_cannot_be_timed_is_refused(tiny: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    method = f'name = "speculative"\ndrafter = "parallel"\ndraft_length = {COUNT}\n'
+    models = f'model = "{tiny / "target"}"\ndraft = "{tiny / "medusa.safetensors"}"\ntokens = 4\nfile = "{tmp_path / "p.txt"}"\n'
+    plan.write_text(f"[run]\n{models}[profile]\nwidths = [1]\ncontexts = [0]\n[[method]]\n{method}")
+    (tmp_path / "p.txt").write_text("hello\n")
+    said = family.error_of("run", "--plan", str(plan), "-o", str(tmp_path / "runs.json"), "--device", "cpu")
+    assert "[profile] must be left out with medusa.safetensors of target" in said
+    decoders = load_models.models({"target": str(tiny / "target"), "draft": str(tiny / "eagle.safetensors")})
+    with pytest.raises(ParameterError, match=r"mode must be eager with draft heads such as eagle\.safetensors of target"):
+        cuda_graphs.check(decoders["draft"].decoder)
