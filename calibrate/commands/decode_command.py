@@ -32,7 +32,9 @@ _FROM = "A directory, OWNER/NAME of the hub, or a bundled model such as family:t
 def decode(
     method: Annotated[str, typer.Argument(help="speculative, ppd, bild, ... (`sim ls methods`), or a dotted module.")],
     model: Annotated[str, typer.Option(help=f"Target model. {_FROM} `family`: the bundled models for all roles.")],
-    draft: Annotated[str | None, typer.Option(help="The draft model, for methods that have one.")] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="The draft model, for methods that have one; or a file of draft heads: see calibrate heads.")
+    ] = None,
     medium: Annotated[str | None, typer.Option(help="The medium model of hierarchical drafting.")] = None,
     heads: Annotated[Path | None, typer.Option(help="Trained exit heads of the target: see calibrate heads.")] = None,
     set: Annotated[
@@ -61,6 +63,8 @@ def decode(
 
     calibrate decode speculative --model family --set draft_length=4 --prompt "def main(" --plain
 
+    calibrate decode speculative --model family:target --draft family:eagle --set drafter=heads --set draft_length=4 --prompt "a"
+
     calibrate decode ppd --model family:target --heads heads.safetensors --set exit_layer=8 --set candidates=3 --prompt "import "
 
     calibrate decode bild --model BIG --draft SMALL --set fallback_threshold=0.5 --set rollback_threshold=3 --prompts prompts.txt
@@ -75,6 +79,7 @@ def decode(
     from calibrate.loading.prompts import CHAT
     from calibrate.loading.replicas import Replica
     from model.base import checks
+    from model.base.checks import ParameterError
 
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
     settings = _settings(method, set or [], sample)
@@ -88,6 +93,8 @@ def decode(
     run = _Run(method, settings, models, tokens, sampling, seed or 0, plain, log is not None)
     tokenized = run.tokenize(asked, chat=template == CHAT)
     read_by = run.use_heads(heads, tokenized[0])
+    if processes and run.parameters(tokenized[0].prompt).reads_states:
+        raise ParameterError("--processes is not for draft heads, which read the target's states in its process; leave it out")
     replicas = {role: Replica(name, where, dtype) for role, name in names.items()} if processes else {}
     head = {
         "method": method, "exact": run.exact, "settings": settings, "tokens": tokens, "seed": run.seed,

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from calibrate.family.training import Recipe, Size
 
 _QUICK_TEXT = 40_000
+EXITS, DRAFT_HEADS = "exits", ("eagle", "medusa")
+"""Kinds of heads that `calibrate heads` trains."""
 _KEPT = "progress until two minutes ago is kept; resume with the same command and --resume"
 
 
@@ -84,7 +86,16 @@ def heads(
     model: Annotated[str, typer.Option(help="A directory, a model of the family (target), or OWNER/NAME of the hub.")],
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", help="File. Default: heads.safetensors in the model's folder. With --loss: a new directory."),
+        typer.Option(
+            "-o", "--out",
+            help="File. Default: heads.safetensors, or KIND.safetensors, in the model's folder. With --loss: a new directory.",
+        ),
+    ] = None,
+    kind: Annotated[
+        str, typer.Option(help="exits (one for each layer), or draft heads: eagle or medusa.")
+    ] = EXITS,
+    draft_length: Annotated[
+        int | None, typer.Option(help="Draft positions: trained passes of an eagle head, or medusa's heads. Default: 4.")
     ] = None,
     loss: Annotated[
         str | None,
@@ -92,11 +103,17 @@ def heads(
     ] = None,
     settings: Annotated[str, typer.Option(help="Training settings: own, or paper (Table 4 of the PPD paper).")] = "own",
     layers: Annotated[str | None, typer.Option(help="Layers, comma-separated. Default: all but the last.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Training epochs. Default: 1; paper: 3.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Batch size [windows]. Default: 16; paper: 128.")] = None,
-    length: Annotated[int | None, typer.Option(help="Longest window [tokens]. Default: 512; paper: 2048.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Peak learning rate. Default: 0.001; paper: 2e-05.")] = None,
-    labels: Annotated[str | None, typer.Option(help="Labels: text, or model (its own predictions). Default: text.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Training epochs. Default: 1; paper: 3; draft heads: 0.5.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Batch size [windows]. Default: 16; paper: 128; draft heads: 4.")] = None,
+    length: Annotated[
+        int | None, typer.Option(help="Longest window [tokens]. Default: 512; paper: 2048; draft heads: 256.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Peak learning rate. Default: 0.001; paper: 2e-05; draft heads: 0.01.")
+    ] = None,
+    labels: Annotated[
+        str | None, typer.Option(help="Labels: text, or model (its own predictions). Default: text; draft heads: model.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the data order. Default: 0.")] = None,
     text: options.Text = None,
     device: options.Device = None,
@@ -106,9 +123,11 @@ def heads(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Train an exit head for every layer of a frozen model, all in one run, and report how often they predict the model's token.
+    """Train heads of a frozen model, and report how often they predict its token: an exit head for every layer, or draft heads.
 
     calibrate heads --model target -o heads.safetensors
+
+    calibrate heads --model target --kind eagle -o eagle.safetensors
 
     calibrate heads --model my-llama --settings paper --text articles --layers 10,16,20
 
@@ -117,6 +136,10 @@ def heads(
     With --loss the model is fine-tuned so that its own output matrix can be read after the chosen layers and after the last: with
     equal weights, as Big Little Decoder does with one exit, or weights that rise with depth, as CALM does. Without it the model is
     frozen and every layer gets a matrix of its own.
+
+    Draft heads read the model's last state and take the place of a draft model in speculative decoding: an EAGLE head is one layer
+    that drafts token by token, Medusa's heads draft one token each in one pass. `calibrate decode speculative --draft FILE` runs
+    them, with `--set drafter=heads` or `--set drafter=parallel`.
     """
     from dataclasses import replace
 
@@ -125,6 +148,19 @@ def heads(
     from model.base import checks
     from model.base.checks import ParameterError
 
+    checks.one_of("kind", kind, (EXITS, *DRAFT_HEADS))
+    if kind in DRAFT_HEADS:
+        for name, value in (("loss", loss), ("settings", None if settings == "own" else settings), ("layers", layers)):
+            if value is not None:
+                raise ParameterError(f"--{name} is used only with exit heads, got --kind {kind}; leave it out")
+        given = {"epochs": epochs, "batch": batch, "length": length, "rate": rate, "seed": seed, "labels": labels}
+        _draft_heads(
+            model, kind, given | {"draft_length": draft_length}, out, text, options.prepare_device(device, threads), quick, resume,
+            as_json, quiet,
+        )
+        return
+    if draft_length is not None:
+        raise ParameterError(f"--draft-length is used only with --kind eagle or medusa, got --kind {kind}; leave it out")
     if loss is not None:
         checks.one_of("loss", loss, exit_tuning.LOSSES)
         if out is None:
@@ -156,6 +192,42 @@ def heads(
     else:
         print("\n".join(_match_table(about, about["tuned"]["name"], {"before": "before", "after": f"after, loss {loss}"})))
     print(path)
+
+
+def _draft_heads(
+    model: str, kind: str, given: dict[str, Any], out: Path | None, text: Path | None, device: str, quick: bool, resume: bool,
+    as_json: bool, quiet: bool,
+) -> None:
+    """Train draft heads with the settings that are given, and print how often they agree with the model by draft position."""
+    from calibrate.family import draft_head_training as work
+    from calibrate.family import model_directory
+
+    chosen = {key: value for key, value in given.items() if value is not None}
+    small: dict[str, Any] = {"epochs": 1.0, "length": 64} if quick else {}
+    settings = work.DraftHeadSettings(**small | chosen)
+    path = out or model_directory.locate_model(model) / work.file_name(kind)
+    loaded = model_directory.load(model, device)
+    read = _text(loaded, text, quick)
+    said = chosen | ({} if text is None else {"text": text.resolve().name})
+    words = [f"--{key.replace('_', '-')} {value}" for key, value in said.items()] + ["--quick"] * quick
+    command = " ".join(["calibrate heads --model", loaded.name, "--kind", kind, *words])
+    with options.progress(quiet, f"{kind} heads", _KEPT) as bar:
+        about = work.train(loaded, read, kind, settings, path, command=command, resume=resume, report=bar)
+    if as_json:
+        print(strict_json.dumps(about | {"file": str(path)}, indent=2))
+        return
+    print("\n".join(_draft_table(about)))
+    print(path)
+
+
+def _draft_table(about: dict[str, Any]) -> Iterator[str]:
+    """Lines of a table: agreement of draft heads with their model, by draft position."""
+    tokens = about["corpus"]["held_out_tokens"]
+    yield f"{about['kind']} heads of {about['name']}, {about['parameters']} parameters; measured along {tokens} held-out tokens"
+    yield "rate: how often their token is the model's, where all earlier ones of the draft were; loss [nats per token]"
+    yield f"{'position':>8}{'rate':>8}{'low':>8}{'high':>8}{'trials':>9}{'loss':>8}"
+    for row in about["results"]:
+        yield f"{row['position']:>8}{row['rate']:>8.4f}{row['low']:>8.4f}{row['high']:>8.4f}{row['tokens']:>9}{row['loss']:>8.3f}"
 
 
 @options.guarded

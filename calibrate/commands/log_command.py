@@ -148,7 +148,9 @@ def chosen_prompts(
 
 @options.guarded
 def rates(
-    where: Annotated[str, typer.Argument(metavar="LOG", help="A .json log, a bundled log (family), or a public .jsonl.")],
+    where: Annotated[
+        str, typer.Argument(metavar="LOG", help="A .json log or measured runs, a bundled log (family), or a public .jsonl.")
+    ],
     candidates: Annotated[str, typer.Option(help="Numbers of early candidates k.")] = _CANDIDATES,
     lengths: Annotated[str, typer.Option(help="Draft lengths gamma.")] = _GAMMAS,
     cost_ratio: Annotated[float, typer.Option(help="Draft pass / target pass, to predict speed-ups.")] = 0.1,
@@ -159,7 +161,11 @@ def rates(
 ) -> None:
     """Match and acceptance rates of a log, with intervals, by layer and position, and tests of their independence.
 
+    Of decodings (calibrate decode --log, calibrate run): acceptance by draft position, and tokens per round, seen and predicted.
+
     calibrate rates family
+
+    calibrate rates decoded.json
 
     calibrate rates squad.json --candidates 1,3 --lengths 4,8 --figures pictures
     """

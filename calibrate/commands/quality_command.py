@@ -166,7 +166,7 @@ def _scores(
 
 
 def _lines(table: pl.DataFrame, swept: Sequence[str]) -> Iterator[str]:
-    from calibrate.decode.rate_tables import RateTable
+    from calibrate.decode.titled_table import RateTable
 
     first = table.row(0, named=True)
     models = f"{first['method']} on {first['target_name']}"

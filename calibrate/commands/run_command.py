@@ -29,7 +29,9 @@ def run(
     method: Annotated[str | None, typer.Argument(help="A method, if there is no --plan.")] = None,
     plan: Annotated[Path | None, typer.Option(help="A TOML file of methods, settings and prompts.")] = None,
     model: Annotated[str | None, typer.Option(help="Target: a directory, OWNER/NAME, family, or a shape with --forced.")] = None,
-    draft: Annotated[str | None, typer.Option(help="The draft model, for methods that have one.")] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="The draft model, for methods that have one; or a file of draft heads: see calibrate heads.")
+    ] = None,
     medium: Annotated[str | None, typer.Option(help="The medium model of hierarchical drafting.")] = None,
     heads: Annotated[str | None, typer.Option(help="Trained exit heads, or none. Default: those in the target's folder.")] = None,
     set_: options.Set = None,
@@ -153,7 +155,7 @@ def measure_plan(
     devices = at_gpus.unit_devices(device, most["processes"], gpus)
     if most["processes"] > 1 and device != "cpu":
         at_gpus.check(devices)
-    about: dict[str, Any] = {"prompts": _source(written), "profiles": _profiles(written, device)}
+    about: dict[str, Any] = {"prompts": _source(written), "profiles": _profiles(written, models, device)}
     if most["processes"] > 1:
         about["devices"] = devices
     plan = measure_runs.MeasurementPlan(planned, settings.tokens, settings.repeats, settings.warm_ups, settings.seed, about)
@@ -172,7 +174,7 @@ def measure_plan(
     if written.profile is not None:
         from calibrate.measured_runs.interleaved_profiles import MeasurementSession
 
-        names = _named(written)
+        names = _timed_names(written, models)
         session = MeasurementSession(
             models, names, written.profile, out.parent, device=device, dtype=settings.dtype, seed=settings.seed,
             processes=pool is not None, lanes=lanes,
@@ -291,13 +293,28 @@ def _named(written: WrittenPlan) -> dict[str, str]:
     return load_models.named(models, tuple(roles), "of the plan")
 
 
-def _profiles(written: WrittenPlan, device: str) -> dict[str, str]:
+def _timed_names(written: WrittenPlan, models: Mapping[str, Decoder]) -> dict[str, str]:
+    """Return the names under which the models are timed: an EAGLE head is `eagle:TARGET`; Medusa's heads cannot be timed alone."""
+    from calibrate.decoders.eagle_and_medusa import DraftHead
+    from model.base.checks import ParameterError
+
+    names = _named(written)
+    for role, each in models.items():
+        if isinstance(each, DraftHead):
+            if each.drafts_in_one_pass:
+                raise ParameterError(f"[profile] must be left out with {each.name}, whose passes are not timed layer by layer")
+            names[role] = f"{each.kind}:{names['target']}"
+    return names
+
+
+def _profiles(written: WrittenPlan, models: Mapping[str, Decoder], device: str) -> dict[str, str]:
     """Return the profile files of this measurement session, by role."""
     from calibrate.timing import profile_from_timings
 
     if written.profile is None:
         return {}
-    stems = {role: profile_from_timings.stem_of(name, device, written.run.mode) for role, name in _named(written).items()}
+    names = _timed_names(written, models)
+    stems = {role: profile_from_timings.stem_of(name, device, written.run.mode) for role, name in names.items()}
     return {role: f"{profile_from_timings.profile_name(stem, 'interpreter')}.json" for role, stem in stems.items()}
 
 
@@ -315,7 +332,7 @@ def _rows(found: MeasuredRuns) -> list[dict[str, Any]]:
 
 
 def _lines(found: MeasuredRuns) -> Iterator[str]:
-    from calibrate.decode.rate_tables import RateTable
+    from calibrate.decode.titled_table import RateTable
     from model.logs.replay import changed_settings
 
     said = found.about

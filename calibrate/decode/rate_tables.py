@@ -6,12 +6,12 @@ Every rate is measured from counted trials, with Wilson's interval for independe
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from calibrate.decode.titled_table import NONE, RateTable
 from model.base import checks
 from model.base.checks import ParameterError
 from model.logs import position_log, text_lookups
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 BINS = 4
 """Ranges of output positions, as in Tables 6 to 8 of [Yang2024]."""
-NONE = float("nan")
 FEW = 5
 """Printed rows of a list of requests."""
 MATCHES = (1, 3)
@@ -37,47 +36,11 @@ DRAWS = 400
 """Bootstrap draws of requests, for the interval of an error."""
 
 
-@dataclass(frozen=True)
-class RateTable:
-    """A table with a title and notes."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Any, ...], ...]
-    notes: tuple[str, ...] = ()
-    """Sentences printed below the rows."""
-    most: int | None = None
-    """Most rows to print; JSON has all."""
-
-    def document(self) -> dict[str, Any]:
-        """Return the table for JSON; numbers that are not finite are null."""
-        clean = [[None if isinstance(value, float) and not np.isfinite(value) else value for value in row] for row in self.rows]
-        found = {"title": self.title, "rows": [dict(zip(self.columns, row, strict=True)) for row in clean]}
-        return found | ({"notes": [*self.notes]} if self.notes else {})
-
-    def lines(self) -> Iterator[str]:
-        """Lines of the table as text: title, aligned columns, notes."""
-        cells = [self.columns, *[tuple(map(_shown, row)) for row in self.rows[: self.most]]]
-        widths = [max(len(row[column]) for row in cells) for column in range(len(self.columns))]
-        yield self.title
-        for row in cells if self.rows else ():
-            yield "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        if len(self.rows) >= len(cells):
-            yield f"... and {len(self.rows) - len(cells) + 1} more (--json lists all)"
-        yield from self.notes
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return "-" if not np.isfinite(value) else f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
-    return str(value)
-
-
 def tables_of_file(
     where: str, candidates: Sequence[int], draft_lengths: Sequence[int], cost_ratio: float, drafter: str | None = None,
     matches: tuple[int, int] | None = None,
 ) -> list[RateTable]:  # fmt: skip
-    """Return all tables of a log: a position log, or a public log of accepted lengths (JSON lines) with its `drafter`.
+    """Return all tables of a log: a position log, decodings, or a public log of accepted lengths (JSON lines) with its `drafter`.
 
     `matches` are the smallest and largest number of last tokens that are looked up in the sequences of a position log; without them
     `MATCHES`, in logs that hold the tokens of their prompts.
@@ -96,6 +59,13 @@ def tables_of_file(
         return [other_outputs(log), *acceptance(log.lengths, draft_lengths, cost_ratio, _about(log))]
     if drafter is not None:
         raise ParameterError("drafter is used only with public logs (.jsonl); leave it out")
+    from calibrate.decode import decoded_rounds
+
+    decodings = decoded_rounds.decodings_of_file(where)
+    if decodings is not None:
+        if matches is not None:
+            raise ParameterError("matches is used only with logs of calibrate log; leave it out")
+        return [*decoded_rounds.tables(decodings)]
     positions = position_log.load(where)
     known = matches is not None or text_lookups.possible(positions)
     found = lookups(positions, MATCHES if matches is None else matches, draft_lengths) if known else ()

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from calibrate.decoders.eagle_and_medusa import DraftHead
 from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.devices.device_failures import failure_of
 from calibrate.interpreters.in_one_process import RandomDraws, Real, RunTimes, Sampling
@@ -157,6 +158,8 @@ def parameters_of(
             raise ParameterError(f"{key} must be {models[role].layers}, as {name} has, got {given}; leave it out")
         table[key] = models[role].layers
     parameters: MethodParameters = table_records.build(kind, table, "method", "give it with --set KEY=VALUE")
+    if "draft" in wanted:
+        check_draft(method, parameters, models["draft"])
     if parameters.decoded_sequences > 1 and not batches:
         given = f"{parameters.decoded_sequences} sequences; leave out sequences and lengths"
         raise ParameterError(f"sequences must be 1, as real models decode one at a time, got {given}")
@@ -168,6 +171,26 @@ def parameters_of(
         remedy = "set batching = 'static'" if batches else "leave out sequences"
         raise ParameterError(f"real batches are static: all sequences of a batch are decoded, got {given}; {remedy}")
     return parameters
+
+
+def check_draft(method: str, parameters: MethodParameters, draft: Decoder) -> None:
+    """Refuse a draft that cannot draft as the method does: a model instead of draft heads, or heads of the other kind."""
+    reads = isinstance(draft, DraftHead)
+    if not reads and parameters.reads_states:
+        what = f"draft must be a file of draft heads for method {method} with these parameters, got the model {draft.name}"
+        raise ParameterError(f"{what}; train them with calibrate heads --kind eagle, or set drafter = 'model'")
+    if not isinstance(draft, DraftHead):
+        return
+    if not parameters.reads_states:
+        what = f"draft must be a model for method {method} with these parameters, got {draft.name}"
+        raise ParameterError(f"{what}; give a model, or set drafter = 'heads' or 'parallel' of method speculative")
+    if draft.drafts_in_one_pass != parameters.drafts_in_one_pass:
+        per = "all tokens in one pass" if draft.drafts_in_one_pass else "one token per pass"
+        drafter = "parallel" if draft.drafts_in_one_pass else "heads"
+        raise ParameterError(f"drafter must be '{drafter}' with {draft.name}, which drafts {per}; set drafter, or give other heads")
+    if draft.longest_draft is not None and parameters.longest_draft > draft.longest_draft:
+        bound = f"draft_length must be at most {draft.longest_draft}, the heads of {draft.name}"
+        raise ParameterError(f"{bound}, got {parameters.longest_draft}; draft fewer, or train more heads")
 
 
 def scheduled(method: str, settings: Mapping[str, Any], prompt: int, tokens: int) -> dict[str, Any]:

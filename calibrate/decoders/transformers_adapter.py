@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from calibrate.decoders.kv_rows import KvRows, RowsWritten, WritePositions
+from model.architectures import shape_configs
+from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
 from model.steps import Batch, LayerSpan
 
@@ -120,6 +122,10 @@ class Decoder:
         config = self.config
         found = getattr(config, "decoder_start_token_id", None) if config.is_encoder_decoder else config.bos_token_id
         return found if found is not None else next(iter(self.ends), None)
+
+    def shape(self, dtype: str) -> Shape:
+        """Return the shape of the model; refuses architectures whose operations are not modelled."""
+        return shape_configs.from_config(self.config.to_dict(), dtype)
 
     def rows(self) -> KvRows:
         """Return empty rows, for a new sequence."""

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.family import model_directory, training
+from calibrate.family import head_files, model_directory, training
 from calibrate.family.corpus import Corpus
 from calibrate.family.model_directory import Loaded
 from calibrate.family.training import Recipe, Report
-from model.base import bounded_files, checks, strict_json, whole_files
+from model.base import checks, strict_json
 from model.base.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def train(
         "corpus": corpus.about() | {"tokens": int(tokens.size), "held_out_tokens": int(held_out.size)},
         "seconds": log["seconds"], "versions": model_directory.versions(), "command": command,
     }  # fmt: skip
-    _write(path, saved, whole)
+    head_files.write(path, {f"layer.{layer}": head for layer, head in saved.items()}, whole)
     return about(path)
 
 
@@ -133,27 +133,11 @@ def load(path: Path, *, checksum: str, layers: int, hidden: int, vocabulary: int
 
     `layers` is the model's number of layers: heads belong to layers 1 to layers-1.
     """
-    from safetensors import SafetensorError, safe_open
-
-    described = about(path)
-    if described.get("model") != checksum:
-        whose = f"{path.name} belongs to the model with checksum {str(described.get('model'))[:12]} ({described.get('name')})"
-        raise ParameterError(f"{whose}, and this one has {checksum[:12]}; train heads for it: calibrate heads --model ...")
-    heads, known = {}, {f"layer.{layer}": layer for layer in range(1, layers)}
-    try:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118  no mapping
-                if name not in known:
-                    raise ParameterError(f"{path.name} must hold tensors layer.1 to layer.{layers - 1}, got {checks.shown(name)}")
-                shape = tuple(file.get_slice(name).get_shape())  # checked before the tensor is loaded
-                if shape != (vocabulary, hidden):
-                    bound = f"{name} of {path.name} must have shape (vocabulary={vocabulary}, hidden={hidden})"
-                    raise ParameterError(f"{bound}, got {shape}; train the heads again")
-                heads[known[name]] = file.get_tensor(name).float()
-    except (SafetensorError, OSError) as error:
-        raise ParameterError(f"{path.name} cannot be read: {model_directory.first_line(error)}; train the heads again") from None
-    model_directory.finite(path.name, ((f"layer.{layer}", head) for layer, head in heads.items()))
-    return dict(sorted(heads.items()))
+    head_files.require_model(path, about(path), checksum)
+    known = {f"layer.{layer}": layer for layer in range(1, layers)}
+    shapes = dict.fromkeys(known, (vocabulary, hidden))
+    found = head_files.tensors(path, shapes, f"layer.1 to layer.{layers - 1}")
+    return dict(sorted((known[name], head) for name, head in found.items()))
 
 
 def heads_of(loaded: Loaded, path: Path | None = None) -> dict[int, Tensor]:
@@ -164,19 +148,7 @@ def heads_of(loaded: Loaded, path: Path | None = None) -> dict[int, Tensor]:
 
 def about(path: Path) -> dict[str, Any]:
     """Return the description in a file of heads."""
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise ParameterError(f"there are no heads at {path}; train them: calibrate heads --model {path.parent.name}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get("about", "{}")
-        described = bounded_files.json_of(text) if len(text) <= bounded_files.MOST_TOML else None
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ParameterError(f"{path.name} cannot be read: {model_directory.first_line(error)}; train the heads again") from None
-    if not isinstance(described, dict) or described.get("schema") != SCHEMA:
-        raise ParameterError(f"{path.name} must be a file of heads, of schema {SCHEMA}; make one with calibrate heads")
-    return described
+    return head_files.about(path, SCHEMA)
 
 
 def initial_heads(loaded: Loaded, layers: Iterable[int]) -> dict[int, Any]:
@@ -303,11 +275,3 @@ class _Module:
 
     def named_parameters(self) -> Iterator[tuple[str, Any]]:
         return ((f"layer.{layer}", head) for layer, head in self.heads.items())
-
-
-def _write(path: Path, heads: dict[int, Tensor], described: dict[str, Any]) -> None:
-    from safetensors.torch import save_file
-
-    tensors = {f"layer.{layer}": head.cpu().contiguous() for layer, head in heads.items()}
-    with whole_files.atomic_path(path) as part:
-        save_file(tensors, part, {"about": strict_json.dumps(described)})

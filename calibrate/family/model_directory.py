@@ -124,8 +124,13 @@ def locate_model(model: str) -> Path:
 
 def checksum(folder: Path) -> str:
     """Return the sha256 of a model's weights, by which heads and logs identify it; several files are hashed in sequence."""
+    return sha256_of(weights(folder))
+
+
+def sha256_of(paths: Sequence[Path]) -> str:
+    """Return the sha256 of files, hashed in sequence."""
     digest = hashlib.sha256()
-    for path in weights(folder):
+    for path in paths:
         check_regular(path)
         with path.open("rb") as file:
             while block := file.read(1 << 20):

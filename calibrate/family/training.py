@@ -253,15 +253,15 @@ def _loss(model: Any, windows: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
 
 
-def optimizers_of(model: Any, recipe: Recipe) -> list[Any]:
-    """Return Muon for the matrices within layers, and AdamW for the rest."""
+def optimizers_of(model: Any, recipe: Recipe, within: str = ".layers.") -> list[Any]:
+    """Return Muon for the matrices whose names have the part `within`, by default those within layers, and AdamW for the rest."""
     import torch
 
     inner: list[Any] = []
     outer: list[Any] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            (inner if parameter.ndim == 2 and ".layers." in name else outer).append(parameter)
+            (inner if parameter.ndim == 2 and within in f".{name}" else outer).append(parameter)
     adam = torch.optim.AdamW(outer, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)
     if not inner:  # an architecture with other names of layers
         return [adam]

@@ -22,7 +22,7 @@ from model.base.checks import ParameterError
 from model.interpret.interpreter import Cache, CountedWork, Interpreter, Task
 from model.interpret.simulated_answers import Answers
 from model.logs.recorded_decoding import AnsweredRead, question
-from model.steps import Batch, CacheError, Commit, Continuation, Forward, Lookup, Read, Steps
+from model.steps import MASK, Batch, CacheError, Commit, Continuation, Features, Forward, Lookup, Read, Steps
 
 if TYPE_CHECKING:
     import torch
@@ -333,7 +333,9 @@ class Real(Interpreter):
             raise ParameterError(f"layers of the {role} must be {bound}, got at least {layers.last}")
         cache.expected_rows.write(step)
         states: Tensor | None = None
-        if step.state is not None and layers.first:
+        if isinstance(step.state, Features):
+            states = _states_of(step.state)
+        elif step.state is not None and layers.first:
             outputs: tuple[PassOutput, ...] = step.state if isinstance(step.state, tuple) else (step.state,)
             made = [each.states for each in outputs if each.states is not None]
             states = (made[0] if len(made) == 1 else torch.cat(made))[-len(tokens) :]
@@ -401,8 +403,8 @@ class Real(Interpreter):
                 return _continued(output, step.hypotheses, step.width)
 
     def to_vocabulary(self, role: str, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """Map forced tokens (positions of a sequence, negative if wrong) to tokens of the vocabulary."""
-        return tuple(token % self.decoders[role].vocabulary for token in tokens)
+        """Map forced tokens (positions of a sequence, negative if wrong) to tokens of the vocabulary; masks stay masks."""
+        return tuple(token if token == MASK else token % self.decoders[role].vocabulary for token in tokens)
 
     def _in_vocabulary(self, step: Read) -> Read:
         """Map the token of a read to one of the vocabulary."""
@@ -420,6 +422,14 @@ class Real(Interpreter):
 
     def _random_number(self, purpose: str, output: PassOutput, offset: int) -> float:
         return self.random_draws.draw(purpose, output.positions[offset] + 1, output.step.sequence_of(offset))
+
+
+def _states_of(features: Features) -> Tensor | None:
+    """Return the states of a pass that a draft head reads, (tokens, hidden); the one before the first token of all is left out."""
+    output: PassOutput | None = features.output
+    if output is None or output.states is None:
+        return None
+    return output.states[max(features.first, 0) : features.first + features.length]
 
 
 def _alike(output: PassOutput, offset: int) -> float:

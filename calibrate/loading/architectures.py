@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from model.architectures import published_shapes, shape_configs, transformer
+from model.architectures import draft_heads, published_shapes, shape_configs, transformer
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 
@@ -49,9 +49,12 @@ class Architecture:
 def architecture(model: str) -> Architecture:
     """Return the architecture of a preset, a model of the family (`family:target`), a `config.json`, or OWNER/NAME of the hub.
 
-    Only the last uses the network.
+    Only the last uses the network. `eagle:MODEL` is that of an EAGLE head of another model, with its target's configuration.
     """
     of_family, colon, role = model.partition(":")
+    if colon and of_family == "eagle":
+        target = architecture(role)
+        return Architecture(f"eagle-{target.name}", target.config, draft_heads.head_of(of_family, target.shape))
     if colon and of_family == "family":
         from calibrate.family import model_directory
 

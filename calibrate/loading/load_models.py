@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from calibrate.decoders import transformers_adapter
 from calibrate.decoders.transformers_adapter import Decoder
+from calibrate.family import draft_head_training, model_directory
 from calibrate.family import exit_heads as family_heads
-from calibrate.family import model_directory
 from model.base import checks
 from model.base.checks import ParameterError
 
@@ -83,13 +83,35 @@ def model(where: str, device: str = "cpu", dtype: str = "float32") -> LoadedMode
 
 
 def models(named: Mapping[str, str], device: str = "cpu", dtype: str = "float32") -> dict[str, LoadedModel]:
-    """Load all models of a decoding, by role, and refuse incompatible ones."""
+    """Load all models of a decoding, by role, and refuse incompatible ones. Draft heads are a file: see `draft_heads_path`."""
     found: dict[str, LoadedModel] = {}
     for role, where in named.items():
+        if role != "target" and (path := draft_heads_path(where)) is not None:
+            found[role] = draft_heads(found["target"], path)
+            continue
         same = next((other for other, each in named.items() if each == where and other in found), None)
         found[role] = found[same] if same is not None else model(where, device, dtype)
     check(found)
     return found
+
+
+def draft_heads_path(where: str) -> Path | None:
+    """Return the file of draft heads that a name stands for: a file, or a bundled one such as `family:eagle`; None for models.
+
+    >>> draft_heads_path("mine/eagle.safetensors").name, draft_heads_path("family:eagle").name, draft_heads_path("family:draft")
+    ('eagle.safetensors', 'eagle.safetensors', None)
+    """
+    of_family, _, kind = where.partition(":")
+    if of_family == FAMILY and kind in draft_head_training.KINDS:
+        return model_directory.bundled("target") / draft_head_training.file_name(kind)
+    return Path(where) if where.endswith(".safetensors") else None
+
+
+def draft_heads(target: LoadedModel, path: Path) -> LoadedModel:
+    """Load the draft heads of a file in the place of a draft model, if they are the target's."""
+    decoder = draft_head_training.load(path, target.decoder)
+    decoder.name, decoder.checksum = f"{path.name} of {target.name}", model_directory.sha256_of([path])
+    return LoadedModel(decoder.name, decoder, target.tokenizer, decoder.checksum)
 
 
 def check(models: Mapping[str, LoadedModel]) -> None:

@@ -24,7 +24,7 @@ from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.devices import machine
 from calibrate.interpreters.in_one_process import RandomDraws, RunTimes
 from calibrate.untested_on_gpu import cuda_graphs
-from model.architectures import shape_configs, transformer
+from model.architectures import transformer
 from model.base import bounded_files, checks, strict_json, typed_values
 from model.base.checks import ParameterError
 from model.logs import forced_outcomes, measured_runs
@@ -401,7 +401,7 @@ def _about(plan: MeasurementPlan, models: Mapping[str, Decoder]) -> dict[str, An
     shapes = {}
     for role, each in models.items():
         try:
-            shape = shape_configs.from_config(each.config.to_dict(), str(each.dtype).removeprefix("torch."))
+            shape = each.shape(str(each.dtype).removeprefix("torch."))
         except ParameterError:
             continue  # the operations of this architecture are not modelled
         shapes[role] = json.loads(strict_json.dumps(transformer.described(shape)))

@@ -140,7 +140,8 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
             yield Read("next", out, -1)
             if turn >= WARM_UPS:
                 whole = (took[1] - took[0]) / (layers - half) if half else took[0] / layers
-                calls.append(float(np.mean(seconds.pop("call"))) - whole)
+                resumed = seconds.pop("call")
+                calls.append(float(np.mean(resumed)) - whole if resumed else 0.0)  # nothing resumes a single layer
                 for read, times in seconds.items():
                     read_times[read].append(float(np.mean(times)))
         yield Commit("last", (0,))

@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from calibrate.decoders.eagle_and_medusa import DraftHead
 from calibrate.decoders.kv_rows import KvRows, RowsWritten
 from calibrate.decoders.transformers_adapter import Decoder, PassPositions, run_layers
 from calibrate.devices import machine
@@ -391,6 +392,8 @@ def cuda_of(device: torch.device | str) -> Any:
 
 def check(decoder: Decoder) -> None:
     """Refuse a model whose passes cannot be captured."""
+    if isinstance(decoder, DraftHead):
+        raise ParameterError(f"mode must be eager with draft heads such as {decoder.name}, got cuda-graph")
     if decoder.config.is_encoder_decoder:
         raise ParameterError(f"mode must be eager with an encoder-decoder such as {decoder.name}, got cuda-graph")
     kinds = getattr(getattr(decoder.body, "rotary_emb", None), "rope_type", "")

@@ -1,8 +1,9 @@
 """Draft heads as models: shapes of EAGLE, EAGLE-3, MTP, Medusa and P-EAGLE heads for any target.
 
-A name is KIND:TARGET or KIND:TARGET:VOCABULARY, such as `eagle3:llama-3.1-8b`. Each drafts one token in one pass. The embedding is
-the target's, so it takes no memory of its own; a shared head takes none either, but each pass reads it. With tensor parallelism
-engines split a head over the target's devices: that is the default of [vLLM], and the only way of [SGLang].
+A name is KIND:TARGET or KIND:TARGET:VOCABULARY, such as `eagle3:llama-3.1-8b`. Each drafts one token in one pass, but Medusa and
+P-EAGLE draft all tokens. The embedding is the target's, so it takes no memory of its own; a shared head takes none either, but each
+pass reads it. With tensor parallelism engines split a head over the target's devices: that is the default of [vLLM], and the only
+way of [SGLang].
 
 * `eagle` (also EAGLE-2, whose head is the same): one Llama layer after a product that joins the token's embedding and the hidden
   state before it; the head is the target's [Li2024].
@@ -11,8 +12,8 @@ engines split a head over the target's devices: that is the default of [vLLM], a
   at most an eighth too much [Li2025].
 * `mtp`: a whole layer of the target, with experts and latent attention, and with its type of weights, after a product of embedding
   and state; the head is the target's [DeepSeek2024].
-* `medusa`: a residual block and a head for each drafted position, without attention or cache. A pass is one head; memory holds
-  `MEDUSA_HEADS` [Cai2024].
+* `medusa`: a residual block and a head for each drafted position, without attention or cache: `MEDUSA_HEADS` of them in memory,
+  and a pass reads them all, however many tokens are drafted [Cai2024].
 * `p-eagle`: the head of EAGLE-3 with `P_EAGLE_LAYERS` layers. It drafts all tokens in one pass over as many positions; methods
   that make a pass for each refuse it. Its learned states for unknown positions are left out [Hui2026].
 
@@ -42,7 +43,9 @@ from model.base.checks import ParameterError
 DRAFT_VOCABULARY = 32_000
 """Default vocabulary of an EAGLE-3 head, at most the target's: that of the heads that its authors published."""
 MEDUSA_HEADS = 5
-"""Medusa heads in memory, one for each drafted position: those of the published heads."""
+"""Medusa heads, one for each drafted position: those of the published heads."""
+PARALLEL = ("medusa", "p-eagle")
+"""Kinds that draft all their tokens in one pass."""
 P_EAGLE_LAYERS = 4
 """Layers of a P-EAGLE head: those of its published head of gpt-oss-20b."""
 FFN_WIDTHS = 6
@@ -71,10 +74,19 @@ def is_head(name: str) -> bool:
 def is_parallel(name: str | None) -> bool:
     """Return True if a shape's name is that of a head which drafts all its tokens in one pass.
 
-    >>> is_parallel("p-eagle:gpt-oss-20b"), is_parallel("eagle3:gpt-oss-20b"), is_parallel(None)
-    (True, False, False)
+    >>> [is_parallel(name) for name in ("p-eagle:gpt-oss-20b", "medusa:vicuna-7b", "eagle3:gpt-oss-20b", None)]
+    [True, True, False, False]
     """
-    return name is not None and name.startswith("p-eagle:")
+    return name is not None and is_head(name) and name.partition(":")[0] in PARALLEL
+
+
+def most_drafted(name: str) -> int | None:
+    """Return the most tokens that a head drafts; None if there is no such number.
+
+    >>> most_drafted("medusa:vicuna-7b"), most_drafted("p-eagle:gpt-oss-20b")
+    (5, None)
+    """
+    return MEDUSA_HEADS if name.startswith("medusa:") else None
 
 
 def parts(name: str) -> tuple[str, str, int | None]:

@@ -273,7 +273,7 @@ class DraftInput:
     norms, last_norm
         Norms that the first layer has more than another; False if there is none before the head.
     copies
-        Copies of the whole in memory, one for each position that is drafted (Medusa); a pass reads one.
+        Copies of the whole, one for each position that is drafted (Medusa). A pass reads all; each position uses one.
     """
 
     kind: str

@@ -195,8 +195,7 @@ class Shape:
         """
         last_norm = self._norm if self.draft is None or self.draft.last_norm else 0
         decoder = self._sum(_parameters_of_layer) + last_norm + self.buckets * self.heads
-        copies = 1 if self.draft is None else self.draft.copies
-        return copies * (decoder + self.encoder_parameters + self.embedding_parameters + self.head_parameters)
+        return self.copies * (decoder + self.encoder_parameters + self.embedding_parameters + self.head_parameters)
 
     @property
     def active_parameters(self) -> int:
@@ -225,8 +224,7 @@ class Shape:
         quantised = self._sum(lambda kind: sum(each.weights for each in kind.products if kind.quantises(each)))
         if not self.weights.experts_only:
             quantised += self._sum(lambda kind: kind._crossing_weights) + self.encoder_layers * self.encoder_layer_weights
-        copies = 1 if self.draft is None else self.draft.copies
-        return self.parameters * self.bytes_each - copies * quantised * (self.bytes_each - self.weights.bytes_each)
+        return self.parameters * self.bytes_each - self.copies * quantised * (self.bytes_each - self.weights.bytes_each)
 
     @property
     def layer_parameters(self) -> float:
@@ -278,6 +276,11 @@ class Shape:
             return self.hidden * (self.latent.rank + self.latent.rope)
         wide = 1 if self.draft is None else self.draft.attention_states
         return wide * self.hidden * 2 * self.kv_heads * self.head_dim if self.attends else 0
+
+    @property
+    def copies(self) -> int:
+        """Copies of the whole that a pass reads and that memory holds: Medusa's heads, each of which drafts one position."""
+        return 1 if self.draft is None else self.draft.copies
 
     @property
     def attends(self) -> bool:
@@ -455,9 +458,9 @@ class Shape:
         0.875
         """
         if self.weights is None and self.experts is None:
-            return self._mean(lambda kind: kind._decoding_weights * kind.bytes_each)  # type: ignore[no-any-return]
+            return self.copies * self._mean(lambda kind: kind._decoding_weights * kind.bytes_each)  # type: ignore[no-any-return]
         found: float = self._mean(lambda kind: sum(each.weights * kind.product_bytes_each(each) for each in kind.products))
-        return found
+        return self.copies * found
 
     def layer_read_bytes(self, width: ArrayLike, batch: ArrayLike = 1) -> Floats:
         """Weights of one decoder layer that a pass over `width` tokens of each of `batch` sequences reads, in expectation [bytes].
@@ -485,7 +488,7 @@ class Shape:
             for each in kind.products:
                 found = experts_read(each.blocks, each.used, apart) / each.blocks if each.sparse else 1.0
                 total = total + each.weights * (kind.product_bytes_each(each) if bytes_each is None else bytes_each) * found
-            return total
+            return kind.copies * total
 
         return np.asarray(self._mean(of))
 
@@ -511,7 +514,8 @@ class Shape:
 
     def head_bytes(self, positions: ArrayLike) -> Floats:
         """Head weights read by such a projection: once for all positions, 0 for 0 positions [bytes]."""
-        return np.where(checks.whole_array("positions", positions, 0) > 0, float(self.head_weights * self.bytes_each), 0.0)
+        size = float(self.copies * self.head_weights * self.bytes_each)
+        return np.where(checks.whole_array("positions", positions, 0) > 0, size, 0.0)
 
     # --- Tensor parallelism ---
 

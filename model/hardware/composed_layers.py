@@ -320,18 +320,21 @@ def elementwise_kernel(
 
 def layer_products(products: Products, part: Shape, tokens: ArrayLike) -> Floats:
     """Seconds of the matrix products of a layer, fused as in engines: query, key and value in one, gate and up in one [s]."""
-    (inputs, outputs), *rest = part.matrices
-    total = products.cold(tokens, outputs, inputs)
-    for inputs, outputs in rest:
-        total = total + products.cold(tokens, outputs, inputs)
-    return total
+    return np.asarray(sum(_product_of_copies(products, part, tokens, outputs, inputs) for inputs, outputs in part.matrices))
+
+
+def _product_of_copies(products: Products, part: Shape, tokens: ArrayLike, outputs: int, inputs: int) -> Floats:
+    """Seconds of a product [s]; of Medusa's heads each has a product over its own positions."""
+    if part.copies == 1:
+        return products.cold(tokens, outputs, inputs)
+    return part.copies * products.cold(np.maximum(np.asarray(tokens) / part.copies, 1.0), outputs, inputs)
 
 
 def head_rows(
     operations: Profile, products: Products, part: Shape, tokens: Floats, tensor_parallel: int = 1
 ) -> list[dict[str, Any]]:
     """Profile rows of the part head: the projection onto a device's share of the vocabulary, and the norm before it."""
-    seconds = products.cold(tokens, part.vocabulary, part.hidden) + elementwise_kernel(
+    seconds = _product_of_copies(products, part, tokens, part.vocabulary, part.hidden) + elementwise_kernel(
         operations, tokens, 4 * part.hidden, products.launch
     )
     return [

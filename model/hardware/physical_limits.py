@@ -242,7 +242,7 @@ def least_bytes(shape: Shape) -> float:
 def used_weights(shape: Shape) -> float:
     """Weights of a layer that each token is multiplied with: without those of the encoder's keys and values."""
     if shape.weights is None and shape.experts is None:
-        return shape.layer_weight_bytes / shape.bytes_each
+        return shape.layer_weight_bytes / shape.bytes_each / shape.copies
     return shape.active_layer_weights
 
 

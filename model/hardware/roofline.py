@@ -175,7 +175,8 @@ class Roofline:
     def _products(self, part: Shape, count: Floats, apart: Floats) -> Floats:
         total = np.zeros(count.shape)
         for each in part.products:
-            size = product_bytes(part, each, apart) + each.used * count * (each.inputs + each.outputs) * part.bytes_each
+            activations = each.used * count * (each.inputs + each.outputs) * part.bytes_each
+            size = part.copies * product_bytes(part, each, apart) + activations
             rate = self.product_rate if part.quantises(each) else None
             work = 2.0 * each.used_weights * count
             total = total + (self._slower(size, work, self.efficiency.memory, rate) + self.efficiency.launch)
@@ -217,7 +218,8 @@ class Roofline:
         """Seconds of one decoder layer [s]; `busy` has no effect, because other units are separate devices."""
         tokens, part = np.asarray(width) * np.asarray(batch), self.shard
         if part.experts is None and part.weights is None:
-            total = self._estimate(self.gemms(tokens), self.arithmetic(tokens, part.layer_weights))
+            size = part.copies * part.layer_weights * part.bytes_each
+            total = self._estimate(self.gemms(tokens), self.arithmetic(tokens, part.layer_weights, size))
         else:
             independent = None if part.experts is None else part.experts.independent(width, batch)
             apart = np.asarray(tokens if independent is None else independent, dtype=np.float64)
@@ -236,9 +238,9 @@ class Roofline:
     def head(self, positions: ArrayLike) -> Estimate:
         """Seconds of the projection of `positions` positions onto the vocabulary [s]."""
         count = np.asarray(positions, dtype=np.float64)
-        weights = self.shard.head_weights
-        seconds = self._slower(weights * self.shape.bytes_each, 2 * weights * count, self.efficiency.memory)
-        return self._estimate(seconds, self.arithmetic(count, weights))
+        weights, size = self.shard.head_weights, float(self.shard.head_bytes(1))
+        seconds = self._slower(size, 2 * weights * count, self.efficiency.memory)
+        return self._estimate(seconds, self.arithmetic(count, weights, size))
 
     def embedding(self, tokens: ArrayLike) -> Estimate:
         """Seconds of reading an embedding row per token [s]."""

@@ -270,11 +270,11 @@ def flops_and_bytes(work: Work, shapes: Mapping[str, Shape], *, bytes_each: int 
             attended *= _share_in_window(shape, attended, totals.layer_passes)
             rows *= _share_in_window(shape, rows, totals.layer_runs)
         flops += shape.attended_flops * attended
-        layer_bytes = float(each * shape.layer_weights)
+        layer_bytes = float(each * shape.copies * shape.layer_weights)
         if shape.experts is not None or shape.weights is not None:
             width = totals.layer_passes / totals.layer_runs if totals.layer_runs else 1.0
             layer_bytes = float(shape.expected_read_bytes(width, bytes_each=bytes_each))
-        weights += layer_bytes * totals.layer_runs + each * (shape.head_weights * totals.head_runs)
+        weights += layer_bytes * totals.layer_runs + each * (shape.copies * shape.head_weights * totals.head_runs)
         weights += each * kv_weights * totals.filled_runs
         read += row * rows
         written += row * (totals.layer_passes + totals.filled)

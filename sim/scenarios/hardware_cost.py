@@ -436,6 +436,11 @@ def _check_drafting(shape: str, parameters: MethodParameters, where: str, name: 
             f"{draft} drafts one token in a pass, and method {name} drafts all in one pass; name another draft, such as"
             " p-eagle:TARGET, or set drafter = 'heads'"
         )
+    most = draft_heads.most_drafted(shape)
+    if most is not None and parameters.longest_draft > most:
+        raise ParameterError(
+            f"draft_length must be at most {most} with {draft}, a head for each drafted token, got {parameters.longest_draft}"
+        )
 
 
 def point_costs(cost: HardwareCost, parameters: MethodParameters, tokens: int, units: int, where: str, name: str) -> PointCosts:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from calibrate.commands.calibrate_app import app
-from calibrate.family import align_draft, exit_heads, model_directory, training
+from calibrate.family import align_draft, draft_head_training, exit_heads, model_directory, training
 from calibrate.family.exit_heads import HeadTrainingSettings
 from calibrate.family.model_directory import Loaded
 from model.base.checks import ParameterError
@@ -270,7 +270,7 @@ def _narrow(tensors: dict[str, torch.Tensor], _: Any) -> None:
 BAD = {
     "nan": (lambda path: _rewritten(path, _nan), r"layer\.1 of heads\.safetensors must be finite, and 1 of its 9600"),
     "last": (lambda path: _rewritten(path, _last), r"must hold tensors layer\.1 to layer\.2, got 'layer\.3'"),
-    "shape": (lambda path: _rewritten(path, _narrow), r"layer\.2 .* \(vocabulary=300, hidden=32\), got \(300, 16\)"),
+    "shape": (lambda path: _rewritten(path, _narrow), r"layer\.2 of .* must have shape \(300, 32\), got \(300, 16\)"),
     "none": (lambda path: path.unlink(), "there are no heads at"),
     "truncated": (lambda path: path.write_bytes(path.read_bytes()[:-50]), "cannot be read"),
     "no safetensors": (lambda path: path.write_bytes(b"no such format"), "cannot be read"),
@@ -419,4 +419,5 @@ def test_help_has_examples_and_current_defaults() -> None:
     assert "calibrate heads --model target" in said
     for name in ("epochs", "batch", "length", "rate"):
         own, paper = (getattr(exit_heads.SETTINGS[each], name) for each in ("own", "paper"))
-        assert f"Default: {own:g}; paper: {paper:g}." in said, name
+        draft = getattr(draft_head_training.DraftHeadSettings(), name)
+        assert f"Default: {own:g}; paper: {paper:g}; draft heads: {draft:g}." in said, name

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from calibrate.commands.calibrate_app import app
 from calibrate.decode import position_logging as logging
-from calibrate.decode import rate_tables
+from calibrate.decode import rate_tables, titled_table
 from calibrate.interpreters.in_one_process import RandomDraws, Real, Sampling
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
@@ -409,7 +409,7 @@ def test_tables_by_position_and_of_independence_are_plain_counts() -> None:
     log = made()
     found = [*rate_tables.tables(log, [2], [2, 3], 0.1)]
 
-    def table(title: str) -> rate_tables.RateTable:
+    def table(title: str) -> titled_table.RateTable:
         return next(each for each in found if each.title.startswith(title))
 
     position, common = log.table["position"].to_numpy(), log.table["rank_common"].to_numpy()
@@ -531,7 +531,7 @@ def test_all_tables_of_a_log_cell_by_cell(
 def test_a_table_is_printed_with_aligned_columns() -> None:
     """Numbers have four decimals, large ones two; values that are not finite are a dash, and null in JSON."""
     rows = (("a", 0.12345, 7), ("long", -12.345, 123), ("b", float("nan"), 1), ("c", 10.0, 2), ("d", -9.99999, 3))
-    table = rate_tables.RateTable("A title", ("name", "value", "n"), rows, ("A note.",))
+    table = titled_table.RateTable("A title", ("name", "value", "n"), rows, ("A note.",))
     assert [*table.lines()] == [
         "A title", "name     value    n", "   a    0.1235    7", "long    -12.35  123", "   b         -    1",
         "   c     10.00    2", "   d  -10.0000    3", "A note.",
@@ -539,7 +539,7 @@ def test_a_table_is_printed_with_aligned_columns() -> None:
     document = table.document()
     assert document["rows"][2] == {"name": "b", "value": None, "n": 1}
     assert (document["title"], document["notes"], [*document]) == ("A title", ["A note."], ["title", "rows", "notes"])
-    empty = rate_tables.RateTable("None", ("name",), ())
+    empty = titled_table.RateTable("None", ("name",), ())
     assert ([*empty.lines()], empty.document()) == (["None"], {"title": "None", "rows": []})
 
 
@@ -673,11 +673,11 @@ def test_the_last_layer_always_agrees_with_the_output(tmp_path: Path) -> None:
 
 def test_long_lists_are_cut_only_when_printed() -> None:
     rows = tuple((f"q{number}", 1, 2) for number in range(8))
-    table = rate_tables.RateTable("Answers", ("id", "lengths", "output_tokens"), rows, most=5)
+    table = titled_table.RateTable("Answers", ("id", "lengths", "output_tokens"), rows, most=5)
     assert [*table.lines()][-1] == "... and 3 more (--json lists all)"
     assert len([*table.lines()]) == 1 + 1 + 5 + 1
     assert len(table.document()["rows"]) == 8
-    whole = rate_tables.RateTable("Answers", ("id", "lengths", "output_tokens"), rows[:5], most=5)
+    whole = titled_table.RateTable("Answers", ("id", "lengths", "output_tokens"), rows[:5], most=5)
     assert "more" not in "".join(whole.lines())
 
 

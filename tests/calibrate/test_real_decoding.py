@@ -16,7 +16,7 @@ from calibrate.commands import decode_command, log_command
 from calibrate.commands.calibrate_app import app
 from calibrate.decode import decode_report, real_decoding
 from calibrate.decoders import transformers_adapter
-from calibrate.family import exit_heads, model_directory
+from calibrate.family import exit_heads, head_files, model_directory
 from calibrate.interpreters.in_one_process import RandomDraws, Sampling
 from calibrate.loading import load_models
 from model.base.checks import ParameterError
@@ -345,7 +345,7 @@ def test_trained_heads_are_used(tiny: Path, tmp_path: Path) -> None:
     written["none"] = json.loads(call(*arguments)[0])["sequences"][0]["written"]
     for name, head in (("same", weight), ("shifted", weight.roll(1, dims=0))):
         path = tmp_path / f"{name}.safetensors"
-        exit_heads._write(path, {3: head}, {"schema": exit_heads.SCHEMA, "model": target.checksum, "name": "tiny"})
+        head_files.write(path, {"layer.3": head}, {"schema": exit_heads.SCHEMA, "model": target.checksum, "name": "tiny"})
         found = json.loads(call(*arguments, "--heads", str(path))[0])
         assert found["heads"] == [3]
         written[name] = found["sequences"][0]["written"]

@@ -22,11 +22,12 @@ from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
 from model.engines import kernel_times, law_fit, step_law
 from model.engines.kernel_times import KernelSource
-from model.hardware import composed_layers, profile_files
+from model.hardware import composed_layers, physical_limits, profile_files
 from model.hardware.cost_models import memory, pass_time
 from model.hardware.devices import DEVICES
 from model.hardware.profile_costs import PEAKS, ProfileCosts
 from model.hardware.roofline import Roofline
+from model.interpret.account import Totals, Work, flops_and_bytes
 from sim.scenarios.grid import Grid
 from sim.scenarios.hardware_cost import HardwareCost, PointCosts
 
@@ -86,7 +87,7 @@ def test_heads_by_hand() -> None:
 def test_a_shared_head_is_read_but_not_kept() -> None:
     for kind, shared in (("eagle", True), ("mtp", True), ("eagle3", False), ("medusa", False)):
         made = head_of(kind, TINY)
-        assert made.head_bytes(3) == 2 * 800
+        assert made.head_bytes(3) == 2 * 800 * made.copies  # a pass reads all of Medusa's heads
         assert made.head_parameters == (0 if shared else 800)
         assert made.embedding_parameters == 0
         both = memory(TINY, 1e9, context=10, also=(made,))
@@ -157,10 +158,20 @@ def test_a_pass_reads_its_weights_and_the_head(kind: str, width: int, context: i
     bound = Roofline(made, 1e6, 1e30, PEAKS)
     tokens = width * batch
     moved = 2 * tokens * sum(count * (each.inputs + each.outputs) for count, part in made.kinds for each in part.products)
-    weights = sum(count * 2 * each.weights for count, part in made.kinds for each in part.products)
+    weights = sum(count * 2 * made.copies * each.weights for count, part in made.kinds for each in part.products)
     cache = batch * (context + width) * made.cache_bytes()
-    expected = weights + moved + cache + 2 * 8 * made.vocabulary + 2 * 8 * tokens
+    expected = weights + moved + cache + 2 * 8 * made.vocabulary * made.copies + 2 * 8 * tokens
     assert float(pass_time(bound, width, context, batch).seconds) == pytest.approx(expected / 1e6, rel=1e-9)
+
+
+def test_a_pass_of_medusa_reads_all_heads_and_each_position_uses_one() -> None:
+    """Counted of a decoding, and as bounds of measured times: 3 passes over 4 positions each, blocks of 8 x 8, heads of 800."""
+    made = head_of("medusa", TINY)
+    found = flops_and_bytes(Work({"draft": Totals(3, 3, 12, head_runs=3, heads=12)}), {"draft": made})
+    assert found.weight_bytes == 3 * 5 * 2 * (64 + 800)
+    assert found.flops == 12 * 2 * (64 + 800)
+    assert physical_limits.used_weights(made) == 64
+    assert physical_limits.least_bytes(made) == 5 * 2 * 64
 
 
 def test_heads_are_composed_from_operations() -> None:

@@ -306,6 +306,8 @@ def test_logs_of_decisions(data: st.DataObject) -> None:
         path.write_text(to_json(json.loads(held["own.json"]) | {"reads_sha256": digest}))
         call_reader(read_log.load, here / "own.reads.json")
         run_command(sim, "compare", path)
+        for log in (path, here / "own.reads.json"):
+            run_command(calibrate, "rates", log)
 
 
 # --- profiles ---

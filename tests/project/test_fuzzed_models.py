@@ -20,7 +20,8 @@ from safetensors.numpy import save_file
 
 from calibrate.decode import output_quality
 from calibrate.decode import position_logging as logging
-from calibrate.family import align_draft, exit_heads, model_directory, training
+from calibrate.decoders.transformers_adapter import decoder_of
+from calibrate.family import align_draft, draft_head_training, exit_heads, model_directory, training
 from calibrate.fits import cpu_step
 from calibrate.loading import architectures
 from calibrate.measured_runs import measure_runs
@@ -67,6 +68,10 @@ def model() -> dict[str, bytes]:
             exit_heads.HeadTrainingSettings(epochs=0.1, batch=4, length=32),
             path / model_directory.HEADS,
         )
+        settings = draft_head_training.DraftHeadSettings(epochs=0.1, batch=4, length=32, draft_length=2)
+        for kind in draft_head_training.KINDS:
+            where = path / draft_head_training.file_name(kind)
+            draft_head_training.train(model_directory.load(path), family.text(), kind, settings, where)
         return {each.name: each.read_bytes() for each in path.iterdir()}
 
 
@@ -126,6 +131,12 @@ def test_heads(data: st.DataObject) -> None:
         path.write_bytes(data.draw(tensors_of(model()[model_directory.HEADS])))
         call_reader(exit_heads.about, path)
         call_reader(exit_heads.heads_of, loaded(), path)
+        kind = data.draw(st.sampled_from(draft_head_training.KINDS))
+        other = here / draft_head_training.file_name(kind)
+        other.write_bytes(data.draw(tensors_of(model()[other.name])))
+        target = decoder_of(loaded().model, "tiny")
+        target.checksum = loaded().checksum
+        call_reader(draft_head_training.load, other, target)
 
 
 # --- work that was broken off ---

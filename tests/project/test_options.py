@@ -885,6 +885,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
         "test_exit_heads.py::test_heads_command_trains_heads": "--json",
         "test_exit_tuning.py::test_the_command_and_its_errors": "--loss",
+        "test_draft_head_training.py::test_command_trains_draft_heads": "--kind --draft-length",
     },
     "calibrate align": {
         REACH: "--target --draft --out --prompts --prompt --tokens --held-out --epochs --batch --rate --seed --text --device"

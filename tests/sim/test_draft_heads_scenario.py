@@ -65,7 +65,7 @@ def test_heads_must_draft_as_they_can() -> None:
         ("model", "p-eagle:llama-3.1-8b", "makes a pass for each; .* drafter = 'parallel'"),
         ("heads", "p-eagle:llama-3.1-8b", "makes a pass for each"),
         ("parallel", "eagle3:llama-3.1-8b", "drafts one token in a pass, .* drafter = 'heads'"),
-        ("parallel", "medusa:llama-3.1-8b", "drafts one token in a pass"),
+        ("heads", "medusa:llama-3.1-8b", "drafts all its tokens in one pass, .* drafter = 'parallel'"),
         ("heads", "eagle3:llama-2-13b", "must be a head of llama-3.1-8b"),
     ):
         with pytest.raises(ParameterError, match=said):
@@ -74,7 +74,10 @@ def test_heads_must_draft_as_they_can() -> None:
 
 @pytest.mark.parametrize(
     ("drafter", "draft", "depth"),
-    [("heads", "eagle3:llama-3.1-8b", 1), ("heads", "mtp:llama-3.1-8b", 1), ("parallel", "p-eagle:llama-3.1-8b", 4)],
+    [
+        ("heads", "eagle3:llama-3.1-8b", 1), ("heads", "mtp:llama-3.1-8b", 1), ("parallel", "p-eagle:llama-3.1-8b", 4),
+        ("parallel", "medusa:llama-3.1-8b", 1),
+    ],
 )
 def test_prices_of_heads_agree_in_all_views(drafter: str, draft: str, depth: int) -> None:
     rows = sim.run(scenario(LEVELS, roofline(draft), drafter=drafter, draft_layers=depth)).rows(named=True)
@@ -88,3 +91,16 @@ def test_best_draft_lengths_of_published_acceptance() -> None:
     for drafter, best in (("heads", 3), ("parallel", 7)):
         own = table.filter(drafter=drafter, sequences=1).sort("speedup")
         assert own["draft_length"][-1] == best
+
+
+def test_medusa_heads_are_one_pass_of_all_of_them() -> None:
+    """One draft takes as long as five, but for the work of further positions: a pass reads all heads, and there are no more."""
+
+    def seconds(length: int) -> float:
+        rejected = {"kind": "iid", "acceptance_rate": 0.0}
+        whole = scenario(rejected, roofline("medusa:llama-3.1-8b"), drafter="parallel", draft_length=length)
+        return float(sim.run(whole, views=["formula"])["latency_s"][0])
+
+    assert 1 < seconds(5) / seconds(1) < 1.02
+    with pytest.raises(ParameterError, match=r"draft_length must be at most 5 with .*medusa:llama-3\.1-8b, a head for each"):
+        seconds(6)
