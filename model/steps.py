@@ -370,6 +370,15 @@ class Lookup(NamedTuple):
         return self.longest if self.per_match is None else min(self.longest, int(self.per_match * match))
 
 
+class DraftLimit(NamedTuple):
+    """Ask how many tokens to draft in the round that begins. Answer: a whole number from 0 to `longest`.
+
+    An interpreter of one decoding answers `longest`; a server that decodes many sequences answers by its policy.
+    """
+
+    longest: int
+
+
 class Continuation(NamedTuple):
     """A token that continues a hypothesis."""
 
@@ -445,7 +454,7 @@ class Commit(NamedTuple):
     sequence: int | None = None
 
 
-Step = Forward | Read | Lookup | Fork | Join | Stop | Adopt | Commit
+Step = Forward | Read | Lookup | DraftLimit | Fork | Join | Stop | Adopt | Commit
 
 
 class CacheError(RuntimeError):

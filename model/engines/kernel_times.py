@@ -166,6 +166,37 @@ def _kernel_seconds(
     return _fixed(kernels, batch.size), drafting, _fixed(bound, batch.size)
 
 
+@functools.lru_cache(maxsize=65_536)
+def mixed_seconds(
+    source: KernelSource, sequences: int, width: int, context: int, prompt_tokens: int = 0, prompt_context: int = 0
+) -> tuple[float, float]:
+    """Seconds of the target's kernels in a pass over `width` tokens of each of `sequences` sequences, after `context` positions,
+    and over `prompt_tokens` tokens of prompts, after `prompt_context` positions; and of the draft's pass, 0 if none is named [s].
+
+    The prompts add what a pass takes longer with their tokens in it, and their attention. Alone each part is a pass of its own.
+
+    >>> at = KernelSource("llama-3.1-8b", "h100")
+    >>> decoding, prompts, mixed = (mixed_seconds(at, *each)[0] for each in ((64, 1, 1000), (0, 1, 0, 512), (64, 1, 1000, 512)))
+    >>> max(decoding, prompts) < mixed < decoding + prompts
+    True
+    """
+    target, draft = hardware(source)
+    drafting = 0.0 if draft is None or not sequences else float(pass_time(draft, 1, context, sequences).seconds)
+
+    def seconds(tokens: int, before: int, batch: int = 1, heads: int | None = None) -> float:
+        return float(pass_time(target, tokens, before, batch, heads=heads).seconds)
+
+    if not prompt_tokens:
+        return seconds(width, context, sequences), drafting
+    if not sequences:
+        return seconds(prompt_tokens, prompt_context, heads=1), drafting
+    read = sequences * width
+    more = seconds(read + prompt_tokens, 0, heads=0) - seconds(read, 0, heads=0)
+    if prompt_context:
+        more += seconds(prompt_tokens, prompt_context, heads=0) - seconds(prompt_tokens, 0, heads=0)
+    return seconds(width, context, sequences) + max(more, 0.0), drafting
+
+
 def _fixed(values: Floats, size: int) -> Floats:
     """Values as one array of this size that cannot be written to, because callers share it."""
     return np.broadcast_to(values, size)
@@ -178,6 +209,12 @@ def _bound(source: KernelSource, batch: Floats, context: Floats, draft_length: F
     roofline = Roofline.on_device(found.shape, devices.device(source.gpu), tensor_parallel=source.tensor_parallel)
     peak = replace(roofline, efficiency=ideal, latency=0.0)
     return pass_time(peak, (draft_length + 1).astype(int), 0 * context, batch).seconds
+
+
+@functools.lru_cache(maxsize=65_536)
+def least_seconds(source: KernelSource, tokens: int) -> float:
+    """Seconds of a pass over `tokens` tokens at the peaks of the device, without attention to cached positions [s]."""
+    return float(_bound(source, np.array([1.0]), np.array([0.0]), np.array([tokens - 1.0]))[0])
 
 
 def stated_error(source: KernelSource, shape: StepShape) -> float:

@@ -110,6 +110,8 @@ class StepShape:
         without a kernel model.
     bound
         Seconds that reading the weights takes at the peak bandwidth: no step is faster [s].
+    prompt_tokens, prompts
+        Tokens of prompts that the same pass reads, and sequences that they belong to; `kernels` then include them [tokens], [-].
     """
 
     sequences: Floats
@@ -119,17 +121,25 @@ class StepShape:
     kernels: Floats | None = None
     draft_kernels: Floats | None = None
     bound: Floats | None = None
+    prompt_tokens: Floats | float = 0.0
+    prompts: Floats | float = 0.0
 
     @property
     def tokens(self) -> Floats:
         """Tokens of the target's pass."""
+        return self.decoded_tokens + self.prompt_tokens
+
+    @property
+    def decoded_tokens(self) -> Floats:
+        """Tokens of the target's pass without prompts."""
         return self.sequences * (self.draft_length + 1)
 
 
 def expert_share_read(
-    experts: RoutedExperts, sequences: ArrayLike, draft_length: ArrayLike, correlation: ArrayLike, skew: ArrayLike
-) -> Floats:
-    """Expected share of all experts that a pass reads [-].
+    experts: RoutedExperts, sequences: ArrayLike, draft_length: ArrayLike, correlation: ArrayLike, skew: ArrayLike,
+    prompt_tokens: ArrayLike = 0.0,
+) -> Floats:  # fmt: skip
+    """Expected share of all experts that a pass reads [-]; tokens of prompts select theirs independently.
 
     Independent tokens, 8 of 256 experts: 22 % at 8 tokens, 64 % at 32.
 
@@ -137,7 +147,7 @@ def expert_share_read(
     [0.22 0.64]
     """
     share = experts.active / experts.number
-    tokens = np.asarray(sequences) * (1 + np.asarray(draft_length) * (1 - np.asarray(correlation)))
+    tokens = np.asarray(sequences) * (1 + np.asarray(draft_length) * (1 - np.asarray(correlation))) + np.asarray(prompt_tokens)
     alike = np.maximum(np.asarray(skew, dtype=np.float64), 1e-9)
     a, b = share * (1 / alike - 1), (1 - share) * (1 / alike - 1)
     # Mean of (1 - p)^t over popularities p ~ Beta(a, b): B(a, b + t) / B(a, b).
@@ -174,12 +184,15 @@ def target_seconds(coefficients: Mapping[str, Floats], shape: StepShape, experts
         reading, active = coefficient("weights"), coefficient("weights")
         if experts is not None:
             dependence = coefficient("expert_correlation"), coefficient("expert_skew")
-            share = expert_share_read(experts, shape.sequences, shape.draft_length, *dependence)
+            share = expert_share_read(experts, shape.sequences, shape.draft_length, *dependence, shape.prompt_tokens)
             reading = reading + coefficient("experts") * share
             active = active + coefficient("experts") * (experts.active / experts.number)
         computing = active * shape.tokens / coefficient("ridge_tokens")
         target = np.cbrt(reading**3 + computing**3)
-    total = target + coefficient("step") + coefficient("sequence") * shape.sequences + coefficient("token") * shape.tokens
+    running = shape.sequences + shape.prompts
+    total = target + coefficient("step") + coefficient("sequence") * running
+    # Fitted to decoding, where few tokens share a pass: those of a prompt are taken to overlap.
+    total = total + coefficient("token") * shape.decoded_tokens
     total = total + coefficient("kv_position") * shape.sequences * shape.context + coefficient("round") * (shape.draft_length > 0)
     return np.asarray(total if shape.bound is None else np.maximum(total, shape.bound))
 

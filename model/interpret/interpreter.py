@@ -17,7 +17,22 @@ from typing import Any
 from model.interpret import text_lookup
 from model.interpret.account import Account
 from model.interpret.simulated_answers import World
-from model.steps import Adopt, Batch, CacheError, Commit, Features, Fork, Forward, Join, Lookup, Read, Steps, Stop, require_ended
+from model.steps import (
+    Adopt,
+    Batch,
+    CacheError,
+    Commit,
+    DraftLimit,
+    Features,
+    Fork,
+    Forward,
+    Join,
+    Lookup,
+    Read,
+    Steps,
+    Stop,
+    require_ended,
+)
 
 
 class Cache:
@@ -340,6 +355,8 @@ class Interpreter(ABC):
                     # No other process is there: the end time of the pass does not matter.
                 case Read():
                     task.answer = self.read(step)
+                case DraftLimit():
+                    task.answer = step.longest
                 case Lookup():
                     task.answer = self.look_up(step)
                 case Fork():

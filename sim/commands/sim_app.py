@@ -16,7 +16,7 @@ import typer
 
 from model.base import strict_json
 from model.base.command_help import SETTINGS, DocumentedCommand, DocumentedGroup, version_option
-from sim.commands import advise_command, explain_command, sim_report
+from sim.commands import advise_command, explain_command, serve_command, sim_report
 
 app = typer.Typer(
     cls=DocumentedGroup, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=SETTINGS,
@@ -568,6 +568,7 @@ def list_(
 
 
 app.command("advise", cls=DocumentedCommand)(guarded(advise_command.advise))
+app.command("serve", cls=DocumentedCommand)(guarded(serve_command.serve))
 
 
 @app.command(cls=DocumentedCommand)

@@ -24,7 +24,7 @@ from model.interpret.account import Account, Kind, context_of
 from model.interpret.interpreter import Cache
 from model.interpret.simulated_answers import Answers
 from model.logs.spans import Span
-from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, LayerSpan, Lookup, Read, Steps, require_ended
+from model.steps import Adopt, CacheError, Commit, DraftLimit, Fork, Forward, Join, LayerSpan, Lookup, Read, Steps, require_ended
 from sim.engine.cluster import Cluster
 
 
@@ -356,6 +356,8 @@ class _Process:
                 engine.commit(self, step)
                 if engine.done:
                     return
+            elif kind is DraftLimit:
+                answer = step.longest
             elif kind is Lookup:
                 answer = engine.world.look_up(step)
             elif kind is Fork:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from model.interpret import text_lookup
 from model.interpret.simulated_answers import EARLY_LAYERS
-from model.steps import CacheError, Commit, Forward, Lookup, Read, Steps
+from model.steps import CacheError, Commit, DraftLimit, Forward, Lookup, Read, Steps
 
 Law = tuple[Fraction, ...]
 """Probability of each token to be the next."""
@@ -235,6 +235,8 @@ def _run(steps: Steps, reader: _Reader, prompt: tuple[int, ...], tokens: int) ->
                 answer = reader.forward(step, text)
             case Read():
                 answer = reader.answer(step)
+            case DraftLimit():
+                answer = step.longest
             case Lookup():
                 answer = text_lookup.answer(step)
             case Commit():

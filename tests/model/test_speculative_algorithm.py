@@ -12,7 +12,7 @@ from model.interpret import interpreter
 from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative.algorithm import MAX_DRAFT, DraftedToken, Model, Parameters
-from model.steps import Commit, Forward, LayerSpan, Read
+from model.steps import Commit, DraftLimit, Forward, LayerSpan, Read
 
 LAYERS = 5
 
@@ -38,6 +38,8 @@ def decoded(
                 answer = step
             case Read():
                 answer = world.read(step)
+            case DraftLimit():
+                answer = step.longest
             case Commit():
                 commits.append(step)
                 written += step.tokens

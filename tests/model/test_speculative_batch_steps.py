@@ -15,7 +15,7 @@ from model.interpret.simulated_answers import DraftOutcomes, World, batch_world
 from model.methods.draft_model import PLACEMENTS
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative.algorithm import Model, Parameters
-from model.steps import Batch, CacheError, Commit, Forward, LayerSpan, Read, Steps
+from model.steps import Batch, CacheError, Commit, DraftLimit, Forward, LayerSpan, Read, Steps
 
 LAYERS = 5
 
@@ -35,6 +35,9 @@ def steps_of(steps: Steps, answers: World, wanted: int = 10**6) -> list[Any]:
             step = steps.send(answer)
         except StopIteration:
             return found
+        if isinstance(step, DraftLimit):  # of a single sequence
+            answer = step.longest
+            continue
         found.append(step)
         answer = step if isinstance(step, Forward) else answers.read(step) if isinstance(step, Read) else None
         if isinstance(step, Commit):

@@ -228,6 +228,24 @@ def test_acceptance_records(data: st.DataObject) -> None:
         run_command(sim, "explain", "--log", here / "made.json", *times)
 
 
+TRACES = {
+    "t.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,37,4\n2023-11-16 18:15:50.9951690,39,10\n",
+    "t.jsonl": '{"timestamp": 0, "input_length": 37, "output_length": 4}\n'
+        '{"timestamp": 12, "input_length": 7, "output_length": 4}\n',
+}
+
+
+@given(data=st.data(), name=st.sampled_from([*TRACES]))
+@fuzz_settings
+def test_traces_of_requests(data: st.DataObject, name: str) -> None:
+    with folder() as here:
+        mark = "," if name == "t.csv" else data.draw(st.sampled_from((":", ",")))
+        found = st.one_of(lines_of(TRACES[name], mark).map(str.encode), bytes_of(TRACES[name].encode()))
+        (here / name).write_bytes(data.draw(found))
+        law = ("--engine-law", "vllm-llama-3.1-8b-eagle3-h100", "--policy", "off", "--replications", "0", "--requests", "20")
+        run_command(sim, "serve", "--trace", here / name, *law)
+
+
 TABLE = "\n".join([",".join(DECISIONS), *(",".join(map(str, row)) for row in zip(*DECISIONS.values(), strict=True))])
 
 

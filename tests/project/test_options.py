@@ -840,6 +840,20 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_advise.py::test_settings_are_printed_alone": "--settings",
         "test_advise.py::test_files_are_written_and_hold_the_same": "--out --json",
     },
+    "sim serve": {
+        "test_serve_command.py::test_every_input_changes_the_answer": "--model --gpu --tensor-parallel --draft --engine"
+        " --acceptance --dtype --weights --kernels --prompt --output --prompt-cv --output-cv --concurrency",
+        "test_serve_command.py::test_acceptance_of_a_log_and_by_position": "--engine-law --log --log-draft-length"
+        " --acceptance-by-position",
+        "test_serve_command.py::test_rows_have_the_figures_of_each_load_and_policy": "--rate --policy --json",
+        "test_serve_command.py::test_the_same_seed_gives_the_same_numbers_and_others_differ": "--seed",
+        "test_serve_command.py::test_settings_reach_the_server": "--max-num-seqs --num-blocks --block-size"
+        " --max-num-batched-tokens --replicas --router --slo-ttft --slo-tpot",
+        "test_serve_command.py::test_impossible_options_are_refused_in_one_line": "--chunked-prefill",
+        "test_serve_command.py::test_bursts_make_requests_wait": "--burstiness --requests --replications",
+        "test_serve_command.py::test_the_schedule_is_printed_as_lines_of_an_engine": "--settings",
+        "test_serve_command.py::test_a_trace_is_served_at_its_times_and_at_other_rates": "--trace",
+    },
     "sim env": {"test_sim_app.py::test_lists_and_environment": "--json"},
     "calibrate bundle": {REACH: "--out"},
     "calibrate engine prior": {

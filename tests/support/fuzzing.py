@@ -32,6 +32,7 @@ READERS = {
     "claims.read_claims": "claims_of_speedups",
     "cells._read": "cells_of_engines", "engine_command._read": "cells_of_engines", "step_law._loaded": "step_laws",
     "bundled_profiles.origins": "lists_of_sources", "comparison_report.page_with_section": "pages", "corpus._read": "training_text",
+    "traces._csv_rows": "traces_of_requests", "traces._json_rows": "traces_of_requests",
     "acceptance_record.load": "acceptance_records", "engine_log._read": "engine_logs",
     "situation._is_record": "logs_for_advice", "devices._of_file": "devices", "engine_run.read": "runs_of_engines",
     "figures._stored": "results", "timing_grid.read": "raw_rows", "head_files.about": "heads", "head_files.tensors": "heads",

@@ -28,7 +28,7 @@ from model.methods.draft_model import MAX_DRAFT
 from model.methods.method_parameters import CONTINUOUS, LOCKSTEP, MethodParameters
 from model.methods.proposals import Known, Proposals
 from model.methods.speculative.algorithm import DraftedToken, Model, commit, verify
-from model.steps import Forward, Lookup, Step, Steps
+from model.steps import DraftLimit, Forward, Lookup, Step, Steps
 
 MAX_MATCH = 1000
 """Largest number of tokens that are looked up."""
@@ -160,7 +160,7 @@ def draft(
     parameters: Parameters, sequence: Sequence[int], room: int, stop: Collection[int]
 ) -> Generator[Step, Any, list[DraftedToken]]:
     """Draft what followed the last tokens earlier in the text, up to a token that ends a text: the target decides on the end."""
-    longest = min(parameters.draft_length, room) if parameters.cut else parameters.draft_length
+    longest = yield DraftLimit(min(parameters.draft_length, room) if parameters.cut else parameters.draft_length)
     if not longest:
         return []
     found = yield parameters.lookup(sequence, longest)

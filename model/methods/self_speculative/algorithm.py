@@ -28,7 +28,7 @@ from model.methods.draft_model import MAX_DRAFT
 from model.methods.method_parameters import CONTINUOUS, LOCKSTEP, MethodParameters
 from model.methods.proposals import Known, Proposals
 from model.methods.speculative.algorithm import DraftedToken, accept_or_reject, commit
-from model.steps import GREEDY, SAMPLED, Forward, LayerSpan, Read, Step, Steps
+from model.steps import GREEDY, SAMPLED, DraftLimit, Forward, LayerSpan, Read, Step, Steps
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
         yield Forward("target", tuple(sequence[:-1]), 0, parameters.whole)
     while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
         room = end - len(sequence) - 1
-        length = min(parameters.draft_length, room) if parameters.cut else parameters.draft_length
+        length = yield DraftLimit(min(parameters.draft_length, room) if parameters.cut else parameters.draft_length)
         guesses = yield from draft(parameters, sequence, length)
         out = yield from verification(parameters, sequence, guesses)
         kept, token = yield from accept_or_reject(out, guesses[:room], parameters.sampled, -len(guesses) - 1)

@@ -50,7 +50,7 @@ from model.methods.claim_bounds import NO_DRAFT, ClaimRule
 from model.methods.draft_model import COLOCATED, MAX_DRAFT, DraftModel
 from model.methods.formula_check import FormulaCheck
 from model.methods.method_parameters import BATCHING, CONTINUOUS, STATIC
-from model.steps import GREEDY, MASK, SAMPLED, Batch, Commit, Features, Forward, LayerSpan, Read, Step, Steps, ended
+from model.steps import GREEDY, MASK, SAMPLED, Batch, Commit, DraftLimit, Features, Forward, LayerSpan, Read, Step, Steps, ended
 
 MODEL, HEADS, PARALLEL = DRAFTERS = ("model", "heads", "parallel")
 
@@ -225,7 +225,7 @@ def decode(
     drafter, target = (yield from start(parameters, sequence, parameters.sampled)), Model("target", parameters.layers, 0)
     while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
         room = end - len(sequence) - 1
-        length = min(parameters.draft_length, room) if parameters.cut else parameters.draft_length
+        length = yield DraftLimit(min(parameters.draft_length, room) if parameters.cut else parameters.draft_length)
         guesses = yield from draft(drafter, sequence, length)
         kept, token = yield from verify(target, sequence, guesses, parameters.sampled, room)
         yield from commit(sequence, guesses, kept, token, stop)
@@ -241,7 +241,10 @@ def _with_states(parameters: Parameters, prompt: Sequence[int], tokens: int, sto
     draft_by = draft_in_one_pass if parameters.drafter == PARALLEL else draft_by_head
     while len(sequence) < end and (len(sequence) == len(prompt) or sequence[-1] not in stop):
         room = end - len(sequence) - 1
-        length = min(parameters.draft_length, room) if parameters.cut else parameters.draft_length
+        longest = min(parameters.draft_length, room) if parameters.cut else parameters.draft_length
+        length = yield DraftLimit(longest)
+        if longest and not length:  # the draft keeps in step with the target, whose states it could not read later
+            yield Forward(head.role, tuple(sequence[head.rows :]), head.rows, head.span, states, unit=head.unit)
         guesses = yield from draft_by(head, sequence, states, length)
         out = yield verification_pass(target, sequence, guesses)
         kept, token = yield from accept_or_reject(out, guesses[:room], sampled, -len(guesses) - 1)

@@ -1,0 +1,1 @@
+"""Serving under load: prices of ragged engine steps, the scheduler, policies of draft length, closed forms."""

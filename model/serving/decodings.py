@@ -1,0 +1,242 @@
+"""Decodings of a server's requests: the generators of the algorithms, or arrays of outcomes drawn from their law.
+
+`Generators` interprets the algorithms: every running request is a generator, and a step of the engine answers what all of them ask
+for. `Arrays` knows of chains and lookups only what their outcomes say, and is hundreds of times as fast. Both give the same tokens,
+drafts and passes for the same random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.base.checks import ParameterError
+from model.interpret.interpreter import Cache
+from model.interpret.simulated_answers import World
+from model.outcomes.lookup_laws import outcomes_after
+from model.serving.request_outcomes import LOOKUP, RequestOutcomes
+from model.serving.server import Sequences, ServerRequest, StepDrafts
+from model.steps import Commit, DraftLimit, Forward, Lookup, Read, Steps
+
+Integers = NDArray[np.int64]
+
+DecodeRequest = Callable[[ServerRequest, Integers], tuple[Steps, World]]
+"""Start the algorithm of a request with its outcomes: its steps, and the simulated model that answers its reads."""
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """How a method drafts.
+
+    Parameters
+    ----------
+    passes
+        Draft passes of a step, as a function of the tokens of its longest draft.
+    keeps_up
+        True if the draft makes a pass also for sequences that draft nothing: a head reads the states of each pass of the target, or
+        lacks them later. So drafting that is switched off by a policy is not free.
+    """
+
+    passes: Callable[[int], int]
+    keeps_up: bool = False
+
+    def __call__(self, length: int) -> int:
+        """Draft passes of a step whose longest draft has `length` tokens.
+
+        >>> [each(0) for each in (MODEL, HEADS, PARALLEL, NONE)], [each(3) for each in (MODEL, HEADS, PARALLEL, NONE)]
+        ([0, 1, 1, 0], [3, 3, 1, 0])
+        """
+        return max(self.passes(length), int(self.keeps_up))
+
+
+MODEL, HEADS = Drafter(lambda length: length), Drafter(lambda length: length, keeps_up=True)
+PARALLEL, NONE = Drafter(lambda length: min(length, 1), keeps_up=True), Drafter(lambda length: 0)
+"""A draft model and draft heads, with a pass for each token; a parallel draft, with one for all; drafts that no model makes."""
+
+
+class Arrays:
+    """Decodings as arrays of outcomes.
+
+    Parameters
+    ----------
+    outcomes
+        Outcomes of the requests.
+    most
+        Largest number of running sequences.
+    drafter
+        How tokens are drafted.
+    """
+
+    def __init__(self, outcomes: RequestOutcomes, most: int, drafter: Drafter = MODEL) -> None:
+        self.outcomes, self.drafter = outcomes, drafter
+        self.looks_up = outcomes.outcome == LOOKUP
+        self._table: Integers = np.zeros((most, 64), dtype=np.int64)
+        self._looked_up_at: Integers = np.zeros(most, dtype=np.int64)
+        self._kept: Integers = np.zeros(0, dtype=np.int64)
+
+    def start(self, request: ServerRequest, row: int) -> None:
+        """See `model.serving.server.Decodings`."""
+        found = self.outcomes.of(request.number)
+        if found.size > self._table.shape[1]:
+            wider = np.zeros((len(self._table), max(found.size, 2 * self._table.shape[1])), dtype=np.int64)
+            wider[:, : self._table.shape[1]] = self._table
+            self._table = wider
+        self._table[row, : found.size] = found
+        self._looked_up_at[row] = 0
+
+    def first_tokens(self, each: Sequences) -> None:
+        """See `model.serving.server.Decodings`."""
+
+    def draft(self, each: Sequences, limits: Integers) -> StepDrafts:
+        """See `model.serving.server.Decodings`."""
+        if not each.rows.size:
+            return StepDrafts(limits, [])
+        here = self._table[each.rows, each.done]
+        if self.looks_up:
+            found, right = outcomes_after(each.done > self._looked_up_at[each.rows] + 1, here)
+            drafted = np.minimum(found, limits)
+            self._kept = np.minimum(right, drafted)
+            asked = limits > 0
+            self._looked_up_at[each.rows[asked]] = each.done[asked]
+            return StepDrafts(drafted, [])
+        self._kept = np.minimum(here, limits)
+        longest = int(limits.max())
+        passes = self.drafter(longest)
+        if passes and (limits.min() == longest or (passes == 1 and self.drafter.keeps_up)):
+            return StepDrafts(limits, [limits.size] * passes)
+        counts = [int(np.count_nonzero(limits > index)) for index in range(passes)]
+        return StepDrafts(limits, [limits.size, *counts[1:]] if self.drafter.keeps_up else counts)
+
+    def verify(self, each: Sequences, drafted: Integers) -> Integers:
+        """See `model.serving.server.Decodings`."""
+        return np.minimum(self._kept + 1, each.left) if each.rows.size else each.rows
+
+    def ahead(self, each: Sequences, longest: int) -> Integers:
+        """See `model.serving.server.Decodings`."""
+        if self.looks_up:
+            found, right = outcomes_after(each.done > self._looked_up_at[each.rows] + 1, self._table[each.rows, each.done])
+            return np.minimum(np.minimum(right, found), longest)
+        return np.minimum(self._table[each.rows, each.done], longest)
+
+    def finish(self, request: int) -> None:
+        """See `model.serving.server.Decodings`."""
+
+
+class _RunningDecoding:
+    """One request as a generator, up to the pass that it asks for next."""
+
+    __slots__ = ("cache", "output", "request", "step", "steps", "world")
+
+    def __init__(self, request: ServerRequest, steps: Steps, world: World) -> None:
+        self.request, self.steps, self.world = request, steps, world
+        self.output: list[int] = []
+        world.written, self.cache = self.output, Cache()
+        self.step: Forward | DraftLimit | None
+        self.advance(None)
+        # Passes over the prompt: nothing is read of them. The server takes their tokens in chunks, with the next pass.
+        while isinstance(self.step, Forward) and not self.step.heads:
+            self.advance(self.step)
+
+    @property
+    def asked(self) -> Forward:
+        """The pass that it asks for."""
+        assert isinstance(self.step, Forward)
+        return self.step
+
+    def advance(self, answer: Any) -> None:
+        """Send an answer, and go on up to the next pass, or to the choice of a draft length."""
+        send, world = self.steps.send, self.world
+        while True:
+            try:
+                step = send(answer)
+            except StopIteration:
+                self.step = None
+                return
+            match step:
+                case Read():
+                    answer = world.read(step)
+                case Commit():
+                    self.output += step.tokens
+                    answer = None
+                case Lookup():
+                    answer = world.look_up(step)
+                case Forward():
+                    self.cache.write(step)
+                    self.step = step
+                    return
+                case DraftLimit():
+                    self.step = step
+                    return
+                case _:
+                    raise ParameterError(
+                        f"a server decodes methods without sub-processes, and this one asks for {type(step).__name__}"
+                    )
+
+
+class Generators:
+    """Decodings as the algorithms' own generators, whose passes are merged.
+
+    `finished` is called with each request and its tokens when it ends.
+    """
+
+    def __init__(
+        self, decode: DecodeRequest, outcomes: RequestOutcomes, finished: Callable[[int, list[int]], None] = lambda *_: None
+    ) -> None:
+        self.decode, self.outcomes, self.finished = decode, outcomes, finished
+        self._of: dict[int, _RunningDecoding] = {}
+        self._table: dict[int, Integers] = {}
+
+    def start(self, request: ServerRequest, row: int) -> None:
+        """See `model.serving.server.Decodings`."""
+        if request.number not in self._of:
+            steps, world = self.decode(request, self.outcomes.of(request.number))
+            self._of[request.number] = _RunningDecoding(request, steps, world)
+
+    def first_tokens(self, each: Sequences) -> None:
+        """See `model.serving.server.Decodings`."""
+        for number in each.requests.tolist():
+            decoding = self._of[number]
+            if isinstance(decoding.step, DraftLimit):
+                decoding.advance(0)
+            while decoding.asked.role != "target":  # a head reads the prompt
+                decoding.advance(decoding.step)
+            decoding.advance(decoding.step)
+
+    def draft(self, each: Sequences, limits: Integers) -> StepDrafts:
+        """See `model.serving.server.Decodings`."""
+        running = [self._of[number] for number in each.requests.tolist()]
+        for decoding, limit in zip(running, limits.tolist(), strict=True):
+            if isinstance(decoding.step, DraftLimit):
+                decoding.advance(min(limit, decoding.step.longest))
+        passes: list[int] = []
+        while waiting := [decoding for decoding in running if decoding.asked.role != "target"]:
+            passes.append(len(waiting))
+            for decoding in waiting:
+                decoding.advance(decoding.step)
+        return StepDrafts(np.array([len(decoding.asked.tokens) - 1 for decoding in running], dtype=np.int64), passes)
+
+    def verify(self, each: Sequences, drafted: Integers) -> Integers:
+        """See `model.serving.server.Decodings`."""
+        emitted = []
+        for number in each.requests.tolist():
+            decoding = self._of[number]
+            before = len(decoding.output)
+            decoding.advance(decoding.step)
+            emitted.append(len(decoding.output) - before)
+        return np.array(emitted, dtype=np.int64)
+
+    def ahead(self, each: Sequences, longest: int) -> Integers:
+        """See `model.serving.server.Decodings`."""
+        if self.outcomes.outcome == LOOKUP:
+            raise ParameterError("a policy that knows what is accepted needs a drafting model; lookups are known before the pass")
+        known = [self.outcomes.of(number)[done] for number, done in zip(each.requests.tolist(), each.done.tolist(), strict=True)]
+        return np.minimum(np.array(known, dtype=np.int64), longest)
+
+    def finish(self, request: int) -> None:
+        """See `model.serving.server.Decodings`."""
+        done = self._of.pop(request)
+        self.finished(request, done.output)

@@ -1,0 +1,197 @@
+"""Loads: when requests arrive, and how long their prompts and outputs are.
+
+A load is a function of the number of a request, so that every policy, interpreter and worker sees the same requests. Random numbers
+are keyed by seed, replication and block of requests.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.base import checks
+from model.base.checks import ParameterError
+from model.outcomes import random_streams
+from model.serving.server import ServerRequest
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+BLOCK = 4096
+MOST_REQUESTS = 10_000_000
+
+
+@dataclass(frozen=True)
+class RequestLengths:
+    """Tokens of prompts and outputs.
+
+    Parameters
+    ----------
+    prompt, output
+        Mean tokens.
+    prompt_cv, output_cv
+        Coefficient of variation of a log-normal law, rounded to at least 1 token; 0: all are equal.
+
+    >>> RequestLengths(1000, 200).drawn(0, 0, 2).tolist()
+    [[1000, 200], [1000, 200]]
+    """
+
+    prompt: float
+    output: float
+    prompt_cv: float = 0.0
+    output_cv: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("prompt", "output"):
+            checks.number(name, getattr(self, name), 1, checks.MAX_TOKENS)
+            checks.number(f"{name}_cv", getattr(self, f"{name}_cv"), 0, 10)
+
+    def drawn(self, seed: int, block: int, count: int) -> Integers:
+        """Prompt and output tokens of the requests of a block; shape (count, 2)."""
+        random = random_streams.stream(seed, "lengths of requests", block)
+        normal = random.standard_normal((count, 2))
+        means, variations = np.array([self.prompt, self.output]), np.array([self.prompt_cv, self.output_cv])
+        spread = np.sqrt(np.log1p(variations**2))
+        found = np.exp(np.log(means) + spread * normal - spread**2 / 2)
+        return np.asarray(np.clip(np.rint(found), 1, checks.MAX_TOKENS), dtype=np.int64)
+
+
+class TracedRequests(NamedTuple):
+    """Requests of a trace: arrival times from 0 on [s], and tokens of prompts and outputs; arrays of shape (requests,)."""
+
+    arrivals: Floats
+    prompts: Integers
+    outputs: Integers
+
+
+class Load(ABC):
+    """Requests by number.
+
+    `count` is their number, and `concurrency` the number of clients that each send the next request when theirs is finished; None:
+    requests arrive at their own times.
+    """
+
+    count: int
+    concurrency: int | None = None
+
+    @abstractmethod
+    def request(self, number: int) -> ServerRequest:
+        """ServerRequest of a number; its arrival is 0 where clients send it."""
+
+    @property
+    @abstractmethod
+    def largest(self) -> tuple[int, int]:
+        """Tokens of the longest prompt, and of the longest output."""
+
+
+@dataclass(frozen=True)
+class DrawnLoad(Load):
+    """Requests with drawn lengths, at a rate or by clients.
+
+    Parameters
+    ----------
+    lengths, count
+        Law of the lengths, and number of requests.
+    rate
+        Requests per second; None with `concurrency`.
+    burstiness
+        Coefficient of variation of the gaps between arrivals, which have a gamma law: 1 is a Poisson process, 0 even gaps.
+    concurrency
+        Clients; None with `rate`.
+    seed, replication
+        Key of the random draws.
+
+    >>> load = DrawnLoad(RequestLengths(100, 20), 1000, rate=4.0)
+    >>> round(load.request(999).arrival / 999, 2)
+    0.25
+    """
+
+    lengths: RequestLengths
+    count: int
+    rate: float | None = None
+    burstiness: float = 1.0
+    concurrency: int | None = None
+    seed: int = 0
+    replication: int = 0
+    _blocks: dict[int, Integers] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        checks.whole("requests", self.count, 1, MOST_REQUESTS)
+        if (self.rate is None) == (self.concurrency is None):
+            raise ParameterError("a load needs a rate or a concurrency, and not both")
+        if self.rate is not None:
+            checks.number("rate", self.rate, 1e-6, 1e6)
+        if self.concurrency is not None:
+            checks.whole("concurrency", self.concurrency, 1, 65_536)
+        checks.number("burstiness", self.burstiness, 0, 100)
+
+    def request(self, number: int) -> ServerRequest:
+        """See `Load`."""
+        prompt, output = self._lengths[number].tolist()
+        return ServerRequest(number, 0.0 if self.rate is None else float(self._arrivals[number]), prompt, output)
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """See `Load`."""
+        return int(self._lengths[:, 0].max()), int(self._lengths[:, 1].max())
+
+    @cached_property
+    def _lengths(self) -> Integers:
+        key = self._key
+        parts = [
+            self.lengths.drawn(key, start // BLOCK, min(BLOCK, self.count - start)) for start in range(0, self.count, BLOCK)
+        ]
+        return np.concatenate(parts)
+
+    @cached_property
+    def _arrivals(self) -> Floats:
+        assert self.rate is not None
+        parts = []
+        for start in range(0, self.count, BLOCK):
+            number = min(BLOCK, self.count - start)
+            random = random_streams.stream(self._key, "gaps between requests", start // BLOCK)
+            shape = 1 / self.burstiness**2 if self.burstiness else 0.0
+            parts.append(random.gamma(shape, 1 / (shape * self.rate), number) if shape else np.full(number, 1 / self.rate))
+        return np.concatenate(parts).cumsum()
+
+    @property
+    def _key(self) -> int:
+        """Seed of this replication."""
+        if not self.replication:
+            return self.seed
+        return int(np.random.SeedSequence((self.seed, self.replication)).generate_state(1)[0])
+
+
+@dataclass(frozen=True, eq=False)
+class TracedLoad(Load):
+    """Requests of a trace, at its arrival times or by clients.
+
+    `speed` divides the times: 2 is a load of twice the rate.
+    """
+
+    trace: TracedRequests
+    speed: float = 1.0
+    concurrency: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.number("speed", self.speed, 1e-6, 1e6)
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        """Number of requests."""
+        return int(self.trace.arrivals.size)
+
+    def request(self, number: int) -> ServerRequest:
+        """See `Load`."""
+        arrival = 0.0 if self.concurrency is not None else float(self.trace.arrivals[number]) / self.speed
+        return ServerRequest(number, arrival, int(self.trace.prompts[number]), int(self.trace.outputs[number]))
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """See `Load`."""
+        return int(self.trace.prompts.max()), int(self.trace.outputs.max())

@@ -1,0 +1,158 @@
+"""Prices of ragged engine steps: passes over different numbers of tokens of many sequences, with chunks of prompts in between.
+
+An engine's step is one pass of the target over the tokens that every running sequence wants verified and over a chunk of prompts,
+after the passes of the draft. Its time follows from a step law (`model.engines.step_law`): a ragged pass takes as long as one whose
+sequences have the mean number of tokens and the mean context, which is exact for every term of a law that is linear in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from model.engines import kernel_times, step_terms
+from model.engines.step_law import StepLaw
+from model.engines.step_terms import StepShape
+
+NODE = 256
+"""Distance of the contexts at which a law is evaluated; between them times are interpolated linearly [positions]."""
+
+
+class RaggedPass(NamedTuple):
+    """What a pass of the target is over.
+
+    Parameters
+    ----------
+    sequences, tokens, positions
+        Sequences that decode, their tokens in the pass, and their cached positions altogether.
+    drafted
+        True if drafted tokens are among them.
+    prompts, prompt_tokens, prompt_positions
+        Prompts in the pass, their tokens, and the mean of their positions that are cached already.
+    """
+
+    sequences: int
+    tokens: int
+    positions: int
+    drafted: bool = False
+    prompts: int = 0
+    prompt_tokens: int = 0
+    prompt_positions: int = 0
+
+
+class StepPrices(Protocol):
+    """Seconds of the passes of an engine's step."""
+
+    def target(self, over: RaggedPass) -> float:
+        """Seconds of a pass of the target with everything else of a step but the draft passes [s]."""
+
+    def draft(self, sequences: int, positions: int) -> float:
+        """Seconds of a pass of the draft for `sequences` sequences with `positions` cached positions altogether [s]."""
+
+
+@dataclass(eq=False)
+class LawPrices:
+    """Prices by a step law.
+
+    The time of prompts that a law has per generated token (`prompt`) is left out: here prompts are passes, which take what their
+    arithmetic takes.
+
+    Parameters
+    ----------
+    law
+        The law.
+    draws
+        Indices of draws of its coefficients, whose prices `drawn` gives; they are computed together.
+
+    >>> from model.engines import step_law
+    >>> law = step_law.load("sglang-qwen3-235b-a22b")
+    >>> prices = LawPrices(law, range(2))
+    >>> round(1e3 * prices.target(RaggedPass(8, 32, 8000, True)), 2), round(1e3 * prices.draft(8, 8000), 2)
+    (17.48, 0.41)
+    >>> other = LawPrices(law.drawn(1)).target(RaggedPass(8, 32, 8000, True))
+    >>> bool(abs(prices.drawn(1).target(RaggedPass(8, 32, 8000, True)) / other - 1) < 1e-12)
+    True
+    """
+
+    law: StepLaw
+    draws: Sequence[int] = ()
+    _which: int = 0
+    """Index of the coefficients that are used: 0 for the point, then those of the draws."""
+    _tables: tuple[dict[Any, list[float]], dict[Any, list[float]]] = field(default_factory=lambda: ({}, {}), repr=False)
+
+    def __post_init__(self) -> None:
+        kept = {
+            name: np.array([value, *(self.law.draws[name][each % self.law.draws[name].size] for each in self.draws)])
+            for name, value in self.law.coefficients.items()
+        }
+        self._coefficients = {name: values[:, None] for name, values in kept.items()}
+        self._rounds = kept.get("round", np.zeros(1 + len(self.draws)))
+        self._by_context = self.law.kernels is not None or "kv_position" in self.law.coefficients
+
+    def drawn(self, index: int) -> LawPrices:
+        """Prices with the coefficients of a draw, an index of `draws`."""
+        return replace(self, _which=1 + index)
+
+    def target(self, over: RaggedPass) -> float:
+        """See `StepPrices`."""
+        sequences, tokens, positions, drafted, prompts, prompt_tokens, prompt_positions = over
+        chunk = prompts, prompt_tokens, round(prompt_positions / NODE) * NODE if prompt_tokens else 0
+        if not sequences:
+            return self._node(0, 1, 0, False, chunk)
+        width, part = divmod(tokens, sequences)
+        found = self._at_width(sequences, width, positions / sequences, drafted, chunk)
+        if part:
+            above = self._at_width(sequences, width + 1, positions / sequences, drafted, chunk)
+            found += (above - found) * (part / sequences)
+        return found
+
+    def draft(self, sequences: int, positions: int) -> float:
+        """See `StepPrices`."""
+        key = sequences, round(positions / (sequences * NODE)) * NODE if self._by_context else 0
+        found = self._tables[1].get(key)
+        if found is None:
+            shape = kernel_times.step_shape(self.law.kernels, *(np.array([float(each)]) for each in (sequences, 0, 0, key[1])))
+            found = self._tables[1][key] = _listed(step_terms.draft_seconds(self._coefficients, shape), 1 + len(self.draws))
+        return found[self._which]
+
+    def _at_width(self, sequences: int, width: int, context: float, drafted: bool, chunk: tuple[int, int, int]) -> float:
+        """Seconds with `width` tokens of each sequence, between the nodes around their mean context [s]."""
+        if not self._by_context:
+            return self._node(sequences, width, 0, drafted, chunk)
+        node = int(context // NODE) * NODE
+        found = self._node(sequences, width, node, drafted, chunk)
+        part = (context - node) / NODE
+        return found if not part else found + part * (self._node(sequences, width, node + NODE, drafted, chunk) - found)
+
+    def _node(self, sequences: int, width: int, context: int, drafted: bool, chunk: tuple[int, int, int]) -> float:
+        key = sequences, width, context, drafted, chunk
+        found = self._tables[0].get(key)
+        if found is None:
+            found = self._tables[0][key] = self._seconds(*key)
+        return found[self._which]
+
+    def _seconds(self, sequences: int, width: int, context: int, drafted: bool, chunk: tuple[int, int, int]) -> list[float]:
+        prompts, prompt_tokens, prompt_positions = chunk
+        kernels = bound = None
+        if self.law.kernels is not None:
+            source = self.law.kernels
+            seconds, _ = kernel_times.mixed_seconds(source, sequences, width, context, prompt_tokens, prompt_positions)
+            kernels = np.array([seconds])
+            bound = np.array([kernel_times.least_seconds(source, max(sequences * width + prompt_tokens, 1))])
+        none = np.zeros(1)
+        shape = StepShape(
+            none + sequences, none + (width - 1 if sequences else 0), none, none + context, kernels, None, bound,
+            none + prompt_tokens, none + prompts,
+        )  # fmt: skip
+        found = step_terms.target_seconds(self._coefficients, shape, self.law.experts)
+        # The term of rounds belongs to passes with drafted tokens, which the mean width alone does not tell.
+        return _listed(found + self._rounds[:, None] * (drafted - (width > 1 and sequences > 0)), 1 + len(self.draws))
+
+
+def _listed(values: Any, count: int) -> list[float]:
+    """Values of one shape for each set of coefficients."""
+    found: list[float] = np.broadcast_to(values, (count, 1))[:, 0].tolist()
+    return found

@@ -1,0 +1,137 @@
+"""`sim serve`: a server under load, with policies of draft length side by side."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from model.base import strict_json
+
+QUIET_S = 2.0
+"""Seconds after which lines on the standard error say what is running."""
+
+
+def serve(
+    model: Annotated[str | None, typer.Option(help="Model: a name of `sim ls shapes`, or its config.json.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Device: a name of `sim ls devices`, or its .toml.")] = None,
+    tensor_parallel: Annotated[
+        int | None, typer.Option("--tensor-parallel", help="Devices of a replica. Default: the law's, or 1.")
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="Draft: eagle3, eagle, mtp, medusa, p-eagle, or a model of `sim ls shapes`.")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="Engine whose priors hold without a law or log: vllm, sglang, tensorrt-llm, llama.cpp, any, none.")
+    ] = "any",
+    engine_law: Annotated[
+        str | None, typer.Option("--engine-law", help="Step law of `calibrate engine fit` (.json), or a name of `sim ls laws`.")
+    ] = None,
+    log: Annotated[
+        list[Path] | None, typer.Option(help="Log or benchmark of the engine, or its acceptance record: acceptance and step times.")
+    ] = None,
+    log_draft_length: Annotated[
+        str | None, typer.Option("--log-draft-length", help="Draft length of logs that do not say it: 3, or one for each log: 0,3.")
+    ] = None,
+    acceptance: Annotated[str | None, typer.Option(help="Acceptance rate: 0.7, or an uncertain 0.6..0.8. Never assumed.")] = None,
+    acceptance_by_position: Annotated[
+        str | None, typer.Option("--acceptance-by-position", help="Conditional rates by draft position: 0.8,0.7,0.6.")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(help="Requests per second, with random arrivals: 1,2,5. Of a trace: its speed.")
+    ] = None,
+    concurrency: Annotated[
+        str | None, typer.Option(help="Clients that each send the next request when theirs is done: 1,8,64.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Requests of a trace: Azure's CSV, or JSON lines with lengths and arrivals.")
+    ] = None,
+    prompt: Annotated[float | None, typer.Option(help="Mean tokens of a prompt. Default: 1024, assumed.")] = None,
+    output: Annotated[float | None, typer.Option(help="Mean tokens of an output. Default: 256, assumed.")] = None,
+    prompt_cv: Annotated[float, typer.Option("--prompt-cv", help="Coefficient of variation of the prompts' lengths.")] = 0.0,
+    output_cv: Annotated[float, typer.Option("--output-cv", help="Coefficient of variation of the outputs' lengths.")] = 0.0,
+    burstiness: Annotated[float, typer.Option(help="Coefficient of variation of the gaps between arrivals; 1: Poisson.")] = 1.0,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="off, static:K, vllm:[[1,64,3],[65,512,0]], sglang, goodput, dspark or oracle; may be repeated."),
+    ] = None,
+    requests: Annotated[int | None, typer.Option(help="Requests of a run. Default: 200, or 8 per client; all of a trace.")] = None,
+    replications: Annotated[int, typer.Option(help="Further runs with other requests and drawn inputs, for the intervals.")] = 4,
+    replicas: Annotated[int, typer.Option(help="Servers.")] = 1,
+    router: Annotated[str, typer.Option(help="How requests are sent to them: least-loaded or round-robin.")] = "least-loaded",
+    max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", help="Largest number of running sequences of a server.")] = 256,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option("--max-num-batched-tokens", help="Largest number of tokens in a pass of the target.")
+    ] = 8192,
+    block_size: Annotated[int, typer.Option("--block-size", help="Positions of a block of the cache.")] = 16,
+    num_blocks: Annotated[
+        int | None, typer.Option("--num-blocks", help="Blocks of the cache. Default: as the memory holds.")
+    ] = None,
+    chunked_prefill: Annotated[bool, typer.Option("--chunked-prefill/--whole-prompts", help="Read prompts in chunks.")] = True,
+    slo_ttft: Annotated[
+        str | None, typer.Option("--slo-ttft", help="Longest acceptable time to the first token: 500ms, 1s.")
+    ] = None,
+    slo_tpot: Annotated[str | None, typer.Option("--slo-tpot", help="Longest acceptable time per output token: 20ms.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Type of the weights, such as float8. Default: the model's.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Format of quantised weights, such as int4.")] = None,
+    kernels: Annotated[str | None, typer.Option(help="Times of kernels: profile, operations or roofline.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    settings: Annotated[
+        str | None, typer.Option(help="Print the lines that set this engine to the best schedule: vllm, sglang or tensorrt-llm.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
+) -> None:
+    """Simulate a server under load: throughput, times of requests, and which policy of draft length suits it.
+
+    Requests are batched continuously: each step is one ragged pass over what all running sequences need, and over chunks of
+    prompts. Times come from a step law, a log, or kernels and the engine's priors, as in `sim advise`.
+
+    sim serve --model llama-3.1-8b --gpu h100 --draft eagle3 --acceptance 0.6..0.8 --rate 1,5,20
+
+    sim serve --engine-law sglang-qwen3-235b-a22b --concurrency 1,8,64 --policy off --policy static:3 --policy goodput --json
+
+    sim serve --engine-law vllm-llama-3.1-8b-eagle3-h100 --trace AzureLLMInferenceTrace_conv.csv --policy off --policy sglang
+    """
+    from model.base import checks
+    from model.serving.loads import RequestLengths
+    from sim.advice import engine_settings
+    from sim.advice.option_values import milliseconds, numbers, single
+    from sim.advice.situation import Inputs
+    from sim.runs.environment import versions
+    from sim.serving import study, study_text
+
+    if settings is not None:
+        checks.one_of("settings", settings, engine_settings.NAMES)
+    start = time.monotonic()
+    said = Inputs(
+        model=model, gpu=gpu, tensor_parallel=tensor_parallel, draft=draft, engine=engine, engine_law=engine_law,
+        log=tuple(log or ()), log_draft_length=single(numbers("log_draft_length", log_draft_length, int)), acceptance=acceptance,
+        acceptance_by_position=numbers("acceptance_by_position", acceptance_by_position, float), dtype=dtype, weights=weights,
+        kernels=kernels, seed=seed,
+    )  # fmt: skip
+    usual, given = study.USUAL, prompt is not None or output is not None or bool(prompt_cv or output_cv)
+    lengths = RequestLengths(
+        usual.prompt if prompt is None else prompt, usual.output if output is None else output, prompt_cv, output_cv
+    )
+    inputs = study.ServingInputs(
+        said, tuple(policy or study.POLICIES), numbers("rate", rate, float) or (), numbers("concurrency", concurrency, int) or (),
+        trace, lengths if given else None, burstiness, requests, replications, seed, replicas, router, max_num_seqs,
+        max_num_batched_tokens, block_size, num_blocks, chunked_prefill, milliseconds("slo_ttft", slo_ttft),
+        milliseconds("slo_tpot", slo_tpot),
+    )  # fmt: skip
+    found = study.serve(inputs, progress=lambda what: _progress(start, what))
+    if as_json:
+        document: dict[str, Any] = found.document() | {"command": ["sim", "serve", *sys.argv[2:]], "versions": versions()}
+        print(strict_json.dumps(document, indent=2))
+    elif settings is not None:
+        print("\n".join(found.lines(settings)))
+    else:
+        print(study_text.text(found), end="")
+
+
+def _progress(start: float, what: str) -> None:
+    if time.monotonic() - start > QUIET_S:
+        print(f"{what} ...", file=sys.stderr)

@@ -1,0 +1,130 @@
+"""Figures of a served load: times to the first token, per token and of requests, with percentiles; throughput, and stability.
+
+In a steady state (a rate or a concurrency) the first requests, which find an empty server, are left out, and so are the last ones,
+which meet no later arrivals. How many of the first is decided by MSER-5 [White1997]. A trace is taken whole.
+
+[White1997] K. P. White. An effective truncation heuristic for bias reduction in simulation output. Simulation 69(6), 1997.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.serving.loads import TracedLoad
+from sim.engine.recorder import Recorder
+
+Floats = NDArray[np.float64]
+
+TIMES = ("ttft", "tpot", "e2e")
+STATISTICS = ("mean", "p50", "p90", "p99")
+MOST_TRUNCATED = 0.5
+"""Largest share of the requests that is left out at the beginning."""
+TAIL = 0.1
+"""Share of the requests that is left out at the end."""
+BACKLOG = 0.05
+"""Share of all requests that may wait when the last one arrives; with more the queue is called unstable."""
+
+
+class Window(NamedTuple):
+    """Requests that are measured: numbers [first, last)."""
+
+    first: int
+    last: int
+
+
+def window(recorder: Recorder) -> Window:
+    """Requests in the steady state; all of a trace."""
+    count = recorder.load.count
+    if isinstance(recorder.load, TracedLoad):
+        return Window(0, count)
+    last = max(1, count - round(TAIL * count))
+    return Window(truncation(recorder.end[:last] - recorder.arrival[:last]), last)
+
+
+def truncation(series: Floats, batch: int = 5) -> int:
+    """Observations to leave out at the beginning: those that minimise the standard error of the mean of the rest, by batches.
+
+    >>> truncation(np.array([9.0] * 10 + [1.0, 2.0] * 45))
+    10
+    """
+    count = series.size // batch
+    if count < 4:
+        return 0
+    means = series[: count * batch].reshape(count, batch).mean(axis=1)
+    most = int(MOST_TRUNCATED * count)
+    left = count - np.arange(most + 1)
+    # Sums over the rest, from the end.
+    total, squares = np.cumsum(means[::-1])[::-1][: most + 1], np.cumsum(means[::-1] ** 2)[::-1][: most + 1]
+    errors = (squares - total**2 / left) / left**2
+    return int(np.argmin(errors)) * batch
+
+
+def measured(recorder: Recorder) -> dict[str, float]:
+    """Figures of one run by name; times in milliseconds.
+
+    `ttft_ms` is from arrival to the first token, `tpot_ms` per token after it, `e2e_ms` from arrival to the end.
+    """
+    load, chosen = recorder.load, window(recorder)
+    numbers = range(chosen.first, chosen.last)
+    outputs = np.array([load.request(number).output for number in numbers])
+    of = slice(chosen.first, chosen.last)
+    arrival, first, end = recorder.arrival[of], recorder.first[of], recorder.end[of]
+    several = outputs > 1
+    times = {
+        "ttft": first - arrival, "tpot": (end - first)[several] / (outputs[several] - 1), "e2e": end - arrival,
+    }  # fmt: skip
+    found = {f"{statistic}_{name}_ms": value for name in TIMES for statistic, value in _statistics(times[name])}
+    start, stop = (0.0, recorder.now) if chosen.first == 0 and isinstance(load, TracedLoad) else (arrival[0], arrival[-1])
+    if stop <= start:  # all at once: a concurrency of at least the number of requests
+        start, stop = 0.0, recorder.now
+    outputs_of_all = np.array([load.request(number).output for number in range(load.count)])
+    ended = (recorder.end > start) & (recorder.end <= stop)
+    totals = recorder.totals
+    span = recorder.now or math.inf
+    return found | {
+        "output_tokens_per_s": float(outputs_of_all[ended].sum() / (stop - start)),
+        "requests_per_s": float(ended.sum() / (stop - start)),
+        "mean_running": totals.running_time / span,
+        "mean_blocks": totals.block_time / span,
+        "utilization": totals.busy / span,
+        "mean_draft_length": totals.drafted / totals.sequences if totals.sequences else 0.0,
+        "tokens_per_step": totals.emitted / totals.steps if totals.steps else 0.0,
+        "preemptions": float(totals.preemptions),
+    }
+
+
+def _statistics(values: Floats) -> list[tuple[str, float]]:
+    """Mean and percentiles of times in seconds [ms]."""
+    if not values.size:
+        return [(name, math.nan) for name in STATISTICS]
+    return [("mean", 1e3 * float(values.mean())), *[
+        (name, 1e3 * float(value)) for name, value in zip(STATISTICS[1:], np.percentile(values, [50, 90, 99]), strict=True)
+    ]]  # fmt: skip
+
+
+def stable(recorder: Recorder) -> bool:
+    """False if the queue grew over the whole run: too many requests waited for their first token when the last one arrived."""
+    load = recorder.load
+    if load.concurrency is not None:
+        return True
+    last = recorder.arrival[-1]
+    waiting = int(np.count_nonzero(recorder.first > last)) - 1
+    return waiting <= max(BACKLOG * load.count, 8)
+
+
+def within(recorder: Recorder, ttft_ms: float | None, tpot_ms: float | None) -> float:
+    """Requests per second that meet both objectives (None: any), over the measured window [1/s]."""
+    chosen = window(recorder)
+    of = slice(chosen.first, chosen.last)
+    outputs = np.array([recorder.load.request(number).output for number in range(chosen.first, chosen.last)])
+    arrival, first, end = recorder.arrival[of], recorder.first[of], recorder.end[of]
+    good = np.ones(outputs.size, dtype=bool)
+    if ttft_ms is not None:
+        good &= 1e3 * (first - arrival) <= ttft_ms
+    if tpot_ms is not None:
+        good &= 1e3 * (end - first) <= tpot_ms * np.maximum(outputs - 1, 1)
+    return float(good.mean()) * measured(recorder)["requests_per_s"]

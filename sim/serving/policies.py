@@ -1,0 +1,117 @@
+"""Policies of draft length by the names that users give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.base import bounded_files, checks
+from model.base.checks import ParameterError
+from model.methods.draft_model import MAX_DRAFT
+from model.serving import draft_policies
+from model.serving.draft_policies import DraftPolicy
+from model.serving.step_prices import StepPrices
+
+Floats = NDArray[np.float64]
+
+KINDS = {
+    "off": "plain decoding", "static": "static:K, the same draft length at every load",
+    "vllm": "vllm:[[1,64,3],[65,512,0]], a draft length by running sequences",
+    "sglang": 'sglang, or sglang:{"1":[1,3],"32":[0,1]}: its adaptive rule',
+    "goodput": "goodput, or goodput:K at most: the most expected tokens per second (SmartSpec)",
+    "dspark": "dspark, or dspark:K at most: drafted tokens are admitted by their survival",
+    "oracle": "oracle, or oracle:K at most: knows what will be accepted; no engine can",
+}  # fmt: skip
+MOST = 8
+"""Largest draft length of policies that choose, unless they are given one, or acceptance is known for fewer."""
+
+
+Make = Callable[["Surroundings"], DraftPolicy]
+
+
+@dataclass(frozen=True)
+class PolicyName:
+    """A policy as it was named; `longest` is its largest draft length."""
+
+    text: str
+    longest: int
+    make: Make
+
+
+class Surroundings(NamedTuple):
+    """What policies are made from."""
+
+    prices: StepPrices
+    draft_passes: Callable[[int], int]
+    most: int
+    """Largest number of running sequences."""
+    rates: Floats
+    """Conditional acceptance rates by draft position, which a calibrated draft's confidences show."""
+
+
+def named(text: str, known: int | None = None) -> PolicyName:
+    """Read the name of a policy; `known` is the largest draft length that acceptance is known for.
+
+    >>> named("static:3").longest, named("vllm:[[1,64,3],[65,512,0]]").longest, named("goodput", 4).longest
+    (3, 3, 4)
+    """
+    kind, colon, rest = text.partition(":")
+    if kind not in KINDS or (kind == "off" and colon) or (kind in ("static", "vllm") and not rest) or (colon and not rest):
+        raise ParameterError(f"policy must be one of {'; '.join(KINDS.values())}; got {checks.shown(text)}")
+    if kind == "off":
+        found = PolicyName(text, 0, lambda *_: draft_policies.Static(0))
+    elif kind == "static":
+        length = _whole(rest, text)
+        found = PolicyName(text, length, lambda *_: draft_policies.Static(length))
+    elif kind == "vllm":
+        ranges: Any = _json(rest, text)
+        policy = draft_policies.BatchSchedule(ranges)
+        found = PolicyName(text, policy.longest, lambda *_: draft_policies.BatchSchedule(ranges))
+    elif kind == "sglang":
+        slots = _slots(rest, text)
+        found = PolicyName(text, draft_policies.Adaptive(slots).longest, lambda *_: draft_policies.Adaptive(slots))
+    else:
+        longest = _whole(rest, text) if rest else min(MOST, MOST if known is None else known)
+        found = PolicyName(text, longest, _CHOOSING[kind](longest))
+    if known is not None and found.longest > known:
+        raise ParameterError(
+            f"policy {text} drafts up to {found.longest} tokens, and acceptance is known up to {known}; draft fewer"
+        )
+    return found
+
+
+_CHOOSING: dict[str, Callable[[int], Make]] = {
+    "goodput": lambda longest: lambda of: draft_policies.Goodput(longest, of.prices, of.draft_passes),
+    "dspark": lambda longest: lambda of: draft_policies.AdmittedBySurvival(
+        of.rates[:longest], of.prices, of.draft_passes, of.most
+    ),
+    "oracle": lambda longest: lambda of: draft_policies.Oracle(longest, of.prices, of.draft_passes),
+}
+
+
+def _whole(text: str, policy: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise ParameterError(f"policy {policy}: the draft length must be a whole number of at least 1, got {checks.shown(text)}")
+    checks.whole(f"draft length of policy {policy}", int(text), 1, MAX_DRAFT)
+    return int(text)
+
+
+def _json(text: str, policy: str) -> object:
+    try:
+        return bounded_files.json_of(text)
+    except ValueError:
+        raise ParameterError(f"policy {policy}: it must be JSON after the colon, got {checks.shown(text)}") from None
+
+
+def _slots(text: str, policy: str) -> dict[int, list[int]] | None:
+    if not text:
+        return None
+    found = _json(text, policy)
+    if not isinstance(found, dict) or not all(isinstance(each, list) and str(key).isdigit() for key, each in found.items()):
+        example = '{"1":[1,3],"32":[0,1]}'
+        raise ParameterError(f"policy {policy}: it must be an object of lists, such as {example}, got {checks.shown(found)}")
+    return {int(key): each for key, each in found.items()}

@@ -1,0 +1,489 @@
+"""A study of a server under load: each policy of draft length at each load, with intervals, closed forms and a verdict.
+
+Each figure is that of one run with the point estimates; its interval (80 %) is from independent replications, each with its own
+requests, its own outcomes, and its own draw of what is uncertain: the coefficients of the step law, and acceptance.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import special
+
+from model.advice.acceptance_draws import AcceptanceDraws
+from model.architectures import draft_heads
+from model.base import checks
+from model.base.checks import ParameterError
+from model.hardware import devices, memory_limit
+from model.methods import rounds
+from model.serving import decodings
+from model.serving.closed_form import ClosedForm, Workload
+from model.serving.decodings import Arrays, Drafter
+from model.serving.loads import DrawnLoad, Load, RequestLengths, TracedLoad
+from model.serving.request_outcomes import RequestOutcomes
+from model.serving.scheduler import ServerSettings
+from model.serving.server import Server
+from model.serving.step_prices import LawPrices
+from sim.advice import engine_settings
+from sim.advice.engine_settings import Range
+from sim.advice.situation import Evidence, Inputs, Situation, situation
+from sim.engine import fast_server
+from sim.engine.recorder import Recorder, TimeSeries
+from sim.serving import measures, policies, traces
+from sim.serving.policies import PolicyName
+
+KIND, SCHEMA_VERSION = "serving", 1
+USUAL = RequestLengths(1024, 256)
+REQUESTS, LEAST_REQUESTS, PER_CLIENT = 200, 40, 8
+"""Requests of a run by default: at a rate; and with clients at least, and for each of them."""
+REPLICATIONS = 4
+SHARE = 0.8
+MEMORY_SHARE = 0.9
+"""Share of a device's memory that a server uses: `gpu_memory_utilization` of vLLM."""
+LONG = 4096
+"""Positions over which the cache's bytes are averaged, for models whose layers keep different windows."""
+MARGIN = 1.02
+"""A longer draft must be this much faster to replace the schedule's last one: a switch costs more than a tie wins."""
+POLICIES = ("off", "static:3", "goodput")
+SPREAD = [*(f"{statistic}_{name}_ms" for name in measures.TIMES for statistic in measures.STATISTICS), "output_tokens_per_s",
+          "requests_per_s"]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ServingInputs:
+    """What the user said of the load and the server.
+
+    Parameters
+    ----------
+    said
+        Model, devices, engine, draft and acceptance, as for `sim advise`.
+    policies
+        Names of policies (`sim.serving.policies`).
+    rates, concurrencies, trace
+        Requests per second; or clients; or a trace, at multiples `rates` of its own speed if they are given.
+    lengths
+        RequestLengths of requests that are drawn; None: `USUAL`, which is assumed.
+    burstiness
+        Coefficient of variation of the gaps between arrivals.
+    requests, replications, seed
+        Requests of a run, further runs for the intervals, and the seed.
+    replicas, router
+        Servers, and how requests are sent to them.
+    max_num_seqs, max_num_batched_tokens, block_size, num_blocks, enable_chunked_prefill
+        See `model.serving.scheduler.ServerSettings`; `num_blocks` None: as many as the device's memory holds.
+    slo_ttft_ms, slo_tpot_ms
+        Objectives of a request; None: any.
+    """
+
+    said: Inputs
+    policies: tuple[str, ...] = POLICIES
+    rates: tuple[float, ...] = ()
+    concurrencies: tuple[int, ...] = ()
+    trace: str | Path | None = None
+    lengths: RequestLengths | None = None
+    burstiness: float = 1.0
+    requests: int | None = None
+    replications: int = REPLICATIONS
+    seed: int = 0
+    replicas: int = 1
+    router: str = "least-loaded"
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    block_size: int = 16
+    num_blocks: int | None = None
+    enable_chunked_prefill: bool = True
+    slo_ttft_ms: float | None = None
+    slo_tpot_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        if sum(map(bool, (self.rates or self.trace, self.concurrencies))) != 1:
+            raise ParameterError(
+                "a load is needed, one of: --rate in requests per second, --concurrency in clients, --trace"
+            )
+        checks.whole("replicas", self.replicas, 1, 1024)
+        checks.whole("replications", self.replications, 0, 1000)
+        checks.whole("seed", self.seed, 0, 2**63 - 1)
+        checks.one_of("router", self.router, fast_server.ROUTERS)
+        if not self.policies:
+            raise ParameterError("policy must be given at least once")
+        if self.requests is not None:
+            checks.whole("requests", self.requests, 20, 10_000_000)
+
+
+class LoadPoint(NamedTuple):
+    """One load of the study: a rate, a number of clients, or a speed of the trace."""
+
+    rate: float | None
+    concurrency: int | None
+
+    @property
+    def text(self) -> str:
+        """The load as printed text."""
+        return f"{self.concurrency} clients" if self.rate is None else f"{self.rate:g}/s"
+
+
+@dataclass(frozen=True, eq=False)
+class ServedPoint:
+    """Figures of one policy at one load; `spread` has the 80 % interval of those that have one."""
+
+    load: LoadPoint
+    policy: str
+    figures: dict[str, float]
+    spread: dict[str, tuple[float, float]]
+    stable: bool
+    series: TimeSeries
+    within_slo: float | None
+
+    def row(self, num_blocks: int | None) -> dict[str, Any]:
+        """Row of `--json`."""
+        row: dict[str, Any] = {"rate": self.load.rate, "concurrency": self.load.concurrency, "policy": self.policy}
+        for name in SPREAD:
+            low, high = self.spread.get(name, (math.nan, math.nan))
+            row |= {name: self.figures[name], f"{name}_low": low, f"{name}_high": high}
+        blocks = self.figures["mean_blocks"]
+        return row | {
+            "mean_running": self.figures["mean_running"], "utilization": self.figures["utilization"],
+            "kv_utilization": None if num_blocks is None else blocks / num_blocks, "preemptions": int(self.figures["preemptions"]),
+            "mean_draft_length": self.figures["mean_draft_length"], "tokens_per_step": self.figures["tokens_per_step"],
+            "stable": self.stable, "requests_per_s_within_slo": self.within_slo,
+        }  # fmt: skip
+
+
+class ScheduleRow(NamedTuple):
+    """Closed form at a number of running sequences."""
+
+    running: int
+    draft_length: int
+    output_tokens_per_s: float
+    plain_tokens_per_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """Results.
+
+    `points` are in the order of loads and policies; `schedule` is the closed form's best draft length by running sequences.
+    """
+
+    inputs: ServingInputs
+    situation: Situation
+    settings: ServerSettings
+    points: tuple[ServedPoint, ...]
+    schedule: tuple[ScheduleRow, ...]
+    workload: Workload
+    rests_on: tuple[Evidence, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @cached_property
+    def loads(self) -> list[LoadPoint]:
+        """Loads, in order."""
+        return list(dict.fromkeys(each.load for each in self.points))
+
+    def at(self, load: LoadPoint) -> list[ServedPoint]:
+        """Points of one load."""
+        return [each for each in self.points if each.load == load]
+
+    def best(self, load: LoadPoint) -> ServedPoint:
+        """The point of the policy with the shortest mean time of a request, or with clients the most tokens per second.
+
+        What no engine can do (`oracle`) is left out.
+        """
+        able = [each for each in self.at(load) if not each.policy.startswith("oracle")] or self.at(load)
+        if load.rate is None:
+            return max(able, key=lambda each: each.figures["output_tokens_per_s"])
+        return min(able, key=lambda each: (not each.stable, each.figures["mean_e2e_ms"]))
+
+    @cached_property
+    def switch_off(self) -> int | None:
+        """Running sequences from which on plain decoding gives the most tokens per second, by the closed form; None: not within."""
+        off = None
+        for row in reversed(self.schedule):
+            if row.draft_length:
+                break
+            off = row.running
+        return off
+
+    @cached_property
+    def ranges(self) -> list[Range]:
+        """The schedule as ranges of running sequences."""
+        return engine_settings.schedule([row.running for row in self.schedule], [row.draft_length for row in self.schedule])
+
+    @cached_property
+    def verdict(self) -> str:
+        """The answer in a sentence or two."""
+        parts = []
+        for policy, group in itertools.groupby(self.loads, key=lambda load: self.best(load).policy):
+            loads = list(group)
+            span = loads[0].text if len(loads) == 1 else f"{loads[0].text} to {loads[-1].text}"
+            parts.append(f"{policy} is best at {span}{self._gain(loads[0])}")
+        text = "; ".join(parts)
+        unstable = [load.text for load in self.loads if not any(each.stable for each in self.at(load))]
+        if unstable:
+            text += f"; no policy keeps up with {', '.join(unstable)}: the queue grows"
+        if any(row.draft_length for row in self.schedule):
+            text += ("; the closed form drafts at every number of running sequences asked" if self.switch_off is None
+                     else f"; from about {self.switch_off} running sequences on drafts do not pay")  # fmt: skip
+        return text
+
+    def _gain(self, load: LoadPoint) -> str:
+        """How much faster the best policy is than plain decoding, where both were run."""
+        best, off = self.best(load), next((each for each in self.at(load) if each.policy == "off"), None)
+        if off is None or best is off:
+            return ""
+        name = "output_tokens_per_s" if load.rate is None else "mean_e2e_ms"
+        ratio = best.figures[name] / off.figures[name]
+        what = f"{ratio:.2f}x the tokens per second" if load.rate is None else f"requests take {ratio:.2f} of the time"
+        return f" ({what} of off)" if off.stable or load.rate is None else " (off does not keep up)"
+
+    def document(self) -> dict[str, Any]:
+        """The results as JSON values."""
+        return {
+            "kind": KIND, "schema_version": SCHEMA_VERSION, "verdict": self.verdict, "model": self.situation.name,
+            "gpu": self.situation.gpu, "tensor_parallel": self.situation.tensor_parallel, "replicas": self.inputs.replicas,
+            "table": [_plain(each.row(self.settings.num_blocks)) for each in self.points],
+            "settings": {name: getattr(self.settings, name) for name in ServerSettings.names()},
+            "workload": {"prompt": self.workload.prompt, "output": self.workload.output},
+            "schedule": [row._asdict() for row in self.schedule], "switch_off_running": self.switch_off,
+            "ranges": [[*each] for each in self.ranges],
+            "rests_on": [vars(each) for each in self.rests_on], "notes": [*self.notes],
+        }  # fmt: skip
+
+    def lines(self, engine: str) -> list[str]:
+        """Lines that set an engine to the schedule."""
+        of = self.situation
+        return engine_settings.lines(
+            engine, of.name or engine_settings.MODEL, of.draft, self.ranges, tensor_parallel=of.tensor_parallel
+        )
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
+
+
+def serve(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None) -> Study:
+    """Simulate each policy at each load; `progress` is called with what is done. Raises ParameterError."""
+    notes: list[str] = []
+    trace = None if inputs.trace is None else traces.read(inputs.trace, limit=inputs.requests)
+    lengths, workload = _lengths(inputs, trace)
+    drafting = any(not text.startswith("off") for text in inputs.policies)
+    said = inputs.said
+    if not drafting:
+        if said.log or said.acceptance is not None or said.acceptance_by_position is not None:
+            notes.append("no policy drafts: acceptance has no effect")
+        said = replace(said, acceptance=0.0, acceptance_by_position=None)
+    of = situation(replace(said, context=round(workload.prompt + workload.output)), progress)
+    if len(of.cases) > 1:
+        raise ParameterError("--acceptance must be one value or one range under load, got several cases; serve them one by one")
+    acceptance = of.cases[0]
+    chosen = [policies.named(text, acceptance.limit) for text in inputs.policies]
+    if len({each.text for each in chosen}) < len(chosen):
+        raise ParameterError(f"each policy must be given once, got {', '.join(inputs.policies)}")
+    passes = decodings.PARALLEL if draft_heads.is_parallel(of.draft) else _chain(of.draft)
+    passes = passes if drafting else decodings.NONE
+    settings = _settings(inputs, of, notes)
+    prices, points = LawPrices(of.law, range(inputs.replications)), []
+    loads = _loads(inputs, trace)
+    for index, (load, policy) in enumerate(itertools.product(loads, chosen), 1):
+        progress(f"{load.text}, {policy.text} ({index} of {len(loads) * len(chosen)})")
+        points.append(_point(inputs, prices, acceptance, settings, load, policy, lengths, trace, passes))
+    longest = min(acceptance.limit or policies.MOST, policies.MOST)
+    schedule = _schedule(prices, acceptance, settings, workload, longest if drafting else 0, passes)
+    unused = "context" if drafting else ("context", "acceptance")
+    rests = [each for each in of.rests_on if not each.input.startswith(unused)]
+    rests += _evidence(inputs, settings, workload, trace)
+    notes += [*of.notes, *(trace.notes if trace is not None else ())]
+    notes += _remarks(of, points)
+    return Study(inputs, of, settings, tuple(points), schedule, workload, tuple(rests), tuple(notes))
+
+
+def _chain(draft: str | None) -> Drafter:
+    """How a draft drafts that makes a pass for each token; without a name it is taken for a head, as in most engines."""
+    return decodings.HEADS if draft is None or draft_heads.is_head(draft) else decodings.MODEL
+
+
+def _lengths(inputs: ServingInputs, trace: traces.Trace | None) -> tuple[RequestLengths, Workload]:
+    if trace is not None:
+        if inputs.lengths is not None:
+            raise ParameterError("--prompt and --output are those of the trace; leave them out")
+        return USUAL, Workload(float(trace.requests.prompts.mean()), float(trace.requests.outputs.mean()))
+    lengths = inputs.lengths or USUAL
+    return lengths, Workload(lengths.prompt, lengths.output)
+
+
+def _loads(inputs: ServingInputs, trace: traces.Trace | None) -> list[LoadPoint]:
+    if inputs.concurrencies:
+        for number in inputs.concurrencies:
+            checks.whole("concurrency", number, 1, 65_536)
+        return [LoadPoint(None, number) for number in dict.fromkeys(inputs.concurrencies)]
+    if trace is None:
+        for rate in inputs.rates:
+            checks.number("rate", rate, 1e-6, 1e6)
+        return [LoadPoint(rate, None) for rate in dict.fromkeys(inputs.rates)]
+    arrivals = trace.requests.arrivals
+    if np.isnan(arrivals).any():
+        raise ParameterError(f"{trace.name} has no arrivals; give --concurrency, or --rate with --prompt and --output")
+    own = (arrivals.size - 1) / float(arrivals[-1]) if arrivals[-1] > 0 else math.nan
+    if not inputs.rates:
+        return [LoadPoint(own, None)]
+    if not own > 0:
+        raise ParameterError(f"{trace.name} must have arrivals at more than one time, to be played at another rate")
+    return [LoadPoint(rate, None) for rate in dict.fromkeys(inputs.rates)]
+
+
+def _settings(inputs: ServingInputs, of: Situation, notes: list[str]) -> ServerSettings:
+    """Settings of the scheduler, with the blocks that the memory holds."""
+    blocks = inputs.num_blocks
+    if blocks is None and of.shape is not None and of.gpu is not None:
+        device = devices.device(of.gpu)
+        room = memory_limit.memory_of(
+            of.shape, device, context=LONG, sequences=1, tensor_parallel=of.tensor_parallel,
+            draft=memory_limit.draft_shape(of.draft, of.said.dtype),
+        )  # fmt: skip
+        free = MEMORY_SHARE * room.available - room.weights
+        blocks = int(free / (room.cache / LONG * inputs.block_size))
+        if blocks < 1:
+            raise ParameterError(
+                f"weights ({room.weights / 1e9:.1f} GB) must leave room for a cache in {MEMORY_SHARE:g} of the"
+                f" {room.available / 1e9:.1f} GB of {device.name}; take more --tensor-parallel, or weights in fewer bits"
+            )
+    elif blocks is None:
+        notes.append("the size of the cache is not known (no --model, or no --gpu): it is taken as large enough; see --num-blocks")
+    return ServerSettings(
+        inputs.max_num_seqs, inputs.max_num_batched_tokens, inputs.block_size, blocks, inputs.enable_chunked_prefill, lookahead=1
+    )
+
+
+def _load(inputs: ServingInputs, load: LoadPoint, lengths: RequestLengths, trace: traces.Trace | None, replication: int) -> Load:
+    if trace is not None:
+        arrivals = trace.requests.arrivals
+        if load.concurrency is not None:
+            return TracedLoad(trace.requests, concurrency=load.concurrency)
+        assert load.rate is not None
+        own = (arrivals.size - 1) / float(arrivals[-1]) if arrivals[-1] > 0 else load.rate
+        return TracedLoad(trace.requests, load.rate / own if inputs.rates else 1.0)
+    count = inputs.requests or (REQUESTS if load.concurrency is None else max(LEAST_REQUESTS, PER_CLIENT * load.concurrency))
+    return DrawnLoad(lengths, count, load.rate, inputs.burstiness, load.concurrency, inputs.seed, replication)
+
+
+def _point(
+    inputs: ServingInputs, prices: LawPrices, acceptance: AcceptanceDraws, settings: ServerSettings, load: LoadPoint,
+    policy: PolicyName, lengths: RequestLengths, trace: traces.Trace | None, passes: Drafter,
+) -> ServedPoint:  # fmt: skip
+    """One run with the point estimates, and the further runs of the intervals."""
+
+    def run(replication: int) -> Recorder:
+        drawn = replication > 0
+        rates = acceptance.draws[(replication - 1) % len(acceptance.draws)] if drawn else acceptance.point
+        requests = _load(inputs, load, lengths, trace, replication)
+        servers = servers_of(
+            settings, policy, prices.drawn(replication - 1) if drawn else prices, requests, rates, passes, inputs.replicas,
+            inputs.seed, replication,
+        )  # fmt: skip
+        recorder = Recorder(requests)
+        fast_server.serve(requests, servers, recorder, router=fast_server.ROUTERS[inputs.router])
+        recorder.totals.preemptions = sum(each.scheduler.preemptions for each in servers)
+        return recorder
+
+    first = run(0)
+    figures = measures.measured(first)
+    others = [measures.measured(run(replication)) for replication in range(1, inputs.replications + 1)]
+    spread = {name: interval(figures[name], [each[name] for each in others]) for name in SPREAD} if len(others) > 1 else {}
+    asked = inputs.slo_ttft_ms is not None or inputs.slo_tpot_ms is not None
+    return ServedPoint(
+        load, policy.text, figures, spread, measures.stable(first), first.series,
+        measures.within(first, inputs.slo_ttft_ms, inputs.slo_tpot_ms) if asked else None,
+    )  # fmt: skip
+
+
+def servers_of(
+    settings: ServerSettings, policy: PolicyName, prices: LawPrices, load: Load, rates: Any, passes: Drafter,
+    replicas: int, seed: int, replication: int,
+) -> list[Server]:  # fmt: skip
+    """Servers of one run, all with the same outcomes of a request."""
+    outcomes = RequestOutcomes(
+        rounds.Rounds.by_draft_position(rates[: max(policy.longest, 1)]), "accept", policy.longest,
+        lambda number: load.request(number).output, load.count, seed=seed, replication=replication,
+    )  # fmt: skip
+    passes = passes if policy.longest else decodings.NONE
+    around = policies.Surroundings(prices, passes, settings.max_num_seqs, rates)
+    return [
+        Server(settings, policy.make(around), prices, Arrays(outcomes, settings.max_num_seqs, passes), load.request)
+        for _ in range(replicas)
+    ]
+
+
+def interval(value: float, drawn: Sequence[float]) -> tuple[float, float]:
+    """Interval (80 %) of a positive figure from replications that draw all inputs, around them and at least the value itself.
+
+    >>> interval(1.0, [1.0, 1.0]), [round(each, 3) for each in interval(2.0, [1.0, 4.0])]
+    ((1.0, 1.0), [0.046, 86.996])
+    """
+    logs = np.log(np.array([each for each in drawn if each > 0]))
+    if logs.size < 2 or not value > 0:
+        return math.nan, math.nan
+    reach = float(special.stdtrit(logs.size - 1, (1 + SHARE) / 2) * logs.std(ddof=1) * math.sqrt(1 + 1 / logs.size))
+    low, high = math.exp(logs.mean() - reach), math.exp(logs.mean() + reach)
+    return min(low, value), max(high, value)
+
+
+def _schedule(
+    prices: LawPrices, acceptance: AcceptanceDraws, settings: ServerSettings, workload: Workload, longest: int,
+    passes: Drafter,
+) -> tuple[ScheduleRow, ...]:  # fmt: skip
+    """Best draft length by running sequences in closed form; a longer or shorter draft must win more than a tie."""
+    found = []
+    plain = ClosedForm(prices, 1.0, 0, 0, workload)
+    lengths = acceptance.lengths([*range(longest + 1)])[0]
+    forms = [ClosedForm(prices, float(lengths[each]), each, passes(each), workload) for each in range(longest + 1)]
+    last: int | None = None
+    for running in _numbers(settings.max_num_seqs):
+        speeds = [form.at_concurrency(running).output_tokens_per_s for form in forms]
+        best = int(np.argmax(speeds))
+        if last is not None and speeds[best] < MARGIN * speeds[last]:
+            best = last
+        last = best
+        found.append(ScheduleRow(running, best, speeds[best], plain.at_concurrency(running).output_tokens_per_s))
+    return tuple(found)
+
+
+def _numbers(most: int) -> Iterator[int]:
+    """1, 2, 3, 4, 6, 8, 12, ... up to the largest number."""
+    power = 1
+    while power <= most:
+        yield power
+        if power > 1 and 3 * power // 2 <= most:
+            yield 3 * power // 2
+        power *= 2
+
+
+def _evidence(
+    inputs: ServingInputs, settings: ServerSettings, workload: Workload, trace: traces.Trace | None
+) -> Iterator[Evidence]:  # fmt: skip
+    about = f"prompts of {workload.prompt:,.0f}, outputs of {workload.output:,.0f} tokens on average"
+    if trace is not None:
+        yield Evidence("requests", f"{trace.requests.prompts.size:,}; {about}", trace.name, "measured")
+    else:
+        said = inputs.lengths is not None
+        yield Evidence("requests", about, "--prompt, --output" if said else "not said; --prompt and --output set it", "assumed")
+    cache = "any number of" if settings.num_blocks is None else f"{settings.num_blocks:,}"
+    yield Evidence(
+        "server", f"max_num_seqs {settings.max_num_seqs}, max_num_batched_tokens {settings.max_num_batched_tokens},"
+        f" {cache} blocks of {settings.block_size}", "vLLM's defaults, unless they were given", "assumed",
+    )  # fmt: skip
+    yield Evidence("prompts", "take what the arithmetic of their tokens takes", "terms of kernels and weights", "assumed")
+
+
+def _remarks(of: Situation, points: Sequence[ServedPoint]) -> Iterator[str]:
+    if any(not each.stable for each in points):
+        yield "where the queue grows, times are those of this number of requests, and longer with more of them"
+    if of.law.cells is not None:
+        last = float(of.law.cells.sequences.max())
+        if max(each.figures["mean_running"] for each in points) > last:
+            yield f"more sequences run than the {last:g} of the law's cells: its times are extrapolated there"

@@ -1,0 +1,157 @@
+"""Traces of requests: the Azure CSV form, and JSON lines of benchmarks and of conversations.
+
+A trace gives each request an arrival and the tokens of its prompt and its output. Conversations without token counts get an assumed
+number of characters per token.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from model.base import bounded_files, checks
+from model.base.checks import ParameterError
+from model.serving.loads import MOST_REQUESTS, TracedRequests
+
+PROMPTS = ("ContextTokens", "prompt_len", "input_len", "input_length", "input_toks", "prompt_tokens", "num_prefill_tokens")
+OUTPUTS = ("GeneratedTokens", "output_len", "output_length", "output_toks", "completion_tokens", "num_decode_tokens")
+TIMES = {
+    "TIMESTAMP": 1.0, "arrival_s": 1.0, "arrival_time": 1.0, "arrived_at": 1.0, "start_time": 1.0, "timestamp": 1e-3,
+}  # fmt: skip
+"""Names of the arrival, with its unit [s]: Mooncake's `timestamp` is in milliseconds."""
+CHARACTERS = 4.0
+"""Characters per token of a conversation: assumed, a usual figure of English text."""
+
+
+class Trace(NamedTuple):
+    """A trace that was read."""
+
+    requests: TracedRequests
+    name: str
+    notes: tuple[str, ...]
+
+
+def read(path: str | Path, *, limit: int | None = None) -> Trace:
+    """Read a trace, at most `limit` requests of it. Raises ParameterError that names the row and the column."""
+    where = Path(path)
+    if limit is not None:
+        checks.whole("limit", limit, 1, MOST_REQUESTS)
+    rows = _csv_rows(where) if where.suffix.lower() == ".csv" else _json_rows(where)
+    arrivals: list[float] = []
+    prompts: list[int] = []
+    outputs: list[int] = []
+    notes: set[str] = set()
+    first: float | None = None
+    for number, (row, fields) in enumerate(rows, 1):
+        if limit is not None and len(arrivals) >= limit:
+            break
+        if len(arrivals) >= MOST_REQUESTS:
+            raise ParameterError(f"{where.name} must have at most {MOST_REQUESTS:,} requests; give --requests")
+        at = f"{where.name}, {row}"
+        prompt, output, note = _tokens(fields, at)
+        time = _time(fields, at)
+        if note:
+            notes.add(note)
+        if time is None and number > 1 and first is not None:
+            raise ParameterError(f"{at}: an arrival is missing; all requests need one, or none")
+        if time is not None:
+            if first is None and number > 1:
+                raise ParameterError(f"{at}: it has an arrival, and the rows before have none; all requests need one, or none")
+            first = time if first is None else first
+            if arrivals and time - first < arrivals[-1]:
+                raise ParameterError(
+                    f"{at}: arrivals must not decrease, got {time - first:g} s after {arrivals[-1]:g} s; sort the trace by arrival"
+                )
+        arrivals.append(math.nan if time is None or first is None else time - first)
+        prompts.append(prompt)
+        outputs.append(output)
+    if not arrivals:
+        raise ParameterError(f"{where.name} has no requests")
+    found = TracedRequests(np.array(arrivals), np.array(prompts, dtype=np.int64), np.array(outputs, dtype=np.int64))
+    return Trace(found, where.name, tuple(sorted(notes)))
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    reader = csv.DictReader(bounded_files.text_lines(path))
+    for row in reader:
+        yield f"row {reader.line_num}", {str(name).strip(): value for name, value in row.items() if name is not None}
+
+
+def _json_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if next(iter(bounded_files.text_lines(path)), "").lstrip().startswith("["):
+        for index, each in enumerate(bounded_files.json_of(bounded_files.read_text(path)), 1):
+            yield f"entry {index}", _object(each, f"{path.name}, entry {index}")
+        return
+    for number, line in enumerate(bounded_files.text_lines(path), 1):
+        if line.strip():
+            try:
+                found = bounded_files.json_of(line)
+            except ValueError:
+                raise ParameterError(f"{path.name}, line {number}: it is no JSON object, got {checks.shown(line[:60])}") from None
+            yield f"line {number}", _object(found, f"{path.name}, line {number}")
+
+
+def _object(found: Any, at: str) -> Mapping[str, Any]:
+    if not isinstance(found, Mapping):
+        raise ParameterError(f"{at}: a request must be a JSON object, got {checks.shown(found)}")
+    return found
+
+
+def _tokens(fields: Mapping[str, Any], at: str) -> tuple[int, int, str]:
+    """Tokens of the prompt and the output, and a note if they were estimated."""
+    prompt, output = (next((name for name in names if name in fields), None) for names in (PROMPTS, OUTPUTS))
+    if prompt is not None and output is not None:
+        return _whole(fields[prompt], prompt, at), _whole(fields[output], output, at), ""
+    turns = fields.get("conversations")
+    if isinstance(turns, list) and len(turns) >= 2:
+        texts = [each.get("value", each.get("content")) if isinstance(each, Mapping) else None for each in turns[:2]]
+        if all(isinstance(each, str) and each for each in texts):
+            sizes = [max(1, round(len(str(each)) / CHARACTERS)) for each in texts]
+            return sizes[0], sizes[1], f"tokens of conversations: {CHARACTERS:g} characters each are assumed"
+    lacking, names = ("a prompt", PROMPTS) if prompt is None else ("an output", OUTPUTS)
+    got = ", ".join(map(str, fields)) or "nothing"
+    raise ParameterError(f"{at}: the tokens of {lacking} are missing; one of {', '.join(names)} is needed, got {got}")
+
+
+def _whole(value: Any, name: str, at: str) -> int:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, bool) or not number.is_integer() or not 1 <= number <= checks.MAX_TOKENS:
+        raise ParameterError(f"{at}: {name} must be a whole number between 1 and {checks.MAX_TOKENS}, got {checks.shown(value)}")
+    return int(number)
+
+
+def _time(fields: Mapping[str, Any], at: str) -> float | None:
+    name = next((name for name in TIMES if name in fields), None)
+    if name is None:
+        return None
+    value = fields[name]
+    try:
+        seconds = float(value) * TIMES[name]
+    except (TypeError, ValueError):
+        seconds = _clock(value)
+    if not math.isfinite(seconds):
+        raise ParameterError(f"{at}: {name} must be a time, in seconds or as 2023-11-16 18:15:46.68, got {checks.shown(value)}")
+    return seconds
+
+
+def _clock(value: Any) -> float:
+    """Seconds of a date with a time of day; nan if it is none. Digits beyond microseconds count too."""
+    if not isinstance(value, str):
+        return math.nan
+    whole, point, part = value.strip().partition(".")
+    digits = part.rstrip("Z")
+    if point and not digits.isdigit():
+        return math.nan
+    try:
+        return datetime.fromisoformat(whole).timestamp() + (float(f"0.{digits}") if point else 0.0)
+    except ValueError:
+        return math.nan

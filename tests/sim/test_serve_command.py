@@ -1,0 +1,311 @@
+"""`sim serve`, its traces and its policies: what users see, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from model.base.checks import ParameterError
+from sim.commands.sim_app import app
+from sim.engine.recorder import Recorder
+from sim.serving import measures, policies, study, traces
+from tests.support.serving import trace
+
+LAW = ("--engine-law", "vllm-llama-3.1-8b-eagle3-h100")
+QUICK = ("--requests", "20", "--replications", "2", "--prompt", "64", "--output", "16")
+
+
+def called(*words: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["serve", *words])
+    return done.exit_code, done.stdout, done.stderr
+
+
+def document(*words: str) -> dict[str, Any]:
+    code, out, error = called(*words, "--json")
+    assert (code, error) == (0, "")
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def test_rows_have_the_figures_of_each_load_and_policy() -> None:
+    found = document(
+        *LAW, *QUICK, "--rate", "2,50", "--policy", "off", "--policy", "static:2", "--policy", "vllm:[[1,2,3],[3,99,0]]"
+    )
+    rows = found["table"]
+    assert [(row["rate"], row["policy"]) for row in rows] == [
+        (rate, policy) for rate in (2, 50) for policy in ("off", "static:2", "vllm:[[1,2,3],[3,99,0]]")
+    ]
+    for row in rows:
+        for name in study.SPREAD:
+            assert row[f"{name}_low"] <= row[name] <= row[f"{name}_high"], name
+        for time in measures.TIMES:
+            assert row[f"p50_{time}_ms"] <= row[f"p90_{time}_ms"] <= row[f"p99_{time}_ms"]
+        assert row["mean_e2e_ms"] == pytest.approx(row["mean_ttft_ms"] + 15 * row["mean_tpot_ms"])
+        assert row["stable"] in (True, False)
+        assert 0 < row["mean_running"] <= 20
+        assert 0 <= row["kv_utilization"] <= 1
+    assert [row["mean_draft_length"] for row in rows[:2]] == [0, 2]
+    assert found["verdict"]
+    assert {"value", "source", "kind", "input"} == {*found["rests_on"][0]}
+
+
+def test_clients_keep_as_many_requests_running() -> None:
+    rows = document(*LAW, *QUICK, "--concurrency", "1,4", "--policy", "off")["table"]
+    assert [row["concurrency"] for row in rows] == [1, 4]
+    for row in rows:
+        # Little: requests in the system = throughput x time of a request.
+        assert row["requests_per_s"] * row["mean_e2e_ms"] / 1e3 == pytest.approx(row["concurrency"], rel=0.1)
+
+
+def test_the_same_seed_gives_the_same_numbers_and_others_differ() -> None:
+    words = (*LAW, *QUICK, "--rate", "20", "--policy", "static:3", "--output-cv", "0.5")
+    one, again, other = (document(*words, "--seed", seed)["table"] for seed in ("1", "1", "2"))
+    assert one == again
+    assert one[0]["mean_e2e_ms"] != other[0]["mean_e2e_ms"]
+
+
+def test_requests_and_their_order_do_not_depend_on_the_policy() -> None:
+    rows = document(*LAW, *QUICK, "--rate", "0.5", "--policy", "off", "--policy", "sglang")["table"]
+    assert rows[0]["requests_per_s"] == pytest.approx(rows[1]["requests_per_s"], rel=0.05)
+
+
+def test_settings_reach_the_server() -> None:
+    many = document(*LAW, *QUICK, "--concurrency", "20", "--policy", "off")
+    few = document(*LAW, *QUICK, "--concurrency", "20", "--policy", "off", "--max-num-seqs", "2")
+    assert few["table"][0]["mean_running"] <= 2 < many["table"][0]["mean_running"]
+    tight = document(
+        *LAW, *QUICK, "--concurrency", "20", "--policy", "off", "--num-blocks", "12", "--block-size", "8",
+        "--max-num-batched-tokens", "32", "--chunked-prefill",
+    )  # fmt: skip
+    assert tight["settings"]["num_blocks"] == 12
+    assert tight["settings"]["block_size"] == 8
+    assert tight["table"][0]["kv_utilization"] > 0.5
+    two = document(*LAW, *QUICK, "--rate", "200", "--policy", "off", "--replicas", "2", "--router", "round-robin")
+    one = document(*LAW, *QUICK, "--rate", "200", "--policy", "off")
+    assert two["table"][0]["mean_e2e_ms"] < one["table"][0]["mean_e2e_ms"]
+    slow = document(*LAW, *QUICK, "--rate", "20", "--policy", "off", "--slo-tpot", "1ms", "--slo-ttft", "1s")
+    fast = document(*LAW, *QUICK, "--rate", "20", "--policy", "off", "--slo-tpot", "1s")
+    assert slow["table"][0]["requests_per_s_within_slo"] == 0 < fast["table"][0]["requests_per_s_within_slo"]
+    assert fast["table"][0]["requests_per_s_within_slo"] == pytest.approx(fast["table"][0]["requests_per_s"])
+
+
+KERNELS = (
+    "--model", "llama-3.1-8b", "--gpu", "h100", "--draft", "eagle3", "--acceptance", "0.6", "--concurrency", "8",
+    "--policy", "static:2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [
+    ("--model", "llama-2-7b"), ("--gpu", "a100"), ("--tensor-parallel", "2"), ("--draft", "llama-3.2-1b"), ("--engine", "vllm"),
+    ("--acceptance", "0.9"), ("--dtype", "float16", "--kernels", "roofline"), ("--weights", "int4", "--kernels", "roofline"),
+    ("--kernels", "roofline"), ("--prompt", "640"), ("--output", "32"), ("--prompt-cv", "1"), ("--output-cv", "1"),
+    ("--seed", "5"),
+])  # fmt: skip
+def test_every_input_changes_the_answer(words: tuple[str, ...]) -> None:
+    few = ("--requests", "20", "--replications", "0", "--prompt", "64", "--output", "16")
+    base = document(*KERNELS, *few)
+    merged = dict(zip((*KERNELS, *few)[::2], (*KERNELS, *few)[1::2], strict=True)) | dict(zip(words[::2], words[1::2], strict=True))
+    if "llama-2-7b" in words:
+        merged["--draft"] = "llama-68m"
+    assert document(*[word for pair in merged.items() for word in pair])["table"] != base["table"]
+
+
+def test_acceptance_of_a_log_and_by_position(tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text(
+        "INFO SpecDecoding metrics: Mean acceptance length: 2.50, Accepted throughput: 75.00 tokens/s, Drafted throughput: 100.00"
+        " tokens/s, Accepted: 750 tokens, Drafted: 1000 tokens, Per-position acceptance rate: 0.850, 0.650, Avg Draft acceptance"
+        " rate: 75.0%\n"
+    )
+    words = (*LAW, *QUICK, "--concurrency", "2", "--policy", "static:2")
+    found = document(*words, "--log", str(log), "--log-draft-length", "2")
+    steps = found["table"][0]["tokens_per_step"]
+    by_position = document(*words, "--acceptance-by-position", "0.85,0.7647")
+    assert any(row["input"] == "acceptance" and row["kind"] == "measured" for row in found["rests_on"])
+    assert steps == pytest.approx(by_position["table"][0]["tokens_per_step"], rel=0.02)
+
+
+def test_bursts_make_requests_wait() -> None:
+    words = (
+        *LAW,
+        "--requests",
+        "150",
+        "--replications",
+        "0",
+        "--prompt",
+        "64",
+        "--output",
+        "32",
+        "--rate",
+        "30",
+        "--policy",
+        "off",
+    )
+    words = (*words, "--max-num-seqs", "4")
+    even, bursts = (document(*words, "--burstiness", each)["table"][0]["mean_ttft_ms"] for each in ("0", "4"))
+    assert bursts > 1.5 * even
+
+
+def test_the_schedule_is_printed_as_lines_of_an_engine() -> None:
+    code, out, error = called(*LAW, *QUICK, "--rate", "2", "--policy", "static:3", "--settings", "vllm")
+    assert (code, error) == (0, "")
+    assert "vllm serve" in out
+    assert "num_speculative_tokens" in out
+
+
+def test_the_screen_names_the_best_and_what_it_rests_on() -> None:
+    code, out, error = called(*LAW, *QUICK, "--rate", "2", "--acceptance", "0.5..0.7")
+    assert (code, error) == (0, "")
+    for words in ("is best at 2/s", "goodput", "rests on", "acceptance 0.5 to 0.7", "in closed form"):
+        assert words in out
+
+
+def test_a_trace_is_served_at_its_times_and_at_other_rates(tmp_path: Path) -> None:
+    rows = ["TIMESTAMP,ContextTokens,GeneratedTokens", *(f"2023-11-16 18:15:{at:02d}.5000000,64,16" for at in range(0, 40, 2))]
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(rows) + "\n")
+    own, fast = (
+        document(*LAW, "--trace", str(path), *more, "--policy", "off", "--replications", "0")["table"][0]
+        for more in ((), ("--rate", "5"))
+    )
+    assert (own["rate"], fast["rate"]) == (pytest.approx(0.5), 5)
+    assert own["mean_running"] < fast["mean_running"]
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    ((), "a load is needed"), (("--rate", "1", "--concurrency", "2"), "a load is needed"),
+    (("--rate", "0"), "rate must be between"), (("--rate", "x"), "rate must be comma-separated numbers"),
+    (("--concurrency", "0"), "concurrency must be"), (("--rate", "1", "--policy", "best"), "policy must be one of"),
+    (("--rate", "1", "--policy", "static:0"), "the draft length must be a whole number of at least 1"),
+    (("--rate", "1", "--policy", "static:x"), "the draft length must be a whole number"),
+    (("--rate", "1", "--policy", "vllm:[[1,4,3],[6,9,0]]"), "must begin at 5, got 6: it leaves a gap"),
+    (("--rate", "1", "--policy", "vllm:[[1,4,3],[4,9,0]]"), "it overlaps"),
+    (("--rate", "1", "--policy", "vllm:x"), "it must be JSON"),
+    (("--rate", "1", "--policy", "sglang:[1]"), "it must be an object of lists"),
+    (("--rate", "1", "--policy", "off", "--policy", "off"), "each policy must be given once"),
+    (("--rate", "1", "--requests", "3"), "requests must be between 20"), (("--rate", "1", "--replicas", "0"), "replicas must be"),
+    (("--rate", "1", "--router", "best"), "unknown router 'best'"),
+    (("--rate", "1", "--max-num-seqs", "0"), "max_num_seqs must be"),
+    (("--rate", "1", "--num-blocks", "3"), "blocks of 16 positions, and the cache has 3"),
+    (("--rate", "1", "--prompt", "0"), "prompt must be between 1"),
+    (("--rate", "1", "--output", "-4"), "output must be between 1"),
+    (("--rate", "1", "--burstiness", "-1"), "burstiness must be"),
+    (("--rate", "1", "--slo-ttft", "5"), "slo_ttft must be a time"),
+    (("--rate", "1", "--acceptance", "0.5,0.7"), "one value or one range"), (("--trace", "none.csv"), "none.csv"),
+    (("--rate", "1", "--acceptance-by-position", "0.5", "--policy", "static:3"), "acceptance is known up to 1"),
+    (("--rate", "1", "--settings", "tgi"), "unknown settings 'tgi'"),
+    (("--rate", "1", "--prompt", "5000", "--whole-prompts", "--max-num-batched-tokens", "4096"), "max_num_batched_tokens must be"),
+])  # fmt: skip
+def test_impossible_options_are_refused_in_one_line(words: tuple[str, ...], message: str) -> None:
+    code, out, error = called(*LAW, *words)
+    assert (code, out, error.count("\n")) == (2, "", 1), error
+    assert message in error
+
+
+# --- Traces ---
+
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+GOOD = "2023-11-16 18:15:46.6805900,374,44"
+
+
+def read(folder: Path, text: str, name: str = "t.csv") -> traces.Trace:
+    path = folder / name
+    path.write_text(text)
+    return traces.read(path)
+
+
+def test_forms_of_traces_give_the_same_requests(tmp_path: Path) -> None:
+    azure = read(tmp_path, f"{HEADER}\n{GOOD}\n2023-11-16 18:15:47.9305900,10,2\n")
+
+    def lines(times: tuple[float, float], prompt: str, output: str, time: str) -> str:
+        rows = ({time: at, prompt: one, output: other} for at, one, other in zip(times, (374, 10), (44, 2), strict=True))
+        return "".join(json.dumps(row) + "\n" for row in rows)
+
+    bench = read(tmp_path, lines((5.0, 6.25), "prompt_len", "output_len", "start_time"), "b.jsonl")
+    mooncake = read(tmp_path, lines((0, 1250), "input_length", "output_length", "timestamp"), "m.jsonl")
+    for each in (azure, bench, mooncake):
+        assert each.requests.arrivals.tolist() == pytest.approx([0.0, 1.25])
+        assert (each.requests.prompts.tolist(), each.requests.outputs.tolist()) == ([374, 10], [44, 2])
+    turns = [{"from": "human", "value": "x" * 400}, {"from": "gpt", "value": "y" * 82}]
+    talks = read(tmp_path, json.dumps([{"conversations": turns}]), "s.json")
+    assert (talks.requests.prompts.tolist(), talks.requests.outputs.tolist()) == ([100], [20])
+    assert math.isnan(talks.requests.arrivals[0])
+    assert "assumed" in talks.notes[0]
+
+
+@pytest.mark.parametrize(("text", "name", "message"), [
+    (f"{HEADER}\n2023-11-16 18:15:46.1,5,5\n2023-11-16 18:15:45.1,5,5\n", "t.csv", "row 3: arrivals must not decrease"),
+    (f"{HEADER}\n2023-11-16 18:15:46.1,-5,5\n", "t.csv", "row 2: ContextTokens must be a whole number between 1"),
+    (f"{HEADER}\n2023-11-16 18:15:46.1,5,0\n", "t.csv", "row 2: GeneratedTokens must be"),
+    (f"{HEADER}\n2023-11-16 18:15:46.1,5.5,2\n", "t.csv", "row 2: ContextTokens must be"),
+    (f"{HEADER}\nyesterday,5,5\n", "t.csv", "row 2: TIMESTAMP must be a time"), (f"{HEADER}\n", "t.csv", "has no requests"),
+    (f"{HEADER}\n{GOOD}\n,5,5\n", "t.csv", "row 3: TIMESTAMP must be a time"),
+    ("a,b\n1,2\n", "t.csv", "row 2: the tokens of a prompt are missing"), ("", "t.csv", "has no requests"),
+    ("TIMESTAMP,ContextTokens\n1,2\n", "t.csv", "the tokens of an output are missing"),
+    ('{"prompt_len": 4}\n', "t.jsonl", "line 1: the tokens of an output are missing"),
+    ("nonsense\n", "t.jsonl", "line 1: it is no JSON"),
+    ("[1]", "t.json", "entry 1: a request must be a JSON object"),
+    ('{"prompt_len": true, "output_len": 3}\n', "t.jsonl", "prompt_len must be"),
+    ('{"prompt_len": 3, "output_len": 3}\n{"prompt_len": 3, "output_len": 3, "arrival_time": 3}\n',
+     "t.jsonl", "line 2: it has an arrival"),
+    ('{"prompt_len": 3, "output_len": 3, "arrival_time": 3}\n{"prompt_len": 3, "output_len": 3}\n',
+     "t.jsonl", "line 2: an arrival is missing"),
+])  # fmt: skip
+def test_bad_traces_name_row_and_column(tmp_path: Path, text: str, name: str, message: str) -> None:
+    with pytest.raises(ParameterError) as refused:
+        read(tmp_path, text, name)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_trace_without_arrivals_needs_clients(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"prompt_len": 30, "output_len": 8}\n' * 20)
+    code, _, error = called(*LAW, "--trace", str(tmp_path / "t.jsonl"))
+    assert (code, "has no arrivals" in error) == (2, True)
+
+
+# --- Policies and measures ---
+
+
+@given(st.text(max_size=20))
+def test_any_name_of_a_policy_is_read_or_refused(text: str) -> None:
+    try:
+        policies.named(text)
+    except ParameterError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+
+
+def test_a_transient_is_cut_where_it_ends() -> None:
+    """MSER-5 on a series whose mean falls from 10 to 1 after 60 of 600 observations, with noise."""
+    random = np.random.default_rng(2)
+    series = np.where(np.arange(600) < 60, 10.0, 1.0) + random.normal(0, 0.3, 600)
+    assert 60 <= measures.truncation(series) <= 80
+    assert measures.truncation(random.normal(0, 1, 600)) <= 300
+    assert measures.truncation(np.ones(7)) == 0
+
+
+def test_a_growing_queue_is_called_unstable() -> None:
+    load = trace(np.arange(200.0), [1] * 200, [1] * 200)
+    steady, growing = Recorder(load), Recorder(load)
+    for each, service in ((steady, 0.5), (growing, 2.0)):
+        end = 0.0
+        for number in range(200):
+            each.arrival[number] = number
+            end = max(end, number) + service
+            each.first[number] = each.end[number] = end
+    assert (measures.stable(steady), measures.stable(growing)) == (True, False)
+
+
+@given(st.floats(0.1, 10), st.lists(st.floats(0.1, 10), min_size=2, max_size=6))
+def test_an_interval_holds_its_value(value: float, drawn: list[float]) -> None:
+    low, high = study.interval(value, drawn)
+    assert low <= value <= high
+    assert low <= np.exp(np.log(drawn).mean()) <= high * (1 + 1e-9)
