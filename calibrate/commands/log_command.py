@@ -95,6 +95,7 @@ def _opened(
     target: str, draft: str | None, heads: Path | None, dtype: str, device: str | None, threads: int | None
 ) -> tuple[dict[str, LoadedModel], dict[str, Any]]:
     """Load the models, and return them with their entries in the log's header."""
+    from calibrate.decoders.eagle_and_medusa import DraftHead
     from calibrate.devices import machine
     from calibrate.loading import load_models
     from model.base.checks import ParameterError
@@ -103,6 +104,9 @@ def _opened(
     named = load_models.named({"target": target, "draft": draft}, roles, "log")
     models = load_models.models(named, options.prepare_device(device, threads), dtype)
     first = models["target"]
+    if isinstance(models.get("draft", first).decoder, DraftHead):
+        what = f"draft must be a model, got {models['draft'].name}, which reads the target's states"
+        raise ParameterError(f"{what}; log its decodings with calibrate decode --log")
     if first.has_encoder:
         raise ParameterError(f"target must be decoder-only, and {first.name} has an encoder; use calibrate decode --log instead")
     said: dict[str, Any] = {"dtype": dtype, "versions": machine.versions(), "heads": None, "draft": None}

@@ -120,6 +120,8 @@ def _over(over: Pool | ModelProcesses | Lanes, parameters: MethodParameters, mor
     from calibrate.untested_on_gpu.over_streams import Lanes, Streams
     from calibrate.workers.model_processes import ModelProcesses, OverModels
 
+    if parameters.reads_states:
+        raise ParameterError("draft heads read the target's states in its process, got several processes or streams; decode in one")
     if isinstance(over, ModelProcesses):  # models may outnumber units; some then take turns
         return OverModels(over, **more)
     if parameters.units > over.units:
@@ -158,8 +160,8 @@ def parameters_of(
             raise ParameterError(f"{key} must be {models[role].layers}, as {name} has, got {given}; leave it out")
         table[key] = models[role].layers
     parameters: MethodParameters = table_records.build(kind, table, "method", "give it with --set KEY=VALUE")
-    if "draft" in wanted:
-        check_draft(method, parameters, models["draft"])
+    for role in wanted[1:]:
+        check_draft(method, parameters, role, models[role])
     if parameters.decoded_sequences > 1 and not batches:
         given = f"{parameters.decoded_sequences} sequences; leave out sequences and lengths"
         raise ParameterError(f"sequences must be 1, as real models decode one at a time, got {given}")
@@ -173,16 +175,16 @@ def parameters_of(
     return parameters
 
 
-def check_draft(method: str, parameters: MethodParameters, draft: Decoder) -> None:
+def check_draft(method: str, parameters: MethodParameters, role: str, draft: Decoder) -> None:
     """Refuse a draft that cannot draft as the method does: a model instead of draft heads, or heads of the other kind."""
-    reads = isinstance(draft, DraftHead)
-    if not reads and parameters.reads_states:
+    reads = parameters.reads_states and role == "draft"
+    if reads and not isinstance(draft, DraftHead):
         what = f"draft must be a file of draft heads for method {method} with these parameters, got the model {draft.name}"
         raise ParameterError(f"{what}; train them with calibrate heads --kind eagle, or set drafter = 'model'")
     if not isinstance(draft, DraftHead):
         return
-    if not parameters.reads_states:
-        what = f"draft must be a model for method {method} with these parameters, got {draft.name}"
+    if not reads:
+        what = f"{role} must be a model for method {method} with these parameters, got {draft.name}"
         raise ParameterError(f"{what}; give a model, or set drafter = 'heads' or 'parallel' of method speculative")
     if draft.drafts_in_one_pass != parameters.drafts_in_one_pass:
         per = "all tokens in one pass" if draft.drafts_in_one_pass else "one token per pass"

@@ -36,7 +36,7 @@ from model.interpret.interpreter import Cache, CountedWork, Task
 from model.interpret.simulated_answers import Answers
 from model.logs.recorded_decoding import AnsweredRead
 from model.logs.spans import Span
-from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop, require_ended
+from model.steps import Adopt, CacheError, Commit, DraftLimit, Fork, Forward, Join, Lookup, Read, Steps, Stop, require_ended
 
 if TYPE_CHECKING:
     import torch
@@ -215,6 +215,10 @@ class Parallel(Real):
                 start = time.perf_counter()
                 task.answer = self.read(step)
                 self._note(0, start, "head", task)
+            case DraftLimit():
+                task.answer = step.longest
+            case Lookup():
+                task.answer = self.look_up(step)
             case Fork():
                 self._fork(task, step)
             case Forward():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -85,7 +86,7 @@ class TimeSeries:
     rows: list[list[float]] = field(default_factory=list)
     span: int = 1
     """Steps of a slice."""
-    _open: list[float] = field(default_factory=lambda: [0.0] * 7)
+    _open: list[float] = field(default_factory=lambda: [0.0] * 8)
 
     def add(self, record: StepRecord, now: float) -> None:
         """Add a step that ends at `now`."""
@@ -93,12 +94,12 @@ class TimeSeries:
         each = self._open
         for index, value in enumerate((
             1, seconds, record.running * seconds, record.waiting * seconds, record.drafted, record.sequences,
-            record.blocks * seconds,
+            record.blocks * seconds, record.emitted,
         )):  # fmt: skip
             each[index] += value
         if each[0] >= self.span:
             self.rows.append([now, *each[1:]])
-            self._open = [0.0] * 7
+            self._open = [0.0] * 8
             if len(self.rows) >= 2 * SLICES:
                 self._merge()
 
@@ -107,10 +108,18 @@ class TimeSeries:
         self.rows = [[later[0], *[one + other for one, other in zip(first[1:], later[1:], strict=True)]] for first, later in pairs]
         self.span *= 2
 
+    def emitted_between(self, start: float, stop: float) -> float:
+        """Tokens generated between two times, interpolated within slices."""
+        rows = self.rows if not self._open[0] else [*self.rows, [math.inf, *self._open[1:]]]
+        times = np.array([0.0, *[row[0] for row in rows]])
+        times[-1] = times[-1] if math.isfinite(times[-1]) else max(stop, times[-2])
+        total = np.concatenate([[0.0], np.cumsum([row[7] for row in rows])])
+        return float(np.interp(stop, times, total) - np.interp(start, times, total))
+
     def table(self) -> dict[str, list[float]]:
         """Columns of the series: end of the slice [s], means of running and waiting requests, of the draft length and of blocks."""
         found: dict[str, list[float]] = {name: [] for name in ("time_s", "running", "waiting", "draft_length", "blocks")}
-        for now, seconds, running, waiting, drafted, sequences, blocks in self.rows:
+        for now, seconds, running, waiting, drafted, sequences, blocks, _ in self.rows:
             values = now, running / seconds, waiting / seconds, drafted / sequences if sequences else 0.0, blocks / seconds
             for name, value in zip(found, values, strict=True):
                 found[name].append(value)

@@ -81,13 +81,11 @@ def measured(recorder: Recorder) -> dict[str, float]:
     start, stop = (0.0, recorder.now) if chosen.first == 0 and isinstance(load, TracedLoad) else (arrival[0], arrival[-1])
     if stop <= start:  # all at once: a concurrency of at least the number of requests
         start, stop = 0.0, recorder.now
-    outputs_of_all = np.array([load.request(number).output for number in range(load.count)])
-    ended = (recorder.end > start) & (recorder.end <= stop)
+    tokens_per_s = recorder.series.emitted_between(start, stop) / (stop - start)
     totals = recorder.totals
     span = recorder.now or math.inf
     return found | {
-        "output_tokens_per_s": float(outputs_of_all[ended].sum() / (stop - start)),
-        "requests_per_s": float(ended.sum() / (stop - start)),
+        "output_tokens_per_s": tokens_per_s, "requests_per_s": tokens_per_s / float(outputs.mean()),
         "mean_running": totals.running_time / span,
         "mean_blocks": totals.block_time / span,
         "utilization": totals.busy / span,

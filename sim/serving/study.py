@@ -423,7 +423,7 @@ def interval(value: float, drawn: Sequence[float]) -> tuple[float, float]:
     """Interval (80 %) of a positive figure from replications that draw all inputs, around them and at least the value itself.
 
     >>> interval(1.0, [1.0, 1.0]), [round(each, 3) for each in interval(2.0, [1.0, 4.0])]
-    ((1.0, 1.0), [0.046, 86.996])
+    ((1.0, 1.0), [0.05, 80.488])
     """
     logs = np.log(np.array([each for each in drawn if each > 0]))
     if logs.size < 2 or not value > 0:

@@ -134,6 +134,11 @@ def test_wrong_drafts_are_refused_in_one_line(tiny: Path, tmp_path: Path) -> Non
     assert "eagle.safetensors belongs to the model with checksum" in refused("speculative", *others)
     pearl = ["pearl", "--model", str(tiny / "target"), "--draft", str(tiny / "eagle.safetensors"), "--set", "draft_length=2"]
     assert "draft must be a model for method pearl with these parameters, got eagle.safetensors of target" in refused(*pearl)
+    chain = ["hierarchical", *pearl[1:3], "--draft", str(tiny / "draft"), "--medium", str(tiny / "eagle.safetensors")]
+    chain += ["--set", "draft_length=2", "--set", "reading=bonus"]
+    assert "medium must be a model for method hierarchical with these" in refused(*chain)
+    log = ["log", *["--target", str(tiny / "target"), "--draft", str(tiny / "eagle.safetensors")], "-o", str(tmp_path / "log.json")]
+    assert "draft must be a model, got eagle.safetensors of target, which reads" in family.error_of(*log)
 
 
 def test_heads_of_the_family_have_names() -> None:
