@@ -106,9 +106,9 @@ class DrawnLoad(Load):
     seed, replication
         Key of the random draws.
 
-    >>> load = DrawnLoad(RequestLengths(100, 20), 1000, rate=4.0)
-    >>> round(load.request(999).arrival)  # about 1000 / 4, with a standard deviation of 8
-    235
+    >>> load = DrawnLoad(RequestLengths(100, 20), 1000, rate=4.0, burstiness=0.0)
+    >>> round(load.request(999).arrival, 9)
+    250.0
     """
 
     lengths: RequestLengths
