@@ -217,6 +217,9 @@ class Forward(NamedTuple):
         The sequences of a batched pass, or of a pass over a single numbered sequence.
     compared
         Number of positions at which the hidden state is compared with that of the previous layer.
+    within_step
+        True for a pass that is part of the engine step of a later one, as a draft by the model's own layers: the engine prepares
+        one step for the round, and the verification pays its overhead.
     """
 
     role: str
@@ -229,6 +232,7 @@ class Forward(NamedTuple):
     tree: tuple[int, ...] = ()
     batch: Batch | None = None
     compared: int = 0
+    within_step: bool = False
 
     @property
     def joins(self) -> bool:
@@ -293,7 +297,9 @@ class Forward(NamedTuple):
         start, width = batch.starts[index], batch.widths[index]
         compared = width if self.compared else 0
         tokens, at, heads = self.tokens[start : start + width], batch.positions[index], batch.heads[index]
-        return Forward(self.role, tokens, at, self.layers, self.state, heads, self.unit, self.tree, None, compared)
+        return Forward(
+            self.role, tokens, at, self.layers, self.state, heads, self.unit, self.tree, None, compared, self.within_step
+        )
 
     def alone(self, hypothesis: int) -> Forward:
         """The pass restricted to one of its hypotheses; every hypothesis must be a single token.

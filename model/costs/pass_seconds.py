@@ -212,7 +212,9 @@ class PassSeconds(StepCosts):
         """Overhead of the engine's step that a pass needs."""
         if not self.counts_steps:
             return Estimate(-self._verification(shape), np.zeros(()))
-        return self.hardware(shape.role).step(sequences) if shape.begins or shape.layers.last < 0 else NONE
+        if not shape.begins and shape.layers.last >= 0:
+            return NONE
+        return self.hardware(shape.role).step(sequences, within=shape.within_step)
 
     def _verification(self, shape: PassShape) -> Floats:
         """Overhead that the times of a pass's layers contain [s]."""

@@ -44,6 +44,8 @@ class PassShape(NamedTuple):
         True if the pass continues from the outputs of several passes.
     tree
         True if the pass follows several hypotheses.
+    within_step
+        True if another pass pays the overhead of the engine step; see `model.steps.Forward`.
     """
 
     layers: LayerSpan
@@ -54,6 +56,7 @@ class PassShape(NamedTuple):
     compared: bool = False
     joins: bool = False
     tree: bool = False
+    within_step: bool = False
 
     @staticmethod
     def of(step: Forward) -> PassShape:
@@ -64,7 +67,7 @@ class PassShape(NamedTuple):
         """
         heads = step.heads if step.batch is None else max(step.batch.heads)
         compared, tree = bool(step.compared), bool(step.tree)
-        return PassShape(step.layers, step.role, step.width, step.batch_size, heads, compared, step.joins, tree)
+        return PassShape(step.layers, step.role, step.width, step.batch_size, heads, compared, step.joins, tree, step.within_step)
 
     @property
     def begins(self) -> bool:

@@ -70,8 +70,10 @@ class LawTarget(_LawCosts):
         seconds, error = self.law.pass_seconds(batch, width, context)
         return Estimate(np.maximum(seconds - self._overhead(batch), 0.0) / self.shape.layers, error)
 
-    def step(self, batch: ArrayLike = 1) -> Estimate:
-        """Seconds of a step at any width: once, and per sequence [s]."""
+    def step(self, batch: ArrayLike = 1, *, within: bool = False) -> Estimate:
+        """Seconds of a step at any width: once, and per sequence; zero for a pass within another's step [s]."""
+        if within:
+            return NONE
         error = _plain_error(self.law, tuple(np.ravel(np.asarray(batch)).tolist()))
         return Estimate(self._overhead(batch), error.reshape(np.shape(batch)))
 
@@ -90,7 +92,7 @@ class LawDraft(_LawCosts):
         seconds, error = self.law.draft_seconds(number, where)
         return Estimate(seconds / self.shape.layers, error)
 
-    def step(self, batch: ArrayLike = 1) -> Estimate:
+    def step(self, batch: ArrayLike = 1, *, within: bool = False) -> Estimate:
         """Zero seconds: the law of a draft pass includes it."""
         return NONE
 

@@ -47,8 +47,11 @@ class Hardware(Protocol):
     def embedding(self, tokens: ArrayLike) -> Estimate:
         """Seconds of the embedding of `tokens` tokens [s]."""
 
-    def step(self, batch: ArrayLike = 1) -> Estimate:
-        """Overhead per pass: launching, preparing, sampling [s]."""
+    def step(self, batch: ArrayLike = 1, *, within: bool = False) -> Estimate:
+        """Overhead per pass: launching, preparing, sampling [s].
+
+        With `within` the pass is part of another pass's engine step, and the engine's own overhead is left out.
+        """
 
     def transfer(self, size: ArrayLike) -> Estimate:
         """Seconds of sending `size` bytes to another device or process [s]."""
@@ -84,7 +87,7 @@ class UniformLayers:
         """Zero seconds: only layers take time."""
         return NONE
 
-    def step(self, batch: ArrayLike = 1) -> Estimate:
+    def step(self, batch: ArrayLike = 1, *, within: bool = False) -> Estimate:
         """Zero seconds: only layers take time."""
         return NONE
 
@@ -136,9 +139,9 @@ class WithEngineOverhead:
         """See `Hardware`."""
         return self.kernels.embedding(tokens)
 
-    def step(self, batch: ArrayLike = 1) -> Estimate:
-        """Overhead per pass, of the kernels and of the engine [s]."""
-        return self.kernels.step(batch) + Estimate(np.asarray(self.step_s), np.asarray(0.0))
+    def step(self, batch: ArrayLike = 1, *, within: bool = False) -> Estimate:
+        """Overhead per pass, of the kernels and, once per engine step, of the engine [s]."""
+        return self.kernels.step(batch, within=within) + Estimate(np.asarray(0.0 if within else self.step_s), np.asarray(0.0))
 
     def transfer(self, size: ArrayLike) -> Estimate:
         """See `Hardware`."""

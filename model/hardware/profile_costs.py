@@ -153,8 +153,8 @@ class ProfileCosts:
         """Embedding of `tokens` tokens [s]."""
         return self._or_none("embedding", tokens)
 
-    def step(self, batch: ArrayLike = 1) -> Estimate:
-        """Overhead per pass [s]."""
+    def step(self, batch: ArrayLike = 1, *, within: bool = False) -> Estimate:
+        """Overhead per pass, as measured: of launching every pass, also of one within another's engine step [s]."""
         return self._or_none("step", batch)
 
     def transfer(self, size: ArrayLike) -> Estimate:

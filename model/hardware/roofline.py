@@ -246,7 +246,7 @@ class Roofline:
         """Seconds of reading an embedding row per token [s]."""
         return self._estimate(np.asarray(tokens) * self.shape.hidden * self.shape.bytes_each / self.bandwidth)
 
-    def step(self, batch: ArrayLike = 1) -> Estimate:
+    def step(self, batch: ArrayLike = 1, *, within: bool = False) -> Estimate:
         """Zero seconds: the shape and the peaks do not determine the overhead per pass [s]."""
         return self._estimate(np.zeros(np.shape(batch)))
 

@@ -14,7 +14,7 @@ from model.steps import MASK, Continuation, Forward, Lookup, Read
 
 Token = int
 EARLY_LAYERS = "early layers"
-"""Name of the first layers of the target among the models that draft (`World.drafts`), for methods that draft by an exit head."""
+"""Name of the layers of the target that draft, among the models that draft (`World.drafts`), for self-speculation."""
 
 
 class Answers(Protocol):
@@ -57,7 +57,7 @@ class World:
         For each output position, the rank (from 1) of the early candidate that is correct; 0 or False: none, True: the first. None
         matches beyond the end. The rank matters only if sub-processes wait for units.
     drafts
-        Outcomes of the draft models, by role; of exit heads of the target under `EARLY_LAYERS`.
+        Outcomes of the draft models, by role; of drafting layers of the target under `EARLY_LAYERS`.
     doubts
         For each output position, the drafted tokens with low confidence: 1 if a wrong token, 2 if the correct token, 3 if both, as
         in `model.outcomes.outcome_laws.TwoClass`.
@@ -91,7 +91,7 @@ class World:
         if kind == "top":
             return self._candidates(after, right, step.width)
         role = output.role
-        if role == "target" and output.layers.last != self.layers:
+        if role == "target" and (output.layers.last != self.layers or output.layers.gaps):
             if EARLY_LAYERS not in self.drafts:
                 return -after  # an early layer predicts only its candidates
             role = EARLY_LAYERS

@@ -128,8 +128,8 @@ class HardwareCost(TableRecord):
     step_s
         Engine overhead per step of the target model [s], for scheduling, launching and sampling, independent of the tokens per
         sequence. A step is a pass that begins at the first layer or continues several others: a token of plain decoding (so the
-        baseline of speed-ups pays it too), a verification, a token of early exit, the pass of each process of PPD. It is added to a
-        part `step` that the profile has measured.
+        baseline of speed-ups pays it too), a verification, a token of early exit, the pass of each process of PPD. Drafts by the
+        model's own layers are part of the verification's step. It is added to a part `step` that the profile has measured.
     draft_step_s
         Engine overhead per pass of the draft model, and of the medium model of a hierarchy [s].
     dispatch_s, dispatch_per_process_s, dispatch_law

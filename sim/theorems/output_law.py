@@ -92,7 +92,7 @@ def possible_decodings(
     """Yield all sequences of random choices of a decoding, until its steps end or `tokens` tokens are generated.
 
     Only for algorithms without sub-processes. With the number of `layers` of the target, the model `EARLY_LAYERS` predicts where
-    its passes end at an earlier layer.
+    its passes end at an earlier layer or skip layers.
     """
     waiting: list[tuple[int, ...]] = [()]
     while waiting:
@@ -183,8 +183,9 @@ class _Reader:
         now = self.read[step.role] = (*held[: step.at], *step.tokens)
         if any(seen != true for seen, true in zip(now, text, strict=False)):
             raise CacheError(f"{step.role} has read {now} where the text is {text}")
-        early = self.layers is not None and step.role == "target" and step.layers.last < self.layers
-        return Output(EARLY_LAYERS if early else step.role, now, step.heads)
+        layers = step.layers
+        drafts = self.layers is not None and step.role == "target" and (layers.last < self.layers or layers.gaps)
+        return Output(EARLY_LAYERS if drafts else step.role, now, step.heads)
 
     def law(self, output: Output, offset: int = -1) -> Law:
         """Return the distribution of the token after a position of a pass."""

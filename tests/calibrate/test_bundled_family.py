@@ -61,6 +61,7 @@ EXACT: dict[str, tuple[Any, Any]] = {
     "early exit never": (early_exit, early_exit.Parameters(LAYERS, threshold=1.0)),
     "self-speculative": (self_speculative, self_speculative.Parameters(LAYERS, 6, 3)),
     "self-speculative again": (self_speculative, self_speculative.Parameters(LAYERS, 8, 3, reuse=False)),
+    "self-speculative skipping": (self_speculative, self_speculative.Parameters(LAYERS, LAYERS, 3, reuse=False, skipped_layers=3)),
 }  # fmt: skip
 
 

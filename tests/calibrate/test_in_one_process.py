@@ -84,6 +84,12 @@ EXACT: dict[str, tuple[Any, Any]] = {
         )
         for layer, gamma, reuse in ((1, 3, True), (3, 1, True), (LAYERS - 1, 50, True), (3, 3, False), (2, 0, True))
     },
+    **{
+        f"self-speculative {layer} skipping {skipped} from {first}": (
+            self_speculative, self_speculative.Parameters(LAYERS, layer, 3, False, skipped, first),
+        )
+        for layer, skipped, first in ((LAYERS, 2, None), (LAYERS, 1, 0), (LAYERS - 1, 2, 1))
+    },
 }  # fmt: skip
 
 
@@ -634,7 +640,8 @@ class Choosing(Real):
         return found
 
 
-@pytest.mark.parametrize("method", ["speculative", "pearl", "pearl stopped", "adaptive", "hierarchical", "self-speculative"])
+@pytest.mark.parametrize("method",
+    ["speculative", "pearl", "pearl stopped", "adaptive", "hierarchical", "self-speculative", "self-speculative skipping"])
 def test_sampled_outputs_have_the_targets_distribution_by_enumeration(method: str) -> None:
     """Over all possible draws with their probabilities, outputs have the target's distribution to rounding."""
     sampling, prompt, tokens = Sampling(top_k=3), [3, 4], 2
@@ -645,6 +652,9 @@ def test_sampled_outputs_have_the_targets_distribution_by_enumeration(method: st
         "adaptive": (adaptive, adaptive.Parameters(LAYERS, "heuristic", sampled=True, **SMALL)),
         "hierarchical": (hierarchical, hierarchical.Parameters(LAYERS, 2, "reuse", sampled=True, **THREE)),
         "self-speculative": (self_speculative, self_speculative.Parameters(LAYERS, 3, 2, sampled=True)),
+        "self-speculative skipping": (
+            self_speculative, self_speculative.Parameters(LAYERS, LAYERS, 2, False, skipped_layers=2, sampled=True),
+        ),
     }
     module, parameters = choices[method]
     decoders = real_models.decoders("llama", "draft", "medium", seed=5)

@@ -43,8 +43,8 @@ class Made:
     def embedding(self, tokens):
         return Estimate(self.scale * 0.05 * np.asarray(tokens), np.asarray(0.0))
 
-    def step(self, batch=1):
-        return Estimate(self.scale * 0.07 * np.asarray(batch), np.asarray(0.0))
+    def step(self, batch=1, *, within=False):
+        return Estimate(self.scale * (0.02 if within else 0.07) * np.asarray(batch), np.asarray(0.0))
 
     def transfer(self, size):
         return Estimate(self.scale * (0.01 + 1e-6 * np.asarray(size)), np.asarray(0.0))

@@ -14,6 +14,7 @@ from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import PassSeconds
 from model.costs.step_costs import PassShape
 from model.hardware import devices
+from model.hardware.cost_models import WithEngineOverhead
 from model.hardware.roofline import Roofline
 from model.methods.claim_bounds import ClaimTerms
 from model.methods.self_speculative import theory
@@ -61,14 +62,36 @@ def test_prices_by_position_are_those_of_the_passes(reuse: bool) -> None:
     cost, given_ = costs(), Parameters(32, 10, 3, reuse)
     found = theory.round_prices(given_, cost, tokens=6).time[0]
     for start, drafted in itertools.product(range(6), range(1, 4)):
-        passes = [(PassShape(given_.early, heads=1), start + place) for place in range(drafted)]
+        passes = [(PassShape(given_.early, heads=1, within_step=True), start + place) for place in range(drafted)]
         if reuse:
-            passes.append((PassShape(given_.early), start + drafted))
+            passes.append((PassShape(given_.early, within_step=True), start + drafted))
             passes.append((PassShape(given_.late, width=drafted + 1, heads=drafted + 1, joins=True), start))
         else:
             passes.append((PassShape(given_.whole, width=drafted + 1, heads=drafted + 1), start))
         assert found[start, drafted] == pytest.approx(float(sum(cost.times(shape, at) for shape, at in passes)), rel=1e-12)
     assert found[:, 0] == pytest.approx([float(cost.plain_times(start)) for start in range(6)])
+
+
+@pytest.mark.parametrize(
+    "given_", [Parameters(32, 10, 3), Parameters(32, 10, 3, False), Parameters(32, 32, 3, False, skipped_layers=14)]
+)
+def test_a_round_pays_the_overhead_of_one_engine_step(given_: Parameters) -> None:
+    kernels, tokens = costs(), 6
+    engine = PassSeconds({"target": WithEngineOverhead(kernels.hardware("target"), 0.007)}, prompt=100)
+    bare, whole = (theory.round_prices(given_, cost, tokens=tokens).time for cost in (kernels, engine))
+    assert whole - bare == pytest.approx(np.full(bare.shape, 0.007), rel=1e-9)
+    accepted = {"accept": [[3] * tokens]}
+    runs = [
+        simulate(decode(given_, [0], tokens), tokens, Cluster(1), cost, world_of(given_, 1, accepted)) for cost in (kernels, engine)
+    ]
+    assert runs[1].latency - runs[0].latency == pytest.approx(0.007 * 2, rel=1e-9)  # four tokens, and two
+
+
+def test_a_draft_that_skips_layers_is_a_draft_model_of_the_layers_that_it_runs() -> None:
+    given_, law = Parameters(32, 32, 4, reuse=False, skipped_layers=12), Iid(0.8)
+    speed = theory.predict(given_, 4000, law, UnitCost(32))
+    assert float(speed.plain_latency / speed.latency) == pytest.approx(float(theory.speedup(0.8, 4, 20 / 32)), rel=1e-3)
+    assert (given_.early.size, given_.reads_early) == (20, False)
 
 
 @settings(max_examples=10, deadline=None)
@@ -122,6 +145,10 @@ def test_claims_know_that_the_first_layers_are_not_repeated(rate: float, gamma: 
     [
         ({"exit_layer": 0}, "exit_layer must be between 1 and layers - 1=31, got 0"),
         ({"exit_layer": 32}, "exit_layer must be between 1 and layers - 1=31, got 32"),
+        ({"exit_layer": 33, "skipped_layers": 4, "reuse": False}, "exit_layer must be between 1 and layers=32, got 33"),
+        ({"skipped_layers": 8, "reuse": False}, "skipped_layers must be between 0 and exit_layer - 1=7, got 8"),
+        ({"skipped_layers": 4}, "reuse must be false with skipped_layers=4"), ({"first_skipped": 2}, "needs skipped_layers"),
+        ({"skipped_layers": 4, "reuse": False, "first_skipped": 5}, "between 0 and exit_layer - skipped_layers=4, got 5"),
         ({"draft_length": -1}, "draft_length must be between 0 and 250, got -1"),
         ({"layers": 1}, "layers must be between 2"), ({"reuse": "no"}, "reuse must be true or false, got 'no'"),
         ({"sequences": 4, "batching": "static"}, "batching must be 'continuous' or 'lockstep' with sequences=4, got 'static'"),

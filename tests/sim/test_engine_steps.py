@@ -178,8 +178,8 @@ def test_given_step_overhead_equals_a_measured_one() -> None:
     """Overhead in [cost], added to or instead of a measured step in the profile, gives the same costs."""
 
     class Stepping(Roofline):
-        def step(self, batch: Any = 1) -> Any:
-            return super().step(batch)._replace(seconds=super().step(batch).seconds + 0.003)
+        def step(self, batch: Any = 1, *, within: bool = False) -> Any:
+            return super().step(batch, within=within)._replace(seconds=super().step(batch).seconds + 0.003)
 
     target, draft = preset("opt-1.3b"), preset("opt-125m")
     peaks = 2e12, 3e14

@@ -62,6 +62,14 @@ def through_all_layers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(algorithm.Parameters, "late", property(lambda own: LayerSpan(own.layers - 1, own.layers)))
 
 
+def middle_run(patch: pytest.MonkeyPatch) -> None:
+    """Skip no layers where the skipped ones begin with the first."""
+    right = algorithm.Parameters.early.fget
+    patch.setattr(algorithm.Parameters, "early", property(
+        lambda own: LayerSpan(0, own.exit_layer) if own.first_skipped == 0 else right(own)
+    ))  # fmt: skip
+
+
 def always_again(right: Any, parameters: Any, sequence: Any, guesses: Any) -> Any:
     """Run all layers again over all tokens."""
     again = algorithm.Parameters(parameters.layers, parameters.exit_layer, parameters.draft_length, False)
@@ -112,6 +120,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("20g", "never drafts", with_fault(never_drafts, algorithm, "draft")),
     ("20h", "half", with_fault(half, THEORY, "speedup")),
     ("20i", "half", with_fault(half, UnitCost, "forward")),
+    ("20j", "skipped from the first layer on", middle_run),
     ("28d", "last forgotten", with_fault(without_the_last, paths, "round_prices")),
     ("28d", "all layers again", with_fault(always_again, algorithm, "verification")),
     ("28e", "last forgotten", with_fault(without_the_last, paths, "round_prices")),

@@ -44,8 +44,8 @@ class GrowingContext:
     def embedding(self, tokens: ArrayLike) -> Estimate:
         return estimate(self.scale * 0.003 * np.asarray(tokens), self.error)
 
-    def step(self, batch: ArrayLike = 1) -> Estimate:
-        return estimate(self.scale * (0.21 + 0.001 * np.asarray(batch)), self.error)
+    def step(self, batch: ArrayLike = 1, *, within: bool = False) -> Estimate:
+        return estimate(self.scale * ((0.08 if within else 0.21) + 0.001 * np.asarray(batch)), self.error)
 
     def transfer(self, size: ArrayLike) -> Estimate:
         return estimate(1e-9 * np.asarray(size), self.error)

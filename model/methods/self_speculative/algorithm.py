@@ -1,4 +1,4 @@
-"""Self-speculative decoding: the first layers of the model and an exit head draft tokens, the other layers verify them.
+"""Self-speculative decoding: some layers of the model draft tokens, all layers verify them.
 
 LayerSkip [Elhoushi2024]: a drafted token is the prediction of an exit head after `exit_layer` layers. The verification continues
 all drafted tokens from there through the other layers in one pass: the keys and values of the first layers, and their hidden
@@ -6,7 +6,9 @@ states, are kept, not made again. Only the last drafted token has not been throu
 rejected as in speculative decoding, so the output has exactly the target's distribution.
 
 With `reuse = false` the verification runs all layers over all tokens again, as where drafting and verifying do not share states:
-transformers' `assistant_early_exit`, and Draft & Verify [Zhang2024], whose draft skips other layers than the last.
+transformers' `assistant_early_exit`, and Draft & Verify [Zhang2024], whose draft leaves out layers in the middle
+(`skipped_layers`) and reads the model's own head after the last one. Hidden states after a gap are not those of the model, so
+they cannot be reused.
 
 [Elhoushi2024] M. Elhoushi et al. LayerSkip: Enabling Early Exit Inference and Self-Speculative Decoding. ACL 2024,
 arXiv:2404.16710.
@@ -40,11 +42,14 @@ class Parameters(MethodParameters):
     layers
         Layers of the model.
     exit_layer
-        Layer after which an exit head drafts.
+        Layer after which the draft is read: by an exit head; after the last layer, with `skipped_layers`, by the model's own head.
     draft_length
         Drafted tokens per round (gamma).
     reuse
         Verify from the hidden states of the first layers; False: run all layers again over all drafted tokens.
+    skipped_layers, first_skipped
+        Number of layers before `exit_layer` that a draft skips, and the first of them (from 0); None: those in the middle. Needs
+        `reuse` False.
     sampled
         Sample tokens instead of greedy decoding.
     sequences
@@ -57,6 +62,8 @@ class Parameters(MethodParameters):
     exit_layer: int
     draft_length: int
     reuse: bool = True
+    skipped_layers: int = 0
+    first_skipped: int | None = None
     sampled: bool = False
 
     LABEL = "self-speculative decoding"
@@ -89,9 +96,22 @@ class Parameters(MethodParameters):
 
     def __post_init__(self) -> None:
         checks.whole("layers", self.layers, 2, checks.MAX_LAYERS)
-        checks.whole("exit_layer", self.exit_layer, 1, self.layers - 1, "layers - 1")
+        checks.whole("skipped_layers", self.skipped_layers, 0)
+        last, bound = (self.layers, "layers") if self.skipped_layers else (self.layers - 1, "layers - 1")
+        checks.whole("exit_layer", self.exit_layer, 1, last, bound)
+        checks.whole("skipped_layers", self.skipped_layers, 0, self.exit_layer - 1, "exit_layer - 1")
+        if self.first_skipped is not None:
+            if not self.skipped_layers:
+                raise checks.ParameterError(
+                    f"first_skipped needs skipped_layers, the number of layers to skip from layer {self.first_skipped} on"
+                )
+            checks.whole("first_skipped", self.first_skipped, 0, self.drafting_layers, "exit_layer - skipped_layers")
         checks.whole("draft_length", self.draft_length, 0, MAX_DRAFT)
         checks.flag("reuse", self.reuse)
+        if self.reuse and self.skipped_layers:
+            raise checks.ParameterError(
+                f"reuse must be false with skipped_layers={self.skipped_layers}, after which states are not the model's own"
+            )
         checks.flag("sampled", self.sampled)
         self.check_batching()
 
@@ -107,13 +127,13 @@ class Parameters(MethodParameters):
 
     @property
     def handover_layer(self) -> int:
-        """Layer whose hidden states the verification starts from, and whose head drafts."""
+        """Layer after which the draft is read; with `reuse` the verification starts from its hidden states."""
         return self.exit_layer
 
     @property
     def reads_early(self) -> bool:
-        """True: an exit head drafts."""
-        return self.draft_length > 0
+        """True if an exit head drafts."""
+        return self.draft_length > 0 and self.exit_layer < self.layers
 
     @property
     def overrun(self) -> int:
@@ -126,9 +146,21 @@ class Parameters(MethodParameters):
         return self.sequences == 1 or self.batching != CONTINUOUS
 
     @property
+    def drafting_layers(self) -> int:
+        """Number of layers that a draft runs."""
+        return self.exit_layer - self.skipped_layers
+
+    @property
     def early(self) -> LayerSpan:
-        """The layers that draft."""
-        return LayerSpan(0, self.exit_layer)
+        """The layers that draft.
+
+        >>> Parameters(32, 32, 4, reuse=False, skipped_layers=12).early  # the 12 in the middle
+        LayerSpan(first=0, last=32, gaps=((10, 22),), kv_only=False)
+        """
+        if not self.skipped_layers:
+            return LayerSpan(0, self.exit_layer)
+        first = self.drafting_layers // 2 if self.first_skipped is None else self.first_skipped
+        return LayerSpan(0, self.exit_layer, ((first, first + self.skipped_layers),))
 
     @property
     def late(self) -> LayerSpan:
@@ -156,11 +188,11 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
 
 
 def draft(parameters: Parameters, sequence: Sequence[int], length: int) -> Generator[Step, Any, list[DraftedToken]]:
-    """Draft `length` tokens after the sequence, each by a pass of the first layers over one token."""
+    """Draft `length` tokens after the sequence, each by a pass of the drafting layers over one token."""
     guesses: list[DraftedToken] = []
     token, at = sequence[-1], len(sequence) - 1
     for place in range(length):
-        out = yield Forward("target", (token,), at + place, parameters.early, heads=1)
+        out = yield Forward("target", (token,), at + place, parameters.early, heads=1, within_step=True)
         token = yield Read(SAMPLED if parameters.sampled else GREEDY, out)
         guesses.append(DraftedToken(token, out))
     return guesses
@@ -171,6 +203,6 @@ def verification(parameters: Parameters, sequence: Sequence[int], guesses: Seque
     words, at = (sequence[-1], *[guess.token for guess in guesses]), len(sequence) - 1
     if not guesses or not parameters.reuse:
         return (yield Forward("target", words, at, parameters.whole, heads=len(words)))
-    last = yield Forward("target", words[-1:], at + len(guesses), parameters.early)
+    last = yield Forward("target", words[-1:], at + len(guesses), parameters.early, within_step=True)
     states = (*[guess.output for guess in guesses], last)
     return (yield Forward("target", words, at, parameters.late, states, heads=len(words)))

@@ -1,7 +1,8 @@
-"""Self-speculative decoding in closed form: speculative decoding whose draft is the first layers of the target itself.
+"""Self-speculative decoding in closed form: speculative decoding whose draft is some layers of the target itself.
 
-Let s be the share of the first `exit_layer` layers in the time of a pass (exit_layer / layers where layers take equal times), and
-v(w) the time of a pass over w tokens in plain passes. A round with gamma drafted tokens takes gamma s for the drafts, and
+Let s be the share of the drafting layers in the time of a pass (exit_layer / layers where layers take equal times and none is
+skipped), and v(w) the time of a pass over w tokens in plain passes. A round with gamma drafted tokens takes gamma s for the
+drafts, and
 
     s + (1 - s) v(gamma + 1)    with states that are reused: the last drafted token goes through the first layers alone,
     v(gamma + 1)                where all layers run again over all tokens,
@@ -56,7 +57,8 @@ Floats = NDArray[np.float64]
 def round_prices(parameters: Parameters, cost: StepCosts, *, tokens: int = 1) -> RoundPrices:
     """Prices of rounds with 0, 1, ..., `draft_length` drafted tokens; a round without drafts is a plain pass.
 
-    Arithmetic is in units of one token in the target: of the first layers' passes the share exit_layer / layers.
+    Arithmetic is in units of one token in the target: of a draft's pass the share of its layers. The verification pays the overhead
+    of the round's engine step.
 
     >>> from model.costs.layer_times import UnitCost
     >>> cost = UnitCost(8, verify_cost=((1, 1.0), (3, 2.0)))
@@ -65,9 +67,9 @@ def round_prices(parameters: Parameters, cost: StepCosts, *, tokens: int = 1) ->
     """
     longest = parameters.draft_length
     drafted = np.arange(longest + 1)
-    part = parameters.exit_layer / parameters.layers
+    part = parameters.drafting_layers / parameters.layers
     at = np.arange(tokens + longest)
-    drafting = cost.times(PassShape(parameters.early, heads=1), 0 if cost.uniform else at)
+    drafting = cost.times(PassShape(parameters.early, heads=1, within_step=True), 0 if cost.uniform else at)
     span = parameters.late if parameters.reuse else parameters.whole
     joins = parameters.reuse
     verify = np.zeros(0 if cost.uniform else (tokens, 0))
@@ -76,7 +78,9 @@ def round_prices(parameters: Parameters, cost: StepCosts, *, tokens: int = 1) ->
             cost, lambda width: PassShape(span, width=width, heads=width, joins=joins), drafted[1:] + 1, tokens
         )  # fmt: skip
     plain = cost.plain_times() if cost.uniform else cost.plain_times(at[:tokens])
-    last = cost.times(PassShape(parameters.early), 0 if cost.uniform else at) if parameters.reuse else 0 * drafting
+    last = 0 * drafting
+    if parameters.reuse:
+        last = cost.times(PassShape(parameters.early, within_step=True), 0 if cost.uniform else at)
     if cost.uniform:
         time = np.concatenate([[float(plain)], drafted[1:] * float(drafting) + float(last) + verify])
     else:
@@ -143,7 +147,7 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
     place, most = np.arange(tokens), parameters.draft_length
     mass = starts(most, tokens, law).mass
     count = np.minimum(most, tokens - 1 - place) if parameters.cut else np.full(tokens, most)
-    early, late, layers = parameters.exit_layer, parameters.layers - parameters.exit_layer, parameters.layers
+    early, late, layers = parameters.drafting_layers, parameters.layers - parameters.exit_layer, parameters.layers
     drafting, width = count > 0, count + 1
     ahead = place * width + width * (width + 1) / 2  # positions that the tokens of a verification attend to
     seen = place * count + count * (count + 1) / 2

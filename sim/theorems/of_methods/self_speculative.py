@@ -1,7 +1,7 @@
 """Theorems on self-speculative decoding: when an exit pays, what reused states save, agreement of all views, exactness of the text.
 
 An example of the formulas has an acceptance rate, a draft length, layers and an exit layer; one of a decoding has the fields of
-`drafting_examples`, `exit_layer` and `reuse`.
+`drafting_examples`, `exit_layer`, `reuse` and, where states are not reused, `skipped_layers` and `first_skipped`.
 """
 
 from __future__ import annotations
@@ -61,28 +61,33 @@ def _widths() -> SearchStrategy[Example]:
 
 
 def _decodings(costs: str = "plain", **fields: Any) -> SearchStrategy[Example]:
-    more = {"depth": st.sampled_from(_DEPTHS), "part": integers(0, 5), "reuse": st.booleans(), "early_head": integers(0, 4)}
+    more = {
+        "depth": st.sampled_from(_DEPTHS), "part": integers(0, 5), "reuse": st.booleans(), "early_head": integers(0, 4),
+        "skip": integers(0, 8),
+    }  # fmt: skip
     return drafting(9, 4, **(more | fields)).map(lambda x: _with_layers(x, costs))
 
 
 def _all_outcomes() -> SearchStrategy[Example]:
     known = short_decodings(6, 3, law="any").filter(lambda x: "survival" not in x["law"])
     given = st.builds(
-        lambda x, depth, part, reuse, early_head: {**x, "depth": depth, "part": part, "reuse": reuse, "early_head": early_head},
-        known, st.sampled_from(_DEPTHS), integers(0, 5), st.booleans(), integers(0, 4),
+        lambda x, depth, part, reuse, skip, early_head: {
+            **x, "depth": depth, "part": part, "reuse": reuse, "skip": skip, "early_head": early_head,
+        },
+        known, st.sampled_from(_DEPTHS), integers(0, 5), st.booleans(), integers(0, 8), integers(0, 4),
     )  # fmt: skip
     return given.map(lambda x: _with_layers(x, "tenths"))
 
 
 def _models(sampled: bool) -> SearchStrategy[Example]:
-    given = pairs(4, 3, depth=st.sampled_from(_DEPTHS), part=integers(0, 5), reuse=st.booleans())
+    given = pairs(4, 3, depth=st.sampled_from(_DEPTHS), part=integers(0, 5), reuse=st.booleans(), skip=integers(0, 8))
     return given.map(lambda x: _with_layers({**x, "sampled": sampled}, "plain"))
 
 
 def _with_layers(x: Example, costs: str) -> Example:
     """Choose the layers and their times: equal, or unequal in whole numbers or in tenths; passes over more tokens take longer."""
     layers, unit = x["depth"], 10 if costs == "tenths" else 4
-    chosen = ("placement", "draft_layers", "cost", "depth", "part", "early_head")
+    chosen = ("placement", "draft_layers", "cost", "depth", "part", "early_head", "skip")
     kept = {name: value for name, value in x.items() if name not in chosen}
     of: dict[str, Any] = {}
     if costs != "plain":
@@ -90,7 +95,19 @@ def _with_layers(x: Example, costs: str) -> Example:
               "early_head": float(x["early_head"]), "verify_cost": [[1, 1.0], [2, 1.25], [6, 2.25]]}  # fmt: skip
         if costs == "tenths":
             of["verify_cost"] = [[1, 1.0], [2, 1.1], [6, 1.7]]
-    return kept | {"layers": layers, "exit_layer": 1 + x["part"] % (layers - 1), "cost": of}
+    return kept | {"layers": layers, **_drafting_layers(x, layers), "cost": of}
+
+
+def _drafting_layers(x: Example, layers: int) -> Example:
+    """Choose the exit and, where states are not reused, skipped layers: also such that the model's own head drafts."""
+    exit_layer, skip = 1 + x["part"] % (layers - 1), x["skip"]
+    if x["reuse"] or not skip:
+        return {"exit_layer": exit_layer}
+    exit_layer += skip % 2
+    count = min(1 + skip // 3, exit_layer - 1)
+    if not count:
+        return {"exit_layer": min(exit_layer, layers - 1)}
+    return {"exit_layer": exit_layer, "skipped_layers": count, "first_skipped": skip % (exit_layer - count + 1)}
 
 
 # --- 14: exactness of the text ---
@@ -219,12 +236,13 @@ def many_tokens(x: Example) -> None:
     at_most("difference to the limit", abs(found / limit - 1), 2 * (gamma + per_round + 1) / n)
 
 
-@theorem("20i", "With an early head, or where passes over more tokens take longer, no round is faster than gamma e + L layers.",
+@theorem("20i", "With an early head, or where passes over more tokens take longer, no round is faster than the gamma passes of the"
+         " drafting layers and one of all layers.",
          source="20a with costs that are not negative", given=lambda: _decodings("whole"))
 def rounds_are_no_shorter(x: Example) -> None:
     run, given = play(x), parameters_of(x)
     plain = float(cost(x).plain_times())
-    early = float(sum(x["cost"]["layer_times"][: given.exit_layer]))
+    early = float(sum(sum(x["cost"]["layer_times"][first:last]) for first, last in given.early.ranges))
     least = sum(count * (plain + number * early) for (_, number), count in run.rounds.items())
     at_most("time of the rounds without heads and widths", least, run.latency, rounding(x))
 
@@ -255,16 +273,31 @@ def plain_text(x: Example) -> None:
     equal("rounds", run.rounds, work.rounds)
 
 
+@theorem("20j", "Where layers take equal times, it does not matter for the time which layers a draft skips.",
+         source="as many layers are run", given=_decodings)
+def any_layers_skipped(x: Example) -> None:
+    given, run = parameters_of(x), play(x)
+    if given.skipped_layers:
+        for first in range(given.exit_layer - given.skipped_layers + 1):
+            equal(f"latency with layers from {first} on skipped", play({**x, "first_skipped": first}).latency, run.latency, CLOSE)
+
+
+@theorem("20k", "It never matters for the time which layers a draft skips.", source="false: layers take different times",
+         given=lambda: _decodings("whole", reuse=st.just(False), skip=integers(1, 8)), expect="fails")
+def any_unequal_layers_skipped(x: Example) -> None:
+    any_layers_skipped(x)
+
+
 @theorem("28k", "With reused states a round of gamma drafted tokens runs gamma + 1 tokens through every layer; without, gamma of"
-         " them twice through the first layers.", source="keys and values of the first layers are kept", given=_decodings)
+         " them twice through the drafting layers.", source="keys and values of the first layers are kept", given=_decodings)
 def layers_of_rounds(x: Example) -> None:
     run, given = play(x), parameters_of(x)
     target = run.account.totals().by_model["target"]
-    early, late = given.exit_layer, given.layers - given.exit_layer
+    early = given.drafting_layers
     expected = 0
     for (_, number), count in run.rounds.items():
         passed = number + 1 if given.reuse or not number else 2 * number + 1
-        expected += count * (passed * early + (number + 1) * late)
+        expected += count * (passed * early + (number + 1) * (given.layers - early))
     equal("layers run by tokens", target.layer_passes, expected)
 
 
@@ -292,7 +325,8 @@ def acceptance_in_place_of_a_rejection(x: Example) -> None:
 
 def parameters_of(x: Example) -> algorithm.Parameters:
     """Return the parameters of an example's decoding."""
-    return algorithm.Parameters(x["layers"], x["exit_layer"], x["draft_length"], x["reuse"], x.get("sampled", False))
+    chosen = {name: x[name] for name in ("skipped_layers", "first_skipped", "sampled") if name in x}
+    return algorithm.Parameters(x["layers"], x["exit_layer"], x["draft_length"], x["reuse"], **chosen)
 
 
 def cost(x: Example) -> UnitCost:
