@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import polars as pl
@@ -22,7 +22,11 @@ from model.base.checks import ParameterError
 _OKABE_ITO = matplotlib.color_sequences["okabe_ito"]
 # Without black, used for text and the events view, and without yellow, which is invisible on white.
 COLOURS = tuple(to_hex(_OKABE_ITO[index]) for index in (5, 6, 3, 7, 1, 2))
+Marker = str | tuple[int, Literal[0, 1, 2], int]
+"""A marker of matplotlib: its name, or (points, 0 for a polygon or 1 for a star, angle)."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", ">", "*", "h")
+MORE_MARKERS: tuple[Marker, ...] = (*MARKERS, "d", "8", (4, 1, 0), (6, 1, 0), (3, 1, 0), (8, 1, 0))
+"""Markers where every method has its own."""
 # Dashes as lengths of line and gap [line widths].
 LINES: tuple[tuple[float, tuple[float, ...]], ...] = (
     (0, ()), (0, (4, 1.6)), (0, (6, 2, 1, 2)), (0, (1, 1.6)), (0, (10, 2)), (0, (5, 1, 1, 1, 1, 1))
@@ -54,7 +58,7 @@ class SeriesStyle(NamedTuple):
     """Colour, marker and line that distinguish one series."""
 
     colour: str
-    marker: str
+    marker: Marker
     line: tuple[float, tuple[float, ...]]
 
 
@@ -114,7 +118,7 @@ def series_styles(count: int) -> list[SeriesStyle]:
 
 def category_styles(count: int) -> list[SeriesStyle]:
     """Return one style per series for many unordered series: each marker once, colours in turn."""
-    return [SeriesStyle(COLOURS[index % len(COLOURS)], MARKERS[index], LINES[index % len(LINES)]) for index in range(count)]
+    return [SeriesStyle(COLOURS[index % len(COLOURS)], MORE_MARKERS[index], LINES[index % len(LINES)]) for index in range(count)]
 
 
 def points(colour: str) -> dict[str, tuple[float, str, str]]:

@@ -13,14 +13,14 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 
-from figures.common.style import GREY, INK, LINES, MARKERS, PALE, SeriesStyle, canvas, category_styles, require_columns, styled
+from figures.common.style import GREY, INK, LINES, MORE_MARKERS, PALE, SeriesStyle, canvas, category_styles, require_columns, styled
 from model.base.checks import ParameterError
 from model.logs.prediction_error import BAND, PROFILES, choices, floor, times_from
 from model.methods import registry
 
 Floats = NDArray[np.float64]
 
-MOST_METHODS = len(MARKERS)
+MOST_METHODS = len(MORE_MARKERS)
 NEEDED = ("method", "settings", "predicted_s", "measured_s", "error", "noise")
 
 

@@ -44,7 +44,7 @@ def draw(acceptance_rates: Sequence[float] = (0.6, 0.8, 0.9), *, longest: int = 
     checks.number("most_cost", most_cost, 1e-3, 10)
     with styled():
         count = len(acceptance_rates)
-        width, height = 1.2 + 3.5 * count, 4.6
+        width, height = max(1.2 + 3.5 * count, 10.4), 4.6  # the subtitle needs ten inches
         figure, only = canvas(width, height, (0, 0, 1, 1))
         only.remove()
         for index, rate in enumerate(acceptance_rates):

@@ -211,8 +211,8 @@ def situation(said: Inputs, progress: Callable[[str], None] = lambda _: None) ->
         text = f"{low:g}" if high is None else f"{low:g} to {high:g}"
         rests.append(Evidence("match_rate", text, "--match-rate", "assumed"))
     return Situation(
-        said, name, gpu, draft, law, cases, _batches(said, capacity, notes), _draft_lengths(said, cases, notes), context, parallel,
-        gpus, capacity, only, shape, matches, served, tuple(rests), tuple(notes),
+        said, name, gpu, draft, law, cases, _batches(said, capacity, notes), _draft_lengths(said, draft, cases, notes), context,
+        parallel, gpus, capacity, only, shape, matches, served, tuple(rests), tuple(notes),
     )  # fmt: skip
 
 
@@ -600,23 +600,29 @@ def _batches(said: Inputs, capacity: int | None, notes: list[str]) -> tuple[int,
     return kept
 
 
-def _draft_lengths(said: Inputs, cases: Sequence[AcceptanceDraws], notes: list[str]) -> tuple[int, ...]:
+def _draft_lengths(said: Inputs, draft: str | None, cases: Sequence[AcceptanceDraws], notes: list[str]) -> tuple[int, ...]:
     limits = [each.limit for each in cases if each.limit is not None]
     most = min(limits, default=acceptance_draws.MOST_POSITIONS)
     source = next((each.source for each in cases if each.limit == most), "")
+    heads = None if draft is None else draft_heads.most_drafted(draft)
     if said.draft_length is not None:
         if not said.draft_length:
             raise ParameterError("draft_length must have at least one draft length, got none")
         for each in said.draft_length:
             checks.whole("draft_length", each, 1, acceptance_draws.MOST_POSITIONS)
+            if heads is not None and each > heads:
+                raise ParameterError(
+                    f"draft_length must be at most {heads} with {draft}, a head for each drafted token, got {each}"
+                )
             if each > most:
                 raise ParameterError(
                     f"draft_length must be at most {most}, up to which {source} has acceptance by draft position, got {each};"
                     " leave it out, or take a log with a longer draft"
                 )
         return tuple(sorted({*said.draft_length}))
-    kept = tuple(each for each in DRAFT_LENGTHS if each <= most)
-    if len(kept) < len(DRAFT_LENGTHS):
+    able = tuple(each for each in DRAFT_LENGTHS if heads is None or each <= heads)
+    kept = tuple(each for each in able if each <= most)
+    if len(kept) < len(able):
         notes.append(
             f"acceptance is known up to draft length {most} ({source}): longer drafts are left out; a run with them tells more"
         )

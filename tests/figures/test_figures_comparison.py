@@ -18,7 +18,7 @@ from matplotlib.patches import Rectangle
 from typer.testing import CliRunner
 
 from figures import save
-from figures.common.style import MARKERS
+from figures.common.style import MORE_MARKERS
 from figures.of_comparisons import error_by_method, formula_limits, gantt_pair, predicted_measured, time_parts
 from figures.of_runs import timeline
 from model.base.checks import ParameterError
@@ -98,15 +98,15 @@ def test_disturbed_runs_are_hollow() -> None:
 
 
 def test_as_many_methods_as_markers_differ_without_colour() -> None:
-    names = [*registry.names(), "ppd-processes", "ppd-streams"][: len(MARKERS)]
+    names = [*registry.names(), "ppd-processes", "ppd-streams", *map(str, range(len(MORE_MARKERS)))][: len(MORE_MARKERS)]
     many = pl.concat([rows().head(1).with_columns(method=pl.lit(name)) for name in names])
     figure = predicted_measured.draw(many)
     drawn = lines(figure.axes[0])
     assert len({drawn[name].get_marker() for name in names}) == len(names) >= 10
     assert all(registry.label(name, short=True) in words(figure) for name in names)
     assert inside(figure)
-    more = pl.concat([rows().head(1).with_columns(method=pl.lit(str(each))) for each in range(len(MARKERS) + 1)])
-    with pytest.raises(ParameterError, match=f"room for at most {len(MARKERS)} methods, got {more.height}"):
+    more = pl.concat([rows().head(1).with_columns(method=pl.lit(str(each))) for each in range(len(MORE_MARKERS) + 1)])
+    with pytest.raises(ParameterError, match=f"room for at most {len(MORE_MARKERS)} methods, got {more.height}"):
         predicted_measured.draw(more)
 
 
@@ -642,7 +642,7 @@ def test_a_claim_by_hand() -> None:
     assert labels == [f"{quantity} {name}" for name in names for quantity in formula_limits.QUANTITIES]  # and no plain speed
     assert {str(each.get_label()) for each in figure.axes[0].collections} == {f"noise {name}" for name in names}
     markers = {label: marker for label, marker, *_ in drawn.panels[0].marks}
-    assert [markers[f"measured {name}"] for name in names] == [*MARKERS[:2]]
+    assert [markers[f"measured {name}"] for name in names] == [*MORE_MARKERS[:2]]
     assert figure.axes[0].yaxis.get_major_formatter()(1.5, 0) != "1.5×"
     halves = formula_limits.draw(of_claim(x=[0.5, 1.0, 1.5])).axes[0]
     assert any(each != round(each) for each in halves.get_xticks())

@@ -499,6 +499,8 @@ BAD = [
     (("--model", "llama-3.1-8b", "--gpu", "h100", "--acceptance", "0.7", "--engine", "none"), "--draft is required"),
     (("--model", "llama-3.1-8b", "--gpu", "h100", "--acceptance", "0.7", "--engine", "vlm"), "did you mean vllm"),
     (("--model", "llama-3.1-70b", "--gpu", "h100", "--acceptance", "0.7"), "give more --gpus or --tensor-parallel"),
+    (("--model", "llama-3.1-8b", "--gpu", "h100", "--acceptance", "0.7", "--draft", "medusa", "--draft-length", "6"),
+     "draft_length must be at most 5 with medusa:llama-3.1-8b, a head for each drafted token, got 6"),
     (("--model", "llama-3.1-8b", "--gpu", "h100", "--acceptance", "0.7", "--draft", "eagle4"), "a head (eagle, eagle3, medusa"),
     (("--model", "llama-3.1-8b", "--gpu", "h100", "--acceptance", "0.7", "--batch", "100000"), "batch must be at most"),
     (("--model", "llama-3.1-8b", "--gpu", "h100", "--acceptance", "0.7", "--slo-tpot", "0.1ms"), "slo_tpot must be at least"),
