@@ -321,6 +321,24 @@ def of_quality(rows: pl.DataFrame, folder: str | Path) -> list[Path]:
     ]
 
 
+def of_replacement(rows: pl.DataFrame, about: str, folder: str | Path) -> list[Path]:
+    """Draw the results of `calibrate replace` into a folder: each quality that they have; `about` names the models."""
+    from figures.of_logs import agreement_over_cost, quality_over_replacement
+
+    target = _folder(folder)
+    names = [name for name in agreement_over_cost.QUALITIES if name in rows.columns]
+    return [
+        path for name in names for path in save(quality_over_replacement.draw(rows, name, about), target / f"replaced_{name}")
+    ]
+
+
+def of_loss(rows: pl.DataFrame, about: str, folder: str | Path) -> list[Path]:
+    """Draw the results of `calibrate loss` into a folder; `about` names the model and its data."""
+    from figures.of_logs import position_losses
+
+    return save(position_losses.draw(rows, about), _folder(folder) / "loss_by_position")
+
+
 def _folder(folder: str | Path) -> Path:
     target = Path(folder)
     try:

@@ -32,7 +32,7 @@ app.add_typer(engine_command.engine, name="engine")
 for command in (
     import_command.bundle, layers_command.layers, links_command.links, report_command.report, family_commands.train,
     family_commands.heads, family_commands.align, decode_command.decode, log_command.log, log_command.rates,
-    quality_command.quality, run_command.run,
+    quality_command.quality, quality_command.replace, quality_command.loss, run_command.run,
 ):  # fmt: skip
     app.command(cls=RenamedOptions)(command)
 

@@ -96,6 +96,20 @@ def numbers(name: str, text: str) -> tuple[int, ...]:
         raise ParameterError(f"{name} must be comma-separated whole numbers, such as 1,4,9, got {shown(text)}") from None
 
 
+def decimals(name: str, text: str) -> tuple[float, ...]:
+    """Parse a comma-separated list of numbers.
+
+    >>> decimals("thresholds", "0,0.5")
+    (0.0, 0.5)
+    """
+    from model.base.checks import ParameterError, shown
+
+    try:
+        return tuple(float(number) for number in text.split(","))
+    except ValueError:
+        raise ParameterError(f"{name} must be comma-separated numbers, such as 0,0.1,0.5, got {shown(text)}") from None
+
+
 def assignments(option: str, pairs: Sequence[str] | None) -> Iterator[tuple[str, list[Any]]]:
     """Parse parameters: KEY=VALUE for option `set`, KEY=VALUES with comma-separated values for the others."""
     from model.base.checks import ParameterError, shown

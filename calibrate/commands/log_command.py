@@ -14,7 +14,7 @@ from model.base import strict_json
 
 if TYPE_CHECKING:
     from calibrate.decode.position_logging import LogSeconds
-    from calibrate.loading.load_models import LoadedModel
+    from calibrate.loading.load_models import LoadedModel, TokenizedPrompt
     from calibrate.loading.prompts import Prompt
 
 _GAMMAS = "1,2,3,5,7"
@@ -126,14 +126,15 @@ def tokenized_prompts(
     where: str | None, template: str | None, limit: int, length: int, seed: int, target: LoadedModel
 ) -> list[tuple[str, list[int]]]:
     """Return names and tokens of the prompts: the last `length` tokens of each, all tokens of a chat."""
-    return [(each.id, ids) for each, ids in chosen_prompts(where, template, limit, length, seed, target)]
+    return [(each.id, [*ids.prompt]) for each, ids in chosen_prompts(where, template, limit, length, seed, target)]
 
 
 def chosen_prompts(
     where: str | None, template: str | None, limit: int, length: int, seed: int, target: LoadedModel
-) -> list[tuple[Prompt, list[int]]]:
-    """Return the prompts with their tokens, as `tokenized_prompts`."""
+) -> list[tuple[Prompt, TokenizedPrompt]]:
+    """Return the prompts with their tokens: the last `length` ones of the text, which an encoder reads if there is one."""
     from calibrate.loading import load_models, prompts
+    from calibrate.loading.load_models import TokenizedPrompt
     from model.base import checks
     from model.base.checks import ParameterError
 
@@ -146,8 +147,10 @@ def chosen_prompts(
     else:
         found = prompts.load(where, template=template, limit=limit, seed=seed)
     chat = template == prompts.CHAT
-    begun = [(each, load_models.tokenize(target, each.text, each.id, chat=chat).prompt) for each in found]
-    return [(each, [*(ids if chat else ids[-length:])]) for each, ids in begun]
+    begun = [(each, load_models.tokenize(target, each.text, each.id, chat=chat)) for each in found]
+    if chat:
+        return begun
+    return [(each, TokenizedPrompt(ids.prompt[-length:], ids.source[-length:])) for each, ids in begun]
 
 
 @options.guarded

@@ -26,7 +26,7 @@ from calibrate.decode.reference_scores import ReferenceScores
 from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.family import model_directory
 from model.architectures import shape_configs
-from model.base import bounded_files, strict_json, typed_values, whole_files
+from model.base import bounded_files, strict_json, table_files, typed_values, whole_files
 from model.base.checks import ParameterError
 from model.interpret.account import Account
 from model.logs.read_log import plain
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 Report = Callable[[int, int, str], None]
-FORMATS = (".csv", ".parquet")
+Begin = Callable[[int], None]
+"""Prepares the models for a prompt, given by its index: encoders read its source. Called before each decoding and evaluation."""
 ENDINGS = ("fallback", "rollback", "cap", "again")
 """Ends of a segment of Big Little Decoder; `again` is the token that its released code writes after a rollback."""
 
@@ -130,8 +131,8 @@ def check(
 
 def measure(
     out: Path, description: Mapping[str, Any], method: str, models: Mapping[str, Decoder], prompts: Sequence[Sequence[int]],
-    tokens: int, settings: Sequence[Mapping[str, Any]], *, scores: ReferenceScores | None = None, resume: bool = False,
-    report: Report | None = None,
+    tokens: int, settings: Sequence[Mapping[str, Any]], *, scores: ReferenceScores | None = None,
+    sources: Sequence[Sequence[int]] | None = None, resume: bool = False, report: Report | None = None,
 ) -> pl.DataFrame:
     """Measure all settings, and write one row for each to `out` (.csv or .parquet).
 
@@ -149,11 +150,10 @@ def measure(
         Tokens to generate per prompt, fewer if the target's end token comes.
     scores
         Scores of the outputs, and of those of plain decoding, against the prompts' references.
+    sources
+        Tokens that the encoders read, for each prompt, for models with an encoder; their time is not counted.
     """
-    if out.suffix not in FORMATS:
-        raise ParameterError(f"out must end in {' or '.join(FORMATS)}, got {out.name}")
-    if out.exists():
-        raise ParameterError(f"out must be a new file, and {out.name} is there; give another, or remove it")
+    table_files.check_new(out)
     model_directory.refuse_unwritable(out)
     if not prompts or not all(prompts):
         raise ParameterError("prompts must hold at least one prompt, and each at least one token")
@@ -163,17 +163,22 @@ def measure(
         raise ParameterError(f"{folder.name} holds settings of an interrupted run; resume with --resume, or remove it")
     asked = {"said": dict(description), "prompts": [[*map(int, prompt)] for prompt in prompts], "tokens": tokens}
     asked |= {} if scores is None else scores.described
-    plain_runs = _kept(folder / "plain.json", asked, lambda: _plain_runs(models["target"], prompts, tokens), list[_PlainRun])
+    asked |= {} if sources is None else {"sources": [[*map(int, source)] for source in sources]}
+    begin = reader_of(models, sources)
+    plain_runs = _kept(folder / "plain.json", asked, lambda: _plain_runs(models["target"], prompts, tokens, begin), list[_PlainRun])
     _check_plain_runs(plain_runs, folder / "plain.json", prompts, tokens, models["target"].vocabulary)
-    plain_decodings, rows = [PlainDecoding.of(models, prompt, **each) for prompt, each in zip(prompts, plain_runs, strict=True)], []
+    plain_decodings, rows = [], []
+    for index, (prompt, made) in enumerate(zip(prompts, plain_runs, strict=True)):
+        begin(index)
+        plain_decodings.append(PlainDecoding.of(models, prompt, **made))
     for number, each in enumerate(settings):
         if report is not None:
             report(number, len(settings), ", ".join(f"{key}={value}" for key, value in each.items()))
         key = {**asked, "method": method, "settings": plain(each)}
-        make = partial(row, method, models, prompts, tokens, each, plain_decodings, scores)
+        make = partial(row, method, models, prompts, tokens, each, plain_decodings, scores, begin)
         rows.append(_kept(folder / f"{number:05}.json", key, make, dict[str, _Cell]))
     table = _table([{**row_of, **description} for row_of in rows])
-    _write(table, out)
+    table_files.write(table, out)
     shutil.rmtree(folder)
     return table
 
@@ -221,28 +226,46 @@ def _check_plain_runs(runs: Sequence[_PlainRun], path: Path, prompts: Sequence[A
         raise ParameterError(f"{path.parent.name}/{path.name} must hold {bound}; remove it and resume")
 
 
-def _plain_runs(target: Decoder, prompts: Sequence[Sequence[int]], tokens: int) -> list[dict[str, Any]]:
+def reader_of(models: Mapping[str, Decoder], sources: Sequence[Sequence[int]] | None) -> Begin:
+    """Return what has the encoders read the source of a prompt; without sources it does nothing."""
+    encoders: list[Any] = [*{id(each): each for each in models.values() if each.config.is_encoder_decoder}.values()]
+
+    def begin(index: int) -> None:
+        if sources is not None:
+            for each in encoders:
+                each.read_source(tuple(sources[index]))
+
+    return begin
+
+
+def _plain_runs(target: Decoder, prompts: Sequence[Sequence[int]], tokens: int, begin: Begin) -> list[dict[str, Any]]:
     """Tokens and seconds of plain decoding, for each prompt."""
-    found = _decoded(registry.PLAIN, {"target": target}, prompts, tokens, {})
+    found = _decoded(registry.PLAIN, {"target": target}, prompts, tokens, {}, begin)
     return [{"tokens": [*each.tokens], "seconds": each.seconds} for each in found]
 
 
 def _decoded(
-    method: str, models: Mapping[str, Decoder], prompts: Sequence[Sequence[int]], tokens: int, settings: Mapping[str, Any]
-) -> list[Decoding]:
+    method: str, models: Mapping[str, Decoder], prompts: Sequence[Sequence[int]], tokens: int, settings: Mapping[str, Any],
+    begin: Begin,
+) -> list[Decoding]:  # fmt: skip
     """Decode every prompt with one setting, on warm models."""
-    stop = models["target"].ends
+    stop, found = models["target"].ends, []
     real_decoding.warm(models)
-    return [real_decoding.decode(method, models, prompt, tokens, settings, stop=stop, log=True) for prompt in prompts]
+    for index, prompt in enumerate(prompts):
+        begin(index)
+        found.append(real_decoding.decode(method, models, prompt, tokens, settings, stop=stop, log=True))
+    return found
 
 
 def row(
     method: str, models: Mapping[str, Decoder], prompts: Sequence[Sequence[int]], tokens: int, settings: Mapping[str, Any],
-    plain_decodings: Sequence[PlainDecoding], scores: ReferenceScores | None = None,
+    plain_decodings: Sequence[PlainDecoding], scores: ReferenceScores | None = None, begin: Begin = lambda index: None,
 ) -> dict[str, Any]:
     """Return the row of one setting, over all prompts."""
-    found = _decoded(method, models, prompts, tokens, settings)
-    outputs = [evaluate(models["target"], each.prompt, each.tokens) for each in found]
+    found, outputs = _decoded(method, models, prompts, tokens, settings, begin), []
+    for index, each in enumerate(found):
+        begin(index)
+        outputs.append(evaluate(models["target"], each.prompt, each.tokens))
     agrees, written = [int(each.agrees.sum()) for each in outputs], [len(each.tokens) for each in outputs]
     total, before = sum(written), sum(len(each.output.tokens) for each in plain_decodings)
     low, high = rates_from_logs.ratio_interval(agrees, written)
@@ -314,8 +337,8 @@ def _decided(method: str, found: Sequence[Decoding]) -> dict[str, Any]:
 
 def _depth(each: Decoding) -> int:
     """Layers run for generated tokens, without those of the prompt and rows that are only filled."""
-    prompt: int = each.settings["layers"] * (len(each.prompt) - 1)
-    return each.account.layer_passes - prompt
+    parameters = registry.parameters(each.method)(**each.settings)
+    return each.account.layer_passes - parameters.prompt_layer_passes(len(each.prompt) - 1)
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
@@ -333,18 +356,6 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
     except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:  # kept rows may disagree
         line = str(error).partition("\n")[0]
         raise ParameterError(f"kept rows do not form a table: {line}; remove them, and start again") from None
-
-
-def _write(table: pl.DataFrame, out: Path) -> None:
-    """Write the table, completely or not at all."""
-    with whole_files.atomic_path(out) as part:
-        if out.suffix == ".csv":
-            import polars as pl
-
-            lists = [name for name, kind in table.schema.items() if isinstance(kind, pl.List)]
-            table.drop(lists).write_csv(part)
-        else:
-            table.write_parquet(part, statistics=False)
 
 
 def _kept(path: Path, asked: Mapping[str, Any], make: Callable[[], Any], kind: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.decode import output_quality, real_decoding
-from calibrate.decode.output_quality import PlainDecoding
+from calibrate.decode.output_quality import Begin, PlainDecoding, Report
 from calibrate.decode.reference_scores import ReferenceScores
 from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.interpreters.in_one_process import Real
@@ -61,7 +61,7 @@ def steps(
 
 def measure(
     models: Mapping[str, Decoder], prompts: Sequence[Sequence[int]], tokens: int, thresholds: Sequence[float], *,
-    scores: ReferenceScores | None = None,
+    scores: ReferenceScores | None = None, sources: Sequence[Sequence[int]] | None = None, report: Report | None = None,
 ) -> pl.DataFrame:
     """Decode all prompts with each threshold; return one row for each.
 
@@ -77,6 +77,8 @@ def measure(
         Likelihoods below which a token is replaced, each at least 0.
     scores
         Scores of the outputs against the prompts' references.
+    sources
+        Tokens that the encoders read, for each prompt, for models with an encoder.
     """
     import polars as pl
 
@@ -89,8 +91,15 @@ def measure(
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
     for prompt in prompts:
         real_decoding.check_prompt(models, prompt, tokens)
-    plain = [_plain(models, prompt, tokens) for prompt in prompts]
-    return pl.DataFrame([_row(models, prompts, tokens, each, plain, scores) for each in thresholds])
+    begin, plain, rows = output_quality.reader_of(models, sources), [], []
+    for index, prompt in enumerate(prompts):
+        begin(index)
+        plain.append(_plain(models, prompt, tokens))
+    for number, each in enumerate(thresholds):
+        if report is not None:
+            report(number, len(thresholds), f"threshold {each:g}")
+        rows.append(_row(models, prompts, tokens, each, plain, scores, begin))
+    return pl.DataFrame(rows)
 
 
 def _plain(models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int) -> PlainDecoding:
@@ -100,14 +109,17 @@ def _plain(models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int) ->
 
 def _row(
     models: Mapping[str, Decoder], prompts: Sequence[Sequence[int]], tokens: int, threshold: float, plain: Sequence[PlainDecoding],
-    scores: ReferenceScores | None,
+    scores: ReferenceScores | None, begin: Begin,
 ) -> dict[str, Any]:
     layers = {role: models[role].layers for role in ("draft", "target")}
-    found = [_decoded(models, layers, prompt, tokens, threshold) for prompt in prompts]
+    found, outputs = [], []
+    for index, prompt in enumerate(prompts):
+        begin(index)
+        found.append(_decoded(models, layers, prompt, tokens, threshold))
+        outputs.append(output_quality.evaluate(models["target"], prompt, found[-1][0]))
     written = [len(text) for text, _ in found]
     changed = [origins.count(REPLACED) for _, origins in found]
     unlikely = [len(origins) - origins.count(KEPT) for _, origins in found]
-    outputs = [output_quality.evaluate(models["target"], prompt, text) for prompt, (text, _) in zip(prompts, found, strict=True)]
     agrees = [int(each.agrees.sum()) for each in outputs]
     low, high = rates_from_logs.ratio_interval(changed, written)
     agrees_low, agrees_high = rates_from_logs.ratio_interval(agrees, written)

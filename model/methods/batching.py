@@ -119,17 +119,24 @@ class StaticBatching(MethodParameters):
         return plain_work(self.layers, *zip(*self.columns(tokens), strict=True))
 
 
-def read_prompts(layers: int, prompt: Sequence[int], prompts: Sequence[Sequence[int]], sequences: Sequence[int]) -> Steps:
-    """Prefill the target with each sequence's prompt, without its last token; no step if all sequences share one prompt."""
+def read_prompts(
+    layers: int, prompt: Sequence[int], prompts: Sequence[Sequence[int]], sequences: Sequence[int],
+    parts: Sequence[tuple[int, int, LayerSpan]] = (),
+) -> Steps:  # fmt: skip
+    """Prefill the target with each sequence's prompt, without its last token; no step if all sequences share one prompt.
+
+    `parts` are the passes over a prompt: (first token, token after the last, layers); by default one pass through all layers.
+    """
+    whole = ((0, len(prompt) - 1, LayerSpan(0, layers)),) if len(prompt) > 1 else ()
     for number in sequences if prompts else ():
         if len(prompts[number]) != len(prompt):
             raise checks.ParameterError(
                 f"all prompts must have the same length, {len(prompt)} tokens, because sequences of a batch are at one position;"
                 f" prompt {number} has {len(prompts[number])}"
             )
-        words = tuple(prompts[number][:-1])
-        if words:
-            yield Forward("target", words, 0, LayerSpan(0, layers), batch=Batch.uniform((number,), 0, len(words)))
+        for first, last, span in parts or whole:
+            words = tuple(prompts[number][first:last])
+            yield Forward("target", words, first, span, batch=Batch.uniform((number,), first, last - first))
 
 
 def last_words(prompt: Sequence[int], prompts: Sequence[Sequence[int]], sequences: Sequence[int]) -> tuple[int, ...]:

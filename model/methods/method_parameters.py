@@ -223,6 +223,10 @@ class MethodParameters(TableRecord):
         """Largest number of tokens in a pass of the target when `tokens` are decoded."""
         return self.largest_pass
 
+    def prompt_layer_passes(self, tokens: int) -> int:
+        """Layers that are run over the first `tokens` tokens of a prompt, counted once per token: all."""
+        return self.layers * tokens
+
     @property
     def handover_layer(self) -> int:
         """Layer whose hidden state other passes start from or an early head reads; 0: none."""

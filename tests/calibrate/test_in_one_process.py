@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -292,10 +293,11 @@ def _follow(real: Real, steps: Any, sequences: dict[int, list[int]], tokens: int
     real.run(watched(), tokens)
 
 
-def test_skipdecode_skips_the_same_layers_in_a_batch_as_alone() -> None:
+@pytest.mark.parametrize("decay_prompt", [False, True])
+def test_skipdecode_skips_the_same_layers_in_a_batch_as_alone(decay_prompt: bool) -> None:
     """Layers depend only on positions, so each sequence of a batch equals that sequence alone."""
-    alone = skipdecode.Parameters(LAYERS, 2, 5, 3, 12)
-    together = skipdecode.Parameters(LAYERS, 2, 5, 3, 12, sequences=4, batching="static", lengths=(8, 8, 8, 8))
+    alone = skipdecode.Parameters(LAYERS, 2, 5, 3, 12, decay_prompt=decay_prompt)
+    together = replace(alone, sequences=4, batching="static", lengths=(8, 8, 8, 8))
     sequences: dict[int, list[int]] = {number: [] for number in range(4)}
     _follow(Real(real_models.decoders("llama")), skipdecode.decode(together, PROMPTS[0], 8, prompts=PROMPTS), sequences, 32)
     for number, prompt in enumerate(PROMPTS):

@@ -43,6 +43,7 @@ EXACT = [
     ("early_exit", {"threshold": 1.0, "measure": "state", "fill": "backfill"}, ()),
     ("early_exit", {"exit_layer": LAYERS}, ()),
     ("skipdecode", {"min_layers": LAYERS, "max_layers": LAYERS}, ()),
+    ("skipdecode", {"min_layers": LAYERS, "max_layers": LAYERS, "decay_prompt": True}, ()),
 ]
 
 
@@ -296,6 +297,23 @@ def test_settings_are_all_combinations() -> None:
     ]
     with pytest.raises(ParameterError, match="a is both fixed and swept"):
         output_quality.settings_of({"a": 1}, {"a": [1, 2]})
+
+
+def test_an_encoder_reads_the_source_of_each_prompt(tmp_path: Path) -> None:
+    models: Any = real_models.decoders("t5", "draft", seed=2)
+    sources, prompts = [(1, 2, 3), (5, 4), (6, 7, 8, 9)], [[0]] * 3
+    settings = [{"fallback_threshold": 1.0, "rollback_threshold": 0.0}, {"fallback_threshold": 0.0, "rollback_threshold": math.inf}]
+    out = tmp_path / "all.parquet"
+    own = output_quality.measure(out, SAID, "bild", models, prompts, TOKENS, settings, sources=sources).to_dicts()
+    assert own[0]["agreement"] == own[0]["plain_texts"] == 1.0
+    assert own[1]["agreement"] < 1
+    shares = []
+    for number, source in enumerate(sources):  # each alone
+        out = tmp_path / f"{number}.parquet"
+        alone = output_quality.measure(out, SAID, "bild", models, [[0]], TOKENS, settings, sources=[source]).to_dicts()
+        shares.append((alone[1]["agreement"], alone[1]["plain_log_likelihood"]))
+    assert [own[1][name] for name in ("agreement", "plain_log_likelihood")] == pytest.approx(np.mean(shares, axis=0))
+    assert len({each for _, each in shares}) == 3  # the sources matter
 
 
 @pytest.fixture(scope="module")

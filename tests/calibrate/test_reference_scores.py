@@ -146,6 +146,12 @@ def test_the_command_scores_outputs(tmp_path: Path) -> None:
     cut = asked(rows, "--score", "rouge-l", "--cut-at", decoded[0].strip()[0], "-o", str(tmp_path / "cut.csv"))
     assert CliRunner().invoke(app, cut).exit_code == 0
     assert pl.read_csv(tmp_path / "cut.csv")["rouge_l"][1] < whole["rouge_l"]
+    pair = ["--model", "family:draft", "--draft", "family:draft", "--prompts", str(rows), "--limit", "3", "--tokens", "12", "-q"]
+    both = ["replace", *pair, "--thresholds", "0", "--score", "rouge-l", "--json", "-o"]
+    alike = json.loads(CliRunner().invoke(app, [*both, str(tmp_path / "alike.csv")]).stdout)["rows"][0]
+    assert alike["rouge_l"] == alike["plain_rouge_l"] == pytest.approx(whole["rouge_l"])  # the small model is the large one
+    less = json.loads(CliRunner().invoke(app, [*both, str(tmp_path / "less.csv"), "--cut-at", decoded[0].strip()[0]]).stdout)
+    assert less["rows"][0]["rouge_l"] < whole["rouge_l"]
     assert "percent, by sacrebleu" in done.stdout
     assert {path.stem for path in (tmp_path / "pictures").iterdir()} >= {"agreement", "bleu", "rouge_l"}
 

@@ -74,6 +74,16 @@ def test_a_text_ends_at_the_end_token(models: Any) -> None:
             assert work.tokens == text[: text.index(stop) + 1]
 
 
+def test_an_encoder_reads_the_source_of_each_prompt() -> None:
+    models: Any = real_models.decoders("t5", "draft", seed=2)
+    sources = [(1, 2, 3), (5, 4), (6, 7, 8, 9)]
+    together = replaced_tokens.measure(models, [[0]] * 3, TOKENS, [0.0, 0.03, 1.1], sources=sources)
+    alone = [replaced_tokens.measure(models, [[0]], TOKENS, [0.0, 0.03, 1.1], sources=[each]) for each in sources]
+    for name in ("replaced_share", "agreement", "plain_log_likelihood"):
+        assert together[name].to_list() == pytest.approx(np.mean([each[name].to_list() for each in alone], axis=0))
+    assert together["agreement"][2] == 1
+
+
 def test_scores_against_references(models: Any) -> None:
     pytest.importorskip("sacrebleu")
     whole = [" ".join(map(str, real_models.reference_tokens(models["target"].full, prompt, TOKENS))) for prompt in PROMPTS]

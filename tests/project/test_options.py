@@ -25,6 +25,7 @@ from calibrate.commands.calibrate_app import app as calibrate_app
 from calibrate.decode.position_logging import LogSeconds
 from calibrate.family import training as family
 from calibrate.interpreters.in_one_process import Sampling
+from calibrate.loading.load_models import TokenizedPrompt
 from calibrate.loading.prompts import Prompt
 from calibrate.timing.single_pass import Effort
 from model.base.checks import ParameterError
@@ -37,7 +38,7 @@ TESTS = {path.name: path for path in Path(__file__).parents[1].rglob("test_*.py"
 
 MODELS = {"decoder": SimpleNamespace(layers=8, vocabulary=99, heads={}), "name": "made", "checksum": "0", "has_encoder": False}
 CORPUS = SimpleNamespace(name="notes", cut=lambda characters: SimpleNamespace(name="a little", characters=characters))
-BEGUN = SimpleNamespace(prompt=[1, 2, 3, 4, 5, 6])
+BEGUN = TokenizedPrompt((1, 2, 3, 4, 5, 6), ())
 PROMPTS = [SimpleNamespace(id="one", text="a text")]
 
 
@@ -166,9 +167,36 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
             "calibrate.commands.common_options.prepare_device": {"device": "cuda:1", "threads": 3},
             "calibrate.commands.common_options._bar": {"quiet": True},
             "calibrate.decode.output_quality.measure": {
-                "out": Path("rows.csv"), "prompts": [[5, 6]], "tokens": 12, "resume": True, "report": "a bar", "method": "bild",
+                "out": Path("rows.csv"), "prompts": [(5, 6)], "tokens": 12, "resume": True, "report": "a bar", "method": "bild",
                 "settings": [{"max_draft_length": 5, "fallback_threshold": 0.5, "rollback_threshold": each} for each in (1, 2)],
             },
+        },
+    ),
+    "calibrate replace": (
+        "--model big --draft small --thresholds 0,0.5 --prompts notes --template squad --limit 4 --prompt-tokens 2 --tokens 12"
+        f" -o rows.csv {REAL}",
+        "calibrate.decode.replaced_tokens.measure",
+        {
+            "calibrate.loading.load_models.models": {"named": {"target": "big", "draft": "small"}, "device": "there",
+                "dtype": "float64"},
+            "calibrate.loading.prompts.load": {"where": "notes", "template": "squad", "limit": 4, "seed": 9},
+            "calibrate.commands.common_options.prepare_device": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.common_options._bar": {"quiet": True},
+            "calibrate.decode.replaced_tokens.measure": {
+                "prompts": [(5, 6)], "tokens": 12, "thresholds": (0.0, 0.5), "scores": None, "sources": None, "report": "a bar",
+            },
+        },
+    ),
+    "calibrate loss": (
+        f"--model big --heads some.heads --layers 2,5 --prompts notes --limit 4 --tokens 2 -o rows.csv {REAL}",
+        "calibrate.decode.loss_by_position.measure",
+        {
+            "calibrate.loading.load_models.models": {"named": {"target": "big"}, "device": "there", "dtype": "float64"},
+            "calibrate.loading.load_models.use_heads_of": {"where": "big", "heads": "some.heads"},
+            "calibrate.loading.prompts.load": {"where": "notes", "limit": 4, "seed": 9},
+            "calibrate.commands.common_options.prepare_device": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.common_options._bar": {"quiet": True},
+            "calibrate.decode.loss_by_position.measure": {"sequences": [[5, 6]], "layers": (2, 5), "report": "a bar"},
         },
     ),
     "calibrate run": (
@@ -266,8 +294,13 @@ LEFT_OUT: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "calibrate quality": (
         "early_exit --model big --prompts notes --set threshold=0.5 -o rows.csv",
-        {"out": Path("rows.csv"), "resume": False, "tokens": 48, "settings": [{"threshold": 0.5}], "prompts": [[1, 2, 3, 4, 5, 6]]},
+        {"out": Path("rows.csv"), "resume": False, "tokens": 48, "settings": [{"threshold": 0.5}], "prompts": [(1, 2, 3, 4, 5, 6)]},
     ),
+    "calibrate replace": (
+        "--model big --draft small --prompts notes -o rows.csv",
+        {"tokens": 48, "prompts": [(1, 2, 3, 4, 5, 6)], "thresholds": (0.0, 0.01, 0.03, 0.1, 0.3, 1.1), "scores": None},
+    ),
+    "calibrate loss": ("--model big --prompts notes -o rows.csv", {"sequences": [[1, 2, 3, 4, 5, 6]], "layers": (8,)}),
     "calibrate run": ("autoregressive -o runs.json", {"resume": False, "gpus": []}),
     "calibrate layers": (
         "--model llama-68m -o out",
@@ -286,8 +319,8 @@ LEFT_OUT: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 BARS = {
-    "log": "sequences", "quality": "settings", "layers": "points", "links": "links", "train": "draft", "heads": "heads",
-    "align": "align",
+    "log": "sequences", "quality": "settings", "replace": "thresholds", "loss": "sequences", "layers": "points", "links": "links",
+    "train": "draft", "heads": "heads", "align": "align",
 }  # fmt: skip
 """What the bar of a command counts."""
 
@@ -329,7 +362,7 @@ def test_flags_are_off_by_default(command: str, record: Record) -> None:
         if function == "calibrate.loading.load_models.models":
             assert record.calls[function].get("dtype") == "float32"
         if function == "calibrate.loading.prompts.load":
-            few = {"calibrate log": 200, "calibrate quality": 20}
+            few = {"calibrate log": 200, "calibrate quality": 20, "calibrate replace": 20, "calibrate loss": 100}
             assert record.calls[function].get("limit") == few.get(command, record.calls[function].get("limit"))
             assert not record.calls[function].get("seed")
         if function.endswith(".placed"):
@@ -660,7 +693,7 @@ def test_a_figure_that_has_no_room_is_told(record: Record) -> None:
 def test_what_a_table_is_of_is_said_in_its_rows(record: Record) -> None:
     """Names and checksums of the models, the heads that were read, prompts, type and seed: columns of `calibrate quality`."""
     record.replace("calibrate.decode.output_quality.measure")
-    record.replace("calibrate.commands.log_command.chosen_prompts", [(Prompt("one", "a", "a file"), [1, 2, 3])])
+    record.replace("calibrate.commands.log_command.chosen_prompts", [(Prompt("one", "a", "a file"), BEGUN)])
     for prompts, called in ((["--prompts", "a/notes.json"], "notes.json"), ([], "held-out standard library")):
         words = f"bild --model big --draft small --set fallback_threshold=1 --seed 3 -o a.csv {' '.join(prompts)}"
         run_until_work("calibrate quality", words)
@@ -916,6 +949,16 @@ EFFECTS: dict[str, dict[str, str]] = {
                " --device --threads --resume --quiet",
         "test_output_quality.py::test_quality_command_writes_rows_and_figures": "--figures --json",
         "test_reference_scores.py::test_the_command_scores_outputs": "--score --cut-at",
+    },
+    "calibrate replace": {
+        REACH: "--out --model --draft --thresholds --prompts --template --limit --prompt-tokens --tokens --seed --dtype --device"
+               " --threads --quiet",
+        "test_loss_by_position.py::test_commands_write_rows_and_figures": "--figures --json",
+        "test_reference_scores.py::test_the_command_scores_outputs": "--score --cut-at",
+    },
+    "calibrate loss": {
+        REACH: "--out --model --heads --layers --prompts --limit --tokens --seed --dtype --device --threads --quiet",
+        "test_loss_by_position.py::test_commands_write_rows_and_figures": "--figures --json",
     },
     "calibrate run": {
         REACH: "--out --model --draft --medium --heads --set --sweep --forced --unit-kind --prompts --limit --prompt-tokens"

@@ -20,6 +20,8 @@ COMMANDS = {
     "run": ["run", "speculative", "--model", "family", "--set", "draft_length=2", "-o", "OUT/runs.json"],
     "forced run": ["run", "autoregressive", "--model", "llama-68m", "--forced", "none", "-o", "OUT/runs.json"],
     "quality": ["quality", "early_exit", "--model", "family:target", "--set", "exit_layer=4", "-o", "OUT/rows.csv"],
+    "replace": ["replace", "-o", "OUT/rows.csv"],
+    "loss": ["loss", "-o", "OUT/rows.csv"],
     "heads": ["heads", "--model", "family:target", "-o", "OUT/heads.safetensors"],
     "align": ["align", "--target", "family:target", "--draft", "family:draft", "-o", "OUT/aligned"],
     "train": ["train", "-o", "OUT/model", "--quick"],

@@ -216,6 +216,10 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("skipdecode 30c", "rising", with_fault(lambda right, *args: right(*args)[::-1], skipdecode, "schedule")),
     ("skipdecode 30d", "nothing is required", with_fault(lambda right, cache, step: None, Cache, "_require_spans")),
     ("skipdecode 30e", "one layer less", with_fault(one_layer_less, skipdecode, "skipped")),
+    ("skipdecode 30h", "begins after the prompt", with_fault(
+        lambda right, given, count: right(replace(given, decay_prompt=False), count), skipdecode, "schedule",
+    )),
+    ("skipdecode 30h", "prompt rises", with_fault(lambda right, *args: right(*args)[::-1], skipdecode, "_whole_sequence")),
     ("early_exit 28a", "upside down", with_fault(depths_upside_down, exit_paths, "decodings")),
     ("early_exit 28b", "last column forgotten", with_fault(last_column_forgotten, batching.StaticBatching, "columns")),
     ("early_exit 30h", "rising", with_fault(lambda right, *args, **how: 1 - right(*args, **how), leaving, "decayed_threshold")),

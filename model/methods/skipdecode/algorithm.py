@@ -1,7 +1,8 @@
 """SkipDecode: later tokens run fewer layers; all sequences of a batch use the same layers.
 
-Sections 2.3 and 2.4 of [DelCorro2023]. The prompt runs all layers. A generated token runs the number of layers that the schedule
-has for its position (`exit_layers`): the first `warm_up` ones, then the topmost. The schedule never rises, so no layer that runs
+Sections 2.3 and 2.4 of [DelCorro2023]. The prompt runs all layers, or with `decay_prompt` follows the schedule too, which then
+begins at its first token (future work in the paper). A token runs the number of layers that the schedule has for its position
+(`exit_layers`): the first `warm_up` ones, then the topmost. The schedule never rises, so no layer that runs
 lacks keys and values of earlier tokens (the cache would refuse such a pass). A batch begins when the one before has ended, because
 its sequences must be at the same position; an ended sequence is not replaced. The method is lossy.
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -59,6 +61,8 @@ class Parameters(batching.StaticBatching):
         Rounding of the schedule to whole layers: `half-up`, `half-even`, `floor` or `ceil`.
     power
         Exponent of the schedule; 1 is linear.
+    decay_prompt
+        The schedule begins at position 0, so that the prompt skips layers too, and generated tokens begin further down.
     sequences
         Sequences of a full batch.
     batching
@@ -76,6 +80,7 @@ class Parameters(batching.StaticBatching):
     warm_up: int = 1
     rounding: str = "half-up"
     power: float = 1.0
+    decay_prompt: bool = False
 
     LABEL = "SkipDecode"
     OUTCOMES = ()
@@ -103,6 +108,7 @@ class Parameters(batching.StaticBatching):
         checks.whole("prompt", self.prompt, 0, self.sequence_length - 1, "sequence_length-1")
         checks.one_of("rounding", self.rounding, ROUNDINGS)
         checks.number("power", self.power, 0)
+        checks.flag("decay_prompt", self.decay_prompt)
         self.check_batching()
 
     @classmethod
@@ -119,6 +125,10 @@ class Parameters(batching.StaticBatching):
     def largest_pass(self) -> int:
         """Largest number of tokens in a pass."""
         return self.concurrent_sequences
+
+    def prompt_layer_passes(self, tokens: int) -> int:
+        """Layers that are run over the first `tokens` tokens of a prompt, counted once per token."""
+        return sum((last - first) * span.size for first, last, span in prompt_parts(self, tokens))
 
     def check_tokens(self, tokens: int) -> None:
         """Raise ParameterError for more tokens than the schedule has positions."""
@@ -141,11 +151,13 @@ def decode(
     parameters.check_tokens(tokens)
     layers, start = parameters.layers, len(prompt) - 1
     spans = [LayerSpan(0, layers, skipped(parameters, budget)) for budget in schedule(parameters, tokens)]
-    if start and not prompts:
-        yield Forward("target", tuple(prompt[:-1]), 0, LayerSpan(0, layers))
+    parts = prompt_parts(parameters, start)
+    if not prompts:
+        for first, last, span in parts:
+            yield Forward("target", tuple(prompt[first:last]), first, span)
     for batch in parameters.batches(tokens):
         sequences = tuple(batch)
-        yield from batching.read_prompts(layers, prompt, prompts, sequences)
+        yield from batching.read_prompts(layers, prompt, prompts, sequences, parts)
         words = batching.last_words(prompt, prompts, sequences)
         for column in range(max(batch.values())):
             if column in batch.values() or any(word in stop for word in words):  # some sequences have ended
@@ -188,9 +200,50 @@ def exit_layers(
 
 
 def schedule(parameters: Parameters, tokens: int) -> list[int]:
-    """Whole layers of the first, second, ... token."""
+    """Whole layers of the first, second, ... generated token.
+
+    >>> schedule(Parameters(12, 4, 12, 4, 8), 4), schedule(Parameters(12, 4, 12, 4, 8, decay_prompt=True), 4)
+    ([12, 10, 8, 6], [8, 7, 6, 5])
+    """
+    if parameters.decay_prompt:
+        return _whole_sequence(parameters)[parameters.prompt : parameters.prompt + tokens]
     bounds = parameters.min_layers, parameters.max_layers, parameters.prompt, parameters.sequence_length
     layers = exit_layers(*bounds, tokens, rounding=parameters.rounding, power=parameters.power)
+    return [int(each) for each in layers]
+
+
+def prompt_parts(parameters: Parameters, length: int) -> list[tuple[int, int, LayerSpan]]:
+    """Passes over the first `length` tokens of a prompt, those before its last: (first token, token after the last, layers).
+
+    Tokens with equal budgets share a pass. A prompt that is shorter than `prompt` ends where the longest one ends.
+
+    >>> given = Parameters(12, 4, 12, 4, 8, decay_prompt=True)
+    >>> [(first, last, span.size) for first, last, span in prompt_parts(given, 4)]
+    [(0, 1, 12), (1, 2, 11), (2, 3, 10), (3, 4, 9)]
+    """
+    if not length:
+        return []
+    if not parameters.decay_prompt:
+        return [(0, length, LayerSpan(0, parameters.layers))]
+    offset = parameters.prompt - length
+    if offset < 0:
+        raise checks.ParameterError(
+            f"prompt must be at least {length}, the tokens before a prompt's last one, with decay_prompt, got {parameters.prompt}"
+        )
+    parts, first = [], 0
+    for budget, same in groupby(_whole_sequence(parameters)[offset : parameters.prompt]):
+        last = first + len([*same])
+        parts.append((first, last, LayerSpan(0, parameters.layers, skipped(parameters, budget))))
+        first = last
+    return parts
+
+
+def _whole_sequence(parameters: Parameters) -> list[int]:
+    """Whole layers of the tokens at positions 0, 1, ... of a schedule that begins with the prompt."""
+    length = parameters.sequence_length
+    layers = exit_layers(
+        parameters.min_layers, parameters.max_layers, 0, length, length, rounding=parameters.rounding, power=parameters.power
+    )
     return [int(each) for each in layers]
 
 

@@ -47,7 +47,7 @@ def _skips(draw: DrawFn, /, sequences: int = 4, **more: Any) -> Example:
     example = {
         "layers": layers, "min_layers": least, "max_layers": most, "warm_up": draw(integers(0, least)), "room": room,
         "rounding": draw(st.sampled_from([*formulas.ROUNDINGS])), "power": draw(st.sampled_from((1.0, 0.5, 2.0))),
-        "batch": draw(integers(1, 3)), "lengths": lengths, "cost": draw(quarters()),
+        "batch": draw(integers(1, 3)), "lengths": lengths, "cost": draw(quarters()), "decay_prompt": draw(st.booleans()),
     }  # fmt: skip
     return example | {name: draw(strategy) for name, strategy in more.items()}
 
@@ -145,6 +145,27 @@ def layers_are_time(x: Example) -> None:
     equal("speed", plain / play(x).latency, x["layers"] / mean, CLOSE)
 
 
+@theorem("30h", "A schedule that begins with the prompt lacks no cache row, gives no token more layers than one that begins after"
+         " it, and none more than an earlier token, of prompt or output.", source="the schedule falls from the first token on",
+         given=lambda: _skips(given=integers(1, _PROMPT + 1)))
+def decay_in_the_prompt(x: Example) -> None:
+    decayed, usual = (replace(parameters_of(x), decay_prompt=flag, lengths=None, sequences=1) for flag in (True, False))
+    n, length = _longest(x), x["given"]
+    for later, sooner in zip(skipdecode.schedule(decayed, n), skipdecode.schedule(usual, n), strict=True):
+        at_most("layers of a generated token", later, sooner)
+    steps = skipdecode.decode(decayed, [0] * length, n)
+    kinds = interpreter.count(steps, Lossy(length, x["layers"]), n).account.passes_by_kind  # refuses a missing row
+    equal("tokens read", sum(count * kind.width for kind, (count, *_) in kinds.items()), length - 1 + n)
+    sizes = [kind.layers.size for kind in kinds]  # in the order of their first pass
+    for sooner, later in pairwise(sizes):
+        at_most("layers of a later pass", later, sooner)
+    budgets = [part.size for first, last, part in skipdecode.prompt_parts(decayed, length - 1) for _ in range(first, last)]
+    want = skipdecode.exit_layers(
+        x["min_layers"], x["max_layers"], 0, _PROMPT + x["room"], _PROMPT + x["room"], rounding=x["rounding"], power=x["power"]
+    )
+    equal("layers of the tokens", [*budgets, *skipdecode.schedule(decayed, n)], want[_PROMPT - length + 1 : _PROMPT + n].tolist())
+
+
 # --- 28: agreement of the views, conservation of work, batches ---
 
 
@@ -187,7 +208,8 @@ def parameters_of(x: Example) -> skipdecode.Parameters:
     lengths = x.get("lengths")
     return skipdecode.Parameters(
         x["layers"], x["min_layers"], x["max_layers"], _PROMPT, _PROMPT + x["room"], x["warm_up"], x.get("rounding", "half-up"),
-        x.get("power", 1.0), sequences=x.get("batch", 1), batching="static", lengths=None if lengths is None else tuple(lengths),
+        x.get("power", 1.0), x.get("decay_prompt", False), sequences=x.get("batch", 1), batching="static",
+        lengths=None if lengths is None else tuple(lengths),
     )  # fmt: skip
 
 
