@@ -120,23 +120,29 @@ class Cache:
 
     def write(self, step: Forward) -> None:
         """Record a pass."""
+        role, _, at, (first, last, gaps, _), state, _, _, tree, batch, *_ = step
+        rows = self.rows.get(role)
+        if (
+            rows is not None and not (first or gaps or tree or self.breadths) and batch is None and role not in self.skipping
+            and last == len(rows) and rows[-1] >= at and state is None
+        ):  # fmt: skip
+            rows[:] = [at + len(step.tokens)] * last  # the usual case: all layers, over tokens that follow one another
+            return
         self.require(step)
-        if step.batch is not None:
-            for number, part in _parts(step, step.batch):
+        if batch is not None:
+            for number, part in _parts(step, batch):
                 if number not in self.sequences:
                     self.sequences[number] = Cache({role: held[:] for role, held in self.rows.items()})
                 self.sequences[number].write(part)
             return
-        role, at = step.role, step.at
-        first, last, gaps, kv_only = step.layers
-        held = self.rows.setdefault(role, [])
+        kv_only, held = step.layers.kv_only, self.rows.setdefault(role, [])
         if gaps or role in self.skipping:
             self._write_spans(step)
             return
-        held[first:last] = [step.end if step.tree else at + len(step.tokens)] * (last - first)
+        held[first:last] = [step.end if tree else at + len(step.tokens)] * (last - first)
         if last < len(held) and held[last] > at and not kv_only:
             held[last:] = [min(rows, at) for rows in held[last:]]
-        if step.tree or (self.breadths and role in self.breadths):
+        if tree or (self.breadths and role in self.breadths):
             self._spread(step)
 
     def _write_spans(self, step: Forward) -> None:

@@ -3,6 +3,9 @@
 At equal times passes finish first, then their decisions take effect (verify, stop), then sub-processes start: starts and
 assignments of free units are postponed until no other event is due at that time. A process that continues keeps its unit before
 all waiting processes.
+
+A pass that nothing else can begin or end before is made at once (`_Process._pass_alone`): the clock goes on to its end without an
+event. It is the same run, to the last bit.
 """
 
 from __future__ import annotations
@@ -88,6 +91,21 @@ def simulate(
     return _Engine(cluster, cost, world, tokens, per_layer, record).run(steps)
 
 
+class Clock(Environment):
+    """SimPy's clock, which can be set forward while no event is due."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.busy = self._queue
+        """The events that are due."""
+
+    def go_on(self, seconds: float) -> float:
+        """Set the clock forward, as a timeout would; return the time between, which may differ from `seconds` by rounding."""
+        before = self._now
+        self._now = now = before + seconds
+        return now - before
+
+
 class _Engine:
     """State of one simulation: the process on each unit, waiting processes, and processes about to start."""
 
@@ -105,11 +123,12 @@ class _Engine:
         # positions attended to and read, as in an account.
         self.known: dict[_PassKey, tuple[float, list[int]]] = {}
         self.known_layers: dict[_PassKey, list[float]] = {}
-        self.env = Environment()
+        self.env = Clock()
+        self.plain = not per_layer and not record and self.among is None  # passes may be made at once
         self.holders: list[_Process | None] = [None] * cluster.units
         self.waiting: list[_Process] = []
         self.starting: list[_Process] = []
-        self.changed = self.done = False
+        self.changed = self.done = self.flushing = False
         self.active = self.peak = 0
         self.account = Account()
         self.busy = self.link_free = self.waiting_time = self.draft_time = self.target_time = 0.0
@@ -174,7 +193,7 @@ class _Engine:
 
     def flush(self) -> None:
         """Assign free units to waiting processes, first come first served; then start sub-processes."""
-        self.changed = False
+        self.changed, self.flushing = False, True
         if self.waiting:
             waiting, self.waiting = self.waiting, []
             for process in waiting:
@@ -184,6 +203,7 @@ class _Engine:
         for process in starting:
             if not process.ended:
                 process.begin()
+        self.flushing = False
 
     def share(self) -> None:
         """Reschedule all running passes: after a unit is taken or released they continue at another speed."""
@@ -300,18 +320,53 @@ class _Process:
         each = zip(bodies, units, heirs_of, strict=True)
         return [_Process(self.engine, body, old or self, place) for body, place, old in each]
 
-    def _forward(self, step: Forward) -> None:
-        engine = self.engine
-        layers, batch, unit = step.layers, step.batch, step.unit
-        self.step, self.layer = step, layers.first
-        key = step.role, len(step.tokens), layers, step.heads, step.compared, None if batch is None else batch.widths
-        self.key = key
+    def _price(self, step: Forward) -> float:
+        """Set what is known of a pass, and return its time."""
+        engine, batch = self.engine, step.batch
+        self.step = step
+        widths = None if batch is None else batch.widths
+        self.key = key = step.role, len(step.tokens), step.layers, step.heads, step.compared, widths
         try:
             self.seconds, self.counts = engine.known[key]
         except KeyError:
             self.seconds, self.counts = engine.known[key] = 0.0 if engine.by_position else engine.cost.forward(step), [0, 0, 0]
         if engine.by_position:
             self.seconds = engine.cost.forward(step)
+        return self.seconds
+
+    def _pass_alone(self, step: Forward) -> bool:
+        """Make a pass without an event, if no event is due and no process waits or starts; False if one does.
+
+        Then no process holds a unit, and none can stop this one.
+        """
+        engine, unit, place = self.engine, step.unit, self.place
+        clock = engine.env
+        if clock.busy or engine.changed or engine.flushing or place < 0 or (unit is not None and unit != place):
+            return False
+        work = busy = clock.go_on(self._price(step))
+        if engine.overheads is not None:
+            work -= self._overhead(step)
+        if step.role == "target":
+            engine.target_time += work
+        else:
+            engine.draft_time += work
+            busy *= engine.draft_devices
+        engine.busy += busy
+        engine.peak = engine.peak or 1
+        self.count(step)
+        return True
+
+    def _overhead(self, step: Forward) -> float:
+        """Overhead of the engine's step in the time of a pass."""
+        known = self.engine.overheads
+        assert known is not None
+        if self.key not in known:
+            known[self.key] = self.engine.cost.overhead_of(step)
+        return known[self.key]
+
+    def _forward(self, step: Forward) -> None:
+        unit, self.layer = step.unit, step.layers.first
+        self._price(step)
         if unit is not None and unit != self.place:
             self._move(unit)
         else:
@@ -344,6 +399,9 @@ class _Process:
             answer, kind = None, type(step)
             if kind is Forward:
                 self.cache.write(step)
+                if engine.plain and self._pass_alone(step):
+                    answer = step  # without tensors, the step itself is the output of a pass
+                    continue
                 self._forward(step)
                 return
             if kind is Read:
@@ -501,14 +559,8 @@ class _Process:
         self.release("kept")
         step = self.step
         if isinstance(step, Forward):
-            engine, counts, end = self.engine, self.counts, step.at + 1
-            if len(step.tokens) == 1:  # as `count`, inlined for speed
-                counts[0] += 1
-                counts[1] += end
-                counts[2] += end
-            else:
-                self.count(step)
-            if engine.per_layer:
+            self.count(step)
+            if self.engine.per_layer:
                 self.layer += 1  # all layers have run
             if step is self.body:
                 self._end(step)
@@ -522,10 +574,15 @@ class _Process:
 
     def count(self, step: Forward) -> None:
         """Count a pass, as `Account.add` does, under its known kind."""
-        attended, read = context_of(step)
-        self.counts[0] += 1
-        self.counts[1] += attended
-        self.counts[2] += read
+        counts, width, at = self.counts, len(step.tokens), step.at
+        counts[0] += 1
+        if step.tree or step.batch is not None:
+            attended, read = context_of(step)
+            counts[1] += attended
+            counts[2] += read
+        else:  # as `context_of`, inlined for speed
+            counts[1] += at * width + width * (width + 1) // 2
+            counts[2] += at + width
 
     def release(self, fate: str) -> None:
         engine, unit = self.engine, self.unit
@@ -534,9 +591,7 @@ class _Process:
         if isinstance(step, Forward):
             work = now - self.since
             if engine.overheads is not None:
-                if self.key not in engine.overheads:
-                    engine.overheads[self.key] = engine.cost.overhead_of(step)
-                work -= engine.overheads[self.key]
+                work -= self._overhead(step)
             if step.role != "target":
                 share = engine.draft_devices
                 engine.draft_time += work

@@ -91,13 +91,13 @@ def counted(do: Callable[[], object]) -> int:
     """Number of SimPy events of any kind in our simulator."""
     steps = 0
 
-    class Counting(simpy.Environment):
+    class Counting(events.Clock):
         def step(self) -> None:
             nonlocal steps
             steps += 1
             super().step()
 
-    with mock.patch.object(events, "Environment", Counting):
+    with mock.patch.object(events, "Clock", Counting):
         do()
     return steps
 

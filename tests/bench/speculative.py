@@ -120,6 +120,8 @@ def benchmarks(tiny: bool = False) -> list[Benchmark]:
                   "SimPy by hand, one resource", 0.5),
         Benchmark("speculative-heads-events", "sequences/s", decodings(of_heads), decodings(minimal),
                   "SimPy by hand, without unit and tokens", 0.5),
+        Benchmark("speculative-heads-events-unit", "sequences/s", decodings(of_heads), decodings(with_a_unit),
+                  "SimPy by hand, one resource", 0.5),
         Benchmark("speculative-heads-paths-rate", "tokens/s", tokens_of(lambda block: walk(tokens, block, HEADS)), lambda: 1e7,
                   "10 million tokens per second", 1),
         Benchmark("speculative-paths", "tokens/s", walked, tokens_of(lambda block: draw(tokens, block)),

@@ -360,11 +360,20 @@ def read(parameters: DraftModel, drafter: Model, sequence: RunningSequence) -> S
 
 
 def draft(model: Model, sequence: Sequence[int], length: int) -> Generator[Step, Any, list[DraftedToken]]:
-    """Draft `length` tokens after the sequence."""
-    one = RunningSequence([*sequence], 0, model.rows)
-    found = yield from draft_together(model, [one], length)
-    model.rows = one.rows
-    return found[0]
+    """Draft `length` tokens after the sequence, one per pass.
+
+    After a completely accepted draft the first pass reads two tokens: the last drafted one and the target's own.
+    """
+    guesses: list[DraftedToken] = []
+    words, at = tuple(sequence[model.rows :]), model.rows
+    for _ in range(length):
+        out = yield Forward(model.role, words, at, model.span, None, 1, model.unit)
+        token = yield Read(SAMPLED if model.sampled else GREEDY, out)
+        guesses.append(DraftedToken(token, out))
+        at += len(words)
+        words = (token,)
+    model.rows = at
+    return guesses
 
 
 def draft_together(model: Model, live: Sequence[RunningSequence], length: int) -> Generator[Step, Any, list[list[DraftedToken]]]:
