@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sim.advice.advice import Advice
     from sim.advice.explained_speedup import Explanation
     from sim.reporting.report_document import ReportDocument
+    from sim.serving.study import Study
 
 __version__ = "0.1.0"
 
@@ -33,7 +34,8 @@ _MODULES = {
 """Modules by the names under which `import sim` offers them; each is imported when it is first used."""
 
 __all__ = [
-    "advise", "audit", "comparison", "environment", "explain", "grid", "listing", "report", "run", "schema", "theorems", "trace"
+    "advise", "audit", "comparison", "environment", "explain", "grid", "listing", "report", "run", "schema", "serve", "theorems",
+    "trace",
 ]  # fmt: skip
 
 
@@ -112,7 +114,10 @@ def run(
 
     from model.methods.registry import allow_modules
     from sim.runs import sweep as sweeps
+    from sim.serving import load_scenario
 
+    if load_scenario.holds_load(scenario):
+        return _serve_scenario(scenario, set or {}, sweep or {}, replications, seed, out, jobs, resume=resume)
     overrides: dict[str, Any] = {"set": set or {}, "sweep": sweep or {}, "views": views, "replications": replications, "seed": seed}
     with allow_modules(methods):
         if out is not None:
@@ -126,6 +131,43 @@ def run(
             report = sweeps.run(scenario, out=f"{folder}/run", jobs=jobs, yes=yes, **overrides)
             _warn_of(report.disagreements)
             return report.frame()
+
+
+def _serve_scenario(
+    scenario: Any, set: Mapping[str, Any], sweep: Mapping[str, Any], replications: int | None, seed: int | None,
+    out: str | Path | None, jobs: int, *, resume: bool,
+) -> polars.DataFrame:  # fmt: skip
+    """`run` of a scenario with [load]: a row for each load and policy."""
+    import tempfile
+
+    from sim.serving import load_scenario, serving_run
+
+    tables = load_scenario.resolve(scenario, set=[*set.items()], sweep=[*sweep.items()], replications=replications, seed=seed)
+    if out is not None:
+        return serving_run.run(tables, out=out, jobs=jobs, resume=resume).table
+    with tempfile.TemporaryDirectory() as folder:
+        return serving_run.run(tables, out=f"{folder}/run", jobs=jobs).table
+
+
+def serve(**inputs: Any) -> Study:
+    """Simulate a server under load, with policies of draft length side by side: the command `sim serve`.
+
+    The parameters are those of a scenario with [load] (`sim.serving.load_scenario`), without their sections: `model`, `gpu`,
+    `engine_law`, `draft`, `acceptance`, `rate`, `concurrency`, `trace`, `policies`, `max_num_seqs`, `replications` and so on. The
+    result prints as text; it has `verdict`, `points`, `schedule`, `lines(engine)` and `document()`.
+
+    >>> found = serve(engine_law="sglang-qwen3-235b-a22b", concurrency=[1, 64], policies=["off", "static:3"], replications=0)
+    >>> [found.best(load).policy for load in found.loads]
+    ['static:3', 'static:3']
+
+    Raises
+    ------
+    model.base.checks.ParameterError
+        If an input is missing or impossible.
+    """
+    from sim.serving import load_scenario, study
+
+    return study.serve(load_scenario.inputs_of(load_scenario.sectioned(inputs)))
 
 
 def explain(log: str | Path | Sequence[str | Path] = (), **inputs: Any) -> Explanation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +27,7 @@ from model.outcomes.outcome_kinds import kind_of
 from sim.scenarios import cases, hardware_cost, outcomes_section, scenario_file
 from sim.scenarios.hardware_cost import HardwareCost
 from sim.scenarios.outcomes_section import LAWS
+from sim.serving import load_scenario
 
 LISTS = ("costs", "devices", "laws", "methods", "outcomes", "profiles", "published", "scenarios", "shapes")
 COST_KINDS = ("unit", "published", *hardware_cost.KINDS)
@@ -44,7 +45,9 @@ def lines(what: str) -> dict[str, str]:
         modules = {name: registry.algorithm(name) for name in registry.names()}
         return {name: f"{_first(module)} ({', '.join(_given(module.Parameters))})" for name, module in modules.items()}
     if what == "scenarios":
-        return {name: scenario_file.load(name)["scenario"].get("description", "") for name in scenario_file.names()}
+        found = {name: scenario_file.load(name)["scenario"].get("description", "") for name in scenario_file.names()}
+        served = {name: load_scenario.load(name)["scenario"]["description"] for name in load_scenario.names()}
+        return dict(sorted({**found, **served}.items()))
     if what == "outcomes":
         return {name: f"{_first(law)} ({', '.join(_given(law))})" for name, law in laws().items()}
     if what == "shapes":
@@ -62,13 +65,13 @@ def lines(what: str) -> dict[str, str]:
 
 def _names(what: str) -> list[str]:
     """Names of the entries of `lines`, without their descriptions."""
-    known = {
+    known: dict[str, Callable[[], Iterable[str]]] = {
         "costs": lambda: [*lines("costs"), *COST_KINDS],
         "laws": step_law.names,
         "methods": registry.names,
         "profiles": profile_files.names,
         "published": published.names,
-        "scenarios": scenario_file.names,
+        "scenarios": lambda: sorted([*scenario_file.names(), *load_scenario.names()]),
     }
     return [*known[what]()] if what in known else [*lines(what)]
 
@@ -108,7 +111,7 @@ def details(what: str, name: str) -> dict[str, str]:
     if what == "methods":
         return {name: _method(name)}
     if what == "scenarios":
-        return {name: scenario_file.text_of(name).rstrip()}
+        return {name: (load_scenario if name in load_scenario.names() else scenario_file).text_of(name).rstrip()}
     if what == "shapes":
         return {name: _rows(_of_shape(name, "published: its checkpoint's configuration; assumed: dtype"))}
     if what == "devices":

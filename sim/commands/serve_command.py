@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -130,6 +131,39 @@ def serve(
         print("\n".join(found.lines(settings)))
     else:
         print(study_text.text(found), end="")
+
+
+def run_scenario(
+    source: Any, overrides: Mapping[str, Any], out: Path | None, jobs: int | None, *, resume: bool, dry_run: bool, as_json: bool,
+    draw: bool, progress: Callable[[int, int], None] | None,
+) -> None:  # fmt: skip
+    """`sim run` of a scenario with [load]: write its tables, and print a study for each combination of its axes."""
+    from model.base.table_records import parse_value
+    from sim.runs.sweep import pairs
+    from sim.scenarios.grid import parse_axis
+    from sim.serving import load_scenario, serving_run, study, study_text
+
+    tables = load_scenario.resolve(
+        source, set=[*pairs(overrides["set"], parse_value, "--set")], sweep=[*pairs(overrides["sweep"], parse_axis, "--sweep")],
+        replications=overrides["replications"], seed=overrides["seed"],
+    )  # fmt: skip
+    if dry_run:
+        runs = [len(study.plan(inputs).runs) for _, inputs in load_scenario.points(tables)]
+        facts = {"points": len(runs), "runs": sum(runs)}
+        print(strict_json.dumps(facts, indent=2) if as_json else "\n".join(f"{name:20} {value}" for name, value in facts.items()))
+        if not as_json:
+            print("nothing was run, nothing was written")
+        return
+    made = serving_run.run(tables, out=out, jobs=jobs, resume=resume, progress=progress)
+    if as_json:
+        print(strict_json.dumps(made.document(), indent=2))
+        return
+    for at, each in zip(made.axes, made.studies, strict=True):
+        if at:
+            print(", ".join(f"{path} = {value}" for path, value in at.items()))
+        print(study_text.text(each))
+    kept = f"; {made.resumed} of {made.resumed + made.computed} runs were kept from before" if made.resumed else ""
+    print(f"results: {made.out / 'results.parquet'}, .csv{kept}")
 
 
 def _progress(start: float, what: str) -> None:

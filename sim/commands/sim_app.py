@@ -54,6 +54,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document inst
 _SCHEMAS = {
     "scenarios": ("sim.scenarios.json_schema", "of_scenarios"), "advise": ("sim.advice.advice_schema", "schema"),
     "audit": ("sim.commands.audit_command", "schema"), "explain": ("sim.advice.explained_speedup", "json_schema"),
+    "load": ("sim.serving.serving_schema", "of_scenarios"), "serve": ("sim.serving.serving_schema", "of_output"),
 }  # fmt: skip
 """Module and function of each JSON schema."""
 _SHOWN = 6  # default number of tokens in the picture of a decoding
@@ -107,16 +108,30 @@ def run(
 ) -> None:
     """Run a scenario and write its results table and figures.
 
+    A scenario with a table [load] simulates a server under load.
+
     sim run
 
     sim run mine.toml --set outcomes.match_rate=0.4 --sweep method.candidates=1,3,5 --view events --replications 500 --seed 7 -j 2
 
     sim run ppd-overheads -o results/overheads --resume
+
+    sim run serving-azure --sweep server.max_num_seqs=64,256 -j 2
     """
     from sim.runs import sweep as sweeps
 
     overrides = _overrides(set_, sweep, view, replications, seed)
     sweeps.check_jobs(jobs)
+    from sim.serving import load_scenario
+
+    if load_scenario.holds_load(scenario):
+        unused = {"--view": view, "--columns": columns, "--methods": methods}
+        _refuse_of_servers([name for name, value in unused.items() if value])
+        with _guarded_run(), _progress(quiet, "runs") as progress:
+            serve_command.run_scenario(
+                scenario, overrides, out, jobs, resume=resume, dry_run=dry_run, as_json=as_json, draw=figures, progress=progress
+            )
+        return
     if columns is not None:
         from sim.runs.run_report import check_columns
 
@@ -124,15 +139,8 @@ def run(
     if dry_run:
         _dry_run(scenario, overrides, as_json)
         return
-    try:
-        with _progress(quiet) as progress:
-            report = sweeps.run(scenario, out=out, jobs=jobs, resume=resume, yes=yes, progress=progress, **overrides)
-    except KeyboardInterrupt as stop:
-        print(f"interrupted; {str(stop) or 'nothing was run yet'}", file=sys.stderr)
-        raise typer.Exit(130) from None
-    except sweeps.RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
+    with _guarded_run(), _progress(quiet) as progress:
+        report = sweeps.run(scenario, out=out, jobs=jobs, resume=resume, yes=yes, progress=progress, **overrides)
     import figures as drawing
     from sim.runs import run_report as reports
 
@@ -151,6 +159,29 @@ def run(
         reports.show(report, frame, drawn, asked=columns)
     if report.failed or report.disagreements:
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _guarded_run() -> Iterator[None]:
+    """Say in a line what is kept of a run that was interrupted (exit code 130) or could not finish (1)."""
+    from sim.runs.sweep import RunError
+
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        print(f"interrupted; {str(stop) or 'nothing was run yet'}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+def _refuse_of_servers(given: list[str]) -> None:
+    """Refuse options that scenarios of servers do not have."""
+    from model.base.checks import ParameterError
+
+    if given:
+        raise ParameterError(f"{given[0]} is not for a scenario with [load], which simulates a server; leave it out")
 
 
 def _overrides(
@@ -183,20 +214,20 @@ def _dry_run(scenario: str | None, overrides: dict[str, Any], as_json: bool) -> 
 
 
 @contextlib.contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+def _progress(quiet: bool, what: str = "shards") -> Iterator[Callable[[int, int], None] | None]:
     """Progress on stderr: a bar in a terminal, else a line now and then."""
     if quiet:
         yield None
         return
     if not sys.stderr.isatty():
-        yield _progress_lines()
+        yield _progress_lines(what)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("shards"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("shards", total=None)
+        task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
@@ -506,7 +537,12 @@ def lint(
     from sim.runs import sweep as sweeps
     from sim.runs.shard_plan import ShardPlan
     from sim.scenarios.grid import Grid
+    from sim.serving import load_scenario, study
 
+    if load_scenario.holds_load(scenario):
+        made = [study.plan(inputs) for _, inputs in load_scenario.points(load_scenario.resolve(scenario))]
+        print(f"{scenario}: {len(made)} points, {sum(len(each.runs) for each in made)} runs of a server")
+        return
     grid = Grid(sweeps.resolve(scenario))
     plan = ShardPlan(grid)
     wrong = 0
@@ -575,7 +611,8 @@ app.command("serve", cls=DocumentedCommand)(guarded(serve_command.serve))
 @guarded
 def schema(
     what: Annotated[
-        str, typer.Argument(help="scenarios, or the command whose --json is described: advise, audit or explain.")
+        str,
+        typer.Argument(help="scenarios, load (those with [load]), or the command of a --json: advise, audit, explain or serve."),
     ] = "scenarios",
     methods: Methods = None,
 ) -> None:

@@ -91,7 +91,7 @@ def simulate(
     return _Engine(cluster, cost, world, tokens, per_layer, record).run(steps)
 
 
-class Clock(Environment):
+class SimulatedClock(Environment):
     """SimPy's clock, which can be set forward while no event is due."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class _Engine:
         # positions attended to and read, as in an account.
         self.known: dict[_PassKey, tuple[float, list[int]]] = {}
         self.known_layers: dict[_PassKey, list[float]] = {}
-        self.env = Clock()
+        self.env = SimulatedClock()
         self.plain = not per_layer and not record and self.among is None  # passes may be made at once
         self.holders: list[_Process | None] = [None] * cluster.units
         self.waiting: list[_Process] = []

@@ -111,13 +111,13 @@ def resolve(
     """Return the tables of a scenario with overrides applied: values set, axes added, keys of [scenario] replaced."""
     tables = scenario_file.load(source)
     given: list[str] = []
-    for path, value in _pairs(set, parse_value, "--set"):
+    for path, value in pairs(set, parse_value, "--set"):
         axes = tables.get("sweep", {})
         scenario_file.apply(tables, path, value)
         given.append(path)
         if isinstance(axes, dict):
             axes.pop(path, None)  # a value that is set is no longer swept
-    for path, values in _pairs(sweep, parse_axis, "--sweep"):
+    for path, values in pairs(sweep, parse_axis, "--sweep"):
         axes = tables.setdefault("sweep", {})
         if not isinstance(axes, dict):
             raise ParameterError(f"[sweep] must be a table of paths and lists, got {checks.shown(axes)}")
@@ -167,7 +167,8 @@ def _listed(values: Any) -> Any:
     return list(values) if isinstance(values, tuple | range) else values
 
 
-def _pairs(given: Mapping[str, Any] | Iterable[str], parse: Callable[[str], Any], option: str) -> Iterator[tuple[str, Any]]:
+def pairs(given: Mapping[str, Any] | Iterable[str], parse: Callable[[str], Any], option: str) -> Iterator[tuple[str, Any]]:
+    """Paths and values of --set or --sweep, from a mapping or from the words of a command line."""
     if isinstance(given, Mapping):
         yield from given.items()
         return
@@ -203,7 +204,7 @@ def run(
     folder = (
         Path(out) if out is not None else Path("runs") / f"{tables['scenario']['name']}-{scenario_file.fingerprint(tables)[:8]}"
     )
-    _make(folder)
+    make_folder(folder)
     with locked(folder) as free:
         if not free:
             raise ParameterError(f"another run is at work in {folder}; wait until it ends, or name another directory with -o")
@@ -256,7 +257,8 @@ def _workers(jobs: int | None, plan: ShardPlan, shards: int) -> int:
     return max(1, min(wanted, shards))
 
 
-def _make(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Make the directory of a run. Raises ParameterError."""
     try:
         if folder.exists() and not folder.is_dir():
             raise ParameterError(f"{folder} exists and is not the directory of a run; name another with -o")

@@ -91,7 +91,7 @@ def measured(recorder: Recorder) -> dict[str, float]:
         "utilization": totals.busy / span,
         "mean_draft_length": totals.drafted / totals.sequences if totals.sequences else 0.0,
         "tokens_per_step": totals.emitted / totals.steps if totals.steps else 0.0,
-        "preemptions": float(totals.preemptions),
+        "preemptions": float(totals.preemptions), "simulated_s": recorder.now,
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +36,7 @@ from sim.advice.engine_settings import Range
 from sim.advice.situation import Evidence, Inputs, Situation, situation
 from sim.engine import fast_server
 from sim.engine.recorder import Recorder, TimeSeries
-from sim.serving import measures, policies, traces
+from sim.serving import measures, policies, study_text, traces
 from sim.serving.policies import PolicyName
 
 KIND, SCHEMA_VERSION = "serving", 1
@@ -242,12 +242,15 @@ class Study:
         what = f"{ratio:.2f}x the tokens per second" if load.rate is None else f"requests take {ratio:.2f} of the time"
         return f" ({what} of off)" if off.stable or load.rate is None else " (off does not keep up)"
 
+    def __str__(self) -> str:
+        return study_text.text(self)
+
     def document(self) -> dict[str, Any]:
         """The results as JSON values."""
         return {
             "kind": KIND, "schema_version": SCHEMA_VERSION, "verdict": self.verdict, "model": self.situation.name,
             "gpu": self.situation.gpu, "tensor_parallel": self.situation.tensor_parallel, "replicas": self.inputs.replicas,
-            "table": [_plain(each.row(self.settings.num_blocks)) for each in self.points],
+            "table": [plain_values(each.row(self.settings.num_blocks)) for each in self.points],
             "settings": {name: getattr(self.settings, name) for name in ServerSettings.names()},
             "workload": {"prompt": self.workload.prompt, "output": self.workload.output},
             "schedule": [row._asdict() for row in self.schedule], "switch_off_running": self.switch_off,
@@ -263,12 +266,102 @@ class Study:
         )
 
 
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
+def plain_values(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with null in place of numbers that are not finite."""
     return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
 
 
-def serve(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None) -> Study:
-    """Simulate each policy at each load; `progress` is called with what is done. Raises ParameterError."""
+class RunOf(NamedTuple):
+    """One run of the server: which load, which policy, and replication 0 (the estimates) or a further one (drawn inputs)."""
+
+    load: int
+    policy: int
+    replication: int
+
+
+@dataclass(frozen=True, eq=False)
+class ServedRun:
+    """What a run gave; `series` is kept of replication 0 only."""
+
+    figures: dict[str, float]
+    stable: bool
+    within_slo: float | None
+    series: TimeSeries | None
+
+
+@dataclass(frozen=True, eq=False)
+class StudyPlan:
+    """A study that is ready to run: checked inputs, the loads and policies, and what all runs share.
+
+    Its runs (`runs`) are independent of one another, so that any process may do any of them, in any order.
+    """
+
+    inputs: ServingInputs
+    situation: Situation
+    acceptance: AcceptanceDraws
+    prices: LawPrices
+    settings: ServerSettings
+    loads: tuple[LoadPoint, ...]
+    policies: tuple[PolicyName, ...]
+    lengths: RequestLengths
+    workload: Workload
+    trace: traces.Trace | None
+    passes: Drafter
+    notes: tuple[str, ...]
+
+    @property
+    def runs(self) -> list[RunOf]:
+        """All runs, in the order of the results."""
+        count = 1 + self.inputs.replications
+        return [RunOf(*each) for each in itertools.product(range(len(self.loads)), range(len(self.policies)), range(count))]
+
+    def named(self, of: RunOf) -> str:
+        """Load and policy of a run, as printed text."""
+        return f"{self.loads[of.load].text}, {self.policies[of.policy].text}"
+
+    def run(self, of: RunOf) -> ServedRun:
+        """Simulate one run."""
+        inputs, policy, drawn = self.inputs, self.policies[of.policy], of.replication > 0
+        chosen = (of.replication - 1) % len(self.acceptance.draws)
+        rates = self.acceptance.draws[chosen] if drawn else self.acceptance.point
+        requests = _load(inputs, self.loads[of.load], self.lengths, self.trace, of.replication)
+        servers = servers_of(
+            self.settings, policy, self.prices.drawn(of.replication - 1) if drawn else self.prices, requests, rates, self.passes,
+            inputs.replicas, inputs.seed, of.replication,
+        )  # fmt: skip
+        recorder = Recorder(requests)
+        fast_server.serve(requests, servers, recorder, router=fast_server.ROUTERS[inputs.router])
+        recorder.totals.preemptions = sum(each.scheduler.preemptions for each in servers)
+        asked = not drawn and (inputs.slo_ttft_ms is not None or inputs.slo_tpot_ms is not None)
+        within = measures.within(recorder, inputs.slo_ttft_ms, inputs.slo_tpot_ms) if asked else None
+        return ServedRun(measures.measured(recorder), measures.stable(recorder), within, None if drawn else recorder.series)
+
+    def study(self, done: Mapping[RunOf, ServedRun]) -> Study:
+        """The study of all runs."""
+        points = []
+        for (load, policy), group in itertools.groupby(self.runs, key=lambda each: (each.load, each.policy)):
+            first, *others = (done[each] for each in group)
+            spread = {}
+            if len(others) > 1:
+                spread = {name: interval(first.figures[name], [each.figures[name] for each in others]) for name in SPREAD}
+            points.append(ServedPoint(
+                self.loads[load], self.policies[policy].text, first.figures, spread, first.stable, first.series or TimeSeries(),
+                first.within_slo,
+            ))  # fmt: skip
+        drafting = self.passes is not decodings.NONE
+        longest = min(self.acceptance.limit or policies.MOST, policies.MOST) if drafting else 0
+        schedule = _schedule(self.prices, self.acceptance, self.settings, self.workload, longest, self.passes)
+        unused = "context" if drafting else ("context", "acceptance")
+        rests = [each for each in self.situation.rests_on if not each.input.startswith(unused)]
+        rests += _evidence(self.inputs, self.settings, self.workload, self.trace)
+        notes = [*self.notes, *_remarks(self.situation, points)]
+        return Study(
+            self.inputs, self.situation, self.settings, tuple(points), schedule, self.workload, tuple(rests), tuple(notes)
+        )
+
+
+def plan(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None) -> StudyPlan:
+    """Check the inputs and find what all runs share. Raises ParameterError."""
     notes: list[str] = []
     trace = None if inputs.trace is None else traces.read(inputs.trace, limit=inputs.requests)
     lengths, workload = _lengths(inputs, trace)
@@ -285,22 +378,34 @@ def serve(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: Non
     chosen = [policies.named(text, acceptance.limit) for text in inputs.policies]
     if len({each.text for each in chosen}) < len(chosen):
         raise ParameterError(f"each policy must be given once, got {', '.join(inputs.policies)}")
+    for each in chosen:
+        if inputs.max_num_batched_tokens <= each.longest:
+            raise ParameterError(
+                f"max_num_batched_tokens must be at least {each.longest + 1}, one verification of policy {each.text}, got"
+                f" {inputs.max_num_batched_tokens}; raise it, or draft fewer tokens"
+            )
     passes = decodings.PARALLEL if draft_heads.is_parallel(of.draft) else _chain(of.draft)
-    passes = passes if drafting else decodings.NONE
-    settings = _settings(inputs, of, notes)
-    prices, points = LawPrices(of.law, range(inputs.replications)), []
-    loads = _loads(inputs, trace)
-    for index, (load, policy) in enumerate(itertools.product(loads, chosen), 1):
-        progress(f"{load.text}, {policy.text} ({index} of {len(loads) * len(chosen)})")
-        points.append(_point(inputs, prices, acceptance, settings, load, policy, lengths, trace, passes))
-    longest = min(acceptance.limit or policies.MOST, policies.MOST)
-    schedule = _schedule(prices, acceptance, settings, workload, longest if drafting else 0, passes)
-    unused = "context" if drafting else ("context", "acceptance")
-    rests = [each for each in of.rests_on if not each.input.startswith(unused)]
-    rests += _evidence(inputs, settings, workload, trace)
+    settings, loads = _settings(inputs, of, notes), _loads(inputs, trace)
     notes += [*of.notes, *(trace.notes if trace is not None else ())]
-    notes += _remarks(of, points)
-    return Study(inputs, of, settings, tuple(points), schedule, workload, tuple(rests), tuple(notes))
+    return StudyPlan(
+        inputs, of, acceptance, LawPrices(of.law, range(inputs.replications)), settings, tuple(loads), tuple(chosen), lengths,
+        workload, trace, passes if drafting else decodings.NONE, tuple(notes),
+    )  # fmt: skip
+
+
+def serve(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None) -> Study:
+    """Simulate each policy at each load; `progress` is called with what is done. Raises ParameterError."""
+    made, done = plan(inputs, progress), {}
+    for number, each in enumerate(made.runs, 1):
+        if not each.replication:
+            progress(f"{made.named(each)} (run {number} of {len(made.runs)})")
+        done[each] = made.run(each)
+    return made.study(done)
+
+
+def is_bundled_trace(name: str) -> bool:
+    """True if a trace is named that comes with the program."""
+    return name in traces.BUNDLED
 
 
 def _chain(draft: str | None) -> Drafter:
@@ -370,36 +475,6 @@ def _load(inputs: ServingInputs, load: LoadPoint, lengths: RequestLengths, trace
         return TracedLoad(trace.requests, load.rate / own if inputs.rates else 1.0)
     count = inputs.requests or (REQUESTS if load.concurrency is None else max(LEAST_REQUESTS, PER_CLIENT * load.concurrency))
     return DrawnLoad(lengths, count, load.rate, inputs.burstiness, load.concurrency, inputs.seed, replication)
-
-
-def _point(
-    inputs: ServingInputs, prices: LawPrices, acceptance: AcceptanceDraws, settings: ServerSettings, load: LoadPoint,
-    policy: PolicyName, lengths: RequestLengths, trace: traces.Trace | None, passes: Drafter,
-) -> ServedPoint:  # fmt: skip
-    """One run with the point estimates, and the further runs of the intervals."""
-
-    def run(replication: int) -> Recorder:
-        drawn = replication > 0
-        rates = acceptance.draws[(replication - 1) % len(acceptance.draws)] if drawn else acceptance.point
-        requests = _load(inputs, load, lengths, trace, replication)
-        servers = servers_of(
-            settings, policy, prices.drawn(replication - 1) if drawn else prices, requests, rates, passes, inputs.replicas,
-            inputs.seed, replication,
-        )  # fmt: skip
-        recorder = Recorder(requests)
-        fast_server.serve(requests, servers, recorder, router=fast_server.ROUTERS[inputs.router])
-        recorder.totals.preemptions = sum(each.scheduler.preemptions for each in servers)
-        return recorder
-
-    first = run(0)
-    figures = measures.measured(first)
-    others = [measures.measured(run(replication)) for replication in range(1, inputs.replications + 1)]
-    spread = {name: interval(figures[name], [each[name] for each in others]) for name in SPREAD} if len(others) > 1 else {}
-    asked = inputs.slo_ttft_ms is not None or inputs.slo_tpot_ms is not None
-    return ServedPoint(
-        load, policy.text, figures, spread, measures.stable(first), first.series,
-        measures.within(first, inputs.slo_ttft_ms, inputs.slo_tpot_ms) if asked else None,
-    )  # fmt: skip
 
 
 def servers_of(

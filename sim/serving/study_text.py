@@ -6,14 +6,16 @@ import io
 import math
 import textwrap
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from model.engines.step_terms import PRIORS
-from sim.serving.study import LoadPoint, ServedPoint, Study
+
+if TYPE_CHECKING:
+    from sim.serving.study import LoadPoint, ServedPoint, Study
 
 WIDTH = 118
 

@@ -10,6 +10,7 @@ import csv
 import math
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ TIMES = {
     "TIMESTAMP": 1.0, "arrival_s": 1.0, "arrival_time": 1.0, "arrived_at": 1.0, "start_time": 1.0, "timestamp": 1e-3,
 }  # fmt: skip
 """Names of the arrival, with its unit [s]: Mooncake's `timestamp` is in milliseconds."""
+BUNDLED = {"azure-2023-conversation": "azure_2023_conversation.csv"}
+"""Traces that come with the program, by name."""
 CHARACTERS = 4.0
 """Characters per token of a conversation: assumed, a usual figure of English text."""
 
@@ -40,6 +43,8 @@ class Trace(NamedTuple):
 def read(path: str | Path, *, limit: int | None = None) -> Trace:
     """Read a trace, at most `limit` requests of it. Raises ParameterError that names the row and the column."""
     where = Path(path)
+    if str(path) in BUNDLED and not where.exists():
+        where = Path(str(resources.files("sim") / "serving" / "bundled" / BUNDLED[str(path)]))
     if limit is not None:
         checks.whole("limit", limit, 1, MOST_REQUESTS)
     rows = _csv_rows(where) if where.suffix.lower() == ".csv" else _json_rows(where)

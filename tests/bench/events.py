@@ -91,13 +91,13 @@ def counted(do: Callable[[], object]) -> int:
     """Number of SimPy events of any kind in our simulator."""
     steps = 0
 
-    class Counting(events.Clock):
+    class Counting(events.SimulatedClock):
         def step(self) -> None:
             nonlocal steps
             steps += 1
             super().step()
 
-    with mock.patch.object(events, "Clock", Counting):
+    with mock.patch.object(events, "SimulatedClock", Counting):
         do()
     return steps
 

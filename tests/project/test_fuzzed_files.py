@@ -246,6 +246,61 @@ def test_traces_of_requests(data: st.DataObject, name: str) -> None:
         run_command(sim, "serve", "--trace", here / name, *law)
 
 
+SERVED = """[scenario]
+name = "mine"
+replications = 1
+[system]
+engine_law = "vllm-llama-3.1-8b-eagle3-h100"
+[load]
+concurrency = [1, 2]
+requests = 20
+prompt = 16.0
+output = 4.0
+[server]
+policies = ["off", "static:2"]
+max_num_seqs = 4
+[sweep]
+"server.block_size" = [8, 16]
+"""
+
+
+@given(data=st.one_of(lines_of(SERVED, "=").map(str.encode), bytes_of(SERVED.encode())))
+@fuzz_settings
+def test_scenarios_of_servers(data: bytes) -> None:
+    with folder() as here:
+        (here / "s.toml").write_bytes(data)
+        if run_command(sim, "lint", here / "s.toml") == 0:
+            text = data.decode("utf-8-sig")
+            said = tomllib.loads(text).get("load", {})
+            if "load" in tomllib.loads(text) and said.get("requests", 20) == 20 and said.get("output", 4.0) == 4.0:
+                run_command(sim, "run", here / "s.toml", "--dry-run")
+
+
+@lru_cache(maxsize=1)
+def served() -> dict[str, bytes]:
+    """The files of a finished run of a server."""
+    with folder() as here:
+        (here / "s.toml").write_text(SERVED)
+        assert run_command(sim, "run", here / "s.toml", "-q", "-j", "1", "-o", here / "run") == 0
+        return {str(path.relative_to(here / "run")): path.read_bytes() for path in (here / "run").rglob("*") if path.is_file()}
+
+
+@given(more=st.data())
+@fuzz_settings
+def test_served_runs_that_were_broken_off(more: st.DataObject) -> None:
+    held = served()
+    name = more.draw(st.sampled_from(sorted(held)))
+    with folder() as above:
+        here = above / "run"
+        (here / "shards").mkdir(parents=True)
+        for each, content in held.items():
+            (here / each).write_bytes(content)
+        (here / name).write_bytes(more.draw(st.one_of(bytes_of(held[name]), st.sampled_from([b"", b"{}", b"null"]))))
+        (above / "s.toml").write_text(SERVED)
+        if run_command(sim, "run", above / "s.toml", "-q", "-j", "1", "--resume", "-o", here) == 0:
+            assert (here / "results.csv").read_bytes() == held["results.csv"]
+
+
 TABLE = "\n".join([",".join(DECISIONS), *(",".join(map(str, row)) for row in zip(*DECISIONS.values(), strict=True))])
 
 

@@ -1,0 +1,229 @@
+"""Runs of scenarios of a server into a directory: each simulated run is kept when it is done, and resumed after an interruption.
+
+Runs are independent, so that the tables are the same to the byte for any number of workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from model.base import bounded_files, strict_json, typed_values
+from model.base.checks import ParameterError
+from model.base.parent_process import exit_with_parent
+from model.base.whole_files import TEMPORARY, write_text
+from sim.engine.recorder import TimeSeries
+from sim.runs import sweep
+from sim.runs.atomic_files import is_unchanged, locked, parquet, write_hashed, write_whole
+from sim.runs.environment import versions
+from sim.serving import load_scenario, study
+from sim.serving.load_scenario import Tables
+from sim.serving.study import StudyPlan, RunOf, ServedRun, Study
+
+KIND = "serving"
+SOON = 5.0
+"""Seconds of work from which on several workers are started by default, which takes about two seconds."""
+
+Progress = Callable[[int, int], None]
+"""Called with runs done and in total."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """Result of a run: its directory, its table, and a study for each combination of the axes."""
+
+    out: Path
+    tables: Tables
+    table: pl.DataFrame
+    studies: tuple[Study, ...]
+    axes: tuple[dict[str, Any], ...]
+    computed: int
+    resumed: int
+
+    def document(self) -> dict[str, Any]:
+        """The results as JSON values."""
+        return {
+            "kind": f"{KIND}-run", "schema_version": study.SCHEMA_VERSION, "out": str(self.out), "scenario": self.tables,
+            "table": [study.plain_values(row) for row in self.table.to_dicts()],
+            "points": [{"axes": at, **each.document()} for at, each in zip(self.axes, self.studies, strict=True)],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One run of one combination of the axes."""
+
+    point: int
+    of: RunOf
+    number: int
+
+    @property
+    def file(self) -> str:
+        """Name of its file, without the hash."""
+        return f"{self.number:06}.json"
+
+
+def run(
+    tables: Tables, *, out: str | Path | None = None, jobs: int | None = None, resume: bool = False,
+    progress: Progress | None = None,
+) -> Served:  # fmt: skip
+    """Run a scenario of a server into a directory. Raises ParameterError."""
+    sweep.check_jobs(jobs)
+    points = load_scenario.points(tables)
+    mark = load_scenario.fingerprint(tables)
+    folder = Path(out) if out is not None else Path("runs") / f"{tables['scenario']['name']}-{mark[:8]}"
+    plans = [study.plan(inputs) for _, inputs in points]
+    sweep.make_folder(folder)
+    with locked(folder) as free:
+        if not free:
+            raise ParameterError(f"another run is at work in {folder}; wait until it ends, or name another directory with -o")
+        _prepare(folder, tables, mark, resume=resume)
+        try:
+            return _run(folder, tables, [at for at, _ in points], plans, jobs, progress)
+        except OSError as error:
+            raise sweep.RunError(f"{error.strerror or error} ({error.filename or folder}); {hint(folder)}") from None
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(hint(folder)) from None
+
+
+def hint(folder: Path) -> str:
+    """What is kept of an interrupted run."""
+    return f"finished runs are kept in {folder}; resume with the same command and --resume"
+
+
+def _run(
+    folder: Path, tables: Tables, axes: list[dict[str, Any]], plans: list[StudyPlan], jobs: int | None, progress: Progress | None
+) -> Served:
+    tasks = [_Task(point, of, 0) for point, plan in enumerate(plans) for of in plan.runs]
+    tasks = [_Task(each.point, each.of, number) for number, each in enumerate(tasks)]
+    done = {each: found for each in tasks if (found := _held(folder, each)) is not None}
+    resumed = len(done)
+    for task, path in _computed(folder, tables, plans, [each for each in tasks if each not in done], jobs):
+        done[task] = _read(path)
+        if progress is not None:
+            progress(len(done), len(tasks))
+    studies = []
+    for point, plan in enumerate(plans):
+        studies.append(plan.study({each.of: done[each] for each in tasks if each.point == point}))
+    rows = [
+        {**at, **row} for at, found in zip(axes, studies, strict=True)
+        for row in (each.row(found.settings.num_blocks) for each in found.points)
+    ]  # fmt: skip
+    table = pl.DataFrame([study.plain_values(row) for row in rows], infer_schema_length=None, strict=False)
+    write_whole(folder / "results.parquet", parquet(table))
+    write_whole(folder / "results.csv", table.write_csv)
+    document = {
+        "kind": KIND, "fingerprint": load_scenario.fingerprint(tables), "results_version": load_scenario.RESULTS_VERSION,
+        "scenario": tables, "complete": True, "points": len(plans), "runs": len(tasks), "rows": table.height,
+        "versions": versions(), "platform": platform.platform(),
+    }  # fmt: skip
+    write_text(folder / "metadata.json", strict_json.dumps(document, indent=2) + "\n")
+    return Served(folder, tables, table, tuple(studies), tuple(axes), len(tasks) - resumed, resumed)
+
+
+def _prepare(folder: Path, tables: Tables, mark: str, *, resume: bool) -> None:
+    """Check that the directory is new or belongs to this scenario; without `resume`, remove its kept runs."""
+    note, held = folder / "metadata.json", None
+    if any(path.suffix != TEMPORARY for path in folder.iterdir()):
+        try:
+            held = bounded_files.json_of(bounded_files.read_bytes(note))["fingerprint"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise ParameterError(f"{folder} exists and is not the directory of a run; name another directory with -o") from None
+        if held != mark:
+            raise ParameterError(f"{folder} holds the run of another scenario (or version); name another directory with -o")
+        if not resume:
+            shutil.rmtree(folder / "shards", ignore_errors=True)
+    for left in folder.glob(f"**/.*{TEMPORARY}"):
+        left.unlink(missing_ok=True)  # of a run that was killed while writing
+    try:
+        if held is None or not resume:
+            begun = {"kind": KIND, "fingerprint": mark, "scenario": tables, "complete": False}
+            write_text(note, strict_json.dumps(begun, indent=2) + "\n")
+        (folder / "shards").mkdir(exist_ok=True)
+    except OSError as error:
+        raise ParameterError(f"{folder} cannot be written: {error.strerror}; name another directory with -o") from None
+
+
+def _held(folder: Path, task: _Task) -> ServedRun | None:
+    """The kept result of a run; None if there is none. A damaged file is removed."""
+    for path in (folder / "shards").glob(f"{task.file.removesuffix('.json')}-*.json"):
+        if is_unchanged(path):
+            with contextlib.suppress(ParameterError, KeyError):
+                return _read(path)
+        path.unlink(missing_ok=True)
+    return None
+
+
+def _read(path: Path) -> ServedRun:
+    found = bounded_files.json_of(bounded_files.read_bytes(path))
+    typed_values.check(found, dict[str, Any], path.name)
+    series = None
+    if found["series"] is not None:
+        series = TimeSeries([[float(value) for value in row] for row in found["series"]["rows"]], int(found["series"]["span"]))
+    figures = {name: float("nan") if value is None else float(value) for name, value in found["figures"].items()}
+    return ServedRun(figures, bool(found["stable"]), found["within_slo"], series)
+
+
+def _write(path: Path, made: ServedRun) -> Path:
+    series = None if made.series is None else {"rows": made.series.rows, "span": made.series.span}
+    document = {
+        "figures": study.plain_values(made.figures), "stable": made.stable, "within_slo": made.within_slo, "series": series
+    }  # fmt: skip
+    return write_hashed(path, lambda to: to.write_text(strict_json.dumps(document), encoding="utf-8"))
+
+
+_plans: dict[str, list[StudyPlan]] = {}
+"""The plans of the scenario that a worker runs, made once."""
+
+
+def _compute(tables: Tables, folder: Path, task: _Task) -> tuple[_Task, Path]:
+    """Simulate one run in a worker."""
+    mark = load_scenario.fingerprint(tables)
+    if mark not in _plans:
+        _plans.clear()
+        _plans[mark] = [study.plan(inputs) for _, inputs in load_scenario.points(tables)]
+    return task, _write(folder / "shards" / task.file, _plans[mark][task.point].run(task.of))
+
+
+def _in_worker(parent: int, *arguments: Any) -> tuple[_Task, Path]:
+    """Simulate in a worker process, which ends with its parent and leaves Ctrl-C to it."""
+    import signal
+
+    exit_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return _compute(*arguments)
+
+
+def _computed(
+    folder: Path, tables: Tables, plans: list[StudyPlan], missing: list[_Task], jobs: int | None
+) -> Iterator[tuple[_Task, Path]]:
+    """Simulate runs and yield each with its file; the first alone, whose time decides by default whether workers are started."""
+    import time
+
+    begun, wanted = time.monotonic(), jobs
+    while missing and (wanted is None or wanted == 1):
+        task, *missing = missing
+        yield task, _write(folder / "shards" / task.file, plans[task.point].run(task.of))
+        if wanted is None:
+            spent = time.monotonic() - begun
+            wanted = (os.cpu_count() or 1) if spent * len(missing) > SOON else 1
+    if not missing:
+        return
+    import joblib
+    from joblib.externals.loky.process_executor import BrokenProcessPool
+
+    workers = min(wanted or 1, len(missing))
+    work = joblib.Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1, pre_dispatch="2*n_jobs")
+    try:
+        yield from work(joblib.delayed(_in_worker)(os.getpid(), tables, folder, task) for task in missing)
+    except BrokenProcessPool:
+        raise sweep.RunError(f"a worker died (out of memory?); {hint(folder)}") from None
+

@@ -1,0 +1,191 @@
+"""Scenarios of servers: the same study as `sim serve`, kept runs, workers, schemas, and refusals in one line."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+import sim
+from model.base.checks import ParameterError
+from sim.commands.sim_app import app
+from sim.runs.sweep import RunError
+from sim.serving import load_scenario, serving_run, serving_schema, study, traces
+
+LAW = "sglang-qwen3-235b-a22b"
+TABLES: dict[str, Any] = {
+    "scenario": {"name": "mine", "replications": 2},
+    "system": {"engine_law": LAW},
+    "load": {"concurrency": [2, 6], "requests": 40, "prompt": 64.0, "output": 24.0},
+    "server": {"policies": ["off", "static:2"]},
+}
+
+
+def tables(**changes: dict[str, Any]) -> dict[str, Any]:
+    return {name: TABLES.get(name, {}) | changes.get(name, {}) for name in {**TABLES, **changes}}
+
+
+def test_rows_are_those_of_the_study(tmp_path: Path) -> None:
+    made = serving_run.run(tables(), out=tmp_path / "run", jobs=1)
+    found = study.serve(load_scenario.inputs_of(tables()))
+    rows = [study.plain_values(each.row(found.settings.num_blocks)) for each in found.points]
+    assert made.table.to_dicts() == rows
+    assert pl.read_parquet(tmp_path / "run" / "results.parquet").equals(made.table)
+    assert pl.read_csv(tmp_path / "run" / "results.csv").height == 4
+    assert str(made.studies[0]) == str(found)
+
+
+def test_axes_are_studies_of_their_own(tmp_path: Path) -> None:
+    given = tables(sweep={"server.max_num_seqs": [1, 4], "load.prompt": [32.0, 64.0]})
+    made = serving_run.run(given, out=tmp_path / "run", jobs=1)
+    assert made.axes == tuple({"server.max_num_seqs": seqs, "load.prompt": each} for seqs in (1, 4) for each in (32.0, 64.0))
+    for at, each in zip(made.axes, made.studies, strict=True):
+        assert each.settings.max_num_seqs == at["server.max_num_seqs"]
+        assert each.workload.prompt == at["load.prompt"]
+    one = made.table.filter(pl.col("server.max_num_seqs") == 1)
+    assert one["mean_running"].max() <= 1
+    assert one.height == 8
+
+
+def test_workers_give_the_same_files(tmp_path: Path) -> None:
+    for jobs in (1, 2):
+        serving_run.run(tables(), out=tmp_path / str(jobs), jobs=jobs)
+    for name in ("results.parquet", "results.csv"):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
+
+
+def test_an_interrupted_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = serving_run.run(tables(), out=tmp_path / "whole", jobs=1)
+    count, right = 0, study.StudyPlan.run
+
+    def stopped(plan: study.StudyPlan, of: study.RunOf) -> study.ServedRun:
+        nonlocal count
+        count += 1
+        if count == 6:
+            raise KeyboardInterrupt
+        return right(plan, of)
+
+    monkeypatch.setattr(study.StudyPlan, "run", stopped)
+    with pytest.raises(KeyboardInterrupt, match=r"finished runs are kept in .*resume with the same command and --resume"):
+        serving_run.run(tables(), out=tmp_path / "run", jobs=1)
+    assert json.loads((tmp_path / "run" / "metadata.json").read_text())["complete"] is False
+    kept = sorted((tmp_path / "run" / "shards").iterdir())
+    assert len(kept) == 5
+    kept[0].write_text("{}")  # damaged: made again
+    made = serving_run.run(tables(), out=tmp_path / "run", jobs=1, resume=True)
+    assert (made.resumed, made.computed) == (4, 8)
+    assert made.table.equals(whole.table)
+    assert made.studies[0].points[0].series.table() == whole.studies[0].points[0].series.table()
+    again = serving_run.run(tables(), out=tmp_path / "run", jobs=1, resume=True)
+    assert (again.resumed, again.computed) == (12, 0)
+    with pytest.raises(ParameterError, match="holds the run of another scenario"):
+        serving_run.run(tables(scenario={"seed": 5}), out=tmp_path / "run")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes").write_text("")
+    with pytest.raises(ParameterError, match="not the directory of a run"):
+        serving_run.run(tables(), out=tmp_path / "other")
+
+
+def test_a_full_disk_ends_the_run_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Path:
+        raise OSError(28, "No space left on device", "somewhere")
+
+    monkeypatch.setattr(serving_run, "write_hashed", full)
+    with pytest.raises(RunError, match=r"No space left on device \(somewhere\); finished runs are kept in"):
+        serving_run.run(tables(), out=tmp_path / "run", jobs=1)
+
+
+def test_the_bundled_scenario_shows_where_a_fixed_length_fails() -> None:
+    given = load_scenario.resolve("serving-azure", replications=0)
+    jsonschema.validate(given, serving_schema.of_scenarios())
+    (point,) = load_scenario.points(given)
+    assert len(study.plan(point[1]).runs) == 9
+    trace = traces.read("azure-2023-conversation")
+    assert trace.requests.prompts.size == 2867
+    assert trace.requests.arrivals[-1] < 600
+    assert trace.requests.prompts.size / 600 == pytest.approx(4.8, abs=0.05)
+
+
+def test_python_and_the_command_line_give_the_same_rows(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        f'[scenario]\nname = "mine"\nreplications = 2\n[system]\nengine_law = "{LAW}"\n'
+        '[load]\nconcurrency = [2, 6]\nrequests = 40\nprompt = 64.0\noutput = 24.0\n[server]\npolicies = ["off", "static:2"]\n'
+    )
+    done = CliRunner().invoke(app, ["run", str(file), "-o", str(tmp_path / "run"), "--json", "-q", "--seed", "3", "-j", "1"])
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    said = json.loads(done.stdout)
+    table = sim.run(tables(), seed=3)
+    assert said["table"] == table.to_dicts()
+    for each in said["points"]:
+        jsonschema.validate({key: value for key, value in each.items() if key != "axes"}, serving_schema.of_output())
+    found = sim.serve(engine_law=LAW, concurrency=[2, 6], requests=40, prompt=64.0, output=24.0, policies=["off", "static:2"],
+                      replications=2, seed=3)  # fmt: skip
+    assert [each.figures["output_tokens_per_s"] for each in found.points] == table["output_tokens_per_s"].to_list()
+    text = CliRunner().invoke(app, ["run", str(file), "-o", str(tmp_path / "run"), "-q", "--resume", "--seed", "3"]).stdout
+    assert found.verdict.split(";")[0] in " ".join(text.split())
+    assert "12 of 12 runs were kept from before" in text
+    dry = CliRunner().invoke(app, ["run", str(file), "--dry-run", "--json", "--sweep", "server.block_size=8,16"])
+    assert json.loads(dry.stdout) == {"points": 2, "runs": 24}
+    listed = CliRunner().invoke(app, ["ls", "scenarios", "serving-azure"]).stdout
+    assert "azure-2023-conversation" in listed
+    assert json.loads(CliRunner().invoke(app, ["schema", "load"]).stdout) == serving_schema.of_scenarios()
+    assert json.loads(CliRunner().invoke(app, ["schema", "serve"]).stdout) == serving_schema.of_output()
+
+
+def test_trace_and_law_are_found_from_the_scenario_file(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,completion_tokens\n0,5,4\n1,6,3\n2,7,2\n")
+    (tmp_path / "mine.toml").write_text(
+        f'[scenario]\nname = "mine"\nreplications = 0\n[system]\nengine_law = "{LAW}"\n'
+        '[load]\ntrace = "t.csv"\n[server]\npolicies = ["off"]\n'
+    )
+    given = load_scenario.resolve(tmp_path / "mine.toml")
+    assert given["load"]["trace"] == str(tmp_path / "t.csv")
+    before = load_scenario.fingerprint(given)
+    made = serving_run.run(given, out=tmp_path / "run", jobs=1)
+    assert made.table["rate"].to_list() == [1.0]
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,completion_tokens\n0,5,4\n1,6,3\n2,7,3\n")
+    assert load_scenario.fingerprint(given) != before  # a changed trace is another run
+    with pytest.raises(ParameterError, match="another scenario"):
+        serving_run.run(given, out=tmp_path / "run", jobs=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"plots": {"x": 1}}, r"unknown section \[plots\]"), ({"load": {"rates": 3}}, "unknown key load.rates; did you mean rate?"),
+        ({"load": {"concurrency": "two"}}, "load.concurrency must be a list or a whole number, got 'two'"),
+        ({"load": {"concurrency": [2.5]}}, r"load.concurrency\[0\] must be a whole number, got 2.5"),
+        ({"server": {"policies": "off"}}, "server.policies must be a list, got 'off'"),
+        ({"server": {"slo_tpot": "fast"}}, "slo_tpot must be a time above 0"),
+        ({"server": {"policies": ["static:2", "vllm:[[1,3,2],[5,9,0]]"]}}, "must begin at 4, got 5: it leaves a gap"),
+        ({"load": {"rate": 2}}, "one of: --rate"), ({"load": {"concurrency": []}}, "a load is needed"),
+        ({"system": {"engine_law": "nothing"}}, "unknown engine law 'nothing'"),
+        ({"sweep": {"server.max_seqs": [1]}}, "unknown key server.max_seqs"),
+        ({"sweep": {"servers.max_num_seqs": [1]}}, "unknown path 'servers.max_num_seqs'"),
+        ({"sweep": {"server.max_num_seqs": 3}}, "must be a list of at least one value, got 3"),
+        ({"sweep": {f"server.{key}": [*range(1, 60)] for key in ("max_num_seqs", "block_size")}}, "at most 1,000 combinations"),
+        ({"server": {"max_num_batched_tokens": 1, "policies": ["static:3"]}}, "must be at least 4, one verification of policy"),
+        ({"scenario": {"replications": -1}}, "replications must be"), ({"load": {"requests": 3}}, "requests must be"),
+        ({"load": {"prompt": math.inf}}, "load.prompt must be a finite number"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_before_anything_runs(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=said):
+        serving_run.run(load_scenario.resolve(tables(**changes)), out=tmp_path / "run", jobs=1)
+    assert not (tmp_path / "run" / "shards").exists()
+
+
+def test_options_of_other_scenarios_are_refused() -> None:
+    for words, option in ((["--view", "events"], "--view"), (["--columns", "all"], "--columns")):
+        done = CliRunner().invoke(app, ["run", "serving-azure", *words])
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert done.stderr == f"error: {option} is not for a scenario with [load], which simulates a server; leave it out\n"
+    with pytest.raises(ParameterError, match="unknown input 'rates'; did you mean rate"):
+        sim.serve(rates=3)
