@@ -26,7 +26,7 @@ from sim.runs.atomic_files import is_unchanged, locked, parquet, write_hashed, w
 from sim.runs.environment import versions
 from sim.serving import load_scenario, study
 from sim.serving.load_scenario import Tables
-from sim.serving.study import StudyPlan, RunOf, ServedRun, Study
+from sim.serving.study import RunOf, ServedRun, Study, StudyPlan
 
 KIND = "serving"
 SOON = 5.0
