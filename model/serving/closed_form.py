@@ -15,11 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from scipy import optimize
+import numpy as np
 
 from model.base import checks
 from model.base.checks import ParameterError
 from model.serving.step_prices import RaggedPass, StepPrices
+
+_POINTS = 40
+"""Numbers of running sequences at which times are computed; between them they are interpolated."""
 
 
 class Workload(NamedTuple):
@@ -109,25 +112,38 @@ class ClosedForm:
         base = (rounds + first) * self.round_seconds(running)
         e2e = base + running * self.prompt_seconds(running)
         rate = running / e2e
-        own = self.round_seconds(running) + self.prompt_seconds(running) if first else 0.0
         decoded = max(self.workload.output - 1, 1.0)
-        return Steady(running, rate, rate * self.workload.output, (e2e - own) / decoded, e2e)
+        return Steady(running, rate, rate * self.workload.output, (e2e - self.first_seconds(running)) / decoded, e2e)
 
     def under_arrivals(self, rate: float, most: int) -> Steady | None:
         """Steady state under `rate` requests per second with at most `most` running; None if the server cannot keep up.
 
-        Little's law: running = rate x time of a request, which grows with the number that run.
+        With n running, requests end at the rate n / e2e(n). Poisson arrivals then find n running with the probabilities of a
+        birth-death process, for any law of lengths, as in processor sharing [Kelly1979]; up to `most` run, the others
+        wait. `running` is their mean, and by Little's law running = rate x time of a request without waiting.
+
+        [Kelly1979] F. P. Kelly. Reversibility and Stochastic Networks. Wiley, 1979, Section 3.3.
         """
         checks.number("rate", rate, 1e-9)
-        if self.at_concurrency(most).requests_per_s <= rate:
+        checks.whole("most", most, 1)
+        chosen = np.unique(np.round([*range(1, min(most, 16) + 1), *np.geomspace(1, most, _POINTS)]).astype(int))
+        times = [self.at_concurrency(int(each)).e2e_s for each in chosen]
+        number = np.arange(1, most + 1)
+        ends = number / np.interp(number, chosen, times)
+        if ends[-1] <= rate:
             return None
-        if self.at_concurrency(1).requests_per_s >= rate:
-            alone = self.at_concurrency(1)
-            return alone._replace(
-                running=rate * alone.e2e_s, requests_per_s=rate, output_tokens_per_s=rate * self.workload.output
-            )
-        found = optimize.brentq(lambda running: self.at_concurrency(running).requests_per_s - rate, 1, most)
-        return self.at_concurrency(float(found))
+        chances = np.concatenate([[0.0], np.cumsum(np.log(rate) - np.log(ends))])
+        chances = np.exp(chances - chances.max())
+        chances[-1] /= 1 - rate / ends[-1]  # all states in which `most` run and any number wait
+        running = float(np.arange(most + 1) @ chances / chances.sum())
+        e2e = running / rate
+        own = self.first_seconds(max(running, 1.0))
+        tpot = (e2e - own) / max(self.workload.output - 1, 1.0)
+        return Steady(running, rate, rate * self.workload.output, tpot, e2e)
+
+    def first_seconds(self, running: float) -> float:
+        """Time of the pass that reads a request's prompt and gives its first token [s]; 0 without a prompt."""
+        return self.round_seconds(running) + self.prompt_seconds(running) if self.workload.prompt > 1 else 0.0
 
 
 def bound(

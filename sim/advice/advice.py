@@ -16,7 +16,9 @@ from model.architectures import draft_heads
 from model.base import checks, strict_json
 from model.base.checks import ParameterError
 from model.engines import next_cell
-from sim.advice import checkpoint_names, engine_settings, other_methods
+from model.serving.closed_form import Workload
+from sim.advice import arrivals, checkpoint_names, engine_settings, other_methods
+from sim.advice.arrivals import Arrivals
 from sim.advice.engine_settings import Range
 from sim.advice.other_methods import Alternative, Evaluated
 from sim.advice.situation import Evidence, Inputs, Situation, situation
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 FURTHEST = 4
 """Factor beyond the largest batch of the table up to which the switch-off batch is sought, and at least `LEAST_LIMIT`."""
 LEAST_LIMIT = 512
+USUAL = Workload(1024, 256)
+"""Mean lengths of requests, where a rate is given without them: assumed."""
 METHOD, PLAIN = "speculative", "autoregressive"
 KIND = "advice"
 SCHEMA_VERSION = 1
@@ -211,16 +215,22 @@ class Advice:
         Other methods, evaluated in closed form on the same costs.
     alternatives
         Other uses of the same devices.
+    arrivals
+        Steady states at the rate of requests that was given; None: none was.
     """
 
     situation: Situation
     cases: tuple[AcceptanceCase, ...]
     others: Evaluated
     alternatives: tuple[Alternative, ...]
+    arrivals: Arrivals | None = None
 
     @property
     def verdict(self) -> str:
         """The advice in a sentence; with several cases one for each."""
+        if self.arrivals is not None:
+            said = self.arrivals.verdict
+            return f"{said[0].upper()}{said[1:]}. With so many running: {self.cases[0].verdict}"
         if len(self.cases) == 1:
             return self.cases[0].verdict
         return ". ".join(f"Acceptance {each.acceptance.text}: {each.verdict}" for each in self.cases)
@@ -320,6 +330,7 @@ class Advice:
             "measure_next": self.measure_next, "alternatives": [asdict(each) for each in self.alternatives],
             "not_evaluated": [{"method": name, "because": why} for name, why in self.others.left_out],
             "settings": {engine: self.settings(engine) for engine in engine_settings.NAMES},
+            "arrivals": None if self.arrivals is None else self.arrivals.document(),
             "kernels_only": said.kernels_only, "notes": [*said.notes, *self.others.notes],
         }  # fmt: skip
         plain: dict[str, Any] = strict_json.plain(found)
@@ -365,7 +376,17 @@ class Advice:
 
 def advise(said: Inputs, progress: Callable[[str], None] = lambda _: None) -> Advice:
     """Advise on what a user said; `progress` is called with what comes next. Raises ParameterError that names what is missing."""
-    found = situation(said, progress)
+    found, arriving = situation(_with_context(said), progress), None
+    if said.rate is not None:
+        if len(found.cases) > 1:
+            raise ParameterError("--acceptance must be one value or one range with --rate, got several cases; ask one by one")
+        progress("finding the number that runs")
+        arriving = arrivals.evaluate(found, found.cases[0], said.rate, _workload(said))
+        both = said.prompt is not None and said.output is not None
+        given = "--prompt, --output" if both else "not said; --prompt and --output set it"
+        about = f"prompts of {arriving.workload.prompt:,.0f}, outputs of {arriving.workload.output:,.0f} tokens on average"
+        rests = (*found.rests_on, Evidence("requests", about, given, "assumed"))
+        found = replace(found, batches=said.batch or arriving.running, rests_on=rests)
     limit = max(FURTHEST * max(found.batches), LEAST_LIMIT)
     limit = limit if found.capacity is None else min(limit, found.capacity)
     lengths = (0, *found.draft_lengths)
@@ -377,7 +398,28 @@ def advise(said: Inputs, progress: Callable[[str], None] = lambda _: None) -> Ad
     _refuse_impossible_slo(found, cases)
     progress("evaluating other methods")
     others = other_methods.evaluate(found)
-    return Advice(found, tuple(cases), others, tuple(other_methods.alternatives(found, cases[0].choice, others)))
+    return Advice(found, tuple(cases), others, tuple(other_methods.alternatives(found, cases[0].choice, others)), arriving)
+
+
+def _workload(said: Inputs) -> Workload:
+    """Mean lengths of requests; those that were not given are `USUAL`."""
+    prompt, output = (usual if given is None else given for given, usual in zip((said.prompt, said.output), USUAL, strict=True))
+    checks.number("prompt", prompt, 1, checks.MAX_TOKENS)
+    checks.number("output", output, 1, checks.MAX_TOKENS)
+    return Workload(prompt, output)
+
+
+def _with_context(said: Inputs) -> Inputs:
+    """Inputs with the context of the requests, where a rate is given and no context."""
+    if said.rate is None:
+        for name in ("prompt", "output"):
+            if getattr(said, name) is not None:
+                raise ParameterError(f"--{name} is used only with --rate; add that, or give the --context")
+        return said
+    of = _workload(said)
+    if said.context is not None or said.log:
+        return said
+    return replace(said, context=round(of.prompt + of.output / 2))
 
 
 def _refuse_impossible_slo(said: Situation, cases: Sequence[AcceptanceCase]) -> None:

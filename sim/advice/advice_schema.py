@@ -35,6 +35,13 @@ def schema() -> dict[str, Any]:
     case = {"acceptance": _TEXT, "verdict": _TEXT, "best": best, "switch_off_batch": _OR_NULL["number"], "switch_off": off}
     evidence = {"input": _TEXT, "value": _TEXT, "source": _TEXT, "kind": {"enum": ["measured", "published", "assumed", "prior"]}}
     moved = {"input": _TEXT, "speedup_low": _NUMBER, "speedup_high": _NUMBER}
+    spread = {f"{name}{end}": _OR_NULL["number"] for name in ("running", "tpot_ms", "e2e_ms") for end in ("", "_low", "_high")}
+    arrivals = _object({
+        "rate": _NUMBER, "replicas": _WHOLE, "prompt": _NUMBER, "output": _NUMBER, "most_running": _WHOLE, "verdict": _TEXT,
+        "best": _OR_NULL["integer"], "table": _list({
+            "draft_length": _WHOLE, **spread, "keeps_up": _NUMBER, "most_requests_per_s": _NUMBER,
+        }),
+    })  # fmt: skip
     keys = {
         "kind": {"const": KIND}, "schema_version": {"const": SCHEMA_VERSION}, "verdict": _TEXT, "model": _OR_NULL["string"],
         "gpu": _OR_NULL["string"], "tensor_parallel": _WHOLE, "gpus": _WHOLE, "draft": _OR_NULL["string"], "best": best,
@@ -42,7 +49,7 @@ def schema() -> dict[str, Any]:
         "rests_on": _list(evidence),
         "break_even": _object(broken | {"by_batch": _list(broken | {"acceptance_case": _TEXT})}),
         "moves_most": _list(moved), "measure_next": _OR_NULL["string"], "alternatives": _list(alternative),
-        "not_evaluated": _list({"method": _TEXT, "because": _TEXT}),
+        "arrivals": {"anyOf": [{"type": "null"}, arrivals]}, "not_evaluated": _list({"method": _TEXT, "because": _TEXT}),
         "settings": {"type": "object", "additionalProperties": {"type": "array", "items": _TEXT}}, "kernels_only": _FLAG,
         "notes": {"type": "array", "items": _TEXT}, "command": {"type": "array", "items": _TEXT},
         "versions": {"type": "object", "additionalProperties": _TEXT},

@@ -16,6 +16,7 @@ from sim.advice.other_methods import NO_SPREAD
 
 if TYPE_CHECKING:
     from sim.advice.advice import AcceptanceCase, Advice
+    from sim.advice.arrivals import Arrivals
 
 WIDTH = 118
 MOST_LENGTHS = 10
@@ -27,6 +28,9 @@ def text(advice: Advice, width: int = WIDTH) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=False, highlight=False, markup=False)
     for paragraph in textwrap.wrap(advice.verdict, width):
         console.print(paragraph, soft_wrap=True)
+    if advice.arrivals is not None:
+        console.print()
+        console.print(_of_arrivals(advice.arrivals))
     for case in advice.cases:
         console.print()
         console.print(_of_case(advice, case))
@@ -46,6 +50,22 @@ def text(advice: Advice, width: int = WIDTH) -> str:
         _bullet(console, f"note: {note}", width)
     out: Any = console.file
     return str(out.getvalue()).rstrip() + "\n"
+
+
+def _of_arrivals(arrivals: Arrivals) -> Table:
+    title = f"at {arrivals.rate:g} requests/s, in closed form  (* best; -: queue grows)"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="", pad_edge=False)
+    for name in ("K", "running\nper replica", "TPOT\n[ms]", "80 %\ninterval", "request\n[s]", "most requests/s\nper replica"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in arrivals.rows:
+        mark = "*" if row is arrivals.best else ""
+        if row.running is None or row.tpot_ms is None or row.e2e_ms is None:
+            table.add_row(f"{row.draft_length}", "-", "-", "-", "-", f"{row.most_requests_per_s:.3g}")
+            continue
+        ends = "-" if row.tpot_ms_low is None else f"{row.tpot_ms_low:.3g}-{row.tpot_ms_high:.3g}"
+        values = f"{row.running:.3g}", f"{row.tpot_ms:.3g}", ends, f"{row.e2e_ms / 1e3:.3g}", f"{row.most_requests_per_s:.3g}"
+        table.add_row(f"{row.draft_length}{mark}", *values)
+    return table
 
 
 def _bullet(console: Console, line: str, width: int) -> None:

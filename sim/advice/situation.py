@@ -77,6 +77,11 @@ class Inputs:
     weights: str | None = None
     kernels: str | None = None
     seed: int = 0
+    rate: float | None = None
+    """Requests per second of all replicas; None: the numbers of running sequences are given."""
+    prompt: float | None = None
+    output: float | None = None
+    """Mean tokens of prompts and outputs, with `rate`."""
 
 
 @dataclass(frozen=True, eq=False)

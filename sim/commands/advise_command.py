@@ -61,6 +61,11 @@ def advise(
     batch: Annotated[
         str | None, typer.Option(help="Running sequences of one replica. Default: 1,2,4,8,16,32,64,128, as many as fit.")
     ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests per second: advises for arrivals, of which as many run as Little's law says.")
+    ] = None,
+    prompt: Annotated[float | None, typer.Option(help="Mean tokens of a prompt, with --rate. Default: 1024, assumed.")] = None,
+    output: Annotated[float | None, typer.Option(help="Mean tokens of an output, with --rate. Default: 256, assumed.")] = None,
     draft_length: Annotated[str | None, typer.Option("--draft-length", help="Draft lengths. Default: 1,2,3,4,5,6,7,8.")] = None,
     context: Annotated[int | None, typer.Option(help="Positions in the cache of a sequence. Default: the log's, or 1000.")] = None,
     slo_tpot: Annotated[
@@ -90,6 +95,8 @@ def advise(
 
     sim advise --engine-law sglang-qwen3-235b-a22b --batch 1,8,32,128 --json
 
+    sim advise --engine-law sglang-qwen3-235b-a22b --rate 12 --prompt 1000 --output 250
+
     sim advise --model llama-3.1-70b --gpu h100 --gpus 4 --acceptance 0.7 --match-rate 0.55 --slo-tpot 20ms
     """
     from sim.advice import engine_settings
@@ -110,6 +117,7 @@ def advise(
         acceptance_by_position=numbers("acceptance_by_position", acceptance_by_position, float), match_rate=match_rate,
         batch=numbers("batch", batch, int), draft_length=numbers("draft_length", draft_length, int), context=context,
         slo_tpot_ms=milliseconds("slo_tpot", slo_tpot), lossy=lossy, dtype=dtype, weights=weights, kernels=kernels, seed=seed,
+        rate=rate, prompt=prompt, output=output,
     )  # fmt: skip
     found = advised(said, progress=lambda what: _progress(start, what))
     document: dict[str, Any] = found.document() | {"command": ["sim", "advise", *sys.argv[2:]], "versions": versions()}

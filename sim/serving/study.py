@@ -18,7 +18,6 @@ import numpy as np
 from scipy import special
 
 from model.advice.acceptance_draws import AcceptanceDraws
-from model.architectures import draft_heads
 from model.base import checks
 from model.base.checks import ParameterError
 from model.hardware import devices, memory_limit
@@ -32,6 +31,7 @@ from model.serving.scheduler import ServerSettings
 from model.serving.server import Server
 from model.serving.step_prices import LawPrices
 from sim.advice import engine_settings
+from sim.advice.arrivals import drafter_of
 from sim.advice.engine_settings import Range
 from sim.advice.situation import Evidence, Inputs, Situation, situation
 from sim.engine import fast_server
@@ -384,7 +384,7 @@ def plan(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: None
                 f"max_num_batched_tokens must be at least {each.longest + 1}, one verification of policy {each.text}, got"
                 f" {inputs.max_num_batched_tokens}; raise it, or draft fewer tokens"
             )
-    passes = decodings.PARALLEL if draft_heads.is_parallel(of.draft) else _chain(of.draft)
+    passes = drafter_of(of.draft)
     settings, loads = _settings(inputs, of, notes), _loads(inputs, trace)
     notes += [*of.notes, *(trace.notes if trace is not None else ())]
     return StudyPlan(
@@ -406,11 +406,6 @@ def serve(inputs: ServingInputs, progress: Callable[[str], None] = lambda _: Non
 def is_bundled_trace(name: str) -> bool:
     """True if a trace is named that comes with the program."""
     return name in traces.BUNDLED
-
-
-def _chain(draft: str | None) -> Drafter:
-    """How a draft drafts that makes a pass for each token; without a name it is taken for a head, as in most engines."""
-    return decodings.HEADS if draft is None or draft_heads.is_head(draft) else decodings.MODEL
 
 
 def _lengths(inputs: ServingInputs, trace: traces.Trace | None) -> tuple[RequestLengths, Workload]:

@@ -867,7 +867,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     "sim advise": {
         "test_advise.py::test_every_option_changes_the_answer": "--model --gpu --tensor-parallel --gpus --draft --engine"
         " --engine-law --log --acceptance --acceptance-by-position --match-rate --batch"
-        " --draft-length --context --slo-tpot --lossy --dtype --weights --kernels --seed",
+        " --draft-length --context --slo-tpot --lossy --dtype --weights --kernels --seed --rate --prompt --output",
         "test_advise.py::test_draft_length_of_a_log_that_does_not_say_it": "--log-draft-length",
         "test_advise.py::test_figures_that_an_engine_prints_are_converted": "--printed-rate --printed-length",
         "test_advise.py::test_settings_are_printed_alone": "--settings",

@@ -488,6 +488,34 @@ def test_small_devices_are_filled_and_not_more() -> None:
     assert split.situation.tensor_parallel == 2
 
 
+def test_arrivals_run_as_many_as_little_s_law_says() -> None:
+    made = sim.advise(engine_law=LAW, rate=8.0, prompt=1000, output=200)
+    jsonschema.validate(made.document(), advice_schema.schema())
+    found = made.arrivals
+    assert found is not None
+    assert found.best is not None
+    assert found.best.draft_length > 0
+    for row in found.rows:
+        if row.running is not None:
+            assert row.running == pytest.approx(8.0 * row.e2e_ms / 1e3)
+            assert row.running_low <= row.running <= row.running_high
+            assert row.most_requests_per_s > 8
+    assert made.situation.batches == found.running
+    assert "8 requests/s" in made.verdict
+    assert "requests/s, in closed form" in str(made)
+    assert any(each.input == "requests" for each in made.situation.rests_on)
+    two = sim.advise(engine_law=LAW, rate=8.0, prompt=1000, output=200, tensor_parallel=2, gpus=4).arrivals
+    assert two.replicas == 2
+    assert two.best.running < found.best.running / 2  # half the requests each, which also end sooner
+
+
+def test_a_rate_beyond_the_server_is_said() -> None:
+    made = sim.advise(engine_law=LAW, rate=1000.0)
+    assert made.arrivals.best is None
+    assert "no draft length keeps up: at most" in made.verdict
+    jsonschema.validate(made.document(), advice_schema.schema())
+
+
 BAD = [
     ((), "--model is required"),
     (("--model", "llama-3.1-8b"), "--gpu is required"),
@@ -509,6 +537,10 @@ BAD = [
     (("--engine-law", "sglang-deepseek-r1-fp8-b300", "--tensor-parallel", "4"), "--tensor-parallel must be 8, that of the"),
     (("--engine-law", LAW, "--model", "llama-3.1-8b"), "--model must be qwen3-235b-a22b"),
     (("--engine-law", LAW, "--batch", "one"), "batch must be comma-separated whole numbers"),
+    (("--engine-law", LAW, "--rate", "0"), "rate must be between"), (("--engine-law", LAW, "--rate", "-2"), "rate must be between"),
+    (("--engine-law", LAW, "--prompt", "100"), "--prompt is used only with --rate"),
+    (("--engine-law", LAW, "--rate", "2", "--output", "0"), "output must be"),
+    (("--engine-law", LAW, "--rate", "2", "--acceptance", "0.5,0.6"), "one value or one range with --rate"),
     (("--engine-law", LAW, "--draft-length", "0"), "draft_length must be"),
     (("--engine-law", LAW, "--gpus", "0"), "gpus must be"),
     (("--engine-law", LAW, "--seed", "-1"), "seed must be"),
@@ -546,6 +578,8 @@ CHANGES: list[tuple[str, dict[str, str], dict[str, str | None]]] = [
     ("--acceptance", {}, {"--acceptance": "0.6"}),
     ("--acceptance-by-position", {}, {"--acceptance-by-position": "0.7,0.6,0.5", "--acceptance": None}),
     ("--match-rate", {"--gpus": "2"}, {"--match-rate": "0.5"}), ("--batch", {}, {"--batch": "4"}),
+    ("--rate", {"--batch": None}, {"--rate": "9"}), ("--prompt", {"--rate": "9", "--batch": None}, {"--prompt": "200"}),
+    ("--output", {"--rate": "9", "--batch": None}, {"--output": "90"}),
     ("--draft-length", {}, {"--draft-length": "2"}), ("--context", {}, {"--context": "4000"}),
     ("--slo-tpot", {}, {"--slo-tpot": "0.02s"}), ("--dtype", ROOFLINE, {"--dtype": "float8"}),
     ("--weights", ROOFLINE, {"--weights": "int4"}), ("--kernels", {}, ROOFLINE), ("--seed", {}, {"--seed": "1"}),

@@ -377,6 +377,26 @@ def test_simulations_tend_to_the_closed_form(running: int, prompt: int) -> None:
     assert took == pytest.approx(steady.e2e_s, rel=0.03)
 
 
+@given(load=st.floats(0.05, 20))
+def test_where_requests_do_not_slow_each_other_their_number_has_a_poisson_law(load: float) -> None:
+    form = ClosedForm(Linear(step=1.0, token=0.0), 1.0, 0, 0, Workload(1, 11))  # a step takes the same time with any number of sequences
+    alone = form.at_concurrency(1).e2e_s
+    found = form.under_arrivals(load / alone, 200)
+    assert found is not None
+    assert found.running == pytest.approx(load, rel=1e-9)
+    assert found.e2e_s == pytest.approx(alone, rel=1e-9)
+
+
+@given(share=st.floats(0.05, 0.9))
+def test_where_they_share_the_server_their_number_has_a_geometric_law(share: float) -> None:
+    form = ClosedForm(Linear(step=0.0, token=1.0), 1.0, 0, 0, Workload(1, 11))  # M/G/1 processor sharing
+    alone = form.at_concurrency(1).e2e_s
+    found = form.under_arrivals(share / alone, 4000)
+    assert found is not None
+    assert found.running == pytest.approx(share / (1 - share), rel=1e-3)
+    assert form.under_arrivals(1.01 / alone, 4000) is None
+
+
 @given(rate=st.floats(0.01, 3), most=st.integers(1, 64))
 def test_littles_fixed_point_is_one(rate: float, most: int) -> None:
     form = ClosedForm(Linear(), 2.0, 3, 3, Workload(10, 50))
