@@ -16,9 +16,10 @@ from model.architectures import draft_heads
 from model.base import checks, strict_json
 from model.base.checks import ParameterError
 from model.engines import next_cell
+from model.serving import arrivals
+from model.serving.arrivals import Arrivals
 from model.serving.closed_form import Workload
-from sim.advice import arrivals, checkpoint_names, engine_settings, other_methods
-from sim.advice.arrivals import Arrivals
+from sim.advice import checkpoint_names, engine_settings, other_methods
 from sim.advice.engine_settings import Range
 from sim.advice.other_methods import Alternative, Evaluated
 from sim.advice.situation import Evidence, Inputs, Situation, situation
@@ -230,7 +231,7 @@ class Advice:
         """The advice in a sentence; with several cases one for each."""
         if self.arrivals is not None:
             said = self.arrivals.verdict
-            return f"{said[0].upper()}{said[1:]}. With so many running: {self.cases[0].verdict}"
+            return f"{said[0].upper()}{said[1:]}. With these numbers running: {self.cases[0].verdict}"
         if len(self.cases) == 1:
             return self.cases[0].verdict
         return ". ".join(f"Acceptance {each.acceptance.text}: {each.verdict}" for each in self.cases)
@@ -381,7 +382,11 @@ def advise(said: Inputs, progress: Callable[[str], None] = lambda _: None) -> Ad
         if len(found.cases) > 1:
             raise ParameterError("--acceptance must be one value or one range with --rate, got several cases; ask one by one")
         progress("finding the number that runs")
-        arriving = arrivals.evaluate(found, found.cases[0], said.rate, _workload(said))
+        fits = found.capacity or arrivals.MOST_RUNNING
+        arriving = arrivals.evaluate(
+            found.law, found.cases[0], found.draft_lengths, said.rate, _workload(said), passes=arrivals.drafter_of(found.draft),
+            replicas=max(found.gpus // found.tensor_parallel, 1), most=min(fits, arrivals.MOST_RUNNING),
+        )  # fmt: skip
         both = said.prompt is not None and said.output is not None
         given = "--prompt, --output" if both else "not said; --prompt and --output set it"
         about = f"prompts of {arriving.workload.prompt:,.0f}, outputs of {arriving.workload.output:,.0f} tokens on average"

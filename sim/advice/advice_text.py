@@ -15,8 +15,8 @@ from model.methods import registry
 from sim.advice.other_methods import NO_SPREAD
 
 if TYPE_CHECKING:
+    from model.serving.arrivals import Arrivals
     from sim.advice.advice import AcceptanceCase, Advice
-    from sim.advice.arrivals import Arrivals
 
 WIDTH = 118
 MOST_LENGTHS = 10

@@ -23,6 +23,7 @@ from model.base.checks import ParameterError
 from model.hardware import devices, memory_limit
 from model.methods import rounds
 from model.serving import decodings
+from model.serving.arrivals import drafter_of
 from model.serving.closed_form import ClosedForm, Workload
 from model.serving.decodings import Arrays, Drafter
 from model.serving.loads import DrawnLoad, Load, RequestLengths, TracedLoad
@@ -31,7 +32,6 @@ from model.serving.scheduler import ServerSettings
 from model.serving.server import Server
 from model.serving.step_prices import LawPrices
 from sim.advice import engine_settings
-from sim.advice.arrivals import drafter_of
 from sim.advice.engine_settings import Range
 from sim.advice.situation import Evidence, Inputs, Situation, situation
 from sim.engine import fast_server

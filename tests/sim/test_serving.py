@@ -379,7 +379,7 @@ def test_simulations_tend_to_the_closed_form(running: int, prompt: int) -> None:
 
 @given(load=st.floats(0.05, 20))
 def test_where_requests_do_not_slow_each_other_their_number_has_a_poisson_law(load: float) -> None:
-    form = ClosedForm(Linear(step=1.0, token=0.0), 1.0, 0, 0, Workload(1, 11))  # a step takes the same time with any number of sequences
+    form = ClosedForm(Linear(step=1.0, token=0.0), 1.0, 0, 0, Workload(1, 11))  # a step of any number takes the same time
     alone = form.at_concurrency(1).e2e_s
     found = form.under_arrivals(load / alone, 200)
     assert found is not None

@@ -18,11 +18,11 @@ import numpy as np
 from model.advice.acceptance_draws import AcceptanceDraws
 from model.architectures import draft_heads
 from model.base import checks
+from model.engines.step_law import StepLaw
 from model.serving import decodings
 from model.serving.closed_form import ClosedForm, Workload
 from model.serving.decodings import Drafter
 from model.serving.step_prices import LawPrices
-from sim.advice.situation import Situation
 
 MOST_RUNNING = 256
 """Most running sequences of a server, as engines' `max_num_seqs`, unless fewer fit the memory."""
@@ -145,14 +145,25 @@ def drafter_of(draft: str | None) -> Drafter:
     return decodings.HEADS if draft is None or draft_heads.is_head(draft) else decodings.MODEL
 
 
-def evaluate(found: Situation, acceptance: AcceptanceDraws, rate: float, workload: Workload) -> Arrivals:
-    """Steady states of plain decoding and of each draft length at `rate` requests per second."""
+def evaluate(
+    law: StepLaw, acceptance: AcceptanceDraws, draft_lengths: Sequence[int], rate: float, workload: Workload, *,
+    passes: Drafter, replicas: int = 1, most: int = MOST_RUNNING,
+) -> Arrivals:  # fmt: skip
+    """Steady states of plain decoding and of each draft length at `rate` requests per second.
+
+    Parameters
+    ----------
+    passes
+        How the draft makes its passes (`drafter_of`).
+    replicas
+        Servers that share the requests evenly.
+    most
+        Most running sequences of a server.
+    """
     checks.number("rate", rate, 1e-6, 1e6)
-    replicas = max(found.gpus // found.tensor_parallel, 1)
-    most = MOST_RUNNING if found.capacity is None else max(1, min(MOST_RUNNING, found.capacity))
-    lengths = (0, *found.draft_lengths)
+    lengths = (0, *draft_lengths)
     point, draws = acceptance.lengths(lengths)
-    prices, passes = LawPrices(found.law, range(DRAWS)), drafter_of(found.draft)
+    prices = LawPrices(law, range(DRAWS))
     rows = []
     for column, length in enumerate(lengths):
         def form(of: LawPrices, accepted: float, length: int = length) -> ClosedForm:
