@@ -215,6 +215,20 @@ def test_preempted_requests_are_served_in_their_order(rows: list[tuple[int, int,
     assert (np.diff(found.admitted) >= 0).all()
 
 
+def test_a_sequence_that_an_earlier_prompt_preempts_does_not_decode_in_that_step() -> None:
+    scheduler = Scheduler(ServerSettings(max_num_seqs=2, max_num_batched_tokens=40, num_blocks=7))
+    scheduler.enqueue(0, prompt=100, output=2)
+    scheduler.enqueue(1, prompt=1, output=30)
+    for chunk, decoding in ((40, []), (39, [1]), (21, [])):  # the third chunk needs the blocks of the second sequence
+        plan = scheduler.plan(0)
+        assert [each.tokens for each in plan.chunks] == [chunk]
+        assert plan.decoding.tolist() == decoding
+        assert plan.preempted == ([] if chunk > 21 else [1])
+        scheduler.complete(plan, np.ones(len(decoding), dtype=np.int64))
+    assert (scheduler.running, scheduler.preemptions, scheduler.waiting[0].done) == (1, 1, 1)
+    assert scheduler.table[DONE, 0] == 1  # the first token, of the prompt that is read
+
+
 def test_a_full_cache_preempts_the_last_sequence_which_reads_its_tokens_again() -> None:
     """Two sequences of 4 + 6 tokens and 14 blocks of one position. By hand: both run until their 14 + 2 positions do not fit."""
     load, limits = trace([0.0, 0.0], [4, 4], [6, 6]), ServerSettings(max_num_seqs=2, block_size=1, num_blocks=14)
