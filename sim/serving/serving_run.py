@@ -115,7 +115,7 @@ def _run(
         studies.append(plan.study({each.of: done[each] for each in tasks if each.point == point}))
     rows = [
         {**at, **row} for at, found in zip(axes, studies, strict=True)
-        for row in (each.row(found.settings.num_blocks) for each in found.points)
+        for row in found.rows
     ]  # fmt: skip
     table = pl.DataFrame([study.plain_values(row) for row in rows], infer_schema_length=None, strict=False)
     write_whole(folder / "results.parquet", parquet(table))

@@ -52,6 +52,7 @@ LONG = 4096
 MARGIN = 1.02
 """A longer draft must be this much faster to replace the schedule's last one: a switch costs more than a tie wins."""
 POLICIES = ("off", "static:3", "goodput")
+_ENDS = ("", "_low", "_high")
 SPREAD = [*(f"{statistic}_{name}_ms" for name in measures.TIMES for statistic in measures.STATISTICS), "output_tokens_per_s",
           "requests_per_s"]  # fmt: skip
 
@@ -131,7 +132,11 @@ class LoadPoint(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ServedPoint:
-    """Figures of one policy at one load; `spread` has the 80 % interval of those that have one."""
+    """Figures of one policy at one load; `spread` has the 80 % interval of those that have one.
+
+    `speeds` are tokens per second with clients, and inverse mean times of requests under arrivals: of the run with the estimates,
+    then of the further runs. Those of all policies have the same requests, outcomes and draws.
+    """
 
     load: LoadPoint
     policy: str
@@ -140,6 +145,12 @@ class ServedPoint:
     stable: bool
     series: TimeSeries
     within_slo: float | None
+    speeds: tuple[float, ...] = ()
+
+    def faster_than(self, other: ServedPoint) -> tuple[float, float, float]:
+        """Ratio of the speeds with its 80 % interval, from the runs of both in pairs; nan where there are too few [-]."""
+        ratio, *drawn = (own / its for own, its in zip(self.speeds, other.speeds, strict=True))
+        return (ratio, *interval(ratio, drawn))
 
     def row(self, num_blocks: int | None) -> dict[str, Any]:
         """Row of `--json`."""
@@ -200,6 +211,19 @@ class Study:
             return max(able, key=lambda each: each.figures["output_tokens_per_s"])
         return min(able, key=lambda each: (not each.stable, each.figures["mean_e2e_ms"]))
 
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows of `--json`: each point, its gain over plain decoding, and its regret: how much faster the best policy is."""
+        rows = []
+        for each in self.points:
+            off = next((other for other in self.at(each.load) if other.policy == "off"), None)
+            gain = (math.nan,) * 3 if off is None else each.faster_than(off)
+            best = self.best(each.load).faster_than(each)
+            compared = [(f"gain_over_off{end}", value) for end, value in zip(_ENDS, gain, strict=True)]
+            compared += [(f"regret{end}", value - 1) for end, value in zip(_ENDS, best, strict=True)]
+            rows.append(each.row(self.settings.num_blocks) | dict(compared))
+        return rows
+
     @cached_property
     def switch_off(self) -> int | None:
         """Running sequences from which on plain decoding gives the most tokens per second, by the closed form; None: not within."""
@@ -240,7 +264,11 @@ class Study:
         name = "output_tokens_per_s" if load.rate is None else "mean_e2e_ms"
         ratio = best.figures[name] / off.figures[name]
         what = f"{ratio:.2f}x the tokens per second" if load.rate is None else f"requests take {ratio:.2f} of the time"
-        return f" ({what} of off)" if off.stable or load.rate is None else " (off does not keep up)"
+        _, low, high = best.faster_than(off)
+        if math.isfinite(low):
+            ends = (low, high) if load.rate is None else (1 / high, 1 / low)
+            what += f" (80 % interval {ends[0]:.2f} to {ends[1]:.2f})"
+        return f": {what} of off" if off.stable or load.rate is None else " (off does not keep up)"
 
     def __str__(self) -> str:
         return study_text.text(self)
@@ -250,7 +278,7 @@ class Study:
         return {
             "kind": KIND, "schema_version": SCHEMA_VERSION, "verdict": self.verdict, "model": self.situation.name,
             "gpu": self.situation.gpu, "tensor_parallel": self.situation.tensor_parallel, "replicas": self.inputs.replicas,
-            "table": [plain_values(each.row(self.settings.num_blocks)) for each in self.points],
+            "table": [plain_values(row) for row in self.rows],
             "settings": {name: getattr(self.settings, name) for name in ServerSettings.names()},
             "workload": {"prompt": self.workload.prompt, "output": self.workload.output},
             "schedule": [row._asdict() for row in self.schedule], "switch_off_running": self.switch_off,
@@ -264,6 +292,11 @@ class Study:
         return engine_settings.lines(
             engine, of.name or engine_settings.MODEL, of.draft, self.ranges, tensor_parallel=of.tensor_parallel
         )
+
+
+def _speed(load: LoadPoint, figures: Mapping[str, float]) -> float:
+    """Tokens per second with clients; the inverse of a request's mean time under arrivals [1/s]."""
+    return figures["output_tokens_per_s"] if load.rate is None else 1e3 / figures["mean_e2e_ms"]
 
 
 def plain_values(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -346,7 +379,7 @@ class StudyPlan:
                 spread = {name: interval(first.figures[name], [each.figures[name] for each in others]) for name in SPREAD}
             points.append(ServedPoint(
                 self.loads[load], self.policies[policy].text, first.figures, spread, first.stable, first.series or TimeSeries(),
-                first.within_slo,
+                first.within_slo, tuple(_speed(self.loads[load], each.figures) for each in (first, *others)),
             ))  # fmt: skip
         drafting = self.passes is not decodings.NONE
         longest = min(self.acceptance.limit or policies.MOST, policies.MOST) if drafting else 0

@@ -34,11 +34,30 @@ def tables(**changes: dict[str, Any]) -> dict[str, Any]:
 def test_rows_are_those_of_the_study(tmp_path: Path) -> None:
     made = serving_run.run(tables(), out=tmp_path / "run", jobs=1)
     found = study.serve(load_scenario.inputs_of(tables()))
-    rows = [study.plain_values(each.row(found.settings.num_blocks)) for each in found.points]
+    rows = [study.plain_values(row) for row in found.rows]
     assert made.table.to_dicts() == rows
     assert pl.read_parquet(tmp_path / "run" / "results.parquet").equals(made.table)
     assert pl.read_csv(tmp_path / "run" / "results.csv").height == 4
     assert str(made.studies[0]) == str(found)
+
+
+@pytest.mark.parametrize("load", [{"concurrency": [4]}, {"concurrency": [], "rate": [3.0]}])
+def test_gain_and_regret_compare_runs_of_the_same_requests(load: dict[str, Any]) -> None:
+    given = tables(load=load, server={"policies": ["off", "static:1", "static:4", "oracle:4"]}, scenario={"replications": 3})
+    found = study.serve(load_scenario.inputs_of(given))
+    name = "output_tokens_per_s" if "rate" not in load else "mean_e2e_ms"
+    speed = {each.policy: each.figures[name] if "rate" not in load else 1 / each.figures[name] for each in found.points}
+    best = max((policy for policy in speed if not policy.startswith("oracle")), key=lambda policy: speed[policy])
+    for row in found.rows:
+        policy = row["policy"]
+        assert row["gain_over_off"] == pytest.approx(speed[policy] / speed["off"])
+        assert row["regret"] == pytest.approx(speed[best] / speed[policy] - 1)
+        assert row["gain_over_off_low"] <= row["gain_over_off"] <= row["gain_over_off_high"]
+    off, *_, oracle = found.rows
+    assert (off["gain_over_off_low"], off["gain_over_off_high"]) == (1, 1)  # in pairs
+    assert oracle["regret"] < 0  # no engine can
+    alone = study.serve(load_scenario.inputs_of(tables(load=load, server={"policies": ["static:1"]})))
+    assert study.plain_values(alone.rows[0])["gain_over_off"] is None
 
 
 def test_axes_are_studies_of_their_own(tmp_path: Path) -> None:
