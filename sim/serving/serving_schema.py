@@ -47,7 +47,9 @@ def of_output() -> dict[str, Any]:
         "kind": {"const": study.KIND}, "schema_version": {"const": study.SCHEMA_VERSION}, "verdict": _TEXT,
         "model": _OR_NULL["string"], "gpu": _OR_NULL["string"], "tensor_parallel": _WHOLE, "replicas": _WHOLE, "table": _list(rows),
         "settings": _object(settings), "workload": _object({"prompt": _NUMBER, "output": _NUMBER}), "schedule": _list(schedule),
-        "switch_off_running": _OR_NULL["integer"], "ranges": {"type": "array"}, "rests_on": _list(evidence),
+        "switch_off_running": _OR_NULL["integer"],
+        "switch_off": _object(dict.fromkeys(study.SwitchOffLoad._fields, _OR_NULL["number"])),
+        "ranges": {"type": "array"}, "rests_on": _list(evidence),
         "notes": {"type": "array", "items": _TEXT}, "command": {"type": "array", "items": _TEXT},
         "versions": {"type": "object", "additionalProperties": _TEXT},
     }  # fmt: skip

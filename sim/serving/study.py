@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
 from model.advice.acceptance_draws import AcceptanceDraws
@@ -45,6 +46,8 @@ REQUESTS, LEAST_REQUESTS, PER_CLIENT = 200, 40, 8
 """Requests of a run by default: at a rate; and with clients at least, and for each of them."""
 REPLICATIONS = 4
 SHARE = 0.8
+DRAWS = 20
+"""Draws of the law and of acceptance for where drafts stop paying."""
 MEMORY_SHARE = 0.9
 """Share of a device's memory that a server uses: `gpu_memory_utilization` of vLLM."""
 LONG = 4096
@@ -176,6 +179,19 @@ class ScheduleRow(NamedTuple):
     plain_tokens_per_s: float
 
 
+class SwitchOffLoad(NamedTuple):
+    """From how many running sequences on drafts do not pay, in closed form, with its 80 % interval; None: not within the server."""
+
+    running: float | None
+    running_low: float | None
+    running_high: float | None
+    rate: float | None
+    """Requests per second that plain decoding keeps up with at this number."""
+
+
+NOWHERE = SwitchOffLoad(None, None, None, None)
+
+
 @dataclass(frozen=True, eq=False)
 class Study:
     """Results.
@@ -191,6 +207,7 @@ class Study:
     workload: Workload
     rests_on: tuple[Evidence, ...]
     notes: tuple[str, ...] = field(default=())
+    off_from: SwitchOffLoad = NOWHERE
 
     @cached_property
     def loads(self) -> list[LoadPoint]:
@@ -252,9 +269,18 @@ class Study:
         if unstable:
             text += f"; no policy keeps up with {', '.join(unstable)}: the queue grows"
         if any(row.draft_length for row in self.schedule):
-            text += ("; the closed form drafts at every number of running sequences asked" if self.switch_off is None
-                     else f"; from about {self.switch_off} running sequences on drafts do not pay")  # fmt: skip
+            text += f"; {self._off_text()}"
         return text
+
+    def _off_text(self) -> str:
+        """Where drafts stop paying, in words."""
+        running, low, high, _ = self.off_from
+        most = self.settings.max_num_seqs
+        if running is None:
+            unsure = "" if low is None else f" (in the 80 % interval perhaps only up to {low:.0f})"
+            return f"in closed form drafts pay with up to {most} running sequences, the most that run{unsure}"
+        ends = f"{low:.0f} to {high:.0f}" if high is not None else f"from {low:.0f} to beyond {most}"
+        return f"in closed form drafts do not pay from about {running:.0f} running sequences on (80 % interval {ends})"
 
     def _gain(self, load: LoadPoint) -> str:
         """How much faster the best policy is than plain decoding, where both were run."""
@@ -282,6 +308,7 @@ class Study:
             "settings": {name: getattr(self.settings, name) for name in ServerSettings.names()},
             "workload": {"prompt": self.workload.prompt, "output": self.workload.output},
             "schedule": [row._asdict() for row in self.schedule], "switch_off_running": self.switch_off,
+            "switch_off": self.off_from._asdict(),
             "ranges": [[*each] for each in self.ranges],
             "rests_on": [vars(each) for each in self.rests_on], "notes": [*self.notes],
         }  # fmt: skip
@@ -389,7 +416,8 @@ class StudyPlan:
         rests += _evidence(self.inputs, self.settings, self.workload, self.trace)
         notes = [*self.notes, *_remarks(self.situation, points)]
         return Study(
-            self.inputs, self.situation, self.settings, tuple(points), schedule, self.workload, tuple(rests), tuple(notes)
+            self.inputs, self.situation, self.settings, tuple(points), schedule, self.workload, tuple(rests), tuple(notes),
+            _switch_off(self, longest),
         )
 
 
@@ -554,6 +582,35 @@ def _schedule(
         last = best
         found.append(ScheduleRow(running, best, speeds[best], plain.at_concurrency(running).output_tokens_per_s))
     return tuple(found)
+
+
+def _switch_off(of: StudyPlan, longest: int) -> SwitchOffLoad:
+    """Where drafts stop paying, for the estimates and for draws of the law and of acceptance."""
+    if not longest:
+        return NOWHERE
+    lengths = [*range(longest + 1)]
+    point, drawn = of.acceptance.lengths(lengths)
+    prices = LawPrices(of.situation.law, range(DRAWS))
+    own = _off_from(of, prices, point)
+    others = [_off_from(of, prices.drawn(index), drawn[index % len(drawn)]) for index in range(DRAWS)]
+    low, high = np.quantile([*others, own], [(1 - SHARE) / 2, (1 + SHARE) / 2], method="nearest")
+    plain = ClosedForm(prices, 1.0, 0, 0, of.workload)
+    rate = plain.at_concurrency(own).requests_per_s if math.isfinite(own) else None
+    middle, least, most = (each if math.isfinite(each) else None for each in (own, min(float(low), own), max(float(high), own)))
+    return SwitchOffLoad(middle, least, most, rate)
+
+
+def _off_from(of: StudyPlan, prices: LawPrices, accepted: NDArray[np.float64]) -> float:
+    """Least number of running sequences from which on no draft gives more tokens per second; inf: there is none."""
+    forms = [ClosedForm(prices, min(float(mean), each + 1.0), each, of.passes(each) if each else 0, of.workload)
+             for each, mean in enumerate(accepted)]  # fmt: skip
+    off = math.inf
+    for running in reversed([*_numbers(of.settings.max_num_seqs)]):
+        plain, *drafts = (form.at_concurrency(running).output_tokens_per_s for form in forms)
+        if max(drafts) > plain:
+            break
+        off = running
+    return off
 
 
 def _numbers(most: int) -> Iterator[int]:

@@ -208,3 +208,26 @@ def test_options_of_other_scenarios_are_refused() -> None:
         assert done.stderr == f"error: {option} is not for a scenario with [load], which simulates a server; leave it out\n"
     with pytest.raises(ParameterError, match="unknown input 'rates'; did you mean rate"):
         sim.serve(rates=3)
+
+
+def test_drafts_stop_paying_where_the_closed_form_says_with_an_interval() -> None:
+    wide = study.serve(load_scenario.inputs_of(tables(server={"max_num_seqs": 1024})))
+    off = wide.off_from
+    assert off.running is not None
+    assert off.running_low is not None
+    assert off.running_low <= off.running <= (off.running_high or math.inf)
+    assert f"drafts do not pay from about {off.running:.0f} running sequences on (80 % interval" in wide.verdict
+    forms = [study.ClosedForm(wide_prices(wide), length, each, each, wide.workload) for each, length in ((0, 1.0), (1, 1.60587738))]
+    plain, one = (form.at_concurrency(off.running).output_tokens_per_s for form in forms)
+    assert plain >= one
+    plain, one = (form.at_concurrency(off.running / 2).output_tokens_per_s for form in forms)
+    assert one > plain or off.running <= 2
+    assert off.rate == pytest.approx(forms[0].at_concurrency(off.running).requests_per_s)
+    few = study.serve(load_scenario.inputs_of(tables(server={"max_num_seqs": 8})))
+    assert few.off_from.running is None
+    assert "drafts pay with up to 8 running sequences" in few.verdict
+    assert study.serve(load_scenario.inputs_of(tables(server={"policies": ["off"]}))).off_from == study.NOWHERE
+
+
+def wide_prices(found: study.Study) -> Any:
+    return study.LawPrices(found.situation.law)
