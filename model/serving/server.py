@@ -1,7 +1,7 @@
 """A server: the scheduler, a policy of draft length and the decodings of its requests, step by step, without a clock.
 
 `Server.begin` starts an engine step and returns its seconds; `Server.end` ends it, and commits its tokens. Its callers have the
-clock: SimPy in `sim.engine.serving`, a plain loop in `sim.engine.fast_server`. What the requests' tokens are is up to
+clock: SimPy in `sim.engine.serving`, a plain loop in `model.serving.fast_server`. What the requests' tokens are is up to
 `Decodings`: the generators of the algorithms themselves, or arrays of outcomes drawn from their law.
 """
 

@@ -11,17 +11,17 @@ from typing import Any
 from simpy import Environment
 from simpy.events import URGENT, Event
 
+from model.serving.fast_server import Router, least_loaded
 from model.serving.loads import Load
+from model.serving.recorder import Recorder
 from model.serving.server import Server
-from sim.engine.fast_server import Router, least_loaded
-from sim.engine.recorder import Recorder
 
 
 def serve(
     load: Load, servers: Sequence[Server], recorder: Recorder, *, router: Router = least_loaded,
     progress: Callable[[int, float], None] = lambda *_: None,
 ) -> None:  # fmt: skip
-    """Serve all requests of a load; see `sim.engine.fast_server.serve`, which does the same without events."""
+    """Serve all requests of a load; see `model.serving.fast_server.serve`, which does the same without events."""
     _Service(load, servers, recorder, router, progress).run()
 
 

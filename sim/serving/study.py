@@ -23,11 +23,12 @@ from model.base import checks
 from model.base.checks import ParameterError
 from model.hardware import devices, memory_limit
 from model.methods import rounds
-from model.serving import decodings
+from model.serving import decodings, fast_server, measures
 from model.serving.arrivals import drafter_of
 from model.serving.closed_form import ClosedForm, Workload
 from model.serving.decodings import Arrays, Drafter
 from model.serving.loads import DrawnLoad, Load, RequestLengths, TracedLoad
+from model.serving.recorder import Recorder, TimeSeries
 from model.serving.request_outcomes import RequestOutcomes
 from model.serving.scheduler import ServerSettings
 from model.serving.server import Server
@@ -35,9 +36,7 @@ from model.serving.step_prices import LawPrices
 from sim.advice import engine_settings
 from sim.advice.engine_settings import Range
 from sim.advice.situation import Evidence, Inputs, Situation, situation
-from sim.engine import fast_server
-from sim.engine.recorder import Recorder, TimeSeries
-from sim.serving import measures, policies, study_text, traces
+from sim.serving import policies, study_text, traces
 from sim.serving.policies import PolicyName
 
 KIND, SCHEMA_VERSION = "serving", 1

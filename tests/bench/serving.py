@@ -7,11 +7,12 @@ from typing import Any
 
 from model.engines import step_law
 from model.outcomes.outcome_laws import Iid
+from model.serving import fast_server
 from model.serving.draft_policies import Static
 from model.serving.loads import DrawnLoad, RequestLengths
 from model.serving.scheduler import ServerSettings
 from model.serving.step_prices import LawPrices
-from sim.engine import fast_server, serving
+from sim.engine import serving
 from tests.bench.measure import Benchmark, rate
 from tests.support.serving import drawn, served, server
 

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from model.base.checks import ParameterError
+from model.serving import measures
+from model.serving.recorder import Recorder
 from sim.commands.sim_app import app
-from sim.engine.recorder import Recorder
-from sim.serving import measures, policies, study, traces
+from sim.serving import policies, study, traces
 from tests.support.serving import trace
 
 LAW = ("--engine-law", "vllm-llama-3.1-8b-eagle3-h100")

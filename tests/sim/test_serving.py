@@ -14,16 +14,16 @@ from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.outcomes.lookup_laws import Lookups
 from model.outcomes.outcome_laws import Iid
-from model.serving import closed_form, decodings, draft_policies
+from model.serving import closed_form, decodings, draft_policies, fast_server
 from model.serving.closed_form import ClosedForm, Workload
 from model.serving.draft_policies import Adaptive, AdmittedBySurvival, BatchSchedule, DraftPolicy, Goodput, Oracle, Static
 from model.serving.loads import DrawnLoad, RequestLengths, TracedLoad, TracedRequests
+from model.serving.recorder import Recorder
 from model.serving.request_outcomes import RequestOutcomes
 from model.serving.scheduler import CACHED, DONE, HELD, LEFT, REQUEST, Plan, Scheduler, ServerSettings
-from sim.engine import fast_server, serving
+from sim.engine import serving
 from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
-from sim.engine.recorder import Recorder
 from tests.support.serving import LAYERS, METHODS, Linear, Recorded, drawn, served, server, started, trace
 from tests.support.tiers import examples
 

@@ -12,17 +12,16 @@ from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.ngram import algorithm as ngram
 from model.methods.speculative import algorithm as speculative
-from model.serving import decodings
+from model.serving import decodings, fast_server
 from model.serving.decodings import Arrays, Drafter, Generators
 from model.serving.draft_policies import DraftPolicy
 from model.serving.loads import TracedLoad, TracedRequests
+from model.serving.recorder import Recorder
 from model.serving.request_outcomes import RequestOutcomes
 from model.serving.scheduler import ServerSettings
 from model.serving.server import Server, ServerRequest
 from model.serving.step_prices import RaggedPass
 from model.steps import Steps
-from sim.engine import fast_server
-from sim.engine.recorder import Recorder
 
 LAYERS = 2
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.serving.loads import TracedLoad
-from sim.engine.recorder import Recorder
+from model.serving.recorder import Recorder
 
 Floats = NDArray[np.float64]
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 from model.serving.loads import Load
+from model.serving.recorder import Recorder
 from model.serving.server import Server
-from sim.engine.recorder import Recorder
 
 Router = Callable[[Sequence[Server], int], int]
 """Choose the server of the request of a number."""
